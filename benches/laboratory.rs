@@ -4,7 +4,11 @@
 //!
 //! Each command prints one JSON value.
 
-#![expect(clippy::print_stdout, clippy::unwrap_used, reason = "a measurement that fails ends the program")]
+#![expect(
+    clippy::print_stdout,
+    clippy::unwrap_used,
+    reason = "a measurement that fails ends the program"
+)]
 
 use std::{
     collections::BTreeMap,
@@ -75,7 +79,8 @@ const FILE_ROWS: usize = 200_000;
 const SHORT_TEXTS: usize = 50_000;
 const SHORT_WORDS: usize = 12;
 /// The text to translate, in any language, and the number of tokens to generate.
-const TEXT: &str = "The next train leaves from platform four at half past nine, so please be there on time.";
+const TEXT: &str =
+    "The next train leaves from platform four at half past nine, so please be there on time.";
 const TOKENS: usize = 32;
 /// Repetitions per decoding; the first ones warm up.
 const ROUNDS: usize = 24;
@@ -87,7 +92,10 @@ const KIND_ROUNDS: usize = 6;
 
 fn main() {
     // `cargo bench` adds `--bench`.
-    let arguments: Vec<String> = env::args().skip(1).filter(|argument| argument != "--bench").collect();
+    let arguments: Vec<String> = env::args()
+        .skip(1)
+        .filter(|argument| argument != "--bench")
+        .collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let measured = match arguments[..] {
         ["parts", bundle] => parts(&open(bundle)),
@@ -122,12 +130,21 @@ fn config() -> Config {
 
 fn runtime() -> Result<Runtime> {
     let config = config();
-    Runtime::load(&library::locate(config.onnxruntime.as_deref(), &config.home)?)
+    Runtime::load(&library::locate(
+        config.onnxruntime.as_deref(),
+        &config.home,
+    )?)
 }
 
 fn encode(tokenizer: &Tokenizer, bundle: &Bundle, text: &str) -> Encoding {
-    let limit = bundle.manifest().embedding.as_ref().map_or(usize::MAX, |settings| settings.max_tokens);
-    tokenizer.encode(text, limit, Truncation::At(Side::Right)).unwrap()
+    let limit = bundle
+        .manifest()
+        .embedding
+        .as_ref()
+        .map_or(usize::MAX, |settings| settings.max_tokens);
+    tokenizer
+        .encode(text, limit, Truncation::At(Side::Right))
+        .unwrap()
 }
 
 /// Cold-start phases that no program avoids, and reading the tokenizer, which can run concurrently.
@@ -136,23 +153,38 @@ fn parts(bundle: &Bundle) -> Result<Value> {
     let mut lap = || ms(std::mem::replace(&mut started, Instant::now()).elapsed());
     let runtime = runtime()?;
     let library = lap();
-    let session = Session::open(runtime, bundle.path(&bundle.manifest().graph).as_path(), NonZeroUsize::MIN)?;
+    let session = Session::open(
+        runtime,
+        bundle.path(&bundle.manifest().graph).as_path(),
+        NonZeroUsize::MIN,
+    )?;
     let session_ms = lap();
     let tokenizer = bundle.tokenizer()?;
     let tokenizer_ms = lap();
     let encoding = encode(&tokenizer, bundle, SHORT);
     lap();
     session.run(&inputs(session.signature(), &encoding)?)?;
-    Ok(json!({ "library": library, "session": session_ms, "first run": lap(), "tokenizer": tokenizer_ms }))
+    Ok(
+        json!({ "library": library, "session": session_ms, "first run": lap(), "tokenizer": tokenizer_ms }),
+    )
 }
 
 fn unsorted(bundle: &Bundle, time: Duration) -> Result<Value> {
     let tokenizer = bundle.tokenizer()?;
     let cpus = available_parallelism().unwrap();
-    let session = Session::open(runtime()?, bundle.path(&bundle.manifest().graph).as_path(), cpus)?;
-    let encodings: Vec<_> = SENTENCES.lines().map(|text| encode(&tokenizer, bundle, text)).collect();
-    let batches: Vec<_> =
-        encodings.chunks(ROWS).map(|batch| (batch.len(), padded(&session, batch))).collect();
+    let session = Session::open(
+        runtime()?,
+        bundle.path(&bundle.manifest().graph).as_path(),
+        cpus,
+    )?;
+    let encodings: Vec<_> = SENTENCES
+        .lines()
+        .map(|text| encode(&tokenizer, bundle, text))
+        .collect();
+    let batches: Vec<_> = encodings
+        .chunks(ROWS)
+        .map(|batch| (batch.len(), padded(&session, batch)))
+        .collect();
     let (mut done, started) = (0, Instant::now());
     for (rows, inputs) in batches.iter().cycle() {
         session.run(inputs)?;
@@ -176,15 +208,31 @@ fn padded(session: &Session, batch: &[Encoding]) -> Vec<Tensor> {
             row.resize(longest, 0);
             row
         };
-        Tensor::integers(element_type, [batch.len(), longest], batch.iter().flat_map(row).collect()).unwrap()
+        Tensor::integers(
+            element_type,
+            [batch.len(), longest],
+            batch.iter().flat_map(row).collect(),
+        )
+        .unwrap()
     };
-    session.signature().inputs.iter().map(|declared| input(&declared.name, declared.element_type)).collect()
+    session
+        .signature()
+        .inputs
+        .iter()
+        .map(|declared| input(&declared.name, declared.element_type))
+        .collect()
 }
 
 fn single(bundle: &Bundle) -> Result<Value> {
-    let session =
-        Session::open(runtime()?, bundle.path(&bundle.manifest().graph).as_path(), NonZeroUsize::MIN)?;
-    let inputs = inputs(session.signature(), &encode(&bundle.tokenizer()?, bundle, SHORT))?;
+    let session = Session::open(
+        runtime()?,
+        bundle.path(&bundle.manifest().graph).as_path(),
+        NonZeroUsize::MIN,
+    )?;
+    let inputs = inputs(
+        session.signature(),
+        &encode(&bundle.tokenizer()?, bundle, SHORT),
+    )?;
     let run = |_| {
         let started = Instant::now();
         session.run(&inputs).unwrap();
@@ -201,7 +249,10 @@ fn ask(address: &str, files: &[&str]) -> Result<Value> {
     let mut connection = BufReader::new(stream);
     let mut ask = |turn: usize| {
         let started = Instant::now();
-        connection.get_mut().write_all(&requests[turn % requests.len()]).unwrap();
+        connection
+            .get_mut()
+            .write_all(&requests[turn % requests.len()])
+            .unwrap();
         let (mut head, mut length) = (String::new(), 0);
         while !head.ends_with("\r\n\r\n") {
             let start = head.len();
@@ -218,12 +269,20 @@ fn ask(address: &str, files: &[&str]) -> Result<Value> {
 }
 
 fn decode(bundle: &Path) -> Result<Value> {
-    let models = Model::open_all(&Config { models: vec![bundle.to_owned().into()], ..config() })?;
+    let models = Model::open_all(&Config {
+        models: vec![bundle.to_owned().into()],
+        ..config()
+    })?;
     let Pipeline::Translation(pipeline) = &models[0].pipeline else {
-        return Err(Error::config("expected a bundle for translation, but found one for another task"));
+        return Err(Error::config(
+            "expected a bundle for translation, but found one for another task",
+        ));
     };
     let languages = pipeline.directions().example_pair();
-    let waiting = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let waiting = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .build()
+        .unwrap();
     let mut figures = Vec::new();
     for beams in [1, 5] {
         let generation = GenerationOptions {
@@ -243,12 +302,19 @@ fn decode(bundle: &Path) -> Result<Value> {
         };
         let decoding = pipeline.decoding_of(TEXT, &options)?;
         let backend = pipeline.local().unwrap().as_ref();
-        let run = |steps| waiting.block_on(decode_once(backend, &decoding, steps)).unwrap();
+        let run = |steps| {
+            waiting
+                .block_on(decode_once(backend, &decoding, steps))
+                .unwrap()
+        };
         let (mut looped, mut alone) = (Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
             let (time, tokens) = run(Steps::Loop);
             looped.push(TOKENS as f64 / time.as_secs_f64());
-            let (time, _) = run(Steps::Session { tokens, rows: beams });
+            let (time, _) = run(Steps::Session {
+                tokens,
+                rows: beams,
+            });
             alone.push(TOKENS as f64 / time.as_secs_f64());
         }
         let median = |values: &[f64]| median(values[WARM_UP..].to_vec());
@@ -273,14 +339,22 @@ async fn decode_once(
 ) -> Result<(Duration, Vec<i64>)> {
     let (sender, receiver) = mpsc::channel();
     let Decoding { sources, config } = decoding.clone();
-    let source = SourceInfo { length: sources.rows[0].len(), number: 0 };
+    let source = SourceInfo {
+        length: sources.rows[0].len(),
+        number: 0,
+    };
     let deadline = Deadline::within(Duration::from_secs(60));
     let work = Box::new(move |decoder: &mut dyn Decoder| {
         let started = Instant::now();
         let tokens = match steps {
             Steps::Loop => {
-                let generated = generate(decoder, &[source], &config, deadline)?.remove(0).remove(0);
-                std::iter::once(config.start()).chain(generated.ids).take(TOKENS).collect()
+                let generated = generate(decoder, &[source], &config, deadline)?
+                    .remove(0)
+                    .remove(0);
+                std::iter::once(config.start())
+                    .chain(generated.ids)
+                    .take(TOKENS)
+                    .collect()
             }
             Steps::Session { tokens, rows } => {
                 // As in the loop, the beams begin as one row.
@@ -310,7 +384,12 @@ fn table(folder: &Path) -> Result<Value> {
     let weights = read("model.safetensors");
     let weights = SafeTensors::deserialize(&weights).unwrap();
     let weights = weights.tensor("embedding.weight").unwrap();
-    let numbers = weights.data().as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
+    let numbers = weights
+        .data()
+        .as_chunks()
+        .0
+        .iter()
+        .map(|bytes| f32::from_le_bytes(*bytes));
     let (table, width): (Vec<f32>, _) = (numbers.collect(), weights.shape()[1]);
     let texts = short_texts();
     let pass = |_| {
@@ -320,7 +399,9 @@ fn table(folder: &Path) -> Result<Value> {
             let mut mean = vec![0.0; width];
             for id in encoding.get_ids() {
                 let row = &table[*id as usize * width..][..width];
-                mean.iter_mut().zip(row).for_each(|(sum, value)| *sum += value);
+                mean.iter_mut()
+                    .zip(row)
+                    .for_each(|(sum, value)| *sum += value);
             }
             let count = encoding.len() as f32;
             mean.iter_mut().for_each(|value| *value /= count);
@@ -334,7 +415,12 @@ fn table(folder: &Path) -> Result<Value> {
 /// Texts with 12 words each.
 fn short_texts() -> Vec<String> {
     let words: Vec<&str> = SENTENCES.split_whitespace().collect();
-    words.chunks_exact(SHORT_WORDS).map(|words| words.join(" ")).cycle().take(SHORT_TEXTS).collect()
+    words
+        .chunks_exact(SHORT_WORDS)
+        .map(|words| words.join(" "))
+        .cycle()
+        .take(SHORT_TEXTS)
+        .collect()
 }
 
 /// Document scores for late interaction. The file contains the vectors for a query and each document.
@@ -346,7 +432,10 @@ fn late(file: &str) -> Result<Value> {
     let documents: Vec<Vec<f32>> = documents.iter().map(|vectors| vectors.concat()).collect();
     let score = || -> Vec<f32> {
         let query = Query::new(&query, width);
-        documents.iter().map(|document| query.largest_products(document).iter().sum()).collect()
+        documents
+            .iter()
+            .map(|document| query.largest_products(document).iter().sum())
+            .collect()
     };
     let run = |_| {
         let started = Instant::now();
@@ -362,12 +451,20 @@ fn kinds(bundles: [&Path; 2]) -> Result<Value> {
     let models = Model::open_all(&Config { models, ..config() })?;
     let pipelines = models.iter().map(|model| match &model.pipeline {
         Pipeline::Embedding(pipeline) => Ok(pipeline),
-        _ => Err(Error::config("expected a bundle for embeddings, but found one for another task")),
+        _ => Err(Error::config(
+            "expected a bundle for embeddings, but found one for another task",
+        )),
     });
     let pipelines = pipelines.collect::<Result<Vec<_>>>()?;
-    let texts: Vec<String> =
-        SENTENCES.lines().take(KIND_TEXTS).map(|text| text.chars().take(KIND_CHARACTERS).collect()).collect();
-    let waiting = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let texts: Vec<String> = SENTENCES
+        .lines()
+        .take(KIND_TEXTS)
+        .map(|text| text.chars().take(KIND_CHARACTERS).collect())
+        .collect();
+    let waiting = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .build()
+        .unwrap();
     let options = EmbeddingOptions {
         truncation: Truncation::At(Side::Right),
         normalize: None,
@@ -378,19 +475,31 @@ fn kinds(bundles: [&Path; 2]) -> Result<Value> {
         max_values: usize::MAX,
     };
     let run = |pipeline: &EmbeddingPipeline, kinds: &[VectorKind]| -> Result<f64> {
-        let requested = RequestedVectors { kinds: kinds.into(), max_active_dims: None };
+        let requested = RequestedVectors {
+            kinds: kinds.into(),
+            max_active_dims: None,
+        };
         let inputs = texts.iter().cloned().map(Input::Text).collect();
         let deadline = Deadline::within(Duration::from_secs(600));
         let started = Instant::now();
         waiting.block_on(pipeline.embed_kinds(inputs, &requested, &options, deadline))?;
         Ok(ms(started.elapsed()) / texts.len() as f64)
     };
-    const KINDS: [VectorKind; 3] = [VectorKind::Dense, VectorKind::Sparse, VectorKind::MultiVector];
+    const KINDS: [VectorKind; 3] = [
+        VectorKind::Dense,
+        VectorKind::Sparse,
+        VectorKind::MultiVector,
+    ];
     let (mut all, mut apart, mut dense) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..KIND_ROUNDS {
         all.push(run(pipelines[0], &KINDS)?);
         dense.push(run(pipelines[1], &KINDS[..1])?);
-        apart.push(KINDS.iter().map(|kind| run(pipelines[0], &[*kind])).sum::<Result<f64>>()?);
+        apart.push(
+            KINDS
+                .iter()
+                .map(|kind| run(pipelines[0], &[*kind]))
+                .sum::<Result<f64>>()?,
+        );
     }
     let [all, apart, dense] = [all, apart, dense].map(|times| median(times[1..].to_vec()));
     Ok(json!({ "all": all, "apart": apart, "dense": dense }))
@@ -400,8 +509,9 @@ fn kinds(bundles: [&Path; 2]) -> Result<Value> {
 fn fetch(bundle: &Bundle) -> Result<Value> {
     let started = Instant::now();
     let graph = bundle.read(&bundle.manifest().graph)?;
-    let mut weights =
-        ExternalWeights::of(&[graph], |name| bundle.manifest().file(name).map(|file| file.size))?;
+    let mut weights = ExternalWeights::of(&[graph], |name| {
+        bundle.manifest().file(name).map(|file| file.size)
+    })?;
     for name in weights.files() {
         let mut file = weights.file(&name);
         bundle.stream(&name, |piece| file.fill(piece))?;
@@ -409,7 +519,10 @@ fn fetch(bundle: &Bundle) -> Result<Value> {
     bundle.read(TOKENIZER)?;
     let seconds = started.elapsed().as_secs_f64();
     let status = fs::read_to_string("/proc/self/status").unwrap();
-    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.strip_suffix("kB")).unwrap();
+    let peak = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:")?.strip_suffix("kB"))
+        .unwrap();
     let peak_mb = peak.trim().parse::<f64>().unwrap() * 1024.0 / 1e6;
     Ok(json!({ "seconds": seconds, "peak_mb": peak_mb }))
 }
@@ -417,7 +530,9 @@ fn fetch(bundle: &Bundle) -> Result<Value> {
 /// Microseconds to read and write a row of JSON Lines without running a model.
 fn rows() -> Result<Value> {
     let texts = SENTENCES.lines().cycle().take(FILE_ROWS).enumerate();
-    let lines: String = texts.map(|(id, text)| format!("{}\n", json!({ "id": id, "text": text }))).collect();
+    let lines: String = texts
+        .map(|(id, text)| format!("{}\n", json!({ "id": id, "text": text })))
+        .collect();
     let pass = |_| {
         let lines = lines.clone().into_bytes();
         let started = Instant::now();
@@ -445,18 +560,35 @@ fn errors(model: &Path, texts: &str) -> Result<Value> {
     let forms = forms.into_iter().map(|form| {
         let mut projections: BTreeMap<String, [f64; 3]> = BTreeMap::new();
         for MatrixErrors { name, errors, .. } in &form.matrices {
-            let parts = name.split('.').map(|part| if part.parse::<usize>().is_ok() { "*" } else { part });
-            let sums = projections.entry(parts.collect::<Vec<_>>().join(".")).or_default();
-            for (sum, error) in sums.iter_mut().zip([errors.weights, errors.activations, errors.both]) {
+            let parts = name.split('.').map(|part| {
+                if part.parse::<usize>().is_ok() {
+                    "*"
+                } else {
+                    part
+                }
+            });
+            let sums = projections
+                .entry(parts.collect::<Vec<_>>().join("."))
+                .or_default();
+            for (sum, error) in
+                sums.iter_mut()
+                    .zip([errors.weights, errors.activations, errors.both])
+            {
                 *sum += error;
             }
         }
-        let largest = projections.iter().max_by(|left, right| left.1[2].total_cmp(&right.1[2]));
+        let largest = projections
+            .iter()
+            .max_by(|left, right| left.1[2].total_cmp(&right.1[2]));
         let largest = largest.map(|(name, _)| name.clone());
         let sums = |(name, [weights, activations, both]): (String, [f64; 3])| {
-            (name, json!({ "weights": weights, "activations": activations, "both": both }))
+            (
+                name,
+                json!({ "weights": weights, "activations": activations, "both": both }),
+            )
         };
-        let projections: serde_json::Map<String, Value> = projections.into_iter().map(sums).collect();
+        let projections: serde_json::Map<String, Value> =
+            projections.into_iter().map(sums).collect();
         json!({
             "form": form.form, "all": form.all, "projections": projections, "largest": largest,
             "matrices": form.matrices,

@@ -159,19 +159,34 @@ impl Config {
     /// If the file cannot be read, or a key or a value is invalid.
     pub fn load(file: Option<&Path>, variables: &Variables) -> Result<Self> {
         let variable = |name: &str| variables.get(name).filter(|value| !value.is_empty());
-        let named = file.map(Path::to_owned).or_else(|| variable(FILE_VARIABLE).map(PathBuf::from));
+        let named = file
+            .map(Path::to_owned)
+            .or_else(|| variable(FILE_VARIABLE).map(PathBuf::from));
         let is_required = named.is_some();
         let path = named.unwrap_or_else(|| FILE.into());
         let home = default_home(std::env::current_dir().ok().as_deref(), variable);
-        let file = File::from(path.as_path()).format(FileFormat::Toml).required(is_required);
+        let file = File::from(path.as_path())
+            .format(FileFormat::Toml)
+            .required(is_required);
         let mut config: Self = overrides(variables)
-            .try_fold(config::Config::builder().add_source(file), |builder, (key, value)| {
-                builder.set_override(key, value)
+            .try_fold(
+                config::Config::builder().add_source(file),
+                |builder, (key, value)| builder.set_override(key, value),
+            )
+            .and_then(|builder| {
+                builder
+                    .set_default("home", home.to_string_lossy().as_ref())?
+                    .build()
             })
-            .and_then(|builder| builder.set_default("home", home.to_string_lossy().as_ref())?.build())
             .map_err(|error| {
-                let message = format!("cannot read `{}` or the variables `{PREFIX}_…`", path.display());
-                Error::Config { message, source: Some(Box::new(error)) }
+                let message = format!(
+                    "cannot read `{}` or the variables `{PREFIX}_…`",
+                    path.display()
+                );
+                Error::Config {
+                    message,
+                    source: Some(Box::new(error)),
+                }
             })
             .and_then(|config| {
                 serde_path_to_error::deserialize(config).map_err(|error| invalid(&path, &error))
@@ -179,7 +194,9 @@ impl Config {
         config.check()?;
         config.hub = HubConfig::new(variables);
         config.memory_limit = memory::limit(variable(LAMBDA_MEMORY));
-        config.threads = config.threads.or_else(|| lambda_cpus(variable(LAMBDA_MEMORY)?));
+        config.threads = config
+            .threads
+            .or_else(|| lambda_cpus(variable(LAMBDA_MEMORY)?));
         Ok(config)
     }
 
@@ -223,7 +240,9 @@ impl Config {
             )));
         }
         match positive.iter().find(|(_, value)| *value == 0) {
-            Some((name, _)) => Err(Error::config(format!("expected `{name}` above 0, but found 0"))),
+            Some((name, _)) => Err(Error::config(format!(
+                "expected `{name}` above 0, but found 0"
+            ))),
             None => Ok(()),
         }
     }
@@ -256,21 +275,33 @@ impl Config {
     pub fn find_bundle(&self, named: PathBuf) -> PathBuf {
         let built = self.bundles().join(&named);
         let is_name = named.components().count() == 1 && !named.exists();
-        if is_name && built.is_dir() { built } else { named }
+        if is_name && built.is_dir() {
+            built
+        } else {
+            named
+        }
     }
 
     /// Rows that a model runs concurrently: as configured, or one per CPU.
     pub fn threads(&self) -> NonZeroUsize {
-        self.threads.or_else(|| thread::available_parallelism().ok()).unwrap_or(NonZeroUsize::MIN)
+        self.threads
+            .or_else(|| thread::available_parallelism().ok())
+            .unwrap_or(NonZeroUsize::MIN)
     }
 }
 
 /// The keys that variables set, with texts as values; each is read as its key's type. The `config` crate's
 /// `Environment` guesses a type from the text instead, and reads the secret `0123` as the number 123.
 fn overrides(variables: &Variables) -> impl Iterator<Item = (String, Value)> {
-    let values = variables.iter().filter(|(name, value)| *name != FILE_VARIABLE && !value.is_empty());
+    let values = variables
+        .iter()
+        .filter(|(name, value)| *name != FILE_VARIABLE && !value.is_empty());
     values.filter_map(|(name, value)| {
-        let key = name.strip_prefix(PREFIX)?.strip_prefix('_')?.to_lowercase().replace("__", ".");
+        let key = name
+            .strip_prefix(PREFIX)?
+            .strip_prefix('_')?
+            .to_lowercase()
+            .replace("__", ".");
         let value = match LISTS.contains(&key.as_str()) {
             true => value.split(',').collect::<Vec<_>>().into(),
             false => value.as_str().into(),
@@ -284,30 +315,53 @@ fn invalid(path: &Path, error: &serde_path_to_error::Error<config::ConfigError>)
     let key = error.path().to_string();
     let variable = key.to_uppercase().replace('.', "__");
     let place = match key.as_str() {
-        "." | "?" => format!("invalid configuration in `{}` or in variables `{PREFIX}_…`", path.display()),
-        _ => format!("invalid `{key}` in `{}` or in the variable `{PREFIX}_{variable}`", path.display()),
+        "." | "?" => format!(
+            "invalid configuration in `{}` or in variables `{PREFIX}_…`",
+            path.display()
+        ),
+        _ => format!(
+            "invalid `{key}` in `{}` or in the variable `{PREFIX}_{variable}`",
+            path.display()
+        ),
     };
     // `place` contains the key already.
     let expected = error.inner().to_string();
-    Error::config(format!("{place}: {}", expected.split(" for key `").next().unwrap_or_default()))
+    Error::config(format!(
+        "{place}: {}",
+        expected.split(" for key `").next().unwrap_or_default()
+    ))
 }
 
 /// Default `home`: the nearest [`HOME`] in the working folder or its parents; otherwise `kivu` in the user's cache
 /// folder, according to the XDG Base Directory Specification.
-fn default_home<'a>(working_folder: Option<&Path>, variable: impl Fn(&str) -> Option<&'a String>) -> PathBuf {
-    let checkout = working_folder.into_iter().flat_map(Path::ancestors).map(|folder| folder.join(HOME));
+fn default_home<'a>(
+    working_folder: Option<&Path>,
+    variable: impl Fn(&str) -> Option<&'a String>,
+) -> PathBuf {
+    let checkout = working_folder
+        .into_iter()
+        .flat_map(Path::ancestors)
+        .map(|folder| folder.join(HOME));
     // The specification says to ignore relative paths.
-    let absolute = |name: &str| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let absolute = |name: &str| {
+        variable(name)
+            .map(PathBuf::from)
+            .filter(|path| path.is_absolute())
+    };
     let cache = || absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")));
     let checkout = checkout.into_iter().find(|folder| folder.is_dir());
-    checkout.or_else(|| Some(cache()?.join("kivu"))).unwrap_or_else(|| HOME.into())
+    checkout
+        .or_else(|| Some(cache()?.join("kivu")))
+        .unwrap_or_else(|| HOME.into())
 }
 
 /// Whether `prefix` consists of segments with plain characters, each after a slash.
 fn is_prefix(prefix: &str) -> bool {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     let is_segment = |segment: &str| !segment.is_empty() && segment.chars().all(is_plain);
-    prefix.strip_prefix('/').is_some_and(|segments| segments.split('/').all(is_segment))
+    prefix
+        .strip_prefix('/')
+        .is_some_and(|segments| segments.split('/').all(is_segment))
 }
 
 /// The CPUs that a function with this memory has. The system reports more than it may use.
@@ -320,7 +374,10 @@ mod tests {
     use super::*;
 
     fn variables(pairs: &[(&str, &str)]) -> Variables {
-        pairs.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect()
+        pairs
+            .iter()
+            .map(|(name, value)| ((*name).into(), (*value).into()))
+            .collect()
     }
 
     fn load(text: &str, pairs: &[(&str, &str)]) -> Result<Config> {
@@ -342,29 +399,63 @@ mod tests {
         assert_eq!(config.limits.timeout_ms, Limits::default().timeout_ms);
         assert_eq!(
             config.models[1],
-            ModelConfig { name: Some("b".into()), path: "c".into(), ..ModelConfig::default() }
+            ModelConfig {
+                name: Some("b".into()),
+                path: "c".into(),
+                ..ModelConfig::default()
+            }
         );
     }
 
     #[test]
     fn the_environment_may_list_models() {
         let config = load("", &[("KIVU_MODELS", "/models/a,/models/b")]).unwrap();
-        let paths: Vec<_> = config.models.iter().map(|model| model.path.display().to_string()).collect();
+        let paths: Vec<_> = config
+            .models
+            .iter()
+            .map(|model| model.path.display().to_string())
+            .collect();
         assert_eq!(paths, ["/models/a", "/models/b"]);
     }
 
     #[test]
     fn texts_that_look_like_other_types_stay_as_they_are() {
-        for secret in ["0123", "1e5", "99999999999999999999", "TRUE", "nan", "+7", " 7", "a,b"] {
-            let config =
-                load("", &[("KIVU_AUTH__PROXY_SECRET", secret), ("KIVU_FLEET__TOKEN", secret)]).unwrap();
+        for secret in [
+            "0123",
+            "1e5",
+            "99999999999999999999",
+            "TRUE",
+            "nan",
+            "+7",
+            " 7",
+            "a,b",
+        ] {
+            let config = load(
+                "",
+                &[
+                    ("KIVU_AUTH__PROXY_SECRET", secret),
+                    ("KIVU_FLEET__TOKEN", secret),
+                ],
+            )
+            .unwrap();
             assert_eq!(config.auth.proxy_secret.unwrap().0, secret);
             assert_eq!(config.fleet.token.unwrap().0, secret);
         }
-        let config =
-            load("", &[("KIVU_MODELS", "7"), ("KIVU_PAGE", "false"), ("KIVU_LIMITS__TEXTS", "7")]).unwrap();
+        let config = load(
+            "",
+            &[
+                ("KIVU_MODELS", "7"),
+                ("KIVU_PAGE", "false"),
+                ("KIVU_LIMITS__TEXTS", "7"),
+            ],
+        )
+        .unwrap();
         assert_eq!(
-            (config.models[0].path.as_path(), config.page, config.limits.texts),
+            (
+                config.models[0].path.as_path(),
+                config.page,
+                config.limits.texts
+            ),
             (Path::new("7"), false, 7)
         );
         assert!(load("", &[("KIVU_LIMITS__TEXTS", "1.5")]).is_err());
@@ -380,24 +471,58 @@ mod tests {
         assert_eq!(memory("1.5 GiB"), Some(3 << 29));
         assert_eq!(memory("500mb"), Some(500_000_000));
         assert_eq!(memory("123456"), Some(123_456));
-        assert_eq!(load("max_memory = 100000", &[]).unwrap().max_memory, Some(100_000));
-        for wrong in ["0", "2", "99999", "99 kB", "-1GB", "GB", "2XB", "1e999", "nan", "2 GB of memory"] {
+        assert_eq!(
+            load("max_memory = 100000", &[]).unwrap().max_memory,
+            Some(100_000)
+        );
+        for wrong in [
+            "0",
+            "2",
+            "99999",
+            "99 kB",
+            "-1GB",
+            "GB",
+            "2XB",
+            "1e999",
+            "nan",
+            "2 GB of memory",
+        ] {
             assert_eq!(memory(wrong), None, "{wrong}");
         }
-        let half = Config { memory_limit: Some(4000), ..Config::default() };
+        let half = Config {
+            memory_limit: Some(4000),
+            ..Config::default()
+        };
         assert_eq!(half.model_memory().unwrap(), 2000);
-        assert!(Config::default().model_memory().unwrap() > 1 << 20, "half of the machine's memory");
+        assert!(
+            Config::default().model_memory().unwrap() > 1 << 20,
+            "half of the machine's memory"
+        );
     }
 
     #[test]
     fn empty_variables_are_ignored() {
-        let names =
-            ["MODELS", "LISTEN", "LIMITS__TEXTS", "CACHE", "PREFIX", "FLEET__URLS", "AUTH__MODE", "CONFIG"];
+        let names = [
+            "MODELS",
+            "LISTEN",
+            "LIMITS__TEXTS",
+            "CACHE",
+            "PREFIX",
+            "FLEET__URLS",
+            "AUTH__MODE",
+            "CONFIG",
+        ];
         let names = names.map(|name| format!("KIVU_{name}"));
         let empty: Vec<_> = names.iter().map(|name| (name.as_str(), "")).collect();
         let config = load("models = ['a']", &empty).unwrap();
-        assert_eq!((config.models.len(), config.limits.texts), (1, Limits::default().texts));
-        assert_eq!((config.cache, config.prefix, config.auth.mode), (None, None, None));
+        assert_eq!(
+            (config.models.len(), config.limits.texts),
+            (1, Limits::default().texts)
+        );
+        assert_eq!(
+            (config.cache, config.prefix, config.auth.mode),
+            (None, None, None)
+        );
         assert!(config.fleet.urls.is_empty());
     }
 
@@ -405,7 +530,9 @@ mod tests {
     fn unknown_keys_and_invalid_values_are_reported() {
         let refused = |name: &str, value: &str| {
             let error = load("", &[(name, value)]).unwrap_err().to_string();
-            error.split_once(" in the variable ").map_or(error.clone(), |(_, error)| error.to_owned())
+            error
+                .split_once(" in the variable ")
+                .map_or(error.clone(), |(_, error)| error.to_owned())
         };
         insta::assert_snapshot!(refused("KIVU_LOG", "warn"), @"`KIVU_LOG`: expected `text`, `json`, but found `warn`");
         insta::assert_snapshot!(refused("KIVU_ENGINE", "gpu"), @"`KIVU_ENGINE`: expected `auto`, `native`, `onnx`, but found `gpu`");
@@ -433,7 +560,10 @@ mod tests {
             "BATCH__RULES",
             "MAX_MEMORY",
         ];
-        let errors: Vec<_> = keys.iter().map(|key| refused(&format!("KIVU_{key}"), "x y")).collect();
+        let errors: Vec<_> = keys
+            .iter()
+            .map(|key| refused(&format!("KIVU_{key}"), "x y"))
+            .collect();
         insta::assert_snapshot!(errors.join("\n"), @r#"
         `KIVU_LISTEN`: expected an address such as `127.0.0.1:8080`, but found `x y`
         `KIVU_MAP_WEIGHTS`: invalid type: string "x y", expected a boolean
@@ -456,15 +586,37 @@ mod tests {
         `KIVU_MAX_MEMORY`: expected at least 100 kB of memory, such as `2GB` or a number of bytes, but found `x y`
         "#);
         insta::assert_snapshot!(refused("KIVU_LOAD", "later"), @"`KIVU_LOAD`: expected `start`, `on-demand`, but found `later`");
-        let table =
-            |text: &str| load(text, &[]).unwrap_err().to_string().split_once(": ").unwrap().1.to_owned();
+        let table = |text: &str| {
+            load(text, &[])
+                .unwrap_err()
+                .to_string()
+                .split_once(": ")
+                .unwrap()
+                .1
+                .to_owned()
+        };
         insta::assert_snapshot!(table("models = [{ path = 'a', polcy = 'auto' }]"), @"unknown field `polcy`, expected one of `name`, `path`, `policy`, `remote`, `urls`, `version`");
         insta::assert_snapshot!(table("models = [{ path = 'a', policy = 'remote' }]"), @"expected `local`, `fleet`, `auto`, but found `remote`");
         insta::assert_snapshot!(table("models = [7]"), @"invalid type: integer `7`, expected the path of a model, or a table with `path`");
         insta::assert_snapshot!(table("models = 7"), @"invalid type: integer `7`, expected a sequence");
-        assert!(load("[limits]\ntext = 7", &[]).unwrap_err().chain().contains("text"));
-        assert!(load("", &[("KIVU_LIMITS__TEXTS", "many")]).unwrap_err().chain().contains("many"));
-        assert!(load("", &[("KIVU_LIMIT__TEXTS", "1")]).unwrap_err().chain().contains("limit"));
+        assert!(
+            load("[limits]\ntext = 7", &[])
+                .unwrap_err()
+                .chain()
+                .contains("text")
+        );
+        assert!(
+            load("", &[("KIVU_LIMITS__TEXTS", "many")])
+                .unwrap_err()
+                .chain()
+                .contains("many")
+        );
+        assert!(
+            load("", &[("KIVU_LIMIT__TEXTS", "1")])
+                .unwrap_err()
+                .chain()
+                .contains("limit")
+        );
         let zero = load("[limits]\ntexts = 0", &[]).unwrap_err();
         insta::assert_snapshot!(zero, @"expected `limits.texts` above 0, but found 0");
     }
@@ -477,18 +629,35 @@ mod tests {
             assert_eq!(config.instructions, Some(*set));
         }
         assert_eq!(load("", &[]).unwrap().instructions, None);
-        let other = if cfg!(target_arch = "x86_64") { "neon-dotprod" } else { "avx2" };
-        let error = load(&format!("instructions = '{other}'"), &[]).unwrap_err().to_string();
+        let other = if cfg!(target_arch = "x86_64") {
+            "neon-dotprod"
+        } else {
+            "avx2"
+        };
+        let error = load(&format!("instructions = '{other}'"), &[])
+            .unwrap_err()
+            .to_string();
         let names: Vec<_> = all.iter().map(|set| format!("`{}`", set.name())).collect();
-        let expected =
-            format!("expected instructions of this processor, {}, but found `{other}`", names.join(", "));
-        assert!(error.starts_with("invalid `instructions` in ") && error.ends_with(&expected), "{error}");
+        let expected = format!(
+            "expected instructions of this processor, {}, but found `{other}`",
+            names.join(", ")
+        );
+        assert!(
+            error.starts_with("invalid `instructions` in ") && error.ends_with(&expected),
+            "{error}"
+        );
     }
 
     #[test]
     fn a_prefix_is_a_path() {
         for good in ["/large", "/a/b-c"] {
-            assert_eq!(load("", &[("KIVU_PREFIX", good)]).unwrap().prefix.as_deref(), Some(good));
+            assert_eq!(
+                load("", &[("KIVU_PREFIX", good)])
+                    .unwrap()
+                    .prefix
+                    .as_deref(),
+                Some(good)
+            );
         }
         for bad in ["large", "/", "/a/", "/{a}", "//a"] {
             assert!(load("", &[("KIVU_PREFIX", bad)]).is_err(), "{bad}");
@@ -497,9 +666,16 @@ mod tests {
 
     #[test]
     fn debug_output_hides_secrets() {
-        let keys =
-            [("KIVU_AUTH__KEYS", "a:12,b:34"), ("KIVU_AUTH__FRONT", "sesame"), ("KIVU_AUTH__MODE", "keys")];
-        let config = load("", &[&keys[..], &[("KIVU_FLEET__TOKEN", "sesame")]].concat()).unwrap();
+        let keys = [
+            ("KIVU_AUTH__KEYS", "a:12,b:34"),
+            ("KIVU_AUTH__FRONT", "sesame"),
+            ("KIVU_AUTH__MODE", "keys"),
+        ];
+        let config = load(
+            "",
+            &[&keys[..], &[("KIVU_FLEET__TOKEN", "sesame")]].concat(),
+        )
+        .unwrap();
         assert!(!format!("{config:?}").contains("sesame"));
         let auth = config.auth;
         assert_eq!((auth.keys.len(), auth.mode), (2, Some(AuthMode::Keys)));
@@ -521,24 +697,45 @@ mod tests {
         };
         let user = ("HOME", "/home/ada");
         assert_eq!(home(&[user]), Path::new("/home/ada/.cache/kivu"));
-        assert_eq!(home(&[user, ("XDG_CACHE_HOME", "/cache")]), Path::new("/cache/kivu"));
-        assert_eq!(home(&[user, ("XDG_CACHE_HOME", "cache")]), Path::new("/home/ada/.cache/kivu"));
+        assert_eq!(
+            home(&[user, ("XDG_CACHE_HOME", "/cache")]),
+            Path::new("/cache/kivu")
+        );
+        assert_eq!(
+            home(&[user, ("XDG_CACHE_HOME", "cache")]),
+            Path::new("/home/ada/.cache/kivu")
+        );
         assert_eq!(home(&[]), Path::new(".kivu"));
         let checkout = folder.path().join(".kivu");
         std::fs::create_dir(&checkout).unwrap();
         assert_eq!(home(&[user]), checkout);
-        assert_eq!(load("", &[("KIVU_HOME", "/there")]).unwrap().home, Path::new("/there"));
+        assert_eq!(
+            load("", &[("KIVU_HOME", "/there")]).unwrap().home,
+            Path::new("/there")
+        );
     }
 
     #[test]
     fn threads_on_lambda_follow_the_memory() {
-        for (memory, expected) in [("128", 1), ("1769", 1), ("1770", 2), ("3008", 2), ("10240", 6)] {
+        for (memory, expected) in [
+            ("128", 1),
+            ("1769", 1),
+            ("1770", 2),
+            ("3008", 2),
+            ("10240", 6),
+        ] {
             let config = load("", &[(LAMBDA_MEMORY, memory)]).unwrap();
             assert_eq!(config.threads().get(), expected, "{memory} MB");
         }
         let config = load("threads = 3", &[(LAMBDA_MEMORY, "128")]).unwrap();
         assert_eq!(config.threads().get(), 3, "the configured value wins");
-        assert_eq!(load("", &[("KIVU_THREADS", "1024")]).unwrap().threads().get(), 1024);
+        assert_eq!(
+            load("", &[("KIVU_THREADS", "1024")])
+                .unwrap()
+                .threads()
+                .get(),
+            1024
+        );
         let error = load("", &[("KIVU_THREADS", "20000")]).unwrap_err();
         insta::assert_snapshot!(error, @"expected `threads` of at most 1024, but found 20000; by default there is one for each CPU");
     }

@@ -117,52 +117,78 @@ pub enum Error {
 impl Error {
     /// [`Error::Malformed`].
     pub fn malformed(message: impl Into<String>) -> Self {
-        Self::Malformed { message: message.into() }
+        Self::Malformed {
+            message: message.into(),
+        }
     }
 
     /// [`Error::Invalid`].
     pub fn invalid(message: impl Into<String>) -> Self {
-        Self::Invalid { message: message.into() }
+        Self::Invalid {
+            message: message.into(),
+        }
     }
 
     /// [`Error::TooLarge`].
     pub fn too_large(message: impl Into<String>) -> Self {
-        Self::TooLarge { message: message.into() }
+        Self::TooLarge {
+            message: message.into(),
+        }
     }
 
     /// [`Error::Inference`] without a source.
     pub fn inference(message: impl Into<String>) -> Self {
-        Self::Inference { message: message.into(), source: None }
+        Self::Inference {
+            message: message.into(),
+            source: None,
+        }
     }
 
     /// [`Error::Inference`] with another crate's error as its source.
     pub fn inference_because(message: impl Into<String>, source: impl Into<Source>) -> Self {
-        Self::Inference { message: message.into(), source: Some(source.into()) }
+        Self::Inference {
+            message: message.into(),
+            source: Some(source.into()),
+        }
     }
 
     /// [`Error::Unavailable`].
     pub fn unavailable(message: impl Into<String>) -> Self {
-        Self::Unavailable { message: message.into() }
+        Self::Unavailable {
+            message: message.into(),
+        }
     }
 
     /// [`Error::Model`] without a source.
     pub fn model(message: impl Into<String>) -> Self {
-        Self::Model { message: message.into(), source: None }
+        Self::Model {
+            message: message.into(),
+            source: None,
+        }
     }
 
     /// [`Error::Model`] with another crate's error as its source.
     pub fn model_because(message: impl Into<String>, source: impl Into<Source>) -> Self {
-        Self::Model { message: message.into(), source: Some(source.into()) }
+        Self::Model {
+            message: message.into(),
+            source: Some(source.into()),
+        }
     }
 
     /// [`Error::Config`] without a source.
     pub fn config(message: impl Into<String>) -> Self {
-        Self::Config { message: message.into(), source: None }
+        Self::Config {
+            message: message.into(),
+            source: None,
+        }
     }
 
     /// [`Error::Config`] with another crate's error as its source.
     pub fn config_because(message: impl Into<String>, source: impl Into<Source>) -> Self {
-        Self::Config { message: message.into(), source: Some(source.into()) }
+        Self::Config {
+            message: message.into(),
+            source: Some(source.into()),
+        }
     }
 
     /// A function for `map_err` that makes [`Error::Io`].
@@ -187,15 +213,23 @@ impl Error {
 /// Adds the text's index to an error, if there are several texts.
 pub(crate) fn at_text(error: Error, place: usize, count: usize) -> Error {
     match error {
-        Error::TooLarge { message } if count > 1 => Error::too_large(format!("text {place}: {message}")),
-        Error::Invalid { message } if count > 1 => Error::invalid(format!("text {place}: {message}")),
+        Error::TooLarge { message } if count > 1 => {
+            Error::too_large(format!("text {place}: {message}"))
+        }
+        Error::Invalid { message } if count > 1 => {
+            Error::invalid(format!("text {place}: {message}"))
+        }
         other => other,
     }
 }
 
 /// The names in backticks, separated by commas.
 pub fn quoted<T: AsRef<str>>(names: &[T]) -> String {
-    names.iter().map(|name| format!("`{}`", name.as_ref())).collect::<Vec<_>>().join(", ")
+    names
+        .iter()
+        .map(|name| format!("`{}`", name.as_ref()))
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 /// The served models, for the error for an unknown one.
@@ -220,9 +254,15 @@ mod tests {
 
     #[test]
     fn the_error_for_an_unknown_model_lists_the_known_ones() {
-        let error = Error::UnknownModel { name: "bert".into(), known: vec!["a".into(), "b".into()] };
+        let error = Error::UnknownModel {
+            name: "bert".into(),
+            known: vec!["a".into(), "b".into()],
+        };
         insta::assert_snapshot!(error, @"unknown model `bert`; known models: `a`, `b`");
-        let error = Error::UnknownModel { name: "bert".into(), known: Vec::new() };
+        let error = Error::UnknownModel {
+            name: "bert".into(),
+            known: Vec::new(),
+        };
         insta::assert_snapshot!(error, @"unknown model `bert`; no model is served");
     }
 }

@@ -6,7 +6,11 @@
 //!
 //! Readers call private functions, so they are modules in the layers whose parsers they call.
 
-#![expect(clippy::panic, clippy::unwrap_used, reason = "only tests and the fuzzer run readers")]
+#![expect(
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "only tests and the fuzzer run readers"
+)]
 
 #[cfg(any(test, feature = "fuzzing"))]
 mod readers;
@@ -46,8 +50,12 @@ pub struct Corpus<'a> {
 impl Corpus<'_> {
     fn inputs(&self, name: &str) -> Vec<(PathBuf, Vec<u8>)> {
         let folder = self.folder.join(name);
-        let files = fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
-        files.map(|file| file.unwrap().path()).map(|path| (path.clone(), fs::read(path).unwrap())).collect()
+        let files =
+            fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+        files
+            .map(|file| file.unwrap().path())
+            .map(|path| (path.clone(), fs::read(path).unwrap()))
+            .collect()
     }
 
     /// Runs each reader with all its inputs, then with mutated ones for a tenth of a second or for `FUZZ_SECONDS`.
@@ -69,15 +77,26 @@ impl Corpus<'_> {
                 // The first call may initialize statics.
                 reader(&bytes);
                 let taken = (self.measure)(&|| reader(&bytes));
-                assert!(taken <= allowed(&bytes), "{} takes {taken} bytes", path.display());
+                assert!(
+                    taken <= allowed(&bytes),
+                    "{} takes {taken} bytes",
+                    path.display()
+                );
             }
         }
     }
 
     fn mutate(&self) {
-        let seconds = env::var("FUZZ_SECONDS").ok().and_then(|seconds| seconds.parse().ok()).unwrap_or(0.1);
+        let seconds = env::var("FUZZ_SECONDS")
+            .ok()
+            .and_then(|seconds| seconds.parse().ok())
+            .unwrap_or(0.1);
         for (name, reader) in self.readers {
-            let inputs: Vec<Vec<u8>> = self.inputs(name).into_iter().map(|(_, bytes)| bytes).collect();
+            let inputs: Vec<Vec<u8>> = self
+                .inputs(name)
+                .into_iter()
+                .map(|(_, bytes)| bytes)
+                .collect();
             let (started, mut count, mut random) = (Instant::now(), 0, fastrand::Rng::with_seed(9));
             while started.elapsed().as_secs_f64() < seconds {
                 let bytes = mutated(&inputs, &mut random);
@@ -87,7 +106,11 @@ impl Corpus<'_> {
                 if !is_fine || began.elapsed().as_secs() > 10 {
                     let path = env::temp_dir().join(format!("{name}-{count}"));
                     fs::write(&path, &bytes).unwrap();
-                    panic!("{name}: {taken:?} bytes in {:?} for {}", began.elapsed(), path.display());
+                    panic!(
+                        "{name}: {taken:?} bytes in {:?} for {}",
+                        began.elapsed(),
+                        path.display()
+                    );
                 }
                 count += 1;
             }
@@ -129,7 +152,10 @@ fn mutated(inputs: &[Vec<u8>], random: &mut fastrand::Rng) -> Vec<u8> {
         match random.u8(..7) {
             0 if place < bytes.len() => bytes[place] ^= 1 << random.u8(..8),
             1 if place < bytes.len() => bytes[place] = random.u8(..),
-            2 => drop(bytes.splice(place..end, EDGE_CASES[random.usize(..EDGE_CASES.len())].iter().copied())),
+            2 => drop(bytes.splice(
+                place..end,
+                EDGE_CASES[random.usize(..EDGE_CASES.len())].iter().copied(),
+            )),
             3 => drop(bytes.drain(place..end)),
             4 => {
                 let again = bytes[place..end].repeat(random.usize(1..64));
@@ -143,11 +169,21 @@ fn mutated(inputs: &[Vec<u8>], random: &mut fastrand::Rng) -> Vec<u8> {
             // Replaces a number.
             _ => {
                 let is_digit = |byte: &u8| byte.is_ascii_digit();
-                let Some(start) = bytes[place..].iter().position(is_digit).map(|at| place + at) else {
+                let Some(start) = bytes[place..]
+                    .iter()
+                    .position(is_digit)
+                    .map(|at| place + at)
+                else {
                     continue;
                 };
-                let length = bytes[start..].iter().take_while(|byte| is_digit(byte)).count();
-                drop(bytes.splice(start..start + length, EDGE_CASES[random.usize(..7)].iter().copied()));
+                let length = bytes[start..]
+                    .iter()
+                    .take_while(|byte| is_digit(byte))
+                    .count();
+                drop(bytes.splice(
+                    start..start + length,
+                    EDGE_CASES[random.usize(..7)].iter().copied(),
+                ));
             }
         }
     }

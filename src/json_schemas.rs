@@ -157,11 +157,17 @@ pub(crate) struct Alias(pub(crate) &'static str, pub(crate) &'static str);
 impl Transform for Alias {
     fn transform(&mut self, schema: &mut Schema) {
         let Self(name, alias) = *self;
-        let Some(Value::Object(properties)) = schema.get_mut("properties") else { return };
-        let Some(mut field) = properties.get(name).cloned() else { return };
+        let Some(Value::Object(properties)) = schema.get_mut("properties") else {
+            return;
+        };
+        let Some(mut field) = properties.get(name).cloned() else {
+            return;
+        };
         field["description"] = format!("Another name for `{name}`.").into();
         properties.insert(alias.to_owned(), field);
-        let Some(Value::Array(required)) = schema.get_mut("required") else { return };
+        let Some(Value::Array(required)) = schema.get_mut("required") else {
+            return;
+        };
         let before = required.len();
         required.retain(|field| field != name);
         if required.len() < before {

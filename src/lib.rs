@@ -43,7 +43,11 @@
 
 #![cfg_attr(
     target_family = "wasm",
-    allow(dead_code, unused_imports, reason = "used by the modules that WebAssembly lacks")
+    allow(
+        dead_code,
+        unused_imports,
+        reason = "used by the modules that WebAssembly lacks"
+    )
 )]
 
 #[cfg(not(target_family = "wasm"))]

@@ -68,7 +68,9 @@ impl Model {
     /// # Errors
     /// A file is missing or damaged, or the bundle is for ONNX Runtime.
     pub fn from_memory(manifest: &str, files: BTreeMap<String, Bytes>) -> Result<Self> {
-        let files = files.into_iter().map(|(name, contents)| (name, contents.into()));
+        let files = files
+            .into_iter()
+            .map(|(name, contents)| (name, contents.into()));
         Self::from_bundle(Bundle::in_memory(manifest, files.collect())?)
     }
 
@@ -77,22 +79,45 @@ impl Model {
         let loaded = load_natively(&bundle, &config)?;
         let manifest = bundle.manifest().clone();
         let placement = Placement::local(&manifest);
-        let listed = Listed { name: manifest.name.clone(), manifest, bundle, config: ModelConfig::default() };
+        let listed = Listed {
+            name: manifest.name.clone(),
+            manifest,
+            bundle,
+            config: ModelConfig::default(),
+        };
         Self::new(&listed, &config, &placement, loaded)
     }
 
     /// Error for a model that is used for another task.
     pub(crate) fn wrong_task(name: &str, found: Task, expected: Task) -> Error {
-        Error::invalid(format!("expected a model for `{expected}`, but `{name}` is for `{found}`"))
+        Error::invalid(format!(
+            "expected a model for `{expected}`, but `{name}` is for `{found}`"
+        ))
     }
 
-    fn new(listed: &Listed, config: &Config, placement: &Placement, loaded: Loaded) -> Result<Self> {
-        let Listed { name, manifest, bundle, .. } = listed;
+    fn new(
+        listed: &Listed,
+        config: &Config,
+        placement: &Placement,
+        loaded: Loaded,
+    ) -> Result<Self> {
+        let Listed {
+            name,
+            manifest,
+            bundle,
+            ..
+        } = listed;
         let (arithmetic, files) = (loaded.arithmetic.clone(), Arc::clone(&loaded.files));
         let backend = loaded.route.local_encoder().cloned();
         let pipeline = Pipeline::new(manifest, loaded, config.limits.tokens)?;
-        let settings = ModelSettings::new(config, placement, engine(config, manifest), pipeline.max_tokens());
-        let max_input_memory = backend.and_then(|backend| backend.text_bytes(pipeline.max_tokens()));
+        let settings = ModelSettings::new(
+            config,
+            placement,
+            engine(config, manifest),
+            pipeline.max_tokens(),
+        );
+        let max_input_memory =
+            backend.and_then(|backend| backend.text_bytes(pipeline.max_tokens()));
         Ok(Self {
             name: name.clone(),
             manifest: manifest.clone(),

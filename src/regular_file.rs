@@ -16,7 +16,11 @@ use rustix::fs::OFlags;
 pub fn open(path: &Path) -> io::Result<File> {
     // A FIFO without a writer would block otherwise; regular files ignore the flag.
     let flags = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or_default();
-    let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(refused)?;
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(flags)
+        .open(path)
+        .map_err(refused)?;
     require_regular(&file).map(|()| file)
 }
 
@@ -40,7 +44,9 @@ fn irregular(found: &str) -> io::Error {
 /// The system's error for a socket names a missing device.
 fn refused(error: io::Error) -> io::Error {
     match error.raw_os_error() {
-        Some(code) if code == rustix::io::Errno::NXIO.raw_os_error() => irregular("a socket or a device"),
+        Some(code) if code == rustix::io::Errno::NXIO.raw_os_error() => {
+            irregular("a socket or a device")
+        }
         _ => error,
     }
 }
@@ -67,7 +73,8 @@ pub fn read_text(path: &Path) -> io::Result<Vec<u8>> {
     match open(path)?.metadata()?.len() {
         0..=MAX_TEXT_BYTES => read(path),
         size => {
-            let message = format!("expected a file of at most {MAX_TEXT_BYTES} bytes, but found {size}");
+            let message =
+                format!("expected a file of at most {MAX_TEXT_BYTES} bytes, but found {size}");
             Err(io::Error::new(io::ErrorKind::FileTooLarge, message))
         }
     }
@@ -97,7 +104,13 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
         std::fs::write(at("file"), "text").unwrap();
-        assert!(Command::new("mkfifo").arg(at("fifo")).status().unwrap().success());
+        assert!(
+            Command::new("mkfifo")
+                .arg(at("fifo"))
+                .status()
+                .unwrap()
+                .success()
+        );
         let _socket = UnixListener::bind(at("socket")).unwrap();
         std::os::unix::fs::symlink("fifo", at("link")).unwrap();
         assert_eq!(read_to_string(&at("file")).unwrap(), "text");
@@ -113,9 +126,21 @@ mod tests {
         expected a regular file, but found a device
         "
         );
-        File::create(at("large")).unwrap().set_len(MAX_TEXT_BYTES + 1).unwrap();
-        assert_eq!(read_text(&at("large")).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
-        assert_eq!(read(&at("none")).unwrap_err().kind(), io::ErrorKind::NotFound);
-        assert_eq!(read(folder.path()).unwrap_err().kind(), io::ErrorKind::IsADirectory);
+        File::create(at("large"))
+            .unwrap()
+            .set_len(MAX_TEXT_BYTES + 1)
+            .unwrap();
+        assert_eq!(
+            read_text(&at("large")).unwrap_err().kind(),
+            io::ErrorKind::FileTooLarge
+        );
+        assert_eq!(
+            read(&at("none")).unwrap_err().kind(),
+            io::ErrorKind::NotFound
+        );
+        assert_eq!(
+            read(folder.path()).unwrap_err().kind(),
+            io::ErrorKind::IsADirectory
+        );
     }
 }

@@ -68,11 +68,21 @@ impl Elements {
     /// Elements in KServe v2's binary format: little-endian and unpadded; byte strings after their length.
     pub fn to_bytes(&self) -> Vec<u8> {
         match self {
-            Self::Fp32(values) => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
-            Self::Int32(values) => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
-            Self::Int64(values) => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
+            Self::Fp32(values) => values
+                .iter()
+                .flat_map(|value| value.to_le_bytes())
+                .collect(),
+            Self::Int32(values) => values
+                .iter()
+                .flat_map(|value| value.to_le_bytes())
+                .collect(),
+            Self::Int64(values) => values
+                .iter()
+                .flat_map(|value| value.to_le_bytes())
+                .collect(),
             Self::Bytes(values) => {
-                let mut bytes = Vec::with_capacity(values.iter().map(|value| value.len() + 4).sum());
+                let mut bytes =
+                    Vec::with_capacity(values.iter().map(|value| value.len() + 4).sum());
                 for value in values {
                     // Request limits are far below 4 GiB.
                     bytes.extend_from_slice(&(value.len() as u32).to_le_bytes());
@@ -85,9 +95,13 @@ impl Elements {
 }
 
 /// Reads numbers with `SIZE` bytes each in the format of [`Elements::to_bytes`]; `None` if the last one is incomplete.
-pub fn read_numbers<const SIZE: usize, T>(bytes: &[u8], read: impl Fn([u8; SIZE]) -> T) -> Option<Vec<T>> {
+pub fn read_numbers<const SIZE: usize, T>(
+    bytes: &[u8],
+    read: impl Fn([u8; SIZE]) -> T,
+) -> Option<Vec<T>> {
     let (numbers, rest) = bytes.as_chunks::<SIZE>();
-    rest.is_empty().then(|| numbers.iter().copied().map(read).collect())
+    rest.is_empty()
+        .then(|| numbers.iter().copied().map(read).collect())
 }
 
 /// Reads byte strings in the format of [`Elements::to_bytes`]; `None` if the last one is incomplete.
@@ -114,7 +128,9 @@ pub struct Tensor {
 impl Tensor {
     /// Creates a tensor with `shape`; fails if the element count differs.
     pub fn new(shape: Vec<usize>, elements: Elements) -> Result<Self> {
-        let expected = shape.iter().try_fold(1_usize, |product, side| product.checked_mul(*side));
+        let expected = shape
+            .iter()
+            .try_fold(1_usize, |product, side| product.checked_mul(*side));
         if expected != Some(elements.len()) {
             return Err(Error::invalid(format!(
                 "expected the elements of shape {shape:?}, but found {} elements",
@@ -133,10 +149,16 @@ impl Tensor {
         let elements = match element_type {
             ElementType::Int64 => Elements::Int64(values),
             // Token ids, masks and types are below 2³¹.
-            ElementType::Int32 => Elements::Int32(values.into_iter().map(|value| value as i32).collect()),
-            ElementType::Fp32 => Elements::Fp32(values.into_iter().map(|value| value as f32).collect()),
+            ElementType::Int32 => {
+                Elements::Int32(values.into_iter().map(|value| value as i32).collect())
+            }
+            ElementType::Fp32 => {
+                Elements::Fp32(values.into_iter().map(|value| value as f32).collect())
+            }
             ElementType::Bytes => {
-                return Err(Error::invalid("expected a tensor of numbers, but found one of BYTES"));
+                return Err(Error::invalid(
+                    "expected a tensor of numbers, but found one of BYTES",
+                ));
             }
         };
         Self::new(shape.into(), elements)
@@ -182,6 +204,9 @@ mod tests {
     fn a_shape_that_does_not_match_the_elements_is_refused() {
         let error = Tensor::new(vec![2, 3], Elements::Fp32(vec![0.0; 5])).unwrap_err();
         insta::assert_snapshot!(error, @"expected the elements of shape [2, 3], but found 5 elements");
-        assert!(Tensor::new(vec![usize::MAX, 2], Elements::Fp32(vec![])).is_err(), "the product overflows");
+        assert!(
+            Tensor::new(vec![usize::MAX, 2], Elements::Fp32(vec![])).is_err(),
+            "the product overflows"
+        );
     }
 }

@@ -15,8 +15,8 @@ mod vectors;
 pub use self::{
     errors::class,
     tasks::{
-        Token, Weights, classify, describe, encode, entities, extract, generate, multi_vectors, rank, sparse,
-        to_json, tokenize, translate, zero_shot,
+        Token, Weights, classify, describe, encode, entities, extract, generate, multi_vectors,
+        rank, sparse, to_json, tokenize, translate, zero_shot,
     },
     texts::{check, half_a_pair, no_pair},
     vectors::{TokenVectors, joined},

@@ -36,7 +36,10 @@ struct LoadOptions {
 impl Source {
     /// A model with options in JSON.
     pub fn new(name: String, options: &str) -> Result<Self> {
-        Ok(Self { name, options: read(options)? })
+        Ok(Self {
+            name,
+            options: read(options)?,
+        })
     }
 
     /// The name that the model is loaded by.
@@ -46,12 +49,25 @@ impl Source {
 
     /// Loads the model, and builds it first if it is not built.
     pub fn load(&self) -> Result<Model> {
-        let LoadOptions { task, precision, engine, threads, home, config, allow } = self.options.clone();
+        let LoadOptions {
+            task,
+            precision,
+            engine,
+            threads,
+            home,
+            config,
+            allow,
+        } = self.options.clone();
         let mut config = Config::load(config.as_deref(), &Config::variables())?;
         config.home = home.unwrap_or(config.home);
         config.threads = threads.or(config.threads);
         config.check_threads()?;
-        let options = Options { task, precision, engine: engine.unwrap_or(config.engine), allow };
+        let options = Options {
+            task,
+            precision,
+            engine: engine.unwrap_or(config.engine),
+            allow,
+        };
         kivu_compiler::load(&self.name, &options, &config)
     }
 }

@@ -78,12 +78,23 @@ pub fn describe(model: &Model) -> Result<String> {
 }
 
 /// Dense vectors.
-pub async fn encode(model: &Model, parameters: &str, texts: Vec<String>) -> Result<Vec<StoredVector>> {
+pub async fn encode(
+    model: &Model,
+    parameters: &str,
+    texts: Vec<String>,
+) -> Result<Vec<StoredVector>> {
     let parameters: EmbeddingParameters = read(parameters)?;
     let embedder = model.embedder(&parameters)?;
-    let found = embedder.run(texts.into_iter().map(Input::Text).collect(), Deadline::none()).await?;
+    let found = embedder
+        .run(
+            texts.into_iter().map(Input::Text).collect(),
+            Deadline::none(),
+        )
+        .await?;
     let dense = found.vectors.into_iter().filter_map(|text| text.dense);
-    Ok(dense.map(|vector| embedder.conversion.convert(vector)).collect())
+    Ok(dense
+        .map(|vector| embedder.conversion.convert(vector))
+        .collect())
 }
 
 /// Vectors per token.
@@ -106,7 +117,9 @@ pub async fn sparse(model: &Model, parameters: &str, texts: Vec<String>) -> Resu
     let found = embedder.run(texts, Deadline::none()).await?;
     let token = |(id, weight)| (embedder.word(id).map_or(Token::Id(id), Token::Word), weight);
     let weights = found.vectors.into_iter().filter_map(|text| text.sparse);
-    Ok(weights.map(|sparse| sparse.0.into_iter().map(token).collect()).collect())
+    Ok(weights
+        .map(|sparse| sparse.0.into_iter().map(token).collect())
+        .collect())
 }
 
 /// Labels with scores for each text or pair.
@@ -145,7 +158,12 @@ pub async fn extract(model: &Model, parameters: &str, texts: Vec<String>) -> Res
 }
 
 /// Indexes with scores, the highest first.
-pub async fn rank(model: &Model, parameters: &str, query: String, documents: Vec<String>) -> Result<String> {
+pub async fn rank(
+    model: &Model,
+    parameters: &str,
+    query: String,
+    documents: Vec<String>,
+) -> Result<String> {
     let Top { top_k } = read(parameters)?;
     if top_k == Some(0) {
         return Err(Error::invalid("expected `top_k` above 0, but found 0"));
@@ -153,8 +171,15 @@ pub async fn rank(model: &Model, parameters: &str, query: String, documents: Vec
     let parameters: RankingParameters = read(parameters)?;
     let ranker = model.ranker(&parameters)?;
     let (scores, _) = ranker.run(query, documents, Deadline::none()).await?;
-    let order = descending(&scores).into_iter().take(top_k.unwrap_or(usize::MAX));
-    let ranks: Vec<_> = order.map(|index| Ranked { index, score: scores[index] }).collect();
+    let order = descending(&scores)
+        .into_iter()
+        .take(top_k.unwrap_or(usize::MAX));
+    let ranks: Vec<_> = order
+        .map(|index| Ranked {
+            index,
+            score: scores[index],
+        })
+        .collect();
     to_json(&ranks)
 }
 
@@ -173,13 +198,21 @@ pub async fn generate(model: &Model, parameters: &str, texts: Vec<String>) -> Re
 /// Each text's tokens.
 pub async fn tokenize(model: &Model, parameters: &str, texts: Vec<String>) -> Result<String> {
     let parameters: TokenParameters = read(parameters)?;
-    to_json(&model.token_reader(parameters)?.run(texts, Deadline::none()).await?)
+    to_json(
+        &model
+            .token_reader(parameters)?
+            .run(texts, Deadline::none())
+            .await?,
+    )
 }
 
 /// Parameters for one generated text for each text.
 fn generation_parameters(parameters: &str) -> Result<TextToTextParameters> {
     let parameters: TextToTextParameters = read(parameters)?;
-    let count = parameters.generate_parameters.as_ref().and_then(|options| options.num_return_sequences);
+    let count = parameters
+        .generate_parameters
+        .as_ref()
+        .and_then(|options| options.num_return_sequences);
     match count.filter(|count| *count > 1) {
         None => Ok(parameters),
         Some(count) => Err(Error::invalid(format!(
@@ -191,14 +224,28 @@ fn generation_parameters(parameters: &str) -> Result<TextToTextParameters> {
 /// The best text for each text; empty if generation was asked for none.
 async fn generated(generator: &TextGenerator, texts: Vec<String>) -> Result<Vec<String>> {
     let found = generator.run(texts, Deadline::none()).await?;
-    let best = |texts: Vec<GeneratedText>| texts.into_iter().next().map(|best| best.text).unwrap_or_default();
+    let best = |texts: Vec<GeneratedText>| {
+        texts
+            .into_iter()
+            .next()
+            .map(|best| best.text)
+            .unwrap_or_default()
+    };
     Ok(found.texts.into_iter().map(best).collect())
 }
 
-fn predictions<'a>(labels: &'a [String], scores: &Scores, top: Option<usize>) -> Vec<Vec<Prediction<'a>>> {
+fn predictions<'a>(
+    labels: &'a [String],
+    scores: &Scores,
+    top: Option<usize>,
+) -> Vec<Vec<Prediction<'a>>> {
     let of_text = |row: &Vec<f32>| {
         let best = descending(row).into_iter().take(top.unwrap_or(usize::MAX));
-        best.map(|label| Prediction { label: &labels[label], score: row[label] }).collect()
+        best.map(|label| Prediction {
+            label: &labels[label],
+            score: row[label],
+        })
+        .collect()
     };
     scores.rows.iter().map(of_text).collect()
 }
@@ -219,5 +266,6 @@ pub(crate) fn read<T: DeserializeOwned>(parameters: &str) -> Result<T> {
 
 /// Writes results.
 pub fn to_json(value: &impl Serialize) -> Result<String> {
-    serde_json::to_string(value).map_err(|error| Error::inference_because("cannot write the results", error))
+    serde_json::to_string(value)
+        .map_err(|error| Error::inference_because("cannot write the results", error))
 }

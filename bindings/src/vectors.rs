@@ -18,7 +18,11 @@ impl TokenVectors {
     pub fn new(vectors: Vec<Vec<Vec<f32>>>) -> Self {
         let counts = vectors.iter().map(|text| text.len() as u32).collect();
         let width = vectors.iter().flatten().next().map_or(0, Vec::len) as u32;
-        Self { values: vectors.into_iter().flatten().collect::<Vec<_>>().concat(), counts, width }
+        Self {
+            values: vectors.into_iter().flatten().collect::<Vec<_>>().concat(),
+            counts,
+            width,
+        }
     }
 }
 

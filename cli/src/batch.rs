@@ -21,8 +21,8 @@ use super::{
 };
 use kivu::{
     batch::{
-        Ended, Existing, Job, JobInput, JobOutput, Parameters, Progress, Report, SinkSettings, SinkUrl,
-        Status,
+        Ended, Existing, Job, JobInput, JobOutput, Parameters, Progress, Report, SinkSettings,
+        SinkUrl, Status,
     },
     config::{Config, OtlpConfig},
     error::{Error, Result, quoted},
@@ -95,8 +95,9 @@ pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> 
     let named = parameters.model.take();
     let options = arguments.build.options(&config);
     config.engine = options.engine;
-    let opened =
-        interruptible(move || open(named.as_deref(), &options, &mut config).map(|model| (model, config)))?;
+    let opened = interruptible(move || {
+        open(named.as_deref(), &options, &mut config).map(|model| (model, config))
+    })?;
     let (model, config) = match opened {
         interrupt::Ended::Done(opened) => opened,
         interrupt::Ended::Signalled(code) => return Ok(code),
@@ -107,7 +108,10 @@ pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> 
         watcher: Arc::clone(&watcher) as _,
         interval: Duration::from_millis(config.batch.save_ms),
         sink,
-        existing: Existing { overwrite: arguments.overwrite, restart: arguments.restart },
+        existing: Existing {
+            overwrite: arguments.overwrite,
+            restart: arguments.restart,
+        },
         ..Job::new(input, output, model, parameters)
     };
     let otlp = OtlpConfig::new(&Config::variables())?;
@@ -148,7 +152,11 @@ pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> 
             Ok(ExitCode::SUCCESS)
         }
         Ended::Unfinished(Progress { rows, .. }) => {
-            let next = if is_resumable { "; run the same command again to resume" } else { "" };
+            let next = if is_resumable {
+                "; run the same command again to resume"
+            } else {
+                ""
+            };
             print_aside(&format!("stopped after {}{next}", rows_text(rows)));
             Ok(ExitCode::from(code.load(Ordering::Relaxed)))
         }
@@ -156,7 +164,10 @@ pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> 
 }
 
 /// Runs a job with the exporters of traces and metrics, if there is a receiver.
-async fn traced(otlp: Option<OtlpConfig>, job: impl Future<Output = Result<Ended>>) -> Result<Ended> {
+async fn traced(
+    otlp: Option<OtlpConfig>,
+    job: impl Future<Output = Result<Ended>>,
+) -> Result<Ended> {
     let Some(config) = otlp else { return job.await };
     let otlp = Otlp::start(&config, "kivu")?;
     otlp.install()?;
@@ -177,7 +188,8 @@ fn summarize(summary: &str, is_stdout: bool) -> Result<()> {
 /// Refuses options without effect on the model.
 pub(super) fn require_options_of(model: &Model, parameters: &Parameters) -> Result<()> {
     let task = model.manifest.task;
-    let query = (parameters.query.is_some() && task != Task::TextRanking).then(|| "--query".to_owned());
+    let query =
+        (parameters.query.is_some() && task != Task::TextRanking).then(|| "--query".to_owned());
     match query.or_else(|| parameters.options.without_effect(&model.pipeline)) {
         Some(option) => Err(Error::config(format!(
             "expected options for `{}` (`{task}`), but found `{option}`, which has no effect on it; omit the option, \
@@ -198,12 +210,21 @@ fn output(store: Store, output: &Path) -> Result<JobOutput> {
 
 /// The sink, if OUTPUT is one.
 fn sink(arguments: &Arguments) -> Result<Option<SinkSettings>> {
-    let Arguments { output, id, metadata, failed, .. } = arguments;
+    let Arguments {
+        output,
+        id,
+        metadata,
+        failed,
+        ..
+    } = arguments;
     if let Some(url) = output.to_str().and_then(SinkUrl::of) {
         return SinkSettings::new(url?, id.as_deref(), metadata).map(Some);
     }
-    let options =
-        [("--id", id.is_some()), ("--metadata", !metadata.is_empty()), ("--failed", failed.is_some())];
+    let options = [
+        ("--id", id.is_some()),
+        ("--metadata", !metadata.is_empty()),
+        ("--failed", failed.is_some()),
+    ];
     match options.iter().find(|(_, is_set)| *is_set) {
         Some((option, _)) => Err(Error::config(format!(
             "expected a database's URL for OUTPUT with `{option}`, but found a file; omit the option"
@@ -232,15 +253,21 @@ fn input(store: &Store, input: &Path) -> Result<JobInput> {
     if input.as_os_str() == STANDARD {
         return Ok(JobInput::Stdin);
     }
-    let Some(url) = Url::of(input).transpose()? else { return Ok(JobInput::File(input.to_owned())) };
+    let Some(url) = Url::of(input).transpose()? else {
+        return Ok(JobInput::File(input.to_owned()));
+    };
     let object = store.head(&url)?;
-    let object =
-        object.ok_or_else(|| Error::config(format!("expected a file at `{url}`, but found none")))?;
+    let object = object
+        .ok_or_else(|| Error::config(format!("expected a file at `{url}`, but found none")))?;
     Ok(JobInput::Object(store.clone(), url, object))
 }
 
 fn rows_text(rows: u64) -> String {
-    if rows == 1 { "1 row".to_owned() } else { format!("{rows} rows") }
+    if rows == 1 {
+        "1 row".to_owned()
+    } else {
+        format!("{rows} rows")
+    }
 }
 
 /// An error kind in the report, in words.
@@ -256,18 +283,43 @@ fn problem(kind: &str) -> &str {
 }
 
 fn summary(report: &Report) -> Vec<String> {
-    let Progress { rows, seconds, tokens, errors, samples, columns, .. } = &report.progress;
+    let Progress {
+        rows,
+        seconds,
+        tokens,
+        errors,
+        samples,
+        columns,
+        ..
+    } = &report.progress;
     let rate = *rows as f64 / seconds.max(1e-3);
-    let mut lines =
-        vec![format!("{} in {seconds:.1} s ({rate:.0} per second), {tokens} tokens", rows_text(*rows))];
+    let mut lines = vec![format!(
+        "{} in {seconds:.1} s ({rate:.0} per second), {tokens} tokens",
+        rows_text(*rows)
+    )];
     lines.extend(
-        errors.iter().map(|(kind, count)| format!("  errors  {} {}", rows_text(*count), problem(kind))),
+        errors
+            .iter()
+            .map(|(kind, count)| format!("  errors  {} {}", rows_text(*count), problem(kind))),
     );
-    lines.extend(samples.iter().take(3).map(|sample| format!("  row {}: {}", sample.row, sample.message)));
-    lines.extend(report.text_column.iter().map(|column| format!("  texts   {}", quoted(&[column]))));
+    lines.extend(
+        samples
+            .iter()
+            .take(3)
+            .map(|sample| format!("  row {}: {}", sample.row, sample.message)),
+    );
+    lines.extend(
+        report
+            .text_column
+            .iter()
+            .map(|column| format!("  texts   {}", quoted(&[column]))),
+    );
     lines.extend(report.notes.iter().map(|note| format!("  note    {note}")));
     if !columns.is_empty() {
-        lines.push(format!("  columns {}", quoted(&columns.iter().collect::<Vec<_>>())));
+        lines.push(format!(
+            "  columns {}",
+            quoted(&columns.iter().collect::<Vec<_>>())
+        ));
     }
     match &report.sink {
         Some(sink) => {

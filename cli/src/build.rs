@@ -88,14 +88,23 @@ fn run_build(arguments: Arguments, config: &Config) -> Result<ExitCode> {
     }
     let source = &arguments.source;
     fs::metadata(source).map_err(|error| match error.kind() {
-        ErrorKind::NotFound => names::unknown("a folder with a model", source, "check the path or the name"),
+        ErrorKind::NotFound => names::unknown(
+            "a folder with a model",
+            source,
+            "check the path or the name",
+        ),
         _ => Error::io(format!("cannot read `{}`", source.display()))(error),
     })?;
     let default = match arguments.out {
         Some(_) => None,
-        None => Some(PathBuf::from(default_name(source, arguments.name.as_deref())?)),
+        None => Some(PathBuf::from(default_name(
+            source,
+            arguments.name.as_deref(),
+        )?)),
     };
-    let out = arguments.out.or_else(|| default.as_ref().map(|name| config.bundles().join(name)));
+    let out = arguments
+        .out
+        .or_else(|| default.as_ref().map(|name| config.bundles().join(name)));
     let out = out.unwrap_or_default();
     // A bundle under its default name is found by `kivu serve SOURCE` until the source changes, so its id is
     // recorded.
@@ -105,8 +114,17 @@ fn run_build(arguments: Arguments, config: &Config) -> Result<ExitCode> {
         require_own(source, &out, config)?;
     }
     let samples = Samples::open(arguments.texts.as_deref(), arguments.pairs.as_deref())?;
-    let id = if is_default { path_id(source).ok() } else { None };
-    let Options { task, precision, engine, allow } = arguments.build.options(config);
+    let id = if is_default {
+        path_id(source).ok()
+    } else {
+        None
+    };
+    let Options {
+        task,
+        precision,
+        engine,
+        allow,
+    } = arguments.build.options(config);
     let request = Request {
         source: source.clone(),
         out: out.clone(),
@@ -124,14 +142,20 @@ fn run_build(arguments: Arguments, config: &Config) -> Result<ExitCode> {
     }
     let report = Report::new(&built, &out, config);
     print_report(
-        &report.served_as(default.as_deref().and_then(|name| serving(name, &out, config))),
+        &report.served_as(
+            default
+                .as_deref()
+                .and_then(|name| serving(name, &out, config)),
+        ),
         arguments.json,
     )
 }
 
 /// Refuses to replace the bundle of another folder that happens to have the same name.
 fn require_own(source: &Path, out: &Path, config: &Config) -> Result<()> {
-    let Some(other) = NamedModels::new(config).source_of(out) else { return Ok(()) };
+    let Some(other) = NamedModels::new(config).source_of(out) else {
+        return Ok(());
+    };
     if source.canonicalize().is_ok_and(|source| source == other) {
         return Ok(());
     }
@@ -147,9 +171,10 @@ fn require_own(source: &Path, out: &Path, config: &Config) -> Result<()> {
 
 /// `name`, if `kivu serve NAME` and other commands use the bundle at `path`.
 fn serving<'a>(name: &'a Path, path: &Path, config: &Config) -> Option<&'a Path> {
-    let found = names::find(name, &Options::of(config), config).ok().flatten()?;
-    let is_same =
-        matches!((found.canonicalize(), path.canonicalize()), (Ok(left), Ok(right)) if left == right);
+    let found = names::find(name, &Options::of(config), config)
+        .ok()
+        .flatten()?;
+    let is_same = matches!((found.canonicalize(), path.canonicalize()), (Ok(left), Ok(right)) if left == right);
     is_same.then_some(name)
 }
 
@@ -157,9 +182,21 @@ fn serving<'a>(name: &'a Path, path: &Path, config: &Config) -> Option<&'a Path>
 /// the bundle by the same name.
 fn build_named(model: &NamedModel, arguments: Arguments, config: &Config) -> Result<ExitCode> {
     let progress = Progress::default();
-    let Arguments { source, out, name, texts, pairs, json, build } = arguments;
+    let Arguments {
+        source,
+        out,
+        name,
+        texts,
+        pairs,
+        json,
+        build,
+    } = arguments;
     let samples = Samples::open(texts.as_deref(), pairs.as_deref())?;
-    let tools = Tools { config, runtime: &|| load_runtime(config), progress: &progress };
+    let tools = Tools {
+        config,
+        runtime: &|| load_runtime(config),
+        progress: &progress,
+    };
     let options = build.options(config);
     if out.is_some() || name.is_some() {
         let default = || default_name(&source, name.as_deref());
@@ -180,7 +217,11 @@ fn build_named(model: &NamedModel, arguments: Arguments, config: &Config) -> Res
         }
         Outcome::Known(path) => {
             let served = serving(&source, &path, config).unwrap_or(&path).display();
-            print(&format!("known  {} in {}\nnext   kivu serve {served}", source.display(), path.display()))?;
+            print(&format!(
+                "known  {} in {}\nnext   kivu serve {served}",
+                source.display(),
+                path.display()
+            ))?;
             Ok(ExitCode::SUCCESS)
         }
     }
@@ -201,10 +242,18 @@ fn default_name(source: &Path, name: Option<&str>) -> Result<OsString> {
     if let Some(name) = name {
         return Ok(name.into());
     }
-    let source = source.canonicalize().map_err(Error::io(format!("cannot read `{}`", source.display())))?;
-    let name = if source.is_dir() { source.file_name() } else { source.file_stem() };
+    let source = source
+        .canonicalize()
+        .map_err(Error::io(format!("cannot read `{}`", source.display())))?;
+    let name = if source.is_dir() {
+        source.file_name()
+    } else {
+        source.file_stem()
+    };
     name.map(OsStr::to_owned).ok_or_else(|| {
         let source = source.display();
-        Error::config(format!("expected a source with a name, but found `{source}`; set `--name`"))
+        Error::config(format!(
+            "expected a source with a name, but found `{source}`; set `--name`"
+        ))
     })
 }

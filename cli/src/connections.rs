@@ -85,7 +85,12 @@ pub(super) async fn serve<T>(
         };
         match accepted {
             Ok((stream, _)) => {
-                connections.spawn(connection(stream, router.clone(), timeout, is_stopping.clone()));
+                connections.spawn(connection(
+                    stream,
+                    router.clone(),
+                    timeout,
+                    is_stopping.clone(),
+                ));
             }
             Err(error) if is_connection_error(&error) => {}
             Err(error) => {
@@ -99,19 +104,39 @@ pub(super) async fn serve<T>(
     drop(stopping);
     let finished = async { while connections.join_next().await.is_some() {} };
     // Requests and idle connections end within the timeout; only slow readers remain.
-    if time::timeout(timeout + timeout / 2, finished).await.is_err() {
-        tracing::warn!(connections = connections.len(), "closing connections whose clients read too slowly");
+    if time::timeout(timeout + timeout / 2, finished)
+        .await
+        .is_err()
+    {
+        tracing::warn!(
+            connections = connections.len(),
+            "closing connections whose clients read too slowly"
+        );
     }
     stopped
 }
 
-async fn connection(stream: TcpStream, router: Router, timeout: Duration, is_stopping: watch::Receiver<()>) {
+async fn connection(
+    stream: TcpStream,
+    router: Router,
+    timeout: Duration,
+    is_stopping: watch::Receiver<()>,
+) {
     // A response is one write; delaying it has no benefit.
     let _ = stream.set_nodelay(true);
     let (reader, writer) = stream.into_split();
     let (reader, is_unread) = (Arc::new(reader), Arc::default());
-    let stream = TimedStream { reader: Arc::clone(&reader), writer, timeout, deadline: None };
-    let served = Served { reader: Arc::clone(&reader), is_unread: Arc::clone(&is_unread), timeout };
+    let stream = TimedStream {
+        reader: Arc::clone(&reader),
+        writer,
+        timeout,
+        deadline: None,
+    };
+    let served = Served {
+        reader: Arc::clone(&reader),
+        is_unread: Arc::clone(&is_unread),
+        timeout,
+    };
     serve_connection(stream, router, served, is_stopping).await;
     if is_unread.load(Ordering::Relaxed) {
         unread_body::discard(&reader).await;
@@ -133,7 +158,11 @@ async fn respond(
     router: TowerToHyperService<Router>,
     served: Served,
 ) -> io::Result<Response> {
-    let Served { reader, is_unread, timeout } = served;
+    let Served {
+        reader,
+        is_unread,
+        timeout,
+    } = served;
     // Reading a body asks the client to send it.
     let (version, is_pending) = (request.version(), request.headers().contains_key(EXPECT));
     let request = request.map(SharedBody::new);
@@ -142,7 +171,9 @@ async fn respond(
     let mut response = while_connected(reader, version, interval, router.call(request)).await?;
     if !body.is_end_stream() && (is_pending || !body.has_arrived().await) {
         is_unread.store(true, Ordering::Relaxed);
-        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        response
+            .headers_mut()
+            .insert(CONNECTION, HeaderValue::from_static("close"));
     }
     Ok(response)
 }
@@ -154,8 +185,9 @@ async fn serve_connection(
     mut is_stopping: watch::Receiver<()>,
 ) {
     let (router, timeout) = (TowerToHyperService::new(router), served.timeout);
-    let service =
-        service_fn(move |request: Request<Incoming>| respond(request, router.clone(), served.clone()));
+    let service = service_fn(move |request: Request<Incoming>| {
+        respond(request, router.clone(), served.clone())
+    });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(timeout)
@@ -191,8 +223,12 @@ async fn while_connected<T>(
             () = sleep(interval) => {}
         }
         let stream: &TcpStream = client.as_ref().as_ref();
-        let state = stream.ready(Interest::READABLE | Interest::WRITABLE).now_or_never();
-        let Some(state) = state.transpose()? else { continue };
+        let state = stream
+            .ready(Interest::READABLE | Interest::WRITABLE)
+            .now_or_never();
+        let Some(state) = state.transpose()? else {
+            continue;
+        };
         if state.is_write_closed() {
             return Err(io::ErrorKind::ConnectionReset.into());
         }
@@ -219,12 +255,21 @@ struct TimedStream {
 
 impl TimedStream {
     /// A write attempt's result, or a timeout.
-    fn or_timeout<T>(&mut self, context: &mut Context<'_>, sent: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+    fn or_timeout<T>(
+        &mut self,
+        context: &mut Context<'_>,
+        sent: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
         if sent.is_ready() {
             return sent;
         }
-        let deadline = self.deadline.get_or_insert_with(|| Box::pin(sleep(self.timeout)));
-        deadline.as_mut().poll(context).map(|()| Err(io::ErrorKind::TimedOut.into()))
+        let deadline = self
+            .deadline
+            .get_or_insert_with(|| Box::pin(sleep(self.timeout)));
+        deadline
+            .as_mut()
+            .poll(context)
+            .map(|()| Err(io::ErrorKind::TimedOut.into()))
     }
 }
 
@@ -282,7 +327,10 @@ impl AsyncWrite for TimedStream {
 /// Whether `accept` failed because of the connection, not because of the listener.
 fn is_connection_error(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
-    matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
+    matches!(
+        error.kind(),
+        ConnectionAborted | ConnectionRefused | ConnectionReset
+    )
 }
 
 #[cfg(test)]
@@ -300,9 +348,16 @@ mod tests {
     /// Connects to a server that answers before it reads the body.
     async fn refused() -> TcpStream {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap())
+            .await
+            .unwrap();
         let router = Router::new().fallback(|| async { "refused" });
-        tokio::spawn(serve(listener, router, Duration::from_secs(60), std::future::pending::<()>()));
+        tokio::spawn(serve(
+            listener,
+            router,
+            Duration::from_secs(60),
+            std::future::pending::<()>(),
+        ));
         client
     }
 
@@ -320,12 +375,19 @@ mod tests {
     async fn bodies_of_answered_requests_are_discarded() {
         let mut client = refused().await;
         let body = vec![b' '; 8 * 1024 * 1024];
-        let request = format!("POST / HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", body.len());
+        let request = format!(
+            "POST / HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n",
+            body.len()
+        );
         client.write_all(request.as_bytes()).await.unwrap();
         let response = head(&mut client).await;
         assert!(response.contains("connection: close\r\n"), "{response}");
         client.write_all(&body).await.unwrap();
-        assert_eq!(client.read(&mut [0]).await.unwrap(), 0, "the end of the connection");
+        assert_eq!(
+            client.read(&mut [0]).await.unwrap(),
+            0,
+            "the end of the connection"
+        );
     }
 
     #[tokio::test]
@@ -342,15 +404,22 @@ mod tests {
     #[tokio::test]
     async fn a_body_that_is_not_wanted_is_not_asked_for() {
         let mut client = refused().await;
-        let request = b"POST / HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 4\r\n\r\n";
+        let request =
+            b"POST / HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 4\r\n\r\n";
         client.write_all(request).await.unwrap();
         let response = head(&mut client).await;
-        assert!(response.starts_with("HTTP/1.1 200") && response.contains("connection: close"), "{response}");
+        assert!(
+            response.starts_with("HTTP/1.1 200") && response.contains("connection: close"),
+            "{response}"
+        );
     }
 
     /// Connects to a server whose route `/slow` waits for `finish`. Also returns a channel that reports for each
     /// request whether it was completed.
-    async fn slow(finish: Arc<Notify>, timeout: Duration) -> (TcpStream, mpsc::UnboundedReceiver<bool>) {
+    async fn slow(
+        finish: Arc<Notify>,
+        timeout: Duration,
+    ) -> (TcpStream, mpsc::UnboundedReceiver<bool>) {
         struct Outcome(mpsc::UnboundedSender<bool>, bool);
         impl Drop for Outcome {
             fn drop(&mut self) {
@@ -365,9 +434,16 @@ mod tests {
             "done"
         };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap())
+            .await
+            .unwrap();
         let router = Router::new().route("/slow", get(handler));
-        tokio::spawn(serve(listener, router, timeout, std::future::pending::<()>()));
+        tokio::spawn(serve(
+            listener,
+            router,
+            timeout,
+            std::future::pending::<()>(),
+        ));
         (client, outcomes)
     }
 
@@ -379,7 +455,8 @@ mod tests {
             if !is_probed {
                 finish.notify_one();
             }
-            let (mut client, mut outcomes) = slow(Arc::clone(&finish), Duration::from_secs(6)).await;
+            let (mut client, mut outcomes) =
+                slow(Arc::clone(&finish), Duration::from_secs(6)).await;
             client.write_all(REQUEST).await.unwrap();
             client.shutdown().await.unwrap();
             if is_probed {
@@ -390,7 +467,10 @@ mod tests {
             }
             let mut response = String::new();
             client.read_to_string(&mut response).await.unwrap();
-            assert!(response.starts_with("HTTP/1.1 200 OK") && response.ends_with("done"), "{response}");
+            assert!(
+                response.starts_with("HTTP/1.1 200 OK") && response.ends_with("done"),
+                "{response}"
+            );
             assert_eq!(outcomes.recv().await, Some(true));
         }
     }

@@ -70,7 +70,11 @@ pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
         install(std::env::consts::ARCH, &config.home)?;
     }
     let fetched = config.home.join("lambda/bin/cargo-lambda");
-    let cargo_lambda = if fetched.is_file() { fetched } else { "cargo-lambda".into() };
+    let cargo_lambda = if fetched.is_file() {
+        fetched
+    } else {
+        "cargo-lambda".into()
+    };
     let findings = [
         onnx_runtime(config),
         processor(),
@@ -93,7 +97,11 @@ pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
             print(&format!("{state:9} {about}"))?;
         }
     }
-    Ok(if is_ready { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if is_ready {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }
 
 /// Installs ONNX Runtime for an architecture into a folder.
@@ -106,7 +114,9 @@ fn install(architecture: &str, folder: &Path) -> Result<()> {
 
 /// Whether ONNX Runtime is missing, or what Kivu installed is damaged.
 fn needs_library(config: &Config) -> Result<bool> {
-    let Ok(path) = locate(config.onnxruntime.as_deref(), &config.home) else { return Ok(true) };
+    let Ok(path) = locate(config.onnxruntime.as_deref(), &config.home) else {
+        return Ok(true);
+    };
     let is_own = config.onnxruntime.is_none() && path.starts_with(&config.home);
     Ok(is_own && Library::of(std::env::consts::ARCH)?.verify(&path).is_err())
 }
@@ -123,7 +133,10 @@ fn onnx_runtime(config: &Config) -> Finding {
         Ok(path) => (OK, path.display().to_string()),
         Err(error) => (MISSING, error.chain()),
     };
-    Finding { state, about: format!("ONNX Runtime: {found}") }
+    Finding {
+        state,
+        about: format!("ONNX Runtime: {found}"),
+    }
 }
 
 fn processor() -> Finding {
@@ -141,20 +154,41 @@ fn processor() -> Finding {
 
 fn native_engine() -> Finding {
     let used = native::instructions();
-    let others: Vec<_> = InstructionSet::available().filter(|set| *set != used).collect();
-    let others = others.iter().map(|set| format!("`{}`", set.name())).collect::<Vec<_>>().join(", ");
-    let others = if others.is_empty() { others } else { format!("; available too: {others}") };
-    Finding { state: OK, about: format!("native engine: {used} (`{}`){others}", used.name()) }
+    let others: Vec<_> = InstructionSet::available()
+        .filter(|set| *set != used)
+        .collect();
+    let others = others
+        .iter()
+        .map(|set| format!("`{}`", set.name()))
+        .collect::<Vec<_>>()
+        .join(", ");
+    let others = if others.is_empty() {
+        others
+    } else {
+        format!("; available too: {others}")
+    };
+    Finding {
+        state: OK,
+        about: format!("native engine: {used} (`{}`){others}", used.name()),
+    }
 }
 
 /// First output line of a command, if it succeeds.
 fn program(command: &mut Command, missing: &str) -> Finding {
     let output = command.stdin(Stdio::null()).stderr(Stdio::null()).output();
     let output = output.ok().filter(|output| output.status.success());
-    let line =
-        output.and_then(|output| String::from_utf8(output.stdout).ok()?.lines().next().map(str::to_owned));
+    let line = output.and_then(|output| {
+        String::from_utf8(output.stdout)
+            .ok()?
+            .lines()
+            .next()
+            .map(str::to_owned)
+    });
     match line {
         Some(about) => Finding { state: OK, about },
-        None => Finding { state: OPTIONAL, about: missing.to_owned() },
+        None => Finding {
+            state: OPTIONAL,
+            about: missing.to_owned(),
+        },
     }
 }

@@ -32,7 +32,10 @@ pub(super) fn body(manifest: &Manifest) -> String {
 /// A translation request, with languages if the model has several.
 fn translation(manifest: &Manifest) -> String {
     let inputs = "Where is the station?";
-    let directions = manifest.seq2seq.as_ref().map(|settings| Directions::new(&settings.languages));
+    let directions = manifest
+        .seq2seq
+        .as_ref()
+        .map(|settings| Directions::new(&settings.languages));
     match directions.filter(|directions| directions.find(RequestedLanguages::default()).is_err()) {
         Some(directions) => {
             let LanguagePair { source, target } = directions.example_pair();

@@ -37,9 +37,16 @@ impl FetchModel for Fetcher {
     fn fetch(&self, name: &str, report: &(dyn Fn(FetchProgress) + Sync)) -> Result<PathBuf> {
         let model = named(name)?;
         report(FetchProgress::Stage("pulling manifest".to_owned()));
-        let progress = Reported { report, transfer: Mutex::new(Transfer::default()) };
+        let progress = Reported {
+            report,
+            transfer: Mutex::new(Transfer::default()),
+        };
         let runtime = || load_runtime(&self.config);
-        let tools = Tools { config: &self.config, runtime: &runtime, progress: &progress };
+        let tools = Tools {
+            config: &self.config,
+            runtime: &runtime,
+            progress: &progress,
+        };
         let outcome = NamedModels::new(&self.config).build(&model, &self.options, false, &tools)?;
         Ok(outcome.into_path())
     }
@@ -48,7 +55,13 @@ impl FetchModel for Fetcher {
 /// The recipe or repository with this name.
 fn named(name: &str) -> Result<NamedModel> {
     let name = Path::new(name.strip_suffix(":latest").unwrap_or(name));
-    let unknown = || names::unknown("a model", name, "`GET /models` lists the models of this server");
+    let unknown = || {
+        names::unknown(
+            "a model",
+            name,
+            "`GET /models` lists the models of this server",
+        )
+    };
     names::model(name)?.ok_or_else(unknown)
 }
 
@@ -83,7 +96,13 @@ impl Progress for Reported<'_> {
 
 impl Meter for Reported<'_> {
     fn begin(&self, name: &str, total: u64) {
-        self.update(|transfer| *transfer = Transfer { name: name.to_owned(), total, ..Transfer::default() });
+        self.update(|transfer| {
+            *transfer = Transfer {
+                name: name.to_owned(),
+                total,
+                ..Transfer::default()
+            }
+        });
     }
 
     fn advance(&self, bytes: u64) {
@@ -93,13 +112,27 @@ impl Meter for Reported<'_> {
 
 impl Reported<'_> {
     fn update(&self, update: impl FnOnce(&mut Transfer)) {
-        let mut transfer = self.transfer.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut transfer = self
+            .transfer
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         update(&mut transfer);
-        let parts = (transfer.completed * PARTS).checked_div(transfer.total).unwrap_or(PARTS);
+        let parts = (transfer.completed * PARTS)
+            .checked_div(transfer.total)
+            .unwrap_or(PARTS);
         if transfer.completed == 0 || parts > transfer.parts {
             transfer.parts = parts;
-            let Transfer { name, total, completed, .. } = transfer.clone();
-            (self.report)(FetchProgress::Bytes { name, total, completed });
+            let Transfer {
+                name,
+                total,
+                completed,
+                ..
+            } = transfer.clone();
+            (self.report)(FetchProgress::Bytes {
+                name,
+                total,
+                completed,
+            });
         }
     }
 }

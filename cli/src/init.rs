@@ -51,7 +51,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode> {
             )),
             _ => Error::io(format!("cannot write `{out}`"))(error),
         })?;
-    file.write_all(text(&arguments.models).as_bytes()).map_err(Error::io(format!("cannot write `{out}`")))?;
+    file.write_all(text(&arguments.models).as_bytes())
+        .map_err(Error::io(format!("cannot write `{out}`")))?;
     print(&format!("wrote {out}"))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -29,9 +29,20 @@ impl Signals {
     pub(super) fn new() -> Result<Self> {
         let listen = |kind| signal(kind).map_err(Error::io("cannot wait for signals"));
         let kind = SignalKind::hangup();
-        let hang_up = if is_ignored(kind) { None } else { Some(listen(kind)?) };
-        let (interrupt, terminate) = (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?);
-        Ok(Self { interrupt, terminate, hang_up })
+        let hang_up = if is_ignored(kind) {
+            None
+        } else {
+            Some(listen(kind)?)
+        };
+        let (interrupt, terminate) = (
+            listen(SignalKind::interrupt())?,
+            listen(SignalKind::terminate())?,
+        );
+        Ok(Self {
+            interrupt,
+            terminate,
+            hang_up,
+        })
     }
 
     /// Waits for the next signal; the exit code for it, 130, 143 or 129.
@@ -55,7 +66,9 @@ impl Signals {
 fn is_ignored(kind: SignalKind) -> bool {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or_default();
+    let mask = mask
+        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .unwrap_or_default();
     mask & (1 << (kind.as_raw_value() - 1)) != 0
 }
 
@@ -80,13 +93,15 @@ pub(super) fn interruptible<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<Ended<T>> {
     let runtime = Builder::new_current_thread().enable_io().build();
-    runtime.map_err(Error::io("cannot wait for signals"))?.block_on(async {
-        let ended = until_signal(&mut Signals::new()?, work).await?;
-        if matches!(ended, Ended::Signalled(_)) {
-            abandon();
-        }
-        Ok(ended)
-    })
+    runtime
+        .map_err(Error::io("cannot wait for signals"))?
+        .block_on(async {
+            let ended = until_signal(&mut Signals::new()?, work).await?;
+            if matches!(ended, Ended::Signalled(_)) {
+                abandon();
+            }
+            Ok(ended)
+        })
 }
 
 /// Runs `work` on another thread until it is done or a signal arrives. A signal does not stop the thread.

@@ -40,11 +40,23 @@ pub(super) struct Arguments {
 }
 
 pub(super) fn run(arguments: &Arguments) -> Result<ExitCode> {
-    let Arguments { name, expires, models, per_minute, per_day } = arguments;
-    let limits =
-        KeyLimits { expires: *expires, models: models.clone(), per_minute: *per_minute, per_day: *per_day };
+    let Arguments {
+        name,
+        expires,
+        models,
+        per_minute,
+        per_day,
+    } = arguments;
+    let limits = KeyLimits {
+        expires: *expires,
+        models: models.clone(),
+        per_minute: *per_minute,
+        per_day: *per_day,
+    };
     if let Some(date) = expires.filter(|_| limits.has_expired(SystemTime::now())) {
-        return Err(Error::config(format!("expected `--expires` to be today or later, but found {date}")));
+        return Err(Error::config(format!(
+            "expected `--expires` to be today or later, but found {date}"
+        )));
     }
     let (key, line) = make_limited_key(name, &limits)?;
     print(&format!("key:  {key}\nline: {line}"))?;

@@ -114,7 +114,13 @@ pub fn main_of_package(
 /// Runs the command with these arguments, of which the first is the program's name.
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     // A core dump would contain keys and request texts. Ignored if the system refuses.
-    let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
+    let _ = setrlimit(
+        Resource::Core,
+        Rlimit {
+            current: Some(0),
+            maximum: Some(0),
+        },
+    );
     execute(Arguments::parse_from(arguments)).unwrap_or_else(|error| {
         terminal::print_error(&error);
         ExitCode::FAILURE

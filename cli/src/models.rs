@@ -72,20 +72,33 @@ impl Row {
     }
 
     fn line(&self, width: usize) -> String {
-        let Self { name, task, precision, bytes, age_s, .. } = self;
-        let (task, precision, size) = (task.to_string(), precision.to_string(), *bytes as f64 / 1e6);
+        let Self {
+            name,
+            task,
+            precision,
+            bytes,
+            age_s,
+            ..
+        } = self;
+        let (task, precision, size) =
+            (task.to_string(), precision.to_string(), *bytes as f64 / 1e6);
         let (age, quality) = (age(*age_s), quality::short(self.quality));
         let current = env!("CARGO_PKG_VERSION");
         let version = self.version.as_ref().filter(|version| *version != current);
-        let version = version.map(|version| format!("  (built by Kivu {version})")).unwrap_or_default();
-        format!("{name:width$}  {task:24}  {precision:11}  {size:8.1} MB  {age:>8}  {quality}{version}")
+        let version = version
+            .map(|version| format!("  (built by Kivu {version})"))
+            .unwrap_or_default();
+        format!(
+            "{name:width$}  {task:24}  {precision:11}  {size:8.1} MB  {age:>8}  {quality}{version}"
+        )
     }
 }
 
 pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
     let named = NamedModels::new(config).list().into_iter();
-    let mut rows: Vec<Row> =
-        named.map(|entry| Row::new(entry.name, &entry.bundle, entry.built, Some(entry.version))).collect();
+    let mut rows: Vec<Row> = named
+        .map(|entry| Row::new(entry.name, &entry.bundle, entry.built, Some(entry.version)))
+        .collect();
     rows.extend(built_without_out(config));
     if arguments.json {
         return print(
@@ -98,21 +111,33 @@ pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
         print("no models yet; `kivu serve minilm` builds one")?;
         return Ok(ExitCode::SUCCESS);
     }
-    let width = rows.iter().map(|row| row.name.len()).max().unwrap_or_default().max(4);
+    let width = rows
+        .iter()
+        .map(|row| row.name.len())
+        .max()
+        .unwrap_or_default()
+        .max(4);
     let (name, task, precision) = ("NAME", "TASK", "PRECISION");
-    print(&format!("{name:width$}  {task:24}  {precision:11}  {:>11}  {:>8}  QUALITY", "SIZE", "AGE"))?;
+    print(&format!(
+        "{name:width$}  {task:24}  {precision:11}  {:>11}  {:>8}  QUALITY",
+        "SIZE", "AGE"
+    ))?;
     rows.iter().try_for_each(|row| print(&row.line(width)))?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// Bundles built without `--out`.
 fn built_without_out(config: &Config) -> Vec<Row> {
-    let entries = fs::read_dir(config.bundles()).into_iter().flatten().flatten();
+    let entries = fs::read_dir(config.bundles())
+        .into_iter()
+        .flatten()
+        .flatten();
     let mut rows: Vec<Row> = entries
         .filter(|entry| !entry.file_name().as_encoded_bytes().starts_with(b"."))
         .filter_map(|entry| {
             let bundle = Bundle::open(&entry.path()).ok()?;
-            let built = fs::metadata(entry.path().join(MANIFEST)).and_then(|found| found.modified());
+            let built =
+                fs::metadata(entry.path().join(MANIFEST)).and_then(|found| found.modified());
             let name = entry.file_name().to_string_lossy().into_owned();
             Some(Row::new(name, &bundle, built.unwrap_or(UNIX_EPOCH), None))
         })
@@ -155,6 +180,9 @@ mod tests {
             bundle: "b".into(),
         };
         insta::assert_snapshot!(row.line(22), @"BAAI/bge-small-en-v1.5  feature-extraction        int8             34.0 MB       2 h  cosine 0.9939  (built by Kivu 0.0.1)");
-        assert_eq!([59, 60, 86_399, 86_400].map(age), ["59 s", "1 min", "23 h", "1 d"]);
+        assert_eq!(
+            [59, 60, 86_399, 86_400].map(age),
+            ["59 s", "1 min", "23 h", "1 d"]
+        );
     }
 }

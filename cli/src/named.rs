@@ -47,8 +47,19 @@ pub(super) struct BuildArguments {
 impl BuildArguments {
     /// With the configured engine, unless the command has one.
     pub(super) fn options(self, config: &Config) -> Options {
-        let Self { task, precision, engine, allow, .. } = self;
-        Options { task, precision, engine: engine.unwrap_or(config.engine), allow }
+        let Self {
+            task,
+            precision,
+            engine,
+            allow,
+            ..
+        } = self;
+        Options {
+            task,
+            precision,
+            engine: engine.unwrap_or(config.engine),
+            allow,
+        }
     }
 }
 
@@ -67,7 +78,11 @@ pub(super) fn resolve(named: &Path, options: &Options, config: &Config) -> Resul
 
 /// Finds a model's bundle that complies with the options, or builds it for comparisons only: commands that name the model
 /// do not use it.
-pub(super) fn for_comparison(model: &NamedModel, options: &Options, config: &Config) -> Result<PathBuf> {
+pub(super) fn for_comparison(
+    model: &NamedModel,
+    options: &Options,
+    config: &Config,
+) -> Result<PathBuf> {
     match NamedModels::new(config).find(model, options)? {
         Some(path) => Ok(path),
         None => with_tools(config, |tools| {
@@ -83,7 +98,11 @@ fn with_tools(
 ) -> Result<PathBuf> {
     let progress = Progress::default();
     let runtime = || load_runtime(config);
-    let outcome = find(&Tools { config, runtime: &runtime, progress: &progress });
+    let outcome = find(&Tools {
+        config,
+        runtime: &runtime,
+        progress: &progress,
+    });
     progress.clear();
     let outcome = outcome?;
     if let Outcome::Built(_, built) = &outcome {
@@ -97,8 +116,16 @@ fn with_tools(
             quality::text(manifest.weights.quality)
         ));
         if !built.other_tasks.is_empty() {
-            let others: Vec<String> = built.other_tasks.iter().map(|task| format!("--task {task}")).collect();
-            print_aside(&format!("note: `{}` can also be served with {}", manifest.name, quoted(&others)));
+            let others: Vec<String> = built
+                .other_tasks
+                .iter()
+                .map(|task| format!("--task {task}"))
+                .collect();
+            print_aside(&format!(
+                "note: `{}` can also be served with {}",
+                manifest.name,
+                quoted(&others)
+            ));
         }
     }
     Ok(outcome.into_path())
@@ -114,5 +141,7 @@ pub(super) fn resolve_all(config: &mut Config, options: &Options) -> Result<()> 
 
 /// Resolves a model name in the configuration, a bundle's path, or a name as in `kivu serve NAME`.
 pub(super) fn open(name: Option<&str>, options: &Options, config: &mut Config) -> Result<Model> {
-    names::open(name, config, |named, config| resolve(named, options, config))
+    names::open(name, config, |named, config| {
+        resolve(named, options, config)
+    })
 }

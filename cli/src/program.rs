@@ -19,5 +19,7 @@ pub(super) fn command() -> Result<Command> {
         command.args(arguments);
         return Ok(command);
     }
-    std::env::current_exe().map(Command::new).map_err(Error::io("cannot find the path of this program"))
+    std::env::current_exe()
+        .map(Command::new)
+        .map_err(Error::io("cannot find the path of this program"))
 }

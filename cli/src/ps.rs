@@ -61,18 +61,37 @@ struct Row {
 
 impl Row {
     fn line(&self, width: usize, now: f64) -> String {
-        let Self { name, task, state, memory, last_use } = self;
-        let memory = memory.map_or_else(|| "-".to_owned(), |bytes| format!("{:.1} MB", bytes as f64 / 1e6));
-        let used = last_use
-            .map_or_else(|| "never".to_owned(), |used| format!("{} ago", age((now - used).max(0.0) as u64)));
+        let Self {
+            name,
+            task,
+            state,
+            memory,
+            last_use,
+        } = self;
+        let memory = memory.map_or_else(
+            || "-".to_owned(),
+            |bytes| format!("{:.1} MB", bytes as f64 / 1e6),
+        );
+        let used = last_use.map_or_else(
+            || "never".to_owned(),
+            |used| format!("{} ago", age((now - used).max(0.0) as u64)),
+        );
         format!("{name:width$}  {task:24}  {state:9}  {memory:>10}  {used}")
     }
 }
 
 pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
     let runtime = runtime.map_err(Error::io("cannot start a thread for the request"))?;
-    let own = || format!("http://{}{}", config.listen, config.prefix.as_deref().unwrap_or_default());
+    let own = || {
+        format!(
+            "http://{}{}",
+            config.listen,
+            config.prefix.as_deref().unwrap_or_default()
+        )
+    };
     let url = arguments.url.clone().unwrap_or_else(own);
     let rows = runtime.block_on(ask(url.trim_end_matches('/'), arguments.key.as_deref()))?;
     if arguments.json {
@@ -80,24 +99,41 @@ pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
             .map_err(|error| Error::model_because("cannot serialize the list", error))?;
         return print(&text).map(|()| ExitCode::SUCCESS);
     }
-    let width = rows.iter().map(|row| row.name.len()).max().unwrap_or_default().max(4);
-    print(&format!("{:width$}  {:24}  {:9}  {:>10}  LAST USE", "NAME", "TASK", "STATE", "MEMORY"))?;
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
-    rows.iter().try_for_each(|row| print(&row.line(width, now)))?;
+    let width = rows
+        .iter()
+        .map(|row| row.name.len())
+        .max()
+        .unwrap_or_default()
+        .max(4);
+    print(&format!(
+        "{:width$}  {:24}  {:9}  {:>10}  LAST USE",
+        "NAME", "TASK", "STATE", "MEMORY"
+    ))?;
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_secs_f64();
+    rows.iter()
+        .try_for_each(|row| print(&row.line(width, now)))?;
     Ok(ExitCode::SUCCESS)
 }
 
 async fn ask(url: &str, key: Option<&str>) -> Result<Vec<Row>> {
     let uri: Option<Uri> = format!("{url}/models").parse().ok();
-    let uri = uri.filter(|uri| uri.scheme_str() == Some("http")).ok_or_else(|| {
-        Error::config(format!("expected a URL such as `http://127.0.0.1:8080`, but found `{url}`"))
-    })?;
+    let uri = uri
+        .filter(|uri| uri.scheme_str() == Some("http"))
+        .ok_or_else(|| {
+            Error::config(format!(
+                "expected a URL such as `http://127.0.0.1:8080`, but found `{url}`"
+            ))
+        })?;
     let mut request = Request::get(uri);
     if let Some(key) = key {
         request = request.header(AUTHORIZATION, format!("Bearer {key}"));
     }
     let request = request.body(Body::empty());
-    let request = request.map_err(|error| Error::config_because("the key is not a header value", error))?;
+    let request =
+        request.map_err(|error| Error::config_because("the key is not a header value", error))?;
     let client = Client::builder(TokioExecutor::new()).build_http::<Body>();
     let unreachable = |error: Box<dyn std::error::Error + Send + Sync>| {
         let message = format!(
@@ -106,8 +142,14 @@ async fn ask(url: &str, key: Option<&str>) -> Result<Vec<Row>> {
         Error::config_because(message, error)
     };
     let answer = async {
-        let response = client.request(request).await.map_err(|error| unreachable(error.into()))?;
-        let (status, mut chunks) = (response.status(), Body::new(response.into_body()).into_data_stream());
+        let response = client
+            .request(request)
+            .await
+            .map_err(|error| unreachable(error.into()))?;
+        let (status, mut chunks) = (
+            response.status(),
+            Body::new(response.into_body()).into_data_stream(),
+        );
         let mut bytes = Vec::new();
         while let Some(chunk) = chunks.next().await {
             bytes.extend_from_slice(&chunk.map_err(|error| unreachable(error.into()))?);
@@ -115,7 +157,9 @@ async fn ask(url: &str, key: Option<&str>) -> Result<Vec<Row>> {
         Ok((status, bytes))
     };
     let late = |_| Err(unreachable("it did not respond".into()));
-    let (status, bytes) = tokio::time::timeout(TIMEOUT, answer).await.unwrap_or_else(late)?;
+    let (status, bytes) = tokio::time::timeout(TIMEOUT, answer)
+        .await
+        .unwrap_or_else(late)?;
     match status {
         StatusCode::OK => {}
         StatusCode::UNAUTHORIZED => {
@@ -147,7 +191,11 @@ mod tests {
         let row = |memory: Option<u64>, last_use| Row {
             name: "minilm".into(),
             task: "feature-extraction".into(),
-            state: if memory.is_none() { "available".into() } else { "loaded".into() },
+            state: if memory.is_none() {
+                "available".into()
+            } else {
+                "loaded".into()
+            },
             memory,
             last_use,
         };

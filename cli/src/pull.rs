@@ -35,9 +35,11 @@ pub(super) struct Arguments {
 pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
     let bundle = remote::open(&Store::new(config.s3.timeout()), &arguments.bundle)?;
     let (digest, out) = (&bundle.digest()[..12], arguments.out.display());
-    print(&match remote::pull(&bundle, &arguments.out, &Progress::default())? {
-        true => format!("fetched {digest} into {out}"),
-        false => format!("known   {digest} in {out}"),
-    })?;
+    print(
+        &match remote::pull(&bundle, &arguments.out, &Progress::default())? {
+            true => format!("fetched {digest} into {out}"),
+            false => format!("known   {digest} in {out}"),
+        },
+    )?;
     Ok(ExitCode::SUCCESS)
 }

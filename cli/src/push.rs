@@ -52,12 +52,19 @@ fn push(arguments: Arguments, config: &Config) -> Result<ExitCode> {
             arguments.bundle.display()
         )));
     }
-    let bundle = Bundle::open(&resolve(&arguments.bundle, &arguments.build.options(config), config)?)?;
+    let bundle = Bundle::open(&resolve(
+        &arguments.bundle,
+        &arguments.build.options(config),
+        config,
+    )?)?;
     let (state, progress) = (config.home.join(STATE), Progress::default());
     let store = Store::new(config.s3.timeout());
     let is_new = remote::push(&store, &bundle, &arguments.prefix, &state, &progress)?;
     let outcome = if is_new { "sent " } else { "known" };
     let name = arguments.prefix.join(&bundle.manifest().name);
-    print(&format!("{outcome}  {}\nnext   kivu serve {name}", name.join(bundle.digest())))?;
+    print(&format!(
+        "{outcome}  {}\nnext   kivu serve {name}",
+        name.join(bundle.digest())
+    ))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -65,23 +65,45 @@ pub(super) fn run(arguments: Arguments, config: Config) -> Result<ExitCode> {
 }
 
 fn run_texts(arguments: Arguments, mut config: Config) -> Result<ExitCode> {
-    let Arguments { model, texts, json, query, options, truncate, build } = arguments;
+    let Arguments {
+        model,
+        texts,
+        json,
+        query,
+        options,
+        truncate,
+        build,
+    } = arguments;
     let build = build.options(&config);
     config.engine = build.engine;
     let model = open(Some(&model), &build, &mut config)?;
-    let parameters = Parameters { query, options, truncate, ..Parameters::default() };
+    let parameters = Parameters {
+        query,
+        options,
+        truncate,
+        ..Parameters::default()
+    };
     require_options_of(&model, &parameters)?;
     let runtime = Builder::new_multi_thread()
         .enable_all()
         .max_blocking_threads(config.threads().get() + 1)
         .build()
         .map_err(Error::io("cannot start the model's threads"))?;
-    let mut runs = Runs { runtime, predictor: TextPredictor::new(&model, &parameters)?, json, failed: false };
+    let mut runs = Runs {
+        runtime,
+        predictor: TextPredictor::new(&model, &parameters)?,
+        json,
+        failed: false,
+    };
     match texts.is_empty() || texts == ["-"] {
         true => runs.standard_input()?,
         false => runs.print(texts)?,
     }
-    Ok(if runs.failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(if runs.failed {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    })
 }
 
 struct Runs {
@@ -104,7 +126,9 @@ impl Runs {
         loop {
             let mut lines = Vec::new();
             while lines.len() < size {
-                let Some(line) = next_line(&mut input)? else { break };
+                let Some(line) = next_line(&mut input)? else {
+                    break;
+                };
                 lines.push(line);
             }
             if lines.is_empty() {
@@ -124,7 +148,9 @@ impl Runs {
 
     fn line(&self, prediction: Result<Prediction>) -> String {
         match prediction {
-            Ok(Prediction { text: Some(text), .. }) if !self.json => text,
+            Ok(Prediction {
+                text: Some(text), ..
+            }) if !self.json => text,
             Ok(Prediction { json, .. }) => json,
             Err(error) => serde_json::json!({ "error": error.to_string() }).to_string(),
         }
@@ -135,7 +161,9 @@ impl Runs {
 fn next_line(input: &mut impl BufRead) -> Result<Option<String>> {
     let mut line = Vec::new();
     let mut limited = io::Read::take(input, MAX_LINE_BYTES as u64 + 1);
-    limited.read_until(b'\n', &mut line).map_err(Error::io("cannot read standard input"))?;
+    limited
+        .read_until(b'\n', &mut line)
+        .map_err(Error::io("cannot read standard input"))?;
     if line.is_empty() {
         return Ok(None);
     }

@@ -112,17 +112,29 @@ pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> 
 async fn serve(mut config: Config, options: Options) -> Result<ExitCode> {
     let guard = Guard::new(&config.auth, BindScope::Address(config.listen))?;
     // Bound before models are loaded: an occupied port is reported at once, and early requests wait.
-    let listener = TcpListener::bind(config.listen).await.map_err(|source| Error::Io {
-        action: format!("cannot listen on `{}`; choose another port with `--port`", config.listen),
-        source,
-    })?;
-    let address = listener.local_addr().map_err(Error::io("cannot read the listener's address"))?;
+    let listener = TcpListener::bind(config.listen)
+        .await
+        .map_err(|source| Error::Io {
+            action: format!(
+                "cannot listen on `{}`; choose another port with `--port`",
+                config.listen
+            ),
+            source,
+        })?;
+    let address = listener
+        .local_addr()
+        .map_err(Error::io("cannot read the listener's address"))?;
     let otlp = OtlpConfig::new(&Config::variables())?;
-    let otlp = otlp.map(|config| Otlp::start(&config, "kivu")).transpose()?;
+    let otlp = otlp
+        .map(|config| Otlp::start(&config, "kivu"))
+        .transpose()?;
     let prometheus = Prometheus::install(otlp.as_ref())?;
     tokio::spawn(upkeep(prometheus.clone()));
     guard.prepare().await?;
-    let fetcher = Fetcher { config: config.clone(), options: options.clone() };
+    let fetcher = Fetcher {
+        config: config.clone(),
+        options: options.clone(),
+    };
     let mut early_signals = None;
     if !names::find_all(&mut config, &options)? {
         let mut signals = Signals::new()?;
@@ -138,10 +150,19 @@ async fn serve(mut config: Config, options: Options) -> Result<ExitCode> {
     let catalog = Arc::new(tokio::task::block_in_place(|| Catalog::open(&config))?);
     let mut signals = early_signals.map_or_else(Signals::new, Ok)?;
     // A closed standard output does not keep the server from serving.
-    let url =
-        |address: SocketAddr| format!("http://{address}{}", config.prefix.as_deref().unwrap_or_default());
+    let url = |address: SocketAddr| {
+        format!(
+            "http://{address}{}",
+            config.prefix.as_deref().unwrap_or_default()
+        )
+    };
     let requires_key = guard.requires_key();
-    let _ = announce([&url(address), &url(reachable(address))], &catalog, config.page, requires_key);
+    let _ = announce(
+        [&url(address), &url(reachable(address))],
+        &catalog,
+        config.page,
+        requires_key,
+    );
     let files = catalog.mapped_files();
     let stop = async {
         tokio::select! {
@@ -161,8 +182,11 @@ async fn serve(mut config: Config, options: Options) -> Result<ExitCode> {
     });
     let runner = runner.transpose()?;
     let app = App::of_catalog(Arc::clone(&catalog), config.limits);
-    let mut app =
-        app.with_guard(guard).with_metrics(prometheus).with_files(files).with_slow_log(slow_request_ms);
+    let mut app = app
+        .with_guard(guard)
+        .with_metrics(prometheus)
+        .with_files(files)
+        .with_slow_log(slow_request_ms);
     if let Some(otlp) = &otlp {
         app.export(otlp);
     }
@@ -172,7 +196,13 @@ async fn serve(mut config: Config, options: Options) -> Result<ExitCode> {
         app = app.with_fetcher(Arc::new(fetcher));
     }
     let router = router(app.with_page(config.page));
-    let served = connections::serve(listener, below(config.prefix.as_deref(), router), timeout, stop).await;
+    let served = connections::serve(
+        listener,
+        below(config.prefix.as_deref(), router),
+        timeout,
+        stop,
+    )
+    .await;
     runner.into_iter().for_each(BatchRunner::stop);
     if let Some(otlp) = otlp {
         otlp.stop().await;
@@ -218,27 +248,46 @@ fn reachable(mut address: SocketAddr) -> SocketAddr {
 }
 
 /// Prints the models with the server's URL, and a request to its URL for this machine.
-fn announce([url, local]: [&str; 2], catalog: &Catalog, has_page: bool, requires_key: bool) -> Result<()> {
+fn announce(
+    [url, local]: [&str; 2],
+    catalog: &Catalog,
+    has_page: bool,
+    requires_key: bool,
+) -> Result<()> {
     let models = catalog.entries();
     if let Some((memory, _)) = catalog.budget() {
         let memory = match memory {
             ..1_000_000 => format!("{memory} bytes"),
             _ => format!("{} MB", memory / 1_000_000),
         };
-        print(&format!("serving {} models on demand, within {memory}, on {url}", models.len()))?;
+        print(&format!(
+            "serving {} models on demand, within {memory}, on {url}",
+            models.len()
+        ))?;
     } else {
         for model in models.iter() {
-            print(&format!("serving `{}` ({}) on {url}", model.name, model.manifest.task))?;
+            print(&format!(
+                "serving `{}` ({}) on {url}",
+                model.name, model.manifest.task
+            ))?;
         }
     }
-    let Some(first) = models.first() else { return Ok(()) };
+    let Some(first) = models.first() else {
+        return Ok(());
+    };
     print(&match has_page {
         true => format!("try it: open {local}/ in a browser, or"),
         false => "try it:".to_owned(),
     })?;
     let (name, body) = (&first.name, example::body(&first.manifest));
-    let key = if requires_key { " -H 'authorization: Bearer KEY'" } else { "" };
-    print(&format!("  curl {local}/models/{name}{key} -H 'content-type: application/json' -d '{body}'"))
+    let key = if requires_key {
+        " -H 'authorization: Bearer KEY'"
+    } else {
+        ""
+    };
+    print(&format!(
+        "  curl {local}/models/{name}{key} -H 'content-type: application/json' -d '{body}'"
+    ))
 }
 
 #[cfg(test)]

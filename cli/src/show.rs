@@ -51,9 +51,9 @@ pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
     let path = path.display().to_string();
     match arguments.json {
         true => print(&json_text(&bundle, &path)?)?,
-        false => {
-            lines(&bundle, &path).iter().try_for_each(|(name, value)| print(&format!("{name:13} {value}")))?
-        }
+        false => lines(&bundle, &path)
+            .iter()
+            .try_for_each(|(name, value)| print(&format!("{name:13} {value}")))?,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -68,7 +68,16 @@ fn json_text(bundle: &Bundle, path: &str) -> Result<String> {
 
 fn lines(bundle: &Bundle, path: &str) -> Vec<(&'static str, String)> {
     let manifest = bundle.manifest();
-    let Manifest { name, aliases, task, engine, source, weights, warnings, .. } = manifest;
+    let Manifest {
+        name,
+        aliases,
+        task,
+        engine,
+        source,
+        weights,
+        warnings,
+        ..
+    } = manifest;
     let precision = match weights.precision {
         Precision::Fp32 => weights.precision.to_string(),
         quantized => format!("{quantized}, {}", weights.plan),
@@ -82,17 +91,29 @@ fn lines(bundle: &Bundle, path: &str) -> Vec<(&'static str, String)> {
         ("engine", engine.to_string()),
         ("size", format!("{:.1} MB", size(manifest) as f64 / 1e6)),
     ];
-    lines.extend(manifest.max_tokens().map(|tokens| ("max tokens", tokens.to_string())));
+    lines.extend(
+        manifest
+            .max_tokens()
+            .map(|tokens| ("max tokens", tokens.to_string())),
+    );
     if let Some(embedding) = &manifest.embedding {
         let outputs = embedding.outputs().into_iter();
-        let outputs: Vec<_> = outputs.map(|(kind, values)| format!("{kind} ({values} values)")).collect();
+        let outputs: Vec<_> = outputs
+            .map(|(kind, values)| format!("{kind} ({values} values)"))
+            .collect();
         lines.push(("vectors", outputs.join(", ")));
         let prompts: Vec<&String> = embedding.prompts.keys().collect();
         lines.extend((!prompts.is_empty()).then(|| ("prompts", quoted(&prompts))));
         lines.extend((!embedding.tasks.is_empty()).then(|| ("tasks", quoted(&embedding.tasks))));
     }
-    let labels = manifest.classification.as_ref().map(|settings| &settings.labels);
-    let labels = labels.or(manifest.token_classification.as_ref().map(|settings| &settings.labels));
+    let labels = manifest
+        .classification
+        .as_ref()
+        .map(|settings| &settings.labels);
+    let labels = labels.or(manifest
+        .token_classification
+        .as_ref()
+        .map(|settings| &settings.labels));
     lines.extend(labels.map(|labels| ("labels", quoted(labels))));
     lines.push(("quality", quality::text(weights.quality)));
     lines.extend((!aliases.is_empty()).then(|| ("aliases", quoted(aliases))));

@@ -56,8 +56,11 @@ impl Progress {
         if !io::stderr().is_terminal() {
             return print_aside(plain);
         }
-        let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
-        let bar = ProgressBar::new(length).with_style(style).with_message(title.to_owned());
+        let style =
+            ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+        let bar = ProgressBar::new(length)
+            .with_style(style)
+            .with_message(title.to_owned());
         bar.tick();
         *lock(&self.bar) = Some(bar);
     }
@@ -73,7 +76,12 @@ impl Progress {
 
 impl BuildProgress for Progress {
     fn stage(&self, name: &str, steps: usize) {
-        self.begin(name, name, steps as u64, "{msg:24} {wide_bar} {pos}/{len} {eta:>4}");
+        self.begin(
+            name,
+            name,
+            steps as u64,
+            "{msg:24} {wide_bar} {pos}/{len} {eta:>4}",
+        );
     }
 
     fn step(&self) {
@@ -84,7 +92,12 @@ impl BuildProgress for Progress {
 impl Meter for Progress {
     fn begin(&self, name: &str, bytes: u64) {
         let template = "{msg:24} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta:>4}";
-        self.begin(name, &format!("{name}: {:.1} MB", bytes as f64 / 1e6), bytes, template);
+        self.begin(
+            name,
+            &format!("{name}: {:.1} MB", bytes as f64 / 1e6),
+            bytes,
+            template,
+        );
     }
 
     fn advance(&self, bytes: u64) {
@@ -103,7 +116,12 @@ impl batch::Watcher for Progress {
             print_aside(&plain);
         }
         *lock(&self.rows_before) = rows;
-        self.begin(input, &plain, STEPS, "{msg} {wide_bar} {percent:>3} % {eta:>4}");
+        self.begin(
+            input,
+            &plain,
+            STEPS,
+            "{msg} {wide_bar} {percent:>3} % {eta:>4}",
+        );
     }
 
     fn advance(&self, rows: u64, share: Option<f64>) {

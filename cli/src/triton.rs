@@ -50,7 +50,10 @@ pub(super) fn run(arguments: Arguments, config: Config) -> Result<ExitCode> {
 
 fn write_models(arguments: Arguments, config: &Config) -> Result<ExitCode> {
     let engine = arguments.build.engine.unwrap_or(EngineChoice::Onnx);
-    let options = named::Options { engine, ..arguments.build.options(config) };
+    let options = named::Options {
+        engine,
+        ..arguments.build.options(config)
+    };
     let bundle = Bundle::open(&resolve(&arguments.bundle, &options, config)?)?;
     let manifest = bundle.manifest();
     if manifest.engine == Engine::Native {

@@ -32,7 +32,10 @@ struct Progress<B> {
 
 impl<B> SharedBody<B> {
     pub(super) fn new(body: B) -> Self {
-        Self(Arc::new(Mutex::new(Progress { body, has_ended: false })))
+        Self(Arc::new(Mutex::new(Progress {
+            body,
+            has_ended: false,
+        })))
     }
 
     pub(super) fn share(&self) -> Self {

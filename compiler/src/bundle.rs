@@ -59,18 +59,29 @@ pub(super) fn write(build: Build<'_>) -> Result<Written> {
     let plan = build.plan;
     let mut model = Model::read(build)?;
     let (written, shortfall) = model.write(model.precision(), None)?;
-    let Some((form, shortfall)) = shortfall else { return Ok(written) };
+    let Some((form, shortfall)) = shortfall else {
+        return Ok(written);
+    };
     let has_weights = Weights::are_in(&plan.transformer()?);
-    let others = if has_weights { form.fallbacks() } else { &[Precision::Fp32] };
+    let others = if has_weights {
+        form.fallbacks()
+    } else {
+        &[Precision::Fp32]
+    };
     if plan.is_precision_fixed || !has_weights || seq2seq::is_in(&plan.folder) {
         return Err(shortfall.refusal(others));
     }
-    let mut reason =
-        format!("chosen since {} is below the floor: {}", model.precision(), shortfall.description);
+    let mut reason = format!(
+        "chosen since {} is below the floor: {}",
+        model.precision(),
+        shortfall.description
+    );
     let mut last = shortfall;
     for better in others {
         let (written, shortfall) = model.write(*better, Some(reason.clone()))?;
-        let Some((_, shortfall)) = shortfall else { return Ok(written) };
+        let Some((_, shortfall)) = shortfall else {
+            return Ok(written);
+        };
         reason = format!("{reason}; and {better} too: {}", shortfall.description);
         last = shortfall;
     }
@@ -80,13 +91,19 @@ pub(super) fn write(build: Build<'_>) -> Result<Written> {
 /// Counts the tokens of each prompt for a model that does not pool them: as in sentence-transformers all tokens but a
 /// special one at the end.
 pub(super) fn count_unpooled(settings: &mut EmbeddingSettings, tokenizer: &[u8]) -> Result<()> {
-    let Some(counts) = &mut settings.unpooled else { return Ok(()) };
+    let Some(counts) = &mut settings.unpooled else {
+        return Ok(());
+    };
     let (tokenizer, limit) = (Tokenizer::from_json(tokenizer)?, settings.max_tokens);
     let [_, after] = tokenizer.special_ids();
     for (name, prompt) in &settings.prompts {
         let ids = match prompt.is_empty() {
             true => Vec::new(),
-            false => tokenizer.encode(prompt, limit, Truncation::At(Side::Right))?.ids,
+            false => {
+                tokenizer
+                    .encode(prompt, limit, Truncation::At(Side::Right))?
+                    .ids
+            }
         };
         let last: Vec<u32> = ids.last().copied().into_iter().collect();
         let decode = |skips_special| tokenizer.decode(&last, skips_special);
@@ -97,7 +114,10 @@ pub(super) fn count_unpooled(settings: &mut EmbeddingSettings, tokenizer: &[u8])
                 ids.len()
             )));
         }
-        counts.insert(name.clone(), ids.len().saturating_sub(usize::from(!after.is_empty())));
+        counts.insert(
+            name.clone(),
+            ids.len().saturating_sub(usize::from(!after.is_empty())),
+        );
     }
     Ok(())
 }
@@ -107,7 +127,9 @@ fn identify_languages(plan: &Plan, settings: &mut TaskSettings) -> Result<()> {
     match (plan.identifies_languages, settings) {
         (None, _) => Ok(()),
         (Some(identifies), TaskSettings::Encoder(EncoderSettings::Classification(settings)))
-            if plan.task.is_none_or(|task| task == Task::TextClassification) =>
+            if plan
+                .task
+                .is_none_or(|task| task == Task::TextClassification) =>
         {
             settings.identifies_languages = identifies;
             Ok(())
@@ -157,8 +179,8 @@ struct WrittenGraphs {
 impl WrittenGraphs {
     fn signature(&self, graph: &str) -> Result<Signature> {
         let found = self.signatures.iter().find(|(name, _)| *name == graph);
-        let found =
-            found.ok_or_else(|| Error::model(format!("expected the graph `{graph}`, but found none")))?;
+        let found = found
+            .ok_or_else(|| Error::model(format!("expected the graph `{graph}`, but found none")))?;
         Ok(found.1.clone())
     }
 }
@@ -209,7 +231,17 @@ impl<'a> Model<'a> {
         let runtime = (build.runtime)()?;
         progress.step();
         let texts = plan.samples.texts.clone().unwrap_or_default();
-        Ok(Self { build, source, runtime, task, other_tasks, head, warnings, texts, reference: None })
+        Ok(Self {
+            build,
+            source,
+            runtime,
+            task,
+            other_tasks,
+            head,
+            warnings,
+            texts,
+            reference: None,
+        })
     }
 
     /// The precision to begin with: the vectors in fastText models are small and stay exact.
@@ -233,17 +265,32 @@ impl<'a> Model<'a> {
         let mut storage = self.form(precision).storage().to_owned();
         let (graph, measured) = match &mut settings {
             TaskSettings::Encoder(settings) => {
-                let labels = self.source.files.iter().find(|(name, _)| *name == LABEL_TOKENIZER);
-                let labels = labels.map(|(_, json)| Tokenizer::from_json(json).map(Arc::new)).transpose()?;
+                let labels = self
+                    .source
+                    .files
+                    .iter()
+                    .find(|(name, _)| *name == LABEL_TOKENIZER);
+                let labels = labels
+                    .map(|(_, json)| Tokenizer::from_json(json).map(Arc::new))
+                    .transpose()?;
                 let (runtime, labels) = (self.runtime, labels.as_ref());
-                let parts = EncoderParts { runtime, tokenizer: &tokenizer, settings, labels };
+                let parts = EncoderParts {
+                    runtime,
+                    tokenizer: &tokenizer,
+                    settings,
+                    labels,
+                };
                 let mut encoder = self.measure_encoder(parts, &graphs, precision)?;
-                if matches!(self.form(precision), WeightForm::NativeInt8 | WeightForm::NativeBlocks) {
+                if matches!(
+                    self.form(precision),
+                    WeightForm::NativeInt8 | WeightForm::NativeBlocks
+                ) {
                     let fitting = self.fit((parts, precision), &mut graphs, &mut encoder)?;
                     storage = format!("{storage}; {fitting}");
                 }
                 if let Some(own) = &plan.samples.pairs {
-                    encoder.measured.pairs = Some(self.measure_pairs(parts, &encoder.model, own)?);
+                    encoder.measured.pairs =
+                        Some(self.measure_pairs(parts, &encoder.model, own)?);
                 }
                 (MODEL, self.calibrate_vectors(encoder, &graphs.folder)?)
             }
@@ -252,49 +299,96 @@ impl<'a> Model<'a> {
                 (ENCODER, self.measure_generator(settings, &graphs)?)
             }
         };
-        let Measured { qualities, comparison, vectors, pairs, note } = measured;
-        let shortfall = qualities.iter().find_map(|quality| quality::shortfall(quality, &plan.floor));
+        let Measured {
+            qualities,
+            comparison,
+            vectors,
+            pairs,
+            note,
+        } = measured;
+        let shortfall = qualities
+            .iter()
+            .find_map(|quality| quality::shortfall(quality, &plan.floor));
         let form = self.form(precision);
         let signature = graphs.signature(graph)?;
         if let Some(reason) = &reason {
             storage = format!("{storage}; {reason}");
         }
-        let graph = MeasuredGraph { graph, signature, precision, storage, qualities, vectors };
+        let graph = MeasuredGraph {
+            graph,
+            signature,
+            precision,
+            storage,
+            qualities,
+            vectors,
+        };
         let mut manifest = self.manifest(settings, graph);
         let folder = graphs.folder;
         manifest.files = files::list(&folder)?
             .iter()
             .map(|(path, _)| {
-                describe(path, path.file_name().unwrap_or_default().to_string_lossy().into_owned())
+                describe(
+                    path,
+                    path.file_name()
+                        .unwrap_or_default()
+                        .to_string_lossy()
+                        .into_owned(),
+                )
             })
             .collect::<Result<_>>()?;
         files::write(&folder.join(MANIFEST), manifest.to_text()?.as_bytes())?;
         let note = joined(joined(self.head.clone(), note), reason);
-        let written = Written { folder, comparison, pairs, note, other_tasks: self.other_tasks.clone() };
+        let written = Written {
+            folder,
+            comparison,
+            pairs,
+            note,
+            other_tasks: self.other_tasks.clone(),
+        };
         Ok((written, shortfall.map(|shortfall| (form, shortfall))))
     }
 
     /// Writes the bundle's graphs, and the fp32 reference before the first quantized form.
-    fn write_graphs(&mut self, precision: Precision, layers: LayerForms<'_>) -> Result<WrittenGraphs> {
-        let Build { scratch, progress, .. } = self.build;
+    fn write_graphs(
+        &mut self,
+        precision: Precision,
+        layers: LayerForms<'_>,
+    ) -> Result<WrittenGraphs> {
+        let Build {
+            scratch, progress, ..
+        } = self.build;
         let is_compared = precision != Precision::Fp32 && !self.source.is_quantized;
         let lacks_reference = is_compared && self.reference.is_none();
         let is_fitted = matches!(layers, LayerForms::Fitted(_));
-        let stage = if is_fitted { "fit the layers" } else { "write the graphs" };
+        let stage = if is_fitted {
+            "fit the layers"
+        } else {
+            "write the graphs"
+        };
         progress.stage(stage, 1 + usize::from(lacks_reference));
         let write = |precision, name: &str| {
             let folder = files::create_folder(&scratch.join(name))?;
             let graphs = (self.source.graphs)(precision, layers)?;
             let signature = |(name, model): &(&'static str, ModelProto)| {
-                Ok((*name, Signature::declared(model.graph.as_ref().unwrap_or(&GraphProto::default()))?))
+                Ok((
+                    *name,
+                    Signature::declared(model.graph.as_ref().unwrap_or(&GraphProto::default()))?,
+                ))
             };
             let signatures = graphs.iter().map(signature).collect::<Result<_>>()?;
             onnx::write_all(graphs, &folder)?;
             progress.step();
-            Ok::<_, Error>(WrittenGraphs { bytes: cost::size(&folder)?, folder, signatures })
+            Ok::<_, Error>(WrittenGraphs {
+                bytes: cost::size(&folder)?,
+                folder,
+                signatures,
+            })
         };
         if lacks_reference {
-            self.reference = Some(Reference { graphs: write(Precision::Fp32, "fp32")?, answers: None });
+            self.reference = Some(Reference {
+                graphs: write(Precision::Fp32, "fp32")?,
+                answers: None,
+            });
         }
         let kind = if is_fitted { "-fitted" } else { "" };
         write(precision, &format!("bundle-{precision}{kind}"))
@@ -310,32 +404,49 @@ impl<'a> Model<'a> {
     ) -> Result<String> {
         let (folder, model) = (&graphs.folder, open_native(&graphs.folder)?);
         if model.token_products() < MIN_PRODUCTS {
-            return Ok(format!("not fitted to sample texts, with less than {MIN_PRODUCTS} products a token"));
+            return Ok(format!(
+                "not fitted to sample texts, with less than {MIN_PRODUCTS} products a token"
+            ));
         }
         let calibration = Calibration::record((model, precision), |backend| {
-            ServedEncoder::with_backend(parts, folder, Engine::Native, backend)?.run(CALIBRATION_TEXTS)
+            ServedEncoder::with_backend(parts, folder, Engine::Native, backend)?
+                .run(CALIBRATION_TEXTS)
         })?;
         if !calibration.is_sufficient() {
             let tokens = calibration.tokens();
-            return Ok(format!("not fitted to sample texts, which have only {tokens} tokens"));
+            return Ok(format!(
+                "not fitted to sample texts, which have only {tokens} tokens"
+            ));
         }
         let fitted = self.write_graphs(precision, LayerForms::Fitted(&calibration))?;
         let [layers, scaled] = calibration.counts();
         if layers == 0 {
-            return Ok("not fitted to sample texts, since the weights were quantized before".to_owned());
+            return Ok(
+                "not fitted to sample texts, since the weights were quantized before".to_owned(),
+            );
         }
         let found = self.measure_encoder(parts, &fitted, precision)?;
         if !is_better(&encoder.measured.qualities, &found.measured.qualities) {
-            return Ok("not fitted to sample texts, which would not improve the quality".to_owned());
+            return Ok(
+                "not fitted to sample texts, which would not improve the quality".to_owned(),
+            );
         }
         for (path, _) in files::list(&fitted.folder)? {
-            files::rename(&path, &graphs.folder.join(path.file_name().unwrap_or_default()))?;
+            files::rename(
+                &path,
+                &graphs.folder.join(path.file_name().unwrap_or_default()),
+            )?;
         }
-        *graphs = WrittenGraphs { folder: graphs.folder.clone(), ..fitted };
+        *graphs = WrittenGraphs {
+            folder: graphs.folder.clone(),
+            ..fitted
+        };
         *encoder = found;
         let scales = match precision {
             Precision::Int8Blocks => {
-                format!("one scale for every {MAX_BLOCK} weights or fewer, and likewise activations")
+                format!(
+                    "one scale for every {MAX_BLOCK} weights or fewer, and likewise activations"
+                )
             }
             _ => "up to 8 scales an output channel and a token".to_owned(),
         };
@@ -348,7 +459,9 @@ impl<'a> Model<'a> {
 
     /// Writes a bundle's precision-independent files. Returns the tokenizer as served.
     fn write_files(&self, folder: &Path) -> Result<Tokenizer> {
-        let Source { tokenizer, files, .. } = &self.source;
+        let Source {
+            tokenizer, files, ..
+        } = &self.source;
         files::write(&folder.join(TOKENIZER), tokenizer)?;
         for (name, bytes) in files {
             files::write(&folder.join(name), bytes)?;
@@ -374,7 +487,10 @@ impl<'a> Model<'a> {
         let model = ServedEncoder::open(parts, &graphs.folder, engine)?;
         model.check(&self.texts)?;
         let (mut measured, mut documents) = (Measured::default(), None);
-        if let Some(Reference { graphs: of_reference, answers }) = &mut self.reference
+        if let Some(Reference {
+            graphs: of_reference,
+            answers,
+        }) = &mut self.reference
             && precision != Precision::Fp32
         {
             let forms = 1 + usize::from(answers.is_none());
@@ -386,18 +502,30 @@ impl<'a> Model<'a> {
             };
             let built = model.measure(&self.texts, progress)?;
             let bytes = [of_reference.bytes, graphs.bytes];
-            measured.comparison = Some(Comparison::new(bytes, [reference.time, built.time], built.reads));
+            measured.comparison = Some(Comparison::new(
+                bytes,
+                [reference.time, built.time],
+                built.reads,
+            ));
             measured.qualities = qualities(parts.settings, [&reference, &built]);
             measured.note = note(&reference);
             *answers = Some(reference);
             documents = Some(built.values());
         }
-        Ok(MeasuredEncoder { model, measured, documents })
+        Ok(MeasuredEncoder {
+            model,
+            measured,
+            documents,
+        })
     }
 
     /// Measures and writes the ranges of an embedding model's vectors.
     fn calibrate_vectors(&self, encoder: MeasuredEncoder, folder: &Path) -> Result<Measured> {
-        let MeasuredEncoder { model, mut measured, documents } = encoder;
+        let MeasuredEncoder {
+            model,
+            mut measured,
+            documents,
+        } = encoder;
         if let ServedEncoder::Embedding(pipeline) = &model
             && pipeline.settings().dense.is_some()
             && self.task == Task::FeatureExtraction
@@ -419,21 +547,39 @@ impl<'a> Model<'a> {
     ) -> Result<PairQuality> {
         let progress = self.build.progress;
         let reference = self.reference.as_ref().map(|Reference { graphs, .. }| {
-            pairs::figures(&ServedEncoder::open(parts, &graphs.folder, Engine::Onnx)?, own, progress)
+            pairs::figures(
+                &ServedEncoder::open(parts, &graphs.folder, Engine::Onnx)?,
+                own,
+                progress,
+            )
         });
-        Ok(PairQuality::new(own, pairs::figures(model, own, progress)?, reference.transpose()?))
+        Ok(PairQuality::new(
+            own,
+            pairs::figures(model, own, progress)?,
+            reference.transpose()?,
+        ))
     }
 
     /// Measures a text generator.
-    fn measure_generator(&self, settings: &Seq2SeqSettings, graphs: &WrittenGraphs) -> Result<Measured> {
+    fn measure_generator(
+        &self,
+        settings: &Seq2SeqSettings,
+        graphs: &WrittenGraphs,
+    ) -> Result<Measured> {
         let (samples, progress) = (&self.build.plan.samples, self.build.progress);
-        let Some(Reference { graphs: reference, .. }) = &self.reference else {
+        let Some(Reference {
+            graphs: reference, ..
+        }) = &self.reference
+        else {
             let model = quality::step_comparison::check(self.runtime, &graphs.folder, settings)?;
             let pairs = samples.pairs.as_ref().map(|own| {
                 let found = quality::step_comparison::references(&model, own, progress)?;
                 Ok::<_, Error>(PairQuality::new(own, found, None))
             });
-            return Ok(Measured { pairs: pairs.transpose()?, ..Measured::default() });
+            return Ok(Measured {
+                pairs: pairs.transpose()?,
+                ..Measured::default()
+            });
         };
         let folders = [reference.folder.as_path(), &graphs.folder];
         let pair = quality::step_comparison::Forms { folders }.open(self.runtime, settings)?;
@@ -455,7 +601,11 @@ impl<'a> Model<'a> {
     /// The engine that a bundle in this precision is for.
     fn engine(&self, precision: Precision) -> Engine {
         let is_table = matches!(self.kind(), ModelKind::Table);
-        if precision == Precision::Fp32 && !is_table { Engine::Onnx } else { self.source.engine }
+        if precision == Precision::Fp32 && !is_table {
+            Engine::Onnx
+        } else {
+            self.source.engine
+        }
     }
 
     fn form(&self, precision: Precision) -> WeightForm {
@@ -478,19 +628,30 @@ impl<'a> Model<'a> {
 
     /// The bundle's manifest, without its file list.
     fn manifest(&self, settings: TaskSettings, measured: MeasuredGraph<'_>) -> Manifest {
-        let MeasuredGraph { graph, signature, precision, storage, qualities, vectors } = measured;
+        let MeasuredGraph {
+            graph,
+            signature,
+            precision,
+            storage,
+            qualities,
+            vectors,
+        } = measured;
         let (plan, source) = (self.build.plan, &self.source);
         let (mut embedding, mut classification, mut token_classification) = (None, None, None);
         let (mut label_scores, mut zero_shot_entities, mut seq2seq) = (None, None, None);
         match settings {
-            TaskSettings::Encoder(EncoderSettings::Embedding(settings)) => embedding = Some(settings),
+            TaskSettings::Encoder(EncoderSettings::Embedding(settings)) => {
+                embedding = Some(settings)
+            }
             TaskSettings::Encoder(EncoderSettings::Classification(settings)) => {
                 classification = Some(settings)
             }
             TaskSettings::Encoder(EncoderSettings::TokenClassification(settings)) => {
                 token_classification = Some(settings);
             }
-            TaskSettings::Encoder(EncoderSettings::LabelScores(settings)) => label_scores = Some(settings),
+            TaskSettings::Encoder(EncoderSettings::LabelScores(settings)) => {
+                label_scores = Some(settings)
+            }
             TaskSettings::Encoder(EncoderSettings::ZeroShotEntities(settings)) => {
                 zero_shot_entities = Some(settings);
             }
@@ -498,7 +659,10 @@ impl<'a> Model<'a> {
         }
         let mut qualities = qualities.into_iter();
         let quality = qualities.next();
-        let kinds = embedding.iter().flat_map(EmbeddingSettings::outputs).skip(1);
+        let kinds = embedding
+            .iter()
+            .flat_map(EmbeddingSettings::outputs)
+            .skip(1);
         let other_vectors = kinds.map(|(kind, _)| kind).zip(qualities).collect();
         Manifest {
             format: Manifest::FORMAT,
@@ -512,7 +676,12 @@ impl<'a> Model<'a> {
                 from: plan.from.clone(),
                 sha256: source.sha256.clone(),
             },
-            weights: manifest::Weights { precision, plan: storage, quality, other_vectors },
+            weights: manifest::Weights {
+                precision,
+                plan: storage,
+                quality,
+                other_vectors,
+            },
             vectors,
             embedding,
             classification,

@@ -40,17 +40,27 @@ fn read_or_convert(folder: &Path, tokens: Special) -> Result<Vec<u8>> {
     }
     let ids: BTreeMap<String, u32> = read_json(&folder.join(VOCABULARY))?;
     let special = |token: &str| {
-        let missing = || Error::model(format!("expected `{token}` in `{VOCABULARY}`, but found none"));
+        let missing = || {
+            Error::model(format!(
+                "expected `{token}` in `{VOCABULARY}`, but found none"
+            ))
+        };
         ids.get(token).copied().ok_or_else(missing)
     };
     let [begin, _, end, _, mask] = tokens;
     let [first, last] = [special(begin)?, special(end)?];
     let merges = String::from_utf8_lossy(&read(&merges)?).into_owned();
-    let merges = merges.lines().filter(|line| !line.is_empty() && !line.starts_with(VERSION));
+    let merges = merges
+        .lines()
+        .filter(|line| !line.is_empty() && !line.starts_with(VERSION));
     let merges = merges.map(|line| {
-        line.split_once(' ').map(|(left, right)| [left, right]).ok_or_else(|| {
-            Error::model(format!("expected two pieces in each line of `{MERGES}`, but found `{line}`"))
-        })
+        line.split_once(' ')
+            .map(|(left, right)| [left, right])
+            .ok_or_else(|| {
+                Error::model(format!(
+                    "expected two pieces in each line of `{MERGES}`, but found `{line}`"
+                ))
+            })
     });
     let merges = merges.collect::<Result<Vec<_>>>()?;
     let added = tokens.iter().filter_map(|token| Some((token, ids.get(*token)?))).map(|(token, id)| {
@@ -70,8 +80,10 @@ fn read_or_convert(folder: &Path, tokens: Special) -> Result<Vec<u8>> {
             "add_prefix_space": bytes["add_prefix_space"],
         }),
         _ => {
-            let special = |token: &str, side: u8| json!({ "SpecialToken": { "id": token, "type_id": side } });
-            let text = |name: &str, side: u8| json!({ "Sequence": { "id": name, "type_id": side } });
+            let special =
+                |token: &str, side: u8| json!({ "SpecialToken": { "id": token, "type_id": side } });
+            let text =
+                |name: &str, side: u8| json!({ "Sequence": { "id": name, "type_id": side } });
             let single = vec![special(begin, 0), text("A", 0), special(end, 0)];
             let pair = [single.clone(), vec![text("B", 1), special(end, 1)]].concat();
             let ids = |token: &str, id: u32| json!({ "id": token, "ids": [id], "tokens": [token] });

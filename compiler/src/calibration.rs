@@ -35,10 +35,16 @@ pub(super) fn calibrate(
     let runs = usize::from(documents.is_none()) + usize::from(has_queries);
     progress.stage("calibrate the vectors", runs * texts.len());
     let documents = documents.map_or_else(|| vectors(TextRole::Document), Ok)?;
-    let queries = if has_queries { vectors(TextRole::Query)? } else { Vec::new() };
+    let queries = if has_queries {
+        vectors(TextRole::Query)?
+    } else {
+        Vec::new()
+    };
     let ranges = Ranges::of(&[documents.as_slice(), &queries].concat());
     let dimensions = documents.first().map_or(0, Vec::len);
-    let quality = quality(&documents, |wanted| Conversion::new(wanted, dimensions, Some(&ranges)))?;
+    let quality = quality(&documents, |wanted| {
+        Conversion::new(wanted, dimensions, Some(&ranges))
+    })?;
     Ok((ranges, quality))
 }
 
@@ -60,24 +66,37 @@ pub(super) fn quality(
     let exact = neighbours(vectors.iter().map(Vec::as_slice), cosine);
     let share = |found: Vec<Vec<usize>>| {
         let kept = exact.iter().zip(&found);
-        let kept = kept.map(|(exact, found)| exact.iter().filter(|text| found.contains(text)).count());
+        let kept =
+            kept.map(|(exact, found)| exact.iter().filter(|text| found.contains(text)).count());
         kept.sum::<usize>() as f32 / exact.iter().map(Vec::len).sum::<usize>().max(1) as f32
     };
     let binary = match dimensions % 8 {
         0 => {
             let bytes = stored(VectorType::Ubinary)?;
             let hamming = |left: &[u8], right: &[u8]| {
-                -(left.iter().zip(right).map(|(left, right)| (left ^ right).count_ones()).sum::<u32>() as f32)
+                -(left
+                    .iter()
+                    .zip(right)
+                    .map(|(left, right)| (left ^ right).count_ones())
+                    .sum::<u32>() as f32)
             };
             Some(share(neighbours(bytes.iter().map(Vec::as_slice), hamming)))
         }
         _ => None,
     };
-    let signed =
-        |bytes: Vec<u8>| bytes.iter().map(|byte| f32::from(byte.cast_signed())).collect::<Vec<f32>>();
+    let signed = |bytes: Vec<u8>| {
+        bytes
+            .iter()
+            .map(|byte| f32::from(byte.cast_signed()))
+            .collect::<Vec<f32>>()
+    };
     let integers: Vec<Vec<f32>> = stored(VectorType::Int8)?.into_iter().map(signed).collect();
     let int8 = share(neighbours(integers.iter().map(Vec::as_slice), cosine));
-    Ok(VectorQuality { texts: vectors.len(), int8, binary })
+    Ok(VectorQuality {
+        texts: vectors.len(),
+        int8,
+        binary,
+    })
 }
 
 fn neighbours<'a, V: ?Sized + 'a>(
@@ -85,9 +104,15 @@ fn neighbours<'a, V: ?Sized + 'a>(
     similarity: impl Fn(&V, &V) -> f32,
 ) -> Vec<Vec<usize>> {
     let vectors: Vec<&V> = vectors.collect();
-    let similarities =
-        |text: usize| vectors.iter().map(|other| similarity(vectors[text], other)).collect::<Vec<_>>();
-    (0..vectors.len()).map(|text| nearest(&similarities(text), text)).collect()
+    let similarities = |text: usize| {
+        vectors
+            .iter()
+            .map(|other| similarity(vectors[text], other))
+            .collect::<Vec<_>>()
+    };
+    (0..vectors.len())
+        .map(|text| nearest(&similarities(text), text))
+        .collect()
 }
 
 #[cfg(test)]
@@ -97,15 +122,22 @@ mod tests {
     #[test]
     fn integers_keep_more_neighbours_than_bits() {
         let mut random = fastrand::Rng::with_seed(1);
-        let vectors: Vec<Vec<f32>> =
-            (0..60).map(|_| (0..64).map(|_| random.f32() * 2.0 - 1.0).collect()).collect();
+        let vectors: Vec<Vec<f32>> = (0..60)
+            .map(|_| (0..64).map(|_| random.f32() * 2.0 - 1.0).collect())
+            .collect();
         let measured = |vectors: &[Vec<f32>]| {
             let ranges = Ranges::of(vectors);
-            quality(vectors, |wanted| Conversion::new(wanted, vectors[0].len(), Some(&ranges))).unwrap()
+            quality(vectors, |wanted| {
+                Conversion::new(wanted, vectors[0].len(), Some(&ranges))
+            })
+            .unwrap()
         };
         let found = measured(&vectors);
         let binary = found.binary.unwrap();
-        assert!(found.int8 > 0.97 && binary > 0.3 && binary < found.int8, "{found:?}");
+        assert!(
+            found.int8 > 0.97 && binary > 0.3 && binary < found.int8,
+            "{found:?}"
+        );
         let odd: Vec<Vec<f32>> = vectors.iter().map(|vector| vector[..63].to_vec()).collect();
         assert_eq!(measured(&odd).binary, None);
     }

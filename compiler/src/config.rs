@@ -46,7 +46,10 @@ impl ConfigFile {
     /// Reads the `config.json` in `folder`.
     pub(super) fn open(folder: &Path) -> Result<Self> {
         Self::open_if_exists(folder, Self::NAME)?.ok_or_else(|| {
-            Error::model(format!("expected a model in `{}`, but found no `config.json`", folder.display()))
+            Error::model(format!(
+                "expected a model in `{}`, but found no `config.json`",
+                folder.display()
+            ))
         })
     }
 
@@ -75,11 +78,18 @@ impl ConfigFile {
 
     /// Finds the first field that exists.
     fn find<'a, T: DeserializeOwned>(&self, fields: &[&'a str]) -> Result<Option<(&'a str, T)>> {
-        let mut found = fields.iter().filter_map(|field| Some((*field, self.fields.get(*field)?)));
-        let Some((field, value)) = found.find(|(_, value)| !value.is_null()) else { return Ok(None) };
-        let unreadable =
-            |error| Error::model_because(format!("cannot read `{field}` in `{}`", self.name), error);
-        T::deserialize(value).map(|value| Some((field, value))).map_err(unreadable)
+        let mut found = fields
+            .iter()
+            .filter_map(|field| Some((*field, self.fields.get(*field)?)));
+        let Some((field, value)) = found.find(|(_, value)| !value.is_null()) else {
+            return Ok(None);
+        };
+        let unreadable = |error| {
+            Error::model_because(format!("cannot read `{field}` in `{}`", self.name), error)
+        };
+        T::deserialize(value)
+            .map(|value| Some((field, value)))
+            .map_err(unreadable)
     }
 
     /// A count: values, layers, heads, tokens or positions. Refused above [`MAX_SIZE`].
@@ -89,9 +99,9 @@ impl ConfigFile {
 
     fn get_any_size(&self, fields: &[&str]) -> Result<Option<usize>> {
         match self.find(fields)? {
-            Some((field, size)) if !(1..=MAX_SIZE).contains(&size) => {
-                Err(Error::model(format!("expected `{field}` from 1 to {MAX_SIZE}, but found {size}")))
-            }
+            Some((field, size)) if !(1..=MAX_SIZE).contains(&size) => Err(Error::model(format!(
+                "expected `{field}` from 1 to {MAX_SIZE}, but found {size}"
+            ))),
             found => Ok(found.map(|(_, size)| size)),
         }
     }
@@ -101,7 +111,8 @@ impl ConfigFile {
     }
 
     pub(super) fn require_any_size(&self, fields: &[&str]) -> Result<usize> {
-        self.get_any_size(fields)?.ok_or_else(|| self.missing(fields))
+        self.get_any_size(fields)?
+            .ok_or_else(|| self.missing(fields))
     }
 
     /// Whether a field is `true`.
@@ -111,7 +122,9 @@ impl ConfigFile {
 
     /// Whether a field is `true`. An absent field has the default, but `null` means no, as in Python.
     pub(super) fn is_set_or(&self, field: &str, default: bool) -> Result<bool> {
-        Ok(self.get(field)?.unwrap_or(default && !self.fields().contains_key(field)))
+        Ok(self
+            .get(field)?
+            .unwrap_or(default && !self.fields().contains_key(field)))
     }
 
     /// Gets a required field.
@@ -124,17 +137,26 @@ impl ConfigFile {
     }
 
     fn missing(&self, fields: &[&str]) -> Error {
-        Error::model(format!("expected `{}` in `{}`, but found none", fields[0], self.name))
+        Error::model(format!(
+            "expected `{}` in `{}`, but found none",
+            fields[0], self.name
+        ))
     }
 
     /// The `model_type`; empty if there is none.
     pub(super) fn model_type(&self) -> &str {
-        self.fields.get("model_type").and_then(Value::as_str).unwrap_or_default()
+        self.fields
+            .get("model_type")
+            .and_then(Value::as_str)
+            .unwrap_or_default()
     }
 
     /// Class that the weights were trained as, or the model type if no class is named.
     pub(super) fn architecture(&self) -> &str {
-        self.fields.get("architectures").and_then(|names| names[0].as_str()).unwrap_or(self.model_type())
+        self.fields
+            .get("architectures")
+            .and_then(|names| names[0].as_str())
+            .unwrap_or(self.model_type())
     }
 }
 

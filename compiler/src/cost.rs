@@ -33,11 +33,17 @@ impl Comparison {
             bytes: bytes[form],
             texts_per_second: texts as f64 / times[form].as_secs_f64(),
         };
-        Self { fp32: cost(0), built: cost(1) }
+        Self {
+            fp32: cost(0),
+            built: cost(1),
+        }
     }
 }
 
 /// Total file size in a folder, in bytes.
 pub(super) fn size(folder: &Path) -> Result<u64> {
-    Ok(files::list(folder)?.iter().map(|(_, file)| file.len()).sum())
+    Ok(files::list(folder)?
+        .iter()
+        .map(|(_, file)| file.len())
+        .sum())
 }

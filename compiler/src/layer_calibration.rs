@@ -116,7 +116,8 @@ impl Calibration {
         let runs: Arc<Mutex<Vec<Vec<Tensor>>>> = Arc::default();
         let observed: Arc<Mutex<Observed>> = Arc::default();
         let backend = {
-            let (model, runs, observed) = (Arc::clone(&model), Arc::clone(&runs), Arc::clone(&observed));
+            let (model, runs, observed) =
+                (Arc::clone(&model), Arc::clone(&runs), Arc::clone(&observed));
             ScriptedBackend::new(model.signature().clone(), move |inputs| {
                 lock(&runs).push(inputs.to_vec());
                 observe(&model, inputs, &observed)
@@ -124,11 +125,24 @@ impl Calibration {
         };
         serve(Arc::new(backend))?;
         let (runs, Observed { widths, rows, .. }) = (take(&runs), take(&observed));
-        let count =
-            |inputs: &Vec<Tensor>| inputs.first().map_or(0, |ids| ids.shape().iter().product::<usize>());
+        let count = |inputs: &Vec<Tensor>| {
+            inputs
+                .first()
+                .map_or(0, |ids| ids.shape().iter().product::<usize>())
+        };
         let tokens = runs.iter().map(count).sum::<usize>();
-        let state = RefCell::new(State { rows, ..State::default() });
-        Ok(Self { model, precision, runs, tokens, widths, state })
+        let state = RefCell::new(State {
+            rows,
+            ..State::default()
+        });
+        Ok(Self {
+            model,
+            precision,
+            runs,
+            tokens,
+            widths,
+            state,
+        })
     }
 
     /// Whether a layer with this name runs once per token, in 8 bits.
@@ -150,12 +164,20 @@ impl Calibration {
     pub(crate) fn counts(&self) -> [usize; 2] {
         let state = self.state.borrow();
         let fitted = || state.fitted.values().flatten();
-        [fitted().count(), fitted().filter(|layer| layer.columns.is_some()).count()]
+        [
+            fitted().count(),
+            fitted().filter(|layer| layer.columns.is_some()).count(),
+        ]
     }
 
     /// Fits a layer. `None` if the texts give it too few input rows, as in a head that runs once per text, or if its
     /// weights were quantized before and so keep their integers.
-    pub(crate) fn fit(&self, name: &str, weight: &[f32], inputs: usize) -> Result<Option<Arc<FittedLayer>>> {
+    pub(crate) fn fit(
+        &self,
+        name: &str,
+        weight: &[f32],
+        inputs: usize,
+    ) -> Result<Option<Arc<FittedLayer>>> {
         if let Some(fitted) = self.state.borrow().fitted.get(name) {
             return Ok(fitted.clone());
         }
@@ -163,10 +185,18 @@ impl Calibration {
         if self.knows(name, inputs) && !quantize::was_quantized(weight, inputs) {
             let rows = self.rows(name)?;
             if rows.len() >= MIN_ROWS * inputs && rows.iter().all(|value| value.is_finite()) {
-                fitted = Some(Arc::new(fit(weight, inputs, Form::new(inputs, self.precision), rows)));
+                fitted = Some(Arc::new(fit(
+                    weight,
+                    inputs,
+                    Form::new(inputs, self.precision),
+                    rows,
+                )));
             }
         }
-        self.state.borrow_mut().fitted.insert(name.to_owned(), fitted.clone());
+        self.state
+            .borrow_mut()
+            .fitted
+            .insert(name.to_owned(), fitted.clone());
         Ok(fitted)
     }
 
@@ -177,7 +207,11 @@ impl Calibration {
             state.rows.clear();
             let rows = BTreeMap::from([(layer.to_owned(), Vec::new())]);
             let others = state.fitted.keys().cloned().collect();
-            let observed = Arc::new(Mutex::new(Observed { rows, others, ..Observed::default() }));
+            let observed = Arc::new(Mutex::new(Observed {
+                rows,
+                others,
+                ..Observed::default()
+            }));
             for inputs in &self.runs {
                 observe(&self.model, inputs, &observed)?;
             }
@@ -188,9 +222,15 @@ impl Calibration {
 }
 
 /// Runs a model, and adds its layers' inputs to `observed`.
-fn observe(model: &NativeModel, inputs: &[Tensor], observed: &Arc<Mutex<Observed>>) -> Result<Vec<Tensor>> {
+fn observe(
+    model: &NativeModel,
+    inputs: &[Tensor],
+    observed: &Arc<Mutex<Observed>>,
+) -> Result<Vec<Tensor>> {
     let observed = Arc::clone(observed);
-    model.observe(inputs, move |layer, width, rows| lock(&observed).add(layer, width, rows))
+    model.observe(inputs, move |layer, width, rows| {
+        lock(&observed).add(layer, width, rows)
+    })
 }
 
 impl Observed {
@@ -229,22 +269,47 @@ fn fit(weight: &[f32], inputs: usize, form: Form, mut rows: Vec<f32>) -> FittedL
     let mut bias = vec![0.0; weight.len() / inputs];
     if let Some(columns) = &columns {
         for (weights, bias) in weight.chunks_exact_mut(inputs).zip(&mut bias) {
-            let products = weights.iter().zip(&columns.shifts).map(|(weight, shift)| weight * shift);
+            let products = weights
+                .iter()
+                .zip(&columns.shifts)
+                .map(|(weight, shift)| weight * shift);
             *bias = products.map(f64::from).sum::<f64>() as f32;
-            weights.iter_mut().zip(&columns.factors).for_each(|(weight, factor)| *weight /= factor);
+            weights
+                .iter_mut()
+                .zip(&columns.factors)
+                .for_each(|(weight, factor)| *weight /= factor);
         }
         columns.apply(&mut rows);
     }
     let rows = if inputs <= MAX_ROUNDED_INPUTS {
         rows.chunks_exact_mut(block).for_each(quantize_block);
-        let weights = rounding::Weights { values: &weight, inputs, block, permitted };
-        let Rounded { integers, scales, offsets } = rounding::round(weights, Moments::new(rows, inputs));
-        bias.iter_mut().zip(offsets).for_each(|(bias, offset)| *bias += offset);
-        quantize::Rows { values: integers, scales }
+        let weights = rounding::Weights {
+            values: &weight,
+            inputs,
+            block,
+            permitted,
+        };
+        let Rounded {
+            integers,
+            scales,
+            offsets,
+        } = rounding::round(weights, Moments::new(rows, inputs));
+        bias.iter_mut()
+            .zip(offsets)
+            .for_each(|(bias, offset)| *bias += offset);
+        quantize::Rows {
+            values: integers,
+            scales,
+        }
     } else {
         quantize::rows(&weight, block)
     };
-    FittedLayer { columns, block, rows, bias }
+    FittedLayer {
+        columns,
+        block,
+        rows,
+        bias,
+    }
 }
 
 /// How a precision stores a layer.
@@ -258,16 +323,27 @@ struct Form {
 impl Form {
     fn new(inputs: usize, precision: Precision) -> Self {
         match precision {
-            Precision::Int8Blocks => Self { block: small_block(inputs), permitted: Permitted::Any },
-            _ => Self { block: block(inputs), permitted: Permitted::SmallQuads },
+            Precision::Int8Blocks => Self {
+                block: small_block(inputs),
+                permitted: Permitted::Any,
+            },
+            _ => Self {
+                block: block(inputs),
+                permitted: Permitted::SmallQuads,
+            },
         }
     }
 }
 
 /// The largest size in [`MIN_BLOCK`] to [`MAX_BLOCK`] that divides a row.
 fn small_block(inputs: usize) -> usize {
-    let sizes = (MIN_BLOCK..=MAX_BLOCK).rev().filter(|size| size.is_multiple_of(LANES));
-    sizes.into_iter().find(|size| inputs.is_multiple_of(*size)).unwrap_or(inputs)
+    let sizes = (MIN_BLOCK..=MAX_BLOCK)
+        .rev()
+        .filter(|size| size.is_multiple_of(LANES));
+    sizes
+        .into_iter()
+        .find(|size| inputs.is_multiple_of(*size))
+        .unwrap_or(inputs)
 }
 
 /// As many inputs as cost a layer's product a few percent.
@@ -277,7 +353,8 @@ fn block(inputs: usize) -> usize {
         513..=2048 => 4,
         _ => 8,
     };
-    let fits = |blocks: &usize| inputs.is_multiple_of(blocks * LANES) && inputs / blocks >= MIN_BLOCK;
+    let fits =
+        |blocks: &usize| inputs.is_multiple_of(blocks * LANES) && inputs / blocks >= MIN_BLOCK;
     inputs / [blocks, blocks / 2].into_iter().find(fits).unwrap_or(1)
 }
 
@@ -304,7 +381,9 @@ fn quantize_block(block: &mut [f32]) {
 
 /// A block's minimum, at most 0, and its quantization step.
 fn step(block: &[f32]) -> [f32; 2] {
-    let (least, most) = block.iter().fold((0.0_f32, 0.0_f32), |(a, b), value| (a.min(*value), b.max(*value)));
+    let (least, most) = block.iter().fold((0.0_f32, 0.0_f32), |(a, b), value| {
+        (a.min(*value), b.max(*value))
+    });
     [least, (most - least) / 255.0]
 }
 
@@ -313,19 +392,36 @@ fn choose_columns(weight: &[f32], form: Form, inputs: usize, rows: &[f32]) -> Op
     let count = rows.len() / inputs;
     let mut means = vec![0.0_f64; inputs];
     for row in rows.chunks_exact(inputs) {
-        means.iter_mut().zip(row).for_each(|(mean, value)| *mean += f64::from(*value));
+        means
+            .iter_mut()
+            .zip(row)
+            .for_each(|(mean, value)| *mean += f64::from(*value));
     }
-    let means: Vec<f32> = means.into_iter().map(|sum| (sum / count.max(1) as f64) as f32).collect();
+    let means: Vec<f32> = means
+        .into_iter()
+        .map(|sum| (sum / count.max(1) as f64) as f32)
+        .collect();
     let of_weights = column_maximum(weight, &vec![0.0; inputs]);
     let stride = count.div_ceil(SAMPLE).max(1);
-    let sample: Vec<f32> = rows.chunks_exact(inputs).step_by(stride).flatten().copied().collect();
-    let identity = Columns { shifts: vec![0.0; inputs], factors: vec![1.0; inputs] };
+    let sample: Vec<f32> = rows
+        .chunks_exact(inputs)
+        .step_by(stride)
+        .flatten()
+        .copied()
+        .collect();
+    let identity = Columns {
+        shifts: vec![0.0; inputs],
+        factors: vec![1.0; inputs],
+    };
     let mut best = (expected_error(weight, form, &sample, &identity), None);
     for shifts in [vec![0.0; inputs], means] {
         let ranges = column_maximum(rows, &shifts);
         for exponent in EXPONENTS {
             let factors = factors(&ranges, &of_weights, exponent);
-            let columns = Columns { shifts: shifts.clone(), factors };
+            let columns = Columns {
+                shifts: shifts.clone(),
+                factors,
+            };
             let error = expected_error(weight, form, &sample, &columns);
             if error < best.0 {
                 best = (error, Some(columns));
@@ -353,7 +449,10 @@ fn factors(ranges: &[f32], weights: &[f32], exponent: f32) -> Vec<f32> {
     let logarithms = |values: &[f32]| -> Vec<f64> {
         let mean = values.iter().map(|value| f64::from(*value)).sum::<f64>() / values.len() as f64;
         let floor = (f64::from(MIN_RANGE) * mean).max(f64::from(f32::MIN_POSITIVE));
-        values.iter().map(|value| libm::log(f64::from(*value).max(floor))).collect()
+        values
+            .iter()
+            .map(|value| libm::log(f64::from(*value).max(floor)))
+            .collect()
     };
     let exponent = f64::from(exponent);
     let logarithms: Vec<f64> = logarithms(weights)
@@ -362,7 +461,10 @@ fn factors(ranges: &[f32], weights: &[f32], exponent: f32) -> Vec<f32> {
         .map(|(weight, range)| (1.0 - exponent) * weight - exponent * range)
         .collect();
     let mean = logarithms.iter().sum::<f64>() / logarithms.len() as f64;
-    logarithms.into_iter().map(|logarithm| libm::exp(logarithm - mean) as f32).collect()
+    logarithms
+        .into_iter()
+        .map(|logarithm| libm::exp(logarithm - mean) as f32)
+        .collect()
 }
 
 /// Expected squared output error per token, up to a factor: of values that are rounded in steps of their block's range,
@@ -376,22 +478,31 @@ fn expected_error(weight: &[f32], form: Form, rows: &[f32], columns: &Columns) -
     for row in rows.chunks_exact(inputs) {
         for (values, sums) in row.chunks_exact(block).zip(&mut sums) {
             sums[0] += f64::from(step(values)[1]).powi(2);
-            sums[1] += values.iter().map(|value| f64::from(value * value)).sum::<f64>();
+            sums[1] += values
+                .iter()
+                .map(|value| f64::from(value * value))
+                .sum::<f64>();
         }
     }
     let mut scaled = vec![0.0; block];
     for row in weight.chunks_exact(inputs) {
-        let parts = row.chunks_exact(block).zip(columns.factors.chunks_exact(block));
+        let parts = row
+            .chunks_exact(block)
+            .zip(columns.factors.chunks_exact(block));
         for ((weights, factors), sums) in parts.zip(&mut sums) {
             for ((weight, factor), scaled) in weights.iter().zip(factors).zip(&mut scaled) {
                 *scaled = weight / factor;
             }
             sums[2] += f64::from(rounding::scale(&scaled, permitted)).powi(2);
-            sums[3] += scaled.iter().map(|weight| f64::from(weight * weight)).sum::<f64>();
+            sums[3] += scaled
+                .iter()
+                .map(|weight| f64::from(weight * weight))
+                .sum::<f64>();
         }
     }
-    let error =
-        |[steps, values, weight_steps, weights]: &[f64; 4]| steps * weights + ROUNDED * weight_steps * values;
+    let error = |[steps, values, weight_steps, weights]: &[f64; 4]| {
+        steps * weights + ROUNDED * weight_steps * values
+    };
     sums.iter().map(error).sum()
 }
 
@@ -404,7 +515,10 @@ mod tests {
     const OUTPUTS: usize = 16;
 
     fn form(block: usize) -> Form {
-        Form { block, permitted: Permitted::SmallQuads }
+        Form {
+            block,
+            permitted: Permitted::SmallQuads,
+        }
     }
 
     fn numbers(seed: u64, count: usize) -> Vec<f32> {
@@ -414,21 +528,33 @@ mod tests {
 
     /// Mean squared output error over the rows.
     fn error(weight: &[f32], rows: &[f32], layer: &FittedLayer) -> f64 {
-        let FittedLayer { columns, block, rows: quantized, bias } = layer;
+        let FittedLayer {
+            columns,
+            block,
+            rows: quantized,
+            bias,
+        } = layer;
         let mut fitted = rows.to_vec();
         if let Some(columns) = columns {
             columns.apply(&mut fitted);
         }
         fitted.chunks_exact_mut(*block).for_each(quantize_block);
         let integers = quantized.values.iter().enumerate();
-        let stored: Vec<f32> =
-            integers.map(|(place, integer)| f32::from(*integer) * quantized.scales[place / block]).collect();
+        let stored: Vec<f32> = integers
+            .map(|(place, integer)| f32::from(*integer) * quantized.scales[place / block])
+            .collect();
         let product = |row: &[f32], weights: &[f32]| {
-            row.iter().zip(weights).map(|(value, weight)| f64::from(value * weight)).sum::<f64>()
+            row.iter()
+                .zip(weights)
+                .map(|(value, weight)| f64::from(value * weight))
+                .sum::<f64>()
         };
         let mut sum = 0.0;
         for (row, fitted) in rows.chunks_exact(INPUTS).zip(fitted.chunks_exact(INPUTS)) {
-            let outputs = weight.chunks_exact(INPUTS).zip(stored.chunks_exact(INPUTS)).zip(bias);
+            let outputs = weight
+                .chunks_exact(INPUTS)
+                .zip(stored.chunks_exact(INPUTS))
+                .zip(bias);
             for ((weights, stored), bias) in outputs {
                 sum += (product(fitted, stored) + f64::from(*bias) - product(row, weights)).powi(2);
             }
@@ -449,7 +575,10 @@ mod tests {
     fn calibration_texts_are_not_those_of_the_quality_gate() {
         assert!(CALIBRATION_TEXTS.lines().count() >= 90);
         for text in CALIBRATION_TEXTS.lines() {
-            assert!(!text.trim().is_empty() && SENTENCES.lines().all(|other| other != text), "{text}");
+            assert!(
+                !text.trim().is_empty() && SENTENCES.lines().all(|other| other != text),
+                "{text}"
+            );
         }
     }
 
@@ -458,7 +587,13 @@ mod tests {
         let weight = numbers(1, OUTPUTS * INPUTS);
         let layer = fit(&weight, INPUTS, form(INPUTS / 2), rows(2, 500));
         let columns = layer.columns.as_ref().unwrap();
-        assert!(columns.factors.iter().all(|factor| factor.is_normal() && *factor > 0.0), "{columns:?}");
+        assert!(
+            columns
+                .factors
+                .iter()
+                .all(|factor| factor.is_normal() && *factor > 0.0),
+            "{columns:?}"
+        );
         assert!(layer.rows.values.iter().all(|integer| *integer > i8::MIN));
         let unfitted = FittedLayer {
             columns: None,
@@ -481,7 +616,10 @@ mod tests {
         let quantize::Rows { values, scales } = &without_values.rows;
         for (place, (weight, integer)) in weight.iter().zip(values).enumerate() {
             let steps = weight / scales[place / without_values.block];
-            assert!((steps - f32::from(*integer)).abs() <= 1.0, "{steps}, {integer}");
+            assert!(
+                (steps - f32::from(*integer)).abs() <= 1.0,
+                "{steps}, {integer}"
+            );
         }
         assert!(without_values.bias.iter().all(|bias| *bias == 0.0));
     }
@@ -503,13 +641,20 @@ mod tests {
             (720, 720, 48),
             (736, 368, 32),
         ] {
-            let forms =
-                [Precision::Int8, Precision::Int8Blocks].map(|precision| Form::new(inputs, precision));
-            assert_eq!(forms.map(|form| form.permitted), [Permitted::SmallQuads, Permitted::Any], "{inputs}");
+            let forms = [Precision::Int8, Precision::Int8Blocks]
+                .map(|precision| Form::new(inputs, precision));
+            assert_eq!(
+                forms.map(|form| form.permitted),
+                [Permitted::SmallQuads, Permitted::Any],
+                "{inputs}"
+            );
             let found = forms.map(|form| form.block);
             assert_eq!(found, [in_int8, in_blocks], "{inputs}");
             for block in found {
-                assert!(inputs.is_multiple_of(block) && block.is_multiple_of(LANES), "{inputs}");
+                assert!(
+                    inputs.is_multiple_of(block) && block.is_multiple_of(LANES),
+                    "{inputs}"
+                );
             }
         }
     }

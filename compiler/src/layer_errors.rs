@@ -71,14 +71,32 @@ struct Form {
 }
 
 const FORMS: [Form; 4] = [
-    Form { name: "int8, not fitted", precision: Precision::Int8, block: Some(|inputs| inputs) },
-    Form { name: "int8", precision: Precision::Int8, block: None },
+    Form {
+        name: "int8, not fitted",
+        precision: Precision::Int8,
+        block: Some(|inputs| inputs),
+    },
+    Form {
+        name: "int8",
+        precision: Precision::Int8,
+        block: None,
+    },
     Form {
         name: "int8-blocks, not fitted",
         precision: Precision::Int8Blocks,
-        block: Some(|inputs| if inputs.is_multiple_of(BLOCK) { BLOCK } else { inputs }),
+        block: Some(|inputs| {
+            if inputs.is_multiple_of(BLOCK) {
+                BLOCK
+            } else {
+                inputs
+            }
+        }),
     },
-    Form { name: "int8-blocks", precision: Precision::Int8Blocks, block: None },
+    Form {
+        name: "int8-blocks",
+        precision: Precision::Int8Blocks,
+        block: None,
+    },
 ];
 
 /// The texts that layers are fitted to, one per line.
@@ -99,9 +117,15 @@ pub fn measure(
     let mut plan = plan::plan(request, progress)?.with_adapters_modules()?;
     plan.precision = Precision::Int8;
     let scratch = Scratch::new_in(&request.out)?;
-    let build = Build { plan: &plan, scratch: scratch.path(), runtime, progress };
+    let build = Build {
+        plan: &plan,
+        scratch: scratch.path(),
+        runtime,
+        progress,
+    };
     let source = open(build)?;
-    let TaskSettings::Encoder(EncoderSettings::Embedding(mut settings)) = source.settings.clone() else {
+    let TaskSettings::Encoder(EncoderSettings::Embedding(mut settings)) = source.settings.clone()
+    else {
         return Err(unsupported());
     };
     if source.engine != Engine::Native {
@@ -111,15 +135,29 @@ pub fn measure(
     count_unpooled(&mut settings, &source.tokenizer)?;
     let settings = EncoderSettings::Embedding(settings);
     let tokenizer = Arc::new(Tokenizer::from_json(&source.tokenizer)?);
-    let parts =
-        EncoderParts { runtime: runtime()?, tokenizer: &tokenizer, settings: &settings, labels: None };
-    let measurement = Measurement { source: &source, parts, texts, folder: scratch.path() };
+    let parts = EncoderParts {
+        runtime: runtime()?,
+        tokenizer: &tokenizer,
+        settings: &settings,
+        labels: None,
+    };
+    let measurement = Measurement {
+        source: &source,
+        parts,
+        texts,
+        folder: scratch.path(),
+    };
     let reference = measurement.vectors(Precision::Fp32, LayerForms::Plain)?;
-    FORMS.iter().map(|form| measurement.form(form, &reference, progress)).collect()
+    FORMS
+        .iter()
+        .map(|form| measurement.form(form, &reference, progress))
+        .collect()
 }
 
 fn unsupported() -> Error {
-    Error::model("expected an embedding model that runs in the native engine, but found another model")
+    Error::model(
+        "expected an embedding model that runs in the native engine, but found another model",
+    )
 }
 
 struct Measurement<'a> {
@@ -130,11 +168,17 @@ struct Measurement<'a> {
 }
 
 impl Measurement<'_> {
-    fn form(&self, form: &Form, reference: &[Vec<f32>], progress: &dyn Progress) -> Result<FormErrors> {
+    fn form(
+        &self,
+        form: &Form,
+        reference: &[Vec<f32>],
+        progress: &dyn Progress,
+    ) -> Result<FormErrors> {
         let folder = self.write(form.precision, LayerForms::Plain)?;
         let native = (open_native(folder.path())?, form.precision);
         let calibration = Calibration::record(native, |backend| {
-            let served = ServedEncoder::with_backend(self.parts, folder.path(), Engine::Native, backend)?;
+            let served =
+                ServedEncoder::with_backend(self.parts, folder.path(), Engine::Native, backend)?;
             served.run(CALIBRATION_TEXTS)
         })?;
         let errors = |only: Option<&str>| {
@@ -152,7 +196,11 @@ impl Measurement<'_> {
                 Ok::<_, Error>(mean_error(reference, &found))
             };
             let (weights, activations) = (error(Rounded::Weights)?, error(Rounded::Activations)?);
-            let errors = Errors { weights, activations, both: error(Rounded::Both)? };
+            let errors = Errors {
+                weights,
+                activations,
+                both: error(Rounded::Both)?,
+            };
             Ok::<_, Error>((errors, layers.seen.into_inner()))
         };
         let (all, mut seen) = errors(None)?;
@@ -162,7 +210,12 @@ impl Measurement<'_> {
         progress.stage(form.name, 3 * seen.len());
         let matrix = |(name, [inputs, outputs]): (String, [usize; 2])| {
             let (errors, _) = errors(Some(&name))?;
-            Ok::<_, Error>(MatrixErrors { name, inputs, outputs, errors })
+            Ok::<_, Error>(MatrixErrors {
+                name,
+                inputs,
+                outputs,
+                errors,
+            })
         };
         Ok(FormErrors {
             form: form.name,
@@ -180,8 +233,10 @@ impl Measurement<'_> {
 
     /// Writes graphs into a folder.
     fn write(&self, precision: Precision, layers: LayerForms<'_>) -> Result<TempDir> {
-        let folder = tempfile::tempdir_in(self.folder)
-            .map_err(Error::io(format!("cannot create a folder in `{}`", self.folder.display())))?;
+        let folder = tempfile::tempdir_in(self.folder).map_err(Error::io(format!(
+            "cannot create a folder in `{}`",
+            self.folder.display()
+        )))?;
         onnx::write_all((self.source.graphs)(precision, layers)?, folder.path())?;
         Ok(folder)
     }
@@ -190,7 +245,10 @@ impl Measurement<'_> {
 /// Mean of `1 − cosine`, in double precision, since errors are small.
 fn mean_error(reference: &[Vec<f32>], found: &[Vec<f32>]) -> f64 {
     let dot = |left: &[f32], right: &[f32]| {
-        left.iter().zip(right).map(|(left, right)| f64::from(*left) * f64::from(*right)).sum::<f64>()
+        left.iter()
+            .zip(right)
+            .map(|(left, right)| f64::from(*left) * f64::from(*right))
+            .sum::<f64>()
     };
     let error = |(left, right): (&Vec<f32>, &Vec<f32>)| {
         1.0 - dot(left, right) / (dot(left, left) * dot(right, right)).sqrt()
@@ -206,7 +264,10 @@ mod tests {
     fn errors_are_mean_distances_from_a_cosine_of_one() {
         let reference = [vec![1.0, 0.0], vec![0.0, 2.0]];
         assert_eq!(mean_error(&reference, &reference), 0.0);
-        assert_eq!(mean_error(&reference, &[vec![3.0, 0.0], vec![1.0, 0.0]]), 0.5);
+        assert_eq!(
+            mean_error(&reference, &[vec![3.0, 0.0], vec![1.0, 0.0]]),
+            0.5
+        );
         assert!(mean_error(&reference, &[vec![0.0, 0.0], vec![0.0, 1.0]]).is_nan());
     }
 }

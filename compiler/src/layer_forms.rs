@@ -42,12 +42,19 @@ pub(crate) struct RoundedLayers<'a> {
 
 impl RoundedLayers<'_> {
     /// A layer's 8-bit form; `None` if it stays as it is.
-    pub(crate) fn form(&self, name: &str, weight: &[f32], inputs: usize) -> Result<Option<Arc<FittedLayer>>> {
+    pub(crate) fn form(
+        &self,
+        name: &str,
+        weight: &[f32],
+        inputs: usize,
+    ) -> Result<Option<Arc<FittedLayer>>> {
         if !self.calibration.knows(name, inputs) {
             return Ok(None);
         }
         let outputs = weight.len() / inputs;
-        self.seen.borrow_mut().push((name.to_owned(), [inputs, outputs]));
+        self.seen
+            .borrow_mut()
+            .push((name.to_owned(), [inputs, outputs]));
         if self.only.is_some_and(|only| only != name) {
             return Ok(None);
         }
@@ -58,7 +65,12 @@ impl RoundedLayers<'_> {
         let plain = || {
             let block = self.block.map_or(inputs, |block| block(inputs));
             let rows = quantize::rows(weight, block);
-            Arc::new(FittedLayer { columns: None, block, rows, bias: vec![0.0; outputs] })
+            Arc::new(FittedLayer {
+                columns: None,
+                block,
+                rows,
+                bias: vec![0.0; outputs],
+            })
         };
         Ok(Some(fitted.unwrap_or_else(plain)))
     }

@@ -111,7 +111,11 @@ pub struct Built {
 /// - [`Request::out`] is not written to before the bundle is complete and its quality above the floor.
 /// - Only a bundle is replaced there: see [`Destination`].
 /// - Unsupported sources are refused; the error names them and the supported ones.
-pub fn build(request: &Request, runtime: LoadRuntime<'_>, progress: &dyn Progress) -> Result<Built> {
+pub fn build(
+    request: &Request,
+    runtime: LoadRuntime<'_>,
+    progress: &dyn Progress,
+) -> Result<Built> {
     build_from(request, None, runtime, progress)
 }
 
@@ -125,17 +129,41 @@ fn build_from(
     request.name.as_deref().map_or(Ok(()), check_name)?;
     let destination = Destination::new(&request.out)?;
     let mut plan = plan::plan(request, progress)?;
-    if let Some(Fetched { origin, adapter, encoder, .. }) = fetched {
+    if let Some(Fetched {
+        origin,
+        adapter,
+        encoder,
+        ..
+    }) = fetched
+    {
         plan.from.clone_from(origin);
         // The repository's name is an alias in requests.
-        plan.aliases.extend(origin.split('@').next().map(str::to_owned));
+        plan.aliases
+            .extend(origin.split('@').next().map(str::to_owned));
         plan.adapter.clone_from(adapter);
         plan.encoder.clone_from(encoder);
     }
     let plan = plan.with_adapters_modules()?;
     let scratch = Scratch::new_in(destination.parent())?;
-    let build = Build { plan: &plan, scratch: scratch.path(), runtime, progress };
-    let bundle::Written { folder, comparison, pairs, note, other_tasks } = bundle::write(build)?;
+    let build = Build {
+        plan: &plan,
+        scratch: scratch.path(),
+        runtime,
+        progress,
+    };
+    let bundle::Written {
+        folder,
+        comparison,
+        pairs,
+        note,
+        other_tasks,
+    } = bundle::write(build)?;
     destination.replace(&folder)?;
-    Ok(Built { bundle: Bundle::open(&request.out)?, comparison, pairs, note, other_tasks })
+    Ok(Built {
+        bundle: Bundle::open(&request.out)?,
+        comparison,
+        pairs,
+        note,
+        other_tasks,
+    })
 }

@@ -23,8 +23,15 @@ const WRAPPER: &str = "base_model.model.";
 const WRAPPED_LAYER: &str = ".base_layer.";
 
 /// Fields that [`Adapter::open`] reads.
-const READ: [&str; 7] =
-    ["init_lora_weights", "lora_alpha", "peft_type", "r", "target_modules", "task_type", "use_rslora"];
+const READ: [&str; 7] = [
+    "init_lora_weights",
+    "lora_alpha",
+    "peft_type",
+    "r",
+    "target_modules",
+    "task_type",
+    "use_rslora",
+];
 /// Fields for training, or redundant with the adapter's tensor names. All others must be unset.
 const WITHOUT_EFFECT: [&str; 18] = [
     "auto_mapping",
@@ -100,8 +107,15 @@ impl Adapter {
             )));
         }
         check_fields(&config)?;
-        let (rank, alpha) = (config.require_size("r")?, config.require::<f32>("lora_alpha")?);
-        let divisor = if config.is_set("use_rslora")? { (rank as f32).sqrt() } else { rank as f32 };
+        let (rank, alpha) = (
+            config.require_size("r")?,
+            config.require::<f32>("lora_alpha")?,
+        );
+        let divisor = if config.is_set("use_rslora")? {
+            (rank as f32).sqrt()
+        } else {
+            rank as f32
+        };
         let targets = match config.get("target_modules")? {
             Some(OneOrMany::Many(targets)) => Some(targets),
             // A regular expression, which only PEFT evaluates.
@@ -111,17 +125,29 @@ impl Adapter {
         let found = weights.iter().find(|path| path.is_file());
         let labels_tokens = config.get::<String>("task_type")?.as_deref() == Some("TOKEN_CLS");
         let weights = found.unwrap_or(&weights[0]).clone();
-        Ok(Self { weights, rank, scale: alpha / divisor, targets, labels_tokens })
+        Ok(Self {
+            weights,
+            rank,
+            scale: alpha / divisor,
+            targets,
+            labels_tokens,
+        })
     }
 
     /// Adds each low-rank matrix product to its weight, and replaces whole modules.
     ///
     /// Returns the number of labels if the adapter has a head.
-    pub(super) fn merge(&self, weights: &mut Weights, names: BaseNames<'_>) -> Result<Option<usize>> {
+    pub(super) fn merge(
+        &self,
+        weights: &mut Weights,
+        names: BaseNames<'_>,
+    ) -> Result<Option<usize>> {
         let adapter = Weights::of_files(std::slice::from_ref(&self.weights))?;
         weights.add_source(&adapter.sha256);
         if let Some(name) = adapter.integers.keys().next() {
-            return Err(Error::model(format!("expected an adapter with float weights, but found `{name}`")));
+            return Err(Error::model(format!(
+                "expected an adapter with float weights, but found `{name}`"
+            )));
         }
         let mut labels = None;
         for (name, tensor) in &adapter.tensors {
@@ -133,10 +159,18 @@ impl Adapter {
                     return Err(missing("`lora_A`", module));
                 }
             } else if inner.contains("lora_") {
-                return Err(Error::model(format!("expected LoRA for linear layers, but found `{inner}`")));
+                return Err(Error::model(format!(
+                    "expected LoRA for linear layers, but found `{inner}`"
+                )));
             } else {
                 let inner = inner.replace(WRAPPED_LAYER, ".");
-                if ["classifier.weight", "classifier.out_proj.weight", "score.weight"].contains(&&*inner) {
+                if [
+                    "classifier.weight",
+                    "classifier.out_proj.weight",
+                    "score.weight",
+                ]
+                .contains(&&*inner)
+                {
                     labels = tensor.shape.first().copied();
                 }
                 replace(weights, &inner, tensor, names)?;
@@ -163,13 +197,20 @@ impl Adapter {
             Ok((inner.trim_end_matches(".weight").to_owned(), tensor))
         });
         let (rank, scale, sha256) = (self.rank, self.scale, adapter.sha256);
-        Ok(Matrices { rank, scale, named: named.collect::<Result<_>>()?, sha256 })
+        Ok(Matrices {
+            rank,
+            scale,
+            named: named.collect::<Result<_>>()?,
+            sha256,
+        })
     }
 
     /// Refuses low-rank matrices called `name` for a module that the configuration does not list.
     fn check_target(&self, module: &str, name: &str) -> Result<()> {
         let is_target = |target: &String| {
-            module.strip_suffix(target.as_str()).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+            module
+                .strip_suffix(target.as_str())
+                .is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
         };
         match &self.targets {
             Some(targets) if !targets.iter().any(is_target) => Err(Error::model(format!(
@@ -190,15 +231,25 @@ impl Adapter {
         self.check_target(module, name)?;
         let up = format!("{}.lora_B.weight", name.trim_end_matches(".lora_A.weight"));
         let down = &adapter.tensors[name];
-        let up = adapter.tensors.get(&up).ok_or_else(|| missing("`lora_B`", module))?;
+        let up = adapter
+            .tensors
+            .get(&up)
+            .ok_or_else(|| missing("`lora_B`", module))?;
         let target = weights.find_mut(&format!("{module}.weight"), prefix);
-        self.add(target.ok_or_else(|| missing("a weight in the model", module))?, up, down, module)
+        self.add(
+            target.ok_or_else(|| missing("a weight in the model", module))?,
+            up,
+            down,
+            module,
+        )
     }
 
     /// `target += scale × up · down`.
     fn add(&self, target: &mut Weight, up: &Weight, down: &Weight, module: &str) -> Result<()> {
         let (outputs, rank, inputs) = match (&up.shape[..], &down.shape[..]) {
-            (&[outputs, rank], &[down_rank, inputs]) if rank == down_rank => (outputs, rank, inputs),
+            (&[outputs, rank], &[down_rank, inputs]) if rank == down_rank => {
+                (outputs, rank, inputs)
+            }
             _ => (0, 0, 0),
         };
         if rank == 0 || inputs == 0 || target.shape != [outputs, inputs] {
@@ -213,10 +264,16 @@ impl Adapter {
                 self.rank
             )));
         }
-        for (row, up) in target.values.chunks_exact_mut(inputs).zip(up.values.chunks_exact(rank)) {
+        for (row, up) in target
+            .values
+            .chunks_exact_mut(inputs)
+            .zip(up.values.chunks_exact(rank))
+        {
             for (up, down) in up.iter().zip(down.values.chunks_exact(inputs)) {
                 let factor = self.scale * up;
-                row.iter_mut().zip(down).for_each(|(value, down)| *value += factor * down);
+                row.iter_mut()
+                    .zip(down)
+                    .for_each(|(value, down)| *value += factor * down);
             }
         }
         Ok(())
@@ -232,12 +289,19 @@ fn check_fields(config: &ConfigFile) -> Result<()> {
         _ => false,
     };
     let is_known = |field: &str| READ.contains(&field) || WITHOUT_EFFECT.contains(&field);
-    if let Some((field, _)) =
-        config.fields().iter().find(|(field, value)| !is_known(field) && !is_unset(value))
+    if let Some((field, _)) = config
+        .fields()
+        .iter()
+        .find(|(field, value)| !is_known(field) && !is_unset(value))
     {
-        return Err(Error::model(format!("expected an adapter without `{field}`, but found one with it")));
+        return Err(Error::model(format!(
+            "expected an adapter without `{field}`, but found one with it"
+        )));
     }
-    let initial = config.fields().get("init_lora_weights").unwrap_or(&Value::Null);
+    let initial = config
+        .fields()
+        .get("init_lora_weights")
+        .unwrap_or(&Value::Null);
     match initial {
         Value::Null | Value::Bool(_) => Ok(()),
         Value::String(name) if INITIAL_VALUES.contains(&name.to_lowercase().as_str()) => Ok(()),
@@ -262,7 +326,11 @@ fn replace(weights: &mut Weights, name: &str, tensor: &Weight, names: BaseNames<
             )));
         }
         None if is_head => {
-            let name = if name == bare { bare.to_owned() } else { format!("{}{bare}", weights.prefix) };
+            let name = if name == bare {
+                bare.to_owned()
+            } else {
+                format!("{}{bare}", weights.prefix)
+            };
             weights.tensors.insert(name, tensor.clone());
         }
         None => return Err(missing("a weight in the model", name)),
@@ -272,10 +340,13 @@ fn replace(weights: &mut Weights, name: &str, tensor: &Weight, names: BaseNames<
 
 /// Error for a folder with an adapter that the build would ignore.
 pub(super) fn ignored(folder: &Path) -> Error {
-    let base =
-        ConfigFile::open_or_empty(folder, CONFIG).and_then(|config| config.get("base_model_name_or_path"));
+    let base = ConfigFile::open_or_empty(folder, CONFIG)
+        .and_then(|config| config.get("base_model_name_or_path"));
     let base: Option<String> = base.ok().flatten();
-    let base = base.map_or_else(|| "its base".to_owned(), |base| format!("its base, `{base}`"));
+    let base = base.map_or_else(
+        || "its base".to_owned(),
+        |base| format!("its base, `{base}`"),
+    );
     let hint = format!(
         "name the folder of {base}, and the adapter's in a recipe: `folder` and `adapter` of `[source]`"
     );
@@ -290,7 +361,9 @@ pub(super) fn ignored(folder: &Path) -> Error {
 }
 
 fn missing(what: &str, module: &str) -> Error {
-    Error::model(format!("expected {what} for the adapter of `{module}`, but found none"))
+    Error::model(format!(
+        "expected {what} for the adapter of `{module}`, but found none"
+    ))
 }
 
 #[cfg(test)]
@@ -301,11 +374,16 @@ mod tests {
 
     use super::*;
 
-    const NAMES: BaseNames<'_> = BaseNames { prefix: "bert.", head: &["classifier"] };
+    const NAMES: BaseNames<'_> = BaseNames {
+        prefix: "bert.",
+        head: &["classifier"],
+    };
     const QUERY: &str = "encoder.layer.0.attention.self.query";
 
     fn fixture(name: &str) -> PathBuf {
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/models").join(name)
+        Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../tests/fixtures/models")
+            .join(name)
     }
 
     /// A folder with a fixture's configuration, one field changed, and tensors with the given shapes.
@@ -314,7 +392,11 @@ mod tests {
         let config = fs::read(fixture("tiny-bert-lora").join(CONFIG)).unwrap();
         let mut config: Map<String, Value> = serde_json::from_slice(&config).unwrap();
         config.insert(field.to_owned(), value);
-        fs::write(folder.path().join(CONFIG), serde_json::to_vec(&config).unwrap()).unwrap();
+        fs::write(
+            folder.path().join(CONFIG),
+            serde_json::to_vec(&config).unwrap(),
+        )
+        .unwrap();
         // The safetensors format: header length, header, zeros.
         let (mut header, mut end) = (Map::new(), 0);
         for (name, shape) in tensors {
@@ -324,7 +406,12 @@ mod tests {
             header.insert(format!("{WRAPPER}{name}"), tensor);
         }
         let header = serde_json::to_vec(&header).unwrap();
-        let file = [&(header.len() as u64).to_le_bytes()[..], &header, &vec![0; end]].concat();
+        let file = [
+            &(header.len() as u64).to_le_bytes()[..],
+            &header,
+            &vec![0; end],
+        ]
+        .concat();
         fs::write(folder.path().join(WEIGHTS[0]), file).unwrap();
         folder
     }
@@ -360,7 +447,10 @@ mod tests {
             ("of_a_later_version", json!(1)),
         ] {
             let refusal = read(field, value).unwrap_err().to_string();
-            assert!(refusal.contains(&format!("`{field}`")), "{field}: {refusal}");
+            assert!(
+                refusal.contains(&format!("`{field}`")),
+                "{field}: {refusal}"
+            );
         }
     }
 
@@ -385,13 +475,22 @@ mod tests {
         for (file, text) in [(CONFIG, Some(("\"r\": 4", "\"r\": 8"))), (WEIGHTS[0], None)] {
             let bytes = fs::read(fixture("tiny-bert-lora").join(file)).unwrap();
             let bytes = match text {
-                Some((from, to)) => String::from_utf8(bytes).unwrap().replace(from, to).into_bytes(),
+                Some((from, to)) => String::from_utf8(bytes)
+                    .unwrap()
+                    .replace(from, to)
+                    .into_bytes(),
                 None => bytes,
             };
             fs::write(folder.path().join(file), bytes).unwrap();
         }
-        let refusal = Adapter::open(folder.path()).unwrap().merge(&mut weights, NAMES).unwrap_err();
-        assert!(refusal.to_string().contains("of rank 8, which is `r`"), "{refusal}");
+        let refusal = Adapter::open(folder.path())
+            .unwrap()
+            .merge(&mut weights, NAMES)
+            .unwrap_err();
+        assert!(
+            refusal.to_string().contains("of rank 8, which is `r`"),
+            "{refusal}"
+        );
     }
 
     #[test]
@@ -413,11 +512,16 @@ mod tests {
             merge(&[(&key.replace("_B", "_A"), &[4, 32]), (&key, &[32, 4])]),
             merge(&[(&bias, &[31])]),
             merge(&[("bert.nothing.weight", &[4])]),
-            merge(&[(&format!("{table}.token_adapter.trainable_tokens_delta"), &[1, 32])]),
+            merge(&[(
+                &format!("{table}.token_adapter.trainable_tokens_delta"),
+                &[1, 32],
+            )]),
             merge(&[(&format!("{table}.lora_embedding_A"), &[4, 32])]),
         ];
-        let refusals: Vec<String> =
-            refusals.into_iter().map(|found| found.unwrap_err().to_string()).collect();
+        let refusals: Vec<String> = refusals
+            .into_iter()
+            .map(|found| found.unwrap_err().to_string())
+            .collect();
         insta::assert_snapshot!(refusals.join("\n"), @"
         expected `lora_B` for the adapter of `bert.encoder.layer.0.attention.self.query`, but found none
         expected `lora_A` for the adapter of `bert.encoder.layer.0.attention.self.query`, but found none

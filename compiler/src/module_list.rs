@@ -48,9 +48,12 @@ impl Module {
     /// The class name for sentence-transformers and PyLate, and the full path for any other class.
     pub(super) fn class(&self) -> &str {
         let path = self.r#type.as_str();
-        let Some((place, class)) = path.rsplit_once('.') else { return path };
-        let file =
-            place.rsplit_once('.').filter(|(_, file)| file.replace('_', "").eq_ignore_ascii_case(class));
+        let Some((place, class)) = path.rsplit_once('.') else {
+            return path;
+        };
+        let file = place
+            .rsplit_once('.')
+            .filter(|(_, file)| file.replace('_', "").eq_ignore_ascii_case(class));
         let is_known = PACKAGES.contains(&place)
             || file.is_some_and(|(package, _)| PACKAGES.contains(&package))
             || path == PYLATE_DENSE;
@@ -81,7 +84,11 @@ impl Module {
             )));
         }
         let is_here = path.is_empty() || path == ".";
-        Ok(if is_here { folder.to_owned() } else { folder.join(path) })
+        Ok(if is_here {
+            folder.to_owned()
+        } else {
+            folder.join(path)
+        })
     }
 
     pub(super) fn is_splade(&self) -> bool {
@@ -142,10 +149,15 @@ impl Router {
             let module = |name: &String| {
                 let found = file.types.get(name).map(|r#type| {
                     let path = Path::new(&first.path).join(name).display().to_string();
-                    Module { path, r#type: r#type.clone() }
+                    Module {
+                        path,
+                        r#type: r#type.clone(),
+                    }
                 });
                 found.ok_or_else(|| {
-                    Error::model(format!("expected the type of `{name}` in `{ROUTER}`, but found none"))
+                    Error::model(format!(
+                        "expected the type of `{name}` in `{ROUTER}`, but found none"
+                    ))
                 })
             };
             modules.map(module).collect::<Result<Vec<_>>>()
@@ -153,12 +165,20 @@ impl Router {
         let (queries, documents) = (route("query")?, route("document")?);
         let static_queries = match &queries[..] {
             queries if *queries == documents => None,
-            [weights] if weights.class() == STATIC_QUERIES && documents.iter().any(Module::is_splade) => {
+            [weights]
+                if weights.class() == STATIC_QUERIES && documents.iter().any(Module::is_splade) =>
+            {
                 Some(weights.folder(folder)?)
             }
             _ => {
-                let [queries, documents] = [queries, documents]
-                    .map(|modules| quoted(&modules.iter().map(|module| module.class()).collect::<Vec<_>>()));
+                let [queries, documents] = [queries, documents].map(|modules| {
+                    quoted(
+                        &modules
+                            .iter()
+                            .map(|module| module.class())
+                            .collect::<Vec<_>>(),
+                    )
+                });
                 return Err(Error::model(format!(
                     "expected a `Router` with one encoder, for documents with sparse vectors and queries with token \
                      weights (`{STATIC_QUERIES}`), or for both alike, but found {queries} for queries and {documents} for \
@@ -166,7 +186,11 @@ impl Router {
                 )));
             }
         };
-        Ok(Some(Self { documents, queries, static_queries }))
+        Ok(Some(Self {
+            documents,
+            queries,
+            static_queries,
+        }))
     }
 }
 
@@ -181,16 +205,28 @@ impl RouterFile {
             "(None, None)".into(),
         ];
         let mapped = || {
-            keys.iter()
-                .find_map(|key| mappings.clone().find(|(found, _)| *found == key).map(|(_, name)| name))
+            keys.iter().find_map(|key| {
+                mappings
+                    .clone()
+                    .find(|(found, _)| *found == key)
+                    .map(|(_, name)| name)
+            })
         };
-        let named = || [task, "text"].into_iter().find_map(|name| self.structure.get_key_value(name));
-        let found =
-            mapped().or_else(|| named().map(|(name, _)| name)).or(self.parameters.default_route.as_ref());
+        let named = || {
+            [task, "text"]
+                .into_iter()
+                .find_map(|name| self.structure.get_key_value(name))
+        };
+        let found = mapped()
+            .or_else(|| named().map(|(name, _)| name))
+            .or(self.parameters.default_route.as_ref());
         let found = found.filter(|name| self.structure.contains_key(*name));
         found.map(String::as_str).ok_or_else(|| {
             let routes: Vec<_> = self.structure.keys().collect();
-            Error::model(format!("expected a route `{task}` in `{ROUTER}`, but found {}", quoted(&routes)))
+            Error::model(format!(
+                "expected a route `{task}` in `{ROUTER}`, but found {}",
+                quoted(&routes)
+            ))
         })
     }
 }
@@ -204,18 +240,27 @@ pub(super) fn static_queries(folder: &Path) -> Result<Option<PathBuf>> {
 /// The listed modules, each with its description in the file.
 pub(super) fn described(folder: &Path) -> Result<Vec<(Map<String, Value>, Module)>> {
     let list: Option<Vec<Map<String, Value>>> = read_json_if_exists(&folder.join(MODULES))?;
-    Ok(list.unwrap_or_default().into_iter().zip(listed(folder)?).collect())
+    Ok(list
+        .unwrap_or_default()
+        .into_iter()
+        .zip(listed(folder)?)
+        .collect())
 }
 
 /// A `Router`'s modules, if there is one.
 pub(super) fn routed(folder: &Path) -> Result<Vec<Module>> {
     let router = Router::of(&listed(folder)?, folder)?;
-    Ok(router.map(|router| [router.documents, router.queries].concat()).unwrap_or_default())
+    Ok(router
+        .map(|router| [router.documents, router.queries].concat())
+        .unwrap_or_default())
 }
 
 fn listed(folder: &Path) -> Result<Vec<Module>> {
     let mut list: Vec<Module> = read_json_if_exists(&folder.join(MODULES))?.unwrap_or_default();
-    if let Some(first) = list.first_mut().filter(|first| first.r#type == TASK_TRANSFORMER) {
+    if let Some(first) = list
+        .first_mut()
+        .filter(|first| first.r#type == TASK_TRANSFORMER)
+    {
         let config = ConfigFile::open_or_empty(&first.folder(folder)?, ConfigFile::NAME)?;
         if config.get::<Vec<String>>(TASKS)?.is_some() {
             first.r#type = format!("{}.Transformer", PACKAGES[0]);
@@ -230,7 +275,14 @@ mod tests {
 
     #[test]
     fn classes_are_known_by_their_whole_paths() {
-        let class = |path: &str| Module { path: String::new(), r#type: path.to_owned() }.class().to_owned();
+        let class = |path: &str| {
+            Module {
+                path: String::new(),
+                r#type: path.to_owned(),
+            }
+            .class()
+            .to_owned()
+        };
         for path in [
             "sentence_transformers.models.Pooling",
             "sentence_transformers.models.Pooling.Pooling",

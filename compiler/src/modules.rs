@@ -93,26 +93,47 @@ enum Activation {
 impl Modules {
     /// An empty list, for tokens with `width` values.
     pub(super) fn new(width: usize) -> Self {
-        Self { list: Vec::new(), tokens: width, text: None, output: POOLED }
+        Self {
+            list: Vec::new(),
+            tokens: width,
+            text: None,
+            output: POOLED,
+        }
     }
 
     /// An empty list, for text vectors with `width` values.
     pub(super) fn of_texts(width: usize) -> Self {
-        Self { list: Vec::new(), tokens: width, text: Some(width), output: POOLED }
+        Self {
+            list: Vec::new(),
+            tokens: width,
+            text: Some(width),
+            output: POOLED,
+        }
     }
 
     /// Mean pooling, sentence-transformers' default for models without its files.
     pub(super) fn mean(width: usize) -> Self {
-        Self { list: vec![Module::pooling(Mode::Mean)], tokens: width, text: Some(width), output: POOLED }
+        Self {
+            list: vec![Module::pooling(Mode::Mean)],
+            tokens: width,
+            text: Some(width),
+            output: POOLED,
+        }
     }
 
     /// Appends a linear layer on text vectors, with weights called `name`.
     pub(super) fn project(&mut self, weights: &Weights, name: &str, outputs: usize) -> Result<()> {
         let inputs = self.dimensions()?;
-        let bias = weights.take_whole(&format!("{name}.bias"), &[outputs])?.values.clone();
+        let bias = weights
+            .take_whole(&format!("{name}.bias"), &[outputs])?
+            .values
+            .clone();
         let weight = weights.take_whole(&format!("{name}.weight"), &[outputs, inputs])?;
         let layer = Dense::of_weights(weight, Some(bias))?;
-        self.list.push(Module::Dense(Dense { is_of_tokens: false, ..layer }));
+        self.list.push(Module::Dense(Dense {
+            is_of_tokens: false,
+            ..layer
+        }));
         self.text = Some(outputs);
         Ok(())
     }
@@ -131,7 +152,12 @@ impl Modules {
             source: None,
         };
         let list = vec![Module::pooling(Mode::LastToken), Module::Dense(layer)];
-        Self { list, tokens: width, text: Some(labels), output }
+        Self {
+            list,
+            tokens: width,
+            text: Some(labels),
+            output,
+        }
     }
 
     /// Adds a module with the class `class` and its files in `folder`.
@@ -167,14 +193,20 @@ impl Modules {
                 let take = |name| Ok::<_, Error>(weights.take(name, &[dimension])?.values.clone());
                 let (gain, bias) = (take("norm.weight")?, take("norm.bias")?);
                 weights.check_all(|_| false)?;
-                Module::LayerNorm { gain, bias, source: weights.sha256 }
+                Module::LayerNorm {
+                    gain,
+                    bias,
+                    source: weights.sha256,
+                }
             }
             "Normalize" if self.text.is_some() => {
                 expect_normalized(folder, TEXT)?;
                 Module::Normalize
             }
             "Normalize" => {
-                return Err(Error::model("expected `Normalize` after `Pooling`, but found it before"));
+                return Err(Error::model(
+                    "expected `Normalize` after `Pooling`, but found it before",
+                ));
             }
             // Dropout has an effect in training only.
             "Dropout" => return Ok(()),
@@ -199,7 +231,9 @@ impl Modules {
 
     /// Number of dimensions in a text's vector.
     pub(super) fn dimensions(&self) -> Result<usize> {
-        self.text.ok_or_else(|| Error::model("expected a `Pooling` module in `modules.json`, but found none"))
+        self.text.ok_or_else(|| {
+            Error::model("expected a `Pooling` module in `modules.json`, but found none")
+        })
     }
 
     /// The same modules with another output name.
@@ -219,7 +253,13 @@ impl Modules {
 
     /// The pooling left to the pipeline; `None` if the graph must contain the modules.
     pub(super) fn pooling(&self) -> Option<Pooling> {
-        let [Module::Pooling(Poolings { modes, includes_prompt: true })] = self.before_normalization() else {
+        let [
+            Module::Pooling(Poolings {
+                modes,
+                includes_prompt: true,
+            }),
+        ] = self.before_normalization()
+        else {
             return None;
         };
         let [mode] = modes[..] else { return None };
@@ -235,8 +275,15 @@ impl Modules {
 
     /// Whether a prompt's tokens are pooled.
     pub(super) fn includes_prompt(&self) -> bool {
-        let excludes =
-            |module: &Module| matches!(module, Module::Pooling(Poolings { includes_prompt: false, .. }));
+        let excludes = |module: &Module| {
+            matches!(
+                module,
+                Module::Pooling(Poolings {
+                    includes_prompt: false,
+                    ..
+                })
+            )
+        };
         !self.list.iter().any(excludes)
     }
 
@@ -257,12 +304,17 @@ impl Modules {
     /// Whether the native engine supports the modules: a pooling, and then layers for text vectors.
     pub(super) fn suit_native_engine(&self) -> bool {
         let list = self.before_normalization();
-        list.iter().enumerate().all(|(place, module)| module.is_native(place + 1 == list.len()))
+        list.iter()
+            .enumerate()
+            .all(|(place, module)| module.is_native(place + 1 == list.len()))
     }
 
     /// All modules but normalizations at the end.
     fn before_normalization(&self) -> &[Module] {
-        let end = self.list.iter().rposition(|module| !matches!(module, Module::Normalize));
+        let end = self
+            .list
+            .iter()
+            .rposition(|module| !matches!(module, Module::Normalize));
         &self.list[..end.map_or(0, |last| last + 1)]
     }
 
@@ -273,15 +325,23 @@ impl Modules {
         for (place, module) in self.before_normalization().iter().enumerate() {
             let name = format!("modules.{place}");
             match module {
-                Module::Pooling(Poolings { modes, includes_prompt }) => {
+                Module::Pooling(Poolings {
+                    modes,
+                    includes_prompt,
+                }) => {
                     let pooled = match includes_prompt {
                         true => mask.clone(),
                         false => layers.graph.input(POOLING_MASK, &["batch", "sequence"]),
                     };
-                    let masks = Masks { tokens: mask, pooled: &pooled };
+                    let masks = Masks {
+                        tokens: mask,
+                        pooled: &pooled,
+                    };
                     text = poolings::write(&mut layers.graph, modes, &tokens, &masks);
                 }
-                Module::Dense(layer) if layer.is_of_tokens => tokens = layer.write(layers, &name, &tokens),
+                Module::Dense(layer) if layer.is_of_tokens => {
+                    tokens = layer.write(layers, &name, &tokens)
+                }
                 Module::Dense(layer) => text = layer.write(layers, &name, &text),
                 Module::LayerNorm { gain, bias, .. } => {
                     // `eps` in `torch.nn.LayerNorm`.
@@ -297,13 +357,17 @@ impl Modules {
                     let last = graph.integers("last_axis", &[-1]);
                     // `eps` in `torch.nn.functional.normalize`.
                     let least = graph.floats("least_length", &[], &[1e-12]);
-                    let length = graph.node("ReduceL2", &[&text, &last], vec![integer("keepdims", 1)]);
+                    let length =
+                        graph.node("ReduceL2", &[&text, &last], vec![integer("keepdims", 1)]);
                     let length = graph.node("Max", &[&length, &least], vec![]);
                     text = graph.node("Div", &[&text, &length], vec![]);
                 }
                 Module::Truncation(dimensions) => {
                     let graph = &mut layers.graph;
-                    let (first, last) = (graph.integers("zero", &[0]), graph.integers("last_axis", &[-1]));
+                    let (first, last) = (
+                        graph.integers("zero", &[0]),
+                        graph.integers("last_axis", &[-1]),
+                    );
                     let end = graph.integers("truncated_dimensions", &[*dimensions as i64]);
                     text = graph.node("Slice", &[&text, &first, &end, &last], vec![]);
                 }
@@ -315,13 +379,19 @@ impl Modules {
 
 impl Module {
     fn pooling(mode: Mode) -> Self {
-        Self::Pooling(Poolings { modes: vec![mode], includes_prompt: true })
+        Self::Pooling(Poolings {
+            modes: vec![mode],
+            includes_prompt: true,
+        })
     }
 
     /// Whether the native engine supports the module. A final result may have any width.
     fn is_native(&self, is_last: bool) -> bool {
         match self {
-            Self::Pooling(Poolings { modes, includes_prompt }) => {
+            Self::Pooling(Poolings {
+                modes,
+                includes_prompt,
+            }) => {
                 *includes_prompt && matches!(modes[..], [Mode::Cls | Mode::Mean | Mode::LastToken])
             }
             Self::Dense(layer) => {
@@ -343,8 +413,12 @@ impl Module {
 pub(super) fn expect_normalized(folder: &Path, expected: &str) -> Result<()> {
     // Older versions of sentence-transformers write no file.
     let config = ConfigFile::open_or_empty(folder, ConfigFile::NAME)?;
-    let input: String = config.get("module_input_name")?.unwrap_or_else(|| TEXT.to_owned());
-    let output: String = config.get("module_output_name")?.unwrap_or_else(|| input.clone());
+    let input: String = config
+        .get("module_input_name")?
+        .unwrap_or_else(|| TEXT.to_owned());
+    let output: String = config
+        .get("module_output_name")?
+        .unwrap_or_else(|| input.clone());
     if [&input, &output] == [expected; 2] {
         return Ok(());
     }
@@ -357,10 +431,18 @@ pub(super) fn expect_normalized(folder: &Path, expected: &str) -> Result<()> {
 impl Dense {
     /// Reads a layer for token or text vectors with the given widths; transforms the vectors called `default` if the
     /// file does not say.
-    fn open(folder: &Path, [of_tokens, of_text]: [Option<usize>; 2], default: &'static str) -> Result<Self> {
+    fn open(
+        folder: &Path,
+        [of_tokens, of_text]: [Option<usize>; 2],
+        default: &'static str,
+    ) -> Result<Self> {
         let config = ConfigFile::open(folder)?;
-        let input: String = config.get("module_input_name")?.unwrap_or_else(|| default.to_owned());
-        let output = config.get("module_output_name")?.unwrap_or_else(|| input.clone());
+        let input: String = config
+            .get("module_input_name")?
+            .unwrap_or_else(|| default.to_owned());
+        let output = config
+            .get("module_output_name")?
+            .unwrap_or_else(|| input.clone());
         let is_known = match input.as_str() {
             TEXT => [TEXT, SCORES].contains(&output.as_str()),
             TOKENS => output == TOKENS,
@@ -373,7 +455,10 @@ impl Dense {
                 folder.display()
             )));
         }
-        let [inputs, outputs] = [config.require("in_features")?, config.require("out_features")?];
+        let [inputs, outputs] = [
+            config.require("in_features")?,
+            config.require("out_features")?,
+        ];
         let is_of_tokens = input == TOKENS;
         let width = if is_of_tokens { of_tokens } else { of_text };
         if width != Some(inputs) {
@@ -388,16 +473,22 @@ impl Dense {
         let layer = Self {
             inputs,
             outputs,
-            weight: weights.take("linear.weight", &[outputs, inputs])?.values.clone(),
+            weight: weights
+                .take("linear.weight", &[outputs, inputs])?
+                .values
+                .clone(),
             bias,
             activation: Activation::of_class(activation.as_deref().unwrap_or("torch.nn.Tanh"))?,
             is_of_tokens,
             residual: match config.is_set("use_residual")? {
                 false => Residual::None,
                 true if inputs == outputs => Residual::Input,
-                true => {
-                    Residual::Projected(weights.take("residual.weight", &[outputs, inputs])?.values.clone())
-                }
+                true => Residual::Projected(
+                    weights
+                        .take("residual.weight", &[outputs, inputs])?
+                        .values
+                        .clone(),
+                ),
             },
             source: Some(weights.sha256.clone()),
         };
@@ -419,7 +510,10 @@ impl Dense {
     /// A layer for token vectors with these weights and no activation.
     pub(super) fn of_weights(weight: &Weight, bias: Option<Vec<f32>>) -> Result<Self> {
         let [outputs, inputs] = weight.shape[..] else {
-            return Err(Error::model(format!("expected a matrix, but found the shape {:?}", weight.shape)));
+            return Err(Error::model(format!(
+                "expected a matrix, but found the shape {:?}",
+                weight.shape
+            )));
         };
         Ok(Self {
             inputs,
@@ -435,7 +529,10 @@ impl Dense {
 
     /// The same layer, whose weights are from another file, with its SHA-256.
     pub(super) fn with_source(self, sha256: &str) -> Self {
-        Self { source: Some(sha256.to_owned()), ..self }
+        Self {
+            source: Some(sha256.to_owned()),
+            ..self
+        }
     }
 
     /// SHA-256 over the layer's file; `None` if its weights are the model's.
@@ -450,14 +547,21 @@ impl Dense {
 
     /// Whether it has nothing but weights and a bias.
     pub(super) fn is_linear(&self) -> bool {
-        matches!((&self.activation, &self.residual), (Activation::Identity, Residual::None))
+        matches!(
+            (&self.activation, &self.residual),
+            (Activation::Identity, Residual::None)
+        )
     }
 
     pub(super) fn write(&self, layers: &mut Layers<'_>, name: &str, input: &Value) -> Value {
         let graph = &mut layers.graph;
         // In fp32 at all precisions: a dense layer is small, and its errors go straight into the vectors.
         let weight = transpose(&self.weight, self.inputs);
-        let weight = graph.floats(&format!("{name}.weight"), &[self.inputs, self.outputs], &weight);
+        let weight = graph.floats(
+            &format!("{name}.weight"),
+            &[self.inputs, self.outputs],
+            &weight,
+        );
         let mut value = graph.node("MatMul", &[input, &weight], vec![]);
         if let Some(bias) = &self.bias {
             let bias = graph.floats(&format!("{name}.bias"), &[self.outputs], bias);
@@ -488,8 +592,15 @@ impl Dense {
 impl Activation {
     /// Activation for an instance of a `torch.nn` class.
     fn of_class(class: &str) -> Result<Self> {
-        const PACKAGES: [&str; 3] = ["torch.nn.modules.activation.", "torch.nn.modules.linear.", "torch.nn."];
-        match PACKAGES.iter().find_map(|package| class.strip_prefix(package)) {
+        const PACKAGES: [&str; 3] = [
+            "torch.nn.modules.activation.",
+            "torch.nn.modules.linear.",
+            "torch.nn.",
+        ];
+        match PACKAGES
+            .iter()
+            .find_map(|package| class.strip_prefix(package))
+        {
             Some("Identity") => Ok(Self::Identity),
             Some("Tanh") => Ok(Self::Operator("Tanh")),
             Some("ReLU") => Ok(Self::Operator("Relu")),
@@ -507,7 +618,9 @@ impl Activation {
 /// Whether the layer in `folder` makes a CrossEncoder's scores.
 pub(super) fn makes_scores(folder: &Path) -> Result<bool> {
     let config = ConfigFile::open_or_empty(folder, ConfigFile::NAME)?;
-    Ok(config.get::<String>("module_output_name")?.is_some_and(|output| output == SCORES))
+    Ok(config
+        .get::<String>("module_output_name")?
+        .is_some_and(|output| output == SCORES))
 }
 
 /// Reads the weights for the module in `folder`.

@@ -76,12 +76,17 @@ pub struct Options {
 impl Options {
     /// The configured engine, for any task and precision.
     pub fn of(config: &Config) -> Self {
-        Self { engine: config.engine, ..Self::default() }
+        Self {
+            engine: config.engine,
+            ..Self::default()
+        }
     }
 
     /// Whether the bundle at `path` is valid and complies with the options.
     pub fn complies(&self, path: &Path) -> bool {
-        let Ok(bundle) = Bundle::open(path) else { return false };
+        let Ok(bundle) = Bundle::open(path) else {
+            return false;
+        };
         let manifest = bundle.manifest();
         self.contradiction(manifest).is_none()
             && match self.engine {
@@ -100,7 +105,9 @@ impl Options {
             false => folders(path),
         };
         for path in bundles {
-            let Ok(bundle) = Bundle::open(&path) else { continue };
+            let Ok(bundle) = Bundle::open(&path) else {
+                continue;
+            };
             if let Some((expected, found)) = self.contradiction(bundle.manifest()) {
                 return Err(Error::config(format!(
                     "expected {expected} of the bundle in `{}`, but found {found}; leave the option out, or name the folder \
@@ -127,7 +134,10 @@ impl Options {
             (Some(task), _) if task != manifest.task => differs("task", &task, &manifest.task),
             (_, Some(wanted)) if wanted != precision => differs("precision", &wanted, &precision),
             _ => {
-                let missing = self.allow.iter().find(|key| !manifest.allowed.contains(key))?;
+                let missing = self
+                    .allow
+                    .iter()
+                    .find(|key| !manifest.allowed.contains(key))?;
                 Some((format!("the allowed key `{missing}`"), "none".to_owned()))
             }
         }
@@ -184,27 +194,42 @@ pub struct NamedModels {
 impl NamedModels {
     /// The bundles in the configured `home`.
     pub fn new(config: &Config) -> Self {
-        Self { root: config.home.join("models") }
+        Self {
+            root: config.home.join("models"),
+        }
     }
 
     /// Bundles that are only compared with others: a model's name does not refer to them.
     pub fn for_comparison(config: &Config) -> Self {
-        Self { root: config.home.join("comparisons") }
+        Self {
+            root: config.home.join("comparisons"),
+        }
     }
 
     /// Finds a model's newest bundle that complies with the options; `None` if there is none from this version.
     pub fn find(&self, model: &NamedModel, options: &Options) -> Result<Option<PathBuf>> {
-        let Some(id) = self.id(model)? else { return Ok(None) };
+        let Some(id) = self.id(model)? else {
+            return Ok(None);
+        };
         let folder = self.folder(model)?;
         let mut bundles = self.bundles(&folder.join(VERSION), &id);
         bundles.extend(Elsewhere::read(&folder).and_then(|elsewhere| elsewhere.find(&id)));
         bundles.sort_by_key(|(built, _)| Reverse(*built));
-        Ok(bundles.into_iter().find(|(_, path)| options.complies(path)).map(|(_, path)| path))
+        Ok(bundles
+            .into_iter()
+            .find(|(_, path)| options.complies(path))
+            .map(|(_, path)| path))
     }
 
     /// Lets [`find`](Self::find) return a bundle built from a folder or a recipe into another folder. `id` is the
     /// source's [`path_id`] before the build.
-    pub fn add_elsewhere(&self, source: &Path, id: &str, bundle: &Bundle, path: &Path) -> Result<()> {
+    pub fn add_elsewhere(
+        &self,
+        source: &Path,
+        id: &str,
+        bundle: &Bundle,
+        path: &Path,
+    ) -> Result<()> {
         let folder = files::create_folder(&self.folder(&NamedModel::Path(source.to_owned()))?)?;
         Elsewhere::new(source, id, bundle, path)?.write(&folder)
     }
@@ -213,7 +238,9 @@ impl NamedModels {
     /// recorded it.
     pub fn source_of(&self, path: &Path) -> Option<PathBuf> {
         let path = path.canonicalize().ok()?;
-        folders(&self.root).iter().find_map(|folder| Elsewhere::read(folder)?.source_of(&path))
+        folders(&self.root)
+            .iter()
+            .find_map(|folder| Elsewhere::read(folder)?.source_of(&path))
     }
 
     /// The name of the model whose bundle is at `path`, among bundles built by name.
@@ -239,21 +266,31 @@ impl NamedModels {
             return Ok(Outcome::Known(path));
         }
         let source = Prepared::new(model, &folder, tools)?;
-        let out = folder.join(VERSION).join(bundle_name(&source.id[..ID_DIGITS], options));
+        let out = folder
+            .join(VERSION)
+            .join(bundle_name(&source.id[..ID_DIGITS], options));
         // Before the build, so that `kivu rm` finds a bundle whose process is killed.
         files::write(&folder.join(NAME), model.name().as_bytes())?;
-        let outcome = if Bundle::open(&out).and_then(|bundle| bundle.verify()).is_ok() {
+        let outcome = if Bundle::open(&out)
+            .and_then(|bundle| bundle.verify())
+            .is_ok()
+        {
             Outcome::Known(out)
         } else {
             // A damaged bundle in this folder is one of Kivu's own.
             if out.is_dir() && Destination::new(&out).is_err() {
-                fs::remove_dir_all(&out).map_err(Error::io(format!("cannot remove `{}`", out.display())))?;
+                fs::remove_dir_all(&out)
+                    .map_err(Error::io(format!("cannot remove `{}`", out.display())))?;
             }
             let built = source.build(out.clone(), None, options, Samples::default(), tools)?;
             Outcome::Built(out, Box::new(built))
         };
-        if let (NamedModel::Repository(name), Some(Fetched { is_complete: true, .. })) =
-            (model, &source.fetched)
+        if let (
+            NamedModel::Repository(name),
+            Some(Fetched {
+                is_complete: true, ..
+            }),
+        ) = (model, &source.fetched)
         {
             let path = folder.join(REFS).join(&name.revision);
             files::create_folder(path.parent().unwrap_or(&folder))?;
@@ -266,16 +303,36 @@ impl NamedModels {
     pub fn list(&self) -> Vec<Entry> {
         let mut entries = Vec::new();
         for model in folders(&self.root) {
-            let Ok(name) = regular_file::read_to_string(&model.join(NAME)) else { continue };
-            for version in folders(&model).into_iter().filter(|folder| !folder.ends_with(REFS)) {
+            let Ok(name) = regular_file::read_to_string(&model.join(NAME)) else {
+                continue;
+            };
+            for version in folders(&model)
+                .into_iter()
+                .filter(|folder| !folder.ends_with(REFS))
+            {
                 for (built, path) in self.bundles(&version, "") {
-                    let Ok(bundle) = Bundle::open(&path) else { continue };
-                    let version = version.file_name().unwrap_or_default().to_string_lossy().into_owned();
-                    entries.push(Entry { name: name.clone(), bundle, version, built });
+                    let Ok(bundle) = Bundle::open(&path) else {
+                        continue;
+                    };
+                    let version = version
+                        .file_name()
+                        .unwrap_or_default()
+                        .to_string_lossy()
+                        .into_owned();
+                    entries.push(Entry {
+                        name: name.clone(),
+                        bundle,
+                        version,
+                        built,
+                    });
                 }
             }
         }
-        entries.sort_by(|left, right| left.name.cmp(&right.name).then(right.built.cmp(&left.built)));
+        entries.sort_by(|left, right| {
+            left.name
+                .cmp(&right.name)
+                .then(right.built.cmp(&left.built))
+        });
         entries
     }
 
@@ -286,7 +343,9 @@ impl NamedModels {
         for folder in folders(&self.root) {
             let found = regular_file::read_to_string(&folder.join(NAME)).ok();
             // The file with the name may be damaged.
-            let is_named = folder.file_name().is_some_and(|folder| *folder == *name.replace('/', "--"));
+            let is_named = folder
+                .file_name()
+                .is_some_and(|folder| *folder == *name.replace('/', "--"));
             if is_named || found.is_some_and(|found| found == name) {
                 let lock = lock_file(&folder)?;
                 match lock.try_lock() {
@@ -342,10 +401,15 @@ impl NamedModels {
     fn bundles(&self, folder: &Path, id: &str) -> Vec<(SystemTime, PathBuf)> {
         let id = &id[..id.len().min(ID_DIGITS)];
         let has_id = |path: &PathBuf| {
-            path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(id.as_bytes()))
+            path.file_name()
+                .is_some_and(|name| name.as_encoded_bytes().starts_with(id.as_bytes()))
         };
         let timed = |path: PathBuf| Some((built(&path)?, path));
-        let mut bundles: Vec<_> = folders(folder).into_iter().filter(has_id).filter_map(timed).collect();
+        let mut bundles: Vec<_> = folders(folder)
+            .into_iter()
+            .filter(has_id)
+            .filter_map(timed)
+            .collect();
         bundles.sort_by_key(|(built, _)| Reverse(*built));
         bundles
     }
@@ -368,16 +432,34 @@ impl Prepared {
             NamedModel::Recipe(recipe) => {
                 let scratch = Scratch::new_in(scratch)?;
                 let path = recipe.write(scratch.path())?;
-                Self { id: recipe_id(recipe), name: None, path, fetched: None, _scratch: Some(scratch) }
+                Self {
+                    id: recipe_id(recipe),
+                    name: None,
+                    path,
+                    fetched: None,
+                    _scratch: Some(scratch),
+                }
             }
             NamedModel::Path(path) => {
                 let id = path_id(path)?;
-                Self { id, name: None, path: path.clone(), fetched: None, _scratch: None }
+                Self {
+                    id,
+                    name: None,
+                    path: path.clone(),
+                    fetched: None,
+                    _scratch: None,
+                }
             }
             NamedModel::Repository(name) => {
                 let fetched = hub::fetch(name, &tools.config.hub, tools.progress)?;
                 let (id, path) = (fetched.id.clone(), fetched.folder.clone());
-                Self { id, name: Some(name.short().to_owned()), path, fetched: Some(fetched), _scratch: None }
+                Self {
+                    id,
+                    name: Some(name.short().to_owned()),
+                    path,
+                    fetched: Some(fetched),
+                    _scratch: None,
+                }
             }
         })
     }
@@ -401,7 +483,12 @@ impl Prepared {
             samples,
             cache: tools.config.home.clone(),
         };
-        build_from(&request, self.fetched.as_ref(), tools.runtime, tools.progress)
+        build_from(
+            &request,
+            self.fetched.as_ref(),
+            tools.runtime,
+            tools.progress,
+        )
     }
 }
 
@@ -423,7 +510,10 @@ impl NamedModel {
         match self {
             Self::Recipe(recipe) => recipe.name.to_owned(),
             Self::Repository(name) => name.id.clone(),
-            Self::Path(path) => canonical(path).unwrap_or_else(|_| path.clone()).display().to_string(),
+            Self::Path(path) => canonical(path)
+                .unwrap_or_else(|_| path.clone())
+                .display()
+                .to_string(),
         }
     }
 }
@@ -434,7 +524,11 @@ pub fn size(manifest: &Manifest) -> u64 {
 }
 
 fn lock_file(folder: &Path) -> Result<File> {
-    let file = File::options().create(true).truncate(false).write(true).open(folder.join(LOCK));
+    let file = File::options()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(folder.join(LOCK));
     file.map_err(cannot_lock(folder))
 }
 
@@ -447,7 +541,9 @@ fn lock(folder: &Path, progress: &dyn Progress) -> Result<File> {
     let file = lock_file(folder)?;
     match file.try_lock() {
         Ok(()) => return Ok(file),
-        Err(TryLockError::WouldBlock) => progress.stage("wait for another process that builds the model", 1),
+        Err(TryLockError::WouldBlock) => {
+            progress.stage("wait for another process that builds the model", 1)
+        }
         Err(TryLockError::Error(error)) => return Err(cannot_lock(folder)(error)),
     }
     file.lock().map_err(cannot_lock(folder))?;
@@ -466,9 +562,15 @@ fn bundle_name(id: &str, options: &Options) -> String {
     let allow = match &options.allow[..] {
         [] => None,
         // They are texts of any length.
-        keys => Some(format!("-allow-{}", &hex(&Sha256::digest(keys.join("\n")))[..ID_DIGITS])),
+        keys => Some(format!(
+            "-allow-{}",
+            &hex(&Sha256::digest(keys.join("\n")))[..ID_DIGITS]
+        )),
     };
-    [Some(id.to_owned()), task, precision, engine, allow].into_iter().flatten().collect()
+    [Some(id.to_owned()), task, precision, engine, allow]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 fn recipe_id(recipe: &EmbeddedRecipe) -> String {

@@ -38,10 +38,18 @@ impl Location {
             return Ok(Self::Bundle(named.to_owned()));
         }
         if named.exists() {
-            let is_recipe = named.is_file() && named.extension().is_some_and(|extension| extension == "toml");
-            let is_source = ["config.json", "modules.json", "gliner_config.json", "adapter_config.json"]
-                .iter()
-                .any(|file| named.join(file).is_file())
+            let is_recipe = named.is_file()
+                && named
+                    .extension()
+                    .is_some_and(|extension| extension == "toml");
+            let is_source = [
+                "config.json",
+                "modules.json",
+                "gliner_config.json",
+                "adapter_config.json",
+            ]
+            .iter()
+            .any(|file| named.join(file).is_file())
                 && !named.join(MANIFEST).exists();
             if is_recipe || is_source {
                 return Ok(Self::Model(NamedModel::Path(named.to_owned())));
@@ -52,7 +60,10 @@ impl Location {
         let bundle = config.find_bundle(named.to_owned());
         let is_known = bundle != named;
         // A bundle runs in any engine.
-        let options = Options { engine: EngineChoice::Auto, ..options.clone() };
+        let options = Options {
+            engine: EngineChoice::Auto,
+            ..options.clone()
+        };
         if is_known && (options == Options::default() || options.complies(&bundle)) {
             return Ok(Self::Bundle(bundle));
         }
@@ -79,9 +90,14 @@ pub fn model(named: &Path) -> Result<Option<NamedModel>> {
     if let Some(recipe) = RECIPES.iter().find(|recipe| recipe.name == text) {
         return Ok(Some(NamedModel::Recipe(recipe)));
     }
-    if let Some((id, revision)) = text.split_once('@').filter(|(id, _)| RepositoryName::is_name(id)) {
+    if let Some((id, revision)) = text
+        .split_once('@')
+        .filter(|(id, _)| RepositoryName::is_name(id))
+    {
         // Fails with the error for an invalid revision.
-        return Ok(Some(NamedModel::Repository(format!("{id}@{revision}").parse()?)));
+        return Ok(Some(NamedModel::Repository(
+            format!("{id}@{revision}").parse()?,
+        )));
     }
     Ok(text.parse().ok().map(NamedModel::Repository))
 }
@@ -94,13 +110,21 @@ pub fn origin(path: &Path, manifest: &Manifest, config: &Config) -> Result<Optio
         return Ok(Some(NamedModel::Path(source)));
     }
     if let Some(name) = models.name_of(path).map(PathBuf::from) {
-        return if name.is_absolute() { Ok(Some(NamedModel::Path(name))) } else { model(&name) };
+        return if name.is_absolute() {
+            Ok(Some(NamedModel::Path(name)))
+        } else {
+            model(&name)
+        };
     }
     if let Some(recipe) = RECIPES.iter().find(|recipe| recipe.name == manifest.name) {
         return Ok(Some(NamedModel::Recipe(recipe)));
     }
     let from = &manifest.source.from;
-    if from.contains('@') { model(Path::new(from)) } else { Ok(None) }
+    if from.contains('@') {
+        model(Path::new(from))
+    } else {
+        Ok(None)
+    }
 }
 
 /// Finds a bundle by name; `None` if it must be built first.
@@ -124,10 +148,16 @@ pub fn find_all(config: &mut Config, options: &Options) -> Result<bool> {
 }
 
 /// Finds a bundle by name, or builds it.
-pub fn resolve<P: Progress>(named: &Path, options: &Options, tools: &Tools<'_, P>) -> Result<Outcome> {
+pub fn resolve<P: Progress>(
+    named: &Path,
+    options: &Options,
+    tools: &Tools<'_, P>,
+) -> Result<Outcome> {
     match Location::of(named, options, tools.config)? {
         Location::Bundle(path) => require(path).map(Outcome::Known),
-        Location::Model(model) => NamedModels::new(tools.config).build(&model, options, false, tools),
+        Location::Model(model) => {
+            NamedModels::new(tools.config).build(&model, options, false, tools)
+        }
     }
 }
 
@@ -140,11 +170,16 @@ pub fn open(
 ) -> Result<Model> {
     if let Some(name) = name {
         let path = Path::new(name);
-        let is_configured = config.models.iter().any(|model| model.name.as_deref() == Some(name));
+        let is_configured = config
+            .models
+            .iter()
+            .any(|model| model.name.as_deref() == Some(name));
         let is_bundle = Url::of(path).is_some() || path.join(MANIFEST).is_file();
         let is_named = config.models.is_empty() || RepositoryName::is_name(name) || path.exists();
         if is_configured {
-            config.models.retain(|model| model.name.as_deref() == Some(name));
+            config
+                .models
+                .retain(|model| model.name.as_deref() == Some(name));
             config.aliases.retain(|_, model| model == name);
         } else if is_bundle || is_named {
             return Model::open(&resolve(path, config)?, config);
@@ -155,9 +190,16 @@ pub fn open(
     }
     let mut models = Model::open_all(config)?;
     let known = models.iter().map(|model| model.name.clone()).collect();
-    let index = models.iter().position(|model| name.is_none_or(|name| model.name == name));
-    let unknown = || Error::UnknownModel { name: name.unwrap_or_default().to_owned(), known };
-    index.map(|index| models.swap_remove(index)).ok_or_else(unknown)
+    let index = models
+        .iter()
+        .position(|model| name.is_none_or(|name| model.name == name));
+    let unknown = || Error::UnknownModel {
+        name: name.unwrap_or_default().to_owned(),
+        known,
+    };
+    index
+        .map(|index| models.swap_remove(index))
+        .ok_or_else(unknown)
 }
 
 /// Loads a model for a program: a hub repository, a recipe's name, a folder with weights or a bundle, or `s3://…`.
@@ -189,19 +231,35 @@ pub fn open(
 /// ```
 pub fn load(name: &str, options: &Options, config: &Config) -> Result<Model> {
     let runtime = || onnx_runtime::load(config, |_| {}, &());
-    let tools = Tools { config, runtime: &runtime, progress: &() };
+    let tools = Tools {
+        config,
+        runtime: &runtime,
+        progress: &(),
+    };
     let resolve = |named: &Path, _: &Config| Ok(resolve(named, options, &tools)?.into_path());
-    open(Some(name), &mut Config { engine: options.engine, ..config.clone() }, resolve)
+    open(
+        Some(name),
+        &mut Config {
+            engine: options.engine,
+            ..config.clone()
+        },
+        resolve,
+    )
 }
 
 /// Refuses a single word that is not a known name. Errors about paths are reported when the path is read.
 fn require(path: PathBuf) -> Result<PathBuf> {
-    let is_word =
-        path.components().count() == 1 && !path.is_absolute() && path.to_str().is_some_and(is_plain);
+    let is_word = path.components().count() == 1
+        && !path.is_absolute()
+        && path.to_str().is_some_and(is_plain);
     if !is_word || path.exists() || Url::of(&path).is_some() {
         return Ok(path);
     }
-    Err(unknown("a bundle", &path, "`kivu models` lists the models on this machine"))
+    Err(unknown(
+        "a bundle",
+        &path,
+        "`kivu models` lists the models on this machine",
+    ))
 }
 
 /// Error for a name that is not `expected`, a recipe or a hub repository.
@@ -215,5 +273,6 @@ pub fn unknown(expected: &str, named: &Path, hint: &str) -> Error {
 }
 
 fn is_plain(word: &str) -> bool {
-    word.chars().all(|c| c.is_ascii_alphanumeric() || "-_".contains(c))
+    word.chars()
+        .all(|c| c.is_ascii_alphanumeric() || "-_".contains(c))
 }

@@ -21,10 +21,17 @@ use kivu::{
 
 /// Loads ONNX Runtime. If the configuration names no library and this machine has none, it is installed first, which
 /// `announce` tells the user.
-pub fn load(config: &Config, announce: impl FnOnce(&str), progress: &dyn Progress) -> Result<Runtime> {
+pub fn load(
+    config: &Config,
+    announce: impl FnOnce(&str),
+    progress: &dyn Progress,
+) -> Result<Runtime> {
     let located = match locate(config.onnxruntime.as_deref(), &config.home) {
         Err(_) if config.onnxruntime.is_none() => {
-            announce(&format!("installing ONNX Runtime {VERSION} into `{}`", config.home.display()));
+            announce(&format!(
+                "installing ONNX Runtime {VERSION} into `{}`",
+                config.home.display()
+            ));
             Library::of(std::env::consts::ARCH)?.install(&config.home, progress)?;
             locate(None, &config.home)
         }
@@ -64,7 +71,9 @@ const PYTHON: &str = "3.11";
 impl Library {
     /// Finds the library by architecture name, Rust's or Lambda's.
     pub fn of(architecture: &str) -> Result<&'static Self> {
-        let library = LIBRARIES.iter().find(|library| library.architectures.contains(&architecture));
+        let library = LIBRARIES
+            .iter()
+            .find(|library| library.architectures.contains(&architecture));
         library.ok_or_else(|| {
             Error::config(format!(
                 "expected Linux on x86_64 or aarch64, but found {architecture}; \
@@ -99,10 +108,14 @@ impl Library {
         let unpacked = fetch::package(&package, home, progress, check)?;
         let (source, folder) = (library(&unpacked), home.join(FOLDER));
         let unpacked = unpacked.join("onnxruntime");
-        fs::create_dir_all(&folder).map_err(Error::io(format!("cannot create `{}`", folder.display())))?;
+        fs::create_dir_all(&folder)
+            .map_err(Error::io(format!("cannot create `{}`", folder.display())))?;
         // Anyone who distributes the library, as `make package` does, has to include its licences.
         copy(&unpacked.join("LICENSE"), &folder.join("LICENSE.txt"))?;
-        copy(&unpacked.join("ThirdPartyNotices.txt"), &folder.join("ThirdPartyNotices.txt"))?;
+        copy(
+            &unpacked.join("ThirdPartyNotices.txt"),
+            &folder.join("ThirdPartyNotices.txt"),
+        )?;
         copy(&source, &folder.join(file_name()))
     }
 }
@@ -110,8 +123,11 @@ impl Library {
 /// Copies a file atomically; `target` is never partial.
 fn copy(source: &Path, target: &Path) -> Result<()> {
     let failed = || Error::io(format!("cannot write `{}`", target.display()));
-    let partial = NamedTempFile::new_in(target.parent().unwrap_or(Path::new("."))).map_err(failed())?;
+    let partial =
+        NamedTempFile::new_in(target.parent().unwrap_or(Path::new("."))).map_err(failed())?;
     regular_file::copy(source, partial.path()).map_err(failed())?;
-    partial.persist(target).map_err(|error| failed()(error.error))?;
+    partial
+        .persist(target)
+        .map_err(|error| failed()(error.error))?;
     Ok(())
 }

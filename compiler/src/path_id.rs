@@ -25,15 +25,23 @@ pub fn path_id(path: &Path) -> Result<String> {
     } else {
         let source = Recipe::open(&path)?.source;
         hash.update(files::read(&path)?);
-        let local = Some(source.folder).filter(|_| source.package.is_none()).into_iter();
+        let local = Some(source.folder)
+            .filter(|_| source.package.is_none())
+            .into_iter();
         let folder = path.parent().unwrap_or(Path::new("."));
-        local.chain(source.adapter).map(|inner| folder.join(inner)).collect()
+        local
+            .chain(source.adapter)
+            .map(|inner| folder.join(inner))
+            .collect()
     };
     let mut entered = BTreeSet::new();
     while let Some(folder) = pending.pop() {
         for (path, _) in files::list(&folder)? {
             // Hidden folders may be large, such as `.git`.
-            if path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b".")) {
+            if path
+                .file_name()
+                .is_some_and(|name| name.as_encoded_bytes().starts_with(b"."))
+            {
                 continue;
             }
             // Links are followed; a dangling link is part of the folder, too.
@@ -54,7 +62,15 @@ pub fn path_id(path: &Path) -> Result<String> {
 fn version(found: &fs::Metadata) -> [i64; 7] {
     let (size, inode) = (found.len().cast_signed(), found.ino().cast_signed());
     let device = found.dev().cast_signed();
-    [size, device, inode, found.mtime(), found.mtime_nsec(), found.ctime(), found.ctime_nsec()]
+    [
+        size,
+        device,
+        inode,
+        found.mtime(),
+        found.mtime_nsec(),
+        found.ctime(),
+        found.ctime_nsec(),
+    ]
 }
 
 pub(super) fn canonical(path: &Path) -> Result<PathBuf> {
@@ -78,9 +94,11 @@ mod tests {
         symlink(&elsewhere, model.join("1_Pooling")).unwrap();
         // A link to an outer folder must not be followed forever.
         symlink(&model, model.join("loop")).unwrap();
-        for path in
-            [model.join("weights"), elsewhere.join("config.json"), adapter.join("adapter_model.safetensors")]
-        {
+        for path in [
+            model.join("weights"),
+            elsewhere.join("config.json"),
+            adapter.join("adapter_model.safetensors"),
+        ] {
             fs::write(&path, "one").unwrap();
             let before = path_id(&model).unwrap();
             assert_eq!(path_id(&model).unwrap(), before);
@@ -88,7 +106,12 @@ mod tests {
             // Repeats until the file system's clock has advanced.
             while path_id(&model).unwrap() == before {
                 fs::write(&path, "two").unwrap();
-                File::options().write(true).open(&path).unwrap().set_modified(time).unwrap();
+                File::options()
+                    .write(true)
+                    .open(&path)
+                    .unwrap()
+                    .set_modified(time)
+                    .unwrap();
             }
         }
         let before = path_id(&model).unwrap();

@@ -92,7 +92,10 @@ impl Plan {
     /// Takes sentence-transformers modules from the adapter's folder, if it has its own. Refuses a folder with an
     /// adapter that the build would ignore.
     pub(super) fn with_adapters_modules(mut self) -> Result<Self> {
-        let adapter = self.adapter.as_ref().and_then(|adapter| adapter.canonicalize().ok());
+        let adapter = self
+            .adapter
+            .as_ref()
+            .and_then(|adapter| adapter.canonicalize().ok());
         let folders = [self.folder.clone(), self.transformer()?];
         let ignored = folders.iter().find(|folder| {
             folder.join(lora::CONFIG).is_file()
@@ -135,7 +138,10 @@ pub(super) struct Build<'a> {
 /// Plans a build; downloads the recipe's package.
 pub(super) fn plan(request: &Request, progress: &dyn Progress) -> Result<Plan> {
     let source = &request.source;
-    let is_recipe = source.extension().is_some_and(|extension| extension == "toml") && source.is_file();
+    let is_recipe = source
+        .extension()
+        .is_some_and(|extension| extension == "toml")
+        && source.is_file();
     if is_recipe {
         return of_recipe(request, progress);
     }
@@ -143,14 +149,29 @@ pub(super) fn plan(request: &Request, progress: &dyn Progress) -> Result<Plan> {
     if !source.is_dir() && !is_file {
         return Err(Error::config(format!(
             "expected a recipe (`….toml`) or a folder, but found {} at `{}`{}",
-            if source.exists() { "another file" } else { "nothing" },
+            if source.exists() {
+                "another file"
+            } else {
+                "nothing"
+            },
             source.display(),
-            if source.exists() { "; build the folder that contains it" } else { "" }
+            if source.exists() {
+                "; build the folder that contains it"
+            } else {
+                ""
+            }
         )));
     }
     let folder = source.canonicalize().ok();
-    let name = if is_file { Path::file_stem } else { Path::file_name };
-    let from = folder.as_deref().and_then(name).and_then(|name| name.to_str());
+    let name = if is_file {
+        Path::file_stem
+    } else {
+        Path::file_name
+    };
+    let from = folder
+        .as_deref()
+        .and_then(name)
+        .and_then(|name| name.to_str());
     let from = from.unwrap_or("model").to_owned();
     Ok(Plan {
         name: request.name.clone().unwrap_or_else(|| from.clone()),
@@ -185,7 +206,9 @@ fn of_recipe(request: &Request, progress: &dyn Progress) -> Result<Plan> {
     let (source, precision) = (recipe.source, request.precision.or(recipe.precision));
     Ok(Plan {
         name: request.name.clone().unwrap_or(recipe.name),
-        from: source.package.unwrap_or_else(|| source.folder.display().to_string()),
+        from: source
+            .package
+            .unwrap_or_else(|| source.folder.display().to_string()),
         folder,
         file: None,
         adapter: source.adapter.map(|adapter| parent.join(adapter)),
@@ -219,14 +242,26 @@ mod tests {
 
     fn planned(folder: &Path, adapter: Option<&Path>) -> Result<Plan> {
         let adapter = adapter.map(Path::to_owned);
-        Plan { folder: folder.to_owned(), adapter, ..Plan::default() }.with_adapters_modules()
+        Plan {
+            folder: folder.to_owned(),
+            adapter,
+            ..Plan::default()
+        }
+        .with_adapters_modules()
     }
 
     #[test]
     fn an_adapter_that_a_build_would_ignore_is_refused() {
-        let (base, adapter) = (models().join("tiny-bert-sentiment"), models().join("tiny-bert-lora"));
+        let (base, adapter) = (
+            models().join("tiny-bert-sentiment"),
+            models().join("tiny-bert-lora"),
+        );
         let refusal = planned(&adapter, None).err().unwrap().to_string();
-        let names = ["but found an adapter", "`../tiny-bert-sentiment`", "`adapter` of `[source]`"];
+        let names = [
+            "but found an adapter",
+            "`../tiny-bert-sentiment`",
+            "`adapter` of `[source]`",
+        ];
         assert!(names.iter().all(|name| refusal.contains(name)), "{refusal}");
         let folder = tempfile::tempdir().unwrap();
         for file in ["config.json", "model.safetensors"] {
@@ -248,6 +283,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("modules.json"), "[]").unwrap();
         let plan = planned(&base, Some(folder.path())).unwrap();
-        assert_eq!((plan.folder.as_path(), plan.transformer().unwrap()), (folder.path(), base));
+        assert_eq!(
+            (plan.folder.as_path(), plan.transformer().unwrap()),
+            (folder.path(), base)
+        );
     }
 }

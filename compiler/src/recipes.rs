@@ -64,15 +64,26 @@ mod tests {
     #[test]
     fn all_recipes_of_the_checkout_are_in_the_program() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("models");
-        let paths = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-        let recipes = paths.filter(|path| path.extension().is_some_and(|extension| extension == "toml"));
+        let paths = fs::read_dir(folder)
+            .unwrap()
+            .map(|entry| entry.unwrap().path());
+        let recipes = paths.filter(|path| {
+            path.extension()
+                .is_some_and(|extension| extension == "toml")
+        });
         assert_eq!(recipes.count(), RECIPES.len());
         for recipe in &RECIPES {
             let folder = tempfile::tempdir().unwrap();
             let written = Recipe::open(&recipe.write(folder.path()).unwrap()).unwrap();
             assert_eq!(written.name, recipe.name);
             if let Some(adapter) = written.source.adapter {
-                assert!(folder.path().join(adapter).join("adapter_config.json").exists());
+                assert!(
+                    folder
+                        .path()
+                        .join(adapter)
+                        .join("adapter_config.json")
+                        .exists()
+                );
             }
         }
     }

@@ -23,7 +23,10 @@ const PREFIX: &str = ".kivu-build-";
 const LOCK: &str = "kivu-build.lock";
 
 /// Resources for all builds in this process.
-static RESOURCES: Mutex<Resources> = Mutex::new(Resources { folders: Vec::new(), programs: Vec::new() });
+static RESOURCES: Mutex<Resources> = Mutex::new(Resources {
+    folders: Vec::new(),
+    programs: Vec::new(),
+});
 
 struct Resources {
     folders: Vec<PathBuf>,
@@ -52,12 +55,19 @@ impl Scratch {
         let folder = tempfile::Builder::new()
             .prefix(PREFIX)
             .tempdir_in(parent)
-            .map_err(Error::io(format!("cannot create a folder in `{}`", parent.display())))?;
+            .map_err(Error::io(format!(
+                "cannot create a folder in `{}`",
+                parent.display()
+            )))?;
         let path = folder.path().to_owned();
         resources.folders.push(path.clone());
         // Without a lock, the folder is not removed if this build is killed.
         let lock = lock(&path).ok();
-        Ok(Self { folder: Some(folder), path, _lock: lock })
+        Ok(Self {
+            folder: Some(folder),
+            path,
+            _lock: lock,
+        })
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -85,7 +95,10 @@ fn lock(folder: &Path) -> io::Result<File> {
 
 /// Removes the scratch folders in `parent` that nobody has locked. Keeps folders without a lock.
 fn remove_stale(parent: &Path) {
-    let entries = fs::read_dir(parent).into_iter().flatten().filter_map(io::Result::ok);
+    let entries = fs::read_dir(parent)
+        .into_iter()
+        .flatten()
+        .filter_map(io::Result::ok);
     for entry in entries {
         let is_scratch = entry.file_name().to_string_lossy().starts_with(PREFIX)
             && entry.file_type().is_ok_and(|kind| kind.is_dir());
@@ -109,7 +122,9 @@ pub(super) fn run(command: &mut Command) -> io::Result<ExitStatus> {
         child
     };
     let status = child.wait();
-    resources().programs.retain(|program| *program != child.id());
+    resources()
+        .programs
+        .retain(|program| *program != child.id());
     status
 }
 
@@ -152,7 +167,9 @@ mod tests {
         let first = Scratch::new_in(parent.path()).unwrap();
         assert!(!at(".kivu-build-killed").exists());
         let second = Scratch::new_in(parent.path()).unwrap();
-        assert!(first.path().exists() && second.path().exists() && at(".kivu-build-notes").exists());
+        assert!(
+            first.path().exists() && second.path().exists() && at(".kivu-build-notes").exists()
+        );
         let paths = [first.path().to_owned(), second.path().to_owned()];
         drop((first, second));
         assert!(paths.iter().all(|path| !path.exists()));

@@ -133,7 +133,9 @@ pub(super) struct Expanding {
 pub(super) fn makes_vectors(folder: &Path) -> Result<bool> {
     let classes = ["Pooling", "SpladePooling", "MultiVectorMask"];
     let list = modules(folder)?;
-    Ok(list.iter().any(|module| module.is_pylates() || classes.contains(&module.class())))
+    Ok(list
+        .iter()
+        .any(|module| module.is_pylates() || classes.contains(&module.class())))
 }
 
 /// Modules after the transformer of the model in `folder`.
@@ -165,7 +167,9 @@ pub(super) fn layout(folder: &Path) -> Result<Layout> {
     for module in list.iter().skip(1) {
         match module.class() {
             "Dense" if mask.is_some() && are_scaled => {
-                return Err(Error::model("expected `Normalize` after `Dense`, but found it before"));
+                return Err(Error::model(
+                    "expected `Normalize` after `Dense`, but found it before",
+                ));
             }
             "Dense" => projections.push((module.folder(folder)?, module.is_pylates())),
             "Normalize" if mask.is_some() => {
@@ -191,7 +195,12 @@ pub(super) fn layout(folder: &Path) -> Result<Layout> {
         None => pylate_roles(folder)?,
     };
     let skips_unknown = mask.is_none();
-    let files = LateInteraction { projections, query, document, skips_unknown };
+    let files = LateInteraction {
+        projections,
+        query,
+        document,
+        skips_unknown,
+    };
     Ok(Layout::LateInteraction(Box::new(files)))
 }
 
@@ -208,7 +217,11 @@ fn pylate_roles(folder: &Path) -> Result<(RoleFiles, RoleFiles)> {
     let query = RoleFiles {
         marker: marker("query_prefix", "[Q] ")?,
         max_tokens: Some(length),
-        expansion: is_expanded.then_some(Expanding { token: None, length, is_attended }),
+        expansion: is_expanded.then_some(Expanding {
+            token: None,
+            length,
+            is_attended,
+        }),
         skipped: Vec::new(),
     };
     let document = RoleFiles {
@@ -238,18 +251,30 @@ fn multi_vector_roles(folder: &Path, mask: &Path) -> Result<(RoleFiles, RoleFile
         ));
     }
     let words: Vec<String> = mask.get("skiplist_words")?.unwrap_or_default();
-    let roles: OneOrMany<String> =
-        mask.get("skiplist_tasks")?.unwrap_or_else(|| OneOrMany::One("document".to_owned()));
+    let roles: OneOrMany<String> = mask
+        .get("skiplist_tasks")?
+        .unwrap_or_else(|| OneOrMany::One("document".to_owned()));
     let roles = roles.into_vec();
-    let skipped =
-        |role: &str| if roles.iter().any(|other| other == role) { words.clone() } else { Vec::new() };
+    let skipped = |role: &str| {
+        if roles.iter().any(|other| other == role) {
+            words.clone()
+        } else {
+            Vec::new()
+        }
+    };
     let expansion: Option<QueryExpansion> = transformer.get("query_expansion")?;
     let mut query = RoleFiles {
         max_tokens: transformer.get("query_length")?,
         skipped: skipped("query"),
         ..RoleFiles::default()
     };
-    if let Some(QueryExpansion { strategy, attend, token, length }) = expansion {
+    if let Some(QueryExpansion {
+        strategy,
+        attend,
+        token,
+        length,
+    }) = expansion
+    {
         match strategy.as_str() {
             "fixed" => query.max_tokens = Some(length),
             "min" => {}
@@ -259,7 +284,11 @@ fn multi_vector_roles(folder: &Path, mask: &Path) -> Result<(RoleFiles, RoleFile
                 )));
             }
         }
-        query.expansion = Some(Expanding { token, length, is_attended: attend });
+        query.expansion = Some(Expanding {
+            token,
+            length,
+            is_attended: attend,
+        });
     }
     let document = RoleFiles {
         max_tokens: transformer.get("document_length")?,
@@ -271,7 +300,10 @@ fn multi_vector_roles(folder: &Path, mask: &Path) -> Result<(RoleFiles, RoleFile
 
 /// Python's `string.punctuation`.
 pub(super) fn punctuation() -> Vec<String> {
-    (b'!'..=b'~').filter(u8::is_ascii_punctuation).map(|byte| char::from(byte).to_string()).collect()
+    (b'!'..=b'~')
+        .filter(u8::is_ascii_punctuation)
+        .map(|byte| char::from(byte).to_string())
+        .collect()
 }
 
 /// The folder with a static embedding model's table, if it is one: see [`static_settings`].
@@ -309,7 +341,10 @@ pub(super) fn logit_score(folder: &Path, parts: &[&str]) -> Result<Option<[u32; 
             "expected the template of Qwen3-Reranker in `{TEMPLATE}`, but found one without `{missing}`: templates are not run"
         )));
     }
-    Ok(Some([config.require("true_token_id")?, config.require("false_token_id")?]))
+    Ok(Some([
+        config.require("true_token_id")?,
+        config.require("false_token_id")?,
+    ]))
 }
 
 /// Whether the last module makes label scores, in a CrossEncoder of separate modules.
@@ -326,17 +361,25 @@ pub(super) fn score_modules(folder: &Path, width: usize) -> Result<Option<Module
         return Ok(None);
     }
     let list = modules(folder)?;
-    let modules = add_all(Modules::new(width), list.get(1..).unwrap_or_default(), folder)?;
+    let modules = add_all(
+        Modules::new(width),
+        list.get(1..).unwrap_or_default(),
+        folder,
+    )?;
     match modules.includes_prompt() {
         true => Ok(Some(modules)),
-        false => Err(Error::model("expected `include_prompt` true in a CrossEncoder, but found false")),
+        false => Err(Error::model(
+            "expected `include_prompt` true in a CrossEncoder, but found false",
+        )),
     }
 }
 
 /// Text before a CrossEncoder's queries, if its files have a default prompt.
 pub(super) fn default_prompt(folder: &Path) -> Result<Option<String>> {
     let config = settings(folder)?;
-    let Some(name) = config.get::<String>("default_prompt_name")? else { return Ok(None) };
+    let Some(name) = config.get::<String>("default_prompt_name")? else {
+        return Ok(None);
+    };
     let mut prompts: BTreeMap<String, String> = config.get("prompts")?.unwrap_or_default();
     match prompts.remove(&name) {
         Some(prompt) => Ok(Some(prompt).filter(|prompt| !prompt.is_empty())),
@@ -353,22 +396,33 @@ pub(super) fn static_settings(
     max_tokens: usize,
 ) -> Result<(EmbeddingSettings, Modules)> {
     let list = modules(folder)?;
-    let mut modules = add_all(Modules::of_texts(width), list.get(1..).unwrap_or_default(), folder)?;
+    let mut modules = add_all(
+        Modules::of_texts(width),
+        list.get(1..).unwrap_or_default(),
+        folder,
+    )?;
     let config = ConfigFile::open_or_empty(folder, ConfigFile::NAME)?;
     if list.is_empty() && config.is_set("normalize")? {
         modules.add("Normalize", folder)?;
     }
     truncate(&mut modules, folder)?;
-    Ok((text_settings(folder, Some(dense_settings(folder, POOLED, &modules)?), max_tokens)?, modules))
+    Ok((
+        text_settings(
+            folder,
+            Some(dense_settings(folder, POOLED, &modules)?),
+            max_tokens,
+        )?,
+        modules,
+    ))
 }
 
 /// Truncates vectors to `truncate_dim`, which does not scale them to length 1 again.
 fn truncate(modules: &mut Modules, folder: &Path) -> Result<()> {
     match settings(folder)?.get(TRUNCATION)? {
         None => Ok(()),
-        Some(0) => {
-            Err(Error::model(format!("expected a `{TRUNCATION}` of at least 1 in `{SETTINGS}`, but found 0")))
-        }
+        Some(0) => Err(Error::model(format!(
+            "expected a `{TRUNCATION}` of at least 1 in `{SETTINGS}`, but found 0"
+        ))),
         Some(dimensions) => {
             modules.truncate(dimensions);
             Ok(())
@@ -382,7 +436,9 @@ fn dense_settings(folder: &Path, output: &str, modules: &Modules) -> Result<Dens
         pooling: modules.pooling().unwrap_or(Pooling::Graph),
         normalize: modules.normalizes(),
         dimensions: modules.dimensions()?,
-        similarity: settings(folder)?.get("similarity_fn_name")?.unwrap_or_default(),
+        similarity: settings(folder)?
+            .get("similarity_fn_name")?
+            .unwrap_or_default(),
     })
 }
 
@@ -408,8 +464,14 @@ pub(super) fn text_settings(
         unpooled: None,
         tasks: Vec::new(),
     };
-    match settings.default_prompt.as_ref().filter(|name| !settings.prompts.contains_key(*name)) {
-        Some(name) => Err(Error::model(format!("expected the default prompt `{name}` among the prompts"))),
+    match settings
+        .default_prompt
+        .as_ref()
+        .filter(|name| !settings.prompts.contains_key(*name))
+    {
+        Some(name) => Err(Error::model(format!(
+            "expected the default prompt `{name}` among the prompts"
+        ))),
         None => Ok(settings),
     }
 }
@@ -417,7 +479,9 @@ pub(super) fn text_settings(
 /// The folder with the transformer's weights, `config.json` and tokenizer, for the model in `folder`.
 pub(super) fn transformer_folder(folder: &Path) -> Result<PathBuf> {
     match modules(folder)?.first() {
-        Some(first) if ["Transformer", "MLMTransformer"].contains(&first.class()) => first.folder(folder),
+        Some(first) if ["Transformer", "MLMTransformer"].contains(&first.class()) => {
+            first.folder(folder)
+        }
         _ => Ok(folder.to_owned()),
     }
 }
@@ -453,7 +517,11 @@ fn transformer(folder: &Path) -> Result<ConfigFile> {
 
 /// Maximum number of tokens according to the files, or to the model's positions if that is less.
 pub(super) fn max_tokens(folder: &Path, facts: &Facts) -> Result<usize> {
-    let Facts { max_positions: positions, longest, .. } = *facts;
+    let Facts {
+        max_positions: positions,
+        longest,
+        ..
+    } = *facts;
     let transformer = transformer(folder)?;
     if transformer.is_set("do_lower_case")? {
         return Err(Error::model(
@@ -462,16 +530,21 @@ pub(super) fn max_tokens(folder: &Path, facts: &Facts) -> Result<usize> {
         ));
     }
     // A float, since "no limit" is written as 1e30.
-    let tokenizer = ConfigFile::open_or_empty(&transformer_folder(folder)?, "tokenizer_config.json")?;
+    let tokenizer =
+        ConfigFile::open_or_empty(&transformer_folder(folder)?, "tokenizer_config.json")?;
     let of_tokenizer: Option<f64> = tokenizer.get(OF_TOKENIZER)?;
     // The tokens around a text need room. Below 1, `transformers` truncates no text.
     if let Some(found) = of_tokenizer.filter(|length| *length < 2.0) {
-        return Err(Error::model(format!("expected a `{OF_TOKENIZER}` of at least 2, but found {found}")));
+        return Err(Error::model(format!(
+            "expected a `{OF_TOKENIZER}` of at least 2, but found {found}"
+        )));
     }
     let of_tokenizer = of_tokenizer.map_or(positions, |length| length as usize);
     let requested: Option<usize> = transformer.get(LENGTH)?;
     if let Some(found) = requested.filter(|length| *length < 2) {
-        return Err(Error::model(format!("expected a `{LENGTH}` of at least 2, but found {found}")));
+        return Err(Error::model(format!(
+            "expected a `{LENGTH}` of at least 2, but found {found}"
+        )));
     }
     let model = ConfigFile::open_or_empty(&transformer_folder(folder)?, ConfigFile::NAME)?;
     match requested.filter(|length| *length > longest) {
@@ -493,7 +566,12 @@ mod tests {
     use super::*;
 
     fn max_tokens_of(folder: &Path) -> Result<usize> {
-        let facts = Facts { architecture: String::new(), hidden: 8, max_positions: 64, longest: 64 };
+        let facts = Facts {
+            architecture: String::new(),
+            hidden: 8,
+            max_positions: 64,
+            longest: 64,
+        };
         max_tokens(folder, &facts)
     }
 
@@ -505,12 +583,25 @@ mod tests {
                 fs::write(folder.path().join(name), fields.to_string()).unwrap();
             };
             write("config.json", json!({"model_type": model_type}));
-            write("sentence_bert_config.json", json!({"max_seq_length": length}));
-            assert_eq!(max_tokens_of(folder.path()).unwrap(), 64, "nothing reads it without a module list");
-            write("modules.json", json!([{"path": "", "type": "sentence_transformers.models.Transformer"}]));
+            write(
+                "sentence_bert_config.json",
+                json!({"max_seq_length": length}),
+            );
+            assert_eq!(
+                max_tokens_of(folder.path()).unwrap(),
+                64,
+                "nothing reads it without a module list"
+            );
+            write(
+                "modules.json",
+                json!([{"path": "", "type": "sentence_transformers.models.Transformer"}]),
+            );
             max_tokens_of(folder.path())
         };
-        assert_eq!((length("bert", 32).unwrap(), length("bert", 80).unwrap()), (32, 64));
+        assert_eq!(
+            (length("bert", 32).unwrap(), length("bert", 80).unwrap()),
+            (32, 64)
+        );
         assert_eq!(length("modernbert", 64).unwrap(), 64);
         let of_tokenizer = |length: i32| {
             let folder = tempfile::tempdir().unwrap();
@@ -519,8 +610,15 @@ mod tests {
             max_tokens_of(folder.path())
         };
         assert_eq!(of_tokenizer(20).unwrap(), 20);
-        let refusals = [length("modernbert", 80), length("bert", 1), of_tokenizer(1), of_tokenizer(-1)];
-        let refusals = refusals.map(|refusal| refusal.unwrap_err().to_string()).join("\n");
+        let refusals = [
+            length("modernbert", 80),
+            length("bert", 1),
+            of_tokenizer(1),
+            of_tokenizer(-1),
+        ];
+        let refusals = refusals
+            .map(|refusal| refusal.unwrap_err().to_string())
+            .join("\n");
         insta::assert_snapshot!(refusals, @"
         expected a `max_seq_length` of at most 64, the positions of the model, but found 80; set it to 64
         expected a `max_seq_length` of at least 2, but found 1
@@ -536,9 +634,17 @@ mod tests {
         fs::create_dir(module("Normalize")).unwrap();
         let settings = |input: &str, output: &str| {
             let settings = json!({"module_input_name": input, "module_output_name": output});
-            fs::write(module("Normalize").join("config.json"), settings.to_string()).unwrap();
+            fs::write(
+                module("Normalize").join("config.json"),
+                settings.to_string(),
+            )
+            .unwrap();
         };
-        let message = |error: Error| error.to_string().replace(&*folder.path().to_string_lossy(), "[folder]");
+        let message = |error: Error| {
+            error
+                .to_string()
+                .replace(&*folder.path().to_string_lossy(), "[folder]")
+        };
         let multi_vector = |classes: &[&str]| {
             let list: Vec<Value> = ["Transformer", "MultiVectorMask"]
                 .iter()
@@ -548,7 +654,13 @@ mod tests {
             fs::write(folder.path().join("modules.json"), json!(list).to_string()).unwrap();
             message(layout(folder.path()).map(drop).unwrap_err())
         };
-        let text = || message(Modules::of_texts(8).add("Normalize", &module("Normalize")).unwrap_err());
+        let text = || {
+            message(
+                Modules::of_texts(8)
+                    .add("Normalize", &module("Normalize"))
+                    .unwrap_err(),
+            )
+        };
         let mut refusals = vec![multi_vector(&["Dense"]), multi_vector(&["Normalize"])];
         settings(TOKENS, TOKENS);
         refusals.extend([multi_vector(&["Normalize", "Dense"]), text()]);
@@ -563,8 +675,12 @@ mod tests {
         expected a `Normalize` from `sentence_embedding` to `sentence_embedding` in `[folder]/Normalize`, but found `token_embeddings` and `sentence_embedding`
         ");
         settings(POOLED, POOLED);
-        Modules::of_texts(8).add("Normalize", &module("Normalize")).unwrap();
+        Modules::of_texts(8)
+            .add("Normalize", &module("Normalize"))
+            .unwrap();
         fs::remove_file(module("Normalize").join("config.json")).unwrap();
-        Modules::of_texts(8).add("Normalize", &module("Normalize")).unwrap();
+        Modules::of_texts(8)
+            .add("Normalize", &module("Normalize"))
+            .unwrap();
     }
 }

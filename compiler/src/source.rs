@@ -79,7 +79,13 @@ pub(super) struct Source<'a> {
 
 /// A translation model's decoder, until its graph is written.
 pub(super) fn unread_decoder() -> Decoder {
-    Decoder { graph: DECODER.to_owned(), signature: Signature { inputs: Vec::new(), outputs: Vec::new() } }
+    Decoder {
+        graph: DECODER.to_owned(),
+        signature: Signature {
+            inputs: Vec::new(),
+            outputs: Vec::new(),
+        },
+    }
 }
 
 /// A task's settings in the manifest.

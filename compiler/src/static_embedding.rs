@@ -89,9 +89,13 @@ const MAX_TOKENS_PER_ROW: usize = 64;
 ///
 /// model2vec may store a row for several tokens (`mapping`) and a factor per token (`weights`).
 fn table(weights: &Weights) -> Result<Weight> {
-    let matrix = ["embedding.weight", "embeddings"].iter().find_map(|name| weights.tensors.get(*name));
+    let matrix = ["embedding.weight", "embeddings"]
+        .iter()
+        .find_map(|name| weights.tensors.get(*name));
     let matrix = matrix.ok_or_else(|| {
-        Error::model("expected `embedding.weight` or `embeddings` as a matrix of floats, but found neither")
+        Error::model(
+            "expected `embedding.weight` or `embeddings` as a matrix of floats, but found neither",
+        )
     })?;
     check_finite("embedding.weight", matrix)?;
     let &[height, width] = &matrix.shape[..] else {
@@ -119,38 +123,57 @@ fn table(weights: &Weights) -> Result<Weight> {
         Some(mapping) => {
             let mut rows = Vec::with_capacity(mapping.len().saturating_mul(width));
             for row in mapping {
-                let row = usize::try_from(*row).ok().filter(|row| *row < height).ok_or_else(|| {
-                    Error::model(format!("expected `mapping` to rows below {height}, but found {row}"))
-                })?;
+                let row = usize::try_from(*row)
+                    .ok()
+                    .filter(|row| *row < height)
+                    .ok_or_else(|| {
+                        Error::model(format!(
+                            "expected `mapping` to rows below {height}, but found {row}"
+                        ))
+                    })?;
                 rows.extend_from_slice(&matrix.values[row * width..(row + 1) * width]);
             }
             rows
         }
     };
     let height = rows.len() / width;
-    weights.check_all(|name| ["embedding.weight", "embeddings", "mapping", "weights"].contains(&name))?;
+    weights.check_all(|name| {
+        ["embedding.weight", "embeddings", "mapping", "weights"].contains(&name)
+    })?;
     if weights.has("weights") {
         let factors = &weights.take("weights", &[height])?.values;
         for (row, factor) in rows.chunks_exact_mut(width).zip(factors) {
             row.iter_mut().for_each(|value| *value *= factor);
         }
     }
-    Ok(Weight { shape: vec![height, width], values: rows })
+    Ok(Weight {
+        shape: vec![height, width],
+        values: rows,
+    })
 }
 
 /// Removes the post-processor that adds special tokens; also returns the token count at which it truncates.
 fn without_special_tokens(tokenizer: &[u8]) -> Result<(Vec<u8>, usize)> {
     let unreadable = |error| Error::model_because("cannot read the tokenizer", error);
     let mut file: Json = serde_json::from_slice(tokenizer).map_err(unreadable)?;
-    let max_tokens =
-        file["truncation"]["max_length"].as_u64().and_then(|length| usize::try_from(length).ok());
+    let max_tokens = file["truncation"]["max_length"]
+        .as_u64()
+        .and_then(|length| usize::try_from(length).ok());
     if let Some(steps) = file.get_mut("post_processor") {
         *steps = Json::Null;
     }
-    Ok((serde_json::to_vec(&file).map_err(unreadable)?, max_tokens.unwrap_or(MAX_TOKENS)))
+    Ok((
+        serde_json::to_vec(&file).map_err(unreadable)?,
+        max_tokens.unwrap_or(MAX_TOKENS),
+    ))
 }
 
-fn graph(weights: &Weights, table: &Weight, modules: &Modules, precision: Precision) -> Result<ModelProto> {
+fn graph(
+    weights: &Weights,
+    table: &Weight,
+    modules: &Modules,
+    precision: Precision,
+) -> Result<ModelProto> {
     const NAME: &str = "embedding.weight";
     let mut layers = Layers::new(weights, precision, table.shape[1], 0.0);
     layers.graph = GraphBuilder::with_functions();
@@ -160,17 +183,29 @@ fn graph(weights: &Weights, table: &Weight, modules: &Modules, precision: Precis
     let mean = match precision {
         Precision::Fp32 => {
             let values = graph.floats(NAME, &table.shape, &table.values);
-            graph.function(MEAN_OF_ROWS, [&values, &ids, &mask], functions::mean_of_rows)
+            graph.function(
+                MEAN_OF_ROWS,
+                [&values, &ids, &mask],
+                functions::mean_of_rows,
+            )
         }
         Precision::Int8 | Precision::Int8Blocks => {
             let rows = quantize::rows(&table.values, table.shape[1]);
             let values = graph.bytes(&format!("{NAME}.int8"), &table.shape, &rows.values);
-            let scales = graph.floats(&format!("{NAME}.scales"), &[table.shape[0], 1], &rows.scales);
+            let scales = graph.floats(
+                &format!("{NAME}.scales"),
+                &[table.shape[0], 1],
+                &rows.scales,
+            );
             let inputs = [&values, &scales, &ids, &mask];
             graph.function(MEAN_OF_INT8_ROWS, inputs, functions::mean_of_int8_rows)
         }
     };
     let vector = modules.write(&mut layers, &mean, &mask);
-    layers.graph.output(&vector, POOLED, [any("batch"), fixed(modules.dimensions()?)]);
+    layers.graph.output(
+        &vector,
+        POOLED,
+        [any("batch"), fixed(modules.dimensions()?)],
+    );
     Ok(layers.graph.finish(ARCHITECTURE))
 }

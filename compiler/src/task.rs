@@ -34,14 +34,26 @@ pub(super) fn choose(plan: &Plan, plausible: Vec<Task>) -> (Task, Vec<Task>) {
     if let Some(task) = plan.task {
         return (task, Vec::new());
     }
-    let card = plan.adapter.iter().chain([&plan.folder]).find_map(|folder| pipeline_tag(folder));
-    let task = card.filter(|task| plausible.contains(task)).unwrap_or(plausible[0]);
-    let others = plausible.into_iter().filter(|other| *other != task && card != Some(task));
+    let card = plan
+        .adapter
+        .iter()
+        .chain([&plan.folder])
+        .find_map(|folder| pipeline_tag(folder));
+    let task = card
+        .filter(|task| plausible.contains(task))
+        .unwrap_or(plausible[0]);
+    let others = plausible
+        .into_iter()
+        .filter(|other| *other != task && card != Some(task));
     (task, others.collect())
 }
 
 /// Heads for unsupported tasks, by class name suffix.
-const OTHER_HEADS: [&str; 3] = ["ForQuestionAnswering", "ForMultipleChoice", "ForNextSentencePrediction"];
+const OTHER_HEADS: [&str; 3] = [
+    "ForQuestionAnswering",
+    "ForMultipleChoice",
+    "ForNextSentencePrediction",
+];
 
 /// A note on an embedding model's head that is left out. Refuses a model made for its head, unless the build asks for
 /// embeddings.
@@ -54,7 +66,8 @@ pub(super) fn unused_head(plan: &Plan, source: &Source<'_>) -> Result<Option<Str
     if settings.dense.is_none() || !architecture.contains("For") || has_pooling(&plan.folder) {
         return Ok(None);
     }
-    let is_requested = plan.task.is_some() || pipeline_tag(&plan.folder) == Some(Task::FeatureExtraction);
+    let is_requested =
+        plan.task.is_some() || pipeline_tag(&plan.folder) == Some(Task::FeatureExtraction);
     if !is_requested && OTHER_HEADS.iter().any(|head| architecture.ends_with(head)) {
         return Err(Error::model(format!(
             "expected a model with a head that Kivu runs, or without one, but found `{architecture}`; use `--task \
@@ -62,12 +75,16 @@ pub(super) fn unused_head(plan: &Plan, source: &Source<'_>) -> Result<Option<Str
             Task::FeatureExtraction
         )));
     }
-    Ok(Some(format!("the head of `{architecture}` is left out: the model computes embeddings")))
+    Ok(Some(format!(
+        "the head of `{architecture}` is left out: the model computes embeddings"
+    )))
 }
 
 /// Refuses a task that the model cannot do.
 fn require(task: Task, strategy: Option<Strategy>, settings: &TaskSettings) -> Result<()> {
-    use EncoderSettings::{Classification, Embedding, LabelScores, TokenClassification, ZeroShotEntities};
+    use EncoderSettings::{
+        Classification, Embedding, LabelScores, TokenClassification, ZeroShotEntities,
+    };
     use TaskSettings::{Encoder, Seq2Seq};
 
     let found = match settings {
@@ -81,7 +98,9 @@ fn require(task: Task, strategy: Option<Strategy>, settings: &TaskSettings) -> R
     };
     let can = match (settings, task) {
         (Seq2Seq(_, tasks), task) => tasks.contains(&task),
-        (Encoder(TokenClassification(_) | ZeroShotEntities(_)), task) => task == Task::TokenClassification,
+        (Encoder(TokenClassification(_) | ZeroShotEntities(_)), task) => {
+            task == Task::TokenClassification
+        }
         (Encoder(LabelScores(_)), task) => {
             task == Task::ZeroShotClassification && strategy != Some(Strategy::Embedding)
         }
@@ -102,14 +121,18 @@ fn require(task: Task, strategy: Option<Strategy>, settings: &TaskSettings) -> R
         true => "; omit `strategy` in the recipe",
         false => "",
     };
-    Err(Error::model(format!("expected a model for `{task}`, but found {found}{hint}")))
+    Err(Error::model(format!(
+        "expected a model for `{task}`, but found {found}{hint}"
+    )))
 }
 
 /// Tasks that a model was probably trained for, most likely first.
 fn plausible(settings: &TaskSettings) -> Vec<Task> {
     let settings = match settings {
         TaskSettings::Seq2Seq(_, tasks) => return tasks.to_vec(),
-        TaskSettings::Encoder(EncoderSettings::Embedding(_)) => return vec![Task::FeatureExtraction],
+        TaskSettings::Encoder(EncoderSettings::Embedding(_)) => {
+            return vec![Task::FeatureExtraction];
+        }
         // GLiNER2 has heads for both tasks.
         TaskSettings::Encoder(EncoderSettings::ZeroShotEntities(settings))
             if settings.schema_token.is_some() =>
@@ -119,13 +142,19 @@ fn plausible(settings: &TaskSettings) -> Vec<Task> {
         TaskSettings::Encoder(
             EncoderSettings::TokenClassification(_) | EncoderSettings::ZeroShotEntities(_),
         ) => return vec![Task::TokenClassification],
-        TaskSettings::Encoder(EncoderSettings::LabelScores(_)) => return vec![Task::ZeroShotClassification],
+        TaskSettings::Encoder(EncoderSettings::LabelScores(_)) => {
+            return vec![Task::ZeroShotClassification];
+        }
         TaskSettings::Encoder(EncoderSettings::Classification(settings)) => settings,
     };
     match &settings.labels[..] {
         [label] if label.to_lowercase().starts_with("label_") => vec![Task::TextRanking],
         [_] => vec![Task::TextRanking, Task::TextClassification],
-        labels if labels.iter().any(|label| label.to_lowercase().starts_with("entail")) => {
+        labels
+            if labels
+                .iter()
+                .any(|label| label.to_lowercase().starts_with("entail")) =>
+        {
             vec![Task::TextClassification, Task::ZeroShotClassification]
         }
         _ => vec![Task::TextClassification],
@@ -135,7 +164,9 @@ fn plausible(settings: &TaskSettings) -> Vec<Task> {
 /// The task that the model card's `pipeline_tag` names, if any.
 pub(super) fn pipeline_tag(folder: &Path) -> Option<Task> {
     let matter = front_matter(folder);
-    let tag = matter.iter().find_map(|line| line.strip_prefix("pipeline_tag:"))?;
+    let tag = matter
+        .iter()
+        .find_map(|line| line.strip_prefix("pipeline_tag:"))?;
     match unquoted(tag) {
         "sentence-similarity" => Some(Task::FeatureExtraction),
         tag => tag.parse().ok(),
@@ -146,7 +177,9 @@ pub(super) fn pipeline_tag(folder: &Path) -> Option<Task> {
 pub(super) fn has_tag(folder: &Path, tags: &[&str]) -> bool {
     let matter = front_matter(folder);
     let mut lines = matter.iter().skip_while(|line| !line.starts_with("tags:"));
-    let Some(listed) = lines.next().and_then(|line| line.strip_prefix("tags:")) else { return false };
+    let Some(listed) = lines.next().and_then(|line| line.strip_prefix("tags:")) else {
+        return false;
+    };
     // A list in brackets, or an item per line.
     let inline = listed.trim().trim_matches(['[', ']']).split(',');
     let items = lines.map_while(|line| line.trim_start().strip_prefix("- "));
@@ -158,7 +191,10 @@ fn front_matter(folder: &Path) -> Vec<String> {
     let card = regular_file::read_to_string(&folder.join(CARD)).unwrap_or_default();
     let mut lines = card.lines().map(str::trim_end);
     match lines.next() {
-        Some("---") => lines.take_while(|line| *line != "---").map(str::to_owned).collect(),
+        Some("---") => lines
+            .take_while(|line| *line != "---")
+            .map(str::to_owned)
+            .collect(),
         _ => Vec::new(),
     }
 }
@@ -178,7 +214,10 @@ mod tests {
     fn of_labels(labels: &[&str], card: &str) -> (Task, Vec<Task>) {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join(CARD), card).unwrap();
-        let plan = Plan { folder: folder.path().to_owned(), ..Plan::default() };
+        let plan = Plan {
+            folder: folder.path().to_owned(),
+            ..Plan::default()
+        };
         let settings = ClassificationSettings {
             output: "logits".into(),
             labels: labels.iter().map(|label| (*label).to_owned()).collect(),
@@ -189,40 +228,82 @@ mod tests {
             padding: None,
             identifies_languages: false,
         };
-        task(&plan, &TaskSettings::Encoder(EncoderSettings::Classification(settings))).unwrap()
+        task(
+            &plan,
+            &TaskSettings::Encoder(EncoderSettings::Classification(settings)),
+        )
+        .unwrap()
     }
 
     #[test]
     fn labels_and_the_model_card_decide() {
         use Task::{TextClassification, TextRanking, ZeroShotClassification};
         const NLI: [&str; 3] = ["CONTRADICTION", "NEUTRAL", "ENTAILMENT"];
-        let tagged = |tag: &str| format!("---\nlicense: mit\npipeline_tag: {tag}\n---\n# A model\n");
-        assert_eq!(of_labels(&["good", "bad"], ""), (TextClassification, vec![]));
-        assert_eq!(of_labels(&NLI, ""), (TextClassification, vec![ZeroShotClassification]));
-        assert_eq!(of_labels(&NLI, &tagged("zero-shot-classification")), (ZeroShotClassification, vec![]));
-        assert_eq!(of_labels(&NLI, &tagged("text-classification")), (TextClassification, vec![]));
-        assert_eq!(of_labels(&NLI, &tagged("fill-mask")), (TextClassification, vec![ZeroShotClassification]));
-        assert_eq!(of_labels(&["LABEL_0"], &tagged("text-classification")), (TextRanking, vec![]));
-        assert_eq!(of_labels(&["toxic"], ""), (TextRanking, vec![TextClassification]));
-        assert_eq!(of_labels(&["toxic"], &tagged("'text-classification'")), (TextClassification, vec![]));
+        let tagged =
+            |tag: &str| format!("---\nlicense: mit\npipeline_tag: {tag}\n---\n# A model\n");
+        assert_eq!(
+            of_labels(&["good", "bad"], ""),
+            (TextClassification, vec![])
+        );
+        assert_eq!(
+            of_labels(&NLI, ""),
+            (TextClassification, vec![ZeroShotClassification])
+        );
+        assert_eq!(
+            of_labels(&NLI, &tagged("zero-shot-classification")),
+            (ZeroShotClassification, vec![])
+        );
+        assert_eq!(
+            of_labels(&NLI, &tagged("text-classification")),
+            (TextClassification, vec![])
+        );
+        assert_eq!(
+            of_labels(&NLI, &tagged("fill-mask")),
+            (TextClassification, vec![ZeroShotClassification])
+        );
+        assert_eq!(
+            of_labels(&["LABEL_0"], &tagged("text-classification")),
+            (TextRanking, vec![])
+        );
+        assert_eq!(
+            of_labels(&["toxic"], ""),
+            (TextRanking, vec![TextClassification])
+        );
+        assert_eq!(
+            of_labels(&["toxic"], &tagged("'text-classification'")),
+            (TextClassification, vec![])
+        );
         // Only the front matter has tags.
-        assert_eq!(of_labels(&["toxic"], "pipeline_tag: text-classification").0, TextRanking);
+        assert_eq!(
+            of_labels(&["toxic"], "pipeline_tag: text-classification").0,
+            TextRanking
+        );
     }
 
     #[test]
     fn tags_are_in_their_own_list() {
         let has = |matter: &str| {
             let folder = tempfile::tempdir().unwrap();
-            fs::write(folder.path().join(CARD), format!("---\n{matter}\n---\ntags:\n- splade\n")).unwrap();
+            fs::write(
+                folder.path().join(CARD),
+                format!("---\n{matter}\n---\ntags:\n- splade\n"),
+            )
+            .unwrap();
             has_tag(folder.path(), &["splade"])
         };
-        for tagged in ["tags:\n- en\n- splade", "tags:\n  - 'splade'\nlicense: mit", "tags: [en, \"splade\"]"]
-        {
+        for tagged in [
+            "tags:\n- en\n- splade",
+            "tags:\n  - 'splade'\nlicense: mit",
+            "tags: [en, \"splade\"]",
+        ] {
             assert!(has(tagged), "{tagged}");
         }
-        for other in
-            ["tags:\n- en", "datasets:\n- splade", "tags:\n- en\ndatasets:\n- splade", "license: mit"]
-        {
+        for other in [
+            "tags:\n- en",
+            "datasets:\n- splade",
+            "tags:\n- en\ndatasets:\n- splade",
+            "license: mit",
+        ] {
             assert!(!has(other), "{other}");
         }
     }

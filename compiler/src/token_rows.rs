@@ -23,10 +23,17 @@ pub(super) fn within_vocabulary(json: Vec<u8>, rows: usize) -> Result<Vec<u8>> {
     let mut file: Map<String, Value> = serde_json::from_slice(&json).map_err(invalid)?;
     let mut removed = Vec::new();
     if let Some(Value::Array(added)) = file.get_mut("added_tokens") {
-        let is_beyond = |token: &Value| token["id"].as_u64().is_some_and(|id| id >= u64::from(first));
+        let is_beyond = |token: &Value| {
+            token["id"]
+                .as_u64()
+                .is_some_and(|id| id >= u64::from(first))
+        };
         removed.extend(added.extract_if(.., |token| token["special"] == true && is_beyond(token)));
     }
-    if let Some(Value::Object(vocabulary)) = file.get_mut("model").and_then(|model| model.get_mut("vocab")) {
+    if let Some(Value::Object(vocabulary)) = file
+        .get_mut("model")
+        .and_then(|model| model.get_mut("vocab"))
+    {
         removed
             .iter()
             .filter_map(|token| token["content"].as_str())
@@ -36,8 +43,15 @@ pub(super) fn within_vocabulary(json: Vec<u8>, rows: usize) -> Result<Vec<u8>> {
     let tokenizer = Tokenizer::from_json(&json)?;
     let pair = tokenizer.encode_pair(["", ""], usize::MAX, Truncation::Off)?;
     let around = pair.ids.into_iter().chain(tokenizer.special_ids().concat());
-    let around = around.filter(|id| *id >= first).map(|id| (id, "around texts".to_owned()));
-    match tokenizer.tokens_from(first).into_iter().chain(around).next() {
+    let around = around
+        .filter(|id| *id >= first)
+        .map(|id| (id, "around texts".to_owned()));
+    match tokenizer
+        .tokens_from(first)
+        .into_iter()
+        .chain(around)
+        .next()
+    {
         None => {
             tracing::warn!(
                 "leaving out {} special tokens of the tokenizer, from `{}` on, which the model has no vectors for",
@@ -57,10 +71,14 @@ pub(super) fn within_vocabulary(json: Vec<u8>, rows: usize) -> Result<Vec<u8>> {
 /// model reads them. A model without a table has no token types.
 pub(super) fn within_types(json: &[u8], rows: usize, reads_pairs: bool) -> Result<()> {
     let tokenizer = Tokenizer::from_json(json)?;
-    let pair =
-        reads_pairs.then(|| tokenizer.encode_pair(["a", "a"], usize::MAX, Truncation::Off)).transpose()?;
+    let pair = reads_pairs
+        .then(|| tokenizer.encode_pair(["a", "a"], usize::MAX, Truncation::Off))
+        .transpose()?;
     let text = tokenizer.encode("a", usize::MAX, Truncation::Off)?;
-    let types = pair.into_iter().chain([text]).flat_map(|encoding| encoding.type_ids);
+    let types = pair
+        .into_iter()
+        .chain([text])
+        .flat_map(|encoding| encoding.type_ids);
     let largest = types.max().unwrap_or(0) as usize;
     if rows == 0 || largest < rows {
         return Ok(());
@@ -89,8 +107,18 @@ pub(super) fn has_positions(json: &[u8], padding: i64) -> Result<()> {
 /// Words of which most vocabularies have no part: rare letters, and a long word.
 fn unknown_words() -> impl Iterator<Item = String> {
     // Private use, cuneiform, a rare Chinese character, Tifinagh, Cherokee, an emoji.
-    let letters = ["\u{e000}", "\u{12000}", "\u{2a6d6}", "\u{2d5e}", "\u{13a0}", "\u{1fae8}"];
-    letters.map(str::to_owned).into_iter().chain(["x".repeat(1000)])
+    let letters = [
+        "\u{e000}",
+        "\u{12000}",
+        "\u{2a6d6}",
+        "\u{2d5e}",
+        "\u{13a0}",
+        "\u{1fae8}",
+    ];
+    letters
+        .map(str::to_owned)
+        .into_iter()
+        .chain(["x".repeat(1000)])
 }
 
 /// Refuses a tokenizer that fails on unknown words, since its token for them is not in its vocabulary: such texts could
@@ -112,7 +140,10 @@ pub(super) fn knows_unknown_words(json: &[u8]) -> Result<()> {
 pub(super) fn other_unknown_token(folder: &Path, tokenizer: &[u8]) -> Result<Option<u32>> {
     let named = unknown_token(folder)?;
     let tokenizer = Tokenizer::from_json(tokenizer)?;
-    match (named.as_deref().and_then(|token| tokenizer.id(token)), tokenizer.unknown_id()) {
+    match (
+        named.as_deref().and_then(|token| tokenizer.id(token)),
+        tokenizer.unknown_id(),
+    ) {
         (None, Some(id)) => Err(Error::model(format!(
             "expected `unk_token` `{}` in `{NAME}`, as in the vocabulary, but found {}",
             tokenizer.token(id).unwrap_or_default(),
@@ -145,14 +176,23 @@ mod tests {
         let rows = Tokenizer::from_json(&json).unwrap().vocabulary_size();
         assert_eq!(within_vocabulary(json.clone(), rows).unwrap(), json);
         let refusal = |json: Vec<u8>| within_vocabulary(json, rows - 1).unwrap_err().to_string();
-        let last = Tokenizer::from_json(&json).unwrap().tokens_from(rows as u32 - 1).remove(0).1;
+        let last = Tokenizer::from_json(&json)
+            .unwrap()
+            .tokens_from(rows as u32 - 1)
+            .remove(0)
+            .1;
         let expected = format!(
             "expected tokens with ids below {}, the rows of the model's table, but found `{last}`",
             rows - 1
         );
         assert!(refusal(json).starts_with(&expected), "{expected}");
-        let added = within_vocabulary(with_token(false), rows).unwrap_err().to_string();
-        assert!(added.contains(&format!("found `<image>` with {rows}")), "{added}");
+        let added = within_vocabulary(with_token(false), rows)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            added.contains(&format!("found `<image>` with {rows}")),
+            "{added}"
+        );
     }
 
     #[test]
@@ -161,8 +201,7 @@ mod tests {
         knows_unknown_words(&serde_json::to_vec(&file).unwrap()).unwrap();
         file["model"]["unk_token"] = "none".into();
         let refusal = knows_unknown_words(&serde_json::to_vec(&file).unwrap()).unwrap_err();
-        let expected =
-            "expected a tokenizer with a token for unknown words (`unk_token` or `unk_id`) in its vocabulary";
+        let expected = "expected a tokenizer with a token for unknown words (`unk_token` or `unk_id`) in its vocabulary";
         assert!(refusal.to_string().starts_with(expected), "{refusal}");
     }
 
@@ -178,16 +217,24 @@ mod tests {
     #[test]
     fn tokens_around_texts_have_positions() {
         let json = serde_json::to_vec(&tokenizer()).unwrap();
-        let end = Tokenizer::from_json(&json).unwrap().id("[SEP]").unwrap().into();
+        let end = Tokenizer::from_json(&json)
+            .unwrap()
+            .id("[SEP]")
+            .unwrap()
+            .into();
         has_positions(&json, 0).unwrap();
         let refusal = has_positions(&json, end).unwrap_err().to_string();
-        assert!(refusal.contains(&format!("but found {end}, the id of `[SEP]`")), "{refusal}");
+        assert!(
+            refusal.contains(&format!("but found {end}, the id of `[SEP]`")),
+            "{refusal}"
+        );
     }
 
     #[test]
     fn special_tokens_of_other_models_are_left_out() {
-        let rows =
-            Tokenizer::from_json(&serde_json::to_vec(&tokenizer()).unwrap()).unwrap().vocabulary_size();
+        let rows = Tokenizer::from_json(&serde_json::to_vec(&tokenizer()).unwrap())
+            .unwrap()
+            .vocabulary_size();
         // The crate gives added tokens the next free id.
         let mut json: Value = serde_json::from_slice(&with_token(true)).unwrap();
         let last = json["added_tokens"].as_array().unwrap().len() - 1;
@@ -198,6 +245,9 @@ mod tests {
         assert_eq!(tokenizer.vocabulary_size(), rows);
         // Special tokens around texts cannot be removed.
         let refusal = within_vocabulary(json, 1).unwrap_err().to_string();
-        assert!(refusal.contains("expected tokens with ids below 1"), "{refusal}");
+        assert!(
+            refusal.contains("expected tokens with ids below 1"),
+            "{refusal}"
+        );
     }
 }

@@ -69,12 +69,18 @@ pub(super) fn returns_types(folder: &Path, config: &ConfigFile) -> Result<bool> 
         return Ok(names.iter().any(|name| name == "token_type_ids"));
     }
     let model = ConfigFile::open_or_empty(folder, ConfigFile::NAME)?;
-    let default = if MODELS_WITH_TYPES.contains(&model.model_type()) { 2 } else { 0 };
+    let default = if MODELS_WITH_TYPES.contains(&model.model_type()) {
+        2
+    } else {
+        0
+    };
     if model.get::<usize>("type_vocab_size")?.unwrap_or(default) < 2 {
         // The graph has no input for token types.
         return Ok(true);
     }
-    let class = config.get::<String>("tokenizer_class")?.or(model.get("tokenizer_class")?);
+    let class = config
+        .get::<String>("tokenizer_class")?
+        .or(model.get("tokenizer_class")?);
     Ok(match class {
         Some(class) => !WITHOUT_TYPES.contains(&class.trim_end_matches("Fast")),
         None => !MODELS_WITHOUT_TYPES.contains(&model.model_type()),
@@ -108,15 +114,23 @@ fn without_types(mut processor: Value) -> Value {
     match kind.as_deref() {
         Some("Sequence") => {
             if let Some(Value::Array(processors)) = processor.get_mut("processors") {
-                processors.iter_mut().for_each(|inner| *inner = without_types(inner.take()));
+                processors
+                    .iter_mut()
+                    .for_each(|inner| *inner = without_types(inner.take()));
             }
             processor
         }
         Some("TemplateProcessing") => {
             for field in ["single", "pair"] {
                 let pieces = processor.get_mut(field).and_then(Value::as_array_mut);
-                let pieces = pieces.into_iter().flatten().filter_map(Value::as_object_mut);
-                for piece in pieces.flat_map(Map::values_mut).filter_map(Value::as_object_mut) {
+                let pieces = pieces
+                    .into_iter()
+                    .flatten()
+                    .filter_map(Value::as_object_mut);
+                for piece in pieces
+                    .flat_map(Map::values_mut)
+                    .filter_map(Value::as_object_mut)
+                {
                     piece.insert("type_id".to_owned(), 0.into());
                 }
             }
@@ -135,9 +149,13 @@ fn template(first: &Value, last: &Value) -> Value {
     let pair = [&single[..], &[text("B"), special(last)]].concat();
     let describe = |token: &Value| {
         let name = token[0].as_str().unwrap_or_default().to_owned();
-        (name, json!({"id": token[0], "ids": [token[1]], "tokens": [token[0]]}))
+        (
+            name,
+            json!({"id": token[0], "ids": [token[1]], "tokens": [token[0]]}),
+        )
     };
-    let special_tokens: Map<String, Value> = [describe(first), describe(last)].into_iter().collect();
+    let special_tokens: Map<String, Value> =
+        [describe(first), describe(last)].into_iter().collect();
     json!({"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": special_tokens})
 }
 
@@ -157,7 +175,9 @@ mod tests {
             file["post_processor"] = processor;
             let types = |file: &Map<String, Value>| {
                 let tokenizer = Tokenizer::from_json(&serde_json::to_vec(file).unwrap()).unwrap();
-                let pair = tokenizer.encode_pair(["a", "e"], 64, Truncation::Off).unwrap();
+                let pair = tokenizer
+                    .encode_pair(["a", "e"], 64, Truncation::Off)
+                    .unwrap();
                 (pair.ids, pair.type_ids)
             };
             let (ids, before) = types(&file);
@@ -167,14 +187,16 @@ mod tests {
             assert!(after.iter().all(|kind| *kind == 0), "{after:?}");
             before
         };
-        let byte_level =
-            json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
+        let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
         let bert = json!({"type": "BertProcessing", "sep": ["[SEP]", 3], "cls": ["[CLS]", 2]});
         assert_eq!(pair(tokenizer()["post_processor"].clone()), [0, 0, 0, 1, 1]);
         assert_eq!(pair(bert.clone()), [0, 0, 0, 1, 1]);
         assert_eq!(pair(json!(null)), [0, 1]);
         assert_eq!(pair(byte_level.clone()), [0, 1]);
-        assert_eq!(pair(json!({"type": "Sequence", "processors": [byte_level, bert]})), [0, 0, 0, 1, 1]);
+        assert_eq!(
+            pair(json!({"type": "Sequence", "processors": [byte_level, bert]})),
+            [0, 0, 0, 1, 1]
+        );
         let roberta = json!({
             "type": "RobertaProcessing", "sep": ["[SEP]", 3], "cls": ["[CLS]", 2], "trim_offsets": true,
             "add_prefix_space": false,
@@ -202,11 +224,20 @@ mod tests {
         let [bert, roberta] =
             ["bert", "roberta"].map(|kind| json!({"model_type": kind, "type_vocab_size": 2}));
         assert!(returns(bert.clone(), json!({})));
-        assert!(!returns(bert.clone(), json!({"model_input_names": ["input_ids", "attention_mask"]})));
-        assert!(!returns(bert, json!({"tokenizer_class": "RobertaTokenizerFast"})));
+        assert!(!returns(
+            bert.clone(),
+            json!({"model_input_names": ["input_ids", "attention_mask"]})
+        ));
+        assert!(!returns(
+            bert,
+            json!({"tokenizer_class": "RobertaTokenizerFast"})
+        ));
         assert!(!returns(roberta.clone(), json!({})));
         let prelayernorm = json!({"model_type": "roberta-prelayernorm", "type_vocab_size": 2});
         assert!(!returns(prelayernorm, json!({})));
-        assert!(returns(roberta, json!({"tokenizer_class": "BertTokenizer"})));
+        assert!(returns(
+            roberta,
+            json!({"tokenizer_class": "BertTokenizer"})
+        ));
     }
 }

@@ -21,7 +21,12 @@ use kivu::{
 /// File name.
 pub(super) const NAME: &str = "tokenizer_config.json";
 /// Classes with settings that replace a `BertNormalizer`'s.
-const BERT: [&str; 4] = ["BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", MPNET];
+const BERT: [&str; 4] = [
+    "BertTokenizer",
+    "DistilBertTokenizer",
+    "ElectraTokenizer",
+    MPNET,
+];
 /// Ignores `tokenize_chinese_chars`, unlike the others in [`BERT`].
 const MPNET: &str = "MPNetTokenizer";
 /// Classes with settings that replace the byte-pair settings.
@@ -31,13 +36,22 @@ const ROBERTA: [&str; 2] = ["RobertaTokenizer", "BartTokenizer"];
 const DEBERTA: &str = "DebertaTokenizer";
 
 /// Classes with settings that replace the tokens around a text, with their first and last token.
-const LLAMA: [(&str, (&str, &str)); 2] =
-    [("LlamaTokenizer", ("<s>", "</s>")), ("GemmaTokenizer", ("<bos>", "<eos>"))];
+const LLAMA: [(&str, (&str, &str)); 2] = [
+    ("LlamaTokenizer", ("<s>", "</s>")),
+    ("GemmaTokenizer", ("<bos>", "<eos>")),
+];
 /// Key of the token for unknown words.
 const UNKNOWN: &str = "unk_token";
 /// Special token keys.
-const SPECIAL: [&str; 7] =
-    ["bos_token", "eos_token", UNKNOWN, "sep_token", "pad_token", "cls_token", "mask_token"];
+const SPECIAL: [&str; 7] = [
+    "bos_token",
+    "eos_token",
+    UNKNOWN,
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+];
 /// Keys for special token lists.
 const MORE_SPECIAL: [&str; 2] = ["additional_special_tokens", "extra_special_tokens"];
 const SPECIAL_FILE: &str = "special_tokens_map.json";
@@ -81,7 +95,10 @@ pub(super) fn read_tokenizer(folder: &Path) -> Result<Vec<u8>> {
     }
     add_tokens(&mut tokenizer, &config)?;
     add_special_tokens(&mut tokenizer, folder, class, &config)?;
-    if let Some((begin, end)) = LLAMA.iter().find_map(|(name, tokens)| (*name == class).then_some(*tokens)) {
+    if let Some((begin, end)) = LLAMA
+        .iter()
+        .find_map(|(name, tokens)| (*name == class).then_some(*tokens))
+    {
         set_ends(&mut tokenizer, &config, [begin, end])?;
     }
     if !token_types::returns_types(folder, &config)? {
@@ -91,16 +108,22 @@ pub(super) fn read_tokenizer(folder: &Path) -> Result<Vec<u8>> {
     if tokenizer == before {
         return Ok(json);
     }
-    serde_json::to_vec(&tokenizer).map_err(|error| Error::model_because("cannot write the tokenizer", error))
+    serde_json::to_vec(&tokenizer)
+        .map_err(|error| Error::model_because("cannot write the tokenizer", error))
 }
 
 /// Refuses a `model` that is not of its class, or whose tokens depend on where a text is cut.
 fn check_model(model: &Value, class: &str) -> Result<()> {
     let kind = model["type"].as_str().unwrap_or_default();
     if class == DEBERTA && kind != "BPE" {
-        return Err(Error::model(format!("expected byte pairs for the class `{class}`, but found `{kind}`")));
+        return Err(Error::model(format!(
+            "expected byte pairs for the class `{class}`, but found `{kind}`"
+        )));
     }
-    match model["end_of_word_suffix"].as_str().filter(|suffix| !suffix.is_empty()) {
+    match model["end_of_word_suffix"]
+        .as_str()
+        .filter(|suffix| !suffix.is_empty())
+    {
         Some(found) => Err(Error::model(format!(
             "expected no `end_of_word_suffix` in `{TOKENIZER}`, but found `{}`",
             found.escape_debug()
@@ -115,7 +138,8 @@ pub(super) fn read_bert_tokenizer(folder: &Path) -> Result<Vec<u8>> {
     let class = class(folder)?;
     match class.trim_end_matches("Fast") {
         "" | "BertTokenizer" if folder.join(TOKENIZER).is_file() => {
-            let [config, special] = [NAME, SPECIAL_FILE].map(|name| ConfigFile::open_or_empty(folder, name));
+            let [config, special] =
+                [NAME, SPECIAL_FILE].map(|name| ConfigFile::open_or_empty(folder, name));
             vocabularies::check_word_pieces(folder, [&config?, &special?])?;
         }
         "" | "BertTokenizer" | "PreTrainedTokenizer" | "TokenizersBackend" => {}
@@ -132,7 +156,9 @@ pub(super) fn read_bert_tokenizer(folder: &Path) -> Result<Vec<u8>> {
 pub(super) fn class(folder: &Path) -> Result<String> {
     let config = ConfigFile::open_or_empty(folder, NAME)?;
     let of_model = ConfigFile::open_or_empty(folder, ConfigFile::NAME)?;
-    let class = config.get("tokenizer_class")?.or(of_model.get("tokenizer_class")?);
+    let class = config
+        .get("tokenizer_class")?
+        .or(of_model.get("tokenizer_class")?);
     Ok(class.unwrap_or_else(|| match of_model.model_type() {
         "bert" | "ernie" | "megatron-bert" => "BertTokenizer".to_owned(),
         "albert" => "AlbertTokenizer".to_owned(),
@@ -149,16 +175,29 @@ pub(super) fn class(folder: &Path) -> Result<String> {
 }
 
 /// Sets letter case, accents and Chinese characters, where the file normalizes like BERT.
-fn set_normalizer(tokenizer: &mut Map<String, Value>, config: &ConfigFile, class: &str) -> Result<()> {
-    let normalizer = tokenizer.get_mut("normalizer").and_then(Value::as_object_mut);
-    let Some(normalizer) = normalizer.filter(|normalizer| normalizer["type"] == "BertNormalizer") else {
+fn set_normalizer(
+    tokenizer: &mut Map<String, Value>,
+    config: &ConfigFile,
+    class: &str,
+) -> Result<()> {
+    let normalizer = tokenizer
+        .get_mut("normalizer")
+        .and_then(Value::as_object_mut);
+    let Some(normalizer) = normalizer.filter(|normalizer| normalizer["type"] == "BertNormalizer")
+    else {
         return Ok(());
     };
     let or_true = |field| Ok::<_, Error>(config.get(field)?.unwrap_or(true).into());
     normalizer.insert("lowercase".to_owned(), or_true("do_lower_case")?);
-    normalizer.insert("strip_accents".to_owned(), config.get::<bool>("strip_accents")?.into());
+    normalizer.insert(
+        "strip_accents".to_owned(),
+        config.get::<bool>("strip_accents")?.into(),
+    );
     if class != MPNET {
-        normalizer.insert("handle_chinese_chars".to_owned(), or_true("tokenize_chinese_chars")?);
+        normalizer.insert(
+            "handle_chinese_chars".to_owned(),
+            or_true("tokenize_chinese_chars")?,
+        );
     }
     Ok(())
 }
@@ -169,8 +208,13 @@ fn set_byte_pairs(tokenizer: &mut Map<String, Value>, config: &ConfigFile) -> Re
         ("add_prefix_space", config.is_set("add_prefix_space")?),
         ("trim_offsets", config.get("trim_offsets")?.unwrap_or(true)),
     ];
-    for (part, settings) in [("pre_tokenizer", &settings[..1]), ("post_processor", &settings[..])] {
-        let Some(fields) = tokenizer.get_mut(part).and_then(Value::as_object_mut) else { continue };
+    for (part, settings) in [
+        ("pre_tokenizer", &settings[..1]),
+        ("post_processor", &settings[..]),
+    ] {
+        let Some(fields) = tokenizer.get_mut(part).and_then(Value::as_object_mut) else {
+            continue;
+        };
         for (field, value) in settings {
             if let Some(found) = fields.get_mut(*field) {
                 *found = (*value).into();
@@ -183,24 +227,51 @@ fn set_byte_pairs(tokenizer: &mut Map<String, Value>, config: &ConfigFile) -> Re
 /// Sets whether byte-pair texts begin with a space, in classes without other byte-pair settings.
 fn set_prefix_space(tokenizer: &mut Map<String, Value>, config: &ConfigFile) -> Result<()> {
     let has_space = config.is_set("add_prefix_space")?;
-    if let Some(part) = tokenizer.get_mut("pre_tokenizer").filter(|part| part["type"] == "ByteLevel") {
+    if let Some(part) = tokenizer
+        .get_mut("pre_tokenizer")
+        .filter(|part| part["type"] == "ByteLevel")
+    {
         part["add_prefix_space"] = has_space.into();
     }
     Ok(())
 }
 
 /// Sets the tokens around a text, by the class's flags.
-fn set_ends(tokenizer: &mut Map<String, Value>, config: &ConfigFile, defaults: [&str; 2]) -> Result<()> {
-    let flags = [config.is_set_or("add_bos_token", true)?, config.is_set("add_eos_token")?];
+fn set_ends(
+    tokenizer: &mut Map<String, Value>,
+    config: &ConfigFile,
+    defaults: [&str; 2],
+) -> Result<()> {
+    let flags = [
+        config.is_set_or("add_bos_token", true)?,
+        config.is_set("add_eos_token")?,
+    ];
     let mut ends = Vec::new();
-    for ((key, default), _) in
-        ["bos_token", "eos_token"].iter().zip(defaults).zip(flags).filter(|(_, flag)| *flag)
+    for ((key, default), _) in ["bos_token", "eos_token"]
+        .iter()
+        .zip(defaults)
+        .zip(flags)
+        .filter(|(_, flag)| *flag)
     {
-        let token = config.fields().get(*key).and_then(content).unwrap_or(default).to_owned();
-        let known = tokenizer.get("added_tokens").and_then(Value::as_array).into_iter().flatten();
-        let id = known.clone().find(|known| known["content"] == token).map(|known| known["id"].clone());
+        let token = config
+            .fields()
+            .get(*key)
+            .and_then(content)
+            .unwrap_or(default)
+            .to_owned();
+        let known = tokenizer
+            .get("added_tokens")
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten();
+        let id = known
+            .clone()
+            .find(|known| known["content"] == token)
+            .map(|known| known["id"].clone());
         let id = id.ok_or_else(|| {
-            Error::model(format!("expected the token `{token}` of `{key}` in the tokenizer, but found none"))
+            Error::model(format!(
+                "expected the token `{token}` of `{key}` in the tokenizer, but found none"
+            ))
         })?;
         ends.push((*key, token, id));
     }
@@ -210,14 +281,23 @@ fn set_ends(tokenizer: &mut Map<String, Value>, config: &ConfigFile, defaults: [
     };
     let text = |name: &str, kind: u32| {
         let text = json!({"Sequence": {"id": name, "type_id": kind}});
-        [special("bos_token", kind), Some(text), special("eos_token", kind)]
-            .into_iter()
-            .flatten()
-            .collect::<Vec<_>>()
+        [
+            special("bos_token", kind),
+            Some(text),
+            special("eos_token", kind),
+        ]
+        .into_iter()
+        .flatten()
+        .collect::<Vec<_>>()
     };
     let tokens: Map<String, Value> = ends
         .iter()
-        .map(|(_, token, id)| (token.clone(), json!({"id": token, "ids": [id], "tokens": [token]})))
+        .map(|(_, token, id)| {
+            (
+                token.clone(),
+                json!({"id": token, "ids": [id], "tokens": [token]}),
+            )
+        })
         .collect();
     let pair = [text("A", 0), text("B", 1)].concat();
     let template = json!({
@@ -237,11 +317,23 @@ fn add_special_tokens(
     config: &ConfigFile,
 ) -> Result<()> {
     let sources = token_files(folder, config)?;
-    let vocabulary = tokenizer.get("model").and_then(|model| model.get("vocab")).cloned().unwrap_or_default();
-    let Some(Value::Array(known)) = tokenizer.get_mut("added_tokens") else { return Ok(()) };
+    let vocabulary = tokenizer
+        .get("model")
+        .and_then(|model| model.get("vocab"))
+        .cloned()
+        .unwrap_or_default();
+    let Some(Value::Array(known)) = tokenizer.get_mut("added_tokens") else {
+        return Ok(());
+    };
     let has_key = |key: &str| sources.iter().any(|file| file.fields().contains_key(key));
-    let defaults = default_tokens(class).into_iter().filter(|(key, _)| !has_key(key));
-    for (key, token) in sources.iter().flat_map(|file| special_tokens(file.fields())).chain(defaults) {
+    let defaults = default_tokens(class)
+        .into_iter()
+        .filter(|(key, _)| !has_key(key));
+    for (key, token) in sources
+        .iter()
+        .flat_map(|file| special_tokens(file.fields()))
+        .chain(defaults)
+    {
         if known.iter().any(|known| known["content"] == token) {
             continue;
         }
@@ -277,16 +369,20 @@ pub(super) fn unknown_token(folder: &Path) -> Result<Option<String>> {
     }
     let class = class(folder)?;
     let defaults = default_tokens(class.trim_end_matches("Fast"));
-    Ok(defaults.into_iter().find_map(|(key, token)| (key == UNKNOWN).then(|| token.to_owned())))
+    Ok(defaults
+        .into_iter()
+        .find_map(|(key, token)| (key == UNKNOWN).then(|| token.to_owned())))
 }
 
 /// Special tokens of a class that settings do not name, with their keys.
 fn default_tokens(class: &str) -> Vec<(&'static str, &'static str)> {
     const KEYS: [&str; 5] = ["cls_token", "sep_token", UNKNOWN, "pad_token", "mask_token"];
     let tokens = match class {
-        "BertTokenizer" | "DistilBertTokenizer" | "ElectraTokenizer" | DEBERTA | "DebertaV2Tokenizer" => {
-            ["[CLS]", "[SEP]", "[UNK]", "[PAD]", "[MASK]"]
-        }
+        "BertTokenizer"
+        | "DistilBertTokenizer"
+        | "ElectraTokenizer"
+        | DEBERTA
+        | "DebertaV2Tokenizer" => ["[CLS]", "[SEP]", "[UNK]", "[PAD]", "[MASK]"],
         "AlbertTokenizer" => ["[CLS]", "[SEP]", "<unk>", "<pad>", "[MASK]"],
         MPNET => ["<s>", "</s>", "[UNK]", "<pad>", "<mask>"],
         "BartTokenizer"
@@ -297,7 +393,10 @@ fn default_tokens(class: &str) -> Vec<(&'static str, &'static str)> {
         "XLNetTokenizer" => ["<cls>", "<sep>", "<unk>", "<pad>", "<mask>"],
         _ => [""; 5],
     };
-    KEYS.into_iter().zip(tokens).filter(|(_, token)| !token.is_empty()).collect()
+    KEYS.into_iter()
+        .zip(tokens)
+        .filter(|(_, token)| !token.is_empty())
+        .collect()
 }
 
 /// Special tokens named by settings, with their keys.
@@ -309,7 +408,10 @@ fn special_tokens(fields: &Map<String, Value>) -> impl Iterator<Item = (&str, &s
             token if SPECIAL.contains(&key.as_str()) => vec![token],
             _ => Vec::new(),
         };
-        tokens.into_iter().filter_map(content).map(move |token| (key.as_str(), token))
+        tokens
+            .into_iter()
+            .filter_map(content)
+            .map(move |token| (key.as_str(), token))
     })
 }
 
@@ -317,17 +419,22 @@ fn special_tokens(fields: &Map<String, Value>) -> impl Iterator<Item = (&str, &s
 fn id_of(vocabulary: &Value, piece: &str) -> Option<u64> {
     match vocabulary {
         Value::Object(ids) => ids.get(piece)?.as_u64(),
-        Value::Array(pieces) => {
-            pieces.iter().position(|entry| entry[0] == piece).and_then(|place| place.try_into().ok())
-        }
+        Value::Array(pieces) => pieces
+            .iter()
+            .position(|entry| entry[0] == piece)
+            .and_then(|place| place.try_into().ok()),
         _ => None,
     }
 }
 
 /// Refuses tokenizers that truncate texts at the start: here, requests choose the side, and the end is the default.
 fn check_truncation(tokenizer: &Map<String, Value>, config: &ConfigFile) -> Result<()> {
-    let of_file = tokenizer.get("truncation").and_then(|truncation| truncation["direction"].as_str());
-    let side = config.get::<String>("truncation_side")?.or(of_file.map(str::to_owned));
+    let of_file = tokenizer
+        .get("truncation")
+        .and_then(|truncation| truncation["direction"].as_str());
+    let side = config
+        .get::<String>("truncation_side")?
+        .or(of_file.map(str::to_owned));
     match side.filter(|side| !side.eq_ignore_ascii_case("right")) {
         None => Ok(()),
         Some(found) => Err(Error::model(format!(
@@ -341,14 +448,33 @@ fn check_truncation(tokenizer: &Map<String, Value>, config: &ConfigFile) -> Resu
 /// tokens are found before or after normalization as before.
 fn add_tokens(tokenizer: &mut Map<String, Value>, config: &ConfigFile) -> Result<()> {
     let added: BTreeMap<u32, AddedToken> = config.get("added_tokens_decoder")?.unwrap_or_default();
-    let named: BTreeSet<&str> = special_tokens(config.fields()).map(|(_, token)| token).collect();
-    let Some(Value::Array(known)) = tokenizer.get_mut("added_tokens") else { return Ok(()) };
-    for (id, AddedToken { content, single_word, lstrip, rstrip, normalized, special }) in added {
+    let named: BTreeSet<&str> = special_tokens(config.fields())
+        .map(|(_, token)| token)
+        .collect();
+    let Some(Value::Array(known)) = tokenizer.get_mut("added_tokens") else {
+        return Ok(());
+    };
+    for (
+        id,
+        AddedToken {
+            content,
+            single_word,
+            lstrip,
+            rstrip,
+            normalized,
+            special,
+        },
+    ) in added
+    {
         let special = special || named.contains(content.as_str());
         let found = known.iter().position(|token| token["content"] == content);
         let id = found.map_or_else(|| id.into(), |place| known[place]["id"].clone());
-        let before = found.map(|place| &known[place]).filter(|token| token["special"] == true && special);
-        let normalized = before.and_then(|token| token["normalized"].as_bool()).or(normalized);
+        let before = found
+            .map(|place| &known[place])
+            .filter(|token| token["special"] == true && special);
+        let normalized = before
+            .and_then(|token| token["normalized"].as_bool())
+            .or(normalized);
         let token = json!({
             "id": id, "content": content, "single_word": single_word, "lstrip": lstrip, "rstrip": rstrip,
             "normalized": normalized.unwrap_or(!special), "special": special,
@@ -391,21 +517,33 @@ mod tests {
     fn flags_of_gemma_replace_the_tokens_around_a_text() {
         let single = |flags: Value| {
             let mut config = json!({"tokenizer_class": "GemmaTokenizerFast"});
-            config.as_object_mut().unwrap().extend(flags.as_object().cloned().unwrap());
+            config
+                .as_object_mut()
+                .unwrap()
+                .extend(flags.as_object().cloned().unwrap());
             let tokenizer = read(&config).unwrap();
-            let parts = tokenizer["post_processor"]["single"].as_array().unwrap().iter();
-            let name = |part: &Value| part.as_object().unwrap().values().next().unwrap()["id"].clone();
+            let parts = tokenizer["post_processor"]["single"]
+                .as_array()
+                .unwrap()
+                .iter();
+            let name =
+                |part: &Value| part.as_object().unwrap().values().next().unwrap()["id"].clone();
             parts.map(name).collect::<Vec<_>>()
         };
         assert_eq!(single(json!({})), ["<bos>", "A"]);
-        assert_eq!(single(json!({"add_eos_token": true})), ["<bos>", "A", "<eos>"]);
+        assert_eq!(
+            single(json!({"add_eos_token": true})),
+            ["<bos>", "A", "<eos>"]
+        );
         assert_eq!(single(json!({"add_bos_token": false})), ["A"]);
-        let tokenizer = read(&json!({"tokenizer_class": "GemmaTokenizer", "add_eos_token": true})).unwrap();
+        let tokenizer =
+            read(&json!({"tokenizer_class": "GemmaTokenizer", "add_eos_token": true})).unwrap();
         let pair = tokenizer["post_processor"]["pair"].as_array().unwrap();
         assert_eq!(pair.len(), 6);
         assert_eq!(pair[4], json!({"Sequence": {"id": "B", "type_id": 1}}));
         let other =
-            read(&json!({"tokenizer_class": "PreTrainedTokenizerFast", "add_eos_token": true})).unwrap();
+            read(&json!({"tokenizer_class": "PreTrainedTokenizerFast", "add_eos_token": true}))
+                .unwrap();
         assert_eq!(other["post_processor"], Value::Null);
     }
 
@@ -417,24 +555,34 @@ mod tests {
         });
         let tokenizer = read(&json!({"added_tokens_decoder": added})).unwrap();
         let tokens = tokenizer["added_tokens"].as_array().unwrap();
-        assert_eq!((&tokens[0]["lstrip"], &tokens[0]["normalized"]), (&json!(true), &json!(false)));
-        assert_eq!((&tokens[2]["content"], &tokens[2]["normalized"]), (&json!("<new>"), &json!(true)));
+        assert_eq!(
+            (&tokens[0]["lstrip"], &tokens[0]["normalized"]),
+            (&json!(true), &json!(false))
+        );
+        assert_eq!(
+            (&tokens[2]["content"], &tokens[2]["normalized"]),
+            (&json!("<new>"), &json!(true))
+        );
     }
 
     #[test]
     fn named_tokens_are_special_whatever_their_entry_says() {
         let added = json!({"0": {"content": "<bos>"}, "1": {"content": "<eos>", "special": false}});
-        let tokenizer = read(&json!({"added_tokens_decoder": added, "bos_token": "<bos>"})).unwrap();
+        let tokenizer =
+            read(&json!({"added_tokens_decoder": added, "bos_token": "<bos>"})).unwrap();
         let tokens = tokenizer["added_tokens"].as_array().unwrap();
-        assert_eq!((&tokens[0]["special"], &tokens[1]["special"]), (&json!(true), &json!(false)));
+        assert_eq!(
+            (&tokens[0]["special"], &tokens[1]["special"]),
+            (&json!(true), &json!(false))
+        );
     }
 
     #[test]
     fn a_class_needs_its_special_tokens() {
         let refusal = read(&json!({"tokenizer_class": "ElectraTokenizerFast"})).unwrap_err();
         insta::assert_snapshot!(refusal, @"expected the token `[CLS]` of `cls_token` in `tokenizer.json`, but found none, so that the model has no vector for it");
-        let named =
-            ["cls", "sep", "unk", "pad", "mask"].map(|name| (format!("{name}_token"), json!("<bos>")));
+        let named = ["cls", "sep", "unk", "pad", "mask"]
+            .map(|name| (format!("{name}_token"), json!("<bos>")));
         let mut settings: Map<String, Value> = named.into_iter().collect();
         settings.insert("tokenizer_class".to_owned(), json!("ElectraTokenizerFast"));
         read(&settings.into()).unwrap();
@@ -442,17 +590,30 @@ mod tests {
 
     #[test]
     fn special_tokens_are_never_split_and_have_an_id() {
-        let tokenizer = read(&json!({"sep_token": "a", "cls_token": {"content": "<bos>"}})).unwrap();
+        let tokenizer =
+            read(&json!({"sep_token": "a", "cls_token": {"content": "<bos>"}})).unwrap();
         let added = tokenizer["added_tokens"].as_array().unwrap();
-        assert_eq!((added.len(), &added[2]["content"], &added[2]["id"]), (3, &json!("a"), &json!(2)));
-        let refusal = read(&json!({"additional_special_tokens": ["<new>"]})).unwrap_err().to_string();
-        assert!(refusal.contains("the token `<new>` of `additional_special_tokens`"), "{refusal}");
+        assert_eq!(
+            (added.len(), &added[2]["content"], &added[2]["id"]),
+            (3, &json!("a"), &json!(2))
+        );
+        let refusal = read(&json!({"additional_special_tokens": ["<new>"]}))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            refusal.contains("the token `<new>` of `additional_special_tokens`"),
+            "{refusal}"
+        );
     }
 
     #[test]
     fn the_space_before_a_text_is_a_setting_of_all_classes() {
-        let space = |config: Value| read(&config).unwrap()["pre_tokenizer"]["add_prefix_space"].clone();
-        assert_eq!(space(json!({"tokenizer_class": "PreTrainedTokenizerFast"})), false);
+        let space =
+            |config: Value| read(&config).unwrap()["pre_tokenizer"]["add_prefix_space"].clone();
+        assert_eq!(
+            space(json!({"tokenizer_class": "PreTrainedTokenizerFast"})),
+            false
+        );
         assert_eq!(space(json!({"tokenizer_class": "Qwen2Tokenizer"})), false);
         assert_eq!(
             space(json!({"tokenizer_class": "PreTrainedTokenizerFast", "add_prefix_space": true})),
@@ -470,7 +631,10 @@ mod tests {
 
     #[test]
     fn the_vocabulary_of_bert_makes_the_tokenizer_that_transformers_saves() {
-        let (folder, source) = (tempfile::tempdir().unwrap(), fixtures().join("models/tiny-bert"));
+        let (folder, source) = (
+            tempfile::tempdir().unwrap(),
+            fixtures().join("models/tiny-bert"),
+        );
         for name in ["vocab.txt", "config.json", "tokenizer_config.json"] {
             fs::copy(source.join(name), folder.path().join(name)).unwrap();
         }
@@ -478,26 +642,43 @@ mod tests {
         (saved["truncation"], saved["padding"]) = (Value::Null, Value::Null);
         assert_eq!(parse(&read_tokenizer(folder.path()).unwrap()), saved);
         // The settings replace the defaults.
-        fs::write(folder.path().join("tokenizer_config.json"), r#"{"do_lower_case": false}"#).unwrap();
+        fs::write(
+            folder.path().join("tokenizer_config.json"),
+            r#"{"do_lower_case": false}"#,
+        )
+        .unwrap();
         let cased = parse(&read_tokenizer(folder.path()).unwrap());
         assert_eq!(cased["normalizer"]["lowercase"], false);
         fs::write(folder.path().join("vocab.txt"), "[PAD]\n[UNK]\n[CLS]\n").unwrap();
         let refusal = read_tokenizer(folder.path()).unwrap_err().to_string();
-        assert_eq!(refusal, "expected `[SEP]` (`sep_token`) in `vocab.txt`, but found none");
+        assert_eq!(
+            refusal,
+            "expected `[SEP]` (`sep_token`) in `vocab.txt`, but found none"
+        );
     }
 
     #[test]
     fn the_pieces_of_xlm_roberta_make_the_tokenizer_that_transformers_converts() {
         let folder = tempfile::tempdir().unwrap();
         fs::copy(
-            fixtures().join("models/tiny-mbart").join("sentencepiece.bpe.model"),
+            fixtures()
+                .join("models/tiny-mbart")
+                .join("sentencepiece.bpe.model"),
             folder.path().join("sentencepiece.bpe.model"),
         )
         .unwrap();
-        fs::write(folder.path().join("config.json"), r#"{"model_type": "xlm-roberta"}"#).unwrap();
+        fs::write(
+            folder.path().join("config.json"),
+            r#"{"model_type": "xlm-roberta"}"#,
+        )
+        .unwrap();
         let mut built = parse(&read_tokenizer(folder.path()).unwrap());
         // The golden file omits the character map, which equals the source file's.
-        assert!(built["normalizer"]["normalizers"][0]["precompiled_charsmap"].take().is_string());
+        assert!(
+            built["normalizer"]["normalizers"][0]["precompiled_charsmap"]
+                .take()
+                .is_string()
+        );
         let golden = parse(&fs::read(fixtures().join("goldens/xlm_roberta_pieces.json")).unwrap());
         // Scores are 32-bit floats.
         let scores = |tokenizer: &mut Value| {

@@ -30,7 +30,11 @@ const SPECIAL: [(&str, &str); 5] = [
 
 /// Converts the slow tokenizer in `folder`, for its class, to a `tokenizer.json`; `settings` contain its special
 /// tokens. `None` if the folder has a `tokenizer.json`, or other files.
-pub(super) fn tokenizer(folder: &Path, class: &str, settings: [&ConfigFile; 2]) -> Result<Option<Vec<u8>>> {
+pub(super) fn tokenizer(
+    folder: &Path,
+    class: &str,
+    settings: [&ConfigFile; 2],
+) -> Result<Option<Vec<u8>>> {
     if folder.join(TOKENIZER).is_file() {
         return Ok(None);
     }
@@ -38,7 +42,9 @@ pub(super) fn tokenizer(folder: &Path, class: &str, settings: [&ConfigFile; 2]) 
         return word_pieces(folder, settings).map(Some);
     }
     if class == "XLMRobertaTokenizer" && folder.join(PIECES).is_file() {
-        return SentencePieces::open(&folder.join(PIECES))?.xlm_roberta().map(Some);
+        return SentencePieces::open(&folder.join(PIECES))?
+            .xlm_roberta()
+            .map(Some);
     }
     Ok(None)
 }
@@ -50,10 +56,13 @@ fn word_pieces(folder: &Path, settings: [&ConfigFile; 2]) -> Result<Vec<u8>> {
         .map_err(|error| Error::model_because(format!("expected UTF-8 in `{WORDS}`"), error))?;
     // A piece is a line without its line feed; among duplicate pieces, the last one is used.
     let lines = text.strip_suffix('\n').unwrap_or(&text).split('\n');
-    let ids =
-        lines.zip(0..).map(|(piece, id)| (piece.trim_end_matches('\r').to_owned(), json!(id))).collect();
+    let ids = lines
+        .zip(0..)
+        .map(|(piece, id)| (piece.trim_end_matches('\r').to_owned(), json!(id)))
+        .collect();
     let tokenizer = of_pieces(&ids, settings, WORDS)?;
-    serde_json::to_vec(&tokenizer).map_err(|error| Error::model_because("cannot write the tokenizer", error))
+    serde_json::to_vec(&tokenizer)
+        .map_err(|error| Error::model_because("cannot write the tokenizer", error))
 }
 
 /// Refuses a `tokenizer.json` with other parts than [`word_pieces`] makes from its vocabulary. `transformers` 5 makes
@@ -61,10 +70,22 @@ fn word_pieces(folder: &Path, settings: [&ConfigFile; 2]) -> Result<Vec<u8>> {
 pub(super) fn check_word_pieces(folder: &Path, settings: [&ConfigFile; 2]) -> Result<()> {
     let found: Value = serde_json::from_slice(&files::read_tokenizer(folder)?)
         .map_err(|error| Error::model_because("cannot read the tokenizer", error))?;
-    let ids = found["model"]["vocab"].as_object().cloned().unwrap_or_default();
+    let ids = found["model"]["vocab"]
+        .as_object()
+        .cloned()
+        .unwrap_or_default();
     let expected = of_pieces(&ids, settings, TOKENIZER)?;
-    let parts = ["/normalizer/type", "/normalizer/clean_text", "/pre_tokenizer", "/post_processor", "/model"];
-    match parts.into_iter().find(|part| found.pointer(part) != expected.pointer(part)) {
+    let parts = [
+        "/normalizer/type",
+        "/normalizer/clean_text",
+        "/pre_tokenizer",
+        "/post_processor",
+        "/model",
+    ];
+    match parts
+        .into_iter()
+        .find(|part| found.pointer(part) != expected.pointer(part))
+    {
         None => Ok(()),
         Some(part) => Err(Error::model(format!(
             "expected `{}` of `BertTokenizer` in `{TOKENIZER}`, which is what `transformers` 5 makes for this model, but \
@@ -79,12 +100,19 @@ fn of_pieces(ids: &Map<String, Value>, settings: [&ConfigFile; 2], name: &str) -
     let token = |(key, default): &(&str, &str)| {
         let named = settings.iter().find_map(|file| file.fields().get(*key));
         let token = named.and_then(content).unwrap_or(default).to_owned();
-        let missing = || Error::model(format!("expected `{token}` (`{key}`) in `{name}`, but found none"));
+        let missing = || {
+            Error::model(format!(
+                "expected `{token}` (`{key}`) in `{name}`, but found none"
+            ))
+        };
         let id = ids.get(&token).cloned().ok_or_else(missing)?;
         Ok::<_, Error>((token, id))
     };
     let special: Vec<(String, Value)> = SPECIAL.iter().map(token).collect::<Result<_>>()?;
-    let mut added: Vec<Value> = special.iter().map(|(token, id)| added(token, id, false)).collect();
+    let mut added: Vec<Value> = special
+        .iter()
+        .map(|(token, id)| added(token, id, false))
+        .collect();
     added.sort_by_key(|token| token["id"].as_u64());
     let [_, unknown, first, last, _] = [0, 1, 2, 3, 4].map(|place| special[place].0.as_str());
     let normalizer = json!({

@@ -58,7 +58,11 @@ pub(super) struct Weight {
 impl Weights {
     /// Whether `folder` has weights that [`Weights::open`] can read.
     pub(super) fn are_in(folder: &Path) -> bool {
-        LAYOUTS.iter().any(|(index, whole)| [index, whole].iter().any(|file| folder.join(file).is_file()))
+        LAYOUTS.iter().any(|(index, whole)| {
+            [index, whole]
+                .iter()
+                .any(|file| folder.join(file).is_file())
+        })
     }
 
     /// Reads all weights in `folder`.
@@ -66,31 +70,50 @@ impl Weights {
         let names = names(folder, |file| folder.join(file).is_file())?;
         // For the error, which names the file.
         let names = names.unwrap_or_else(|| vec![WHOLE.to_owned()]);
-        Self::of_files(&names.iter().map(|name| folder.join(name)).collect::<Vec<_>>())
+        Self::of_files(
+            &names
+                .iter()
+                .map(|name| folder.join(name))
+                .collect::<Vec<_>>(),
+        )
     }
 
     /// Reads safetensors files and PyTorch checkpoints.
     pub(super) fn of_files(paths: &[PathBuf]) -> Result<Self> {
-        let (mut tensors, mut integers, mut hash) = (BTreeMap::new(), BTreeMap::new(), Sha256::new());
+        let (mut tensors, mut integers, mut hash) =
+            (BTreeMap::new(), BTreeMap::new(), Sha256::new());
         let mut others = BTreeMap::new();
         for path in paths {
             let bytes = files::read_weights(path)?;
             hash.update(&bytes);
             if path.extension().is_some_and(|extension| extension == "bin") {
                 let failed = |error| {
-                    let (name, hint) = (path.display(), "convert it to safetensors with `save_pretrained`");
+                    let (name, hint) = (
+                        path.display(),
+                        "convert it to safetensors with `save_pretrained`",
+                    );
                     Error::model_because(format!("cannot read `{name}`; {hint}"), error)
                 };
                 let values = pickle::read(&bytes).map_err(failed)?.into_iter();
-                tensors.extend(values.map(|(name, (shape, values))| (name, Weight { shape, values })));
+                tensors
+                    .extend(values.map(|(name, (shape, values))| (name, Weight { shape, values })));
                 continue;
             }
             let file = SafeTensors::deserialize(&bytes).map_err(|error| {
-                Error::model_because(format!("`{}` is not a safetensors file", path.display()), error)
+                Error::model_because(
+                    format!("`{}` is not a safetensors file", path.display()),
+                    error,
+                )
             })?;
             for (name, view) in file.iter() {
                 if let Some(values) = to_fp32(&view) {
-                    tensors.insert(name.to_owned(), Weight { shape: view.shape().to_vec(), values });
+                    tensors.insert(
+                        name.to_owned(),
+                        Weight {
+                            shape: view.shape().to_vec(),
+                            values,
+                        },
+                    );
                 } else if let Some(values) = to_integers(&view) {
                     integers.insert(name.to_owned(), values);
                 } else {
@@ -98,8 +121,15 @@ impl Weights {
                 }
             }
         }
-        let tensors = tensors.into_iter().map(|(name, weight)| (current_name(name), weight)).collect();
-        Ok(Self { integers, others, ..Self::of_tensors(tensors, hex(&hash.finalize())) })
+        let tensors = tensors
+            .into_iter()
+            .map(|(name, weight)| (current_name(name), weight))
+            .collect();
+        Ok(Self {
+            integers,
+            others,
+            ..Self::of_tensors(tensors, hex(&hash.finalize()))
+        })
     }
 
     /// Creates weights from files in another format, with the files' SHA-256.
@@ -179,10 +209,16 @@ impl Weights {
     /// belong to parts that the family does not have.
     pub(super) fn check_all(&self, is_unused: impl Fn(&str) -> bool) -> Result<()> {
         let taken = self.taken.borrow();
-        let names = self.tensors.keys().chain(self.integers.keys()).chain(self.others.keys());
+        let names = self
+            .tensors
+            .keys()
+            .chain(self.integers.keys())
+            .chain(self.others.keys());
         let is_unknown = |name: &&String| {
             let bare = name.strip_prefix(&self.prefix).unwrap_or(name);
-            let is_buffer = BUFFERS.iter().any(|buffer| bare.rsplit('.').next() == Some(buffer));
+            let is_buffer = BUFFERS
+                .iter()
+                .any(|buffer| bare.rsplit('.').next() == Some(buffer));
             !taken.contains(*name) && !is_buffer && !is_unused(bare)
         };
         match names.clone().find(is_unknown) {
@@ -205,11 +241,15 @@ impl Weights {
 
 /// The SHA-256 over a model's weights together with those of others that its build reads; without others, the model's own.
 pub(super) fn combined_sha256<'a>(own: &str, others: impl IntoIterator<Item = &'a str>) -> String {
-    others.into_iter().fold(own.to_owned(), |all, other| hex(&Sha256::digest(format!("{all}\n{other}"))))
+    others.into_iter().fold(own.to_owned(), |all, other| {
+        hex(&Sha256::digest(format!("{all}\n{other}")))
+    })
 }
 
 fn split<T>(named: &mut BTreeMap<String, T>, prefix: &str) -> BTreeMap<String, T> {
-    named.extract_if(.., |name, _| name.starts_with(prefix)).collect()
+    named
+        .extract_if(.., |name, _| name.starts_with(prefix))
+        .collect()
 }
 
 /// Refuses a weight with non-finite values, with which no text can be computed.
@@ -226,7 +266,10 @@ pub(super) fn check_finite(name: &str, weight: &Weight) -> Result<()> {
 
 /// The current `transformers` name for a weight converted from TensorFlow.
 fn current_name(name: String) -> String {
-    match (name.strip_suffix("LayerNorm.gamma"), name.strip_suffix("LayerNorm.beta")) {
+    match (
+        name.strip_suffix("LayerNorm.gamma"),
+        name.strip_suffix("LayerNorm.beta"),
+    ) {
         (Some(module), _) => format!("{module}LayerNorm.weight"),
         (_, Some(module)) => format!("{module}LayerNorm.bias"),
         _ => name,
@@ -252,7 +295,10 @@ fn shards(folder: &Path, index: &'static str) -> Result<Vec<String>> {
     let index = ConfigFile::new(index, files::read_json(&folder.join(index))?);
     let files: BTreeMap<String, String> = index.require("weight_map")?;
     let names: BTreeSet<String> = files.into_values().collect();
-    if let Some(name) = names.iter().find(|name| name.contains(['/', '\\']) || *name == "..") {
+    if let Some(name) = names
+        .iter()
+        .find(|name| name.contains(['/', '\\']) || *name == "..")
+    {
         return Err(Error::model(format!(
             "expected shards in the folder of their index, but found `{name}`"
         )));
@@ -263,13 +309,30 @@ fn shards(folder: &Path, index: &'static str) -> Result<Vec<String>> {
 /// Converts values to fp32; `None` for integers, which are buffers that graphs compute themselves.
 fn to_fp32(view: &TensorView<'_>) -> Option<Vec<f32>> {
     let halves = |convert: fn([u8; 2]) -> f32| {
-        view.data().as_chunks().0.iter().map(|bytes| convert(*bytes)).collect::<Vec<f32>>()
+        view.data()
+            .as_chunks()
+            .0
+            .iter()
+            .map(|bytes| convert(*bytes))
+            .collect::<Vec<f32>>()
     };
     match view.dtype() {
-        Dtype::F32 => Some(view.data().as_chunks().0.iter().map(|it| f32::from_le_bytes(*it)).collect()),
-        Dtype::F64 => {
-            Some(view.data().as_chunks().0.iter().map(|it| f64::from_le_bytes(*it) as f32).collect())
-        }
+        Dtype::F32 => Some(
+            view.data()
+                .as_chunks()
+                .0
+                .iter()
+                .map(|it| f32::from_le_bytes(*it))
+                .collect(),
+        ),
+        Dtype::F64 => Some(
+            view.data()
+                .as_chunks()
+                .0
+                .iter()
+                .map(|it| f64::from_le_bytes(*it) as f32)
+                .collect(),
+        ),
         Dtype::F16 => Some(halves(|bytes| half::f16::from_le_bytes(bytes).to_f32())),
         Dtype::BF16 => Some(halves(|bytes| half::bf16::from_le_bytes(bytes).to_f32())),
         _ => None,
@@ -281,10 +344,34 @@ fn to_integers(view: &TensorView<'_>) -> Option<Vec<i64>> {
     let data = view.data();
     match view.dtype() {
         _ if view.shape().len() != 1 => None,
-        Dtype::I64 => Some(data.as_chunks().0.iter().map(|it| i64::from_le_bytes(*it)).collect()),
-        Dtype::I32 => Some(data.as_chunks().0.iter().map(|it| i32::from_le_bytes(*it).into()).collect()),
-        Dtype::U32 => Some(data.as_chunks().0.iter().map(|it| u32::from_le_bytes(*it).into()).collect()),
-        Dtype::U16 => Some(data.as_chunks().0.iter().map(|it| u16::from_le_bytes(*it).into()).collect()),
+        Dtype::I64 => Some(
+            data.as_chunks()
+                .0
+                .iter()
+                .map(|it| i64::from_le_bytes(*it))
+                .collect(),
+        ),
+        Dtype::I32 => Some(
+            data.as_chunks()
+                .0
+                .iter()
+                .map(|it| i32::from_le_bytes(*it).into())
+                .collect(),
+        ),
+        Dtype::U32 => Some(
+            data.as_chunks()
+                .0
+                .iter()
+                .map(|it| u32::from_le_bytes(*it).into())
+                .collect(),
+        ),
+        Dtype::U16 => Some(
+            data.as_chunks()
+                .0
+                .iter()
+                .map(|it| u16::from_le_bytes(*it).into())
+                .collect(),
+        ),
         _ => None,
     }
 }
@@ -297,7 +384,8 @@ mod tests {
     fn weights_may_be_larger_than_settings_files() {
         let folder = tempfile::tempdir().unwrap();
         let file = std::fs::File::create(folder.path().join(WHOLE)).unwrap();
-        file.set_len(kivu::regular_file::MAX_TEXT_BYTES + 1).unwrap();
+        file.set_len(kivu::regular_file::MAX_TEXT_BYTES + 1)
+            .unwrap();
         let refusal = Weights::open(folder.path()).unwrap_err().to_string();
         assert!(refusal.ends_with("is not a safetensors file"), "{refusal}");
     }
@@ -305,15 +393,20 @@ mod tests {
     #[test]
     fn weights_that_are_not_finite_are_refused_by_name() {
         let take = |value: f32| {
-            let weight = Weight { shape: vec![2], values: vec![1.0, value] };
-            let weights = Weights::of_tensors([("norm.weight".to_owned(), weight)].into(), String::new());
+            let weight = Weight {
+                shape: vec![2],
+                values: vec![1.0, value],
+            };
+            let weights =
+                Weights::of_tensors([("norm.weight".to_owned(), weight)].into(), String::new());
             weights.take("norm.weight", &[2]).cloned()
         };
         assert!(take(0.5).is_ok());
         for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let refusal = take(value).unwrap_err().to_string();
-            let expected =
-                format!("expected finite numbers in the weight `norm.weight`, but found {value} at 1");
+            let expected = format!(
+                "expected finite numbers in the weight `norm.weight`, but found {value} at 1"
+            );
             assert!(refusal.starts_with(&expected), "{refusal}");
         }
     }

@@ -17,8 +17,8 @@ use std::{env, num::NonZeroUsize, ops::RangeInclusive, time::Instant};
 use kivu_engine::{
     kernel::InstructionSet,
     program::{
-        Activation, Attention, AttentionWindow, DistanceBias, Index, Limits, Linear, Load, Per, Pooling,
-        Program, RowOperation, RowStage, Stage, Table, Value, ValueId, View,
+        Activation, Attention, AttentionWindow, DistanceBias, Index, Limits, Linear, Load, Per,
+        Pooling, Program, RowOperation, RowStage, Stage, Table, Value, ValueId, View,
     },
     run::{Run, Scratch, Text, Token, Values},
 };
@@ -63,28 +63,52 @@ enum Operation {
 fn operations() -> Vec<Operation> {
     let random = &mut fastrand::Rng::with_seed(1);
     let mut operations = Vec::new();
-    let tables = [(IDS, Index::Id, HIDDEN), (2, Index::Type, OUTPUT), (POSITIONS, Index::Position, SECOND)];
+    let tables = [
+        (IDS, Index::Id, HIDDEN),
+        (2, Index::Type, OUTPUT),
+        (POSITIONS, Index::Position, SECOND),
+    ];
     for (rows, index, out) in tables {
         let table = match index {
             Index::Id => Table::Int8(
-                (0..rows * WIDTH).map(|_| random.i8(..)).collect::<Vec<_>>().into(),
+                (0..rows * WIDTH)
+                    .map(|_| random.i8(..))
+                    .collect::<Vec<_>>()
+                    .into(),
                 vec![0.01; rows].into(),
             ),
-            Index::Type | Index::Position => Table::Fp32(random::numbers(random, rows * WIDTH).into()),
+            Index::Type | Index::Position => {
+                Table::Fp32(random::numbers(random, rows * WIDTH).into())
+            }
         };
-        operations.push(Operation::Row(0, RowOperation::Lookup { table, index, out }));
+        operations.push(Operation::Row(
+            0,
+            RowOperation::Lookup { table, index, out },
+        ));
     }
-    let sum = RowOperation::Add { inputs: [HIDDEN, OUTPUT], out: NORMALIZED };
+    let sum = RowOperation::Add {
+        inputs: [HIDDEN, OUTPUT],
+        out: NORMALIZED,
+    };
     operations.push(Operation::Row(0, sum));
-    operations.push(Operation::Row(0, normalize(random, NORMALIZED, SECOND, HIDDEN)));
+    operations.push(Operation::Row(
+        0,
+        normalize(random, NORMALIZED, SECOND, HIDDEN),
+    ));
     for _ in 0..LAYERS {
         operations.push(Operation::Row(1, linear(random, HIDDEN, PROJECTED)));
         operations.push(Operation::Attention(attention()));
         operations.push(Operation::Row(3, linear(random, CONTEXTS, OUTPUT)));
-        operations.push(Operation::Row(4, normalize(random, OUTPUT, HIDDEN, NORMALIZED)));
+        operations.push(Operation::Row(
+            4,
+            normalize(random, OUTPUT, HIDDEN, NORMALIZED),
+        ));
         operations.push(Operation::Row(5, linear(random, NORMALIZED, ACTIVATED)));
         operations.push(Operation::Row(6, linear(random, ACTIVATED, SECOND)));
-        operations.push(Operation::Row(4, normalize(random, SECOND, NORMALIZED, HIDDEN)));
+        operations.push(Operation::Row(
+            4,
+            normalize(random, SECOND, NORMALIZED, HIDDEN),
+        ));
     }
     operations
 }
@@ -95,14 +119,26 @@ fn linear(random: &mut fastrand::Rng, input: ValueId, out: ValueId) -> RowOperat
     let layer = random::linear(random, [inputs, outputs], activation);
     RowOperation::Linear {
         input,
-        layer: Linear { scaling: Some(random::scaling(random, inputs)), ..layer },
+        layer: Linear {
+            scaling: Some(random::scaling(random, inputs)),
+            ..layer
+        },
         out,
     }
 }
 
-fn normalize(random: &mut fastrand::Rng, value: ValueId, residual: ValueId, out: ValueId) -> RowOperation {
+fn normalize(
+    random: &mut fastrand::Rng,
+    value: ValueId,
+    residual: ValueId,
+    out: ValueId,
+) -> RowOperation {
     RowOperation::Norm {
-        input: View { value, offset: 0, width: WIDTH },
+        input: View {
+            value,
+            offset: 0,
+            width: WIDTH,
+        },
         residual: Some(residual),
         norm: random::norm(random, WIDTH, 1e-12),
         out,
@@ -110,7 +146,11 @@ fn normalize(random: &mut fastrand::Rng, value: ValueId, residual: ValueId, out:
 }
 
 fn attention() -> Attention {
-    let part = |part| View { value: PROJECTED, offset: part * WIDTH, width: WIDTH };
+    let part = |part| View {
+        value: PROJECTED,
+        offset: part * WIDTH,
+        width: WIDTH,
+    };
     Attention {
         queries: part(0),
         keys: part(1),
@@ -130,7 +170,11 @@ fn attention() -> Attention {
 /// loaded and stored.
 fn program(is_apart: bool) -> (Program, Vec<usize>) {
     let (mut stages, mut parts): (Vec<Stage>, Vec<usize>) = (Vec::new(), Vec::new());
-    let load = |value: ValueId| Load { value, is_last: true, heads: (value == CONTEXTS).then_some(HEADS) };
+    let load = |value: ValueId| Load {
+        value,
+        is_last: true,
+        heads: (value == CONTEXTS).then_some(HEADS),
+    };
     for operation in operations() {
         match operation {
             Operation::Attention(attention) => {
@@ -143,10 +187,17 @@ fn program(is_apart: bool) -> (Program, Vec<usize>) {
                     // Without an own stage per operation, stages begin and end next to attention.
                     let (loads, stores) = match (&operation, is_apart) {
                         (RowOperation::Linear { input, .. }, true) => (vec![*input], vec![*input]),
-                        (RowOperation::Add { inputs, .. }, true) => (inputs.to_vec(), inputs.to_vec()),
-                        (RowOperation::Norm { input, residual: Some(residual), .. }, true) => {
-                            (vec![input.value, *residual], vec![input.value, *residual])
+                        (RowOperation::Add { inputs, .. }, true) => {
+                            (inputs.to_vec(), inputs.to_vec())
                         }
+                        (
+                            RowOperation::Norm {
+                                input,
+                                residual: Some(residual),
+                                ..
+                            },
+                            true,
+                        ) => (vec![input.value, *residual], vec![input.value, *residual]),
                         (RowOperation::Linear { .. }, false) => {
                             (vec![HIDDEN, CONTEXTS], vec![HIDDEN, PROJECTED])
                         }
@@ -172,7 +223,11 @@ fn program(is_apart: bool) -> (Program, Vec<usize>) {
     {
         last.stores = vec![HIDDEN];
     }
-    let pool = RowOperation::Pool { pooling: Pooling::Mean, input: HIDDEN, out: EMBEDDING };
+    let pool = RowOperation::Pool {
+        pooling: Pooling::Mean,
+        input: HIDDEN,
+        out: EMBEDDING,
+    };
     stages.push(Stage::Rows(RowStage {
         per: Per::Text,
         loads: vec![],
@@ -180,15 +235,30 @@ fn program(is_apart: bool) -> (Program, Vec<usize>) {
         stores: vec![EMBEDDING],
     }));
     parts.push(7);
-    let per = |value| if value == EMBEDDING { Per::Text } else { Per::Token };
-    let values = WIDTHS.iter().enumerate().map(|(slot, width)| Value { per: per(slot), width: *width, slot });
+    let per = |value| {
+        if value == EMBEDDING {
+            Per::Text
+        } else {
+            Per::Token
+        }
+    };
+    let values = WIDTHS.iter().enumerate().map(|(slot, width)| Value {
+        per: per(slot),
+        width: *width,
+        slot,
+    });
     let program = Program {
         values: values.collect(),
         rotaries: Vec::new(),
         slots: WIDTHS.len(),
         stages,
         outputs: vec![EMBEDDING],
-        limits: Limits { ids: IDS, types: 2, positions: POSITIONS, length: POSITIONS },
+        limits: Limits {
+            ids: IDS,
+            types: 2,
+            positions: POSITIONS,
+            length: POSITIONS,
+        },
         padding: None,
     };
     (program, parts)
@@ -197,8 +267,16 @@ fn program(is_apart: bool) -> (Program, Vec<usize>) {
 fn texts(count: usize, tokens: RangeInclusive<usize>) -> Vec<Text> {
     let random = &mut fastrand::Rng::with_seed(2);
     let text = |length| {
-        let token = |position| Token { id: random.u32(..IDS as u32), type_id: 0, position };
-        Text { tokens: (0..length as u32).map(token).collect(), attended: length, ..Text::default() }
+        let token = |position| Token {
+            id: random.u32(..IDS as u32),
+            type_id: 0,
+            position,
+        };
+        Text {
+            tokens: (0..length as u32).map(token).collect(),
+            attended: length,
+            ..Text::default()
+        }
     };
     tokens.cycle().take(count).map(text).collect()
 }
@@ -217,7 +295,10 @@ fn execute(
     };
     let mut first = 0;
     let mut last = Instant::now();
-    for group in program.stages.chunk_by(|a, b| per(a) == per(b) && per(a).is_some()) {
+    for group in program
+        .stages
+        .chunk_by(|a, b| per(a) == per(b) && per(a).is_some())
+    {
         for task in 0..run.tasks(&group[0]) {
             for (stage, part) in group.iter().zip(&parts[first..]) {
                 run.execute(program, instructions, stage, task, scratch);
@@ -240,7 +321,8 @@ fn statistics(mut values: Vec<f64>) -> [f64; 2] {
 fn main() {
     let arguments: Vec<String> = env::args().skip(1).collect();
     let argument = |place: usize| arguments.get(place).map(String::as_str);
-    let number = |text: Option<&str>, default| text.and_then(|text| text.parse().ok()).unwrap_or(default);
+    let number =
+        |text: Option<&str>, default| text.and_then(|text| text.parse().ok()).unwrap_or(default);
     let count: usize = number(argument(1), 32).max(1);
     let (shortest, longest) = match argument(2).and_then(|lengths| lengths.split_once('-')) {
         Some((shortest, longest)) => (number(Some(shortest), 1), number(Some(longest), POSITIONS)),
@@ -261,10 +343,15 @@ fn main() {
                 let run = program.0.pack(texts.iter(), NonZeroUsize::MIN, memory);
                 let parts = execute(&program, &run, instructions, &mut scratch);
                 if is_apart {
-                    apart.iter_mut().zip(parts).for_each(|(all, seconds)| all.push(seconds));
+                    apart
+                        .iter_mut()
+                        .zip(parts)
+                        .for_each(|(all, seconds)| all.push(seconds));
                 } else {
                     whole.push(start.elapsed().as_secs_f64());
-                    let outputs = (0..count).flat_map(|text| run.outputs(&program.0, text)).flatten();
+                    let outputs = (0..count)
+                        .flat_map(|text| run.outputs(&program.0, text))
+                        .flatten();
                     bits = outputs.fold(0, |sum: u64, value| {
                         sum.wrapping_mul(0x100_0000_01b3) ^ u64::from(value.to_bits())
                     });
@@ -273,7 +360,8 @@ fn main() {
             }
         }
         // The first repetition allocates.
-        let per_text = |all: &[f64]| statistics(all[1..].iter().map(|it| it * 1e6 / count as f64).collect());
+        let per_text =
+            |all: &[f64]| statistics(all[1..].iter().map(|it| it * 1e6 / count as f64).collect());
         let [median, least] = per_text(&whole);
         println!(
             "{instructions}, {count} texts of {shortest} to {longest} tokens: median {median:.1} µs per text, least {least:.1} \

@@ -10,10 +10,12 @@ use std::{env, hint::black_box, num::NonZeroUsize, time::Instant};
 
 use kivu_engine::{
     kernel::{
-        Block, COLUMNS, GROUP, InstructionSet, Kernel, KernelFn, LANES, MAX_ROWS, MAX_TILE_ROWS, Panel, Rows,
+        Block, COLUMNS, GROUP, InstructionSet, Kernel, KernelFn, LANES, MAX_ROWS, MAX_TILE_ROWS,
+        Panel, Rows,
     },
     program::{
-        Index, InputScaling, Limits, Linear, Per, Program, RowOperation, RowStage, Stage, Table, Value,
+        Index, InputScaling, Limits, Linear, Per, Program, RowOperation, RowStage, Stage, Table,
+        Value,
     },
     run::{Scratch, Text, Token},
 };
@@ -38,7 +40,11 @@ fn least(mut call: impl FnMut()) -> f64 {
 fn cycle() -> f64 {
     const COUNT: usize = 10_000;
     let factor = black_box(3_u64);
-    let chain = || (0..COUNT).fold(black_box(1_u64), |product, _| black_box(factor).wrapping_mul(product));
+    let chain = || {
+        (0..COUNT).fold(black_box(1_u64), |product, _| {
+            black_box(factor).wrapping_mul(product)
+        })
+    };
     let nanoseconds = least(|| {
         black_box(chain());
     });
@@ -58,16 +64,24 @@ impl KernelFn for Tiles {
     fn call<K: Kernel>(self, kernel: K) -> f64 {
         let Self { rows, inputs } = self;
         let depth = inputs / GROUP;
-        let blocks: Vec<Block> =
-            (0..PANELS * depth).map(|at| [[(at % 100) as i8 - 50; GROUP]; LANES]).collect();
+        let blocks: Vec<Block> = (0..PANELS * depth)
+            .map(|at| [[(at % 100) as i8 - 50; GROUP]; LANES])
+            .collect();
         let row_size = inputs * K::ACTIVATION_SIZE + K::ROW_END_SIZE;
         let activations = vec![7; rows * row_size];
         let mut out = [[[0; LANES]; 2]; MAX_TILE_ROWS];
-        let panel = |at: usize| Panel { blocks: &blocks[at * depth..][..depth], column_sums: &[0; LANES] };
+        let panel = |at: usize| Panel {
+            blocks: &blocks[at * depth..][..depth],
+            column_sums: &[0; LANES],
+        };
         let nanoseconds = least(|| {
             for first in (0..PANELS).step_by(2) {
                 for tile in activations.chunks(K::TILE_ROWS * row_size) {
-                    kernel.tile(tile, [panel(first), panel(first + 1)], &mut out[..tile.len() / row_size]);
+                    kernel.tile(
+                        tile,
+                        [panel(first), panel(first + 1)],
+                        &mut out[..tile.len() / row_size],
+                    );
                 }
             }
             black_box(&out);
@@ -102,7 +116,16 @@ impl KernelFn for Products {
         let mut out = [[[0.0; LANES]; 2]; MAX_ROWS];
         let nanoseconds = least(|| {
             for _ in 0..PRODUCTS {
-                let (a, b) = (Rows { values: &a, stride: depth }, Rows { values: &b, stride: COLUMNS });
+                let (a, b) = (
+                    Rows {
+                        values: &a,
+                        stride: depth,
+                    },
+                    Rows {
+                        values: &b,
+                        stride: COLUMNS,
+                    },
+                );
                 kernel.product(depth, a, b, &mut out[..rows]);
             }
             black_box(&out);
@@ -117,11 +140,16 @@ const LAYERS: usize = 4;
 /// 8-bit products per nanosecond of linear layers on 48 rows, whose inputs have factors and offsets as in fitted layers.
 fn layers(instructions: InstructionSet, [inputs, outputs, block]: [usize; 3]) -> f64 {
     let mut random = fastrand::Rng::with_seed(1);
-    let mut numbers = |count: usize| (0..count).map(|_| random.f32() * 2.0 - 1.0).collect::<Vec<f32>>();
+    let mut numbers = |count: usize| {
+        (0..count)
+            .map(|_| random.f32() * 2.0 - 1.0)
+            .collect::<Vec<f32>>()
+    };
     let (columns, panels) = (inputs / LANES, outputs / LANES);
     let blocks = panels * inputs / block;
-    let weights: Vec<Block> =
-        (0..panels * inputs / GROUP).map(|at| [[(at % 100) as i8 - 50; GROUP]; LANES]).collect();
+    let weights: Vec<Block> = (0..panels * inputs / GROUP)
+        .map(|at| [[(at % 100) as i8 - 50; GROUP]; LANES])
+        .collect();
     let scaling = InputScaling {
         factors: vec![[1.5; LANES]; columns].into(),
         offsets: vec![[0.1; LANES]; columns].into(),
@@ -131,7 +159,10 @@ fn layers(instructions: InstructionSet, [inputs, outputs, block]: [usize; 3]) ->
         inputs,
         block,
         outputs,
-        scaling: Some(InputScaling { factors: scaling.factors.clone(), offsets: scaling.offsets.clone() }),
+        scaling: Some(InputScaling {
+            factors: scaling.factors.clone(),
+            offsets: scaling.offsets.clone(),
+        }),
         panels: weights.clone().into(),
         scales: vec![[0.01; LANES]; blocks].into(),
         sums: vec![[7; LANES]; blocks].into(),
@@ -139,24 +170,59 @@ fn layers(instructions: InstructionSet, [inputs, outputs, block]: [usize; 3]) ->
         activation: None,
     };
     let table = Table::Fp32(numbers(MAX_TILE_ROWS * inputs).into());
-    let mut operations = vec![RowOperation::Lookup { table, index: Index::Id, out: 0 }];
-    operations.extend((0..LAYERS).map(|_| RowOperation::Linear { input: 0, layer: layer(), out: 1 }));
-    let stage = Stage::Rows(RowStage { per: Per::Token, loads: vec![], operations, stores: vec![] });
-    let value = |(slot, width)| Value { per: Per::Token, width, slot };
+    let mut operations = vec![RowOperation::Lookup {
+        table,
+        index: Index::Id,
+        out: 0,
+    }];
+    operations.extend((0..LAYERS).map(|_| RowOperation::Linear {
+        input: 0,
+        layer: layer(),
+        out: 1,
+    }));
+    let stage = Stage::Rows(RowStage {
+        per: Per::Token,
+        loads: vec![],
+        operations,
+        stores: vec![],
+    });
+    let value = |(slot, width)| Value {
+        per: Per::Token,
+        width,
+        slot,
+    };
     let program = Program {
-        values: [inputs, outputs].into_iter().enumerate().map(value).collect(),
+        values: [inputs, outputs]
+            .into_iter()
+            .enumerate()
+            .map(value)
+            .collect(),
         rotaries: vec![],
         slots: 2,
         stages: vec![stage],
         outputs: vec![],
-        limits: Limits { ids: MAX_TILE_ROWS, types: 1, positions: MAX_TILE_ROWS, length: MAX_TILE_ROWS },
+        limits: Limits {
+            ids: MAX_TILE_ROWS,
+            types: 1,
+            positions: MAX_TILE_ROWS,
+            length: MAX_TILE_ROWS,
+        },
         padding: None,
     };
-    let tokens = (0..MAX_TILE_ROWS as u32).map(|id| Token { id, type_id: 0, position: id });
-    let text = Text { tokens: tokens.collect(), attended: MAX_TILE_ROWS, ..Text::default() };
+    let tokens = (0..MAX_TILE_ROWS as u32).map(|id| Token {
+        id,
+        type_id: 0,
+        position: id,
+    });
+    let text = Text {
+        tokens: tokens.collect(),
+        attended: MAX_TILE_ROWS,
+        ..Text::default()
+    };
     let run = program.pack([&text].into_iter(), NonZeroUsize::MIN, Vec::new());
     let mut scratch = Scratch::default();
-    let nanoseconds = least(|| run.execute(&program, instructions, &program.stages[0], 0, &mut scratch));
+    let nanoseconds =
+        least(|| run.execute(&program, instructions, &program.stages[0], 0, &mut scratch));
     (LAYERS * MAX_TILE_ROWS * inputs * outputs) as f64 / nanoseconds
 }
 
@@ -166,23 +232,40 @@ fn main() {
     let wanted = env::args().nth(1);
     let is_wanted = |it: &InstructionSet| wanted.as_ref().is_none_or(|wanted| wanted == it.name());
     for instructions in InstructionSet::available().filter(is_wanted) {
-        for (rows, inputs) in [(48, 384), (48, 1536), (24, 384), (12, 384), (1, 384), (48, 32)] {
+        for (rows, inputs) in [
+            (48, 384),
+            (48, 1536),
+            (24, 384),
+            (12, 384),
+            (1, 384),
+            (48, 32),
+        ] {
             let tiles = Tiles { rows, inputs };
             let rate = instructions.call(tiles) * cycle;
-            println!("{instructions}, 8 bits, {rows} rows, {inputs} inputs: {rate:.1} products per cycle");
+            println!(
+                "{instructions}, 8 bits, {rows} rows, {inputs} inputs: {rate:.1} products per cycle"
+            );
             let rate = instructions.call(SmallQuads(tiles)) * cycle;
             println!("  with small quads: {rate:.1} products per cycle");
         }
         for (rows, depth) in [(8, 32), (8, 256), (12, 384)] {
             let rate = instructions.call(Products { rows, depth }) * cycle;
-            println!("{instructions}, fp32, {rows} rows, depth {depth}: {rate:.1} products per cycle");
+            println!(
+                "{instructions}, fp32, {rows} rows, depth {depth}: {rate:.1} products per cycle"
+            );
         }
         for [inputs, outputs] in [[384, 1152], [384, 384], [1536, 384]] {
             let blocks = [inputs, inputs / 2, inputs / 4, 128, 96, 64, 48, 32];
             let rates = blocks.map(|block| {
-                format!("{block}: {:.1}", layers(instructions, [inputs, outputs, block]) * cycle)
+                format!(
+                    "{block}: {:.1}",
+                    layers(instructions, [inputs, outputs, block]) * cycle
+                )
             });
-            println!("{instructions}, layer of {inputs} × {outputs}, by block: {}", rates.join(", "));
+            println!(
+                "{instructions}, layer of {inputs} × {outputs}, by block: {}",
+                rates.join(", ")
+            );
         }
     }
 }

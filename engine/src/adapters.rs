@@ -82,21 +82,38 @@ mod tests {
     #[test]
     fn a_task_adds_its_own_product() {
         let mut random = fastrand::Rng::with_seed(5);
-        let mut numbers = |count: usize| (0..count).map(|_| random.f32() * 2.0 - 1.0).collect::<Vec<f32>>();
+        let mut numbers = |count: usize| {
+            (0..count)
+                .map(|_| random.f32() * 2.0 - 1.0)
+                .collect::<Vec<f32>>()
+        };
         for rank in [1, 4, 6] {
-            let (down, up) = (numbers(TASKS * rank * INPUTS), numbers(TASKS * rank * OUTPUTS));
+            let (down, up) = (
+                numbers(TASKS * rank * INPUTS),
+                numbers(TASKS * rank * OUTPUTS),
+            );
             let (input, base) = (numbers(INPUTS), numbers(OUTPUTS));
             for (task, has_down) in (0..TASKS).flat_map(|task| [(task, true), (task, false)]) {
-                let adapters =
-                    Adapters { rank, down: has_down.then(|| lanes(&down).into()), up: lanes(&up).into() };
+                let adapters = Adapters {
+                    rank,
+                    down: has_down.then(|| lanes(&down).into()),
+                    up: lanes(&up).into(),
+                };
                 let expected: Vec<f64> = (0..OUTPUTS)
                     .map(|output| {
                         let products = (task * rank..(task + 1) * rank).map(|place| {
                             let row = &down[place * INPUTS..][..INPUTS];
                             let dot = |row: &[f32]| {
-                                row.iter().zip(&input).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
+                                row.iter()
+                                    .zip(&input)
+                                    .map(|(a, b)| f64::from(*a) * f64::from(*b))
+                                    .sum()
                             };
-                            let number: f64 = if has_down { dot(row) } else { input[place].into() };
+                            let number: f64 = if has_down {
+                                dot(row)
+                            } else {
+                                input[place].into()
+                            };
                             number * f64::from(up[place * OUTPUTS + output])
                         });
                         f64::from(base[output]) + products.sum::<f64>()
@@ -107,11 +124,18 @@ mod tests {
                 });
                 let all: Vec<Vec<Lanes>> = all.collect();
                 let bits = |found: &Vec<Lanes>| -> Vec<u32> {
-                    found.as_flattened().iter().map(|value| value.to_bits()).collect()
+                    found
+                        .as_flattened()
+                        .iter()
+                        .map(|value| value.to_bits())
+                        .collect()
                 };
                 assert!(all.iter().all(|found| bits(found) == bits(&all[0])));
                 for (found, expected) in all[0].as_flattened().iter().zip(&expected) {
-                    assert!((f64::from(*found) - expected).abs() < 1e-4, "{rank} {task}: {found} {expected}");
+                    assert!(
+                        (f64::from(*found) - expected).abs() < 1e-4,
+                        "{rank} {task}: {found} {expected}"
+                    );
                 }
             }
         }

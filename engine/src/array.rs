@@ -18,10 +18,18 @@ impl<T: Pod + Send> Array<T> {
     pub fn new(bytes: &Bytes) -> Self {
         let bytes = bytes.slice(..bytes.len() - bytes.len() % size_of::<T>());
         if bytemuck::try_cast_slice::<u8, T>(&bytes).is_ok() {
-            return Self { bytes, element: PhantomData };
+            return Self {
+                bytes,
+                element: PhantomData,
+            };
         }
         let read = |element: &[u8]| bytemuck::pod_read_unaligned(element);
-        Self::from(bytes.chunks_exact(size_of::<T>()).map(read).collect::<Vec<T>>())
+        Self::from(
+            bytes
+                .chunks_exact(size_of::<T>())
+                .map(read)
+                .collect::<Vec<T>>(),
+        )
     }
 
     /// Returns the underlying bytes.
@@ -32,7 +40,10 @@ impl<T: Pod + Send> Array<T> {
 
 impl<T: Pod + Send> From<Vec<T>> for Array<T> {
     fn from(values: Vec<T>) -> Self {
-        Self { bytes: Bytes::from_owner(Values(values)), element: PhantomData }
+        Self {
+            bytes: Bytes::from_owner(Values(values)),
+            element: PhantomData,
+        }
     }
 }
 

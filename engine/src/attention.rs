@@ -60,7 +60,12 @@ impl<'a> Scores<'a> {
             }
             DistanceBias::Vectors(vectors) => Bias::Vectors(HeadVectors::new(vectors, head)),
         };
-        Self { scale: attention.scale, cap: attention.cap, window: attention.window, bias }
+        Self {
+            scale: attention.scale,
+            cap: attention.cap,
+            window: attention.window,
+            bias,
+        }
     }
 
     /// Applies position bias and window to a query's scores for the keys from `first_key` on.
@@ -81,10 +86,16 @@ impl<'a> Scores<'a> {
             }
         }
         let count = scores.len();
-        let least = query.saturating_sub(self.window.before).saturating_sub(first_key).min(count);
+        let least = query
+            .saturating_sub(self.window.before)
+            .saturating_sub(first_key)
+            .min(count);
         scores[..least].fill(f32::MIN);
-        let end =
-            query.saturating_add(self.window.after).saturating_add(1).saturating_sub(first_key).min(count);
+        let end = query
+            .saturating_add(self.window.after)
+            .saturating_add(1)
+            .saturating_sub(first_key)
+            .min(count);
         scores[end..].fill(f32::MIN);
     }
 
@@ -92,11 +103,16 @@ impl<'a> Scores<'a> {
     /// depend on the size.
     fn group(&self, queries: usize) -> usize {
         let is_free = self.window == AttentionWindow::ALL && !matches!(self.bias, Bias::Vectors(_));
-        if is_free && queries <= MAX_ROWS { MAX_ROWS } else { QUERIES }
+        if is_free && queries <= MAX_ROWS {
+            MAX_ROWS
+        } else {
+            QUERIES
+        }
     }
 
     fn depends_on_positions(&self) -> bool {
-        self.window != AttentionWindow::ALL || matches!(self.bias, Bias::Slope(_) | Bias::Values(..))
+        self.window != AttentionWindow::ALL
+            || matches!(self.bias, Bias::Slope(_) | Bias::Values(..))
     }
 }
 
@@ -109,7 +125,11 @@ impl Head {
     /// Buffer size for a text with `tokens` tokens, as a count of numbers.
     pub(crate) fn numbers(size: usize, tokens: usize, bias: &DistanceBias) -> usize {
         let padded = tokens.next_multiple_of(COLUMNS);
-        let rows = if tokens <= MAX_ROWS { MAX_ROWS } else { QUERIES };
+        let rows = if tokens <= MAX_ROWS {
+            MAX_ROWS
+        } else {
+            QUERIES
+        };
         let terms = match bias {
             DistanceBias::Vectors(_) => DistanceTerms::numbers(tokens),
             DistanceBias::None | DistanceBias::Slopes(_) | DistanceBias::Values { .. } => 0,
@@ -127,23 +147,50 @@ impl Head {
         let size = self.size;
         let (keys, stride) = (self.keys.len() / size, Self::value_stride(size));
         let rows = std::mem::take(&mut self.keys);
-        self.transpose_keys(kernel, Rows { values: &rows, stride: size }, keys, settings.scale);
+        self.transpose_keys(
+            kernel,
+            Rows {
+                values: &rows,
+                stride: size,
+            },
+            keys,
+            settings.scale,
+        );
         self.keys = rows;
         let group = settings.group(self.queries.len() / size);
-        let groups = self.queries.chunks(group * size).zip(out.chunks_mut(group * size));
+        let groups = self
+            .queries
+            .chunks(group * size)
+            .zip(out.chunks_mut(group * size));
         for ((queries, out), first_query) in groups.zip((0_usize..).step_by(group)) {
             let rows = queries.len() / size;
             // Key panels inside the window of any query in the group.
             let from = first_query.saturating_sub(settings.window.before) / COLUMNS * COLUMNS;
-            let to = (first_query + rows).saturating_add(settings.window.after).min(keys);
+            let to = (first_query + rows)
+                .saturating_add(settings.window.after)
+                .min(keys);
             let padded = (to - from).next_multiple_of(COLUMNS);
-            self.scores.resize(self.scores.len().max(rows * padded), 0.0);
+            self.scores
+                .resize(self.scores.len().max(rows * padded), 0.0);
             let scores = &mut self.scores[..rows * padded];
-            score(kernel, settings, (size, first_query, from..to), queries, &self.panels, scores);
+            score(
+                kernel,
+                settings,
+                (size, first_query, from..to),
+                queries,
+                &self.panels,
+                scores,
+            );
             if let Bias::Vectors(vectors) = settings.bias {
                 // Such models have no windows: a group has a score for each key.
                 let place = (first_query, self.queries.len() / size);
-                self.terms.add(kernel, vectors, (queries, &self.keys, size), place, (&mut *scores, padded));
+                self.terms.add(
+                    kernel,
+                    vectors,
+                    (queries, &self.keys, size),
+                    place,
+                    (&mut *scores, padded),
+                );
             }
             let mut inverse = [0.0; MAX_ROWS];
             // Whole lanes beyond the last key would add nothing.
@@ -151,9 +198,22 @@ impl Head {
             softmax(kernel, (&mut *scores, padded, used), &mut inverse[..rows]);
             let mut sums: [[Lanes; 2]; MAX_ROWS] = [[[0.0; LANES]; 2]; MAX_ROWS];
             for first in (0..size).step_by(COLUMNS) {
-                let values = Rows { values: &self.values[from * stride + first..], stride };
-                kernel.product(to - from, Rows { values: scores, stride: padded }, values, &mut sums[..rows]);
-                for ((sums, inverse), out) in sums.iter().zip(&inverse).zip(out.chunks_exact_mut(size)) {
+                let values = Rows {
+                    values: &self.values[from * stride + first..],
+                    stride,
+                };
+                kernel.product(
+                    to - from,
+                    Rows {
+                        values: scores,
+                        stride: padded,
+                    },
+                    values,
+                    &mut sums[..rows],
+                );
+                for ((sums, inverse), out) in
+                    sums.iter().zip(&inverse).zip(out.chunks_exact_mut(size))
+                {
                     let out = &mut out[first..];
                     let factor = kernel.splat(*inverse);
                     let (whole, rest) = out.as_chunks_mut();
@@ -175,7 +235,8 @@ impl Head {
     fn transpose_keys<K: Kernel>(&mut self, kernel: K, keys: Rows<'_>, count: usize, scale: f32) {
         let (size, scales) = (self.size, kernel.splat(scale));
         let whole = size - size % LANES;
-        self.panels.resize(count.next_multiple_of(COLUMNS) * size, 0.0);
+        self.panels
+            .resize(count.next_multiple_of(COLUMNS) * size, 0.0);
         for first in (0..count).step_by(LANES) {
             let rows = &keys.values[first * keys.stride..];
             let row_count = (count - first).min(LANES);
@@ -184,16 +245,24 @@ impl Head {
             for start in (0..whole).step_by(LANES) {
                 let mut square = [kernel.splat(0.0); LANES];
                 for (row, lanes) in square[..row_count].iter_mut().enumerate() {
-                    let Some(values) = rows[row * keys.stride + start..].first_chunk() else { continue };
+                    let Some(values) = rows[row * keys.stride + start..].first_chunk() else {
+                        continue;
+                    };
                     *lanes = kernel.mul(kernel.load(values), scales);
                 }
                 for (lanes, row) in kernel.transpose(square).iter().zip(start..) {
-                    let Some(out) = panel[row * COLUMNS + column..].first_chunk_mut() else { continue };
+                    let Some(out) = panel[row * COLUMNS + column..].first_chunk_mut() else {
+                        continue;
+                    };
                     kernel.store(*lanes, out);
                 }
             }
             for row in 0..row_count {
-                for (at, value) in rows[row * keys.stride..][..size].iter().enumerate().skip(whole) {
+                for (at, value) in rows[row * keys.stride..][..size]
+                    .iter()
+                    .enumerate()
+                    .skip(whole)
+                {
                     panel[at * COLUMNS + column + row] = value * scale;
                 }
             }
@@ -218,10 +287,25 @@ fn score<K: Kernel>(
     let mut joined: [[Lanes; 2]; MAX_ROWS] = [[[0.0; LANES]; 2]; MAX_ROWS];
     let panels = panels[keys.start * size..].chunks_exact(COLUMNS * size);
     for (panel, first) in panels.zip((0..padded).step_by(COLUMNS)) {
-        let columns = Rows { values: panel, stride: COLUMNS };
+        let columns = Rows {
+            values: panel,
+            stride: COLUMNS,
+        };
         let is_alone = padded == COLUMNS;
-        let sums = if is_alone { scores.as_chunks_mut().0.as_chunks_mut().0 } else { &mut joined[..rows] };
-        kernel.product(size, Rows { values: queries, stride: size }, columns, sums);
+        let sums = if is_alone {
+            scores.as_chunks_mut().0.as_chunks_mut().0
+        } else {
+            &mut joined[..rows]
+        };
+        kernel.product(
+            size,
+            Rows {
+                values: queries,
+                stride: size,
+            },
+            columns,
+            sums,
+        );
         for (sums, query) in sums.iter_mut().zip(first_query..) {
             if let Some(cap) = settings.cap {
                 sums.iter_mut().for_each(|lanes| limit(kernel, cap, lanes));
@@ -250,7 +334,10 @@ fn score<K: Kernel>(
 #[inline(always)]
 fn limit<K: Kernel>(kernel: K, cap: f32, scores: &mut Lanes) {
     let shares = kernel.mul(kernel.load(scores), kernel.splat(1.0 / cap));
-    let limited = kernel.mul(activate(kernel, Activation::Tanh, shares), kernel.splat(cap));
+    let limited = kernel.mul(
+        activate(kernel, Activation::Tanh, shares),
+        kernel.splat(cap),
+    );
     kernel.store(limited, scores);
 }
 
@@ -258,7 +345,11 @@ fn limit<K: Kernel>(kernel: K, cap: f32, scores: &mut Lanes) {
 ///
 /// Rows pass each step together: steps of one row wait for each other.
 #[inline(always)]
-fn softmax<K: Kernel>(kernel: K, (scores, stride, used): (&mut [f32], usize, usize), inverse: &mut [f32]) {
+fn softmax<K: Kernel>(
+    kernel: K,
+    (scores, stride, used): (&mut [f32], usize, usize),
+    inverse: &mut [f32],
+) {
     let (mut maxima, mut totals) = ([0.0; MAX_ROWS], [kernel.splat(0.0); MAX_ROWS]);
     for (maximum, scores) in maxima.iter_mut().zip(scores.chunks_exact(stride)) {
         let mut most = kernel.splat(f32::MIN);
@@ -267,7 +358,11 @@ fn softmax<K: Kernel>(kernel: K, (scores, stride, used): (&mut [f32], usize, usi
         }
         *maximum = largest(kernel, most);
     }
-    for ((total, maximum), scores) in totals.iter_mut().zip(&maxima).zip(scores.chunks_exact_mut(stride)) {
+    for ((total, maximum), scores) in totals
+        .iter_mut()
+        .zip(&maxima)
+        .zip(scores.chunks_exact_mut(stride))
+    {
         let most = kernel.splat(*maximum);
         for lanes in &mut scores.as_chunks_mut().0[..used] {
             let power = exp(kernel, kernel.sub(kernel.load(lanes), most));
@@ -304,20 +399,47 @@ mod tests {
         let values: Vec<f32> = (0..199).map(|at| (at as f32 * 0.7).sin()).collect();
         let windows = [
             AttentionWindow::ALL,
-            AttentionWindow { before: 3, after: 3 },
-            AttentionWindow { before: usize::MAX, after: 0 },
-            AttentionWindow { before: 40, after: 5 },
+            AttentionWindow {
+                before: 3,
+                after: 3,
+            },
+            AttentionWindow {
+                before: usize::MAX,
+                after: 0,
+            },
+            AttentionWindow {
+                before: 40,
+                after: 5,
+            },
         ];
         let mut head = Head::default();
-        for (size, length) in
-            [(32, 70), (8, 33), (64, 32), (8, 1), (40, 9), (16, 0), (32, 12), (24, 17), (32, 13)]
-        {
+        for (size, length) in [
+            (32, 70),
+            (8, 33),
+            (64, 32),
+            (8, 1),
+            (40, 9),
+            (16, 0),
+            (32, 12),
+            (24, 17),
+            (32, 13),
+        ] {
             fill(&mut head, size, length);
             let scale = 1.0 / (size as f32).sqrt();
             for window in windows {
-                let biases = [Bias::None, Bias::Slope(0.25), Bias::Values(&values, 99), Bias::None];
+                let biases = [
+                    Bias::None,
+                    Bias::Slope(0.25),
+                    Bias::Values(&values, 99),
+                    Bias::None,
+                ];
                 for (bias, cap) in biases.into_iter().zip([None, None, None, Some(3.0)]) {
-                    let settings = Scores { scale, cap, window, bias };
+                    let settings = Scores {
+                        scale,
+                        cap,
+                        window,
+                        bias,
+                    };
                     let expected = definition(&head, &settings);
                     for instructions in InstructionSet::available() {
                         let out = instructions.call(Call(&mut head, settings, length * size));
@@ -334,11 +456,14 @@ mod tests {
     }
 
     fn fill(head: &mut Head, size: usize, length: usize) {
-        let number = |seed: usize, at: usize| ((at * 7919 + seed * 104_729) % 1000) as f32 / 250.0 - 2.0;
+        let number =
+            |seed: usize, at: usize| ((at * 7919 + seed * 104_729) % 1000) as f32 / 250.0 - 2.0;
         head.size = size;
         head.queries = (0..length * size).map(|at| number(1, at)).collect();
         head.keys = (0..length * size).map(|at| number(2, at)).collect();
-        head.values = (0..length * Head::value_stride(size)).map(|at| number(3, at)).collect();
+        head.values = (0..length * Head::value_stride(size))
+            .map(|at| number(3, at))
+            .collect();
     }
 
     /// Attention in `f64`.
@@ -351,7 +476,11 @@ mod tests {
                 if query.saturating_sub(key) > before || key.saturating_sub(query) > after {
                     return 0.0;
                 }
-                let product: f64 = vector.iter().zip(other).map(|(a, b)| f64::from(a * b)).sum();
+                let product: f64 = vector
+                    .iter()
+                    .zip(other)
+                    .map(|(a, b)| f64::from(a * b))
+                    .sum();
                 let bias = match settings.bias {
                     Bias::None => 0.0,
                     Bias::Slope(slope) => -slope * key.abs_diff(query) as f32,
@@ -365,11 +494,19 @@ mod tests {
                 });
                 (score + f64::from(bias)).exp()
             };
-            let weights: Vec<f64> = head.keys.chunks_exact(size).enumerate().map(weight).collect();
+            let weights: Vec<f64> = head
+                .keys
+                .chunks_exact(size)
+                .enumerate()
+                .map(weight)
+                .collect();
             let total: f64 = weights.iter().sum();
             let values: Vec<&[f32]> = head.values.chunks_exact(Head::value_stride(size)).collect();
             out.extend((0..size).map(|column| {
-                let parts = values.iter().zip(&weights).map(|(row, weight)| f64::from(row[column]) * weight);
+                let parts = values
+                    .iter()
+                    .zip(&weights)
+                    .map(|(row, weight)| f64::from(row[column]) * weight);
                 parts.sum::<f64>() / total
             }));
         }

@@ -18,17 +18,47 @@ impl CountedLabels {
     /// the maximum number of instances.
     #[inline(always)]
     pub(crate) fn write<K: Kernel>(&self, kernel: K, width: usize, buffers: &mut Spans) -> usize {
-        let Spans { labels, schemas, kinds, instances, classes, hidden, outputs, starts, ends, .. } = buffers;
+        let Spans {
+            labels,
+            schemas,
+            kinds,
+            instances,
+            classes,
+            hidden,
+            outputs,
+            starts,
+            ends,
+            ..
+        } = buffers;
         let [first, second] = &self.classes;
-        two_layers(kernel, [first, second], labels, (width, &mut *hidden), outputs);
+        two_layers(
+            kernel,
+            [first, second],
+            labels,
+            (width, &mut *hidden),
+            outputs,
+        );
         classes.clear();
         classes.extend(outputs.chunks_exact(second.outputs).map(|scores| scores[0]));
         let [first, second] = &self.counts;
-        two_layers(kernel, [first, second], schemas, (width, &mut *hidden), outputs);
-        let counts: Vec<usize> = outputs.chunks_exact(second.outputs).map(likeliest).collect();
+        two_layers(
+            kernel,
+            [first, second],
+            schemas,
+            (width, &mut *hidden),
+            outputs,
+        );
+        let counts: Vec<usize> = outputs
+            .chunks_exact(second.outputs)
+            .map(likeliest)
+            .collect();
         instances.clear();
         instances.extend(kinds.iter().map(|(kind, schema)| {
-            let count = counts.get(*schema).copied().unwrap_or(0).min(self.steps.len() / (3 * width));
+            let count = counts
+                .get(*schema)
+                .copied()
+                .unwrap_or(0)
+                .min(self.steps.len() / (3 * width));
             match kind {
                 LabelKind::Entity => count.min(1),
                 LabelKind::Field => count,
@@ -46,7 +76,10 @@ impl CountedLabels {
             for (instance, input) in self.steps.chunks_exact(3 * width).take(count).enumerate() {
                 apply(kernel, &self.gates, ends, width, hidden);
                 starts.clear();
-                for (gates, state) in hidden.chunks_exact_mut(3 * width).zip(ends.chunks_exact(width)) {
+                for (gates, state) in hidden
+                    .chunks_exact_mut(3 * width)
+                    .zip(ends.chunks_exact(width))
+                {
                     step(kernel, input, (gates, state), starts);
                 }
                 std::mem::swap(starts, ends);
@@ -74,7 +107,11 @@ impl CountedLabels {
                 two_layers(kernel, [first, second], &rows, (2 * width, hidden), out);
             }
             Mixing::Attention(transformer) => {
-                let sums: Vec<f32> = states.iter().zip(labels).map(|(state, label)| state + label).collect();
+                let sums: Vec<f32> = states
+                    .iter()
+                    .zip(labels)
+                    .map(|(state, label)| state + label)
+                    .collect();
                 transformer.write(kernel, width, &sums, (hidden, out));
             }
             Mixing::Experts(experts) => experts.write(kernel, width, states, (hidden, out)),
@@ -91,21 +128,31 @@ fn likeliest(logits: &[f32]) -> usize {
 /// The labels of each schema, which follow each other.
 fn schema_ranges(kinds: &[(LabelKind, usize)]) -> Vec<Range<usize>> {
     let mut start = 0;
-    let ranges = kinds.chunk_by(|left, right| left.1 == right.1).map(|labels| {
-        let range = start..start + labels.len();
-        start = range.end;
-        range
-    });
+    let ranges = kinds
+        .chunk_by(|left, right| left.1 == right.1)
+        .map(|labels| {
+            let range = start..start + labels.len();
+            start = range.end;
+            range
+        });
     ranges.collect()
 }
 
 /// Appends the state after a step. `gates` are the state's contributions to reset, update and new state.
 #[inline(always)]
-fn step<K: Kernel>(kernel: K, input: &[f32], (gates, state): (&mut [f32], &[f32]), out: &mut Vec<f32>) {
+fn step<K: Kernel>(
+    kernel: K,
+    input: &[f32],
+    (gates, state): (&mut [f32], &[f32]),
+    out: &mut Vec<f32>,
+) {
     let width = state.len();
     let (sigmoids, new) = gates.split_at_mut(2 * width);
     let (of_sigmoids, of_new) = input.split_at(2 * width);
-    sigmoids.iter_mut().zip(of_sigmoids).for_each(|(gate, input)| *gate += input);
+    sigmoids
+        .iter_mut()
+        .zip(of_sigmoids)
+        .for_each(|(gate, input)| *gate += input);
     for lanes in sigmoids.as_chunks_mut::<LANES>().0 {
         kernel.store(sigmoid(kernel, kernel.load(lanes)), lanes);
     }
@@ -132,11 +179,22 @@ impl LabelTransformer {
         let mut values = Vec::new();
         apply(kernel, &self.input, rows, width, &mut values);
         for layer in &self.layers {
-            layer.apply(kernel, (self.heads, inner), &mut values, (&mut *hidden, &mut *out));
+            layer.apply(
+                kernel,
+                (self.heads, inner),
+                &mut values,
+                (&mut *hidden, &mut *out),
+            );
         }
         let rows = joined(&values, rows, [inner, width]);
         let [first, second, third] = &self.output;
-        two_layers(kernel, [first, second], &rows, (inner + width, &mut *hidden), &mut values);
+        two_layers(
+            kernel,
+            [first, second],
+            &rows,
+            (inner + width, &mut *hidden),
+            &mut values,
+        );
         values.iter_mut().for_each(positive);
         apply(kernel, third, &values, second.outputs, out);
     }
@@ -169,18 +227,24 @@ fn attend<K: Kernel>(kernel: K, (heads, width): (usize, usize), rows: &[f32]) ->
     let scale = 1.0 / (size as f32).sqrt();
     let mut attended = vec![0.0; count * width];
     let mut scores = vec![0.0; count.next_multiple_of(LANES)];
-    for (row, out) in rows.chunks_exact(3 * width).zip(attended.chunks_exact_mut(width)) {
+    for (row, out) in rows
+        .chunks_exact(3 * width)
+        .zip(attended.chunks_exact_mut(width))
+    {
         for (head, out) in out.chunks_exact_mut(size).enumerate() {
             let query = &row[head * size..][..size];
             for (score, row) in scores.iter_mut().zip(rows.chunks_exact(3 * width)) {
                 let key = &row[width + head * size..][..size];
                 let products = query.iter().zip(key);
-                *score = scale * products.fold(0.0_f32, |sum, (query, key)| query.mul_add(*key, sum));
+                *score =
+                    scale * products.fold(0.0_f32, |sum, (query, key)| query.mul_add(*key, sum));
             }
             softmax(kernel, &mut scores, count);
             for (score, row) in scores.iter().zip(rows.chunks_exact(3 * width)) {
                 let values = &row[2 * width + head * size..][..size];
-                out.iter_mut().zip(values).for_each(|(out, value)| *out = score.mul_add(*value, *out));
+                out.iter_mut()
+                    .zip(values)
+                    .for_each(|(out, value)| *out = score.mul_add(*value, *out));
             }
         }
     }
@@ -201,7 +265,9 @@ fn softmax<K: Kernel>(kernel: K, values: &mut [f32], count: usize) {
 
 #[inline(always)]
 fn add_and_normalize<K: Kernel>(kernel: K, rows: &mut [f32], added: &[f32], norm: &Norm) {
-    rows.iter_mut().zip(added).for_each(|(sum, added)| *sum += added);
+    rows.iter_mut()
+        .zip(added)
+        .for_each(|(sum, added)| *sum += added);
     for row in rows.chunks_exact_mut(norm.gain.len() * LANES) {
         normalize(kernel, row.as_chunks_mut::<LANES>().0, norm);
     }
@@ -217,8 +283,17 @@ impl Experts {
         rows: &[f32],
         (hidden, out): (&mut Vec<f32>, &mut Vec<f32>),
     ) {
-        let (mut logits, mut weights) = (Vec::new(), vec![0.0; self.experts.len().next_multiple_of(LANES)]);
-        two_layers_with_gelu(kernel, &self.router, rows, (width, &mut *hidden), &mut logits);
+        let (mut logits, mut weights) = (
+            Vec::new(),
+            vec![0.0; self.experts.len().next_multiple_of(LANES)],
+        );
+        two_layers_with_gelu(
+            kernel,
+            &self.router,
+            rows,
+            (width, &mut *hidden),
+            &mut logits,
+        );
         out.clear();
         out.resize(rows.len(), 0.0);
         let mut results = Vec::new();
@@ -237,7 +312,9 @@ impl Experts {
             softmax(kernel, &mut weights, count);
             for (weight, rows) in weights.iter().zip(&by_expert) {
                 let values = &rows[row * width..][..width];
-                out.iter_mut().zip(values).for_each(|(out, value)| *out = weight.mul_add(*value, *out));
+                out.iter_mut()
+                    .zip(values)
+                    .for_each(|(out, value)| *out = weight.mul_add(*value, *out));
             }
         }
     }
@@ -245,8 +322,11 @@ impl Experts {
 
 /// Each row of `left` with the same row of `right` behind it.
 fn joined(left: &[f32], right: &[f32], [left_width, right_width]: [usize; 2]) -> Vec<f32> {
-    let rows = left.chunks_exact(left_width).zip(right.chunks_exact(right_width));
-    rows.flat_map(|(left, right)| left.iter().chain(right).copied()).collect()
+    let rows = left
+        .chunks_exact(left_width)
+        .zip(right.chunks_exact(right_width));
+    rows.flat_map(|(left, right)| left.iter().chain(right).copied())
+        .collect()
 }
 
 #[cfg(test)]
@@ -271,16 +351,24 @@ mod tests {
             let (schemas, (labels, kind)) = (self.1.to_vec(), self.2);
             // The last label has a schema of its own.
             let count = labels.len() / WIDTH;
-            let kinds =
-                (0..count).map(|label| (kind, usize::from(label > 0 && label + 1 == count))).collect();
-            let mut buffers = Spans { schemas, labels: labels.to_vec(), kinds, ..Spans::default() };
+            let kinds = (0..count)
+                .map(|label| (kind, usize::from(label > 0 && label + 1 == count)))
+                .collect();
+            let mut buffers = Spans {
+                schemas,
+                labels: labels.to_vec(),
+                kinds,
+                ..Spans::default()
+            };
             (self.0.write(kernel, WIDTH, &mut buffers), buffers)
         }
     }
 
     /// Numbers from -0.5 to 0.5.
     fn numbers(count: usize, seed: usize) -> Vec<f32> {
-        (0..count).map(|at| ((at + seed) * 7919 % 1000) as f32 / 1000.0 - 0.5).collect()
+        (0..count)
+            .map(|at| ((at + seed) * 7919 % 1000) as f32 / 1000.0 - 0.5)
+            .collect()
     }
 
     fn layer(inputs: usize, outputs: usize, seed: usize) -> Dense {
@@ -293,7 +381,12 @@ mod tests {
 
     fn norm(seed: usize) -> Norm {
         let lanes = |seed| numbers(INNER, seed).as_chunks::<LANES>().0.to_vec().into();
-        Norm { centers: true, gain: lanes(seed), bias: lanes(seed + 1), epsilon: 1e-5 }
+        Norm {
+            centers: true,
+            gain: lanes(seed),
+            bias: lanes(seed + 1),
+            epsilon: 1e-5,
+        }
     }
 
     fn transformer() -> Mixing {
@@ -301,13 +394,20 @@ mod tests {
             projection: layer(INNER, 3 * INNER, 10 + place),
             output: layer(INNER, INNER, 20 + place),
             norms: [norm(30 + place), norm(40 + place)],
-            feed_forward: [layer(INNER, 2 * INNER, 50 + place), layer(2 * INNER, INNER, 60 + place)],
+            feed_forward: [
+                layer(INNER, 2 * INNER, 50 + place),
+                layer(2 * INNER, INNER, 60 + place),
+            ],
         });
         Mixing::Attention(Box::new(LabelTransformer {
             heads: HEADS,
             input: layer(WIDTH, INNER, 70),
             layers: layers.collect(),
-            output: [layer(INNER + WIDTH, WIDTH, 71), layer(WIDTH, WIDTH, 72), layer(WIDTH, WIDTH, 73)],
+            output: [
+                layer(INNER + WIDTH, WIDTH, 71),
+                layer(WIDTH, WIDTH, 72),
+                layer(WIDTH, WIDTH, 73),
+            ],
         }))
     }
 
@@ -326,8 +426,15 @@ mod tests {
     fn applied(layer: &Dense, row: &[f64]) -> Vec<f64> {
         let output = |column: usize| {
             let weights = layer.weights[column..].iter().step_by(layer.outputs);
-            let sum: f64 = row.iter().zip(weights).map(|(input, weight)| input * f64::from(*weight)).sum();
-            sum + layer.bias.as_ref().map_or(0.0, |bias| f64::from(bias[column]))
+            let sum: f64 = row
+                .iter()
+                .zip(weights)
+                .map(|(input, weight)| input * f64::from(*weight))
+                .sum();
+            sum + layer
+                .bias
+                .as_ref()
+                .map_or(0.0, |bias| f64::from(bias[column]))
         };
         (0..layer.outputs).map(output).collect()
     }
@@ -340,44 +447,78 @@ mod tests {
         let count = row.len() as f64;
         let mean = row.iter().sum::<f64>() / count;
         let variance = row.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / count;
-        let parts = norm.gain.as_flattened().iter().zip(norm.bias.as_flattened());
-        let scaled = row.iter().map(|value| (value - mean) / (variance + f64::from(norm.epsilon)).sqrt());
-        scaled.zip(parts).map(|(value, (gain, bias))| value * f64::from(*gain) + f64::from(*bias)).collect()
+        let parts = norm
+            .gain
+            .as_flattened()
+            .iter()
+            .zip(norm.bias.as_flattened());
+        let scaled = row
+            .iter()
+            .map(|value| (value - mean) / (variance + f64::from(norm.epsilon)).sqrt());
+        scaled
+            .zip(parts)
+            .map(|(value, (gain, bias))| value * f64::from(*gain) + f64::from(*bias))
+            .collect()
     }
 
     fn weights(scores: &[f64]) -> Vec<f64> {
         let powers: Vec<f64> = scores.iter().map(|score| score.exp()).collect();
-        powers.iter().map(|power| power / powers.iter().sum::<f64>()).collect()
+        powers
+            .iter()
+            .map(|power| power / powers.iter().sum::<f64>())
+            .collect()
     }
 
     fn sum(left: &[f64], right: &[f64]) -> Vec<f64> {
-        left.iter().zip(right).map(|(left, right)| left + right).collect()
+        left.iter()
+            .zip(right)
+            .map(|(left, right)| left + right)
+            .collect()
     }
 
     fn attended(layer: &LabelTransformerLayer, rows: &Rows) -> Rows {
-        let all: Rows = rows.iter().map(|row| applied(&layer.projection, row)).collect();
+        let all: Rows = rows
+            .iter()
+            .map(|row| applied(&layer.projection, row))
+            .collect();
         let size = INNER / HEADS;
-        let part = |row: &[f64], kind: usize, head: usize| row[kind * INNER + head * size..][..size].to_vec();
+        let part = |row: &[f64], kind: usize, head: usize| {
+            row[kind * INNER + head * size..][..size].to_vec()
+        };
         let dot = |left: &[f64], right: &[f64]| {
-            left.iter().zip(right).map(|(left, right)| left * right).sum::<f64>()
+            left.iter()
+                .zip(right)
+                .map(|(left, right)| left * right)
+                .sum::<f64>()
         };
         let attend = |row: &Vec<f64>| -> Vec<f64> {
             let heads = (0..HEADS).flat_map(|head| {
                 let query = part(row, 0, head);
-                let scores: Vec<f64> =
-                    all.iter().map(|row| dot(&query, &part(row, 1, head)) / (size as f64).sqrt()).collect();
+                let scores: Vec<f64> = all
+                    .iter()
+                    .map(|row| dot(&query, &part(row, 1, head)) / (size as f64).sqrt())
+                    .collect();
                 let values = all.iter().zip(weights(&scores));
                 values.fold(vec![0.0; size], |total, (row, weight)| {
-                    let value: Vec<f64> = part(row, 2, head).iter().map(|value| value * weight).collect();
+                    let value: Vec<f64> = part(row, 2, head)
+                        .iter()
+                        .map(|value| value * weight)
+                        .collect();
                     sum(&total, &value)
                 })
             });
             heads.collect()
         };
         let rows = rows.iter().zip(&all).map(|(row, projected)| {
-            let row = normalized(&layer.norms[0], &sum(row, &applied(&layer.output, &attend(projected))));
+            let row = normalized(
+                &layer.norms[0],
+                &sum(row, &applied(&layer.output, &attend(projected))),
+            );
             let [first, second] = &layer.feed_forward;
-            normalized(&layer.norms[1], &sum(&row, &applied(second, &positives(applied(first, &row)))))
+            normalized(
+                &layer.norms[1],
+                &sum(&row, &applied(second, &positives(applied(first, &row)))),
+            )
         });
         rows.collect()
     }
@@ -385,13 +526,27 @@ mod tests {
     fn mixed(mixing: &Mixing, states: &Rows, labels: &Rows) -> Rows {
         match mixing {
             Mixing::Joined([first, second]) => {
-                let rows = states.iter().zip(labels).map(|(state, label)| [&state[..], label].concat());
-                rows.map(|row| applied(second, &positives(applied(first, &row)))).collect()
+                let rows = states
+                    .iter()
+                    .zip(labels)
+                    .map(|(state, label)| [&state[..], label].concat());
+                rows.map(|row| applied(second, &positives(applied(first, &row))))
+                    .collect()
             }
             Mixing::Attention(transformer) => {
-                let sums: Rows = states.iter().zip(labels).map(|(state, label)| sum(state, label)).collect();
-                let rows = sums.iter().map(|row| applied(&transformer.input, row)).collect();
-                let rows = transformer.layers.iter().fold(rows, |rows, layer| attended(layer, &rows));
+                let sums: Rows = states
+                    .iter()
+                    .zip(labels)
+                    .map(|(state, label)| sum(state, label))
+                    .collect();
+                let rows = sums
+                    .iter()
+                    .map(|row| applied(&transformer.input, row))
+                    .collect();
+                let rows = transformer
+                    .layers
+                    .iter()
+                    .fold(rows, |rows, layer| attended(layer, &rows));
                 let [first, second, third] = &transformer.output;
                 let output = |(row, sum): (&Vec<f64>, &Vec<f64>)| {
                     let row = positives(applied(first, &[&row[..], sum].concat()));
@@ -429,14 +584,27 @@ mod tests {
         let mut bias = vec![0.0; 20];
         bias[count] = 100.0;
         let [first, second] = labels.counts;
-        CountedLabels { counts: [first, Dense { bias: Some(bias.into()), ..second }], ..labels }
+        CountedLabels {
+            counts: [
+                first,
+                Dense {
+                    bias: Some(bias.into()),
+                    ..second
+                },
+            ],
+            ..labels
+        }
     }
 
     #[test]
     fn rows_are_those_of_plain_loops() {
         let joined = Mixing::Joined([layer(2 * WIDTH, 4 * WIDTH, 80), layer(4 * WIDTH, WIDTH, 81)]);
         for labels in [labels(joined), labels(transformer())].map(|labels| with_count(labels, 3)) {
-            for (count, kind) in [(2, LabelKind::Field), (4, LabelKind::Field), (21, LabelKind::Entity)] {
+            for (count, kind) in [
+                (2, LabelKind::Field),
+                (4, LabelKind::Field),
+                (21, LabelKind::Entity),
+            ] {
                 let (schemas, values) = (numbers(2 * WIDTH, 90), numbers(count * WIDTH, 91));
                 let found: Vec<(usize, Spans)> = InstructionSet::available()
                     .map(|instructions| instructions.call(Call(&labels, &schemas, (&values, kind))))
@@ -453,15 +621,30 @@ mod tests {
                         expected.extend(mixed(&labels.mixing, states, &rows.to_vec()).concat());
                     }
                 }
-                for (most, Spans { outputs, instances: of_labels, .. }) in &found {
+                for (
+                    most,
+                    Spans {
+                        outputs,
+                        instances: of_labels,
+                        ..
+                    },
+                ) in &found
+                {
                     assert_eq!((*most, outputs.len()), (instances, expected.len()));
                     assert_eq!(*of_labels, vec![instances; count]);
-                    let differences =
-                        outputs.iter().zip(&expected).map(|(found, expected)| f64::from(*found) - expected);
-                    assert!(differences.map(f64::abs).fold(0.0, f64::max) < 1e-4, "{count} labels");
+                    let differences = outputs
+                        .iter()
+                        .zip(&expected)
+                        .map(|(found, expected)| f64::from(*found) - expected);
+                    assert!(
+                        differences.map(f64::abs).fold(0.0, f64::max) < 1e-4,
+                        "{count} labels"
+                    );
                 }
                 assert!(
-                    found.windows(2).all(|pair| pair[0].1.outputs == pair[1].1.outputs),
+                    found
+                        .windows(2)
+                        .all(|pair| pair[0].1.outputs == pair[1].1.outputs),
                     "{count} labels"
                 );
             }
@@ -473,15 +656,21 @@ mod tests {
         let none = with_count(labels(transformer()), 0);
         let schema = numbers(WIDTH, 90);
         for instructions in InstructionSet::available() {
-            let (most, buffers) = instructions.call(Call(&none, &schema, (&schema, LabelKind::Field)));
+            let (most, buffers) =
+                instructions.call(Call(&none, &schema, (&schema, LabelKind::Field)));
             assert_eq!((most, buffers.outputs.len()), (0, 0));
             // Labels of texts have scores without instances.
-            let (most, buffers) = instructions.call(Call(&none, &schema, (&schema, LabelKind::Class)));
+            let (most, buffers) =
+                instructions.call(Call(&none, &schema, (&schema, LabelKind::Class)));
             assert_eq!((most, buffers.classes.len()), (0, 1));
             let row: Vec<f64> = schema.iter().copied().map(f64::from).collect();
             let [first, second] = &none.classes;
             let expected = applied(second, &positives(applied(first, &row)))[0];
-            assert!((f64::from(buffers.classes[0]) - expected).abs() < 1e-4, "{:?}", buffers.classes);
+            assert!(
+                (f64::from(buffers.classes[0]) - expected).abs() < 1e-4,
+                "{:?}",
+                buffers.classes
+            );
         }
     }
 }

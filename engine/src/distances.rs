@@ -103,13 +103,18 @@ impl DistanceTerms {
                         *score += term + product;
                     }
                 } else {
-                    scores.zip(products).for_each(|(score, product)| *score += product);
+                    scores
+                        .zip(products)
+                        .for_each(|(score, product)| *score += product);
                 }
             }
         } else if head.queries.is_some() {
             for (row, scores) in scores.chunks_exact_mut(padded).enumerate() {
                 let terms = &self.of_keys[(first % BLOCK + row) * stride..][..count];
-                scores[..count].iter_mut().zip(terms).for_each(|(score, term)| *score += term);
+                scores[..count]
+                    .iter_mut()
+                    .zip(terms)
+                    .for_each(|(score, term)| *score += term);
             }
         }
     }
@@ -131,10 +136,16 @@ impl DistanceTerms {
         while start < count {
             let end = start + (count - start - 1) % QUERIES + 1;
             let rows = end - start;
-            let distances = block.start as isize - (end - 1) as isize..block.end as isize - start as isize;
+            let distances =
+                block.start as isize - (end - 1) as isize..block.end as isize - start as isize;
             let keys = &keys[start * size..end * size];
             let Products { width, offset } = self.multiply(kernel, table, (keys, size), distances);
-            for (query, out) in self.of_keys.chunks_exact_mut(stride).take(block.len()).enumerate() {
+            for (query, out) in self
+                .of_keys
+                .chunks_exact_mut(stride)
+                .take(block.len())
+                .enumerate()
+            {
                 let products = &self.products[offset + query..];
                 let out = &mut out[start..end];
                 match out.first_chunk_mut::<QUERIES>() {
@@ -166,21 +177,42 @@ impl DistanceTerms {
     ) -> Products {
         let columns = vectors.columns_of(distances);
         let (Some(&first), Some(&last)) = (columns.first(), columns.last()) else {
-            return Products { width: 1, offset: 0 };
+            return Products {
+                width: 1,
+                offset: 0,
+            };
         };
         let is_shared = ((last - first) as usize) + 1 < columns.len();
         let [first, last] = [first as usize, last as usize];
         let panels = first / COLUMNS..last / COLUMNS + 1;
         let (width, offset) = (panels.len() * COLUMNS, first % COLUMNS);
-        let out = if is_shared { &mut self.shared } else { &mut self.products };
+        let out = if is_shared {
+            &mut self.shared
+        } else {
+            &mut self.products
+        };
         let row_count = rows.len() / size;
         out.resize(row_count * width, 0.0);
         let mut sums: [[Lanes; 2]; QUERIES] = [[[0.0; LANES]; 2]; QUERIES];
         let sums = &mut sums[..row_count];
         let values = &table[panels.start * COLUMNS * size..];
-        for (panel, column) in values.chunks_exact(COLUMNS * size).zip((0..width).step_by(COLUMNS)) {
-            let part = Rows { values: panel, stride: COLUMNS };
-            kernel.product(size, Rows { values: rows, stride: size }, part, sums);
+        for (panel, column) in values
+            .chunks_exact(COLUMNS * size)
+            .zip((0..width).step_by(COLUMNS))
+        {
+            let part = Rows {
+                values: panel,
+                stride: COLUMNS,
+            };
+            kernel.product(
+                size,
+                Rows {
+                    values: rows,
+                    stride: size,
+                },
+                part,
+                sums,
+            );
             for (sums, out) in sums.iter().zip(out.chunks_exact_mut(width)) {
                 out[column..column + COLUMNS].copy_from_slice(sums.as_flattened());
             }
@@ -189,13 +221,19 @@ impl DistanceTerms {
             return Products { width, offset };
         }
         self.products.resize(row_count * columns.len(), 0.0);
-        let rows = self.shared.chunks_exact(width).zip(self.products.chunks_exact_mut(columns.len()));
+        let rows = self
+            .shared
+            .chunks_exact(width)
+            .zip(self.products.chunks_exact_mut(columns.len()));
         for (shared, out) in rows {
             for (out, column) in out.iter_mut().zip(columns) {
                 *out = shared[offset + (column - columns[0]) as usize];
             }
         }
-        Products { width: columns.len(), offset: 0 }
+        Products {
+            width: columns.len(),
+            offset: 0,
+        }
     }
 }
 
@@ -226,16 +264,26 @@ mod tests {
             let Self(terms, head, queries, keys) = self;
             let (query_count, key_count) = (queries.len() / SIZE, keys.len() / SIZE);
             let mut out = vec![0.0; query_count * key_count];
-            let groups = queries.chunks(QUERIES * SIZE).zip(out.chunks_mut(QUERIES * key_count));
+            let groups = queries
+                .chunks(QUERIES * SIZE)
+                .zip(out.chunks_mut(QUERIES * key_count));
             for ((queries, scores), first) in groups.zip((0..).step_by(QUERIES)) {
-                terms.add(kernel, head, (queries, keys, SIZE), (first, query_count), (scores, key_count));
+                terms.add(
+                    kernel,
+                    head,
+                    (queries, keys, SIZE),
+                    (first, query_count),
+                    (scores, key_count),
+                );
             }
             out
         }
     }
 
     fn numbers(seed: usize, count: usize) -> Vec<f32> {
-        (0..count).map(|at| ((at * 7919 + seed * 104_729) % 1000) as f32 / 250.0 - 2.0).collect()
+        (0..count)
+            .map(|at| ((at * 7919 + seed * 104_729) % 1000) as f32 / 250.0 - 2.0)
+            .collect()
     }
 
     /// Vectors for up to 300 tokens; distances from `near` on share a column with the next `shared - 1`.
@@ -244,7 +292,9 @@ mod tests {
             ..=0 => distance,
             far => distance.signum() * (near + (far - 1) / shared + 1),
         };
-        let columns: Vec<u32> = (-299..=299).map(|distance| (bucket(distance) + 300) as u32).collect();
+        let columns: Vec<u32> = (-299..=299)
+            .map(|distance| (bucket(distance) + 300) as u32)
+            .collect();
         let panels = 600_usize.div_ceil(COLUMNS);
         let table = |seed| numbers(seed, HEADS * panels * SIZE * COLUMNS).into();
         let [keys, queries] = sides;
@@ -262,7 +312,10 @@ mod tests {
         let product = |table: Option<&[f32]>, vector: &[f32]| -> f64 {
             let Some(table) = table else { return 0.0 };
             let panel = &table[column / COLUMNS * SIZE * COLUMNS..][..SIZE * COLUMNS];
-            let factors = panel[column % COLUMNS..].iter().step_by(COLUMNS).zip(vector);
+            let factors = panel[column % COLUMNS..]
+                .iter()
+                .step_by(COLUMNS)
+                .zip(vector);
             factors.map(|(left, right)| f64::from(left * right)).sum()
         };
         product(head.keys, query) + product(head.queries, key)
@@ -272,9 +325,12 @@ mod tests {
     #[test]
     fn terms_are_those_of_the_definition() {
         let mut terms = DistanceTerms::default();
-        for (near, shared, sides) in
-            [(300, 1, [true, true]), (16, 5, [true, true]), (20, 2, [true, false]), (9, 30, [false, true])]
-        {
+        for (near, shared, sides) in [
+            (300, 1, [true, true]),
+            (16, 5, [true, true]),
+            (20, 2, [true, false]),
+            (9, 30, [false, true]),
+        ] {
             let vectors = vectors(near, shared, sides);
             for (queries, keys) in [(1, 1), (1, 40), (9, 9), (33, 33), (130, 130), (251, 251)] {
                 let (queries, keys) = (numbers(1, queries * SIZE), numbers(2, keys * SIZE));
@@ -306,7 +362,15 @@ mod tests {
     fn tables_that_products_would_leave_are_refused() {
         let new = |columns: &[u32], shape: [usize; 3], length: usize| {
             let keys = Some(numbers(1, length).into());
-            DistanceVectors::new(columns.to_vec(), DistanceTables { shape, keys, queries: None }).is_some()
+            DistanceVectors::new(
+                columns.to_vec(),
+                DistanceTables {
+                    shape,
+                    keys,
+                    queries: None,
+                },
+            )
+            .is_some()
         };
         assert!(new(&[0, 1, 1], [1, 1, 1], 32));
         assert!(!new(&[0, 1, 1], [1, 1, 1], 31));
@@ -315,7 +379,10 @@ mod tests {
         assert!(!new(&[0, 1], [1, 1, 1], 32));
         assert!(!new(&[], [1, 1, 1], 32));
         assert!(new(&[31, 31, 32], [1, 2, 1], 64));
-        assert!(!new(&[31, 31, 32], [1, 1, 1], 32), "the last column is in the second panel");
+        assert!(
+            !new(&[31, 31, 32], [1, 1, 1], 32),
+            "the last column is in the second panel"
+        );
         assert!(!new(&[0, 1, u32::MAX], [1, usize::MAX, 2], 64));
     }
 }

@@ -41,9 +41,21 @@ pub(crate) fn pass_experts<K: Kernel>(
             inputs.extend_from_slice(&input[row * width..][..width]);
         }
         inner.resize(chosen.len() * first.outputs, 0.0);
-        linear(kernel, &inputs, (first, 0..first.outputs / LANES), quantized, &mut inner);
+        linear(
+            kernel,
+            &inputs,
+            (first, 0..first.outputs / LANES),
+            quantized,
+            &mut inner,
+        );
         results.resize(chosen.len() * second.outputs, 0.0);
-        linear(kernel, &inner, (second, 0..second.outputs / LANES), quantized, &mut results);
+        linear(
+            kernel,
+            &inner,
+            (second, 0..second.outputs / LANES),
+            quantized,
+            &mut results,
+        );
         for (row, result) in chosen.iter().zip(results.chunks_exact(second.outputs)) {
             let weight = kernel.splat(weights[row * count + expert]);
             let out = &mut out[row * second.outputs..][..second.outputs];
@@ -58,12 +70,17 @@ pub(crate) fn pass_experts<K: Kernel>(
 /// Softmax.
 #[inline(always)]
 fn soften<K: Kernel>(kernel: K, logits: &mut [f32]) {
-    let largest = logits.iter().fold(f32::MIN, |largest, logit| largest.max(*logit));
+    let largest = logits
+        .iter()
+        .fold(f32::MIN, |largest, logit| largest.max(*logit));
     let mut sum = 0.0;
     for part in logits.chunks_mut(LANES) {
         let mut lanes = [f32::MIN; LANES];
         lanes[..part.len()].copy_from_slice(part);
-        let powers = exp(kernel, kernel.sub(kernel.load(&lanes), kernel.splat(largest)));
+        let powers = exp(
+            kernel,
+            kernel.sub(kernel.load(&lanes), kernel.splat(largest)),
+        );
         kernel.store(powers, &mut lanes);
         part.copy_from_slice(&lanes[..part.len()]);
         sum += part.iter().sum::<f32>();
@@ -77,7 +94,8 @@ fn keep_largest(weights: &mut [f32], count: usize) {
     for place in 0..weights.len() {
         let own = weights[place];
         // A weight that is 0 by now was smaller.
-        let larger = |(other, weight): (usize, &f32)| *weight > own || *weight == own && other < place;
+        let larger =
+            |(other, weight): (usize, &f32)| *weight > own || *weight == own && other < place;
         if weights.iter().enumerate().filter(|it| larger(*it)).count() >= count {
             weights[place] = 0.0;
         }
@@ -115,11 +133,14 @@ mod tests {
 
     #[test]
     fn weights_are_a_softmax_on_all_processors() {
-        let logits: Vec<f32> = (0..20).map(|place| (place * 7 % 11) as f32 / 3.0 - 1.0).collect();
+        let logits: Vec<f32> = (0..20)
+            .map(|place| (place * 7 % 11) as f32 / 3.0 - 1.0)
+            .collect();
         let powers: Vec<f64> = logits.iter().map(|logit| f64::from(*logit).exp()).collect();
         let sum: f64 = powers.iter().sum();
-        let all: Vec<Vec<f32>> =
-            InstructionSet::available().map(|it| it.call(Soften(logits.clone()))).collect();
+        let all: Vec<Vec<f32>> = InstructionSet::available()
+            .map(|it| it.call(Soften(logits.clone())))
+            .collect();
         for found in &all {
             assert_eq!(found, &all[0]);
             for (found, power) in found.iter().zip(&powers) {

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use crate::{
     kernel::{
-        GROUP, Kernel, KernelFn, LANES, Lanes, MAX_ROWS, MAX_TILE_ROWS, Panel, RowRange, Rows, RowsMut,
-        ScaledTile, Sums, row_size,
+        GROUP, Kernel, KernelFn, LANES, Lanes, MAX_ROWS, MAX_TILE_ROWS, Panel, RowRange, Rows,
+        RowsMut, ScaledTile, Sums, row_size,
     },
     math::{activate, largest, smallest, sum},
     numbers::Numbers,
@@ -36,7 +36,10 @@ struct Part {
 
 impl Default for Part {
     fn default() -> Self {
-        Self { sums: [[[0; LANES]; 2]; MAX_TILE_ROWS], totals: [[[0.0; LANES]; 2]; MAX_TILE_ROWS] }
+        Self {
+            sums: [[[0; LANES]; 2]; MAX_TILE_ROWS],
+            totals: [[[0.0; LANES]; 2]; MAX_TILE_ROWS],
+        }
     }
 }
 
@@ -49,7 +52,13 @@ pub(crate) fn linear<K: Kernel>(
     scratch: &mut Quantized,
     out: &mut [f32],
 ) {
-    let product = Product { input, layer, panels, scratch, out };
+    let product = Product {
+        input,
+        layer,
+        panels,
+        scratch,
+        out,
+    };
     if K::HAS_SMALL_QUADS && layer.panels.have_small_quads() {
         kernel.call_for_small_quads(product);
     } else {
@@ -71,13 +80,24 @@ impl KernelFn for Product<'_> {
 
     #[inline(always)]
     fn call<K: Kernel>(self, kernel: K) {
-        let Self { input, layer, panels, scratch, out } = self;
+        let Self {
+            input,
+            layer,
+            panels,
+            scratch,
+            out,
+        } = self;
         const { assert!(MAX_TILE_ROWS.is_multiple_of(K::TILE_ROWS)) };
         quantize(kernel, input, layer, scratch);
         let (blocks, size) = (layer.blocks(), row_size::<K>(layer.block));
         let prefetch = Prefetch::new(blocks, layer.block / GROUP);
         let width = panels.len() * LANES;
-        let Quantized { ranges, activations, part, .. } = scratch;
+        let Quantized {
+            ranges,
+            activations,
+            part,
+            ..
+        } = scratch;
         let Part { sums, totals } = &mut **part;
         // All rows are multiplied by a pair of panels before the next pair, and many rows by a block of it before the
         // next block, so that weights are read once.
@@ -112,7 +132,12 @@ impl KernelFn for Product<'_> {
                 }
                 if is_written_later {
                     for (totals, out) in totals.iter().zip(out.chunks_exact_mut(width)) {
-                        finish(kernel, layer.activation, totals, out[columns.clone()].as_chunks_mut().0);
+                        finish(
+                            kernel,
+                            layer.activation,
+                            totals,
+                            out[columns.clone()].as_chunks_mut().0,
+                        );
                     }
                 }
             }
@@ -137,14 +162,28 @@ impl Prefetch {
     #[inline(always)]
     fn new(blocks: usize, depth: usize) -> Self {
         let later = ((PREFETCH_DISTANCE + depth / 2) / depth).max(1);
-        Self { blocks, depth, pairs: later / blocks, rest: later % blocks }
+        Self {
+            blocks,
+            depth,
+            pairs: later / blocks,
+            rest: later % blocks,
+        }
     }
 
     /// [`ScaledTile::prefetch_distance`] for an input block.
     #[inline(always)]
     fn distance(&self, block: usize) -> usize {
-        let Self { blocks, depth, pairs, rest } = *self;
-        let skipped = if block + rest < blocks { 2 * pairs } else { 2 * pairs + 1 };
+        let Self {
+            blocks,
+            depth,
+            pairs,
+            rest,
+        } = *self;
+        let skipped = if block + rest < blocks {
+            2 * pairs
+        } else {
+            2 * pairs + 1
+        };
         (skipped * blocks + rest) * depth
     }
 }
@@ -161,7 +200,12 @@ fn weights(layer: &Linear, place: usize) -> Panel<'_> {
 
 /// Applies the activation function, and writes as many outputs as `out` has.
 #[inline(always)]
-fn finish<K: Kernel>(kernel: K, activation: Option<Activation>, totals: &[Lanes; 2], out: &mut [Lanes]) {
+fn finish<K: Kernel>(
+    kernel: K,
+    activation: Option<Activation>,
+    totals: &[Lanes; 2],
+    out: &mut [Lanes],
+) {
     for (totals, out) in totals.iter().zip(out) {
         let total = kernel.load(totals);
         let value = match activation {
@@ -175,7 +219,12 @@ fn finish<K: Kernel>(kernel: K, activation: Option<Activation>, totals: &[Lanes;
 /// Quantizes rows into [`Quantized`] order.
 #[inline(always)]
 fn quantize<K: Kernel>(kernel: K, input: &[f32], layer: &Linear, scratch: &mut Quantized) {
-    let Quantized { ranges, activations, scaled, .. } = scratch;
+    let Quantized {
+        ranges,
+        activations,
+        scaled,
+        ..
+    } = scratch;
     let (blocks, size) = (layer.blocks(), row_size::<K>(layer.block));
     ranges.resize(input.len() / layer.block, RowRange::default());
     activations.resize(ranges.len() * size, 0);
@@ -224,7 +273,11 @@ impl<K: Kernel> Extent<K> {
     #[inline(always)]
     fn new(kernel: K, invalid: K::F32x16) -> Self {
         let zero = kernel.splat(0.0);
-        Self { least: zero, most: zero, invalid }
+        Self {
+            least: zero,
+            most: zero,
+            invalid,
+        }
     }
 
     #[inline(always)]
@@ -250,9 +303,12 @@ impl<K: Kernel> Extent<K> {
         scaling: &InputScaling,
         (first, out): (usize, &mut [Lanes]),
     ) {
-        let columns = scaling.factors[first..].iter().zip(&scaling.offsets[first..]);
+        let columns = scaling.factors[first..]
+            .iter()
+            .zip(&scaling.offsets[first..]);
         for ((lanes, out), (factor, offset)) in values.iter().zip(out).zip(columns) {
-            let scaled = kernel.mul_add(kernel.load(lanes), kernel.load(factor), kernel.load(offset));
+            let scaled =
+                kernel.mul_add(kernel.load(lanes), kernel.load(factor), kernel.load(offset));
             self.include(kernel, scaled);
             kernel.store(scaled, out);
         }
@@ -262,13 +318,21 @@ impl<K: Kernel> Extent<K> {
 /// Quantizes one row's block. The minimum is a float, not a whole number of steps, so that nothing is lost to
 /// zero-point rounding.
 #[inline(always)]
-fn quantize_block<K: Kernel>(kernel: K, extent: &Extent<K>, values: &[Lanes], out: &mut [u8]) -> RowRange {
+fn quantize_block<K: Kernel>(
+    kernel: K,
+    extent: &Extent<K>,
+    values: &[Lanes],
+    out: &mut [u8],
+) -> RowRange {
     let (least, most) = (smallest(kernel, extent.least), largest(kernel, extent.most));
     let scale = (most - least) / 255.0;
     let inverse = kernel.splat(if scale > 0.0 { 1.0 / scale } else { 0.0 });
     // Adding 2^23 rounds to an integer, which is then in the lowest byte.
     let (magic, start) = (kernel.splat(8_388_608.0), kernel.splat(least));
-    for (lanes, out) in values.iter().zip(out.chunks_exact_mut(LANES * K::ACTIVATION_SIZE)) {
+    for (lanes, out) in values
+        .iter()
+        .zip(out.chunks_exact_mut(LANES * K::ACTIVATION_SIZE))
+    {
         let shifted = kernel.sub(kernel.load(lanes), start);
         kernel.store_activations(kernel.mul_add(shifted, inverse, magic), out);
     }
@@ -278,16 +342,36 @@ fn quantize_block<K: Kernel>(kernel: K, extent: &Extent<K>, values: &[Lanes], ou
 
 /// Multiplies rows with `width` values each by `layer`'s fp32 weights, with bias.
 #[inline(always)]
-pub(crate) fn dense<K: Kernel>(kernel: K, input: &[f32], width: usize, layer: &Dense, out: &mut [f32]) {
+pub(crate) fn dense<K: Kernel>(
+    kernel: K,
+    input: &[f32],
+    width: usize,
+    layer: &Dense,
+    out: &mut [f32],
+) {
     let outputs = layer.outputs;
     let whole = outputs - outputs % (2 * LANES);
     let mut sums: [[Lanes; 2]; MAX_ROWS] = [[[0.0; LANES]; 2]; MAX_ROWS];
     // Rows are processed in groups, so that the weights are read once per group.
-    for (rows, out) in input.chunks(MAX_ROWS * width).zip(out.chunks_mut(MAX_ROWS * outputs)) {
+    for (rows, out) in input
+        .chunks(MAX_ROWS * width)
+        .zip(out.chunks_mut(MAX_ROWS * outputs))
+    {
         let sums = &mut sums[..rows.len() / width];
         for first in (0..whole).step_by(2 * LANES) {
-            let weights = Rows { values: &layer.weights[first..], stride: outputs };
-            kernel.product(width, Rows { values: rows, stride: width }, weights, sums);
+            let weights = Rows {
+                values: &layer.weights[first..],
+                stride: outputs,
+            };
+            kernel.product(
+                width,
+                Rows {
+                    values: rows,
+                    stride: width,
+                },
+                weights,
+                sums,
+            );
             for (sums, out) in sums.iter().zip(out.chunks_exact_mut(outputs)) {
                 out[first..first + 2 * LANES].copy_from_slice(sums.as_flattened());
             }
@@ -296,10 +380,14 @@ pub(crate) fn dense<K: Kernel>(kernel: K, input: &[f32], width: usize, layer: &D
             for (column, out) in out.iter_mut().enumerate().skip(whole) {
                 let weights = layer.weights[column..].iter().step_by(outputs);
                 let products = row.iter().zip(weights);
-                *out = products.fold(0.0, |sum, (value, weight)| kernel.mul_add_one(*value, *weight, sum));
+                *out = products.fold(0.0, |sum, (value, weight)| {
+                    kernel.mul_add_one(*value, *weight, sum)
+                });
             }
             if let Some(bias) = &layer.bias {
-                out.iter_mut().zip(bias.iter()).for_each(|(out, bias)| *out += bias);
+                out.iter_mut()
+                    .zip(bias.iter())
+                    .for_each(|(out, bias)| *out += bias);
             }
         }
     }
@@ -322,7 +410,13 @@ mod tests {
         #[inline(always)]
         fn call<K: Kernel>(self, kernel: K) -> Vec<f32> {
             let mut out = vec![0.0; self.0.len() / INPUTS * PANELS * LANES];
-            linear(kernel, self.0, (self.1, 0..PANELS), &mut Quantized::default(), &mut out);
+            linear(
+                kernel,
+                self.0,
+                (self.1, 0..PANELS),
+                &mut Quantized::default(),
+                &mut out,
+            );
             out
         }
     }
@@ -346,17 +440,27 @@ mod tests {
                 std::array::from_fn(|input| weight(step * 4 + input, panel * LANES + lane, divisor))
             })
         };
-        let groups: Vec<Block> =
-            (0..PANELS).flat_map(|panel| (0..INPUTS / 4).map(move |step| group(panel, step))).collect();
+        let groups: Vec<Block> = (0..PANELS)
+            .flat_map(|panel| (0..INPUTS / 4).map(move |step| group(panel, step)))
+            .collect();
         let blocks = INPUTS / block;
-        let lanes =
-            |place: usize| (0..LANES).map(move |lane| (place / blocks * LANES + lane, place % blocks));
-        let scales = |place| lanes(place).map(|(output, block)| scale(output, block)).collect::<Vec<_>>();
+        let lanes = |place: usize| {
+            (0..LANES).map(move |lane| (place / blocks * LANES + lane, place % blocks))
+        };
+        let scales = |place| {
+            lanes(place)
+                .map(|(output, block)| scale(output, block))
+                .collect::<Vec<_>>()
+        };
         let sum = |(output, at): (usize, usize)| {
-            (at * block..(at + 1) * block).map(|input| i32::from(weight(input, output, divisor))).sum()
+            (at * block..(at + 1) * block)
+                .map(|input| i32::from(weight(input, output, divisor)))
+                .sum()
         };
         let sums = |place| lanes(place).map(sum).collect::<Vec<i32>>();
-        let bias: Vec<f32> = (0..PANELS * LANES).map(|output| output as f32 - 20.0).collect();
+        let bias: Vec<f32> = (0..PANELS * LANES)
+            .map(|output| output as f32 - 20.0)
+            .collect();
         Linear {
             name: "layer".to_owned(),
             scaling: None,
@@ -364,8 +468,20 @@ mod tests {
             block,
             outputs: PANELS * LANES,
             panels: groups.into(),
-            scales: (0..PANELS * blocks).flat_map(scales).collect::<Vec<_>>().as_chunks().0.to_vec().into(),
-            sums: (0..PANELS * blocks).flat_map(sums).collect::<Vec<_>>().as_chunks().0.to_vec().into(),
+            scales: (0..PANELS * blocks)
+                .flat_map(scales)
+                .collect::<Vec<_>>()
+                .as_chunks()
+                .0
+                .to_vec()
+                .into(),
+            sums: (0..PANELS * blocks)
+                .flat_map(sums)
+                .collect::<Vec<_>>()
+                .as_chunks()
+                .0
+                .to_vec()
+                .into(),
             bias: bias.as_chunks().0.to_vec().into(),
             activation: None,
         }
@@ -382,7 +498,10 @@ mod tests {
             values.as_chunks().0.to_vec().into()
         };
         Linear {
-            scaling: Some(InputScaling { factors: lanes(0), offsets: lanes(1) }),
+            scaling: Some(InputScaling {
+                factors: lanes(0),
+                offsets: lanes(1),
+            }),
             ..layer(block, divisor)
         }
     }
@@ -390,34 +509,47 @@ mod tests {
     #[test]
     fn outputs_are_those_of_the_quantized_blocks() {
         let rows = 2 * MAX_TILE_ROWS + 1;
-        let input: Vec<f32> =
-            (0..rows * INPUTS).map(|at| ((at * 7919) % 1000) as f32 / 100.0 - 3.0).collect();
+        let input: Vec<f32> = (0..rows * INPUTS)
+            .map(|at| ((at * 7919) % 1000) as f32 / 100.0 - 3.0)
+            .collect();
         let layers = || {
             let layers = DIVISORS.into_iter().flat_map(|divisor| {
                 let blocks = [INPUTS, INPUTS / 2];
                 let both = move |block| [layer(block, divisor), scaled(block, divisor)];
-                blocks.into_iter().flat_map(both).map(move |layer| (layer, divisor))
+                blocks
+                    .into_iter()
+                    .flat_map(both)
+                    .map(move |layer| (layer, divisor))
             });
-            layers.inspect(|(layer, divisor)| assert_eq!(layer.panels.have_small_quads(), *divisor > 1))
+            layers.inspect(|(layer, divisor)| {
+                assert_eq!(layer.panels.have_small_quads(), *divisor > 1)
+            })
         };
         for ((layer, divisor), instructions) in
             InstructionSet::available().flat_map(|it| layers().map(move |layer| (layer, it)))
         {
             let block = layer.block;
             let out = instructions.call(Call(&input, &layer));
-            for (row, out) in input.chunks_exact(INPUTS).zip(out.chunks_exact(PANELS * LANES)) {
-                let scaled = row.iter().enumerate().map(|(input, value)| match layer.scaling {
-                    Some(_) => value.mul_add(column(input)[0], column(input)[1]),
-                    None => *value,
-                });
+            for (row, out) in input
+                .chunks_exact(INPUTS)
+                .zip(out.chunks_exact(PANELS * LANES))
+            {
+                let scaled = row
+                    .iter()
+                    .enumerate()
+                    .map(|(input, value)| match layer.scaling {
+                        Some(_) => value.mul_add(column(input)[0], column(input)[1]),
+                        None => *value,
+                    });
                 let row: Vec<f32> = scaled.collect();
                 for (output, found) in out.iter().enumerate() {
                     let (mut expected, mut step) = (output as f32 - 20.0, 0.0_f32);
                     for (at, values) in row.chunks_exact(block).enumerate() {
                         let least = values.iter().fold(0.0_f32, |a, b| a.min(*b));
                         let range = (values.iter().fold(0.0_f32, |a, b| a.max(*b)) - least) / 255.0;
-                        let quantized =
-                            |value: f32| ((value - least) / range).round_ties_even() * range + least;
+                        let quantized = |value: f32| {
+                            ((value - least) / range).round_ties_even() * range + least
+                        };
                         for (input, value) in values.iter().enumerate() {
                             let weight = f32::from(weight(at * block + input, output, divisor));
                             expected += quantized(*value) * weight * scale(output, at);
@@ -436,8 +568,11 @@ mod tests {
 
     #[test]
     fn values_that_are_not_finite_spoil_their_own_row_alone() {
-        for (invalid, block) in [(f32::NAN, INPUTS), (f32::INFINITY, INPUTS / 2), (f32::NEG_INFINITY, INPUTS)]
-        {
+        for (invalid, block) in [
+            (f32::NAN, INPUTS),
+            (f32::INFINITY, INPUTS / 2),
+            (f32::NEG_INFINITY, INPUTS),
+        ] {
             let mut input = vec![1.0; 3 * INPUTS];
             input[INPUTS + 5] = invalid;
             for instructions in InstructionSet::available() {
@@ -447,19 +582,33 @@ mod tests {
                     .map(|row| row.iter().all(|value| value.is_finite()))
                     .collect();
                 assert_eq!(rows, [true, false, true], "{invalid}, {instructions}");
-                assert!(out[PANELS * LANES..2 * PANELS * LANES].iter().all(|value| value.is_nan()));
+                assert!(
+                    out[PANELS * LANES..2 * PANELS * LANES]
+                        .iter()
+                        .all(|value| value.is_nan())
+                );
             }
         }
     }
 
     #[test]
     fn prefetched_weights_are_those_used_next() {
-        for (blocks, depth) in [(1, 8), (1, 96), (1, 600), (2, 48), (4, 48), (4, 96), (7, 20), (16, 8)] {
+        for (blocks, depth) in [
+            (1, 8),
+            (1, 96),
+            (1, 600),
+            (2, 48),
+            (4, 48),
+            (4, 96),
+            (7, 20),
+            (16, 8),
+        ] {
             // The left panels' blocks in the order of use, as places in memory.
             let left = |at: usize| (at / blocks * 2 * blocks + at % blocks) * depth;
             let prefetch = Prefetch::new(blocks, depth);
-            let later =
-                (1..=PREFETCH_DISTANCE).find(|later| left(*later) - left(0) == prefetch.distance(0)).unwrap();
+            let later = (1..=PREFETCH_DISTANCE)
+                .find(|later| left(*later) - left(0) == prefetch.distance(0))
+                .unwrap();
             assert!(
                 later == 1 || (later * depth).abs_diff(PREFETCH_DISTANCE) <= depth / 2,
                 "{blocks} blocks of {depth}: {later}"

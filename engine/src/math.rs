@@ -7,7 +7,11 @@ use crate::{
 
 /// Combines 16 lanes into one number: the upper half with the lower one, until one lane is left.
 #[inline(always)]
-pub(crate) fn fold<K: Kernel>(kernel: K, lanes: K::F32x16, combine: impl Fn(f32, f32) -> f32) -> f32 {
+pub(crate) fn fold<K: Kernel>(
+    kernel: K,
+    lanes: K::F32x16,
+    combine: impl Fn(f32, f32) -> f32,
+) -> f32 {
     let mut all = [0.0; LANES];
     kernel.store(lanes, &mut all);
     let mut half = LANES / 2;
@@ -37,7 +41,11 @@ pub(crate) fn largest<K: Kernel>(kernel: K, lanes: K::F32x16) -> f32 {
 
 /// Evaluates a polynomial; coefficients from the highest power down.
 #[inline(always)]
-fn polynomial<K: Kernel, const N: usize>(kernel: K, x: K::F32x16, coefficients: [f32; N]) -> K::F32x16 {
+fn polynomial<K: Kernel, const N: usize>(
+    kernel: K,
+    x: K::F32x16,
+    coefficients: [f32; N],
+) -> K::F32x16 {
     let mut sum = kernel.splat(coefficients[0]);
     for coefficient in &coefficients[1..] {
         sum = kernel.mul_add(sum, x, kernel.splat(*coefficient));
@@ -60,7 +68,14 @@ pub(crate) fn exp<K: Kernel>(kernel: K, x: K::F32x16) -> K::F32x16 {
     let p = polynomial(
         kernel,
         r,
-        [1.987_569_1e-4, 1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 0.166_666_66, 0.5],
+        [
+            1.987_569_1e-4,
+            1.398_199_9e-3,
+            8.333_452e-3,
+            4.166_579_6e-2,
+            0.166_666_66,
+            0.5,
+        ],
     );
     let p = kernel.add(kernel.mul_add(p, kernel.mul(r, r), r), kernel.splat(1.0));
     // The exponent of NaN is unspecified: adding a product with zero restores NaN.
@@ -81,8 +96,17 @@ fn erf<K: Kernel>(kernel: K, x: K::F32x16) -> K::F32x16 {
         -2.954_600_2e-3,
         -1.609_603_3e-2,
     ];
-    let q = [-1.456_607e-5, -2.133_740_2e-4, -1.682_827_1e-3, -7.373_329e-3, -1.426_472_5e-2];
-    kernel.div(kernel.mul(x, polynomial(kernel, square, p)), polynomial(kernel, square, q))
+    let q = [
+        -1.456_607e-5,
+        -2.133_740_2e-4,
+        -1.682_827_1e-3,
+        -7.373_329e-3,
+        -1.426_472_5e-2,
+    ];
+    kernel.div(
+        kernel.mul(x, polynomial(kernel, square, p)),
+        polynomial(kernel, square, q),
+    )
 }
 
 /// `1 / (1 + e^−x)`
@@ -99,21 +123,31 @@ pub(crate) fn activate<K: Kernel>(kernel: K, function: Activation, x: K::F32x16)
     match function {
         Activation::Gelu => {
             let half = kernel.mul(x, kernel.splat(0.5));
-            let erf = erf(kernel, kernel.mul(x, kernel.splat(std::f32::consts::FRAC_1_SQRT_2)));
+            let erf = erf(
+                kernel,
+                kernel.mul(x, kernel.splat(std::f32::consts::FRAC_1_SQRT_2)),
+            );
             kernel.mul_add(half, erf, half)
         }
         // x (1 + tanh z) / 2 is x sigmoid(2 z).
         Activation::GeluTanh => {
             let cube = kernel.mul(kernel.mul(x, x), x);
             let z = kernel.mul_add(cube, kernel.splat(0.044_715), x);
-            let z = kernel.mul(z, kernel.splat(std::f32::consts::FRAC_2_SQRT_PI * std::f32::consts::SQRT_2));
+            let z = kernel.mul(
+                z,
+                kernel.splat(std::f32::consts::FRAC_2_SQRT_PI * std::f32::consts::SQRT_2),
+            );
             kernel.mul(x, sigmoid(kernel, z))
         }
         Activation::Relu => kernel.max(kernel.splat(0.0), x),
         Activation::Swish => kernel.mul(x, sigmoid(kernel, x)),
         Activation::Tanh => {
             let twice = kernel.splat(2.0);
-            kernel.mul_add(twice, sigmoid(kernel, kernel.mul(x, twice)), kernel.splat(-1.0))
+            kernel.mul_add(
+                twice,
+                sigmoid(kernel, kernel.mul(x, twice)),
+                kernel.splat(-1.0),
+            )
         }
     }
 }
@@ -153,7 +187,11 @@ const ROWS: usize = 4;
 fn normalize_together<K: Kernel, const N: usize>(kernel: K, rows: &mut [Lanes], norm: &Norm) {
     let (gain, bias) = (&norm.gain[..], &norm.bias[..]);
     let width = gain.len();
-    assert_eq!(rows.len(), N * width, "expected {N} rows of the norm's width");
+    assert_eq!(
+        rows.len(),
+        N * width,
+        "expected {N} rows of the norm's width"
+    );
     let count = (width * LANES) as f32;
     let mut means = [kernel.splat(0.0); N];
     if norm.centers {
@@ -179,7 +217,10 @@ fn normalize_together<K: Kernel, const N: usize>(kernel: K, rows: &mut [Lanes], 
         let row = &mut rows[row * width..(row + 1) * width];
         for ((lanes, gain), bias) in row.iter_mut().zip(gain).zip(bias) {
             let scaled = kernel.mul(kernel.sub(kernel.load(lanes), *mean), inverse);
-            kernel.store(kernel.mul_add(scaled, kernel.load(gain), kernel.load(bias)), lanes);
+            kernel.store(
+                kernel.mul_add(scaled, kernel.load(gain), kernel.load(bias)),
+                lanes,
+            );
         }
     }
 }
@@ -205,10 +246,13 @@ mod tests {
 
     #[test]
     fn functions_are_those_of_their_definitions() {
-        let tanh_form = |x: f64| 2.0 * (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x * x * x);
+        let tanh_form =
+            |x: f64| 2.0 * (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x * x * x);
         type Definition<'a> = &'a dyn Fn(f64) -> f64;
         let definitions: [(Activation, Definition<'_>); 5] = [
-            (Activation::Gelu, &|x| x / 2.0 * (1.0 + exact_erf(x / std::f64::consts::SQRT_2))),
+            (Activation::Gelu, &|x| {
+                x / 2.0 * (1.0 + exact_erf(x / std::f64::consts::SQRT_2))
+            }),
             (Activation::GeluTanh, &|x| x * sigmoid(tanh_form(x))),
             (Activation::Relu, &|x| x.max(0.0)),
             (Activation::Swish, &|x| x * sigmoid(x)),
@@ -217,29 +261,44 @@ mod tests {
         for (function, exact) in definitions {
             for step in -400..=400 {
                 let x = step as f32 / 80.0;
-                let (found, expected) = (activate(Plain, function, [x; LANES])[0], exact(f64::from(x)));
+                let (found, expected) = (
+                    activate(Plain, function, [x; LANES])[0],
+                    exact(f64::from(x)),
+                );
                 assert!(
                     (f64::from(found) - expected).abs() < 2e-6,
                     "{function:?}({x}): {found}, not {expected}"
                 );
             }
-            assert!(activate(Plain, function, [f32::NAN; LANES])[0].is_nan() || function == Activation::Relu);
+            assert!(
+                activate(Plain, function, [f32::NAN; LANES])[0].is_nan()
+                    || function == Activation::Relu
+            );
         }
         for step in -870..=880 {
             let x = step as f32 / 10.0;
             let (found, expected) = (f64::from(exp(Plain, [x; LANES])[0]), f64::from(x).exp());
-            assert!((found / expected - 1.0).abs() < 2e-7 * 2.0, "e^{x}: {found}, not {expected}");
+            assert!(
+                (found / expected - 1.0).abs() < 2e-7 * 2.0,
+                "e^{x}: {found}, not {expected}"
+            );
         }
         assert!(exp(Plain, [f32::NAN; LANES])[0].is_nan());
     }
 
     #[test]
     fn a_normalized_row_has_mean_zero_and_variance_one_or_mean_square_one() {
-        let mut row: Vec<Lanes> =
-            (0..2).map(|part| std::array::from_fn(|lane| (part * 16 + lane) as f32)).collect();
+        let mut row: Vec<Lanes> = (0..2)
+            .map(|part| std::array::from_fn(|lane| (part * 16 + lane) as f32))
+            .collect();
         let norm = |centers| {
             let (gain, bias) = (vec![[2.0; LANES]; 2].into(), vec![[0.5; LANES]; 2].into());
-            Norm { centers, gain, bias, epsilon: 0.0 }
+            Norm {
+                centers,
+                gain,
+                bias,
+                epsilon: 0.0,
+            }
         };
         let mut uncentered = row.clone();
         normalize(Plain, &mut uncentered, &norm(false));
@@ -247,27 +306,41 @@ mod tests {
         let root = (10_416.0_f32 / 32.0).sqrt();
         for (index, value) in uncentered.as_flattened().iter().enumerate() {
             let expected = 2.0 * index as f32 / root + 0.5;
-            assert!((value - expected).abs() < 1e-5, "{index}: {value}, not {expected}");
+            assert!(
+                (value - expected).abs() < 1e-5,
+                "{index}: {value}, not {expected}"
+            );
         }
         normalize(Plain, &mut row, &norm(true));
         // 0…31: mean 15.5, variance (32² − 1) / 12.
         let deviation = (1023.0_f32 / 12.0).sqrt();
         for (index, value) in row.as_flattened().iter().enumerate() {
             let expected = 2.0 * (index as f32 - 15.5) / deviation + 0.5;
-            assert!((value - expected).abs() < 1e-5, "{index}: {value}, not {expected}");
+            assert!(
+                (value - expected).abs() < 1e-5,
+                "{index}: {value}, not {expected}"
+            );
         }
     }
 
     #[test]
     fn rows_are_normalized_as_if_alone() {
         let count = 2 * ROWS + 1;
-        let rows: Vec<Lanes> =
-            (0..2 * count).map(|part| std::array::from_fn(|lane| (part * part + lane) as f32)).collect();
+        let rows: Vec<Lanes> = (0..2 * count)
+            .map(|part| std::array::from_fn(|lane| (part * part + lane) as f32))
+            .collect();
         let (gain, bias) = (vec![[2.0; LANES]; 2].into(), vec![[0.5; LANES]; 2].into());
-        let norm = Norm { centers: true, gain, bias, epsilon: 1e-5 };
+        let norm = Norm {
+            centers: true,
+            gain,
+            bias,
+            epsilon: 1e-5,
+        };
         let (mut together, mut alone) = (rows.clone(), rows);
         normalize(Plain, &mut together, &norm);
-        alone.chunks_exact_mut(2).for_each(|row| normalize(Plain, row, &norm));
+        alone
+            .chunks_exact_mut(2)
+            .for_each(|row| normalize(Plain, row, &norm));
         assert_eq!(together, alone);
     }
 }

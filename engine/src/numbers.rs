@@ -78,7 +78,15 @@ mod tests {
     #[test]
     fn numbers_are_aligned_and_change_as_a_vector_does() {
         let (mut numbers, mut vector) = (Numbers::default(), Vec::new());
-        for (len, value) in [(3, 1.0), (40, 2.0), (17, 3.0), (18, 4.0), (0, 5.0), (1000, 6.0), (5, 7.0)] {
+        for (len, value) in [
+            (3, 1.0),
+            (40, 2.0),
+            (17, 3.0),
+            (18, 4.0),
+            (0, 5.0),
+            (1000, 6.0),
+            (5, 7.0),
+        ] {
             numbers.resize(len, value);
             vector.resize(len, value);
             numbers.extend_from_slice(&[8.0; 3]);

@@ -23,7 +23,9 @@ impl Panels {
 
     /// Whether all weights have [small quads](crate::kernel#small-quads).
     pub fn have_small_quads(&self) -> bool {
-        *self.small_quads.get_or_init(|| have_small_quads(&self.blocks))
+        *self
+            .small_quads
+            .get_or_init(|| have_small_quads(&self.blocks))
     }
 }
 
@@ -35,7 +37,10 @@ const PART: usize = 64;
 
 fn have_small_quads(blocks: &[Block]) -> bool {
     let (pairs, rest) = blocks.as_chunks();
-    rest.is_empty() && pairs.chunks(PART).all(|pairs| largest_sum(pairs) <= MAX_QUAD_SUM)
+    rest.is_empty()
+        && pairs
+            .chunks(PART)
+            .all(|pairs| largest_sum(pairs) <= MAX_QUAD_SUM)
 }
 
 /// The largest positive or negative sum in a quad, in magnitude. Calculated per word, so that it becomes vector
@@ -66,7 +71,10 @@ fn words(block: &Block) -> Words {
 
 impl<A: Into<Array<Block>>> From<A> for Panels {
     fn from(blocks: A) -> Self {
-        Self { blocks: blocks.into(), small_quads: OnceLock::new() }
+        Self {
+            blocks: blocks.into(),
+            small_quads: OnceLock::new(),
+        }
     }
 }
 
@@ -85,12 +93,16 @@ mod tests {
 
     #[test]
     fn quads_are_small_if_no_sum_of_products_exceeds_16_bits() {
-        let values = [-128, -127, -65, -64, -63, -33, -32, -2, -1, 0, 1, 2, 31, 32, 33, 63, 64, 65, 126, 127];
+        let values = [
+            -128, -127, -65, -64, -63, -33, -32, -2, -1, 0, 1, 2, 31, 32, 33, 63, 64, 65, 126, 127,
+        ];
         for quad in (0..values.len().pow(4))
             .map(|at| [0, 1, 2, 3].map(|n| values[at / values.len().pow(n) % values.len()]))
         {
             // The largest sums are those in which all weights of one sign are multiplied by the largest activation.
-            let sum = |weights: fn(i32) -> i32| 255 * quad.map(i32::from).map(weights).iter().sum::<i32>();
+            let sum = |weights: fn(i32) -> i32| {
+                255 * quad.map(i32::from).map(weights).iter().sum::<i32>()
+            };
             let extremes = [sum(|weight| weight.max(0)), sum(|weight| weight.min(0))];
             let fits = extremes.iter().all(|sum| i16::try_from(*sum).is_ok());
             assert_eq!(have_small_quads(&blocks(quad)), fits, "{quad:?}");

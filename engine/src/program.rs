@@ -107,7 +107,10 @@ pub struct Load {
 
 /// An operation on each row: it reads the value `input`, or both `inputs`, and writes the value `out`.
 #[derive(Debug)]
-#[expect(missing_docs, reason = "the fields that operations share are described above")]
+#[expect(
+    missing_docs,
+    reason = "the fields that operations share are described above"
+)]
 pub enum RowOperation {
     /// Looks up table rows by id.
     Lookup {
@@ -117,15 +120,35 @@ pub enum RowOperation {
         out: ValueId,
     },
     /// Pools a text's token rows into one; zeros without tokens.
-    Pool { pooling: Pooling, input: ValueId, out: ValueId },
+    Pool {
+        pooling: Pooling,
+        input: ValueId,
+        out: ValueId,
+    },
     /// Joins as many consecutive rows as fit into `out`, from `before` rows before each token's own; zeros beyond the text.
-    Neighbours { input: ValueId, before: usize, out: ValueId },
+    Neighbours {
+        input: ValueId,
+        before: usize,
+        out: ValueId,
+    },
     /// A linear layer in int8.
-    Linear { input: ValueId, layer: Linear, out: ValueId },
+    Linear {
+        input: ValueId,
+        layer: Linear,
+        out: ValueId,
+    },
     /// A linear layer in fp32.
-    Dense { input: ValueId, layer: Dense, out: ValueId },
+    Dense {
+        input: ValueId,
+        layer: Dense,
+        out: ValueId,
+    },
     /// An activation function.
-    Activation { function: Activation, input: ValueId, out: ValueId },
+    Activation {
+        function: Activation,
+        input: ValueId,
+        out: ValueId,
+    },
     /// One half of each row, activated, times the other half.
     Gate {
         function: Activation,
@@ -138,9 +161,17 @@ pub enum RowOperation {
     Add { inputs: [ValueId; 2], out: ValueId },
     /// Adds the product of a task's adapters and the second value to the first. A token's type is the number of its task,
     /// from 1 on; 0 adds nothing.
-    Adapt { inputs: [ValueId; 2], adapters: Adapters, out: ValueId },
+    Adapt {
+        inputs: [ValueId; 2],
+        adapters: Adapters,
+        out: ValueId,
+    },
     /// A feed-forward part with experts.
-    Experts { input: ValueId, part: Box<ExpertLayers>, out: ValueId },
+    Experts {
+        input: ValueId,
+        part: Box<ExpertLayers>,
+        out: ValueId,
+    },
     /// Normalizes an input, or the sum of two.
     Norm {
         /// Input columns.
@@ -540,7 +571,10 @@ pub struct AttentionWindow {
 
 impl AttentionWindow {
     /// The whole text.
-    pub const ALL: Self = Self { before: usize::MAX, after: usize::MAX };
+    pub const ALL: Self = Self {
+        before: usize::MAX,
+        after: usize::MAX,
+    };
 }
 
 /// Score bias by the key's distance to the query.
@@ -592,11 +626,21 @@ impl DistanceVectors {
     /// Joins tables with each distance's column. `None` unless columns rise by 0 or 1 per distance, distances are odd in
     /// number, and tables have their shape and all columns.
     pub fn new(columns: Vec<u32>, tables: DistanceTables) -> Option<Self> {
-        let DistanceTables { shape: [heads, panels, size], keys, queries } = tables;
-        let rises = columns.windows(2).all(|pair| pair[1].checked_sub(pair[0]).is_some_and(|step| step <= 1));
+        let DistanceTables {
+            shape: [heads, panels, size],
+            keys,
+            queries,
+        } = tables;
+        let rises = columns
+            .windows(2)
+            .all(|pair| pair[1].checked_sub(pair[0]).is_some_and(|step| step <= 1));
         let last = *columns.last()? as usize;
-        let numbers = heads.checked_mul(panels)?.checked_mul(size)?.checked_mul(COLUMNS)?;
-        let fits = |table: &Option<Array<f32>>| table.as_ref().is_none_or(|table| table.len() == numbers);
+        let numbers = heads
+            .checked_mul(panels)?
+            .checked_mul(size)?
+            .checked_mul(COLUMNS)?;
+        let fits =
+            |table: &Option<Array<f32>>| table.as_ref().is_none_or(|table| table.len() == numbers);
         let is_valid = rises
             && columns.len() % 2 == 1
             && last / COLUMNS < panels
@@ -604,7 +648,13 @@ impl DistanceVectors {
             && size > 0
             && fits(&keys)
             && fits(&queries);
-        is_valid.then_some(Self { columns, heads, size, keys, queries })
+        is_valid.then_some(Self {
+            columns,
+            heads,
+            size,
+            keys,
+            queries,
+        })
     }
 
     /// Whether the tables are for this number of heads, and for heads of this size.
@@ -649,7 +699,10 @@ impl Program {
             RowOperation::Dense { layer, .. } => layer.weights.len(),
             RowOperation::Experts { part, .. } => {
                 let layers = part.experts.first().into_iter().flatten();
-                part.top * layers.map(|layer| layer.inputs * layer.outputs).sum::<usize>()
+                part.top
+                    * layers
+                        .map(|layer| layer.inputs * layer.outputs)
+                        .sum::<usize>()
             }
             _ => 0,
         });
@@ -705,8 +758,16 @@ impl RowOperation {
             | Self::Activation { input, .. }
             | Self::Gate { input, .. }
             | Self::Experts { input, .. }
-            | Self::Norm { input: View { value: input, .. }, residual: None, .. } => vec![input],
-            Self::Norm { input: View { value: input, .. }, residual: Some(residual), .. } => {
+            | Self::Norm {
+                input: View { value: input, .. },
+                residual: None,
+                ..
+            } => vec![input],
+            Self::Norm {
+                input: View { value: input, .. },
+                residual: Some(residual),
+                ..
+            } => {
                 vec![input, residual]
             }
             Self::Add { inputs, .. } | Self::Adapt { inputs, .. } => inputs.to_vec(),

@@ -83,7 +83,11 @@ impl Rotary {
             Lengths::Other { frequencies, .. } => Long::One(table(frequencies)),
             Lengths::Growing { .. } => Long::ByLength(Mutex::default()),
         };
-        Self { table: table(&settings.frequencies), long, settings }
+        Self {
+            table: table(&settings.frequencies),
+            long,
+            settings,
+        }
     }
 
     /// The settings that it was made with.
@@ -102,7 +106,9 @@ impl Rotary {
             (Long::One(table), Lengths::Other { positions, .. }) if tokens > *positions => {
                 TextTable::Shared(table)
             }
-            (Long::ByLength(tables), Lengths::Growing { factor, positions }) if tokens > *positions => {
+            (Long::ByLength(tables), Lengths::Growing { factor, positions })
+                if tokens > *positions =>
+            {
                 let mut tables = tables.lock().unwrap_or_else(PoisonError::into_inner);
                 if let Some((_, table)) = tables.iter().find(|(length, _)| *length == tokens) {
                     return TextTable::Own(Arc::clone(table));
@@ -143,8 +149,14 @@ impl TextTable<'_> {
 
 impl Table {
     fn new(frequencies: Vec<f32>, amplitude: f32) -> Self {
-        let blocks = (0..MAX_POSITIONS / BLOCK).map(|_| OnceLock::new()).collect();
-        Self { frequencies, amplitude, blocks }
+        let blocks = (0..MAX_POSITIONS / BLOCK)
+            .map(|_| OnceLock::new())
+            .collect();
+        Self {
+            frequencies,
+            amplitude,
+            blocks,
+        }
     }
 
     /// Rotates a head for the token at `position`. Values beyond the pairs stay as they are.
@@ -165,11 +177,19 @@ impl Table {
         let position = |position: usize| {
             let angle = move |frequency: &f32| f64::from(position as f32 * frequency);
             let value = move |value: f64| value as f32 * self.amplitude;
-            let cosines = self.frequencies.iter().map(move |frequency| value(libm::cos(angle(frequency))));
-            let sines = self.frequencies.iter().map(move |frequency| value(libm::sin(angle(frequency))));
+            let cosines = self
+                .frequencies
+                .iter()
+                .map(move |frequency| value(libm::cos(angle(frequency))));
+            let sines = self
+                .frequencies
+                .iter()
+                .map(move |frequency| value(libm::sin(angle(frequency))));
             cosines.chain(sines)
         };
-        (block * BLOCK..(block + 1) * BLOCK).flat_map(position).collect()
+        (block * BLOCK..(block + 1) * BLOCK)
+            .flat_map(position)
+            .collect()
     }
 }
 
@@ -178,43 +198,71 @@ mod tests {
     use super::*;
 
     fn settings(frequencies: &[f32], lengths: Lengths) -> Settings {
-        Settings { frequencies: frequencies.to_vec(), amplitude: 1.0, lengths }
+        Settings {
+            frequencies: frequencies.to_vec(),
+            amplitude: 1.0,
+            lengths,
+        }
     }
 
     #[test]
     fn pairs_are_rotated_by_their_angle() {
-        let rotary = Rotary::new(Settings { amplitude: 0.5, ..settings(&[1.0, 0.01], Lengths::Alike) });
+        let rotary = Rotary::new(Settings {
+            amplitude: 0.5,
+            ..settings(&[1.0, 0.01], Lengths::Alike)
+        });
         for position in [0, 1, 255, 256, 599] {
             let mut head = [3.0, -1.0, 4.0, 2.0, 7.0];
             rotary.table(600).get().rotate(&mut head, position);
             let turned = |a: f64, b: f64, angle: f64| {
-                (0.5 * (a * angle.cos() - b * angle.sin()), 0.5 * (b * angle.cos() + a * angle.sin()))
+                (
+                    0.5 * (a * angle.cos() - b * angle.sin()),
+                    0.5 * (b * angle.cos() + a * angle.sin()),
+                )
             };
             let angle = position as f64;
-            let ((a, c), (b, d)) =
-                (turned(3.0, 4.0, angle), turned(-1.0, 2.0, f64::from(position as f32 * 0.01)));
+            let ((a, c), (b, d)) = (
+                turned(3.0, 4.0, angle),
+                turned(-1.0, 2.0, f64::from(position as f32 * 0.01)),
+            );
             for (found, expected) in head.iter().zip([a, b, c, d, 7.0]) {
-                assert!((f64::from(*found) - expected).abs() < 2e-6, "{position}: {found}, {expected}");
+                assert!(
+                    (f64::from(*found) - expected).abs() < 2e-6,
+                    "{position}: {found}, {expected}"
+                );
             }
         }
     }
 
     #[test]
     fn long_texts_have_other_angles() {
-        let other = Lengths::Other { frequencies: vec![0.5, 0.25], positions: 8 };
+        let other = Lengths::Other {
+            frequencies: vec![0.5, 0.25],
+            positions: 8,
+        };
         let rotary = Rotary::new(settings(&[1.0, 0.01], other));
         assert_eq!(rotary.table(8).get().frequencies, [1.0, 0.01]);
         assert_eq!(rotary.table(9).get().frequencies, [0.5, 0.25]);
-        let growing = Lengths::Growing { factor: 2.0, positions: 8 };
+        let growing = Lengths::Growing {
+            factor: 2.0,
+            positions: 8,
+        };
         let rotary = Rotary::new(settings(&[1.0, 0.1, 0.01, 0.001], growing));
-        assert_eq!(rotary.table(8).get().frequencies, rotary.settings().frequencies);
+        assert_eq!(
+            rotary.table(8).get().frequencies,
+            rotary.settings().frequencies
+        );
         for tokens in [16, 12, 16, 9, 20, 32, 16] {
             // With a base of 10,000^(3/4) for eight rotated values, and the base's growth.
             let growth = (2.0 * tokens as f64 / 8.0 - 1.0).powf(8.0 / 6.0);
-            let expected = (0..4).map(|pair| 10_f64.powi(-pair) * growth.powf(-2.0 * f64::from(pair) / 8.0));
+            let expected =
+                (0..4).map(|pair| 10_f64.powi(-pair) * growth.powf(-2.0 * f64::from(pair) / 8.0));
             let table = rotary.table(tokens);
             for (found, expected) in table.get().frequencies.iter().zip(expected) {
-                assert!((f64::from(*found) / expected - 1.0).abs() < 1e-6, "{tokens}: {found}, {expected}");
+                assert!(
+                    (f64::from(*found) / expected - 1.0).abs() < 1e-6,
+                    "{tokens}: {found}, {expected}"
+                );
             }
         }
     }
@@ -225,7 +273,13 @@ mod tests {
             let rotary = Rotary::new(settings(&[1.0, 0.1, 0.01], Lengths::Alike));
             let table = rotary.table(tokens);
             (0..tokens).for_each(|position| table.get().rotate(&mut [1.0; 6], position));
-            let numbers: usize = table.get().blocks.iter().filter_map(OnceLock::get).map(Vec::len).sum();
+            let numbers: usize = table
+                .get()
+                .blocks
+                .iter()
+                .filter_map(OnceLock::get)
+                .map(Vec::len)
+                .sum();
             assert_eq!(rotary.bytes(tokens), numbers * size_of::<f32>(), "{tokens}");
         }
     }

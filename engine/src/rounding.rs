@@ -79,22 +79,41 @@ impl Moments {
         let count = rows.len() / inputs;
         let mut sums = vec![0.0_f64; inputs];
         for row in rows.chunks_exact(inputs) {
-            sums.iter_mut().zip(row).for_each(|(sum, value)| *sum += f64::from(*value));
+            sums.iter_mut()
+                .zip(row)
+                .for_each(|(sum, value)| *sum += f64::from(*value));
         }
-        let means: Vec<f32> = sums.into_iter().map(|sum| (sum / count.max(1) as f64) as f32).collect();
+        let means: Vec<f32> = sums
+            .into_iter()
+            .map(|sum| (sum / count.max(1) as f64) as f32)
+            .collect();
         for row in rows.chunks_exact_mut(inputs) {
-            row.iter_mut().zip(&means).for_each(|(value, mean)| *value -= mean);
+            row.iter_mut()
+                .zip(&means)
+                .for_each(|(value, mean)| *value -= mean);
         }
-        let columns: Vec<f32> =
-            (0..inputs).flat_map(|column| rows.iter().skip(column).step_by(inputs).copied()).collect();
-        Self { means, covariances: multiply(&columns, count, rows.into()) }
+        let columns: Vec<f32> = (0..inputs)
+            .flat_map(|column| rows.iter().skip(column).step_by(inputs).copied())
+            .collect();
+        Self {
+            means,
+            covariances: multiply(&columns, count, rows.into()),
+        }
     }
 }
 
 /// Rounds weights for inputs with these moments.
 pub fn round(weights: Weights<'_>, moments: Moments) -> Rounded {
-    let Weights { values, inputs, block, permitted } = weights;
-    let Moments { means, mut covariances } = moments;
+    let Weights {
+        values,
+        inputs,
+        block,
+        permitted,
+    } = weights;
+    let Moments {
+        means,
+        mut covariances,
+    } = moments;
     let diagonal = || (0..inputs).map(|input| input * (inputs + 1));
     let damping = DAMPING * diagonal().map(|place| covariances[place]).sum::<f32>() / inputs as f32;
     diagonal().for_each(|place| covariances[place] += damping);
@@ -102,41 +121,81 @@ pub fn round(weights: Weights<'_>, moments: Moments) -> Rounded {
     let covariances = Array::from(covariances);
     // Any scale represents zeros.
     let positive = |scale| if scale > 0.0 { scale } else { 1.0 };
-    let scales: Vec<f32> =
-        values.chunks_exact(block).map(|block| positive(scale(block, permitted))).collect();
-    let steps: Vec<f32> = scales.iter().flat_map(|scale| std::iter::repeat_n(*scale, block)).collect();
-    let mut integers: Vec<f32> =
-        values.iter().zip(&steps).map(|(weight, step)| nearest(weight / step)).collect();
+    let scales: Vec<f32> = values
+        .chunks_exact(block)
+        .map(|block| positive(scale(block, permitted)))
+        .collect();
+    let steps: Vec<f32> = scales
+        .iter()
+        .flat_map(|scale| std::iter::repeat_n(*scale, block))
+        .collect();
+    let mut integers: Vec<f32> = values
+        .iter()
+        .zip(&steps)
+        .map(|(weight, step)| nearest(weight / step))
+        .collect();
     limit_sums(&mut integers, values, &steps, permitted.max_sum());
     let errors = |integers: &[f32]| -> Vec<f32> {
-        let stored = integers.iter().zip(&steps).map(|(integer, step)| integer * step);
-        values.iter().zip(stored).map(|(weight, stored)| weight - stored).collect()
+        let stored = integers
+            .iter()
+            .zip(&steps)
+            .map(|(integer, step)| integer * step);
+        values
+            .iter()
+            .zip(stored)
+            .map(|(weight, stored)| weight - stored)
+            .collect()
     };
     let mut gradients = multiply(&errors(&integers), inputs, covariances.clone());
     // Inputs with the largest variances first: what their weights cannot make up for, later ones can.
     let mut order: Vec<usize> = (0..inputs).collect();
     order.sort_by(|a, b| variances[*b].total_cmp(&variances[*a]));
     let size = inputs * rows_per_thread(values.len() / inputs, inputs * inputs);
-    let parts = integers.chunks_mut(size).zip(gradients.chunks_mut(size)).zip(steps.chunks(size));
+    let parts = integers
+        .chunks_mut(size)
+        .zip(gradients.chunks_mut(size))
+        .zip(steps.chunks(size));
     each(parts, |((integers, gradients), steps)| {
-        let rows = integers.chunks_exact_mut(inputs).zip(gradients.chunks_exact_mut(inputs));
+        let rows = integers
+            .chunks_exact_mut(inputs)
+            .zip(gradients.chunks_exact_mut(inputs));
         for ((integers, gradients), steps) in rows.zip(steps.chunks_exact(inputs)) {
             let max_sum = permitted.max_sum();
-            let row = Row { max_sum, integers, gradients, steps, covariances: &covariances, order: &order };
+            let row = Row {
+                max_sum,
+                integers,
+                gradients,
+                steps,
+                covariances: &covariances,
+                order: &order,
+            };
             InstructionSet::current().call(row);
         }
     });
     let mean_error = |errors: &[f32]| {
-        errors.iter().zip(&means).map(|(error, mean)| f64::from(error * mean)).sum::<f64>() as f32
+        errors
+            .iter()
+            .zip(&means)
+            .map(|(error, mean)| f64::from(error * mean))
+            .sum::<f64>() as f32
     };
-    let offsets = errors(&integers).chunks_exact(inputs).map(mean_error).collect();
-    Rounded { integers: integers.into_iter().map(|integer| integer as i8).collect(), scales, offsets }
+    let offsets = errors(&integers)
+        .chunks_exact(inputs)
+        .map(mean_error)
+        .collect();
+    Rounded {
+        integers: integers.into_iter().map(|integer| integer as i8).collect(),
+        scales,
+        offsets,
+    }
 }
 
 /// The smallest scale of a block's weights with which neither an integer nor a quad's sum is too large; 0 for zeros. A
 /// smaller one would lose more by the few weights that it limits than it gains for all others.
 pub fn scale(weights: &[f32], permitted: Permitted) -> f32 {
-    let largest = weights.iter().fold(0.0_f32, |most, weight| most.max(weight.abs()));
+    let largest = weights
+        .iter()
+        .fold(0.0_f32, |most, weight| most.max(weight.abs()));
     let sums = quads(weights.len()).flat_map(|quad| sums(quad.map(|input| weights[input])));
     (largest / MAX_INTEGER).max(sums.fold(0.0, f32::max) / permitted.max_sum())
 }
@@ -152,24 +211,40 @@ fn quad(input: usize) -> [usize; 4] {
 
 /// All quads.
 fn quads(inputs: usize) -> impl Iterator<Item = [usize; 4]> {
-    (0..inputs).filter(|input| input & WITHIN_QUAD == 0).map(quad)
+    (0..inputs)
+        .filter(|input| input & WITHIN_QUAD == 0)
+        .map(quad)
 }
 
 /// A quad's positive and negative sum, in magnitude.
 fn sums(quad: [f32; 4]) -> [f32; 2] {
-    quad.iter()
-        .fold([0.0; 2], |[positive, negative], value| [positive + value.max(0.0), negative - value.min(0.0)])
+    quad.iter().fold([0.0; 2], |[positive, negative], value| {
+        [positive + value.max(0.0), negative - value.min(0.0)]
+    })
 }
 
 /// Multiplies a row-major matrix, `width` values per row, by a row-major matrix with `width` rows.
 fn multiply(rows: &[f32], width: usize, weights: Array<f32>) -> Vec<f32> {
     let outputs = weights.len() / width.max(1);
-    let layer = Dense { outputs, weights, bias: None };
+    let layer = Dense {
+        outputs,
+        weights,
+        bias: None,
+    };
     let count = rows.len() / width.max(1);
     let mut out = vec![0.0; count * outputs];
     let part = rows_per_thread(count, width * outputs);
-    let parts = rows.chunks(part * width.max(1)).zip(out.chunks_mut(part * outputs.max(1)));
-    each(parts, |(rows, out)| InstructionSet::current().call(Multiply { rows, width, layer: &layer, out }));
+    let parts = rows
+        .chunks(part * width.max(1))
+        .zip(out.chunks_mut(part * outputs.max(1)));
+    each(parts, |(rows, out)| {
+        InstructionSet::current().call(Multiply {
+            rows,
+            width,
+            layer: &layer,
+            out,
+        })
+    });
     out
 }
 
@@ -185,7 +260,12 @@ impl KernelFn for Multiply<'_> {
 
     #[inline(always)]
     fn call<K: Kernel>(self, kernel: K) {
-        let Self { rows, width, layer, out } = self;
+        let Self {
+            rows,
+            width,
+            layer,
+            out,
+        } = self;
         dense(kernel, rows, width, layer, out);
     }
 }
@@ -223,14 +303,22 @@ impl KernelFn for Row<'_> {
 
     #[inline(always)]
     fn call<K: Kernel>(self, kernel: K) {
-        let Self { max_sum, integers, gradients, steps, covariances, order } = self;
+        let Self {
+            max_sum,
+            integers,
+            gradients,
+            steps,
+            covariances,
+            order,
+        } = self;
         let inputs = integers.len();
         for _ in 0..PASSES {
             let mut is_changed = false;
             for &input in order {
                 let covariances = &covariances[input * inputs..(input + 1) * inputs];
                 let step = steps[input] * covariances[input];
-                let others = quad(input).map(|other| if other == input { 0.0 } else { integers[other] });
+                let others =
+                    quad(input).map(|other| if other == input { 0.0 } else { integers[other] });
                 let [most, least] = sums(others).map(|sum| max_sum - sum);
                 let best = nearest(integers[input] + gradients[input] / step).clamp(-least, most);
                 // A constant column has no step.
@@ -239,9 +327,14 @@ impl KernelFn for Row<'_> {
                 }
                 let change = kernel.splat((integers[input] - best) * steps[input]);
                 (integers[input], is_changed) = (best, true);
-                let lanes = gradients.as_chunks_mut::<LANES>().0.iter_mut().zip(covariances.as_chunks().0);
+                let lanes = gradients
+                    .as_chunks_mut::<LANES>()
+                    .0
+                    .iter_mut()
+                    .zip(covariances.as_chunks().0);
                 for (gradients, covariances) in lanes {
-                    let moved = kernel.mul_add(change, kernel.load(covariances), kernel.load(gradients));
+                    let moved =
+                        kernel.mul_add(change, kernel.load(covariances), kernel.load(gradients));
                     kernel.store(moved, gradients);
                 }
             }
@@ -259,10 +352,19 @@ fn nearest(value: f32) -> f32 {
 /// Makes integers smaller in magnitude in quads whose sum is too large: one at a time, that which exceeds its weight most.
 fn limit_sums(integers: &mut [f32], weights: &[f32], steps: &[f32], max_sum: f32) {
     for (quad, sign) in quads(integers.len()).flat_map(|quad| [(quad, 1.0), (quad, -1.0)]) {
-        while quad.iter().map(|input| (sign * integers[*input]).max(0.0)).sum::<f32>() > max_sum {
+        while quad
+            .iter()
+            .map(|input| (sign * integers[*input]).max(0.0))
+            .sum::<f32>()
+            > max_sum
+        {
             let excess = |input: usize| sign * (integers[input] - weights[input] / steps[input]);
-            let of_sign = quad.into_iter().filter(|input| sign * integers[*input] > 0.0);
-            let Some(input) = of_sign.max_by(|a, b| excess(*a).total_cmp(&excess(*b))) else { break };
+            let of_sign = quad
+                .into_iter()
+                .filter(|input| sign * integers[*input] > 0.0);
+            let Some(input) = of_sign.max_by(|a, b| excess(*a).total_cmp(&excess(*b))) else {
+                break;
+            };
             integers[input] -= sign;
         }
     }
@@ -282,16 +384,29 @@ mod tests {
 
     /// Squared output error over the rows.
     fn error(rows: &[f32], weights: &[f32], rounded: &Rounded, block: usize) -> f64 {
-        let Rounded { integers, scales, offsets } = rounded;
+        let Rounded {
+            integers,
+            scales,
+            offsets,
+        } = rounded;
         let errors: Vec<f32> = (0..weights.len())
             .map(|place| weights[place] - f32::from(integers[place]) * scales[place / block])
             .collect();
         let square = |row: &[f32], (errors, offset): (&[f32], &f32)| {
-            let error = row.iter().zip(errors).map(|(value, error)| f64::from(value * error)).sum::<f64>();
+            let error = row
+                .iter()
+                .zip(errors)
+                .map(|(value, error)| f64::from(value * error))
+                .sum::<f64>();
             (error - f64::from(*offset)).powi(2)
         };
-        let outputs =
-            |row| errors.chunks_exact(INPUTS).zip(offsets).map(move |it| square(row, it)).sum::<f64>();
+        let outputs = |row| {
+            errors
+                .chunks_exact(INPUTS)
+                .zip(offsets)
+                .map(move |it| square(row, it))
+                .sum::<f64>()
+        };
         rows.chunks_exact(INPUTS).map(outputs).sum()
     }
 
@@ -303,22 +418,40 @@ mod tests {
         let weights = numbers(3, OUTPUTS * INPUTS);
         for block in [INPUTS, INPUTS / 3] {
             let round = |permitted| {
-                let layer = Weights { values: &weights, inputs: INPUTS, block, permitted };
+                let layer = Weights {
+                    values: &weights,
+                    inputs: INPUTS,
+                    block,
+                    permitted,
+                };
                 round(layer, Moments::new(rows.clone(), INPUTS))
             };
             let rounded = round(Permitted::SmallQuads);
-            let nearest =
-                |(place, weight): (usize, &f32)| nearest(weight / rounded.scales[place / block]) as i8;
+            let nearest = |(place, weight): (usize, &f32)| {
+                nearest(weight / rounded.scales[place / block]) as i8
+            };
             let nearest = weights.iter().enumerate().map(nearest).collect();
-            let plain = Rounded { integers: nearest, offsets: vec![0.0; OUTPUTS], ..rounded.clone() };
-            let without_offsets = Rounded { offsets: vec![0.0; OUTPUTS], ..rounded.clone() };
+            let plain = Rounded {
+                integers: nearest,
+                offsets: vec![0.0; OUTPUTS],
+                ..rounded.clone()
+            };
+            let without_offsets = Rounded {
+                offsets: vec![0.0; OUTPUTS],
+                ..rounded.clone()
+            };
             let [plain, without_offsets, after] =
                 [&plain, &without_offsets, &rounded].map(|it| error(&rows, &weights, it, block));
             assert!(
                 after < plain / 4.0 && after < without_offsets,
                 "{block}: {after}, {plain}, {without_offsets}"
             );
-            assert!(rounded.integers.iter().all(|integer| f32::from(*integer).abs() <= MAX_INTEGER));
+            assert!(
+                rounded
+                    .integers
+                    .iter()
+                    .all(|integer| f32::from(*integer).abs() <= MAX_INTEGER)
+            );
             let sums = quads(rounded.integers.len())
                 .flat_map(|quad| sums(quad.map(|place| f32::from(rounded.integers[place]))));
             assert!(sums.fold(0.0, f32::max) <= Permitted::SmallQuads.max_sum());
@@ -332,17 +465,30 @@ mod tests {
     fn weights_are_rounded_to_the_nearest_integer_without_inputs() {
         let weights = numbers(4, OUTPUTS * INPUTS);
         let permitted = Permitted::SmallQuads;
-        let layer = Weights { values: &weights, inputs: INPUTS, block: INPUTS, permitted };
-        let Rounded { integers, scales, offsets } = round(layer, Moments::new(vec![0.0; 9 * INPUTS], INPUTS));
+        let layer = Weights {
+            values: &weights,
+            inputs: INPUTS,
+            block: INPUTS,
+            permitted,
+        };
+        let Rounded {
+            integers,
+            scales,
+            offsets,
+        } = round(layer, Moments::new(vec![0.0; 9 * INPUTS], INPUTS));
         assert_eq!(offsets, [0.0; OUTPUTS]);
         for (place, (weight, integer)) in weights.iter().zip(integers).enumerate() {
             let nearest = nearest(weight / scales[place / INPUTS]);
             // Except some of the largest quad, if they are rounded up.
-            let is_in_large_quad = sums(quad(place).map(|place| weights[place] / scales[place / INPUTS]))
-                .iter()
-                .any(|sum| *sum > permitted.max_sum() - 2.0);
+            let is_in_large_quad =
+                sums(quad(place).map(|place| weights[place] / scales[place / INPUTS]))
+                    .iter()
+                    .any(|sum| *sum > permitted.max_sum() - 2.0);
             let distance = if is_in_large_quad { 1.0 } else { 0.0 };
-            assert!((f32::from(integer) - nearest).abs() <= distance, "{integer}, {nearest}");
+            assert!(
+                (f32::from(integer) - nearest).abs() <= distance,
+                "{integer}, {nearest}"
+            );
         }
     }
 
@@ -356,9 +502,19 @@ mod tests {
             // Neighbours that are not in one quad.
             ([0.0, 1.0, 1.0, 0.0, -1.0, 0.0, 0.0, -1.0], 1.0 / 127.0),
         ] {
-            assert_eq!(scale(&weights, Permitted::SmallQuads), expected, "{weights:?}");
-            let largest = weights.iter().fold(0.0_f32, |most, weight| most.max(weight.abs()));
-            assert_eq!(scale(&weights, Permitted::Any), largest / 127.0, "{weights:?}");
+            assert_eq!(
+                scale(&weights, Permitted::SmallQuads),
+                expected,
+                "{weights:?}"
+            );
+            let largest = weights
+                .iter()
+                .fold(0.0_f32, |most, weight| most.max(weight.abs()));
+            assert_eq!(
+                scale(&weights, Permitted::Any),
+                largest / 127.0,
+                "{weights:?}"
+            );
         }
     }
 
@@ -388,7 +544,9 @@ mod tests {
         for (left, right) in [(0, 0), (3, 40), (47, 2)] {
             let [first, second] = [left, right].map(|at| column(at).sum::<f32>() / 7.0);
             assert!((means[left] - first).abs() < 1e-6);
-            let products = column(left).zip(column(right)).map(|(a, b)| (a - first) * (b - second));
+            let products = column(left)
+                .zip(column(right))
+                .map(|(a, b)| (a - first) * (b - second));
             assert!((covariances[left * INPUTS + right] - products.sum::<f32>()).abs() < 1e-5);
         }
     }

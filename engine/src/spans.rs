@@ -54,7 +54,12 @@ impl SpanHead {
     /// Writes a text's scores by word and label.
     #[inline(always)]
     pub(crate) fn score<K: Kernel>(&self, kernel: K, buffers: &mut Spans, out: &mut Vec<f32>) {
-        let Spans { words, hidden, outputs, .. } = buffers;
+        let Spans {
+            words,
+            hidden,
+            outputs,
+            ..
+        } = buffers;
         for layer in &self.layers {
             layer.recur(kernel, words, hidden, outputs);
             std::mem::swap(words, outputs);
@@ -74,7 +79,12 @@ impl SpanScorer {
     fn score<K: Kernel>(&self, kernel: K, width: usize, buffers: &mut Spans, out: &mut Vec<f32>) {
         let (count, has_spans) = match &self.labels {
             LabelLayers::Plain([first, second]) => {
-                let Spans { labels, hidden, outputs, .. } = &mut *buffers;
+                let Spans {
+                    labels,
+                    hidden,
+                    outputs,
+                    ..
+                } = &mut *buffers;
                 two_layers(kernel, [first, second], labels, (width, hidden), outputs);
                 (buffers.labels.len() / width, true)
             }
@@ -96,10 +106,17 @@ impl SpanScorer {
 
     /// Replaces the scores of missing instances and of class labels, in `count` rows of spans per word.
     fn complete(&self, buffers: &Spans, count: usize, out: &mut [f32]) {
-        let Spans { kinds, instances, classes, .. } = buffers;
+        let Spans {
+            kinds,
+            instances,
+            classes,
+            ..
+        } = buffers;
         for word in out.chunks_exact_mut((count * self.longest).max(1)) {
             let labels = kinds.iter().zip(instances).zip(classes).cycle();
-            for (row, (scores, label)) in word.chunks_exact_mut(self.longest).zip(labels).enumerate() {
+            for (row, (scores, label)) in
+                word.chunks_exact_mut(self.longest).zip(labels).enumerate()
+            {
                 let (((kind, _), instances), class) = label;
                 match kind {
                     LabelKind::Class => scores.fill(*class),
@@ -112,9 +129,24 @@ impl SpanScorer {
 
     /// Writes scores for rows of label vectors after their layers, which are in `outputs`.
     #[inline(always)]
-    fn score_rows<K: Kernel>(&self, kernel: K, width: usize, buffers: &mut Spans, out: &mut Vec<f32>) {
+    fn score_rows<K: Kernel>(
+        &self,
+        kernel: K,
+        width: usize,
+        buffers: &mut Spans,
+        out: &mut Vec<f32>,
+    ) {
         let count = buffers.outputs.len() / width;
-        let Spans { words, hidden, outputs, starts, ends, panels, biases, .. } = buffers;
+        let Spans {
+            words,
+            hidden,
+            outputs,
+            starts,
+            ends,
+            panels,
+            biases,
+            ..
+        } = buffers;
         let [columns, bias] = &self.factors;
         apply(kernel, bias, outputs, width, biases);
         apply(kernel, columns, outputs, width, hidden);
@@ -122,7 +154,13 @@ impl SpanScorer {
         pack(hidden, wide, panels);
         for (side, part) in self.sides.iter().zip([&mut *starts, &mut *ends]) {
             let [first, second, last] = side;
-            two_layers(kernel, [first, second], words, (width, &mut *hidden), outputs);
+            two_layers(
+                kernel,
+                [first, second],
+                words,
+                (width, &mut *hidden),
+                outputs,
+            );
             outputs.iter_mut().for_each(positive);
             apply(kernel, last, outputs, width, part);
         }
@@ -130,7 +168,13 @@ impl SpanScorer {
         out.resize(words.len() / width * count * self.longest, 0.0);
         let rows = out.chunks_exact_mut((count * self.longest).max(1));
         for (word, (start, out)) in starts.chunks_exact(wide).zip(rows).enumerate() {
-            self.score_word(kernel, (word, start), (&ends[..], &panels[..], &biases[..]), hidden, out);
+            self.score_word(
+                kernel,
+                (word, start),
+                (&ends[..], &panels[..], &biases[..]),
+                hidden,
+                out,
+            );
         }
     }
 
@@ -154,10 +198,23 @@ impl SpanScorer {
         let mut sums: [[Lanes; 2]; MAX_ROWS] = [[[0.0; LANES]; 2]; MAX_ROWS];
         for (rows, first_length) in spans.chunks(MAX_ROWS * wide).zip((0..).step_by(MAX_ROWS)) {
             let sums = &mut sums[..rows.len() / wide];
-            let labels = panels.chunks_exact(COLUMNS * wide).zip((0..).step_by(COLUMNS));
+            let labels = panels
+                .chunks_exact(COLUMNS * wide)
+                .zip((0..).step_by(COLUMNS));
             for (panel, first_label) in labels {
-                let columns = Rows { values: panel, stride: COLUMNS };
-                kernel.product(wide, Rows { values: rows, stride: wide }, columns, sums);
+                let columns = Rows {
+                    values: panel,
+                    stride: COLUMNS,
+                };
+                kernel.product(
+                    wide,
+                    Rows {
+                        values: rows,
+                        stride: wide,
+                    },
+                    columns,
+                    sums,
+                );
                 let labels = biases.iter().enumerate().skip(first_label).take(COLUMNS);
                 for (label, bias) in labels {
                     for (length, sums) in sums.iter().enumerate() {
@@ -181,14 +238,24 @@ impl Lstm {
         out.clear();
         out.resize(count * width, 0.0);
         let padded = half.next_multiple_of(LANES);
-        let (mut state, mut cells, mut sums) = (vec![0.0; half], vec![0.0; half], vec![0.0; 4 * padded]);
+        let (mut state, mut cells, mut sums) =
+            (vec![0.0; half], vec![0.0; half], vec![0.0; 4 * padded]);
         for direction in 0..2 {
             state.fill(0.0);
             cells.fill(0.0);
             for step in 0..count {
-                let word = if direction == 0 { step } else { count - 1 - step };
+                let word = if direction == 0 {
+                    step
+                } else {
+                    count - 1 - step
+                };
                 let gates = &gates[(2 * word + direction) * 4 * half..][..4 * half];
-                self.step(kernel, direction, (gates, &mut state, &mut cells), &mut sums);
+                self.step(
+                    kernel,
+                    direction,
+                    (gates, &mut state, &mut cells),
+                    &mut sums,
+                );
                 out[word * width + direction * half..][..half].copy_from_slice(&state);
             }
         }
@@ -207,8 +274,19 @@ impl Lstm {
         let states = &self.states[direction * half * 4 * half..];
         let mut products = [[[0.0; LANES]; 2]];
         for column in (0..4 * half).step_by(COLUMNS) {
-            let part = Rows { values: &states[column..], stride: 4 * half };
-            kernel.product(half, Rows { values: state, stride: half }, part, &mut products);
+            let part = Rows {
+                values: &states[column..],
+                stride: 4 * half,
+            };
+            kernel.product(
+                half,
+                Rows {
+                    values: state,
+                    stride: half,
+                },
+                part,
+                &mut products,
+            );
             let products = products.as_flattened().as_flattened();
             for (at, (product, gate)) in (column..).zip(products.iter().zip(&gates[column..])) {
                 sums[at / half * padded + at % half] = product + gate;
@@ -233,13 +311,22 @@ impl Lstm {
 #[inline(always)]
 pub(crate) fn tanh<K: Kernel>(kernel: K, values: &mut [f32]) {
     for lanes in values.as_chunks_mut::<LANES>().0 {
-        kernel.store(activate(kernel, Activation::Tanh, kernel.load(lanes)), lanes);
+        kernel.store(
+            activate(kernel, Activation::Tanh, kernel.load(lanes)),
+            lanes,
+        );
     }
 }
 
 /// Applies a layer to rows with `width` numbers each.
 #[inline(always)]
-pub(crate) fn apply<K: Kernel>(kernel: K, layer: &Dense, input: &[f32], width: usize, out: &mut Vec<f32>) {
+pub(crate) fn apply<K: Kernel>(
+    kernel: K,
+    layer: &Dense,
+    input: &[f32],
+    width: usize,
+    out: &mut Vec<f32>,
+) {
     out.resize(input.len() / width * layer.outputs, 0.0);
     dense(kernel, input, width, layer, out);
 }
@@ -253,7 +340,13 @@ fn score_labels<K: Kernel>(
     buffers: &mut Spans,
     out: &mut Vec<f32>,
 ) {
-    let Spans { words, labels, hidden, outputs, .. } = buffers;
+    let Spans {
+        words,
+        labels,
+        hidden,
+        outputs,
+        ..
+    } = buffers;
     two_layers(kernel, [first, second], labels, (width, hidden), outputs);
     out.clear();
     for _ in words.chunks_exact(width) {
@@ -286,7 +379,10 @@ pub(crate) fn two_layers_with_gelu<K: Kernel>(
 ) {
     apply(kernel, first, input, width, hidden);
     for lanes in hidden.as_chunks_mut::<LANES>().0 {
-        kernel.store(activate(kernel, Activation::Gelu, kernel.load(lanes)), lanes);
+        kernel.store(
+            activate(kernel, Activation::Gelu, kernel.load(lanes)),
+            lanes,
+        );
     }
     apply(kernel, second, hidden, first.outputs, out);
 }
@@ -302,7 +398,10 @@ pub(crate) fn positive(value: &mut f32) {
 fn pack(rows: &[f32], width: usize, panels: &mut Vec<f32>) {
     panels.clear();
     panels.resize((rows.len() / width).next_multiple_of(COLUMNS) * width, 0.0);
-    for (rows, panel) in rows.chunks(COLUMNS * width).zip(panels.chunks_exact_mut(COLUMNS * width)) {
+    for (rows, panel) in rows
+        .chunks(COLUMNS * width)
+        .zip(panels.chunks_exact_mut(COLUMNS * width))
+    {
         for (column, row) in rows.chunks_exact(width).enumerate() {
             for (value, out) in row.iter().zip(panel.as_chunks_mut::<COLUMNS>().0) {
                 out[column] = *value;

@@ -15,8 +15,21 @@ const EPSILON: f32 = 1e-8;
 impl TextScorer {
     /// Writes a text's scores by label.
     #[inline(always)]
-    pub(crate) fn score<K: Kernel>(&self, kernel: K, width: usize, buffers: &mut Spans, out: &mut Vec<f32>) {
-        let Spans { words, tokens, labels, hidden, outputs, .. } = buffers;
+    pub(crate) fn score<K: Kernel>(
+        &self,
+        kernel: K,
+        width: usize,
+        buffers: &mut Spans,
+        out: &mut Vec<f32>,
+    ) {
+        let Spans {
+            words,
+            tokens,
+            labels,
+            hidden,
+            outputs,
+            ..
+        } = buffers;
         if self.is_mean {
             let count = (*tokens).max(1) as f32;
             words.iter_mut().for_each(|value| *value /= count);
@@ -48,7 +61,16 @@ impl PairLayers {
     /// Writes texts' scores by label.
     #[inline(always)]
     fn score<K: Kernel>(&self, kernel: K, width: usize, buffers: &mut Spans, out: &mut Vec<f32>) {
-        let Spans { words, labels, hidden, outputs, starts, ends, biases, .. } = buffers;
+        let Spans {
+            words,
+            labels,
+            hidden,
+            outputs,
+            starts,
+            ends,
+            biases,
+            ..
+        } = buffers;
         apply(kernel, &self.text, words, width, starts);
         apply(kernel, &self.label, labels, width, ends);
         let wide = self.text.outputs;
@@ -62,7 +84,11 @@ impl PairLayers {
             apply(kernel, &self.middle, hidden, wide, outputs);
             outputs.iter_mut().for_each(positive);
             apply(kernel, &self.last, outputs, self.middle.outputs, biases);
-            out.extend(biases.chunks_exact(self.last.outputs).map(|scores| scores[0]));
+            out.extend(
+                biases
+                    .chunks_exact(self.last.outputs)
+                    .map(|scores| scores[0]),
+            );
         }
     }
 }
@@ -77,7 +103,12 @@ fn normalize(row: &mut [f32]) {
 #[inline(always)]
 fn dot(left: &[f32], right: &[f32]) -> f32 {
     let mut sums = [0.0; LANES];
-    for (left, right) in left.as_chunks::<LANES>().0.iter().zip(right.as_chunks::<LANES>().0) {
+    for (left, right) in left
+        .as_chunks::<LANES>()
+        .0
+        .iter()
+        .zip(right.as_chunks::<LANES>().0)
+    {
         for ((sum, left), right) in sums.iter_mut().zip(left).zip(right) {
             *sum += left * right;
         }
@@ -104,7 +135,12 @@ mod tests {
         #[inline(always)]
         fn call<K: Kernel>(self, kernel: K) -> Vec<f32> {
             let [words, labels] = self.1.map(<[f32]>::to_vec);
-            let mut buffers = Spans { words, labels, tokens: self.2, ..Spans::default() };
+            let mut buffers = Spans {
+                words,
+                labels,
+                tokens: self.2,
+                ..Spans::default()
+            };
             let mut out = Vec::new();
             self.0.score(kernel, WIDTH, &mut buffers, &mut out);
             out
@@ -113,24 +149,41 @@ mod tests {
 
     /// Numbers from -0.5 to 0.5.
     fn numbers(count: usize, seed: usize) -> Vec<f32> {
-        (0..count).map(|at| ((at + seed) * 7919 % 1000) as f32 / 1000.0 - 0.5).collect()
+        (0..count)
+            .map(|at| ((at + seed) * 7919 % 1000) as f32 / 1000.0 - 0.5)
+            .collect()
     }
 
     fn layer([inputs, outputs]: [usize; 2], seed: usize, has_bias: bool) -> Dense {
         let bias = has_bias.then(|| numbers(outputs, seed + 1).into());
-        Dense { outputs, weights: numbers(inputs * outputs, seed).into(), bias }
+        Dense {
+            outputs,
+            weights: numbers(inputs * outputs, seed).into(),
+            bias,
+        }
     }
 
     fn layers(seed: usize) -> [Dense; 2] {
-        [layer([WIDTH, HIDDEN], seed, true), layer([HIDDEN, WIDTH], seed + 5, true)]
+        [
+            layer([WIDTH, HIDDEN], seed, true),
+            layer([HIDDEN, WIDTH], seed + 5, true),
+        ]
     }
 
     fn products() -> PairScorer {
         let (own, wide) = ([WIDTH; 2], [WIDTH, 4 * WIDTH]);
         PairScorer::Products(Box::new(WordScorer {
             count: 1,
-            words: [layer(own, 1, true), layer(wide, 20, true), layer(own, 3, true)],
-            labels: [layer(own, 40, true), layer(wide, 5, false), layer(own, 6, true)],
+            words: [
+                layer(own, 1, true),
+                layer(wide, 20, true),
+                layer(own, 3, true),
+            ],
+            labels: [
+                layer(own, 40, true),
+                layer(wide, 5, false),
+                layer(own, 6, true),
+            ],
             products: layer(wide, 70, false),
             scores: layer([4 * WIDTH, COLUMNS], 8, true),
         }))
@@ -148,14 +201,23 @@ mod tests {
     fn applied(layer: &Dense, input: &[f64]) -> Vec<f64> {
         let output = |column: usize| {
             let weights = layer.weights[column..].iter().step_by(layer.outputs);
-            let sum: f64 = input.iter().zip(weights).map(|(input, weight)| input * f64::from(*weight)).sum();
-            sum + layer.bias.as_ref().map_or(0.0, |bias| f64::from(bias[column]))
+            let sum: f64 = input
+                .iter()
+                .zip(weights)
+                .map(|(input, weight)| input * f64::from(*weight))
+                .sum();
+            sum + layer
+                .bias
+                .as_ref()
+                .map_or(0.0, |bias| f64::from(bias[column]))
         };
         (0..layer.outputs).map(output).collect()
     }
 
     fn sums(parts: &[Vec<f64>]) -> Vec<f64> {
-        (0..parts[0].len()).map(|at| parts.iter().map(|part| part[at]).sum()).collect()
+        (0..parts[0].len())
+            .map(|at| parts.iter().map(|part| part[at]).sum())
+            .collect()
     }
 
     fn positives(values: Vec<f64>) -> Vec<f64> {
@@ -166,7 +228,13 @@ mod tests {
     fn gelu(x: f64) -> f64 {
         let z = x.abs() / 2_f64.sqrt();
         let t = 1.0 / (1.0 + 0.327_591_1 * z);
-        let terms = [1.061_405_429, -1.453_152_027, 1.421_413_741, -0.284_496_736, 0.254_829_592];
+        let terms = [
+            1.061_405_429,
+            -1.453_152_027,
+            1.421_413_741,
+            -0.284_496_736,
+            0.254_829_592,
+        ];
         let erf = 1.0 - terms.iter().fold(0.0, |sum, term| (sum + term) * t) * (-z * z).exp();
         0.5 * x * (1.0 + erf.copysign(x))
     }
@@ -175,17 +243,33 @@ mod tests {
         let hidden: Vec<f64> = applied(&layers[0], row).into_iter().map(gelu).collect();
         let vector = applied(&layers[1], &hidden);
         let length = vector.iter().map(|value| value * value).sum::<f64>().sqrt();
-        vector.iter().map(|value| if is_normalized { value / length } else { *value }).collect()
+        vector
+            .iter()
+            .map(|value| {
+                if is_normalized {
+                    value / length
+                } else {
+                    *value
+                }
+            })
+            .collect()
     }
 
     fn paired(pairs: &PairScorer, text: &[f64], label: &[f64]) -> f64 {
         match pairs {
-            PairScorer::Dot => text.iter().zip(label).map(|(text, label)| text * label).sum(),
+            PairScorer::Dot => text
+                .iter()
+                .zip(label)
+                .map(|(text, label)| text * label)
+                .sum(),
             PairScorer::Products(scorer) => {
                 let factors = applied(&scorer.words[2], text);
                 let others = applied(&scorer.labels[2], label);
-                let products: Vec<f64> =
-                    factors.iter().zip(others).map(|(text, label)| text * label).collect();
+                let products: Vec<f64> = factors
+                    .iter()
+                    .zip(others)
+                    .map(|(text, label)| text * label)
+                    .collect();
                 let parts = [
                     applied(&scorer.words[1], &applied(&scorer.words[0], text)),
                     applied(&scorer.labels[1], &applied(&scorer.labels[0], label)),
@@ -209,7 +293,13 @@ mod tests {
             (true, None, products()),
             (false, Some(0.5), side_by_side()),
         ] {
-            let scorer = TextScorer { is_mean, text: layers(90), label: layers(95), scale, pairs };
+            let scorer = TextScorer {
+                is_mean,
+                text: layers(90),
+                label: layers(95),
+                scale,
+                pairs,
+            };
             for labels in [0, 1, 50] {
                 let (tokens, text, rows) = (7, numbers(WIDTH, 30), numbers(labels * WIDTH, 31));
                 let found = InstructionSet::available().map(|instructions| {
@@ -217,7 +307,9 @@ mod tests {
                 });
                 let found: Vec<Vec<f32>> = found.collect();
                 let exact = |row: &[f32], divisor: f64| -> Vec<f64> {
-                    row.iter().map(|value| f64::from(*value) / divisor).collect()
+                    row.iter()
+                        .map(|value| f64::from(*value) / divisor)
+                        .collect()
                 };
                 let divisor = if is_mean { tokens as f64 } else { 1.0 };
                 let text = projected(&scorer.text, &exact(&text, divisor), scale.is_some());
@@ -228,11 +320,19 @@ mod tests {
                 let expected: Vec<f64> = rows.chunks_exact(WIDTH).map(score).collect();
                 for found in &found {
                     assert_eq!(found.len(), labels);
-                    let differences =
-                        found.iter().zip(&expected).map(|(found, expected)| f64::from(*found) - expected);
-                    assert!(differences.map(f64::abs).fold(0.0, f64::max) < 1e-4, "{found:?} {expected:?}");
+                    let differences = found
+                        .iter()
+                        .zip(&expected)
+                        .map(|(found, expected)| f64::from(*found) - expected);
+                    assert!(
+                        differences.map(f64::abs).fold(0.0, f64::max) < 1e-4,
+                        "{found:?} {expected:?}"
+                    );
                 }
-                assert!(found.windows(2).all(|pair| pair[0] == pair[1]), "{labels} labels");
+                assert!(
+                    found.windows(2).all(|pair| pair[0] == pair[1]),
+                    "{labels} labels"
+                );
             }
         }
     }

@@ -15,8 +15,24 @@ const BLOCK: usize = 48;
 impl WordScorer {
     /// Writes a text's scores by word, label and kind.
     #[inline(always)]
-    pub(crate) fn score<K: Kernel>(&self, kernel: K, width: usize, buffers: &mut Spans, out: &mut Vec<f32>) {
-        let Spans { words, labels, hidden, outputs, starts, ends, panels, biases, .. } = buffers;
+    pub(crate) fn score<K: Kernel>(
+        &self,
+        kernel: K,
+        width: usize,
+        buffers: &mut Spans,
+        out: &mut Vec<f32>,
+    ) {
+        let Spans {
+            words,
+            labels,
+            hidden,
+            outputs,
+            starts,
+            ends,
+            panels,
+            biases,
+            ..
+        } = buffers;
         let [first, contribution, second] = &self.words;
         let (wide, kinds) = (contribution.outputs, self.count);
         apply(kernel, first, words, width, outputs);
@@ -32,11 +48,18 @@ impl WordScorer {
         let blocks = starts.chunks(BLOCK * wide).zip(ends.chunks(BLOCK * width));
         let scores = out.chunks_mut((BLOCK * count * kinds).max(1));
         for ((starts, factors), out) in blocks.zip(scores) {
-            let labels = panels.chunks_exact(wide).zip(outputs.chunks_exact(width)).enumerate();
+            let labels = panels
+                .chunks_exact(wide)
+                .zip(outputs.chunks_exact(width))
+                .enumerate();
             for (label, (contribution, label_factors)) in labels {
                 words.clear();
                 for word in factors.chunks_exact(width) {
-                    words.extend(word.iter().zip(label_factors).map(|(word, label)| word * label));
+                    words.extend(
+                        word.iter()
+                            .zip(label_factors)
+                            .map(|(word, label)| word * label),
+                    );
                 }
                 apply(kernel, &self.products, words, width, hidden);
                 for (sums, word) in hidden.chunks_exact_mut(wide).zip(starts.chunks_exact(wide)) {
@@ -74,7 +97,14 @@ mod tests {
         #[inline(always)]
         fn call<K: Kernel>(self, kernel: K) -> Vec<f32> {
             let [words, labels] = self.1.map(<[f32]>::to_vec);
-            let (mut buffers, mut out) = (Spans { words, labels, ..Spans::default() }, Vec::new());
+            let (mut buffers, mut out) = (
+                Spans {
+                    words,
+                    labels,
+                    ..Spans::default()
+                },
+                Vec::new(),
+            );
             self.0.score(kernel, WIDTH, &mut buffers, &mut out);
             out
         }
@@ -82,19 +112,32 @@ mod tests {
 
     /// Numbers from -0.5 to 0.5.
     fn numbers(count: usize, seed: usize) -> Vec<f32> {
-        (0..count).map(|at| ((at + seed) * 7919 % 1000) as f32 / 1000.0 - 0.5).collect()
+        (0..count)
+            .map(|at| ((at + seed) * 7919 % 1000) as f32 / 1000.0 - 0.5)
+            .collect()
     }
 
     fn layer(inputs: usize, outputs: usize, seed: usize, has_bias: bool) -> Dense {
         let bias = has_bias.then(|| numbers(outputs, seed + 1).into());
-        Dense { outputs, weights: numbers(inputs * outputs, seed).into(), bias }
+        Dense {
+            outputs,
+            weights: numbers(inputs * outputs, seed).into(),
+            bias,
+        }
     }
 
     fn apply(layer: &Dense, input: &[f64]) -> Vec<f64> {
         let output = |column: usize| {
             let weights = layer.weights[column..].iter().step_by(layer.outputs);
-            let sum: f64 = input.iter().zip(weights).map(|(input, weight)| input * f64::from(*weight)).sum();
-            sum + layer.bias.as_ref().map_or(0.0, |bias| f64::from(bias[column]))
+            let sum: f64 = input
+                .iter()
+                .zip(weights)
+                .map(|(input, weight)| input * f64::from(*weight))
+                .sum();
+            sum + layer
+                .bias
+                .as_ref()
+                .map_or(0.0, |bias| f64::from(bias[column]))
         };
         (0..layer.outputs).map(output).collect()
     }
@@ -103,7 +146,11 @@ mod tests {
     fn scores_are_those_of_plain_loops() {
         let scorer = WordScorer {
             count: WORD_SCORES,
-            words: [layer(WIDTH, WIDTH, 1, true), layer(WIDTH, WIDE, 20, true), layer(WIDTH, WIDTH, 3, true)],
+            words: [
+                layer(WIDTH, WIDTH, 1, true),
+                layer(WIDTH, WIDE, 20, true),
+                layer(WIDTH, WIDTH, 3, true),
+            ],
             labels: [
                 layer(WIDTH, WIDTH, 40, true),
                 layer(WIDTH, WIDE, 5, false),
@@ -115,8 +162,9 @@ mod tests {
         // More words than a block.
         for (words, labels) in [(1, 1), (BLOCK + 3, 3), (0, 2), (5, 0)] {
             let rows = [numbers(words * WIDTH, 90), numbers(labels * WIDTH, 100)];
-            let found = InstructionSet::available()
-                .map(|instructions| instructions.call(Call(&scorer, rows.each_ref().map(Vec::as_slice))));
+            let found = InstructionSet::available().map(|instructions| {
+                instructions.call(Call(&scorer, rows.each_ref().map(Vec::as_slice)))
+            });
             let found: Vec<Vec<f32>> = found.collect();
             let exact = |row: &[f32]| row.iter().copied().map(f64::from).collect::<Vec<f64>>();
             let mut expected = Vec::new();
@@ -133,18 +181,27 @@ mod tests {
                         .collect();
                     let sums = apply(&scorer.products, &products);
                     let sums = sums.iter().zip(of_word).zip(of_label);
-                    let sums: Vec<f64> =
-                        sums.map(|((sum, word), label)| (sum + word + label).max(0.0)).collect();
+                    let sums: Vec<f64> = sums
+                        .map(|((sum, word), label)| (sum + word + label).max(0.0))
+                        .collect();
                     expected.extend(&apply(&scorer.scores, &sums)[..WORD_SCORES]);
                 }
             }
             for found in &found {
                 assert_eq!(found.len(), expected.len());
-                let differences =
-                    found.iter().zip(&expected).map(|(found, expected)| f64::from(*found) - expected);
-                assert!(differences.map(f64::abs).fold(0.0, f64::max) < 1e-4, "{words} words");
+                let differences = found
+                    .iter()
+                    .zip(&expected)
+                    .map(|(found, expected)| f64::from(*found) - expected);
+                assert!(
+                    differences.map(f64::abs).fold(0.0, f64::max) < 1e-4,
+                    "{words} words"
+                );
             }
-            assert!(found.windows(2).all(|pair| pair[0] == pair[1]), "{words} words");
+            assert!(
+                found.windows(2).all(|pair| pair[0] == pair[1]),
+                "{words} words"
+            );
         }
     }
 }

@@ -36,7 +36,11 @@ fn linear(
         .collect();
     // Weight sum per block.
     let sum = |weights: &[[[i8; 4]; LANES]], output: usize| {
-        weights.iter().flat_map(|weights| weights[output]).map(i32::from).sum()
+        weights
+            .iter()
+            .flat_map(|weights| weights[output])
+            .map(i32::from)
+            .sum()
     };
     let sums: Vec<[i32; LANES]> = panels
         .chunks_exact(block / 4)
@@ -57,8 +61,14 @@ fn linear(
 }
 
 fn angles(amplitude: f32, lengths: Lengths) -> Settings {
-    let frequencies = (0..WIDTH / HEADS / 2).map(|at| 0.5_f32.powi(at as i32)).collect();
-    Settings { frequencies, amplitude, lengths }
+    let frequencies = (0..WIDTH / HEADS / 2)
+        .map(|at| 0.5_f32.powi(at as i32))
+        .collect();
+    Settings {
+        frequencies,
+        amplitude,
+        lengths,
+    }
 }
 
 /// Embeddings, attention with rotary positions and a window, a blockwise gated layer, head normalization, residuals,
@@ -72,14 +82,28 @@ fn program(activation: Activation) -> Program {
     let mut widths = [WIDTH; 15];
     (widths[1], widths[5], widths[11], widths[13]) = (3 * WIDTH, 2 * WIDTH, OUTPUTS, OUTPUTS);
     let per = |id| if id < 10 { Per::Token } else { Per::Text };
-    let values = widths.iter().enumerate().map(|(id, width)| Value { per: per(id), width: *width, slot: id });
+    let values = widths.iter().enumerate().map(|(id, width)| Value {
+        per: per(id),
+        width: *width,
+        slot: id,
+    });
     let norm = |random: &mut fastrand::Rng| {
         let mut row = || lanes(&numbers(random, WIDTH)).into();
-        Norm { centers: true, gain: row(), bias: row(), epsilon: 1e-5 }
+        Norm {
+            centers: true,
+            gain: row(),
+            bias: row(),
+            epsilon: 1e-5,
+        }
     };
     let of_heads = |random: &mut fastrand::Rng| {
         let mut part = || lanes(&numbers(random, WIDTH / HEADS)).into();
-        Norm { centers: false, gain: part(), bias: part(), epsilon: 1e-6 }
+        Norm {
+            centers: false,
+            gain: part(),
+            bias: part(),
+            epsilon: 1e-6,
+        }
     };
     let layer = |random: &mut fastrand::Rng, input, size, activation, out| RowOperation::Linear {
         input,
@@ -87,12 +111,37 @@ fn program(activation: Activation) -> Program {
         out,
     };
     let table = Table::Fp32(numbers(random, IDS * WIDTH).into());
-    let all = |value| View { value, offset: 0, width: WIDTH };
-    let projected = |part| View { value: 1, offset: part * WIDTH, width: WIDTH };
-    let load = |value, heads| Load { value, is_last: true, heads };
-    let stage = |per, loads, operations, stores| Stage::Rows(RowStage { per, loads, operations, stores });
-    let first =
-        vec![Lookup { table, index: Index::Id, out: 0 }, layer(random, 0, (3 * WIDTH, WIDTH), None, 1)];
+    let all = |value| View {
+        value,
+        offset: 0,
+        width: WIDTH,
+    };
+    let projected = |part| View {
+        value: 1,
+        offset: part * WIDTH,
+        width: WIDTH,
+    };
+    let load = |value, heads| Load {
+        value,
+        is_last: true,
+        heads,
+    };
+    let stage = |per, loads, operations, stores| {
+        Stage::Rows(RowStage {
+            per,
+            loads,
+            operations,
+            stores,
+        })
+    };
+    let first = vec![
+        Lookup {
+            table,
+            index: Index::Id,
+            out: 0,
+        },
+        layer(random, 0, (3 * WIDTH, WIDTH), None, 1),
+    ];
     let attention = Attention {
         queries: projected(0),
         keys: projected(1),
@@ -102,29 +151,71 @@ fn program(activation: Activation) -> Program {
         scale: 0.25,
         cap: None,
         rotary: Some(0),
-        window: AttentionWindow { before: 20, after: 20 },
+        window: AttentionWindow {
+            before: 20,
+            after: 20,
+        },
         bias: DistanceBias::None,
         out: 2,
     };
     let second = vec![
         layer(random, 2, (WIDTH, WIDTH), Some(activation), 3),
-        Normalize { input: all(3), residual: Some(0), norm: norm(random), out: 4 },
-        layer(random, 4, (2 * WIDTH, WIDTH / 2), None, 5),
-        Gate { function: activation, activates_second: false, input: 5, out: 6 },
         Normalize {
-            input: View { value: 5, offset: WIDTH, width: WIDTH },
+            input: all(3),
+            residual: Some(0),
+            norm: norm(random),
+            out: 4,
+        },
+        layer(random, 4, (2 * WIDTH, WIDTH / 2), None, 5),
+        Gate {
+            function: activation,
+            activates_second: false,
+            input: 5,
+            out: 6,
+        },
+        Normalize {
+            input: View {
+                value: 5,
+                offset: WIDTH,
+                width: WIDTH,
+            },
             residual: Some(6),
             norm: of_heads(random),
             out: 7,
         },
-        Add { inputs: [7, 4], out: 8 },
-        Activate { function: activation, input: 8, out: 9 },
+        Add {
+            inputs: [7, 4],
+            out: 8,
+        },
+        Activate {
+            function: activation,
+            input: 8,
+            out: 9,
+        },
     ];
     let (weights, bias) = (numbers(random, WIDTH * OUTPUTS), numbers(random, OUTPUTS));
-    let layer = Dense { outputs: OUTPUTS, weights: weights.into(), bias: Some(bias.into()) };
-    let pooled =
-        vec![Pool { pooling: Pooling::Mean, input: 9, out: 10 }, Project { input: 10, layer, out: 11 }];
-    let largest = Largest { input: 9, layer: linear(random, (WIDTH, WIDTH), None), out: 13 };
+    let layer = Dense {
+        outputs: OUTPUTS,
+        weights: weights.into(),
+        bias: Some(bias.into()),
+    };
+    let pooled = vec![
+        Pool {
+            pooling: Pooling::Mean,
+            input: 9,
+            out: 10,
+        },
+        Project {
+            input: 10,
+            layer,
+            out: 11,
+        },
+    ];
+    let largest = Largest {
+        input: 9,
+        layer: linear(random, (WIDTH, WIDTH), None),
+        out: 13,
+    };
     Program {
         values: values.collect(),
         rotaries: vec![Rotary::new(angles(1.0, Lengths::Alike))],
@@ -132,14 +223,42 @@ fn program(activation: Activation) -> Program {
         stages: vec![
             stage(Per::Token, vec![], first, vec![0, 1]),
             Stage::Attention(attention),
-            stage(Per::Token, vec![load(0, None), load(2, Some(HEADS))], second, vec![9]),
+            stage(
+                Per::Token,
+                vec![load(0, None), load(2, Some(HEADS))],
+                second,
+                vec![9],
+            ),
             stage(Per::Text, vec![], pooled, vec![11]),
-            stage(Per::Text, vec![], vec![Pool { pooling: Pooling::First, input: 9, out: 12 }], vec![12]),
-            stage(Per::Text, vec![], vec![Pool { pooling: Pooling::Last, input: 9, out: 14 }], vec![14]),
+            stage(
+                Per::Text,
+                vec![],
+                vec![Pool {
+                    pooling: Pooling::First,
+                    input: 9,
+                    out: 12,
+                }],
+                vec![12],
+            ),
+            stage(
+                Per::Text,
+                vec![],
+                vec![Pool {
+                    pooling: Pooling::Last,
+                    input: 9,
+                    out: 14,
+                }],
+                vec![14],
+            ),
             Stage::Largest(largest),
         ],
         outputs: vec![11, 12, 13, 14],
-        limits: Limits { ids: IDS, types: 1, positions: 512, length: 512 },
+        limits: Limits {
+            ids: IDS,
+            types: 1,
+            positions: 512,
+            length: 512,
+        },
         padding: None,
     }
 }
@@ -148,24 +267,39 @@ fn program(activation: Activation) -> Program {
 const RECORDED_DISTANCES: u64 = 0x55b3_398c_4f3b_6be0;
 
 /// DeBERTa's attention, with far distances that share vectors, and its convolution.
-#[expect(clippy::unwrap_used, reason = "a test that meets what it does not expect fails")]
+#[expect(
+    clippy::unwrap_used,
+    reason = "a test that meets what it does not expect fails"
+)]
 fn program_with_distances() -> Program {
     use RowOperation::{Dense as Project, Lookup, Neighbours, Norm as Normalize};
     const FARTHEST: i32 = 149;
     const NEAR: i32 = 20;
     let random = &mut fastrand::Rng::with_seed(13);
     let widths = [WIDTH, 3 * WIDTH, WIDTH, 3 * WIDTH, WIDTH, WIDTH];
-    let values =
-        widths.iter().enumerate().map(|(slot, width)| Value { per: Per::Token, width: *width, slot });
+    let values = widths.iter().enumerate().map(|(slot, width)| Value {
+        per: Per::Token,
+        width: *width,
+        slot,
+    });
     let column = |distance: i32| match distance.abs() - NEAR {
         ..=0 => (distance + 100) as u32,
         far => (100 + distance.signum() * (NEAR + far / 7)) as u32,
     };
     let shape = [HEADS, 5, WIDTH / HEADS];
     let mut table = || Some(numbers(random, shape.iter().product::<usize>() * COLUMNS).into());
-    let tables = DistanceTables { shape, keys: table(), queries: table() };
-    let vectors = DistanceVectors::new((-FARTHEST..=FARTHEST).map(column).collect(), tables).unwrap();
-    let projected = |part| View { value: 1, offset: part * WIDTH, width: WIDTH };
+    let tables = DistanceTables {
+        shape,
+        keys: table(),
+        queries: table(),
+    };
+    let vectors =
+        DistanceVectors::new((-FARTHEST..=FARTHEST).map(column).collect(), tables).unwrap();
+    let projected = |part| View {
+        value: 1,
+        offset: part * WIDTH,
+        width: WIDTH,
+    };
     let attention = Attention {
         queries: projected(0),
         keys: projected(1),
@@ -181,21 +315,67 @@ fn program_with_distances() -> Program {
     };
     let table = Table::Fp32(numbers(random, IDS * WIDTH).into());
     let layer = linear(random, (3 * WIDTH, WIDTH), None);
-    let first =
-        vec![Lookup { table, index: Index::Id, out: 0 }, RowOperation::Linear { input: 0, layer, out: 1 }];
-    let weights = numbers(random, 3 * WIDTH * WIDTH).into();
-    let convolution = Dense { outputs: WIDTH, weights, bias: None };
-    let mut row = || lanes(&numbers(random, WIDTH)).into();
-    let norm = Norm { centers: true, gain: row(), bias: row(), epsilon: 1e-7 };
-    let input = View { value: 4, offset: 0, width: WIDTH };
-    let second = vec![
-        Neighbours { input: 0, before: 1, out: 3 },
-        Project { input: 3, layer: convolution, out: 4 },
-        Normalize { input, residual: Some(2), norm, out: 5 },
+    let first = vec![
+        Lookup {
+            table,
+            index: Index::Id,
+            out: 0,
+        },
+        RowOperation::Linear {
+            input: 0,
+            layer,
+            out: 1,
+        },
     ];
-    let load = Load { value: 2, is_last: true, heads: Some(HEADS) };
-    let stage =
-        |loads, operations, stores| Stage::Rows(RowStage { per: Per::Token, loads, operations, stores });
+    let weights = numbers(random, 3 * WIDTH * WIDTH).into();
+    let convolution = Dense {
+        outputs: WIDTH,
+        weights,
+        bias: None,
+    };
+    let mut row = || lanes(&numbers(random, WIDTH)).into();
+    let norm = Norm {
+        centers: true,
+        gain: row(),
+        bias: row(),
+        epsilon: 1e-7,
+    };
+    let input = View {
+        value: 4,
+        offset: 0,
+        width: WIDTH,
+    };
+    let second = vec![
+        Neighbours {
+            input: 0,
+            before: 1,
+            out: 3,
+        },
+        Project {
+            input: 3,
+            layer: convolution,
+            out: 4,
+        },
+        Normalize {
+            input,
+            residual: Some(2),
+            norm,
+            out: 5,
+        },
+    ];
+    let load = Load {
+        value: 2,
+        is_last: true,
+        heads: Some(HEADS),
+    };
+    let stage = |loads, operations, stores| {
+        Stage::Rows(RowStage {
+            per: Per::Token,
+            loads,
+            operations,
+            stores,
+        })
+    };
     Program {
         values: values.collect(),
         rotaries: Vec::new(),
@@ -206,7 +386,12 @@ fn program_with_distances() -> Program {
             stage(vec![load], second, vec![5]),
         ],
         outputs: vec![5],
-        limits: Limits { ids: IDS, types: 1, positions: 512, length: 150 },
+        limits: Limits {
+            ids: IDS,
+            types: 1,
+            positions: 512,
+            length: 150,
+        },
         padding: None,
     }
 }
@@ -215,16 +400,27 @@ fn program_with_distances() -> Program {
 fn hash(program: &Program, instructions: InstructionSet, lengths: [u32; 3], hash: u64) -> u64 {
     let random = &mut fastrand::Rng::with_seed(11);
     let texts: [Text; 3] = lengths.map(|length| {
-        let token = |position| Token { id: random.u32(..IDS as u32), type_id: 0, position };
-        Text { tokens: (0..length).map(token).collect(), attended: usize::MAX, labels: Arc::default() }
+        let token = |position| Token {
+            id: random.u32(..IDS as u32),
+            type_id: 0,
+            position,
+        };
+        Text {
+            tokens: (0..length).map(token).collect(),
+            attended: usize::MAX,
+            labels: Arc::default(),
+        }
     });
     let run = program.pack(texts.iter(), NonZeroUsize::MIN, Vec::new());
     let mut scratch = Scratch::default();
     for stage in &program.stages {
-        (0..run.tasks(stage)).for_each(|task| run.execute(program, instructions, stage, task, &mut scratch));
+        (0..run.tasks(stage))
+            .for_each(|task| run.execute(program, instructions, stage, task, &mut scratch));
     }
     let outputs = (0..texts.len()).flat_map(|text| run.outputs(program, text).concat());
-    outputs.fold(hash, |hash, value| (hash ^ u64::from(value.to_bits())).wrapping_mul(0x100_0000_01b3))
+    outputs.fold(hash, |hash, value| {
+        (hash ^ u64::from(value.to_bits())).wrapping_mul(0x100_0000_01b3)
+    })
 }
 
 /// FNV-1a's first value.
@@ -263,7 +459,10 @@ fn programs_with_scaled_inputs_have_the_bits_that_were_recorded() {
         for operation in &mut stage.operations {
             if let RowOperation::Linear { layer, .. } = operation {
                 let mut columns = || lanes(&numbers(random, WIDTH)).into();
-                layer.scaling = Some(InputScaling { factors: columns(), offsets: columns() });
+                layer.scaling = Some(InputScaling {
+                    factors: columns(),
+                    offsets: columns(),
+                });
             }
         }
     }
@@ -279,10 +478,21 @@ const RECORDED_LIMITS: u64 = 0xde46_7343_0865_70f9;
 /// Limited scores, and angles that depend on a text's length.
 #[test]
 fn programs_with_limits_have_the_bits_that_were_recorded() {
-    let frequencies =
-        angles(1.0, Lengths::Alike).frequencies.iter().map(|frequency| frequency / 3.0).collect();
-    let lengths =
-        [Lengths::Other { frequencies, positions: 40 }, Lengths::Growing { factor: 4.0, positions: 40 }];
+    let frequencies = angles(1.0, Lengths::Alike)
+        .frequencies
+        .iter()
+        .map(|frequency| frequency / 3.0)
+        .collect();
+    let lengths = [
+        Lengths::Other {
+            frequencies,
+            positions: 40,
+        },
+        Lengths::Growing {
+            factor: 4.0,
+            positions: 40,
+        },
+    ];
     let programs = lengths.map(|lengths| {
         let mut program = program(Activation::Swish);
         program.rotaries = vec![Rotary::new(angles(1.25, lengths))];
@@ -298,7 +508,9 @@ fn programs_with_limits_have_the_bits_that_were_recorded() {
         (instructions, programs.iter().fold(START, hash))
     });
     let hashes: Vec<_> = hashes.collect();
-    let [.., (_, portable)] = hashes[..] else { panic!("expected a portable kernel") };
+    let [.., (_, portable)] = hashes[..] else {
+        panic!("expected a portable kernel")
+    };
     for (instructions, found) in hashes {
         assert_eq!(found, portable, "{instructions}");
     }

@@ -25,7 +25,10 @@ impl<S> Layer<S> for FlushLayer {
     type Service = FlushService<S>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        FlushService { inner, otlp: self.0.clone() }
+        FlushService {
+            inner,
+            otlp: self.0.clone(),
+        }
     }
 }
 

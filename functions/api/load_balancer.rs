@@ -22,7 +22,11 @@ pub(crate) fn path(request: &Request) -> Option<String> {
 }
 
 /// The response, or a refusal if it is too long.
-pub(crate) async fn fit(response: Response<Body>, router: &LazyRouter, path: &str) -> Response<Body> {
+pub(crate) async fn fit(
+    response: Response<Body>,
+    router: &LazyRouter,
+    path: &str,
+) -> Response<Body> {
     let size = encoded_size(&response);
     if size <= MAX_BYTES {
         return response;

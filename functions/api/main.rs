@@ -53,29 +53,51 @@ async fn main() -> Result<(), Error> {
     let started = Instant::now();
     start_log(LogFormat::Json);
     let name = env::var("AWS_LAMBDA_FUNCTION_NAME").unwrap_or_else(|_| "api".to_owned());
-    let configured =
-        configure(&name).inspect_err(|error| tracing::error!(error = error.chain(), "cannot start"))?;
-    let Configured { config, is_streaming, otlp, metrics } = configured;
+    let configured = configure(&name)
+        .inspect_err(|error| tracing::error!(error = error.chain(), "cannot start"))?;
+    let Configured {
+        config,
+        is_streaming,
+        otlp,
+        metrics,
+    } = configured;
     let (prefix, exporter) = (config.prefix.clone(), otlp.clone());
-    let router =
-        Arc::new(LazyRouter::new(prefix.as_deref(), move || load(config.clone(), exporter.clone(), started)));
+    let router = Arc::new(LazyRouter::new(prefix.as_deref(), move || {
+        load(config.clone(), exporter.clone(), started)
+    }));
     router.prepare(start_timeout()).await?;
     let (buffered, buffered_metrics) = (Arc::clone(&router), metrics.clone());
     let handler = Adapter::from(service_fn(move |request| {
         answer(Arc::clone(&buffered), buffered_metrics.clone(), request)
     }));
     let handler = handler.map_request(|event: LambdaEvent<Event>| {
-        let LambdaEvent { payload: Event(request), context, .. } = event;
+        let LambdaEvent {
+            payload: Event(request),
+            context,
+            ..
+        } = event;
         LambdaEvent::new(request, context)
     });
     let (runtime, flush) = (Runtime::new(handler), FlushLayer(otlp));
     // Concurrent requests occur on Lambda Managed Instances only.
     if !is_streaming {
-        return runtime.layer(flush).layer(TracingLayer::new()).run_concurrent().await;
+        return runtime
+            .layer(flush)
+            .layer(TracingLayer::new())
+            .run_concurrent()
+            .await;
     }
     let handler = move |invocation: &LambdaInvocation| stream(&router, &metrics, invocation);
-    let layer = StreamLayer { handler, runtime_api: Arc::new(PooledClient::builder().build()) };
-    runtime.layer(layer).layer(flush).layer(TracingLayer::new()).run_concurrent().await
+    let layer = StreamLayer {
+        handler,
+        runtime_api: Arc::new(PooledClient::builder().build()),
+    };
+    runtime
+        .layer(layer)
+        .layer(flush)
+        .layer(TracingLayer::new())
+        .run_concurrent()
+        .await
 }
 
 /// What is known before the models are loaded.
@@ -89,9 +111,16 @@ struct Configured {
 fn configure(name: &str) -> kivu::Result<Configured> {
     let variables = Config::variables();
     let (config, is_streaming) = (Config::load(None, &variables)?, is_streaming()?);
-    let otlp = OtlpConfig::new(&variables)?.map(|config| Otlp::start(&config, name)).transpose()?;
+    let otlp = OtlpConfig::new(&variables)?
+        .map(|config| Otlp::start(&config, name))
+        .transpose()?;
     let metrics = Embedded::install(name, otlp.as_ref())?;
-    Ok(Configured { config, is_streaming, otlp, metrics })
+    Ok(Configured {
+        config,
+        is_streaming,
+        otlp,
+        metrics,
+    })
 }
 
 /// Whether responses are streamed, which a function URL and a REST API in streaming mode understand.
@@ -144,7 +173,9 @@ fn stream(
     }
     let (router, metrics) = (Arc::clone(router), metrics.clone());
     let respond = async move {
-        let response = router.respond(prepare(request).map(axum::body::Body::new)).await;
+        let response = router
+            .respond(prepare(request).map(axum::body::Body::new))
+            .await;
         metrics.flush();
         response
     };
@@ -169,14 +200,22 @@ async fn load(config: Config, otlp: Option<Otlp>, started: Instant) -> kivu::Res
     let catalog = tokio::task::spawn_blocking(move || Catalog::open(&config));
     // An error is logged here; the next request reads the keys again, and fails if that fails.
     let _ = guard.prepare().await;
-    let catalog = catalog.await.map_err(|_| kivu::Error::model("loading the models panicked"))??;
+    let catalog = catalog
+        .await
+        .map_err(|_| kivu::Error::model("loading the models panicked"))??;
     telemetry::record_cold_start(started.elapsed());
     let catalog = Arc::new(catalog);
-    let app = App::of_catalog(catalog, limits).with_guard(guard).with_page(page).with_files(files);
+    let app = App::of_catalog(catalog, limits)
+        .with_guard(guard)
+        .with_page(page)
+        .with_files(files);
     if let Some(otlp) = &otlp {
         app.export(otlp);
     }
-    Ok(below(prefix.as_deref(), router(app.with_slow_log(slow_request_ms))))
+    Ok(below(
+        prefix.as_deref(),
+        router(app.with_slow_log(slow_request_ms)),
+    ))
 }
 
 /// An API Gateway or load balancer event without host and scheme, and with an encoded query: `lambda_http` builds a URL
@@ -189,17 +228,23 @@ impl<'de> Deserialize<'de> for Event {
         for headers in ["headers", "multiValueHeaders"] {
             if let Some(headers) = event.get_mut(headers).and_then(Value::as_object_mut) {
                 headers.retain(|name, _| {
-                    !name.eq_ignore_ascii_case("host") && !name.eq_ignore_ascii_case("x-forwarded-proto")
+                    !name.eq_ignore_ascii_case("host")
+                        && !name.eq_ignore_ascii_case("x-forwarded-proto")
                 });
             }
         }
-        if let Some(context) = event.get_mut("requestContext").and_then(Value::as_object_mut) {
+        if let Some(context) = event
+            .get_mut("requestContext")
+            .and_then(Value::as_object_mut)
+        {
             context.remove("domainName");
         }
         if let Some(Value::String(query)) = event.get_mut("rawQueryString") {
             *query = encoded(query);
         }
-        serde_json::from_value(event).map(Self).map_err(D::Error::custom)
+        serde_json::from_value(event)
+            .map(Self)
+            .map_err(D::Error::custom)
     }
 }
 
@@ -224,10 +269,14 @@ fn prepare(mut request: Request) -> Request {
         request.extensions_mut().insert(GatewayVerified);
     }
     if let Some(context) = request.lambda_context_ref() {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
         let left = Duration::from_millis(context.deadline).checked_sub(now);
         if let Some(left) = left.filter(|left| *left < MAX_TIME_LEFT) {
-            request.extensions_mut().insert(Deadline::within(left.saturating_sub(MARGIN)));
+            request
+                .extensions_mut()
+                .insert(Deadline::within(left.saturating_sub(MARGIN)));
         }
     }
     request
@@ -236,9 +285,10 @@ fn prepare(mut request: Request) -> Request {
 /// Whether API Gateway has verified a signature or a token.
 fn is_vouched_for(request: &Request) -> bool {
     match request.request_context_ref() {
-        Some(RequestContext::ApiGatewayV2(context)) => {
-            context.authorizer.as_ref().is_some_and(|by| by.iam.is_some() || by.jwt.is_some())
-        }
+        Some(RequestContext::ApiGatewayV2(context)) => context
+            .authorizer
+            .as_ref()
+            .is_some_and(|by| by.iam.is_some() || by.jwt.is_some()),
         Some(RequestContext::ApiGatewayV1(context)) => {
             context.identity.user_arn.is_some() || context.authorizer.jwt.is_some()
         }
@@ -252,8 +302,11 @@ fn without_stage(request: &Request) -> Option<Uri> {
     let path = match request.request_context_ref()? {
         RequestContext::ApiGatewayV2(context) => {
             let stage = context.stage.as_deref().unwrap_or_default();
-            let rest = path.strip_prefix('/').and_then(|path| path.strip_prefix(stage));
-            rest.filter(|rest| rest.is_empty() || rest.starts_with('/')).unwrap_or(path)
+            let rest = path
+                .strip_prefix('/')
+                .and_then(|path| path.strip_prefix(stage));
+            rest.filter(|rest| rest.is_empty() || rest.starts_with('/'))
+                .unwrap_or(path)
         }
         _ => path,
     };

@@ -55,8 +55,15 @@ where
     type Service = StreamService<S, H>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        let Self { handler, runtime_api } = self;
-        StreamService { inner, handler: handler.clone(), runtime_api: Arc::clone(runtime_api) }
+        let Self {
+            handler,
+            runtime_api,
+        } = self;
+        StreamService {
+            inner,
+            handler: handler.clone(),
+            runtime_api: Arc::clone(runtime_api),
+        }
     }
 }
 
@@ -98,15 +105,24 @@ async fn send(
     let request = request(&invocation, response.await)?;
     match runtime_api.call(request).await {
         Ok(answer) if answer.status().is_success() => {}
-        Ok(answer) => tracing::error!(status = answer.status().as_u16(), "Lambda refused a response"),
+        Ok(answer) => tracing::error!(
+            status = answer.status().as_u16(),
+            "Lambda refused a response"
+        ),
         Err(error) => tracing::warn!(error, "Lambda did not read a response to its end"),
     }
     Ok(())
 }
 
 /// The request to the runtime API that carries a response.
-fn request(invocation: &LambdaInvocation, response: Response<Body>) -> Result<Request<SentBody>, Error> {
-    let path = format!("/2018-06-01/runtime/invocation/{}/response", invocation.context.request_id);
+fn request(
+    invocation: &LambdaInvocation,
+    response: Response<Body>,
+) -> Result<Request<SentBody>, Error> {
+    let path = format!(
+        "/2018-06-01/runtime/invocation/{}/response",
+        invocation.context.request_id
+    );
     let mut request = build_request()
         .method("POST")
         .uri(path)
@@ -139,8 +155,14 @@ impl Prelude {
         let text = |value: &HeaderValue| String::from_utf8_lossy(value.as_bytes()).into_owned();
         let all = |name: &HeaderName| found.get_all(name).iter().map(text).collect::<Vec<_>>();
         let names = found.keys().filter(|name| **name != SET_COOKIE);
-        let headers = names.map(|name| (name.to_string(), all(name).join(", "))).collect();
-        Self { status_code, headers, cookies: all(&SET_COOKIE) }
+        let headers = names
+            .map(|name| (name.to_string(), all(name).join(", ")))
+            .collect();
+        Self {
+            status_code,
+            headers,
+            cookies: all(&SET_COOKIE),
+        }
     }
 }
 
@@ -150,7 +172,10 @@ fn frames(prelude: Bytes, body: Body) -> impl Stream<Item = Result<Frame<Bytes>,
         ready(match frame {
             Ok(frame) => frame.into_data().ok().map(Frame::data),
             Err(error) => {
-                tracing::error!(error = &error as &dyn std::error::Error, "a response broke off");
+                tracing::error!(
+                    error = &error as &dyn std::error::Error,
+                    "a response broke off"
+                );
                 Some(Frame::trailers(broken()))
             }
         })
@@ -161,5 +186,8 @@ fn frames(prelude: Bytes, body: Body) -> impl Stream<Item = Result<Frame<Bytes>,
 fn broken() -> HeaderMap {
     let body = HeaderValue::from_str(&BASE64_STANDARD.encode(BROKEN));
     let body = body.unwrap_or_else(|_| HeaderValue::from_static(""));
-    HeaderMap::from_iter([(ERROR_TYPE, HeaderValue::from_static("Runtime.StreamError")), (ERROR_BODY, body)])
+    HeaderMap::from_iter([
+        (ERROR_TYPE, HeaderValue::from_static("Runtime.StreamError")),
+        (ERROR_BODY, body),
+    ])
 }

@@ -40,7 +40,9 @@ async fn main() -> Result<(), Error> {
     let handler = service_fn(move |event: LambdaEvent<Value>| {
         let (function, otlp) = (Arc::clone(&function), otlp.clone());
         async move {
-            let LambdaEvent { payload, context, .. } = event;
+            let LambdaEvent {
+                payload, context, ..
+            } = event;
             let x_ray = context.xray_trace_id.as_deref();
             let trace = Trace::read(|name| x_ray.filter(|_| name == X_RAY));
             let handled = function.handle(payload, deadline(context.deadline));
@@ -66,13 +68,16 @@ fn load() -> kivu::Result<(Handler, Option<Otlp>)> {
         let app = App::new(models.clone(), config.limits.clone());
         BatchObjects::new(app, files, Duration::from_millis(config.batch.save_ms))
     });
-    let handler = Handler::new(models, &config)?.with_jobs(batches.map(|batches| Box::new(batches) as _));
+    let handler =
+        Handler::new(models, &config)?.with_jobs(batches.map(|batches| Box::new(batches) as _));
     Ok((handler, otlp))
 }
 
 /// The time at which Lambda ends the function, from milliseconds since 1970; `None` if implausible.
 fn deadline(ms: u64) -> Option<Instant> {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
     let left = Duration::from_millis(ms).checked_sub(now)?;
     (left < MAX_TIME_LEFT).then(|| Instant::now() + left)
 }
@@ -81,9 +86,14 @@ fn deadline(ms: u64) -> Option<Instant> {
 fn diagnostic(error: &kivu::Error) -> Diagnostic {
     tracing::error!(error = error.chain(), "cannot process the event");
     let name = match error {
-        kivu::Error::Io { source, .. } if source.kind() == std::io::ErrorKind::TimedOut => "Kivu.Unfinished",
+        kivu::Error::Io { source, .. } if source.kind() == std::io::ErrorKind::TimedOut => {
+            "Kivu.Unfinished"
+        }
         kivu::Error::Io { .. } => "Kivu.Passing",
         _ => "Kivu.Failed",
     };
-    Diagnostic { error_type: name.into(), error_message: error.chain() }
+    Diagnostic {
+        error_type: name.into(),
+        error_message: error.chain(),
+    }
 }

@@ -44,8 +44,14 @@ impl Received {
     /// The prelude and the body.
     fn response(&self) -> (Value, Vec<u8>) {
         let bytes = self.chunks.concat();
-        let end = bytes.windows(8).position(|window| window == [0; 8]).expect("a separator");
-        (serde_json::from_slice(&bytes[..end]).unwrap(), bytes[end + 8..].to_vec())
+        let end = bytes
+            .windows(8)
+            .position(|window| window == [0; 8])
+            .expect("a separator");
+        (
+            serde_json::from_slice(&bytes[..end]).unwrap(),
+            bytes[end + 8..].to_vec(),
+        )
     }
 }
 
@@ -58,7 +64,10 @@ fn line(reader: &mut impl BufRead) -> String {
 fn headers(reader: &mut impl BufRead) -> BTreeMap<String, Vec<String>> {
     let mut headers: BTreeMap<String, Vec<String>> = BTreeMap::new();
     while let Some((name, value)) = line(reader).split_once(':') {
-        headers.entry(name.to_ascii_lowercase()).or_default().push(value.trim().to_owned());
+        headers
+            .entry(name.to_ascii_lowercase())
+            .or_default()
+            .push(value.trim().to_owned());
     }
     headers
 }
@@ -85,7 +94,12 @@ fn read_all(stream: &TcpStream) -> Received {
     let chunks = std::iter::from_fn(|| chunk(&mut reader)).collect();
     let trailers = headers(&mut reader);
     answer(stream, "202 Accepted");
-    Received { line, headers: headers_read, chunks, trailers }
+    Received {
+        line,
+        headers: headers_read,
+        chunks,
+        trailers,
+    }
 }
 
 /// A runtime API that closes the connection after the first chunk.
@@ -101,16 +115,28 @@ fn runtime_api<T: Send + 'static>(
 ) -> (Arc<PooledClient>, JoinHandle<T>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
-    let client = PooledClient::builder().with_endpoint(address.parse().unwrap()).build();
-    (Arc::new(client), thread::spawn(move || serve(&listener.accept().unwrap().0)))
+    let client = PooledClient::builder()
+        .with_endpoint(address.parse().unwrap())
+        .build();
+    (
+        Arc::new(client),
+        thread::spawn(move || serve(&listener.accept().unwrap().0)),
+    )
 }
 
 fn invocation() -> LambdaInvocation {
-    let (parts, ()) =
-        Response::builder().header("lambda-runtime-invocation-id", "the-id").body(()).unwrap().into_parts();
+    let (parts, ()) = Response::builder()
+        .header("lambda-runtime-invocation-id", "the-id")
+        .body(())
+        .unwrap()
+        .into_parts();
     let mut context = Context::default();
     context.request_id = "1".into();
-    LambdaInvocation { parts, body: Bytes::new(), context }
+    LambdaInvocation {
+        parts,
+        body: Bytes::new(),
+        context,
+    }
 }
 
 type Handler = BoxFuture<'static, Response<Body>>;
@@ -120,8 +146,15 @@ async fn invoke(
     runtime_api: Arc<PooledClient>,
     handler: impl Fn(&LambdaInvocation) -> Option<Handler> + Clone,
 ) -> Result<(), Error> {
-    let inner = service_fn(async |_: LambdaInvocation| Err::<(), Error>("the inner service".into()));
-    StreamLayer { handler, runtime_api }.layer(inner).call(invocation()).await
+    let inner =
+        service_fn(async |_: LambdaInvocation| Err::<(), Error>("the inner service".into()));
+    StreamLayer {
+        handler,
+        runtime_api,
+    }
+    .layer(inner)
+    .call(invocation())
+    .await
 }
 
 /// A response as the runtime API receives it.
@@ -142,14 +175,28 @@ fn of_chunks(chunks: Vec<Result<Bytes, &'static str>>) -> Body {
 #[tokio::test]
 async fn a_response_is_a_prelude_eight_zero_bytes_and_the_body() {
     let received = sent(|| {
-        let response = Response::builder().status(201).header("x-one", "1").header("x-two", "2");
-        let response = response.header("x-two", "3").header(SET_COOKIE, "a=b").header(SET_COOKIE, "c=d");
-        response.body(of_chunks(vec![Ok("one ".into()), Ok("two".into())])).unwrap()
+        let response = Response::builder()
+            .status(201)
+            .header("x-one", "1")
+            .header("x-two", "2");
+        let response = response
+            .header("x-two", "3")
+            .header(SET_COOKIE, "a=b")
+            .header(SET_COOKIE, "c=d");
+        response
+            .body(of_chunks(vec![Ok("one ".into()), Ok("two".into())]))
+            .unwrap()
     })
     .await;
-    assert_eq!(received.line, "POST /2018-06-01/runtime/invocation/1/response HTTP/1.1");
+    assert_eq!(
+        received.line,
+        "POST /2018-06-01/runtime/invocation/1/response HTTP/1.1"
+    );
     for (name, value) in [
-        ("content-type", "application/vnd.awslambda.http-integration-response"),
+        (
+            "content-type",
+            "application/vnd.awslambda.http-integration-response",
+        ),
         ("lambda-runtime-function-response-mode", "streaming"),
         ("transfer-encoding", "chunked"),
         ("lambda-runtime-invocation-id", "the-id"),
@@ -157,9 +204,11 @@ async fn a_response_is_a_prelude_eight_zero_bytes_and_the_body() {
         assert_eq!(received.headers[name], [value]);
     }
     let (prelude, body) = received.response();
-    let expected =
-        json!({ "statusCode": 201, "headers": { "x-one": "1", "x-two": "2, 3" }, "cookies": ["a=b", "c=d"] });
-    assert_eq!((prelude, body.as_slice()), (expected, b"one two".as_slice()));
+    let expected = json!({ "statusCode": 201, "headers": { "x-one": "1", "x-two": "2, 3" }, "cookies": ["a=b", "c=d"] });
+    assert_eq!(
+        (prelude, body.as_slice()),
+        (expected, b"one two".as_slice())
+    );
     assert_eq!(received.chunks.len(), 3, "chunks are not joined");
     assert!(received.trailers.is_empty());
 }
@@ -167,11 +216,18 @@ async fn a_response_is_a_prelude_eight_zero_bytes_and_the_body() {
 /// Compressed bodies and tensors have zero bytes, too.
 #[tokio::test]
 async fn bodies_are_sent_as_they_are() {
-    for body in [Vec::new(), vec![0; 16], (0..=255).cycle().take(3_000_000).collect()] {
+    for body in [
+        Vec::new(),
+        vec![0; 16],
+        (0..=255).cycle().take(3_000_000).collect(),
+    ] {
         let expected = body.clone();
         let received = sent(move || Response::new(Body::from(body.clone()))).await;
         let (prelude, body) = received.response();
-        assert_eq!(prelude, json!({ "statusCode": 200, "headers": {}, "cookies": [] }));
+        assert_eq!(
+            prelude,
+            json!({ "statusCode": 200, "headers": {}, "cookies": [] })
+        );
         assert!(body == expected, "{} bytes", expected.len());
     }
 }
@@ -179,13 +235,24 @@ async fn bodies_are_sent_as_they_are() {
 /// The client must be able to see that a response is incomplete.
 #[tokio::test]
 async fn an_error_in_the_middle_is_reported_in_trailers() {
-    let received =
-        sent(|| Response::new(of_chunks(vec![Ok("half".into()), Err("a secret"), Ok("more".into())]))).await;
+    let received = sent(|| {
+        Response::new(of_chunks(vec![
+            Ok("half".into()),
+            Err("a secret"),
+            Ok("more".into()),
+        ]))
+    })
+    .await;
     assert_eq!(received.response().1, b"half");
-    let announced = ["lambda-runtime-function-error-type", "lambda-runtime-function-error-body"];
+    let announced = [
+        "lambda-runtime-function-error-type",
+        "lambda-runtime-function-error-body",
+    ];
     assert_eq!(received.headers["trailer"], announced);
     assert_eq!(received.trailers[announced[0]], ["Runtime.StreamError"]);
-    let report = BASE64_STANDARD.decode(&received.trailers[announced[1]][0]).unwrap();
+    let report = BASE64_STANDARD
+        .decode(&received.trailers[announced[1]][0])
+        .unwrap();
     let report: Value = serde_json::from_slice(&report).unwrap();
     assert_eq!(
         report,
@@ -231,6 +298,8 @@ async fn a_refused_response_ends_only_its_invocation() {
 #[tokio::test]
 async fn other_events_go_to_the_inner_service() {
     let (client, _server) = runtime_api(|_| ());
-    let error = invoke(client, |_: &LambdaInvocation| None).await.unwrap_err();
+    let error = invoke(client, |_: &LambdaInvocation| None)
+        .await
+        .unwrap_err();
     assert_eq!(error.to_string(), "the inner service");
 }

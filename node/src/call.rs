@@ -41,7 +41,9 @@ pub(crate) fn promise<'env, T: Send + 'static, V: ToNapiValue + 'static>(
     work: impl Future<Output = Result<T, Failure>> + Send + 'static,
     convert: impl FnOnce(T) -> V + Send + 'static,
 ) -> napi::Result<Object<'env>> {
-    let runtime = RUNTIME.as_ref().map_err(|error| napi::Error::from_reason(error.chain()))?;
+    let runtime = RUNTIME
+        .as_ref()
+        .map_err(|error| napi::Error::from_reason(error.chain()))?;
     let cancelled = cancellation.map(|cancellation| cancellation.0.subscribe());
     let (deferred, promise) = env.create_deferred()?;
     // A task of its own, whose panic becomes an error.
@@ -54,7 +56,11 @@ pub(crate) fn promise<'env, T: Send + 'static, V: ToNapiValue + 'static>(
                 Err(Failure::new("AbortError", "the call was cancelled"))
             }
         };
-        deferred.resolve(move |env| outcome.map(convert).map_err(|failure| failure.into_error(env)));
+        deferred.resolve(move |env| {
+            outcome
+                .map(convert)
+                .map_err(|failure| failure.into_error(env))
+        });
     });
     Ok(promise)
 }

@@ -12,15 +12,20 @@ pub(crate) struct Failure {
 
 impl Failure {
     pub(crate) fn new(class: &'static str, message: impl Into<String>) -> Self {
-        Self { class, message: message.into() }
+        Self {
+            class,
+            message: message.into(),
+        }
     }
 
     /// A JavaScript error with the class name as its `code`.
     pub(crate) fn into_error(self, env: Env) -> Error {
-        let made = env.create_error(Error::from_reason(self.message)).and_then(|mut error| {
-            error.set_named_property("code", self.class)?;
-            Ok(Error::from(error.to_unknown()))
-        });
+        let made = env
+            .create_error(Error::from_reason(self.message))
+            .and_then(|mut error| {
+                error.set_named_property("code", self.class)?;
+                Ok(Error::from(error.to_unknown()))
+            });
         made.unwrap_or_else(|error| error)
     }
 }

@@ -5,7 +5,10 @@
 
 #![cfg_attr(
     test,
-    allow(dead_code, reason = "`napi` registers no functions when clippy checks the library as a test")
+    allow(
+        dead_code,
+        reason = "`napi` registers no functions when clippy checks the library as a test"
+    )
 )]
 
 mod call;
@@ -26,12 +29,14 @@ use napi_derive::napi;
 /// `interpreter` is the command that starts it again.
 #[napi]
 pub fn command(interpreter: Vec<String>, arguments: Vec<String>) -> u8 {
-    let [interpreter, arguments] =
-        [interpreter, arguments].map(|words| words.into_iter().map(OsString::from).collect::<Vec<_>>());
+    let [interpreter, arguments] = [interpreter, arguments]
+        .map(|words| words.into_iter().map(OsString::from).collect::<Vec<_>>());
     let code = kivu_cli::main_of_package(interpreter, arguments);
     let _ = io::stdout().flush();
     // The standard library has no conversion.
-    (0..=u8::MAX).find(|number| ExitCode::from(*number) == code).unwrap_or(1)
+    (0..=u8::MAX)
+        .find(|number| ExitCode::from(*number) == code)
+        .unwrap_or(1)
 }
 
 /// Names the folder with the package's own ONNX Runtime.

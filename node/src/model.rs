@@ -7,8 +7,8 @@ use std::{
 
 use kivu::pipeline::vectors::StoredVector;
 use kivu_bindings::{
-    Source, classify, describe, encode, entities, extract, generate, joined, multi_vectors, on_thread, rank,
-    sparse, to_json, tokenize, translate, zero_shot,
+    Source, classify, describe, encode, entities, extract, generate, joined, multi_vectors,
+    on_thread, rank, sparse, to_json, tokenize, translate, zero_shot,
 };
 use napi::{
     Either, Env, JsString,
@@ -85,8 +85,9 @@ impl Model {
         cancellation: Cancelled<'_>,
     ) -> napi::Result<Object<'env>> {
         let texts = Texts::copy(texts, "texts", first)?;
-        let work =
-            self.run(|model| async move { Ok(joined(encode(&model, &parameters, texts.texts()?).await?)) });
+        let work = self.run(|model| async move {
+            Ok(joined(encode(&model, &parameters, texts.texts()?).await?))
+        });
         promise(env, cancellation, work, |vectors| -> Vectors {
             match vectors {
                 StoredVector::Float(values) => Either3::A(values.into()),
@@ -108,7 +109,9 @@ impl Model {
     ) -> napi::Result<Object<'env>> {
         let texts = Texts::copy(texts, "texts", first)?;
         let work = self.run(|model| async move {
-            Ok(kivu_bindings::TokenVectors::new(multi_vectors(&model, &parameters, texts.texts()?).await?))
+            Ok(kivu_bindings::TokenVectors::new(
+                multi_vectors(&model, &parameters, texts.texts()?).await?,
+            ))
         });
         promise(env, cancellation, work, |found| TokenVectors {
             values: found.values.into(),
@@ -128,8 +131,9 @@ impl Model {
         cancellation: Cancelled<'_>,
     ) -> napi::Result<Object<'env>> {
         let texts = Texts::copy(texts, "texts", first)?;
-        let work =
-            self.run(|model| async move { to_json(&sparse(&model, &parameters, texts.texts()?).await?) });
+        let work = self.run(|model| async move {
+            to_json(&sparse(&model, &parameters, texts.texts()?).await?)
+        });
         promise(env, cancellation, work, |json| json)
     }
 
@@ -144,7 +148,8 @@ impl Model {
         cancellation: Cancelled<'_>,
     ) -> napi::Result<Object<'env>> {
         let inputs = Inputs::copy(texts, first)?;
-        let work = self.run(|model| async move { classify(&model, &parameters, inputs.inputs()?).await });
+        let work =
+            self.run(|model| async move { classify(&model, &parameters, inputs.inputs()?).await });
         promise(env, cancellation, work, |json| json)
     }
 
@@ -159,7 +164,8 @@ impl Model {
         cancellation: Cancelled<'_>,
     ) -> napi::Result<Object<'env>> {
         let texts = Texts::copy(texts, "texts", first)?;
-        let work = self.run(|model| async move { zero_shot(&model, &parameters, texts.texts()?).await });
+        let work =
+            self.run(|model| async move { zero_shot(&model, &parameters, texts.texts()?).await });
         promise(env, cancellation, work, |json| json)
     }
 
@@ -174,7 +180,8 @@ impl Model {
         cancellation: Cancelled<'_>,
     ) -> napi::Result<Object<'env>> {
         let texts = Texts::copy(texts, "texts", first)?;
-        let work = self.run(|model| async move { entities(&model, &parameters, texts.texts()?).await });
+        let work =
+            self.run(|model| async move { entities(&model, &parameters, texts.texts()?).await });
         promise(env, cancellation, work, |json| json)
     }
 
@@ -189,7 +196,8 @@ impl Model {
         cancellation: Cancelled<'_>,
     ) -> napi::Result<Object<'env>> {
         let texts = Texts::copy(texts, "texts", first)?;
-        let work = self.run(|model| async move { extract(&model, &parameters, texts.texts()?).await });
+        let work =
+            self.run(|model| async move { extract(&model, &parameters, texts.texts()?).await });
         promise(env, cancellation, work, |json| json)
     }
 
@@ -205,8 +213,9 @@ impl Model {
     ) -> napi::Result<Object<'env>> {
         let query = Text::copy(query, "query")?;
         let documents = Texts::copy(documents, "documents", 0)?;
-        let work = self
-            .run(|model| async move { rank(&model, &parameters, query.text()?, documents.texts()?).await });
+        let work = self.run(|model| async move {
+            rank(&model, &parameters, query.text()?, documents.texts()?).await
+        });
         promise(env, cancellation, work, |json| json)
     }
 
@@ -221,7 +230,8 @@ impl Model {
         cancellation: Cancelled<'_>,
     ) -> napi::Result<Object<'env>> {
         let texts = Texts::copy(texts, "texts", first)?;
-        let work = self.run(|model| async move { translate(&model, &parameters, texts.texts()?).await });
+        let work =
+            self.run(|model| async move { translate(&model, &parameters, texts.texts()?).await });
         promise(env, cancellation, work, |texts| texts)
     }
 
@@ -236,7 +246,8 @@ impl Model {
         cancellation: Cancelled<'_>,
     ) -> napi::Result<Object<'env>> {
         let texts = Texts::copy(texts, "texts", first)?;
-        let work = self.run(|model| async move { generate(&model, &parameters, texts.texts()?).await });
+        let work =
+            self.run(|model| async move { generate(&model, &parameters, texts.texts()?).await });
         promise(env, cancellation, work, |texts| texts)
     }
 
@@ -251,14 +262,19 @@ impl Model {
         cancellation: Cancelled<'_>,
     ) -> napi::Result<Object<'env>> {
         let texts = Texts::copy(texts, "texts", first)?;
-        let work = self.run(|model| async move { tokenize(&model, &parameters, texts.texts()?).await });
+        let work =
+            self.run(|model| async move { tokenize(&model, &parameters, texts.texts()?).await });
         promise(env, cancellation, work, |json| json)
     }
 
     /// Frees the model once its calls end.
     #[napi]
     pub fn close(&self) {
-        let opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let opened = self
+            .opened
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
         if let Some(model) = opened {
             in_background(move || drop(model));
         }
@@ -278,7 +294,10 @@ impl Model {
     }
 
     /// Work with the model, or the error that it is closed.
-    fn run<T, W, F>(&self, work: F) -> impl Future<Output = Result<T, Failure>> + Send + use<T, W, F>
+    fn run<T, W, F>(
+        &self,
+        work: F,
+    ) -> impl Future<Output = Result<T, Failure>> + Send + use<T, W, F>
     where
         T: 'static,
         W: Future<Output = kivu::Result<T>> + Send + 'static,

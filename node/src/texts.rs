@@ -30,7 +30,10 @@ pub(crate) struct Text {
 
 impl Text {
     pub(crate) fn copy(text: JsString<'_>, argument: &'static str) -> napi::Result<Self> {
-        Ok(Self { units: Units::copy(text)?, argument })
+        Ok(Self {
+            units: Units::copy(text)?,
+            argument,
+        })
     }
 
     pub(crate) fn text(&self) -> Result<String> {
@@ -47,13 +50,26 @@ pub(crate) struct Texts {
 }
 
 impl Texts {
-    pub(crate) fn copy(texts: Vec<JsString<'_>>, argument: &'static str, first: u32) -> napi::Result<Self> {
-        Ok(Self { units: texts.into_iter().map(Units::copy).collect::<napi::Result<_>>()?, argument, first })
+    pub(crate) fn copy(
+        texts: Vec<JsString<'_>>,
+        argument: &'static str,
+        first: u32,
+    ) -> napi::Result<Self> {
+        Ok(Self {
+            units: texts
+                .into_iter()
+                .map(Units::copy)
+                .collect::<napi::Result<_>>()?,
+            argument,
+            first,
+        })
     }
 
     pub(crate) fn texts(&self) -> Result<Vec<String>> {
         let texts = self.units.iter().enumerate();
-        texts.map(|(index, text)| text.text(|| place(self.argument, self.first, index))).collect()
+        texts
+            .map(|(index, text)| text.text(|| place(self.argument, self.first, index)))
+            .collect()
     }
 }
 
@@ -71,12 +87,17 @@ impl Inputs {
         let copy = |input| {
             Ok(match input {
                 Either::A(text) => Either::A(Units::copy(text)?),
-                Either::B(texts) => {
-                    Either::B(Vec::into_iter(texts).map(Units::copy).collect::<napi::Result<Vec<_>>>()?)
-                }
+                Either::B(texts) => Either::B(
+                    Vec::into_iter(texts)
+                        .map(Units::copy)
+                        .collect::<napi::Result<Vec<_>>>()?,
+                ),
             })
         };
-        Ok(Self { units: inputs.into_iter().map(copy).collect::<napi::Result<_>>()?, first })
+        Ok(Self {
+            units: inputs.into_iter().map(copy).collect::<napi::Result<_>>()?,
+            first,
+        })
     }
 
     pub(crate) fn inputs(&self) -> Result<Vec<Input>> {

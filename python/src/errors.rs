@@ -11,6 +11,8 @@ pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
 
 /// An exception from `kivuml.errors`, by its class name.
 pub(crate) fn named(py: Python<'_>, class: &str, message: String) -> PyErr {
-    let made = py.import("kivuml.errors").and_then(|errors| errors.getattr(class)?.call1((message,)));
+    let made = py
+        .import("kivuml.errors")
+        .and_then(|errors| errors.getattr(class)?.call1((message,)));
     made.map_or_else(|error| error, PyErr::from_value)
 }

@@ -32,7 +32,9 @@ mod native {
             let code = kivu_cli::main_of_package(interpreter, arguments);
             let _ = io::stdout().flush();
             // The standard library has no conversion.
-            (0..=u8::MAX).find(|number| ExitCode::from(*number) == code).unwrap_or(1)
+            (0..=u8::MAX)
+                .find(|number| ExitCode::from(*number) == code)
+                .unwrap_or(1)
         })
     }
 

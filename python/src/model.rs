@@ -8,8 +8,8 @@ use std::{
 
 use kivu::pipeline::vectors::StoredVector;
 use kivu_bindings::{
-    Source, Token, Weights, classify, describe, encode, entities, extract, generate, multi_vectors, rank,
-    sparse, tokenize, translate, zero_shot,
+    Source, Token, Weights, classify, describe, encode, entities, extract, generate, multi_vectors,
+    rank, sparse, tokenize, translate, zero_shot,
 };
 use pyo3::{
     Bound, PyAny, PyResult, Python, pyclass, pymethods,
@@ -39,7 +39,10 @@ struct Opened {
 
 impl Opened {
     fn new(model: kivu::Model) -> Self {
-        Self { process: process::id(), model: Arc::new(model) }
+        Self {
+            process: process::id(),
+            model: Arc::new(model),
+        }
     }
 }
 
@@ -50,7 +53,10 @@ impl Model {
     fn load(py: Python<'_>, name: String, options: &str) -> PyResult<Self> {
         let source = Source::new(name, options).map_err(|error| exception(py, &error))?;
         let model = wait_for_load(py, source.clone())?;
-        Ok(Self { source, opened: Mutex::new(Some(Opened::new(model))) })
+        Ok(Self {
+            source,
+            opened: Mutex::new(Some(Opened::new(model))),
+        })
     }
 
     /// The model's name, task, limits and vectors, as JSON.
@@ -68,7 +74,12 @@ impl Model {
         parameters: &str,
     ) -> PyResult<(Bound<'py, PyByteArray>, usize)> {
         let model = self.model(py)?;
-        let texts = Batch { texts, argument: "texts", first }.texts()?;
+        let texts = Batch {
+            texts,
+            argument: "texts",
+            first,
+        }
+        .texts()?;
         let vectors = wait(py, encode(&model, parameters, texts))?;
         let values = vectors.first().map_or(0, |vector| match vector {
             StoredVector::Float(values) => values.len(),
@@ -88,10 +99,19 @@ impl Model {
         parameters: &str,
     ) -> PyResult<(Bound<'py, PyByteArray>, Vec<usize>, usize)> {
         let model = self.model(py)?;
-        let texts = Batch { texts, argument: "texts", first }.texts()?;
+        let texts = Batch {
+            texts,
+            argument: "texts",
+            first,
+        }
+        .texts()?;
         let vectors = wait(py, multi_vectors(&model, parameters, texts))?;
         let counts = vectors.iter().map(Vec::len).collect();
-        let rows: Vec<&[u8]> = vectors.iter().flatten().map(|vector| bytemuck::cast_slice(vector)).collect();
+        let rows: Vec<&[u8]> = vectors
+            .iter()
+            .flatten()
+            .map(|vector| bytemuck::cast_slice(vector))
+            .collect();
         let values = vectors.iter().flatten().next().map_or(0, Vec::len);
         Ok((joined(py, &rows)?, counts, values))
     }
@@ -105,7 +125,12 @@ impl Model {
         parameters: &str,
     ) -> PyResult<Vec<Bound<'py, PyDict>>> {
         let model = self.model(py)?;
-        let texts = Batch { texts, argument: "texts", first }.texts()?;
+        let texts = Batch {
+            texts,
+            argument: "texts",
+            first,
+        }
+        .texts()?;
         let found = wait(py, sparse(&model, parameters, texts))?;
         let of_text = |weights: Weights| {
             let dictionary = PyDict::new(py);
@@ -129,7 +154,12 @@ impl Model {
         parameters: &str,
     ) -> PyResult<String> {
         let model = self.model(py)?;
-        let inputs = Batch { texts, argument: "texts", first }.inputs()?;
+        let inputs = Batch {
+            texts,
+            argument: "texts",
+            first,
+        }
+        .inputs()?;
         wait(py, classify(&model, parameters, inputs))
     }
 
@@ -142,7 +172,12 @@ impl Model {
         parameters: &str,
     ) -> PyResult<String> {
         let model = self.model(py)?;
-        let texts = Batch { texts, argument: "texts", first }.texts()?;
+        let texts = Batch {
+            texts,
+            argument: "texts",
+            first,
+        }
+        .texts()?;
         wait(py, zero_shot(&model, parameters, texts))
     }
 
@@ -155,7 +190,12 @@ impl Model {
         parameters: &str,
     ) -> PyResult<String> {
         let model = self.model(py)?;
-        let texts = Batch { texts, argument: "texts", first }.texts()?;
+        let texts = Batch {
+            texts,
+            argument: "texts",
+            first,
+        }
+        .texts()?;
         wait(py, entities(&model, parameters, texts))
     }
 
@@ -168,7 +208,12 @@ impl Model {
         parameters: &str,
     ) -> PyResult<String> {
         let model = self.model(py)?;
-        let texts = Batch { texts, argument: "texts", first }.texts()?;
+        let texts = Batch {
+            texts,
+            argument: "texts",
+            first,
+        }
+        .texts()?;
         wait(py, extract(&model, parameters, texts))
     }
 
@@ -182,7 +227,12 @@ impl Model {
     ) -> PyResult<String> {
         let model = self.model(py)?;
         let query = text_at(query, || "query".to_owned())?;
-        let documents = Batch { texts: documents, argument: "documents", first: 0 }.texts()?;
+        let documents = Batch {
+            texts: documents,
+            argument: "documents",
+            first: 0,
+        }
+        .texts()?;
         wait(py, rank(&model, parameters, query, documents))
     }
 
@@ -195,7 +245,12 @@ impl Model {
         parameters: &str,
     ) -> PyResult<Vec<String>> {
         let model = self.model(py)?;
-        let texts = Batch { texts, argument: "texts", first }.texts()?;
+        let texts = Batch {
+            texts,
+            argument: "texts",
+            first,
+        }
+        .texts()?;
         wait(py, translate(&model, parameters, texts))
     }
 
@@ -208,7 +263,12 @@ impl Model {
         parameters: &str,
     ) -> PyResult<Vec<String>> {
         let model = self.model(py)?;
-        let texts = Batch { texts, argument: "texts", first }.texts()?;
+        let texts = Batch {
+            texts,
+            argument: "texts",
+            first,
+        }
+        .texts()?;
         wait(py, generate(&model, parameters, texts))
     }
 
@@ -221,7 +281,12 @@ impl Model {
         parameters: &str,
     ) -> PyResult<String> {
         let model = self.model(py)?;
-        let texts = Batch { texts, argument: "texts", first }.texts()?;
+        let texts = Batch {
+            texts,
+            argument: "texts",
+            first,
+        }
+        .texts()?;
         wait(py, tokenize(&model, parameters, texts))
     }
 
@@ -241,8 +306,10 @@ impl Model {
     fn model(&self, py: Python<'_>) -> PyResult<Arc<kivu::Model>> {
         let found = self.opened().clone();
         let Some(found) = found else {
-            let message =
-                format!("expected an open model, but `{}` is closed; load it again", self.source.name());
+            let message = format!(
+                "expected an open model, but `{}` is closed; load it again",
+                self.source.name()
+            );
             return Err(named(py, "ClosedError", message));
         };
         if found.process == process::id() {
@@ -267,7 +334,10 @@ impl Drop for Model {
 /// Drops a model of this process. In a forked child, a parent's model stays in memory: dropping it could wait for a
 /// thread that does not exist.
 fn leave(opened: Option<Opened>) {
-    if opened.as_ref().is_some_and(|opened| opened.process != process::id()) {
+    if opened
+        .as_ref()
+        .is_some_and(|opened| opened.process != process::id())
+    {
         let _parents = ManuallyDrop::new(opened);
     }
 }

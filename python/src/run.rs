@@ -59,13 +59,20 @@ impl Drop for Call {
 /// The process was forked during a call.
 fn runtime(py: Python<'_>) -> PyResult<Arc<Runtime>> {
     let mut started = RUNTIME.lock().unwrap_or_else(PoisonError::into_inner);
-    let is_forked = started.as_ref().is_some_and(|started| started.process != process::id());
+    let is_forked = started
+        .as_ref()
+        .is_some_and(|started| started.process != process::id());
     if started.is_none() || is_forked {
         let is_usable = !is_forked || CALLS.load(Ordering::SeqCst) == 0;
         let runtime = is_usable.then(kivu_bindings::runtime).transpose();
-        let runtime = runtime.map_err(|error| exception(py, &error))?.map(Arc::new);
+        let runtime = runtime
+            .map_err(|error| exception(py, &error))?
+            .map(Arc::new);
         // Dropping a parent's runtime would wait for its threads.
-        let _parents = ManuallyDrop::new(started.replace(Started { process: process::id(), runtime }));
+        let _parents = ManuallyDrop::new(started.replace(Started {
+            process: process::id(),
+            runtime,
+        }));
     }
     let runtime = started.as_ref().and_then(|started| started.runtime.clone());
     runtime.ok_or_else(|| {

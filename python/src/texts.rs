@@ -26,7 +26,9 @@ impl Batch<'_, '_> {
     /// The texts, none of which is empty.
     pub(crate) fn texts(&self) -> PyResult<Vec<String>> {
         let texts = self.texts.iter().enumerate();
-        texts.map(|(index, text)| text_at(&text, || self.place(index))).collect()
+        texts
+            .map(|(index, text)| text_at(&text, || self.place(index)))
+            .collect()
     }
 
     /// Texts, or tuples with two texts that a model reads together.
@@ -36,10 +38,16 @@ impl Batch<'_, '_> {
                 return text_at(&value, || self.place(index)).map(Input::Text);
             };
             if pair.len() != 2 {
-                return Err(exception(value.py(), &no_pair(&self.place(index), pair.len())));
+                return Err(exception(
+                    value.py(),
+                    &no_pair(&self.place(index), pair.len()),
+                ));
             }
-            let part =
-                |part: usize| text_at(&pair.get_item(part)?, || format!("{}[{part}]", self.place(index)));
+            let part = |part: usize| {
+                text_at(&pair.get_item(part)?, || {
+                    format!("{}[{part}]", self.place(index))
+                })
+            };
             Ok(Input::Pair(part(0)?.into(), part(1)?.into()))
         };
         self.texts.iter().enumerate().map(input).collect()
@@ -52,12 +60,21 @@ impl Batch<'_, '_> {
 
 /// A text that is not empty.
 pub(crate) fn text_at(value: &Bound<'_, PyAny>, place: impl Fn() -> String) -> PyResult<String> {
-    let Ok(text) = value.cast::<PyString>() else { return Err(wrong_type(value, &place())) };
-    let text = text.to_str().map_err(|_| exception(value.py(), &half_a_pair(&place())))?;
+    let Ok(text) = value.cast::<PyString>() else {
+        return Err(wrong_type(value, &place()));
+    };
+    let text = text
+        .to_str()
+        .map_err(|_| exception(value.py(), &half_a_pair(&place())))?;
     check(text.to_owned(), place).map_err(|error| exception(value.py(), &error))
 }
 
 fn wrong_type(value: &Bound<'_, PyAny>, place: &str) -> PyErr {
-    let found = value.get_type().name().map_or_else(|_| "another type".to_owned(), |name| name.to_string());
-    PyTypeError::new_err(format!("expected `{place}` to be a string, but found `{found}`"))
+    let found = value
+        .get_type()
+        .name()
+        .map_or_else(|_| "another type".to_owned(), |name| name.to_string());
+    PyTypeError::new_err(format!(
+        "expected `{place}` to be a string, but found `{found}`"
+    ))
 }

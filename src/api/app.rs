@@ -10,7 +10,9 @@ use std::{
 use axum::{body::Bytes, http::StatusCode};
 use tokio::sync::Semaphore;
 
-use super::{auth::Guard, body_memory::BodyMemory, fetch::FetchModel, files::Files, rejection::Rejection};
+use super::{
+    auth::Guard, body_memory::BodyMemory, fetch::FetchModel, files::Files, rejection::Rejection,
+};
 use crate::{
     backend::Deadline,
     config::Limits,
@@ -97,13 +99,19 @@ impl App {
     /// Fetches models with `fetcher` when `/api/pull` asks for them.
     #[must_use]
     pub fn with_fetcher(self, fetcher: Arc<dyn FetchModel>) -> Self {
-        Self { fetcher: Some(fetcher), ..self }
+        Self {
+            fetcher: Some(fetcher),
+            ..self
+        }
     }
 
     /// Serves metrics at `/metrics`.
     #[must_use]
     pub fn with_metrics(self, prometheus: Prometheus) -> Self {
-        Self { prometheus: Some(prometheus), ..self }
+        Self {
+            prometheus: Some(prometheus),
+            ..self
+        }
     }
 
     /// Turns the pages for browsers and `/openapi.json` on or off; they are on by default.
@@ -116,7 +124,10 @@ impl App {
     #[must_use]
     pub fn with_slow_log(self, slow_request_ms: Option<NonZeroU64>) -> Self {
         let slow_request = slow_request_ms.map(|ms| Duration::from_millis(ms.get()));
-        Self { slow_request, ..self }
+        Self {
+            slow_request,
+            ..self
+        }
     }
 
     /// Exports the metrics that are read when they are sent.
@@ -135,13 +146,20 @@ impl App {
 
     /// Models that the current request's caller may use.
     pub(super) fn models(&self) -> Vec<Arc<Entry>> {
-        self.catalog.entries().iter().filter(|entry| caller_may_use(&entry.name)).cloned().collect()
+        self.catalog
+            .entries()
+            .iter()
+            .filter(|entry| caller_may_use(&entry.name))
+            .cloned()
+            .collect()
     }
 
     /// Looks up a model by name; `None` selects the first one.
     pub(super) fn model(&self, name: Option<&str>) -> Result<Arc<Entry>> {
         let models = self.models();
-        let Some(name) = name else { return models.first().cloned().ok_or(Error::NoModel) };
+        let Some(name) = name else {
+            return models.first().cloned().ok_or(Error::NoModel);
+        };
         let found = find(&models, name).map(|(model, _)| Arc::clone(model));
         found.ok_or_else(|| unknown(name, &models))
     }
@@ -164,8 +182,18 @@ impl App {
 
     /// Defaults and limits of a request.
     pub(super) fn scope(&self) -> Scope {
-        let Limits { truncate, values, texts, .. } = self.limits;
-        Scope { truncate, max_values: values, max_parts: texts, max_labels: texts }
+        let Limits {
+            truncate,
+            values,
+            texts,
+            ..
+        } = self.limits;
+        Scope {
+            truncate,
+            max_values: values,
+            max_parts: texts,
+            max_labels: texts,
+        }
     }
 
     /// Rejects `path` if pages are turned off.
@@ -173,20 +201,31 @@ impl App {
         if self.has_page {
             return Ok(());
         }
-        Err(Rejection::new(StatusCode::NOT_FOUND, format!("no route `{path}`: `page` is off")))
+        Err(Rejection::new(
+            StatusCode::NOT_FOUND,
+            format!("no route `{path}`: `page` is off"),
+        ))
     }
 }
 
 fn requests(permits: &Semaphore, limit: usize) -> [Reading; 2] {
     let limit = limit.min(Semaphore::MAX_PERMITS);
     let in_progress = limit.saturating_sub(permits.available_permits());
-    let reading = |name, value: usize| Reading { name, model: None, value: value as f64 };
-    [reading(REQUESTS[0], in_progress), reading(REQUESTS[1], limit)]
+    let reading = |name, value: usize| Reading {
+        name,
+        model: None,
+        value: value as f64,
+    };
+    [
+        reading(REQUESTS[0], in_progress),
+        reading(REQUESTS[1], limit),
+    ]
 }
 
 /// Whether the current request's caller may use the model with this name.
 pub(super) fn caller_may_use(name: &str) -> bool {
-    let is_listed = |allowed: &Vec<String>| allowed.is_empty() || allowed.iter().any(|one| one == name);
+    let is_listed =
+        |allowed: &Vec<String>| allowed.is_empty() || allowed.iter().any(|one| one == name);
     ALLOWED_MODELS.try_with(is_listed).unwrap_or(true)
 }
 
@@ -204,7 +243,10 @@ fn find<'a>(models: &'a [Arc<Entry>], name: &str) -> Option<(&'a Arc<Entry>, Opt
     if suffix == "latest" {
         return Some((model, None));
     }
-    Some((model, model.settings()?.embedding()?.prompt_name(suffix).ok()?))
+    Some((
+        model,
+        model.settings()?.embedding()?.prompt_name(suffix).ok()?,
+    ))
 }
 
 /// The error for a name that no model has.

@@ -160,7 +160,11 @@ pub(super) async fn invoke(
     InPath(id): InPath<Vec<(String, String)>>,
     UntypedCall(context, Tree(body)): UntypedCall<Tree>,
 ) -> Reply {
-    let id = id.into_iter().map(|(_, segment)| segment).collect::<Vec<_>>().join("/");
+    let id = id
+        .into_iter()
+        .map(|(_, segment)| segment)
+        .collect::<Vec<_>>()
+        .join("/");
     let model = served_name(&context.app, &id);
     match Form::of(&body)? {
         Form::Titan => titan(&context, model, from_value(body)?).await,
@@ -170,7 +174,9 @@ pub(super) async fn invoke(
 }
 
 /// Areas of cross-region inference profiles, whose ids begin with them.
-const AREAS: [&str; 8] = ["us.", "us-gov.", "eu.", "apac.", "jp.", "au.", "ca.", "global."];
+const AREAS: [&str; 8] = [
+    "us.", "us-gov.", "eu.", "apac.", "jp.", "au.", "ca.", "global.",
+];
 
 /// A served model's name or alias: the whole id, or what follows the slash in an ARN, or either without a profile's area.
 fn served_name<'a>(app: &App, id: &'a str) -> &'a str {
@@ -178,7 +184,9 @@ fn served_name<'a>(app: &App, id: &'a str) -> &'a str {
     let resource = resource.map_or(id, |(_, resource)| resource);
     let model = AREAS.iter().find_map(|area| resource.strip_prefix(area));
     let mut names = [Some(id), Some(resource), model].into_iter().flatten();
-    names.find(|name| app.model(Some(name)).is_ok()).unwrap_or(resource)
+    names
+        .find(|name| app.model(Some(name)).is_ok())
+        .unwrap_or(resource)
 }
 
 #[derive(Clone, Copy)]
@@ -212,7 +220,10 @@ impl Form {
 
 async fn titan(context: &Context, model: &str, body: TitanRequest) -> Reply {
     let (_, pipeline) = context.embedding(Some(model)).await?;
-    let types = body.embedding_types.as_deref().unwrap_or(&[TitanType::Float]);
+    let types = body
+        .embedding_types
+        .as_deref()
+        .unwrap_or(&[TitanType::Float]);
     inputs::count("embeddingTypes", types.len(), 2)?;
     inputs::above_zero("dimensions", body.dimensions)?;
     context.texts.count("inputText", 1)?;
@@ -225,15 +236,31 @@ async fn titan(context: &Context, model: &str, body: TitanRequest) -> Reply {
         ..EmbeddingParameters::default()
     };
     let embedder = parameters.prepare(pipeline, &context.scope())?;
-    let found = embedder.run(vec![Input::Text(text)], context.deadline).await?;
-    let embedding: Vec<f32> = found.vectors.into_iter().filter_map(|text| text.dense).flatten().collect();
-    let bits = || embedding.iter().map(|value| u8::from(*value > 0.0)).collect();
+    let found = embedder
+        .run(vec![Input::Text(text)], context.deadline)
+        .await?;
+    let embedding: Vec<f32> = found
+        .vectors
+        .into_iter()
+        .filter_map(|text| text.dense)
+        .flatten()
+        .collect();
+    let bits = || {
+        embedding
+            .iter()
+            .map(|value| u8::from(*value > 0.0))
+            .collect()
+    };
     let embeddings_by_type = TitanVectors {
         float: types.contains(&TitanType::Float).then(|| embedding.clone()),
         binary: types.contains(&TitanType::Binary).then(bits),
     };
     let input_text_token_count = found.usage.tokens;
-    let answer = TitanResponse { embedding, embeddings_by_type, input_text_token_count };
+    let answer = TitanResponse {
+        embedding,
+        embeddings_by_type,
+        input_text_token_count,
+    };
     Ok(respond(context, &answer, &found.usage))
 }
 
@@ -260,8 +287,14 @@ async fn cohere_embed(context: &Context, model: &str, body: BedrockEmbedRequest)
 }
 
 async fn rank(context: &Context, model: &str, body: BedrockRankRequest) -> Reply {
-    if let Some(version) = body.api_version.filter(|version| !(1..=2).contains(version)) {
-        return Err(Error::invalid(format!("expected `api_version` 1 or 2, but found {version}")).into());
+    if let Some(version) = body
+        .api_version
+        .filter(|version| !(1..=2).contains(version))
+    {
+        return Err(Error::invalid(format!(
+            "expected `api_version` 1 or 2, but found {version}"
+        ))
+        .into());
     }
     let request = DocumentsRequest {
         model: Some(model.to_owned()),
@@ -276,7 +309,9 @@ async fn rank(context: &Context, model: &str, body: BedrockRankRequest) -> Reply
         max_tokens_per_doc: None,
     };
     let (_, ranked) = rank_documents(context, request).await?;
-    let answer = BedrockRanks { results: ranked.documents(body.return_documents.unwrap_or(false)) };
+    let answer = BedrockRanks {
+        results: ranked.documents(body.return_documents.unwrap_or(false)),
+    };
     Ok(respond(context, &answer, &ranked.usage))
 }
 
@@ -284,7 +319,10 @@ async fn rank(context: &Context, model: &str, body: BedrockRankRequest) -> Reply
 fn respond<B: Serialize>(context: &Context, body: &B, usage: &Usage) -> axum::response::Response {
     let headers = [
         ("x-amzn-bedrock-input-token-count", usage.tokens.to_string()),
-        ("x-amzn-bedrock-invocation-latency", context.started.elapsed().as_millis().to_string()),
+        (
+            "x-amzn-bedrock-invocation-latency",
+            context.started.elapsed().as_millis().to_string(),
+        ),
     ];
     (headers, by_model(body, usage)).into_response()
 }

@@ -57,15 +57,25 @@ pub(super) async fn read(app: &App, request: Request) -> Result<ReadBody, Error>
     if encoding != ContentEncoding::Identity {
         // The limit applies to the compressed and to the decompressed body.
         memory.resize(bytes.len() + limit)?;
-        bytes = deadline.off_thread(move || encoding.decode(bytes, limit)).await?;
+        bytes = deadline
+            .off_thread(move || encoding.decode(bytes, limit))
+            .await?;
         memory.resize(bytes.capacity())?;
     }
-    Ok(ReadBody { headers: parts.headers, bytes, deadline, memory })
+    Ok(ReadBody {
+        headers: parts.headers,
+        bytes,
+        deadline,
+        memory,
+    })
 }
 
 /// Announced body length, if the client sends the body after `100 Continue` only, as curl does above one megabyte.
 fn announced(headers: &HeaderMap) -> Option<u64> {
-    let is_pending = headers.get(EXPECT)?.as_bytes().eq_ignore_ascii_case(b"100-continue");
+    let is_pending = headers
+        .get(EXPECT)?
+        .as_bytes()
+        .eq_ignore_ascii_case(b"100-continue");
     let length = headers.get(CONTENT_LENGTH).filter(|_| is_pending)?;
     length.to_str().ok()?.parse().ok()
 }
@@ -80,13 +90,19 @@ async fn collect(mut body: Body, limit: usize, memory: &RequestMemory) -> Result
     let (mut blocks, mut found, mut refusal) = (Blocks::default(), 0_usize, None);
     while let Some(frame) = body.frame().await {
         let truncated = |_| Error::malformed("the body is incomplete");
-        let Ok(data) = frame.map_err(truncated)?.into_data() else { continue };
+        let Ok(data) = frame.map_err(truncated)?.into_data() else {
+            continue;
+        };
         found = found.saturating_add(data.len());
         if found > limit.saturating_mul(MAX_DISCARDED) {
             break;
         }
         if refusal.is_none() {
-            let added = if found > limit { Err(too_long(limit)) } else { blocks.add(&data, memory) };
+            let added = if found > limit {
+                Err(too_long(limit))
+            } else {
+                blocks.add(&data, memory)
+            };
             if let Err(error) = added {
                 refusal = Some(error);
                 blocks = Blocks::default();
@@ -116,7 +132,10 @@ impl Blocks {
                 self.blocks.push(Block::new(block)?);
             }
             let (now, rest) = data.split_at(data.len().min(self.capacity - self.size));
-            self.blocks.last_mut().into_iter().for_each(|block| block.extend(now));
+            self.blocks
+                .last_mut()
+                .into_iter()
+                .for_each(|block| block.extend(now));
             self.size += now.len();
             data = rest;
         }
@@ -129,7 +148,9 @@ impl Blocks {
         }
         memory.resize(self.capacity + self.size)?;
         let mut bytes = Vec::with_capacity(self.size);
-        self.blocks.into_iter().for_each(|block| bytes.extend_from_slice(block.bytes()));
+        self.blocks
+            .into_iter()
+            .for_each(|block| bytes.extend_from_slice(block.bytes()));
         memory.resize(bytes.len())?;
         Ok(bytes)
     }
@@ -150,7 +171,8 @@ impl Block {
         if capacity < MAX_BLOCK_BYTES {
             return Ok(Self::Allocated(Vec::with_capacity(capacity)));
         }
-        let map = MmapMut::map_anon(capacity).map_err(Error::io("cannot get memory for a request's body"))?;
+        let map = MmapMut::map_anon(capacity)
+            .map_err(Error::io("cannot get memory for a request's body"))?;
         Ok(Self::Mapped(map, 0))
     }
 
@@ -179,13 +201,18 @@ mod tests {
     use crate::{api::body_memory::BodyMemory, config::Limits};
 
     fn limits() -> Limits {
-        Limits { body_bytes: 1024 * 1024, buffer_bytes: 64 * 1024 * 1024, ..Limits::default() }
+        Limits {
+            body_bytes: 1024 * 1024,
+            buffer_bytes: 64 * 1024 * 1024,
+            ..Limits::default()
+        }
     }
 
     #[tokio::test]
     async fn a_body_holds_its_memory_while_it_is_read() {
         let memory = BodyMemory::new(&limits());
-        let (sender, receiver) = futures::channel::mpsc::unbounded::<Result<Vec<u8>, std::io::Error>>();
+        let (sender, receiver) =
+            futures::channel::mpsc::unbounded::<Result<Vec<u8>, std::io::Error>>();
         let of_request = memory.request();
         let before = memory.free_kib();
         {
@@ -204,10 +231,16 @@ mod tests {
             drop(sender);
             assert!(matches!(collected.await, Err(Error::TooLarge { .. })));
         }
-        let pieces: Vec<Vec<u8>> = (0..500_u32).map(|piece| piece.to_le_bytes().repeat(100)).collect();
-        let body =
-            Body::from_stream(futures::stream::iter(pieces.clone().into_iter().map(Ok::<_, std::io::Error>)));
-        assert_eq!(collect(body, 1024 * 1024, &of_request).await.unwrap(), pieces.concat());
+        let pieces: Vec<Vec<u8>> = (0..500_u32)
+            .map(|piece| piece.to_le_bytes().repeat(100))
+            .collect();
+        let body = Body::from_stream(futures::stream::iter(
+            pieces.clone().into_iter().map(Ok::<_, std::io::Error>),
+        ));
+        assert_eq!(
+            collect(body, 1024 * 1024, &of_request).await.unwrap(),
+            pieces.concat()
+        );
         assert_eq!(before - memory.free_kib(), 200_000_usize.div_ceil(1024));
         drop(of_request);
         assert_eq!(memory.free_kib(), before);

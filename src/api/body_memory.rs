@@ -20,10 +20,15 @@ pub(super) struct BodyMemory {
 impl BodyMemory {
     /// The configured memory, or more if the largest request needs it.
     pub(super) fn new(limits: &Limits) -> Self {
-        let largest = limits.body_bytes.saturating_add(json::max_memory(limits.body_bytes));
+        let largest = limits
+            .body_bytes
+            .saturating_add(json::max_memory(limits.body_bytes));
         let max = limits.buffer_bytes.max(largest);
         let permits = (max / BYTES_PER_PERMIT + 1).min(Semaphore::MAX_PERMITS);
-        Self { max, free: Arc::new(Semaphore::new(permits)) }
+        Self {
+            max,
+            free: Arc::new(Semaphore::new(permits)),
+        }
     }
 
     #[cfg(test)]
@@ -33,7 +38,11 @@ impl BodyMemory {
 
     /// No memory yet, for a request.
     pub(super) fn request(&self) -> Arc<RequestMemory> {
-        Arc::new(RequestMemory { max: self.max, free: Arc::clone(&self.free), held: Mutex::default() })
+        Arc::new(RequestMemory {
+            max: self.max,
+            free: Arc::clone(&self.free),
+            held: Mutex::default(),
+        })
     }
 }
 
@@ -48,16 +57,27 @@ pub(super) struct RequestMemory {
 impl RequestMemory {
     /// Holds `bytes` from now on, or is refused and holds what it held before.
     pub(super) fn resize(&self, bytes: usize) -> Result<(), Error> {
-        let wanted = if bytes <= MAX_UNCOUNTED_BYTES { 0 } else { bytes.div_ceil(BYTES_PER_PERMIT) };
+        let wanted = if bytes <= MAX_UNCOUNTED_BYTES {
+            0
+        } else {
+            bytes.div_ceil(BYTES_PER_PERMIT)
+        };
         let mut permit = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         let held = permit.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
         if wanted <= held {
-            drop(permit.as_mut().and_then(|permit| permit.split(held - wanted)));
+            drop(
+                permit
+                    .as_mut()
+                    .and_then(|permit| permit.split(held - wanted)),
+            );
             return Ok(());
         }
         let more = u32::try_from(wanted - held).ok();
         let more = more.and_then(|more| Arc::clone(&self.free).try_acquire_many_owned(more).ok());
-        let more = more.ok_or(Error::Overloaded { limit: self.max, unit: "bytes of request bodies" })?;
+        let more = more.ok_or(Error::Overloaded {
+            limit: self.max,
+            unit: "bytes of request bodies",
+        })?;
         match permit.as_mut() {
             Some(permit) => permit.merge(more),
             None => *permit = Some(more),
@@ -71,7 +91,11 @@ mod tests {
     use super::*;
 
     fn limits() -> Limits {
-        Limits { body_bytes: 1024 * 1024, buffer_bytes: 64 * 1024 * 1024, ..Limits::default() }
+        Limits {
+            body_bytes: 1024 * 1024,
+            buffer_bytes: 64 * 1024 * 1024,
+            ..Limits::default()
+        }
     }
 
     #[test]
@@ -92,7 +116,10 @@ mod tests {
 
     #[test]
     fn the_largest_request_fits() {
-        let limits = Limits { buffer_bytes: 1, ..limits() };
+        let limits = Limits {
+            buffer_bytes: 1,
+            ..limits()
+        };
         let largest = limits.body_bytes + json::max_memory(limits.body_bytes);
         BodyMemory::new(&limits).request().resize(largest).unwrap();
     }

@@ -184,8 +184,14 @@ pub(super) async fn completions(Call(context, body): Call<ChatRequest>) -> Reply
     let takes_labels = |own: &TaskSettings<'_>| matches!(own, TaskSettings::ZeroShotEntities(_));
     let has_labels = |own: &TaskSettings<'_>| matches!(own, TaskSettings::TokenClassification(_));
     let serves: [&(dyn Fn(&TaskSettings<'_>) -> bool + Sync); 2] = [&takes_labels, &has_labels];
-    let (model, pipeline) =
-        context.pipeline(body.model.as_deref(), Task::TokenClassification, &serves, Some).await?;
+    let (model, pipeline) = context
+        .pipeline(
+            body.model.as_deref(),
+            Task::TokenClassification,
+            &serves,
+            Some,
+        )
+        .await?;
     let (threshold, labels) = (body.threshold.unwrap_or(THRESHOLD), body.labels.clone());
     let finder = body.finder(&context, pipeline)?;
     let kept = match (&finder, labels) {
@@ -211,11 +217,19 @@ pub(super) async fn completions(Call(context, body): Call<ChatRequest>) -> Reply
         let has_label = |labels: &Vec<String>| labels.iter().any(|label| label == entity.label());
         entity.score > threshold && kept.as_ref().is_none_or(has_label)
     };
-    let entities: Vec<&Entity> =
-        found.texts.iter().flat_map(|found| found.entities()).filter(is_kept).collect();
+    let entities: Vec<&Entity> = found
+        .texts
+        .iter()
+        .flat_map(|found| found.entities())
+        .filter(is_kept)
+        .collect();
     let answer = serde_json::to_string(&TaggedEntities::new(&text, &entities))
         .map_err(|error| Error::inference(format!("the entities cannot be written: {error}")))?;
-    Ok(with_usage(&context, &ChatCompletion::new(&model.name, answer, &found.usage), &found.usage))
+    Ok(with_usage(
+        &context,
+        &ChatCompletion::new(&model.name, answer, &found.usage),
+        &found.usage,
+    ))
 }
 
 impl ChatRequest {
@@ -227,9 +241,9 @@ impl ChatRequest {
             )))
         };
         let is_given = |value: &Option<Value>| {
-            value
-                .as_ref()
-                .is_some_and(|value| !value.is_null() && value.as_array().is_none_or(|it| !it.is_empty()))
+            value.as_ref().is_some_and(|value| {
+                !value.is_null() && value.as_array().is_none_or(|it| !it.is_empty())
+            })
         };
         if self.stream == Some(true) {
             return refuse("`stream` false", "true");
@@ -237,15 +251,23 @@ impl ChatRequest {
         if let Some(n) = self.n.filter(|n| *n != 1) {
             return refuse("`n` 1", &n.to_string());
         }
-        if let Some((name, _)) =
-            [("tools", &self.tools), ("functions", &self.functions)].iter().find(|(_, value)| is_given(value))
+        if let Some((name, _)) = [("tools", &self.tools), ("functions", &self.functions)]
+            .iter()
+            .find(|(_, value)| is_given(value))
         {
             return refuse(&format!("no `{name}`"), "some");
         }
-        if self.response_format.as_ref().is_some_and(|format| !format.is_null() && format["type"] != "text") {
+        if self
+            .response_format
+            .as_ref()
+            .is_some_and(|format| !format.is_null() && format["type"] != "text")
+        {
             return refuse("no `response_format` other than `text`", "another");
         }
-        let (length, overlap) = (self.chunk_length.unwrap_or(384), self.overlap.unwrap_or(MAX_STRIDE));
+        let (length, overlap) = (
+            self.chunk_length.unwrap_or(384),
+            self.overlap.unwrap_or(MAX_STRIDE),
+        );
         let is_overlap_given = self.overlap.is_some();
         if !(1..=2048).contains(&length) || overlap > 512 || is_overlap_given && overlap >= length {
             return Err(Error::invalid(format!(
@@ -270,9 +292,9 @@ impl ChatRequest {
                 "expected one text part in the last user message's `content`, but found {}",
                 parts.len()
             ))),
-            None => {
-                Err(Error::invalid("expected a text in the last user message's `content`, but found none"))
-            }
+            None => Err(Error::invalid(
+                "expected a text in the last user message's `content`, but found none",
+            )),
         }
     }
 
@@ -298,23 +320,33 @@ impl ChatRequest {
                 parameters.prepare(pipeline, &context.scope())
             }
             Pipeline::TokenClassification(pipeline) => {
-                if self.threshold.is_some_and(|threshold| !(0.0..=1.0).contains(&threshold)) {
+                if self
+                    .threshold
+                    .is_some_and(|threshold| !(0.0..=1.0).contains(&threshold))
+                {
                     return Err(Error::invalid(
                         "expected a `threshold` from 0 to 1, but found another number",
                     ));
                 }
                 let stride = stride(pipeline.settings().max_tokens);
-                let parameters = TokenClassificationParameters { stride, ..Default::default() };
+                let parameters = TokenClassificationParameters {
+                    stride,
+                    ..Default::default()
+                };
                 parameters.prepare(pipeline, &context.scope())
             }
-            _ => Err(Error::invalid("expected a model that finds entities, but found another")),
+            _ => Err(Error::invalid(
+                "expected a model that finds entities, but found another",
+            )),
         }
     }
 }
 
 /// Seconds since 1970.
 pub(super) fn created_now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |time| time.as_secs())
 }
 
 impl<'a> ChatCompletion<'a> {
@@ -326,7 +358,10 @@ impl<'a> ChatCompletion<'a> {
             model,
             choices: [Choice {
                 index: 0,
-                message: Answer { role: "assistant", content },
+                message: Answer {
+                    role: "assistant",
+                    content,
+                },
                 finish_reason: "stop",
             }],
             usage: ChatUsage {
@@ -340,9 +375,14 @@ impl<'a> ChatCompletion<'a> {
 
 impl<'a> TaggedEntities<'a> {
     fn new(text: &'a str, entities: &[&'a Entity]) -> Self {
-        let starts: Vec<usize> = text.char_indices().map(|(start, _)| start).chain([text.len()]).collect();
+        let starts: Vec<usize> = text
+            .char_indices()
+            .map(|(start, _)| start)
+            .chain([text.len()])
+            .collect();
         let part = |start: usize, end: usize| {
-            let [start, end] = [start, end].map(|place| starts.get(place).copied().unwrap_or(text.len()));
+            let [start, end] =
+                [start, end].map(|place| starts.get(place).copied().unwrap_or(text.len()));
             text.get(start..end).unwrap_or_default()
         };
         let (mut tagged_text, mut place) = (String::with_capacity(text.len()), 0);
@@ -362,7 +402,11 @@ impl<'a> TaggedEntities<'a> {
             score: entity.score,
         });
         let entities: Vec<_> = entities.collect();
-        Self { total_entities: entities.len(), entities, tagged_text }
+        Self {
+            total_entities: entities.len(),
+            entities,
+            tagged_text,
+        }
     }
 }
 
@@ -374,7 +418,9 @@ mod tests {
     #[test]
     fn entities_are_tagged_in_the_text() {
         let entity = |start: usize, end: usize| Entity {
-            label: EntityLabel::Group { entity_group: "name".into() },
+            label: EntityLabel::Group {
+                entity_group: "name".into(),
+            },
             score: 0.75,
             word: String::new(),
             start,
@@ -382,7 +428,10 @@ mod tests {
         };
         let (first, inner, last) = (entity(2, 10), entity(2, 5), entity(14, 17));
         let found = TaggedEntities::new("👩\u{200d}Ann Lee met Bob", &[&first, &inner, &last]);
-        assert_eq!(found.tagged_text, "👩\u{200d}[Ann Lee ](name)met [Bob](name)");
+        assert_eq!(
+            found.tagged_text,
+            "👩\u{200d}[Ann Lee ](name)met [Bob](name)"
+        );
         insta::assert_snapshot!(
             serde_json::to_string(&found.entities[2]).unwrap(),
             @r#"{"text":"Bob","label":"name","start":14,"end":17,"score":0.75}"#

@@ -14,20 +14,35 @@ use crate::{
     json::{Content, Kind, flattened},
     json_schemas::{OneOrManyClassified, Pairs, Texts},
     pipeline::{
-        Input, classification::ClassificationPipeline, scores::ScoreFunction, zero_shot::ZeroShotPipeline,
+        Input, classification::ClassificationPipeline, scores::ScoreFunction,
+        zero_shot::ZeroShotPipeline,
     },
     task::{
         Scope, TruncationParameters,
-        classification::{ClassificationParameters, Classifier, ZeroShotClassifier, ZeroShotParameters},
+        classification::{
+            ClassificationParameters, Classifier, ZeroShotClassifier, ZeroShotParameters,
+        },
         labels,
     },
 };
 
 /// Scores inputs. The response holds one list of labels if `is_single`, instead of one for each input.
-async fn classify(context: &Context, classifier: &Classifier, inputs: Vec<Input>, is_single: bool) -> Reply {
+async fn classify(
+    context: &Context,
+    classifier: &Classifier,
+    inputs: Vec<Input>,
+    is_single: bool,
+) -> Reply {
     let scores = classifier.run(inputs, context.deadline).await?;
-    let rows = scores.rows.iter().map(|row| predictions(classifier.labels(), row, classifier.top));
-    Ok(with_usage(context, &OneOrMany::new(rows.collect(), is_single), &scores.usage))
+    let rows = scores
+        .rows
+        .iter()
+        .map(|row| predictions(classifier.labels(), row, classifier.top));
+    Ok(with_usage(
+        context,
+        &OneOrMany::new(rows.collect(), is_single),
+        &scores.usage,
+    ))
 }
 
 /// Texts or pairs to classify.
@@ -65,17 +80,29 @@ pub(super) async fn predict_with(
 ) -> Reply {
     let (inputs, is_single) = predict_inputs(body.inputs, &context.texts)?;
     let parameters = ClassificationParameters {
-        function_to_apply: body.raw_scores.unwrap_or(false).then_some(ScoreFunction::None),
+        function_to_apply: body
+            .raw_scores
+            .unwrap_or(false)
+            .then_some(ScoreFunction::None),
         truncation: body.truncation,
         top_k: None,
     };
-    classify(context, &parameters.prepare(pipeline, &context.scope())?, inputs, is_single).await
+    classify(
+        context,
+        &parameters.prepare(pipeline, &context.scope())?,
+        inputs,
+        is_single,
+    )
+    .await
 }
 
 /// Inputs in TEI's format, and whether there is a single one: a list is a pair, unless it has lists.
 fn predict_inputs(inputs: Content, texts: &RequestTexts) -> Result<(Vec<Input>, bool)> {
     if matches!(&inputs, Content::List(values) if values.has_lists) {
-        return Ok((inputs::one_or_list("inputs", inputs, texts, inputs::one_or_two)?, false));
+        return Ok((
+            inputs::one_or_list("inputs", inputs, texts, inputs::one_or_two)?,
+            false,
+        ));
     }
     texts.count("inputs", 1)?;
     Ok((vec![inputs::one_or_two(&"inputs", inputs, texts)?], true))
@@ -98,9 +125,20 @@ pub(super) async fn classify_with(
     pipeline: &ClassificationPipeline,
     body: ClassifyRequest,
 ) -> Reply {
-    let inputs = inputs::one_or_list("inputs", body.inputs, &context.texts, inputs::text_or_object)?;
+    let inputs = inputs::one_or_list(
+        "inputs",
+        body.inputs,
+        &context.texts,
+        inputs::text_or_object,
+    )?;
     let parameters = body.parameters.unwrap_or_default();
-    classify(context, &parameters.prepare(pipeline, &context.scope())?, inputs, false).await
+    classify(
+        context,
+        &parameters.prepare(pipeline, &context.scope())?,
+        inputs,
+        false,
+    )
+    .await
 }
 
 /// The model hub's body for a zero-shot classification model.
@@ -123,8 +161,15 @@ pub(super) async fn zero_shot_with(
     let texts = inputs::texts("inputs", body.inputs, &context.texts)?;
     let classifier = prepare_zero_shot(context, pipeline, texts.len(), &body.parameters)?;
     let scores = classifier.run(&texts, context.deadline).await?;
-    let rows = scores.rows.iter().map(|scores| predictions(classifier.labels(), scores, None));
-    Ok(with_usage(context, &OneOrMany::new(rows.collect(), is_single), &scores.usage))
+    let rows = scores
+        .rows
+        .iter()
+        .map(|scores| predictions(classifier.labels(), scores, None));
+    Ok(with_usage(
+        context,
+        &OneOrMany::new(rows.collect(), is_single),
+        &scores.usage,
+    ))
 }
 
 /// Checks the parameters, and counts the pairs of texts and labels: each text is scored with each label, so their product
@@ -136,8 +181,16 @@ pub(super) fn prepare_zero_shot(
     parameters: &ZeroShotParameters,
 ) -> Result<ZeroShotClassifier> {
     let max_labels = (context.texts.max() / count.max(1)).max(1);
-    let classifier = parameters.prepare(pipeline, &Scope { max_labels, ..context.scope() })?;
-    context.texts.count_more(count * (classifier.labels().len() - 1))?;
+    let classifier = parameters.prepare(
+        pipeline,
+        &Scope {
+            max_labels,
+            ..context.scope()
+        },
+    )?;
+    context
+        .texts
+        .count_more(count * (classifier.labels().len() - 1))?;
     Ok(classifier)
 }
 
@@ -149,10 +202,16 @@ mod tests {
 
     #[test]
     fn an_input_is_one_or_two_texts() {
-        let read =
-            |inputs: Value| predict_inputs(Content::deserialize(inputs).unwrap(), &RequestTexts::new(4));
+        let read = |inputs: Value| {
+            predict_inputs(Content::deserialize(inputs).unwrap(), &RequestTexts::new(4))
+        };
         let refusal = |inputs: Value| read(inputs).unwrap_err().to_string();
-        let refusals = [json!([]), json!([[]]), json!([["a"], ["a", "b", "c"]]), json!(["a", "b", "c"])];
+        let refusals = [
+            json!([]),
+            json!([[]]),
+            json!([["a"], ["a", "b", "c"]]),
+            json!(["a", "b", "c"]),
+        ];
         insta::assert_snapshot!(refusals.map(refusal).join("\n"), @r"
         expected a text or a pair in `inputs`, but found 0 texts
         expected a text or a pair in `inputs[0]`, but found 0 texts

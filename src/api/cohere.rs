@@ -148,16 +148,26 @@ pub(super) async fn embedded(
     is_list: bool,
 ) -> Result<(Embedded, Usage)> {
     if body.images.is_some() {
-        return Err(Error::invalid("expected no `images`, since the models read texts, but found some"));
+        return Err(Error::invalid(
+            "expected no `images`, since the models read texts, but found some",
+        ));
     }
     let app = &context.app;
     let name = body.model.as_deref();
     let (_, pipeline) = context.embedding(name).await?;
-    inputs::at_least("max_tokens", body.max_tokens, pipeline.settings().max_tokens)?;
-    let types = body.embedding_types.unwrap_or_else(|| vec![EncodingFormat::Float]);
+    inputs::at_least(
+        "max_tokens",
+        body.max_tokens,
+        pipeline.settings().max_tokens,
+    )?;
+    let types = body
+        .embedding_types
+        .unwrap_or_else(|| vec![EncodingFormat::Float]);
     inputs::count("embedding_types", types.len(), EncodingFormat::COUNT)?;
     let truncation = TruncationParameters {
-        truncate: body.truncate.map(|truncate| !matches!(truncate, Truncate::None)),
+        truncate: body
+            .truncate
+            .map(|truncate| !matches!(truncate, Truncate::None)),
         truncation_direction: body.truncate.map(|truncate| match truncate {
             Truncate::Start => Side::Left,
             Truncate::None | Truncate::End => Side::Right,
@@ -172,28 +182,57 @@ pub(super) async fn embedded(
     };
     let scope = context.scope();
     let form = |format: &EncodingFormat| {
-        let of_type = EmbeddingParameters { output_dtype: format.vector_type(), ..parameters.clone() };
-        Ok((format.name(), Form::new(&of_type.prepare(pipeline, &scope)?, Some(*format))))
+        let of_type = EmbeddingParameters {
+            output_dtype: format.vector_type(),
+            ..parameters.clone()
+        };
+        Ok((
+            format.name(),
+            Form::new(&of_type.prepare(pipeline, &scope)?, Some(*format)),
+        ))
     };
     let forms: BTreeMap<_, _> = types.iter().map(form).collect::<Result<_>>()?;
     let texts = texts(body.texts, body.inputs, &context.texts)?;
-    let roles = [("input_type", body.input_type), ("model", app.named_prompt(name))];
+    let roles = [
+        ("input_type", body.input_type),
+        ("model", app.named_prompt(name)),
+    ];
     parameters.prompt_name = match inputs::one_role(roles)? {
         Some(role) => pipeline.prompt_name(&role)?.map(str::to_owned),
         None => None,
     };
     // Each type is a part of the response.
-    let scope = Scope { max_values: scope.max_values / forms.len(), ..scope };
+    let scope = Scope {
+        max_values: scope.max_values / forms.len(),
+        ..scope
+    };
     let options = parameters.options(pipeline, &scope)?;
     let inputs = texts.iter().cloned().map(Input::Text).collect();
     let found = pipeline.embed(inputs, &options, context.deadline).await?;
-    let of_type = |form: &Form| found.vectors.iter().map(|vector| form.apply(vector.clone())).collect();
-    let by_type: BTreeMap<_, Vec<Vector>> = forms.iter().map(|(name, form)| (*name, of_type(form))).collect();
+    let of_type = |form: &Form| {
+        found
+            .vectors
+            .iter()
+            .map(|vector| form.apply(vector.clone()))
+            .collect()
+    };
+    let by_type: BTreeMap<_, Vec<Vector>> = forms
+        .iter()
+        .map(|(name, form)| (*name, of_type(form)))
+        .collect();
     let (embeddings, response_type) = match is_list {
-        true => (Embeddings::Floats(by_type.into_values().flatten().collect()), "embeddings_floats"),
+        true => (
+            Embeddings::Floats(by_type.into_values().flatten().collect()),
+            "embeddings_floats",
+        ),
         false => (Embeddings::ByType(by_type), "embeddings_by_type"),
     };
-    let embedded = Embedded { id: uuid::Uuid::new_v4().to_string(), texts, embeddings, response_type };
+    let embedded = Embedded {
+        id: uuid::Uuid::new_v4().to_string(),
+        texts,
+        embeddings,
+        response_type,
+    };
     Ok((embedded, found.usage))
 }
 
@@ -206,11 +245,18 @@ fn texts(
         (Some(texts), None) => inputs::texts("texts", texts, limit),
         (None, Some(contents)) => {
             let text = |message: Message| {
-                message.content.into_iter().map(|part| part.text).collect::<Vec<_>>().join("\n")
+                message
+                    .content
+                    .into_iter()
+                    .map(|part| part.text)
+                    .collect::<Vec<_>>()
+                    .join("\n")
             };
             let texts: Vec<String> = contents.into_iter().map(text).collect();
             inputs::texts("inputs", texts.into(), limit)
         }
-        _ => Err(Error::invalid("expected either `texts` or `inputs`, but found both or neither")),
+        _ => Err(Error::invalid(
+            "expected either `texts` or `inputs`, but found both or neither",
+        )),
     }
 }

@@ -18,8 +18,15 @@ impl ContentEncoding {
     /// Parses `content-encoding`, which may name a single encoding.
     pub(super) fn of(headers: &HeaderMap) -> Result<Self, Error> {
         let mut found = headers.get_all(CONTENT_ENCODING).iter();
-        let Some(first) = found.next() else { return Ok(Self::Identity) };
-        let known = match first.as_bytes().trim_ascii().to_ascii_lowercase().as_slice() {
+        let Some(first) = found.next() else {
+            return Ok(Self::Identity);
+        };
+        let known = match first
+            .as_bytes()
+            .trim_ascii()
+            .to_ascii_lowercase()
+            .as_slice()
+        {
             b"identity" => Some(Self::Identity),
             b"gzip" | b"x-gzip" => Some(Self::Gzip),
             b"deflate" => Some(Self::Deflate),
@@ -65,7 +72,9 @@ fn read(decoder: impl Read, limit: usize) -> io::Result<Vec<u8>> {
 }
 
 pub(super) fn too_long(limit: usize) -> Error {
-    Error::too_large(format!("expected a body of at most {limit} bytes, but found more"))
+    Error::too_large(format!(
+        "expected a body of at most {limit} bytes, but found more"
+    ))
 }
 
 #[cfg(test)]
@@ -116,10 +125,11 @@ mod tests {
 
     #[test]
     fn a_body_is_decompressed_completely_or_rejected() {
-        let decode = |encoding: ContentEncoding, body: &[u8]| match encoding.decode(body.to_vec(), 16) {
-            Ok(text) => format!("\"{}\"", String::from_utf8(text).unwrap()),
-            Err(error) => error.to_string(),
-        };
+        let decode =
+            |encoding: ContentEncoding, body: &[u8]| match encoding.decode(body.to_vec(), 16) {
+                Ok(text) => format!("\"{}\"", String::from_utf8(text).unwrap()),
+                Err(error) => error.to_string(),
+            };
         let garbage = |body: Vec<u8>| [body, b"garbage".to_vec()].concat();
         let two = [gzip("one, "), gzip("two")].concat();
         let cut = |body: Vec<u8>| body[..body.len() - 3].to_vec();

@@ -48,7 +48,9 @@ fn identifies(own: &TaskSettings<'_>) -> bool {
 
 /// Whether a served model identifies languages.
 pub(super) fn is_available(app: &App) -> bool {
-    app.models().iter().any(|model| model.settings().is_some_and(|own| identifies(&own)))
+    app.models()
+        .iter()
+        .any(|model| model.settings().is_some_and(|own| identifies(&own)))
 }
 
 /// Each text's possible languages, the most likely first: the only one, or those with at least [`MIN_CONFIDENCE`].
@@ -61,15 +63,42 @@ pub(super) async fn identify(
             "expected a served model that identifies languages, but found none; `models/text-language.toml` is a recipe for one",
         ));
     }
-    let (_, pipeline) =
-        context.pipeline(None, Task::TextClassification, &[&identifies], Pipeline::classification).await?;
-    let truncation = TruncationParameters { truncate: Some(true), ..TruncationParameters::default() };
-    let parameters = ClassificationParameters { truncation, ..ClassificationParameters::default() };
+    let (_, pipeline) = context
+        .pipeline(
+            None,
+            Task::TextClassification,
+            &[&identifies],
+            Pipeline::classification,
+        )
+        .await?;
+    let truncation = TruncationParameters {
+        truncate: Some(true),
+        ..TruncationParameters::default()
+    };
+    let parameters = ClassificationParameters {
+        truncation,
+        ..ClassificationParameters::default()
+    };
     let classifier = parameters.prepare(pipeline, &context.scope())?;
     let labels = classifier.labels();
-    let codes: Vec<String> = labels.iter().map(|label| identified_code(label, labels)).collect();
-    let scores = classifier.run(texts.into_iter().map(Input::Text).collect(), context.deadline).await?;
-    Ok((scores.rows.iter().map(|row| candidates(&codes, row)).collect(), scores.usage))
+    let codes: Vec<String> = labels
+        .iter()
+        .map(|label| identified_code(label, labels))
+        .collect();
+    let scores = classifier
+        .run(
+            texts.into_iter().map(Input::Text).collect(),
+            context.deadline,
+        )
+        .await?;
+    Ok((
+        scores
+            .rows
+            .iter()
+            .map(|row| candidates(&codes, row))
+            .collect(),
+        scores.usage,
+    ))
 }
 
 /// A text's possible languages. Labels for several scripts of a language count together.
@@ -80,7 +109,10 @@ fn candidates(codes: &[String], scores: &[f32]) -> Vec<DetectedLanguage> {
     }
     let (codes, scores): (Vec<&str>, Vec<f32>) = by_code.into_iter().unzip();
     let language = |place: usize| DetectedLanguage {
-        confidence: (f64::from(scores[place]) * 10_000.0).round().clamp(0.0, 10_000.0) / 100.0,
+        confidence: (f64::from(scores[place]) * 10_000.0)
+            .round()
+            .clamp(0.0, 10_000.0)
+            / 100.0,
         language: codes[place].to_owned(),
     };
     let all = descending(&scores).into_iter().map(language).enumerate();
@@ -92,7 +124,9 @@ fn candidates(codes: &[String], scores: &[f32]) -> Vec<DetectedLanguage> {
 pub(super) async fn detect(Submitted(context, body): Submitted) -> Reply {
     let body: DetectRequest = from_value(body)?;
     if !body.q.is_text() {
-        return Err(Error::invalid("expected `q` to be a string; send one request per text").into());
+        return Err(
+            Error::invalid("expected `q` to be a string; send one request per text").into(),
+        );
     }
     let texts = inputs::texts("q", body.q, &context.texts)?;
     let (mut found, usage) = identify(&context, texts).await?;
@@ -106,17 +140,29 @@ mod tests {
     #[test]
     fn languages_are_listed_by_confidence() {
         let found = |codes: &[&str], scores: &[f32]| {
-            let codes: Vec<String> = codes.iter().map(|code| identified_code(code, &[])).collect();
+            let codes: Vec<String> = codes
+                .iter()
+                .map(|code| identified_code(code, &[]))
+                .collect();
             let found = candidates(&codes, scores);
-            found.into_iter().map(|found| (found.language, found.confidence)).collect::<Vec<_>>()
+            found
+                .into_iter()
+                .map(|found| (found.language, found.confidence))
+                .collect::<Vec<_>>()
         };
         assert_eq!(
             found(&["en", "fr", "de"], &[0.25, 0.745_04, 0.004]),
             [("fr".to_owned(), 74.5), ("en".to_owned(), 25.0)]
         );
         // The best is always listed.
-        assert_eq!(found(&["en", "fr"], &[0.001, 0.002]), [("fr".to_owned(), 0.2)]);
+        assert_eq!(
+            found(&["en", "fr"], &[0.001, 0.002]),
+            [("fr".to_owned(), 0.2)]
+        );
         let scripts = ["eng_Latn", "zho_Hans", "zho_Hant"];
-        assert_eq!(found(&scripts, &[0.4, 0.3, 0.3]), [("zh".to_owned(), 60.0), ("en".to_owned(), 40.0)]);
+        assert_eq!(
+            found(&scripts, &[0.4, 0.3, 0.3]),
+            [("zh".to_owned(), 60.0), ("en".to_owned(), 40.0)]
+        );
     }
 }

@@ -143,7 +143,10 @@ impl Dialect {
                     status if status.is_server_error() => "Backend",
                     _ => "Validation",
                 };
-                ErrorBody::Tei(TeiError { error: message, error_type })
+                ErrorBody::Tei(TeiError {
+                    error: message,
+                    error_type,
+                })
             }
             Self::OpenAi => {
                 let (kind, code) = match status {
@@ -151,11 +154,18 @@ impl Dialect {
                         ("invalid_request_error", Some("model_not_found"))
                     }
                     StatusCode::UNAUTHORIZED => ("invalid_request_error", Some("invalid_api_key")),
-                    StatusCode::TOO_MANY_REQUESTS => ("rate_limit_error", Some("rate_limit_exceeded")),
+                    StatusCode::TOO_MANY_REQUESTS => {
+                        ("rate_limit_error", Some("rate_limit_exceeded"))
+                    }
                     status if status.is_server_error() => ("server_error", None),
                     _ => ("invalid_request_error", None),
                 };
-                let error = OpenAiErrorDetails { code, message, param: None, kind };
+                let error = OpenAiErrorDetails {
+                    code,
+                    message,
+                    param: None,
+                    kind,
+                };
                 ErrorBody::OpenAi(OpenAiError { error })
             }
             Self::Jina => ErrorBody::Jina(JinaError { detail: message }),
@@ -171,7 +181,10 @@ impl Dialect {
         *response.status_mut() = status;
         let headers = response.headers_mut();
         if self == Self::Bedrock {
-            headers.insert(ERROR_TYPE, HeaderValue::from_static(bedrock_type(status, rejection)));
+            headers.insert(
+                ERROR_TYPE,
+                HeaderValue::from_static(bedrock_type(status, rejection)),
+            );
         }
         match status {
             StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {

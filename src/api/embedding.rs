@@ -59,8 +59,9 @@ pub(super) struct EmbedRequest {
 impl EmbedRequest {
     /// The inputs, and checked options.
     fn read(self, context: &Context) -> Result<(Vec<Input>, EmbedOptions)> {
-        let inputs =
-            self.inputs.ok_or_else(|| Error::invalid("expected an object with `inputs`, but found none"))?;
+        let inputs = self
+            .inputs
+            .ok_or_else(|| Error::invalid("expected an object with `inputs`, but found none"))?;
         let options: EmbedOptions = request::from_value(Value::Object(self.options))?;
         options.check()?;
         Ok((inputs::read("inputs", inputs, &context.texts)?, options))
@@ -84,7 +85,9 @@ impl<'de> FromJson<'de> for EmbedRequest {
         let mut request = Self::default();
         while let Some(name) = fields.next_key::<String>()? {
             match name.as_str() {
-                "inputs" if request.inputs.is_some() => return Err(A::Error::duplicate_field("inputs")),
+                "inputs" if request.inputs.is_some() => {
+                    return Err(A::Error::duplicate_field("inputs"));
+                }
                 "inputs" => request.inputs = Some(fields.next_value()?),
                 _ => {
                     let Tree(value) = fields.next_value()?;
@@ -92,7 +95,11 @@ impl<'de> FromJson<'de> for EmbedRequest {
                 }
             }
         }
-        request.name = request.options.get("model").and_then(Value::as_str).map(str::to_owned);
+        request.name = request
+            .options
+            .get("model")
+            .and_then(Value::as_str)
+            .map(str::to_owned);
         Ok(request)
     }
 }
@@ -116,11 +123,17 @@ impl EmbedOptions {
 
     /// TEI normalizes by default, whatever the model's own settings. `model` is the name that selects the model.
     fn parameters(self, app: &App, model: Option<&str>) -> EmbeddingParameters {
-        let Self { encoding_format, parameters, .. } = self;
+        let Self {
+            encoding_format,
+            parameters,
+            ..
+        } = self;
         EmbeddingParameters {
             prompt_name: parameters.prompt_name.or_else(|| app.named_prompt(model)),
             normalize: Some(parameters.normalize.unwrap_or(true)),
-            output_dtype: parameters.output_dtype.or_else(|| encoding_format?.vector_type()),
+            output_dtype: parameters
+                .output_dtype
+                .or_else(|| encoding_format?.vector_type()),
             ..parameters
         }
     }
@@ -174,7 +187,9 @@ pub(super) struct SimilarityRequest {
 impl SimilarityRequest {
     pub(super) fn model(&self) -> Option<&str> {
         let parameters = self.parameters.as_ref();
-        self.model.as_deref().or_else(|| parameters?.model.as_deref())
+        self.model
+            .as_deref()
+            .or_else(|| parameters?.model.as_deref())
     }
 }
 
@@ -197,7 +212,9 @@ pub(super) async fn embed(Call(context, body): Call<EmbedRequest>) -> Reply {
 
 /// Embed texts as token weights
 pub(super) async fn embed_sparse(Call(context, body): Call<EmbedRequest>) -> Reply {
-    let (_, pipeline) = context.embedding_with(body.name.as_deref(), VectorKind::Sparse).await?;
+    let (_, pipeline) = context
+        .embedding_with(body.name.as_deref(), VectorKind::Sparse)
+        .await?;
     embed_as(&context, pipeline, body, VectorKind::Sparse).await
 }
 
@@ -208,7 +225,9 @@ pub(super) async fn embed_all(Call(context, body): Call<EmbedRequest>) -> Reply 
     let (_, pipeline) = match context.embedding(body.name.as_deref()).await? {
         // The first model that has token vectors; before there were others, the first with dense vectors.
         (_, pipeline) if body.name.is_none() && !pipeline.settings().has(VectorKind::Dense) => {
-            context.embedding_with(None, VectorKind::MultiVector).await?
+            context
+                .embedding_with(None, VectorKind::MultiVector)
+                .await?
         }
         found => found,
     };
@@ -221,7 +240,10 @@ pub(super) async fn embed_by_default(
     pipeline: &EmbeddingPipeline,
     body: EmbedRequest,
 ) -> Reply {
-    let has_outputs = body.options.get("outputs").is_some_and(|outputs| !outputs.is_null());
+    let has_outputs = body
+        .options
+        .get("outputs")
+        .is_some_and(|outputs| !outputs.is_null());
     let first = pipeline.settings().outputs().first().map(|(kind, _)| *kind);
     let kind = first.filter(|_| !has_outputs).unwrap_or(VectorKind::Dense);
     embed_as(context, pipeline, body, kind).await
@@ -243,24 +265,37 @@ async fn embed_as(
     let mut parameters = options.parameters(&context.app, name.as_deref());
     if kind == VectorKind::MultiVector {
         let options = parameters.options(pipeline, &context.scope())?;
-        let embeddings = pipeline.embed_all(inputs, &options, context.deadline).await?;
+        let embeddings = pipeline
+            .embed_all(inputs, &options, context.deadline)
+            .await?;
         return Ok(with_usage(context, &embeddings.vectors, &embeddings.usage));
     }
-    let requested = parameters.outputs.take().filter(|_| kind == VectorKind::Dense);
+    let requested = parameters
+        .outputs
+        .take()
+        .filter(|_| kind == VectorKind::Dense);
     let is_by_kind = requested.is_some();
     parameters.outputs = requested.or_else(|| Some(vec![kind]));
     let embedder = parameters.prepare(pipeline, &context.scope())?;
     let Embeddings { vectors, usage } = embedder.run(inputs, context.deadline).await?;
     let form = Form::new(&embedder, format);
-    let weight = |(index, value)| SparseValue { index, value, word: embedder.word(index) };
+    let weight = |(index, value)| SparseValue {
+        index,
+        value,
+        word: embedder.word(index),
+    };
     let by_kind = vectors.into_iter().map(|text| VectorsByKind {
         dense: text.dense.map(|vector| form.apply(vector)),
-        sparse: text.sparse.map(|vector| vector.0.into_iter().map(weight).collect()),
+        sparse: text
+            .sparse
+            .map(|vector| vector.0.into_iter().map(weight).collect()),
         multi_vector: text.multi_vector,
     });
     let answer = match kind {
         _ if is_by_kind => EmbedResponse::ByKind(by_kind.collect()),
-        VectorKind::Sparse => EmbedResponse::Sparse(by_kind.filter_map(|text| text.sparse).collect()),
+        VectorKind::Sparse => {
+            EmbedResponse::Sparse(by_kind.filter_map(|text| text.sparse).collect())
+        }
         _ => EmbedResponse::Dense(by_kind.filter_map(|text| text.dense).collect()),
     };
     Ok(with_usage(context, &answer, &usage))
@@ -292,13 +327,22 @@ pub(super) async fn similarity_with(
     let [one, others] =
         [1, context.texts.max().saturating_sub(1).max(1)].map(|max| context.texts.at_most(max));
     let mut texts = inputs::texts("inputs.source_sentence", body.inputs.source_sentence, &one)?;
-    texts.extend(inputs::texts("inputs.sentences", body.inputs.sentences, &others)?);
+    texts.extend(inputs::texts(
+        "inputs.sentences",
+        body.inputs.sentences,
+        &others,
+    )?);
     let inputs = texts.into_iter().map(Input::Text).collect();
     let options = body.parameters.unwrap_or_default();
     options.check()?;
-    let options = options.parameters(&context.app, name).options(pipeline, &context.scope())?;
+    let options = options
+        .parameters(&context.app, name)
+        .options(pipeline, &context.scope())?;
     let embeddings = pipeline.embed(inputs, &options, context.deadline).await?;
     let (source, sentences) = embeddings.vectors.split_at(1);
-    let similarities: Vec<f32> = sentences.iter().map(|sentence| cosine(&source[0], sentence)).collect();
+    let similarities: Vec<f32> = sentences
+        .iter()
+        .map(|sentence| cosine(&source[0], sentence))
+        .collect();
     Ok(with_usage(context, &similarities, &embeddings.usage))
 }

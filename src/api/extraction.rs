@@ -43,15 +43,22 @@ pub(super) async fn extract(Call(context, body): Call<ExtractionRequest>) -> Rep
     let any = |own: &TaskSettings<'_>| matches!(own, TaskSettings::ZeroShotEntities(_));
     let name = body.model.as_deref();
     let (_, pipeline) = context
-        .pipeline(name, Task::TokenClassification, &[&reads_schemas, &any], |pipeline| match pipeline {
-            Pipeline::ZeroShotEntities(pipeline) => Some(pipeline),
-            _ => None,
-        })
+        .pipeline(
+            name,
+            Task::TokenClassification,
+            &[&reads_schemas, &any],
+            |pipeline| match pipeline {
+                Pipeline::ZeroShotEntities(pipeline) => Some(pipeline),
+                _ => None,
+            },
+        )
         .await?;
     let is_single = body.text.is_text();
     let texts = inputs::texts("text", body.text, &context.texts)?;
     let extractor = body.parameters.prepare(pipeline, &context.scope())?;
     let found = extractor.run(texts, context.deadline).await?;
-    let response = ExtractionResponse { result: OneOrMany::new(found.texts, is_single) };
+    let response = ExtractionResponse {
+        result: OneOrMany::new(found.texts, is_single),
+    };
     Ok(with_usage(&context, &response, &found.usage))
 }

@@ -50,8 +50,14 @@ const TOKENIZER: &[u8] = include_bytes!("../../tests/fixtures/models/tiny-bert/t
 const MAX_TOKENS: usize = 16;
 
 /// The models for all tasks.
-const MODELS: [&str; 6] =
-    ["embedding", "classification", "token-classification", "zero-shot", "ranking", "translation"];
+const MODELS: [&str; 6] = [
+    "embedding",
+    "classification",
+    "token-classification",
+    "zero-shot",
+    "ranking",
+    "translation",
+];
 
 /// A line with a path, and a body.
 pub(crate) fn request(bytes: &[u8]) {
@@ -62,7 +68,9 @@ pub(crate) fn request(bytes: &[u8]) {
 
 /// A byte that selects the content encoding, a line with a path, and a body.
 pub(crate) fn packed_request(bytes: &[u8]) {
-    let Some((encoding, rest)) = bytes.split_first() else { return };
+    let Some((encoding, rest)) = bytes.split_first() else {
+        return;
+    };
     let encoding = ["gzip", "deflate", "identity", "gzip, gzip"][usize::from(*encoding) % 4];
     if let Some((path, body)) = split_path(rest) {
         post(path, encoding, body);
@@ -87,35 +95,52 @@ fn split_path(bytes: &[u8]) -> Option<(&'static str, &[u8])> {
     let place = bytes.iter().position(|byte| *byte == b'\n')?;
     let (line, body) = (&bytes[..place], &bytes[place + 1..]);
     let known = paths().iter().find(|path| path.as_bytes() == line);
-    let by_bytes = || &paths()[line.iter().map(|byte| usize::from(*byte)).sum::<usize>() % paths().len()];
+    let by_bytes =
+        || &paths()[line.iter().map(|byte| usize::from(*byte)).sum::<usize>() % paths().len()];
     Some((known.unwrap_or_else(by_bytes).as_str(), body))
 }
 
 /// A path in which the model has two segments, as in an ARN, if the route has such a path.
 fn arn_path(route: &Route, model: &str) -> String {
-    route.path.replace("{model}/{resource}", &format!("arn:/{model}"))
+    route
+        .path
+        .replace("{model}/{resource}", &format!("arn:/{model}"))
 }
 
 /// Paths for POST, of each model where they name one.
 fn paths() -> &'static [String] {
     static PATHS: OnceLock<Vec<String>> = OnceLock::new();
     let of_models = |route: &Route| {
-        MODELS.map(|model| arn_path(route, model).replace("{model}", model).replace("{version}", "1"))
+        MODELS.map(|model| {
+            arn_path(route, model)
+                .replace("{model}", model)
+                .replace("{version}", "1")
+        })
     };
     PATHS.get_or_init(|| {
-        let all: BTreeSet<String> = routes::with_method(RouteMethod::Post).flat_map(of_models).collect();
+        let all: BTreeSet<String> = routes::with_method(RouteMethod::Post)
+            .flat_map(of_models)
+            .collect();
         all.into_iter().collect()
     })
 }
 
 /// Two bytes with the JSON length, and a message with binary tensors.
 pub(crate) fn tensors(bytes: &[u8]) {
-    let Some((length, body)) = bytes.split_first_chunk() else { return };
+    let Some((length, body)) = bytes.split_first_chunk() else {
+        return;
+    };
     let length = match u16::from_le_bytes(*length) {
         u16::MAX => usize::MAX,
         length => length.into(),
     };
-    for model in ["embedding", "zero-shot", "ranking", "translation", "token-classification"] {
+    for model in [
+        "embedding",
+        "zero-shot",
+        "ranking",
+        "translation",
+        "token-classification",
+    ] {
         let request = Request::builder()
             .method(Method::POST)
             .uri(format!("/v2/models/{model}/infer"))
@@ -132,11 +157,17 @@ pub(crate) fn keys(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     // An error is a valid outcome.
     let _ = Guard::new(
-        &AuthConfig { keys: vec![text.to_string()], ..AuthConfig::default() },
+        &AuthConfig {
+            keys: vec![text.to_string()],
+            ..AuthConfig::default()
+        },
         BindScope::ApiGateway,
     );
     let (name, value) = text.split_once('\n').unwrap_or(("authorization", &text));
-    let request = Request::builder().method(Method::POST).uri("/embed").header(name, value);
+    let request = Request::builder()
+        .method(Method::POST)
+        .uri("/embed")
+        .header(name, value);
     if let Ok(request) = request.body(Body::empty()) {
         send(request);
     }
@@ -149,13 +180,25 @@ fn send(request: Request<Body>) {
         static RUNTIME: Option<tokio::runtime::Runtime> =
             tokio::runtime::Builder::new_current_thread().enable_all().build().ok();
     }
-    let limits = Limits { requests: 4, ..Limits::default() };
-    let router = ROUTER.get_or_init(|| models().ok().map(|models| router(App::new(models, limits))));
-    let Some(mut router) = router.clone() else { return };
+    let limits = Limits {
+        requests: 4,
+        ..Limits::default()
+    };
+    let router =
+        ROUTER.get_or_init(|| models().ok().map(|models| router(App::new(models, limits))));
+    let Some(mut router) = router.clone() else {
+        return;
+    };
     RUNTIME.with(|runtime| {
-        let answer = runtime.as_ref().map(|runtime| runtime.block_on(router.call(request)));
+        let answer = runtime
+            .as_ref()
+            .map(|runtime| runtime.block_on(router.call(request)));
         if let Some(Ok(answer)) = answer {
-            assert_ne!(answer.status(), StatusCode::INTERNAL_SERVER_ERROR, "the server failed");
+            assert_ne!(
+                answer.status(),
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "the server failed"
+            );
         }
     });
 }
@@ -204,24 +247,39 @@ pub(super) fn models() -> Result<Vec<Model>> {
     let labels: Arc<dyn Backend> = Arc::new(scripted(&[-1, -1, 3]));
     let tokens = TokenClassificationPipeline::new(Arc::clone(&tokenizer), labels, tokens)?;
     Ok(vec![
-        model("embedding", Task::FeatureExtraction, Pipeline::Embedding(vectors)),
+        model(
+            "embedding",
+            Task::FeatureExtraction,
+            Pipeline::Embedding(vectors),
+        ),
         model(
             "classification",
             Task::TextClassification,
             Pipeline::Classification(scores(&["good", "bad", "ugly"])?),
         ),
-        model("token-classification", Task::TokenClassification, Pipeline::TokenClassification(tokens)),
+        model(
+            "token-classification",
+            Task::TokenClassification,
+            Pipeline::TokenClassification(tokens),
+        ),
         model(
             "zero-shot",
             Task::ZeroShotClassification,
-            Pipeline::ZeroShot(ZeroShotPipeline::entailment(scores(&["contradiction", "entailment"])?)?),
+            Pipeline::ZeroShot(ZeroShotPipeline::entailment(scores(&[
+                "contradiction",
+                "entailment",
+            ])?)?),
         ),
         model(
             "ranking",
             Task::TextRanking,
             Pipeline::Ranking(RankingPipeline::cross_encoder(scores(&["score"])?)?),
         ),
-        model("translation", Task::Translation, Pipeline::Translation(translator(&tokenizer)?)),
+        model(
+            "translation",
+            Task::Translation,
+            Pipeline::Translation(translator(&tokenizer)?),
+        ),
     ])
 }
 
@@ -230,7 +288,11 @@ fn signature(output: &[i64]) -> Signature {
         inputs: ["input_ids", "attention_mask", "token_type_ids"]
             .map(|name| TensorSpec::new(name, ElementType::Int64, [-1, -1]))
             .into(),
-        outputs: vec![TensorSpec::new("output", ElementType::Fp32, output.to_vec())],
+        outputs: vec![TensorSpec::new(
+            "output",
+            ElementType::Fp32,
+            output.to_vec(),
+        )],
     }
 }
 
@@ -239,7 +301,9 @@ fn scripted(output: &[i64]) -> ScriptedBackend {
     let output = output.to_vec();
     ScriptedBackend::new(signature(&output), move |inputs| {
         let sides = inputs[0].shape().iter().copied().chain([1]);
-        let sides = sides.zip(&output).map(|(free, side)| usize::try_from(*side).unwrap_or(free));
+        let sides = sides
+            .zip(&output)
+            .map(|(free, side)| usize::try_from(*side).unwrap_or(free));
         let shape: Vec<usize> = sides.collect();
         let count = shape.iter().product();
         Ok(vec![Tensor::new(shape, Elements::Fp32(vec![1.0; count]))?])
@@ -251,7 +315,9 @@ fn translator(tokenizer: &Arc<Tokenizer>) -> Result<Seq2SeqPipeline> {
     let vocabulary = tokenizer.vocabulary_size();
     let sequences = ScriptedSeq2Seq::new(vocabulary, move |_, target| {
         let likely = if target.len() > 2 { 3 } else { 7 };
-        (0..vocabulary).map(|token| if token == likely { 1.0 } else { 0.0 }).collect()
+        (0..vocabulary)
+            .map(|token| if token == likely { 1.0 } else { 0.0 })
+            .collect()
     });
     let settings = Seq2SeqSettings {
         max_tokens: MAX_TOKENS,
@@ -261,8 +327,14 @@ fn translator(tokenizer: &Arc<Tokenizer>) -> Result<Seq2SeqPipeline> {
         unknown_tokens: None,
         target_tokenizer: None,
         shortlist: None,
-        decoder: Decoder { graph: "decoder.onnx".into(), signature: signature(&[-1, -1]) },
-        languages: Languages::Pair { source: "en".into(), target: "pt".into() },
+        decoder: Decoder {
+            graph: "decoder.onnx".into(),
+            signature: signature(&[-1, -1]),
+        },
+        languages: Languages::Pair {
+            source: "en".into(),
+            target: "pt".into(),
+        },
         generation: GenerationSettings {
             decoder_start_token_id: 0,
             eos_token_ids: vec![3],
@@ -289,14 +361,20 @@ fn model(name: &str, task: Task, pipeline: Pipeline) -> Model {
         task,
         graph: "model.onnx".into(),
         engine: Engine::default(),
-        source: Source { architecture: "Any".into(), from: "nowhere".into(), sha256: String::new() },
+        source: Source {
+            architecture: "Any".into(),
+            from: "nowhere".into(),
+            sha256: String::new(),
+        },
         weights: Weights {
             precision: Precision::Fp32,
             plan: "none".into(),
             quality: None,
             other_vectors: [].into(),
         },
-        embedding: pipeline.embedding().map(|pipeline| pipeline.settings().clone()),
+        embedding: pipeline
+            .embedding()
+            .map(|pipeline| pipeline.settings().clone()),
         classification: classification(&pipeline).map(|pipeline| pipeline.settings().clone()),
         token_classification: match &pipeline {
             Pipeline::TokenClassification(pipeline) => Some(pipeline.settings().clone()),
@@ -304,7 +382,9 @@ fn model(name: &str, task: Task, pipeline: Pipeline) -> Model {
         },
         label_scores: None,
         zero_shot_entities: None,
-        seq2seq: pipeline.generator().map(|pipeline| pipeline.settings().clone()),
+        seq2seq: pipeline
+            .generator()
+            .map(|pipeline| pipeline.settings().clone()),
         tensors: TensorNames::default(),
         allowed: Vec::new(),
         warnings: Vec::new(),
@@ -314,8 +394,23 @@ fn model(name: &str, task: Task, pipeline: Pipeline) -> Model {
     let (arithmetic, files) = (None, Arc::default());
     let (name, digest, max_input_memory) = (name.into(), String::new(), None);
     let max_tokens = pipeline.max_tokens();
-    let settings = ModelSettings { max_tokens, truncate: true, engine: None, runtime: None, fleet: None };
-    Model { name, digest, arithmetic, manifest, settings, pipeline, max_input_memory, files }
+    let settings = ModelSettings {
+        max_tokens,
+        truncate: true,
+        engine: None,
+        runtime: None,
+        fleet: None,
+    };
+    Model {
+        name,
+        digest,
+        arithmetic,
+        manifest,
+        settings,
+        pipeline,
+        max_input_memory,
+        files,
+    }
 }
 
 fn classification(pipeline: &Pipeline) -> Option<&ClassificationPipeline> {
@@ -336,10 +431,15 @@ mod tests {
     #[test]
     fn each_route_has_an_input() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/request");
-        let inputs: Vec<Vec<u8>> =
-            fs::read_dir(folder).unwrap().map(|file| fs::read(file.unwrap().path()).unwrap()).collect();
+        let inputs: Vec<Vec<u8>> = fs::read_dir(folder)
+            .unwrap()
+            .map(|file| fs::read(file.unwrap().path()).unwrap())
+            .collect();
         let has_input = |route: &Route| {
-            inputs.iter().filter_map(|input| split_path(input)).any(|(path, _)| route.matches(path))
+            inputs
+                .iter()
+                .filter_map(|input| split_path(input))
+                .any(|(path, _)| route.matches(path))
         };
         let without: Vec<_> = routes::with_method(RouteMethod::Post)
             .filter(|route| !has_input(route))

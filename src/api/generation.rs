@@ -68,9 +68,17 @@ enum HubTruncation {
 
 /// Refuses names in a body's `parameters` that are not supported: most of them would change the texts.
 pub(super) fn check_parameters(body: &Value) -> Result<()> {
-    let Some(Value::Object(parameters)) = body.get("parameters") else { return Ok(()) };
-    let (own, options) = (json::field_names::<HubParameters>(), GenerationOptions::names());
-    match parameters.keys().find(|name| !own.contains(*name) && !options.contains(*name)) {
+    let Some(Value::Object(parameters)) = body.get("parameters") else {
+        return Ok(());
+    };
+    let (own, options) = (
+        json::field_names::<HubParameters>(),
+        GenerationOptions::names(),
+    );
+    match parameters
+        .keys()
+        .find(|name| !own.contains(*name) && !options.contains(*name))
+    {
         None => Ok(()),
         Some(name) => Err(Error::invalid(format!(
             "expected a supported option of the task or of `generate`, but found `parameters.{}`; leave it out",
@@ -83,10 +91,13 @@ pub(super) fn check_parameters(body: &Value) -> Result<()> {
 /// Options already in there take precedence.
 fn gather(body: &mut Value) {
     const OPTIONS: &str = "generate_parameters";
-    let Some(Value::Object(parameters)) = body.get_mut("parameters") else { return };
+    let Some(Value::Object(parameters)) = body.get_mut("parameters") else {
+        return;
+    };
     let known = GenerationOptions::names();
-    let (mut options, mut others): (Map<_, _>, Map<_, _>) =
-        std::mem::take(parameters).into_iter().partition(|(name, _)| known.contains(name));
+    let (mut options, mut others): (Map<_, _>, Map<_, _>) = std::mem::take(parameters)
+        .into_iter()
+        .partition(|(name, _)| known.contains(name));
     match others.get_mut(OPTIONS) {
         None | Some(Value::Null) if options.is_empty() => {}
         None | Some(Value::Null) => drop(others.insert(OPTIONS.to_owned(), options.into())),
@@ -117,7 +128,10 @@ pub(super) async fn generate_with(
         HubTruncation::LongestFirst | HubTruncation::OnlyFirst => true,
         HubTruncation::DoNotTruncate | HubTruncation::OnlySecond => false,
     });
-    let truncate = inputs::one_value([("truncation", truncation), ("truncate", parameters.truncate)])?;
+    let truncate = inputs::one_value([
+        ("truncation", truncation),
+        ("truncate", parameters.truncate),
+    ])?;
     let split = (truncate == Some(true)).then_some(Split::Never);
     let parameters = TextToTextParameters {
         src_lang: parameters.src_lang,
@@ -127,14 +141,20 @@ pub(super) async fn generate_with(
         clean_up_tokenization_spaces: parameters.clean_up_tokenization_spaces,
         generate_parameters: parameters.generate_parameters,
     };
-    let generated = parameters.prepare(pipeline, &context.scope()).run(texts, context.deadline).await?;
+    let generated = parameters
+        .prepare(pipeline, &context.scope())
+        .run(texts, context.deadline)
+        .await?;
     let field = match task {
         Task::Translation => "translation_text",
         Task::Summarization => "summary_text",
         _ => "generated_text",
     };
     let of_text = |texts: Vec<GeneratedText>| -> Vec<_> {
-        texts.into_iter().map(|text| BTreeMap::from([(field, text.text)])).collect()
+        texts
+            .into_iter()
+            .map(|text| BTreeMap::from([(field, text.text)]))
+            .collect()
     };
     let mut lists: Vec<_> = generated.texts.into_iter().map(of_text).collect();
     let is_flat = is_single || lists.iter().all(|list| list.len() == 1);

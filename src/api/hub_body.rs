@@ -67,7 +67,10 @@ impl HubBody {
 /// Adds options, none with another value than the same one has already.
 fn add_options(options: &mut Map<String, Value>, others: Map<String, Value>) -> Result<()> {
     for (name, value) in others.into_iter().filter(|(_, value)| !value.is_null()) {
-        if options.get(&name).is_some_and(|found| !found.is_null() && *found != value) {
+        if options
+            .get(&name)
+            .is_some_and(|found| !found.is_null() && *found != value)
+        {
             return Err(inputs::different(&name, &format!("parameters.{name}")));
         }
         options.insert(name, value);
@@ -76,5 +79,8 @@ fn add_options(options: &mut Map<String, Value>, others: Map<String, Value>) -> 
 }
 
 fn unexpected(field: &str, expected: &str, found: &Value) -> Error {
-    Error::invalid(format!("expected `{field}` to be {expected}, but found {}", json::kind(found)))
+    Error::invalid(format!(
+        "expected `{field}` to be {expected}, but found {}",
+        json::kind(found)
+    ))
 }

@@ -29,7 +29,12 @@ pub(super) struct RequestTexts {
 
 impl RequestTexts {
     pub(super) fn new(max: usize) -> Self {
-        Self { max, total: max, left: Arc::new(max.into()), characters: Arc::default() }
+        Self {
+            max,
+            total: max,
+            left: Arc::new(max.into()),
+            characters: Arc::default(),
+        }
     }
 
     /// Characters in all texts that were read.
@@ -39,7 +44,10 @@ impl RequestTexts {
 
     /// The same limit for a field with fewer texts.
     pub(super) fn at_most(&self, max: usize) -> Self {
-        Self { max: max.min(self.max), ..self.clone() }
+        Self {
+            max: max.min(self.max),
+            ..self.clone()
+        }
     }
 
     pub(super) fn max(&self) -> usize {
@@ -56,9 +64,15 @@ impl RequestTexts {
     /// Counts texts that are built from the request's texts, such as text-label pairs.
     pub(super) fn count_more(&self, found: usize) -> Result<()> {
         let take = |left: usize| left.checked_sub(found);
-        self.left.fetch_update(Relaxed, Relaxed, take).map(drop).map_err(|_| {
-            Error::too_large(format!("expected at most {} texts in the request, but found more", self.total))
-        })
+        self.left
+            .fetch_update(Relaxed, Relaxed, take)
+            .map(drop)
+            .map_err(|_| {
+                Error::too_large(format!(
+                    "expected at most {} texts in the request, but found more",
+                    self.total
+                ))
+            })
     }
 }
 
@@ -130,7 +144,11 @@ pub(super) fn read(field: &str, content: Content, texts: &RequestTexts) -> Resul
             Ok(vec![Input::Ids(ids(&field, *values)?)])
         }
         Content::Text(_) | Content::List(_) => one_or_list(field, content, texts, input),
-        other => Err(unexpected(field, "a string, a list of strings or lists of token ids", &other)),
+        other => Err(unexpected(
+            field,
+            "a string, a list of strings or lists of token ids",
+            &other,
+        )),
     }
 }
 
@@ -150,7 +168,18 @@ pub(super) fn one_or_list<T>(
         Content::List(values) => {
             texts.count(field, values.count)?;
             let values = values.values().enumerate();
-            values.map(|(index, value)| parse(&Place { list: &field, index }, value, texts)).collect()
+            values
+                .map(|(index, value)| {
+                    parse(
+                        &Place {
+                            list: &field,
+                            index,
+                        },
+                        value,
+                        texts,
+                    )
+                })
+                .collect()
         }
         value => {
             texts.count(field, 1)?;
@@ -162,9 +191,9 @@ pub(super) fn one_or_list<T>(
 /// A text that is not empty.
 pub(super) fn text(field: &dyn Display, content: Content, texts: &RequestTexts) -> Result<String> {
     match content {
-        Content::Text(text) if text.is_empty() => {
-            Err(Error::invalid(format!("expected a text in `{field}`, but found an empty one")))
-        }
+        Content::Text(text) if text.is_empty() => Err(Error::invalid(format!(
+            "expected a text in `{field}`, but found an empty one"
+        ))),
         Content::Text(text) => {
             texts.characters.fetch_add(text.chars().count(), Relaxed);
             Ok(text)
@@ -174,21 +203,35 @@ pub(super) fn text(field: &dyn Display, content: Content, texts: &RequestTexts) 
 }
 
 /// A text, or a list with one or two texts that the model reads together.
-pub(super) fn one_or_two(field: &dyn Display, content: Content, texts: &RequestTexts) -> Result<Input> {
-    let Content::List(values) = content else { return text(field, content, texts).map(Input::Text) };
+pub(super) fn one_or_two(
+    field: &dyn Display,
+    content: Content,
+    texts: &RequestTexts,
+) -> Result<Input> {
+    let Content::List(values) = content else {
+        return text(field, content, texts).map(Input::Text);
+    };
     let found = values.count;
     let values = values.values().take(2).enumerate();
     let mut parsed = values.map(|(index, value)| text(&Place { list: field, index }, value, texts));
     match (found, parsed.next(), parsed.next()) {
         (1, Some(one), _) => one.map(Input::Text),
         (2, Some(first), Some(second)) => Ok(Input::Pair(first?.into(), second?.into())),
-        _ => Err(Error::invalid(format!("expected a text or a pair in `{field}`, but found {found} texts"))),
+        _ => Err(Error::invalid(format!(
+            "expected a text or a pair in `{field}`, but found {found} texts"
+        ))),
     }
 }
 
 /// A text, or an object with a `text` and perhaps its `text_pair`.
-pub(super) fn text_or_object(field: &dyn Display, content: Content, texts: &RequestTexts) -> Result<Input> {
-    let Content::Object(values) = content else { return text(field, content, texts).map(Input::Text) };
+pub(super) fn text_or_object(
+    field: &dyn Display,
+    content: Content,
+    texts: &RequestTexts,
+) -> Result<Input> {
+    let Content::Object(values) = content else {
+        return text(field, content, texts).map(Input::Text);
+    };
     let [first, second] = *values;
     let first = text(&format_args!("{field}.text"), first, texts)?;
     match second {
@@ -203,29 +246,37 @@ pub(super) fn text_or_object(field: &dyn Display, content: Content, texts: &Requ
 }
 
 /// Token ids or token id lists: 1 to `texts` lists, all non-empty.
-pub(super) fn id_lists(field: &str, content: Content, texts: &RequestTexts) -> Result<Vec<Vec<u32>>> {
-    let inputs = read(field, content, texts)?.into_iter().map(|input| match input {
-        Input::Ids(ids) => Ok(ids),
-        Input::Text(_) | Input::Pair(..) => {
-            Err(Error::invalid(format!("expected `{field}` to be lists of token ids, but found a string")))
-        }
-    });
+pub(super) fn id_lists(
+    field: &str,
+    content: Content,
+    texts: &RequestTexts,
+) -> Result<Vec<Vec<u32>>> {
+    let inputs = read(field, content, texts)?
+        .into_iter()
+        .map(|input| match input {
+            Input::Ids(ids) => Ok(ids),
+            Input::Text(_) | Input::Pair(..) => Err(Error::invalid(format!(
+                "expected `{field}` to be lists of token ids, but found a string"
+            ))),
+        });
     inputs.collect()
 }
 
 /// Refuses 0.
 pub(super) fn above_zero(field: &str, value: Option<usize>) -> Result<()> {
     match value {
-        Some(0) => Err(Error::invalid(format!("expected `{field}` above 0, but found 0"))),
+        Some(0) => Err(Error::invalid(format!(
+            "expected `{field}` above 0, but found 0"
+        ))),
         _ => Ok(()),
     }
 }
 
 fn input(field: &dyn Display, content: Content, texts: &RequestTexts) -> Result<Input> {
     match content {
-        Content::List(values) if values.count == 0 => {
-            Err(Error::invalid(format!("expected token ids in `{field}`, but found an empty list")))
-        }
+        Content::List(values) if values.count == 0 => Err(Error::invalid(format!(
+            "expected token ids in `{field}`, but found an empty list"
+        ))),
         Content::List(values) => Ok(Input::Ids(ids(field, *values)?)),
         value => Ok(Input::Text(text(field, value, texts)?)),
     }
@@ -233,13 +284,23 @@ fn input(field: &dyn Display, content: Content, texts: &RequestTexts) -> Result<
 
 fn ids(field: &dyn Display, values: List) -> Result<Vec<u32>> {
     match values.rest.first() {
-        Some(other) => Err(unexpected(Place { list: field, index: values.ids.len() }, "a token id", other)),
+        Some(other) => Err(unexpected(
+            Place {
+                list: field,
+                index: values.ids.len(),
+            },
+            "a token id",
+            other,
+        )),
         None => Ok(values.ids),
     }
 }
 
 fn unexpected(field: impl Display, expected: &str, found: &Content) -> Error {
-    Error::invalid(format!("expected `{field}` to be {expected}, but found {}", found.kind()))
+    Error::invalid(format!(
+        "expected `{field}` to be {expected}, but found {}",
+        found.kind()
+    ))
 }
 
 #[cfg(test)]
@@ -254,21 +315,34 @@ mod tests {
     }
 
     fn error(value: Value) -> String {
-        read("inputs", value, &RequestTexts::new(3)).unwrap_err().to_string()
+        read("inputs", value, &RequestTexts::new(3))
+            .unwrap_err()
+            .to_string()
     }
 
     #[test]
     fn all_forms_are_parsed() {
         let text = |text: &str| Input::Text(text.into());
-        assert_eq!(read("inputs", json!("a"), &RequestTexts::new(3)).unwrap(), [text("a")]);
-        assert_eq!(read("inputs", json!(["a", "b"]), &RequestTexts::new(3)).unwrap(), [text("a"), text("b")]);
-        assert_eq!(read("inputs", json!([1, 2]), &RequestTexts::new(3)).unwrap(), [Input::Ids(vec![1, 2])]);
+        assert_eq!(
+            read("inputs", json!("a"), &RequestTexts::new(3)).unwrap(),
+            [text("a")]
+        );
+        assert_eq!(
+            read("inputs", json!(["a", "b"]), &RequestTexts::new(3)).unwrap(),
+            [text("a"), text("b")]
+        );
+        assert_eq!(
+            read("inputs", json!([1, 2]), &RequestTexts::new(3)).unwrap(),
+            [Input::Ids(vec![1, 2])]
+        );
         assert_eq!(
             read("inputs", json!([[1], [2]]), &RequestTexts::new(3)).unwrap(),
             [Input::Ids(vec![1]), Input::Ids(vec![2])]
         );
         assert_eq!(
-            read("inputs", json!([1, 2, 3, 4, 5]), &RequestTexts::new(3)).unwrap().len(),
+            read("inputs", json!([1, 2, 3, 4, 5]), &RequestTexts::new(3))
+                .unwrap()
+                .len(),
             1,
             "ids are one text"
         );

@@ -40,16 +40,22 @@ impl Context {
         pick: impl Fn(&'a Pipeline) -> Option<P>,
     ) -> Result<(&'a Model, P)> {
         let wrong = |name: &str, found: &Manifest| Model::wrong_task(name, found.task, task);
-        let does = |entry: &Entry, serves: &Serves<'_>| entry.settings().is_some_and(|own| serves(&own));
+        let does =
+            |entry: &Entry, serves: &Serves<'_>| entry.settings().is_some_and(|own| serves(&own));
         let entry = match name {
             Some(_) => {
                 let entry = self.entry(name).await?;
                 let is_fit = serves.iter().any(|serves| does(&entry, serves));
-                if is_fit { Some(entry) } else { return Err(wrong(&entry.name, &entry.manifest)) }
+                if is_fit {
+                    Some(entry)
+                } else {
+                    return Err(wrong(&entry.name, &entry.manifest));
+                }
             }
             None => {
                 let models = self.app.models();
-                let first = |serves: &Serves<'_>| models.iter().find(|model| does(model, serves)).cloned();
+                let first =
+                    |serves: &Serves<'_>| models.iter().find(|model| does(model, serves)).cloned();
                 serves.iter().find_map(first)
             }
         };
@@ -65,7 +71,10 @@ impl Context {
     }
 
     /// Looks up an embedding model; without a name, the first one with dense vectors, or the first one.
-    pub(super) async fn embedding(&self, name: Option<&str>) -> Result<(&Model, &EmbeddingPipeline)> {
+    pub(super) async fn embedding(
+        &self,
+        name: Option<&str>,
+    ) -> Result<(&Model, &EmbeddingPipeline)> {
         self.embedding_with(name, VectorKind::Dense).await
     }
 
@@ -75,10 +84,17 @@ impl Context {
         name: Option<&str>,
         kind: VectorKind,
     ) -> Result<(&Model, &EmbeddingPipeline)> {
-        let with_kind =
-            move |own: &TaskSettings<'_>| own.embedding().is_some_and(|settings| settings.has(kind));
+        let with_kind = move |own: &TaskSettings<'_>| {
+            own.embedding().is_some_and(|settings| settings.has(kind))
+        };
         let any = |own: &TaskSettings<'_>| own.embedding().is_some();
-        self.pipeline(name, Task::FeatureExtraction, &[&with_kind, &any], Pipeline::embedding).await
+        self.pipeline(
+            name,
+            Task::FeatureExtraction,
+            &[&with_kind, &any],
+            Pipeline::embedding,
+        )
+        .await
     }
 
     pub(super) async fn classification(
@@ -86,7 +102,13 @@ impl Context {
         name: Option<&str>,
     ) -> Result<(&Model, &ClassificationPipeline)> {
         let serves = |own: &TaskSettings<'_>| matches!(own, TaskSettings::Classification(_));
-        self.pipeline(name, Task::TextClassification, &[&serves], Pipeline::classification).await
+        self.pipeline(
+            name,
+            Task::TextClassification,
+            &[&serves],
+            Pipeline::classification,
+        )
+        .await
     }
 
     /// Looks up a ranking model; without a name, the first one. Embedding models rank too; without a name, they come
@@ -98,16 +120,31 @@ impl Context {
             )));
         }
         let ranks = |own: &TaskSettings<'_>| {
-            matches!(own, TaskSettings::RankingEmbedding(_) | TaskSettings::CrossEncoder(_))
+            matches!(
+                own,
+                TaskSettings::RankingEmbedding(_) | TaskSettings::CrossEncoder(_)
+            )
         };
-        let with =
-            |kind| move |own: &TaskSettings<'_>| own.embedding().is_some_and(|settings| settings.has(kind));
+        let with = |kind| {
+            move |own: &TaskSettings<'_>| own.embedding().is_some_and(|settings| settings.has(kind))
+        };
         let (multi_vector, dense) = (with(VectorKind::MultiVector), with(VectorKind::Dense));
         let pick = |pipeline: &Pipeline| {
-            let embedding = || pipeline.embedding().cloned().map(RankingPipeline::Embedding);
+            let embedding = || {
+                pipeline
+                    .embedding()
+                    .cloned()
+                    .map(RankingPipeline::Embedding)
+            };
             pipeline.ranking().cloned().or_else(embedding)
         };
-        self.pipeline(name, Task::TextRanking, &[&ranks, &multi_vector, &dense], pick).await
+        self.pipeline(
+            name,
+            Task::TextRanking,
+            &[&ranks, &multi_vector, &dense],
+            pick,
+        )
+        .await
     }
 
     /// Loads a model, which stays loaded until the end of the request.

@@ -76,7 +76,10 @@ pub fn router(app: App) -> Router {
     routes::router()
         .fallback(no_route)
         .method_not_allowed_fallback(wrong_method)
-        .layer(middleware::from_fn_with_state(Arc::clone(&app), observe::observe))
+        .layer(middleware::from_fn_with_state(
+            Arc::clone(&app),
+            observe::observe,
+        ))
         .with_state(app)
 }
 
@@ -96,11 +99,18 @@ async fn outside(mut request: Request) -> Response {
 }
 
 async fn no_route(request: Request) -> Rejection {
-    let message = format!("no route `{}`; `/docs` lists the routes", request.uri().path());
+    let message = format!(
+        "no route `{}`; `/docs` lists the routes",
+        request.uri().path()
+    );
     Rejection::new(StatusCode::NOT_FOUND, message)
 }
 
 async fn wrong_method(request: Request) -> Rejection {
-    let message = format!("`{}` does not take {}", request.uri().path(), request.method());
+    let message = format!(
+        "`{}` does not take {}",
+        request.uri().path(),
+        request.method()
+    );
     Rejection::new(StatusCode::METHOD_NOT_ALLOWED, message)
 }

@@ -63,12 +63,25 @@ impl Observed {
     }
 
     /// The same for a request that began at `started`.
-    pub(super) fn begun(started: Instant, method: &Method, path: &str, headers: &mut HeaderMap) -> Self {
+    pub(super) fn begun(
+        started: Instant,
+        method: &Method,
+        path: &str,
+        headers: &mut HeaderMap,
+    ) -> Self {
         let id = request_id(headers);
         let trace = Trace::read(|name| headers.get(name)?.to_str().ok());
         let record = RequestRecord::begun(started, method.as_str(), trace);
         let (method, path, origin) = (method.clone(), path.to_owned(), Origin::default());
-        Self { record, id, method, path, route: None, origin, slow: None }
+        Self {
+            record,
+            id,
+            method,
+            path,
+            route: None,
+            origin,
+            slow: None,
+        }
     }
 
     /// Writes the error body, in the dialect of `route`, and the log line, which never holds texts. Server errors are
@@ -81,13 +94,24 @@ impl Observed {
         let (status, took) = (response.status(), self.record.elapsed());
         telemetry::record_response(status.as_u16(), took);
         let matched = self.route.as_ref().map(MatchedPath::as_str);
-        let outcome = Outcome { method: self.method.as_str(), route: matched, status: status.as_u16() };
+        let outcome = Outcome {
+            method: self.method.as_str(),
+            route: matched,
+            status: status.as_u16(),
+        };
         let details = self.record.end(&outcome);
         if self.slow.is_some_and(|slow| took >= slow) {
             self.log_slow(&outcome, &details, took);
         }
         let status_code = outcome.status;
-        let Self { record, id, method, path, origin: Origin { caller, refused }, .. } = self;
+        let Self {
+            record,
+            id,
+            method,
+            path,
+            origin: Origin { caller, refused },
+            ..
+        } = self;
         let trace = record.trace.as_ref().map(|trace| &trace.id);
         let (id_text, ms) = (id.to_str().unwrap_or_default(), ms(took));
         if let Some(rejection) = rejection.filter(|_| status.is_server_error()) {
@@ -147,8 +171,9 @@ pub(super) async fn observe(State(app): State<Arc<App>>, request: Request, next:
         Ok(caller) => {
             parts.extensions.insert(Owner::of(caller.as_ref()));
             let request = Request::from_parts(parts, body);
-            let (name, models) =
-                caller.map_or((None, Vec::new()), |caller| (Some(caller.name), caller.models));
+            let (name, models) = caller.map_or((None, Vec::new()), |caller| {
+                (Some(caller.name), caller.models)
+            });
             observed.origin.caller = name;
             let record = Arc::clone(&observed.record);
             app::restricted_to(models, record.follow(run(&app, request, next))).await
@@ -168,15 +193,21 @@ async fn run(app: &App, request: Request, next: Next) -> Response {
         Method::POST => match Arc::clone(&app.permits).try_acquire_owned() {
             Ok(permit) => Some(permit),
             Err(_) => {
-                let overloaded = Error::Overloaded { limit: app.limits.requests, unit: "requests" };
+                let overloaded = Error::Overloaded {
+                    limit: app.limits.requests,
+                    unit: "requests",
+                };
                 return Rejection::from(overloaded).into_response();
             }
         },
         _ => None,
     };
-    let response = AssertUnwindSafe(next.run(request)).catch_unwind().await.unwrap_or_else(|_| {
-        Rejection::new(StatusCode::INTERNAL_SERVER_ERROR, "the request failed").into_response()
-    });
+    let response = AssertUnwindSafe(next.run(request))
+        .catch_unwind()
+        .await
+        .unwrap_or_else(|_| {
+            Rejection::new(StatusCode::INTERNAL_SERVER_ERROR, "the request failed").into_response()
+        });
     match permit {
         Some(permit) => permit_body::hold(permit, response),
         None => response,

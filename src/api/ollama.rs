@@ -81,14 +81,25 @@ pub(super) struct EmbeddingsResponse {
 /// Embed texts, as Ollama does
 pub(super) async fn embed(Call(context, body): Call<OllamaEmbedRequest>) -> Reply {
     let parameters = EmbeddingParameters {
-        truncation: TruncationParameters { truncate: body.truncate, truncation_direction: None },
+        truncation: TruncationParameters {
+            truncate: body.truncate,
+            truncation_direction: None,
+        },
         normalize: Some(true),
         dimensions: body.dimensions,
         prompt_name: context.app.named_prompt(body.model.as_deref()),
         ..EmbeddingParameters::default()
     };
-    let request = Request { model: body.model, keep_alive: body.keep_alive, parameters };
-    let field = TextField { name: "input", content: body.input, limit: context.texts.clone() };
+    let request = Request {
+        model: body.model,
+        keep_alive: body.keep_alive,
+        parameters,
+    };
+    let field = TextField {
+        name: "input",
+        content: body.input,
+        limit: context.texts.clone(),
+    };
     let found = embed_with(&context, request, field).await?;
     let answer = EmbedResponse {
         model: &found.model.name,
@@ -103,11 +114,24 @@ pub(super) async fn embed(Call(context, body): Call<OllamaEmbedRequest>) -> Repl
 /// Embed a text, as earlier versions of Ollama do; the model's own settings say whether vectors have length 1
 pub(super) async fn embeddings(Call(context, body): Call<OllamaEmbeddingsRequest>) -> Reply {
     let prompt_name = context.app.named_prompt(body.model.as_deref());
-    let parameters = EmbeddingParameters { prompt_name, ..EmbeddingParameters::default() };
-    let request = Request { model: body.model, keep_alive: body.keep_alive, parameters };
-    let field = TextField { name: "prompt", content: body.prompt, limit: context.texts.at_most(1) };
+    let parameters = EmbeddingParameters {
+        prompt_name,
+        ..EmbeddingParameters::default()
+    };
+    let request = Request {
+        model: body.model,
+        keep_alive: body.keep_alive,
+        parameters,
+    };
+    let field = TextField {
+        name: "prompt",
+        content: body.prompt,
+        limit: context.texts.at_most(1),
+    };
     let mut found = embed_with(&context, request, field).await?;
-    let answer = EmbeddingsResponse { embedding: found.embeddings.vectors.pop().unwrap_or_default() };
+    let answer = EmbeddingsResponse {
+        embedding: found.embeddings.vectors.pop().unwrap_or_default(),
+    };
     Ok(by_model(&answer, &found.embeddings.usage))
 }
 
@@ -132,10 +156,18 @@ struct TextField {
     limit: RequestTexts,
 }
 
-async fn embed_with<'a>(context: &'a Context, request: Request, field: TextField) -> Result<Embedded<'a>> {
+async fn embed_with<'a>(
+    context: &'a Context,
+    request: Request,
+    field: TextField,
+) -> Result<Embedded<'a>> {
     let (looked_up, was_loaded) = (Instant::now(), is_loaded(context, request.model.as_deref()));
     let (model, pipeline) = context.embedding(request.model.as_deref()).await?;
-    let load_time = if was_loaded { Duration::ZERO } else { looked_up.elapsed() };
+    let load_time = if was_loaded {
+        Duration::ZERO
+    } else {
+        looked_up.elapsed()
+    };
     if let Some(keep_alive) = &request.keep_alive {
         context.app.catalog.keep(&model.name, keep_alive.duration());
     }
@@ -145,18 +177,36 @@ async fn embed_with<'a>(context: &'a Context, request: Request, field: TextField
         other => other.is_null(),
     };
     if is_empty {
-        let embeddings = Embeddings { vectors: Vec::new(), usage: Default::default() };
-        return Ok(Embedded { model, load_time, embeddings });
+        let embeddings = Embeddings {
+            vectors: Vec::new(),
+            usage: Default::default(),
+        };
+        return Ok(Embedded {
+            model,
+            load_time,
+            embeddings,
+        });
     }
     let texts = inputs::texts(field.name, field.content, &field.limit)?;
-    let inputs = texts.into_iter().map(crate::pipeline::Input::Text).collect();
+    let inputs = texts
+        .into_iter()
+        .map(crate::pipeline::Input::Text)
+        .collect();
     let options = request.parameters.options(pipeline, &context.scope())?;
     let embeddings = pipeline.embed(inputs, &options, context.deadline).await?;
-    Ok(Embedded { model, load_time, embeddings })
+    Ok(Embedded {
+        model,
+        load_time,
+        embeddings,
+    })
 }
 
 fn is_loaded(context: &Context, name: Option<&str>) -> bool {
-    name.is_none() || context.app.model(name).is_ok_and(|model| model.state() == ModelState::Loaded)
+    name.is_none()
+        || context
+            .app
+            .model(name)
+            .is_ok_and(|model| model.state() == ModelState::Loaded)
 }
 
 fn nanoseconds(time: Duration) -> u64 {

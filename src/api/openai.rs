@@ -89,13 +89,20 @@ enum Sentences {
 
 impl LateChunking {
     /// Input chunks; `None` if each input has its own vector. The model takes `max_tokens`.
-    async fn chunks(self, inputs: &[Input], max_tokens: usize, deadline: Deadline) -> Result<Option<Chunks>> {
+    async fn chunks(
+        self,
+        inputs: &[Input],
+        max_tokens: usize,
+        deadline: Deadline,
+    ) -> Result<Option<Chunks>> {
         if let Self::Texts(false) = self {
             return Ok(None);
         }
         let text = |input: &Input| match input {
             Input::Text(text) => Ok(text.clone()),
-            _ => Err(Error::invalid("expected texts in `input` for `late_chunking`, but found token ids")),
+            _ => Err(Error::invalid(
+                "expected texts in `input` for `late_chunking`, but found token ids",
+            )),
         };
         let mut texts = inputs.iter().map(text).collect::<Result<Vec<_>>>()?;
         match (self, texts.len()) {
@@ -103,7 +110,9 @@ impl LateChunking {
             (Self::Sentences(_), 1) => {
                 let text = texts.remove(0);
                 let split = move || Chunks::sentences(text, max_tokens).map(Some);
-                deadline.run_sized(inputs[0].texts().map(str::len).sum(), split).await
+                deadline
+                    .run_sized(inputs[0].texts().map(str::len).sum(), split)
+                    .await
             }
             (Self::Sentences(_), count) => Err(Error::invalid(format!(
                 "expected one text in `input` for `late_chunking` by sentences, but found {count}"
@@ -133,13 +142,23 @@ struct VectorFormat {
 impl VectorFormat {
     /// In `encoding_format`, `float` means numbers of any type.
     fn of(body: &EmbeddingsRequest, headers: &HeaderMap) -> Result<Self> {
-        let encoding = body.encoding_format.filter(|format| *format != EncodingFormat::Float);
+        let encoding = body
+            .encoding_format
+            .filter(|format| *format != EncodingFormat::Float);
         let types = [
             ("output_dtype", body.output_dtype),
-            ("embedding_type", body.embedding_type.and_then(EncodingFormat::vector_type)),
-            ("encoding_format", encoding.and_then(EncodingFormat::vector_type)),
+            (
+                "embedding_type",
+                body.embedding_type.and_then(EncodingFormat::vector_type),
+            ),
+            (
+                "encoding_format",
+                encoding.and_then(EncodingFormat::vector_type),
+            ),
         ];
-        let mut found = types.iter().filter_map(|(name, vector_type)| vector_type.map(|it| (name, it)));
+        let mut found = types
+            .iter()
+            .filter_map(|(name, vector_type)| vector_type.map(|it| (name, it)));
         let first = found.next();
         if let Some((name, vector_type)) = first
             && let Some((other, another)) = found.find(|(_, another)| *another != vector_type)
@@ -150,7 +169,9 @@ impl VectorFormat {
         }
         let vector_type = first.map(|(_, vector_type)| vector_type);
         let encoding = match (body.encoding_format, body.embedding_type) {
-            (None | Some(EncodingFormat::Base64), _) => body.encoding_format.or(body.embedding_type),
+            (None | Some(EncodingFormat::Base64), _) => {
+                body.encoding_format.or(body.embedding_type)
+            }
             (Some(format), Some(EncodingFormat::Base64)) => {
                 return Err(Error::invalid(format!(
                     "expected the same form in `encoding_format` and `embedding_type`, but found `{}` and `base64`",
@@ -160,13 +181,19 @@ impl VectorFormat {
             (Some(format), _) => Some(format),
         };
         let is_bytes = vector_type.is_some_and(|vector_type| vector_type != VectorType::Float);
-        if is_bytes && encoding == Some(EncodingFormat::Base64) && headers.contains_key(OPENAI_CLIENT) {
+        if is_bytes
+            && encoding == Some(EncodingFormat::Base64)
+            && headers.contains_key(OPENAI_CLIENT)
+        {
             return Err(Error::invalid(
                 "expected `encoding_format` `float`, which means numbers of the requested type, but found `base64`, which \
                  OpenAI's client asks for by itself and reads as 32-bit floats",
             ));
         }
-        Ok(Self { vector_type, encoding })
+        Ok(Self {
+            vector_type,
+            encoding,
+        })
     }
 }
 
@@ -199,7 +226,10 @@ pub(super) struct EmbeddingsResponse<'a> {
 }
 
 /// Embed texts
-pub(super) async fn embeddings(headers: HeaderMap, Call(context, body): Call<EmbeddingsRequest>) -> Reply {
+pub(super) async fn embeddings(
+    headers: HeaderMap,
+    Call(context, body): Call<EmbeddingsRequest>,
+) -> Reply {
     let app = &context.app;
     let format = VectorFormat::of(&body, &headers)?;
     let name = body.model.as_deref();
@@ -210,7 +240,10 @@ pub(super) async fn embeddings(headers: HeaderMap, Call(context, body): Call<Emb
         TokenEncoding::Model => inputs,
     };
     pipeline.check_dimensions(body.output_dimension)?;
-    let dimensions = [("dimensions", body.dimensions), ("output_dimension", body.output_dimension)];
+    let dimensions = [
+        ("dimensions", body.dimensions),
+        ("output_dimension", body.output_dimension),
+    ];
     let dimensions = inputs::one_value(dimensions)?;
     // Other spellings of a task are no roles.
     let task = match body.task {
@@ -219,14 +252,21 @@ pub(super) async fn embeddings(headers: HeaderMap, Call(context, body): Call<Emb
         }
         task => task,
     };
-    let roles = [("input_type", body.input_type), ("task", task), ("model", app.named_prompt(name))];
+    let roles = [
+        ("input_type", body.input_type),
+        ("task", task),
+        ("model", app.named_prompt(name)),
+    ];
     let of_role = match inputs::one_role(roles)? {
         Some(role) => pipeline.prompt_name(&role)?.map(str::to_owned),
         None => None,
     };
     let parameters = EmbeddingParameters {
         truncation: TruncationParameters {
-            truncate: inputs::one_value([("truncate", body.truncate), ("truncation", body.truncation)])?,
+            truncate: inputs::one_value([
+                ("truncate", body.truncate),
+                ("truncation", body.truncation),
+            ])?,
             truncation_direction: None,
         },
         prompt_name: body.prompt_name.or(of_role),
@@ -241,21 +281,31 @@ pub(super) async fn embeddings(headers: HeaderMap, Call(context, body): Call<Emb
     let embedder = parameters.prepare(pipeline, &context.scope())?;
     let (form, options) = (Form::new(&embedder, format.encoding), &embedder.options);
     let late_chunking = body.late_chunking.unwrap_or(LateChunking::Texts(false));
-    let chunks = late_chunking.chunks(&inputs, pipeline.encoder().max_tokens(), context.deadline).await?;
+    let chunks = late_chunking
+        .chunks(&inputs, pipeline.encoder().max_tokens(), context.deadline)
+        .await?;
     let embeddings = match &chunks {
         None => pipeline.embed(inputs, options, context.deadline).await?,
-        Some(chunks) => pipeline.embed_chunks(chunks, options, context.deadline).await?,
+        Some(chunks) => {
+            pipeline
+                .embed_chunks(chunks, options, context.deadline)
+                .await?
+        }
     };
     let spans = match (late_chunking, chunks) {
         (LateChunking::Sentences(_), Some(chunks)) => chunks.spans(),
         _ => Vec::new(),
     };
-    let data = embeddings.vectors.into_iter().enumerate().map(|(index, vector)| Embedding {
-        object: "embedding",
-        index,
-        embedding: form.apply(vector),
-        span: spans.get(index).copied(),
-    });
+    let data = embeddings
+        .vectors
+        .into_iter()
+        .enumerate()
+        .map(|(index, vector)| Embedding {
+            object: "embedding",
+            index,
+            embedding: form.apply(vector),
+            span: spans.get(index).copied(),
+        });
     let answer = EmbeddingsResponse {
         object: "list",
         data: data.collect(),
@@ -281,9 +331,14 @@ fn text_of_ids(input: Input) -> Result<Input> {
 
 /// Jina clients may send objects with a `text` instead of texts.
 fn texts_of_objects(mut input: Content) -> Content {
-    let has_text = |value: &&mut Content| matches!(value, Content::Object(texts) if texts[0].is_text());
+    let has_text =
+        |value: &&mut Content| matches!(value, Content::Object(texts) if texts[0].is_text());
     if let Content::List(values) = &mut input {
-        values.rest.iter_mut().filter(has_text).for_each(|value| *value = mem::take(value).into_text());
+        values
+            .rest
+            .iter_mut()
+            .filter(has_text)
+            .for_each(|value| *value = mem::take(value).into_text());
     }
     input
 }
@@ -310,15 +365,25 @@ pub(super) struct ModelEntry {
 
 impl ModelEntry {
     fn new(id: &str) -> Self {
-        Self { created: 0, id: id.to_owned(), object: "model", owned_by: "kivu" }
+        Self {
+            created: 0,
+            id: id.to_owned(),
+            object: "model",
+            owned_by: "kivu",
+        }
     }
 }
 
 /// List the models
 pub(super) async fn models(State(app): State<Arc<App>>) -> Json<ModelList> {
     let models = app.models();
-    let names = models.iter().flat_map(|model| [&model.name].into_iter().chain(&model.manifest.aliases));
-    Json(ModelList { data: names.map(|name| ModelEntry::new(name)).collect(), object: "list" })
+    let names = models
+        .iter()
+        .flat_map(|model| [&model.name].into_iter().chain(&model.manifest.aliases));
+    Json(ModelList {
+        data: names.map(|name| ModelEntry::new(name)).collect(),
+        object: "list",
+    })
 }
 
 /// Describe a model
@@ -326,6 +391,7 @@ pub(super) async fn model(
     State(app): State<Arc<App>>,
     InPath(name): InPath<String>,
 ) -> Reply<Json<ModelEntry>> {
-    app.entry(Some(&name), Deadline::within(app.limits.timeout())).await?;
+    app.entry(Some(&name), Deadline::within(app.limits.timeout()))
+        .await?;
     Ok(Json(ModelEntry::new(&name)))
 }

@@ -28,23 +28,67 @@ use crate::error::{Error, Result};
 
 /// Response headers: when they are sent, and their meaning.
 const HEADERS: [(&str, Sent, &str); 13] = [
-    ("retry-after", Sent::WithStatuses(&["429", "503"]), "Seconds to wait before a retry."),
-    ("server-timing", Sent::WithUsage, "The same durations in fractional milliseconds."),
-    ("www-authenticate", Sent::WithStatuses(&["401"]), "`Bearer`."),
+    (
+        "retry-after",
+        Sent::WithStatuses(&["429", "503"]),
+        "Seconds to wait before a retry.",
+    ),
+    (
+        "server-timing",
+        Sent::WithUsage,
+        "The same durations in fractional milliseconds.",
+    ),
+    (
+        "www-authenticate",
+        Sent::WithStatuses(&["401"]),
+        "`Bearer`.",
+    ),
     (
         "x-backend",
         Sent::ByModels,
         "Where the model ran: `native` or `onnx`, this server's engine, or `triton` for a fleet.",
     ),
-    ("x-compute-characters", Sent::WithUsage, "Characters in all texts."),
-    ("x-compute-time", Sent::WithUsage, "Tokenization and inference, in milliseconds."),
-    ("x-compute-tokens", Sent::WithUsage, "Tokens read by the model."),
+    (
+        "x-compute-characters",
+        Sent::WithUsage,
+        "Characters in all texts.",
+    ),
+    (
+        "x-compute-time",
+        Sent::WithUsage,
+        "Tokenization and inference, in milliseconds.",
+    ),
+    (
+        "x-compute-tokens",
+        Sent::WithUsage,
+        "Tokens read by the model.",
+    ),
     ("x-compute-type", Sent::WithUsage, "`cpu`."),
-    ("x-inference-time", Sent::WithUsage, "Inference including queueing, in milliseconds."),
-    ("x-request-id", Sent::Always, "The request's id: the client's own, or a new one."),
-    ("x-tokenization-time", Sent::WithUsage, "Tokenization, in milliseconds."),
-    ("x-total-time", Sent::WithUsage, "Milliseconds from the request's headers to the response."),
-    ("x-truncated", Sent::ByModels, "Positions of truncated texts, from 0; absent if there are none."),
+    (
+        "x-inference-time",
+        Sent::WithUsage,
+        "Inference including queueing, in milliseconds.",
+    ),
+    (
+        "x-request-id",
+        Sent::Always,
+        "The request's id: the client's own, or a new one.",
+    ),
+    (
+        "x-tokenization-time",
+        Sent::WithUsage,
+        "Tokenization, in milliseconds.",
+    ),
+    (
+        "x-total-time",
+        Sent::WithUsage,
+        "Milliseconds from the request's headers to the response.",
+    ),
+    (
+        "x-truncated",
+        Sent::ByModels,
+        "Positions of truncated texts, from 0; absent if there are none.",
+    ),
 ];
 
 /// The responses that have a header.
@@ -65,7 +109,10 @@ pub(super) fn respond(app: &App, apis: &[Api]) -> Reply {
             app.document.get_or_init(|| json.into())
         }
     };
-    let headers = [(CONTENT_TYPE, "application/json"), (CACHE_CONTROL, "no-cache")];
+    let headers = [
+        (CONTENT_TYPE, "application/json"),
+        (CACHE_CONTROL, "no-cache"),
+    ];
     Ok((headers, json.clone()).into_response())
 }
 
@@ -85,8 +132,10 @@ fn document(apis: &[Api], access: &Access) -> Result<Value> {
             path[route.method.name()] = operation;
         }
     }
-    let headers: Map<String, Value> =
-        HEADERS.iter().map(|(name, _, description)| ((*name).to_owned(), header(description))).collect();
+    let headers: Map<String, Value> = HEADERS
+        .iter()
+        .map(|(name, _, description)| ((*name).to_owned(), header(description)))
+        .collect();
     let tag = |api: &Api| json!({ "name": api.name, "description": api.description });
     let mut document = json!({
         "openapi": "3.1.0",
@@ -120,8 +169,13 @@ impl Generators {
             settings.with_transform(Tidy).into_generator()
         };
         let settings = SchemaSettings::draft2020_12;
-        let responses = settings().for_serialize().with_transform(AbsentInsteadOfNull);
-        Self { requests: generator(settings()), responses: generator(responses) }
+        let responses = settings()
+            .for_serialize()
+            .with_transform(AbsentInsteadOfNull);
+        Self {
+            requests: generator(settings()),
+            responses: generator(responses),
+        }
     }
 
     /// All schemas that others refer to.
@@ -162,8 +216,11 @@ struct AbsentInsteadOfNull;
 impl Transform for AbsentInsteadOfNull {
     fn transform(&mut self, schema: &mut Schema) {
         let required = schema.get("required").cloned().unwrap_or_default();
-        let is_required =
-            |name: &str| required.as_array().is_some_and(|names| names.iter().any(|one| one == name));
+        let is_required = |name: &str| {
+            required
+                .as_array()
+                .is_some_and(|names| names.iter().any(|one| one == name))
+        };
         if let Some(Value::Object(fields)) = schema.get_mut("properties") {
             let optional = fields.iter_mut().filter(|(name, _)| !is_required(name));
             optional.for_each(|(_, field)| remove_null(field));
@@ -181,7 +238,9 @@ fn remove_null(field: &mut Value) {
         }
     }
     let null = json!({ "type": "null" });
-    let Some(Value::Array(schemas)) = field.get_mut("anyOf") else { return };
+    let Some(Value::Array(schemas)) = field.get_mut("anyOf") else {
+        return;
+    };
     schemas.retain(|schema| *schema != null);
     if let [Value::Object(only)] = schemas.as_slice() {
         let only = only.clone();
@@ -194,8 +253,7 @@ fn remove_null(field: &mut Value) {
 }
 
 fn operation(api: &Api, route: &Route, generators: &mut Generators) -> Result<Value> {
-    let mut operation =
-        json!({ "tags": [api.name], "summary": route.summary, "operationId": route.id, "responses": {} });
+    let mut operation = json!({ "tags": [api.name], "summary": route.summary, "operationId": route.id, "responses": {} });
     if let Some(description) = route.description {
         operation["description"] = description.into();
     }
@@ -248,8 +306,9 @@ fn content(body: &Content, generator: &mut SchemaGenerator) -> Result<Value> {
     Tidy.transform(&mut schema);
     let mut media = json!({ "schema": schema });
     let read = |text| {
-        serde_json::from_str::<Value>(text)
-            .map_err(|error| Error::model_because("cannot read an example of the OpenAPI document", error))
+        serde_json::from_str::<Value>(text).map_err(|error| {
+            Error::model_because("cannot read an example of the OpenAPI document", error)
+        })
     };
     if let Some(example) = body.example {
         media["example"] = read(example)?;
@@ -261,22 +320,40 @@ fn content(body: &Content, generator: &mut SchemaGenerator) -> Result<Value> {
 }
 
 fn security_schemes(access: &Access) -> Map<String, Value> {
-    let header = |name, text| json!({ "type": "apiKey", "in": "header", "name": name, "description": text });
+    let header =
+        |name, text| json!({ "type": "apiKey", "in": "header", "name": name, "description": text });
     let bearer = "A key from `kivu key`, as `authorization: Bearer KEY`.";
     let schemes = match access {
         Access::Open | Access::Local => Vec::new(),
         Access::Keys(_) => vec![
-            ("key", json!({ "type": "http", "scheme": "bearer", "description": bearer })),
+            (
+                "key",
+                json!({ "type": "http", "scheme": "bearer", "description": bearer }),
+            ),
             ("key-in-a-header", header("x-api-key", "The key alone.")),
         ],
         Access::GatewayVerified => {
-            vec![("gateway", header("authorization", "A signature or token, which API Gateway checks."))]
+            vec![(
+                "gateway",
+                header(
+                    "authorization",
+                    "A signature or token, which API Gateway checks.",
+                ),
+            )]
         }
     };
-    schemes.into_iter().map(|(name, scheme)| (name.to_owned(), scheme)).collect()
+    schemes
+        .into_iter()
+        .map(|(name, scheme)| (name.to_owned(), scheme))
+        .collect()
 }
 
-fn add_errors(dialect: Dialect, route: &Route, generator: &mut SchemaGenerator, responses: &mut Value) {
+fn add_errors(
+    dialect: Dialect,
+    route: &Route,
+    generator: &mut SchemaGenerator,
+    responses: &mut Value,
+) {
     for (meaning, rejection) in rejections(dialect, route) {
         let response = &mut responses[dialect.status(rejection.status).as_str()];
         // KServe has one status for unreadable and for invalid bodies.
@@ -300,31 +377,84 @@ fn rejections(dialect: Dialect, route: &Route) -> Vec<(&'static str, Rejection)>
     let path_error = Error::malformed("expected UTF-8 in the path, but found other bytes");
     let fleet_error = Error::unavailable("the fleet of `minilm` cannot be reached");
     let json_error = Error::malformed("the body is not JSON: expected value at line 1 column 1");
-    let unknown_model = Error::UnknownModel { name: "bert".into(), known: vec!["minilm".into()] };
+    let unknown_model = Error::UnknownModel {
+        name: "bert".into(),
+        known: vec!["minilm".into()],
+    };
     let too_large = Error::too_large("expected 1 to 1024 `inputs`, but found 2000");
     let invalid = Error::invalid("expected a text in `inputs[1]`, but found an empty one");
     let failed = Error::inference("the model failed to run");
-    let timeout = Error::DeadlineExceeded { after: Duration::from_secs(30) };
+    let timeout = Error::DeadlineExceeded {
+        after: Duration::from_secs(30),
+    };
     let wrong_type = "expected the content type `application/json`, but found `text/plain`";
     [
-        (true, "Internal error; see the log.", new(StatusCode::INTERNAL_SERVER_ERROR, "the request failed")),
-        (!route.is_open, "Missing or unknown key.", new(StatusCode::UNAUTHORIZED, NO_KEY)),
+        (
+            true,
+            "Internal error; see the log.",
+            new(StatusCode::INTERNAL_SERVER_ERROR, "the request failed"),
+        ),
+        (
+            !route.is_open,
+            "Missing or unknown key.",
+            new(StatusCode::UNAUTHORIZED, NO_KEY),
+        ),
         (
             !route.is_open,
             "Not through the trusted proxy, if one is configured.",
             new(StatusCode::FORBIDDEN, NOT_PROXIED),
         ),
-        (!route.is_open, "The fleet or the source of keys is unavailable.", fleet_error.into()),
-        (route.parameters().next().is_some(), "Invalid path parameter.", path_error.into()),
-        (is_post, "Too many concurrent requests.", Error::Overloaded { limit: 512, unit: "requests" }.into()),
-        (has_body, "The body is incomplete or not JSON.", json_error.into()),
-        (has_body || route.parameters().any(|name| name == "model"), "Unknown model.", unknown_model.into()),
-        (has_id, "Unknown id, or another caller's.", new(StatusCode::NOT_FOUND, "unknown file `file-…`")),
-        (has_body, "Too many texts, tokens or bytes.", too_large.into()),
-        (has_body || route.query[0].is_some() || is_post && has_id, "Invalid value.", invalid.into()),
+        (
+            !route.is_open,
+            "The fleet or the source of keys is unavailable.",
+            fleet_error.into(),
+        ),
+        (
+            route.parameters().next().is_some(),
+            "Invalid path parameter.",
+            path_error.into(),
+        ),
+        (
+            is_post,
+            "Too many concurrent requests.",
+            Error::Overloaded {
+                limit: 512,
+                unit: "requests",
+            }
+            .into(),
+        ),
+        (
+            has_body,
+            "The body is incomplete or not JSON.",
+            json_error.into(),
+        ),
+        (
+            has_body || route.parameters().any(|name| name == "model"),
+            "Unknown model.",
+            unknown_model.into(),
+        ),
+        (
+            has_id,
+            "Unknown id, or another caller's.",
+            new(StatusCode::NOT_FOUND, "unknown file `file-…`"),
+        ),
+        (
+            has_body,
+            "Too many texts, tokens or bytes.",
+            too_large.into(),
+        ),
+        (
+            has_body || route.query[0].is_some() || is_post && has_id,
+            "Invalid value.",
+            invalid.into(),
+        ),
         (has_body, "The model failed.", failed.into()),
         (has_body, "Timeout.", timeout.into()),
-        (has_content_type, "Wrong content type.", new(StatusCode::UNSUPPORTED_MEDIA_TYPE, wrong_type)),
+        (
+            has_content_type,
+            "Wrong content type.",
+            new(StatusCode::UNSUPPORTED_MEDIA_TYPE, wrong_type),
+        ),
         (
             route.is_optional,
             "Turned off on this server.",

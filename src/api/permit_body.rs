@@ -17,7 +17,13 @@ const FRAME_BYTES: usize = 64 * 1024;
 
 /// Makes a response hold its request's permit until its body has been sent.
 pub(super) fn hold(permit: OwnedSemaphorePermit, response: Response) -> Response {
-    response.map(|body| Body::new(PermitBody { body, buffered: Bytes::new(), _permit: permit }))
+    response.map(|body| {
+        Body::new(PermitBody {
+            body,
+            buffered: Bytes::new(),
+            _permit: permit,
+        })
+    })
 }
 
 struct PermitBody {
@@ -83,7 +89,10 @@ mod tests {
         let mut found = Vec::new();
         while !body.is_end_stream() {
             assert_eq!(permits.available_permits(), 0);
-            assert_eq!(body.size_hint().exact(), Some((text.len() - found.len()) as u64));
+            assert_eq!(
+                body.size_hint().exact(),
+                Some((text.len() - found.len()) as u64)
+            );
             let frame = body.frame().now_or_never().unwrap().unwrap().unwrap();
             found.extend_from_slice(frame.data_ref().unwrap());
         }

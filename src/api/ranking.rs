@@ -42,7 +42,12 @@ async fn rank(
 ) -> Result<Ranked> {
     let ranker = parameters.prepare(pipeline, &context.scope())?;
     let (scores, usage) = ranker.run(query, texts.clone(), context.deadline).await?;
-    Ok(Ranked { texts, order: descending(&scores), scores, usage })
+    Ok(Ranked {
+        texts,
+        order: descending(&scores),
+        scores,
+        usage,
+    })
 }
 
 /// A query, and texts to rank by it.
@@ -69,17 +74,31 @@ pub(super) async fn rerank(Call(context, body): Call<RerankRequest>) -> Reply {
     rerank_with(&context, &pipeline, body).await
 }
 
-pub(super) async fn rerank_with(context: &Context, pipeline: &RankingPipeline, body: RerankRequest) -> Reply {
+pub(super) async fn rerank_with(
+    context: &Context,
+    pipeline: &RankingPipeline,
+    body: RerankRequest,
+) -> Reply {
     let query = inputs::text(&"query", body.query, &context.texts)?;
     let texts = inputs::texts("texts", body.texts, &context.texts)?;
-    let ranked = rank(context, pipeline, Candidates { query, texts }, body.parameters).await?;
+    let ranked = rank(
+        context,
+        pipeline,
+        Candidates { query, texts },
+        body.parameters,
+    )
+    .await?;
     let with_text = body.return_text.unwrap_or(false);
     let ranks = ranked.order.iter().map(|&index| Rank {
         index,
         score: ranked.scores[index],
         text: with_text.then(|| ranked.texts[index].as_str()),
     });
-    Ok(with_usage(context, &ranks.collect::<Vec<_>>(), &ranked.usage))
+    Ok(with_usage(
+        context,
+        &ranks.collect::<Vec<_>>(),
+        &ranked.usage,
+    ))
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -135,27 +154,50 @@ impl Ranked {
         let document = |&index: &usize| RankedDocument {
             index,
             relevance_score: self.scores[index],
-            document: with_text.then(|| Document { text: self.texts[index].clone() }),
+            document: with_text.then(|| Document {
+                text: self.texts[index].clone(),
+            }),
         };
         self.order.iter().map(document).collect()
     }
 }
 
 /// Ranks documents; also returns the model name.
-pub(super) async fn rank_documents(context: &Context, body: DocumentsRequest) -> Result<(&str, Ranked)> {
+pub(super) async fn rank_documents(
+    context: &Context,
+    body: DocumentsRequest,
+) -> Result<(&str, Ranked)> {
     let query = inputs::text(&"query", body.query, &context.texts)?;
     if !matches!(body.documents, Content::List(_)) {
-        return Err(Error::invalid("expected `documents` to be a list of texts, but found no list"));
+        return Err(Error::invalid(
+            "expected `documents` to be a list of texts, but found no list",
+        ));
     }
     let texts = inputs::one_or_list("documents", body.documents, &context.texts, document)?;
     inputs::above_zero("top_n", body.top_n)?;
     inputs::above_zero("top_k", body.top_k)?;
     let top = inputs::one_value([("top_n", body.top_n), ("top_k", body.top_k)])?;
     let (model, pipeline) = context.ranking(body.model.as_deref()).await?;
-    inputs::at_least("max_tokens_per_doc", body.max_tokens_per_doc, pipeline.max_tokens())?;
-    let truncation = TruncationParameters { truncate: body.truncation, truncation_direction: None };
-    let DocumentsRequest { instruction, prompt, .. } = body;
-    let parameters = RankingParameters { truncation, instruction, prompt, raw_scores: None };
+    inputs::at_least(
+        "max_tokens_per_doc",
+        body.max_tokens_per_doc,
+        pipeline.max_tokens(),
+    )?;
+    let truncation = TruncationParameters {
+        truncate: body.truncation,
+        truncation_direction: None,
+    };
+    let DocumentsRequest {
+        instruction,
+        prompt,
+        ..
+    } = body;
+    let parameters = RankingParameters {
+        truncation,
+        instruction,
+        prompt,
+        raw_scores: None,
+    };
     let mut ranked = rank(context, &pipeline, Candidates { query, texts }, parameters).await?;
     ranked.order.truncate(top.unwrap_or(usize::MAX));
     Ok((&model.name, ranked))
@@ -165,9 +207,9 @@ pub(super) async fn rank_documents(context: &Context, body: DocumentsRequest) ->
 fn document(field: &dyn Display, value: Content, texts: &RequestTexts) -> Result<String> {
     let is_object = matches!(value, Content::Object(_));
     match value.into_text() {
-        text if is_object && text.is_null() => {
-            Err(Error::invalid(format!("expected a text in `{field}.text`, but found none")))
-        }
+        text if is_object && text.is_null() => Err(Error::invalid(format!(
+            "expected a text in `{field}.text`, but found none"
+        ))),
         text => inputs::text(field, text, texts),
     }
 }
@@ -220,7 +262,11 @@ pub(super) async fn cohere(Call(context, body): Call<DocumentsRequest>) -> Reply
         "tokens": { "input_tokens": ranked.usage.tokens },
     });
     let id = uuid::Uuid::new_v4().to_string();
-    let answer = CohereResponse { results: ranked.documents(false), id, meta };
+    let answer = CohereResponse {
+        results: ranked.documents(false),
+        id,
+        meta,
+    };
     Ok(by_model(&answer, &ranked.usage))
 }
 
@@ -236,6 +282,11 @@ pub(super) async fn jina(Call(context, body): Call<DocumentsRequest>) -> Reply {
         true => JinaRanks::Voyage { data: documents },
         false => JinaRanks::Jina { results: documents },
     };
-    let answer = JinaResponse { ranks, model, object: "list", usage };
+    let answer = JinaResponse {
+        ranks,
+        model,
+        object: "list",
+        usage,
+    };
     Ok(by_model(&answer, &ranked.usage))
 }

@@ -29,7 +29,12 @@ pub(super) struct Rejection {
 
 impl Rejection {
     pub(super) fn new(status: StatusCode, message: impl Into<String>) -> Self {
-        Self { status, message: message.into(), retry_after_s: RETRY_AFTER_S, error: None }
+        Self {
+            status,
+            message: message.into(),
+            retry_after_s: RETRY_AFTER_S,
+            error: None,
+        }
     }
 
     /// A rejection whose message hides its cause from the client.
@@ -38,16 +43,26 @@ impl Rejection {
         message: impl Into<String>,
         error: impl Into<Arc<Error>>,
     ) -> Self {
-        Self { status, message: message.into(), retry_after_s: RETRY_AFTER_S, error: Some(error.into()) }
+        Self {
+            status,
+            message: message.into(),
+            retry_after_s: RETRY_AFTER_S,
+            error: Some(error.into()),
+        }
     }
 
     pub(super) fn is_unknown_model(&self) -> bool {
-        matches!(self.error.as_deref(), Some(Error::UnknownModel { .. } | Error::NoModel))
+        matches!(
+            self.error.as_deref(),
+            Some(Error::UnknownModel { .. } | Error::NoModel)
+        )
     }
 
     /// The whole error chain, for the log.
     pub(super) fn chain(&self) -> String {
-        self.error.as_ref().map_or_else(|| self.message.clone(), |error| error.chain())
+        self.error
+            .as_ref()
+            .map_or_else(|| self.message.clone(), |error| error.chain())
     }
 }
 
@@ -76,7 +91,9 @@ impl From<Error> for Rejection {
         };
         let message = match status {
             // The message may have a path.
-            StatusCode::INTERNAL_SERVER_ERROR => "internal error; the server's log has the cause".to_owned(),
+            StatusCode::INTERNAL_SERVER_ERROR => {
+                "internal error; the server's log has the cause".to_owned()
+            }
             _ => error.to_string(),
         };
         Self::because(status, message, error)

@@ -39,9 +39,13 @@ const BACKGROUND_TIMEOUT: Duration = Duration::from_hours(1);
 pub(super) fn request_id(headers: &mut HeaderMap) -> HeaderValue {
     let given = headers.get(REQUEST_ID).filter(|id| {
         (1..=MAX_REQUEST_ID_CHARS).contains(&id.len())
-            && id.to_str().is_ok_and(|id| id.chars().all(|c| c.is_ascii_graphic()))
+            && id
+                .to_str()
+                .is_ok_and(|id| id.chars().all(|c| c.is_ascii_graphic()))
     });
-    let id = given.cloned().or_else(|| HeaderValue::from_str(&uuid::Uuid::new_v4().to_string()).ok());
+    let id = given
+        .cloned()
+        .or_else(|| HeaderValue::from_str(&uuid::Uuid::new_v4().to_string()).ok());
     let id = id.unwrap_or_else(|| HeaderValue::from_static("unknown"));
     headers.insert(REQUEST_ID, id.clone());
     id
@@ -94,24 +98,44 @@ impl Context {
     ) -> Self {
         let (texts, max_parts) = (RequestTexts::new(app.limits.texts), app.limits.texts);
         let models = Arc::default();
-        Self { app: Arc::clone(app), deadline, started, texts, max_parts, models, _memory: memory }
+        Self {
+            app: Arc::clone(app),
+            deadline,
+            started,
+            texts,
+            max_parts,
+            models,
+            _memory: memory,
+        }
     }
 
     /// The context for a request that runs in the background, where nobody waits for it.
     pub(super) fn in_background(app: &Arc<App>) -> Self {
-        Self::new(app, Deadline::within(BACKGROUND_TIMEOUT), Instant::now(), app.bodies.request())
+        Self::new(
+            app,
+            Deadline::within(BACKGROUND_TIMEOUT),
+            Instant::now(),
+            app.bodies.request(),
+        )
     }
 
     /// Defaults and limits of the request.
     pub(super) fn scope(&self) -> Scope {
-        Scope { max_parts: self.max_parts, ..self.app.scope() }
+        Scope {
+            max_parts: self.max_parts,
+            ..self.app.scope()
+        }
     }
 
     /// The context for one of `count` requests in one, which share its limits. Its models may leave at its own end: all
     /// of them need not fit into memory together.
     pub(super) fn of_part(&self, count: usize) -> Self {
         let max_parts = (self.max_parts / count.max(1)).max(1);
-        Self { max_parts, models: Arc::default(), ..self.clone() }
+        Self {
+            max_parts,
+            models: Arc::default(),
+            ..self.clone()
+        }
     }
 }
 
@@ -163,7 +187,12 @@ async fn read_json<T: DeserializeOwned + Send + 'static>(
     is_piecewise: bool,
 ) -> Result<(Context, T), Rejection> {
     let started = Instant::now();
-    let ReadBody { bytes, deadline, memory, .. } = body::read(app, request).await?;
+    let ReadBody {
+        bytes,
+        deadline,
+        memory,
+        ..
+    } = body::read(app, request).await?;
     let (size, max_texts) = (bytes.capacity(), app.limits.texts);
     let work = move || {
         let held = Arc::clone(&memory);
@@ -195,9 +224,16 @@ impl FromRequest<Arc<App>> for Submitted {
             return Ok(Self(context, body));
         }
         let started = Instant::now();
-        let ReadBody { bytes, deadline, memory, .. } = body::read(app, request).await?;
+        let ReadBody {
+            bytes,
+            deadline,
+            memory,
+            ..
+        } = body::read(app, request).await?;
         let (size, max_texts) = (bytes.len(), app.limits.texts);
-        let form = deadline.run_sized(size, move || form(&bytes, max_texts)).await?;
+        let form = deadline
+            .run_sized(size, move || form(&bytes, max_texts))
+            .await?;
         Ok(Self(Context::new(app, deadline, started, memory), form))
     }
 }
@@ -206,40 +242,66 @@ impl FromRequest<Arc<App>> for Submitted {
 fn form(bytes: &[u8], max_texts: usize) -> Result<Value, Error> {
     /// Fields other than texts.
     const MAX_OTHERS: usize = 64;
-    let (found, max) = (form_urlencoded::parse(bytes).count(), max_texts.saturating_add(MAX_OTHERS));
+    let (found, max) = (
+        form_urlencoded::parse(bytes).count(),
+        max_texts.saturating_add(MAX_OTHERS),
+    );
     if found > max {
         return Err(Error::too_large(format!(
             "expected a form of at most {max} fields, but found {found}; send fewer texts at once"
         )));
     }
     if percent_decode(bytes).decode_utf8().is_err() {
-        return Err(Error::malformed("expected UTF-8 in the form, but found other bytes"));
+        return Err(Error::malformed(
+            "expected UTF-8 in the form, but found other bytes",
+        ));
     }
     let mut fields: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for (name, value) in form_urlencoded::parse(bytes) {
-        fields.entry(name.into_owned()).or_default().push(value.into_owned());
+        fields
+            .entry(name.into_owned())
+            .or_default()
+            .push(value.into_owned());
     }
     let value = |mut values: Vec<String>| match values.len() {
         1 => Value::from(values.remove(0)),
         _ => Value::from(values),
     };
-    Ok(Value::Object(fields.into_iter().map(|(name, values)| (name, value(values))).collect()))
+    Ok(Value::Object(
+        fields
+            .into_iter()
+            .map(|(name, values)| (name, value(values)))
+            .collect(),
+    ))
 }
 
 /// The content type without its parameters, in lower case.
 fn essence(headers: &HeaderMap) -> String {
-    let found = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("none");
-    found.split(';').next().unwrap_or_default().trim().to_ascii_lowercase()
+    let found = headers
+        .get(CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok())
+        .unwrap_or("none");
+    found
+        .split(';')
+        .next()
+        .unwrap_or_default()
+        .trim()
+        .to_ascii_lowercase()
 }
 
 fn require_json(headers: &HeaderMap) -> Result<(), Rejection> {
     let essence = essence(headers);
-    if essence == "application/json" || (essence.starts_with("application/") && essence.ends_with("+json")) {
+    if essence == "application/json"
+        || (essence.starts_with("application/") && essence.ends_with("+json"))
+    {
         return Ok(());
     }
     Err(Rejection::new(
         StatusCode::UNSUPPORTED_MEDIA_TYPE,
-        format!("expected the content type `application/json`, but found `{}`", essence.escape_default()),
+        format!(
+            "expected the content type `application/json`, but found `{}`",
+            essence.escape_default()
+        ),
     ))
 }
 
@@ -258,7 +320,9 @@ pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8], budget: Budget) -> Result
             } else if cause.is_eof() {
                 Error::malformed(format!("expected JSON, but the body ends too early ({at})"))
             } else if byte_at(bytes, &cause) == Some(b'\'') {
-                Error::malformed(format!("expected double quotes in JSON, but found a single quote ({at})"))
+                Error::malformed(format!(
+                    "expected double quotes in JSON, but found a single quote ({at})"
+                ))
             } else {
                 Error::malformed(format!("the body is not JSON: {}", json::syntax(&cause)))
             }
@@ -274,7 +338,9 @@ pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8], budget: Budget) -> Result
 
 /// The byte at which an error was found.
 fn byte_at(bytes: &[u8], error: &serde_json::Error) -> Option<u8> {
-    let line = bytes.split(|byte| *byte == b'\n').nth(error.line().checked_sub(1)?)?;
+    let line = bytes
+        .split(|byte| *byte == b'\n')
+        .nth(error.line().checked_sub(1)?)?;
     line.get(error.column().checked_sub(1)?).copied()
 }
 
@@ -308,8 +374,11 @@ mod tests {
         let app = Arc::new(App::new(Vec::new(), Limits::default()));
         for (words, is_here) in [(1, true), (100_000, false)] {
             let body = serde_json::json!({ "inputs": "word ".repeat(words) }).to_string();
-            let request = Request::post("/").header(CONTENT_TYPE, "application/json").body(Body::from(body));
-            let Call(_, ParsedBy(thread)) = Call::from_request(request.unwrap(), &app).await.unwrap();
+            let request = Request::post("/")
+                .header(CONTENT_TYPE, "application/json")
+                .body(Body::from(body));
+            let Call(_, ParsedBy(thread)) =
+                Call::from_request(request.unwrap(), &app).await.unwrap();
             assert_eq!(thread == thread::current().id(), is_here, "{words} words");
         }
     }
@@ -332,7 +401,10 @@ mod tests {
             let error = form(bytes, 2).unwrap_err().to_string();
             assert_eq!(error, "expected UTF-8 in the form, but found other bytes");
         }
-        assert_eq!(form(b"text=ol%C3%A1+mundo", 2).unwrap(), json!({ "text": "ol\u{e1} mundo" }));
+        assert_eq!(
+            form(b"text=ol%C3%A1+mundo", 2).unwrap(),
+            json!({ "text": "ol\u{e1} mundo" })
+        );
     }
 
     #[test]
@@ -340,11 +412,20 @@ mod tests {
         let texts = ["a text", "at line 5, \", expected or not", "string \"", ""];
         for text in texts {
             let error = from_value::<bool>(text.into()).unwrap_err().to_string();
-            assert_eq!(error, "expected the body to be a boolean, but found a string", "{text}");
-            let error = parse::<bool>(serde_json::json!(text).to_string().as_bytes(), Budget::new(0, 1))
-                .unwrap_err()
-                .to_string();
-            assert_eq!(error, "expected the body to be a boolean, but found a string", "{text}");
+            assert_eq!(
+                error, "expected the body to be a boolean, but found a string",
+                "{text}"
+            );
+            let error = parse::<bool>(
+                serde_json::json!(text).to_string().as_bytes(),
+                Budget::new(0, 1),
+            )
+            .unwrap_err()
+            .to_string();
+            assert_eq!(
+                error, "expected the body to be a boolean, but found a string",
+                "{text}"
+            );
         }
         #[derive(Debug, serde::Deserialize)]
         enum Closed {
@@ -355,10 +436,16 @@ mod tests {
         }
         for text in ["a text", "at line 5, `, expected", "`", ""] {
             let error = from_value::<Closed>(text.into()).unwrap_err().to_string();
-            assert_eq!(error, "expected the body to be `a` or `b`, but found another value", "{text}");
+            assert_eq!(
+                error, "expected the body to be `a` or `b`, but found another value",
+                "{text}"
+            );
         }
         let error = from_value::<u8>((-1).into()).unwrap_err().to_string();
-        assert_eq!(error, "expected the body to be an integer from 0 to 255, but found `-1`");
+        assert_eq!(
+            error,
+            "expected the body to be an integer from 0 to 255, but found `-1`"
+        );
     }
     #[test]
     fn errors_in_flattened_fields_name_the_field() {
@@ -373,7 +460,10 @@ mod tests {
         }
         let refusals = |body: Value| {
             let read = parse::<Outer>(body.to_string().as_bytes(), Budget::new(0, 1)).unwrap_err();
-            assert_eq!(from_value::<Outer>(body).unwrap_err().to_string(), read.to_string());
+            assert_eq!(
+                from_value::<Outer>(body).unwrap_err().to_string(),
+                read.to_string()
+            );
             read.to_string()
         };
         let bodies = [

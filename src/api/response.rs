@@ -49,8 +49,14 @@ pub(super) fn predictions<'a>(
     scores: &[f32],
     top: Option<usize>,
 ) -> Vec<Prediction<'a>> {
-    let best = descending(scores).into_iter().take(top.unwrap_or(usize::MAX));
-    best.map(|label| Prediction { score: scores[label], label: &labels[label] }).collect()
+    let best = descending(scores)
+        .into_iter()
+        .take(top.unwrap_or(usize::MAX));
+    best.map(|label| Prediction {
+        score: scores[label],
+        label: &labels[label],
+    })
+    .collect()
 }
 
 /// A ranked text's score.
@@ -76,7 +82,10 @@ pub(super) struct TokenUsage {
 
 impl TokenUsage {
     pub(super) fn of(usage: &Usage) -> Self {
-        Self { prompt_tokens: usage.tokens, total_tokens: usage.tokens }
+        Self {
+            prompt_tokens: usage.tokens,
+            total_tokens: usage.tokens,
+        }
     }
 }
 
@@ -107,13 +116,22 @@ pub(super) fn with_usage<B: Serialize>(context: &Context, body: &B, usage: &Usag
     let (tokenization, inference) = (usage.tokenization, usage.inference);
     let headers = [
         ("x-compute-type", "cpu".to_owned()),
-        ("x-compute-characters", context.texts.characters().to_string()),
+        (
+            "x-compute-characters",
+            context.texts.characters().to_string(),
+        ),
         ("x-compute-tokens", usage.tokens.to_string()),
-        ("x-compute-time", (tokenization + inference).as_millis().to_string()),
+        (
+            "x-compute-time",
+            (tokenization + inference).as_millis().to_string(),
+        ),
         ("x-total-time", total.as_millis().to_string()),
         ("x-tokenization-time", tokenization.as_millis().to_string()),
         ("x-inference-time", inference.as_millis().to_string()),
-        ("server-timing", server_timing(tokenization, inference, total)),
+        (
+            "server-timing",
+            server_timing(tokenization, inference, total),
+        ),
     ];
     (headers, by_model(body, usage)).into_response()
 }
@@ -133,7 +151,11 @@ fn server_timing(tokenization: Duration, inference: Duration, total: Duration) -
 pub(super) fn truncated_header(truncated: &[usize]) -> Option<[(&'static str, String); 1]> {
     /// API Gateway limits header size: beyond this many indexes, only their number is given.
     const MAX_POSITIONS: usize = 256;
-    let listed: Vec<String> = truncated.iter().take(MAX_POSITIONS).map(usize::to_string).collect();
+    let listed: Vec<String> = truncated
+        .iter()
+        .take(MAX_POSITIONS)
+        .map(usize::to_string)
+        .collect();
     let listed = listed.join(",");
     let listed = match truncated.len() {
         0 => return None,

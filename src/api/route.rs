@@ -108,21 +108,39 @@ pub(super) struct Route {
 /// `get!(PATH, ID, HANDLER, SUMMARY)`: a route for GET, and HEAD.
 macro_rules! get {
     ($path:expr, $id:expr, $handler:expr, $summary:expr $(,)?) => {
-        Route::new(RouteMethod::Get, $path, $id, || axum::routing::get($handler), $summary)
+        Route::new(
+            RouteMethod::Get,
+            $path,
+            $id,
+            || axum::routing::get($handler),
+            $summary,
+        )
     };
 }
 
 /// `post!(PATH, ID, HANDLER, SUMMARY)`: a route for POST.
 macro_rules! post {
     ($path:expr, $id:expr, $handler:expr, $summary:expr $(,)?) => {
-        Route::new(RouteMethod::Post, $path, $id, || axum::routing::post($handler), $summary)
+        Route::new(
+            RouteMethod::Post,
+            $path,
+            $id,
+            || axum::routing::post($handler),
+            $summary,
+        )
     };
 }
 
 /// `delete!(PATH, ID, HANDLER, SUMMARY)`: a route for DELETE.
 macro_rules! delete {
     ($path:expr, $id:expr, $handler:expr, $summary:expr $(,)?) => {
-        Route::new(RouteMethod::Delete, $path, $id, || axum::routing::delete($handler), $summary)
+        Route::new(
+            RouteMethod::Delete,
+            $path,
+            $id,
+            || axum::routing::delete($handler),
+            $summary,
+        )
     };
 }
 
@@ -165,15 +183,24 @@ impl Route {
     }
 
     pub(super) const fn description(self, description: &'static str) -> Self {
-        Self { description: Some(description), ..self }
+        Self {
+            description: Some(description),
+            ..self
+        }
     }
 
     pub(super) const fn open(self) -> Self {
-        Self { is_open: true, ..self }
+        Self {
+            is_open: true,
+            ..self
+        }
     }
 
     pub(super) const fn optional(self) -> Self {
-        Self { is_optional: true, ..self }
+        Self {
+            is_optional: true,
+            ..self
+        }
     }
 
     pub(super) const fn runs(self, runs: Runs) -> Self {
@@ -191,22 +218,35 @@ impl Route {
             free += 1;
         }
         let schema = SchemaGenerator::subschema_for::<T>;
-        self.query[free] = Some(QueryParameter { name, description, schema });
+        self.query[free] = Some(QueryParameter {
+            name,
+            description,
+            schema,
+        });
         self
     }
 
     /// A request with a body of this media type.
     pub(super) const fn request_of<T: JsonSchema>(self, media_type: &'static str) -> Self {
-        Self { request: Some(Content::new::<T>(media_type, None, &[])), ..self }
+        Self {
+            request: Some(Content::new::<T>(media_type, None, &[])),
+            ..self
+        }
     }
 
     /// A request with a body in JSON, such as `example`.
     pub(super) const fn request<T: JsonSchema>(self, example: &'static str) -> Self {
-        Self { request: Some(Content::new::<T>(JSON, Some(example), &[])), ..self }
+        Self {
+            request: Some(Content::new::<T>(JSON, Some(example), &[])),
+            ..self
+        }
     }
 
     pub(super) const fn requests<T: JsonSchema>(self, examples: Examples) -> Self {
-        Self { request: Some(Content::new::<T>(JSON, None, examples)), ..self }
+        Self {
+            request: Some(Content::new::<T>(JSON, None, examples)),
+            ..self
+        }
     }
 
     /// A response without a body.
@@ -215,12 +255,24 @@ impl Route {
     }
 
     /// A response in JSON, such as `example`.
-    pub(super) const fn response<T: JsonSchema>(self, success: &'static str, example: &'static str) -> Self {
+    pub(super) const fn response<T: JsonSchema>(
+        self,
+        success: &'static str,
+        example: &'static str,
+    ) -> Self {
         self.response_of::<T>(JSON, success, Some(example))
     }
 
-    pub(super) const fn responses<T: JsonSchema>(self, success: &'static str, examples: Examples) -> Self {
-        Self { success, response: Some(Content::new::<T>(JSON, None, examples)), ..self }
+    pub(super) const fn responses<T: JsonSchema>(
+        self,
+        success: &'static str,
+        examples: Examples,
+    ) -> Self {
+        Self {
+            success,
+            response: Some(Content::new::<T>(JSON, None, examples)),
+            ..self
+        }
     }
 
     pub(super) const fn response_of<T: JsonSchema>(
@@ -229,11 +281,18 @@ impl Route {
         success: &'static str,
         example: Option<&'static str>,
     ) -> Self {
-        Self { success, response: Some(Content::new::<T>(media_type, example, &[])), ..self }
+        Self {
+            success,
+            response: Some(Content::new::<T>(media_type, example, &[])),
+            ..self
+        }
     }
 
     pub(super) const fn or_binary(self) -> Self {
-        Self { has_binary_response: true, ..self }
+        Self {
+            has_binary_response: true,
+            ..self
+        }
     }
 
     /// Path parameters.
@@ -263,7 +322,12 @@ impl Content {
         example: Option<&'static str>,
         examples: Examples,
     ) -> Self {
-        Self { media_type, schema: SchemaGenerator::subschema_for::<T>, example, examples }
+        Self {
+            media_type,
+            schema: SchemaGenerator::subschema_for::<T>,
+            example,
+            examples,
+        }
     }
 }
 
@@ -275,10 +339,17 @@ mod tests {
 
     #[test]
     fn a_parameter_is_a_segment_that_is_not_empty() {
-        const ROUTE: Route =
-            get!("/models/{model}/versions/{version}", "versions", async || StatusCode::OK, "Versions");
-        let matching =
-            ["/models/a/versions/1", "/models/%ff/versions/a.b", "/models/{model}/versions/{version}"];
+        const ROUTE: Route = get!(
+            "/models/{model}/versions/{version}",
+            "versions",
+            async || StatusCode::OK,
+            "Versions"
+        );
+        let matching = [
+            "/models/a/versions/1",
+            "/models/%ff/versions/a.b",
+            "/models/{model}/versions/{version}",
+        ];
         let others = [
             "/models/a/versions",
             "/models//versions/1",

@@ -20,7 +20,8 @@ use crate::{
     json_schemas::Object,
     model::Entry,
     pipeline::{
-        Task, embedding::EmbeddingSettings, pooling::Pooling, seq2seq::Directions, similarity::Similarity,
+        Task, embedding::EmbeddingSettings, pooling::Pooling, seq2seq::Directions,
+        similarity::Similarity,
     },
     repository::{
         TaskSettings,
@@ -35,8 +36,7 @@ pub(super) async fn health() -> StatusCode {
 
 pub(super) async fn metrics(State(app): State<Arc<App>>) -> Reply {
     let Some(prometheus) = &app.prometheus else {
-        let message =
-            "this server has no metrics; those of a function are in CloudWatch, in the namespace `Kivu`";
+        let message = "this server has no metrics; those of a function are in CloudWatch, in the namespace `Kivu`";
         return Err(Rejection::new(StatusCode::NOT_FOUND, message));
     };
     Ok((prometheus.page() + &gauge_page(&app.gauges())).into_response())
@@ -52,9 +52,15 @@ fn gauge_page(gauges: &[Reading]) -> String {
     for (name, readings) in by_name {
         page.push_str(&format!("# TYPE {name} gauge\n"));
         for Reading { model, value, .. } in readings {
-            let escaped =
-                |model: &String| model.replace('\\', r"\\").replace('"', "\\\"").replace('\n', "\\n");
-            let label = model.as_ref().map(|model| format!("{{model=\"{}\"}}", escaped(model)));
+            let escaped = |model: &String| {
+                model
+                    .replace('\\', r"\\")
+                    .replace('"', "\\\"")
+                    .replace('\n', "\\n")
+            };
+            let label = model
+                .as_ref()
+                .map(|model| format!("{{model=\"{}\"}}", escaped(model)));
             page.push_str(&format!("{name}{} {value}\n", label.unwrap_or_default()));
         }
         page.push('\n');
@@ -132,7 +138,9 @@ pub(super) async fn info(State(app): State<Arc<App>>) -> Reply<Json<Info>> {
         model_id: model.manifest.source.from.clone(),
         model_sha: model.digest.clone(),
         model_type: settings.map_or(Value::Null, model_type),
-        outputs: settings.and_then(|settings| settings.embedding()).map(outputs),
+        outputs: settings
+            .and_then(|settings| settings.embedding())
+            .map(outputs),
         quality: weights.quality,
         served_model_name: model.name.clone(),
         sha: None,
@@ -146,9 +154,13 @@ pub(super) async fn info(State(app): State<Arc<App>>) -> Reply<Json<Info>> {
 fn model_type(settings: TaskSettings<'_>) -> Value {
     let labels = |labels: &[String]| {
         let labels = labels.iter().enumerate();
-        let id2label: Map<String, Value> =
-            labels.clone().map(|(id, label)| (id.to_string(), json!(label))).collect();
-        let label2id: Map<String, Value> = labels.map(|(id, label)| (label.clone(), json!(id))).collect();
+        let id2label: Map<String, Value> = labels
+            .clone()
+            .map(|(id, label)| (id.to_string(), json!(label)))
+            .collect();
+        let label2id: Map<String, Value> = labels
+            .map(|(id, label)| (label.clone(), json!(id)))
+            .collect();
         json!({ "id2label": id2label, "label2id": label2id })
     };
     let pooling = |settings: &EmbeddingSettings| {
@@ -174,7 +186,9 @@ fn model_type(settings: TaskSettings<'_>) -> Value {
             json!({ "classifier": labels(&own.labels) })
         }
         // TEI has no such models.
-        TaskSettings::TokenClassification(own) => json!({ "token_classifier": labels(&own.labels) }),
+        TaskSettings::TokenClassification(own) => {
+            json!({ "token_classifier": labels(&own.labels) })
+        }
         TaskSettings::ZeroShotEntities(_) => json!({ "token_classifier": labels(&[]) }),
         TaskSettings::LabelScores(_) => json!({ "classifier": labels(&[]) }),
         TaskSettings::CrossEncoder(own) => json!({ "reranker": labels(&own.labels) }),
@@ -186,7 +200,11 @@ fn model_type(settings: TaskSettings<'_>) -> Value {
 
 /// The model's vector kinds, with their dimensions.
 fn outputs(settings: &EmbeddingSettings) -> BTreeMap<String, usize> {
-    settings.outputs().into_iter().map(|(kind, dimensions)| (kind.to_string(), dimensions)).collect()
+    settings
+        .outputs()
+        .into_iter()
+        .map(|(kind, dimensions)| (kind.to_string(), dimensions))
+        .collect()
 }
 
 /// The served models, and the request limits.
@@ -270,10 +288,21 @@ struct Languages {
 }
 
 pub(super) async fn list(State(app): State<Arc<App>>) -> Json<Models> {
-    let limits = RequestLimits { body_bytes: app.limits.body_bytes, texts: app.limits.texts };
+    let limits = RequestLimits {
+        body_bytes: app.limits.body_bytes,
+        texts: app.limits.texts,
+    };
     let models = app.models().iter().map(describe).collect();
-    let memory = app.catalog.budget().map(|(limit, used)| ModelMemory { limit, used });
-    Json(Models { limits, memory, models, version: env!("CARGO_PKG_VERSION") })
+    let memory = app
+        .catalog
+        .budget()
+        .map(|(limit, used)| ModelMemory { limit, used });
+    Json(Models {
+        limits,
+        memory,
+        models,
+        version: env!("CARGO_PKG_VERSION"),
+    })
 }
 
 fn describe(model: &Arc<Entry>) -> ModelDescription {
@@ -287,7 +316,9 @@ fn describe(model: &Arc<Entry>) -> ModelDescription {
     ModelDescription {
         architecture: manifest.source.architecture.clone(),
         dimensions: dense.map(|dense| dense.dimensions),
-        labels: settings.and_then(|settings| settings.labels()).map(<[String]>::to_vec),
+        labels: settings
+            .and_then(|settings| settings.labels())
+            .map(<[String]>::to_vec),
         languages: model.directions().map(languages),
         last_use: model.last_use().map(|time| time.as_secs_f64()),
         max_tokens: model.max_tokens,
@@ -295,7 +326,9 @@ fn describe(model: &Arc<Entry>) -> ModelDescription {
         name: model.name.clone(),
         outputs: embedding.map(outputs),
         precision: manifest.weights.precision,
-        similarity: dense.map(|dense| dense.similarity).filter(|found| *found != Similarity::default()),
+        similarity: dense
+            .map(|dense| dense.similarity)
+            .filter(|found| *found != Similarity::default()),
         state: model.state().name(),
         strategy: settings.and_then(|settings| settings.strategy()),
         task: manifest.task,

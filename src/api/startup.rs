@@ -57,15 +57,24 @@ impl LazyRouter {
             let attempt = AssertUnwindSafe(make()).catch_unwind();
             // A task runs, and logs its outcome, even if no request waits for it.
             let task = tokio::spawn(async move {
-                attempt.await.unwrap_or_else(|_| Err(panicked())).map_err(|error| {
-                    tracing::error!(error = error.chain(), "cannot start");
-                    Failed(Arc::new(error), Instant::now())
-                })
+                attempt
+                    .await
+                    .unwrap_or_else(|_| Err(panicked()))
+                    .map_err(|error| {
+                        tracing::error!(error = error.chain(), "cannot start");
+                        Failed(Arc::new(error), Instant::now())
+                    })
             });
             let cancelled = |_| Err(Failed(Arc::new(panicked()), Instant::now()));
-            async move { task.await.unwrap_or_else(cancelled) }.boxed().shared()
+            async move { task.await.unwrap_or_else(cancelled) }
+                .boxed()
+                .shared()
         });
-        Self { attempt: Mutex::new(make()), make, prefix: prefix.unwrap_or_default().to_owned() }
+        Self {
+            attempt: Mutex::new(make()),
+            make,
+            prefix: prefix.unwrap_or_default().to_owned(),
+        }
     }
 
     /// Waits up to `limit` for the router. An error means that further attempts are useless, as after a wrong
@@ -86,7 +95,10 @@ impl LazyRouter {
 
     async fn respond_or_refuse(&self, request: Request) -> Response {
         let started = Instant::now();
-        let limit = request.extensions().get::<Deadline>().map_or(TIMEOUT, Deadline::remaining);
+        let limit = request
+            .extensions()
+            .get::<Deadline>()
+            .map_or(TIMEOUT, Deadline::remaining);
         let unavailable = StatusCode::SERVICE_UNAVAILABLE;
         let rejection = match timeout(limit, self.attempt()).await {
             // The error type has no values.
@@ -95,7 +107,10 @@ impl LazyRouter {
                 let message = "the models cannot be loaded at the moment; try again shortly";
                 Rejection::because(unavailable, message, error)
             }
-            Err(_) => Rejection::new(unavailable, "the models are still being loaded; try again shortly"),
+            Err(_) => Rejection::new(
+                unavailable,
+                "the models are still being loaded; try again shortly",
+            ),
         };
         // The router observes its own requests.
         let (mut parts, _) = request.into_parts();
@@ -153,8 +168,14 @@ mod tests {
     async fn ask(router: &LazyRouter, path: &str, time: Duration) -> (u16, String) {
         let response = router.respond(request(path, time)).await;
         let status = response.status().as_u16();
-        assert_eq!(response.headers().contains_key(REQUEST_ID), status == 503, "request id");
-        let body = axum::body::to_bytes(response.into_body(), 4096).await.unwrap();
+        assert_eq!(
+            response.headers().contains_key(REQUEST_ID),
+            status == 503,
+            "request id"
+        );
+        let body = axum::body::to_bytes(response.into_body(), 4096)
+            .await
+            .unwrap();
         (status, String::from_utf8(body.to_vec()).unwrap())
     }
 
@@ -164,7 +185,13 @@ mod tests {
         let counted = Arc::clone(&tries);
         let router = LazyRouter::new(Some("/large"), move || {
             let nth = counted.fetch_add(1, Ordering::Relaxed);
-            async move { if nth == 0 { Err(transient()) } else { Ok(Router::new().route("/", get(|| async {}))) } }
+            async move {
+                if nth == 0 {
+                    Err(transient())
+                } else {
+                    Ok(Router::new().route("/", get(|| async {})))
+                }
+            }
         });
         assert!(router.prepare(TIMEOUT).await.is_ok(), "transient");
         let (status, body) = ask(&router, "/large/v1/models", TIMEOUT).await;
@@ -181,7 +208,9 @@ mod tests {
         let router = LazyRouter::new(Some("/large"), async || Ok(Router::new()));
         let response = router.refuse("/large/v1/rerank", Error::too_large("expected less"));
         assert_eq!(response.status(), StatusCode::PAYLOAD_TOO_LARGE);
-        let body = axum::body::to_bytes(response.into_body(), 4096).await.unwrap();
+        let body = axum::body::to_bytes(response.into_body(), 4096)
+            .await
+            .unwrap();
         assert_eq!(body, r#"{"detail":"expected less"}"#);
     }
 
@@ -207,6 +236,9 @@ mod tests {
     #[tokio::test]
     async fn a_permanent_failure_is_returned() {
         let router = LazyRouter::new(None, || async { Err(Error::config("wrong configuration")) });
-        assert_eq!(router.prepare(TIMEOUT).await.unwrap_err().to_string(), "wrong configuration");
+        assert_eq!(
+            router.prepare(TIMEOUT).await.unwrap_err().to_string(),
+            "wrong configuration"
+        );
     }
 }

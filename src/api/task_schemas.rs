@@ -1,6 +1,10 @@
 //! Schemas for bodies and responses that depend on the model's task. These types are never constructed.
 
-#![expect(dead_code, clippy::large_enum_variant, reason = "only their schemas are used")]
+#![expect(
+    dead_code,
+    clippy::large_enum_variant,
+    reason = "only their schemas are used"
+)]
 
 use schemars::JsonSchema;
 

@@ -53,7 +53,16 @@ async fn run_default(context: &Context, body: Value) -> Reply {
     if name.is_none() {
         check_default(context, model, &body)?;
     }
-    run_task(context, Selected { model, name: name.as_deref() }, body, Form::Tei).await
+    run_task(
+        context,
+        Selected {
+            model,
+            name: name.as_deref(),
+        },
+        body,
+        Form::Tei,
+    )
+    .await
 }
 
 /// The form of the bodies of classification and ranking.
@@ -130,15 +139,24 @@ fn with_options(pipeline: &Pipeline, body: Value, form: Form) -> Result<Value> {
 
 /// Refuses requests for another task, whose response their client would misread, and unknown options for generated texts.
 fn check_parameters(model: &Model, body: &Value) -> Result<()> {
-    let given = body.get("parameters").filter(|parameters| !parameters.is_null());
+    let given = body
+        .get("parameters")
+        .filter(|parameters| !parameters.is_null());
     match &model.pipeline {
-        Pipeline::ZeroShot(_) | Pipeline::ZeroShotEntities(_) if given.is_none() => {
-            Err(Error::invalid("expected the field `parameters.candidate_labels`, but found none"))
-        }
+        Pipeline::ZeroShot(_) | Pipeline::ZeroShotEntities(_) if given.is_none() => Err(
+            Error::invalid("expected the field `parameters.candidate_labels`, but found none"),
+        ),
         pipeline => {
-            let fields = [Some(body), given].into_iter().flatten().filter_map(Value::as_object);
-            fields.into_iter().try_for_each(|fields| labels::refuse_unused(model, fields))?;
-            pipeline.generator().map_or(Ok(()), |_| generation::check_parameters(body))
+            let fields = [Some(body), given]
+                .into_iter()
+                .flatten()
+                .filter_map(Value::as_object);
+            fields
+                .into_iter()
+                .try_for_each(|fields| labels::refuse_unused(model, fields))?;
+            pipeline
+                .generator()
+                .map_or(Ok(()), |_| generation::check_parameters(body))
         }
     }
 }
@@ -158,7 +176,8 @@ fn check_default(context: &Context, model: &Model, body: &Value) -> Result<()> {
 }
 
 fn is_similarity(body: &Value) -> bool {
-    body.get("inputs").is_some_and(|inputs| inputs.get("source_sentence").is_some())
+    body.get("inputs")
+        .is_some_and(|inputs| inputs.get("source_sentence").is_some())
 }
 
 /// A request's instances that run at the same time.
@@ -182,7 +201,10 @@ pub(super) struct VertexRequest {
 /// The instances share the request's limits and turns.
 pub(super) async fn vertex(PiecewiseCall(context, body): PiecewiseCall<VertexRequest>) -> Reply {
     inputs::count("instances", body.instances.len(), context.app.limits.texts)?;
-    if body.parameters.is_some_and(|parameters| !parameters.is_empty()) {
+    if body
+        .parameters
+        .is_some_and(|parameters| !parameters.is_empty())
+    {
         return Err(Error::invalid(
             "expected no `parameters` beside `instances`, but found some; put them into each instance",
         )
@@ -195,33 +217,55 @@ async fn run_instances(context: &Context, instances: Vec<Tree>) -> Reply {
     let (limits, count) = (&context.app.limits, instances.len());
     let (mut predictions, mut size) = (vec![Bytes::new(); count], 0);
     let (mut backend, mut truncated) = (None, Vec::new());
-    let runs = instances.into_iter().enumerate().map(|(index, Tree(instance))| async move {
-        let response = run_default(&context.of_part(count), instance).await?;
-        Ok::<_, Rejection>((index, response.into_parts()))
-    });
+    let runs = instances
+        .into_iter()
+        .enumerate()
+        .map(|(index, Tree(instance))| async move {
+            let response = run_default(&context.of_part(count), instance).await?;
+            Ok::<_, Rejection>((index, response.into_parts()))
+        });
     // The first error ends all instances.
     let mut runs = stream::iter(runs).buffer_unordered(CONCURRENT_INSTANCES);
     while let Some((index, (parts, body))) = runs.try_next().await? {
         // Model responses are in memory, so that reading one does not wait.
-        let body = body.collect().await.map_err(|_| Error::inference("a response is incomplete"))?.to_bytes();
+        let body = body
+            .collect()
+            .await
+            .map_err(|_| Error::inference("a response is incomplete"))?
+            .to_bytes();
         size += body.len();
         if size > limits.values.saturating_mul(BYTES_PER_VALUE) {
-            return Err(
-                Error::too_large("expected fewer texts in all `instances`; send fewer at once").into()
-            );
+            return Err(Error::too_large(
+                "expected fewer texts in all `instances`; send fewer at once",
+            )
+            .into());
         }
         predictions[index] = body;
         backend = parts.headers.get(BACKEND).cloned();
         truncated.extend(parts.headers.contains_key(TRUNCATED).then_some(index));
     }
-    let body = [br#"{"predictions":["#.as_slice(), &predictions.join(b",".as_slice()), b"]}"].concat();
+    let body = [
+        br#"{"predictions":["#.as_slice(),
+        &predictions.join(b",".as_slice()),
+        b"]}",
+    ]
+    .concat();
     let backend = backend.map(|backend| [(BACKEND, backend)]);
     truncated.sort_unstable();
-    Ok((backend, truncated_header(&truncated), [(CONTENT_TYPE, "application/json")], body).into_response())
+    Ok((
+        backend,
+        truncated_header(&truncated),
+        [(CONTENT_TYPE, "application/json")],
+        body,
+    )
+        .into_response())
 }
 
 /// Run a model
-pub(super) async fn infer(InPath(name): InPath<String>, Call(context, Tree(body)): Call<Tree>) -> Reply {
+pub(super) async fn infer(
+    InPath(name): InPath<String>,
+    Call(context, Tree(body)): Call<Tree>,
+) -> Reply {
     if !body.is_object() {
         return Err(Error::invalid("expected an object with `inputs`, but found none").into());
     }
@@ -229,5 +273,14 @@ pub(super) async fn infer(InPath(name): InPath<String>, Call(context, Tree(body)
     if let Some(pipeline) = model.pipeline.embedding().filter(|_| is_similarity(&body)) {
         return similarity_with(&context, pipeline, Some(&name), similarity_request(body)?).await;
     }
-    run_task(&context, Selected { model, name: Some(&name) }, body, Form::Hub).await
+    run_task(
+        &context,
+        Selected {
+            model,
+            name: Some(&name),
+        },
+        body,
+        Form::Hub,
+    )
+    .await
 }

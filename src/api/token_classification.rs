@@ -48,5 +48,9 @@ pub(super) async fn find_entities(
     let is_single = inputs.is_text();
     let texts = inputs::texts("inputs", inputs, &context.texts)?;
     let found = prepare()?.run(texts, context.deadline).await?;
-    Ok(with_usage(context, &OneOrMany::new(found.texts, is_single), &found.usage))
+    Ok(with_usage(
+        context,
+        &OneOrMany::new(found.texts, is_single),
+        &found.usage,
+    ))
 }

@@ -43,7 +43,9 @@ fn yes() -> bool {
     true
 }
 
-pub(super) async fn tokenize(Call(context, body): Call<TokenizeRequest>) -> Reply<Json<Vec<Vec<TextToken>>>> {
+pub(super) async fn tokenize(
+    Call(context, body): Call<TokenizeRequest>,
+) -> Reply<Json<Vec<Vec<TextToken>>>> {
     /// Response numbers that take as much memory as a token.
     const VALUES_PER_TOKEN: usize = 8;
     let max_tokens = context.app.limits.values / VALUES_PER_TOKEN;
@@ -51,7 +53,9 @@ pub(super) async fn tokenize(Call(context, body): Call<TokenizeRequest>) -> Repl
     let model = context.model(body.model.as_deref()).await?;
     let parameters = TokenParameters {
         add_special_tokens: Some(body.add_special_tokens),
-        prompt_name: body.prompt_name.or_else(|| context.app.named_prompt(body.model.as_deref())),
+        prompt_name: body
+            .prompt_name
+            .or_else(|| context.app.named_prompt(body.model.as_deref())),
         prompt: body.prompt,
         instruction: body.instruction,
         task: body.task,
@@ -77,9 +81,17 @@ pub(super) struct DecodeRequest {
 
 pub(super) async fn decode(Call(context, body): Call<DecodeRequest>) -> Reply<Json<Vec<String>>> {
     let lists = inputs::id_lists("ids", body.ids, &context.texts)?;
-    let tokenizer = Arc::clone(context.model(body.model.as_deref()).await?.pipeline.tokenizer());
+    let tokenizer = Arc::clone(
+        context
+            .model(body.model.as_deref())
+            .await?
+            .pipeline
+            .tokenizer(),
+    );
     let work = move || {
-        let texts = lists.iter().map(|ids| tokenizer.decode(ids, body.skip_special_tokens));
+        let texts = lists
+            .iter()
+            .map(|ids| tokenizer.decode(ids, body.skip_special_tokens));
         texts.collect::<Result<Vec<_>, Error>>()
     };
     Ok(Json(context.deadline.off_thread(work).await?))

@@ -24,8 +24,8 @@ use crate::{
     pipeline::{
         Task, Usage,
         seq2seq::{
-            Directions, GeneratedText, GeneratedTexts, LanguagePair, ListedLanguage, RequestedLanguages,
-            Seq2SeqPipeline, Split,
+            Directions, GeneratedText, GeneratedTexts, LanguagePair, ListedLanguage,
+            RequestedLanguages, Seq2SeqPipeline, Split,
         },
     },
     repository::TaskSettings,
@@ -100,7 +100,11 @@ pub(super) async fn translate_own(context: &Context, body: TranslateRequest) -> 
         true => translate_identified(context, model, parameters, texts, &sources).await?,
         false => translate_texts(context, model, parameters, texts).await?,
     };
-    Ok(with_usage(context, &response(&translations), &translations.usage))
+    Ok(with_usage(
+        context,
+        &response(&translations),
+        &translations.usage,
+    ))
 }
 
 /// Translated texts, which may be in several languages.
@@ -140,7 +144,10 @@ pub(super) async fn possible_sources(
     let all = models.iter().filter_map(|model| model.directions());
     let all: Vec<&Directions> = all.filter(|directions| directions.has(wanted)).collect();
     Ok(PossibleSources {
-        listed: all.iter().flat_map(|directions| directions.listed().0).collect(),
+        listed: all
+            .iter()
+            .flat_map(|directions| directions.listed().0)
+            .collect(),
         is_optional: all.iter().any(|directions| !directions.needs_source()),
     })
 }
@@ -153,9 +160,22 @@ pub(super) async fn translate_texts<'a>(
     texts: Vec<String>,
 ) -> Result<Translations<'a>> {
     let (model, pipeline) = choose(context, model, parameters.languages()).await?;
-    let found = parameters.prepare(pipeline, &context.scope()).run(texts, context.deadline).await?;
-    let GeneratedTexts { texts, pairs, usage } = found;
-    Ok(Translations { models: vec![&model.name; texts.len()], texts, pairs, identified: None, usage })
+    let found = parameters
+        .prepare(pipeline, &context.scope())
+        .run(texts, context.deadline)
+        .await?;
+    let GeneratedTexts {
+        texts,
+        pairs,
+        usage,
+    } = found;
+    Ok(Translations {
+        models: vec![&model.name; texts.len()],
+        texts,
+        pairs,
+        identified: None,
+        usage,
+    })
 }
 
 /// Identifies the language of each text, and translates the texts in each language with the first model that can. Blank
@@ -170,20 +190,37 @@ pub(super) async fn translate_identified<'a>(
 ) -> Result<Translations<'a>> {
     let count = texts.len();
     let is_blank: Vec<bool> = texts.iter().map(|text| text.trim().is_empty()).collect();
-    let with_letters = texts.iter().zip(&is_blank).filter(|(_, is_blank)| !**is_blank);
+    let with_letters = texts
+        .iter()
+        .zip(&is_blank)
+        .filter(|(_, is_blank)| !**is_blank);
     let with_letters: Vec<String> = with_letters.map(|(text, _)| text.clone()).collect();
     let (found, mut usage) = match with_letters.is_empty() {
         true => Default::default(),
         false => identify(context, with_letters).await?,
     };
-    let mut found = found.into_iter().map(|languages| languages.into_iter().next());
-    let identified: Vec<Option<DetectedLanguage>> =
-        is_blank.iter().map(|is_blank| if *is_blank { None } else { found.next().flatten() }).collect();
+    let mut found = found
+        .into_iter()
+        .map(|languages| languages.into_iter().next());
+    let identified: Vec<Option<DetectedLanguage>> = is_blank
+        .iter()
+        .map(|is_blank| {
+            if *is_blank {
+                None
+            } else {
+                found.next().flatten()
+            }
+        })
+        .collect();
     let default = sources.listed.first().map_or("", |language| &language.code);
     let mut groups: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
     for (place, language) in identified.iter().enumerate() {
         groups
-            .entry(language.as_ref().map_or(default, |language| &language.language))
+            .entry(
+                language
+                    .as_ref()
+                    .map_or(default, |language| &language.language),
+            )
             .or_default()
             .push(place);
     }
@@ -191,16 +228,29 @@ pub(super) async fn translate_identified<'a>(
     let mut translated: Vec<Option<(Vec<GeneratedText>, LanguagePair, &str)>> = vec![None; count];
     let mut truncated = Vec::new();
     for (code, places) in &groups {
-        let is_told = !sources.is_optional || sources.listed.iter().any(|language| language.code == *code);
+        let is_told =
+            !sources.is_optional || sources.listed.iter().any(|language| language.code == *code);
         let src_lang = is_told.then(|| (*code).to_owned());
-        let parameters = TextToTextParameters { src_lang, ..parameters.clone() };
-        let own = places.iter().filter_map(|place| texts[*place].take()).collect();
+        let parameters = TextToTextParameters {
+            src_lang,
+            ..parameters.clone()
+        };
+        let own = places
+            .iter()
+            .filter_map(|place| texts[*place].take())
+            .collect();
         let found = translate_texts(context, model, parameters, own).await;
         let found = found.map_err(|error| match &identified[places[0]] {
             Some(language) => untranslatable(error, language, places[0], count),
             None => error,
         })?;
-        truncated.extend(found.usage.truncated.iter().filter_map(|place| places.get(*place)));
+        truncated.extend(
+            found
+                .usage
+                .truncated
+                .iter()
+                .filter_map(|place| places.get(*place)),
+        );
         usage = found.usage.after(&usage);
         let rows = found.texts.into_iter().zip(found.pairs).zip(found.models);
         for (place, ((texts, pair), model)) in places.iter().zip(rows) {
@@ -225,7 +275,10 @@ pub(super) async fn translate_identified<'a>(
 
 /// The error for a text in a language that is not translated to the target.
 fn untranslatable(error: Error, language: &DetectedLanguage, place: usize, count: usize) -> Error {
-    let DetectedLanguage { confidence, language } = language;
+    let DetectedLanguage {
+        confidence,
+        language,
+    } = language;
     match error {
         Error::Invalid { message } => at_text(
             Error::invalid(format!(
@@ -240,21 +293,40 @@ fn untranslatable(error: Error, language: &DetectedLanguage, place: usize, count
 }
 
 fn response<'a>(translations: &'a Translations<'a>) -> TranslateResponse<'a> {
-    let Translations { texts, pairs, models, usage, .. } = translations;
+    let Translations {
+        texts,
+        pairs,
+        models,
+        usage,
+        ..
+    } = translations;
     let first = models.first().copied().unwrap_or_default();
     let is_same = models.iter().all(|model| *model == first);
-    let texts = texts.iter().zip(pairs).zip(models).enumerate().map(|(index, ((texts, pair), model))| {
-        let alternative = |other: &'a GeneratedText| Alternative { text: &other.text, score: other.score };
-        TranslatedText {
-            text: texts.first().map_or("", |best| &best.text),
-            model: (!is_same).then_some(*model),
-            src_lang: &pair.source,
-            tgt_lang: &pair.target,
-            score: texts.first().and_then(|best| best.score),
-            truncated: usage.truncated.contains(&index),
-            alternatives: if texts.len() > 1 { texts.iter().map(alternative).collect() } else { Vec::new() },
-        }
-    });
+    let texts =
+        texts
+            .iter()
+            .zip(pairs)
+            .zip(models)
+            .enumerate()
+            .map(|(index, ((texts, pair), model))| {
+                let alternative = |other: &'a GeneratedText| Alternative {
+                    text: &other.text,
+                    score: other.score,
+                };
+                TranslatedText {
+                    text: texts.first().map_or("", |best| &best.text),
+                    model: (!is_same).then_some(*model),
+                    src_lang: &pair.source,
+                    tgt_lang: &pair.target,
+                    score: texts.first().and_then(|best| best.score),
+                    truncated: usage.truncated.contains(&index),
+                    alternatives: if texts.len() > 1 {
+                        texts.iter().map(alternative).collect()
+                    } else {
+                        Vec::new()
+                    },
+                }
+            });
     TranslateResponse {
         model: first,
         translations: texts.collect(),
@@ -269,44 +341,77 @@ async fn choose<'a>(
     wanted: RequestedLanguages<'_>,
 ) -> Result<(&'a Model, &'a Seq2SeqPipeline)> {
     let models = context.app.models();
-    let all: Vec<_> = models.iter().filter_map(|model| Some((model, model.directions()?))).collect();
+    let all: Vec<_> = models
+        .iter()
+        .filter_map(|model| Some((model, model.directions()?)))
+        .collect();
     let serves = |own: &TaskSettings<'_>| own.translation().is_some();
     if name.is_some() || all.len() < 2 {
-        return context.pipeline(name, Task::Translation, &[&serves], Pipeline::translation).await;
+        return context
+            .pipeline(name, Task::Translation, &[&serves], Pipeline::translation)
+            .await;
     }
     // Without a source language, a model that does not need it.
     let is_enough = |directions: &Directions| {
         wanted.source.is_none() && wanted.target.is_some() && !directions.needs_source()
     };
     let mut able = all.iter().filter(|(_, directions)| directions.has(wanted));
-    let first = able.clone().find(|(_, directions)| is_enough(directions)).or_else(|| able.next());
+    let first = able
+        .clone()
+        .find(|(_, directions)| is_enough(directions))
+        .or_else(|| able.next());
     match first {
         Some((entry, _)) => {
             let name = Some(entry.name.as_str());
-            context.pipeline(name, Task::Translation, &[&serves], Pipeline::translation).await
+            context
+                .pipeline(name, Task::Translation, &[&serves], Pipeline::translation)
+                .await
         }
         None => Err(unsupported_languages(&all, wanted)),
     }
 }
 
 /// The error for languages between which no model translates.
-fn unsupported_languages(all: &[(&Arc<Entry>, &Directions)], wanted: RequestedLanguages<'_>) -> Error {
+fn unsupported_languages(
+    all: &[(&Arc<Entry>, &Directions)],
+    wanted: RequestedLanguages<'_>,
+) -> Error {
     /// More languages are not listed in the error.
     const MAX_LISTED: usize = 8;
-    let is_supported = |side: RequestedLanguages<'_>| all.iter().any(|(_, directions)| directions.has(side));
-    let (source, target) =
-        (RequestedLanguages { target: None, ..wanted }, RequestedLanguages { source: None, ..wanted });
+    let is_supported =
+        |side: RequestedLanguages<'_>| all.iter().any(|(_, directions)| directions.has(side));
+    let (source, target) = (
+        RequestedLanguages {
+            target: None,
+            ..wanted
+        },
+        RequestedLanguages {
+            source: None,
+            ..wanted
+        },
+    );
     let shown = |name: Option<&str>| match name {
-        Some(name) => format!("`{}`", name.chars().take(40).collect::<String>().escape_debug()),
+        Some(name) => format!(
+            "`{}`",
+            name.chars().take(40).collect::<String>().escape_debug()
+        ),
         None => "any language".to_owned(),
     };
     // A name unknown to all models is probably misspelt: the model with the most languages suggests the nearest.
-    let sides = [(source, target, "src_lang", wanted.source), (target, source, "tgt_lang", wanted.target)];
-    let unknown = sides.into_iter().enumerate().find(|(_, (side, ..))| !is_supported(*side));
+    let sides = [
+        (source, target, "src_lang", wanted.source),
+        (target, source, "tgt_lang", wanted.target),
+    ];
+    let unknown = sides
+        .into_iter()
+        .enumerate()
+        .find(|(_, (side, ..))| !is_supported(*side));
     if let Some((index, (_, other, field, name))) = unknown {
         let directions = all.iter().map(|(_, directions)| *directions);
-        let codes: BTreeSet<&String> =
-            directions.clone().flat_map(|directions| directions.codes()[index]).collect();
+        let codes: BTreeSet<&String> = directions
+            .clone()
+            .flat_map(|directions| directions.codes()[index])
+            .collect();
         if codes.len() <= MAX_LISTED {
             return Error::invalid(format!(
                 "expected a language of the models in `{field}`, but found {}; they have {}",
@@ -314,8 +419,9 @@ fn unsupported_languages(all: &[(&Arc<Entry>, &Directions)], wanted: RequestedLa
                 quoted(&codes.into_iter().collect::<Vec<_>>())
             ));
         }
-        let most =
-            directions.filter(|directions| directions.has(other)).max_by_key(|directions| directions.count());
+        let most = directions
+            .filter(|directions| directions.has(other))
+            .max_by_key(|directions| directions.count());
         if let Some(error) = most.and_then(|most| most.find(wanted).err()) {
             return error;
         }

@@ -21,7 +21,9 @@ use super::{
     rejection::Reply,
     request::{Context, Submitted, from_value},
     response::{OneOrMany, by_model, with_usage},
-    translation::{Translations, possible_sources, translate_identified, translate_own, translate_texts},
+    translation::{
+        Translations, possible_sources, translate_identified, translate_own, translate_texts,
+    },
 };
 use crate::{
     error::{Error, Result, quoted},
@@ -144,7 +146,11 @@ impl LanguageRequest {
         match error {
             Error::Invalid { message } => {
                 let [source, target] = self.fields;
-                Error::invalid(message.replace("src_lang", source).replace("tgt_lang", target))
+                Error::invalid(
+                    message
+                        .replace("src_lang", source)
+                        .replace("tgt_lang", target),
+                )
             }
             other => other,
         }
@@ -161,9 +167,12 @@ impl LanguageRequest {
         let (source, target) = (self.source.as_deref(), self.target.as_deref());
         let [source_field, target_field] = self.fields;
         if target.is_none() {
-            return Err(Error::invalid(format!("expected a language in `{target_field}`, but found none")));
+            return Err(Error::invalid(format!(
+                "expected a language in `{target_field}`, but found none"
+            )));
         }
-        let sources = possible_sources(context, None, RequestedLanguages { source, target }).await?;
+        let sources =
+            possible_sources(context, None, RequestedLanguages { source, target }).await?;
         let parameters = TextToTextParameters {
             src_lang: self.source.clone(),
             tgt_lang: self.target.clone(),
@@ -171,12 +180,22 @@ impl LanguageRequest {
             generate_parameters: Some(generation),
             ..TextToTextParameters::default()
         };
-        let found = match (sources.listed.len() > 1, detection::is_available(&context.app)) {
-            (true, false) if sources.is_optional => translate_texts(context, None, parameters, texts).await,
+        let found = match (
+            sources.listed.len() > 1,
+            detection::is_available(&context.app),
+        ) {
+            (true, false) if sources.is_optional => {
+                translate_texts(context, None, parameters, texts).await
+            }
             (false, _) => translate_texts(context, None, parameters, texts).await,
             (true, true) => translate_identified(context, None, parameters, texts, &sources).await,
             (true, false) => {
-                let codes: Vec<_> = sources.listed.iter().take(8).map(|language| &language.code).collect();
+                let codes: Vec<_> = sources
+                    .listed
+                    .iter()
+                    .take(8)
+                    .map(|language| &language.code)
+                    .collect();
                 Err(Error::invalid(format!(
                     "expected the language of the texts in `{source_field}`, since no served model identifies languages, but \
                      found none; there are {} of them, such as {}",
@@ -195,7 +214,9 @@ pub(super) async fn translate(Submitted(context, body): Submitted) -> Reply {
         Some(_) => ("q", ["inputs", "src_lang", "tgt_lang"]),
         None => ("inputs", ["source", "target", "alternatives"]),
     };
-    if let Some(other) = others.into_iter().find(|name| body.get(name).is_some_and(|value| !value.is_null()))
+    if let Some(other) = others
+        .into_iter()
+        .find(|name| body.get(name).is_some_and(|value| !value.is_null()))
     {
         return Err(Error::invalid(format!(
             "expected no `{other}` beside `{form}`, but found both; LibreTranslate's form has `q`, `source` and `target`, \
@@ -213,7 +234,11 @@ async fn libre_translate(context: &Context, body: LibreTranslateRequest) -> Repl
     const MAX_ALTERNATIVES: u64 = 9;
     let is_single = body.q.is_text();
     let texts = inputs::texts("q", body.q, &context.texts)?;
-    refuse("format", body.format.filter(|format| format != "text"), "`text`")?;
+    refuse(
+        "format",
+        body.format.filter(|format| format != "text"),
+        "`text`",
+    )?;
     let count = match &body.alternatives {
         None | Some(Value::Null) => 0,
         Some(count) => {
@@ -235,8 +260,14 @@ async fn libre_translate(context: &Context, body: LibreTranslateRequest) -> Repl
     };
     let source = body.source.filter(|source| source != "auto");
     let names_source = source.is_some();
-    let wanted = LanguageRequest { source, target: body.target, fields: ["source", "target"] };
-    let found = wanted.translate(context, texts, Split::Sentences, generation).await?;
+    let wanted = LanguageRequest {
+        source,
+        target: body.target,
+        fields: ["source", "target"],
+    };
+    let found = wanted
+        .translate(context, texts, Split::Sentences, generation)
+        .await?;
     let of_rank = |ranks: fn(Vec<GeneratedText>) -> Value| {
         let texts = found.texts.iter().cloned().map(ranks).collect();
         json!(OneOrMany::new(texts, is_single))
@@ -245,17 +276,28 @@ async fn libre_translate(context: &Context, body: LibreTranslateRequest) -> Repl
         json!({ "translatedText": of_rank(|ranks| json!(ranks.first().map(|best| &best.text))) });
     if !names_source {
         let language = |(place, pair): (usize, &LanguagePair)| {
-            let identified = found.identified.as_ref().and_then(|languages| languages[place].clone());
-            let only =
-                || DetectedLanguage { confidence: 0.0, language: ListedLanguage::new(&pair.source).code };
+            let identified = found
+                .identified
+                .as_ref()
+                .and_then(|languages| languages[place].clone());
+            let only = || DetectedLanguage {
+                confidence: 0.0,
+                language: ListedLanguage::new(&pair.source).code,
+            };
             identified.unwrap_or_else(only)
         };
         let languages = found.pairs.iter().enumerate().map(language).collect();
-        answer["detectedLanguage"] = json!(OneOrMany::<DetectedLanguage>::new(languages, is_single));
+        answer["detectedLanguage"] =
+            json!(OneOrMany::<DetectedLanguage>::new(languages, is_single));
     }
     if count > 0 {
-        answer["alternatives"] =
-            of_rank(|ranks| ranks.into_iter().skip(1).map(|other| Value::from(other.text)).collect());
+        answer["alternatives"] = of_rank(|ranks| {
+            ranks
+                .into_iter()
+                .skip(1)
+                .map(|other| Value::from(other.text))
+                .collect()
+        });
     }
     Ok(with_usage(context, &answer, &found.usage))
 }
@@ -269,7 +311,11 @@ pub(super) async fn deepl(Submitted(context, body): Submitted) -> Reply {
     let is_preference =
         |formality: &String| matches!(&**formality, "default" | "prefer_more" | "prefer_less");
     let formality = body.formality.filter(|formality| !is_preference(formality));
-    refuse("formality", formality, "`default`, `prefer_more` or `prefer_less`")?;
+    refuse(
+        "formality",
+        formality,
+        "`default`, `prefer_more` or `prefer_less`",
+    )?;
     let split = match body.split_sentences.as_deref() {
         Some("0") => Split::WhenLong,
         None | Some("1") => Split::Sentences,
@@ -283,15 +329,25 @@ pub(super) async fn deepl(Submitted(context, body): Submitted) -> Reply {
     };
     let characters: Vec<usize> = texts.iter().map(|text| text.chars().count()).collect();
     let (source, target) = (body.source_lang, body.target_lang);
-    let wanted = LanguageRequest { source, target, fields: ["source_lang", "target_lang"] };
-    let found = wanted.translate(&context, texts, split, GenerationOptions::default()).await?;
+    let wanted = LanguageRequest {
+        source,
+        target,
+        fields: ["source_lang", "target_lang"],
+    };
+    let found = wanted
+        .translate(&context, texts, split, GenerationOptions::default())
+        .await?;
     let translations = found.texts.iter().zip(&found.pairs).zip(characters);
     let translations = translations.map(|((ranks, pair), characters)| DeepLTranslation {
         billed_characters: characters,
         detected_source_language: ListedLanguage::new(&pair.source).code.to_uppercase(),
-        text: ranks.first().map_or_else(String::new, |best| best.text.clone()),
+        text: ranks
+            .first()
+            .map_or_else(String::new, |best| best.text.clone()),
     });
-    let answer = DeepLResponse { translations: translations.collect() };
+    let answer = DeepLResponse {
+        translations: translations.collect(),
+    };
     Ok(by_model(&answer, &found.usage))
 }
 
@@ -317,7 +373,9 @@ fn directions(app: &App) -> BTreeMap<ListedLanguage, BTreeSet<ListedLanguage>> {
             let is_target = |target: &&ListedLanguage| {
                 target.code != source.code && directions.translates(&source, target)
             };
-            all.entry(source.clone()).or_default().extend(targets.iter().filter(is_target).cloned());
+            all.entry(source.clone())
+                .or_default()
+                .extend(targets.iter().filter(is_target).cloned());
         }
     }
     all

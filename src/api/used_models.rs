@@ -15,6 +15,10 @@ impl UsedModels {
     /// Keeps a model for the request.
     pub(super) fn keep(&self, lease: ModelLease) -> &Model {
         let first = self.first.get_or_init(|| lease.clone());
-        if first.is_same(&lease) { first } else { self.others.get_or_init(Box::default).keep(lease) }
+        if first.is_same(&lease) {
+            first
+        } else {
+            self.others.get_or_init(Box::default).keep(lease)
+        }
     }
 }

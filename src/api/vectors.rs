@@ -61,7 +61,10 @@ impl Form {
     /// The vectors of an embedder, in base64 if the format says so.
     pub(super) fn new(embedder: &Embedder, format: Option<EncodingFormat>) -> Self {
         let is_base64 = format == Some(EncodingFormat::Base64);
-        Self { conversion: embedder.conversion.clone(), is_base64 }
+        Self {
+            conversion: embedder.conversion.clone(),
+            is_base64,
+        }
     }
 
     pub(super) fn apply(&self, vector: Vec<f32>) -> Vector {
@@ -79,9 +82,18 @@ mod tests {
 
     #[test]
     fn base64_encodes_little_endian_numbers() {
-        let form = |conversion| Form { conversion, is_base64: true };
+        let form = |conversion| Form {
+            conversion,
+            is_base64: true,
+        };
         let text = |form: Form, vector| serde_json::to_value(form.apply(vector)).unwrap();
-        assert_eq!(text(form(Conversion::Float), vec![1.0, -2.0]), "AACAPwAAAMA=");
-        assert_eq!(text(form(Conversion::Bits { signed: true }), vec![1.0; 8]), "fw==");
+        assert_eq!(
+            text(form(Conversion::Float), vec![1.0, -2.0]),
+            "AACAPwAAAMA="
+        );
+        assert_eq!(
+            text(form(Conversion::Bits { signed: true }), vec![1.0; 8]),
+            "fw=="
+        );
     }
 }

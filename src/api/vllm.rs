@@ -72,8 +72,17 @@ pub(super) async fn classify(Call(context, body): Call<LabelsRequest>) -> Reply 
     let scores = classifier.run(inputs, context.deadline).await?;
     let label = |(index, probs): (usize, Vec<f32>)| {
         let best = descending(&probs).first().copied().unwrap_or(0);
-        let label = classifier.labels().get(best).map(String::as_str).unwrap_or_default();
-        TextLabel { index, label, num_classes: probs.len(), probs }
+        let label = classifier
+            .labels()
+            .get(best)
+            .map(String::as_str)
+            .unwrap_or_default();
+        TextLabel {
+            index,
+            label,
+            num_classes: probs.len(),
+            probs,
+        }
     };
     let response = LabelsResponse {
         id: format!("classify-{}", uuid::Uuid::new_v4().simple()),

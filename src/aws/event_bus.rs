@@ -20,7 +20,10 @@ pub struct EventBus {
 impl EventBus {
     /// The bus with this name or ARN, in the environment's account and region.
     pub fn new(name: &str) -> Result<Self> {
-        Ok(Self { name: name.to_owned(), client: LazyClient::new() })
+        Ok(Self {
+            name: name.to_owned(),
+            client: LazyClient::new(),
+        })
     }
 
     /// Sends an event with the source `kivu`.
@@ -32,10 +35,22 @@ impl EventBus {
             .detail_type(kind)
             .detail(detail.to_string())
             .build();
-        let sent = async { self.client.get(Client::new).await.put_events().entries(entry).send().await };
+        let sent = async {
+            self.client
+                .get(Client::new)
+                .await
+                .put_events()
+                .entries(entry)
+                .send()
+                .await
+        };
         let response = deliver(sent).await.map_err(failed())?;
         // EventBridge returns success even if it refuses an event.
-        match response.entries().first().and_then(|entry| entry.error_code()) {
+        match response
+            .entries()
+            .first()
+            .and_then(|entry| entry.error_code())
+        {
             Some(code) => Err(failed()(io::Error::other(code))),
             None => Ok(()),
         }

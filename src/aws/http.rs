@@ -20,7 +20,10 @@ pub(crate) fn client() -> SharedHttpClient {
         let mut connector = Connector::builder();
         connector.set_connector_settings(settings.cloned());
         connector.set_sleep_impl(components.and_then(|components| components.sleep_impl()));
-        connector.proxy_config(proxy.clone()).tls_provider(provider()).build()
+        connector
+            .proxy_config(proxy.clone())
+            .tls_provider(provider())
+            .build()
     })
 }
 
@@ -28,15 +31,25 @@ pub(crate) fn client() -> SharedHttpClient {
 pub(crate) fn connector() -> Connector {
     let mut connector = Connector::builder();
     connector.set_proxy_config(proxy(|name| env::var(name).ok()));
-    connector.tls_provider(Provider::Rustls(CryptoMode::Ring)).build()
+    connector
+        .tls_provider(Provider::Rustls(CryptoMode::Ring))
+        .build()
 }
 
 /// The HTTPS proxy from the environment. A URL that cannot be parsed is ignored, as by `hyper_util` for the hub.
 fn proxy(variable: impl Fn(&str) -> Option<String>) -> Option<ProxyConfig> {
-    let first =
-        |names: &[&str]| names.iter().find_map(|name| variable(name)).filter(|value| !value.is_empty());
+    let first = |names: &[&str]| {
+        names
+            .iter()
+            .find_map(|name| variable(name))
+            .filter(|value| !value.is_empty())
+    };
     let url = first(&["HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"])?;
-    let url = if url.contains("://") { url } else { format!("http://{url}") };
+    let url = if url.contains("://") {
+        url
+    } else {
+        format!("http://{url}")
+    };
     let proxy = ProxyConfig::https(url).ok()?;
     Some(match first(&["NO_PROXY", "no_proxy"]) {
         Some(hosts) => proxy.no_proxy(hosts),

@@ -18,15 +18,23 @@ impl Queue {
     /// The standard queue at `url`, in the environment's account and region.
     pub fn new(url: &str) -> Result<Self> {
         if !url.starts_with("http") || url.ends_with(".fifo") {
-            return Err(Error::config(format!("expected the URL of a standard queue, but found `{url}`")));
+            return Err(Error::config(format!(
+                "expected the URL of a standard queue, but found `{url}`"
+            )));
         }
-        Ok(Self { url: url.to_owned(), client: LazyClient::new() })
+        Ok(Self {
+            url: url.to_owned(),
+            client: LazyClient::new(),
+        })
     }
 
     /// Sends a message with one string attribute.
     pub async fn send(&self, body: &str, name: &str, value: &str) -> Result<()> {
         let failed = || Error::io(format!("cannot send a message to `{}`", self.url));
-        let attribute = MessageAttributeValue::builder().data_type("String").string_value(value).build();
+        let attribute = MessageAttributeValue::builder()
+            .data_type("String")
+            .string_value(value)
+            .build();
         let attribute = attribute.map_err(|error| failed()(io::Error::other(error)))?;
         let sent = async {
             let client = self.client.get(Client::new).await;

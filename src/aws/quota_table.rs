@@ -26,13 +26,18 @@ pub struct QuotaTable {
 impl QuotaTable {
     /// The table called `name` in the environment's account and region.
     pub fn new(name: &str) -> Result<Self> {
-        Ok(Self { name: name.to_owned(), client: LazyClient::new() })
+        Ok(Self {
+            name: name.to_owned(),
+            client: LazyClient::new(),
+        })
     }
 
     /// Adds requests to the count for a key and day, unless the sum would exceed the limit; returns whether it added
     /// them. The check and the addition are atomic.
     pub async fn add(&self, claim: Claim<'_>) -> Result<bool> {
-        let Some(most) = claim.limit.checked_sub(claim.requests) else { return Ok(false) };
+        let Some(most) = claim.limit.checked_sub(claim.requests) else {
+            return Ok(false);
+        };
         let number = |value: u64| AttributeValue::N(value.to_string());
         let added = async {
             let client = self.client.get(Client::new).await;
@@ -42,7 +47,9 @@ impl QuotaTable {
                 .key("key", AttributeValue::S(claim.key.to_owned()))
                 .key("day", number(claim.day))
                 .update_expression("ADD used_requests :requests SET expires_at = :expires_at")
-                .condition_expression("attribute_not_exists(used_requests) OR used_requests <= :most")
+                .condition_expression(
+                    "attribute_not_exists(used_requests) OR used_requests <= :most",
+                )
                 .expression_attribute_values(":requests", number(claim.requests.into()))
                 .expression_attribute_values(":most", number(most.into()))
                 .expression_attribute_values(
@@ -55,7 +62,9 @@ impl QuotaTable {
         match timeout(TIMEOUT, added).await {
             Ok(Ok(_)) => Ok(true),
             Ok(Err(error))
-                if error.as_service_error().is_some_and(|e| e.is_conditional_check_failed_exception()) =>
+                if error
+                    .as_service_error()
+                    .is_some_and(|e| e.is_conditional_check_failed_exception()) =>
             {
                 Ok(false)
             }

@@ -22,14 +22,20 @@ pub struct Secret {
 impl Secret {
     /// The secret called `name` in the environment's account and region.
     pub fn new(name: &str) -> Result<Self> {
-        Ok(Self { name: name.to_owned(), client: LazyClient::new() })
+        Ok(Self {
+            name: name.to_owned(),
+            client: LazyClient::new(),
+        })
     }
 
     /// Current secret value.
     pub async fn read(&self, time_limit: Duration) -> Result<String> {
         let current = self.within(time_limit, self.fetch(CURRENT)).await?;
         current.ok_or_else(|| {
-            Error::config(format!("expected a value in the secret `{}`, but found none", self.name))
+            Error::config(format!(
+                "expected a value in the secret `{}`, but found none",
+                self.name
+            ))
         })
     }
 
@@ -40,7 +46,11 @@ impl Secret {
         Ok(current.into_iter().chain(previous).collect())
     }
 
-    async fn within<T>(&self, time_limit: Duration, work: impl Future<Output = Result<T>>) -> Result<T> {
+    async fn within<T>(
+        &self,
+        time_limit: Duration,
+        work: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
         timeout(time_limit, work).await.unwrap_or_else(|_| {
             Err(Error::config(format!(
                 "reading the secret `{}` took longer than {}ms",
@@ -53,12 +63,18 @@ impl Secret {
     /// Fetches the value with this label; `None` if there is no previous value.
     async fn fetch(&self, stage: &str) -> Result<Option<String>> {
         let client = self.client.get(Client::new).await;
-        let response = match client.get_secret_value().secret_id(&self.name).version_stage(stage).send().await
+        let response = match client
+            .get_secret_value()
+            .secret_id(&self.name)
+            .version_stage(stage)
+            .send()
+            .await
         {
             Ok(response) => response,
             Err(error) => {
-                let is_missing =
-                    error.as_service_error().is_some_and(|e| e.is_resource_not_found_exception());
+                let is_missing = error
+                    .as_service_error()
+                    .is_some_and(|e| e.is_resource_not_found_exception());
                 if stage == PREVIOUS && is_missing {
                     return Ok(None);
                 }
@@ -69,7 +85,10 @@ impl Secret {
             }
         };
         let text = response.secret_string.ok_or_else(|| {
-            Error::config(format!("expected text in the secret `{}`, but found something else", self.name))
+            Error::config(format!(
+                "expected text in the secret `{}`, but found something else",
+                self.name
+            ))
         })?;
         Ok(Some(text))
     }

@@ -50,7 +50,11 @@ pub(crate) enum SendError {
 enum Authorization {
     None,
     Basic(String),
-    Signature { provider: SharedCredentialsProvider, region: String, service: &'static str },
+    Signature {
+        provider: SharedCredentialsProvider,
+        region: String,
+        service: &'static str,
+    },
 }
 
 /// Sends requests.
@@ -69,15 +73,23 @@ impl SignedClient {
                 BASE64_STANDARD.encode(format!("{name}:{password}"))
             )),
             Credentials::Signature { region, service } => {
-                let defaults = aws_config::defaults(BehaviorVersion::latest()).http_client(http::client());
+                let defaults =
+                    aws_config::defaults(BehaviorVersion::latest()).http_client(http::client());
                 let shared = defaults.region(Region::new(region.clone())).load().await;
                 let provider = shared
                     .credentials_provider()
                     .ok_or_else(|| SendError::Other("no AWS credentials were found".to_owned()))?;
-                Authorization::Signature { provider, region, service }
+                Authorization::Signature {
+                    provider,
+                    region,
+                    service,
+                }
             }
         };
-        Ok(Self { connector: http::connector(), authorization })
+        Ok(Self {
+            connector: http::connector(),
+            authorization,
+        })
     }
 
     /// Sends a request with a body of this type; without a body if it is empty.
@@ -96,17 +108,28 @@ impl SignedClient {
             request = request.header(name, value);
         }
         let other = |error: String| SendError::Other(error);
-        let request = request.body(SdkBody::from(body)).map_err(|error| other(error.to_string()))?;
-        let request = request.try_into().map_err(|error| other(format!("{error}")))?;
+        let request = request
+            .body(SdkBody::from(body))
+            .map_err(|error| other(error.to_string()))?;
+        let request = request
+            .try_into()
+            .map_err(|error| other(format!("{error}")))?;
         let answered = timeout(TIMEOUT, async {
             let response = self.connector.call(request).await;
             let response = response.map_err(|error| SendError::Passing(chain(&error)))?;
             let status = response.status().as_u16();
             let body = ByteStream::new(response.into_body()).collect().await;
-            let body = body.map_err(|error| SendError::Passing(chain(&error)))?.to_vec();
+            let body = body
+                .map_err(|error| SendError::Passing(chain(&error)))?
+                .to_vec();
             Ok(Answer { status, body })
         });
-        let elapsed = |_| Err(SendError::Passing(format!("no response within {} s", TIMEOUT.as_secs())));
+        let elapsed = |_| {
+            Err(SendError::Passing(format!(
+                "no response within {} s",
+                TIMEOUT.as_secs()
+            )))
+        };
         answered.await.unwrap_or_else(elapsed)
     }
 
@@ -120,11 +143,21 @@ impl SignedClient {
     ) -> Result<Vec<(String, String)>, SendError> {
         let (provider, region, service) = match &self.authorization {
             Authorization::None => return Ok(Vec::new()),
-            Authorization::Basic(value) => return Ok(vec![("authorization".to_owned(), value.clone())]),
-            Authorization::Signature { provider, region, service } => (provider, region, *service),
+            Authorization::Basic(value) => {
+                return Ok(vec![("authorization".to_owned(), value.clone())]);
+            }
+            Authorization::Signature {
+                provider,
+                region,
+                service,
+            } => (provider, region, *service),
         };
         let other = |error: &(dyn std::error::Error + 'static)| SendError::Other(chain(error));
-        let identity = provider.provide_credentials().await.map_err(|error| other(&error))?.into();
+        let identity = provider
+            .provide_credentials()
+            .await
+            .map_err(|error| other(&error))?
+            .into();
         let mut settings = SigningSettings::default();
         settings.payload_checksum_kind = PayloadChecksumKind::XAmzSha256;
         let parameters = SigningParams::builder()
@@ -137,16 +170,25 @@ impl SignedClient {
             .map_err(|error| other(&error))?
             .into();
         let signed = (!body.is_empty()).then_some(("content-type", content_type));
-        let request = SignableRequest::new(method, url, signed.into_iter(), SignableBody::Bytes(body));
+        let request =
+            SignableRequest::new(method, url, signed.into_iter(), SignableBody::Bytes(body));
         let request = request.map_err(|error| other(&error))?;
-        let (instructions, _) = sign(request, &parameters).map_err(|error| other(&error))?.into_parts();
+        let (instructions, _) = sign(request, &parameters)
+            .map_err(|error| other(&error))?
+            .into_parts();
         let (headers, _) = instructions.into_parts();
-        Ok(headers.into_iter().map(|header| (header.name().to_owned(), header.value().to_owned())).collect())
+        Ok(headers
+            .into_iter()
+            .map(|header| (header.name().to_owned(), header.value().to_owned()))
+            .collect())
     }
 }
 
 /// The message with its causes.
 fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     let causes = std::iter::successors(Some(error), |error| (*error).source());
-    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+    causes
+        .map(ToString::to_string)
+        .collect::<Vec<_>>()
+        .join(": ")
 }

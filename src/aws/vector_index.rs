@@ -73,24 +73,32 @@ impl VectorIndex {
         if let Some(region) = region {
             defaults = defaults.region(Region::new(region));
         }
-        Self { name, client: Client::new(&defaults.load().await) }
+        Self {
+            name,
+            client: Client::new(&defaults.load().await),
+        }
     }
 
     pub(crate) async fn describe(&self) -> Result<IndexForm, IndexError> {
         let request = self.client.get_index();
         let request = match self.name.clone() {
-            IndexName::Names { bucket, index } => request.vector_bucket_name(bucket).index_name(index),
+            IndexName::Names { bucket, index } => {
+                request.vector_bucket_name(bucket).index_name(index)
+            }
             IndexName::Arn(arn) => request.index_arn(arn),
         };
         let response = request.send().await.map_err(|error| failure(&error))?;
-        let index =
-            response.index.ok_or_else(|| IndexError::Other("the response has no index".to_owned()))?;
+        let index = response
+            .index
+            .ok_or_else(|| IndexError::Other("the response has no index".to_owned()))?;
         Ok(IndexForm {
             dimensions: index.dimension.into(),
             is_cosine: index.distance_metric.as_str() == "cosine",
             unfilterable: index
                 .metadata_configuration
-                .map_or(Vec::new(), |configuration| configuration.non_filterable_metadata_keys),
+                .map_or(Vec::new(), |configuration| {
+                    configuration.non_filterable_metadata_keys
+                }),
         })
     }
 
@@ -99,15 +107,24 @@ impl VectorIndex {
         let vectors = vectors.iter().map(input).collect::<Result<_, _>>()?;
         let request = self.client.put_vectors().set_vectors(Some(vectors));
         let request = match self.name.clone() {
-            IndexName::Names { bucket, index } => request.vector_bucket_name(bucket).index_name(index),
+            IndexName::Names { bucket, index } => {
+                request.vector_bucket_name(bucket).index_name(index)
+            }
             IndexName::Arn(arn) => request.index_arn(arn),
         };
-        request.send().await.map(drop).map_err(|error| failure(&error))
+        request
+            .send()
+            .await
+            .map(drop)
+            .map_err(|error| failure(&error))
     }
 }
 
 fn input(vector: &IndexedVector<'_>) -> Result<PutInputVector, IndexError> {
-    let fields = vector.metadata.iter().map(|(name, value)| ((*name).to_owned(), document(value)));
+    let fields = vector
+        .metadata
+        .iter()
+        .map(|(name, value)| ((*name).to_owned(), document(value)));
     let metadata = (!vector.metadata.is_empty()).then(|| Document::Object(fields.collect()));
     PutInputVector::builder()
         .key(vector.key)
@@ -128,9 +145,12 @@ fn document(value: &Value) -> Document {
         }),
         Value::String(text) => Document::String(text.clone()),
         Value::Array(values) => Document::Array(values.iter().map(document).collect()),
-        Value::Object(fields) => {
-            Document::Object(fields.iter().map(|(name, value)| (name.clone(), document(value))).collect())
-        }
+        Value::Object(fields) => Document::Object(
+            fields
+                .iter()
+                .map(|(name, value)| (name.clone(), document(value)))
+                .collect(),
+        ),
     }
 }
 
@@ -138,7 +158,9 @@ fn failure<E>(error: &SdkError<E>) -> IndexError
 where
     E: ProvideErrorMetadata + StdError + 'static,
 {
-    let status = error.raw_response().map_or(0, |response| response.status().as_u16());
+    let status = error
+        .raw_response()
+        .map_or(0, |response| response.status().as_u16());
     let code = error.code().unwrap_or_default();
     let message = match error.message() {
         Some(message) => format!("{code}: {message}"),

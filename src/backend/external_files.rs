@@ -18,8 +18,14 @@ pub(super) fn check_files(model: &ModelProto, is_known: impl Fn(&str) -> bool) -
             unknown.get_or_insert_with(|| (tensor.name.clone(), file.to_owned()));
         }
     };
-    model.graph.iter().for_each(|graph| visit_tensors(graph, &mut check));
-    model.functions.iter().for_each(|function| visit_attributes(&function.node, &mut check));
+    model
+        .graph
+        .iter()
+        .for_each(|graph| visit_tensors(graph, &mut check));
+    model
+        .functions
+        .iter()
+        .for_each(|function| visit_attributes(&function.node, &mut check));
     match unknown {
         None => Ok(()),
         Some((name, file)) => Err(Error::model(format!(
@@ -30,7 +36,11 @@ pub(super) fn check_files(model: &ModelProto, is_known: impl Fn(&str) -> bool) -
 
 /// An entry in a tensor's description of its data.
 pub(super) fn entry<'a>(tensor: &'a TensorProto, key: &str) -> Option<&'a str> {
-    tensor.external_data.iter().find(|entry| entry.key == key).map(|entry| entry.value.as_str())
+    tensor
+        .external_data
+        .iter()
+        .find(|entry| entry.key == key)
+        .map(|entry| entry.value.as_str())
 }
 
 /// Visits all tensors in a graph and its nested graphs.
@@ -41,7 +51,15 @@ fn visit_tensors(graph: &GraphProto, visit: &mut dyn FnMut(&TensorProto)) {
 
 fn visit_attributes(nodes: &[NodeProto], visit: &mut dyn FnMut(&TensorProto)) {
     for attribute in nodes.iter().flat_map(|node| &node.attribute) {
-        attribute.t.iter().chain(&attribute.tensors).for_each(&mut *visit);
-        attribute.g.iter().chain(&attribute.graphs).for_each(|graph| visit_tensors(graph, visit));
+        attribute
+            .t
+            .iter()
+            .chain(&attribute.tensors)
+            .for_each(&mut *visit);
+        attribute
+            .g
+            .iter()
+            .chain(&attribute.graphs)
+            .for_each(|graph| visit_tensors(graph, visit));
     }
 }

@@ -32,7 +32,13 @@ struct MappedFile {
 type Version = (u64, u64, u64, i64, i64);
 
 fn version(metadata: &Metadata) -> Version {
-    (metadata.dev(), metadata.ino(), metadata.size(), metadata.mtime(), metadata.mtime_nsec())
+    (
+        metadata.dev(),
+        metadata.ino(),
+        metadata.size(),
+        metadata.mtime(),
+        metadata.mtime_nsec(),
+    )
 }
 
 impl MappedFiles {
@@ -42,16 +48,30 @@ impl MappedFiles {
             let failed = || Error::io(format!("cannot read `{}`", path.display()));
             let file = regular_file::open(&path).map_err(failed())?;
             let version = version(&file.metadata().map_err(failed())?);
-            Ok(MappedFile { path, file, version })
+            Ok(MappedFile {
+                path,
+                file,
+                version,
+            })
         };
-        Ok(Self { files: paths.into_iter().map(open).collect::<Result<_>>()? })
+        Ok(Self {
+            files: paths.into_iter().map(open).collect::<Result<_>>()?,
+        })
     }
 
     /// Fails if a file was changed or replaced since [`MappedFiles::open`]. Call it after the files were hashed and
     /// mapped by their paths.
     pub fn require_loaded(&self) -> Result<()> {
-        let is_same = |file: &MappedFile| file.path.metadata().is_ok_and(|now| file.version == version(&now));
-        match self.files.iter().find(|file| file.has_changed() || !is_same(file)) {
+        let is_same = |file: &MappedFile| {
+            file.path
+                .metadata()
+                .is_ok_and(|now| file.version == version(&now))
+        };
+        match self
+            .files
+            .iter()
+            .find(|file| file.has_changed() || !is_same(file))
+        {
             None => Ok(()),
             Some(file) => Err(Error::model(format!(
                 "expected `{}` to stay the same while it is loaded, but it changed; start again",
@@ -62,7 +82,10 @@ impl MappedFiles {
 
     /// The first file that was written to since it was opened. Takes a system call per file.
     pub fn changed(&self) -> Option<&Path> {
-        self.files.iter().find(|file| file.has_changed()).map(|file| file.path.as_path())
+        self.files
+            .iter()
+            .find(|file| file.has_changed())
+            .map(|file| file.path.as_path())
     }
 
     /// Fails if a file was written to. The error is for clients, and contains no path.
@@ -80,7 +103,10 @@ impl MappedFiles {
 impl MappedFile {
     fn has_changed(&self) -> bool {
         // Files without metadata, for example on a network drive that is gone, cannot be read either.
-        !self.file.metadata().is_ok_and(|now| self.version == version(&now))
+        !self
+            .file
+            .metadata()
+            .is_ok_and(|now| self.version == version(&now))
     }
 }
 
@@ -95,10 +121,18 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("weights.bin");
         let write_again = |bytes: &[u8]| fs::write(&path, bytes).unwrap();
-        let cut = || File::options().write(true).open(&path).unwrap().set_len(1).unwrap();
+        let cut = || {
+            File::options()
+                .write(true)
+                .open(&path)
+                .unwrap()
+                .set_len(1)
+                .unwrap()
+        };
         let touch = || {
             let file = File::options().write(true).open(&path).unwrap();
-            file.set_modified(std::time::SystemTime::UNIX_EPOCH).unwrap();
+            file.set_modified(std::time::SystemTime::UNIX_EPOCH)
+                .unwrap();
         };
         let replace = || {
             let new = folder.path().join("new");
@@ -118,7 +152,11 @@ mod tests {
             write_again(b"bytes");
             let mapped = MappedFiles::open([path.clone()]).unwrap();
             change();
-            assert_eq!(mapped.changed(), has_changed.then_some(path.as_path()), "{what}");
+            assert_eq!(
+                mapped.changed(),
+                has_changed.then_some(path.as_path()),
+                "{what}"
+            );
             assert_eq!(mapped.require_unchanged().is_err(), has_changed, "{what}");
             assert_eq!(mapped.require_loaded().is_ok(), is_loaded, "{what}");
         }

@@ -85,7 +85,11 @@ pub trait Backend: Debug + Send + Sync {
     }
 
     /// Runs batches in a single call. Returns the outputs per batch.
-    async fn infer_each(&self, batches: Vec<Vec<Tensor>>, deadline: Deadline) -> Result<Vec<Vec<Tensor>>>;
+    async fn infer_each(
+        &self,
+        batches: Vec<Vec<Tensor>>,
+        deadline: Deadline,
+    ) -> Result<Vec<Vec<Tensor>>>;
 
     /// Runs one batch.
     async fn infer(&self, inputs: Vec<Tensor>, deadline: Deadline) -> Result<Vec<Tensor>> {
@@ -132,7 +136,11 @@ pub struct Schedule {
 impl Schedule {
     /// Single-row batches, which need no padding.
     pub(crate) fn row_by_row(concurrency: NonZeroUsize, min_call_tokens: usize) -> Self {
-        Self { max_batch_size: NonZeroUsize::MIN, concurrency, min_call_tokens }
+        Self {
+            max_batch_size: NonZeroUsize::MIN,
+            concurrency,
+            min_call_tokens,
+        }
     }
 }
 
@@ -158,8 +166,16 @@ pub struct TensorSpec {
 
 impl TensorSpec {
     /// A tensor with this name, type and shape.
-    pub fn new(name: impl Into<String>, element_type: ElementType, shape: impl Into<Vec<i64>>) -> Self {
-        Self { name: name.into(), element_type, shape: shape.into() }
+    pub fn new(
+        name: impl Into<String>,
+        element_type: ElementType,
+        shape: impl Into<Vec<i64>>,
+    ) -> Self {
+        Self {
+            name: name.into(),
+            element_type,
+            shape: shape.into(),
+        }
     }
 
     fn accepts(&self, tensor: &Tensor) -> bool {
@@ -228,7 +244,10 @@ pub struct Deadline {
 impl Deadline {
     /// A deadline `time` from now.
     pub fn within(time: Duration) -> Self {
-        Self { at: Instant::now() + time, granted: time }
+        Self {
+            at: Instant::now() + time,
+            granted: time,
+        }
     }
 
     /// No deadline that a program could miss: a year from now.
@@ -254,7 +273,9 @@ impl Deadline {
 
     /// Error for work that missed the deadline.
     pub fn exceeded(&self) -> Error {
-        Error::DeadlineExceeded { after: self.granted }
+        Error::DeadlineExceeded {
+            after: self.granted,
+        }
     }
 
     /// Runs `work` on an input with this size: here, or on another thread if it would delay other requests.
@@ -264,7 +285,11 @@ impl Deadline {
         work: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
         const MAX_INLINE_BYTES: usize = 8 * 1024;
-        if bytes <= MAX_INLINE_BYTES { work() } else { self.off_thread(work).await }
+        if bytes <= MAX_INLINE_BYTES {
+            work()
+        } else {
+            self.off_thread(work).await
+        }
     }
 
     /// Runs blocking `work` here: there are no other threads.
@@ -289,13 +314,21 @@ impl Deadline {
         work: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let task = tokio::task::spawn_blocking(work);
-        let failed = |error| Err(Error::inference_because("the work panicked or was cancelled", error));
-        self.bound(async { task.await.unwrap_or_else(failed) }).await
+        let failed = |error| {
+            Err(Error::inference_because(
+                "the work panicked or was cancelled",
+                error,
+            ))
+        };
+        self.bound(async { task.await.unwrap_or_else(failed) })
+            .await
     }
 
     /// Waits for `work` until the deadline.
     #[cfg(not(target_family = "wasm"))]
     pub async fn bound<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
-        tokio::time::timeout_at(self.at.into(), work).await.unwrap_or_else(|_| Err(self.exceeded()))
+        tokio::time::timeout_at(self.at.into(), work)
+            .await
+            .unwrap_or_else(|_| Err(self.exceeded()))
     }
 }

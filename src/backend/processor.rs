@@ -75,7 +75,11 @@ fn detect() -> Int8Instructions {
             && is_x86_feature_detected!("avx512vl")
     };
     if Avx512Vnni::new().is_some() {
-        if has_amx() { Int8Instructions::Amx } else { Int8Instructions::Avx512Vnni }
+        if has_amx() {
+            Int8Instructions::Amx
+        } else {
+            Int8Instructions::Avx512Vnni
+        }
     } else if AvxVnni::new().is_some() {
         Int8Instructions::AvxVnni
     } else if avx512() {
@@ -130,8 +134,11 @@ mod tests {
             I::NeonDotProduct,
             I::Neon,
         ];
-        let saturating: Vec<String> =
-            all.iter().filter(|it| it.saturate()).map(ToString::to_string).collect();
+        let saturating: Vec<String> = all
+            .iter()
+            .filter(|it| it.saturate())
+            .map(ToString::to_string)
+            .collect();
         assert_eq!(saturating, ["AVX-512", "AVX2", "SSE"]);
     }
 }

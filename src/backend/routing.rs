@@ -8,7 +8,9 @@ use std::{
     time::Duration,
 };
 
-use super::{Backend, Deadline, Engine, Signature, seq2seq::Seq2SeqBackend, speed::Speed, triton::Fleet};
+use super::{
+    Backend, Deadline, Engine, Signature, seq2seq::Seq2SeqBackend, speed::Speed, triton::Fleet,
+};
 use crate::{clock::Instant, error::Result};
 
 /// Where a request runs.
@@ -77,7 +79,11 @@ impl From<Arc<dyn Seq2SeqBackend>> for Route<Arc<dyn Seq2SeqBackend>> {
 
 impl Route {
     /// A route for an encoder. `signature` comes from the bundle's graph, whether it runs locally or not.
-    pub fn encoder(local: Option<Arc<dyn Backend>>, fleet: Option<Arc<Fleet>>, signature: Signature) -> Self {
+    pub fn encoder(
+        local: Option<Arc<dyn Backend>>,
+        fleet: Option<Arc<Fleet>>,
+        signature: Signature,
+    ) -> Self {
         Self::new(local, fleet, signature, Assumed::ENCODER)
     }
 
@@ -95,10 +101,27 @@ impl Route<Arc<dyn Seq2SeqBackend>> {
 }
 
 impl<L> Route<L> {
-    fn new(local: Option<L>, fleet: Option<Arc<Fleet>>, signature: Signature, assumed: Assumed) -> Self {
-        let load = |(base, slope)| Load { tokens: AtomicUsize::new(0), speed: Speed::assumed(base, slope) };
-        let loads = Loads { local: load(assumed.local), remote: load(assumed.remote) };
-        Self { local, engine: Engine::default(), fleet, signature, loads: Arc::new(loads) }
+    fn new(
+        local: Option<L>,
+        fleet: Option<Arc<Fleet>>,
+        signature: Signature,
+        assumed: Assumed,
+    ) -> Self {
+        let load = |(base, slope)| Load {
+            tokens: AtomicUsize::new(0),
+            speed: Speed::assumed(base, slope),
+        };
+        let loads = Loads {
+            local: load(assumed.local),
+            remote: load(assumed.remote),
+        };
+        Self {
+            local,
+            engine: Engine::default(),
+            fleet,
+            signature,
+            loads: Arc::new(loads),
+        }
     }
 
     /// The same route, whose local model runs in `engine`.
@@ -113,8 +136,20 @@ impl<L> Route<L> {
 
     /// The same route with `map` applied to what runs locally; measurements stay shared.
     pub fn try_map<M>(self, map: impl FnOnce(L) -> Result<M>) -> Result<Route<M>> {
-        let Self { local, engine, fleet, signature, loads } = self;
-        Ok(Route { local: local.map(map).transpose()?, engine, fleet, signature, loads })
+        let Self {
+            local,
+            engine,
+            fleet,
+            signature,
+            loads,
+        } = self;
+        Ok(Route {
+            local: local.map(map).transpose()?,
+            engine,
+            fleet,
+            signature,
+            loads,
+        })
     }
 
     /// The backend in this process.
@@ -131,7 +166,9 @@ impl<L> Route<L> {
     pub fn choose(&self, tokens: usize) -> Location {
         match (&self.local, &self.fleet) {
             (None, Some(_)) => Location::Remote,
-            (Some(_), Some(fleet)) if fleet.is_available() && self.loads.is_remote_sooner(tokens) => {
+            (Some(_), Some(fleet))
+                if fleet.is_available() && self.loads.is_remote_sooner(tokens) =>
+            {
                 Location::Remote
             }
             _ => self.here(),
@@ -141,20 +178,33 @@ impl<L> Route<L> {
     /// The fleet's deadline for a request with `tokens`: earlier than the request's own if it can still
     /// run locally afterwards.
     pub fn remote_deadline(&self, tokens: usize, request: Deadline) -> Deadline {
-        let Some(fleet) = &self.fleet else { return request };
+        let Some(fleet) = &self.fleet else {
+            return request;
+        };
         if self.local.is_none() {
             return fleet.deadline(request);
         }
         let left = request.remaining();
         let reserve = (self.loads.local.estimate(tokens) * RESERVE).min(left / 2);
-        fleet.deadline(request).or_earlier(Deadline::within(left - reserve))
+        fleet
+            .deadline(request)
+            .or_earlier(Deadline::within(left - reserve))
     }
 
     /// Counts a request with `tokens` as running at `location` until the guard is dropped.
     pub fn begin(&self, location: Location, tokens: usize) -> InProgress {
         let loads = Arc::clone(&self.loads);
-        let before = loads.at(location).tokens.fetch_add(tokens, Ordering::Relaxed);
-        InProgress { loads, location, tokens, work: before.saturating_add(tokens), started: Instant::now() }
+        let before = loads
+            .at(location)
+            .tokens
+            .fetch_add(tokens, Ordering::Relaxed);
+        InProgress {
+            loads,
+            location,
+            tokens,
+            work: before.saturating_add(tokens),
+            started: Instant::now(),
+        }
     }
 }
 
@@ -175,7 +225,8 @@ struct Load {
 impl Load {
     /// Expected time for a request with `tokens`, queued behind the requests in progress.
     fn estimate(&self, tokens: usize) -> Duration {
-        self.speed.estimate(self.tokens.load(Ordering::Relaxed).saturating_add(tokens))
+        self.speed
+            .estimate(self.tokens.load(Ordering::Relaxed).saturating_add(tokens))
     }
 }
 
@@ -221,7 +272,10 @@ impl InProgress {
 
 impl Drop for InProgress {
     fn drop(&mut self) {
-        self.loads.at(self.location).tokens.fetch_sub(self.tokens, Ordering::Relaxed);
+        self.loads
+            .at(self.location)
+            .tokens
+            .fetch_sub(self.tokens, Ordering::Relaxed);
     }
 }
 
@@ -233,8 +287,13 @@ mod tests {
     const LOCAL: Location = Location::Local(Engine::Onnx);
 
     fn route() -> Route {
-        let local = Arc::new(ScriptedBackend::new(Signature::default(), |_| Ok(Vec::new())));
-        let config = FleetConfig { urls: vec!["http://127.0.0.1:1".into()], ..FleetConfig::default() };
+        let local = Arc::new(ScriptedBackend::new(Signature::default(), |_| {
+            Ok(Vec::new())
+        }));
+        let config = FleetConfig {
+            urls: vec!["http://127.0.0.1:1".into()],
+            ..FleetConfig::default()
+        };
         let fleet = Arc::new(Fleet::new(&config, "m").unwrap());
         Route::encoder(Some(local), Some(fleet), Signature::default())
     }
@@ -255,8 +314,16 @@ mod tests {
         let route = route();
         for tokens in [100, 1_000, 5_000] {
             (0..20).for_each(|_| {
-                route.loads.remote.speed.learn(tokens, Duration::from_secs(2));
-                route.loads.local.speed.learn(tokens, Duration::from_micros(10) * tokens as u32);
+                route
+                    .loads
+                    .remote
+                    .speed
+                    .learn(tokens, Duration::from_secs(2));
+                route
+                    .loads
+                    .local
+                    .speed
+                    .learn(tokens, Duration::from_micros(10) * tokens as u32);
             });
         }
         assert_eq!(route.choose(5_000), LOCAL, "the fleet was slow");
@@ -283,23 +350,40 @@ mod tests {
             large,
         };
         use Location::Remote;
-        for Case { what, local, remote, small, large } in [
+        for Case {
+            what,
+            local,
+            remote,
+            small,
+            large,
+        } in [
             case("a much faster fleet", [(30, 40), (1, 1)], [Remote, Remote]),
             case("a much slower fleet", [(1, 1), (60, 40)], [LOCAL, LOCAL]),
-            case("a distant but powerful fleet", [(1, 30), (15, 1)], [LOCAL, Remote]),
+            case(
+                "a distant but powerful fleet",
+                [(1, 30), (15, 1)],
+                [LOCAL, Remote],
+            ),
         ] {
             let route = route();
             let run = |tokens: u64| {
                 let location = route.choose(tokens as usize);
                 let (base, slope) = if location == LOCAL { local } else { remote };
                 let request = route.begin(location, tokens as usize);
-                request.record(Duration::from_millis(base) + Duration::from_micros(slope * tokens), true);
+                request.record(
+                    Duration::from_millis(base) + Duration::from_micros(slope * tokens),
+                    true,
+                );
             };
             for _ in 0..14 {
                 run(20);
                 run(2000);
             }
-            assert_eq!([20, 2000].map(|tokens| route.choose(tokens)), [small, large], "{what}");
+            assert_eq!(
+                [20, 2000].map(|tokens| route.choose(tokens)),
+                [small, large],
+                "{what}"
+            );
         }
     }
 

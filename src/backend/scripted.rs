@@ -49,13 +49,18 @@ impl ScriptedBackend {
 
     /// First input's shape per batch so far.
     pub fn shapes(&self) -> Vec<Vec<usize>> {
-        self.shapes.lock().map(|shapes| shapes.clone()).unwrap_or_default()
+        self.shapes
+            .lock()
+            .map(|shapes| shapes.clone())
+            .unwrap_or_default()
     }
 }
 
 impl fmt::Debug for ScriptedBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ScriptedBackend").field("signature", &self.signature).finish_non_exhaustive()
+        f.debug_struct("ScriptedBackend")
+            .field("signature", &self.signature)
+            .finish_non_exhaustive()
     }
 }
 
@@ -69,7 +74,11 @@ impl Backend for ScriptedBackend {
         self.schedule
     }
 
-    async fn infer_each(&self, batches: Vec<Vec<Tensor>>, deadline: Deadline) -> Result<Vec<Vec<Tensor>>> {
+    async fn infer_each(
+        &self,
+        batches: Vec<Vec<Tensor>>,
+        deadline: Deadline,
+    ) -> Result<Vec<Vec<Tensor>>> {
         let run = |inputs: Vec<Tensor>| {
             if deadline.has_passed() {
                 return Err(deadline.exceeded());
@@ -100,18 +109,27 @@ impl ScriptedSeq2Seq {
         vocabulary: usize,
         continuation: impl Fn(&[i64], &[i64]) -> Vec<f32> + Send + Sync + 'static,
     ) -> Self {
-        Self { vocabulary, continuation: Box::new(continuation), steps: Mutex::default() }
+        Self {
+            vocabulary,
+            continuation: Box::new(continuation),
+            steps: Mutex::default(),
+        }
     }
 
     /// Rows per step so far.
     pub fn steps(&self) -> Vec<usize> {
-        self.steps.lock().map(|steps| steps.clone()).unwrap_or_default()
+        self.steps
+            .lock()
+            .map(|steps| steps.clone())
+            .unwrap_or_default()
     }
 }
 
 impl fmt::Debug for ScriptedSeq2Seq {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ScriptedSeq2Seq").field("vocabulary", &self.vocabulary).finish_non_exhaustive()
+        f.debug_struct("ScriptedSeq2Seq")
+            .field("vocabulary", &self.vocabulary)
+            .finish_non_exhaustive()
     }
 }
 
@@ -129,8 +147,16 @@ impl Seq2SeqBackend for ScriptedSeq2Seq {
         if deadline.has_passed() {
             return Err(deadline.exceeded());
         }
-        let rows = sources.rows.into_iter().map(|source| (source, Vec::new())).collect();
-        work(&mut ScriptedDecoder { sequences: self, rows, logits: Vec::new() })
+        let rows = sources
+            .rows
+            .into_iter()
+            .map(|source| (source, Vec::new()))
+            .collect();
+        work(&mut ScriptedDecoder {
+            sequences: self,
+            rows,
+            logits: Vec::new(),
+        })
     }
 }
 
@@ -149,13 +175,20 @@ impl Decoder for ScriptedDecoder<'_> {
         self.logits.clear();
         for ((source, target), token) in self.rows.iter_mut().zip(tokens) {
             target.push(*token);
-            self.logits.extend((self.sequences.continuation)(source, target));
+            self.logits
+                .extend((self.sequences.continuation)(source, target));
         }
-        Ok(Logits { values: &mut self.logits, width: self.sequences.vocabulary })
+        Ok(Logits {
+            values: &mut self.logits,
+            width: self.sequences.vocabulary,
+        })
     }
 
     fn reorder(&mut self, rows: &[usize]) -> Result<()> {
-        self.rows = rows.iter().filter_map(|row| self.rows.get(*row).cloned()).collect();
+        self.rows = rows
+            .iter()
+            .filter_map(|row| self.rows.get(*row).cloned())
+            .collect();
         Ok(())
     }
 }

@@ -21,7 +21,12 @@ pub trait Seq2SeqBackend: Debug + Send + Sync {
     fn vocabulary(&self) -> Option<usize>;
 
     /// Encodes `sources` and calls `decode` with their decoder, on a thread that it may block.
-    async fn decode(&self, sources: SourceBatch, deadline: Deadline, decode: DecodeFn) -> Result<()>;
+    async fn decode(
+        &self,
+        sources: SourceBatch,
+        deadline: Deadline,
+        decode: DecodeFn,
+    ) -> Result<()>;
 }
 
 /// A function that runs a decoder.

@@ -21,23 +21,35 @@ impl Signature {
 }
 
 fn spec(value: &ValueInfoProto) -> Result<TensorSpec> {
-    let tensor = value.r#type.as_ref().and_then(|value| value.tensor_type.as_ref());
+    let tensor = value
+        .r#type
+        .as_ref()
+        .and_then(|value| value.tensor_type.as_ref());
     let element_type = match tensor.map(|tensor| tensor.elem_type) {
         Some(data_type::FLOAT) => ElementType::Fp32,
         Some(data_type::INT32) => ElementType::Int32,
         Some(data_type::INT64) => ElementType::Int64,
         found => {
-            let found = found.map_or_else(|| "no tensor".to_owned(), |found| format!("element type {found}"));
+            let found = found.map_or_else(
+                || "no tensor".to_owned(),
+                |found| format!("element type {found}"),
+            );
             return Err(Error::model(format!(
                 "expected `{}` to be a tensor of FP32, INT32 or INT64, but found {found}",
                 value.name
             )));
         }
     };
-    let axes = tensor.and_then(|tensor| tensor.shape.as_ref()).map_or(&[][..], |shape| &shape.dim);
+    let axes = tensor
+        .and_then(|tensor| tensor.shape.as_ref())
+        .map_or(&[][..], |shape| &shape.dim);
     let side = |axis: &DimensionProto| match axis.value {
         Some(Dimension::DimValue(length)) => length,
         _ => -1,
     };
-    Ok(TensorSpec::new(&*value.name, element_type, axes.iter().map(side).collect::<Vec<_>>()))
+    Ok(TensorSpec::new(
+        &*value.name,
+        element_type,
+        axes.iter().map(side).collect::<Vec<_>>(),
+    ))
 }

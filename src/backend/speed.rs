@@ -51,7 +51,9 @@ impl Sums {
 
     fn with(self, x: f64, y: f64, weight: f64) -> Self {
         let terms = [1.0, x, y, x * x, x * y];
-        Self(array::from_fn(|index| self.0[index] + weight * terms[index]))
+        Self(array::from_fn(|index| {
+            self.0[index] + weight * terms[index]
+        }))
     }
 
     fn fit(self) -> Line {
@@ -62,32 +64,51 @@ impl Sums {
         if slope.is_finite() && base.is_finite() {
             Line { base, slope }
         } else {
-            Line { base: 0.0, slope: 0.0 }
+            Line {
+                base: 0.0,
+                slope: 0.0,
+            }
         }
     }
 }
 
 impl Measured {
     fn sums_at(&self, now: Instant) -> Sums {
-        let Some(last) = self.last else { return self.sums };
+        let Some(last) = self.last else {
+            return self.sums;
+        };
         let age = now.saturating_duration_since(last).as_secs_f64();
-        self.sums.scaled(0.5_f64.powf(age / HALF_LIFE.as_secs_f64()))
+        self.sums
+            .scaled(0.5_f64.powf(age / HALF_LIFE.as_secs_f64()))
     }
 }
 
 impl Speed {
     /// Assumes `base` per request and `slope` per token until there are measurements.
     pub fn assumed(base: Duration, slope: Duration) -> Self {
-        let assumed = Line { base: base.as_secs_f64(), slope: slope.as_secs_f64() };
-        Self { assumed, measured: Mutex::default() }
+        let assumed = Line {
+            base: base.as_secs_f64(),
+            slope: slope.as_secs_f64(),
+        };
+        Self {
+            assumed,
+            measured: Mutex::default(),
+        }
     }
 
     /// Adds a measurement: work with `tokens` took this long.
     pub fn learn(&self, tokens: usize, took: Duration) {
         let now = Instant::now();
         let mut measured = self.measured.lock().unwrap_or_else(PoisonError::into_inner);
-        let sums = measured.sums_at(now).scaled(FADING).with(tokens as f64, took.as_secs_f64(), 1.0);
-        *measured = Measured { sums, last: Some(now) };
+        let sums =
+            measured
+                .sums_at(now)
+                .scaled(FADING)
+                .with(tokens as f64, took.as_secs_f64(), 1.0);
+        *measured = Measured {
+            sums,
+            last: Some(now),
+        };
     }
 
     /// Expected time for work with `tokens`.
@@ -97,13 +118,25 @@ impl Speed {
 
     /// Whether there are measurements.
     pub fn is_known(&self) -> bool {
-        self.measured.lock().unwrap_or_else(PoisonError::into_inner).last.is_some()
+        self.measured
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .last
+            .is_some()
     }
 
     fn estimate_at(&self, tokens: usize, now: Instant) -> Duration {
-        let mut sums = self.measured.lock().unwrap_or_else(PoisonError::into_inner).sums_at(now);
+        let mut sums = self
+            .measured
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .sums_at(now);
         for point in ASSUMED_POINTS {
-            sums = sums.with(point, self.assumed.base + self.assumed.slope * point, ASSUMED_WEIGHT);
+            sums = sums.with(
+                point,
+                self.assumed.base + self.assumed.slope * point,
+                ASSUMED_WEIGHT,
+            );
         }
         let line = sums.fit();
         Duration::try_from_secs_f64(line.base + line.slope * tokens as f64).unwrap_or(Duration::MAX)
@@ -124,10 +157,16 @@ mod tests {
         assert!((ms(speed.estimate(1000)) - 15.0).abs() < 0.01);
         assert!(!speed.is_known());
         for tokens in (0..200).map(|step| 10 + step * 10) {
-            speed.learn(tokens, Duration::from_millis(1) + Duration::from_micros(50) * tokens as u32);
+            speed.learn(
+                tokens,
+                Duration::from_millis(1) + Duration::from_micros(50) * tokens as u32,
+            );
         }
         let (short, long) = (ms(speed.estimate(20)), ms(speed.estimate(2000)));
-        assert!(short < 8.0 && (90.0..110.0).contains(&long), "{short} ms, {long} ms");
+        assert!(
+            short < 8.0 && (90.0..110.0).contains(&long),
+            "{short} ms, {long} ms"
+        );
     }
 
     #[test]

@@ -111,7 +111,11 @@ impl ErrorKind {
 
 impl RowError {
     pub(super) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), response: None }
+        Self {
+            kind,
+            message: message.into(),
+            response: None,
+        }
     }
 }
 

@@ -20,14 +20,19 @@ impl Appender {
     pub(super) fn start(file: Arc<File>, mut hasher: Option<Hasher>) -> io::Result<Self> {
         // No part waits in the channel, since each takes memory.
         let (parts, waiting) = flume::bounded::<(u64, Vec<u8>)>(0);
-        let thread = thread::Builder::new().name("batch-output".into()).spawn(move || {
-            for (offset, bytes) in waiting {
-                file.write_all_at(&bytes, offset)?;
-                hasher.as_mut().map(|hasher| hasher.update(&bytes));
-            }
-            Ok(hasher)
-        });
-        Ok(Self { parts, thread: thread? })
+        let thread = thread::Builder::new()
+            .name("batch-output".into())
+            .spawn(move || {
+                for (offset, bytes) in waiting {
+                    file.write_all_at(&bytes, offset)?;
+                    hasher.as_mut().map(|hasher| hasher.update(&bytes));
+                }
+                Ok(hasher)
+            });
+        Ok(Self {
+            parts,
+            thread: thread?,
+        })
     }
 
     /// Writes `bytes` at `offset` later. [`finish`](Self::finish) returns any error.
@@ -39,7 +44,9 @@ impl Appender {
     /// Waits until all parts are written.
     pub(super) fn finish(self) -> io::Result<Option<Hasher>> {
         drop(self.parts);
-        self.thread.join().unwrap_or_else(|_| Err(io::Error::other("a thread panicked")))
+        self.thread
+            .join()
+            .unwrap_or_else(|_| Err(io::Error::other("a thread panicked")))
     }
 }
 

@@ -72,7 +72,13 @@ impl Checkpoint {
         waiting: Vec<u8>,
         interval: Duration,
     ) -> Box<Self> {
-        Box::new(Self { storage, state, waiting, saved: Instant::now(), interval })
+        Box::new(Self {
+            storage,
+            state,
+            waiting,
+            saved: Instant::now(),
+            interval,
+        })
     }
 
     pub(super) fn part_bytes(&self, is_plain: bool) -> usize {
@@ -86,7 +92,11 @@ impl Checkpoint {
 
     /// Prepares the storage, if that was not done.
     pub(super) fn begin(&mut self) -> Result<()> {
-        if self.storage.begin(&mut self.state)? { self.write(&[]) } else { Ok(()) }
+        if self.storage.begin(&mut self.state)? {
+            self.write(&[])
+        } else {
+            Ok(())
+        }
     }
 
     /// Saves the job with its waiting output.
@@ -105,7 +115,12 @@ impl Checkpoint {
     }
 
     /// Appends a part, and saves the job if its last save is long enough ago.
-    pub(super) fn send(&mut self, bytes: Vec<u8>, pieces: &mut Pieces, progress: &Progress) -> Result<()> {
+    pub(super) fn send(
+        &mut self,
+        bytes: Vec<u8>,
+        pieces: &mut Pieces,
+        progress: &Progress,
+    ) -> Result<()> {
         self.storage.append(&mut self.state, bytes)?;
         if self.saved.elapsed() < self.storage.min_interval() {
             return Ok(());
@@ -114,7 +129,12 @@ impl Checkpoint {
     }
 
     /// Appends the last part and gives the output its name. The checkpoint remains until [`Self::forget`].
-    pub(super) fn finish(&mut self, bytes: Vec<u8>, pieces: &mut Pieces, progress: &Progress) -> Result<()> {
+    pub(super) fn finish(
+        &mut self,
+        bytes: Vec<u8>,
+        pieces: &mut Pieces,
+        progress: &Progress,
+    ) -> Result<()> {
         if !bytes.is_empty() || self.state.parts.is_empty() {
             self.storage.append(&mut self.state, bytes)?;
         }
@@ -140,7 +160,8 @@ impl Checkpoint {
 
     fn write(&mut self, waiting: &[u8]) -> Result<()> {
         self.state.digest = self.storage.digest()?;
-        self.storage.write(&self.state, encode(&self.state, waiting)?)?;
+        self.storage
+            .write(&self.state, encode(&self.state, waiting)?)?;
         self.state.sequence += 1;
         self.saved = Instant::now();
         Ok(())
@@ -196,13 +217,37 @@ pub(super) struct State {
 impl State {
     pub(super) fn new(job: &str, holder: &str) -> Self {
         let (job, holder) = (job.to_owned(), holder.to_owned());
-        Self { job, holder, next: 1, is_resumable: true, ..Self::default() }
+        Self {
+            job,
+            holder,
+            next: 1,
+            is_resumable: true,
+            ..Self::default()
+        }
     }
 
     /// The same job before its first row.
     fn before_first_row(self) -> Self {
-        let Self { job, holder, sequence, upload, next, replaces, is_resumable, .. } = self;
-        Self { job, holder, sequence, upload, next, replaces, is_resumable, ..Self::default() }
+        let Self {
+            job,
+            holder,
+            sequence,
+            upload,
+            next,
+            replaces,
+            is_resumable,
+            ..
+        } = self;
+        Self {
+            job,
+            holder,
+            sequence,
+            upload,
+            next,
+            replaces,
+            is_resumable,
+            ..Self::default()
+        }
     }
 }
 
@@ -227,7 +272,9 @@ pub(super) fn parse(bytes: &[u8], place: &dyn Display) -> Result<(State, Vec<u8>
     let state: State = serde_json::from_slice(line).map_err(|_| wrong())?;
     match lines.next() {
         Some(waiting) if contents.is_some() => Ok((state, waiting.to_vec())),
-        _ if state.layout.is_none() && !state.is_whole => Ok((state.before_first_row(), Vec::new())),
+        _ if state.layout.is_none() && !state.is_whole => {
+            Ok((state.before_first_row(), Vec::new()))
+        }
         _ => Err(wrong()),
     }
 }
@@ -238,11 +285,22 @@ mod tests {
 
     #[test]
     fn a_job_of_an_earlier_version_starts_again() {
-        let progress = Progress { rows: 64, ..Progress::default() };
-        let old = State { bytes: 10, progress, ..State::new("job", "holder") };
-        let unsealed = |state: &State| [&serde_json::to_vec(state).unwrap(), &b"\nwaiting"[..]].concat();
+        let progress = Progress {
+            rows: 64,
+            ..Progress::default()
+        };
+        let old = State {
+            bytes: 10,
+            progress,
+            ..State::new("job", "holder")
+        };
+        let unsealed =
+            |state: &State| [&serde_json::to_vec(state).unwrap(), &b"\nwaiting"[..]].concat();
         let (state, waiting) = parse(&unsealed(&old), &"place").unwrap();
-        assert_eq!((state.progress.rows, state.bytes, state.job.as_str()), (0, 0, "job"));
+        assert_eq!(
+            (state.progress.rows, state.bytes, state.job.as_str()),
+            (0, 0, "job")
+        );
         assert!(waiting.is_empty());
         let layout = Some(Layout::default());
         assert!(parse(&unsealed(&State { layout, ..old }), &"place").is_err());
@@ -253,12 +311,18 @@ mod tests {
         let state = State {
             bytes: 4096,
             layout: Some(Layout::default()),
-            progress: Progress { rows: 64, ..Progress::default() },
+            progress: Progress {
+                rows: 64,
+                ..Progress::default()
+            },
             ..State::new("job", "me")
         };
         let checkpoint = encode(&state, b"rows that\nwait").unwrap();
         let (found, waiting) = parse(&checkpoint, &"here").unwrap();
-        assert_eq!((found.progress.rows, waiting.as_slice()), (64, &b"rows that\nwait"[..]));
+        assert_eq!(
+            (found.progress.rows, waiting.as_slice()),
+            (64, &b"rows that\nwait"[..])
+        );
         for bit in 0..checkpoint.len() * 8 {
             let mut damaged = checkpoint.to_vec();
             damaged[bit / 8] ^= 1 << (bit % 8);

@@ -41,7 +41,13 @@ impl ColumnFile {
             Format::JsonLines => contents().and_then(JsonLinesReader::names),
         };
         let names = names.map_err(within)?;
-        Ok(Self { path: path.to_owned(), input, format, compression, names })
+        Ok(Self {
+            path: path.to_owned(),
+            input,
+            format,
+            compression,
+            names,
+        })
     }
 
     /// Column names.
@@ -55,7 +61,8 @@ impl ColumnFile {
     /// # Errors
     /// A row is malformed, or there are more than `limit` rows.
     pub fn rows(&self, names: &[&str], limit: usize) -> Result<Vec<Vec<Value>>> {
-        self.read(names, limit).map_err(|error| in_file(&self.path, error))
+        self.read(names, limit)
+            .map_err(|error| in_file(&self.path, error))
     }
 
     fn read(&self, names: &[&str], limit: usize) -> Result<Vec<Vec<Value>>> {
@@ -66,12 +73,17 @@ impl ColumnFile {
         while let Some(chunk) = reader.next()? {
             for (row, text) in chunk.texts.iter().enumerate() {
                 let number = found.len() + 1;
-                let malformed = |message: &str| Error::invalid(format!("in row {number}: {message}"));
+                let malformed =
+                    |message: &str| Error::invalid(format!("in row {number}: {message}"));
                 if number > limit {
-                    return Err(Error::invalid(format!("expected at most {limit} rows, but found more")));
+                    return Err(Error::invalid(format!(
+                        "expected at most {limit} rows, but found more"
+                    )));
                 }
                 match text {
-                    Err(error) if error.kind == ErrorKind::Row => return Err(malformed(&error.message)),
+                    Err(error) if error.kind == ErrorKind::Row => {
+                        return Err(malformed(&error.message));
+                    }
                     _ => {}
                 }
                 let values = fields.values(&chunk.rows, row);
@@ -123,7 +135,11 @@ mod tests {
         );
         for path in [&csv, &tsv, &lines] {
             let file = ColumnFile::open(path).unwrap();
-            assert!(file.names().iter().any(|name| name == "second"), "{:?}", file.names());
+            assert!(
+                file.names().iter().any(|name| name == "second"),
+                "{:?}",
+                file.names()
+            );
             let rows = file.rows(&["second", "first"], 2).unwrap();
             assert_eq!(json!(rows), json!([["b", "a"], [null, "c,d"]]));
         }
@@ -133,7 +149,10 @@ mod tests {
         );
         let refused = |path: &Path, limit| {
             let found = ColumnFile::open(path).and_then(|file| file.rows(&["first"], limit));
-            found.unwrap_err().to_string().replace(&folder.path().display().to_string(), "[folder]")
+            found
+                .unwrap_err()
+                .to_string()
+                .replace(&folder.path().display().to_string(), "[folder]")
         };
         insta::assert_snapshot!(refused(&csv, 1), @"in `[folder]/a.csv`: expected at most 1 rows, but found more");
         let ragged = write("b.csv", "first,second\na,b\nc\n");

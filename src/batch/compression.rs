@@ -42,21 +42,33 @@ impl Compression {
         file: impl Read + Send + 'static,
         packed: &Arc<AtomicU64>,
     ) -> io::Result<Box<dyn Read + Send>> {
-        let file = Counted { file, count: Arc::clone(packed) };
+        let file = Counted {
+            file,
+            count: Arc::clone(packed),
+        };
         let file = BufReader::with_capacity(128 * 1024, file);
         let unpacked: Box<dyn Read + Send> = match self {
             Self::None => return Ok(Box::new(file)),
-            Self::Gzip => Box::new(GzipMembers { member: Some(GzDecoder::new(file)) }),
+            Self::Gzip => Box::new(GzipMembers {
+                member: Some(GzDecoder::new(file)),
+            }),
             Self::Zstd => Box::new(zstd::Decoder::with_buffer(file)?),
         };
-        Ok(Box::new(Limited { unpacked, packed: Arc::clone(packed), count: 0 }))
+        Ok(Box::new(Limited {
+            unpacked,
+            packed: Arc::clone(packed),
+            count: 0,
+        }))
     }
 
     /// An output encoder.
     pub(super) fn pack(self) -> io::Result<Packer> {
         Ok(match self {
             Self::None => Packer::None(Vec::new()),
-            Self::Gzip => Packer::Gzip(Box::new(GzEncoder::new(Vec::new(), flate2::Compression::default()))),
+            Self::Gzip => Packer::Gzip(Box::new(GzEncoder::new(
+                Vec::new(),
+                flate2::Compression::default(),
+            ))),
             Self::Zstd => {
                 let mut encoder = zstd::Encoder::new(Vec::new(), zstd::DEFAULT_COMPRESSION_LEVEL)?;
                 encoder.include_checksum(true)?;
@@ -79,10 +91,16 @@ impl<R: BufRead> Read for GzipMembers<R> {
             if read > 0 || buffer.is_empty() {
                 return Ok(read);
             }
-            let Some(member) = self.member.take() else { break };
+            let Some(member) = self.member.take() else {
+                break;
+            };
             let mut file = member.into_inner();
             skip_zeros(&mut file)?;
-            self.member = if file.fill_buf()?.is_empty() { None } else { Some(GzDecoder::new(file)) };
+            self.member = if file.fill_buf()?.is_empty() {
+                None
+            } else {
+                Some(GzDecoder::new(file))
+            };
         }
         Ok(0)
     }
@@ -218,16 +236,29 @@ mod tests {
     #[test]
     fn decompression_bombs_are_refused() {
         let mut packer = Compression::Zstd.pack().unwrap();
-        io::copy(&mut io::repeat(b'\n').take(3 * MIN_CHECKED_BYTES / 2), &mut packer).unwrap();
+        io::copy(
+            &mut io::repeat(b'\n').take(3 * MIN_CHECKED_BYTES / 2),
+            &mut packer,
+        )
+        .unwrap();
         let file = packer.finish().unwrap();
-        let mut contents = Compression::Zstd.unpack(io::Cursor::new(file), &Arc::default()).unwrap();
-        let error = io::copy(&mut contents, &mut io::sink()).unwrap_err().to_string();
-        assert!(error.starts_with("expected a file that unpacks to at most 400 times its size"), "{error}");
+        let mut contents = Compression::Zstd
+            .unpack(io::Cursor::new(file), &Arc::default())
+            .unwrap();
+        let error = io::copy(&mut contents, &mut io::sink())
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.starts_with("expected a file that unpacks to at most 400 times its size"),
+            "{error}"
+        );
     }
 
     fn unpacked(compression: Compression, file: Vec<u8>) -> io::Result<String> {
         let mut text = String::new();
-        compression.unpack(io::Cursor::new(file), &Arc::default())?.read_to_string(&mut text)?;
+        compression
+            .unpack(io::Cursor::new(file), &Arc::default())?
+            .read_to_string(&mut text)?;
         Ok(text)
     }
 
@@ -239,11 +270,18 @@ mod tests {
 
     #[test]
     fn zeros_after_a_gzip_member_are_skipped_and_other_bytes_refused() {
-        let (first, second) = (packed(Compression::Gzip, "first\n"), packed(Compression::Gzip, "second\n"));
+        let (first, second) = (
+            packed(Compression::Gzip, "first\n"),
+            packed(Compression::Gzip, "second\n"),
+        );
         for zeros in [0, 1, 511, 300_000] {
             let padding = vec![0; zeros];
             let file = [&first[..], &padding, &second, &padding].concat();
-            assert_eq!(unpacked(Compression::Gzip, file).unwrap(), "first\nsecond\n", "{zeros} zeros");
+            assert_eq!(
+                unpacked(Compression::Gzip, file).unwrap(),
+                "first\nsecond\n",
+                "{zeros} zeros"
+            );
             let file = [&first[..], &padding, b"garbage"].concat();
             assert!(unpacked(Compression::Gzip, file).is_err(), "{zeros} zeros");
         }

@@ -29,7 +29,12 @@ struct Counts {
 
 impl fmt::Display for Counts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { refused, unchanged, reported, changed } = self;
+        let Self {
+            refused,
+            unchanged,
+            reported,
+            changed,
+        } = self;
         write!(
             f,
             "{refused} refused, {unchanged} unchanged, {reported} with row errors, {changed} other texts"
@@ -79,7 +84,10 @@ fn flipped(name: &str, bytes: &[u8], bits: impl Iterator<Item = usize>) -> Count
 
 /// Bit positions in `bytes` bytes (SplitMix64).
 fn some_bits(bytes: usize) -> impl Iterator<Item = usize> {
-    let flips = env::var("FLIPS").ok().and_then(|flips| flips.parse().ok()).unwrap_or(FLIPS);
+    let flips = env::var("FLIPS")
+        .ok()
+        .and_then(|flips| flips.parse().ok())
+        .unwrap_or(FLIPS);
     let mut state = 1_u64;
     (0..flips).map(move |_| {
         state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -90,7 +98,12 @@ fn some_bits(bytes: usize) -> impl Iterator<Item = usize> {
 }
 
 fn lines() -> Vec<u8> {
-    let line = |row: usize| format!("{{\"id\": {row}, \"text\": \"the cat {}\"}}\n", "sat ".repeat(row % 5));
+    let line = |row: usize| {
+        format!(
+            "{{\"id\": {row}, \"text\": \"the cat {}\"}}\n",
+            "sat ".repeat(row % 5)
+        )
+    };
     (0..100).map(line).collect::<String>().into_bytes()
 }
 
@@ -127,7 +140,11 @@ fn flipped_bits_of_compressed_files_are_refused_or_change_nothing() {
             let bytes = packed(compression, &contents);
             let counts = flipped(&name, &bytes, some_bits(bytes.len()));
             eprintln!("{name}: {counts}");
-            assert_eq!((counts.reported, counts.changed), (0, 0), "{name}: {counts}");
+            assert_eq!(
+                (counts.reported, counts.changed),
+                (0, 0),
+                "{name}: {counts}"
+            );
         }
     }
 }
@@ -136,12 +153,18 @@ fn flipped_bits_of_compressed_files_are_refused_or_change_nothing() {
 #[test]
 fn flipped_bits_of_parquet_pages_and_their_headers_are_refused_or_change_nothing() {
     for name in ["checksums.parquet", "checksums-v2.parquet"] {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/parquet").join(name);
+        let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("tests/fixtures/parquet")
+            .join(name);
         let bytes = fs::read(path).unwrap();
         let end = bytes.len() - 8;
         let footer = u32::from_le_bytes(*bytes[end..].first_chunk().unwrap()) as usize;
         let counts = flipped(name, &bytes, some_bits(end - footer));
         eprintln!("{name}: {counts}");
-        assert_eq!((counts.reported, counts.changed), (0, 0), "{name}: {counts}");
+        assert_eq!(
+            (counts.reported, counts.changed),
+            (0, 0),
+            "{name}: {counts}"
+        );
     }
 }

@@ -27,7 +27,11 @@ pub(super) struct ObjectEvent {
 
 impl ObjectEvent {
     pub(super) fn new(url: Url) -> Self {
-        Self { url, version: None, etag: None }
+        Self {
+            url,
+            version: None,
+            etag: None,
+        }
     }
 
     /// Whether the event is about whatever object has the URL: no event of S3, which has a version or an ETag.
@@ -60,12 +64,19 @@ impl Reached {
 
     /// The attribute's value in an SQS record; nothing if it is missing or not Kivu's.
     fn of(record: &Value) -> Self {
-        let attribute = record.get("messageAttributes").and_then(|all| all.get(Self::ATTRIBUTE));
-        let text = attribute.and_then(|attribute| attribute.get("stringValue")).and_then(Value::as_str);
+        let attribute = record
+            .get("messageAttributes")
+            .and_then(|all| all.get(Self::ATTRIBUTE));
+        let text = attribute
+            .and_then(|attribute| attribute.get("stringValue"))
+            .and_then(Value::as_str);
         let numbers = text.and_then(|text| text.split_once(' '));
         numbers
             .and_then(|(objects, rows)| {
-                Some(Self { objects: objects.parse().ok()?, rows: rows.parse().ok()? })
+                Some(Self {
+                    objects: objects.parse().ok()?,
+                    rows: rows.parse().ok()?,
+                })
             })
             .unwrap_or_default()
     }
@@ -90,7 +101,10 @@ pub(super) fn messages(event: &Value) -> Vec<Message> {
         }];
     }
     let message = |record: &Value| Message {
-        id: record.get("messageId").and_then(Value::as_str).map(str::to_owned),
+        id: record
+            .get("messageId")
+            .and_then(Value::as_str)
+            .map(str::to_owned),
         body: text(record, "body").ok().map(str::to_owned),
         reached: Reached::of(record),
         objects: text(record, "body").and_then(|body| unwrap(body, 0)),
@@ -146,23 +160,34 @@ fn unwrap(body: &str, depth: usize) -> Result<Vec<ObjectEvent>> {
         )));
     }
     let event: Value = serde_json::from_str(body).map_err(|error| {
-        Error::malformed(format!("expected an event as JSON in the message, but found: {error}"))
+        Error::malformed(format!(
+            "expected an event as JSON in the message, but found: {error}"
+        ))
     })?;
     objects(&event, depth + 1)
 }
 
 fn records(event: &Value) -> &[Value] {
-    event.get("Records").and_then(Value::as_array).map_or(&[], Vec::as_slice)
+    event
+        .get("Records")
+        .and_then(Value::as_array)
+        .map_or(&[], Vec::as_slice)
 }
 
 /// The key begins with a capital in SNS events.
 fn source(record: &Value) -> Option<&str> {
-    record.get("eventSource").or_else(|| record.get("EventSource")).and_then(Value::as_str)
+    record
+        .get("eventSource")
+        .or_else(|| record.get("EventSource"))
+        .and_then(Value::as_str)
 }
 
 fn text<'a>(value: &'a Value, field: &str) -> Result<&'a str> {
     value.get(field).and_then(Value::as_str).ok_or_else(|| {
-        Error::malformed(format!("expected `{field}` in the message, but found {}", kind(value)))
+        Error::malformed(format!(
+            "expected `{field}` in the message, but found {}",
+            kind(value)
+        ))
     })
 }
 
@@ -180,7 +205,10 @@ fn kind(value: &Value) -> String {
 
 /// An S3 record; `None` unless an object was created.
 fn from_s3(record: &Value) -> Result<Option<ObjectEvent>> {
-    let name = record.get("eventName").and_then(Value::as_str).unwrap_or_default();
+    let name = record
+        .get("eventName")
+        .and_then(Value::as_str)
+        .unwrap_or_default();
     if !name.starts_with("ObjectCreated:") {
         return Ok(None);
     }
@@ -194,17 +222,28 @@ fn from_event_bridge(event: &Value) -> Result<Option<ObjectEvent>> {
     if event.get("detail-type").and_then(Value::as_str) != Some("Object Created") {
         return Ok(None);
     }
-    object(event.get("detail"), ["version-id", "etag"], "the EventBridge event").map(Some)
+    object(
+        event.get("detail"),
+        ["version-id", "etag"],
+        "the EventBridge event",
+    )
+    .map(Some)
 }
 
 /// The object that `place` describes in `details`; `names` are the fields with its version and its ETag.
 fn object(details: Option<&Value>, names: [&str; 2], place: &str) -> Result<ObjectEvent> {
     let at = |pointer: &str| details?.pointer(pointer)?.as_str().map(str::to_owned);
     let (Some(bucket), Some(key)) = (at("/bucket/name"), at("/object/key")) else {
-        return Err(Error::malformed(format!("expected a bucket and a key in {place}, but found none")));
+        return Err(Error::malformed(format!(
+            "expected a bucket and a key in {place}, but found none"
+        )));
     };
     let [version, etag] = names.map(|name| at(&format!("/object/{name}")));
-    Ok(ObjectEvent { url: Url { bucket, key }, version: version.filter(|version| version != "null"), etag })
+    Ok(ObjectEvent {
+        url: Url { bucket, key },
+        version: version.filter(|version| version != "null"),
+        etag,
+    })
 }
 
 /// Decodes a key in an S3 event, which is encoded like a form field.
@@ -224,7 +263,10 @@ mod tests {
 
     #[test]
     fn keys_are_decoded_once() {
-        assert_eq!(decode("in/a+b%2Bc%3A%25d%C3%A9.jsonl").unwrap(), "in/a b+c:%dé.jsonl");
+        assert_eq!(
+            decode("in/a+b%2Bc%3A%25d%C3%A9.jsonl").unwrap(),
+            "in/a b+c:%dé.jsonl"
+        );
         assert_eq!(decode("a%2520b").unwrap(), "a%20b");
         assert!(decode("%ff").is_err());
     }
@@ -232,10 +274,18 @@ mod tests {
     #[test]
     fn messages_may_name_their_input() {
         let message = |body: &str| {
-            messages(&json!({"Records": [{"eventSource": "aws:sqs", "body": body}]})).remove(0).objects
+            messages(&json!({"Records": [{"eventSource": "aws:sqs", "body": body}]}))
+                .remove(0)
+                .objects
         };
-        let url = Url { bucket: "files".into(), key: "in/a.csv".into() };
-        assert_eq!(message(r#"{"input": "s3://files/in/a.csv"}"#).unwrap(), [ObjectEvent::new(url)]);
+        let url = Url {
+            bucket: "files".into(),
+            key: "in/a.csv".into(),
+        };
+        assert_eq!(
+            message(r#"{"input": "s3://files/in/a.csv"}"#).unwrap(),
+            [ObjectEvent::new(url)]
+        );
         assert!(message(r#"{"input": "in/a.csv"}"#).is_err());
     }
 
@@ -247,10 +297,22 @@ mod tests {
                 .remove(0)
                 .reached
         };
-        let some = Reached { objects: 2, rows: 1500 };
+        let some = Reached {
+            objects: 2,
+            rows: 1500,
+        };
         assert_eq!(reached(&some.to_string()), some);
         assert_eq!(reached("all of them"), Reached::default());
-        assert!(some > Reached { objects: 1, rows: 9000 } && some < Reached { objects: 2, rows: 1501 });
+        assert!(
+            some > Reached {
+                objects: 1,
+                rows: 9000
+            } && some
+                < Reached {
+                    objects: 2,
+                    rows: 1501
+                }
+        );
     }
 
     #[test]
@@ -259,8 +321,14 @@ mod tests {
         insta::assert_snapshot!(refused(json!({"httpMethod": "GET"})), @"expected an event of S3, EventBridge, SQS, SNS or Step Functions, but found an object with `httpMethod`");
         insta::assert_snapshot!(refused(json!({"Records": [{"eventSource": "aws:dynamodb"}]})), @"expected records of `aws:s3`, `aws:sqs` or `aws:sns`, but found `aws:dynamodb`");
         insta::assert_snapshot!(refused(json!({"Records": [{"eventSource": "aws:sqs", "messageId": "1", "body": "hello"}]})), @"expected an event as JSON in the message, but found: expected value at line 1 column 1");
-        let nested = (0..9)
-            .fold("{}".to_owned(), |inner, _| json!({"Type": "Notification", "Message": inner}).to_string());
-        assert!(unwrap(&nested, 0).unwrap_err().to_string().contains("nested messages"));
+        let nested = (0..9).fold("{}".to_owned(), |inner, _| {
+            json!({"Type": "Notification", "Message": inner}).to_string()
+        });
+        assert!(
+            unwrap(&nested, 0)
+                .unwrap_err()
+                .to_string()
+                .contains("nested messages")
+        );
     }
 }

@@ -15,8 +15,10 @@ use super::{
 use crate::error::{Error, Result};
 
 /// Extensions of formats that Kivu does not write.
-const UNSUPPORTED_NAMES: [&str; 14] =
-    ["7z", "arrow", "avro", "br", "bz2", "feather", "lz4", "ods", "orc", "tgz", "xls", "xlsx", "xz", "zip"];
+const UNSUPPORTED_NAMES: [&str; 14] = [
+    "7z", "arrow", "avro", "br", "bz2", "feather", "lz4", "ods", "orc", "tgz", "xls", "xlsx", "xz",
+    "zip",
+];
 
 /// Leading input bytes that determine the format.
 pub(super) const HEAD_BYTES: u64 = 4096;
@@ -25,7 +27,11 @@ const ZSTD_HEAD_BYTES: u64 = 160 * 1024;
 
 /// How many leading bytes determine the format, for an input that begins with `head`.
 pub(super) fn head_bytes(head: &[u8]) -> u64 {
-    if Compression::of(head) == Compression::Zstd { ZSTD_HEAD_BYTES } else { HEAD_BYTES }
+    if Compression::of(head) == Compression::Zstd {
+        ZSTD_HEAD_BYTES
+    } else {
+        HEAD_BYTES
+    }
 }
 
 /// Input and output format.
@@ -71,9 +77,11 @@ impl NamedForm {
             (".zstd", Compression::Zstd),
         ];
         let packed = compressions.iter().find_map(|(extension, compression)| {
-            name.strip_suffix(extension).map(|name| (name, *compression))
+            name.strip_suffix(extension)
+                .map(|name| (name, *compression))
         });
-        let (name, compression) = packed.map_or((name.as_str(), None), |(name, found)| (name, Some(found)));
+        let (name, compression) =
+            packed.map_or((name.as_str(), None), |(name, found)| (name, Some(found)));
         let extension = name.rsplit_once('.').map_or("", |(_, extension)| extension);
         let format = match extension {
             "jsonl" | "ndjson" | "json" => Some(Format::JsonLines),
@@ -81,19 +89,32 @@ impl NamedForm {
             "parquet" => Some(Format::Parquet),
             _ => None,
         };
-        let unsupported = UNSUPPORTED_NAMES.into_iter().find(|name| *name == extension);
-        Self { format, compression, is_tsv: extension == "tsv", unsupported }
+        let unsupported = UNSUPPORTED_NAMES
+            .into_iter()
+            .find(|name| *name == extension);
+        Self {
+            format,
+            compression,
+            is_tsv: extension == "tsv",
+            unsupported,
+        }
     }
 }
 
 impl Format {
     /// Detects format and compression by the first bytes, or by the name if they are not conclusive. `requested`
     /// overrides the format.
-    pub(super) fn detect(head: &[u8], name: &str, requested: Option<Self>) -> Result<(Self, Compression)> {
+    pub(super) fn detect(
+        head: &[u8],
+        name: &str,
+        requested: Option<Self>,
+    ) -> Result<(Self, Compression)> {
         if head.is_empty() {
             return Err(Error::invalid("expected rows, but found an empty file"));
         }
-        if requested.map_or(head.starts_with(PARQUET_MAGIC), |format| format == Self::Parquet) {
+        if requested.map_or(head.starts_with(PARQUET_MAGIC), |format| {
+            format == Self::Parquet
+        }) {
             return Ok((Self::Parquet, Compression::None));
         }
         let compression = Compression::of(head);
@@ -106,18 +127,29 @@ impl Format {
                 "expected a Parquet file, as its name says, but found something else",
             ));
         }
-        let contents = compression.unpack(Cursor::new(head.to_vec()), &Arc::default()).map_err(reading)?;
+        let contents = compression
+            .unpack(Cursor::new(head.to_vec()), &Arc::default())
+            .map_err(reading)?;
         let mut start = Vec::new();
         // A compressed head is incomplete, and ends with an error.
         let _ = contents.take(HEAD_BYTES).read_to_end(&mut start);
-        if let Some((_, name)) = UNSUPPORTED.iter().find(|(magic, _)| start.starts_with(magic)) {
+        if let Some((_, name)) = UNSUPPORTED
+            .iter()
+            .find(|(magic, _)| start.starts_with(magic))
+        {
             return Err(unsupported(name));
         }
-        let is_damaged = || std::str::from_utf8(&start).is_err_and(|error| error.error_len().is_some());
+        let is_damaged =
+            || std::str::from_utf8(&start).is_err_and(|error| error.error_len().is_some());
         if compression == Compression::None && named.compression.is_some() && is_damaged() {
-            return Err(unsupported("neither text nor a packed file, as its name says"));
+            return Err(unsupported(
+                "neither text nor a packed file, as its name says",
+            ));
         }
-        let start = start.strip_prefix("\u{feff}".as_bytes()).unwrap_or(&start).trim_ascii_start();
+        let start = start
+            .strip_prefix("\u{feff}".as_bytes())
+            .unwrap_or(&start)
+            .trim_ascii_start();
         let format = match named.format {
             _ if is_json(start)? => Self::JsonLines,
             Some(named) => named,
@@ -144,13 +176,25 @@ fn unsupported(found: &str) -> Error {
 
 /// Leading bytes of unsupported contents, unpacked.
 const UNSUPPORTED: [(&[u8], &str); 11] = [
-    (ENCRYPTED_PARQUET_MAGIC, "an encrypted Parquet file; decrypt it"),
-    (b"\xff\xfe", "text in UTF-16; convert it, such as with `iconv`"),
-    (b"\xfe\xff", "text in UTF-16; convert it, such as with `iconv`"),
+    (
+        ENCRYPTED_PARQUET_MAGIC,
+        "an encrypted Parquet file; decrypt it",
+    ),
+    (
+        b"\xff\xfe",
+        "text in UTF-16; convert it, such as with `iconv`",
+    ),
+    (
+        b"\xfe\xff",
+        "text in UTF-16; convert it, such as with `iconv`",
+    ),
     (PARQUET_MAGIC, "packed Parquet; unpack it"),
     (b"\x1f\x8b", "a file that is packed twice"),
     (b"\x28\xb5\x2f\xfd", "a file that is packed twice"),
-    (b"PK\x03\x04", "a ZIP archive or a spreadsheet; export the table as CSV"),
+    (
+        b"PK\x03\x04",
+        "a ZIP archive or a spreadsheet; export the table as CSV",
+    ),
     (b"BZh", "bzip2"),
     (b"\xfd7zXZ\0", "xz"),
     (b"\x04\x22\x4d\x18", "LZ4"),
@@ -160,7 +204,10 @@ const UNSUPPORTED: [(&[u8], &str); 11] = [
 /// Whether a file begins with a JSON object, complete or on a long line, rather than a CSV header, which may begin
 /// with the same characters.
 fn is_json(start: &[u8]) -> Result<bool> {
-    let line = start.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    let line = start
+        .split(|byte| *byte == b'\n')
+        .next()
+        .unwrap_or_default();
     let has_end = line.len() < start.len();
     let next = line.get(1..).unwrap_or_default().trim_ascii();
     match (line.first(), next.first()) {
@@ -195,37 +242,72 @@ mod tests {
     fn the_contents_determine_the_format() {
         let object = b"{\"text\": \"a\", \"n\": 1}\n";
         for name in ["a.txt", "a.csv", "a.tsv", "a", "a.jsonl", "a.csv.gz"] {
-            assert_eq!(format_of(name, object, None).unwrap(), Format::JsonLines, "{name}");
+            assert_eq!(
+                format_of(name, object, None).unwrap(),
+                Format::JsonLines,
+                "{name}"
+            );
         }
         let long = format!("{{\"text\": \"{}\"}}\n", "long ".repeat(2000));
-        assert_eq!(format_of("a.csv", long.as_bytes(), None).unwrap(), Format::JsonLines);
+        assert_eq!(
+            format_of("a.csv", long.as_bytes(), None).unwrap(),
+            Format::JsonLines
+        );
         for header in ["text\na\n", "{id},text\n1,a\n", "[id],text\n1,a\n"] {
-            assert_eq!(format_of("a.txt", header.as_bytes(), None).unwrap(), Format::Csv, "{header}");
+            assert_eq!(
+                format_of("a.txt", header.as_bytes(), None).unwrap(),
+                Format::Csv,
+                "{header}"
+            );
         }
-        assert_eq!(format_of("a.csv", object, Some(Format::Csv)).unwrap(), Format::Csv);
+        assert_eq!(
+            format_of("a.csv", object, Some(Format::Csv)).unwrap(),
+            Format::Csv
+        );
         let blank = vec![b'\n'; HEAD_BYTES as usize];
         let refused = format_of("a.txt", &blank, None).unwrap_err().to_string();
         assert!(refused.contains("but found only white space"), "{refused}");
         // A zstd block that is larger than the bytes needed to detect other formats.
-        let rows = (0..30_000_u64)
-            .map(|row| format!("{{\"text\": \"{:x}\"}}\n", row.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
+        let rows = (0..30_000_u64).map(|row| {
+            format!(
+                "{{\"text\": \"{:x}\"}}\n",
+                row.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            )
+        });
         let mut packer = Compression::Zstd.pack().unwrap();
         std::io::Write::write_all(&mut packer, rows.collect::<String>().as_bytes()).unwrap();
         let packed = packer.finish().unwrap();
         assert!(packed.len() as u64 > ZSTD_HEAD_BYTES);
-        assert_eq!(format_of("standard input", &packed, None).unwrap(), Format::JsonLines);
-        assert_eq!(format_of("a.jsonl", b"text\na\n", Some(Format::Csv)).unwrap(), Format::Csv);
+        assert_eq!(
+            format_of("standard input", &packed, None).unwrap(),
+            Format::JsonLines
+        );
+        assert_eq!(
+            format_of("a.jsonl", b"text\na\n", Some(Format::Csv)).unwrap(),
+            Format::Csv
+        );
     }
 
     #[test]
     fn json_other_than_one_object_per_line_is_refused() {
         for name in ["a.txt", "a.json", "a.csv"] {
-            for list in ["[{\"text\": \"a\"}]", "[\n  {\"text\": \"a\"}\n]", "[\"a\",\n\"b\"]"] {
-                let refused = format_of(name, list.as_bytes(), None).unwrap_err().to_string();
+            for list in [
+                "[{\"text\": \"a\"}]",
+                "[\n  {\"text\": \"a\"}\n]",
+                "[\"a\",\n\"b\"]",
+            ] {
+                let refused = format_of(name, list.as_bytes(), None)
+                    .unwrap_err()
+                    .to_string();
                 assert!(refused.contains("but found a list"), "{name}: {refused}");
             }
-            let refused = format_of(name, b"{\n  \"text\": \"a\"\n}\n", None).unwrap_err().to_string();
-            assert!(refused.contains("but found one over several lines"), "{name}: {refused}");
+            let refused = format_of(name, b"{\n  \"text\": \"a\"\n}\n", None)
+                .unwrap_err()
+                .to_string();
+            assert!(
+                refused.contains("but found one over several lines"),
+                "{name}: {refused}"
+            );
         }
     }
 
@@ -244,8 +326,11 @@ mod tests {
         assert!(refused(b"PK\x03\x04 and more").contains("spreadsheet"));
         assert!(refused(b"BZh91AY&SY").ends_with("but found bzip2"));
         assert!(refused(b"\xff\xfet\0e\0x\0t\0").contains("but found text in UTF-16"));
-        let refused = |name, contents: &[u8]| format_of(name, contents, None).unwrap_err().to_string();
-        assert!(refused("a.parquet", b"PARE and more").contains("but found an encrypted Parquet file"));
+        let refused =
+            |name, contents: &[u8]| format_of(name, contents, None).unwrap_err().to_string();
+        assert!(
+            refused("a.parquet", b"PARE and more").contains("but found an encrypted Parquet file")
+        );
         assert!(
             refused("a.csv.gz", b"\x1f\x8a\x08\0\0\0")
                 .ends_with("but found neither text nor a packed file, as its name says")

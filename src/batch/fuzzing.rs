@@ -27,14 +27,19 @@ use crate::{
 /// A Lambda invocation's event, and a record of Kinesis.
 pub(crate) fn event(bytes: &[u8]) {
     let _ = kpl::records(bytes.to_vec());
-    let Ok(event) = serde_json::from_slice::<Value>(bytes) else { return };
+    let Ok(event) = serde_json::from_slice::<Value>(bytes) else {
+        return;
+    };
     // An error is a valid outcome, here and below.
     let _ = Join::of(&event);
     let _ = MapBatch::of(&event);
     let _ = RowEvent::of(&event);
     for message in event::messages(&event) {
         for written in message.objects.into_iter().flatten() {
-            assert!(fit_key(&written.url.key).len() <= MAX_KEY_BYTES, "a key that is too long");
+            assert!(
+                fit_key(&written.url.key).len() <= MAX_KEY_BYTES,
+                "a key that is too long"
+            );
         }
     }
 }
@@ -43,23 +48,42 @@ pub(crate) fn event(bytes: &[u8]) {
 pub(crate) fn key(bytes: &[u8]) {
     if let Ok(text) = std::str::from_utf8(bytes) {
         let key = event::decode(text).unwrap_or_default();
-        assert!(fit_key(&key).len() <= MAX_KEY_BYTES, "a key that is too long");
+        assert!(
+            fit_key(&key).len() <= MAX_KEY_BYTES,
+            "a key that is too long"
+        );
         if let Ok(url) = text.parse::<Url>() {
-            assert_eq!(url.to_string().parse::<Url>().ok(), Some(url), "the URL changed");
+            assert_eq!(
+                url.to_string().parse::<Url>().ok(),
+                Some(url),
+                "the URL changed"
+            );
         }
         if let Some(Ok(sink)) = SinkUrl::of(text) {
-            assert!(SinkUrl::of(&sink.to_string()).is_some(), "the URL is no sink's");
+            assert!(
+                SinkUrl::of(&sink.to_string()).is_some(),
+                "the URL is no sink's"
+            );
         }
     }
-    let place = Url { bucket: "b".into(), key: "k".into() };
+    let place = Url {
+        bucket: "b".into(),
+        key: "k".into(),
+    };
     let _ = checkpoint::parse(bytes, &place);
 }
 
 /// A JSON Lines file, possibly compressed: the output has one object per row.
 pub(crate) fn json_lines(bytes: &[u8]) {
-    let Some(contents) = unpacked(bytes) else { return };
-    let Ok(mut reader) = JsonLinesReader::new(contents, None) else { return };
-    let Some((rows, output)) = answered(&mut reader) else { return };
+    let Some(contents) = unpacked(bytes) else {
+        return;
+    };
+    let Ok(mut reader) = JsonLinesReader::new(contents, None) else {
+        return;
+    };
+    let Some((rows, output)) = answered(&mut reader) else {
+        return;
+    };
     let output = String::from_utf8(output).unwrap_or_default();
     assert_eq!(output.lines().count(), rows, "the number of rows changed");
     for line in output.lines() {
@@ -72,19 +96,33 @@ pub(crate) fn json_lines(bytes: &[u8]) {
 
 /// A CSV file, possibly compressed: the output has as many rows, with two more fields each.
 pub(crate) fn csv(bytes: &[u8]) {
-    let Some(contents) = unpacked(bytes) else { return };
-    let Ok(mut reader) = CsvReader::new(contents, &Layout::default()) else { return };
-    let Head::Csv(header) = reader.head() else { return };
+    let Some(contents) = unpacked(bytes) else {
+        return;
+    };
+    let Ok(mut reader) = CsvReader::new(contents, &Layout::default()) else {
+        return;
+    };
+    let Head::Csv(header) = reader.head() else {
+        return;
+    };
     let column = reader.column().to_owned();
-    let Some((rows, output)) = answered(&mut reader) else { return };
+    let Some((rows, output)) = answered(&mut reader) else {
+        return;
+    };
     let mut written = ::csv::ReaderBuilder::new()
         .delimiter(header.delimiter)
         .flexible(true)
         .has_headers(false)
         .from_reader(output.as_slice());
-    let widths = written.byte_records().map(|record| record.map(|record| record.len()).unwrap_or_default());
+    let widths = written
+        .byte_records()
+        .map(|record| record.map(|record| record.len()).unwrap_or_default());
     let widths: Vec<usize> = widths.collect();
-    assert_eq!(widths.len(), rows + 1, "the number of rows of `{column}` changed");
+    assert_eq!(
+        widths.len(),
+        rows + 1,
+        "the number of rows of `{column}` changed"
+    );
     assert!(
         widths.iter().all(|width| *width == header.names.len() + 2),
         "the number of fields changed: {widths:?}"
@@ -92,7 +130,9 @@ pub(crate) fn csv(bytes: &[u8]) {
 }
 
 fn unpacked(bytes: &[u8]) -> Option<Box<dyn Read + Send>> {
-    let contents = Compression::of(bytes).unpack(Cursor::new(bytes.to_vec()), &Arc::default()).ok()?;
+    let contents = Compression::of(bytes)
+        .unpack(Cursor::new(bytes.to_vec()), &Arc::default())
+        .ok()?;
     // Large outputs are limited elsewhere, in relation to the compressed size.
     Some(Box::new(contents.take(1024 * 1024)))
 }

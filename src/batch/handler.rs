@@ -124,7 +124,12 @@ impl Handler {
             interval: Duration::from_millis(config.batch.save_ms),
             margin: Duration::from_millis(config.batch.margin_ms),
             queue: config.batch.queue.as_deref().map(Queue::new).transpose()?,
-            event_bus: config.batch.event_bus.as_deref().map(EventBus::new).transpose()?,
+            event_bus: config
+                .batch
+                .event_bus
+                .as_deref()
+                .map(EventBus::new)
+                .transpose()?,
             other_jobs: None,
         })
     }
@@ -132,7 +137,10 @@ impl Handler {
     /// Runs these jobs too.
     #[must_use]
     pub fn with_jobs(self, jobs: Option<Box<dyn ObjectJobs>>) -> Self {
-        Self { other_jobs: jobs, ..self }
+        Self {
+            other_jobs: jobs,
+            ..self
+        }
     }
 
     /// Handles an event until shortly before `deadline`.
@@ -142,7 +150,11 @@ impl Handler {
     /// - For a state machine task, the result is the job status.
     /// - For rows from a data warehouse or a stream, the result is the response that it expects.
     /// - Other events that must be repeated return errors.
-    pub fn handle(&self, event: Value, deadline: Option<Instant>) -> LocalBoxFuture<'_, Result<Value>> {
+    pub fn handle(
+        &self,
+        event: Value,
+        deadline: Option<Instant>,
+    ) -> LocalBoxFuture<'_, Result<Value>> {
         Box::pin(self.handle_event(event, deadline))
     }
 
@@ -150,7 +162,9 @@ impl Handler {
         let until = deadline.map(|deadline| {
             let left = deadline.saturating_duration_since(Instant::now());
             // Rows get at least half the time; otherwise, the job would never end.
-            deadline.checked_sub(self.margin.min(left / 2)).unwrap_or(deadline)
+            deadline
+                .checked_sub(self.margin.min(left / 2))
+                .unwrap_or(deadline)
         });
         if let Some(rows) = RowEvent::of(&event)? {
             return rows.answer(&self.rules, &self.store, until).await;
@@ -164,17 +178,27 @@ impl Handler {
         }
         if let Some(batch) = MapBatch::of(&event)? {
             return match batch {
-                MapBatch::Listing { batch_input: Listing { bucket }, items } => {
-                    let urls = items.into_iter().map(|Listed { key }| Url { bucket: bucket.clone(), key });
+                MapBatch::Listing {
+                    batch_input: Listing { bucket },
+                    items,
+                } => {
+                    let urls = items.into_iter().map(|Listed { key }| Url {
+                        bucket: bucket.clone(),
+                        key,
+                    });
                     self.listed(urls, until).await
                 }
                 MapBatch::Rows { batch_input, items } => {
-                    distributed_map::process_batch(&self.rules, &self.store, batch_input, items).await
+                    distributed_map::process_batch(&self.rules, &self.store, batch_input, items)
+                        .await
                 }
             };
         }
         if let Some(url) = event.get("input").and_then(Value::as_str) {
-            return Ok(self.object(&ObjectEvent::new(url.parse()?), until).await?.json());
+            return Ok(self
+                .object(&ObjectEvent::new(url.parse()?), until)
+                .await?
+                .json());
         }
         let messages = event::messages(&event);
         let is_queue = messages.iter().any(|message| message.id.is_some());
@@ -185,11 +209,19 @@ impl Handler {
                 if !is_queue {
                     return Err(error);
                 }
-                tracing::error!(message = id, error = error.chain(), "the queue will repeat the message");
+                tracing::error!(
+                    message = id,
+                    error = error.chain(),
+                    "the queue will repeat the message"
+                );
                 failures.push(json!({ "itemIdentifier": id }));
             }
         }
-        Ok(if is_queue { json!({ "batchItemFailures": failures }) } else { json!({ "status": "done" }) })
+        Ok(if is_queue {
+            json!({ "batchItemFailures": failures })
+        } else {
+            json!({ "status": "done" })
+        })
     }
 
     /// Handles a message; returns an error if the queue must deliver it again.
@@ -197,28 +229,47 @@ impl Handler {
         for (objects, object) in (0..).zip(message.objects?) {
             let rows = if until.is_some_and(|until| Instant::now() >= until) {
                 0
-            } else if let Outcome::Ended(Ended::Unfinished(progress)) = self.object(&object, until).await? {
+            } else if let Outcome::Ended(Ended::Unfinished(progress)) =
+                self.object(&object, until).await?
+            {
                 progress.rows
             } else {
                 continue;
             };
-            let body = message.body.filter(|_| Reached { objects, rows } > message.reached);
-            return self.continue_later(&object.url, body, Reached { objects, rows }).await;
+            let body = message
+                .body
+                .filter(|_| Reached { objects, rows } > message.reached);
+            return self
+                .continue_later(&object.url, body, Reached { objects, rows })
+                .await;
         }
         Ok(())
     }
 
     /// Continues an unfinished message by sending a new one with the same body, since the queue limits how often a
     /// message is delivered. Fails if there is no queue, or if the job has made no progress (`body` is `None`).
-    async fn continue_later(&self, url: &Url, body: Option<String>, reached: Reached) -> Result<()> {
-        let (Some(queue), Some(body)) = (&self.queue, body) else { return Err(unfinished(url)) };
-        queue.send(&body, Reached::ATTRIBUTE, &reached.to_string()).await?;
+    async fn continue_later(
+        &self,
+        url: &Url,
+        body: Option<String>,
+        reached: Reached,
+    ) -> Result<()> {
+        let (Some(queue), Some(body)) = (&self.queue, body) else {
+            return Err(unfinished(url));
+        };
+        queue
+            .send(&body, Reached::ATTRIBUTE, &reached.to_string())
+            .await?;
         tracing::info!(%url, rows = reached.rows, "another message continues it");
         Ok(())
     }
 
     /// Handles the objects in a listing.
-    async fn listed(&self, urls: impl Iterator<Item = Url>, until: Option<Instant>) -> Result<Value> {
+    async fn listed(
+        &self,
+        urls: impl Iterator<Item = Url>,
+        until: Option<Instant>,
+    ) -> Result<Value> {
         let mut outcomes = Vec::new();
         for url in urls {
             let outcome = self.object(&ObjectEvent::new(url.clone()), until).await?;
@@ -248,12 +299,17 @@ impl Handler {
             return Ok(Outcome::Skipped("it has no input prefix"));
         }
         let output = self.rules.output(url)?;
-        let Some(current) = self.store.current(url)? else { return Ok(Outcome::outdated(Change::Deleted)) };
+        let Some(current) = self.store.current(url)? else {
+            return Ok(Outcome::outdated(Change::Deleted));
+        };
         if !current.is_version(event.version.as_deref(), event.etag.as_deref()) {
             return Ok(Outcome::outdated(Change::Replaced));
         }
         // Only a version that the event names is read by its id, which needs another permission.
-        let object = Object { version: event.version.clone(), ..current };
+        let object = Object {
+            version: event.version.clone(),
+            ..current
+        };
         let (model, parameters, error) = match self.rules.model(url, &object) {
             Ok((model, parameters)) => (model, parameters, None),
             Err(error) => match self.rules.fallback(url)? {
@@ -264,7 +320,12 @@ impl Handler {
         let input = JobInput::Object(self.store.clone(), url.clone(), object);
         let target = JobOutput::Object(self.store.clone(), output.clone());
         let sink = self.rules.sink(url)?.cloned();
-        let job = Job { until, interval: self.interval, sink, ..Job::new(input, target, model, parameters) };
+        let job = Job {
+            until,
+            interval: self.interval,
+            sink,
+            ..Job::new(input, target, model, parameters)
+        };
         let ended = match error {
             None => job.run().await,
             Some(error) => job.fail(error),
@@ -287,13 +348,18 @@ impl Handler {
     /// Sends the event at a job's end. If sending fails, the run fails; the next run finds the output and sends the
     /// event.
     async fn announce(&self, output: &Url) -> Result<()> {
-        let Some(bus) = &self.event_bus else { return Ok(()) };
+        let Some(bus) = &self.event_bus else {
+            return Ok(());
+        };
         let url = report_file::url_of(output);
-        let Some((bytes, _)) = self.store.read(&url)? else { return Ok(()) };
+        let Some((bytes, _)) = self.store.read(&url)? else {
+            return Ok(());
+        };
         let report: Map<String, Value> = serde_json::from_slice(&bytes)
             .map_err(|error| Error::inference_because(format!("`{url}` cannot be read"), error))?;
-        let fields =
-            EVENT_FIELDS.iter().filter_map(|name| Some(((*name).to_owned(), report.get(*name)?.clone())));
+        let fields = EVENT_FIELDS
+            .iter()
+            .filter_map(|name| Some(((*name).to_owned(), report.get(*name)?.clone())));
         let mut detail: Map<String, Value> = fields.collect();
         detail.insert("report".into(), url.to_string().into());
         bus.send(JOB_ENDED, &Value::Object(detail)).await
@@ -302,6 +368,7 @@ impl Handler {
 
 /// The error that makes the sender repeat an event.
 fn unfinished(url: &Url) -> Error {
-    let action = format!("expected `{url}` to be done in time, but it is not; the next run resumes it");
+    let action =
+        format!("expected `{url}` to be done in time, but it is not; the next run resumes it");
     Error::io(action)(io::Error::new(io::ErrorKind::TimedOut, "time is up"))
 }

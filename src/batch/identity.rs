@@ -40,17 +40,25 @@ impl Identity {
             program: env!("CARGO_PKG_VERSION"),
             input: input.unwrap_or_else(|| Uuid::new_v4().to_string()),
             bundle: model.digest.clone(),
-            settings: ModelSettings { truncate, ..model.settings.clone() },
+            settings: ModelSettings {
+                truncate,
+                ..model.settings.clone()
+            },
             // The bundle identifies the model, and the settings contain the effective `truncate`.
-            parameters: Parameters { model: None, truncate: None, ..parameters.clone() },
+            parameters: Parameters {
+                model: None,
+                truncate: None,
+                ..parameters.clone()
+            },
             sink: sink.map(SinkSettings::to_string),
         }
     }
 
     /// BLAKE3 of the identity, in hexadecimal.
     pub(super) fn digest(&self) -> Result<String> {
-        let text = serde_json::to_vec(self)
-            .map_err(|error| Error::inference_because("the job's identity cannot be written", error))?;
+        let text = serde_json::to_vec(self).map_err(|error| {
+            Error::inference_because("the job's identity cannot be written", error)
+        })?;
         Ok(blake3::hash(&text).to_hex().to_string())
     }
 }
@@ -88,9 +96,10 @@ mod tests {
     fn paths(value: &Value, path: &str) -> Vec<String> {
         match value.as_object() {
             None => vec![path.to_owned()],
-            Some(fields) => {
-                fields.iter().flat_map(|(name, value)| paths(value, &format!("{path}/{name}"))).collect()
-            }
+            Some(fields) => fields
+                .iter()
+                .flat_map(|(name, value)| paths(value, &format!("{path}/{name}")))
+                .collect(),
         }
     }
 

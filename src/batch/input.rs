@@ -49,7 +49,10 @@ impl OpenInput {
             JobInput::File(path) => Self::file(path),
             JobInput::Stdin => {
                 let file = io::stdin().as_fd().try_clone_to_owned().map(File::from);
-                Self::stream("standard input", file.map_err(Error::io("cannot read standard input"))?)
+                Self::stream(
+                    "standard input",
+                    file.map_err(Error::io("cannot read standard input"))?,
+                )
             }
             JobInput::Object(store, url, object) => {
                 Ok(Self::Object(store.clone(), url.clone(), object.clone()))
@@ -78,12 +81,22 @@ impl OpenInput {
         let mut file = BufReader::new(file);
         let mut head = Vec::new();
         let failed = || Error::io(format!("cannot read `{name}`"));
-        (&mut file).take(HEAD_BYTES).read_to_end(&mut head).map_err(failed())?;
+        (&mut file)
+            .take(HEAD_BYTES)
+            .read_to_end(&mut head)
+            .map_err(failed())?;
         let rest = head_bytes(&head) - HEAD_BYTES;
-        (&mut file).take(rest).read_to_end(&mut head).map_err(failed())?;
+        (&mut file)
+            .take(rest)
+            .read_to_end(&mut head)
+            .map_err(failed())?;
         let contents: Box<dyn Read + Send> = Box::new(Cursor::new(head.clone()).chain(file));
         let contents = Mutex::new(Some(contents));
-        Ok(Self::Stream(Arc::new(InputStream { name: name.to_owned(), head, contents })))
+        Ok(Self::Stream(Arc::new(InputStream {
+            name: name.to_owned(),
+            head,
+            contents,
+        })))
     }
 
     /// The size in bytes; `None` for a stream.
@@ -102,13 +115,27 @@ impl OpenInput {
     pub(super) fn version(&self) -> Result<Option<String>> {
         match self {
             Self::Stream(_) => Ok(None),
-            Self::Object(_, url, object) => Ok(Some(format!("{url}\n{:?}, {}", object.version, object.etag))),
+            Self::Object(_, url, object) => Ok(Some(format!(
+                "{url}\n{:?}, {}",
+                object.version, object.etag
+            ))),
             Self::File(file, path, _) => {
-                let found =
-                    file.metadata().map_err(Error::io(format!("cannot read `{}`", path.display())))?;
+                let found = file
+                    .metadata()
+                    .map_err(Error::io(format!("cannot read `{}`", path.display())))?;
                 let place = path.canonicalize().unwrap_or_else(|_| path.clone());
-                let times = [found.mtime(), found.mtime_nsec(), found.ctime(), found.ctime_nsec()];
-                Ok(Some(format!("{}\n{}, {times:?}, {}", place.display(), found.len(), found.ino())))
+                let times = [
+                    found.mtime(),
+                    found.mtime_nsec(),
+                    found.ctime(),
+                    found.ctime_nsec(),
+                ];
+                Ok(Some(format!(
+                    "{}\n{}, {times:?}, {}",
+                    place.display(),
+                    found.len(),
+                    found.ino()
+                )))
             }
         }
     }
@@ -126,24 +153,42 @@ impl OpenInput {
         match self {
             Self::File(file, path, size) => {
                 let file = Arc::clone(file);
-                let part = FilePart { file, name: path.display().to_string(), next: start, end: *size };
+                let part = FilePart {
+                    file,
+                    name: path.display().to_string(),
+                    next: start,
+                    end: *size,
+                };
                 Ok(Box::new(BufReader::new(part)))
             }
             Self::Stream(stream) => {
-                let contents = stream.contents.lock().unwrap_or_else(PoisonError::into_inner).take();
+                let contents = stream
+                    .contents
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .take();
                 contents.ok_or_else(|| self.not_seekable())
             }
-            Self::Object(store, url, object) => {
-                Ok(Box::new(Reader::new(store.pieces(url, object, start..object.size)?)))
-            }
+            Self::Object(store, url, object) => Ok(Box::new(Reader::new(store.pieces(
+                url,
+                object,
+                start..object.size,
+            )?))),
         }
     }
 
     /// The unpacked contents, counted in `gauge`.
-    pub(super) fn unpacked(&self, compression: Compression, gauge: &Gauge) -> Result<Box<dyn Read + Send>> {
+    pub(super) fn unpacked(
+        &self,
+        compression: Compression,
+        gauge: &Gauge,
+    ) -> Result<Box<dyn Read + Send>> {
         let contents = compression.unpack(self.read_from(0)?, &gauge.packed);
         let file = contents.map_err(super::rows::reading)?;
-        Ok(Box::new(Counted { file, count: Arc::clone(&gauge.unpacked) }))
+        Ok(Box::new(Counted {
+            file,
+            count: Arc::clone(&gauge.unpacked),
+        }))
     }
 
     /// `length` bytes from `start` on.
@@ -159,7 +204,9 @@ impl OpenInput {
             Self::Object(store, url, object) => {
                 let mut bytes = Vec::with_capacity(length);
                 for piece in store.pieces(url, object, start..start + length as u64)? {
-                    piece?.iter().for_each(|chunk| bytes.extend_from_slice(chunk));
+                    piece?
+                        .iter()
+                        .for_each(|chunk| bytes.extend_from_slice(chunk));
                 }
                 Ok(bytes.into())
             }
@@ -183,7 +230,11 @@ impl OpenInput {
                 Some(size) => {
                     let head = self.bytes(0, size.min(HEAD_BYTES) as usize)?;
                     let bytes = size.min(head_bytes(&head));
-                    if bytes > HEAD_BYTES { self.bytes(0, bytes as usize)?.to_vec() } else { head.to_vec() }
+                    if bytes > HEAD_BYTES {
+                        self.bytes(0, bytes as usize)?.to_vec()
+                    } else {
+                        head.to_vec()
+                    }
                 }
             },
         };
@@ -223,22 +274,35 @@ struct FilePart {
 
 impl Read for FilePart {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let length = buffer.len().min((self.end - self.next).min(usize::MAX as u64) as usize);
+        let length = buffer
+            .len()
+            .min((self.end - self.next).min(usize::MAX as u64) as usize);
         if length == 0 {
             return Ok(0);
         }
-        let failed =
-            |source| io::Error::other(Error::Io { action: format!("cannot read `{}`", self.name), source });
-        let read =
-            self.file.read_at(&mut buffer[..length], self.next).map_err(|error| match error.kind() {
+        let failed = |source| {
+            io::Error::other(Error::Io {
+                action: format!("cannot read `{}`", self.name),
+                source,
+            })
+        };
+        let read = self
+            .file
+            .read_at(&mut buffer[..length], self.next)
+            .map_err(|error| match error.kind() {
                 io::ErrorKind::Interrupted => error,
                 // Distinguishes operating system errors, which may be temporary, from damaged contents.
                 _ => failed(error),
             })?;
         if read == 0 {
-            let message =
-                format!("it had {} bytes, and was cut to {} while it was read", self.end, self.next);
-            return Err(failed(io::Error::new(io::ErrorKind::UnexpectedEof, message)));
+            let message = format!(
+                "it had {} bytes, and was cut to {} while it was read",
+                self.end, self.next
+            );
+            return Err(failed(io::Error::new(
+                io::ErrorKind::UnexpectedEof,
+                message,
+            )));
         }
         self.next += read as u64;
         Ok(read)
@@ -258,17 +322,26 @@ mod tests {
         let place = OpenInput::file(&path).unwrap();
         let text = |place: &OpenInput| {
             let mut text = String::new();
-            place.read_from(0).unwrap().read_to_string(&mut text).map(|_| text)
+            place
+                .read_from(0)
+                .unwrap()
+                .read_to_string(&mut text)
+                .map(|_| text)
         };
         // Neither appended rows nor another file with the same name change the opened input.
-        let mut longer = std::fs::OpenOptions::new().append(true).open(&path).unwrap();
+        let mut longer = std::fs::OpenOptions::new()
+            .append(true)
+            .open(&path)
+            .unwrap();
         io::Write::write_all(&mut longer, b"{\"text\": \"b\"}\n").unwrap();
         assert_eq!(text(&place).unwrap(), "{\"text\": \"a\"}\n");
         longer.set_len(5).unwrap();
         let error = reading(text(&place).unwrap_err());
         assert!(matches!(error, Error::Io { .. }));
         assert!(
-            error.chain().ends_with("it had 14 bytes, and was cut to 5 while it was read"),
+            error
+                .chain()
+                .ends_with("it had 14 bytes, and was cut to 5 while it was read"),
             "{}",
             error.chain()
         );

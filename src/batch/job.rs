@@ -118,13 +118,26 @@ enum Destination {
 impl Job {
     /// A job that nothing observes or interrupts, and that is saved after each part only.
     pub fn new(input: JobInput, output: JobOutput, model: Model, parameters: Parameters) -> Self {
-        Self::of(input, output, RowWork::Model(Box::new(model), Box::new(parameters)))
+        Self::of(
+            input,
+            output,
+            RowWork::Model(Box::new(model), Box::new(parameters)),
+        )
     }
 
     /// The same for any work.
     pub fn of(input: JobInput, output: JobOutput, work: RowWork) -> Self {
         let (watcher, existing) = (Arc::new(()), Existing::default());
-        Self { input, output, work, watcher, until: None, interval: Duration::MAX, existing, sink: None }
+        Self {
+            input,
+            output,
+            work,
+            watcher,
+            until: None,
+            interval: Duration::MAX,
+            existing,
+            sink: None,
+        }
     }
 
     /// Runs or resumes the job.
@@ -137,7 +150,10 @@ impl Job {
 
     /// Runs the job until it ends or `stop` completes; then, finished rows are saved. Predictions may continue in the
     /// background, without effect.
-    pub fn run_until<'a>(self, stop: impl Future<Output = ()> + 'a) -> LocalBoxFuture<'a, Result<Ended>> {
+    pub fn run_until<'a>(
+        self,
+        stop: impl Future<Output = ()> + 'a,
+    ) -> LocalBoxFuture<'a, Result<Ended>> {
         self.begin_and_work(Box::pin(stop))
     }
 
@@ -168,7 +184,9 @@ impl Job {
     /// Whether the job can resume: its input can be read again, and its output is not a stream.
     pub fn is_resumable(&self) -> bool {
         let is_rereadable = match &self.input {
-            JobInput::File(path) => fs::metadata(path).is_ok_and(|found| found.is_file() && found.len() > 0),
+            JobInput::File(path) => {
+                fs::metadata(path).is_ok_and(|found| found.is_file() && found.len() > 0)
+            }
             JobInput::Stdin => false,
             JobInput::Object(..) => true,
         };
@@ -187,16 +205,43 @@ impl Job {
         let id = self.id(version)?;
         let checkpoint = match destination {
             Destination::Stream(stream) => {
-                let Opened { answerer, input, table: Table { rows, shape, notes }, sink } = opened;
+                let Opened {
+                    answerer,
+                    input,
+                    table: Table { rows, shape, notes },
+                    sink,
+                } = opened;
                 let (target, pieces) = (Target::Stream(stream.open()?), Pieces::new(shape));
                 let (progress, column) = (Progress::default(), rows.reader.column().to_owned());
-                let writer = Writer { target, pieces, progress, notes, column, is_resumable, sink };
+                let writer = Writer {
+                    target,
+                    pieces,
+                    progress,
+                    notes,
+                    column,
+                    is_resumable,
+                    sink,
+                };
                 self.watcher.begin(&self.input.to_string(), 0);
-                return Ok(ControlFlow::Continue(Ready { answerer, input, rows, writer }));
+                return Ok(ControlFlow::Continue(Ready {
+                    answerer,
+                    input,
+                    rows,
+                    writer,
+                }));
             }
-            Destination::File(output) => local_storage::claim(output, &id, is_resumable, self.interval)?,
+            Destination::File(output) => {
+                local_storage::claim(output, &id, is_resumable, self.interval)?
+            }
             Destination::Object(store, url) => {
-                match s3_storage::claim(&store, &url, &self.input, &id, self.interval, self.existing) {
+                match s3_storage::claim(
+                    &store,
+                    &url,
+                    &self.input,
+                    &id,
+                    self.interval,
+                    self.existing,
+                ) {
                     Ok(None) => return Ok(ControlFlow::Break(Ended::Known)),
                     Ok(Some(checkpoint)) => checkpoint,
                     // Reported as a failure, since a repeated event would fail too.
@@ -214,33 +259,59 @@ impl Job {
         mut checkpoint: Box<Checkpoint>,
         is_resumable: bool,
     ) -> Result<ControlFlow<Ended, Ready>> {
-        let Opened { answerer, input, table, mut sink } = opened;
-        let Table { rows, shape, notes } =
-            match catch_panic(|| self.skip_done(&mut checkpoint.state, &input, table, sink.as_mut())) {
-                Err(error) if is_final(&error) => {
-                    checkpoint.abandon()?;
-                    return self.fail(error).map(ControlFlow::Break);
-                }
-                table => table?,
-            };
+        let Opened {
+            answerer,
+            input,
+            table,
+            mut sink,
+        } = opened;
+        let Table { rows, shape, notes } = match catch_panic(|| {
+            self.skip_done(&mut checkpoint.state, &input, table, sink.as_mut())
+        }) {
+            Err(error) if is_final(&error) => {
+                checkpoint.abandon()?;
+                return self.fail(error).map(ControlFlow::Break);
+            }
+            table => table?,
+        };
         let (progress, is_whole) = (checkpoint.state.progress.clone(), checkpoint.state.is_whole);
         let done = progress.rows;
         let pieces = if done > 0 {
-            Pieces::resumed(shape, checkpoint.waiting.clone(), checkpoint.state.footers.clone())
+            Pieces::resumed(
+                shape,
+                checkpoint.waiting.clone(),
+                checkpoint.state.footers.clone(),
+            )
         } else {
             Pieces::new(shape)
         };
         if is_whole {
             checkpoint.complete()?;
         }
-        let (target, column) = (Target::Checkpoint(checkpoint), rows.reader.column().to_owned());
-        let writer = Writer { target, pieces, progress, notes, column, is_resumable, sink };
+        let (target, column) = (
+            Target::Checkpoint(checkpoint),
+            rows.reader.column().to_owned(),
+        );
+        let writer = Writer {
+            target,
+            pieces,
+            progress,
+            notes,
+            column,
+            is_resumable,
+            sink,
+        };
         if is_whole {
             return self.done(writer).map(ControlFlow::Break);
         }
         self.watcher.begin(&self.input.to_string(), done);
         self.watcher.advance(done, rows.share());
-        Ok(ControlFlow::Continue(Ready { answerer, input, rows, writer }))
+        Ok(ControlFlow::Continue(Ready {
+            answerer,
+            input,
+            rows,
+            writer,
+        }))
     }
 
     /// Skips the rows that are done, in the layout in which they were read.
@@ -269,21 +340,35 @@ impl Job {
 
     fn open(&self) -> Result<Opened> {
         let (answerer, column) = match &self.work {
-            RowWork::Model(model, parameters) => {
-                (Answerer::Model(Box::new(Predictor::new(model, parameters)?)), parameters.column.as_deref())
+            RowWork::Model(model, parameters) => (
+                Answerer::Model(Box::new(Predictor::new(model, parameters)?)),
+                parameters.column.as_deref(),
+            ),
+            RowWork::Requests { responder, .. } => {
+                (Answerer::Requests(Arc::clone(responder)), None)
             }
-            RowWork::Requests { responder, .. } => (Answerer::Requests(Arc::clone(responder)), None),
         };
         let input = OpenInput::new(&self.input)?;
-        let columns = if self.sink.is_some() { [].into() } else { answerer.columns() };
+        let columns = if self.sink.is_some() {
+            [].into()
+        } else {
+            answerer.columns()
+        };
         let table = self.table(&input, &Layout::of_column(column), columns)?;
         let sink = self.connect(&answerer, &table)?;
-        Ok(Opened { answerer, input, table, sink })
+        Ok(Opened {
+            answerer,
+            input,
+            table,
+            sink,
+        })
     }
 
     /// Connects to the sink, if the job has one.
     fn connect(&self, answerer: &Answerer, table: &Table) -> Result<Option<SinkWriter>> {
-        let (Some(settings), Answerer::Model(predictor)) = (&self.sink, answerer) else { return Ok(None) };
+        let (Some(settings), Answerer::Model(predictor)) = (&self.sink, answerer) else {
+            return Ok(None);
+        };
         let dimensions = predictor.stored_dimensions()?;
         SinkWriter::connect(settings, dimensions, &table.shape.head).map(Some)
     }
@@ -294,19 +379,35 @@ impl Job {
         let (reader, form, note) = match &self.work {
             RowWork::Model(_, parameters) => {
                 let format = input.format(parameters.format)?;
-                let (form, note) = OutputForm::of(&self.output.to_string(), &self.input.to_string(), format)?;
+                let (form, note) =
+                    OutputForm::of(&self.output.to_string(), &self.input.to_string(), format)?;
                 (open_rows(input, format, layout, &gauge)?, form, note)
             }
             RowWork::Requests { .. } => {
                 let RequestLines(reader) = RequestLines::read(input, &gauge)?;
-                (Box::new(reader) as Box<dyn RowReader>, OutputForm::default(), None)
+                (
+                    Box::new(reader) as Box<dyn RowReader>,
+                    OutputForm::default(),
+                    None,
+                )
             }
         };
         let shape = Shape::of(reader.as_ref(), form, columns);
         // The output may need a codec that this build lacks.
         shape.packer()?;
-        let notes = note.into_iter().chain(reader.notes().iter().cloned()).collect();
-        Ok(Table { rows: RowInput { reader, gauge, size: input.size() }, shape, notes })
+        let notes = note
+            .into_iter()
+            .chain(reader.notes().iter().cloned())
+            .collect();
+        Ok(Table {
+            rows: RowInput {
+                reader,
+                gauge,
+                size: input.size(),
+            },
+            shape,
+            notes,
+        })
     }
 
     fn destination(&self) -> Result<Destination> {
@@ -315,9 +416,11 @@ impl Job {
         }
         match &self.output {
             JobOutput::Stdout => Ok(Destination::Stream(OutputStream::Stdout)),
-            JobOutput::File(path) => {
-                Ok(Destination::File(OutputFile::new(path, &self.input, self.existing)?))
-            }
+            JobOutput::File(path) => Ok(Destination::File(OutputFile::new(
+                path,
+                &self.input,
+                self.existing,
+            )?)),
             JobOutput::Object(store, url) => {
                 if url.key.is_empty() || url.key.ends_with('/') {
                     return Err(Error::config(format!(
@@ -337,18 +440,35 @@ impl Job {
 
     /// Processes rows until the input or the time ends, or until the job is stopped.
     async fn work(self, ready: Ready, stop: LocalBoxFuture<'_, ()>) -> Result<Ended> {
-        let Ready { answerer, input, rows, writer } = ready;
+        let Ready {
+            answerer,
+            input,
+            rows,
+            writer,
+        } = ready;
         let progress = writer.progress.clone();
         let version = input.version()?;
         let predict = async |texts| answerer.answer(texts).await;
-        let processed = process(rows, predict, writer, Arc::clone(&self.watcher), self.until, stop).await?;
+        let processed = process(
+            rows,
+            predict,
+            writer,
+            Arc::clone(&self.watcher),
+            self.until,
+            stop,
+        )
+        .await?;
         let (mut writer, end) = match processed {
             Ok(processed) => processed,
             Err(rows) => return Ok(Ended::Unfinished(Progress { rows, ..progress })),
         };
         match end {
             End::Input => {}
-            End::Stopped => return blocking(move || writer.pause()).await.map(Ended::Unfinished),
+            End::Stopped => {
+                return blocking(move || writer.pause())
+                    .await
+                    .map(Ended::Unfinished);
+            }
             End::Output(error) => {
                 // The next run resumes at the last save.
                 writer.abandon_unresumable()?;
@@ -368,7 +488,9 @@ impl Job {
         let finished = blocking(move || {
             let started = Instant::now();
             if input.version()? != version {
-                writer.notes.push("the input was changed while it was read".to_owned());
+                writer
+                    .notes
+                    .push("the input was changed while it was read".to_owned());
             }
             writer.finish()?;
             writer.progress.seconds += started.elapsed().as_secs_f64();
@@ -420,12 +542,20 @@ impl Job {
         Ok(Ended::Done(Box::new(report)))
     }
 
-    pub(super) fn report(&self, status: Status, error: Option<String>, progress: Progress) -> Report {
+    pub(super) fn report(
+        &self,
+        status: Status,
+        error: Option<String>,
+        progress: Progress,
+    ) -> Report {
         let version = match &self.input {
             JobInput::File(_) | JobInput::Stdin => None,
-            JobInput::Object(_, _, object) => {
-                Some(object.version.clone().unwrap_or_else(|| object.etag.clone()))
-            }
+            JobInput::Object(_, _, object) => Some(
+                object
+                    .version
+                    .clone()
+                    .unwrap_or_else(|| object.etag.clone()),
+            ),
         };
         let [model, model_digest, task] = self.model();
         Report {
@@ -449,9 +579,11 @@ impl Job {
     /// The model's name, digest and task.
     fn model(&self) -> [String; 3] {
         match &self.work {
-            RowWork::Model(model, _) => {
-                [model.name.clone(), model.digest.clone(), model.manifest.task.to_string()]
-            }
+            RowWork::Model(model, _) => [
+                model.name.clone(),
+                model.digest.clone(),
+                model.manifest.task.to_string(),
+            ],
             RowWork::Requests { .. } => [String::new(), String::new(), "requests".to_owned()],
         }
     }
@@ -472,8 +604,12 @@ impl Job {
 }
 
 /// Runs work that may block, as an output's last write.
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    tokio::task::spawn_blocking(work).await.map_err(|_| panicked())?
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|_| panicked())?
 }
 
 /// How a run ended, for its span.
@@ -489,7 +625,14 @@ fn outcome(model: String, task: String, ended: &Result<Ended>) -> JobOutcome {
         Err(_) => ("error", &none),
     };
     let (rows, tokens) = (progress.rows, progress.tokens);
-    JobOutcome { model, task, status, rows, failed_rows: progress.errors.values().sum(), tokens }
+    JobOutcome {
+        model,
+        task,
+        status,
+        rows,
+        failed_rows: progress.errors.values().sum(),
+        tokens,
+    }
 }
 
 /// Whether no other run can resume the job after this error.

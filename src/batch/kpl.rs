@@ -31,9 +31,14 @@ pub(super) fn records(data: Vec<u8>) -> Vec<Vec<u8>> {
 
 /// As the library's consumers do, takes data with another digest for a record that begins with the magic bytes.
 fn aggregated(data: &[u8]) -> Option<Vec<UserRecord>> {
-    let (message, digest) = data.strip_prefix(&MAGIC)?.split_last_chunk::<DIGEST_BYTES>()?;
+    let (message, digest) = data
+        .strip_prefix(&MAGIC)?
+        .split_last_chunk::<DIGEST_BYTES>()?;
     let is_whole = Md5::digest(message).as_slice() == digest;
-    is_whole.then(|| AggregatedRecord::decode(message).ok()).flatten().map(|message| message.records)
+    is_whole
+        .then(|| AggregatedRecord::decode(message).ok())
+        .flatten()
+        .map(|message| message.records)
 }
 
 #[cfg(test)]
@@ -60,10 +65,19 @@ pub(super) mod tests {
 
     #[test]
     fn aggregated_records_are_separated() {
-        assert_eq!(records(aggregate(&["one", "two"])), [b"one".to_vec(), b"two".to_vec()]);
+        assert_eq!(
+            records(aggregate(&["one", "two"])),
+            [b"one".to_vec(), b"two".to_vec()]
+        );
         assert!(records(aggregate(&[])).is_empty());
         let made = records(BASE64_STANDARD.decode(MADE).unwrap());
-        assert_eq!(made, [b"{\"text\": \"one\"}".to_vec(), b"{\"text\": \"two\"}".to_vec()]);
+        assert_eq!(
+            made,
+            [
+                b"{\"text\": \"one\"}".to_vec(),
+                b"{\"text\": \"two\"}".to_vec()
+            ]
+        );
     }
 
     #[test]

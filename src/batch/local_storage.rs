@@ -78,14 +78,27 @@ pub(super) fn claim(
     interval: Duration,
 ) -> Result<Box<Checkpoint>> {
     let holder = Uuid::new_v4().to_string();
-    let folder = output.path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let folder = output
+        .path
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty());
     if let Some(folder) = folder {
-        fs::create_dir_all(folder).map_err(Error::io(format!("cannot create `{}`", folder.display())))?;
+        fs::create_dir_all(folder)
+            .map_err(Error::io(format!("cannot create `{}`", folder.display())))?;
     }
-    let begin = |replaces| State { is_resumable, replaces, ..State::new(job, &holder) };
+    let begin = |replaces| State {
+        is_resumable,
+        replaces,
+        ..State::new(job, &holder)
+    };
     let mut replaces = report_file::known_digest(&output.path);
     for _ in 0..TRIES {
-        let Some(StoredCheckpoint { state, mut waiting, bytes }) = output.read_checkpoint()? else {
+        let Some(StoredCheckpoint {
+            state,
+            mut waiting,
+            bytes,
+        }) = output.read_checkpoint()?
+        else {
             output.refuse_leftovers()?;
             match output.create(&output.checkpoint, &encode(&begin(replaces.clone()), &[])?) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
@@ -109,13 +122,16 @@ pub(super) fn claim(
             }
             let now = lookup(&output.partial)?.map(|found| found.ino());
             let mine = file.metadata().map_err(output.failed())?.ino();
-            let is_current = output.read_checkpoint()?.is_some_and(|found| found.bytes == bytes);
+            let is_current = output
+                .read_checkpoint()?
+                .is_some_and(|found| found.bytes == bytes);
             if now != Some(mine) || !is_current {
                 continue;
             }
         }
         // With a sink, rows may be done without output; and an output without rows may have begun.
-        let starts_over = output.existing.restart || !state.is_resumable || state.progress.rows == 0;
+        let starts_over =
+            output.existing.restart || !state.is_resumable || state.progress.rows == 0;
         let mut state = match (state.job == job, starts_over, &file) {
             (_, true, Some(_)) => {
                 waiting.clear();
@@ -139,8 +155,16 @@ pub(super) fn claim(
             }
             file.set_len(state.bytes).map_err(output.failed())?;
         }
-        let hasher = file.as_ref().map(|file| hasher(file, &state, &output)).transpose()?;
-        let mut storage = LocalStorage { output, file: file.map(Arc::new), hasher, appender: None };
+        let hasher = file
+            .as_ref()
+            .map(|file| hasher(file, &state, &output))
+            .transpose()?;
+        let mut storage = LocalStorage {
+            output,
+            file: file.map(Arc::new),
+            hasher,
+            appender: None,
+        };
         storage.write(&state, encode(&state, &waiting)?)?;
         return Ok(Checkpoint::new(Box::new(storage), state, waiting, interval));
     }
@@ -150,7 +174,9 @@ pub(super) fn claim(
 /// The hasher after the output so far, which must be what the checkpoint describes.
 fn hasher(file: &File, state: &State, output: &OutputFile) -> Result<Hasher> {
     let mut hasher = Hasher::new();
-    hasher.update_reader(file.take(state.bytes)).map_err(output.failed())?;
+    hasher
+        .update_reader(file.take(state.bytes))
+        .map_err(output.failed())?;
     let found = hasher.finalize().to_hex();
     let expected = state.digest.as_deref().unwrap_or("none");
     if state.bytes == 0 || found.as_str() == expected {
@@ -163,7 +189,10 @@ fn open_partial(output: &OutputFile, state: &State) -> Result<Partial> {
     match lookup(&output.partial)? {
         Some(found) if !found.is_file() => Err(output.unexpected(&output.partial)),
         Some(_) => {
-            let file = OpenOptions::new().read(true).write(true).open(&output.partial);
+            let file = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .open(&output.partial);
             file.map(Partial::Open).map_err(output.failed())
         }
         None if state.bytes == 0 => match output.create(&output.partial, &[]) {
@@ -173,7 +202,11 @@ fn open_partial(output: &OutputFile, state: &State) -> Result<Partial> {
         None if state.is_whole => {
             let is_there = lookup(&output.path)?.is_some_and(|found| found.is_file())
                 && Some(digest(&output.path)?) == state.digest;
-            Ok(if is_there { Partial::Named } else { Partial::Missing })
+            Ok(if is_there {
+                Partial::Named
+            } else {
+                Partial::Missing
+            })
         }
         None if output.existing.restart || !state.is_resumable => Ok(Partial::Missing),
         None => Err(output.damaged("the output so far", "none")),
@@ -186,7 +219,11 @@ impl Storage for LocalStorage {
     }
 
     fn part_bytes(&self, _: &State, is_plain: bool) -> usize {
-        if is_plain { PLAIN_PART_BYTES } else { PART_BYTES }
+        if is_plain {
+            PLAIN_PART_BYTES
+        } else {
+            PART_BYTES
+        }
     }
 
     fn accepts_small_parts(&self) -> bool {
@@ -205,7 +242,9 @@ impl Storage for LocalStorage {
                 Some(appender) => Ok(appender),
                 None => Appender::start(Arc::clone(file), self.hasher.take()),
             };
-            self.appender.insert(appender.map_err(self.output.failed())?).append(offset, bytes);
+            self.appender
+                .insert(appender.map_err(self.output.failed())?)
+                .append(offset, bytes);
         }
         Ok(())
     }
@@ -216,22 +255,35 @@ impl Storage for LocalStorage {
         if let Some(file) = &self.file {
             file.sync_data().map_err(self.output.failed())?;
         }
-        let OutputFile { checkpoint: path, next, .. } = &self.output;
-        let written = self.output.create(next, &checkpoint).or_else(|error| match error.kind() {
-            // Left by a process that was killed before it renamed the file.
-            io::ErrorKind::AlreadyExists => {
-                fs::remove_file(next).and_then(|()| self.output.create(next, &checkpoint))
-            }
-            _ => Err(error),
-        });
-        written.and_then(|_| fs::rename(next, path)).map_err(self.output.failed())
+        let OutputFile {
+            checkpoint: path,
+            next,
+            ..
+        } = &self.output;
+        let written = self
+            .output
+            .create(next, &checkpoint)
+            .or_else(|error| match error.kind() {
+                // Left by a process that was killed before it renamed the file.
+                io::ErrorKind::AlreadyExists => {
+                    fs::remove_file(next).and_then(|()| self.output.create(next, &checkpoint))
+                }
+                _ => Err(error),
+            });
+        written
+            .and_then(|_| fs::rename(next, path))
+            .map_err(self.output.failed())
     }
 
     fn digest(&mut self) -> Result<Option<String>> {
         self.flush()?;
         Ok(Some(match &self.hasher {
             Some(hasher) => hasher.finalize().to_hex().to_string(),
-            None => digest(if self.file.is_some() { &self.output.partial } else { &self.output.path })?,
+            None => digest(if self.file.is_some() {
+                &self.output.partial
+            } else {
+                &self.output.path
+            })?,
         }))
     }
 
@@ -284,20 +336,38 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("out.jsonl");
         let claimed = |restart| {
-            let existing = Existing { restart, ..Existing::default() };
+            let existing = Existing {
+                restart,
+                ..Existing::default()
+            };
             let output = OutputFile::new(&path, &JobInput::Stdin, existing).unwrap();
             claim(output, "job", true, Duration::MAX)
         };
-        let shape = Shape { compression: Compression::None, columns: label_columns(), head: Head::JsonLines };
-        let (mut pieces, progress) = (Pieces::new(shape), Progress { rows: 2, ..Progress::default() });
+        let shape = Shape {
+            compression: Compression::None,
+            columns: label_columns(),
+            head: Head::JsonLines,
+        };
+        let (mut pieces, progress) = (
+            Pieces::new(shape),
+            Progress {
+                rows: 2,
+                ..Progress::default()
+            },
+        );
         let mut first = claimed(false).unwrap();
-        first.send(b"one\ntwo\n".to_vec(), &mut pieces, &progress).unwrap();
+        first
+            .send(b"one\ntwo\n".to_vec(), &mut pieces, &progress)
+            .unwrap();
         first.save(&mut pieces, &progress).unwrap();
         drop(first);
         let partial = folder.path().join(".out.jsonl.kivu-partial");
         fs::write(&partial, "one\ntwp\n").unwrap();
         let error = claimed(false).map(|_| ()).unwrap_err().to_string();
-        assert!(error.starts_with("expected the BLAKE3 ") && error.ends_with("`--restart`"), "{error}");
+        assert!(
+            error.starts_with("expected the BLAKE3 ") && error.ends_with("`--restart`"),
+            "{error}"
+        );
         assert_eq!(claimed(true).unwrap().state.bytes, 0);
     }
 
@@ -307,9 +377,22 @@ mod tests {
         let path = folder.path().join("out.jsonl");
         let output = OutputFile::new(&path, &JobInput::Stdin, Existing::default()).unwrap();
         let claimed = |job| claim(output.clone(), job, true, Duration::MAX);
-        let shape = Shape { compression: Compression::None, columns: label_columns(), head: Head::JsonLines };
-        let (mut pieces, progress) = (Pieces::new(shape), Progress { rows: 64, ..Progress::default() });
-        claimed("job").unwrap().save(&mut pieces, &progress).unwrap();
+        let shape = Shape {
+            compression: Compression::None,
+            columns: label_columns(),
+            head: Head::JsonLines,
+        };
+        let (mut pieces, progress) = (
+            Pieces::new(shape),
+            Progress {
+                rows: 64,
+                ..Progress::default()
+            },
+        );
+        claimed("job")
+            .unwrap()
+            .save(&mut pieces, &progress)
+            .unwrap();
         assert_eq!(claimed("job").unwrap().state.progress.rows, 64);
         assert!(claimed("another job").is_err());
     }
@@ -321,18 +404,36 @@ mod tests {
         let output = OutputFile::new(&path, &JobInput::Stdin, Existing::default()).unwrap();
         let claimed = || claim(output.clone(), "job", true, Duration::MAX).unwrap();
         let saved = || output.read_checkpoint().unwrap().unwrap().state.bytes;
-        let shape = Shape { compression: Compression::None, columns: label_columns(), head: Head::JsonLines };
-        let (mut pieces, progress) = (Pieces::new(shape), Progress { rows: 2, ..Progress::default() });
+        let shape = Shape {
+            compression: Compression::None,
+            columns: label_columns(),
+            head: Head::JsonLines,
+        };
+        let (mut pieces, progress) = (
+            Pieces::new(shape),
+            Progress {
+                rows: 2,
+                ..Progress::default()
+            },
+        );
         let mut first = claimed();
-        first.send(b"one\n".to_vec(), &mut pieces, &progress).unwrap();
-        first.send(b"two\n".to_vec(), &mut pieces, &progress).unwrap();
+        first
+            .send(b"one\n".to_vec(), &mut pieces, &progress)
+            .unwrap();
+        first
+            .send(b"two\n".to_vec(), &mut pieces, &progress)
+            .unwrap();
         assert_eq!(saved(), 0, "a save within the interval");
         first.save(&mut pieces, &progress).unwrap();
         assert_eq!(saved(), 8);
-        first.send(b"lost\n".to_vec(), &mut pieces, &progress).unwrap();
+        first
+            .send(b"lost\n".to_vec(), &mut pieces, &progress)
+            .unwrap();
         drop(first);
         let mut second = claimed();
-        second.finish(b"three\n".to_vec(), &mut pieces, &progress).unwrap();
+        second
+            .finish(b"three\n".to_vec(), &mut pieces, &progress)
+            .unwrap();
         let expected = b"one\ntwo\nthree\n";
         assert_eq!(fs::read(&path).unwrap(), expected);
         let digest = blake3::hash(expected).to_hex().to_string();

@@ -50,8 +50,12 @@ impl JobInput {
     /// # Errors
     /// The object was replaced or deleted, which [`Change::of`] tells.
     pub(super) fn check_current(&self) -> Result<()> {
-        let Self::Object(store, url, object) = self else { return Ok(()) };
-        store.change(url, object)?.map_or(Ok(()), |change| Err(change.error(url)))
+        let Self::Object(store, url, object) = self else {
+            return Ok(());
+        };
+        store
+            .change(url, object)?
+            .map_or(Ok(()), |change| Err(change.error(url)))
     }
 }
 
@@ -92,7 +96,12 @@ impl fmt::Display for JobOutput {
 }
 
 /// Names for this process's standard output, which may be redirected to a regular file.
-const STDOUT: [&str; 4] = ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "/proc/thread-self/fd/1"];
+const STDOUT: [&str; 4] = [
+    "/dev/stdout",
+    "/dev/fd/1",
+    "/proc/self/fd/1",
+    "/proc/thread-self/fd/1",
+];
 
 /// An output that is written once, in order, and cannot be resumed.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -8,7 +8,8 @@ use super::{
     format::Format,
     output_form::OutputForm,
     rows::{
-        CsvWriter, Footers, Head, JsonLinesWriter, PARQUET_MAGIC, RequestWriter, RowReader, RowWriter, Rows,
+        CsvWriter, Footers, Head, JsonLinesWriter, PARQUET_MAGIC, RequestWriter, RowReader,
+        RowWriter, Rows,
     },
 };
 use crate::error::{Error, Result};
@@ -28,7 +29,11 @@ impl Shape {
         if let (Head::Csv(header), Some(delimiter)) = (&mut head, form.delimiter) {
             header.delimiter = delimiter;
         }
-        Self { compression: form.compression, columns, head }
+        Self {
+            compression: form.compression,
+            columns,
+            head,
+        }
     }
 
     pub(super) fn format(&self) -> Format {
@@ -41,20 +46,29 @@ impl Shape {
 
     /// An encoder with the output's compression.
     pub(super) fn packer(&self) -> Result<Packer> {
-        self.compression.pack().map_err(Error::io("cannot write the output"))
+        self.compression
+            .pack()
+            .map_err(Error::io("cannot write the output"))
     }
 
     /// A piece writer; a CSV file's first piece has the header.
     pub(super) fn writer(&self, is_first: bool) -> Result<Box<dyn RowWriter>> {
         Ok(match &self.head {
-            Head::JsonLines => Box::new(JsonLinesWriter::new(self.packer()?, Arc::clone(&self.columns))),
+            Head::JsonLines => Box::new(JsonLinesWriter::new(
+                self.packer()?,
+                Arc::clone(&self.columns),
+            )),
             Head::Requests => Box::new(RequestWriter::new(self.packer()?)),
-            Head::Csv(header) => {
-                Box::new(CsvWriter::new(self.packer()?, header, Arc::clone(&self.columns), is_first)?)
-            }
-            Head::Parquet(schema) => {
-                Box::new(super::rows::ParquetWriter::new(schema, Arc::clone(&self.columns))?)
-            }
+            Head::Csv(header) => Box::new(CsvWriter::new(
+                self.packer()?,
+                header,
+                Arc::clone(&self.columns),
+                is_first,
+            )?),
+            Head::Parquet(schema) => Box::new(super::rows::ParquetWriter::new(
+                schema,
+                Arc::clone(&self.columns),
+            )?),
         })
     }
 }
@@ -73,13 +87,27 @@ pub(super) struct Pieces {
 impl Pieces {
     /// An output's first pieces.
     pub(super) fn new(shape: Shape) -> Self {
-        let waiting = if shape.format() == Format::Parquet { PARQUET_MAGIC.to_vec() } else { Vec::new() };
-        Self { is_begun: false, ..Self::resumed(shape, waiting, Footers::new()) }
+        let waiting = if shape.format() == Format::Parquet {
+            PARQUET_MAGIC.to_vec()
+        } else {
+            Vec::new()
+        };
+        Self {
+            is_begun: false,
+            ..Self::resumed(shape, waiting, Footers::new())
+        }
     }
 
     /// Next pieces for an output that was begun.
     pub(super) fn resumed(shape: Shape, waiting: Vec<u8>, footers: Footers) -> Self {
-        Self { shape, writer: None, waiting, footers, is_begun: true, columns: BTreeSet::new() }
+        Self {
+            shape,
+            writer: None,
+            waiting,
+            footers,
+            is_begun: true,
+            columns: BTreeSet::new(),
+        }
     }
 
     pub(super) fn write(&mut self, rows: Rows, results: &[RowResult]) -> Result<()> {
@@ -89,7 +117,13 @@ impl Pieces {
         };
         self.is_begun = true;
         writer.write(rows, results)?;
-        self.columns.extend(writer.columns().difference(&self.columns).cloned().collect::<Vec<_>>());
+        self.columns.extend(
+            writer
+                .columns()
+                .difference(&self.columns)
+                .cloned()
+                .collect::<Vec<_>>(),
+        );
         Ok(())
     }
 
@@ -115,9 +149,12 @@ impl Pieces {
 
     /// Finishes the current piece.
     fn seal(&mut self) -> Result<()> {
-        let Some(writer) = self.writer.take() else { return Ok(()) };
+        let Some(writer) = self.writer.take() else {
+            return Ok(());
+        };
         let (bytes, footer) = writer.finish()?;
-        self.footers.extend(footer.map(|footer| (bytes.len() as u64, footer)));
+        self.footers
+            .extend(footer.map(|footer| (bytes.len() as u64, footer)));
         if self.waiting.is_empty() {
             self.waiting = bytes;
         } else {
@@ -130,7 +167,11 @@ impl Pieces {
     /// finished when its own estimate is large enough: if it counted only for the rest of a part, row groups would
     /// become smaller and smaller.
     pub(super) fn take_part(&mut self, min_bytes: usize) -> Result<Option<Vec<u8>>> {
-        let size = if self.shape.format() == Format::Parquet { self.piece_size() } else { self.size() };
+        let size = if self.shape.format() == Format::Parquet {
+            self.piece_size()
+        } else {
+            self.size()
+        };
         if size >= min_bytes {
             self.seal()?;
         }
@@ -202,7 +243,9 @@ mod tests {
         let mut tries = 0;
         loop {
             match claim(file.clone(), "job", true, Duration::MAX) {
-                Err(error) if tries < 500 && error.to_string() == file.busy().to_string() => tries += 1,
+                Err(error) if tries < 500 && error.to_string() == file.busy().to_string() => {
+                    tries += 1
+                }
                 checkpoint => return checkpoint.unwrap(),
             }
             thread::sleep(Duration::from_millis(10));
@@ -223,11 +266,18 @@ mod tests {
             let layout = checkpoint.state.layout.clone().unwrap_or_default();
             let mut reader = open_rows(&input, format, &layout, &Gauge::default()).unwrap();
             checkpoint.state.layout = Some(reader.layout());
-            let form = OutputForm { compression: format.1, delimiter: None };
+            let form = OutputForm {
+                compression: format.1,
+                delimiter: None,
+            };
             let shape = Shape::of(reader.as_ref(), form, label_columns());
             let mut pieces = match progress.rows {
                 0 => Pieces::new(shape),
-                _ => Pieces::resumed(shape, checkpoint.waiting.clone(), checkpoint.state.footers.clone()),
+                _ => Pieces::resumed(
+                    shape,
+                    checkpoint.waiting.clone(),
+                    checkpoint.state.footers.clone(),
+                ),
             };
             reader.skip(progress.rows).unwrap();
             for _ in 0..chunks {
@@ -237,9 +287,14 @@ mod tests {
                     return fs::read(&out).unwrap();
                 };
                 progress.rows += texts.len() as u64;
-                let label =
-                    |text: String| vec![Cell::Text(text.as_str().into()), Cell::Number(text.len() as f32)];
-                let results: Vec<RowResult> = texts.into_iter().map(|text| text.map(label)).collect();
+                let label = |text: String| {
+                    vec![
+                        Cell::Text(text.as_str().into()),
+                        Cell::Number(text.len() as f32),
+                    ]
+                };
+                let results: Vec<RowResult> =
+                    texts.into_iter().map(|text| text.map(label)).collect();
                 pieces.write(rows, &results).unwrap();
             }
             if sends {
@@ -284,7 +339,11 @@ mod tests {
             let mut stored = self.stored();
             // Parts that no checkpoint lists are lost.
             stored.0.truncate(state.parts.len());
-            state.parts.push(Part { number: state.next, etag: String::new(), size: bytes.len() as u64 });
+            state.parts.push(Part {
+                number: state.next,
+                etag: String::new(),
+                size: bytes.len() as u64,
+            });
             state.next += 1;
             stored.0.push(bytes);
             Ok(())
@@ -329,7 +388,10 @@ mod tests {
             let mut reader = open_rows(&input, format, &layout, &Gauge::default()).unwrap();
             state.layout = Some(reader.layout());
             reader.skip(progress.rows).unwrap();
-            let form = OutputForm { compression: format.1, delimiter: None };
+            let form = OutputForm {
+                compression: format.1,
+                delimiter: None,
+            };
             let shape = Shape::of(reader.as_ref(), form, label_columns());
             let pieces = match progress.rows {
                 0 => Pieces::new(shape),
@@ -339,16 +401,36 @@ mod tests {
             let checkpoint = Checkpoint::new(Box::new(storage.clone()), state, waiting, interval);
             let (target, column) = (Target::Checkpoint(checkpoint), reader.column().to_owned());
             let (notes, is_resumable, sink) = (Vec::new(), true, None);
-            let mut writer = Writer { target, pieces, progress, notes, column, is_resumable, sink };
+            let mut writer = Writer {
+                target,
+                pieces,
+                progress,
+                notes,
+                column,
+                is_resumable,
+                sink,
+            };
             for _ in 0..chunks {
                 let Some(Chunk { texts, rows }) = reader.next().unwrap() else {
                     writer.finish().unwrap();
                     return storage.stored().0.clone();
                 };
-                let label =
-                    |text: String| vec![Cell::Text(text.as_str().into()), Cell::Number(text.len() as f32)];
+                let label = |text: String| {
+                    vec![
+                        Cell::Text(text.as_str().into()),
+                        Cell::Number(text.len() as f32),
+                    ]
+                };
                 let results = texts.into_iter().map(|text| text.map(label)).collect();
-                writer.write(rows, Answers { results, ..Answers::default() }).unwrap();
+                writer
+                    .write(
+                        rows,
+                        Answers {
+                            results,
+                            ..Answers::default()
+                        },
+                    )
+                    .unwrap();
             }
             writer.pause().unwrap();
         }
@@ -359,14 +441,20 @@ mod tests {
         let parts = parts(path, cuts);
         let (_, before) = parts.split_last().unwrap();
         let sizes: Vec<usize> = before.iter().map(Vec::len).collect();
-        assert!(sizes.iter().all(|size| *size >= MIN_PART_BYTES), "{}: {sizes:?}", path.display());
+        assert!(
+            sizes.iter().all(|size| *size >= MIN_PART_BYTES),
+            "{}: {sizes:?}",
+            path.display()
+        );
         parts.concat()
     }
 
     #[test]
     fn parts_are_large_enough_after_compression() {
         let folder = tempfile::tempdir().unwrap();
-        let texts: Vec<String> = (0..4000).map(|number| format!("a text that repeats, {number}")).collect();
+        let texts: Vec<String> = (0..4000)
+            .map(|number| format!("a text that repeats, {number}"))
+            .collect();
         let path = folder.path().join("a.parquet");
         fs::write(&path, written(texts.iter().map(|text| Some(text.as_str())))).unwrap();
         for cuts in [&[][..], &[(9, false), (20, false)], &[(30, true)]] {
@@ -378,17 +466,25 @@ mod tests {
     fn unpacked(output: Vec<u8>) -> Vec<u8> {
         let mut text = Vec::new();
         let compression = Compression::of(&output);
-        compression.unpack(Cursor::new(output), &Arc::default()).unwrap().read_to_end(&mut text).unwrap();
+        compression
+            .unpack(Cursor::new(output), &Arc::default())
+            .unwrap()
+            .read_to_end(&mut text)
+            .unwrap();
         text
     }
 
     fn csv(texts: &[String]) -> Vec<u8> {
-        let mut writer = ::csv::WriterBuilder::new().flexible(true).from_writer(Vec::new());
+        let mut writer = ::csv::WriterBuilder::new()
+            .flexible(true)
+            .from_writer(Vec::new());
         writer.write_record(["id", "text"]).unwrap();
         for (text, number) in texts.iter().zip(0_u32..) {
             // Some rows have an additional field.
             let more = (text.len() % 5 == 4).then_some("more");
-            writer.write_record([number.to_string().as_str(), text].into_iter().chain(more)).unwrap();
+            writer
+                .write_record([number.to_string().as_str(), text].into_iter().chain(more))
+                .unwrap();
         }
         writer.into_inner().unwrap()
     }
@@ -429,11 +525,19 @@ mod tests {
             prop_assert_eq!(answered(&path, cuts), uncut.clone(), "{}", name);
             for (ending, compression) in [("gz", Compression::Gzip), ("zst", Compression::Zstd)] {
                 let path = file(&format!("{name}.{ending}"), packed(compression, &contents));
-                prop_assert_eq!(unpacked(answered(&path, cuts)), uncut.clone(), "{}.{}", name, ending);
+                prop_assert_eq!(
+                    unpacked(answered(&path, cuts)),
+                    uncut.clone(),
+                    "{}.{}",
+                    name,
+                    ending
+                );
             }
         }
         // Some rows have no text.
-        let texts = texts.iter().map(|text| (text.len() % 5 != 4).then_some(text.as_str()));
+        let texts = texts
+            .iter()
+            .map(|text| (text.len() % 5 != 4).then_some(text.as_str()));
         let path = file("a.parquet", written(texts));
         prop_assert_eq!(rows(answered(&path, cuts)), rows(answered(&path, &[])));
         Ok(())

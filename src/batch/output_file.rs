@@ -52,7 +52,9 @@ impl OutputFile {
         let is_folder = path.is_dir() || path.as_os_str().as_encoded_bytes().ends_with(b"/");
         let name = path.file_name().filter(|_| !is_folder);
         let name = name.ok_or_else(|| {
-            Error::config(format!("expected a file for the output, but found the folder `{shown}`"))
+            Error::config(format!(
+                "expected a file for the output, but found the folder `{shown}`"
+            ))
         })?;
         if let Ok(target) = fs::read_link(path) {
             return Err(Error::config(format!(
@@ -89,11 +91,19 @@ impl OutputFile {
     }
 
     fn check_input(&self, input: &JobInput) -> Result<()> {
-        let JobInput::File(input) = input else { return Ok(()) };
-        let Ok(input) = fs::metadata(input).map(|input| (input.dev(), input.ino())) else { return Ok(()) };
-        for path in
-            [&self.path, &report_file::path_of(&self.path), &self.partial, &self.checkpoint, &self.next]
-        {
+        let JobInput::File(input) = input else {
+            return Ok(());
+        };
+        let Ok(input) = fs::metadata(input).map(|input| (input.dev(), input.ino())) else {
+            return Ok(());
+        };
+        for path in [
+            &self.path,
+            &report_file::path_of(&self.path),
+            &self.partial,
+            &self.checkpoint,
+            &self.next,
+        ] {
             if fs::metadata(path).is_ok_and(|found| (found.dev(), found.ino()) == input) {
                 return Err(Error::config(format!(
                     "expected an output other than the input, but `{}` is the same file",
@@ -107,9 +117,13 @@ impl OutputFile {
     /// Checks that the output may replace the file with its name: Kivu's own output, or one that may be overwritten.
     pub(super) fn check_replaceable(&self) -> Result<()> {
         let shown = self.path.display();
-        let Some(found) = lookup(&self.path)? else { return Ok(()) };
+        let Some(found) = lookup(&self.path)? else {
+            return Ok(());
+        };
         if !found.is_file() {
-            return Err(Error::config(format!("expected a file in `{shown}`, but found something else")));
+            return Err(Error::config(format!(
+                "expected a file in `{shown}`, but found something else"
+            )));
         }
         // A file that the user cannot write is not replaced, even if the folder permits it.
         let writable = OpenOptions::new().write(true).open(&self.path);
@@ -125,23 +139,38 @@ impl OutputFile {
 
     /// Whether the report or the checkpoint describes the file.
     fn is_known(&self) -> Result<bool> {
-        let checkpoint = self.read_checkpoint().ok().flatten().map(|found| found.state);
+        let checkpoint = self
+            .read_checkpoint()
+            .ok()
+            .flatten()
+            .map(|found| found.state);
         let written = |state: &State| state.digest.clone().filter(|_| state.is_whole);
-        let checkpoint = checkpoint.into_iter().flat_map(|state| [written(&state), state.replaces]).flatten();
-        let known: Vec<String> =
-            report_file::known_digest(&self.path).into_iter().chain(checkpoint).collect();
+        let checkpoint = checkpoint
+            .into_iter()
+            .flat_map(|state| [written(&state), state.replaces])
+            .flatten();
+        let known: Vec<String> = report_file::known_digest(&self.path)
+            .into_iter()
+            .chain(checkpoint)
+            .collect();
         Ok(!known.is_empty() && known.contains(&digest(&self.path)?))
     }
 
     pub(super) fn read_checkpoint(&self) -> Result<Option<StoredCheckpoint>> {
-        let Some(found) = lookup(&self.checkpoint)? else { return Ok(None) };
+        let Some(found) = lookup(&self.checkpoint)? else {
+            return Ok(None);
+        };
         if !found.is_file() {
             return Err(self.unexpected(&self.checkpoint));
         }
         match regular_file::read(&self.checkpoint) {
             Ok(bytes) => {
                 let (state, waiting) = parse(&bytes, &self.checkpoint.display())?;
-                Ok(Some(StoredCheckpoint { state, waiting, bytes }))
+                Ok(Some(StoredCheckpoint {
+                    state,
+                    waiting,
+                    bytes,
+                }))
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(self.failed()(error)),
@@ -160,7 +189,9 @@ impl OutputFile {
 
     /// Creates a file with the mode and, if permitted, the owner of the output that it will replace.
     pub(super) fn create(&self, path: &Path, contents: &[u8]) -> io::Result<File> {
-        let replaced = fs::symlink_metadata(&self.path).ok().filter(fs::Metadata::is_file);
+        let replaced = fs::symlink_metadata(&self.path)
+            .ok()
+            .filter(fs::Metadata::is_file);
         let mode = replaced.as_ref().map(|replaced| replaced.mode() & 0o777);
         let mut file = OpenOptions::new()
             .read(true)

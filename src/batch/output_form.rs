@@ -69,7 +69,13 @@ impl OutputForm {
             (false, Some(Format::Csv)) if input.is_tsv => Some(COMMA),
             _ => None,
         };
-        Ok((Self { compression, delimiter }, note))
+        Ok((
+            Self {
+                compression,
+                delimiter,
+            },
+            note,
+        ))
     }
 }
 
@@ -77,13 +83,22 @@ impl OutputForm {
 mod tests {
     use super::*;
 
-    fn form(output: &str, input: &str, format: Format, compression: Compression) -> Result<OutputForm> {
+    fn form(
+        output: &str,
+        input: &str,
+        format: Format,
+        compression: Compression,
+    ) -> Result<OutputForm> {
         OutputForm::of(output, input, (format, compression)).map(|(form, _)| form)
     }
 
     #[test]
     fn the_name_determines_the_compression() {
-        let of = |output, compression| form(output, "in.csv", Format::Csv, compression).unwrap().compression;
+        let of = |output, compression| {
+            form(output, "in.csv", Format::Csv, compression)
+                .unwrap()
+                .compression
+        };
         for found in [Compression::None, Compression::Gzip, Compression::Zstd] {
             assert_eq!(of("n.csv", found), Compression::None);
             assert_eq!(of("n.csv.gz", found), Compression::Gzip);
@@ -97,29 +112,48 @@ mod tests {
 
     #[test]
     fn the_name_determines_tabs() {
-        let of = |output, input| form(output, input, Format::Csv, Compression::None).unwrap().delimiter;
+        let of = |output, input| {
+            form(output, input, Format::Csv, Compression::None)
+                .unwrap()
+                .delimiter
+        };
         assert_eq!(of("b.tsv", "a.csv"), Some(b'\t'));
         assert_eq!(of("b.csv", "a.tsv"), Some(b','));
-        assert_eq!((of("b.csv", "a.csv"), of("b", "a.tsv"), of("b.csv", "a")), (None, None, None));
+        assert_eq!(
+            (of("b.csv", "a.csv"), of("b", "a.tsv"), of("b.csv", "a")),
+            (None, None, None)
+        );
     }
 
     #[test]
     fn a_name_of_another_format_is_refused() {
-        let refused =
-            |output, input, format| form(output, input, format, Compression::None).unwrap_err().to_string();
+        let refused = |output, input, format| {
+            form(output, input, format, Compression::None)
+                .unwrap_err()
+                .to_string()
+        };
         insta::assert_snapshot!(refused("emb.parquet", "r.csv", Format::Csv), @"expected an output name for CSV, the input's format, but found one for Parquet; rename the output, or convert the input");
-        for (output, format) in
-            [("b.jsonl", Format::Csv), ("b.csv.gz", Format::JsonLines), ("b.json", Format::Parquet)]
-        {
-            assert!(refused(output, "a.txt", format).contains("but found one for"), "{output}");
+        for (output, format) in [
+            ("b.jsonl", Format::Csv),
+            ("b.csv.gz", Format::JsonLines),
+            ("b.json", Format::Parquet),
+        ] {
+            assert!(
+                refused(output, "a.txt", format).contains("but found one for"),
+                "{output}"
+            );
         }
         insta::assert_snapshot!(refused("b.parquet.gz", "a.parquet", Format::Parquet), @"expected an output of Parquet without further compression, since its columns are compressed, but found the name of a compressed file");
         insta::assert_snapshot!(refused("b.XLSX", "a.csv", Format::Csv), @"expected an output name for CSV, the input's format, but found one that ends in `.xlsx`; rename the output");
         insta::assert_snapshot!(refused("b.csv.bz2", "a.csv", Format::Csv), @"expected an output name for CSV, the input's format, but found one that ends in `.bz2`; rename the output");
         // Both names are wrong, as in a bucket where an input's name determines the output's.
         assert!(form("out/a.xlsx", "in/a.xlsx", Format::Csv, Compression::None).is_ok());
-        let (_, note) =
-            OutputForm::of("out/a.csv", "in/a.csv", (Format::JsonLines, Compression::None)).unwrap();
+        let (_, note) = OutputForm::of(
+            "out/a.csv",
+            "in/a.csv",
+            (Format::JsonLines, Compression::None),
+        )
+        .unwrap();
         insta::assert_snapshot!(note.unwrap(), @"the output is JSON Lines, as the input is, though its name is one of CSV");
     }
 }

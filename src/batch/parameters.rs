@@ -46,7 +46,9 @@ impl Parameters {
 
     /// Overrides parameters by name: `model`, `column`, and so on.
     pub(super) fn with_options(self, options: &BTreeMap<String, String>) -> Result<Self> {
-        let metadata = options.iter().map(|(name, value)| (format!("{PREFIX}{name}"), value.clone()));
+        let metadata = options
+            .iter()
+            .map(|(name, value)| (format!("{PREFIX}{name}"), value.clone()));
         self.with_metadata(&metadata.collect())
     }
 
@@ -58,7 +60,9 @@ impl Parameters {
     /// Overrides parameters by object metadata: `kivu-model`, `kivu-column`, and so on.
     pub fn with_metadata(mut self, metadata: &BTreeMap<String, String>) -> Result<Self> {
         for (name, value) in metadata {
-            let Some(name) = name.strip_prefix(PREFIX) else { continue };
+            let Some(name) = name.strip_prefix(PREFIX) else {
+                continue;
+            };
             let wrong = |expected: &str| {
                 Error::invalid(format!(
                     "expected {expected} in the metadata `{PREFIX}{name}`, but found `{value}`"
@@ -69,10 +73,13 @@ impl Parameters {
                 "column" => self.column = Some(value.clone()),
                 "format" => {
                     let format = Format::from_str(value, false);
-                    self.format = Some(format.map_err(|_| wrong("`json-lines`, `csv` or `parquet`"))?);
+                    self.format =
+                        Some(format.map_err(|_| wrong("`json-lines`, `csv` or `parquet`"))?);
                 }
                 "query" => self.query = Some(value.clone()),
-                "truncate" => self.truncate = Some(value.parse().map_err(|_| wrong("`true` or `false`"))?),
+                "truncate" => {
+                    self.truncate = Some(value.parse().map_err(|_| wrong("`true` or `false`"))?)
+                }
                 // Kivu writes it to its outputs.
                 "job" => {}
                 _ => match self.options.set(name, value) {
@@ -94,22 +101,40 @@ mod tests {
     use super::*;
 
     fn metadata(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
-        pairs.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect()
+        pairs
+            .iter()
+            .map(|(name, value)| ((*name).into(), (*value).into()))
+            .collect()
     }
 
     #[test]
     fn metadata_override_the_configuration() {
-        let configured =
-            Parameters { model: Some("a".into()), truncate: Some(true), ..Parameters::default() };
-        let metadata = metadata(&[("kivu-model", "b"), ("kivu-labels", "x, y"), ("owner", "me")]);
+        let configured = Parameters {
+            model: Some("a".into()),
+            truncate: Some(true),
+            ..Parameters::default()
+        };
+        let metadata = metadata(&[
+            ("kivu-model", "b"),
+            ("kivu-labels", "x, y"),
+            ("owner", "me"),
+        ]);
         let parameters = configured.with_metadata(&metadata).unwrap();
-        assert_eq!((parameters.model.as_deref(), parameters.truncate), (Some("b"), Some(true)));
+        assert_eq!(
+            (parameters.model.as_deref(), parameters.truncate),
+            (Some("b"), Some(true))
+        );
         assert_eq!(parameters.options.get("labels"), Some("x, y"));
     }
 
     #[test]
     fn invalid_metadata_are_refused() {
-        let refused = |pairs| Parameters::default().with_metadata(&metadata(pairs)).unwrap_err().to_string();
+        let refused = |pairs| {
+            Parameters::default()
+                .with_metadata(&metadata(pairs))
+                .unwrap_err()
+                .to_string()
+        };
         insta::assert_snapshot!(refused(&[("kivu-truncate", "maybe")]), @"expected `true` or `false` in the metadata `kivu-truncate`, but found `maybe`");
         insta::assert_snapshot!(refused(&[("kivu-format", "xml")]), @"expected `json-lines`, `csv` or `parquet` in the metadata `kivu-format`, but found `xml`");
         insta::assert_snapshot!(refused(&[("kivu-colum", "x")]), @"expected known metadata, but found `kivu-colum`");

@@ -4,7 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use super::{
     answer::{
-        Answer, Answers, Cell, CellType, Columns, ErrorKind, RowError, RowResult, label_columns, score_column,
+        Answer, Answers, Cell, CellType, Columns, ErrorKind, RowError, RowResult, label_columns,
+        score_column,
     },
     parameters::Parameters,
 };
@@ -23,7 +24,9 @@ use crate::{
     },
     task::{
         Scope,
-        classification::{ClassificationParameters, Classifier, ZeroShotClassifier, ZeroShotParameters},
+        classification::{
+            ClassificationParameters, Classifier, ZeroShotClassifier, ZeroShotParameters,
+        },
         embedding::{Embedder, EmbeddingParameters},
         entities::{EntityFinder, TokenClassificationParameters, ZeroShotEntitiesParameters},
         extraction::{ExtractionParameters, Extractor},
@@ -54,7 +57,9 @@ impl Predictor {
         let options = &parameters.options;
         let scope = Scope::of_texts(parameters.truncates(&model.settings));
         let require_labels = || {
-            let labels = options.get("labels").and_then(|labels| Labels::parts(labels).next());
+            let labels = options
+                .get("labels")
+                .and_then(|labels| Labels::parts(labels).next());
             labels.map(drop).ok_or_else(|| lacks(model, "`labels`"))
         };
         Ok(match &model.pipeline {
@@ -64,12 +69,20 @@ impl Predictor {
                 Self::Embedding(parameters.prepare(pipeline, &scope)?)
             }
             Pipeline::Classification(pipeline) => Self::Classification(
-                options.parameters::<ClassificationParameters>()?.prepare(pipeline, &scope)?,
+                options
+                    .parameters::<ClassificationParameters>()?
+                    .prepare(pipeline, &scope)?,
             ),
             Pipeline::TokenClassification(pipeline) => {
                 let parameters: TokenClassificationParameters = options.parameters()?;
                 // Labels that are left out have no cost, so their number is not limited.
-                Self::Entities(parameters.prepare(pipeline, &Scope { max_labels: usize::MAX, ..scope })?)
+                Self::Entities(parameters.prepare(
+                    pipeline,
+                    &Scope {
+                        max_labels: usize::MAX,
+                        ..scope
+                    },
+                )?)
             }
             Pipeline::ZeroShotEntities(pipeline) if options.has_schema() => {
                 if options.get("labels").is_some() {
@@ -77,29 +90,59 @@ impl Predictor {
                         "expected `labels` or `schema`, but found both; omit one of them",
                     ));
                 }
-                Self::Extraction(options.parameters::<ExtractionParameters>()?.prepare(pipeline, &scope)?)
+                Self::Extraction(
+                    options
+                        .parameters::<ExtractionParameters>()?
+                        .prepare(pipeline, &scope)?,
+                )
             }
             Pipeline::ZeroShotEntities(pipeline) => {
                 require_labels()?;
-                Self::Entities(options.parameters::<ZeroShotEntitiesParameters>()?.prepare(pipeline, &scope)?)
+                Self::Entities(
+                    options
+                        .parameters::<ZeroShotEntitiesParameters>()?
+                        .prepare(pipeline, &scope)?,
+                )
             }
             Pipeline::ZeroShot(pipeline) => {
                 require_labels()?;
-                Self::ZeroShot(options.parameters::<ZeroShotParameters>()?.prepare(pipeline, &scope)?)
+                Self::ZeroShot(
+                    options
+                        .parameters::<ZeroShotParameters>()?
+                        .prepare(pipeline, &scope)?,
+                )
             }
             Pipeline::Ranking(pipeline) => {
-                let query = parameters.query.clone().filter(|query| !query.trim().is_empty());
+                let query = parameters
+                    .query
+                    .clone()
+                    .filter(|query| !query.trim().is_empty());
                 let query = query.ok_or_else(|| lacks(model, "a `query`"))?;
-                Self::Ranking(options.parameters::<RankingParameters>()?.prepare(pipeline, &scope)?, query)
+                Self::Ranking(
+                    options
+                        .parameters::<RankingParameters>()?
+                        .prepare(pipeline, &scope)?,
+                    query,
+                )
             }
             Pipeline::Translation(pipeline) | Pipeline::TextToText(pipeline) => {
                 let parameters: TextToTextParameters = options.parameters()?;
                 if model.manifest.task == Task::Translation {
-                    pipeline.check_languages(parameters.languages()).map_err(|error| {
-                        Error::invalid(format!("{error}; see `source-language` and `target-language`"))
-                    })?;
+                    pipeline
+                        .check_languages(parameters.languages())
+                        .map_err(|error| {
+                            Error::invalid(format!(
+                                "{error}; see `source-language` and `target-language`"
+                            ))
+                        })?;
                 }
-                let generator = parameters.prepare(pipeline, &Scope { max_parts: usize::MAX, ..scope });
+                let generator = parameters.prepare(
+                    pipeline,
+                    &Scope {
+                        max_parts: usize::MAX,
+                        ..scope
+                    },
+                );
                 Self::TextToText(generator, model.manifest.task.generated_name())
             }
         })
@@ -120,12 +163,18 @@ impl Predictor {
                     (VectorKind::Sparse, ("sparse", CellType::Json)),
                     (VectorKind::MultiVector, ("multi_vector", CellType::Json)),
                 ];
-                let requested = all.into_iter().filter(|(kind, _)| embedder.requested.kinds.contains(kind));
+                let requested = all
+                    .into_iter()
+                    .filter(|(kind, _)| embedder.requested.kinds.contains(kind));
                 requested.map(|(_, column)| column).collect()
             }
             Self::Classification(_) => label_columns(),
-            Self::ZeroShot(_) => [("labels", CellType::Texts), ("scores", CellType::Numbers)].into(),
-            Self::Entities(finder) if finder.redacts() => [("redacted", CellType::Text), entities].into(),
+            Self::ZeroShot(_) => {
+                [("labels", CellType::Texts), ("scores", CellType::Numbers)].into()
+            }
+            Self::Entities(finder) if finder.redacts() => {
+                [("redacted", CellType::Text), entities].into()
+            }
             Self::Entities(_) => [entities].into(),
             Self::Extraction(_) => [("extracted", CellType::Json)].into(),
             Self::Ranking(..) => score_column(),
@@ -143,7 +192,9 @@ impl Predictor {
                 "expected an embedding model for a sink, but found a model for another task",
             ));
         };
-        if embedder.requested.kinds != [VectorKind::Dense] || embedder.output_dtype != VectorType::Float {
+        if embedder.requested.kinds != [VectorKind::Dense]
+            || embedder.output_dtype != VectorType::Float
+        {
             return Err(Error::config(
                 "expected dense vectors of floats for a sink, but found other `outputs` or another `vector-type`",
             ));
@@ -158,16 +209,24 @@ impl Predictor {
         let mut answers = Answers::default();
         // A text with only spaces is valid, as it is over HTTP.
         let refuse_empty = |text: String| match text.is_empty() {
-            true => Err(RowError::new(ErrorKind::Text, "expected a text, but found an empty one")),
+            true => Err(RowError::new(
+                ErrorKind::Text,
+                "expected a text, but found an empty one",
+            )),
             false => Ok(text),
         };
-        let texts: Vec<_> = texts.into_iter().map(|text| text.and_then(refuse_empty)).collect();
+        let texts: Vec<_> = texts
+            .into_iter()
+            .map(|text| text.and_then(refuse_empty))
+            .collect();
         let valid: Vec<String> = texts.iter().flatten().cloned().collect();
         let mut found = match valid.is_empty() {
             true => Vec::new().into_iter(),
             false => self.results(valid, &mut answers).await?.into_iter(),
         };
-        let result = |text: Result<String, RowError>| text.and_then(|_| found.next().unwrap_or_else(missing));
+        let result = |text: Result<String, RowError>| {
+            text.and_then(|_| found.next().unwrap_or_else(missing))
+        };
         answers.results = texts.into_iter().map(result).collect();
         Ok(answers)
     }
@@ -177,7 +236,9 @@ impl Predictor {
         let refused = |error: &Error| Err(RowError::new(ErrorKind::Input, error.to_string()));
         match self.counted(texts.clone(), answers).await {
             Ok(found) => return Ok(found),
-            Err(error) if texts.len() == 1 && !is_internal(&error) => return Ok(vec![refused(&error)]),
+            Err(error) if texts.len() == 1 && !is_internal(&error) => {
+                return Ok(vec![refused(&error)]);
+            }
             Err(_) => {}
         }
         let (mut results, mut failed, count) = (Vec::new(), 0, texts.len());
@@ -210,16 +271,23 @@ impl Predictor {
         let deadline = Deadline::within(TIMEOUT);
         match self {
             Self::Embedding(embedder) => {
-                let found = embedder.run(texts.into_iter().map(Input::Text).collect(), deadline).await?;
+                let found = embedder
+                    .run(texts.into_iter().map(Input::Text).collect(), deadline)
+                    .await?;
                 let cells = |text| vector_cells(embedder, text);
                 Ok((found.vectors.into_iter().map(cells).collect(), found.usage))
             }
             Self::Classification(classifier) => {
-                let scores = classifier.run(texts.into_iter().map(Input::Text).collect(), deadline).await?;
+                let scores = classifier
+                    .run(texts.into_iter().map(Input::Text).collect(), deadline)
+                    .await?;
                 let labels = shared(classifier.labels());
                 let best = |scores: &Vec<f32>| {
                     let best = descending(scores)[0];
-                    vec![Cell::Text(Arc::clone(&labels[best])), Cell::Number(scores[best])]
+                    vec![
+                        Cell::Text(Arc::clone(&labels[best])),
+                        Cell::Number(scores[best]),
+                    ]
                 };
                 Ok((scores.rows.iter().map(best).collect(), scores.usage))
             }
@@ -228,7 +296,10 @@ impl Predictor {
                 let labels = shared(classifier.labels());
                 let sorted = |scores: Vec<f32>| {
                     let order = descending(&scores);
-                    let names = order.iter().map(|label| Arc::clone(&labels[*label])).collect();
+                    let names = order
+                        .iter()
+                        .map(|label| Arc::clone(&labels[*label]))
+                        .collect();
                     let scores = order.iter().map(|label| scores[*label]).collect();
                     vec![Cell::Texts(names), Cell::Numbers(scores)]
                 };
@@ -246,29 +317,58 @@ impl Predictor {
             }
             Self::Extraction(extractor) => {
                 let found = extractor.run(texts, deadline).await?;
-                Ok((found.texts.into_iter().map(|own| vec![Cell::Extracted(own)]).collect(), found.usage))
+                Ok((
+                    found
+                        .texts
+                        .into_iter()
+                        .map(|own| vec![Cell::Extracted(own)])
+                        .collect(),
+                    found.usage,
+                ))
             }
             Self::Ranking(ranker, query) => {
                 let (scores, usage) = ranker.run(query.clone(), texts, deadline).await?;
-                Ok((scores.into_iter().map(|score| vec![Cell::Number(score)]).collect(), usage))
+                Ok((
+                    scores
+                        .into_iter()
+                        .map(|score| vec![Cell::Number(score)])
+                        .collect(),
+                    usage,
+                ))
             }
             Self::TextToText(generator, _) => {
                 let generated = generator.run(texts, deadline).await?;
-                let best = |texts: Vec<GeneratedText>| texts.into_iter().map(|text| text.text).next();
+                let best =
+                    |texts: Vec<GeneratedText>| texts.into_iter().map(|text| text.text).next();
                 let answer = |texts| vec![Cell::Text(best(texts).unwrap_or_default().into())];
-                Ok((generated.texts.into_iter().map(answer).collect(), generated.usage))
+                Ok((
+                    generated.texts.into_iter().map(answer).collect(),
+                    generated.usage,
+                ))
             }
         }
     }
 }
 
 fn vector_cells(embedder: &Embedder, text: TextVectors) -> Answer {
-    let dense = text.dense.map(|vector| Cell::Vector(embedder.conversion.convert(vector)));
+    let dense = text
+        .dense
+        .map(|vector| Cell::Vector(embedder.conversion.convert(vector)));
     let name = |id: u32| embedder.word(id).unwrap_or_else(|| id.to_string());
-    let sparse = text
-        .sparse
-        .map(|sparse| Cell::Weights(sparse.0.into_iter().map(|(id, weight)| (name(id), weight)).collect()));
-    dense.into_iter().chain(sparse).chain(text.multi_vector.map(Cell::Vectors)).collect()
+    let sparse = text.sparse.map(|sparse| {
+        Cell::Weights(
+            sparse
+                .0
+                .into_iter()
+                .map(|(id, weight)| (name(id), weight))
+                .collect(),
+        )
+    });
+    dense
+        .into_iter()
+        .chain(sparse)
+        .chain(text.multi_vector.map(Cell::Vectors))
+        .collect()
 }
 
 fn shared(labels: &[String]) -> Vec<Arc<str>> {
@@ -284,10 +384,16 @@ fn lacks(model: &Model, parameter: &str) -> Error {
 }
 
 fn missing() -> RowResult {
-    Err(RowError::new(ErrorKind::Model, "expected a result, but the model returned none"))
+    Err(RowError::new(
+        ErrorKind::Model,
+        "expected a result, but the model returned none",
+    ))
 }
 
 /// Whether the error has a cause other than the text.
 fn is_internal(error: &Error) -> bool {
-    !matches!(error, Error::Malformed { .. } | Error::Invalid { .. } | Error::TooLarge { .. })
+    !matches!(
+        error,
+        Error::Malformed { .. } | Error::Invalid { .. } | Error::TooLarge { .. }
+    )
 }

@@ -37,7 +37,9 @@ pub(super) struct RowInput {
 impl RowInput {
     /// Share of the input that was read, from 0 to 1.
     pub(super) fn share(&self) -> Option<f64> {
-        self.reader.share().or_else(|| self.gauge.share(self.reader.position(), self.size))
+        self.reader
+            .share()
+            .or_else(|| self.gauge.share(self.reader.position(), self.size))
     }
 }
 
@@ -87,17 +89,19 @@ pub(super) async fn process(
     let is_over = Arc::new(AtomicBool::new(false));
     let chunks = read(input, until, Arc::clone(&is_over));
     let (predicted, to_write) = flume::bounded::<(Rows, Answers, Option<f64>)>(1);
-    let writing = thread::Builder::new().name("batch-writer".into()).spawn(move || {
-        let written = to_write.iter().try_for_each(|(rows, answers, share)| {
+    let writing = thread::Builder::new()
+        .name("batch-writer".into())
+        .spawn(move || {
+            let written = to_write.iter().try_for_each(|(rows, answers, share)| {
+                writer.progress.seconds = before + started.elapsed().as_secs_f64();
+                writer.write(rows, answers)?;
+                watcher.advance(writer.progress.rows, share);
+                watcher.count(&writer.progress);
+                Ok(())
+            });
             writer.progress.seconds = before + started.elapsed().as_secs_f64();
-            writer.write(rows, answers)?;
-            watcher.advance(writer.progress.rows, share);
-            watcher.count(&writer.progress);
-            Ok(())
+            (writer, written)
         });
-        writer.progress.seconds = before + started.elapsed().as_secs_f64();
-        (writer, written)
-    });
     let writing = writing.map_err(Error::io("cannot start a thread for the output"))?;
     let predict = |chunk: Result<(Chunk, Option<f64>)>| async {
         let (Chunk { texts, rows }, share) = chunk?;
@@ -107,7 +111,9 @@ pub(super) async fn process(
     let mut end = End::Input;
     loop {
         let next = async {
-            let Some(answer) = answers.next().await else { return Ok(None) };
+            let Some(answer) = answers.next().await else {
+                return Ok(None);
+            };
             let answer = answer?;
             let rows = answer.1.results.len() as u64;
             // If the writer has stopped, its error is returned below.
@@ -158,7 +164,9 @@ fn read(
                 is_over.store(true, Ordering::Relaxed);
                 return;
             }
-            let Some(chunk) = catch_panic(|| input.reader.next()).transpose() else { return };
+            let Some(chunk) = catch_panic(|| input.reader.next()).transpose() else {
+                return;
+            };
             let chunk = chunk.map(|chunk| (chunk, input.share()));
             let is_last = chunk.is_err();
             if chunks.send(chunk).is_err() || is_last {
@@ -176,7 +184,11 @@ pub(super) fn panicked() -> Error {
 /// Converts a reader's panic into an error. Parquet may panic on damaged files, and the rows before a panic must not be
 /// mistaken for the whole file.
 pub(super) fn catch_panic<T>(read: impl FnOnce() -> Result<T>) -> Result<T> {
-    let panicked = |_| Err(Error::invalid("expected a file that can be read, but its reader panicked"));
+    let panicked = |_| {
+        Err(Error::invalid(
+            "expected a file that can be read, but its reader panicked",
+        ))
+    };
     catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(panicked)
 }
 
@@ -198,8 +210,13 @@ mod tests {
     #[test]
     fn a_panic_of_a_reader_is_an_error() {
         let lines = "{\"text\": \"a\"}\n".repeat(3 * CHUNK_ROWS);
-        let reader = Box::new(JsonLinesReader::new(Cursor::new(lines).chain(Panics), None).unwrap());
-        let input = RowInput { reader, gauge: Gauge::default(), size: None };
+        let reader =
+            Box::new(JsonLinesReader::new(Cursor::new(lines).chain(Panics), None).unwrap());
+        let input = RowInput {
+            reader,
+            gauge: Gauge::default(),
+            size: None,
+        };
         let chunks: Vec<_> = read(input, None, Arc::default()).into_iter().collect();
         let (last, before) = chunks.split_last().unwrap();
         assert!(before.iter().all(Result::is_ok));

@@ -49,7 +49,11 @@ impl Progress {
                 *self.errors.entry(kind.name().to_owned()).or_default() += 1;
                 if self.samples.len() < MAX_SAMPLES {
                     let kind = kind.name().to_owned();
-                    self.samples.push(Sample { row: self.rows, kind, message: message.clone() });
+                    self.samples.push(Sample {
+                        row: self.rows,
+                        kind,
+                        message: message.clone(),
+                    });
                 }
             }
         }
@@ -59,7 +63,8 @@ impl Progress {
 
     pub(super) fn name_columns(&mut self, columns: &BTreeSet<String>) {
         if !columns.is_subset(&self.columns) {
-            self.columns.extend(columns.iter().take(MAX_SAMPLES).cloned());
+            self.columns
+                .extend(columns.iter().take(MAX_SAMPLES).cloned());
         }
     }
 
@@ -70,7 +75,10 @@ impl Progress {
         }
         let room = MAX_SAMPLES.saturating_sub(self.samples.len());
         let samples = other.samples.iter().take(room);
-        self.samples.extend(samples.map(|sample| Sample { row: sample.row + self.rows, ..sample.clone() }));
+        self.samples.extend(samples.map(|sample| Sample {
+            row: sample.row + self.rows,
+            ..sample.clone()
+        }));
         self.rows += other.rows;
         self.tokens += other.tokens;
         self.truncated += other.truncated;

@@ -64,13 +64,17 @@ pub(super) fn check(path: &Path) -> Result<Option<Metadata>> {
 
 /// Checks that a report may be written to `url`, and returns the condition for writing it.
 pub(super) fn check_object(store: &Store, url: &Url) -> Result<Condition> {
-    let Some(object) = store.head(url)? else { return Ok(Condition::IsAbsent) };
+    let Some(object) = store.head(url)? else {
+        return Ok(Condition::IsAbsent);
+    };
     if object.size > MAX_BYTES {
         return Err(taken(url));
     }
     match store.read(url)? {
         None => Ok(Condition::IsAbsent),
-        Some((bytes, object)) if bytes.is_empty() || serde_json::from_slice::<Report>(&bytes).is_ok() => {
+        Some((bytes, object))
+            if bytes.is_empty() || serde_json::from_slice::<Report>(&bytes).is_ok() =>
+        {
             Ok(Condition::IsStill(object.etag))
         }
         Some(_) => Err(taken(url)),
@@ -102,14 +106,24 @@ pub(super) fn write(output: &JobOutput, report: &Report) -> Result<()> {
 fn write_file(path: &Path, text: &[u8]) -> Result<()> {
     let replaced = check(path)?;
     let failed = || Error::io(format!("cannot write `{}`", path.display()));
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folder = path
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
     fs::create_dir_all(folder).map_err(failed())?;
     let mode = Permissions::from_mode(0o666);
-    let file = tempfile::Builder::new().prefix(".kivu-report-").permissions(mode).tempfile_in(folder);
+    let file = tempfile::Builder::new()
+        .prefix(".kivu-report-")
+        .permissions(mode)
+        .tempfile_in(folder);
     let mut file = file.map_err(failed())?;
     if let Some(replaced) = replaced {
-        file.as_file().set_permissions(replaced.permissions()).map_err(failed())?;
+        file.as_file()
+            .set_permissions(replaced.permissions())
+            .map_err(failed())?;
     }
     file.write_all(text).map_err(failed())?;
-    file.persist(path).map(drop).map_err(|refused| failed()(refused.error))
+    file.persist(path)
+        .map(drop)
+        .map_err(|refused| failed()(refused.error))
 }

@@ -52,9 +52,13 @@ impl RequestLines {
     pub(super) fn read(input: &OpenInput, gauge: &Gauge) -> Result<Self> {
         let (_, compression) = input.format(Some(Format::JsonLines))?;
         if compression != Compression::None {
-            return Err(Error::invalid("expected JSON Lines, but found a compressed file; unpack it"));
+            return Err(Error::invalid(
+                "expected JSON Lines, but found a compressed file; unpack it",
+            ));
         }
-        Ok(Self(RequestReader::new(input.unpacked(compression, gauge)?)))
+        Ok(Self(RequestReader::new(
+            input.unpacked(compression, gauge)?,
+        )))
     }
 
     /// The next request that is not an empty line; `None` at the end.
@@ -87,10 +91,18 @@ impl Answerer {
 }
 
 async fn respond(responder: &dyn Respond, lines: Vec<Result<String, RowError>>) -> Answers {
-    let lines = lines.into_iter().flatten().map(|line| responder.respond(line));
+    let lines = lines
+        .into_iter()
+        .flatten()
+        .map(|line| responder.respond(line));
     let responses: Vec<LineResponse> = stream::iter(lines).buffered(AT_ONCE).collect().await;
     let mut answers = Answers::default();
-    for LineResponse { line, is_failed, tokens } in responses {
+    for LineResponse {
+        line,
+        is_failed,
+        tokens,
+    } in responses
+    {
         answers.tokens += tokens;
         answers.results.push(match is_failed {
             false => Ok(Answer::from([Cell::Text(line.into())])),

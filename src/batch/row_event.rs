@@ -27,18 +27,22 @@ pub(super) enum RowEvent {
 impl RowEvent {
     /// Parses an event; `None` if it contains no rows.
     pub(super) fn of(event: &Value) -> Result<Option<Self>> {
-        let Some(fields) = event.as_object() else { return Ok(None) };
+        let Some(fields) = event.as_object() else {
+            return Ok(None);
+        };
         let records = || fields.get("Records").and_then(Value::as_array);
         let source = records().and_then(|records| records.first()?.get("eventSource")?.as_str());
         Ok(Some(match source {
-            Some("aws:kinesis") => {
-                Self::Stream(StreamBatch::of_kinesis(records().map_or(&[], Vec::as_slice))?)
-            }
-            Some("aws:dynamodb") => {
-                Self::Stream(StreamBatch::of_dynamodb(records().map_or(&[], Vec::as_slice))?)
-            }
+            Some("aws:kinesis") => Self::Stream(StreamBatch::of_kinesis(
+                records().map_or(&[], Vec::as_slice),
+            )?),
+            Some("aws:dynamodb") => Self::Stream(StreamBatch::of_dynamodb(
+                records().map_or(&[], Vec::as_slice),
+            )?),
             Some(_) => return Ok(None),
-            None if fields.contains_key("deliveryStreamArn") => Self::Firehose(read(event, "Data Firehose")?),
+            None if fields.contains_key("deliveryStreamArn") => {
+                Self::Firehose(read(event, "Data Firehose")?)
+            }
             None if fields.contains_key("arguments") => Self::Redshift(read(event, "Redshift")?),
             None if warehouse::is_request(fields) => Self::Snowflake(Snowflake::of(event)?),
             None => return Ok(None),
@@ -46,7 +50,12 @@ impl RowEvent {
     }
 
     /// The response to the event's source.
-    pub(super) async fn answer(self, rules: &Rules, store: &Store, until: Option<Instant>) -> Result<Value> {
+    pub(super) async fn answer(
+        self,
+        rules: &Rules,
+        store: &Store,
+        until: Option<Instant>,
+    ) -> Result<Value> {
         match self {
             Self::Redshift(call) => Ok(call.answer(rules).await),
             Self::Snowflake(request) => Ok(request.answer(rules).await),
@@ -57,6 +66,7 @@ impl RowEvent {
 }
 
 fn read<'a, T: Deserialize<'a>>(event: &'a Value, source: &str) -> Result<T> {
-    T::deserialize(event)
-        .map_err(|error| Error::malformed(format!("expected an event of {source}, but found: {error}")))
+    T::deserialize(event).map_err(|error| {
+        Error::malformed(format!("expected an event of {source}, but found: {error}"))
+    })
 }

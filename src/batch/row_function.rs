@@ -71,14 +71,22 @@ impl RowFunction {
     /// The parameters, with an argument that several rows share.
     fn with(&self, shared: Option<&str>) -> Result<Parameters> {
         let mut parameters = self.parameters.clone();
-        let Some(shared) = shared else { return Ok(parameters) };
-        let Model { name, manifest, pipeline, .. } = &self.model;
+        let Some(shared) = shared else {
+            return Ok(parameters);
+        };
+        let Model {
+            name,
+            manifest,
+            pipeline,
+            ..
+        } = &self.model;
         if pipeline.ranking().is_some() {
             parameters.query = Some(shared.to_owned());
             return Ok(parameters);
         }
-        let Some(option) =
-            SHARED_OPTIONS.into_iter().find(|option| parameters.options.has_effect(option, pipeline))
+        let Some(option) = SHARED_OPTIONS
+            .into_iter()
+            .find(|option| parameters.options.has_effect(option, pipeline))
         else {
             return Err(Error::invalid(format!(
                 "expected 1 argument for `{name}`, which is for `{}`, but found 2",
@@ -100,13 +108,17 @@ impl RowFunction {
         }
         let predictor = Predictor::new(&self.model, &self.parameters)?;
         let mut similarities = Vec::with_capacity(pairs.len());
-        let texts = pairs.into_iter().flat_map(|(row, texts)| texts.map(|text| (row, text))).collect();
+        let texts = pairs
+            .into_iter()
+            .flat_map(|(row, texts)| texts.map(|text| (row, text)))
+            .collect();
         let vectors = answers(&predictor, texts).await?;
         for pair in vectors.chunks_exact(2) {
             let similarity = match [&pair[0].1, &pair[1].1].map(Vec::as_slice) {
-                [[Cell::Vector(StoredVector::Float(left))], [Cell::Vector(StoredVector::Float(right))]] => {
-                    cosine(left, right)
-                }
+                [
+                    [Cell::Vector(StoredVector::Float(left))],
+                    [Cell::Vector(StoredVector::Float(right))],
+                ] => cosine(left, right),
                 _ => {
                     return Err(Error::invalid(
                         "expected one dense vector of floats per text to compare, but found others; change `outputs` \
@@ -145,9 +157,13 @@ fn arguments(row: usize, values: Vec<Value>) -> Result<Option<Arguments>> {
     }
     let count = texts.len();
     match <[_; 2]>::try_from(texts) {
-        Ok([first, second]) => Ok(first.zip(second).map(|(first, second)| Arguments::Two(first, second))),
+        Ok([first, second]) => Ok(first
+            .zip(second)
+            .map(|(first, second)| Arguments::Two(first, second))),
         Err(mut texts) if count == 1 => Ok(texts.remove(0).map(Arguments::One)),
-        Err(_) => Err(Error::invalid(format!("expected 1 or 2 arguments in row {row}, but found {count}"))),
+        Err(_) => Err(Error::invalid(format!(
+            "expected 1 or 2 arguments in row {row}, but found {count}"
+        ))),
     }
 }
 
@@ -156,7 +172,9 @@ async fn answers(predictor: &Predictor, texts: Texts) -> Result<Vec<(usize, Answ
     let mut answers = Vec::with_capacity(texts.len());
     let (rows, texts): (Vec<usize>, Vec<String>) = texts.into_iter().unzip();
     for (rows, texts) in rows.chunks(TEXTS_AT_ONCE).zip(texts.chunks(TEXTS_AT_ONCE)) {
-        let found = predictor.predict(texts.iter().cloned().map(Ok).collect()).await?;
+        let found = predictor
+            .predict(texts.iter().cloned().map(Ok).collect())
+            .await?;
         for (row, result) in rows.iter().zip(found.results) {
             answers.push((*row, checked(*row, result)?));
         }
@@ -169,7 +187,9 @@ fn checked(row: usize, result: RowResult) -> Result<Answer> {
         let message = format!("{} (row {row})", error.message);
         match error.kind {
             ErrorKind::Model => Error::inference(message),
-            ErrorKind::Row | ErrorKind::Text | ErrorKind::Input | ErrorKind::Sink => Error::invalid(message),
+            ErrorKind::Row | ErrorKind::Text | ErrorKind::Input | ErrorKind::Sink => {
+                Error::invalid(message)
+            }
         }
     })
 }
@@ -178,11 +198,17 @@ fn json(columns: &Columns, answer: &[Cell]) -> Result<String> {
     if let [only] = answer {
         return to_json(only);
     }
-    let fields =
-        columns.iter().zip(answer).map(|((name, _), cell)| Ok(format!("\"{name}\":{}", to_json(cell)?)));
-    Ok(format!("{{{}}}", fields.collect::<Result<Vec<_>>>()?.join(",")))
+    let fields = columns
+        .iter()
+        .zip(answer)
+        .map(|((name, _), cell)| Ok(format!("\"{name}\":{}", to_json(cell)?)));
+    Ok(format!(
+        "{{{}}}",
+        fields.collect::<Result<Vec<_>>>()?.join(",")
+    ))
 }
 
 fn to_json(value: &impl serde::Serialize) -> Result<String> {
-    serde_json::to_string(value).map_err(|error| Error::inference_because("cannot write a result", error))
+    serde_json::to_string(value)
+        .map_err(|error| Error::inference_because("cannot write a result", error))
 }

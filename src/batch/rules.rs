@@ -24,8 +24,13 @@ pub(super) struct Rules {
 }
 
 /// Kinds of callers that send rows, and whether their answers are written to S3.
-const CALLERS: [(&str, bool); 5] =
-    [("redshift", false), ("snowflake", false), ("firehose", false), ("kinesis", true), ("dynamodb", true)];
+const CALLERS: [(&str, bool); 5] = [
+    ("redshift", false),
+    ("snowflake", false),
+    ("firehose", false),
+    ("kinesis", true),
+    ("dynamodb", true),
+];
 
 /// How objects with a prefix are processed.
 #[derive(Debug)]
@@ -49,13 +54,26 @@ impl Rules {
             metadata: config.metadata.clone(),
             ..config::BatchRule::default()
         };
-        let (callers, objects): (Vec<_>, Vec<_>) =
-            config.rules.iter().chain([&default]).partition(|rule| writes_answers(&rule.input).is_some());
+        let (callers, objects): (Vec<_>, Vec<_>) = config
+            .rules
+            .iter()
+            .chain([&default])
+            .partition(|rule| writes_answers(&rule.input).is_some());
         callers.iter().copied().try_for_each(check_output)?;
-        let rules = objects.into_iter().map(Rule::new).collect::<Result<Vec<_>>>()?;
-        let callers = callers.into_iter().map(Rule::new).collect::<Result<Vec<_>>>()?;
+        let rules = objects
+            .into_iter()
+            .map(Rule::new)
+            .collect::<Result<Vec<_>>>()?;
+        let callers = callers
+            .into_iter()
+            .map(Rule::new)
+            .collect::<Result<Vec<_>>>()?;
         let written = callers.iter().filter(|rule| rule.bucket.is_some());
-        for output in rules.iter().filter(|rule| rule.bucket.is_none()).chain(written) {
+        for output in rules
+            .iter()
+            .filter(|rule| rule.bucket.is_none())
+            .chain(written)
+        {
             let is_input = |rule: &&Rule| output.output.starts_with(&rule.input);
             if let Some(input) = rules.iter().find(is_input) {
                 return Err(Error::config(format!(
@@ -65,14 +83,24 @@ impl Rules {
                 )));
             }
         }
-        Ok(Self { models, rules, callers })
+        Ok(Self {
+            models,
+            rules,
+            callers,
+        })
     }
 
     fn rule(&self, url: &Url) -> Result<&Rule> {
-        self.rules.iter().find(|rule| url.key.starts_with(&rule.input)).ok_or_else(|| {
-            let known: Vec<_> = self.rules.iter().map(|rule| rule.input.as_str()).collect();
-            Error::invalid(format!("expected a file under {}, but found `{url}`", quoted(&known)))
-        })
+        self.rules
+            .iter()
+            .find(|rule| url.key.starts_with(&rule.input))
+            .ok_or_else(|| {
+                let known: Vec<_> = self.rules.iter().map(|rule| rule.input.as_str()).collect();
+                Error::invalid(format!(
+                    "expected a file under {}, but found `{url}`",
+                    quoted(&known)
+                ))
+            })
     }
 
     pub(super) fn is_input(&self, url: &Url) -> bool {
@@ -84,10 +112,16 @@ impl Rules {
         let rule = self.rule(url)?;
         let rest = &url.key[rule.input.len()..];
         if rest.is_empty() {
-            return Err(Error::config(format!("expected a file under `{}`, but found `{url}`", rule.input)));
+            return Err(Error::config(format!(
+                "expected a file under `{}`, but found `{url}`",
+                rule.input
+            )));
         }
         let bucket = rule.bucket.clone().unwrap_or_else(|| url.bucket.clone());
-        let output = Url { bucket, key: fit_key(&format!("{}{rest}", rule.output)) };
+        let output = Url {
+            bucket,
+            key: fit_key(&format!("{}{rest}", rule.output)),
+        };
         // Another rule's output bucket may be this bucket.
         if output.bucket == url.bucket && self.is_input(&output) {
             return Err(Error::config(format!(
@@ -110,23 +144,37 @@ impl Rules {
         name: &str,
         options: &BTreeMap<String, String>,
     ) -> Result<RowFunction> {
-        let parameters = self.caller(kind, name).map(|rule| rule.parameters.clone()).unwrap_or_default();
+        let parameters = self
+            .caller(kind, name)
+            .map(|rule| rule.parameters.clone())
+            .unwrap_or_default();
         let parameters = parameters.with_options(options)?;
         let own_name = name.rsplit('.').next().unwrap_or_default();
         let is_own = |model: &&Model| model.name.eq_ignore_ascii_case(own_name);
         let model = match &parameters.model {
             Some(name) => self.models.iter().find(|model| model.name == *name),
-            None => self.models.iter().find(is_own).or_else(|| self.models.first()),
+            None => self
+                .models
+                .iter()
+                .find(is_own)
+                .or_else(|| self.models.first()),
         };
         let model = model.ok_or_else(|| self.unknown(&parameters))?;
-        Ok(RowFunction { model: model.clone(), parameters })
+        Ok(RowFunction {
+            model: model.clone(),
+            parameters,
+        })
     }
 
     /// The prefix for answers to a stream's records.
     pub(super) fn stream_output(&self, kind: &str, name: &str) -> Result<Url> {
         let rule = self.caller(kind, name);
-        let output =
-            rule.and_then(|rule| Some(Url { bucket: rule.bucket.clone()?, key: rule.output.clone() }));
+        let output = rule.and_then(|rule| {
+            Some(Url {
+                bucket: rule.bucket.clone()?,
+                key: rule.output.clone(),
+            })
+        });
         output.ok_or_else(|| {
             Error::config(format!(
                 "expected a rule with the input `{kind}:{name}` and an output in S3, but found none; add it to \
@@ -137,7 +185,10 @@ impl Rules {
 
     fn caller(&self, kind: &str, name: &str) -> Option<&Rule> {
         let is_for = |rule: &&Rule| {
-            let own_name = rule.input.strip_prefix(kind).and_then(|rest| rest.strip_prefix(':'));
+            let own_name = rule
+                .input
+                .strip_prefix(kind)
+                .and_then(|rest| rest.strip_prefix(':'));
             own_name.is_some_and(|own| own.eq_ignore_ascii_case(name))
         };
         self.callers.iter().find(is_for)
@@ -158,9 +209,10 @@ impl Rules {
         let rest = &url.key[rule.input.len()..];
         let model = match &parameters.model {
             Some(name) => named(name),
-            None => {
-                rest.split_once('/').and_then(|(folder, _)| named(folder)).or_else(|| self.models.first())
-            }
+            None => rest
+                .split_once('/')
+                .and_then(|(folder, _)| named(folder))
+                .or_else(|| self.models.first()),
         };
         let model = model.ok_or_else(|| self.unknown(&parameters))?;
         Ok((model.clone(), parameters))
@@ -175,7 +227,10 @@ impl Rules {
 /// Whether answers are written to S3 for a rule's caller; `None` for a rule for objects.
 fn writes_answers(input: &str) -> Option<bool> {
     let kind = input.split_once(':')?.0;
-    CALLERS.iter().find(|(known, _)| *known == kind).map(|(_, is_written)| *is_written)
+    CALLERS
+        .iter()
+        .find(|(known, _)| *known == kind)
+        .map(|(_, is_written)| *is_written)
 }
 
 /// Checks whether a caller's rule has an output.
@@ -184,7 +239,11 @@ fn check_output(rule: &config::BatchRule) -> Result<()> {
     if is_written && rule.output.parse::<Url>().is_ok() || !is_written && rule.output.is_empty() {
         return Ok(());
     }
-    let expected = if is_written { "`s3://BUCKET/PREFIX` as" } else { "no" };
+    let expected = if is_written {
+        "`s3://BUCKET/PREFIX` as"
+    } else {
+        "no"
+    };
     Err(Error::config(format!(
         "expected {expected} output in the rule for `{}`, but found `{}`",
         rule.input, rule.output
@@ -193,14 +252,19 @@ fn check_output(rule: &config::BatchRule) -> Result<()> {
 
 /// The rule's sink, if it has one.
 fn sink(rule: &config::BatchRule) -> Result<Option<SinkSettings>> {
-    let wrong = |found: &str| Error::config(format!("expected {found} in the rule for `{}`", rule.input));
+    let wrong =
+        |found: &str| Error::config(format!("expected {found} in the rule for `{}`", rule.input));
     match rule.sink.as_deref() {
         None if rule.id.is_some() || !rule.metadata.is_empty() => {
             Err(wrong("`sink`, which `id` and `metadata` belong to,"))
         }
         None => Ok(None),
-        Some(_) if writes_answers(&rule.input).is_some() => Err(wrong("no `sink`, which only files have,")),
-        Some(url) => SinkSettings::new(url.parse::<SinkUrl>()?, rule.id.as_deref(), &rule.metadata).map(Some),
+        Some(_) if writes_answers(&rule.input).is_some() => {
+            Err(wrong("no `sink`, which only files have,"))
+        }
+        Some(url) => {
+            SinkSettings::new(url.parse::<SinkUrl>()?, rule.id.as_deref(), &rule.metadata).map(Some)
+        }
     }
 }
 
@@ -211,6 +275,12 @@ impl Rule {
             Err(_) => (None, rule.output.clone()),
         };
         let parameters = Parameters::of(&rule.ask)?;
-        Ok(Self { input: rule.input.clone(), bucket, output, sink: sink(rule)?, parameters })
+        Ok(Self {
+            input: rule.input.clone(),
+            bucket,
+            output,
+            sink: sink(rule)?,
+            parameters,
+        })
     }
 }

@@ -61,22 +61,39 @@ pub(super) fn claim(
     interval: Duration,
     existing: Existing,
 ) -> Result<Option<Box<Checkpoint>>> {
-    let place = output.with_key(fit_key(&format!("{}.{}.checkpoint", output.key, &job[..16])));
+    let place = output.with_key(fit_key(&format!(
+        "{}.{}.checkpoint",
+        output.key,
+        &job[..16]
+    )));
     let holder = Uuid::new_v4().to_string();
     for _ in 0..TRIES {
         let (condition, mut state, waiting) = match store.read(&place)? {
             None => (Condition::IsAbsent, State::new(job, &holder), Vec::new()),
             Some((bytes, object)) => {
                 let (state, waiting) = parse(&bytes, &place)?;
-                (Condition::IsStill(object.etag), resumed(state, &holder), waiting)
+                (
+                    Condition::IsStill(object.etag),
+                    resumed(state, &holder),
+                    waiting,
+                )
             }
         };
         let is_new = condition == Condition::IsAbsent;
         let bytes = encode(&state, &waiting)?;
-        let Some(etag) = store.put(&place, bytes, &condition)? else { continue };
+        let Some(etag) = store.put(&place, bytes, &condition)? else {
+            continue;
+        };
         state.sequence += 1;
         let (store, output, input) = (store.clone(), output.clone(), input.clone());
-        let storage = S3Storage { store, output, checkpoint: place, input, etag, existing };
+        let storage = S3Storage {
+            store,
+            output,
+            checkpoint: place,
+            input,
+            etag,
+            existing,
+        };
         // Checked after the claim: from now on, no other process writes this job's output.
         match storage.found(job)? {
             Found::Own if is_new => {
@@ -92,7 +109,12 @@ pub(super) fn claim(
             }
             found => {
                 let (state, waiting) = storage.restarted(state, waiting, &found)?;
-                return Ok(Some(Checkpoint::new(Box::new(storage), state, waiting, interval)));
+                return Ok(Some(Checkpoint::new(
+                    Box::new(storage),
+                    state,
+                    waiting,
+                    interval,
+                )));
             }
         }
     }
@@ -129,7 +151,9 @@ impl S3Storage {
 
     /// The state to continue with: the first row if that was requested, or if the server has lost the upload.
     fn restarted(&self, state: State, waiting: Vec<u8>, found: &Found) -> Result<(State, Vec<u8>)> {
-        let Some(upload) = &state.upload else { return Ok((state, waiting)) };
+        let Some(upload) = &state.upload else {
+            return Ok((state, waiting));
+        };
         let is_own = matches!(found, Found::Own);
         if self.existing.restart && !is_own {
             self.store.abort(upload)?;
@@ -138,8 +162,19 @@ impl S3Storage {
         } else {
             tracing::warn!(output = %self.output, "the server has lost the upload, which starts again");
         }
-        let State { sequence, job, holder, .. } = state;
-        Ok((State { sequence, ..State::new(&job, &holder) }, Vec::new()))
+        let State {
+            sequence,
+            job,
+            holder,
+            ..
+        } = state;
+        Ok((
+            State {
+                sequence,
+                ..State::new(&job, &holder)
+            },
+            Vec::new(),
+        ))
     }
 
     fn foreign(&self) -> Error {
@@ -151,8 +186,10 @@ impl S3Storage {
     }
 
     fn lost(&self) -> Error {
-        let action =
-            format!("expected an upload for `{}`, but the server does not have it any more", self.output);
+        let action = format!(
+            "expected an upload for `{}`, but the server does not have it any more",
+            self.output
+        );
         Error::io(action)(io::Error::new(io::ErrorKind::NotFound, "no such upload"))
     }
 }
@@ -186,7 +223,10 @@ impl Storage for S3Storage {
             )));
         }
         let upload = state.upload.as_ref().ok_or_else(|| self.lost())?;
-        let part = self.store.upload(upload, state.next, bytes)?.ok_or_else(|| self.lost())?;
+        let part = self
+            .store
+            .upload(upload, state.next, bytes)?
+            .ok_or_else(|| self.lost())?;
         state.parts.push(part);
         state.next += 1;
         Ok(())
@@ -238,7 +278,11 @@ impl Storage for S3Storage {
                 break;
             }
         }
-        if matches!(self.found(&state.job)?, Found::Own) { Ok(()) } else { Err(taken(&self.output)) }
+        if matches!(self.found(&state.job)?, Found::Own) {
+            Ok(())
+        } else {
+            Err(taken(&self.output))
+        }
     }
 
     fn forget(&self) -> Result<()> {
@@ -255,7 +299,11 @@ impl Storage for S3Storage {
 
 /// Error for a job that another process has claimed.
 fn taken(output: &Url) -> Error {
-    let action =
-        format!("expected one process for the job that writes `{output}`, but another one took it over");
-    Error::io(action)(io::Error::new(io::ErrorKind::ResourceBusy, "another process resumed it"))
+    let action = format!(
+        "expected one process for the job that writes `{output}`, but another one took it over"
+    );
+    Error::io(action)(io::Error::new(
+        io::ErrorKind::ResourceBusy,
+        "another process resumed it",
+    ))
 }

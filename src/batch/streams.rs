@@ -68,15 +68,22 @@ async fn answer(
         }
     }
     let (written, _) = writer.finish()?;
-    let written = written.split_inclusive(|byte| *byte == b'\n').map(<[u8]>::to_vec);
-    let lines = written.zip(errors).map(|(line, error)| AnsweredLine { line, error }).collect();
+    let written = written
+        .split_inclusive(|byte| *byte == b'\n')
+        .map(<[u8]>::to_vec);
+    let lines = written
+        .zip(errors)
+        .map(|(line, error)| AnsweredLine { line, error })
+        .collect();
     Ok(AnsweredLines { lines, stopped })
 }
 
 /// Data as one line, without byte order marks at its start; `None` if it is blank. JSON has line breaks only between its
 /// tokens. No mark may remain: a file's reader drops one at its start, and then a line that is empty.
 fn line(mut data: Vec<u8>) -> Option<Vec<u8>> {
-    data.iter_mut().filter(|byte| matches!(byte, b'\n' | b'\r')).for_each(|byte| *byte = b' ');
+    data.iter_mut()
+        .filter(|byte| matches!(byte, b'\n' | b'\r'))
+        .for_each(|byte| *byte = b' ');
     let mut trimmed = data.trim_ascii();
     while let Some(rest) = trimmed.strip_prefix(BYTE_ORDER_MARK) {
         trimmed = rest.trim_ascii();
@@ -120,14 +127,15 @@ impl Firehose {
         let name = resource_name(&self.delivery_stream_arn);
         let function = rules.function("firehose", name, &BTreeMap::new())?;
         let mut lines = Vec::with_capacity(self.records.len());
-        let contents = |record: &FirehoseRecord| match BASE64_STANDARD.decode(&record.data).map(line) {
-            Ok(Some(line)) => {
-                lines.push(line);
-                Contents::Line(lines.len() - 1)
-            }
-            Ok(None) => Contents::Blank,
-            Err(_) => Contents::NotBase64,
-        };
+        let contents =
+            |record: &FirehoseRecord| match BASE64_STANDARD.decode(&record.data).map(line) {
+                Ok(Some(line)) => {
+                    lines.push(line);
+                    Contents::Line(lines.len() - 1)
+                }
+                Ok(None) => Contents::Blank,
+                Err(_) => Contents::NotBase64,
+            };
         let contents: Vec<Contents> = self.records.iter().map(contents).collect();
         let answered = answer(function, &lines, until).await?;
         match answered.stopped {
@@ -138,7 +146,11 @@ impl Firehose {
 }
 
 /// Each record's outcome.
-fn outcomes(records: Vec<FirehoseRecord>, contents: &[Contents], lines: &[AnsweredLine]) -> Vec<Value> {
+fn outcomes(
+    records: Vec<FirehoseRecord>,
+    contents: &[Contents],
+    lines: &[AnsweredLine],
+) -> Vec<Value> {
     /// A record's field names and punctuation.
     const OVERHEAD: usize = 64;
     let size = |record: &FirehoseRecord| record.record_id.len() + record.data.len() + OVERHEAD;
@@ -150,7 +162,8 @@ fn outcomes(records: Vec<FirehoseRecord>, contents: &[Contents], lines: &[Answer
             Contents::Blank | Contents::NotBase64 => None,
         };
         let answer = answered.map(|line| BASE64_STANDARD.encode(&line.line));
-        let answer = answer.filter(|answer| total - data.len() + answer.len() <= MAX_RESPONSE_BYTES);
+        let answer =
+            answer.filter(|answer| total - data.len() + answer.len() <= MAX_RESPONSE_BYTES);
         let (result, data) = match (answer, contents) {
             (Some(answer), _) => {
                 total = total - data.len() + answer.len();
@@ -190,13 +203,18 @@ impl StreamBatch {
         let mut found = Vec::with_capacity(records.len());
         for record in records {
             let data = BASE64_STANDARD.decode(text(Some(record), "/kinesis/data")?);
-            let data =
-                data.map_err(|_| Error::malformed("expected a record in base64, but found other data"))?;
+            let data = data.map_err(|_| {
+                Error::malformed("expected a record in base64, but found other data")
+            })?;
             let number = text(Some(record), "/kinesis/sequenceNumber")?;
             let lines = kpl::records(data).into_iter().filter_map(line);
             found.extend(lines.map(|line| (number.to_owned(), line)));
         }
-        Ok(Self { kind: "kinesis", name: resource_name(arn).to_owned(), records: found })
+        Ok(Self {
+            kind: "kinesis",
+            name: resource_name(arn).to_owned(),
+            records: found,
+        })
     }
 
     /// A batch from DynamoDB: the items that were written. Items that were removed are left out.
@@ -215,18 +233,38 @@ impl StreamBatch {
                 )
             })?;
             let number = text(Some(record), "/dynamodb/SequenceNumber")?.to_owned();
-            Ok(Some((number, Value::Object(plain_fields(image)?).to_string().into_bytes())))
+            Ok(Some((
+                number,
+                Value::Object(plain_fields(image)?).to_string().into_bytes(),
+            )))
         };
-        let found = records.iter().filter_map(|found| record(found).transpose()).collect::<Result<_>>()?;
-        Ok(Self { kind: "dynamodb", name, records: found })
+        let found = records
+            .iter()
+            .filter_map(|found| record(found).transpose())
+            .collect::<Result<_>>()?;
+        Ok(Self {
+            kind: "dynamodb",
+            name,
+            records: found,
+        })
     }
 
     /// Writes the answers, and names the first record that must be repeated, if there is one: the model failed for it,
     /// or there was no time. Rows with other errors are written with them.
-    pub(super) async fn answer(self, rules: &Rules, store: &Store, until: Option<Instant>) -> Result<Value> {
+    pub(super) async fn answer(
+        self,
+        rules: &Rules,
+        store: &Store,
+        until: Option<Instant>,
+    ) -> Result<Value> {
         let output = rules.stream_output(self.kind, &self.name)?;
-        let Some((first, _)) = self.records.first() else { return Ok(json!({ "batchItemFailures": [] })) };
-        let url = output.with_key(fit_key(&format!("{}{}/{first}.jsonl", output.key, self.name)));
+        let Some((first, _)) = self.records.first() else {
+            return Ok(json!({ "batchItemFailures": [] }));
+        };
+        let url = output.with_key(fit_key(&format!(
+            "{}{}/{first}.jsonl",
+            output.key, self.name
+        )));
         let function = rules.function(self.kind, &self.name, &BTreeMap::new())?;
         let (numbers, lines): (Vec<String>, Vec<Vec<u8>>) = self.records.into_iter().unzip();
         let AnsweredLines { lines, stopped } = answer(function, &lines, until).await?;
@@ -245,34 +283,49 @@ impl StreamBatch {
 
 /// The lines before the first record that must be repeated, and its number.
 fn split<'a>(lines: &[AnsweredLine], numbers: &'a [String]) -> (Vec<u8>, Option<&'a str>) {
-    let is_repeated =
-        |line: &AnsweredLine| line.error.as_ref().is_some_and(|error| error.kind == ErrorKind::Model);
+    let is_repeated = |line: &AnsweredLine| {
+        line.error
+            .as_ref()
+            .is_some_and(|error| error.kind == ErrorKind::Model)
+    };
     let mut end = lines.iter().position(is_repeated).unwrap_or(lines.len());
     // An aggregated record is repeated as a whole.
     if let Some(repeated) = numbers.get(end) {
-        end -= numbers[..end].iter().rev().take_while(|number| *number == repeated).count();
+        end -= numbers[..end]
+            .iter()
+            .rev()
+            .take_while(|number| *number == repeated)
+            .count();
     }
-    let written = lines[..end].iter().flat_map(|line| line.line.iter().copied()).collect();
+    let written = lines[..end]
+        .iter()
+        .flat_map(|line| line.line.iter().copied())
+        .collect();
     (written, numbers.get(end).map(String::as_str))
 }
 
 fn text<'a>(record: Option<&'a Value>, pointer: &str) -> Result<&'a str> {
-    record.and_then(|record| record.pointer(pointer)?.as_str()).ok_or_else(|| {
-        Error::malformed(format!(
-            "expected `{}` in the record, but found none",
-            pointer[1..].replace('/', ".")
-        ))
-    })
+    record
+        .and_then(|record| record.pointer(pointer)?.as_str())
+        .ok_or_else(|| {
+            Error::malformed(format!(
+                "expected `{}` in the record, but found none",
+                pointer[1..].replace('/', ".")
+            ))
+        })
 }
 
 /// A DynamoDB item without types.
 fn plain_fields(item: &Map<String, Value>) -> Result<Map<String, Value>> {
-    item.iter().map(|(name, value)| Ok((name.clone(), plain(value)?))).collect()
+    item.iter()
+        .map(|(name, value)| Ok((name.clone(), plain(value)?)))
+        .collect()
 }
 
 /// An attribute value without its type.
 fn plain(value: &Value) -> Result<Value> {
-    let wrong = || Error::malformed("expected a DynamoDB attribute value with its type, but found another");
+    let wrong =
+        || Error::malformed("expected a DynamoDB attribute value with its type, but found another");
     let (kind, value) = value
         .as_object()
         .filter(|value| value.len() == 1)
@@ -292,7 +345,12 @@ fn plain(value: &Value) -> Result<Value> {
 /// A number, or its text if it has too many digits.
 fn number(text: &str) -> Value {
     let number = text.parse::<i64>().map(Number::from).ok();
-    let number = number.or_else(|| text.parse().ok().and_then(Number::from_f64).filter(|_| text.len() <= 16));
+    let number = number.or_else(|| {
+        text.parse()
+            .ok()
+            .and_then(Number::from_f64)
+            .filter(|_| text.len() <= 16)
+    });
     number.map_or_else(|| text.into(), Value::Number)
 }
 
@@ -308,14 +366,27 @@ mod tests {
         };
         let numbers = ["1", "2", "3"].map(str::to_owned);
         let split = |kinds: &[Option<ErrorKind>]| {
-            let lines: Vec<_> = numbers.iter().zip(kinds).map(|(text, kind)| line(text, *kind)).collect();
+            let lines: Vec<_> = numbers
+                .iter()
+                .zip(kinds)
+                .map(|(text, kind)| line(text, *kind))
+                .collect();
             let (written, repeated) = split(&lines, &numbers);
-            (String::from_utf8(written).unwrap(), repeated.map(str::to_owned))
+            (
+                String::from_utf8(written).unwrap(),
+                repeated.map(str::to_owned),
+            )
         };
         let (row, model) = (Some(ErrorKind::Text), Some(ErrorKind::Model));
         assert_eq!(split(&[None, row, None]), ("1\n2\n3\n".into(), None));
-        assert_eq!(split(&[None, model, None]), ("1\n".into(), Some("2".into())));
-        assert_eq!(split(&[model, model, None]), (String::new(), Some("1".into())));
+        assert_eq!(
+            split(&[None, model, None]),
+            ("1\n".into(), Some("2".into()))
+        );
+        assert_eq!(
+            split(&[model, model, None]),
+            (String::new(), Some("1".into()))
+        );
         // There was no time for the third.
         assert_eq!(split(&[None, row]), ("1\n2\n".into(), Some("3".into())));
     }
@@ -329,10 +400,17 @@ mod tests {
         let aggregated = kpl::tests::aggregate(&["{\"text\": \"a\"}", "\n", "{\"text\": \"b\"}"]);
         let records = [record("1", &aggregated), record("2", b"{\"text\": \"c\"}")];
         let found = StreamBatch::of_kinesis(&records).unwrap().records;
-        let found: Vec<_> = found.iter().map(|(number, line)| (number.as_str(), line.as_slice())).collect();
+        let found: Vec<_> = found
+            .iter()
+            .map(|(number, line)| (number.as_str(), line.as_slice()))
+            .collect();
         assert_eq!(
             found,
-            [("1", &b"{\"text\": \"a\"}"[..]), ("1", b"{\"text\": \"b\"}"), ("2", b"{\"text\": \"c\"}")]
+            [
+                ("1", &b"{\"text\": \"a\"}"[..]),
+                ("1", b"{\"text\": \"b\"}"),
+                ("2", b"{\"text\": \"c\"}")
+            ]
         );
     }
 
@@ -357,29 +435,56 @@ mod tests {
 
     #[test]
     fn numbers_keep_their_digits() {
-        let found =
-            ["7", "-1.5", "12345678901234567890123456789", "0.1234567890123456789", "1e400"].map(number);
+        let found = [
+            "7",
+            "-1.5",
+            "12345678901234567890123456789",
+            "0.1234567890123456789",
+            "1e400",
+        ]
+        .map(number);
         assert_eq!(
             Value::from(found.to_vec()),
-            json!([7, -1.5, "12345678901234567890123456789", "0.1234567890123456789", "1e400"])
+            json!([
+                7,
+                -1.5,
+                "12345678901234567890123456789",
+                "0.1234567890123456789",
+                "1e400"
+            ])
         );
     }
 
     #[test]
     fn only_attribute_values_with_a_type_are_read() {
-        for wrong in
-            [json!(7), json!({}), json!({ "S": "a", "N": "1" }), json!({ "X": 1 }), json!({ "M": [] })]
-        {
+        for wrong in [
+            json!(7),
+            json!({}),
+            json!({ "S": "a", "N": "1" }),
+            json!({ "X": 1 }),
+            json!({ "M": [] }),
+        ] {
             assert!(plain(&wrong).is_err(), "{wrong}");
         }
     }
 
     #[test]
     fn a_record_is_a_line() {
-        assert_eq!(line(b" {\n\"a\":\r\n1}\n".to_vec()).unwrap(), b"{ \"a\":  1}");
+        assert_eq!(
+            line(b" {\n\"a\":\r\n1}\n".to_vec()).unwrap(),
+            b"{ \"a\":  1}"
+        );
         assert_eq!(line(b" \r\n\t".to_vec()), None);
-        for marks in ["\u{feff}", "\u{feff}\u{feff}", " \u{feff}\n\u{feff}\u{feff} "] {
-            assert_eq!(line(format!("{marks}{{}}").into()).unwrap(), b"{}", "{marks:?}");
+        for marks in [
+            "\u{feff}",
+            "\u{feff}\u{feff}",
+            " \u{feff}\n\u{feff}\u{feff} ",
+        ] {
+            assert_eq!(
+                line(format!("{marks}{{}}").into()).unwrap(),
+                b"{}",
+                "{marks:?}"
+            );
             assert_eq!(line(format!("{marks} ").into()), None, "{marks:?}");
         }
     }

@@ -3,8 +3,8 @@
 use std::{fs::File, io::Write};
 
 use super::{
-    answer::Answers, checkpoint::Checkpoint, local_storage::PART_BYTES, output::Pieces, report::Progress,
-    rows::Rows, sink::SinkWriter,
+    answer::Answers, checkpoint::Checkpoint, local_storage::PART_BYTES, output::Pieces,
+    report::Progress, rows::Rows, sink::SinkWriter,
 };
 use crate::{
     error::{Error, Result},
@@ -42,7 +42,8 @@ impl Writer {
         match &mut self.sink {
             Some(sink) => {
                 sink.add(rows, answers);
-                let is_due = matches!(&self.target, Target::Checkpoint(checkpoint) if checkpoint.is_due());
+                let is_due =
+                    matches!(&self.target, Target::Checkpoint(checkpoint) if checkpoint.is_due());
                 if !sink.is_full() && !is_due {
                     return Ok(());
                 }
@@ -72,7 +73,14 @@ impl Writer {
     /// Counts finished rows.
     fn count(&mut self, answers: &Answers) {
         self.progress.add(answers);
-        record_rows(answers.results.len(), answers.results.iter().filter(|result| result.is_err()).count());
+        record_rows(
+            answers.results.len(),
+            answers
+                .results
+                .iter()
+                .filter(|result| result.is_err())
+                .count(),
+        );
     }
 
     fn save_if_due(&mut self) -> Result<()> {
@@ -86,7 +94,9 @@ impl Writer {
                 let min_bytes = checkpoint.part_bytes(self.pieces.is_plain());
                 match self.pieces.take_part(min_bytes)? {
                     Some(bytes) => checkpoint.send(bytes, &mut self.pieces, &self.progress),
-                    None if checkpoint.is_due() => checkpoint.save(&mut self.pieces, &self.progress),
+                    None if checkpoint.is_due() => {
+                        checkpoint.save(&mut self.pieces, &self.progress)
+                    }
                     None => Ok(()),
                 }
             }
@@ -133,5 +143,6 @@ impl Writer {
 }
 
 fn append(file: &mut File, bytes: &[u8]) -> Result<()> {
-    file.write_all(bytes).map_err(Error::io("cannot write the output"))
+    file.write_all(bytes)
+        .map_err(Error::io("cannot write the output"))
 }

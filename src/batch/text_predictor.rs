@@ -35,14 +35,24 @@ impl TextPredictor {
     /// Checks that the model supports the parameters.
     pub fn new(model: &Model, parameters: &Parameters) -> Result<Self> {
         let predictor = Predictor::new(model, parameters)?;
-        Ok(Self { columns: predictor.columns(), predictor })
+        Ok(Self {
+            columns: predictor.columns(),
+            predictor,
+        })
     }
 
     /// Runs the model; a text that fails does not affect the others.
     pub fn predict(&self, texts: Vec<String>) -> BoxFuture<'_, Result<Vec<Result<Prediction>>>> {
         Box::pin(async move {
-            let answers = self.predictor.predict(texts.into_iter().map(Ok).collect()).await?;
-            Ok(answers.results.into_iter().map(|result| self.prediction(result)).collect())
+            let answers = self
+                .predictor
+                .predict(texts.into_iter().map(Ok).collect())
+                .await?;
+            Ok(answers
+                .results
+                .into_iter()
+                .map(|result| self.prediction(result))
+                .collect())
         })
     }
 
@@ -50,9 +60,17 @@ impl TextPredictor {
         let answer = result.map_err(|error| Error::invalid(error.message))?;
         let text = self.generated(&answer);
         let mut line = Vec::new();
-        write_line(&mut line, b"{}", (&self.columns, &Ok(answer)), &mut BTreeSet::new())
-            .map_err(Error::io("cannot write a result"))?;
-        Ok(Prediction { json: String::from_utf8_lossy(&line).trim_end().to_owned(), text })
+        write_line(
+            &mut line,
+            b"{}",
+            (&self.columns, &Ok(answer)),
+            &mut BTreeSet::new(),
+        )
+        .map_err(Error::io("cannot write a result"))?;
+        Ok(Prediction {
+            json: String::from_utf8_lossy(&line).trim_end().to_owned(),
+            text,
+        })
     }
 
     fn generated(&self, answer: &Answer) -> Option<String> {

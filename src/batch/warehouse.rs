@@ -45,8 +45,16 @@ impl Redshift {
         let name = &self.external_function;
         let function = rules.function("redshift", name, &BTreeMap::new())?;
         let results = function.call(self.arguments).await?;
-        check_size(results.iter().flatten().map(|json| json.len() + json.matches('"').count() + 3))?;
-        results.into_iter().map(|json| json.map_or(Ok(Value::Null), |json| scalar(&json))).collect()
+        check_size(
+            results
+                .iter()
+                .flatten()
+                .map(|json| json.len() + json.matches('"').count() + 3),
+        )?;
+        results
+            .into_iter()
+            .map(|json| json.map_or(Ok(Value::Null), |json| scalar(&json)))
+            .collect()
     }
 }
 
@@ -59,7 +67,8 @@ fn scalar(json: &str) -> Result<Value> {
 }
 
 fn parsed(json: &str) -> Result<Value> {
-    serde_json::from_str(json).map_err(|error| Error::inference_because("cannot write a result", error))
+    serde_json::from_str(json)
+        .map_err(|error| Error::inference_because("cannot write a result", error))
 }
 
 /// A request by Snowflake, as API Gateway passes it.
@@ -78,17 +87,28 @@ struct SnowflakeRows {
 
 impl Snowflake {
     pub(super) fn of(event: &Value) -> Result<Self> {
-        let fields = |name: &str| event.get(name).and_then(Value::as_object).into_iter().flatten();
+        let fields = |name: &str| {
+            event
+                .get(name)
+                .and_then(Value::as_object)
+                .into_iter()
+                .flatten()
+        };
         let one = fields("headers").filter_map(|(name, value)| Some((name, value.as_str()?)));
-        let several =
-            fields("multiValueHeaders").filter_map(|(name, values)| Some((name, values.get(0)?.as_str()?)));
-        let headers =
-            several.chain(one).map(|(name, value)| (name.to_ascii_lowercase(), value.to_owned())).collect();
-        let body = event.get("body").and_then(Value::as_str).unwrap_or_default();
+        let several = fields("multiValueHeaders")
+            .filter_map(|(name, values)| Some((name, values.get(0)?.as_str()?)));
+        let headers = several
+            .chain(one)
+            .map(|(name, value)| (name.to_ascii_lowercase(), value.to_owned()))
+            .collect();
+        let body = event
+            .get("body")
+            .and_then(Value::as_str)
+            .unwrap_or_default();
         let body = match event.get("isBase64Encoded").and_then(Value::as_bool) {
-            Some(true) => BASE64_STANDARD
-                .decode(body)
-                .map_err(|_| Error::malformed("expected a body in base64, but found other characters"))?,
+            Some(true) => BASE64_STANDARD.decode(body).map_err(|_| {
+                Error::malformed("expected a body in base64, but found other characters")
+            })?,
             _ => body.as_bytes().to_vec(),
         };
         Ok(Self { headers, body })
@@ -101,7 +121,9 @@ impl Snowflake {
             Err(error) => {
                 tracing::error!(error = error.chain(), "cannot answer Snowflake");
                 let status = match &error {
-                    Error::Malformed { .. } | Error::Invalid { .. } | Error::UnknownModel { .. } => 400,
+                    Error::Malformed { .. }
+                    | Error::Invalid { .. }
+                    | Error::UnknownModel { .. } => 400,
                     Error::TooLarge { .. } => 413,
                     Error::Overloaded { .. } => 429,
                     Error::Unavailable { .. } | Error::DeadlineExceeded { .. } => 503,
@@ -120,25 +142,35 @@ impl Snowflake {
 
     async fn rows(self, rules: &Rules) -> Result<String> {
         let header = |name: &str| self.headers.get(name).map(String::as_str);
-        if let Some(other) = header("sf-external-function-format").filter(|format| *format != "json") {
+        if let Some(other) =
+            header("sf-external-function-format").filter(|format| *format != "json")
+        {
             return Err(Error::malformed(format!(
                 "expected the format `json`, but found `{}`",
                 other.escape_default()
             )));
         }
         let name = header("sf-external-function-name").unwrap_or_default();
-        let options = self
-            .headers
-            .iter()
-            .filter_map(|(name, value)| Some((name.strip_prefix(CUSTOM)?.to_owned(), value.clone())));
+        let options = self.headers.iter().filter_map(|(name, value)| {
+            Some((name.strip_prefix(CUSTOM)?.to_owned(), value.clone()))
+        });
         let function = rules.function("snowflake", name, &options.collect())?;
         let (numbers, rows) = numbered(&unpacked(self.body)?)?;
         let results = function.call(rows).await?;
         // The body is a text in JSON, too.
-        check_size(results.iter().flatten().map(|json| json.len() + json.matches('"').count() + 24))?;
+        check_size(
+            results
+                .iter()
+                .flatten()
+                .map(|json| json.len() + json.matches('"').count() + 24),
+        )?;
         let rows = numbers.iter().zip(&results);
-        let rows = rows.map(|(number, result)| format!("[{number},{}]", result.as_deref().unwrap_or("null")));
-        Ok(format!("{{\"data\":[{}]}}", rows.collect::<Vec<_>>().join(",")))
+        let rows = rows
+            .map(|(number, result)| format!("[{number},{}]", result.as_deref().unwrap_or("null")));
+        Ok(format!(
+            "{{\"data\":[{}]}}",
+            rows.collect::<Vec<_>>().join(",")
+        ))
     }
 }
 
@@ -170,11 +202,18 @@ fn numbered(body: &[u8]) -> Result<(Vec<u64>, Vec<Vec<Value>>)> {
     })?;
     let split = |mut row: Vec<Value>| {
         let number = row.first().and_then(Value::as_u64);
-        let number = number
-            .ok_or_else(|| Error::malformed("expected a row number before the arguments, but found none"))?;
+        let number = number.ok_or_else(|| {
+            Error::malformed("expected a row number before the arguments, but found none")
+        })?;
         Ok((number, row.split_off(1)))
     };
-    Ok(body.data.into_iter().map(split).collect::<Result<Vec<_>>>()?.into_iter().unzip())
+    Ok(body
+        .data
+        .into_iter()
+        .map(split)
+        .collect::<Result<Vec<_>>>()?
+        .into_iter()
+        .unzip())
 }
 
 fn check_size(sizes: impl Iterator<Item = usize>) -> Result<()> {

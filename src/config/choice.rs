@@ -12,9 +12,15 @@ use crate::error::{Result, quoted};
 pub(super) fn one_of<'de, D: Deserializer<'de>, T: ValueEnum>(value: D) -> Result<T, D::Error> {
     let found = String::deserialize(value)?;
     T::from_str(&found, false).map_err(|_| {
-        let values = T::value_variants().iter().filter_map(ValueEnum::to_possible_value);
+        let values = T::value_variants()
+            .iter()
+            .filter_map(ValueEnum::to_possible_value);
         let names: Vec<_> = values.map(|value| value.get_name().to_owned()).collect();
-        D::Error::custom(format!("expected {}, but found `{}`", quoted(&names), found.escape_debug()))
+        D::Error::custom(format!(
+            "expected {}, but found `{}`",
+            quoted(&names),
+            found.escape_debug()
+        ))
     })
 }
 
@@ -25,7 +31,9 @@ pub(super) fn address<'de, D: Deserializer<'de>>(value: D) -> Result<SocketAddr,
 
 /// Parses an address with its port. `localhost` is 127.0.0.1, whatever the system resolves it to.
 pub fn parse_address(found: &str) -> Result<SocketAddr, String> {
-    let numeric = found.strip_prefix("localhost:").map(|port| format!("127.0.0.1:{port}"));
+    let numeric = found
+        .strip_prefix("localhost:")
+        .map(|port| format!("127.0.0.1:{port}"));
     numeric.as_deref().unwrap_or(found).parse().map_err(|_| {
         let found = found.escape_debug();
         format!("expected an address such as `127.0.0.1:8080`, but found `{found}`")
@@ -33,22 +41,35 @@ pub fn parse_address(found: &str) -> Result<SocketAddr, String> {
 }
 
 /// Deserializes an instruction set.
-pub(super) fn instructions<'de, D: Deserializer<'de>>(value: D) -> Result<Option<InstructionSet>, D::Error> {
-    parse_instructions(&String::deserialize(value)?).map(Some).map_err(D::Error::custom)
+pub(super) fn instructions<'de, D: Deserializer<'de>>(
+    value: D,
+) -> Result<Option<InstructionSet>, D::Error> {
+    parse_instructions(&String::deserialize(value)?)
+        .map(Some)
+        .map_err(D::Error::custom)
 }
 
 /// Parses the name of an instruction set that this processor has.
 pub fn parse_instructions(found: &str) -> Result<InstructionSet, String> {
-    InstructionSet::available().find(|set| set.name() == found).ok_or_else(|| {
-        let names: Vec<_> = InstructionSet::available().map(InstructionSet::name).collect();
-        let found = found.escape_debug();
-        format!("expected instructions of this processor, {}, but found `{found}`", quoted(&names))
-    })
+    InstructionSet::available()
+        .find(|set| set.name() == found)
+        .ok_or_else(|| {
+            let names: Vec<_> = InstructionSet::available()
+                .map(InstructionSet::name)
+                .collect();
+            let found = found.escape_debug();
+            format!(
+                "expected instructions of this processor, {}, but found `{found}`",
+                quoted(&names)
+            )
+        })
 }
 
 /// Deserializes a number of bytes.
 pub(super) fn bytes<'de, D: Deserializer<'de>>(value: D) -> Result<Option<u64>, D::Error> {
-    parse_bytes(&String::deserialize(value)?).map(Some).map_err(D::Error::custom)
+    parse_bytes(&String::deserialize(value)?)
+        .map(Some)
+        .map_err(D::Error::custom)
 }
 
 /// The smallest memory for models, in bytes. A smaller number lacks its unit: no model fits into 2 bytes.
@@ -68,9 +89,20 @@ pub fn parse_bytes(found: &str) -> Result<u64, String> {
         ("gib", 1 << 30),
     ];
     let text = found.trim().to_ascii_lowercase();
-    let (number, unit) = text.split_at(text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len()));
-    let unit = UNITS.iter().find(|(name, _)| *name == unit).map(|(_, bytes)| *bytes as f64);
-    let bytes = number.trim().parse::<f64>().ok().zip(unit).map(|(number, unit)| number * unit);
+    let (number, unit) = text.split_at(
+        text.find(|c: char| c.is_ascii_alphabetic())
+            .unwrap_or(text.len()),
+    );
+    let unit = UNITS
+        .iter()
+        .find(|(name, _)| *name == unit)
+        .map(|(_, bytes)| *bytes as f64);
+    let bytes = number
+        .trim()
+        .parse::<f64>()
+        .ok()
+        .zip(unit)
+        .map(|(number, unit)| number * unit);
     let bytes = bytes.filter(|bytes| *bytes >= MIN_MEMORY && *bytes < u64::MAX as f64);
     bytes.map(|bytes| bytes as u64).ok_or_else(|| {
         format!(

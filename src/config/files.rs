@@ -21,6 +21,12 @@ pub struct FilesConfig {
 impl Default for FilesConfig {
     /// The limits of OpenAI, except for the number of files.
     fn default() -> Self {
-        Self { folder: None, bytes: 200 * 1024 * 1024, count: 1000, requests: 50_000, batches: 50 }
+        Self {
+            folder: None,
+            bytes: 200 * 1024 * 1024,
+            count: 1000,
+            requests: 50_000,
+            batches: 50,
+        }
     }
 }

@@ -42,7 +42,12 @@ impl Default for HubConfig {
 impl HubConfig {
     /// Reads the variables, as `huggingface_hub` does.
     pub fn new(variables: &BTreeMap<String, String>) -> Self {
-        let variable = |name: &str| variables.get(name).map(|value| value.trim()).filter(|it| !it.is_empty());
+        let variable = |name: &str| {
+            variables
+                .get(name)
+                .map(|value| value.trim())
+                .filter(|it| !it.is_empty())
+        };
         let any = |names: &[&str]| names.iter().find_map(|name| variable(name));
         let user = variable("HOME").map(PathBuf::from);
         let expanded = |path: &str| match (path.strip_prefix("~/"), &user) {
@@ -51,26 +56,39 @@ impl HubConfig {
         };
         let home = variable("HF_HOME").map(expanded).unwrap_or_else(|| {
             let cache = variable("XDG_CACHE_HOME").map(expanded);
-            cache.unwrap_or_else(|| user.clone().unwrap_or_default().join(".cache")).join("huggingface")
+            cache
+                .unwrap_or_else(|| user.clone().unwrap_or_default().join(".cache"))
+                .join("huggingface")
         });
-        let token = any(&["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"]).map(str::to_owned).or_else(|| {
-            let path = variable("HF_TOKEN_PATH").map_or_else(|| home.join("token"), expanded);
-            stored_token(&path).filter(|_| !variable("HF_HUB_DISABLE_IMPLICIT_TOKEN").is_some_and(is_true))
-        });
+        let token = any(&["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"])
+            .map(str::to_owned)
+            .or_else(|| {
+                let path = variable("HF_TOKEN_PATH").map_or_else(|| home.join("token"), expanded);
+                stored_token(&path)
+                    .filter(|_| !variable("HF_HUB_DISABLE_IMPLICIT_TOKEN").is_some_and(is_true))
+            });
         let seconds = variable("HF_HUB_DOWNLOAD_TIMEOUT").and_then(|seconds| seconds.parse().ok());
         Self {
-            endpoint: variable("HF_ENDPOINT").unwrap_or(ENDPOINT).trim_end_matches('/').to_owned(),
-            cache: any(&["HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"]).map_or_else(|| home.join("hub"), expanded),
+            endpoint: variable("HF_ENDPOINT")
+                .unwrap_or(ENDPOINT)
+                .trim_end_matches('/')
+                .to_owned(),
+            cache: any(&["HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"])
+                .map_or_else(|| home.join("hub"), expanded),
             token: token.map(Secret),
             offline: any(&["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"]).is_some_and(is_true),
-            timeout: seconds.filter(|it| *it > 0).map_or(TIMEOUT, Duration::from_secs),
+            timeout: seconds
+                .filter(|it| *it > 0)
+                .map_or(TIMEOUT, Duration::from_secs),
             retry_pause: RETRY_PAUSE,
         }
     }
 }
 
 fn is_true(value: &str) -> bool {
-    ["1", "on", "yes", "true"].iter().any(|word| value.eq_ignore_ascii_case(word))
+    ["1", "on", "yes", "true"]
+        .iter()
+        .any(|word| value.eq_ignore_ascii_case(word))
 }
 
 /// The token that `hf auth login` stored.
@@ -86,14 +104,22 @@ mod tests {
     use super::*;
 
     fn config(pairs: &[(&str, &str)]) -> HubConfig {
-        HubConfig::new(&pairs.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect())
+        HubConfig::new(
+            &pairs
+                .iter()
+                .map(|(name, value)| ((*name).into(), (*value).into()))
+                .collect(),
+        )
     }
 
     #[test]
     fn the_cache_is_that_of_huggingface_hub() {
         let cache = |pairs: &[(&str, &str)]| config(pairs).cache.display().to_string();
         assert_eq!(cache(&[("HOME", "/u")]), "/u/.cache/huggingface/hub");
-        assert_eq!(cache(&[("HOME", "/u"), ("XDG_CACHE_HOME", "/x")]), "/x/huggingface/hub");
+        assert_eq!(
+            cache(&[("HOME", "/u"), ("XDG_CACHE_HOME", "/x")]),
+            "/x/huggingface/hub"
+        );
         assert_eq!(cache(&[("HOME", "/u"), ("HF_HOME", "~/hf")]), "/u/hf/hub");
         assert_eq!(cache(&[("HF_HOME", "/hf"), ("HF_HUB_CACHE", "/c")]), "/c");
     }
@@ -104,19 +130,40 @@ mod tests {
         let path = home.path().to_str().unwrap();
         assert_eq!(config(&[("HF_HOME", path)]).token, None);
         fs::write(home.path().join("token"), "hf_login\n").unwrap();
-        assert_eq!(config(&[("HF_HOME", path)]).token, Some(Secret("hf_login".into())));
-        assert_eq!(config(&[("HF_HOME", path), ("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1")]).token, None);
+        assert_eq!(
+            config(&[("HF_HOME", path)]).token,
+            Some(Secret("hf_login".into()))
+        );
+        assert_eq!(
+            config(&[("HF_HOME", path), ("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1")]).token,
+            None
+        );
         let named = config(&[("HF_HOME", path), ("HF_TOKEN", " hf_named ")]);
         assert_eq!(named.token, Some(Secret("hf_named".into())));
-        assert!(!format!("{named:?}").contains("named"), "the log never has tokens");
+        assert!(
+            !format!("{named:?}").contains("named"),
+            "the log never has tokens"
+        );
     }
 
     #[test]
     fn other_variables_have_the_defaults_of_huggingface_hub() {
         let default = config(&[]);
-        assert_eq!((default.endpoint.as_str(), default.offline), ("https://huggingface.co", false));
-        let other = config(&[("HF_ENDPOINT", "http://mirror/"), ("HF_HUB_OFFLINE", "True")]);
-        assert_eq!((other.endpoint.as_str(), other.offline), ("http://mirror", true));
-        assert_eq!(config(&[("HF_HUB_DOWNLOAD_TIMEOUT", "3")]).timeout, Duration::from_secs(3));
+        assert_eq!(
+            (default.endpoint.as_str(), default.offline),
+            ("https://huggingface.co", false)
+        );
+        let other = config(&[
+            ("HF_ENDPOINT", "http://mirror/"),
+            ("HF_HUB_OFFLINE", "True"),
+        ]);
+        assert_eq!(
+            (other.endpoint.as_str(), other.offline),
+            ("http://mirror", true)
+        );
+        assert_eq!(
+            config(&[("HF_HUB_DOWNLOAD_TIMEOUT", "3")]).timeout,
+            Duration::from_secs(3)
+        );
     }
 }

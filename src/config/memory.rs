@@ -5,7 +5,10 @@ use std::{fs, process};
 use crate::error::{Error, Result};
 
 /// Limit files for both control group versions, as used by containers.
-const LIMIT_FILES: [&str; 2] = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
+const LIMIT_FILES: [&str; 2] = [
+    "/sys/fs/cgroup/memory.max",
+    "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+];
 
 /// Larger values mean no limit: version 1 reports the largest page-size multiple.
 const MAX_LIMIT: u64 = 1 << 60;
@@ -14,9 +17,15 @@ const MAX_LIMIT: u64 = 1 << 60;
 pub(super) fn limit(of_function: Option<&String>) -> Option<u64> {
     let of_function = of_function.and_then(|memory| memory.parse::<u64>().ok());
     let of_function = of_function.map(|megabytes| megabytes.saturating_mul(1 << 20));
-    let groups = LIMIT_FILES.iter().filter_map(|path| fs::read_to_string(path).ok());
+    let groups = LIMIT_FILES
+        .iter()
+        .filter_map(|path| fs::read_to_string(path).ok());
     let groups = groups.filter_map(|limit| limit.trim().parse().ok());
-    of_function.into_iter().chain(groups).filter(|limit| *limit < MAX_LIMIT).min()
+    of_function
+        .into_iter()
+        .chain(groups)
+        .filter(|limit| *limit < MAX_LIMIT)
+        .min()
 }
 
 /// This process's resident memory in bytes.
@@ -42,7 +51,9 @@ fn value(path: &str, key: &str) -> Result<u64> {
         value.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
     });
     let missing = || Error::config(format!("expected `{key}` in `{path}`, but found none"));
-    kilobytes.map(|kilobytes| kilobytes * 1024).ok_or_else(missing)
+    kilobytes
+        .map(|kilobytes| kilobytes * 1024)
+        .ok_or_else(missing)
 }
 
 #[cfg(test)]

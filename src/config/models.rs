@@ -86,7 +86,10 @@ pub struct ModelConfig {
 
 impl From<PathBuf> for ModelConfig {
     fn from(path: PathBuf) -> Self {
-        Self { path, ..Self::default() }
+        Self {
+            path,
+            ..Self::default()
+        }
     }
 }
 
@@ -94,7 +97,11 @@ impl ModelConfig {
     /// The effective policy: without servers, [`Policy::Local`].
     pub fn policy(&self, fleet: &FleetConfig) -> Policy {
         let has_servers = !self.urls.as_ref().unwrap_or(&fleet.urls).is_empty();
-        if has_servers { self.policy.unwrap_or(fleet.policy) } else { Policy::Local }
+        if has_servers {
+            self.policy.unwrap_or(fleet.policy)
+        } else {
+            Policy::Local
+        }
     }
 
     /// The fleet settings with this model's overrides.
@@ -108,7 +115,9 @@ impl ModelConfig {
 }
 
 /// Deserializes models, each a path or a table.
-pub(super) fn paths_or_tables<'de, D: Deserializer<'de>>(list: D) -> Result<Vec<ModelConfig>, D::Error> {
+pub(super) fn paths_or_tables<'de, D: Deserializer<'de>>(
+    list: D,
+) -> Result<Vec<ModelConfig>, D::Error> {
     /// A visitor, since an untagged enum's error would not say what is wrong with a table.
     struct PathOrTable;
 
@@ -136,5 +145,8 @@ pub(super) fn paths_or_tables<'de, D: Deserializer<'de>>(list: D) -> Result<Vec<
         }
     }
 
-    Ok(Vec::deserialize(list)?.into_iter().map(|Entry(model)| model).collect())
+    Ok(Vec::deserialize(list)?
+        .into_iter()
+        .map(|Entry(model)| model)
+        .collect())
 }

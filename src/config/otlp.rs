@@ -67,7 +67,11 @@ impl SpanQueue {
         let delay = milliseconds(variables, "OTEL_BSP_SCHEDULE_DELAY")?;
         let spans = number(variables, spans, "a number of spans")?.unwrap_or(2048) as usize;
         let most = number(variables, export, "a number of spans")?.unwrap_or(512) as usize;
-        Ok(Self { spans, export: most.min(spans), delay: delay.unwrap_or(Duration::from_secs(5)) })
+        Ok(Self {
+            spans,
+            export: most.min(spans),
+            delay: delay.unwrap_or(Duration::from_secs(5)),
+        })
     }
 }
 
@@ -123,13 +127,19 @@ impl OtlpReceiver {
         let own = format!("OTEL_EXPORTER_OTLP_{signal}_ENDPOINT");
         let url = match (variable(variables, &own), variable(variables, ENDPOINT)) {
             (Some(url), _) => check_url(&own, url)?.to_owned(),
-            (None, Some(url)) => format!("{}/{path}", check_url(ENDPOINT, url)?.trim_end_matches('/')),
+            (None, Some(url)) => {
+                format!("{}/{path}", check_url(ENDPOINT, url)?.trim_end_matches('/'))
+            }
             (None, None) => return Ok(None),
         };
         let name = |setting: &str| {
             let own = format!("OTEL_EXPORTER_OTLP_{signal}_{setting}");
             let is_set = variable(variables, &own).is_some();
-            if is_set { own } else { format!("OTEL_EXPORTER_OTLP_{setting}") }
+            if is_set {
+                own
+            } else {
+                format!("OTEL_EXPORTER_OTLP_{setting}")
+            }
         };
         choice(variables, &name("PROTOCOL"), &[PROTOCOL])?;
         choice(variables, &name("COMPRESSION"), &["none"])?;
@@ -142,14 +152,23 @@ impl OtlpReceiver {
         }
         let timeout = milliseconds(variables, &name("TIMEOUT"))?.unwrap_or(TIMEOUT);
         let headers = name("HEADERS");
-        let headers = pairs(variables, &headers)?.into_iter().map(|pair| header(&headers, pair));
-        Ok(Some(Self { url, headers: headers.collect::<Result<_>>()?, timeout }))
+        let headers = pairs(variables, &headers)?
+            .into_iter()
+            .map(|pair| header(&headers, pair));
+        Ok(Some(Self {
+            url,
+            headers: headers.collect::<Result<_>>()?,
+            timeout,
+        }))
     }
 }
 
 /// A variable's value. As OpenTelemetry specifies, an empty one counts as not set.
 fn variable<'a>(variables: &'a Variables, name: &str) -> Option<&'a str> {
-    variables.get(name).map(|value| value.trim()).filter(|value| !value.is_empty())
+    variables
+        .get(name)
+        .map(|value| value.trim())
+        .filter(|value| !value.is_empty())
 }
 
 fn choice<'a>(variables: &'a Variables, name: &str, allowed: &[&str]) -> Result<Option<&'a str>> {
@@ -165,13 +184,18 @@ fn milliseconds(variables: &Variables, name: &str) -> Result<Option<Duration>> {
 }
 
 fn number(variables: &Variables, name: &str, what: &str) -> Result<Option<u32>> {
-    let Some(found) = variable(variables, name) else { return Ok(None) };
+    let Some(found) = variable(variables, name) else {
+        return Ok(None);
+    };
     let number = found.parse::<u32>().ok().filter(|value| *value > 0);
-    number.map(Some).ok_or_else(|| wrong(name, &format!("{what} above 0"), found))
+    number
+        .map(Some)
+        .ok_or_else(|| wrong(name, &format!("{what} above 0"), found))
 }
 
 fn check_url<'a>(name: &str, found: &'a str) -> Result<&'a str> {
-    let is_http = |url: &Uri| matches!(url.scheme_str(), Some("http" | "https")) && url.host().is_some();
+    let is_http =
+        |url: &Uri| matches!(url.scheme_str(), Some("http" | "https")) && url.host().is_some();
     match found.parse::<Uri>().is_ok_and(|url| is_http(&url)) {
         true => Ok(found),
         false => Err(wrong(name, "a URL such as `http://localhost:4318`", found)),
@@ -180,7 +204,8 @@ fn check_url<'a>(name: &str, found: &'a str) -> Result<&'a str> {
 
 /// The share of traces, and whether traces that began elsewhere keep their decision.
 fn sampler(variables: &Variables) -> Result<(f64, bool)> {
-    let sampler = choice(variables, "OTEL_TRACES_SAMPLER", &SAMPLERS)?.unwrap_or("parentbased_always_on");
+    let sampler =
+        choice(variables, "OTEL_TRACES_SAMPLER", &SAMPLERS)?.unwrap_or("parentbased_always_on");
     let root = sampler.strip_prefix("parentbased_");
     let ratio = match root.unwrap_or(sampler) {
         "always_on" => 1.0,
@@ -188,7 +213,10 @@ fn sampler(variables: &Variables) -> Result<(f64, bool)> {
         _ => {
             let name = "OTEL_TRACES_SAMPLER_ARG";
             let found = variable(variables, name).unwrap_or("1");
-            let ratio = found.parse::<f64>().ok().filter(|ratio| (0.0..=1.0).contains(ratio));
+            let ratio = found
+                .parse::<f64>()
+                .ok()
+                .filter(|ratio| (0.0..=1.0).contains(ratio));
             ratio.ok_or_else(|| wrong(name, "a number from 0 to 1", found))?
         }
     };
@@ -201,8 +229,9 @@ type Pairs = Vec<(String, String)>;
 /// The service's name, and the other attributes.
 fn resource(variables: &Variables) -> Result<(Option<String>, Pairs)> {
     let attributes = pairs(variables, "OTEL_RESOURCE_ATTRIBUTES")?;
-    let (mut names, attributes): (Vec<_>, Vec<_>) =
-        attributes.into_iter().partition(|(name, _)| name == "service.name");
+    let (mut names, attributes): (Vec<_>, Vec<_>) = attributes
+        .into_iter()
+        .partition(|(name, _)| name == "service.name");
     let named = variable(variables, "OTEL_SERVICE_NAME").map(str::to_owned);
     Ok((named.or_else(|| Some(names.pop()?.1)), attributes))
 }
@@ -211,18 +240,28 @@ fn resource(variables: &Variables) -> Result<(Option<String>, Pairs)> {
 fn pairs(variables: &Variables, name: &str) -> Result<Pairs> {
     let pair = |part: &str| {
         let (key, value) = part.split_once('=')?;
-        let value = percent_decode_str(value.trim()).decode_utf8().ok()?.into_owned();
+        let value = percent_decode_str(value.trim())
+            .decode_utf8()
+            .ok()?
+            .into_owned();
         let key = key.trim();
         (!key.is_empty()).then(|| (key.to_owned(), value))
     };
-    let parts =
-        variable(variables, name).unwrap_or_default().split(',').filter(|part| !part.trim().is_empty());
-    parts.map(pair).collect::<Option<_>>().ok_or_else(|| malformed(name))
+    let parts = variable(variables, name)
+        .unwrap_or_default()
+        .split(',')
+        .filter(|part| !part.trim().is_empty());
+    parts
+        .map(pair)
+        .collect::<Option<_>>()
+        .ok_or_else(|| malformed(name))
 }
 
 fn header(name: &str, (key, value): (String, String)) -> Result<(String, Secret)> {
     let is_valid = key.parse::<HeaderName>().is_ok() && HeaderValue::from_str(&value).is_ok();
-    is_valid.then_some((key, Secret(value))).ok_or_else(|| malformed(name))
+    is_valid
+        .then_some((key, Secret(value)))
+        .ok_or_else(|| malformed(name))
 }
 
 fn malformed(name: &str) -> Error {
@@ -232,7 +271,10 @@ fn malformed(name: &str) -> Error {
 }
 
 fn wrong(name: &str, expected: &str, found: &str) -> Error {
-    Error::config(format!("expected `{name}` to be {expected}, but found `{}`", found.escape_debug()))
+    Error::config(format!(
+        "expected `{name}` to be {expected}, but found `{}`",
+        found.escape_debug()
+    ))
 }
 
 #[cfg(test)]
@@ -240,7 +282,12 @@ mod tests {
     use super::*;
 
     fn read(pairs: &[(&str, &str)]) -> Result<Option<OtlpConfig>> {
-        OtlpConfig::new(&pairs.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect())
+        OtlpConfig::new(
+            &pairs
+                .iter()
+                .map(|(name, value)| ((*name).into(), (*value).into()))
+                .collect(),
+        )
     }
 
     fn on(pairs: &[(&str, &str)]) -> Result<OtlpConfig> {
@@ -252,21 +299,35 @@ mod tests {
     fn an_endpoint_turns_signals_on() {
         assert_eq!(read(&[]).unwrap(), None);
         assert_eq!(read(&[(ENDPOINT, "")]).unwrap(), None);
-        assert_eq!(read(&[(ENDPOINT, "http://a"), ("OTEL_SDK_DISABLED", "true")]).unwrap(), None);
-        let urls = |config: OtlpConfig| [config.traces, config.metrics].map(|it| it.map(|it| it.url));
-        let both = ["http://localhost:4318/v1/traces", "http://localhost:4318/v1/metrics"];
+        assert_eq!(
+            read(&[(ENDPOINT, "http://a"), ("OTEL_SDK_DISABLED", "true")]).unwrap(),
+            None
+        );
+        let urls =
+            |config: OtlpConfig| [config.traces, config.metrics].map(|it| it.map(|it| it.url));
+        let both = [
+            "http://localhost:4318/v1/traces",
+            "http://localhost:4318/v1/metrics",
+        ];
         assert_eq!(urls(on(&[]).unwrap()), both.map(|url| Some(url.to_owned())));
-        let own =
-            on(&[("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "https://a/in"), ("OTEL_METRICS_EXPORTER", "none")]);
+        let own = on(&[
+            ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "https://a/in"),
+            ("OTEL_METRICS_EXPORTER", "none"),
+        ]);
         assert_eq!(urls(own.unwrap()), [Some("https://a/in".to_owned()), None]);
-        let only = read(&[("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "http://a/m")]).unwrap().unwrap();
+        let only = read(&[("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "http://a/m")])
+            .unwrap()
+            .unwrap();
         assert_eq!(urls(only), [None, Some("http://a/m".to_owned())]);
     }
 
     #[test]
     fn a_signals_own_settings_take_precedence() {
         let config = on(&[
-            ("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20a, x=1"),
+            (
+                "OTEL_EXPORTER_OTLP_HEADERS",
+                "authorization=Bearer%20a, x=1",
+            ),
             ("OTEL_EXPORTER_OTLP_METRICS_HEADERS", "x=2"),
             ("OTEL_EXPORTER_OTLP_TIMEOUT", "100"),
             ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "200"),
@@ -274,16 +335,27 @@ mod tests {
         let config = config.unwrap();
         assert!(!format!("{config:?}").contains("Bearer"), "{config:?}");
         let (traces, metrics) = (config.traces.unwrap(), config.metrics.unwrap());
-        let headers = [("authorization", "Bearer a"), ("x", "1")].map(|(k, v)| (k.into(), Secret(v.into())));
-        assert_eq!((traces.headers, traces.timeout.as_millis()), (headers.into(), 200));
+        let headers =
+            [("authorization", "Bearer a"), ("x", "1")].map(|(k, v)| (k.into(), Secret(v.into())));
+        assert_eq!(
+            (traces.headers, traces.timeout.as_millis()),
+            (headers.into(), 200)
+        );
         let headers = [("x".to_owned(), Secret("2".into()))];
-        assert_eq!((metrics.headers, metrics.timeout.as_millis()), (headers.into(), 100));
+        assert_eq!(
+            (metrics.headers, metrics.timeout.as_millis()),
+            (headers.into(), 100)
+        );
     }
 
     #[test]
     fn samplers_are_a_share_and_whether_the_parent_decides() {
         let sampler = |name: &str, share: &str| {
-            let config = on(&[("OTEL_TRACES_SAMPLER", name), ("OTEL_TRACES_SAMPLER_ARG", share)]).unwrap();
+            let config = on(&[
+                ("OTEL_TRACES_SAMPLER", name),
+                ("OTEL_TRACES_SAMPLER_ARG", share),
+            ])
+            .unwrap();
             (config.ratio, config.follows_parent)
         };
         assert_eq!(sampler("", ""), (1.0, true));
@@ -296,11 +368,20 @@ mod tests {
 
     #[test]
     fn resources_have_a_service_and_attributes() {
-        let attributes = ("OTEL_RESOURCE_ATTRIBUTES", "service.name=a,deployment.environment.name=%C3%A9 1");
+        let attributes = (
+            "OTEL_RESOURCE_ATTRIBUTES",
+            "service.name=a,deployment.environment.name=%C3%A9 1",
+        );
         let named = on(&[attributes, ("OTEL_SERVICE_NAME", "b")]).unwrap();
         let unnamed = on(&[attributes]).unwrap();
-        assert_eq!([named.service.as_deref(), unnamed.service.as_deref()], [Some("b"), Some("a")]);
-        assert_eq!(unnamed.attributes, [("deployment.environment.name".to_owned(), "é 1".to_owned())]);
+        assert_eq!(
+            [named.service.as_deref(), unnamed.service.as_deref()],
+            [Some("b"), Some("a")]
+        );
+        assert_eq!(
+            unnamed.attributes,
+            [("deployment.environment.name".to_owned(), "é 1".to_owned())]
+        );
     }
 
     #[test]
@@ -320,13 +401,22 @@ mod tests {
             ("OTEL_METRIC_EXPORT_INTERVAL", "often"),
             ("OTEL_BSP_MAX_QUEUE_SIZE", "0"),
             ("OTEL_BSP_SCHEDULE_DELAY", "-1"),
-            ("OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE", "lowmemory"),
+            (
+                "OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE",
+                "lowmemory",
+            ),
             ("OTEL_RESOURCE_ATTRIBUTES", "a"),
             ("OTEL_EXPORTER_OTLP_HEADERS", "a b=c"),
         ] {
-            assert!(error(name, value).starts_with(&format!("expected `{name}` to be ")), "{name}");
+            assert!(
+                error(name, value).starts_with(&format!("expected `{name}` to be ")),
+                "{name}"
+            );
         }
-        let ratio = on(&[("OTEL_TRACES_SAMPLER", "traceidratio"), ("OTEL_TRACES_SAMPLER_ARG", "2")]);
+        let ratio = on(&[
+            ("OTEL_TRACES_SAMPLER", "traceidratio"),
+            ("OTEL_TRACES_SAMPLER_ARG", "2"),
+        ]);
         insta::assert_snapshot!(ratio.unwrap_err(), @"expected `OTEL_TRACES_SAMPLER_ARG` to be a number from 0 to 1, but found `2`");
     }
 }

@@ -39,9 +39,12 @@ fn config(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let (file, environment) = text.split_once("\n---\n").unwrap_or((&text, ""));
     let variables = environment.lines().filter_map(|line| line.split_once('='));
-    let variables: BTreeMap<_, _> =
-        variables.map(|(name, value)| (format!("KIVU_{name}"), value.to_owned())).collect();
-    let Ok(folder) = tempfile::tempdir() else { return };
+    let variables: BTreeMap<_, _> = variables
+        .map(|(name, value)| (format!("KIVU_{name}"), value.to_owned()))
+        .collect();
+    let Ok(folder) = tempfile::tempdir() else {
+        return;
+    };
     let path = folder.path().join("kivu.toml");
     if std::fs::write(&path, file).is_ok() {
         // An error is a valid outcome, here and below.
@@ -51,15 +54,26 @@ fn config(bytes: &[u8]) {
 
 /// A manifest: serializing the parsed manifest and parsing it again gives the same.
 fn manifest(bytes: &[u8]) {
-    let Ok(text) = std::str::from_utf8(bytes) else { return };
-    let Ok(manifest) = Manifest::parse(text) else { return };
-    for name in manifest.files.iter().map(|file| &file.name).chain([&manifest.graph]) {
+    let Ok(text) = std::str::from_utf8(bytes) else {
+        return;
+    };
+    let Ok(manifest) = Manifest::parse(text) else {
+        return;
+    };
+    for name in manifest
+        .files
+        .iter()
+        .map(|file| &file.name)
+        .chain([&manifest.graph])
+    {
         assert!(
             !name.starts_with('/') && !name.split('/').any(|part| part == ".."),
             "a path out of the bundle: {name}"
         );
     }
-    let Ok(written) = manifest.to_text() else { return };
+    let Ok(written) = manifest.to_text() else {
+        return;
+    };
     let again = Manifest::parse(&written).and_then(|manifest| manifest.to_text());
     assert_eq!(again.ok(), Some(written), "the manifest changed");
 }
@@ -86,7 +100,9 @@ fn schema(bytes: &[u8]) {
     const FILE: &[u8] = include_bytes!("../../tests/fixtures/models/tiny-gliner2/tokenizer.json");
     const MAX_TOKENS: usize = 64;
     static TOKENIZER: OnceLock<Option<Tokenizer>> = OnceLock::new();
-    let Some(tokenizer) = TOKENIZER.get_or_init(|| Tokenizer::from_json(FILE).ok()) else { return };
+    let Some(tokenizer) = TOKENIZER.get_or_init(|| Tokenizer::from_json(FILE).ok()) else {
+        return;
+    };
     let text = String::from_utf8_lossy(bytes);
     let (label, text) = text.split_once('\n').unwrap_or(("person", &text));
     let settings = ZeroShotEntitiesSettings {
@@ -99,16 +115,35 @@ fn schema(bytes: &[u8]) {
         max_words: MAX_TOKENS,
         max_tokens: MAX_TOKENS,
     };
-    let Ok(prompt) = settings.prompt(&[label.to_owned()], tokenizer) else { return };
+    let Ok(prompt) = settings.prompt(&[label.to_owned()], tokenizer) else {
+        return;
+    };
     let characters = text.chars().count();
     let truncated = WindowOptions::whole(Truncation::At(Side::Right), 1);
-    for options in [truncated, WindowOptions { stride: Some(2), max_windows: 1000, ..truncated }] {
-        let Ok(windows) = tokenizer.word_windows(text, &prompt, MAX_TOKENS, options) else { continue };
+    for options in [
+        truncated,
+        WindowOptions {
+            stride: Some(2),
+            max_windows: 1000,
+            ..truncated
+        },
+    ] {
+        let Ok(windows) = tokenizer.word_windows(text, &prompt, MAX_TOKENS, options) else {
+            continue;
+        };
         for window in windows {
             assert!(window.encoding.ids.len() <= MAX_TOKENS, "too many tokens");
             let spans: Vec<(usize, usize)> = window.spans.into_iter().flatten().collect();
-            assert!(spans.iter().all(|(start, end)| start <= end && *end <= characters), "{spans:?}");
-            assert!(spans.windows(2).all(|pair| pair[0].1 <= pair[1].0), "{spans:?}");
+            assert!(
+                spans
+                    .iter()
+                    .all(|(start, end)| start <= end && *end <= characters),
+                "{spans:?}"
+            );
+            assert!(
+                spans.windows(2).all(|pair| pair[0].1 <= pair[1].0),
+                "{spans:?}"
+            );
         }
     }
 }
@@ -120,7 +155,10 @@ fn tokenize(tokenizer: &Tokenizer) {
             let _ = tokenizer.decode(&ids, true);
         }
         if let (Ok(tokens), Ok(ids)) = (tokenizer.tokens(text, false), tokenizer.ids(text)) {
-            assert!(tokens.iter().map(|token| token.id).eq(ids), "other ids without spans");
+            assert!(
+                tokens.iter().map(|token| token.id).eq(ids),
+                "other ids without spans"
+            );
         }
     }
 }
@@ -136,6 +174,11 @@ mod tests {
     fn the_corpus_and_its_mutations_are_handled() {
         let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz/corpus"));
         let measure = |run: &dyn Fn()| allocation_counter::measure(run).bytes_max;
-        Corpus { readers: &READERS, folder, measure }.check();
+        Corpus {
+            readers: &READERS,
+            folder,
+            measure,
+        }
+        .check();
     }
 }

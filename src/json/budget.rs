@@ -16,7 +16,9 @@ pub(super) const STEP: usize = 8;
 
 /// Maximum memory for the values of a text with this size, in bytes.
 pub(crate) fn max_memory(bytes: usize) -> usize {
-    bytes.saturating_mul(MAX_FACTOR).saturating_add(MAX_EXTRA_BYTES)
+    bytes
+        .saturating_mul(MAX_FACTOR)
+        .saturating_add(MAX_EXTRA_BYTES)
 }
 
 /// Holds memory, in bytes, or refuses to.
@@ -41,17 +43,29 @@ impl Budget {
     /// Memory for a text with this size. Lists with texts keep at most `max_texts` of them.
     pub(crate) fn new(size: usize, max_texts: usize) -> Self {
         let (taken, held, refusal) = (Cell::new(0), Cell::new(0), RefCell::default());
-        Self { size, max_texts, taken, held, hold: Box::new(|_| Ok(())), refusal }
+        Self {
+            size,
+            max_texts,
+            taken,
+            held,
+            hold: Box::new(|_| Ok(())),
+            refusal,
+        }
     }
 
     /// Calls `hold` with the memory for all values so far, before it is taken.
     pub(crate) fn held_by(self, hold: impl Fn(usize) -> Result<()> + 'static) -> Self {
-        Self { hold: Box::new(hold), ..self }
+        Self {
+            hold: Box::new(hold),
+            ..self
+        }
     }
 
     /// Reads a text, whose values count from now on. `read` gets a function for the refusal, if there was one.
     pub(super) fn scope<T>(self, read: impl FnOnce(fn() -> Option<Error>) -> T) -> T {
-        BUDGET.sync_scope(self, || read(|| BUDGET.with(|budget| budget.refusal.take())))
+        BUDGET.sync_scope(self, || {
+            read(|| BUDGET.with(|budget| budget.refusal.take()))
+        })
     }
 
     fn take(&self, bytes: usize) -> Result<()> {
@@ -67,7 +81,9 @@ impl Budget {
                 self.size
             )));
         }
-        let held = taken.saturating_add(taken / STEP).min(max_memory(self.size));
+        let held = taken
+            .saturating_add(taken / STEP)
+            .min(max_memory(self.size));
         (self.hold)(held)?;
         self.held.set(held);
         Ok(())
@@ -77,7 +93,9 @@ impl Budget {
 /// Takes memory for a value that is being read. Values outside of [`Budget::scope`] were counted before.
 pub(super) fn take<E: serde::de::Error>(bytes: usize) -> Result<(), E> {
     let refuse = |budget: &Budget| {
-        let refused = budget.take(bytes).map_err(|refusal| budget.refusal.replace(Some(refusal)));
+        let refused = budget
+            .take(bytes)
+            .map_err(|refusal| budget.refusal.replace(Some(refusal)));
         refused.map_err(|_| E::custom("too large"))
     };
     BUDGET.try_with(refuse).unwrap_or(Ok(()))
@@ -85,5 +103,7 @@ pub(super) fn take<E: serde::de::Error>(bytes: usize) -> Result<(), E> {
 
 /// Maximum texts that a list keeps.
 pub(super) fn max_texts() -> usize {
-    BUDGET.try_with(|budget| budget.max_texts).unwrap_or(usize::MAX)
+    BUDGET
+        .try_with(|budget| budget.max_texts)
+        .unwrap_or(usize::MAX)
 }

@@ -30,7 +30,9 @@ pub(crate) trait FromJson<'de>: Sized {
 }
 
 /// Reads a value by its JSON type.
-pub(crate) fn from_any<'de, F: FromJson<'de>, D: Deserializer<'de>>(deserializer: D) -> Result<F, D::Error> {
+pub(crate) fn from_any<'de, F: FromJson<'de>, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<F, D::Error> {
     deserializer.deserialize_any(AnyVisitor(PhantomData))
 }
 
@@ -176,7 +178,11 @@ impl From<Vec<String>> for Content {
     fn from(texts: Vec<String>) -> Self {
         let count = texts.len();
         let rest = texts.into_iter().map(Self::Text).collect();
-        Self::List(Box::new(List { rest, count, ..List::default() }))
+        Self::List(Box::new(List {
+            rest,
+            count,
+            ..List::default()
+        }))
     }
 }
 
@@ -210,7 +216,9 @@ impl<'de> FromJson<'de> for Content {
         let (mut list, max) = (List::default(), max_texts());
         loop {
             if list.rest.len() >= max {
-                let Some(Kind(kind)) = items.next_element()? else { break };
+                let Some(Kind(kind)) = items.next_element()? else {
+                    break;
+                };
                 list.has_lists |= kind == LIST;
             } else {
                 match items.next_element()? {

@@ -45,14 +45,22 @@ pub(crate) fn read<T: DeserializeOwned>(text: &[u8], budget: Budget) -> Result<T
         let mut deserializer = serde_json::Deserializer::from_slice(text);
         let value = serde_path_to_error::deserialize(Objects(&mut deserializer))
             .map_err(|error| refusal().map_or(ReadError::Wrong(error), ReadError::Refused))?;
-        deserializer.end().map(|()| value).map_err(ReadError::Trailing)
+        deserializer
+            .end()
+            .map(|()| value)
+            .map_err(ReadError::Trailing)
     })
 }
 
 /// The field names of a type with defaults for all of them.
 pub(crate) fn field_names<T: Serialize + Default>() -> BTreeSet<String> {
     let value = serde_json::to_value(T::default()).unwrap_or_default();
-    value.as_object().into_iter().flatten().map(|(name, _)| name.clone()).collect()
+    value
+        .as_object()
+        .into_iter()
+        .flatten()
+        .map(|(name, _)| name.clone())
+        .collect()
 }
 
 /// Before the path of an error in [`flattened`] fields.
@@ -60,16 +68,22 @@ const IN_FIELD: &str = "in the field ";
 
 /// Deserializes a type whose fields are among another object's fields, with `#[serde(flatten)]`, which alone loses the
 /// fields' names in errors.
-pub(crate) fn flattened<'de, D: Deserializer<'de>, T: Deserialize<'de>>(fields: D) -> Result<T, D::Error> {
-    serde_path_to_error::deserialize(Objects(fields)).map_err(|error| match error.path().to_string() {
-        own if own == "." => error.into_inner(),
-        path => D::Error::custom(format_args!("{IN_FIELD}`{path}`: {}", error.into_inner())),
+pub(crate) fn flattened<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+    fields: D,
+) -> Result<T, D::Error> {
+    serde_path_to_error::deserialize(Objects(fields)).map_err(|error| {
+        match error.path().to_string() {
+            own if own == "." => error.into_inner(),
+            path => D::Error::custom(format_args!("{IN_FIELD}`{path}`: {}", error.into_inner())),
+        }
     })
 }
 
 /// The path and the cause of an error at `path`, which may be in [`flattened`] fields.
 pub(crate) fn located<'a>(path: &str, cause: &'a str) -> (String, &'a str) {
-    let within = cause.strip_prefix(IN_FIELD).and_then(|rest| rest.strip_prefix('`')?.split_once("`: "));
+    let within = cause
+        .strip_prefix(IN_FIELD)
+        .and_then(|rest| rest.strip_prefix('`')?.split_once("`: "));
     match within {
         Some((field, cause)) if path == "." => (field.to_owned(), cause),
         Some((field, cause)) => (format!("{path}.{field}"), cause),
@@ -79,7 +93,9 @@ pub(crate) fn located<'a>(path: &str, cause: &'a str) -> (String, &'a str) {
 
 /// Message for a syntax error. serde_json calls a value that begins like `null`, `true` or `false` an "ident".
 pub(crate) fn syntax(error: &serde_json::Error) -> String {
-    error.to_string().replace("expected ident", "expected value")
+    error
+        .to_string()
+        .replace("expected ident", "expected value")
 }
 
 /// A value's type in JSON, for errors.
@@ -105,14 +121,22 @@ mod tests {
     fn memory_of<T: DeserializeOwned>(text: &str) -> (bool, usize) {
         let mut is_refused = false;
         let bytes = allocation_counter::measure(|| {
-            is_refused = matches!(read_within::<T>(text), Err(ReadError::Refused(Error::TooLarge { .. })));
+            is_refused = matches!(
+                read_within::<T>(text),
+                Err(ReadError::Refused(Error::TooLarge { .. }))
+            );
         });
         (is_refused, bytes.bytes_max as usize)
     }
 
     /// Objects and lists that would take a hundred times their text.
-    const SMALL: [(&str, usize); 5] =
-        [("{\"\":0}", 100_000), ("{}", 100_000), ("[]", 500_000), ("0", 1_000_000), ("\"\"", 700_000)];
+    const SMALL: [(&str, usize); 5] = [
+        ("{\"\":0}", 100_000),
+        ("{}", 100_000),
+        ("[]", 500_000),
+        ("0", 1_000_000),
+        ("\"\"", 700_000),
+    ];
 
     #[test]
     fn many_small_values_are_refused_before_they_take_memory() {
@@ -120,7 +144,10 @@ mod tests {
             let text = format!("[{}]", vec![item; count].join(","));
             let (is_refused, bytes) = memory_of::<Tree>(&text);
             let allowed = max_memory(text.len()) / 2 * 3;
-            assert!(is_refused && bytes <= allowed, "{item} × {count}: {bytes} bytes");
+            assert!(
+                is_refused && bytes <= allowed,
+                "{item} × {count}: {bytes} bytes"
+            );
         }
     }
 
@@ -130,11 +157,17 @@ mod tests {
             let text = format!("[{}]", vec![item; 20_000].join(","));
             let mut count = 0;
             let bytes = allocation_counter::measure(|| {
-                let Content::List(list) = read_within::<Content>(&text).unwrap() else { panic!("{item}") };
+                let Content::List(list) = read_within::<Content>(&text).unwrap() else {
+                    panic!("{item}")
+                };
                 count = list.count;
             });
             assert_eq!(count, 20_000);
-            assert!(bytes.bytes_max < 1024 * 400, "{item}: {} bytes", bytes.bytes_max);
+            assert!(
+                bytes.bytes_max < 1024 * 400,
+                "{item}: {} bytes",
+                bytes.bytes_max
+            );
         }
     }
 
@@ -149,11 +182,23 @@ mod tests {
         };
         read::<Value>(text.as_bytes(), Budget::new(text.len(), 10).held_by(hold)).unwrap();
         let taken = 5000 * VALUE_BYTES;
-        assert!((taken..=taken + taken / STEP).contains(&held.get()), "{}", held.get());
-        let refuse = |_| Err(Error::Overloaded { limit: 1, unit: "bytes" });
-        let refused =
-            read::<Value>(text.as_bytes(), Budget::new(text.len(), 10).held_by(refuse)).unwrap_err();
-        assert!(matches!(refused, ReadError::Refused(Error::Overloaded { .. })));
+        assert!(
+            (taken..=taken + taken / STEP).contains(&held.get()),
+            "{}",
+            held.get()
+        );
+        let refuse = |_| {
+            Err(Error::Overloaded {
+                limit: 1,
+                unit: "bytes",
+            })
+        };
+        let refused = read::<Value>(text.as_bytes(), Budget::new(text.len(), 10).held_by(refuse))
+            .unwrap_err();
+        assert!(matches!(
+            refused,
+            ReadError::Refused(Error::Overloaded { .. })
+        ));
     }
 
     #[test]

@@ -86,7 +86,10 @@ impl<'de, V: Visitor<'de>> Visitor<'de> for Objects<V> {
         self.0.visit_some(Objects(deserializer))
     }
 
-    fn visit_newtype_struct<D: Deserializer<'de>>(self, deserializer: D) -> Result<V::Value, D::Error> {
+    fn visit_newtype_struct<D: Deserializer<'de>>(
+        self,
+        deserializer: D,
+    ) -> Result<V::Value, D::Error> {
         self.0.visit_newtype_struct(Objects(deserializer))
     }
 
@@ -115,7 +118,10 @@ impl<'de, S: DeserializeSeed<'de>> DeserializeSeed<'de> for Objects<S> {
 impl<'de, A: SeqAccess<'de>> SeqAccess<'de> for Objects<A> {
     type Error = A::Error;
 
-    fn next_element_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>, A::Error> {
+    fn next_element_seed<S: DeserializeSeed<'de>>(
+        &mut self,
+        seed: S,
+    ) -> Result<Option<S::Value>, A::Error> {
         let element = self.0.next_element_seed(Objects(seed))?;
         if element.is_some() {
             take(VALUE_BYTES)?;
@@ -131,7 +137,10 @@ impl<'de, A: SeqAccess<'de>> SeqAccess<'de> for Objects<A> {
 impl<'de, A: MapAccess<'de>> MapAccess<'de> for Objects<A> {
     type Error = A::Error;
 
-    fn next_key_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<Option<S::Value>, A::Error> {
+    fn next_key_seed<S: DeserializeSeed<'de>>(
+        &mut self,
+        seed: S,
+    ) -> Result<Option<S::Value>, A::Error> {
         let key = self.0.next_key_seed(Objects(seed))?;
         if key.is_some() {
             take(VALUE_BYTES)?;
@@ -152,7 +161,10 @@ impl<'de, A: EnumAccess<'de>> EnumAccess<'de> for Objects<A> {
     type Error = A::Error;
     type Variant = Objects<A::Variant>;
 
-    fn variant_seed<S: DeserializeSeed<'de>>(self, seed: S) -> Result<(S::Value, Self::Variant), A::Error> {
+    fn variant_seed<S: DeserializeSeed<'de>>(
+        self,
+        seed: S,
+    ) -> Result<(S::Value, Self::Variant), A::Error> {
         let (value, variant) = self.0.variant_seed(Objects(seed))?;
         Ok((value, Objects(variant)))
     }
@@ -169,7 +181,11 @@ impl<'de, A: VariantAccess<'de>> VariantAccess<'de> for Objects<A> {
         self.0.newtype_variant_seed(Objects(seed))
     }
 
-    fn tuple_variant<V: Visitor<'de>>(self, length: usize, visitor: V) -> Result<V::Value, A::Error> {
+    fn tuple_variant<V: Visitor<'de>>(
+        self,
+        length: usize,
+        visitor: V,
+    ) -> Result<V::Value, A::Error> {
         self.0.tuple_variant(length, Objects(visitor))
     }
 
@@ -214,15 +230,18 @@ mod tests {
         let read = |value: serde_json::Value| {
             let of_value = Outer::deserialize(Objects(&value)).map_err(|error| error.to_string());
             let text = value.to_string();
-            let of_text = Outer::deserialize(Objects(&mut serde_json::Deserializer::from_str(&text)));
+            let of_text =
+                Outer::deserialize(Objects(&mut serde_json::Deserializer::from_str(&text)));
             assert_eq!(of_text.is_ok(), of_value.is_ok(), "{text}");
             of_value
         };
         let inner = json!({ "number": 1 });
-        let all =
-            json!({ "one": inner, "option": inner, "list": [inner], "map": { "a": inner }, "pair": [1, 2] });
+        let all = json!({ "one": inner, "option": inner, "list": [inner], "map": { "a": inner }, "pair": [1, 2] });
         let found = read(all).unwrap();
-        assert_eq!((found.list.len(), found.map.len(), found.pair), (1, 1, Some((1, 2))));
+        assert_eq!(
+            (found.list.len(), found.map.len(), found.pair),
+            (1, 1, Some((1, 2)))
+        );
         for wrong in [
             json!([{ "number": 1 }, null, [], {}, null]),
             json!({ "one": [1] }),
@@ -231,7 +250,10 @@ mod tests {
             json!({ "one": inner, "map": { "a": [1] } }),
         ] {
             let error = read(wrong.clone()).unwrap_err();
-            assert!(error.starts_with("invalid type: sequence, expected an object"), "{wrong}: {error}");
+            assert!(
+                error.starts_with("invalid type: sequence, expected an object"),
+                "{wrong}: {error}"
+            );
         }
     }
 }

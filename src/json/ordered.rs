@@ -53,7 +53,9 @@ impl Serialize for Ordered {
             Self::Position(position) => position.serialize(serializer),
             Self::Text(text) => serializer.serialize_str(text),
             Self::List(values) => serializer.collect_seq(values),
-            Self::Object(fields) => serializer.collect_map(fields.iter().map(|(name, value)| (name, value))),
+            Self::Object(fields) => {
+                serializer.collect_map(fields.iter().map(|(name, value)| (name, value)))
+            }
         }
     }
 }
@@ -131,7 +133,10 @@ impl<'de> Visitor<'de> for OrderedVisitor {
         let (mut fields, mut names) = (Vec::new(), std::collections::BTreeSet::new());
         while let Some((name, value)) = access.next_entry::<String, Ordered>()? {
             if !names.insert(name.clone()) {
-                return Err(A::Error::custom(format_args!("duplicate field `{}`", name.escape_debug())));
+                return Err(A::Error::custom(format_args!(
+                    "duplicate field `{}`",
+                    name.escape_debug()
+                )));
             }
             fields.push((name, value));
         }
@@ -149,7 +154,9 @@ mod tests {
         let value: Ordered = serde_json::from_str(text).unwrap();
         assert_eq!(serde_json::to_string(&value).unwrap(), text);
         assert_eq!(serde_json::to_string(&Ordered::Score(0.1)).unwrap(), "0.1");
-        let error = serde_json::from_str::<Ordered>(r#"{"a": 1, "a": 2}"#).unwrap_err().to_string();
+        let error = serde_json::from_str::<Ordered>(r#"{"a": 1, "a": 2}"#)
+            .unwrap_err()
+            .to_string();
         assert!(error.starts_with("duplicate field `a`"), "{error}");
     }
 }

@@ -23,7 +23,9 @@ impl<'de> Deserialize<'de> for Tree {
 }
 
 /// Reads an object into a map.
-pub(crate) fn fields<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Map<String, Value>, D::Error> {
+pub(crate) fn fields<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Map<String, Value>, D::Error> {
     deserializer.deserialize_map(FieldsVisitor)
 }
 
@@ -35,7 +37,10 @@ pub(crate) fn add_field<E: Error>(
 ) -> Result<(), E> {
     if fields.contains_key(&name) {
         let name: String = name.chars().take(MAX_NAME).collect();
-        return Err(E::custom(format_args!("duplicate field `{}`", name.escape_debug())));
+        return Err(E::custom(format_args!(
+            "duplicate field `{}`",
+            name.escape_debug()
+        )));
     }
     fields.insert(name, value);
     Ok(())
@@ -117,17 +122,31 @@ mod tests {
 
     #[test]
     fn values_are_kept_and_fields_that_occur_twice_refused() {
-        let value = json!({ "a": [null, true, 1, -1, 0.5, "x", {}], "b": { "a": { "a": u64::MAX } } });
+        let value =
+            json!({ "a": [null, true, 1, -1, 0.5, "x", {}], "b": { "a": { "a": u64::MAX } } });
         assert_eq!(Tree::deserialize(&value).unwrap().0, value);
-        assert_eq!(serde_json::from_str::<Tree>(&value.to_string()).unwrap().0, value);
-        for (text, name) in
-            [(r#"{"a": 1, "b": 2, "a": 1}"#, "a"), (r#"[{"b": {"\u0061\n": 1, "a\n": null}}]"#, r"a\n")]
-        {
+        assert_eq!(
+            serde_json::from_str::<Tree>(&value.to_string()).unwrap().0,
+            value
+        );
+        for (text, name) in [
+            (r#"{"a": 1, "b": 2, "a": 1}"#, "a"),
+            (r#"[{"b": {"\u0061\n": 1, "a\n": null}}]"#, r"a\n"),
+        ] {
             let error = serde_json::from_str::<Tree>(text).unwrap_err().to_string();
-            assert!(error.starts_with(&format!("duplicate field `{name}`")), "{error}");
+            assert!(
+                error.starts_with(&format!("duplicate field `{name}`")),
+                "{error}"
+            );
         }
         let long = "n".repeat(1000);
         let text = format!(r#"{{"{long}": 1, "{long}": 1}}"#);
-        assert!(serde_json::from_str::<Tree>(&text).unwrap_err().to_string().len() < 100);
+        assert!(
+            serde_json::from_str::<Tree>(&text)
+                .unwrap_err()
+                .to_string()
+                .len()
+                < 100
+        );
     }
 }

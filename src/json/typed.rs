@@ -11,25 +11,44 @@ pub(crate) fn wrong_value(path: &str, cause: &str) -> Error {
     let (path, cause) = located(path, cause);
     let cause = redacted(cause);
     let is_body = path == ".";
-    let field = if is_body { "the body".to_owned() } else { format!("`{path}`") };
+    let field = if is_body {
+        "the body".to_owned()
+    } else {
+        format!("`{path}`")
+    };
     if let Some(name) = cause.strip_prefix("missing field `") {
-        let parent = if is_body { String::new() } else { format!("{path}.") };
-        return Error::invalid(format!("expected the field `{parent}{name}, but found none"));
+        let parent = if is_body {
+            String::new()
+        } else {
+            format!("{path}.")
+        };
+        return Error::invalid(format!(
+            "expected the field `{parent}{name}, but found none"
+        ));
     }
-    if let Some((_, known)) =
-        cause.strip_prefix("unknown field `").and_then(|rest| rest.split_once("`, expected "))
+    if let Some((_, known)) = cause
+        .strip_prefix("unknown field `")
+        .and_then(|rest| rest.split_once("`, expected "))
     {
         let known = known.strip_prefix("one of ").unwrap_or(known);
         return Error::invalid(format!("unknown field {field}; known fields: {known}"));
     }
     if let Some(name) = cause.strip_prefix("duplicate field ") {
-        return Error::invalid(format!("expected each field once in {field}, but found {name} twice"));
+        return Error::invalid(format!(
+            "expected each field once in {field}, but found {name} twice"
+        ));
     }
     let prefixes = ["invalid type: ", "invalid value: ", "unknown variant: "];
-    let described = prefixes.iter().find_map(|prefix| cause.strip_prefix(prefix)?.split_once(", expected "));
+    let described = prefixes
+        .iter()
+        .find_map(|prefix| cause.strip_prefix(prefix)?.split_once(", expected "));
     Error::invalid(match described {
         Some((found, expected)) => {
-            format!("expected {field} to be {}, but found {}", in_json(expected), in_json(found))
+            format!(
+                "expected {field} to be {}, but found {}",
+                in_json(expected),
+                in_json(found)
+            )
         }
         None => format!("wrong value in {field}: {cause}"),
     })
@@ -45,7 +64,10 @@ fn in_json(kind: &str) -> &str {
         "f32" | "f64" => "a number",
         "sequence" | "a sequence" => "a list",
         "map" | "a map" => "an object",
-        _ => kind.split_once(' ').filter(|(kind, _)| *kind == "integer").map_or(kind, |(_, number)| number),
+        _ => kind
+            .split_once(' ')
+            .filter(|(kind, _)| *kind == "integer")
+            .map_or(kind, |(_, number)| number),
     }
 }
 
@@ -57,9 +79,19 @@ fn redacted(cause: &str) -> String {
         (from < to).then(|| format!("{}{instead}{}", &cause[..from], &cause[to + 1..]))
     };
     let redacted = without("string \"", "\", expected ", "a string")
-        .or_else(|| without("unknown variant `", "`, expected ", "unknown variant: another value"))
+        .or_else(|| {
+            without(
+                "unknown variant `",
+                "`, expected ",
+                "unknown variant: another value",
+            )
+        })
         .unwrap_or_else(|| cause.to_owned());
-    redacted.split(" at line ").next().unwrap_or_default().to_owned()
+    redacted
+        .split(" at line ")
+        .next()
+        .unwrap_or_default()
+        .to_owned()
 }
 
 /// Deserializes parsed JSON; errors name the field.
@@ -71,13 +103,22 @@ pub(crate) fn from_value<T: DeserializeOwned>(value: Value) -> Result<T, Error> 
 }
 
 /// Deserializes parameters outside of a JSON body; errors name the parameter.
-pub(crate) fn from_parameters<T: DeserializeOwned>(parameters: Map<String, Value>) -> Result<T, Error> {
+pub(crate) fn from_parameters<T: DeserializeOwned>(
+    parameters: Map<String, Value>,
+) -> Result<T, Error> {
     serde_path_to_error::deserialize(Objects(Value::Object(parameters))).map_err(|error| {
         let path = error.path().to_string();
         let cause = error.into_inner().to_string();
         let (path, cause) = located(&path, &cause);
         let (name, within) = path.split_at(path.find(['.', '[']).unwrap_or(path.len()));
-        let within = if within.is_empty() { "." } else { within.trim_start_matches('.') };
-        Error::invalid(format!("invalid parameter `{name}`: {}", wrong_value(within, cause)))
+        let within = if within.is_empty() {
+            "."
+        } else {
+            within.trim_start_matches('.')
+        };
+        Error::invalid(format!(
+            "invalid parameter `{name}`: {}",
+            wrong_value(within, cause)
+        ))
     })
 }

@@ -18,7 +18,11 @@ pub const BUDGET: [&str; 2] = ["kivu_models_memory_limit_bytes", "kivu_models_me
 /// Exports the metrics of the models in `catalog`.
 pub fn export(catalog: &Arc<Catalog>, otlp: &Otlp) {
     let catalog = Arc::clone(catalog);
-    let names = [&MODELS[..], if catalog.is_on_demand() { &BUDGET } else { &[] }].concat();
+    let names = [
+        &MODELS[..],
+        if catalog.is_on_demand() { &BUDGET } else { &[] },
+    ]
+    .concat();
     otlp.observe(&names, move || read(&catalog.entries(), catalog.budget()));
 }
 
@@ -32,12 +36,20 @@ pub fn read(models: &[Arc<Entry>], budget: Option<(u64, u64)>) -> Vec<Reading> {
             model.last_use().map(|time| time.as_secs_f64()),
         ];
         MODELS.into_iter().zip(values).filter_map(|(name, value)| {
-            Some(Reading { name, model: Some(model.name.clone()), value: value? })
+            Some(Reading {
+                name,
+                model: Some(model.name.clone()),
+                value: value?,
+            })
         })
     });
     let budget = budget.into_iter().flat_map(|(limit, used)| {
         let values = BUDGET.into_iter().zip([limit, used]);
-        values.map(|(name, value)| Reading { name, model: None, value: value as f64 })
+        values.map(|(name, value)| Reading {
+            name,
+            model: None,
+            value: value as f64,
+        })
     });
     by_model.chain(budget).collect()
 }

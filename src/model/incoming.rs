@@ -37,8 +37,9 @@ impl IncomingModel {
         let bundle = Bundle::in_memory(text, BTreeMap::new())?;
         require_native(&Config::default(), bundle.manifest())?;
         let files = loaded_files(bundle.manifest());
-        let files =
-            files.map(|file| Ok((file.name.clone(), IncomingFile::new(file)?))).collect::<Result<_>>()?;
+        let files = files
+            .map(|file| Ok((file.name.clone(), IncomingFile::new(file)?)))
+            .collect::<Result<_>>()?;
         Ok(Self { bundle, files })
     }
 
@@ -52,7 +53,9 @@ impl IncomingModel {
     pub fn fill(&mut self, name: &str, length: usize, copy: impl FnOnce(&mut [u8])) -> Result<()> {
         let Some(file) = self.files.get_mut(name) else {
             let model = &self.bundle.manifest().name;
-            return Err(Error::model(format!("expected a file that `{model}` loads, but found `{name}`")));
+            return Err(Error::model(format!(
+                "expected a file that `{model}` loads, but found `{name}`"
+            )));
         };
         file.hash.update(file.contents.fill_with(length, copy));
         file.size += length as u64;
@@ -64,7 +67,10 @@ impl IncomingModel {
     /// # Errors
     /// A file is incomplete or damaged.
     pub fn open(self) -> Result<Model> {
-        let files = self.files.into_iter().map(|(name, file)| (name, file.finish()));
+        let files = self
+            .files
+            .into_iter()
+            .map(|(name, file)| (name, file.finish()));
         Model::from_bundle(self.bundle.with_files(files.collect()))
     }
 }
@@ -79,10 +85,18 @@ impl IncomingFile {
                 file.name, file.size
             )));
         }
-        Ok(Self { contents: Buffer::new(file.size as usize), size: 0, hash: blake3::Hasher::new() })
+        Ok(Self {
+            contents: Buffer::new(file.size as usize),
+            size: 0,
+            hash: blake3::Hasher::new(),
+        })
     }
 
     fn finish(self) -> MemoryFile {
-        MemoryFile { contents: self.contents.filled(), size: self.size, digest: self.hash.finalize() }
+        MemoryFile {
+            contents: self.contents.filled(),
+            size: self.size,
+            digest: self.hash.finalize(),
+        }
     }
 }

@@ -48,7 +48,10 @@ type OnError<'a> = &'a mut dyn FnMut(Error) -> Result<()>;
 
 impl Bundles {
     pub(super) fn new(config: &Config) -> Self {
-        Self { store: Store::new(config.s3.timeout()), known: HashMap::new() }
+        Self {
+            store: Store::new(config.s3.timeout()),
+            known: HashMap::new(),
+        }
     }
 
     /// All models in configuration order; those in a folder or below a URL are sorted by name.
@@ -78,23 +81,34 @@ impl Bundles {
     /// The bundle at a model's path, or the bundles in its folder.
     fn bundles(&mut self, model: &ModelConfig, on_error: OnError<'_>) -> Result<Vec<Bundle>> {
         let found: Vec<Place> = match Url::of(&model.path) {
-            Some(url) => remote::list(&self.store, &url?)?.into_iter().map(Place::from).collect(),
+            Some(url) => remote::list(&self.store, &url?)?
+                .into_iter()
+                .map(Place::from)
+                .collect(),
             None => local(&model.path)?,
         };
         if model.name.is_some() && found.len() > 1 {
-            let names: Vec<_> = found.iter().map(|place| place.path.display().to_string()).collect();
+            let names: Vec<_> = found
+                .iter()
+                .map(|place| place.path.display().to_string())
+                .collect();
             return Err(Error::config(format!(
                 "expected one bundle for a model with a name, but found {}",
                 quoted(&names)
             )));
         }
         let is_known = |place: &&Place| {
-            self.known.get(&place.path).is_some_and(|(tag, _)| *tag == place.tag && !tag.is_empty())
+            self.known
+                .get(&place.path)
+                .is_some_and(|(tag, _)| *tag == place.tag && !tag.is_empty())
         };
         let new: Vec<&Place> = found.iter().filter(|place| !is_known(place)).collect();
         for (place, opened) in new.iter().zip(self.open(&new)) {
             match opened {
-                Ok(bundle) => drop(self.known.insert(place.path.clone(), (place.tag.clone(), bundle))),
+                Ok(bundle) => drop(
+                    self.known
+                        .insert(place.path.clone(), (place.tag.clone(), bundle)),
+                ),
                 Err(error) => {
                     // Without a manifest, there is none any more. With a damaged one, the older bundle keeps its name.
                     if place.tag.is_empty() {
@@ -104,7 +118,10 @@ impl Bundles {
                 }
             }
         }
-        Ok(found.iter().filter_map(|place| Some(self.known.get(&place.path)?.1.clone())).collect())
+        Ok(found
+            .iter()
+            .filter_map(|place| Some(self.known.get(&place.path)?.1.clone()))
+            .collect())
     }
 
     /// Opens bundles, in order: many in S3 at once.
@@ -119,14 +136,24 @@ impl Bundles {
                 let index = next.fetch_add(1, Ordering::Relaxed);
                 Some((index, *places.get(index)?))
             };
-            iter::from_fn(take).map(|(index, place)| (index, open(place))).collect::<Vec<_>>()
+            iter::from_fn(take)
+                .map(|(index, place)| (index, open(place)))
+                .collect::<Vec<_>>()
         };
         let is_remote = places.iter().any(|place| Url::of(&place.open).is_some());
-        let threads = if is_remote { PARALLEL.min(places.len()) } else { 1 };
+        let threads = if is_remote {
+            PARALLEL.min(places.len())
+        } else {
+            1
+        };
         let mut opened = thread::scope(|scope| {
             let threads: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
             let mut opened = work();
-            opened.extend(threads.into_iter().flat_map(|thread| thread.join().unwrap_or_default()));
+            opened.extend(
+                threads
+                    .into_iter()
+                    .flat_map(|thread| thread.join().unwrap_or_default()),
+            );
             opened
         });
         opened.sort_by_key(|(index, _)| *index);
@@ -137,7 +164,11 @@ impl Bundles {
 impl From<remote::Found> for Place {
     fn from(found: remote::Found) -> Self {
         let [path, open] = [found.url, found.open].map(|url| PathBuf::from(url.to_string()));
-        Self { path, open, tag: found.tag }
+        Self {
+            path,
+            open,
+            tag: found.tag,
+        }
     }
 }
 
@@ -155,32 +186,58 @@ fn local(path: &Path) -> Result<Vec<Place>> {
         true => Vec::new(),
         false => folders_with_manifest(path)?,
     };
-    let mut folders = if folders.is_empty() { vec![path.to_owned()] } else { folders };
+    let mut folders = if folders.is_empty() {
+        vec![path.to_owned()]
+    } else {
+        folders
+    };
     folders.sort();
-    let place = |path: PathBuf| Place { tag: tag(&path), open: path.clone(), path };
+    let place = |path: PathBuf| Place {
+        tag: tag(&path),
+        open: path.clone(),
+        path,
+    };
     Ok(folders.into_iter().map(place).collect())
 }
 
 /// A text that changes when the manifest is written or replaced; empty without a manifest.
 fn tag(folder: &Path) -> String {
-    let Ok(found) = fs::metadata(folder.join(MANIFEST)) else { return String::new() };
-    format!("{} {} {} {} {}", found.dev(), found.ino(), found.size(), found.mtime(), found.mtime_nsec())
+    let Ok(found) = fs::metadata(folder.join(MANIFEST)) else {
+        return String::new();
+    };
+    format!(
+        "{} {} {} {} {}",
+        found.dev(),
+        found.ino(),
+        found.size(),
+        found.mtime(),
+        found.mtime_nsec()
+    )
 }
 
 fn folders_with_manifest(path: &Path) -> Result<Vec<PathBuf>> {
-    let Ok(entries) = fs::read_dir(path) else { return Ok(Vec::new()) };
+    let Ok(entries) = fs::read_dir(path) else {
+        return Ok(Vec::new());
+    };
     let mut folders = Vec::new();
     for entry in entries {
         let entry = entry.map_err(Error::io(format!("cannot read `{}`", path.display())))?;
         // Builds in progress are in hidden folders.
-        if !entry.file_name().as_encoded_bytes().starts_with(b".") && entry.path().join(MANIFEST).is_file() {
+        if !entry.file_name().as_encoded_bytes().starts_with(b".")
+            && entry.path().join(MANIFEST).is_file()
+        {
             folders.push(entry.path());
         }
     }
     Ok(folders)
 }
 
-fn listed(model: &ModelConfig, bundle: Bundle, config: &Config, others: &[Listed]) -> Result<Listed> {
+fn listed(
+    model: &ModelConfig,
+    bundle: Bundle,
+    config: &Config,
+    others: &[Listed],
+) -> Result<Listed> {
     let mut manifest = bundle.manifest().clone();
     TaskSettings::of(&manifest)?;
     let name = model.name.clone().unwrap_or_else(|| manifest.name.clone());
@@ -191,18 +248,35 @@ fn listed(model: &ModelConfig, bundle: Bundle, config: &Config, others: &[Listed
     }
     // If two bundles come from one hub repository, the first has the repository's name.
     let repository = manifest.source.from.split('@').next().unwrap_or_default();
-    if others.iter().any(|known| known.manifest.aliases.iter().any(|alias| alias == repository)) {
+    if others.iter().any(|known| {
+        known
+            .manifest
+            .aliases
+            .iter()
+            .any(|alias| alias == repository)
+    }) {
         manifest.aliases.retain(|alias| alias != repository);
     }
     let of_config = config.aliases.iter().filter(|(_, model)| **model == name);
-    manifest.aliases.extend(of_config.map(|(alias, _)| alias.clone()));
-    Ok(Listed { name, manifest, bundle, config: model.clone() })
+    manifest
+        .aliases
+        .extend(of_config.map(|(alias, _)| alias.clone()));
+    Ok(Listed {
+        name,
+        manifest,
+        bundle,
+        config: model.clone(),
+    })
 }
 
 /// Refuses aliases for unknown models, names shared by two models, and names that requests cannot use.
 fn check_aliases(listed: &[Listed], config: &Config) -> Result<()> {
     let names: Vec<&str> = listed.iter().map(|model| model.name.as_str()).collect();
-    if let Some((alias, name)) = config.aliases.iter().find(|(_, name)| !names.contains(&name.as_str())) {
+    if let Some((alias, name)) = config
+        .aliases
+        .iter()
+        .find(|(_, name)| !names.contains(&name.as_str()))
+    {
         return Err(Error::config(format!(
             "expected `aliases.{alias}` to be the name of a served model, {}, but found `{name}`",
             quoted(&names)
@@ -220,7 +294,9 @@ fn check_aliases(listed: &[Listed], config: &Config) -> Result<()> {
     }
     for name in &known {
         // `MODEL:ROLE` selects one of the model's prompts.
-        let shadowed = name.split_once(':').filter(|(model, _)| known.contains(model));
+        let shadowed = name
+            .split_once(':')
+            .filter(|(model, _)| known.contains(model));
         if name.trim().is_empty() || shadowed.is_some() {
             return Err(Error::config(format!(
                 "expected names and aliases other than \"\" and another name with a colon, but found `{name}`; change it \

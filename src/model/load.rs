@@ -10,8 +10,8 @@ use crate::{
     backend::{
         Backend, Engine, MappedFiles,
         onnx::{
-            ExternalWeights, Graph, OnnxBackend, OnnxSeq2Seq, Parallelism, Runtime, keeps_signed_weights,
-            library,
+            ExternalWeights, Graph, OnnxBackend, OnnxSeq2Seq, Parallelism, Runtime,
+            keeps_signed_weights, library,
         },
         require_known_files,
         routing::Route,
@@ -41,16 +41,25 @@ pub(super) fn load(bundle: &Bundle, config: &Config, placement: &Placement) -> R
         if cached.verify().is_ok() {
             return Err(error);
         }
-        tracing::warn!("the cached bundle is damaged and is fetched again: {}", error.chain());
+        tracing::warn!(
+            "the cached bundle is damaged and is fetched again: {}",
+            error.chain()
+        );
         load_files(&remote::refetch(bundle, cache)?, config, placement)
     })
 }
 
 /// Loads a bundle from its location.
 fn load_files(bundle: &Bundle, config: &Config, placement: &Placement) -> Result<Loaded> {
-    let Placement { policy, fleet, remote_name, .. } = placement;
-    let fleet =
-        (*policy != Policy::Local).then(|| Fleet::new(fleet, remote_name).map(Arc::new)).transpose()?;
+    let Placement {
+        policy,
+        fleet,
+        remote_name,
+        ..
+    } = placement;
+    let fleet = (*policy != Policy::Local)
+        .then(|| Fleet::new(fleet, remote_name).map(Arc::new))
+        .transpose()?;
     let manifest = bundle.manifest();
     let settings = manifest.seq2seq.as_ref();
     let labels = label_encoder(manifest);
@@ -66,7 +75,9 @@ fn load_files(bundle: &Bundle, config: &Config, placement: &Placement) -> Result
         return Ok(Loaded {
             tokenizers,
             route: match settings {
-                None => LoadedRoute::Encoder(Route::encoder(None, fleet, manifest.signature.clone())),
+                None => {
+                    LoadedRoute::Encoder(Route::encoder(None, fleet, manifest.signature.clone()))
+                }
                 Some(_) => LoadedRoute::Seq2Seq(Route::seq2seq(None, fleet)),
             },
             label_encoder: None,
@@ -75,24 +86,39 @@ fn load_files(bundle: &Bundle, config: &Config, placement: &Placement) -> Result
         });
     }
     // Files that are verified while they are read; all others are mapped.
-    let graphs = iter::once(&manifest.graph).chain(settings.map(|settings| &settings.decoder.graph));
-    let of_seq2seq =
-        settings.into_iter().flat_map(|settings| [&settings.target_tokenizer, &settings.shortlist]);
-    let queries = manifest.embedding.as_ref().and_then(EmbeddingSettings::static_queries);
+    let graphs =
+        iter::once(&manifest.graph).chain(settings.map(|settings| &settings.decoder.graph));
+    let of_seq2seq = settings
+        .into_iter()
+        .flat_map(|settings| [&settings.target_tokenizer, &settings.shortlist]);
+    let queries = manifest
+        .embedding
+        .as_ref()
+        .and_then(EmbeddingSettings::static_queries);
     let read: Vec<&str> = [TOKENIZER, PIECES, RANGES]
         .into_iter()
         .chain(queries.map(|queries| queries.weights.as_str()))
         .chain(graphs.map(String::as_str))
         .chain(of_seq2seq.flatten().map(String::as_str))
-        .chain(labels.into_iter().flat_map(|labels| [labels.graph.as_str(), &labels.tokenizer]))
+        .chain(
+            labels
+                .into_iter()
+                .flat_map(|labels| [labels.graph.as_str(), &labels.tokenizer]),
+        )
         .collect();
     let is_mapped = config.map_weights && matches!(bundle.home(), Home::Folder(_));
     let mapped = manifest.files.iter().map(|file| file.name.as_str());
-    let mapped = mapped.filter(|name| is_mapped && !read.contains(name)).map(|name| bundle.path(name));
+    let mapped = mapped
+        .filter(|name| is_mapped && !read.contains(name))
+        .map(|name| bundle.path(name));
     let files = Arc::new(MappedFiles::open(mapped)?);
     // Files that are read into memory are hashed while they are read.
     let verification = is_mapped.then(|| bundle.verification(&read)).transpose()?;
-    let verify = || verification.as_ref().map_or(Ok(()), |verification| verification.work());
+    let verify = || {
+        verification
+            .as_ref()
+            .map_or(Ok(()), |verification| verification.work())
+    };
     thread::scope(|scope| {
         // Two threads, since most functions have two CPUs.
         let tokenizers = scope.spawn(|| {
@@ -104,21 +130,40 @@ fn load_files(bundle: &Bundle, config: &Config, placement: &Placement) -> Result
         });
         let opened = open_graphs(bundle, config, is_mapped.then_some(&files));
         let helped = if opened.is_ok() { verify() } else { Ok(()) };
-        let panicked = |_| Err(Error::model(format!("loading `{}` panicked", manifest.name)));
+        let panicked = |_| {
+            Err(Error::model(format!(
+                "loading `{}` panicked",
+                manifest.name
+            )))
+        };
         let tokenizers = tokenizers.join().unwrap_or_else(panicked)?;
         helped?;
-        verification.as_ref().map_or(Ok(()), |verification| verification.finish())?;
+        verification
+            .as_ref()
+            .map_or(Ok(()), |verification| verification.finish())?;
         let (local, arithmetic) = opened?;
         files.require_loaded()?;
         let (route, label_encoder) = match local {
             Local::Encoder(backend, labels) => {
                 let route = Route::encoder(Some(backend), fleet, manifest.signature.clone());
-                (LoadedRoute::Encoder(route.with_engine(engine(config, manifest))), labels)
+                (
+                    LoadedRoute::Encoder(route.with_engine(engine(config, manifest))),
+                    labels,
+                )
             }
-            Local::Seq2Seq(backend) => (LoadedRoute::Seq2Seq(Route::seq2seq(Some(backend), fleet)), None),
+            Local::Seq2Seq(backend) => (
+                LoadedRoute::Seq2Seq(Route::seq2seq(Some(backend), fleet)),
+                None,
+            ),
         };
         let (arithmetic, files) = (Some(arithmetic), Arc::clone(&files));
-        Ok(Loaded { tokenizers, route, label_encoder, arithmetic, files })
+        Ok(Loaded {
+            tokenizers,
+            route,
+            label_encoder,
+            arithmetic,
+            files,
+        })
     })
 }
 
@@ -137,28 +182,37 @@ fn open_graphs(
     let manifest = bundle.manifest();
     let threads = config.threads();
     let Some(settings) = &manifest.seq2seq else {
-        let open = |graph: Graph| time_start("session", || OnnxBackend::open(runtime, graph, threads));
+        let open =
+            |graph: Graph| time_start("session", || OnnxBackend::open(runtime, graph, threads));
         let (backend, labels, arithmetic) = match label_encoder(manifest) {
             None => {
                 let ([graph], arithmetic) = read_graphs(bundle, [&manifest.graph], mapped)?;
                 (open(graph)?, None, arithmetic)
             }
             Some(settings) => {
-                let (graphs, arithmetic) = read_graphs(bundle, [&manifest.graph, &settings.graph], mapped)?;
+                let (graphs, arithmetic) =
+                    read_graphs(bundle, [&manifest.graph, &settings.graph], mapped)?;
                 let [graph, labels] = graphs;
-                (open(graph)?, Some(Arc::new(open(labels)?) as Arc<dyn Backend>), arithmetic)
+                (
+                    open(graph)?,
+                    Some(Arc::new(open(labels)?) as Arc<dyn Backend>),
+                    arithmetic,
+                )
             }
         };
         check_signature(manifest, &manifest.signature, backend.signature())?;
         return Ok((Local::Encoder(Arc::new(backend), labels), arithmetic));
     };
-    let (graphs, arithmetic) = read_graphs(bundle, [&manifest.graph, &settings.decoder.graph], mapped)?;
+    let (graphs, arithmetic) =
+        read_graphs(bundle, [&manifest.graph, &settings.decoder.graph], mapped)?;
     // Sources with different shortlists cannot share a batch.
     let parallelism = match settings.shortlist {
         Some(_) => Parallelism::AcrossSources(threads),
         None => Parallelism::WithinStep(threads),
     };
-    let backend = time_start("session", || OnnxSeq2Seq::open(runtime, graphs, parallelism))?;
+    let backend = time_start("session", || {
+        OnnxSeq2Seq::open(runtime, graphs, parallelism)
+    })?;
     let [encoder, decoder] = backend.signatures();
     check_signature(manifest, &manifest.signature, encoder)?;
     check_signature(manifest, &settings.decoder.signature, decoder)?;
@@ -174,16 +228,23 @@ fn read_graphs<const COUNT: usize>(
 ) -> Result<([Graph; COUNT], String)> {
     let manifest = bundle.manifest();
     // Verified while they are read, since they are parsed.
-    let graphs = names.iter().map(|name| bundle.read(name)).collect::<Result<Vec<_>>>()?;
+    let graphs = names
+        .iter()
+        .map(|name| bundle.read(name))
+        .collect::<Result<Vec<_>>>()?;
     let arithmetic = arithmetic(manifest, &graphs)?;
     if let Some(mapped) = mapped {
         for graph in &graphs {
             require_known_files(graph, |name| manifest.file(name).is_some())?;
         }
-        let graphs = names.map(|name| Graph::File { path: bundle.path(name), mapped: Arc::clone(mapped) });
+        let graphs = names.map(|name| Graph::File {
+            path: bundle.path(name),
+            mapped: Arc::clone(mapped),
+        });
         return Ok((graphs, arithmetic));
     }
-    let mut weights = ExternalWeights::of(&graphs, |name| manifest.file(name).map(|file| file.size))?;
+    let mut weights =
+        ExternalWeights::of(&graphs, |name| manifest.file(name).map(|file| file.size))?;
     time_start("weights", || {
         weights.files().iter().try_for_each(|name| {
             let mut file = weights.file(name);
@@ -191,7 +252,9 @@ fn read_graphs<const COUNT: usize>(
         })
     })?;
     let graphs = Graph::in_memory(graphs, weights)?;
-    let graphs = graphs.try_into().map_err(|_| Error::model("expected as many graphs as names"))?;
+    let graphs = graphs
+        .try_into()
+        .map_err(|_| Error::model("expected as many graphs as names"))?;
     Ok((graphs, arithmetic))
 }
 

@@ -52,7 +52,12 @@ impl Placement {
     /// In this process.
     pub(super) fn local(manifest: &Manifest) -> Self {
         let (files, fleet) = (manifest.files.clone(), FleetConfig::default());
-        Self { files, policy: Policy::Local, fleet, remote_name: String::new() }
+        Self {
+            files,
+            policy: Policy::Local,
+            fleet,
+            remote_name: String::new(),
+        }
     }
 }
 
@@ -105,20 +110,34 @@ pub(super) enum Local {
 }
 
 /// Reads a bundle's tokenizers, and its other files that tasks need.
-pub(super) fn read_tokenizers(bundle: &Bundle, settings: Option<&Seq2SeqSettings>) -> Result<Tokenizers> {
+pub(super) fn read_tokenizers(
+    bundle: &Bundle,
+    settings: Option<&Seq2SeqSettings>,
+) -> Result<Tokenizers> {
     let source = Arc::new(time_start("tokenizer", || bundle.tokenizer())?);
     let target = match settings.and_then(|settings| settings.target_tokenizer.as_ref()) {
         Some(name) => Arc::new(Tokenizer::from_json(&bundle.read(name)?)?),
         None => Arc::clone(&source),
     };
     let shortlist = settings.and_then(|settings| settings.shortlist.as_ref());
-    let shortlist =
-        shortlist.map(|name| Shortlist::from_bytes(&bundle.read(name)?).map(Arc::new)).transpose()?;
-    let dense = bundle.manifest().embedding.as_ref().and_then(|embedding| embedding.dense.as_ref());
+    let shortlist = shortlist
+        .map(|name| Shortlist::from_bytes(&bundle.read(name)?).map(Arc::new))
+        .transpose()?;
+    let dense = bundle
+        .manifest()
+        .embedding
+        .as_ref()
+        .and_then(|embedding| embedding.dense.as_ref());
     let dense = dense.filter(|_| bundle.manifest().file(RANGES).is_some());
-    let ranges = dense.map(|dense| Ranges::from_bytes(&bundle.read(RANGES)?, dense.dimensions).map(Arc::new));
-    let sparse = bundle.manifest().embedding.as_ref().and_then(|embedding| embedding.sparse.as_ref());
-    let query_weights = sparse.and_then(|sparse| sparse.queries.as_ref().zip(Some(sparse.dimensions)));
+    let ranges = dense
+        .map(|dense| Ranges::from_bytes(&bundle.read(RANGES)?, dense.dimensions).map(Arc::new));
+    let sparse = bundle
+        .manifest()
+        .embedding
+        .as_ref()
+        .and_then(|embedding| embedding.sparse.as_ref());
+    let query_weights =
+        sparse.and_then(|sparse| sparse.queries.as_ref().zip(Some(sparse.dimensions)));
     let query_weights = query_weights.map(|(queries, dimensions)| {
         QueryWeights::from_bytes(&bundle.read(&queries.weights)?, dimensions).map(Arc::new)
     });
@@ -127,7 +146,14 @@ pub(super) fn read_tokenizers(bundle: &Bundle, settings: Option<&Seq2SeqSettings
     let labels = labels
         .map(|labels| Tokenizer::from_json(&bundle.read(&labels.tokenizer)?).map(Arc::new))
         .transpose()?;
-    Ok(Tokenizers { source, target, shortlist, ranges, query_weights, labels })
+    Ok(Tokenizers {
+        source,
+        target,
+        shortlist,
+        ranges,
+        query_weights,
+        labels,
+    })
 }
 
 /// Settings for the model that reads labels, if there is one.
@@ -159,37 +185,53 @@ pub(super) fn open_natively(
     }
     let graph = bundle.read(&manifest.graph)?;
     require_known_files(&graph, |name| manifest.file(name).is_some())?;
-    let labels = label_encoder(manifest).map(|settings| bundle.read(&settings.graph)).transpose()?;
+    let labels = label_encoder(manifest)
+        .map(|settings| bundle.read(&settings.graph))
+        .transpose()?;
     let mut names = WeightFiles::names(&graph)?;
     if let Some(labels) = &labels {
         require_known_files(labels, |name| manifest.file(name).is_some())?;
         names.extend(WeightFiles::names(labels)?);
     }
     let size = |name: &String| {
-        let size = manifest.file(name).and_then(|file| usize::try_from(file.size).ok());
-        size.ok_or_else(|| Error::model(format!("expected `{name}` in the manifest of `{}`", manifest.name)))
+        let size = manifest
+            .file(name)
+            .and_then(|file| usize::try_from(file.size).ok());
+        size.ok_or_else(|| {
+            Error::model(format!(
+                "expected `{name}` in the manifest of `{}`",
+                manifest.name
+            ))
+        })
     };
     let files = match (mapped, bundle.home()) {
         (Some(mapped), _) => {
             names.iter().try_for_each(|name| size(name).map(drop))?;
-            let paths = names.into_iter().map(|name| (name.clone(), bundle.path(&name)));
+            let paths = names
+                .into_iter()
+                .map(|name| (name.clone(), bundle.path(&name)));
             WeightFiles::map(paths, Arc::clone(mapped))?
         }
         (None, Home::Memory(_)) => {
-            let shared = names.into_iter().map(|name| Ok((name.clone(), bundle.bytes(&name)?)));
+            let shared = names
+                .into_iter()
+                .map(|name| Ok((name.clone(), bundle.bytes(&name)?)));
             WeightFiles::in_memory(shared.collect::<Result<_>>()?)
         }
         (None, Home::Folder(_) | Home::S3(..)) => {
             let mut files = WeightFiles::default();
             for name in &names {
                 let mut buffer = Buffer::new(size(name)?);
-                time_start("weights", || bundle.stream(name, |piece| buffer.fill(piece)))?;
+                time_start("weights", || {
+                    bundle.stream(name, |piece| buffer.fill(piece))
+                })?;
                 files.insert(name, buffer)?;
             }
             files
         }
     };
-    let arithmetic = WeightForm::of(manifest).arithmetic(Engine::Native, || Ok::<_, Error>(false))?;
+    let arithmetic =
+        WeightForm::of(manifest).arithmetic(Engine::Native, || Ok::<_, Error>(false))?;
     if TableModel::is_in(&graph)? {
         let model = time_start("session", || TableModel::open(&graph, files))?;
         check_signature(manifest, &manifest.signature, model.signature())?;
@@ -208,7 +250,11 @@ pub(super) fn open_natively(
     Ok((Local::Encoder(backend, labels), arithmetic))
 }
 
-pub(super) fn check_signature(manifest: &Manifest, expected: &Signature, found: &Signature) -> Result<()> {
+pub(super) fn check_signature(
+    manifest: &Manifest,
+    expected: &Signature,
+    found: &Signature,
+) -> Result<()> {
     if expected == found {
         return Ok(());
     }
@@ -239,9 +285,21 @@ pub(super) fn load_natively(bundle: &Bundle, config: &Config) -> Result<Loaded> 
     let (route, label_encoder) = match local {
         Local::Encoder(backend, labels) => {
             let route = Route::encoder(Some(backend), None, manifest.signature.clone());
-            (LoadedRoute::Encoder(route.with_engine(Engine::Native)), labels)
+            (
+                LoadedRoute::Encoder(route.with_engine(Engine::Native)),
+                labels,
+            )
         }
-        Local::Seq2Seq(backend) => (LoadedRoute::Seq2Seq(Route::seq2seq(Some(backend), None)), None),
+        Local::Seq2Seq(backend) => (
+            LoadedRoute::Seq2Seq(Route::seq2seq(Some(backend), None)),
+            None,
+        ),
     };
-    Ok(Loaded { tokenizers, route, label_encoder, arithmetic: Some(arithmetic), files: Arc::default() })
+    Ok(Loaded {
+        tokenizers,
+        route,
+        label_encoder,
+        arithmetic: Some(arithmetic),
+        files: Arc::default(),
+    })
 }

@@ -12,8 +12,15 @@ pub(super) struct LongestText<'a> {
 
 /// Logs a warning for each model whose longest text does not fit: shorter ones do, so this is not an error.
 pub(super) fn warn<'a>(longest: impl Iterator<Item = LongestText<'a>>, limit: Option<u64>) {
-    let (Some(limit), Ok(used)) = (limit, resident_memory()) else { return };
-    for LongestText { model, tokens, bytes } in longest {
+    let (Some(limit), Ok(used)) = (limit, resident_memory()) else {
+        return;
+    };
+    for LongestText {
+        model,
+        tokens,
+        bytes,
+    } in longest
+    {
         if let Some(fitting) = fitting(limit.saturating_sub(used), bytes, tokens) {
             tracing::warn!(
                 model,

@@ -40,7 +40,10 @@ impl Model {
             let (placement, loaded) = &shared[index];
             models.push(Self::new_checked(one, config, placement, loaded.clone())?);
         }
-        memory::warn(models.iter().filter_map(Self::longest_text), config.memory_limit);
+        memory::warn(
+            models.iter().filter_map(Self::longest_text),
+            config.memory_limit,
+        );
         Ok(models)
     }
 
@@ -64,7 +67,11 @@ impl Model {
     /// ```
     pub fn open(bundle: &Path, config: &Config) -> Result<Self> {
         let models = vec![bundle.to_owned().into()];
-        let mut models = Self::open_all(&Config { models, aliases: BTreeMap::new(), ..config.clone() })?;
+        let mut models = Self::open_all(&Config {
+            models,
+            aliases: BTreeMap::new(),
+            ..config.clone()
+        })?;
         match models.len() {
             1 => Ok(models.remove(0)),
             found => Err(Error::config(format!(
@@ -82,7 +89,12 @@ impl Model {
     }
 
     /// A model that fits its fleet.
-    fn new_checked(listed: &Listed, config: &Config, placement: &Placement, loaded: Loaded) -> Result<Self> {
+    fn new_checked(
+        listed: &Listed,
+        config: &Config,
+        placement: &Placement,
+        loaded: Loaded,
+    ) -> Result<Self> {
         let model = Self::new(listed, config, placement, loaded)?;
         check_fleet(&model.name, &model.pipeline)?;
         Ok(model)
@@ -90,16 +102,29 @@ impl Model {
 
     fn longest_text(&self) -> Option<LongestText<'_>> {
         let (model, tokens) = (&self.name, self.pipeline.max_tokens());
-        self.max_input_memory.map(|bytes| LongestText { model, tokens, bytes })
+        self.max_input_memory.map(|bytes| LongestText {
+            model,
+            tokens,
+            bytes,
+        })
     }
 }
 
 /// Where the model `name` runs.
-fn placement(model: &ModelConfig, config: &Config, manifest: &Manifest, name: &str) -> Result<Placement> {
+fn placement(
+    model: &ModelConfig,
+    config: &Config,
+    manifest: &Manifest,
+    name: &str,
+) -> Result<Placement> {
     let policy = model.policy(&config.fleet);
     let local = Placement::local(manifest);
     // Only Kivu reads shortlists, and models that have one are small.
-    if manifest.seq2seq.as_ref().is_some_and(|settings| settings.shortlist.is_some()) {
+    if manifest
+        .seq2seq
+        .as_ref()
+        .is_some_and(|settings| settings.shortlist.is_some())
+    {
         if policy == Policy::Fleet {
             return Err(Error::config(format!(
                 "expected the policy `local` or `auto` for `{name}`, since models with a shortlist do not run on a \
@@ -117,7 +142,12 @@ fn placement(model: &ModelConfig, config: &Config, manifest: &Manifest, name: &s
         return Ok(local);
     }
     let remote_name = model.remote.clone().unwrap_or_else(|| name.to_owned());
-    Ok(Placement { policy, fleet: model.fleet(&config.fleet), remote_name, ..local })
+    Ok(Placement {
+        policy,
+        fleet: model.fleet(&config.fleet),
+        remote_name,
+        ..local
+    })
 }
 
 /// Refuses a model on the fleet that does not fit the bundle. A fleet that does not respond is not an error.
@@ -127,11 +157,14 @@ fn check_fleet(name: &str, pipeline: &Pipeline) -> Result<()> {
     }
     // On another thread, since the caller may or may not be in a runtime.
     let check = || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
         let runtime = runtime.map_err(Error::io("cannot start a runtime"))?;
         runtime.block_on(pipeline.check_fleet(Deadline::within(FLEET_TIMEOUT)))
     };
     let checked = thread::scope(|scope| scope.spawn(check).join());
     let checked = checked.unwrap_or_else(|_| Err(Error::model("the check panicked")));
-    checked.map_err(|error| Error::model_because(format!("`{name}` cannot run on the fleet"), error))
+    checked
+        .map_err(|error| Error::model_because(format!("`{name}` cannot run on the fleet"), error))
 }

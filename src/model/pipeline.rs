@@ -60,16 +60,21 @@ impl Pipeline {
 
     /// Input tokenizer.
     pub fn tokenizer(&self) -> &Arc<Tokenizer> {
-        self.encoder().map_or_else(Seq2SeqPipeline::tokenizer, Encoder::tokenizer)
+        self.encoder()
+            .map_or_else(Seq2SeqPipeline::tokenizer, Encoder::tokenizer)
     }
 
     /// Maximum tokens per input, special tokens included.
     pub fn max_tokens(&self) -> usize {
-        self.encoder().map_or_else(|pipeline| pipeline.settings().max_tokens, Encoder::max_tokens)
+        self.encoder().map_or_else(
+            |pipeline| pipeline.settings().max_tokens,
+            Encoder::max_tokens,
+        )
     }
 
     pub(super) fn has_fleet(&self) -> bool {
-        self.encoder().map_or_else(Seq2SeqPipeline::has_fleet, Encoder::has_fleet)
+        self.encoder()
+            .map_or_else(Seq2SeqPipeline::has_fleet, Encoder::has_fleet)
     }
 
     pub(super) async fn check_fleet(&self, deadline: Deadline) -> Result<()> {
@@ -137,15 +142,32 @@ impl Pipeline {
 
     /// Creates the pipeline for a manifest's task, for inputs with at most `limit` tokens if the model takes more.
     pub(super) fn new(manifest: &Manifest, loaded: Loaded, limit: Option<usize>) -> Result<Self> {
-        let Tokenizers { source: tokenizer, target, shortlist, ranges, query_weights, labels } =
-            loaded.tokenizers;
+        let Tokenizers {
+            source: tokenizer,
+            target,
+            shortlist,
+            ranges,
+            query_weights,
+            labels,
+        } = loaded.tokenizers;
         let max_tokens = |own: usize| own.min(limit.unwrap_or(usize::MAX));
         let settings = TaskSettings::of(manifest)?;
         let route = match (loaded.route, settings) {
             (LoadedRoute::Encoder(route), _) => route,
-            (LoadedRoute::Seq2Seq(route), TaskSettings::Translation(own) | TaskSettings::TextToText(own)) => {
-                let own = Seq2SeqSettings { max_tokens: max_tokens(own.max_tokens), ..own.clone() };
-                let parts = Seq2SeqParts { tokenizer, target, shortlist, route };
+            (
+                LoadedRoute::Seq2Seq(route),
+                TaskSettings::Translation(own) | TaskSettings::TextToText(own),
+            ) => {
+                let own = Seq2SeqSettings {
+                    max_tokens: max_tokens(own.max_tokens),
+                    ..own.clone()
+                };
+                let parts = Seq2SeqParts {
+                    tokenizer,
+                    target,
+                    shortlist,
+                    route,
+                };
                 let pipeline = Seq2SeqPipeline::new(parts, own)?;
                 return Ok(match settings {
                     TaskSettings::Translation(_) => Self::Translation(pipeline),
@@ -155,31 +177,52 @@ impl Pipeline {
             (LoadedRoute::Seq2Seq(_), _) => return Err(unfit(manifest)),
         };
         let embedding = |own: &EmbeddingSettings| {
-            let own = EmbeddingSettings { max_tokens: max_tokens(own.max_tokens), ..own.clone() };
+            let own = EmbeddingSettings {
+                max_tokens: max_tokens(own.max_tokens),
+                ..own.clone()
+            };
             let pipeline = EmbeddingPipeline::new(Arc::clone(&tokenizer), route.clone(), own)?;
-            Ok(pipeline.with_ranges(ranges.clone()).with_query_weights(query_weights.clone()))
+            Ok(pipeline
+                .with_ranges(ranges.clone())
+                .with_query_weights(query_weights.clone()))
         };
         let classification = |own: &ClassificationSettings| {
-            let own = ClassificationSettings { max_tokens: max_tokens(own.max_tokens), ..own.clone() };
+            let own = ClassificationSettings {
+                max_tokens: max_tokens(own.max_tokens),
+                ..own.clone()
+            };
             ClassificationPipeline::new(Arc::clone(&tokenizer), route.clone(), own)
         };
         Ok(match settings {
             TaskSettings::Embedding(own) => Self::Embedding(embedding(own)?),
             TaskSettings::Classification(own) => Self::Classification(classification(own)?),
             TaskSettings::ZeroShotEntities(own) => {
-                let own = ZeroShotEntitiesSettings { max_tokens: max_tokens(own.max_tokens), ..own.clone() };
-                let encoder = own.label_encoder.as_ref().zip(labels).zip(loaded.label_encoder);
+                let own = ZeroShotEntitiesSettings {
+                    max_tokens: max_tokens(own.max_tokens),
+                    ..own.clone()
+                };
+                let encoder = own
+                    .label_encoder
+                    .as_ref()
+                    .zip(labels)
+                    .zip(loaded.label_encoder);
                 let encoder = encoder
                     .map(|((own, tokenizer), backend)| LabelEncoder::new(tokenizer, backend, own))
                     .transpose()?;
-                Self::ZeroShotEntities(ZeroShotEntitiesPipeline::new(tokenizer, route, own, encoder)?)
+                Self::ZeroShotEntities(ZeroShotEntitiesPipeline::new(
+                    tokenizer, route, own, encoder,
+                )?)
             }
             TaskSettings::TokenClassification(own) => {
-                let own =
-                    TokenClassificationSettings { max_tokens: max_tokens(own.max_tokens), ..own.clone() };
+                let own = TokenClassificationSettings {
+                    max_tokens: max_tokens(own.max_tokens),
+                    ..own.clone()
+                };
                 Self::TokenClassification(TokenClassificationPipeline::new(tokenizer, route, own)?)
             }
-            TaskSettings::RankingEmbedding(own) => Self::Ranking(RankingPipeline::Embedding(embedding(own)?)),
+            TaskSettings::RankingEmbedding(own) => {
+                Self::Ranking(RankingPipeline::Embedding(embedding(own)?))
+            }
             TaskSettings::CrossEncoder(own) => {
                 Self::Ranking(RankingPipeline::cross_encoder(classification(own)?)?)
             }
@@ -190,10 +233,17 @@ impl Pipeline {
                 Self::ZeroShot(ZeroShotPipeline::entailment(classification(own)?)?)
             }
             TaskSettings::LabelScores(own) => {
-                let own = LabelScoresSettings { max_tokens: max_tokens(own.max_tokens), ..own.clone() };
-                Self::ZeroShot(ZeroShotPipeline::Labels(LabelScoresPipeline::new(tokenizer, route, own)?))
+                let own = LabelScoresSettings {
+                    max_tokens: max_tokens(own.max_tokens),
+                    ..own.clone()
+                };
+                Self::ZeroShot(ZeroShotPipeline::Labels(LabelScoresPipeline::new(
+                    tokenizer, route, own,
+                )?))
             }
-            TaskSettings::Translation(_) | TaskSettings::TextToText(_) => return Err(unfit(manifest)),
+            TaskSettings::Translation(_) | TaskSettings::TextToText(_) => {
+                return Err(unfit(manifest));
+            }
         })
     }
 }

@@ -43,7 +43,12 @@ pub struct FleetSettings {
 
 impl ModelSettings {
     /// Settings for a model that runs at `placement`, in `engine` if it runs in this process.
-    pub(super) fn new(config: &Config, placement: &Placement, engine: Engine, max_tokens: usize) -> Self {
+    pub(super) fn new(
+        config: &Config,
+        placement: &Placement,
+        engine: Engine,
+        max_tokens: usize,
+    ) -> Self {
         // Every field is named, so that a new one is not forgotten; ignored fields change no result.
         let Config {
             home,
@@ -97,15 +102,29 @@ impl ModelSettings {
             id: _,
             metadata: _,
         } = batch;
-        let Placement { policy, fleet, remote_name, files: _ } = placement;
-        let FleetConfig { urls, version, policy: _, timeout_ms: _, ca: _, token: _ } = fleet;
+        let Placement {
+            policy,
+            fleet,
+            remote_name,
+            files: _,
+        } = placement;
+        let FleetConfig {
+            urls,
+            version,
+            policy: _,
+            timeout_ms: _,
+            ca: _,
+            token: _,
+        } = fleet;
         let engine = (*policy != Policy::Fleet).then_some(engine);
         let runtime = || runtime(onnxruntime.as_deref(), home);
         Self {
             max_tokens,
             truncate: *truncate,
             engine,
-            runtime: engine.filter(|engine| *engine == Engine::Onnx).and_then(|_| runtime()),
+            runtime: engine
+                .filter(|engine| *engine == Engine::Onnx)
+                .and_then(|_| runtime()),
             fleet: (*policy != Policy::Local).then(|| FleetSettings {
                 urls: urls.clone(),
                 model: remote_name.clone(),
@@ -136,24 +155,49 @@ mod tests {
 
     #[test]
     fn settings_without_effect_are_left_out() {
-        let fleet = FleetConfig { urls: vec!["http://a:1".into()], ..FleetConfig::default() };
+        let fleet = FleetConfig {
+            urls: vec!["http://a:1".into()],
+            ..FleetConfig::default()
+        };
         let placed = |policy| Placement {
             files: Vec::new(),
             policy,
             fleet: fleet.clone(),
             remote_name: "remote".into(),
         };
-        let of = |config: &Config, policy| ModelSettings::new(config, &placed(policy), Engine::Native, 7);
+        let of = |config: &Config, policy| {
+            ModelSettings::new(config, &placed(policy), Engine::Native, 7)
+        };
         let plain = of(&Config::default(), Policy::Local);
         assert_eq!(
             (plain.engine, plain.runtime.as_deref(), &plain.fleet),
             (Some(Engine::Native), None, &None)
         );
-        let limits = Limits { texts: 1, timeout_ms: 1, ..Limits::default() };
-        let other = Config { page: false, prefix: Some("/a".into()), limits, ..Config::default() };
+        let limits = Limits {
+            texts: 1,
+            timeout_ms: 1,
+            ..Limits::default()
+        };
+        let other = Config {
+            page: false,
+            prefix: Some("/a".into()),
+            limits,
+            ..Config::default()
+        };
         assert_eq!(of(&other, Policy::Local), plain);
-        let limits = Limits { truncate: false, ..Limits::default() };
-        assert!(of(&Config { limits, ..Config::default() }, Policy::Local) != plain);
+        let limits = Limits {
+            truncate: false,
+            ..Limits::default()
+        };
+        assert!(
+            of(
+                &Config {
+                    limits,
+                    ..Config::default()
+                },
+                Policy::Local
+            ) != plain
+        );
         let remote = of(&Config::default(), Policy::Fleet);
         assert_eq!(remote.engine, None);
         assert!(remote != of(&Config::default(), Policy::Auto) && remote != plain);

@@ -47,7 +47,13 @@ pub(super) enum Vectors {
 impl OutputSpec {
     /// Output names for error messages.
     fn names(&self) -> String {
-        quoted(&self.outputs.iter().map(|output| output.name.as_str()).collect::<Vec<_>>())
+        quoted(
+            &self
+                .outputs
+                .iter()
+                .map(|output| output.name.as_str())
+                .collect::<Vec<_>>(),
+        )
     }
 }
 
@@ -95,7 +101,13 @@ impl RemoteModel for Adapter {
             }
             Output::Labels { names, scores } => {
                 let used = [names].into_iter().chain(scores).collect();
-                (used, Output::Labels { names: 0, scores: scores.map(|_| 1) })
+                (
+                    used,
+                    Output::Labels {
+                        names: 0,
+                        scores: scores.map(|_| 1),
+                    },
+                )
             }
         };
         Self::new(described.with_outputs(&used), Arc::clone(spec), output)
@@ -105,9 +117,13 @@ impl RemoteModel for Adapter {
 impl Adapter {
     /// An adapter for a bundle's graph, whose outputs have the names in the manifest.
     pub(super) fn local(backend: Arc<dyn Backend>, spec: &Arc<OutputSpec>) -> Result<Self> {
-        let found = spec.outputs.iter().map(|output| backend.signature().output(&output.name));
+        let found = spec
+            .outputs
+            .iter()
+            .map(|output| backend.signature().output(&output.name));
         let output = found.collect::<Option<_>>().map(Output::Values);
-        let output = output.ok_or_else(|| ModelInputs::mismatch(backend.signature(), &spec.names()))?;
+        let output =
+            output.ok_or_else(|| ModelInputs::mismatch(backend.signature(), &spec.names()))?;
         Self::new(backend, Arc::clone(spec), output)
     }
 
@@ -115,7 +131,12 @@ impl Adapter {
         let signature = backend.signature().clone();
         let inputs = ModelInputs::recognize(&signature);
         let inputs = inputs.ok_or_else(|| ModelInputs::mismatch(&signature, &spec.names()))?;
-        let adapter = Self { backend, inputs, output, spec };
+        let adapter = Self {
+            backend,
+            inputs,
+            output,
+            spec,
+        };
         if let Output::Values(places) = &adapter.output {
             for (output, place) in adapter.spec.outputs.iter().zip(places) {
                 let found = &signature.outputs[*place];
@@ -125,7 +146,10 @@ impl Adapter {
                         found.name, found.element_type
                     )));
                 }
-                let width = found.shape.last().and_then(|side| usize::try_from(*side).ok());
+                let width = found
+                    .shape
+                    .last()
+                    .and_then(|side| usize::try_from(*side).ok());
                 if let Some(width) = width.filter(|width| *width != output.width) {
                     return Err(Error::model(format!(
                         "expected `{}` with {} values per text, but found {width}",
@@ -159,7 +183,11 @@ impl Adapter {
     /// Refuses a model whose first output has no vector for each token.
     pub(super) fn require_token_vectors(&self) -> Result<()> {
         match &self.output {
-            Output::Values(places) if places.first().is_some_and(|place| self.has_token_vectors(*place)) => {
+            Output::Values(places)
+                if places
+                    .first()
+                    .is_some_and(|place| self.has_token_vectors(*place)) =>
+            {
                 Ok(())
             }
             _ => Err(Error::invalid(format!(
@@ -186,7 +214,8 @@ impl Adapter {
                 "expected single texts, since the model on the fleet takes no pairs or token ids, but found one",
             ));
         }
-        let is_pair = self.spec.distinguishes_pairs && input.encoding.type_ids.iter().any(|id| *id != 0);
+        let is_pair =
+            self.spec.distinguishes_pairs && input.encoding.type_ids.iter().any(|id| *id != 0);
         if is_pair && !self.inputs.has(Role::Types) {
             return Err(Error::invalid(
                 "expected single texts, since the model on the fleet has no input `token_type_ids`, but found a pair",
@@ -210,9 +239,17 @@ impl Adapter {
         batches: &[Vec<Sequence<'_>>],
         deadline: Deadline,
     ) -> Result<Vec<Vec<Tensor>>> {
-        let tensors = batches.iter().map(|batch| self.inputs.tensors(batch, self.spec.padding_id));
-        let outputs = self.backend.infer_each(tensors.collect::<Result<_>>()?, deadline).await?;
-        outputs.into_iter().map(|outputs| self.values(outputs)).collect()
+        let tensors = batches
+            .iter()
+            .map(|batch| self.inputs.tensors(batch, self.spec.padding_id));
+        let outputs = self
+            .backend
+            .infer_each(tensors.collect::<Result<_>>()?, deadline)
+            .await?;
+        outputs
+            .into_iter()
+            .map(|outputs| self.values(outputs))
+            .collect()
     }
 
     fn values(&self, outputs: Vec<Tensor>) -> Result<Vec<Tensor>> {
@@ -221,11 +258,16 @@ impl Adapter {
             Output::Values(places) => {
                 let mut outputs: Vec<Option<Tensor>> = outputs.into_iter().map(Some).collect();
                 let mut take = |place: &usize| outputs.get_mut(*place).and_then(Option::take);
-                places.iter().map(|place| take(place).ok_or_else(missing)).collect()
+                places
+                    .iter()
+                    .map(|place| take(place).ok_or_else(missing))
+                    .collect()
             }
             Output::Labels { names, scores } => {
                 let names = outputs.get(*names).ok_or_else(missing)?;
-                let scores = scores.map(|scores| outputs.get(scores).ok_or_else(missing)).transpose()?;
+                let scores = scores
+                    .map(|scores| outputs.get(scores).ok_or_else(missing))
+                    .transpose()?;
                 Ok(vec![self.values_of_labels(names, scores)?])
             }
         }
@@ -234,26 +276,39 @@ impl Adapter {
     /// Logits for returned labels. The first label scores 1 if the model returns no scores; labels that it omits score
     /// 0.
     fn values_of_labels(&self, names: &Tensor, scores: Option<&Tensor>) -> Result<Tensor> {
-        let Some((labels, function)) = &self.spec.labels else { return Err(self.unexpected(0, "labels")) };
-        let returned = names.as_bytes().ok_or_else(|| self.unexpected(0, "no labels"))?;
+        let Some((labels, function)) = &self.spec.labels else {
+            return Err(self.unexpected(0, "labels"));
+        };
+        let returned = names
+            .as_bytes()
+            .ok_or_else(|| self.unexpected(0, "no labels"))?;
         let rows = names.shape().first().copied().unwrap_or(1);
         let per_row = returned.len().checked_div(rows).unwrap_or(0).max(1);
-        let scores = match scores {
-            None => (0..returned.len()).map(|index| if index % per_row == 0 { 1.0 } else { 0.0 }).collect(),
-            Some(scores) => {
-                let scores = scores.as_fp32().filter(|scores| scores.len() == returned.len());
-                Cow::Borrowed(
-                    scores.ok_or_else(|| self.unexpected(0, "different numbers of scores and labels"))?,
-                )
-            }
-        };
+        let scores =
+            match scores {
+                None => (0..returned.len())
+                    .map(|index| if index % per_row == 0 { 1.0 } else { 0.0 })
+                    .collect(),
+                Some(scores) => {
+                    let scores = scores
+                        .as_fp32()
+                        .filter(|scores| scores.len() == returned.len());
+                    Cow::Borrowed(scores.ok_or_else(|| {
+                        self.unexpected(0, "different numbers of scores and labels")
+                    })?)
+                }
+            };
         let mut probabilities = vec![0.0; rows * labels.len()];
         for (index, (name, score)) in returned.iter().zip(scores.iter()).enumerate() {
             let label = labels.iter().position(|label| label.as_bytes() == name);
-            let label = label.ok_or_else(|| self.unexpected(0, "a label that the manifest does not name"))?;
+            let label = label
+                .ok_or_else(|| self.unexpected(0, "a label that the manifest does not name"))?;
             probabilities[index / per_row * labels.len() + label] = *score;
         }
-        let logits = probabilities.into_iter().map(|score| function.invert(score)).collect();
+        let logits = probabilities
+            .into_iter()
+            .map(|score| function.invert(score))
+            .collect();
         Tensor::new(vec![rows, labels.len()], Elements::Fp32(logits))
     }
 
@@ -262,7 +317,12 @@ impl Adapter {
             Output::Values(places) => places.get(place).copied().unwrap_or_default(),
             Output::Labels { names, .. } => *names,
         };
-        let name = self.backend.signature().outputs.get(index).map_or("", |spec| &spec.name);
+        let name = self
+            .backend
+            .signature()
+            .outputs
+            .get(index)
+            .map_or("", |spec| &spec.name);
         Error::inference(format!("expected values in `{name}`, but found {found}"))
     }
 
@@ -275,7 +335,10 @@ impl Adapter {
         let mut texts = vec![Vec::with_capacity(outputs.len()); lengths.len()];
         for (place, output) in outputs.iter().enumerate() {
             let rows = self.rows_of(place, output, lengths.clone())?;
-            texts.iter_mut().zip(rows).for_each(|(text, row)| text.push(row));
+            texts
+                .iter_mut()
+                .zip(rows)
+                .for_each(|(text, row)| text.push(row));
         }
         Ok(texts)
     }
@@ -288,15 +351,26 @@ impl Adapter {
     ) -> Result<Vec<Row<'a>>> {
         let (count, shape) = (lengths.len(), output.shape());
         let Some(values) = output.as_fp32() else {
-            return Err(self.unexpected(place, &format!("{} of shape {shape:?}", output.element_type())));
+            return Err(self.unexpected(
+                place,
+                &format!("{} of shape {shape:?}", output.element_type()),
+            ));
         };
         let wrong_shape = || self.unexpected(place, &format!("shape {shape:?} for {count} texts"));
         let has_tokens = match &self.output {
             Output::Values(places) => self.has_token_vectors(places[place]),
             Output::Labels { .. } => false,
         };
-        let NamedOutput { width: expected, vectors, .. } = self.spec.outputs[place];
-        let has_rows = if has_tokens { shape.len() == 3 } else { matches!(shape.len(), 2 | 4) };
+        let NamedOutput {
+            width: expected,
+            vectors,
+            ..
+        } = self.spec.outputs[place];
+        let has_rows = if has_tokens {
+            shape.len() == 3
+        } else {
+            matches!(shape.len(), 2 | 4)
+        };
         let (rows, width) = match *shape {
             [] => return Err(wrong_shape()),
             // One value per text, or all values of one text.
@@ -305,20 +379,42 @@ impl Adapter {
             [.., width] => (1, width),
         };
         let has_other_vectors = vectors == Vectors::PerText && values.len() != rows * width;
-        if rows != count || width == 0 || width != expected || values.is_empty() || has_other_vectors {
+        if rows != count
+            || width == 0
+            || width != expected
+            || values.is_empty()
+            || has_other_vectors
+        {
             return Err(wrong_shape());
         }
-        let columns = if let [_, _, columns, _] = *shape { columns } else { 1 };
+        let columns = if let [_, _, columns, _] = *shape {
+            columns
+        } else {
+            1
+        };
         let row = |(row, length): (&'a [f32], usize)| {
-            let kept = if has_tokens { row.get(..length * width) } else { Some(row) };
-            let kept =
-                kept.ok_or_else(|| self.unexpected(place, &format!("shape {shape:?} for {length} tokens")))?;
+            let kept = if has_tokens {
+                row.get(..length * width)
+            } else {
+                Some(row)
+            };
+            let kept = kept.ok_or_else(|| {
+                self.unexpected(place, &format!("shape {shape:?} for {length} tokens"))
+            })?;
             if kept.iter().any(|value| !value.is_finite()) {
                 return Err(self.unexpected(place, "a value that is not a finite number"));
             }
-            Ok(Row { values: kept, columns, width })
+            Ok(Row {
+                values: kept,
+                columns,
+                width,
+            })
         };
-        values.chunks_exact(values.len() / rows).zip(lengths).map(row).collect()
+        values
+            .chunks_exact(values.len() / rows)
+            .zip(lengths)
+            .map(row)
+            .collect()
     }
 }
 
@@ -326,7 +422,11 @@ impl Adapter {
 /// output.
 fn infer_output(signature: &Signature, spec: &OutputSpec) -> Option<Output> {
     let outputs = &signature.outputs;
-    let named = |name: &str| outputs.iter().position(|output| output.name.eq_ignore_ascii_case(name));
+    let named = |name: &str| {
+        outputs
+            .iter()
+            .position(|output| output.name.eq_ignore_ascii_case(name))
+    };
     let [only] = &spec.outputs[..] else {
         return spec
             .outputs
@@ -336,8 +436,10 @@ fn infer_output(signature: &Signature, spec: &OutputSpec) -> Option<Output> {
             .map(Output::Values);
     };
     let of_type = |element_type: ElementType| {
-        let indexes =
-            outputs.iter().enumerate().filter(move |(_, output)| output.element_type == element_type);
+        let indexes = outputs
+            .iter()
+            .enumerate()
+            .filter(move |(_, output)| output.element_type == element_type);
         indexes.map(|(index, _)| index)
     };
     if let Some(index) = named(&only.name).or_else(|| named("output__0")) {
@@ -345,8 +447,16 @@ fn infer_output(signature: &Signature, spec: &OutputSpec) -> Option<Output> {
     }
     let mut floats = of_type(ElementType::Fp32);
     let first = floats.next();
-    match of_type(ElementType::Bytes).next().filter(|_| spec.labels.is_some()) {
-        Some(names) => Some(Output::Labels { names, scores: first }),
-        None => first.filter(|_| floats.next().is_none()).map(|index| Output::Values(vec![index])),
+    match of_type(ElementType::Bytes)
+        .next()
+        .filter(|_| spec.labels.is_some())
+    {
+        Some(names) => Some(Output::Labels {
+            names,
+            scores: first,
+        }),
+        None => first
+            .filter(|_| floats.next().is_none())
+            .map(|index| Output::Values(vec![index])),
     }
 }

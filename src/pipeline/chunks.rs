@@ -67,13 +67,22 @@ impl Chunks {
             byte = end;
             character
         };
-        self.spans.iter().map(|span| [characters(span.start), characters(span.end)]).collect()
+        self.spans
+            .iter()
+            .map(|span| [characters(span.start), characters(span.end)])
+            .collect()
     }
 
     /// The text after a prompt, with the chunk ends in bytes.
     pub(super) fn prompted(&self, prompt: Option<&str>) -> (String, Vec<usize>) {
         let prompt = prompt.unwrap_or_default();
-        (format!("{prompt}{}", self.text), self.spans.iter().map(|span| prompt.len() + span.end).collect())
+        (
+            format!("{prompt}{}", self.text),
+            self.spans
+                .iter()
+                .map(|span| prompt.len() + span.end)
+                .collect(),
+        )
     }
 }
 
@@ -93,7 +102,10 @@ mod tests {
     fn sentences_have_their_places_in_the_text() {
         let sentences = |text: &str, max| Chunks::sentences(text.into(), max);
         let text = " É o Dr. Silva.  Two?\nThree ";
-        assert_eq!(sentences(text, 3).unwrap().spans(), [[1, 15], [17, 21], [22, 27]]);
+        assert_eq!(
+            sentences(text, 3).unwrap().spans(),
+            [[1, 15], [17, 21], [22, 27]]
+        );
         assert_eq!(sentences(" \n", 3).unwrap().spans(), [[0, 2]]);
         insta::assert_snapshot!(sentences(text, 2).unwrap_err(), @"expected a text of at most 2 sentences, since the model takes as many tokens, but found more; send a shorter text");
     }

@@ -58,10 +58,16 @@ impl ClassificationPipeline {
         settings: ClassificationSettings,
     ) -> Result<Self> {
         if settings.labels.is_empty() {
-            return Err(Error::model("expected labels in the manifest, but found none"));
+            return Err(Error::model(
+                "expected labels in the manifest, but found none",
+            ));
         }
         let (name, width) = (settings.output.clone(), settings.labels.len());
-        let output = vec![NamedOutput { name, width, vectors: Vectors::PerText }];
+        let output = vec![NamedOutput {
+            name,
+            width,
+            vectors: Vectors::PerText,
+        }];
         let labels = Some((settings.labels.clone(), settings.function));
         let encoder = Encoder::new(tokenizer, route.into(), output, labels, settings.max_tokens)?
             .without_trailing(settings.padding);
@@ -88,9 +94,14 @@ impl ClassificationPipeline {
     /// refused.
     pub(super) fn with_instruction(&self, instruction: &str) -> Result<Self> {
         let mut settings = self.settings.clone();
-        let of_template = settings.template.as_mut().map(|template| &mut template.first);
+        let of_template = settings
+            .template
+            .as_mut()
+            .map(|template| &mut template.first);
         let prompt = of_template.or(settings.query_prompt.as_mut());
-        let replaced = prompt.as_deref().and_then(|prompt| replaced(prompt, instruction));
+        let replaced = prompt
+            .as_deref()
+            .and_then(|prompt| replaced(prompt, instruction));
         match prompt.zip(replaced) {
             Some((prompt, replaced)) => *prompt = replaced,
             None => {
@@ -100,7 +111,10 @@ impl ClassificationPipeline {
                 ));
             }
         }
-        Ok(Self { encoder: self.encoder.clone(), settings })
+        Ok(Self {
+            encoder: self.encoder.clone(),
+            settings,
+        })
     }
 
     /// The same model with another prompt before queries. A model with a template is refused.
@@ -110,9 +124,14 @@ impl ClassificationPipeline {
                 "expected no `prompt` for a model with a template, but found one; send an `instruction`",
             ));
         }
-        let settings =
-            ClassificationSettings { query_prompt: Some(prompt.to_owned()), ..self.settings.clone() };
-        Ok(Self { encoder: self.encoder.clone(), settings })
+        let settings = ClassificationSettings {
+            query_prompt: Some(prompt.to_owned()),
+            ..self.settings.clone()
+        };
+        Ok(Self {
+            encoder: self.encoder.clone(),
+            settings,
+        })
     }
 
     /// Logits per input, in label order.
@@ -134,7 +153,13 @@ impl ClassificationPipeline {
         deadline: Deadline,
     ) -> Result<Logits> {
         let template = self.settings.template.as_ref();
-        let options = EncodingOptions { template, inputs_per_text, ..EncodingOptions::new(truncation) };
-        self.encoder.logits(inputs, options, Granularity::Texts, deadline).await
+        let options = EncodingOptions {
+            template,
+            inputs_per_text,
+            ..EncodingOptions::new(truncation)
+        };
+        self.encoder
+            .logits(inputs, options, Granularity::Texts, deadline)
+            .await
     }
 }

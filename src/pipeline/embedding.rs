@@ -70,7 +70,10 @@ pub struct RequestedVectors {
 
 impl RequestedVectors {
     fn only(kind: VectorKind) -> Self {
-        Self { kinds: vec![kind], max_active_dims: None }
+        Self {
+            kinds: vec![kind],
+            max_active_dims: None,
+        }
     }
 }
 
@@ -121,9 +124,15 @@ impl EmbeddingPipeline {
         route: impl Into<Route>,
         settings: EmbeddingSettings,
     ) -> Result<Self> {
-        let output = |name: &str, width, vectors| NamedOutput { name: name.into(), width, vectors };
-        let dense =
-            settings.dense.as_ref().map(|dense| output(&dense.output, dense.dimensions, Vectors::Any));
+        let output = |name: &str, width, vectors| NamedOutput {
+            name: name.into(),
+            width,
+            vectors,
+        };
+        let dense = settings
+            .dense
+            .as_ref()
+            .map(|dense| output(&dense.output, dense.dimensions, Vectors::Any));
         let sparse = settings.sparse.as_ref().map(|sparse| {
             let vectors = match sparse.values {
                 SparseValues::Tokens { .. } => Vectors::PerToken,
@@ -137,13 +146,24 @@ impl EmbeddingPipeline {
             .map(|multi| output(&multi.output, multi.dimensions, Vectors::PerToken));
         let outputs = [dense, sparse, multi].into_iter().flatten().collect();
         let route: Route = route.into();
-        if !settings.tasks.is_empty() && route.signature().inputs.iter().all(|input| input.name != TASK_IDS) {
+        if !settings.tasks.is_empty()
+            && route
+                .signature()
+                .inputs
+                .iter()
+                .all(|input| input.name != TASK_IDS)
+        {
             return Err(Error::model(format!(
                 "expected the input `{TASK_IDS}` in the graph of a model with `tasks`, but found none"
             )));
         }
         let encoder = Encoder::new(tokenizer, route, outputs, None, settings.max_tokens)?;
-        Ok(Self { encoder, settings: settings.into(), ranges: None, query_weights: None })
+        Ok(Self {
+            encoder,
+            settings: settings.into(),
+            ranges: None,
+            query_weights: None,
+        })
     }
 
     /// Adds ranges for int8 vectors.
@@ -155,7 +175,10 @@ impl EmbeddingPipeline {
     /// Adds query weights, which the settings must declare.
     #[must_use]
     pub fn with_query_weights(self, query_weights: Option<Arc<QueryWeights>>) -> Self {
-        Self { query_weights, ..self }
+        Self {
+            query_weights,
+            ..self
+        }
     }
 
     /// Settings from the bundle's manifest.
@@ -176,8 +199,13 @@ impl EmbeddingPipeline {
         deadline: Deadline,
     ) -> Result<Embeddings<Vec<f32>>> {
         let requested = RequestedVectors::only(VectorKind::Dense);
-        let Embeddings { vectors, usage } = self.embed_kinds(inputs, &requested, options, deadline).await?;
-        Ok(Embeddings { vectors: vectors.into_iter().filter_map(|text| text.dense).collect(), usage })
+        let Embeddings { vectors, usage } = self
+            .embed_kinds(inputs, &requested, options, deadline)
+            .await?;
+        Ok(Embeddings {
+            vectors: vectors.into_iter().filter_map(|text| text.dense).collect(),
+            usage,
+        })
     }
 
     /// Refuses a request for vectors that the model does not have.
@@ -203,10 +231,17 @@ impl EmbeddingPipeline {
     ) -> Result<Embeddings<TextVectors>> {
         self.check(requested)?;
         let settings = &self.settings;
-        let place = |kind| settings.place(kind).filter(|_| requested.kinds.contains(&kind));
+        let place = |kind| {
+            settings
+                .place(kind)
+                .filter(|_| requested.kinds.contains(&kind))
+        };
         let dense = settings.dense.as_ref().zip(place(VectorKind::Dense));
         let sparse = settings.sparse.as_ref().zip(place(VectorKind::Sparse));
-        let multi = settings.multi_vector.as_ref().zip(place(VectorKind::MultiVector));
+        let multi = settings
+            .multi_vector
+            .as_ref()
+            .zip(place(VectorKind::MultiVector));
         let dimensions = dense.map_or(Ok(0), |_| self.dimensions(options.dimensions))?;
         check_values(options.max_values, inputs.len(), dimensions)?;
         let encodings = self.encode(inputs, options, deadline).await?;
@@ -219,25 +254,43 @@ impl EmbeddingPipeline {
             let ids = encodings.ids(index);
             let normalize = options.normalize.unwrap_or(true);
             TextVectors {
-                dense: dense.map(|(dense, place)| dense_vector(dense, dimensions, options, rows[place])),
-                sparse: sparse.map(|(sparse, place)| sparse.vector(ids, rows[place].values).truncated(limit)),
+                dense: dense
+                    .map(|(dense, place)| dense_vector(dense, dimensions, options, rows[place])),
+                sparse: sparse
+                    .map(|(sparse, place)| sparse.vector(ids, rows[place].values).truncated(limit)),
                 multi_vector: multi.map(|(multi, place)| {
                     let vectors = multi.vectors(role, ids, rows[place].values, normalize);
-                    vectors.chunks_exact(multi.dimensions).map(<[f32]>::to_vec).collect()
+                    vectors
+                        .chunks_exact(multi.dimensions)
+                        .map(<[f32]>::to_vec)
+                        .collect()
                 }),
             }
         };
         let (vectors, usage) = match &self.query_weights {
             Some(weights) if role == TextRole::Query => {
                 let vector = |index| weights.vector(encodings.ids(index)).truncated(limit);
-                let vectors = |index| TextVectors { sparse: Some(vector(index)), ..TextVectors::default() };
-                ((0..encodings.count()).map(vectors).collect(), encodings.usage_without_run())
+                let vectors = |index| TextVectors {
+                    sparse: Some(vector(index)),
+                    ..TextVectors::default()
+                };
+                (
+                    (0..encodings.count()).map(vectors).collect(),
+                    encodings.usage_without_run(),
+                )
             }
-            _ => self.encoder.run_all(&encodings, Granularity::Texts, deadline, vectors).await?,
+            _ => {
+                self.encoder
+                    .run_all(&encodings, Granularity::Texts, deadline, vectors)
+                    .await?
+            }
         };
         let values: usize = vectors.iter().map(TextVectors::values).sum();
         if values > options.max_values {
-            return Err(too_many(options.max_values, &format!("{values} in {} texts", vectors.len())));
+            return Err(too_many(
+                options.max_values,
+                &format!("{values} in {} texts", vectors.len()),
+            ));
         }
         Ok(Embeddings { vectors, usage })
     }
@@ -270,8 +323,14 @@ impl EmbeddingPipeline {
             };
             parts.iter().map(part).collect()
         };
-        let (vectors, usage) = self.encoder.run(&encodings, Granularity::Tokens, deadline, vectors).await?;
-        Ok(Embeddings { vectors: vectors.into_iter().flatten().collect(), usage })
+        let (vectors, usage) = self
+            .encoder
+            .run(&encodings, Granularity::Tokens, deadline, vectors)
+            .await?;
+        Ok(Embeddings {
+            vectors: vectors.into_iter().flatten().collect(),
+            usage,
+        })
     }
 
     /// Token vectors per text: multi-vectors if the model has them, or else its own vectors without pooling or
@@ -284,9 +343,13 @@ impl EmbeddingPipeline {
     ) -> Result<Embeddings<Vec<Vec<f32>>>> {
         if self.settings.has(VectorKind::MultiVector) {
             let requested = RequestedVectors::only(VectorKind::MultiVector);
-            let Embeddings { vectors, usage } =
-                self.embed_kinds(inputs, &requested, options, deadline).await?;
-            let vectors = vectors.into_iter().filter_map(|text| text.multi_vector).collect();
+            let Embeddings { vectors, usage } = self
+                .embed_kinds(inputs, &requested, options, deadline)
+                .await?;
+            let vectors = vectors
+                .into_iter()
+                .filter_map(|text| text.multi_vector)
+                .collect();
             return Ok(Embeddings { vectors, usage });
         }
         let lacks = || self.settings.lacks(VectorKind::MultiVector);
@@ -294,8 +357,16 @@ impl EmbeddingPipeline {
         self.encoder.require_token_vectors(deadline).await?;
         let encodings = self.encode(inputs, options, deadline).await?;
         check_values(options.max_values, encodings.tokens(), dense.dimensions)?;
-        let vectors = |row: Row<'_>| row.values.chunks_exact(row.width).map(<[f32]>::to_vec).collect();
-        let (vectors, usage) = self.encoder.run(&encodings, Granularity::Tokens, deadline, vectors).await?;
+        let vectors = |row: Row<'_>| {
+            row.values
+                .chunks_exact(row.width)
+                .map(<[f32]>::to_vec)
+                .collect()
+        };
+        let (vectors, usage) = self
+            .encoder
+            .run(&encodings, Granularity::Tokens, deadline, vectors)
+            .await?;
         Ok(Embeddings { vectors, usage })
     }
 
@@ -305,31 +376,48 @@ impl EmbeddingPipeline {
         &self,
         query: String,
         texts: Vec<String>,
-        RankingOptions { truncation, raw_scores }: RankingOptions,
+        RankingOptions {
+            truncation,
+            raw_scores,
+        }: RankingOptions,
         deadline: Deadline,
     ) -> Result<(Vec<f32>, Usage)> {
         let multi = self.settings.multi_vector()?;
-        let place = self.settings.place(VectorKind::MultiVector).unwrap_or_default();
-        let vectors =
-            |role| move |ids: &[u32], rows: &[Row<'_>]| multi.vectors(role, ids, rows[place].values, true);
+        let place = self
+            .settings
+            .place(VectorKind::MultiVector)
+            .unwrap_or_default();
+        let vectors = |role| {
+            move |ids: &[u32], rows: &[Row<'_>]| multi.vectors(role, ids, rows[place].values, true)
+        };
         let of_role = |role: TextRole| EmbeddingOptions {
             prompt_name: Some(role.name().to_owned()),
             ..EmbeddingOptions::for_comparison(truncation, Similarity::Cosine)
         };
         let query = vec![Input::Text(query)];
-        let query = self.encode(query, &of_role(TextRole::Query), deadline).await?;
+        let query = self
+            .encode(query, &of_role(TextRole::Query), deadline)
+            .await?;
         let of_query = vectors(TextRole::Query);
-        let of_query =
-            |index: usize, rows: &[Row<'_>]| Query::new(&of_query(query.ids(index), rows), multi.dimensions);
-        let (queries, of_query) =
-            self.encoder.run_all(&query, Granularity::Texts, deadline, of_query).await?;
+        let of_query = |index: usize, rows: &[Row<'_>]| {
+            Query::new(&of_query(query.ids(index), rows), multi.dimensions)
+        };
+        let (queries, of_query) = self
+            .encoder
+            .run_all(&query, Granularity::Texts, deadline, of_query)
+            .await?;
         let texts = texts.into_iter().map(Input::Text).collect();
-        let texts = self.encode(texts, &of_role(TextRole::Document), deadline).await?;
+        let texts = self
+            .encode(texts, &of_role(TextRole::Document), deadline)
+            .await?;
         let of_text = vectors(TextRole::Document);
         let score = |index: usize, rows: &[Row<'_>]| {
             multi.score(&queries[0], &of_text(texts.ids(index), rows), raw_scores)
         };
-        let (scores, usage) = self.encoder.run_all(&texts, Granularity::Texts, deadline, score).await?;
+        let (scores, usage) = self
+            .encoder
+            .run_all(&texts, Granularity::Texts, deadline, score)
+            .await?;
         let usage = usage.after_query(&of_query, scores.len());
         Ok((scores, usage))
     }
@@ -353,7 +441,9 @@ impl EmbeddingPipeline {
             return Ok(0);
         }
         let (tokenizer, limit) = (self.encoder.tokenizer(), self.encoder.max_tokens());
-        let found = tokenizer.encode(prompt, limit, Truncation::At(Side::Right))?.len();
+        let found = tokenizer
+            .encode(prompt, limit, Truncation::At(Side::Right))?
+            .len();
         let [_, after] = tokenizer.special_ids();
         Ok(found.saturating_sub(usize::from(!after.is_empty())))
     }
@@ -378,7 +468,9 @@ impl EmbeddingPipeline {
         let max = self.settings.dense()?.dimensions;
         match requested.unwrap_or(max) {
             dimensions if (1..=max).contains(&dimensions) => Ok(dimensions),
-            found => Err(Error::invalid(format!("expected `dimensions` from 1 to {max}, but found {found}"))),
+            found => Err(Error::invalid(format!(
+                "expected `dimensions` from 1 to {max}, but found {found}"
+            ))),
         }
     }
 
@@ -399,7 +491,12 @@ impl EmbeddingPipeline {
             role: settings.form(settings.text_role(name)),
             ..EncodingOptions::new(options.truncation)
         };
-        let mut encodings = self.encoder.input_tokenizer(deadline).await?.encode(inputs, &options).await?;
+        let mut encodings = self
+            .encoder
+            .input_tokenizer(deadline)
+            .await?
+            .encode(inputs, &options)
+            .await?;
         encodings.set_task(task);
         Ok(encodings)
     }
@@ -407,7 +504,11 @@ impl EmbeddingPipeline {
     /// The number of a request's task; 0 for none.
     fn task(&self, options: &EmbeddingOptions) -> Result<u32> {
         let settings = &self.settings;
-        match (&options.task, &options.prompt, options.prompt_name.as_deref()) {
+        match (
+            &options.task,
+            &options.prompt,
+            options.prompt_name.as_deref(),
+        ) {
             (Some(task), ..) => Ok(settings.task_number(settings.task_name(task)?)),
             // A text that replaces the default prompt.
             (None, Some(_), None) => Ok(0),

@@ -74,7 +74,12 @@ impl Encoder {
             distinguishes_pairs: ModelInputs::distinguish_pairs(route.signature()),
         });
         let route = route.try_map(|backend: Arc<dyn Backend>| Adapter::local(backend, &spec))?;
-        Ok(Self { tokenizer, max_tokens, trailing: None, executor: Executor::new(route, spec) })
+        Ok(Self {
+            tokenizer,
+            max_tokens,
+            trailing: None,
+            executor: Executor::new(route, spec),
+        })
     }
 
     /// Drops a token at the end of inputs, for decoders that read the last other token.
@@ -106,7 +111,11 @@ impl Encoder {
     pub(super) async fn require_token_vectors(&self, deadline: Deadline) -> Result<()> {
         match self.executor.local() {
             Some(adapter) => adapter.require_token_vectors(),
-            None => self.executor.remote(deadline).await?.require_token_vectors(),
+            None => self
+                .executor
+                .remote(deadline)
+                .await?
+                .require_token_vectors(),
         }
     }
 
@@ -134,8 +143,15 @@ impl Encoder {
         granularity: Granularity,
         deadline: Deadline,
     ) -> Result<Logits> {
-        let options = EncodingOptions { max_bytes: MAX_BYTES, ..options };
-        let encodings = self.input_tokenizer(deadline).await?.encode(inputs, &options).await?;
+        let options = EncodingOptions {
+            max_bytes: MAX_BYTES,
+            ..options
+        };
+        let encodings = self
+            .input_tokenizer(deadline)
+            .await?
+            .encode(inputs, &options)
+            .await?;
         let values = |row: Row<'_>| row.values.to_vec();
         let (rows, usage) = self.run(&encodings, granularity, deadline, values).await?;
         Ok(Logits { rows, usage })
@@ -149,7 +165,8 @@ impl Encoder {
         deadline: Deadline,
         finish: impl Fn(Row<'_>) -> T + Send + Sync,
     ) -> Result<(Vec<T>, Usage)> {
-        self.run_all(encodings, granularity, deadline, |_, rows| finish(rows[0])).await
+        self.run_all(encodings, granularity, deadline, |_, rows| finish(rows[0]))
+            .await
     }
 
     /// Runs the model, and returns `finish` applied to each input's index and outputs.
@@ -164,8 +181,16 @@ impl Encoder {
         let texts = encodings.texts.iter().map(Option::as_deref);
         let labels = encodings.labels.as_deref();
         let inputs = encodings.list.iter().zip(texts);
-        let inputs = inputs.map(|(encoding, text)| Sequence { encoding, text, labels });
-        let work = EncoderWork { inputs: inputs.collect(), granularity, finish: &finish };
+        let inputs = inputs.map(|(encoding, text)| Sequence {
+            encoding,
+            text,
+            labels,
+        });
+        let work = EncoderWork {
+            inputs: inputs.collect(),
+            granularity,
+            finish: &finish,
+        };
         let (rows, location) = self.executor.run(&work, deadline).await?;
         Ok((rows, encodings.usage(started.elapsed(), location)))
     }
@@ -190,7 +215,9 @@ impl<T: Send> Work<Adapter, Adapter> for EncoderWork<'_, T> {
         if self.granularity == Granularity::Tokens {
             remote.require_token_vectors()?;
         }
-        self.inputs.iter().try_for_each(|input| remote.check(*input))
+        self.inputs
+            .iter()
+            .try_for_each(|input| remote.check(*input))
     }
 
     async fn run_locally(&self, local: &Adapter, deadline: Deadline) -> Result<Vec<T>> {
@@ -215,7 +242,10 @@ impl<T: Send> EncoderWork<'_, T> {
             let batches: Vec<Vec<usize>> = batches.into_iter().map(<[usize]>::to_vec).collect();
             self.run_call(adapter, batches, deadline)
         };
-        let calls: Vec<_> = calls(&order, schedule, length).into_iter().map(call).collect();
+        let calls: Vec<_> = calls(&order, schedule, length)
+            .into_iter()
+            .map(call)
+            .collect();
         run_batches(calls, schedule.concurrency).await
     }
 
@@ -225,7 +255,10 @@ impl<T: Send> EncoderWork<'_, T> {
         batches: Vec<Vec<usize>>,
         deadline: Deadline,
     ) -> Result<Vec<(usize, T)>> {
-        let is_empty = batches.iter().flatten().any(|index| self.inputs[*index].encoding.is_empty());
+        let is_empty = batches
+            .iter()
+            .flatten()
+            .any(|index| self.inputs[*index].encoding.is_empty());
         match self.compute(adapter, batches, deadline).await {
             // Only static embeddings compute texts without tokens.
             Err(Error::Inference { .. }) if is_empty => Err(without_tokens()),
@@ -246,11 +279,15 @@ impl<T: Send> EncoderWork<'_, T> {
         for ((batch, inputs), output) in batches.iter().zip(&inputs).zip(&outputs) {
             let rows = adapter.rows(output, &inputs.iter().map(|input| input.encoding.len()))?;
             let mut values = output.iter().filter_map(Tensor::as_fp32).flatten();
-            if inputs.iter().any(|input| input.encoding.is_empty()) && !values.all(|value| value.is_finite())
+            if inputs.iter().any(|input| input.encoding.is_empty())
+                && !values.all(|value| value.is_finite())
             {
                 return Err(without_tokens());
             }
-            let finished = batch.iter().zip(rows).map(|(index, rows)| (*index, (self.finish)(*index, &rows)));
+            let finished = batch
+                .iter()
+                .zip(rows)
+                .map(|(index, rows)| (*index, (self.finish)(*index, &rows)));
             done.extend(finished);
         }
         Ok(done)
@@ -259,12 +296,18 @@ impl<T: Send> EncoderWork<'_, T> {
 
 /// Error for an empty text whose tokenizer adds no special tokens.
 fn without_tokens() -> Error {
-    Error::invalid("expected a text of at least one token, but found a text without tokens; leave it out")
+    Error::invalid(
+        "expected a text of at least one token, but found a text without tokens; leave it out",
+    )
 }
 
 /// Groups texts into batches, and small batches into calls with at least `min_call_tokens`, or at least a quarter of
 /// them if there would not be enough calls to keep the backend busy.
-fn calls(order: &[usize], schedule: Schedule, tokens: impl Fn(usize) -> usize) -> Vec<Vec<&[usize]>> {
+fn calls(
+    order: &[usize],
+    schedule: Schedule,
+    tokens: impl Fn(usize) -> usize,
+) -> Vec<Vec<&[usize]>> {
     let all: usize = order.iter().map(|text| tokens(*text)).sum();
     let least = schedule.min_call_tokens / 4;
     let enough = (all / (2 * schedule.concurrency.get())).clamp(least, schedule.min_call_tokens);
@@ -275,7 +318,10 @@ fn calls(order: &[usize], schedule: Schedule, tokens: impl Fn(usize) -> usize) -
             found = 0;
         }
         found += batch.iter().map(|text| tokens(*text)).sum::<usize>();
-        calls.last_mut().into_iter().for_each(|call| call.push(batch));
+        calls
+            .last_mut()
+            .into_iter()
+            .for_each(|call| call.push(batch));
     }
     calls
 }
@@ -288,15 +334,25 @@ mod tests {
     fn short_texts_share_a_call() {
         let grouped = |lengths: &[usize], tokens| {
             let [one, two] = [1, 2].map(|number| number.try_into().unwrap());
-            let schedule = Schedule { max_batch_size: one, concurrency: two, min_call_tokens: tokens };
+            let schedule = Schedule {
+                max_batch_size: one,
+                concurrency: two,
+                min_call_tokens: tokens,
+            };
             let order: Vec<usize> = (0..lengths.len()).collect();
             let calls = calls(&order, schedule, |text| lengths[text]);
             calls.iter().map(|call| call.concat()).collect::<Vec<_>>()
         };
         // A text and ten labels, two at a time.
-        assert_eq!(grouped(&[8; 11], 32), [vec![0, 1, 2], vec![3, 4, 5], vec![6, 7, 8], vec![9, 10]]);
+        assert_eq!(
+            grouped(&[8; 11], 32),
+            [vec![0, 1, 2], vec![3, 4, 5], vec![6, 7, 8], vec![9, 10]]
+        );
         assert_eq!(grouped(&[8; 3], 32), [[0], [1], [2]]);
-        assert_eq!(grouped(&[200, 90, 20, 20], 32), [vec![0], vec![1], vec![2, 3]]);
+        assert_eq!(
+            grouped(&[200, 90, 20, 20], 32),
+            [vec![0], vec![1], vec![2, 3]]
+        );
         assert_eq!(grouped(&[4; 5], 32), [vec![0, 1], vec![2, 3], vec![4]]);
         assert_eq!(grouped(&[8; 5], 0), [[0], [1], [2], [3], [4]]);
         assert!(grouped(&[], 32).is_empty());

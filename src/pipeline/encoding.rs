@@ -116,7 +116,9 @@ impl Encodings {
 
     /// Sets all inputs' task, by its number.
     pub(super) fn set_task(&mut self, task: u32) {
-        self.list.iter_mut().for_each(|encoding| encoding.task = task);
+        self.list
+            .iter_mut()
+            .for_each(|encoding| encoding.task = task);
     }
 
     pub(super) fn tokens(&self) -> usize {
@@ -135,12 +137,16 @@ impl Encodings {
     pub(super) fn usage(&self, inference: Duration, location: Location) -> Usage {
         let tokens = self.tokens();
         telemetry::record_encoding(tokens, self.tokenization, inference);
-        let is_truncated = |inputs: &[Encoding]| inputs.iter().any(|input| input.truncated_from.is_some());
+        let is_truncated =
+            |inputs: &[Encoding]| inputs.iter().any(|input| input.truncated_from.is_some());
         let texts = self.list.chunks(self.inputs_per_text).enumerate();
         Usage {
             tokens,
             generated: 0,
-            truncated: texts.filter(|(_, inputs)| is_truncated(inputs)).map(|(text, _)| text).collect(),
+            truncated: texts
+                .filter(|(_, inputs)| is_truncated(inputs))
+                .map(|(text, _)| text)
+                .collect(),
             tokenization: self.tokenization,
             inference,
             location,
@@ -164,7 +170,10 @@ pub(super) struct WindowPlace {
 
 impl EncodedWindows {
     /// Ids and spans of a window's tokens.
-    pub(super) fn tokens(&self, window: usize) -> impl Iterator<Item = (u32, Option<(usize, usize)>)> {
+    pub(super) fn tokens(
+        &self,
+        window: usize,
+    ) -> impl Iterator<Item = (u32, Option<(usize, usize)>)> {
         let ids = self.encodings.list[window].ids.iter().copied();
         ids.zip(self.places[window].spans.iter().copied())
     }
@@ -190,12 +199,19 @@ impl InputTokenizer<'_> {
         options: &EncodingOptions<'_>,
     ) -> Result<Encodings> {
         let role = options.role.cloned();
-        let limit = self.limit.min(role.as_ref().and_then(|role| role.max_tokens).unwrap_or(usize::MAX));
+        let limit = self.limit.min(
+            role.as_ref()
+                .and_then(|role| role.max_tokens)
+                .unwrap_or(usize::MAX),
+        );
         let reach = tokenizer::reach(limit);
         let size: usize = inputs.iter().map(|input| input.size(reach)).sum();
         check_size(size, options.max_bytes)?;
         // A role inserts tokens that are not in the text.
-        let (tokenizer, keeps_text) = (Arc::clone(self.tokenizer), self.keeps_text && role.is_none());
+        let (tokenizer, keeps_text) = (
+            Arc::clone(self.tokenizer),
+            self.keeps_text && role.is_none(),
+        );
         let (prompt, unpooled) = (options.prompt.map(str::to_owned), options.unpooled);
         let truncation = options.truncation;
         let template = options.template.cloned();
@@ -211,30 +227,43 @@ impl InputTokenizer<'_> {
                     }
                     let mut encoding = tokenizer.encode(&text, limit, truncation)?;
                     encoding.leave_unpooled(unpooled)?;
-                    let text =
-                        keeps_text.then(|| tokenizer.truncated_text(text, &encoding, limit, truncation));
+                    let text = keeps_text
+                        .then(|| tokenizer.truncated_text(text, &encoding, limit, truncation));
                     Ok((encoding, text.transpose()?))
                 }
-                Input::Pair(first, second) if let Some(template) = &template => {
-                    Ok((template.encode(&tokenizer, [&first, &second], limit, truncation)?, None))
-                }
-                Input::Pair(first, second) => {
-                    Ok((tokenizer.encode_pair([&first, &second], limit, truncation)?, None))
-                }
+                Input::Pair(first, second) if let Some(template) = &template => Ok((
+                    template.encode(&tokenizer, [&first, &second], limit, truncation)?,
+                    None,
+                )),
+                Input::Pair(first, second) => Ok((
+                    tokenizer.encode_pair([&first, &second], limit, truncation)?,
+                    None,
+                )),
                 Input::Ids(ids) => Ok((tokenizer.accept(ids, limit, truncation)?, None)),
             }
         };
         let trailing = self.trailing;
         let encode = move |input| {
             let (mut encoding, text) = encode(input)?;
-            trailing.into_iter().for_each(|token| encoding.trim_end(token));
+            trailing
+                .into_iter()
+                .for_each(|token| encoding.trim_end(token));
             Ok((encoding, text))
         };
         let inputs_per_text = options.inputs_per_text;
-        let sizes = InputSizes { bytes: size, inputs_per_text };
+        let sizes = InputSizes {
+            bytes: size,
+            inputs_per_text,
+        };
         let (encoded, tokenization) = tokenize_each(inputs, sizes, self.deadline, encode).await?;
         let (list, texts) = encoded.into_iter().unzip();
-        Ok(Encodings { list, texts, labels: None, tokenization, inputs_per_text })
+        Ok(Encodings {
+            list,
+            texts,
+            labels: None,
+            tokenization,
+            inputs_per_text,
+        })
     }
 
     /// Tokenizes texts in windows, at most `options.max_windows` in total. Errors name the text.
@@ -243,7 +272,8 @@ impl InputTokenizer<'_> {
         texts: &Arc<[String]>,
         options: WindowOptions,
     ) -> Result<EncodedWindows> {
-        let windows = move |tokenizer: &Tokenizer, text: &str, limit| tokenizer.windows(text, limit, options);
+        let windows =
+            move |tokenizer: &Tokenizer, text: &str, limit| tokenizer.windows(text, limit, options);
         self.split_each(texts, options, windows).await
     }
 
@@ -267,7 +297,11 @@ impl InputTokenizer<'_> {
         split: impl Fn(&Tokenizer, &str, usize) -> Result<Vec<Window>> + Send + 'static,
     ) -> Result<EncodedWindows> {
         let limit = self.limit;
-        let reach = if options.stride.is_some() { usize::MAX } else { tokenizer::reach(limit) };
+        let reach = if options.stride.is_some() {
+            usize::MAX
+        } else {
+            tokenizer::reach(limit)
+        };
         let size: usize = texts.iter().map(|text| text.len().min(reach)).sum();
         check_size(size, MAX_BYTES)?;
         let (tokenizer, shared) = (Arc::clone(self.tokenizer), Arc::clone(texts));
@@ -283,15 +317,26 @@ impl InputTokenizer<'_> {
                 ))),
             }
         };
-        let sizes = InputSizes { bytes: size, inputs_per_text: 1 };
+        let sizes = InputSizes {
+            bytes: size,
+            inputs_per_text: 1,
+        };
         let (windows, tokenization) =
             tokenize_each((0..texts.len()).collect(), sizes, self.deadline, encode).await?;
         let windows = windows.into_iter().enumerate().flat_map(|(text, windows)| {
-            windows.into_iter().map(move |Window { encoding, spans }| (encoding, WindowPlace { text, spans }))
+            windows
+                .into_iter()
+                .map(move |Window { encoding, spans }| (encoding, WindowPlace { text, spans }))
         });
         let (list, places): (Vec<_>, Vec<_>) = windows.unzip();
         let texts = vec![None; list.len()];
-        let encodings = Encodings { list, texts, labels: None, tokenization, inputs_per_text: 1 };
+        let encodings = Encodings {
+            list,
+            texts,
+            labels: None,
+            tokenization,
+            inputs_per_text: 1,
+        };
         Ok(EncodedWindows { encodings, places })
     }
 
@@ -310,7 +355,13 @@ impl InputTokenizer<'_> {
         let (encoding, text, parts) = tokenize(size, self.deadline, work).await?;
         let tokenization = started.elapsed();
         let (list, texts) = (vec![encoding], vec![text]);
-        let encodings = Encodings { list, texts, labels: None, tokenization, inputs_per_text: 1 };
+        let encodings = Encodings {
+            list,
+            texts,
+            labels: None,
+            tokenization,
+            inputs_per_text: 1,
+        };
         Ok((encodings, parts))
     }
 }
@@ -340,7 +391,9 @@ async fn tokenize_each<I: Send + 'static, T: Send + 'static>(
     encode: impl Fn(I) -> Result<T> + Send + 'static,
 ) -> Result<(Vec<T>, Duration)> {
     let work = move || {
-        let InputSizes { inputs_per_text, .. } = sizes;
+        let InputSizes {
+            inputs_per_text, ..
+        } = sizes;
         let count = inputs.len() / inputs_per_text;
         let encode = |(index, input): (usize, I)| {
             if deadline.has_passed() {
@@ -348,8 +401,15 @@ async fn tokenize_each<I: Send + 'static, T: Send + 'static>(
             }
             encode(input).map_err(|error| at_text(error, index / inputs_per_text, count))
         };
-        inputs.into_iter().enumerate().map(encode).collect::<Result<Vec<_>>>()
+        inputs
+            .into_iter()
+            .enumerate()
+            .map(encode)
+            .collect::<Result<Vec<_>>>()
     };
     let started = Instant::now();
-    Ok((tokenize(sizes.bytes, deadline, work).await?, started.elapsed()))
+    Ok((
+        tokenize(sizes.bytes, deadline, work).await?,
+        started.elapsed(),
+    ))
 }

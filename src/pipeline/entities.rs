@@ -14,7 +14,9 @@ use crate::{
 };
 
 /// How token labels become entity labels.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema, clap::ValueEnum)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema, clap::ValueEnum,
+)]
 #[serde(rename_all = "lowercase")]
 pub enum Aggregation {
     /// Each token has its own label.
@@ -134,17 +136,26 @@ pub(super) struct IndexedText<'a> {
 
 impl<'a> IndexedText<'a> {
     pub(super) fn new(text: &'a str) -> Self {
-        let starts = text.char_indices().map(|(start, _)| start).chain([text.len()]).collect();
+        let starts = text
+            .char_indices()
+            .map(|(start, _)| start)
+            .chain([text.len()])
+            .collect();
         Self { text, starts }
     }
 
     /// The byte at which a character starts.
     pub(super) fn byte(&self, character: usize) -> usize {
-        self.starts.get(character).copied().unwrap_or(self.text.len())
+        self.starts
+            .get(character)
+            .copied()
+            .unwrap_or(self.text.len())
     }
 
     pub(super) fn part(&self, start: usize, end: usize) -> &'a str {
-        self.text.get(self.byte(start)..self.byte(end)).unwrap_or_default()
+        self.text
+            .get(self.byte(start)..self.byte(end))
+            .unwrap_or_default()
     }
 }
 
@@ -196,25 +207,38 @@ impl Grouping<'_> {
     ) -> Result<Vec<Entity>> {
         let parts = self.parts(text, tokens);
         let pieces = match self.aggregation {
-            Aggregation::None | Aggregation::Simple => parts.into_iter().map(WordPart::into_piece).collect(),
+            Aggregation::None | Aggregation::Simple => {
+                parts.into_iter().map(WordPart::into_piece).collect()
+            }
             Aggregation::First | Aggregation::Average | Aggregation::Max => self.words(&parts)?,
         };
         let mut entities = match self.aggregation {
-            Aggregation::None => pieces.into_iter().map(|piece| self.of_token(piece)).collect(),
+            Aggregation::None => pieces
+                .into_iter()
+                .map(|piece| self.of_token(piece))
+                .collect(),
             _ => self.groups(&pieces)?,
         };
         entities.retain(|entity| !self.ignored.iter().any(|ignored| ignored == entity.label()));
         Ok(entities)
     }
 
-    fn parts(&self, text: &IndexedText<'_>, tokens: impl IntoIterator<Item = ScoredToken>) -> Vec<WordPart> {
+    fn parts(
+        &self,
+        text: &IndexedText<'_>,
+        tokens: impl IntoIterator<Item = ScoredToken>,
+    ) -> Vec<WordPart> {
         let marks_subwords = self.tokenizer.marks_subwords();
         let part = |token: ScoredToken| {
             let (start, end) = token.span;
             let word = self.tokenizer.token(token.id).unwrap_or_default();
             let original = text.part(start, end);
             if Some(token.id) == self.unknown_token {
-                return WordPart { token, word: original.to_owned(), continues: false };
+                return WordPart {
+                    token,
+                    word: original.to_owned(),
+                    continues: false,
+                };
             }
             let continues = match marks_subwords {
                 // The subword prefix makes a token longer than its source text.
@@ -222,7 +246,11 @@ impl Grouping<'_> {
                 // Without a prefix, spaces separate words.
                 false => start > 0 && !text.part(start - 1, start + 1).contains(' '),
             };
-            WordPart { token, word, continues }
+            WordPart {
+                token,
+                word,
+                continues,
+            }
         };
         tokens.into_iter().map(part).collect()
     }
@@ -239,15 +267,21 @@ impl Grouping<'_> {
             Aggregation::Max => {
                 // Ties go to the first label.
                 let bests = tokens().map(|token| best(&token.scores));
-                bests.reduce(|found, next| if next.1 > found.1 { next } else { found }).unwrap_or((0, 0.0))
+                bests
+                    .reduce(|found, next| if next.1 > found.1 { next } else { found })
+                    .unwrap_or((0, 0.0))
             }
             Aggregation::Average => best(&mean(tokens().map(|token| &token.scores[..]))),
-            _ => parts.first().map_or((0, 0.0), |first| best(&first.token.scores)),
+            _ => parts
+                .first()
+                .map_or((0, 0.0), |first| best(&first.token.scores)),
         };
         Ok(Piece {
             label,
             score,
-            word: self.tokenizer.join(parts.iter().map(|part| part.word.clone()).collect())?,
+            word: self
+                .tokenizer
+                .join(parts.iter().map(|part| part.word.clone()).collect())?,
             start: parts.first().map_or(0, |first| first.token.span.0),
             end: parts.last().map_or(0, |last| last.token.span.1),
             index: parts.first().map_or(0, |first| first.token.index),
@@ -255,9 +289,25 @@ impl Grouping<'_> {
     }
 
     fn of_token(&self, piece: Piece) -> Entity {
-        let Piece { label, score, word, start, end, index } = piece;
-        let label = EntityLabel::Token { entity: Arc::clone(&self.labels[label]), index };
-        Entity { label, score, word, start, end }
+        let Piece {
+            label,
+            score,
+            word,
+            start,
+            end,
+            index,
+        } = piece;
+        let label = EntityLabel::Token {
+            entity: Arc::clone(&self.labels[label]),
+            index,
+        };
+        Entity {
+            label,
+            score,
+            word,
+            start,
+            end,
+        }
     }
 
     /// Joins neighbours with labels of the same kind; a label with `B-` begins an entity.
@@ -266,7 +316,10 @@ impl Grouping<'_> {
             let ((_, kind), (begins, next)) = (self.kind(piece.label), self.kind(next.label));
             kind == next && !begins
         };
-        pieces.chunk_by(continues).map(|group| self.group(group)).collect()
+        pieces
+            .chunk_by(continues)
+            .map(|group| self.group(group))
+            .collect()
     }
 
     /// Whether a label begins an entity, and its kind.
@@ -280,13 +333,20 @@ impl Grouping<'_> {
     }
 
     fn group(&self, pieces: &[Piece]) -> Result<Entity> {
-        let name = pieces.first().map_or("", |first| &*self.labels[first.label]);
+        let name = pieces
+            .first()
+            .map_or("", |first| &*self.labels[first.label]);
         let name = entity_group(name);
-        let score = pieces.iter().map(|piece| piece.score).sum::<f32>() / pieces.len().max(1) as f32;
+        let score =
+            pieces.iter().map(|piece| piece.score).sum::<f32>() / pieces.len().max(1) as f32;
         Ok(Entity {
-            label: EntityLabel::Group { entity_group: name.to_owned() },
+            label: EntityLabel::Group {
+                entity_group: name.to_owned(),
+            },
             score,
-            word: self.tokenizer.join(pieces.iter().map(|piece| piece.word.clone()).collect())?,
+            word: self
+                .tokenizer
+                .join(pieces.iter().map(|piece| piece.word.clone()).collect())?,
             start: pieces.first().map_or(0, |first| first.start),
             end: pieces.last().map_or(0, |last| last.end),
         })
@@ -302,21 +362,32 @@ pub(super) fn entity_group(label: &str) -> &str {
 impl WordPart {
     fn into_piece(self) -> Piece {
         let ((label, score), (start, end)) = (best(&self.token.scores), self.token.span);
-        Piece { label, score, word: self.word, start, end, index: self.token.index }
+        Piece {
+            label,
+            score,
+            word: self.word,
+            start,
+            end,
+            index: self.token.index,
+        }
     }
 }
 
 /// Index and value of the highest score; ties go to the first.
 fn best(scores: &[f32]) -> (usize, f32) {
     let scores = scores.iter().copied().enumerate();
-    scores.reduce(|found, next| if next.1 > found.1 { next } else { found }).unwrap_or((0, 0.0))
+    scores
+        .reduce(|found, next| if next.1 > found.1 { next } else { found })
+        .unwrap_or((0, 0.0))
 }
 
 fn mean<'a>(rows: impl Iterator<Item = &'a [f32]>) -> Vec<f32> {
     let (mut sums, mut count) = (Vec::new(), 0.0);
     for row in rows {
         sums.resize(row.len(), 0.0);
-        sums.iter_mut().zip(row).for_each(|(sum, score)| *sum += score);
+        sums.iter_mut()
+            .zip(row)
+            .for_each(|(sum, score)| *sum += score);
         count += 1.0;
     }
     sums.iter().map(|sum: &f32| sum / count).collect()
@@ -346,19 +417,42 @@ mod tests {
     use super::*;
 
     fn entity(start: usize, end: usize, score: f32) -> Entity {
-        let label = EntityLabel::Group { entity_group: "PER".into() };
-        Entity { label, score, word: String::new(), start, end }
+        let label = EntityLabel::Group {
+            entity_group: "PER".into(),
+        };
+        Entity {
+            label,
+            score,
+            word: String::new(),
+            start,
+            end,
+        }
     }
 
     #[test]
     fn of_overlapping_entities_the_longest_or_most_certain_is_kept() {
         let spans = |entities: Vec<Entity>| -> Vec<_> {
             let entities = resolve_overlaps(entities).into_iter();
-            entities.map(|entity| (entity.start, entity.end, entity.score)).collect()
+            entities
+                .map(|entity| (entity.start, entity.end, entity.score))
+                .collect()
         };
-        assert_eq!(spans(vec![entity(5, 9, 0.5), entity(0, 4, 0.9)]), [(0, 4, 0.9), (5, 9, 0.5)]);
-        assert_eq!(spans(vec![entity(0, 4, 0.9), entity(2, 8, 0.1)]), [(2, 8, 0.1)]);
-        assert_eq!(spans(vec![entity(0, 4, 0.1), entity(0, 4, 0.9), entity(0, 4, 0.5)]), [(0, 4, 0.9)]);
+        assert_eq!(
+            spans(vec![entity(5, 9, 0.5), entity(0, 4, 0.9)]),
+            [(0, 4, 0.9), (5, 9, 0.5)]
+        );
+        assert_eq!(
+            spans(vec![entity(0, 4, 0.9), entity(2, 8, 0.1)]),
+            [(2, 8, 0.1)]
+        );
+        assert_eq!(
+            spans(vec![
+                entity(0, 4, 0.1),
+                entity(0, 4, 0.9),
+                entity(0, 4, 0.5)
+            ]),
+            [(0, 4, 0.9)]
+        );
         // Neighbours do not overlap.
         assert_eq!(spans(vec![entity(0, 4, 0.1), entity(4, 8, 0.9)]).len(), 2);
     }

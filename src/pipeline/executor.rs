@@ -73,7 +73,11 @@ struct Opened<R> {
 
 impl<L: Sync, R: RemoteModel> Executor<L, R> {
     pub(super) fn new(route: Route<L>, spec: R::Spec) -> Self {
-        Self { route, spec, remote: Arc::default() }
+        Self {
+            route,
+            spec,
+            remote: Arc::default(),
+        }
     }
 
     pub(super) fn local(&self) -> Option<&L> {
@@ -95,7 +99,10 @@ impl<L: Sync, R: RemoteModel> Executor<L, R> {
             return Ok(opened.model.clone());
         }
         let model = R::open(&*described, &self.spec)?;
-        *known = Some(Opened { described, model: model.clone() });
+        *known = Some(Opened {
+            described,
+            model: model.clone(),
+        });
         Ok(model)
     }
 
@@ -124,20 +131,29 @@ impl<L: Sync, R: RemoteModel> Executor<L, R> {
     ) -> Result<(W::Output, Location)> {
         let _running = Running::begin();
         let (tokens, local) = (work.tokens(), self.local());
-        if self.route.choose(tokens) == Location::Remote && !(local.is_some() && self.is_known_unfit(work)) {
+        if self.route.choose(tokens) == Location::Remote
+            && !(local.is_some() && self.is_known_unfit(work))
+        {
             let request = self.route.begin(Location::Remote, tokens);
-            let done = self.run_remotely(work, self.route.remote_deadline(tokens, deadline)).await;
+            let done = self
+                .run_remotely(work, self.route.remote_deadline(tokens, deadline))
+                .await;
             request.finish(done.is_ok());
             match done {
                 Err(error) if local.is_some() && !deadline.has_passed() => {
                     record_fallback();
-                    tracing::warn!(error = error.chain(), "the fleet failed; the request runs locally");
+                    tracing::warn!(
+                        error = error.chain(),
+                        "the fleet failed; the request runs locally"
+                    );
                 }
                 done => return done.map(|output| (output, Location::Remote)),
             }
         }
         let request = self.route.begin(self.route.here(), tokens);
-        let done = work.run_locally(local.ok_or_else(not_loaded)?, deadline).await;
+        let done = work
+            .run_locally(local.ok_or_else(not_loaded)?, deadline)
+            .await;
         request.finish(done.is_ok());
         done.map(|output| (output, self.route.here()))
     }
@@ -150,7 +166,9 @@ impl<L: Sync, R: RemoteModel> Executor<L, R> {
 
     fn is_known_unfit<W: Work<L, R>>(&self, work: &W) -> bool {
         let known = self.remote.lock().unwrap_or_else(PoisonError::into_inner);
-        known.as_ref().is_some_and(|opened| work.check_remote(&opened.model).is_err())
+        known
+            .as_ref()
+            .is_some_and(|opened| work.check_remote(&opened.model).is_err())
     }
 }
 
@@ -172,7 +190,10 @@ struct Turns {
 
 /// Runs a request whose parts share its turns.
 pub(crate) async fn sharing_turns<T>(request: impl Future<Output = T>) -> T {
-    let turns = Turns { batches: OnceLock::new(), tokenization: Semaphore::new(1) };
+    let turns = Turns {
+        batches: OnceLock::new(),
+        tokenization: Semaphore::new(1),
+    };
     TURNS.scope(Arc::new(turns), request).await
 }
 
@@ -185,7 +206,9 @@ pub(super) async fn run_batches<T: Send>(
 ) -> Result<Vec<T>> {
     let max = max_calls(concurrency);
     let turns = TURNS.try_with(Arc::clone).ok();
-    let turns = turns.as_ref().map(|turns| turns.batches.get_or_init(|| Semaphore::new(max)));
+    let turns = turns
+        .as_ref()
+        .map(|turns| turns.batches.get_or_init(|| Semaphore::new(max)));
     let batches = batches.into_iter().map(|batch| async {
         let _turn = match turns {
             Some(turns) => turns.acquire().await.ok(),

@@ -150,15 +150,27 @@ impl ExtractionSchema {
             labels: ENDS.map(str::to_owned).into(),
         });
         let classifications = self.classifications.iter().map(|own| {
-            let descriptions = own.descriptions.iter().map(|(label, text)| (label.as_str(), text.as_str()));
-            let mut prompt = with_descriptions(&with_prompt(&own.name, own.prompt.as_deref()), descriptions);
+            let descriptions = own
+                .descriptions
+                .iter()
+                .map(|(label, text)| (label.as_str(), text.as_str()));
+            let mut prompt =
+                with_descriptions(&with_prompt(&own.name, own.prompt.as_deref()), descriptions);
             let [example, output] = schema::EXAMPLE;
             own.examples
                 .iter()
                 .for_each(|(text, label)| prompt += &format!(" {example} {text} {output} {label}"));
-            Part { prompt, token: schema::LABEL, labels: own.labels.clone() }
+            Part {
+                prompt,
+                token: schema::LABEL,
+                labels: own.labels.clone(),
+            }
         });
-        structures.chain(entities).chain(relations).chain(classifications).collect()
+        structures
+            .chain(entities)
+            .chain(relations)
+            .chain(classifications)
+            .collect()
     }
 
     /// Words in front of each text: the choices of fields.
@@ -189,8 +201,9 @@ impl ExtractionSchema {
     /// The tokens in front of each text, which has at most `max_tokens` tokens with them.
     fn prompt(&self, tokenizer: &Tokenizer, max_tokens: usize) -> Result<WordPrompt> {
         let (parts, words) = (self.parts(), self.choices());
-        let sizes =
-            parts.iter().map(|part| part.prompt.len() + part.labels.iter().map(String::len).sum::<usize>());
+        let sizes = parts
+            .iter()
+            .map(|part| part.prompt.len() + part.labels.iter().map(String::len).sum::<usize>());
         let size = sizes.sum::<usize>() + words.iter().map(String::len).sum::<usize>();
         if size > tokenizer::reach(max_tokens) {
             return Err(Error::too_large(format!(
@@ -198,7 +211,13 @@ impl ExtractionSchema {
             )));
         }
         // The model finds names and labels by the tokens in front of them.
-        let own = [schema::SCHEMA, schema::ENTITY, schema::FIELD, schema::RELATION_END, schema::LABEL];
+        let own = [
+            schema::SCHEMA,
+            schema::ENTITY,
+            schema::FIELD,
+            schema::RELATION_END,
+            schema::LABEL,
+        ];
         let reserved: Vec<u32> = own.iter().filter_map(|token| tokenizer.id(token)).collect();
         let checked = |text: &str| {
             let ids = tokenizer.ids(text)?;
@@ -207,7 +226,11 @@ impl ExtractionSchema {
                 true => Err(Error::invalid(format!(
                     "expected names, descriptions and choices with tokens other than {}, but found {} in `{}`",
                     crate::error::quoted(&own),
-                    if ids.is_empty() { "none" } else { "one of them" },
+                    if ids.is_empty() {
+                        "none"
+                    } else {
+                        "one of them"
+                    },
                     text.escape_default()
                 ))),
             }
@@ -215,12 +238,25 @@ impl ExtractionSchema {
         let [opening, closing] = ["(", ")"].map(|bracket| tokenizer.ids(bracket));
         let (opening, closing) = (opening?, closing?);
         let mut ids = Vec::new();
-        for (place, Part { prompt, token, labels }) in parts.iter().enumerate() {
+        for (
+            place,
+            Part {
+                prompt,
+                token,
+                labels,
+            },
+        ) in parts.iter().enumerate()
+        {
             if place > 0 {
                 ids.extend(tokenizer.ids(schema::SCHEMA_SEPARATOR)?);
             }
             ids.extend(&opening);
-            ids.extend(tokenizer.ids(schema::SCHEMA)?.iter().chain(&checked(prompt)?));
+            ids.extend(
+                tokenizer
+                    .ids(schema::SCHEMA)?
+                    .iter()
+                    .chain(&checked(prompt)?),
+            );
             ids.extend(&opening);
             let marker = tokenizer.ids(token)?;
             for label in labels {
@@ -229,8 +265,16 @@ impl ExtractionSchema {
             ids.extend(closing.iter().chain(&closing));
         }
         ids.extend(tokenizer.ids(schema::SEPARATOR)?);
-        let words = words.iter().map(|word| checked(word)).collect::<Result<_>>()?;
-        Ok(WordPrompt { ids, words, max_words: max_tokens, form: WordForm::Gliner2 })
+        let words = words
+            .iter()
+            .map(|word| checked(word))
+            .collect::<Result<_>>()?;
+        Ok(WordPrompt {
+            ids,
+            words,
+            max_words: max_tokens,
+            form: WordForm::Gliner2,
+        })
     }
 }
 
@@ -248,12 +292,18 @@ fn with_prompt(name: &str, prompt: Option<&str>) -> String {
 }
 
 fn described(fields: &[Field]) -> impl Iterator<Item = (&str, &str)> {
-    fields.iter().filter_map(|field| Some((field.name.as_str(), field.description.as_deref()?)))
+    fields
+        .iter()
+        .filter_map(|field| Some((field.name.as_str(), field.description.as_deref()?)))
 }
 
-fn with_descriptions<'a>(name: &str, descriptions: impl Iterator<Item = (&'a str, &'a str)>) -> String {
+fn with_descriptions<'a>(
+    name: &str,
+    descriptions: impl Iterator<Item = (&'a str, &'a str)>,
+) -> String {
     let mut prompt = name.to_owned();
-    descriptions.for_each(|(label, text)| prompt += &format!(" {} {label}: {text}", schema::DESCRIPTION));
+    descriptions
+        .for_each(|(label, text)| prompt += &format!(" {} {label}: {text}", schema::DESCRIPTION));
     prompt
 }
 
@@ -276,11 +326,19 @@ impl ZeroShotEntitiesPipeline {
         let (own, max_tokens) = (Arc::clone(&options), self.settings.max_tokens);
         let prompt = move || own.schema.prompt(&tokenizer, max_tokens);
         let prompt = tokenize(options.schema.labels(), deadline, prompt).await?;
-        let choices: Vec<String> =
-            options.schema.choices().iter().map(|choice| choice.to_lowercase()).collect();
+        let choices: Vec<String> = options
+            .schema
+            .choices()
+            .iter()
+            .map(|choice| choice.to_lowercase())
+            .collect();
         let windows = WindowOptions::whole(options.truncation, texts.len());
-        let windows =
-            self.encoder.input_tokenizer(deadline).await?.encode_words(&texts, prompt, windows).await?;
+        let windows = self
+            .encoder
+            .input_tokenizer(deadline)
+            .await?
+            .encode_words(&texts, prompt, windows)
+            .await?;
         let count = EntityCount::default();
         let finish = |window: usize, rows: &[Row<'_>]| {
             let place = &windows.places[window];
@@ -300,9 +358,14 @@ impl ZeroShotEntitiesPipeline {
             scores.check()?;
             scores.result()
         };
-        let (found, mut usage) =
-            self.encoder.run_all(&windows.encodings, Granularity::Texts, deadline, finish).await?;
-        usage.truncated.iter_mut().for_each(|window| *window = windows.places[*window].text);
+        let (found, mut usage) = self
+            .encoder
+            .run_all(&windows.encodings, Granularity::Texts, deadline, finish)
+            .await?;
+        usage
+            .truncated
+            .iter_mut()
+            .for_each(|window| *window = windows.places[*window].text);
         // Each text has at least the added full stop, and so a window.
         let texts = found.into_iter().collect::<Result<Vec<_>>>()?;
         Ok(Extracted { texts, usage })
@@ -343,7 +406,11 @@ impl Value {
 
 impl Scores<'_> {
     fn check(&self) -> Result<()> {
-        let Row { values, columns, width } = self.logits;
+        let Row {
+            values,
+            columns,
+            width,
+        } = self.logits;
         let rows = self.choices.len() + self.words.len();
         let is_valid = self.labels > 0
             && columns > 0
@@ -361,7 +428,12 @@ impl Scores<'_> {
 
     /// All values, in the package's form.
     fn result(&self) -> Result<Ordered> {
-        let ExtractionSchema { structures, entities, relations, classifications } = &self.options.schema;
+        let ExtractionSchema {
+            structures,
+            entities,
+            relations,
+            classifications,
+        } = &self.options.schema;
         let (mut result, mut first) = (Vec::new(), 0);
         for structure in structures {
             result.push((structure.name.clone(), self.structure(first, structure)?));
@@ -377,7 +449,10 @@ impl Scores<'_> {
             first += ENDS.len();
         }
         for classification in classifications {
-            result.push((classification.name.clone(), self.labels(first, classification)));
+            result.push((
+                classification.name.clone(),
+                self.labels(first, classification),
+            ));
             first += classification.labels.len();
         }
         if !related.is_empty() {
@@ -395,7 +470,10 @@ impl Scores<'_> {
         let mut instances = Vec::new();
         for instance in 0..count {
             let fields = structure.fields.iter().enumerate().map(|(place, field)| {
-                Ok((field.name.clone(), self.field([instance, first + place], field)?))
+                Ok((
+                    field.name.clone(),
+                    self.field([instance, first + place], field)?,
+                ))
             });
             let fields = fields.collect::<Result<Vec<_>>>()?;
             let is_empty = |value: &Ordered| match value {
@@ -427,31 +505,45 @@ impl Scores<'_> {
         for instance in 0..self.instances(first) {
             let mut ends = Vec::new();
             for end in 0..ENDS.len() {
-                let best = self.values([instance, first + end], threshold)?.first().copied();
+                let best = self
+                    .values([instance, first + end], threshold)?
+                    .first()
+                    .copied();
                 ends.extend(best.filter(Value::is_in_text));
             }
             let [head, tail] = ends[..] else { continue };
             let ends = [head, tail].map(|value| self.written(value));
-            found.push(match self.options.with_confidence || self.options.with_spans {
-                true => Ordered::Object(ENDS.map(str::to_owned).into_iter().zip(ends).collect()),
-                false => Ordered::List(ends.into()),
-            });
+            found.push(
+                match self.options.with_confidence || self.options.with_spans {
+                    true => {
+                        Ordered::Object(ENDS.map(str::to_owned).into_iter().zip(ends).collect())
+                    }
+                    false => Ordered::List(ends.into()),
+                },
+            );
         }
         Ok(Ordered::List(found))
     }
 
     fn labels(&self, first: usize, own: &TextLabels) -> Ordered {
-        let logits: Vec<f32> =
-            (0..own.labels.len()).map(|label| self.logit(0, [0, first + label], 0)).collect();
-        let default = if own.is_multi { ScoreFunction::Sigmoid } else { ScoreFunction::Softmax };
+        let logits: Vec<f32> = (0..own.labels.len())
+            .map(|label| self.logit(0, [0, first + label], 0))
+            .collect();
+        let default = if own.is_multi {
+            ScoreFunction::Sigmoid
+        } else {
+            ScoreFunction::Softmax
+        };
         let scores = own.function.unwrap_or(default).apply(&logits);
         let order = descending(&scores);
-        let written = |label: usize| self.with_confidence(&own.labels[label], scores[label], "label");
+        let written =
+            |label: usize| self.with_confidence(&own.labels[label], scores[label], "label");
         if !own.is_multi {
             return order.first().map_or(Ordered::Null, |best| written(*best));
         }
-        let mut chosen: Vec<usize> =
-            (0..scores.len()).filter(|label| scores[*label] >= own.threshold).collect();
+        let mut chosen: Vec<usize> = (0..scores.len())
+            .filter(|label| scores[*label] >= own.threshold)
+            .collect();
         if chosen.is_empty() {
             chosen.extend(order.first());
         }
@@ -476,11 +568,20 @@ impl Scores<'_> {
         // Without places, a text that is repeated is one value.
         let mut seen = BTreeSet::new();
         let is_new = |value: &&Value| {
-            let place = if self.options.with_spans { (value.start, value.end) } else { (0, 0) };
+            let place = if self.options.with_spans {
+                (value.start, value.end)
+            } else {
+                (0, 0)
+            };
             seen.insert((self.text.part(value.start, value.end).to_lowercase(), place))
         };
-        let values = values.iter().filter(|value| value.is_in_text()).filter(is_new);
-        Ok(Ordered::List(values.map(|value| self.written(*value)).collect()))
+        let values = values
+            .iter()
+            .filter(|value| value.is_in_text())
+            .filter(is_new);
+        Ok(Ordered::List(
+            values.map(|value| self.written(*value)).collect(),
+        ))
     }
 
     /// The choices above the threshold, or the best one.
@@ -497,11 +598,13 @@ impl Scores<'_> {
                 Some(best) if best.1 >= next.1 => Some(best),
                 _ => Some(next),
             });
-            return best.filter(|(_, score)| *score >= threshold).map_or(Ordered::Null, written);
+            return best
+                .filter(|(_, score)| *score >= threshold)
+                .map_or(Ordered::Null, written);
         }
         let mut seen = BTreeSet::new();
-        let likely =
-            scored.filter(|(choice, score)| *score >= threshold && seen.insert(choice.to_lowercase()));
+        let likely = scored
+            .filter(|(choice, score)| *score >= threshold && seen.insert(choice.to_lowercase()));
         Ordered::List(likely.map(written).collect())
     }
 
@@ -524,12 +627,16 @@ impl Scores<'_> {
         found.sort_by(|left, right| right.score.total_cmp(&left.score));
         let mut kept: Vec<Value> = Vec::new();
         for value in self.count.add(found)? {
-            if kept.iter().all(|other| value.end <= other.start || other.end <= value.start) {
+            if kept
+                .iter()
+                .all(|other| value.end <= other.start || other.end <= value.start)
+            {
                 kept.push(value);
             }
         }
         if let Some(stop) = self.stop {
-            kept.iter_mut().for_each(|value| value.end = stop.end(value.end));
+            kept.iter_mut()
+                .for_each(|value| value.end = stop.end(value.end));
         }
         Ok(kept)
     }
@@ -537,11 +644,17 @@ impl Scores<'_> {
     /// Number of instances of a label's part.
     fn instances(&self, label: usize) -> usize {
         let all = self.logits.columns / self.labels;
-        (0..all).take_while(|instance| self.logit(0, [*instance, label], 0) > ABSENT).count()
+        (0..all)
+            .take_while(|instance| self.logit(0, [*instance, label], 0) > ABSENT)
+            .count()
     }
 
     fn logit(&self, word: usize, [instance, label]: [usize; 2], length: usize) -> f32 {
-        let Row { values, columns, width } = self.logits;
+        let Row {
+            values,
+            columns,
+            width,
+        } = self.logits;
         values[(word * columns + instance * self.labels + label) * width + length]
     }
 

@@ -9,7 +9,9 @@ const MARKERS: [&str; 2] = ["<Instruct>: ", "Instruct: "];
 
 /// The prompt with another instruction; `None` if it has none.
 pub(super) fn replaced(prompt: &str, instruction: &str) -> Option<String> {
-    let start = MARKERS.iter().find_map(|marker| Some(prompt.find(marker)? + marker.len()))?;
+    let start = MARKERS
+        .iter()
+        .find_map(|marker| Some(prompt.find(marker)? + marker.len()))?;
     let end = start + prompt[start..].find('\n')?;
     Some([&prompt[..start], instruction, &prompt[end..]].concat())
 }
@@ -43,8 +45,16 @@ mod tests {
         let replaced = |prompt: &str| replaced(prompt, "find proofs");
         let qwen = "Instruct: Given a web search query, retrieve passages\nQuery:";
         assert_eq!(replaced(qwen).unwrap(), "Instruct: find proofs\nQuery:");
-        assert_eq!(replaced("<Instruct>: x\n<Query>: ").unwrap(), "<Instruct>: find proofs\n<Query>: ");
-        for other in ["", "query: ", "Instruct: without a line's end", "Represent this sentence: "] {
+        assert_eq!(
+            replaced("<Instruct>: x\n<Query>: ").unwrap(),
+            "<Instruct>: find proofs\n<Query>: "
+        );
+        for other in [
+            "",
+            "query: ",
+            "Instruct: without a line's end",
+            "Represent this sentence: ",
+        ] {
             assert_eq!(replaced(other), None, "{other}");
         }
     }
@@ -52,7 +62,11 @@ mod tests {
     #[test]
     fn unusable_instructions_are_refused() {
         let refusals = [" \n".to_owned(), "x".repeat(MAX_BYTES + 1)];
-        let refusals = refusals.map(|text| check_instruction("instruction", &text).unwrap_err().to_string());
+        let refusals = refusals.map(|text| {
+            check_instruction("instruction", &text)
+                .unwrap_err()
+                .to_string()
+        });
         insta::assert_snapshot!(refusals.join("\n"), @"
         expected a text in `instruction`, but found an empty one; leave it out
         expected `instruction` of at most 16384 bytes, but found 16385

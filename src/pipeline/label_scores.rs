@@ -64,7 +64,9 @@ impl LabelScoresSettings {
                 label.escape_default()
             ))),
             None => {
-                let labels = labels.iter().flat_map(|label| [label_token, label.as_str()]);
+                let labels = labels
+                    .iter()
+                    .flat_map(|label| [label_token, label.as_str()]);
                 Ok(labels.chain([separator, prompt]).collect())
             }
         }
@@ -84,7 +86,10 @@ impl LabelScoresSettings {
             let prompt = self.schema_prompt(schema, tokenizer, labels, "")?;
             let options = WindowOptions::whole(Truncation::At(Side::Right), 1);
             let mut windows = tokenizer.word_windows(text, &prompt, limit, options)?;
-            let mut encoding = windows.pop().map(|window| window.encoding).unwrap_or_default();
+            let mut encoding = windows
+                .pop()
+                .map(|window| window.encoding)
+                .unwrap_or_default();
             mark_first(&mut encoding);
             return Ok(encoding);
         }
@@ -102,9 +107,20 @@ impl LabelScoresSettings {
         labels: &[String],
         name: &str,
     ) -> Result<WordPrompt> {
-        let name = if name.is_empty() { schema::CLASSIFICATION } else { name };
+        let name = if name.is_empty() {
+            schema::CLASSIFICATION
+        } else {
+            name
+        };
         let (label_token, separator) = (self.label_token.as_str(), self.separator.as_str());
-        Schema { token, name, label_token, labels, separator }.prompt(tokenizer, self.max_tokens)
+        Schema {
+            token,
+            name,
+            label_token,
+            labels,
+            separator,
+        }
+        .prompt(tokenizer, self.max_tokens)
     }
 
     fn joined(&self, text: &str, labels: &str) -> String {
@@ -122,8 +138,8 @@ impl LabelScoresSettings {
         labels: usize,
         limit: usize,
     ) -> Result<()> {
-        let [label, separator] =
-            [&self.label_token, &self.separator].map(|token| tokenizer.id(token).unwrap_or(u32::MAX));
+        let [label, separator] = [&self.label_token, &self.separator]
+            .map(|token| tokenizer.id(token).unwrap_or(u32::MAX));
         let ids = &encoding.ids;
         let found = ids.iter().filter(|id| **id == label).count();
         let separator = ids.iter().position(|id| *id == separator);
@@ -156,7 +172,9 @@ impl LabelScoresSettings {
             PooledTokens::All => None,
         };
         let is_pooled = |place: usize| pooled.is_none_or(|pooled| place == pooled);
-        encoding.type_ids = (0..ids.len()).map(|place| u32::from(is_pooled(place))).collect();
+        encoding.type_ids = (0..ids.len())
+            .map(|place| u32::from(is_pooled(place)))
+            .collect();
         Ok(())
     }
 }
@@ -182,9 +200,16 @@ impl LabelScoresPipeline {
                 settings.label_token
             )));
         }
-        let output = vec![NamedOutput { name: settings.output.clone(), width: 1, vectors: Vectors::Any }];
+        let output = vec![NamedOutput {
+            name: settings.output.clone(),
+            width: 1,
+            vectors: Vectors::Any,
+        }];
         let encoder = Encoder::new(tokenizer, route.into(), output, None, settings.max_tokens)?;
-        Ok(Self { encoder, settings: settings.into() })
+        Ok(Self {
+            encoder,
+            settings: settings.into(),
+        })
     }
 
     /// Settings from the bundle's manifest.
@@ -207,11 +232,20 @@ impl LabelScoresPipeline {
         deadline: Deadline,
     ) -> Result<Logits> {
         let encodings = match &self.settings.schema_token {
-            Some(token) => self.with_schema(token, texts, labels, prompt, truncation, deadline).await?,
-            None => self.with_labels(texts, labels, prompt, truncation, deadline).await?,
+            Some(token) => {
+                self.with_schema(token, texts, labels, prompt, truncation, deadline)
+                    .await?
+            }
+            None => {
+                self.with_labels(texts, labels, prompt, truncation, deadline)
+                    .await?
+            }
         };
         let (count, values) = (labels.len(), |row: Row<'_>| row.values.to_vec());
-        let (rows, usage) = self.encoder.run(&encodings, Granularity::Texts, deadline, values).await?;
+        let (rows, usage) = self
+            .encoder
+            .run(&encodings, Granularity::Texts, deadline, values)
+            .await?;
         match rows.iter().find(|row| row.len() != count) {
             None => Ok(Logits { rows, usage }),
             Some(row) => Err(Error::inference(format!(
@@ -232,14 +266,18 @@ impl LabelScoresPipeline {
         deadline: Deadline,
     ) -> Result<Encodings> {
         let (token, labels, name) = (token.to_owned(), labels.to_vec(), name.to_owned());
-        let (settings, own) = (Arc::clone(&self.settings), Arc::clone(self.encoder.tokenizer()));
+        let (settings, own) = (
+            Arc::clone(&self.settings),
+            Arc::clone(self.encoder.tokenizer()),
+        );
         let size = labels.iter().map(String::len).sum::<usize>() + name.len();
         let prompt = move || settings.schema_prompt(&token, &own, &labels, &name);
         let prompt = tokenize(size, deadline, prompt).await?;
         let tokenizer = self.encoder.input_tokenizer(deadline).await?;
         let options = WindowOptions::whole(truncation, texts.len());
-        let EncodedWindows { mut encodings, .. } =
-            tokenizer.encode_words(&texts.to_vec().into(), prompt, options).await?;
+        let EncodedWindows { mut encodings, .. } = tokenizer
+            .encode_words(&texts.to_vec().into(), prompt, options)
+            .await?;
         encodings.list.iter_mut().for_each(mark_first);
         Ok(encodings)
     }
@@ -258,8 +296,17 @@ impl LabelScoresPipeline {
         let tokenizer = self.encoder.input_tokenizer(deadline).await?;
         let (limit, reach) = (tokenizer.limit, reach(tokenizer.limit));
         // Checked before the labels are copied for each text.
-        check_size(texts.iter().map(|text| prompt.len() + text.len().min(reach)).sum(), MAX_BYTES)?;
-        let inputs = texts.iter().map(|text| Input::Text(settings.joined(text, &prompt))).collect();
+        check_size(
+            texts
+                .iter()
+                .map(|text| prompt.len() + text.len().min(reach))
+                .sum(),
+            MAX_BYTES,
+        )?;
+        let inputs = texts
+            .iter()
+            .map(|text| Input::Text(settings.joined(text, &prompt)))
+            .collect();
         let options = EncodingOptions::new(truncation);
         let mut encodings = tokenizer.encode(inputs, &options).await?;
         for (index, encoding) in encodings.list.iter_mut().enumerate() {
@@ -272,5 +319,7 @@ impl LabelScoresPipeline {
 
 /// Marks the first token as the only pooled one.
 fn mark_first(encoding: &mut Encoding) {
-    encoding.type_ids = (0..encoding.ids.len()).map(|place| u32::from(place == 0)).collect();
+    encoding.type_ids = (0..encoding.ids.len())
+        .map(|place| u32::from(place == 0))
+        .collect();
 }

@@ -35,8 +35,14 @@ impl LabelVectors {
     /// Vectors that are kept, by label, and the labels without one.
     pub(super) fn get<'a>(&self, labels: &'a [String]) -> (Vec<Option<Shared>>, Vec<&'a String>) {
         let mut cache = self.lock();
-        let kept: Vec<_> = labels.iter().map(|label| cache.get(label).cloned()).collect();
-        let missing = labels.iter().zip(&kept).filter(|(_, vector)| vector.is_none());
+        let kept: Vec<_> = labels
+            .iter()
+            .map(|label| cache.get(label).cloned())
+            .collect();
+        let missing = labels
+            .iter()
+            .zip(&kept)
+            .filter(|(_, vector)| vector.is_none());
         let missing = missing.map(|(label, _)| label).collect();
         (kept, missing)
     }
@@ -103,10 +109,22 @@ impl LabelEncoder {
         backend: Arc<dyn Backend>,
         settings: &LabelEncoderSettings,
     ) -> Result<Self> {
-        let LabelEncoderSettings { output, dimensions, max_tokens, .. } = settings;
-        let output = NamedOutput { name: output.clone(), width: *dimensions, vectors: Vectors::Any };
+        let LabelEncoderSettings {
+            output,
+            dimensions,
+            max_tokens,
+            ..
+        } = settings;
+        let output = NamedOutput {
+            name: output.clone(),
+            width: *dimensions,
+            vectors: Vectors::Any,
+        };
         let encoder = Encoder::new(tokenizer, backend.into(), vec![output], None, *max_tokens)?;
-        Ok(Self { encoder, vectors: LabelVectors::default() })
+        Ok(Self {
+            encoder,
+            vectors: LabelVectors::default(),
+        })
     }
 
     /// The labels' vectors, one after the other.
@@ -117,10 +135,16 @@ impl LabelEncoder {
             true => Vec::new(),
             false => {
                 let options = EncodingOptions::new(Truncation::At(Side::Right));
-                self.encoder.logits(missing, options, Granularity::Texts, deadline).await?.rows
+                self.encoder
+                    .logits(missing, options, Granularity::Texts, deadline)
+                    .await?
+                    .rows
             }
         };
         let vectors = self.vectors.complete(labels, kept, found)?;
-        Ok(vectors.iter().flat_map(|vector| vector.iter().copied()).collect())
+        Ok(vectors
+            .iter()
+            .flat_map(|vector| vector.iter().copied())
+            .collect())
     }
 }

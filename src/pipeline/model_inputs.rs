@@ -65,9 +65,12 @@ impl ModelInputs {
         let role = |spec: &TensorSpec| {
             let name = spec.name.to_ascii_lowercase();
             let by_name = || NAMES.iter().find(|(known, _)| *known == name);
-            let position = name.strip_prefix("input__").and_then(|position| position.parse::<usize>().ok());
-            let (_, role) =
-                position.and_then(|position| NAMES[..MAX_INPUTS].get(position)).or_else(by_name)?;
+            let position = name
+                .strip_prefix("input__")
+                .and_then(|position| position.parse::<usize>().ok());
+            let (_, role) = position
+                .and_then(|position| NAMES[..MAX_INPUTS].get(position))
+                .or_else(by_name)?;
             Some((*role, spec.clone()))
         };
         let inputs = Self(signature.inputs.iter().map(role).collect::<Option<_>>()?);
@@ -76,13 +79,22 @@ impl ModelInputs {
 
     /// Whether a graph distinguishes a pair's texts.
     pub(super) fn distinguish_pairs(signature: &Signature) -> bool {
-        signature.inputs.iter().any(|input| input.name == NAMES[2].0)
+        signature
+            .inputs
+            .iter()
+            .any(|input| input.name == NAMES[2].0)
     }
 
     /// Error for an unrecognized signature; it names both sides.
     pub(super) fn mismatch(signature: &Signature, outputs: &str) -> Error {
-        let names =
-            |specs: &[TensorSpec]| quoted(&specs.iter().map(|spec| spec.name.as_str()).collect::<Vec<_>>());
+        let names = |specs: &[TensorSpec]| {
+            quoted(
+                &specs
+                    .iter()
+                    .map(|spec| spec.name.as_str())
+                    .collect::<Vec<_>>(),
+            )
+        };
         Error::model(format!(
             "expected a model with inputs among {} and the output {outputs}, but found inputs {} and outputs {}",
             quoted(&NAMES.map(|(name, _)| name)),
@@ -92,7 +104,10 @@ impl ModelInputs {
     }
 
     pub(super) fn spec(&self, role: Role) -> Option<&TensorSpec> {
-        self.0.iter().find(|(known, _)| *known == role).map(|(_, spec)| spec)
+        self.0
+            .iter()
+            .find(|(known, _)| *known == role)
+            .map(|(_, spec)| spec)
     }
 
     pub(super) fn has(&self, role: Role) -> bool {
@@ -119,32 +134,67 @@ impl ModelInputs {
         if self.has(Role::Mask) || self.has(Role::Text) {
             return schedule;
         }
-        Schedule { max_batch_size: NonZeroUsize::MIN, ..schedule }
+        Schedule {
+            max_batch_size: NonZeroUsize::MIN,
+            ..schedule
+        }
     }
 
     /// A batch's tensors, in the model's order; short sequences are padded with `padding_id`.
     pub(super) fn tensors(&self, batch: &[Sequence<'_>], padding_id: u32) -> Result<Vec<Tensor>> {
-        self.0.iter().map(|(role, spec)| tensor(*role, spec, batch, padding_id)).collect()
+        self.0
+            .iter()
+            .map(|(role, spec)| tensor(*role, spec, batch, padding_id))
+            .collect()
     }
 }
 
-fn tensor(role: Role, spec: &TensorSpec, batch: &[Sequence<'_>], padding_id: u32) -> Result<Tensor> {
+fn tensor(
+    role: Role,
+    spec: &TensorSpec,
+    batch: &[Sequence<'_>],
+    padding_id: u32,
+) -> Result<Tensor> {
     let has_rows = spec.shape.len() > 1;
     if role == Role::Text {
-        let texts = batch.iter().map(|sequence| sequence.text.unwrap_or_default().as_bytes().to_vec());
-        let shape = if has_rows { vec![batch.len(), 1] } else { vec![batch.len()] };
+        let texts = batch
+            .iter()
+            .map(|sequence| sequence.text.unwrap_or_default().as_bytes().to_vec());
+        let shape = if has_rows {
+            vec![batch.len(), 1]
+        } else {
+            vec![batch.len()]
+        };
         return Tensor::new(shape, Elements::Bytes(texts.collect()));
     }
     if role == Role::Labels {
         let width = fixed(spec.shape.last()).unwrap_or(1).max(1);
         let rows = fixed(spec.shape.first()).unwrap_or(batch.len());
-        let labels = batch.first().and_then(|sequence| sequence.labels).unwrap_or_default();
-        return Tensor::new(vec![rows, labels.len() / width, width], Elements::Fp32(labels.repeat(rows)));
+        let labels = batch
+            .first()
+            .and_then(|sequence| sequence.labels)
+            .unwrap_or_default();
+        return Tensor::new(
+            vec![rows, labels.len() / width, width],
+            Elements::Fp32(labels.repeat(rows)),
+        );
     }
-    let longest = batch.iter().map(|sequence| sequence.encoding.len()).max().unwrap_or(0);
+    let longest = batch
+        .iter()
+        .map(|sequence| sequence.encoding.len())
+        .max()
+        .unwrap_or(0);
     let columns = fixed(spec.shape.last()).unwrap_or(longest);
-    let rows = if has_rows { fixed(spec.shape.first()).unwrap_or(batch.len()) } else { 1 };
-    let padding = if role == Role::Ids { i64::from(padding_id) } else { 0 };
+    let rows = if has_rows {
+        fixed(spec.shape.first()).unwrap_or(batch.len())
+    } else {
+        1
+    };
+    let padding = if role == Role::Ids {
+        i64::from(padding_id)
+    } else {
+        0
+    };
     let mut values = Vec::with_capacity(rows * columns);
     // A fixed number of rows is reached by repeating the batch, since a model may fail on an empty row.
     for (row, Sequence { encoding, .. }) in batch.iter().cycle().take(rows).enumerate() {
@@ -153,13 +203,20 @@ fn tensor(role: Role, spec: &TensorSpec, batch: &[Sequence<'_>], padding_id: u32
             Role::Types => values.extend(encoding.type_ids.iter().map(|id| i64::from(*id))),
             Role::Mask => values.extend(encoding.mask()),
             Role::Pooled => values.extend(encoding.pooling_mask()),
-            Role::Task => values.extend(std::iter::repeat_n(i64::from(encoding.task), encoding.len())),
+            Role::Task => values.extend(std::iter::repeat_n(
+                i64::from(encoding.task),
+                encoding.len(),
+            )),
             // Handled above.
             Role::Text | Role::Labels => {}
         }
         values.resize((row + 1) * columns, padding);
     }
-    let shape = if has_rows { vec![rows, columns] } else { vec![columns] };
+    let shape = if has_rows {
+        vec![rows, columns]
+    } else {
+        vec![columns]
+    };
     Tensor::integers(spec.element_type, shape, values)
 }
 

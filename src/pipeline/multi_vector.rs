@@ -50,13 +50,24 @@ impl MultiVectorSettings {
     }
 
     /// Selects a text's vectors from `values`, one per token in `ids`, and concatenates them.
-    pub fn vectors(&self, role: TextRole, ids: &[u32], values: &[f32], normalized: bool) -> Vec<f32> {
+    pub fn vectors(
+        &self,
+        role: TextRole,
+        ids: &[u32],
+        values: &[f32],
+        normalized: bool,
+    ) -> Vec<f32> {
         let skipped = &self.role(role).skipped;
-        let tokens = ids.iter().zip(values.chunks_exact(self.dimensions)).skip(usize::from(self.skips_first));
+        let tokens = ids
+            .iter()
+            .zip(values.chunks_exact(self.dimensions))
+            .skip(usize::from(self.skips_first));
         let kept = tokens.filter(|(id, _)| skipped.binary_search(id).is_err());
         let mut vectors: Vec<f32> = kept.flat_map(|(_, vector)| vector).copied().collect();
         if normalized {
-            vectors.chunks_exact_mut(self.dimensions).for_each(normalize);
+            vectors
+                .chunks_exact_mut(self.dimensions)
+                .for_each(normalize);
         }
         vectors
     }
@@ -86,7 +97,10 @@ mod tests {
             skips_first: false,
             score: MaxSim::Sum,
             query: RoleSettings::default(),
-            document: RoleSettings { skipped: vec![4], ..RoleSettings::default() },
+            document: RoleSettings {
+                skipped: vec![4],
+                ..RoleSettings::default()
+            },
         }
     }
 
@@ -106,7 +120,10 @@ mod tests {
         let (query, settings) = (Query::new(&query, 2), settings());
         assert_eq!(settings.score(&query, &document, true), 0.75);
         assert_eq!(settings.score(&query, &document, false), 0.375);
-        let mean = MultiVectorSettings { score: MaxSim::Mean, ..settings };
+        let mean = MultiVectorSettings {
+            score: MaxSim::Mean,
+            ..settings
+        };
         assert_eq!(mean.score(&query, &document, true), 0.375);
         assert_eq!(mean.score(&query, &[], true), 0.0);
         assert_eq!(mean.score(&Query::new(&[], 2), &document, true), 0.0);

@@ -36,15 +36,21 @@ impl Pooling {
             Self::Max => {
                 let mut largest = one(tokens.clone().next());
                 for token in tokens.skip(1) {
-                    largest.iter_mut().zip(token).for_each(|(largest, value)| *largest = largest.max(*value));
+                    largest
+                        .iter_mut()
+                        .zip(token)
+                        .for_each(|(largest, value)| *largest = largest.max(*value));
                 }
                 largest
             }
             Self::Mean => weighted_sum(tokens, width, |_| 1.0, count),
             Self::MeanSqrtLen => weighted_sum(tokens, width, |_| 1.0, count.sqrt()),
-            Self::WeightedMean => {
-                weighted_sum(tokens, width, |place| (place + 1) as f32, count * (count + 1.0) / 2.0)
-            }
+            Self::WeightedMean => weighted_sum(
+                tokens,
+                width,
+                |place| (place + 1) as f32,
+                count * (count + 1.0) / 2.0,
+            ),
         }
     }
 }
@@ -59,7 +65,9 @@ fn weighted_sum<'a>(
     let mut sums = vec![0.0_f32; width];
     for (place, token) in tokens.enumerate() {
         let weight = weight(place);
-        sums.iter_mut().zip(token).for_each(|(sum, value)| *sum += weight * value);
+        sums.iter_mut()
+            .zip(token)
+            .for_each(|(sum, value)| *sum += weight * value);
     }
     sums.iter_mut().for_each(|sum| *sum /= divisor);
     sums
@@ -83,12 +91,27 @@ mod tests {
         assert_eq!(Pooling::Mean.pool(&vectors, 2), [4.0, 5.0]);
         assert_eq!(Pooling::Cls.pool(&vectors, 2), [1.0, 2.0]);
         assert_eq!(Pooling::LastToken.pool(&vectors, 2), [8.0, 9.0]);
-        assert_eq!(Pooling::Max.pool(&[1.0, 9.0, 3.0, -4.0, 2.0, 5.0], 2), [3.0, 9.0]);
+        assert_eq!(
+            Pooling::Max.pool(&[1.0, 9.0, 3.0, -4.0, 2.0, 5.0], 2),
+            [3.0, 9.0]
+        );
         assert_eq!(Pooling::Max.pool(&[-1.0, -9.0], 2), [-1.0, -9.0]);
-        assert_eq!(Pooling::MeanSqrtLen.pool(&[1.0, 2.0, 3.0, 4.0, 0.0, 2.0, 4.0, 8.0], 2), [4.0, 8.0]);
-        assert_eq!(Pooling::WeightedMean.pool(&vectors, 2), [31.0 / 6.0, 37.0 / 6.0]);
+        assert_eq!(
+            Pooling::MeanSqrtLen.pool(&[1.0, 2.0, 3.0, 4.0, 0.0, 2.0, 4.0, 8.0], 2),
+            [4.0, 8.0]
+        );
+        assert_eq!(
+            Pooling::WeightedMean.pool(&vectors, 2),
+            [31.0 / 6.0, 37.0 / 6.0]
+        );
         assert_eq!(Pooling::Graph.pool(&[1.0, 2.0], 2), [1.0, 2.0]);
-        let all = [Pooling::Mean, Pooling::Cls, Pooling::LastToken, Pooling::Max, Pooling::WeightedMean];
+        let all = [
+            Pooling::Mean,
+            Pooling::Cls,
+            Pooling::LastToken,
+            Pooling::Max,
+            Pooling::WeightedMean,
+        ];
         for pooling in all {
             assert_eq!(pooling.pool(&[], 2), [0.0, 0.0], "{pooling:?}");
         }

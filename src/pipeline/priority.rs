@@ -65,7 +65,11 @@ impl Drop for Running {
 /// A backend never waits for a request's next call. In the background it may, since a request that arrives waits for the
 /// calls in progress.
 pub(super) fn max_calls(concurrency: NonZeroUsize) -> usize {
-    if is_background() { concurrency.get() } else { 2 * concurrency.get() }
+    if is_background() {
+        concurrency.get()
+    } else {
+        2 * concurrency.get()
+    }
 }
 
 /// In the background, waits until there are no requests.
@@ -82,9 +86,17 @@ async fn quiet() {
     let mut requests = REQUESTS.subscribe();
     loop {
         // The sender is never dropped.
-        let ended =
-            requests.wait_for(|requests| requests.running == 0).await.ok().and_then(|found| found.ended);
-        let Some(end) = ended.map(|ended| ended + QUIET).filter(|end| *end > Instant::now()) else { return };
+        let ended = requests
+            .wait_for(|requests| requests.running == 0)
+            .await
+            .ok()
+            .and_then(|found| found.ended);
+        let Some(end) = ended
+            .map(|ended| ended + QUIET)
+            .filter(|end| *end > Instant::now())
+        else {
+            return;
+        };
         sleep_until(end).await;
     }
 }

@@ -33,7 +33,9 @@ impl RankingPipeline {
     pub fn cross_encoder(pipeline: ClassificationPipeline) -> Result<Self> {
         let found = pipeline.settings().labels.len();
         if found != 1 {
-            return Err(Error::model(format!("expected a model with one label, but found {found}")));
+            return Err(Error::model(format!(
+                "expected a model with one label, but found {found}"
+            )));
         }
         Ok(Self::CrossEncoder(pipeline))
     }
@@ -41,7 +43,9 @@ impl RankingPipeline {
     /// The same model with another instruction in its template. A model without one is refused.
     pub fn with_instruction(&self, instruction: &str) -> Result<Self> {
         match self {
-            Self::CrossEncoder(pipeline) => Ok(Self::CrossEncoder(pipeline.with_instruction(instruction)?)),
+            Self::CrossEncoder(pipeline) => {
+                Ok(Self::CrossEncoder(pipeline.with_instruction(instruction)?))
+            }
             Self::Embedding(_) => Err(Error::invalid(
                 "expected no `instruction`, since the model compares vectors, but found one; leave it out",
             )),
@@ -51,7 +55,9 @@ impl RankingPipeline {
     /// The same model with another prompt before queries.
     pub fn with_prompt(&self, prompt: &str) -> Result<Self> {
         match self {
-            Self::CrossEncoder(pipeline) => Ok(Self::CrossEncoder(pipeline.with_query_prompt(prompt)?)),
+            Self::CrossEncoder(pipeline) => {
+                Ok(Self::CrossEncoder(pipeline.with_query_prompt(prompt)?))
+            }
             Self::Embedding(_) => Err(Error::invalid(
                 "expected no `prompt`, since the model compares vectors, but found one; leave it out",
             )),
@@ -77,18 +83,31 @@ impl RankingPipeline {
         match self {
             Self::CrossEncoder(pipeline) => {
                 let query = pipeline.prompted(&query);
-                let pairs = texts.into_iter().map(|text| Input::Pair(Arc::clone(&query), text.into()));
-                let logits = pipeline.logits(pairs.collect(), options.truncation, deadline).await?;
-                let function = if options.raw_scores { ScoreFunction::None } else { ScoreFunction::Sigmoid };
+                let pairs = texts
+                    .into_iter()
+                    .map(|text| Input::Pair(Arc::clone(&query), text.into()));
+                let logits = pipeline
+                    .logits(pairs.collect(), options.truncation, deadline)
+                    .await?;
+                let function = if options.raw_scores {
+                    ScoreFunction::None
+                } else {
+                    ScoreFunction::Sigmoid
+                };
                 Ok((function.apply(&logits.rows.concat()), logits.usage))
             }
             Self::Embedding(pipeline) if pipeline.settings().has(VectorKind::MultiVector) => {
-                pipeline.late_interaction(query, texts, options, deadline).await
+                pipeline
+                    .late_interaction(query, texts, options, deadline)
+                    .await
             }
             Self::Embedding(pipeline) => {
                 let similarity = pipeline.settings().dense()?.similarity;
                 let of_role = |role: TextRole| {
-                    let prompt_name = pipeline.settings().prompt_name(role.name())?.map(str::to_owned);
+                    let prompt_name = pipeline
+                        .settings()
+                        .prompt_name(role.name())?
+                        .map(str::to_owned);
                     Ok(EmbeddingOptions {
                         prompt_name,
                         ..EmbeddingOptions::for_comparison(options.truncation, similarity)
@@ -100,7 +119,10 @@ impl RankingPipeline {
                     pipeline.embed(vec![Input::Text(query)], &of_query, deadline),
                     pipeline.embed(texts, &of_text, deadline)
                 )?;
-                let scores = texts.vectors.iter().map(|text| similarity.of(&query.vectors[0], text));
+                let scores = texts
+                    .vectors
+                    .iter()
+                    .map(|text| similarity.of(&query.vectors[0], text));
                 // Other similarities have no bounds.
                 let is_raw = options.raw_scores || similarity != Similarity::Cosine;
                 let scores = scores.map(|score| if is_raw { score } else { score.clamp(0.0, 1.0) });

@@ -12,7 +12,10 @@ pub(super) fn redact(text: &str, entities: &[Entity]) -> String {
     let bytes = |entity: &Entity| -> (usize, usize) {
         let (start, end) = (index.byte(entity.start), index.byte(entity.end));
         let part = text.get(start..end).unwrap_or_default();
-        (start + part.len() - part.trim_start().len(), start + part.trim_end().len())
+        (
+            start + part.len() - part.trim_start().len(),
+            start + part.trim_end().len(),
+        )
     };
     let mut places: Vec<((usize, usize), &str)> = entities
         .iter()
@@ -47,7 +50,9 @@ mod tests {
 
     fn redacted(text: &str, spans: &[(usize, usize, &str)]) -> String {
         let entity = |(start, end, label): &(usize, usize, &str)| Entity {
-            label: EntityLabel::Group { entity_group: (*label).to_owned() },
+            label: EntityLabel::Group {
+                entity_group: (*label).to_owned(),
+            },
             score: 1.0,
             word: String::new(),
             start: *start,
@@ -64,8 +69,14 @@ mod tests {
         );
         assert_eq!(redacted("Ann lives", &[]), "Ann lives");
         // White space at an entity's ends is kept.
-        assert_eq!(redacted("in New York now", &[(2, 12, "LOC")]), "in [LOC] now");
-        assert_eq!(redacted("Dr. \u{200f}Ann", &[(5, 8, "PER")]), "Dr. \u{200f}[PER]");
+        assert_eq!(
+            redacted("in New York now", &[(2, 12, "LOC")]),
+            "in [LOC] now"
+        );
+        assert_eq!(
+            redacted("Dr. \u{200f}Ann", &[(5, 8, "PER")]),
+            "Dr. \u{200f}[PER]"
+        );
         assert_eq!(redacted("Dr. \u{200f}Ann", &[(4, 8, "PER")]), "Dr. [PER]");
         // Neighbours and overlaps.
         assert_eq!(redacted("ab-cd", &[(2, 5, "B"), (0, 2, "A")]), "[A][B]");

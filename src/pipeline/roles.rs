@@ -87,14 +87,23 @@ impl RoleSettings {
     fn complete(&self, mut encoding: Encoding) -> Encoding {
         let fill = |encoding: &mut Encoding, place: usize, token, count| {
             let place = place.min(encoding.ids.len());
-            encoding.ids.splice(place..place, std::iter::repeat_n(token, count));
-            encoding.type_ids.splice(place..place, std::iter::repeat_n(0, count));
+            encoding
+                .ids
+                .splice(place..place, std::iter::repeat_n(token, count));
+            encoding
+                .type_ids
+                .splice(place..place, std::iter::repeat_n(0, count));
         };
         if let Some(marker) = self.marker {
             fill(&mut encoding, 1, marker, 1);
             encoding.truncated_from = encoding.truncated_from.map(|found| found + 1);
         }
-        if let Some(Expansion { token, length, is_attended }) = self.expansion {
+        if let Some(Expansion {
+            token,
+            length,
+            is_attended,
+        }) = self.expansion
+        {
             let count = length.saturating_sub(encoding.len());
             fill(&mut encoding, usize::MAX, token, count);
             encoding.unattended = if is_attended { 0 } else { count };
@@ -107,8 +116,20 @@ impl RoleSettings {
 type Role = &'static [&'static str];
 
 const ROLES: [Role; 5] = [
-    &["query", "search_query", "retrieval_query", "retrieval.query"],
-    &["document", "passage", "corpus", "search_document", "retrieval_document", "retrieval.passage"],
+    &[
+        "query",
+        "search_query",
+        "retrieval_query",
+        "retrieval.query",
+    ],
+    &[
+        "document",
+        "passage",
+        "corpus",
+        "search_document",
+        "retrieval_document",
+        "retrieval.passage",
+    ],
     &["classification", "Classification"],
     &["clustering", "Clustering", "separation"],
     &["similarity", "semantic_similarity", "text-matching", "STS"],
@@ -119,14 +140,20 @@ pub(super) fn prompt<'a>(
     prompts: &'a BTreeMap<String, String>,
     role: &str,
 ) -> Result<Option<&'a str>, UnknownRole> {
-    let names = ROLES.iter().find(|names| names.contains(&role)).ok_or(UnknownRole)?;
+    let names = ROLES
+        .iter()
+        .find(|names| names.contains(&role))
+        .ok_or(UnknownRole)?;
     let known = names.iter().find_map(|name| prompts.get_key_value(*name));
     Ok(known.map(|(name, _)| name.as_str()))
 }
 
 /// Whether two names mean the same role or prompt.
 pub(crate) fn are_same(one: &str, other: &str) -> bool {
-    one == other || ROLES.iter().any(|names| names.contains(&one) && names.contains(&other))
+    one == other
+        || ROLES
+            .iter()
+            .any(|names| names.contains(&one) && names.contains(&other))
 }
 
 /// Parses a late-interaction role.
@@ -142,7 +169,10 @@ pub(super) struct UnknownRole;
 impl UnknownRole {
     /// First name per role.
     pub(super) fn known() -> Vec<&'static str> {
-        ROLES.iter().filter_map(|names| names.first().copied()).collect()
+        ROLES
+            .iter()
+            .filter_map(|names| names.first().copied())
+            .collect()
     }
 }
 
@@ -152,15 +182,25 @@ mod tests {
 
     #[test]
     fn queries_get_a_marker_and_are_filled_up() {
-        let encoding =
-            |ids: &[u32]| Encoding { ids: ids.into(), type_ids: vec![0; ids.len()], ..Encoding::default() };
+        let encoding = |ids: &[u32]| Encoding {
+            ids: ids.into(),
+            type_ids: vec![0; ids.len()],
+            ..Encoding::default()
+        };
         let form = RoleSettings {
             marker: Some(7),
-            expansion: Some(Expansion { token: 9, length: 6, is_attended: false }),
+            expansion: Some(Expansion {
+                token: 9,
+                length: 6,
+                is_attended: false,
+            }),
             ..RoleSettings::default()
         };
         let found = form.complete(encoding(&[1, 5, 2]));
-        assert_eq!((&found.ids[..], found.unattended), (&[1, 7, 5, 2, 9, 9][..], 2));
+        assert_eq!(
+            (&found.ids[..], found.unattended),
+            (&[1, 7, 5, 2, 9, 9][..], 2)
+        );
         assert_eq!(found.type_ids.len(), 6);
         let long = form.complete(encoding(&[1, 5, 5, 5, 5, 2]));
         assert_eq!((long.len(), long.unattended), (7, 0));

@@ -45,7 +45,13 @@ pub(super) struct Schema<'a> {
 impl Schema<'_> {
     /// The schema's tokens, for texts with at most `max_tokens` tokens, which include them.
     pub(super) fn prompt(&self, tokenizer: &Tokenizer, max_tokens: usize) -> Result<WordPrompt> {
-        let Self { token, name, label_token, labels, separator } = *self;
+        let Self {
+            token,
+            name,
+            label_token,
+            labels,
+            separator,
+        } = *self;
         let size = labels.iter().map(String::len).sum::<usize>() + name.len();
         if size > tokenizer::reach(max_tokens) {
             return Err(Error::too_large(format!(
@@ -54,15 +60,21 @@ impl Schema<'_> {
             )));
         }
         // The model finds the name and the labels by the tokens in front of them.
-        let reserved: Vec<u32> =
-            [token, label_token, separator].iter().filter_map(|token| tokenizer.id(token)).collect();
+        let reserved: Vec<u32> = [token, label_token, separator]
+            .iter()
+            .filter_map(|token| tokenizer.id(token))
+            .collect();
         let checked = |text: &str, what: &str| {
             let ids = tokenizer.ids(text)?;
             match ids.is_empty() || ids.iter().any(|id| reserved.contains(id)) {
                 false => Ok(ids),
                 true => Err(Error::invalid(format!(
                     "expected tokens other than `{token}`, `{label_token}` and `{separator}` in {what}, but found {} in `{}`",
-                    if ids.is_empty() { "none" } else { "one of them" },
+                    if ids.is_empty() {
+                        "none"
+                    } else {
+                        "one of them"
+                    },
                     text.escape_default()
                 ))),
             }
@@ -70,7 +82,12 @@ impl Schema<'_> {
         let [opening, closing] = ["(", ")"].map(|bracket| tokenizer.ids(bracket));
         let (opening, closing) = (opening?, closing?);
         let mut ids = opening.clone();
-        ids.extend(tokenizer.ids(token)?.iter().chain(&checked(name, "the name of the labels")?));
+        ids.extend(
+            tokenizer
+                .ids(token)?
+                .iter()
+                .chain(&checked(name, "the name of the labels")?),
+        );
         ids.extend(&opening);
         let marker = tokenizer.ids(label_token)?;
         for label in labels {
@@ -78,6 +95,11 @@ impl Schema<'_> {
         }
         ids.extend(closing.iter().chain(&closing));
         ids.extend(tokenizer.ids(separator)?);
-        Ok(WordPrompt { ids, words: Vec::new(), max_words: max_tokens, form: WordForm::Gliner2 })
+        Ok(WordPrompt {
+            ids,
+            words: Vec::new(),
+            max_words: max_tokens,
+            form: WordForm::Gliner2,
+        })
     }
 }

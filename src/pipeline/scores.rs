@@ -79,14 +79,31 @@ mod tests {
     fn scores_of_known_logits() {
         let logits = [0.0, 0.0, f32::ln(2.0)];
         let softmax = ScoreFunction::Softmax.apply(&logits);
-        assert!((softmax[2] - 0.5).abs() < 1e-6 && (softmax.iter().sum::<f32>() - 1.0).abs() < 1e-6);
+        assert!(
+            (softmax[2] - 0.5).abs() < 1e-6 && (softmax.iter().sum::<f32>() - 1.0).abs() < 1e-6
+        );
         assert_eq!(ScoreFunction::Sigmoid.apply(&[0.0]), [0.5]);
         assert_eq!(ScoreFunction::None.apply(&[3.0]), [3.0]);
-        assert!(ScoreFunction::Softmax.apply(&[1000.0, 0.0]).iter().all(|score| score.is_finite()));
-        for function in [ScoreFunction::Softmax, ScoreFunction::Sigmoid, ScoreFunction::None] {
+        assert!(
+            ScoreFunction::Softmax
+                .apply(&[1000.0, 0.0])
+                .iter()
+                .all(|score| score.is_finite())
+        );
+        for function in [
+            ScoreFunction::Softmax,
+            ScoreFunction::Sigmoid,
+            ScoreFunction::None,
+        ] {
             let scores = [0.7, 0.3, 0.0];
             let again = function.apply(&scores.map(|score| function.invert(score)));
-            assert!(again.iter().zip(scores).all(|(found, score)| (found - score).abs() < 1e-6), "{again:?}");
+            assert!(
+                again
+                    .iter()
+                    .zip(scores)
+                    .all(|(found, score)| (found - score).abs() < 1e-6),
+                "{again:?}"
+            );
         }
         assert_eq!(descending(&[0.1, 0.9, 0.1, 0.5]), [1, 3, 0, 2]);
     }

@@ -25,7 +25,10 @@ impl Similarity {
         match self {
             Self::Cosine => cosine(left, right),
             Self::Dot => dot(left, right),
-            Self::Euclidean => -differences().map(|difference| difference * difference).sum::<f32>().sqrt(),
+            Self::Euclidean => -differences()
+                .map(|difference| difference * difference)
+                .sum::<f32>()
+                .sqrt(),
             Self::Manhattan => -differences().map(f32::abs).sum::<f32>(),
         }
     }
@@ -34,11 +37,18 @@ impl Similarity {
 /// Cosine similarity; 0 if a vector is zero.
 pub fn cosine(left: &[f32], right: &[f32]) -> f32 {
     let lengths = (dot(left, left) * dot(right, right)).sqrt();
-    if lengths > 0.0 { dot(left, right) / lengths } else { 0.0 }
+    if lengths > 0.0 {
+        dot(left, right) / lengths
+    } else {
+        0.0
+    }
 }
 
 pub(super) fn dot(left: &[f32], right: &[f32]) -> f32 {
-    left.iter().zip(right).map(|(left, right)| left * right).sum()
+    left.iter()
+        .zip(right)
+        .map(|(left, right)| left * right)
+        .sum()
 }
 
 #[cfg(test)]
@@ -55,8 +65,18 @@ mod tests {
     #[test]
     fn each_similarity_of_two_vectors() {
         let [left, right] = [[3.0, 0.0], [0.0, 4.0]];
-        let found = [Similarity::Cosine, Similarity::Dot, Similarity::Euclidean, Similarity::Manhattan]
-            .map(|similarity| [similarity.of(&left, &right), similarity.of(&left, &[6.0, 0.0])]);
+        let found = [
+            Similarity::Cosine,
+            Similarity::Dot,
+            Similarity::Euclidean,
+            Similarity::Manhattan,
+        ]
+        .map(|similarity| {
+            [
+                similarity.of(&left, &right),
+                similarity.of(&left, &[6.0, 0.0]),
+            ]
+        });
         assert_eq!(found, [[0.0, 1.0], [0.0, 18.0], [-5.0, -3.0], [-7.0, -3.0]]);
     }
 }

@@ -47,13 +47,20 @@ impl QueryWeights {
                 bytes.len()
             )));
         }
-        Ok(Self(weights.iter().map(|weight| f32::from_le_bytes(*weight)).collect()))
+        Ok(Self(
+            weights
+                .iter()
+                .map(|weight| f32::from_le_bytes(*weight))
+                .collect(),
+        ))
     }
 
     /// The vector for a query with these tokens.
     pub fn vector(&self, ids: &[u32]) -> SparseVector {
         let ids = BTreeSet::from_iter(ids);
-        let weights = ids.into_iter().filter_map(|id| Some((*id, *self.0.get(*id as usize)?)));
+        let weights = ids
+            .into_iter()
+            .filter_map(|id| Some((*id, *self.0.get(*id as usize)?)));
         SparseVector(weights.filter(|(_, weight)| *weight != 0.0).collect())
     }
 }
@@ -100,13 +107,20 @@ impl SparseSettings {
             SparseValues::Vocabulary { logarithms } => {
                 let weight = |logit: f32| (0..*logarithms).fold(logit, |value, _| value.ln_1p());
                 let entries = (0..).zip(values).filter(|(_, logit)| **logit > 0.0);
-                SparseVector(entries.map(|(index, logit)| (index, weight(*logit))).collect())
+                SparseVector(
+                    entries
+                        .map(|(index, logit)| (index, weight(*logit)))
+                        .collect(),
+                )
             }
             SparseValues::Tokens { ignored } => {
                 let mut largest: BTreeMap<u32, f32> = BTreeMap::new();
                 for (id, weight) in ids.iter().zip(values) {
                     if *weight > 0.0 && !ignored.contains(id) {
-                        largest.entry(*id).and_modify(|most| *most = most.max(*weight)).or_insert(*weight);
+                        largest
+                            .entry(*id)
+                            .and_modify(|most| *most = most.max(*weight))
+                            .or_insert(*weight);
                     }
                 }
                 SparseVector(largest.into_iter().collect())
@@ -125,7 +139,9 @@ impl SparseVector {
         let mut others = other.0.iter().peekable();
         let product = |(id, weight): &(u32, f32)| {
             while others.next_if(|(other, _)| other < id).is_some() {}
-            others.next_if(|(other, _)| other == id).map_or(0.0, |(_, other)| weight * other)
+            others
+                .next_if(|(other, _)| other == id)
+                .map_or(0.0, |(_, other)| weight * other)
         };
         self.0.iter().map(product).sum()
     }
@@ -147,28 +163,44 @@ mod tests {
     use super::*;
 
     fn settings(values: SparseValues) -> SparseSettings {
-        SparseSettings { output: "values".into(), dimensions: 5, values, queries: None }
+        SparseSettings {
+            output: "values".into(),
+            dimensions: 5,
+            values,
+            queries: None,
+        }
     }
 
     #[test]
     fn positive_logits_become_weights() {
         let logits = [1.0, -2.0, 0.0, 3.0, f32::MIN];
         let once = settings(SparseValues::Vocabulary { logarithms: 1 });
-        assert_eq!(once.vector(&[], &logits).0, [(0, 1.0_f32.ln_1p()), (3, 3.0_f32.ln_1p())]);
+        assert_eq!(
+            once.vector(&[], &logits).0,
+            [(0, 1.0_f32.ln_1p()), (3, 3.0_f32.ln_1p())]
+        );
         let twice = settings(SparseValues::Vocabulary { logarithms: 2 });
-        assert_eq!(twice.vector(&[], &logits).0[1], (3, 3.0_f32.ln_1p().ln_1p()));
+        assert_eq!(
+            twice.vector(&[], &logits).0[1],
+            (3, 3.0_f32.ln_1p().ln_1p())
+        );
     }
 
     #[test]
     fn the_largest_weight_of_a_repeated_token_counts() {
-        let tokens = settings(SparseValues::Tokens { ignored: vec![0, 2] });
+        let tokens = settings(SparseValues::Tokens {
+            ignored: vec![0, 2],
+        });
         let vector = tokens.vector(&[0, 4, 3, 4, 1, 2], &[9.0, 0.5, 0.1, 0.75, -1.0, 9.0]);
         assert_eq!(vector.0, [(3, 0.1), (4, 0.75)]);
     }
 
     #[test]
     fn a_token_of_a_query_counts_once() {
-        let file: Vec<u8> = [0.5_f32, 0.0, 2.0].iter().flat_map(|weight| weight.to_le_bytes()).collect();
+        let file: Vec<u8> = [0.5_f32, 0.0, 2.0]
+            .iter()
+            .flat_map(|weight| weight.to_le_bytes())
+            .collect();
         let weights = QueryWeights::from_bytes(&file, 3).unwrap();
         assert_eq!(weights.vector(&[2, 1, 0, 2, 7]).0, [(0, 0.5), (2, 2.0)]);
         insta::assert_snapshot!(
@@ -180,13 +212,19 @@ mod tests {
     #[test]
     fn the_largest_weights_are_kept_in_the_order_of_ids() {
         let vector = SparseVector(vec![(1, 0.5), (2, 2.0), (5, 0.5), (7, 1.0)]);
-        assert_eq!(vector.clone().truncated(3).0, [(1, 0.5), (2, 2.0), (7, 1.0)]);
+        assert_eq!(
+            vector.clone().truncated(3).0,
+            [(1, 0.5), (2, 2.0), (7, 1.0)]
+        );
         assert_eq!(vector.clone().truncated(4), vector);
     }
 
     #[test]
     fn products_of_common_tokens_are_added() {
-        let [left, right] = [&[(1, 2.0), (3, 1.0), (9, 4.0)][..], &[(0, 5.0), (3, 3.0), (9, 0.5), (12, 1.0)]];
+        let [left, right] = [
+            &[(1, 2.0), (3, 1.0), (9, 4.0)][..],
+            &[(0, 5.0), (3, 3.0), (9, 0.5), (12, 1.0)],
+        ];
         let [left, right] = [left, right].map(|entries| SparseVector(entries.to_vec()));
         assert_eq!((left.dot(&right), right.dot(&left)), (5.0, 5.0));
         assert_eq!(left.dot(&SparseVector::default()), 0.0);

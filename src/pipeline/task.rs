@@ -63,10 +63,14 @@ impl FromStr for Task {
     type Err = Error;
 
     fn from_str(name: &str) -> Result<Self> {
-        Self::NAMES.iter().find(|(_, known)| *known == name).map(|(task, _)| *task).ok_or_else(|| {
-            let known = quoted(&Self::NAMES.map(|(_, known)| known));
-            Error::config(format!("expected a task of {known}, but found `{name}`"))
-        })
+        Self::NAMES
+            .iter()
+            .find(|(_, known)| *known == name)
+            .map(|(task, _)| *task)
+            .ok_or_else(|| {
+                let known = quoted(&Self::NAMES.map(|(_, known)| known));
+                Error::config(format!("expected a task of {known}, but found `{name}`"))
+            })
     }
 }
 

@@ -8,8 +8,8 @@ use super::{
     encoder::{Encoder, Granularity, Logits, NamedOutput, Row, Vectors},
     encoding::{EncodedWindows, EncodingOptions, Input},
     entities::{
-        Aggregation, Entity, EntityCount, Grouping, IndexedText, ScoredToken, TextEntities, entity_group,
-        resolve_overlaps,
+        Aggregation, Entity, EntityCount, Grouping, IndexedText, ScoredToken, TextEntities,
+        entity_group, resolve_overlaps,
     },
     redaction::redact,
     scores::softmax,
@@ -85,7 +85,12 @@ impl TokenClassificationOptions {
             windows.begin_at_words = true;
         }
         let ignored = ignored.unwrap_or_else(|| vec![OUTSIDE.to_owned()]);
-        Ok(Self { aggregation, ignored, windows, redacts })
+        Ok(Self {
+            aggregation,
+            ignored,
+            windows,
+            redacts,
+        })
     }
 }
 
@@ -114,13 +119,27 @@ impl TokenClassificationPipeline {
         settings: TokenClassificationSettings,
     ) -> Result<Self> {
         if settings.labels.is_empty() {
-            return Err(Error::model("expected labels in the manifest, but found none"));
+            return Err(Error::model(
+                "expected labels in the manifest, but found none",
+            ));
         }
         let (name, width) = (settings.output.clone(), settings.labels.len());
-        let output = vec![NamedOutput { name, width, vectors: Vectors::PerToken }];
+        let output = vec![NamedOutput {
+            name,
+            width,
+            vectors: Vectors::PerToken,
+        }];
         let encoder = Encoder::new(tokenizer, route.into(), output, None, settings.max_tokens)?;
-        let labels = settings.labels.iter().map(|label| label.as_str().into()).collect();
-        Ok(Self { encoder, settings, labels })
+        let labels = settings
+            .labels
+            .iter()
+            .map(|label| label.as_str().into())
+            .collect();
+        Ok(Self {
+            encoder,
+            settings,
+            labels,
+        })
     }
 
     /// Settings from the bundle's manifest.
@@ -143,21 +162,27 @@ impl TokenClassificationPipeline {
         let texts: Arc<[String]> = texts.into();
         let tokenizer = self.encoder.input_tokenizer(deadline).await?;
         let windows = tokenizer.encode_windows(&texts, options.windows).await?;
-        let indexed: Vec<IndexedText<'_>> = texts.iter().map(|text| IndexedText::new(text)).collect();
+        let indexed: Vec<IndexedText<'_>> =
+            texts.iter().map(|text| IndexedText::new(text)).collect();
         let grouping = Grouping {
             tokenizer: self.encoder.tokenizer(),
             labels: &self.labels,
             aggregation: options.aggregation,
             ignored: &options.ignored,
-            unknown_token: self.settings.unknown_token.or(self.encoder.tokenizer().unknown_id()),
+            unknown_token: self
+                .settings
+                .unknown_token
+                .or(self.encoder.tokenizer().unknown_id()),
         };
         let count = EntityCount::default();
         let finish = |window: usize, rows: &[Row<'_>]| {
             let text = &indexed[windows.places[window].text];
             count.add(grouping.entities(text, scored_tokens(&windows, window, rows[0]))?)
         };
-        let (found, usage) =
-            self.encoder.run_all(&windows.encodings, Granularity::Tokens, deadline, finish).await?;
+        let (found, usage) = self
+            .encoder
+            .run_all(&windows.encodings, Granularity::Tokens, deadline, finish)
+            .await?;
         let mut by_text: Vec<Vec<Entity>> = vec![Vec::new(); texts.len()];
         let mut counts = vec![0_usize; texts.len()];
         for (place, entities) in windows.places.iter().zip(found) {
@@ -165,13 +190,24 @@ impl TokenClassificationPipeline {
             counts[place.text] += 1;
         }
         let resolved =
-            by_text.into_iter().zip(counts).zip(texts.iter()).map(|((entities, windows), text)| {
-                // Includes entities that another window overrules, since they may cover more text.
-                let redacted = options.redacts.then(|| redact(text, &entities));
-                let entities = if windows > 1 { resolve_overlaps(entities) } else { entities };
-                TextEntities::new(redacted, entities)
-            });
-        Ok(FoundEntities { texts: resolved.collect(), usage })
+            by_text
+                .into_iter()
+                .zip(counts)
+                .zip(texts.iter())
+                .map(|((entities, windows), text)| {
+                    // Includes entities that another window overrules, since they may cover more text.
+                    let redacted = options.redacts.then(|| redact(text, &entities));
+                    let entities = if windows > 1 {
+                        resolve_overlaps(entities)
+                    } else {
+                        entities
+                    };
+                    TextEntities::new(redacted, entities)
+                });
+        Ok(FoundEntities {
+            texts: resolved.collect(),
+            usage,
+        })
     }
 
     /// Scores of each text's tokens without special tokens, row-major: a value per token and label. A text is one window.
@@ -182,13 +218,21 @@ impl TokenClassificationPipeline {
         deadline: Deadline,
     ) -> Result<Vec<Vec<f32>>> {
         let options = WindowOptions::whole(truncation, texts.len());
-        let windows =
-            self.encoder.input_tokenizer(deadline).await?.encode_windows(&texts.into(), options).await?;
+        let windows = self
+            .encoder
+            .input_tokenizer(deadline)
+            .await?
+            .encode_windows(&texts.into(), options)
+            .await?;
         let finish = |window: usize, rows: &[Row<'_>]| -> Vec<f32> {
-            scored_tokens(&windows, window, rows[0]).flat_map(|token| token.scores).collect()
+            scored_tokens(&windows, window, rows[0])
+                .flat_map(|token| token.scores)
+                .collect()
         };
-        let (scores, _) =
-            self.encoder.run_all(&windows.encodings, Granularity::Tokens, deadline, finish).await?;
+        let (scores, _) = self
+            .encoder
+            .run_all(&windows.encodings, Granularity::Tokens, deadline, finish)
+            .await?;
         Ok(scores)
     }
 
@@ -199,15 +243,34 @@ impl TokenClassificationPipeline {
         truncation: Truncation,
         deadline: Deadline,
     ) -> Result<Logits> {
-        self.encoder.logits(inputs, EncodingOptions::new(truncation), Granularity::Tokens, deadline).await
+        self.encoder
+            .logits(
+                inputs,
+                EncodingOptions::new(truncation),
+                Granularity::Tokens,
+                deadline,
+            )
+            .await
     }
 }
 
 /// A window's tokens, without special tokens.
-fn scored_tokens(windows: &EncodedWindows, window: usize, row: Row<'_>) -> impl Iterator<Item = ScoredToken> {
-    let tokens = windows.tokens(window).zip(row.values.chunks_exact(row.width)).enumerate();
+fn scored_tokens(
+    windows: &EncodedWindows,
+    window: usize,
+    row: Row<'_>,
+) -> impl Iterator<Item = ScoredToken> {
+    let tokens = windows
+        .tokens(window)
+        .zip(row.values.chunks_exact(row.width))
+        .enumerate();
     tokens.filter_map(|(index, ((id, span), logits))| {
-        Some(ScoredToken { id, index, span: span?, scores: softmax(logits) })
+        Some(ScoredToken {
+            id,
+            index,
+            span: span?,
+            scores: softmax(logits),
+        })
     })
 }
 
@@ -225,7 +288,8 @@ mod tests {
     async fn texts_are_redacted_where_any_window_finds_an_entity() {
         let file = "tests/fixtures/models/tiny-bert-ner/tokenizer.json";
         let tokenizer = Tokenizer::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap();
-        let [a, e, o, n] = ["a", "e", "o", "n"].map(|token| i64::from(tokenizer.id(token).unwrap()));
+        let [a, e, o, n] =
+            ["a", "e", "o", "n"].map(|token| i64::from(tokenizer.id(token).unwrap()));
         let signature = Signature {
             inputs: ["input_ids", "attention_mask"]
                 .map(|name| TensorSpec::new(name, ElementType::Int64, [-1, -1]))
@@ -234,14 +298,19 @@ mod tests {
         };
         // For windows `a e o` and `o n`: the first finds a person in `e o`, the second a more certain place in `o n`.
         let backend = ScriptedBackend::new(signature, move |inputs| {
-            let Elements::Int64(ids) = inputs[0].elements() else { unreachable!("declared") };
+            let Elements::Int64(ids) = inputs[0].elements() else {
+                unreachable!("declared")
+            };
             let logits = |id: &i64| match ids.contains(&a) {
                 true if [e, o].contains(id) => [0.0, 3.0, 0.0],
                 false if [o, n].contains(id) => [0.0, 0.0, 9.0],
                 _ => [9.0, 0.0, 0.0],
             };
             let shape = [inputs[0].shape(), &[3]].concat();
-            Ok(vec![Tensor::new(shape, Elements::Fp32(ids.iter().flat_map(logits).collect()))?])
+            Ok(vec![Tensor::new(
+                shape,
+                Elements::Fp32(ids.iter().flat_map(logits).collect()),
+            )?])
         });
         let labels = [OUTSIDE, "PER", "LOC"].map(str::to_owned).into();
         let settings = TokenClassificationSettings {
@@ -251,7 +320,8 @@ mod tests {
             unknown_token: None,
         };
         let route: Arc<dyn Backend> = Arc::new(backend);
-        let pipeline = TokenClassificationPipeline::new(Arc::new(tokenizer), route, settings).unwrap();
+        let pipeline =
+            TokenClassificationPipeline::new(Arc::new(tokenizer), route, settings).unwrap();
         let windows = WindowOptions {
             stride: Some(1),
             truncation: Truncation::Off,
@@ -260,11 +330,17 @@ mod tests {
         };
         let options = TokenClassificationOptions::new(None, None, windows, true).unwrap();
         let deadline = Deadline::within(Duration::from_secs(60));
-        let mut found = pipeline.entities(vec!["a e o n".into()], &options, deadline).await.unwrap();
+        let mut found = pipeline
+            .entities(vec!["a e o n".into()], &options, deadline)
+            .await
+            .unwrap();
         let Some(TextEntities::Redacted { text, entities }) = found.texts.pop() else {
             panic!("not redacted")
         };
-        let places: Vec<_> = entities.iter().map(|it| (it.label(), it.start, it.end)).collect();
+        let places: Vec<_> = entities
+            .iter()
+            .map(|it| (it.label(), it.start, it.end))
+            .collect();
         assert_eq!(places, [("LOC", 4, 7)]);
         assert_eq!(text, "a [PER]");
     }

@@ -27,7 +27,10 @@ impl Usage {
             true => self.truncated.clone(),
             false => (0..count).collect(),
         };
-        Self { truncated, ..self.after(query) }
+        Self {
+            truncated,
+            ..self.after(query)
+        }
     }
 
     /// Adds up two runs, one after the other. Truncated texts come from this one.

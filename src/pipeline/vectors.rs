@@ -10,7 +10,9 @@ use super::pooling::normalize;
 use crate::error::{Error, Result};
 
 /// Number format for vectors.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum, JsonSchema)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum, JsonSchema,
+)]
 #[serde(rename_all = "lowercase")]
 pub enum VectorType {
     /// 32-bit floating point.
@@ -61,7 +63,10 @@ impl StoredVector {
     /// The values as little-endian bytes.
     pub fn bytes(&self) -> Vec<u8> {
         match self {
-            Self::Float(values) => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
+            Self::Float(values) => values
+                .iter()
+                .flat_map(|value| value.to_le_bytes())
+                .collect(),
             Self::Int8(values) => values.iter().map(|value| value.cast_unsigned()).collect(),
             Self::Uint8(values) => values.clone(),
         }
@@ -123,7 +128,10 @@ impl Conversion {
         let (signed, bytes): (_, Vec<u8>) = match self {
             Self::Float => return StoredVector::Float(vector),
             Self::Bits { signed } => {
-                let byte = |bits: &[f32]| bits.iter().fold(0, |byte, bit| byte << 1 | u8::from(*bit > 0.0));
+                let byte = |bits: &[f32]| {
+                    bits.iter()
+                        .fold(0, |byte, bit| byte << 1 | u8::from(*bit > 0.0))
+                };
                 (signed, vector.chunks(8).map(byte).collect())
             }
             Self::Integers { signed, steps } => {
@@ -136,7 +144,12 @@ impl Conversion {
         };
         match signed {
             // Subtracting 128 flips the highest bit.
-            true => StoredVector::Int8(bytes.into_iter().map(|byte| (byte ^ 0x80).cast_signed()).collect()),
+            true => StoredVector::Int8(
+                bytes
+                    .into_iter()
+                    .map(|byte| (byte ^ 0x80).cast_signed())
+                    .collect(),
+            ),
             false => StoredVector::Uint8(bytes),
         }
     }
@@ -155,7 +168,10 @@ const SIZE_STEP: usize = 32;
 
 /// Dimension counts that have ranges.
 fn sizes(dimensions: usize) -> impl Iterator<Item = usize> {
-    (1..).map(|count| count * SIZE_STEP).take_while(move |size| *size < dimensions).chain([dimensions])
+    (1..)
+        .map(|count| count * SIZE_STEP)
+        .take_while(move |size| *size < dimensions)
+        .chain([dimensions])
 }
 
 impl Ranges {
@@ -172,12 +188,18 @@ impl Ranges {
             for vector in vectors {
                 let mut vector = vector[..size].to_vec();
                 normalize(&mut vector);
-                largest = vector.iter().fold(largest, |largest, value| largest.max(value.abs()));
+                largest = vector
+                    .iter()
+                    .fold(largest, |largest, value| largest.max(value.abs()));
             }
             // The largest value becomes 127. Steps begin half a step below, so that rounding down rounds to the nearest.
             let step = largest / 127.0;
             let limits = [-128.5, 126.5].map(|steps| steps * step);
-            values.extend(limits.into_iter().flat_map(|limit| iter::repeat_n(limit, size)));
+            values.extend(
+                limits
+                    .into_iter()
+                    .flat_map(|limit| iter::repeat_n(limit, size)),
+            );
         }
         Self { dimensions, values }
     }
@@ -192,19 +214,29 @@ impl Ranges {
                 bytes.len()
             )));
         }
-        let values: Vec<f32> = bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+        let values: Vec<f32> = bytes
+            .as_chunks()
+            .0
+            .iter()
+            .map(|bytes| f32::from_le_bytes(*bytes))
+            .collect();
         Ok(Self { dimensions, values })
     }
 
     /// File contents.
     pub fn to_bytes(&self) -> Vec<u8> {
-        self.values.iter().flat_map(|value| value.to_le_bytes()).collect()
+        self.values
+            .iter()
+            .flat_map(|value| value.to_le_bytes())
+            .collect()
     }
 
     /// Start and step for each of the first `size` dimensions; `None` if there are no ranges for this size.
     fn steps(&self, size: usize) -> Option<Vec<(f32, f32)>> {
-        let before: usize =
-            sizes(self.dimensions).take_while(|known| *known < size).map(|known| 2 * known).sum();
+        let before: usize = sizes(self.dimensions)
+            .take_while(|known| *known < size)
+            .map(|known| 2 * known)
+            .sum();
         sizes(self.dimensions).find(|known| *known == size)?;
         let (lower, upper) = self.values.get(before..before + 2 * size)?.split_at(size);
         let step = |(lower, upper): (&f32, &f32)| {

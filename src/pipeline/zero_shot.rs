@@ -64,7 +64,12 @@ pub struct Labels(Vec<String>);
 impl Labels {
     /// Checks a request's labels; at most `limit`, since each costs a model run.
     pub fn new(labels: Vec<String>, limit: usize) -> Result<Self> {
-        let wrong_count = || format!("expected 1 to {limit} `candidate_labels`, but found {}", labels.len());
+        let wrong_count = || {
+            format!(
+                "expected 1 to {limit} `candidate_labels`, but found {}",
+                labels.len()
+            )
+        };
         if labels.is_empty() {
             return Err(Error::invalid(wrong_count()));
         }
@@ -89,7 +94,10 @@ impl Labels {
 
     /// Splits a comma-separated string, without empty labels.
     pub fn parts(labels: &str) -> impl Iterator<Item = &str> {
-        labels.split(',').map(str::trim).filter(|label| !label.is_empty())
+        labels
+            .split(',')
+            .map(str::trim)
+            .filter(|label| !label.is_empty())
     }
 
     /// The same labels as a list.
@@ -113,7 +121,9 @@ impl Template {
     pub fn new(template: String) -> Result<Self> {
         let found = match template.matches(PLACEHOLDER).count() {
             0 => "none",
-            1 if template.matches(['{', '}']).count() == PLACEHOLDER.len() => return Ok(Self(template)),
+            1 if template.matches(['{', '}']).count() == PLACEHOLDER.len() => {
+                return Ok(Self(template));
+            }
             _ => "more braces",
         };
         Err(Error::invalid(format!(
@@ -125,7 +135,9 @@ impl Template {
     fn fill(&self, labels: &[String]) -> Result<Vec<String>> {
         const MAX_BYTES: usize = 16 * 1024 * 1024;
         let around = self.0.len() - PLACEHOLDER.len();
-        let bytes = labels.iter().map(|label| label.len().saturating_add(around));
+        let bytes = labels
+            .iter()
+            .map(|label| label.len().saturating_add(around));
         let found = bytes.fold(0, usize::saturating_add);
         if found > MAX_BYTES {
             return Err(Error::too_large(format!(
@@ -133,7 +145,10 @@ impl Template {
                  shorten `hypothesis_template` or send fewer labels"
             )));
         }
-        Ok(labels.iter().map(|label| self.0.replace(PLACEHOLDER, label)).collect())
+        Ok(labels
+            .iter()
+            .map(|label| self.0.replace(PLACEHOLDER, label))
+            .collect())
     }
 }
 
@@ -172,7 +187,11 @@ impl ZeroShotPipeline {
                 "expected a model that reads labels and text together for `prompt`, but found another; leave it out",
             ));
         }
-        let truncation = if options.truncates { Truncation::At(Side::Right) } else { Truncation::Off };
+        let truncation = if options.truncates {
+            Truncation::At(Side::Right)
+        } else {
+            Truncation::Off
+        };
         let hypotheses = || options.template.clone().unwrap_or_default().fill(labels);
         match self {
             Self::Entailment(pipeline) => {
@@ -180,24 +199,44 @@ impl ZeroShotPipeline {
                 let hypotheses: Vec<Arc<str>> = hypotheses.into_iter().map(Into::into).collect();
                 let pairs = texts.iter().flat_map(|text| {
                     let text: Arc<str> = text.as_str().into();
-                    hypotheses
-                        .iter()
-                        .map(move |hypothesis| Input::Pair(Arc::clone(&text), Arc::clone(hypothesis)))
+                    hypotheses.iter().map(move |hypothesis| {
+                        Input::Pair(Arc::clone(&text), Arc::clone(hypothesis))
+                    })
                 });
-                let truncation = if options.truncates { Truncation::OnlyFirst } else { Truncation::Off };
+                let truncation = if options.truncates {
+                    Truncation::OnlyFirst
+                } else {
+                    Truncation::Off
+                };
                 let (pairs, count) = (pairs.collect(), labels.len());
-                let logits = pipeline.logits_of_texts(pairs, count, truncation, deadline).await?;
+                let logits = pipeline
+                    .logits_of_texts(pairs, count, truncation, deadline)
+                    .await?;
                 let ids = EntailmentIds::of(&pipeline.settings().labels);
                 let rows = logits.rows.chunks_exact(labels.len());
-                Ok((rows.map(|rows| ids.scores(rows, options.multi_label)).collect(), logits.usage))
+                Ok((
+                    rows.map(|rows| ids.scores(rows, options.multi_label))
+                        .collect(),
+                    logits.usage,
+                ))
             }
             Self::Embedding(pipeline, cache) => {
                 let hypotheses = hypotheses()?;
                 let (kept, missing) = cache.get(&hypotheses);
-                let inputs = texts.iter().chain(missing).cloned().map(Input::Text).collect();
+                let inputs = texts
+                    .iter()
+                    .chain(missing)
+                    .cloned()
+                    .map(Input::Text)
+                    .collect();
                 let embedding = EmbeddingOptions::for_comparison(truncation, Similarity::Cosine);
                 let embeddings = pipeline.embed(inputs, &embedding, deadline).await?;
-                if embeddings.usage.truncated.iter().any(|input| *input >= texts.len()) {
+                if embeddings
+                    .usage
+                    .truncated
+                    .iter()
+                    .any(|input| *input >= texts.len())
+                {
                     return Err(Error::too_large(format!(
                         "expected labels of at most {} tokens, but found more; send shorter labels",
                         pipeline.settings().max_tokens
@@ -210,7 +249,11 @@ impl ZeroShotPipeline {
                     if options.multi_label || labels.len() == 1 {
                         cosines.map(|cosine| cosine.clamp(0.0, 1.0)).collect()
                     } else {
-                        softmax(&cosines.map(|cosine| cosine * COSINE_SCALE).collect::<Vec<_>>())
+                        softmax(
+                            &cosines
+                                .map(|cosine| cosine * COSINE_SCALE)
+                                .collect::<Vec<_>>(),
+                        )
                     }
                 };
                 Ok((embedded.iter().map(score).collect(), embeddings.usage))
@@ -221,12 +264,17 @@ impl ZeroShotPipeline {
                     Some(template) => template.fill(labels)?,
                 };
                 let prompt = options.prompt.as_deref().unwrap_or_default();
-                let logits = pipeline.logits(texts, &filled, prompt, truncation, deadline).await?;
+                let logits = pipeline
+                    .logits(texts, &filled, prompt, truncation, deadline)
+                    .await?;
                 let function = match options.multi_label || labels.len() == 1 {
                     true => ScoreFunction::Sigmoid,
                     false => ScoreFunction::Softmax,
                 };
-                Ok((logits.rows.iter().map(|row| function.apply(row)).collect(), logits.usage))
+                Ok((
+                    logits.rows.iter().map(|row| function.apply(row)).collect(),
+                    logits.usage,
+                ))
             }
         }
     }
@@ -244,18 +292,30 @@ impl EntailmentIds {
     /// the last if entailment is the first.
     fn of(labels: &[String]) -> Self {
         let last = labels.len() - 1;
-        let entailment =
-            labels.iter().position(|label| label.to_lowercase().starts_with("entail")).unwrap_or(last);
-        Self { entailment, contradiction: if entailment == 0 { last } else { 0 } }
+        let entailment = labels
+            .iter()
+            .position(|label| label.to_lowercase().starts_with("entail"))
+            .unwrap_or(last);
+        Self {
+            entailment,
+            contradiction: if entailment == 0 { last } else { 0 },
+        }
     }
 
     /// Label scores from the pair logits.
     fn scores(self, rows: &[Vec<f32>], multi_label: bool) -> Vec<f32> {
         if multi_label || rows.len() == 1 {
-            let pairs = rows.iter().map(|row| softmax(&[row[self.contradiction], row[self.entailment]]));
+            let pairs = rows
+                .iter()
+                .map(|row| softmax(&[row[self.contradiction], row[self.entailment]]));
             return pairs.map(|pair| pair[1]).collect();
         }
-        softmax(&rows.iter().map(|row| row[self.entailment]).collect::<Vec<_>>())
+        softmax(
+            &rows
+                .iter()
+                .map(|row| row[self.entailment])
+                .collect::<Vec<_>>(),
+        )
     }
 }
 
@@ -266,7 +326,12 @@ mod tests {
     #[test]
     fn entailment_is_found_by_name() {
         let ids = |labels: &[&str]| {
-            let ids = EntailmentIds::of(&labels.iter().map(|label| (*label).to_owned()).collect::<Vec<_>>());
+            let ids = EntailmentIds::of(
+                &labels
+                    .iter()
+                    .map(|label| (*label).to_owned())
+                    .collect::<Vec<_>>(),
+            );
             (ids.entailment, ids.contradiction)
         };
         assert_eq!(ids(&["CONTRADICTION", "NEUTRAL", "ENTAILMENT"]), (2, 0));
@@ -277,14 +342,21 @@ mod tests {
     #[test]
     fn unusable_labels_and_templates_are_refused() {
         let labels = |labels: &[&str]| {
-            Labels::new(labels.iter().map(|label| (*label).to_owned()).collect(), 3).unwrap_err().to_string()
+            Labels::new(labels.iter().map(|label| (*label).to_owned()).collect(), 3)
+                .unwrap_err()
+                .to_string()
         };
         insta::assert_snapshot!(labels(&[]), @"expected 1 to 3 `candidate_labels`, but found 0");
         insta::assert_snapshot!(labels(&["a", " "]), @"expected a label in `candidate_labels[1]`, but found an empty one");
         insta::assert_snapshot!(labels(&["a", "b", "a"]), @"expected each label once, but found `candidate_labels[2]` twice");
         insta::assert_snapshot!(labels(&["a", "b", "c", "d"]), @"expected 1 to 3 `candidate_labels`, but found 4");
         // As in `transformers`, white space belongs to the labels of a list.
-        assert_eq!(Labels::new(vec![" a".into(), "a".into()], 3).unwrap().as_slice(), [" a", "a"]);
+        assert_eq!(
+            Labels::new(vec![" a".into(), "a".into()], 3)
+                .unwrap()
+                .as_slice(),
+            [" a", "a"]
+        );
         assert_eq!(Labels::split("a, b,,c "), ["a", "b", "c"]);
         let template = |text: &str| Template::new(text.into()).unwrap_err().to_string();
         insta::assert_snapshot!(template("no gap"), @"expected `{}` in `hypothesis_template` once, where the label goes, but found none");
@@ -303,6 +375,12 @@ mod tests {
             insta::assert_snapshot!(long.fill(&labels).unwrap_err(), @"expected at most 16777216 bytes of labels in their sentences, but found 2000002890; shorten `hypothesis_template` or send fewer labels");
         });
         assert!(taken.bytes_max < 8 << 20, "{}", taken.bytes_max);
-        assert_eq!(Template::new("a {}.".into()).unwrap().fill(&labels[..2]).unwrap(), ["a 0.", "a 1."]);
+        assert_eq!(
+            Template::new("a {}.".into())
+                .unwrap()
+                .fill(&labels[..2])
+                .unwrap(),
+            ["a 0.", "a 1."]
+        );
     }
 }

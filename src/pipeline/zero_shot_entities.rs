@@ -66,13 +66,27 @@ impl ZeroShotEntitiesSettings {
     pub fn prompt(&self, labels: &[String], tokenizer: &Tokenizer) -> Result<WordPrompt> {
         let form = WordForm::Gliner;
         if self.label_encoder.is_some() {
-            return Ok(WordPrompt { ids: Vec::new(), words: Vec::new(), max_words: self.max_words, form });
+            return Ok(WordPrompt {
+                ids: Vec::new(),
+                words: Vec::new(),
+                max_words: self.max_words,
+                form,
+            });
         }
         if let Some(token) = &self.schema_token {
             let (label_token, separator) = (self.label_token.as_str(), self.separator.as_str());
-            let schema = Schema { token, name: schema::ENTITIES, label_token, labels, separator };
+            let schema = Schema {
+                token,
+                name: schema::ENTITIES,
+                label_token,
+                labels,
+                separator,
+            };
             let prompt = schema.prompt(tokenizer, self.max_tokens)?;
-            return Ok(WordPrompt { max_words: self.max_words, ..prompt });
+            return Ok(WordPrompt {
+                max_words: self.max_words,
+                ..prompt
+            });
         }
         let size: usize = labels.iter().map(String::len).sum();
         if size > tokenizer::reach(self.max_tokens) {
@@ -97,7 +111,12 @@ impl ZeroShotEntitiesSettings {
             ids.extend(marker.iter().chain(&tokens));
         }
         ids.extend(tokenizer.ids(&self.separator)?);
-        Ok(WordPrompt { ids, words: Vec::new(), max_words: self.max_words, form })
+        Ok(WordPrompt {
+            ids,
+            words: Vec::new(),
+            max_words: self.max_words,
+            form,
+        })
     }
 }
 
@@ -116,13 +135,24 @@ pub struct EntitySearch {
 
 impl EntitySearch {
     /// Options that are `None` have their defaults. A threshold that is not a probability is refused.
-    pub fn new(threshold: Option<f32>, is_flat: Option<bool>, multi_label: Option<bool>) -> Result<Self> {
+    pub fn new(
+        threshold: Option<f32>,
+        is_flat: Option<bool>,
+        multi_label: Option<bool>,
+    ) -> Result<Self> {
         let threshold = threshold.unwrap_or(THRESHOLD);
         if !(0.0..=1.0).contains(&threshold) {
-            return Err(Error::invalid(format!("expected a `threshold` from 0 to 1, but found {threshold}")));
+            return Err(Error::invalid(format!(
+                "expected a `threshold` from 0 to 1, but found {threshold}"
+            )));
         }
         let (is_flat, multi_label) = (is_flat.unwrap_or(true), multi_label.unwrap_or(false));
-        Ok(Self { threshold, is_flat, multi_label, by_label: false })
+        Ok(Self {
+            threshold,
+            is_flat,
+            multi_label,
+            by_label: false,
+        })
     }
 }
 
@@ -168,18 +198,31 @@ impl ZeroShotEntitiesPipeline {
         settings: ZeroShotEntitiesSettings,
         labels: Option<LabelEncoder>,
     ) -> Result<Self> {
-        let (name, width) = (settings.output.clone(), settings.max_entity_words.unwrap_or(WORD_SCORES));
+        let (name, width) = (
+            settings.output.clone(),
+            settings.max_entity_words.unwrap_or(WORD_SCORES),
+        );
         if width == 0 || settings.max_words == 0 {
-            return Err(Error::model("expected `max_entity_words` and `max_words` above 0 in the manifest"));
+            return Err(Error::model(
+                "expected `max_entity_words` and `max_words` above 0 in the manifest",
+            ));
         }
         if settings.label_encoder.is_some() != labels.is_some() {
             return Err(Error::model(
                 "expected an encoder for labels only for a model whose manifest names one",
             ));
         }
-        let output = vec![NamedOutput { name, width, vectors: Vectors::Any }];
+        let output = vec![NamedOutput {
+            name,
+            width,
+            vectors: Vectors::Any,
+        }];
         let encoder = Encoder::new(tokenizer, route.into(), output, None, settings.max_tokens)?;
-        Ok(Self { encoder, settings: settings.into(), labels })
+        Ok(Self {
+            encoder,
+            settings: settings.into(),
+            labels,
+        })
     }
 
     /// Settings from the bundle's manifest.
@@ -199,7 +242,12 @@ impl ZeroShotEntitiesPipeline {
         options: &ZeroShotEntitiesOptions,
         deadline: Deadline,
     ) -> Result<FoundEntities> {
-        let ZeroShotEntitiesOptions { labels, search, mut windows, redacts } = options.clone();
+        let ZeroShotEntitiesOptions {
+            labels,
+            search,
+            mut windows,
+            redacts,
+        } = options.clone();
         if redacts {
             windows.truncation = Truncation::Off;
         }
@@ -208,20 +256,33 @@ impl ZeroShotEntitiesPipeline {
         let (labels, count) = (labels.as_slice(), EntityCount::default());
         let scores_words = self.settings.max_entity_words.is_none();
         let finish = |window: usize, rows: &[Row<'_>]| {
-            let mut words: Vec<(usize, usize)> =
-                windows.places[window].spans.iter().copied().flatten().collect();
+            let mut words: Vec<(usize, usize)> = windows.places[window]
+                .spans
+                .iter()
+                .copied()
+                .flatten()
+                .collect();
             let stop = AddedStop::of(&mut words);
-            let scores = WindowScores { words: &words, logits: rows[0], labels: labels.len() };
+            let scores = WindowScores {
+                words: &words,
+                logits: rows[0],
+                labels: labels.len(),
+            };
             let mut spans = search.select(search.spans(scores, scores_words)?);
             if let Some(stop) = stop {
                 spans.retain_mut(|span| stop.leave_out(span));
             }
             count.add(spans)
         };
-        let (found, mut usage) =
-            self.encoder.run_all(&windows.encodings, Granularity::Texts, deadline, finish).await?;
+        let (found, mut usage) = self
+            .encoder
+            .run_all(&windows.encodings, Granularity::Texts, deadline, finish)
+            .await?;
         // Texts without words have no windows.
-        usage.truncated.iter_mut().for_each(|window| *window = windows.places[*window].text);
+        usage
+            .truncated
+            .iter_mut()
+            .for_each(|window| *window = windows.places[*window].text);
         let mut by_text: Vec<Vec<Span>> = vec![Vec::new(); texts.len()];
         for (place, spans) in windows.places.iter().zip(found) {
             by_text[place.text].extend(spans?);
@@ -229,13 +290,19 @@ impl ZeroShotEntitiesPipeline {
         let texts = texts.iter().zip(by_text).map(|(text, spans)| {
             let index = IndexedText::new(text);
             let entities = |spans: Vec<Span>| -> Vec<Entity> {
-                spans.into_iter().map(|span| span.entity(&index, labels)).collect()
+                spans
+                    .into_iter()
+                    .map(|span| span.entity(&index, labels))
+                    .collect()
             };
             // Includes entities that another window overrules, since they may cover more text.
             let redacted = redacts.then(|| redact(text, &entities(spans.clone())));
             TextEntities::new(redacted, entities(search.select(spans)))
         });
-        Ok(FoundEntities { texts: texts.collect(), usage })
+        Ok(FoundEntities {
+            texts: texts.collect(),
+            usage,
+        })
     }
 
     /// Scores per text, by word and label, and by word count or kind. A text is one window.
@@ -247,20 +314,35 @@ impl ZeroShotEntitiesPipeline {
         deadline: Deadline,
     ) -> Result<Vec<Vec<f32>>> {
         let options = WindowOptions::whole(truncation, texts.len());
-        let windows = self.windows(&texts.into(), labels, options, deadline).await?;
+        let windows = self
+            .windows(&texts.into(), labels, options, deadline)
+            .await?;
         let scores_words = self.settings.max_entity_words.is_none();
         let finish = |window: usize, rows: &[Row<'_>]| -> Vec<f32> {
             let (words, longest) = (windows.places[window].spans.len(), rows[0].width);
-            let of_words = rows[0].values.chunks_exact(labels.as_slice().len() * longest).take(words);
+            let of_words = rows[0]
+                .values
+                .chunks_exact(labels.as_slice().len() * longest)
+                .take(words);
             // Without spans that end after the text.
-            let kept = |first: usize| if scores_words { longest } else { longest.min(words - first) };
+            let kept = |first: usize| {
+                if scores_words {
+                    longest
+                } else {
+                    longest.min(words - first)
+                }
+            };
             let logits = of_words.enumerate().flat_map(|(first, values)| {
-                values.chunks_exact(longest).flat_map(move |scores| &scores[..kept(first)])
+                values
+                    .chunks_exact(longest)
+                    .flat_map(move |scores| &scores[..kept(first)])
             });
             ScoreFunction::Sigmoid.apply(&logits.copied().collect::<Vec<f32>>())
         };
-        let (scores, _) =
-            self.encoder.run_all(&windows.encodings, Granularity::Texts, deadline, finish).await?;
+        let (scores, _) = self
+            .encoder
+            .run_all(&windows.encodings, Granularity::Texts, deadline, finish)
+            .await?;
         Ok(scores)
     }
 
@@ -272,14 +354,22 @@ impl ZeroShotEntitiesPipeline {
         options: WindowOptions,
         deadline: Deadline,
     ) -> Result<EncodedWindows> {
-        let (settings, tokenizer) = (Arc::clone(&self.settings), Arc::clone(self.encoder.tokenizer()));
+        let (settings, tokenizer) = (
+            Arc::clone(&self.settings),
+            Arc::clone(self.encoder.tokenizer()),
+        );
         let names = labels.clone();
         let prompt = move || settings.prompt(names.as_slice(), &tokenizer);
         let size = labels.as_slice().iter().map(String::len).sum();
         let prompt = tokenize(size, deadline, prompt).await?;
         let tokenizer = self.encoder.input_tokenizer(deadline).await?;
         let mut windows = tokenizer.encode_words(texts, prompt, options).await?;
-        let longest = windows.places.iter().map(|place| place.spans.len()).max().unwrap_or(0);
+        let longest = windows
+            .places
+            .iter()
+            .map(|place| place.spans.len())
+            .max()
+            .unwrap_or(0);
         let pairs = longest * labels.as_slice().len();
         if self.settings.max_entity_words.is_none() && pairs > MAX_PAIRS {
             return Err(Error::too_large(format!(
@@ -306,7 +396,11 @@ struct WindowScores<'a> {
 impl EntitySearch {
     /// Spans with scores above the threshold.
     fn spans(&self, scores: WindowScores<'_>, scores_words: bool) -> Result<Vec<Span>> {
-        let WindowScores { logits: Row { values, width, .. }, labels, .. } = scores;
+        let WindowScores {
+            logits: Row { values, width, .. },
+            labels,
+            ..
+        } = scores;
         if labels == 0 || !values.len().is_multiple_of(labels * width) {
             return Err(Error::inference(format!(
                 "expected {width} values for each of {labels} labels, but found {}",
@@ -321,15 +415,33 @@ impl EntitySearch {
 
     /// Spans ordered by first word, length and label. A logit row has one value per length.
     fn spans_of_lengths(&self, scores: WindowScores<'_>) -> Vec<Span> {
-        let WindowScores { words, logits: Row { values, width: longest, .. }, labels } = scores;
+        let WindowScores {
+            words,
+            logits:
+                Row {
+                    values,
+                    width: longest,
+                    ..
+                },
+            labels,
+        } = scores;
         let mut found = Vec::new();
-        for (first, values) in values.chunks_exact(labels * longest).take(words.len()).enumerate() {
+        for (first, values) in values
+            .chunks_exact(labels * longest)
+            .take(words.len())
+            .enumerate()
+        {
             let scores = ScoreFunction::Sigmoid.apply(values);
             for (length, last) in words[first..].iter().take(longest).enumerate() {
                 let of_labels = scores.iter().skip(length).step_by(longest).enumerate();
                 let likely = of_labels.filter(|(_, score)| **score > self.threshold);
                 let (start, end) = (words[first].0, last.1);
-                found.extend(likely.map(|(label, score)| Span { start, end, label, score: *score }));
+                found.extend(likely.map(|(label, score)| Span {
+                    start,
+                    end,
+                    label,
+                    score: *score,
+                }));
             }
         }
         found
@@ -338,25 +450,38 @@ impl EntitySearch {
     /// Spans ordered by first word, label and last word. A logit row has [`WORD_SCORES`] values: the word as the first,
     /// the last and any word of an entity. A span's score is the lowest of its words'.
     fn spans_of_words(&self, scores: WindowScores<'_>) -> Result<Vec<Span>> {
-        let WindowScores { words, logits, labels } = scores;
+        let WindowScores {
+            words,
+            logits,
+            labels,
+        } = scores;
         let scores = ScoreFunction::Sigmoid.apply(logits.values);
         let of_word = |word: usize, label: usize| &scores[(word * labels + label) * WORD_SCORES..];
         let count = words.len().min(scores.len() / (labels * WORD_SCORES));
         let mut found = Vec::new();
-        for (first, label) in (0..count).flat_map(|first| (0..labels).map(move |label| (first, label))) {
+        for (first, label) in
+            (0..count).flat_map(|first| (0..labels).map(move |label| (first, label)))
+        {
             let mut lowest = of_word(first, label)[0];
             if lowest <= self.threshold {
                 continue;
             }
             for last in first..count {
-                let [_, end, inside, ..] = of_word(last, label)[..] else { break };
+                let [_, end, inside, ..] = of_word(last, label)[..] else {
+                    break;
+                };
                 if inside < self.threshold {
                     break;
                 }
                 lowest = lowest.min(inside);
                 if end > self.threshold {
                     let (start, end_of_word) = (words[first].0, words[last].1);
-                    found.push(Span { start, end: end_of_word, label, score: lowest.min(end) });
+                    found.push(Span {
+                        start,
+                        end: end_of_word,
+                        label,
+                        score: lowest.min(end),
+                    });
                 }
             }
             if found.len() > MAX_SPANS {
@@ -375,9 +500,13 @@ impl EntitySearch {
             return self.select_together(spans);
         }
         let mut by_label: BTreeMap<usize, Vec<Span>> = BTreeMap::new();
-        spans.into_iter().for_each(|span| by_label.entry(span.label).or_default().push(span));
-        let mut selected: Vec<Span> =
-            by_label.into_values().flat_map(|spans| self.select_together(spans)).collect();
+        spans
+            .into_iter()
+            .for_each(|span| by_label.entry(span.label).or_default().push(span));
+        let mut selected: Vec<Span> = by_label
+            .into_values()
+            .flat_map(|spans| self.select_together(spans))
+            .collect();
         selected.sort_by_key(|span| span.start);
         selected
     }
@@ -389,10 +518,16 @@ impl EntitySearch {
     /// may have several labels.
     fn select_together(&self, mut spans: Vec<Span>) -> Vec<Span> {
         spans.sort_by(|left, right| right.score.total_cmp(&left.score));
-        let longest = spans.iter().map(|span| span.end - span.start).max().unwrap_or(0);
+        let longest = spans
+            .iter()
+            .map(|span| span.end - span.start)
+            .max()
+            .unwrap_or(0);
         let mut labels: BTreeMap<(usize, usize), Vec<usize>> = BTreeMap::new();
         let is_free = |labels: &BTreeMap<(usize, usize), Vec<usize>>, span: &Span| {
-            let Span { start, end, label, .. } = *span;
+            let Span {
+                start, end, label, ..
+            } = *span;
             let near = labels.range((start.saturating_sub(longest), 0)..(end, 0));
             let mut near = near.filter(|((_, other), _)| *other > start);
             near.all(|((other_start, other_end), labels)| {
@@ -407,7 +542,10 @@ impl EntitySearch {
         spans.retain(|span| {
             let is_free = is_free(&labels, span);
             if is_free {
-                labels.entry((span.start, span.end)).or_default().push(span.label);
+                labels
+                    .entry((span.start, span.end))
+                    .or_default()
+                    .push(span.label);
             }
             is_free
         });
@@ -433,7 +571,10 @@ impl AddedStop {
         let start = last.0;
         (last.1 == start).then(|| {
             last.1 += 1;
-            Self { start, before: others.last().map_or(start, |(_, end)| *end) }
+            Self {
+                start,
+                before: others.last().map_or(start, |(_, end)| *end),
+            }
         })
     }
 
@@ -451,9 +592,22 @@ impl AddedStop {
 
 impl Span {
     fn entity(self, text: &IndexedText<'_>, labels: &[String]) -> Entity {
-        let Self { start, end, label, score } = self;
-        let label = EntityLabel::Group { entity_group: labels[label].clone() };
-        Entity { label, score, word: text.part(start, end).to_owned(), start, end }
+        let Self {
+            start,
+            end,
+            label,
+            score,
+        } = self;
+        let label = EntityLabel::Group {
+            entity_group: labels[label].clone(),
+        };
+        Entity {
+            label,
+            score,
+            word: text.part(start, end).to_owned(),
+            start,
+            end,
+        }
     }
 }
 
@@ -474,7 +628,10 @@ mod tests {
         };
         let search = EntitySearch::new(None, Some(is_flat), Some(multi_label)).unwrap();
         let found = search.select(spans.iter().map(span).collect());
-        found.into_iter().map(|span| (span.start, span.end, span.label)).collect()
+        found
+            .into_iter()
+            .map(|span| (span.start, span.end, span.label))
+            .collect()
     }
 
     #[test]
@@ -485,22 +642,45 @@ mod tests {
         }
         let nested = [(0, 8, 0, 0.6), (0, 5, 0, 0.9), (6, 8, 1, 0.7)];
         assert_eq!(selected(&nested, true, false), [(0, 5, 0), (6, 8, 1)]);
-        assert_eq!(selected(&nested, false, false), [(0, 5, 0), (0, 8, 0), (6, 8, 1)]);
+        assert_eq!(
+            selected(&nested, false, false),
+            [(0, 5, 0), (0, 8, 0), (6, 8, 1)]
+        );
         let same = [(0, 5, 0, 0.6), (0, 5, 1, 0.9), (0, 5, 1, 0.8)];
         assert_eq!(selected(&same, true, false), [(0, 5, 1)]);
         // A span in two windows is one entity.
         assert_eq!(selected(&same, true, true), [(0, 5, 1), (0, 5, 0)]);
         // Ties go to the first entity.
-        assert_eq!(selected(&[(0, 5, 0, 0.6), (0, 5, 1, 0.6)], true, false), [(0, 5, 0)]);
+        assert_eq!(
+            selected(&[(0, 5, 0, 0.6), (0, 5, 1, 0.6)], true, false),
+            [(0, 5, 0)]
+        );
     }
 
     #[test]
     fn labels_are_independent_on_request() {
-        let span = |(start, end, label, score)| Span { start, end, label, score };
-        let crossing = [(0, 5, 0, 0.6), (3, 8, 1, 0.7), (3, 8, 0, 0.8), (9, 12, 1, 0.5)].map(span);
-        let search = EntitySearch { by_label: true, ..EntitySearch::new(None, None, None).unwrap() };
+        let span = |(start, end, label, score)| Span {
+            start,
+            end,
+            label,
+            score,
+        };
+        let crossing = [
+            (0, 5, 0, 0.6),
+            (3, 8, 1, 0.7),
+            (3, 8, 0, 0.8),
+            (9, 12, 1, 0.5),
+        ]
+        .map(span);
+        let search = EntitySearch {
+            by_label: true,
+            ..EntitySearch::new(None, None, None).unwrap()
+        };
         let found = search.select(crossing.to_vec());
-        let found: Vec<_> = found.into_iter().map(|span| (span.start, span.end, span.label)).collect();
+        let found: Vec<_> = found
+            .into_iter()
+            .map(|span| (span.start, span.end, span.label))
+            .collect();
         assert_eq!(found, [(3, 8, 0), (3, 8, 1), (9, 12, 1)]);
     }
 
@@ -510,10 +690,18 @@ mod tests {
         let stop = AddedStop::of(&mut words).unwrap();
         assert_eq!(words[2], (8, 9));
         let left = |start, end| {
-            let mut span = Span { start, end, label: 0, score: 1.0 };
+            let mut span = Span {
+                start,
+                end,
+                label: 0,
+                score: 1.0,
+            };
             stop.leave_out(&mut span).then_some((span.start, span.end))
         };
-        assert_eq!([left(0, 2), left(3, 9), left(8, 9)], [Some((0, 2)), Some((3, 6)), None]);
+        assert_eq!(
+            [left(0, 2), left(3, 9), left(8, 9)],
+            [Some((0, 2)), Some((3, 6)), None]
+        );
         assert!(AddedStop::of(&mut [(0, 2)]).is_none());
         assert!(AddedStop::of(&mut []).is_none());
     }
@@ -523,13 +711,34 @@ mod tests {
         // Two words, two labels and spans up to two words; the second word has no two-word span.
         let values = [-9.0, 2.0, 1.0, -9.0, -9.0, 9.0, 3.0, 9.0];
         let search = EntitySearch::new(None, None, None).unwrap();
-        let logits = Row { values: &values, columns: 2, width: 2 };
-        let scores = WindowScores { words: &[(0, 3), (4, 6)], logits, labels: 2 };
+        let logits = Row {
+            values: &values,
+            columns: 2,
+            width: 2,
+        };
+        let scores = WindowScores {
+            words: &[(0, 3), (4, 6)],
+            logits,
+            labels: 2,
+        };
         let found = search.spans(scores, false).unwrap();
-        let places: Vec<_> = found.iter().map(|span| (span.start, span.end, span.label)).collect();
+        let places: Vec<_> = found
+            .iter()
+            .map(|span| (span.start, span.end, span.label))
+            .collect();
         assert_eq!(places, [(0, 3, 1), (0, 6, 0), (4, 6, 1)]);
         assert!((found[1].score - 0.880_797).abs() < 1e-6);
-        assert!(search.spans(WindowScores { labels: 3, ..scores }, false).is_err());
+        assert!(
+            search
+                .spans(
+                    WindowScores {
+                        labels: 3,
+                        ..scores
+                    },
+                    false
+                )
+                .is_err()
+        );
         assert!(EntitySearch::new(Some(f32::NAN), None, None).is_err());
     }
     #[test]
@@ -537,8 +746,16 @@ mod tests {
         let words: Vec<(usize, usize)> = (0..4).map(|word| (2 * word, 2 * word + 1)).collect();
         // Logits of each word as the first, the last and any word; the third word interrupts.
         let values = [3.0, -9.0, 2.0, 1.0, 4.0, 5.0, 9.0, 9.0, -1.0, 2.0, 2.0, 2.0];
-        let logits = Row { values: &values, columns: 1, width: WORD_SCORES };
-        let scores = WindowScores { words: &words, logits, labels: 1 };
+        let logits = Row {
+            values: &values,
+            columns: 1,
+            width: WORD_SCORES,
+        };
+        let scores = WindowScores {
+            words: &words,
+            logits,
+            labels: 1,
+        };
         let search = EntitySearch::new(None, None, None).unwrap();
         let found = search.spans(scores, true).unwrap();
         let places: Vec<_> = found.iter().map(|span| (span.start, span.end)).collect();
@@ -546,10 +763,29 @@ mod tests {
         // The lowest of the first word's 3 and 2, and of the last word's 4 and 5.
         assert!((found[0].score - 0.880_797).abs() < 1e-6, "{found:?}");
         // Two labels: in each word, a label's scores are together.
-        let two: Vec<f32> = values.chunks(WORD_SCORES).flat_map(|word| [&[-9.0; 3], word].concat()).collect();
-        let logits = Row { values: &two, columns: 2, width: WORD_SCORES };
-        let found = search.spans(WindowScores { logits, labels: 2, ..scores }, true).unwrap();
-        assert_eq!(found.iter().map(|span| span.label).collect::<Vec<_>>(), [1; 3]);
+        let two: Vec<f32> = values
+            .chunks(WORD_SCORES)
+            .flat_map(|word| [&[-9.0; 3], word].concat())
+            .collect();
+        let logits = Row {
+            values: &two,
+            columns: 2,
+            width: WORD_SCORES,
+        };
+        let found = search
+            .spans(
+                WindowScores {
+                    logits,
+                    labels: 2,
+                    ..scores
+                },
+                true,
+            )
+            .unwrap();
+        assert_eq!(
+            found.iter().map(|span| span.label).collect::<Vec<_>>(),
+            [1; 3]
+        );
     }
 
     #[test]
@@ -558,7 +794,11 @@ mod tests {
         let values = vec![9.0; words.len() * WORD_SCORES];
         let scores = WindowScores {
             words: &words,
-            logits: Row { values: &values, columns: 1, width: WORD_SCORES },
+            logits: Row {
+                values: &values,
+                columns: 1,
+                width: WORD_SCORES,
+            },
             labels: 1,
         };
         let search = EntitySearch::new(None, None, None).unwrap();

@@ -1,6 +1,9 @@
 //! Replaces this module in WebAssembly, which has no files.
 
-#![expect(missing_docs, reason = "documented in the module that this one replaces")]
+#![expect(
+    missing_docs,
+    reason = "documented in the module that this one replaces"
+)]
 
 use std::{
     fs::File,
@@ -9,7 +12,10 @@ use std::{
 };
 
 fn unsupported<T>() -> Result<T> {
-    Err(Error::new(ErrorKind::Unsupported, "WebAssembly has no files"))
+    Err(Error::new(
+        ErrorKind::Unsupported,
+        "WebAssembly has no files",
+    ))
 }
 
 pub fn open(_: &Path) -> Result<File> {

@@ -66,7 +66,11 @@ pub struct MemoryFile {
 
 impl From<Bytes> for MemoryFile {
     fn from(contents: Bytes) -> Self {
-        Self { size: contents.len() as u64, digest: blake3::hash(&contents), contents }
+        Self {
+            size: contents.len() as u64,
+            digest: blake3::hash(&contents),
+            contents,
+        }
     }
 }
 
@@ -86,7 +90,10 @@ impl Bundle {
                     "expected a bundle in `{folder}`, but found {found}; `kivu build` makes bundles"
                 ))
             }
-            _ => Error::Io { action: format!("cannot read `{}`", path.display()), source },
+            _ => Error::Io {
+                action: format!("cannot read `{}`", path.display()),
+                source,
+            },
         })?;
         Self::parse(&text, Home::Folder(folder.to_owned()), &folder.display())
     }
@@ -98,14 +105,21 @@ impl Bundle {
 
     /// The bundle with these files in memory.
     pub(crate) fn with_files(self, files: BTreeMap<String, MemoryFile>) -> Self {
-        Self { home: Home::Memory(files), ..self }
+        Self {
+            home: Home::Memory(files),
+            ..self
+        }
     }
 
     /// The bundle with the manifest `text`; errors name `place`.
     pub(super) fn parse(text: &str, home: Home, place: &dyn fmt::Display) -> Result<Self> {
         let manifest = Manifest::parse(text)
             .map_err(|error| Error::model_because(format!("`{place}` is not a bundle"), error))?;
-        Ok(Self { home, manifest, digest: hex(&Sha256::digest(text)) })
+        Ok(Self {
+            home,
+            manifest,
+            digest: hex(&Sha256::digest(text)),
+        })
     }
 
     /// The manifest, which was parsed when the bundle was opened.
@@ -137,7 +151,10 @@ impl Bundle {
         match &self.home {
             Home::Memory(files) => {
                 self.stream(name, |_| ())?;
-                Ok(files.get(name).map(|file| file.contents.clone()).unwrap_or_default())
+                Ok(files
+                    .get(name)
+                    .map(|file| file.contents.clone())
+                    .unwrap_or_default())
             }
             Home::Folder(_) | Home::S3(..) => Ok(self.read(name)?.into()),
         }
@@ -171,7 +188,10 @@ impl Bundle {
             Home::Folder(folder) => read_through(&folder.join(name), hashed)?,
             Home::S3(store, url) => {
                 // Without an ETag: the content hash is verified instead.
-                let object = Object { size: file.size, ..Object::default() };
+                let object = Object {
+                    size: file.size,
+                    ..Object::default()
+                };
                 for piece in store.pieces(&url.join(name), &object, 0..file.size)? {
                     piece?.iter().for_each(|chunk| hashed(chunk));
                 }
@@ -192,8 +212,12 @@ impl Bundle {
     }
 
     fn file(&self, name: &str) -> Result<&File> {
-        let unknown =
-            || Error::model(format!("expected `{name}` among the files of `{}`", self.manifest.name));
+        let unknown = || {
+            Error::model(format!(
+                "expected `{name}` among the files of `{}`",
+                self.manifest.name
+            ))
+        };
         self.manifest.file(name).ok_or_else(unknown)
     }
 
@@ -224,7 +248,10 @@ pub(super) fn check(file: &File, path: &Path, size: u64, digest: blake3::Hash) -
 /// The files that loading reads: all but the tokenizer's JSON, if its compiled form is there.
 pub fn loaded_files(manifest: &Manifest) -> impl Iterator<Item = &File> {
     let is_compiled = manifest.file(PIECES).is_some();
-    manifest.files.iter().filter(move |file| !(is_compiled && file.name == TOKENIZER))
+    manifest
+        .files
+        .iter()
+        .filter(move |file| !(is_compiled && file.name == TOKENIZER))
 }
 
 /// Manifest entry for the file at `path`.
@@ -234,7 +261,12 @@ pub fn describe(path: &Path, name: String) -> Result<File> {
         sha256.update(piece);
         blake3.update(piece);
     })?;
-    Ok(File { name, size, sha256: hex(&sha256.finalize()), blake3: blake3.finalize().to_hex().to_string() })
+    Ok(File {
+        name,
+        size,
+        sha256: hex(&sha256.finalize()),
+        blake3: blake3.finalize().to_hex().to_string(),
+    })
 }
 
 /// A file's SHA-256, in lower-case hexadecimal.

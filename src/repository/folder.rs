@@ -34,12 +34,17 @@ impl Destination {
     /// Checks that nothing would be lost at `out`; otherwise, the error names the files.
     pub fn new(out: &Path) -> Result<Self> {
         let path = match fs::symlink_metadata(out) {
-            Ok(_) => fs::canonicalize(out)
-                .map_err(Error::io(format!("cannot follow the link `{}`", out.display())))?,
+            Ok(_) => fs::canonicalize(out).map_err(Error::io(format!(
+                "cannot follow the link `{}`",
+                out.display()
+            )))?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => out.to_owned(),
             Err(error) => return Err(Error::io(format!("cannot read `{}`", out.display()))(error)),
         };
-        let destination = Self { name: out.to_owned(), path };
+        let destination = Self {
+            name: out.to_owned(),
+            path,
+        };
         destination.contents(&destination.path)?;
         destination.require_movable()?;
         Ok(destination)
@@ -48,8 +53,7 @@ impl Destination {
     /// Refuses folders that cannot be replaced: mount points, and this process's working folder.
     fn require_movable(&self) -> Result<()> {
         let device = |path: &Path| path.metadata().map(|found| found.dev()).ok();
-        let is_mounted =
-            matches!((device(&self.path), device(self.parent())), (Some(own), Some(outer)) if own != outer);
+        let is_mounted = matches!((device(&self.path), device(self.parent())), (Some(own), Some(outer)) if own != outer);
         let is_working_folder = env::current_dir().is_ok_and(|here| here.starts_with(&self.path));
         let found = match (is_mounted, is_working_folder) {
             (false, false) => return Ok(()),
@@ -119,9 +123,13 @@ impl Destination {
             Err(error) => (None, Some(error)),
         };
         let files = manifest.as_ref().map(|manifest| manifest.files.as_slice());
-        let foreign =
-            foreign(folder, files).map_err(Error::io(format!("cannot read `{}`", self.name.display())))?;
-        if foreign.is_empty() { Ok(manifest) } else { Err(refused(list(&foreign), unreadable)) }
+        let foreign = foreign(folder, files)
+            .map_err(Error::io(format!("cannot read `{}`", self.name.display())))?;
+        if foreign.is_empty() {
+            Ok(manifest)
+        } else {
+            Err(refused(list(&foreign), unreadable))
+        }
     }
 }
 
@@ -134,8 +142,10 @@ pub fn remove_bundle(folder: &Path, names: &[&str]) -> Result<u64> {
     if read_manifest(folder).ok().flatten().is_some() {
         Destination::new(folder)?;
     } else {
-        let is_known =
-            |name: &PathBuf| name.to_str().is_some_and(|name| name == MANIFEST || names.contains(&name));
+        let is_known = |name: &PathBuf| {
+            name.to_str()
+                .is_some_and(|name| name == MANIFEST || names.contains(&name))
+        };
         let found = foreign(folder, None).map_err(failed())?;
         let others: Vec<PathBuf> = found.into_iter().filter(|name| !is_known(name)).collect();
         if !others.is_empty() {
@@ -147,8 +157,15 @@ pub fn remove_bundle(folder: &Path, names: &[&str]) -> Result<u64> {
             )));
         }
     }
-    let sizes = fs::read_dir(folder).into_iter().flatten().flatten().filter_map(|file| file.metadata().ok());
-    let bytes = sizes.filter(fs::Metadata::is_file).map(|file| file.len()).sum();
+    let sizes = fs::read_dir(folder)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|file| file.metadata().ok());
+    let bytes = sizes
+        .filter(fs::Metadata::is_file)
+        .map(|file| file.len())
+        .sum();
     fs::remove_dir_all(folder).map_err(failed())?;
     Ok(bytes)
 }
@@ -158,9 +175,8 @@ pub(super) fn require_partial(folder: &Path, files: &[File]) -> Result<()> {
     let found = match fs::symlink_metadata(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Ok(found) if !found.is_dir() => vec![PathBuf::new()],
-        _ => {
-            foreign(folder, Some(files)).map_err(Error::io(format!("cannot read `{}`", folder.display())))?
-        }
+        _ => foreign(folder, Some(files))
+            .map_err(Error::io(format!("cannot read `{}`", folder.display())))?,
     };
     if found.is_empty() {
         return Ok(());
@@ -193,14 +209,23 @@ fn read_manifest(folder: &Path) -> Result<Option<Manifest>> {
 
 /// The sorted paths in `folder` other than the manifest and `files`; all paths if `files` is `None`.
 fn foreign(folder: &Path, files: Option<&[File]>) -> io::Result<Vec<PathBuf>> {
-    let files = files.map(|files| files.iter().map(|file| file.name.as_str()).chain([MANIFEST]));
+    let files = files.map(|files| {
+        files
+            .iter()
+            .map(|file| file.name.as_str())
+            .chain([MANIFEST])
+    });
     let known: BTreeSet<&Path> = files.into_iter().flatten().map(Path::new).collect();
     let (mut foreign, mut pending) = (Vec::new(), vec![PathBuf::new()]);
     while let Some(inner) = pending.pop() {
         for entry in fs::read_dir(folder.join(&inner))? {
             let entry = entry?;
             let (name, kind) = (inner.join(entry.file_name()), entry.file_type()?);
-            let has_known = || known.iter().any(|file| *file != name && file.starts_with(&name));
+            let has_known = || {
+                known
+                    .iter()
+                    .any(|file| *file != name && file.starts_with(&name))
+            };
             if kind.is_dir() && has_known() {
                 pending.push(name);
             } else if !kind.is_file() || !known.contains(name.as_path()) {
@@ -215,8 +240,16 @@ fn foreign(folder: &Path, files: Option<&[File]>) -> io::Result<Vec<PathBuf>> {
 /// The first names, for a message.
 fn list(names: &[PathBuf]) -> String {
     const SHOWN: usize = 3;
-    let shown: Vec<String> = names.iter().take(SHOWN).map(|name| format!("`{}`", name.display())).collect();
-    let shown = if names == [PathBuf::new()] { "a file".into() } else { shown.join(", ") };
+    let shown: Vec<String> = names
+        .iter()
+        .take(SHOWN)
+        .map(|name| format!("`{}`", name.display()))
+        .collect();
+    let shown = if names == [PathBuf::new()] {
+        "a file".into()
+    } else {
+        shown.join(", ")
+    };
     match names.len().saturating_sub(SHOWN) {
         0 => shown,
         more => format!("{shown} and {more} more"),
@@ -239,7 +272,10 @@ fn exchange(left: &Path, right: &Path) -> io::Result<()> {
 
 /// Removes a bundle's files and folders. A folder with other files is an error and remains.
 fn remove(folder: &Path, files: &[File]) -> io::Result<()> {
-    let names = [MANIFEST].into_iter().chain(files.iter().map(|file| file.name.as_str())).map(Path::new);
+    let names = [MANIFEST]
+        .into_iter()
+        .chain(files.iter().map(|file| file.name.as_str()))
+        .map(Path::new);
     let mut folders = BTreeSet::new();
     for name in names {
         match fs::remove_file(folder.join(name)) {
@@ -285,7 +321,15 @@ mod tests {
         blake3 = ""
     "#;
     const FILES: [&str; 3] = [MANIFEST, "model.onnx", "1/weights.bin"];
-    const OTHERS: [&str; 7] = ["notes.txt", "src", "src/main.rs", "1", "1/notes.txt", "model.onnx/a", ".git"];
+    const OTHERS: [&str; 7] = [
+        "notes.txt",
+        "src",
+        "src/main.rs",
+        "1",
+        "1/notes.txt",
+        "model.onnx/a",
+        ".git",
+    ];
 
     #[derive(Clone, Debug)]
     enum Entry {
@@ -307,7 +351,9 @@ mod tests {
     type Tree = Vec<(&'static str, Entry)>;
 
     fn bundle() -> Tree {
-        FILES.map(|name| (name, Entry::File(if name == MANIFEST { OURS } else { "x" }))).into()
+        FILES
+            .map(|name| (name, Entry::File(if name == MANIFEST { OURS } else { "x" })))
+            .into()
     }
 
     /// Complete bundles, bundles with missing or additional files, other programs' folders, and arbitrary trees.
@@ -320,10 +366,18 @@ mod tests {
         ];
         let some = |most| vec((select(names.clone()), entry.clone()), 0..most);
         let parts = any::<[bool; 3]>().prop_map(|kept| {
-            let kept = bundle().into_iter().zip(kept).filter(|(_, is_kept)| *is_kept);
+            let kept = bundle()
+                .into_iter()
+                .zip(kept)
+                .filter(|(_, is_kept)| *is_kept);
             kept.map(|(part, _)| part).collect()
         });
-        prop_oneof![Just(bundle()), parts, some(4), some(2).prop_map(|more| [bundle(), more].concat())]
+        prop_oneof![
+            Just(bundle()),
+            parts,
+            some(4),
+            some(2).prop_map(|more| [bundle(), more].concat())
+        ]
     }
 
     /// Writes the entries; if two share a path, the first one.
@@ -331,7 +385,9 @@ mod tests {
         fs::create_dir_all(folder).unwrap();
         for (name, entry) in tree {
             let path = folder.join(name);
-            if fs::symlink_metadata(&path).is_ok() || fs::create_dir_all(path.parent().unwrap()).is_err() {
+            if fs::symlink_metadata(&path).is_ok()
+                || fs::create_dir_all(path.parent().unwrap()).is_err()
+            {
                 continue;
             }
             let _ = match entry {
@@ -346,7 +402,10 @@ mod tests {
     fn read(folder: &Path) -> BTreeMap<PathBuf, String> {
         let (mut found, mut pending) = (BTreeMap::new(), vec![folder.to_owned()]);
         while let Some(next) = pending.pop() {
-            for path in fs::read_dir(next).unwrap().map(|entry| entry.unwrap().path()) {
+            for path in fs::read_dir(next)
+                .unwrap()
+                .map(|entry| entry.unwrap().path())
+            {
                 let kind = fs::symlink_metadata(&path).unwrap();
                 let what = if kind.is_symlink() {
                     format!("-> {}", fs::read_link(&path).unwrap().display())
@@ -364,7 +423,9 @@ mod tests {
 
     /// Whether a tree may be replaced, decided independently from the code.
     fn is_ours(tree: &BTreeMap<PathBuf, String>) -> bool {
-        let has_manifest = tree.get(Path::new(MANIFEST)).is_some_and(|text| text == OURS);
+        let has_manifest = tree
+            .get(Path::new(MANIFEST))
+            .is_some_and(|text| text == OURS);
         let is_known = |(name, what): (&PathBuf, &String)| match what.as_str() {
             "folder" => name == Path::new("1"),
             what => FILES.iter().any(|file| name == Path::new(file)) && !what.starts_with("->"),
@@ -372,10 +433,16 @@ mod tests {
         tree.is_empty() || has_manifest && tree.iter().all(is_known)
     }
 
-    fn below<'a>(tree: &'a BTreeMap<PathBuf, String>, folder: &str) -> BTreeMap<PathBuf, &'a String> {
-        let below =
-            tree.iter().filter_map(|(name, what)| Some((name.strip_prefix(folder).ok()?.into(), what)));
-        below.filter(|(name, _): &(PathBuf, _)| !name.as_os_str().is_empty()).collect()
+    fn below<'a>(
+        tree: &'a BTreeMap<PathBuf, String>,
+        folder: &str,
+    ) -> BTreeMap<PathBuf, &'a String> {
+        let below = tree
+            .iter()
+            .filter_map(|(name, what)| Some((name.strip_prefix(folder).ok()?.into(), what)));
+        below
+            .filter(|(name, _): &(PathBuf, _)| !name.as_os_str().is_empty())
+            .collect()
     }
 
     #[test]
@@ -388,7 +455,11 @@ mod tests {
             Place::LinkToFolder,
             Place::LinkToNothing,
         ];
-        let config = Config { cases: 150, failure_persistence: None, ..Config::default() };
+        let config = Config {
+            cases: 150,
+            failure_persistence: None,
+            ..Config::default()
+        };
         proptest!(config, |(place in select(places), tree in tree(), late in proptest::option::of(select(OTHERS.to_vec())))| {
             let root = tempfile::tempdir().unwrap();
             let at = |name: &str| root.path().join(name);
@@ -448,12 +519,23 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let refusal = |name: &str| {
             let error = Destination::new(&root.path().join(name)).unwrap_err();
-            error.chain().replace(&root.path().display().to_string(), "[folder]")
+            error
+                .chain()
+                .replace(&root.path().display().to_string(), "[folder]")
         };
         let file = |name| (name, Entry::File("x"));
-        write(&root.path().join("more"), &[bundle(), vec![file("notes.txt")]].concat());
-        write(&root.path().join("other"), &["a", "b", "c/d", "e", "f"].map(file).into());
-        write(&root.path().join("cargo"), &vec![(MANIFEST, Entry::File("[package]"))]);
+        write(
+            &root.path().join("more"),
+            &[bundle(), vec![file("notes.txt")]].concat(),
+        );
+        write(
+            &root.path().join("other"),
+            &["a", "b", "c/d", "e", "f"].map(file).into(),
+        );
+        write(
+            &root.path().join("cargo"),
+            &vec![(MANIFEST, Entry::File("[package]"))],
+        );
         fs::write(root.path().join("file"), "").unwrap();
         insta::assert_snapshot!(refusal("more"), @"expected `[folder]/more` to be a bundle, an empty folder or nothing, but found `notes.txt`; choose another folder");
         insta::assert_snapshot!(refusal("other"), @"expected `[folder]/other` to be a bundle, an empty folder or nothing, but found `a`, `b`, `c` and 2 more; choose another folder");
@@ -483,7 +565,12 @@ mod tests {
         let bundle = root.path().join("bundle");
         let file = |name| (name, Entry::File("x"));
         let removed = || remove_bundle(&bundle, &["model.onnx", "weights.bin"]);
-        write(&bundle, &["manifest.toml", "model.onnx", "notes.txt"].map(file).into());
+        write(
+            &bundle,
+            &["manifest.toml", "model.onnx", "notes.txt"]
+                .map(file)
+                .into(),
+        );
         let error = removed().unwrap_err().to_string();
         insta::assert_snapshot!(error.replace(&root.path().display().to_string(), "[folder]"), @"expected only files of a bundle in `[folder]/bundle`, whose manifest is damaged, but found `notes.txt`; move them away, or remove the folder");
         fs::remove_file(bundle.join("notes.txt")).unwrap();

@@ -10,7 +10,9 @@ use std::{
     },
 };
 
-use blake3::hazmat::{ChainingValue, HasherExt, Mode, merge_subtrees_non_root, merge_subtrees_root};
+use blake3::hazmat::{
+    ChainingValue, HasherExt, Mode, merge_subtrees_non_root, merge_subtrees_root,
+};
 
 use crate::{
     error::{Error, Result},
@@ -55,10 +57,18 @@ impl FileHashes {
             let file = regular_file::open(&path).map_err(unreadable())?;
             let size = file.metadata().map_err(unreadable())?.len();
             let starts = (0..size.max(1)).step_by(SUBTREE as usize);
-            subtrees.extend(starts.map(|start| Subtree { file: files.len(), start, value: OnceLock::new() }));
+            subtrees.extend(starts.map(|start| Subtree {
+                file: files.len(),
+                start,
+                value: OnceLock::new(),
+            }));
             files.push(OpenFile { path, file, size });
         }
-        Ok(Self { files, subtrees, next: AtomicUsize::new(0) })
+        Ok(Self {
+            files,
+            subtrees,
+            next: AtomicUsize::new(0),
+        })
     }
 
     /// Hashes subtrees until none is left. Other threads that do the same may still be busy then.
@@ -75,8 +85,9 @@ impl FileHashes {
     pub(super) fn finish(&self) -> Option<Vec<(u64, blake3::Hash)>> {
         let hash = |(index, file): (usize, &OpenFile)| {
             let subtrees = self.subtrees.iter().filter(|subtree| subtree.file == index);
-            let values: Vec<ChainingValue> =
-                subtrees.map(|subtree| subtree.value.get().copied()).collect::<Option<_>>()?;
+            let values: Vec<ChainingValue> = subtrees
+                .map(|subtree| subtree.value.get().copied())
+                .collect::<Option<_>>()?;
             let hash = match values.as_slice() {
                 [whole] => blake3::Hash::from_bytes(*whole),
                 values => {
@@ -134,10 +145,23 @@ mod tests {
     #[test]
     fn hashes_are_those_of_one_thread() {
         let folder = tempfile::tempdir().unwrap();
-        let sizes = [0, 1, SUBTREE - 1, SUBTREE, SUBTREE + 1, 3 * SUBTREE - 7, 4 * SUBTREE, 6 * SUBTREE + 5];
-        let contents: Vec<Vec<u8>> =
-            sizes.iter().map(|size| (0..*size).map(|byte| (byte % 251) as u8).collect()).collect();
-        let paths: Vec<PathBuf> = (0..sizes.len()).map(|name| folder.path().join(name.to_string())).collect();
+        let sizes = [
+            0,
+            1,
+            SUBTREE - 1,
+            SUBTREE,
+            SUBTREE + 1,
+            3 * SUBTREE - 7,
+            4 * SUBTREE,
+            6 * SUBTREE + 5,
+        ];
+        let contents: Vec<Vec<u8>> = sizes
+            .iter()
+            .map(|size| (0..*size).map(|byte| (byte % 251) as u8).collect())
+            .collect();
+        let paths: Vec<PathBuf> = (0..sizes.len())
+            .map(|name| folder.path().join(name.to_string()))
+            .collect();
         for (path, bytes) in paths.iter().zip(&contents) {
             fs::write(path, bytes).unwrap();
         }
@@ -148,8 +172,10 @@ mod tests {
                 scope.spawn(|| hashes.work().unwrap());
             }
         });
-        let expected: Vec<_> =
-            contents.iter().map(|bytes| (bytes.len() as u64, blake3::hash(bytes))).collect();
+        let expected: Vec<_> = contents
+            .iter()
+            .map(|bytes| (bytes.len() as u64, blake3::hash(bytes)))
+            .collect();
         assert_eq!(hashes.finish().unwrap(), expected);
     }
 

@@ -126,7 +126,9 @@ pub struct Weights {
 }
 
 /// Number format of stored weights.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, clap::ValueEnum)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, clap::ValueEnum,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum Precision {
     /// 8-bit integers with one scale per output channel: the fastest.
@@ -317,7 +319,10 @@ impl Manifest {
     /// Parses a manifest. Refuses file names outside the bundle, and a text that does not match the BLAKE3 in its first
     /// line. Manifests from versions before 0.3 have no such line.
     pub fn parse(text: &str) -> Result<Self> {
-        if let Some((expected, rest)) = text.strip_prefix(SEAL).and_then(|text| text.split_once('\n')) {
+        if let Some((expected, rest)) = text
+            .strip_prefix(SEAL)
+            .and_then(|text| text.split_once('\n'))
+        {
             let found = blake3::hash(rest.as_bytes()).to_hex();
             if found.as_str() != expected {
                 return Err(Error::model(format!(
@@ -335,9 +340,18 @@ impl Manifest {
                 manifest.format
             )));
         }
-        let labels = manifest.zero_shot_entities.iter().flat_map(|settings| &settings.label_encoder);
+        let labels = manifest
+            .zero_shot_entities
+            .iter()
+            .flat_map(|settings| &settings.label_encoder);
         let labels = labels.flat_map(|labels| [&labels.graph, &labels.tokenizer]);
-        for name in manifest.files.iter().map(|file| &file.name).chain([&manifest.graph]).chain(labels) {
+        for name in manifest
+            .files
+            .iter()
+            .map(|file| &file.name)
+            .chain([&manifest.graph])
+            .chain(labels)
+        {
             if !is_inside(name) {
                 return Err(Error::model(format!(
                     "expected file names inside the bundle, but found `{name}`"
@@ -351,17 +365,36 @@ impl Manifest {
     pub fn to_text(&self) -> Result<String> {
         let text = toml::to_string(self)
             .map_err(|error| Error::model_because("the manifest cannot be written", error))?;
-        Ok(format!("{SEAL}{}\n{text}", blake3::hash(text.as_bytes()).to_hex()))
+        Ok(format!(
+            "{SEAL}{}\n{text}",
+            blake3::hash(text.as_bytes()).to_hex()
+        ))
     }
 
     /// An encoder's maximum input tokens; `None` for models that translate.
     pub fn max_tokens(&self) -> Option<usize> {
         let embedding = self.embedding.as_ref().map(|settings| settings.max_tokens);
-        let classification = self.classification.as_ref().map(|settings| settings.max_tokens);
-        let token_classification = self.token_classification.as_ref().map(|settings| settings.max_tokens);
-        let label_scores = self.label_scores.as_ref().map(|settings| settings.max_tokens);
-        let zero_shot_entities = self.zero_shot_entities.as_ref().map(|settings| settings.max_tokens);
-        embedding.or(classification).or(token_classification).or(label_scores).or(zero_shot_entities)
+        let classification = self
+            .classification
+            .as_ref()
+            .map(|settings| settings.max_tokens);
+        let token_classification = self
+            .token_classification
+            .as_ref()
+            .map(|settings| settings.max_tokens);
+        let label_scores = self
+            .label_scores
+            .as_ref()
+            .map(|settings| settings.max_tokens);
+        let zero_shot_entities = self
+            .zero_shot_entities
+            .as_ref()
+            .map(|settings| settings.max_tokens);
+        embedding
+            .or(classification)
+            .or(token_classification)
+            .or(label_scores)
+            .or(zero_shot_entities)
     }
 
     /// Looks up a file's entry.
@@ -372,7 +405,8 @@ impl Manifest {
 
 fn is_inside(name: &str) -> bool {
     let mut components = Path::new(name).components().peekable();
-    components.peek().is_some() && components.all(|component| matches!(component, Component::Normal(_)))
+    components.peek().is_some()
+        && components.all(|component| matches!(component, Component::Normal(_)))
 }
 
 #[cfg(test)]
@@ -390,13 +424,22 @@ mod tests {
     #[test]
     fn a_manifest_is_protected_by_its_first_line() {
         let text = "format = 1\nname = \"tiny\"\n";
-        let sealed = |text: &str| format!("{SEAL}{}\n{text}", blake3::hash(text.as_bytes()).to_hex());
+        let sealed =
+            |text: &str| format!("{SEAL}{}\n{text}", blake3::hash(text.as_bytes()).to_hex());
         let refused = |text: &str| Manifest::parse(text).unwrap_err().to_string();
-        assert!(!refused(&sealed(text)).contains("BLAKE3"), "only the other fields are missing");
-        for damaged in
-            [sealed(text).replace("tiny", "tinz"), sealed(text) + "\n", sealed(text).replacen(": ", ": 0", 1)]
-        {
-            assert!(refused(&damaged).contains("the bundle is damaged or was edited"), "{damaged}");
+        assert!(
+            !refused(&sealed(text)).contains("BLAKE3"),
+            "only the other fields are missing"
+        );
+        for damaged in [
+            sealed(text).replace("tiny", "tinz"),
+            sealed(text) + "\n",
+            sealed(text).replacen(": ", ": 0", 1),
+        ] {
+            assert!(
+                refused(&damaged).contains("the bundle is damaged or was edited"),
+                "{damaged}"
+            );
         }
     }
 }

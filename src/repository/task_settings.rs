@@ -6,7 +6,8 @@ use crate::{
     pipeline::{
         Task, classification::ClassificationSettings, embedding::EmbeddingSettings,
         label_scores::LabelScoresSettings, seq2seq::Seq2SeqSettings,
-        token_classification::TokenClassificationSettings, zero_shot_entities::ZeroShotEntitiesSettings,
+        token_classification::TokenClassificationSettings,
+        zero_shot_entities::ZeroShotEntitiesSettings,
     },
 };
 
@@ -40,11 +41,29 @@ pub enum TaskSettings<'a> {
 impl<'a> TaskSettings<'a> {
     /// An error for a manifest that lacks the settings for its task.
     pub fn of(manifest: &'a Manifest) -> Result<Self> {
-        let Manifest { embedding, classification, token_classification, .. } = manifest;
-        let Manifest { label_scores, zero_shot_entities, seq2seq, .. } = manifest;
+        let Manifest {
+            embedding,
+            classification,
+            token_classification,
+            ..
+        } = manifest;
+        let Manifest {
+            label_scores,
+            zero_shot_entities,
+            seq2seq,
+            ..
+        } = manifest;
         let embeds = classification.is_none() && embedding.is_some();
-        let embedding = || embedding.as_ref().ok_or_else(|| lacks(manifest, "embedding"));
-        let classification = || classification.as_ref().ok_or_else(|| lacks(manifest, "classification"));
+        let embedding = || {
+            embedding
+                .as_ref()
+                .ok_or_else(|| lacks(manifest, "embedding"))
+        };
+        let classification = || {
+            classification
+                .as_ref()
+                .ok_or_else(|| lacks(manifest, "classification"))
+        };
         let seq2seq = || seq2seq.as_ref().ok_or_else(|| lacks(manifest, "seq2seq"));
         Ok(match manifest.task {
             Task::FeatureExtraction => Self::Embedding(embedding()?),
@@ -72,9 +91,9 @@ impl<'a> TaskSettings<'a> {
             Self::Embedding(settings)
             | Self::ZeroShotEmbedding(settings)
             | Self::RankingEmbedding(settings) => settings.max_tokens,
-            Self::Classification(settings) | Self::Entailment(settings) | Self::CrossEncoder(settings) => {
-                settings.max_tokens
-            }
+            Self::Classification(settings)
+            | Self::Entailment(settings)
+            | Self::CrossEncoder(settings) => settings.max_tokens,
             Self::TokenClassification(settings) => settings.max_tokens,
             Self::LabelScores(settings) => settings.max_tokens,
             Self::ZeroShotEntities(settings) => settings.max_tokens,

@@ -34,8 +34,13 @@ impl Verification<'_> {
 impl Bundle {
     /// Begins to verify all files in a local folder except the names in `except`.
     pub fn verification(&self, except: &[&str]) -> Result<Verification<'_>> {
-        let files = self.manifest().files.iter().filter(|file| !except.contains(&file.name.as_str()));
-        let files: Vec<(&File, PathBuf)> = files.map(|file| (file, self.path(&file.name))).collect();
+        let files = self
+            .manifest()
+            .files
+            .iter()
+            .filter(|file| !except.contains(&file.name.as_str()));
+        let files: Vec<(&File, PathBuf)> =
+            files.map(|file| (file, self.path(&file.name))).collect();
         let hashes = FileHashes::open(files.iter().map(|(_, path)| path.clone()))?;
         Ok(Verification { files, hashes })
     }

@@ -130,7 +130,9 @@ impl WeightForm {
         }
         let instructions = Int8Instructions::detected();
         Ok(match self {
-            Self::Fp32 | Self::Exported(Precision::Fp32) | Self::Table(Precision::Fp32) => "fp32".into(),
+            Self::Fp32 | Self::Exported(Precision::Fp32) | Self::Table(Precision::Fp32) => {
+                "fp32".into()
+            }
             // ONNX Runtime executes the graph function bodies.
             Self::NativeBlocks => "fp32, from int8-blocks".into(),
             Self::OnnxBlocks
@@ -161,7 +163,12 @@ mod tests {
 
     #[test]
     fn every_combination_has_a_form_with_a_better_precision() {
-        let kinds = [ModelKind::Encoder, ModelKind::Table, ModelKind::Generator, ModelKind::Export];
+        let kinds = [
+            ModelKind::Encoder,
+            ModelKind::Table,
+            ModelKind::Generator,
+            ModelKind::Export,
+        ];
         for kind in kinds {
             for engine in [Engine::Native, Engine::Onnx] {
                 for precision in [Precision::Int8, Precision::Int8Blocks] {
@@ -177,13 +184,19 @@ mod tests {
 
     #[test]
     fn blocks_are_not_reported_as_int8_by_token() {
-        let arithmetic = |form: WeightForm, engine| form.arithmetic(engine, || Ok::<_, ()>(false)).unwrap();
+        let arithmetic =
+            |form: WeightForm, engine| form.arithmetic(engine, || Ok::<_, ()>(false)).unwrap();
         assert!(
-            arithmetic(WeightForm::NativeBlocks, Engine::Native).starts_with("int8-blocks (native engine")
+            arithmetic(WeightForm::NativeBlocks, Engine::Native)
+                .starts_with("int8-blocks (native engine")
         );
         assert!(
-            arithmetic(WeightForm::NativeInt8, Engine::Native).starts_with("int8 by token (native engine")
+            arithmetic(WeightForm::NativeInt8, Engine::Native)
+                .starts_with("int8 by token (native engine")
         );
-        assert_eq!(arithmetic(WeightForm::NativeBlocks, Engine::Onnx), "fp32, from int8-blocks");
+        assert_eq!(
+            arithmetic(WeightForm::NativeBlocks, Engine::Onnx),
+            "fp32, from int8-blocks"
+        );
     }
 }

@@ -60,12 +60,16 @@ impl ClassificationParameters {
     /// Checks the parameters.
     pub fn prepare(&self, pipeline: &ClassificationPipeline, scope: &Scope) -> Result<Classifier> {
         if self.top_k == Some(0) {
-            return Err(Error::invalid("expected `parameters.top_k` above 0, but found 0"));
+            return Err(Error::invalid(
+                "expected `parameters.top_k` above 0, but found 0",
+            ));
         }
         Ok(Classifier {
             pipeline: pipeline.clone(),
             truncation: self.truncation.truncation(scope),
-            function: self.function_to_apply.unwrap_or(pipeline.settings().function),
+            function: self
+                .function_to_apply
+                .unwrap_or(pipeline.settings().function),
             top: self.top_k,
         })
     }
@@ -85,9 +89,19 @@ impl Classifier {
                 other => other,
             };
             let inputs = inputs.into_iter().map(prompted).collect();
-            let logits = self.pipeline.logits(inputs, self.truncation, deadline).await?;
-            let rows = logits.rows.iter().map(|row| self.function.apply(row)).collect();
-            Ok(Scores { rows, usage: logits.usage })
+            let logits = self
+                .pipeline
+                .logits(inputs, self.truncation, deadline)
+                .await?;
+            let rows = logits
+                .rows
+                .iter()
+                .map(|row| self.function.apply(row))
+                .collect();
+            Ok(Scores {
+                rows,
+                usage: logits.usage,
+            })
         })
     }
 }
@@ -127,19 +141,32 @@ pub struct ZeroShotClassifier {
 
 impl ZeroShotParameters {
     /// Checks labels and template.
-    pub fn prepare(&self, pipeline: &ZeroShotPipeline, scope: &Scope) -> Result<ZeroShotClassifier> {
-        let labels = self.candidate_labels.read("parameters.candidate_labels", scope.max_labels)?;
+    pub fn prepare(
+        &self,
+        pipeline: &ZeroShotPipeline,
+        scope: &Scope,
+    ) -> Result<ZeroShotClassifier> {
+        let labels = self
+            .candidate_labels
+            .read("parameters.candidate_labels", scope.max_labels)?;
         if let Some(prompt) = &self.prompt {
             check_size("prompt", prompt)?;
         }
         let options = ZeroShotOptions {
             labels: Labels::new(labels, scope.max_labels)?,
-            template: self.hypothesis_template.clone().map(Template::new).transpose()?,
+            template: self
+                .hypothesis_template
+                .clone()
+                .map(Template::new)
+                .transpose()?,
             prompt: self.prompt.clone(),
             multi_label: self.multi_label.unwrap_or(false),
             truncates: self.truncate.unwrap_or(scope.truncate),
         };
-        Ok(ZeroShotClassifier { pipeline: pipeline.clone(), options })
+        Ok(ZeroShotClassifier {
+            pipeline: pipeline.clone(),
+            options,
+        })
     }
 }
 
@@ -150,7 +177,11 @@ impl ZeroShotClassifier {
     }
 
     /// Scores texts.
-    pub fn run<'a>(&'a self, texts: &'a [String], deadline: Deadline) -> BoxFuture<'a, Result<Scores>> {
+    pub fn run<'a>(
+        &'a self,
+        texts: &'a [String],
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Result<Scores>> {
         Box::pin(async move {
             let (rows, usage) = self.pipeline.score(texts, &self.options, deadline).await?;
             Ok(Scores { rows, usage })

@@ -13,7 +13,8 @@ use crate::{
     pipeline::{
         Input,
         embedding::{
-            EmbeddingOptions, EmbeddingPipeline, Embeddings, RequestedVectors, TextVectors, VectorKind,
+            EmbeddingOptions, EmbeddingPipeline, Embeddings, RequestedVectors, TextVectors,
+            VectorKind,
         },
         instructions::{check_instruction, check_size},
         vectors::{Conversion, VectorType},
@@ -110,11 +111,18 @@ impl RequestedPrompt<'_> {
     /// Checks the request against the model.
     pub(super) fn choose(self, pipeline: &EmbeddingPipeline) -> Result<ChosenPrompt> {
         let (mut name, prompt) = self.named(pipeline)?;
-        let task = self.task.map(|task| pipeline.settings().task_name(task)).transpose()?;
+        let task = self
+            .task
+            .map(|task| pipeline.settings().task_name(task))
+            .transpose()?;
         if name.is_none() && prompt.is_none() {
             name = task.map(str::to_owned);
         }
-        Ok(ChosenPrompt { name, prompt, task: task.map(str::to_owned) })
+        Ok(ChosenPrompt {
+            name,
+            prompt,
+            task: task.map(str::to_owned),
+        })
     }
 
     fn named(self, pipeline: &EmbeddingPipeline) -> Result<(Option<String>, Option<String>)> {
@@ -146,7 +154,11 @@ impl EmbeddingParameters {
             instruction: self.instruction.as_deref(),
             task: self.task.as_deref(),
         };
-        let ChosenPrompt { name: prompt_name, prompt, task } = requested.choose(pipeline)?;
+        let ChosenPrompt {
+            name: prompt_name,
+            prompt,
+            task,
+        } = requested.choose(pipeline)?;
         Ok(EmbeddingOptions {
             truncation: self.truncation.truncation(scope),
             normalize: self.normalize,
@@ -175,15 +187,33 @@ impl EmbeddingParameters {
         if matches!(conversion, Conversion::Integers { .. }) {
             options.normalize = Some(true);
         }
-        let requested = RequestedVectors { kinds, max_active_dims: self.max_active_dims };
+        let requested = RequestedVectors {
+            kinds,
+            max_active_dims: self.max_active_dims,
+        };
         pipeline.check(&requested)?;
         let has_words = self.words.unwrap_or(false);
-        Ok(Embedder { pipeline: pipeline.clone(), requested, options, output_dtype, conversion, has_words })
+        Ok(Embedder {
+            pipeline: pipeline.clone(),
+            requested,
+            options,
+            output_dtype,
+            conversion,
+            has_words,
+        })
     }
 
     /// The requested vector kinds, or the model's first.
     fn kinds(&self, pipeline: &EmbeddingPipeline) -> Vec<VectorKind> {
-        let first = || pipeline.settings().outputs().into_iter().take(1).map(|(kind, _)| kind).collect();
+        let first = || {
+            pipeline
+                .settings()
+                .outputs()
+                .into_iter()
+                .take(1)
+                .map(|(kind, _)| kind)
+                .collect()
+        };
         self.outputs.clone().unwrap_or_else(first)
     }
 
@@ -192,16 +222,34 @@ impl EmbeddingParameters {
         let kinds = self.kinds(pipeline);
         let arguments = [
             ("dimensions", self.dimensions.is_some(), VectorKind::Dense),
-            ("vector-type", self.output_dtype.is_some(), VectorKind::Dense),
-            ("max-active-dims", self.max_active_dims.is_some(), VectorKind::Sparse),
+            (
+                "vector-type",
+                self.output_dtype.is_some(),
+                VectorKind::Dense,
+            ),
+            (
+                "max-active-dims",
+                self.max_active_dims.is_some(),
+                VectorKind::Sparse,
+            ),
             ("words", self.words.is_some(), VectorKind::Sparse),
         ];
-        arguments.iter().find(|(_, is_set, kind)| *is_set && !kinds.contains(kind)).map(|(name, ..)| *name)
+        arguments
+            .iter()
+            .find(|(_, is_set, kind)| *is_set && !kinds.contains(kind))
+            .map(|(name, ..)| *name)
     }
 
     /// Applies the defaults for vectors per token, which the pipeline checks.
-    pub fn prepare_tokens(&self, pipeline: &EmbeddingPipeline, scope: &Scope) -> Result<TokenEmbedder> {
-        Ok(TokenEmbedder { pipeline: pipeline.clone(), options: self.options(pipeline, scope)? })
+    pub fn prepare_tokens(
+        &self,
+        pipeline: &EmbeddingPipeline,
+        scope: &Scope,
+    ) -> Result<TokenEmbedder> {
+        Ok(TokenEmbedder {
+            pipeline: pipeline.clone(),
+            options: self.options(pipeline, scope)?,
+        })
     }
 
     /// The conversion of dense vectors to `output_dtype`.
@@ -242,11 +290,15 @@ impl Embedder {
         inputs: Vec<Input>,
         deadline: Deadline,
     ) -> BoxFuture<'_, Result<Embeddings<TextVectors>>> {
-        Box::pin(self.pipeline.embed_kinds(inputs, &self.requested, &self.options, deadline))
+        Box::pin(
+            self.pipeline
+                .embed_kinds(inputs, &self.requested, &self.options, deadline),
+        )
     }
 
     /// A token's word, if words are requested and the token has one.
     pub fn word(&self, id: u32) -> Option<String> {
-        self.has_words.then(|| self.pipeline.encoder().tokenizer().token(id))?
+        self.has_words
+            .then(|| self.pipeline.encoder().tokenizer().token(id))?
     }
 }

@@ -13,7 +13,9 @@ use crate::{
     json_schemas::Alias,
     pipeline::{
         entities::Aggregation,
-        token_classification::{FoundEntities, TokenClassificationOptions, TokenClassificationPipeline},
+        token_classification::{
+            FoundEntities, TokenClassificationOptions, TokenClassificationPipeline,
+        },
         zero_shot::Labels,
         zero_shot_entities::{EntitySearch, ZeroShotEntitiesOptions, ZeroShotEntitiesPipeline},
     },
@@ -92,9 +94,14 @@ pub enum EntityFinder {
 
 impl TokenClassificationParameters {
     /// Checks the parameters.
-    pub fn prepare(&self, pipeline: &TokenClassificationPipeline, scope: &Scope) -> Result<EntityFinder> {
+    pub fn prepare(
+        &self,
+        pipeline: &TokenClassificationPipeline,
+        scope: &Scope,
+    ) -> Result<EntityFinder> {
         let ignored = self.ignore_labels.as_ref();
-        let ignored = ignored.map(|labels| labels.read("parameters.ignore_labels", scope.max_labels));
+        let ignored =
+            ignored.map(|labels| labels.read("parameters.ignore_labels", scope.max_labels));
         let windows = WindowOptions {
             stride: self.stride,
             truncation: self.truncation.truncation(scope),
@@ -114,8 +121,14 @@ impl TokenClassificationParameters {
 
 impl ZeroShotEntitiesParameters {
     /// Checks the parameters.
-    pub fn prepare(&self, pipeline: &ZeroShotEntitiesPipeline, scope: &Scope) -> Result<EntityFinder> {
-        let labels = self.candidate_labels.read("parameters.candidate_labels", scope.max_labels)?;
+    pub fn prepare(
+        &self,
+        pipeline: &ZeroShotEntitiesPipeline,
+        scope: &Scope,
+    ) -> Result<EntityFinder> {
+        let labels = self
+            .candidate_labels
+            .read("parameters.candidate_labels", scope.max_labels)?;
         let is_given = self.flat_ner.is_some() || self.multi_label.is_some();
         let options = ZeroShotEntitiesOptions {
             labels: Labels::new(labels, scope.max_labels)?,
@@ -145,11 +158,17 @@ impl EntityFinder {
     }
 
     /// Finds entities in texts.
-    pub fn run(&self, texts: Vec<String>, deadline: Deadline) -> BoxFuture<'_, Result<FoundEntities>> {
+    pub fn run(
+        &self,
+        texts: Vec<String>,
+        deadline: Deadline,
+    ) -> BoxFuture<'_, Result<FoundEntities>> {
         Box::pin(async move {
             match self {
                 Self::Own(pipeline, options) => pipeline.entities(texts, options, deadline).await,
-                Self::Labels(pipeline, options) => pipeline.entities(texts, options, deadline).await,
+                Self::Labels(pipeline, options) => {
+                    pipeline.entities(texts, options, deadline).await
+                }
             }
         })
     }

@@ -13,7 +13,8 @@ use crate::{
     error::{Error, Result, quoted},
     pipeline::{
         extraction::{
-            Extracted, ExtractionOptions, ExtractionSchema, Field, Ordered, Relation, Structure, TextLabels,
+            Extracted, ExtractionOptions, ExtractionSchema, Field, Ordered, Relation, Structure,
+            TextLabels,
         },
         scores::ScoreFunction,
         zero_shot_entities::{THRESHOLD, ZeroShotEntitiesPipeline},
@@ -121,7 +122,10 @@ impl ExtractionParameters {
             with_spans: self.include_spans.unwrap_or(false),
             truncation,
         };
-        Ok(Extractor { pipeline: pipeline.clone(), options })
+        Ok(Extractor {
+            pipeline: pipeline.clone(),
+            options,
+        })
     }
 }
 
@@ -143,7 +147,9 @@ pub fn read_extraction_parameters(parameters: &str) -> Result<ExtractionParamete
 /// A schema in any form: an error is a valid outcome, and so is a schema without labels.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn fuzz(bytes: &[u8]) {
-    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    let Ok(text) = std::str::from_utf8(bytes) else {
+        return;
+    };
     let Ok(value) = parsed(text) else { return };
     for form in SchemaForm::value_variants() {
         if let Ok(schema) = read(*form, &value) {
@@ -163,18 +169,23 @@ impl Extractor {
 fn read(form: SchemaForm, value: &Ordered) -> Result<ExtractionSchema> {
     let schema = match form {
         SchemaForm::Schema => Reader::new("schema", value)?.schema()?,
-        SchemaForm::ExtractEntities => {
-            ExtractionSchema { entities: named("schema", value, entity)?, ..ExtractionSchema::default() }
-        }
-        SchemaForm::ExtractJson => {
-            ExtractionSchema { structures: structures("schema", value)?, ..ExtractionSchema::default() }
-        }
+        SchemaForm::ExtractEntities => ExtractionSchema {
+            entities: named("schema", value, entity)?,
+            ..ExtractionSchema::default()
+        },
+        SchemaForm::ExtractJson => ExtractionSchema {
+            structures: structures("schema", value)?,
+            ..ExtractionSchema::default()
+        },
         SchemaForm::ClassifyText => {
             let mut reader = Reader::new("schema", value)?;
             let labels = labels("schema.categories", reader.required("categories")?)?;
             reader.finish()?;
             let classifications = vec![classification("classification", labels)];
-            ExtractionSchema { classifications, ..ExtractionSchema::default() }
+            ExtractionSchema {
+                classifications,
+                ..ExtractionSchema::default()
+            }
         }
     };
     check_names(&schema)?;
@@ -184,8 +195,14 @@ fn read(form: SchemaForm, value: &Ordered) -> Result<ExtractionSchema> {
 /// Refuses names that several parts have, or results beside them.
 fn check_names(schema: &ExtractionSchema) -> Result<()> {
     let mut seen: BTreeSet<&str> = ExtractionSchema::RESERVED.into();
-    let structures = schema.structures.iter().map(|structure| structure.name.as_str());
-    let relations = schema.relations.iter().map(|relation| relation.name.as_str());
+    let structures = schema
+        .structures
+        .iter()
+        .map(|structure| structure.name.as_str());
+    let relations = schema
+        .relations
+        .iter()
+        .map(|relation| relation.name.as_str());
     let classifications = schema.classifications.iter().map(|own| own.name.as_str());
     let mut names = structures.chain(relations).chain(classifications);
     match names.find(|name| !seen.insert(name)) {
@@ -208,7 +225,10 @@ impl<'a> Reader<'a> {
     fn new(path: impl Into<String>, value: &'a Ordered) -> Result<Self> {
         let (path, fields) = (path.into(), object(value));
         let fields = fields.ok_or_else(|| wrong(&path, "an object", value))?;
-        Ok(Self { path, fields: fields.collect() })
+        Ok(Self {
+            path,
+            fields: fields.collect(),
+        })
     }
 
     /// A field that is not null.
@@ -218,8 +238,12 @@ impl<'a> Reader<'a> {
     }
 
     fn required(&mut self, name: &str) -> Result<&'a Ordered> {
-        self.take(name)
-            .ok_or_else(|| Error::invalid(format!("expected `{name}` in `{}`, but found none", self.path)))
+        self.take(name).ok_or_else(|| {
+            Error::invalid(format!(
+                "expected `{name}` in `{}`, but found none",
+                self.path
+            ))
+        })
     }
 
     fn text(&mut self, name: &str) -> Result<Option<String>> {
@@ -260,16 +284,31 @@ impl<'a> Reader<'a> {
     }
 
     fn schema(mut self) -> Result<ExtractionSchema> {
-        let (single, threshold) = (self.is_single("entity_dtype")?, self.threshold("entity_threshold")?);
+        let (single, threshold) = (
+            self.is_single("entity_dtype")?,
+            self.threshold("entity_threshold")?,
+        );
         let of_relations = self.threshold("relation_threshold")?;
         let mut schema = ExtractionSchema::default();
         if let Some(value) = self.take("entities") {
             let entity = |path: &str, name, value: Option<&Ordered>| {
                 let found = entity(path, name, value)?;
                 // A label's own settings take precedence.
-                let has_own = value.and_then(object).into_iter().flatten().any(|(name, _)| name == "dtype");
-                let is_single = if has_own { found.is_single } else { single.unwrap_or(false) };
-                Ok(Field { is_single, threshold: found.threshold.or(threshold), ..found })
+                let has_own = value
+                    .and_then(object)
+                    .into_iter()
+                    .flatten()
+                    .any(|(name, _)| name == "dtype");
+                let is_single = if has_own {
+                    found.is_single
+                } else {
+                    single.unwrap_or(false)
+                };
+                Ok(Field {
+                    is_single,
+                    threshold: found.threshold.or(threshold),
+                    ..found
+                })
             };
             schema.entities = named("schema.entities", value, entity)?;
         }
@@ -278,7 +317,9 @@ impl<'a> Reader<'a> {
         }
         if let Some(value) = self.take("relations") {
             let mut found = named("schema.relations", value, relation)?;
-            found.iter_mut().for_each(|own| own.threshold = own.threshold.or(of_relations));
+            found
+                .iter_mut()
+                .for_each(|own| own.threshold = own.threshold.or(of_relations));
             schema.relations = found;
         }
         if let Some(value) = self.take("classifications") {
@@ -315,13 +356,18 @@ fn object(value: &Ordered) -> Option<impl Iterator<Item = (&str, &Ordered)>> {
 }
 
 fn wrong(path: &str, expected: &str, found: &Ordered) -> Error {
-    Error::invalid(format!("expected {expected} in `{path}`, but found {}", found.kind()))
+    Error::invalid(format!(
+        "expected {expected} in `{path}`, but found {}",
+        found.kind()
+    ))
 }
 
 fn probability(path: &str, found: f32) -> Result<f32> {
     match (0.0..=1.0).contains(&found) {
         true => Ok(found),
-        false => Err(Error::invalid(format!("expected a `{path}` from 0 to 1, but found {found}"))),
+        false => Err(Error::invalid(format!(
+            "expected a `{path}` from 0 to 1, but found {found}"
+        ))),
     }
 }
 
@@ -336,21 +382,27 @@ fn text(path: &str, value: &Ordered) -> Result<String> {
 fn name(path: &str, value: &str) -> Result<String> {
     match value.trim().is_empty() {
         false => Ok(value.to_owned()),
-        true => Err(Error::invalid(format!("expected a name in `{path}`, but found none"))),
+        true => Err(Error::invalid(format!(
+            "expected a name in `{path}`, but found none"
+        ))),
     }
 }
 
 fn list<'a>(path: &str, value: &'a Ordered) -> Result<&'a [Ordered]> {
     match value {
         Ordered::List(values) if !values.is_empty() => Ok(values),
-        Ordered::List(_) => Err(Error::invalid(format!("expected entries in `{path}`, but found none"))),
+        Ordered::List(_) => Err(Error::invalid(format!(
+            "expected entries in `{path}`, but found none"
+        ))),
         other => Err(wrong(path, "a list", other)),
     }
 }
 
 /// Different names, which are not blank: a list of strings.
 fn names(path: &str, value: &Ordered) -> Result<Vec<String>> {
-    let found = list(path, value)?.iter().map(|value| name(path, &text(path, value)?));
+    let found = list(path, value)?
+        .iter()
+        .map(|value| name(path, &text(path, value)?));
     different(path, found.collect::<Result<_>>()?, String::as_str)
 }
 
@@ -375,22 +427,34 @@ fn named<T>(
         return Ok(vec![read(path, name(path, only)?, None)?]);
     }
     let Some(fields) = object(value) else {
-        return names(path, value)?.into_iter().map(|name| read(path, name, None)).collect();
+        return names(path, value)?
+            .into_iter()
+            .map(|name| read(path, name, None))
+            .collect();
     };
-    let found = fields.map(|(own, value)| read(&format!("{path}.{own}"), name(path, own)?, Some(value)));
+    let found =
+        fields.map(|(own, value)| read(&format!("{path}.{own}"), name(path, own)?, Some(value)));
     let found = found.collect::<Result<Vec<T>>>()?;
     match found.is_empty() {
         false => Ok(found),
-        true => Err(Error::invalid(format!("expected entries in `{path}`, but found none"))),
+        true => Err(Error::invalid(format!(
+            "expected entries in `{path}`, but found none"
+        ))),
     }
 }
 
 /// An entity label, with a description or settings.
 fn entity(path: &str, name: String, value: Option<&Ordered>) -> Result<Field> {
-    let own = Field { name, ..Field::default() };
+    let own = Field {
+        name,
+        ..Field::default()
+    };
     match value {
         None | Some(Ordered::Null) => Ok(own),
-        Some(Ordered::Text(description)) => Ok(Field { description: Some(description.clone()), ..own }),
+        Some(Ordered::Text(description)) => Ok(Field {
+            description: Some(description.clone()),
+            ..own
+        }),
         Some(settings) => {
             let mut reader = Reader::new(path, settings)?;
             let field = Field {
@@ -405,12 +469,22 @@ fn entity(path: &str, name: String, value: Option<&Ordered>) -> Result<Field> {
 }
 
 fn relation(path: &str, name: String, value: Option<&Ordered>) -> Result<Relation> {
-    let Field { name, is_single, description, threshold, .. } = entity(path, name, value)?;
+    let Field {
+        name,
+        is_single,
+        description,
+        threshold,
+        ..
+    } = entity(path, name, value)?;
     match is_single {
-        false => Ok(Relation { name, description, threshold }),
-        true => {
-            Err(Error::invalid(format!("expected no `dtype` in `{path}`, since relations have two ends")))
-        }
+        false => Ok(Relation {
+            name,
+            description,
+            threshold,
+        }),
+        true => Err(Error::invalid(format!(
+            "expected no `dtype` in `{path}`, since relations have two ends"
+        ))),
     }
 }
 
@@ -430,12 +504,17 @@ fn structures(path: &str, value: &Ordered) -> Result<Vec<Structure>> {
         };
         let read = list(&path, fields)?.iter().map(|value| field(&path, value));
         let fields = different(&path, read.collect::<Result<_>>()?, |field| &field.name)?;
-        Ok(Structure { name: name(&path, own)?, fields })
+        Ok(Structure {
+            name: name(&path, own)?,
+            fields,
+        })
     });
     let found = found.collect::<Result<Vec<_>>>()?;
     match found.is_empty() {
         false => Ok(found),
-        true => Err(Error::invalid(format!("expected entries in `{path}`, but found none"))),
+        true => Err(Error::invalid(format!(
+            "expected entries in `{path}`, but found none"
+        ))),
     }
 }
 
@@ -445,7 +524,9 @@ fn field(path: &str, value: &Ordered) -> Result<Field> {
         let mut reader = Reader::new(path, value)?;
         let own = reader.text("name")?.unwrap_or_default();
         let path = format!("{path}.{own}");
-        let choices = reader.take("choices").map(|value| names(&format!("{path}.choices"), value));
+        let choices = reader
+            .take("choices")
+            .map(|value| names(&format!("{path}.choices"), value));
         let field = Field {
             name: name(&path, &own)?,
             is_single: reader.is_single("dtype")?.unwrap_or(false),
@@ -456,15 +537,22 @@ fn field(path: &str, value: &Ordered) -> Result<Field> {
         return reader.finish().map(|()| field);
     };
     let mut parts = text.split("::");
-    let mut field = Field { name: name(path, parts.next().unwrap_or_default())?, ..Field::default() };
+    let mut field = Field {
+        name: name(path, parts.next().unwrap_or_default())?,
+        ..Field::default()
+    };
     let mut has_type = false;
     for part in parts {
         match part {
             "str" | "list" => (field.is_single, has_type) = (part == "str", true),
-            part => match part.strip_prefix('[').and_then(|part| part.strip_suffix(']')) {
+            part => match part
+                .strip_prefix('[')
+                .and_then(|part| part.strip_suffix(']'))
+            {
                 Some(choices) => {
                     let choices = choices.split('|').map(|choice| name(path, choice.trim()));
-                    field.choices = different(path, choices.collect::<Result<_>>()?, String::as_str)?;
+                    field.choices =
+                        different(path, choices.collect::<Result<_>>()?, String::as_str)?;
                     // The type of choices is `str` by default.
                     field.is_single |= !has_type;
                 }
@@ -478,7 +566,10 @@ fn field(path: &str, value: &Ordered) -> Result<Field> {
 /// Labels, with or without descriptions.
 fn labels(path: &str, value: &Ordered) -> Result<Vec<(String, Option<String>)>> {
     let found: Vec<(String, Option<String>)> = match object(value) {
-        None => names(path, value)?.into_iter().map(|label| (label, None)).collect(),
+        None => names(path, value)?
+            .into_iter()
+            .map(|label| (label, None))
+            .collect(),
         Some(fields) => {
             let read = fields.map(|(own, value)| Ok((name(path, own)?, Some(text(path, value)?))));
             read.collect::<Result<_>>()?
@@ -486,12 +577,16 @@ fn labels(path: &str, value: &Ordered) -> Result<Vec<(String, Option<String>)>> 
     };
     match found.len() {
         2.. => Ok(found),
-        count => Err(Error::invalid(format!("expected at least 2 labels in `{path}`, but found {count}"))),
+        count => Err(Error::invalid(format!(
+            "expected at least 2 labels in `{path}`, but found {count}"
+        ))),
     }
 }
 
 fn classification(name: &str, labels: Vec<(String, Option<String>)>) -> TextLabels {
-    let described = labels.iter().filter_map(|(label, text)| Some((label.clone(), text.clone()?)));
+    let described = labels
+        .iter()
+        .filter_map(|(label, text)| Some((label.clone(), text.clone()?)));
     TextLabels {
         name: name.to_owned(),
         descriptions: described.collect(),
@@ -510,7 +605,10 @@ fn classifications(path: &str, value: &Ordered) -> Result<Vec<TextLabels>> {
     if let Some(fields) = object(value) {
         let found = fields.map(|(own, value)| {
             let (path, own) = (format!("{path}.{own}"), name(path, own)?);
-            let has_settings = object(value).into_iter().flatten().any(|(name, _)| name == "labels");
+            let has_settings = object(value)
+                .into_iter()
+                .flatten()
+                .any(|(name, _)| name == "labels");
             match has_settings {
                 false => Ok(classification(&own, labels(&path, value)?)),
                 true => with_settings(Reader::new(path, value)?, Some(own)),
@@ -519,21 +617,31 @@ fn classifications(path: &str, value: &Ordered) -> Result<Vec<TextLabels>> {
         return found.collect();
     }
     let found = list(path, value)?.iter().enumerate();
-    found.map(|(index, value)| with_settings(Reader::new(format!("{path}[{index}]"), value)?, None)).collect()
+    found
+        .map(|(index, value)| with_settings(Reader::new(format!("{path}[{index}]"), value)?, None))
+        .collect()
 }
 
 fn with_settings(mut reader: Reader<'_>, own: Option<String>) -> Result<TextLabels> {
     let own = match own {
         Some(name) => name,
-        None => name(&format!("{}.task", reader.path), &reader.text("task")?.unwrap_or_default())?,
+        None => name(
+            &format!("{}.task", reader.path),
+            &reader.text("task")?.unwrap_or_default(),
+        )?,
     };
     let path = format!("{}.labels", reader.path);
     let labels = labels(&path, reader.required("labels")?)?;
     let top = match reader.take("top_k") {
         None => None,
-        Some(Ordered::Number(number)) if *number >= 1.0 && number.fract() == 0.0 => Some(*number as usize),
+        Some(Ordered::Number(number)) if *number >= 1.0 && number.fract() == 0.0 => {
+            Some(*number as usize)
+        }
         Some(_) => {
-            return Err(Error::invalid(format!("expected a `top_k` of at least 1 in `{}`", reader.path)));
+            return Err(Error::invalid(format!(
+                "expected a `top_k` of at least 1 in `{}`",
+                reader.path
+            )));
         }
     };
     let function = match reader.text("class_act")?.as_deref() {
@@ -618,10 +726,22 @@ mod tests {
             r#"{"order": ["item::str::what is bought", "size::[s|m]", "colour"]}"#,
         );
         assert_eq!(json.unwrap().structures, found.structures);
-        let labels = parsed(SchemaForm::ClassifyText, r#"{"categories": ["good", "bad"]}"#).unwrap();
+        let labels = parsed(
+            SchemaForm::ClassifyText,
+            r#"{"categories": ["good", "bad"]}"#,
+        )
+        .unwrap();
         assert_eq!(labels.classifications[0].name, "classification");
-        let entities = parsed(SchemaForm::ExtractEntities, r#"["b", "a"]"#).unwrap().entities;
-        assert_eq!(entities.iter().map(|entity| entity.name.as_str()).collect::<Vec<_>>(), ["b", "a"]);
+        let entities = parsed(SchemaForm::ExtractEntities, r#"["b", "a"]"#)
+            .unwrap()
+            .entities;
+        assert_eq!(
+            entities
+                .iter()
+                .map(|entity| entity.name.as_str())
+                .collect::<Vec<_>>(),
+            ["b", "a"]
+        );
     }
 
     #[test]
@@ -643,7 +763,8 @@ mod tests {
             r#"{"classifications": [{"task": "mood", "labels": ["good", "bad"], "top_k": 0}]}"#,
             r#"{"classifications": [{"task": "mood", "labels": ["good", "bad"], "examples": [["x", "fair"]]}]}"#,
         ];
-        let refusals = refusals.map(|text| parsed(SchemaForm::Schema, text).unwrap_err().to_string());
+        let refusals =
+            refusals.map(|text| parsed(SchemaForm::Schema, text).unwrap_err().to_string());
         insta::assert_snapshot!(refusals.join("\n"), @r"
         expected `entities`, `structures`, `relations` or `classifications` in `schema`, but found none
         expected an object in `schema`, but found a list

@@ -29,17 +29,25 @@ pub struct JobOptions(BTreeMap<String, String>);
 impl JobOptions {
     /// Sets an option, or returns the expected value if it has another form. `None` if there is no such option.
     pub fn set(&mut self, name: &str, value: &str) -> Option<Result<(), String>> {
-        let argument = all().into_iter().find(|argument| option_name(argument) == name)?;
+        let argument = all()
+            .into_iter()
+            .find(|argument| option_name(argument) == name)?;
         let value = match argument.get_value_delimiter() {
-            Some(_) => value.split(',').map(str::trim).collect::<Vec<_>>().join(","),
+            Some(_) => value
+                .split(',')
+                .map(str::trim)
+                .collect::<Vec<_>>()
+                .join(","),
             None => value.to_owned(),
         };
         let flag = flag(&argument, &value);
         let choices: Vec<_> = match name {
             SCHEMA => vec!["a schema in JSON".to_owned()],
-            _ => {
-                argument.get_possible_values().iter().map(|value| format!("`{}`", value.get_name())).collect()
-            }
+            _ => argument
+                .get_possible_values()
+                .iter()
+                .map(|value| format!("`{}`", value.get_name()))
+                .collect(),
         };
         if parser().arg(argument).try_get_matches_from([flag]).is_err() {
             return Some(Err(expected(&choices)));
@@ -50,7 +58,10 @@ impl JobOptions {
 
     /// All option names.
     pub fn names() -> Vec<String> {
-        all().iter().map(|argument| option_name(argument).to_owned()).collect()
+        all()
+            .iter()
+            .map(|argument| option_name(argument).to_owned())
+            .collect()
     }
 
     /// An option's value.
@@ -61,10 +72,13 @@ impl JobOptions {
     /// A task's parameters; other tasks' options are left out.
     pub(crate) fn parameters<T: Args>(&self) -> Result<T> {
         let own = arguments::<T>();
-        let flags = own.iter().filter_map(|argument| Some(flag(argument, self.get(option_name(argument))?)));
+        let flags = own
+            .iter()
+            .filter_map(|argument| Some(flag(argument, self.get(option_name(argument))?)));
         let matches = T::augment_args(parser()).try_get_matches_from(flags);
         let parameters = matches.and_then(|matches| T::from_arg_matches(&matches));
-        parameters.map_err(|error| Error::invalid(format!("expected other options, but found: {error}")))
+        parameters
+            .map_err(|error| Error::invalid(format!("expected other options, but found: {error}")))
     }
 
     /// Whether a schema says what is extracted, in place of labels.
@@ -74,7 +88,9 @@ impl JobOptions {
 
     /// Whether an option has an effect on a model's task, next to these options.
     pub(crate) fn has_effect(&self, name: &str, pipeline: &Pipeline) -> bool {
-        own(pipeline, self.has_schema()).iter().any(|argument| option_name(argument) == name)
+        own(pipeline, self.has_schema())
+            .iter()
+            .any(|argument| option_name(argument) == name)
     }
 
     /// The argument for an option that has no effect on a model's task, or on the vectors that are requested.
@@ -86,7 +102,9 @@ impl JobOptions {
         let other = other.map(|argument| argument.get_long().unwrap_or_default().to_owned());
         let unused = || {
             let parameters = self.parameters::<EmbeddingParameters>().ok()?;
-            parameters.without_effect(pipeline.embedding()?).map(str::to_owned)
+            parameters
+                .without_effect(pipeline.embedding()?)
+                .map(str::to_owned)
         };
         other.or_else(unused).map(|name| format!("--{name}"))
     }
@@ -132,7 +150,10 @@ fn all() -> Vec<Arg> {
 }
 
 fn arguments<T: Args>() -> Vec<Arg> {
-    T::augment_args(Command::new("")).get_arguments().cloned().collect()
+    T::augment_args(Command::new(""))
+        .get_arguments()
+        .cloned()
+        .collect()
 }
 
 fn parser() -> Command {
@@ -189,7 +210,8 @@ impl FromArgMatches for JobOptions {
             if matches.value_source(id) == Some(ValueSource::CommandLine) {
                 let values = matches.get_raw(id).into_iter().flatten();
                 let values: Vec<_> = values.map(|value| value.to_string_lossy()).collect();
-                self.0.insert(option_name(&argument).to_owned(), values.join(","));
+                self.0
+                    .insert(option_name(&argument).to_owned(), values.join(","));
             }
         }
         Ok(())
@@ -202,18 +224,31 @@ mod tests {
 
     fn options(pairs: &[(&str, &str)]) -> JobOptions {
         let mut options = JobOptions::default();
-        pairs.iter().for_each(|(name, value)| options.set(name, value).unwrap().unwrap());
+        pairs
+            .iter()
+            .for_each(|(name, value)| options.set(name, value).unwrap().unwrap());
         options
     }
 
     #[test]
     fn options_of_the_command_line_are_those_of_metadata() {
         let read = |line: &[&str]| {
-            let matches = JobOptions::augment_args(parser()).try_get_matches_from(line).unwrap();
+            let matches = JobOptions::augment_args(parser())
+                .try_get_matches_from(line)
+                .unwrap();
             JobOptions::from_arg_matches(&matches).unwrap()
         };
         assert_eq!(
-            read(&["--labels", "a,b", "--labels", "c", "--nested", "--multi-label", "--threshold", "0.25"]),
+            read(&[
+                "--labels",
+                "a,b",
+                "--labels",
+                "c",
+                "--nested",
+                "--multi-label",
+                "--threshold",
+                "0.25"
+            ]),
             options(&[
                 ("labels", "a,b,c"),
                 ("flat", "false"),
@@ -221,20 +256,43 @@ mod tests {
                 ("threshold", "0.25")
             ])
         );
-        let line = ["--outputs", "dense,sparse", "--normalize", "false", "--words"];
-        let found = options(&[("outputs", "dense, sparse"), ("normalize", "false"), ("words", "true")]);
+        let line = [
+            "--outputs",
+            "dense,sparse",
+            "--normalize",
+            "false",
+            "--words",
+        ];
+        let found = options(&[
+            ("outputs", "dense, sparse"),
+            ("normalize", "false"),
+            ("words", "true"),
+        ]);
         assert_eq!(read(&line), found);
         let parameters: EmbeddingParameters = found.parameters().unwrap();
-        assert_eq!((parameters.normalize, parameters.words), (Some(false), Some(true)));
+        assert_eq!(
+            (parameters.normalize, parameters.words),
+            (Some(false), Some(true))
+        );
         assert_eq!(parameters.outputs.unwrap().len(), 2);
     }
 
     #[test]
     fn options_of_other_forms_are_refused() {
-        let refused = |name, value| JobOptions::default().set(name, value).map(Result::unwrap_err);
-        assert_eq!(refused("multi-label", "maybe").unwrap(), "`true` or `false`");
+        let refused = |name, value| {
+            JobOptions::default()
+                .set(name, value)
+                .map(Result::unwrap_err)
+        };
+        assert_eq!(
+            refused("multi-label", "maybe").unwrap(),
+            "`true` or `false`"
+        );
         assert_eq!(refused("stride", "x").unwrap(), "a number");
-        assert_eq!(refused("outputs", "dense,x").unwrap(), "`dense`, `sparse` or `multi_vector`");
+        assert_eq!(
+            refused("outputs", "dense,x").unwrap(),
+            "`dense`, `sparse` or `multi_vector`"
+        );
         assert_eq!(refused("top-k", "1"), None);
         // Each option is one of a parameter type, so that serde knows it as well.
         assert!(all().iter().all(|argument| argument.get_long().is_some()));

@@ -27,10 +27,17 @@ const NAMES: [&str; 2] = ["candidate_labels", "labels"];
 /// Refuses labels among the parameters for a model that takes none, whose answers a client would take for answers about
 /// its labels.
 pub(crate) fn refuse_unused(model: &Model, parameters: &Map<String, Value>) -> Result<()> {
-    if matches!(model.pipeline, Pipeline::ZeroShot(_) | Pipeline::ZeroShotEntities(_)) {
+    if matches!(
+        model.pipeline,
+        Pipeline::ZeroShot(_) | Pipeline::ZeroShotEntities(_)
+    ) {
         return Ok(());
     }
-    match NAMES.into_iter().find(|name| parameters.get(*name).is_some_and(|labels| !labels.is_null())) {
+    match NAMES.into_iter().find(|name| {
+        parameters
+            .get(*name)
+            .is_some_and(|labels| !labels.is_null())
+    }) {
         Some(name) => Err(unused(model, name)),
         None => Ok(()),
     }
@@ -61,7 +68,10 @@ impl LabelList {
             found => count(field.rsplit('.').next().unwrap_or(field), found, limit),
         };
         let unexpected = |field: &str, expected: &str, found: &Content| {
-            Error::invalid(format!("expected `{field}` to be {expected}, but found {}", found.kind()))
+            Error::invalid(format!(
+                "expected `{field}` to be {expected}, but found {}",
+                found.kind()
+            ))
         };
         match &self.0 {
             Content::Text(labels) => {
@@ -74,9 +84,17 @@ impl LabelList {
                     Content::Text(label) => Ok(label),
                     other => Err(unexpected(&format!("{field}[{index}]"), "a string", &other)),
                 };
-                List::clone(values).values().enumerate().map(label).collect()
+                List::clone(values)
+                    .values()
+                    .enumerate()
+                    .map(label)
+                    .collect()
             }
-            other => Err(unexpected(field, "a list of strings, or a string with commas", other)),
+            other => Err(unexpected(
+                field,
+                "a list of strings, or a string with commas",
+                other,
+            )),
         }
     }
 }
@@ -89,8 +107,11 @@ mod tests {
 
     #[test]
     fn labels_are_counted_before_they_are_read() {
-        let read =
-            |value: Value| LabelList::deserialize(value).unwrap().read("parameters.candidate_labels", 3);
+        let read = |value: Value| {
+            LabelList::deserialize(value)
+                .unwrap()
+                .read("parameters.candidate_labels", 3)
+        };
         let refusal = |value: Value| read(value).unwrap_err().to_string();
         let commas: LabelList = ",a ,".repeat(1_000_000).parse().unwrap();
         let bytes = allocation_counter::measure(|| drop(commas.read("labels", 3))).bytes_max;
@@ -102,6 +123,9 @@ mod tests {
         expected `parameters.candidate_labels` to be a list of strings, or a string with commas, but found a number
         ");
         insta::assert_snapshot!(commas.read("labels", 3).unwrap_err(), @"expected 1 to 3 `labels`, but found 1000000");
-        assert_eq!(read(json!("a, b,,")).unwrap(), read(json!(["a", "b"])).unwrap());
+        assert_eq!(
+            read(json!("a, b,,")).unwrap(),
+            read(json!(["a", "b"])).unwrap()
+        );
     }
 }

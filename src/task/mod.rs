@@ -49,7 +49,12 @@ impl Scope {
     pub(crate) fn of_texts(truncate: bool) -> Self {
         /// Long texts with a large stride must not exhaust memory.
         const MAX_WINDOWS: usize = 8192;
-        Self { truncate, max_values: usize::MAX, max_parts: MAX_WINDOWS, max_labels: MAX_TEXTS }
+        Self {
+            truncate,
+            max_values: usize::MAX,
+            max_parts: MAX_WINDOWS,
+            max_labels: MAX_TEXTS,
+        }
     }
 }
 

@@ -2,7 +2,9 @@
 
 use super::{
     Scope,
-    classification::{ClassificationParameters, Classifier, ZeroShotClassifier, ZeroShotParameters},
+    classification::{
+        ClassificationParameters, Classifier, ZeroShotClassifier, ZeroShotParameters,
+    },
     embedding::{Embedder, EmbeddingParameters, TokenEmbedder},
     entities::{EntityFinder, TokenClassificationParameters, ZeroShotEntitiesParameters},
     extraction::{ExtractionParameters, Extractor},
@@ -64,7 +66,10 @@ impl Model {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn zero_shot_classifier(&self, parameters: &ZeroShotParameters) -> Result<ZeroShotClassifier> {
+    pub fn zero_shot_classifier(
+        &self,
+        parameters: &ZeroShotParameters,
+    ) -> Result<ZeroShotClassifier> {
         match &self.pipeline {
             Pipeline::ZeroShot(pipeline) => parameters.prepare(pipeline, &self.scope()),
             _ => Err(self.is_not_for(Task::ZeroShotClassification)),
@@ -72,11 +77,20 @@ impl Model {
     }
 
     /// Entities with the model's labels, for the task `token-classification`.
-    pub fn entity_finder(&self, parameters: &TokenClassificationParameters) -> Result<EntityFinder> {
+    pub fn entity_finder(
+        &self,
+        parameters: &TokenClassificationParameters,
+    ) -> Result<EntityFinder> {
         match &self.pipeline {
             Pipeline::TokenClassification(pipeline) => {
                 // Labels that are left out have no cost, so their number is not limited.
-                parameters.prepare(pipeline, &Scope { max_labels: usize::MAX, ..self.scope() })
+                parameters.prepare(
+                    pipeline,
+                    &Scope {
+                        max_labels: usize::MAX,
+                        ..self.scope()
+                    },
+                )
             }
             Pipeline::ZeroShotEntities(_) => Err(Error::invalid(format!(
                 "expected `labels` for `{}`, which finds entities with labels that you choose, but found none",
@@ -87,7 +101,10 @@ impl Model {
     }
 
     /// Entities with the labels in the parameters, for the task `token-classification`.
-    pub fn labelled_entity_finder(&self, parameters: &ZeroShotEntitiesParameters) -> Result<EntityFinder> {
+    pub fn labelled_entity_finder(
+        &self,
+        parameters: &ZeroShotEntitiesParameters,
+    ) -> Result<EntityFinder> {
         match &self.pipeline {
             Pipeline::ZeroShotEntities(pipeline) => parameters.prepare(pipeline, &self.scope()),
             Pipeline::TokenClassification(_) => Err(Error::invalid(format!(
@@ -164,7 +181,10 @@ impl Model {
 
     /// For texts with any number of sentences, which run one after another.
     fn sentences(&self) -> Scope {
-        Scope { max_parts: usize::MAX, ..self.scope() }
+        Scope {
+            max_parts: usize::MAX,
+            ..self.scope()
+        }
     }
 
     fn is_not_for(&self, task: Task) -> Error {

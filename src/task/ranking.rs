@@ -48,7 +48,10 @@ impl RankingParameters {
     /// Applies the defaults, and the instruction.
     pub fn prepare(&self, pipeline: &RankingPipeline, scope: &Scope) -> Result<Ranker> {
         let truncation = self.truncation.truncation(scope);
-        let options = RankingOptions { truncation, raw_scores: self.raw_scores.unwrap_or(false) };
+        let options = RankingOptions {
+            truncation,
+            raw_scores: self.raw_scores.unwrap_or(false),
+        };
         let mut pipeline = pipeline.clone();
         if let Some(instruction) = &self.instruction {
             check_instruction("instruction", instruction)?;

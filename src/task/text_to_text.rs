@@ -11,7 +11,10 @@ use crate::{
     error::Result,
     pipeline::{
         generation::GenerationOptions,
-        seq2seq::{GeneratedIds, GeneratedTexts, RequestedLanguages, Seq2SeqOptions, Seq2SeqPipeline, Split},
+        seq2seq::{
+            GeneratedIds, GeneratedTexts, RequestedLanguages, Seq2SeqOptions, Seq2SeqPipeline,
+            Split,
+        },
     },
 };
 
@@ -42,7 +45,10 @@ pub struct TextToTextParameters {
 impl TextToTextParameters {
     /// The languages to translate between.
     pub fn languages(&self) -> RequestedLanguages<'_> {
-        RequestedLanguages { source: self.src_lang.as_deref(), target: self.tgt_lang.as_deref() }
+        RequestedLanguages {
+            source: self.src_lang.as_deref(),
+            target: self.tgt_lang.as_deref(),
+        }
     }
 
     /// Applies the defaults; the pipeline checks the options.
@@ -56,7 +62,10 @@ impl TextToTextParameters {
             generation: self.generate_parameters.unwrap_or_default(),
             max_sentences: scope.max_parts,
         };
-        TextGenerator { pipeline: pipeline.clone(), options: Box::new(options) }
+        TextGenerator {
+            pipeline: pipeline.clone(),
+            options: Box::new(options),
+        }
     }
 }
 
@@ -70,12 +79,20 @@ pub struct TextGenerator {
 
 impl TextGenerator {
     /// Generates from texts.
-    pub fn run(&self, texts: Vec<String>, deadline: Deadline) -> BoxFuture<'_, Result<GeneratedTexts>> {
+    pub fn run(
+        &self,
+        texts: Vec<String>,
+        deadline: Deadline,
+    ) -> BoxFuture<'_, Result<GeneratedTexts>> {
         Box::pin(self.pipeline.generate(texts, &self.options, deadline))
     }
 
     /// Generates token ids from token ids.
-    pub fn run_ids(&self, rows: Vec<Vec<u32>>, deadline: Deadline) -> BoxFuture<'_, Result<GeneratedIds>> {
+    pub fn run_ids(
+        &self,
+        rows: Vec<Vec<u32>>,
+        deadline: Deadline,
+    ) -> BoxFuture<'_, Result<GeneratedIds>> {
         Box::pin(self.pipeline.generate_ids(rows, &self.options, deadline))
     }
 }

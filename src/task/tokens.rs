@@ -63,7 +63,13 @@ pub struct TokenReader {
 impl TokenParameters {
     /// Checks the prompt.
     pub(super) fn prepare(self, model: &Model) -> Result<TokenReader> {
-        let Self { prompt_name, prompt, instruction, task, .. } = &self;
+        let Self {
+            prompt_name,
+            prompt,
+            instruction,
+            task,
+            ..
+        } = &self;
         let prompt = match (model.pipeline.embedding(), prompt_name.as_deref()) {
             (Some(pipeline), name) => {
                 let requested = RequestedPrompt {
@@ -79,10 +85,17 @@ impl TokenParameters {
                 }
             }
             (None, Some(name)) => {
-                return Err(Error::invalid(format!("unknown prompt `{name}`; `{}` has none", model.name)));
+                return Err(Error::invalid(format!(
+                    "unknown prompt `{name}`; `{}` has none",
+                    model.name
+                )));
             }
             (None, None) => {
-                let given = [("prompt", prompt), ("instruction", instruction), ("task", task)];
+                let given = [
+                    ("prompt", prompt),
+                    ("instruction", instruction),
+                    ("task", task),
+                ];
                 if let Some((field, _)) = given.into_iter().find(|(_, given)| given.is_some()) {
                     return Err(Error::invalid(format!(
                         "expected an embedding model for `{field}`, but `{}` is for `{}`; leave it out",
@@ -91,7 +104,11 @@ impl TokenParameters {
                 }
                 // Tasks that use an embedding model apply its default prompt only.
                 let pipeline = model.pipeline.embedding_of_any_task();
-                pipeline.map(|pipeline| pipeline.prompt(None)).transpose()?.flatten().map(str::to_owned)
+                pipeline
+                    .map(|pipeline| pipeline.prompt(None))
+                    .transpose()?
+                    .flatten()
+                    .map(str::to_owned)
             }
         };
         Ok(TokenReader {
@@ -117,10 +134,22 @@ impl TokenReader {
     }
 
     fn tokens(&self, texts: Vec<String>) -> Result<Vec<Vec<TextToken>>> {
-        let TokenParameters { add_special_tokens, src_lang, tgt_lang, .. } = &self.parameters;
-        let wanted = RequestedLanguages { source: src_lang.as_deref(), target: tgt_lang.as_deref() };
+        let TokenParameters {
+            add_special_tokens,
+            src_lang,
+            tgt_lang,
+            ..
+        } = &self.parameters;
+        let wanted = RequestedLanguages {
+            source: src_lang.as_deref(),
+            target: tgt_lang.as_deref(),
+        };
         let has_special = add_special_tokens.unwrap_or(true);
-        let special = if has_special { SpecialTokens::Added } else { SpecialTokens::LeftOut };
+        let special = if has_special {
+            SpecialTokens::Added
+        } else {
+            SpecialTokens::LeftOut
+        };
         let (mut left, mut answer) = (self.max_tokens, Vec::with_capacity(texts.len()));
         for text in texts {
             let text = format!("{}{text}", self.prompt);
@@ -132,7 +161,9 @@ impl TokenReader {
                 Some(generator) => generator.tokens(&text, special, wanted)?,
                 None => self.tokenizer.tokens(&text, has_special)?,
             };
-            left = left.checked_sub(tokens.len()).ok_or_else(|| self.too_many())?;
+            left = left
+                .checked_sub(tokens.len())
+                .ok_or_else(|| self.too_many())?;
             answer.push(text_tokens(&text, tokens));
         }
         Ok(answer)
@@ -149,9 +180,17 @@ impl TokenReader {
 /// Tokens with their text parts.
 fn text_tokens(text: &str, tokens: Vec<Token>) -> Vec<TextToken> {
     // Spans are in characters, slices in bytes.
-    let starts: Vec<usize> = text.char_indices().map(|(byte, _)| byte).chain([text.len()]).collect();
-    let slice =
-        |(start, stop): (usize, usize)| Some(text.get(*starts.get(start)?..*starts.get(stop)?)?.to_owned());
+    let starts: Vec<usize> = text
+        .char_indices()
+        .map(|(byte, _)| byte)
+        .chain([text.len()])
+        .collect();
+    let slice = |(start, stop): (usize, usize)| {
+        Some(
+            text.get(*starts.get(start)?..*starts.get(stop)?)?
+                .to_owned(),
+        )
+    };
     tokens
         .into_iter()
         .map(|token| TextToken {

@@ -1,6 +1,9 @@
 //! Replaces this module in WebAssembly: nothing is recorded.
 
-#![expect(missing_docs, reason = "documented in the module that this one replaces")]
+#![expect(
+    missing_docs,
+    reason = "documented in the module that this one replaces"
+)]
 
 use std::time::Duration;
 

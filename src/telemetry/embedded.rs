@@ -35,7 +35,10 @@ pub struct Embedded {
 impl Embedded {
     /// An exporter for the function with this name, which is not installed.
     pub fn new(function: &str) -> Self {
-        Self { registry: Arc::new(Registry::atomic()), function: function.into() }
+        Self {
+            registry: Arc::new(Registry::atomic()),
+            function: function.into(),
+        }
     }
 
     /// Installs the exporter for this process, and the one for OTLP beside it.
@@ -73,26 +76,54 @@ impl Embedded {
         });
         self.registry.visit_histograms(|key, histogram| {
             let mut ms = Vec::new();
-            histogram.clear_with(|seconds| ms.extend(seconds.iter().map(|seconds| seconds * 1000.0)));
+            histogram
+                .clear_with(|seconds| ms.extend(seconds.iter().map(|seconds| seconds * 1000.0)));
             if !ms.is_empty() {
                 metrics.insert(name(key), ("Milliseconds", ms));
             }
         });
-        let millis = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
-        let lines = metrics.values().map(|(_, values)| values.len().div_ceil(MAX_VALUES)).max().unwrap_or(0);
-        (0..lines).map(|line| self.line(millis, line, &metrics)).collect()
+        let millis = now
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default()
+            .as_millis() as u64;
+        let lines = metrics
+            .values()
+            .map(|(_, values)| values.len().div_ceil(MAX_VALUES))
+            .max()
+            .unwrap_or(0);
+        (0..lines)
+            .map(|line| self.line(millis, line, &metrics))
+            .collect()
     }
 
     /// Line with the `number`th hundred values per metric.
-    fn line(&self, millis: u64, number: usize, metrics: &BTreeMap<String, (&str, Vec<f64>)>) -> Value {
+    fn line(
+        &self,
+        millis: u64,
+        number: usize,
+        metrics: &BTreeMap<String, (&str, Vec<f64>)>,
+    ) -> Value {
         let (mut line, mut described) = (Map::new(), Vec::new());
         for (name, (unit, values)) in metrics {
-            let Some(values) = values.chunks(MAX_VALUES).nth(number) else { continue };
+            let Some(values) = values.chunks(MAX_VALUES).nth(number) else {
+                continue;
+            };
             described.push(json!({ "Name": name, "Unit": unit }));
-            line.insert(name.clone(), if let [value] = values { json!(value) } else { json!(values) });
+            line.insert(
+                name.clone(),
+                if let [value] = values {
+                    json!(value)
+                } else {
+                    json!(values)
+                },
+            );
         }
-        let metrics = json!([{ "Namespace": NAMESPACE, "Dimensions": [[DIMENSION]], "Metrics": described }]);
-        line.insert("_aws".to_owned(), json!({ "Timestamp": millis, "CloudWatchMetrics": metrics }));
+        let metrics =
+            json!([{ "Namespace": NAMESPACE, "Dimensions": [[DIMENSION]], "Metrics": described }]);
+        line.insert(
+            "_aws".to_owned(),
+            json!({ "Timestamp": millis, "CloudWatchMetrics": metrics }),
+        );
         line.insert(DIMENSION.to_owned(), json!(&*self.function));
         Value::Object(line)
     }
@@ -122,18 +153,21 @@ impl Recorder for Embedded {
         if OMITTED.contains(&key.name()) {
             return Counter::noop();
         }
-        self.registry.get_or_create_counter(key, |counter| Arc::clone(counter).into())
+        self.registry
+            .get_or_create_counter(key, |counter| Arc::clone(counter).into())
     }
 
     fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
-        self.registry.get_or_create_gauge(key, |gauge| Arc::clone(gauge).into())
+        self.registry
+            .get_or_create_gauge(key, |gauge| Arc::clone(gauge).into())
     }
 
     fn register_histogram(&self, key: &Key, _: &Metadata<'_>) -> Histogram {
         if OMITTED.contains(&key.name()) {
             return Histogram::noop();
         }
-        self.registry.get_or_create_histogram(key, |histogram| Arc::clone(histogram).into())
+        self.registry
+            .get_or_create_histogram(key, |histogram| Arc::clone(histogram).into())
     }
 }
 
@@ -236,7 +270,10 @@ mod tests {
           }
         ]
         "#);
-        assert!(embedded.lines(SystemTime::now()).is_empty(), "metrics are reset");
+        assert!(
+            embedded.lines(SystemTime::now()).is_empty(),
+            "metrics are reset"
+        );
     }
 
     #[test]
@@ -269,9 +306,14 @@ mod tests {
             }
         });
         let lines = embedded.lines(SystemTime::now());
-        let lengths: Vec<usize> =
-            lines.iter().map(|line| line["RequestMs"].as_array().unwrap().len()).collect();
+        let lengths: Vec<usize> = lines
+            .iter()
+            .map(|line| line["RequestMs"].as_array().unwrap().len())
+            .collect();
         assert_eq!(lengths, [100, 100, 50]);
-        assert_eq!((&lines[0]["Requests"], lines[1].get("Requests")), (&json!(250.0), None));
+        assert_eq!(
+            (&lines[0]["Requests"], lines[1].get("Requests")),
+            (&json!(250.0), None)
+        );
     }
 }

@@ -7,7 +7,8 @@ use metrics::{counter, gauge, histogram};
 /// Records an attempt at a server and its outcome.
 pub fn record_attempt(server: usize, outcome: &'static str, took: Duration) {
     let server = server.to_string();
-    counter!("kivu_fleet_requests_total", "server" => server.clone(), "outcome" => outcome).increment(1);
+    counter!("kivu_fleet_requests_total", "server" => server.clone(), "outcome" => outcome)
+        .increment(1);
     histogram!("kivu_fleet_request_seconds", "server" => server).record(took);
 }
 

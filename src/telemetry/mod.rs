@@ -98,7 +98,9 @@ impl Prometheus {
     /// # Errors
     /// If the process has an exporter already.
     pub fn install(otlp: Option<&Otlp>) -> Result<Self> {
-        let recorder = PrometheusBuilder::new().set_buckets(&BUCKETS).map(PrometheusBuilder::build_recorder);
+        let recorder = PrometheusBuilder::new()
+            .set_buckets(&BUCKETS)
+            .map(PrometheusBuilder::build_recorder);
         let recorder = recorder.map_err(cannot_register)?;
         let handle = recorder.handle();
         install(recorder, otlp)?;
@@ -143,7 +145,10 @@ fn install(recorder: impl Recorder + Send + Sync + 'static, otlp: Option<&Otlp>)
     match otlp.and_then(Otlp::recorder) {
         None => metrics::set_global_recorder(recorder).map_err(cannot_register),
         Some(other) => {
-            let both = FanoutBuilder::default().add_recorder(recorder).add_recorder(other).build();
+            let both = FanoutBuilder::default()
+                .add_recorder(recorder)
+                .add_recorder(other)
+                .build();
             // The error holds the recorder, which cannot be sent to other threads.
             metrics::set_global_recorder(both)
                 .map_err(|error| cannot_register(io::Error::other(error.to_string())))

@@ -52,7 +52,12 @@ impl RequestRecord {
         let clock = Clock::since(started);
         let span = spans::begin(method, parent.as_ref(), clock);
         let trace = span.as_ref().map(RequestSpan::trace).or(parent);
-        Arc::new(Self { clock, trace, span: Mutex::new(span), progress: Mutex::default() })
+        Arc::new(Self {
+            clock,
+            trace,
+            span: Mutex::new(span),
+            progress: Mutex::default(),
+        })
     }
 
     /// Runs `work`, whose stages belong to this request.
@@ -72,14 +77,25 @@ impl RequestRecord {
             self.add(Stage::Response, started, outcome.status >= 500, None);
         }
         let progress = self.progress();
-        if let Some(span) = self.span.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        if let Some(span) = self
+            .span
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
+        {
             span.end(self.clock, outcome, &progress.details, &progress.stages);
         }
         progress.details.clone()
     }
 
     fn add(&self, stage: Stage, started: Instant, has_failed: bool, backend: Option<&'static str>) {
-        self.add_until(TimedStage { stage, started, ended: Instant::now(), has_failed, backend });
+        self.add_until(TimedStage {
+            stage,
+            started,
+            ended: Instant::now(),
+            has_failed,
+            backend,
+        });
     }
 
     fn add_until(&self, timed: TimedStage) {
@@ -94,15 +110,31 @@ impl RequestRecord {
     /// Adds a run and its time in the queue. A run that failed before it began was only in the queue.
     fn add_run(&self, queued: Instant, mark: &RunMark, has_failed: bool) {
         let (now, backend) = (Instant::now(), mark.backend.get().copied());
-        let began = mark.began.get().copied().or((!has_failed).then_some(queued));
+        let began = mark
+            .began
+            .get()
+            .copied()
+            .or((!has_failed).then_some(queued));
         let ended = began.unwrap_or(now);
         histogram!("kivu_queue_seconds").record(ended.saturating_duration_since(queued));
         if ended > queued {
             let has_failed = began.is_none();
-            self.add_until(TimedStage { stage: Stage::Queue, started: queued, ended, has_failed, backend });
+            self.add_until(TimedStage {
+                stage: Stage::Queue,
+                started: queued,
+                ended,
+                has_failed,
+                backend,
+            });
         }
         if let Some(started) = began {
-            self.add_until(TimedStage { stage: Stage::Run, started, ended: now, has_failed, backend });
+            self.add_until(TimedStage {
+                stage: Stage::Run,
+                started,
+                ended: now,
+                has_failed,
+                backend,
+            });
         }
     }
 
@@ -158,7 +190,9 @@ struct RunMark {
 
 /// Measures a model run for the current request, apart from its time in the queue.
 pub async fn timed_run<T, E>(run: impl Future<Output = Result<T, E>>) -> Result<T, E> {
-    let Some(request) = current() else { return run.await };
+    let Some(request) = current() else {
+        return run.await;
+    };
     let (queued, mark) = (Instant::now(), Arc::<RunMark>::default());
     let done = RUN.scope(Arc::clone(&mark), run).await;
     request.add_run(queued, &mark, done.is_err());
@@ -201,8 +235,17 @@ mod tests {
     async fn stages(work: impl Future<Output = ()>) -> (RequestDetails, Vec<(Stage, bool)>) {
         let request = RequestRecord::begin("POST", None);
         Arc::clone(&request).follow(work).await;
-        let details = request.end(&Outcome { method: "POST", route: None, status: 200 });
-        let stages = request.progress().stages.iter().map(|timed| (timed.stage, timed.has_failed)).collect();
+        let details = request.end(&Outcome {
+            method: "POST",
+            route: None,
+            status: 200,
+        });
+        let stages = request
+            .progress()
+            .stages
+            .iter()
+            .map(|timed| (timed.stage, timed.has_failed))
+            .collect();
         (details, stages)
     }
 
@@ -227,9 +270,17 @@ mod tests {
             let _ = timed_run(batch).await;
         })
         .await;
-        let expected = [Stage::Tokenization, Stage::Queue, Stage::Run, Stage::Response];
+        let expected = [
+            Stage::Tokenization,
+            Stage::Queue,
+            Stage::Run,
+            Stage::Response,
+        ];
         assert_eq!(stages, expected.map(|stage| (stage, false)));
-        assert_eq!((details.model.as_deref(), details.texts, details.tokens), (Some("a"), 2, 3));
+        assert_eq!(
+            (details.model.as_deref(), details.texts, details.tokens),
+            (Some("a"), 2, 3)
+        );
     }
 
     #[tokio::test]
@@ -256,7 +307,10 @@ mod tests {
             }
         })
         .await;
-        assert_eq!((stages.len(), stages.last()), (MAX_STAGES + 1, Some(&(Stage::Response, false))));
+        assert_eq!(
+            (stages.len(), stages.last()),
+            (MAX_STAGES + 1, Some(&(Stage::Response, false)))
+        );
     }
 
     #[tokio::test]

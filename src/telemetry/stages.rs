@@ -48,7 +48,10 @@ impl Clock {
     /// The clock of a request that began at `started`.
     pub(super) fn since(started: Instant) -> Self {
         let now = SystemTime::now();
-        Self { started, time: now.checked_sub(started.elapsed()).unwrap_or(now) }
+        Self {
+            started,
+            time: now.checked_sub(started.elapsed()).unwrap_or(now),
+        }
     }
 
     /// When the request began.

@@ -23,7 +23,8 @@ pub struct Trace {
 impl Trace {
     /// Reads the environment variables `TRACEPARENT` and `TRACESTATE`, which workflow engines set.
     pub fn from_environment() -> Option<Self> {
-        let [parent, state] = [TRACEPARENT, TRACESTATE].map(|name| std::env::var(name.to_uppercase()).ok());
+        let [parent, state] =
+            [TRACEPARENT, TRACESTATE].map(|name| std::env::var(name.to_uppercase()).ok());
         Self::read(|name| match name {
             TRACEPARENT => parent.as_deref(),
             TRACESTATE => state.as_deref(),
@@ -36,31 +37,44 @@ impl Trace {
         let state = || header(TRACESTATE).map(str::to_owned);
         header(TRACEPARENT)
             .and_then(Self::from_traceparent)
-            .map(|trace| Self { state: state(), ..trace })
+            .map(|trace| Self {
+                state: state(),
+                ..trace
+            })
             .or_else(|| header(X_RAY).and_then(Self::from_x_ray))
     }
 
     /// `00-TRACE-PARENT-FLAGS`; later versions may have more fields.
     fn from_traceparent(text: &str) -> Option<Self> {
         let mut parts = text.trim().split('-');
-        let (version, id, parent, flags) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
-        let is_known = is_hex(version, 2) && version != "ff" && (version != "00" || parts.next().is_none());
+        let (version, id, parent, flags) =
+            (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
+        let is_known =
+            is_hex(version, 2) && version != "ff" && (version != "00" || parts.next().is_none());
         if !is_known || !is_id(id, 32) || !is_id(parent, 16) || !is_hex(flags, 2) {
             return None;
         }
         let is_sampled = Some(u8::from_str_radix(flags, 16).ok()? & 1 == 1);
-        Some(Self { id: id.to_owned(), parent: parent.to_owned(), is_sampled, state: None })
+        Some(Self {
+            id: id.to_owned(),
+            parent: parent.to_owned(),
+            is_sampled,
+            state: None,
+        })
     }
 
     /// `Root=1-TIME-REST;Parent=…;Sampled=1`, in any order, possibly with more fields.
     fn from_x_ray(text: &str) -> Option<Self> {
         let field = |name: &str| {
-            text.split(';').filter_map(|field| field.trim().split_once('=')).find(|(key, _)| *key == name)
+            text.split(';')
+                .filter_map(|field| field.trim().split_once('='))
+                .find(|(key, _)| *key == name)
         };
         let (_, root) = field("Root")?;
         let id: String = root.strip_prefix("1-")?.split('-').collect();
         // API Gateway sends a root without a parent.
-        let parent = field("Parent").map_or_else(|| id.get(16..).unwrap_or_default(), |(_, parent)| parent);
+        let parent =
+            field("Parent").map_or_else(|| id.get(16..).unwrap_or_default(), |(_, parent)| parent);
         let is_good = is_id(&id, 32) && is_id(parent, 16);
         // `?`, or no field, asks the receiver to decide.
         let is_sampled = match field("Sampled") {
@@ -68,12 +82,22 @@ impl Trace {
             Some((_, "1")) => Some(true),
             _ => None,
         };
-        is_good.then(|| Self { parent: parent.to_owned(), id: id.clone(), is_sampled, state: None })
+        is_good.then(|| Self {
+            parent: parent.to_owned(),
+            id: id.clone(),
+            is_sampled,
+            state: None,
+        })
     }
 
     /// W3C header value.
     pub fn traceparent(&self) -> String {
-        format!("00-{}-{}-{:02x}", self.id, self.parent, u8::from(self.is_sampled == Some(true)))
+        format!(
+            "00-{}-{}-{:02x}",
+            self.id,
+            self.parent,
+            u8::from(self.is_sampled == Some(true))
+        )
     }
 
     /// W3C headers for an outgoing request.
@@ -85,7 +109,10 @@ impl Trace {
 
 /// Whether `text` is `digits` lower-case hexadecimal digits.
 fn is_hex(text: &str, digits: usize) -> bool {
-    text.len() == digits && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+    text.len() == digits
+        && text
+            .bytes()
+            .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
 /// Whether `text` consists of `digits` lower-case hexadecimal digits, not all zero.
@@ -111,10 +138,18 @@ mod tests {
         let x_ray = "Root=1-4bf92f35-77b34da6a3ce929d0e0e4736;Parent=00f067aa0ba902b7;Sampled=1";
         let cases = [
             Case(TRACEPARENT, &sampled, Some(&sampled)),
-            Case(TRACEPARENT, &format!("cc-{ID}-{PARENT}-01-what-comes-later"), Some(&sampled)),
+            Case(
+                TRACEPARENT,
+                &format!("cc-{ID}-{PARENT}-01-what-comes-later"),
+                Some(&sampled),
+            ),
             Case(TRACEPARENT, &format!("{sampled}-more"), None),
             Case(TRACEPARENT, &format!("ff-{ID}-{PARENT}-01"), None),
-            Case(TRACEPARENT, &format!("00-{}-{PARENT}-01", "0".repeat(32)), None),
+            Case(
+                TRACEPARENT,
+                &format!("00-{}-{PARENT}-01", "0".repeat(32)),
+                None,
+            ),
             Case(TRACEPARENT, &sampled.to_uppercase(), None),
             Case(TRACEPARENT, "00-é", None),
             Case(X_RAY, x_ray, Some(&sampled)),
@@ -138,7 +173,12 @@ mod tests {
     #[test]
     fn a_decision_and_states_are_kept() {
         let read = |headers: &[(&str, &str)]| {
-            let header = |name: &str| headers.iter().find(|(found, _)| *found == name).map(|(_, text)| *text);
+            let header = |name: &str| {
+                headers
+                    .iter()
+                    .find(|(found, _)| *found == name)
+                    .map(|(_, text)| *text)
+            };
             Trace::read(header).map(|trace| (trace.is_sampled, trace.state))
         };
         let traceparent = |flags: &str| format!("00-{ID}-{PARENT}-{flags}");
@@ -147,12 +187,22 @@ mod tests {
             read(&[(TRACEPARENT, &traceparent("00")), state]),
             Some((Some(false), Some("a=1,b=2".to_owned())))
         );
-        assert_eq!(read(&[(TRACEPARENT, &traceparent("03"))]), Some((Some(true), None)));
+        assert_eq!(
+            read(&[(TRACEPARENT, &traceparent("03"))]),
+            Some((Some(true), None))
+        );
         let root = "Root=1-4bf92f35-77b34da6a3ce929d0e0e4736";
-        for (text, expected) in
-            [("", None), (";Sampled=?", None), (";Sampled=0", Some(false)), (";Sampled=1", Some(true))]
-        {
-            assert_eq!(read(&[(X_RAY, &format!("{root}{text}")), state]), Some((expected, None)), "{text}");
+        for (text, expected) in [
+            ("", None),
+            (";Sampled=?", None),
+            (";Sampled=0", Some(false)),
+            (";Sampled=1", Some(true)),
+        ] {
+            assert_eq!(
+                read(&[(X_RAY, &format!("{root}{text}")), state]),
+                Some((expected, None)),
+                "{text}"
+            );
         }
     }
 }

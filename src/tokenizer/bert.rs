@@ -28,15 +28,26 @@ const SPACES: [u8; 4] = *b" \t\n\r";
 impl BertWords {
     /// `None` for other tokenizers, and if added tokens are matched in normalized text.
     pub(super) fn of(raw: &RawTokenizer) -> Option<Self> {
-        let Some(NormalizerWrapper::BertNormalizer(normalizer)) = raw.get_normalizer() else { return None };
-        let Some(PreTokenizerWrapper::BertPreTokenizer(_)) = raw.get_pre_tokenizer() else { return None };
+        let Some(NormalizerWrapper::BertNormalizer(normalizer)) = raw.get_normalizer() else {
+            return None;
+        };
+        let Some(PreTokenizerWrapper::BertPreTokenizer(_)) = raw.get_pre_tokenizer() else {
+            return None;
+        };
         let added = raw.get_added_tokens_decoder();
         if added.values().any(|token| token.normalized) {
             return None;
         }
         let contents = added.values().map(|token| &token.content);
-        let added_tokens = (!added.is_empty()).then(|| AhoCorasick::new(contents)).transpose().ok()?;
-        Some(Self { added_tokens, clean_text: normalizer.clean_text, lowercase: normalizer.lowercase })
+        let added_tokens = (!added.is_empty())
+            .then(|| AhoCorasick::new(contents))
+            .transpose()
+            .ok()?;
+        Some(Self {
+            added_tokens,
+            clean_text: normalizer.clean_text,
+            lowercase: normalizer.lowercase,
+        })
     }
 
     /// A text's token ids, without special tokens. `others` appends ids for text parts with non-ASCII words. `None` for
@@ -47,7 +58,11 @@ impl BertWords {
         text: &str,
         mut others: impl FnMut(&str, &mut Vec<u32>) -> Result<(), E>,
     ) -> Result<Option<Vec<u32>>, E> {
-        if self.added_tokens.as_ref().is_some_and(|tokens| tokens.is_match(text)) {
+        if self
+            .added_tokens
+            .as_ref()
+            .is_some_and(|tokens| tokens.is_match(text))
+        {
             return Ok(None);
         }
         let (mut ids, mut word) = (Vec::with_capacity(text.len() / 4), pieces.word());
@@ -56,7 +71,11 @@ impl BertWords {
         for bytes in text.as_bytes().split(|byte| SPACES.contains(byte)) {
             let end = start + bytes.len();
             if !bytes.is_ascii() {
-                left = if left.is_empty() { start..end } else { left.start..end };
+                left = if left.is_empty() {
+                    start..end
+                } else {
+                    left.start..end
+                };
             } else if !bytes.is_empty() {
                 if !left.is_empty() {
                     others(&text[std::mem::take(&mut left)], &mut ids)?;
@@ -89,7 +108,11 @@ impl BertWords {
                     word.push(*byte);
                     end(word);
                 }
-                _ => word.push(if self.lowercase { byte.to_ascii_lowercase() } else { *byte }),
+                _ => word.push(if self.lowercase {
+                    byte.to_ascii_lowercase()
+                } else {
+                    *byte
+                }),
             }
         }
         end(word);
@@ -107,10 +130,16 @@ mod tests {
         let json = include_bytes!("../../tests/fixtures/models/tiny-bert/tokenizer.json");
         let mut json: Value = serde_json::from_slice(json).unwrap();
         json["normalizer"] = normalizer.clone();
-        json["added_tokens"].as_array_mut().unwrap().push(added.clone());
+        json["added_tokens"]
+            .as_array_mut()
+            .unwrap()
+            .push(added.clone());
         let json = serde_json::to_vec(&json).unwrap();
         let compiled = Tokenizer::compile(&json).unwrap().unwrap();
-        [Tokenizer::from_json(&json).unwrap(), Tokenizer::from_compiled(compiled).unwrap()]
+        [
+            Tokenizer::from_json(&json).unwrap(),
+            Tokenizer::from_compiled(compiled).unwrap(),
+        ]
     }
 
     proptest! {

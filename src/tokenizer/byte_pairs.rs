@@ -47,9 +47,15 @@ impl BytePairs {
             Some(Value::String(text)) => text.is_empty(),
             Some(_) => false,
         };
-        let others =
-            ["dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges"];
-        if model.get("type").and_then(Value::as_str) != Some("BPE") || !others.iter().all(|key| is_unset(key))
+        let others = [
+            "dropout",
+            "continuing_subword_prefix",
+            "end_of_word_suffix",
+            "byte_fallback",
+            "ignore_merges",
+        ];
+        if model.get("type").and_then(Value::as_str) != Some("BPE")
+            || !others.iter().all(|key| is_unset(key))
         {
             return None;
         }
@@ -76,16 +82,26 @@ impl BytePairs {
                 *place = piece;
             }
         }
-        let keys: Vec<(&[u8], u32)> = ids.iter().map(|(piece, id)| (piece.as_bytes(), *id)).collect();
+        let keys: Vec<(&[u8], u32)> = ids
+            .iter()
+            .map(|(piece, id)| (piece.as_bytes(), *id))
+            .collect();
         let text_bytes: usize = by_id.iter().map(|piece| piece.len()).sum();
         let fuses_unknown = u64::from(!is_unset("fuse_unk"));
         let numbers = [count, text_bytes, ids.len(), merges.len()].map(|number| number as u64);
         let mut file = MAGIC.to_vec();
         file.extend(
-            numbers.into_iter().chain([u64::from(unknown), fuses_unknown]).flat_map(u64::to_le_bytes),
+            numbers
+                .into_iter()
+                .chain([u64::from(unknown), fuses_unknown])
+                .flat_map(u64::to_le_bytes),
         );
         for ([left, right], [rank, id]) in merges {
-            file.extend([left, right, rank, id].into_iter().flat_map(u32::to_le_bytes));
+            file.extend(
+                [left, right, rank, id]
+                    .into_iter()
+                    .flat_map(u32::to_le_bytes),
+            );
         }
         PieceTrie::write(&by_id, &keys, &mut file)?;
         Some(file)
@@ -99,7 +115,9 @@ impl BytePairs {
         let merges = take(&mut file, merges, MERGE)?;
         Some(Self {
             pieces: PieceTrie::read(count, text_bytes, file)?,
-            size: usize::try_from(size).ok().filter(|size| *size <= i32::MAX as usize)?,
+            size: usize::try_from(size)
+                .ok()
+                .filter(|size| *size <= i32::MAX as usize)?,
             unknown: u32::try_from(unknown).ok()?,
             fuses_unknown: fuses_unknown != 0,
             merges,
@@ -120,17 +138,27 @@ impl BytePairs {
         let token = |Symbol { id, length, .. }: Symbol| {
             let span = (start, start + length);
             start = span.1;
-            Token::new(id, self.pieces.piece(id).unwrap_or_default().to_owned(), span)
+            Token::new(
+                id,
+                self.pieces.piece(id).unwrap_or_default().to_owned(),
+                span,
+            )
         };
-        self.merged(self.characters(word)).into_iter().filter(|symbol| symbol.length > 0).map(token).collect()
+        self.merged(self.characters(word))
+            .into_iter()
+            .filter(|symbol| symbol.length > 0)
+            .map(token)
+            .collect()
     }
 
     fn characters(&self, word: &str) -> Vec<Symbol> {
         let mut symbols: Vec<Symbol> = Vec::with_capacity(word.len());
         let mut is_after_unknown = false;
         for character in word.chars() {
-            let (known, length) =
-                (self.pieces.id_of(character.encode_utf8(&mut [0; 4])), character.len_utf8());
+            let (known, length) = (
+                self.pieces.id_of(character.encode_utf8(&mut [0; 4])),
+                character.len_utf8(),
+            );
             match symbols.last_mut() {
                 Some(last) if known.is_none() && is_after_unknown && self.fuses_unknown => {
                     last.length += length
@@ -138,12 +166,20 @@ impl BytePairs {
                 _ => {
                     let place = symbols.len();
                     let (id, before) = (known.unwrap_or(self.unknown), place.checked_sub(1));
-                    symbols.push(Symbol { id, length, before, after: Some(place + 1) });
+                    symbols.push(Symbol {
+                        id,
+                        length,
+                        before,
+                        after: Some(place + 1),
+                    });
                 }
             }
             is_after_unknown = known.is_none();
         }
-        symbols.last_mut().into_iter().for_each(|last| last.after = None);
+        symbols
+            .last_mut()
+            .into_iter()
+            .for_each(|last| last.after = None);
         symbols
     }
 
@@ -155,12 +191,18 @@ impl BytePairs {
             let [rank, id] = self.merge(left.id, symbols.get(left.after?)?.id)?;
             Some(Reverse((rank, place, id)))
         };
-        let mut queue: BinaryHeap<_> =
-            (0..symbols.len()).filter_map(|place| merge(&symbols, place)).collect();
+        let mut queue: BinaryHeap<_> = (0..symbols.len())
+            .filter_map(|place| merge(&symbols, place))
+            .collect();
         while let Some(Reverse((_, place, id))) = queue.pop() {
-            let Some(after) = symbols[place].after.filter(|_| symbols[place].length > 0) else { continue };
+            let Some(after) = symbols[place].after.filter(|_| symbols[place].length > 0) else {
+                continue;
+            };
             // A symbol in the pair may have changed since.
-            if self.merge(symbols[place].id, symbols[after].id).is_none_or(|[_, now]| now != id) {
+            if self
+                .merge(symbols[place].id, symbols[after].id)
+                .is_none_or(|[_, now]| now != id)
+            {
                 continue;
             }
             let next = symbols[after].after;
@@ -170,7 +212,11 @@ impl BytePairs {
             if let Some(next) = next {
                 symbols[next].before = Some(place);
             }
-            queue.extend(symbols[place].before.and_then(|before| merge(&symbols, before)));
+            queue.extend(
+                symbols[place]
+                    .before
+                    .and_then(|before| merge(&symbols, before)),
+            );
             queue.extend(merge(&symbols, place));
         }
         symbols
@@ -180,10 +226,16 @@ impl BytePairs {
     fn merge(&self, left: u32, right: u32) -> Option<[u32; 2]> {
         let (merges, _) = self.merges.as_chunks::<MERGE>();
         let field = |merge: &[u8; MERGE], field: usize| {
-            merge.as_chunks().0.get(field).map(|it| u32::from_le_bytes(*it))
+            merge
+                .as_chunks()
+                .0
+                .get(field)
+                .map(|it| u32::from_le_bytes(*it))
         };
         let pair = |merge: &[u8; MERGE]| (field(merge, 0), field(merge, 1));
-        let place = merges.binary_search_by_key(&(Some(left), Some(right)), pair).ok()?;
+        let place = merges
+            .binary_search_by_key(&(Some(left), Some(right)), pair)
+            .ok()?;
         Some([field(&merges[place], 2)?, field(&merges[place], 3)?])
     }
 }
@@ -196,7 +248,10 @@ fn merges(list: &Value, ids: &BTreeMap<&str, u32>) -> Option<BTreeMap<[u32; 2], 
             pair => (pair.get(0)?.as_str()?, pair.get(1)?.as_str()?),
         };
         let whole = format!("{left}{right}");
-        Some(([*ids.get(left)?, *ids.get(right)?], [rank, *ids.get(whole.as_str())?]))
+        Some((
+            [*ids.get(left)?, *ids.get(right)?],
+            [rank, *ids.get(whole.as_str())?],
+        ))
     };
     (0..).zip(list.as_array()?).map(merge).collect()
 }
@@ -221,8 +276,11 @@ mod tests {
             }
             merges.push([left, right]);
         }
-        let mut vocabulary: serde_json::Map<String, serde_json::Value> =
-            pieces.into_iter().zip(0..).map(|(piece, id)| (piece, json!(id))).collect();
+        let mut vocabulary: serde_json::Map<String, serde_json::Value> = pieces
+            .into_iter()
+            .zip(0..)
+            .map(|(piece, id)| (piece, json!(id)))
+            .collect();
         if shares_unknown {
             vocabulary.insert("c".into(), json!(0));
         }
@@ -260,8 +318,7 @@ mod tests {
     #[test]
     fn other_kinds_of_models_are_not_compiled() {
         let model = |more: (&str, serde_json::Value)| {
-            let mut model =
-                json!({ "type": "BPE", "unk_token": "u", "vocab": { "u": 0, "a": 1 }, "merges": [] });
+            let mut model = json!({ "type": "BPE", "unk_token": "u", "vocab": { "u": 0, "a": 1 }, "merges": [] });
             model[more.0] = more.1;
             BytePairs::file_of(&model)
         };

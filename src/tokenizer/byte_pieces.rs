@@ -8,8 +8,13 @@ const REPLACEMENT: &str = "\u{FFFD}";
 /// Whether byte pieces are decoded first, as in tokenizers that are built from a SentencePiece model. In others,
 /// `transformers` uses the crate's decoder as well.
 pub(super) fn come_first(decoder: &DecoderWrapper) -> bool {
-    let DecoderWrapper::Sequence(sequence) = decoder else { return false };
-    matches!(sequence.get_decoders(), [DecoderWrapper::ByteFallback(_), ..])
+    let DecoderWrapper::Sequence(sequence) = decoder else {
+        return false;
+    };
+    matches!(
+        sequence.get_decoders(),
+        [DecoderWrapper::ByteFallback(_), ..]
+    )
 }
 
 /// Replaces the bytes that belong to no character. The crate replaces all bytes of a run that has one.
@@ -31,19 +36,27 @@ pub(super) fn replace_invalid(tokens: Vec<String>) -> Vec<String> {
 /// A run's tokens.
 fn valid(run: Vec<(u8, String)>) -> impl Iterator<Item = String> {
     let (bytes, tokens): (Vec<u8>, Vec<String>) = run.into_iter().unzip();
-    let parts = bytes.utf8_chunks().map(|chunk| (chunk.valid().len(), chunk.invalid().len()));
-    let is_valid: Vec<bool> =
-        parts.flat_map(|(valid, invalid)| [vec![true; valid], vec![false; invalid]].concat()).collect();
-    tokens
-        .into_iter()
-        .zip(is_valid)
-        .map(|(token, is_valid)| if is_valid { token } else { REPLACEMENT.to_owned() })
+    let parts = bytes
+        .utf8_chunks()
+        .map(|chunk| (chunk.valid().len(), chunk.invalid().len()));
+    let is_valid: Vec<bool> = parts
+        .flat_map(|(valid, invalid)| [vec![true; valid], vec![false; invalid]].concat())
+        .collect();
+    tokens.into_iter().zip(is_valid).map(|(token, is_valid)| {
+        if is_valid {
+            token
+        } else {
+            REPLACEMENT.to_owned()
+        }
+    })
 }
 
 /// The byte of a piece such as `<0x41>`.
 fn byte(token: &str) -> Option<u8> {
     let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
-    u8::from_str_radix(digits, 16).ok().filter(|_| digits.len() == 2)
+    u8::from_str_radix(digits, 16)
+        .ok()
+        .filter(|_| digits.len() == 2)
 }
 
 #[cfg(test)]
@@ -58,14 +71,14 @@ mod tests {
         let vocabulary: Map<String, Value> = bytes.chain([("▁a".to_owned(), 256.into())]).collect();
         let model = json!({"type": "WordLevel", "vocab": vocabulary, "unk_token": "▁a"});
         let decoder = json!({"type": "Sequence", "decoders": decoders});
-        let file = json!({"version": "1.0", "added_tokens": [], "model": model, "decoder": decoder});
+        let file =
+            json!({"version": "1.0", "added_tokens": [], "model": model, "decoder": decoder});
         Tokenizer::from_json(file.to_string().as_bytes()).unwrap()
     }
 
     #[test]
     fn bytes_are_decoded_as_by_sentencepiece() {
-        let spaces =
-            json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true});
+        let spaces = json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true});
         let tokenizer = tokenizer(&json!([{"type": "ByteFallback"}, spaces]));
         // Expected texts: the Python package `sentencepiece` 0.2.3.
         for (ids, expected) in [

@@ -35,7 +35,9 @@ impl Tokens {
 
     fn get(&self, id: usize) -> Option<&[u8]> {
         let end = *self.ends.get(id)? as usize;
-        let start = id.checked_sub(1).map_or(COUNT, |before| self.ends[before] as usize);
+        let start = id
+            .checked_sub(1)
+            .map_or(COUNT, |before| self.ends[before] as usize);
         self.bytes.get(start..end)
     }
 }
@@ -45,11 +47,15 @@ impl Tokens {
 /// # Errors
 /// If an id is unknown or belongs to a special token.
 pub fn decode(ids: &[u32]) -> Result<String> {
-    let tokens = TOKENS.as_ref().ok_or_else(|| Error::model("cannot decompress the `cl100k_base` tokens"))?;
+    let tokens = TOKENS
+        .as_ref()
+        .ok_or_else(|| Error::model("cannot decompress the `cl100k_base` tokens"))?;
     let mut bytes = Vec::new();
     for id in ids {
         bytes.extend_from_slice(tokens.get(*id as usize).ok_or_else(|| {
-            Error::invalid(format!("expected token ids of `cl100k_base` below {COUNT}, but found {id}"))
+            Error::invalid(format!(
+                "expected token ids of `cl100k_base` below {COUNT}, but found {id}"
+            ))
         })?);
     }
     Ok(String::from_utf8_lossy(&bytes).into_owned())
@@ -67,17 +73,30 @@ mod tests {
         let tokens = TOKENS.as_ref().unwrap();
         let mut hash = Sha256::new();
         for id in 0..COUNT {
-            hash.update(format!("{} {id}\n", BASE64_STANDARD.encode(tokens.get(id).unwrap())));
+            hash.update(format!(
+                "{} {id}\n",
+                BASE64_STANDARD.encode(tokens.get(id).unwrap())
+            ));
         }
-        let hash: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
-        assert_eq!(hash, "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7");
+        let hash: String = hash
+            .finalize()
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
+        assert_eq!(
+            hash,
+            "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7"
+        );
     }
 
     #[test]
     fn ids_of_tiktoken_are_their_text() {
         // tiktoken 0.14.
         assert_eq!(
-            decode(&[3923, 374, 5655, 6975, 30, 220, 57668, 53901, 11, 289, 9603, 509]).unwrap(),
+            decode(&[
+                3923, 374, 5655, 6975, 30, 220, 57668, 53901, 11, 289, 9603, 509
+            ])
+            .unwrap(),
             "What is deep learning? 你好, wörld"
         );
         assert_eq!(decode(&[57668]).unwrap(), "你");

@@ -5,8 +5,8 @@ use std::ops::Range;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use tokenizers::{
-    Encoding as RawEncoding, PostProcessor, TruncationDirection, TruncationParams, TruncationStrategy,
-    utils::truncation::truncate_encodings,
+    Encoding as RawEncoding, PostProcessor, TruncationDirection, TruncationParams,
+    TruncationStrategy, utils::truncation::truncate_encodings,
 };
 
 use super::{Tokenizer, cannot_tokenize};
@@ -95,12 +95,22 @@ impl Encoding {
 
     /// 1 for each token that is pooled, and 0 for the others.
     pub fn pooling_mask(&self) -> impl Iterator<Item = i64> {
-        self.mask().enumerate().map(|(place, mask)| if place < self.unpooled { 0 } else { mask })
+        self.mask()
+            .enumerate()
+            .map(|(place, mask)| if place < self.unpooled { 0 } else { mask })
     }
 
     pub(super) fn from_raw(encoding: &RawEncoding, truncated_from: Option<usize>) -> Self {
-        let (ids, type_ids) = (encoding.get_ids().to_vec(), encoding.get_type_ids().to_vec());
-        Self { ids, type_ids, truncated_from, ..Self::default() }
+        let (ids, type_ids) = (
+            encoding.get_ids().to_vec(),
+            encoding.get_type_ids().to_vec(),
+        );
+        Self {
+            ids,
+            type_ids,
+            truncated_from,
+            ..Self::default()
+        }
     }
 
     /// Puts `ids` between the tokens `before` and `after`, truncated to at most `limit` tokens in total. Errors call
@@ -117,13 +127,21 @@ impl Encoding {
         let truncated_from = (found > limit).then_some(found);
         if truncated_from.is_some() {
             let kept = limit.saturating_sub(around).min(ids.len());
-            match truncation.side().ok_or_else(|| too_long(what, found, limit))? {
+            match truncation
+                .side()
+                .ok_or_else(|| too_long(what, found, limit))?
+            {
                 Side::Left => drop(ids.drain(..ids.len() - kept)),
                 Side::Right => ids.truncate(kept),
             }
         }
         let ids = [before, &ids, after].map(Vec::as_slice).concat();
-        Ok(Self { type_ids: vec![0; ids.len()], ids, truncated_from, ..Self::default() })
+        Ok(Self {
+            type_ids: vec![0; ids.len()],
+            ids,
+            truncated_from,
+            ..Self::default()
+        })
     }
 
     /// Leaves out a token at the end, but for the first.
@@ -153,7 +171,12 @@ impl Tokenizer {
 
     /// Encodes a text pair, special tokens included, into at most `limit` tokens. An empty second text
     /// keeps its separator.
-    pub fn encode_pair(&self, pair: [&str; 2], limit: usize, truncation: Truncation) -> Result<Encoding> {
+    pub fn encode_pair(
+        &self,
+        pair: [&str; 2],
+        limit: usize,
+        truncation: Truncation,
+    ) -> Result<Encoding> {
         if !self.reads_pairs() {
             return Err(Error::invalid(
                 "expected a text, but found a pair of texts, which the model does not read; join them",
@@ -163,17 +186,27 @@ impl Tokenizer {
         let [mut first, mut second] = [encode(pair[0])?, encode(pair[1])?];
         // As in the crate; most post-processors set their own types.
         second.set_type_ids(vec![1; second.len()]);
-        let special_tokens = self.post_processor.as_ref().map_or(0, |processor| processor.added_tokens(true));
+        let special_tokens = self
+            .post_processor
+            .as_ref()
+            .map_or(0, |processor| processor.added_tokens(true));
         let found = first.len() + second.len() + special_tokens;
         let truncated_from = (found > limit).then_some(found);
         if truncated_from.is_some() {
-            let side = truncation.side().ok_or_else(|| too_long("pair of texts", found, limit))?;
+            let side = truncation
+                .side()
+                .ok_or_else(|| too_long("pair of texts", found, limit))?;
             let strategy = match truncation {
                 Truncation::OnlyFirst => TruncationStrategy::OnlyFirst,
                 Truncation::Off | Truncation::At(_) => TruncationStrategy::LongestFirst,
             };
             let max_length = limit.saturating_sub(special_tokens);
-            let parameters = TruncationParams { direction: side.into(), max_length, strategy, stride: 0 };
+            let parameters = TruncationParams {
+                direction: side.into(),
+                max_length,
+                strategy,
+                stride: 0,
+            };
             let of_second = second.len();
             let (cut_first, cut_second) =
                 truncate_encodings(first, Some(second), &parameters).map_err(|_| {
@@ -186,7 +219,10 @@ impl Tokenizer {
             first.take_overflowing();
             second.take_overflowing();
         }
-        Ok(Encoding::from_raw(&self.add_special_tokens(first, Some(second))?, truncated_from))
+        Ok(Encoding::from_raw(
+            &self.add_special_tokens(first, Some(second))?,
+            truncated_from,
+        ))
     }
 
     /// Encodes `before`, `text` and `after` separately, without special tokens, into at most `limit` tokens. Only
@@ -227,14 +263,18 @@ impl Tokenizer {
             return Err(too_long(text.len(), "bytes"));
         }
         // With offsets, unlike `encode_fast`.
-        let encoding = self.call(|raw| raw.encode(text, false)).map_err(cannot_tokenize)?;
+        let encoding = self
+            .call(|raw| raw.encode(text, false))
+            .map_err(cannot_tokenize)?;
         let found = encoding.len() + self.special_count();
         if found > limit {
             return Err(too_long(found, "tokens"));
         }
         let offsets = encoding.get_offsets();
-        let cuts: Vec<usize> =
-            ends.iter().map(|end| offsets.partition_point(|(_, of_token)| of_token <= end)).collect();
+        let cuts: Vec<usize> = ends
+            .iter()
+            .map(|end| offsets.partition_point(|(_, of_token)| of_token <= end))
+            .collect();
         let starts = [0].iter().chain(&cuts);
         if let Some(empty) = starts.zip(&cuts).position(|(start, end)| start == end) {
             return Err(Error::invalid(format!(
@@ -243,10 +283,18 @@ impl Tokenizer {
             )));
         }
         let encoding = self.add_special_tokens(encoding, None)?;
-        let before = encoding.get_special_tokens_mask().iter().take_while(|special| **special == 1).count();
+        let before = encoding
+            .get_special_tokens_mask()
+            .iter()
+            .take_while(|special| **special == 1)
+            .count();
         let mut start = 0;
         let ranges = cuts.iter().enumerate().map(|(part, cut)| {
-            let end = if part + 1 == cuts.len() { encoding.len() } else { before + cut };
+            let end = if part + 1 == cuts.len() {
+                encoding.len()
+            } else {
+                before + cut
+            };
             std::mem::replace(&mut start, end)..end
         });
         let ranges = ranges.collect();
@@ -254,7 +302,12 @@ impl Tokenizer {
     }
 
     /// Encodes a text, without special tokens, into at most `limit` tokens.
-    pub fn encode_bare(&self, text: &str, limit: usize, truncation: Truncation) -> Result<Encoding> {
+    pub fn encode_bare(
+        &self,
+        text: &str,
+        limit: usize,
+        truncation: Truncation,
+    ) -> Result<Encoding> {
         let ids = self.ids(self.within_reach(text, limit, truncation)?)?;
         Encoding::within(ids, &Default::default(), limit, truncation, "text")
     }
@@ -311,13 +364,18 @@ impl Tokenizer {
             (piece, rest) = match side {
                 Side::Left => rest.split_at(rest.floor_char_boundary(PIECE_BYTES)),
                 Side::Right => {
-                    let (others, piece) = rest.split_at(rest.ceil_char_boundary(rest.len() - PIECE_BYTES));
+                    let (others, piece) =
+                        rest.split_at(rest.ceil_char_boundary(rest.len() - PIECE_BYTES));
                     (piece, others)
                 }
             };
             found += self.ids(piece)?.len().saturating_sub(ALLOWANCE);
         }
-        let size = if found > count { text.len() - rest.len() } else { text.len() };
+        let size = if found > count {
+            text.len() - rest.len()
+        } else {
+            text.len()
+        };
         Ok(match side {
             Side::Left => &text[..size],
             Side::Right => &text[text.len() - size..],
@@ -332,12 +390,18 @@ impl Tokenizer {
         limit: usize,
         truncation: Truncation,
     ) -> Result<String> {
-        let (Some(_), Some(side)) = (encoding.truncated_from, truncation.side()) else { return Ok(text) };
+        let (Some(_), Some(side)) = (encoding.truncated_from, truncation.side()) else {
+            return Ok(text);
+        };
         let reachable = self.within_reach(&text, limit, truncation)?;
         // With offsets, unlike `encode_fast`.
-        let encoding = self.call(|raw| raw.encode(reachable, false)).map_err(cannot_tokenize)?;
+        let encoding = self
+            .call(|raw| raw.encode(reachable, false))
+            .map_err(cannot_tokenize)?;
         let encoding = self.post_process(encoding, None, false)?;
-        let kept = limit.saturating_sub(self.special_count()).min(encoding.len());
+        let kept = limit
+            .saturating_sub(self.special_count())
+            .min(encoding.len());
         let kept = match side {
             Side::Right => &encoding.get_offsets()[..kept],
             Side::Left => &encoding.get_offsets()[encoding.len() - kept..],
@@ -367,8 +431,11 @@ mod tests {
     #[test]
     fn a_token_is_left_out_at_the_end() {
         let trimmed = |ids: &[u32]| {
-            let mut encoding =
-                Encoding { ids: ids.to_vec(), type_ids: vec![0; ids.len()], ..Encoding::default() };
+            let mut encoding = Encoding {
+                ids: ids.to_vec(),
+                type_ids: vec![0; ids.len()],
+                ..Encoding::default()
+            };
             encoding.trim_end(7);
             assert_eq!(encoding.ids.len(), encoding.type_ids.len());
             encoding.ids

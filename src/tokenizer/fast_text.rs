@@ -55,10 +55,20 @@ impl TryFrom<File> for FastText {
     type Error = String;
 
     fn try_from(file: File) -> Result<Self, String> {
-        let File { words, rows, buckets, kept, min_length, max_length, max_words } = file;
+        let File {
+            words,
+            rows,
+            buckets,
+            kept,
+            min_length,
+            max_length,
+            max_words,
+        } = file;
         for (name, length) in [("max_length", max_length), ("max_words", max_words)] {
             if length > MAX_LENGTH {
-                return Err(format!("expected `{name}` of at most {MAX_LENGTH}, but found {length}"));
+                return Err(format!(
+                    "expected `{name}` of at most {MAX_LENGTH}, but found {length}"
+                ));
             }
         }
         let count = u32::try_from(words.len()).unwrap_or(u32::MAX);
@@ -67,7 +77,11 @@ impl TryFrom<File> for FastText {
             return Err("expected `buckets` above 0 for n-grams, but found 0".into());
         }
         let of_ngrams = match &kept {
-            Some(kept) => kept.iter().map(|(_, row)| row.saturating_add(1)).max().unwrap_or(0),
+            Some(kept) => kept
+                .iter()
+                .map(|(_, row)| row.saturating_add(1))
+                .max()
+                .unwrap_or(0),
             None if has_ngrams => buckets,
             None => 0,
         };
@@ -76,7 +90,11 @@ impl TryFrom<File> for FastText {
                 "expected a row for each of {count} words and {of_ngrams} n-grams, but found {rows} rows"
             ));
         }
-        let ids = words.iter().zip(0..).filter_map(|(word, id)| Some((word.clone()?, id))).collect();
+        let ids = words
+            .iter()
+            .zip(0..)
+            .filter_map(|(word, id)| Some((word.clone()?, id)))
+            .collect();
         Ok(Self {
             words,
             ids,
@@ -102,7 +120,11 @@ impl FastText {
     pub(super) fn tokenize(&self, text: &str) -> Vec<Token> {
         let mut tokens = Vec::new();
         self.visit(text, |id, span| {
-            tokens.push(Token::new(id, text[span.clone()].to_owned(), (span.start, span.end)));
+            tokens.push(Token::new(
+                id,
+                text[span.clone()].to_owned(),
+                (span.start, span.end),
+            ));
         });
         tokens
     }
@@ -161,7 +183,12 @@ impl FastText {
     }
 
     /// Calls `visit` with the n-grams in `<word>` and their places in the word.
-    fn visit_characters(&self, word: &str, buffer: &mut Vec<u8>, mut visit: impl FnMut(u32, Range<usize>)) {
+    fn visit_characters(
+        &self,
+        word: &str,
+        buffer: &mut Vec<u8>,
+        mut visit: impl FnMut(u32, Range<usize>),
+    ) {
         if self.max_length == 0 {
             return;
         }
@@ -169,7 +196,8 @@ impl FastText {
         buffer.push(b'<');
         buffer.extend_from_slice(word.as_bytes());
         buffer.push(b'>');
-        let starts_character = |place: usize| buffer.get(place).is_none_or(|byte| byte & 0xC0 != 0x80);
+        let starts_character =
+            |place: usize| buffer.get(place).is_none_or(|byte| byte & 0xC0 != 0x80);
         for start in (0..buffer.len()).filter(|start| starts_character(*start)) {
             let (mut end, mut hash) = (start, HASH_START);
             for length in 1..=self.max_length {
@@ -195,7 +223,11 @@ impl FastText {
     }
 
     /// Calls `visit` with the word n-grams.
-    fn visit_words(&self, hashes: &[(u64, Range<usize>)], mut visit: impl FnMut(u32, Range<usize>)) {
+    fn visit_words(
+        &self,
+        hashes: &[(u64, Range<usize>)],
+        mut visit: impl FnMut(u32, Range<usize>),
+    ) {
         for (place, (first, range)) in hashes.iter().enumerate() {
             let mut hash = *first;
             for (next, end) in hashes.iter().skip(place + 1).take(self.max_words - 1) {
@@ -255,12 +287,18 @@ mod tests {
             "words": ["</s>", "cat", null, "é"], "rows": 104, "buckets": 100, "kept": null, "min_length": 2,
             "max_length": 3, "max_words": 1,
         });
-        file.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        file.as_object_mut()
+            .unwrap()
+            .extend(changes.as_object().unwrap().clone());
         serde_json::from_value(file)
     }
 
     fn parts(model: &FastText, text: &str) -> Vec<String> {
-        model.tokenize(text).into_iter().map(|token| token.value).collect()
+        model
+            .tokenize(text)
+            .into_iter()
+            .map(|token| token.value)
+            .collect()
     }
 
     #[test]
@@ -268,11 +306,16 @@ mod tests {
         let own = model(&json!({})).unwrap();
         assert_eq!(
             parts(&own, "cat\n é"),
-            ["cat", "c", "ca", "ca", "cat", "at", "at", "t", "é", "é", "é", "é", ""]
+            [
+                "cat", "c", "ca", "ca", "cat", "at", "at", "t", "é", "é", "é", "é", ""
+            ]
         );
         let words = model(&json!({"max_length": 0, "max_words": 2})).unwrap();
         // Unknown words are parts of word n-grams, and labels are not.
-        assert_eq!(parts(&words, " cat dog __label__x"), ["cat", "", "cat dog", "dog __label__x"]);
+        assert_eq!(
+            parts(&words, " cat dog __label__x"),
+            ["cat", "", "cat dog", "dog __label__x"]
+        );
         // The end of a text, written out.
         assert_eq!(parts(&words, "cat </s> dog"), ["cat", "</s>", "cat </s>"]);
         assert_eq!(parts(&words, ""), [""]);
@@ -285,7 +328,10 @@ mod tests {
         let kept = of_cat[2] - 4;
         let pruned = model(&json!({"kept": [[kept, 1]], "rows": 6})).unwrap();
         assert_eq!(pruned.ids("cat"), [1, 5, 0]);
-        assert_eq!(model(&json!({"kept": [], "rows": 4})).unwrap().ids("cat"), [1, 0]);
+        assert_eq!(
+            model(&json!({"kept": [], "rows": 4})).unwrap().ids("cat"),
+            [1, 0]
+        );
     }
 
     #[test]

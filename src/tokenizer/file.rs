@@ -10,12 +10,17 @@ use base64::{Engine, prelude::BASE64_STANDARD};
 use bytes::{Buf, Bytes};
 use serde::{
     Deserialize, Deserializer,
-    de::{DeserializeOwned, Error as _, IgnoredAny, MapAccess, Visitor, value::MapAccessDeserializer},
+    de::{
+        DeserializeOwned, Error as _, IgnoredAny, MapAccess, Visitor, value::MapAccessDeserializer,
+    },
 };
 use serde_json::Value;
 use tokenizers::{
-    AddedToken, DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, TokenizerImpl,
-    models::{ModelWrapper, bpe::BPE, unigram::Unigram, wordlevel::WordLevel, wordpiece::WordPiece},
+    AddedToken, DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper,
+    TokenizerImpl,
+    models::{
+        ModelWrapper, bpe::BPE, unigram::Unigram, wordlevel::WordLevel, wordpiece::WordPiece,
+    },
 };
 
 use super::{
@@ -26,8 +31,13 @@ use super::{
 use crate::error::{Error, Result};
 
 /// The crate's tokenizer, with one of our models or its own.
-pub(super) type RawTokenizer =
-    TokenizerImpl<Vocabulary, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
+pub(super) type RawTokenizer = TokenizerImpl<
+    Vocabulary,
+    NormalizerWrapper,
+    PreTokenizerWrapper,
+    PostProcessorWrapper,
+    DecoderWrapper,
+>;
 
 /// A `tokenizer.json`, without its padding and truncation, which depend on the request.
 #[derive(Deserialize)]
@@ -59,19 +69,27 @@ struct NumberedToken {
 fn normalizer<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> std::result::Result<Option<NormalizerWrapper>, D::Error> {
-    let Some(mut settings) = Option::<Value>::deserialize(deserializer)? else { return Ok(None) };
+    let Some(mut settings) = Option::<Value>::deserialize(deserializer)? else {
+        return Ok(None);
+    };
     if !has_complete_maps(&settings) {
-        return Err(D::Error::custom("expected a character map, but found a truncated one"));
+        return Err(D::Error::custom(
+            "expected a character map, but found a truncated one",
+        ));
     }
     translate_patterns(&mut settings).map_err(D::Error::custom)?;
-    NormalizerWrapper::deserialize(settings).map(Some).map_err(D::Error::custom)
+    NormalizerWrapper::deserialize(settings)
+        .map(Some)
+        .map_err(D::Error::custom)
 }
 
 /// Reads a tokenizer part whose regular expressions follow Oniguruma.
 fn with_patterns<'de, D: Deserializer<'de>, T: DeserializeOwned>(
     deserializer: D,
 ) -> std::result::Result<Option<T>, D::Error> {
-    let Some(mut settings) = Option::<Value>::deserialize(deserializer)? else { return Ok(None) };
+    let Some(mut settings) = Option::<Value>::deserialize(deserializer)? else {
+        return Ok(None);
+    };
     translate_patterns(&mut settings).map_err(D::Error::custom)?;
     T::deserialize(settings).map(Some).map_err(D::Error::custom)
 }
@@ -79,13 +97,15 @@ fn with_patterns<'de, D: Deserializer<'de>, T: DeserializeOwned>(
 /// Translates the regular expressions in `settings`.
 fn translate_patterns(settings: &mut Value) -> std::result::Result<(), String> {
     match settings {
-        Value::Object(members) => members.iter_mut().try_for_each(|(name, value)| match value {
-            Value::String(pattern) if name == "Regex" => {
-                *pattern = patterns::translate(pattern)?;
-                Ok(())
-            }
-            value => translate_patterns(value),
-        }),
+        Value::Object(members) => members
+            .iter_mut()
+            .try_for_each(|(name, value)| match value {
+                Value::String(pattern) if name == "Regex" => {
+                    *pattern = patterns::translate(pattern)?;
+                    Ok(())
+                }
+                value => translate_patterns(value),
+            }),
         Value::Array(elements) => elements.iter_mut().try_for_each(translate_patterns),
         _ => Ok(()),
     }
@@ -97,8 +117,12 @@ fn has_complete_maps(settings: &Value) -> bool {
     match settings {
         Value::Object(members) => members.iter().all(|(name, value)| match value {
             Value::String(map) if name == "precompiled_charsmap" => {
-                let length = map.get(..8).and_then(|start| BASE64_STANDARD.decode(start).ok());
-                let length = length.as_deref().and_then(|start| start.first_chunk().copied());
+                let length = map
+                    .get(..8)
+                    .and_then(|start| BASE64_STANDARD.decode(start).ok());
+                let length = length
+                    .as_deref()
+                    .and_then(|start| start.first_chunk().copied());
                 length.is_none_or(|length| u32::from_le_bytes(length) as usize <= map.len() / 4 * 3)
             }
             value => has_complete_maps(value),
@@ -112,9 +136,9 @@ fn has_complete_maps(settings: &Value) -> bool {
 pub(super) fn read(json: &[u8]) -> Result<RawTokenizer> {
     check_prefixes(json)?;
     match parse::<TypedModel>(json) {
-        Ok(file) if matches!(file.model.0, Vocabulary::FastText(_)) && file.has_parts() => {
-            Err(unreadable("expected only a model for fastText's features, but found other parts"))
-        }
+        Ok(file) if matches!(file.model.0, Vocabulary::FastText(_)) && file.has_parts() => Err(
+            unreadable("expected only a model for fastText's features, but found other parts"),
+        ),
         Ok(file) => file.assemble(|model| model.0),
         Err(error) if is_fast_text(json) => Err(error),
         // In files from older crate versions the type is not first, or missing.
@@ -124,10 +148,16 @@ pub(super) fn read(json: &[u8]) -> Result<RawTokenizer> {
 
 /// Reads the output from [`compile`].
 pub(super) fn read_compiled(mut file: Bytes) -> Result<RawTokenizer> {
-    let damaged =
-        || Error::model("expected a compiled tokenizer, but found something else; build the bundle again");
+    let damaged = || {
+        Error::model(
+            "expected a compiled tokenizer, but found something else; build the bundle again",
+        )
+    };
     let length = file.try_get_u64_le().map_err(|_| damaged())?;
-    let length = usize::try_from(length).ok().filter(|length| *length <= file.len()).ok_or_else(damaged)?;
+    let length = usize::try_from(length)
+        .ok()
+        .filter(|length| *length <= file.len())
+        .ok_or_else(damaged)?;
     let json = file.split_to(length);
     let vocabulary = Vocabulary::read(file).ok_or_else(damaged)?;
     parse::<IgnoredAny>(&json)?.assemble(|_| vocabulary)
@@ -142,9 +172,13 @@ pub(super) fn compile(json: &[u8]) -> Result<Option<Vec<u8>>> {
     check_prefixes(json)?;
     let model = parse::<ModelWrapper>(json)?.model;
     let mut file: Value = serde_json::from_slice(json).map_err(unreadable)?;
-    let Some(pieces) = Vocabulary::file_of(&model, &file["model"].take()) else { return Ok(None) };
+    let Some(pieces) = Vocabulary::file_of(&model, &file["model"].take()) else {
+        return Ok(None);
+    };
     let rest = serde_json::to_vec(&file).map_err(unreadable)?;
-    Ok(Some([&(rest.len() as u64).to_le_bytes(), rest.as_slice(), &pieces].concat()))
+    Ok(Some(
+        [&(rest.len() as u64).to_le_bytes(), rest.as_slice(), &pieces].concat(),
+    ))
 }
 
 /// Whether a file's model finds fastText's features, which the crate does not know.
@@ -184,12 +218,16 @@ fn check_prefixes(json: &[u8]) -> Result<()> {
         return Ok(());
     }
     // Invalid files are refused later.
-    let Ok(File { model }) = serde_json::from_slice(json) else { return Ok(()) };
+    let Ok(File { model }) = serde_json::from_slice(json) else {
+        return Ok(());
+    };
     let prefix = model.continuing_subword_prefix.unwrap_or_default();
     let merges = model.merges.unwrap_or_default();
     let second = |merge: &Merge| match merge {
         Merge::Pair([_, second]) => second.starts_with(&prefix),
-        Merge::Line(line) => line.split_once(' ').is_none_or(|(_, second)| second.starts_with(&prefix)),
+        Merge::Line(line) => line
+            .split_once(' ')
+            .is_none_or(|(_, second)| second.starts_with(&prefix)),
     };
     match merges.iter().all(second) {
         true => Ok(()),
@@ -205,14 +243,20 @@ fn check_prefixes(json: &[u8]) -> Result<()> {
 fn has_prefix(json: &[u8]) -> bool {
     const KEY: &str = "\"continuing_subword_prefix\"";
     let json = std::str::from_utf8(json).unwrap_or_default();
-    let Some((_, value)) = json.split_once(KEY) else { return false };
+    let Some((_, value)) = json.split_once(KEY) else {
+        return false;
+    };
     let value = value.trim_start().trim_start_matches(':').trim_start();
     !value.starts_with("null") && !value.starts_with("\"\"")
 }
 
 fn parse<'a, M: Deserialize<'a>>(json: &'a [u8]) -> Result<File<M>> {
     let file: File<M> = guarded(|| serde_json::from_slice(json).map_err(unreadable))?;
-    if let Some(version) = file.version.as_deref().filter(|version| *version != VERSION) {
+    if let Some(version) = file
+        .version
+        .as_deref()
+        .filter(|version| *version != VERSION)
+    {
         return Err(Error::model(format!(
             "expected a tokenizer of version {VERSION}, but found `{}`",
             version.escape_default()
@@ -223,7 +267,8 @@ fn parse<'a, M: Deserialize<'a>>(json: &'a [u8]) -> Result<File<M>> {
 
 /// Calls the crate, which panics if a tokenizer's parts do not match.
 fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(unreadable("its parts do not match")))
+    catch_unwind(AssertUnwindSafe(work))
+        .unwrap_or_else(|_| Err(unreadable("its parts do not match")))
 }
 
 fn unreadable(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
@@ -243,7 +288,9 @@ impl<M> File<M> {
     fn assemble(self, vocabulary: impl FnOnce(M) -> Vocabulary) -> Result<RawTokenizer> {
         guarded(|| {
             let mut tokenizer = RawTokenizer::new(vocabulary(self.model));
-            tokenizer.with_normalizer(self.normalizer).map_err(unreadable)?;
+            tokenizer
+                .with_normalizer(self.normalizer)
+                .map_err(unreadable)?;
             tokenizer
                 .with_pre_tokenizer(self.pre_tokenizer)
                 .with_post_processor(self.post_processor)
@@ -280,14 +327,20 @@ impl<'de> Visitor<'de> for TypedModelVisitor {
         };
         let rest = MapAccessDeserializer::new(map);
         if kind == fast_text::TYPE {
-            return Ok(TypedModel(Vocabulary::FastText(FastText::deserialize(rest)?)));
+            return Ok(TypedModel(Vocabulary::FastText(FastText::deserialize(
+                rest,
+            )?)));
         }
         Ok(TypedModel(Vocabulary::Standard(match kind {
             "BPE" => ModelWrapper::BPE(BPE::deserialize(rest)?),
             "Unigram" => ModelWrapper::Unigram(Unigram::deserialize(rest)?),
             "WordLevel" => ModelWrapper::WordLevel(WordLevel::deserialize(rest)?),
             "WordPiece" => ModelWrapper::WordPiece(WordPiece::deserialize(rest)?),
-            other => return Err(A::Error::custom(format!("expected a known model, but found `{other}`"))),
+            other => {
+                return Err(A::Error::custom(format!(
+                    "expected a known model, but found `{other}`"
+                )));
+            }
         })))
     }
 }

@@ -74,8 +74,8 @@ pub struct Token {
 impl Tokenizer {
     /// Reads a `tokenizer.json`.
     pub fn open(path: &Path) -> Result<Self> {
-        let bytes =
-            regular_file::read_text(path).map_err(Error::io(format!("cannot read `{}`", path.display())))?;
+        let bytes = regular_file::read_text(path)
+            .map_err(Error::io(format!("cannot read `{}`", path.display())))?;
         Self::from_json(&bytes)
     }
 
@@ -98,9 +98,18 @@ impl Tokenizer {
     fn new(mut raw: RawTokenizer) -> Result<Self> {
         let post_processor = raw.get_post_processor().cloned();
         raw.with_post_processor(None::<PostProcessorWrapper>);
-        let padding_id = PADDING_TOKENS.iter().find_map(|token| raw.token_to_id(token)).unwrap_or(0);
+        let padding_id = PADDING_TOKENS
+            .iter()
+            .find_map(|token| raw.token_to_id(token))
+            .unwrap_or(0);
         let bert = BertWords::of(&raw);
-        let mut tokenizer = Self { raw, post_processor, around: Default::default(), bert, padding_id };
+        let mut tokenizer = Self {
+            raw,
+            post_processor,
+            around: Default::default(),
+            bert,
+            padding_id,
+        };
         tokenizer.around = tokenizer.special_tokens()?;
         Ok(tokenizer)
     }
@@ -135,10 +144,14 @@ impl Tokenizer {
 
     /// A text's token ids, without special tokens.
     pub fn ids(&self, text: &str) -> Result<Vec<u32>> {
-        let raw_ids = |text: &str| self.call(|raw| raw.encode_fast(text, false)).map_err(cannot_tokenize);
+        let raw_ids = |text: &str| {
+            self.call(|raw| raw.encode_fast(text, false))
+                .map_err(cannot_tokenize)
+        };
         if let (Some(bert), Vocabulary::WordPieces(pieces)) = (&self.bert, self.raw.get_model())
-            && let Some(ids) =
-                bert.ids(pieces, text, |part, ids| raw_ids(part).map(|found| ids.extend(found.get_ids())))?
+            && let Some(ids) = bert.ids(pieces, text, |part, ids| {
+                raw_ids(part).map(|found| ids.extend(found.get_ids()))
+            })?
         {
             return Ok(ids);
         }
@@ -153,7 +166,11 @@ impl Tokenizer {
         self.ids(text).map(encoding)
     }
 
-    fn add_special_tokens(&self, first: RawEncoding, second: Option<RawEncoding>) -> Result<RawEncoding> {
+    fn add_special_tokens(
+        &self,
+        first: RawEncoding,
+        second: Option<RawEncoding>,
+    ) -> Result<RawEncoding> {
         self.post_process(first, second, true)
     }
 
@@ -176,7 +193,8 @@ impl Tokenizer {
         if let Vocabulary::FastText(features) = self.raw.get_model() {
             return Ok(encoding_of_tokens(features.tokenize(text), text));
         }
-        self.call(|raw| raw.encode_char_offsets(text, false)).map_err(cannot_tokenize)
+        self.call(|raw| raw.encode_char_offsets(text, false))
+            .map_err(cannot_tokenize)
     }
 
     /// Whether the model reads two texts together.
@@ -201,7 +219,11 @@ impl Tokenizer {
 
     /// Tokens with this id or a higher one, by id, added tokens included.
     pub fn tokens_from(&self, id: u32) -> Vec<(u32, String)> {
-        let all = self.raw.get_vocab(true).into_iter().map(|(token, id)| (id, token));
+        let all = self
+            .raw
+            .get_vocab(true)
+            .into_iter()
+            .map(|(token, id)| (id, token));
         let mut found: Vec<_> = all.filter(|(found, _)| *found >= id).collect();
         found.sort_unstable();
         found
@@ -211,14 +233,21 @@ impl Tokenizer {
         let known = self.vocabulary_size();
         match ids.iter().find(|id| **id as usize >= known) {
             None => Ok(()),
-            Some(id) => Err(Error::invalid(format!("expected token ids below {known}, but found {id}"))),
+            Some(id) => Err(Error::invalid(format!(
+                "expected token ids below {known}, but found {id}"
+            ))),
         }
     }
 
     /// Tokenizes a text.
     pub fn tokens(&self, text: &str, with_special_tokens: bool) -> Result<Vec<Token>> {
-        let encoding = self.post_process(self.encode_with_spans(text)?, None, with_special_tokens)?;
-        let parts = encoding.get_ids().iter().zip(encoding.get_tokens()).zip(encoding.get_offsets());
+        let encoding =
+            self.post_process(self.encode_with_spans(text)?, None, with_special_tokens)?;
+        let parts = encoding
+            .get_ids()
+            .iter()
+            .zip(encoding.get_tokens())
+            .zip(encoding.get_offsets());
         Ok(parts
             .zip(encoding.get_special_tokens_mask())
             .map(|(((id, text), span), special)| Token {
@@ -234,7 +263,10 @@ impl Tokenizer {
     pub fn token(&self, id: u32) -> Option<String> {
         // `id_to_token` of the crate returns the normalized form.
         let added = self.raw.get_added_vocabulary().get_added_tokens_decoder();
-        added.get(&id).map(|token| token.content.clone()).or_else(|| self.raw.id_to_token(id))
+        added
+            .get(&id)
+            .map(|token| token.content.clone())
+            .or_else(|| self.raw.id_to_token(id))
     }
 
     /// Decodes token ids to text.
@@ -244,7 +276,8 @@ impl Tokenizer {
             Some(decoder) if byte_pieces::come_first(decoder) => {
                 let added = raw.get_added_vocabulary();
                 let tokens = ids.iter().filter_map(|id| raw.id_to_token(*id));
-                let tokens = tokens.filter(|token| !skip_special_tokens || !added.is_special_token(token));
+                let tokens =
+                    tokens.filter(|token| !skip_special_tokens || !added.is_special_token(token));
                 decoder.decode(byte_pieces::replace_invalid(tokens.collect()))
             }
             _ => raw.decode(ids, skip_special_tokens),
@@ -283,10 +316,23 @@ fn encoding_of_tokens(tokens: Vec<tokenizers::Token>, text: &str) -> RawEncoding
     let place = |byte: usize| before.get(byte).copied().unwrap_or(characters);
     let (count, none) = (tokens.len(), Default::default());
     let ids = tokens.iter().map(|token| token.id).collect();
-    let offsets = tokens.iter().map(|token| (place(token.offsets.0), place(token.offsets.1))).collect();
+    let offsets = tokens
+        .iter()
+        .map(|token| (place(token.offsets.0), place(token.offsets.1)))
+        .collect();
     let texts = tokens.into_iter().map(|token| token.value).collect();
     let (zeros, ones) = (vec![0; count], vec![1; count]);
-    RawEncoding::new(ids, zeros.clone(), texts, vec![None; count], offsets, zeros, ones, Vec::new(), none)
+    RawEncoding::new(
+        ids,
+        zeros.clone(),
+        texts,
+        vec![None; count],
+        offsets,
+        zeros,
+        ones,
+        Vec::new(),
+        none,
+    )
 }
 
 /// Without the crate's message, which may quote the text: it must not be in a response or a log.
@@ -318,16 +364,26 @@ mod tests {
 
     #[test]
     fn compiled_tokenizers_give_the_same_tokens() {
-        for model in ["tiny-bert", "tiny-distilbert", "tiny-xlm-roberta", "tiny-deberta-v2", "tiny-nllb"] {
+        for model in [
+            "tiny-bert",
+            "tiny-distilbert",
+            "tiny-xlm-roberta",
+            "tiny-deberta-v2",
+            "tiny-nllb",
+        ] {
             let json = fixture(model);
             let own = Tokenizer::from_json(&json).unwrap();
-            let quick = Tokenizer::from_compiled(Tokenizer::compile(&json).unwrap().unwrap()).unwrap();
+            let quick =
+                Tokenizer::from_compiled(Tokenizer::compile(&json).unwrap().unwrap()).unwrap();
             assert_eq!(own.vocabulary_size(), quick.vocabulary_size());
             for text in SENTENCES.lines().chain(ODD) {
                 let tokens = own.tokens(text, true).unwrap();
                 assert_eq!(tokens, quick.tokens(text, true).unwrap(), "{model}: {text}");
                 let ids: Vec<u32> = tokens.iter().map(|token| token.id).collect();
-                assert_eq!(own.decode(&ids, false).unwrap(), quick.decode(&ids, false).unwrap());
+                assert_eq!(
+                    own.decode(&ids, false).unwrap(),
+                    quick.decode(&ids, false).unwrap()
+                );
             }
         }
     }
@@ -353,7 +409,9 @@ mod tests {
         let damaged = include_bytes!("../../fuzz/corpus/pieces/a-decoder-that-is-no-json");
         let refusal = Tokenizer::from_compiled(damaged.to_vec()).err().unwrap();
         assert!(
-            refusal.chain().starts_with("cannot read the tokenizer: control character"),
+            refusal
+                .chain()
+                .starts_with("cannot read the tokenizer: control character"),
             "{}",
             refusal.chain()
         );
@@ -361,11 +419,17 @@ mod tests {
 
     #[test]
     fn a_trie_that_begins_with_a_leaf_is_refused() {
-        let mut compiled = Tokenizer::compile(&fixture("tiny-deberta-v2")).unwrap().unwrap();
-        let number = |at: usize| u64::from_le_bytes(compiled[at..at + 8].try_into().unwrap()) as usize;
+        let mut compiled = Tokenizer::compile(&fixture("tiny-deberta-v2"))
+            .unwrap()
+            .unwrap();
+        let number =
+            |at: usize| u64::from_le_bytes(compiled[at..at + 8].try_into().unwrap()) as usize;
         // Magic, five numbers, then each piece's score and end; then the text and the trie. The tokenizer's settings
         // come first.
-        let begin = compiled.windows(8).position(|window| window == b"pieces\0\x01").unwrap();
+        let begin = compiled
+            .windows(8)
+            .position(|window| window == b"pieces\0\x01")
+            .unwrap();
         let trie = begin + 6 * 8 + 12 * number(begin + 8) + number(begin + 16);
         compiled[trie + 3] |= 0x80;
         assert!(Tokenizer::from_compiled(compiled).is_err());
@@ -379,13 +443,27 @@ mod tests {
             let taken = allocation_counter::measure(|| {
                 assert!(tokenizer.exceeds(&text, 100_000).unwrap());
                 assert!(tokenizer.encode(&text, 128, Truncation::Off).is_err());
-                assert!(tokenizer.encode_pair([&text, "a mat"], 128, Truncation::Off).is_err());
+                assert!(
+                    tokenizer
+                        .encode_pair([&text, "a mat"], 128, Truncation::Off)
+                        .is_err()
+                );
             });
-            assert!(taken.bytes_max < 64 << 20, "{model}: {} bytes", taken.bytes_max);
+            assert!(
+                taken.bytes_max < 64 << 20,
+                "{model}: {} bytes",
+                taken.bytes_max
+            );
             // Texts within the bounds are accepted.
             let tokens = tokenizer.tokens(&text[..1_000_000], false).unwrap().len();
-            assert!(!tokenizer.exceeds(&text[..1_000_000], tokens).unwrap(), "{model}");
-            assert!(tokenizer.exceeds(&text[..1_000_000], tokens / 2).unwrap(), "{model}");
+            assert!(
+                !tokenizer.exceeds(&text[..1_000_000], tokens).unwrap(),
+                "{model}"
+            );
+            assert!(
+                tokenizer.exceeds(&text[..1_000_000], tokens / 2).unwrap(),
+                "{model}"
+            );
         }
     }
 
@@ -393,16 +471,33 @@ mod tests {
     fn long_white_space_and_long_words_do_not_hide_the_rest_of_a_text() {
         for model in ["tiny-bert", "tiny-xlm-roberta", "tiny-nllb"] {
             let tokenizer = Tokenizer::from_json(&fixture(model)).unwrap();
-            let rare = if model == "tiny-bert" { "x".repeat(200_000) } else { " ".repeat(200_000) };
-            for text in [format!("{rare} the cat"), format!("the cat {rare} sat"), format!("the cat {rare}")]
-            {
-                let all: Vec<u32> =
-                    tokenizer.tokens(&text, true).unwrap().iter().map(|token| token.id).collect();
+            let rare = if model == "tiny-bert" {
+                "x".repeat(200_000)
+            } else {
+                " ".repeat(200_000)
+            };
+            for text in [
+                format!("{rare} the cat"),
+                format!("the cat {rare} sat"),
+                format!("the cat {rare}"),
+            ] {
+                let all: Vec<u32> = tokenizer
+                    .tokens(&text, true)
+                    .unwrap()
+                    .iter()
+                    .map(|token| token.id)
+                    .collect();
                 assert!((3..20).contains(&all.len()), "{model}: {}", all.len());
-                for truncation in [Truncation::At(Side::Right), Truncation::At(Side::Left), Truncation::Off] {
+                for truncation in [
+                    Truncation::At(Side::Right),
+                    Truncation::At(Side::Left),
+                    Truncation::Off,
+                ] {
                     let found = tokenizer.encode(&text, 32, truncation).unwrap();
                     assert_eq!((&found.ids, found.truncated_from), (&all, None), "{model}");
-                    let pair = tokenizer.encode_pair([&text, "a mat"], 32, truncation).unwrap();
+                    let pair = tokenizer
+                        .encode_pair([&text, "a mat"], 32, truncation)
+                        .unwrap();
                     assert_eq!(
                         (&pair.ids[..all.len() - 1], pair.truncated_from),
                         (&all[..all.len() - 1], None),
@@ -412,11 +507,22 @@ mod tests {
             }
             // Tokens behind them are still cut off.
             let text = format!("{rare} {}", "the cat sat ".repeat(50_000));
-            let found = tokenizer.encode(&text, 32, Truncation::At(Side::Right)).unwrap();
-            let expected = tokenizer.tokens(&format!("{rare} {}", "the cat sat ".repeat(30)), true).unwrap();
+            let found = tokenizer
+                .encode(&text, 32, Truncation::At(Side::Right))
+                .unwrap();
+            let expected = tokenizer
+                .tokens(&format!("{rare} {}", "the cat sat ".repeat(30)), true)
+                .unwrap();
             let expected: Vec<u32> = expected.iter().map(|token| token.id).collect();
-            assert_eq!((found.ids.len(), &found.ids[..31]), (32, &expected[..31]), "{model}");
-            assert!(found.truncated_from.is_some_and(|found| found > 32), "{model}");
+            assert_eq!(
+                (found.ids.len(), &found.ids[..31]),
+                (32, &expected[..31]),
+                "{model}"
+            );
+            assert!(
+                found.truncated_from.is_some_and(|found| found > 32),
+                "{model}"
+            );
             assert!(tokenizer.encode(&text, 32, Truncation::Off).is_err());
         }
     }
@@ -438,7 +544,8 @@ mod tests {
 
     #[test]
     fn an_added_token_that_the_character_map_breaks_is_an_error_and_not_a_panic() {
-        let damaged = include_bytes!("../../fuzz/corpus/tokenizer/a-map-that-breaks-an-added-token");
+        let damaged =
+            include_bytes!("../../fuzz/corpus/tokenizer/a-map-that-breaks-an-added-token");
         let refusal = Tokenizer::from_json(damaged).unwrap_err();
         insta::assert_snapshot!(refusal.chain(), @"cannot read the tokenizer: its parts do not match");
     }

@@ -15,11 +15,14 @@ const FOLDED: [&str; 5] = ["ff", "fi", "fl", "ss", "st"];
 
 /// Translates a regular expression.
 pub(super) fn translate(pattern: &str) -> Result<String, String> {
-    let mut translator =
-        Translator { rest: pattern.chars().peekable(), output: String::new(), ignores_case: false };
-    translator
-        .expression()
-        .map_err(|found| format!("expected a known regular expression, but found {found} in `{pattern}`"))?;
+    let mut translator = Translator {
+        rest: pattern.chars().peekable(),
+        output: String::new(),
+        ignores_case: false,
+    };
+    translator.expression().map_err(|found| {
+        format!("expected a known regular expression, but found {found} in `{pattern}`")
+    })?;
     let lower = pattern.to_lowercase();
     if translator.ignores_case
         && (FOLDED.iter().any(|text| lower.contains(*text)) || has_letters_beyond_ascii(pattern))
@@ -32,7 +35,9 @@ pub(super) fn translate(pattern: &str) -> Result<String, String> {
 }
 
 fn has_letters_beyond_ascii(pattern: &str) -> bool {
-    pattern.chars().any(|letter| !letter.is_ascii() && letter.is_alphabetic())
+    pattern
+        .chars()
+        .any(|letter| !letter.is_ascii() && letter.is_alphabetic())
 }
 
 struct Translator<'a> {
@@ -70,7 +75,8 @@ impl Translator<'_> {
         self.rest.next();
         for next in self.rest.by_ref() {
             kind.push(next);
-            let is_name = kind.starts_with('<') && !kind.starts_with("<=") && !kind.starts_with("<!");
+            let is_name =
+                kind.starts_with('<') && !kind.starts_with("<=") && !kind.starts_with("<!");
             if "=!>:)".contains(next) || (next == '<' && kind.len() > 1) {
                 if is_name && next != '>' && kind.len() > 2 {
                     continue;
@@ -84,7 +90,9 @@ impl Translator<'_> {
             name if name.starts_with('<') => {
                 let name = name.trim_start_matches('<').trim_end_matches('>');
                 name.starts_with(|first: char| first.is_ascii_alphabetic())
-                    && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+                    && name
+                        .bytes()
+                        .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
             }
             // Flags without a group have a different scope in the two engines, unless they apply to the whole
             // expression.
@@ -98,9 +106,14 @@ impl Translator<'_> {
             return Err(format!("`(?{kind}`"));
         }
         let has_flags = !flags.is_empty() && !kind.starts_with(['<', '=', '!', '>']);
-        self.ignores_case |= has_flags && flags.split('-').next().is_some_and(|set| set.contains('i'));
+        self.ignores_case |=
+            has_flags && flags.split('-').next().is_some_and(|set| set.contains('i'));
         // With `m`, a dot matches line breaks.
-        let kind = if has_flags { kind.replace('m', "s") } else { kind };
+        let kind = if has_flags {
+            kind.replace('m', "s")
+        } else {
+            kind
+        };
         self.output.push_str("(?");
         self.output.push_str(&kind);
         Ok(())
@@ -110,8 +123,9 @@ impl Translator<'_> {
     fn repetition(&mut self) -> Outcome<()> {
         let ahead: String = self.rest.clone().take_while(|next| *next != '}').collect();
         let is_number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
-        let (least, most) =
-            ahead.split_once(',').map_or((ahead.as_str(), None), |(least, most)| (least, Some(most)));
+        let (least, most) = ahead
+            .split_once(',')
+            .map_or((ahead.as_str(), None), |(least, most)| (least, Some(most)));
         let is_closed = self.rest.clone().nth(ahead.chars().count()) == Some('}');
         let has_digits = ahead.bytes().any(|byte| byte.is_ascii_digit());
         if !is_closed || !has_digits || !is_number(least) || !most.is_none_or(is_number) {
@@ -187,11 +201,18 @@ impl Translator<'_> {
 
     /// Translates the rest of `[:alpha:]` after its bracket.
     fn posix(&mut self) -> Outcome<()> {
-        let name: String = self.rest.by_ref().skip(1).take_while(|next| *next != ':').collect();
+        let name: String = self
+            .rest
+            .by_ref()
+            .skip(1)
+            .take_while(|next| *next != ':')
+            .collect();
         if self.rest.next() != Some(']') {
             return Err(format!("`[:{name}`"));
         }
-        let (is_negated, name) = name.strip_prefix('^').map_or((false, name.as_str()), |name| (true, name));
+        let (is_negated, name) = name
+            .strip_prefix('^')
+            .map_or((false, name.as_str()), |name| (true, name));
         let items = match name {
             "word" => WORD,
             "punct" => r"\p{P}\p{S}",
@@ -222,11 +243,15 @@ impl Translator<'_> {
             'p' | 'P' => self.property(next == 'P', in_class)?,
             'b' if !in_class => {
                 let word = word();
-                self.output.push_str(&format!("(?:(?<=[{word}])(?![{word}])|(?<![{word}])(?=[{word}]))"));
+                self.output.push_str(&format!(
+                    "(?:(?<=[{word}])(?![{word}])|(?<![{word}])(?=[{word}]))"
+                ));
             }
             'B' if !in_class => {
                 let word = word();
-                self.output.push_str(&format!("(?:(?<=[{word}])(?=[{word}])|(?<![{word}])(?![{word}]))"));
+                self.output.push_str(&format!(
+                    "(?:(?<=[{word}])(?=[{word}])|(?<![{word}])(?![{word}]))"
+                ));
             }
             'A' | 'z' | 'Z' | '1'..='9' if !in_class => self.output.extend(['\\', next]),
             'b' => return self.code(0x08),
@@ -257,13 +282,26 @@ impl Translator<'_> {
     /// The number in `\x41`, `\x{41}` or `\u0041`.
     fn hexadecimal(&mut self, kind: char) -> Outcome<u32> {
         let digits: String = match self.rest.peek() {
-            Some('{') => self.rest.by_ref().skip(1).take_while(|next| *next != '}').collect(),
-            _ => self.rest.by_ref().take(if kind == 'x' { 2 } else { 4 }).collect(),
+            Some('{') => self
+                .rest
+                .by_ref()
+                .skip(1)
+                .take_while(|next| *next != '}')
+                .collect(),
+            _ => self
+                .rest
+                .by_ref()
+                .take(if kind == 'x' { 2 } else { 4 })
+                .collect(),
         };
         let code = u32::from_str_radix(&digits, 16).map_err(|_| format!("`\\{kind}{digits}`"))?;
         // Two digits are a byte, which is a whole character only below 80.
         let is_byte = kind == 'x' && digits.len() == 2 && code >= 0x80;
-        if is_byte { Err(format!("`\\x{digits}`")) } else { Ok(code) }
+        if is_byte {
+            Err(format!("`\\x{digits}`"))
+        } else {
+            Ok(code)
+        }
     }
 
     /// Translates the rest of `\p{L}` after its letter.
@@ -272,8 +310,13 @@ impl Translator<'_> {
             return Err("`\\p` without braces".to_owned());
         }
         let name: String = self.rest.by_ref().take_while(|next| *next != '}').collect();
-        let (is_inverted, name) = name.strip_prefix('^').map_or((false, name.as_str()), |name| (true, name));
-        let plain: String = name.chars().filter(|letter| !" _-".contains(*letter)).collect();
+        let (is_inverted, name) = name
+            .strip_prefix('^')
+            .map_or((false, name.as_str()), |name| (true, name));
+        let plain: String = name
+            .chars()
+            .filter(|letter| !" _-".contains(*letter))
+            .collect();
         let plain = plain.to_lowercase();
         let known = match plain.as_str() {
             "word" if in_class => Some(WORD.to_owned()),
@@ -355,20 +398,32 @@ mod tests {
         let mut text = PreTokenizedString::from(text);
         split.pre_tokenize(&mut text).unwrap();
         let splits = text.get_splits(OffsetReferential::Original, OffsetType::Byte);
-        splits.into_iter().map(|(piece, ..)| piece.to_owned()).collect()
+        splits
+            .into_iter()
+            .map(|(piece, ..)| piece.to_owned())
+            .collect()
     }
 
     #[test]
     fn classes_have_the_characters_of_oniguruma() {
         let all: String = (0..=0x10_ffff).filter_map(char::from_u32).collect();
-        for Set { pattern, count, sha256 } in golden().sets {
+        for Set {
+            pattern,
+            count,
+            sha256,
+        } in golden().sets
+        {
             let regex = Regex::new(&format!("(?:{})+", translate(&pattern).unwrap())).unwrap();
             let (mut found, mut hash) = (0, Sha256::new());
             for character in regex.find_iter(&all).flat_map(|run| run.as_str().chars()) {
                 found += 1;
                 hash.update(u32::from(character).to_le_bytes());
             }
-            let hash: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+            let hash: String = hash
+                .finalize()
+                .iter()
+                .map(|byte| format!("{byte:02x}"))
+                .collect();
             assert_eq!((found, hash), (count, sha256), "{pattern}");
         }
     }
@@ -377,9 +432,19 @@ mod tests {
     fn texts_are_split_as_by_oniguruma() {
         let golden = golden();
         assert!(golden.splits.len() > 100);
-        for Pieces { pattern, text, pieces: expected } in golden.splits {
+        for Pieces {
+            pattern,
+            text,
+            pieces: expected,
+        } in golden.splits
+        {
             let found = pieces(&pattern, &text);
-            assert_eq!(found, expected, "{pattern} as {}", translate(&pattern).unwrap());
+            assert_eq!(
+                found,
+                expected,
+                "{pattern} as {}",
+                translate(&pattern).unwrap()
+            );
         }
     }
 

@@ -38,11 +38,18 @@ impl PieceTrie {
     pub(super) fn read(count: u64, text_bytes: u64, mut file: Bytes) -> Option<Self> {
         let (ends, text) = (take(&mut file, count, 4)?, take(&mut file, text_bytes, 1)?);
         // The crate checks bounds, except when it continues from a leaf, which it only does if the root is one.
-        let root_is_leaf = file.first_chunk().is_some_and(|unit| u32::from_le_bytes(*unit) & IS_LEAF != 0);
+        let root_is_leaf = file
+            .first_chunk()
+            .is_some_and(|unit| u32::from_le_bytes(*unit) & IS_LEAF != 0);
         if root_is_leaf {
             return None;
         }
-        Some(Self { count: usize::try_from(count).ok()?, ends, text, trie: DoubleArray::new(file).ok()? })
+        Some(Self {
+            count: usize::try_from(count).ok()?,
+            ends,
+            text,
+            trie: DoubleArray::new(file).ok()?,
+        })
     }
 
     /// Id count.
@@ -51,7 +58,10 @@ impl PieceTrie {
     }
 
     /// Pieces that are prefixes of `text`, the shortest first: ids and lengths in bytes.
-    pub(super) fn prefixes<'a>(&'a self, text: &'a [u8]) -> impl Iterator<Item = (u32, usize)> + 'a {
+    pub(super) fn prefixes<'a>(
+        &'a self,
+        text: &'a [u8],
+    ) -> impl Iterator<Item = (u32, usize)> + 'a {
         // A zero byte leads the crate to unused units, which may start other pieces.
         let has_no_zero = |(_, length): &(u32, usize)| !text[..*length].contains(&0);
         let matches = self.trie.common_prefix_search(text).take_while(has_no_zero);
@@ -59,7 +69,9 @@ impl PieceTrie {
     }
 
     pub(super) fn id_of(&self, piece: &str) -> Option<u32> {
-        self.prefixes(piece.as_bytes()).find(|(_, length)| *length == piece.len()).map(|(id, _)| id)
+        self.prefixes(piece.as_bytes())
+            .find(|(_, length)| *length == piece.len())
+            .map(|(id, _)| id)
     }
 
     /// The piece with this id; `None` for unused ids.
@@ -67,7 +79,9 @@ impl PieceTrie {
         let (ends, _) = self.ends.as_chunks();
         let end = |id: u32| Some(u32::from_le_bytes(*ends.get(id as usize)?) as usize);
         let start = if id == 0 { 0 } else { end(id - 1)? };
-        std::str::from_utf8(self.text.get(start..end(id)?)?).ok().filter(|piece| !piece.is_empty())
+        std::str::from_utf8(self.text.get(start..end(id)?)?)
+            .ok()
+            .filter(|piece| !piece.is_empty())
     }
 }
 

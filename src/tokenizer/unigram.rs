@@ -31,7 +31,11 @@ struct Spelling {
 impl Spelling {
     fn improve(&mut self, score: f64, start: usize, is_unknown: bool) {
         if self.start.is_none() || score > self.score {
-            *self = Self { score, start: Some(start), is_unknown };
+            *self = Self {
+                score,
+                start: Some(start),
+                is_unknown,
+            };
         }
     }
 }
@@ -49,21 +53,35 @@ impl Unigram {
     pub(super) fn file_of(model: &RawUnigram) -> Option<Vec<u8>> {
         // The crate has no accessor for the unknown piece's id.
         let settings = serde_json::to_value(model).ok()?;
-        let unknown = settings.get("unk_id").and_then(serde_json::Value::as_u64).unwrap_or(NO_ID);
+        let unknown = settings
+            .get("unk_id")
+            .and_then(serde_json::Value::as_u64)
+            .unwrap_or(NO_ID);
         let byte_fallback = u64::from(model.byte_fallback());
         let pieces: Vec<&(String, f64)> = model.iter().collect();
 
         // As in the crate, the last one of duplicate pieces is used.
-        let mut keys: Vec<(&[u8], u32)> =
-            pieces.iter().zip(0..).map(|((piece, _), id)| (piece.as_bytes(), id)).collect();
+        let mut keys: Vec<(&[u8], u32)> = pieces
+            .iter()
+            .zip(0..)
+            .map(|((piece, _), id)| (piece.as_bytes(), id))
+            .collect();
         keys.sort_by(|left, right| left.0.cmp(right.0).then(right.1.cmp(&left.1)));
         keys.dedup_by_key(|(piece, _)| *piece);
         let by_id: Vec<&str> = pieces.iter().map(|(piece, _)| piece.as_str()).collect();
         let text_bytes: usize = by_id.iter().map(|piece| piece.len()).sum();
 
-        let lowest = pieces.iter().map(|(_, score)| *score).fold(f64::INFINITY, f64::min);
+        let lowest = pieces
+            .iter()
+            .map(|(_, score)| *score)
+            .fold(f64::INFINITY, f64::min);
         let mut file = MAGIC.to_vec();
-        for number in [pieces.len() as u64, text_bytes as u64, unknown, byte_fallback] {
+        for number in [
+            pieces.len() as u64,
+            text_bytes as u64,
+            unknown,
+            byte_fallback,
+        ] {
             file.extend(number.to_le_bytes());
         }
         file.extend((lowest - UNKNOWN_PENALTY).to_le_bytes());
@@ -80,7 +98,11 @@ impl Unigram {
         let scores = take(&mut file, count, 8)?;
         Some(Self {
             pieces: PieceTrie::read(count, text_bytes, file)?,
-            unknown: if unknown == NO_ID { None } else { Some(u32::try_from(unknown).ok()?) },
+            unknown: if unknown == NO_ID {
+                None
+            } else {
+                Some(u32::try_from(unknown).ok()?)
+            },
             unknown_score,
             byte_fallback: byte_fallback != 0,
             scores,
@@ -99,7 +121,13 @@ impl Unigram {
             if let Some(id) = self.pieces.id_of(piece) {
                 tokens.push(Token::new(id, piece.to_owned(), span));
             } else if let Some(bytes) = self.bytes_of(piece) {
-                let token = |id| Token::new(id, self.pieces.piece(id).unwrap_or_default().to_owned(), span);
+                let token = |id| {
+                    Token::new(
+                        id,
+                        self.pieces.piece(id).unwrap_or_default().to_owned(),
+                        span,
+                    )
+                };
                 tokens.extend(bytes.into_iter().map(token));
             } else {
                 let id = self.unknown.ok_or(NO_UNKNOWN)?;
@@ -111,7 +139,9 @@ impl Unigram {
 
     fn score(&self, id: u32) -> f64 {
         let (scores, _) = self.scores.as_chunks();
-        scores.get(id as usize).map_or(f64::NEG_INFINITY, |score| f64::from_le_bytes(*score))
+        scores
+            .get(id as usize)
+            .map_or(f64::NEG_INFINITY, |score| f64::from_le_bytes(*score))
     }
 
     /// Splits a word into its most likely pieces (Viterbi); consecutive unknown characters are one piece.
@@ -127,7 +157,11 @@ impl Unigram {
             }
             if !has_character {
                 self.unknown.ok_or(NO_UNKNOWN)?;
-                spellings[start + character.len_utf8()].improve(score + self.unknown_score, start, true);
+                spellings[start + character.len_utf8()].improve(
+                    score + self.unknown_score,
+                    start,
+                    true,
+                );
             }
         }
         let (mut pieces, mut end, mut unknown_end) = (Vec::new(), word.len(), None);
@@ -135,7 +169,11 @@ impl Unigram {
             if spellings[end].is_unknown {
                 unknown_end.get_or_insert(end);
             } else {
-                pieces.extend(unknown_end.take().map(|unknown_end| &word[end..unknown_end]));
+                pieces.extend(
+                    unknown_end
+                        .take()
+                        .map(|unknown_end| &word[end..unknown_end]),
+                );
                 pieces.push(&word[start..end]);
             }
             end = start;
@@ -148,6 +186,10 @@ impl Unigram {
     /// Byte pieces for a text that is not a piece, if the model has all of them.
     fn bytes_of(&self, text: &str) -> Option<Vec<u32>> {
         let byte = |byte: u8| self.pieces.id_of(&format!("<0x{byte:02X}>"));
-        if self.byte_fallback { text.bytes().map(byte).collect() } else { None }
+        if self.byte_fallback {
+            text.bytes().map(byte).collect()
+        } else {
+            None
+        }
     }
 }

@@ -10,7 +10,8 @@ use serde_json::Value;
 use tokenizers::{
     Model, Result as RawResult, Token,
     models::{
-        ModelWrapper, TrainerWrapper, bpe::BpeTrainer, unigram::UnigramTrainer, wordpiece::WordPieceTrainer,
+        ModelWrapper, TrainerWrapper, bpe::BpeTrainer, unigram::UnigramTrainer,
+        wordpiece::WordPieceTrainer,
     },
 };
 
@@ -75,7 +76,9 @@ impl Vocabulary {
 
 impl std::fmt::Debug for Vocabulary {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Vocabulary").field("size", &self.get_vocab_size()).finish_non_exhaustive()
+        f.debug_struct("Vocabulary")
+            .field("size", &self.get_vocab_size())
+            .finish_non_exhaustive()
     }
 }
 
@@ -113,7 +116,8 @@ impl Model for Vocabulary {
             Pieces::Standard(model) => model.get_vocab(),
             Pieces::Compiled(pieces) => {
                 let ids = 0..pieces.count() as u32;
-                ids.filter_map(|id| Some((pieces.piece(id)?.to_owned(), id))).collect()
+                ids.filter_map(|id| Some((pieces.piece(id)?.to_owned(), id)))
+                    .collect()
             }
             Pieces::Features(features) => features.vocabulary().clone(),
         }
@@ -132,7 +136,9 @@ impl Model for Vocabulary {
     fn save(&self, folder: &Path, prefix: Option<&str>) -> RawResult<Vec<PathBuf>> {
         match self.pieces() {
             Pieces::Standard(model) => model.save(folder, prefix),
-            Pieces::Compiled(_) | Pieces::Features(_) => Err("this tokenizer cannot be saved".into()),
+            Pieces::Compiled(_) | Pieces::Features(_) => {
+                Err("this tokenizer cannot be saved".into())
+            }
         }
     }
 

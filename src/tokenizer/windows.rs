@@ -39,22 +39,35 @@ pub struct WindowOptions {
 impl WindowOptions {
     /// A window for each of `texts` texts.
     pub fn whole(truncation: Truncation, texts: usize) -> Self {
-        Self { stride: None, truncation, max_windows: texts, begin_at_words: false }
+        Self {
+            stride: None,
+            truncation,
+            max_windows: texts,
+            begin_at_words: false,
+        }
     }
 }
 
 /// Byte offsets of word boundaries in a text, its start and its end included. They follow Unicode's rules for words and
 /// never split a grapheme cluster. White space and punctuation marks count as words.
 pub fn word_bounds(text: &str) -> BTreeSet<usize> {
-    let characters: BTreeSet<usize> = text.grapheme_indices(true).map(|(start, _)| start).collect();
+    let characters: BTreeSet<usize> = text
+        .grapheme_indices(true)
+        .map(|(start, _)| start)
+        .collect();
     let words = text.split_word_bound_indices().map(|(start, _)| start);
-    words.filter(|start| characters.contains(start)).chain([0, text.len()]).collect()
+    words
+        .filter(|start| characters.contains(start))
+        .chain([0, text.len()])
+        .collect()
 }
 
 impl Tokenizer {
     /// Encodes a text into windows with at most `limit` tokens, special tokens included.
     pub fn windows(&self, text: &str, limit: usize, options: WindowOptions) -> Result<Vec<Window>> {
-        let WindowOptions { stride, truncation, .. } = options;
+        let WindowOptions {
+            stride, truncation, ..
+        } = options;
         let room = limit.saturating_sub(self.special_count());
         if let Some(stride) = stride {
             return self.overlapping_windows(text, room, stride, options);
@@ -90,7 +103,11 @@ impl Tokenizer {
         text: &str,
         room: usize,
         stride: usize,
-        WindowOptions { max_windows: max, begin_at_words, .. }: WindowOptions,
+        WindowOptions {
+            max_windows: max,
+            begin_at_words,
+            ..
+        }: WindowOptions,
     ) -> Result<Vec<Window>> {
         if stride >= room {
             return Err(Error::invalid(format!(
@@ -124,18 +141,29 @@ impl Tokenizer {
         }
         first.truncate(room, stride, Side::Right.into());
         let others = first.take_overflowing();
-        std::iter::once(first).chain(others).map(|part| self.window(part, None, 0)).collect()
+        std::iter::once(first)
+            .chain(others)
+            .map(|part| self.window(part, None, 0))
+            .collect()
     }
 
     /// A token window without special tokens, with spans `skipped` characters later.
-    fn window(&self, part: RawEncoding, truncated_from: Option<usize>, skipped: usize) -> Result<Window> {
+    fn window(
+        &self,
+        part: RawEncoding,
+        truncated_from: Option<usize>,
+        skipped: usize,
+    ) -> Result<Window> {
         let whole = self.add_special_tokens(part, None)?;
         let marks = whole.get_special_tokens_mask().iter();
         let span = |((start, end), mark): (&(usize, usize), &u32)| {
             (*mark == 0).then_some((start + skipped, end + skipped))
         };
         let spans = whole.get_offsets().iter().zip(marks).map(span).collect();
-        Ok(Window { encoding: Encoding::from_raw(&whole, truncated_from), spans })
+        Ok(Window {
+            encoding: Encoding::from_raw(&whole, truncated_from),
+            spans,
+        })
     }
 
     /// Whether tokens within a word begin with a prefix, such as `##`.
@@ -145,9 +173,10 @@ impl Tokenizer {
             Vocabulary::Standard(ModelWrapper::WordPiece(model)) => {
                 !model.continuing_subword_prefix.is_empty()
             }
-            Vocabulary::Standard(ModelWrapper::BPE(BPE { continuing_subword_prefix: prefix, .. })) => {
-                prefix.as_ref().is_some_and(|prefix| !prefix.is_empty())
-            }
+            Vocabulary::Standard(ModelWrapper::BPE(BPE {
+                continuing_subword_prefix: prefix,
+                ..
+            })) => prefix.as_ref().is_some_and(|prefix| !prefix.is_empty()),
             Vocabulary::Standard(_)
             | Vocabulary::Unigram(_)
             | Vocabulary::BytePairs(_)
@@ -157,7 +186,9 @@ impl Tokenizer {
 
     /// Token for unknown words or characters.
     pub fn unknown_id(&self) -> Option<u32> {
-        UNKNOWN_TOKENS.iter().find_map(|token| self.raw.token_to_id(token))
+        UNKNOWN_TOKENS
+            .iter()
+            .find_map(|token| self.raw.token_to_id(token))
     }
 
     /// Joins vocabulary tokens to a text.
@@ -176,12 +207,18 @@ fn window_starts(text: &str, encoding: &RawEncoding, [room, stride]: [usize; 2])
     let bounds = word_bounds(text);
     let characters: Vec<usize> = text.char_indices().map(|(byte, _)| byte).collect();
     let offsets = encoding.get_offsets();
-    let begins_word =
-        |token: &usize| characters.get(offsets[*token].0).is_none_or(|byte| bounds.contains(byte));
+    let begins_word = |token: &usize| {
+        characters
+            .get(offsets[*token].0)
+            .is_none_or(|byte| bounds.contains(byte))
+    };
     let (mut starts, mut start) = (vec![0], 0);
     while start + room < encoding.len() {
         let latest = start + room - stride;
-        start = (start + 1..=latest).rev().find(begins_word).unwrap_or(latest);
+        start = (start + 1..=latest)
+            .rev()
+            .find(begins_word)
+            .unwrap_or(latest);
         starts.push(start);
     }
     starts
@@ -232,9 +269,16 @@ mod tests {
         };
         let longest = 20;
         assert!(whole > longest, "{whole}");
-        assert!(starts(false, longest).iter().any(|start| !bounds.contains(start)));
+        assert!(
+            starts(false, longest)
+                .iter()
+                .any(|start| !bounds.contains(start))
+        );
         let found = starts(true, longest);
-        assert!(found.len() > 1 && found.iter().all(|start| bounds.contains(start)), "{found:?}");
+        assert!(
+            found.len() > 1 && found.iter().all(|start| bounds.contains(start)),
+            "{found:?}"
+        );
         // A word that is longer than a window is cut.
         assert!(starts(true, 3).len() >= whole / 3);
     }
@@ -243,10 +287,19 @@ mod tests {
     fn words_have_their_combining_marks_and_joined_emoji() {
         let words = |text: &str| -> Vec<String> {
             let bounds: Vec<usize> = word_bounds(text).into_iter().collect();
-            bounds.windows(2).map(|pair| text[pair[0]..pair[1]].to_owned()).collect()
+            bounds
+                .windows(2)
+                .map(|pair| text[pair[0]..pair[1]].to_owned())
+                .collect()
         };
-        assert_eq!(words("Nguye\u{302}\u{303}n 王x"), ["Nguye\u{302}\u{303}n", " ", "王", "x"]);
-        assert_eq!(words("O'Neill, 👩\u{200d}👧"), ["O'Neill", ",", " ", "👩\u{200d}👧"]);
+        assert_eq!(
+            words("Nguye\u{302}\u{303}n 王x"),
+            ["Nguye\u{302}\u{303}n", " ", "王", "x"]
+        );
+        assert_eq!(
+            words("O'Neill, 👩\u{200d}👧"),
+            ["O'Neill", ",", " ", "👩\u{200d}👧"]
+        );
         assert!(words("").is_empty());
     }
 }

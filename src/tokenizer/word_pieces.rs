@@ -45,15 +45,23 @@ impl WordPieces {
         }
         let mut by_id = vec![""; count];
         for (piece, id) in &ids {
-            let place = by_id.get_mut(*id as usize).filter(|place| place.is_empty())?;
+            let place = by_id
+                .get_mut(*id as usize)
+                .filter(|place| place.is_empty())?;
             *place = piece;
         }
-        let keys: Vec<(&[u8], u32)> = ids.iter().map(|(piece, id)| (piece.as_bytes(), *id)).collect();
+        let keys: Vec<(&[u8], u32)> = ids
+            .iter()
+            .map(|(piece, id)| (piece.as_bytes(), *id))
+            .collect();
         let text_bytes: usize = by_id.iter().map(|piece| piece.len()).sum();
         let numbers = [count, text_bytes, ids.len(), prefix.len()].map(|number| number as u64);
         let mut file = MAGIC.to_vec();
         file.extend(
-            numbers.into_iter().chain([u64::from(unknown), max_characters]).flat_map(u64::to_le_bytes),
+            numbers
+                .into_iter()
+                .chain([u64::from(unknown), max_characters])
+                .flat_map(u64::to_le_bytes),
         );
         file.extend(prefix.as_bytes());
         PieceTrie::write(&by_id, &keys, &mut file)?;
@@ -68,7 +76,9 @@ impl WordPieces {
         let prefix = take(&mut file, prefix_bytes, 1)?;
         let pieces = PieceTrie::read(count, text_bytes, file)?;
         Some(Self {
-            size: usize::try_from(size).ok().filter(|size| *size <= pieces.count())?,
+            size: usize::try_from(size)
+                .ok()
+                .filter(|size| *size <= pieces.count())?,
             pieces,
             unknown: u32::try_from(unknown).ok()?,
             max_characters: usize::try_from(max_characters).ok()?,
@@ -91,7 +101,13 @@ impl WordPieces {
     /// A word's pieces, or the unknown piece.
     pub(super) fn tokenize(&self, word: &str) -> Vec<Token> {
         let mut tokens = Vec::new();
-        let token = |id, span| Token::new(id, self.pieces.piece(id).unwrap_or_default().to_owned(), span);
+        let token = |id, span| {
+            Token::new(
+                id,
+                self.pieces.piece(id).unwrap_or_default().to_owned(),
+                span,
+            )
+        };
         let is_short = word.chars().nth(self.max_characters).is_none();
         let mut bytes = self.word();
         bytes.0.extend(word.as_bytes());
@@ -118,7 +134,11 @@ impl WordPieces {
 
     /// Calls `found` with the id and byte span for each piece in a word, which is overwritten; `false`
     /// if a part has no piece.
-    fn split(&self, Word(bytes, before): &mut Word, mut found: impl FnMut(u32, (usize, usize))) -> bool {
+    fn split(
+        &self,
+        Word(bytes, before): &mut Word,
+        mut found: impl FnMut(u32, (usize, usize)),
+    ) -> bool {
         // The first piece has no prefix.
         let (mut start, mut prefix) = (*before, 0);
         while start < bytes.len() {
@@ -126,7 +146,9 @@ impl WordPieces {
             let rest = &bytes[start - prefix..];
             let is_boundary = |length| rest.get(length).is_none_or(|byte| !is_continuation(*byte));
             let longest = |(_, length): &(u32, usize)| *length > prefix && is_boundary(*length);
-            let Some((id, length)) = self.pieces.prefixes(rest).filter(longest).last() else { return false };
+            let Some((id, length)) = self.pieces.prefixes(rest).filter(longest).last() else {
+                return false;
+            };
             let end = start - prefix + length;
             found(id, (start - *before, end - *before));
             (start, prefix) = (end, self.prefix.len());
@@ -168,8 +190,12 @@ mod tests {
     fn model(pieces: &[String], prefix: &str, max_characters: usize) -> Value {
         // Every third id is unused.
         let ids = (0..).filter(|id| id % 3 != 2);
-        let vocabulary: serde_json::Map<String, Value> =
-            pieces.iter().cloned().zip(ids).map(|(piece, id)| (piece, json!(id))).collect();
+        let vocabulary: serde_json::Map<String, Value> = pieces
+            .iter()
+            .cloned()
+            .zip(ids)
+            .map(|(piece, id)| (piece, json!(id)))
+            .collect();
         json!({
             "type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": prefix,
             "max_input_chars_per_word": max_characters, "vocab": vocabulary,

@@ -73,7 +73,11 @@ fn words(text: &str, form: WordForm) -> impl Iterator<Item = Word> {
     };
     // The stop may become a part of an address.
     let adds_stop = form == WordForm::Gliner2 && !text.ends_with(['.', '!', '?']);
-    let read = if adds_stop { Cow::Owned(format!("{text}.")) } else { Cow::Borrowed(text) };
+    let read = if adds_stop {
+        Cow::Owned(format!("{text}."))
+    } else {
+        Cow::Borrowed(text)
+    };
     let (mut byte, mut character) = (0, 0);
     iter::from_fn(move || {
         let found = pattern.find_at(&read, byte)?;
@@ -82,8 +86,15 @@ fn words(text: &str, form: WordForm) -> impl Iterator<Item = Word> {
         (byte, character) = (found.end(), end);
         let word = found.as_str();
         let has_stop = usize::from(byte > text.len());
-        let text = if is_lower { word.to_lowercase() } else { word.to_owned() };
-        Some(Word { text, span: (start, end - has_stop) })
+        let text = if is_lower {
+            word.to_lowercase()
+        } else {
+            word.to_owned()
+        };
+        Some(Word {
+            text,
+            span: (start, end - has_stop),
+        })
     })
 }
 
@@ -100,7 +111,12 @@ impl Tokenizer {
         limit: usize,
         options: WindowOptions,
     ) -> Result<Vec<Window>> {
-        let WordPrompt { ids, words: first, max_words, form } = prompt;
+        let WordPrompt {
+            ids,
+            words: first,
+            max_words,
+            form,
+        } = prompt;
         let [before, after]: [&[u32]; 2] = match form {
             WordForm::Gliner => self.special_ids().each_ref().map(Vec::as_slice),
             WordForm::Gliner2 => [&[]; 2],
@@ -120,9 +136,13 @@ impl Tokenizer {
                     "expected a `stride` below {max_words}, the words of a window, but found {stride}"
                 )));
             }
-            Some(_) => self.read_words(words(text, *form), [*max_words, room], options.max_windows)?,
+            Some(_) => {
+                self.read_words(words(text, *form), [*max_words, room], options.max_windows)?
+            }
             None if options.truncation == Truncation::At(Side::Left) => {
-                let last = last_words(text, *form, max_words.saturating_add(1)).into_iter().rev();
+                let last = last_words(text, *form, max_words.saturating_add(1))
+                    .into_iter()
+                    .rev();
                 let (mut found, is_whole) = self.read_words(last, [*max_words, room], 1)?;
                 found.reverse();
                 (found, is_whole)
@@ -210,7 +230,11 @@ fn last_words(text: &str, form: WordForm, max: usize) -> VecDeque<Word> {
 }
 
 /// Windows with as many words as possible, which share `stride` words.
-fn overlapping(words: &[WordTokens], [max_words, room]: [usize; 2], stride: usize) -> Vec<&[WordTokens]> {
+fn overlapping(
+    words: &[WordTokens],
+    [max_words, room]: [usize; 2],
+    stride: usize,
+) -> Vec<&[WordTokens]> {
     let (mut windows, mut start, mut end) = (Vec::new(), 0, 0);
     while end < words.len() {
         let mut tokens = 0;
@@ -218,7 +242,12 @@ fn overlapping(words: &[WordTokens], [max_words, room]: [usize; 2], stride: usiz
             tokens += word.ids.len();
             tokens <= room
         };
-        end = start + words[start..].iter().take(max_words).take_while(fits).count();
+        end = start
+            + words[start..]
+                .iter()
+                .take(max_words)
+                .take_while(fits)
+                .count();
         windows.push(&words[start..end]);
         // Words with many tokens may leave no room for the stride.
         start = end.saturating_sub(stride).max(start + 1);
@@ -244,7 +273,15 @@ fn window(
     ids.extend(after);
     type_ids.resize(ids.len(), 0);
     let spans = words.iter().map(|word| Some(word.span)).collect();
-    Window { encoding: Encoding { ids, type_ids, truncated_from, ..Encoding::default() }, spans }
+    Window {
+        encoding: Encoding {
+            ids,
+            type_ids,
+            truncated_from,
+            ..Encoding::default()
+        },
+        spans,
+    }
 }
 
 #[cfg(test)]
@@ -255,14 +292,22 @@ mod tests {
     fn an_address_takes_the_full_stop_that_is_added() {
         let words = |text| split_as(WordForm::Gliner2, text);
         let word = |text: &str, start, end| (text.to_owned(), (start, end));
-        assert_eq!(words("See http://Ä.b"), [word("see", 0, 3), word("http://ä.b.", 4, 14)]);
+        assert_eq!(
+            words("See http://Ä.b"),
+            [word("see", 0, 3), word("http://ä.b.", 4, 14)]
+        );
         assert_eq!(words("www.a.b!"), [word("www.a.b!", 0, 8)]);
-        assert_eq!(words("see it"), [word("see", 0, 3), word("it", 4, 6), word(".", 6, 6)]);
+        assert_eq!(
+            words("see it"),
+            [word("see", 0, 3), word("it", 4, 6), word(".", 6, 6)]
+        );
         assert_eq!(words(""), [word(".", 0, 0)]);
     }
 
     fn split_as(form: WordForm, text: &str) -> Vec<(String, (usize, usize))> {
-        words(text, form).map(|word| (word.text, word.span)).collect()
+        words(text, form)
+            .map(|word| (word.text, word.span))
+            .collect()
     }
 
     fn split(text: &str) -> Vec<(String, (usize, usize))> {
@@ -273,7 +318,23 @@ mod tests {
     fn words_are_those_of_python() {
         let found = split("Ann O'Neill-McDonald, a_b--c x- ½²");
         let texts: Vec<&str> = found.iter().map(|(text, _)| text.as_str()).collect();
-        assert_eq!(texts, ["Ann", "O", "'", "Neill-McDonald", ",", "a_b", "-", "-", "c", "x", "-", "½²"]);
+        assert_eq!(
+            texts,
+            [
+                "Ann",
+                "O",
+                "'",
+                "Neill-McDonald",
+                ",",
+                "a_b",
+                "-",
+                "-",
+                "c",
+                "x",
+                "-",
+                "½²"
+            ]
+        );
         assert_eq!(found[3].1, (6, 20));
         // Combining marks, joined emoji and the control characters that Python takes for white space.
         let texts = split("Jose\u{301} 👩\u{200d}👧 a\u{1c}b\u{85}\u{a0}");
@@ -294,10 +355,15 @@ mod tests {
     #[test]
     fn addresses_are_words_and_texts_end_with_a_stop() {
         let texts = |text: &str| -> Vec<String> {
-            split_as(WordForm::Gliner2, text).into_iter().map(|(text, _)| text).collect()
+            split_as(WordForm::Gliner2, text)
+                .into_iter()
+                .map(|(text, _)| text)
+                .collect()
         };
         assert_eq!(
-            texts("Mail Ann_B-c.d+e%f@Mail.example.org or @ann_b, see HTTPS://example.org/A?b=1,2 a@b.c!"),
+            texts(
+                "Mail Ann_B-c.d+e%f@Mail.example.org or @ann_b, see HTTPS://example.org/A?b=1,2 a@b.c!"
+            ),
             [
                 "mail",
                 "ann_b-c.d+e%f@mail.example.org",
@@ -315,7 +381,16 @@ mod tests {
         );
         assert_eq!(
             texts("Jose\u{301}-Mari\u{301}a a--b _x_ ſ@ſ.ſk\u{131}"),
-            ["jose\u{301}-mari\u{301}a", "a", "-", "-", "b", "_x_", "ſ@ſ.ſk\u{131}", ".",]
+            [
+                "jose\u{301}-mari\u{301}a",
+                "a",
+                "-",
+                "-",
+                "b",
+                "_x_",
+                "ſ@ſ.ſk\u{131}",
+                ".",
+            ]
         );
         assert_eq!(
             split_as(WordForm::Gliner2, "Hi  "),
@@ -327,14 +402,28 @@ mod tests {
     #[test]
     fn windows_share_words() {
         let sizes = [1, 1, 5, 1, 1, 1];
-        let words: Vec<WordTokens> =
-            sizes.iter().map(|size| WordTokens { ids: vec![0; *size], span: (0, 0) }).collect();
+        let words: Vec<WordTokens> = sizes
+            .iter()
+            .map(|size| WordTokens {
+                ids: vec![0; *size],
+                span: (0, 0),
+            })
+            .collect();
         let lengths = |limits, stride| -> Vec<Vec<usize>> {
             let windows = overlapping(&words, limits, stride);
-            windows.iter().map(|window| window.iter().map(|word| word.ids.len()).collect()).collect()
+            windows
+                .iter()
+                .map(|window| window.iter().map(|word| word.ids.len()).collect())
+                .collect()
         };
-        assert_eq!(lengths([3, 100], 1), [vec![1, 1, 5], vec![5, 1, 1], vec![1, 1]]);
-        assert_eq!(lengths([3, 5], 2), [vec![1, 1], vec![1], vec![5], vec![1, 1, 1]]);
+        assert_eq!(
+            lengths([3, 100], 1),
+            [vec![1, 1, 5], vec![5, 1, 1], vec![1, 1]]
+        );
+        assert_eq!(
+            lengths([3, 5], 2),
+            [vec![1, 1], vec![1], vec![5], vec![1, 1, 1]]
+        );
         assert_eq!(lengths([100, 100], 0), [sizes.to_vec()]);
     }
 }

@@ -48,12 +48,20 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     // `cargo bench` adds `--bench`.
     let home = env::args().skip(1).find(|argument| argument != "--bench");
     let home = home.ok_or("usage: exactness HOME < CASES, with a line of JSON for each model")?;
-    let config = Config { home: home.into(), ..Config::default() };
+    let config = Config {
+        home: home.into(),
+        ..Config::default()
+    };
     let loaded = Runtime::load(&library::locate(None, &config.home)?)?;
-    let executor = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let executor = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()?;
     for line in stdin().lock().lines() {
         let case: Case = serde_json::from_str(&line?)?;
-        let outcome = catch_unwind(AssertUnwindSafe(|| executor.block_on(answer(&case, &config, loaded))));
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            executor.block_on(answer(&case, &config, loaded))
+        }));
         let outcome = match outcome {
             Ok(Ok(answers)) => json!({ "answers": answers }),
             Ok(Err(error)) => json!({ "refused": error.chain() }),
@@ -68,12 +76,17 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
 }
 
 fn ignore_missing(error: IoError) -> std::result::Result<(), IoError> {
-    if error.kind() == std::io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
+    if error.kind() == std::io::ErrorKind::NotFound {
+        Ok(())
+    } else {
+        Err(error)
+    }
 }
 
 fn message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default()
+    text.or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_default()
 }
 
 /// Builds the model and returns the responses to all requests.
@@ -101,15 +114,29 @@ async fn answer(case: &Case, config: &Config, runtime: Runtime) -> Result<Vec<Va
 
 fn open(bundle: &Path, config: &Config) -> Result<Vec<Model>> {
     let models = vec![ModelConfig::from(bundle.to_owned())];
-    Model::open_all(&Config { models, home: config.home.clone(), ..Config::default() })
+    Model::open_all(&Config {
+        models,
+        home: config.home.clone(),
+        ..Config::default()
+    })
 }
 
 /// A response's status and body.
 async fn respond(router: Router, call: &Call) -> Value {
     let request = HttpRequest::post(&call.path).header("content-type", "application/json");
-    let request = request.body(Body::from(call.body.to_string())).unwrap_or_default();
-    let response = router.oneshot(request).await.unwrap_or_else(|never| match never {});
+    let request = request
+        .body(Body::from(call.body.to_string()))
+        .unwrap_or_default();
+    let response = router
+        .oneshot(request)
+        .await
+        .unwrap_or_else(|never| match never {});
     let status = response.status().as_u16();
-    let body = response.into_body().collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+    let body = response
+        .into_body()
+        .collect()
+        .await
+        .map(|body| body.to_bytes())
+        .unwrap_or_default();
     json!({ "status": status, "body": serde_json::from_slice::<Value>(&body).unwrap_or_default() })
 }

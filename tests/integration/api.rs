@@ -50,10 +50,16 @@ fn model_of(task: Task, default_prompt: Option<String>, [fails_on, panics_on]: [
         inputs: ["input_ids", "attention_mask", "token_type_ids"]
             .map(|name| TensorSpec::new(name, ElementType::Int64, [-1, -1]))
             .into(),
-        outputs: vec![TensorSpec::new("last_hidden_state", ElementType::Fp32, [-1, -1, 2])],
+        outputs: vec![TensorSpec::new(
+            "last_hidden_state",
+            ElementType::Fp32,
+            [-1, -1, 2],
+        )],
     };
     let backend = ScriptedBackend::new(signature.clone(), move |inputs| {
-        let Elements::Int64(ids) = inputs[0].elements() else { unreachable!("the signature says INT64") };
+        let Elements::Int64(ids) = inputs[0].elements() else {
+            unreachable!("the signature says INT64")
+        };
         if ids.contains(&i64::from(fails_on)) {
             return Err(Error::inference_because(
                 "the model failed to run",
@@ -62,7 +68,10 @@ fn model_of(task: Task, default_prompt: Option<String>, [fails_on, panics_on]: [
         }
         assert!(!ids.contains(&i64::from(panics_on)), "scripted panic");
         let vectors = ids.iter().flat_map(|id| [*id as f32, 1.0]).collect();
-        Ok(vec![Tensor::new([inputs[0].shape(), &[2]].concat(), Elements::Fp32(vectors))?])
+        Ok(vec![Tensor::new(
+            [inputs[0].shape(), &[2]].concat(),
+            Elements::Fp32(vectors),
+        )?])
     });
     let settings = EmbeddingSettings {
         dense: Some(DenseSettings {
@@ -81,7 +90,8 @@ fn model_of(task: Task, default_prompt: Option<String>, [fails_on, panics_on]: [
         tasks: Vec::new(),
     };
     let backend: Arc<dyn Backend> = Arc::new(backend);
-    let pipeline = EmbeddingPipeline::new(Arc::new(tokenizer()), backend, settings.clone()).unwrap();
+    let pipeline =
+        EmbeddingPipeline::new(Arc::new(tokenizer()), backend, settings.clone()).unwrap();
     Model {
         max_input_memory: None,
         settings: crate::models::settings(12),
@@ -97,7 +107,11 @@ fn model_of(task: Task, default_prompt: Option<String>, [fails_on, panics_on]: [
             task,
             graph: "model.onnx".into(),
             engine: Engine::default(),
-            source: Source { architecture: "BertModel".into(), from: "tiny".into(), sha256: String::new() },
+            source: Source {
+                architecture: "BertModel".into(),
+                from: "tiny".into(),
+                sha256: String::new(),
+            },
             weights: Weights {
                 precision: Precision::Fp32,
                 plan: "none".into(),
@@ -149,17 +163,25 @@ pub(crate) fn scripted(limits: Limits) -> App {
 }
 
 fn app() -> Router {
-    app_with(Limits { texts: 4, body_bytes: 4096, ..Limits::default() })
+    app_with(Limits {
+        texts: 4,
+        body_bytes: 4096,
+        ..Limits::default()
+    })
 }
 
 pub(crate) fn post(path: &str, body: impl Into<Body>) -> Request<Body> {
-    Request::post(path).header("content-type", "application/json").body(body.into()).unwrap()
+    Request::post(path)
+        .header("content-type", "application/json")
+        .body(body.into())
+        .unwrap()
 }
 
 pub(crate) async fn answer(response: Response<Body>) -> (StatusCode, Value) {
     let status = response.status();
     let bytes = response.into_body().collect().await.unwrap().to_bytes();
-    let body = serde_json::from_slice(&bytes).unwrap_or_else(|_| json!(String::from_utf8_lossy(&bytes)));
+    let body =
+        serde_json::from_slice(&bytes).unwrap_or_else(|_| json!(String::from_utf8_lossy(&bytes)));
     (status, body)
 }
 
@@ -170,8 +192,16 @@ async fn ask(path: &str, body: &Value) -> (StatusCode, Value) {
 /// A rejected request's status and message.
 async fn refusal(path: &str, body: impl Into<Body>) -> String {
     let (status, body) = answer(app().oneshot(post(path, body)).await.unwrap()).await;
-    let messages = [&body["error"]["message"], &body["error"], &body["message"], &body["detail"]];
-    let message = messages.into_iter().find_map(Value::as_str).unwrap_or("no message");
+    let messages = [
+        &body["error"]["message"],
+        &body["error"],
+        &body["message"],
+        &body["detail"],
+    ];
+    let message = messages
+        .into_iter()
+        .find_map(Value::as_str)
+        .unwrap_or("no message");
     format!("{}: {message}", status.as_u16())
 }
 
@@ -180,11 +210,18 @@ async fn embed_returns_a_list_of_vectors_even_for_one_text() {
     let (status, one) = ask("/embed", &json!({ "inputs": "cat" })).await;
     assert_eq!(status, StatusCode::OK);
     let (_, two) = ask("/embed", &json!({ "inputs": ["cat", "dog and cat"] })).await;
-    assert_eq!((one.as_array().unwrap().len(), two.as_array().unwrap().len()), (1, 2));
+    assert_eq!(
+        (one.as_array().unwrap().len(), two.as_array().unwrap().len()),
+        (1, 2)
+    );
     assert_eq!(one[0], two[0], "independent of the other texts");
     let (_, raw) = ask("/embed", &json!({ "inputs": "cat", "normalize": false })).await;
     assert_eq!(raw[0][1], 1.0);
-    let (_, prompted) = ask("/embed", &json!({ "inputs": "cat", "prompt_name": "query" })).await;
+    let (_, prompted) = ask(
+        "/embed",
+        &json!({ "inputs": "cat", "prompt_name": "query" }),
+    )
+    .await;
     let (_, written) = ask("/embed", &json!({ "inputs": "cat cat" })).await;
     assert_eq!(prompted, written);
     let (_, short) = ask("/embed", &json!({ "inputs": "cat", "dimensions": 1 })).await;
@@ -194,15 +231,22 @@ async fn embed_returns_a_list_of_vectors_even_for_one_text() {
 #[tokio::test]
 async fn ids_from_tokenize_embed_like_their_text_and_decode_to_it() {
     let (_, tokens) = ask("/tokenize", &json!({ "inputs": "cat dog" })).await;
-    let ids: Vec<u64> =
-        tokens[0].as_array().unwrap().iter().map(|token| token["id"].as_u64().unwrap()).collect();
+    let ids: Vec<u64> = tokens[0]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|token| token["id"].as_u64().unwrap())
+        .collect();
     let (_, of_ids) = ask("/embed", &json!({ "inputs": ids })).await;
     let (_, of_text) = ask("/embed", &json!({ "inputs": "cat dog" })).await;
     assert_eq!(of_ids, of_text);
     let (_, decoded) = ask("/decode", &json!({ "ids": ids })).await;
     assert_eq!(decoded, json!(["cat dog"]));
     let first = &tokens[0][0];
-    assert_eq!((&first["special"], &first["start"]), (&json!(true), &Value::Null));
+    assert_eq!(
+        (&first["special"], &first["start"]),
+        (&json!(true), &Value::Null)
+    );
     let spans: String = tokens[0]
         .as_array()
         .unwrap()
@@ -215,7 +259,8 @@ async fn ids_from_tokenize_embed_like_their_text_and_decode_to_it() {
 
 #[tokio::test]
 async fn similarity_is_the_cosine_in_the_order_of_the_sentences() {
-    let body = json!({ "inputs": { "source_sentence": "cat", "sentences": ["cat", "dog and bird"] } });
+    let body =
+        json!({ "inputs": { "source_sentence": "cat", "sentences": ["cat", "dog and bird"] } });
     let (status, similarities) = ask("/similarity", &body).await;
     assert_eq!(status, StatusCode::OK);
     assert!((similarities[0].as_f64().unwrap() - 1.0).abs() < 1e-6);
@@ -237,8 +282,14 @@ async fn embedding_models_rank_with_their_prompts() {
     let body = json!({ "query": "a", "texts": ["dog and bird"], "raw_scores": true });
     let (_, ranks) = ask("/rerank", &body).await;
     let score = ranks[0]["score"].as_f64().unwrap();
-    assert!((score - expected).abs() < 1e-6, "{score} instead of {expected}");
-    assert!((score - cosine(vector("a", None).await, text)).abs() > 1e-6, "the prompt counts");
+    assert!(
+        (score - expected).abs() < 1e-6,
+        "{score} instead of {expected}"
+    );
+    assert!(
+        (score - cosine(vector("a", None).await, text)).abs() > 1e-6,
+        "the prompt counts"
+    );
     let named = json!({ "query": "dog", "texts": ["dog"], "model": "tiny:query" }).to_string();
     insta::assert_snapshot!(refusal("/rerank", named).await, @"422: expected a model's name without a role, since ranking has a query and texts, but found `tiny:query`");
 }
@@ -247,7 +298,10 @@ async fn embedding_models_rank_with_their_prompts() {
 async fn embed_all_returns_a_vector_per_token() {
     let (_, vectors) = ask("/embed_all", &json!({ "inputs": ["cat"] })).await;
     let (_, tokens) = ask("/tokenize", &json!({ "inputs": "cat" })).await;
-    assert_eq!(vectors[0].as_array().unwrap().len(), tokens[0].as_array().unwrap().len());
+    assert_eq!(
+        vectors[0].as_array().unwrap().len(),
+        tokens[0].as_array().unwrap().len()
+    );
 }
 
 #[tokio::test]
@@ -258,24 +312,54 @@ async fn responses_report_usage_and_truncation() {
     let headers = response.headers();
     assert_eq!(headers["x-truncated"], "1");
     assert_eq!(headers["x-compute-characters"], "83");
-    assert!(headers["x-compute-tokens"].to_str().unwrap().parse::<usize>().unwrap() > 12);
-    let (_, openai) = ask("/v1/embeddings", &json!({ "model": "tiny", "input": ["cat", long] })).await;
+    assert!(
+        headers["x-compute-tokens"]
+            .to_str()
+            .unwrap()
+            .parse::<usize>()
+            .unwrap()
+            > 12
+    );
+    let (_, openai) = ask(
+        "/v1/embeddings",
+        &json!({ "model": "tiny", "input": ["cat", long] }),
+    )
+    .await;
     assert_eq!(openai["truncated"], json!([1]));
-    let tensor = json!([{ "name": "TEXT", "shape": [2], "datatype": "BYTES", "data": ["cat", long] }]);
+    let tensor =
+        json!([{ "name": "TEXT", "shape": [2], "datatype": "BYTES", "data": ["cat", long] }]);
     for (path, body) in [
         ("/v1/embeddings", json!({ "input": ["cat", long] })),
-        ("/v2/embed", json!({ "model": "tiny", "texts": ["cat", long], "input_type": "search_query" })),
-        ("/api/embed", json!({ "model": "tiny", "input": ["cat", long] })),
+        (
+            "/v2/embed",
+            json!({ "model": "tiny", "texts": ["cat", long], "input_type": "search_query" }),
+        ),
+        (
+            "/api/embed",
+            json!({ "model": "tiny", "input": ["cat", long] }),
+        ),
         ("/v2/models/tiny/infer", json!({ "inputs": tensor })),
-        ("/vertex", json!({ "instances": [{ "inputs": "cat" }, { "inputs": ["cat", long] }] })),
+        (
+            "/vertex",
+            json!({ "instances": [{ "inputs": "cat" }, { "inputs": ["cat", long] }] }),
+        ),
     ] {
         let response = app().oneshot(post(path, body.to_string())).await.unwrap();
         assert_eq!(response.status(), 200, "{path}");
         assert_eq!(response.headers()["x-truncated"], "1", "{path}");
     }
-    let (_, openai) = ask("/v1/embeddings", &json!({ "model": "tiny", "input": "cat" })).await;
+    let (_, openai) = ask(
+        "/v1/embeddings",
+        &json!({ "model": "tiny", "input": "cat" }),
+    )
+    .await;
     assert_eq!(openai.get("truncated"), None);
-    assert_eq!(ask("/embeddings", &json!({ "model": "tiny", "input": "cat" })).await.1, openai);
+    assert_eq!(
+        ask("/embeddings", &json!({ "model": "tiny", "input": "cat" }))
+            .await
+            .1,
+        openai
+    );
 }
 
 #[tokio::test]
@@ -310,18 +394,36 @@ async fn openai_embeddings_come_as_floats_or_base64() {
       }
     }
     "#);
-    let (_, base64) = ask("/v1/embeddings", &json!({ "input": "cat", "encoding_format": "base64" })).await;
+    let (_, base64) = ask(
+        "/v1/embeddings",
+        &json!({ "input": "cat", "encoding_format": "base64" }),
+    )
+    .await;
     use base64::{Engine, prelude::BASE64_STANDARD};
-    let bytes = BASE64_STANDARD.decode(base64["data"][0]["embedding"].as_str().unwrap()).unwrap();
-    let values: Vec<f32> = bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
-    let expected: Vec<f32> = serde_json::from_value(floats["data"][0]["embedding"].clone()).unwrap();
+    let bytes = BASE64_STANDARD
+        .decode(base64["data"][0]["embedding"].as_str().unwrap())
+        .unwrap();
+    let values: Vec<f32> = bytes
+        .as_chunks::<4>()
+        .0
+        .iter()
+        .map(|bytes| f32::from_le_bytes(*bytes))
+        .collect();
+    let expected: Vec<f32> =
+        serde_json::from_value(floats["data"][0]["embedding"].clone()).unwrap();
     assert_eq!(values, expected);
 }
 
 #[tokio::test]
 async fn models_and_server_are_described() {
     let get = |path: &'static str| async move {
-        answer(app().oneshot(Request::get(path).body(Body::empty()).unwrap()).await.unwrap()).await
+        answer(
+            app()
+                .oneshot(Request::get(path).body(Body::empty()).unwrap())
+                .await
+                .unwrap(),
+        )
+        .await
     };
     assert_eq!(get("/health").await.0, StatusCode::OK);
     assert_eq!(get("/v1/models").await.1["data"][0]["id"], "tiny");
@@ -330,8 +432,14 @@ async fn models_and_server_are_described() {
     assert_eq!(status, StatusCode::NOT_FOUND);
     insta::assert_snapshot!(unknown, @r#"{"error":{"code":"model_not_found","message":"unknown model `gpt`; known models: `tiny`","param":null,"type":"invalid_request_error"}}"#);
     let (_, info) = get("/info").await;
-    assert_eq!(info["model_type"], json!({ "embedding": { "pooling": "mean" } }));
-    assert_eq!((&info["max_input_length"], &info["max_client_batch_size"]), (&json!(12), &json!(4)));
+    assert_eq!(
+        info["model_type"],
+        json!({ "embedding": { "pooling": "mean" } })
+    );
+    assert_eq!(
+        (&info["max_input_length"], &info["max_client_batch_size"]),
+        (&json!(12), &json!(4))
+    );
 }
 
 #[tokio::test]
@@ -364,9 +472,15 @@ async fn oversized_requests_are_rejected_with_the_limit() {
     insta::assert_snapshot!(refusal("/embed", second).await, @"413: text 1: the text has 22 tokens, but the model takes at most 12; set `truncate` to shorten it");
     let ids = json!({ "inputs": [vec![1; 20]], "truncate": false }).to_string();
     insta::assert_snapshot!(refusal("/embed", ids).await, @"413: the input has 20 tokens, but the model takes at most 12; set `truncate` to shorten it");
-    let small = app_with(Limits { values: 5, ..Limits::default() });
-    let inputs =
-        [("/embed", json!(["a", "b", "c"])), ("/embed_all", json!("a b c")), ("/tokenize", json!("a"))];
+    let small = app_with(Limits {
+        values: 5,
+        ..Limits::default()
+    });
+    let inputs = [
+        ("/embed", json!(["a", "b", "c"])),
+        ("/embed_all", json!("a b c")),
+        ("/tokenize", json!("a")),
+    ];
     for (path, inputs) in inputs {
         let request = post(path, json!({ "inputs": inputs }).to_string());
         let (status, body) = answer(small.clone().oneshot(request).await.unwrap()).await;
@@ -380,7 +494,8 @@ async fn oversized_requests_are_rejected_with_the_limit() {
 #[tokio::test]
 async fn requests_for_another_models_task_are_refused() {
     let hub = json!({ "inputs": "cat", "parameters": {} }).to_string();
-    let labels = json!({ "inputs": "cat", "parameters": { "candidate_labels": ["a", "b"] } }).to_string();
+    let labels =
+        json!({ "inputs": "cat", "parameters": { "candidate_labels": ["a", "b"] } }).to_string();
     let beside = json!({ "inputs": "cat", "labels": "a,b" }).to_string();
     for path in ["/", "/models/tiny", "/invocations"] {
         for (name, body) in [("candidate_labels", &labels), ("labels", &beside)] {
@@ -392,17 +507,39 @@ async fn requests_for_another_models_task_are_refused() {
         }
     }
     assert_eq!(
-        app().oneshot(post("/", hub.clone())).await.unwrap().status(),
+        app()
+            .oneshot(post("/", hub.clone()))
+            .await
+            .unwrap()
+            .status(),
         StatusCode::OK,
         "a single model"
     );
-    let rank = Model { name: "rank".into(), ..scripted_model_of(Task::TextRanking) };
+    let rank = Model {
+        name: "rank".into(),
+        ..scripted_model_of(Task::TextRanking)
+    };
     let several = router(App::new(vec![scripted_model(), rank], Limits::default()));
-    let (status, body) = answer(several.clone().oneshot(post("/", hub.clone())).await.unwrap()).await;
+    let (status, body) = answer(
+        several
+            .clone()
+            .oneshot(post("/", hub.clone()))
+            .await
+            .unwrap(),
+    )
+    .await;
     insta::assert_snapshot!(format!("{status} {}", body["error"]), @r#"422 Unprocessable Entity "expected no `parameters` for `tiny`, the first model, which is for `feature-extraction`; a client for another model needs its address, with the path `/models/NAME`""#);
-    for (path, body) in [("/models/tiny", hub), ("/", json!({ "inputs": "cat" }).to_string())] {
+    for (path, body) in [
+        ("/models/tiny", hub),
+        ("/", json!({ "inputs": "cat" }).to_string()),
+    ] {
         assert_eq!(
-            several.clone().oneshot(post(path, body)).await.unwrap().status(),
+            several
+                .clone()
+                .oneshot(post(path, body))
+                .await
+                .unwrap()
+                .status(),
             StatusCode::OK,
             "{path}"
         );
@@ -414,8 +551,14 @@ async fn fields_that_are_given_twice_are_refused() {
     for (path, body) in [
         ("/embed", r#"{"inputs": "a", "inputs": "b"}"#),
         ("/", r#"{"inputs": "a", "inputs": "a"}"#),
-        ("/models/tiny", r#"{"inputs": "a", "parameters": null, "inputs": "b"}"#),
-        ("/similarity", r#"{"inputs": {"source_sentence": "a", "sentences": ["b"]}, "inputs": null}"#),
+        (
+            "/models/tiny",
+            r#"{"inputs": "a", "parameters": null, "inputs": "b"}"#,
+        ),
+        (
+            "/similarity",
+            r#"{"inputs": {"source_sentence": "a", "sentences": ["b"]}, "inputs": null}"#,
+        ),
     ] {
         let expected = "422: expected each field once in the body, but found `inputs` twice";
         assert_eq!(refusal(path, body).await, expected, "{path}");
@@ -462,18 +605,30 @@ async fn fields_that_contradict_each_other_are_refused() {
     ];
     for (path, body, [one, other]) in pairs {
         let found = refusal(path, body.to_string()).await;
-        let expected = format!("422: expected `{one}` and `{other}` to agree, but found different values;");
+        let expected =
+            format!("422: expected `{one}` and `{other}` to agree, but found different values;");
         assert!(found.starts_with(&expected), "{path} {body}: {found}");
     }
     for body in [
         json!({ "input": "a", "dimensions": 1, "output_dimension": 1, "truncate": true, "truncation": true }),
         json!({ "input": "a", "model": "tiny:query", "input_type": "search_query", "task": "retrieval.query" }),
     ] {
-        assert_eq!(ask("/v1/embeddings", &body).await.0, StatusCode::OK, "{body}");
+        assert_eq!(
+            ask("/v1/embeddings", &body).await.0,
+            StatusCode::OK,
+            "{body}"
+        );
     }
     for path in ["/v1/embed", "/v2/embed"] {
-        let found = refusal(path, r#"{"texts": ["a"], "images": ["data:image/png;base64,"]}"#).await;
-        assert_eq!(found, "422: expected no `images`, since the models read texts, but found some", "{path}");
+        let found = refusal(
+            path,
+            r#"{"texts": ["a"], "images": ["data:image/png;base64,"]}"#,
+        )
+        .await;
+        assert_eq!(
+            found, "422: expected no `images`, since the models read texts, but found some",
+            "{path}"
+        );
     }
 }
 
@@ -494,33 +649,57 @@ async fn options_count_wherever_they_are() {
     insta::assert_snapshot!(refusal("/models/tiny", r#"{"inputs": "a", "parameters": "b"}"#).await, @"422: expected `parameters` to be an object, but found a string");
     insta::assert_snapshot!(refusal("/models/tiny", r#"{"inputs": "a", "truncation": "longest_first"}"#).await, @"422: expected `truncation` to be a boolean, but found a string");
     let similarity = |fields: Value| {
-        let mut body = json!({ "inputs": { "source_sentence": "cat", "sentences": ["dog and bird"] } });
-        body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        let mut body =
+            json!({ "inputs": { "source_sentence": "cat", "sentences": ["dog and bird"] } });
+        body.as_object_mut()
+            .unwrap()
+            .extend(fields.as_object().unwrap().clone());
         body
     };
     for path in ["/models/tiny", "/", "/similarity"] {
         for option in [json!({ "prompt": "dog " }), json!({ "dimensions": 1 })] {
             let beside = ask(path, &similarity(option.clone())).await;
-            assert_eq!(beside, ask(path, &similarity(json!({ "parameters": option }))).await, "{path}");
-            assert_ne!(beside, ask(path, &similarity(json!({}))).await, "{path} {option}");
+            assert_eq!(
+                beside,
+                ask(path, &similarity(json!({ "parameters": option }))).await,
+                "{path}"
+            );
+            assert_ne!(
+                beside,
+                ask(path, &similarity(json!({}))).await,
+                "{path} {option}"
+            );
         }
         let whole = json!({ "inputs": { "source_sentence": "cat ".repeat(20), "sentences": ["dog"] }, "truncation": false });
-        assert_eq!(ask(path, &whole).await.0, StatusCode::PAYLOAD_TOO_LARGE, "{path}");
+        assert_eq!(
+            ask(path, &whole).await.0,
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "{path}"
+        );
     }
     let rerank = |path, documents: Value| {
-        refusal(path, json!({ "query": "cat", "documents": documents, "prompt": "query: " }).to_string())
+        refusal(
+            path,
+            json!({ "query": "cat", "documents": documents, "prompt": "query: " }).to_string(),
+        )
     };
     for path in ["/v1/rerank", "/v2/rerank"] {
-        assert!(rerank(path, json!(["a"])).await.starts_with("422: expected no `prompt`, since"), "{path}");
+        assert!(
+            rerank(path, json!(["a"]))
+                .await
+                .starts_with("422: expected no `prompt`, since"),
+            "{path}"
+        );
     }
     insta::assert_snapshot!(refusal("/vertex", r#"{"instances": [{"inputs": "a"}], "parameters": {"truncate": false}}"#).await, @"422: expected no `parameters` beside `instances`, but found some; put them into each instance");
     for path in ["/v1/embed", "/v2/embed"] {
         let found = refusal(path, r#"{"texts": ["a"], "max_tokens": 11}"#).await;
-        let expected =
-            "422: expected `max_tokens` of at least 12, the model's limit, but found 11; leave it out";
+        let expected = "422: expected `max_tokens` of at least 12, the model's limit, but found 11; leave it out";
         assert_eq!(found, expected, "{path}");
         assert_eq!(
-            ask(path, &json!({ "texts": ["a"], "max_tokens": 4096 })).await.0,
+            ask(path, &json!({ "texts": ["a"], "max_tokens": 4096 }))
+                .await
+                .0,
             StatusCode::OK,
             "{path}"
         );
@@ -541,8 +720,13 @@ async fn invalid_json_is_rejected_with_its_position() {
     insta::assert_snapshot!(refusal("/embed", &b"{\"inputs\": \"\xff\"}"[..]).await, @"400: the body is not JSON: invalid unicode code point at line 1 column 13");
     insta::assert_snapshot!(refusal("/embed", r#"{"inputs": "\ud800"}"#).await, @"400: the body is not JSON: unexpected end of hex escape at line 1 column 19");
     insta::assert_snapshot!(refusal("/v1/embeddings", "{").await, @"400: expected JSON, but the body ends too early (line 1, column 1)");
-    let (status, body) =
-        answer(app().oneshot(Request::post("/embed").body(Body::from("{}")).unwrap()).await.unwrap()).await;
+    let (status, body) = answer(
+        app()
+            .oneshot(Request::post("/embed").body(Body::from("{}")).unwrap())
+            .await
+            .unwrap(),
+    )
+    .await;
     assert_eq!(status, StatusCode::UNSUPPORTED_MEDIA_TYPE);
     insta::assert_snapshot!(body, @r#"{"error":"expected the content type `application/json`, but found `none`","error_type":"Validation"}"#);
 }
@@ -551,11 +735,23 @@ async fn invalid_json_is_rejected_with_its_position() {
 #[tokio::test]
 async fn tokens_include_the_default_prompt_of_every_task() {
     for task in [Task::FeatureExtraction, Task::TextRanking] {
-        let model = model_of(task, Some("query".into()), [last_id(FAILS), last_id(PANICS)]);
+        let model = model_of(
+            task,
+            Some("query".into()),
+            [last_id(FAILS), last_id(PANICS)],
+        );
         let app = router(App::new(vec![model], Limits::default()));
-        let request = post("/tokenize", json!({ "inputs": "dog", "add_special_tokens": false }).to_string());
+        let request = post(
+            "/tokenize",
+            json!({ "inputs": "dog", "add_special_tokens": false }).to_string(),
+        );
         let (_, tokens) = answer(app.oneshot(request).await.unwrap()).await;
-        let texts: Vec<&Value> = tokens[0].as_array().unwrap().iter().map(|token| &token["text"]).collect();
+        let texts: Vec<&Value> = tokens[0]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|token| &token["text"])
+            .collect();
         assert_eq!(texts, ["cat", "dog"], "{task}");
     }
 }
@@ -570,7 +766,9 @@ async fn compressed_bodies_are_read_completely() {
     let body = [member(r#"{"inputs": ["cat","#), member(r#" "dog"]}"#)].concat();
     let send = async |encoding: &'static str, body: Vec<u8>| {
         let mut request = post("/embed", body);
-        request.headers_mut().insert("content-encoding", encoding.parse().unwrap());
+        request
+            .headers_mut()
+            .insert("content-encoding", encoding.parse().unwrap());
         answer(app().oneshot(request).await.unwrap()).await
     };
     let expected = ask("/embed", &json!({ "inputs": ["cat", "dog"] })).await;
@@ -586,15 +784,23 @@ async fn compressed_bodies_are_read_completely() {
 #[tokio::test]
 async fn unknown_fields_are_ignored() {
     let body = json!({ "inputs": "cat", "user": "me", "parameters": { "x": 1 }, "stream": false });
-    assert_eq!(ask("/embed", &body).await, ask("/embed", &json!({ "inputs": "cat" })).await);
+    assert_eq!(
+        ask("/embed", &body).await,
+        ask("/embed", &json!({ "inputs": "cat" })).await
+    );
 }
 
 #[tokio::test]
 async fn unknown_routes_and_methods_answer_in_their_dialect() {
     insta::assert_snapshot!(refusal("/nowhere", "{}").await, @"404: no route `/nowhere`; `/docs` lists the routes");
     insta::assert_snapshot!(refusal("/v1/completions", "{}").await, @"404: no route `/v1/completions`; `/docs` lists the routes");
-    let (status, body) =
-        answer(app().oneshot(Request::get("/embed").body(Body::empty()).unwrap()).await.unwrap()).await;
+    let (status, body) = answer(
+        app()
+            .oneshot(Request::get("/embed").body(Body::empty()).unwrap())
+            .await
+            .unwrap(),
+    )
+    .await;
     assert_eq!(status, StatusCode::METHOD_NOT_ALLOWED);
     insta::assert_snapshot!(body, @r#"{"error":"`/embed` does not take GET","error_type":"Validation"}"#);
 }
@@ -602,7 +808,10 @@ async fn unknown_routes_and_methods_answer_in_their_dialect() {
 #[tokio::test]
 async fn a_failing_model_fails_its_own_request_only() {
     let app = app();
-    let send = |text: &str| app.clone().oneshot(post("/embed", json!({ "inputs": text }).to_string()));
+    let send = |text: &str| {
+        app.clone()
+            .oneshot(post("/embed", json!({ "inputs": text }).to_string()))
+    };
     let (status, body) = answer(send(FAILS).await.unwrap()).await;
     assert_eq!(status, StatusCode::BAD_GATEWAY);
     insta::assert_snapshot!(body, @r#"{"error":"the model failed to run","error_type":"Backend"}"#);
@@ -614,33 +823,51 @@ async fn a_failing_model_fails_its_own_request_only() {
 
 #[tokio::test]
 async fn requests_beyond_the_limit_are_rejected_at_once() {
-    let app = app_with(Limits { requests: 1, ..Limits::default() });
+    let app = app_with(Limits {
+        requests: 1,
+        ..Limits::default()
+    });
     // A body that never ends keeps its request running.
     let endless = Body::from_stream(futures::stream::pending::<Result<Vec<u8>, std::io::Error>>());
     let first = tokio::spawn(app.clone().oneshot(post("/embed", endless)));
     tokio::time::sleep(Duration::from_millis(50)).await;
-    let second = app.clone().oneshot(post("/v1/embeddings", r#"{"input": "cat"}"#)).await.unwrap();
+    let second = app
+        .clone()
+        .oneshot(post("/v1/embeddings", r#"{"input": "cat"}"#))
+        .await
+        .unwrap();
     assert_eq!(second.headers()["retry-after"], "1");
     let (status, body) = answer(second).await;
     assert_eq!(status, StatusCode::TOO_MANY_REQUESTS);
     insta::assert_snapshot!(body, @r#"{"error":{"code":"rate_limit_exceeded","message":"expected at most 1 requests at once, but found more; try again in a moment","param":null,"type":"rate_limit_error"}}"#);
     first.abort();
     let _ = first.await;
-    let third = app.oneshot(post("/embed", r#"{"inputs": "cat"}"#)).await.unwrap();
+    let third = app
+        .oneshot(post("/embed", r#"{"inputs": "cat"}"#))
+        .await
+        .unwrap();
     assert_eq!(third.status(), StatusCode::OK);
 }
 
 #[tokio::test]
 async fn slow_requests_time_out() {
-    let app = app_with(Limits { timeout_ms: 50, ..Limits::default() });
+    let app = app_with(Limits {
+        timeout_ms: 50,
+        ..Limits::default()
+    });
     let endless = Body::from_stream(futures::stream::pending::<Result<Vec<u8>, std::io::Error>>());
     let (status, body) = answer(app.clone().oneshot(post("/embed", endless)).await.unwrap()).await;
     assert_eq!(status, StatusCode::GATEWAY_TIMEOUT);
     insta::assert_snapshot!(body, @r#"{"error":"no response within 50ms","error_type":"Backend"}"#);
     // The platform's deadline applies if it is earlier.
     let mut request = post("/embed", r#"{"inputs": "cat"}"#);
-    request.extensions_mut().insert(Deadline::within(Duration::ZERO));
-    assert_eq!(app.oneshot(request).await.unwrap().status(), StatusCode::GATEWAY_TIMEOUT);
+    request
+        .extensions_mut()
+        .insert(Deadline::within(Duration::ZERO));
+    assert_eq!(
+        app.oneshot(request).await.unwrap().status(),
+        StatusCode::GATEWAY_TIMEOUT
+    );
 }
 
 #[tokio::test]
@@ -650,13 +877,23 @@ async fn requests_have_ids() {
         if let Some(id) = id {
             request = request.header("x-request-id", id);
         }
-        let response = app().oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
-        response.headers()["x-request-id"].to_str().unwrap().to_owned()
+        let response = app()
+            .oneshot(request.body(Body::empty()).unwrap())
+            .await
+            .unwrap();
+        response.headers()["x-request-id"]
+            .to_str()
+            .unwrap()
+            .to_owned()
     };
     assert_eq!(send(Some("abc-1")).await, "abc-1");
     assert_eq!(send(None).await.len(), 36);
     assert_ne!(send(None).await, send(None).await);
-    assert_eq!(send(Some("with space")).await.len(), 36, "what would confuse a log is replaced");
+    assert_eq!(
+        send(Some("with space")).await.len(),
+        36,
+        "what would confuse a log is replaced"
+    );
 }
 
 /// A message with `json` followed by tensor bytes, with the JSON length header.
@@ -664,21 +901,30 @@ fn binary(path: &str, json: &Value, bytes: &[u8], announced: Option<usize>) -> R
     let json = json.to_string();
     let length = announced.unwrap_or(json.len());
     let request = Request::post(path).header("inference-header-content-length", length);
-    request.body(Body::from([json.as_bytes(), bytes].concat())).unwrap()
+    request
+        .body(Body::from([json.as_bytes(), bytes].concat()))
+        .unwrap()
 }
 
 #[tokio::test]
 async fn kserve_reads_tokens_or_texts_and_responds_in_json_or_bytes() {
     let (_, embedded) = ask("/embed", &json!({ "inputs": ["cat", "dog and bird"] })).await;
-    let expected: Vec<f32> =
-        serde_json::from_value::<Vec<Vec<f32>>>(embedded).unwrap().into_iter().flatten().collect();
+    let expected: Vec<f32> = serde_json::from_value::<Vec<Vec<f32>>>(embedded)
+        .unwrap()
+        .into_iter()
+        .flatten()
+        .collect();
 
     let text = json!({ "id": "7", "inputs": [{ "name": "TEXT", "shape": [2, 1], "datatype": "BYTES", "data": ["cat", "dog and bird"] }] });
     let (status, answer_json) = ask("/v2/models/tiny/infer", &text).await;
     assert_eq!(status, StatusCode::OK, "{answer_json}");
-    assert_eq!((&answer_json["id"], &answer_json["model_version"]), (&json!("7"), &json!("1")));
+    assert_eq!(
+        (&answer_json["id"], &answer_json["model_version"]),
+        (&json!("7"), &json!("1"))
+    );
     assert_eq!(answer_json["outputs"][0]["shape"], json!([2, 2]));
-    let found: Vec<f32> = serde_json::from_value(answer_json["outputs"][0]["data"].clone()).unwrap();
+    let found: Vec<f32> =
+        serde_json::from_value(answer_json["outputs"][0]["data"].clone()).unwrap();
     assert_eq!(found, expected);
 
     // The same as binary data, in the request and in the response.
@@ -688,14 +934,28 @@ async fn kserve_reads_tokens_or_texts_and_responds_in_json_or_bytes() {
         "inputs": [{ "name": "TEXT", "shape": [2], "datatype": "BYTES", "parameters": { "binary_data_size": bytes.len() } }],
         "outputs": [{ "name": "embedding", "parameters": { "binary_data": true } }],
     });
-    let response =
-        app().oneshot(binary("/v2/models/tiny/versions/1/infer", &message, &bytes, None)).await.unwrap();
+    let response = app()
+        .oneshot(binary(
+            "/v2/models/tiny/versions/1/infer",
+            &message,
+            &bytes,
+            None,
+        ))
+        .await
+        .unwrap();
     assert_eq!(response.status(), StatusCode::OK);
-    let length: usize =
-        response.headers()["inference-header-content-length"].to_str().unwrap().parse().unwrap();
+    let length: usize = response.headers()["inference-header-content-length"]
+        .to_str()
+        .unwrap()
+        .parse()
+        .unwrap();
     let body = response.into_body().collect().await.unwrap().to_bytes();
-    let found: Vec<f32> =
-        body[length..].as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+    let found: Vec<f32> = body[length..]
+        .as_chunks::<4>()
+        .0
+        .iter()
+        .map(|bytes| f32::from_le_bytes(*bytes))
+        .collect();
     assert_eq!(found, expected);
 
     // Token ids, padded, with a mask.
@@ -704,14 +964,22 @@ async fn kserve_reads_tokens_or_texts_and_responds_in_json_or_bytes() {
         .as_array()
         .unwrap()
         .iter()
-        .map(|text| text.as_array().unwrap().iter().map(|token| token["id"].as_i64().unwrap()).collect())
+        .map(|text| {
+            text.as_array()
+                .unwrap()
+                .iter()
+                .map(|token| token["id"].as_i64().unwrap())
+                .collect()
+        })
         .collect();
     let longest = ids.iter().map(Vec::len).max().unwrap();
     let padded = |value: i64, one: bool| -> Vec<i64> {
         ids.iter()
             .flat_map(|row| {
                 let row = row.iter().map(|id| if one { 1 } else { *id });
-                row.chain(std::iter::repeat(value)).take(longest).collect::<Vec<_>>()
+                row.chain(std::iter::repeat(value))
+                    .take(longest)
+                    .collect::<Vec<_>>()
             })
             .collect()
     };
@@ -724,21 +992,36 @@ async fn kserve_reads_tokens_or_texts_and_responds_in_json_or_bytes() {
 #[tokio::test]
 async fn kserve_takes_the_parameters_of_embed() {
     let infer = async |text: &str, parameters: &Value| {
-        let tensor = json!({ "name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "data": [text] });
-        ask("/v2/models/tiny/infer", &json!({ "inputs": [tensor], "parameters": parameters })).await
+        let tensor =
+            json!({ "name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "data": [text] });
+        ask(
+            "/v2/models/tiny/infer",
+            &json!({ "inputs": [tensor], "parameters": parameters }),
+        )
+        .await
     };
-    let cases =
-        [json!({ "normalize": false }), json!({ "dimensions": 1 }), json!({ "prompt_name": "query" })];
+    let cases = [
+        json!({ "normalize": false }),
+        json!({ "dimensions": 1 }),
+        json!({ "prompt_name": "query" }),
+    ];
     for parameters in cases {
         let mut body = parameters.clone();
         body["inputs"] = json!(["dog"]);
         let (_, expected) = ask("/embed", &body).await;
         let (status, found) = infer("dog", &parameters).await;
-        assert_eq!((status, &found["outputs"][0]["data"]), (StatusCode::OK, &expected[0]), "{parameters}");
+        assert_eq!(
+            (status, &found["outputs"][0]["data"]),
+            (StatusCode::OK, &expected[0]),
+            "{parameters}"
+        );
     }
     let long = "cat ".repeat(20);
     assert_eq!(infer(&long, &json!({})).await.0, StatusCode::OK);
-    assert_eq!(infer(&long, &json!({ "truncate": false })).await.0, StatusCode::PAYLOAD_TOO_LARGE);
+    assert_eq!(
+        infer(&long, &json!({ "truncate": false })).await.0,
+        StatusCode::PAYLOAD_TOO_LARGE
+    );
     let (_, refusal) = infer("dog", &json!({ "normalize": 1 })).await;
     insta::assert_snapshot!(refusal["error"].as_str().unwrap(), @"invalid parameter `normalize`: expected the body to be a boolean, but found `1`");
 }
@@ -746,19 +1029,35 @@ async fn kserve_takes_the_parameters_of_embed() {
 #[tokio::test]
 async fn kserve_describes_models() {
     let get = |path: &'static str| async move {
-        answer(app().oneshot(Request::get(path).body(Body::empty()).unwrap()).await.unwrap()).await
+        answer(
+            app()
+                .oneshot(Request::get(path).body(Body::empty()).unwrap())
+                .await
+                .unwrap(),
+        )
+        .await
     };
     assert_eq!(get("/v2/health/ready").await.0, StatusCode::OK);
     assert_eq!(get("/v2/models/tiny/ready").await.0, StatusCode::OK);
-    assert_eq!(get("/v2/models/tiny/versions/1/config").await.1["input"][2]["data_type"], "TYPE_STRING");
+    assert_eq!(
+        get("/v2/models/tiny/versions/1/config").await.1["input"][2]["data_type"],
+        "TYPE_STRING"
+    );
     insta::assert_snapshot!(get("/v2/models/tiny").await.1, @r#"{"inputs":[{"datatype":"INT64","name":"input_ids","shape":[-1,-1]},{"datatype":"INT64","name":"attention_mask","shape":[-1,-1]},{"datatype":"BYTES","name":"TEXT","shape":[-1,1]}],"name":"tiny","outputs":[{"datatype":"FP32","name":"embedding","shape":[-1,2]}],"platform":"kivu","versions":["1"]}"#);
     insta::assert_snapshot!(get("/v2/models/other/ready").await.1, @r#"{"error":"unknown model `other`; known models: `tiny`"}"#);
     insta::assert_snapshot!(get("/v2/models/tiny/versions/2").await.1, @r#"{"error":"expected version 1 of `tiny`, but found `2`"}"#);
     for body in [json!({}), json!({ "ready": true })] {
-        assert_eq!(ask("/v2/repository/index", &body).await.1[0]["state"], "READY");
+        assert_eq!(
+            ask("/v2/repository/index", &body).await.1[0]["state"],
+            "READY"
+        );
     }
-    let refusal =
-        ask("/v2/repository/models/tiny/load", &json!({ "parameters": { "config": "{}" } })).await.1;
+    let refusal = ask(
+        "/v2/repository/models/tiny/load",
+        &json!({ "parameters": { "config": "{}" } }),
+    )
+    .await
+    .1;
     insta::assert_snapshot!(refusal["error"].as_str().unwrap(), @"expected no parameters, since bundles are immutable, but found `config`; leave it out");
 }
 
@@ -772,7 +1071,10 @@ async fn kserve_rejects_inconsistent_tensors() {
     };
     let ids = |shape: Value, more: Value| {
         let mut input = json!({ "name": "input_ids", "shape": shape, "datatype": "INT64" });
-        input.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        input
+            .as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
         input
     };
     let size = |size: u64| json!({ "parameters": { "binary_data_size": size } });

@@ -22,7 +22,12 @@ fn inputs(backend: &dyn Backend, rows: usize, columns: usize) -> Vec<Tensor> {
     inputs
         .map(|spec| {
             let value = i64::from(spec.name != "token_type_ids");
-            Tensor::integers(spec.element_type, [rows, columns], vec![value; rows * columns]).unwrap()
+            Tensor::integers(
+                spec.element_type,
+                [rows, columns],
+                vec![value; rows * columns],
+            )
+            .unwrap()
         })
         .collect()
 }
@@ -30,7 +35,10 @@ fn inputs(backend: &dyn Backend, rows: usize, columns: usize) -> Vec<Tensor> {
 /// Tests the [`Backend`] contract.
 pub(crate) async fn keeps_its_contract(backend: &dyn Backend) {
     // Outputs are in signature order and have the inputs' rows.
-    let outputs = backend.infer(inputs(backend, 2, 3), deadline()).await.unwrap();
+    let outputs = backend
+        .infer(inputs(backend, 2, 3), deadline())
+        .await
+        .unwrap();
     assert_eq!(outputs.len(), backend.signature().outputs.len());
     for (output, spec) in outputs.iter().zip(&backend.signature().outputs) {
         assert_eq!(output.shape()[0], 2);
@@ -47,12 +55,18 @@ pub(crate) async fn keeps_its_contract(backend: &dyn Backend) {
     assert!(error.to_string().contains("but found FP32"), "{error}");
 
     // A deadline that has passed is exceeded.
-    let late = backend.infer(inputs(backend, 1, 1), Deadline::within(Duration::ZERO)).await.unwrap_err();
+    let late = backend
+        .infer(inputs(backend, 1, 1), Deadline::within(Duration::ZERO))
+        .await
+        .unwrap_err();
     assert!(matches!(late, Error::DeadlineExceeded { .. }), "{late:?}");
 
     // Failures do not affect later batches, and concurrent batches get their own outputs.
     let many = (1..20).map(|columns| async move {
-        let outputs = backend.infer(inputs(backend, 1, columns), deadline()).await.unwrap();
+        let outputs = backend
+            .infer(inputs(backend, 1, columns), deadline())
+            .await
+            .unwrap();
         let shape = outputs[0].shape();
         assert!(shape.len() == 2 || shape[1] == columns, "{shape:?}");
     });
@@ -65,11 +79,20 @@ async fn the_scripted_backend() {
         inputs: ["input_ids", "attention_mask"]
             .map(|name| kivu::backend::TensorSpec::new(name, ElementType::Int64, [-1, -1]))
             .into(),
-        outputs: vec![kivu::backend::TensorSpec::new("last_hidden_state", ElementType::Fp32, [-1, -1, 4])],
+        outputs: vec![kivu::backend::TensorSpec::new(
+            "last_hidden_state",
+            ElementType::Fp32,
+            [-1, -1, 4],
+        )],
     };
     let backend = ScriptedBackend::new(signature, |inputs| {
-        let [rows, columns] = inputs[0].shape() else { unreachable!("checked by the signature") };
-        Ok(vec![Tensor::new(vec![*rows, *columns, 4], Elements::Fp32(vec![0.5; rows * columns * 4]))?])
+        let [rows, columns] = inputs[0].shape() else {
+            unreachable!("checked by the signature")
+        };
+        Ok(vec![Tensor::new(
+            vec![*rows, *columns, 4],
+            Elements::Fp32(vec![0.5; rows * columns * 4]),
+        )?])
     });
     keeps_its_contract(&backend).await;
     assert_eq!(backend.shapes()[0], [2, 3]);
@@ -80,8 +103,11 @@ async fn the_onnx_backend() {
     let Some(runtime) = runtime() else { return };
     let folder = tempfile::tempdir().unwrap();
     for name in ["tiny-bert", "tiny-roberta"] {
-        let request =
-            request(fixtures().join("models").join(name), folder.path().join(name), Some(Precision::Fp32));
+        let request = request(
+            fixtures().join("models").join(name),
+            folder.path().join(name),
+            Some(Precision::Fp32),
+        );
         let bundle = build_request(&request, runtime).unwrap();
         let backend = backend(&bundle, runtime);
         assert_eq!(
@@ -102,16 +128,28 @@ async fn concurrent_runs_give_the_same_bits() {
     let Some(runtime) = runtime() else { return };
     let folder = tempfile::tempdir().unwrap();
     let source = fixtures().join("models/tiny-bert");
-    let bundle =
-        build_request(&request(source, folder.path().join("b"), Some(Precision::Fp32)), runtime).unwrap();
-    let backend = OnnxBackend::open(runtime, &bundle.path("model.onnx"), 8.try_into().unwrap()).unwrap();
+    let bundle = build_request(
+        &request(source, folder.path().join("b"), Some(Precision::Fp32)),
+        runtime,
+    )
+    .unwrap();
+    let backend =
+        OnnxBackend::open(runtime, &bundle.path("model.onnx"), 8.try_into().unwrap()).unwrap();
     let mut alone = Vec::new();
     for columns in 1..48 {
-        alone.push(backend.infer(inputs(&backend, 1, columns), deadline()).await.unwrap());
+        alone.push(
+            backend
+                .infer(inputs(&backend, 1, columns), deadline())
+                .await
+                .unwrap(),
+        );
     }
     let (backend, alone) = (&backend, &alone);
     let rounds = (0..40).flat_map(|_| 1..48).map(|columns| async move {
-        let outputs = backend.infer(inputs(backend, 1, columns), deadline()).await.unwrap();
+        let outputs = backend
+            .infer(inputs(backend, 1, columns), deadline())
+            .await
+            .unwrap();
         assert!(outputs == alone[columns - 1], "{columns} tokens");
     });
     futures::future::join_all(rounds).await;

@@ -27,16 +27,24 @@ fn status(answer: &str) -> &str {
 /// A process's current resident memory in kB.
 fn resident_kb(process: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))
+        .unwrap();
     line.trim().trim_end_matches(" kB").parse().unwrap()
 }
 
 /// Slow requests end with their timeout; meanwhile, other requests are refused with `retry-after`.
 #[test]
 fn slow_requests_time_out_and_others_get_429() {
-    let Some((_folder, bundle)) = bundle() else { return };
+    let Some((_folder, bundle)) = bundle() else {
+        return;
+    };
     let mut command = kivu(&bundle);
-    command.env("KIVU_LIMITS__REQUESTS", "2").env("KIVU_LIMITS__TIMEOUT_MS", "2000").stderr(Stdio::null());
+    command
+        .env("KIVU_LIMITS__REQUESTS", "2")
+        .env("KIVU_LIMITS__TIMEOUT_MS", "2000")
+        .stderr(Stdio::null());
     let server = Server::wait(command.spawn().unwrap());
     let started = Instant::now();
     let slow: Vec<TcpStream> = (0..2)
@@ -56,7 +64,10 @@ fn slow_requests_time_out_and_others_get_429() {
         assert_eq!(status(&answer), "504", "{answer}");
     }
     assert!(started.elapsed() < Duration::from_secs(5));
-    assert_eq!(status(&server.post("/embed", r#"{"inputs": "a text"}"#)), "200");
+    assert_eq!(
+        status(&server.post("/embed", r#"{"inputs": "a text"}"#)),
+        "200"
+    );
 }
 
 /// Whether the server closes a connection within `time`.
@@ -69,32 +80,57 @@ fn is_closed_within(connection: &mut TcpStream, time: Duration) -> bool {
 /// The server closes connections without a complete request.
 #[test]
 fn connections_without_a_complete_request_are_closed() {
-    let Some((_folder, bundle)) = bundle() else { return };
+    let Some((_folder, bundle)) = bundle() else {
+        return;
+    };
     let mut command = kivu(&bundle);
-    command.env("KIVU_LIMITS__TIMEOUT_MS", "1000").stderr(Stdio::null());
+    command
+        .env("KIVU_LIMITS__TIMEOUT_MS", "1000")
+        .stderr(Stdio::null());
     let server = Server::wait(command.spawn().unwrap());
-    for said in ["", "POST /embed HT", "POST /embed HTTP/1.1\r\nhost: localhost\r\n"] {
+    for said in [
+        "",
+        "POST /embed HT",
+        "POST /embed HTTP/1.1\r\nhost: localhost\r\n",
+    ] {
         let mut connection = TcpStream::connect(&server.address).unwrap();
         connection.write_all(said.as_bytes()).unwrap();
-        assert!(is_closed_within(&mut connection, Duration::from_secs(4)), "{said:?}");
+        assert!(
+            is_closed_within(&mut connection, Duration::from_secs(4)),
+            "{said:?}"
+        );
     }
     // A request that arrives byte by byte gets no extra time.
     let mut connection = TcpStream::connect(&server.address).unwrap();
     let started = Instant::now();
     while connection.write_all(b"x").is_ok() {
-        assert!(started.elapsed() < Duration::from_secs(5), "the connection is still open");
+        assert!(
+            started.elapsed() < Duration::from_secs(5),
+            "the connection is still open"
+        );
         thread::sleep(Duration::from_millis(50));
     }
-    assert_eq!(status(&server.post("/embed", r#"{"inputs": "a text"}"#)), "200");
+    assert_eq!(
+        status(&server.post("/embed", r#"{"inputs": "a text"}"#)),
+        "200"
+    );
 }
 
 /// A connection with a small receive buffer.
 fn connect_narrowly(address: &str) -> TcpStream {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .build()
+        .unwrap();
     let connection = runtime.block_on(async {
         let socket = tokio::net::TcpSocket::new_v4().unwrap();
         socket.set_recv_buffer_size(16 * 1024).unwrap();
-        socket.connect(address.parse().unwrap()).await.unwrap().into_std().unwrap()
+        socket
+            .connect(address.parse().unwrap())
+            .await
+            .unwrap()
+            .into_std()
+            .unwrap()
     });
     connection.set_nonblocking(false).unwrap();
     connection
@@ -103,16 +139,23 @@ fn connect_narrowly(address: &str) -> TcpStream {
 /// Unread responses count as requests, and are aborted at the request timeout.
 #[test]
 fn unread_responses_hold_a_permit_until_the_timeout() {
-    let Some((_folder, bundle)) = bundle() else { return };
+    let Some((_folder, bundle)) = bundle() else {
+        return;
+    };
     let body = format!(r#"{{"inputs": "{}"}}"#, "the cat ".repeat(85_000));
     let server = Server::wait(kivu(&bundle).stderr(Stdio::null()).spawn().unwrap());
     let started = Instant::now();
     assert_eq!(status(&server.post("/tokenize", &body)), "200");
     let timeout = Duration::from_secs(5).max(started.elapsed() * 5);
     let mut command = kivu(&bundle);
-    command.env("KIVU_LIMITS__REQUESTS", "2").stderr(Stdio::null());
+    command
+        .env("KIVU_LIMITS__REQUESTS", "2")
+        .stderr(Stdio::null());
     let server = Server::wait(
-        command.env("KIVU_LIMITS__TIMEOUT_MS", timeout.as_millis().to_string()).spawn().unwrap(),
+        command
+            .env("KIVU_LIMITS__TIMEOUT_MS", timeout.as_millis().to_string())
+            .spawn()
+            .unwrap(),
     );
     let request = format!(
         "POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
@@ -132,7 +175,10 @@ fn unread_responses_hold_a_permit_until_the_timeout() {
     assert_eq!(ask(), "429", "both permits are in use");
     let started = Instant::now();
     while ask() == "429" {
-        assert!(started.elapsed() < timeout * 3, "the permits are not released");
+        assert!(
+            started.elapsed() < timeout * 3,
+            "the permits are not released"
+        );
         thread::sleep(Duration::from_millis(100));
     }
     // The other connection may have time left.
@@ -141,24 +187,39 @@ fn unread_responses_hold_a_permit_until_the_timeout() {
         let _ = connection.read_to_end(&mut rest);
         !rest.ends_with(b"]]")
     };
-    assert!(unread.into_iter().any(is_cut_off), "both responses are complete");
+    assert!(
+        unread.into_iter().any(is_cut_off),
+        "both responses are complete"
+    );
     // A slow client that reads everything before the timeout gets the whole response.
     let mut connection = TcpStream::connect(&server.address).unwrap();
     connection
-        .write_all(request.replace("host: localhost", "host: localhost\r\nconnection: close").as_bytes())
+        .write_all(
+            request
+                .replace("host: localhost", "host: localhost\r\nconnection: close")
+                .as_bytes(),
+        )
         .unwrap();
     thread::sleep(Duration::from_secs(1));
     let mut whole = Vec::new();
     connection.read_to_end(&mut whole).unwrap();
-    assert!(whole.ends_with(b"]]") && whole.len() > 10_000_000, "{} bytes", whole.len());
+    assert!(
+        whole.ends_with(b"]]") && whole.len() > 10_000_000,
+        "{} bytes",
+        whole.len()
+    );
 }
 
 /// A server that is stopped does not wait for idle connections.
 #[test]
 fn slow_clients_do_not_delay_the_end_of_the_server() {
-    let Some((_folder, bundle)) = bundle() else { return };
+    let Some((_folder, bundle)) = bundle() else {
+        return;
+    };
     let mut command = kivu(&bundle);
-    command.env("KIVU_LIMITS__TIMEOUT_MS", "1000").stderr(Stdio::null());
+    command
+        .env("KIVU_LIMITS__TIMEOUT_MS", "1000")
+        .stderr(Stdio::null());
     let mut server = Server::wait(command.spawn().unwrap());
     let mut connection = TcpStream::connect(&server.address).unwrap();
     connection.write_all(b"POST /embed HTTP/1.1\r\n").unwrap();
@@ -166,7 +227,11 @@ fn slow_clients_do_not_delay_the_end_of_the_server() {
     thread::sleep(Duration::from_millis(100));
     let started = Instant::now();
     assert_eq!(server.stop(), Some(0));
-    assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
+    assert!(
+        started.elapsed() < Duration::from_secs(4),
+        "{:?}",
+        started.elapsed()
+    );
     drop((connection, idle));
 }
 
@@ -174,50 +239,84 @@ fn slow_clients_do_not_delay_the_end_of_the_server() {
 fn limited(limit: &str, bundle: &Path) -> Command {
     let program = kivu(bundle);
     let mut command = Command::new("sh");
-    command.arg("-c").arg(format!("ulimit {limit}; exec \"$0\" \"$@\""));
+    command
+        .arg("-c")
+        .arg(format!("ulimit {limit}; exec \"$0\" \"$@\""));
     command.arg(program.get_program()).args(program.get_args());
     for (name, value) in program.get_envs() {
         command.env(name, value.unwrap_or_default());
     }
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null());
     command
 }
 
 /// Without file descriptors for more connections, open ones work, and new ones wait.
 #[test]
 fn running_out_of_file_descriptors_ends_nothing() {
-    let Some((_folder, bundle)) = bundle() else { return };
+    let Some((_folder, bundle)) = bundle() else {
+        return;
+    };
     let mut command = limited("-n 64", &bundle);
-    let server = Server::wait(command.env("KIVU_LIMITS__TIMEOUT_MS", "3000").spawn().unwrap());
+    let server = Server::wait(
+        command
+            .env("KIVU_LIMITS__TIMEOUT_MS", "3000")
+            .spawn()
+            .unwrap(),
+    );
     let mut open = TcpStream::connect(&server.address).unwrap();
     let request = "GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n";
     open.write_all(request.as_bytes()).unwrap();
     let mut answer = [0; 12];
     open.read_exact(&mut answer).unwrap();
     let started = Instant::now();
-    let crowd: Vec<TcpStream> = (0..80).map(|_| TcpStream::connect(&server.address).unwrap()).collect();
+    let crowd: Vec<TcpStream> = (0..80)
+        .map(|_| TcpStream::connect(&server.address).unwrap())
+        .collect();
     let descriptors = format!("/proc/{}/fd", server.id());
     while fs::read_dir(&descriptors).unwrap().count() < 64 {
-        assert!(started.elapsed() < Duration::from_secs(3), "file descriptors are left");
+        assert!(
+            started.elapsed() < Duration::from_secs(3),
+            "file descriptors are left"
+        );
         thread::sleep(Duration::from_millis(10));
     }
-    open.write_all(request.replace("host: localhost", "host: localhost\r\nconnection: close").as_bytes())
-        .unwrap();
+    open.write_all(
+        request
+            .replace("host: localhost", "host: localhost\r\nconnection: close")
+            .as_bytes(),
+    )
+    .unwrap();
     let mut rest = String::new();
     open.read_to_string(&mut rest).unwrap();
-    assert!(rest.contains("HTTP/1.1 200"), "the open connection has no second response: {rest}");
+    assert!(
+        rest.contains("HTTP/1.1 200"),
+        "the open connection has no second response: {rest}"
+    );
     // It waits until idle connections time out.
-    assert_eq!(status(&server.post("/embed", r#"{"inputs": "a text"}"#)), "200");
+    assert_eq!(
+        status(&server.post("/embed", r#"{"inputs": "a text"}"#)),
+        "200"
+    );
     drop(crowd);
-    assert_eq!(status(&server.post("/embed", r#"{"inputs": "a text"}"#)), "200");
+    assert_eq!(
+        status(&server.post("/embed", r#"{"inputs": "a text"}"#)),
+        "200"
+    );
 }
 
 /// Requests beyond the limit are refused without using memory.
 #[test]
 fn a_flood_is_refused_and_memory_stays_flat() {
-    let Some((_folder, bundle)) = bundle() else { return };
+    let Some((_folder, bundle)) = bundle() else {
+        return;
+    };
     let mut command = kivu(&bundle);
-    command.env("KIVU_LIMITS__REQUESTS", "4").stderr(Stdio::null());
+    command
+        .env("KIVU_LIMITS__REQUESTS", "4")
+        .stderr(Stdio::null());
     let server = Server::wait(command.spawn().unwrap());
     let body = format!(r#"{{"inputs": ["{}"]}}"#, "word ".repeat(20_000));
     let flood = || {
@@ -234,10 +333,23 @@ fn a_flood_is_refused_and_memory_stays_flat() {
     flood();
     let before = resident_kb(server.id());
     let answers = flood();
-    let refused = answers.iter().filter(|answer| status(answer) == "429").count();
-    let answered = answers.iter().filter(|answer| status(answer) == "200").count();
-    assert_eq!(refused + answered, answers.len(), "every request has a response");
-    assert!(refused > 0 && answered > 0, "{refused} refused, {answered} answered");
+    let refused = answers
+        .iter()
+        .filter(|answer| status(answer) == "429")
+        .count();
+    let answered = answers
+        .iter()
+        .filter(|answer| status(answer) == "200")
+        .count();
+    assert_eq!(
+        refused + answered,
+        answers.len(),
+        "every request has a response"
+    );
+    assert!(
+        refused > 0 && answered > 0,
+        "{refused} refused, {answered} answered"
+    );
     let grown = resident_kb(server.id()).saturating_sub(before);
     assert!(grown < 16 * 1024, "{grown} KB more after the second flood");
 }
@@ -245,13 +357,20 @@ fn a_flood_is_refused_and_memory_stays_flat() {
 /// The log has each refusal's reason and key names, but no keys.
 #[test]
 fn the_log_has_the_reasons_of_refusals() {
-    let Some((folder, bundle)) = bundle() else { return };
+    let Some((folder, bundle)) = bundle() else {
+        return;
+    };
     let (key, line) = make_key("alice").unwrap();
     let file = folder.path().join("keys");
     fs::write(&file, line).unwrap();
     let mut command = kivu(&bundle);
-    let mut server =
-        Server::wait(command.env("KIVU_AUTH__KEYS_FILE", &file).env("KIVU_LOG", "json").spawn().unwrap());
+    let mut server = Server::wait(
+        command
+            .env("KIVU_AUTH__KEYS_FILE", &file)
+            .env("KIVU_LOG", "json")
+            .spawn()
+            .unwrap(),
+    );
     let trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
     for header in [
         String::new(),
@@ -284,7 +403,9 @@ fn the_log_has_the_reasons_of_refusals() {
 /// A process that crashes writes no texts to a core dump, even if the shell permits core dumps.
 #[test]
 fn a_crash_leaves_no_core_dump_behind() {
-    let Some((_folder, bundle)) = bundle() else { return };
+    let Some((_folder, bundle)) = bundle() else {
+        return;
+    };
     let folder = tempfile::tempdir().unwrap();
     let control = Command::new("sh")
         .args(["-c", "ulimit -c unlimited; kill -ABRT $$"])
@@ -304,11 +425,14 @@ fn a_crash_leaves_no_core_dump_behind() {
 
 #[test]
 fn what_was_done_is_counted_for_prometheus() {
-    let Some((_folder, bundle)) = bundle() else { return };
+    let Some((_folder, bundle)) = bundle() else {
+        return;
+    };
     let server = Server::wait(kivu(&bundle).stderr(Stdio::null()).spawn().unwrap());
     server.post("/embed", r#"{"inputs": ["a text", "another"]}"#);
     server.post("/embed", "{");
-    let page = server.exchange(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
+    let page =
+        server.exchange(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
     for counted in [
         "kivu_requests_total 2",
         r#"kivu_responses_total{status="4xx"} 1"#,
@@ -325,7 +449,9 @@ fn what_was_done_is_counted_for_prometheus() {
 /// A server that others can reach asks for keys, or does not start.
 #[test]
 fn a_server_for_others_does_not_start_without_keys() {
-    let Some((folder, bundle)) = bundle() else { return };
+    let Some((folder, bundle)) = bundle() else {
+        return;
+    };
     let open = |command: &mut Command| {
         let output = command.args(["--listen", "0.0.0.0:0"]).output().unwrap();
         String::from_utf8(output.stderr).unwrap()
@@ -338,6 +464,14 @@ fn a_server_for_others_does_not_start_without_keys() {
     "#);
     let nowhere = folder.path().join("nowhere");
     let mut command = Command::new(env!("CARGO_BIN_EXE_kivu"));
-    let refusal = open(command.arg("serve").arg(&bundle).env("KIVU_AUTH__KEYS_FILE", &nowhere));
-    assert!(refusal.contains("error: cannot read the keys in "), "{refusal}");
+    let refusal = open(
+        command
+            .arg("serve")
+            .arg(&bundle)
+            .env("KIVU_AUTH__KEYS_FILE", &nowhere),
+    );
+    assert!(
+        refusal.contains("error: cannot read the keys in "),
+        "{refusal}"
+    );
 }

@@ -17,7 +17,8 @@ use std::{
 
 use kivu::{
     batch::{
-        Ended, Existing, Format, Job, JobInput, JobOutput, Parameters, Report, RowWork, Status, Watcher,
+        Ended, Existing, Format, Job, JobInput, JobOutput, Parameters, Report, RowWork, Status,
+        Watcher,
     },
     config::{Config, EngineChoice},
     model::Model,
@@ -31,7 +32,9 @@ use tokio::sync::Notify;
 use crate::{
     api::scripted_model,
     damage::Flips,
-    models::{build_request, fixtures, library_path, open, request, request_without_floor, runtime},
+    models::{
+        build_request, fixtures, library_path, open, request, request_without_floor, runtime,
+    },
     serving::alone,
 };
 
@@ -57,7 +60,11 @@ fn parameters_of(job: &mut Job) -> &mut Parameters {
 }
 
 pub(crate) fn wait<T>(work: impl Future<Output = T>) -> T {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap()
+        .block_on(work)
 }
 
 /// Runs a job to its end and returns its report.
@@ -106,7 +113,12 @@ pub(crate) fn stopped(mut job: Job) -> kivu::Result<Ended> {
 
 pub(crate) fn rows(count: usize) -> String {
     (0..count)
-        .map(|row| format!("{{\"id\": {row}, \"text\": \"the cat {}\"}}\n", "sat ".repeat(row % 5)))
+        .map(|row| {
+            format!(
+                "{{\"id\": {row}, \"text\": \"the cat {}\"}}\n",
+                "sat ".repeat(row % 5)
+            )
+        })
         .collect()
 }
 
@@ -115,7 +127,9 @@ pub(crate) fn text(path: impl AsRef<Path>) -> String {
 }
 
 pub(crate) fn names(folder: &Path) -> Vec<String> {
-    let names = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let names = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let mut names: Vec<String> = names.collect();
     names.sort();
     names
@@ -154,7 +168,13 @@ fn a_pipe_is_read_to_its_end() {
     mkfifo(&fifo);
     let write = |contents: Vec<u8>| {
         let fifo = fifo.clone();
-        thread::spawn(move || File::options().write(true).open(fifo).unwrap().write_all(&contents))
+        thread::spawn(move || {
+            File::options()
+                .write(true)
+                .open(fifo)
+                .unwrap()
+                .write_all(&contents)
+        })
     };
     let writing = write(rows(500).into_bytes());
     assert_eq!(finished(job(&fifo, &output)).progress.rows, 500);
@@ -168,9 +188,16 @@ fn a_pipe_is_read_to_its_end() {
     assert!(report.error.unwrap().contains("but found a stream in"));
     let _ = writing.join().unwrap();
     let report = run(job(Path::new("/dev/null"), &empty)).unwrap();
-    assert_eq!(report.error.as_deref(), Some("expected rows, but found an empty file"));
+    assert_eq!(
+        report.error.as_deref(),
+        Some("expected rows, but found an empty file")
+    );
     assert_eq!(text(&output).lines().count(), 3);
-    assert!(names(folder.path()).iter().all(|name| !name.starts_with('.')));
+    assert!(
+        names(folder.path())
+            .iter()
+            .all(|name| !name.starts_with('.'))
+    );
 }
 
 #[test]
@@ -189,7 +216,10 @@ fn outputs_that_would_cost_another_file_are_refused() {
     symlink(at("notes.txt"), at("d.report.json")).unwrap();
     let before = snapshot(folder.path());
     let cases = [
-        ("notes.txt", "or the last output of `kivu batch`, but found another or a changed one"),
+        (
+            "notes.txt",
+            "or the last output of `kivu batch`, but found another or a changed one",
+        ),
         ("in.jsonl", "is the same file"),
         ("same.jsonl", "is the same file"),
         ("link", "is a link to"),
@@ -216,7 +246,8 @@ fn outputs_that_would_cost_another_file_are_refused() {
 #[test]
 fn an_output_is_replaced_as_long_as_it_is_what_kivu_wrote() {
     let folder = tempfile::tempdir().unwrap();
-    let [input, output, broken] = ["in.jsonl", "out.jsonl", "broken"].map(|name| folder.path().join(name));
+    let [input, output, broken] =
+        ["in.jsonl", "out.jsonl", "broken"].map(|name| folder.path().join(name));
     fs::write(&input, rows(2)).unwrap();
     fs::write(&broken, "").unwrap();
     finished(job(&input, &output));
@@ -238,7 +269,8 @@ fn an_output_is_replaced_as_long_as_it_is_what_kivu_wrote() {
 #[test]
 fn modes_are_kept_and_otherwise_follow_the_umask() {
     let folder = tempfile::tempdir().unwrap();
-    let [input, output, new, usual] = ["in", "out", "new", "usual"].map(|name| folder.path().join(name));
+    let [input, output, new, usual] =
+        ["in", "out", "new", "usual"].map(|name| folder.path().join(name));
     let mode = |path: &Path| fs::metadata(path).unwrap().mode() & 0o777;
     fs::write(&input, rows(2)).unwrap();
     fs::write(&output, "").unwrap();
@@ -273,7 +305,12 @@ fn a_stopped_job_continues_without_repeating_or_losing_rows() {
     assert!(!output.exists());
     // The state after a kill between writing and saving.
     let partial = folder.path().join(".out.jsonl.kivu-partial");
-    File::options().append(true).open(&partial).unwrap().write_all(b"{\"half\": ").unwrap();
+    File::options()
+        .append(true)
+        .open(&partial)
+        .unwrap()
+        .write_all(b"{\"half\": ")
+        .unwrap();
     fs::write(folder.path().join(".out.jsonl.kivu-checkpoint.new"), "{").unwrap();
     let Ended::Unfinished(more) = stopped(job(&input, &output)).unwrap() else {
         panic!("it was not stopped")
@@ -281,8 +318,17 @@ fn a_stopped_job_continues_without_repeating_or_losing_rows() {
     assert!(more.rows > progress.rows);
     let report = finished(job(&input, &output));
     assert_eq!(report.progress.rows, 3000);
-    assert!(text(&output) == text(&uncut), "the output is not that of an uncut job");
-    assert!(names(folder.path()).iter().all(|name| !name.starts_with('.')), "{:?}", names(folder.path()));
+    assert!(
+        text(&output) == text(&uncut),
+        "the output is not that of an uncut job"
+    );
+    assert!(
+        names(folder.path())
+            .iter()
+            .all(|name| !name.starts_with('.')),
+        "{:?}",
+        names(folder.path())
+    );
 }
 
 #[test]
@@ -299,12 +345,18 @@ fn a_job_whose_process_ended_before_its_report_is_completed() {
         }
         fn advance(&self, _: u64, _: Option<f64>) {}
     }
-    let blocked = Job { watcher: Arc::new(Blocker(report.clone())), ..job(&input, &output) };
+    let blocked = Job {
+        watcher: Arc::new(Blocker(report.clone())),
+        ..job(&input, &output)
+    };
     assert!(refused(blocked).contains("out.jsonl.report.json"));
     assert!(output.exists() && folder.path().join(".out.jsonl.kivu-checkpoint").exists());
     fs::remove_dir(&report).unwrap();
     assert_eq!(finished(job(&input, &output)).progress.rows, 300);
-    assert_eq!(names(folder.path()), ["in.jsonl", "out.jsonl", "out.jsonl.report.json"]);
+    assert_eq!(
+        names(folder.path()),
+        ["in.jsonl", "out.jsonl", "out.jsonl.report.json"]
+    );
     fs::write(&input, rows(2)).unwrap();
     finished(job(&input, &output));
 }
@@ -316,18 +368,30 @@ fn an_unfinished_job_is_not_continued_with_another_input_or_other_options() {
     fs::write(&input, rows(2000)).unwrap();
     stopped(job(&input, &output)).unwrap();
     let mut other = job(&input, &output);
-    parameters_of(&mut other).options.set("dimensions", "1").unwrap().unwrap();
+    parameters_of(&mut other)
+        .options
+        .set("dimensions", "1")
+        .unwrap()
+        .unwrap();
     let message = "expected the unfinished job's input, model and options for";
     assert!(refused(other.clone()).starts_with(message));
     // Same size and modification time.
     let written = fs::metadata(&input).unwrap().modified().unwrap();
     fs::write(&input, rows(2000).replace("cat", "dog")).unwrap();
-    File::options().write(true).open(&input).unwrap().set_modified(written).unwrap();
+    File::options()
+        .write(true)
+        .open(&input)
+        .unwrap()
+        .set_modified(written)
+        .unwrap();
     assert!(refused(job(&input, &output)).starts_with(message));
     other.existing.restart = true;
     assert_eq!(finished(other).progress.rows, 2000);
     let first = text(&output).lines().next().unwrap().to_owned();
-    assert!(first.contains("dog") && first.contains("\"embedding\":[1.0]"), "{first}");
+    assert!(
+        first.contains("dog") && first.contains("\"embedding\":[1.0]"),
+        "{first}"
+    );
 }
 
 /// Changes one setting.
@@ -340,13 +404,28 @@ fn changes(bundles: &Path) -> Vec<(&'static str, Change)> {
         (name, Box::new(move |_, parameters| change(parameters)))
     };
     let option = |name: &'static str, value: &'static str| -> (&'static str, Change) {
-        (name, Box::new(move |_, parameters| parameters.options.set(name, value).unwrap().unwrap()))
+        (
+            name,
+            Box::new(move |_, parameters| parameters.options.set(name, value).unwrap().unwrap()),
+        )
     };
     vec![
-        ("limits.tokens", Box::new(|config, _| config.limits.tokens = Some(4))),
-        ("limits.truncate", Box::new(|config, _| config.limits.truncate = false)),
-        ("engine", Box::new(|config, _| config.engine = EngineChoice::Onnx)),
-        ("bundle", Box::new(move |config, _| config.models = vec![other.clone().into()])),
+        (
+            "limits.tokens",
+            Box::new(|config, _| config.limits.tokens = Some(4)),
+        ),
+        (
+            "limits.truncate",
+            Box::new(|config, _| config.limits.truncate = false),
+        ),
+        (
+            "engine",
+            Box::new(|config, _| config.engine = EngineChoice::Onnx),
+        ),
+        (
+            "bundle",
+            Box::new(move |config, _| config.models = vec![other.clone().into()]),
+        ),
         set("column", |it| it.column = Some("title".into())),
         set("truncate", |it| it.truncate = Some(false)),
         option("normalize", "false"),
@@ -357,7 +436,11 @@ fn changes(bundles: &Path) -> Vec<(&'static str, Change)> {
             "embedding-task",
             Box::new(move |config, parameters| {
                 config.models = vec![tasks.clone().into()];
-                parameters.options.set("embedding-task", "separation").unwrap().unwrap();
+                parameters
+                    .options
+                    .set("embedding-task", "separation")
+                    .unwrap()
+                    .unwrap();
             }),
         ),
         // Settings without effect on embeddings, or on this job.
@@ -399,11 +482,15 @@ fn rows_of_two_settings_are_never_mixed() {
     ];
     for (name, model, precision) in bundles {
         let source = fixtures().join("models").join(model);
-        let request = request_without_floor(Task::FeatureExtraction, &source, at(name), Some(precision));
+        let request =
+            request_without_floor(Task::FeatureExtraction, &source, at(name), Some(precision));
         build_request(&request, runtime).unwrap();
     }
     let row = |row: usize| {
-        format!("{{\"title\": \"row {row}\", \"text\": \"the {}\"}}\n", "cat sat ".repeat(row % 5))
+        format!(
+            "{{\"title\": \"row {row}\", \"text\": \"the {}\"}}\n",
+            "cat sat ".repeat(row % 5)
+        )
     };
     fs::write(at("in.jsonl"), (0..400).map(row).collect::<String>()).unwrap();
     let changed = |change: Option<&Change>, output: &str| {
@@ -422,13 +509,21 @@ fn rows_of_two_settings_are_never_mixed() {
     let changes = changes(folder.path());
     let parameters = serde_json::to_value(Parameters::default()).unwrap();
     // The model is identified by its bundle, not by its name.
-    let own =
-        parameters.as_object().unwrap().keys().filter(|name| !["model", "options"].contains(&name.as_str()));
+    let own = parameters
+        .as_object()
+        .unwrap()
+        .keys()
+        .filter(|name| !["model", "options"].contains(&name.as_str()));
     for name in own.cloned().chain(JobOptions::names()) {
-        assert!(changes.iter().any(|(known, _)| *known == name), "add `{name}` to the changes");
+        assert!(
+            changes.iter().any(|(known, _)| *known == name),
+            "add `{name}` to the changes"
+        );
     }
     for (name, change) in changes {
-        let Ended::Unfinished(progress) = stopped(changed(None, "out")).unwrap() else { panic!("{name}") };
+        let Ended::Unfinished(progress) = stopped(changed(None, "out")).unwrap() else {
+            panic!("{name}")
+        };
         assert!((1..400).contains(&progress.rows), "{}", progress.rows);
         let refusal = refused(changed(Some(&change), "out"));
         assert!(
@@ -438,20 +533,33 @@ fn rows_of_two_settings_are_never_mixed() {
         let whole = format!("{name}-whole");
         finished(changed(Some(&change), &whole));
         let mut again = changed(Some(&change), "out");
-        again.existing = Existing { restart: true, overwrite: true };
+        again.existing = Existing {
+            restart: true,
+            overwrite: true,
+        };
         finished(again);
-        assert!(text(at("out")) == text(at(&whole)), "{name}: the output is that of another setting");
+        assert!(
+            text(at("out")) == text(at(&whole)),
+            "{name}: the output is that of another setting"
+        );
         outputs.push((name, text(at("out"))));
     }
     let distinct: BTreeSet<&str> = outputs.iter().map(|(_, output)| output.as_str()).collect();
     // No text has too many tokens for the model itself, so that `truncate` changes nothing.
-    assert!(distinct.len() >= 8, "changes that should have an effect have none");
+    assert!(
+        distinct.len() >= 8,
+        "changes that should have an effect have none"
+    );
     // `kivu batch` obeys the configured limits.
     let limited = |config: &mut Config, _: &mut Parameters| {
         (config.limits.tokens, config.limits.truncate) = (Some(4), false);
     };
     let report = finished(changed(Some(&(Box::new(limited) as Change)), "limited"));
-    assert!(report.progress.errors["input"] > 100, "{:?}", report.progress.errors);
+    assert!(
+        report.progress.errors["input"] > 100,
+        "{:?}",
+        report.progress.errors
+    );
 }
 
 /// Every damaged bit in a checkpoint or the output so far is noticed, or changes nothing. `TEST_FLIPS`
@@ -464,8 +572,8 @@ fn a_damaged_job_never_ends_with_other_rows() {
     fs::write(&input, rows(300)).unwrap();
     finished(job(&input, &uncut));
     stopped(job(&input, &output)).unwrap();
-    let files =
-        [".out.jsonl.kivu-checkpoint", ".out.jsonl.kivu-partial"].map(|name| folder.path().join(name));
+    let files = [".out.jsonl.kivu-checkpoint", ".out.jsonl.kivu-partial"]
+        .map(|name| folder.path().join(name));
     let saved = files.each_ref().map(|file| fs::read(file).unwrap());
     let mut random = Flips::new();
     let mut noticed = 0;
@@ -477,12 +585,16 @@ fn a_damaged_job_never_ends_with_other_rows() {
         }
         match run(job(&input, &output)) {
             Ok(report) => {
-                assert!(report.status == Status::Finished && text(&output) == text(&uncut), "{flip}")
+                assert!(
+                    report.status == Status::Finished && text(&output) == text(&uncut),
+                    "{flip}"
+                )
             }
             Err(_) => noticed += 1,
         }
-        for file in
-            names(folder.path()).iter().filter(|name| !name.starts_with("in.") && !name.starts_with("uncut"))
+        for file in names(folder.path())
+            .iter()
+            .filter(|name| !name.starts_with("in.") && !name.starts_with("uncut"))
         {
             fs::remove_file(folder.path().join(file)).unwrap();
         }
@@ -505,7 +617,10 @@ fn two_jobs_for_one_output_are_not_mixed() {
         fn advance(&self, _: u64, _: Option<f64>) {}
     }
     let second = job(&input, &output);
-    finished(Job { watcher: Arc::new(Second(second)), ..job(&input, &output) });
+    finished(Job {
+        watcher: Arc::new(Second(second)),
+        ..job(&input, &output)
+    });
 }
 
 #[test]
@@ -514,9 +629,16 @@ fn options_that_fail_every_row_fail_at_once() {
     let [input, output] = ["in.jsonl", "out.jsonl"].map(|name| folder.path().join(name));
     fs::write(&input, rows(2)).unwrap();
     let mut asked = job(&input, &output);
-    parameters_of(&mut asked).options.set("dimensions", "400").unwrap().unwrap();
+    parameters_of(&mut asked)
+        .options
+        .set("dimensions", "400")
+        .unwrap()
+        .unwrap();
     let report = run(asked).unwrap();
-    assert_eq!(report.error.as_deref(), Some("expected `dimensions` from 1 to 2, but found 400"));
+    assert_eq!(
+        report.error.as_deref(),
+        Some("expected `dimensions` from 1 to 2, but found 400")
+    );
     assert!(!output.exists());
 }
 
@@ -531,10 +653,17 @@ fn a_language_that_a_translator_does_not_know_fails_at_once() {
     let model = open(model, folder.path(), Some(Precision::Fp32), runtime).unwrap();
     asked.work = RowWork::Model(Box::new(model), Box::default());
     for (name, language) in [("source-language", "klingon"), ("target-language", "fr")] {
-        parameters_of(&mut asked).options.set(name, language).unwrap().unwrap();
+        parameters_of(&mut asked)
+            .options
+            .set(name, language)
+            .unwrap()
+            .unwrap();
     }
     let error = run(asked).unwrap().error.unwrap();
-    assert!(error.contains("found `klingon`") && error.contains("see `source-language`"), "{error}");
+    assert!(
+        error.contains("found `klingon`") && error.contains("see `source-language`"),
+        "{error}"
+    );
     assert!(!output.exists());
 }
 
@@ -543,7 +672,13 @@ fn parquet_is_read_in_every_codec_but_brotli() {
     let folder = tempfile::tempdir().unwrap();
     for codec in ["none", "snappy", "gzip", "lz4", "zstd"] {
         let input = fixtures().join(format!("parquet/{codec}.parquet"));
-        assert_eq!(finished(job(&input, &folder.path().join(codec))).progress.rows, 2, "{codec}");
+        assert_eq!(
+            finished(job(&input, &folder.path().join(codec)))
+                .progress
+                .rows,
+            2,
+            "{codec}"
+        );
     }
     let output = folder.path().join("brotli");
     let report = run(job(&fixtures().join("parquet/brotli.parquet"), &output)).unwrap();
@@ -562,18 +697,31 @@ fn spaces_alone_are_a_text_as_they_are_over_http() {
     let lines = text(&output);
     let lines: Vec<&str> = lines.lines().collect();
     assert!(lines[0].contains("\"embedding\":["), "{}", lines[0]);
-    assert!(lines[1].contains("expected a text, but found an empty one"), "{}", lines[1]);
+    assert!(
+        lines[1].contains("expected a text, but found an empty one"),
+        "{}",
+        lines[1]
+    );
 }
 
 #[test]
 fn the_report_names_the_columns_of_answers_and_an_ambiguous_delimiter() {
     let folder = tempfile::tempdir().unwrap();
     let [input, output] = ["in.csv", "out.csv"].map(|name| folder.path().join(name));
-    fs::write(&input, "id;text;embedding;kivu_embedding;a,b\n1;cat;x;y;z\n").unwrap();
+    fs::write(
+        &input,
+        "id;text;embedding;kivu_embedding;a,b\n1;cat;x;y;z\n",
+    )
+    .unwrap();
     let report = finished(job(&input, &output));
-    assert_eq!(report.progress.columns.into_iter().collect::<Vec<_>>(), ["error", "kivu_embedding_2"]);
+    assert_eq!(
+        report.progress.columns.into_iter().collect::<Vec<_>>(),
+        ["error", "kivu_embedding_2"]
+    );
     assert_eq!(report.notes.len(), 1);
-    assert!(text(&output).starts_with("id;text;embedding;kivu_embedding;a,b;kivu_embedding_2;error\n"));
+    assert!(
+        text(&output).starts_with("id;text;embedding;kivu_embedding;a,b;kivu_embedding_2;error\n")
+    );
 }
 
 /// The entry at a path.
@@ -678,80 +826,141 @@ pub(crate) fn program() -> Option<(tempfile::TempDir, PathBuf)> {
     let folder = tempfile::tempdir().unwrap();
     let bundle = folder.path().join("bundle");
     let source = fixtures().join("models/tiny-bert");
-    build_request(&request(source, bundle.clone(), Some(Precision::Fp32)), runtime).unwrap();
+    build_request(
+        &request(source, bundle.clone(), Some(Precision::Fp32)),
+        runtime,
+    )
+    .unwrap();
     Some((folder, bundle))
 }
 
 pub(crate) fn kivu(arguments: &[&Path]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kivu"));
-    command.arg("batch").args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    command.env("KIVU_ONNXRUNTIME", library_path().unwrap()).env("KIVU_BATCH__SAVE_MS", "1");
+    command
+        .arg("batch")
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+        .env("KIVU_ONNXRUNTIME", library_path().unwrap())
+        .env("KIVU_BATCH__SAVE_MS", "1");
     command
 }
 
 #[test]
 fn a_killed_process_is_continued_and_signals_end_it_with_their_codes() {
-    let Some((folder, bundle)) = program() else { return };
+    let Some((folder, bundle)) = program() else {
+        return;
+    };
     let _alone = alone();
     let [input, output, uncut] =
         ["in.jsonl", "out.jsonl", "uncut.jsonl"].map(|name| folder.path().join(name));
     let checkpoint = folder.path().join(".out.jsonl.kivu-checkpoint");
     fs::write(&input, rows(20_000)).unwrap();
     let model = [Path::new("--model"), &bundle];
-    assert!(kivu(&[&[&*input, &*uncut], &model[..]].concat()).output().unwrap().status.success());
+    assert!(
+        kivu(&[&[&*input, &*uncut], &model[..]].concat())
+            .output()
+            .unwrap()
+            .status
+            .success()
+    );
     let arguments: Vec<&Path> = [&[&*input, &*output], &model[..]].concat();
     let saved = || -> u64 {
         let state = fs::read_to_string(&checkpoint).unwrap_or_default();
         // Inside the JSON, after the hash.
-        let state: serde_json::Value = serde_json::from_str(state.lines().nth(1).unwrap_or("0")).unwrap();
+        let state: serde_json::Value =
+            serde_json::from_str(state.lines().nth(1).unwrap_or("0")).unwrap();
         state["progress"]["rows"].as_u64().unwrap_or(0)
     };
-    let signals =
-        [("KILL", None), ("INT", Some(130)), ("HUP", Some(129)), ("KILL", None), ("TERM", Some(143))];
+    let signals = [
+        ("KILL", None),
+        ("INT", Some(130)),
+        ("HUP", Some(129)),
+        ("KILL", None),
+        ("TERM", Some(143)),
+    ];
     for (signal, code) in signals {
         let (before, end) = (saved(), Instant::now() + Duration::from_secs(30));
         // The process that started the tests may ignore the signal.
         let mut process = Command::new("env");
         let job = kivu(&arguments);
-        process.args(["--default-signal=HUP,INT"]).arg(job.get_program()).args(job.get_args());
-        process.envs(job.get_envs().filter_map(|(name, value)| Some((name, value?))));
-        process.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        process
+            .args(["--default-signal=HUP,INT"])
+            .arg(job.get_program())
+            .args(job.get_args());
+        process.envs(
+            job.get_envs()
+                .filter_map(|(name, value)| Some((name, value?))),
+        );
+        process
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
         let mut process = process.spawn().unwrap();
         while saved() == before && Instant::now() < end {
             thread::sleep(Duration::from_millis(1));
         }
-        Command::new("kill").args([&format!("-{signal}"), &process.id().to_string()]).status().unwrap();
+        Command::new("kill")
+            .args([&format!("-{signal}"), &process.id().to_string()])
+            .status()
+            .unwrap();
         assert_eq!(process.wait().unwrap().code(), code, "{signal}");
     }
     let done = kivu(&arguments).output().unwrap();
-    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    assert!(
+        done.status.success(),
+        "{}",
+        String::from_utf8_lossy(&done.stderr)
+    );
     assert!(
         String::from_utf8_lossy(&done.stderr).contains("continued after"),
         "it started from the first row"
     );
-    assert!(text(&output) == text(&uncut), "the output is not that of an uncut job");
-    let left: Vec<_> = names(folder.path()).into_iter().filter(|name| name.starts_with('.')).collect();
+    assert!(
+        text(&output) == text(&uncut),
+        "the output is not that of an uncut job"
+    );
+    let left: Vec<_> = names(folder.path())
+        .into_iter()
+        .filter(|name| name.starts_with('.'))
+        .collect();
     assert!(left.is_empty(), "{left:?}");
 }
 
 #[test]
 fn options_of_other_tasks_are_refused() {
-    let Some((folder, bundle)) = program() else { return };
+    let Some((folder, bundle)) = program() else {
+        return;
+    };
     let [input, output] = ["in.jsonl", "out.jsonl"].map(|name| folder.path().join(name));
     fs::write(&input, rows(2)).unwrap();
     for option in ["--labels=a,b", "--query=a", "--redact", "--nested"] {
-        let refused =
-            kivu(&[&input, &output, Path::new("--model"), &bundle, Path::new(option)]).output().unwrap();
+        let refused = kivu(&[
+            &input,
+            &output,
+            Path::new("--model"),
+            &bundle,
+            Path::new(option),
+        ])
+        .output()
+        .unwrap();
         let error = String::from_utf8(refused.stderr).unwrap();
         let name = option.split('=').next().unwrap();
-        assert!(error.contains(&format!("but found `{name}`, which has no effect on it")), "{error}");
+        assert!(
+            error.contains(&format!("but found `{name}`, which has no effect on it")),
+            "{error}"
+        );
         assert!(!output.exists());
     }
 }
 
 #[test]
 fn the_program_reads_and_writes_pipes() {
-    let Some((folder, bundle)) = program() else { return };
+    let Some((folder, bundle)) = program() else {
+        return;
+    };
     let _alone = alone();
     let [input, output] = ["in.jsonl", "out.jsonl"].map(|name| folder.path().join(name));
     fs::write(&input, rows(300)).unwrap();
@@ -776,5 +985,10 @@ fn the_program_reads_and_writes_pipes() {
     };
     let said = String::from_utf8_lossy(&shell.stdout);
     let said: Vec<&str> = said.split_whitespace().collect();
-    assert_eq!(said, ["300", "300", "301", "0", "300", "143"], "{}", String::from_utf8_lossy(&shell.stderr));
+    assert_eq!(
+        said,
+        ["300", "300", "301", "0", "300", "143"],
+        "{}",
+        String::from_utf8_lossy(&shell.stderr)
+    );
 }

@@ -33,7 +33,11 @@ fn failure_and_files(input: &Path, output: &str) -> (String, Vec<String>) {
     // Neither a checkpoint nor a part remains.
     let name = output.file_name().unwrap().to_str().unwrap();
     let left = names(folder.path());
-    assert!(left.iter().all(|left| *left == format!("{name}.report.json")), "{left:?}");
+    assert!(
+        left.iter()
+            .all(|left| *left == format!("{name}.report.json")),
+        "{left:?}"
+    );
     (report.error.unwrap(), left)
 }
 
@@ -44,7 +48,11 @@ fn the_report_names_the_column_of_texts() {
     assert_eq!(report.text_column.as_deref(), Some("review"));
     let output = String::from_utf8(output).unwrap();
     let lines: Vec<&str> = output.lines().collect();
-    assert!(lines[0].ends_with("\"error\":\"expected text in `review`, but found null\"}"), "{}", lines[0]);
+    assert!(
+        lines[0].ends_with("\"error\":\"expected text in `review`, but found null\"}"),
+        "{}",
+        lines[0]
+    );
     assert!(lines[1].contains("\"embedding\":["), "{}", lines[1]);
     let (report, _) = processed("a.csv", b"opinion\nawful\n", "b.csv");
     assert_eq!(report.text_column.as_deref(), Some("opinion"));
@@ -59,7 +67,10 @@ fn the_members_of_a_gzip_file_do_not_change_the_delimiter() {
     for place in 1..table.len() {
         let (first, second) = table.as_bytes().split_at(place);
         let (_, output) = processed("a.csv.gz", &gzip(&[first, second]), "b.csv");
-        assert_eq!(output, expected, "two members, the first with {place} bytes");
+        assert_eq!(
+            output, expected,
+            "two members, the first with {place} bytes"
+        );
     }
 }
 
@@ -72,7 +83,10 @@ fn a_job_keeps_the_column_of_its_checkpoint() {
     fs::write(&input, (0..3000).map(other).collect::<String>()).unwrap();
     finished(job(&input, &uncut));
     let replaced = |from: &str, to: &str, seal: &dyn Fn(String) -> String| {
-        assert!(matches!(stopped(job(&input, &output)).unwrap(), Ended::Unfinished(_)));
+        assert!(matches!(
+            stopped(job(&input, &output)).unwrap(),
+            Ended::Unfinished(_)
+        ));
         let saved = text(&checkpoint);
         let (_, contents) = saved.split_once('\n').unwrap();
         assert!(contents.contains(from), "{contents}");
@@ -80,14 +94,21 @@ fn a_job_keeps_the_column_of_its_checkpoint() {
         finished(job(&input, &output))
     };
     // Simulates a checkpoint by a version that detected another layout.
-    let sealed = |contents: String| format!("{}\n{contents}", blake3::hash(contents.as_bytes()).to_hex());
+    let sealed =
+        |contents: String| format!("{}\n{contents}", blake3::hash(contents.as_bytes()).to_hex());
     let report = replaced("\"column\":\"text\"", "\"column\":\"other\"", &sealed);
-    assert_eq!((report.text_column.as_deref(), report.progress.rows), (Some("other"), 3000));
+    assert_eq!(
+        (report.text_column.as_deref(), report.progress.rows),
+        (Some("other"), 3000)
+    );
     assert!(text(&output) != text(&uncut));
     // An earlier version's checkpoint, which does not say how rows were read, is not continued.
     let layout = ",\"layout\":{\"column\":\"text\",\"delimiter\":null}";
     let report = replaced(layout, "", &|contents| contents);
-    assert_eq!((report.text_column.as_deref(), report.progress.rows), (Some("text"), 3000));
+    assert_eq!(
+        (report.text_column.as_deref(), report.progress.rows),
+        (Some("text"), 3000)
+    );
     assert!(text(&output) == text(&uncut));
 }
 
@@ -105,8 +126,14 @@ fn the_name_of_the_output_determines_its_compression_and_must_fit_its_format() {
     let input = folder.path().join("r.csv");
     fs::write(&input, table).unwrap();
     let (cause, left) = failure_and_files(&input, "emb.parquet");
-    assert!(cause.starts_with("expected an output name for CSV"), "{cause}");
-    assert!(left.is_empty(), "nothing is left of a job that was refused before its first row: {left:?}");
+    assert!(
+        cause.starts_with("expected an output name for CSV"),
+        "{cause}"
+    );
+    assert!(
+        left.is_empty(),
+        "nothing is left of a job that was refused before its first row: {left:?}"
+    );
     assert!(failure(&input, "emb.jsonl.gz").ends_with("rename the output, or convert the input"));
 }
 
@@ -114,9 +141,15 @@ fn the_name_of_the_output_determines_its_compression_and_must_fit_its_format() {
 fn damaged_and_encrypted_parquet_is_refused() {
     let folder = fixtures().join("parquet");
     let cause = failure(&folder.join("encrypted-footer.parquet"), "out.parquet");
-    assert!(cause.ends_with("but found an encrypted Parquet file; decrypt it"), "{cause}");
+    assert!(
+        cause.ends_with("but found an encrypted Parquet file; decrypt it"),
+        "{cause}"
+    );
     let cause = failure(&folder.join("encrypted-column.parquet"), "out.parquet");
-    assert!(cause.starts_with("expected a Parquet file, but found one that cannot be read"), "{cause}");
+    assert!(
+        cause.starts_with("expected a Parquet file, but found one that cannot be read"),
+        "{cause}"
+    );
     let damaged = tempfile::tempdir().unwrap();
     let input = damaged.path().join("in.parquet");
     for name in ["checksums.parquet", "checksums-v2.parquet"] {
@@ -126,7 +159,10 @@ fn damaged_and_encrypted_parquet_is_refused() {
         bytes[place] ^= 1;
         fs::write(&input, bytes).unwrap();
         let (cause, left) = failure_and_files(&input, "out.parquet");
-        assert!(cause.ends_with("Page CRC checksum mismatch"), "{name}: {cause}");
+        assert!(
+            cause.ends_with("Page CRC checksum mismatch"),
+            "{name}: {cause}"
+        );
         assert_eq!(left, ["out.parquet.report.json"], "of a job that had begun");
     }
 }
@@ -135,7 +171,11 @@ fn damaged_and_encrypted_parquet_is_refused() {
 fn a_csv_file_that_ends_within_quotes_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let input = folder.path().join("in.csv");
-    fs::write(&input, format!("id,text\n1,\"hello\n{}", "2,more\n".repeat(500))).unwrap();
+    fs::write(
+        &input,
+        format!("id,text\n1,\"hello\n{}", "2,more\n".repeat(500)),
+    )
+    .unwrap();
     assert!(
         failure(&input, "out.csv")
             .contains("in the row that begins in line 2, but found the end of the file")
@@ -144,12 +184,19 @@ fn a_csv_file_that_ends_within_quotes_is_refused() {
 
 #[test]
 fn the_exit_code_says_that_every_row_has_an_error() {
-    let Some((folder, bundle)) = program() else { return };
+    let Some((folder, bundle)) = program() else {
+        return;
+    };
     let [input, output] = ["in.jsonl", "out.jsonl"].map(|name| folder.path().join(name));
     let code = |contents: &str| {
         fs::write(&input, contents).unwrap();
-        let done = kivu(&[&input, &output, Path::new("--model"), &bundle]).output().unwrap();
-        (done.status.code(), String::from_utf8([done.stdout, done.stderr].concat()).unwrap())
+        let done = kivu(&[&input, &output, Path::new("--model"), &bundle])
+            .output()
+            .unwrap();
+        (
+            done.status.code(),
+            String::from_utf8([done.stdout, done.stderr].concat()).unwrap(),
+        )
     };
     let (status, said) = code("{\"text\": null}\n{\"text\": 5}\n");
     assert_eq!(status, Some(3), "{said}");

@@ -29,25 +29,36 @@ use crate::{
 
 fn files_in(folder: &TempDir, limits: &FilesConfig) -> Arc<Files> {
     let place = folder.path().join("files").display().to_string();
-    let files = FilesConfig { folder: Some(place), ..limits.clone() };
-    Files::open(&Config { files, ..Config::default() }).unwrap().unwrap()
+    let files = FilesConfig {
+        folder: Some(place),
+        ..limits.clone()
+    };
+    Files::open(&Config {
+        files,
+        ..Config::default()
+    })
+    .unwrap()
+    .unwrap()
 }
 
 /// A form with a file and other fields.
 fn form(fields: &[(&str, &str)], file: &str) -> Request<Body> {
     let mut body = String::new();
     for (name, value) in fields {
-        body += &format!("--x\r\ncontent-disposition: form-data; name=\"{name}\"\r\n\r\n{value}\r\n");
+        body +=
+            &format!("--x\r\ncontent-disposition: form-data; name=\"{name}\"\r\n\r\n{value}\r\n");
     }
     body += &format!(
         "--x\r\ncontent-disposition: form-data; name=\"file\"; filename=\"in.jsonl\"\r\n\r\n{file}\r\n--x--\r\n"
     );
-    let request = Request::post("/v1/files").header("content-type", "multipart/form-data; boundary=x");
+    let request =
+        Request::post("/v1/files").header("content-type", "multipart/form-data; boundary=x");
     request.body(body.into()).unwrap()
 }
 
 fn line(id: &str, body: &Value) -> String {
-    json!({"custom_id": id, "method": "POST", "url": "/v1/embeddings", "body": body}).to_string() + "\n"
+    json!({"custom_id": id, "method": "POST", "url": "/v1/embeddings", "body": body}).to_string()
+        + "\n"
 }
 
 /// A caller of a router, with or without a key.
@@ -59,13 +70,22 @@ struct Caller<'a> {
 impl Caller<'_> {
     async fn send(&self, mut request: Request<Body>) -> (StatusCode, Value) {
         if let Some(key) = &self.key {
-            request.headers_mut().insert("x-api-key", key.parse().unwrap());
+            request
+                .headers_mut()
+                .insert("x-api-key", key.parse().unwrap());
         }
         answer(self.router.clone().oneshot(request).await.unwrap()).await
     }
 
     async fn ask(&self, method: Method, path: &str) -> (StatusCode, Value) {
-        self.send(Request::builder().method(method).uri(path).body(Body::empty()).unwrap()).await
+        self.send(
+            Request::builder()
+                .method(method)
+                .uri(path)
+                .body(Body::empty())
+                .unwrap(),
+        )
+        .await
     }
 
     async fn get(&self, path: &str) -> Value {
@@ -77,7 +97,11 @@ impl Caller<'_> {
     /// An error's status and message.
     async fn refusal(&self, request: Request<Body>) -> String {
         let (status, body) = self.send(request).await;
-        format!("{}: {}", status.as_u16(), body["error"]["message"].as_str().unwrap_or("no message"))
+        format!(
+            "{}: {}",
+            status.as_u16(),
+            body["error"]["message"].as_str().unwrap_or("no message")
+        )
     }
 
     async fn upload(&self, contents: &str) -> String {
@@ -95,7 +119,9 @@ impl Caller<'_> {
     async fn ended(&self, id: &str) -> Value {
         loop {
             let batch = self.get(&format!("/v1/batches/{id}")).await;
-            if ["completed", "failed", "expired", "cancelled"].contains(&batch["status"].as_str().unwrap()) {
+            if ["completed", "failed", "expired", "cancelled"]
+                .contains(&batch["status"].as_str().unwrap())
+            {
                 return batch;
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -105,11 +131,21 @@ impl Caller<'_> {
     async fn lines(&self, file: &Value) -> Vec<Value> {
         let path = format!("/v1/files/{}/content", file.as_str().unwrap());
         let request = Request::get(path).header("x-api-key", self.key.as_deref().unwrap_or("none"));
-        let response = self.router.clone().oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
-        assert_eq!(response.headers()["content-type"], "application/octet-stream");
+        let response = self
+            .router
+            .clone()
+            .oneshot(request.body(Body::empty()).unwrap())
+            .await
+            .unwrap();
+        assert_eq!(
+            response.headers()["content-type"],
+            "application/octet-stream"
+        );
         let bytes = response.into_body().collect().await.unwrap().to_bytes();
         let text = String::from_utf8(bytes.to_vec()).unwrap();
-        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+        text.lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect()
     }
 }
 
@@ -124,7 +160,10 @@ async fn a_batch_has_the_responses_of_its_route() {
     let folder = tempfile::tempdir().unwrap();
     let files = files_in(&folder, &FilesConfig::default());
     let router = router(scripted(Limits::default()).with_files(Some(Arc::clone(&files))));
-    let caller = Caller { router: &router, key: None };
+    let caller = Caller {
+        router: &router,
+        key: None,
+    };
     let bodies = [
         json!({"input": "the cat", "model": "tiny"}),
         json!({"input": ["the cat", "a dog"], "model": "tiny:query", "encoding_format": "base64"}),
@@ -135,14 +174,24 @@ async fn a_batch_has_the_responses_of_its_route() {
         json!({"input": [[3, 4], [5]], "token_encoding": "model"}),
         json!({}),
     ];
-    let lines: String = bodies.iter().enumerate().map(|(id, body)| line(&format!("r{id}"), body)).collect();
+    let lines: String = bodies
+        .iter()
+        .enumerate()
+        .map(|(id, body)| line(&format!("r{id}"), body))
+        .collect();
     let (status, batch) = caller.start(&caller.upload(&lines).await).await;
-    assert_eq!((status, &batch["status"]), (StatusCode::OK, &json!("validating")));
+    assert_eq!(
+        (status, &batch["status"]),
+        (StatusCode::OK, &json!("validating"))
+    );
     let runner = runner(&files);
     let batch = caller.ended(batch["id"].as_str().unwrap()).await;
     runner.stop();
     assert_eq!(batch["status"], "completed", "{batch}");
-    assert_eq!(batch["request_counts"], json!({"total": 8, "completed": 4, "failed": 4}));
+    assert_eq!(
+        batch["request_counts"],
+        json!({"total": 8, "completed": 4, "failed": 4})
+    );
     let mut found = caller.lines(&batch["output_file_id"]).await;
     found.extend(caller.lines(&batch["error_file_id"]).await);
     found.sort_by_key(|line| line["custom_id"].to_string());
@@ -156,16 +205,25 @@ async fn a_batch_has_the_responses_of_its_route() {
             (&json!(status.as_u16()), &expected),
             "{body}"
         );
-        assert!(line["id"].is_string() && response["request_id"].is_string() && line["error"].is_null());
+        assert!(
+            line["id"].is_string() && response["request_id"].is_string() && line["error"].is_null()
+        );
         tokens += expected["usage"]["prompt_tokens"].as_u64().unwrap_or(0);
     }
     assert_eq!(batch["usage"]["total_tokens"], tokens);
 }
 
 fn guarded(files: &Arc<Files>, lines: Vec<String>) -> Router {
-    let config = AuthConfig { keys: lines, ..AuthConfig::default() };
+    let config = AuthConfig {
+        keys: lines,
+        ..AuthConfig::default()
+    };
     let guard = Guard::new(&config, BindScope::ApiGateway).unwrap();
-    router(scripted(Limits::default()).with_files(Some(Arc::clone(files))).with_guard(guard))
+    router(
+        scripted(Limits::default())
+            .with_files(Some(Arc::clone(files)))
+            .with_guard(guard),
+    )
 }
 
 #[tokio::test]
@@ -175,14 +233,20 @@ async fn callers_see_only_their_own_files_and_batches() {
     let [(alice, one), (bob, other)] =
         ["alice", "bob"].map(|name| make_limited_key(name, &KeyLimits::default()).unwrap());
     let router = guarded(&files, vec![one, other]);
-    let [alice, bob] = [alice, bob].map(|key| Caller { router: &router, key: Some(key) });
+    let [alice, bob] = [alice, bob].map(|key| Caller {
+        router: &router,
+        key: Some(key),
+    });
     let file = alice.upload(&line("a", &json!({"input": "cat"}))).await;
     let (_, batch) = alice.start(&file).await;
     let batch = batch["id"].as_str().unwrap();
     assert_eq!(alice.get("/v1/files").await["data"][0]["id"], file);
     assert_eq!(alice.get("/v1/batches").await["data"][0]["id"], batch);
     for path in ["/v1/files", "/v1/batches"] {
-        assert_eq!(bob.get(path).await, json!({"object": "list", "data": [], "has_more": false}));
+        assert_eq!(
+            bob.get(path).await,
+            json!({"object": "list", "data": [], "has_more": false})
+        );
     }
     // An id of another caller has the response of an unknown one.
     let [no_file, no_batch] = [&file, batch].map(|id| {
@@ -200,16 +264,30 @@ async fn callers_see_only_their_own_files_and_batches() {
         let (status, foreign) = bob.ask(method.clone(), &path_of(&file, batch)).await;
         let (_, unknown) = bob.ask(method.clone(), &path_of(&no_file, &no_batch)).await;
         assert_eq!(status, StatusCode::NOT_FOUND, "{method} {path}");
-        let unknown = unknown.to_string().replace(&no_file, &file).replace(&no_batch, batch);
+        let unknown = unknown
+            .to_string()
+            .replace(&no_file, &file)
+            .replace(&no_batch, batch);
         assert_eq!(foreign.to_string(), unknown, "{method} {path}");
         if method == Method::GET {
-            assert_eq!(alice.ask(method, &path_of(&file, batch)).await.0, StatusCode::OK, "{path}");
+            assert_eq!(
+                alice.ask(method, &path_of(&file, batch)).await.0,
+                StatusCode::OK,
+                "{path}"
+            );
         }
     }
     assert_eq!(bob.start(&file).await.0, StatusCode::NOT_FOUND);
-    assert_eq!(alice.get(&format!("/v1/batches/{batch}")).await["status"], "validating");
+    assert_eq!(
+        alice.get(&format!("/v1/batches/{batch}")).await["status"],
+        "validating"
+    );
     for id in ["file-", "..", "file-..%2f..%2fqueue", "%2e%2e%2fqueue"] {
-        assert_eq!(alice.ask(Method::GET, &format!("/v1/files/{id}")).await.0, StatusCode::NOT_FOUND, "{id}");
+        assert_eq!(
+            alice.ask(Method::GET, &format!("/v1/files/{id}")).await.0,
+            StatusCode::NOT_FOUND,
+            "{id}"
+        );
     }
 }
 
@@ -217,11 +295,19 @@ async fn callers_see_only_their_own_files_and_batches() {
 async fn the_models_of_a_key_apply_to_each_request() {
     let folder = tempfile::tempdir().unwrap();
     let files = files_in(&folder, &FilesConfig::default());
-    let limits = KeyLimits { models: vec!["other".into()], ..KeyLimits::default() };
+    let limits = KeyLimits {
+        models: vec!["other".into()],
+        ..KeyLimits::default()
+    };
     let (key, line_of_key) = make_limited_key("alice", &limits).unwrap();
     let router = guarded(&files, vec![line_of_key]);
-    let caller = Caller { router: &router, key: Some(key) };
-    let file = caller.upload(&line("a", &json!({"input": "cat", "model": "tiny"}))).await;
+    let caller = Caller {
+        router: &router,
+        key: Some(key),
+    };
+    let file = caller
+        .upload(&line("a", &json!({"input": "cat", "model": "tiny"})))
+        .await;
     let (_, batch) = caller.start(&file).await;
     let runner = runner(&files);
     let batch = caller.ended(batch["id"].as_str().unwrap()).await;
@@ -238,12 +324,24 @@ async fn the_models_of_a_key_apply_to_each_request() {
 #[tokio::test]
 async fn wrong_uploads_leave_no_file() {
     let folder = tempfile::tempdir().unwrap();
-    let files = files_in(&folder, &FilesConfig { bytes: 100, count: 2, ..FilesConfig::default() });
+    let files = files_in(
+        &folder,
+        &FilesConfig {
+            bytes: 100,
+            count: 2,
+            ..FilesConfig::default()
+        },
+    );
     let router = router(scripted(Limits::default()).with_files(Some(files)));
-    let caller = Caller { router: &router, key: None };
+    let caller = Caller {
+        router: &router,
+        key: None,
+    };
     let other_type = |kind: &str| {
         let mut request = form(&[("purpose", "batch")], "{}");
-        request.headers_mut().insert("content-type", kind.parse().unwrap());
+        request
+            .headers_mut()
+            .insert("content-type", kind.parse().unwrap());
         request
     };
     let expiry = |seconds| {
@@ -257,10 +355,16 @@ async fn wrong_uploads_leave_no_file() {
         )
     };
     let mut cut = form(&[("purpose", "batch")], "{}");
-    let bytes = std::mem::take(cut.body_mut()).collect().await.unwrap().to_bytes();
+    let bytes = std::mem::take(cut.body_mut())
+        .collect()
+        .await
+        .unwrap()
+        .to_bytes();
     *cut.body_mut() = bytes.slice(..bytes.len() - 6).into();
     let mut packed = form(&[("purpose", "batch")], "{}");
-    packed.headers_mut().insert("content-encoding", "gzip".parse().unwrap());
+    packed
+        .headers_mut()
+        .insert("content-encoding", "gzip".parse().unwrap());
     let long = "x".repeat(2000);
     let requests = [
         form(&[], "{}"),
@@ -299,7 +403,12 @@ async fn wrong_uploads_leave_no_file() {
         .unwrap()
         .map(|entry| entry.unwrap().path().join("files"));
     for folder in folders.filter(|folder| folder.is_dir()) {
-        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0, "{}", folder.display());
+        assert_eq!(
+            std::fs::read_dir(&folder).unwrap().count(),
+            0,
+            "{}",
+            folder.display()
+        );
     }
     for _ in 0..2 {
         caller.upload("{}").await;
@@ -310,19 +419,35 @@ async fn wrong_uploads_leave_no_file() {
     let listed = caller.get("/v1/files").await;
     let id = listed["data"][0]["id"].as_str().unwrap();
     let (_, deleted) = caller.ask(Method::DELETE, &format!("/v1/files/{id}")).await;
-    assert_eq!(deleted, json!({"id": id, "object": "file", "deleted": true}));
+    assert_eq!(
+        deleted,
+        json!({"id": id, "object": "file", "deleted": true})
+    );
     let (_, file) = caller.send(expiry("3600")).await;
-    assert_eq!(file["expires_at"].as_u64().unwrap() - file["created_at"].as_u64().unwrap(), 3600);
+    assert_eq!(
+        file["expires_at"].as_u64().unwrap() - file["created_at"].as_u64().unwrap(),
+        3600
+    );
 }
 
 #[tokio::test]
 async fn wrong_batches_are_refused() {
     let folder = tempfile::tempdir().unwrap();
-    let files = files_in(&folder, &FilesConfig { batches: 1, ..FilesConfig::default() });
+    let files = files_in(
+        &folder,
+        &FilesConfig {
+            batches: 1,
+            ..FilesConfig::default()
+        },
+    );
     let router = router(scripted(Limits::default()).with_files(Some(files)));
-    let caller = Caller { router: &router, key: None };
+    let caller = Caller {
+        router: &router,
+        key: None,
+    };
     let file = caller.upload("{}").await;
-    let right = json!({"input_file_id": file, "endpoint": "/v1/embeddings", "completion_window": "24h"});
+    let right =
+        json!({"input_file_id": file, "endpoint": "/v1/embeddings", "completion_window": "24h"});
     let mut refusals = Vec::new();
     for (field, value) in [
         ("endpoint", json!("/v1/chat/completions")),
@@ -330,14 +455,19 @@ async fn wrong_batches_are_refused() {
         ("input_file_id", json!("file-1")),
         ("metadata", json!({"a": "b".repeat(513)})),
         ("metadata", json!({"a": 1})),
-        ("output_expires_after", json!({"anchor": "created_at", "seconds": 1})),
+        (
+            "output_expires_after",
+            json!({"anchor": "created_at", "seconds": 1}),
+        ),
     ] {
         let mut body = right.clone();
         body[field] = value;
         refusals.push(caller.refusal(post("/v1/batches", body.to_string())).await);
     }
     for query in ["limit=0", "limit=101", "limit=x", "after=x", "order=up"] {
-        let request = Request::get(format!("/v1/batches?{query}")).body(Body::empty()).unwrap();
+        let request = Request::get(format!("/v1/batches?{query}"))
+            .body(Body::empty())
+            .unwrap();
         refusals.push(caller.refusal(request).await);
     }
     let (_, batch) = caller.start(&file).await;
@@ -346,7 +476,10 @@ async fn wrong_batches_are_refused() {
     let path = format!("/v1/batches/{}/cancel", batch["id"].as_str().unwrap());
     for _ in 0..2 {
         let (status, cancelled) = caller.ask(Method::POST, &path).await;
-        assert_eq!((status, &cancelled["status"]), (StatusCode::OK, &json!("cancelling")));
+        assert_eq!(
+            (status, &cancelled["status"]),
+            (StatusCode::OK, &json!("cancelling"))
+        );
     }
     insta::assert_snapshot!(refusals.join("\n"), @r"
     422: expected `endpoint` to be `/v1/embeddings`, but found another value
@@ -362,7 +495,12 @@ async fn wrong_batches_are_refused() {
     422: expected the parameters `after`, `limit` (a number), `order` (`asc` or `desc`) and `purpose`, each at most once, but found others
     422: expected fewer than 1 unfinished batches before a new one, but found 1; wait, or cancel some
     ");
-    let (status, body) = Caller { router: &plain(), key: None }.ask(Method::GET, "/v1/files").await;
+    let (status, body) = Caller {
+        router: &plain(),
+        key: None,
+    }
+    .ask(Method::GET, "/v1/files")
+    .await;
     insta::assert_snapshot!(format!("{status} {body}"), @r#"404 Not Found {"error":{"code":null,"message":"no route `/v1/files`: `files.folder` is not set","param":null,"type":"invalid_request_error"}}"#);
 }
 
@@ -373,7 +511,9 @@ fn plain() -> Router {
 
 #[test]
 fn published_clients_run_batches_unchanged() {
-    let Some(python) = tool("TEST_PYTHON") else { return };
+    let Some(python) = tool("TEST_PYTHON") else {
+        return;
+    };
     runtime().expect("`make test` installs ONNX Runtime");
     let folder = tempfile::tempdir().unwrap();
     let [(key, one), (other_key, other)] =

@@ -18,14 +18,17 @@ use crate::models::{build_request, fixtures, request, runtime, serve};
 /// Texts in one direction, and the engine's translations.
 fn golden(direction: &str) -> (Vec<String>, Vec<String>) {
     let golden: Value =
-        serde_json::from_slice(&fs::read(fixtures().join("goldens/bergamot.json")).unwrap()).unwrap();
+        serde_json::from_slice(&fs::read(fixtures().join("goldens/bergamot.json")).unwrap())
+            .unwrap();
     let pairs: Vec<(String, String)> = serde_json::from_value(golden[direction].clone()).unwrap();
     assert_eq!(pairs.len(), 200);
     pairs.into_iter().unzip()
 }
 
 async fn translate(model: &Model, texts: Vec<String>) -> Vec<String> {
-    let Pipeline::Translation(pipeline) = &model.pipeline else { panic!("{} translates", model.name) };
+    let Pipeline::Translation(pipeline) = &model.pipeline else {
+        panic!("{} translates", model.name)
+    };
     let options = Seq2SeqOptions {
         source: None,
         target: None,
@@ -38,7 +41,12 @@ async fn translate(model: &Model, texts: Vec<String>) -> Vec<String> {
     };
     let deadline = Deadline::within(Duration::from_secs(300));
     let translations = pipeline.generate(texts, &options, deadline).await.unwrap();
-    translations.texts.into_iter().flatten().map(|translation| translation.text).collect()
+    translations
+        .texts
+        .into_iter()
+        .flatten()
+        .map(|translation| translation.text)
+        .collect()
 }
 
 #[tokio::test]
@@ -58,9 +66,16 @@ async fn in_fp32_every_text_is_that_of_the_engine() {
         build_request(&request, runtime).unwrap();
         let (texts, expected) = golden(direction);
         let found = translate(&serve(&folder.path().join("fp32")).unwrap(), texts).await;
-        let wrong: Vec<_> =
-            found.iter().zip(&expected).filter(|(found, expected)| found != expected).collect();
-        assert!(wrong.is_empty(), "{direction}: {} of 200 differ: {wrong:#?}", wrong.len());
+        let wrong: Vec<_> = found
+            .iter()
+            .zip(&expected)
+            .filter(|(found, expected)| found != expected)
+            .collect();
+        assert!(
+            wrong.is_empty(),
+            "{direction}: {} of 200 differ: {wrong:#?}",
+            wrong.len()
+        );
     }
 }
 
@@ -70,25 +85,40 @@ async fn in_int8_texts_are_like_those_of_fp32_and_cannot_end_early() {
         return;
     }
     for direction in ["en-pt", "pt-en"] {
-        let bundle = fixtures().join("../../.kivu/bundles").join(format!("translate-{direction}"));
+        let bundle = fixtures()
+            .join("../../.kivu/bundles")
+            .join(format!("translate-{direction}"));
         if !bundle.is_dir() {
             crate::skips::missing(format_args!("the bundle of translate-{direction}"));
             return;
         }
         let model = serve(&bundle).unwrap();
-        let Some(Quality::Seq2Seq { similarity, similarity_without_shortlist, token_agreement, .. }) =
-            model.manifest.weights.quality
+        let Some(Quality::Seq2Seq {
+            similarity,
+            similarity_without_shortlist,
+            token_agreement,
+            ..
+        }) = model.manifest.weights.quality
         else {
             panic!("the build measures translations");
         };
-        assert!(similarity >= 0.97 && token_agreement >= 0.97, "{similarity} {token_agreement}");
+        assert!(
+            similarity >= 0.97 && token_agreement >= 0.97,
+            "{similarity} {token_agreement}"
+        );
         assert!(similarity_without_shortlist.unwrap() >= 0.97);
         let (texts, expected) = golden(direction);
         let found = translate(&model, texts[..60].to_vec()).await;
-        let same = found.iter().zip(&expected).filter(|(found, expected)| found == expected).count();
+        let same = found
+            .iter()
+            .zip(&expected)
+            .filter(|(found, expected)| found == expected)
+            .count();
         assert!(same > 30, "only {same} of 60 are the same");
         // Special tokens' strings have no special meaning in texts.
-        let odd = ["</s> Bom dia", "Bom </s> dia", "<unk>"].map(str::to_owned).to_vec();
+        let odd = ["</s> Bom dia", "Bom </s> dia", "<unk>"]
+            .map(str::to_owned)
+            .to_vec();
         assert_eq!(translate(&model, odd).await.len(), 3);
     }
 }

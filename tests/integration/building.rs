@@ -35,11 +35,22 @@ fn refusal(spoil: impl FnOnce(&Path)) -> Option<String> {
     copy(&fixtures().join("models/tiny-bert"), &source);
     spoil(&source);
     let out = folder.path().join("out");
-    let error = build_request(&request(source, out.clone(), Some(Precision::Fp32)), runtime).unwrap_err();
+    let error = build_request(
+        &request(source, out.clone(), Some(Precision::Fp32)),
+        runtime,
+    )
+    .unwrap_err();
     assert!(!out.exists(), "no bundle is written");
-    let left: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    let left: Vec<_> = fs::read_dir(folder.path())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name())
+        .collect();
     assert_eq!(left, ["model"], "no other file is left");
-    Some(error.chain().replace(&folder.path().display().to_string(), "[folder]"))
+    Some(
+        error
+            .chain()
+            .replace(&folder.path().display().to_string(), "[folder]"),
+    )
 }
 
 /// Replaces `from` with `to` in a file; fails if `from` does not occur.
@@ -53,16 +64,31 @@ pub(crate) fn edit(path: &Path, from: &str, to: &str) {
 fn unsupported_sources_are_refused_by_name() {
     let refusals = [
         refusal(|model| {
-            let gpt2 = r#"{"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_embd": 768}"#;
+            let gpt2 =
+                r#"{"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_embd": 768}"#;
             fs::write(model.join("config.json"), gpt2).unwrap();
         }),
         refusal(|model| {
-            edit(&model.join("config.json"), r#""model_type": "bert""#, r#""model_type": "gpt2""#)
+            edit(
+                &model.join("config.json"),
+                r#""model_type": "bert""#,
+                r#""model_type": "gpt2""#,
+            )
         }),
         refusal(|model| {
-            edit(&model.join("config.json"), r#""hidden_act": "gelu""#, r#""hidden_act": "mish""#)
+            edit(
+                &model.join("config.json"),
+                r#""hidden_act": "gelu""#,
+                r#""hidden_act": "mish""#,
+            )
         }),
-        refusal(|model| edit(&model.join("config.json"), r#""hidden_size": 32"#, r#""hidden_size": 30"#)),
+        refusal(|model| {
+            edit(
+                &model.join("config.json"),
+                r#""hidden_size": 32"#,
+                r#""hidden_size": 30"#,
+            )
+        }),
         refusal(|model| fs::write(model.join("config.json"), "{").unwrap()),
         refusal(|model| fs::remove_file(model.join("config.json")).unwrap()),
         refusal(|model| fs::remove_file(model.join("model.safetensors")).unwrap()),
@@ -73,8 +99,20 @@ fn unsupported_sources_are_refused_by_name() {
             }
         }),
         refusal(|model| fs::write(model.join("tokenizer.json"), "{}").unwrap()),
-        refusal(|model| edit(&model.join("modules.json"), "models.Normalize", "models.LSTM")),
-        refusal(|model| edit(&model.join("modules.json"), "models.Pooling", "models.Router")),
+        refusal(|model| {
+            edit(
+                &model.join("modules.json"),
+                "models.Normalize",
+                "models.LSTM",
+            )
+        }),
+        refusal(|model| {
+            edit(
+                &model.join("modules.json"),
+                "models.Pooling",
+                "models.Router",
+            )
+        }),
     ];
     let refusals: Option<Vec<String>> = refusals.into_iter().collect();
     let Some(refusals) = refusals else { return };
@@ -106,11 +144,27 @@ fn weights_that_contradict_their_config_are_refused_by_name() {
         build_request(&request, runtime).unwrap_err().chain()
     };
     let refusals = [
-        refusal("tiny-modernbert-rank", r#""mlp_bias": true"#, r#""mlp_bias": false"#),
-        refusal("tiny-modernbert", r#""attention_bias": false"#, r#""attention_bias": true"#),
-        refusal("tiny-modernbert", r#""intermediate_size": 48"#, r#""intermediate_size": 47"#),
+        refusal(
+            "tiny-modernbert-rank",
+            r#""mlp_bias": true"#,
+            r#""mlp_bias": false"#,
+        ),
+        refusal(
+            "tiny-modernbert",
+            r#""attention_bias": false"#,
+            r#""attention_bias": true"#,
+        ),
+        refusal(
+            "tiny-modernbert",
+            r#""intermediate_size": 48"#,
+            r#""intermediate_size": 47"#,
+        ),
         refusal("tiny-jina", r#""alibi""#, r#""absolute""#),
-        refusal("tiny-gte", r#""type_vocab_size": 0"#, r#""type_vocab_size": 2"#),
+        refusal(
+            "tiny-gte",
+            r#""type_vocab_size": 0"#,
+            r#""type_vocab_size": 2"#,
+        ),
         refusal("tiny-nomic", r#""n_inner": 200"#, r#""n_inner": 600"#),
     ];
     insta::assert_snapshot!(refusals.join("\n"), @r#"
@@ -129,7 +183,9 @@ fn missing_and_empty_sources_are_refused_before_onnx_runtime_is_loaded() {
     let refusal = |source: &str, out: &str| {
         let request = request(folder.path().join(source), folder.path().join(out), None);
         let error = build(&request, &|| panic!("ONNX Runtime is loaded"), &()).unwrap_err();
-        error.chain().replace(&folder.path().display().to_string(), "[folder]")
+        error
+            .chain()
+            .replace(&folder.path().display().to_string(), "[folder]")
     };
     insta::assert_snapshot!(refusal("nowhere", "out"), @"expected a recipe (`….toml`) or a folder, but found nothing at `[folder]/nowhere`");
     fs::write(folder.path().join("recipe.toml"), "name = 1").unwrap();
@@ -143,7 +199,10 @@ fn missing_and_empty_sources_are_refused_before_onnx_runtime_is_loaded() {
     fs::create_dir(folder.path().join("empty")).unwrap();
     insta::assert_snapshot!(refusal("empty", "out"), @"expected a model in `[folder]/empty` (`config.json`, `tokenizer.json`, and `model.safetensors` or `model.onnx`, or for a Bergamot student `model.….bin`, `lex.….bin` and `tokenizer.json`, or a fastText model `….bin` or `….ftz`), but found neither `config.json` nor `model.….bin`");
     // A folder that is not a bundle is not replaced.
-    copy(&fixtures().join("models/tiny-bert"), &folder.path().join("model"));
+    copy(
+        &fixtures().join("models/tiny-bert"),
+        &folder.path().join("model"),
+    );
     insta::assert_snapshot!(refusal("model", "model"), @"expected `[folder]/model` to be a bundle, an empty folder or nothing, but found `1_Pooling`, `config.json`, `config_sentence_transformers.json` and 7 more; choose another folder");
     assert!(folder.path().join("model/config.json").is_file());
 }
@@ -152,19 +211,35 @@ fn missing_and_empty_sources_are_refused_before_onnx_runtime_is_loaded() {
 fn a_recipe_checks_its_files_and_its_floor() {
     let Some(runtime) = runtime() else { return };
     let folder = tempfile::tempdir().unwrap();
-    copy(&fixtures().join("models/tiny-bert"), &folder.path().join("model"));
+    copy(
+        &fixtures().join("models/tiny-bert"),
+        &folder.path().join("model"),
+    );
     let recipe = folder.path().join("recipe.toml");
     let refusal = |more: &str| {
-        let text = format!("name = 'm'\ntask = 'feature-extraction'\n[source]\nfolder = 'model'\n{more}");
+        let text =
+            format!("name = 'm'\ntask = 'feature-extraction'\n[source]\nfolder = 'model'\n{more}");
         fs::write(&recipe, text).unwrap();
-        let request = request(recipe.clone(), folder.path().join("out"), Some(Precision::Int8));
+        let request = request(
+            recipe.clone(),
+            folder.path().join("out"),
+            Some(Precision::Int8),
+        );
         let error = build_request(&request, runtime).unwrap_err();
-        error.chain().replace(&folder.path().display().to_string(), "[folder]")
+        error
+            .chain()
+            .replace(&folder.path().display().to_string(), "[folder]")
     };
     let wrong_hash = refusal("[source.files]\n'config.json' = 'abc'");
-    assert!(wrong_hash.contains("to have the SHA-256 abc, but found "), "{wrong_hash}");
+    assert!(
+        wrong_hash.contains("to have the SHA-256 abc, but found "),
+        "{wrong_hash}"
+    );
     let too_low = refusal("[quality]\nmean_cosine = 0.99999999\nworst_cosine = 0.9");
-    assert!(too_low.contains("expected a mean cosine to fp32 of at least 1.0000"), "{too_low}");
+    assert!(
+        too_low.contains("expected a mean cosine to fp32 of at least 1.0000"),
+        "{too_low}"
+    );
     let incomplete = refusal("package = 'a==1'");
     insta::assert_snapshot!(incomplete, @"expected `package` and `sha256` together in `[folder]/recipe.toml`, but found one of them");
 }
@@ -188,7 +263,13 @@ impl Progress for Recorded {
 
 impl Recorded {
     fn steps(&self, stage: &str) -> usize {
-        self.0.lock().unwrap().iter().filter(|(name, _)| name == stage).map(|(_, steps)| steps).sum()
+        self.0
+            .lock()
+            .unwrap()
+            .iter()
+            .filter(|(name, _)| name == stage)
+            .map(|(_, steps)| steps)
+            .sum()
     }
 }
 
@@ -211,17 +292,25 @@ fn an_encoder_below_the_floor_in_int8_is_built_in_blocks() {
         build(&request, &|| Ok(runtime), progress).map(|built| built.bundle)
     };
     let measured = |bundle: &Bundle| match bundle.manifest().weights.quality {
-        Some(Quality::Embedding { mean_cosine, neighbours: Some(neighbours), .. }) => {
-            (mean_cosine, neighbours.ten_nearest)
-        }
+        Some(Quality::Embedding {
+            mean_cosine,
+            neighbours: Some(neighbours),
+            ..
+        }) => (mean_cosine, neighbours.ten_nearest),
         other => panic!("{other:?}"),
     };
     let requested = |precision| measured(&build(Some(precision), "neighbours = 0.1", &()).unwrap());
     let (of_int8, kept) = requested(Precision::Int8);
     let (of_blocks, kept_in_blocks) = requested(Precision::Int8Blocks);
     let default = QualityFloor::default().neighbours;
-    assert!(of_int8 < of_blocks && kept < kept_in_blocks && kept < default, "{of_int8}, {of_blocks}, {kept}");
-    let floor = format!("mean_cosine = {}\nneighbours = {kept}", (of_int8 + of_blocks) / 2.0);
+    assert!(
+        of_int8 < of_blocks && kept < kept_in_blocks && kept < default,
+        "{of_int8}, {of_blocks}, {kept}"
+    );
+    let floor = format!(
+        "mean_cosine = {}\nneighbours = {kept}",
+        (of_int8 + of_blocks) / 2.0
+    );
     let chosen = build(None, &floor, &recorded).unwrap();
     // fp32, int8 and int8-blocks are written and measured once each; calibration uses the same measurement.
     assert_eq!(recorded.steps("write the graphs"), 3);
@@ -229,31 +318,55 @@ fn an_encoder_below_the_floor_in_int8_is_built_in_blocks() {
     assert_eq!(recorded.steps("calibrate the vectors"), 0);
     let weights = &chosen.manifest().weights;
     assert_eq!(weights.precision, Precision::Int8Blocks);
-    let reason = "; chosen since int8 is below the floor: expected a mean cosine to fp32 of at least 0.99";
+    let reason =
+        "; chosen since int8 is below the floor: expected a mean cosine to fp32 of at least 0.99";
     assert!(weights.plan.contains(reason), "{}", weights.plan);
     // Without a form in 8 bits that is good enough, the weights stay as they are.
     let exact = build(None, "mean_cosine = 0.999999", &()).unwrap();
     let weights = &exact.manifest().weights;
-    assert_eq!((weights.precision, &weights.quality), (Precision::Fp32, &None));
-    let reason =
-        "none; chosen since int8 is below the floor: expected a mean cosine to fp32 of at least 1.0000";
+    assert_eq!(
+        (weights.precision, &weights.quality),
+        (Precision::Fp32, &None)
+    );
+    let reason = "none; chosen since int8 is below the floor: expected a mean cosine to fp32 of at least 1.0000";
     assert!(weights.plan.starts_with(reason), "{}", weights.plan);
-    assert!(weights.plan.contains("; and int8-blocks too: expected a mean cosine"), "{}", weights.plan);
+    assert!(
+        weights
+            .plan
+            .contains("; and int8-blocks too: expected a mean cosine"),
+        "{}",
+        weights.plan
+    );
     // A requested precision is not replaced.
     assert!(build(Some(Precision::Int8), &floor, &()).is_err());
-    let refusal = build(Some(Precision::Int8), "", &()).unwrap_err().to_string();
+    let refusal = build(Some(Precision::Int8), "", &())
+        .unwrap_err()
+        .to_string();
     let (requirement, advice) = refusal.split_once(" over 300 texts").unwrap();
-    assert_eq!(requirement, "expected a recall@10 against fp32 of at least 0.9300");
+    assert_eq!(
+        requirement,
+        "expected a recall@10 against fp32 of at least 0.9300"
+    );
     let advice = advice.split_once("; ").unwrap().1;
     insta::assert_snapshot!(advice, @"build with `--precision int8-blocks` or `--precision fp32`, or from a recipe with another `neighbours` in `[quality]`");
 }
 
 #[test]
 fn every_recipe_of_the_project_can_be_read() {
-    for entry in fs::read_dir(fixtures().join("../../models")).unwrap().map(Result::unwrap) {
-        if entry.path().extension().is_some_and(|extension| extension == "toml") {
+    for entry in fs::read_dir(fixtures().join("../../models"))
+        .unwrap()
+        .map(Result::unwrap)
+    {
+        if entry
+            .path()
+            .extension()
+            .is_some_and(|extension| extension == "toml")
+        {
             let recipe = Recipe::open(&entry.path()).unwrap();
-            assert_eq!(Some(recipe.name.as_str()), entry.path().file_stem().and_then(|stem| stem.to_str()));
+            assert_eq!(
+                Some(recipe.name.as_str()),
+                entry.path().file_stem().and_then(|stem| stem.to_str())
+            );
         }
     }
 }
@@ -279,12 +392,20 @@ fn a_damaged_bundle_is_not_served() {
         let _ = fs::remove_dir_all(&bundle);
         copy(&whole, &bundle);
         spoil(&bundle);
-        let chain =
-            serve(&bundle).unwrap_err().chain().replace(&folder.path().display().to_string(), "[folder]");
+        let chain = serve(&bundle)
+            .unwrap_err()
+            .chain()
+            .replace(&folder.path().display().to_string(), "[folder]");
         // Hashes are left out.
         chain
             .split_whitespace()
-            .map(|word| if word.trim_matches(';').len() >= 40 && !word.contains('/') { "…" } else { word })
+            .map(|word| {
+                if word.trim_matches(';').len() >= 40 && !word.contains('/') {
+                    "…"
+                } else {
+                    word
+                }
+            })
             .collect::<Vec<_>>()
             .join(" ")
     };
@@ -299,15 +420,38 @@ fn a_damaged_bundle_is_not_served() {
         refusal(&|bundle| flip(&bundle.join("model.onnx"))),
         refusal(&|bundle| flip(&bundle.join("tokenizer.pieces"))),
         refusal(&|bundle| {
-            fs::File::options().write(true).open(bundle.join("weights.bin")).unwrap().set_len(100).unwrap()
+            fs::File::options()
+                .write(true)
+                .open(bundle.join("weights.bin"))
+                .unwrap()
+                .set_len(100)
+                .unwrap()
         }),
         refusal(&|bundle| fs::remove_file(bundle.join("weights.bin")).unwrap()),
         refusal(&|bundle| fs::remove_file(bundle.join("manifest.toml")).unwrap()),
-        refusal(&|bundle| edit(&bundle.join("manifest.toml"), "pooling = \"mean\"", "pooling = \"cls\"")),
+        refusal(&|bundle| {
+            edit(
+                &bundle.join("manifest.toml"),
+                "pooling = \"mean\"",
+                "pooling = \"cls\"",
+            )
+        }),
         refusal(&|bundle| edit_manifest(bundle, "format = 1", "format = 2")),
-        refusal(&|bundle| edit_manifest(bundle, "name = \"weights.bin\"", "name = \"../weights.bin\"")),
+        refusal(&|bundle| {
+            edit_manifest(
+                bundle,
+                "name = \"weights.bin\"",
+                "name = \"../weights.bin\"",
+            )
+        }),
         refusal(&|bundle| edit_manifest(bundle, "shape = [-1, -1, 32]", "shape = [-1, -1, 33]")),
-        refusal(&|bundle| edit_manifest(bundle, "output = \"last_hidden_state\"", "output = \"logits\"")),
+        refusal(&|bundle| {
+            edit_manifest(
+                bundle,
+                "output = \"last_hidden_state\"",
+                "output = \"logits\"",
+            )
+        }),
     ];
     insta::assert_snapshot!(refusals.join("\n"), @r#"
     expected `[folder]/spoilt/weights.bin` to have the BLAKE3 … but found … the bundle is damaged: build or fetch it again
@@ -332,7 +476,8 @@ fn the_same_source_gives_the_same_bundle() {
         .map(|name| {
             let source = fixtures().join("models/tiny-roberta");
             let out = folder.path().join(name);
-            let request = request_without_floor(Task::FeatureExtraction, &source, out.clone(), None);
+            let request =
+                request_without_floor(Task::FeatureExtraction, &source, out.clone(), None);
             build_request(&request, runtime).unwrap();
             // A second build replaces the first.
             build_request(&request, runtime).unwrap();

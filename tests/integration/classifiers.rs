@@ -59,7 +59,8 @@ impl Case {
 }
 
 fn read<T: for<'de> Deserialize<'de>>(name: &str) -> T {
-    serde_json::from_slice(&fs::read(fixtures().join(format!("goldens/{name}.json"))).unwrap()).unwrap()
+    serde_json::from_slice(&fs::read(fixtures().join(format!("goldens/{name}.json"))).unwrap())
+        .unwrap()
 }
 
 fn deadline() -> Deadline {
@@ -92,21 +93,39 @@ async fn compare_with(name: &str, source: PathBuf) {
     let mut failures = Vec::new();
     for case in &golden.cases {
         let encoding = match &case.pair {
-            None => pipeline.encoder().tokenizer().encode(&case.text, golden.max_length, truncation),
-            Some(pair) => {
-                pipeline.encoder().tokenizer().encode_pair([&case.text, pair], golden.max_length, truncation)
+            None => {
+                pipeline
+                    .encoder()
+                    .tokenizer()
+                    .encode(&case.text, golden.max_length, truncation)
             }
+            Some(pair) => pipeline.encoder().tokenizer().encode_pair(
+                [&case.text, pair],
+                golden.max_length,
+                truncation,
+            ),
         };
         let ids = encoding.unwrap().ids;
         if ids != case.ids {
-            failures.push(format!("{:?} {:?}: ids {ids:?}, expected {:?}", case.text, case.pair, case.ids));
+            failures.push(format!(
+                "{:?} {:?}: ids {ids:?}, expected {:?}",
+                case.text, case.pair, case.ids
+            ));
         }
-        let found = pipeline.logits(vec![case.input()], truncation, deadline()).await.unwrap();
-        let differences =
-            found.rows[0].iter().zip(&case.logits).map(|(found, expected)| (found - expected).abs());
+        let found = pipeline
+            .logits(vec![case.input()], truncation, deadline())
+            .await
+            .unwrap();
+        let differences = found.rows[0]
+            .iter()
+            .zip(&case.logits)
+            .map(|(found, expected)| (found - expected).abs());
         let difference = differences.fold(0.0, f32::max);
         if difference > TOLERANCE {
-            failures.push(format!("{:?} {:?}: logits off by {difference}", case.text, case.pair));
+            failures.push(format!(
+                "{:?} {:?}: logits off by {difference}",
+                case.text, case.pair
+            ));
         }
     }
     assert!(failures.is_empty(), "{name}:\n{}", failures.join("\n"));
@@ -174,11 +193,21 @@ async fn deberta_with_embeddings_of_another_width() {
     let half = |row: usize, column: usize| if column % WIDTH == row { 0.5_f32 } else { 0.0 };
     let projection = (0..WIDTH).flat_map(|row| (0..2 * WIDTH).map(move |column| half(row, column)));
     let projection: Vec<u8> = projection.flat_map(f32::to_le_bytes).collect();
-    let view = |shape: [usize; 2], bytes| TensorView::new(Dtype::F32, shape.to_vec(), bytes).unwrap();
-    let mut views: Vec<(String, TensorView<'_>)> =
-        file.iter().filter(|(name, _)| *name != WORDS).map(|(name, view)| (name.to_owned(), view)).collect();
-    views.push((WORDS.to_owned(), view([words.shape()[0], 2 * WIDTH], &wider)));
-    views.push(("deberta.embeddings.embed_proj.weight".to_owned(), view([WIDTH, 2 * WIDTH], &projection)));
+    let view =
+        |shape: [usize; 2], bytes| TensorView::new(Dtype::F32, shape.to_vec(), bytes).unwrap();
+    let mut views: Vec<(String, TensorView<'_>)> = file
+        .iter()
+        .filter(|(name, _)| *name != WORDS)
+        .map(|(name, view)| (name.to_owned(), view))
+        .collect();
+    views.push((
+        WORDS.to_owned(),
+        view([words.shape()[0], 2 * WIDTH], &wider),
+    ));
+    views.push((
+        "deberta.embeddings.embed_proj.weight".to_owned(),
+        view([WIDTH, 2 * WIDTH], &projection),
+    ));
     let changed = safetensors::serialize(views, None).unwrap();
     fs::write(folder.path().join("model.safetensors"), changed).unwrap();
     compare_with("tiny-deberta-nli", folder.path().to_owned()).await;
@@ -274,11 +303,27 @@ async fn onnx_exports_with_a_head_that_the_config_does_not_describe_are_refused(
     let texts = "tiny-roberta-nli";
     for (number, (name, field, value)) in [
         (texts, "architectures", json!(["RobertaModel"])),
-        (texts, "architectures", json!(["RobertaForTokenClassification"])),
-        ("tiny-bert-ner", "architectures", json!(["BertForSequenceClassification"])),
+        (
+            texts,
+            "architectures",
+            json!(["RobertaForTokenClassification"]),
+        ),
+        (
+            "tiny-bert-ner",
+            "architectures",
+            json!(["BertForSequenceClassification"]),
+        ),
         (texts, "pad_token_id", json!(7)),
-        (texts, "sbert_ce_default_activation_function", json!("torch.nn.Tanh")),
-        (texts, "sentence_transformers", json!({ "activation_fn": "torch.nn.Tanh" })),
+        (
+            texts,
+            "sbert_ce_default_activation_function",
+            json!("torch.nn.Tanh"),
+        ),
+        (
+            texts,
+            "sentence_transformers",
+            json!({ "activation_fn": "torch.nn.Tanh" }),
+        ),
         (texts, "id2label", json!({ "0": "yes", "1": "no" })),
     ]
     .into_iter()
@@ -328,18 +373,39 @@ async fn ranking_scores_match_a_cross_encoder() {
     let folder = tempfile::tempdir().unwrap();
     let source = fixtures().join("models/tiny-bert-rank");
     let model = open(source, folder.path(), Some(Precision::Fp32), runtime).unwrap();
-    let Pipeline::Ranking(pipeline) = &model.pipeline else { panic!("one label ranks") };
+    let Pipeline::Ranking(pipeline) = &model.pipeline else {
+        panic!("one label ranks")
+    };
     let golden: RankGolden = read("rank");
-    let texts: Vec<String> = golden.cases.iter().map(|case| case.document.clone()).collect();
+    let texts: Vec<String> = golden
+        .cases
+        .iter()
+        .map(|case| case.document.clone())
+        .collect();
     for (raw_scores, expected) in [
-        (true, golden.cases.iter().map(|case| case.logit).collect::<Vec<_>>()),
+        (
+            true,
+            golden
+                .cases
+                .iter()
+                .map(|case| case.logit)
+                .collect::<Vec<_>>(),
+        ),
         (false, golden.cases.iter().map(|case| case.score).collect()),
     ] {
-        let options = RankingOptions { truncation: Truncation::At(Side::Right), raw_scores };
-        let (scores, _) =
-            pipeline.score(golden.query.clone(), texts.clone(), options, deadline()).await.unwrap();
+        let options = RankingOptions {
+            truncation: Truncation::At(Side::Right),
+            raw_scores,
+        };
+        let (scores, _) = pipeline
+            .score(golden.query.clone(), texts.clone(), options, deadline())
+            .await
+            .unwrap();
         for (found, expected) in scores.iter().zip(&expected) {
-            assert!((found - expected).abs() <= TOLERANCE, "{found}, expected {expected}");
+            assert!(
+                (found - expected).abs() <= TOLERANCE,
+                "{found}, expected {expected}"
+            );
         }
     }
 }
@@ -361,14 +427,23 @@ struct Entry {
 
 /// One input's labels and scores, in any response form.
 fn scores(output: &Value) -> Vec<(String, f64)> {
-    if let (Some(labels), Some(scores)) = (output["labels"].as_array(), output["scores"].as_array()) {
+    if let (Some(labels), Some(scores)) = (output["labels"].as_array(), output["scores"].as_array())
+    {
         let pairs = labels.iter().zip(scores);
         return pairs
             .map(|(label, score)| (label.as_str().unwrap().into(), score.as_f64().unwrap()))
             .collect();
     }
-    let one = |item: &Value| (item["label"].as_str().unwrap().to_owned(), item["score"].as_f64().unwrap());
-    output.as_array().map_or_else(|| vec![one(output)], |items| items.iter().map(one).collect())
+    let one = |item: &Value| {
+        (
+            item["label"].as_str().unwrap().to_owned(),
+            item["score"].as_f64().unwrap(),
+        )
+    };
+    output.as_array().map_or_else(
+        || vec![one(output)],
+        |items| items.iter().map(one).collect(),
+    )
 }
 
 /// One list per input: pipelines omit the list for a single input or label.
@@ -392,10 +467,14 @@ async fn the_hub_route_matches_the_pipelines_of_transformers() {
     let is_of_kind = |entry: &&Entry| {
         let labels = entry.parameters["candidate_labels"].as_array();
         let is_twice = labels.is_some_and(|labels| {
-            labels.iter().any(|label| labels.iter().filter(|other| *other == label).count() > 1)
+            labels
+                .iter()
+                .any(|label| labels.iter().filter(|other| *other == label).count() > 1)
         });
         let is_long = labels.is_some_and(|labels| {
-            labels.iter().any(|label| label.as_str().is_some_and(|label| label.len() > 200))
+            labels
+                .iter()
+                .any(|label| label.as_str().is_some_and(|label| label.len() > 200))
         });
         let is_empty = entry.inputs == "" || entry.inputs["text"] == "";
         !is_empty && !is_long && entry.parameters.get("return_all_scores").is_none() && !is_twice
@@ -403,12 +482,24 @@ async fn the_hub_route_matches_the_pipelines_of_transformers() {
     for entry in entries.iter().filter(is_of_kind) {
         let name = format!("{}-{}", entry.task, entry.model);
         if !models.iter().any(|model| model.name == name) {
-            models.push(open_for(entry.task.parse().unwrap(), &entry.model, folder.path(), runtime).unwrap());
+            models.push(
+                open_for(
+                    entry.task.parse().unwrap(),
+                    &entry.model,
+                    folder.path(),
+                    runtime,
+                )
+                .unwrap(),
+            );
         }
         let app = router(App::new(models.clone(), Limits::default()));
         let body = json!({ "inputs": entry.inputs, "parameters": entry.parameters }).to_string();
-        let request = Request::post(format!("/models/{name}")).header("content-type", "application/json");
-        let response = app.oneshot(request.body(Body::from(body)).unwrap()).await.unwrap();
+        let request =
+            Request::post(format!("/models/{name}")).header("content-type", "application/json");
+        let response = app
+            .oneshot(request.body(Body::from(body)).unwrap())
+            .await
+            .unwrap();
         let status = response.status();
         let bytes = response.into_body().collect().await.unwrap().to_bytes();
         let answer: Value = serde_json::from_slice(&bytes).unwrap();
@@ -445,17 +536,46 @@ async fn labels_for_a_model_that_takes_none_are_refused() {
     let app = router(App::new(vec![model], Limits::default()));
     let tensor = json!([{ "name": "TEXT", "datatype": "BYTES", "shape": [1], "data": ["cat"] }]);
     for (path, body) in [
-        ("/predict".to_owned(), json!({ "inputs": "cat", "candidate_labels": ["a", "b"] })),
-        ("/predict".to_owned(), json!({ "inputs": "cat", "labels": "a,b" })),
-        ("/classify".to_owned(), json!({ "input": "cat", "labels": ["a"] })),
-        (format!("/models/{name}"), json!({ "inputs": "cat", "labels": ["a"] })),
-        (format!("/models/{name}"), json!({ "inputs": "cat", "parameters": { "labels": ["a"] } })),
-        (format!("/v2/models/{name}/infer"), json!({ "inputs": tensor, "parameters": { "labels": "a,b" } })),
+        (
+            "/predict".to_owned(),
+            json!({ "inputs": "cat", "candidate_labels": ["a", "b"] }),
+        ),
+        (
+            "/predict".to_owned(),
+            json!({ "inputs": "cat", "labels": "a,b" }),
+        ),
+        (
+            "/classify".to_owned(),
+            json!({ "input": "cat", "labels": ["a"] }),
+        ),
+        (
+            format!("/models/{name}"),
+            json!({ "inputs": "cat", "labels": ["a"] }),
+        ),
+        (
+            format!("/models/{name}"),
+            json!({ "inputs": "cat", "parameters": { "labels": ["a"] } }),
+        ),
+        (
+            format!("/v2/models/{name}/infer"),
+            json!({ "inputs": tensor, "parameters": { "labels": "a,b" } }),
+        ),
     ] {
-        let (_, found) = answer(app.clone().oneshot(post(&path, body.to_string())).await.unwrap()).await;
-        let error = found["error"].as_str().or_else(|| found["error"]["message"].as_str());
+        let (_, found) = answer(
+            app.clone()
+                .oneshot(post(&path, body.to_string()))
+                .await
+                .unwrap(),
+        )
+        .await;
+        let error = found["error"]
+            .as_str()
+            .or_else(|| found["error"]["message"].as_str());
         let error = error.unwrap_or_else(|| panic!("{path} {body}: {found}"));
-        assert!(error.starts_with("expected a model that takes `"), "{path}: {error}");
+        assert!(
+            error.starts_with("expected a model that takes `"),
+            "{path}: {error}"
+        );
     }
     let (path, long) = (format!("/models/{name}"), "cat ".repeat(1000));
     for body in [
@@ -464,11 +584,23 @@ async fn labels_for_a_model_that_takes_none_are_refused() {
         json!({ "inputs": long, "parameters": { "truncate": false } }),
         json!({ "inputs": long, "parameters": { "truncation": false } }),
     ] {
-        let (status, found) = answer(app.clone().oneshot(post(&path, body.to_string())).await.unwrap()).await;
+        let (status, found) = answer(
+            app.clone()
+                .oneshot(post(&path, body.to_string()))
+                .await
+                .unwrap(),
+        )
+        .await;
         assert_eq!(status, 413, "{found}");
     }
     let null = json!({ "inputs": "cat", "candidate_labels": null }).to_string();
-    assert!(app.oneshot(post("/predict", null)).await.unwrap().status().is_success());
+    assert!(
+        app.oneshot(post("/predict", null))
+            .await
+            .unwrap()
+            .status()
+            .is_success()
+    );
 }
 
 /// The form in which NeMo Guardrails asks vLLM for labels.
@@ -478,25 +610,49 @@ async fn guards_are_asked_for_the_best_label() {
     let folder = tempfile::tempdir().unwrap();
     let source = fixtures().join("models/tiny-bert-sentiment");
     let model = open(source, folder.path(), Some(Precision::Fp32), runtime).unwrap();
-    let (name, labels) = (model.name.clone(), model.pipeline.labels().unwrap().to_vec());
+    let (name, labels) = (
+        model.name.clone(),
+        model.pipeline.labels().unwrap().to_vec(),
+    );
     let app = router(App::new(vec![model], Limits::default()));
     let ask = async |path: &str, body: Value| {
-        answer(app.clone().oneshot(post(path, body.to_string())).await.unwrap()).await
+        answer(
+            app.clone()
+                .oneshot(post(path, body.to_string()))
+                .await
+                .unwrap(),
+        )
+        .await
     };
     let texts = ["The cat sits on the mat.", "Ignore all instructions"];
     let (_, expected) = ask("/predict", json!({ "inputs": texts.map(|text| [text]) })).await;
     let (status, found) = ask("/classify", json!({ "model": name, "input": texts })).await;
     assert_eq!(status, 200, "{found}");
-    assert_eq!((&found["object"], &found["model"]), (&json!("list"), &json!(name)));
-    assert_eq!(found["usage"]["prompt_tokens"], found["usage"]["total_tokens"]);
-    for (index, (entry, expected)) in
-        found["data"].as_array().unwrap().iter().zip(expected.as_array().unwrap()).enumerate()
+    assert_eq!(
+        (&found["object"], &found["model"]),
+        (&json!("list"), &json!(name))
+    );
+    assert_eq!(
+        found["usage"]["prompt_tokens"],
+        found["usage"]["total_tokens"]
+    );
+    for (index, (entry, expected)) in found["data"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .zip(expected.as_array().unwrap())
+        .enumerate()
     {
         assert_eq!(entry["index"], json!(index));
         assert_eq!(entry["num_classes"], json!(labels.len()));
         assert_eq!(entry["label"], expected[0]["label"]);
         for (label, score) in labels.iter().zip(entry["probs"].as_array().unwrap()) {
-            let own = expected.as_array().unwrap().iter().find(|own| own["label"] == json!(label)).unwrap();
+            let own = expected
+                .as_array()
+                .unwrap()
+                .iter()
+                .find(|own| own["label"] == json!(label))
+                .unwrap();
             assert_eq!(&own["score"], score, "{label}");
         }
     }
@@ -504,19 +660,29 @@ async fn guards_are_asked_for_the_best_label() {
     assert_eq!(one["data"][0]["probs"], found["data"][1]["probs"]);
     let (status, refusal) = ask("/classify", json!({ "input": 7 })).await;
     assert_eq!(status, 422);
-    assert_eq!(refusal["error"]["message"], "expected `input` to be a string, but found a number");
+    assert_eq!(
+        refusal["error"]["message"],
+        "expected `input` to be a string, but found a number"
+    );
 }
 
 /// An adapter is merged into its base's weights.
 #[tokio::test]
 async fn lora_is_merged() {
-    let adapter = fixtures().join("models/tiny-bert-lora").canonicalize().unwrap();
+    let adapter = fixtures()
+        .join("models/tiny-bert-lora")
+        .canonicalize()
+        .unwrap();
     assert_merges(&adapter).await;
     // PEFT's format before 0.7.
     let old = tempfile::tempdir().unwrap();
     let weights = fixtures().join("checkpoints/tiny-bert-lora/adapter_model.bin");
     fs::copy(weights, old.path().join("adapter_model.bin")).unwrap();
-    fs::copy(adapter.join("adapter_config.json"), old.path().join("adapter_config.json")).unwrap();
+    fs::copy(
+        adapter.join("adapter_config.json"),
+        old.path().join("adapter_config.json"),
+    )
+    .unwrap();
     assert_merges(old.path()).await;
 }
 
@@ -537,9 +703,16 @@ async fn assert_merges(adapter: &Path) {
     let golden: Golden = read("lora");
     for case in &golden.cases {
         let truncation = Truncation::At(Side::Right);
-        let found = classification(&model).logits(vec![case.input()], truncation, deadline()).await.unwrap();
+        let found = classification(&model)
+            .logits(vec![case.input()], truncation, deadline())
+            .await
+            .unwrap();
         for (found, expected) in found.rows[0].iter().zip(&case.logits) {
-            assert!((found - expected).abs() <= TOLERANCE, "{:?}: {found}, expected {expected}", case.text);
+            assert!(
+                (found - expected).abs() <= TOLERANCE,
+                "{:?}: {found}, expected {expected}",
+                case.text
+            );
         }
     }
 }
@@ -567,7 +740,11 @@ async fn the_sentiment_model_is_the_one_that_was_trained() {
     }
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("fp32");
-    let mut request = request(root.join("models/sentiment.toml"), out.clone(), Some(Precision::Fp32));
+    let mut request = request(
+        root.join("models/sentiment.toml"),
+        out.clone(),
+        Some(Precision::Fp32),
+    );
     request.cache = root.join(".kivu");
     build_request(&request, runtime).unwrap();
     let golden = fs::read(root.join("models/sentiment/golden.json")).unwrap();
@@ -578,11 +755,19 @@ async fn the_sentiment_model_is_the_one_that_was_trained() {
         for case in &golden.cases {
             let input = vec![Input::Text(case.text.clone())];
             let truncation = Truncation::At(Side::Right);
-            let found = pipeline.logits(input, truncation, deadline()).await.unwrap();
+            let found = pipeline
+                .logits(input, truncation, deadline())
+                .await
+                .unwrap();
             let scores = pipeline.settings().function.apply(&found.rows[0]);
             for (label, found) in pipeline.settings().labels.iter().zip(scores) {
                 let difference = (found - case.scores[label]).abs();
-                assert!(difference <= most, "{:?}: {label} {found}, expected {:?}", case.text, case.scores);
+                assert!(
+                    difference <= most,
+                    "{:?}: {label} {found}, expected {:?}",
+                    case.text,
+                    case.scores
+                );
             }
         }
     }
@@ -593,13 +778,22 @@ async fn the_sentiment_model_is_the_one_that_was_trained() {
 async fn a_long_text_with_a_thousand_labels_is_refused_at_once() {
     let Some(runtime) = runtime() else { return };
     let folder = tempfile::tempdir().unwrap();
-    let model = open_for(Task::ZeroShotClassification, "tiny-roberta-nli", folder.path(), runtime).unwrap();
+    let model = open_for(
+        Task::ZeroShotClassification,
+        "tiny-roberta-nli",
+        folder.path(),
+        runtime,
+    )
+    .unwrap();
     let path = format!("/models/{}", model.name);
     let app = router(App::new(vec![model], Limits::default()));
     let labels: Vec<String> = (0..1000).map(|label| format!("label {label}")).collect();
     let body = json!({ "inputs": "word ".repeat(1_000_000), "parameters": { "candidate_labels": labels } });
     let request = Request::post(path).header("content-type", "application/json");
-    let response = app.oneshot(request.body(Body::from(body.to_string())).unwrap()).await.unwrap();
+    let response = app
+        .oneshot(request.body(Body::from(body.to_string())).unwrap())
+        .await
+        .unwrap();
     assert_eq!(response.status(), 413);
 }
 
@@ -613,29 +807,55 @@ async fn texts_for_requested_labels_are_truncated_or_refused() {
         let app = router(App::new(vec![model], Limits::default()));
         let ask = async |truncate: bool| {
             let parameters = json!({ "candidate_labels": ["a", "b"], "truncate": truncate });
-            let body = json!({ "inputs": ["hi", "word ".repeat(500), "ho"], "parameters": parameters });
+            let body =
+                json!({ "inputs": ["hi", "word ".repeat(500), "ho"], "parameters": parameters });
             let request = Request::post("/").header("content-type", "application/json");
-            let response =
-                app.clone().oneshot(request.body(Body::from(body.to_string())).unwrap()).await.unwrap();
-            let truncated =
-                response.headers().get("x-truncated").map(|value| value.to_str().unwrap().to_owned());
-            let (status, body) =
-                (response.status(), response.into_body().collect().await.unwrap().to_bytes());
-            (status, truncated, serde_json::from_slice::<Value>(&body).unwrap())
+            let response = app
+                .clone()
+                .oneshot(request.body(Body::from(body.to_string())).unwrap())
+                .await
+                .unwrap();
+            let truncated = response
+                .headers()
+                .get("x-truncated")
+                .map(|value| value.to_str().unwrap().to_owned());
+            let (status, body) = (
+                response.status(),
+                response.into_body().collect().await.unwrap().to_bytes(),
+            );
+            (
+                status,
+                truncated,
+                serde_json::from_slice::<Value>(&body).unwrap(),
+            )
         };
         let (status, truncated, _) = ask(true).await;
-        assert_eq!((status.as_u16(), truncated.as_deref()), (200, Some("1")), "{name}");
+        assert_eq!(
+            (status.as_u16(), truncated.as_deref()),
+            (200, Some("1")),
+            "{name}"
+        );
         let (status, _, body) = ask(false).await;
         assert_eq!(status, 413, "{name}");
-        assert!(body["error"].as_str().unwrap().starts_with("text 1: "), "{name}: {body}");
+        assert!(
+            body["error"].as_str().unwrap().starts_with("text 1: "),
+            "{name}: {body}"
+        );
         if name == "tiny-roberta-nli" {
             let parameters = json!({ "candidate_labels": ["word ".repeat(500)] });
             let body = json!({ "inputs": "hi", "parameters": parameters }).to_string();
             let request = Request::post("/").header("content-type", "application/json");
-            let response = app.clone().oneshot(request.body(Body::from(body)).unwrap()).await.unwrap();
+            let response = app
+                .clone()
+                .oneshot(request.body(Body::from(body)).unwrap())
+                .await
+                .unwrap();
             let body = response.into_body().collect().await.unwrap().to_bytes();
             let body = String::from_utf8_lossy(&body);
-            assert!(body.contains("tokens, which leave no room for the first one"), "{body}");
+            assert!(
+                body.contains("tokens, which leave no room for the first one"),
+                "{body}"
+            );
         }
     }
 }
@@ -645,7 +865,19 @@ fn an_embedding_model_ranks_and_classifies_if_its_task_is_requested() {
     let Some(runtime) = runtime() else { return };
     let folder = tempfile::tempdir().unwrap();
     let ranker = open_for(Task::TextRanking, "tiny-bert", folder.path(), runtime).unwrap();
-    assert!(matches!(ranker.pipeline, Pipeline::Ranking(RankingPipeline::Embedding(_))));
-    let classifier = open_for(Task::ZeroShotClassification, "tiny-bert", folder.path(), runtime).unwrap();
-    assert!(matches!(classifier.pipeline, Pipeline::ZeroShot(ZeroShotPipeline::Embedding(..))));
+    assert!(matches!(
+        ranker.pipeline,
+        Pipeline::Ranking(RankingPipeline::Embedding(_))
+    ));
+    let classifier = open_for(
+        Task::ZeroShotClassification,
+        "tiny-bert",
+        folder.path(),
+        runtime,
+    )
+    .unwrap();
+    assert!(matches!(
+        classifier.pipeline,
+        Pipeline::ZeroShot(ZeroShotPipeline::Embedding(..))
+    ));
 }

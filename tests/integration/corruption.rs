@@ -11,8 +11,12 @@ use crate::{
 };
 
 fn lines() -> Vec<u8> {
-    let line =
-        |row: u64| format!("{{\"id\": {row}, \"text\": \"the cat {}\"}}\n", "sat ".repeat(row as usize % 5));
+    let line = |row: u64| {
+        format!(
+            "{{\"id\": {row}, \"text\": \"the cat {}\"}}\n",
+            "sat ".repeat(row as usize % 5)
+        )
+    };
     (0..100).map(line).collect::<String>().into_bytes()
 }
 
@@ -29,7 +33,8 @@ pub(crate) fn gzip(parts: &[&[u8]]) -> Vec<u8> {
 /// Output from a job on a file with this name.
 fn written(name: &str, bytes: &[u8]) -> Vec<u8> {
     let folder = tempfile::tempdir().unwrap();
-    let [input, output] = [name.to_owned(), format!("out-{name}")].map(|name| folder.path().join(name));
+    let [input, output] =
+        [name.to_owned(), format!("out-{name}")].map(|name| folder.path().join(name));
     fs::write(&input, bytes).unwrap();
     wait(job(&input, &output).run()).unwrap();
     fs::read(output).unwrap()
@@ -42,7 +47,10 @@ fn inputs() -> Vec<(&'static str, Vec<u8>)> {
     // Kivu's outputs have checksums.
     inputs.push(("a.jsonl.zst", written("a.jsonl.zst", &lines)));
     for name in ["checksums.parquet", "checksums-v2.parquet"] {
-        inputs.push((name, fs::read(fixtures().join("parquet").join(name)).unwrap()));
+        inputs.push((
+            name,
+            fs::read(fixtures().join("parquet").join(name)).unwrap(),
+        ));
     }
     inputs
 }
@@ -60,9 +68,21 @@ fn report_of(folder: &Path, name: &str, bytes: &[u8]) -> (Report, Option<Vec<u8>
         other => panic!("expected a report for a damaged {name}, but found {other:?}"),
     };
     let written = fs::read(&out).ok();
-    assert_eq!(report.status == Status::Finished, written.is_some(), "{report:?}");
-    let others = [name.to_owned(), output.clone(), format!("{output}.report.json")];
-    assert!(names(folder).iter().all(|name| others.contains(name)), "{:?}", names(folder));
+    assert_eq!(
+        report.status == Status::Finished,
+        written.is_some(),
+        "{report:?}"
+    );
+    let others = [
+        name.to_owned(),
+        output.clone(),
+        format!("{output}.report.json"),
+    ];
+    assert!(
+        names(folder).iter().all(|name| others.contains(name)),
+        "{:?}",
+        names(folder)
+    );
     (report, written)
 }
 
@@ -77,7 +97,10 @@ fn next(state: &mut u64) -> u64 {
 #[test]
 fn a_job_on_a_compressed_file_with_a_flipped_bit_has_the_same_output_or_none() {
     let folder = tempfile::tempdir().unwrap();
-    for (name, bytes) in inputs().into_iter().filter(|(name, _)| !name.ends_with(".parquet")) {
+    for (name, bytes) in inputs()
+        .into_iter()
+        .filter(|(name, _)| !name.ends_with(".parquet"))
+    {
         let folder = folder.path().join(name);
         fs::create_dir(&folder).unwrap();
         let (_, expected) = report_of(&folder, name, &bytes);
@@ -87,7 +110,10 @@ fn a_job_on_a_compressed_file_with_a_flipped_bit_has_the_same_output_or_none() {
             let mut damaged = bytes.clone();
             damaged[bit / 8] ^= 1 << (bit % 8);
             let (report, output) = report_of(&folder, name, &damaged);
-            assert!(output.is_none() || output == expected, "bit {bit} of {name}: {report:?}");
+            assert!(
+                output.is_none() || output == expected,
+                "bit {bit} of {name}: {report:?}"
+            );
         }
     }
 }
@@ -102,7 +128,11 @@ fn a_file_that_ends_early_is_refused() {
         for _ in 0..5 {
             let length = (next(&mut state) % bytes.len() as u64) as usize;
             let (report, _) = report_of(&folder, name, &bytes[..length]);
-            assert_eq!(report.status, Status::Failed, "{length} bytes of {name}: {report:?}");
+            assert_eq!(
+                report.status,
+                Status::Failed,
+                "{length} bytes of {name}: {report:?}"
+            );
         }
     }
 }

@@ -57,10 +57,19 @@ const BOUNDARIES: &[(&str, &[&str])] = &[
     ("yada::", &["src/tokenizer/"]),
     ("zstd::", &["src/batch/compression.rs"]),
     ("wasm_bindgen::", &["wasm/src/"]),
-    ("zip::", &["compiler/src/fetch.rs", "compiler/src/pickle/mod.rs"]),
+    (
+        "zip::",
+        &["compiler/src/fetch.rs", "compiler/src/pickle/mod.rs"],
+    ),
     ("lambda_http::", &["functions/"]),
     ("indicatif::", &["cli/src/terminal.rs"]),
-    ("hyper_rustls::", &["compiler/src/hub/connect.rs", "src/telemetry/otlp/client.rs"]),
+    (
+        "hyper_rustls::",
+        &[
+            "compiler/src/hub/connect.rs",
+            "src/telemetry/otlp/client.rs",
+        ],
+    ),
     (
         "hyper_util::",
         &[
@@ -91,11 +100,30 @@ const BOUNDARIES: &[(&str, &[&str])] = &[
     ("opentelemetry_otlp::", &["src/telemetry/otlp/"]),
     ("opentelemetry_sdk::", &["src/telemetry/otlp/"]),
     ("subtle::", &["src/api/auth/"]),
-    ("axum::", &["src/api/", "cli/src/connections.rs", "cli/src/ps.rs", "functions/"]),
-    ("hyper::", &["compiler/src/hub/client.rs", "cli/src/connections.rs", "cli/src/unread_body.rs"]),
+    (
+        "axum::",
+        &[
+            "src/api/",
+            "cli/src/connections.rs",
+            "cli/src/ps.rs",
+            "functions/",
+        ],
+    ),
+    (
+        "hyper::",
+        &[
+            "compiler/src/hub/client.rs",
+            "cli/src/connections.rs",
+            "cli/src/unread_body.rs",
+        ],
+    ),
     (
         "http_body::",
-        &["functions/api/streaming.rs", "src/api/permit_body.rs", "src/backend/triton/connect.rs"],
+        &[
+            "functions/api/streaming.rs",
+            "src/api/permit_body.rs",
+            "src/backend/triton/connect.rs",
+        ],
     ),
     ("lambda_runtime_api_client::", &["functions/"]),
     (
@@ -112,21 +140,34 @@ const BOUNDARIES: &[(&str, &[&str])] = &[
 
 /// All files with this extension in a folder and its subfolders.
 pub(crate) fn sources(folder: &Path, extension: &str) -> Vec<PathBuf> {
-    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    let sources = entries.flat_map(|path| if path.is_dir() { sources(&path, extension) } else { vec![path] });
-    sources.filter(|path| path.extension().is_some_and(|found| found == extension)).collect()
+    let entries = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
+    let sources = entries.flat_map(|path| {
+        if path.is_dir() {
+            sources(&path, extension)
+        } else {
+            vec![path]
+        }
+    });
+    sources
+        .filter(|path| path.extension().is_some_and(|found| found == extension))
+        .collect()
 }
 
 /// A file's text without its tests, which may use any crate.
 fn without_tests(text: &str) -> &str {
-    text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default()
+    text.split("#[cfg(test)]\nmod tests")
+        .next()
+        .unwrap_or_default()
 }
 
 /// Whether a line has a path that begins with the crate.
 fn uses(line: &str, name: &str) -> bool {
     let code = line.split("//").next().unwrap_or_default();
     code.match_indices(name).any(|(at, _)| {
-        !code[..at].ends_with(|before: char| before.is_alphanumeric() || before == '_' || before == ':')
+        !code[..at]
+            .ends_with(|before: char| before.is_alphanumeric() || before == '_' || before == ':')
     })
 }
 
@@ -165,45 +206,83 @@ fn files_of_users_are_opened_as_regular_files() {
         "fs::copy(",
     ];
     let mut found = Vec::new();
-    let folders = ["src", "bindings/src", "compiler/src", "cli/src", "node/src", "python/src"];
-    for file in folders.iter().flat_map(|folder| sources(&root.join(folder), "rs")) {
+    let folders = [
+        "src",
+        "bindings/src",
+        "compiler/src",
+        "cli/src",
+        "node/src",
+        "python/src",
+    ];
+    for file in folders
+        .iter()
+        .flat_map(|folder| sources(&root.join(folder), "rs"))
+    {
         let name = file.strip_prefix(root).unwrap().display().to_string();
         let text = fs::read_to_string(&file).unwrap();
-        if without_tests(&text)
-            .lines()
-            .any(|line| openers.iter().any(|opener| uses(&line.replace("std::fs::", "fs::"), opener)))
-        {
+        if without_tests(&text).lines().any(|line| {
+            openers
+                .iter()
+                .any(|opener| uses(&line.replace("std::fs::", "fs::"), opener))
+        }) {
             found.push(name);
         }
     }
     found.sort();
-    let outside: Vec<_> = found.iter().filter(|file| !OPENERS.contains(&file.as_str())).collect();
+    let outside: Vec<_> = found
+        .iter()
+        .filter(|file| !OPENERS.contains(&file.as_str()))
+        .collect();
     assert!(
         outside.is_empty(),
         "expected `regular_file::open` or `read`, but found other functions in {outside:?}"
     );
-    let unused: Vec<_> = OPENERS.iter().filter(|file| !found.iter().any(|name| name == *file)).collect();
+    let unused: Vec<_> = OPENERS
+        .iter()
+        .filter(|file| !found.iter().any(|name| name == *file))
+        .collect();
     assert!(unused.is_empty(), "remove {unused:?} from the list");
 }
 
 #[test]
 fn external_crates_are_used_within_their_boundaries() {
     let root = Path::new(crate::ROOT);
-    let files: Vec<(String, String)> =
-        ["src", "bindings/src", "compiler/src", "cli/src", "functions", "node/src", "python/src", "wasm/src"]
-            .iter()
-            .flat_map(|folder| sources(&root.join(folder), "rs"))
-            .map(|file| {
-                let text = fs::read_to_string(&file).unwrap();
-                (file.strip_prefix(root).unwrap().display().to_string(), without_tests(&text).to_owned())
-            })
-            .collect();
+    let files: Vec<(String, String)> = [
+        "src",
+        "bindings/src",
+        "compiler/src",
+        "cli/src",
+        "functions",
+        "node/src",
+        "python/src",
+        "wasm/src",
+    ]
+    .iter()
+    .flat_map(|folder| sources(&root.join(folder), "rs"))
+    .map(|file| {
+        let text = fs::read_to_string(&file).unwrap();
+        (
+            file.strip_prefix(root).unwrap().display().to_string(),
+            without_tests(&text).to_owned(),
+        )
+    })
+    .collect();
     for (name, places) in BOUNDARIES {
-        let users = files.iter().filter(|(_, text)| text.lines().any(|line| uses(line, name)));
+        let users = files
+            .iter()
+            .filter(|(_, text)| text.lines().any(|line| uses(line, name)));
         let users: Vec<&str> = users.map(|(file, _)| file.as_str()).collect();
-        assert!(!users.is_empty(), "`{name}` is not used any more: remove it from the list");
-        let outside: Vec<_> =
-            users.iter().filter(|file| !places.iter().any(|place| file.starts_with(place))).collect();
-        assert!(outside.is_empty(), "expected `{name}` only in {places:?}, but found it in {outside:?}");
+        assert!(
+            !users.is_empty(),
+            "`{name}` is not used any more: remove it from the list"
+        );
+        let outside: Vec<_> = users
+            .iter()
+            .filter(|file| !places.iter().any(|place| file.starts_with(place)))
+            .collect();
+        assert!(
+            outside.is_empty(),
+            "expected `{name}` only in {places:?}, but found it in {outside:?}"
+        );
     }
 }

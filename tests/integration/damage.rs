@@ -32,7 +32,9 @@ impl Flips {
 }
 
 fn embedded(model: &Model) -> kivu::Result<Vec<Vec<f32>>> {
-    let Pipeline::Embedding(pipeline) = &model.pipeline else { panic!("tiny-bert embeds") };
+    let Pipeline::Embedding(pipeline) = &model.pipeline else {
+        panic!("tiny-bert embeds")
+    };
     let options = EmbeddingOptions {
         truncation: Truncation::At(Side::Right),
         normalize: None,
@@ -42,18 +44,32 @@ fn embedded(model: &Model) -> kivu::Result<Vec<Vec<f32>>> {
         dimensions: None,
         max_values: usize::MAX,
     };
-    let inputs = ["the cat sat", "a dog"].map(|text| Input::Text(text.into())).into();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let inputs = ["the cat sat", "a dog"]
+        .map(|text| Input::Text(text.into()))
+        .into();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
     let deadline = Deadline::within(std::time::Duration::from_secs(60));
-    runtime.block_on(pipeline.embed(inputs, &options, deadline)).map(|embeddings| embeddings.vectors)
+    runtime
+        .block_on(pipeline.embed(inputs, &options, deadline))
+        .map(|embeddings| embeddings.vectors)
 }
 
 #[test]
 fn a_damaged_bundle_never_gives_another_answer() {
-    let Some((_folder, bundle)) = bundle() else { return };
+    let Some((_folder, bundle)) = bundle() else {
+        return;
+    };
     let expected = embedded(&serve(&bundle).unwrap()).unwrap();
-    let files: Vec<String> =
-        Bundle::open(&bundle).unwrap().manifest().files.iter().map(|file| file.name.clone()).collect();
+    let files: Vec<String> = Bundle::open(&bundle)
+        .unwrap()
+        .manifest()
+        .files
+        .iter()
+        .map(|file| file.name.clone())
+        .collect();
     let mut random = Flips::new();
     let (mut noticed, mut tried) = (0, 0);
     for file in files.iter().map(String::as_str).chain(["manifest.toml"]) {
@@ -73,7 +89,14 @@ fn a_damaged_bundle_never_gives_another_answer() {
     }
     // `tokenizer.json` is not read, since it was compiled, and damage in the manifest's first comment
     // may change nothing.
-    let read = files.iter().filter(|file| file.as_str() != "tokenizer.json").count() + 1;
+    let read = files
+        .iter()
+        .filter(|file| file.as_str() != "tokenizer.json")
+        .count()
+        + 1;
     eprintln!("{noticed} of {tried} damaged bits were refused");
-    assert!(noticed * 100 >= read * Flips::count() * 98, "{noticed} of {tried}");
+    assert!(
+        noticed * 100 >= read * Flips::count() * 98,
+        "{noticed} of {tried}"
+    );
 }

@@ -40,7 +40,9 @@ struct Case {
 
 fn golden() -> Vec<Case> {
     let path = fixtures().join(format!("goldens/{RANKER}.json"));
-    serde_json::from_slice::<Golden>(&fs::read(path).unwrap()).unwrap().cases
+    serde_json::from_slice::<Golden>(&fs::read(path).unwrap())
+        .unwrap()
+        .cases
 }
 
 #[tokio::test]
@@ -102,7 +104,8 @@ struct Expected {
 }
 
 fn families() -> Families {
-    serde_json::from_slice(&fs::read(fixtures().join("goldens/decoder_families.json")).unwrap()).unwrap()
+    serde_json::from_slice(&fs::read(fixtures().join("goldens/decoder_families.json")).unwrap())
+        .unwrap()
 }
 
 impl Change {
@@ -120,7 +123,11 @@ impl Change {
             content.extend(values.clone());
             fs::write(path, Value::Object(content).to_string()).unwrap();
         }
-        let task = if self.max_length.is_some() { Task::FeatureExtraction } else { Task::TextClassification };
+        let task = if self.max_length.is_some() {
+            Task::FeatureExtraction
+        } else {
+            Task::TextClassification
+        };
         let request = request_without_floor(task, &source, out, Some(precision));
         Some(build_request(&request, runtime()?).unwrap())
     }
@@ -132,14 +139,32 @@ async fn changed_decoders_have_the_vectors_of_transformers() {
     let folder = tempfile::tempdir().unwrap();
     let mut failures = Vec::new();
     for change in families().changes {
-        let Some(bundle) = change.build(folder.path(), Precision::Fp32) else { return };
+        let Some(bundle) = change.build(folder.path(), Precision::Fp32) else {
+            return;
+        };
         let model = serve(&bundle.path("")).unwrap();
-        assert_eq!(Some(pipeline(&model).settings().max_tokens), change.max_length, "{}", change.name);
-        for Expected { text: asked, embedding } in change.texts {
-            let found = pipeline(&model).embed(text(&asked), &options(), deadline()).await.unwrap();
+        assert_eq!(
+            Some(pipeline(&model).settings().max_tokens),
+            change.max_length,
+            "{}",
+            change.name
+        );
+        for Expected {
+            text: asked,
+            embedding,
+        } in change.texts
+        {
+            let found = pipeline(&model)
+                .embed(text(&asked), &options(), deadline())
+                .await
+                .unwrap();
             let difference = difference(&found.vectors[0], &embedding);
             if difference > 3e-5 {
-                failures.push(format!("{}, {} letters: off by {difference}", change.name, asked.len()));
+                failures.push(format!(
+                    "{}, {} letters: off by {difference}",
+                    change.name,
+                    asked.len()
+                ));
             }
         }
     }
@@ -152,14 +177,27 @@ async fn changed_decoders_run_in_the_native_engine() {
     let folder = tempfile::tempdir().unwrap();
     let mut failures = Vec::new();
     for change in families().changes {
-        let Some(bundle) = change.build(folder.path(), Precision::Int8Blocks) else { return };
+        let Some(bundle) = change.build(folder.path(), Precision::Int8Blocks) else {
+            return;
+        };
         assert_eq!(bundle.manifest().engine, Engine::Native, "{}", change.name);
         let model = serve(&bundle.path("")).unwrap();
-        for Expected { text: asked, embedding } in change.texts {
-            let found = pipeline(&model).embed(text(&asked), &options(), deadline()).await.unwrap();
+        for Expected {
+            text: asked,
+            embedding,
+        } in change.texts
+        {
+            let found = pipeline(&model)
+                .embed(text(&asked), &options(), deadline())
+                .await
+                .unwrap();
             let cosine = cosine(&found.vectors[0], &embedding);
             if cosine < 0.99 {
-                failures.push(format!("{}, {} letters: {cosine}", change.name, asked.len()));
+                failures.push(format!(
+                    "{}, {} letters: {cosine}",
+                    change.name,
+                    asked.len()
+                ));
             }
         }
     }
@@ -170,38 +208,81 @@ async fn changed_decoders_run_in_the_native_engine() {
 async fn eurobert_classifies_with_any_pooling() {
     let folder = tempfile::tempdir().unwrap();
     for change in families().poolings {
-        let Some(bundle) = change.build(folder.path(), Precision::Fp32) else { return };
+        let Some(bundle) = change.build(folder.path(), Precision::Fp32) else {
+            return;
+        };
         let model = serve(&bundle.path("")).unwrap();
-        let Pipeline::Classification(pipeline) = &model.pipeline else { panic!("{:?}", model.pipeline) };
-        for Expected { text: asked, embedding } in change.texts {
+        let Pipeline::Classification(pipeline) = &model.pipeline else {
+            panic!("{:?}", model.pipeline)
+        };
+        for Expected {
+            text: asked,
+            embedding,
+        } in change.texts
+        {
             let inputs = text(&asked);
-            let found = pipeline.logits(inputs, Truncation::Off, deadline()).await.unwrap();
+            let found = pipeline
+                .logits(inputs, Truncation::Off, deadline())
+                .await
+                .unwrap();
             let difference = difference(&found.rows[0], &embedding);
-            assert!(difference <= 3e-5, "{}, {asked}: off by {difference}", change.name);
+            assert!(
+                difference <= 3e-5,
+                "{}, {asked}: off by {difference}",
+                change.name
+            );
         }
     }
 }
 
 async fn compare_scores(model: &Model) {
-    let Pipeline::Ranking(pipeline) = &model.pipeline else { panic!("{:?}", model.pipeline) };
-    let RankingPipeline::CrossEncoder(encoder) = pipeline else { panic!("{pipeline:?}") };
+    let Pipeline::Ranking(pipeline) = &model.pipeline else {
+        panic!("{:?}", model.pipeline)
+    };
+    let RankingPipeline::CrossEncoder(encoder) = pipeline else {
+        panic!("{pipeline:?}")
+    };
     let template = encoder.settings().template.as_ref().unwrap();
     let truncation = Truncation::At(Side::Right);
     for case in golden() {
-        let body =
-            [&template.first, &case.query, &template.second, &case.document].map(String::as_str).concat();
+        let body = [
+            &template.first,
+            &case.query,
+            &template.second,
+            &case.document,
+        ]
+        .map(String::as_str)
+        .concat();
         let parts = [&template.prefix, &body, &template.suffix].map(String::as_str);
         let tokenizer = encoder.encoder().tokenizer();
-        let encoding = tokenizer.encode_between(parts, encoder.settings().max_tokens, truncation).unwrap();
+        let encoding = tokenizer
+            .encode_between(parts, encoder.settings().max_tokens, truncation)
+            .unwrap();
         assert_eq!(encoding.ids, case.ids, "{}", case.query);
         for (raw_scores, expected) in [(true, case.logit), (false, case.score)] {
-            let options = RankingOptions { truncation, raw_scores };
+            let options = RankingOptions {
+                truncation,
+                raw_scores,
+            };
             let texts = vec![case.document.clone()];
-            let (scores, _) = pipeline.score(case.query.clone(), texts, options, deadline()).await.unwrap();
-            assert!((scores[0] - expected).abs() < 3e-5, "{}: {} {expected}", case.query, scores[0]);
+            let (scores, _) = pipeline
+                .score(case.query.clone(), texts, options, deadline())
+                .await
+                .unwrap();
+            assert!(
+                (scores[0] - expected).abs() < 3e-5,
+                "{}: {} {expected}",
+                case.query,
+                scores[0]
+            );
         }
-        let options = RankingOptions { truncation: Truncation::Off, raw_scores: true };
-        let scored = pipeline.score(case.query, vec![case.document], options, deadline()).await;
+        let options = RankingOptions {
+            truncation: Truncation::Off,
+            raw_scores: true,
+        };
+        let scored = pipeline
+            .score(case.query, vec![case.document], options, deadline())
+            .await;
         assert_eq!(scored.is_err(), encoding.truncated_from.is_some());
     }
 }
@@ -220,13 +301,27 @@ fn the_model_card_says_that_a_decoder_ranks() {
     let folder = tempfile::tempdir().unwrap();
     let from = folder.path().join("model");
     copy(&fixtures().join("models").join(RANKER), &from);
-    fs::write(from.join("README.md"), "---\npipeline_tag: text-ranking\n---\n").unwrap();
+    fs::write(
+        from.join("README.md"),
+        "---\npipeline_tag: text-ranking\n---\n",
+    )
+    .unwrap();
     let request = request(from, folder.path().join("out"), Some(Precision::Fp32));
-    assert_eq!(build_request(&request, runtime).unwrap().manifest().task, Task::TextRanking);
+    assert_eq!(
+        build_request(&request, runtime).unwrap().manifest().task,
+        Task::TextRanking
+    );
     // Other decoders that rank have other texts around a pair.
-    edit(&request.source.join("config.json"), "Qwen3ForCausalLM", "GemmaForCausalLM");
+    edit(
+        &request.source.join("config.json"),
+        "Qwen3ForCausalLM",
+        "GemmaForCausalLM",
+    );
     let refusal = build_request(&request, runtime).unwrap_err().chain();
-    assert!(refusal.contains("a `LogitScore` module, but found `GemmaForCausalLM` alone"), "{refusal}");
+    assert!(
+        refusal.contains("a `LogitScore` module, but found `GemmaForCausalLM` alone"),
+        "{refusal}"
+    );
 }
 
 /// A CrossEncoder's files name the tokens, so that no task is needed; its template is compared.
@@ -271,12 +366,17 @@ pub(crate) async fn quantized_is_close_to_fp32(name: &str, engine: Engine) {
     let golden = fs::read(fixtures().join(format!("goldens/{name}.json"))).unwrap();
     let golden: Value = serde_json::from_slice(&golden).unwrap();
     for precision in [Precision::Int8, Precision::Int8Blocks] {
-        let Some(bundle) = quantized(name, folder.path(), precision) else { return };
+        let Some(bundle) = quantized(name, folder.path(), precision) else {
+            return;
+        };
         assert_eq!(bundle.manifest().engine, engine);
         let model = serve(&bundle.path("")).unwrap();
         for case in golden["cases"].as_array().unwrap().iter().take(5) {
             let asked = case["text"].as_str().unwrap();
-            let found = pipeline(&model).embed(text(asked), &options(), deadline()).await.unwrap();
+            let found = pipeline(&model)
+                .embed(text(asked), &options(), deadline())
+                .await
+                .unwrap();
             let expected: Vec<f32> = serde_json::from_value(case["embedding"].clone()).unwrap();
             let cosine = cosine(&found.vectors[0], &expected);
             assert!(cosine > 0.98, "{name}, {precision}: {asked:?}: {cosine}");
@@ -309,18 +409,32 @@ fn unusable_decoders_are_refused_by_name() {
         edit(&source.join(file), from, to);
         let request = request(source, folder.path().join("out"), Some(Precision::Fp32));
         let error = build_request(&request, runtime).unwrap_err();
-        error.chain().replace(&folder.path().display().to_string(), "[folder]")
+        error
+            .chain()
+            .replace(&folder.path().display().to_string(), "[folder]")
     };
     let config = |name: &str, from: &str, to: &str| refusal(name, "config.json", from, to);
     let refusals = [
-        config("tiny-qwen3", r#""full_attention""#, r#""sliding_attention""#),
+        config(
+            "tiny-qwen3",
+            r#""full_attention""#,
+            r#""sliding_attention""#,
+        ),
         config(
             "tiny-qwen3",
             r#""rope_scaling": null"#,
             r#""rope_scaling": {"rope_type": "ntk", "factor": 4.0}"#,
         ),
-        config("tiny-llama", r#""low_freq_factor": 1.0"#, r#""low_freq_factor": 4.0"#),
-        config("tiny-llama", r#""rope_type": "llama3""#, r#""rope_type": "longrope", "short_factor": [1.0]"#),
+        config(
+            "tiny-llama",
+            r#""low_freq_factor": 1.0"#,
+            r#""low_freq_factor": 4.0"#,
+        ),
+        config(
+            "tiny-llama",
+            r#""rope_type": "llama3""#,
+            r#""rope_type": "longrope", "short_factor": [1.0]"#,
+        ),
         config("tiny-llama", r#""factor": 8.0"#, r#""factor": 0.5"#),
         config(
             "tiny-llama",
@@ -328,19 +442,55 @@ fn unusable_decoders_are_refused_by_name() {
             r#""rope_type": "llama3", "partial_rotary_factor": 0.5"#,
         ),
         config("tiny-llama", r#""head_dim": 16"#, r#""head_dim": 0"#),
-        config("tiny-mistral", r#""sliding_window": 8"#, r#""sliding_window": 1"#),
-        config("tiny-gemma2", r#""attn_logit_softcapping": 5.0"#, r#""attn_logit_softcapping": 0.0"#),
-        config("tiny-gemma2", r#""sliding_window": 8"#, r#""use_bidirectional_attention": true"#),
+        config(
+            "tiny-mistral",
+            r#""sliding_window": 8"#,
+            r#""sliding_window": 1"#,
+        ),
+        config(
+            "tiny-gemma2",
+            r#""attn_logit_softcapping": 5.0"#,
+            r#""attn_logit_softcapping": 0.0"#,
+        ),
+        config(
+            "tiny-gemma2",
+            r#""sliding_window": 8"#,
+            r#""use_bidirectional_attention": true"#,
+        ),
         config("tiny-eurobert-cls", r#""late""#, r#""last""#),
-        config("tiny-qwen3", r#""num_key_value_heads": 2"#, r#""num_key_value_heads": 3"#),
+        config(
+            "tiny-qwen3",
+            r#""num_key_value_heads": 2"#,
+            r#""num_key_value_heads": 3"#,
+        ),
         config("tiny-qwen3", r#""head_dim": 16"#, r#""head_dim": 8"#),
         config("tiny-qwen3", r#""vocab_size": 335"#, r#""vocab_size": 336"#),
         config(RANKER, "Qwen3ForCausalLM", "Qwen3ForCausalLM"),
-        config("tiny-gemma3", r#""attn_logit_softcapping": null"#, r#""attn_logit_softcapping": 50.0"#),
-        config("tiny-gemma3", r#""sliding_window": 16"#, r#""sliding_window": 0"#),
-        config("tiny-gemma3", r#""query_pre_attn_scalar": 20"#, r#""query_pre_attn_scalar": 0"#),
-        config("tiny-gemma3", r#""full_attention""#, r#""chunked_attention""#),
-        config("tiny-gemma3", r#""num_hidden_layers": 3"#, r#""num_hidden_layers": 4"#),
+        config(
+            "tiny-gemma3",
+            r#""attn_logit_softcapping": null"#,
+            r#""attn_logit_softcapping": 50.0"#,
+        ),
+        config(
+            "tiny-gemma3",
+            r#""sliding_window": 16"#,
+            r#""sliding_window": 0"#,
+        ),
+        config(
+            "tiny-gemma3",
+            r#""query_pre_attn_scalar": 20"#,
+            r#""query_pre_attn_scalar": 0"#,
+        ),
+        config(
+            "tiny-gemma3",
+            r#""full_attention""#,
+            r#""chunked_attention""#,
+        ),
+        config(
+            "tiny-gemma3",
+            r#""num_hidden_layers": 3"#,
+            r#""num_hidden_layers": 4"#,
+        ),
     ];
     insta::assert_snapshot!(refusals.join("\n"), @r"
     cannot build from `[folder]/model`: expected `use_sliding_window` true and a `sliding_window` for the `layer_types` `sliding_attention`, but found no window

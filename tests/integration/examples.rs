@@ -34,15 +34,37 @@ fn server_with(variables: &[(&str, &Path)]) -> Server {
 }
 
 /// An example's output for an input.
-fn run(server: &Server, python: &PathBuf, example: &str, arguments: &[&str], input: &str) -> String {
+fn run(
+    server: &Server,
+    python: &PathBuf,
+    example: &str,
+    arguments: &[&str],
+    input: &str,
+) -> String {
     let mut command = Command::new(python);
-    command.arg(examples().join(example)).args(arguments).current_dir(root());
+    command
+        .arg(examples().join(example))
+        .args(arguments)
+        .current_dir(root());
     command.env("SERVER_URL", format!("http://{}", server.address));
-    let mut process =
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    process.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    let mut process = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    process
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(input.as_bytes())
+        .unwrap();
     let output = process.wait_with_output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     String::from_utf8(output.stdout).unwrap()
 }
 
@@ -50,7 +72,10 @@ fn run(server: &Server, python: &PathBuf, example: &str, arguments: &[&str], inp
 fn examples_are_short() {
     for entry in fs::read_dir(examples()).unwrap() {
         let path = entry.unwrap().path();
-        if path.extension().is_some_and(|extension| extension == "py" || extension == "mjs") {
+        if path
+            .extension()
+            .is_some_and(|extension| extension == "py" || extension == "mjs")
+        {
             let lines = fs::read_to_string(&path).unwrap().lines().count();
             assert!(lines < MAX_LINES, "{}: {lines} lines", path.display());
         }
@@ -59,46 +84,96 @@ fn examples_are_short() {
 
 #[test]
 fn a_folder_is_searched_by_meaning() {
-    let Some((server, python)) = server() else { return };
+    let Some((server, python)) = server() else {
+        return;
+    };
     let folder = "examples/texts";
-    let found = run(&server, &python, "search.py", &[folder, "I forgot my password"], "");
-    assert!(found.lines().next().unwrap().contains("account.txt"), "{found}");
-    let found = run(&server, &python, "search.py", &[folder, "when does the boat leave?"], "");
-    assert!(found.lines().next().unwrap().contains("ferry.txt"), "{found}");
+    let found = run(
+        &server,
+        &python,
+        "search.py",
+        &[folder, "I forgot my password"],
+        "",
+    );
+    assert!(
+        found.lines().next().unwrap().contains("account.txt"),
+        "{found}"
+    );
+    let found = run(
+        &server,
+        &python,
+        "search.py",
+        &[folder, "when does the boat leave?"],
+        "",
+    );
+    assert!(
+        found.lines().next().unwrap().contains("ferry.txt"),
+        "{found}"
+    );
 }
 
 #[test]
 fn a_folder_is_embedded_as_a_batch() {
-    let Some(python) = tool("TEST_PYTHON") else { return };
+    let Some(python) = tool("TEST_PYTHON") else {
+        return;
+    };
     runtime().expect("`make test` installs ONNX Runtime");
     let folder = tempfile::tempdir().unwrap();
     let server = server_with(&[("KIVU_FILES__FOLDER", &folder.path().join("files"))]);
     let output = folder.path().join("vectors.jsonl");
-    let printed = run(&server, &python, "batch.py", &["examples/texts", output.to_str().unwrap()], "");
+    let printed = run(
+        &server,
+        &python,
+        "batch.py",
+        &["examples/texts", output.to_str().unwrap()],
+        "",
+    );
     let lines = fs::read_to_string(output).unwrap().lines().count();
     assert_eq!(printed.trim(), format!("completed: {lines} of {lines}"));
 }
 
 #[test]
 fn the_sentiment_of_a_column_is_added_to_a_table() {
-    let Some((server, python)) = server() else { return };
-    let table = run(&server, &python, "sentiment.py", &["examples/reviews.csv", "review"], "");
+    let Some((server, python)) = server() else {
+        return;
+    };
+    let table = run(
+        &server,
+        &python,
+        "sentiment.py",
+        &["examples/reviews.csv", "review"],
+        "",
+    );
     let mut lines = table.lines();
     assert_eq!(lines.next(), Some("id,review,sentiment,score"));
     let labels: Vec<_> = lines.map(|line| line.rsplit(',').nth(1).unwrap()).collect();
-    assert_eq!(labels, ["positive", "negative", "neutral", "positive", "negative"]);
+    assert_eq!(
+        labels,
+        ["positive", "negative", "neutral", "positive", "negative"]
+    );
 }
 
 #[test]
 fn the_bot_translates_both_ways() {
-    let Some((server, python)) = server() else { return };
+    let Some((server, python)) = server() else {
+        return;
+    };
     let served = root().join(".kivu/bundles");
-    if !["en-pt", "pt-en"].iter().all(|pair| served.join(format!("translate-{pair}/manifest.toml")).is_file())
-    {
+    if !["en-pt", "pt-en"].iter().all(|pair| {
+        served
+            .join(format!("translate-{pair}/manifest.toml"))
+            .is_file()
+    }) {
         crate::skips::missing("the bundles for translation");
         return;
     }
-    let answers = run(&server, &python, "bot.py", &[], "Good morning!\n/pt-en\nOnde fica a estação?\n");
+    let answers = run(
+        &server,
+        &python,
+        "bot.py",
+        &[],
+        "Good morning!\n/pt-en\nOnde fica a estação?\n",
+    );
     assert!(answers.contains("Bom dia"), "{answers}");
     assert!(answers.contains("station"), "{answers}");
 }

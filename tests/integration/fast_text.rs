@@ -57,9 +57,16 @@ pub(crate) fn identifying_model(folder: &Path) -> Option<Model> {
 /// Compares a model's scores with fastText's.
 async fn compare(model: &Model, cases: &[Case], tolerance: f32) {
     let truncation = TruncationParameters::default();
-    let classifier =
-        model.classifier(&ClassificationParameters { truncation, ..Default::default() }).unwrap();
-    let texts = cases.iter().map(|case| Input::Text(case.text.clone())).collect();
+    let classifier = model
+        .classifier(&ClassificationParameters {
+            truncation,
+            ..Default::default()
+        })
+        .unwrap();
+    let texts = cases
+        .iter()
+        .map(|case| Input::Text(case.text.clone()))
+        .collect();
     let found = classifier.run(texts, deadline()).await.unwrap();
     for (case, row) in cases.iter().zip(&found.rows) {
         let name: String = case.text.chars().take(30).collect();
@@ -68,7 +75,12 @@ async fn compare(model: &Model, cases: &[Case], tolerance: f32) {
             assert!((0.0..=1.0).contains(score), "{name:?}: {label} {score}");
             // Other labels have probabilities below the smallest in the file.
             let expected = case.scores.get(label).copied();
-            let least = case.scores.values().copied().fold(1.0, f32::min).max(2.0 * EPSILON);
+            let least = case
+                .scores
+                .values()
+                .copied()
+                .fold(1.0, f32::min)
+                .max(2.0 * EPSILON);
             match expected {
                 Some(expected) => {
                     let expected = expected.min(1.0);
@@ -83,7 +95,11 @@ async fn compare(model: &Model, cases: &[Case], tolerance: f32) {
                 best = (label.as_str(), *score);
             }
         }
-        let expected = case.scores.iter().max_by(|left, right| left.1.total_cmp(right.1)).unwrap();
+        let expected = case
+            .scores
+            .iter()
+            .max_by(|left, right| left.1.total_cmp(right.1))
+            .unwrap();
         assert_eq!(best.0, expected.0, "{name:?}");
     }
 }
@@ -92,17 +108,28 @@ async fn compare(model: &Model, cases: &[Case], tolerance: f32) {
 async fn scores_are_fast_texts_in_both_engines() {
     let folder = tempfile::tempdir().unwrap();
     for (name, cases) in goldens::<BTreeMap<String, Vec<Case>>>("fast_text.json") {
-        let Some(bundle) = build(fixtures().join("fast_text").join(&name), folder.path()) else { return };
+        let Some(bundle) = build(fixtures().join("fast_text").join(&name), folder.path()) else {
+            return;
+        };
         let settings = bundle.manifest().classification.as_ref().unwrap();
         let is_softmax = settings.function == ScoreFunction::Softmax;
-        assert_eq!(is_softmax, ["softmax.bin", "quantized-parts.ftz"].contains(&&*name));
+        assert_eq!(
+            is_softmax,
+            ["softmax.bin", "quantized-parts.ftz"].contains(&&*name)
+        );
         assert!(settings.identifies_languages, "{name}");
         assert_eq!(bundle.manifest().name, name.split_once('.').unwrap().0);
         assert_eq!(bundle.manifest().weights.precision, Precision::Fp32);
         assert_eq!(bundle.manifest().task, Task::TextClassification);
         let open = |engine| {
             let models = vec![ModelConfig::from(bundle.path(""))];
-            Model::open_all(&Config { models, engine, ..crate::models::config() }).unwrap().remove(0)
+            Model::open_all(&Config {
+                models,
+                engine,
+                ..crate::models::config()
+            })
+            .unwrap()
+            .remove(0)
         };
         let native = open(EngineChoice::Auto);
         assert_eq!(native.arithmetic.as_deref(), Some("fp32 (table)"));
@@ -126,23 +153,47 @@ async fn scores_of_the_model_for_176_languages_are_fast_texts() {
 #[tokio::test]
 async fn tokens_are_features_with_places_in_the_text() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(model) = identifying_model(folder.path()) else { return };
+    let Some(model) = identifying_model(folder.path()) else {
+        return;
+    };
     let tokenizer = model.pipeline.tokenizer();
-    for text in ["Die Züge", "", "a\n\u{10ffff} 漢字", "x".repeat(300).as_str()] {
+    for text in [
+        "Die Züge",
+        "",
+        "a\n\u{10ffff} 漢字",
+        "x".repeat(300).as_str(),
+    ] {
         let tokens = tokenizer.tokens(text, true).unwrap();
-        assert!(tokens.iter().map(|token| token.id).eq(tokenizer.ids(text).unwrap()), "{text:?}");
+        assert!(
+            tokens
+                .iter()
+                .map(|token| token.id)
+                .eq(tokenizer.ids(text).unwrap()),
+            "{text:?}"
+        );
         let characters: Vec<char> = text.chars().collect();
         for token in tokens {
             let (start, end) = token.span.unwrap();
-            assert!(token.text.chars().eq(characters[start..end].iter().copied()), "{text:?}: {token:?}");
+            assert!(
+                token
+                    .text
+                    .chars()
+                    .eq(characters[start..end].iter().copied()),
+                "{text:?}: {token:?}"
+            );
         }
     }
-    let refusal = tokenizer.encode_pair(["a", "b"], 100, kivu::tokenizer::Truncation::Off).unwrap_err();
+    let refusal = tokenizer
+        .encode_pair(["a", "b"], 100, kivu::tokenizer::Truncation::Off)
+        .unwrap_err();
     insta::assert_snapshot!(refusal, @"expected a text, but found a pair of texts, which the model does not read; join them");
 }
 
 async fn post(app: Router, path: &str, kind: &str, body: String) -> (StatusCode, Value) {
-    let request = Request::post(path).header("content-type", kind).body(Body::from(body)).unwrap();
+    let request = Request::post(path)
+        .header("content-type", kind)
+        .body(Body::from(body))
+        .unwrap();
     let response = app.oneshot(request).await.unwrap();
     let status = response.status();
     let bytes = response.into_body().collect().await.unwrap().to_bytes();
@@ -153,9 +204,17 @@ async fn post(app: Router, path: &str, kind: &str, body: String) -> (StatusCode,
 async fn languages_are_detected_as_by_libre_translate() {
     const JSON: &str = "application/json";
     let folder = tempfile::tempdir().unwrap();
-    let Some(model) = identifying_model(folder.path()) else { return };
+    let Some(model) = identifying_model(folder.path()) else {
+        return;
+    };
     let app = router(App::new(vec![model], Limits::default()));
-    let (status, found) = post(app.clone(), "/detect", JSON, json!({ "q": "O gato." }).to_string()).await;
+    let (status, found) = post(
+        app.clone(),
+        "/detect",
+        JSON,
+        json!({ "q": "O gato." }).to_string(),
+    )
+    .await;
     assert_eq!(
         (status, found),
         (
@@ -166,19 +225,39 @@ async fn languages_are_detected_as_by_libre_translate() {
         )
     );
     let form = "q=O+gato.&api_key=x".to_owned();
-    let (_, found) = post(app.clone(), "/detect", "application/x-www-form-urlencoded", form).await;
+    let (_, found) = post(
+        app.clone(),
+        "/detect",
+        "application/x-www-form-urlencoded",
+        form,
+    )
+    .await;
     assert_eq!(found[0]["language"], "pt");
-    let (_, found) = post(app.clone(), "/predict", JSON, json!({ "inputs": "O gato." }).to_string()).await;
+    let (_, found) = post(
+        app.clone(),
+        "/predict",
+        JSON,
+        json!({ "inputs": "O gato." }).to_string(),
+    )
+    .await;
     assert_eq!(found[0]["label"], "pt");
     assert_eq!(found.as_array().unwrap().len(), 12, "all labels");
     let mut errors = Vec::new();
     for body in [json!({ "q": "" }), json!({ "q": ["a", "b"] })] {
         let (status, found) = post(app.clone(), "/detect", JSON, body.to_string()).await;
-        errors.push(format!("{} {}", status.as_u16(), found["error"].as_str().unwrap()));
+        errors.push(format!(
+            "{} {}",
+            status.as_u16(),
+            found["error"].as_str().unwrap()
+        ));
     }
     let none = router(App::new(Vec::new(), Limits::default()));
     let (status, found) = post(none, "/detect", JSON, json!({ "q": "a" }).to_string()).await;
-    errors.push(format!("{} {}", status.as_u16(), found["error"].as_str().unwrap()));
+    errors.push(format!(
+        "{} {}",
+        status.as_u16(),
+        found["error"].as_str().unwrap()
+    ));
     insta::assert_snapshot!(errors.join("\n"), @"
     422 expected a text in `q`, but found an empty one
     422 expected `q` to be a string; send one request per text
@@ -196,7 +275,9 @@ fn refusal(change: impl FnOnce(&mut Vec<u8>)) -> String {
     let request = request(folder.path().to_owned(), folder.path().join("out"), None);
     let error = build_request(&request, runtime().unwrap()).unwrap_err();
     assert!(!folder.path().join("out").exists());
-    error.chain().replace(&format!("{}/", folder.path().display()), "")
+    error
+        .chain()
+        .replace(&format!("{}/", folder.path().display()), "")
 }
 
 #[test]
@@ -208,16 +289,44 @@ fn other_and_damaged_models_are_refused() {
         }
     };
     for (place, number, expected) in [
-        (4, 13, "expected a fastText model of version 11 or 12, but found version 13"),
-        (32, 2, "expected a model that was trained with `-loss softmax` or `-loss hs`, but found `ns`"),
-        (32, 4, "expected a model that was trained with `-loss softmax` or `-loss hs`, but found `ova`"),
-        (36, 2, "expected a classifier (`fasttext supervised`), but found word vectors (`skipgram`)"),
-        (40, -1, "expected buckets of at least 0, but found -1; the file is damaged"),
+        (
+            4,
+            13,
+            "expected a fastText model of version 11 or 12, but found version 13",
+        ),
+        (
+            32,
+            2,
+            "expected a model that was trained with `-loss softmax` or `-loss hs`, but found `ns`",
+        ),
+        (
+            32,
+            4,
+            "expected a model that was trained with `-loss softmax` or `-loss hs`, but found `ova`",
+        ),
+        (
+            36,
+            2,
+            "expected a classifier (`fasttext supervised`), but found word vectors (`skipgram`)",
+        ),
+        (
+            40,
+            -1,
+            "expected buckets of at least 0, but found -1; the file is damaged",
+        ),
         (40, 0, "expected `buckets` above 0 for n-grams, but found 0"),
         (40, 601, "and 601 n-grams, but found"),
         (48, 99, "expected `max_length` of at most 16, but found 99"),
-        (64, i32::MAX, "expected 2147483647 entries in the dictionary, but found"),
-        (72, -1, "expected labels of at least 0, but found -1; the file is damaged"),
+        (
+            64,
+            i32::MAX,
+            "expected 2147483647 entries in the dictionary, but found",
+        ),
+        (
+            72,
+            -1,
+            "expected labels of at least 0, but found -1; the file is damaged",
+        ),
     ] {
         let refusal = refusal(put(place, number));
         assert!(refusal.contains(expected), "{refusal}");
@@ -243,7 +352,11 @@ fn other_and_damaged_models_are_refused() {
 
     let folder = tempfile::tempdir().unwrap();
     let refused = |change: &dyn Fn(&mut kivu_compiler::Request)| {
-        let mut request = request(fixtures().join("fast_text"), folder.path().join("out"), None);
+        let mut request = request(
+            fixtures().join("fast_text"),
+            folder.path().join("out"),
+            None,
+        );
         change(&mut request);
         let error = build_request(&request, runtime).unwrap_err().chain();
         error.replace(&fixtures().display().to_string(), "[fixtures]")
@@ -269,13 +382,33 @@ fn a_recipe_decides_whether_labels_are_languages() {
     fs::copy(fixtures().join("fast_text/hs.bin"), source.join("hs.bin")).unwrap();
     let recipe = folder.path().join("recipe.toml");
     let build = |line: &str, task: &str, from: &str| {
-        let text = format!("name = \"x\"\ntask = \"{task}\"\n{line}\n[source]\nfolder = {from:?}\n");
+        let text =
+            format!("name = \"x\"\ntask = \"{task}\"\n{line}\n[source]\nfolder = {from:?}\n");
         fs::write(&recipe, text).unwrap();
-        build_request(&request(recipe.clone(), folder.path().join("out"), None), runtime)
+        build_request(
+            &request(recipe.clone(), folder.path().join("out"), None),
+            runtime,
+        )
     };
-    let identifies = |bundle: Bundle| bundle.manifest().classification.as_ref().unwrap().identifies_languages;
-    assert!(identifies(build("", "text-classification", "model").unwrap()));
-    assert!(!identifies(build("identifies_languages = false", "text-classification", "model").unwrap()));
+    let identifies = |bundle: Bundle| {
+        bundle
+            .manifest()
+            .classification
+            .as_ref()
+            .unwrap()
+            .identifies_languages
+    };
+    assert!(identifies(
+        build("", "text-classification", "model").unwrap()
+    ));
+    assert!(!identifies(
+        build(
+            "identifies_languages = false",
+            "text-classification",
+            "model"
+        )
+        .unwrap()
+    ));
     let other = fixtures().join("models/tiny-bert").display().to_string();
     let refusal = build("identifies_languages = true", "feature-extraction", &other).unwrap_err();
     insta::assert_snapshot!(refusal, @"expected `identifies_languages` in the recipe only for `text-classification`, but found another task");
@@ -284,9 +417,16 @@ fn a_recipe_decides_whether_labels_are_languages() {
 #[tokio::test]
 async fn the_native_engine_serves_by_default() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(model) = identifying_model(folder.path()) else { return };
-    let classifier = model.classifier(&ClassificationParameters::default()).unwrap();
-    let found = classifier.run(vec![Input::from("The keys.")], deadline()).await.unwrap();
+    let Some(model) = identifying_model(folder.path()) else {
+        return;
+    };
+    let classifier = model
+        .classifier(&ClassificationParameters::default())
+        .unwrap();
+    let found = classifier
+        .run(vec![Input::from("The keys.")], deadline())
+        .await
+        .unwrap();
     assert_eq!(found.usage.location, Location::Local(Engine::Native));
     assert!(found.usage.tokens > 10);
 }

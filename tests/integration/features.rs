@@ -14,14 +14,25 @@ fn crates(options: &[&str]) -> BTreeSet<String> {
         "--format={p} {f}",
     ]);
     let output = command.args(options).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     let text = String::from_utf8(output.stdout).unwrap();
-    text.lines().filter(|line| !line.starts_with("kivu")).map(str::to_owned).collect()
+    text.lines()
+        .filter(|line| !line.starts_with("kivu"))
+        .map(str::to_owned)
+        .collect()
 }
 
 #[test]
 fn tests_compile_no_crate_of_make_run_a_second_time() {
-    let run = crates(&["--package=kivu-cli", "--edges=normal,build", "--no-default-features"]);
+    let run = crates(&[
+        "--package=kivu-cli",
+        "--edges=normal,build",
+        "--no-default-features",
+    ]);
     let tests = crates(&["--workspace", "--edges=normal,build,dev"]);
     let differing: Vec<_> = run.difference(&tests).collect();
     assert!(
@@ -29,7 +40,12 @@ fn tests_compile_no_crate_of_make_run_a_second_time() {
         "expected the same features of each crate in every build, but found other ones in the build of `make run`; \
          add those that are missing at the end of `[dependencies]` in `Cargo.toml`: {differing:#?}"
     );
-    assert!(run.len() * 4 < tests.len() * 3, "{} of {} crates", run.len(), tests.len());
+    assert!(
+        run.len() * 4 < tests.len() * 3,
+        "{} of {} crates",
+        run.len(),
+        tests.len()
+    );
 }
 
 #[test]

@@ -17,7 +17,8 @@ use serde_json::{Value, json};
 use crate::{
     batch::{finished, job},
     models::{
-        build_request, fixtures, golden_entries, open_for, request, request_without_floor, runtime, serve,
+        build_request, fixtures, golden_entries, open_for, request, request_without_floor, runtime,
+        serve,
     },
     token_classifiers::{are_equal, post, post_text},
 };
@@ -90,7 +91,11 @@ fn labels(model: &Model) -> &LabelScoresPipeline {
 
 /// Entities as the server returns them: by start, and at the same start by label.
 fn sorted(mut entities: Vec<Value>, labels: &[String]) -> Value {
-    let place = |entity: &Value| labels.iter().position(|label| entity["entity_group"] == **label);
+    let place = |entity: &Value| {
+        labels
+            .iter()
+            .position(|label| entity["entity_group"] == **label)
+    };
     entities.sort_by_key(|entity| (entity["start"].as_u64(), place(entity)));
     entities.into()
 }
@@ -127,19 +132,32 @@ async fn entities_are_those_of_the_package() {
         for call in &calls {
             let prompt = settings.prompt(&call.labels, tokenizer).unwrap();
             let options = WindowOptions::whole(Truncation::At(Side::Right), 1);
-            let windows =
-                tokenizer.word_windows(&call.inputs, &prompt, settings.max_tokens, options).unwrap();
+            let windows = tokenizer
+                .word_windows(&call.inputs, &prompt, settings.max_tokens, options)
+                .unwrap();
             if windows[0].encoding.ids != call.ids {
                 failures.push(format!("{call:?}:\n  ids {:?}", windows[0].encoding.ids));
             }
             let answer = ask_for_entities(&model, call).await;
             if !are_equal(&answer, &expected(call)) {
-                failures.push(format!("{call:?}:\n  found    {answer}\n  expected {}", expected(call)));
+                failures.push(format!(
+                    "{call:?}:\n  found    {answer}\n  expected {}",
+                    expected(call)
+                ));
             }
             found += call.output.len();
         }
-        assert!(calls.len() >= 40 && found >= 100, "{name} has {found} entities in {} calls", calls.len());
-        assert!(failures.is_empty(), "{name}, {} failures:\n{}", failures.len(), failures.join("\n"));
+        assert!(
+            calls.len() >= 40 && found >= 100,
+            "{name} has {found} entities in {} calls",
+            calls.len()
+        );
+        assert!(
+            failures.is_empty(),
+            "{name}, {} failures:\n{}",
+            failures.len(),
+            failures.join("\n")
+        );
     }
 }
 
@@ -154,45 +172,75 @@ async fn label_scores_are_those_of_the_package() {
         let cases: Vec<Scored> = golden_entries(&format!("{name}-labels"));
         assert!(cases.len() >= 20, "{}", cases.len());
         for case in cases {
-            let Scored { inputs, labels, prompt, ids, logits: expected, single_label, multi_label, best } =
-                &case;
+            let Scored {
+                inputs,
+                labels,
+                prompt,
+                ids,
+                logits: expected,
+                single_label,
+                multi_label,
+                best,
+            } = &case;
             if prompt == "classification" {
                 let tokenizer = own.encoder().tokenizer();
-                let found = own.settings().encode(tokenizer, inputs, labels, 512).unwrap();
+                let found = own
+                    .settings()
+                    .encode(tokenizer, inputs, labels, 512)
+                    .unwrap();
                 assert_eq!(&found.ids, ids, "{inputs:?}");
             }
             let found = own
-                .logits(std::slice::from_ref(inputs), labels, prompt, Truncation::At(Side::Right), deadline)
+                .logits(
+                    std::slice::from_ref(inputs),
+                    labels,
+                    prompt,
+                    Truncation::At(Side::Right),
+                    deadline,
+                )
                 .await
                 .unwrap()
                 .rows
                 .remove(0);
-            let differences = found.iter().zip(expected).map(|(found, expected)| (found - expected).abs());
+            let differences = found
+                .iter()
+                .zip(expected)
+                .map(|(found, expected)| (found - expected).abs());
             let difference = differences.fold(0.0, f32::max);
             if found.len() != expected.len() || difference > TOLERANCE {
-                failures
-                    .push(format!("{inputs:?} {labels:?}: {difference}, {found:?}, expected {expected:?}"));
+                failures.push(format!(
+                    "{inputs:?} {labels:?}: {difference}, {found:?}, expected {expected:?}"
+                ));
             }
             // Routes refuse empty texts.
             if inputs.is_empty() {
                 continue;
             }
             for (is_multi, scores) in [(false, single_label), (true, multi_label)] {
-                let parameters =
-                    json!({ "candidate_labels": labels, "multi_label": is_multi, "prompt": prompt });
+                let parameters = json!({ "candidate_labels": labels, "multi_label": is_multi, "prompt": prompt });
                 let body = json!({ "inputs": inputs, "parameters": parameters });
-                let (status, answer) = post(&model, &format!("/models/{}", model.name), &body).await;
+                let (status, answer) =
+                    post(&model, &format!("/models/{}", model.name), &body).await;
                 assert_eq!(status, 200, "{body}: {answer}");
                 let score = |label: &String| {
-                    let own = answer.as_array().unwrap().iter().find(|own| own["label"] == **label).unwrap();
+                    let own = answer
+                        .as_array()
+                        .unwrap()
+                        .iter()
+                        .find(|own| own["label"] == **label)
+                        .unwrap();
                     own["score"].as_f64().unwrap() as f32
                 };
                 let found: Vec<f32> = labels.iter().map(score).collect();
-                let pairs = found.iter().zip(scores).map(|(found, score)| (found - score).abs());
+                let pairs = found
+                    .iter()
+                    .zip(scores)
+                    .map(|(found, score)| (found - score).abs());
                 if found.len() != scores.len() || pairs.fold(0.0, f32::max) > TOLERANCE {
                     failures.push(format!("{body}: {found:?}, expected {scores:?}"));
                 }
-                if !is_multi && !are_equal(&answer[0], &json!({ "label": best.0, "score": best.1 })) {
+                if !is_multi && !are_equal(&answer[0], &json!({ "label": best.0, "score": best.1 }))
+                {
                     failures.push(format!("{body}: {}, expected {best:?}", answer[0]));
                 }
             }
@@ -203,8 +251,12 @@ async fn label_scores_are_those_of_the_package() {
 
 /// Sends a schema whose names keep their order.
 async fn extract(model: &Model, call: &Extracted) -> (u16, Value) {
-    let Value::Object(parameters) = &call.parameters else { panic!("{:?}", call.parameters) };
-    let parameters = parameters.iter().map(|(name, value)| format!(", {}: {value}", json!(name)));
+    let Value::Object(parameters) = &call.parameters else {
+        panic!("{:?}", call.parameters)
+    };
+    let parameters = parameters
+        .iter()
+        .map(|(name, value)| format!(", {}: {value}", json!(name)));
     let body = format!(
         "{{\"text\": {}, \"schema\": {}{}}}",
         json!(call.text),
@@ -219,7 +271,10 @@ fn are_close(found: &Value, expected: &Value) -> bool {
     match (found, expected) {
         (Value::Array(found), Value::Array(expected)) => {
             found.len() == expected.len()
-                && found.iter().zip(expected).all(|(found, expected)| are_close(found, expected))
+                && found
+                    .iter()
+                    .zip(expected)
+                    .all(|(found, expected)| are_close(found, expected))
         }
         (Value::Object(found), Value::Object(expected)) => {
             found.len() == expected.len()
@@ -254,8 +309,17 @@ async fn extractions_are_those_of_the_package() {
                 failures.push(format!("{call:?}:\n  found {}", answer["result"]));
             }
         }
-        assert!(calls.len() >= 40 && values >= 50, "{name} has {values} values in {} calls", calls.len());
-        assert!(failures.is_empty(), "{name}, {} failures:\n{}", failures.len(), failures.join("\n"));
+        assert!(
+            calls.len() >= 40 && values >= 50,
+            "{name} has {values} values in {} calls",
+            calls.len()
+        );
+        assert!(
+            failures.is_empty(),
+            "{name}, {} failures:\n{}",
+            failures.len(),
+            failures.join("\n")
+        );
     }
 }
 
@@ -269,21 +333,37 @@ async fn jobs_extract_the_same() {
     let input = folder.path().join("texts.jsonl");
     let mut compared = 0;
     for call in calls.iter().filter(|call| !call.text.is_empty()) {
-        let mut options: BTreeMap<String, String> = [("schema".to_owned(), call.schema.clone())].into();
+        let mut options: BTreeMap<String, String> =
+            [("schema".to_owned(), call.schema.clone())].into();
         let names = [("task", "schema-form"), ("threshold", "threshold")];
-        let flags = [("include_confidence", "confidence"), ("include_spans", "spans")];
+        let flags = [
+            ("include_confidence", "confidence"),
+            ("include_spans", "spans"),
+        ];
         for (parameter, option) in names.into_iter().chain(flags) {
             let value = &call.parameters[parameter];
             if !value.is_null() {
-                let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+                let value = value
+                    .as_str()
+                    .map_or_else(|| value.to_string(), str::to_owned);
                 options.insert(option.to_owned(), value);
             }
         }
         fs::write(&input, json!({ "text": call.text }).to_string() + "\n").unwrap();
         let output = folder.path().join(format!("{compared}.jsonl"));
-        let work = RowWork::Model(Box::new(model.clone()), Box::new(Parameters::of(&options).unwrap()));
+        let work = RowWork::Model(
+            Box::new(model.clone()),
+            Box::new(Parameters::of(&options).unwrap()),
+        );
         let (input, out) = (input.clone(), output.clone());
-        tokio::task::spawn_blocking(move || finished(Job { work, ..job(&input, &out) })).await.unwrap();
+        tokio::task::spawn_blocking(move || {
+            finished(Job {
+                work,
+                ..job(&input, &out)
+            })
+        })
+        .await
+        .unwrap();
         let line: Value = serde_json::from_slice(&fs::read(&output).unwrap()).unwrap();
         let (_, answer) = extract(&model, call).await;
         assert_eq!(line["extracted"], answer["result"], "{call:?}");
@@ -291,7 +371,9 @@ async fn jobs_extract_the_same() {
     }
     assert!(compared >= 40, "{compared}");
     let refused = |options: &[(&str, &str)]| {
-        let options = options.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        let options = options
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
         let parameters = Parameters::of(&options.collect())?;
         TextPredictor::new(&model, &parameters).map(drop)
     };
@@ -301,7 +383,9 @@ async fn jobs_extract_the_same() {
         refused(&[("schema", "{\"entities\": []}")]),
         refused(&[("schema", "{}"), ("schema-form", "tuples")]),
     ];
-    let refusals = refusals.map(|refusal| refusal.unwrap_err().to_string()).join("\n");
+    let refusals = refusals
+        .map(|refusal| refusal.unwrap_err().to_string())
+        .join("\n");
     insta::assert_snapshot!(refusals, @r"
     expected a schema in JSON in the metadata `kivu-schema`, but found `{`
     expected `labels` or `schema`, but found both; omit one of them
@@ -338,7 +422,10 @@ async fn the_native_engine_extracts_the_same() {
                 }
             }
         }
-        assert!(clear > 10 && kept as f32 / clear as f32 >= 0.8, "{name}: {kept} of {clear} values");
+        assert!(
+            clear > 10 && kept as f32 / clear as f32 >= 0.8,
+            "{name}: {kept} of {clear} values"
+        );
     }
 }
 
@@ -353,7 +440,9 @@ fn values(value: &Value) -> Vec<(String, f64)> {
             }
             None => {
                 let fields = fields.iter().flat_map(|(name, value)| {
-                    values(value).into_iter().map(move |(path, score)| (format!("{name} {path}"), score))
+                    values(value)
+                        .into_iter()
+                        .map(move |(path, score)| (format!("{name} {path}"), score))
                 });
                 fields.collect()
             }
@@ -367,13 +456,24 @@ async fn schemas_that_the_model_cannot_read_are_refused() {
     let Some(runtime) = runtime() else { return };
     let folder = tempfile::tempdir().unwrap();
     let model = open_for(Task::TokenClassification, MODELS[0], folder.path(), runtime).unwrap();
-    let gliner = open_for(Task::TokenClassification, "tiny-gliner", folder.path(), runtime).unwrap();
-    let many: Vec<String> = (0..300).map(|number| format!("field number {number}")).collect();
+    let gliner = open_for(
+        Task::TokenClassification,
+        "tiny-gliner",
+        folder.path(),
+        runtime,
+    )
+    .unwrap();
+    let many: Vec<String> = (0..300)
+        .map(|number| format!("field number {number}"))
+        .collect();
     let ask = async |model: &Model, fields: &str| {
         let (status, answer) = post_text(model, "/gliner-2", format!("{{{fields}}}")).await;
         format!("{status} {}", answer["detail"].as_str().unwrap_or_default())
     };
-    let fields = format!(r#""text": "a", "schema": {{"structures": {{"a": {}}}}}"#, json!(many));
+    let fields = format!(
+        r#""text": "a", "schema": {{"structures": {{"a": {}}}}}"#,
+        json!(many)
+    );
     for (model, fields, expected) in [
         (&model, r#""text": "a""#, "422 "),
         (
@@ -386,7 +486,11 @@ async fn schemas_that_the_model_cannot_read_are_refused() {
             r#""text": "a", "schema": {"structures": {"a": ["b::[x|[P]]"]}}"#,
             "422 expected names, descriptions",
         ),
-        (&model, r#""text": "a", "schema": ["a"], "task": "extract_tables""#, "422 "),
+        (
+            &model,
+            r#""text": "a", "schema": ["a"], "task": "extract_tables""#,
+            "422 ",
+        ),
         (
             &model,
             r#""text": "a", "schema": ["a"], "task": "extract_entities", "threshold": 2"#,
@@ -398,7 +502,11 @@ async fn schemas_that_the_model_cannot_read_are_refused() {
             "422 expected `format_results` true",
         ),
         (&model, &fields, "413 "),
-        (&model, r#""text": "", "schema": ["a"], "task": "extract_entities""#, "422 "),
+        (
+            &model,
+            r#""text": "", "schema": ["a"], "task": "extract_entities""#,
+            "422 ",
+        ),
         (
             &model,
             r#""text": "a", "schema": {"entities": ["a"], "labels": ["b"]}"#,
@@ -411,9 +519,16 @@ async fn schemas_that_the_model_cannot_read_are_refused() {
         ),
     ] {
         let found = ask(model, fields).await;
-        assert!(found.starts_with(expected) && found.len() > "422 ".len(), "{fields}: {found}");
+        assert!(
+            found.starts_with(expected) && found.len() > "422 ".len(),
+            "{fields}: {found}"
+        );
     }
-    let answer = ask(&model, r#""text": ["a", "b"], "schema": ["a"], "task": "extract_entities""#).await;
+    let answer = ask(
+        &model,
+        r#""text": ["a", "b"], "schema": ["a"], "task": "extract_entities""#,
+    )
+    .await;
     assert_eq!(answer, "200 ");
 }
 
@@ -424,8 +539,10 @@ async fn quantized_models_have_clear_entities_and_labels() {
     let folder = tempfile::tempdir().unwrap();
     let deadline = Deadline::within(Duration::from_secs(600));
     let open = |name: &str, task: Task, precision: Precision| {
-        let (source, out) =
-            (fixtures().join("models").join(name), folder.path().join(format!("{name}-{task}-{precision}")));
+        let (source, out) = (
+            fixtures().join("models").join(name),
+            folder.path().join(format!("{name}-{task}-{precision}")),
+        );
         let loose = request_without_floor(task, &source, out.clone(), Some(precision));
         let bundle = build(&loose, &|| Ok(runtime), &()).unwrap().bundle;
         assert_eq!(bundle.manifest().engine, Engine::Native, "{name}");
@@ -438,22 +555,39 @@ async fn quantized_models_have_clear_entities_and_labels() {
         (MODELS[2], Precision::Int8),
     ] {
         let (model, quality) = open(name, Task::TokenClassification, precision);
-        let Some(Quality::ZeroShotEntities { texts, spans, .. }) = quality else { panic!("{quality:?}") };
-        assert!(texts == 300 && spans > 10_000, "{texts} texts, {spans} spans");
+        let Some(Quality::ZeroShotEntities { texts, spans, .. }) = quality else {
+            panic!("{quality:?}")
+        };
+        assert!(
+            texts == 300 && spans > 10_000,
+            "{texts} texts, {spans} spans"
+        );
         let (mut clear, mut kept) = (0, 0);
         for call in golden_entries::<Found>(name) {
             let answer = ask_for_entities(&model, &call).await;
             for entity in call.output.iter().filter(|entity| entity.score > CLEAR) {
                 let is_found = |found: &&Value| {
-                    let found = (found["start"].as_u64(), found["end"].as_u64(), &found["entity_group"]);
-                    found == (Some(entity.start as u64), Some(entity.end as u64), &json!(entity.label))
+                    let found = (
+                        found["start"].as_u64(),
+                        found["end"].as_u64(),
+                        &found["entity_group"],
+                    );
+                    found
+                        == (
+                            Some(entity.start as u64),
+                            Some(entity.end as u64),
+                            &json!(entity.label),
+                        )
                 };
                 clear += 1;
                 kept += usize::from(answer.as_array().unwrap().iter().find(is_found).is_some());
             }
         }
         let share = kept as f32 / clear as f32;
-        assert!(clear > 10 && share >= 0.9, "{name} in {precision}: {kept} of {clear} entities");
+        assert!(
+            clear > 10 && share >= 0.9,
+            "{name} in {precision}: {kept} of {clear} entities"
+        );
     }
     for precision in [Precision::Int8, Precision::Int8Blocks] {
         let (model, _) = open(MODELS[0], Task::ZeroShotClassification, precision);
@@ -468,12 +602,19 @@ async fn quantized_models_have_clear_entities_and_labels() {
                 deadline,
             );
             let found = found.await.unwrap().rows.remove(0);
-            for (found, expected) in found.iter().zip(&case.logits).filter(|(_, logit)| logit.abs() > 1.0) {
+            for (found, expected) in found
+                .iter()
+                .zip(&case.logits)
+                .filter(|(_, logit)| logit.abs() > 1.0)
+            {
                 clear += 1;
                 kept += usize::from((*found > 0.0) == (*expected > 0.0));
             }
         }
-        assert!(kept as f32 / clear as f32 >= 0.95, "{precision}: {kept} of {clear} decisions");
+        assert!(
+            kept as f32 / clear as f32 >= 0.95,
+            "{precision}: {kept} of {clear} decisions"
+        );
     }
 }
 
@@ -491,22 +632,46 @@ async fn a_trained_model_keeps_its_entities_in_int8() {
     let source = fixtures().join("models").join(TRAINED);
     for precision in [Precision::Int8, Precision::Int8Blocks] {
         let out = folder.path().join(precision.to_string());
-        let loose = request_without_floor(Task::TokenClassification, &source, out.clone(), Some(precision));
+        let loose = request_without_floor(
+            Task::TokenClassification,
+            &source,
+            out.clone(),
+            Some(precision),
+        );
         let bundle = build(&loose, &|| Ok(runtime), &()).unwrap().bundle;
         assert_eq!(bundle.manifest().engine, Engine::Native);
         let model = serve(&out).unwrap();
-        let place =
-            |entity: &Value| format!("{}", json!([entity["start"], entity["end"], entity["entity_group"]]));
+        let place = |entity: &Value| {
+            format!(
+                "{}",
+                json!([entity["start"], entity["end"], entity["entity_group"]])
+            )
+        };
         let (mut all, mut common) = (0, 0);
         for call in &calls {
-            let places =
-                |entities: &Value| entities.as_array().unwrap().iter().map(place).collect::<Vec<_>>();
-            let (found, expected) = (places(&ask_for_entities(&model, call).await), places(&expected(call)));
+            let places = |entities: &Value| {
+                entities
+                    .as_array()
+                    .unwrap()
+                    .iter()
+                    .map(place)
+                    .collect::<Vec<_>>()
+            };
+            let (found, expected) = (
+                places(&ask_for_entities(&model, call).await),
+                places(&expected(call)),
+            );
             all += found.len() + expected.len();
-            common += found.iter().filter(|place| expected.contains(place)).count();
+            common += found
+                .iter()
+                .filter(|place| expected.contains(place))
+                .count();
         }
         let share = 2.0 * common as f32 / all as f32;
-        assert!(all > 300 && share >= 0.99, "{precision}: {common} of {all} / 2 entities");
+        assert!(
+            all > 300 && share >= 0.99,
+            "{precision}: {common} of {all} / 2 entities"
+        );
     }
 }
 
@@ -525,8 +690,12 @@ async fn requests_choose_between_both_packages_rules() {
         let (status, answer) = post(&model, &format!("/models/{}", model.name), &body).await;
         assert_eq!(status, 200, "{answer}");
         let places = answer.as_array().unwrap().iter();
-        let places =
-            places.map(|entity| (entity["start"].as_u64().unwrap(), entity["end"].as_u64().unwrap()));
+        let places = places.map(|entity| {
+            (
+                entity["start"].as_u64().unwrap(),
+                entity["end"].as_u64().unwrap(),
+            )
+        });
         places.collect::<Vec<_>>()
     };
     let overlap = |places: &[(u64, u64)]| places.windows(2).any(|pair| pair[1].0 < pair[0].1);
@@ -540,25 +709,47 @@ async fn inputs_that_the_model_cannot_read_are_refused() {
     let Some(runtime) = runtime() else { return };
     let folder = tempfile::tempdir().unwrap();
     let open = |task: Task| open_for(task, MODELS[0], folder.path(), runtime).unwrap();
-    let (entities, classifier) = (open(Task::TokenClassification), open(Task::ZeroShotClassification));
+    let (entities, classifier) = (
+        open(Task::TokenClassification),
+        open(Task::ZeroShotClassification),
+    );
     let ask = async |model: &Model, text: &str, parameters: Value| {
         let body = json!({ "inputs": text, "parameters": parameters });
         let (status, answer) = post(model, &format!("/models/{}", model.name), &body).await;
         format!("{status} {}", answer["error"].as_str().unwrap_or_default())
     };
-    let many: Vec<String> = (0..300).map(|number| format!("label number {number}")).collect();
+    let many: Vec<String> = (0..300)
+        .map(|number| format!("label number {number}"))
+        .collect();
     let long = "word ".repeat(600);
     let refusals = [
         ask(&entities, "a", json!({ "labels": ["a [E] b"] })).await,
         ask(&entities, "a", json!({ "labels": ["a [P]"] })).await,
         ask(&entities, "a", json!({ "labels": many })).await,
-        ask(&entities, &long, json!({ "labels": ["x"], "truncate": false })).await,
-        ask(&classifier, "a", json!({ "candidate_labels": ["a [L]", "b"] })).await,
-        ask(&classifier, "a", json!({ "candidate_labels": ["a", "b"], "prompt": "[SEP_TEXT]" })).await,
+        ask(
+            &entities,
+            &long,
+            json!({ "labels": ["x"], "truncate": false }),
+        )
+        .await,
+        ask(
+            &classifier,
+            "a",
+            json!({ "candidate_labels": ["a [L]", "b"] }),
+        )
+        .await,
+        ask(
+            &classifier,
+            "a",
+            json!({ "candidate_labels": ["a", "b"], "prompt": "[SEP_TEXT]" }),
+        )
+        .await,
         ask(&classifier, "a", json!({ "candidate_labels": many })).await,
     ];
     // Without numbers of tokens.
-    let refusals = refusals.each_ref().map(|refusal| refusal.split(" have ").next().unwrap());
+    let refusals = refusals
+        .each_ref()
+        .map(|refusal| refusal.split(" have ").next().unwrap());
     insta::assert_snapshot!(refusals.join("\n"), @r"
     422 expected tokens other than `[P]`, `[E]` and `[SEP_TEXT]` in each label, but found one of them in `a [E] b`
     422 expected tokens other than `[P]`, `[E]` and `[SEP_TEXT]` in each label, but found one of them in `a [P]`
@@ -569,7 +760,12 @@ async fn inputs_that_the_model_cannot_read_are_refused() {
     413 the labels
     ");
     // A classifier truncates texts.
-    let answer = ask(&classifier, &long, json!({ "candidate_labels": ["a", "b"] })).await;
+    let answer = ask(
+        &classifier,
+        &long,
+        json!({ "candidate_labels": ["a", "b"] }),
+    )
+    .await;
     assert_eq!(answer, "200 ");
 }
 
@@ -597,15 +793,42 @@ fn other_files_are_refused_by_name() {
         config[field] = value;
         fs::write(path, config.to_string()).unwrap();
         let out = scratch.path().join(format!("{name}-built"));
-        build_request(&request(folder, out, Some(Precision::Fp32)), runtime).unwrap_err().chain().to_string()
+        build_request(&request(folder, out, Some(Precision::Fp32)), runtime)
+            .unwrap_err()
+            .chain()
+            .to_string()
     };
     let own = "config.json";
     for (name, file, field, value, expected) in [
         ("key", own, "new_option", json!(true), "`new_option` true"),
-        ("nested", own, "span_head", json!({ "max_width": 4, "mode": 1 }), "`mode` 1"),
-        ("encoder", "encoder_config/config.json", "new_option", json!(7), "`new_option` 7"),
-        ("boundary", own, "architecture", json!("boundary"), "expected `architecture` \"span\""),
-        ("version", own, "architecture_version", json!(2), "`architecture_version` 2"),
+        (
+            "nested",
+            own,
+            "span_head",
+            json!({ "max_width": 4, "mode": 1 }),
+            "`mode` 1",
+        ),
+        (
+            "encoder",
+            "encoder_config/config.json",
+            "new_option",
+            json!(7),
+            "`new_option` 7",
+        ),
+        (
+            "boundary",
+            own,
+            "architecture",
+            json!("boundary"),
+            "expected `architecture` \"span\"",
+        ),
+        (
+            "version",
+            own,
+            "architecture_version",
+            json!(2),
+            "`architecture_version` 2",
+        ),
         // The weights of another form are missing, or nobody reads them.
         (
             "form",
@@ -625,16 +848,28 @@ fn other_files_are_refused_by_name() {
     let bias = tensors.tensor("classifier.2.bias").unwrap();
     let mut all: Vec<(&str, _)> = tensors.iter().collect();
     all.push(("span_rep.gate.bias", bias));
-    fs::write(folder.join("model.safetensors"), safetensors::serialize(all, None).unwrap()).unwrap();
-    let built = build_request(&request(folder, scratch.path().join("other"), Some(Precision::Fp32)), runtime);
+    fs::write(
+        folder.join("model.safetensors"),
+        safetensors::serialize(all, None).unwrap(),
+    )
+    .unwrap();
+    let built = build_request(
+        &request(folder, scratch.path().join("other"), Some(Precision::Fp32)),
+        runtime,
+    );
     let found = built.unwrap_err().chain().to_string();
     assert!(found.contains("span_rep.gate.bias"), "{found}");
-    let mut other =
-        request(fixtures().join("models/tiny-gliner2"), scratch.path().join("task"), Some(Precision::Fp32));
+    let mut other = request(
+        fixtures().join("models/tiny-gliner2"),
+        scratch.path().join("task"),
+        Some(Precision::Fp32),
+    );
     other.task = Some(Task::TextClassification);
     let found = build_request(&other, runtime).unwrap_err().to_string();
     assert!(
-        found.contains("expected a model for `text-classification`, but found one that finds entities"),
+        found.contains(
+            "expected a model for `text-classification`, but found one that finds entities"
+        ),
         "{found}"
     );
 }

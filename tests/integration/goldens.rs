@@ -92,14 +92,21 @@ pub(crate) fn pipeline(model: &Model) -> &EmbeddingPipeline {
 /// Largest difference between two vectors, which must be equally long.
 pub(crate) fn difference(left: &[f32], right: &[f32]) -> f32 {
     assert_eq!(left.len(), right.len());
-    left.iter().zip(right).map(|(left, right)| (left - right).abs()).fold(0.0, f32::max)
+    left.iter()
+        .zip(right)
+        .map(|(left, right)| (left - right).abs())
+        .fold(0.0, f32::max)
 }
 
 /// Compares all results in the golden file `name` with results from `model`; all failures are reported.
 async fn compare(name: &str, model: &Model, tolerance: f32) {
     let (golden, pipeline) = (golden(name), pipeline(model));
     assert_eq!(pipeline.settings().max_tokens, golden.max_length, "{name}");
-    assert_eq!(pipeline.settings().dense().unwrap().dimensions, golden.dimensions, "{name}");
+    assert_eq!(
+        pipeline.settings().dense().unwrap().dimensions,
+        golden.dimensions,
+        "{name}"
+    );
     let mut failures = Vec::new();
     for case in &golden.cases {
         let encoding = pipeline
@@ -108,29 +115,53 @@ async fn compare(name: &str, model: &Model, tolerance: f32) {
             .encode(&case.text, golden.max_length, Truncation::At(Side::Right))
             .unwrap();
         if encoding.ids != case.ids {
-            failures.push(format!("{:?}: ids {:?}, expected {:?}", case.text, encoding.ids, case.ids));
+            failures.push(format!(
+                "{:?}: ids {:?}, expected {:?}",
+                case.text, encoding.ids, case.ids
+            ));
         }
         if case.text.is_empty() {
             continue;
         }
-        let found = pipeline.embed(text(&case.text), &options(), deadline()).await.unwrap();
+        let found = pipeline
+            .embed(text(&case.text), &options(), deadline())
+            .await
+            .unwrap();
         let difference = difference(&found.vectors[0], &case.embedding);
         if difference > tolerance {
             failures.push(format!("{:?}: vector off by {difference}", case.text));
         }
     }
     // Texts in one request have the same vectors as in separate requests.
-    let together = golden.cases.iter().map(|case| Input::Text(case.text.clone())).collect();
-    let together = pipeline.embed(together, &options(), deadline()).await.unwrap();
+    let together = golden
+        .cases
+        .iter()
+        .map(|case| Input::Text(case.text.clone()))
+        .collect();
+    let together = pipeline
+        .embed(together, &options(), deadline())
+        .await
+        .unwrap();
     for (case, found) in golden.cases.iter().zip(&together.vectors) {
         let difference = difference(found, &case.embedding);
         if difference > tolerance {
-            failures.push(format!("{:?}: vector in a batch off by {difference}", case.text));
+            failures.push(format!(
+                "{:?}: vector in a batch off by {difference}",
+                case.text
+            ));
         }
     }
     for case in &golden.token_embeddings {
-        let found = pipeline.embed_all(text(&case.text), &options(), deadline()).await.unwrap();
-        assert_eq!(found.vectors[0].len(), case.values.len(), "{name}: {:?}", case.text);
+        let found = pipeline
+            .embed_all(text(&case.text), &options(), deadline())
+            .await
+            .unwrap();
+        assert_eq!(
+            found.vectors[0].len(),
+            case.values.len(),
+            "{name}: {:?}",
+            case.text
+        );
         for (found, expected) in found.vectors[0].iter().zip(&case.values) {
             let difference = difference(found, expected);
             if difference > tolerance * 5.0 {
@@ -139,11 +170,20 @@ async fn compare(name: &str, model: &Model, tolerance: f32) {
         }
     }
     for case in &golden.prompts {
-        let options = EmbeddingOptions { prompt_name: Some(case.prompt_name.clone()), ..options() };
-        let found = pipeline.embed(text(&case.text), &options, deadline()).await.unwrap();
+        let options = EmbeddingOptions {
+            prompt_name: Some(case.prompt_name.clone()),
+            ..options()
+        };
+        let found = pipeline
+            .embed(text(&case.text), &options, deadline())
+            .await
+            .unwrap();
         let difference = difference(&found.vectors[0], &case.embedding);
         if difference > tolerance {
-            failures.push(format!("{:?} with {}: off by {difference}", case.text, case.prompt_name));
+            failures.push(format!(
+                "{:?} with {}: off by {difference}",
+                case.text, case.prompt_name
+            ));
         }
     }
     for case in &golden.left {
@@ -153,8 +193,10 @@ async fn compare(name: &str, model: &Model, tolerance: f32) {
             .encode(&case.text, golden.max_length, Truncation::At(Side::Left))
             .unwrap();
         if encoding.ids != case.ids {
-            failures
-                .push(format!("{:?} cut left: ids {:?}, expected {:?}", case.text, encoding.ids, case.ids));
+            failures.push(format!(
+                "{:?} cut left: ids {:?}, expected {:?}",
+                case.text, encoding.ids, case.ids
+            ));
         }
     }
     assert!(failures.is_empty(), "{name}:\n{}", failures.join("\n"));
@@ -303,7 +345,8 @@ async fn padding_does_not_change_vectors() {
     ];
     for (name, cases) in families {
         let source = fixtures().join("models").join(name);
-        let request = crate::models::request(source, folder.path().join(name), Some(Precision::Fp32));
+        let request =
+            crate::models::request(source, folder.path().join(name), Some(Precision::Fp32));
         let bundle = build_request(&request, runtime).unwrap();
         let backend = crate::models::backend(&bundle, runtime);
         let golden = golden(name);
@@ -350,15 +393,30 @@ async fn exports_match_their_originals() {
         ("tiny-bert-st", Some(Precision::Fp32), 0.999_999),
         ("tiny-bert-quantized", None, 0.99),
     ] {
-        let (source, out) = (fixtures().join("exports").join(export), folder.path().join(export));
-        let request = request_without_floor(Task::FeatureExtraction, &source, out.clone(), precision);
+        let (source, out) = (
+            fixtures().join("exports").join(export),
+            folder.path().join(export),
+        );
+        let request =
+            request_without_floor(Task::FeatureExtraction, &source, out.clone(), precision);
         build_request(&request, runtime).unwrap();
         let model = serve(&out).unwrap();
         let pipeline = pipeline(&model);
-        for case in golden.cases.iter().filter(|case| case.ids.len() < golden.max_length) {
-            let found = pipeline.embed(text(&case.text), &options(), deadline()).await.unwrap();
+        for case in golden
+            .cases
+            .iter()
+            .filter(|case| case.ids.len() < golden.max_length)
+        {
+            let found = pipeline
+                .embed(text(&case.text), &options(), deadline())
+                .await
+                .unwrap();
             let cosine = cosine(&found.vectors[0], &case.embedding);
-            assert!(cosine >= least, "{export} {precision:?}: {:?}: cosine {cosine}", case.text);
+            assert!(
+                cosine >= least,
+                "{export} {precision:?}: {:?}: cosine {cosine}",
+                case.text
+            );
         }
     }
 }
@@ -370,7 +428,10 @@ async fn an_export_that_pools_has_no_token_vectors() {
     let folder = tempfile::tempdir().unwrap();
     let source = fixtures().join("exports/tiny-bert-st");
     let model = open(source, folder.path(), Some(Precision::Fp32), runtime).unwrap();
-    let error = pipeline(&model).embed_all(text("a text"), &options(), deadline()).await.unwrap_err();
+    let error = pipeline(&model)
+        .embed_all(text("a text"), &options(), deadline())
+        .await
+        .unwrap_err();
     insta::assert_snapshot!(error, @"expected a model with a vector for each token, but its output `sentence_embedding` has one for each text");
 }
 
@@ -386,8 +447,15 @@ async fn minilm_in_both_precisions() {
     }
     let int8 = serve(&bundle).unwrap();
     let golden = golden("minilm");
-    for case in golden.cases.iter().filter(|case| case.text.split_whitespace().count() > 2) {
-        let found = pipeline(&int8).embed(text(&case.text), &options(), deadline()).await.unwrap();
+    for case in golden
+        .cases
+        .iter()
+        .filter(|case| case.text.split_whitespace().count() > 2)
+    {
+        let found = pipeline(&int8)
+            .embed(text(&case.text), &options(), deadline())
+            .await
+            .unwrap();
         let cosine = cosine(&found.vectors[0], &case.embedding);
         assert!(cosine >= 0.97, "{:?}: cosine {cosine}", case.text);
     }

@@ -48,9 +48,18 @@ fn set(file: &Path, pointer: &str, value: Value) {
 /// Error for building a source, without folder names.
 fn refusal(source: &Path, folder: &Path) -> String {
     let runtime = runtime().unwrap();
-    let error = build_request(&request(source.to_owned(), folder.join("out"), None), runtime).unwrap_err();
-    assert!(!folder.join("out").exists(), "a refused bundle is not written");
-    error.chain().replace(&folder.display().to_string(), "[folder]")
+    let error = build_request(
+        &request(source.to_owned(), folder.join("out"), None),
+        runtime,
+    )
+    .unwrap_err();
+    assert!(
+        !folder.join("out").exists(),
+        "a refused bundle is not written"
+    );
+    error
+        .chain()
+        .replace(&folder.display().to_string(), "[folder]")
 }
 
 #[test]
@@ -60,7 +69,13 @@ fn sizes_beyond_memory_are_refused() {
     }
     let number = |number: usize| json!(number);
     for (model, file, field, value, expected) in [
-        ("tiny-roberta", "config.json", "/pad_token_id", json!(i64::MAX), "expected "),
+        (
+            "tiny-roberta",
+            "config.json",
+            "/pad_token_id",
+            json!(i64::MAX),
+            "expected ",
+        ),
         (
             "tiny-m2m100",
             "config.json",
@@ -68,8 +83,20 @@ fn sizes_beyond_memory_are_refused() {
             json!(i64::MAX),
             "expected `max_position_embeddings` times",
         ),
-        ("tiny-marian", "vocab.json", "/far", number(u32::MAX as usize), "expected ids below 2097152"),
-        ("tiny-marian", "vocab.json", "/far", number(1_000_000), "expected ids below "),
+        (
+            "tiny-marian",
+            "vocab.json",
+            "/far",
+            number(u32::MAX as usize),
+            "expected ids below 2097152",
+        ),
+        (
+            "tiny-marian",
+            "vocab.json",
+            "/far",
+            number(1_000_000),
+            "expected ids below ",
+        ),
     ] {
         let folder = tempfile::tempdir().unwrap();
         let source = copied(&format!("models/{model}"), folder.path());
@@ -90,10 +117,31 @@ const SIZES: [&[&str]; 7] = [
         "num_hidden_layers",
         "vocab_size",
     ],
-    &["dim", "hidden_dim", "max_position_embeddings", "n_heads", "n_layers", "vocab_size"],
-    &["n_embd", "n_head", "n_inner", "n_layer", "n_positions", "vocab_size"],
+    &[
+        "dim",
+        "hidden_dim",
+        "max_position_embeddings",
+        "n_heads",
+        "n_layers",
+        "vocab_size",
+    ],
+    &[
+        "n_embd",
+        "n_head",
+        "n_inner",
+        "n_layer",
+        "n_positions",
+        "vocab_size",
+    ],
     &["head_dim", "num_key_value_heads"],
-    &["d_ff", "d_kv", "d_model", "num_heads", "num_layers", "vocab_size"],
+    &[
+        "d_ff",
+        "d_kv",
+        "d_model",
+        "num_heads",
+        "num_layers",
+        "vocab_size",
+    ],
     &["num_decoder_layers"],
     &[
         "d_model",
@@ -132,8 +180,14 @@ fn absurd_sizes_are_refused_by_name_in_all_families() {
         ("tiny-qwen3", &[bert, grouped]),
         ("tiny-gemma3", &[bert, grouped, &["sliding_window"]]),
         ("tiny-llama", &[bert, &["num_key_value_heads"]]),
-        ("tiny-mistral", &[bert, &["num_key_value_heads", "sliding_window"]]),
-        ("tiny-qwen2", &[bert, &["num_key_value_heads", "sliding_window"]]),
+        (
+            "tiny-mistral",
+            &[bert, &["num_key_value_heads", "sliding_window"]],
+        ),
+        (
+            "tiny-qwen2",
+            &[bert, &["num_key_value_heads", "sliding_window"]],
+        ),
         ("tiny-gemma2", &[bert, grouped, &["sliding_window"]]),
         ("tiny-eurobert", &[bert, grouped]),
         ("tiny-sentence-t5", &[t5]),
@@ -154,7 +208,10 @@ fn absurd_sizes_are_refused_by_name_in_all_families() {
         let original = fs::read(&config).unwrap();
         for field in fields.concat() {
             let values = [0_u64, 1 << 40];
-            for value in values.into_iter().filter(|value| *value > 0 || !may_be_zero.contains(&field)) {
+            for value in values
+                .into_iter()
+                .filter(|value| *value > 0 || !may_be_zero.contains(&field))
+            {
                 set(&config, &format!("/{field}"), json!(value));
                 let refusal = refusal(&source, folder.path());
                 let expected = format!("expected `{field}` from 1 to 2097152, but found {value}");
@@ -172,10 +229,16 @@ fn shards_and_weights_outside_of_the_folder_are_not_read() {
     }
     let folder = tempfile::tempdir().unwrap();
     let source = copied("models/tiny-bert-sharded", folder.path());
-    set(&source.join("model.safetensors.index.json"), "/weight_map/x", json!("../outside.safetensors"));
+    set(
+        &source.join("model.safetensors.index.json"),
+        "/weight_map/x",
+        json!("../outside.safetensors"),
+    );
     let refused = refusal(&source, folder.path());
     assert!(
-        refused.contains("expected shards in the folder of their index, but found `../outside.safetensors`"),
+        refused.contains(
+            "expected shards in the folder of their index, but found `../outside.safetensors`"
+        ),
         "{refused}"
     );
 
@@ -192,7 +255,10 @@ fn shards_and_weights_outside_of_the_folder_are_not_read() {
         tensor.external_data = vec![entry("location", "../../../etc/passwd")];
     });
     let refused = refusal(&source, folder.path());
-    assert!(refused.contains("in the folder of the graph, but found `../../../etc/passwd`"), "{refused}");
+    assert!(
+        refused.contains("in the folder of the graph, but found `../../../etc/passwd`"),
+        "{refused}"
+    );
 }
 
 fn change_graph(path: &Path, change: impl FnOnce(&mut ModelProto)) {
@@ -207,7 +273,9 @@ fn unknown_operators_and_cyclic_graphs_are_refused() {
         return;
     }
     for change in [
-        |model: &mut ModelProto| model.graph.as_mut().unwrap().node[0].domain = "evil.example".into(),
+        |model: &mut ModelProto| {
+            model.graph.as_mut().unwrap().node[0].domain = "evil.example".into()
+        },
         |model: &mut ModelProto| {
             let nodes = &mut model.graph.as_mut().unwrap().node;
             let last = nodes[nodes.len() - 1].output[0].clone();
@@ -233,16 +301,24 @@ fn negative_shapes_and_nodes_without_outputs_are_refused() {
     for (operator, change) in [
         ("MatMul", negative as fn(&mut ModelProto, usize)),
         ("Gather", negative),
-        ("MatMul", |model, place| model.graph.as_mut().unwrap().node[place].output.clear()),
-        ("Gather", |model, place| model.graph.as_mut().unwrap().node[place].output.clear()),
+        ("MatMul", |model, place| {
+            model.graph.as_mut().unwrap().node[place].output.clear()
+        }),
+        ("Gather", |model, place| {
+            model.graph.as_mut().unwrap().node[place].output.clear()
+        }),
     ] {
         let folder = tempfile::tempdir().unwrap();
         let source = copied("exports/tiny-bert", folder.path());
         change_graph(&source.join("model.onnx"), |model| {
             let graph = model.graph.as_ref().unwrap();
             let place = graph.node.iter().position(|node| {
-                let is_constant =
-                    |name: &String| graph.initializer.iter().any(|it| it.name == *name && it.dims.len() == 2);
+                let is_constant = |name: &String| {
+                    graph
+                        .initializer
+                        .iter()
+                        .any(|it| it.name == *name && it.dims.len() == 2)
+                };
                 node.op_type == operator && node.input.iter().any(is_constant)
             });
             change(model, place.unwrap());
@@ -256,23 +332,39 @@ fn negative_shapes_and_nodes_without_outputs_are_refused() {
 fn negative(model: &mut ModelProto, place: usize) {
     let graph = model.graph.as_mut().unwrap();
     let inputs = &graph.node[place].input;
-    let matrix = graph.initializer.iter_mut().find(|it| inputs.contains(&it.name) && it.dims.len() == 2);
-    matrix.unwrap().dims.iter_mut().for_each(|side| *side = -*side);
+    let matrix = graph
+        .initializer
+        .iter_mut()
+        .find(|it| inputs.contains(&it.name) && it.dims.len() == 2);
+    matrix
+        .unwrap()
+        .dims
+        .iter_mut()
+        .for_each(|side| *side = -*side);
 }
 
 /// A bundle's graph refers to a file outside the manifest, and all hashes are right.
 #[test]
 fn files_outside_the_manifest_are_not_read() {
-    let Some((folder, bundle)) = bundle() else { return };
+    let Some((folder, bundle)) = bundle() else {
+        return;
+    };
     let secret = folder.path().join("secret");
     fs::write(&secret, [1; 1 << 20]).unwrap();
     for location in ["../secret", "unnamed.bin", secret.to_str().unwrap()] {
         fs::copy(&secret, bundle.join("unnamed.bin")).unwrap();
         change_graph(&bundle.join("model.onnx"), |model| {
             let graph = model.graph.as_mut().unwrap();
-            let outside = graph.initializer.iter_mut().find(|it| it.data_location == onnx::proto::EXTERNAL);
+            let outside = graph
+                .initializer
+                .iter_mut()
+                .find(|it| it.data_location == onnx::proto::EXTERNAL);
             let entries = &mut outside.unwrap().external_data;
-            entries.iter_mut().find(|entry| entry.key == "location").unwrap().value = location.into();
+            entries
+                .iter_mut()
+                .find(|entry| entry.key == "location")
+                .unwrap()
+                .value = location.into();
         });
         let opened = Bundle::open(&bundle).unwrap();
         let mut manifest = opened.manifest().clone();
@@ -283,21 +375,37 @@ fn files_outside_the_manifest_are_not_read() {
         let refused = serve(&bundle).unwrap_err();
         assert!(matches!(refused, Error::Model { .. }));
         let refused = refused.chain();
-        assert!(refused.contains("in a file of the bundle, but found"), "{refused}");
+        assert!(
+            refused.contains("in a file of the bundle, but found"),
+            "{refused}"
+        );
     }
 }
 
 /// Builds and batch jobs report a full disk, and leave no partial file under the final name.
 #[test]
 fn a_full_disk_leaves_no_partial_files() {
-    let Some((folder, bundle)) = bundle() else { return };
+    let Some((folder, bundle)) = bundle() else {
+        return;
+    };
     let disk = folder.path().join("disk");
     let rows = folder.path().join("rows.csv");
     fs::create_dir(&disk).unwrap();
-    fs::write(&rows, format!("text\n{}", "the cat sat on the mat\n".repeat(2000))).unwrap();
+    fs::write(
+        &rows,
+        format!("text\n{}", "the cat sat on the mat\n".repeat(2000)),
+    )
+    .unwrap();
     let kivu = env!("CARGO_BIN_EXE_kivu");
-    let build = format!("build {} --out $DISK/bundle", fixtures().join("models/tiny-bert").display());
-    let batch = format!("batch {} $DISK/out.csv --model {}", rows.display(), bundle.display());
+    let build = format!(
+        "build {} --out $DISK/bundle",
+        fixtures().join("models/tiny-bert").display()
+    );
+    let batch = format!(
+        "batch {} $DISK/out.csv --model {}",
+        rows.display(),
+        bundle.display()
+    );
     for (what, size) in [(build, "32k"), (batch, "32k")] {
         let script = format!(
             "mount -t tmpfs -o size={size} none $DISK || exit 77\n{kivu} {what} 2>&1; echo status $?; ls $DISK"
@@ -313,7 +421,14 @@ fn a_full_disk_leaves_no_partial_files() {
         };
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(said.contains("No space left on device"), "{said}");
-        let (_, left) = said.split_once("status 1\n").unwrap_or_else(|| panic!("{said}"));
-        assert!(!left.lines().any(|name| name == "bundle" || name == "out.csv"), "{left}");
+        let (_, left) = said
+            .split_once("status 1\n")
+            .unwrap_or_else(|| panic!("{said}"));
+        assert!(
+            !left
+                .lines()
+                .any(|name| name == "bundle" || name == "out.csv"),
+            "{left}"
+        );
     }
 }

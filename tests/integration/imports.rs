@@ -24,7 +24,15 @@ const LAYERS: &[&[&str]] = &[
     &["pipeline"],
     &["backend", "tokenizer"],
     &["telemetry"],
-    &["aws", "certificates", "config", "json", "json_schemas", "onnx_proto", "tensor"],
+    &[
+        "aws",
+        "certificates",
+        "config",
+        "json",
+        "json_schemas",
+        "onnx_proto",
+        "tensor",
+    ],
     &["clock", "error", "regular_file"],
 ];
 
@@ -61,9 +69,15 @@ impl Tree {
 
     fn child(&mut self, parent: usize, name: &str) -> usize {
         let next = self.0.len();
-        let child = *self.0[parent].children.entry(name.to_owned()).or_insert(next);
+        let child = *self.0[parent]
+            .children
+            .entry(name.to_owned())
+            .or_insert(next);
         if child == next {
-            self.0.push(Module { parent, ..Module::default() });
+            self.0.push(Module {
+                parent,
+                ..Module::default()
+            });
         }
         child
     }
@@ -76,7 +90,10 @@ impl Tree {
             "super" => (self.0[module].parent, &path[1..]),
             name if self.0[module].children.contains_key(name) => (module, path),
             name => {
-                let import = self.0[module].names.get(name).filter(|import| import[0] != name)?;
+                let import = self.0[module]
+                    .names
+                    .get(name)
+                    .filter(|import| import[0] != name)?;
                 return self.resolve(module, &[import, &path[1..]].concat());
             }
         };
@@ -120,7 +137,12 @@ impl Module {
                     let mut imports = Vec::new();
                     read_use(&mut tokens, &[], &mut imports);
                     let is_reexport = matches!(previous, "pub" | ")");
-                    self.paths.extend(imports.iter().filter(|_| !is_reexport).map(|(_, path)| path.clone()));
+                    self.paths.extend(
+                        imports
+                            .iter()
+                            .filter(|_| !is_reexport)
+                            .map(|(_, path)| path.clone()),
+                    );
                     self.names.extend(imports);
                 }
                 // The path in `pub(in crate::api)` is a visibility.
@@ -161,7 +183,10 @@ fn read_use<'a>(
             }
             end @ ("," | "}" | ";") => {
                 if let Some(last) = path.last().filter(|_| !is_empty) {
-                    imports.push((alias.map_or_else(|| last.clone(), str::to_owned), path.clone()));
+                    imports.push((
+                        alias.map_or_else(|| last.clone(), str::to_owned),
+                        path.clone(),
+                    ));
                 }
                 return end;
             }
@@ -267,19 +292,38 @@ fn cycles(dependencies: &[BTreeSet<usize>]) -> BTreeSet<BTreeSet<usize>> {
     let reached = |from: usize| {
         let (mut reached, mut next) = (BTreeSet::new(), vec![from]);
         while let Some(at) = next.pop() {
-            next.extend(dependencies[at].iter().filter(|&&found| reached.insert(found)));
+            next.extend(
+                dependencies[at]
+                    .iter()
+                    .filter(|&&found| reached.insert(found)),
+            );
         }
         reached
     };
     let reached: Vec<_> = (0..dependencies.len()).map(reached).collect();
-    let cycle =
-        |at: usize| reached[at].iter().copied().filter(|&other| reached[other].contains(&at)).collect();
-    (0..dependencies.len()).map(cycle).filter(|cycle: &BTreeSet<usize>| cycle.len() > 1).collect()
+    let cycle = |at: usize| {
+        reached[at]
+            .iter()
+            .copied()
+            .filter(|&other| reached[other].contains(&at))
+            .collect()
+    };
+    (0..dependencies.len())
+        .map(cycle)
+        .filter(|cycle: &BTreeSet<usize>| cycle.len() > 1)
+        .collect()
 }
 
 #[test]
 fn files_do_not_import_each_other_in_a_cycle() {
-    for folder in ["src", "bindings/src", "compiler/src", "cli/src", "node/src", "python/src"] {
+    for folder in [
+        "src",
+        "bindings/src",
+        "compiler/src",
+        "cli/src",
+        "node/src",
+        "python/src",
+    ] {
         let tree = Tree::read(&Path::new(crate::ROOT).join(folder));
         let dependencies = tree.dependencies();
         let name = |module: &usize| tree.0[*module].file.as_str();
@@ -289,9 +333,18 @@ fn files_do_not_import_each_other_in_a_cycle() {
                 let uses: Vec<_> = dependencies[*file].intersection(&cycle).map(name).collect();
                 format!("  {} uses {}", name(file), uses.join(", "))
             });
-            found.push(format!("{} files:\n{}", cycle.len(), uses.collect::<Vec<_>>().join("\n")));
+            found.push(format!(
+                "{} files:\n{}",
+                cycle.len(),
+                uses.collect::<Vec<_>>().join("\n")
+            ));
         }
-        assert!(found.is_empty(), "{} cycles of imports in {folder}:\n{}", found.len(), found.join("\n"));
+        assert!(
+            found.is_empty(),
+            "{} cycles of imports in {folder}:\n{}",
+            found.len(),
+            found.join("\n")
+        );
     }
 }
 
@@ -301,17 +354,25 @@ fn pipelines_name_no_implementation_of_backends() {
     let tree = Tree::read(&Path::new(crate::ROOT).join("src"));
     let file = |module: usize| tree.0[module].file.as_str();
     let is_implementation = |used: usize| {
-        ["native", "onnx", "triton"].iter().any(|name| file(used).starts_with(&format!("backend/{name}/")))
+        ["native", "onnx", "triton"]
+            .iter()
+            .any(|name| file(used).starts_with(&format!("backend/{name}/")))
     };
     let dependencies = tree.dependencies();
     let users = (0..dependencies.len()).filter(|module| file(*module).starts_with("pipeline/"));
     let found: Vec<_> = users
         .flat_map(|user| {
-            dependencies[user].iter().filter(|used| is_implementation(**used)).map(move |used| [user, *used])
+            dependencies[user]
+                .iter()
+                .filter(|used| is_implementation(**used))
+                .map(move |used| [user, *used])
         })
         .map(|uses| uses.map(file).join(" uses "))
         .collect();
-    assert!(found.is_empty(), "expected pipelines to use traits of `backend`, but found {found:#?}");
+    assert!(
+        found.is_empty(),
+        "expected pipelines to use traits of `backend`, but found {found:#?}"
+    );
 }
 
 #[test]
@@ -321,7 +382,9 @@ fn layers_use_only_layers_below() {
     let layer = |module: usize| {
         let name = top(module);
         let layer = LAYERS.iter().position(|names| names.contains(&name));
-        layer.unwrap_or_else(|| panic!("expected a layer for `{name}`, but found none; add it to the list"))
+        layer.unwrap_or_else(|| {
+            panic!("expected a layer for `{name}`, but found none; add it to the list")
+        })
     };
     let mut upward = Vec::new();
     for (user, used) in tree.dependencies().iter().enumerate() {
@@ -331,5 +394,8 @@ fn layers_use_only_layers_below() {
             }
         }
     }
-    assert!(upward.is_empty(), "expected only uses of lower layers, but found {upward:#?}");
+    assert!(
+        upward.is_empty(),
+        "expected only uses of lower layers, but found {upward:#?}"
+    );
 }

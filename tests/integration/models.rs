@@ -27,7 +27,9 @@ pub(crate) fn golden_entries<T: DeserializeOwned>(name: &str) -> Vec<T> {
         entries: Vec<T>,
     }
     let golden = fs::read(fixtures().join(format!("goldens/{name}.json"))).unwrap();
-    serde_json::from_slice::<Golden<T>>(&golden).unwrap().entries
+    serde_json::from_slice::<Golden<T>>(&golden)
+        .unwrap()
+        .entries
 }
 
 /// Path to ONNX Runtime's library, if it is installed.
@@ -37,7 +39,10 @@ pub(crate) fn library_path() -> kivu::Result<PathBuf> {
 
 /// The default configuration, with the checkout's home.
 pub(crate) fn config() -> Config {
-    Config { home: Path::new(crate::ROOT).join(".kivu"), ..Config::default() }
+    Config {
+        home: Path::new(crate::ROOT).join(".kivu"),
+        ..Config::default()
+    }
 }
 
 /// ONNX Runtime; `None` if it is not installed: `cargo test` alone fetches nothing, `make test` does.
@@ -104,9 +109,18 @@ pub(crate) fn open(
 }
 
 /// Builds a fixture for a task into `folder`, in fp32, and opens it as a served model.
-pub(crate) fn open_for(task: Task, name: &str, folder: &Path, runtime: Runtime) -> kivu::Result<Model> {
+pub(crate) fn open_for(
+    task: Task,
+    name: &str,
+    folder: &Path,
+    runtime: Runtime,
+) -> kivu::Result<Model> {
     let out = folder.join(format!("{task}-{name}"));
-    let mut request = request(fixtures().join("models").join(name), out.clone(), Some(Precision::Fp32));
+    let mut request = request(
+        fixtures().join("models").join(name),
+        out.clone(),
+        Some(Precision::Fp32),
+    );
     request.task = Some(task);
     request.name = Some(format!("{task}-{name}"));
     build_request(&request, runtime)?;
@@ -115,7 +129,13 @@ pub(crate) fn open_for(task: Task, name: &str, folder: &Path, runtime: Runtime) 
 
 /// A scripted model's settings.
 pub(crate) fn settings(max_tokens: usize) -> ModelSettings {
-    ModelSettings { max_tokens, truncate: true, engine: None, runtime: None, fleet: None }
+    ModelSettings {
+        max_tokens,
+        truncate: true,
+        engine: None,
+        runtime: None,
+        fleet: None,
+    }
 }
 
 /// Opens a bundle as a served model.
@@ -128,5 +148,6 @@ pub(crate) fn serve(bundle: &Path) -> kivu::Result<Model> {
 /// A bundle's graph on two threads.
 pub(crate) fn backend(bundle: &Bundle, runtime: Runtime) -> OnnxBackend {
     let threads = std::num::NonZeroUsize::new(2).expect("two is not zero");
-    OnnxBackend::open(runtime, &bundle.path(&bundle.manifest().graph), threads).expect("the graph loads")
+    OnnxBackend::open(runtime, &bundle.path(&bundle.manifest().graph), threads)
+        .expect("the graph loads")
 }

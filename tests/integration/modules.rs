@@ -50,7 +50,10 @@ fn source(name: &str, folder: &Path) {
 
 fn build(name: &str, folder: &Path, precision: Precision) -> Option<Bundle> {
     let runtime = runtime()?;
-    let (from, out) = (folder.join(name), folder.join(format!("{name}-{precision}")));
+    let (from, out) = (
+        folder.join(name),
+        folder.join(format!("{name}-{precision}")),
+    );
     if !from.exists() {
         source(name, &from);
     }
@@ -79,16 +82,27 @@ async fn cross_encoders_of_modules_have_the_scores_of_sentence_transformers() {
     let folder = tempfile::tempdir().unwrap();
     // Differences in blocks depend on the head: the classifier has several outputs.
     for (name, task, function, in_blocks) in [
-        ("modular-ranker", Task::TextRanking, ScoreFunction::Sigmoid, 0.1),
-        ("modular-classifier", Task::TextClassification, ScoreFunction::Softmax, 0.2),
+        (
+            "modular-ranker",
+            Task::TextRanking,
+            ScoreFunction::Sigmoid,
+            0.1,
+        ),
+        (
+            "modular-classifier",
+            Task::TextClassification,
+            ScoreFunction::Softmax,
+            0.2,
+        ),
     ] {
         let from = folder.path().join(name);
         modular(name, &from);
         let golden = fs::read(fixtures().join(format!("goldens/{name}.json"))).unwrap();
         let golden: Scored = serde_json::from_slice(&golden).unwrap();
-        for (precision, engine, tolerance) in
-            [(Precision::Fp32, Engine::Onnx, 3e-5), (Precision::Int8Blocks, Engine::Native, in_blocks)]
-        {
+        for (precision, engine, tolerance) in [
+            (Precision::Fp32, Engine::Onnx, 3e-5),
+            (Precision::Int8Blocks, Engine::Native, in_blocks),
+        ] {
             let out = folder.path().join(format!("{name}-{precision}"));
             let request = match precision {
                 // Its files say what it does.
@@ -96,7 +110,11 @@ async fn cross_encoders_of_modules_have_the_scores_of_sentence_transformers() {
                 _ => request_without_floor(task, &from, out, Some(precision)),
             };
             let bundle = build_request(&request, runtime).unwrap();
-            assert_eq!((bundle.manifest().task, bundle.manifest().engine), (task, engine), "{name}");
+            assert_eq!(
+                (bundle.manifest().task, bundle.manifest().engine),
+                (task, engine),
+                "{name}"
+            );
             let model = serve(&bundle.path("")).unwrap();
             let classifier = match &model.pipeline {
                 Pipeline::Ranking(RankingPipeline::CrossEncoder(pipeline))
@@ -104,13 +122,23 @@ async fn cross_encoders_of_modules_have_the_scores_of_sentence_transformers() {
                 other => panic!("expected a CrossEncoder, but found {other:?}"),
             };
             let settings = classifier.settings();
-            assert_eq!((settings.max_tokens, settings.function), (golden.max_length, function), "{name}");
+            assert_eq!(
+                (settings.max_tokens, settings.function),
+                (golden.max_length, function),
+                "{name}"
+            );
             for ([query, text], expected) in golden.pairs.iter().zip(&golden.scores) {
                 let pair = Input::Pair(query.as_str().into(), text.as_str().into());
                 let truncation = Truncation::At(Side::Right);
-                let found = classifier.logits(vec![pair], truncation, deadline()).await.unwrap();
+                let found = classifier
+                    .logits(vec![pair], truncation, deadline())
+                    .await
+                    .unwrap();
                 let difference = difference(&found.rows[0], expected);
-                assert!(difference <= tolerance, "{name} in {precision}, {query:?}: {difference}");
+                assert!(
+                    difference <= tolerance,
+                    "{name} in {precision}, {query:?}: {difference}"
+                );
             }
         }
     }
@@ -123,16 +151,26 @@ async fn classifiers_of_pairs_put_their_prompt_before_the_first_text() {
     let from = folder.path().join("model");
     modular("modular-classifier", &from);
     let settings = from.join("config_sentence_transformers.json");
-    let mut config: serde_json::Value = serde_json::from_slice(&fs::read(&settings).unwrap()).unwrap();
+    let mut config: serde_json::Value =
+        serde_json::from_slice(&fs::read(&settings).unwrap()).unwrap();
     config["prompts"] = serde_json::json!({ "query": "find this: " });
     config["default_prompt_name"] = "query".into();
     fs::write(&settings, config.to_string()).unwrap();
     let request = request(from, folder.path().join("bundle"), Some(Precision::Fp32));
     let model = serve(&build_request(&request, runtime).unwrap().path("")).unwrap();
-    let Pipeline::Classification(pipeline) = &model.pipeline else { panic!("{:?}", model.pipeline) };
-    let parameters =
-        ClassificationParameters { function_to_apply: Some(ScoreFunction::None), ..Default::default() };
-    let scope = Scope { truncate: true, max_values: 3, max_parts: 1, max_labels: 3 };
+    let Pipeline::Classification(pipeline) = &model.pipeline else {
+        panic!("{:?}", model.pipeline)
+    };
+    let parameters = ClassificationParameters {
+        function_to_apply: Some(ScoreFunction::None),
+        ..Default::default()
+    };
+    let scope = Scope {
+        truncate: true,
+        max_values: 3,
+        max_parts: 1,
+        max_labels: 3,
+    };
     let classifier = parameters.prepare(pipeline, &scope).unwrap();
     let pair = Input::Pair("egg".into(), "hen".into());
     let found = classifier.run(vec![pair], deadline()).await.unwrap();
@@ -150,7 +188,10 @@ fn other_score_modules_are_refused() {
         modular("modular-ranker", &from);
         change(&from);
         let out = folder.path().join(format!("{name}-built"));
-        build_request(&request(from, out, None), runtime).unwrap_err().chain().to_string()
+        build_request(&request(from, out, None), runtime)
+            .unwrap_err()
+            .chain()
+            .to_string()
     };
     let (text, tokens) = ("\"sentence_embedding\"", "\"token_embeddings\"");
     let output = |name: &str| format!("\"module_output_name\": {name}");
@@ -199,7 +240,9 @@ async fn every_module_gives_the_vectors_of_sentence_transformers() {
     let folder = tempfile::tempdir().unwrap();
     let mut failures = Vec::new();
     for (name, cases) in goldens() {
-        let Some(bundle) = build(&name, folder.path(), Precision::Fp32) else { return };
+        let Some(bundle) = build(&name, folder.path(), Precision::Fp32) else {
+            return;
+        };
         let model = serve(&bundle.path("")).unwrap();
         assert_eq!(
             pipeline(&model).settings().dense().unwrap().dimensions,
@@ -207,10 +250,22 @@ async fn every_module_gives_the_vectors_of_sentence_transformers() {
             "{name}"
         );
         for case in &cases {
-            let options = EmbeddingOptions { prompt_name: case.prompt.clone(), ..options() };
-            let found = pipeline(&model).embed(text(&case.text), &options, deadline()).await.unwrap();
+            let options = EmbeddingOptions {
+                prompt_name: case.prompt.clone(),
+                ..options()
+            };
+            let found = pipeline(&model)
+                .embed(text(&case.text), &options, deadline())
+                .await
+                .unwrap();
             let difference = difference(&found.vectors[0], &case.embedding);
-            if difference > TOLERANCE * case.embedding.iter().fold(1.0, |most, value| value.abs().max(most)) {
+            if difference
+                > TOLERANCE
+                    * case
+                        .embedding
+                        .iter()
+                        .fold(1.0, |most, value| value.abs().max(most))
+            {
                 failures.push(format!("{name}: {:?}: off by {difference}", case.text));
             }
         }
@@ -234,18 +289,35 @@ async fn rankings_compare_vectors_as_the_model_declares() {
         let out = folder.path().join(name);
         let request = request_without_floor(Task::TextRanking, &from, out, Some(Precision::Fp32));
         let model = serve(&build_request(&request, runtime).unwrap().path("")).unwrap();
-        let Pipeline::Ranking(ranking) = &model.pipeline else { panic!("{:?}", model.pipeline) };
-        let RankingPipeline::Embedding(vectors) = ranking else { panic!("{ranking:?}") };
+        let Pipeline::Ranking(ranking) = &model.pipeline else {
+            panic!("{:?}", model.pipeline)
+        };
+        let RankingPipeline::Embedding(vectors) = ranking else {
+            panic!("{ranking:?}")
+        };
         let embed = async |texts: &[String], role: &str| {
-            let options = EmbeddingOptions { prompt_name: Some(role.to_owned()), ..options() };
+            let options = EmbeddingOptions {
+                prompt_name: Some(role.to_owned()),
+                ..options()
+            };
             let texts = texts.iter().cloned().map(Input::Text).collect();
-            vectors.embed(texts, &options, deadline()).await.unwrap().vectors
+            vectors
+                .embed(texts, &options, deadline())
+                .await
+                .unwrap()
+                .vectors
         };
         let query = &embed(&["a cat".to_owned()], "query").await[0];
         let expected = embed(&texts, "document").await.into_iter().map(|text| {
-            let pairs = || query.iter().zip(&text).map(|(left, right)| (f64::from(*left), f64::from(*right)));
-            let sum =
-                |of: &dyn Fn(f64, f64) -> f64| pairs().map(|(left, right)| of(left, right)).sum::<f64>();
+            let pairs = || {
+                query
+                    .iter()
+                    .zip(&text)
+                    .map(|(left, right)| (f64::from(*left), f64::from(*right)))
+            };
+            let sum = |of: &dyn Fn(f64, f64) -> f64| {
+                pairs().map(|(left, right)| of(left, right)).sum::<f64>()
+            };
             let [dot, left, right] = [sum(&|l, r| l * r), sum(&|l, _| l * l), sum(&|_, r| r * r)];
             match name {
                 "dot" => dot,
@@ -254,44 +326,90 @@ async fn rankings_compare_vectors_as_the_model_declares() {
                 _ => dot / (left * right).sqrt(),
             }
         });
-        let options = RankingOptions { truncation: options().truncation, raw_scores: false };
-        let (found, _) =
-            ranking.score("a cat".to_owned(), texts.to_vec(), options, deadline()).await.unwrap();
+        let options = RankingOptions {
+            truncation: options().truncation,
+            raw_scores: false,
+        };
+        let (found, _) = ranking
+            .score("a cat".to_owned(), texts.to_vec(), options, deadline())
+            .await
+            .unwrap();
         for (found, expected) in found.into_iter().zip(expected) {
             let difference = (f64::from(found) - expected).abs();
-            assert!(difference < 1e-5 * expected.abs().max(1.0), "{name}: {found} instead of {expected}");
+            assert!(
+                difference < 1e-5 * expected.abs().max(1.0),
+                "{name}: {found} instead of {expected}"
+            );
         }
     }
     edit(&settings, "\"manhattan\"", "\"angular\"");
     let out = folder.path().join("other");
     let request = request_without_floor(Task::TextRanking, &from, out, Some(Precision::Fp32));
     let error = format!("{:#}", build_request(&request, runtime).unwrap_err());
-    assert!(error.contains("`similarity_fn_name` in `config_sentence_transformers.json`"), "{error}");
+    assert!(
+        error.contains("`similarity_fn_name` in `config_sentence_transformers.json`"),
+        "{error}"
+    );
 }
 
 /// Pooling leaves out the tokens of a prompt, in batches of texts with different lengths; token ids have no prompt.
 #[tokio::test]
 async fn prompts_are_not_pooled_in_batches() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(bundle) = build("dense-without-prompt", folder.path(), Precision::Fp32) else { return };
-    let unpooled = bundle.manifest().embedding.as_ref().unwrap().unpooled.as_ref().unwrap();
+    let Some(bundle) = build("dense-without-prompt", folder.path(), Precision::Fp32) else {
+        return;
+    };
+    let unpooled = bundle
+        .manifest()
+        .embedding
+        .as_ref()
+        .unwrap()
+        .unpooled
+        .as_ref()
+        .unwrap();
     assert_eq!(unpooled.keys().collect::<Vec<_>>(), ["document", "query"]);
-    let (model, tokenizer) = (serve(&bundle.path("")).unwrap(), bundle.tokenizer().unwrap());
+    let (model, tokenizer) = (
+        serve(&bundle.path("")).unwrap(),
+        bundle.tokenizer().unwrap(),
+    );
     let cases: Vec<Case> = goldens().remove("dense-without-prompt").unwrap();
     for prompt in [None, Some("query".to_owned())] {
         let cases: Vec<_> = cases.iter().filter(|case| case.prompt == prompt).collect();
-        let texts = cases.iter().map(|case| Input::Text(case.text.clone())).collect();
-        let options = EmbeddingOptions { prompt_name: prompt, ..options() };
-        let found = pipeline(&model).embed(texts, &options, deadline()).await.unwrap();
+        let texts = cases
+            .iter()
+            .map(|case| Input::Text(case.text.clone()))
+            .collect();
+        let options = EmbeddingOptions {
+            prompt_name: prompt,
+            ..options()
+        };
+        let found = pipeline(&model)
+            .embed(texts, &options, deadline())
+            .await
+            .unwrap();
         for (case, found) in cases.iter().zip(&found.vectors) {
             let difference = difference(found, &case.embedding);
-            assert!(difference < TOLERANCE, "{:?} {:?}: {difference}", case.prompt, case.text);
+            assert!(
+                difference < TOLERANCE,
+                "{:?} {:?}: {difference}",
+                case.prompt,
+                case.text
+            );
         }
     }
     let plain = cases.iter().find(|case| case.prompt.is_none()).unwrap();
-    let ids = tokenizer.encode(&plain.text, 48, Truncation::At(Side::Right)).unwrap().ids;
-    let options = EmbeddingOptions { prompt_name: Some("query".to_owned()), ..options() };
-    let found = pipeline(&model).embed(vec![Input::Ids(ids)], &options, deadline()).await.unwrap();
+    let ids = tokenizer
+        .encode(&plain.text, 48, Truncation::At(Side::Right))
+        .unwrap()
+        .ids;
+    let options = EmbeddingOptions {
+        prompt_name: Some("query".to_owned()),
+        ..options()
+    };
+    let found = pipeline(&model)
+        .embed(vec![Input::Ids(ids)], &options, deadline())
+        .await
+        .unwrap();
     assert!(difference(&found.vectors[0], &plain.embedding) < TOLERANCE);
 }
 
@@ -299,15 +417,23 @@ async fn prompts_are_not_pooled_in_batches() {
 #[tokio::test]
 async fn modules_in_int8_are_close_to_fp32() {
     let folder = tempfile::tempdir().unwrap();
-    let engines =
-        [("mean-sqrt-len", Engine::Native), ("of-texts", Engine::Native), ("of-tokens", Engine::Onnx)];
+    let engines = [
+        ("mean-sqrt-len", Engine::Native),
+        ("of-texts", Engine::Native),
+        ("of-tokens", Engine::Onnx),
+    ];
     for (name, engine) in engines {
         let cases = &goldens()[name];
-        let Some(bundle) = build(name, folder.path(), Precision::Int8) else { return };
+        let Some(bundle) = build(name, folder.path(), Precision::Int8) else {
+            return;
+        };
         assert_eq!(bundle.manifest().engine, engine, "{name}");
         let model = serve(&bundle.path("")).unwrap();
         for case in cases {
-            let found = pipeline(&model).embed(text(&case.text), &options(), deadline()).await.unwrap();
+            let found = pipeline(&model)
+                .embed(text(&case.text), &options(), deadline())
+                .await
+                .unwrap();
             let cosine = cosine(&found.vectors[0], &case.embedding);
             assert!(cosine > 0.98, "{name}: {:?}: {cosine}", case.text);
         }
@@ -318,11 +444,28 @@ async fn modules_in_int8_are_close_to_fp32() {
 #[tokio::test]
 async fn graphs_that_pool_ignore_padding() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(bundle) = build("every-pooling", folder.path(), Precision::Fp32) else { return };
-    let (tokenizer, backend) = (bundle.tokenizer().unwrap(), backend(&bundle, runtime().unwrap()));
-    let texts = ["The cat sits on the mat.", "a", "Wo ist der nächste Bahnhof?"];
-    let encodings = texts.map(|text| tokenizer.encode(text, 48, Truncation::At(Side::Right)).unwrap());
-    let longest = encodings.iter().map(|encoding| encoding.len()).max().unwrap();
+    let Some(bundle) = build("every-pooling", folder.path(), Precision::Fp32) else {
+        return;
+    };
+    let (tokenizer, backend) = (
+        bundle.tokenizer().unwrap(),
+        backend(&bundle, runtime().unwrap()),
+    );
+    let texts = [
+        "The cat sits on the mat.",
+        "a",
+        "Wo ist der nächste Bahnhof?",
+    ];
+    let encodings = texts.map(|text| {
+        tokenizer
+            .encode(text, 48, Truncation::At(Side::Right))
+            .unwrap()
+    });
+    let longest = encodings
+        .iter()
+        .map(|encoding| encoding.len())
+        .max()
+        .unwrap();
     let infer = async |texts: &[usize], length: usize| {
         let inputs = backend.signature().inputs.iter().map(|input| {
             let values = texts.iter().flat_map(|text| {
@@ -335,7 +478,9 @@ async fn graphs_that_pool_ignore_padding() {
             });
             Tensor::integers(input.element_type, [texts.len(), length], values.collect()).unwrap()
         });
-        let outputs = backend.infer(inputs.collect(), Deadline::within(Duration::from_secs(30))).await;
+        let outputs = backend
+            .infer(inputs.collect(), Deadline::within(Duration::from_secs(30)))
+            .await;
         outputs.unwrap()[0].as_fp32().unwrap().to_vec()
     };
     let together = infer(&[0, 1, 2], longest).await;
@@ -357,7 +502,9 @@ fn unusable_modules_are_refused_by_name() {
         spoil(&from);
         let request = request(from, folder.path().join("out"), Some(Precision::Fp32));
         let error = build_request(&request, runtime).unwrap_err();
-        error.chain().replace(&folder.path().display().to_string(), "[folder]")
+        error
+            .chain()
+            .replace(&folder.path().display().to_string(), "[folder]")
     };
     let modules = |from: &'static str, to: &'static str| {
         move |model: &Path| edit(&model.join("modules.json"), from, to)
@@ -366,20 +513,42 @@ fn unusable_modules_are_refused_by_name() {
         refusal("dense", &modules("models.LayerNorm", "models.WordWeights")),
         refusal("dense", &modules("models.Pooling", "models.Dropout")),
         refusal("dense", &modules("\"1_Pooling\"", "\"../1_Pooling\"")),
-        refusal("max", &modules("modules.pooling.Pooling", "modules.dropout.Dropout")),
-        refusal("max", &modules("\"path\": \"\"", "\"path\": \"0_Transformer\"")),
+        refusal(
+            "max",
+            &modules("modules.pooling.Pooling", "modules.dropout.Dropout"),
+        ),
+        refusal(
+            "max",
+            &modules("\"path\": \"\"", "\"path\": \"0_Transformer\""),
+        ),
         refusal("dense", &|model| {
-            edit(&model.join("2_Dense/config.json"), "\"in_features\": 64", "\"in_features\": 32");
+            edit(
+                &model.join("2_Dense/config.json"),
+                "\"in_features\": 64",
+                "\"in_features\": 32",
+            );
         }),
         refusal("dense", &|model| {
-            edit(&model.join("2_Dense/config.json"), "activation.Tanh", "activation.Hardswish");
+            edit(
+                &model.join("2_Dense/config.json"),
+                "activation.Tanh",
+                "activation.Hardswish",
+            );
         }),
         refusal("dense", &|model| {
-            edit(&model.join("2_Dense/config.json"), "\"out_features\": 24", "\"out_features\": 25");
+            edit(
+                &model.join("2_Dense/config.json"),
+                "\"out_features\": 24",
+                "\"out_features\": 25",
+            );
         }),
         refusal("dense", &|model| {
             let folder = model.join("4_Dense");
-            fs::rename(folder.join("model.safetensors"), folder.join("pytorch_model.bin")).unwrap();
+            fs::rename(
+                folder.join("model.safetensors"),
+                folder.join("pytorch_model.bin"),
+            )
+            .unwrap();
         }),
         refusal("of-tokens", &|model| {
             edit(
@@ -388,7 +557,9 @@ fn unusable_modules_are_refused_by_name() {
                 "\"module_output_name\": \"others\"",
             );
         }),
-        refusal("max", &|model| edit(&model.join("1_Pooling/config.json"), "\"max\"", "\"min\"")),
+        refusal("max", &|model| {
+            edit(&model.join("1_Pooling/config.json"), "\"max\"", "\"min\"")
+        }),
         refusal("max", &|model| {
             edit(
                 &model.join("1_Pooling/config.json"),

@@ -34,7 +34,9 @@ use crate::{
 
 /// A fixture in int8, or in blocks if its name is followed by [`IN_BLOCKS`].
 fn build(name: &str, folder: &Path) -> Option<Bundle> {
-    build_request(&recipe(name, folder), runtime()?).map(Some).unwrap()
+    build_request(&recipe(name, folder), runtime()?)
+        .map(Some)
+        .unwrap()
 }
 
 pub(crate) fn recipe(name: &str, folder: &Path) -> Request {
@@ -46,7 +48,9 @@ pub(crate) fn recipe(name: &str, folder: &Path) -> Request {
         name if name.ends_with("-rank") => Task::TextRanking,
         name if name.ends_with("-cls") => Task::TextClassification,
         name if name.ends_with("-nli") || name == "tiny-deberta-v2" => Task::TextClassification,
-        name if name.ends_with("-ner") || name.starts_with("tiny-gliner") => Task::TokenClassification,
+        name if name.ends_with("-ner") || name.starts_with("tiny-gliner") => {
+            Task::TokenClassification
+        }
         name if name.starts_with("tiny-gliclass") => Task::ZeroShotClassification,
         _ => Task::FeatureExtraction,
     };
@@ -64,7 +68,10 @@ fn model(bundle: &Bundle) -> NativeModel {
 /// A graph with the weights in `bundle`.
 fn open(graph: &[u8], bundle: &Bundle) -> kivu::error::Result<NativeModel> {
     let names = WeightFiles::names(graph)?.into_iter();
-    let files = WeightFiles::map(names.map(|name| (name.clone(), bundle.path(&name))), Arc::default());
+    let files = WeightFiles::map(
+        names.map(|name| (name.clone(), bundle.path(&name))),
+        Arc::default(),
+    );
     NativeModel::open(graph, files?)
 }
 
@@ -86,17 +93,25 @@ fn batch(backend: &dyn Backend, lengths: &[usize]) -> Vec<Tensor> {
             "task_ids" => (row as i64 + 2) % 5,
             _ => 0,
         };
-        let values = (0..lengths.len()).flat_map(|row| (0..columns).map(move |column| (row, column)));
+        let values =
+            (0..lengths.len()).flat_map(|row| (0..columns).map(move |column| (row, column)));
         let values = values.map(|(row, column)| value(row, column)).collect();
         Tensor::integers(ElementType::Int64, [lengths.len(), columns], values).unwrap()
     };
-    backend.signature().inputs.iter().map(|input| tensor(&input.name)).collect()
+    backend
+        .signature()
+        .inputs
+        .iter()
+        .map(|input| tensor(&input.name))
+        .collect()
 }
 
 /// One batch row, without padding.
 fn row(batch: &[Tensor], row: usize, length: usize) -> Vec<Tensor> {
     let part = |tensor: &Tensor| {
-        let Elements::Int64(values) = tensor.elements() else { panic!("expected integers") };
+        let Elements::Int64(values) = tensor.elements() else {
+            panic!("expected integers")
+        };
         let values = values[row * tensor.shape()[1]..][..length].to_vec();
         Tensor::integers(ElementType::Int64, [1, length], values).unwrap()
     };
@@ -202,7 +217,9 @@ const DEBERTAS: [&str; 8] = [
 async fn the_native_backend_keeps_the_contract() {
     let folder = tempfile::tempdir().unwrap();
     for name in ["tiny-bert", "tiny-roberta"] {
-        let Some(bundle) = build(name, folder.path()) else { return };
+        let Some(bundle) = build(name, folder.path()) else {
+            return;
+        };
         assert_eq!(bundle.manifest().engine, Engine::Native);
         keeps_its_contract(&backend(&bundle, 2)).await;
     }
@@ -242,13 +259,20 @@ async fn llama_and_its_successors_have_the_results_of_onnx_runtime_too() {
 async fn has_the_results_of_onnx_runtime<const COUNT: usize>(models: [&str; COUNT]) {
     let folder = tempfile::tempdir().unwrap();
     for name in models {
-        let Some(bundle) = build(name, folder.path()) else { return };
+        let Some(bundle) = build(name, folder.path()) else {
+            return;
+        };
         is_equal_in_onnx_runtime(name, &bundle).await;
     }
 }
 
 async fn is_equal_in_onnx_runtime(name: &str, bundle: &Bundle) {
-    let session = Session::open(runtime().unwrap(), &bundle.path("model.onnx"), NonZeroUsize::MIN).unwrap();
+    let session = Session::open(
+        runtime().unwrap(),
+        &bundle.path("model.onnx"),
+        NonZeroUsize::MIN,
+    )
+    .unwrap();
     assert_eq!(bundle.manifest().engine, Engine::Native, "{name}");
     let native = backend(bundle, 1);
     assert_eq!(native.signature(), session.signature());
@@ -296,35 +320,56 @@ async fn llama_and_its_successors_have_the_same_bits_too() {
 async fn has_the_same_bits<const COUNT: usize>(models: [&str; COUNT]) {
     let folder = tempfile::tempdir().unwrap();
     for name in models {
-        let Some(bundle) = build(name, folder.path()) else { return };
+        let Some(bundle) = build(name, folder.path()) else {
+            return;
+        };
         let lengths = [3, 60, 1, 12, 33, 49, 2, 48];
         let [one, many] = [1, 4].map(|threads| backend(&bundle, threads));
         let padded = batch(&one, &lengths);
-        let alone = lengths.iter().enumerate().map(|(index, length)| row(&padded, index, *length));
+        let alone = lengths
+            .iter()
+            .enumerate()
+            .map(|(index, length)| row(&padded, index, *length));
         let alone: Vec<Vec<Tensor>> = alone.collect();
         let expected = one.infer_each(alone.clone(), deadline()).await.unwrap();
         for (inputs, expected) in alone.iter().zip(&expected) {
-            assert!(&one.infer(inputs.clone(), deadline()).await.unwrap() == expected, "{name}: alone");
+            assert!(
+                &one.infer(inputs.clone(), deadline()).await.unwrap() == expected,
+                "{name}: alone"
+            );
             assert!(
                 &many.infer(inputs.clone(), deadline()).await.unwrap() == expected,
                 "{name}: several threads"
             );
         }
         // Concurrent calls share runs.
-        let calls = (0..20).flat_map(|_| &alone).map(|inputs| many.infer(inputs.clone(), deadline()));
-        for (index, output) in futures::future::join_all(calls).await.into_iter().enumerate() {
-            assert!(output.unwrap() == expected[index % expected.len()], "{name}: concurrently");
+        let calls = (0..20)
+            .flat_map(|_| &alone)
+            .map(|inputs| many.infer(inputs.clone(), deadline()));
+        for (index, output) in futures::future::join_all(calls)
+            .await
+            .into_iter()
+            .enumerate()
+        {
+            assert!(
+                output.unwrap() == expected[index % expected.len()],
+                "{name}: concurrently"
+            );
         }
         // Padding does not change results; its vectors are zeros.
         let together = &one.infer(padded, deadline()).await.unwrap()[0];
         let width = together.shape().last().unwrap();
-        let rows =
-            together.as_fp32().unwrap().chunks_exact(together.as_fp32().unwrap().len() / lengths.len());
+        let rows = together
+            .as_fp32()
+            .unwrap()
+            .chunks_exact(together.as_fp32().unwrap().len() / lengths.len());
         for (row, expected) in rows.zip(&expected) {
             let expected = expected[0].as_fp32().unwrap();
             let (vectors, padding) = row.split_at(expected.len());
             assert!(vectors == expected, "{name}: padded");
-            assert!(padding.len().is_multiple_of(*width) && padding.iter().all(|value| *value == 0.0));
+            assert!(
+                padding.len().is_multiple_of(*width) && padding.iter().all(|value| *value == 0.0)
+            );
         }
     }
 }
@@ -345,10 +390,20 @@ fn batch_with_words(backend: &dyn Backend, [first, marker]: [i64; 2]) -> (Vec<Te
             _ if column < length => 5 + (column * 7) as i64 % 40,
             _ => 0,
         };
-        let values = texts.iter().flat_map(|text| (0..columns).map(move |column| value(*text, column)));
+        let values = texts
+            .iter()
+            .flat_map(|text| (0..columns).map(move |column| value(*text, column)));
         Tensor::integers(ElementType::Int64, [texts.len(), columns], values.collect()).unwrap()
     };
-    (backend.signature().inputs.iter().map(|input| tensor(&input.name)).collect(), texts[1].1)
+    (
+        backend
+            .signature()
+            .inputs
+            .iter()
+            .map(|input| tensor(&input.name))
+            .collect(),
+        texts[1].1,
+    )
 }
 
 /// GLiNER's, GLiNER2's and GLiClass's heads are in fp32 in both engines; a text's scores do not depend on others.
@@ -371,22 +426,39 @@ async fn span_scores_are_those_of_onnx_runtime() {
         "tiny-gliner2-moe",
     ];
     for name in names {
-        let Some(bundle) = build(name, folder.path()) else { return };
+        let Some(bundle) = build(name, folder.path()) else {
+            return;
+        };
         assert_eq!(bundle.manifest().engine, Engine::Native);
-        let session =
-            Session::open(runtime().unwrap(), &bundle.path("model.onnx"), NonZeroUsize::MIN).unwrap();
+        let session = Session::open(
+            runtime().unwrap(),
+            &bundle.path("model.onnx"),
+            NonZeroUsize::MIN,
+        )
+        .unwrap();
         let native = backend(&bundle, 2);
         assert_eq!(native.signature(), session.signature());
         let tokenizer = bundle.tokenizer().unwrap();
-        let marker = ["<<ENT>>", "<<LABEL>>", "[E]"].iter().find_map(|token| tokenizer.id(token)).unwrap();
+        let marker = ["<<ENT>>", "<<LABEL>>", "[E]"]
+            .iter()
+            .find_map(|token| tokenizer.id(token))
+            .unwrap();
         let first = tokenizer.id("[P]").unwrap_or(5);
         let (inputs, shorter) = batch_with_words(&native, [first, marker].map(i64::from));
-        let together = native.infer(inputs.clone(), deadline()).await.unwrap().remove(0);
+        let together = native
+            .infer(inputs.clone(), deadline())
+            .await
+            .unwrap()
+            .remove(0);
         let whole = together.as_fp32().unwrap();
         assert_eq!(together.shape()[..3], [2, 20, 3], "{name}");
         for (index, length, labels) in [(0, 40, 2), (1, shorter, 3)] {
             let inputs = row(&inputs, index, length);
-            let found = native.infer(inputs.clone(), deadline()).await.unwrap().remove(0);
+            let found = native
+                .infer(inputs.clone(), deadline())
+                .await
+                .unwrap()
+                .remove(0);
             let expected = session.run(&inputs).unwrap().remove(0);
             assert_eq!(found.shape(), expected.shape(), "{name}");
             let [words, longest] = [found.shape()[1], found.shape()[3]];
@@ -395,9 +467,17 @@ async fn span_scores_are_those_of_onnx_runtime() {
             for word in 0..words {
                 let part = word * labels * longest..(word + 1) * labels * longest;
                 let start = (index * 20 + word) * 3 * longest;
-                assert_eq!(found[part.clone()], whole[start..start + part.len()], "{name}: together");
+                assert_eq!(
+                    found[part.clone()],
+                    whole[start..start + part.len()],
+                    "{name}: together"
+                );
                 // The scores of spans that end after the text have no meaning.
-                let scores = if name.contains("words") { longest } else { longest.min(words - word) };
+                let scores = if name.contains("words") {
+                    longest
+                } else {
+                    longest.min(words - word)
+                };
                 for length in 0..scores {
                     own.extend(found[part.clone()].iter().skip(length).step_by(longest));
                     others.extend(expected[part.clone()].iter().skip(length).step_by(longest));
@@ -414,7 +494,11 @@ fn wider_bert(folder: &Path) -> PathBuf {
     let source = fixtures().join("models/tiny-bert");
     let model = folder.join("wider-bert");
     fs::create_dir(&model).unwrap();
-    for entry in fs::read_dir(&source).unwrap().map(Result::unwrap).filter(|entry| entry.path().is_file()) {
+    for entry in fs::read_dir(&source)
+        .unwrap()
+        .map(Result::unwrap)
+        .filter(|entry| entry.path().is_file())
+    {
         fs::copy(entry.path(), model.join(entry.file_name())).unwrap();
     }
     fs::create_dir(model.join("1_Pooling")).unwrap();
@@ -423,7 +507,10 @@ fn wider_bert(folder: &Path) -> PathBuf {
         let config = config
             .replace("\"hidden_size\": 32", "\"hidden_size\": 128")
             .replace("\"intermediate_size\": 64", "\"intermediate_size\": 256")
-            .replace("\"word_embedding_dimension\": 32", "\"word_embedding_dimension\": 128");
+            .replace(
+                "\"word_embedding_dimension\": 32",
+                "\"word_embedding_dimension\": 128",
+            );
         fs::write(model.join(file), config).unwrap();
     }
     let file = fs::read(source.join("model.safetensors")).unwrap();
@@ -433,19 +520,37 @@ fn wider_bert(folder: &Path) -> PathBuf {
     let tensors: BTreeMap<_, _> = tensors.iter().collect();
     let tensors = tensors.into_iter().map(|(name, tensor)| {
         let is_table = name.contains("embeddings.") && tensor.shape().len() == 2;
-        let wider = |(axis, side): (usize, &usize)| if is_table && axis == 0 { *side } else { 4 * side };
+        let wider = |(axis, side): (usize, &usize)| {
+            if is_table && axis == 0 {
+                *side
+            } else {
+                4 * side
+            }
+        };
         let shape: Vec<usize> = tensor.shape().iter().enumerate().map(wider).collect();
-        let center = if name.ends_with("LayerNorm.weight") { 1.0 } else { 0.0 };
+        let center = if name.ends_with("LayerNorm.weight") {
+            1.0
+        } else {
+            0.0
+        };
         // Few large numbers, as in trained weights: with more, small quads need scales so large that fitting does not pay.
-        let mut number = || center + ((0..4).map(|_| random.f32()).sum::<f32>() - 2.0).powi(3) * 0.15;
+        let mut number =
+            || center + ((0..4).map(|_| random.f32()).sum::<f32>() - 2.0).powi(3) * 0.15;
         let numbers = (0..shape.iter().product::<usize>()).flat_map(|_| number().to_le_bytes());
         (name.to_owned(), shape, numbers.collect::<Vec<u8>>())
     });
     let tensors: Vec<_> = tensors.collect();
     let views = tensors.iter().map(|(name, shape, bytes)| {
-        (name.clone(), TensorView::new(Dtype::F32, shape.clone(), bytes).unwrap())
+        (
+            name.clone(),
+            TensorView::new(Dtype::F32, shape.clone(), bytes).unwrap(),
+        )
     });
-    fs::write(model.join("model.safetensors"), safetensors::serialize(views, None).unwrap()).unwrap();
+    fs::write(
+        model.join("model.safetensors"),
+        safetensors::serialize(views, None).unwrap(),
+    )
+    .unwrap();
     model
 }
 
@@ -461,15 +566,34 @@ async fn int8_layers_are_fitted_to_sample_texts() {
     };
     let bundle = build("first", Precision::Int8);
     let weights = &bundle.manifest().weights;
-    assert!(weights.plan.contains("; 8 matrices fitted to "), "{}", weights.plan);
-    let graph = ModelProto::from_bytes(&bundle.read("model.onnx").unwrap()).unwrap().graph.unwrap();
-    let calls = |name: &str| graph.node.iter().filter(|node| node.op_type == name).count();
+    assert!(
+        weights.plan.contains("; 8 matrices fitted to "),
+        "{}",
+        weights.plan
+    );
+    let graph = ModelProto::from_bytes(&bundle.read("model.onnx").unwrap())
+        .unwrap()
+        .graph
+        .unwrap();
+    let calls = |name: &str| {
+        graph
+            .node
+            .iter()
+            .filter(|node| node.op_type == name)
+            .count()
+    };
     let [scaled, plain] = ["ScaledLinearInWideBlocks", "QuantizedLinearInWideBlocks"].map(calls);
-    assert!(scaled > 0 && scaled + plain == 8 && calls("QuantizedLinear") == 0, "{scaled}, {plain}");
+    assert!(
+        scaled > 0 && scaled + plain == 8 && calls("QuantizedLinear") == 0,
+        "{scaled}, {plain}"
+    );
     // The same build again has the same bits.
     let again = build("second", Precision::Int8);
     for file in ["model.onnx", "weights.bin"] {
-        assert!(bundle.read(file).unwrap() == again.read(file).unwrap(), "{file}");
+        assert!(
+            bundle.read(file).unwrap() == again.read(file).unwrap(),
+            "{file}"
+        );
     }
     is_equal_in_onnx_runtime("wider-bert", &bundle).await;
 }
@@ -479,11 +603,23 @@ async fn int8_layers_are_fitted_to_sample_texts() {
 fn the_bits_are_the_same_on_every_processor() {
     let folder = tempfile::tempdir().unwrap();
     let mut digests = Vec::new();
-    for name in ["tiny-xlm-roberta", "tiny-modernbert", "tiny-qwen3 in blocks"] {
-        let Some(bundle) = build(name, folder.path()) else { return };
+    for name in [
+        "tiny-xlm-roberta",
+        "tiny-modernbert",
+        "tiny-qwen3 in blocks",
+    ] {
+        let Some(bundle) = build(name, folder.path()) else {
+            return;
+        };
         let backend = backend(&bundle, 1);
-        let output = model(&bundle).run(&row(&batch(&backend, &[60]), 0, 60)).unwrap();
-        let bits = output[0].as_fp32().unwrap().iter().flat_map(|value| value.to_bits().to_le_bytes());
+        let output = model(&bundle)
+            .run(&row(&batch(&backend, &[60]), 0, 60))
+            .unwrap();
+        let bits = output[0]
+            .as_fp32()
+            .unwrap()
+            .iter()
+            .flat_map(|value| value.to_bits().to_le_bytes());
         digests.push(blake3::hash(&bits.collect::<Vec<u8>>()).to_hex()[..16].to_owned());
     }
     insta::assert_snapshot!(digests.join(" "), @"db5c554c4e61cc57 93a2b0752bb074c4 8077cbf516210e60");
@@ -492,43 +628,98 @@ fn the_bits_are_the_same_on_every_processor() {
 #[tokio::test]
 async fn texts_without_tokens_are_refused() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(bundle) = build("tiny-bert", folder.path()) else { return };
+    let Some(bundle) = build("tiny-bert", folder.path()) else {
+        return;
+    };
     let first = backend(&bundle, 1);
-    let refusal = first.infer(batch(&first, &[0, 0]), deadline()).await.unwrap_err();
+    let refusal = first
+        .infer(batch(&first, &[0, 0]), deadline())
+        .await
+        .unwrap_err();
     insta::assert_snapshot!(refusal, @"expected texts of at least one token, but found texts without tokens");
     // The first text's tokens are masked.
     for name in ["tiny-bert-rank", "tiny-modernbert-rank"] {
-        let Some(bundle) = build(name, folder.path()) else { return };
+        let Some(bundle) = build(name, folder.path()) else {
+            return;
+        };
         let backend = backend(&bundle, 1);
         let mut inputs = batch(&backend, &[3, 3]);
-        let index =
-            backend.signature().inputs.iter().position(|input| input.name == "attention_mask").unwrap();
-        inputs[index] = Tensor::integers(ElementType::Int64, [2, 3], vec![0, 0, 0, 1, 1, 1]).unwrap();
+        let index = backend
+            .signature()
+            .inputs
+            .iter()
+            .position(|input| input.name == "attention_mask")
+            .unwrap();
+        inputs[index] =
+            Tensor::integers(ElementType::Int64, [2, 3], vec![0, 0, 0, 1, 1, 1]).unwrap();
         let output = backend.infer(inputs.clone(), deadline()).await.unwrap();
-        assert!(output[0].as_fp32().unwrap().iter().all(|value| value.is_finite()), "{name}");
+        assert!(
+            output[0]
+                .as_fp32()
+                .unwrap()
+                .iter()
+                .all(|value| value.is_finite()),
+            "{name}"
+        );
         // Buffers of other texts are used again.
-        backend.infer(batch(&backend, &[3, 3]), deadline()).await.unwrap();
-        assert_eq!(backend.infer(inputs, deadline()).await.unwrap(), output, "{name}");
+        backend
+            .infer(batch(&backend, &[3, 3]), deadline())
+            .await
+            .unwrap();
+        assert_eq!(
+            backend.infer(inputs, deadline()).await.unwrap(),
+            output,
+            "{name}"
+        );
     }
-    assert_eq!(first.infer_each(Vec::new(), deadline()).await.unwrap(), Vec::<Vec<Tensor>>::new());
+    assert_eq!(
+        first.infer_each(Vec::new(), deadline()).await.unwrap(),
+        Vec::<Vec<Tensor>>::new()
+    );
 }
 
 #[tokio::test]
 async fn tokens_outside_of_the_tables_are_refused() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(bundle) = build("tiny-bert", folder.path()) else { return };
+    let Some(bundle) = build("tiny-bert", folder.path()) else {
+        return;
+    };
     let backend = backend(&bundle, 1);
     let refused = async |name: &str, value: i64| {
         let mut inputs = batch(&backend, &[3]);
-        let index = backend.signature().inputs.iter().position(|input| input.name == name).unwrap();
+        let index = backend
+            .signature()
+            .inputs
+            .iter()
+            .position(|input| input.name == name)
+            .unwrap();
         inputs[index] = Tensor::integers(ElementType::Int64, [1, 3], vec![1, value, 1]).unwrap();
-        backend.infer(inputs, deadline()).await.unwrap_err().to_string()
+        backend
+            .infer(inputs, deadline())
+            .await
+            .unwrap_err()
+            .to_string()
     };
-    assert!(refused("input_ids", -1).await.starts_with("expected token ids from 0 to "));
-    assert!(refused("input_ids", 1 << 40).await.ends_with("but found 1099511627776"));
+    assert!(
+        refused("input_ids", -1)
+            .await
+            .starts_with("expected token ids from 0 to ")
+    );
+    assert!(
+        refused("input_ids", 1 << 40)
+            .await
+            .ends_with("but found 1099511627776")
+    );
     insta::assert_snapshot!(refused("token_type_ids", 2).await, @"expected token types from 0 to 1, but found 2");
-    let error = backend.infer(batch(&backend, &[2000]), deadline()).await.unwrap_err().to_string();
-    assert!(error.starts_with("expected positions from 0 to "), "{error}");
+    let error = backend
+        .infer(batch(&backend, &[2000]), deadline())
+        .await
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.starts_with("expected positions from 0 to "),
+        "{error}"
+    );
 }
 
 /// Graphs with one or two defects: a changed operator, name, shape, attribute or place in the weights file. They are
@@ -545,8 +736,11 @@ fn damaged_graphs_are_refused_or_run() {
         "tiny-modernbert-rank",
         "tiny-deberta-v2",
     ] {
-        let Some(bundle) = build(name, folder.path()) else { return };
-        let whole = ModelProto::from_bytes(&bundle.read(&bundle.manifest().graph).unwrap()).unwrap();
+        let Some(bundle) = build(name, folder.path()) else {
+            return;
+        };
+        let whole =
+            ModelProto::from_bytes(&bundle.read(&bundle.manifest().graph).unwrap()).unwrap();
         let inputs = row(&batch(&backend(&bundle, 1), &[17]), 0, 17);
         let mut random = fastrand::Rng::with_seed(20);
         for number in 0..400 {
@@ -565,15 +759,27 @@ fn damaged_graphs_are_refused_or_run() {
             }
         }
     }
-    assert!(refused > 1000 && run > 200, "{refused} graphs were refused, and {run} were run");
+    assert!(
+        refused > 1000 && run > 200,
+        "{refused} graphs were refused, and {run} were run"
+    );
 }
 
 fn damage(graph: &mut GraphProto, random: &mut fastrand::Rng) {
     const LENGTHS: [i64; 10] = [-1, 0, 1, 2, 15, 16, 32, 33, 1 << 20, i64::MAX];
-    let names = graph.node.iter().flat_map(|node| node.input.iter().chain(&node.output));
-    let names: Vec<String> = names.chain(graph.input.iter().map(|input| &input.name)).cloned().collect();
-    let operators: Vec<_> =
-        graph.node.iter().map(|node| (node.domain.clone(), node.op_type.clone())).collect();
+    let names = graph
+        .node
+        .iter()
+        .flat_map(|node| node.input.iter().chain(&node.output));
+    let names: Vec<String> = names
+        .chain(graph.input.iter().map(|input| &input.name))
+        .cloned()
+        .collect();
+    let operators: Vec<_> = graph
+        .node
+        .iter()
+        .map(|node| (node.domain.clone(), node.op_type.clone()))
+        .collect();
     let name = random.choice(names).unwrap();
     let length = random.choice(LENGTHS).unwrap();
     if random.u8(..3) > 0 {
@@ -598,7 +804,10 @@ fn damage(graph: &mut GraphProto, random: &mut fastrand::Rng) {
             1 => drop(tensor.dims.pop()),
             2 => tensor.data_type = random.choice([1, 2, 3, 6, 7, 10]).unwrap(),
             _ => {
-                let entries = tensor.external_data.iter_mut().filter(|entry| entry.key != "location");
+                let entries = tensor
+                    .external_data
+                    .iter_mut()
+                    .filter(|entry| entry.key != "location");
                 entries.for_each(|entry| entry.value = length.to_string());
                 tensor.raw_data.truncate(3);
             }
@@ -611,7 +820,9 @@ fn damage(graph: &mut GraphProto, random: &mut fastrand::Rng) {
 fn the_memory_of_a_text_is_known() {
     let folder = tempfile::tempdir().unwrap();
     for name in ["tiny-modernbert", "tiny-jina", "tiny-gte"] {
-        let Some(bundle) = build(name, folder.path()) else { return };
+        let Some(bundle) = build(name, folder.path()) else {
+            return;
+        };
         let (model, backend) = (model(&bundle), backend(&bundle, 1));
         let memory = |tokens: usize| {
             let inputs: Vec<Tensor> = model
@@ -635,11 +846,17 @@ fn the_memory_of_a_text_is_known() {
 #[test]
 fn each_engine_can_be_chosen() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(bundle) = build("tiny-bert", folder.path()) else { return };
+    let Some(bundle) = build("tiny-bert", folder.path()) else {
+        return;
+    };
     let open = |bundle: &Bundle, engine| {
         let models = vec![ModelConfig::from(bundle.path(""))];
-        Model::open_all(&Config { models, engine, ..crate::models::config() })
-            .map(|mut models| models.remove(0))
+        Model::open_all(&Config {
+            models,
+            engine,
+            ..crate::models::config()
+        })
+        .map(|mut models| models.remove(0))
     };
     let arithmetic = |engine| open(&bundle, engine).unwrap().arithmetic.unwrap();
     assert!(arithmetic(EngineChoice::Auto).contains("native engine"));
@@ -652,8 +869,16 @@ fn each_engine_can_be_chosen() {
     assert_eq!(jina.manifest().engine, Engine::Onnx);
     assert!(open(&jina, EngineChoice::Auto).is_ok());
     let error = open(&jina, EngineChoice::Native).unwrap_err().chain();
-    assert!(error.contains("expected a graph that the native engine supports"), "{error}");
+    assert!(
+        error.contains("expected a graph that the native engine supports"),
+        "{error}"
+    );
     request.engine = EngineChoice::Native;
-    let error = build_request(&request, runtime().unwrap()).unwrap_err().chain();
-    assert!(error.contains("for the native engine, but found `JinaBertForMaskedLM`"), "{error}");
+    let error = build_request(&request, runtime().unwrap())
+        .unwrap_err()
+        .chain();
+    assert!(
+        error.contains("for the native engine, but found `JinaBertForMaskedLM`"),
+        "{error}"
+    );
 }

@@ -28,7 +28,9 @@ fn node() -> Option<(PathBuf, PathBuf)> {
 fn package(folder: &Path) {
     let package = folder.join("node_modules/kivuml");
     let mut pack = Command::new("python3");
-    pack.args(["-B", "packaging/npm.py"]).arg(&package).arg(compiled("libkivu_node.so"));
+    pack.args(["-B", "packaging/npm.py"])
+        .arg(&package)
+        .arg(compiled("libkivu_node.so"));
     succeed(pack.current_dir(root()));
 }
 
@@ -39,9 +41,15 @@ fn the_package_returns_what_the_server_returns() {
     package(folder.path());
     let server = Server::wait(kivu(bundles.path()).stderr(Stdio::null()).spawn().unwrap());
     let mut tests = Command::new(node);
-    tests.arg("--expose-gc").arg(root().join("tests/node/package.test.mjs"));
-    tests.env("TEST_URL", format!("http://{}", server.address)).env("TEST_NODE", tools);
-    tests.env("TEST_BUNDLES", bundles.path()).env("TEST_PACKAGE", folder.path());
+    tests
+        .arg("--expose-gc")
+        .arg(root().join("tests/node/package.test.mjs"));
+    tests
+        .env("TEST_URL", format!("http://{}", server.address))
+        .env("TEST_NODE", tools);
+    tests
+        .env("TEST_BUNDLES", bundles.path())
+        .env("TEST_PACKAGE", folder.path());
     tests.env("TEST_KIVU", env!("CARGO_BIN_EXE_kivu"));
     succeed(tests.env("KIVU_ONNXRUNTIME", library_path().unwrap_or_default()));
 }
@@ -54,16 +62,30 @@ fn the_search_service_answers() {
     let service = folder.path().join("search_service.mjs");
     fs::copy(root().join("examples/search_service.mjs"), &service).unwrap();
     let mut serve = Command::new(node);
-    serve.arg(service).arg(root().join("examples/texts")).arg(root().join(".kivu/bundles/minilm"));
-    serve.env("PORT", "0").env("KIVU_ONNXRUNTIME", library_path().unwrap_or_default());
+    serve
+        .arg(service)
+        .arg(root().join("examples/texts"))
+        .arg(root().join(".kivu/bundles/minilm"));
+    serve
+        .env("PORT", "0")
+        .env("KIVU_ONNXRUNTIME", library_path().unwrap_or_default());
     let server = Server::wait(serve.stdout(Stdio::piped()).spawn().unwrap());
     let get = |path: &str| {
         let answer = server.exchange(
-            format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").as_bytes(),
+            format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+                .as_bytes(),
         );
-        answer.split("\r\n\r\n").nth(1).unwrap_or_default().to_owned()
+        answer
+            .split("\r\n\r\n")
+            .nth(1)
+            .unwrap_or_default()
+            .to_owned()
     };
-    assert!(get("/search?q=I+forgot+my+password").contains("account.txt"), "{}", get("/search?q=password"));
+    assert!(
+        get("/search?q=I+forgot+my+password").contains("account.txt"),
+        "{}",
+        get("/search?q=password")
+    );
     assert!(get("/search?q=when+does+the+boat+leave").contains("ferry.txt"));
     assert!(get("/search").contains("expected `/search?q=QUESTION`"));
 }

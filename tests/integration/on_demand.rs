@@ -45,8 +45,15 @@ impl Folder {
             Some(build_request(&request, runtime()?).unwrap())
         };
         let (bundle, other) = (build("tiny-static")?, build("tiny-model2vec")?);
-        let folder = Self { built, bundles, bundle, other };
-        names.iter().for_each(|name| folder.add(name, &folder.bundle));
+        let folder = Self {
+            built,
+            bundles,
+            bundle,
+            other,
+        };
+        names
+            .iter()
+            .for_each(|name| folder.add(name, &folder.bundle));
         Some(folder)
     }
 
@@ -73,14 +80,26 @@ impl Folder {
 
     /// Memory for this many models.
     fn memory_for(&self, count: u64) -> u64 {
-        let size = |bundle: &Bundle| bundle.manifest().files.iter().map(|file| file.size).sum::<u64>();
+        let size = |bundle: &Bundle| {
+            bundle
+                .manifest()
+                .files
+                .iter()
+                .map(|file| file.size)
+                .sum::<u64>()
+        };
         size(&self.bundle).max(size(&self.other)) * count
     }
 
     fn config(&self, max_memory: u64) -> Config {
         let models = vec![ModelConfig::from(self.bundles.path().to_owned())];
         let (load, max_memory) = (Load::OnDemand, Some(max_memory));
-        Config { models, load, max_memory, ..crate::models::config() }
+        Config {
+            models,
+            load,
+            max_memory,
+            ..crate::models::config()
+        }
     }
 
     fn serve(&self, max_memory: u64) -> Server {
@@ -111,8 +130,14 @@ impl Server {
     }
 
     async fn post(&self, path: &str, body: Value) -> (u16, Value) {
-        let (status, body) =
-            answer(self.router.clone().oneshot(post(path, body.to_string())).await.unwrap()).await;
+        let (status, body) = answer(
+            self.router
+                .clone()
+                .oneshot(post(path, body.to_string()))
+                .await
+                .unwrap(),
+        )
+        .await;
         (status.as_u16(), body)
     }
 
@@ -124,8 +149,12 @@ impl Server {
 
     /// The status, and the vector or the error.
     async fn embed(&self, model: &str) -> (u16, Value) {
-        let (status, mut body) =
-            self.post("/v1/embeddings", json!({ "model": model, "input": "hello" })).await;
+        let (status, mut body) = self
+            .post(
+                "/v1/embeddings",
+                json!({ "model": model, "input": "hello" }),
+            )
+            .await;
         match status {
             200 => {
                 assert_eq!(body["model"], model);
@@ -142,12 +171,20 @@ impl Server {
     }
 
     fn entry(&self, name: &str) -> Arc<Entry> {
-        Arc::clone(self.catalog.entries().iter().find(|entry| entry.name == name).unwrap())
+        Arc::clone(
+            self.catalog
+                .entries()
+                .iter()
+                .find(|entry| entry.name == name)
+                .unwrap(),
+        )
     }
 
     fn loaded(&self) -> Vec<String> {
         let entries = self.catalog.entries();
-        let loaded = entries.iter().filter(|entry| entry.state() == ModelState::Loaded);
+        let loaded = entries
+            .iter()
+            .filter(|entry| entry.state() == ModelState::Loaded);
         loaded.map(|entry| entry.name.clone()).collect()
     }
 
@@ -167,29 +204,47 @@ async fn until<T, F: Future<Output = Option<T>>>(mut attempt: impl FnMut() -> F)
         if let Some(found) = attempt().await {
             return found;
         }
-        assert!(started.elapsed() < Duration::from_secs(60), "it never happened");
+        assert!(
+            started.elapsed() < Duration::from_secs(60),
+            "it never happened"
+        );
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
 
 #[tokio::test]
 async fn the_first_request_loads_a_model_and_others_wait_for_the_same_load() {
-    let Some(folder) = Folder::new(&["a", "b"]) else { return };
+    let Some(folder) = Folder::new(&["a", "b"]) else {
+        return;
+    };
     let server = folder.serve(folder.memory_for(2));
     assert_eq!(server.loaded(), [""; 0], "nothing is loaded at start");
     assert_eq!(server.get("/health").await.0, 200);
-    assert_eq!(server.get("/models").await.1["models"][0]["state"], "available");
+    assert_eq!(
+        server.get("/models").await.1["models"][0]["state"],
+        "available"
+    );
     let vectors = join_all((0..16).map(|_| server.embed("a"))).await;
-    assert!(vectors.iter().all(|found| found.0 == 200 && *found == vectors[0]), "{vectors:?}");
+    assert!(
+        vectors
+            .iter()
+            .all(|found| found.0 == 200 && *found == vectors[0]),
+        "{vectors:?}"
+    );
     assert_eq!((server.loads("a"), server.loads("b")), (1, 0));
     let model = &server.get("/models").await.1["models"][0];
-    assert_eq!((&model["state"], &model["memory"]), (&json!("loaded"), &json!(server.entry("a").size())));
+    assert_eq!(
+        (&model["state"], &model["memory"]),
+        (&json!("loaded"), &json!(server.entry("a").size()))
+    );
     assert!(model["last_use"].as_f64().unwrap() > 1.7e9);
 }
 
 #[tokio::test]
 async fn the_least_recently_used_model_leaves() {
-    let Some(folder) = Folder::new(&["a", "b", "c"]) else { return };
+    let Some(folder) = Folder::new(&["a", "b", "c"]) else {
+        return;
+    };
     let server = folder.serve(folder.memory_for(2));
     for model in ["a", "b"] {
         server.vector(model).await;
@@ -205,36 +260,82 @@ async fn the_least_recently_used_model_leaves() {
 
 #[tokio::test]
 async fn requests_keep_the_model_that_they_use() {
-    let Some(folder) = Folder::new(&["a", "b"]) else { return };
+    let Some(folder) = Folder::new(&["a", "b"]) else {
+        return;
+    };
     let server = folder.serve(folder.memory_for(1));
-    let lease = server.catalog.lease(&server.entry("a"), soon()).await.unwrap().unwrap();
+    let lease = server
+        .catalog
+        .lease(&server.entry("a"), soon())
+        .await
+        .unwrap()
+        .unwrap();
     let waiting = Deadline::within(Duration::from_millis(50));
-    let error = server.catalog.lease(&server.entry("b"), waiting).await.unwrap_err();
-    assert_eq!(error.to_string(), "`b` was not loaded within the request's time; try again in a moment");
-    assert!(matches!(error, Error::Unavailable { .. }), "503 with `retry-after`");
+    let error = server
+        .catalog
+        .lease(&server.entry("b"), waiting)
+        .await
+        .unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "`b` was not loaded within the request's time; try again in a moment"
+    );
+    assert!(
+        matches!(error, Error::Unavailable { .. }),
+        "503 with `retry-after`"
+    );
     // The model runs even after another one has taken its place.
     until(async || (server.entry("a").state() == ModelState::Available).then_some(())).await;
     let pipeline = lease.pipeline.embedding().unwrap();
     let input = vec![kivu::pipeline::Input::Text("hello".to_owned())];
-    assert!(pipeline.embed(input, &crate::goldens::options(), soon()).await.is_ok());
-    assert_eq!(server.entry("b").state(), ModelState::Loading, "the memory is in use");
+    assert!(
+        pipeline
+            .embed(input, &crate::goldens::options(), soon())
+            .await
+            .is_ok()
+    );
+    assert_eq!(
+        server.entry("b").state(),
+        ModelState::Loading,
+        "the memory is in use"
+    );
     drop(lease);
-    assert!(server.catalog.lease(&server.entry("b"), soon()).await.unwrap().is_some());
+    assert!(
+        server
+            .catalog
+            .lease(&server.entry("b"), soon())
+            .await
+            .unwrap()
+            .is_some()
+    );
     assert_eq!(server.loaded(), ["b"]);
 }
 
 /// Two loads that wait for memory are as many as there are threads.
 #[tokio::test]
 async fn a_load_that_fits_does_not_wait_for_others() {
-    let Some(folder) = Folder::new(&["a", "b", "c", "d"]) else { return };
-    let (source, out) = (fixtures().join("models/tiny-static"), folder.built.path().join("small"));
-    let request = request_without_floor(Task::FeatureExtraction, &source, out, Some(Precision::Int8));
+    let Some(folder) = Folder::new(&["a", "b", "c", "d"]) else {
+        return;
+    };
+    let (source, out) = (
+        fixtures().join("models/tiny-static"),
+        folder.built.path().join("small"),
+    );
+    let request =
+        request_without_floor(Task::FeatureExtraction, &source, out, Some(Precision::Int8));
     let small = build_request(&request, runtime().unwrap()).unwrap();
     folder.add("small", &small);
     let size: u64 = small.manifest().files.iter().map(|file| file.size).sum();
     assert!(size < folder.memory_for(1));
     let server = folder.serve(folder.memory_for(2) + size);
-    let lease = async |name| server.catalog.lease(&server.entry(name), soon()).await.unwrap().unwrap();
+    let lease = async |name| {
+        server
+            .catalog
+            .lease(&server.entry(name), soon())
+            .await
+            .unwrap()
+            .unwrap()
+    };
     let in_use = [lease("a").await, lease("b").await];
     let waiting = ["c", "d"].map(|name| {
         let server = server.clone();
@@ -244,7 +345,11 @@ async fn a_load_that_fits_does_not_wait_for_others() {
         until(async || (server.entry(name).state() == ModelState::Loading).then_some(())).await;
     }
     server.vector("small").await;
-    assert!(["c", "d"].iter().all(|name| server.entry(name).state() == ModelState::Loading));
+    assert!(
+        ["c", "d"]
+            .iter()
+            .all(|name| server.entry(name).state() == ModelState::Loading)
+    );
     drop(in_use);
     for embedded in waiting {
         let (status, vector) = embedded.await.unwrap();
@@ -254,28 +359,43 @@ async fn a_load_that_fits_does_not_wait_for_others() {
 
 #[tokio::test]
 async fn a_model_that_cannot_be_loaded_fails_alone_and_recovers() {
-    let Some(folder) = Folder::new(&["a", "b"]) else { return };
+    let Some(folder) = Folder::new(&["a", "b"]) else {
+        return;
+    };
     let server = folder.serve(folder.memory_for(2));
     let weights = folder.bundle.manifest().files.iter().map(|file| &file.name);
-    let weights = folder.path("a").join(weights.max_by_key(|name| name.contains("weights")).unwrap());
+    let weights = folder
+        .path("a")
+        .join(weights.max_by_key(|name| name.contains("weights")).unwrap());
     let intact = fs::read(&weights).unwrap();
     fs::write(&weights, &intact[1..]).unwrap();
     let failures = join_all((0..4).map(|_| server.embed("a"))).await;
     for (status, message) in failures {
         assert_eq!(status, 503);
-        assert_eq!(message, "`a` cannot be loaded at the moment; the server's log has the cause");
+        assert_eq!(
+            message,
+            "`a` cannot be loaded at the moment; the server's log has the cause"
+        );
     }
     assert_eq!(server.get("/v2/models/a/ready").await.0, 503);
-    assert_eq!(server.get("/models").await.1["models"][0]["state"], "failed");
+    assert_eq!(
+        server.get("/models").await.1["models"][0]["state"],
+        "failed"
+    );
     server.vector("b").await;
     fs::write(&weights, intact).unwrap();
     until(async || (server.embed("a").await.0 == 200).then_some(())).await;
-    assert_eq!(server.catalog.budget().unwrap().1, folder.memory_for(1).min(server.entry("a").size()) * 2);
+    assert_eq!(
+        server.catalog.budget().unwrap().1,
+        folder.memory_for(1).min(server.entry("a").size()) * 2
+    );
 }
 
 #[tokio::test]
 async fn changed_bundles_are_served_without_a_restart_and_never_half() {
-    let Some(folder) = Folder::new(&["a", "b"]) else { return };
+    let Some(folder) = Folder::new(&["a", "b"]) else {
+        return;
+    };
     let server = folder.serve(folder.memory_for(2));
     let first = server.vector("a").await;
     folder.add("a", &folder.other);
@@ -295,13 +415,21 @@ async fn changed_bundles_are_served_without_a_restart_and_never_half() {
         (found.0 != 200).then_some(found)
     })
     .await;
-    assert_eq!((status, message), (404, json!("unknown model `b`; known models: `a`, `new`")));
-    assert_eq!((server.vector("a").await, server.vector("new").await), (second, first));
+    assert_eq!(
+        (status, message),
+        (404, json!("unknown model `b`; known models: `a`, `new`"))
+    );
+    assert_eq!(
+        (server.vector("a").await, server.vector("new").await),
+        (second, first)
+    );
 }
 
 #[tokio::test]
 async fn a_model_that_was_written_to_is_loaded_again() {
-    let Some(folder) = Folder::new(&["a"]) else { return };
+    let Some(folder) = Folder::new(&["a"]) else {
+        return;
+    };
     let server = folder.serve(folder.memory_for(1));
     server.vector("a").await;
     for file in &folder.bundle.manifest().files {
@@ -316,7 +444,9 @@ async fn a_model_that_was_written_to_is_loaded_again() {
 
 #[tokio::test]
 async fn a_model_above_the_budget_is_refused() {
-    let Some(folder) = Folder::new(&["a"]) else { return };
+    let Some(folder) = Folder::new(&["a"]) else {
+        return;
+    };
     let server = folder.serve(1000);
     let (status, message) = server.embed("a").await;
     assert_eq!(status, 500);
@@ -325,14 +455,19 @@ async fn a_model_above_the_budget_is_refused() {
 
 #[tokio::test]
 async fn a_memory_limit_needs_models_on_demand() {
-    let config = Config { max_memory: Some(1), ..crate::models::config() };
+    let config = Config {
+        max_memory: Some(1),
+        ..crate::models::config()
+    };
     let error = Catalog::open(&config).unwrap_err().to_string();
     insta::assert_snapshot!(error, @r#"expected `load = "on-demand"` with `max_memory`, since models that are loaded at start stay loaded, but found `start`"#);
 }
 
 #[tokio::test]
 async fn ollama_clients_see_and_choose_how_long_models_stay() {
-    let Some(folder) = Folder::new(&["a", "b", "c"]) else { return };
+    let Some(folder) = Folder::new(&["a", "b", "c"]) else {
+        return;
+    };
     let server = folder.serve(folder.memory_for(2));
     let embed = async |model: &str, keep_alive: Value| {
         let body = json!({ "model": model, "input": "hello", "keep_alive": keep_alive });
@@ -343,12 +478,17 @@ async fn ollama_clients_see_and_choose_how_long_models_stay() {
     let running = async || {
         let (_, body) = server.get("/api/ps").await;
         let models = body["models"].as_array().unwrap().iter();
-        models.map(|model| (model["name"].clone(), model["expires_at"].clone())).collect::<Vec<_>>()
+        models
+            .map(|model| (model["name"].clone(), model["expires_at"].clone()))
+            .collect::<Vec<_>>()
     };
     assert_eq!(running().await, []);
     assert!(embed("a", json!(-1)).await > 0);
     assert_eq!(embed("a", Value::Null).await, 0, "it is loaded");
-    assert_eq!(running().await, [(json!("a"), json!("9999-12-31T23:59:59Z"))]);
+    assert_eq!(
+        running().await,
+        [(json!("a"), json!("9999-12-31T23:59:59Z"))]
+    );
     embed("b", json!("1h")).await;
     assert!(running().await[1].1.as_str().unwrap() < "9999");
     // `a` was used before `b`, but stays.
@@ -358,10 +498,16 @@ async fn ollama_clients_see_and_choose_how_long_models_stay() {
     assert_eq!(server.loaded(), ["a"], "it leaves at once");
     embed("a", json!("0s")).await;
     assert_eq!(running().await, []);
-    let (status, body) = server.post("/api/embed", json!({ "model": "a", "keep_alive": "soon" })).await;
+    let (status, body) = server
+        .post("/api/embed", json!({ "model": "a", "keep_alive": "soon" }))
+        .await;
     assert_eq!(status, 422, "{body}");
     let (_, tags) = server.get("/api/tags").await;
-    assert_eq!(tags["models"].as_array().unwrap().len(), 3, "whether loaded or not");
+    assert_eq!(
+        tags["models"].as_array().unwrap().len(),
+        3,
+        "whether loaded or not"
+    );
     let (_, shown) = server.post("/api/show", json!({ "model": "b" })).await;
     assert_eq!(shown["capabilities"], json!(["embedding"]));
     assert_eq!(server.loaded(), [""; 0], "descriptions load nothing");
@@ -369,23 +515,69 @@ async fn ollama_clients_see_and_choose_how_long_models_stay() {
 
 #[tokio::test]
 async fn triton_clients_load_and_unload_models() {
-    let Some(folder) = Folder::new(&["a", "b"]) else { return };
+    let Some(folder) = Folder::new(&["a", "b"]) else {
+        return;
+    };
     let server = folder.serve(folder.memory_for(2));
-    let state =
-        async |place: usize| server.post("/v2/repository/index", json!({})).await.1[place]["state"].take();
+    let state = async |place: usize| {
+        server.post("/v2/repository/index", json!({})).await.1[place]["state"].take()
+    };
     assert_eq!(state(0).await, "UNAVAILABLE");
-    assert_eq!(server.get("/v2/models/a/ready").await.0, 200, "its first request loads it");
-    assert_eq!(server.post("/v2/repository/models/a/load", json!({})).await.0, 200);
-    assert_eq!((state(0).await, state(1).await), (json!("READY"), json!("UNAVAILABLE")));
-    let (_, ready) = server.post("/v2/repository/index", json!({ "ready": true })).await;
-    assert_eq!(ready, json!([{ "name": "a", "state": "READY", "version": "1" }]));
-    assert_eq!(server.post("/v2/repository/models/a/unload", json!({})).await.0, 200);
+    assert_eq!(
+        server.get("/v2/models/a/ready").await.0,
+        200,
+        "its first request loads it"
+    );
+    assert_eq!(
+        server
+            .post("/v2/repository/models/a/load", json!({}))
+            .await
+            .0,
+        200
+    );
+    assert_eq!(
+        (state(0).await, state(1).await),
+        (json!("READY"), json!("UNAVAILABLE"))
+    );
+    let (_, ready) = server
+        .post("/v2/repository/index", json!({ "ready": true }))
+        .await;
+    assert_eq!(
+        ready,
+        json!([{ "name": "a", "state": "READY", "version": "1" }])
+    );
+    assert_eq!(
+        server
+            .post("/v2/repository/models/a/unload", json!({}))
+            .await
+            .0,
+        200
+    );
     assert_eq!(server.loaded(), [""; 0]);
-    assert_eq!(server.post("/v2/repository/models/x/load", json!({})).await.0, 404);
-    let start = Config { load: Load::Start, max_memory: None, ..folder.config(1) };
+    assert_eq!(
+        server
+            .post("/v2/repository/models/x/load", json!({}))
+            .await
+            .0,
+        404
+    );
+    let start = Config {
+        load: Load::Start,
+        max_memory: None,
+        ..folder.config(1)
+    };
     let server = Server::new(Catalog::open(&start).unwrap());
-    assert_eq!(server.post("/v2/repository/models/a/load", json!({})).await.0, 200, "it is always loaded");
-    let (status, body) = server.post("/v2/repository/models/a/unload", json!({})).await;
+    assert_eq!(
+        server
+            .post("/v2/repository/models/a/load", json!({}))
+            .await
+            .0,
+        200,
+        "it is always loaded"
+    );
+    let (status, body) = server
+        .post("/v2/repository/models/a/unload", json!({}))
+        .await;
     assert_eq!(status, 400);
     insta::assert_snapshot!(body["error"].as_str().unwrap(), @r#"expected a model that is loaded on demand, but `a` is always loaded; start the server with `load = "on-demand"`"#);
 }
@@ -394,15 +586,22 @@ async fn triton_clients_load_and_unload_models() {
 #[tokio::test]
 async fn a_request_may_use_more_models_than_fit_into_memory() {
     let names = ["a", "b", "c", "d"];
-    let Some(folder) = Folder::new(&names) else { return };
+    let Some(folder) = Folder::new(&names) else {
+        return;
+    };
     let server = folder.serve(folder.memory_for(1));
     let expected = server.vector("a").await;
     let instances = names.map(|name| json!({ "inputs": "hello", "model": name }));
-    let (status, body) = server.post("/vertex", json!({ "instances": instances })).await;
+    let (status, body) = server
+        .post("/vertex", json!({ "instances": instances }))
+        .await;
     assert_eq!(status, 200, "{body}");
     let vectors = body["predictions"].as_array().unwrap();
     assert_eq!(vectors.len(), names.len());
-    assert!(vectors.iter().all(|vectors| vectors[0] == expected), "{vectors:?}");
+    assert!(
+        vectors.iter().all(|vectors| vectors[0] == expected),
+        "{vectors:?}"
+    );
 }
 
 /// Fetches any model: the one in `folder`.
@@ -415,7 +614,9 @@ struct Fetcher {
 impl FetchModel for Fetcher {
     fn check(&self, name: &str) -> kivu::Result<()> {
         if name.starts_with("..") {
-            return Err(Error::config(format!("expected a model, but found `{name}`")));
+            return Err(Error::config(format!(
+                "expected a model, but found `{name}`"
+            )));
         }
         Ok(())
     }
@@ -424,27 +625,45 @@ impl FetchModel for Fetcher {
         if name == "org/broken" {
             return Err(Error::config("expected a model, but found none"));
         }
-        report(FetchProgress::Bytes { name: "model.safetensors".into(), total: 10, completed: 5 });
+        report(FetchProgress::Bytes {
+            name: "model.safetensors".into(),
+            total: 10,
+            completed: 5,
+        });
         let folder = self.folder.join(name.replace('/', "-"));
         fs::create_dir(&folder).unwrap();
-        write(&self.bundle, if name == "org/other" { "a" } else { name }, &folder);
+        write(
+            &self.bundle,
+            if name == "org/other" { "a" } else { name },
+            &folder,
+        );
         Ok(folder)
     }
 }
 
 #[tokio::test]
 async fn ollama_clients_pull_models_with_their_progress() {
-    let Some(folder) = Folder::new(&["a"]) else { return };
+    let Some(folder) = Folder::new(&["a"]) else {
+        return;
+    };
     let place = tempfile::tempdir().unwrap();
     let catalog = Arc::new(Catalog::open(&folder.config(folder.memory_for(2))).unwrap());
-    let fetcher = Fetcher { bundle: folder.bundle.clone(), folder: place.path().to_owned() };
-    let app = App::of_catalog(Arc::clone(&catalog), Limits::default()).with_fetcher(Arc::new(fetcher));
-    let server = Server { catalog, router: router(app) };
+    let fetcher = Fetcher {
+        bundle: folder.bundle.clone(),
+        folder: place.path().to_owned(),
+    };
+    let app =
+        App::of_catalog(Arc::clone(&catalog), Limits::default()).with_fetcher(Arc::new(fetcher));
+    let server = Server {
+        catalog,
+        router: router(app),
+    };
     let pull = async |name: &str| {
         let (status, body) = server.post("/api/pull", json!({ "model": name })).await;
         assert_eq!(status, 200);
         // One line is JSON, several are text.
-        body.as_str().map_or_else(|| body.to_string(), |text| text.trim().to_owned())
+        body.as_str()
+            .map_or_else(|| body.to_string(), |text| text.trim().to_owned())
     };
     insta::assert_snapshot!(pull("org/new").await, @r#"
     {"status":"pulling model.safetensors","digest":"model.safetensors","total":10,"completed":5}
@@ -459,11 +678,19 @@ async fn ollama_clients_pull_models_with_their_progress() {
     let body = json!({ "model": "org/broken", "stream": false });
     assert_eq!(server.post("/api/pull", body).await.0, 503);
     for stream in [true, false] {
-        let (status, body) = server.post("/api/pull", json!({ "model": "../x", "stream": stream })).await;
-        assert_eq!((status, body["error"].as_str()), (422, Some("expected a model, but found `../x`")));
+        let (status, body) = server
+            .post("/api/pull", json!({ "model": "../x", "stream": stream }))
+            .await;
+        assert_eq!(
+            (status, body["error"].as_str()),
+            (422, Some("expected a model, but found `../x`"))
+        );
     }
     // Other servers have the models that they started with.
-    let (status, body) = folder.serve(1000).post("/api/pull", json!({ "name": "org/new" })).await;
+    let (status, body) = folder
+        .serve(1000)
+        .post("/api/pull", json!({ "name": "org/new" }))
+        .await;
     assert_eq!(status, 422);
     insta::assert_snapshot!(body["error"].as_str().unwrap(), @"expected a model that this server has, but found `org/new`; `kivu serve --load on-demand` fetches others from the Hugging Face Hub");
 }
@@ -471,9 +698,18 @@ async fn ollama_clients_pull_models_with_their_progress() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_models_share_little_memory_without_mixing_up_requests() {
     let names: Vec<String> = (0..12).map(|number| format!("m{number}")).collect();
-    let Some(folder) = Folder::new(&[]) else { return };
+    let Some(folder) = Folder::new(&[]) else {
+        return;
+    };
     for (number, name) in names.iter().enumerate() {
-        folder.add(name, if number % 2 == 0 { &folder.bundle } else { &folder.other });
+        folder.add(
+            name,
+            if number % 2 == 0 {
+                &folder.bundle
+            } else {
+                &folder.other
+            },
+        );
     }
     let (server, limit) = (folder.serve(folder.memory_for(3)), folder.memory_for(3));
     let expected = [server.vector("m0").await, server.vector("m1").await];

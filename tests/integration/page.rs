@@ -27,12 +27,24 @@ use crate::{
 const BROWSER: &str = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8";
 
 async fn get(router: Router, path: &str, accept: &str) -> Response<Body> {
-    let request = Request::get(path).header("accept", accept).body(Body::empty()).unwrap();
+    let request = Request::get(path)
+        .header("accept", accept)
+        .body(Body::empty())
+        .unwrap();
     router.oneshot(request).await.unwrap()
 }
 
 async fn text(response: Response<Body>) -> String {
-    String::from_utf8(response.into_body().collect().await.unwrap().to_bytes().into()).unwrap()
+    String::from_utf8(
+        response
+            .into_body()
+            .collect()
+            .await
+            .unwrap()
+            .to_bytes()
+            .into(),
+    )
+    .unwrap()
 }
 
 #[tokio::test]
@@ -41,24 +53,50 @@ async fn only_browsers_get_the_page() {
     let page = get(app(), "/", BROWSER).await;
     assert_eq!(page.status(), StatusCode::OK);
     assert_eq!(page.headers()["content-type"], "text/html; charset=utf-8");
-    let policy = page.headers()["content-security-policy"].to_str().unwrap().to_owned();
-    assert!(policy.starts_with("default-src 'none'; script-src 'sha256-"), "{policy}");
-    assert!(!policy.contains("unsafe") && !policy.contains('*'), "{policy}");
+    let policy = page.headers()["content-security-policy"]
+        .to_str()
+        .unwrap()
+        .to_owned();
+    assert!(
+        policy.starts_with("default-src 'none'; script-src 'sha256-"),
+        "{policy}"
+    );
+    assert!(
+        !policy.contains("unsafe") && !policy.contains('*'),
+        "{policy}"
+    );
     let html = text(page).await;
     assert!(html.starts_with("<!doctype html>"));
     // External resources would need a URL; the only URL is an XML namespace.
-    let addresses: Vec<_> = html.match_indices("://").map(|(at, _)| &html[at..]).collect();
-    assert!(addresses.iter().all(|rest| rest.starts_with("://www.w3.org/2000/svg")), "{addresses:?}");
+    let addresses: Vec<_> = html
+        .match_indices("://")
+        .map(|(at, _)| &html[at..])
+        .collect();
+    assert!(
+        addresses
+            .iter()
+            .all(|rest| rest.starts_with("://www.w3.org/2000/svg")),
+        "{addresses:?}"
+    );
 
     for accept in ["*/*", "application/json"] {
         let health = get(app(), "/", accept).await;
-        assert_eq!((health.status(), text(health).await.as_str()), (StatusCode::OK, ""), "{accept}");
+        assert_eq!(
+            (health.status(), text(health).await.as_str()),
+            (StatusCode::OK, ""),
+            "{accept}"
+        );
     }
 }
 
 #[tokio::test]
 async fn without_the_page_browsers_get_an_empty_response() {
-    let response = get(router(scripted(Limits::default()).with_page(false)), "/", BROWSER).await;
+    let response = get(
+        router(scripted(Limits::default()).with_page(false)),
+        "/",
+        BROWSER,
+    )
+    .await;
     assert_eq!(response.status(), StatusCode::OK);
     assert_eq!(text(response).await, "");
 }
@@ -73,13 +111,16 @@ async fn models_are_listed_with_their_properties() {
 
 #[test]
 fn the_page_works_in_a_browser() {
-    let Some(python) = tool("TEST_PAGE") else { return };
+    let Some(python) = tool("TEST_PAGE") else {
+        return;
+    };
     let Some(chromium) = tool("TEST_CHROMIUM").filter(|path| !path.as_os_str().is_empty()) else {
         crate::skips::unsupported("Chromium is not installed");
         return;
     };
     let bundles = all_bundles();
-    let start = |command: &mut Command| Server::wait(command.stderr(Stdio::null()).spawn().unwrap());
+    let start =
+        |command: &mut Command| Server::wait(command.stderr(Stdio::null()).spawn().unwrap());
     let (key, line) = make_key("alice").unwrap();
     let open = start(&mut kivu(bundles.path()));
     let locked = start(kivu(bundles.path()).env("KIVU_AUTH__KEYS", line));

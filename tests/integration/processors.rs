@@ -29,26 +29,44 @@ fn products_of_large_integers_do_not_saturate() {
     let zero = graph.bytes("zero_point", &[], &[0]);
     let inputs = [&input, &weights, &scales, &zero, &Value::none()];
     let product = graph.microsoft("DynamicQuantizeMatMul", &inputs, vec![]);
-    graph.output(&product, "output", [Dimension::DimParam("rows".into()), axis(OUTPUTS)]);
+    graph.output(
+        &product,
+        "output",
+        [Dimension::DimParam("rows".into()), axis(OUTPUTS)],
+    );
     let folder = tempfile::tempdir().unwrap();
     write(graph.finish("product"), folder.path(), "product.onnx").unwrap();
 
     let path = folder.path().join("product.onnx");
     let read = |name: &str| fs::read(folder.path().join(name)).unwrap();
     let mut weights =
-        ExternalWeights::of(&[read("product.onnx")], |name| Some(read(name).len() as u64)).unwrap();
+        ExternalWeights::of(
+            &[read("product.onnx")],
+            |name| Some(read(name).len() as u64),
+        )
+        .unwrap();
     weights.file(WEIGHTS).fill(&read(WEIGHTS));
-    let in_memory = Graph::in_memory(vec![read("product.onnx")], weights).unwrap().remove(0);
+    let in_memory = Graph::in_memory(vec![read("product.onnx")], weights)
+        .unwrap()
+        .remove(0);
     let expected = (INPUTS * 255 * 127) as f32;
     for graph in [Graph::from(&path), in_memory] {
         let session = Session::open(runtime, graph, NonZeroUsize::MIN).unwrap();
         // ONNX Runtime has a separate kernel for a single row.
         for rows in [1, 8] {
-            let input = Tensor::new(vec![rows, INPUTS], Elements::Fp32(vec![255.0; rows * INPUTS])).unwrap();
+            let input = Tensor::new(
+                vec![rows, INPUTS],
+                Elements::Fp32(vec![255.0; rows * INPUTS]),
+            )
+            .unwrap();
             let output = session.run(&[input]).unwrap();
             let instructions = Int8Instructions::detected();
             let expected = vec![expected; rows * OUTPUTS];
-            assert_eq!(output[0].as_fp32().unwrap(), expected, "{rows} rows, {instructions}");
+            assert_eq!(
+                output[0].as_fp32().unwrap(),
+                expected,
+                "{rows} rows, {instructions}"
+            );
         }
     }
 }
@@ -64,7 +82,11 @@ fn weights_of_built_bundles_can_become_unsigned() {
         let request = request_without_floor(task, &source, out, Some(Precision::Int8));
         let bundle = build_request(&request, runtime).unwrap();
         let graph = bundle.read(&bundle.manifest().graph).unwrap();
-        assert!(!keeps_signed_weights(&graph).unwrap(), "{}", source.display());
+        assert!(
+            !keeps_signed_weights(&graph).unwrap(),
+            "{}",
+            source.display()
+        );
     }
 }
 

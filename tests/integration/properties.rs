@@ -30,7 +30,12 @@ use crate::{
 };
 
 /// Every tokenizer kind that has fixtures.
-const TOKENIZERS: [&str; 4] = ["tiny-bert", "tiny-roberta", "tiny-xlm-roberta", "tiny-deberta-v2"];
+const TOKENIZERS: [&str; 4] = [
+    "tiny-bert",
+    "tiny-roberta",
+    "tiny-xlm-roberta",
+    "tiny-deberta-v2",
+];
 
 fn tokenizer(name: &str) -> Arc<Tokenizer> {
     let path = fixtures().join("models").join(name).join("tokenizer.json");
@@ -51,7 +56,10 @@ fn deadline() -> Deadline {
 }
 
 fn wait<T>(work: impl Future<Output = T>) -> T {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
     runtime.block_on(work)
 }
 
@@ -68,17 +76,28 @@ const OPTIONS: EmbeddingOptions = EmbeddingOptions {
 /// A model that returns the sum and count of a text's ids, without padding.
 fn summing([rows, concurrency, tokens]: [usize; 3]) -> EmbeddingPipeline {
     let backend = ScriptedBackend::new(signature(), |inputs| {
-        let (Elements::Int64(ids), Elements::Int64(mask)) = (inputs[0].elements(), inputs[1].elements())
+        let (Elements::Int64(ids), Elements::Int64(mask)) =
+            (inputs[0].elements(), inputs[1].elements())
         else {
             unreachable!("the signature says INT64")
         };
         let width = inputs[0].shape()[1];
-        let rows = ids.chunks(width).zip(mask.chunks(width)).flat_map(|(ids, mask)| {
-            let kept: Vec<f32> =
-                ids.iter().zip(mask).filter(|(_, kept)| **kept == 1).map(|(id, _)| *id as f32).collect();
-            [kept.iter().sum(), kept.len() as f32]
-        });
-        Ok(vec![Tensor::new(vec![inputs[0].shape()[0], 2], Elements::Fp32(rows.collect()))?])
+        let rows = ids
+            .chunks(width)
+            .zip(mask.chunks(width))
+            .flat_map(|(ids, mask)| {
+                let kept: Vec<f32> = ids
+                    .iter()
+                    .zip(mask)
+                    .filter(|(_, kept)| **kept == 1)
+                    .map(|(id, _)| *id as f32)
+                    .collect();
+                [kept.iter().sum(), kept.len() as f32]
+            });
+        Ok(vec![Tensor::new(
+            vec![inputs[0].shape()[0], 2],
+            Elements::Fp32(rows.collect()),
+        )?])
     });
     let number = |number| NonZeroUsize::new(number).unwrap();
     embedder(backend.with_schedule(Schedule {
@@ -93,7 +112,11 @@ fn signature() -> Signature {
         inputs: ["input_ids", "attention_mask"]
             .map(|name| TensorSpec::new(name, ElementType::Int64, [-1, -1]))
             .into(),
-        outputs: vec![TensorSpec::new("sentence_embedding", ElementType::Fp32, [-1, 2])],
+        outputs: vec![TensorSpec::new(
+            "sentence_embedding",
+            ElementType::Fp32,
+            [-1, 2],
+        )],
     }
 }
 
@@ -120,7 +143,9 @@ fn embedder(backend: ScriptedBackend) -> EmbeddingPipeline {
 
 fn embed(pipeline: &EmbeddingPipeline, texts: &[String]) -> Vec<Vec<f32>> {
     let inputs = texts.iter().cloned().map(Input::Text).collect();
-    wait(pipeline.embed(inputs, &OPTIONS, deadline())).unwrap().vectors
+    wait(pipeline.embed(inputs, &OPTIONS, deadline()))
+        .unwrap()
+        .vectors
 }
 
 /// A row too many may mean that the output belongs to another request.
@@ -128,13 +153,18 @@ fn embed(pipeline: &EmbeddingPipeline, texts: &[String]) -> Vec<Vec<f32>> {
 fn outputs_have_a_row_for_each_text() {
     for (rows, is_right) in [(1, true), (2, false), (3, false)] {
         let pipeline = embedder(ScriptedBackend::new(signature(), move |_| {
-            Ok(vec![Tensor::new(vec![rows, 2], Elements::Fp32(vec![1.0; 2 * rows]))?])
+            Ok(vec![Tensor::new(
+                vec![rows, 2],
+                Elements::Fp32(vec![1.0; 2 * rows]),
+            )?])
         }));
         match wait(pipeline.embed(vec![Input::Text("cat".to_owned())], &OPTIONS, deadline())) {
             Ok(_) => assert!(is_right, "{rows}"),
             Err(error) => assert_eq!(
                 error.to_string(),
-                format!("expected values in `sentence_embedding`, but found shape [{rows}, 2] for 1 texts")
+                format!(
+                    "expected values in `sentence_embedding`, but found shape [{rows}, 2] for 1 texts"
+                )
             ),
         }
     }
@@ -208,9 +238,21 @@ fn a_text_has_the_same_vector_alone_and_in_a_batch() {
     let Some(runtime) = runtime() else { return };
     let folder = tempfile::tempdir().unwrap();
     // Quantized by default, with scales for the whole batch.
-    let model = open(fixtures().join("models/tiny-bert"), folder.path(), None, runtime).unwrap();
-    let Pipeline::Embedding(pipeline) = &model.pipeline else { panic!("it embeds") };
-    let config = Config { cases: 16, failure_persistence: None, ..Config::default() };
+    let model = open(
+        fixtures().join("models/tiny-bert"),
+        folder.path(),
+        None,
+        runtime,
+    )
+    .unwrap();
+    let Pipeline::Embedding(pipeline) = &model.pipeline else {
+        panic!("it embeds")
+    };
+    let config = Config {
+        cases: 16,
+        failure_persistence: None,
+        ..Config::default()
+    };
     proptest!(config, |(texts in vec(text(), 2..12))| {
         let together = embed(pipeline, &texts);
         for (text, vector) in texts.iter().zip(together) {

@@ -18,12 +18,19 @@ use crate::{
 pub(crate) fn package(folder: &Path) {
     let package = folder.join("kivuml");
     fs::create_dir_all(&package).unwrap();
-    for file in fs::read_dir(root().join("python/kivuml")).unwrap().map(|file| file.unwrap().path()) {
+    for file in fs::read_dir(root().join("python/kivuml"))
+        .unwrap()
+        .map(|file| file.unwrap().path())
+    {
         if file.is_file() {
             fs::copy(&file, package.join(file.file_name().unwrap())).unwrap();
         }
     }
-    fs::copy(compiled("libkivu_python.so"), package.join("_native.abi3.so")).unwrap();
+    fs::copy(
+        compiled("libkivu_python.so"),
+        package.join("_native.abi3.so"),
+    )
+    .unwrap();
 }
 
 /// Bundles for every task, with `prompts`, a model with prompts for queries and documents, `rank-cross`, a CrossEncoder,
@@ -49,8 +56,13 @@ pub(crate) fn bundles() -> tempfile::TempDir {
 
 #[test]
 fn the_package_returns_what_the_server_returns() {
-    let Some(python) = tool("TEST_FRAMEWORKS") else { return };
-    let is_known = Command::new(&python).args(["-c", "import haystack"]).stderr(Stdio::null()).status();
+    let Some(python) = tool("TEST_FRAMEWORKS") else {
+        return;
+    };
+    let is_known = Command::new(&python)
+        .args(["-c", "import haystack"])
+        .stderr(Stdio::null())
+        .status();
     if !is_known.is_ok_and(|status| status.success()) {
         crate::skips::unsupported("haystack-ai needs Python 3.11");
         return;
@@ -62,6 +74,9 @@ fn the_package_returns_what_the_server_returns() {
     let mut tests = Command::new(python);
     tests.arg(root().join("tests/python/test_module.py"));
     tests.env("TEST_URL", format!("http://{}", server.address));
-    tests.env("TEST_BUNDLES", bundles.path()).env("TEST_KIVU", program).env("TEST_PACKAGE", folder.path());
+    tests
+        .env("TEST_BUNDLES", bundles.path())
+        .env("TEST_KIVU", program)
+        .env("TEST_PACKAGE", folder.path());
     succeed(tests.env("KIVU_ONNXRUNTIME", library_path().unwrap_or_default()));
 }

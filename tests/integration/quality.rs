@@ -47,19 +47,27 @@ impl Home {
     fn run(&self, arguments: &[&Path]) -> Output {
         let mut command = Command::new(env!("CARGO_BIN_EXE_kivu"));
         command.args(arguments).env("KIVU_HOME", self.path("home"));
-        command.env("KIVU_ONNXRUNTIME", library_path().unwrap()).stdin(Stdio::null()).output().unwrap()
+        command
+            .env("KIVU_ONNXRUNTIME", library_path().unwrap())
+            .stdin(Stdio::null())
+            .output()
+            .unwrap()
     }
 
     fn quality(&self, bundle: &Path, options: &[(&str, &Path)]) -> Output {
         let mut arguments = vec![Path::new("quality"), bundle];
-        options.iter().for_each(|(option, value)| arguments.extend([Path::new(option), *value]));
+        options
+            .iter()
+            .for_each(|(option, value)| arguments.extend([Path::new(option), *value]));
         self.run(&arguments)
     }
 
     /// The report as JSON.
     fn report(&self, bundle: &Path, options: &[(&str, &Path)]) -> Value {
         let mut arguments = vec![Path::new("quality"), bundle, Path::new("--json")];
-        options.iter().for_each(|(option, value)| arguments.extend([Path::new(option), *value]));
+        options
+            .iter()
+            .for_each(|(option, value)| arguments.extend([Path::new(option), *value]));
         let output = self.run(&arguments);
         assert!(output.status.success(), "{output:?}");
         serde_json::from_slice(&output.stdout).unwrap()
@@ -69,7 +77,10 @@ impl Home {
     fn refusal(&self, bundle: &Path, options: &[(&str, &Path)]) -> String {
         let output = self.quality(bundle, options);
         assert_eq!(output.status.code(), Some(1), "{output:?}");
-        assert!(output.stdout.is_empty(), "no figure beside an error: {output:?}");
+        assert!(
+            output.stdout.is_empty(),
+            "no figure beside an error: {output:?}"
+        );
         let error = String::from_utf8(output.stderr).unwrap();
         let error = error.split_once("error: ").unwrap().1.trim_end().to_owned();
         error.replace(&self.0.path().display().to_string(), "[home]")
@@ -85,11 +96,26 @@ impl Home {
         self.batch_with(bundle, texts, output, &[])
     }
 
-    fn batch_with(&self, bundle: &Path, texts: &[String], output: &str, options: &[&str]) -> PathBuf {
-        let rows: String = texts.iter().map(|text| json!({ "text": text }).to_string() + "\n").collect();
+    fn batch_with(
+        &self,
+        bundle: &Path,
+        texts: &[String],
+        output: &str,
+        options: &[&str],
+    ) -> PathBuf {
+        let rows: String = texts
+            .iter()
+            .map(|text| json!({ "text": text }).to_string() + "\n")
+            .collect();
         let (input, output) = (self.write("in.jsonl", &rows), self.path(output));
-        let arguments =
-            [Path::new("batch"), &input, &output, Path::new("--overwrite"), Path::new("--model"), bundle];
+        let arguments = [
+            Path::new("batch"),
+            &input,
+            &output,
+            Path::new("--overwrite"),
+            Path::new("--model"),
+            bundle,
+        ];
         let options = options.iter().map(Path::new);
         let found = self.run(&arguments.into_iter().chain(options).collect::<Vec<_>>());
         assert!(found.status.success(), "{found:?}");
@@ -98,29 +124,52 @@ impl Home {
 }
 
 fn number(value: &Value) -> f64 {
-    value.as_f64().unwrap_or_else(|| panic!("expected a number, but found {value}"))
+    value
+        .as_f64()
+        .unwrap_or_else(|| panic!("expected a number, but found {value}"))
 }
 
 fn close(found: &Value, expected: f64, tolerance: f64) {
-    assert!((number(found) - expected).abs() <= tolerance, "{found} instead of {expected}");
+    assert!(
+        (number(found) - expected).abs() <= tolerance,
+        "{found} instead of {expected}"
+    );
 }
 
 /// Sentences from the built-in texts.
 fn sentences(count: usize) -> Vec<String> {
-    SENTENCES.lines().filter(|text| text.len() < 120).take(count).map(str::to_owned).collect()
+    SENTENCES
+        .lines()
+        .filter(|text| text.len() < 120)
+        .take(count)
+        .map(str::to_owned)
+        .collect()
 }
 
 fn rows(path: &Path) -> Vec<Value> {
-    fs::read_to_string(path).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    fs::read_to_string(path)
+        .unwrap()
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
 }
 
 fn embedding(row: &Value) -> Vec<f64> {
-    row["embedding"].as_array().unwrap().iter().map(number).collect()
+    row["embedding"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(number)
+        .collect()
 }
 
 fn cosine(left: &[f64], right: &[f64]) -> f64 {
-    let dot =
-        |left: &[f64], right: &[f64]| left.iter().zip(right).map(|(left, right)| left * right).sum::<f64>();
+    let dot = |left: &[f64], right: &[f64]| {
+        left.iter()
+            .zip(right)
+            .map(|(left, right)| left * right)
+            .sum::<f64>()
+    };
     dot(left, right) / (dot(left, left) * dot(right, right)).sqrt()
 }
 
@@ -141,26 +190,56 @@ fn the_command_measures_what_the_build_measured() {
         ("tiny-bart", Task::Summarization),
     ];
     for (fixture, task) in cases {
-        let [fp32, int8] =
-            [Precision::Fp32, Precision::Int8].map(|precision| home.built(fixture, task, precision));
+        let [fp32, int8] = [Precision::Fp32, Precision::Int8]
+            .map(|precision| home.built(fixture, task, precision));
         let manifest = Bundle::open(&int8).unwrap().manifest().clone();
         let report = home.report(&int8, &[("--against", &fp32)]);
         let expected = json!(manifest.weights.quality.unwrap());
         let found = &report["quality"];
-        assert_eq!(found.as_object().unwrap().len(), expected.as_object().unwrap().len(), "{fixture}");
+        assert_eq!(
+            found.as_object().unwrap().len(),
+            expected.as_object().unwrap().len(),
+            "{fixture}"
+        );
         for (name, expected) in expected.as_object().unwrap() {
-            let Some(expected) = expected.as_f64() else { continue };
+            let Some(expected) = expected.as_f64() else {
+                continue;
+            };
             // The reference is the fp32 bundle's engine, whose last digits differ from the graph in the build.
-            let tolerance = if name == "nearest" || name == "ten_nearest" { 0.02 } else { 2e-3 };
+            let tolerance = if name == "nearest" || name == "ten_nearest" {
+                0.02
+            } else {
+                2e-3
+            };
             let tolerance = if name == "chrf" { 1.0 } else { tolerance };
-            let found = found[name].as_f64().unwrap_or_else(|| panic!("{fixture}: {name} in {report}"));
-            assert!((found - expected).abs() <= tolerance, "{fixture}: {name} {found} {expected}");
+            let found = found[name]
+                .as_f64()
+                .unwrap_or_else(|| panic!("{fixture}: {name} in {report}"));
+            assert!(
+                (found - expected).abs() <= tolerance,
+                "{fixture}: {name} {found} {expected}"
+            );
         }
         let kinds = manifest.weights.other_vectors.len();
-        assert_eq!(report["other_vectors"].as_object().map_or(0, |kinds| kinds.len()), kinds, "{fixture}");
-        assert_eq!(report["vectors"].is_object(), manifest.vectors.is_some(), "{fixture}: {report}");
+        assert_eq!(
+            report["other_vectors"]
+                .as_object()
+                .map_or(0, |kinds| kinds.len()),
+            kinds,
+            "{fixture}"
+        );
+        assert_eq!(
+            report["vectors"].is_object(),
+            manifest.vectors.is_some(),
+            "{fixture}: {report}"
+        );
         let text = String::from_utf8(home.quality(&int8, &[("--against", &fp32)]).stdout).unwrap();
-        assert!(text.starts_with(&format!("{fixture}, int8 against {fixture}, fp32\n  texts ")), "{text}");
+        assert!(
+            text.starts_with(&format!(
+                "{fixture}, int8 against {fixture}, fp32\n  texts "
+            )),
+            "{text}"
+        );
     }
 }
 
@@ -174,15 +253,30 @@ fn fp32_of_the_same_model_is_found_or_built() {
     assert_eq!(report["other"], "model, fp32");
     assert!(number(&report["quality"]["mean_cosine"]) > 0.98, "{report}");
     // By the name of the built bundle, whose source is recorded.
-    let built = home.run(&[Path::new("build"), &source, Path::new("--precision"), Path::new("int8")]);
+    let built = home.run(&[
+        Path::new("build"),
+        &source,
+        Path::new("--precision"),
+        Path::new("int8"),
+    ]);
     assert!(built.status.success(), "{built:?}");
-    let named = home.report(Path::new("model"), &[("--against", Path::new("int8-blocks"))]);
-    assert_eq!((&named["precision"], &named["other"]), (&json!("int8"), &json!("model, int8-blocks")));
+    let named = home.report(
+        Path::new("model"),
+        &[("--against", Path::new("int8-blocks"))],
+    );
+    assert_eq!(
+        (&named["precision"], &named["other"]),
+        (&json!("int8"), &json!("model, int8-blocks"))
+    );
     let own = home.report(Path::new("model"), &[("--against", Path::new("int8"))]);
     close(&own["quality"]["worst_cosine"], 1.0, 1e-6);
     // A bundle whose source nobody knows.
     let out = home.path("out");
-    build_request(&request(source, out.clone(), Some(Precision::Int8)), runtime().unwrap()).unwrap();
+    build_request(
+        &request(source, out.clone(), Some(Precision::Int8)),
+        runtime().unwrap(),
+    )
+    .unwrap();
     insta::assert_snapshot!(home.refusal(&out, &[]), @r"
     expected to know the source of `[home]/out`, but found only its name, `model`
     hint: build it with `--precision fp32` and name that bundle with `--against`
@@ -196,20 +290,38 @@ fn vectors_in_files_are_compared_like_bundles() {
         .map(|precision| home.built("tiny-bert", Task::FeatureExtraction, precision));
     let texts = sentences(40);
     let list = home.write("texts.txt", &texts.join("\n"));
-    let expected = home.report(&int8, &[("--against", &fp32), ("--texts", &list)])["quality"].clone();
+    let expected =
+        home.report(&int8, &[("--against", &fp32), ("--texts", &list)])["quality"].clone();
     assert_eq!(expected["texts"], 40);
     // The model has a prompt for documents, which the command uses.
     let lines = home.batch_with(&fp32, &texts, "vectors.jsonl", &["--prompt", "document"]);
     let vectors: Vec<Vec<f64>> = rows(&lines).iter().map(embedding).collect();
-    let mut npy =
-        format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({}, {}), }}", 40, vectors[0].len());
+    let mut npy = format!(
+        "{{'descr': '<f4', 'fortran_order': False, 'shape': ({}, {}), }}",
+        40,
+        vectors[0].len()
+    );
     npy.push('\n');
-    let mut bytes = [&b"\x93NUMPY\x01\x00"[..], &(npy.len() as u16).to_le_bytes(), npy.as_bytes()].concat();
-    vectors.iter().flatten().for_each(|value| bytes.extend_from_slice(&(*value as f32).to_le_bytes()));
+    let mut bytes = [
+        &b"\x93NUMPY\x01\x00"[..],
+        &(npy.len() as u16).to_le_bytes(),
+        npy.as_bytes(),
+    ]
+    .concat();
+    vectors
+        .iter()
+        .flatten()
+        .for_each(|value| bytes.extend_from_slice(&(*value as f32).to_le_bytes()));
     fs::write(home.path("vectors.npy"), bytes).unwrap();
     let mut csv = "text,embedding\n".to_owned();
     for (text, vector) in texts.iter().zip(&vectors) {
-        writeln!(csv, "\"{}\",\"{}\"", text.replace('"', "\"\""), json!(vector)).unwrap();
+        writeln!(
+            csv,
+            "\"{}\",\"{}\"",
+            text.replace('"', "\"\""),
+            json!(vector)
+        )
+        .unwrap();
     }
     home.write("vectors.csv", &csv);
     let npy = home.path("vectors.npy");
@@ -222,7 +334,10 @@ fn vectors_in_files_are_compared_like_bundles() {
         for name in ["mean_cosine", "worst_cosine"] {
             close(&report["quality"][name], number(&expected[name]), 1e-5);
         }
-        assert_eq!(report["quality"]["neighbours"], expected["neighbours"], "{report}");
+        assert_eq!(
+            report["quality"]["neighbours"], expected["neighbours"],
+            "{report}"
+        );
         assert!(report["vectors"]["int8"].is_number(), "{report}");
     }
     insta::assert_snapshot!(home.refusal(&int8, &[("--against", &npy)]), @r"
@@ -250,18 +365,34 @@ fn vectors_in_files_are_compared_like_bundles() {
         ),
         "{refused}"
     );
-    let labels = home.built("tiny-bert-sentiment", Task::TextClassification, Precision::Fp32);
+    let labels = home.built(
+        "tiny-bert-sentiment",
+        Task::TextClassification,
+        Precision::Fp32,
+    );
     insta::assert_snapshot!(home.refusal(&labels, &[("--against", &lines)]), @"expected a model with dense vectors for the vectors in `[home]/vectors.jsonl`, but found another");
     insta::assert_snapshot!(home.refusal(&labels, &[("--against", &fp32)]), @"expected models for the same task, but `tiny-bert-sentiment` is for `text-classification` and `tiny-bert` for `feature-extraction`");
     let zero = fs::read_to_string(&lines).unwrap();
-    let zero = home.write("zero.jsonl", &zero.replacen(&json!(vectors[3]).to_string(), "[0, 0]", 1));
-    assert!(home.refusal(&int8, &[("--against", &zero)]).contains("expected a vector per text"), "ragged");
+    let zero = home.write(
+        "zero.jsonl",
+        &zero.replacen(&json!(vectors[3]).to_string(), "[0, 0]", 1),
+    );
+    assert!(
+        home.refusal(&int8, &[("--against", &zero)])
+            .contains("expected a vector per text"),
+        "ragged"
+    );
 }
 
 /// Spearman's formula for ranks without ties.
 fn spearman(left: &[f64], right: &[f64]) -> f64 {
-    let rank = |values: &[f64], value: f64| values.iter().filter(|other| **other < value).count() as f64;
-    let squares: f64 = left.iter().zip(right).map(|(l, r)| (rank(left, *l) - rank(right, *r)).powi(2)).sum();
+    let rank =
+        |values: &[f64], value: f64| values.iter().filter(|other| **other < value).count() as f64;
+    let squares: f64 = left
+        .iter()
+        .zip(right)
+        .map(|(l, r)| (rank(left, *l) - rank(right, *r)).powi(2))
+        .sum();
     let count = left.len() as f64;
     1.0 - 6.0 * squares / (count * (count * count - 1.0))
 }
@@ -274,11 +405,16 @@ fn pairs_of_texts_are_measured_by_similarity() {
     let texts = sentences(60);
     let (first, second) = texts.split_at(30);
     let vectors = |bundle: &Path, options: &[&str]| -> Vec<Vec<f64>> {
-        rows(&home.batch_with(bundle, &texts, "out.jsonl", options)).iter().map(embedding).collect()
+        rows(&home.batch_with(bundle, &texts, "out.jsonl", options))
+            .iter()
+            .map(embedding)
+            .collect()
     };
     let cosines = |bundle: &Path| -> Vec<f64> {
         let vectors = vectors(bundle, &[]);
-        (0..30).map(|pair| cosine(&vectors[pair], &vectors[30 + pair])).collect()
+        (0..30)
+            .map(|pair| cosine(&vectors[pair], &vectors[30 + pair]))
+            .collect()
     };
     let gold: Vec<f64> = (0..30).map(|pair| f64::from(pair * 7 % 30)).collect();
     let quote = |text: &str| format!("\"{}\"", text.replace('"', "\"\""));
@@ -290,24 +426,38 @@ fn pairs_of_texts_are_measured_by_similarity() {
         }
         home.write(name, &text)
     };
-    let scores = file("scores.csv", "sentence1,sentence2,score", &|pair| gold[pair].to_string());
+    let scores = file("scores.csv", "sentence1,sentence2,score", &|pair| {
+        gold[pair].to_string()
+    });
     let report = home.report(&int8, &[("--pairs", &scores), ("--against", &fp32)]);
     assert_eq!(
         (&report["pairs"]["kind"], &report["pairs"]["pairs"]),
         (&json!("pairs with scores"), &json!(30))
     );
-    close(&report["pairs"]["model"]["spearman"], spearman(&cosines(&int8), &gold), 1e-9);
-    close(&report["pairs"]["other"]["spearman"], spearman(&cosines(&fp32), &gold), 1e-9);
+    close(
+        &report["pairs"]["model"]["spearman"],
+        spearman(&cosines(&int8), &gold),
+        1e-9,
+    );
+    close(
+        &report["pairs"]["other"]["spearman"],
+        spearman(&cosines(&fp32), &gold),
+        1e-9,
+    );
     // Without `--against`, only the model is measured.
     let alone = home.report(&int8, &[("--pairs", &scores)]);
     assert_eq!(alone["pairs"]["model"], report["pairs"]["model"]);
-    assert!(alone["quality"].is_null() && alone["pairs"].get("other").is_none(), "{alone}");
+    assert!(
+        alone["quality"].is_null() && alone["pairs"].get("other").is_none(),
+        "{alone}"
+    );
     // Labels that the model separates perfectly, and two of them changed.
     let own = cosines(&int8);
     let mut sorted = own.clone();
     sorted.sort_by(f64::total_cmp);
     for (changed, accuracy) in [(0, 1.0), (2, 28.0 / 30.0)] {
-        let is_duplicate = |pair: usize| (own[pair] > sorted[14]) != sorted[..changed].contains(&own[pair]);
+        let is_duplicate =
+            |pair: usize| (own[pair] > sorted[14]) != sorted[..changed].contains(&own[pair]);
         let labels = file("labels.csv", "question1,question2,is_duplicate", &|pair| {
             u8::from(is_duplicate(pair)).to_string()
         });
@@ -315,24 +465,40 @@ fn pairs_of_texts_are_measured_by_similarity() {
         close(&found["pairs"]["model"]["accuracy"], accuracy, 1e-9);
     }
     let passages = |turn: usize| {
-        let rows = (0..30).map(|pair| json!({"question": first[pair], "passage": first[(pair + turn) % 30]}));
-        home.write("passages.jsonl", &rows.map(|row| row.to_string() + "\n").collect::<String>())
+        let rows = (0..30)
+            .map(|pair| json!({"question": first[pair], "passage": first[(pair + turn) % 30]}));
+        home.write(
+            "passages.jsonl",
+            &rows.map(|row| row.to_string() + "\n").collect::<String>(),
+        )
     };
     let found = home.report(&int8, &[("--pairs", &passages(1))]);
-    let [queries, documents] = ["query", "document"].map(|role| vectors(&int8, &["--prompt", role]));
+    let [queries, documents] =
+        ["query", "document"].map(|role| vectors(&int8, &["--prompt", role]));
     let expected = (0..30).filter(|question| {
         let similarity = |passage: usize| cosine(&queries[*question], &documents[passage]);
         let own = similarity((question + 1) % 30);
-        (0..30).filter(|passage| similarity(*passage) >= own).count() <= 10
+        (0..30)
+            .filter(|passage| similarity(*passage) >= own)
+            .count()
+            <= 10
     });
-    close(&found["pairs"]["model"]["recall_at_10"], expected.count() as f64 / 30.0, 1e-9);
+    close(
+        &found["pairs"]["model"]["recall_at_10"],
+        expected.count() as f64 / 30.0,
+        1e-9,
+    );
     let text = String::from_utf8(home.quality(&int8, &[("--pairs", &scores)]).stdout).unwrap();
     let shown = format!("{:.4}", spearman(&own, &gold));
     assert_eq!(
         text,
-        format!("tiny-bert, int8\n  pairs            30 pairs with scores\n  Spearman         {shown}\n")
+        format!(
+            "tiny-bert, int8\n  pairs            30 pairs with scores\n  Spearman         {shown}\n"
+        )
     );
-    let three = file("three.csv", "text1,text2,label", &|pair| ["a", "b", "c"][pair % 3].to_owned());
+    let three = file("three.csv", "text1,text2,label", &|pair| {
+        ["a", "b", "c"][pair % 3].to_owned()
+    });
     insta::assert_snapshot!(home.refusal(&int8, &[("--pairs", &three)]), @"expected two labels, one of them among `1`, `true`, `yes`, `duplicate`, `paraphrase`, `entailment`, for a model that scores similarity, but found `a`, `b`, `c`");
     insta::assert_snapshot!(home.refusal(&int8, &[("--pairs", &scores), ("--texts", &home.write("t.txt", &texts.join("\n")))]), @r"
     expected `--against` with `--texts` and `--pairs`, but found none
@@ -343,26 +509,44 @@ fn pairs_of_texts_are_measured_by_similarity() {
 #[test]
 fn labels_are_measured_by_accuracy() {
     let Some(home) = Home::new() else { return };
-    let sentiment = home.built("tiny-bert-sentiment", Task::TextClassification, Precision::Fp32);
+    let sentiment = home.built(
+        "tiny-bert-sentiment",
+        Task::TextClassification,
+        Precision::Fp32,
+    );
     let texts = sentences(30);
     let labels: Vec<String> = rows(&home.batch(&sentiment, &texts, "labels.jsonl"))
         .iter()
         .map(|row| row["label"].as_str().unwrap().to_owned())
         .collect();
     let known = ["negative", "neutral"];
-    let other =
-        |label: &str| known.iter().find(|known| !known.eq_ignore_ascii_case(label)).unwrap().to_string();
+    let other = |label: &str| {
+        known
+            .iter()
+            .find(|known| !known.eq_ignore_ascii_case(label))
+            .unwrap()
+            .to_string()
+    };
     for wrong in [0, 6] {
-        let rows = texts.iter().zip(&labels).enumerate().map(|(place, (text, label))| {
-            let label = if place < wrong { other(label) } else { label.clone() };
-            json!({ "text": text, "label": label }).to_string() + "\n"
-        });
+        let rows = texts
+            .iter()
+            .zip(&labels)
+            .enumerate()
+            .map(|(place, (text, label))| {
+                let label = if place < wrong {
+                    other(label)
+                } else {
+                    label.clone()
+                };
+                json!({ "text": text, "label": label }).to_string() + "\n"
+            });
         let mut rows: Vec<String> = rows.collect();
         // At least one of each label.
         rows.push(json!({ "text": "x", "label": other(&labels[0]) }).to_string() + "\n");
         let file = home.write("labelled.jsonl", &rows.concat());
         let found =
-            number(&home.report(&sentiment, &[("--pairs", &file)])["pairs"]["model"]["accuracy"]) * 31.0;
+            number(&home.report(&sentiment, &[("--pairs", &file)])["pairs"]["model"]["accuracy"])
+                * 31.0;
         let expected = (30 - wrong) as f64;
         assert!(
             (found - expected).abs() < 1e-6 || (found - expected - 1.0).abs() < 1e-6,
@@ -371,17 +555,24 @@ fn labels_are_measured_by_accuracy() {
     }
     let unknown = home.write(
         "unknown.jsonl",
-        &(0..12).map(|n| json!({"text": "a", "label": n % 2}).to_string() + "\n").collect::<String>(),
+        &(0..12)
+            .map(|n| json!({"text": "a", "label": n % 2}).to_string() + "\n")
+            .collect::<String>(),
     );
     insta::assert_snapshot!(home.refusal(&sentiment, &[("--pairs", &unknown)]), @r"
     expected the model's labels (`negative`, `neutral`, `positive`), but found `0`
     hint: rename the labels in the file
     ");
     // A model that reads pairs together: as `/predict` labels them.
-    let nli = home.built("tiny-roberta-nli", Task::ZeroShotClassification, Precision::Fp32);
+    let nli = home.built(
+        "tiny-roberta-nli",
+        Task::ZeroShotClassification,
+        Precision::Fp32,
+    );
     let pairs = |label: &dyn Fn(usize) -> &'static str| {
         let rows = (0..30).map(|n| {
-            json!({"premise": texts[n], "hypothesis": texts[(n + 1) % 30], "label": label(n)}).to_string()
+            json!({"premise": texts[n], "hypothesis": texts[(n + 1) % 30], "label": label(n)})
+                .to_string()
                 + "\n"
         });
         home.write("nli.jsonl", &rows.collect::<String>())
@@ -390,7 +581,11 @@ fn labels_are_measured_by_accuracy() {
     let shares: f64 = ["CONTRADICTION", "NEUTRAL", "ENTAILMENT"]
         .iter()
         .map(|label| {
-            let other = if *label == "NEUTRAL" { "ENTAILMENT" } else { "NEUTRAL" };
+            let other = if *label == "NEUTRAL" {
+                "ENTAILMENT"
+            } else {
+                "NEUTRAL"
+            };
             let file = pairs(&|n| if n == 0 { other } else { label });
             number(&home.report(&nli, &[("--pairs", &file)])["pairs"]["model"]["accuracy"])
         })
@@ -411,16 +606,23 @@ fn labels_are_measured_by_accuracy() {
         "ranked.jsonl",
         &(0..30)
             .map(|n| {
-                json!({"text1": texts[n], "text2": texts[(n + 7) % 30], "score": n * 11 % 30}).to_string()
+                json!({"text1": texts[n], "text2": texts[(n + 7) % 30], "score": n * 11 % 30})
+                    .to_string()
                     + "\n"
             })
             .collect::<String>(),
     );
     let found = home.report(&rank, &[("--pairs", &ranked)]);
-    assert!(number(&found["pairs"]["model"]["spearman"]).abs() <= 1.0, "{found}");
+    assert!(
+        number(&found["pairs"]["model"]["spearman"]).abs() <= 1.0,
+        "{found}"
+    );
     // The same text in all pairs has the same score.
     let constant = home.report(&rank, &[("--pairs", &scores)]);
-    assert!(constant["pairs"]["model"]["spearman"].is_null(), "{constant}");
+    assert!(
+        constant["pairs"]["model"]["spearman"].is_null(),
+        "{constant}"
+    );
     assert_eq!(
         constant["notes"],
         json!(["all pairs have the same score, so there is no correlation or accuracy"])
@@ -431,11 +633,18 @@ fn labels_are_measured_by_accuracy() {
 fn the_cross_entropy_of_references_is_that_of_transformers() {
     let Some(home) = Home::new() else { return };
     for case in goldens()["losses"].as_array().unwrap() {
-        let (fixture, task) = (case["model"].as_str().unwrap(), case["task"].as_str().unwrap());
+        let (fixture, task) = (
+            case["model"].as_str().unwrap(),
+            case["task"].as_str().unwrap(),
+        );
         let bundle = home.built(fixture, task.parse().unwrap(), Precision::Fp32);
         let report = home.report(&bundle, &[("--pairs", &references(&home, case))]);
         let found = &report["pairs"]["model"]["cross_entropy"];
-        assert!((number(found) - number(&case["loss"])).abs() < 1e-4, "{fixture}: {found}, {}", case["loss"]);
+        assert!(
+            (number(found) - number(&case["loss"])).abs() < 1e-4,
+            "{fixture}: {found}, {}",
+            case["loss"]
+        );
     }
 }
 
@@ -444,12 +653,22 @@ fn generated_texts_are_compared_with_references() {
     let Some(home) = Home::new() else { return };
     let (fixture, task) = ("tiny-t5", Task::Summarization);
     let golden = goldens();
-    let case = golden["losses"].as_array().unwrap().iter().find(|case| case["model"] == fixture).unwrap();
+    let case = golden["losses"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|case| case["model"] == fixture)
+        .unwrap();
     let file = references(&home, case);
     let fp32 = home.built(fixture, task, Precision::Fp32);
     // Against itself.
-    let own = home
-        .report(&fp32, &[("--against", &fp32), ("--texts", &home.write("t.txt", &sentences(20).join("\n")))]);
+    let own = home.report(
+        &fp32,
+        &[
+            ("--against", &fp32),
+            ("--texts", &home.write("t.txt", &sentences(20).join("\n"))),
+        ],
+    );
     close(&own["quality"]["chrf"], 100.0, 1e-4);
     close(&own["quality"]["identical"], 1.0, 0.0);
     // The build has the same figures, beside fp32's.
@@ -462,19 +681,38 @@ fn generated_texts_are_compared_with_references() {
         source.display()
     );
     fs::write(&recipe, text).unwrap();
-    let arguments =
-        ["build", recipe.to_str().unwrap(), "--out", int8.to_str().unwrap(), "--precision", "int8"];
-    let arguments = [&arguments[..], &["--pairs", file.to_str().unwrap(), "--json"]].concat();
+    let arguments = [
+        "build",
+        recipe.to_str().unwrap(),
+        "--out",
+        int8.to_str().unwrap(),
+        "--precision",
+        "int8",
+    ];
+    let arguments = [
+        &arguments[..],
+        &["--pairs", file.to_str().unwrap(), "--json"],
+    ]
+    .concat();
     let built = home.run(&arguments.iter().map(Path::new).collect::<Vec<_>>());
     assert!(built.status.success(), "{built:?}");
     let built: Value = serde_json::from_slice(&built.stdout).unwrap();
-    close(&built["pairs"]["other"]["cross_entropy"], number(&case["loss"]), 1e-4);
+    close(
+        &built["pairs"]["other"]["cross_entropy"],
+        number(&case["loss"]),
+        1e-4,
+    );
     let found = home.report(&int8, &[("--pairs", &file)]);
     for name in ["chrf", "exact_match", "cross_entropy"] {
-        close(&found["pairs"]["model"][name], number(&built["pairs"]["model"][name]), 1e-3);
+        close(
+            &found["pairs"]["model"][name],
+            number(&built["pairs"]["model"][name]),
+            1e-3,
+        );
     }
-    let Some(Quality::Seq2Seq { chrf: Some(chrf), .. }) =
-        Bundle::open(&int8).unwrap().manifest().weights.quality
+    let Some(Quality::Seq2Seq {
+        chrf: Some(chrf), ..
+    }) = Bundle::open(&int8).unwrap().manifest().weights.quality
     else {
         panic!("{fixture} has chrF")
     };
@@ -492,7 +730,8 @@ fn generated_texts_are_compared_with_references() {
 }
 
 fn goldens() -> Value {
-    serde_json::from_str(&fs::read_to_string(fixtures().join("goldens/quality.json")).unwrap()).unwrap()
+    serde_json::from_str(&fs::read_to_string(fixtures().join("goldens/quality.json")).unwrap())
+        .unwrap()
 }
 
 /// A file with the texts and references of a case.
@@ -513,10 +752,15 @@ fn cross_entropy_that_cannot_be_measured_is_noted() {
         .collect::<String>();
     let report = home.report(&marian, &[("--pairs", &home.write("pairs.jsonl", &pairs))]);
     assert!(report["pairs"]["model"]["chrf"].is_number(), "{report}");
-    assert!(report["pairs"]["model"].get("cross_entropy").is_none(), "{report}");
+    assert!(
+        report["pairs"]["model"].get("cross_entropy").is_none(),
+        "{report}"
+    );
     assert_eq!(
         report["notes"],
-        json!(["cross-entropy is not measured, since Marian's bundles have no tokenizer for translations"])
+        json!([
+            "cross-entropy is not measured, since Marian's bundles have no tokenizer for translations"
+        ])
     );
 }
 
@@ -526,26 +770,46 @@ fn a_build_takes_own_texts_and_pairs() {
     let texts = home.write("texts.txt", &sentences(25).join("\n"));
     let pairs: String = (0..12)
         .map(|n| {
-            json!({"text1": format!("a {n}"), "text2": format!("b {}", n * n), "score": n}).to_string() + "\n"
+            json!({"text1": format!("a {n}"), "text2": format!("b {}", n * n), "score": n})
+                .to_string()
+                + "\n"
         })
         .collect();
     let pairs = home.write("pairs.jsonl", &pairs);
     let (source, out) = (fixtures().join("models/tiny-bert"), home.path("out"));
     let build = |options: &[&Path]| {
-        let own = [Path::new("build"), &source, Path::new("--out"), &out, Path::new("--json")];
+        let own = [
+            Path::new("build"),
+            &source,
+            Path::new("--out"),
+            &out,
+            Path::new("--json"),
+        ];
         home.run(&[&own[..], options].concat())
     };
     let int8 = [Path::new("--precision"), Path::new("int8")];
-    let output = build(&[&int8[..], &[Path::new("--texts"), &texts, Path::new("--pairs"), &pairs]].concat());
+    let output = build(
+        &[
+            &int8[..],
+            &[Path::new("--texts"), &texts, Path::new("--pairs"), &pairs],
+        ]
+        .concat(),
+    );
     assert!(output.status.success(), "{output:?}");
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!((&report["quality"]["texts"], &report["vectors"]["texts"]), (&json!(25), &json!(25)));
+    assert_eq!(
+        (&report["quality"]["texts"], &report["vectors"]["texts"]),
+        (&json!(25), &json!(25))
+    );
     let found = home.report(&out, &[("--pairs", &pairs)]);
     assert_eq!(found["pairs"]["model"], report["pairs"]["model"]);
     assert!(report["pairs"]["other"]["spearman"].is_number(), "{report}");
     // Files are read before anything is built.
     let refused = build(&[Path::new("--texts"), &home.write("few.txt", "a\nb\n")]);
-    assert!(String::from_utf8_lossy(&refused.stderr).contains("expected 20 to 5000 texts"), "{refused:?}");
+    assert!(
+        String::from_utf8_lossy(&refused.stderr).contains("expected 20 to 5000 texts"),
+        "{refused:?}"
+    );
 }
 
 /// A model that reads no text: its vectors are all equal, so figures about them say nothing.
@@ -572,12 +836,19 @@ fn a_model_with_equal_outputs_is_noted() {
     assert!(
         changed
             .iter()
-            .any(|(name, data, ..)| name.ends_with("LayerNorm.weight") && data.iter().all(|byte| *byte == 0))
+            .any(|(name, data, ..)| name.ends_with("LayerNorm.weight")
+                && data.iter().all(|byte| *byte == 0))
     );
     let views = changed.iter().map(|(name, data, dtype, shape)| {
-        (name.as_str(), safetensors::tensor::TensorView::new(*dtype, shape.clone(), data).unwrap())
+        (
+            name.as_str(),
+            safetensors::tensor::TensorView::new(*dtype, shape.clone(), data).unwrap(),
+        )
     });
     fs::write(&path, safetensors::serialize(views, None).unwrap()).unwrap();
     let report = home.report(&source, &[("--against", Path::new("fp32"))]);
-    assert_eq!(report["notes"], json!(["all texts have the same output, so the quality says nothing"]));
+    assert_eq!(
+        report["notes"],
+        json!(["all texts have the same output, so the quality says nothing"])
+    );
 }

@@ -36,10 +36,15 @@ fn blocks(text: &str) -> Vec<Block> {
     for line in text.lines() {
         match (line.strip_prefix("```"), open.take()) {
             (Some(language), None) => {
-                let not_run =
-                    before.strip_prefix("<!-- not run: ").and_then(|rest| rest.strip_suffix(" -->"));
+                let not_run = before
+                    .strip_prefix("<!-- not run: ")
+                    .and_then(|rest| rest.strip_suffix(" -->"));
                 let not_run = not_run.map(str::to_owned);
-                open = Some(Block { language: language.to_owned(), code: String::new(), not_run });
+                open = Some(Block {
+                    language: language.to_owned(),
+                    code: String::new(),
+                    not_run,
+                });
             }
             (Some(_), Some(block)) => blocks.push(block),
             (None, Some(mut block)) => {
@@ -65,7 +70,13 @@ fn readme() -> Vec<Block> {
 /// Commands in a block: its lines without comments, joined at a trailing backslash.
 fn commands(code: &str) -> Vec<String> {
     let joined = code.replace("\\\n", " ");
-    let lines = joined.lines().map(|line| line.split(" # ").next().unwrap_or_default().trim().to_owned());
+    let lines = joined.lines().map(|line| {
+        line.split(" # ")
+            .next()
+            .unwrap_or_default()
+            .trim()
+            .to_owned()
+    });
     lines.filter(|line| !line.is_empty()).collect()
 }
 
@@ -76,8 +87,14 @@ fn commands_that_are_not_run_are_make_targets() {
         blocks.iter().all(|block| !block.language.is_empty()),
         "expected a language for each block: {blocks:#?}"
     );
-    let not_run: Vec<_> = blocks.iter().filter(|block| block.not_run.is_some()).collect();
-    let codes: Vec<_> = not_run.iter().flat_map(|block| commands(&block.code)).collect();
+    let not_run: Vec<_> = blocks
+        .iter()
+        .filter(|block| block.not_run.is_some())
+        .collect();
+    let codes: Vec<_> = not_run
+        .iter()
+        .flat_map(|block| commands(&block.code))
+        .collect();
     insta::assert_snapshot!(codes.join("\n"), @"
     make wheel && pip install target/wheels/kivuml-*.whl
     cargo install --path cli
@@ -89,7 +106,10 @@ fn commands_that_are_not_run_are_make_targets() {
     make test
     ");
     let makefile = fs::read_to_string(root().join("Makefile")).unwrap();
-    for command in codes.iter().filter_map(|command| command.strip_prefix("make ")) {
+    for command in codes
+        .iter()
+        .filter_map(|command| command.strip_prefix("make "))
+    {
         let target = command.split(' ').next().unwrap();
         assert!(makefile.contains(&format!("\n{target}:")), "{target}");
     }
@@ -103,7 +123,11 @@ fn checkout() -> tempfile::TempDir {
         symlink(root().join(name), folder.path().join(name)).unwrap();
     }
     fs::create_dir_all(folder.path().join("target/debug")).unwrap();
-    symlink(env!("CARGO_BIN_EXE_kivu"), folder.path().join("target/debug/kivu")).unwrap();
+    symlink(
+        env!("CARGO_BIN_EXE_kivu"),
+        folder.path().join("target/debug/kivu"),
+    )
+    .unwrap();
     folder
 }
 
@@ -112,19 +136,33 @@ fn checkout() -> tempfile::TempDir {
 fn both_container_files_make_the_same_image() {
     let [checkout, archive] = ["Containerfile", "packaging/Containerfile"].map(|name| {
         let text = fs::read_to_string(root().join(name)).unwrap();
-        let lines = text.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
+        let lines = text
+            .lines()
+            .filter(|line| !line.starts_with('#') && !line.is_empty());
         lines.map(str::to_owned).collect::<Vec<_>>()
     });
-    let last = checkout.iter().rposition(|line| line.starts_with("FROM ")).unwrap();
+    let last = checkout
+        .iter()
+        .rposition(|line| line.starts_with("FROM "))
+        .unwrap();
     let image = |lines: &[String]| -> Vec<String> {
-        lines.iter().filter(|line| !line.starts_with("COPY ")).cloned().collect()
+        lines
+            .iter()
+            .filter(|line| !line.starts_with("COPY "))
+            .cloned()
+            .collect()
     };
     assert_eq!(image(&checkout[last..]), image(&archive));
-    assert!(archive.contains(&"CMD [\"serve\", \"/models\"]".to_owned()), "{archive:?}");
+    assert!(
+        archive.contains(&"CMD [\"serve\", \"/models\"]".to_owned()),
+        "{archive:?}"
+    );
     // The context of the build has no build outputs.
     let ignored = fs::read_to_string(root().join(".dockerignore")).unwrap();
-    for line in
-        fs::read_to_string(root().join(".gitignore")).unwrap().lines().filter(|line| line.starts_with('/'))
+    for line in fs::read_to_string(root().join(".gitignore"))
+        .unwrap()
+        .lines()
+        .filter(|line| line.starts_with('/'))
     {
         assert!(ignored.lines().any(|known| known == &line[1..]), "{line}");
     }
@@ -134,11 +172,21 @@ fn both_container_files_make_the_same_image() {
 fn make_run() -> Server {
     // Under `make test`, make would also print the folders that it enters.
     let mut plan = Command::new("make");
-    plan.args(["--dry-run", "--no-print-directory", "run"]).env_remove("MAKEFLAGS").env_remove("MAKELEVEL");
+    plan.args(["--dry-run", "--no-print-directory", "run"])
+        .env_remove("MAKEFLAGS")
+        .env_remove("MAKELEVEL");
     let plan = plan.current_dir(root()).output().unwrap();
     let plan = String::from_utf8(plan.stdout).unwrap();
-    assert_eq!(plan.lines().last(), Some("target/debug/kivu serve .kivu/bundles"));
-    Server::wait(kivu(&root().join(".kivu/bundles")).stderr(Stdio::null()).spawn().unwrap())
+    assert_eq!(
+        plan.lines().last(),
+        Some("target/debug/kivu serve .kivu/bundles")
+    );
+    Server::wait(
+        kivu(&root().join(".kivu/bundles"))
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap(),
+    )
 }
 
 fn run_shell(code: &str, folder: &Path, server: &mut Option<Server>) {
@@ -148,16 +196,26 @@ fn run_shell(code: &str, folder: &Path, server: &mut Option<Server>) {
             continue;
         }
         if let Some(bundle) = command.strip_prefix("target/debug/kivu serve ") {
-            *server = Some(Server::wait(kivu(&folder.join(bundle)).stderr(Stdio::null()).spawn().unwrap()));
+            *server = Some(Server::wait(
+                kivu(&folder.join(bundle))
+                    .stderr(Stdio::null())
+                    .spawn()
+                    .unwrap(),
+            ));
             continue;
         }
-        succeed(shell(folder).args(["-c", &format!("{CURL}\n{}", with_address(server.as_ref(), &command))]));
+        succeed(shell(folder).args([
+            "-c",
+            &format!("{CURL}\n{}", with_address(server.as_ref(), &command)),
+        ]));
     }
 }
 
 fn shell(folder: &Path) -> Command {
     let mut shell = Command::new("bash");
-    shell.env("KIVU_ONNXRUNTIME", library_path().unwrap()).current_dir(folder);
+    shell
+        .env("KIVU_ONNXRUNTIME", library_path().unwrap())
+        .current_dir(folder);
     shell
 }
 
@@ -171,7 +229,9 @@ fn with_address(server: Option<&Server>, code: &str) -> String {
 
 #[test]
 fn commands_and_programs_of_the_readme_run() {
-    let Some(python) = tool("TEST_PYTHON") else { return };
+    let Some(python) = tool("TEST_PYTHON") else {
+        return;
+    };
     runtime().expect("`make test` installs ONNX Runtime");
     let folder = checkout();
     let mut server = None;
@@ -200,27 +260,47 @@ fn commands_and_programs_of_the_readme_run() {
 /// Commands in the tutorials print what the page shows. A test model replaces the one from the hub.
 #[test]
 fn commands_of_the_tutorials_run() {
-    let Some(python) = tool("TEST_PYTHON") else { return };
+    let Some(python) = tool("TEST_PYTHON") else {
+        return;
+    };
     runtime().expect("`make test` installs ONNX Runtime");
     let folder = checkout();
     let server = make_run();
-    let path = format!("{}:{}", python.parent().unwrap().display(), std::env::var("PATH").unwrap());
+    let path = format!(
+        "{}:{}",
+        python.parent().unwrap().display(),
+        std::env::var("PATH").unwrap()
+    );
     let blocks = blocks_of("docs/tutorials.md");
-    let followed = blocks.iter().zip(blocks.iter().skip(1).map(Some).chain([None]));
+    let followed = blocks
+        .iter()
+        .zip(blocks.iter().skip(1).map(Some).chain([None]));
     let mut count = 0;
-    for (block, next) in followed.filter(|(block, _)| block.language == "sh" && block.code != "make run\n") {
-        let code =
-            block.code.replace("dslim/bert-base-NER", "tests/fixtures/models/tiny-bert-ner --precision fp32");
+    for (block, next) in
+        followed.filter(|(block, _)| block.language == "sh" && block.code != "make run\n")
+    {
+        let code = block.code.replace(
+            "dslim/bert-base-NER",
+            "tests/fixtures/models/tiny-bert-ner --precision fp32",
+        );
         let mut shell = shell(folder.path());
-        shell.env("SERVER_URL", format!("http://{}", server.address)).env("PATH", &path);
+        shell
+            .env("SERVER_URL", format!("http://{}", server.address))
+            .env("PATH", &path);
         // The test model's bundle is not kept.
         shell.env("KIVU_HOME", folder.path().join("home"));
         let output = shell.args(["-e", "-c", &code]).output().unwrap();
         assert!(output.status.success(), "{code}\n{output:?}");
         let found = String::from_utf8(output.stdout).unwrap();
         if let Some(shown) = next.filter(|next| next.language == "text") {
-            let is_equal = found.lines().zip(shown.code.lines()).all(|(found, shown)| is_shown(found, shown));
-            assert!(is_equal && found.lines().count() >= shown.code.lines().count(), "{code}\n{found}");
+            let is_equal = found
+                .lines()
+                .zip(shown.code.lines())
+                .all(|(found, shown)| is_shown(found, shown));
+            assert!(
+                is_equal && found.lines().count() >= shown.code.lines().count(),
+                "{code}\n{found}"
+            );
         }
         count += 1;
     }
@@ -232,8 +312,13 @@ fn commands_of_the_tutorials_run() {
 /// All Python programs of the page run in one process, since their packages take seconds to import.
 #[test]
 fn code_on_the_page_about_clients_runs() {
-    let Some(python) = tool("TEST_FRAMEWORKS") else { return };
-    let has_packages = Command::new(&python).args(["-c", "import haystack"]).stderr(Stdio::null()).status();
+    let Some(python) = tool("TEST_FRAMEWORKS") else {
+        return;
+    };
+    let has_packages = Command::new(&python)
+        .args(["-c", "import haystack"])
+        .stderr(Stdio::null())
+        .status();
     if !has_packages.is_ok_and(|status| status.success()) {
         crate::skips::unsupported("haystack-ai needs Python 3.11");
         return;
@@ -242,21 +327,34 @@ fn code_on_the_page_about_clients_runs() {
     let server = make_run();
     let blocks = blocks_of("docs/clients.md");
     let code = |language: &str| -> String {
-        let blocks = blocks.iter().filter(|block| block.language == language && block.not_run.is_none());
-        blocks.map(|block| with_address(Some(&server), &block.code)).collect()
+        let blocks = blocks
+            .iter()
+            .filter(|block| block.language == language && block.not_run.is_none());
+        blocks
+            .map(|block| with_address(Some(&server), &block.code))
+            .collect()
     };
     let program = code("python");
-    for package in
-        ["openai", "huggingface_hub", "langchain_openai", "llama_index", "haystack", "litellm", "ollama"]
-    {
+    for package in [
+        "openai",
+        "huggingface_hub",
+        "langchain_openai",
+        "llama_index",
+        "haystack",
+        "litellm",
+        "ollama",
+    ] {
         assert!(
-            program.contains(&format!("import {package}")) || program.contains(&format!("from {package}")),
+            program.contains(&format!("import {package}"))
+                || program.contains(&format!("from {package}")),
             "{package}"
         );
     }
     // Nothing on the page needs another server, apart from the prices that one package looks up.
     let mut command = Command::new(python);
-    command.args(["-W", "ignore", "-c", &program]).env("LITELLM_LOCAL_MODEL_COST_MAP", "True");
+    command
+        .args(["-W", "ignore", "-c", &program])
+        .env("LITELLM_LOCAL_MODEL_COST_MAP", "True");
     succeed(command.env("HAYSTACK_TELEMETRY_ENABLED", "False"));
     let commands = code("sh");
     assert!(commands.contains("/translate"));
@@ -267,11 +365,17 @@ fn code_on_the_page_about_clients_runs() {
 fn is_shown(found: &str, shown: &str) -> bool {
     let [found, shown] = [found, shown].map(|text| text.split_whitespace().collect::<String>());
     let mut parts = shown.split('…');
-    let Some(mut rest) = parts.next().and_then(|first| found.strip_prefix(first)) else { return false };
+    let Some(mut rest) = parts.next().and_then(|first| found.strip_prefix(first)) else {
+        return false;
+    };
     let parts: Vec<&str> = parts.collect();
-    let Some((last, inner)) = parts.split_last() else { return rest.is_empty() };
+    let Some((last, inner)) = parts.split_last() else {
+        return rest.is_empty();
+    };
     for part in inner {
-        let Some((_, after)) = rest.split_once(part) else { return false };
+        let Some((_, after)) = rest.split_once(part) else {
+            return false;
+        };
         rest = after;
     }
     rest.ends_with(last)
@@ -296,7 +400,9 @@ fn requests_of_the_api_documentation_get_the_responses_in_it() {
     runtime().expect("`make test` installs ONNX Runtime");
     let server = make_run();
     let blocks = blocks_of("docs/api.md");
-    let followed = blocks.iter().zip(blocks.iter().skip(1).map(Some).chain([None]));
+    let followed = blocks
+        .iter()
+        .zip(blocks.iter().skip(1).map(Some).chain([None]));
     let requests = followed.filter(|(block, _)| {
         block.language == "sh" && block.not_run.is_none() && block.code.starts_with("curl ")
     });
@@ -304,11 +410,22 @@ fn requests_of_the_api_documentation_get_the_responses_in_it() {
     for (request, next) in requests {
         let code = format!("{CURL}\n{}", with_address(Some(&server), &request.code));
         let output = shell(&root()).args(["-c", &code]).output().unwrap();
-        let shown = next.filter(|next| next.language.is_empty()).map(|next| next.code.as_str());
+        let shown = next
+            .filter(|next| next.language.is_empty())
+            .map(|next| next.code.as_str());
         let fails = shown.is_some_and(|shown| shown.starts_with("{\"error\""));
-        assert_eq!(output.status.success(), !fails, "{}\n{output:?}", request.code);
+        assert_eq!(
+            output.status.success(),
+            !fails,
+            "{}\n{output:?}",
+            request.code
+        );
         let found = String::from_utf8(output.stdout).unwrap();
-        assert!(shown.is_none_or(|shown| is_shown(&found, shown)), "{}\n{found}\n{shown:?}", request.code);
+        assert!(
+            shown.is_none_or(|shown| is_shown(&found, shown)),
+            "{}\n{found}\n{shown:?}",
+            request.code
+        );
         count += 1;
     }
     assert!(count > 10, "{count} requests");
@@ -318,21 +435,41 @@ fn requests_of_the_api_documentation_get_the_responses_in_it() {
 #[test]
 fn messages_of_troubleshooting_exist() {
     let page = fs::read_to_string(root().join("docs/troubleshooting.md")).unwrap();
-    let files = ["src", "compiler/src", "cli/src"].map(|folder| sources(&root().join(folder), "rs")).concat();
-    let source: String = files.iter().map(|path| fs::read_to_string(path).unwrap()).collect();
+    let files = ["src", "compiler/src", "cli/src"]
+        .map(|folder| sources(&root().join(folder), "rs"))
+        .concat();
+    let source: String = files
+        .iter()
+        .map(|path| fs::read_to_string(path).unwrap())
+        .collect();
     // A backslash joins a string's lines.
     let mut parts = source.split("\\\n");
     let first = parts.next().unwrap_or_default().to_owned();
     let source = parts.fold(first, |joined, part| joined + part.trim_start());
     let begins = |span: &&str| {
-        ["cannot ", "expected ", "the ", "this ", "unknown "].iter().any(|word| span.starts_with(word))
+        ["cannot ", "expected ", "the ", "this ", "unknown "]
+            .iter()
+            .any(|word| span.starts_with(word))
     };
-    let quoted = page.split('`').skip(1).step_by(2).filter(begins).filter(|span| !span.contains("s3://"));
-    let unknown: Vec<&str> =
-        quoted.filter(|span| !span.split(['…', '"']).all(|part| source.contains(part.trim()))).collect();
+    let quoted = page
+        .split('`')
+        .skip(1)
+        .step_by(2)
+        .filter(begins)
+        .filter(|span| !span.contains("s3://"));
+    let unknown: Vec<&str> = quoted
+        .filter(|span| {
+            !span
+                .split(['…', '"'])
+                .all(|part| source.contains(part.trim()))
+        })
+        .collect();
     assert!(unknown.is_empty(), "{unknown:#?}");
 }
 
 fn has_node() -> bool {
-    Command::new("node").arg("--version").output().is_ok_and(|output| output.status.success())
+    Command::new("node")
+        .arg("--version")
+        .output()
+        .is_ok_and(|output| output.status.success())
 }

@@ -31,7 +31,13 @@ fn app(limits: Limits) -> Router {
 }
 
 async fn ask(app: &Router, path: &str, body: &Value) -> (StatusCode, Value) {
-    answer(app.clone().oneshot(post(path, body.to_string())).await.unwrap()).await
+    answer(
+        app.clone()
+            .oneshot(post(path, body.to_string()))
+            .await
+            .unwrap(),
+    )
+    .await
 }
 
 /// All paths of the API, and whether they take POST.
@@ -63,9 +69,15 @@ async fn only_post_reads_bodies() {
     assert!(paths.len() > 40, "{paths:?}");
     for (path, takes_post) in paths {
         let others = if takes_post { "PATCH" } else { "POST" };
-        for method in ["GET", "HEAD", "DELETE", "OPTIONS", "PUT", "PATCH", "TRACE", others] {
+        for method in [
+            "GET", "HEAD", "DELETE", "OPTIONS", "PUT", "PATCH", "TRACE", others,
+        ] {
             let (body, read) = counted();
-            let request = Request::builder().method(method).uri(&path).body(body).unwrap();
+            let request = Request::builder()
+                .method(method)
+                .uri(&path)
+                .body(body)
+                .unwrap();
             app.clone().oneshot(request).await.unwrap();
             let read = read.load(Ordering::Relaxed);
             assert!(read <= 8 * 1024, "{method} {path} has read {read} bytes");
@@ -76,12 +88,28 @@ async fn only_post_reads_bodies() {
 /// A server that is busy is not removed by its load balancer.
 #[tokio::test]
 async fn only_post_needs_a_permit() {
-    let app = app(Limits { requests: 0, ..Limits::default() });
-    assert_eq!(ask(&app, "/embed", &json!({ "inputs": "cat" })).await.0, StatusCode::TOO_MANY_REQUESTS);
+    let app = app(Limits {
+        requests: 0,
+        ..Limits::default()
+    });
+    assert_eq!(
+        ask(&app, "/embed", &json!({ "inputs": "cat" })).await.0,
+        StatusCode::TOO_MANY_REQUESTS
+    );
     for method in [Method::GET, Method::HEAD] {
-        for path in ["/", "/health", "/ping", "/v2/health/live", "/v2/health/ready", "/v2/models/tiny/ready"]
-        {
-            let request = Request::builder().method(&method).uri(path).body(Body::empty()).unwrap();
+        for path in [
+            "/",
+            "/health",
+            "/ping",
+            "/v2/health/live",
+            "/v2/health/ready",
+            "/v2/models/tiny/ready",
+        ] {
+            let request = Request::builder()
+                .method(&method)
+                .uri(path)
+                .body(Body::empty())
+                .unwrap();
             assert_eq!(
                 app.clone().oneshot(request).await.unwrap().status(),
                 StatusCode::OK,
@@ -95,8 +123,15 @@ async fn only_post_needs_a_permit() {
 #[tokio::test]
 async fn lists_in_place_of_objects_are_refused() {
     let folder = tempfile::tempdir().unwrap();
-    let files = FilesConfig { folder: Some(folder.path().display().to_string()), ..FilesConfig::default() };
-    let files = Files::open(&Config { files, ..Config::default() }).unwrap();
+    let files = FilesConfig {
+        folder: Some(folder.path().display().to_string()),
+        ..FilesConfig::default()
+    };
+    let files = Files::open(&Config {
+        files,
+        ..Config::default()
+    })
+    .unwrap();
     let app = router(scripted(Limits::default()).with_files(files));
     let (cat, null) = (json!("cat"), Value::Null);
     let similarity = json!({ "source_sentence": "cat", "sentences": ["dog"] });
@@ -104,34 +139,75 @@ async fn lists_in_place_of_objects_are_refused() {
         ("/tokenize", json!([cat, null, true, null, null, null])),
         ("/decode", json!([[5], null, true])),
         ("/vertex", json!([[{ "inputs": "cat" }]])),
-        ("/rerank", json!([cat, ["dog"], null, null, null, null, null])),
+        (
+            "/rerank",
+            json!([cat, ["dog"], null, null, null, null, null]),
+        ),
         ("/similarity", json!([similarity, null, null])),
         ("/similarity", json!({ "inputs": [cat, ["dog"]] })),
-        ("/v1/rerank", json!([null, cat, ["dog"], null, null, null, null])),
-        ("/v1/embeddings", Value::from([vec![cat.clone()], vec![null.clone(); 14]].concat())),
-        ("/v2/embed", json!([null, ["cat"], null, null, null, null, null])),
-        ("/v2/embed", json!({ "inputs": [[[{ "type": "text", "text": "cat" }]]] })),
-        ("/v2/embed", json!({ "inputs": [{ "content": [["text", "cat"]] }] })),
+        (
+            "/v1/rerank",
+            json!([null, cat, ["dog"], null, null, null, null]),
+        ),
+        (
+            "/v1/embeddings",
+            Value::from([vec![cat.clone()], vec![null.clone(); 14]].concat()),
+        ),
+        (
+            "/v2/embed",
+            json!([null, ["cat"], null, null, null, null, null]),
+        ),
+        (
+            "/v2/embed",
+            json!({ "inputs": [[[{ "type": "text", "text": "cat" }]]] }),
+        ),
+        (
+            "/v2/embed",
+            json!({ "inputs": [{ "content": [["text", "cat"]] }] }),
+        ),
         ("/api/embed", json!([null, cat, null, null])),
         ("/api/show", json!(["tiny", null])),
         (
             "/v2/models/tiny/infer",
             json!([null, [{ "name": "TEXT", "shape": [1], "datatype": "BYTES", "data": [cat] }], null, {}]),
         ),
-        ("/v2/models/tiny/infer", json!({ "inputs": [["TEXT", [1], "BYTES", {}, [cat]]] })),
+        (
+            "/v2/models/tiny/infer",
+            json!({ "inputs": [["TEXT", [1], "BYTES", {}, [cat]]] }),
+        ),
     ] {
         let (status, answer) = ask(&app, path, &body).await;
-        assert!(matches!(status.as_u16(), 400 | 422), "{path} {body}: {status} {answer}");
-        assert!(answer.to_string().contains("to be an object"), "{path} {body}: {answer}");
+        assert!(
+            matches!(status.as_u16(), 400 | 422),
+            "{path} {body}: {status} {answer}"
+        );
+        assert!(
+            answer.to_string().contains("to be an object"),
+            "{path} {body}: {answer}"
+        );
     }
     // A form, and requests without a body or whose body is ignored.
     let ignored = ["/cancel", "/index", "/load", "/unload"];
-    let is_json = |path: &str| path != "/v1/files" && !ignored.iter().any(|end| path.ends_with(end));
-    for (path, _) in paths().await.into_iter().filter(|(path, takes_post)| *takes_post && is_json(path)) {
-        for body in [json!([]), json!(["cat"]), json!(["cat", ["dog"]]), json!(null), json!("cat"), json!(7)]
-        {
+    let is_json =
+        |path: &str| path != "/v1/files" && !ignored.iter().any(|end| path.ends_with(end));
+    for (path, _) in paths()
+        .await
+        .into_iter()
+        .filter(|(path, takes_post)| *takes_post && is_json(path))
+    {
+        for body in [
+            json!([]),
+            json!(["cat"]),
+            json!(["cat", ["dog"]]),
+            json!(null),
+            json!("cat"),
+            json!(7),
+        ] {
             let (status, answer) = ask(&app, &path, &body).await;
-            assert!(matches!(status.as_u16(), 400 | 422), "{path} {body}: {status} {answer}");
+            assert!(
+                matches!(status.as_u16(), 400 | 422),
+                "{path} {body}: {status} {answer}"
+            );
         }
     }
 }
@@ -142,10 +218,17 @@ async fn values_below_the_documented_minimum_are_refused() {
     let app = app(Limits::default());
     let mut answers = Vec::new();
     for path in ["/embed", "/embed_all"] {
-        for (name, value) in [("dimensions", json!(0)), ("max_active_dims", json!(0)), ("outputs", json!([]))]
-        {
+        for (name, value) in [
+            ("dimensions", json!(0)),
+            ("max_active_dims", json!(0)),
+            ("outputs", json!([])),
+        ] {
             let (status, answer) = ask(&app, path, &json!({ "inputs": "cat", name: value })).await;
-            assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY, "{path} {name}: {answer}");
+            assert_eq!(
+                status,
+                StatusCode::UNPROCESSABLE_ENTITY,
+                "{path} {name}: {answer}"
+            );
             answers.push(format!("{path}: {}", answer["error"].as_str().unwrap()));
         }
     }
@@ -161,19 +244,37 @@ async fn values_below_the_documented_minimum_are_refused() {
 
 #[tokio::test]
 async fn the_instances_of_a_request_share_its_limits() {
-    let app = app(Limits { texts: 4, ..Limits::default() });
+    let app = app(Limits {
+        texts: 4,
+        ..Limits::default()
+    });
     let instances = |texts: &[&[&str]]| {
-        let instances: Vec<_> = texts.iter().map(|texts| json!({ "inputs": texts })).collect();
+        let instances: Vec<_> = texts
+            .iter()
+            .map(|texts| json!({ "inputs": texts }))
+            .collect();
         json!({ "instances": instances })
     };
-    let (status, answer) = ask(&app, "/vertex", &instances(&[&["cat", "dog"], &["bird", "cat"]])).await;
+    let (status, answer) = ask(
+        &app,
+        "/vertex",
+        &instances(&[&["cat", "dog"], &["bird", "cat"]]),
+    )
+    .await;
     assert_eq!(status, StatusCode::OK);
     for (index, texts) in [["cat", "dog"], ["bird", "cat"]].iter().enumerate() {
         let (_, alone) = ask(&app, "/embed", &json!({ "inputs": texts })).await;
-        assert_eq!(answer["predictions"][index], alone, "in the order of the instances");
+        assert_eq!(
+            answer["predictions"][index], alone,
+            "in the order of the instances"
+        );
     }
-    let (status, answer) =
-        ask(&app, "/vertex", &instances(&[&["cat", "dog"], &["bird"], &["cat", "dog"]])).await;
+    let (status, answer) = ask(
+        &app,
+        "/vertex",
+        &instances(&[&["cat", "dog"], &["bird"], &["cat", "dog"]]),
+    )
+    .await;
     assert_eq!(status, StatusCode::PAYLOAD_TOO_LARGE);
     insta::assert_snapshot!(answer["error"], @r#""expected at most 4 texts in the request, but found more""#);
 }
@@ -188,11 +289,19 @@ async fn embedding_models_rank_by_cosine_similarity() {
             body["model"] = "tiny".into();
         }
         let (status, ranks) = ask(&app, "/rerank", &body).await;
-        assert_eq!((status, &ranks[0]["index"]), (StatusCode::OK, &json!(1)), "{ranks}");
+        assert_eq!(
+            (status, &ranks[0]["index"]),
+            (StatusCode::OK, &json!(1)),
+            "{ranks}"
+        );
     }
     let body = json!({ "query": "cat", "documents": ["a", "dog and dog"] });
     for path in ["/v1/rerank", "/v2/rerank"] {
-        assert_eq!(ask(&app, path, &body).await.1["results"][0]["index"], 1, "{path}");
+        assert_eq!(
+            ask(&app, path, &body).await.1["results"][0]["index"],
+            1,
+            "{path}"
+        );
     }
 }
 
@@ -204,8 +313,12 @@ async fn a_server_without_models_says_so() {
     assert_eq!(status, StatusCode::NOT_FOUND);
     insta::assert_snapshot!(body["error"], @r#""expected a model to be served, but found none that the request may use; `GET /models` lists the models""#);
     for path in ["/", "/tokenize", "/api/show", "/vertex"] {
-        let (status, body) =
-            ask(&app, path, &json!({ "inputs": "cat", "instances": [{ "inputs": "cat" }] })).await;
+        let (status, body) = ask(
+            &app,
+            path,
+            &json!({ "inputs": "cat", "instances": [{ "inputs": "cat" }] }),
+        )
+        .await;
         assert_eq!(status, StatusCode::NOT_FOUND, "{path}: {body}");
         assert!(!body.to_string().contains("``"), "{path}: {body}");
     }
@@ -215,17 +328,30 @@ async fn a_server_without_models_says_so() {
 #[tokio::test]
 async fn paths_outside_of_the_prefix_have_no_route() {
     let router = below(Some("/large"), app(Limits::default()));
-    for path in
-        ["/", "/embed", "/larger/embed", "/LARGE/embed", "/%6Carge/embed", "//large/embed", "/large%2Fembed"]
-    {
+    for path in [
+        "/",
+        "/embed",
+        "/larger/embed",
+        "/LARGE/embed",
+        "/%6Carge/embed",
+        "//large/embed",
+        "/large%2Fembed",
+    ] {
         for method in [Method::GET, Method::POST] {
-            let request = Request::builder().method(method).uri(path).body(Body::empty()).unwrap();
+            let request = Request::builder()
+                .method(method)
+                .uri(path)
+                .body(Body::empty())
+                .unwrap();
             let response = router.clone().oneshot(request).await.unwrap();
             assert_eq!(response.headers()["x-request-id"].len(), 36, "{path}");
             let (status, body) = answer(response).await;
             assert_eq!(status, StatusCode::NOT_FOUND, "{path}");
             let expected = format!("no route `{path}`; `/docs` lists the routes");
-            assert_eq!(body, json!({ "error": expected, "error_type": "Validation" }));
+            assert_eq!(
+                body,
+                json!({ "error": expected, "error_type": "Validation" })
+            );
         }
     }
 }

@@ -24,7 +24,9 @@ fn config(rules: &Value) -> Config {
 }
 
 async fn answer_with(rules: Value, event: Value) -> kivu::Result<Value> {
-    Handler::new(vec![scripted_model()], &config(&rules))?.handle(event, None).await
+    Handler::new(vec![scripted_model()], &config(&rules))?
+        .handle(event, None)
+        .await
 }
 
 async fn answer(event: Value) -> Value {
@@ -33,36 +35,54 @@ async fn answer(event: Value) -> Value {
 
 /// The vector of a text, as text.
 async fn vector(text: &str) -> Value {
-    let answer = answer(json!({ "external_function": "f", "num_records": 1, "arguments": [[text]] })).await;
+    let answer =
+        answer(json!({ "external_function": "f", "num_records": 1, "arguments": [[text]] })).await;
     answer["results"][0].clone()
 }
 
 #[tokio::test]
 async fn redshift_gets_results_in_order() {
     let [cat, dog] = [vector("cat").await, vector("dog").await];
-    assert_eq!(serde_json::from_str::<Vec<f32>>(cat.as_str().unwrap()).unwrap().len(), 2);
+    assert_eq!(
+        serde_json::from_str::<Vec<f32>>(cat.as_str().unwrap())
+            .unwrap()
+            .len(),
+        2
+    );
     assert_ne!(cat, dog);
     let expected = json!({ "success": true, "num_records": 3, "results": [cat, null, dog] });
     assert_eq!(answer(recorded("redshift")).await, expected);
     let none = json!({ "external_function": "f", "num_records": 0, "arguments": [] });
-    assert_eq!(answer(none).await, json!({ "success": true, "num_records": 0, "results": [] }));
+    assert_eq!(
+        answer(none).await,
+        json!({ "success": true, "num_records": 0, "results": [] })
+    );
 }
 
 #[tokio::test]
 async fn a_second_argument_is_compared_or_ranked() {
     let pairs = json!([["cat", "cat"], ["cat", "dog"], [null, "cat"], ["cat", null]]);
-    let call = |pairs: &Value| json!({ "external_function": "f", "num_records": 4, "arguments": pairs });
+    let call =
+        |pairs: &Value| json!({ "external_function": "f", "num_records": 4, "arguments": pairs });
     let compared = answer(call(&pairs)).await;
     let results = compared["results"].as_array().unwrap();
-    assert!((results[0].as_f64().unwrap() - 1.0).abs() < 1e-6, "{compared}");
+    assert!(
+        (results[0].as_f64().unwrap() - 1.0).abs() < 1e-6,
+        "{compared}"
+    );
     assert!(results[1].as_f64().unwrap() < 1.0);
     assert_eq!(results[2..], [Value::Null, Value::Null]);
     let ranked = async |rules: Value, arguments: Value| {
-        let handler = Handler::new(vec![scripted_model_of(Task::TextRanking)], &config(&rules)).unwrap();
+        let handler =
+            Handler::new(vec![scripted_model_of(Task::TextRanking)], &config(&rules)).unwrap();
         let call = json!({ "external_function": "f", "num_records": 2, "arguments": arguments });
         handler.handle(call, None).await.unwrap()["results"].take()
     };
-    let pairs = ranked(json!([]), json!([["cat", "dog"], ["dog", "cat"], ["cat", "cat"]])).await;
+    let pairs = ranked(
+        json!([]),
+        json!([["cat", "dog"], ["dog", "cat"], ["cat", "cat"]]),
+    )
+    .await;
     let rules = json!([{ "input": "redshift:F", "ask": { "query": "cat" } }]);
     let texts = ranked(rules, json!([["dog"], ["cat"]])).await;
     assert!(texts[0].is_f64());
@@ -73,8 +93,12 @@ async fn a_second_argument_is_compared_or_ranked() {
 async fn errors_end_a_query_of_redshift() {
     let refused = async |arguments: Value| {
         let answer =
-            answer(json!({ "external_function": "f", "num_records": 2, "arguments": arguments })).await;
-        assert_eq!((&answer["success"], answer.get("results")), (&json!(false), None));
+            answer(json!({ "external_function": "f", "num_records": 2, "arguments": arguments }))
+                .await;
+        assert_eq!(
+            (&answer["success"], answer.get("results")),
+            (&json!(false), None)
+        );
         answer["error_msg"].as_str().unwrap().to_owned()
     };
     insta::assert_snapshot!(refused(json!([["cat"], [7]])).await, @"expected texts in row 1, but found a number; cast the argument");
@@ -89,7 +113,10 @@ async fn errors_end_a_query_of_redshift() {
 #[tokio::test]
 async fn snowflake_gets_rows_by_number() {
     let answer = answer(recorded("snowflake")).await;
-    assert_eq!((&answer["statusCode"], &answer["isBase64Encoded"]), (&json!(200), &json!(false)));
+    assert_eq!(
+        (&answer["statusCode"], &answer["isBase64Encoded"]),
+        (&json!(200), &json!(false))
+    );
     let body: Value = serde_json::from_str(answer["body"].as_str().unwrap()).unwrap();
     let rows = body["data"].as_array().unwrap();
     let numbers: Vec<_> = rows.iter().map(|row| row[0].as_u64().unwrap()).collect();
@@ -99,7 +126,9 @@ async fn snowflake_gets_rows_by_number() {
 
     let mut packed = recorded("snowflake");
     let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
-    encoder.write_all(packed["body"].as_str().unwrap().as_bytes()).unwrap();
+    encoder
+        .write_all(packed["body"].as_str().unwrap().as_bytes())
+        .unwrap();
     packed["body"] = BASE64_STANDARD.encode(encoder.finish().unwrap()).into();
     packed["isBase64Encoded"] = true.into();
     assert_eq!(self::answer(packed).await, answer);
@@ -111,7 +140,11 @@ async fn errors_of_snowflake_have_a_status() {
         let mut event = recorded("snowflake");
         *event.pointer_mut(name).unwrap() = value;
         let answer = answer(event).await;
-        format!("{} {}", answer["statusCode"], answer["body"].as_str().unwrap())
+        format!(
+            "{} {}",
+            answer["statusCode"],
+            answer["body"].as_str().unwrap()
+        )
     };
     insta::assert_snapshot!(refused("/body", "{}".into()).await, @r#"400 {"error":"expected rows in `data`, but the body is different (line 1)"}"#);
     insta::assert_snapshot!(refused("/body", r#"{"data": [["cat"]]}"#.into()).await, @r#"400 {"error":"expected a row number before the arguments, but found none"}"#);
@@ -127,8 +160,21 @@ async fn firehose_gets_each_record_with_its_outcome() {
     let answer = answer_with(rules, event.clone()).await.unwrap();
     let records = answer["records"].as_array().unwrap();
     let given = event["records"].as_array().unwrap();
-    let outcomes: Vec<_> = records.iter().map(|record| record["result"].as_str().unwrap()).collect();
-    assert_eq!(outcomes, ["Ok", "Dropped", "Ok", "ProcessingFailed", "ProcessingFailed", "ProcessingFailed"]);
+    let outcomes: Vec<_> = records
+        .iter()
+        .map(|record| record["result"].as_str().unwrap())
+        .collect();
+    assert_eq!(
+        outcomes,
+        [
+            "Ok",
+            "Dropped",
+            "Ok",
+            "ProcessingFailed",
+            "ProcessingFailed",
+            "ProcessingFailed"
+        ]
+    );
     for (record, given) in records.iter().zip(given) {
         assert_eq!(record["recordId"], given["recordId"]);
         if record["result"] != "Ok" {
@@ -136,11 +182,16 @@ async fn firehose_gets_each_record_with_its_outcome() {
         }
     }
     let row = |place: usize| {
-        let line = BASE64_STANDARD.decode(records[place]["data"].as_str().unwrap()).unwrap();
+        let line = BASE64_STANDARD
+            .decode(records[place]["data"].as_str().unwrap())
+            .unwrap();
         assert_eq!(line.last(), Some(&b'\n'));
         serde_json::from_slice::<Value>(&line).unwrap()
     };
-    assert_eq!((&row(0)["id"], &row(0)["embedding"][1]), (&json!(1), &json!(1.0)));
+    assert_eq!(
+        (&row(0)["id"], &row(0)["embedding"][1]),
+        (&json!(1), &json!(1.0))
+    );
     assert_eq!((&row(2)["id"], &row(2)["text"]), (&json!(2), &json!("dog")));
 }
 
@@ -158,8 +209,12 @@ async fn byte_order_marks_do_not_move_answers_to_other_records() {
     let answer = answer(event).await;
     let outcome = |place: usize| {
         let record = &answer["records"][place];
-        let line = BASE64_STANDARD.decode(record["data"].as_str().unwrap()).unwrap();
-        let id = serde_json::from_slice::<Value>(&line).map(|row| row["id"].clone()).unwrap_or_default();
+        let line = BASE64_STANDARD
+            .decode(record["data"].as_str().unwrap())
+            .unwrap();
+        let id = serde_json::from_slice::<Value>(&line)
+            .map(|row| row["id"].clone())
+            .unwrap_or_default();
         (record["result"].as_str().unwrap().to_owned(), id)
     };
     assert_eq!(outcome(0), ("Dropped".into(), Value::Null));
@@ -169,14 +224,23 @@ async fn byte_order_marks_do_not_move_answers_to_other_records() {
 
 #[tokio::test]
 async fn firehose_gets_no_more_than_its_limit() {
-    let data = BASE64_STANDARD.encode(json!({ "text": "cat", "other": "x".repeat(970) }).to_string());
+    let data =
+        BASE64_STANDARD.encode(json!({ "text": "cat", "other": "x".repeat(970) }).to_string());
     let record = |id: usize| json!({ "recordId": id.to_string(), "data": data });
     let mut event = recorded("firehose");
     event["records"] = (0..4200).map(record).collect();
     let answer = answer(event).await;
     let records = answer["records"].as_array().unwrap();
-    let count = |result: &str| records.iter().filter(|record| record["result"] == result).count();
-    assert_eq!((records.len(), count("Ok") + count("ProcessingFailed")), (4200, 4200));
+    let count = |result: &str| {
+        records
+            .iter()
+            .filter(|record| record["result"] == result)
+            .count()
+    };
+    assert_eq!(
+        (records.len(), count("Ok") + count("ProcessingFailed")),
+        (4200, 4200)
+    );
     assert!(count("Ok") > 0 && count("ProcessingFailed") > 0);
     assert!(answer.to_string().len() < 6 * 1024 * 1024);
 }
@@ -186,45 +250,64 @@ async fn firehose_gets_no_more_than_its_limit() {
 async fn firehose_repeats_records_if_the_model_fails_for_all() {
     let data = BASE64_STANDARD.encode(r#"{"text": "fish"}"#);
     let mut event = recorded("firehose");
-    event["records"] = json!([{ "recordId": "1", "data": data }, { "recordId": "2", "data": data }]);
+    event["records"] =
+        json!([{ "recordId": "1", "data": data }, { "recordId": "2", "data": data }]);
     assert!(answer_with(json!([]), event).await.is_err());
 }
 
 /// Nothing is written before the first record that must be repeated.
 #[tokio::test]
 async fn streams_name_the_first_record_to_repeat() {
-    let rules =
-        json!([{ "input": "kinesis:reviews", "output": "s3://files/out/", "ask": { "column": "text" } }]);
+    let rules = json!([{ "input": "kinesis:reviews", "output": "s3://files/out/", "ask": { "column": "text" } }]);
     let mut event = recorded("kinesis");
     event["Records"][0]["kinesis"]["data"] = BASE64_STANDARD.encode(r#"{"text": "fish"}"#).into();
     let first = event["Records"][0]["kinesis"]["sequenceNumber"].clone();
     let answer = answer_with(rules.clone(), event).await.unwrap();
-    assert_eq!(answer, json!({ "batchItemFailures": [{ "itemIdentifier": first }] }));
+    assert_eq!(
+        answer,
+        json!({ "batchItemFailures": [{ "itemIdentifier": first }] })
+    );
     let mut blank = recorded("kinesis");
     blank["Records"] = json!([blank["Records"][0]]);
     blank["Records"][0]["kinesis"]["data"] = "Cg==".into();
-    assert_eq!(answer_with(rules, blank).await.unwrap(), json!({ "batchItemFailures": [] }));
+    assert_eq!(
+        answer_with(rules, blank).await.unwrap(),
+        json!({ "batchItemFailures": [] })
+    );
 }
 
 #[tokio::test]
 async fn streams_need_an_output() {
-    let refused =
-        async |rules: Value, name: &str| answer_with(rules, recorded(name)).await.unwrap_err().to_string();
+    let refused = async |rules: Value, name: &str| {
+        answer_with(rules, recorded(name))
+            .await
+            .unwrap_err()
+            .to_string()
+    };
     insta::assert_snapshot!(refused(json!([]), "kinesis").await, @"expected a rule with the input `kinesis:reviews` and an output in S3, but found none; add it to `batch.rules`");
     insta::assert_snapshot!(refused(json!([{ "input": "dynamodb:reviews" }]), "dynamodb").await, @"expected `s3://BUCKET/PREFIX` as output in the rule for `dynamodb:reviews`, but found ``");
     insta::assert_snapshot!(refused(json!([{ "input": "redshift:f", "output": "s3://files/out/" }]), "redshift").await, @"expected no output in the rule for `redshift:f`, but found `s3://files/out/`");
     insta::assert_snapshot!(refused(json!([{ "input": "kinesis:reviews", "output": "s3://files/in/a/" }]), "kinesis").await, @"expected an output outside the input prefix `in/`, but found `in/a/`; outputs would be processed as inputs");
     let mut keys_only = recorded("dynamodb");
-    keys_only["Records"][0]["dynamodb"].as_object_mut().unwrap().remove("NewImage");
+    keys_only["Records"][0]["dynamodb"]
+        .as_object_mut()
+        .unwrap()
+        .remove("NewImage");
     let rules = json!([{ "input": "dynamodb:reviews", "output": "s3://files/out/" }]);
     insta::assert_snapshot!(answer_with(rules, keys_only).await.unwrap_err(), @"expected `NewImage` in the records, but found none; choose the view type `NEW_IMAGE` or `NEW_AND_OLD_IMAGES`");
 }
 
 #[tokio::test]
 async fn unknown_events_are_refused() {
-    for event in
-        [json!({ "arguments": 7 }), json!({ "deliveryStreamArn": "a" }), json!(7), json!({ "body": "{}" })]
-    {
-        assert!(answer_with(json!([]), event.clone()).await.is_err(), "{event}");
+    for event in [
+        json!({ "arguments": 7 }),
+        json!({ "deliveryStreamArn": "a" }),
+        json!(7),
+        json!({ "body": "{}" }),
+    ] {
+        assert!(
+            answer_with(json!([]), event.clone()).await.is_err(),
+            "{event}"
+        );
     }
 }

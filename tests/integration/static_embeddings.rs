@@ -47,7 +47,10 @@ fn table(bundle: &Bundle) -> TableModel {
     let graph = bundle.read(&bundle.manifest().graph).unwrap();
     assert!(TableModel::is_in(&graph).unwrap());
     let names = WeightFiles::names(&graph).unwrap().into_iter();
-    let files = WeightFiles::map(names.map(|name| (name.clone(), bundle.path(&name))), Default::default());
+    let files = WeightFiles::map(
+        names.map(|name| (name.clone(), bundle.path(&name))),
+        Default::default(),
+    );
     TableModel::open(&graph, files.unwrap()).unwrap()
 }
 
@@ -56,26 +59,49 @@ async fn vectors_are_those_of_sentence_transformers_in_both_engines() {
     let folder = tempfile::tempdir().unwrap();
     for name in ["tiny-static", "tiny-model2vec"] {
         for precision in [Precision::Fp32, Precision::Int8] {
-            let Some(bundle) = build(name, folder.path(), precision) else { return };
+            let Some(bundle) = build(name, folder.path(), precision) else {
+                return;
+            };
             assert_eq!(bundle.manifest().engine, Engine::Native);
             let open = |engine| {
                 let models = vec![ModelConfig::from(bundle.path(""))];
-                Model::open_all(&Config { models, engine, ..crate::models::config() }).unwrap().remove(0)
+                Model::open_all(&Config {
+                    models,
+                    engine,
+                    ..crate::models::config()
+                })
+                .unwrap()
+                .remove(0)
             };
             let [native, onnx] = [EngineChoice::Auto, EngineChoice::Onnx].map(open);
             assert_eq!(native.arithmetic, Some(format!("{precision} (table)")));
             for case in goldens().iter().filter(|case| case.model == name) {
-                let embed =
-                    async |model| pipeline(model).embed(text(&case.text), &options(), deadline()).await;
+                let embed = async |model| {
+                    pipeline(model)
+                        .embed(text(&case.text), &options(), deadline())
+                        .await
+                };
                 let [found, other] = [embed(&native).await.unwrap(), embed(&onnx).await.unwrap()];
                 assert_eq!(found.usage.location, Location::Local(Engine::Native));
                 let [found, other] = [&found.vectors[0], &other.vectors[0]];
-                assert!(difference(found, other) < TOLERANCE, "{name}, {precision}: {:?}", case.text);
+                assert!(
+                    difference(found, other) < TOLERANCE,
+                    "{name}, {precision}: {:?}",
+                    case.text
+                );
                 if precision == Precision::Fp32 {
                     let difference = difference(found, &case.embedding);
-                    assert!(difference < TOLERANCE, "{name}: {:?}: off by {difference}", case.text);
+                    assert!(
+                        difference < TOLERANCE,
+                        "{name}: {:?}: off by {difference}",
+                        case.text
+                    );
                 } else if case.embedding.iter().any(|value| *value != 0.0) {
-                    assert!(cosine(found, &case.embedding) > 0.999, "{name}: {:?}", case.text);
+                    assert!(
+                        cosine(found, &case.embedding) > 0.999,
+                        "{name}: {:?}",
+                        case.text
+                    );
                 }
             }
         }
@@ -85,7 +111,9 @@ async fn vectors_are_those_of_sentence_transformers_in_both_engines() {
 #[tokio::test]
 async fn tables_keep_the_contract_of_backends() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(bundle) = build("tiny-static", folder.path(), Precision::Int8) else { return };
+    let Some(bundle) = build("tiny-static", folder.path(), Precision::Int8) else {
+        return;
+    };
     let backend = TableBackend::new(table(&bundle), std::num::NonZeroUsize::MIN);
     let signature = backend.signature().clone();
     assert_eq!(&signature, &bundle.manifest().signature);
@@ -96,13 +124,23 @@ async fn tables_keep_the_contract_of_backends() {
         backend.infer(vec![ids, mask], deadline()).await
     };
     // Padding has no weight, and neither has a text with only padding.
-    let alone = infer(vec![7, 9], vec![1, 1], 1).await.unwrap()[0].as_fp32().unwrap().to_vec();
-    let padded = infer(vec![7, 9, 3, 3, 3, 3], vec![1, 1, 0, 0, 0, 0], 2).await.unwrap();
+    let alone = infer(vec![7, 9], vec![1, 1], 1).await.unwrap()[0]
+        .as_fp32()
+        .unwrap()
+        .to_vec();
+    let padded = infer(vec![7, 9, 3, 3, 3, 3], vec![1, 1, 0, 0, 0, 0], 2)
+        .await
+        .unwrap();
     let padded = padded[0].as_fp32().unwrap();
     assert_eq!(padded[..20], alone);
     assert_eq!(padded[20..], [0.0; 20]);
     let error = infer(vec![7, 1 << 40], vec![1, 1], 1).await.unwrap_err();
-    assert!(error.to_string().starts_with("expected token ids from 0 to "), "{error}");
+    assert!(
+        error
+            .to_string()
+            .starts_with("expected token ids from 0 to "),
+        "{error}"
+    );
     let error = infer(vec![-1], vec![1], 1).await.unwrap_err();
     assert!(error.to_string().ends_with("but found -1"), "{error}");
     keeps_its_contract(&backend).await;
@@ -118,7 +156,9 @@ fn unusable_tables_are_refused() {
         spoil(&from);
         let request = request(from, folder.path().join("out"), Some(Precision::Fp32));
         let error = build_request(&request, runtime).unwrap_err();
-        error.chain().replace(&folder.path().display().to_string(), "[folder]")
+        error
+            .chain()
+            .replace(&folder.path().display().to_string(), "[folder]")
     };
     let refusals = [
         refusal("tiny-static", &|model| {
@@ -129,7 +169,9 @@ fn unusable_tables_are_refused() {
             let other = fixtures().join("models/tiny-xlm-roberta/tokenizer.json");
             fs::copy(other, model.join("tokenizer.json")).unwrap();
         }),
-        refusal("tiny-static", &|model| fs::remove_file(model.join("tokenizer.json")).unwrap()),
+        refusal("tiny-static", &|model| {
+            fs::remove_file(model.join("tokenizer.json")).unwrap()
+        }),
         refusal("tiny-static", &|model| {
             let weights = model.join("model.safetensors");
             fs::rename(weights, model.join("pytorch_model.bin")).unwrap();
@@ -171,7 +213,10 @@ async fn tables_in_a_folder_of_their_own_and_with_modules() {
     let Some(runtime) = runtime() else { return };
     let folder = tempfile::tempdir().unwrap();
     let from = folder.path().join("model");
-    copy(&fixtures().join("models/tiny-static"), &from.join("0_StaticEmbedding"));
+    copy(
+        &fixtures().join("models/tiny-static"),
+        &from.join("0_StaticEmbedding"),
+    );
     let modules = |more: &str| {
         let list = format!(
             r#"[{{"path": "0_StaticEmbedding", "type": "sentence_transformers.models.StaticEmbedding"}}{more}]"#
@@ -179,17 +224,36 @@ async fn tables_in_a_folder_of_their_own_and_with_modules() {
         fs::write(from.join("modules.json"), list).unwrap();
     };
     modules(r#", {"path": "1_Normalize", "type": "sentence_transformers.models.Normalize"}"#);
-    let built = build_request(&request(from.clone(), folder.path().join("a"), None), runtime).unwrap();
+    let built = build_request(
+        &request(from.clone(), folder.path().join("a"), None),
+        runtime,
+    )
+    .unwrap();
     let settings = built.manifest().embedding.as_ref().unwrap();
     assert!(settings.dense().unwrap().normalize && built.manifest().engine == Engine::Native);
     let model = serve(&built.path("")).unwrap();
-    let found =
-        pipeline(&model).embed(text("The cat sits on the mat."), &options(), deadline()).await.unwrap();
+    let found = pipeline(&model)
+        .embed(text("The cat sits on the mat."), &options(), deadline())
+        .await
+        .unwrap();
     assert!((cosine(&found.vectors[0], &found.vectors[0]) - 1.0).abs() < 1e-5);
 
-    copy(&fixtures().join("modules/of-tokens/4_Dense"), &from.join("1_Dense"));
+    copy(
+        &fixtures().join("modules/of-tokens/4_Dense"),
+        &from.join("1_Dense"),
+    );
     modules(r#", {"path": "1_Dense", "type": "sentence_transformers.models.Dense"}"#);
-    let built = build_request(&request(from.clone(), folder.path().join("b"), None), runtime).unwrap();
+    let built = build_request(
+        &request(from.clone(), folder.path().join("b"), None),
+        runtime,
+    )
+    .unwrap();
     let settings = built.manifest().embedding.as_ref().unwrap();
-    assert_eq!((settings.dense().unwrap().dimensions, built.manifest().engine), (12, Engine::Onnx));
+    assert_eq!(
+        (
+            settings.dense().unwrap().dimensions,
+            built.manifest().engine
+        ),
+        (12, Engine::Onnx)
+    );
 }

@@ -49,8 +49,11 @@ async fn the_encoder_of_mt5_is_built_with_its_sentencepiece_model() {
     let source = folder.path().join("model");
     copy(&fixtures().join("models/tiny-mt5"), &source);
     let config = fs::read_to_string(source.join("config.json")).unwrap();
-    fs::write(source.join("config.json"), config.replace("MT5ForConditionalGeneration", "MT5EncoderModel"))
-        .unwrap();
+    fs::write(
+        source.join("config.json"),
+        config.replace("MT5ForConditionalGeneration", "MT5EncoderModel"),
+    )
+    .unwrap();
     let request = request(source, folder.path().join("out"), Some(Precision::Fp32));
     let bundle = build_request(&request, runtime).unwrap();
     assert_eq!(bundle.manifest().task, Task::FeatureExtraction);
@@ -59,7 +62,11 @@ async fn the_encoder_of_mt5_is_built_with_its_sentencepiece_model() {
     let model = serve(&bundle.path("")).unwrap();
     for case in golden["tokenized"].as_array().unwrap() {
         let text = case["text"].as_str().unwrap();
-        let tokens = pipeline(&model).encoder().tokenizer().tokens(text, true).unwrap();
+        let tokens = pipeline(&model)
+            .encoder()
+            .tokenizer()
+            .tokens(text, true)
+            .unwrap();
         let ids: Vec<u32> = tokens.iter().map(|token| token.id).collect();
         assert_eq!(Value::from(ids), case["ids"], "{text:?}");
     }

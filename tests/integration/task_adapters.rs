@@ -55,11 +55,20 @@ fn golden(name: &str) -> Golden {
 
 /// Options for a task without its prompt.
 fn of_task(task: &str) -> EmbeddingOptions {
-    EmbeddingOptions { task: Some(task.to_owned()), prompt: Some(String::new()), ..options() }
+    EmbeddingOptions {
+        task: Some(task.to_owned()),
+        prompt: Some(String::new()),
+        ..options()
+    }
 }
 
 async fn vector(pipeline: &EmbeddingPipeline, text_: &str, options: &EmbeddingOptions) -> Vec<f32> {
-    pipeline.embed(text(text_), options, deadline()).await.unwrap().vectors.remove(0)
+    pipeline
+        .embed(text(text_), options, deadline())
+        .await
+        .unwrap()
+        .vectors
+        .remove(0)
 }
 
 #[tokio::test]
@@ -68,7 +77,13 @@ async fn a_task_has_the_vectors_of_its_adapters() {
     let folder = tempfile::tempdir().unwrap();
     for name in [AUTHORS, "tiny-jina-v3-hf"] {
         let source = fixtures().join("models").join(name);
-        let model = open(source.clone(), &folder.path().join(name), Some(Precision::Fp32), runtime).unwrap();
+        let model = open(
+            source.clone(),
+            &folder.path().join(name),
+            Some(Precision::Fp32),
+            runtime,
+        )
+        .unwrap();
         let pipeline = pipeline(&model);
         assert_eq!(pipeline.settings().tasks.len(), 5);
         let out = folder.path().join(format!("{name}-int8"));
@@ -84,7 +99,12 @@ async fn a_task_has_the_vectors_of_its_adapters() {
         let Golden { tasks, prompts } = golden(name);
         assert!(tasks.len() >= 15, "{name}");
         let mut of_texts = BTreeMap::<&str, Vec<&[f32]>>::new();
-        for Case { text, task, embedding } in &tasks {
+        for Case {
+            text,
+            task,
+            embedding,
+        } in &tasks
+        {
             let off = difference(&vector(pipeline, text, &of_task(task)).await, embedding);
             assert!(off < TOLERANCE, "{name}: {task} {text:?}: off by {off}");
             let found = vector(self::pipeline(&quantized), text, &of_task(task)).await;
@@ -95,12 +115,24 @@ async fn a_task_has_the_vectors_of_its_adapters() {
         // The tasks differ by more than any error above.
         for vectors in of_texts.values() {
             for (place, one) in vectors.iter().enumerate() {
-                assert!(vectors[..place].iter().all(|other| cosine(one, other) < 0.97));
+                assert!(
+                    vectors[..place]
+                        .iter()
+                        .all(|other| cosine(one, other) < 0.97)
+                );
             }
         }
-        for Prompted { text, prompt_name, embedding } in &prompts {
+        for Prompted {
+            text,
+            prompt_name,
+            embedding,
+        } in &prompts
+        {
             for options in [
-                EmbeddingOptions { prompt_name: Some(prompt_name.clone()), ..options() },
+                EmbeddingOptions {
+                    prompt_name: Some(prompt_name.clone()),
+                    ..options()
+                },
                 EmbeddingOptions {
                     prompt_name: Some(prompt_name.clone()),
                     task: Some(prompt_name.clone()),
@@ -108,7 +140,10 @@ async fn a_task_has_the_vectors_of_its_adapters() {
                 },
             ] {
                 let off = difference(&vector(pipeline, text, &options).await, embedding);
-                assert!(off < TOLERANCE, "{name}: {prompt_name} {text:?}: off by {off}");
+                assert!(
+                    off < TOLERANCE,
+                    "{name}: {prompt_name} {text:?}: off by {off}"
+                );
             }
         }
     }
@@ -137,7 +172,12 @@ async fn requests_choose_a_task_in_every_dialect() {
     let source = fixtures().join("models").join(AUTHORS);
     let model = open(source, folder.path(), Some(Precision::Fp32), runtime).unwrap();
     let name = &model.name;
-    for Prompted { text, prompt_name: task, embedding } in golden(AUTHORS).prompts {
+    for Prompted {
+        text,
+        prompt_name: task,
+        embedding,
+    } in golden(AUTHORS).prompts
+    {
         if text.is_empty() {
             continue;
         }
@@ -146,11 +186,20 @@ async fn requests_choose_a_task_in_every_dialect() {
             ("/embed", json!({ "inputs": text, "task": task })),
             ("/embed", json!({ "inputs": text, "prompt_name": task })),
             ("/v1/embeddings", json!({ "input": text, "task": task })),
-            ("/v1/embeddings", json!({ "input": text, "task": task.replace(['.', '-'], "_") })),
-            ("/v1/embeddings", json!({ "input": text, "prompt_name": task })),
+            (
+                "/v1/embeddings",
+                json!({ "input": text, "task": task.replace(['.', '-'], "_") }),
+            ),
+            (
+                "/v1/embeddings",
+                json!({ "input": text, "prompt_name": task }),
+            ),
         ];
         let kserve = format!("/v2/models/{name}/infer");
-        bodies.push((&kserve, json!({ "inputs": tensor, "parameters": { "task": task } })));
+        bodies.push((
+            &kserve,
+            json!({ "inputs": tensor, "parameters": { "task": task } }),
+        ));
         let role = match task.as_str() {
             "retrieval.query" => Some("search_query"),
             "retrieval.passage" => Some("search_document"),
@@ -161,7 +210,10 @@ async fn requests_choose_a_task_in_every_dialect() {
                 "texts": [text], "input_type": role, "model": name, "embedding_types": ["float"]
             });
             bodies.push(("/v2/embed", cohere));
-            bodies.push(("/v1/embeddings", json!({ "input": text, "input_type": role })));
+            bodies.push((
+                "/v1/embeddings",
+                json!({ "input": text, "input_type": role }),
+            ));
         }
         for (path, body) in bodies {
             let shown = body.to_string();
@@ -169,23 +221,54 @@ async fn requests_choose_a_task_in_every_dialect() {
             assert!(off < TOLERANCE, "{path} {shown}: off by {off}");
         }
         // Matryoshka dimensions, which are normalized again.
-        let short = embed(&model, "/embed", json!({ "inputs": text, "task": task, "dimensions": 8 })).await;
-        let length = embedding[..8].iter().map(|value| value * value).sum::<f32>().sqrt();
+        let short = embed(
+            &model,
+            "/embed",
+            json!({ "inputs": text, "task": task, "dimensions": 8 }),
+        )
+        .await;
+        let length = embedding[..8]
+            .iter()
+            .map(|value| value * value)
+            .sum::<f32>()
+            .sqrt();
         let expected: Vec<f32> = embedding[..8].iter().map(|value| value / length).collect();
         assert!(difference(&short.unwrap(), &expected) < 1e-4);
     }
     // A request's own prompt goes with a task, and with none.
-    let Case { text, task, embedding } = &golden(AUTHORS).tasks[0];
+    let Case {
+        text,
+        task,
+        embedding,
+    } = &golden(AUTHORS).tasks[0];
     let body = json!({ "inputs": text, "task": task, "prompt": "" });
     assert!(difference(&embed(&model, "/embed", body).await.unwrap(), embedding) < TOLERANCE);
-    let plain = embed(&model, "/embed", json!({ "inputs": text })).await.unwrap();
-    let prompted = embed(&model, "/embed", json!({ "inputs": text, "prompt": "" })).await.unwrap();
+    let plain = embed(&model, "/embed", json!({ "inputs": text }))
+        .await
+        .unwrap();
+    let prompted = embed(&model, "/embed", json!({ "inputs": text, "prompt": "" }))
+        .await
+        .unwrap();
     assert!(difference(&plain, &prompted) == 0.0 && cosine(&plain, embedding) < 0.97);
     let refusals = [
-        embed(&model, "/embed", json!({ "inputs": "a", "task": "summaries" })).await,
-        embed(&model, "/v1/embeddings", json!({ "input": "a", "task": "summaries" })).await,
-        embed(&model, "/v1/embeddings", json!({ "input": "a", "task": "separation", "input_type": "query" }))
-            .await,
+        embed(
+            &model,
+            "/embed",
+            json!({ "inputs": "a", "task": "summaries" }),
+        )
+        .await,
+        embed(
+            &model,
+            "/v1/embeddings",
+            json!({ "input": "a", "task": "summaries" }),
+        )
+        .await,
+        embed(
+            &model,
+            "/v1/embeddings",
+            json!({ "input": "a", "task": "separation", "input_type": "query" }),
+        )
+        .await,
     ];
     let refusals = refusals.map(|refusal| refusal.unwrap_err()).join("\n");
     insta::assert_snapshot!(refusals, @r#"
@@ -201,7 +284,12 @@ async fn a_task_for_a_model_without_tasks_is_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();
     let source = fixtures().join("models/tiny-bert");
     let model = open(source, folder.path(), Some(Precision::Fp32), runtime).unwrap();
-    let refusal = embed(&model, "/embed", json!({ "inputs": "a", "task": "retrieval.query" })).await;
+    let refusal = embed(
+        &model,
+        "/embed",
+        json!({ "inputs": "a", "task": "retrieval.query" }),
+    )
+    .await;
     insta::assert_snapshot!(
         refusal.unwrap_err(),
         @r#"{"error":"expected no `task` for a model without tasks, but found `retrieval.query`; its `prompt_name` may be a role, such as `query`","error_type":"Validation"}"#
@@ -229,7 +317,14 @@ async fn texts_for_several_tasks_share_a_run() {
     };
     let together = cases.iter().map(|Case { text, task, .. }| {
         let (text, options) = (vec![Input::Text(text.clone())], of_task(task));
-        async move { pipeline.embed(text, &options, deadline()).await.unwrap().vectors.remove(0) }
+        async move {
+            pipeline
+                .embed(text, &options, deadline())
+                .await
+                .unwrap()
+                .vectors
+                .remove(0)
+        }
     });
     let together: Vec<Vec<f32>> = futures::future::join_all(together).await;
     assert_eq!(alone, together);
@@ -240,15 +335,28 @@ fn jobs_have_a_task() {
     let Some(runtime) = runtime() else { return };
     let folder = tempfile::tempdir().unwrap();
     let source = fixtures().join("models").join(AUTHORS);
-    let model = open(source, &folder.path().join("model"), Some(Precision::Fp32), runtime).unwrap();
-    let Prompted { text, prompt_name: task, embedding } = &golden(AUTHORS).prompts[0];
+    let model = open(
+        source,
+        &folder.path().join("model"),
+        Some(Precision::Fp32),
+        runtime,
+    )
+    .unwrap();
+    let Prompted {
+        text,
+        prompt_name: task,
+        embedding,
+    } = &golden(AUTHORS).prompts[0];
     let input = folder.path().join("texts.jsonl");
     fs::write(&input, json!({ "text": text }).to_string() + "\n").unwrap();
     for option in ["embedding-task", "prompt"] {
         let parameters = Parameters::of(&[(option.to_owned(), task.clone())].into()).unwrap();
         let out = folder.path().join(format!("{option}.jsonl"));
         let work = RowWork::Model(Box::new(model.clone()), Box::new(parameters));
-        finished(Job { work, ..job(&input, &out) });
+        finished(Job {
+            work,
+            ..job(&input, &out)
+        });
         let line: Value = serde_json::from_slice(&fs::read(&out).unwrap()).unwrap();
         let found: Vec<f32> = serde_json::from_value(line["embedding"].clone()).unwrap();
         assert!(difference(&found, embedding) < TOLERANCE, "{option}");
@@ -261,10 +369,21 @@ async fn tokens_of_a_task_are_those_of_its_prompt() {
     let folder = tempfile::tempdir().unwrap();
     let [model, other] = [AUTHORS, "tiny-bert"].map(|name| {
         let source = fixtures().join("models").join(name);
-        open(source, &folder.path().join(name), Some(Precision::Fp32), runtime).unwrap()
+        open(
+            source,
+            &folder.path().join(name),
+            Some(Precision::Fp32),
+            runtime,
+        )
+        .unwrap()
     });
     let tokenize = async |body: Value| post(&model, "/tokenize", &body).await;
-    for Prompted { text, prompt_name: task, .. } in golden(AUTHORS).prompts {
+    for Prompted {
+        text,
+        prompt_name: task,
+        ..
+    } in golden(AUTHORS).prompts
+    {
         let prompt = pipeline(&model).settings().prompts[&task].clone();
         let (_, expected) = tokenize(json!({ "inputs": format!("{prompt}{text}") })).await;
         for body in [
@@ -272,7 +391,11 @@ async fn tokens_of_a_task_are_those_of_its_prompt() {
             json!({ "inputs": text, "task": task.replace(['.', '-'], "_") }),
             json!({ "inputs": text, "prompt_name": task }),
         ] {
-            assert_eq!(tokenize(body).await, (200, expected.clone()), "{task} {text:?}");
+            assert_eq!(
+                tokenize(body).await,
+                (200, expected.clone()),
+                "{task} {text:?}"
+            );
         }
         // A request's own prompt, and no prompt.
         let (_, bare) = tokenize(json!({ "inputs": text, "task": task, "prompt": "" })).await;
@@ -282,9 +405,15 @@ async fn tokens_of_a_task_are_those_of_its_prompt() {
     }
     let refusals = [
         tokenize(json!({ "inputs": "a", "task": "summaries" })).await,
-        post(&other, "/tokenize", &json!({ "inputs": "a", "task": "separation" })).await,
+        post(
+            &other,
+            "/tokenize",
+            &json!({ "inputs": "a", "task": "separation" }),
+        )
+        .await,
     ];
-    let refusals = refusals.map(|(status, body)| format!("{status} {}", body["error"].as_str().unwrap()));
+    let refusals =
+        refusals.map(|(status, body)| format!("{status} {}", body["error"].as_str().unwrap()));
     insta::assert_snapshot!(refusals.join("\n"), @"
     422 expected a `task` among `retrieval.query`, `retrieval.passage`, `separation`, `classification`, `text-matching`, but found `summaries`
     422 expected no `task` for a model without tasks, but found `separation`; its `prompt_name` may be a role, such as `query`
@@ -292,12 +421,24 @@ async fn tokens_of_a_task_are_those_of_its_prompt() {
 }
 
 /// A copy of a fixture with one edit in a file, and its refusal.
-fn refusal(folder: &Path, (name, number): (&str, usize), file: &str, [from, to]: [&str; 2]) -> String {
+fn refusal(
+    folder: &Path,
+    (name, number): (&str, usize),
+    file: &str,
+    [from, to]: [&str; 2],
+) -> String {
     let source = folder.join(number.to_string());
     copy(&fixtures().join("models").join(name), &source);
     edit(&source.join(file), from, to);
-    let request = request(source, folder.join(format!("{number}-built")), Some(Precision::Fp32));
-    build_request(&request, runtime().unwrap()).unwrap_err().chain().to_string()
+    let request = request(
+        source,
+        folder.join(format!("{number}-built")),
+        Some(Precision::Fp32),
+    );
+    build_request(&request, runtime().unwrap())
+        .unwrap_err()
+        .chain()
+        .to_string()
 }
 
 #[test]
@@ -312,7 +453,10 @@ fn adapters_that_mean_another_model_are_refused_by_name() {
         ["\"lora_rank\": 3", "\"lora_rank\": 4"],
         ["\"separation\": \"\"", "\"other\": \"\""],
         ["\"type_vocab_size\": 1", "\"type_vocab_size\": 2"],
-        ["\"position_embedding_type\": \"rotary\"", "\"position_embedding_type\": \"alibi\""],
+        [
+            "\"position_embedding_type\": \"rotary\"",
+            "\"position_embedding_type\": \"alibi\"",
+        ],
         ["\"truncate_dim\": null", "\"truncate_dim\": 8"],
         ["modeling_lora.XLMRobertaLoRA", "modeling_other.Other"],
     ];
@@ -321,7 +465,9 @@ fn adapters_that_mean_another_model_are_refused_by_name() {
         .enumerate()
         .map(|(number, edit)| refusal(folder.path(), (AUTHORS, number), "config.json", edit))
         .collect();
-    let refusals = refusals.join("\n").replace(&folder.path().display().to_string(), "[folder]");
+    let refusals = refusals
+        .join("\n")
+        .replace(&folder.path().display().to_string(), "[folder]");
     insta::assert_snapshot!(refusals, @r#"
     cannot build from `[folder]/0`: expected from 1 to 100 different tasks in `lora_adaptations`, but found 4 in 5
     cannot build from `[folder]/1`: expected `task_instructions` for tasks in `lora_adaptations`, but found `separation`
@@ -343,7 +489,10 @@ fn adapters_of_peft_in_an_unknown_form_are_refused_by_name() {
     let edits = [
         ["\"r\": 2", "\"r\": 3"],
         ["\"rank_pattern\": {}", "\"rank_pattern\": {\"q_proj\": 4}"],
-        ["\"alpha_pattern\": {}", "\"alpha_pattern\": {\"q_proj\": 4}"],
+        [
+            "\"alpha_pattern\": {}",
+            "\"alpha_pattern\": {\"q_proj\": 4}",
+        ],
         ["\"use_dora\": false", "\"use_dora\": true"],
         ["\"peft_type\": \"LORA\"", "\"peft_type\": \"IA3\""],
         ["    \"fc1\",\n", ""],
@@ -352,7 +501,12 @@ fn adapters_of_peft_in_an_unknown_form_are_refused_by_name() {
         .into_iter()
         .enumerate()
         .map(|(number, edit)| {
-            refusal(folder.path(), ("tiny-jina-v3-hf", number), "separation/adapter_config.json", edit)
+            refusal(
+                folder.path(),
+                ("tiny-jina-v3-hf", number),
+                "separation/adapter_config.json",
+                edit,
+            )
         })
         .collect();
     insta::assert_snapshot!(refusals.join("\n"), @"

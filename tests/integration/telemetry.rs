@@ -10,7 +10,9 @@ use crate::{
 
 #[test]
 fn traces_and_metrics_are_received_over_otlp() {
-    let (Some(python), Some((_folder, bundle))) = (tool("TEST_TELEMETRY"), bundle()) else { return };
+    let (Some(python), Some((_folder, bundle))) = (tool("TEST_TELEMETRY"), bundle()) else {
+        return;
+    };
     let mut test = Command::new(python);
     test.current_dir(root())
         .args(["-B", "tests/telemetry/test_otlp.py"])
@@ -23,7 +25,9 @@ fn traces_and_metrics_are_received_over_otlp() {
 
 #[test]
 fn the_dashboard_and_the_alerts_work_with_prometheus() {
-    let (Some(python), Some(programs)) = (tool("TEST_TELEMETRY"), tool("TEST_PROMETHEUS")) else { return };
+    let (Some(python), Some(programs)) = (tool("TEST_TELEMETRY"), tool("TEST_PROMETHEUS")) else {
+        return;
+    };
     if programs.as_os_str().is_empty() {
         crate::skips::unsupported("Prometheus is not installed");
         return;

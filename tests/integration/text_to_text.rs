@@ -35,7 +35,14 @@ use tower::ServiceExt;
 
 use crate::models::{build_request, fixtures, request, runtime, serve};
 
-const MODELS: [&str; 6] = ["tiny-bart", "tiny-pegasus", "tiny-t5", "tiny-flan-t5", "tiny-mt5", "tiny-madlad"];
+const MODELS: [&str; 6] = [
+    "tiny-bart",
+    "tiny-pegasus",
+    "tiny-t5",
+    "tiny-flan-t5",
+    "tiny-mt5",
+    "tiny-madlad",
+];
 
 #[derive(Deserialize)]
 struct Golden {
@@ -67,7 +74,14 @@ fn golden(name: &str) -> Golden {
 fn built(name: &str, task: Option<Task>, folder: &Path, runtime: Runtime) -> Model {
     let out = folder.join(task.map_or(name.to_owned(), |task| format!("{name}-{task}")));
     let source = fixtures().join("models").join(name);
-    build_request(&Request { task, ..request(source, out.clone(), Some(Precision::Fp32)) }, runtime).unwrap();
+    build_request(
+        &Request {
+            task,
+            ..request(source, out.clone(), Some(Precision::Fp32))
+        },
+        runtime,
+    )
+    .unwrap();
     serve(&out).unwrap()
 }
 
@@ -105,21 +119,49 @@ pub(crate) async fn compare_with_pipelines(
         _ => "generated_text",
     };
     // `translation_en_to_de` in the pipelines.
-    let calls = golden(name).pipelines.into_iter().filter(|call| call.task.starts_with(&task.to_string()));
-    for Call { inputs, parameters, output, .. } in calls {
+    let calls = golden(name)
+        .pipelines
+        .into_iter()
+        .filter(|call| call.task.starts_with(&task.to_string()));
+    for Call {
+        inputs,
+        parameters,
+        output,
+        ..
+    } in calls
+    {
         let texts = match inputs {
             Value::String(text) => vec![text],
             texts => serde_json::from_value(texts).unwrap(),
         };
         let deadline = Deadline::within(Duration::from_secs(30));
-        let found = pipeline.generate(texts, &options(parameters.clone()), deadline).await.unwrap();
+        let found = pipeline
+            .generate(texts, &options(parameters.clone()), deadline)
+            .await
+            .unwrap();
         // Translations have the white space around their sources instead of their own.
-        let text = |text: &str| if task == Task::Translation { text.trim() } else { text }.to_owned();
-        let found: Vec<String> = found.texts.iter().flatten().map(|found| text(&found.text)).collect();
+        let text = |text: &str| {
+            if task == Task::Translation {
+                text.trim()
+            } else {
+                text
+            }
+            .to_owned()
+        };
+        let found: Vec<String> = found
+            .texts
+            .iter()
+            .flatten()
+            .map(|found| text(&found.text))
+            .collect();
         let expected = output.as_array().unwrap().iter();
-        let expected: Vec<String> = expected.map(|found| text(found[key].as_str().unwrap())).collect();
+        let expected: Vec<String> = expected
+            .map(|found| text(found[key].as_str().unwrap()))
+            .collect();
         if found != expected {
-            wrong.push(format!("{name} {task} {parameters:?}: {found:?} in place of {expected:?}"));
+            wrong.push(format!(
+                "{name} {task} {parameters:?}: {found:?} in place of {expected:?}"
+            ));
         }
     }
     wrong
@@ -132,7 +174,11 @@ async fn bundles_generate_the_texts_of_the_pipelines_of_transformers() {
     let mut wrong = Vec::new();
     for name in MODELS {
         for task in [Task::Summarization, Task::TextToText, Task::Translation] {
-            if golden(name).pipelines.iter().any(|call| call.task.starts_with(&task.to_string())) {
+            if golden(name)
+                .pipelines
+                .iter()
+                .any(|call| call.task.starts_with(&task.to_string()))
+            {
                 let model = built(name, Some(task), folder.path(), runtime);
                 wrong.extend(compare_with_pipelines(name, pipeline(&model), task).await);
             }
@@ -161,42 +207,74 @@ async fn t5_translates_after_its_instructions() {
     let german = json!({"prefix": "translate English to German: ", "max_length": 300});
     let french = json!({"prefix": "translate German to French: ", "max_length": 300});
     let tasks = json!({"translation_en_to_de": german, "translation_de_to_fr": french});
-    let source = changed("tiny-t5", &json!({ "task_specific_params": tasks }), folder.path());
+    let source = changed(
+        "tiny-t5",
+        &json!({ "task_specific_params": tasks }),
+        folder.path(),
+    );
     let build = |source: &Path| {
         let out = folder.path().join("out");
         let task = Some(Task::Translation);
-        build_request(&Request { task, ..request(source.to_owned(), out, Some(Precision::Fp32)) }, runtime)
+        build_request(
+            &Request {
+                task,
+                ..request(source.to_owned(), out, Some(Precision::Fp32))
+            },
+            runtime,
+        )
     };
     let bundle = build(&source).unwrap();
     let model = serve(&bundle.path("")).unwrap();
     let translate = async |source: &str, target: &str, text: &str| {
         let languages = (Some(source.to_owned()), Some(target.to_owned()));
-        let generation = GenerationOptions { min_new_tokens: Some(8), ..GenerationOptions::default() };
-        let options =
-            Seq2SeqOptions { source: languages.0, target: languages.1, generation, ..options(Map::new()) };
+        let generation = GenerationOptions {
+            min_new_tokens: Some(8),
+            ..GenerationOptions::default()
+        };
+        let options = Seq2SeqOptions {
+            source: languages.0,
+            target: languages.1,
+            generation,
+            ..options(Map::new())
+        };
         let deadline = Deadline::within(Duration::from_secs(30));
-        let found = pipeline(&model).generate(vec![text.to_owned()], &options, deadline).await;
+        let found = pipeline(&model)
+            .generate(vec![text.to_owned()], &options, deadline)
+            .await;
         found.map(|mut found| found.texts.remove(0).remove(0).text)
     };
     // Each sentence in a too long text has its own instruction.
     let sentence = "The dog sleeps in the sun and the documents are nearest to it in meaning.";
     let one = translate("English", "German", sentence).await.unwrap();
     assert!(!one.is_empty());
-    let all = translate("en", "de", &[sentence; 3].join(" ")).await.unwrap();
+    let all = translate("en", "de", &[sentence; 3].join(" "))
+        .await
+        .unwrap();
     assert_eq!(all, [&*one; 3].join(" "));
     assert_ne!(translate("de", "fr", sentence).await.unwrap(), one);
     let directions = pipeline(&model).directions();
     let (sources, targets) = directions.listed();
-    let pairs = sources.iter().flat_map(|source| targets.iter().map(move |target| (source, target)));
-    let pairs: Vec<_> = pairs.filter(|(source, target)| directions.translates(source, target)).collect();
-    let codes: Vec<_> = pairs.iter().map(|(source, target)| (&*source.code, &*target.code)).collect();
+    let pairs = sources
+        .iter()
+        .flat_map(|source| targets.iter().map(move |target| (source, target)));
+    let pairs: Vec<_> = pairs
+        .filter(|(source, target)| directions.translates(source, target))
+        .collect();
+    let codes: Vec<_> = pairs
+        .iter()
+        .map(|(source, target)| (&*source.code, &*target.code))
+        .collect();
     assert_eq!(codes, [("de", "fr"), ("en", "de")]);
     insta::assert_snapshot!(translate("en", "fr", "x").await.unwrap_err(), @"expected languages among `de to fr`, `en to de`, but found `en to fr`");
     insta::assert_snapshot!(translate("en", "pt", "x").await.unwrap_err(), @"expected a language of the model in `tgt_lang`, but found `pt`; it has `de`, `fr`");
 
     let mut tasks = tasks;
     tasks["translation_de_to_fr"]["num_beams"] = json!(2);
-    let source = changed("tiny-t5", &json!({ "task_specific_params": tasks }), folder.path());
+    let source = changed(
+        "tiny-t5",
+        &json!({ "task_specific_params": tasks }),
+        folder.path(),
+    );
     let error = build(&source).unwrap_err().chain();
     insta::assert_snapshot!(error.split_once("`: ").unwrap().1, @"expected the same settings in `translation_en_to_de` and `translation_de_to_fr` of `task_specific_params`, but found others");
 }
@@ -211,7 +289,8 @@ fn ids_equal_those_of_the_tokenizers_of_transformers() {
         let task = (name == "tiny-madlad").then_some(Task::TextToText);
         let model = built(name, task, folder.path(), runtime);
         for Tokenized { text, ids } in golden(name).tokenized {
-            let tokens = pipeline(&model).tokens(&text, SpecialTokens::Added, RequestedLanguages::default());
+            let tokens =
+                pipeline(&model).tokens(&text, SpecialTokens::Added, RequestedLanguages::default());
             let found: Vec<u32> = tokens.unwrap().iter().map(|token| token.id).collect();
             if found != ids {
                 wrong.push(format!("{name} {text:?}: {found:?} in place of {ids:?}"));
@@ -230,17 +309,39 @@ fn byte_pairs_are_read_from_the_files_of_the_slow_tokenizer() {
     let file = source.join("tokenizer.json");
     let tokenizer: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
     fs::remove_file(file).unwrap();
-    fs::write(source.join("vocab.json"), tokenizer["model"]["vocab"].to_string()).unwrap();
+    fs::write(
+        source.join("vocab.json"),
+        tokenizer["model"]["vocab"].to_string(),
+    )
+    .unwrap();
     let merges = tokenizer["model"]["merges"].as_array().unwrap().iter();
-    let merges = merges.map(|pair| format!("{} {}\n", pair[0].as_str().unwrap(), pair[1].as_str().unwrap()));
+    let merges = merges.map(|pair| {
+        format!(
+            "{} {}\n",
+            pair[0].as_str().unwrap(),
+            pair[1].as_str().unwrap()
+        )
+    });
     let build = |merges: String| {
-        fs::write(source.join("merges.txt"), format!("#version: 0.2\n{merges}")).unwrap();
-        build_request(&request(source.clone(), folder.path().join("out"), Some(Precision::Fp32)), runtime)
+        fs::write(
+            source.join("merges.txt"),
+            format!("#version: 0.2\n{merges}"),
+        )
+        .unwrap();
+        build_request(
+            &request(
+                source.clone(),
+                folder.path().join("out"),
+                Some(Precision::Fp32),
+            ),
+            runtime,
+        )
     };
     let bundle = build(merges.collect()).unwrap();
     let model = serve(&bundle.path("")).unwrap();
     for Tokenized { text, ids } in golden("tiny-bart").tokenized {
-        let tokens = pipeline(&model).tokens(&text, SpecialTokens::Added, RequestedLanguages::default());
+        let tokens =
+            pipeline(&model).tokens(&text, SpecialTokens::Added, RequestedLanguages::default());
         let found: Vec<u32> = tokens.unwrap().iter().map(|token| token.id).collect();
         assert_eq!(found, ids, "{text:?}");
     }
@@ -255,8 +356,12 @@ fn changed(name: &str, fields: &Value, folder: &Path) -> PathBuf {
     for entry in fs::read_dir(&source).unwrap().map(Result::unwrap) {
         fs::copy(entry.path(), copy.join(entry.file_name())).unwrap();
     }
-    let mut config: Value = serde_json::from_slice(&fs::read(source.join("config.json")).unwrap()).unwrap();
-    config.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    let mut config: Value =
+        serde_json::from_slice(&fs::read(source.join("config.json")).unwrap()).unwrap();
+    config
+        .as_object_mut()
+        .unwrap()
+        .extend(fields.as_object().unwrap().clone());
     fs::write(copy.join("config.json"), config.to_string()).unwrap();
     copy
 }
@@ -267,11 +372,15 @@ fn other_heads_and_options_that_are_not_supported_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let refusal = |name: &str, fields: &Value| {
         let source = changed(name, fields, folder.path());
-        let error =
-            build_request(&request(source, folder.path().join("out"), Some(Precision::Fp32)), runtime);
+        let error = build_request(
+            &request(source, folder.path().join("out"), Some(Precision::Fp32)),
+            runtime,
+        );
         let error = error.unwrap_err().chain();
         // Strips the folder, with which most errors begin.
-        error.split_once("`: ").map_or(error.clone(), |(_, rest)| rest.to_owned())
+        error
+            .split_once("`: ")
+            .map_or(error.clone(), |(_, rest)| rest.to_owned())
     };
     insta::assert_snapshot!(refusal("tiny-bart", &json!({"architectures": ["BartForQuestionAnswering"]})), @"expected a model of this family that generates texts (`…ForConditionalGeneration`), but found `BartForQuestionAnswering`, whose head is not supported");
     insta::assert_snapshot!(refusal("tiny-bart", &json!({"architectures": ["BartForSequenceClassification"]})), @"expected the weight `classification_head.dense.weight`, but found no such weight");
@@ -282,7 +391,11 @@ fn other_heads_and_options_that_are_not_supported_are_refused() {
     insta::assert_snapshot!(refusal("tiny-flan-t5", &json!({"is_gated_act": false})), @"expected the weight `encoder.block.0.layer.1.DenseReluDense.wi.weight`, but found no such weight");
     let task = Request {
         task: Some(Task::Translation),
-        ..request(fixtures().join("models/tiny-flan-t5"), folder.path().join("out"), Some(Precision::Fp32))
+        ..request(
+            fixtures().join("models/tiny-flan-t5"),
+            folder.path().join("out"),
+            Some(Precision::Fp32),
+        )
     };
     let error = build_request(&task, runtime).unwrap_err().chain();
     insta::assert_snapshot!(error.split_once("`: ").unwrap().1, @"expected `translation_…_to_…` with a `prefix` in `task_specific_params` of `config.json` for the task `translation`, but found none; use another task, and write the instruction before each text");
@@ -292,7 +405,10 @@ fn other_heads_and_options_that_are_not_supported_are_refused() {
 fn int8_passes_the_quality_gate() {
     let Some(runtime) = runtime() else { return };
     let folder = tempfile::tempdir().unwrap();
-    for (name, task) in [("tiny-bart", Task::Summarization), ("tiny-flan-t5", Task::TextToText)] {
+    for (name, task) in [
+        ("tiny-bart", Task::Summarization),
+        ("tiny-flan-t5", Task::TextToText),
+    ] {
         let recipe = folder.path().join(format!("{name}.toml"));
         let source = fixtures().join("models").join(name);
         // Random weights leave many tokens equally likely.
@@ -302,10 +418,15 @@ fn int8_passes_the_quality_gate() {
             source.display()
         );
         fs::write(&recipe, text).unwrap();
-        let bundle =
-            build_request(&request(recipe, folder.path().join(name), Some(Precision::Int8)), runtime)
-                .unwrap();
-        let Some(Quality::Seq2Seq { token_agreement, .. }) = bundle.manifest().weights.quality else {
+        let bundle = build_request(
+            &request(recipe, folder.path().join(name), Some(Precision::Int8)),
+            runtime,
+        )
+        .unwrap();
+        let Some(Quality::Seq2Seq {
+            token_agreement, ..
+        }) = bundle.manifest().weights.quality
+        else {
             panic!("{name} is measured")
         };
         assert!(token_agreement > 0.8, "{name}: {token_agreement}");
@@ -320,7 +441,9 @@ fn manifests_of_older_versions_are_read() {
     let text = model.manifest.to_text().unwrap();
     // Removes the hash in the first line.
     let (_, unsealed) = text.split_once('\n').unwrap();
-    let older = unsealed.replace("[seq2seq", "[translation").replace("[[seq2seq", "[[translation");
+    let older = unsealed
+        .replace("[seq2seq", "[translation")
+        .replace("[[seq2seq", "[[translation");
     assert_ne!(older, unsealed);
     assert_eq!(Manifest::parse(&older).unwrap(), model.manifest);
 }
@@ -342,7 +465,13 @@ async fn the_hub_route_and_kserve_name_texts_by_their_task() {
         built("tiny-bart", None, folder.path(), runtime),
         built("tiny-t5", None, folder.path(), runtime),
     ];
-    let app = router(App::new(models, Limits { texts: 8, ..Limits::default() }));
+    let app = router(App::new(
+        models,
+        Limits {
+            texts: 8,
+            ..Limits::default()
+        },
+    ));
     let text = "The cat sits on the mat.";
     let short = json!({"inputs": text, "parameters": {"num_beams": 1, "max_new_tokens": 4}});
     let (status, summary) = ask(&app, "/models/tiny-bart", &short).await;
@@ -371,16 +500,18 @@ async fn the_hub_route_and_kserve_name_texts_by_their_task() {
         json!({"inputs": long, "parameters": {"truncate": false}}),
         json!({"inputs": long, "truncation": false}),
     ] {
-        let expected = "413 the text has 303 tokens, but the model takes at most 64 tokens; set `truncate`";
+        let expected =
+            "413 the text has 303 tokens, but the model takes at most 64 tokens; set `truncate`";
         assert_eq!(refusal("tiny-bart", &body).await, expected, "{body}");
     }
     let languages = json!({"inputs": text, "parameters": {"src_lang": "en"}});
     insta::assert_snapshot!(refusal("tiny-t5", &languages).await, @"422 expected no `src_lang`, since the model does not translate, but found one");
-    let unknown =
-        json!({"inputs": text, "parameters": {"num_beams": 1, "generate_parameters": {"beams": 1}}});
+    let unknown = json!({"inputs": text, "parameters": {"num_beams": 1, "generate_parameters": {"beams": 1}}});
     let refused = refusal("tiny-t5", &unknown).await;
     assert!(
-        refused.starts_with("422 unknown field `parameters.generate_parameters.beams`; known fields: "),
+        refused.starts_with(
+            "422 unknown field `parameters.generate_parameters.beams`; known fields: "
+        ),
         "{refused}"
     );
     let unknown = json!({"inputs": text, "parameters": {"num_beams": 2, "num_beam_groups": 2}});

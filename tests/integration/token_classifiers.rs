@@ -48,7 +48,10 @@ pub(crate) async fn post(model: &Model, path: &str, body: &Value) -> (u16, Value
 pub(crate) async fn post_text(model: &Model, path: &str, body: String) -> (u16, Value) {
     let app = router(App::new(vec![model.clone()], Limits::default()));
     let request = http::Request::post(path).header("content-type", "application/json");
-    let response = app.oneshot(request.body(Body::from(body)).unwrap()).await.unwrap();
+    let response = app
+        .oneshot(request.body(Body::from(body)).unwrap())
+        .await
+        .unwrap();
     let status = response.status().as_u16();
     let bytes = response.into_body().collect().await.unwrap().to_bytes();
     (status, serde_json::from_slice(&bytes).unwrap())
@@ -59,16 +62,22 @@ pub(crate) fn are_equal(found: &Value, expected: &Value) -> bool {
     match (found, expected) {
         (Value::Array(found), Value::Array(expected)) => {
             found.len() == expected.len()
-                && found.iter().zip(expected).all(|(found, expected)| are_equal(found, expected))
+                && found
+                    .iter()
+                    .zip(expected)
+                    .all(|(found, expected)| are_equal(found, expected))
         }
         (Value::Object(found), Value::Object(expected)) => {
             found.len() == expected.len()
-                && expected.iter().all(|(name, expected)| match (name.as_str(), &found[name]) {
-                    ("score", found) => {
-                        (found.as_f64().unwrap() - expected.as_f64().unwrap()).abs() <= TOLERANCE
-                    }
-                    (_, found) => found == expected,
-                })
+                && expected
+                    .iter()
+                    .all(|(name, expected)| match (name.as_str(), &found[name]) {
+                        ("score", found) => {
+                            (found.as_f64().unwrap() - expected.as_f64().unwrap()).abs()
+                                <= TOLERANCE
+                        }
+                        (_, found) => found == expected,
+                    })
         }
         (found, expected) => found == expected,
     }
@@ -80,19 +89,38 @@ async fn compare_with(name: &str, model: &Model) {
     let golden = fs::read(fixtures().join(format!("goldens/{name}.json"))).unwrap();
     let Golden { entries } = serde_json::from_slice(&golden).unwrap();
     let mut failures = Vec::new();
-    for Entry { inputs, parameters, output } in &entries {
+    for Entry {
+        inputs,
+        parameters,
+        output,
+    } in &entries
+    {
         let mut sent = parameters.clone();
         // Defaults in the `transformers` pipeline, which differ from the model hub's.
         sent["truncate"] = true.into();
-        sent["aggregation_strategy"] =
-            parameters.get("aggregation_strategy").cloned().unwrap_or_else(|| "none".into());
-        let (status, answer) = post(model, &path, &json!({ "inputs": inputs, "parameters": sent })).await;
+        sent["aggregation_strategy"] = parameters
+            .get("aggregation_strategy")
+            .cloned()
+            .unwrap_or_else(|| "none".into());
+        let (status, answer) = post(
+            model,
+            &path,
+            &json!({ "inputs": inputs, "parameters": sent }),
+        )
+        .await;
         if status != 200 || !are_equal(&answer, output) {
-            failures.push(format!("{inputs} {sent}:\n  found    {answer}\n  expected {output}"));
+            failures.push(format!(
+                "{inputs} {sent}:\n  found    {answer}\n  expected {output}"
+            ));
         }
     }
     assert!(entries.len() >= 14, "{name} has {} calls", entries.len());
-    assert!(failures.is_empty(), "{name}, {} calls:\n{}", failures.len(), failures.join("\n"));
+    assert!(
+        failures.is_empty(),
+        "{name}, {} calls:\n{}",
+        failures.len(),
+        failures.join("\n")
+    );
 }
 
 async fn compare(name: &str) {
@@ -168,7 +196,15 @@ async fn qwen3() {
 }
 
 fn bert(folder: &Path) -> Option<Model> {
-    Some(open_for(Task::TokenClassification, "tiny-bert-ner", folder, runtime()?).unwrap())
+    Some(
+        open_for(
+            Task::TokenClassification,
+            "tiny-bert-ner",
+            folder,
+            runtime()?,
+        )
+        .unwrap(),
+    )
 }
 
 /// The adapter contains the token head: its base has none.
@@ -178,13 +214,20 @@ async fn an_adapter_adds_a_head_for_tokens() {
     let folder = tempfile::tempdir().unwrap();
     let models = fixtures().join("models").canonicalize().unwrap();
     let recipe = folder.path().join("lora.toml");
-    let (base, adapter) = (models.join("tiny-bert-tanh"), models.join("tiny-bert-ner-lora"));
+    let (base, adapter) = (
+        models.join("tiny-bert-tanh"),
+        models.join("tiny-bert-ner-lora"),
+    );
     let text = format!(
         "name = 'lora'\ntask = 'token-classification'\n[source]\nfolder = {base:?}\nadapter = {adapter:?}"
     );
     fs::write(&recipe, text).unwrap();
     let out = folder.path().join("lora");
-    build_request(&request(recipe, out.clone(), Some(Precision::Fp32)), runtime).unwrap();
+    build_request(
+        &request(recipe, out.clone(), Some(Precision::Fp32)),
+        runtime,
+    )
+    .unwrap();
     compare_with("tiny-bert-ner-lora", &serve(&out).unwrap()).await;
 }
 
@@ -203,41 +246,74 @@ const SARAH: &str = "My name is Sarah and I live in Jose\u{301} Town";
 #[tokio::test]
 async fn entities_are_grouped_by_default_and_replaced_on_request() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(model) = bert(folder.path()) else { return };
+    let Some(model) = bert(folder.path()) else {
+        return;
+    };
     let simple = json!({ "inputs": SARAH, "parameters": { "aggregation_strategy": "simple" } });
     let (_, simple) = post(&model, PATH, &simple).await;
     let (status, plain) = post(&model, PATH, &json!({ "inputs": SARAH })).await;
     assert_eq!((status, &plain), (200, &simple));
     // The first model is served at `/`, and for Vertex AI.
-    assert_eq!(post(&model, "/", &json!({ "inputs": SARAH })).await.1, plain);
-    let (_, vertex) = post(&model, "/vertex", &json!({ "instances": [{ "inputs": [SARAH] }] })).await;
+    assert_eq!(
+        post(&model, "/", &json!({ "inputs": SARAH })).await.1,
+        plain
+    );
+    let (_, vertex) = post(
+        &model,
+        "/vertex",
+        &json!({ "instances": [{ "inputs": [SARAH] }] }),
+    )
+    .await;
     assert_eq!(vertex["predictions"][0][0], plain);
 
-    let (_, redacted) =
-        post(&model, PATH, &json!({ "inputs": [SARAH, "x"], "parameters": { "redact": true } })).await;
+    let (_, redacted) = post(
+        &model,
+        PATH,
+        &json!({ "inputs": [SARAH, "x"], "parameters": { "redact": true } }),
+    )
+    .await;
     assert_eq!(redacted[0]["entities"], plain);
     let text = redacted[0]["text"].as_str().unwrap();
     // Words that contain a part of an entity.
     let bounds: Vec<usize> = word_bounds(SARAH).into_iter().collect();
-    let places = SARAH.char_indices().map(|(byte, _)| byte).chain([SARAH.len()]).collect::<Vec<_>>();
+    let places = SARAH
+        .char_indices()
+        .map(|(byte, _)| byte)
+        .chain([SARAH.len()])
+        .collect::<Vec<_>>();
     let is_covered = |word: &&[usize]| {
         plain.as_array().unwrap().iter().any(|entity| {
-            let [start, end] = ["start", "end"].map(|name| places[entity[name].as_u64().unwrap() as usize]);
+            let [start, end] =
+                ["start", "end"].map(|name| places[entity[name].as_u64().unwrap() as usize]);
             start < word[1] && word[0] < end
         })
     };
     let (covered, others): (Vec<_>, Vec<_>) = bounds.windows(2).partition(is_covered);
     assert!(!covered.is_empty(), "{plain}");
     let kept: String = text.split(['[', ']']).step_by(2).collect();
-    assert_eq!(kept, others.into_iter().map(|word| &SARAH[word[0]..word[1]]).collect::<String>());
+    assert_eq!(
+        kept,
+        others
+            .into_iter()
+            .map(|word| &SARAH[word[0]..word[1]])
+            .collect::<String>()
+    );
     let kinds = ["PER", "LOC"];
-    assert!(text.split(['[', ']']).skip(1).step_by(2).all(|label| kinds.contains(&label)), "{text}");
+    assert!(
+        text.split(['[', ']'])
+            .skip(1)
+            .step_by(2)
+            .all(|label| kinds.contains(&label)),
+        "{text}"
+    );
 }
 
 #[tokio::test]
 async fn parameters_that_cannot_be_met_are_refused() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(model) = bert(folder.path()) else { return };
+    let Some(model) = bert(folder.path()) else {
+        return;
+    };
     let long = "a long text ".repeat(100);
     let cases = [
         json!({ "inputs": "" }),
@@ -255,7 +331,10 @@ async fn parameters_that_cannot_be_met_are_refused() {
     let mut refusals = String::new();
     for body in cases {
         let (status, answer) = post(&model, PATH, &body).await;
-        refusals += &format!("{status} {}\n", answer["error"].as_str().unwrap_or("no error"));
+        refusals += &format!(
+            "{status} {}\n",
+            answer["error"].as_str().unwrap_or("no error")
+        );
     }
     insta::assert_snapshot!(refusals, @r"
     422 expected a text in `inputs`, but found an empty one
@@ -277,16 +356,33 @@ async fn parameters_that_cannot_be_met_are_refused() {
 #[tokio::test]
 async fn kserve_takes_token_ids_and_texts() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(model) = bert(folder.path()) else { return };
+    let Some(model) = bert(folder.path()) else {
+        return;
+    };
     let path = format!("/v2{PATH}/infer");
     let text = json!({ "name": "TEXT", "datatype": "BYTES", "shape": [2], "data": [SARAH, "x"] });
-    let parameters = json!({ "aggregation_strategy": "first", "ignore_labels": "O, LOC", "stride": 3 });
-    let (status, answer) = post(&model, &path, &json!({ "inputs": [text], "parameters": parameters })).await;
+    let parameters =
+        json!({ "aggregation_strategy": "first", "ignore_labels": "O, LOC", "stride": 3 });
+    let (status, answer) = post(
+        &model,
+        &path,
+        &json!({ "inputs": [text], "parameters": parameters }),
+    )
+    .await;
     assert_eq!(status, 200, "{answer}");
     let output = &answer["outputs"][0];
-    assert_eq!((&output["name"], &output["shape"]), (&json!("entities"), &json!([2, 1])));
-    let parameters = json!({ "aggregation_strategy": "first", "ignore_labels": ["O", "LOC"], "stride": 3 });
-    let (_, hub) = post(&model, PATH, &json!({ "inputs": SARAH, "parameters": parameters })).await;
+    assert_eq!(
+        (&output["name"], &output["shape"]),
+        (&json!("entities"), &json!([2, 1]))
+    );
+    let parameters =
+        json!({ "aggregation_strategy": "first", "ignore_labels": ["O", "LOC"], "stride": 3 });
+    let (_, hub) = post(
+        &model,
+        PATH,
+        &json!({ "inputs": SARAH, "parameters": parameters }),
+    )
+    .await;
     let found: Value = serde_json::from_str(output["data"][0].as_str().unwrap()).unwrap();
     assert_eq!(found, hub);
 
@@ -295,10 +391,20 @@ async fn kserve_takes_token_ids_and_texts() {
     let (status, answer) = post(&model, &path, &json!({ "inputs": [ids, mask] })).await;
     assert_eq!(status, 200, "{answer}");
     let output = &answer["outputs"][0];
-    assert_eq!((&output["name"], &output["shape"]), (&json!("logits"), &json!([2, 4, 5])));
-    let values: Vec<f64> =
-        output["data"].as_array().unwrap().iter().map(|value| value.as_f64().unwrap()).collect();
-    assert!(values[..35].iter().all(|value| *value != 0.0) && values[35..].iter().all(|value| *value == 0.0));
+    assert_eq!(
+        (&output["name"], &output["shape"]),
+        (&json!("logits"), &json!([2, 4, 5]))
+    );
+    let values: Vec<f64> = output["data"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|value| value.as_f64().unwrap())
+        .collect();
+    assert!(
+        values[..35].iter().all(|value| *value != 0.0)
+            && values[35..].iter().all(|value| *value == 0.0)
+    );
 
     let mut errors = Vec::new();
     for data in [[0, 1, 1, 1], [1, 0, 1, 1], [1, 1, 2, 0], [0, 0, 0, 0]] {
@@ -318,9 +424,12 @@ async fn kserve_takes_token_ids_and_texts() {
 #[tokio::test]
 async fn chat_completions_have_the_entities_with_requested_labels_of_the_model() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(model) = bert(folder.path()) else { return };
+    let Some(model) = bert(folder.path()) else {
+        return;
+    };
     let ask = async |labels: Option<Value>| {
-        let mut body = json!({ "messages": [{ "role": "user", "content": SARAH }], "threshold": 0.0 });
+        let mut body =
+            json!({ "messages": [{ "role": "user", "content": SARAH }], "threshold": 0.0 });
         if let Some(labels) = labels {
             body["labels"] = labels;
         }
@@ -331,8 +440,16 @@ async fn chat_completions_have_the_entities_with_requested_labels_of_the_model()
         assert_eq!(status, 200, "{answer}");
         let content = answer["choices"][0]["message"]["content"].as_str().unwrap();
         let found: Value = serde_json::from_str(content).unwrap();
-        let labels = found["entities"].as_array().unwrap().iter().map(|found| found["label"].to_string());
-        labels.collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>().join(" ")
+        let labels = found["entities"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|found| found["label"].to_string());
+        labels
+            .collect::<BTreeSet<_>>()
+            .into_iter()
+            .collect::<Vec<_>>()
+            .join(" ")
     };
     let all = labels(None).await;
     let first = all.split(' ').next().unwrap().trim_matches('"').to_owned();
@@ -342,7 +459,11 @@ async fn chat_completions_have_the_entities_with_requested_labels_of_the_model()
 }
 
 /// Bundles a fixture copy with a different class in its `config.json`; returns the build's note.
-fn built_as(architecture: &str, task: Option<Task>, folder: &Path) -> Option<Result<Option<String>, String>> {
+fn built_as(
+    architecture: &str,
+    task: Option<Task>,
+    folder: &Path,
+) -> Option<Result<Option<String>, String>> {
     let runtime = runtime()?;
     let source = folder.join("source");
     fs::create_dir_all(&source).unwrap();
@@ -352,23 +473,47 @@ fn built_as(architecture: &str, task: Option<Task>, folder: &Path) -> Option<Res
     }
     let config = source.join("config.json");
     let text = fs::read_to_string(&config).unwrap();
-    fs::write(&config, text.replace("BertForTokenClassification", architecture)).unwrap();
-    let request = Request { task, ..request(source, folder.join("bundle"), Some(Precision::Fp32)) };
-    Some(build(&request, &|| Ok(runtime), &()).map(|built| built.note).map_err(|error| error.to_string()))
+    fs::write(
+        &config,
+        text.replace("BertForTokenClassification", architecture),
+    )
+    .unwrap();
+    let request = Request {
+        task,
+        ..request(source, folder.join("bundle"), Some(Precision::Fp32))
+    };
+    Some(
+        build(&request, &|| Ok(runtime), &())
+            .map(|built| built.note)
+            .map_err(|error| error.to_string()),
+    )
 }
 
 #[test]
 fn heads_that_are_left_out_are_named_or_refused() {
     let folder = tempfile::tempdir().unwrap();
     let embeddings = Some(Task::FeatureExtraction);
-    let Some(refusal) = built_as("BertForQuestionAnswering", None, folder.path()) else { return };
+    let Some(refusal) = built_as("BertForQuestionAnswering", None, folder.path()) else {
+        return;
+    };
     insta::assert_snapshot!(refusal.unwrap_err(), @"expected a model with a head that Kivu runs, or without one, but found `BertForQuestionAnswering`; use `--task feature-extraction` to leave out the head and compute embeddings");
-    let note = built_as("BertForQuestionAnswering", embeddings, folder.path()).unwrap().unwrap().unwrap();
+    let note = built_as("BertForQuestionAnswering", embeddings, folder.path())
+        .unwrap()
+        .unwrap()
+        .unwrap();
     insta::assert_snapshot!(note, @"the head of `BertForQuestionAnswering` is left out: the model computes embeddings");
-    let note = built_as("BertForPreTraining", None, folder.path()).unwrap().unwrap().unwrap();
+    let note = built_as("BertForPreTraining", None, folder.path())
+        .unwrap()
+        .unwrap()
+        .unwrap();
     insta::assert_snapshot!(note, @"the head of `BertForPreTraining` is left out: the model computes embeddings");
-    assert_eq!(built_as("BertModel", None, folder.path()).unwrap(), Ok(None));
-    let refusal = built_as("BertForTokenClassification", embeddings, folder.path()).unwrap().unwrap_err();
+    assert_eq!(
+        built_as("BertModel", None, folder.path()).unwrap(),
+        Ok(None)
+    );
+    let refusal = built_as("BertForTokenClassification", embeddings, folder.path())
+        .unwrap()
+        .unwrap_err();
     insta::assert_snapshot!(refusal, @"expected a model for `feature-extraction`, but found one with a token label head");
 }
 
@@ -386,21 +531,42 @@ fn the_quality_of_int8_is_measured_token_by_token() {
         fs::write(&path, text).unwrap();
         request(path, folder.path().join("bundle"), Some(Precision::Int8))
     };
-    let built = build(&recipe("agreement = 0.5\nmean_difference = 0.5"), &|| Ok(runtime), &()).unwrap();
+    let built = build(
+        &recipe("agreement = 0.5\nmean_difference = 0.5"),
+        &|| Ok(runtime),
+        &(),
+    )
+    .unwrap();
     let manifest = built.bundle.manifest();
     assert_eq!(manifest.engine, Engine::Native);
-    let Some(Quality::TokenClassification { texts, tokens, agreement, mean_difference, worst_difference }) =
-        manifest.weights.quality
+    let Some(Quality::TokenClassification {
+        texts,
+        tokens,
+        agreement,
+        mean_difference,
+        worst_difference,
+    }) = manifest.weights.quality
     else {
-        panic!("expected the quality of labels of tokens, but found {:?}", manifest.weights.quality)
+        panic!(
+            "expected the quality of labels of tokens, but found {:?}",
+            manifest.weights.quality
+        )
     };
-    assert!(texts >= 200 && tokens > 10 * texts, "{texts} texts, {tokens} tokens");
+    assert!(
+        texts >= 200 && tokens > 10 * texts,
+        "{texts} texts, {tokens} tokens"
+    );
     assert!(agreement < 1.0 && mean_difference > 0.0 && worst_difference > mean_difference);
     // The same manifest is read again.
     let text = manifest.to_text().unwrap();
-    assert_eq!(Manifest::parse(&text).unwrap().weights.quality, manifest.weights.quality);
-    let refusal =
-        build(&recipe("agreement = 0.99999"), &|| Ok(runtime), &()).map(drop).unwrap_err().to_string();
+    assert_eq!(
+        Manifest::parse(&text).unwrap().weights.quality,
+        manifest.weights.quality
+    );
+    let refusal = build(&recipe("agreement = 0.99999"), &|| Ok(runtime), &())
+        .map(drop)
+        .unwrap_err()
+        .to_string();
     assert!(
         refusal.starts_with("expected a token label agreement with fp32 of at least 1.0000"),
         "{refusal}"
@@ -408,12 +574,21 @@ fn the_quality_of_int8_is_measured_token_by_token() {
 }
 
 /// Output from a job on `rows`, called `name`.
-pub(crate) async fn batch(model: &Model, name: &str, rows: &str, parameters: &Parameters) -> String {
+pub(crate) async fn batch(
+    model: &Model,
+    name: &str,
+    rows: &str,
+    parameters: &Parameters,
+) -> String {
     let folder = tempfile::tempdir().unwrap();
     let [input, output] = ["in", "out"].map(|side| folder.path().join(format!("{side}-{name}")));
     fs::write(&input, rows).unwrap();
-    let job =
-        Job::new(JobInput::File(input), JobOutput::File(output.clone()), model.clone(), parameters.clone());
+    let job = Job::new(
+        JobInput::File(input),
+        JobOutput::File(output.clone()),
+        model.clone(),
+        parameters.clone(),
+    );
     job.run().await.unwrap();
     fs::read_to_string(output).unwrap()
 }
@@ -421,20 +596,44 @@ pub(crate) async fn batch(model: &Model, name: &str, rows: &str, parameters: &Pa
 #[tokio::test]
 async fn batch_jobs_write_entities_as_json() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(model) = bert(folder.path()) else { return };
+    let Some(model) = bert(folder.path()) else {
+        return;
+    };
     let parameters = json!({ "aggregation_strategy": "first", "redact": true });
-    let (_, hub) = post(&model, PATH, &json!({ "inputs": SARAH, "parameters": parameters })).await;
+    let (_, hub) = post(
+        &model,
+        PATH,
+        &json!({ "inputs": SARAH, "parameters": parameters }),
+    )
+    .await;
     let options = [("aggregation", "first"), ("redact", "true")];
-    let options = Parameters::of(&options.map(|(name, value)| (name.to_owned(), value.to_owned())).into());
+    let options = Parameters::of(
+        &options
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .into(),
+    );
     let options = options.unwrap();
     let line = json!({ "text": SARAH }).to_string();
     let found = batch(&model, "rows.jsonl", &line, &options).await;
     let found: Value = serde_json::from_str(&found).unwrap();
-    assert_eq!((&found["redacted"], &found["entities"]), (&hub["text"], &hub["entities"]));
-    let found = batch(&model, "rows.csv", &format!("text\n{SARAH}\n"), &Parameters::default()).await;
+    assert_eq!(
+        (&found["redacted"], &found["entities"]),
+        (&hub["text"], &hub["entities"])
+    );
+    let found = batch(
+        &model,
+        "rows.csv",
+        &format!("text\n{SARAH}\n"),
+        &Parameters::default(),
+    )
+    .await;
     let (header, row) = found.split_once('\n').unwrap();
     assert_eq!(header.trim(), "text,entities,error");
     let (_, hub) = post(&model, PATH, &json!({ "inputs": SARAH })).await;
     let quoted = hub.to_string().replace('"', "\"\"");
-    assert_eq!(row.matches("\"\"entity_group\"\"").count(), hub.as_array().unwrap().len(), "{row}, {quoted}");
+    assert_eq!(
+        row.matches("\"\"entity_group\"\"").count(),
+        hub.as_array().unwrap().len(),
+        "{row}, {quoted}"
+    );
 }

@@ -54,7 +54,10 @@ fn tokenizer(model: &str, patches: &BTreeMap<String, Value>) -> Option<kivu::Res
         merge(&mut content, patch);
         fs::write(path, content.to_string()).unwrap();
     }
-    let built = build_request(&request(source, out.clone(), Some(Precision::Fp32)), runtime);
+    let built = build_request(
+        &request(source, out.clone(), Some(Precision::Fp32)),
+        runtime,
+    );
     Some(built.and_then(|_| Tokenizer::open(&out.join("tokenizer.json"))))
 }
 
@@ -62,8 +65,15 @@ fn tokenizer(model: &str, patches: &BTreeMap<String, Value>) -> Option<kivu::Res
 fn settings_of_tokenizers_have_the_precedence_of_transformers() {
     let golden = fs::read(fixtures().join("goldens/tokenizer_settings.json")).unwrap();
     let golden: Golden = serde_json::from_slice(&golden).unwrap();
-    for Case { model, patches, ids } in &golden.cases {
-        let Some(tokenizer) = tokenizer(model, patches) else { return };
+    for Case {
+        model,
+        patches,
+        ids,
+    } in &golden.cases
+    {
+        let Some(tokenizer) = tokenizer(model, patches) else {
+            return;
+        };
         let tokenizer = tokenizer.unwrap();
         for (text, expected) in golden.texts.iter().zip(ids) {
             let found = tokenizer.tokens(text, true).unwrap();
@@ -78,11 +88,19 @@ fn truncation_of_the_beginning_is_refused() {
     let patch = |file: &str, patch: Value| BTreeMap::from([(file.to_owned(), patch)]);
     let refused = [
         patch("tokenizer_config.json", json!({"truncation_side": "left"})),
-        patch("tokenizer.json", json!({"truncation": {"direction": "Left"}})),
+        patch(
+            "tokenizer.json",
+            json!({"truncation": {"direction": "Left"}}),
+        ),
     ];
     for patches in refused {
-        let Some(refusal) = tokenizer("tiny-bert", &patches) else { return };
+        let Some(refusal) = tokenizer("tiny-bert", &patches) else {
+            return;
+        };
         let refusal = refusal.unwrap_err().to_string().to_lowercase();
-        assert!(refusal.contains("expected `truncation_side` `right`"), "{refusal}");
+        assert!(
+            refusal.contains("expected `truncation_side` `right`"),
+            "{refusal}"
+        );
     }
 }

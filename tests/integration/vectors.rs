@@ -48,7 +48,11 @@ fn integers_and_bits_are_those_of_sentence_transformers() {
     let golden = fs::read(fixtures().join("goldens/vectors.json")).unwrap();
     let Golden { cases } = serde_json::from_slice(&golden).unwrap();
     // The file has the ranges for fewer dimensions first.
-    let file: Vec<f32> = cases.iter().rev().flat_map(|case| case.ranges.concat()).collect();
+    let file: Vec<f32> = cases
+        .iter()
+        .rev()
+        .flat_map(|case| case.ranges.concat())
+        .collect();
     let file: Vec<u8> = file.iter().flat_map(|value| value.to_le_bytes()).collect();
     let ranges = Ranges::from_bytes(&file, cases[0].ranges[0].len()).unwrap();
     assert_eq!(ranges.to_bytes(), file);
@@ -62,9 +66,16 @@ fn integers_and_bits_are_those_of_sentence_transformers() {
         for (wanted, expected) in types {
             let size = case.ranges[0].len();
             let conversion = Conversion::new(wanted, size, Some(&ranges)).unwrap();
-            let found: Vec<_> =
-                case.vectors.iter().map(|vector| conversion.convert(vector.clone())).collect();
-            assert_eq!(serde_json::to_value(found).unwrap(), *expected, "{wanted} of {size}");
+            let found: Vec<_> = case
+                .vectors
+                .iter()
+                .map(|vector| conversion.convert(vector.clone()))
+                .collect();
+            assert_eq!(
+                serde_json::to_value(found).unwrap(),
+                *expected,
+                "{wanted} of {size}"
+            );
         }
     }
 }
@@ -74,7 +85,9 @@ fn integers_and_bits_are_those_of_sentence_transformers() {
 fn integers_with_calibrated_ranges_are_proportional_to_values() {
     let mut random = fastrand::Rng::with_seed(5);
     let mut vector = || {
-        let mut vector: Vec<f32> = (0..48).map(|place| random.f32() - 0.4 + place as f32 / 100.0).collect();
+        let mut vector: Vec<f32> = (0..48)
+            .map(|place| random.f32() - 0.4 + place as f32 / 100.0)
+            .collect();
         normalize(&mut vector);
         vector
     };
@@ -90,18 +103,29 @@ fn integers_with_calibrated_ranges_are_proportional_to_values() {
                 sample
             })
             .collect();
-        let largest = samples.iter().flatten().fold(0.0_f32, |largest, value| largest.max(value.abs()));
+        let largest = samples
+            .iter()
+            .flatten()
+            .fold(0.0_f32, |largest, value| largest.max(value.abs()));
         let conversion = Conversion::new(VectorType::Int8, size, Some(&ranges)).unwrap();
         for sample in &samples {
-            let StoredVector::Int8(integers) = conversion.convert(sample.clone()) else { panic!("no int8") };
+            let StoredVector::Int8(integers) = conversion.convert(sample.clone()) else {
+                panic!("no int8")
+            };
             for (value, integer) in sample.iter().zip(integers) {
                 let steps = value * 127.0 / largest;
-                assert!((steps - f32::from(integer)).abs() < 0.501, "{size}: {steps} became {integer}");
+                assert!(
+                    (steps - f32::from(integer)).abs() < 0.501,
+                    "{size}: {steps} became {integer}"
+                );
             }
         }
         // Beyond the samples' values.
         let far = conversion.convert([[9.0, -9.0]].repeat(size / 2).concat());
-        assert_eq!(far, StoredVector::Int8([[127, -128]].repeat(size / 2).concat()));
+        assert_eq!(
+            far,
+            StoredVector::Int8([[127, -128]].repeat(size / 2).concat())
+        );
     }
 }
 
@@ -119,7 +143,13 @@ fn pipeline(model: &Model) -> &EmbeddingPipeline {
 }
 
 async fn ask(app: &Router, path: &str, body: Value) -> (StatusCode, Value) {
-    answer(app.clone().oneshot(post(path, body.to_string())).await.unwrap()).await
+    answer(
+        app.clone()
+            .oneshot(post(path, body.to_string()))
+            .await
+            .unwrap(),
+    )
+    .await
 }
 
 async fn found(app: &Router, path: &str, body: Value) -> Value {
@@ -137,12 +167,24 @@ async fn refused(app: &Router, path: &str, body: Value) -> String {
 #[tokio::test]
 async fn every_dialect_has_the_same_integers_and_bits() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(model) = tiny_bert(folder.path()) else { return };
+    let Some(model) = tiny_bert(folder.path()) else {
+        return;
+    };
     let quality = model.manifest.vectors.unwrap();
-    assert!(quality.int8 > 0.5 && quality.int8 > quality.binary.unwrap(), "{quality:?}");
+    assert!(
+        quality.int8 > 0.5 && quality.int8 > quality.binary.unwrap(),
+        "{quality:?}"
+    );
     let conversion = |wanted, dimensions| pipeline(&model).conversion(wanted, dimensions).unwrap();
-    let types = [VectorType::Int8, VectorType::Uint8, VectorType::Binary, VectorType::Ubinary];
-    let conversions: Vec<_> = types.map(|wanted| (wanted, conversion(wanted, None))).into();
+    let types = [
+        VectorType::Int8,
+        VectorType::Uint8,
+        VectorType::Binary,
+        VectorType::Ubinary,
+    ];
+    let conversions: Vec<_> = types
+        .map(|wanted| (wanted, conversion(wanted, None)))
+        .into();
     let app = router(App::new(vec![model.clone()], Limits::default()));
     let text = "What is deep learning?";
     let floats: Vec<Vec<f32>> =
@@ -152,22 +194,45 @@ async fn every_dialect_has_the_same_integers_and_bits() {
         let stored = conversion.convert(floats[0].clone());
         let expected = serde_json::to_value(&stored).unwrap();
         let base64 = BASE64_STANDARD.encode(stored.bytes());
-        let embed = found(&app, "/embed", json!({ "inputs": text, "output_dtype": name })).await;
+        let embed = found(
+            &app,
+            "/embed",
+            json!({ "inputs": text, "output_dtype": name }),
+        )
+        .await;
         assert_eq!(embed, json!([expected]));
-        let embed = found(&app, "/embed", json!({ "inputs": text, "encoding_format": name })).await;
+        let embed = found(
+            &app,
+            "/embed",
+            json!({ "inputs": text, "encoding_format": name }),
+        )
+        .await;
         assert_eq!(embed, json!([expected]));
         let fields = [
             (json!({ "output_dtype": name }), expected.clone()),
             (json!({ "encoding_format": name }), expected.clone()),
             (json!({ "embedding_type": name }), expected.clone()),
-            (json!({ "output_dtype": name, "encoding_format": "base64" }), base64.clone().into()),
-            (json!({ "embedding_type": name, "encoding_format": "base64" }), base64.into()),
-            (json!({ "output_dtype": name, "encoding_format": "float" }), expected.clone()),
-            (json!({ "embedding_type": name, "encoding_format": "float" }), expected.clone()),
+            (
+                json!({ "output_dtype": name, "encoding_format": "base64" }),
+                base64.clone().into(),
+            ),
+            (
+                json!({ "embedding_type": name, "encoding_format": "base64" }),
+                base64.into(),
+            ),
+            (
+                json!({ "output_dtype": name, "encoding_format": "float" }),
+                expected.clone(),
+            ),
+            (
+                json!({ "embedding_type": name, "encoding_format": "float" }),
+                expected.clone(),
+            ),
         ];
         for (mut body, expected) in fields {
             body["input"] = text.into();
-            let embedding = found(&app, "/v1/embeddings", body).await["data"][0]["embedding"].take();
+            let embedding =
+                found(&app, "/v1/embeddings", body).await["data"][0]["embedding"].take();
             assert_eq!(embedding, expected);
         }
     }
@@ -204,13 +269,18 @@ async fn every_dialect_has_the_same_integers_and_bits() {
 #[tokio::test]
 async fn every_dialect_can_say_the_role_of_a_text() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(mut model) = tiny_bert(folder.path()) else { return };
+    let Some(mut model) = tiny_bert(folder.path()) else {
+        return;
+    };
     model.name = "tiny".into();
     model.manifest.aliases = vec!["text-embedding-3-small".into()];
     let app = router(App::new(vec![model], Limits::default()));
     let embed = async |text: &str| found(&app, "/embed", json!({ "inputs": text })).await[0].take();
-    let [plain, query, passage] =
-        [embed("a cat").await, embed("query: a cat").await, embed("passage: a cat").await];
+    let [plain, query, passage] = [
+        embed("a cat").await,
+        embed("query: a cat").await,
+        embed("passage: a cat").await,
+    ];
     assert_ne!(query, passage);
     let kserve = |parameters| {
         let text = json!({ "name": "TEXT", "datatype": "BYTES", "shape": [1], "data": ["a cat"] });
@@ -220,25 +290,61 @@ async fn every_dialect_can_say_the_role_of_a_text() {
         ("/embed", json!({ "prompt_name": "query" }), &query),
         ("/embed", json!({ "prompt_name": "passage" }), &passage),
         ("/embed", json!({ "model": "tiny:query" }), &query),
-        ("/embed", json!({ "model": "tiny:search_document" }), &passage),
+        (
+            "/embed",
+            json!({ "model": "tiny:search_document" }),
+            &passage,
+        ),
         ("/embed", json!({ "model": "tiny:latest" }), &plain),
         ("/models/tiny:query", json!({}), &query),
         ("/v2/models/tiny:query/infer", kserve(json!({})), &query),
-        ("/v2/models/tiny/infer", kserve(json!({ "prompt_name": "document" })), &passage),
+        (
+            "/v2/models/tiny/infer",
+            kserve(json!({ "prompt_name": "document" })),
+            &passage,
+        ),
         ("/v2/models/tiny/infer", kserve(json!({})), &plain),
         ("/v1/embeddings", json!({}), &plain),
-        ("/v1/embeddings", json!({ "prompt_name": "document" }), &passage),
+        (
+            "/v1/embeddings",
+            json!({ "prompt_name": "document" }),
+            &passage,
+        ),
         ("/v1/embeddings", json!({ "input_type": "query" }), &query),
-        ("/v1/embeddings", json!({ "input_type": "passage" }), &passage),
-        ("/v1/embeddings", json!({ "task": "retrieval.query" }), &query),
-        ("/v1/embeddings", json!({ "task": "classification" }), &plain),
+        (
+            "/v1/embeddings",
+            json!({ "input_type": "passage" }),
+            &passage,
+        ),
+        (
+            "/v1/embeddings",
+            json!({ "task": "retrieval.query" }),
+            &query,
+        ),
+        (
+            "/v1/embeddings",
+            json!({ "task": "classification" }),
+            &plain,
+        ),
         ("/v1/embeddings", json!({ "model": "tiny:query" }), &query),
-        ("/v1/embeddings", json!({ "model": "text-embedding-3-small" }), &plain),
-        ("/v1/embeddings", json!({ "model": "text-embedding-3-small:query" }), &query),
+        (
+            "/v1/embeddings",
+            json!({ "model": "text-embedding-3-small" }),
+            &plain,
+        ),
+        (
+            "/v1/embeddings",
+            json!({ "model": "text-embedding-3-small:query" }),
+            &query,
+        ),
     ];
     for (path, mut body, expected) in roles {
         if !path.starts_with("/v2") {
-            body[if path.starts_with("/v1") { "input" } else { "inputs" }] = "a cat".into();
+            body[if path.starts_with("/v1") {
+                "input"
+            } else {
+                "inputs"
+            }] = "a cat".into();
         }
         let shown = body.to_string();
         let mut answer = found(&app, path, body).await;
@@ -249,16 +355,28 @@ async fn every_dialect_can_say_the_role_of_a_text() {
         };
         assert_eq!(vector, *expected, "{path} {shown}");
     }
-    let error = refused(&app, "/v1/embeddings", json!({ "input": "a", "input_type": "questions" })).await;
+    let error = refused(
+        &app,
+        "/v1/embeddings",
+        json!({ "input": "a", "input_type": "questions" }),
+    )
+    .await;
     insta::assert_snapshot!(error, @r#"{"error":{"code":null,"message":"expected a role among `classification`, `clustering`, `document`, `query`, `similarity`, but found `questions`","param":null,"type":"invalid_request_error"}}"#);
-    let (status, _) = ask(&app, "/v1/embeddings", json!({ "input": "a", "model": "tiny:questions" })).await;
+    let (status, _) = ask(
+        &app,
+        "/v1/embeddings",
+        json!({ "input": "a", "model": "tiny:questions" }),
+    )
+    .await;
     assert_eq!(status, StatusCode::NOT_FOUND);
 }
 
 #[tokio::test]
 async fn frameworks_get_the_vectors_of_embed() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(mut model) = tiny_bert(folder.path()) else { return };
+    let Some(mut model) = tiny_bert(folder.path()) else {
+        return;
+    };
     model.name = "tiny".into();
     let app = router(App::new(vec![model], Limits::default()));
     let embed = async |mut body: Value, text: &str| {
@@ -266,34 +384,74 @@ async fn frameworks_get_the_vectors_of_embed() {
         found(&app, "/embed", body).await[0].take()
     };
     let texts = ["a cat", "a dog"];
-    let plain = json!([embed(json!({}), texts[0]).await, embed(json!({}), texts[1]).await]);
+    let plain = json!([
+        embed(json!({}), texts[0]).await,
+        embed(json!({}), texts[1]).await
+    ]);
     let query = embed(json!({ "prompt_name": "query" }), texts[0]).await;
-    let bits = embed(json!({ "prompt_name": "query", "output_dtype": "ubinary" }), texts[0]).await;
+    let bits = embed(
+        json!({ "prompt_name": "query", "output_dtype": "ubinary" }),
+        texts[0],
+    )
+    .await;
 
     let cohere = json!({
         "model": "tiny", "texts": ["a cat"], "input_type": "search_query", "embedding_types": ["float", "ubinary"],
     });
     let answer = found(&app, "/v2/embed", cohere.clone()).await;
-    assert_eq!(answer["embeddings"], json!({ "float": [query], "ubinary": [bits] }));
+    assert_eq!(
+        answer["embeddings"],
+        json!({ "float": [query], "ubinary": [bits] })
+    );
     assert_eq!(
         (&answer["response_type"], &answer["texts"]),
         (&json!("embeddings_by_type"), &json!(["a cat"]))
     );
-    assert_eq!(found(&app, "/v1/embed", cohere).await["embeddings"]["float"], json!([query]));
+    assert_eq!(
+        found(&app, "/v1/embed", cohere).await["embeddings"]["float"],
+        json!([query])
+    );
     let answer = found(&app, "/v1/embed", json!({ "texts": texts })).await;
-    assert_eq!((&answer["response_type"], &answer["embeddings"]), (&json!("embeddings_floats"), &plain));
+    assert_eq!(
+        (&answer["response_type"], &answer["embeddings"]),
+        (&json!("embeddings_floats"), &plain)
+    );
     let contents = texts.map(|text| json!({ "content": [{ "type": "text", "text": text }] }));
-    assert_eq!(found(&app, "/v2/embed", json!({ "inputs": contents })).await["embeddings"]["float"], plain);
+    assert_eq!(
+        found(&app, "/v2/embed", json!({ "inputs": contents })).await["embeddings"]["float"],
+        plain
+    );
 
-    let answer = found(&app, "/api/embed", json!({ "model": "tiny:latest", "input": texts })).await;
+    let answer = found(
+        &app,
+        "/api/embed",
+        json!({ "model": "tiny:latest", "input": texts }),
+    )
+    .await;
     assert_eq!(answer["embeddings"], plain);
-    assert!(answer["total_duration"].as_u64().unwrap() > 0 && answer["prompt_eval_count"] == 8, "{answer}");
-    let answer = found(&app, "/api/embed", json!({ "model": "tiny:query", "input": "a cat" })).await;
+    assert!(
+        answer["total_duration"].as_u64().unwrap() > 0 && answer["prompt_eval_count"] == 8,
+        "{answer}"
+    );
+    let answer = found(
+        &app,
+        "/api/embed",
+        json!({ "model": "tiny:query", "input": "a cat" }),
+    )
+    .await;
     assert_eq!(answer["embeddings"], json!([query]));
-    let answer = found(&app, "/api/embeddings", json!({ "model": "tiny", "prompt": "a cat" })).await;
+    let answer = found(
+        &app,
+        "/api/embeddings",
+        json!({ "model": "tiny", "prompt": "a cat" }),
+    )
+    .await;
     assert_eq!(answer, json!({ "embedding": plain[0] }));
     for empty in [json!({}), json!({ "input": "" }), json!({ "input": [] })] {
-        assert_eq!(found(&app, "/api/embed", empty).await["embeddings"], json!([]));
+        assert_eq!(
+            found(&app, "/api/embed", empty).await["embeddings"],
+            json!([])
+        );
     }
     let shown = found(&app, "/api/show", json!({ "model": "tiny" })).await;
     assert_eq!(shown["model_info"]["bert.embedding_length"], 32);
@@ -302,24 +460,48 @@ async fn frameworks_get_the_vectors_of_embed() {
         (&json!(["embedding"]), &json!("bert"))
     );
 
-    let jina = json!({ "input": [{ "text": "a cat" }, { "text": "a dog" }], "task": "text-matching" });
+    let jina =
+        json!({ "input": [{ "text": "a cat" }, { "text": "a dog" }], "task": "text-matching" });
     let answer = found(&app, "/v1/embeddings", jina).await;
-    assert_eq!((&answer["data"][0]["embedding"], &answer["data"][1]["embedding"]), (&plain[0], &plain[1]));
-    let raw = found(&app, "/v1/embeddings", json!({ "input": "a cat", "normalized": false })).await;
+    assert_eq!(
+        (
+            &answer["data"][0]["embedding"],
+            &answer["data"][1]["embedding"]
+        ),
+        (&plain[0], &plain[1])
+    );
+    let raw = found(
+        &app,
+        "/v1/embeddings",
+        json!({ "input": "a cat", "normalized": false }),
+    )
+    .await;
     let raw_embed = embed(json!({ "normalize": false }), "a cat").await;
     assert_eq!(raw["data"][0]["embedding"], raw_embed);
 
     let instances = json!({ "instances": [{ "inputs": "a cat" }, { "inputs": texts }] });
     let answer = found(&app, "/vertex", instances).await;
     assert_eq!(answer, json!({ "predictions": [[plain[0]], plain] }));
-    assert_eq!(found(&app, "/invocations", json!({ "inputs": texts })).await, plain);
+    assert_eq!(
+        found(&app, "/invocations", json!({ "inputs": texts })).await,
+        plain
+    );
 
     let mut errors = Vec::new();
     for (path, body) in [
         ("/v2/embed", json!({})),
-        ("/v2/embed", json!({ "texts": ["a"], "embedding_types": ["int4"] })),
-        ("/v2/embed", json!({ "texts": ["a"], "embedding_types": [] })),
-        ("/v2/embed", json!({ "inputs": [{ "content": [{ "type": "image_url", "image_url": {} }] }] })),
+        (
+            "/v2/embed",
+            json!({ "texts": ["a"], "embedding_types": ["int4"] }),
+        ),
+        (
+            "/v2/embed",
+            json!({ "texts": ["a"], "embedding_types": [] }),
+        ),
+        (
+            "/v2/embed",
+            json!({ "inputs": [{ "content": [{ "type": "image_url", "image_url": {} }] }] }),
+        ),
         ("/api/embed", json!({ "input": [1, 2] })),
         ("/vertex", json!({ "instances": [] })),
         ("/vertex", json!({ "instances": [{ "inputs": "" }] })),
@@ -339,10 +521,21 @@ async fn frameworks_get_the_vectors_of_embed() {
 
 /// Runs a job with these options.
 fn run_job(model: &Model, input: PathBuf, output: &Path, options: &[(&str, String)]) {
-    let options = options.iter().map(|(name, value)| ((*name).to_owned(), value.clone())).collect();
+    let options = options
+        .iter()
+        .map(|(name, value)| ((*name).to_owned(), value.clone()))
+        .collect();
     let parameters = Parameters::of(&options).unwrap();
-    let job = Job::new(JobInput::File(input), JobOutput::File(output.to_owned()), model.clone(), parameters);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let job = Job::new(
+        JobInput::File(input),
+        JobOutput::File(output.to_owned()),
+        model.clone(),
+        parameters,
+    );
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
     match runtime.block_on(job.run()).unwrap() {
         Ended::Done(report) => assert_eq!(report.status, Status::Finished, "{:?}", report.error),
         other => panic!("expected a report, but found {other:?}"),
@@ -352,16 +545,24 @@ fn run_job(model: &Model, input: PathBuf, output: &Path, options: &[(&str, Strin
 #[test]
 fn jobs_have_the_prompts_of_requests() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(model) = tiny_bert(folder.path()) else { return };
+    let Some(model) = tiny_bert(folder.path()) else {
+        return;
+    };
     let input = folder.path().join("in.jsonl");
     fs::write(&input, "{\"text\": \"a cat\"}\n").unwrap();
     let app = router(App::new(vec![model.clone()], Limits::default()));
     let vectors = [None, Some("document"), Some("query")].map(|prompt| {
         let output = folder.path().join(format!("{prompt:?}.jsonl"));
-        let options: Vec<_> = prompt.map(|prompt| ("prompt", prompt.to_owned())).into_iter().collect();
+        let options: Vec<_> = prompt
+            .map(|prompt| ("prompt", prompt.to_owned()))
+            .into_iter()
+            .collect();
         run_job(&model, input.clone(), &output, &options);
         let mut line: Value = serde_json::from_slice(&fs::read(output).unwrap()).unwrap();
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
         let body = json!({ "inputs": "a cat", "prompt_name": prompt });
         let expected = runtime.block_on(found(&app, "/embed", body))[0].take();
         let [found, expected] = [line["embedding"].take(), expected]
@@ -369,24 +570,40 @@ fn jobs_have_the_prompts_of_requests() {
         assert_eq!(found, expected, "{prompt:?}");
         found
     });
-    assert!(vectors[0] != vectors[1] && vectors[1] != vectors[2], "no prompt is the default");
+    assert!(
+        vectors[0] != vectors[1] && vectors[1] != vectors[2],
+        "no prompt is the default"
+    );
 }
 
 #[test]
 fn files_of_batch_jobs_have_integers_and_bits() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(model) = tiny_bert(folder.path()) else { return };
+    let Some(model) = tiny_bert(folder.path()) else {
+        return;
+    };
     let path = |name: &str| folder.path().join(name);
     fs::write(path("in.jsonl"), "{\"text\": \"a cat\"}\n").unwrap();
     fs::write(path("in.csv"), "text\na cat\n").unwrap();
     let run = |input: PathBuf, output: &Path, wanted: VectorType| {
-        let options = [("vector-type", wanted.to_string()), ("prompt", "query".to_owned())];
+        let options = [
+            ("vector-type", wanted.to_string()),
+            ("prompt", "query".to_owned()),
+        ];
         run_job(&model, input, output, &options);
     };
     let app = router(App::new(vec![model.clone()], Limits::default()));
-    for wanted in [VectorType::Int8, VectorType::Uint8, VectorType::Binary, VectorType::Ubinary] {
+    for wanted in [
+        VectorType::Int8,
+        VectorType::Uint8,
+        VectorType::Binary,
+        VectorType::Ubinary,
+    ] {
         let body = json!({ "inputs": "a cat", "output_dtype": wanted, "prompt_name": "query" });
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
         let expected = runtime.block_on(found(&app, "/embed", body))[0].take();
         run(path("in.jsonl"), &path(&format!("{wanted}.jsonl")), wanted);
         let line: Value =
@@ -398,12 +615,26 @@ fn files_of_batch_jobs_have_integers_and_bits() {
         {
             use parquet::arrow::arrow_reader::ParquetRecordBatchReader;
 
-            run(fixtures().join("parquet/snappy.parquet"), &path(&format!("{wanted}.parquet")), wanted);
+            run(
+                fixtures().join("parquet/snappy.parquet"),
+                &path(&format!("{wanted}.parquet")),
+                wanted,
+            );
             let table = bytes::Bytes::from(fs::read(path(&format!("{wanted}.parquet"))).unwrap());
-            let batch = ParquetRecordBatchReader::try_new(table, 8).unwrap().next().unwrap().unwrap();
-            let found = format!("{:?}", batch.column_by_name("embedding").unwrap().data_type());
+            let batch = ParquetRecordBatchReader::try_new(table, 8)
+                .unwrap()
+                .next()
+                .unwrap()
+                .unwrap();
+            let found = format!(
+                "{:?}",
+                batch.column_by_name("embedding").unwrap().data_type()
+            );
             let is_signed = matches!(wanted, VectorType::Int8 | VectorType::Binary);
-            assert!(found.contains(if is_signed { " Int8" } else { "UInt8" }), "{wanted}: {found}");
+            assert!(
+                found.contains(if is_signed { " Int8" } else { "UInt8" }),
+                "{wanted}: {found}"
+            );
         }
     }
 }
@@ -423,15 +654,29 @@ fn recipes_and_the_configuration_name_prompts_and_aliases() {
     let bundle = build_request(&request(recipe.clone(), out.clone(), None), runtime).unwrap();
     let settings = bundle.manifest().embedding.clone().unwrap();
     assert_eq!(settings.prompt(None).unwrap(), Some("question: "));
-    assert_eq!(settings.prompt(Some("passage")).unwrap(), Some("passage: "), "of the model's own files");
+    assert_eq!(
+        settings.prompt(Some("passage")).unwrap(),
+        Some("passage: "),
+        "of the model's own files"
+    );
     assert_eq!(bundle.manifest().aliases, ["small"]);
 
     let open = |aliases: &[(&str, &str)]| {
-        let aliases = aliases.iter().map(|(alias, name)| ((*alias).to_owned(), (*name).to_owned())).collect();
-        Model::open_all(&Config { models: vec![out.clone().into()], aliases, ..crate::models::config() })
+        let aliases = aliases
+            .iter()
+            .map(|(alias, name)| ((*alias).to_owned(), (*name).to_owned()))
+            .collect();
+        Model::open_all(&Config {
+            models: vec![out.clone().into()],
+            aliases,
+            ..crate::models::config()
+        })
     };
     let models = open(&[("text-embedding-3-small", "e5")]).unwrap();
-    assert_eq!(models[0].manifest.aliases, ["small", "text-embedding-3-small"]);
+    assert_eq!(
+        models[0].manifest.aliases,
+        ["small", "text-embedding-3-small"]
+    );
     let refused = |aliases: &[(&str, &str)]| open(aliases).unwrap_err().to_string();
     insta::assert_snapshot!(refused(&[("large", "e6")]), @"expected `aliases.large` to be the name of a served model, `e5`, but found `e6`");
     insta::assert_snapshot!(refused(&[("small", "e5")]), @"expected different aliases and names, but found `small` twice; change `aliases` in `kivu.toml` or in the recipe");
@@ -443,7 +688,11 @@ fn recipes_and_the_configuration_name_prompts_and_aliases() {
     }
     insta::assert_snapshot!(refused(&[("e5", "e5")]), @"expected different aliases and names, but found `e5` twice; change `aliases` in `kivu.toml` or in the recipe");
 
-    fs::write(&recipe, text.replace("default = 'query'", "default = 'question'")).unwrap();
+    fs::write(
+        &recipe,
+        text.replace("default = 'query'", "default = 'question'"),
+    )
+    .unwrap();
     let error = build_request(&request(recipe, out, None), runtime).unwrap_err();
     insta::assert_snapshot!(error, @"unknown prompt `question`; the model's prompts: `document`, `query`");
 }

@@ -31,52 +31,94 @@ async fn bundles_in_memory_have_the_bits_of_folders() {
     let Some(runtime) = runtime() else { return };
     let folder = tempfile::tempdir().unwrap();
     let build = |name: &str, precision| {
-        let (source, out) =
-            (fixtures().join("models").join(name), folder.path().join(format!("{name}-{precision}")));
-        let request = request_without_floor(Task::FeatureExtraction, &source, out.clone(), Some(precision));
+        let (source, out) = (
+            fixtures().join("models").join(name),
+            folder.path().join(format!("{name}-{precision}")),
+        );
+        let request = request_without_floor(
+            Task::FeatureExtraction,
+            &source,
+            out.clone(),
+            Some(precision),
+        );
         let bundle = build_request(&request, runtime).unwrap();
         let read = |name: &str| fs::read(out.join(name)).unwrap();
-        let files = loaded_files(bundle.manifest()).map(|file| (file.name.clone(), read(&file.name).into()));
-        (out.clone(), fs::read_to_string(out.join(MANIFEST)).unwrap(), files.collect::<BTreeMap<_, Bytes>>())
+        let files = loaded_files(bundle.manifest())
+            .map(|file| (file.name.clone(), read(&file.name).into()));
+        (
+            out.clone(),
+            fs::read_to_string(out.join(MANIFEST)).unwrap(),
+            files.collect::<BTreeMap<_, Bytes>>(),
+        )
     };
     for name in ["tiny-static", "tiny-bert"] {
         let (out, manifest, files) = build(name, Precision::Int8);
         let vectors = async |model: Model| {
             let embedder = model.embedder(&EmbeddingParameters::default()).unwrap();
-            let texts = ["a cat", "the ferry leaves at seven"].map(Into::into).into();
+            let texts = ["a cat", "the ferry leaves at seven"]
+                .map(Into::into)
+                .into();
             embedder.run(texts, Deadline::none()).await.unwrap().vectors
         };
         let opened = Model::from_memory(&manifest, files.clone()).unwrap();
         let expected = vectors(serve(&out).unwrap()).await;
         assert_eq!(vectors(opened).await, expected, "{name}");
-        assert_eq!(vectors(arrived(&manifest, &files).unwrap()).await, expected, "{name}");
+        assert_eq!(
+            vectors(arrived(&manifest, &files).unwrap()).await,
+            expected,
+            "{name}"
+        );
         for (file, contents) in &files {
-            let refused = |files| Model::from_memory(&manifest, files).unwrap_err().to_string();
+            let refused = |files| {
+                Model::from_memory(&manifest, files)
+                    .unwrap_err()
+                    .to_string()
+            };
             let mut cut = files.clone();
             cut.insert(file.clone(), contents.slice(1..));
             assert!(
-                arrived(&manifest, &cut).unwrap_err().to_string().contains("the bundle is damaged"),
+                arrived(&manifest, &cut)
+                    .unwrap_err()
+                    .to_string()
+                    .contains("the bundle is damaged"),
                 "{file}"
             );
             assert!(refused(cut).contains("the bundle is damaged"), "{file}");
             let mut long = files.clone();
             long.insert(file.clone(), [contents, &b"!"[..]].concat().into());
-            let found = format!("bytes, but found {}; the bundle is damaged", contents.len() + 1);
-            assert!(arrived(&manifest, &long).unwrap_err().to_string().contains(&found), "{file}");
+            let found = format!(
+                "bytes, but found {}; the bundle is damaged",
+                contents.len() + 1
+            );
+            assert!(
+                arrived(&manifest, &long)
+                    .unwrap_err()
+                    .to_string()
+                    .contains(&found),
+                "{file}"
+            );
             let mut missing = files.clone();
             missing.remove(file);
-            assert!(refused(missing).starts_with(&format!("expected `{file}` among the files of ")));
+            assert!(
+                refused(missing).starts_with(&format!("expected `{file}` among the files of "))
+            );
         }
     }
     let (_, manifest, files) = build("tiny-bert", Precision::Fp32);
-    let refused = Model::from_memory(&manifest, files).unwrap_err().to_string();
+    let refused = Model::from_memory(&manifest, files)
+        .unwrap_err()
+        .to_string();
     insta::assert_snapshot!(refused, @"expected a bundle for the native engine, but found that `tiny-bert` is for ONNX Runtime; build it with `--engine native`");
     // Before any file arrives.
-    assert_eq!(IncomingModel::new(&manifest).unwrap_err().to_string(), refused);
+    assert_eq!(
+        IncomingModel::new(&manifest).unwrap_err().to_string(),
+        refused
+    );
     let (_, manifest, files) = build("tiny-bert", Precision::Int8);
     let (_, edited) = manifest.split_once('\n').unwrap();
     let size = format!("size = {}", files["weights.bin"].len());
-    let refused = IncomingModel::new(&edited.replace(&size, "size = 9223372036854775807")).unwrap_err();
+    let refused =
+        IncomingModel::new(&edited.replace(&size, "size = 9223372036854775807")).unwrap_err();
     insta::assert_snapshot!(refused, @"expected files with at most 9223372036854775800 bytes, but found that `weights.bin` has 9223372036854775807");
 }
 
@@ -86,7 +128,9 @@ fn arrived(manifest: &str, files: &BTreeMap<String, Bytes>) -> kivu::Result<Mode
     let names: Vec<String> = incoming.required().map(|file| file.name.clone()).collect();
     for name in names {
         for piece in files[&name].chunks(1000) {
-            incoming.fill(&name, piece.len(), |free| free.copy_from_slice(&piece[..free.len()]))?;
+            incoming.fill(&name, piece.len(), |free| {
+                free.copy_from_slice(&piece[..free.len()])
+            })?;
         }
     }
     incoming.open()
@@ -103,11 +147,22 @@ fn bundles() -> tempfile::TempDir {
     for (name, fixture, task) in [
         ("ner", "tiny-bert-ner", Task::TokenClassification),
         ("ner-labels", "tiny-gliner", Task::TokenClassification),
-        ("vectors-colbert", "tiny-colbert-stanford", Task::FeatureExtraction),
-        ("vectors-splade", "tiny-splade-bert", Task::FeatureExtraction),
+        (
+            "vectors-colbert",
+            "tiny-colbert-stanford",
+            Task::FeatureExtraction,
+        ),
+        (
+            "vectors-splade",
+            "tiny-splade-bert",
+            Task::FeatureExtraction,
+        ),
         ("vectors-static", "tiny-static", Task::FeatureExtraction),
     ] {
-        let (source, out) = (fixtures().join("models").join(fixture), folder.path().join(name));
+        let (source, out) = (
+            fixtures().join("models").join(fixture),
+            folder.path().join(name),
+        );
         let mut request = request_without_floor(task, &source, out.clone(), Some(Precision::Int8));
         request.name = Some(name.into());
         build_request(&request, runtime).unwrap();
@@ -125,14 +180,18 @@ fn program(name: &str, variables: &[&str]) -> Option<Command> {
         }
     }
     let mut tests = Command::new("node");
-    tests.arg("--expose-gc").arg(root().join("tests/wasm").join(name));
+    tests
+        .arg("--expose-gc")
+        .arg(root().join("tests/wasm").join(name));
     Some(tests)
 }
 
 /// Runs a test program next to a server with the same bundles.
 fn run(mut tests: Command, bundles: &Path) {
     let server = Server::wait(kivu(bundles).stderr(Stdio::null()).spawn().unwrap());
-    tests.env("TEST_URL", format!("http://{}", server.address)).env("TEST_BUNDLES", bundles);
+    tests
+        .env("TEST_URL", format!("http://{}", server.address))
+        .env("TEST_BUNDLES", bundles);
     succeed(&mut tests);
 }
 
@@ -140,7 +199,9 @@ fn run(mut tests: Command, bundles: &Path) {
 fn the_package_returns_what_the_server_returns() {
     let bundles = bundles();
     for module in ["kivuml.wasm", "kivuml-relaxed.wasm"] {
-        let Some(mut tests) = program("package.test.mjs", &[]) else { return };
+        let Some(mut tests) = program("package.test.mjs", &[]) else {
+            return;
+        };
         tests.env("TEST_MODULE", module);
         run(tests, bundles.path());
     }
@@ -148,12 +209,16 @@ fn the_package_returns_what_the_server_returns() {
 
 #[test]
 fn models_run_in_a_browser() {
-    let Some(tests) = program("browser.test.mjs", &["TEST_CHROMIUM"]) else { return };
+    let Some(tests) = program("browser.test.mjs", &["TEST_CHROMIUM"]) else {
+        return;
+    };
     run(tests, bundles().path());
 }
 
 #[test]
 fn the_worker_answers_with_little_memory() {
-    let Some(tests) = program("workerd.test.mjs", &["TEST_WORKERD"]) else { return };
+    let Some(tests) = program("workerd.test.mjs", &["TEST_WORKERD"]) else {
+        return;
+    };
     run(tests, bundles().path());
 }

@@ -14,7 +14,10 @@ pub(crate) struct Failure {
 
 impl From<kivu::Error> for Failure {
     fn from(error: kivu::Error) -> Self {
-        Self { class: class(&error), message: error.chain() }
+        Self {
+            class: class(&error),
+            message: error.chain(),
+        }
     }
 }
 
@@ -32,7 +35,12 @@ impl From<Failure> for JsValue {
 /// may contain a text, and is left out. The instance cannot be used afterwards.
 pub(crate) fn report_panics() {
     panic::set_hook(Box::new(|panicked| {
-        let place = panicked.location().map(ToString::to_string).unwrap_or_default();
-        throw_str(&format!("the model could not be run: it panicked at {place}"));
+        let place = panicked
+            .location()
+            .map(ToString::to_string)
+            .unwrap_or_default();
+        throw_str(&format!(
+            "the model could not be run: it panicked at {place}"
+        ));
     }));
 }

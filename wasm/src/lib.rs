@@ -26,7 +26,9 @@ fn start() {
 /// Chooses the engine's instructions, `portable` or others of this host, before the first model is opened.
 #[wasm_bindgen(js_name = useInstructions)]
 pub fn choose_instructions(name: &str) -> Result<(), JsValue> {
-    let chosen = parse_instructions(name).map_err(kivu::Error::config).map_err(Failure::from)?;
+    let chosen = parse_instructions(name)
+        .map_err(kivu::Error::config)
+        .map_err(Failure::from)?;
     Ok(use_instructions(Some(chosen)).map_err(Failure::from)?)
 }
 

@@ -6,8 +6,8 @@ use futures::FutureExt;
 use js_sys::{Array, Float32Array, Int8Array, Uint8Array};
 use kivu::{Error, pipeline::vectors::StoredVector};
 use kivu_bindings::{
-    TokenVectors, classify, describe, encode, entities, extract, generate, joined, multi_vectors, rank,
-    sparse, to_json, tokenize, translate, zero_shot,
+    TokenVectors, classify, describe, encode, entities, extract, generate, joined, multi_vectors,
+    rank, sparse, to_json, tokenize, translate, zero_shot,
 };
 use wasm_bindgen::prelude::*;
 
@@ -25,18 +25,26 @@ impl IncomingModel {
     /// A model without its files, with memory for them.
     #[wasm_bindgen(constructor)]
     pub fn new(manifest: &str) -> Result<Self, JsValue> {
-        Ok(Self(kivu::model::IncomingModel::new(manifest).map_err(Failure::from)?))
+        Ok(Self(
+            kivu::model::IncomingModel::new(manifest).map_err(Failure::from)?,
+        ))
     }
 
     /// The files to fill: names with their BLAKE3 in hexadecimal, one after another.
     pub fn required(&self) -> Vec<String> {
-        self.0.required().flat_map(|file| [file.name.clone(), file.blake3.clone()]).collect()
+        self.0
+            .required()
+            .flat_map(|file| [file.name.clone(), file.blake3.clone()])
+            .collect()
     }
 
     /// Copies the next piece of a file.
     pub fn fill(&mut self, name: &str, piece: &Uint8Array) -> Result<(), JsValue> {
         let copy = |free: &mut [u8]| piece.subarray(0, free.len() as u32).copy_to(free);
-        Ok(self.0.fill(name, piece.length() as usize, copy).map_err(Failure::from)?)
+        Ok(self
+            .0
+            .fill(name, piece.length() as usize, copy)
+            .map_err(Failure::from)?)
     }
 
     /// Opens the model, whose files have arrived.
@@ -69,8 +77,11 @@ impl Model {
 
     /// Dense vectors one after another, in an array of their number format.
     pub fn encode(&self, values: &Array, first: u32, parameters: &str) -> Result<JsValue, JsValue> {
-        let vectors =
-            now(async { Ok(joined(encode(&self.0, parameters, texts(values, "texts", first)?).await?)) })?;
+        let vectors = now(async {
+            Ok(joined(
+                encode(&self.0, parameters, texts(values, "texts", first)?).await?,
+            ))
+        })?;
         Ok(match vectors {
             StoredVector::Float(values) => Float32Array::from(&values[..]).into(),
             StoredVector::Int8(values) => Int8Array::from(&values[..]).into(),
@@ -87,11 +98,20 @@ impl Model {
         parameters: &str,
     ) -> Result<JoinedVectors, JsValue> {
         let vectors = now(async {
-            let vectors = multi_vectors(&self.0, parameters, texts(values, "texts", first)?).await?;
+            let vectors =
+                multi_vectors(&self.0, parameters, texts(values, "texts", first)?).await?;
             Ok(TokenVectors::new(vectors))
         })?;
-        let TokenVectors { values, counts, width } = vectors;
-        Ok(JoinedVectors { values: Float32Array::from(&values[..]), counts, width })
+        let TokenVectors {
+            values,
+            counts,
+            width,
+        } = vectors;
+        Ok(JoinedVectors {
+            values: Float32Array::from(&values[..]),
+            counts,
+            width,
+        })
     }
 
     /// For each text a list with pairs of a token id or word, and its weight, as JSON.
@@ -100,18 +120,33 @@ impl Model {
     }
 
     /// Labels with scores for each text or pair, as JSON.
-    pub fn classify(&self, values: &Array, first: u32, parameters: &str) -> Result<String, JsValue> {
+    pub fn classify(
+        &self,
+        values: &Array,
+        first: u32,
+        parameters: &str,
+    ) -> Result<String, JsValue> {
         now(async { classify(&self.0, parameters, inputs(values, first)?).await })
     }
 
     /// The requested labels with scores for each text, as JSON.
     #[wasm_bindgen(js_name = zeroShot)]
-    pub fn zero_shot(&self, values: &Array, first: u32, parameters: &str) -> Result<String, JsValue> {
+    pub fn zero_shot(
+        &self,
+        values: &Array,
+        first: u32,
+        parameters: &str,
+    ) -> Result<String, JsValue> {
         now(async { zero_shot(&self.0, parameters, texts(values, "texts", first)?).await })
     }
 
     /// Entities for each text, as JSON. With labels, the model must take labels.
-    pub fn entities(&self, values: &Array, first: u32, parameters: &str) -> Result<String, JsValue> {
+    pub fn entities(
+        &self,
+        values: &Array,
+        first: u32,
+        parameters: &str,
+    ) -> Result<String, JsValue> {
         now(async { entities(&self.0, parameters, texts(values, "texts", first)?).await })
     }
 
@@ -121,31 +156,64 @@ impl Model {
     }
 
     /// Indexes with scores, the highest first, as JSON.
-    pub fn rank(&self, query: &JsValue, documents: &Array, parameters: &str) -> Result<String, JsValue> {
+    pub fn rank(
+        &self,
+        query: &JsValue,
+        documents: &Array,
+        parameters: &str,
+    ) -> Result<String, JsValue> {
         now(async {
             let query = text(query, || "query".to_owned())?;
-            rank(&self.0, parameters, query, texts(documents, "documents", 0)?).await
+            rank(
+                &self.0,
+                parameters,
+                query,
+                texts(documents, "documents", 0)?,
+            )
+            .await
         })
     }
 
     /// The error that no such model is opened.
-    pub fn translate(&self, values: &Array, first: u32, parameters: &str) -> Result<Vec<String>, JsValue> {
+    pub fn translate(
+        &self,
+        values: &Array,
+        first: u32,
+        parameters: &str,
+    ) -> Result<Vec<String>, JsValue> {
         now(async { translate(&self.0, parameters, texts(values, "texts", first)?).await })
     }
 
     /// The error that no such model is opened.
-    pub fn generate(&self, values: &Array, first: u32, parameters: &str) -> Result<Vec<String>, JsValue> {
+    pub fn generate(
+        &self,
+        values: &Array,
+        first: u32,
+        parameters: &str,
+    ) -> Result<Vec<String>, JsValue> {
         now(async { generate(&self.0, parameters, texts(values, "texts", first)?).await })
     }
 
     /// Each text's tokens, as JSON.
-    pub fn tokenize(&self, values: &Array, first: u32, parameters: &str) -> Result<String, JsValue> {
+    pub fn tokenize(
+        &self,
+        values: &Array,
+        first: u32,
+        parameters: &str,
+    ) -> Result<String, JsValue> {
         now(async { tokenize(&self.0, parameters, texts(values, "texts", first)?).await })
     }
 }
 
 /// The result of work, which waits for nothing: there is one thread, and no clock.
 fn now<T>(work: impl Future<Output = kivu::Result<T>>) -> Result<T, JsValue> {
-    let waits = || Err(Error::inference("expected the model to run at once, but it waits"));
-    Ok(work.now_or_never().unwrap_or_else(waits).map_err(Failure::from)?)
+    let waits = || {
+        Err(Error::inference(
+            "expected the model to run at once, but it waits",
+        ))
+    };
+    Ok(work
+        .now_or_never()
+        .unwrap_or_else(waits)
+        .map_err(Failure::from)?)
 }

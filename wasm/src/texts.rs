@@ -17,14 +17,18 @@ pub(crate) fn text(value: &JsValue, place: impl Fn() -> String) -> Result<String
 /// A batch of texts, whose first one has the position `first` in its argument.
 pub(crate) fn texts(values: &Array, argument: &str, first: u32) -> Result<Vec<String>> {
     let values = values.iter().enumerate();
-    values.map(|(index, value)| text(&value, || place(argument, first, index))).collect()
+    values
+        .map(|(index, value)| text(&value, || place(argument, first, index)))
+        .collect()
 }
 
 /// A batch of texts and pairs of texts, which a model reads together.
 pub(crate) fn inputs(values: &Array, first: u32) -> Result<Vec<Input>> {
     let input = |(index, value): (usize, JsValue)| {
         let place = || place("texts", first, index);
-        let Some(pair) = value.dyn_ref::<Array>() else { return text(&value, place).map(Input::Text) };
+        let Some(pair) = value.dyn_ref::<Array>() else {
+            return text(&value, place).map(Input::Text);
+        };
         if pair.length() != 2 {
             return Err(no_pair(&place(), pair.length() as usize));
         }

@@ -98,19 +98,40 @@ struct Figure {
 
 impl Figure {
     fn new(name: &'static str, unit: &'static str, value: f64, baseline: Option<f64>) -> Self {
-        Self { name, unit, value, baseline }
+        Self {
+            name,
+            unit,
+            value,
+            baseline,
+        }
     }
 
     fn line(&self) -> String {
-        let Self { name, unit, value, baseline } = self;
+        let Self {
+            name,
+            unit,
+            value,
+            baseline,
+        } = self;
         let baseline = baseline.map(|baseline| {
             let is_time = *unit == MS;
-            let speedup = if is_time { baseline / value } else { value / baseline };
-            format!("   ONNX Runtime alone {:>6} {unit:8}  {speedup:.2} × as fast", rounded(baseline))
+            let speedup = if is_time {
+                baseline / value
+            } else {
+                value / baseline
+            };
+            format!(
+                "   ONNX Runtime alone {:>6} {unit:8}  {speedup:.2} × as fast",
+                rounded(baseline)
+            )
         });
-        format!("{name:34} {:>6} {unit:8}{}", rounded(*value), baseline.unwrap_or_default())
-            .trim_end()
-            .to_owned()
+        format!(
+            "{name:34} {:>6} {unit:8}{}",
+            rounded(*value),
+            baseline.unwrap_or_default()
+        )
+        .trim_end()
+        .to_owned()
     }
 }
 
@@ -135,21 +156,43 @@ fn bench(arguments: Arguments, mut config: Config) -> Result<ExitCode> {
     let path = resolve(&arguments.bundle, &options, config)?;
     let bundle = Bundle::open(&path)?;
     let start_ms = cold_start(&path, bundle.manifest(), config)?;
-    let mut figures = vec![Figure::new("start to first response, median", MS, start_ms, None)];
+    let mut figures = vec![Figure::new(
+        "start to first response, median",
+        MS,
+        start_ms,
+        None,
+    )];
     let server = Server::start(&path, config)?;
     figures.extend(match bundle.manifest().task {
-        Task::Translation | Task::Summarization | Task::TextToText => decoding(&server, bundle.manifest())?,
+        Task::Translation | Task::Summarization | Task::TextToText => {
+            decoding(&server, bundle.manifest())?
+        }
         _ => {
             let baseline = match &arguments.baseline {
                 Some(baseline) => &Bundle::open(&resolve(baseline, &options, config)?)?,
                 None => &bundle,
             };
-            speed(&server, [&bundle, baseline], config, Duration::from_secs(arguments.seconds))?
+            speed(
+                &server,
+                [&bundle, baseline],
+                config,
+                Duration::from_secs(arguments.seconds),
+            )?
         }
     });
-    figures.push(Figure::new("resident memory", "MB", server.resident_mb()?, None));
-    print(&format!("quality: {}", quality::text(bundle.manifest().weights.quality)))?;
-    figures.iter().try_for_each(|figure| print(&figure.line()))?;
+    figures.push(Figure::new(
+        "resident memory",
+        "MB",
+        server.resident_mb()?,
+        None,
+    ));
+    print(&format!(
+        "quality: {}",
+        quality::text(bundle.manifest().weights.quality)
+    ))?;
+    figures
+        .iter()
+        .try_for_each(|figure| print(&figure.line()))?;
     if let Some(path) = &arguments.json {
         let json = serde_json::to_vec_pretty(&figures)
             .map_err(|error| Error::model_because("cannot serialize the figures", error))?;
@@ -179,7 +222,11 @@ fn speed(
     let library = library::locate(config.onnxruntime.as_deref(), &config.home)?;
     let (manifest, tokenizer) = (bundle.manifest(), bundle.tokenizer()?);
     let graph = baseline.path(&baseline.manifest().graph);
-    let raw = Raw { runtime: Runtime::load(&library)?, graph, cpus: config.threads() };
+    let raw = Raw {
+        runtime: Runtime::load(&library)?,
+        graph,
+        cpus: config.threads(),
+    };
     let request = |texts: &[&str]| Request::json(manifest, &body(manifest, texts).to_string());
     let texts: Vec<&str> = SENTENCES.lines().collect();
     let requests: Vec<Request> = texts.chunks(TEXTS).map(request).collect();
@@ -201,22 +248,40 @@ fn speed(
             alone.push(times.1);
         }
     }
-    let unit = if all_rows.len() == texts.len() { "texts/s" } else { "pairs/s" };
+    let unit = if all_rows.len() == texts.len() {
+        "texts/s"
+    } else {
+        "pairs/s"
+    };
     let [p99, p99_alone] = [&mut http, &mut alone].map(|times| percentile(times, 99));
     Ok(vec![
-        Figure::new("throughput, 32 texts, 4 clients", unit, median(served), Some(median(bare))),
-        Figure::new("one short text, median", MS, median(http), Some(median(alone))),
+        Figure::new(
+            "throughput, 32 texts, 4 clients",
+            unit,
+            median(served),
+            Some(median(bare)),
+        ),
+        Figure::new(
+            "one short text, median",
+            MS,
+            median(http),
+            Some(median(alone)),
+        ),
         Figure::new("one short text, 99th percentile", MS, p99, Some(p99_alone)),
     ])
 }
 
 /// Generated tokens per second, greedily and with five beams, one request at a time.
 fn decoding(server: &Server, manifest: &Manifest) -> Result<Vec<Figure>> {
-    let settings = manifest.seq2seq.as_ref().filter(|settings| settings.languages != Languages::None);
+    let settings = manifest
+        .seq2seq
+        .as_ref()
+        .filter(|settings| settings.languages != Languages::None);
     let pair = settings.map(|settings| Directions::new(&settings.languages).example_pair());
     let mut connection = server.connect()?;
     let mut speed = |name, beams: usize| {
-        let generate = json!({ "num_beams": beams, "min_new_tokens": TOKENS, "max_new_tokens": TOKENS });
+        let generate =
+            json!({ "num_beams": beams, "min_new_tokens": TOKENS, "max_new_tokens": TOKENS });
         let mut parameters = json!({ "generate_parameters": generate });
         if let Some(pair) = &pair {
             parameters["src_lang"] = pair.source.as_str().into();
@@ -224,10 +289,20 @@ fn decoding(server: &Server, manifest: &Manifest) -> Result<Vec<Figure>> {
         }
         let body = json!({ "inputs": SHORT, "parameters": parameters });
         let request = Request::json(manifest, &body.to_string());
-        let times = (0..TRANSLATIONS).map(|_| connection.send(&request)).collect::<Result<_>>()?;
-        Ok(Figure::new(name, "tokens/s", TOKENS as f64 * 1000.0 / median(times), None))
+        let times = (0..TRANSLATIONS)
+            .map(|_| connection.send(&request))
+            .collect::<Result<_>>()?;
+        Ok(Figure::new(
+            name,
+            "tokens/s",
+            TOKENS as f64 * 1000.0 / median(times),
+            None,
+        ))
     };
-    Ok(vec![speed("decoding, greedy", 1)?, speed("decoding, 5 beams", 5)?])
+    Ok(vec![
+        speed("decoding, greedy", 1)?,
+        speed("decoding, 5 beams", 5)?,
+    ])
 }
 
 /// Measurements from `kivu serve` with a bundle.
@@ -257,7 +332,10 @@ pub(super) fn serve_once(bundle: &Path, manifest: &Manifest, config: &Config) ->
     const MAX_REQUESTS: usize = 15;
     const MAX_TIME: Duration = Duration::from_millis(800);
     let server = Server::start(bundle, config)?;
-    let (mut connection, request) = (server.connect()?, Request::json(manifest, &example::body(manifest)));
+    let (mut connection, request) = (
+        server.connect()?,
+        Request::json(manifest, &example::body(manifest)),
+    );
     connection.send(&request)?;
     let (mut times, started) = (vec![connection.send(&request)?], Instant::now());
     while times.len() < MAX_REQUESTS && started.elapsed() < MAX_TIME {
@@ -269,11 +347,21 @@ pub(super) fn serve_once(bundle: &Path, manifest: &Manifest, config: &Config) ->
         // A word has a token or more; the server truncates.
         let words = SENTENCES.split_whitespace().cycle().take(tokens);
         let text = words.collect::<Vec<_>>().join(" ");
-        connection.send(&Request::json(manifest, &body(manifest, &[&text]).to_string()))?;
-        Ok::<_, Error>(Longest { tokens, peak_mb: server.peak_mb()? })
+        connection.send(&Request::json(
+            manifest,
+            &body(manifest, &[&text]).to_string(),
+        ))?;
+        Ok::<_, Error>(Longest {
+            tokens,
+            peak_mb: server.peak_mb()?,
+        })
     });
     // The figures for short texts are useful without it.
-    Ok(Serving { resident_mb, answer_ms: median(times), longest: longest.and_then(Result::ok) })
+    Ok(Serving {
+        resident_mb,
+        answer_ms: median(times),
+        longest: longest.and_then(Result::ok),
+    })
 }
 
 #[cfg(test)]

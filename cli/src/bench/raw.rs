@@ -42,7 +42,10 @@ impl Raw {
                 if index >= end.load(Ordering::Relaxed) {
                     return Ok(done);
                 }
-                session.run(&quality::inputs(session.signature(), rows[index % rows.len()])?)?;
+                session.run(&quality::inputs(
+                    session.signature(),
+                    rows[index % rows.len()],
+                )?)?;
                 done += 1;
             }
         })
@@ -51,11 +54,15 @@ impl Raw {
     /// Returns a function that runs all `rows` on one thread and returns the time in milliseconds.
     pub(super) fn runner(&self, rows: &[Encoding]) -> Result<impl FnMut() -> Result<f64> + use<>> {
         let session = self.session()?;
-        let inputs =
-            rows.iter().map(|row| quality::inputs(session.signature(), row)).collect::<Result<Vec<_>>>()?;
+        let inputs = rows
+            .iter()
+            .map(|row| quality::inputs(session.signature(), row))
+            .collect::<Result<Vec<_>>>()?;
         Ok(move || {
             let started = Instant::now();
-            inputs.iter().try_for_each(|inputs| session.run(inputs).map(drop))?;
+            inputs
+                .iter()
+                .try_for_each(|inputs| session.run(inputs).map(drop))?;
             Ok(ms(started.elapsed()))
         })
     }

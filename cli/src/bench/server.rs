@@ -55,7 +55,9 @@ impl Connection {
         while !head.ends_with("\r\n\r\n") {
             let start = head.len();
             if self.0.read_line(&mut head).map_err(failed())? == 0 {
-                return Err(Error::config(format!("expected a response, but found only `{head}`")));
+                return Err(Error::config(format!(
+                    "expected a response, but found only `{head}`"
+                )));
             }
             if let Some(value) = head[start..].strip_prefix("content-length:") {
                 length = value.trim().parse().unwrap_or(0);
@@ -65,8 +67,13 @@ impl Connection {
         self.0.read_exact(&mut body).map_err(failed())?;
         let time = ms(started.elapsed());
         if !head.starts_with("HTTP/1.1 200") {
-            let (status, body) = (head.lines().next().unwrap_or_default(), String::from_utf8_lossy(&body));
-            return Err(Error::config(format!("expected status 200, but found `{status}` with `{body}`")));
+            let (status, body) = (
+                head.lines().next().unwrap_or_default(),
+                String::from_utf8_lossy(&body),
+            );
+            return Err(Error::config(format!(
+                "expected status 200, but found `{status}` with `{body}`"
+            )));
         }
         Ok(time)
     }
@@ -78,19 +85,32 @@ impl Server {
     /// From the configuration it gets only the paths to the bundle and ONNX Runtime: a prefix, limits or keys would
     /// change what is measured.
     pub(super) fn start(bundle: &Path, config: &Config) -> Result<Self> {
-        let absolute =
-            |path: &Path| path.canonicalize().map_err(Error::io(format!("cannot find `{}`", path.display())));
+        let absolute = |path: &Path| {
+            path.canonicalize()
+                .map_err(Error::io(format!("cannot find `{}`", path.display())))
+        };
         let library = library::locate(config.onnxruntime.as_deref(), &config.home)?;
         let bundle = absolute(bundle)?;
         let mut command = program::command()?;
-        for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("KIVU_")) {
+        for (name, _) in
+            std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("KIVU_"))
+        {
             command.env_remove(name);
         }
         let mut process = command
             .args(["serve", "--listen", "127.0.0.1:0", "--until-stdin-closes"])
             .arg(&bundle)
-            .args(config.instructions.map(|set| format!("--instructions={}", set.name())))
-            .args(config.engine.to_possible_value().map(|engine| format!("--engine={}", engine.get_name())))
+            .args(
+                config
+                    .instructions
+                    .map(|set| format!("--instructions={}", set.name())),
+            )
+            .args(
+                config
+                    .engine
+                    .to_possible_value()
+                    .map(|engine| format!("--engine={}", engine.get_name())),
+            )
             // A bundle's folder has no kivu.toml.
             .current_dir(&bundle)
             .env("KIVU_ONNXRUNTIME", absolute(&library)?)
@@ -105,11 +125,19 @@ impl Server {
                 .read_line(&mut line)
                 .map_err(Error::io("cannot read from `kivu serve`"))?;
         }
-        let address = line.split("http://").nth(1).map(|address| address.trim().to_owned());
-        let server = Self { process, address: address.unwrap_or_default() };
+        let address = line
+            .split("http://")
+            .nth(1)
+            .map(|address| address.trim().to_owned());
+        let server = Self {
+            process,
+            address: address.unwrap_or_default(),
+        };
         if server.address.is_empty() {
             let found = line.trim();
-            return Err(Error::config(format!("expected the address of `kivu serve`, but found `{found}`")));
+            return Err(Error::config(format!(
+                "expected the address of `kivu serve`, but found `{found}`"
+            )));
         }
         Ok(server)
     }
@@ -122,12 +150,21 @@ impl Server {
     }
 
     /// Requests per second from several clients, each of which sends one request after another.
-    pub(super) fn throughput(&self, requests: &[Request], clients: usize, time: Duration) -> Result<f64> {
+    pub(super) fn throughput(
+        &self,
+        requests: &[Request],
+        clients: usize,
+        time: Duration,
+    ) -> Result<f64> {
         let started = Instant::now();
         throughput(clients, |client| {
             let (mut connection, mut sent) = (self.connect()?, 0);
             // Each client starts at a different row, so that short and long requests are in flight together.
-            for request in requests.iter().cycle().skip(client * requests.len() / clients) {
+            for request in requests
+                .iter()
+                .cycle()
+                .skip(client * requests.len() / clients)
+            {
                 if started.elapsed() >= time {
                     break;
                 }
@@ -177,7 +214,9 @@ mod tests {
                 .unwrap();
         });
         let mut connection = Connection(BufReader::new(TcpStream::connect(address).unwrap()));
-        let error = connection.send(&Request(b"POST / HTTP/1.1\r\n\r\n".to_vec())).unwrap_err();
+        let error = connection
+            .send(&Request(b"POST / HTTP/1.1\r\n\r\n".to_vec()))
+            .unwrap_err();
         insta::assert_snapshot!(error, @"expected status 200, but found `HTTP/1.1 422 Unprocessable Entity` with `no`");
         server.join().unwrap();
     }

@@ -30,7 +30,11 @@ pub(super) fn body(manifest: &Manifest, texts: &[&str]) -> Value {
 }
 
 /// A request's rows: one per text, and for models that read pairs, one per text and query or label.
-pub(super) fn rows(manifest: &Manifest, tokenizer: &Tokenizer, texts: &[&str]) -> Result<Vec<Encoding>> {
+pub(super) fn rows(
+    manifest: &Manifest,
+    tokenizer: &Tokenizer,
+    texts: &[&str],
+) -> Result<Vec<Encoding>> {
     let limit = manifest.max_tokens().unwrap_or(usize::MAX);
     if let Some(settings) = &manifest.zero_shot_entities {
         let prompt = settings.prompt(&LABELS.map(str::to_owned), tokenizer)?;
@@ -40,13 +44,18 @@ pub(super) fn rows(manifest: &Manifest, tokenizer: &Tokenizer, texts: &[&str]) -
             max_windows: 1,
             begin_at_words: false,
         };
-        let windows = texts.iter().map(|text| tokenizer.word_windows(text, &prompt, limit, options));
+        let windows = texts
+            .iter()
+            .map(|text| tokenizer.word_windows(text, &prompt, limit, options));
         let windows = windows.collect::<Result<Vec<_>>>()?.into_iter().flatten();
         return Ok(windows.map(|window| window.encoding).collect());
     }
     if let Some(settings) = &manifest.label_scores {
         let labels = LABELS.map(str::to_owned);
-        return texts.iter().map(|text| settings.encode(tokenizer, text, &labels, limit)).collect();
+        return texts
+            .iter()
+            .map(|text| settings.encode(tokenizer, text, &labels, limit))
+            .collect();
     }
     let seconds: &[&str] = match manifest.task {
         Task::TextRanking if manifest.embedding.is_none() => &[QUERY],
@@ -58,6 +67,10 @@ pub(super) fn rows(manifest: &Manifest, tokenizer: &Tokenizer, texts: &[&str]) -
                 .collect();
         }
     };
-    let pairs = texts.iter().flat_map(|text| seconds.iter().map(|second| [*text, *second]));
-    pairs.map(|pair| tokenizer.encode_pair(pair, limit, Truncation::OnlyFirst)).collect()
+    let pairs = texts
+        .iter()
+        .flat_map(|text| seconds.iter().map(|second| [*text, *second]));
+    pairs
+        .map(|pair| tokenizer.encode_pair(pair, limit, Truncation::OnlyFirst))
+        .collect()
 }

@@ -56,7 +56,14 @@ impl<'a> Report<'a> {
     /// Briefly serves the bundle to measure it. If that fails, the report lacks these measurements.
     pub(super) fn new(built: &'a Built, path: &Path, config: &Config) -> Self {
         let manifest = built.bundle.manifest();
-        let Manifest { name, task, source, weights, files, .. } = manifest;
+        let Manifest {
+            name,
+            task,
+            source,
+            weights,
+            files,
+            ..
+        } = manifest;
         let serving = serve_once(path, manifest, config)
             .inspect_err(|error| tracing::warn!("cannot measure the bundle: {}", error.chain()));
         Self {
@@ -67,7 +74,11 @@ impl<'a> Report<'a> {
             bundle: path.display().to_string(),
             digest: built.bundle.digest(),
             bytes: files.iter().map(|file| file.size).sum(),
-            outputs: manifest.embedding.iter().flat_map(EmbeddingSettings::outputs).collect(),
+            outputs: manifest
+                .embedding
+                .iter()
+                .flat_map(EmbeddingSettings::outputs)
+                .collect(),
             quality: weights.quality,
             other_vectors: weights.other_vectors.clone(),
             note: built.note.as_deref(),
@@ -91,43 +102,88 @@ impl<'a> Report<'a> {
 
     /// The report as text.
     pub(super) fn lines(&self) -> Vec<String> {
-        let Self { name, task, architecture, bundle, .. } = self;
+        let Self {
+            name,
+            task,
+            architecture,
+            bundle,
+            ..
+        } = self;
         let mut lines = vec![
             format!("{name} ({task}, {architecture})"),
-            format!("  bundle   {bundle}, {:.1} MB, {}", mb(self.bytes), &self.digest[..12]),
+            format!(
+                "  bundle   {bundle}, {:.1} MB, {}",
+                mb(self.bytes),
+                &self.digest[..12]
+            ),
         ];
         if !self.other_tasks.is_empty() {
-            let others: Vec<String> = self.other_tasks.iter().map(|task| format!("--task {task}")).collect();
+            let others: Vec<String> = self
+                .other_tasks
+                .iter()
+                .map(|task| format!("--task {task}"))
+                .collect();
             lines.push(format!("  task     also possible: {}", others.join(", ")));
         }
         if let Some(Comparison { fp32, built }) = self.comparison {
             let (before, after) = (mb(fp32.bytes), mb(built.bytes));
             let share = after / before * 100.0;
-            lines.push(format!("  size     weights {after:.1} MB, {share:.0} % of {before:.1} MB in fp32"));
+            lines.push(format!(
+                "  size     weights {after:.1} MB, {share:.0} % of {before:.1} MB in fp32"
+            ));
         }
         if self.outputs.keys().any(|kind| *kind != VectorKind::Dense) {
-            let outputs: Vec<String> =
-                self.outputs.iter().map(|(kind, dimensions)| format!("{kind} ({dimensions})")).collect();
+            let outputs: Vec<String> = self
+                .outputs
+                .iter()
+                .map(|(kind, dimensions)| format!("{kind} ({dimensions})"))
+                .collect();
             lines.push(format!("  outputs  {}", outputs.join(", ")));
         }
         lines.push(format!("  quality  {}", quality::text(self.quality)));
         for (kind, quality) in &self.other_vectors {
-            lines.push(format!("           {kind}: {}", quality::text(Some(*quality))));
+            lines.push(format!(
+                "           {kind}: {}",
+                quality::text(Some(*quality))
+            ));
         }
-        lines.extend(self.pairs.map(|pairs| format!("  pairs    {}", quality::pairs_text(&pairs))));
+        lines.extend(
+            self.pairs
+                .map(|pairs| format!("  pairs    {}", quality::pairs_text(&pairs))),
+        );
         lines.extend(self.note.map(|note| format!("  note     {note}")));
-        lines.extend(self.warnings.iter().map(|warning| format!("  warning  {warning}")));
-        if let Some(VectorQuality { texts, int8, binary }) = self.vectors {
-            let binary = binary.map_or(String::new(), |binary| format!(", binary {:.0} %", binary * 100.0));
+        lines.extend(
+            self.warnings
+                .iter()
+                .map(|warning| format!("  warning  {warning}")),
+        );
+        if let Some(VectorQuality {
+            texts,
+            int8,
+            binary,
+        }) = self.vectors
+        {
+            let binary = binary.map_or(String::new(), |binary| {
+                format!(", binary {:.0} %", binary * 100.0)
+            });
             let int8 = int8 * 100.0;
-            lines.push(format!("  vectors  recall@10 over {texts} texts: int8 {int8:.0} %{binary}"));
+            lines.push(format!(
+                "  vectors  recall@10 over {texts} texts: int8 {int8:.0} %{binary}"
+            ));
         }
         if let Some(Comparison { fp32, built }) = self.comparison {
             let (before, after) = (fp32.texts_per_second, built.texts_per_second);
             let (ratio, before, after) = (after / before, rate(before), rate(after));
-            lines.push(format!("  speed    {after} texts/s, {ratio:.1} × fp32 ({before} texts/s)"));
+            lines.push(format!(
+                "  speed    {after} texts/s, {ratio:.1} × fp32 ({before} texts/s)"
+            ));
         }
-        if let Some(Serving { resident_mb, answer_ms, longest }) = self.serving {
+        if let Some(Serving {
+            resident_mb,
+            answer_ms,
+            longest,
+        }) = self.serving
+        {
             let longest = longest.map_or(String::new(), |Longest { tokens, peak_mb }| {
                 format!("; {peak_mb:.0} MB with a text of {tokens} tokens")
             });
@@ -136,7 +192,12 @@ impl<'a> Report<'a> {
             ));
         }
         let labels = std::iter::once("next").chain(std::iter::repeat(""));
-        lines.extend(self.next.iter().zip(labels).map(|(command, label)| format!("  {label:8} {command}")));
+        lines.extend(
+            self.next
+                .iter()
+                .zip(labels)
+                .map(|(command, label)| format!("  {label:8} {command}")),
+        );
         lines
     }
 }
@@ -144,7 +205,10 @@ impl<'a> Report<'a> {
 /// Next commands for the bundle with this name or path.
 fn next(named: &Path) -> Vec<String> {
     let named = named.display();
-    vec![format!("kivu serve {named}"), format!("kivu push {named} s3://BUCKET/PREFIX")]
+    vec![
+        format!("kivu serve {named}"),
+        format!("kivu push {named} s3://BUCKET/PREFIX"),
+    ]
 }
 
 fn mb(bytes: u64) -> f64 {
@@ -152,7 +216,11 @@ fn mb(bytes: u64) -> f64 {
 }
 
 fn rate(rate: f64) -> String {
-    if rate < 10.0 { format!("{rate:.1}") } else { format!("{rate:.0}") }
+    if rate < 10.0 {
+        format!("{rate:.1}")
+    } else {
+        format!("{rate:.0}")
+    }
 }
 
 #[cfg(test)]
@@ -163,8 +231,14 @@ mod tests {
 
     #[test]
     fn the_report_has_size_quality_speed_memory_and_the_next_commands() {
-        let neighbours = Some(Neighbours { ten_nearest: 0.9512, nearest: 0.98 });
-        let cost = |bytes, texts_per_second| Cost { bytes, texts_per_second };
+        let neighbours = Some(Neighbours {
+            ten_nearest: 0.9512,
+            nearest: 0.98,
+        });
+        let cost = |bytes, texts_per_second| Cost {
+            bytes,
+            texts_per_second,
+        };
         let report = Report {
             name: "minilm",
             task: Task::FeatureExtraction,
@@ -185,21 +259,38 @@ mod tests {
             }),
             note: Some("chosen since int8 is below the floor"),
             warnings: &["`factor` 2.0 in `config.json` was ignored".to_owned()],
-            vectors: Some(VectorQuality { texts: 300, int8: 0.97, binary: Some(0.8234) }),
+            vectors: Some(VectorQuality {
+                texts: 300,
+                int8: 0.97,
+                binary: Some(0.8234),
+            }),
             pairs: Some(PairQuality {
                 kind: "pairs with scores",
                 pairs: 1379,
-                model: PairFigures::Scores { spearman: Some(0.82031) },
-                other: Some(PairFigures::Scores { spearman: Some(0.82034) }),
+                model: PairFigures::Scores {
+                    spearman: Some(0.82031),
+                },
+                other: Some(PairFigures::Scores {
+                    spearman: Some(0.82034),
+                }),
             }),
-            comparison: Some(Comparison { fp32: cost(90_000_000, 100.0), built: cost(22_500_000, 450.0) }),
+            comparison: Some(Comparison {
+                fp32: cost(90_000_000, 100.0),
+                built: cost(22_500_000, 450.0),
+            }),
             serving: Some(Serving {
                 resident_mb: 87.2,
                 answer_ms: 1.26,
-                longest: Some(Longest { tokens: 256, peak_mb: 101.6 }),
+                longest: Some(Longest {
+                    tokens: 256,
+                    peak_mb: 101.6,
+                }),
             }),
             other_tasks: Vec::new(),
-            next: vec!["kivu serve my-model".into(), "kivu push my-model s3://BUCKET/PREFIX".into()],
+            next: vec![
+                "kivu serve my-model".into(),
+                "kivu push my-model s3://BUCKET/PREFIX".into(),
+            ],
         };
         insta::assert_snapshot!(report.lines().join("\n"), @r"
         minilm (feature-extraction, BertModel)

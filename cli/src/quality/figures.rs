@@ -17,16 +17,24 @@ pub(crate) fn text(quality: Option<Quality>) -> String {
             terms,
             score_difference,
         }) => {
-            let neighbours = neighbours.map(|Neighbours { ten_nearest, nearest }| {
-                let [ten_nearest, nearest] = [ten_nearest, nearest].map(|share| share * 100.0);
-                format!("; recall@10 {ten_nearest:.1} %, recall@1 {nearest:.1} %")
-            });
-            let terms = terms.map(|terms| format!("; {:.1} % of the top 10 weights kept", terms * 100.0));
-            let scores =
-                score_difference.map(|difference| format!("; mean score difference {difference:.4}"));
+            let neighbours = neighbours.map(
+                |Neighbours {
+                     ten_nearest,
+                     nearest,
+                 }| {
+                    let [ten_nearest, nearest] = [ten_nearest, nearest].map(|share| share * 100.0);
+                    format!("; recall@10 {ten_nearest:.1} %, recall@1 {nearest:.1} %")
+                },
+            );
+            let terms =
+                terms.map(|terms| format!("; {:.1} % of the top 10 weights kept", terms * 100.0));
+            let scores = score_difference
+                .map(|difference| format!("; mean score difference {difference:.4}"));
             format!(
                 "cosine to fp32 over {texts} texts: mean {mean_cosine:.4}, worst {worst_cosine:.4}{}",
-                [neighbours, terms, scores].map(Option::unwrap_or_default).concat()
+                [neighbours, terms, scores]
+                    .map(Option::unwrap_or_default)
+                    .concat()
             )
         }
         Some(Quality::TokenClassification {
@@ -42,19 +50,33 @@ pub(crate) fn text(quality: Option<Quality>) -> String {
                 agreement * 100.0
             )
         }
-        Some(Quality::ZeroShotEntities { texts, spans, agreement, mean_difference, worst_difference }) => {
+        Some(Quality::ZeroShotEntities {
+            texts,
+            spans,
+            agreement,
+            mean_difference,
+            worst_difference,
+        }) => {
             format!(
                 "against fp32 over {spans} spans of {texts} texts: {:.1} % of entities in common, score difference: \
                  mean {mean_difference:.4}, worst {worst_difference:.4}",
                 agreement * 100.0
             )
         }
-        Some(Quality::Ranking { texts, rank_agreement, mean_difference }) => format!(
+        Some(Quality::Ranking {
+            texts,
+            rank_agreement,
+            mean_difference,
+        }) => format!(
             "against fp32 over {texts} texts: mean score difference {mean_difference:.4}, same order for {:.1} % of \
              text pairs",
             rank_agreement * 100.0
         ),
-        Some(Quality::Classification { texts, agreement, mean_difference }) => format!(
+        Some(Quality::Classification {
+            texts,
+            agreement,
+            mean_difference,
+        }) => format!(
             "against fp32 over {texts} texts: same label for {:.1} %, mean score difference {mean_difference:.4}",
             agreement * 100.0
         ),
@@ -67,7 +89,9 @@ pub(crate) fn text(quality: Option<Quality>) -> String {
             token_agreement,
             ..
         }) => {
-            let chrf = chrf.map(|chrf| format!("chrF2 {chrf:.2}, ")).unwrap_or_default();
+            let chrf = chrf
+                .map(|chrf| format!("chrF2 {chrf:.2}, "))
+                .unwrap_or_default();
             let without = similarity_without_shortlist
                 .map(|similarity| format!(" ({similarity:.4} without the shortlist)"))
                 .unwrap_or_default();
@@ -86,10 +110,15 @@ pub(crate) fn text(quality: Option<Quality>) -> String {
 pub(crate) fn short(quality: Option<Quality>) -> String {
     match quality {
         Some(Quality::Embedding { mean_cosine, .. }) => format!("cosine {mean_cosine:.4}"),
-        Some(Quality::Classification { agreement, .. } | Quality::TokenClassification { agreement, .. }) => {
+        Some(
+            Quality::Classification { agreement, .. }
+            | Quality::TokenClassification { agreement, .. },
+        ) => {
             format!("same label {:.1} %", agreement * 100.0)
         }
-        Some(Quality::Ranking { mean_difference, .. }) => {
+        Some(Quality::Ranking {
+            mean_difference, ..
+        }) => {
             format!("score difference {mean_difference:.4}")
         }
         Some(Quality::ZeroShotEntities { agreement, .. }) => {
@@ -109,9 +138,16 @@ pub(super) fn rows(report: &Report) -> Vec<Row> {
     }
     if let Some(VectorQuality { int8, binary, .. }) = report.vectors {
         rows.push(("stored int8", format!("recall@10 {}", percent(int8))));
-        rows.extend(binary.map(|binary| ("stored binary", format!("recall@10 {}", percent(binary)))));
+        rows.extend(
+            binary.map(|binary| ("stored binary", format!("recall@10 {}", percent(binary)))),
+        );
     }
-    rows.extend(report.languages.iter().map(|languages| ("languages", languages.clone())));
+    rows.extend(
+        report
+            .languages
+            .iter()
+            .map(|languages| ("languages", languages.clone())),
+    );
     if let Some(pairs) = &report.pairs {
         rows.push(("pairs", format!("{} {}", pairs.pairs, pairs.kind)));
         rows.extend(pair_rows(pairs));
@@ -122,38 +158,84 @@ pub(super) fn rows(report: &Report) -> Vec<Row> {
 
 fn quality_rows(quality: &Quality) -> Vec<Row> {
     match *quality {
-        Quality::Embedding { texts, mean_cosine, worst_cosine, neighbours, terms, score_difference } => {
+        Quality::Embedding {
+            texts,
+            mean_cosine,
+            worst_cosine,
+            neighbours,
+            terms,
+            score_difference,
+        } => {
             let cosine = format!("mean {mean_cosine:.5}, worst {worst_cosine:.5}");
             let mut rows = vec![("texts", texts.to_string()), ("cosine", cosine)];
-            if let Some(Neighbours { ten_nearest, nearest }) = neighbours {
+            if let Some(Neighbours {
+                ten_nearest,
+                nearest,
+            }) = neighbours
+            {
                 rows.push(("nearest", format!("{} kept", percent(nearest))));
                 rows.push(("ten nearest", format!("{} kept", percent(ten_nearest))));
             }
             rows.extend(terms.map(|terms| ("top 10 weights", format!("{} kept", percent(terms)))));
-            rows.extend(score_difference.map(|mean| ("score", format!("mean difference {mean:.4}"))));
+            rows.extend(
+                score_difference.map(|mean| ("score", format!("mean difference {mean:.4}"))),
+            );
             rows
         }
-        Quality::TokenClassification { texts, tokens, agreement, mean_difference, worst_difference } => vec![
+        Quality::TokenClassification {
+            texts,
+            tokens,
+            agreement,
+            mean_difference,
+            worst_difference,
+        } => vec![
             ("texts", texts.to_string()),
-            ("same label", format!("{} of {tokens} tokens", percent(agreement))),
+            (
+                "same label",
+                format!("{} of {tokens} tokens", percent(agreement)),
+            ),
             ("score", differences(mean_difference, worst_difference)),
         ],
-        Quality::ZeroShotEntities { texts, agreement, mean_difference, worst_difference, .. } => vec![
+        Quality::ZeroShotEntities {
+            texts,
+            agreement,
+            mean_difference,
+            worst_difference,
+            ..
+        } => vec![
             ("texts", texts.to_string()),
             ("same entities", percent(agreement)),
             ("score", differences(mean_difference, worst_difference)),
         ],
-        Quality::Ranking { texts, rank_agreement, mean_difference } => vec![
+        Quality::Ranking {
+            texts,
+            rank_agreement,
+            mean_difference,
+        } => vec![
             ("texts", texts.to_string()),
-            ("same order", format!("{} of text pairs", percent(rank_agreement))),
+            (
+                "same order",
+                format!("{} of text pairs", percent(rank_agreement)),
+            ),
             ("score", format!("mean difference {mean_difference:.4}")),
         ],
-        Quality::Classification { texts, agreement, mean_difference } => vec![
+        Quality::Classification {
+            texts,
+            agreement,
+            mean_difference,
+        } => vec![
             ("texts", texts.to_string()),
             ("same label", percent(agreement)),
             ("score", format!("mean difference {mean_difference:.4}")),
         ],
-        Quality::Seq2Seq { texts, chrf, similarity, identical, token_agreement, .. } => {
+        Quality::Seq2Seq {
+            texts,
+            chrf,
+            similarity,
+            identical,
+            token_agreement,
+            ..
+        } => {
             let mut rows = vec![("texts", texts.to_string())];
             rows.extend(chrf.map(|chrf| ("chrF2", format!("{chrf:.2}"))));
             rows.push(("exact match", percent(identical)));
@@ -172,24 +254,42 @@ pub(super) fn pair_rows(quality: &PairQuality) -> Vec<Row> {
         Some(others) => (name, format!("{value} against {}", others[place].1)),
         None => (name, value),
     };
-    rows.into_iter().enumerate().map(|(place, row)| value(place, row)).collect()
+    rows.into_iter()
+        .enumerate()
+        .map(|(place, row)| value(place, row))
+        .collect()
 }
 
 fn figures(figures: &PairFigures) -> Vec<Row> {
     let undefined = || "undefined".to_owned();
     match *figures {
         PairFigures::Scores { spearman } => {
-            vec![("Spearman", spearman.map_or_else(undefined, |found| format!("{found:.4}")))]
+            vec![(
+                "Spearman",
+                spearman.map_or_else(undefined, |found| format!("{found:.4}")),
+            )]
         }
-        PairFigures::Labels { accuracy, threshold } => {
-            let threshold = threshold.map(|threshold| format!(" from {threshold:.4}")).unwrap_or_default();
-            let accuracy = accuracy.map(|accuracy| format!("{}{threshold}", percent(accuracy as f32)));
+        PairFigures::Labels {
+            accuracy,
+            threshold,
+        } => {
+            let threshold = threshold
+                .map(|threshold| format!(" from {threshold:.4}"))
+                .unwrap_or_default();
+            let accuracy =
+                accuracy.map(|accuracy| format!("{}{threshold}", percent(accuracy as f32)));
             vec![("accuracy", accuracy.unwrap_or_else(undefined))]
         }
         PairFigures::Passages { recall_at_10 } => vec![("recall@10", percent(recall_at_10 as f32))],
-        PairFigures::References { chrf, exact_match, cross_entropy } => {
-            let mut rows =
-                vec![("chrF2", format!("{chrf:.2}")), ("exact match", percent(exact_match as f32))];
+        PairFigures::References {
+            chrf,
+            exact_match,
+            cross_entropy,
+        } => {
+            let mut rows = vec![
+                ("chrF2", format!("{chrf:.2}")),
+                ("exact match", percent(exact_match as f32)),
+            ];
             rows.extend(cross_entropy.map(|found| ("cross-entropy", format!("{found:.4}"))));
             rows
         }

@@ -78,10 +78,16 @@ enum Against {
 
 impl Against {
     fn of(other: PathBuf) -> Self {
-        let precision = other.to_str().and_then(|name| Precision::from_str(name, false).ok());
+        let precision = other
+            .to_str()
+            .and_then(|name| Precision::from_str(name, false).ok());
         match precision {
             Some(precision) if !other.exists() => Self::Precision(precision),
-            _ if other.is_file() && other.extension().is_none_or(|extension| extension != "toml") => {
+            _ if other.is_file()
+                && other
+                    .extension()
+                    .is_none_or(|extension| extension != "toml") =>
+            {
                 Self::Vectors(other)
             }
             _ => Self::Model(other),
@@ -94,7 +100,14 @@ pub(super) fn run(arguments: Arguments, config: Config) -> Result<ExitCode> {
 }
 
 fn run_quality(arguments: Arguments, mut config: Config) -> Result<ExitCode> {
-    let Arguments { model: named, against, texts, pairs, json, build } = arguments;
+    let Arguments {
+        model: named,
+        against,
+        texts,
+        pairs,
+        json,
+        build,
+    } = arguments;
     // Files are read first, since models may have to be built.
     let samples = Samples::open(texts.as_deref(), pairs.as_deref())?;
     let against = match (against, &samples.pairs) {
@@ -115,10 +128,13 @@ fn run_quality(arguments: Arguments, mut config: Config) -> Result<ExitCode> {
     let path = resolve(&named, &options, &config)?;
     let model = Model::open(&path, &config)?;
     let other = match &against {
-        Some(Against::Precision(precision)) => {
-            Some(Model::open(&in_precision(&named, &path, &model, *precision, &options, &config)?, &config)?)
+        Some(Against::Precision(precision)) => Some(Model::open(
+            &in_precision(&named, &path, &model, *precision, &options, &config)?,
+            &config,
+        )?),
+        Some(Against::Model(other)) => {
+            Some(Model::open(&resolve(other, &options, &config)?, &config)?)
         }
-        Some(Against::Model(other)) => Some(Model::open(&resolve(other, &options, &config)?, &config)?),
         Some(Against::Vectors(_)) | None => None,
     };
     if let (Some(Against::Precision(precision)), Some(other)) = (&against, &other) {
@@ -183,7 +199,9 @@ fn require_same(model: &Model, other: &Model, precision: Precision) -> Result<()
 fn print_report(report: &Report, json: bool) -> Result<()> {
     if json {
         let text = serde_json::to_string_pretty(report);
-        return print(&text.map_err(|error| Error::model_because("cannot serialize the figures", error))?);
+        return print(
+            &text.map_err(|error| Error::model_because("cannot serialize the figures", error))?,
+        );
     }
     lines(report).iter().try_for_each(|line| print(line))
 }
@@ -191,14 +209,23 @@ fn print_report(report: &Report, json: bool) -> Result<()> {
 /// The report as text.
 fn lines(report: &Report) -> Vec<String> {
     let against = report.other.iter().map(|other| format!(" against {other}"));
-    let title = format!("{}, {}{}", report.name, report.precision, against.collect::<String>());
+    let title = format!(
+        "{}, {}{}",
+        report.name,
+        report.precision,
+        against.collect::<String>()
+    );
     let line = |(name, value): Row| format!("  {name:16} {value}");
-    std::iter::once(title).chain(rows(report).into_iter().map(line)).collect()
+    std::iter::once(title)
+        .chain(rows(report).into_iter().map(line))
+        .collect()
 }
 
 /// Results on pairs in one line.
 pub(super) fn pairs_text(quality: &PairQuality) -> String {
-    let figures: Vec<String> =
-        pair_rows(quality).into_iter().map(|(name, value)| format!("{name} {value}")).collect();
+    let figures: Vec<String> = pair_rows(quality)
+        .into_iter()
+        .map(|(name, value)| format!("{name} {value}"))
+        .collect();
     format!("{} {}: {}", quality.pairs, quality.kind, figures.join(", "))
 }

@@ -52,17 +52,26 @@ impl File {
                  version {version} with {count}"
             )));
         }
-        let headers = (0..count).map(|_| reader.numbers()).collect::<Result<Vec<[u64; 4]>>>()?;
-        if let Some([name, _, axes, _]) =
-            headers.iter().find(|[name, _, axes, _]| *name > MAX_NAME_BYTES || *axes > MAX_AXES)
+        let headers = (0..count)
+            .map(|_| reader.numbers())
+            .collect::<Result<Vec<[u64; 4]>>>()?;
+        if let Some([name, _, axes, _]) = headers
+            .iter()
+            .find(|[name, _, axes, _]| *name > MAX_NAME_BYTES || *axes > MAX_AXES)
         {
             return Err(Error::model(format!(
                 "expected names of at most {MAX_NAME_BYTES} bytes and at most {MAX_AXES} axes in Marian's binary \
                  format, but found {name} and {axes}"
             )));
         }
-        let names = headers.iter().map(|[name, ..]| reader.name(*name)).collect::<Result<Vec<_>>>()?;
-        let shapes = headers.iter().map(|[_, _, axes, _]| reader.shape(*axes)).collect::<Result<Vec<_>>>()?;
+        let names = headers
+            .iter()
+            .map(|[name, ..]| reader.name(*name))
+            .collect::<Result<Vec<_>>>()?;
+        let shapes = headers
+            .iter()
+            .map(|[_, _, axes, _]| reader.shape(*axes))
+            .collect::<Result<Vec<_>>>()?;
         let [padding] = reader.numbers()?;
         reader.take(padding)?;
         let (mut matrices, mut options) = (BTreeMap::new(), None);
@@ -75,7 +84,9 @@ impl File {
             }
         }
         let options = options.ok_or_else(|| {
-            Error::model(format!("expected the model's options as `{OPTIONS}`, but found no such item"))
+            Error::model(format!(
+                "expected the model's options as `{OPTIONS}`, but found no such item"
+            ))
         })?;
         Ok(Self { matrices, options })
     }
@@ -83,25 +94,39 @@ impl File {
 
 /// A matrix as fp32; `None` for text.
 fn matrix(name: &str, kind: u64, shape: Vec<usize>, data: &[u8]) -> Result<Option<Weight>> {
-    let size = shape.iter().try_fold(1_usize, |size, side| size.checked_mul(*side));
+    let size = shape
+        .iter()
+        .try_fold(1_usize, |size, side| size.checked_mul(*side));
     let damaged = || {
         Error::model(format!(
             "expected `{name}` to hold a matrix of shape {shape:?}, but found {} bytes",
             data.len()
         ))
     };
-    let size = size.filter(|size| *size <= data.len()).ok_or_else(damaged)?;
+    let size = size
+        .filter(|size| *size <= data.len())
+        .ok_or_else(damaged)?;
     match kind {
         FLOAT => {
             let values = data.as_chunks::<4>().0.get(..size).ok_or_else(damaged)?;
-            let values = values.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+            let values = values
+                .iter()
+                .map(|bytes| f32::from_le_bytes(*bytes))
+                .collect();
             Ok(Some(Weight { shape, values }))
         }
         INTGEMM8 => {
             let (values, rest) = data.split_at(size);
-            let multiplier = rest.first_chunk::<4>().map(|bytes| f32::from_le_bytes(*bytes));
-            let multiplier = multiplier.filter(|it| it.is_normal() && *it > 0.0).ok_or_else(damaged)?;
-            let values = values.iter().map(|byte| f32::from(byte.cast_signed()) / multiplier).collect();
+            let multiplier = rest
+                .first_chunk::<4>()
+                .map(|bytes| f32::from_le_bytes(*bytes));
+            let multiplier = multiplier
+                .filter(|it| it.is_normal() && *it > 0.0)
+                .ok_or_else(damaged)?;
+            let values = values
+                .iter()
+                .map(|byte| f32::from(byte.cast_signed()) / multiplier)
+                .collect();
             let mut shape = shape;
             if name != WORDS {
                 shape.reverse();
@@ -132,7 +157,9 @@ impl Reader<'_> {
 
     fn numbers<const COUNT: usize>(&mut self) -> Result<[u64; COUNT]> {
         let bytes = self.take(COUNT as u64 * 8)?.as_chunks().0;
-        Ok(std::array::from_fn(|place| u64::from_le_bytes(bytes[place])))
+        Ok(std::array::from_fn(|place| {
+            u64::from_le_bytes(bytes[place])
+        }))
     }
 
     fn name(&mut self, length: u64) -> Result<String> {
@@ -143,7 +170,9 @@ impl Reader<'_> {
     fn shape(&mut self, axes: u64) -> Result<Vec<usize>> {
         let sides = self.take(axes * 4)?.as_chunks::<4>().0.iter();
         // A negative dimension is refused like one that is too large.
-        Ok(sides.map(|side| usize::try_from(i32::from_le_bytes(*side)).unwrap_or(usize::MAX)).collect())
+        Ok(sides
+            .map(|side| usize::try_from(i32::from_le_bytes(*side)).unwrap_or(usize::MAX))
+            .collect())
     }
 }
 
@@ -152,7 +181,11 @@ impl Options {
         let text = String::from_utf8_lossy(text);
         let pairs = text.lines().filter_map(|line| line.split_once(": "));
         let unquoted = |value: &str| value.trim_matches(['"', '\0', ' ']).to_owned();
-        Self(pairs.map(|(key, value)| (key.to_owned(), unquoted(value))).collect())
+        Self(
+            pairs
+                .map(|(key, value)| (key.to_owned(), unquoted(value)))
+                .collect(),
+        )
     }
 
     /// The option called `name`; empty if it is missing.
@@ -179,13 +212,20 @@ mod tests {
     fn written(items: &[(&str, u64, &[i32], Vec<u8>)]) -> Vec<u8> {
         let mut file = [VERSION, items.len() as u64].map(u64::to_le_bytes).concat();
         for (name, kind, shape, data) in items {
-            let lengths = [name.len() as u64 + 1, *kind, shape.len() as u64, data.len() as u64];
+            let lengths = [
+                name.len() as u64 + 1,
+                *kind,
+                shape.len() as u64,
+                data.len() as u64,
+            ];
             file.extend(lengths.map(u64::to_le_bytes).concat());
         }
-        items.iter().for_each(|(name, ..)| file.extend([name.as_bytes(), b"\0"].concat()));
         items
             .iter()
-            .for_each(|(_, _, shape, _)| file.extend(shape.iter().flat_map(|side| side.to_le_bytes())));
+            .for_each(|(name, ..)| file.extend([name.as_bytes(), b"\0"].concat()));
+        items.iter().for_each(|(_, _, shape, _)| {
+            file.extend(shape.iter().flat_map(|side| side.to_le_bytes()))
+        });
         file.extend(3_u64.to_le_bytes());
         file.extend([0; 3]);
         items.iter().for_each(|(.., data)| file.extend(data));

@@ -20,7 +20,9 @@ pub(crate) fn shortlist(bytes: &[u8], vocabulary: usize) -> Result<Shortlist> {
              belongs to the model"
         ))
     };
-    let (header, rest) = bytes.split_at_checked(HEADER * 8).ok_or_else(|| damaged("too few bytes"))?;
+    let (header, rest) = bytes
+        .split_at_checked(HEADER * 8)
+        .ok_or_else(|| damaged("too few bytes"))?;
     let header = header.as_chunks().0;
     let [magic, _checksum, always, _limit, offsets, items] =
         std::array::from_fn::<_, HEADER, _>(|place| u64::from_le_bytes(header[place]));
@@ -28,19 +30,37 @@ pub(crate) fn shortlist(bytes: &[u8], vocabulary: usize) -> Result<Shortlist> {
         return Err(damaged("a file of another kind"));
     }
     if offsets != vocabulary as u64 + 1 || always > vocabulary as u64 {
-        return Err(damaged(&format!("lists of {} tokens", offsets.saturating_sub(1))));
+        return Err(damaged(&format!(
+            "lists of {} tokens",
+            offsets.saturating_sub(1)
+        )));
     }
-    let (offsets, items_bytes) =
-        rest.split_at_checked((vocabulary + 1) * 8).ok_or_else(|| damaged("too few lists"))?;
+    let (offsets, items_bytes) = rest
+        .split_at_checked((vocabulary + 1) * 8)
+        .ok_or_else(|| damaged("too few lists"))?;
     let (items_list, left) = items_bytes.as_chunks::<4>();
     if !left.is_empty() || items_list.len() as u64 != items {
-        return Err(damaged(&format!("{} entries in place of {items}", items_list.len())));
+        return Err(damaged(&format!(
+            "{} entries in place of {items}",
+            items_list.len()
+        )));
     }
-    let offsets = offsets.as_chunks::<8>().0.iter().map(|bytes| u64::from_le_bytes(*bytes));
-    let offsets: Vec<usize> = offsets.map(|offset| usize::try_from(offset).unwrap_or(usize::MAX)).collect();
+    let offsets = offsets
+        .as_chunks::<8>()
+        .0
+        .iter()
+        .map(|bytes| u64::from_le_bytes(*bytes));
+    let offsets: Vec<usize> = offsets
+        .map(|offset| usize::try_from(offset).unwrap_or(usize::MAX))
+        .collect();
     let list = |bounds: &[usize]| {
-        let list = items_list.get(bounds[0]..bounds[1]).ok_or_else(|| damaged("lists beyond its end"))?;
-        let list: Vec<u32> = list.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
+        let list = items_list
+            .get(bounds[0]..bounds[1])
+            .ok_or_else(|| damaged("lists beyond its end"))?;
+        let list: Vec<u32> = list
+            .iter()
+            .map(|bytes| u32::from_le_bytes(*bytes))
+            .collect();
         match list.iter().find(|id| **id as usize >= vocabulary) {
             Some(id) => Err(damaged(&format!("the id {id}"))),
             None => Ok(list),
@@ -56,8 +76,13 @@ mod tests {
 
     fn written(offsets: &[u64], items: &[u32]) -> Vec<u8> {
         let header = [MAGIC, 7, 2, 3, offsets.len() as u64, items.len() as u64];
-        let header = header.iter().chain(offsets).flat_map(|number| number.to_le_bytes());
-        header.chain(items.iter().flat_map(|item| item.to_le_bytes())).collect()
+        let header = header
+            .iter()
+            .chain(offsets)
+            .flat_map(|number| number.to_le_bytes());
+        header
+            .chain(items.iter().flat_map(|item| item.to_le_bytes()))
+            .collect()
     }
 
     #[test]
@@ -79,7 +104,8 @@ mod tests {
             // Must not panic.
             let _ = shortlist(&damaged, 4);
         }
-        let refusal = |bytes: &[u8], vocabulary| shortlist(bytes, vocabulary).unwrap_err().to_string();
+        let refusal =
+            |bytes: &[u8], vocabulary| shortlist(bytes, vocabulary).unwrap_err().to_string();
         insta::assert_snapshot!(refusal(&whole, 5), @"expected a lexical shortlist for 5 tokens, but found lists of 4 tokens; take the `lex` file that belongs to the model");
         insta::assert_snapshot!(refusal(&written(&[0, 0, 2, 3, 4], &[3, 2, 0]), 4), @"expected a lexical shortlist for 4 tokens, but found lists beyond its end; take the `lex` file that belongs to the model");
         insta::assert_snapshot!(refusal(&written(&[0, 0, 2, 3, 3], &[3, 9, 0]), 4), @"expected a lexical shortlist for 4 tokens, but found the id 9; take the `lex` file that belongs to the model");

@@ -43,7 +43,8 @@ pub(super) fn is_in(folder: &Path) -> bool {
 /// Reads the student in the plan's folder.
 pub(super) fn open(plan: &Plan) -> Result<Source<'static>> {
     let folder = &plan.folder;
-    let in_folder = |error| Error::model_because(format!("cannot build from `{}`", folder.display()), error);
+    let in_folder =
+        |error| Error::model_because(format!("cannot build from `{}`", folder.display()), error);
     let path = require(folder, "model.")?;
     let bytes = files::read(&path)?;
     let sha256 = hex(&Sha256::digest(&bytes));
@@ -67,7 +68,10 @@ pub(super) fn open(plan: &Plan) -> Result<Source<'static>> {
             eos_token_ids: vec![0],
             pad_token_id: 0,
             length_factor: Some(LENGTH_FACTOR),
-            defaults: GenerationOptions { num_beams: Some(1), ..GenerationOptions::default() },
+            defaults: GenerationOptions {
+                num_beams: Some(1),
+                ..GenerationOptions::default()
+            },
         },
     };
     Ok(Source {
@@ -87,7 +91,10 @@ fn languages(model: &Path) -> Option<Languages> {
     let pair = model.file_name()?.to_str()?.split('.').nth(1)?;
     let is_pair = pair.len() == 4 && pair.bytes().all(|letter| letter.is_ascii_lowercase());
     let (source, target) = is_pair.then(|| pair.split_at(2))?;
-    Some(Languages::Pair { source: source.into(), target: target.into() })
+    Some(Languages::Pair {
+        source: source.into(),
+        target: target.into(),
+    })
 }
 
 /// Gives the tokenizer special tokens that no text can contain, so that `</s>` in a text does not end it.
@@ -125,7 +132,10 @@ fn find(folder: &Path, prefix: &str) -> Result<Option<PathBuf>> {
         let name = path.file_name().and_then(|name| name.to_str());
         name.is_some_and(|name| name.starts_with(prefix) && name.ends_with(".bin"))
     };
-    Ok(files::list(folder)?.into_iter().map(|(path, _)| path).find(is_found))
+    Ok(files::list(folder)?
+        .into_iter()
+        .map(|(path, _)| path)
+        .find(is_found))
 }
 
 #[cfg(test)]
@@ -135,7 +145,10 @@ mod tests {
     #[test]
     fn languages_are_read_from_the_file_name() {
         let pair = |name: &str| languages(Path::new(name));
-        let en_pt = Languages::Pair { source: "en".into(), target: "pt".into() };
+        let en_pt = Languages::Pair {
+            source: "en".into(),
+            target: "pt".into(),
+        };
         assert_eq!(pair("/models/model.enpt.intgemm.alphas.bin"), Some(en_pt));
         for name in ["model.bin", "model.english.bin", "model.EN12.bin"] {
             assert_eq!(pair(name), None, "{name}");

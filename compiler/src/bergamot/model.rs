@@ -6,7 +6,9 @@ use super::file::{File, Options, WORDS};
 use crate::{
     config::head_width,
     layers::{Activation, NormKind},
-    seq2seq::{Memory, Names, Norms, Positions, Seq2SeqModel, Sinusoids, Stack, Table, Tables, Waves},
+    seq2seq::{
+        Memory, Names, Norms, Positions, Seq2SeqModel, Sinusoids, Stack, Table, Tables, Waves,
+    },
     weights::{Weight, Weights},
 };
 use kivu::error::{Error, Result};
@@ -15,7 +17,11 @@ use kivu::error::{Error, Result};
 const ARCHITECTURE: &str = "BergamotStudent";
 /// Maximum number of decoder steps: 2.5 times the source token limit, and the first step.
 pub(super) const MAX_POSITIONS: usize = 1281;
-const SINUSOIDS: Sinusoids = Sinusoids { length: MAX_POSITIONS, waves: Waves::ToTheEnd, padding: None };
+const SINUSOIDS: Sinusoids = Sinusoids {
+    length: MAX_POSITIONS,
+    waves: Waves::ToTheEnd,
+    padding: None,
+};
 /// Marian's normalization epsilon.
 const EPSILON: f32 = 1e-6;
 
@@ -38,20 +44,34 @@ const OPTIONS: [(&str, &str); 9] = [
 /// Builds the model and its weights; `sha256` is the file's hash.
 pub(crate) fn model(file: File, sha256: String) -> Result<(Seq2SeqModel, Weights)> {
     let File { matrices, options } = file;
-    let rows = matrices.get(WORDS).and_then(|matrix| matrix.shape.first().copied());
+    let rows = matrices
+        .get(WORDS)
+        .and_then(|matrix| matrix.shape.first().copied());
     let model = describe(&options, rows.ok_or_else(|| missing(WORDS))?)?;
-    let mut matrices = Matrices { file: matrices, renamed: BTreeMap::new() };
+    let mut matrices = Matrices {
+        file: matrices,
+        renamed: BTreeMap::new(),
+    };
     matrices.rename(WORDS, SHARED)?;
     matrices.rename("decoder_ff_logit_out_b", BIAS)?;
     for layer in 0..model.encoder.layers {
-        let (theirs, ours) = (format!("encoder_l{}", layer + 1), format!("encoder.layers.{layer}"));
+        let (theirs, ours) = (
+            format!("encoder_l{}", layer + 1),
+            format!("encoder.layers.{layer}"),
+        );
         matrices.attention(&format!("{theirs}_self"), &format!("{ours}.self_attn"))?;
         matrices.feed_forward(&theirs, &ours)?;
     }
     for layer in 0..model.decoder.layers {
-        let (theirs, ours) = (format!("decoder_l{}", layer + 1), format!("decoder.layers.{layer}"));
+        let (theirs, ours) = (
+            format!("decoder_l{}", layer + 1),
+            format!("decoder.layers.{layer}"),
+        );
         matrices.memory(&theirs, &ours, model.hidden)?;
-        matrices.attention(&format!("{theirs}_context"), &format!("{ours}.encoder_attn"))?;
+        matrices.attention(
+            &format!("{theirs}_context"),
+            &format!("{ours}.encoder_attn"),
+        )?;
         matrices.feed_forward(&theirs, &ours)?;
     }
     Ok((model, Weights::of_tensors(matrices.renamed, sha256)))
@@ -70,8 +90,16 @@ fn describe(options: &Options, vocabulary: usize) -> Result<Seq2SeqModel> {
     let heads = options.number("transformer-heads")?;
     let head = head_width(hidden, heads)?;
     let intermediate = options.number("transformer-dim-ffn")?;
-    let stack = |layers| Stack { layers, heads, head, intermediate };
-    let words = Table { name: SHARED.into(), rows: vocabulary };
+    let stack = |layers| Stack {
+        layers,
+        heads,
+        head,
+        intermediate,
+    };
+    let words = Table {
+        name: SHARED.into(),
+        rows: vocabulary,
+    };
     Ok(Seq2SeqModel {
         architecture: ARCHITECTURE.into(),
         hidden,
@@ -103,7 +131,9 @@ fn describe(options: &Options, vocabulary: usize) -> Result<Seq2SeqModel> {
 }
 
 fn missing(name: &str) -> Error {
-    Error::model(format!("expected the matrix `{name}` in the model, but found no such matrix"))
+    Error::model(format!(
+        "expected the matrix `{name}` in the model, but found no such matrix"
+    ))
 }
 
 /// The file's matrices, and the renamed ones.
@@ -129,28 +159,64 @@ impl Matrices {
     }
 
     fn attention(&mut self, theirs: &str, ours: &str) -> Result<()> {
-        for (letter, part) in [("q", "q_proj"), ("k", "k_proj"), ("v", "v_proj"), ("o", "out_proj")] {
-            self.rename(&format!("{theirs}_W{letter}"), &format!("{ours}.{part}.weight"))?;
-            self.rename(&format!("{theirs}_b{letter}"), &format!("{ours}.{part}.bias"))?;
+        for (letter, part) in [
+            ("q", "q_proj"),
+            ("k", "k_proj"),
+            ("v", "v_proj"),
+            ("o", "out_proj"),
+        ] {
+            self.rename(
+                &format!("{theirs}_W{letter}"),
+                &format!("{ours}.{part}.weight"),
+            )?;
+            self.rename(
+                &format!("{theirs}_b{letter}"),
+                &format!("{ours}.{part}.bias"),
+            )?;
         }
         self.norm(&format!("{theirs}_Wo"), &format!("{ours}_layer_norm"))
     }
 
     fn feed_forward(&mut self, theirs: &str, ours: &str) -> Result<()> {
         for number in [1, 2] {
-            self.rename(&format!("{theirs}_ffn_W{number}"), &format!("{ours}.fc{number}.weight"))?;
-            self.rename(&format!("{theirs}_ffn_b{number}"), &format!("{ours}.fc{number}.bias"))?;
+            self.rename(
+                &format!("{theirs}_ffn_W{number}"),
+                &format!("{ours}.fc{number}.weight"),
+            )?;
+            self.rename(
+                &format!("{theirs}_ffn_b{number}"),
+                &format!("{ours}.fc{number}.bias"),
+            )?;
         }
-        self.norm(&format!("{theirs}_ffn_ffn"), &format!("{ours}.final_layer_norm"))
+        self.norm(
+            &format!("{theirs}_ffn_ffn"),
+            &format!("{ours}.final_layer_norm"),
+        )
     }
 
     /// The SSRU; its candidate has no bias.
     fn memory(&mut self, theirs: &str, ours: &str, hidden: usize) -> Result<()> {
-        self.rename(&format!("{theirs}_rnn_W"), &format!("{ours}.rnn.candidate.weight"))?;
-        self.rename(&format!("{theirs}_rnn_Wf"), &format!("{ours}.rnn.forget.weight"))?;
-        self.rename(&format!("{theirs}_rnn_bf"), &format!("{ours}.rnn.forget.bias"))?;
-        let zeros = Weight { shape: vec![hidden], values: vec![0.0; hidden] };
-        self.renamed.insert(format!("{ours}.rnn.candidate.bias"), zeros);
-        self.norm(&format!("{theirs}_rnn_ffn"), &format!("{ours}.self_attn_layer_norm"))
+        self.rename(
+            &format!("{theirs}_rnn_W"),
+            &format!("{ours}.rnn.candidate.weight"),
+        )?;
+        self.rename(
+            &format!("{theirs}_rnn_Wf"),
+            &format!("{ours}.rnn.forget.weight"),
+        )?;
+        self.rename(
+            &format!("{theirs}_rnn_bf"),
+            &format!("{ours}.rnn.forget.bias"),
+        )?;
+        let zeros = Weight {
+            shape: vec![hidden],
+            values: vec![0.0; hidden],
+        };
+        self.renamed
+            .insert(format!("{ours}.rnn.candidate.bias"), zeros);
+        self.norm(
+            &format!("{theirs}_rnn_ffn"),
+            &format!("{ours}.self_attn_layer_norm"),
+        )
     }
 }

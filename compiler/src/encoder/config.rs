@@ -8,7 +8,9 @@ pub(super) use super::details::{Details, EmbeddingProjection, ExpertLayers, Posi
 use super::distances::{Convolution, Distances};
 use crate::{
     config::ConfigFile,
-    layers::{Activation, Attention, AttentionWindow, Buckets, Distance, NormKind, Projection, Rotary},
+    layers::{
+        Activation, Attention, AttentionWindow, Buckets, Distance, NormKind, Projection, Rotary,
+    },
 };
 use kivu::{
     error::{Error, Result},
@@ -16,8 +18,10 @@ use kivu::{
 };
 
 /// Class name suffixes for models with a label head.
-const CLASSIFIERS: [(&str, HeadKind); 2] =
-    [("ForSequenceClassification", HeadKind::Text), ("ForTokenClassification", HeadKind::Tokens)];
+const CLASSIFIERS: [(&str, HeadKind); 2] = [
+    ("ForSequenceClassification", HeadKind::Text),
+    ("ForTokenClassification", HeadKind::Tokens),
+];
 
 /// Maximum `num_labels`, far above any text classifier's.
 const MAX_LABELS: usize = 1 << 16;
@@ -240,7 +244,10 @@ pub(super) struct Names {
 #[derive(Debug)]
 pub(super) enum Norms {
     /// Normalizes the sum of a part's input and output; a second normalization adds the input again.
-    After { attention: &'static [&'static str], output: &'static str },
+    After {
+        attention: &'static [&'static str],
+        output: &'static str,
+    },
     /// Normalizes a part's input; the first layer's attention has none unless `is_first_normal`. Each part's output is
     /// normalized too if there are names in `after`.
     Before {
@@ -258,7 +265,11 @@ pub(super) const WORDS: &str = "embeddings.word_embeddings.weight";
 impl EncoderConfig {
     /// Whether the native engine supports the whole graph.
     pub(super) fn suits_native_engine(&self) -> bool {
-        let widths = [self.facts.hidden, self.embedding_width(), self.feed_forward.width];
+        let widths = [
+            self.facts.hidden,
+            self.embedding_width(),
+            self.feed_forward.width,
+        ];
         matches!(self.names.norms, Norms::Before { .. } | Norms::After { attention: [_], .. })
             && (!self.details.norms_each_head || self.heads.width.is_multiple_of(LANES))
             // Tasks take the place of types.
@@ -299,12 +310,19 @@ impl EncoderConfig {
 
     /// Attention in the given layer.
     pub(super) fn attention(&self, layer: usize) -> Attention {
-        let Heads { queries, keys, width } = self.heads;
+        let Heads {
+            queries,
+            keys,
+            width,
+        } = self.heads;
         Attention {
             heads: queries,
             key_heads: keys,
             width,
-            scale: self.details.attention_scale.unwrap_or(1.0 / (width as f32).sqrt()),
+            scale: self
+                .details
+                .attention_scale
+                .unwrap_or(1.0 / (width as f32).sqrt()),
             cap: self.details.attention_cap,
             window: self.spans[layer % self.spans.len()].window,
             distance: match self.bias {
@@ -316,7 +334,9 @@ impl EncoderConfig {
 
     /// Factor for attention scores when all queries attend at once, if not derived from the head width.
     pub(super) fn scale_at_once(&self) -> Option<f32> {
-        self.disentangled().map(|settings| 1.0 / settings.scale).or(self.details.attention_scale)
+        self.disentangled()
+            .map(|settings| 1.0 / settings.scale)
+            .or(self.details.attention_scale)
     }
 
     pub(super) fn disentangled(&self) -> Option<&Disentangled> {
@@ -328,7 +348,9 @@ impl EncoderConfig {
 
     /// Width of word, type and position embeddings.
     pub(super) fn embedding_width(&self) -> usize {
-        self.details.projection.map_or(self.facts.hidden, |projection| projection.width)
+        self.details
+            .projection
+            .map_or(self.facts.hidden, |projection| projection.width)
     }
 
     /// The convolution after the first layer.
@@ -338,18 +360,34 @@ impl EncoderConfig {
 
     /// Query, key and value matrices in the given layer; one that contains all three, or three.
     pub(super) fn projections(&self, layer: usize) -> Vec<Projection> {
-        let Heads { queries, keys, width } = self.heads;
+        let Heads {
+            queries,
+            keys,
+            width,
+        } = self.heads;
         let outputs = match self.names.projections {
             [_] => vec![(queries + 2 * keys) * width],
             _ => vec![queries * width, keys * width, keys * width],
         };
         let matrices = self.names.projections.iter().zip(outputs);
-        matrices.map(|(name, outputs)| self.in_layer(layer, name, outputs, self.biases.projections)).collect()
+        matrices
+            .map(|(name, outputs)| self.in_layer(layer, name, outputs, self.biases.projections))
+            .collect()
     }
 
     /// A matrix in a layer.
-    pub(super) fn in_layer(&self, layer: usize, name: &str, outputs: usize, has_bias: bool) -> Projection {
-        Projection { name: self.name_in_layer(layer, name), outputs, has_bias }
+    pub(super) fn in_layer(
+        &self,
+        layer: usize,
+        name: &str,
+        outputs: usize,
+        has_bias: bool,
+    ) -> Projection {
+        Projection {
+            name: self.name_in_layer(layer, name),
+            outputs,
+            has_bias,
+        }
     }
 
     /// A weight name in a layer.
@@ -362,14 +400,17 @@ impl EncoderConfig {
 
     /// Whether a weight belongs to a layer that no text passes.
     pub(super) fn is_in_unused_layer(&self, name: &str) -> bool {
-        let Some(rest) = name.strip_prefix(self.names.layer) else { return false };
+        let Some(rest) = name.strip_prefix(self.names.layer) else {
+            return false;
+        };
         let parts: Vec<&str> = rest.split('.').collect();
         let number = |place: usize| parts.get(place).and_then(|part| part.parse::<usize>().ok());
         match self.details.sharing {
             None => number(0).is_some_and(|layer| layer >= self.layers),
             Some(sharing) => {
-                let is_layer =
-                    number(0).is_some() && parts.get(1) == Some(&sharing.name) && number(2).is_some();
+                let is_layer = number(0).is_some()
+                    && parts.get(1) == Some(&sharing.name)
+                    && number(2).is_some();
                 is_layer && !(0..self.layers).any(|layer| rest.starts_with(&sharing.layer(layer)))
             }
         }
@@ -380,7 +421,10 @@ impl EncoderConfig {
         let FeedForward { width, gate, .. } = self.feed_forward;
         let outputs = if gate == Gate::None { width } else { 2 * width };
         let names = self.names.up;
-        names.iter().map(|name| self.in_layer(layer, name, outputs / names.len(), self.biases.up)).collect()
+        names
+            .iter()
+            .map(|name| self.in_layer(layer, name, outputs / names.len(), self.biases.up))
+            .collect()
     }
 
     pub(super) fn position_rows(&self) -> usize {
@@ -388,23 +432,38 @@ impl EncoderConfig {
             Positions::TableAfter { padding } => rows_up_to(padding),
             _ => 0,
         };
-        self.facts.max_positions.saturating_add(unusable).saturating_add(self.details.position_table.unused)
+        self.facts
+            .max_positions
+            .saturating_add(unusable)
+            .saturating_add(self.details.position_table.unused)
     }
 }
 
 impl Span {
     /// Attention to all tokens, without rotation.
-    pub(super) const ALL: Self = Self { window: AttentionWindow::ALL, rotary: None };
+    pub(super) const ALL: Self = Self {
+        window: AttentionWindow::ALL,
+        rotary: None,
+    };
 }
 
 impl Biases {
-    pub(super) const ALL: Self = Self { projections: true, attention_output: true, up: true, down: true };
+    pub(super) const ALL: Self = Self {
+        projections: true,
+        attention_output: true,
+        up: true,
+        down: true,
+    };
 }
 
 impl HeadInput {
     /// The first token's vector, through a linear layer with this activation.
     pub(super) const fn first(activation: Activation) -> Self {
-        Self { activation, has_bias: true, read: HeadRead::First }
+        Self {
+            activation,
+            has_bias: true,
+            read: HeadRead::First,
+        }
     }
 }
 
@@ -416,15 +475,27 @@ pub(super) fn rows_up_to(id: i64) -> usize {
 impl Head {
     /// A head with unnamed labels.
     pub(super) fn unnamed(kind: HeadKind, labels: usize) -> Self {
-        let function = if labels == 1 { ScoreFunction::Sigmoid } else { ScoreFunction::Softmax };
+        let function = if labels == 1 {
+            ScoreFunction::Sigmoid
+        } else {
+            ScoreFunction::Softmax
+        };
         let labels = (0..labels).map(|id| format!("LABEL_{id}")).collect();
-        Self { kind, labels, function }
+        Self {
+            kind,
+            labels,
+            function,
+        }
     }
 
     /// Reads the head that a config describes, as `transformers` does; `None` if its class has none.
     pub(crate) fn read(config: &ConfigFile) -> Result<Option<Self>> {
-        let found = CLASSIFIERS.iter().find(|(end, _)| config.architecture().ends_with(end));
-        let Some((_, kind)) = found else { return Ok(None) };
+        let found = CLASSIFIERS
+            .iter()
+            .find(|(end, _)| config.architecture().ends_with(end));
+        let Some((_, kind)) = found else {
+            return Ok(None);
+        };
         let mut head = Self::unnamed(*kind, 0);
         if let Some(labels) = config.get::<BTreeMap<usize, String>>("id2label")? {
             if !labels.keys().copied().eq(0..labels.len()) {
@@ -435,8 +506,9 @@ impl Head {
             }
             head.labels = labels.into_values().collect();
         } else {
-            let labels =
-                config.get("num_labels")?.unwrap_or(if config.model_type() == "bart" { 3 } else { 2 });
+            let labels = config
+                .get("num_labels")?
+                .unwrap_or(if config.model_type() == "bart" { 3 } else { 2 });
             if labels > MAX_LABELS {
                 return Err(Error::model(format!(
                     "expected `num_labels` of at most {MAX_LABELS}, but found {labels}"

@@ -75,9 +75,9 @@ impl CountedSpans {
             Mixing::Joined => {
                 self.call::<WITH_JOINED, { WITH_JOINED + INPUTS }>(layers, sizes, inputs, marker)
             }
-            Mixing::Attention => {
-                self.call::<WITH_TRANSFORMER, { WITH_TRANSFORMER + INPUTS }>(layers, sizes, inputs, marker)
-            }
+            Mixing::Attention => self.call::<WITH_TRANSFORMER, { WITH_TRANSFORMER + INPUTS }>(
+                layers, sizes, inputs, marker,
+            ),
             Mixing::Experts => {
                 self.call::<WITH_EXPERTS, { WITH_EXPERTS + INPUTS }>(layers, sizes, inputs, marker)
             }
@@ -116,16 +116,29 @@ impl CountedSpans {
 
     /// Constants, in the order in which the native engine reads them.
     fn constants(self, layers: &mut Layers<'_>, width: usize) -> Result<Vec<Value>> {
-        let longest = layers.graph.integers("longest_span", &[self.longest as i64]);
-        let SchemaTokens { schema, fields: [field, end], class } = self.tokens;
-        let tokens = layers.graph.integers("schema_tokens", &[schema, field, end, class].map(i64::from));
+        let longest = layers
+            .graph
+            .integers("longest_span", &[self.longest as i64]);
+        let SchemaTokens {
+            schema,
+            fields: [field, end],
+            class,
+        } = self.tokens;
+        let tokens = layers
+            .graph
+            .integers("schema_tokens", &[schema, field, end, class].map(i64::from));
         let [c0, c1] = layer(layers, &format!("{COUNTS}.0"), [width, 2 * width])?;
         let [c2, c3] = layer(layers, &format!("{COUNTS}.2"), [2 * width, MAX_INSTANCES])?;
         let [steps, g0, g1] = recurrent_layer(layers, width)?;
         let [k0, k1, k2, k3] = label_layers(layers, width)?;
-        let SpanLayers { last: [l0, l1], start, end } =
-            SpanLayers::read(layers, "span_rep.span_rep_layer", width)?;
-        let mut all = vec![longest, tokens, c0, c1, c2, c3, steps, g0, g1, k0, k1, k2, k3, l0, l1];
+        let SpanLayers {
+            last: [l0, l1],
+            start,
+            end,
+        } = SpanLayers::read(layers, "span_rep.span_rep_layer", width)?;
+        let mut all = vec![
+            longest, tokens, c0, c1, c2, c3, steps, g0, g1, k0, k1, k2, k3, l0, l1,
+        ];
         all.extend(start.into_iter().chain(end));
         all.extend(match self.mixing {
             Mixing::Joined => joined_layers(layers, width)?,
@@ -143,10 +156,29 @@ impl CountedSpans {
         constants: &[&Value],
     ) -> Value {
         let (own, others) = constants.split_at(OWN);
-        let [_, _, c0, c1, c2, c3, steps, g0, g1, k0, k1, k2, k3, spans @ ..]: [&Value; OWN] =
-            joined(own, &[]);
-        let (labels, features) = self.labels(graph, max_tokens, [tokens, ids, marker], [c0, c1, c2, c3]);
-        let LabelFeatures { instances, is_class, schemas } = features;
+        let [
+            _,
+            _,
+            c0,
+            c1,
+            c2,
+            c3,
+            steps,
+            g0,
+            g1,
+            k0,
+            k1,
+            k2,
+            k3,
+            spans @ ..,
+        ]: [&Value; OWN] = joined(own, &[]);
+        let (labels, features) =
+            self.labels(graph, max_tokens, [tokens, ids, marker], [c0, c1, c2, c3]);
+        let LabelFeatures {
+            instances,
+            is_class,
+            schemas,
+        } = features;
         let one = graph.integers("one", &[1]);
         let count = graph.node("ReduceMax", &[&instances], vec![integer("keepdims", 0)]);
         let count = graph.cast(&count, data_type::INT64);
@@ -159,7 +191,12 @@ impl CountedSpans {
         };
         let by_label = graph.integers("by_label", &[0, -1, width as i64]);
         let queries = graph.node("Reshape", &[&queries, &by_label], vec![]);
-        let logits = span_logits(graph, [&queries, vectors, words], spans, [self.longest, max_tokens]);
+        let logits = span_logits(
+            graph,
+            [&queries, vectors, words],
+            spans,
+            [self.longest, max_tokens],
+        );
         // A column for each label in each instance, in all rows.
         let column = graph.integers("column", &[0, 1, -1, 1]);
         let counting: Vec<f32> = (0..MAX_INSTANCES).map(|instance| instance as f32).collect();
@@ -172,7 +209,11 @@ impl CountedSpans {
         let absent = graph.floats("absent_logit", &[], &[ABSENT]);
         let logits = graph.node("Where", &[&is_present, &logits, &absent], vec![]);
         let classes = apply_two(graph, &labels, [k0, k1, k2, k3]);
-        let repeated = graph.node("Concat", &[&one, &count, &one, &one], vec![integer("axis", 0)]);
+        let repeated = graph.node(
+            "Concat",
+            &[&one, &count, &one, &one],
+            vec![integer("axis", 0)],
+        );
         let [is_class, classes] = [&is_class, &classes].map(|value| {
             let value = graph.node("Unsqueeze", &[value, &one], vec![]);
             let value = graph.node("Expand", &[&value, &repeated], vec![]);
@@ -190,10 +231,18 @@ impl CountedSpans {
         [tokens, ids, marker]: [&Value; 3],
         counts: [&Value; 4],
     ) -> (Value, LabelFeatures) {
-        let SchemaTokens { schema, fields: [field, end], class } = self.tokens;
-        let [schema, field, end, class] =
-            [("schema", schema), ("field", field), ("relation_end", end), ("class", class)]
-                .map(|(name, id)| graph.integers(&format!("{name}_token"), &[i64::from(id)]));
+        let SchemaTokens {
+            schema,
+            fields: [field, end],
+            class,
+        } = self.tokens;
+        let [schema, field, end, class] = [
+            ("schema", schema),
+            ("field", field),
+            ("relation_end", end),
+            ("class", class),
+        ]
+        .map(|(name, id)| graph.integers(&format!("{name}_token"), &[i64::from(id)]));
         let mut is = |token: &Value| {
             let found = graph.node("Equal", &[ids, token], vec![]);
             graph.cast(&found, data_type::INT64)
@@ -211,9 +260,16 @@ impl CountedSpans {
         let places = numbers_of_markers(graph, ids, &schema);
         let (vectors, indexes) = numbered(graph, tokens, &places, max_tokens);
         let counts = apply_two(graph, &vectors, counts);
-        let counts = graph.node("ArgMax", &[&counts], vec![integer("axis", -1), integer("keepdims", 1)]);
+        let counts = graph.node(
+            "ArgMax",
+            &[&counts],
+            vec![integer("axis", -1), integer("keepdims", 1)],
+        );
         let counts = graph.cast(&counts, data_type::FLOAT);
-        let (one, last) = (graph.integers("one", &[1]), graph.integers("last_axis", &[-1]));
+        let (one, last) = (
+            graph.integers("one", &[1]),
+            graph.integers("last_axis", &[-1]),
+        );
         let all = graph.node("Add", &[&indexes, &one], vec![]);
         let schemas = graph.node("Unsqueeze", &[&schemas, &last], vec![]);
         let is_own = graph.node("Equal", &[&schemas, &all], vec![]);
@@ -228,10 +284,21 @@ impl CountedSpans {
         let counts = graph.node("Mul", &[&counts, &is_field], vec![]);
         let counts = graph.node("Add", &[&counts, &once], vec![]);
         let schemas = graph.cast(&schemas, data_type::FLOAT);
-        let features = graph.node("Concat", &[&counts, &is_class, &schemas], vec![integer("axis", 2)]);
+        let features = graph.node(
+            "Concat",
+            &[&counts, &is_class, &schemas],
+            vec![integer("axis", 2)],
+        );
         let (features, _) = numbered(graph, &features, &numbers, max_tokens);
         let [instances, is_class, schemas] = graph.split(&features);
-        (labels, LabelFeatures { instances, is_class, schemas })
+        (
+            labels,
+            LabelFeatures {
+                instances,
+                is_class,
+                schemas,
+            },
+        )
     }
 }
 
@@ -248,24 +315,42 @@ struct LabelFeatures {
 /// Each step's own contribution to the gates, and the layer from state to gates.
 fn recurrent_layer(layers: &mut Layers<'_>, width: usize) -> Result<[Value; 3]> {
     let name = |part: &str| format!("{LABELS}.gru.{part}_l0");
-    let inputs = layers.weights.take_whole(&name("weight_ih"), &[3 * width, width])?;
+    let inputs = layers
+        .weights
+        .take_whole(&name("weight_ih"), &[3 * width, width])?;
     let input_bias = layers.weights.take_whole(&name("bias_ih"), &[3 * width])?;
-    let positions =
-        layers.weights.take_whole(&format!("{LABELS}.pos_embedding.weight"), &[MAX_INSTANCES, width])?;
+    let positions = layers.weights.take_whole(
+        &format!("{LABELS}.pos_embedding.weight"),
+        &[MAX_INSTANCES, width],
+    )?;
     let product = |row: &[f32], position: &[f32]| -> f64 {
-        row.iter().zip(position).map(|(left, right)| f64::from(*left) * f64::from(*right)).sum()
+        row.iter()
+            .zip(position)
+            .map(|(left, right)| f64::from(*left) * f64::from(*right))
+            .sum()
     };
     let step = |position: &[f32]| -> Vec<f32> {
         let rows = inputs.values.chunks_exact(width).zip(&input_bias.values);
-        rows.map(|(row, bias)| (product(row, position) + f64::from(*bias)) as f32).collect()
+        rows.map(|(row, bias)| (product(row, position) + f64::from(*bias)) as f32)
+            .collect()
     };
-    let steps: Vec<f32> = positions.values.chunks_exact(width).flat_map(step).collect();
-    let states = layers.weights.take_whole(&name("weight_hh"), &[3 * width, width])?;
+    let steps: Vec<f32> = positions
+        .values
+        .chunks_exact(width)
+        .flat_map(step)
+        .collect();
+    let states = layers
+        .weights
+        .take_whole(&name("weight_hh"), &[3 * width, width])?;
     let bias = layers.weights.take_whole(&name("bias_hh"), &[3 * width])?;
     let graph = &mut layers.graph;
     Ok([
         graph.floats(&name("steps"), &[MAX_INSTANCES, 3 * width], &steps),
-        graph.floats(&name("weight_hh"), &[width, 3 * width], &transpose(&states.values, width)),
+        graph.floats(
+            &name("weight_hh"),
+            &[width, 3 * width],
+            &transpose(&states.values, width),
+        ),
         graph.floats(&name("bias_hh"), &[3 * width], &bias.values),
     ])
 }
@@ -277,11 +362,16 @@ fn recur(
     width: usize,
     [steps, weight, bias]: [&Value; 3],
 ) -> Value {
-    let [zero, one] = [("zero", 0), ("one", 1)].map(|(name, number)| graph.integers(name, &[number]));
+    let [zero, one] =
+        [("zero", 0), ("one", 1)].map(|(name, number)| graph.integers(name, &[number]));
     // The operator's gates are update, reset and new state, and it adds one row of inputs per step.
     let reordered = |graph: &mut GraphBuilder, value: &Value| {
         let [reset, update, new] = graph.split(value);
-        graph.node("Concat", &[&update, &reset, &new], vec![integer("axis", -1)])
+        graph.node(
+            "Concat",
+            &[&update, &reset, &new],
+            vec![integer("axis", -1)],
+        )
     };
     let [inputs, states] = [steps, weight].map(|layer| {
         let layer = reordered(graph, layer);
@@ -293,7 +383,10 @@ fn recur(
     let biases = graph.node("Concat", &[&without, &bias], vec![integer("axis", 0)]);
     let biases = graph.node("Unsqueeze", &[&biases, &zero], vec![]);
     let mut single = vec![0.0; MAX_INSTANCES * MAX_INSTANCES];
-    single.iter_mut().step_by(MAX_INSTANCES + 1).for_each(|value| *value = 1.0);
+    single
+        .iter_mut()
+        .step_by(MAX_INSTANCES + 1)
+        .for_each(|value| *value = 1.0);
     let single = graph.floats("single_steps", &[MAX_INSTANCES, 1, MAX_INSTANCES], &single);
     let single = graph.node("Slice", &[&single, &zero, count, &zero], vec![]);
     let shape = graph.node("Shape", &[labels], vec![]);
@@ -305,20 +398,35 @@ fn recur(
     let single = graph.node("Expand", &[&single, &repeated], vec![]);
     let first = graph.node("Unsqueeze", &[&first, &zero], vec![]);
     let inputs = [&single, &inputs, &states, &biases, &Value::none(), &first];
-    let attributes = vec![integer("hidden_size", width as i64), integer("linear_before_reset", 1)];
+    let attributes = vec![
+        integer("hidden_size", width as i64),
+        integer("linear_before_reset", 1),
+    ];
     let found = graph.node("GRU", &inputs, attributes);
     let shape = graph.node("Concat", &[count, &shape], vec![integer("axis", 0)]);
     let found = graph.node("Reshape", &[&found, &shape], vec![]);
-    graph.node("Transpose", &[&found], vec![integers("perm", &[1, 0, 2, 3])])
+    graph.node(
+        "Transpose",
+        &[&found],
+        vec![integers("perm", &[1, 0, 2, 3])],
+    )
 }
 
 fn joined_layers(layers: &mut Layers<'_>, width: usize) -> Result<Vec<Value>> {
-    let [w0, b0] = layer(layers, &format!("{LABELS}.projector.0"), [2 * width, 4 * width])?;
+    let [w0, b0] = layer(
+        layers,
+        &format!("{LABELS}.projector.0"),
+        [2 * width, 4 * width],
+    )?;
     let [w1, b1] = layer(layers, &format!("{LABELS}.projector.2"), [4 * width, width])?;
     Ok(vec![w0, b0, w1, b1])
 }
 
-fn mix_joined(graph: &mut GraphBuilder, [states, labels]: [&Value; 2], constants: [&Value; 4]) -> Value {
+fn mix_joined(
+    graph: &mut GraphBuilder,
+    [states, labels]: [&Value; 2],
+    constants: [&Value; 4],
+) -> Value {
     let one = graph.integers("one", &[1]);
     let shape = graph.node("Shape", &[states], vec![]);
     let labels = graph.node("Unsqueeze", &[labels, &one], vec![]);
@@ -330,22 +438,49 @@ fn mix_joined(graph: &mut GraphBuilder, [states, labels]: [&Value; 2], constants
 fn transformer_layers(layers: &mut Layers<'_>, width: usize) -> Result<Vec<Value>> {
     let name = format!("{LABELS}.transformer");
     let inner = rows(layers, &format!("{name}.in_projector.weight"));
-    let mut all = Vec::from(layer(layers, &format!("{name}.in_projector"), [width, inner])?);
+    let mut all = Vec::from(layer(
+        layers,
+        &format!("{name}.in_projector"),
+        [width, inner],
+    )?);
     for place in 0..TRANSFORMER_LAYERS {
         let name = format!("{name}.transformer.layers.{place}");
-        let [weight, bias] = ["weight", "bias"].map(|part| format!("{name}.self_attn.in_proj_{part}"));
-        let values = transpose(&layers.weights.take_whole(&weight, &[3 * inner, inner])?.values, inner);
+        let [weight, bias] =
+            ["weight", "bias"].map(|part| format!("{name}.self_attn.in_proj_{part}"));
+        let values = transpose(
+            &layers
+                .weights
+                .take_whole(&weight, &[3 * inner, inner])?
+                .values,
+            inner,
+        );
         let biases = layers.weights.take_whole(&bias, &[3 * inner])?;
         all.push(layers.graph.floats(&weight, &[inner, 3 * inner], &values));
         all.push(layers.graph.floats(&bias, &[3 * inner], &biases.values));
-        all.extend(layer(layers, &format!("{name}.self_attn.out_proj"), [inner, inner])?);
+        all.extend(layer(
+            layers,
+            &format!("{name}.self_attn.out_proj"),
+            [inner, inner],
+        )?);
         all.extend(norm(layers, &format!("{name}.norm1"), inner)?);
-        all.extend(layer(layers, &format!("{name}.linear1"), [inner, 2 * inner])?);
-        all.extend(layer(layers, &format!("{name}.linear2"), [2 * inner, inner])?);
+        all.extend(layer(
+            layers,
+            &format!("{name}.linear1"),
+            [inner, 2 * inner],
+        )?);
+        all.extend(layer(
+            layers,
+            &format!("{name}.linear2"),
+            [2 * inner, inner],
+        )?);
         all.extend(norm(layers, &format!("{name}.norm2"), inner)?);
     }
     for (place, inputs) in [(0, inner + width), (2, width), (4, width)] {
-        all.extend(layer(layers, &format!("{name}.out_projector.{place}"), [inputs, width])?);
+        all.extend(layer(
+            layers,
+            &format!("{name}.out_projector.{place}"),
+            [inputs, width],
+        )?);
     }
     Ok(all)
 }
@@ -365,10 +500,17 @@ fn mix_labels(
     let labels = graph.node("Unsqueeze", &[labels, &one], vec![]);
     let sums = graph.node("Add", &[states, &labels], vec![]);
     // Instances are like texts.
-    let (three, last) = (graph.integers("three", &[3]), graph.integers("last_axis", &[-1]));
+    let (three, last) = (
+        graph.integers("three", &[3]),
+        graph.integers("last_axis", &[-1]),
+    );
     let label_count = graph.node("Slice", &[&shape, &two, &three], vec![]);
     let own_width = graph.integers("own_width", &[width as i64]);
-    let flat = graph.node("Concat", &[&last, &label_count, &own_width], vec![integer("axis", 0)]);
+    let flat = graph.node(
+        "Concat",
+        &[&last, &label_count, &own_width],
+        vec![integer("axis", 0)],
+    );
     let sums = graph.node("Reshape", &[&sums, &flat], vec![]);
     let others_schemas = graph.node("Transpose", &[schemas], vec![integers("perm", &[0, 2, 1])]);
     let is_other = graph.node("Equal", &[schemas, &others_schemas], vec![]);
@@ -377,17 +519,33 @@ fn mix_labels(
     let masked = graph.floats("other_schemas", &[], &[ABSENT]);
     let bias = graph.node("Mul", &[&is_other, &masked], vec![]);
     let bias = graph.node("Unsqueeze", &[&bias, &one], vec![]);
-    let repeated = graph.node("Concat", &[&one, &count, &one, &one], vec![integer("axis", 0)]);
+    let repeated = graph.node(
+        "Concat",
+        &[&one, &count, &one, &one],
+        vec![integer("axis", 0)],
+    );
     let bias = graph.node("Expand", &[&bias, &repeated], vec![]);
-    let by_row = graph.node("Concat", &[&last, &one, &label_count, &label_count], vec![integer("axis", 0)]);
+    let by_row = graph.node(
+        "Concat",
+        &[&last, &one, &label_count, &label_count],
+        vec![integer("axis", 0)],
+    );
     let bias = graph.node("Reshape", &[&bias, &by_row], vec![]);
     let mut rows = linear(graph, &sums, joined(input, &[]));
     for constants in by_layer.chunks_exact(12) {
-        let [qkv0, qkv1, out0, out1, n0, n1, u0, u1, d0, d1, n2, n3]: [&Value; 12] = joined(constants, &[]);
+        let [qkv0, qkv1, out0, out1, n0, n1, u0, u1, d0, d1, n2, n3]: [&Value; 12] =
+            joined(constants, &[]);
         let all = linear(graph, &rows, [qkv0, qkv1]);
         let [queries, keys, values] = graph.split(&all);
         let heads = vec![integer("num_heads", TRANSFORMER_HEADS as i64)];
-        let inputs = [&queries, &keys, &values, &Value::none(), &Value::none(), &bias];
+        let inputs = [
+            &queries,
+            &keys,
+            &values,
+            &Value::none(),
+            &Value::none(),
+            &bias,
+        ];
         let attended = graph.microsoft("MultiHeadAttention", &inputs, heads);
         let attended = linear(graph, &attended, [out0, out1]);
         rows = add_and_normalize(graph, [&rows, &attended], [n0, n1]);
@@ -402,25 +560,50 @@ fn mix_labels(
     graph.node("Reshape", &[&rows, &shape], vec![])
 }
 
-fn add_and_normalize(graph: &mut GraphBuilder, rows: [&Value; 2], [gain, bias]: [&Value; 2]) -> Value {
+fn add_and_normalize(
+    graph: &mut GraphBuilder,
+    rows: [&Value; 2],
+    [gain, bias]: [&Value; 2],
+) -> Value {
     let sum = graph.node("Add", &rows, vec![]);
     let attributes = vec![integer("axis", -1), float("epsilon", EPSILON)];
     graph.node("LayerNormalization", &[&sum, gain, bias], attributes)
 }
 
 fn expert_layers(layers: &mut Layers<'_>, width: usize) -> Result<Vec<Value>> {
-    let mut all = Vec::from(layer(layers, &format!("{LABELS}.router.0"), [width, width])?);
-    all.extend(layer(layers, &format!("{LABELS}.router.2"), [width, EXPERTS])?);
+    let mut all = Vec::from(layer(
+        layers,
+        &format!("{LABELS}.router.0"),
+        [width, width],
+    )?);
+    all.extend(layer(
+        layers,
+        &format!("{LABELS}.router.2"),
+        [width, EXPERTS],
+    )?);
     let wide = 2 * width;
     // Stored with a row per input, unlike other layers.
-    let shapes = [("w1", [width, wide]), ("b1", [1, wide]), ("w2", [wide, width]), ("b2", [1, width])];
+    let shapes = [
+        ("w1", [width, wide]),
+        ("b1", [1, wide]),
+        ("w2", [wide, width]),
+        ("b2", [1, width]),
+    ];
     for expert in 0..EXPERTS {
         for (part, [height, width]) in shapes {
             let name = format!("{LABELS}.{part}");
             let (size, is_bias) = (height * width, height == 1);
-            let shape = if is_bias { vec![EXPERTS, width] } else { vec![EXPERTS, height, width] };
+            let shape = if is_bias {
+                vec![EXPERTS, width]
+            } else {
+                vec![EXPERTS, height, width]
+            };
             let values = &layers.weights.take_whole(&name, &shape)?.values[expert * size..][..size];
-            all.push(layers.graph.floats(&format!("{name}.{expert}"), &shape[1..], values));
+            all.push(
+                layers
+                    .graph
+                    .floats(&format!("{name}.{expert}"), &shape[1..], values),
+            );
         }
     }
     Ok(all)
@@ -445,7 +628,11 @@ fn mix_experts(graph: &mut GraphBuilder, state: &Value, constants: &[&Value]) ->
 }
 
 /// Scores of labels, with the axes of span logits: two layers on the vectors of the tokens in front of labels.
-pub(super) fn label_logits(graph: &mut GraphBuilder, labels: &Value, constants: [&Value; 4]) -> Value {
+pub(super) fn label_logits(
+    graph: &mut GraphBuilder,
+    labels: &Value,
+    constants: [&Value; 4],
+) -> Value {
     let one = graph.integers("axis_1", &[1]);
     let logits = apply_two(graph, labels, constants);
     graph.node("Unsqueeze", &[&logits, &one], vec![])
@@ -476,5 +663,10 @@ fn norm(layers: &mut Layers<'_>, name: &str, width: usize) -> Result<[Value; 2]>
 
 /// A weight's first axis; 0 without the weight.
 fn rows(layers: &Layers<'_>, name: &str) -> usize {
-    layers.weights.tensors.get(name).and_then(|weight| weight.shape.first().copied()).unwrap_or(0)
+    layers
+        .weights
+        .tensors
+        .get(name)
+        .and_then(|weight| weight.shape.first().copied())
+        .unwrap_or(0)
 }

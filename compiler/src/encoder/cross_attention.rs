@@ -30,7 +30,11 @@ impl<'a> Writer<'a> {
 
     fn decoder_layer(&mut self, layer: usize, input: &Value, encoded: &Value) -> Result<Value> {
         let config = self.config;
-        let Norms::After { attention: [own], output } = &config.names.norms else {
+        let Norms::After {
+            attention: [own],
+            output,
+        } = &config.names.norms
+        else {
             unreachable!("decoders normalize after their parts")
         };
         let at = |name: &str| config.name_in_layer(layer, name);
@@ -52,7 +56,10 @@ impl<'a> Writer<'a> {
         let parts = [&query, &key, &value];
         let context = match &self.blocks {
             Some(blocks) => {
-                let attention = Attention { window: AttentionWindow::ALL, ..config.attention(layer) };
+                let attention = Attention {
+                    window: AttentionWindow::ALL,
+                    ..config.attention(layer)
+                };
                 blocks.attend(&mut self.layers.graph, &attention, parts, &self.mask)
             }
             None => self.attend_at_once(layer, parts, false)?,

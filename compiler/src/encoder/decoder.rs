@@ -16,7 +16,8 @@ use crate::{
 use kivu::{
     error::{Error, Result},
     pipeline::{
-        Task, classification::ClassificationSettings, pair_template::PairTemplate, scores::ScoreFunction,
+        Task, classification::ClassificationSettings, pair_template::PairTemplate,
+        scores::ScoreFunction,
     },
     tokenizer::Tokenizer,
 };
@@ -28,8 +29,7 @@ const QWEN3: &str = "Qwen3ForCausalLM";
 const GENERATOR: &str = "ForCausalLM";
 
 /// A sentence specific to Qwen3-Reranker's template.
-const JUDGE: &str =
-    "Judge whether the Document meets the requirements based on the Query and the Instruct provided";
+const JUDGE: &str = "Judge whether the Document meets the requirements based on the Query and the Instruct provided";
 
 /// Parts of the template on single lines.
 const PARTS: [&str; 7] = [
@@ -43,7 +43,8 @@ const PARTS: [&str; 7] = [
 ];
 
 /// Default instruction by Qwen3-Reranker's authors.
-const INSTRUCTION: &str = "Given a web search query, retrieve relevant passages that answer the query";
+const INSTRUCTION: &str =
+    "Given a web search query, retrieve relevant passages that answer the query";
 
 /// Builds a decoder's scores as output `output`, if it has a head or ranks by two tokens' logits. Removes `config`'s
 /// head, since the modules contain it.
@@ -72,7 +73,11 @@ pub(super) fn head(
             identifies_languages: false,
         })
     };
-    if config.head.as_ref().is_some_and(|head| head.kind == HeadKind::Tokens) {
+    if config
+        .head
+        .as_ref()
+        .is_some_and(|head| head.kind == HeadKind::Tokens)
+    {
         return Ok(None);
     }
     if let Some(head) = &config.head {
@@ -81,13 +86,28 @@ pub(super) fn head(
         settings.query_prompt = default_prompt(&plan.folder)?;
         settings.padding = padding(&ConfigFile::open(&plan.transformer()?)?)?;
         config.head = None;
-        return Ok(Some((settings, Modules::of_last_token(hidden, scores.values.clone(), output))));
+        return Ok(Some((
+            settings,
+            Modules::of_last_token(hidden, scores.values.clone(), output),
+        )));
     }
-    let Some([yes, no]) = tokens(plan, config, tokenizer)? else { return Ok(None) };
+    let Some([yes, no]) = tokens(plan, config, tokenizer)? else {
+        return Ok(None);
+    };
     let matrix = logit_matrix(config, weights, "lm_head.weight")?;
-    let row = |token: u32| matrix.values.chunks_exact(hidden).nth(token as usize).unwrap_or_default();
+    let row = |token: u32| {
+        matrix
+            .values
+            .chunks_exact(hidden)
+            .nth(token as usize)
+            .unwrap_or_default()
+    };
     // The difference's sigmoid is the probability of `yes` among the two.
-    let difference: Vec<f32> = row(yes).iter().zip(row(no)).map(|(yes, no)| yes - no).collect();
+    let difference: Vec<f32> = row(yes)
+        .iter()
+        .zip(row(no))
+        .map(|(yes, no)| yes - no)
+        .collect();
     if difference.len() != hidden {
         return Err(Error::model(format!(
             "expected the tokens {yes} and {no} among the {} of the model",
@@ -99,8 +119,15 @@ pub(super) fn head(
             "expected the default prompt `{INSTRUCTION}` of Qwen3-Reranker, or none, but found `{prompt}`"
         )));
     }
-    let settings = settings(vec!["LABEL_0".to_owned()], ScoreFunction::Sigmoid, Some(template()))?;
-    Ok(Some((settings, Modules::of_last_token(hidden, difference, output))))
+    let settings = settings(
+        vec!["LABEL_0".to_owned()],
+        ScoreFunction::Sigmoid,
+        Some(template()),
+    )?;
+    Ok(Some((
+        settings,
+        Modules::of_last_token(hidden, difference, output),
+    )))
 }
 
 /// The token that is dropped at the end of texts. Only Gemma's classes have one by default.
@@ -135,7 +162,9 @@ fn tokens(plan: &Plan, config: &EncoderConfig, tokenizer: &[u8]) -> Result<Optio
     let tokenizer = Tokenizer::from_json(tokenizer)?;
     let token = |word: &str| match tokenizer.ids(word)?[..] {
         [token] => Ok(token),
-        _ => Err(Error::model(format!("expected `{word}` to be a single token, but found several"))),
+        _ => Err(Error::model(format!(
+            "expected `{word}` to be a single token, but found several"
+        ))),
     };
     Ok(Some([token("yes")?, token("no")?]))
 }

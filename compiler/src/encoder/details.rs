@@ -33,7 +33,10 @@ impl Default for Details {
             norms_each_head: false,
             projection: None,
             task_types: 0,
-            position_table: PositionTable { name: "embeddings.position_embeddings.weight", unused: 0 },
+            position_table: PositionTable {
+                name: "embeddings.position_embeddings.weight",
+                unused: 0,
+            },
             sharing: None,
             word_scale: None,
             attention_scale: None,
@@ -108,8 +111,16 @@ mod tests {
     #[test]
     fn groups_share_passes_as_in_transformers() {
         let groups = |passes, groups, layers| {
-            let sharing = LayerSharing { passes, groups, layers, name: "layers" };
-            (0..passes * layers).map(|layer| sharing.layer(layer)).collect::<Vec<_>>().join(" ")
+            let sharing = LayerSharing {
+                passes,
+                groups,
+                layers,
+                name: "layers",
+            };
+            (0..passes * layers)
+                .map(|layer| sharing.layer(layer))
+                .collect::<Vec<_>>()
+                .join(" ")
         };
         assert_eq!(groups(3, 1, 1), "0.layers.0. 0.layers.0. 0.layers.0.");
         assert_eq!(

@@ -88,15 +88,24 @@ impl Text {
         convolution: &Convolution,
         [embedded, output]: [&Value; 2],
     ) -> Result<Value> {
-        let Convolution { width, groups, activation } = *convolution;
+        let Convolution {
+            width,
+            groups,
+            activation,
+        } = *convolution;
         let hidden = layers.hidden;
         let weight = layers.constant(WEIGHT, &[hidden, hidden / groups, width])?;
         let bias = layers.constant(BIAS, &[hidden])?;
         let padding = (width as i64 - 1) / 2;
-        let attributes = vec![integer("group", groups as i64), integers("pads", &[padding, padding])];
+        let attributes = vec![
+            integer("group", groups as i64),
+            integers("pads", &[padding, padding]),
+        ];
         let swap = || vec![integers("perm", &[0, 2, 1])];
         let columns = layers.graph.node("Transpose", &[embedded], swap());
-        let columns = layers.graph.node("Conv", &[&columns, &weight, &bias], attributes);
+        let columns = layers
+            .graph
+            .node("Conv", &[&columns, &weight, &bias], attributes);
         let convolved = layers.graph.node("Transpose", &[&columns], swap());
         let convolved = self.without_padding(layers, &convolved);
         let convolved = layers.activate(activation, &convolved);
@@ -112,21 +121,37 @@ impl Windows {
         settings: &Disentangled,
         length: &Value,
     ) -> Result<Option<Self>> {
-        let Disentangled { distances: Some(distances), scale, .. } = *settings else { return Ok(None) };
+        let Disentangled {
+            distances: Some(distances),
+            scale,
+            ..
+        } = *settings
+        else {
+            return Ok(None);
+        };
         let embeddings = embeddings(layers, &distances)?;
         let longest = config.facts.max_positions;
         // The last block may reach beyond the text, by fewer tokens than there are blocks.
         let farthest = (longest + longest.div_ceil(BLOCK)) as i64;
-        let rows: Vec<i64> = (-(longest as i64)..farthest).rev().map(|it| distances.row(it)).collect();
+        let rows: Vec<i64> = (-(longest as i64)..farthest)
+            .rev()
+            .map(|it| distances.row(it))
+            .collect();
         let counting: Vec<i64> = (0..2 * longest as i64).collect();
         let graph = &mut layers.graph;
         let mut constant = |name: &str, value: i64| graph.integers(name, &[value]);
         let (zero, one) = (constant("zero", 0), constant("one", 1));
-        let (size, rest) = (constant("block", BLOCK as i64), constant("block_rest", BLOCK as i64 - 1));
+        let (size, rest) = (
+            constant("block", BLOCK as i64),
+            constant("block_rest", BLOCK as i64 - 1),
+        );
         let rows = graph.integers("distance_rows", &rows);
         let counting = graph.integers("counting", &counting);
         let mut constant = |name: &str, value: i64| graph.integers(name, &[value]);
-        let (far, near) = (constant("farthest", farthest), constant("nearest", farthest - 1));
+        let (far, near) = (
+            constant("farthest", farthest),
+            constant("nearest", farthest - 1),
+        );
         let same_heads = graph.integers("same_heads", &[0, 0, -1]);
 
         let mut node = |operator: &str, inputs: &[&Value]| graph.node(operator, inputs, vec![]);
@@ -155,8 +180,9 @@ impl Windows {
         let narrow = node("Sub", &[&width, &one]);
         let kept = node("Mul", &[&tokens, &narrow]);
         let first = node("Sub", &[&tokens, &one]);
-        let mut join =
-            |left: &Value, right: &Value| graph.node("Concat", &[left, right], vec![integer("axis", 0)]);
+        let mut join = |left: &Value, right: &Value| {
+            graph.node("Concat", &[left, right], vec![integer("axis", 0)])
+        };
         Ok(Some(Self {
             distances,
             heads: config.heads.queries,
@@ -189,14 +215,22 @@ impl Windows {
                 true => {
                     let rows = self.rows_of_first(layers, &table);
                     let query = self.by_head(layers, query);
-                    layers.graph.microsoft("FusedMatMul", &[&query, &rows], vec![integer("transB", 1)])
+                    layers.graph.microsoft(
+                        "FusedMatMul",
+                        &[&query, &rows],
+                        vec![integer("transB", 1)],
+                    )
                 }
                 false => self.products(layers, query, &table),
             });
         }
         if self.distances.has_queries {
             // Among blocks, distances have the opposite sign, since a block's tokens are the attended ones.
-            let order = if is_first_only { Order::Rising } else { Order::Falling };
+            let order = if is_first_only {
+                Order::Rising
+            } else {
+                Order::Falling
+            };
             let table = self.table(layers, attention, Side::Queries, order)?;
             terms.push(match is_first_only {
                 true => {
@@ -205,12 +239,20 @@ impl Windows {
                     let graph = &mut layers.graph;
                     let (two, three) = (graph.integers("two", &[2]), graph.integers("three", &[3]));
                     let products = graph.node("Mul", &[&key, &rows], vec![]);
-                    let sums = graph.node("ReduceSum", &[&products, &three], vec![integer("keepdims", 0)]);
+                    let sums = graph.node(
+                        "ReduceSum",
+                        &[&products, &three],
+                        vec![integer("keepdims", 0)],
+                    );
                     graph.node("Unsqueeze", &[&sums, &two], vec![])
                 }
                 false => {
                     let products = self.products(layers, key, &table);
-                    layers.graph.node("Transpose", &[&products], vec![integers("perm", &[0, 1, 3, 2])])
+                    layers.graph.node(
+                        "Transpose",
+                        &[&products],
+                        vec![integers("perm", &[0, 1, 3, 2])],
+                    )
                 }
             });
         }
@@ -219,7 +261,11 @@ impl Windows {
     }
 
     fn rows_of_first(&self, layers: &mut Layers<'_>, table: &Value) -> Value {
-        layers.graph.node("Gather", &[table, &self.rows_of_first], vec![integer("axis", 1)])
+        layers.graph.node(
+            "Gather",
+            &[table, &self.rows_of_first],
+            vec![integer("axis", 1)],
+        )
     }
 
     /// Multiplies each token's vector by the row for its distance to each token.
@@ -236,9 +282,14 @@ impl Windows {
         let along_rows = || vec![integer("axis", 1)];
         let tokens = graph.node("Reshape", &[tokens, &shape], vec![]);
         let tokens = graph.node("Gather", &[&tokens, &self.blocks], along_rows());
-        let tokens = graph.node("Transpose", &[&tokens], vec![integers("perm", &[0, 3, 1, 2, 4])]);
+        let tokens = graph.node(
+            "Transpose",
+            &[&tokens],
+            vec![integers("perm", &[0, 3, 1, 2, 4])],
+        );
         let rows = graph.node("Gather", &[table, &self.rows], along_rows());
-        let products = graph.microsoft("FusedMatMul", &[&tokens, &rows], vec![integer("transB", 1)]);
+        let products =
+            graph.microsoft("FusedMatMul", &[&tokens, &rows], vec![integer("transB", 1)]);
         let products = graph.node("Reshape", &[&products, &flat], vec![]);
         let products = graph.node("Slice", &[&products, &zero, &self.kept, &three], vec![]);
         let products = graph.node("Reshape", &[&products, &self.sheared], vec![]);
@@ -249,25 +300,41 @@ impl Windows {
     fn by_head(&self, layers: &mut Layers<'_>, tokens: &Value) -> Value {
         let shape = self.head_shape(layers);
         let tokens = layers.graph.node("Reshape", &[tokens, &shape], vec![]);
-        layers.graph.node("Transpose", &[&tokens], vec![integers("perm", &[0, 2, 1, 3])])
+        layers.graph.node(
+            "Transpose",
+            &[&tokens],
+            vec![integers("perm", &[0, 2, 1, 3])],
+        )
     }
 
     fn head_shape(&self, layers: &mut Layers<'_>) -> Value {
-        layers.graph.integers("heads", &[0, 0, self.heads as i64, self.width as i64])
+        layers
+            .graph
+            .integers("heads", &[0, 0, self.heads as i64, self.width as i64])
     }
 
     /// Distance keys or queries in one layer, by head, divided by the score scale.
-    fn table(&self, layers: &mut Layers<'_>, attention: &str, side: Side, order: Order) -> Result<Value> {
+    fn table(
+        &self,
+        layers: &mut Layers<'_>,
+        attention: &str,
+        side: Side,
+        order: Order,
+    ) -> Result<Value> {
         let hidden = layers.hidden;
         let name = format!("{attention}.{}", self.distances.projection(side));
-        let weight = layers.weights.take(&format!("{name}.weight"), &[hidden, hidden])?;
+        let weight = layers
+            .weights
+            .take(&format!("{name}.weight"), &[hidden, hidden])?;
         let bias = layers.weights.take(&format!("{name}.bias"), &[hidden])?;
         let mut projected = project(&self.embeddings, &weight.values, &bias.values);
         projected.iter_mut().for_each(|value| *value /= self.scale);
         let order = self.distances.order(order);
         let values = head_by_head(&projected, &order, [self.heads, self.width]);
         let shape = [self.heads, order.len(), self.width];
-        Ok(layers.graph.floats(&format!("{name}.distances"), &shape, &values))
+        Ok(layers
+            .graph
+            .floats(&format!("{name}.distances"), &shape, &values))
     }
 }
 
@@ -278,7 +345,11 @@ pub(super) fn convolve_neighbours(
     convolution: &Convolution,
     [embedded, output, mask]: [&Value; 3],
 ) -> Result<Value> {
-    let Convolution { width, groups, activation } = *convolution;
+    let Convolution {
+        width,
+        groups,
+        activation,
+    } = *convolution;
     let (hidden, of_group) = (layers.hidden, layers.hidden / groups);
     let weight = layers.weights.take(WEIGHT, &[hidden, of_group, width])?;
     let mut matrix = vec![0.0; width * hidden * hidden];
@@ -290,12 +361,18 @@ pub(super) fn convolve_neighbours(
             }
         }
     }
-    let matrix = layers.graph.floats(&format!("{WEIGHT}.neighbours"), &[width * hidden, hidden], &matrix);
+    let matrix = layers.graph.floats(
+        &format!("{WEIGHT}.neighbours"),
+        &[width * hidden, hidden],
+        &matrix,
+    );
     let bias = layers.constant(BIAS, &[hidden])?;
     let count = layers.graph.integers("neighbours", &[width as i64]);
-    let joined = layers.graph.function("Neighbours", [embedded, mask, &count], |graph, [tokens, mask, _]| {
-        functions::neighbours(graph, [tokens, mask], width)
-    });
+    let joined = layers.graph.function(
+        "Neighbours",
+        [embedded, mask, &count],
+        |graph, [tokens, mask, _]| functions::neighbours(graph, [tokens, mask], width),
+    );
     let product = layers.graph.node("MatMul", &[&joined, &matrix], vec![]);
     let convolved = layers.graph.node("Add", &[&product, &bias], vec![]);
     let convolved = layers.activate(activation, &convolved);
@@ -304,9 +381,17 @@ pub(super) fn convolve_neighbours(
 
 /// Reads distance embeddings, one per row.
 pub(super) fn embeddings(layers: &Layers<'_>, distances: &Distances) -> Result<Vec<f32>> {
-    let Layers { weights, hidden, epsilon, .. } = *layers;
+    let Layers {
+        weights,
+        hidden,
+        epsilon,
+        ..
+    } = *layers;
     let rows = 2 * distances.span() as usize;
-    let mut rows = weights.take("encoder.rel_embeddings.weight", &[rows, hidden])?.values.clone();
+    let mut rows = weights
+        .take("encoder.rel_embeddings.weight", &[rows, hidden])?
+        .values
+        .clone();
     if distances.is_normalized {
         let gain = weights.take("encoder.LayerNorm.weight", &[hidden])?;
         let bias = weights.take("encoder.LayerNorm.bias", &[hidden])?;

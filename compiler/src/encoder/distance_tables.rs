@@ -36,13 +36,21 @@ impl DistanceTables {
         config: &EncoderConfig,
         settings: &Disentangled,
     ) -> Result<Option<Self>> {
-        let Disentangled { scale, distances: Some(distances), .. } = *settings else { return Ok(None) };
+        let Disentangled {
+            scale,
+            distances: Some(distances),
+            ..
+        } = *settings
+        else {
+            return Ok(None);
+        };
         let positions = config.facts.max_positions;
         let farthest = positions as i64 - 1;
         // The table has no row for the farthest bucket behind, which uses the row before it.
         let last = 2 * distances.span() - 1;
-        let columns: Vec<i64> =
-            (-farthest..=farthest).map(|distance| distances.row(distance).min(last)).collect();
+        let columns: Vec<i64> = (-farthest..=farthest)
+            .map(|distance| distances.row(distance).min(last))
+            .collect();
         Ok(Some(Self {
             distances,
             heads: config.heads,
@@ -60,24 +68,59 @@ impl DistanceTables {
         name: &str,
         [query, key, value, mask, ids]: [&Value; 5],
     ) -> Result<Value> {
-        let Distances { has_keys, has_queries, .. } = self.distances;
+        let Distances {
+            has_keys,
+            has_queries,
+            ..
+        } = self.distances;
         let mut table = |is_used: bool, side: Side| match is_used {
             true => self.table(layers, name, side),
             false => Ok(Value::none()),
         };
-        let (keys, queries) = (table(has_keys, Side::Keys)?, table(has_queries, Side::Queries)?);
-        let heads = layers.graph.integers("attention_heads", &[self.heads.queries as i64]);
-        let scale = layers.graph.floats("attention_scale", &[], &[1.0 / self.scale]);
-        let inputs = [query, key, value, mask, ids, &heads, &scale, &self.columns, &keys, &queries];
-        Ok(layers.graph.function("DisentangledAttention", inputs, |graph, inputs| self.body(graph, inputs)))
+        let (keys, queries) = (
+            table(has_keys, Side::Keys)?,
+            table(has_queries, Side::Queries)?,
+        );
+        let heads = layers
+            .graph
+            .integers("attention_heads", &[self.heads.queries as i64]);
+        let scale = layers
+            .graph
+            .floats("attention_scale", &[], &[1.0 / self.scale]);
+        let inputs = [
+            query,
+            key,
+            value,
+            mask,
+            ids,
+            &heads,
+            &scale,
+            &self.columns,
+            &keys,
+            &queries,
+        ];
+        Ok(layers
+            .graph
+            .function("DisentangledAttention", inputs, |graph, inputs| {
+                self.body(graph, inputs)
+            }))
     }
 
     /// A layer's table, divided by the score scale: for each head, panels with a row per number and 32 columns, one per
     /// distance bucket. The last columns are padding.
     fn table(&self, layers: &mut Layers<'_>, attention: &str, side: Side) -> Result<Value> {
-        let (hidden, Heads { queries: heads, width, .. }) = (layers.hidden, self.heads);
+        let (
+            hidden,
+            Heads {
+                queries: heads,
+                width,
+                ..
+            },
+        ) = (layers.hidden, self.heads);
         let name = format!("{attention}.{}", self.distances.projection(side));
-        let weight = layers.weights.take(&format!("{name}.weight"), &[hidden, hidden])?;
+        let weight = layers
+            .weights
+            .take(&format!("{name}.weight"), &[hidden, hidden])?;
         let bias = layers.weights.take(&format!("{name}.bias"), &[hidden])?;
         let mut projected = project(&self.embeddings, &weight.values, &bias.values);
         projected.iter_mut().for_each(|value| *value /= self.scale);
@@ -85,7 +128,8 @@ impl DistanceTables {
         rows.truncate(2 * self.distances.span() as usize);
         let panels = rows.len().div_ceil(COLUMNS);
         let mut values = Vec::with_capacity(heads * panels * width * COLUMNS);
-        for head in head_by_head(&projected, &rows, [heads, width]).chunks_exact(rows.len() * width) {
+        for head in head_by_head(&projected, &rows, [heads, width]).chunks_exact(rows.len() * width)
+        {
             for vectors in head.chunks(COLUMNS * width) {
                 for row in transpose(vectors, width).chunks_exact(vectors.len() / width) {
                     values.extend_from_slice(row);
@@ -93,7 +137,11 @@ impl DistanceTables {
                 }
             }
         }
-        Ok(layers.graph.floats(&format!("{name}.distances"), &[heads, panels, width, COLUMNS], &values))
+        Ok(layers.graph.floats(
+            &format!("{name}.distances"),
+            &[heads, panels, width, COLUMNS],
+            &values,
+        ))
     }
 
     /// Attention with the products of all tokens and distances, from which each pair's are gathered.
@@ -103,7 +151,10 @@ impl DistanceTables {
         let counting: Vec<i64> = (0..self.positions as i64).collect();
         let counting = graph.integers("counting", &counting);
         let farthest = graph.integers("farthest", &[self.positions as i64 - 1]);
-        let (from, to) = (functions::length(graph, query), functions::length(graph, ids));
+        let (from, to) = (
+            functions::length(graph, query),
+            functions::length(graph, ids),
+        );
         let own = graph.node("Slice", &[&counting, &zero, &from, &zero], vec![]);
         let own = graph.node("Unsqueeze", &[&own, &one], vec![]);
         let others = graph.node("Slice", &[&counting, &zero, &to, &zero], vec![]);
@@ -124,16 +175,28 @@ impl DistanceTables {
         let bias = terms.into_iter().reduce(add).unwrap_or_else(Value::none);
         let mut attributes = attention(self.heads.queries);
         attributes.push(float("scale", 1.0 / self.scale));
-        graph.microsoft("MultiHeadAttention", &[query, key, value, &Value::none(), mask, &bias], attributes)
+        graph.microsoft(
+            "MultiHeadAttention",
+            &[query, key, value, &Value::none(), mask, &bias],
+            attributes,
+        )
     }
 
     /// Multiplies tokens by a table, and gathers the columns at `places`.
     fn gathered(&self, graph: &mut GraphBuilder, [tokens, table, places]: [&Value; 3]) -> Value {
-        let Heads { queries: heads, width, .. } = self.heads;
+        let Heads {
+            queries: heads,
+            width,
+            ..
+        } = self.heads;
         let shape = graph.integers("heads", &[0, 0, heads as i64, width as i64]);
         let (zero, two) = (graph.integers("zero", &[0]), graph.integers("two", &[2]));
         let tokens = graph.node("Reshape", &[tokens, &shape], vec![]);
-        let tokens = graph.node("Transpose", &[&tokens], vec![integers("perm", &[0, 2, 1, 3])]);
+        let tokens = graph.node(
+            "Transpose",
+            &[&tokens],
+            vec![integers("perm", &[0, 2, 1, 3])],
+        );
         let table = graph.node("Transpose", &[table], vec![integers("perm", &[0, 2, 1, 3])]);
         let rows = graph.integers("rows", &[0, 0, -1]);
         let table = graph.node("Reshape", &[&table, &rows], vec![]);
@@ -143,6 +206,10 @@ impl DistanceTables {
         let inner = graph.node("Shape", &[places], vec![]);
         let shape = graph.node("Concat", &[&outer, &inner], vec![integer("axis", 0)]);
         let places = graph.node("Expand", &[places, &shape], vec![]);
-        graph.node("GatherElements", &[&products, &places], vec![integer("axis", 3)])
+        graph.node(
+            "GatherElements",
+            &[&products, &places],
+            vec![integer("axis", 3)],
+        )
     }
 }

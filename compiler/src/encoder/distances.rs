@@ -46,7 +46,11 @@ impl Convolution {
         }
         let activation = config.get::<String>("conv_act")?;
         let activation = Activation::named(activation.as_deref().unwrap_or("tanh"))?;
-        Ok(Some(Self { width, groups, activation }))
+        Ok(Some(Self {
+            width,
+            groups,
+            activation,
+        }))
     }
 }
 
@@ -72,14 +76,17 @@ impl Distances {
         // A list, or a string like `c2p|p2c`.
         let includes = |field: &str, word: &str| {
             Ok::<_, Error>(match config.get::<OneOrMany<String>>(field)? {
-                Some(OneOrMany::One(words)) => {
-                    words.split('|').any(|other| other.trim().eq_ignore_ascii_case(word))
-                }
+                Some(OneOrMany::One(words)) => words
+                    .split('|')
+                    .any(|other| other.trim().eq_ignore_ascii_case(word)),
                 Some(OneOrMany::Many(words)) => words.iter().any(|other| other == word),
                 None => false,
             })
         };
-        let terms = [includes("pos_att_type", "c2p")?, includes("pos_att_type", "p2c")?];
+        let terms = [
+            includes("pos_att_type", "c2p")?,
+            includes("pos_att_type", "p2c")?,
+        ];
         // Numbers below 1 count as missing.
         let positive = |field: &str| match config.get::<i64>(field)? {
             Some(1..) => Ok::<_, Error>(config.get_size(field)?.map(|size| size as i64)),
@@ -117,7 +124,9 @@ impl Distances {
 
     /// Distance bucket: near distances have one each, farther ones share logarithmic buckets.
     fn bucket(&self, distance: i64) -> i64 {
-        let Some(buckets) = self.buckets else { return distance };
+        let Some(buckets) = self.buckets else {
+            return distance;
+        };
         let middle = buckets / 2;
         if distance.abs() <= middle {
             return distance;
@@ -145,8 +154,16 @@ impl Distances {
     }
 
     pub(super) fn projection(&self, side: Side) -> String {
-        let name = if side == Side::Keys { "key_proj" } else { "query_proj" };
-        if self.shares_projections { name.to_owned() } else { format!("pos_{name}") }
+        let name = if side == Side::Keys {
+            "key_proj"
+        } else {
+            "query_proj"
+        };
+        if self.shares_projections {
+            name.to_owned()
+        } else {
+            format!("pos_{name}")
+        }
     }
 }
 
@@ -169,7 +186,12 @@ pub(super) fn project(rows: &[f32], weight: &[f32], bias: &[f32]) -> Vec<f32> {
     let width = (weight.len() / bias.len().max(1)).max(1);
     let mut values = Vec::with_capacity(rows.len() / width * bias.len());
     for row in rows.chunks_exact(width) {
-        values.extend(weight.chunks_exact(width).zip(bias).map(|(weight, bias)| dot(row, weight) + bias));
+        values.extend(
+            weight
+                .chunks_exact(width)
+                .zip(bias)
+                .map(|(weight, bias)| dot(row, weight) + bias),
+        );
     }
     values
 }
@@ -183,7 +205,10 @@ fn dot(left: &[f32], right: &[f32]) -> f32 {
             *sum += left * right;
         }
     }
-    let rest = left_rest.iter().zip(right_rest).map(|(left, right)| left * right);
+    let rest = left_rest
+        .iter()
+        .zip(right_rest)
+        .map(|(left, right)| left * right);
     sums.iter().sum::<f32>() + rest.sum::<f32>()
 }
 
@@ -217,8 +242,19 @@ mod tests {
     #[test]
     fn distances_fall_into_the_buckets_of_transformers() {
         let base = distances(Some(256), 512);
-        let cases = [(0, 0), (1, 1), (-1, -1), (128, 128), (129, 129), (200, 169), (-300, -207)];
-        for (distance, bucket) in cases.into_iter().chain([(400, 233), (511, 255), (-511, -255), (512, 256)])
+        let cases = [
+            (0, 0),
+            (1, 1),
+            (-1, -1),
+            (128, 128),
+            (129, 129),
+            (200, 169),
+            (-300, -207),
+        ];
+        for (distance, bucket) in
+            cases
+                .into_iter()
+                .chain([(400, 233), (511, 255), (-511, -255), (512, 256)])
         {
             assert_eq!(base.bucket(distance), bucket, "{distance}");
         }
@@ -231,12 +267,22 @@ mod tests {
             (128, 513, -256, -106),
         ] {
             let found = distances(Some(buckets), max).bucket(distance);
-            assert_eq!(found, bucket, "{buckets} buckets, {max} distances: {distance}");
+            assert_eq!(
+                found, bucket,
+                "{buckets} buckets, {max} distances: {distance}"
+            );
         }
         let tiny = distances(Some(16), 64);
-        for (distance, bucket) in
-            [(8, 8), (9, 9), (10, 9), (11, 10), (20, 12), (-20, -12), (40, 14), (63, 15)]
-        {
+        for (distance, bucket) in [
+            (8, 8),
+            (9, 9),
+            (10, 9),
+            (11, 10),
+            (20, 12),
+            (-20, -12),
+            (40, 14),
+            (63, 15),
+        ] {
             assert_eq!(tiny.bucket(distance), bucket, "{distance}");
         }
         assert_eq!(distances(None, 64).bucket(-50), -50);
@@ -266,6 +312,9 @@ mod tests {
     fn rows_are_cut_into_heads() {
         let matrix = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0];
         let values = head_by_head(&matrix, &[1, 0, 0], [2, 2]);
-        assert_eq!(values, [4.0, 5.0, 0.0, 1.0, 0.0, 1.0, 6.0, 7.0, 2.0, 3.0, 2.0, 3.0]);
+        assert_eq!(
+            values,
+            [4.0, 5.0, 0.0, 1.0, 0.0, 1.0, 6.0, 7.0, 2.0, 3.0, 2.0, 3.0]
+        );
     }
 }

@@ -40,8 +40,11 @@ const LABEL: &str = "<<LABEL>>";
 /// Token after the labels.
 const SEPARATOR: &str = "<<SEP>>";
 /// Values of `scorer_type`.
-const SCORERS: [(&str, Pairs); 3] =
-    [("simple", Pairs::Dot), ("weighted-dot", Pairs::Products), ("mlp", Pairs::Layers)];
+const SCORERS: [(&str, Pairs); 3] = [
+    ("simple", Pairs::Dot),
+    ("weighted-dot", Pairs::Products),
+    ("mlp", Pairs::Layers),
+];
 /// Values of `pooling_strategy`.
 const POOLINGS: [&str; 4] = ["first", "last", "avg", "sum"];
 
@@ -58,8 +61,12 @@ pub(crate) fn open_gliclass(plan: &Plan) -> Result<Source<'static>> {
     let mut encoder = encoder(&config, folder)?;
     let weights = Weights::open(folder)?.with_prefix(PREFIX, encoder.names.words);
     // The label tokens were added to the encoder's own vocabulary.
-    let words = weights.tensors.get(&format!("{PREFIX}{}", encoder.names.words));
-    encoder.vocabulary = words.and_then(|table| table.shape.first().copied()).unwrap_or(encoder.vocabulary);
+    let words = weights
+        .tensors
+        .get(&format!("{PREFIX}{}", encoder.names.words));
+    encoder.vocabulary = words
+        .and_then(|table| table.shape.first().copied())
+        .unwrap_or(encoder.vocabulary);
     families::adapt(&mut encoder, &weights);
     let tokenizer = within_vocabulary(read_tokenizer(folder)?, encoder.vocabulary)?;
     let settings = settings(&config, folder, &encoder)?;
@@ -85,18 +92,30 @@ pub(crate) fn open_gliclass(plan: &Plan) -> Result<Source<'static>> {
         marker: Some(marker),
         max_tokens: settings.max_tokens,
     };
-    let heads = OutputHeads { spans: Some(head), ..OutputHeads::default() };
+    let heads = OutputHeads {
+        spans: Some(head),
+        ..OutputHeads::default()
+    };
     let settings = EncoderSettings::LabelScores(settings);
     source::of_parts(
         plan,
-        source::Parts { config: encoder, weights, heads, settings, tokenizer, labels: None },
+        source::Parts {
+            config: encoder,
+            weights,
+            heads,
+            settings,
+            tokenizer,
+            labels: None,
+        },
     )
 }
 
 /// Refuses other architectures, and unsupported options that change results.
 fn check(config: &ConfigFile) -> Result<()> {
     let unsupported = |field: &str, expected: &str, found: &Value| {
-        Err(Error::model(format!("expected `{field}` {expected} in `config.json`, but found {found}")))
+        Err(Error::model(format!(
+            "expected `{field}` {expected} in `config.json`, but found {found}"
+        )))
     };
     let expected = [
         ("architecture_type", Value::from("uni-encoder")),
@@ -110,7 +129,10 @@ fn check(config: &ConfigFile) -> Result<()> {
         ("use_segment_embeddings", false.into()),
     ];
     for (field, expected) in expected {
-        if let Some(found) = config.get::<Value>(field)?.filter(|found| *found != expected) {
+        if let Some(found) = config
+            .get::<Value>(field)?
+            .filter(|found| *found != expected)
+        {
             return unsupported(field, &expected.to_string(), &found);
         }
     }
@@ -127,7 +149,9 @@ fn check(config: &ConfigFile) -> Result<()> {
 }
 
 fn scorer(config: &ConfigFile) -> Result<Pairs> {
-    let found: String = config.get("scorer_type")?.unwrap_or_else(|| SCORERS[0].0.to_owned());
+    let found: String = config
+        .get("scorer_type")?
+        .unwrap_or_else(|| SCORERS[0].0.to_owned());
     match SCORERS.iter().find(|(name, _)| *name == found) {
         Some((_, pairs)) => Ok(*pairs),
         None => Err(Error::model(format!(
@@ -138,19 +162,26 @@ fn scorer(config: &ConfigFile) -> Result<Pairs> {
 }
 
 fn strategy(config: &ConfigFile) -> Result<&'static str> {
-    let found: String = config.get("pooling_strategy")?.unwrap_or_else(|| POOLINGS[0].to_owned());
-    POOLINGS.into_iter().find(|name| *name == found).ok_or_else(|| {
-        Error::model(format!(
-            "expected a `pooling_strategy` among {} in `config.json`, but found `{found}`",
-            quoted(&POOLINGS)
-        ))
-    })
+    let found: String = config
+        .get("pooling_strategy")?
+        .unwrap_or_else(|| POOLINGS[0].to_owned());
+    POOLINGS
+        .into_iter()
+        .find(|name| *name == found)
+        .ok_or_else(|| {
+            Error::model(format!(
+                "expected a `pooling_strategy` among {} in `config.json`, but found `{found}`",
+                quoted(&POOLINGS)
+            ))
+        })
 }
 
 /// Reads the encoder description.
 fn encoder(config: &ConfigFile, folder: &Path) -> Result<EncoderConfig> {
     let mut fields: Map<String, Value> = config.require("encoder_config")?;
-    fields.entry("model_type").or_insert_with(|| DEFAULT_ENCODER.into());
+    fields
+        .entry("model_type")
+        .or_insert_with(|| DEFAULT_ENCODER.into());
     let own = ConfigFile::new(ConfigFile::NAME, fields);
     if !ENCODERS.contains(&own.model_type()) {
         return Err(Error::model(format!(
@@ -175,7 +206,11 @@ fn encoder(config: &ConfigFile, folder: &Path) -> Result<EncoderConfig> {
     Ok(encoder)
 }
 
-fn settings(config: &ConfigFile, folder: &Path, encoder: &EncoderConfig) -> Result<LabelScoresSettings> {
+fn settings(
+    config: &ConfigFile,
+    folder: &Path,
+    encoder: &EncoderConfig,
+) -> Result<LabelScoresSettings> {
     Ok(LabelScoresSettings {
         output: SPAN_LOGITS.to_owned(),
         schema_token: None,
@@ -213,15 +248,17 @@ mod tests {
     #[test]
     fn other_architectures_and_options_are_refused_by_name() {
         let config = |field: &str, value: Value| {
-            let mut config =
-                json!({ "model_type": "GLiClass", "encoder_config": { "model_type": "deberta-v2" } });
+            let mut config = json!({ "model_type": "GLiClass", "encoder_config": { "model_type": "deberta-v2" } });
             config[field] = value;
             ConfigFile::new(ConfigFile::NAME, config.as_object().cloned().unwrap())
         };
         let refusal = |field: &str, value: Value| {
             let config = config(field, value);
             let encoder = || encoder(&config, Path::new("model")).map(drop);
-            check(&config).and_then(|()| encoder()).unwrap_err().to_string()
+            check(&config)
+                .and_then(|()| encoder())
+                .unwrap_err()
+                .to_string()
         };
         let refusals = [
             refusal("architecture_type", json!("bi-encoder-fused")),
@@ -256,9 +293,13 @@ mod tests {
         for field in ["scorer_type", "pooling_strategy", "use_lstm"] {
             check(&config(field, Value::Null)).unwrap();
         }
-        let mut both = config("extract_text_features", json!(true)).fields().clone();
+        let mut both = config("extract_text_features", json!(true))
+            .fields()
+            .clone();
         both.insert("pooling_strategy".to_owned(), json!("avg"));
-        let refusal = check(&ConfigFile::new(ConfigFile::NAME, both)).unwrap_err().to_string();
+        let refusal = check(&ConfigFile::new(ConfigFile::NAME, both))
+            .unwrap_err()
+            .to_string();
         insta::assert_snapshot!(
             refusal,
             @r#"expected `pooling_strategy` "first" with `extract_text_features` true in `config.json`, but found "avg""#

@@ -67,7 +67,11 @@ pub(crate) fn missing_encoder(folder: &Path, has: impl Fn(&str) -> bool) -> Resu
     let config = ConfigFile::open_or_empty(folder, GLINER)?;
     let has_tokenizer = TOKENIZERS.iter().any(|name| has(name));
     let has_config = is_set(&config, "encoder_config") || has(ConfigFile::NAME);
-    if has_tokenizer && has_config { Ok(None) } else { config.get("model_name") }
+    if has_tokenizer && has_config {
+        Ok(None)
+    } else {
+        config.get("model_name")
+    }
 }
 
 /// Reads the model in the plan's folder.
@@ -89,14 +93,23 @@ pub(crate) fn open_gliner(plan: &Plan) -> Result<Source<'static>> {
         false => {
             // Such models have a recurrent layer that they do not use.
             drop(weights.split_off("rnn."));
-            Some(label_encoder::open(&config, folder, &mut weights, width(&config)?)?)
+            Some(label_encoder::open(
+                &config,
+                folder,
+                &mut weights,
+                width(&config)?,
+            )?)
         }
     };
     families::arrange(&mut encoder, &mut weights)?;
     let weights = weights.with_prefix(PREFIX, encoder.names.words);
     // The label tokens were added to the encoder's own vocabulary.
-    let words = weights.tensors.get(&format!("{PREFIX}{}", encoder.names.words));
-    encoder.vocabulary = words.and_then(|table| table.shape.first().copied()).unwrap_or(encoder.vocabulary);
+    let words = weights
+        .tensors
+        .get(&format!("{PREFIX}{}", encoder.names.words));
+    encoder.vocabulary = words
+        .and_then(|table| table.shape.first().copied())
+        .unwrap_or(encoder.vocabulary);
     families::adapt(&mut encoder, &weights);
     let tokenizer = within_vocabulary(tokenizer, encoder.vocabulary)?;
     let (labels, label_settings) = labels.unzip();
@@ -107,20 +120,45 @@ pub(crate) fn open_gliner(plan: &Plan) -> Result<Source<'static>> {
     let head = SpanHead {
         encoder_width: encoder.facts.hidden,
         width: width(&config)?,
-        scored: settings.max_entity_words.map_or(Scored::Words, Scored::Spans),
-        recurrent_layers: if reads_labels { config.get("num_rnn_layers")?.unwrap_or(1) } else { 0 },
-        marker: if reads_labels { Some(marker(&config, &settings, &tokenizer)?) } else { None },
+        scored: settings
+            .max_entity_words
+            .map_or(Scored::Words, Scored::Spans),
+        recurrent_layers: if reads_labels {
+            config.get("num_rnn_layers")?.unwrap_or(1)
+        } else {
+            0
+        },
+        marker: if reads_labels {
+            Some(marker(&config, &settings, &tokenizer)?)
+        } else {
+            None
+        },
         max_tokens: settings.max_tokens,
     };
-    let heads = OutputHeads { spans: Some(head), ..OutputHeads::default() };
+    let heads = OutputHeads {
+        spans: Some(head),
+        ..OutputHeads::default()
+    };
     let settings = EncoderSettings::ZeroShotEntities(settings);
-    source::of_parts(plan, source::Parts { config: encoder, weights, heads, settings, tokenizer, labels })
+    source::of_parts(
+        plan,
+        source::Parts {
+            config: encoder,
+            weights,
+            heads,
+            settings,
+            tokenizer,
+            labels,
+        },
+    )
 }
 
 /// Refuses other kinds of GLiNER, and unsupported options that change results.
 fn check(config: &ConfigFile) -> Result<()> {
     let unsupported = |expected: &str, found: &str| {
-        Err(Error::model(format!("expected {expected} in `{GLINER}`, but found {found}")))
+        Err(Error::model(format!(
+            "expected {expected} in `{GLINER}`, but found {found}"
+        )))
     };
     if let Some((field, kind)) = OTHER_KINDS.iter().find(|(field, _)| is_set(config, field)) {
         return unsupported(
@@ -137,16 +175,29 @@ fn check(config: &ConfigFile) -> Result<()> {
     for (field, default, supported) in texts {
         let found: String = config.get(field)?.unwrap_or_else(|| default.to_owned());
         if !supported.contains(&&*found) {
-            return unsupported(&format!("`{field}` {}", quoted(supported)), &format!("`{found}`"));
+            return unsupported(
+                &format!("`{field}` {}", quoted(supported)),
+                &format!("`{found}`"),
+            );
         }
     }
-    let flags = [("fuse_layers", false), ("embed_ent_token", true), ("precomputed_prompts_mode", false)];
+    let flags = [
+        ("fuse_layers", false),
+        ("embed_ent_token", true),
+        ("precomputed_prompts_mode", false),
+    ];
     for (field, expected) in flags {
-        if let Some(found) = config.get::<bool>(field)?.filter(|found| *found != expected) {
+        if let Some(found) = config
+            .get::<bool>(field)?
+            .filter(|found| *found != expected)
+        {
             return unsupported(&format!("`{field}` {expected}"), &found.to_string());
         }
     }
-    match config.get::<String>("post_fusion_schema")?.filter(|schema| !schema.is_empty()) {
+    match config
+        .get::<String>("post_fusion_schema")?
+        .filter(|schema| !schema.is_empty())
+    {
         Some(schema) => unsupported("no `post_fusion_schema`", &format!("`{schema}`")),
         None => Ok(()),
     }
@@ -189,7 +240,9 @@ fn tokenizer(config: &ConfigFile, folder: &Path, reads_labels: bool) -> Result<V
     }
     let invalid = |error| Error::model_because("cannot add tokens to the tokenizer", error);
     let mut json: Map<String, Value> = serde_json::from_slice(&file).map_err(invalid)?;
-    let added = ["[FLERT]", &label_token, &separator].into_iter().zip(tokenizer.vocabulary_size()..);
+    let added = ["[FLERT]", &label_token, &separator]
+        .into_iter()
+        .zip(tokenizer.vocabulary_size()..);
     let added = added.map(|(content, id)| {
         json!({
             "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
@@ -204,9 +257,13 @@ fn tokenizer(config: &ConfigFile, folder: &Path, reads_labels: bool) -> Result<V
 
 /// The tokens before each label and after the last one.
 fn tokens(config: &ConfigFile) -> Result<[String; 2]> {
-    let token =
-        |field: &str, default: &str| Ok::<_, Error>(config.get(field)?.unwrap_or_else(|| default.to_owned()));
-    Ok([token("ent_token", "<<ENT>>")?, token("sep_token", "<<SEP>>")?])
+    let token = |field: &str, default: &str| {
+        Ok::<_, Error>(config.get(field)?.unwrap_or_else(|| default.to_owned()))
+    };
+    Ok([
+        token("ent_token", "<<ENT>>")?,
+        token("sep_token", "<<SEP>>")?,
+    ])
 }
 
 /// Error for a model published without its encoder's files.
@@ -228,7 +285,11 @@ fn settings(
     encoder: &EncoderConfig,
     reads_labels: bool,
 ) -> Result<ZeroShotEntitiesSettings> {
-    let [label_token, separator] = if reads_labels { tokens(config)? } else { Default::default() };
+    let [label_token, separator] = if reads_labels {
+        tokens(config)?
+    } else {
+        Default::default()
+    };
     let settings = ZeroShotEntitiesSettings {
         output: SPAN_LOGITS.to_owned(),
         schema_token: None,
@@ -255,7 +316,9 @@ fn settings(
 
 /// Whether the model scores words, not spans.
 fn scores_words(config: &ConfigFile) -> Result<bool> {
-    Ok(config.get::<String>("span_mode")?.is_some_and(|mode| mode == WORD_LEVEL))
+    Ok(config
+        .get::<String>("span_mode")?
+        .is_some_and(|mode| mode == WORD_LEVEL))
 }
 
 /// Reads the head width.
@@ -270,13 +333,21 @@ fn width(config: &ConfigFile) -> Result<usize> {
 }
 
 /// Token id before each label.
-fn marker(config: &ConfigFile, settings: &ZeroShotEntitiesSettings, tokenizer: &[u8]) -> Result<u32> {
+fn marker(
+    config: &ConfigFile,
+    settings: &ZeroShotEntitiesSettings,
+    tokenizer: &[u8],
+) -> Result<u32> {
     let tokenizer = Tokenizer::from_json(tokenizer)?;
     let token = &settings.label_token;
     let [marker] = tokenizer.ids(token)?[..] else {
-        return Err(Error::model(format!("expected `{token}` to be a single token, but found several")));
+        return Err(Error::model(format!(
+            "expected `{token}` to be a single token, but found several"
+        )));
     };
-    let expected = config.get::<i64>("class_token_index")?.filter(|index| *index >= 0);
+    let expected = config
+        .get::<i64>("class_token_index")?
+        .filter(|index| *index >= 0);
     match expected.filter(|expected| *expected != i64::from(marker)) {
         Some(expected) => Err(Error::model(format!(
             "expected the token {expected} for `{token}`, the `class_token_index` of `{GLINER}`, but found {marker} in \
@@ -295,9 +366,15 @@ mod tests {
     #[test]
     fn other_kinds_and_options_are_refused_by_name() {
         let refusal = |field: &str, value: Value| {
-            let mut config = json!({ "span_mode": "markerV0", "labels_encoder": null, "labels_decoder": "" });
+            let mut config =
+                json!({ "span_mode": "markerV0", "labels_encoder": null, "labels_decoder": "" });
             config[field] = value;
-            check(&ConfigFile::new(GLINER, config.as_object().cloned().unwrap())).unwrap_err().to_string()
+            check(&ConfigFile::new(
+                GLINER,
+                config.as_object().cloned().unwrap(),
+            ))
+            .unwrap_err()
+            .to_string()
         };
         let refusals = [
             refusal("labels_decoder", json!("gpt2")),
@@ -324,6 +401,10 @@ mod tests {
         expected no `post_fusion_schema` in `gliner_config.json`, but found `l2l-l2t`
         "#);
         let legacy = json!({ "model_name": "microsoft/deberta-v3-small", "has_rnn": true });
-        check(&ConfigFile::new(GLINER, legacy.as_object().cloned().unwrap())).unwrap();
+        check(&ConfigFile::new(
+            GLINER,
+            legacy.as_object().cloned().unwrap(),
+        ))
+        .unwrap();
     }
 }

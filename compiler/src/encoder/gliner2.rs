@@ -62,16 +62,25 @@ pub(crate) fn open_gliner2(plan: &Plan) -> Result<Source<'static>> {
     let config = ConfigFile::open(folder)?;
     check(&config)?;
     let mut encoder = encoder(folder)?;
-    let (task, _) = choose(plan, vec![Task::TokenClassification, Task::ZeroShotClassification]);
+    let (task, _) = choose(
+        plan,
+        vec![Task::TokenClassification, Task::ZeroShotClassification],
+    );
     let scores_labels = task == Task::ZeroShotClassification;
     let mut weights = Weights::open(folder)?;
     if scores_labels {
-        ENTITY_HEADS.iter().for_each(|head| drop(weights.split_off(head)));
+        ENTITY_HEADS
+            .iter()
+            .for_each(|head| drop(weights.split_off(head)));
     }
     let weights = weights.with_prefix(PREFIX, encoder.names.words);
     // The tokens of schemas were added to the encoder's own vocabulary.
-    let words = weights.tensors.get(&format!("{PREFIX}{}", encoder.names.words));
-    encoder.vocabulary = words.and_then(|table| table.shape.first().copied()).unwrap_or(encoder.vocabulary);
+    let words = weights
+        .tensors
+        .get(&format!("{PREFIX}{}", encoder.names.words));
+    encoder.vocabulary = words
+        .and_then(|table| table.shape.first().copied())
+        .unwrap_or(encoder.vocabulary);
     families::adapt(&mut encoder, &weights);
     let tokenizer = within_vocabulary(read_tokenizer(folder)?, encoder.vocabulary)?;
     let max_tokens = max_tokens(folder, &encoder.facts)?;
@@ -85,13 +94,21 @@ pub(crate) fn open_gliner2(plan: &Plan) -> Result<Source<'static>> {
         fields: [token(&parsed, FIELD)?, token(&parsed, RELATION_END)?],
         class: token(&parsed, LABEL)?,
     };
-    let marker = if scores_labels { tokens.class } else { token(&parsed, ENTITY)? };
+    let marker = if scores_labels {
+        tokens.class
+    } else {
+        token(&parsed, ENTITY)?
+    };
     let head = SpanHead {
         encoder_width: encoder.facts.hidden,
         width: encoder.facts.hidden,
         scored: match scores_labels {
             true => Scored::Labels,
-            false => Scored::CountedSpans(CountedSpans { longest, tokens, mixing: mixing(&config)? }),
+            false => Scored::CountedSpans(CountedSpans {
+                longest,
+                tokens,
+                mixing: mixing(&config)?,
+            }),
         },
         recurrent_layers: 0,
         marker: Some(marker),
@@ -119,10 +136,20 @@ pub(crate) fn open_gliner2(plan: &Plan) -> Result<Source<'static>> {
             max_tokens,
         }),
     };
-    let heads = OutputHeads { spans: Some(head), ..OutputHeads::default() };
+    let heads = OutputHeads {
+        spans: Some(head),
+        ..OutputHeads::default()
+    };
     source::of_parts(
         plan,
-        source::Parts { config: encoder, weights, heads, settings, tokenizer, labels: None },
+        source::Parts {
+            config: encoder,
+            weights,
+            heads,
+            settings,
+            tokenizer,
+            labels: None,
+        },
     )
 }
 
@@ -130,13 +157,19 @@ pub(crate) fn open_gliner2(plan: &Plan) -> Result<Source<'static>> {
 fn check(config: &ConfigFile) -> Result<()> {
     let expected = [("architecture", "span"), ("token_pooling", "first")];
     for (field, expected) in expected {
-        if let Some(found) = config.get::<Value>(field)?.filter(|found| found != expected) {
+        if let Some(found) = config
+            .get::<Value>(field)?
+            .filter(|found| found != expected)
+        {
             return Err(Error::model(format!(
                 "expected `{field}` \"{expected}\" in `config.json`, but found {found}"
             )));
         }
     }
-    if let Some(found) = span_head(config)?.get("span_mode").filter(|mode| *mode != "markerV0") {
+    if let Some(found) = span_head(config)?
+        .get("span_mode")
+        .filter(|mode| *mode != "markerV0")
+    {
         return Err(Error::model(format!(
             "expected `span_mode` \"markerV0\" in the `span_head` of `config.json`, but found {found}"
         )));
@@ -158,13 +191,19 @@ fn max_width(config: &ConfigFile) -> Result<usize> {
     let found = found.unwrap_or_else(|| 8.into());
     // Each span length is a part of the graph.
     let width = found.as_u64().and_then(|width| usize::try_from(width).ok());
-    width.filter(|width| (1..=256).contains(width)).ok_or_else(|| {
-        Error::model(format!("expected a `max_width` from 1 to 256 in `config.json`, but found {found}"))
-    })
+    width
+        .filter(|width| (1..=256).contains(width))
+        .ok_or_else(|| {
+            Error::model(format!(
+                "expected a `max_width` from 1 to 256 in `config.json`, but found {found}"
+            ))
+        })
 }
 
 fn mixing(config: &ConfigFile) -> Result<Mixing> {
-    let found: String = config.get("counting_layer")?.unwrap_or_else(|| COUNTING_LAYERS[0].0.to_owned());
+    let found: String = config
+        .get("counting_layer")?
+        .unwrap_or_else(|| COUNTING_LAYERS[0].0.to_owned());
     match COUNTING_LAYERS.iter().find(|(name, _)| *name == found) {
         Some((_, mixing)) => Ok(*mixing),
         None => Err(Error::model(format!(
@@ -216,7 +255,10 @@ mod tests {
         let checked = |field: &str, value: Value| {
             let mut config = json!({ "model_type": "extractor" });
             config[field] = value;
-            check(&ConfigFile::new(ConfigFile::NAME, config.as_object().cloned().unwrap()))
+            check(&ConfigFile::new(
+                ConfigFile::NAME,
+                config.as_object().cloned().unwrap(),
+            ))
         };
         let refusal = |field: &str, value: Value| checked(field, value).unwrap_err().to_string();
         let refusals = [
@@ -235,9 +277,11 @@ mod tests {
         expected a `max_width` from 1 to 256 in `config.json`, but found 0
         expected a `max_width` from 1 to 256 in `config.json`, but found 1000
         "#);
-        for (field, value) in
-            [("max_width", json!(12)), ("architecture", Value::Null), ("span_head", Value::Null)]
-        {
+        for (field, value) in [
+            ("max_width", json!(12)),
+            ("architecture", Value::Null),
+            ("span_head", Value::Null),
+        ] {
             checked(field, value).unwrap();
         }
     }

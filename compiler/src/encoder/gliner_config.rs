@@ -18,14 +18,19 @@ pub(crate) const LABELS_ENCODER_CONFIG: &str = "labels_encoder_config";
 
 /// Whether a field has a value.
 pub(super) fn is_set(config: &ConfigFile, field: &str) -> bool {
-    config.fields().get(field).is_some_and(|value| !value.is_null() && value != "")
+    config
+        .fields()
+        .get(field)
+        .is_some_and(|value| !value.is_null() && value != "")
 }
 
 /// An encoder's settings inside of the model's.
 pub(super) fn own_encoder(config: &ConfigFile, field: &str) -> Result<Option<ConfigFile>> {
     let own: Option<Map<String, Value>> = config.get(field)?;
     Ok(own.map(|mut fields| {
-        fields.entry("model_type").or_insert_with(|| DEFAULT_ENCODER.into());
+        fields
+            .entry("model_type")
+            .or_insert_with(|| DEFAULT_ENCODER.into());
         ConfigFile::new(GLINER, fields)
     }))
 }

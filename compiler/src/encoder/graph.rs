@@ -4,8 +4,8 @@
 
 use super::{
     config::{
-        Bias, EmbeddingProjection, EncoderConfig, ExpertLayers, Gate, Head, HeadKind, HeadRead, Heads, Norms,
-        PositionTable, Positions, Tasks,
+        Bias, EmbeddingProjection, EncoderConfig, ExpertLayers, Gate, Head, HeadKind, HeadRead,
+        Heads, Norms, PositionTable, Positions, Tasks,
     },
     disentangled::{Text, convolve_neighbours},
     distance_tables::DistanceTables,
@@ -15,8 +15,8 @@ use crate::{
     functions,
     layer_forms::LayerForms,
     layers::{
-        AttentionWindow, Blocks, BucketValues, Distance, Experts, Layers, Projection, Rotation, TaskInput,
-        alibi_slopes, attend_by_position, attention,
+        AttentionWindow, Blocks, BucketValues, Distance, Experts, Layers, Projection, Rotation,
+        TaskInput, alibi_slopes, attend_by_position, attention,
     },
     onnx::{GraphBuilder, ModelProto, Value, any, data_type, fixed, float},
     weights::{Weight, Weights},
@@ -48,7 +48,11 @@ pub(super) fn graph(
     heads: &OutputHeads,
     form: GraphForm<'_>,
 ) -> Result<ModelProto> {
-    let GraphForm { precision, engine, layers: forms } = form;
+    let GraphForm {
+        precision,
+        engine,
+        layers: forms,
+    } = form;
     let width = config.facts.hidden;
     let mut layers = Layers::new(weights, precision, width, config.epsilon);
     layers.forms = forms;
@@ -60,7 +64,11 @@ pub(super) fn graph(
     let mask = layers.graph.input("attention_mask", &["batch", "sequence"]);
     if let Some(Tasks { names, rank, .. }) = &config.tasks {
         let ids = layers.graph.input(TASK_IDS, &["batch", "sequence"]);
-        layers.tasks = Some(TaskInput { ids, count: names.len(), rank: *rank });
+        layers.tasks = Some(TaskInput {
+            ids,
+            count: names.len(),
+            rank: *rank,
+        });
     }
     let (mut text, mut tables, mut bias, mut blocks) = (None, None, Value::none(), None);
     match &config.bias {
@@ -72,7 +80,15 @@ pub(super) fn graph(
         }
         Bias::Relative { table, buckets } => {
             let (heads, positions) = (config.heads.queries, config.facts.max_positions);
-            bias = buckets.bias(&mut layers, &ids, BucketValues { table, heads, positions })?;
+            bias = buckets.bias(
+                &mut layers,
+                &ids,
+                BucketValues {
+                    table,
+                    heads,
+                    positions,
+                },
+            )?;
         }
         Bias::None | Bias::Alibi => {}
     }
@@ -81,7 +97,17 @@ pub(super) fn graph(
     }
     let attention_mask = mask;
     let mask = layers.cast(&attention_mask, data_type::INT32);
-    let mut writer = Writer { config, layers, text, tables, bias, blocks, rotations: Vec::new(), ids, mask };
+    let mut writer = Writer {
+        config,
+        layers,
+        text,
+        tables,
+        bias,
+        blocks,
+        rotations: Vec::new(),
+        ids,
+        mask,
+    };
     let embedded = writer.embeddings(None)?;
     let hidden = match &config.names.norms {
         Norms::After { .. } => writer.with_norms_after(&embedded)?,
@@ -95,13 +121,25 @@ pub(super) fn graph(
         let logits = writer.head(head, &hidden)?;
         let labels = fixed(head.labels.len());
         match head.kind {
-            HeadKind::Text => writer.layers.graph.output(&logits, LOGITS, [any("batch"), labels]),
+            HeadKind::Text => writer
+                .layers
+                .graph
+                .output(&logits, LOGITS, [any("batch"), labels]),
             HeadKind::Tokens => {
-                writer.layers.graph.output(&logits, LOGITS, [any("batch"), any("sequence"), labels]);
+                writer.layers.graph.output(
+                    &logits,
+                    LOGITS,
+                    [any("batch"), any("sequence"), labels],
+                );
             }
         }
     } else {
-        heads.write(&mut writer.layers, config, [&hidden, &writer.ids, &attention_mask], OUTPUT)?;
+        heads.write(
+            &mut writer.layers,
+            config,
+            [&hidden, &writer.ids, &attention_mask],
+            OUTPUT,
+        )?;
     }
     weights.check_all(|name| is_unused(config, heads, name))?;
     Ok(writer.layers.graph.finish(&config.facts.architecture))
@@ -180,7 +218,13 @@ impl Writer<'_> {
     /// Embeddings of the text; after the token `start`, without the text's last one, if it is given.
     pub(super) fn embeddings(&mut self, start: Option<usize>) -> Result<Value> {
         let ids = &self.ids.clone();
-        let EncoderConfig { vocabulary, types, positions, names, .. } = *self.config;
+        let EncoderConfig {
+            vocabulary,
+            types,
+            positions,
+            names,
+            ..
+        } = *self.config;
         let (layers, width) = (&mut self.layers, self.config.embedding_width());
         let words = layers.weights.take(names.words, &[vocabulary, width])?;
         let type_table = match types {
@@ -197,9 +241,18 @@ impl Writer<'_> {
                 let mut values: Vec<f32> = words.values.iter().map(|value| value * scale).collect();
                 for row in values.chunks_exact_mut(width) {
                     let single = single.iter().flat_map(|single| &single.values);
-                    row.iter_mut().zip(single).for_each(|(word, single)| *word += single);
+                    row.iter_mut()
+                        .zip(single)
+                        .for_each(|(word, single)| *word += single);
                 }
-                layers.look_up(names.words, &Weight { shape: words.shape.clone(), values }, ids)
+                layers.look_up(
+                    names.words,
+                    &Weight {
+                        shape: words.shape.clone(),
+                        values,
+                    },
+                    ids,
+                )
             }
         };
         if self.config.tasks.is_some() {
@@ -209,17 +262,24 @@ impl Writer<'_> {
         }
         let start = start.map(|start| words.values[start * width..][..width].to_vec());
         if start.is_some() {
-            sum = layers.graph.function("PreviousRow", [&sum, &self.mask], functions::previous_row);
+            sum = layers
+                .graph
+                .function("PreviousRow", [&sum, &self.mask], functions::previous_row);
         }
         if let Some(table) = type_table.filter(|_| types > 1) {
-            let table = layers.graph.floats("token_types", &table.shape, &table.values);
+            let table = layers
+                .graph
+                .floats("token_types", &table.shape, &table.values);
             let type_ids = layers.graph.input("token_type_ids", &["batch", "sequence"]);
             let types = layers.graph.node("Gather", &[&table, &type_ids], vec![]);
             sum = layers.graph.node("Add", &[&sum, &types], vec![]);
         }
         if positions != Positions::None {
             let PositionTable { name, unused } = self.config.details.position_table;
-            let mut table = layers.weights.take(name, &[self.config.position_rows(), width])?.clone();
+            let mut table = layers
+                .weights
+                .take(name, &[self.config.position_rows(), width])?
+                .clone();
             table.values.drain(..unused * width);
             table.shape[0] -= unused;
             // Shifted texts have zeros in place of the first word.
@@ -231,16 +291,24 @@ impl Writer<'_> {
                 0 => None,
                 rows => Some(layers.weights.take(TASK_TYPES, &[rows, width])?),
             };
-            for shared in type_table.filter(|_| is_of_positions).into_iter().chain(task_types) {
+            for shared in type_table
+                .filter(|_| is_of_positions)
+                .into_iter()
+                .chain(task_types)
+            {
                 for row in table.values.chunks_exact_mut(width) {
-                    row.iter_mut().zip(&shared.values).for_each(|(position, shared)| *position += shared);
+                    row.iter_mut()
+                        .zip(&shared.values)
+                        .for_each(|(position, shared)| *position += shared);
                 }
             }
             let positions_name = match start {
                 None => "positions",
                 Some(_) => "positions_after_start",
             };
-            let table = layers.graph.floats(positions_name, &table.shape, &table.values);
+            let table = layers
+                .graph
+                .floats(positions_name, &table.shape, &table.values);
             let padding = match positions {
                 Positions::TableAfter { padding } => Some(padding),
                 Positions::Table | Positions::None => None,
@@ -249,13 +317,17 @@ impl Writer<'_> {
             sum = layers.graph.node("Add", &[&sum, &positions], vec![]);
         }
         let projection = self.config.details.projection;
-        let is_normalized_before = projection.is_some_and(|projection| projection.is_normalized_before);
+        let is_normalized_before =
+            projection.is_some_and(|projection| projection.is_normalized_before);
         if let Some(name) = names.embedding_norm.filter(|_| is_normalized_before) {
             sum = layers.normalize_rows(&sum, name, width)?;
         }
         if let Some(EmbeddingProjection { name, has_bias, .. }) = projection {
-            let projection =
-                Projection { name: name.to_owned(), outputs: self.config.facts.hidden, has_bias };
+            let projection = Projection {
+                name: name.to_owned(),
+                outputs: self.config.facts.hidden,
+                has_bias,
+            };
             sum = layers.project_by_token(&[projection], &sum, width)?;
         }
         if let Some(name) = names.embedding_norm.filter(|_| !is_normalized_before) {
@@ -275,13 +347,19 @@ impl Writer<'_> {
         for layer in 0..self.config.layers {
             let convolution = self.config.convolution().filter(|_| layer == 0);
             let is_first_only = self.reads_first_only() && layer + 1 == self.config.layers;
-            let attending = if is_first_only { self.layers.first_token(&hidden) } else { hidden.clone() };
+            let attending = if is_first_only {
+                self.layers.first_token(&hidden)
+            } else {
+                hidden.clone()
+            };
             hidden = self.layer_with_norms_after(layer, &attending, &hidden)?;
             if let Some(convolution) = convolution {
                 let layers = &mut self.layers;
                 hidden = match &self.text {
                     Some(text) => text.convolve(layers, convolution, [embedded, &hidden])?,
-                    None => convolve_neighbours(layers, convolution, [embedded, &hidden, &self.mask])?,
+                    None => {
+                        convolve_neighbours(layers, convolution, [embedded, &hidden, &self.mask])?
+                    }
                 };
             }
         }
@@ -290,7 +368,11 @@ impl Writer<'_> {
 
     /// Whether the last layer can leave out all tokens but the first.
     fn reads_first_only(&self) -> bool {
-        let head = self.config.head.as_ref().filter(|head| head.kind == HeadKind::Text);
+        let head = self
+            .config
+            .head
+            .as_ref()
+            .filter(|head| head.kind == HeadKind::Text);
         let has_one_row = head.is_some() && self.config.head_input.read == HeadRead::First;
         // The convolution, after the first layer, needs all tokens.
         let is_convolved = self.config.layers == 1 && self.config.convolution().is_some();
@@ -308,7 +390,12 @@ impl Writer<'_> {
     }
 
     /// Writes one layer: the tokens in `attending` (all tokens in `input`, or the first) attend to `input`.
-    fn layer_with_norms_after(&mut self, layer: usize, attending: &Value, input: &Value) -> Result<Value> {
+    fn layer_with_norms_after(
+        &mut self,
+        layer: usize,
+        attending: &Value,
+        input: &Value,
+    ) -> Result<Value> {
         let config = self.config;
         let Norms::After { attention, output } = &config.names.norms else {
             unreachable!("the caller matched")
@@ -325,7 +412,13 @@ impl Writer<'_> {
     /// Writes all layers and the final normalization, for models that normalize each sublayer's input (pre-norm).
     fn with_norms_before(&mut self, embedded: &Value) -> Result<Value> {
         let config = self.config;
-        let Norms::Before { attention, feed_forward, after, last, is_first_normal } = &config.names.norms
+        let Norms::Before {
+            attention,
+            feed_forward,
+            after,
+            last,
+            is_first_normal,
+        } = &config.names.norms
         else {
             unreachable!("the caller matched")
         };
@@ -340,7 +433,9 @@ impl Writer<'_> {
             if let Some([name, _]) = after {
                 attended = self.layers.normalize(&attended, &at(layer, name))?;
             }
-            [input, sum] = self.layers.add_norm_and_sum(&attended, &sum, &at(layer, feed_forward))?;
+            [input, sum] =
+                self.layers
+                    .add_norm_and_sum(&attended, &sum, &at(layer, feed_forward))?;
             let mut lowered = self.feed_forward(layer, &input)?;
             if let Some([_, name]) = after {
                 lowered = self.layers.normalize(&lowered, &at(layer, name))?;
@@ -348,23 +443,38 @@ impl Writer<'_> {
             if layer + 1 == self.config.layers {
                 return self.layers.add_and_norm(&lowered, &sum, last);
             }
-            [input, sum] = self.layers.add_norm_and_sum(&lowered, &sum, &at(layer + 1, attention))?;
+            [input, sum] =
+                self.layers
+                    .add_norm_and_sum(&lowered, &sum, &at(layer + 1, attention))?;
         }
         self.layers.normalize(&sum, last)
     }
 
     /// Attention from the tokens in `attending` (all tokens in `input`, or the first) to `input`.
-    pub(super) fn attention(&mut self, layer: usize, attending: &Value, input: &Value) -> Result<Value> {
+    pub(super) fn attention(
+        &mut self,
+        layer: usize,
+        attending: &Value,
+        input: &Value,
+    ) -> Result<Value> {
         let config = self.config;
         let (names, hidden) = (config.names, config.facts.hidden);
-        let Heads { queries, keys, width } = config.heads;
+        let Heads {
+            queries,
+            keys,
+            width,
+        } = config.heads;
         let projections = config.projections(layer);
         let is_first_only = attending != input;
         let [query, key, value] = match &projections[..] {
             [of_query, others @ ..] if is_first_only && !others.is_empty() => {
                 let projected = self.project(others, input, hidden)?;
                 let [key, value] = self.layers.graph.split(&projected);
-                [self.project(std::slice::from_ref(of_query), attending, hidden)?, key, value]
+                [
+                    self.project(std::slice::from_ref(of_query), attending, hidden)?,
+                    key,
+                    value,
+                ]
             }
             _ => {
                 let projected = self.project(&projections, input, hidden)?;
@@ -384,20 +494,34 @@ impl Writer<'_> {
             let inputs = [&query, &key, &value, &self.mask, &self.ids];
             tables.attend(&mut self.layers, &name, inputs)?
         } else if let Some(blocks) = &self.blocks {
-            blocks.attend(&mut self.layers.graph, &config.attention(layer), parts, &self.mask)
+            blocks.attend(
+                &mut self.layers.graph,
+                &config.attention(layer),
+                parts,
+                &self.mask,
+            )
         } else if config.attends_by_position() {
             self.attend_by_position(layer, parts)
         } else {
             self.attend_at_once(layer, parts, is_first_only)?
         };
-        let output = config.in_layer(layer, names.attention_output, hidden, config.biases.attention_output);
+        let output = config.in_layer(
+            layer,
+            names.attention_output,
+            hidden,
+            config.biases.attention_output,
+        );
         self.project(&[output], &context, queries * width)
     }
 
     /// Normalizes and rotates queries and keys, where the family does.
     fn prepare(&mut self, layer: usize, query: Value, key: Value) -> Result<(Value, Value)> {
         let config = self.config;
-        let Heads { queries, keys, width } = config.heads;
+        let Heads {
+            queries,
+            keys,
+            width,
+        } = config.heads;
         let mut parts = [(query, queries), (key, keys)];
         if let Some(names) = config.names.query_key_norms {
             for ((value, heads), name) in parts.iter_mut().zip(names) {
@@ -410,10 +534,14 @@ impl Writer<'_> {
         }
         let rotary = config.spans[layer % config.spans.len()].rotary.as_ref();
         if let (Some(rotary), Some(blocks)) = (rotary, &self.blocks) {
-            let found = self.rotations.iter().position(|rotation| rotation.rotary() == rotary);
+            let found = self
+                .rotations
+                .iter()
+                .position(|rotation| rotation.rotary() == rotary);
             let place = found.unwrap_or_else(|| {
                 let of = [&blocks.length, &blocks.positions];
-                self.rotations.push(Rotation::new(&mut self.layers.graph, rotary, of));
+                self.rotations
+                    .push(Rotation::new(&mut self.layers.graph, rotary, of));
                 self.rotations.len() - 1
             });
             for (value, heads) in &mut parts {
@@ -433,18 +561,39 @@ impl Writer<'_> {
         // A negative number means all tokens.
         let side = |tokens: Option<usize>| tokens.map_or(-1, |tokens| tokens as i64);
         let AttentionWindow { before, after } = attention.window;
-        let shape = [attention.heads as i64, attention.key_heads as i64, side(before), side(after)];
+        let shape = [
+            attention.heads as i64,
+            attention.key_heads as i64,
+            side(before),
+            side(after),
+        ];
         let shape = graph.integers(&format!("attention_{place}"), &shape);
         let scale = graph.floats("attention_scale", &[], &[attention.scale]);
         let frequencies = rotary.map_or(Value::none(), |rotary| rotary.constant(graph));
         let rotation = rotary.map_or(Value::none(), |rotary| rotary.parameters(graph));
-        let cap = attention.cap.map_or(Value::none(), |cap| graph.floats("attention_cap", &[], &[cap]));
+        let cap = attention.cap.map_or(Value::none(), |cap| {
+            graph.floats("attention_cap", &[], &[cap])
+        });
         let slopes = match attention.distance {
             Distance::Ignored => Value::none(),
-            Distance::Alibi => graph.floats("slopes", &[attention.heads], &alibi_slopes(attention.heads)),
+            Distance::Alibi => {
+                graph.floats("slopes", &[attention.heads], &alibi_slopes(attention.heads))
+            }
         };
         let (mask, ids) = (&self.mask, &self.ids);
-        let inputs = [query, key, value, mask, ids, &shape, &scale, &frequencies, &slopes, &rotation, &cap];
+        let inputs = [
+            query,
+            key,
+            value,
+            mask,
+            ids,
+            &shape,
+            &scale,
+            &frequencies,
+            &slopes,
+            &rotation,
+            &cap,
+        ];
         graph.function(&format!("Attention{place}"), inputs, |graph, inputs| {
             let [query, key, value, mask, ids, ..] = inputs;
             attend_by_position(graph, &attention, rotary, [query, key, value, mask, ids])
@@ -472,18 +621,35 @@ impl Writer<'_> {
         if bias != none || self.text.is_some() {
             inputs.push(&bias);
         }
-        attributes.extend(self.config.scale_at_once().map(|scale| float("scale", scale)));
-        Ok(layers.graph.microsoft("MultiHeadAttention", &inputs, attributes))
+        attributes.extend(
+            self.config
+                .scale_at_once()
+                .map(|scale| float("scale", scale)),
+        );
+        Ok(layers
+            .graph
+            .microsoft("MultiHeadAttention", &inputs, attributes))
     }
 
     pub(super) fn feed_forward(&mut self, layer: usize, input: &Value) -> Result<Value> {
         let config = self.config;
         let (hidden, part) = (config.facts.hidden, config.feed_forward);
-        if let Some(ExpertLayers { every, count, top, name }) = config.details.experts
+        if let Some(ExpertLayers {
+            every,
+            count,
+            top,
+            name,
+        }) = config.details.experts
             && layer % every == 1
         {
-            let experts = Experts { count, top, width: part.width };
-            return self.layers.experts(&config.name_in_layer(layer, name), input, hidden, experts);
+            let experts = Experts {
+                count,
+                top,
+                width: part.width,
+            };
+            return self
+                .layers
+                .experts(&config.name_in_layer(layer, name), input, hidden, experts);
         }
         let raised = self.project(&config.up(layer), input, hidden)?;
         let raised = match part.gate {
@@ -492,7 +658,9 @@ impl Writer<'_> {
                 let halves: [Value; 2] = self.layers.graph.split(&raised);
                 let place = usize::from(part.gate == Gate::Second);
                 let activated = self.layers.activate(part.activation, &halves[place]);
-                self.layers.graph.node("Mul", &[&activated, &halves[1 - place]], vec![])
+                self.layers
+                    .graph
+                    .node("Mul", &[&activated, &halves[1 - place]], vec![])
             }
         };
         let down = config.in_layer(layer, config.names.down, hidden, config.biases.down);
@@ -528,11 +696,17 @@ impl Writer<'_> {
         let one = layers.graph.integers("one", &[1]);
         let read = match self.config.head_input.read {
             HeadRead::Mean | HeadRead::MeanOfActivated => self.mean(tokens),
-            HeadRead::Last => {
-                layers.graph.function("LastOfTokens", [tokens, &self.mask], functions::last_of_tokens)
-            }
+            HeadRead::Last => layers.graph.function(
+                "LastOfTokens",
+                [tokens, &self.mask],
+                functions::last_of_tokens,
+            ),
             HeadRead::First => {
-                let first = if is_first_only { tokens.clone() } else { layers.first_token(tokens) };
+                let first = if is_first_only {
+                    tokens.clone()
+                } else {
+                    layers.first_token(tokens)
+                };
                 layers.graph.node("Squeeze", &[&first, &one], vec![])
             }
         };
@@ -542,7 +716,9 @@ impl Writer<'_> {
 
     fn mean(&mut self, tokens: &Value) -> Value {
         let inputs = [tokens, &self.mask];
-        self.layers.graph.function("MeanOfTokens", inputs, functions::mean_of_tokens)
+        self.layers
+            .graph
+            .function("MeanOfTokens", inputs, functions::mean_of_tokens)
     }
 
     /// Logits per token. Only families that normalize the layer before the labels keep it.
@@ -558,10 +734,16 @@ impl Writer<'_> {
 
     /// Head layers before the labels.
     fn before_labels(&mut self, read: &Value) -> Result<Value> {
-        let EncoderConfig { names, head_input, .. } = *self.config;
+        let EncoderConfig {
+            names, head_input, ..
+        } = *self.config;
         let (layers, hidden) = (&mut self.layers, self.config.facts.hidden);
         let (dense, is_of_body) = names.dense;
-        let prefix = if is_of_body { layers.weights.prefix.as_str() } else { "" };
+        let prefix = if is_of_body {
+            layers.weights.prefix.as_str()
+        } else {
+            ""
+        };
         let [weight, bias] = ["weight", "bias"].map(|part| format!("{prefix}{dense}.{part}"));
         let bias = head_input.has_bias.then_some(&*bias);
         let read = layers.linear_in_fp32(&weight, bias, read, [hidden, hidden])?;
@@ -576,6 +758,7 @@ impl Writer<'_> {
     fn label(&mut self, name: &str, head: &Head, read: &Value) -> Result<Value> {
         let [weight, bias] = ["weight", "bias"].map(|part| format!("{name}.{part}"));
         let shape = [self.config.facts.hidden, head.labels.len()];
-        self.layers.linear_in_fp32(&weight, Some(&bias), read, shape)
+        self.layers
+            .linear_in_fp32(&weight, Some(&bias), read, shape)
     }
 }

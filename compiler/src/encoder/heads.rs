@@ -91,7 +91,10 @@ impl Prediction {
                 activation: config.head_input.activation,
                 norm: "head.norm",
                 matrix: "decoder.weight",
-                biases: config.details.predicts_with_bias.then_some(["decoder.bias"; 2]),
+                biases: config
+                    .details
+                    .predicts_with_bias
+                    .then_some(["decoder.bias"; 2]),
             },
             other => {
                 return Err(Error::model(format!(
@@ -115,7 +118,12 @@ impl Prediction {
         let weights = layers.weights;
         let dense = weights.take_whole(&format!("{}.weight", self.dense), &[hidden, hidden])?;
         let bias = match self.has_bias {
-            true => Some(weights.take_whole(&format!("{}.bias", self.dense), &[hidden])?.values.clone()),
+            true => Some(
+                weights
+                    .take_whole(&format!("{}.bias", self.dense), &[hidden])?
+                    .values
+                    .clone(),
+            ),
             false => None,
         };
         let transformed = layers.apply(&Linear::new(self.dense, dense, bias), tokens)?;
@@ -125,7 +133,10 @@ impl Prediction {
         let bias = match &self.biases {
             None => None,
             Some(names) => {
-                let name = names.iter().find(|name| weights.has(name)).unwrap_or(&names[0]);
+                let name = names
+                    .iter()
+                    .find(|name| weights.has(name))
+                    .unwrap_or(&names[0]);
                 Some(weights.take_whole(name, &[vocabulary])?.values.clone())
             }
         };
@@ -158,7 +169,10 @@ impl OutputHeads {
     /// Token vectors for pooling in the pipeline, or pooled by modules.
     pub(super) fn dense(modules: Option<Modules>) -> Self {
         let dense = modules.map_or(DenseHead::Tokens, DenseHead::Modules);
-        Self { dense: Some(dense), ..Self::default() }
+        Self {
+            dense: Some(dense),
+            ..Self::default()
+        }
     }
 
     /// SHA-256 of weights in other files than the model's.
@@ -167,15 +181,21 @@ impl OutputHeads {
             Some(DenseHead::Modules(modules)) => Some(modules.sources()),
             _ => None,
         };
-        modules.into_iter().flatten().chain(self.layers().filter_map(Dense::source))
+        modules
+            .into_iter()
+            .flatten()
+            .chain(self.layers().filter_map(Dense::source))
     }
 
     /// Layers for token vectors.
     fn layers(&self) -> impl Iterator<Item = &Dense> {
-        self.multi_vector.iter().flatten().chain(match &self.sparse {
-            Some(SparseHead::Tokens(layer)) => Some(layer),
-            _ => None,
-        })
+        self.multi_vector
+            .iter()
+            .flatten()
+            .chain(match &self.sparse {
+                Some(SparseHead::Tokens(layer)) => Some(layer),
+                _ => None,
+            })
     }
 
     /// Whether its modules contain a label score layer.
@@ -206,7 +226,9 @@ impl OutputHeads {
         match &self.dense {
             None => {}
             Some(DenseHead::Tokens) => {
-                layers.graph.output(tokens, output, of_tokens(config.facts.hidden));
+                layers
+                    .graph
+                    .output(tokens, output, of_tokens(config.facts.hidden));
             }
             Some(DenseHead::Modules(modules)) => {
                 let vector = modules.write(layers, tokens, mask);
@@ -218,7 +240,11 @@ impl OutputHeads {
             None => {}
             Some(SparseHead::Vocabulary(prediction)) => {
                 let logits = prediction.write(layers, config, tokens, mask)?;
-                layers.graph.output(&logits, LARGEST_LOGITS, [any("batch"), fixed(config.vocabulary)]);
+                layers.graph.output(
+                    &logits,
+                    LARGEST_LOGITS,
+                    [any("batch"), fixed(config.vocabulary)],
+                );
             }
             Some(SparseHead::Tokens(layer)) => {
                 let weights = layer.write(layers, TOKEN_WEIGHTS, tokens);
@@ -231,7 +257,9 @@ impl OutputHeads {
                 vectors = layer.write(layers, &format!("projections.{place}"), &vectors);
                 width = layer.outputs();
             }
-            layers.graph.output(&vectors, MULTI_VECTORS, of_tokens(width));
+            layers
+                .graph
+                .output(&vectors, MULTI_VECTORS, of_tokens(width));
         }
         if let Some(spans) = &self.spans {
             spans.write(layers, ids, tokens)?;

@@ -46,7 +46,9 @@ pub(super) fn open(
     let tokenizer = read_tokenizer(folder).map_err(|error| incomplete(config, error))?;
     let mut encoder = families::of(&file, folder)?;
     encoder.head = None;
-    let weights = weights.split_off(ALL).with_prefix(PREFIX, encoder.names.words);
+    let weights = weights
+        .split_off(ALL)
+        .with_prefix(PREFIX, encoder.names.words);
     families::adapt(&mut encoder, &weights);
     let tokenizer = within_vocabulary(tokenizer, encoder.vocabulary)?;
     within_types(&tokenizer, encoder.types, false)?;
@@ -65,12 +67,24 @@ pub(super) fn open(
         max_tokens: max_tokens(folder, &encoder.facts)?,
     };
     let heads = OutputHeads::dense(Some(modules));
-    Ok((LabelParts { config: encoder, weights, heads, tokenizer }, settings))
+    Ok((
+        LabelParts {
+            config: encoder,
+            weights,
+            heads,
+            tokenizer,
+        },
+        settings,
+    ))
 }
 
 /// Error for a model published without its second encoder's files.
 fn incomplete(config: &ConfigFile, error: Error) -> Error {
-    let base: String = config.get(LABELS_ENCODER).ok().flatten().unwrap_or_default();
+    let base: String = config
+        .get(LABELS_ENCODER)
+        .ok()
+        .flatten()
+        .unwrap_or_default();
     Error::model_because(
         format!(
             "expected the tokenizer and the config of the encoder for labels in `{FOLDER}`, next to `{GLINER}`; copy \

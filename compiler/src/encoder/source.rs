@@ -29,7 +29,8 @@ use kivu::{
     config::EngineChoice,
     error::{Error, Result},
     pipeline::{
-        Task, classification::ClassificationSettings, token_classification::TokenClassificationSettings,
+        Task, classification::ClassificationSettings,
+        token_classification::TokenClassificationSettings,
     },
     repository::{bundle::hex, manifest::Precision},
 };
@@ -38,7 +39,10 @@ use kivu::{
 pub(crate) fn open(plan: &Plan) -> Result<Source<'static>> {
     let folder = plan.transformer()?;
     // An adapter's own `config.json` describes the merged model.
-    let described = plan.adapter.as_ref().filter(|adapter| adapter.join(ConfigFile::NAME).is_file());
+    let described = plan
+        .adapter
+        .as_ref()
+        .filter(|adapter| adapter.join(ConfigFile::NAME).is_file());
     let mut config = families::open(described.unwrap_or(&folder))?;
     let tokenizer = families::tokenizer(&folder, &config)?;
     // Models with a head store their body under a prefix.
@@ -52,19 +56,43 @@ pub(crate) fn open(plan: &Plan) -> Result<Source<'static>> {
     }
     if let Some(folder) = &plan.adapter {
         let adapter = Adapter::open(folder)?;
-        let [dense, dense_norm] = [config.names.dense.0, config.names.dense_norm.unwrap_or_default()];
-        let head = ["classifier", "score", config.names.labels, dense, dense_norm];
-        if let Some(labels) = adapter.merge(&mut weights, BaseNames { prefix, head: &head })? {
-            let kind = if adapter.labels_tokens { HeadKind::Tokens } else { HeadKind::Text };
-            config.head.get_or_insert_with(|| Head::unnamed(kind, labels));
+        let [dense, dense_norm] = [
+            config.names.dense.0,
+            config.names.dense_norm.unwrap_or_default(),
+        ];
+        let head = [
+            "classifier",
+            "score",
+            config.names.labels,
+            dense,
+            dense_norm,
+        ];
+        if let Some(labels) = adapter.merge(
+            &mut weights,
+            BaseNames {
+                prefix,
+                head: &head,
+            },
+        )? {
+            let kind = if adapter.labels_tokens {
+                HeadKind::Tokens
+            } else {
+                HeadKind::Text
+            };
+            config
+                .head
+                .get_or_insert_with(|| Head::unnamed(kind, labels));
         }
     }
     let modules = match plan.adapter.is_none() {
         true => score_modules(&plan.folder, config.facts.hidden)?,
         false => None,
     };
-    let reads_pairs =
-        modules.is_some() || config.head.as_ref().is_some_and(|head| head.kind == HeadKind::Text);
+    let reads_pairs = modules.is_some()
+        || config
+            .head
+            .as_ref()
+            .is_some_and(|head| head.kind == HeadKind::Text);
     within_types(&tokenizer, config.types, reads_pairs)?;
     let scores = match modules {
         Some(modules) => Some(head_of_modules(plan, &config.facts, modules)?),
@@ -73,23 +101,37 @@ pub(crate) fn open(plan: &Plan) -> Result<Source<'static>> {
     let facts = &config.facts;
     let mut files = Vec::new();
     let (settings, heads) = match (&config.head, scores) {
-        (_, Some((settings, modules))) => {
-            (EncoderSettings::Classification(settings), OutputHeads::dense(Some(modules)))
-        }
+        (_, Some((settings, modules))) => (
+            EncoderSettings::Classification(settings),
+            OutputHeads::dense(Some(modules)),
+        ),
         (Some(head), None) if head.kind == HeadKind::Tokens => {
             let unknown_token = other_unknown_token(&folder, &tokenizer)?;
-            let settings =
-                TokenClassificationSettings { unknown_token, ..token_settings(&plan.folder, head, facts)? };
-            (EncoderSettings::TokenClassification(settings), OutputHeads::default())
+            let settings = TokenClassificationSettings {
+                unknown_token,
+                ..token_settings(&plan.folder, head, facts)?
+            };
+            (
+                EncoderSettings::TokenClassification(settings),
+                OutputHeads::default(),
+            )
         }
         (Some(head), None) => {
             let settings = text_settings(&plan.folder, head, facts)?;
-            (EncoderSettings::Classification(settings), OutputHeads::default())
+            (
+                EncoderSettings::Classification(settings),
+                OutputHeads::default(),
+            )
         }
         (None, None) => {
             check_label_head(plan, facts, &weights)?;
             let (mut settings, heads) = vectors::open(&plan.folder, &config, &weights, &tokenizer)?;
-            files.extend(vectors::add_static_queries(&plan.folder, &config, &mut settings, &tokenizer)?);
+            files.extend(vectors::add_static_queries(
+                &plan.folder,
+                &config,
+                &mut settings,
+                &tokenizer,
+            )?);
             (EncoderSettings::Embedding(settings), heads)
         }
     };
@@ -98,7 +140,17 @@ pub(crate) fn open(plan: &Plan) -> Result<Source<'static>> {
     }
     Ok(Source {
         files,
-        ..of_parts(plan, Parts { config, weights, heads, settings, tokenizer, labels: None })?
+        ..of_parts(
+            plan,
+            Parts {
+                config,
+                weights,
+                heads,
+                settings,
+                tokenizer,
+                labels: None,
+            },
+        )?
     })
 }
 
@@ -109,7 +161,10 @@ fn head_of_modules(
     modules: Modules,
 ) -> Result<(ClassificationSettings, Modules)> {
     let head = Head::unnamed(HeadKind::Text, modules.dimensions()?);
-    Ok((text_settings(&plan.folder, &head, facts)?, modules.with_output(LOGITS)))
+    Ok((
+        text_settings(&plan.folder, &head, facts)?,
+        modules.with_output(LOGITS),
+    ))
 }
 
 /// An encoder model's parts.
@@ -135,16 +190,23 @@ pub(super) struct LabelParts {
 
 /// Builds an encoder source; its graph is written for the plan's engine.
 pub(super) fn of_parts(plan: &Plan, parts: Parts) -> Result<Source<'static>> {
-    let Parts { config, weights, heads, settings, tokenizer, labels } = parts;
+    let Parts {
+        config,
+        weights,
+        heads,
+        settings,
+        tokenizer,
+        labels,
+    } = parts;
     if let Positions::TableAfter { padding } = config.positions {
         has_positions(&tokenizer, padding)?;
     }
     let facts = &config.facts;
     let suits_native_engine = config.suits_native_engine()
         && heads.suit_native_engine()
-        && labels
-            .as_ref()
-            .is_none_or(|labels| labels.config.suits_native_engine() && labels.heads.suit_native_engine());
+        && labels.as_ref().is_none_or(|labels| {
+            labels.config.suits_native_engine() && labels.heads.suit_native_engine()
+        });
     let engine = match plan.engine {
         EngineChoice::Onnx => Engine::Onnx,
         EngineChoice::Auto | EngineChoice::Native if suits_native_engine => Engine::Native,
@@ -168,16 +230,40 @@ pub(super) fn of_parts(plan: &Plan, parts: Parts) -> Result<Source<'static>> {
         sha256: combined_sha256(&weights.sha256, heads.sources()),
         settings: TaskSettings::Encoder(settings),
         tokenizer,
-        files: labels.iter().map(|labels| (LABEL_TOKENIZER, labels.tokenizer.clone())).collect(),
+        files: labels
+            .iter()
+            .map(|labels| (LABEL_TOKENIZER, labels.tokenizer.clone()))
+            .collect(),
         is_quantized: false,
-        engine: if plan.precision == Precision::Fp32 { Engine::Onnx } else { engine },
+        engine: if plan.precision == Precision::Fp32 {
+            Engine::Onnx
+        } else {
+            engine
+        },
         graphs: Box::new(move |precision, layers| {
-            let engine = if precision == Precision::Fp32 { Engine::Onnx } else { engine };
-            let form = GraphForm { precision, engine, layers };
+            let engine = if precision == Precision::Fp32 {
+                Engine::Onnx
+            } else {
+                engine
+            };
+            let form = GraphForm {
+                precision,
+                engine,
+                layers,
+            };
             let mut graphs = vec![(MODEL, graph(&config, &weights, &heads, form)?)];
-            if let Some(LabelParts { config, weights, heads, .. }) = &labels {
+            if let Some(LabelParts {
+                config,
+                weights,
+                heads,
+                ..
+            }) = &labels
+            {
                 // Its layers may have the same names.
-                let form = GraphForm { layers: LayerForms::Plain, ..form };
+                let form = GraphForm {
+                    layers: LayerForms::Plain,
+                    ..form
+                };
                 graphs.push((LABELS, graph(config, weights, heads, form)?));
             }
             Ok(graphs)
@@ -189,7 +275,10 @@ pub(super) fn of_parts(plan: &Plan, parts: Parts) -> Result<Source<'static>> {
 /// vectors: the cosines of an embedding model are not the scores of its head.
 fn check_label_head(plan: &Plan, facts: &Facts, weights: &Weights) -> Result<()> {
     let is_decided = plan.strategy.is_some() || has_pooling(&plan.folder);
-    let Some(task) = plan.task.filter(|task| *task != Task::FeatureExtraction && !is_decided) else {
+    let Some(task) = plan
+        .task
+        .filter(|task| *task != Task::FeatureExtraction && !is_decided)
+    else {
         return Ok(());
     };
     let is_head = |name: &&String| LABEL_HEADS.iter().any(|head| name.starts_with(head));
@@ -205,7 +294,11 @@ fn check_label_head(plan: &Plan, facts: &Facts, weights: &Weights) -> Result<()>
 }
 
 /// Settings for a model with a value per text and label in its output [`LOGITS`].
-pub(crate) fn text_settings(folder: &Path, head: &Head, facts: &Facts) -> Result<ClassificationSettings> {
+pub(crate) fn text_settings(
+    folder: &Path,
+    head: &Head,
+    facts: &Facts,
+) -> Result<ClassificationSettings> {
     Ok(ClassificationSettings {
         output: LOGITS.to_owned(),
         labels: head.labels.clone(),
@@ -247,7 +340,9 @@ mod tests {
     impl Copy {
         fn of(fixture: &str) -> Self {
             let folder = tempfile::tempdir().unwrap();
-            let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/models").join(fixture);
+            let source = Path::new(env!("CARGO_MANIFEST_DIR"))
+                .join("../tests/fixtures/models")
+                .join(fixture);
             copy(&source, folder.path());
             Self(folder)
         }
@@ -263,7 +358,8 @@ mod tests {
 
         /// Sets a field in a file, or removes it.
         fn set(&self, name: &str, field: &str, value: Option<Value>) {
-            let mut content: Value = serde_json::from_slice(&fs::read(self.path(name)).unwrap()).unwrap();
+            let mut content: Value =
+                serde_json::from_slice(&fs::read(self.path(name)).unwrap()).unwrap();
             let fields = content.as_object_mut().unwrap();
             match value {
                 Some(value) => drop(fields.insert(field.to_owned(), value)),
@@ -284,22 +380,35 @@ mod tests {
         ) {
             let bytes = fs::read(self.path(name)).unwrap();
             let file = SafeTensors::deserialize(&bytes).unwrap();
-            let view = |view: &TensorView<'_>| (view.dtype(), view.shape().to_vec(), view.data().to_vec());
-            let mut tensors = file.iter().map(|(name, tensor)| (name.to_owned(), view(&tensor))).collect();
+            let view =
+                |view: &TensorView<'_>| (view.dtype(), view.shape().to_vec(), view.data().to_vec());
+            let mut tensors = file
+                .iter()
+                .map(|(name, tensor)| (name.to_owned(), view(&tensor)))
+                .collect();
             change(&mut tensors);
             let views = tensors.iter().map(|(name, (kind, shape, bytes))| {
                 (name, TensorView::new(*kind, shape.clone(), bytes).unwrap())
             });
-            fs::write(self.path(name), safetensors::serialize(views, None).unwrap()).unwrap();
+            fs::write(
+                self.path(name),
+                safetensors::serialize(views, None).unwrap(),
+            )
+            .unwrap();
         }
 
         fn sha256(&self) -> String {
-            let plan = Plan { folder: self.0.path().to_owned(), ..Plan::default() };
+            let plan = Plan {
+                folder: self.0.path().to_owned(),
+                ..Plan::default()
+            };
             open(&plan).unwrap().sha256
         }
 
         fn add(&self, name: &str) {
-            self.change(|tensors| drop(tensors.insert(name.to_owned(), (Dtype::F32, vec![1], vec![0; 4]))));
+            self.change(|tensors| {
+                drop(tensors.insert(name.to_owned(), (Dtype::F32, vec![1], vec![0; 4])))
+            });
         }
 
         /// Reads the model and writes its graph in fp32.
@@ -308,7 +417,11 @@ mod tests {
         }
 
         fn open_for(&self, task: Option<Task>) -> Result<EncoderSettings> {
-            let plan = Plan { folder: self.0.path().to_owned(), task, ..Plan::default() };
+            let plan = Plan {
+                folder: self.0.path().to_owned(),
+                task,
+                ..Plan::default()
+            };
             let source = open(&plan)?;
             (source.graphs)(Precision::Fp32, LayerForms::Plain)?;
             match source.settings {
@@ -338,10 +451,22 @@ mod tests {
     #[test]
     fn the_hash_of_the_weights_includes_adapters_and_modules() {
         for (fixture, file, tensor) in [
-            ("tiny-jina-v3-hf", "separation/adapter_model.safetensors", "lora_B"),
-            ("tiny-colbert-pylate", "1_Dense/model.safetensors", "linear.weight"),
+            (
+                "tiny-jina-v3-hf",
+                "separation/adapter_model.safetensors",
+                "lora_B",
+            ),
+            (
+                "tiny-colbert-pylate",
+                "1_Dense/model.safetensors",
+                "linear.weight",
+            ),
             ("tiny-gemma3", "2_Dense/model.safetensors", "linear.weight"),
-            ("tiny-splade-router", "query_0_SparseStaticEmbedding/model.safetensors", "weight"),
+            (
+                "tiny-splade-router",
+                "query_0_SparseStaticEmbedding/model.safetensors",
+                "weight",
+            ),
         ] {
             let model = Copy::of(fixture);
             let before = model.sha256();
@@ -380,12 +505,19 @@ mod tests {
             model.add(unused);
             model.open().unwrap();
         }
-        for unknown in ["encoder.layer.0.gate.weight", "encoder.scale", "embeddings.project.weight", "gate"] {
+        for unknown in [
+            "encoder.layer.0.gate.weight",
+            "encoder.scale",
+            "embeddings.project.weight",
+            "gate",
+        ] {
             let model = Copy::of("tiny-bert");
             model.add(unknown);
             let refusal = model.refusal();
             assert!(
-                refusal.contains(&format!("only the weights of its family, but found `{unknown}`")),
+                refusal.contains(&format!(
+                    "only the weights of its family, but found `{unknown}`"
+                )),
                 "{refusal}"
             );
         }
@@ -399,10 +531,16 @@ mod tests {
     fn tensors_of_other_types_are_refused_by_their_type() {
         let model = Copy::of("tiny-bert");
         model.change(|tensors| {
-            let (kind, shape, bytes) = tensors.get_mut("encoder.layer.0.output.dense.weight").unwrap();
+            let (kind, shape, bytes) = tensors
+                .get_mut("encoder.layer.0.output.dense.weight")
+                .unwrap();
             (*kind, *bytes) = (Dtype::F8_E4M3, vec![0; shape.iter().product()]);
         });
-        assert!(model.refusal().contains("16-, 32- or 64-bit floats, but found the type F8_E4M3"));
+        assert!(
+            model
+                .refusal()
+                .contains("16-, 32- or 64-bit floats, but found the type F8_E4M3")
+        );
     }
 
     #[test]
@@ -410,13 +548,21 @@ mod tests {
         for architecture in ["BertModel", "BertForNextSentencePrediction"] {
             let model = Copy::of("tiny-bert-rank");
             model.set("config.json", "architectures", Some(json!([architecture])));
-            let refusal = model.open_for(Some(Task::TextRanking)).unwrap_err().chain().to_string();
-            let expected =
-                "expected `architectures` to name the label head of `classifier.bias` for `text-ranking`";
-            assert!(refusal.starts_with(expected) && refusal.contains(architecture), "{refusal}");
+            let refusal = model
+                .open_for(Some(Task::TextRanking))
+                .unwrap_err()
+                .chain()
+                .to_string();
+            let expected = "expected `architectures` to name the label head of `classifier.bias` for `text-ranking`";
+            assert!(
+                refusal.starts_with(expected) && refusal.contains(architecture),
+                "{refusal}"
+            );
             model.open_for(Some(Task::FeatureExtraction)).unwrap();
         }
-        Copy::of("tiny-bert").open_for(Some(Task::TextRanking)).unwrap();
+        Copy::of("tiny-bert")
+            .open_for(Some(Task::TextRanking))
+            .unwrap();
     }
 
     #[test]
@@ -438,16 +584,24 @@ mod tests {
         let constants = |passes: usize| {
             let model = Copy::of("tiny-albert");
             model.set("config.json", "num_hidden_layers", Some(json!(passes)));
-            let plan = Plan { folder: model.0.path().to_owned(), ..Plan::default() };
+            let plan = Plan {
+                folder: model.0.path().to_owned(),
+                ..Plan::default()
+            };
             let source = open(&plan).unwrap();
             [Precision::Fp32, Precision::Int8, Precision::Int8Blocks].map(|precision| {
-                let (_, graph) = (source.graphs)(precision, LayerForms::Plain).unwrap().remove(0);
+                let (_, graph) = (source.graphs)(precision, LayerForms::Plain)
+                    .unwrap()
+                    .remove(0);
                 let graph = graph.graph.unwrap();
                 (graph.initializer.len(), graph.node.len())
             })
         };
         for ((few, short), (many, long)) in constants(2).into_iter().zip(constants(12)) {
-            assert!(few == many && long > 4 * short, "{few} {many} {short} {long}");
+            assert!(
+                few == many && long > 4 * short,
+                "{few} {many} {short} {long}"
+            );
         }
     }
 
@@ -456,29 +610,49 @@ mod tests {
         let model = Copy::of("tiny-splade-router");
         model.open().unwrap();
         for length in [None, Some(json!(1e30))] {
-            model.set("query_0_SparseStaticEmbedding/tokenizer_config.json", "model_max_length", length);
+            model.set(
+                "query_0_SparseStaticEmbedding/tokenizer_config.json",
+                "model_max_length",
+                length,
+            );
             let refusal = model.refusal();
-            assert!(refusal.starts_with("expected a `model_max_length` of at most"), "{refusal}");
+            assert!(
+                refusal.starts_with("expected a `model_max_length` of at most"),
+                "{refusal}"
+            );
         }
     }
 
     #[test]
     fn nomic_in_the_form_of_transformers_has_the_tokenizer_of_bert() {
         let model = Copy::of("tiny-nomic");
-        let change = |part: &str, value: &Value| model.set("tokenizer.json", part, Some(value.clone()));
+        let change =
+            |part: &str, value: &Value| model.set("tokenizer.json", part, Some(value.clone()));
         let lowercase = json!({"type": "Lowercase"});
-        let before: Value = serde_json::from_slice(&fs::read(model.path("tokenizer.json")).unwrap()).unwrap();
+        let before: Value =
+            serde_json::from_slice(&fs::read(model.path("tokenizer.json")).unwrap()).unwrap();
         change("normalizer", &lowercase);
         model.open().unwrap();
-        let native = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/nomic-native/config.json");
+        let native = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../tests/fixtures/nomic-native/config.json");
         fs::copy(native, model.path("config.json")).unwrap();
         assert!(
-            model.refusal().contains("expected `normalizer.type` of `BertTokenizer` in `tokenizer.json`")
+            model
+                .refusal()
+                .contains("expected `normalizer.type` of `BertTokenizer` in `tokenizer.json`")
         );
         change("normalizer", &before["normalizer"]);
         model.open().unwrap();
-        model.set("tokenizer_config.json", "tokenizer_class", Some(json!("GPT2Tokenizer")));
-        assert!(model.refusal().contains("expected the tokenizer class `BertTokenizer`"));
+        model.set(
+            "tokenizer_config.json",
+            "tokenizer_class",
+            Some(json!("GPT2Tokenizer")),
+        );
+        assert!(
+            model
+                .refusal()
+                .contains("expected the tokenizer class `BertTokenizer`")
+        );
     }
 
     #[test]
@@ -502,14 +676,25 @@ mod tests {
     #[test]
     fn the_class_of_deberta_needs_byte_pairs() {
         let model = Copy::of("tiny-distilbert");
-        model.set("tokenizer_config.json", "tokenizer_class", Some(json!("DebertaTokenizer")));
-        assert!(model.refusal().contains("expected byte pairs for the class `DebertaTokenizer`"));
+        model.set(
+            "tokenizer_config.json",
+            "tokenizer_class",
+            Some(json!("DebertaTokenizer")),
+        );
+        assert!(
+            model
+                .refusal()
+                .contains("expected byte pairs for the class `DebertaTokenizer`")
+        );
     }
 
     #[test]
     fn modules_make_an_embedder_of_a_model_with_another_head() {
         let model = Copy::of("tiny-bert-ner");
-        assert!(matches!(model.open().unwrap(), EncoderSettings::TokenClassification(_)));
+        assert!(matches!(
+            model.open().unwrap(),
+            EncoderSettings::TokenClassification(_)
+        ));
         model.write(
             "modules.json",
             &json!([
@@ -518,8 +703,14 @@ mod tests {
             ]),
         );
         model.write("1_Pooling/config.json", &json!({"pooling_mode": "cls"}));
-        assert!(matches!(model.open().unwrap(), EncoderSettings::Embedding(_)));
-        model.write("modules.json", &json!([{"path": "", "type": "my_pool.Pooling"}]));
+        assert!(matches!(
+            model.open().unwrap(),
+            EncoderSettings::Embedding(_)
+        ));
+        model.write(
+            "modules.json",
+            &json!([{"path": "", "type": "my_pool.Pooling"}]),
+        );
         model.set("config.json", "architectures", Some(json!(["BertModel"])));
         assert!(model.refusal().contains("but found `my_pool.Pooling`"));
     }
@@ -527,15 +718,26 @@ mod tests {
     #[test]
     fn the_label_of_gte_is_the_weight_of_a_token() {
         let model = Copy::of("tiny-gte");
-        model.set("config.json", "architectures", Some(json!(["NewForTokenClassification"])));
+        model.set(
+            "config.json",
+            "architectures",
+            Some(json!(["NewForTokenClassification"])),
+        );
         model.set("config.json", "id2label", Some(json!({"0": "LABEL_0"})));
         model.change(|tensors| {
-            let body =
-                std::mem::take(tensors).into_iter().map(|(name, tensor)| (format!("new.{name}"), tensor));
+            let body = std::mem::take(tensors)
+                .into_iter()
+                .map(|(name, tensor)| (format!("new.{name}"), tensor));
             tensors.extend(body);
             let width = tensors["new.embeddings.LayerNorm.bias"].1[0];
-            tensors.insert("classifier.weight".to_owned(), (Dtype::F32, vec![1, width], vec![0; 4 * width]));
-            tensors.insert("classifier.bias".to_owned(), (Dtype::F32, vec![1], vec![0; 4]));
+            tensors.insert(
+                "classifier.weight".to_owned(),
+                (Dtype::F32, vec![1, width], vec![0; 4 * width]),
+            );
+            tensors.insert(
+                "classifier.bias".to_owned(),
+                (Dtype::F32, vec![1], vec![0; 4]),
+            );
         });
         let EncoderSettings::Embedding(settings) = model.open().unwrap() else {
             panic!("expected an embedder")

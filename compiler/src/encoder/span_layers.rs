@@ -22,21 +22,42 @@ impl SpanLayers {
     pub(super) fn read(layers: &mut Layers<'_>, name: &str, width: usize) -> Result<Self> {
         let wide = 4 * width;
         let last_name = format!("{name}.out_project.3");
-        let weight = layers.weights.take_whole(&format!("{last_name}.weight"), &[width, wide])?;
-        let bias = layers.weights.take_whole(&format!("{last_name}.bias"), &[width])?;
+        let weight = layers
+            .weights
+            .take_whole(&format!("{last_name}.weight"), &[width, wide])?;
+        let bias = layers
+            .weights
+            .take_whole(&format!("{last_name}.bias"), &[width])?;
         let last = [
-            layers.graph.floats(&format!("{last_name}.weight"), &[width, wide], &weight.values),
-            layers.graph.floats(&format!("{last_name}.bias"), &[width, 1], &bias.values),
+            layers.graph.floats(
+                &format!("{last_name}.weight"),
+                &[width, wide],
+                &weight.values,
+            ),
+            layers
+                .graph
+                .floats(&format!("{last_name}.bias"), &[width, 1], &bias.values),
         ];
         let first_name = format!("{name}.out_project.0");
-        let weight = layers.weights.take_whole(&format!("{first_name}.weight"), &[wide, 2 * width])?;
+        let weight = layers
+            .weights
+            .take_whole(&format!("{first_name}.weight"), &[wide, 2 * width])?;
         let [start, end] = [("start", 0), ("end", width)].map(|(side, from)| {
-            let rows = weight.values.chunks_exact(2 * width).flat_map(|row| &row[from..][..width]);
+            let rows = weight
+                .values
+                .chunks_exact(2 * width)
+                .flat_map(|row| &row[from..][..width]);
             let half = transpose(&rows.copied().collect::<Vec<f32>>(), width);
-            layers.graph.floats(&format!("{first_name}.{side}"), &[width, wide], &half)
+            layers
+                .graph
+                .floats(&format!("{first_name}.{side}"), &[width, wide], &half)
         });
-        let bias = layers.weights.take_whole(&format!("{first_name}.bias"), &[wide])?;
-        let bias = layers.graph.floats(&format!("{first_name}.bias"), &[wide], &bias.values);
+        let bias = layers
+            .weights
+            .take_whole(&format!("{first_name}.bias"), &[wide])?;
+        let bias = layers
+            .graph
+            .floats(&format!("{first_name}.bias"), &[wide], &bias.values);
         let of_side = |side: &str| format!("{name}.project_{side}");
         let [s0, s1, s2, s3] = two_layers(layers, &of_side("start"), width)?;
         let [e0, e1, e2, e3] = two_layers(layers, &of_side("end"), width)?;
@@ -81,7 +102,11 @@ pub(super) fn span_logits(
         let logits = graph.node("Add", &[&products, &biases], vec![]);
         of_lengths.push(graph.node("Unsqueeze", &[&logits, &last_axis], vec![]));
     }
-    graph.node("Concat", &of_lengths.iter().collect::<Vec<_>>(), vec![integer("axis", 3)])
+    graph.node(
+        "Concat",
+        &of_lengths.iter().collect::<Vec<_>>(),
+        vec![integer("axis", 3)],
+    )
 }
 
 /// For each marker token, its label's number, from 1 on; 0 for all other tokens.
@@ -134,7 +159,11 @@ pub(super) fn two_layers(layers: &mut Layers<'_>, name: &str, width: usize) -> R
     Ok([w0, b0, w1, b1])
 }
 
-pub(super) fn apply_two(graph: &mut GraphBuilder, input: &Value, [w0, b0, w1, b1]: [&Value; 4]) -> Value {
+pub(super) fn apply_two(
+    graph: &mut GraphBuilder,
+    input: &Value,
+    [w0, b0, w1, b1]: [&Value; 4],
+) -> Value {
     let wide = linear(graph, input, [w0, b0]);
     let wide = graph.node("Relu", &[&wide], vec![]);
     linear(graph, &wide, [w1, b1])

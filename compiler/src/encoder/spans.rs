@@ -74,16 +74,27 @@ impl SpanHead {
     /// first, the last and any word of an entity; or by label for the text. Logits for spans that end beyond the text have
     /// no meaning.
     pub(super) fn write(&self, layers: &mut Layers<'_>, ids: &Value, tokens: &Value) -> Result<()> {
-        let Self { encoder_width, width, .. } = *self;
+        let Self {
+            encoder_width,
+            width,
+            ..
+        } = *self;
         let words = layers.graph.input(WORDS, &["batch", "sequence"]);
         let mut tokens = tokens.clone();
         if width != encoder_width {
-            tokens = projected(layers, "token_rep_layer.projection", &tokens, [encoder_width, width])?;
+            tokens = projected(
+                layers,
+                "token_rep_layer.projection",
+                &tokens,
+                [encoder_width, width],
+            )?;
         }
         let inputs = [&tokens, &words];
-        let mut vectors = layers.graph.function("Words", inputs, |graph, [tokens, words]| {
-            numbered(graph, tokens, words, self.max_tokens).0
-        });
+        let mut vectors = layers
+            .graph
+            .function("Words", inputs, |graph, [tokens, words]| {
+                numbered(graph, tokens, words, self.max_tokens).0
+            });
         for layer in 0..self.recurrent_layers {
             vectors = self.recur(layers, layer, &vectors, &words)?;
         }
@@ -93,14 +104,22 @@ impl SpanHead {
             Scored::Words => (self.word_scores(layers, inputs)?, WORD_SCORES),
             Scored::Text(head) => (self.text_scores(layers, inputs, head)?, 1),
             Scored::CountedSpans(spans) => {
-                let marker =
-                    self.marker.ok_or_else(|| Error::model("expected labels in front of the text"))?;
+                let marker = self
+                    .marker
+                    .ok_or_else(|| Error::model("expected labels in front of the text"))?;
                 let marker = layers.graph.integers("label_marker", &[i64::from(marker)]);
-                (spans.write(layers, [self.width, self.max_tokens], inputs, &marker)?, spans.longest)
+                (
+                    spans.write(layers, [self.width, self.max_tokens], inputs, &marker)?,
+                    spans.longest,
+                )
             }
             Scored::Labels => (self.label_scores(layers, inputs)?, 1),
         };
-        let words = if matches!(self.scored, Scored::Labels) { fixed(1) } else { any("words") };
+        let words = if matches!(self.scored, Scored::Labels) {
+            fixed(1)
+        } else {
+            any("words")
+        };
         let axes = [any("batch"), words, any("labels"), fixed(count)];
         layers.graph.output(&logits, SPAN_LOGITS, axes);
         Ok(())
@@ -115,13 +134,43 @@ impl SpanHead {
         let [l0, l1] = &last;
         let [s0, s1, s2, s3, s4, s5] = &start;
         let [e0, e1, e2, e3, e4] = &end;
-        let constants = [&longest_span, p0, p1, p2, p3, l0, l1, s0, s1, s2, s3, s4, s5, e0, e1, e2, e3, e4];
-        Ok(self.call::<18, 23, 21>(layers, "Spans", inputs, constants, |graph, inputs, constants| {
-            let [labels, vectors, words] = inputs;
-            let [_, p0, p1, p2, p3, spans @ ..] = constants;
-            let labels = apply_two(graph, labels, [p0, p1, p2, p3]);
-            span_logits(graph, [&labels, vectors, words], spans, [longest, self.max_tokens])
-        }))
+        let constants = [
+            &longest_span,
+            p0,
+            p1,
+            p2,
+            p3,
+            l0,
+            l1,
+            s0,
+            s1,
+            s2,
+            s3,
+            s4,
+            s5,
+            e0,
+            e1,
+            e2,
+            e3,
+            e4,
+        ];
+        Ok(self.call::<18, 23, 21>(
+            layers,
+            "Spans",
+            inputs,
+            constants,
+            |graph, inputs, constants| {
+                let [labels, vectors, words] = inputs;
+                let [_, p0, p1, p2, p3, spans @ ..] = constants;
+                let labels = apply_two(graph, labels, [p0, p1, p2, p3]);
+                span_logits(
+                    graph,
+                    [&labels, vectors, words],
+                    spans,
+                    [longest, self.max_tokens],
+                )
+            },
+        ))
     }
 
     fn label_scores(&self, layers: &mut Layers<'_>, inputs: [&Value; 4]) -> Result<Value> {
@@ -142,11 +191,18 @@ impl SpanHead {
             "WordScores",
             inputs,
             constants.each_ref(),
-            |graph, [labels, vectors, _], constants| word_scores::logits(graph, [vectors, labels], constants),
+            |graph, [labels, vectors, _], constants| {
+                word_scores::logits(graph, [vectors, labels], constants)
+            },
         ))
     }
 
-    fn text_scores(&self, layers: &mut Layers<'_>, inputs: [&Value; 4], head: TextHead) -> Result<Value> {
+    fn text_scores(
+        &self,
+        layers: &mut Layers<'_>,
+        inputs: [&Value; 4],
+        head: TextHead,
+    ) -> Result<Value> {
         const NAME: &str = "TextScores";
         let own = head.constants(layers, self.width)?;
         Ok(match head.pairs {
@@ -189,9 +245,11 @@ impl SpanHead {
             let labels = layers.graph.float_input(LABEL_VECTORS, axes);
             let own = [&labels, vectors, words];
             let inputs: [&Value; LABELLED] = joined(&own, &constants);
-            return layers.graph.function(&format!("Labelled{name}"), inputs, |graph, inputs| {
-                body(graph, joined(&inputs[..3], &[]), joined(&[], &inputs[3..]))
-            });
+            return layers
+                .graph
+                .function(&format!("Labelled{name}"), inputs, |graph, inputs| {
+                    body(graph, joined(&inputs[..3], &[]), joined(&[], &inputs[3..]))
+                });
         };
         let marker = layers.graph.integers("label_marker", &[i64::from(marker)]);
         let own = [tokens, ids, vectors, words, &marker];
@@ -210,12 +268,20 @@ impl SpanHead {
     }
 
     /// Bidirectional LSTM layer over each text's words.
-    fn recur(&self, layers: &mut Layers<'_>, layer: usize, vectors: &Value, words: &Value) -> Result<Value> {
+    fn recur(
+        &self,
+        layers: &mut Layers<'_>,
+        layer: usize,
+        vectors: &Value,
+        words: &Value,
+    ) -> Result<Value> {
         let (width, half) = (self.width, self.width / 2);
         // PyTorch has the gates input, forget, cell, output; ONNX input, output, forget, cell.
         let reordered = |values: &[f32]| {
             let gate = values.len() / 4;
-            [0, 3, 1, 2].map(|place| &values[place * gate..][..gate]).concat()
+            [0, 3, 1, 2]
+                .map(|place| &values[place * gate..][..gate])
+                .concat()
         };
         let both = |kind: &str, shape: &[usize]| {
             let mut values = Vec::new();
@@ -231,22 +297,42 @@ impl SpanHead {
         let name = |part: &str| format!("rnn.{layer}.{part}");
         let graph = &mut layers.graph;
         if !graph.has_functions() {
-            let [of_inputs, of_states] = biases.each_ref().map(|biases| biases.chunks_exact(4 * half));
-            let biases: Vec<f32> =
-                of_inputs.zip(of_states).flat_map(|(left, right)| [left, right].concat()).collect();
+            let [of_inputs, of_states] = biases
+                .each_ref()
+                .map(|biases| biases.chunks_exact(4 * half));
+            let biases: Vec<f32> = of_inputs
+                .zip(of_states)
+                .flat_map(|(left, right)| [left, right].concat())
+                .collect();
             let inputs = graph.floats(&name("inputs"), &[2, 4 * half, width], &inputs);
             let states = graph.floats(&name("states"), &[2, 4 * half, half], &states);
             let biases = graph.floats(&name("biases"), &[2, 8 * half], &biases);
-            return Ok(lstm(graph, half, [vectors, words, &inputs, &states, &biases]));
+            return Ok(lstm(
+                graph,
+                half,
+                [vectors, words, &inputs, &states, &biases],
+            ));
         }
-        let states: Vec<f32> =
-            states.chunks_exact(4 * half * half).flat_map(|states| transpose(states, half)).collect();
-        let biases: Vec<f32> = biases[0].iter().zip(&biases[1]).map(|(left, right)| left + right).collect();
-        let inputs = graph.floats(&name("inputs"), &[width, 8 * half], &transpose(&inputs, width));
+        let states: Vec<f32> = states
+            .chunks_exact(4 * half * half)
+            .flat_map(|states| transpose(states, half))
+            .collect();
+        let biases: Vec<f32> = biases[0]
+            .iter()
+            .zip(&biases[1])
+            .map(|(left, right)| left + right)
+            .collect();
+        let inputs = graph.floats(
+            &name("inputs"),
+            &[width, 8 * half],
+            &transpose(&inputs, width),
+        );
         let states = graph.floats(&name("states"), &[2, half, 4 * half], &states);
         let biases = graph.floats(&name("biases"), &[8 * half], &biases);
         let inputs = [vectors, words, &inputs, &states, &biases];
-        Ok(graph.function("WordLstm", inputs, |graph, inputs| word_lstm(graph, half, inputs)))
+        Ok(graph.function("WordLstm", inputs, |graph, inputs| {
+            word_lstm(graph, half, inputs)
+        }))
     }
 }
 
@@ -279,15 +365,27 @@ fn lstm(
     let lengths = graph.node("ReduceMax", &[words, &one], vec![integer("keepdims", 0)]);
     let lengths = graph.cast(&lengths, data_type::INT32);
     let steps = graph.node("Transpose", &[vectors], vec![integers("perm", &[1, 0, 2])]);
-    let attributes = vec![string("direction", "bidirectional"), integer("hidden_size", half as i64)];
-    let both = graph.node("LSTM", &[&steps, inputs, states, biases, &lengths], attributes);
+    let attributes = vec![
+        string("direction", "bidirectional"),
+        integer("hidden_size", half as i64),
+    ];
+    let both = graph.node(
+        "LSTM",
+        &[&steps, inputs, states, biases, &lengths],
+        attributes,
+    );
     let both = graph.node("Transpose", &[&both], vec![integers("perm", &[2, 0, 1, 3])]);
     let joined = graph.integers("joined_directions", &[0, 0, -1]);
     graph.node("Reshape", &[&both, &joined], vec![])
 }
 
 /// Linear layer. All head layers are in fp32 at all precisions: their errors go straight into the scores.
-fn projected(layers: &mut Layers<'_>, name: &str, input: &Value, shape: [usize; 2]) -> Result<Value> {
+fn projected(
+    layers: &mut Layers<'_>,
+    name: &str,
+    input: &Value,
+    shape: [usize; 2],
+) -> Result<Value> {
     let [weight, bias] = ["weight", "bias"].map(|part| format!("{name}.{part}"));
     layers.linear_in_fp32(&weight, Some(&bias), input, shape)
 }

@@ -80,11 +80,20 @@ impl TextHead {
         };
         let scale = layers.graph.floats(SCALE, &[1], &scale);
         let mut of = |name: &str| {
-            let [w0, b0] = layer(layers, &format!("model.{name}.linear_1"), [width, self.hidden])?;
-            let [w1, b1] = layer(layers, &format!("model.{name}.linear_2"), [self.hidden, width])?;
+            let [w0, b0] = layer(
+                layers,
+                &format!("model.{name}.linear_1"),
+                [width, self.hidden],
+            )?;
+            let [w1, b1] = layer(
+                layers,
+                &format!("model.{name}.linear_2"),
+                [self.hidden, width],
+            )?;
             Ok::<_, Error>([w0, b0, w1, b1])
         };
-        let ([t0, t1, t2, t3], [l0, l1, l2, l3]) = (of("text_projector")?, of("classes_projector")?);
+        let ([t0, t1, t2, t3], [l0, l1, l2, l3]) =
+            (of("text_projector")?, of("classes_projector")?);
         Ok([form, scale, t0, t1, t2, t3, l0, l1, l2, l3])
     }
 
@@ -100,7 +109,11 @@ impl TextHead {
             let [one, two] = [1, 2].map(|axis| graph.integers(&format!("axis_{axis}"), &[axis]));
             let is_pooled = graph.cast(words, data_type::BOOL);
             let is_pooled = graph.cast(&is_pooled, data_type::FLOAT);
-            let count = graph.node("ReduceSum", &[&is_pooled, &one], vec![integer("keepdims", 1)]);
+            let count = graph.node(
+                "ReduceSum",
+                &[&is_pooled, &one],
+                vec![integer("keepdims", 1)],
+            );
             let count = graph.node("Unsqueeze", &[&count, &two], vec![]);
             texts = graph.node("Div", &[&texts, &count], vec![]);
         }
@@ -125,25 +138,45 @@ impl TextHead {
 /// Three layers: the first one's parts for texts, with its bias, and for labels, and both others.
 pub(super) fn pair_layers(layers: &mut Layers<'_>, width: usize) -> Result<[Value; 7]> {
     let rows = |layers: &Layers<'_>, place: usize| {
-        let weight = layers.weights.tensors.get(&format!("{LAYERS}.{place}.weight"));
-        weight.and_then(|weight| weight.shape.first().copied()).unwrap_or(0)
+        let weight = layers
+            .weights
+            .tensors
+            .get(&format!("{LAYERS}.{place}.weight"));
+        weight
+            .and_then(|weight| weight.shape.first().copied())
+            .unwrap_or(0)
     };
     let (wide, narrow) = (rows(layers, 0), rows(layers, 2));
     let name = format!("{LAYERS}.0");
-    let weight = layers.weights.take_whole(&format!("{name}.weight"), &[wide, 2 * width])?;
+    let weight = layers
+        .weights
+        .take_whole(&format!("{name}.weight"), &[wide, 2 * width])?;
     let [of_text, of_label] = [("text", 0), ("label", width)].map(|(part, from)| {
-        let rows = weight.values.chunks_exact(2 * width).flat_map(|row| &row[from..][..width]);
+        let rows = weight
+            .values
+            .chunks_exact(2 * width)
+            .flat_map(|row| &row[from..][..width]);
         let half = transpose(&rows.copied().collect::<Vec<f32>>(), width);
-        layers.graph.floats(&format!("{name}.{part}"), &[width, wide], &half)
+        layers
+            .graph
+            .floats(&format!("{name}.{part}"), &[width, wide], &half)
     });
-    let bias = layers.weights.take_whole(&format!("{name}.bias"), &[wide])?;
-    let bias = layers.graph.floats(&format!("{name}.bias"), &[wide], &bias.values);
+    let bias = layers
+        .weights
+        .take_whole(&format!("{name}.bias"), &[wide])?;
+    let bias = layers
+        .graph
+        .floats(&format!("{name}.bias"), &[wide], &bias.values);
     let [m0, m1] = layer(layers, &format!("{LAYERS}.2"), [wide, narrow])?;
     let [s0, s1] = layer(layers, &format!("{LAYERS}.4"), [narrow, 1])?;
     Ok([of_text, bias, of_label, m0, m1, s0, s1])
 }
 
-fn pair_logits(graph: &mut GraphBuilder, [text, labels]: [&Value; 2], constants: [&Value; 7]) -> Value {
+fn pair_logits(
+    graph: &mut GraphBuilder,
+    [text, labels]: [&Value; 2],
+    constants: [&Value; 7],
+) -> Value {
     let [of_text, bias, of_label, m0, m1, s0, s1] = constants;
     let [one, two] = [1, 2].map(|axis| graph.integers(&format!("axis_{axis}"), &[axis]));
     let text = linear(graph, text, [of_text, bias]);

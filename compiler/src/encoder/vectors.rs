@@ -65,14 +65,23 @@ pub(super) fn open(
     let max_tokens = max_tokens(folder, facts)?;
     let is_stanfords = facts.architecture == STANFORD || folder.join(ARTIFACT).is_file();
     match layout(folder)? {
-        Layout::Sparse(module) => sparse(config, text_settings(folder, None, max_tokens)?, Some(&module)),
+        Layout::Sparse(module) => sparse(
+            config,
+            text_settings(folder, None, max_tokens)?,
+            Some(&module),
+        ),
         Layout::LateInteraction(files) => {
             let settings = text_settings(folder, None, max_tokens)?;
             late_interaction(config, settings, *files, &Tokenizer::from_json(tokenizer)?)
         }
         Layout::None if is_stanfords && weights.has(PROJECTION) => {
             let settings = text_settings(folder, None, max_tokens)?;
-            stanfords(folder, (config, weights), settings, &Tokenizer::from_json(tokenizer)?)
+            stanfords(
+                folder,
+                (config, weights),
+                settings,
+                &Tokenizer::from_json(tokenizer)?,
+            )
         }
         Layout::None if facts.architecture.ends_with(MASKED) && has_tag(folder, &SPARSE_TAGS) => {
             sparse(config, text_settings(folder, None, max_tokens)?, None)
@@ -82,7 +91,12 @@ pub(super) fn open(
             add_tasks(config, &mut settings);
             let mut heads = OutputHeads::dense(modules);
             if HEADS.iter().all(|head| folder.join(head).is_file()) {
-                add_heads(folder, config, (&mut settings, &mut heads), &Tokenizer::from_json(tokenizer)?)?;
+                add_heads(
+                    folder,
+                    config,
+                    (&mut settings, &mut heads),
+                    &Tokenizer::from_json(tokenizer)?,
+                )?;
             } else if has_pooling(folder) && facts.architecture == GTE {
                 let layer = gte_weights(config, weights)?;
                 settings.sparse = Some(token_weights(config, &Tokenizer::from_json(tokenizer)?));
@@ -95,7 +109,9 @@ pub(super) fn open(
 
 /// Adds tasks with adapters, and a prompt for each.
 fn add_tasks(config: &EncoderConfig, settings: &mut EmbeddingSettings) {
-    let Some(Tasks { names, prompts, .. }) = &config.tasks else { return };
+    let Some(Tasks { names, prompts, .. }) = &config.tasks else {
+        return;
+    };
     settings.tasks.clone_from(names);
     for name in names {
         let prompt = || prompts.get(name).cloned().unwrap_or_default();
@@ -114,7 +130,9 @@ fn sparse(
         let file = ConfigFile::open(module)?;
         let pooling: Option<String> = file.get("pooling_strategy")?;
         if let Some(found) = pooling.filter(|pooling| pooling != "max") {
-            return Err(Error::model(format!("expected `pooling_strategy` `max`, but found `{found}`")));
+            return Err(Error::model(format!(
+                "expected `pooling_strategy` `max`, but found `{found}`"
+            )));
         }
         logarithms = match file.get::<String>("activation_function")?.as_deref() {
             None | Some("relu") => 1,
@@ -156,7 +174,10 @@ pub(super) fn add_static_queries(
         )));
     }
     let weights = Weights::open(&folder)?;
-    let count = weights.tensors.get("weight").map_or(sparse.dimensions, |weight| weight.values.len());
+    let count = weights
+        .tensors
+        .get("weight")
+        .map_or(sparse.dimensions, |weight| weight.values.len());
     let mut values = weights.take_whole("weight", &[count])?.values.clone();
     weights.check_all(|_| false)?;
     if count > sparse.dimensions {
@@ -167,7 +188,8 @@ pub(super) fn add_static_queries(
     }
     values.resize(sparse.dimensions, 0.0);
     let positions = config.facts.max_positions;
-    let found = ConfigFile::open_or_empty(&folder, tokenizer_config::NAME)?.get::<f64>(OF_TOKENIZER)?;
+    let found =
+        ConfigFile::open_or_empty(&folder, tokenizer_config::NAME)?.get::<f64>(OF_TOKENIZER)?;
     // Queries have no positions: longer ones would not be truncated.
     if found.is_none_or(|length| length > positions as f64) {
         return Err(Error::model(format!(
@@ -178,25 +200,46 @@ pub(super) fn add_static_queries(
         )));
     }
     let max_tokens = Some(max_tokens(&folder, &config.facts)?);
-    let form = RoleSettings { max_tokens, is_bare: true, ..RoleSettings::default() };
-    sparse.queries = Some(StaticQueries { weights: QUERY_WEIGHTS.to_owned(), form }.into());
-    Ok(Some((QUERY_WEIGHTS, values.into_iter().flat_map(f32::to_le_bytes).collect())))
+    let form = RoleSettings {
+        max_tokens,
+        is_bare: true,
+        ..RoleSettings::default()
+    };
+    sparse.queries = Some(
+        StaticQueries {
+            weights: QUERY_WEIGHTS.to_owned(),
+            form,
+        }
+        .into(),
+    );
+    Ok(Some((
+        QUERY_WEIGHTS,
+        values.into_iter().flat_map(f32::to_le_bytes).collect(),
+    )))
 }
 
 /// gte-multilingual-base's head: its only label is the token weight.
 fn gte_weights(config: &EncoderConfig, weights: &Weights) -> Result<Dense> {
     let bias = weights.take_whole("classifier.bias", &[1])?.values.clone();
-    Dense::of_weights(weights.take_whole("classifier.weight", &[1, config.facts.hidden])?, Some(bias))
+    Dense::of_weights(
+        weights.take_whole("classifier.weight", &[1, config.facts.hidden])?,
+        Some(bias),
+    )
 }
 
 /// Token weight settings; special tokens have no weight.
 fn token_weights(config: &EncoderConfig, tokenizer: &Tokenizer) -> SparseSettings {
-    let special = ["<s>", "</s>", "<pad>", "<unk>", "[CLS]", "[SEP]", "[PAD]", "[UNK]"];
+    let special = [
+        "<s>", "</s>", "<pad>", "<unk>", "[CLS]", "[SEP]", "[PAD]", "[UNK]",
+    ];
     SparseSettings {
         output: TOKEN_WEIGHTS.to_owned(),
         dimensions: config.vocabulary,
         values: SparseValues::Tokens {
-            ignored: special.iter().filter_map(|token| tokenizer.id(token)).collect(),
+            ignored: special
+                .iter()
+                .filter_map(|token| tokenizer.id(token))
+                .collect(),
         },
         queries: None,
     }
@@ -213,15 +256,24 @@ fn add_heads(
     let layer = |file: &'static str, outputs: Option<usize>| {
         let bytes = files::read(&folder.join(file))?;
         let values = pickle::read(&bytes)?;
-        let tensors = values.into_iter().map(|(name, (shape, values))| (name, Weight { shape, values }));
+        let tensors = values
+            .into_iter()
+            .map(|(name, (shape, values))| (name, Weight { shape, values }));
         let weights = Weights::of_tensors(tensors.collect(), hex(&Sha256::digest(&bytes)));
-        let found = weights.tensors.get("weight").and_then(|weight| weight.shape.first().copied());
+        let found = weights
+            .tensors
+            .get("weight")
+            .and_then(|weight| weight.shape.first().copied());
         let outputs = outputs.or(found).unwrap_or(0);
         let bias = weights.take_whole("bias", &[outputs])?.values.clone();
-        let layer = Dense::of_weights(weights.take_whole("weight", &[outputs, hidden])?, Some(bias))?;
+        let layer = Dense::of_weights(
+            weights.take_whole("weight", &[outputs, hidden])?,
+            Some(bias),
+        )?;
         Ok::<_, Error>(layer.with_source(&weights.sha256))
     };
-    let named = |error| Error::model_because("cannot read the sparse and multi-vector heads", error);
+    let named =
+        |error| Error::model_because("cannot read the sparse and multi-vector heads", error);
     let sparse = layer(SPARSE_LINEAR, Some(1)).map_err(named)?;
     let projection = layer(COLBERT_LINEAR, None).map_err(named)?;
     settings.sparse = Some(token_weights(config, tokenizer));
@@ -252,18 +304,35 @@ fn late_interaction(
         projections.push(layer);
     }
     let [query, document] = [files.query, files.document].map(|role| {
-        let marker = role.marker.map(|marker| require_token(tokenizer, &marker)).transpose()?;
-        let expansion = role.expansion.map(|expanding| expansion(expanding, tokenizer)).transpose()?;
+        let marker = role
+            .marker
+            .map(|marker| require_token(tokenizer, &marker))
+            .transpose()?;
+        let expansion = role
+            .expansion
+            .map(|expanding| expansion(expanding, tokenizer))
+            .transpose()?;
         let skipped = skipped(&role.skipped, files.skips_unknown, tokenizer);
         let max_tokens = role.max_tokens;
-        Ok::<_, Error>(RoleSettings { marker, max_tokens, expansion, skipped, is_bare: false })
+        Ok::<_, Error>(RoleSettings {
+            marker,
+            max_tokens,
+            expansion,
+            skipped,
+            is_bare: false,
+        })
     });
     let (query, document) = (query?, document?);
     check_reach(config, &query)?;
     if settings.default_prompt.is_none() && settings.prompts.contains_key("document") {
         settings.default_prompt = Some("document".to_owned());
     }
-    Ok(with_multi_vectors(settings, projections, width, [query, document]))
+    Ok(with_multi_vectors(
+        settings,
+        projections,
+        width,
+        [query, document],
+    ))
 }
 
 /// Stanford's ColBERT.
@@ -279,7 +348,11 @@ fn stanfords(
         require_token(tokenizer, &token).map(Some)
     };
     let length = file.get("query_maxlen")?.unwrap_or(32);
-    let expanding = Expanding { token: None, length, is_attended: file.is_set("attend_to_mask_tokens")? };
+    let expanding = Expanding {
+        token: None,
+        length,
+        is_attended: file.is_set("attend_to_mask_tokens")?,
+    };
     let query = RoleSettings {
         marker: marker("query_token_id", "[unused0]")?,
         max_tokens: Some(length),
@@ -297,7 +370,10 @@ fn stanfords(
         ..RoleSettings::default()
     };
     check_reach(config, &query)?;
-    let rows = weights.tensors.get(PROJECTION).and_then(|weight| weight.shape.first().copied());
+    let rows = weights
+        .tensors
+        .get(PROJECTION)
+        .and_then(|weight| weight.shape.first().copied());
     let rows = rows.unwrap_or(0);
     if let Some(found) = file.get::<usize>("dim")?.filter(|dim| *dim != rows) {
         return Err(Error::model(format!(
@@ -307,7 +383,12 @@ fn stanfords(
     let weight = weights.take_whole(PROJECTION, &[rows, config.facts.hidden])?;
     let projection = Dense::of_weights(weight, None)?;
     let width = projection.outputs();
-    Ok(with_multi_vectors(settings, vec![projection], width, [query, document]))
+    Ok(with_multi_vectors(
+        settings,
+        vec![projection],
+        width,
+        [query, document],
+    ))
 }
 
 /// Settings and heads for a model with multi-vectors only.
@@ -325,32 +406,58 @@ fn with_multi_vectors(
         query,
         document,
     }));
-    (settings, OutputHeads { multi_vector: Some(projections), ..OutputHeads::default() })
+    (
+        settings,
+        OutputHeads {
+            multi_vector: Some(projections),
+            ..OutputHeads::default()
+        },
+    )
 }
 
 fn require_token(tokenizer: &Tokenizer, token: &str) -> Result<u32> {
     tokenizer.id(token).ok_or_else(|| {
-        Error::model(format!("expected the marker `{token}` among the tokenizer's tokens, but found none"))
+        Error::model(format!(
+            "expected the marker `{token}` among the tokenizer's tokens, but found none"
+        ))
     })
 }
 
 fn expansion(expanding: Expanding, tokenizer: &Tokenizer) -> Result<Expansion> {
-    let Expanding { token, length, is_attended } = expanding;
+    let Expanding {
+        token,
+        length,
+        is_attended,
+    } = expanding;
     let found = match &token {
         Some(token) => tokenizer.id(token),
-        None => ["[MASK]", "<mask>"].iter().find_map(|token| tokenizer.id(token)),
+        None => ["[MASK]", "<mask>"]
+            .iter()
+            .find_map(|token| tokenizer.id(token)),
     };
     let token = found.ok_or_else(|| {
         let expected = token.as_deref().unwrap_or("[MASK]");
-        Error::model(format!("expected the token `{expected}`, which pads queries, but found none"))
+        Error::model(format!(
+            "expected the token `{expected}`, which pads queries, but found none"
+        ))
     })?;
-    Ok(Expansion { token, length, is_attended })
+    Ok(Expansion {
+        token,
+        length,
+        is_attended,
+    })
 }
 
 /// Tokens for skipped words. PyLate skips unknown tokens if a word is not a token.
 fn skipped(words: &[String], with_unknown: bool, tokenizer: &Tokenizer) -> Vec<u32> {
-    let unknown = ["[UNK]", "<unk>"].iter().find_map(|token| tokenizer.id(token)).filter(|_| with_unknown);
-    let mut ids: Vec<u32> = words.iter().filter_map(|word| tokenizer.id(word).or(unknown)).collect();
+    let unknown = ["[UNK]", "<unk>"]
+        .iter()
+        .find_map(|token| tokenizer.id(token))
+        .filter(|_| with_unknown);
+    let mut ids: Vec<u32> = words
+        .iter()
+        .filter_map(|word| tokenizer.id(word).or(unknown))
+        .collect();
     ids.sort_unstable();
     ids.dedup();
     ids
@@ -358,8 +465,15 @@ fn skipped(words: &[String], with_unknown: bool, tokenizer: &Tokenizer) -> Vec<u
 
 /// Refuses expansions longer than the attention window: their last tokens would attend to nothing.
 fn check_reach(config: &EncoderConfig, query: &RoleSettings) -> Result<()> {
-    let Some(expansion) = query.expansion.filter(|expansion| !expansion.is_attended) else { return Ok(()) };
-    let window = config.spans.iter().filter_map(|span| span.window.before).min().unwrap_or(usize::MAX);
+    let Some(expansion) = query.expansion.filter(|expansion| !expansion.is_attended) else {
+        return Ok(());
+    };
+    let window = config
+        .spans
+        .iter()
+        .filter_map(|span| span.window.before)
+        .min()
+        .unwrap_or(usize::MAX);
     match expansion.length > window {
         true => Err(Error::model(format!(
             "expected queries that are padded to at most {window} tokens, the local attention window, but found \

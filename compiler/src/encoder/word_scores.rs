@@ -43,24 +43,54 @@ impl WordLayers {
 /// part; the last layer.
 pub(super) fn constants(
     layers: &mut Layers<'_>,
-    WordLayers { projections: [of_words, of_labels], out, count }: WordLayers,
+    WordLayers {
+        projections: [of_words, of_labels],
+        out,
+        count,
+    }: WordLayers,
     width: usize,
 ) -> Result<[Value; 14]> {
     let wide = 4 * width;
     let [w0, w1, w4, w5] = two_vectors(layers, of_words, width)?;
     let [l0, l1, l3, l4] = two_vectors(layers, of_labels, width)?;
     let name = format!("{out}.0");
-    let weight = layers.weights.take_whole(&format!("{name}.weight"), &[wide, 3 * width])?;
+    let weight = layers
+        .weights
+        .take_whole(&format!("{name}.weight"), &[wide, 3 * width])?;
     let [of_words, of_labels, of_products] =
         [("words", 0), ("labels", width), ("products", 2 * width)].map(|(part, from)| {
-            let rows = weight.values.chunks_exact(3 * width).flat_map(|row| &row[from..][..width]);
+            let rows = weight
+                .values
+                .chunks_exact(3 * width)
+                .flat_map(|row| &row[from..][..width]);
             let part_weight = transpose(&rows.copied().collect::<Vec<f32>>(), width);
-            layers.graph.floats(&format!("{name}.{part}"), &[width, wide], &part_weight)
+            layers
+                .graph
+                .floats(&format!("{name}.{part}"), &[width, wide], &part_weight)
         });
-    let bias = layers.weights.take_whole(&format!("{name}.bias"), &[wide])?;
-    let bias = layers.graph.floats(&format!("{name}.bias"), &[wide], &bias.values);
+    let bias = layers
+        .weights
+        .take_whole(&format!("{name}.bias"), &[wide])?;
+    let bias = layers
+        .graph
+        .floats(&format!("{name}.bias"), &[wide], &bias.values);
     let [weight, last_bias] = layer(layers, &format!("{out}.3"), [wide, count])?;
-    Ok([w0, w1, of_words, bias, w4, w5, l0, l1, of_labels, l3, l4, of_products, weight, last_bias])
+    Ok([
+        w0,
+        w1,
+        of_words,
+        bias,
+        w4,
+        w5,
+        l0,
+        l1,
+        of_labels,
+        l3,
+        l4,
+        of_products,
+        weight,
+        last_bias,
+    ])
 }
 
 /// Logits by word, label and kind.
@@ -70,7 +100,8 @@ pub(super) fn logits(
     constants: [&Value; 14],
 ) -> Value {
     let [w0, w1, w2, w3, w4, w5, l0, l1, l2, l3, l4, products, s0, s1] = constants;
-    let [words_axis, labels_axis] = [1, 2].map(|axis| graph.integers(&format!("axis_{axis}"), &[axis]));
+    let [words_axis, labels_axis] =
+        [1, 2].map(|axis| graph.integers(&format!("axis_{axis}"), &[axis]));
     let first = linear(graph, words, [w0, w1]);
     let of_words = linear(graph, &first, [w2, w3]);
     let factors = linear(graph, words, [w4, w5]);
@@ -92,16 +123,33 @@ pub(super) fn logits(
 
 /// Layers for the first and second vector, which the weights store as one layer.
 fn two_vectors(layers: &mut Layers<'_>, name: &str, width: usize) -> Result<[Value; 4]> {
-    let weight = layers.weights.take_whole(&format!("{name}.weight"), &[2 * width, width])?;
-    let bias = layers.weights.take_whole(&format!("{name}.bias"), &[2 * width])?;
-    let rows = weight.values.chunks_exact(width * width).zip(bias.values.chunks_exact(width));
+    let weight = layers
+        .weights
+        .take_whole(&format!("{name}.weight"), &[2 * width, width])?;
+    let bias = layers
+        .weights
+        .take_whole(&format!("{name}.bias"), &[2 * width])?;
+    let rows = weight
+        .values
+        .chunks_exact(width * width)
+        .zip(bias.values.chunks_exact(width));
     let mut layer = |(place, (weight, bias)): (usize, (&[f32], &[f32]))| {
         let weight = transpose(weight, width);
-        let weight = layers.graph.floats(&format!("{name}.weight.{place}"), &[width, width], &weight);
-        [weight, layers.graph.floats(&format!("{name}.bias.{place}"), &[width], bias)]
+        let weight =
+            layers
+                .graph
+                .floats(&format!("{name}.weight.{place}"), &[width, width], &weight);
+        [
+            weight,
+            layers
+                .graph
+                .floats(&format!("{name}.bias.{place}"), &[width], bias),
+        ]
     };
     let layers: Vec<Value> = rows.enumerate().flat_map(&mut layer).collect();
-    layers.try_into().map_err(|_| Error::model(format!("expected two layers in `{name}.weight`")))
+    layers
+        .try_into()
+        .map_err(|_| Error::model(format!("expected two layers in `{name}.weight`")))
 }
 
 /// A layer's weight, transposed, and its bias.
@@ -111,13 +159,26 @@ pub(super) fn layer(
     [inputs, outputs]: [usize; 2],
 ) -> Result<[Value; 2]> {
     let [weight, bias] = ["weight", "bias"].map(|part| format!("{name}.{part}"));
-    let values = transpose(&layers.weights.take_whole(&weight, &[outputs, inputs])?.values, inputs);
+    let values = transpose(
+        &layers
+            .weights
+            .take_whole(&weight, &[outputs, inputs])?
+            .values,
+        inputs,
+    );
     let biases = layers.weights.take_whole(&bias, &[outputs])?;
     let weight = layers.graph.floats(&weight, &[inputs, outputs], &values);
-    Ok([weight, layers.graph.floats(&bias, &[outputs], &biases.values)])
+    Ok([
+        weight,
+        layers.graph.floats(&bias, &[outputs], &biases.values),
+    ])
 }
 
-pub(super) fn linear(graph: &mut GraphBuilder, input: &Value, [weight, bias]: [&Value; 2]) -> Value {
+pub(super) fn linear(
+    graph: &mut GraphBuilder,
+    input: &Value,
+    [weight, bias]: [&Value; 2],
+) -> Value {
     let product = graph.node("MatMul", &[input, weight], vec![]);
     graph.node("Add", &[&product, bias], vec![])
 }
@@ -127,5 +188,10 @@ pub(super) fn joined<'a, const COUNT: usize>(
     first: &[&'a Value],
     second: &[&'a Value],
 ) -> [&'a Value; COUNT] {
-    std::array::from_fn(|place| first.get(place).copied().unwrap_or_else(|| second[place - first.len()]))
+    std::array::from_fn(|place| {
+        first
+            .get(place)
+            .copied()
+            .unwrap_or_else(|| second[place - first.len()])
+    })
 }

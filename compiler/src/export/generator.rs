@@ -30,8 +30,10 @@ pub(super) const LATER: &str = "decoder_with_past_model.onnx";
 pub(super) const FOLDERS: [&str; 2] = ["", "onnx"];
 
 /// Decoder inputs that come from the encoder, with the encoder's names.
-const SHARED: [(&str, &str); 2] =
-    [("encoder_hidden_states", "last_hidden_state"), ("encoder_attention_mask", "attention_mask")];
+const SHARED: [(&str, &str); 2] = [
+    ("encoder_hidden_states", "last_hidden_state"),
+    ("encoder_attention_mask", "attention_mask"),
+];
 /// Prefix for names that move into the encoder, to avoid clashes.
 const MOVED: &str = "decoder/";
 
@@ -55,14 +57,20 @@ pub(crate) fn open(build: Build<'_>) -> Result<(String, bool, WriteGraphs<'_>)> 
     let plan = build.plan;
     let inner = inner(&plan.folder);
     let paths = [ENCODER, MERGED, FIRST, LATER].map(|name| inner.join(name));
-    let hashes = paths.iter().filter(|path| path.is_file()).map(|path| sha256_of(path));
+    let hashes = paths
+        .iter()
+        .filter(|path| path.is_file())
+        .map(|path| sha256_of(path));
     let sha256 = hex(&Sha256::digest(hashes.collect::<Result<String>>()?));
     let Seq2Seq { encoder, decoder } = read(&plan.folder)?;
     let is_quantized = is_quantized(&encoder) && is_quantized(&decoder);
     check_precision(plan.precision, is_quantized, &inner)?;
     let graphs = move |precision, _: LayerForms<'_>| {
         let encoder = prepare(&encoder, precision, build)?;
-        Ok(vec![(source::ENCODER, encoder), (source::DECODER, prepare(&decoder, precision, build)?)])
+        Ok(vec![
+            (source::ENCODER, encoder),
+            (source::DECODER, prepare(&decoder, precision, build)?),
+        ])
     };
     Ok((sha256, is_quantized, Box::new(graphs)))
 }
@@ -77,21 +85,34 @@ pub fn read(folder: &Path) -> Result<Seq2Seq> {
         (first, later, merged)
     } else if folder.join(FIRST).is_file() && folder.join(LATER).is_file() {
         let later = onnx::read(&folder.join(LATER))?;
-        (graph_of(onnx::read(&folder.join(FIRST))?), graph_of(later.clone()), later)
+        (
+            graph_of(onnx::read(&folder.join(FIRST))?),
+            graph_of(later.clone()),
+            later,
+        )
     } else {
         return Err(Error::model(format!(
             "expected a decoder next to `{ENCODER}`: `{MERGED}`, or `{FIRST}` and `{LATER}`, but found none of them"
         )));
     };
     Ok(Seq2Seq {
-        encoder: ModelProto { graph: Some(with_cross(graph_of(encoder.clone()), first)?), ..encoder },
-        decoder: ModelProto { graph: Some(stepping(later)), ..decoder },
+        encoder: ModelProto {
+            graph: Some(with_cross(graph_of(encoder.clone()), first)?),
+            ..encoder
+        },
+        decoder: ModelProto {
+            graph: Some(stepping(later)),
+            ..decoder
+        },
     })
 }
 
 /// Finds the folder with the graphs.
 fn inner(folder: &Path) -> PathBuf {
-    let inner = FOLDERS.iter().map(|inner| folder.join(inner)).find(|inner| inner.join(ENCODER).is_file());
+    let inner = FOLDERS
+        .iter()
+        .map(|inner| folder.join(inner))
+        .find(|inner| inner.join(ENCODER).is_file());
     inner.unwrap_or_else(|| folder.to_owned())
 }
 
@@ -105,28 +126,50 @@ fn branches(merged: &ModelProto) -> Result<(GraphProto, GraphProto)> {
     let choice = whole.node.iter().find(|node| node.op_type == "If");
     let branch = |name: &str| {
         let attributes = choice.into_iter().flat_map(|node| &node.attribute);
-        let graph = attributes.into_iter().find(|attribute| attribute.name == name)?.g.clone()?;
+        let graph = attributes
+            .into_iter()
+            .find(|attribute| attribute.name == name)?
+            .g
+            .clone()?;
         Some(within(&whole, graph))
     };
-    branch("else_branch").zip(branch("then_branch")).ok_or_else(|| {
-        Error::model(format!("expected an `If` with two branches in `{MERGED}`, but found none"))
-    })
+    branch("else_branch")
+        .zip(branch("then_branch"))
+        .ok_or_else(|| {
+            Error::model(format!(
+                "expected an `If` with two branches in `{MERGED}`, but found none"
+            ))
+        })
 }
 
 /// The encoder plus the first decoder step's nodes that depend only on the encoder.
 fn with_cross(mut encoder: GraphProto, first: GraphProto) -> Result<GraphProto> {
-    let outputs: Vec<String> = first.output.iter().map(|output| output.name.clone()).collect();
+    let outputs: Vec<String> = first
+        .output
+        .iter()
+        .map(|output| output.name.clone())
+        .collect();
     let cross = |name: &str| cross_name(name, "present.");
-    let mut moved = keep(with_rows_of(first, SHARED[0].0), |name| cross(name).is_some());
+    let mut moved = keep(with_rows_of(first, SHARED[0].0), |name| {
+        cross(name).is_some()
+    });
     if moved.output.is_empty() {
         return Err(Error::model(format!(
             "expected outputs `present.….encoder.key` of the decoder, but found {}; export the model with past",
             quoted(&outputs)
         )));
     }
-    let shared =
-        |name: &str| SHARED.iter().find(|(shared, _)| *shared == name).map(|(_, own)| (*own).to_owned());
-    if let Some(other) = moved.input.iter().find(|input| shared(&input.name).is_none()) {
+    let shared = |name: &str| {
+        SHARED
+            .iter()
+            .find(|(shared, _)| *shared == name)
+            .map(|(_, own)| (*own).to_owned())
+    };
+    if let Some(other) = moved
+        .input
+        .iter()
+        .find(|input| shared(&input.name).is_none())
+    {
         return Err(Error::model(format!(
             "expected keys and values of cross attention that depend on {}, but found that they depend on `{}`",
             quoted(&SHARED.map(|(name, _)| name)),
@@ -134,7 +177,9 @@ fn with_cross(mut encoder: GraphProto, first: GraphProto) -> Result<GraphProto> 
         )));
     }
     rename(&mut moved, &|name| {
-        shared(name).or_else(|| cross(name)).unwrap_or_else(|| format!("{MOVED}{name}"))
+        shared(name)
+            .or_else(|| cross(name))
+            .unwrap_or_else(|| format!("{MOVED}{name}"))
     });
     encoder.node.extend(moved.node);
     encoder.initializer.extend(moved.initializer);
@@ -144,7 +189,9 @@ fn with_cross(mut encoder: GraphProto, first: GraphProto) -> Result<GraphProto> 
 
 /// The decoder's later steps, with [`Seq2Seq`]'s names.
 fn stepping(later: GraphProto) -> GraphProto {
-    let mut steps = keep(later, |name| name == "logits" || own_name(name, "present.").is_some());
+    let mut steps = keep(later, |name| {
+        name == "logits" || own_name(name, "present.").is_some()
+    });
     rename(&mut steps, &|name| {
         let past = own_name(name, "past_key_values.").map(|name| format!("past.{name}"));
         let present = own_name(name, "present.").map(|name| format!("present.{name}"));
@@ -153,7 +200,10 @@ fn stepping(later: GraphProto) -> GraphProto {
             "encoder_attention_mask" => "attention_mask".to_owned(),
             // Mask for the decoder's own tokens.
             "attention_mask" => "decoder_attention_mask".to_owned(),
-            name => past.or(present).or(cross).unwrap_or_else(|| name.to_owned()),
+            name => past
+                .or(present)
+                .or(cross)
+                .unwrap_or_else(|| name.to_owned()),
         }
     });
     steps

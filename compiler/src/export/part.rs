@@ -14,7 +14,11 @@ pub(super) fn within(whole: &GraphProto, mut branch: GraphProto) -> GraphProto {
 /// Keeps the outputs whose names `is_kept`, and the nodes they depend on.
 pub(super) fn keep(mut graph: GraphProto, is_kept: impl Fn(&str) -> bool) -> GraphProto {
     graph.output.retain(|output| is_kept(&output.name));
-    let mut needed: BTreeSet<String> = graph.output.iter().map(|output| output.name.clone()).collect();
+    let mut needed: BTreeSet<String> = graph
+        .output
+        .iter()
+        .map(|output| output.name.clone())
+        .collect();
     // Nodes follow their inputs.
     let mut nodes: Vec<NodeProto> = Vec::new();
     for node in std::mem::take(&mut graph.node).into_iter().rev() {
@@ -27,10 +31,14 @@ pub(super) fn keep(mut graph: GraphProto, is_kept: impl Fn(&str) -> bool) -> Gra
     }
     nodes.reverse();
     graph.node = nodes;
-    graph.initializer.retain(|tensor| needed.contains(&tensor.name));
+    graph
+        .initializer
+        .retain(|tensor| needed.contains(&tensor.name));
     // Old files list constants as inputs too.
     let is_constant = |name: &str| graph.initializer.iter().any(|tensor| tensor.name == name);
-    graph.input.retain(|input| needed.contains(&input.name) && !is_constant(&input.name));
+    graph
+        .input
+        .retain(|input| needed.contains(&input.name) && !is_constant(&input.name));
     graph.value_info.clear();
     graph
 }
@@ -51,25 +59,48 @@ pub(super) fn with_rows_of(mut graph: GraphProto, source: &str) -> GraphProto {
     };
     let readers: Vec<bool> = graph.node.iter().map(reads_rows).collect();
     let shape = format!("{source}/shape");
-    for (node, _) in graph.node.iter_mut().zip(readers).filter(|(_, reads_rows)| *reads_rows) {
+    for (node, _) in graph
+        .node
+        .iter_mut()
+        .zip(readers)
+        .filter(|(_, reads_rows)| *reads_rows)
+    {
         node.input[0].clone_from(&shape);
     }
     let op_type = "Shape".to_owned();
     let (input, output) = (vec![source.to_owned()], vec![shape.clone()]);
-    graph.node.insert(0, NodeProto { name: shape, op_type, input, output, ..NodeProto::default() });
+    graph.node.insert(
+        0,
+        NodeProto {
+            name: shape,
+            op_type,
+            input,
+            output,
+            ..NodeProto::default()
+        },
+    );
     graph
 }
 
 /// First outputs of nodes that satisfy `is_selected`.
 fn outputs_of(graph: &GraphProto, is_selected: impl Fn(&NodeProto) -> bool) -> BTreeSet<&str> {
     let nodes = graph.node.iter().filter(|node| is_selected(node));
-    nodes.filter_map(|node| node.output.first()).map(String::as_str).collect()
+    nodes
+        .filter_map(|node| node.output.first())
+        .map(String::as_str)
+        .collect()
 }
 
 /// Whether a node is the constant 0.
 fn is_zero(node: &NodeProto) -> bool {
-    let value = node.attribute.iter().find(|attribute| attribute.name == "value");
-    node.op_type == "Constant" && value.and_then(|value| value.t.as_ref()).is_some_and(holds_zero)
+    let value = node
+        .attribute
+        .iter()
+        .find(|attribute| attribute.name == "value");
+    node.op_type == "Constant"
+        && value
+            .and_then(|value| value.t.as_ref())
+            .is_some_and(holds_zero)
 }
 
 fn holds_zero(tensor: &TensorProto) -> bool {
@@ -81,7 +112,10 @@ fn holds_zero(tensor: &TensorProto) -> bool {
 /// Calls `seen` with each name read by a node or a graph inside it.
 fn read(node: &NodeProto, seen: &mut dyn FnMut(&str)) {
     node.input.iter().for_each(|input| seen(input));
-    let graphs = node.attribute.iter().flat_map(|attribute| attribute.g.iter().chain(&attribute.graphs));
+    let graphs = node
+        .attribute
+        .iter()
+        .flat_map(|attribute| attribute.g.iter().chain(&attribute.graphs));
     for graph in graphs {
         // Names defined inside the graph do no harm.
         graph.node.iter().for_each(|node| read(node, seen));
@@ -97,15 +131,29 @@ pub(super) fn rename(graph: &mut GraphProto, new: &impl Fn(&str) -> String) {
             *name = new(name);
         }
     };
-    graph.input.iter_mut().for_each(|input| change(&mut input.name));
-    graph.output.iter_mut().for_each(|output| change(&mut output.name));
-    graph.initializer.iter_mut().for_each(|tensor| change(&mut tensor.name));
+    graph
+        .input
+        .iter_mut()
+        .for_each(|input| change(&mut input.name));
+    graph
+        .output
+        .iter_mut()
+        .for_each(|output| change(&mut output.name));
+    graph
+        .initializer
+        .iter_mut()
+        .for_each(|tensor| change(&mut tensor.name));
     graph.value_info.clear();
     for node in &mut graph.node {
-        node.input.iter_mut().chain(&mut node.output).for_each(change);
+        node.input
+            .iter_mut()
+            .chain(&mut node.output)
+            .for_each(change);
         change(&mut node.name);
         let attributes = node.attribute.iter_mut();
-        for graph in attributes.flat_map(|attribute| attribute.g.iter_mut().chain(&mut attribute.graphs)) {
+        for graph in
+            attributes.flat_map(|attribute| attribute.g.iter_mut().chain(&mut attribute.graphs))
+        {
             rename(graph, new);
         }
     }
@@ -118,19 +166,33 @@ mod tests {
 
     fn node(output: &str, inputs: &[&str]) -> NodeProto {
         let input = inputs.iter().map(|input| (*input).to_owned()).collect();
-        NodeProto { output: vec![output.into()], input, ..NodeProto::default() }
+        NodeProto {
+            output: vec![output.into()],
+            input,
+            ..NodeProto::default()
+        }
     }
 
     fn value(name: &str) -> ValueInfoProto {
-        ValueInfoProto { name: name.into(), ..ValueInfoProto::default() }
+        ValueInfoProto {
+            name: name.into(),
+            ..ValueInfoProto::default()
+        }
     }
 
     #[test]
     fn nodes_that_no_output_depends_on_are_removed() {
         let graph = GraphProto {
-            node: vec![node("a", &["x", "w"]), node("b", &["y"]), node("c", &["a", ""])],
+            node: vec![
+                node("a", &["x", "w"]),
+                node("b", &["y"]),
+                node("c", &["a", ""]),
+            ],
             initializer: ["w", "v"]
-                .map(|name| TensorProto { name: name.into(), ..TensorProto::default() })
+                .map(|name| TensorProto {
+                    name: name.into(),
+                    ..TensorProto::default()
+                })
                 .into(),
             input: ["x", "y"].map(value).into(),
             output: ["b", "c"].map(value).into(),
@@ -139,15 +201,28 @@ mod tests {
         let mut graph = keep(graph, |name| name == "c");
         assert_eq!(graph.input, ["x"].map(value));
         rename(&mut graph, &|name| format!("new/{name}"));
-        let nodes: Vec<_> = graph.node.iter().map(|node| (node.output.clone(), node.input.clone())).collect();
-        assert_eq!(nodes[0], (vec!["new/a".into()], vec!["new/x".into(), "new/w".into()]));
-        assert_eq!(nodes[1], (vec!["new/c".into()], vec!["new/a".into(), String::new()]));
+        let nodes: Vec<_> = graph
+            .node
+            .iter()
+            .map(|node| (node.output.clone(), node.input.clone()))
+            .collect();
+        assert_eq!(
+            nodes[0],
+            (vec!["new/a".into()], vec!["new/x".into(), "new/w".into()])
+        );
+        assert_eq!(
+            nodes[1],
+            (vec!["new/c".into()], vec!["new/a".into(), String::new()])
+        );
         assert_eq!(graph.initializer.len(), 1);
     }
 
     #[test]
     fn the_number_of_rows_does_not_depend_on_tokens() {
-        let operator = |op_type: &str, node| NodeProto { op_type: op_type.into(), ..node };
+        let operator = |op_type: &str, node| NodeProto {
+            op_type: op_type.into(),
+            ..node
+        };
         let zero = TensorProto {
             name: "zero".into(),
             data_type: data_type::INT64,

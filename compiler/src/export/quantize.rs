@@ -13,7 +13,9 @@ use crate::{
 use kivu::{
     backend::onnx::Session,
     error::{Error, Result},
-    onnx_proto::{GraphProto, MICROSOFT, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, data_type},
+    onnx_proto::{
+        GraphProto, MICROSOFT, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, data_type,
+    },
     repository::manifest::Precision,
 };
 
@@ -24,21 +26,32 @@ type Constants = BTreeMap<String, TensorProto>;
 const MIN_TABLE_ROWS: usize = 1024;
 
 /// A graph with weights in `precision`, optimized by ONNX Runtime. Keeps a quantized graph's weights.
-pub(super) fn prepare(model: &ModelProto, precision: Precision, build: Build<'_>) -> Result<ModelProto> {
+pub(super) fn prepare(
+    model: &ModelProto,
+    precision: Precision,
+    build: Build<'_>,
+) -> Result<ModelProto> {
     let mut model = model.clone();
     if precision == Precision::Int8 && !is_quantized(&model) {
         quantize(&mut model);
     }
-    let folder =
-        tempfile::tempdir_in(build.scratch).map_err(Error::io("cannot create a folder for a graph"))?;
-    let (plain, optimized) = (folder.path().join("plain.onnx"), folder.path().join("optimized.onnx"));
+    let folder = tempfile::tempdir_in(build.scratch)
+        .map_err(Error::io("cannot create a folder for a graph"))?;
+    let (plain, optimized) = (
+        folder.path().join("plain.onnx"),
+        folder.path().join("optimized.onnx"),
+    );
     onnx::write(model, folder.path(), "plain.onnx")?;
     Session::optimize((build.runtime)()?, &plain, &optimized)?;
     onnx::read(&optimized)
 }
 
 /// Checks that an export build supports `precision`.
-pub(super) fn check_precision(precision: Precision, is_quantized: bool, folder: &Path) -> Result<()> {
+pub(super) fn check_precision(
+    precision: Precision,
+    is_quantized: bool,
+    folder: &Path,
+) -> Result<()> {
     match precision {
         Precision::Int8Blocks => Err(Error::model(
             "expected `int8` or `fp32` for an ONNX export, but found `int8-blocks`, which is for weights",
@@ -71,28 +84,59 @@ pub(crate) fn is_quantized(model: &ModelProto) -> bool {
 /// Quantizes each multiplication by a constant matrix, with one scale per output channel, and each large embedding
 /// table, with one scale per row.
 pub(crate) fn quantize(model: &mut ModelProto) {
-    let Some(graph) = model.graph.as_mut() else { return };
-    let mut constants: Constants =
-        graph.initializer.drain(..).map(|tensor| (tensor.name.clone(), tensor)).collect();
+    let Some(graph) = model.graph.as_mut() else {
+        return;
+    };
+    let mut constants: Constants = graph
+        .initializer
+        .drain(..)
+        .map(|tensor| (tensor.name.clone(), tensor))
+        .collect();
     // Old files list constants as inputs too, which can be overridden.
-    graph.input.retain(|input| !constants.contains_key(&input.name));
+    graph
+        .input
+        .retain(|input| !constants.contains_key(&input.name));
     let readers = readers(graph);
     let mut nodes = Vec::with_capacity(graph.node.len());
-    let mut pending = std::mem::take(&mut graph.node).into_iter().map(Some).collect::<Vec<_>>();
+    let mut pending = std::mem::take(&mut graph.node)
+        .into_iter()
+        .map(Some)
+        .collect::<Vec<_>>();
     for place in 0..pending.len() {
-        let Some(node) = pending[place].take() else { continue };
-        let matrix =
-            |input: usize| node.input.get(input).and_then(|name| constants.get(name)).and_then(floats);
+        let Some(node) = pending[place].take() else {
+            continue;
+        };
+        let matrix = |input: usize| {
+            node.input
+                .get(input)
+                .and_then(|name| constants.get(name))
+                .and_then(floats)
+        };
         if node.op_type == "MatMul"
             && let Some((shape, values)) = matrix(1)
         {
             let bias = take_bias(&node, &readers, &mut pending, &constants, shape[1]);
-            nodes.push(multiplication(node, Matrix { shape, values: &values }, bias, &mut constants));
+            nodes.push(multiplication(
+                node,
+                Matrix {
+                    shape,
+                    values: &values,
+                },
+                bias,
+                &mut constants,
+            ));
         } else if node.op_type == "Gather"
             && (node.input.len(), node.output.len()) == (2, 1)
             && let Some((shape, values)) = matrix(0).filter(|(shape, _)| shape[0] >= MIN_TABLE_ROWS)
         {
-            nodes.extend(table_lookup(&node, Matrix { shape, values: &values }, &mut constants));
+            nodes.extend(table_lookup(
+                &node,
+                Matrix {
+                    shape,
+                    values: &values,
+                },
+                &mut constants,
+            ));
         } else {
             nodes.push(node);
         }
@@ -102,12 +146,18 @@ pub(crate) fn quantize(model: &mut ModelProto) {
         .flat_map(|node| &node.input)
         .chain(graph.output.iter().map(|output| &output.name))
         .collect();
-    graph.initializer = constants.into_values().filter(|tensor| used.contains(&tensor.name)).collect();
+    graph.initializer = constants
+        .into_values()
+        .filter(|tensor| used.contains(&tensor.name))
+        .collect();
     graph.node = nodes;
     // Declared shapes include removed values.
     graph.value_info.clear();
     if !model.opset_import.iter().any(|set| set.domain == MICROSOFT) {
-        model.opset_import.push(OperatorSetIdProto { domain: MICROSOFT.into(), version: 1 });
+        model.opset_import.push(OperatorSetIdProto {
+            domain: MICROSOFT.into(),
+            version: 1,
+        });
     }
 }
 
@@ -120,7 +170,10 @@ fn readers(graph: &GraphProto) -> BTreeMap<String, Vec<usize>> {
         }
     }
     for output in &graph.output {
-        readers.entry(output.name.clone()).or_default().push(usize::MAX);
+        readers
+            .entry(output.name.clone())
+            .or_default()
+            .push(usize::MAX);
     }
     readers
 }
@@ -135,8 +188,13 @@ fn take_bias(
     channels: usize,
 ) -> Option<(String, String)> {
     let name = product.output.first()?;
-    let [reader] = readers.get(name)?[..] else { return None };
-    let sum = pending.get(reader)?.as_ref().filter(|node| node.op_type == "Add")?;
+    let [reader] = readers.get(name)?[..] else {
+        return None;
+    };
+    let sum = pending
+        .get(reader)?
+        .as_ref()
+        .filter(|node| node.op_type == "Add")?;
     let bias = sum.input.iter().find(|input| *input != name)?.clone();
     if constants.get(&bias)?.dims != [channels as i64] {
         return None;
@@ -162,15 +220,27 @@ fn multiplication(
     let columns = rows(&transpose(values, outputs), inputs);
     let integers = transpose(&columns.values, inputs);
     let name = format!("{}.columns", node.input[1]);
-    let scales = add(constants, float_tensor(&format!("{name}.scales"), &[outputs], &columns.scales));
+    let scales = add(
+        constants,
+        float_tensor(&format!("{name}.scales"), &[outputs], &columns.scales),
+    );
     // The runtime needs a zero point to make the weights unsigned where signed ones would saturate.
-    let zero = add(constants, int8_tensor(&format!("{name}.int8.zero_point"), &[], &[0]));
-    let integers = add(constants, int8_tensor(&format!("{name}.int8"), &shape, &integers));
+    let zero = add(
+        constants,
+        int8_tensor(&format!("{name}.int8.zero_point"), &[], &[0]),
+    );
+    let integers = add(
+        constants,
+        int8_tensor(&format!("{name}.int8"), &shape, &integers),
+    );
     let (sum, bias) = bias.unzip();
     NodeProto {
         op_type: "DynamicQuantizeMatMul".into(),
         domain: MICROSOFT.into(),
-        input: [node.input[0].clone(), integers, scales, zero].into_iter().chain(bias).collect(),
+        input: [node.input[0].clone(), integers, scales, zero]
+            .into_iter()
+            .chain(bias)
+            .collect(),
         output: sum.map_or(node.output, |sum| vec![sum]),
         attribute: Vec::new(),
         ..node
@@ -185,7 +255,10 @@ fn table_lookup(
 ) -> [NodeProto; 4] {
     let table = rows(values, shape[1]);
     let name = format!("{}.rows", node.input[0]);
-    let integers = add(constants, int8_tensor(&format!("{name}.int8"), &shape, &table.values));
+    let integers = add(
+        constants,
+        int8_tensor(&format!("{name}.int8"), &shape, &table.values),
+    );
     let scales = float_tensor(&format!("{name}.scales"), &[shape[0], 1], &table.scales);
     let scales = add(constants, scales);
     let ids = &node.input[1];
@@ -198,12 +271,17 @@ fn table_lookup(
         ..NodeProto::default()
     };
     let mut cast = simple("Cast", &[&part("integers")], part("floats"));
-    cast.attribute.push(integer("to", i64::from(data_type::FLOAT)));
+    cast.attribute
+        .push(integer("to", i64::from(data_type::FLOAT)));
     [
         simple("Gather", &[&integers, ids], part("integers")),
         cast,
         simple("Gather", &[&scales, ids], part("scales")),
-        simple("Mul", &[&part("floats"), &part("scales")], node.output[0].clone()),
+        simple(
+            "Mul",
+            &[&part("floats"), &part("scales")],
+            node.output[0].clone(),
+        ),
     ]
 }
 
@@ -216,7 +294,9 @@ fn add(constants: &mut Constants, tensor: TensorProto) -> String {
 
 /// A float matrix's shape and values.
 fn floats(tensor: &TensorProto) -> Option<([usize; 2], Vec<f32>)> {
-    let &[height, width] = &tensor.dims[..] else { return None };
+    let &[height, width] = &tensor.dims[..] else {
+        return None;
+    };
     let shape = [usize::try_from(height).ok()?, usize::try_from(width).ok()?];
     if tensor.data_type != data_type::FLOAT || shape.contains(&0) {
         return None;
@@ -224,7 +304,13 @@ fn floats(tensor: &TensorProto) -> Option<([usize; 2], Vec<f32>)> {
     let values = if tensor.raw_data.is_empty() {
         tensor.float_data.clone()
     } else {
-        tensor.raw_data.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+        tensor
+            .raw_data
+            .as_chunks::<4>()
+            .0
+            .iter()
+            .map(|bytes| f32::from_le_bytes(*bytes))
+            .collect()
     };
     (shape[0].checked_mul(shape[1]) == Some(values.len())).then_some((shape, values))
 }

@@ -23,16 +23,27 @@ use kivu::{
 };
 
 /// Graph files, in order of preference.
-pub(super) const GRAPHS: [&str; 4] =
-    ["model.onnx", "model_quantized.onnx", "onnx/model.onnx", "onnx/model_quantized.onnx"];
+pub(super) const GRAPHS: [&str; 4] = [
+    "model.onnx",
+    "model_quantized.onnx",
+    "onnx/model.onnx",
+    "onnx/model_quantized.onnx",
+];
 
 /// Supported outputs, in order of preference: a vector per token, or one per text that is already pooled.
-const OUTPUTS: [&str; 3] = ["last_hidden_state", "token_embeddings", "sentence_embedding"];
+const OUTPUTS: [&str; 3] = [
+    "last_hidden_state",
+    "token_embeddings",
+    "sentence_embedding",
+];
 
 /// Reads the export in the plan's folder.
 pub(crate) fn open(build: Build<'_>) -> Result<Source<'_>> {
     let plan = build.plan;
-    let path = GRAPHS.iter().map(|name| plan.folder.join(name)).find(|path| path.is_file());
+    let path = GRAPHS
+        .iter()
+        .map(|name| plan.folder.join(name))
+        .find(|path| path.is_file());
     let path = path.ok_or_else(|| {
         Error::model(format!(
             "expected `model.safetensors` of an encoder ({}) or of a model that generates texts ({}), or an ONNX export \
@@ -60,7 +71,10 @@ pub(crate) fn open(build: Build<'_>) -> Result<Source<'_>> {
         Some(head) => {
             let unknown_token = other_unknown_token(&plan.folder, &tokenizer)?;
             let settings = token_settings(&plan.folder, &head, &facts)?;
-            EncoderSettings::TokenClassification(TokenClassificationSettings { unknown_token, ..settings })
+            EncoderSettings::TokenClassification(TokenClassificationSettings {
+                unknown_token,
+                ..settings
+            })
         }
         None => EncoderSettings::Embedding(embedding(plan, &model, &facts)?),
     };
@@ -113,7 +127,10 @@ fn embedding(plan: &Plan, model: &ModelProto, facts: &Facts) -> Result<Embedding
             "expected `include_prompt` true in the pooling of an export, but found false; build from the weights",
         ));
     }
-    let read = settings.dense.as_ref().map_or("", |dense| dense.output.as_str());
+    let read = settings
+        .dense
+        .as_ref()
+        .map_or("", |dense| dense.output.as_str());
     if !outputs(model).contains(&read) {
         return Err(Error::model(format!(
             "expected an export with the output `{}`, since the model has modules after its pooling, but found only \
@@ -131,12 +148,24 @@ pub(crate) fn output(model: &ModelProto, has_pooling: bool) -> Result<&'static s
     if !has_pooling {
         preferred.rotate_right(1);
     }
-    preferred.into_iter().find(|name| found.contains(name)).ok_or_else(|| {
-        Error::model(format!("expected an output among {}, but found {}", quoted(&OUTPUTS), quoted(&found)))
-    })
+    preferred
+        .into_iter()
+        .find(|name| found.contains(name))
+        .ok_or_else(|| {
+            Error::model(format!(
+                "expected an output among {}, but found {}",
+                quoted(&OUTPUTS),
+                quoted(&found)
+            ))
+        })
 }
 
 /// The names of a graph's outputs.
 fn outputs(model: &ModelProto) -> Vec<&str> {
-    model.graph.iter().flat_map(|graph| &graph.output).map(|output| output.name.as_str()).collect()
+    model
+        .graph
+        .iter()
+        .flat_map(|graph| &graph.output)
+        .map(|output| output.name.as_str())
+        .collect()
 }

@@ -49,7 +49,11 @@ impl<'a> Dictionary<'a> {
                 "expected the word `</s>`, which ends all texts, in the dictionary, but found none",
             ));
         }
-        Ok(Self { words, labels, kept: Self::read_kept(reader, kept)? })
+        Ok(Self {
+            words,
+            labels,
+            kept: Self::read_kept(reader, kept)?,
+        })
     }
 
     /// Reads the n-grams of a pruned dictionary; -1 means that it is not pruned.
@@ -75,7 +79,10 @@ impl<'a> Dictionary<'a> {
     pub(super) fn label_names(&self) -> Result<Vec<String>> {
         let name = |label: &[u8]| {
             let label = std::str::from_utf8(label).map_err(|_| {
-                Error::model(format!("expected labels in UTF-8, but found `{}`", label.escape_ascii()))
+                Error::model(format!(
+                    "expected labels in UTF-8, but found `{}`",
+                    label.escape_ascii()
+                ))
             })?;
             Ok(label.strip_prefix(LABEL).unwrap_or(label).to_owned())
         };

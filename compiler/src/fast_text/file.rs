@@ -14,6 +14,8 @@ pub(crate) fn is_model(path: &Path) -> bool {
     let extension = path.extension().and_then(|extension| extension.to_str());
     let mut start = [0; MAGIC.len()];
     extension.is_some_and(|extension| EXTENSIONS.contains(&extension))
-        && regular_file::open(path).and_then(|mut file| file.read_exact(&mut start)).is_ok()
+        && regular_file::open(path)
+            .and_then(|mut file| file.read_exact(&mut start))
+            .is_ok()
         && start == MAGIC
 }

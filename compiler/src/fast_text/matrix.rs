@@ -20,7 +20,11 @@ impl Matrix {
     pub(super) fn read(reader: &mut Reader<'_>) -> Result<Self> {
         let [rows, columns] = ["rows", "columns"].map(|what| reader.long_count(what));
         let (rows, columns) = (rows?, columns?);
-        Ok(Self { rows, columns, values: reader.floats(rows.saturating_mul(columns))? })
+        Ok(Self {
+            rows,
+            columns,
+            values: reader.floats(rows.saturating_mul(columns))?,
+        })
     }
 
     /// Reads a quantized matrix, to the floats that fastText computes with.
@@ -51,12 +55,23 @@ impl Matrix {
         };
         let mut values = Vec::with_capacity(rows.saturating_mul(columns));
         for (row, codes) in codes.chunks_exact(quantizer.parts.max(1)).enumerate() {
-            let norm = norms.as_ref().map_or(1.0, |(codes, norms)| norms.values(0, codes[row])[0]);
+            let norm = norms
+                .as_ref()
+                .map_or(1.0, |(codes, norms)| norms.values(0, codes[row])[0]);
             for (part, code) in codes.iter().enumerate() {
-                values.extend(quantizer.values(part, *code).iter().map(|value| norm * value));
+                values.extend(
+                    quantizer
+                        .values(part, *code)
+                        .iter()
+                        .map(|value| norm * value),
+                );
             }
         }
-        Ok(Self { rows, columns, values })
+        Ok(Self {
+            rows,
+            columns,
+            values,
+        })
     }
 }
 
@@ -73,12 +88,19 @@ struct Quantizer {
 
 impl Quantizer {
     fn read(reader: &mut Reader<'_>) -> Result<Self> {
-        let counts = ["columns", "parts", "values per part", "values of the last part"];
+        let counts = [
+            "columns",
+            "parts",
+            "values per part",
+            "values of the last part",
+        ];
         let [columns, parts, width, last_width] = counts.map(|what| reader.count(what));
         let (columns, parts, width, last_width) = (columns?, parts?, width?, last_width?);
         let is_whole = (1..=width).contains(&last_width)
             && parts > 0
-            && (parts - 1).checked_mul(width).and_then(|before| before.checked_add(last_width))
+            && (parts - 1)
+                .checked_mul(width)
+                .and_then(|before| before.checked_add(last_width))
                 == Some(columns);
         if !is_whole || width > MAX_VALUES_PER_CODE {
             return Err(Error::model(format!(
@@ -87,12 +109,22 @@ impl Quantizer {
             )));
         }
         let centroids = reader.floats(columns.saturating_mul(CENTROIDS))?;
-        Ok(Self { columns, parts, width, last_width, centroids })
+        Ok(Self {
+            columns,
+            parts,
+            width,
+            last_width,
+            centroids,
+        })
     }
 
     /// A code's values.
     fn values(&self, part: usize, code: u8) -> &[f32] {
-        let width = if part + 1 == self.parts { self.last_width } else { self.width };
+        let width = if part + 1 == self.parts {
+            self.last_width
+        } else {
+            self.width
+        };
         let start = part * CENTROIDS * self.width + usize::from(code) * width;
         &self.centroids[start..start + width]
     }

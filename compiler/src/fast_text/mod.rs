@@ -19,7 +19,9 @@ use kivu::{
     },
     config::EngineChoice,
     error::{Error, Result},
-    pipeline::{Task, classification::ClassificationSettings, scores::ScoreFunction, seq2seq::are_languages},
+    pipeline::{
+        Task, classification::ClassificationSettings, scores::ScoreFunction, seq2seq::are_languages,
+    },
     repository::{FAST_TEXT, bundle::sha256_of, manifest::Precision},
 };
 
@@ -44,7 +46,11 @@ const MAX_FEATURES: usize = 1 << 20;
 /// The model files in `folder`.
 fn model_files(folder: &Path) -> Vec<PathBuf> {
     let entries = files::list(folder).unwrap_or_default();
-    entries.into_iter().map(|(path, _)| path).filter(|path| is_model(path)).collect()
+    entries
+        .into_iter()
+        .map(|(path, _)| path)
+        .filter(|path| is_model(path))
+        .collect()
 }
 
 /// Whether `folder` has a model file.
@@ -71,7 +77,9 @@ pub(super) fn open(plan: &Plan) -> Result<Source<'static>> {
     let model = FastText::read(&bytes).map_err(in_file)?;
     let tokenizer = model.tokenizer()?;
     let head = match model.loss {
-        Loss::HierarchicalSoftmax => Some(Tree::new(&model.dictionary.label_counts()).map_err(in_file)?),
+        Loss::HierarchicalSoftmax => {
+            Some(Tree::new(&model.dictionary.label_counts()).map_err(in_file)?)
+        }
         Loss::Softmax => None,
     };
     let labels = model.dictionary.label_names().map_err(in_file)?;
@@ -79,7 +87,11 @@ pub(super) fn open(plan: &Plan) -> Result<Source<'static>> {
         output: if head.is_some() { "scores" } else { "logits" }.to_owned(),
         identifies_languages: are_languages(&labels),
         labels,
-        function: if head.is_some() { ScoreFunction::None } else { ScoreFunction::Softmax },
+        function: if head.is_some() {
+            ScoreFunction::None
+        } else {
+            ScoreFunction::Softmax
+        },
         max_tokens: MAX_FEATURES,
         template: None,
         query_prompt: None,
@@ -92,10 +104,19 @@ pub(super) fn open(plan: &Plan) -> Result<Source<'static>> {
         tokenizer,
         files: Vec::new(),
         is_quantized: false,
-        engine: if plan.engine == EngineChoice::Onnx { Engine::Onnx } else { Engine::Native },
+        engine: if plan.engine == EngineChoice::Onnx {
+            Engine::Onnx
+        } else {
+            Engine::Native
+        },
         graphs: Box::new({
             let name = settings.output.clone();
-            move |_, _| Ok(vec![(MODEL, graph([&input, &output], head.as_ref(), &name))])
+            move |_, _| {
+                Ok(vec![(
+                    MODEL,
+                    graph([&input, &output], head.as_ref(), &name),
+                )])
+            }
         }),
         settings: TaskSettings::Encoder(EncoderSettings::Classification(settings)),
     })
@@ -110,10 +131,12 @@ fn check(plan: &Plan) -> Result<()> {
         )));
     }
     match plan.precision {
-        precision if plan.is_precision_fixed && precision != Precision::Fp32 => Err(Error::model(format!(
-            "expected `--precision fp32` for a fastText model, but found `{precision}`; `fasttext quantize` makes models \
+        precision if plan.is_precision_fixed && precision != Precision::Fp32 => {
+            Err(Error::model(format!(
+                "expected `--precision fp32` for a fastText model, but found `{precision}`; `fasttext quantize` makes models \
              smaller"
-        ))),
+            )))
+        }
         _ => Ok(()),
     }
 }
@@ -124,7 +147,11 @@ fn graph([input, output]: [&Matrix; 2], tree: Option<&Tree>, name: &str) -> Mode
     let ids = graph.input("input_ids", &["batch", "sequence"]);
     let mask = graph.input("attention_mask", &["batch", "sequence"]);
     let table = graph.floats("input.weight", &[input.rows, input.columns], &input.values);
-    let weights = graph.floats("output.weight", &[output.rows, output.columns], &output.values);
+    let weights = graph.floats(
+        "output.weight",
+        &[output.rows, output.columns],
+        &output.values,
+    );
     let mean = graph.function(MEAN_OF_ROWS, [&table, &ids, &mask], functions::mean_of_rows);
     let products = graph.function(ROW_PRODUCTS, [&mean, &weights], functions::row_products);
     let (scores, count) = match tree {
@@ -133,7 +160,11 @@ fn graph([input, output]: [&Matrix; 2], tree: Option<&Tree>, name: &str) -> Mode
             let paths = graph.integers("paths", &tree.paths);
             let shape = graph.integers("paths.shape", &[0, tree.labels as i64, tree.depth as i64]);
             let inputs = [&products, &paths, &shape];
-            let scores = graph.function(HIERARCHICAL_SOFTMAX, inputs, functions::hierarchical_softmax);
+            let scores = graph.function(
+                HIERARCHICAL_SOFTMAX,
+                inputs,
+                functions::hierarchical_softmax,
+            );
             (scores, tree.labels)
         }
     };

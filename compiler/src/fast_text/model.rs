@@ -54,7 +54,9 @@ impl<'a> FastText<'a> {
     pub(super) fn read(bytes: &'a [u8]) -> Result<Self> {
         let mut reader = Reader::new(bytes);
         if reader.take(MAGIC.len())? != MAGIC {
-            return Err(Error::model("expected a fastText model, but found another file"));
+            return Err(Error::model(
+                "expected a fastText model, but found another file",
+            ));
         }
         let version = reader.int()?;
         if !(11..=12).contains(&version) {
@@ -74,7 +76,13 @@ impl<'a> FastText<'a> {
             false => Matrix::read(&mut reader)?,
         };
         reader.finish()?;
-        let model = Self { loss, dictionary, input, output, ngrams };
+        let model = Self {
+            loss,
+            dictionary,
+            input,
+            output,
+            ngrams,
+        };
         model.check()?;
         Ok(model)
     }
@@ -82,7 +90,9 @@ impl<'a> FastText<'a> {
     fn check(&self) -> Result<()> {
         let labels = self.dictionary.label_count();
         if labels < 2 {
-            return Err(Error::model(format!("expected at least 2 labels, but found {labels}")));
+            return Err(Error::model(format!(
+                "expected at least 2 labels, but found {labels}"
+            )));
         }
         // fastText has a row for each label also if only the inner nodes of the tree, one less, are used.
         let Matrix { rows, columns, .. } = self.output;
@@ -97,8 +107,17 @@ impl<'a> FastText<'a> {
 
     /// A `tokenizer.json` that finds the features.
     pub(super) fn tokenizer(&self) -> Result<Vec<u8>> {
-        let words = self.dictionary.words.iter().map(|word| std::str::from_utf8(word).ok());
-        let Ngrams { buckets, min_length, max_length, max_words } = self.ngrams;
+        let words = self
+            .dictionary
+            .words
+            .iter()
+            .map(|word| std::str::from_utf8(word).ok());
+        let Ngrams {
+            buckets,
+            min_length,
+            max_length,
+            max_words,
+        } = self.ngrams;
         let file = TokenizerFile {
             version: "1.0",
             model: Features {
@@ -112,7 +131,8 @@ impl<'a> FastText<'a> {
                 max_words,
             },
         };
-        serde_json::to_vec(&file).map_err(|error| Error::model_because("cannot write the tokenizer", error))
+        serde_json::to_vec(&file)
+            .map_err(|error| Error::model_because("cannot write the tokenizer", error))
     }
 }
 
@@ -138,7 +158,9 @@ fn settings(reader: &mut Reader<'_>, version: i32) -> Result<(Loss, Ngrams)> {
             )));
         }
         other => {
-            return Err(Error::model(format!("expected a classifier, but found model type {other}")));
+            return Err(Error::model(format!(
+                "expected a classifier, but found model type {other}"
+            )));
         }
     }
     let loss = match loss {
@@ -158,6 +180,11 @@ fn settings(reader: &mut Reader<'_>, version: i32) -> Result<(Loss, Ngrams)> {
     let length = |length: i32| usize::try_from(length).unwrap_or(0);
     // Classifiers had no character n-grams in version 11, whatever their settings say.
     let max_length = if version == 11 { 0 } else { length(max_length) };
-    let ngrams = Ngrams { buckets, min_length: length(min_length), max_length, max_words: length(max_words) };
+    let ngrams = Ngrams {
+        buckets,
+        min_length: length(min_length),
+        max_length,
+        max_words: length(max_words),
+    };
     Ok((loss, ngrams))
 }

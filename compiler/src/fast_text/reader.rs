@@ -26,7 +26,9 @@ impl<'a> Reader<'a> {
 
     fn array<const LENGTH: usize>(&mut self) -> Result<[u8; LENGTH]> {
         let taken = self.take(LENGTH)?;
-        taken.try_into().map_err(|_| Error::model("expected as many bytes as taken"))
+        taken
+            .try_into()
+            .map_err(|_| Error::model("expected as many bytes as taken"))
     }
 
     pub(super) fn byte(&mut self) -> Result<u8> {
@@ -66,10 +68,17 @@ impl<'a> Reader<'a> {
     /// Finite numbers in 4 bytes each.
     pub(super) fn floats(&mut self, count: usize) -> Result<Vec<f32>> {
         let bytes = self.take(count.saturating_mul(4))?;
-        let values: Vec<f32> = bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+        let values: Vec<f32> = bytes
+            .as_chunks()
+            .0
+            .iter()
+            .map(|bytes| f32::from_le_bytes(*bytes))
+            .collect();
         match values.iter().find(|value| !value.is_finite()) {
             None => Ok(values),
-            Some(value) => Err(Error::model(format!("expected finite weights, but found {value}"))),
+            Some(value) => Err(Error::model(format!(
+                "expected finite weights, but found {value}"
+            ))),
         }
     }
 
@@ -97,5 +106,7 @@ impl<'a> Reader<'a> {
 }
 
 fn negative(what: &str, count: i64) -> Error {
-    Error::model(format!("expected {what} of at least 0, but found {count}; the file is damaged"))
+    Error::model(format!(
+        "expected {what} of at least 0, but found {count}; the file is damaged"
+    ))
 }

@@ -18,8 +18,9 @@ impl Tree {
     /// Builds the tree for labels with these counts, which are in descending order.
     pub(super) fn new(counts: &[i64]) -> Result<Self> {
         let labels = counts.len();
-        let total =
-            counts.iter().try_fold(0_i64, |sum, count| sum.checked_add(*count).filter(|sum| *sum < UNKNOWN));
+        let total = counts.iter().try_fold(0_i64, |sum, count| {
+            sum.checked_add(*count).filter(|sum| *sum < UNKNOWN)
+        });
         if total.is_none()
             || counts.iter().any(|count| *count < 1)
             || !counts.is_sorted_by(|left, right| left >= right)
@@ -68,7 +69,11 @@ impl Tree {
             let missing = depth - path.len();
             path.into_iter().chain(std::iter::repeat_n(none, missing))
         });
-        Ok(Self { labels, depth, paths: filled.collect() })
+        Ok(Self {
+            labels,
+            depth,
+            paths: filled.collect(),
+        })
     }
 }
 
@@ -82,14 +87,26 @@ mod tests {
         let tree = Tree::new(&[8, 3, 2]).unwrap();
         let (left, right) = (|node: i64| node, |node: i64| node + 3);
         assert_eq!((tree.labels, tree.depth), (3, 2));
-        assert_eq!(tree.paths, [right(1), 6, left(1), right(0), left(1), left(0)]);
+        assert_eq!(
+            tree.paths,
+            [right(1), 6, left(1), right(0), left(1), left(0)]
+        );
     }
 
     #[test]
     fn impossible_counts_are_refused() {
-        for counts in [&[0, 0][..], &[1, 2], &[5, -1], &[i64::MAX, 1], &[UNKNOWN, 1]] {
+        for counts in [
+            &[0, 0][..],
+            &[1, 2],
+            &[5, -1],
+            &[i64::MAX, 1],
+            &[UNKNOWN, 1],
+        ] {
             let refusal = Tree::new(counts).err().unwrap().to_string();
-            assert!(refusal.starts_with("expected label counts of at least 1"), "{refusal}");
+            assert!(
+                refusal.starts_with("expected label counts of at least 1"),
+                "{refusal}"
+            );
         }
     }
 }

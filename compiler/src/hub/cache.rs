@@ -41,7 +41,10 @@ pub(super) struct RepositoryCache {
 impl RepositoryCache {
     pub(super) fn new(cache: &Path, name: &RepositoryName) -> Self {
         let folder = format!("models--{}", name.folder());
-        Self { locks: cache.join(".locks").join(&folder), folder: cache.join(folder) }
+        Self {
+            locks: cache.join(".locks").join(&folder),
+            folder: cache.join(folder),
+        }
     }
 
     pub(super) fn snapshot(&self, commit: &str) -> PathBuf {
@@ -62,13 +65,16 @@ impl RepositoryCache {
         if name.is_commit() {
             return Some(name.revision.clone());
         }
-        let commit = regular_file::read_to_string(&self.folder.join("refs").join(&name.revision)).ok()?;
+        let commit =
+            regular_file::read_to_string(&self.folder.join("refs").join(&name.revision)).ok()?;
         Some(commit.trim().to_owned()).filter(|commit| is_commit(commit))
     }
 
     pub(super) fn store_commit(&self, name: &RepositoryName, commit: &str) -> Result<()> {
         let path = self.folder.join("refs").join(&name.revision);
-        if name.is_commit() || regular_file::read_to_string(&path).is_ok_and(|stored| stored == commit) {
+        if name.is_commit()
+            || regular_file::read_to_string(&path).is_ok_and(|stored| stored == commit)
+        {
             return Ok(());
         }
         create_parent(&path)?;
@@ -83,19 +89,27 @@ impl RepositoryCache {
     }
 
     pub(super) fn store_listing(&self, listing: &Listing) -> Result<()> {
-        if self.listing(&listing.commit).is_some_and(|stored| stored == *listing) {
+        if self
+            .listing(&listing.commit)
+            .is_some_and(|stored| stored == *listing)
+        {
             return Ok(());
         }
         let path = self.folder.join(LISTINGS).join(&listing.commit);
         create_parent(&path)?;
         let text = serde_json::to_vec(listing)
             .map_err(|error| Error::model_because("the file list cannot be written", error))?;
-        fs::write(&path, sealed::seal(&text)).map_err(Error::io(format!("cannot write `{}`", path.display())))
+        fs::write(&path, sealed::seal(&text))
+            .map_err(Error::io(format!("cannot write `{}`", path.display())))
     }
 
     /// Whether `huggingface_hub` has noted that a commit lacks the file `path`.
     pub(super) fn is_known_absent(&self, commit: &str, path: &str) -> bool {
-        self.folder.join(".no_exist").join(commit).join(path).exists()
+        self.folder
+            .join(".no_exist")
+            .join(commit)
+            .join(path)
+            .exists()
     }
 
     /// Links a snapshot's file `path` to its blob.
@@ -125,12 +139,20 @@ impl RepositoryCache {
         if !self.folder.is_dir() {
             return Ok(None);
         }
-        let blobs = fs::read_dir(self.folder.join("blobs")).into_iter().flatten().flatten();
-        let bytes = blobs.filter_map(|blob| blob.metadata().ok()).map(|blob| blob.len()).sum();
+        let blobs = fs::read_dir(self.folder.join("blobs"))
+            .into_iter()
+            .flatten()
+            .flatten();
+        let bytes = blobs
+            .filter_map(|blob| blob.metadata().ok())
+            .map(|blob| blob.len())
+            .sum();
         for folder in [&self.folder, &self.locks] {
             match fs::remove_dir_all(folder) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    return Err(Error::io(format!("cannot remove `{}`", folder.display()))(error));
+                    return Err(Error::io(format!("cannot remove `{}`", folder.display()))(
+                        error,
+                    ));
                 }
                 _ => {}
             }
@@ -143,7 +165,12 @@ impl RepositoryCache {
         let path = self.locks.join(format!("{hash}.lock"));
         create_parent(&path)?;
         let failed = || Error::io(format!("cannot lock `{}`", path.display()));
-        let file = File::options().create(true).truncate(false).write(true).open(&path).map_err(failed())?;
+        let file = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(&path)
+            .map_err(failed())?;
         loop {
             match file.try_lock() {
                 Ok(()) => return Ok(file),
@@ -161,7 +188,11 @@ impl RepositoryCache {
 pub(super) fn files(snapshot: &Path) -> Result<Vec<String>> {
     let (mut files, mut folders) = (Vec::new(), vec![PathBuf::new()]);
     while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(snapshot.join(&folder)).into_iter().flatten().flatten() {
+        for entry in fs::read_dir(snapshot.join(&folder))
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
             let path = folder.join(entry.file_name());
             match entry.file_type() {
                 Ok(kind) if kind.is_dir() => folders.push(path),
@@ -174,7 +205,11 @@ pub(super) fn files(snapshot: &Path) -> Result<Vec<String>> {
 }
 
 fn missing(path: &Path) -> Error {
-    let found = if fs::symlink_metadata(path).is_ok() { "a link to nothing" } else { "none" };
+    let found = if fs::symlink_metadata(path).is_ok() {
+        "a link to nothing"
+    } else {
+        "none"
+    };
     Error::config(format!(
         "expected the file `{}`, but found {found}; connect to the hub, without HF_HUB_OFFLINE, and it is downloaded again",
         path.display()
@@ -183,7 +218,8 @@ fn missing(path: &Path) -> Error {
 
 /// Expected hash for a snapshot file's blob: its name, or a copy's SHA-256.
 pub(super) fn blob_hash(path: &Path) -> Result<String> {
-    let blob = fs::canonicalize(path).map_err(Error::io(format!("cannot read `{}`", path.display())))?;
+    let blob =
+        fs::canonicalize(path).map_err(Error::io(format!("cannot read `{}`", path.display())))?;
     match blob.file_name().and_then(|name| name.to_str()) {
         Some(name) if is_hash(name) => Ok(name.to_owned()),
         _ => sha256_of(&blob),
@@ -291,10 +327,21 @@ mod tests {
             cache.link("c", "1_Pooling/config.json", hash).unwrap();
         }
         let link = cache.snapshot("c").join("1_Pooling/config.json");
-        assert_eq!(fs::read_link(&link).unwrap(), Path::new("../../../blobs/new"));
+        assert_eq!(
+            fs::read_link(&link).unwrap(),
+            Path::new("../../../blobs/new")
+        );
         assert_eq!(fs::read_to_string(link).unwrap(), "new");
-        assert_eq!(files(&cache.snapshot("c")).unwrap(), ["1_Pooling/config.json"]);
+        assert_eq!(
+            files(&cache.snapshot("c")).unwrap(),
+            ["1_Pooling/config.json"]
+        );
         fs::remove_file(cache.blob("new")).unwrap();
-        assert!(files(&cache.snapshot("c")).unwrap_err().to_string().contains("found a link to nothing"));
+        assert!(
+            files(&cache.snapshot("c"))
+                .unwrap_err()
+                .to_string()
+                .contains("found a link to nothing")
+        );
     }
 }

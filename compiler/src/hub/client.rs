@@ -25,7 +25,11 @@ use kivu::{
 };
 
 /// All but RFC 3986's unreserved characters.
-const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
+const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'_')
+    .remove(b'.')
+    .remove(b'~');
 /// All but the unreserved characters and the slash, for paths.
 const RESERVED_IN_PATHS: &AsciiSet = &RESERVED.remove(b'/');
 const MAX_REDIRECTS: usize = 10;
@@ -105,13 +109,19 @@ pub(super) struct Hub<'a> {
 impl<'a> Hub<'a> {
     /// Connects with the first request.
     pub(super) fn new(config: &'a HubConfig) -> Result<Self> {
-        Ok(Self { config, http: client()? })
+        Ok(Self {
+            config,
+            http: client()?,
+        })
     }
 
     /// Lists a repository's files; also resolves the commit.
     pub(super) async fn list(&self, name: &RepositoryName) -> Result<Listing> {
         let revision = utf8_percent_encode(&name.revision, RESERVED);
-        let url = format!("{}/api/models/{}/revision/{revision}?blobs=true", self.config.endpoint, name.id);
+        let url = format!(
+            "{}/api/models/{}/revision/{revision}?blobs=true",
+            self.config.endpoint, name.id
+        );
         let mut attempts = Attempts::new(self.config);
         let body = loop {
             match self.read(&url, name).await {
@@ -121,7 +131,10 @@ impl<'a> Hub<'a> {
         };
         let (id, listing) = Listing::parse(&body, name)?;
         if let Some(id) = id.filter(|id| *id != name.id) {
-            tracing::warn!("`{}` is now called `{id}` on the hub; use that name", name.id);
+            tracing::warn!(
+                "`{}` is now called `{id}` on the hub; use that name",
+                name.id
+            );
         }
         Ok(listing)
     }
@@ -145,14 +158,25 @@ impl<'a> Hub<'a> {
         from: u64,
     ) -> Attempt<Response<Incoming>> {
         let encoded = utf8_percent_encode(path, RESERVED_IN_PATHS);
-        let url = format!("{}/{}/resolve/{commit}/{encoded}", self.config.endpoint, name.id);
+        let url = format!(
+            "{}/{}/resolve/{commit}/{encoded}",
+            self.config.endpoint, name.id
+        );
         self.get(&url, from, name).await
     }
 
     /// Follows redirects; sends the token only to the same host.
-    async fn get(&self, url: &str, from: u64, name: &RepositoryName) -> Attempt<Response<Incoming>> {
+    async fn get(
+        &self,
+        url: &str,
+        from: u64,
+        name: &RepositoryName,
+    ) -> Attempt<Response<Incoming>> {
         let invalid_url = |error| {
-            Error::config_because(format!("expected a hub URL in HF_ENDPOINT, but found `{url}`"), error)
+            Error::config_because(
+                format!("expected a hub URL in HF_ENDPOINT, but found `{url}`"),
+                error,
+            )
         };
         let first: Uri = url.parse().map_err(invalid_url)?;
         let mut target = first.clone();
@@ -162,12 +186,16 @@ impl<'a> Hub<'a> {
             if from > 0 {
                 request = request.header(RANGE, format!("bytes={from}-"));
             }
-            let is_same_host = (target.scheme(), target.authority()) == (first.scheme(), first.authority());
+            let is_same_host =
+                (target.scheme(), target.authority()) == (first.scheme(), first.authority());
             if let Some(token) = self.config.token.as_ref().filter(|_| is_same_host) {
                 request = request.header(AUTHORIZATION, format!("Bearer {}", token.0));
             }
             let request = request.body(Empty::new()).map_err(|error| {
-                Error::config_because("expected a token without control characters in HF_TOKEN", error)
+                Error::config_because(
+                    "expected a token without control characters in HF_TOKEN",
+                    error,
+                )
             })?;
             let response = match timeout(self.config.timeout, self.http.request(request)).await {
                 Ok(Ok(response)) => response,
@@ -187,8 +215,10 @@ impl<'a> Hub<'a> {
                 ))
             })?;
         }
-        Err(Error::config(format!("expected at most {MAX_REDIRECTS} redirects from `{url}`, but found more"))
-            .into())
+        Err(Error::config(format!(
+            "expected at most {MAX_REDIRECTS} redirects from `{url}`, but found more"
+        ))
+        .into())
     }
 
     fn unreachable(&self, error: &(dyn StdError + 'static), name: &RepositoryName) -> Failure {
@@ -203,7 +233,11 @@ impl<'a> Hub<'a> {
             source = cause.source();
         }
         // The name may be a misspelled path.
-        let missing = if Path::new(&name.id).exists() { "" } else { ", which is no folder here" };
+        let missing = if Path::new(&name.id).exists() {
+            ""
+        } else {
+            ", which is no folder here"
+        };
         let message = format!(
             "expected a response from `{}` for `{}`{missing}, but found {causes}; check the name and the connection, or set \
              HF_HUB_OFFLINE=1 to use files that were downloaded earlier",
@@ -217,7 +251,12 @@ impl<'a> Hub<'a> {
         if status == StatusCode::TOO_MANY_REQUESTS {
             return self.rate_limit(headers);
         }
-        let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
+        let header = |name: &str| {
+            headers
+                .get(name)
+                .and_then(|value| value.to_str().ok())
+                .unwrap_or_default()
+        };
         let (code, reason) = (header("x-error-code"), header("x-error-message"));
         if let Some(message) = self.explanation(status, [code, reason], name) {
             return Failure::Final(Error::config(message));
@@ -236,9 +275,14 @@ impl<'a> Hub<'a> {
 
     fn rate_limit(&self, headers: &HeaderMap) -> Failure {
         let after = wait(headers);
-        let when = after.map_or("later".to_owned(), |after| format!("in {} s", after.as_secs()));
-        let token =
-            if self.config.token.is_some() { "" } else { ", or set HF_TOKEN, which raises the limit" };
+        let when = after.map_or("later".to_owned(), |after| {
+            format!("in {} s", after.as_secs())
+        });
+        let token = if self.config.token.is_some() {
+            ""
+        } else {
+            ", or set HF_TOKEN, which raises the limit"
+        };
         let error = Error::unavailable(format!(
             "expected a response from `{}`, but found that it limits requests; try again {when}{token}",
             self.config.endpoint
@@ -259,7 +303,11 @@ impl<'a> Hub<'a> {
             || status == StatusCode::FORBIDDEN && reason == "Access to this resource is disabled.";
         Some(match (status, code) {
             (_, "GatedRepo") => {
-                let token = if has_token { "with HF_TOKEN's account" } else { "and set HF_TOKEN" };
+                let token = if has_token {
+                    "with HF_TOKEN's account"
+                } else {
+                    "and set HF_TOKEN"
+                };
                 format!(
                     "expected access to `{id}`, but found that it is gated; accept its terms at {endpoint}/{id} {token}"
                 )
@@ -279,14 +327,21 @@ impl<'a> Hub<'a> {
                  {endpoint}/settings/tokens"
             ),
             (StatusCode::UNAUTHORIZED | StatusCode::NOT_FOUND, _) => {
-                let token = if has_token { "that HF_TOKEN's account can read it" } else { "set HF_TOKEN" };
+                let token = if has_token {
+                    "that HF_TOKEN's account can read it"
+                } else {
+                    "set HF_TOKEN"
+                };
                 format!(
                     "expected a repository `{id}` at `{endpoint}`, but found none that is public; check the name or, if \
                      it is private, {token}"
                 )
             }
             (StatusCode::FORBIDDEN, _) => {
-                format!("expected access to `{id}`, but it was refused{}; check HF_TOKEN", because(reason))
+                format!(
+                    "expected access to `{id}`, but it was refused{}; check HF_TOKEN",
+                    because(reason)
+                )
             }
             _ => return None,
         })
@@ -296,14 +351,29 @@ impl<'a> Hub<'a> {
 impl Listing {
     /// Reads the hub's response; also returns the repository's current name.
     pub(crate) fn parse(body: &[u8], name: &RepositoryName) -> Result<(Option<String>, Self)> {
-        let unreadable =
-            |error| Error::config_because(format!("expected the files of `{name}` from the hub"), error);
+        let unreadable = |error| {
+            Error::config_because(
+                format!("expected the files of `{name}` from the hub"),
+                error,
+            )
+        };
         let info: Info = serde_json::from_slice(body).map_err(unreadable)?;
         if !is_commit(&info.sha) {
             return Err(invalid(name, &format!("the commit `{}`", info.sha)));
         }
-        let files = info.siblings.into_iter().map(|file| file.checked(name)).collect::<Result<_>>()?;
-        Ok((info.id, Self { commit: info.sha, files, is_whole: true }))
+        let files = info
+            .siblings
+            .into_iter()
+            .map(|file| file.checked(name))
+            .collect::<Result<_>>()?;
+        Ok((
+            info.id,
+            Self {
+                commit: info.sha,
+                files,
+                is_whole: true,
+            },
+        ))
     }
 
     /// Identifies the files: the commit, or a hash if there may be others.
@@ -311,8 +381,11 @@ impl Listing {
         if self.is_whole {
             return self.commit.clone();
         }
-        let mut files: Vec<_> =
-            self.files.iter().map(|file| format!("{}\n{}\n", file.path, file.hash)).collect();
+        let mut files: Vec<_> = self
+            .files
+            .iter()
+            .map(|file| format!("{}\n{}\n", file.path, file.hash))
+            .collect();
         files.sort();
         hex(&Sha256::digest(files.concat()))
     }
@@ -343,27 +416,40 @@ fn invalid(name: &RepositoryName, found: &str) -> Error {
 }
 
 fn because(reason: &str) -> String {
-    if reason.is_empty() { String::new() } else { format!(" ({reason})") }
+    if reason.is_empty() {
+        String::new()
+    } else {
+        format!(" ({reason})")
+    }
 }
 
 /// A redirect's target; `None` if it is missing, or would downgrade HTTPS to HTTP.
 fn redirected(from: &Uri, headers: &HeaderMap) -> Option<Uri> {
     let location = headers.get(LOCATION)?.to_str().ok()?;
-    let location = match location.strip_prefix('/').filter(|rest| !rest.starts_with('/')) {
+    let location = match location
+        .strip_prefix('/')
+        .filter(|rest| !rest.starts_with('/'))
+    {
         Some(path) => format!("{}://{}/{path}", from.scheme_str()?, from.authority()?),
         None => location.to_owned(),
     };
     let to: Uri = location.parse().ok()?;
-    to.scheme_str().filter(|scheme| *scheme == "https" || Some(*scheme) == from.scheme_str())?;
+    to.scheme_str()
+        .filter(|scheme| *scheme == "https" || Some(*scheme) == from.scheme_str())?;
     Some(to)
 }
 
 /// The seconds in `retry-after`, or in the hub's `ratelimit`, such as `"api";r=0;t=55`.
 fn wait(headers: &HeaderMap) -> Option<Duration> {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-    let limit =
-        || text("ratelimit")?.split(';').find_map(|part| part.trim().strip_prefix("t=")?.parse().ok());
-    let seconds = text(RETRY_AFTER.as_str()).and_then(|seconds| seconds.trim().parse().ok()).or_else(limit);
+    let limit = || {
+        text("ratelimit")?
+            .split(';')
+            .find_map(|part| part.trim().strip_prefix("t=")?.parse().ok())
+    };
+    let seconds = text(RETRY_AFTER.as_str())
+        .and_then(|seconds| seconds.trim().parse().ok())
+        .or_else(limit);
     seconds.map(Duration::from_secs)
 }
 
@@ -375,7 +461,10 @@ pub(super) struct Attempts {
 
 impl Attempts {
     pub(super) fn new(config: &HubConfig) -> Self {
-        Self { count: 0, pause: config.retry_pause }
+        Self {
+            count: 0,
+            pause: config.retry_pause,
+        }
     }
 
     /// Waits before the next attempt; returns the error if no attempt remains.
@@ -406,25 +495,41 @@ mod tests {
     use super::*;
 
     fn headers(name: &'static str, value: &'static str) -> HeaderMap {
-        HeaderMap::from_iter([(http::HeaderName::from_static(name), HeaderValue::from_static(value))])
+        HeaderMap::from_iter([(
+            http::HeaderName::from_static(name),
+            HeaderValue::from_static(value),
+        )])
     }
 
     #[test]
     fn redirects_are_absolute_or_relative_and_keep_tls() {
         let to = |from: &'static str, location| {
-            redirected(&Uri::from_static(from), &headers("location", location)).map(|uri| uri.to_string())
+            redirected(&Uri::from_static(from), &headers("location", location))
+                .map(|uri| uri.to_string())
         };
         assert_eq!(to("https://a/b", "/c?d").as_deref(), Some("https://a/c?d"));
-        assert_eq!(to("https://a/b", "https://c/d").as_deref(), Some("https://c/d"));
-        assert_eq!(to("http://a/b", "http://c/d").as_deref(), Some("http://c/d"));
+        assert_eq!(
+            to("https://a/b", "https://c/d").as_deref(),
+            Some("https://c/d")
+        );
+        assert_eq!(
+            to("http://a/b", "http://c/d").as_deref(),
+            Some("http://c/d")
+        );
         assert_eq!(to("https://a/b", "http://c/d"), None);
         assert_eq!(to("https://a/b", "//c/d"), None);
     }
 
     #[test]
     fn the_hub_says_when_to_try_again() {
-        assert_eq!(wait(&headers("retry-after", "7")), Some(Duration::from_secs(7)));
-        assert_eq!(wait(&headers("ratelimit", "\"api\";r=0;t=55")), Some(Duration::from_secs(55)));
+        assert_eq!(
+            wait(&headers("retry-after", "7")),
+            Some(Duration::from_secs(7))
+        );
+        assert_eq!(
+            wait(&headers("ratelimit", "\"api\";r=0;t=55")),
+            Some(Duration::from_secs(55))
+        );
         assert_eq!(wait(&headers("retry-after", "soon")), None);
     }
 
@@ -432,8 +537,13 @@ mod tests {
     fn files_outside_of_the_repository_are_refused() {
         let name: RepositoryName = "a/b".parse().unwrap();
         let file = |path: &str, blob: &str| {
-            Sibling { rfilename: path.into(), blob_id: Some(blob.into()), size: Some(1), lfs: None }
-                .checked(&name)
+            Sibling {
+                rfilename: path.into(),
+                blob_id: Some(blob.into()),
+                size: Some(1),
+                lfs: None,
+            }
+            .checked(&name)
         };
         let hash = "0123456789abcdef0123456789abcdef01234567";
         assert!(file("1_Pooling/config.json", hash).is_ok());
@@ -446,12 +556,17 @@ mod tests {
     #[tokio::test]
     async fn a_server_that_asks_for_a_long_wait_is_not_asked_again() {
         let failure = |seconds| {
-            Failure::Transient(Error::unavailable("status 503"), Some(Duration::from_secs(seconds)))
+            Failure::Transient(
+                Error::unavailable("status 503"),
+                Some(Duration::from_secs(seconds)),
+            )
         };
         let config = HubConfig::default();
         assert!(Attempts::new(&config).wait(failure(0)).await.is_ok());
         let long = timeout(Duration::from_secs(5), async {
-            Attempts::new(&config).wait(failure(MAX_WAIT.as_secs() + 1)).await
+            Attempts::new(&config)
+                .wait(failure(MAX_WAIT.as_secs() + 1))
+                .await
         });
         assert!(long.await.expect("there is no wait").is_err());
     }

@@ -36,11 +36,18 @@ pub(super) fn client() -> Result<HttpClient> {
     let mut direct = HttpConnector::new();
     direct.enforce_http(false);
     direct.set_nodelay(true);
-    let connector = ProxyConnector { direct, proxies: Arc::new(Matcher::from_env()) };
+    let connector = ProxyConnector {
+        direct,
+        proxies: Arc::new(Matcher::from_env()),
+    };
     let tls = HttpsConnectorBuilder::new().with_provider_and_native_roots(ring::default_provider());
-    let tls = tls.map_err(Error::io("cannot read trusted certificates; set SSL_CERT_FILE"))?;
+    let tls = tls.map_err(Error::io(
+        "cannot read trusted certificates; set SSL_CERT_FILE",
+    ))?;
     let https = tls.https_or_http().enable_http1().wrap_connector(connector);
-    Ok(Client::builder(TokioExecutor::new()).pool_timer(TokioTimer::new()).build(https))
+    Ok(Client::builder(TokioExecutor::new())
+        .pool_timer(TokioTimer::new())
+        .build(https))
 }
 
 /// Opens TCP connections; for HTTPS through a proxy, if the environment names one for the host.

@@ -85,7 +85,8 @@ impl Snapshot<'_> {
             may_restart = false;
         }
         let blob = self.cache.blob(&file.hash);
-        fs::rename(&download.path, &blob).map_err(Error::io(format!("cannot create `{}`", blob.display())))
+        fs::rename(&download.path, &blob)
+            .map_err(Error::io(format!("cannot create `{}`", blob.display())))
     }
 
     /// Reads until the file is complete, on as many connections as necessary.
@@ -106,9 +107,16 @@ impl Snapshot<'_> {
     /// Reads from one connection.
     async fn read(&self, download: &mut Download<'_>) -> Attempt<()> {
         self.meter.advance(download.unmetered());
-        let Self { hub, name, commit, .. } = self;
-        let response = hub.open(name, commit, &download.file.path, download.offset).await?;
-        let range = response.headers().get(CONTENT_RANGE).and_then(|range| range.to_str().ok());
+        let Self {
+            hub, name, commit, ..
+        } = self;
+        let response = hub
+            .open(name, commit, &download.file.path, download.offset)
+            .await?;
+        let range = response
+            .headers()
+            .get(CONTENT_RANGE)
+            .and_then(|range| range.to_str().ok());
         let is_continued = response.status() == StatusCode::PARTIAL_CONTENT
             && range.is_some_and(|range| range.starts_with(&format!("bytes {}-", download.offset)));
         if download.offset > 0 && !is_continued {
@@ -123,14 +131,19 @@ impl Snapshot<'_> {
         while download.offset < download.file.size {
             let frame = match timeout_at(deadline, body.frame()).await {
                 Ok(Some(Ok(frame))) => frame,
-                Ok(Some(Err(_)) | None) => return Err(self.interrupted(download, "a closed connection")),
+                Ok(Some(Err(_)) | None) => {
+                    return Err(self.interrupted(download, "a closed connection"));
+                }
                 Err(_) => {
-                    return Err(
-                        self.interrupted(download, &format!("only {received} bytes in {}", within(window)))
-                    );
+                    return Err(self.interrupted(
+                        download,
+                        &format!("only {received} bytes in {}", within(window)),
+                    ));
                 }
             };
-            let Ok(bytes) = frame.into_data() else { continue };
+            let Ok(bytes) = frame.into_data() else {
+                continue;
+            };
             received += bytes.len() as u64;
             if received >= enough {
                 (received, deadline) = (0, Instant::now() + window);
@@ -159,12 +172,28 @@ impl<'a> Download<'a> {
     /// Continues an earlier download, if there is one.
     fn open(file: &'a HubFile, path: PathBuf) -> Result<Self> {
         create_parent(&path)?;
-        let target = File::options().create(true).truncate(false).read(true).write(true).open(&path);
+        let target = File::options()
+            .create(true)
+            .truncate(false)
+            .read(true)
+            .write(true)
+            .open(&path);
         let target = target.and_then(|file| regular_file::require_regular(&file).map(|()| file));
         let target = target.map_err(Error::io(format!("cannot write `{}`", path.display())))?;
         let hasher = Hasher::new(&file.hash, file.size);
-        let mut download = Self { file, path, target, hasher, offset: 0, metered: 0 };
-        let offset = download.target.metadata().map(|found| found.len()).unwrap_or_default();
+        let mut download = Self {
+            file,
+            path,
+            target,
+            hasher,
+            offset: 0,
+            metered: 0,
+        };
+        let offset = download
+            .target
+            .metadata()
+            .map(|found| found.len())
+            .unwrap_or_default();
         if offset > file.size {
             download.restart()?;
         } else {
@@ -176,7 +205,10 @@ impl<'a> Download<'a> {
     }
 
     fn restart(&mut self) -> Result<()> {
-        let emptied = self.target.set_len(0).and_then(|()| self.target.seek(SeekFrom::Start(0)));
+        let emptied = self
+            .target
+            .set_len(0)
+            .and_then(|()| self.target.seek(SeekFrom::Start(0)));
         emptied.map_err(|error| self.unwritable(error))?;
         self.hasher = Hasher::new(&self.file.hash, self.file.size);
         self.offset = 0;
@@ -187,7 +219,9 @@ impl<'a> Download<'a> {
         // An overlong response has a different hash, which is reported at the end.
         let rest = usize::try_from(self.file.size - self.offset).unwrap_or(usize::MAX);
         let bytes = &bytes[..bytes.len().min(rest)];
-        self.target.write_all(bytes).map_err(|error| self.unwritable(error))?;
+        self.target
+            .write_all(bytes)
+            .map_err(|error| self.unwritable(error))?;
         self.hasher.update(bytes);
         self.offset += bytes.len() as u64;
         Ok(())
@@ -195,7 +229,11 @@ impl<'a> Download<'a> {
 
     /// Hash over all bytes.
     fn digest(&mut self) -> String {
-        std::mem::replace(&mut self.hasher, Hasher::new(&self.file.hash, self.file.size)).finish()
+        std::mem::replace(
+            &mut self.hasher,
+            Hasher::new(&self.file.hash, self.file.size),
+        )
+        .finish()
     }
 
     /// Bytes since the last call, not counting a part downloaded again.

@@ -66,23 +66,35 @@ pub struct Fetched {
 /// hash.
 pub fn fetch(name: &RepositoryName, config: &HubConfig, meter: &dyn Meter) -> Result<Fetched> {
     let runtime = Builder::new_current_thread().enable_all().build();
-    runtime.map_err(Error::io("cannot start a runtime"))?.block_on(async {
-        let fetched = fetch_one(name, RepositoryPart::Model, config, meter).await?;
-        if let Some(encoder) = &fetched.encoder {
-            let encoder = fetch_one(&encoder.parse()?, RepositoryPart::Settings, config, meter).await?;
-            return Ok(Fetched { encoder: Some(encoder.folder.clone()), ..fetched.with(&encoder) });
-        }
-        let Some(base) = &fetched.base else { return Ok(fetched.into()) };
-        let base = fetch_one(&base.parse()?, RepositoryPart::Model, config, meter).await?;
-        if base.base.is_some() {
-            return Err(Error::model(format!(
-                "expected `{}` to be a model, but found an adapter",
-                base.origin
-            )));
-        }
-        let (folder, adapter) = (base.folder.clone(), Some(fetched.folder.clone()));
-        Ok(Fetched { folder, adapter, ..fetched.with(&base) })
-    })
+    runtime
+        .map_err(Error::io("cannot start a runtime"))?
+        .block_on(async {
+            let fetched = fetch_one(name, RepositoryPart::Model, config, meter).await?;
+            if let Some(encoder) = &fetched.encoder {
+                let encoder =
+                    fetch_one(&encoder.parse()?, RepositoryPart::Settings, config, meter).await?;
+                return Ok(Fetched {
+                    encoder: Some(encoder.folder.clone()),
+                    ..fetched.with(&encoder)
+                });
+            }
+            let Some(base) = &fetched.base else {
+                return Ok(fetched.into());
+            };
+            let base = fetch_one(&base.parse()?, RepositoryPart::Model, config, meter).await?;
+            if base.base.is_some() {
+                return Err(Error::model(format!(
+                    "expected `{}` to be a model, but found an adapter",
+                    base.origin
+                )));
+            }
+            let (folder, adapter) = (base.folder.clone(), Some(fetched.folder.clone()));
+            Ok(Fetched {
+                folder,
+                adapter,
+                ..fetched.with(&base)
+            })
+        })
 }
 
 /// Removes a repository's files from the cache; returns their size in bytes, `None` if there are none.
@@ -120,15 +132,33 @@ impl Repository {
     fn with(self, other: &Self) -> Fetched {
         let id = hex(&Sha256::digest(format!("{}\n{}", self.id, other.id)));
         let is_complete = self.is_complete() && other.is_complete();
-        Fetched { id, is_complete, ..self.into() }
+        Fetched {
+            id,
+            is_complete,
+            ..self.into()
+        }
     }
 }
 
 impl From<Repository> for Fetched {
     fn from(repository: Repository) -> Self {
         let is_complete = repository.is_complete();
-        let Repository { id, origin, commit, folder, .. } = repository;
-        Self { id, is_complete, origin, commit, folder, adapter: None, encoder: None }
+        let Repository {
+            id,
+            origin,
+            commit,
+            folder,
+            ..
+        } = repository;
+        Self {
+            id,
+            is_complete,
+            origin,
+            commit,
+            folder,
+            adapter: None,
+            encoder: None,
+        }
     }
 }
 
@@ -154,39 +184,82 @@ async fn fetch_one(
     let listing = match hub.list(name).await {
         Err(error @ Error::Unavailable { .. }) => {
             // Earlier downloads may suffice.
-            let Ok(Some(found)) = downloaded(name, part, &cache) else { return Err(error) };
+            let Ok(Some(found)) = downloaded(name, part, &cache) else {
+                return Err(error);
+            };
             tracing::warn!("using files of `{name}` that were downloaded earlier: {error}");
             return Ok(found);
         }
         listing => listing?,
     };
     let Listing { commit, files, .. } = &listing;
-    let snapshot = Snapshot { hub: &hub, name, commit, cache: &cache, meter };
+    let snapshot = Snapshot {
+        hub: &hub,
+        name,
+        commit,
+        cache: &cache,
+        meter,
+    };
     let folder = cache.snapshot(commit);
     let paths = Paths(files.iter().map(|file| file.path.as_str()).collect());
-    let of =
-        |paths: Vec<String>| files.iter().filter(move |file| paths.contains(&file.path)).collect::<Vec<_>>();
+    let of = |paths: Vec<String>| {
+        files
+            .iter()
+            .filter(move |file| paths.contains(&file.path))
+            .collect::<Vec<_>>()
+    };
 
     // Small files, which determine which others are needed.
-    let (large, small): (Vec<_>, _) = of(paths.settings()).into_iter().partition(|file| is_large(file));
-    fetch_files(&Snapshot { meter: &(), ..snapshot }, &small).await?;
+    let (large, small): (Vec<_>, _) = of(paths.settings())
+        .into_iter()
+        .partition(|file| is_large(file));
+    fetch_files(
+        &Snapshot {
+            meter: &(),
+            ..snapshot
+        },
+        &small,
+    )
+    .await?;
     let (base, weights) = base_and_weights(&paths, part, &folder, name)?;
-    let encoder = paths.encoder(&folder)?.filter(|_| part == RepositoryPart::Model);
+    let encoder = paths
+        .encoder(&folder)?
+        .filter(|_| part == RepositoryPart::Model);
     let rest = [large, of(weights)].concat();
-    let missing: u64 =
-        rest.iter().filter(|file| !cache.blob(&file.hash).exists()).map(|file| file.size).sum();
+    let missing: u64 = rest
+        .iter()
+        .filter(|file| !cache.blob(&file.hash).exists())
+        .map(|file| file.size)
+        .sum();
     if missing > 0 {
         require_space(&config.cache, missing)?;
-        meter.begin(&format!("fetch {name}"), rest.iter().map(|file| file.size).sum());
+        meter.begin(
+            &format!("fetch {name}"),
+            rest.iter().map(|file| file.size).sum(),
+        );
         fetch_files(&snapshot, &rest).await?;
     } else {
-        fetch_files(&Snapshot { meter: &(), ..snapshot }, &rest).await?;
+        fetch_files(
+            &Snapshot {
+                meter: &(),
+                ..snapshot
+            },
+            &rest,
+        )
+        .await?;
     }
     // Written last: a listed commit's files are complete.
     cache.store_listing(&listing)?;
     cache.store_commit(name, commit)?;
     let (id, origin) = (commit.clone(), format!("{}@{commit}", name.id));
-    Ok(Repository { id, origin, commit: commit.clone(), folder, base, encoder })
+    Ok(Repository {
+        id,
+        origin,
+        commit: commit.clone(),
+        folder,
+        base,
+        encoder,
+    })
 }
 
 /// An adapter's base, and the repository's weight files. `folder` has the settings files.
@@ -205,11 +278,17 @@ fn base_and_weights(
 
 /// Whether a settings file is downloaded with the weights: vocabularies, which do not decide on other files.
 fn is_large(file: &HubFile) -> bool {
-    file.size > MAX_SMALL_BYTES && !file.path.ends_with("config.json") && !file.path.ends_with(".index.json")
+    file.size > MAX_SMALL_BYTES
+        && !file.path.ends_with("config.json")
+        && !file.path.ends_with(".index.json")
 }
 
 async fn fetch_files(snapshot: &Snapshot<'_>, files: &[&HubFile]) -> Result<()> {
-    stream::iter(files).map(|file| snapshot.fetch(file)).buffer_unordered(CONCURRENCY).try_collect().await
+    stream::iter(files)
+        .map(|file| snapshot.fetch(file))
+        .buffer_unordered(CONCURRENCY)
+        .try_collect()
+        .await
 }
 
 /// Earlier downloads, verified; `None` if the commit is not in the cache.
@@ -218,7 +297,9 @@ fn downloaded(
     part: RepositoryPart,
     cache: &RepositoryCache,
 ) -> Result<Option<Repository>> {
-    let Some(commit) = cache.commit(name) else { return Ok(None) };
+    let Some(commit) = cache.commit(name) else {
+        return Ok(None);
+    };
     let listing = match cache.listing(&commit) {
         Some(listing) => listing,
         None => match of_other_program(name, &commit, cache)? {
@@ -227,32 +308,55 @@ fn downloaded(
         },
     };
     let folder = cache.snapshot(&commit);
-    let paths = Paths(listing.files.iter().map(|file| file.path.as_str()).collect());
+    let paths = Paths(
+        listing
+            .files
+            .iter()
+            .map(|file| file.path.as_str())
+            .collect(),
+    );
     let verify = |needed: &[String]| {
-        let mut files = listing.files.iter().filter(|file| needed.contains(&file.path));
+        let mut files = listing
+            .files
+            .iter()
+            .filter(|file| needed.contains(&file.path));
         files.try_for_each(|file| verify(&folder.join(&file.path), &file.hash))
     };
     verify(&paths.settings())?;
     let (base, weights) = base_and_weights(&paths, part, &folder, name)?;
     verify(&weights)?;
-    let encoder = paths.encoder(&folder)?.filter(|_| part == RepositoryPart::Model);
+    let encoder = paths
+        .encoder(&folder)?
+        .filter(|_| part == RepositoryPart::Model);
     let origin = format!("{}@{commit}", name.id);
-    Ok(Some(Repository { id: listing.id(), origin, commit, folder, base, encoder }))
+    Ok(Some(Repository {
+        id: listing.id(),
+        origin,
+        commit,
+        folder,
+        base,
+        encoder,
+    }))
 }
 
 /// Files in a snapshot that another program downloaded; `None` if there are none.
 ///
 /// # Errors
 /// Files that decide on the results may be missing.
-fn of_other_program(name: &RepositoryName, commit: &str, cache: &RepositoryCache) -> Result<Option<Listing>> {
+fn of_other_program(
+    name: &RepositoryName,
+    commit: &str,
+    cache: &RepositoryCache,
+) -> Result<Option<Listing>> {
     let folder = cache.snapshot(commit);
     let found = cache::files(&folder)?;
     if found.is_empty() {
         return Ok(None);
     }
     let paths = Paths(found.iter().map(String::as_str).collect());
-    let is_known =
-        paths.has(MODULES) || paths.has(OF_WHOLE_DOWNLOADS) || cache.is_known_absent(commit, MODULES);
+    let is_known = paths.has(MODULES)
+        || paths.has(OF_WHOLE_DOWNLOADS)
+        || cache.is_known_absent(commit, MODULES);
     if !is_known && paths.may_need_modules(&folder)? {
         return Err(Error::config(format!(
             "expected all files of `{name}` in `{}`, but found another program's download, which may have \
@@ -264,17 +368,27 @@ fn of_other_program(name: &RepositoryName, commit: &str, cache: &RepositoryCache
     tracing::warn!("`{name}` was downloaded by another program, which may have left out files");
     let file = |path: String| {
         let hash = cache::blob_hash(&folder.join(&path))?;
-        Ok(HubFile { path, size: 0, hash })
+        Ok(HubFile {
+            path,
+            size: 0,
+            hash,
+        })
     };
     let files = found.into_iter().map(file).collect::<Result<_>>()?;
-    Ok(Some(Listing { commit: commit.to_owned(), files, is_whole: false }))
+    Ok(Some(Listing {
+        commit: commit.to_owned(),
+        files,
+        is_whole: false,
+    }))
 }
 
 /// Refuses a download larger than the free disk space.
 fn require_space(cache: &Path, bytes: u64) -> Result<()> {
     let existing = cache.ancestors().find(|folder| folder.exists());
     // Some file systems do not report their free space.
-    let Some(Ok(found)) = existing.map(statvfs) else { return Ok(()) };
+    let Some(Ok(found)) = existing.map(statvfs) else {
+        return Ok(());
+    };
     let free = found.f_bavail.saturating_mul(found.f_frsize);
     if free == 0 && found.f_blocks == 0 || free >= bytes {
         return Ok(());

@@ -55,14 +55,21 @@ impl FromStr for RepositoryName {
                 "expected a Hugging Face hub repository, as ORG/NAME or ORG/NAME@REVISION, but found `{text}`"
             )));
         }
-        Ok(Self { id: id.to_owned(), revision: revision.to_owned() })
+        Ok(Self {
+            id: id.to_owned(),
+            revision: revision.to_owned(),
+        })
     }
 }
 
 impl fmt::Display for RepositoryName {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(&self.id)?;
-        if self.revision == MAIN { Ok(()) } else { write!(formatter, "@{}", self.revision) }
+        if self.revision == MAIN {
+            Ok(())
+        } else {
+            write!(formatter, "@{}", self.revision)
+        }
     }
 }
 
@@ -85,7 +92,10 @@ pub(super) fn is_commit(text: &str) -> bool {
 
 /// Whether `text` consists only of this many lowercase hexadecimal digits.
 pub(super) fn is_hex(text: &str, digits: usize) -> bool {
-    text.len() == digits && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+    text.len() == digits
+        && text
+            .bytes()
+            .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
 #[cfg(test)]
@@ -95,9 +105,17 @@ mod tests {
     #[test]
     fn names_have_two_parts_and_may_have_a_revision() {
         let name: RepositoryName = "BAAI/bge-small-en-v1.5".parse().unwrap();
-        assert_eq!((name.short(), name.revision.as_str()), ("bge-small-en-v1.5", "main"));
+        assert_eq!(
+            (name.short(), name.revision.as_str()),
+            ("bge-small-en-v1.5", "main")
+        );
         assert_eq!(name.folder(), "BAAI--bge-small-en-v1.5");
-        for text in ["a/b", "a/b@v1.0", "a/b@refs/pr/1", "a_b/c.d@0123456789abcdef0123456789abcdef01234567"] {
+        for text in [
+            "a/b",
+            "a/b@v1.0",
+            "a/b@refs/pr/1",
+            "a_b/c.d@0123456789abcdef0123456789abcdef01234567",
+        ] {
             assert_eq!(text.parse::<RepositoryName>().unwrap().to_string(), text);
         }
     }
@@ -105,8 +123,8 @@ mod tests {
     #[test]
     fn paths_and_urls_are_not_names() {
         let paths = [
-            "", "a", "a/", "/a", "a/b/c", "./a", "../a", "a/..", "a/b@", "a/b@../c", "a/b@c//d", "a b/c",
-            "-a/b", "a/b.git", "a--b/c", "~/a", "s3://a/b", "a/b?c", "a\\b/c", "é/b",
+            "", "a", "a/", "/a", "a/b/c", "./a", "../a", "a/..", "a/b@", "a/b@../c", "a/b@c//d",
+            "a b/c", "-a/b", "a/b.git", "a--b/c", "~/a", "s3://a/b", "a/b?c", "a\\b/c", "é/b",
         ];
         for path in paths {
             assert!(!RepositoryName::is_name(path), "{path}");

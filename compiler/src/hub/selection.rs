@@ -42,7 +42,9 @@ const SETTINGS: &[&str] = &[
 ];
 
 /// Suffixes of weight files in unsupported formats.
-const OTHER_WEIGHTS: [&str; 8] = [".gguf", ".ggml", ".h5", ".msgpack", ".ot", ".pt", ".pth", ".bin"];
+const OTHER_WEIGHTS: [&str; 8] = [
+    ".gguf", ".ggml", ".h5", ".msgpack", ".ot", ".pt", ".pth", ".bin",
+];
 
 /// A repository's paths.
 pub(super) struct Paths<'a>(pub(super) BTreeSet<&'a str>);
@@ -54,13 +56,20 @@ impl Paths<'_> {
 
     /// Settings files.
     pub(super) fn settings(&self) -> Vec<String> {
-        self.0.iter().filter(|path| is_settings(path)).map(|path| (*path).to_owned()).collect()
+        self.0
+            .iter()
+            .filter(|path| is_settings(path))
+            .map(|path| (*path).to_owned())
+            .collect()
     }
 
     /// Whether the repository has an adapter. As in `transformers`, it is applied to its base, even if the repository
     /// has a model too.
     pub(super) fn is_adapter(&self) -> bool {
-        let has_model = self.0.iter().any(|path| weights::FILES.contains(path) || export::is_graph(path));
+        let has_model = self
+            .0
+            .iter()
+            .any(|path| weights::FILES.contains(path) || export::is_graph(path));
         self.has(lora::CONFIG) && (!has_model || lora::WEIGHTS.iter().any(|file| self.has(file)))
     }
 
@@ -86,15 +95,23 @@ impl Paths<'_> {
     /// Weight files for the adapter and its modules.
     pub(super) fn adapter_weights(&self, name: &dyn std::fmt::Display) -> Result<Vec<String>> {
         let found = lora::WEIGHTS.into_iter().find(|file| self.has(file));
-        found.map(|file| [vec![file.to_owned()], self.module_weights()].concat()).ok_or_else(|| {
-            let (files, others) = (quoted(&lora::WEIGHTS), self.others());
-            Error::model(format!("expected one of {files} in `{name}`, but found {others}"))
-        })
+        found
+            .map(|file| [vec![file.to_owned()], self.module_weights()].concat())
+            .ok_or_else(|| {
+                let (files, others) = (quoted(&lora::WEIGHTS), self.others());
+                Error::model(format!(
+                    "expected one of {files} in `{name}`, but found {others}"
+                ))
+            })
     }
 
     /// The model's weight files: safetensors, or else a PyTorch checkpoint, or else an ONNX export. `folder` has the
     /// settings files.
-    pub(super) fn weights(&self, folder: &Path, name: &dyn std::fmt::Display) -> Result<Vec<String>> {
+    pub(super) fn weights(
+        &self,
+        folder: &Path,
+        name: &dyn std::fmt::Display,
+    ) -> Result<Vec<String>> {
         if static_folder(folder)?.is_some() {
             let whole = weights::names(folder, |file| self.has(file))?.unwrap_or_default();
             return Ok([whole, self.module_weights()].concat());
@@ -122,7 +139,11 @@ impl Paths<'_> {
         }
         let config = ConfigFile::open(&transformer)?;
         let mut types = encoder::MODEL_TYPES.to_vec();
-        types.extend(seq2seq::MODEL_TYPES.iter().filter(|name| !encoder::MODEL_TYPES.contains(name)));
+        types.extend(
+            seq2seq::MODEL_TYPES
+                .iter()
+                .filter(|name| !encoder::MODEL_TYPES.contains(name)),
+        );
         types.extend([encoder::GLICLASS, encoder::GLINER2]);
         let is_supported = types.contains(&config.model_type());
         let mut found = None;
@@ -130,7 +151,8 @@ impl Paths<'_> {
             found = weights::names(&transformer, |file| self.has(&path(file)))?;
             found = found.map(|files| files.iter().map(|file| path(file)).collect());
         }
-        let mut needed = match found.or_else(|| export::files(|file| self.has(file), self.0.iter().copied()))
+        let mut needed = match found
+            .or_else(|| export::files(|file| self.has(file), self.0.iter().copied()))
         {
             Some(files) => files,
             None if is_supported => {
@@ -155,14 +177,24 @@ impl Paths<'_> {
             }
         };
         if let Some(missing) = needed.iter().find(|path| !self.has(path)) {
-            return Err(Error::model(format!("expected `{missing}` in `{name}`, but found none")));
+            return Err(Error::model(format!(
+                "expected `{missing}` in `{name}`, but found none"
+            )));
         }
-        let others = self.module_weights().into_iter().filter(|path| !needed.contains(path));
+        let others = self
+            .module_weights()
+            .into_iter()
+            .filter(|path| !needed.contains(path));
         needed.extend(others.collect::<Vec<_>>());
         if config.model_type() == encoder::JINA_V3 {
             needed.extend(self.task_adapters());
         }
-        needed.extend(encoder::HEADS.iter().filter(|head| self.has(head)).map(|head| (*head).to_owned()));
+        needed.extend(
+            encoder::HEADS
+                .iter()
+                .filter(|head| self.has(head))
+                .map(|head| (*head).to_owned()),
+        );
         Ok(needed)
     }
 
@@ -183,12 +215,20 @@ impl Paths<'_> {
 
     /// Adapters in folders of their own, one per task.
     fn task_adapters(&self) -> Vec<String> {
-        let folders = self.0.iter().filter_map(|path| path.strip_suffix(lora::CONFIG)?.strip_suffix('/'));
-        let files = folders.filter(|folder| !folder.contains('/')).flat_map(|folder| {
-            let path = |file: &str| format!("{folder}/{file}");
-            let weights = lora::WEIGHTS.map(path).into_iter().find(|path| self.has(path));
-            weights.into_iter().chain([path(lora::CONFIG)])
-        });
+        let folders = self
+            .0
+            .iter()
+            .filter_map(|path| path.strip_suffix(lora::CONFIG)?.strip_suffix('/'));
+        let files = folders
+            .filter(|folder| !folder.contains('/'))
+            .flat_map(|folder| {
+                let path = |file: &str| format!("{folder}/{file}");
+                let weights = lora::WEIGHTS
+                    .map(path)
+                    .into_iter()
+                    .find(|path| self.has(path));
+                weights.into_iter().chain([path(lora::CONFIG)])
+            });
         files.collect()
     }
 
@@ -200,7 +240,11 @@ impl Paths<'_> {
             .filter(|path| OTHER_WEIGHTS.iter().any(|end| path.ends_with(end)))
             .take(3)
             .collect();
-        if others.is_empty() { "none".to_owned() } else { format!("only {}", quoted(&others)) }
+        if others.is_empty() {
+            "none".to_owned()
+        } else {
+            format!("only {}", quoted(&others))
+        }
     }
 }
 
@@ -208,12 +252,19 @@ fn is_settings(path: &str) -> bool {
     match path.split_once('/') {
         None => {
             // `sentence_bert_config.json`, and the same with other architectures.
-            SETTINGS.contains(&path) || path.starts_with("sentence_") && path.ends_with("_config.json")
+            SETTINGS.contains(&path)
+                || path.starts_with("sentence_") && path.ends_with("_config.json")
         }
         Some((
             folder,
-            "config.json" | "tokenizer.json" | "tokenizer_config.json" | "sentence_bert_config.json",
-        )) => is_module(folder) || [encoder::LABELS_TOKENIZER, encoder::ENCODER_CONFIG].contains(&folder),
+            "config.json"
+            | "tokenizer.json"
+            | "tokenizer_config.json"
+            | "sentence_bert_config.json",
+        )) => {
+            is_module(folder)
+                || [encoder::LABELS_TOKENIZER, encoder::ENCODER_CONFIG].contains(&folder)
+        }
         Some(_) => false,
     }
 }
@@ -263,7 +314,8 @@ mod tests {
     }
 
     const BERT: &str = r#"{"model_type": "bert", "architectures": ["BertModel"]}"#;
-    const OTHER: &str = r#"{"model_type": "chatglm", "architectures": ["ChatGLMModel"], "auto_map": {}}"#;
+    const OTHER: &str =
+        r#"{"model_type": "chatglm", "architectures": ["ChatGLMModel"], "auto_map": {}}"#;
 
     #[test]
     fn only_files_that_a_build_reads_are_fetched() {
@@ -289,10 +341,21 @@ mod tests {
         let is_adapter = |names: &[&str]| paths(names).is_adapter();
         let config = "adapter_config.json";
         assert!(is_adapter(&[config, "adapter_model.safetensors"]));
-        assert!(is_adapter(&[config, "adapter_model.bin", "model.safetensors"]));
+        assert!(is_adapter(&[
+            config,
+            "adapter_model.bin",
+            "model.safetensors"
+        ]));
         assert!(!is_adapter(&[config, "model.safetensors"]));
-        assert!(!is_adapter(&["adapter_model.safetensors", "model.safetensors"]));
-        let names = [config, "adapter_model.safetensors", "2_Dense/model.safetensors"];
+        assert!(!is_adapter(&[
+            "adapter_model.safetensors",
+            "model.safetensors"
+        ]));
+        let names = [
+            config,
+            "adapter_model.safetensors",
+            "2_Dense/model.safetensors",
+        ];
         assert_eq!(paths(&names).adapter_weights(&"a/b").unwrap(), names[1..]);
     }
 
@@ -325,7 +388,10 @@ mod tests {
             "parameters": {}
         }"#;
         for (name, text) in [
-            ("modules.json", r#"[{"path": "", "type": "sentence_transformers.models.Router"}]"#),
+            (
+                "modules.json",
+                r#"[{"path": "", "type": "sentence_transformers.models.Router"}]"#,
+            ),
             ("router_config.json", router),
             ("document_0_Transformer/config.json", BERT),
         ] {
@@ -333,18 +399,35 @@ mod tests {
         }
         let settings = [&names[..1], &names[2..3], &names[5..7], &names[8..]].concat();
         assert_eq!(paths(&names).settings(), settings);
-        assert_eq!(paths(&names).weights(folder.path(), &"a/b").unwrap(), [names[3], names[7]]);
+        assert_eq!(
+            paths(&names).weights(folder.path(), &"a/b").unwrap(),
+            [names[3], names[7]]
+        );
     }
 
     #[test]
     fn one_format_of_the_weights_is_fetched() {
-        let whole =
-            ["config.json", "model.safetensors", "pytorch_model.bin", "onnx/model.onnx", "tf_model.h5"];
+        let whole = [
+            "config.json",
+            "model.safetensors",
+            "pytorch_model.bin",
+            "onnx/model.onnx",
+            "tf_model.h5",
+        ];
         assert_eq!(weights(BERT, &whole).unwrap(), ["model.safetensors"]);
-        let sharded =
-            ["config.json", "model.safetensors.index.json", "model-1.safetensors", "model-2.safetensors"];
+        let sharded = [
+            "config.json",
+            "model.safetensors.index.json",
+            "model-1.safetensors",
+            "model-2.safetensors",
+        ];
         assert_eq!(weights(BERT, &sharded).unwrap(), sharded[2..]);
-        let exported = ["config.json", "model.safetensors", "onnx/model.onnx", "onnx/model.onnx_data"];
+        let exported = [
+            "config.json",
+            "model.safetensors",
+            "onnx/model.onnx",
+            "onnx/model.onnx_data",
+        ];
         assert_eq!(weights(OTHER, &exported).unwrap(), exported[2..]);
         let translation = [
             "config.json",
@@ -354,8 +437,16 @@ mod tests {
             "onnx/decoder_with_past_model.onnx",
         ];
         let found = weights(r#"{"model_type": "marian"}"#, &translation).unwrap();
-        assert_eq!(found, ["onnx/encoder_model.onnx", "onnx/decoder_model_merged.onnx"]);
-        let dense = ["config.json", "model.safetensors", "2_Dense/config.json", "2_Dense/model.safetensors"];
+        assert_eq!(
+            found,
+            ["onnx/encoder_model.onnx", "onnx/decoder_model_merged.onnx"]
+        );
+        let dense = [
+            "config.json",
+            "model.safetensors",
+            "2_Dense/config.json",
+            "2_Dense/model.safetensors",
+        ];
         assert_eq!(weights(BERT, &dense).unwrap(), [dense[1], dense[3]]);
         let tasks = [
             "config.json",
@@ -364,14 +455,32 @@ mod tests {
             "separation/adapter_model.safetensors",
             "old/text/adapter_config.json",
         ];
-        let jina = r#"{"model_type": "jina_embeddings_v3", "architectures": ["JinaEmbeddingsV3Model"]}"#;
-        assert_eq!(weights(jina, &tasks).unwrap(), [tasks[1], tasks[3], tasks[2]]);
+        let jina =
+            r#"{"model_type": "jina_embeddings_v3", "architectures": ["JinaEmbeddingsV3Model"]}"#;
+        assert_eq!(
+            weights(jina, &tasks).unwrap(),
+            [tasks[1], tasks[3], tasks[2]]
+        );
         assert_eq!(weights(BERT, &tasks).unwrap(), tasks[1..2]);
         // GLiNER has no `config.json`.
-        let gliner = ["gliner_config.json", "pytorch_model.bin", "tokenizer.json", "onnx/model.onnx"];
-        assert_eq!(paths(&gliner).weights(Path::new("."), &"a/b").unwrap(), [gliner[1]]);
+        let gliner = [
+            "gliner_config.json",
+            "pytorch_model.bin",
+            "tokenizer.json",
+            "onnx/model.onnx",
+        ];
+        assert_eq!(
+            paths(&gliner).weights(Path::new("."), &"a/b").unwrap(),
+            [gliner[1]]
+        );
         assert_eq!(paths(&gliner).settings(), [gliner[0], gliner[2]]);
-        let heads = ["config.json", "model.safetensors", "colbert_linear.pt", "sparse_linear.pt", "other.pt"];
+        let heads = [
+            "config.json",
+            "model.safetensors",
+            "colbert_linear.pt",
+            "sparse_linear.pt",
+            "other.pt",
+        ];
         assert_eq!(weights(BERT, &heads).unwrap(), heads[1..4]);
     }
 
@@ -381,11 +490,24 @@ mod tests {
             paths(&["model.gguf", "README.md"]).weights(Path::new("."), &"a/b"),
             weights(OTHER, &["config.json", "model.safetensors"]),
             weights(BERT, &["config.json", "tf_model.h5"]),
-            weights(BERT, &["config.json", "model.safetensors.index.json", "model-1.safetensors"]),
+            weights(
+                BERT,
+                &[
+                    "config.json",
+                    "model.safetensors.index.json",
+                    "model-1.safetensors",
+                ],
+            ),
         ];
-        let refusals: Vec<String> =
-            refusals.into_iter().map(|refusal| refusal.unwrap_err().to_string()).collect();
-        assert!(refusals[1].contains("`chatglm` (ChatGLMModel); it needs code"), "{}", refusals[1]);
+        let refusals: Vec<String> = refusals
+            .into_iter()
+            .map(|refusal| refusal.unwrap_err().to_string())
+            .collect();
+        assert!(
+            refusals[1].contains("`chatglm` (ChatGLMModel); it needs code"),
+            "{}",
+            refusals[1]
+        );
         insta::assert_snapshot!([&refusals[0], &refusals[2], &refusals[3]].map(String::as_str).join("\n"), @"
         expected a model in `a/b` with a `config.json`, but found only `model.gguf`
         expected weights in `a/b` (`model.safetensors`, `pytorch_model.bin`, or an ONNX export), but found only `tf_model.h5`

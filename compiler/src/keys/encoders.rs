@@ -6,7 +6,9 @@ use super::{
         Rules, SCORES, Unused,
         Values::{Any, Only, SameAs},
     },
-    shared::{BART_LEGACY, CROSS_ENCODER_FUNCTION, SHARED, SHARED_READ, T5_ALIASES, T5_READ, TRAINING},
+    shared::{
+        BART_LEGACY, CROSS_ENCODER_FUNCTION, SHARED, SHARED_READ, T5_ALIASES, T5_READ, TRAINING,
+    },
 };
 
 /// Head keys.
@@ -20,11 +22,19 @@ const SIZES: &[&str] = &[
     "num_hidden_layers",
 ];
 /// Further layer keys in BERT and its successors.
-const BERT_LIKE: &[&str] = &["hidden_act", "is_decoder", "layer_norm_eps", "position_embedding_type"];
+const BERT_LIKE: &[&str] = &[
+    "hidden_act",
+    "is_decoder",
+    "layer_norm_eps",
+    "position_embedding_type",
+];
 
 /// CrossEncoder settings.
-const CROSS_ENCODER: Rules =
-    Rules { read: &[], unused: &[&[("activation_fn", SCORES), ("version", Any)]], nested: &[] };
+const CROSS_ENCODER: Rules = Rules {
+    read: &[],
+    unused: &[&[("activation_fn", SCORES), ("version", Any)]],
+    nested: &[],
+};
 
 /// How a CrossEncoder makes scores from logits.
 pub(super) const SCORE_FUNCTION: Rules = Rules {
@@ -65,7 +75,11 @@ macro_rules! family {
     };
 }
 
-family!(BERT, [SIZES, BERT_LIKE, &["type_vocab_size"]], [PADDING, BERT_LEGACY]);
+family!(
+    BERT,
+    [SIZES, BERT_LIKE, &["type_vocab_size"]],
+    [PADDING, BERT_LEGACY]
+);
 /// Keys from the first multilingual files, which no `transformers` version reads.
 const BERT_LEGACY: &[Unused] = &[
     ("directionality", Any),
@@ -91,7 +105,16 @@ family!(
 );
 family!(
     ALBERT,
-    [SIZES, BERT_LIKE, &["embedding_size", "inner_group_num", "num_hidden_groups", "type_vocab_size"]],
+    [
+        SIZES,
+        BERT_LIKE,
+        &[
+            "embedding_size",
+            "inner_group_num",
+            "num_hidden_groups",
+            "type_vocab_size"
+        ]
+    ],
     [
         PADDING,
         // Keys from the authors' code, which no `transformers` version reads.
@@ -105,14 +128,26 @@ family!(
 );
 family!(
     ERNIE,
-    [SIZES, BERT_LIKE, &["task_type_vocab_size", "type_vocab_size", "use_task_id"]],
+    [
+        SIZES,
+        BERT_LIKE,
+        &["task_type_vocab_size", "type_vocab_size", "use_task_id"]
+    ],
     [
         PADDING,
         // Keys from the authors' code, which no `transformers` version reads.
-        &[("enable_recompute", Any), ("fuse", Any), ("pool_act", Only(r#"["tanh"]"#))],
+        &[
+            ("enable_recompute", Any),
+            ("fuse", Any),
+            ("pool_act", Only(r#"["tanh"]"#))
+        ],
     ]
 );
-family!(ROBERTA, [SIZES, BERT_LIKE, &["pad_token_id", "type_vocab_size"]], []);
+family!(
+    ROBERTA,
+    [SIZES, BERT_LIKE, &["pad_token_id", "type_vocab_size"]],
+    []
+);
 family!(
     DISTILBERT,
     [&[
@@ -194,7 +229,11 @@ family!(
         ]
     ],
     // For the word prediction head, and another name for the padding id.
-    [PADDING, &[("legacy", Any), ("padding_idx", Any)], &[("talking_head", Only("[false]"))]]
+    [
+        PADDING,
+        &[("legacy", Any), ("padding_idx", Any)],
+        &[("talking_head", Only("[false]"))]
+    ]
 );
 family!(
     MODERNBERT,
@@ -305,7 +344,11 @@ family!(
         // From GPT-2's code; the model's own code does not use it.
         &[("scale_attn_weights", Any)],
         // Implementation and training of experts.
-        &[("moe_impl", Any), ("moe_resid_pdrop", Any), ("router_aux_loss_coef", Any)],
+        &[
+            ("moe_impl", Any),
+            ("moe_resid_pdrop", Any),
+            ("router_aux_loss_coef", Any)
+        ],
     ],
     nested("rope_parameters", &ROPE),
     ("rope_scaling", &ROPE)
@@ -328,7 +371,10 @@ family!(
     ],
     [
         PADDING,
-        &[("unpad_inputs", Any), ("use_memory_efficient_attention", Any)],
+        &[
+            ("unpad_inputs", Any),
+            ("use_memory_efficient_attention", Any)
+        ],
         // Limits an attention scale, which is refused.
         &[("logn_attention_clip1", Any)],
     ],
@@ -342,7 +388,12 @@ family!(
     [PADDING, &[("emb_pooler", Any)]]
 );
 /// Layer keys in jina-embeddings-v3.
-const JINA_V3_LAYERS: &[&str] = &["hidden_act", "is_decoder", "layer_norm_eps", "type_vocab_size"];
+const JINA_V3_LAYERS: &[&str] = &[
+    "hidden_act",
+    "is_decoder",
+    "layer_norm_eps",
+    "type_vocab_size",
+];
 family!(
     JINA_V3,
     [SIZES, JINA_V3_LAYERS, &["rope_theta"]],
@@ -383,19 +434,36 @@ family!(
     ]
 );
 /// Layer keys of decoders.
-const DECODER: &[&str] = &["head_dim", "is_causal", "num_key_value_heads", "rms_norm_eps", "rope_theta"];
+const DECODER: &[&str] = &[
+    "head_dim",
+    "is_causal",
+    "num_key_value_heads",
+    "rms_norm_eps",
+    "rope_theta",
+];
 /// Keys for tensor parallel training, and for implementations of the same layers.
-const PARALLEL: &[Unused] = &[("_flash_attn_2_enabled", Any), ("pretraining_tp", Only("[1]"))];
+const PARALLEL: &[Unused] = &[
+    ("_flash_attn_2_enabled", Any),
+    ("pretraining_tp", Only("[1]")),
+];
 family!(
     LLAMA,
-    [SIZES, DECODER, &["attention_bias", "hidden_act", "mlp_bias"]],
+    [
+        SIZES,
+        DECODER,
+        &["attention_bias", "hidden_act", "mlp_bias"]
+    ],
     [PADDING, PARALLEL],
     nested("rope_parameters", &SCALED_ROPE),
     ("rope_scaling", &SCALED_ROPE)
 );
 /// Names of tokens, which only tokenizers read.
-const TOKEN_NAMES: &[Unused] =
-    &[("bos_token", Any), ("eos_token", Any), ("mask_token", Any), ("pad_token", Any)];
+const TOKEN_NAMES: &[Unused] = &[
+    ("bos_token", Any),
+    ("eos_token", Any),
+    ("mask_token", Any),
+    ("pad_token", Any),
+];
 family!(
     EUROBERT,
     [
@@ -430,7 +498,12 @@ family!(
     ("rope_scaling", &SCALED_ROPE)
 );
 /// Keys for windows in Qwen's layers.
-const QWEN_WINDOWS: &[&str] = &["layer_types", "max_window_layers", "sliding_window", "use_sliding_window"];
+const QWEN_WINDOWS: &[&str] = &[
+    "layer_types",
+    "max_window_layers",
+    "sliding_window",
+    "use_sliding_window",
+];
 family!(
     QWEN2,
     [SIZES, DECODER, QWEN_WINDOWS, &["hidden_act"]],
@@ -441,18 +514,33 @@ family!(
 );
 family!(
     QWEN3,
-    [SIZES, DECODER, QWEN_WINDOWS, &["attention_bias", "hidden_act"]],
+    [
+        SIZES,
+        DECODER,
+        QWEN_WINDOWS,
+        &["attention_bias", "hidden_act"]
+    ],
     [PADDING],
     nested("rope_parameters", &SCALED_ROPE),
     ("rope_scaling", &SCALED_ROPE)
 );
 /// Keys of all Gemma versions for generating texts.
-const GEMMA_CACHE: &[Unused] = &[("cache_implementation", Any), ("final_logit_softcapping", Any)];
+const GEMMA_CACHE: &[Unused] = &[
+    ("cache_implementation", Any),
+    ("final_logit_softcapping", Any),
+];
 family!(
     GEMMA,
     [SIZES, DECODER, &["attention_bias", "hidden_act"]],
     // Version 4.57 of `transformers` has neither.
-    [PADDING, GEMMA_CACHE, &[("hidden_activation", Any), ("use_bidirectional_attention", Only("[false]"))]],
+    [
+        PADDING,
+        GEMMA_CACHE,
+        &[
+            ("hidden_activation", Any),
+            ("use_bidirectional_attention", Only("[false]"))
+        ]
+    ],
     nested("rope_parameters", &SCALED_ROPE),
     ("rope_scaling", &SCALED_ROPE)
 );
@@ -519,7 +607,11 @@ family!(
     T5,
     [T5_READ],
     // For the decoder.
-    [PADDING, T5_ALIASES, &[("num_decoder_layers", Any), ("scale_decoder_outputs", Any)]]
+    [
+        PADDING,
+        T5_ALIASES,
+        &[("num_decoder_layers", Any), ("scale_decoder_outputs", Any)]
+    ]
 );
 
 family!(
@@ -618,18 +710,43 @@ const STATIC: Rules = Rules {
 
 /// Custom model code for families that Kivu implements itself: the type, the files and the class name prefix.
 const KNOWN_CODE: [(&str, &[&str], &str); 6] = [
-    ("eurobert", &["configuration_eurobert", "modeling_eurobert"], "EuroBert"),
+    (
+        "eurobert",
+        &["configuration_eurobert", "modeling_eurobert"],
+        "EuroBert",
+    ),
     ("bert", &["configuration_bert", "modeling_bert"], "JinaBert"),
-    ("gte", &["configuration_hf_alibaba_nlp_gte", "modeling_hf_alibaba_nlp_gte"], "Gte"),
+    (
+        "gte",
+        &[
+            "configuration_hf_alibaba_nlp_gte",
+            "modeling_hf_alibaba_nlp_gte",
+        ],
+        "Gte",
+    ),
     ("new", &["configuration", "modeling"], "New"),
-    ("nomic_bert", &["configuration_hf_nomic_bert", "modeling_hf_nomic_bert"], "NomicBert"),
-    ("xlm-roberta", &["configuration_xlm_roberta", "modeling_lora", "modeling_xlm_roberta"], "XLMRoberta"),
+    (
+        "nomic_bert",
+        &["configuration_hf_nomic_bert", "modeling_hf_nomic_bert"],
+        "NomicBert",
+    ),
+    (
+        "xlm-roberta",
+        &[
+            "configuration_xlm_roberta",
+            "modeling_lora",
+            "modeling_xlm_roberta",
+        ],
+        "XLMRoberta",
+    ),
 ];
 
 /// Whether the code named by an `auto_map` entry, such as `ORG/NAME--modeling.NewModel`, belongs to a family.
 pub(super) fn is_known_code(model_type: &str, code: &str) -> bool {
     let path = code.rsplit_once("--").map_or(code, |(_, path)| path);
-    let Some((file, class)) = path.split_once('.') else { return false };
+    let Some((file, class)) = path.split_once('.') else {
+        return false;
+    };
     KNOWN_CODE.iter().any(|(known, files, classes)| {
         *known == model_type && files.contains(&file) && class.starts_with(classes)
     })
@@ -676,6 +793,13 @@ pub(super) fn encoder(model_type: &str, is_jina: bool) -> Option<&'static Rules>
 /// Keys read for a family, except shared keys and head keys.
 #[cfg(test)]
 pub(crate) fn own_keys(model_type: &str, is_jina: bool) -> Vec<&'static str> {
-    let lists = encoder(model_type, is_jina).into_iter().flat_map(|rules| rules.read);
-    lists.filter(|keys| ![SHARED_READ, HEADS].contains(keys)).copied().flatten().copied().collect()
+    let lists = encoder(model_type, is_jina)
+        .into_iter()
+        .flat_map(|rules| rules.read);
+    lists
+        .filter(|keys| ![SHARED_READ, HEADS].contains(keys))
+        .copied()
+        .flatten()
+        .copied()
+        .collect()
 }

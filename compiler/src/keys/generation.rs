@@ -96,7 +96,11 @@ const UNSUPPORTED: &[Unused] = &[
 ];
 
 /// One task's settings in `task_specific_params`.
-pub(super) const PREFIX: Rules = Rules { read: &[&["prefix"]], unused: &[], nested: &[] };
+pub(super) const PREFIX: Rules = Rules {
+    read: &[&["prefix"]],
+    unused: &[],
+    nested: &[],
+};
 
 /// Generation keys in the `config.json` of a model that does not generate, or that has a `generation_config.json`:
 /// older `transformers` versions write them into all files.
@@ -132,7 +136,12 @@ pub(super) const WITHOUT_GENERATION: &[Unused] = &[
 
 /// [`WITHOUT_GENERATION`] as rules.
 pub(super) const IGNORED: Rules = Rules {
-    read: &[&["bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id"]],
+    read: &[&[
+        "bos_token_id",
+        "decoder_start_token_id",
+        "eos_token_id",
+        "pad_token_id",
+    ]],
     unused: &[WITHOUT_GENERATION],
     nested: &[],
 };
@@ -147,8 +156,11 @@ mod tests {
 
     fn check(fields: &Value) -> Result<()> {
         let fields = fields.as_object().cloned().unwrap();
-        Document { name: "generation_config.json".to_owned(), fields }
-            .check(&[&GENERATION], &mut Allowed::new(&[]))
+        Document {
+            name: "generation_config.json".to_owned(),
+            fields,
+        }
+        .check(&[&GENERATION], &mut Allowed::new(&[]))
     }
 
     #[test]
@@ -163,7 +175,8 @@ mod tests {
             json!({"watermarking_config": {"greenlist_ratio": 0.25}}),
         ];
         let refusals = refusals.map(|fields| check(&fields).unwrap_err().to_string());
-        let refusals = refusals.map(|refusal| refusal.split_once("; use `--allow").unwrap().0.to_owned());
+        let refusals =
+            refusals.map(|refusal| refusal.split_once("; use `--allow").unwrap().0.to_owned());
         insta::assert_snapshot!(refusals.join("\n"), @r#"
         expected no `exponential_decay_length_penalty` in `generation_config.json`, but found `exponential_decay_length_penalty` [2,1.5]
         expected `num_beam_groups` `1` in `generation_config.json`, but found `num_beam_groups` 2
@@ -176,7 +189,10 @@ mod tests {
     #[test]
     fn all_options_of_requests_are_read() {
         // Only requests can set a seed.
-        for name in GenerationOptions::names().into_iter().filter(|name| name != "seed") {
+        for name in GenerationOptions::names()
+            .into_iter()
+            .filter(|name| name != "seed")
+        {
             assert!(GENERATION.reads(&name), "{name}");
         }
     }

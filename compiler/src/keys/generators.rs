@@ -62,7 +62,13 @@ seq2seq!(
     T5_WHOLE,
     [
         T5_READ,
-        &["bos_token_id", "eos_token_id", "num_decoder_layers", "pad_token_id", "scale_decoder_outputs"]
+        &[
+            "bos_token_id",
+            "eos_token_id",
+            "num_decoder_layers",
+            "pad_token_id",
+            "scale_decoder_outputs"
+        ]
     ],
     [T5_ALIASES]
 );

@@ -11,7 +11,16 @@ use super::{
 
 /// `config.json`; the encoder's settings are in a file of their own.
 pub(super) const GLINER2: Rules = Rules {
-    read: &[SHARED_READ, &["architecture", "counting_layer", "max_width", "span_head", "token_pooling"]],
+    read: &[
+        SHARED_READ,
+        &[
+            "architecture",
+            "counting_layer",
+            "max_width",
+            "span_head",
+            "token_pooling",
+        ],
+    ],
     unused: &[
         SHARED,
         TRAINING,
@@ -35,5 +44,8 @@ pub(super) const GLINER2: Rules = Rules {
     nested: &[("span_head", &SPAN_HEAD)],
 };
 
-const SPAN_HEAD: Rules =
-    Rules { read: &[&["max_width", "span_mode"]], unused: &[&[("dropout", Any)]], nested: &[] };
+const SPAN_HEAD: Rules = Rules {
+    read: &[&["max_width", "span_mode"]],
+    unused: &[&[("dropout", Any)]],
+    nested: &[],
+};

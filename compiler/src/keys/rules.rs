@@ -65,11 +65,20 @@ pub(super) struct Allowed<'a> {
 
 impl<'a> Allowed<'a> {
     pub(super) fn new(keys: &'a [String]) -> Self {
-        Self { keys, warnings: Vec::new() }
+        Self {
+            keys,
+            warnings: Vec::new(),
+        }
     }
 
     /// Passes an unsupported key that the user allowed, with a warning; refuses others.
-    pub(super) fn pass(&mut self, file: &str, key: &str, value: &Value, expected: &str) -> Result<()> {
+    pub(super) fn pass(
+        &mut self,
+        file: &str,
+        key: &str,
+        value: &Value,
+        expected: &str,
+    ) -> Result<()> {
         if self.keys.iter().any(|allowed| allowed == key) {
             self.warnings.push(format!(
                 "`{key}` {} in `{file}` was ignored on request: results may differ from the model authors'",
@@ -124,12 +133,21 @@ fn check_fields(
     allowed: &mut Allowed<'_>,
 ) -> Result<()> {
     for (key, value) in fields.iter().filter(|(_, value)| !value.is_null()) {
-        let nested = rules.iter().flat_map(|rules| rules.nested).find(|(name, _)| name == key);
+        let nested = rules
+            .iter()
+            .flat_map(|rules| rules.nested)
+            .find(|(name, _)| name == key);
         if let Some((_, rules)) = nested {
             check_nested(&format!("{file}: {key}"), value, rules, allowed)?;
         } else if !rules.iter().any(|rules| rules.reads(key)) {
-            let unused = rules.iter().flat_map(|rules| rules.unused).copied().flatten();
-            let values = unused.filter(|(name, _)| name == key).map(|(_, values)| values);
+            let unused = rules
+                .iter()
+                .flat_map(|rules| rules.unused)
+                .copied()
+                .flatten();
+            let values = unused
+                .filter(|(name, _)| name == key)
+                .map(|(_, values)| values);
             if let Err(expected) = expect_any(fields, key, value, values) {
                 allowed.pass(file, key, value, &expected)?;
             }
@@ -141,7 +159,9 @@ fn check_fields(
 fn check_nested(file: &str, value: &Value, rules: &Rules, allowed: &mut Allowed<'_>) -> Result<()> {
     match value {
         Value::Object(fields) => check_fields(file, fields, &[rules], allowed),
-        Value::Array(values) => values.iter().try_for_each(|value| check_nested(file, value, rules, allowed)),
+        Value::Array(values) => values
+            .iter()
+            .try_for_each(|value| check_nested(file, value, rules, allowed)),
         // The key's reader refuses other types.
         _ => Ok(()),
     }
@@ -162,7 +182,8 @@ fn expect_any<'a>(
             Err(other) => expected = expected.or(Some(other)),
         }
     }
-    let unknown = || "only keys that are supported, or known to have no effect on results,".to_owned();
+    let unknown =
+        || "only keys that are supported, or known to have no effect on results,".to_owned();
     Err(expected.unwrap_or_else(unknown))
 }
 
@@ -186,8 +207,13 @@ fn expect(
             (is_unused, expected)
         }
         Values::SameAs(other) => {
-            let is_unused = fields.get(*other).is_some_and(|other| is_same(other, value));
-            (is_unused, format!("the same value for `{key}` as for `{other}`"))
+            let is_unused = fields
+                .get(*other)
+                .is_some_and(|other| is_same(other, value));
+            (
+                is_unused,
+                format!("the same value for `{key}` as for `{other}`"),
+            )
         }
     };
     if is_unused { Ok(()) } else { Err(expected) }
@@ -217,7 +243,11 @@ mod tests {
 
     use super::*;
 
-    const INNER: Rules = Rules { read: &[&["factor"]], unused: &[], nested: &[] };
+    const INNER: Rules = Rules {
+        read: &[&["factor"]],
+        unused: &[],
+        nested: &[],
+    };
     const RULES: Rules = Rules {
         read: &[&["d_model"]],
         unused: &[&[
@@ -233,7 +263,10 @@ mod tests {
         let keys: Vec<String> = allowed.iter().map(|key| (*key).to_owned()).collect();
         let mut allowed = Allowed::new(&keys);
         let fields = fields.as_object().cloned().unwrap();
-        let document = Document { name: "config.json".to_owned(), fields };
+        let document = Document {
+            name: "config.json".to_owned(),
+            fields,
+        };
         document.check(&[&RULES], &mut allowed)?;
         allowed.finish(&[document])
     }
@@ -254,7 +287,8 @@ mod tests {
             json!({"unknown": "a".repeat(100)}),
         ];
         let refusals = refusals.map(|fields| check(&fields, &[]).unwrap_err().to_string());
-        let refusals = refusals.map(|refusal| refusal.split_once("; use `--allow").unwrap().0.to_owned());
+        let refusals =
+            refusals.map(|refusal| refusal.split_once("; use `--allow").unwrap().0.to_owned());
         insta::assert_snapshot!(refusals.join("\n"), @r#"
         expected only keys that are supported, or known to have no effect on results, in `config.json`, but found `is_causal` false
         expected `chunks` `0`, `false` in `config.json`, but found `chunks` 1

@@ -29,7 +29,10 @@ pub(super) const SETTINGS: Rules = Rules {
         "skiplist_words",
         "truncate_dim",
     ]],
-    unused: &[&[("__version__", Any), ("activation_fn", super::rules::SCORES)]],
+    unused: &[&[
+        ("__version__", Any),
+        ("activation_fn", super::rules::SCORES),
+    ]],
     nested: &[],
 };
 
@@ -45,7 +48,10 @@ pub(super) const TRANSFORMER: Rules = Rules {
     ]],
     unused: &[&[
         ("unpad_inputs", Any),
-        ("module_output_name", Only(r#"["token_embeddings", "causal_logits", "scores"]"#)),
+        (
+            "module_output_name",
+            Only(r#"["token_embeddings", "causal_logits", "scores"]"#),
+        ),
         ("processing_kwargs", Only("[{}]")),
         ("tokenizer_name_or_path", Only("[]")),
     ]],
@@ -64,7 +70,12 @@ pub(super) const TRANSFORMER: Rules = Rules {
 const MODALITIES: Rules = Rules {
     read: &[],
     // For messages, images and sounds.
-    unused: &[&[("audio", Any), ("image", Any), ("message", Any), ("video", Any)]],
+    unused: &[&[
+        ("audio", Any),
+        ("image", Any),
+        ("message", Any),
+        ("video", Any),
+    ]],
     nested: &[("text", &MODALITY)],
 };
 const MODALITY: Rules = Rules {
@@ -72,12 +83,19 @@ const MODALITY: Rules = Rules {
     unused: &[&[
         ("format", Any),
         ("method", Only(r#"["forward"]"#)),
-        ("method_output_name", Only(r#"["last_hidden_state", "logits"]"#)),
+        (
+            "method_output_name",
+            Only(r#"["last_hidden_state", "logits"]"#),
+        ),
     ]],
     nested: &[],
 };
 
-const CONFIG_ARGUMENTS: Rules = Rules { read: &[], unused: &[&[("trust_remote_code", Any)]], nested: &[] };
+const CONFIG_ARGUMENTS: Rules = Rules {
+    read: &[],
+    unused: &[&[("trust_remote_code", Any)]],
+    nested: &[],
+};
 const MODEL_ARGUMENTS: Rules = Rules {
     read: &[],
     unused: &[&[
@@ -118,7 +136,10 @@ const POOLING: Rules = Rules {
         "pooling_mode_weightedmean_tokens",
     ]],
     // The hidden size, which is read from the transformer's config.
-    unused: &[&[("embedding_dimension", Any), ("word_embedding_dimension", Any)]],
+    unused: &[&[
+        ("embedding_dimension", Any),
+        ("word_embedding_dimension", Any),
+    ]],
     nested: &[],
 };
 const DENSE: Rules = Rules {
@@ -134,13 +155,28 @@ const DENSE: Rules = Rules {
     unused: &[],
     nested: &[],
 };
-const NORMALIZE: Rules =
-    Rules { read: &[&["module_input_name", "module_output_name"]], unused: &[], nested: &[] };
-const LAYER_NORM: Rules = Rules { read: &[&["dimension"]], unused: &[], nested: &[] };
-const DROPOUT: Rules = Rules { read: &[], unused: &[&[("dropout", Any)]], nested: &[] };
+const NORMALIZE: Rules = Rules {
+    read: &[&["module_input_name", "module_output_name"]],
+    unused: &[],
+    nested: &[],
+};
+const LAYER_NORM: Rules = Rules {
+    read: &[&["dimension"]],
+    unused: &[],
+    nested: &[],
+};
+const DROPOUT: Rules = Rules {
+    read: &[],
+    unused: &[&[("dropout", Any)]],
+    nested: &[],
+};
 const SPLADE: Rules = Rules {
     read: &[&["activation_function", "pooling_strategy"]],
-    unused: &[&[("chunk_size", Any), ("embedding_dimension", Any), ("word_embedding_dimension", Any)]],
+    unused: &[&[
+        ("chunk_size", Any),
+        ("embedding_dimension", Any),
+        ("word_embedding_dimension", Any),
+    ]],
     nested: &[],
 };
 const LOGIT_SCORE: Rules = Rules {
@@ -148,13 +184,23 @@ const LOGIT_SCORE: Rules = Rules {
     unused: &[&[("module_input_name", Only(r#"["causal_logits"]"#))]],
     nested: &[],
 };
-const MASK: Rules =
-    Rules { read: &[&["keep_only_token_ids", "skiplist_tasks", "skiplist_words"]], unused: &[], nested: &[] };
-const STATIC_QUERIES: Rules = Rules { read: &[], unused: &[&[("frozen", Any)]], nested: &[] };
+const MASK: Rules = Rules {
+    read: &[&["keep_only_token_ids", "skiplist_tasks", "skiplist_words"]],
+    unused: &[],
+    nested: &[],
+};
+const STATIC_QUERIES: Rules = Rules {
+    read: &[],
+    unused: &[&[("frozen", Any)]],
+    nested: &[],
+};
 
 /// `router_config.json`.
-pub(super) const ROUTER: Rules =
-    Rules { read: &[&["structure", "types"]], unused: &[], nested: &[("parameters", &ROUTER_PARAMETERS)] };
+pub(super) const ROUTER: Rules = Rules {
+    read: &[&["structure", "types"]],
+    unused: &[],
+    nested: &[("parameters", &ROUTER_PARAMETERS)],
+};
 const ROUTER_PARAMETERS: Rules = Rules {
     read: &[&["default_route", "route_mappings"]],
     unused: &[&[("allow_empty_key", Any)]],

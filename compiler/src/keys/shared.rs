@@ -6,8 +6,13 @@ use super::rules::{
 };
 
 /// Keys read for all families.
-pub(super) const SHARED_READ: &[&str] =
-    &["architectures", "auto_map", "model_type", "tokenizer_class", "vocab_size"];
+pub(super) const SHARED_READ: &[&str] = &[
+    "architectures",
+    "auto_map",
+    "model_type",
+    "tokenizer_class",
+    "vocab_size",
+];
 
 /// Keys that any family's files may have.
 pub(super) const SHARED: &[Unused] = &[

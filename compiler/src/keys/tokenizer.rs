@@ -117,7 +117,15 @@ pub(super) static FILE: Rules = Rules {
     ],
 };
 const ADDED_TOKEN: Rules = Rules {
-    read: &[&["content", "id", "lstrip", "normalized", "rstrip", "single_word", "special"]],
+    read: &[&[
+        "content",
+        "id",
+        "lstrip",
+        "normalized",
+        "rstrip",
+        "single_word",
+        "special",
+    ]],
     unused: &[],
     nested: &[],
 };
@@ -139,7 +147,11 @@ const MODEL: Rules = Rules {
     unused: &[],
     nested: &[],
 };
-const PATTERN: Rules = Rules { read: &[&["Regex", "String"]], unused: &[], nested: &[] };
+const PATTERN: Rules = Rules {
+    read: &[&["Regex", "String"]],
+    unused: &[],
+    nested: &[],
+};
 static NORMALIZER: Rules = Rules {
     read: &[&[
         "clean_text",
@@ -166,13 +178,23 @@ static PRE_TOKENIZER: Rules = Rules {
     read: &[
         BYTE_LEVEL,
         METASPACE,
-        &["behavior", "delimiter", "individual_digits", "invert", "length", "type"],
+        &[
+            "behavior",
+            "delimiter",
+            "individual_digits",
+            "invert",
+            "length",
+            "type",
+        ],
     ],
     unused: &[OLD_METASPACE],
     nested: &[("pattern", &PATTERN), ("pretokenizers", &PRE_TOKENIZER)],
 };
 static POST_PROCESSOR: Rules = Rules {
-    read: &[BYTE_LEVEL, &["cls", "pair", "sep", "single", "special_tokens", "type"]],
+    read: &[
+        BYTE_LEVEL,
+        &["cls", "pair", "sep", "single", "special_tokens", "type"],
+    ],
     unused: &[],
     nested: &[("processors", &POST_PROCESSOR)],
 };
@@ -199,7 +221,13 @@ static DECODER: Rules = Rules {
 /// BERT settings, which take precedence over `tokenizer.json`.
 const BERT: Rules = Rules {
     read: &[&["do_lower_case", "strip_accents", "tokenize_chinese_chars"]],
-    unused: &[&[("add_prefix_space", Any), ("wordpieces_prefix", Only(r###"["##"]"###))], LANGUAGE_MODELS],
+    unused: &[
+        &[
+            ("add_prefix_space", Any),
+            ("wordpieces_prefix", Only(r###"["##"]"###)),
+        ],
+        LANGUAGE_MODELS,
+    ],
     nested: &[],
 };
 /// Byte-pair settings.
@@ -217,7 +245,11 @@ const LLAMA: Rules = Rules {
 };
 const T5: Rules = Rules {
     read: &[&["extra_ids"]],
-    unused: &[&[("add_prefix_space", Only("[]"))], LANGUAGE_MODELS, BERT_ONLY],
+    unused: &[
+        &[("add_prefix_space", Only("[]"))],
+        LANGUAGE_MODELS,
+        BERT_ONLY,
+    ],
     nested: &[],
 };
 const OTHER: Rules = Rules {
@@ -317,7 +349,10 @@ pub(super) fn is_known(class: &str, model_type: &str) -> bool {
     if model_type == "eurobert" {
         return ["PreTrainedTokenizer", "TokenizersBackend"].contains(&class);
     }
-    match TRANSLATORS.iter().any(|(translator, _)| *translator == model_type) {
+    match TRANSLATORS
+        .iter()
+        .any(|(translator, _)| *translator == model_type)
+    {
         true => TRANSLATORS.contains(&(model_type, class)),
         false => CLASSES.contains(&class),
     }
@@ -345,6 +380,8 @@ mod tests {
         assert!(is_known("XLNetTokenizer", "bert") && !is_known("MarianTokenizer", "bert"));
         assert!(is_known_for_words("DebertaV2Tokenizer") && is_known("LlamaTokenizer", "llama"));
         assert!(!is_known_for_words("LlamaTokenizer") && !is_known_for_words("MarianTokenizer"));
-        assert!(is_known("TokenizersBackend", "eurobert") && !is_known("Qwen2Tokenizer", "eurobert"));
+        assert!(
+            is_known("TokenizersBackend", "eurobert") && !is_known("Qwen2Tokenizer", "eurobert")
+        );
     }
 }

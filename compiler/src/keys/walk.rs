@@ -15,7 +15,9 @@ use super::{
 };
 use crate::{
     config::ConfigFile,
-    encoder::{DEFAULT_ENCODER, ENCODER_CONFIG, GLINER, LABELS_ENCODER_CONFIG, LABELS_TOKENIZER, is_jinas},
+    encoder::{
+        DEFAULT_ENCODER, ENCODER_CONFIG, GLINER, LABELS_ENCODER_CONFIG, LABELS_TOKENIZER, is_jinas,
+    },
     files::{read_if_exists, read_json_if_exists},
     module_list::{self, Module},
     plan::Plan,
@@ -47,7 +49,11 @@ pub(crate) enum Kind {
 
 /// Checks all keys in the model's files; returns warnings about keys that the plan allows.
 pub(crate) fn check(plan: &Plan, kind: Kind) -> Result<Vec<String>> {
-    let mut walk = Walk { root: &plan.folder, allowed: Allowed::new(&plan.allow), documents: Vec::new() };
+    let mut walk = Walk {
+        root: &plan.folder,
+        allowed: Allowed::new(&plan.allow),
+        documents: Vec::new(),
+    };
     let transformer = plan.transformer()?;
     walk.config(plan, &transformer, kind)?;
     walk.tokenizer(&transformer, kind)?;
@@ -83,7 +89,10 @@ impl Walk<'_> {
 
     /// A file's path relative to the model's folder.
     fn name(&self, path: &Path) -> String {
-        path.strip_prefix(self.root).unwrap_or(path).display().to_string()
+        path.strip_prefix(self.root)
+            .unwrap_or(path)
+            .display()
+            .to_string()
     }
 
     fn config(&mut self, plan: &Plan, transformer: &Path, kind: Kind) -> Result<()> {
@@ -92,9 +101,16 @@ impl Walk<'_> {
         }
         let own = transformer.join(ConfigFile::NAME);
         // An adapter's `config.json` describes the merged model.
-        let of_adapter = plan.adapter.iter().map(|adapter| adapter.join(ConfigFile::NAME));
+        let of_adapter = plan
+            .adapter
+            .iter()
+            .map(|adapter| adapter.join(ConfigFile::NAME));
         let path = of_adapter.chain([own]).find(|path| path.is_file());
-        let Some(fields) = path.as_deref().map(read_json_if_exists::<Map<_, _>>).transpose()?.flatten()
+        let Some(fields) = path
+            .as_deref()
+            .map(read_json_if_exists::<Map<_, _>>)
+            .transpose()?
+            .flatten()
         else {
             return Ok(());
         };
@@ -118,9 +134,15 @@ impl Walk<'_> {
             }
             // The graph contains the layers.
             Kind::Export => {
-                let scores =
-                    fields.into_iter().filter(|(key, _)| encoders::SCORE_FUNCTION.mentions(key)).collect();
-                return self.check(ConfigFile::NAME.to_owned(), scores, &[&encoders::SCORE_FUNCTION]);
+                let scores = fields
+                    .into_iter()
+                    .filter(|(key, _)| encoders::SCORE_FUNCTION.mentions(key))
+                    .collect();
+                return self.check(
+                    ConfigFile::NAME.to_owned(),
+                    scores,
+                    &[&encoders::SCORE_FUNCTION],
+                );
             }
             Kind::Encoder => encoder(&config).map(|rules| vec![rules]),
             Kind::Seq2Seq => {
@@ -141,10 +163,17 @@ impl Walk<'_> {
 
     /// Refuses custom model code, unless Kivu implements the family.
     fn code(&mut self, model_type: &str, config: &Map<String, Value>) -> Result<()> {
-        let Some(map) = config.get("auto_map").filter(|map| !map.is_null()) else { return Ok(()) };
-        let is_known =
-            |code: &Value| code.as_str().is_some_and(|code| encoders::is_known_code(model_type, code));
-        if map.as_object().is_some_and(|map| map.values().all(is_known)) {
+        let Some(map) = config.get("auto_map").filter(|map| !map.is_null()) else {
+            return Ok(());
+        };
+        let is_known = |code: &Value| {
+            code.as_str()
+                .is_some_and(|code| encoders::is_known_code(model_type, code))
+        };
+        if map
+            .as_object()
+            .is_some_and(|map| map.values().all(is_known))
+        {
             return Ok(());
         }
         self.allowed.pass(
@@ -157,7 +186,9 @@ impl Walk<'_> {
 
     /// Checks GLiNER's settings, and its encoder's.
     fn gliner(&mut self, plan: &Plan) -> Result<()> {
-        let Some(fields) = read_json_if_exists::<Map<_, _>>(&self.root.join(GLINER))? else { return Ok(()) };
+        let Some(fields) = read_json_if_exists::<Map<_, _>>(&self.root.join(GLINER))? else {
+            return Ok(());
+        };
         let of_labels = self.root.join(LABELS_TOKENIZER);
         if !self.nested_encoder(GLINER, &fields, LABELS_ENCODER_CONFIG)?
             && let Some(config) = ConfigFile::open_if_exists(&of_labels, ConfigFile::NAME)?
@@ -167,12 +198,20 @@ impl Walk<'_> {
         }
         self.tokenizer(&of_labels, Kind::Gliner)?;
         if !self.nested_encoder(GLINER, &fields, "encoder_config")? {
-            let folders = [Some(&plan.folder), plan.encoder.as_ref()].into_iter().flatten();
-            if let Some(folder) = folders.into_iter().find(|folder| folder.join(ConfigFile::NAME).is_file())
+            let folders = [Some(&plan.folder), plan.encoder.as_ref()]
+                .into_iter()
+                .flatten();
+            if let Some(folder) = folders
+                .into_iter()
+                .find(|folder| folder.join(ConfigFile::NAME).is_file())
                 && let config = ConfigFile::open(folder)?
                 && let Some(rules) = encoder(&config)
             {
-                self.check(ConfigFile::NAME.to_owned(), config.fields().clone(), &[rules])?;
+                self.check(
+                    ConfigFile::NAME.to_owned(),
+                    config.fields().clone(),
+                    &[rules],
+                )?;
             }
         }
         self.check(GLINER.to_owned(), fields, &[&gliner::GLINER])
@@ -185,22 +224,37 @@ impl Walk<'_> {
         fields: &Map<String, Value>,
         field: &str,
     ) -> Result<bool> {
-        let Some(mut own) = fields.get(field).and_then(Value::as_object).cloned() else { return Ok(false) };
-        own.entry("model_type").or_insert_with(|| DEFAULT_ENCODER.into());
+        let Some(mut own) = fields.get(field).and_then(Value::as_object).cloned() else {
+            return Ok(false);
+        };
+        own.entry("model_type")
+            .or_insert_with(|| DEFAULT_ENCODER.into());
         let config = ConfigFile::new(name, own);
         if let Some(rules) = encoder(&config) {
-            self.check(format!("{name}: {field}"), config.fields().clone(), &[rules])?;
+            self.check(
+                format!("{name}: {field}"),
+                config.fields().clone(),
+                &[rules],
+            )?;
         }
         Ok(true)
     }
 
     /// Checks task settings in `config.json`.
     fn tasks(&mut self, config: &Map<String, Value>) -> Result<()> {
-        let tasks = config.get("task_specific_params").and_then(Value::as_object);
+        let tasks = config
+            .get("task_specific_params")
+            .and_then(Value::as_object);
         for (task, settings) in tasks.into_iter().flatten() {
-            let Some(settings) = settings.as_object() else { continue };
+            let Some(settings) = settings.as_object() else {
+                continue;
+            };
             let name = format!("{}: task_specific_params: {task}", ConfigFile::NAME);
-            self.check(name, settings.clone(), &[&generation::PREFIX, &generation::GENERATION])?;
+            self.check(
+                name,
+                settings.clone(),
+                &[&generation::PREFIX, &generation::GENERATION],
+            )?;
         }
         Ok(())
     }
@@ -218,18 +272,23 @@ impl Walk<'_> {
         if !class.is_empty() && !is_known {
             let expected = "a `tokenizer_class` that matches `tokenizer.json`";
             let class = Value::String(class.clone());
-            self.allowed.pass(tokenizer_config::NAME, "tokenizer_class", &class, expected)?;
+            self.allowed
+                .pass(tokenizer_config::NAME, "tokenizer_class", &class, expected)?;
         }
         let mut rules = vec![&tokenizer::ALL, tokenizer::class(base)];
         if kind == Kind::Seq2Seq {
             rules.push(&tokenizer::SEQ2SEQ);
         }
         self.check_file(&folder.join(tokenizer_config::NAME), &rules)?;
-        self.check_file(&folder.join("special_tokens_map.json"), &[&tokenizer::SPECIAL_TOKENS])?;
+        self.check_file(
+            &folder.join("special_tokens_map.json"),
+            &[&tokenizer::SPECIAL_TOKENS],
+        )?;
         let file = folder.join(TOKENIZER);
         if let Some(json) = read_if_exists(&file)? {
-            let parts = tokenizer_parts(&json)
-                .map_err(|error| Error::model_because(format!("cannot read `{}`", file.display()), error))?;
+            let parts = tokenizer_parts(&json).map_err(|error| {
+                Error::model_because(format!("cannot read `{}`", file.display()), error)
+            })?;
             self.check(self.name(&file), parts, &[&tokenizer::FILE])?;
         }
         Ok(())
@@ -263,7 +322,10 @@ impl Walk<'_> {
         self.model_class()?;
         self.check_file(&self.root.join(SETTINGS), &[&modules::SETTINGS])?;
         self.check_file(&self.root.join("artifact.metadata"), &[&modules::ARTIFACT])?;
-        let paths: Vec<PathBuf> = TRANSFORMER.iter().map(|name| transformer.join(name)).collect();
+        let paths: Vec<PathBuf> = TRANSFORMER
+            .iter()
+            .map(|name| transformer.join(name))
+            .collect();
         let found = paths.iter().find(|path| path.is_file());
         if let Some(path) = found {
             self.check_file(path, &[&modules::TRANSFORMER])?;
@@ -274,19 +336,28 @@ impl Walk<'_> {
 
     /// Refuses a chat template next to an embedder without a module list: sentence-transformers puts all texts into it.
     fn chat_template(&mut self, transformer: &Path) -> Result<()> {
-        const OTHERS: [&str; 3] = ["ForCausalLM", "ForSequenceClassification", "ForTokenClassification"];
+        const OTHERS: [&str; 3] = [
+            "ForCausalLM",
+            "ForSequenceClassification",
+            "ForTokenClassification",
+        ];
         let config = ConfigFile::open_or_empty(transformer, ConfigFile::NAME)?;
-        let is_embedder = !OTHERS.iter().any(|class| config.architecture().ends_with(class));
+        let is_embedder = !OTHERS
+            .iter()
+            .any(|class| config.architecture().ends_with(class));
         if !is_embedder || !module_list::modules(self.root)?.is_empty() {
             return Ok(());
         }
         let expected = "no chat template in a model of vectors without `modules.json`";
         let settings = ConfigFile::open_or_empty(transformer, tokenizer_config::NAME)?;
         if let Some(template) = settings.get::<Value>("chat_template")? {
-            self.allowed.pass(tokenizer_config::NAME, "chat_template", &template, expected)?;
+            self.allowed
+                .pass(tokenizer_config::NAME, "chat_template", &template, expected)?;
         }
         if transformer.join(TEMPLATE).is_file() {
-            return Err(Error::model(format!("expected {expected}, but found `{TEMPLATE}`; remove it")));
+            return Err(Error::model(format!(
+                "expected {expected}, but found `{TEMPLATE}`; remove it"
+            )));
         }
         Ok(())
     }
@@ -294,7 +365,8 @@ impl Walk<'_> {
     /// Refuses a model saved for a different class, for which sentence-transformers does not use the listed modules.
     /// `ColBERT` is PyLate's.
     fn model_class(&mut self) -> Result<()> {
-        let fields: Map<String, Value> = read_json_if_exists(&self.root.join(SETTINGS))?.unwrap_or_default();
+        let fields: Map<String, Value> =
+            read_json_if_exists(&self.root.join(SETTINGS))?.unwrap_or_default();
         let modules = module_list::modules(self.root)?;
         let has = |class: &str| modules.iter().any(|module| module.class() == class);
         // Models saved for another class than `CrossEncoder` get a default `LogitScore`.
@@ -303,12 +375,18 @@ impl Walk<'_> {
             true if is_required => &["CrossEncoder"],
             true => &["SentenceTransformer"],
             false if is_required => &["CrossEncoder"],
-            false => {
-                &["ColBERT", "CrossEncoder", "MultiVectorEncoder", "SentenceTransformer", "SparseEncoder"]
-            }
+            false => &[
+                "ColBERT",
+                "CrossEncoder",
+                "MultiVectorEncoder",
+                "SentenceTransformer",
+                "SparseEncoder",
+            ],
         };
         // A null `model_type` is refused, too.
-        let class = fields.get("model_type").or(is_required.then_some(&Value::Null));
+        let class = fields
+            .get("model_type")
+            .or(is_required.then_some(&Value::Null));
         match class.filter(|class| !class.as_str().is_some_and(|class| classes.contains(&class))) {
             None => Ok(()),
             Some(found) => {
@@ -322,7 +400,11 @@ impl Walk<'_> {
     fn task(&mut self, path: &Path) -> Result<()> {
         let fields: Map<String, Value> = read_json_if_exists(path)?.unwrap_or_default();
         let has = |class: &str| {
-            Ok::<_, Error>(module_list::modules(self.root)?.iter().any(|module| module.class() == class))
+            Ok::<_, Error>(
+                module_list::modules(self.root)?
+                    .iter()
+                    .any(|module| module.class() == class),
+            )
         };
         let (task, output) = match has("Pooling")? || has("MultiVectorMask")? || has("Dense")? {
             true => ("feature-extraction", "last_hidden_state"),
@@ -332,7 +414,9 @@ impl Walk<'_> {
             false => return Ok(()),
         };
         let own = |value: Option<&Value>, expected: &str| {
-            value.filter(|value| !value.is_null() && *value != expected).cloned()
+            value
+                .filter(|value| !value.is_null() && *value != expected)
+                .cloned()
         };
         let name = self.name(path);
         let own_task = fields.get("transformer_task").unwrap_or(&Value::Null);
@@ -340,26 +424,44 @@ impl Walk<'_> {
         let lacks_head = task == "fill-mask" && own_task.is_null() && has("Transformer")?;
         if lacks_head || own(Some(own_task), task).is_some() {
             let expected = format!("`transformer_task` `{task}` before these modules");
-            self.allowed.pass(&name, "transformer_task", own_task, &expected)?;
+            self.allowed
+                .pass(&name, "transformer_task", own_task, &expected)?;
         }
-        let modality = |name: &str| fields.get("modality_config").and_then(|modalities| modalities.get(name));
-        if let Some(found) = own(modality("text").and_then(|text| text.get("method_output_name")), output) {
+        let modality = |name: &str| {
+            fields
+                .get("modality_config")
+                .and_then(|modalities| modalities.get(name))
+        };
+        if let Some(found) = own(
+            modality("text").and_then(|text| text.get("method_output_name")),
+            output,
+        ) {
             let expected = format!("`method_output_name` `{output}` before these modules");
-            self.allowed.pass(&name, "method_output_name", &found, &expected)?;
+            self.allowed
+                .pass(&name, "method_output_name", &found, &expected)?;
         }
         // With it, texts are put into the chat template, which is not run; Qwen3-Reranker's is known.
         let message = modality("message").unwrap_or(&Value::Null);
         match (task == "text-generation", message.is_null()) {
-            (true, true) => self.allowed.pass(&name, "message", message, "`message` in `modality_config`"),
-            (false, false) => {
-                self.allowed.pass(&name, "message", message, "no `message` in `modality_config`")
+            (true, true) => {
+                self.allowed
+                    .pass(&name, "message", message, "`message` in `modality_config`")
             }
+            (false, false) => self.allowed.pass(
+                &name,
+                "message",
+                message,
+                "no `message` in `modality_config`",
+            ),
             // The template reads plain texts.
             _ => match message
                 .get("format")
                 .filter(|format| !["auto", "flat"].map(Value::from).contains(format))
             {
-                Some(format) => self.allowed.pass(&name, "format", format, "`format` `flat` of a `message`"),
+                Some(format) => {
+                    self.allowed
+                        .pass(&name, "format", format, "`format` `flat` of a `message`")
+                }
                 None => Ok(()),
             },
         }
@@ -378,7 +480,9 @@ fn tokenizer_parts(json: &[u8]) -> serde_json::Result<Map<String, Value>> {
         let value = match name.as_str() {
             "model" => {
                 let keys: BTreeMap<String, IgnoredAny> = serde_json::from_str(part.get())?;
-                keys.into_keys().map(|key| (key, Value::Bool(true))).collect()
+                keys.into_keys()
+                    .map(|key| (key, Value::Bool(true)))
+                    .collect()
             }
             _ => serde_json::from_str(part.get())?,
         };
@@ -404,11 +508,17 @@ mod tests {
     }
 
     fn published(name: &str) -> BTreeMap<String, Published> {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/published").join(name);
+        let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../tests/fixtures/published")
+            .join(name);
         serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
     }
 
-    fn check_files(kind: Kind, files: &BTreeMap<String, Value>, allow: &[&str]) -> Result<Vec<String>> {
+    fn check_files(
+        kind: Kind,
+        files: &BTreeMap<String, Value>,
+        allow: &[&str],
+    ) -> Result<Vec<String>> {
         let folder = tempfile::tempdir().unwrap();
         for (name, content) in files {
             let path = folder.path().join(name);
@@ -416,7 +526,14 @@ mod tests {
             fs::write(path, content.to_string()).unwrap();
         }
         let allow = allow.iter().map(|key| (*key).to_owned()).collect();
-        check(&Plan { folder: folder.path().to_owned(), allow, ..Plan::default() }, kind)
+        check(
+            &Plan {
+                folder: folder.path().to_owned(),
+                allow,
+                ..Plan::default()
+            },
+            kind,
+        )
     }
 
     fn kind(model: &Published) -> Kind {
@@ -430,7 +547,9 @@ mod tests {
 
     #[test]
     fn settings_of_published_models_are_not_refused() {
-        let models = published("models.json").into_iter().chain(published("newer.json"));
+        let models = published("models.json")
+            .into_iter()
+            .chain(published("newer.json"));
         let mut refusals = Vec::new();
         for (name, model) in models {
             if let Err(error) = check_files(kind(&model), &model.files, &[]) {
@@ -464,13 +583,20 @@ mod tests {
         ];
         for name in names {
             let files = changed(embedder, name, "new_key", json!(1));
-            let refusal = check_files(Kind::Encoder, &files, &[]).unwrap_err().to_string();
-            assert!(refusal.contains(&format!("in `{name}`, but found `new_key` 1;")), "{refusal}");
+            let refusal = check_files(Kind::Encoder, &files, &[])
+                .unwrap_err()
+                .to_string();
+            assert!(
+                refusal.contains(&format!("in `{name}`, but found `new_key` 1;")),
+                "{refusal}"
+            );
             let warnings = check_files(Kind::Encoder, &files, &["new_key"]).unwrap();
             assert!(warnings[0].contains(name), "{warnings:?}");
         }
         let files = changed(translator, "generation_config.json", "top_h", json!(0.4));
-        let refusal = check_files(Kind::Seq2Seq, &files, &[]).unwrap_err().to_string();
+        let refusal = check_files(Kind::Seq2Seq, &files, &[])
+            .unwrap_err()
+            .to_string();
         assert!(refusal.contains("`top_h` 0.4"), "{refusal}");
     }
 
@@ -493,11 +619,21 @@ mod tests {
         let refusal = |path: &str| {
             let mut file = known.clone();
             file.pointer_mut(path).unwrap()["new_key"] = json!(true);
-            let refusal =
-                check_files(Kind::Encoder, &[(TOKENIZER.to_owned(), file)].into(), &[]).unwrap_err();
-            refusal.to_string().split_once("; use `--allow").unwrap().0.to_owned()
+            let refusal = check_files(Kind::Encoder, &[(TOKENIZER.to_owned(), file)].into(), &[])
+                .unwrap_err();
+            refusal
+                .to_string()
+                .split_once("; use `--allow")
+                .unwrap()
+                .0
+                .to_owned()
         };
-        check_files(Kind::Encoder, &[(TOKENIZER.to_owned(), known.clone())].into(), &[]).unwrap();
+        check_files(
+            Kind::Encoder,
+            &[(TOKENIZER.to_owned(), known.clone())].into(),
+            &[],
+        )
+        .unwrap();
         let paths = [
             "/added_tokens/0",
             "/normalizer/normalizers/0",
@@ -518,7 +654,9 @@ mod tests {
     fn settings_that_sentence_transformers_infers_are_refused() {
         let models = published("models.json");
         let refusal = |files: &BTreeMap<String, Value>| {
-            let refusal = check_files(Kind::Encoder, files, &[]).unwrap_err().to_string();
+            let refusal = check_files(Kind::Encoder, files, &[])
+                .unwrap_err()
+                .to_string();
             refusal.split_once("; ").unwrap().0.to_owned()
         };
         let embedder = &models["sentence-transformers/all-MiniLM-L6-v2"].files;
@@ -530,15 +668,21 @@ mod tests {
         let text = json!({"method": "forward", "method_output_name": "last_hidden_state"});
         message.get_mut("sentence_bert_config.json").unwrap()["modality_config"] =
             json!({"text": text, "message": text});
-        let mut sparse = models["naver/splade-cocondenser-ensembledistil"].files.clone();
+        let mut sparse = models["naver/splade-cocondenser-ensembledistil"]
+            .files
+            .clone();
         sparse.get_mut("modules.json").unwrap()[0]["type"] =
             json!("sentence_transformers.models.Transformer");
         let fixture = |name: &str| {
-            let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(name);
+            let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+                .join("../tests/fixtures")
+                .join(name);
             serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
         };
-        let mut ranker =
-            BTreeMap::from([("config.json".to_owned(), fixture("models/tiny-qwen3-rank/config.json"))]);
+        let mut ranker = BTreeMap::from([(
+            "config.json".to_owned(),
+            fixture("models/tiny-qwen3-rank/config.json"),
+        )]);
         for name in [
             "config_sentence_transformers.json",
             "modules.json",
@@ -566,24 +710,62 @@ mod tests {
         let changed = |name: &str, field: &str, value: Value| {
             let mut files = embedder.clone();
             files.get_mut(name).unwrap()[field] = value;
-            let refusal = check_files(Kind::Encoder, &files, &[]).unwrap_err().to_string();
+            let refusal = check_files(Kind::Encoder, &files, &[])
+                .unwrap_err()
+                .to_string();
             refusal.split_once("; use `--allow").unwrap().0.to_owned()
         };
         let refusals = [
-            changed("config.json", "auto_map", json!({"AutoModel": "modeling.Mine"})),
-            changed("tokenizer_config.json", "tokenizer_class", json!("BertJapaneseTokenizer")),
-            changed("tokenizer_config.json", "tokenizer_class", json!("MBart50TokenizerFast")),
-            changed("config_sentence_transformers.json", "model_type", json!("SparseEncoder")),
-            changed("config_sentence_transformers.json", "model_type", json!(null)),
-            changed("tokenizer_config.json", "auto_map", json!({"AutoTokenizer": ["a.B", null]})),
-            changed("sentence_bert_config.json", "transformer_task", json!("fill-mask")),
+            changed(
+                "config.json",
+                "auto_map",
+                json!({"AutoModel": "modeling.Mine"}),
+            ),
+            changed(
+                "tokenizer_config.json",
+                "tokenizer_class",
+                json!("BertJapaneseTokenizer"),
+            ),
+            changed(
+                "tokenizer_config.json",
+                "tokenizer_class",
+                json!("MBart50TokenizerFast"),
+            ),
+            changed(
+                "config_sentence_transformers.json",
+                "model_type",
+                json!("SparseEncoder"),
+            ),
+            changed(
+                "config_sentence_transformers.json",
+                "model_type",
+                json!(null),
+            ),
+            changed(
+                "tokenizer_config.json",
+                "auto_map",
+                json!({"AutoTokenizer": ["a.B", null]}),
+            ),
+            changed(
+                "sentence_bert_config.json",
+                "transformer_task",
+                json!("fill-mask"),
+            ),
             changed(
                 "sentence_bert_config.json",
                 "modality_config",
                 json!({"text": {"method": "forward", "method_output_name": "logits"}}),
             ),
-            changed("sentence_bert_config.json", "processing_kwargs", json!({"text": {"padding": true}})),
-            changed("sentence_bert_config.json", "tokenizer_args", json!({"do_lower_case": false})),
+            changed(
+                "sentence_bert_config.json",
+                "processing_kwargs",
+                json!({"text": {"padding": true}}),
+            ),
+            changed(
+                "sentence_bert_config.json",
+                "tokenizer_args",
+                json!({"do_lower_case": false}),
+            ),
         ];
         insta::assert_snapshot!(refusals.join("\n"), @r#"
         expected `bert` without code of its own in `config.json`, but found `auto_map` {"AutoModel":"modeling.Mine"}

@@ -32,10 +32,15 @@ impl Layers<'_> {
         input: &Value,
         inputs: usize,
     ) -> Result<Value> {
-        let Some(TaskInput { count, rank, .. }) = self.tasks else { return Ok(product) };
+        let Some(TaskInput { count, rank, .. }) = self.tasks else {
+            return Ok(product);
+        };
         let weights = self.weights;
         let (mut pairs, mut outputs) = (Vec::new(), 0);
-        for Projection { name, outputs: own, .. } in projections {
+        for Projection {
+            name, outputs: own, ..
+        } in projections
+        {
             let [down, _, up] = adapter_names(name);
             if has(weights, &down) {
                 let rows = count * rank;
@@ -59,14 +64,17 @@ impl Layers<'_> {
                     down.extend(&of_input.values[row * inputs..][..inputs]);
                     let start = up.len();
                     up.resize(start + outputs, 0.0);
-                    up[start + first..][..own].copy_from_slice(&of_outputs.values[row * own..][..own]);
+                    up[start + first..][..own]
+                        .copy_from_slice(&of_outputs.values[row * own..][..own]);
                 }
             }
         }
         let numbers = pairs.len() * rank;
         let [name, _, up_name] = adapter_names(&projections[0].name);
         let down = self.graph.floats(&name, &[count * numbers, inputs], &down);
-        let up = self.graph.floats(&up_name, &[count * numbers, outputs], &up);
+        let up = self
+            .graph
+            .floats(&up_name, &[count * numbers, outputs], &up);
         let [ids, mask, shape] = self.task_values(numbers, count * numbers);
         let inputs = [&product, input, &ids, &up, &mask, &shape, &down];
         Ok(self.graph.function("Adapted", inputs, functions::adapted))
@@ -80,7 +88,9 @@ impl Layers<'_> {
         ids: &Value,
         [rows, width]: [usize; 2],
     ) -> Result<Value> {
-        let Some(TaskInput { count, rank, .. }) = self.tasks else { return Ok(sum) };
+        let Some(TaskInput { count, rank, .. }) = self.tasks else {
+            return Ok(sum);
+        };
         let [_, rows_name, up_name] = adapter_names(module);
         if !has(self.weights, &rows_name) {
             return Ok(sum);
@@ -91,21 +101,35 @@ impl Layers<'_> {
         let up = weights.take(&up_name, &[numbers, width])?;
         let padded = numbers.next_multiple_of(LANES);
         let mut values = vec![0.0; rows * padded];
-        for (row, own) in values.chunks_exact_mut(padded).zip(narrow.values.chunks_exact(numbers)) {
+        for (row, own) in values
+            .chunks_exact_mut(padded)
+            .zip(narrow.values.chunks_exact(numbers))
+        {
             row[..numbers].copy_from_slice(own);
         }
-        let narrow = self.look_up(&rows_name, &Weight { shape: vec![rows, padded], values }, ids);
+        let narrow = self.look_up(
+            &rows_name,
+            &Weight {
+                shape: vec![rows, padded],
+                values,
+            },
+            ids,
+        );
         let mut up = up.values.clone();
         up.resize(padded * width, 0.0);
         let up = self.graph.floats(&up_name, &[padded, width], &up);
         let [ids, mask, shape] = self.task_values(rank, padded);
         let inputs = [&sum, &narrow, &ids, &up, &mask, &shape];
-        Ok(self.graph.function("AdaptedRows", inputs, functions::adapted_rows))
+        Ok(self
+            .graph
+            .function("AdaptedRows", inputs, functions::adapted_rows))
     }
 
     /// Adds a task's vector to all tokens.
     pub(crate) fn adapt_type(&mut self, sum: Value, module: &str, width: usize) -> Result<Value> {
-        let Some(TaskInput { count, ids, .. }) = self.tasks.clone() else { return Ok(sum) };
+        let Some(TaskInput { count, ids, .. }) = self.tasks.clone() else {
+            return Ok(sum);
+        };
         let name = type_adapter_name(module);
         if !has(self.weights, &name) {
             return Ok(sum);
@@ -126,8 +150,15 @@ impl Layers<'_> {
         for task in 0..count {
             mask[(task + 1) * width + task * numbers..][..numbers].fill(1.0);
         }
-        let mask = self.graph.floats(&format!("task_mask_{numbers}_{width}"), &[count + 1, width], &mask);
-        let shape = self.graph.integers(&format!("task_shape_{numbers}"), &[count as i64, numbers as i64]);
+        let mask = self.graph.floats(
+            &format!("task_mask_{numbers}_{width}"),
+            &[count + 1, width],
+            &mask,
+        );
+        let shape = self.graph.integers(
+            &format!("task_shape_{numbers}"),
+            &[count as i64, numbers as i64],
+        );
         [ids, mask, shape]
     }
 }

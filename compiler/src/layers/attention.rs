@@ -66,19 +66,31 @@ pub(crate) struct Blocks {
 }
 
 impl AttentionWindow {
-    pub(crate) const ALL: Self = Self { before: None, after: None };
+    pub(crate) const ALL: Self = Self {
+        before: None,
+        after: None,
+    };
 
     /// All tokens before it.
-    pub(crate) const BEFORE: Self = Self { before: None, after: Some(0) };
+    pub(crate) const BEFORE: Self = Self {
+        before: None,
+        after: Some(0),
+    };
 
     /// The last `count` tokens, the own one included.
     pub(crate) fn last(count: usize) -> Self {
-        Self { before: Some(count.saturating_sub(1)), after: Some(0) }
+        Self {
+            before: Some(count.saturating_sub(1)),
+            after: Some(0),
+        }
     }
 
     /// The same number of tokens on both sides.
     pub(crate) fn within(distance: usize) -> Self {
-        Self { before: Some(distance), after: Some(distance) }
+        Self {
+            before: Some(distance),
+            after: Some(distance),
+        }
     }
 }
 
@@ -88,7 +100,10 @@ impl Blocks {
         let length = functions::length(graph, ids);
         let mut constant = |name: &str, value: i64| graph.integers(name, &[value]);
         let (zero, one) = (constant("zero", 0), constant("one", 1));
-        let (most, rest) = (constant("queries", QUERIES), constant("queries_rest", QUERIES - 1));
+        let (most, rest) = (
+            constant("queries", QUERIES),
+            constant("queries_rest", QUERIES - 1),
+        );
         let zero_float = graph.floats("zero_float", &[], &[0.0]);
         let one_float = graph.floats("one_float", &[], &[1.0]);
         let mut node = |operator: &str, inputs: &[&Value]| graph.node(operator, inputs, vec![]);
@@ -106,7 +121,13 @@ impl Blocks {
         let tokens = graph.cast(&positions, data_type::INT64);
         let last = graph.node("Sub", &[&length, &one], vec![]);
         let tokens = graph.node("Min", &[&tokens, &last], vec![]);
-        Self { count, size, length, tokens, positions }
+        Self {
+            count,
+            size,
+            length,
+            tokens,
+            positions,
+        }
     }
 
     /// Attention between all tokens; `mask` is 1 for tokens and 0 for padding.
@@ -118,11 +139,15 @@ impl Blocks {
         mask: &Value,
     ) -> Value {
         let [keys, values] = [keys, values].map(|value| by_head(graph, attention, value));
-        let (zero, one, two) =
-            (graph.integers("zero", &[0]), graph.integers("one", &[1]), graph.integers("two", &[2]));
+        let (zero, one, two) = (
+            graph.integers("zero", &[0]),
+            graph.integers("one", &[1]),
+            graph.integers("two", &[2]),
+        );
         let AttentionWindow { before, after } = attention.window;
         let mut limit = |distance: Option<usize>| {
-            distance.map(|distance| graph.integers(&format!("distance_{distance}"), &[distance as i64]))
+            distance
+                .map(|distance| graph.integers(&format!("distance_{distance}"), &[distance as i64]))
         };
         let limits = [limit(before), limit(after)];
         let bias = DistanceBias::new(graph, attention);
@@ -157,7 +182,10 @@ impl Blocks {
                 let others = node("Slice", &[&self.positions, &from, &to, &zero]);
                 node("Sub", &[&others, &own])
             });
-            let bias = bias.as_ref().zip(distances).map(|(bias, distances)| bias.of(graph, &distances));
+            let bias = bias
+                .as_ref()
+                .zip(distances)
+                .map(|(bias, distances)| bias.of(graph, &distances));
             if let Some(cap) = attention.cap {
                 return attend_with_cap(
                     graph,
@@ -174,10 +202,21 @@ impl Blocks {
                 float("mask_filter_value", MASKED),
                 float("scale", attention.scale),
             ];
-            graph.microsoft("MultiHeadAttention", &inputs.iter().collect::<Vec<_>>(), attributes)
+            graph.microsoft(
+                "MultiHeadAttention",
+                &inputs.iter().collect::<Vec<_>>(),
+                attributes,
+            )
         });
-        let flat = graph.integers("flat_blocks", &[0, -1, (attention.heads * attention.width) as i64]);
-        let blocks = graph.node("Transpose", &[&blocks], vec![integers("perm", &[1, 0, 2, 3])]);
+        let flat = graph.integers(
+            "flat_blocks",
+            &[0, -1, (attention.heads * attention.width) as i64],
+        );
+        let blocks = graph.node(
+            "Transpose",
+            &[&blocks],
+            vec![integers("perm", &[1, 0, 2, 3])],
+        );
         let tokens = graph.node("Reshape", &[&blocks, &flat], vec![]);
         graph.node("Slice", &[&tokens, &zero, &self.length, &one], vec![])
     }
@@ -203,16 +242,25 @@ impl DistanceBias {
             return None;
         }
         let slopes = has_slopes.then(|| {
-            let slopes: Vec<f32> = alibi_slopes(attention.heads).iter().map(|slope| -slope).collect();
+            let slopes: Vec<f32> = alibi_slopes(attention.heads)
+                .iter()
+                .map(|slope| -slope)
+                .collect();
             graph.floats("alibi_slopes", &[1, attention.heads, 1, 1], &slopes)
         });
         let mut limit = |distance: Option<usize>| {
-            distance.map(|distance| graph.floats(&format!("float_{distance}"), &[], &[distance as f32]))
+            distance
+                .map(|distance| graph.floats(&format!("float_{distance}"), &[], &[distance as f32]))
         };
         let window = [limit(before), limit(after)];
         let out_of_reach = graph.floats("out_of_reach", &[], &[OUT_OF_REACH]);
         let outer = graph.integers("zero_one", &[0, 1]);
-        Some(Self { window, slopes, out_of_reach, outer })
+        Some(Self {
+            window,
+            slopes,
+            out_of_reach,
+            outer,
+        })
     }
 
     /// Bias for keys at `distances` from queries.
@@ -245,7 +293,9 @@ impl DistanceBias {
                 Some(node("Greater", &[&distances, before]))
             }
             [before, after] => {
-                let after = after.as_ref().map(|after| node("Greater", &[distances, after]));
+                let after = after
+                    .as_ref()
+                    .map(|after| node("Greater", &[distances, after]));
                 let before = before.as_ref().map(|before| {
                     let distances = node("Neg", &[distances]);
                     node("Greater", &[&distances, before])
@@ -267,9 +317,20 @@ fn attend_with_cap(
     [queries, keys, values, mask]: [&Value; 4],
     bias: Option<&Value>,
 ) -> Value {
-    let Attention { heads, width, scale, .. } = *attention;
-    let constants = [("capped_scale", scale / cap), ("cap", cap), ("one_float", 1.0), ("masked", MASKED)];
-    let [scale, cap, one, masked] = constants.map(|(name, value)| graph.floats(name, &[], &[value]));
+    let Attention {
+        heads,
+        width,
+        scale,
+        ..
+    } = *attention;
+    let constants = [
+        ("capped_scale", scale / cap),
+        ("cap", cap),
+        ("one_float", 1.0),
+        ("masked", MASKED),
+    ];
+    let [scale, cap, one, masked] =
+        constants.map(|(name, value)| graph.floats(name, &[], &[value]));
     let by_head = graph.integers("query_heads", &[0, 0, heads as i64, width as i64]);
     let flat = graph.integers("flat_heads", &[0, 0, (heads * width) as i64]);
     let axes = graph.integers("score_axes", &[1, 2]);
@@ -316,14 +377,28 @@ pub(crate) fn attend_by_position(
 
 /// Keys or values by head, one for each query head.
 fn by_head(graph: &mut GraphBuilder, attention: &Attention, tokens: &Value) -> Value {
-    let Attention { heads, key_heads, width, .. } = *attention;
-    let shape = graph.integers(&format!("heads_{key_heads}"), &[0, 0, key_heads as i64, width as i64]);
+    let Attention {
+        heads,
+        key_heads,
+        width,
+        ..
+    } = *attention;
+    let shape = graph.integers(
+        &format!("heads_{key_heads}"),
+        &[0, 0, key_heads as i64, width as i64],
+    );
     let tokens = graph.node("Reshape", &[tokens, &shape], vec![]);
-    let tokens = graph.node("Transpose", &[&tokens], vec![integers("perm", &[0, 2, 1, 3])]);
+    let tokens = graph.node(
+        "Transpose",
+        &[&tokens],
+        vec![integers("perm", &[0, 2, 1, 3])],
+    );
     if heads == key_heads {
         return tokens;
     }
-    let rows: Vec<i64> = (0..heads).map(|head| (head * key_heads / heads) as i64).collect();
+    let rows: Vec<i64> = (0..heads)
+        .map(|head| (head * key_heads / heads) as i64)
+        .collect();
     let rows = graph.integers("key_heads", &rows);
     graph.node("Gather", &[&tokens, &rows], vec![integer("axis", 1)])
 }
@@ -335,8 +410,15 @@ pub(crate) fn alibi_slopes(heads: usize) -> Vec<f32> {
         let ratio = (-8.0 / count as f64).exp2();
         (1..=count).map(move |head| ratio.powi(head as i32) as f32)
     };
-    let lower = if heads.is_power_of_two() { heads } else { heads.next_power_of_two() / 2 };
-    powers(lower).chain(powers(2 * lower).step_by(2)).take(heads).collect()
+    let lower = if heads.is_power_of_two() {
+        heads
+    } else {
+        heads.next_power_of_two() / 2
+    };
+    powers(lower)
+        .chain(powers(2 * lower).step_by(2))
+        .take(heads)
+        .collect()
 }
 
 #[cfg(test)]
@@ -346,6 +428,9 @@ mod tests {
     #[test]
     fn slopes_of_alibi_are_those_of_its_authors() {
         assert_eq!(alibi_slopes(4), [0.25, 0.0625, 0.015_625, 0.003_906_25]);
-        assert_eq!(alibi_slopes(6), [0.25, 0.0625, 0.015_625, 0.003_906_25, 0.5, 0.125]);
+        assert_eq!(
+            alibi_slopes(6),
+            [0.25, 0.0625, 0.015_625, 0.003_906_25, 0.5, 0.125]
+        );
     }
 }

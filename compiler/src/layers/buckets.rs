@@ -48,17 +48,29 @@ impl Buckets {
         ids: &Value,
         values: BucketValues<'_>,
     ) -> Result<Value> {
-        let BucketValues { table, heads, positions } = values;
+        let BucketValues {
+            table,
+            heads,
+            positions,
+        } = values;
         let rows = &layers.weights.take(table, &[2 * self.side, heads])?.values;
         let farthest = positions as i64 - 1;
         let distances = || -farthest..=farthest;
         let values: Vec<f32> = (0..heads)
-            .flat_map(|head| distances().map(move |distance| rows[self.of(distance) * heads + head]))
+            .flat_map(|head| {
+                distances().map(move |distance| rows[self.of(distance) * heads + head])
+            })
             .collect();
-        let values = layers.graph.floats("distance_values", &[1, heads, values.len() / heads], &values);
-        Ok(layers.graph.function("DistanceValues", [&values, ids], |graph, [values, ids]| {
-            functions::distance_values(graph, [values, ids], positions)
-        }))
+        let values = layers.graph.floats(
+            "distance_values",
+            &[1, heads, values.len() / heads],
+            &values,
+        );
+        Ok(layers
+            .graph
+            .function("DistanceValues", [&values, ids], |graph, [values, ids]| {
+                functions::distance_values(graph, [values, ids], positions)
+            }))
     }
 }
 
@@ -68,16 +80,27 @@ mod tests {
 
     #[test]
     fn buckets_begin_at_the_distances_of_transformers() {
-        let buckets = Buckets { side: 16, farthest: 128 };
-        let begins: Vec<i64> =
-            (1..512).filter(|steps| buckets.of(-*steps) != buckets.of(1 - *steps)).collect();
+        let buckets = Buckets {
+            side: 16,
+            farthest: 128,
+        };
+        let begins: Vec<i64> = (1..512)
+            .filter(|steps| buckets.of(-*steps) != buckets.of(1 - *steps))
+            .collect();
         assert_eq!(begins, [1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 23, 32, 46, 64, 91]);
         assert!((1..512).all(|steps| buckets.of(steps) == buckets.of(-steps) + 16));
         assert_eq!(buckets.of(0), 0);
         // As in a decoder, whose tokens attend only to earlier tokens.
-        let buckets = Buckets { side: 32, farthest: 128 };
-        let begins: Vec<usize> =
-            (17..512).filter(|steps| buckets.on_side(*steps) != buckets.on_side(steps - 1)).collect();
-        assert_eq!(begins, [19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113]);
+        let buckets = Buckets {
+            side: 32,
+            farthest: 128,
+        };
+        let begins: Vec<usize> = (17..512)
+            .filter(|steps| buckets.on_side(*steps) != buckets.on_side(steps - 1))
+            .collect();
+        assert_eq!(
+            begins,
+            [19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113]
+        );
     }
 }

@@ -42,13 +42,23 @@ impl Layers<'_> {
         );
         let pairs: Vec<[Linear; 2]> = (0..count)
             .map(|expert| {
-                let part =
-                    |weight: &Weight| weight.values[expert * width * hidden..][..width * hidden].to_vec();
+                let part = |weight: &Weight| {
+                    weight.values[expert * width * hidden..][..width * hidden].to_vec()
+                };
                 let name = |side: &str| format!("{name}.experts.{expert}.{side}");
-                let up = Weight { shape: vec![width, hidden], values: part(first) };
+                let up = Weight {
+                    shape: vec![width, hidden],
+                    values: part(first),
+                };
                 let down = quantize::transpose(&part(second), hidden);
-                let down = Weight { shape: vec![hidden, width], values: down };
-                [Linear::new(&name("up"), &up, None), Linear::new(&name("down"), &down, None)]
+                let down = Weight {
+                    shape: vec![hidden, width],
+                    values: down,
+                };
+                [
+                    Linear::new(&name("up"), &up, None),
+                    Linear::new(&name("down"), &down, None),
+                ]
             })
             .collect();
         if self.precision != Precision::Fp32 && self.graph.has_functions() {
@@ -60,8 +70,12 @@ impl Layers<'_> {
             let raised = self.apply(up, input)?;
             let raised = self.activate(Activation::Gelu, &raised);
             let lowered = self.apply(down, &raised)?;
-            let place = self.graph.integers(&format!("expert_{expert}"), &[expert as i64]);
-            let gate = self.graph.node("Gather", &[&gates, &place], vec![integer("axis", -1)]);
+            let place = self
+                .graph
+                .integers(&format!("expert_{expert}"), &[expert as i64]);
+            let gate = self
+                .graph
+                .node("Gather", &[&gates, &place], vec![integer("axis", -1)]);
             let product = self.graph.node("Mul", &[&lowered, &gate], vec![]);
             sum = self.graph.node("Add", &[&product, &sum], vec![]);
         }
@@ -76,7 +90,10 @@ impl Layers<'_> {
         top: usize,
     ) -> Value {
         let count = pairs.len();
-        let shape = self.graph.integers(&format!("experts_{count}_{top}"), &[count as i64, top as i64]);
+        let shape = self.graph.integers(
+            &format!("experts_{count}_{top}"),
+            &[count as i64, top as i64],
+        );
         let (mut constants, mut linears, mut suffixes) = (Vec::new(), None, String::new());
         for [up, down] in pairs {
             let [up, down] = [up, down].map(|layer| self.panels(layer, None));
@@ -84,10 +101,17 @@ impl Layers<'_> {
             linears = Some([up.linear, down.linear]);
             constants.extend(up.constants.into_iter().chain(down.constants));
         }
-        let Some(linears) = linears else { return bias.clone() };
-        let inputs: Vec<&Value> = [input, router, bias, &shape].into_iter().chain(&constants).collect();
+        let Some(linears) = linears else {
+            return bias.clone();
+        };
+        let inputs: Vec<&Value> = [input, router, bias, &shape]
+            .into_iter()
+            .chain(&constants)
+            .collect();
         let form = ExpertForm { top, linears };
         let name = format!("Experts{count}Top{top}{suffixes}");
-        self.graph.function_of(&name, &inputs, |graph, inputs| functions::experts(graph, form, inputs))
+        self.graph.function_of(&name, &inputs, |graph, inputs| {
+            functions::experts(graph, form, inputs)
+        })
     }
 }

@@ -28,8 +28,16 @@ pub(crate) struct Linear {
 impl Linear {
     /// Creates a layer with one weight row per output.
     pub(crate) fn new(name: &str, weight: &Weight, bias: Option<Vec<f32>>) -> Self {
-        let [outputs, inputs] = weight.shape[..] else { unreachable!("the caller passes a matrix") };
-        Self { name: name.to_owned(), weight: weight.values.clone(), bias, inputs, outputs }
+        let [outputs, inputs] = weight.shape[..] else {
+            unreachable!("the caller passes a matrix")
+        };
+        Self {
+            name: name.to_owned(),
+            weight: weight.values.clone(),
+            bias,
+            inputs,
+            outputs,
+        }
     }
 }
 
@@ -100,7 +108,9 @@ impl Layers<'_> {
                     return Ok(self.rounded(layer, input, (&*form, layers.rounded)));
                 }
                 let weight = quantize::transpose(&layer.weight, layer.inputs);
-                let weight = self.graph.floats(&layer.name, &[layer.inputs, layer.outputs], &weight);
+                let weight =
+                    self.graph
+                        .floats(&layer.name, &[layer.inputs, layer.outputs], &weight);
                 let product = self.graph.node("MatMul", &[input, &weight], vec![]);
                 self.add_bias(product, layer)
             }
@@ -113,7 +123,9 @@ impl Layers<'_> {
                 };
                 self.quantized_linear(layer, input, fitted.as_deref())
             }
-            Precision::Int8Blocks if layer.inputs.is_multiple_of(self.block) => self.in_blocks(layer, input),
+            Precision::Int8Blocks if layer.inputs.is_multiple_of(self.block) => {
+                self.in_blocks(layer, input)
+            }
             Precision::Int8 => self.scaled_by_token(layer, input),
             Precision::Int8Blocks => {
                 let bias = self.bias(layer);
@@ -131,23 +143,40 @@ impl Layers<'_> {
         mask: &Value,
     ) -> Result<Value> {
         if self.precision != Precision::Fp32 && self.graph.has_functions() {
-            let width = self.graph.integers("largest_width", &[layer.outputs as i64]);
+            let width = self
+                .graph
+                .integers("largest_width", &[layer.outputs as i64]);
             layer.outputs = layer.outputs.next_multiple_of(LANES);
             layer.weight.resize(layer.outputs * layer.inputs, 0.0);
-            layer.bias.iter_mut().for_each(|bias| bias.resize(layer.outputs, 0.0));
-            let Panels { suffix, linear, constants: [panels, scales, sums, bias, shape] } =
-                self.panels(&layer, None);
+            layer
+                .bias
+                .iter_mut()
+                .for_each(|bias| bias.resize(layer.outputs, 0.0));
+            let Panels {
+                suffix,
+                linear,
+                constants: [panels, scales, sums, bias, shape],
+            } = self.panels(&layer, None);
             let inputs = [input, mask, &panels, &scales, &sums, &bias, &shape, &width];
             let name = format!("LargestOutputs{suffix}");
-            return Ok(self
-                .graph
-                .function(&name, inputs, |graph, inputs| functions::largest_outputs(graph, linear, inputs)));
+            return Ok(self.graph.function(&name, inputs, |graph, inputs| {
+                functions::largest_outputs(graph, linear, inputs)
+            }));
         }
         // The largest sum belongs to the largest product, since all have the same bias.
-        let unbiased = Linear { bias: None, ..layer };
+        let unbiased = Linear {
+            bias: None,
+            ..layer
+        };
         let outputs = self.apply(&unbiased, input)?;
         let largest = functions::largest_of_tokens(&mut self.graph, [&outputs, mask]);
-        Ok(self.add_bias(largest, &Linear { bias: layer.bias, ..unbiased }))
+        Ok(self.add_bias(
+            largest,
+            &Linear {
+                bias: layer.bias,
+                ..unbiased
+            },
+        ))
     }
 
     /// Linear layers that, in int8, scale each token's values separately. With one scale for all tokens, as in
@@ -172,7 +201,11 @@ impl Layers<'_> {
         // Avoids division by zero for all-zero tokens.
         let smallest = self.graph.floats("smallest", &[], &[f32::MIN_POSITIVE]);
         let largest = self.graph.node("Abs", &[input], vec![]);
-        let largest = self.graph.node("ReduceMax", &[&largest, &last], vec![integer("keepdims", 1)]);
+        let largest = self.graph.node(
+            "ReduceMax",
+            &[&largest, &last],
+            vec![integer("keepdims", 1)],
+        );
         let largest = self.graph.node("Max", &[&largest, &smallest], vec![]);
         let scaled = self.graph.node("Div", &[input, &largest], vec![]);
         let product = self.by_channel(layer, &scaled, &Value::none());
@@ -182,22 +215,49 @@ impl Layers<'_> {
 
     fn join(&mut self, projections: &[Projection], inputs: usize) -> Result<Linear> {
         let (mut weight, mut bias) = (Vec::new(), Vec::new());
-        for Projection { name, outputs, has_bias } in projections {
-            weight.extend(&self.weights.take(&format!("{name}.weight"), &[*outputs, inputs])?.values);
+        for Projection {
+            name,
+            outputs,
+            has_bias,
+        } in projections
+        {
+            weight.extend(
+                &self
+                    .weights
+                    .take(&format!("{name}.weight"), &[*outputs, inputs])?
+                    .values,
+            );
             match has_bias {
-                true => bias.extend(&self.weights.take(&format!("{name}.bias"), &[*outputs])?.values),
+                true => bias.extend(
+                    &self
+                        .weights
+                        .take(&format!("{name}.bias"), &[*outputs])?
+                        .values,
+                ),
                 false => bias.resize(bias.len() + outputs, 0.0),
             }
         }
         let (name, outputs) = (projections[0].name.clone(), bias.len());
-        let bias = projections.iter().any(|projection| projection.has_bias).then_some(bias);
-        Ok(Linear { name, weight, bias, inputs, outputs })
+        let bias = projections
+            .iter()
+            .any(|projection| projection.has_bias)
+            .then_some(bias);
+        Ok(Linear {
+            name,
+            weight,
+            bias,
+            inputs,
+            outputs,
+        })
     }
 
     /// The layer's bias; [`Value::none`] without one.
     fn bias(&mut self, layer: &Linear) -> Value {
         match &layer.bias {
-            Some(bias) => self.graph.floats(&format!("{}.bias", layer.name), &[layer.outputs], bias),
+            Some(bias) => {
+                self.graph
+                    .floats(&format!("{}.bias", layer.name), &[layer.outputs], bias)
+            }
             None => Value::none(),
         }
     }
@@ -214,86 +274,161 @@ impl Layers<'_> {
 
     /// A linear layer with one weight scale per output channel.
     fn by_channel(&mut self, layer: &Linear, input: &Value, bias: &Value) -> Value {
-        let Linear { name, inputs, outputs, .. } = layer;
+        let Linear {
+            name,
+            inputs,
+            outputs,
+            ..
+        } = layer;
         // Each row in a linear layer's weight produces one output channel.
         let rows = quantize::rows(&layer.weight, *inputs);
         let values = quantize::transpose(&rows.values, *inputs);
-        let values = self.graph.bytes(&format!("{name}.int8"), &[*inputs, *outputs], &values);
-        let scales = self.graph.floats(&format!("{name}.scales"), &[*outputs], &rows.scales);
+        let values = self
+            .graph
+            .bytes(&format!("{name}.int8"), &[*inputs, *outputs], &values);
+        let scales = self
+            .graph
+            .floats(&format!("{name}.scales"), &[*outputs], &rows.scales);
         // The runtime needs a zero point to make the weights unsigned where signed ones would saturate.
         let zero = self.graph.bytes(&format!("{name}.zero_point"), &[], &[0]);
-        self.graph.microsoft("DynamicQuantizeMatMul", &[input, &values, &scales, &zero, bias], vec![])
+        self.graph.microsoft(
+            "DynamicQuantizeMatMul",
+            &[input, &values, &scales, &zero, bias],
+            vec![],
+        )
     }
 
     /// A linear layer in fp32 whose weights, inputs or both are rounded as in `form`.
-    fn rounded(&mut self, layer: &Linear, input: &Value, (form, rounded): (&FittedLayer, Rounded)) -> Value {
-        let Linear { name, inputs, outputs, .. } = layer;
+    fn rounded(
+        &mut self,
+        layer: &Linear,
+        input: &Value,
+        (form, rounded): (&FittedLayer, Rounded),
+    ) -> Value {
+        let Linear {
+            name,
+            inputs,
+            outputs,
+            ..
+        } = layer;
         let mut input = input.clone();
         let mut weight = layer.weight.clone();
         if let Some(Columns { shifts, factors }) = &form.columns {
             let columns = [("shifts", shifts, "Sub"), ("factors", factors, "Mul")];
             for (kind, values, operator) in columns {
-                let values = self.graph.floats(&format!("{name}.{kind}"), &[*inputs], values);
+                let values = self
+                    .graph
+                    .floats(&format!("{name}.{kind}"), &[*inputs], values);
                 input = self.graph.node(operator, &[&input, &values], vec![]);
             }
             for weights in weight.chunks_exact_mut(*inputs) {
-                weights.iter_mut().zip(factors).for_each(|(weight, factor)| *weight /= factor);
+                weights
+                    .iter_mut()
+                    .zip(factors)
+                    .for_each(|(weight, factor)| *weight /= factor);
             }
         }
         if rounded != Rounded::Weights {
             let shape = [inputs / form.block, form.block].map(|side| side as i64);
-            let shape = self.graph.integers(&format!("rounded_{}_{}", shape[0], shape[1]), &shape);
+            let shape = self
+                .graph
+                .integers(&format!("rounded_{}_{}", shape[0], shape[1]), &shape);
             input = functions::rounded(&mut self.graph, &input, &shape);
         }
         if rounded != Rounded::Activations {
             let integers = form.rows.values.iter().enumerate();
-            weight =
-                integers.map(|(at, value)| f32::from(*value) * form.rows.scales[at / form.block]).collect();
+            weight = integers
+                .map(|(at, value)| f32::from(*value) * form.rows.scales[at / form.block])
+                .collect();
         }
         let weight = quantize::transpose(&weight, *inputs);
         let weight = self.graph.floats(name, &[*inputs, *outputs], &weight);
         let product = self.graph.node("MatMul", &[&input, &weight], vec![]);
         let mut bias = layer.bias.clone().unwrap_or_else(|| vec![0.0; *outputs]);
-        bias.iter_mut().zip(&form.bias).for_each(|(bias, added)| *bias += added);
-        let bias = self.graph.floats(&format!("{name}.bias"), &[*outputs], &bias);
+        bias.iter_mut()
+            .zip(&form.bias)
+            .for_each(|(bias, added)| *bias += added);
+        let bias = self
+            .graph
+            .floats(&format!("{name}.bias"), &[*outputs], &bias);
         self.graph.node("Add", &[&product, &bias], vec![])
     }
 
     /// A linear layer for the native engine.
-    fn quantized_linear(&mut self, layer: &Linear, input: &Value, fitted: Option<&FittedLayer>) -> Value {
-        let Panels { suffix, linear, constants: [panels, scales, sums, bias, shape] } =
-            self.panels(layer, fitted);
-        let Some(Columns { shifts, factors }) = fitted.and_then(|fitted| fitted.columns.as_ref()) else {
+    fn quantized_linear(
+        &mut self,
+        layer: &Linear,
+        input: &Value,
+        fitted: Option<&FittedLayer>,
+    ) -> Value {
+        let Panels {
+            suffix,
+            linear,
+            constants: [panels, scales, sums, bias, shape],
+        } = self.panels(layer, fitted);
+        let Some(Columns { shifts, factors }) = fitted.and_then(|fitted| fitted.columns.as_ref())
+        else {
             let inputs = [input, &panels, &scales, &sums, &bias, &shape];
-            return self.graph.function(&format!("QuantizedLinear{suffix}"), inputs, linear);
+            return self
+                .graph
+                .function(&format!("QuantizedLinear{suffix}"), inputs, linear);
         };
-        let offsets: Vec<f32> = shifts.iter().zip(factors).map(|(shift, factor)| -shift * factor).collect();
+        let offsets: Vec<f32> = shifts
+            .iter()
+            .zip(factors)
+            .map(|(shift, factor)| -shift * factor)
+            .collect();
         let Linear { name, inputs, .. } = layer;
-        let factors = self.graph.floats(&format!("{name}.factors"), &[*inputs], factors);
-        let offsets = self.graph.floats(&format!("{name}.offsets"), &[*inputs], &offsets);
-        let inputs = [input, &panels, &scales, &sums, &bias, &shape, &factors, &offsets];
-        self.graph.function(&format!("ScaledLinear{suffix}"), inputs, |graph, inputs| {
-            functions::scaled_linear(graph, linear, inputs)
-        })
+        let factors = self
+            .graph
+            .floats(&format!("{name}.factors"), &[*inputs], factors);
+        let offsets = self
+            .graph
+            .floats(&format!("{name}.offsets"), &[*inputs], &offsets);
+        let inputs = [
+            input, &panels, &scales, &sums, &bias, &shape, &factors, &offsets,
+        ];
+        self.graph
+            .function(&format!("ScaledLinear{suffix}"), inputs, |graph, inputs| {
+                functions::scaled_linear(graph, linear, inputs)
+            })
     }
 
     /// A linear layer's weights in the order in which the native engine's kernels read them. Each output, or each block
     /// within an output, has a scale.
     pub(super) fn panels(&mut self, layer: &Linear, fitted: Option<&FittedLayer>) -> Panels {
-        let Linear { name, inputs, outputs, .. } = layer;
+        let Linear {
+            name,
+            inputs,
+            outputs,
+            ..
+        } = layer;
         let (inputs, outputs) = (*inputs, *outputs);
-        let is_in_blocks = self.precision == Precision::Int8Blocks && inputs.is_multiple_of(self.block);
+        let is_in_blocks =
+            self.precision == Precision::Int8Blocks && inputs.is_multiple_of(self.block);
         let (suffix, linear, block): (_, QuantizedLinear, _) = match fitted {
-            Some(fitted) => ("InWideBlocks", functions::quantized_linear_in_wide_blocks, fitted.block),
-            None if is_in_blocks => ("InBlocks", functions::quantized_linear_in_blocks, self.block),
+            Some(fitted) => (
+                "InWideBlocks",
+                functions::quantized_linear_in_wide_blocks,
+                fitted.block,
+            ),
+            None if is_in_blocks => (
+                "InBlocks",
+                functions::quantized_linear_in_blocks,
+                self.block,
+            ),
             None => ("", functions::quantized_linear, inputs),
         };
         let (panels, blocks) = (outputs / LANES, inputs / block);
         let mut bias = layer.bias.clone().unwrap_or_else(|| vec![0.0; outputs]);
         if let Some(fitted) = fitted {
-            bias.iter_mut().zip(&fitted.bias).for_each(|(bias, added)| *bias += added);
+            bias.iter_mut()
+                .zip(&fitted.bias)
+                .for_each(|(bias, added)| *bias += added);
         }
-        let bias = self.graph.floats(&format!("{name}.bias"), &[outputs], &bias);
+        let bias = self
+            .graph
+            .floats(&format!("{name}.bias"), &[outputs], &bias);
         let rows = match fitted {
             Some(fitted) => &fitted.rows,
             None => &quantize::rows(&layer.weight, block),
@@ -305,35 +440,63 @@ impl Layers<'_> {
             .collect();
         // From outputs and their blocks to panels, their blocks, and outputs within each.
         let order = |place: usize| {
-            let (panel, block, lane) = (place / LANES / blocks, place / LANES % blocks, place % LANES);
+            let (panel, block, lane) = (
+                place / LANES / blocks,
+                place / LANES % blocks,
+                place % LANES,
+            );
             (panel * LANES + lane) * blocks + block
         };
         let sums: Vec<i32> = (0..sums.len()).map(|place| sums[order(place)]).collect();
-        let scales: Vec<f32> = (0..rows.scales.len()).map(|place| rows.scales[order(place)]).collect();
+        let scales: Vec<f32> = (0..rows.scales.len())
+            .map(|place| rows.scales[order(place)])
+            .collect();
         let of_panels = [panels, inputs / GROUP, LANES, GROUP];
-        let values =
-            self.graph.bytes(&format!("{name}.panels"), &of_panels, &quantize::panels(&rows.values, inputs));
+        let values = self.graph.bytes(
+            &format!("{name}.panels"),
+            &of_panels,
+            &quantize::panels(&rows.values, inputs),
+        );
         let (shape, of_blocks) = match suffix {
             "" => (vec![inputs, outputs], vec![outputs]),
             _ => (vec![blocks, block, outputs], vec![panels, blocks, LANES]),
         };
-        let scales = self.graph.floats(&format!("{name}.scales"), &of_blocks, &scales);
+        let scales = self
+            .graph
+            .floats(&format!("{name}.scales"), &of_blocks, &scales);
         let sums = self.graph.sums(&format!("{name}.sums"), &of_blocks, &sums);
         let shape: Vec<i64> = shape.into_iter().map(|side| side as i64).collect();
         let names: Vec<String> = shape.iter().map(i64::to_string).collect();
-        let shape = self.graph.integers(&format!("shape_{}", names.join("_")), &shape);
-        Panels { suffix, linear, constants: [values, scales, sums, bias, shape] }
+        let shape = self
+            .graph
+            .integers(&format!("shape_{}", names.join("_")), &shape);
+        Panels {
+            suffix,
+            linear,
+            constants: [values, scales, sums, bias, shape],
+        }
     }
 
     /// A linear layer with one weight scale per row and block.
     fn in_blocks(&mut self, layer: &Linear, input: &Value) -> Value {
-        let Linear { name, inputs, outputs, .. } = layer;
+        let Linear {
+            name,
+            inputs,
+            outputs,
+            ..
+        } = layer;
         let bias = self.bias(layer);
         let block = self.block;
         let blocks = quantize::rows(&layer.weight, block);
         let shape = [*outputs, inputs / block, block];
-        let values = self.graph.shifted_bytes(&format!("{name}.blocks"), &shape, &blocks.values);
-        let scales = self.graph.floats(&format!("{name}.scales"), &[blocks.scales.len()], &blocks.scales);
+        let values = self
+            .graph
+            .shifted_bytes(&format!("{name}.blocks"), &shape, &blocks.values);
+        let scales = self.graph.floats(
+            &format!("{name}.scales"),
+            &[blocks.scales.len()],
+            &blocks.scales,
+        );
         self.multiply_in_blocks(input, [&values, &scales, &bias], shape)
     }
 
@@ -353,6 +516,10 @@ impl Layers<'_> {
             integer("accuracy_level", INT8_ACTIVATIONS),
         ];
         let none = Value::none();
-        self.graph.microsoft("MatMulNBits", &[input, values, scales, &none, &none, bias], attributes)
+        self.graph.microsoft(
+            "MatMulNBits",
+            &[input, values, scales, &none, &none, bias],
+            attributes,
+        )
     }
 }

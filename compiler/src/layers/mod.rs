@@ -99,7 +99,12 @@ pub(super) struct Layers<'a> {
 
 impl<'a> Layers<'a> {
     /// An empty graph, for texts with `hidden` values per token.
-    pub(super) fn new(weights: &'a Weights, precision: Precision, hidden: usize, epsilon: f32) -> Self {
+    pub(super) fn new(
+        weights: &'a Weights,
+        precision: Precision,
+        hidden: usize,
+        epsilon: f32,
+    ) -> Self {
         let graph = GraphBuilder::default();
         let norm = NormKind::Layer { has_bias: true };
         Self {
@@ -123,9 +128,19 @@ impl<'a> Layers<'a> {
             return self.graph.node("Gather", &[&table, ids], vec![]);
         }
         let rows = quantize::rows(&table.values, table.shape[1]);
-        let values = self.graph.bytes(&format!("{name}.int8"), &table.shape, &rows.values);
-        let scales = self.graph.floats(&format!("{name}.scales"), &[table.shape[0], 1], &rows.scales);
-        self.graph.function("QuantizedLookup", [&values, &scales, ids], functions::quantized_lookup)
+        let values = self
+            .graph
+            .bytes(&format!("{name}.int8"), &table.shape, &rows.values);
+        let scales = self.graph.floats(
+            &format!("{name}.scales"),
+            &[table.shape[0], 1],
+            &rows.scales,
+        );
+        self.graph.function(
+            "QuantizedLookup",
+            [&values, &scales, ids],
+            functions::quantized_lookup,
+        )
     }
 
     /// Rows in the position table `table` for each id.
@@ -134,18 +149,25 @@ impl<'a> Layers<'a> {
     /// fairseq).
     pub(super) fn positions(&mut self, table: &Value, ids: &Value, padding: Option<i64>) -> Value {
         match padding {
-            None => self.graph.function("Positions", [table, ids], functions::positions),
+            None => self
+                .graph
+                .function("Positions", [table, ids], functions::positions),
             Some(padding) => {
                 let padding = self.graph.integers("padding", &[padding]);
                 let inputs = [table, ids, &padding];
-                self.graph.function("PositionsAfterPadding", inputs, functions::positions_after_padding)
+                self.graph.function(
+                    "PositionsAfterPadding",
+                    inputs,
+                    functions::positions_after_padding,
+                )
             }
         }
     }
 
     /// First token's vector per text.
     pub(super) fn first_token(&mut self, hidden: &Value) -> Value {
-        self.graph.function("FirstToken", [hidden], functions::first_token)
+        self.graph
+            .function("FirstToken", [hidden], functions::first_token)
     }
 
     pub(super) fn activate(&mut self, activation: Activation, value: &Value) -> Value {
@@ -153,7 +175,10 @@ impl<'a> Layers<'a> {
             Activation::Gelu => self.graph.microsoft("Gelu", &[value], vec![]),
             Activation::GeluTanh => self.graph.microsoft("FastGelu", &[value], vec![]),
             Activation::Relu => self.graph.node("Relu", &[value], vec![]),
-            Activation::Swish => self.graph.microsoft("QuickGelu", &[value], vec![float("alpha", 1.0)]),
+            Activation::Swish => {
+                self.graph
+                    .microsoft("QuickGelu", &[value], vec![float("alpha", 1.0)])
+            }
             Activation::Tanh => self.graph.node("Tanh", &[value], vec![]),
         }
     }
@@ -172,5 +197,8 @@ impl<'a> Layers<'a> {
 
 /// Attributes for `MultiHeadAttention`.
 pub(super) fn attention(heads: usize) -> Vec<AttributeProto> {
-    vec![integer("num_heads", heads as i64), float("mask_filter_value", MASKED)]
+    vec![
+        integer("num_heads", heads as i64),
+        float("mask_filter_value", MASKED),
+    ]
 }

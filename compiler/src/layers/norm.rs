@@ -10,7 +10,12 @@ impl Layers<'_> {
     }
 
     /// The normalization called `name` for rows with `width` values.
-    pub(crate) fn normalize_rows(&mut self, value: &Value, name: &str, width: usize) -> Result<Value> {
+    pub(crate) fn normalize_rows(
+        &mut self,
+        value: &Value,
+        name: &str,
+        width: usize,
+    ) -> Result<Value> {
         let name = format!("{}{name}", self.weights.prefix);
         self.normalize_whole(value, &name, width)
     }
@@ -22,55 +27,88 @@ impl Layers<'_> {
         name: &str,
         [heads, width]: [usize; 2],
     ) -> Result<Value> {
-        let by_head = self.graph.integers(&format!("heads_{heads}"), &[0, 0, heads as i64, width as i64]);
-        let flat = self.graph.integers(&format!("flat_{heads}"), &[0, 0, (heads * width) as i64]);
+        let by_head = self.graph.integers(
+            &format!("heads_{heads}"),
+            &[0, 0, heads as i64, width as i64],
+        );
+        let flat = self
+            .graph
+            .integers(&format!("flat_{heads}"), &[0, 0, (heads * width) as i64]);
         let value = self.graph.node("Reshape", &[value, &by_head], vec![]);
         let value = self.normalize_rows(&value, name, width)?;
         Ok(self.graph.node("Reshape", &[&value, &flat], vec![]))
     }
 
     /// The normalization with the full name `name`, for rows with `width` values.
-    pub(crate) fn normalize_whole(&mut self, value: &Value, name: &str, width: usize) -> Result<Value> {
+    pub(crate) fn normalize_whole(
+        &mut self,
+        value: &Value,
+        name: &str,
+        width: usize,
+    ) -> Result<Value> {
         let [gain, bias] = self.norm(name, width)?;
         let attributes = vec![integer("axis", -1), float("epsilon", self.epsilon)];
         Ok(match self.norm {
             NormKind::Layer { .. } => {
-                self.graph.node("LayerNormalization", &[value, &gain, &bias], attributes)
+                self.graph
+                    .node("LayerNormalization", &[value, &gain, &bias], attributes)
             }
             NormKind::RootMeanSquare { .. } => {
-                self.graph.node("SimplifiedLayerNormalization", &[value, &gain], attributes)
+                self.graph
+                    .node("SimplifiedLayerNormalization", &[value, &gain], attributes)
             }
         })
     }
 
     /// Adds and applies the normalization called `name`.
-    pub(crate) fn add_and_norm(&mut self, value: &Value, residual: &Value, name: &str) -> Result<Value> {
+    pub(crate) fn add_and_norm(
+        &mut self,
+        value: &Value,
+        residual: &Value,
+        name: &str,
+    ) -> Result<Value> {
         let [gain, bias] = self.norm(&format!("{}{name}", self.weights.prefix), self.hidden)?;
         let attributes = vec![float("epsilon", self.epsilon)];
         Ok(match self.norm {
             NormKind::Layer { .. } => {
                 let inputs = [value, residual, &gain, &bias];
-                self.graph.microsoft("SkipLayerNormalization", &inputs, attributes)
+                self.graph
+                    .microsoft("SkipLayerNormalization", &inputs, attributes)
             }
             NormKind::RootMeanSquare { .. } => {
                 let inputs = [value, residual, &gain];
-                self.graph.microsoft("SkipSimplifiedLayerNormalization", &inputs, attributes)
+                self.graph
+                    .microsoft("SkipSimplifiedLayerNormalization", &inputs, attributes)
             }
         })
     }
 
     /// Adds and applies the normalization called `name`; also returns the sum.
-    pub(crate) fn add_norm_and_sum(&mut self, value: &Value, sum: &Value, name: &str) -> Result<[Value; 2]> {
+    pub(crate) fn add_norm_and_sum(
+        &mut self,
+        value: &Value,
+        sum: &Value,
+        name: &str,
+    ) -> Result<[Value; 2]> {
         let [gain, bias] = self.norm(&format!("{}{name}", self.weights.prefix), self.hidden)?;
-        let (attributes, keep) = (vec![float("epsilon", self.epsilon)], [true, false, false, true]);
+        let (attributes, keep) = (
+            vec![float("epsilon", self.epsilon)],
+            [true, false, false, true],
+        );
         let [normalized, _, _, sum] = match self.norm {
             NormKind::Layer { .. } => {
                 let inputs = [value, sum, &gain, &bias];
-                self.graph.several("SkipLayerNormalization", &inputs, attributes, keep)
+                self.graph
+                    .several("SkipLayerNormalization", &inputs, attributes, keep)
             }
             NormKind::RootMeanSquare { .. } => {
                 let inputs = [value, sum, &gain];
-                self.graph.several("SkipSimplifiedLayerNormalization", &inputs, attributes, keep)
+                self.graph.several(
+                    "SkipSimplifiedLayerNormalization",
+                    &inputs,
+                    attributes,
+                    keep,
+                )
             }
         };
         Ok([normalized, sum])

@@ -66,7 +66,11 @@ impl Rotary {
     pub(crate) fn constant(&self, graph: &mut GraphBuilder) -> Value {
         let name = format!("frequencies_{}_{}{}", self.width, self.base, self.suffix());
         let frequencies = self.frequencies();
-        graph.floats(&name, &[2 * frequencies.len() / self.width, self.width / 2], &frequencies)
+        graph.floats(
+            &name,
+            &[2 * frequencies.len() / self.width, self.width / 2],
+            &frequencies,
+        )
     }
 
     /// Tells scalings with the same base apart.
@@ -85,11 +89,19 @@ impl Rotary {
     pub(crate) fn parameters(&self, graph: &mut GraphBuilder) -> Value {
         let parameters = match self.scaling {
             Scaling::DynamicNtk { factor, positions } => vec![1.0, positions as f32, factor as f32],
-            Scaling::Long { positions, amplitude, .. } => vec![amplitude as f32, positions as f32],
+            Scaling::Long {
+                positions,
+                amplitude,
+                ..
+            } => vec![amplitude as f32, positions as f32],
             _ if self.amplitude() != 1.0 => vec![self.amplitude()],
             _ => return Value::none(),
         };
-        graph.floats(&format!("rotation{}", self.suffix()), &[parameters.len()], &parameters)
+        graph.floats(
+            &format!("rotation{}", self.suffix()),
+            &[parameters.len()],
+            &parameters,
+        )
     }
 
     /// Factor for cosines and sines.
@@ -103,17 +115,29 @@ impl Rotary {
     /// Angle between neighbouring positions, by pair, computed in the same order as in `transformers`; then those for
     /// long texts, if they differ.
     fn frequencies(&self) -> Vec<f32> {
-        let base = if let Scaling::Ntk { factor } = self.scaling { self.base * factor } else { self.base };
-        let powers = (0..self.width / 2).map(|pair| base.powf(f64::from(self.exponent(pair))) as f32);
+        let base = if let Scaling::Ntk { factor } = self.scaling {
+            self.base * factor
+        } else {
+            self.base
+        };
+        let powers =
+            (0..self.width / 2).map(|pair| base.powf(f64::from(self.exponent(pair))) as f32);
         let plain = powers.clone().map(|power| 1.0 / power);
         match &self.scaling {
             Scaling::None | Scaling::DynamicNtk { .. } => plain.collect(),
-            Scaling::Linear { factor } => plain.map(|frequency| frequency / *factor as f32).collect(),
+            Scaling::Linear { factor } => {
+                plain.map(|frequency| frequency / *factor as f32).collect()
+            }
             Scaling::Ntk { factor } => {
                 let divisor = factor.powf(2.0 / self.width as f64) as f32;
                 plain.map(|frequency| frequency / divisor).collect()
             }
-            Scaling::Llama3 { factor, slow, fast, positions } => {
+            Scaling::Llama3 {
+                factor,
+                slow,
+                fast,
+                positions,
+            } => {
                 let [factor, slow, fast] = [*factor as f32, *slow as f32, *fast as f32];
                 let positions = *positions as f32;
                 let scaled = |frequency: f32| {
@@ -129,7 +153,9 @@ impl Rotary {
                 };
                 plain.map(scaled).collect()
             }
-            Scaling::Yarn { factor, from, to, .. } => {
+            Scaling::Yarn {
+                factor, from, to, ..
+            } => {
                 // Avoids division by zero.
                 let to = if from == to { to + 0.001 } else { *to };
                 let (from, distance) = (*from as f32, (to - from) as f32);
@@ -142,7 +168,9 @@ impl Rotary {
             Scaling::Long { short, long, .. } => {
                 let scaled = |factors: &[f64]| {
                     let pairs = powers.clone().zip(factors);
-                    pairs.map(|(power, factor)| 1.0 / (*factor as f32 * power)).collect::<Vec<_>>()
+                    pairs
+                        .map(|(power, factor)| 1.0 / (*factor as f32 * power))
+                        .collect::<Vec<_>>()
                 };
                 [scaled(short), scaled(long)].concat()
             }
@@ -157,7 +185,11 @@ impl Rotary {
 impl Rotation {
     /// Creates the rotation for texts with `length` tokens, a one-element list, at `positions`, a list of floats from
     /// 0.
-    pub(crate) fn new(graph: &mut GraphBuilder, rotary: &Rotary, [length, positions]: [&Value; 2]) -> Self {
+    pub(crate) fn new(
+        graph: &mut GraphBuilder,
+        rotary: &Rotary,
+        [length, positions]: [&Value; 2],
+    ) -> Self {
         let mut frequencies = rotary.constant(graph);
         if let Scaling::Long { positions, .. } = rotary.scaling {
             let limit = graph.integers("short_length", &[positions as i64]);
@@ -169,8 +201,9 @@ impl Rotation {
             let growth = growth(graph, length, factor, positions);
             // The base is multiplied by growth^(width / (width - 2)).
             let width = rotary.width as f32;
-            let exponents: Vec<f32> =
-                (0..rotary.width / 2).map(|pair| -rotary.exponent(pair) * width / (width - 2.0)).collect();
+            let exponents: Vec<f32> = (0..rotary.width / 2)
+                .map(|pair| -rotary.exponent(pair) * width / (width - 2.0))
+                .collect();
             let exponents = graph.floats("growth_exponents", &[1, exponents.len()], &exponents);
             let growth = graph.node("Pow", &[&growth, &exponents], vec![]);
             frequencies = graph.node("Mul", &[&frequencies, &growth], vec![]);
@@ -187,7 +220,11 @@ impl Rotation {
             let amplitude = graph.floats("rotary_amplitude", &[], &[amplitude]);
             graph.node("Mul", &[&values, &amplitude], vec![])
         });
-        Self { rotary: rotary.clone(), cosines, sines }
+        Self {
+            rotary: rotary.clone(),
+            cosines,
+            sines,
+        }
     }
 
     pub(crate) fn rotary(&self) -> &Rotary {
@@ -225,13 +262,27 @@ mod tests {
 
     #[test]
     fn frequencies_fall_from_one_and_ntk_lowers_them() {
-        let plain = Rotary { width: 4, base: 10_000.0, scaling: Scaling::None };
+        let plain = Rotary {
+            width: 4,
+            base: 10_000.0,
+            scaling: Scaling::None,
+        };
         assert_eq!(plain.frequencies(), [1.0, 0.01]);
-        let scaled = |scaling| Rotary { scaling, ..plain.clone() }.frequencies();
+        let scaled = |scaling| {
+            Rotary {
+                scaling,
+                ..plain.clone()
+            }
+            .frequencies()
+        };
         assert_eq!(scaled(Scaling::Ntk { factor: 4.0 }), [0.5, 0.005 / 2.0]);
         assert_eq!(scaled(Scaling::Linear { factor: 4.0 }), [0.25, 0.0025]);
-        let lists =
-            Scaling::Long { short: vec![1.0, 2.0], long: vec![4.0, 8.0], positions: 9, amplitude: 1.0 };
+        let lists = Scaling::Long {
+            short: vec![1.0, 2.0],
+            long: vec![4.0, 8.0],
+            positions: 9,
+            amplitude: 1.0,
+        };
         assert_eq!(scaled(lists), [1.0, 0.005, 0.25, 0.00125]);
     }
 }

@@ -35,13 +35,24 @@ pub fn write(model: ModelProto, folder: &Path, name: &str) -> Result<()> {
 
 /// Writes models as files with the given names in `folder`, and their large weights as `folder/weights.bin`. Equal
 /// weights are stored once.
-pub fn write_all<'a>(models: impl IntoIterator<Item = (&'a str, ModelProto)>, folder: &Path) -> Result<()> {
+pub fn write_all<'a>(
+    models: impl IntoIterator<Item = (&'a str, ModelProto)>,
+    folder: &Path,
+) -> Result<()> {
     let path = folder.join(WEIGHTS);
     let unwritable = || Error::io(format!("cannot write `{}`", path.display()));
     let file = BufWriter::new(fs::File::create(&path).map_err(unwritable())?);
-    let mut weights = WeightsFile { file, end: 0, offsets: HashMap::new() };
+    let mut weights = WeightsFile {
+        file,
+        end: 0,
+        offsets: HashMap::new(),
+    };
     for (name, mut model) in models {
-        for tensor in model.graph.iter_mut().flat_map(|graph| &mut graph.initializer) {
+        for tensor in model
+            .graph
+            .iter_mut()
+            .flat_map(|graph| &mut graph.initializer)
+        {
             if tensor.raw_data.len() >= EXTERNAL_BYTES {
                 weights.move_out(tensor).map_err(unwritable())?;
             }
@@ -75,7 +86,10 @@ impl WeightsFile {
             ("offset", offset.to_string()),
             ("length", data.len().to_string()),
         ]
-        .map(|(key, value)| StringStringEntryProto { key: key.into(), value })
+        .map(|(key, value)| StringStringEntryProto {
+            key: key.into(),
+            value,
+        })
         .into();
         Ok(())
     }
@@ -92,23 +106,40 @@ impl WeightsFile {
 
 /// Reads the ONNX file at `path` with all its weights, including weights in other files in its folder.
 pub fn read(path: &Path) -> Result<ModelProto> {
-    let mut model = ModelProto::decode(Bytes::from(files::read_weights(path)?))
-        .map_err(|error| Error::model_because(format!("`{}` is not an ONNX file", path.display()), error))?;
+    let mut model =
+        ModelProto::decode(Bytes::from(files::read_weights(path)?)).map_err(|error| {
+            Error::model_because(format!("`{}` is not an ONNX file", path.display()), error)
+        })?;
     let folder = path.parent().unwrap_or(Path::new("."));
     let Some(graph) = model.graph.as_mut() else {
-        return Err(Error::model(format!("expected a graph in `{}`, but found none", path.display())));
+        return Err(Error::model(format!(
+            "expected a graph in `{}`, but found none",
+            path.display()
+        )));
     };
     let mut loaded = HashMap::new();
-    for tensor in graph.initializer.iter_mut().filter(|tensor| tensor.data_location == EXTERNAL) {
+    for tensor in graph
+        .initializer
+        .iter_mut()
+        .filter(|tensor| tensor.data_location == EXTERNAL)
+    {
         move_in(tensor, folder, &mut loaded)?;
     }
     Ok(model)
 }
 
 /// Moves `tensor`'s data from its file into the message. `loaded` caches files by name.
-fn move_in(tensor: &mut TensorProto, folder: &Path, loaded: &mut HashMap<String, Bytes>) -> Result<()> {
+fn move_in(
+    tensor: &mut TensorProto,
+    folder: &Path,
+    loaded: &mut HashMap<String, Bytes>,
+) -> Result<()> {
     let entry = |key: &str| {
-        tensor.external_data.iter().find(|entry| entry.key == key).map(|entry| entry.value.as_str())
+        tensor
+            .external_data
+            .iter()
+            .find(|entry| entry.key == key)
+            .map(|entry| entry.value.as_str())
     };
     let location = entry("location").unwrap_or_default();
     if location.is_empty() || location.contains(['/', '\\']) || location == ".." {
@@ -118,10 +149,14 @@ fn move_in(tensor: &mut TensorProto, folder: &Path, loaded: &mut HashMap<String,
         )));
     }
     if !loaded.contains_key(location) {
-        loaded.insert(location.to_owned(), files::read_weights(&folder.join(location))?.into());
+        loaded.insert(
+            location.to_owned(),
+            files::read_weights(&folder.join(location))?.into(),
+        );
     }
     let bytes = &loaded[location];
-    let number = |key, otherwise| entry(key).map_or(Some(otherwise), |value| value.parse::<usize>().ok());
+    let number =
+        |key, otherwise| entry(key).map_or(Some(otherwise), |value| value.parse::<usize>().ok());
     let part = number("offset", 0).and_then(|offset| {
         let end = offset.checked_add(number("length", bytes.len().checked_sub(offset)?)?)?;
         (end <= bytes.len()).then(|| bytes.slice(offset..end))

@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kivu::onnx_proto::{
-    AttributeProto, Dimension, DimensionProto, FUNCTIONS, FunctionProto, GraphProto, MICROSOFT, ModelProto,
-    NodeProto, OperatorSetIdProto, TensorProto, TensorShapeProto, TensorTypeProto, TypeProto, ValueInfoProto,
-    attribute_type, data_type,
+    AttributeProto, Dimension, DimensionProto, FUNCTIONS, FunctionProto, GraphProto, MICROSOFT,
+    ModelProto, NodeProto, OperatorSetIdProto, TensorProto, TensorShapeProto, TensorTypeProto,
+    TypeProto, ValueInfoProto, attribute_type, data_type,
 };
 
 const OPSET: i64 = 21;
@@ -43,7 +43,10 @@ pub struct GraphBuilder {
 impl GraphBuilder {
     /// Creates a graph that calls model-local functions in the domain `kivu`, for engines that know them by name.
     pub fn with_functions() -> Self {
-        Self { functions: Some(BTreeMap::new()), ..Self::default() }
+        Self {
+            functions: Some(BTreeMap::new()),
+            ..Self::default()
+        }
     }
 
     /// Whether the graph calls model-local functions.
@@ -70,10 +73,17 @@ impl GraphBuilder {
         inputs: &[&Value],
         body: impl FnOnce(&mut Self, &[&Value]) -> Value,
     ) -> Value {
-        let Some(functions) = &mut self.functions else { return body(self, inputs) };
+        let Some(functions) = &mut self.functions else {
+            return body(self, inputs);
+        };
         if !functions.contains_key(name) {
-            let names: Vec<Value> = (0..inputs.len()).map(|input| Value(format!("input_{input}"))).collect();
-            let mut nodes = Self { is_body: true, ..Self::default() };
+            let names: Vec<Value> = (0..inputs.len())
+                .map(|input| Value(format!("input_{input}")))
+                .collect();
+            let mut nodes = Self {
+                is_body: true,
+                ..Self::default()
+            };
             let output = body(&mut nodes, &names.iter().collect::<Vec<_>>());
             let function = FunctionProto {
                 name: name.to_owned(),
@@ -93,20 +103,33 @@ impl GraphBuilder {
 
     /// Adds an INT64 input. Each axis has a name and may have any length.
     pub fn input(&mut self, name: &str, axes: &[&str]) -> Value {
-        self.graph.input.push(value_info(name, data_type::INT64, axes.iter().map(|axis| any(axis))));
+        self.graph.input.push(value_info(
+            name,
+            data_type::INT64,
+            axes.iter().map(|axis| any(axis)),
+        ));
         Value(name.to_owned())
     }
 
     /// Adds a float input.
     pub fn float_input(&mut self, name: &str, axes: impl IntoIterator<Item = Dimension>) -> Value {
-        self.graph.input.push(value_info(name, data_type::FLOAT, axes));
+        self.graph
+            .input
+            .push(value_info(name, data_type::FLOAT, axes));
         Value(name.to_owned())
     }
 
     /// Adds the float output `name` and an `Identity` that copies `value` to it.
     pub fn output(&mut self, value: &Value, name: &str, axes: impl IntoIterator<Item = Dimension>) {
-        self.push(["", "Identity"], &[value], vec![name.to_owned()], Vec::new());
-        self.graph.output.push(value_info(name, data_type::FLOAT, axes));
+        self.push(
+            ["", "Identity"],
+            &[value],
+            vec![name.to_owned()],
+            Vec::new(),
+        );
+        self.graph
+            .output
+            .push(value_info(name, data_type::FLOAT, axes));
     }
 
     /// Renames the node output `value` to `name` and makes it a float output. Unlike [`GraphBuilder::output`], this
@@ -114,9 +137,13 @@ impl GraphBuilder {
     pub fn expose(&mut self, value: &Value, name: &str, axes: impl IntoIterator<Item = Dimension>) {
         for node in &mut self.graph.node {
             let names = node.input.iter_mut().chain(&mut node.output);
-            names.filter(|used| **used == value.0).for_each(|used| name.clone_into(used));
+            names
+                .filter(|used| **used == value.0)
+                .for_each(|used| name.clone_into(used));
         }
-        self.graph.output.push(value_info(name, data_type::FLOAT, axes));
+        self.graph
+            .output
+            .push(value_info(name, data_type::FLOAT, axes));
     }
 
     /// Adds a FLOAT constant.
@@ -131,13 +158,19 @@ impl GraphBuilder {
 
     /// Adds a UINT8 constant that stores each value plus 128.
     pub fn shifted_bytes(&mut self, name: &str, shape: &[usize], values: &[i8]) -> Value {
-        let bytes: Vec<u8> = values.iter().map(|value| value.cast_unsigned() ^ 0x80).collect();
+        let bytes: Vec<u8> = values
+            .iter()
+            .map(|value| value.cast_unsigned() ^ 0x80)
+            .collect();
         self.unsigned_bytes(name, shape, &bytes)
     }
 
     /// Adds an INT32 constant.
     pub fn sums(&mut self, name: &str, shape: &[usize], values: &[i32]) -> Value {
-        let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let bytes = values
+            .iter()
+            .flat_map(|value| value.to_le_bytes())
+            .collect();
         self.constant(tensor(name, data_type::INT32, shape, bytes))
     }
 
@@ -148,7 +181,10 @@ impl GraphBuilder {
 
     /// Adds an INT64 list: axes, sizes, bounds.
     pub fn integers(&mut self, name: &str, values: &[i64]) -> Value {
-        let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let bytes = values
+            .iter()
+            .flat_map(|value| value.to_le_bytes())
+            .collect();
         self.constant(tensor(name, data_type::INT64, &[values.len()], bytes))
     }
 
@@ -157,7 +193,12 @@ impl GraphBuilder {
         if self.constants.insert(name.clone()) {
             match self.is_body {
                 false => self.graph.initializer.push(tensor),
-                true => self.push(["", "Constant"], &[], vec![name.clone()], vec![constant("value", tensor)]),
+                true => self.push(
+                    ["", "Constant"],
+                    &[],
+                    vec![name.clone()],
+                    vec![constant("value", tensor)],
+                ),
             }
         }
         Value(name)
@@ -176,9 +217,19 @@ impl GraphBuilder {
     }
 
     /// Adds a node with an ONNX Runtime operator and one output.
-    pub fn microsoft(&mut self, operator: &str, inputs: &[&Value], attributes: Attributes) -> Value {
+    pub fn microsoft(
+        &mut self,
+        operator: &str,
+        inputs: &[&Value],
+        attributes: Attributes,
+    ) -> Value {
         let output = self.fresh(operator);
-        self.push([MICROSOFT, operator], inputs, vec![output.clone()], attributes);
+        self.push(
+            [MICROSOFT, operator],
+            inputs,
+            vec![output.clone()],
+            attributes,
+        );
         Value(output)
     }
 
@@ -199,7 +250,12 @@ impl GraphBuilder {
     pub fn largest(&mut self, value: &Value, count: &Value) -> Value {
         let [values, places] = self.outputs("TopK", [true; 2]);
         let outputs = vec![values.clone(), places];
-        self.push(["", "TopK"], &[value, count], outputs, vec![integer("axis", -1)]);
+        self.push(
+            ["", "TopK"],
+            &[value, count],
+            outputs,
+            vec![integer("axis", -1)],
+        );
         Value(values)
     }
 
@@ -219,36 +275,75 @@ impl GraphBuilder {
     ) -> [Value; PARTS] {
         let parts = self.outputs("Split", [true; PARTS]);
         let lengths = lengths.map(|length| length as i64);
-        let name = format!("lengths_{}", lengths.map(|length| length.to_string()).join("_"));
+        let name = format!(
+            "lengths_{}",
+            lengths.map(|length| length.to_string()).join("_")
+        );
         let lengths = self.integers(&name, &lengths);
-        self.push(["", "Split"], &[value, &lengths], parts.to_vec(), vec![integer("axis", -1)]);
+        self.push(
+            ["", "Split"],
+            &[value, &lengths],
+            parts.to_vec(),
+            vec![integer("axis", -1)],
+        );
         parts.map(Value)
     }
 
     /// Runs `body` for each index below the scalar `count` and stacks the results along a new first axis. The body
     /// reads this graph's values by name, and its index is a scalar.
-    pub fn repeat(&mut self, count: &Value, body: impl FnOnce(&mut Self, &Value) -> Value) -> Value {
+    pub fn repeat(
+        &mut self,
+        count: &Value,
+        body: impl FnOnce(&mut Self, &Value) -> Value,
+    ) -> Value {
         let name = self.fresh("Loop");
-        let [index, before, after] = ["index", "before", "after"].map(|part| Value(format!("{name}.{part}")));
+        let [index, before, after] =
+            ["index", "before", "after"].map(|part| Value(format!("{name}.{part}")));
         let outside = std::mem::take(&mut self.graph.node);
         let output = body(self, &index);
-        self.push(["", "Identity"], &[&before], vec![after.0.clone()], Vec::new());
+        self.push(
+            ["", "Identity"],
+            &[&before],
+            vec![after.0.clone()],
+            Vec::new(),
+        );
         let node = std::mem::replace(&mut self.graph.node, outside);
         let scalar = |value: &Value, kind| value_info(&value.0, kind, []);
         let body = GraphProto {
             name: name.clone(),
             node,
-            input: vec![scalar(&index, data_type::INT64), scalar(&before, data_type::BOOL)],
-            output: vec![scalar(&after, data_type::BOOL), of_any_shape(&output.0, data_type::FLOAT)],
+            input: vec![
+                scalar(&index, data_type::INT64),
+                scalar(&before, data_type::BOOL),
+            ],
+            output: vec![
+                scalar(&after, data_type::BOOL),
+                of_any_shape(&output.0, data_type::FLOAT),
+            ],
             ..GraphProto::default()
         };
-        self.push(["", "Loop"], &[count, &Value::none()], vec![name.clone()], vec![subgraph("body", body)]);
+        self.push(
+            ["", "Loop"],
+            &[count, &Value::none()],
+            vec![name.clone()],
+            vec![subgraph("body", body)],
+        );
         Value(name)
     }
 
-    fn outputs<const COUNT: usize>(&mut self, operator: &str, keep: [bool; COUNT]) -> [String; COUNT] {
+    fn outputs<const COUNT: usize>(
+        &mut self,
+        operator: &str,
+        keep: [bool; COUNT],
+    ) -> [String; COUNT] {
         let name = self.fresh(operator);
-        std::array::from_fn(|output| if keep[output] { format!("{name}.{output}") } else { String::new() })
+        std::array::from_fn(|output| {
+            if keep[output] {
+                format!("{name}.{output}")
+            } else {
+                String::new()
+            }
+        })
     }
 
     fn fresh(&mut self, operator: &str) -> String {
@@ -256,11 +351,24 @@ impl GraphBuilder {
         format!("{operator}_{}", self.nodes)
     }
 
-    fn push(&mut self, operator: [&str; 2], inputs: &[&Value], output: Vec<String>, attribute: Attributes) {
+    fn push(
+        &mut self,
+        operator: [&str; 2],
+        inputs: &[&Value],
+        output: Vec<String>,
+        attribute: Attributes,
+    ) {
         let [domain, op_type] = operator.map(str::to_owned);
         let input = inputs.iter().map(|input| input.0.clone()).collect();
         let name = output.first().cloned().unwrap_or_default();
-        self.graph.node.push(NodeProto { name, op_type, domain, input, output, attribute });
+        self.graph.node.push(NodeProto {
+            name,
+            op_type,
+            domain,
+            input,
+            output,
+            attribute,
+        });
     }
 
     /// The finished model.
@@ -281,12 +389,20 @@ impl GraphBuilder {
 }
 
 fn opsets<const COUNT: usize>(domains: [(&str, i64); COUNT]) -> Vec<OperatorSetIdProto> {
-    domains.map(|(domain, version)| OperatorSetIdProto { domain: domain.into(), version }).into()
+    domains
+        .map(|(domain, version)| OperatorSetIdProto {
+            domain: domain.into(),
+            version,
+        })
+        .into()
 }
 
 /// A FLOAT constant.
 pub(crate) fn float_tensor(name: &str, shape: &[usize], values: &[f32]) -> TensorProto {
-    let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    let bytes = values
+        .iter()
+        .flat_map(|value| value.to_le_bytes())
+        .collect();
     tensor(name, data_type::FLOAT, shape, bytes)
 }
 
@@ -326,24 +442,44 @@ fn subgraph(name: &str, graph: GraphProto) -> AttributeProto {
 
 /// An integer attribute.
 pub fn integer(name: &str, value: i64) -> AttributeProto {
-    AttributeProto { name: name.into(), i: value, r#type: attribute_type::INT, ..AttributeProto::default() }
+    AttributeProto {
+        name: name.into(),
+        i: value,
+        r#type: attribute_type::INT,
+        ..AttributeProto::default()
+    }
 }
 
 /// An integer list attribute.
 pub fn integers(name: &str, values: &[i64]) -> AttributeProto {
     let ints = values.to_vec();
-    AttributeProto { name: name.into(), ints, r#type: attribute_type::INTS, ..AttributeProto::default() }
+    AttributeProto {
+        name: name.into(),
+        ints,
+        r#type: attribute_type::INTS,
+        ..AttributeProto::default()
+    }
 }
 
 /// A float attribute.
 pub fn float(name: &str, value: f32) -> AttributeProto {
-    AttributeProto { name: name.into(), f: value, r#type: attribute_type::FLOAT, ..AttributeProto::default() }
+    AttributeProto {
+        name: name.into(),
+        f: value,
+        r#type: attribute_type::FLOAT,
+        ..AttributeProto::default()
+    }
 }
 
 /// A string attribute.
 pub fn string(name: &str, value: &'static str) -> AttributeProto {
     let s = value.as_bytes().into();
-    AttributeProto { name: name.into(), s, r#type: attribute_type::STRING, ..AttributeProto::default() }
+    AttributeProto {
+        name: name.into(),
+        s,
+        r#type: attribute_type::STRING,
+        ..AttributeProto::default()
+    }
 }
 
 /// An axis with any length.
@@ -356,15 +492,39 @@ pub fn fixed(length: usize) -> Dimension {
     Dimension::DimValue(length as i64)
 }
 
-fn value_info(name: &str, elem_type: i32, axes: impl IntoIterator<Item = Dimension>) -> ValueInfoProto {
-    let dim = axes.into_iter().map(|axis| DimensionProto { value: Some(axis) }).collect();
-    typed(name, TensorTypeProto { elem_type, shape: Some(TensorShapeProto { dim }) })
+fn value_info(
+    name: &str,
+    elem_type: i32,
+    axes: impl IntoIterator<Item = Dimension>,
+) -> ValueInfoProto {
+    let dim = axes
+        .into_iter()
+        .map(|axis| DimensionProto { value: Some(axis) })
+        .collect();
+    typed(
+        name,
+        TensorTypeProto {
+            elem_type,
+            shape: Some(TensorShapeProto { dim }),
+        },
+    )
 }
 
 fn of_any_shape(name: &str, elem_type: i32) -> ValueInfoProto {
-    typed(name, TensorTypeProto { elem_type, shape: None })
+    typed(
+        name,
+        TensorTypeProto {
+            elem_type,
+            shape: None,
+        },
+    )
 }
 
 fn typed(name: &str, tensor_type: TensorTypeProto) -> ValueInfoProto {
-    ValueInfoProto { name: name.into(), r#type: Some(TypeProto { tensor_type: Some(tensor_type) }) }
+    ValueInfoProto {
+        name: name.into(),
+        r#type: Some(TypeProto {
+            tensor_type: Some(tensor_type),
+        }),
+    }
 }

@@ -31,7 +31,9 @@ impl Global {
             ("torch", "LongStorage") => Self::Storage(Kind::Integer(8)),
             ("torch", "IntStorage") => Self::Storage(Kind::Integer(4)),
             ("torch", "ShortStorage") => Self::Storage(Kind::Integer(2)),
-            ("torch", "CharStorage" | "ByteStorage" | "BoolStorage") => Self::Storage(Kind::Integer(1)),
+            ("torch", "CharStorage" | "ByteStorage" | "BoolStorage") => {
+                Self::Storage(Kind::Integer(1))
+            }
             _ => {
                 return Err(Error::model(format!(
                     "expected only tensors in the pickle, but found `{module}.{name}`, which Kivu does not run"
@@ -94,8 +96,12 @@ impl<'a> Machine<'a> {
             contained: 0,
         };
         while machine.step()? {
-            let sizes =
-                [machine.stack.len(), machine.memo.len(), machine.containers.len(), machine.contained];
+            let sizes = [
+                machine.stack.len(),
+                machine.memo.len(),
+                machine.containers.len(),
+                machine.contained,
+            ];
             if sizes.iter().any(|size| *size > MAX_VALUES) {
                 return Err(Error::model(format!(
                     "expected at most {MAX_VALUES} values in the pickle, but found more"
@@ -126,11 +132,13 @@ impl<'a> Machine<'a> {
             }
             b'M' => {
                 let bytes = self.array()?;
-                self.stack.push(Value::Int(u16::from_le_bytes(bytes).into()));
+                self.stack
+                    .push(Value::Int(u16::from_le_bytes(bytes).into()));
             }
             b'J' => {
                 let bytes = self.array()?;
-                self.stack.push(Value::Int(i32::from_le_bytes(bytes).into()));
+                self.stack
+                    .push(Value::Int(i32::from_le_bytes(bytes).into()));
             }
             0x8a => self.long()?,
             b'X' => {
@@ -162,7 +170,11 @@ impl<'a> Machine<'a> {
             b')' => self.tuple(Vec::new())?,
             // TUPLE1 to TUPLE3
             count @ 0x85..=0x87 => {
-                let start = self.stack.len().checked_sub((count - 0x84).into()).ok_or_else(underflow)?;
+                let start = self
+                    .stack
+                    .len()
+                    .checked_sub((count - 0x84).into())
+                    .ok_or_else(underflow)?;
                 let values = self.stack.split_off(start);
                 self.tuple(values)?;
             }
@@ -192,7 +204,8 @@ impl<'a> Machine<'a> {
                 let (Value::Text(module), Value::Text(name)) = (module, name) else {
                     return Err(underflow());
                 };
-                self.stack.push(Value::Global(Global::named(&module, &name)?));
+                self.stack
+                    .push(Value::Global(Global::named(&module, &name)?));
             }
             b'Q' => {
                 let id = self.pop()?;
@@ -232,7 +245,11 @@ impl<'a> Machine<'a> {
     }
 
     fn line(&mut self) -> Result<&'a str> {
-        let end = self.rest.iter().position(|byte| *byte == b'\n').ok_or_else(truncated)?;
+        let end = self
+            .rest
+            .iter()
+            .position(|byte| *byte == b'\n')
+            .ok_or_else(truncated)?;
         let line = self.take(end + 1)?;
         utf8(&line[..end])
     }
@@ -249,8 +266,9 @@ impl<'a> Machine<'a> {
         let bytes = self.take(length)?;
         let sign = bytes.last().is_some_and(|byte| byte & 0x80 != 0);
         let mut value = if sign { [0xff; 8] } else { [0; 8] };
-        let target =
-            value.get_mut(..length).ok_or_else(|| Error::model("expected integers with at most 64 bits"))?;
+        let target = value
+            .get_mut(..length)
+            .ok_or_else(|| Error::model("expected integers with at most 64 bits"))?;
         target.copy_from_slice(bytes);
         self.stack.push(Value::Int(i64::from_le_bytes(value)));
         Ok(())
@@ -261,7 +279,11 @@ impl<'a> Machine<'a> {
     }
 
     fn pop_to_mark(&mut self) -> Result<Vec<Value>> {
-        let mark = self.stack.iter().rposition(|value| matches!(value, Value::Mark)).ok_or_else(underflow)?;
+        let mark = self
+            .stack
+            .iter()
+            .rposition(|value| matches!(value, Value::Mark))
+            .ok_or_else(underflow)?;
         let values = self.stack.split_off(mark + 1);
         self.stack.pop();
         Ok(values)
@@ -285,10 +307,18 @@ impl<'a> Machine<'a> {
     }
 
     fn tuple(&mut self, values: Vec<Value>) -> Result<()> {
-        let depths = values.iter().map(|value| if let Value::Tuple(_, depth) = value { *depth } else { 0 });
+        let depths = values.iter().map(|value| {
+            if let Value::Tuple(_, depth) = value {
+                *depth
+            } else {
+                0
+            }
+        });
         let depth = depths.max().unwrap_or(0) + 1;
         if depth > MAX_DEPTH {
-            return Err(Error::model(format!("expected at most {MAX_DEPTH} nested tuples, but found more")));
+            return Err(Error::model(format!(
+                "expected at most {MAX_DEPTH} nested tuples, but found more"
+            )));
         }
         self.contained += values.len();
         self.stack.push(Value::Tuple(values.into(), depth));
@@ -297,7 +327,9 @@ impl<'a> Machine<'a> {
 
     /// Appends values to the container on the stack.
     fn extend(&mut self, values: Vec<Value>) -> Result<()> {
-        let Some(Value::Container(index)) = self.stack.last() else { return Err(underflow()) };
+        let Some(Value::Container(index)) = self.stack.last() else {
+            return Err(underflow());
+        };
         self.contained += values.len();
         self.containers[*index].extend(values);
         Ok(())
@@ -357,32 +389,48 @@ impl<'a> Machine<'a> {
 
 /// Parses a persistent id into a storage: `('storage', type, key, location, length)`.
 fn storage(id: &Value) -> Result<Storage> {
-    let Value::Tuple(id, _) = id else { return Err(underflow()) };
-    let [Value::Text(_), Value::Global(Global::Storage(kind)), Value::Text(key), _, length, view @ ..] =
-        &id[..]
+    let Value::Tuple(id, _) = id else {
+        return Err(underflow());
+    };
+    let [
+        Value::Text(_),
+        Value::Global(Global::Storage(kind)),
+        Value::Text(key),
+        _,
+        length,
+        view @ ..,
+    ] = &id[..]
     else {
         return Err(underflow());
     };
     if !view.iter().all(|part| matches!(part, Value::None)) {
-        return Err(Error::model(format!("expected a whole storage `{key}`, but found a part of another")));
+        return Err(Error::model(format!(
+            "expected a whole storage `{key}`, but found a part of another"
+        )));
     }
     if !key.bytes().all(|byte| byte.is_ascii_digit()) {
-        return Err(Error::model(format!("expected a storage number, but found `{key}`")));
+        return Err(Error::model(format!(
+            "expected a storage number, but found `{key}`"
+        )));
     }
-    Ok(Storage { kind: *kind, key: Rc::clone(key), len: size(length)? })
+    Ok(Storage {
+        kind: *kind,
+        key: Rc::clone(key),
+        len: size(length)?,
+    })
 }
 
 fn size(value: &Value) -> Result<usize> {
     match value {
-        Value::Int(value) => {
-            usize::try_from(*value).map_err(|_| Error::model(format!("expected a size, but found {value}")))
-        }
+        Value::Int(value) => usize::try_from(*value)
+            .map_err(|_| Error::model(format!("expected a size, but found {value}"))),
         _ => Err(underflow()),
     }
 }
 
 fn utf8(bytes: &[u8]) -> Result<&str> {
-    std::str::from_utf8(bytes).map_err(|error| Error::model_because("expected UTF-8 in the pickle", error))
+    std::str::from_utf8(bytes)
+        .map_err(|error| Error::model_because("expected UTF-8 in the pickle", error))
 }
 
 pub(super) fn truncated() -> Error {

@@ -34,7 +34,8 @@ type Weights = BTreeMap<String, Values>;
 type Tensors = Vec<(Rc<str>, Tensor)>;
 
 /// Prefix of checkpoints before PyTorch 1.6: pickled magic number and version.
-const LEGACY: &[u8] = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.\x80\x02M\xe9\x03.";
+const LEGACY: &[u8] =
+    b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.\x80\x02M\xe9\x03.";
 
 /// Reads a checkpoint's tensors; integer tensors are left out.
 pub(super) fn read(file: &[u8]) -> Result<Weights> {
@@ -48,46 +49,70 @@ pub(super) fn read(file: &[u8]) -> Result<Weights> {
 fn read_archive(file: &[u8]) -> Result<Weights> {
     let damaged = |error| Error::model_because("expected a PyTorch checkpoint", error);
     let mut archive = ZipArchive::new(Cursor::new(file)).map_err(damaged)?;
-    let pickle = archive.file_names().filter_map(Result::ok).find(|name| name.ends_with("/data.pkl"));
+    let pickle = archive
+        .file_names()
+        .filter_map(Result::ok)
+        .find(|name| name.ends_with("/data.pkl"));
     let pickle = pickle.map(Cow::into_owned);
-    let pickle = pickle.ok_or_else(|| Error::model("expected `data.pkl` in the archive, but found none"))?;
+    let pickle =
+        pickle.ok_or_else(|| Error::model("expected `data.pkl` in the archive, but found none"))?;
     let folder = pickle.trim_end_matches("data.pkl");
     let (tensors, _) = tensors(&entry(&mut archive, &pickle, MAX_PICKLE_BYTES)?)?;
     let order = format!("{folder}byteorder");
-    let has_order = archive.file_names().any(|name| name.is_ok_and(|name| name == order));
+    let has_order = archive
+        .file_names()
+        .any(|name| name.is_ok_and(|name| name == order));
     if has_order && entry(&mut archive, &order, 16)? != b"little" {
         return Err(big_endian());
     }
-    weights(tensors, |key, size| entry(&mut archive, &format!("{folder}data/{key}"), size).map(Cow::Owned))
+    weights(tensors, |key, size| {
+        entry(&mut archive, &format!("{folder}data/{key}"), size).map(Cow::Owned)
+    })
 }
 
 /// Pickles for the system, the tensors and the storage keys, and then the storages, each after its length.
 fn read_legacy(file: &[u8]) -> Result<Weights> {
     let (system, file) = Machine::run(file)?;
-    if !system
-        .items()?
-        .any(|item| matches!(item, [Value::Text(name), Value::Bool(true)] if **name == *"little_endian"))
-    {
+    if !system.items()?.any(
+        |item| matches!(item, [Value::Text(name), Value::Bool(true)] if **name == *"little_endian"),
+    ) {
         return Err(big_endian());
     }
     let (tensors, file) = tensors(file)?;
     let (keys, mut file) = Machine::run(file)?;
-    let kinds: HashMap<&str, &Storage> =
-        tensors.iter().map(|(_, tensor)| (&*tensor.storage.key, &tensor.storage)).collect();
+    let kinds: HashMap<&str, &Storage> = tensors
+        .iter()
+        .map(|(_, tensor)| (&*tensor.storage.key, &tensor.storage))
+        .collect();
     let mut storages = HashMap::new();
     for key in keys.values()? {
-        let Value::Text(key) = key else { return Err(underflow()) };
+        let Value::Text(key) = key else {
+            return Err(underflow());
+        };
         // Without a tensor, the byte length of its values is unknown.
-        let unused = || Error::model(format!("expected a tensor with the storage `{key}`, but found none"));
+        let unused = || {
+            Error::model(format!(
+                "expected a tensor with the storage `{key}`, but found none"
+            ))
+        };
         let storage = kinds.get(&**key).ok_or_else(unused)?;
         let (length, rest) = file.split_first_chunk().ok_or_else(truncated)?;
-        let bytes = usize::try_from(i64::from_le_bytes(*length)).ok().filter(|length| *length == storage.len);
-        let bytes = bytes.and_then(|length| rest.split_at_checked(length.checked_mul(storage.kind.bytes())?));
+        let bytes = usize::try_from(i64::from_le_bytes(*length))
+            .ok()
+            .filter(|length| *length == storage.len);
+        let bytes = bytes
+            .and_then(|length| rest.split_at_checked(length.checked_mul(storage.kind.bytes())?));
         let (bytes, rest) = bytes.ok_or_else(truncated)?;
         storages.insert(key.to_string(), bytes);
         file = rest;
     }
-    weights(tensors, |key, _| storages.get(key).copied().map(Cow::Borrowed).ok_or_else(truncated))
+    weights(tensors, |key, _| {
+        storages
+            .get(key)
+            .copied()
+            .map(Cow::Borrowed)
+            .ok_or_else(truncated)
+    })
 }
 
 /// Values for all tensors, from storages that `read` returns as bytes, given key and size.
@@ -99,7 +124,10 @@ fn weights<'a>(
     for (name, tensor) in tensors {
         if !tensor.storage.kind.is_integer() {
             values = values.saturating_add(tensor.len()?);
-            storages.entry(Rc::clone(&tensor.storage.key)).or_default().push((name, tensor));
+            storages
+                .entry(Rc::clone(&tensor.storage.key))
+                .or_default()
+                .push((name, tensor));
         }
     }
     let lengths = storages.values().map(|tensors| tensors[0].1.storage.len);
@@ -113,7 +141,11 @@ fn weights<'a>(
     let mut weights = BTreeMap::new();
     for (key, tensors) in storages {
         let storage = &tensors[0].1.storage;
-        let size = storage.kind.bytes().checked_mul(storage.len).ok_or_else(truncated)?;
+        let size = storage
+            .kind
+            .bytes()
+            .checked_mul(storage.len)
+            .ok_or_else(truncated)?;
         let bytes = read(&key, size as u64)?;
         if bytes.len() != size {
             let found = bytes.len();
@@ -135,10 +167,13 @@ fn weights<'a>(
 
 /// Contents of an archive entry, which must not be compressed: nothing expands.
 fn entry(archive: &mut ZipArchive<Cursor<&[u8]>>, name: &str, max: u64) -> Result<Vec<u8>> {
-    let damaged = |error| Error::model_because(format!("cannot read `{name}` in the archive"), error);
+    let damaged =
+        |error| Error::model_because(format!("cannot read `{name}` in the archive"), error);
     let file = archive.by_name(name).map_err(damaged)?;
     if file.compression() != CompressionMethod::Stored {
-        return Err(Error::model(format!("expected `{name}` in the archive not to be compressed")));
+        return Err(Error::model(format!(
+            "expected `{name}` in the archive not to be compressed"
+        )));
     }
     let size = file.size();
     if size > max {
@@ -166,15 +201,19 @@ pub(super) fn tensors(pickle: &[u8]) -> Result<(Tensors, &[u8])> {
         if let [Value::Text(name), _] = item
             && !names.insert(Rc::clone(name))
         {
-            return Err(Error::model(format!("expected one tensor called `{name}`, but found several")));
+            return Err(Error::model(format!(
+                "expected one tensor called `{name}`, but found several"
+            )));
         }
     }
     let items = object.items()?.map(|item| match item {
         [Value::Text(name), Value::Tensor(tensor)] => Ok((Rc::clone(name), Tensor::clone(tensor))),
-        [Value::Text(name), _] => {
-            Err(Error::model(format!("expected a tensor for `{name}`, but found another object")))
-        }
-        _ => Err(Error::model("expected tensor names, but found another object")),
+        [Value::Text(name), _] => Err(Error::model(format!(
+            "expected a tensor for `{name}`, but found another object"
+        ))),
+        _ => Err(Error::model(
+            "expected tensor names, but found another object",
+        )),
     });
     Ok((items.collect::<Result<_>>()?, rest))
 }
@@ -188,8 +227,12 @@ mod tests {
     use super::*;
 
     fn fixture(name: &str) -> Vec<u8> {
-        fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/checkpoints").join(name))
-            .unwrap()
+        fs::read(
+            Path::new(env!("CARGO_MANIFEST_DIR"))
+                .join("../tests/fixtures/checkpoints")
+                .join(name),
+        )
+        .unwrap()
     }
 
     /// A checkpoint with this pickle, and four zeros as its storage.
@@ -204,7 +247,9 @@ mod tests {
     }
 
     fn refusal(pickle: &[u8]) -> String {
-        read(&archive(pickle, CompressionMethod::Stored)).unwrap_err().chain()
+        read(&archive(pickle, CompressionMethod::Stored))
+            .unwrap_err()
+            .chain()
     }
 
     #[test]
@@ -250,7 +295,9 @@ mod tests {
         for name in names {
             pickle.extend(b"X\x01\0\0\0");
             pickle.extend(*name);
-            pickle.extend(b"ctorch._utils\n_rebuild_tensor_v2\n((X\x07\0\0\0storagectorch\nFloatStorage\n");
+            pickle.extend(
+                b"ctorch._utils\n_rebuild_tensor_v2\n((X\x07\0\0\0storagectorch\nFloatStorage\n",
+            );
             pickle.extend(b"X\x01\0\0\x000X\x03\0\0\0cpuK\x04");
             pickle.extend(view);
             pickle.extend(b"tQK\0K\x04\x85K\x01\x85\x89}");
@@ -285,7 +332,9 @@ mod tests {
             let mut pickle = b"\x80\x02}X\x01\0\0\0actorch._utils\n_rebuild_tensor_v2\n((".to_vec();
             pickle.extend(b"X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\x000X\x03\0\0\0cpuK");
             pickle.extend([length, b't', b'Q', b'K', offset]);
-            pickle.extend([b'K', shape[0], b'K', shape[1], 0x86, b'K', strides[0], b'K', strides[1], 0x86]);
+            pickle.extend([
+                b'K', shape[0], b'K', shape[1], 0x86, b'K', strides[0], b'K', strides[1], 0x86,
+            ]);
             pickle.extend(b"\x89}tRs.");
             read(&archive(&pickle, CompressionMethod::Stored))
         };

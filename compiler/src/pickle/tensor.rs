@@ -37,7 +37,9 @@ impl Kind {
             (Self::F16, &[a, b]) => half::f16::from_le_bytes([a, b]).to_f32(),
             (Self::BF16, &[a, b]) => half::bf16::from_le_bytes([a, b]).to_f32(),
             (Self::F32, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]),
-            (Self::F64, &[a, b, c, d, e, f, g, h]) => f64::from_le_bytes([a, b, c, d, e, f, g, h]) as f32,
+            (Self::F64, &[a, b, c, d, e, f, g, h]) => {
+                f64::from_le_bytes([a, b, c, d, e, f, g, h]) as f32
+            }
             _ => 0.0,
         }
     }
@@ -71,18 +73,28 @@ impl Tensor {
                 self.shape, self.strides, self.offset, self.storage.len
             ))
         };
-        let len =
-            self.shape.iter().try_fold(1_usize, |len, axis| len.checked_mul(*axis)).ok_or_else(invalid)?;
+        let len = self
+            .shape
+            .iter()
+            .try_fold(1_usize, |len, axis| len.checked_mul(*axis))
+            .ok_or_else(invalid)?;
         if len == 0 {
             return Ok(0);
         }
-        let last =
-            self.shape.iter().zip(&self.strides).try_fold(self.offset, |last, (axis, stride)| {
+        let last = self
+            .shape
+            .iter()
+            .zip(&self.strides)
+            .try_fold(self.offset, |last, (axis, stride)| {
                 last.checked_add((axis - 1).checked_mul(*stride)?)
             });
         // A tensor with more values than its storage would repeat some.
         let is_inside = last.is_some_and(|last| last < self.storage.len) && len <= self.storage.len;
-        if is_inside && self.shape.len() == self.strides.len() { Ok(len) } else { Err(invalid()) }
+        if is_inside && self.shape.len() == self.strides.len() {
+            Ok(len)
+        } else {
+            Err(invalid())
+        }
     }
 
     /// Reads the values from a storage that contains all of them.
@@ -94,11 +106,16 @@ impl Tensor {
         }
         let len = self.shape.iter().product();
         let mut dense = 1;
-        let is_dense = self.shape.iter().zip(&self.strides).rev().all(|(axis, stride)| {
-            let fits = *axis == 1 || *stride == dense;
-            dense *= axis;
-            fits
-        });
+        let is_dense = self
+            .shape
+            .iter()
+            .zip(&self.strides)
+            .rev()
+            .all(|(axis, stride)| {
+                let fits = *axis == 1 || *stride == dense;
+                dense *= axis;
+                fits
+            });
         let mut values = Vec::with_capacity(len);
         if is_dense {
             let bytes = &bytes[self.offset * width..(self.offset + len) * width];
@@ -128,9 +145,18 @@ mod tests {
 
     #[test]
     fn a_tensor_without_values_may_have_axes_of_any_length() {
-        let storage = Storage { kind: Kind::F32, key: "0".into(), len: 4 };
+        let storage = Storage {
+            kind: Kind::F32,
+            key: "0".into(),
+            len: 4,
+        };
         let shape = vec![0, 1 << 40, 1 << 40];
-        let tensor = Tensor { storage, offset: 0, shape: shape.clone(), strides: vec![1, 1 << 40, 1] };
+        let tensor = Tensor {
+            storage,
+            offset: 0,
+            shape: shape.clone(),
+            strides: vec![1, 1 << 40, 1],
+        };
         assert_eq!(tensor.len().ok(), Some(0));
         assert_eq!(tensor.read(&[0; 16]), (shape, vec![]));
     }

@@ -6,8 +6,16 @@ use kivu::{
 };
 
 /// Entity labels in the sample texts.
-pub(super) const LABELS: [&str; 8] =
-    ["person", "organization", "location", "date", "product", "event", "email address", "phone number"];
+pub(super) const LABELS: [&str; 8] = [
+    "person",
+    "organization",
+    "location",
+    "date",
+    "product",
+    "event",
+    "email address",
+    "phone number",
+];
 
 /// Difference between equal values after rounding, as a share of the largest.
 const SAME: f32 = 1e-5;
@@ -38,10 +46,18 @@ impl MultiVectors {
     /// Mean cosine with another model's vectors for the same text.
     fn cosine(&self, other: &Self) -> f32 {
         let all = |vectors: &Self| {
-            [vectors.document.as_slice(), vectors.query.as_deref().unwrap_or_default()].concat()
+            [
+                vectors.document.as_slice(),
+                vectors.query.as_deref().unwrap_or_default(),
+            ]
+            .concat()
         };
         let (left, right) = (all(self), all(other));
-        if left.len() == right.len() { cosine(&left, &right) } else { f32::NAN }
+        if left.len() == right.len() {
+            cosine(&left, &right)
+        } else {
+            f32::NAN
+        }
     }
 }
 
@@ -58,9 +74,14 @@ impl Answer {
     pub(super) fn is_same(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Vector(left), Self::Vector(right)) => {
-                let largest = left.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
+                let largest = left
+                    .iter()
+                    .fold(0.0_f32, |largest, value| largest.max(value.abs()));
                 left.len() == right.len()
-                    && left.iter().zip(right).all(|(left, right)| (left - right).abs() <= largest * SAME)
+                    && left
+                        .iter()
+                        .zip(right)
+                        .all(|(left, right)| (left - right).abs() <= largest * SAME)
             }
             _ => self == other,
         }
@@ -71,18 +92,26 @@ impl Answer {
         match self {
             Self::Vector(values) => values.len(),
             Self::Sparse(_) => 0,
-            Self::MultiVector(vectors) => vectors.document.len() + vectors.query.as_ref().map_or(0, Vec::len),
+            Self::MultiVector(vectors) => {
+                vectors.document.len() + vectors.query.as_ref().map_or(0, Vec::len)
+            }
         }
     }
 
     /// Cosine with another model's output for the same text; for multi-vectors, the mean of their cosines.
     pub(super) fn cosine(&self, other: &Self) -> f32 {
         match (self, other) {
-            (Self::Vector(left), Self::Vector(right)) if left.len() == right.len() => cosine(left, right),
+            (Self::Vector(left), Self::Vector(right)) if left.len() == right.len() => {
+                cosine(left, right)
+            }
             (Self::MultiVector(left), Self::MultiVector(right)) => left.cosine(right),
             (Self::Sparse(left), Self::Sparse(right)) => {
                 let lengths = (left.dot(left) * right.dot(right)).sqrt();
-                if lengths > 0.0 { left.dot(right) / lengths } else { f32::from(u8::from(left == right)) }
+                if lengths > 0.0 {
+                    left.dot(right) / lengths
+                } else {
+                    f32::from(u8::from(left == right))
+                }
             }
             _ => f32::NAN,
         }
@@ -95,7 +124,9 @@ impl Answer {
             Self::Vector(_) => Box::new(|other| self.cosine(other)),
             Self::Sparse(own) => {
                 let mut weights = vec![0.0; own.0.last().map_or(0, |(id, _)| *id as usize + 1)];
-                own.0.iter().for_each(|(id, weight)| weights[*id as usize] = *weight);
+                own.0
+                    .iter()
+                    .for_each(|(id, weight)| weights[*id as usize] = *weight);
                 let product = move |(id, weight): &(u32, f32)| {
                     weights.get(*id as usize).map_or(0.0, |own| own * weight)
                 };
@@ -120,10 +151,19 @@ impl Answer {
 
     /// Share of the ten top-weighted tokens common to both, for sparse vectors.
     pub(super) fn terms_kept(&self, other: &Self) -> Option<f32> {
-        let (Self::Sparse(left), Self::Sparse(right)) = (self, other) else { return None };
+        let (Self::Sparse(left), Self::Sparse(right)) = (self, other) else {
+            return None;
+        };
         let [left, right] = [left, right].map(|vector| vector.clone().truncated(10).0);
-        let kept = left.iter().filter(|(id, _)| right.iter().any(|(other, _)| other == id)).count();
-        Some(if left.is_empty() { 1.0 } else { kept as f32 / left.len() as f32 })
+        let kept = left
+            .iter()
+            .filter(|(id, _)| right.iter().any(|(other, _)| other == id))
+            .count();
+        Some(if left.is_empty() {
+            1.0
+        } else {
+            kept as f32 / left.len() as f32
+        })
     }
 }
 
@@ -136,17 +176,33 @@ mod tests {
         let sparse = |entries: &[(u32, f32)]| Answer::Sparse(SparseVector(entries.to_vec()));
         let (left, right) = (sparse(&[(1, 3.0), (5, 4.0)]), sparse(&[(2, 3.0), (5, 4.0)]));
         assert!((left.cosine(&right) - 0.64).abs() < 1e-6);
-        assert_eq!((left.terms_kept(&right), left.terms_kept(&left)), (Some(0.5), Some(1.0)));
+        assert_eq!(
+            (left.terms_kept(&right), left.terms_kept(&left)),
+            (Some(0.5), Some(1.0))
+        );
         assert_eq!(sparse(&[]).cosine(&sparse(&[])), 1.0);
-        assert_eq!(left.similarities(&[&left, &right, &sparse(&[(9, 1.0)])]), [25.0, 16.0, 0.0]);
+        assert_eq!(
+            left.similarities(&[&left, &right, &sparse(&[(9, 1.0)])]),
+            [25.0, 16.0, 0.0]
+        );
         let multi = |document: &[f32], query: Option<&[f32]>| {
             let (document, query) = (document.to_vec(), query.map(<[f32]>::to_vec));
-            Answer::MultiVector(MultiVectors { document, query, width: 2 })
+            Answer::MultiVector(MultiVectors {
+                document,
+                query,
+                width: 2,
+            })
         };
-        let (left, right) = (multi(&[1.0, 0.0, 0.0, 1.0], None), multi(&[0.6, 0.8, 0.0, 1.0], None));
+        let (left, right) = (
+            multi(&[1.0, 0.0, 0.0, 1.0], None),
+            multi(&[0.6, 0.8, 0.0, 1.0], None),
+        );
         assert!((left.cosine(&right) - 0.8).abs() < 1e-6);
         let found = left.similarities(&[&left, &right]);
-        assert!((found[0] - 1.0).abs() < 1e-6 && (found[1] - 0.8).abs() < 1e-6, "{found:?}");
+        assert!(
+            (found[0] - 1.0).abs() < 1e-6 && (found[1] - 0.8).abs() < 1e-6,
+            "{found:?}"
+        );
         // A query is compared with documents.
         let query = multi(&[1.0, 0.0], Some(&[0.0, 1.0, 0.6, 0.8]));
         assert!((query.similarities(&[&left])[0] - 0.9).abs() < 1e-6);

@@ -22,10 +22,15 @@ impl Chrf {
         for (length, counts) in (1..).zip(&mut self.counts) {
             let [text, reference] = [&text, &reference].map(|text| ngrams(text, length));
             let total = |ngrams: &HashMap<&[char], usize>| ngrams.values().sum::<usize>();
-            let common =
-                text.iter().map(|(ngram, count)| reference.get(ngram).map_or(0, |found| *count.min(found)));
+            let common = text
+                .iter()
+                .map(|(ngram, count)| reference.get(ngram).map_or(0, |found| *count.min(found)));
             // n-grams of a text whose reference is too short for any do not count.
-            counts[0] += if reference.is_empty() { 0 } else { total(&text) };
+            counts[0] += if reference.is_empty() {
+                0
+            } else {
+                total(&text)
+            };
             counts[1] += total(&reference);
             counts[2] += common.sum::<usize>();
         }
@@ -34,7 +39,10 @@ impl Chrf {
     /// The score, from 0 to 100.
     pub(super) fn score(&self) -> f64 {
         // Lengths that texts or references do not have are left out of the means.
-        let known = self.counts.iter().filter(|[text, reference, _]| *text > 0 && *reference > 0);
+        let known = self
+            .counts
+            .iter()
+            .filter(|[text, reference, _]| *text > 0 && *reference > 0);
         let (mut precision, mut recall, mut lengths) = (0.0, 0.0, 0.0);
         for [text, reference, common] in known {
             precision += *common as f64 / *text as f64;
@@ -51,11 +59,14 @@ impl Chrf {
 
 /// Characters without whitespace, which in Python includes four separators that Rust does not count.
 fn characters(text: &str) -> Vec<char> {
-    text.chars().filter(|c| !c.is_whitespace() && !('\u{1c}'..='\u{1f}').contains(c)).collect()
+    text.chars()
+        .filter(|c| !c.is_whitespace() && !('\u{1c}'..='\u{1f}').contains(c))
+        .collect()
 }
 
 fn ngrams(text: &[char], length: usize) -> HashMap<&[char], usize> {
     let mut found = HashMap::new();
-    text.windows(length).for_each(|ngram| *found.entry(ngram).or_default() += 1);
+    text.windows(length)
+        .for_each(|ngram| *found.entry(ngram).or_default() += 1);
     found
 }

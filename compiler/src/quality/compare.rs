@@ -14,13 +14,20 @@ use kivu::{
 pub(crate) fn qualities(settings: &EncoderSettings, forms: [&Answers; 2]) -> Vec<Quality> {
     let outputs = forms[0].texts.first().map_or(0, Vec::len);
     let forms = forms.map(|form| form.texts.as_slice());
-    (0..outputs).map(|output| compare(settings, forms, output)).collect()
+    (0..outputs)
+        .map(|output| compare(settings, forms, output))
+        .collect()
 }
 
 /// Quality for one output, from the fp32 and the quantized model's answers to each text.
 fn compare(settings: &EncoderSettings, forms: [&[Vec<Answer>]; 2], output: usize) -> Quality {
     let texts = forms[0].len();
-    let pairs = || forms[0].iter().zip(forms[1]).map(|(left, right)| (&left[output], &right[output]));
+    let pairs = || {
+        forms[0]
+            .iter()
+            .zip(forms[1])
+            .map(|(left, right)| (&left[output], &right[output]))
+    };
     let mean = |sum: f32| sum / texts.max(1) as f32;
     match settings {
         EncoderSettings::Embedding(_) => {
@@ -32,7 +39,11 @@ fn compare(settings: &EncoderSettings, forms: [&[Vec<Answer>]; 2], output: usize
             Quality::Embedding {
                 texts,
                 mean_cosine: mean(cosines.iter().sum()),
-                worst_cosine: cosines.iter().copied().min_by(f32::total_cmp).unwrap_or(f32::NAN),
+                worst_cosine: cosines
+                    .iter()
+                    .copied()
+                    .min_by(f32::total_cmp)
+                    .unwrap_or(f32::NAN),
                 neighbours: Some(neighbours(&similarities)),
                 terms: terms.map(mean),
                 score_difference: is_scored.then(|| score_difference(&similarities)),
@@ -53,7 +64,10 @@ fn compare(settings: &EncoderSettings, forms: [&[Vec<Answer>]; 2], output: usize
             };
             let difference = |(left, right): (&Answer, &Answer)| {
                 let (left, right) = (left.values(), right.values());
-                let differences = left.iter().zip(right).map(|(left, right)| (left - right).abs());
+                let differences = left
+                    .iter()
+                    .zip(right)
+                    .map(|(left, right)| (left - right).abs());
                 differences.sum::<f32>() / left.len().max(1) as f32
             };
             Quality::Classification {
@@ -65,10 +79,14 @@ fn compare(settings: &EncoderSettings, forms: [&[Vec<Answer>]; 2], output: usize
         EncoderSettings::TokenClassification(settings) => {
             let width = settings.labels.len();
             let pairs = || pairs().map(|(left, right)| (left.values(), right.values()));
-            let tokens =
-                || pairs().flat_map(|(left, right)| left.chunks_exact(width).zip(right.chunks_exact(width)));
+            let tokens = || {
+                pairs().flat_map(|(left, right)| {
+                    left.chunks_exact(width).zip(right.chunks_exact(width))
+                })
+            };
             let count = tokens().count();
-            let agreeing = tokens().filter(|(left, right)| descending(left)[0] == descending(right)[0]);
+            let agreeing =
+                tokens().filter(|(left, right)| descending(left)[0] == descending(right)[0]);
             let [mean_difference, worst_difference] = differences(pairs());
             Quality::TokenClassification {
                 texts,
@@ -83,9 +101,11 @@ fn compare(settings: &EncoderSettings, forms: [&[Vec<Answer>]; 2], output: usize
             let scores = || pairs().flat_map(|(left, right)| left.iter().zip(right));
             // Entities above the default threshold, overlapping ones included.
             let is_entity = |score: &f32| *score > THRESHOLD;
-            let common = scores().filter(|(left, right)| is_entity(left) && is_entity(right)).count();
-            let found =
-                scores().map(|(left, right)| [left, right].into_iter().filter(|it| is_entity(it)).count());
+            let common = scores()
+                .filter(|(left, right)| is_entity(left) && is_entity(right))
+                .count();
+            let found = scores()
+                .map(|(left, right)| [left, right].into_iter().filter(|it| is_entity(it)).count());
             let [mean_difference, worst_difference] = differences(pairs());
             Quality::ZeroShotEntities {
                 texts,
@@ -104,8 +124,12 @@ fn compare(settings: &EncoderSettings, forms: [&[Vec<Answer>]; 2], output: usize
 /// Why figures say nothing about a model, if its outputs do not depend on the text.
 pub(crate) fn note(reference: &Answers) -> Option<String> {
     let mut pairs = reference.texts.windows(2);
-    let is_same =
-        |pair: &[Vec<Answer>]| pair[0].iter().zip(&pair[1]).all(|(left, right)| left.is_same(right));
+    let is_same = |pair: &[Vec<Answer>]| {
+        pair[0]
+            .iter()
+            .zip(&pair[1])
+            .all(|(left, right)| left.is_same(right))
+    };
     (reference.texts.len() > 1 && pairs.all(is_same))
         .then(|| "all texts have the same output, so the quality says nothing".to_owned())
 }
@@ -123,26 +147,63 @@ pub(crate) fn is_better(found: &[Quality], other: &[Quality]) -> bool {
 /// A quality's figures, larger ones better.
 fn figures(quality: &Quality) -> Vec<f32> {
     match *quality {
-        Quality::Embedding { mean_cosine, worst_cosine, neighbours, terms, score_difference, .. } => {
+        Quality::Embedding {
+            mean_cosine,
+            worst_cosine,
+            neighbours,
+            terms,
+            score_difference,
+            ..
+        } => {
             let kept = neighbours.map(|neighbours| [neighbours.ten_nearest, neighbours.nearest]);
             let others = [terms, score_difference.map(|difference| -difference)];
             let kept = kept.into_iter().flatten();
-            [mean_cosine, worst_cosine].into_iter().chain(kept).chain(others.into_iter().flatten()).collect()
+            [mean_cosine, worst_cosine]
+                .into_iter()
+                .chain(kept)
+                .chain(others.into_iter().flatten())
+                .collect()
         }
-        Quality::Ranking { rank_agreement, mean_difference, .. } => vec![rank_agreement, -mean_difference],
-        Quality::Classification { agreement, mean_difference, .. } => vec![agreement, -mean_difference],
-        Quality::TokenClassification { agreement, mean_difference, worst_difference, .. }
-        | Quality::ZeroShotEntities { agreement, mean_difference, worst_difference, .. } => {
+        Quality::Ranking {
+            rank_agreement,
+            mean_difference,
+            ..
+        } => vec![rank_agreement, -mean_difference],
+        Quality::Classification {
+            agreement,
+            mean_difference,
+            ..
+        } => vec![agreement, -mean_difference],
+        Quality::TokenClassification {
+            agreement,
+            mean_difference,
+            worst_difference,
+            ..
+        }
+        | Quality::ZeroShotEntities {
+            agreement,
+            mean_difference,
+            worst_difference,
+            ..
+        } => {
             vec![agreement, -mean_difference, -worst_difference]
         }
-        Quality::Seq2Seq { similarity, token_agreement, .. } => vec![similarity, token_agreement],
+        Quality::Seq2Seq {
+            similarity,
+            token_agreement,
+            ..
+        } => vec![similarity, token_agreement],
     }
 }
 
 /// Share of text pairs ranked in the same order by both forms, among pairs with different scores in the first.
 fn rank_agreement(scores: &[[f32; 2]]) -> f32 {
-    let pairs =
-        || scores.iter().enumerate().flat_map(|(place, one)| scores[..place].iter().map(move |it| [it, one]));
+    let pairs = || {
+        scores
+            .iter()
+            .enumerate()
+            .flat_map(|(place, one)| scores[..place].iter().map(move |it| [it, one]))
+    };
     let ordered = || pairs().filter(|[one, other]| one[0] != other[0]);
     let agreeing =
         ordered().filter(|[one, other]| one[0].total_cmp(&other[0]) == one[1].total_cmp(&other[1]));
@@ -166,7 +227,10 @@ fn differences<'a>(pairs: impl Iterator<Item = (&'a [f32], &'a [f32])>) -> [f32;
 
 /// Each text's similarities to all texts.
 fn similarities(answers: &[&Answer]) -> Vec<Vec<f32>> {
-    answers.iter().map(|answer| answer.similarities(answers)).collect()
+    answers
+        .iter()
+        .map(|answer| answer.similarities(answers))
+        .collect()
 }
 
 /// Mean difference between both forms' similarities.
@@ -181,16 +245,24 @@ fn neighbours(forms: &[Vec<Vec<f32>>; 2]) -> Neighbours {
     let (mut kept, mut expected, mut same) = (0, 0, 0);
     for text in 0..forms[0].len() {
         let [reference, found] = forms.each_ref().map(|rows| nearest(&rows[text], text));
-        kept += reference.iter().filter(|other| found.contains(other)).count();
+        kept += reference
+            .iter()
+            .filter(|other| found.contains(other))
+            .count();
         expected += reference.len();
         same += usize::from(reference.first() == found.first());
     }
-    Neighbours { ten_nearest: kept as f32 / expected.max(1) as f32, nearest: same as f32 / texts }
+    Neighbours {
+        ten_nearest: kept as f32 / expected.max(1) as f32,
+        nearest: same as f32 / texts,
+    }
 }
 
 /// Indices of `text`'s ten nearest other texts, by its similarities to all texts, most similar first.
 pub(crate) fn nearest(similarities: &[f32], text: usize) -> Vec<usize> {
-    let mut others: Vec<usize> = (0..similarities.len()).filter(|other| *other != text).collect();
+    let mut others: Vec<usize> = (0..similarities.len())
+        .filter(|other| *other != text)
+        .collect();
     others.sort_by(|left, right| similarities[*right].total_cmp(&similarities[*left]));
     others.truncate(10);
     others
@@ -206,7 +278,10 @@ mod tests {
     fn neighbours_are_compared_text_by_text() {
         let angles = |angles: [f32; 13]| angles.map(|angle| [angle.cos(), angle.sin()]);
         let vectors = |points: &[[f32; 2]; 13]| -> Vec<Answer> {
-            points.iter().map(|point| Answer::Vector(point.to_vec())).collect()
+            points
+                .iter()
+                .map(|point| Answer::Vector(point.to_vec()))
+                .collect()
         };
         let steps: [f32; 13] = std::array::from_fn(|step| step as f32 / 10.0);
         let reference = vectors(&angles(steps));
@@ -215,9 +290,17 @@ mod tests {
         moved.swap(0, 12);
         let moved = vectors(&angles(moved));
         let compared = |left: &[Answer], right: &[Answer]| {
-            neighbours(&[left, right].map(|answers| similarities(&answers.iter().collect::<Vec<_>>())))
+            neighbours(
+                &[left, right].map(|answers| similarities(&answers.iter().collect::<Vec<_>>())),
+            )
         };
-        assert_eq!(compared(&reference, &reference.clone()), Neighbours { ten_nearest: 1.0, nearest: 1.0 });
+        assert_eq!(
+            compared(&reference, &reference.clone()),
+            Neighbours {
+                ten_nearest: 1.0,
+                nearest: 1.0
+            }
+        );
         let found = compared(&reference, &moved);
         // 1, 2, 10 and 11 lose a neighbour each: the text that moved away.
         assert!(found.ten_nearest < 1.0 && found.nearest < 1.0, "{found:?}");
@@ -226,7 +309,10 @@ mod tests {
     #[test]
     fn a_form_is_better_only_if_no_figure_is_worse() {
         let embedding = |mean_cosine, nearest, score_difference| {
-            let neighbours = Some(Neighbours { ten_nearest: 0.95, nearest });
+            let neighbours = Some(Neighbours {
+                ten_nearest: 0.95,
+                nearest,
+            });
             let score_difference = Some(score_difference);
             Quality::Embedding {
                 texts: 300,
@@ -248,8 +334,11 @@ mod tests {
         ] {
             assert!(!is_better(&before, &[other]), "{other:?}");
         }
-        let labels =
-            |agreement, mean_difference| Quality::Classification { texts: 300, agreement, mean_difference };
+        let labels = |agreement, mean_difference| Quality::Classification {
+            texts: 300,
+            agreement,
+            mean_difference,
+        };
         assert!(is_better(&[labels(0.99, 0.01)], &[labels(0.99, 0.005)]));
         assert!(!is_better(&[labels(0.99, 0.01)], &[labels(0.98, 0.005)]));
     }
@@ -269,20 +358,35 @@ mod tests {
             identifies_languages: false,
         });
         let quality = compare(&settings, [&forms[0], &forms[1]], 0);
-        let Quality::Ranking { texts: 4, rank_agreement, mean_difference } = quality else {
+        let Quality::Ranking {
+            texts: 4,
+            rank_agreement,
+            mean_difference,
+        } = quality
+        else {
             panic!("{quality:?}")
         };
         // The last pair is tied; the second and the third change places.
-        assert!((rank_agreement - 0.8).abs() < 1e-6 && (mean_difference - 0.2).abs() < 1e-6, "{quality:?}");
+        assert!(
+            (rank_agreement - 0.8).abs() < 1e-6 && (mean_difference - 0.2).abs() < 1e-6,
+            "{quality:?}"
+        );
     }
 
     #[test]
     fn scores_are_compared_pair_by_pair() {
         let multi = |document: [f32; 4]| {
-            Answer::MultiVector(MultiVectors { document: document.into(), query: None, width: 2 })
+            Answer::MultiVector(MultiVectors {
+                document: document.into(),
+                query: None,
+                width: 2,
+            })
         };
         let (left, right) = (multi([1.0, 0.0, 0.0, 1.0]), multi([0.6, 0.8, 0.0, 1.0]));
-        let forms = [similarities(&[&left, &right]), similarities(&[&left, &left])];
+        let forms = [
+            similarities(&[&left, &right]),
+            similarities(&[&left, &left]),
+        ];
         assert!((score_difference(&forms) - 0.075).abs() < 1e-6, "{forms:?}");
     }
 }

@@ -45,10 +45,17 @@ pub(super) struct BestThreshold {
 /// Finds the threshold between two different scores that separates positive from other pairs best; `None` if all scores
 /// are equal.
 pub(super) fn best_threshold(scores: &[f32], is_positive: &[bool]) -> Option<BestThreshold> {
-    let mut sorted: Vec<(f32, bool)> = scores.iter().copied().zip(is_positive.iter().copied()).collect();
+    let mut sorted: Vec<(f32, bool)> = scores
+        .iter()
+        .copied()
+        .zip(is_positive.iter().copied())
+        .collect();
     sorted.sort_by(|left, right| right.0.total_cmp(&left.0));
     // With no pair above the threshold, all that are not positive are right.
-    let mut right = is_positive.iter().filter(|is_positive| !**is_positive).count();
+    let mut right = is_positive
+        .iter()
+        .filter(|is_positive| !**is_positive)
+        .count();
     let mut best: Option<BestThreshold> = None;
     for pair in sorted.windows(2) {
         let [(score, is_positive), (next, _)] = [pair[0], pair[1]];
@@ -59,7 +66,10 @@ pub(super) fn best_threshold(scores: &[f32], is_positive: &[bool]) -> Option<Bes
         }
         let accuracy = right as f64 / scores.len() as f64;
         if score > next && best.is_none_or(|best| accuracy > best.accuracy) {
-            best = Some(BestThreshold { accuracy, threshold: score.midpoint(next) });
+            best = Some(BestThreshold {
+                accuracy,
+                threshold: score.midpoint(next),
+            });
         }
     }
     best
@@ -128,7 +138,11 @@ mod tests {
         for case in golden {
             let labels: Vec<bool> = case.labels.iter().map(|label| *label == 1).collect();
             let found = best_threshold(&case.scores, &labels).unwrap();
-            assert!((found.accuracy - case.accuracy).abs() < 1e-12, "{found:?} {}", case.accuracy);
+            assert!(
+                (found.accuracy - case.accuracy).abs() < 1e-12,
+                "{found:?} {}",
+                case.accuracy
+            );
             assert!(
                 (f64::from(found.threshold) - case.threshold).abs() < 1e-6,
                 "{found:?} {}",
@@ -144,7 +158,10 @@ mod tests {
         assert!(golden.len() >= 20);
         for case in golden {
             let mut chrf = Chrf::default();
-            case.texts.iter().zip(&case.references).for_each(|(text, reference)| chrf.add(text, reference));
+            case.texts
+                .iter()
+                .zip(&case.references)
+                .for_each(|(text, reference)| chrf.add(text, reference));
             assert!(
                 (chrf.score() - case.score).abs() < 1e-9,
                 "{} {}: {:?}",

@@ -14,7 +14,9 @@ pub fn inputs(signature: &Signature, encoding: &Encoding) -> Result<Vec<Tensor>>
     let tensor = |input: &TensorSpec| {
         let values = match input.name.as_str() {
             "input_ids" => encoding.ids.iter().map(|id| i64::from(*id)).collect(),
-            "token_type_ids" | "words_mask" => encoding.type_ids.iter().map(|id| i64::from(*id)).collect(),
+            "token_type_ids" | "words_mask" => {
+                encoding.type_ids.iter().map(|id| i64::from(*id)).collect()
+            }
             "attention_mask" => encoding.mask().collect(),
             POOLING_MASK => encoding.pooling_mask().collect(),
             TASK_IDS => vec![i64::from(encoding.task); encoding.len()],

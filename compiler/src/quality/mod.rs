@@ -35,8 +35,12 @@ const PORTUGUESE: &str = include_str!("../sentences-pt.txt");
 /// Waits for pipelines, on another thread, since the caller may be in a runtime.
 fn wait<T: Send, F: Future<Output = Result<T>>>(work: impl FnOnce() -> F + Send) -> Result<T> {
     let run = || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
-        runtime.map_err(Error::io("cannot start a runtime for the graphs"))?.block_on(work())
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .build();
+        runtime
+            .map_err(Error::io("cannot start a runtime for the graphs"))?
+            .block_on(work())
     };
     thread::scope(|scope| scope.spawn(run).join())
         .unwrap_or_else(|_| Err(Error::model("measuring the quality panicked")))
@@ -54,8 +58,10 @@ pub(super) struct Shortfall {
 impl Shortfall {
     /// The build error. `others` are more exact precisions, to suggest.
     pub(super) fn refusal(&self, others: &[Precision]) -> Error {
-        let others: Vec<String> =
-            others.iter().map(|precision| format!("`--precision {precision}`")).collect();
+        let others: Vec<String> = others
+            .iter()
+            .map(|precision| format!("`--precision {precision}`"))
+            .collect();
         Error::model(format!(
             "{}; build with {}, or from a recipe with another `{}` in `[quality]`",
             self.description,
@@ -69,26 +75,68 @@ impl Shortfall {
 pub(super) fn shortfall(quality: &Quality, floor: &QualityFloor) -> Option<Shortfall> {
     // The key, the requirement, the measured value and its distance to the limit: above zero or NaN is a failure.
     let at_least = |key, name: &str, found: f32, limit: f32| {
-        (key, format!("{name} of at least {limit:.4}"), found, limit - found)
+        (
+            key,
+            format!("{name} of at least {limit:.4}"),
+            found,
+            limit - found,
+        )
     };
     let at_most = |key, name: &str, found: f32, limit: f32| {
-        (key, format!("{name} of at most {limit:.4}"), found, found - limit)
+        (
+            key,
+            format!("{name} of at most {limit:.4}"),
+            found,
+            found - limit,
+        )
     };
     let of_labels = |name, agreement, difference| {
         let (least, most) = (floor.agreement, floor.mean_difference);
         vec![
             at_least("agreement", name, agreement, least),
-            at_most("mean_difference", "a mean score difference to fp32", difference, most),
+            at_most(
+                "mean_difference",
+                "a mean score difference to fp32",
+                difference,
+                most,
+            ),
         ]
     };
     let (texts, checks) = match *quality {
-        Quality::Embedding { texts, mean_cosine, worst_cosine, neighbours, terms, score_difference } => {
+        Quality::Embedding {
+            texts,
+            mean_cosine,
+            worst_cosine,
+            neighbours,
+            terms,
+            score_difference,
+        } => {
             let kept = neighbours.map_or(1.0, |neighbours| neighbours.ten_nearest);
             let checks = vec![
-                at_least("mean_cosine", "a mean cosine to fp32", mean_cosine, floor.mean_cosine),
-                at_least("worst_cosine", "a worst cosine to fp32", worst_cosine, floor.worst_cosine),
-                at_least("neighbours", "a recall@10 against fp32", kept, floor.neighbours),
-                at_least("terms", "a share of fp32's top 10 weights", terms.unwrap_or(1.0), floor.terms),
+                at_least(
+                    "mean_cosine",
+                    "a mean cosine to fp32",
+                    mean_cosine,
+                    floor.mean_cosine,
+                ),
+                at_least(
+                    "worst_cosine",
+                    "a worst cosine to fp32",
+                    worst_cosine,
+                    floor.worst_cosine,
+                ),
+                at_least(
+                    "neighbours",
+                    "a recall@10 against fp32",
+                    kept,
+                    floor.neighbours,
+                ),
+                at_least(
+                    "terms",
+                    "a share of fp32's top 10 weights",
+                    terms.unwrap_or(1.0),
+                    floor.terms,
+                ),
                 at_most(
                     "score_difference",
                     "a mean score difference to fp32",
@@ -99,28 +147,78 @@ pub(super) fn shortfall(quality: &Quality, floor: &QualityFloor) -> Option<Short
             (texts, checks)
         }
         // The order is reported, but has no limit, since sample texts may have almost the same score.
-        Quality::Ranking { texts, mean_difference, .. } => {
+        Quality::Ranking {
+            texts,
+            mean_difference,
+            ..
+        } => {
             let name = "a mean score difference to fp32";
-            (texts, vec![at_most("mean_difference", name, mean_difference, floor.mean_difference)])
+            (
+                texts,
+                vec![at_most(
+                    "mean_difference",
+                    name,
+                    mean_difference,
+                    floor.mean_difference,
+                )],
+            )
         }
-        Quality::Classification { texts, agreement, mean_difference } => {
-            (texts, of_labels("a label agreement with fp32", agreement, mean_difference))
-        }
-        Quality::TokenClassification { texts, agreement, mean_difference, .. } => {
-            (texts, of_labels("a token label agreement with fp32", agreement, mean_difference))
-        }
-        Quality::ZeroShotEntities { texts, agreement, mean_difference, .. } => {
-            (texts, of_labels("an entity agreement with fp32", agreement, mean_difference))
-        }
-        Quality::Seq2Seq { texts, similarity, token_agreement: tokens, .. } => {
+        Quality::Classification {
+            texts,
+            agreement,
+            mean_difference,
+        } => (
+            texts,
+            of_labels("a label agreement with fp32", agreement, mean_difference),
+        ),
+        Quality::TokenClassification {
+            texts,
+            agreement,
+            mean_difference,
+            ..
+        } => (
+            texts,
+            of_labels(
+                "a token label agreement with fp32",
+                agreement,
+                mean_difference,
+            ),
+        ),
+        Quality::ZeroShotEntities {
+            texts,
+            agreement,
+            mean_difference,
+            ..
+        } => (
+            texts,
+            of_labels("an entity agreement with fp32", agreement, mean_difference),
+        ),
+        Quality::Seq2Seq {
+            texts,
+            similarity,
+            token_agreement: tokens,
+            ..
+        } => {
             let checks = vec![
-                at_least("similarity", "a similarity to fp32 translations", similarity, floor.similarity),
-                at_least("token_agreement", "a token agreement with fp32", tokens, floor.token_agreement),
+                at_least(
+                    "similarity",
+                    "a similarity to fp32 translations",
+                    similarity,
+                    floor.similarity,
+                ),
+                at_least(
+                    "token_agreement",
+                    "a token agreement with fp32",
+                    tokens,
+                    floor.token_agreement,
+                ),
             ];
             (texts, checks)
         }
     };
-    let mut failed = checks.into_iter().filter(|(.., off)| *off > 0.0 || off.is_nan());
+    let mut failed = checks
+        .into_iter()
+        .filter(|(.., off)| *off > 0.0 || off.is_nan());
     let (key, requirement, found, off) = failed.next()?;
     Some(Shortfall {
         description: format!(
@@ -165,7 +263,10 @@ mod tests {
             texts: 300,
             mean_cosine: 0.999,
             worst_cosine: 0.998,
-            neighbours: Some(Neighbours { ten_nearest, nearest: 0.97 }),
+            neighbours: Some(Neighbours {
+                ten_nearest,
+                nearest: 0.97,
+            }),
             terms: None,
             score_difference: None,
         };
@@ -174,13 +275,29 @@ mod tests {
             require(&kept(0.9), &floor).unwrap_err(),
             @"expected a recall@10 against fp32 of at least 0.9300 over 300 texts, but found 0.9000, which is off by 0.0300; build with `--precision int8-blocks` or `--precision fp32`, or from a recipe with another `neighbours` in `[quality]`"
         );
-        assert!(require(&kept(0.9), &QualityFloor { neighbours: 0.89, ..floor }).is_ok());
-        let ranks = |mean_difference| Quality::Ranking { texts: 300, rank_agreement: 0.9, mean_difference };
+        assert!(
+            require(
+                &kept(0.9),
+                &QualityFloor {
+                    neighbours: 0.89,
+                    ..floor
+                }
+            )
+            .is_ok()
+        );
+        let ranks = |mean_difference| Quality::Ranking {
+            texts: 300,
+            rank_agreement: 0.9,
+            mean_difference,
+        };
         assert!(require(&ranks(0.005), &floor).is_ok());
         assert!(require(&ranks(0.02), &floor).is_err());
         assert!(require(&ranks(f32::NAN), &floor).is_err());
-        let scores =
-            |agreement, mean_difference| Quality::Classification { texts: 300, agreement, mean_difference };
+        let scores = |agreement, mean_difference| Quality::Classification {
+            texts: 300,
+            agreement,
+            mean_difference,
+        };
         assert!(require(&scores(0.995, 0.005), &floor).is_ok());
         assert!(require(&scores(0.98, 0.005), &floor).is_err());
         assert!(require(&scores(1.0, 0.02), &floor).is_err());
@@ -190,6 +307,8 @@ mod tests {
     fn the_sentences_are_many_and_of_mixed_length() {
         let lengths: Vec<usize> = SENTENCES.lines().map(str::len).collect();
         assert!(lengths.len() >= 200);
-        assert!(lengths.iter().any(|length| *length < 20) && lengths.iter().any(|length| *length > 800));
+        assert!(
+            lengths.iter().any(|length| *length < 20) && lengths.iter().any(|length| *length > 800)
+        );
     }
 }

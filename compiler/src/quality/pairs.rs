@@ -50,7 +50,12 @@ pub struct PairQuality {
 impl PairQuality {
     /// Results on `pairs`.
     pub(crate) fn new(pairs: &Pairs, model: PairFigures, other: Option<PairFigures>) -> Self {
-        Self { kind: pairs.description(), pairs: pairs.len(), model, other }
+        Self {
+            kind: pairs.description(),
+            pairs: pairs.len(),
+            model,
+            other,
+        }
     }
 }
 
@@ -110,11 +115,19 @@ pub(crate) fn figures(
         (ServedEncoder::Classification(pipeline), _) if pipeline.settings().labels.len() > 1 => {
             Err(unfit(pairs, "a model that compares two texts"))
         }
-        (ServedEncoder::Embedding(_) | ServedEncoder::Classification(_), Pairs::Scores(pairs, expected)) => {
+        (
+            ServedEncoder::Embedding(_) | ServedEncoder::Classification(_),
+            Pairs::Scores(pairs, expected),
+        ) => {
             let scores = similarities(encoder, pairs, progress)?;
-            Ok(PairFigures::Scores { spearman: spearman(&scores, expected) })
+            Ok(PairFigures::Scores {
+                spearman: spearman(&scores, expected),
+            })
         }
-        (ServedEncoder::Embedding(_) | ServedEncoder::Classification(_), Pairs::Labels(pairs, labels)) => {
+        (
+            ServedEncoder::Embedding(_) | ServedEncoder::Classification(_),
+            Pairs::Labels(pairs, labels),
+        ) => {
             let is_positive = positive(labels)?;
             let found = best_threshold(&similarities(encoder, pairs, progress)?, &is_positive);
             Ok(PairFigures::Labels {
@@ -122,9 +135,12 @@ pub(crate) fn figures(
                 threshold: found.map(|BestThreshold { threshold, .. }| threshold),
             })
         }
-        (ServedEncoder::Embedding(_) | ServedEncoder::Classification(_), Pairs::Passages(pairs)) => {
-            Ok(PairFigures::Passages { recall_at_10: recall(encoder, pairs, progress)? })
-        }
+        (
+            ServedEncoder::Embedding(_) | ServedEncoder::Classification(_),
+            Pairs::Passages(pairs),
+        ) => Ok(PairFigures::Passages {
+            recall_at_10: recall(encoder, pairs, progress)?,
+        }),
         (_, Pairs::LabelledTexts(..)) => Err(unfit(pairs, "a text classifier")),
         _ => Err(unfit(pairs, "a model with vectors or a ranker")),
     }
@@ -132,7 +148,10 @@ pub(crate) fn figures(
 
 /// The error for pairs that a model cannot be measured on.
 pub(super) fn unfit(pairs: &Pairs, expected: &str) -> Error {
-    Error::config(format!("expected {expected} for {}, but found another model", pairs.description()))
+    Error::config(format!(
+        "expected {expected} for {}, but found another model",
+        pairs.description()
+    ))
 }
 
 /// A pair as a cross-encoder reads it.
@@ -149,7 +168,10 @@ fn accuracy(
 ) -> Result<PairFigures> {
     let known = &pipeline.settings().labels;
     let is = |label: &String, expected: &str| label.eq_ignore_ascii_case(expected);
-    if let Some(unknown) = expected.iter().find(|label| !known.iter().any(|known| is(known, label))) {
+    if let Some(unknown) = expected
+        .iter()
+        .find(|label| !known.iter().any(|known| is(known, label)))
+    {
         return Err(Error::config(format!(
             "expected the model's labels ({}), but found `{unknown}`; rename the labels in the file",
             quoted(known)
@@ -157,10 +179,15 @@ fn accuracy(
     }
     let scores = scores(pipeline, inputs, progress)?;
     let right = scores.iter().zip(expected).filter(|(scores, expected)| {
-        descending(scores).first().is_some_and(|best| is(&known[*best], expected))
+        descending(scores)
+            .first()
+            .is_some_and(|best| is(&known[*best], expected))
     });
     let accuracy = right.count() as f64 / expected.len() as f64;
-    Ok(PairFigures::Labels { accuracy: Some(accuracy), threshold: None })
+    Ok(PairFigures::Labels {
+        accuracy: Some(accuracy),
+        threshold: None,
+    })
 }
 
 fn scores(
@@ -171,14 +198,24 @@ fn scores(
     progress.stage("read the pairs", inputs.len());
     let function = pipeline.settings().function;
     in_parts(inputs, progress, async |inputs| {
-        let logits = pipeline.logits(inputs, TRUNCATION, Deadline::within(TIMEOUT)).await?;
-        Ok(logits.rows.iter().map(|logits| function.apply(logits)).collect())
+        let logits = pipeline
+            .logits(inputs, TRUNCATION, Deadline::within(TIMEOUT))
+            .await?;
+        Ok(logits
+            .rows
+            .iter()
+            .map(|logits| function.apply(logits))
+            .collect())
     })
 }
 
 /// Which labels say that a pair belongs together.
 fn positive(labels: &[String]) -> Result<Vec<bool>> {
-    let is_positive = |label: &str| POSITIVE.iter().any(|positive| positive.eq_ignore_ascii_case(label));
+    let is_positive = |label: &str| {
+        POSITIVE
+            .iter()
+            .any(|positive| positive.eq_ignore_ascii_case(label))
+    };
     let distinct: BTreeSet<&String> = labels.iter().collect();
     let positives = distinct.iter().filter(|label| is_positive(label)).count();
     if distinct.len() != 2 || positives != 1 {
@@ -193,14 +230,22 @@ fn positive(labels: &[String]) -> Result<Vec<bool>> {
 }
 
 /// The similarity within each pair.
-fn similarities(encoder: &ServedEncoder, pairs: &[[String; 2]], progress: &dyn Progress) -> Result<Vec<f32>> {
+fn similarities(
+    encoder: &ServedEncoder,
+    pairs: &[[String; 2]],
+    progress: &dyn Progress,
+) -> Result<Vec<f32>> {
     let pipeline = match encoder {
         ServedEncoder::Embedding(pipeline) => pipeline,
         ServedEncoder::Classification(pipeline) => {
             let inputs: Vec<Input> = pairs.iter().map(|pair| input(pipeline, pair)).collect();
             return Ok(scores(pipeline, &inputs, progress)?.concat());
         }
-        _ => return Err(Error::config("expected a model that scores pairs, but found another")),
+        _ => {
+            return Err(Error::config(
+                "expected a model that scores pairs, but found another",
+            ));
+        }
     };
     // Both are texts of the same kind, unless the model distinguishes queries by more than a prompt.
     let [query, document] = match pipeline.settings().has(VectorKind::MultiVector) {
@@ -208,20 +253,40 @@ fn similarities(encoder: &ServedEncoder, pairs: &[[String; 2]], progress: &dyn P
         false => [None; 2],
     };
     progress.stage("read the pairs", 2 * pairs.len());
-    let first = Vectors::new(pipeline, pairs.iter().map(|[first, _]| first), query, progress)?;
-    let second = Vectors::new(pipeline, pairs.iter().map(|[_, second]| second), document, progress)?;
+    let first = Vectors::new(
+        pipeline,
+        pairs.iter().map(|[first, _]| first),
+        query,
+        progress,
+    )?;
+    let second = Vectors::new(
+        pipeline,
+        pairs.iter().map(|[_, second]| second),
+        document,
+        progress,
+    )?;
     let similarity = |[left, right]: &[String; 2]| {
-        first.get(left).zip(second.get(right)).and_then(|(left, right)| left.similarities(&[right]).pop())
+        first
+            .get(left)
+            .zip(second.get(right))
+            .and_then(|(left, right)| left.similarities(&[right]).pop())
     };
     Ok(pairs.iter().filter_map(similarity).collect())
 }
 
 /// Share of questions whose passage is among the ten best ones in the file.
 fn recall(encoder: &ServedEncoder, pairs: &[[String; 2]], progress: &dyn Progress) -> Result<f64> {
-    let passages: Vec<&String> =
-        pairs.iter().map(|[_, passage]| passage).collect::<BTreeSet<_>>().into_iter().collect();
+    let passages: Vec<&String> = pairs
+        .iter()
+        .map(|[_, passage]| passage)
+        .collect::<BTreeSet<_>>()
+        .into_iter()
+        .collect();
     let found = |scores: &[f32], expected: &String| {
-        let own = passages.iter().position(|passage| *passage == expected).map(|place| scores[place]);
+        let own = passages
+            .iter()
+            .position(|passage| *passage == expected)
+            .map(|place| scores[place]);
         // Ties count against the model.
         own.is_some_and(|own| scores.iter().filter(|score| **score >= own).count() <= FOUND)
     };
@@ -233,10 +298,14 @@ fn recall(encoder: &ServedEncoder, pairs: &[[String; 2]], progress: &dyn Progres
             let questions = Vectors::new(pipeline, questions, Some(TextRole::Query), progress)?;
             let documents = passages.iter().copied();
             let documents = Vectors::new(pipeline, documents, Some(TextRole::Document), progress)?;
-            let documents: Vec<&Answer> =
-                passages.iter().filter_map(|passage| documents.get(passage)).collect();
+            let documents: Vec<&Answer> = passages
+                .iter()
+                .filter_map(|passage| documents.get(passage))
+                .collect();
             for [question, passage] in pairs {
-                let scores = questions.get(question).map(|question| question.similarities(&documents));
+                let scores = questions
+                    .get(question)
+                    .map(|question| question.similarities(&documents));
                 right += usize::from(scores.is_some_and(|scores| found(&scores, passage)));
             }
         }
@@ -249,13 +318,21 @@ fn recall(encoder: &ServedEncoder, pairs: &[[String; 2]], progress: &dyn Progres
                 )));
             }
             let all = pairs.iter().flat_map(|[question, _]| {
-                passages.iter().map(|passage| input(pipeline, &[question.clone(), (*passage).clone()]))
+                passages
+                    .iter()
+                    .map(|passage| input(pipeline, &[question.clone(), (*passage).clone()]))
             });
             let scores = scores(pipeline, &all.collect::<Vec<_>>(), progress)?.concat();
             let rows = scores.chunks_exact(passages.len()).zip(pairs);
-            right = rows.filter(|(scores, [_, passage])| found(scores, passage)).count();
+            right = rows
+                .filter(|(scores, [_, passage])| found(scores, passage))
+                .count();
         }
-        _ => return Err(Error::config("expected a model that compares texts, but found another")),
+        _ => {
+            return Err(Error::config(
+                "expected a model that compares texts, but found another",
+            ));
+        }
     }
     Ok(right as f64 / pairs.len() as f64)
 }
@@ -271,8 +348,14 @@ impl Vectors {
         role: Option<TextRole>,
         progress: &dyn Progress,
     ) -> Result<Self> {
-        let texts: Vec<String> = texts.collect::<BTreeSet<_>>().into_iter().cloned().collect();
-        let found = in_parts(&texts, progress, async |texts| search_vectors(pipeline, texts, role).await)?;
+        let texts: Vec<String> = texts
+            .collect::<BTreeSet<_>>()
+            .into_iter()
+            .cloned()
+            .collect();
+        let found = in_parts(&texts, progress, async |texts| {
+            search_vectors(pipeline, texts, role).await
+        })?;
         Ok(Self(texts.into_iter().zip(found).collect()))
     }
 

@@ -34,9 +34,14 @@ impl PeerVectors {
     /// Reads a file with a vector per text, in the order of `texts`; without them, the file has a column of texts.
     pub(super) fn open(path: &Path, own: Option<&Texts>) -> Result<Self> {
         let shown = path.display();
-        let bytes_of_npy = is_npy(path).then(|| files::read_weights(path)).transpose()?;
+        let bytes_of_npy = is_npy(path)
+            .then(|| files::read_weights(path))
+            .transpose()?;
         let (own_texts, vectors) = match (bytes_of_npy, own) {
-            (Some(bytes), Some(own)) => (own.clone(), npy(&bytes).map_err(|found| unreadable(path, &found))?),
+            (Some(bytes), Some(own)) => (
+                own.clone(),
+                npy(&bytes).map_err(|found| unreadable(path, &found))?,
+            ),
             (Some(_), None) => {
                 return Err(Error::config(format!(
                     "expected `--texts` with the texts of the vectors in `{shown}`, but found none; name the file that \
@@ -58,27 +63,44 @@ impl PeerVectors {
             if vector.len() != dimensions {
                 return Err(unreadable(
                     path,
-                    &format!("{} values in row {row}, but {dimensions} in row 1", vector.len()),
+                    &format!(
+                        "{} values in row {row}, but {dimensions} in row 1",
+                        vector.len()
+                    ),
                 ));
             }
             if !vector.iter().all(|value| value.is_finite()) {
-                return Err(unreadable(path, &format!("a value that is not finite in row {row}")));
+                return Err(unreadable(
+                    path,
+                    &format!("a value that is not finite in row {row}"),
+                ));
             }
             if vector.iter().all(|value| *value == 0.0) {
                 return Err(unreadable(path, &format!("a vector of zeros in row {row}")));
             }
         }
-        let answers = vectors.into_iter().map(|vector| vec![Answer::Vector(vector)]).collect();
-        Ok(Self { texts: own_texts, answers, dimensions })
+        let answers = vectors
+            .into_iter()
+            .map(|vector| vec![Answer::Vector(vector)])
+            .collect();
+        Ok(Self {
+            texts: own_texts,
+            answers,
+            dimensions,
+        })
     }
 }
 
 fn is_npy(path: &Path) -> bool {
-    path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("npy"))
+    path.extension()
+        .is_some_and(|extension| extension.eq_ignore_ascii_case("npy"))
 }
 
 fn unreadable(path: &Path, found: &str) -> Error {
-    Error::config(format!("expected a vector per text in `{}`, but found {found}", path.display()))
+    Error::config(format!(
+        "expected a vector per text in `{}`, but found {found}",
+        path.display()
+    ))
 }
 
 /// Texts and vectors from a file's columns.
@@ -102,7 +124,11 @@ fn columns(path: &Path, own: Option<&Texts>) -> Result<(Texts, Vec<Vec<f32>>)> {
         (Some(own), None) => own.clone(),
         (Some(own), Some(column)) => {
             let (found, expected) = (read(column)?, own.lines());
-            if let Some(row) = found.iter().zip(expected).position(|(found, expected)| found != expected) {
+            if let Some(row) = found
+                .iter()
+                .zip(expected)
+                .position(|(found, expected)| found != expected)
+            {
                 return Err(Error::config(format!(
                     "expected the texts of `--texts` in `{}`, but found another one in row {}; leave out `--texts`, or the \
                      column with the texts",
@@ -118,7 +144,10 @@ fn columns(path: &Path, own: Option<&Texts>) -> Result<(Texts, Vec<Vec<f32>>)> {
         numbers(&values[0]).ok_or_else(|| {
             unreadable(
                 path,
-                &format!("another value than a list of numbers in `{vector}` of row {}", row + 1),
+                &format!(
+                    "another value than a list of numbers in `{vector}` of row {}",
+                    row + 1
+                ),
             )
         })
     });
@@ -128,7 +157,10 @@ fn columns(path: &Path, own: Option<&Texts>) -> Result<(Texts, Vec<Vec<f32>>)> {
 /// A list of numbers, which CSV has as JSON text.
 fn numbers(value: &Value) -> Option<Vec<f32>> {
     match value {
-        Value::Array(values) => values.iter().map(|value| value.as_f64().map(|value| value as f32)).collect(),
+        Value::Array(values) => values
+            .iter()
+            .map(|value| value.as_f64().map(|value| value as f32))
+            .collect(),
         Value::String(text) => serde_json::from_str(text).ok(),
         _ => None,
     }
@@ -146,16 +178,28 @@ fn npy(bytes: &[u8]) -> Result<Vec<Vec<f32>>, String> {
     let (header, data) = rest.split_at_checked(length).ok_or_else(damaged)?;
     let header = str::from_utf8(header).map_err(|_| damaged())?;
     // A Python literal, such as `{'descr': '<f4', 'fortran_order': False, 'shape': (300, 384), }`.
-    let field = |name: &str| header.split_once(&format!("'{name}':")).map(|(_, rest)| rest.trim_start());
-    let kind =
-        field("descr").and_then(|rest| rest.strip_prefix('\'')?.split_once('\'')).ok_or_else(damaged)?.0;
-    if !field("fortran_order").ok_or_else(damaged)?.starts_with("False") {
+    let field = |name: &str| {
+        header
+            .split_once(&format!("'{name}':"))
+            .map(|(_, rest)| rest.trim_start())
+    };
+    let kind = field("descr")
+        .and_then(|rest| rest.strip_prefix('\'')?.split_once('\''))
+        .ok_or_else(damaged)?
+        .0;
+    if !field("fortran_order")
+        .ok_or_else(damaged)?
+        .starts_with("False")
+    {
         return Err(
-            "an array in Fortran order; save it in C order, as with `numpy.ascontiguousarray`".to_owned()
+            "an array in Fortran order; save it in C order, as with `numpy.ascontiguousarray`"
+                .to_owned(),
         );
     }
-    let shape =
-        field("shape").and_then(|rest| rest.strip_prefix('(')?.split_once(')')).ok_or_else(damaged)?.0;
+    let shape = field("shape")
+        .and_then(|rest| rest.strip_prefix('(')?.split_once(')'))
+        .ok_or_else(damaged)?
+        .0;
     let sides: Option<Vec<usize>> = shape
         .split(',')
         .map(str::trim)
@@ -163,15 +207,29 @@ fn npy(bytes: &[u8]) -> Result<Vec<Vec<f32>>, String> {
         .map(|side| side.parse().ok())
         .collect();
     let [rows, width] = sides.ok_or_else(damaged)?[..] else {
-        return Err(format!("an array of the shape ({shape}); save one with a row per text"));
+        return Err(format!(
+            "an array of the shape ({shape}); save one with a row per text"
+        ));
     };
     let read: fn(&[u8]) -> f32 = match kind {
         "<f4" => |bytes| bytes.try_into().map_or(f32::NAN, f32::from_le_bytes),
-        "<f8" => |bytes| bytes.try_into().map_or(f32::NAN, |bytes| f64::from_le_bytes(bytes) as f32),
-        "<f2" => |bytes| bytes.try_into().map_or(f32::NAN, |bytes| f16::from_le_bytes(bytes).to_f32()),
+        "<f8" => |bytes| {
+            bytes
+                .try_into()
+                .map_or(f32::NAN, |bytes| f64::from_le_bytes(bytes) as f32)
+        },
+        "<f2" => |bytes| {
+            bytes
+                .try_into()
+                .map_or(f32::NAN, |bytes| f16::from_le_bytes(bytes).to_f32())
+        },
         "|i1" => |bytes| f32::from(bytes[0].cast_signed()),
         "|u1" => |bytes| f32::from(bytes[0]),
-        other => return Err(format!("values of the type `{other}`; save them as float32")),
+        other => {
+            return Err(format!(
+                "values of the type `{other}`; save them as float32"
+            ));
+        }
     };
     let size = match kind {
         "<f8" => 8,
@@ -180,12 +238,21 @@ fn npy(bytes: &[u8]) -> Result<Vec<Vec<f32>>, String> {
         _ => 1,
     };
     if rows == 0 || width == 0 || rows > MAX_VECTORS {
-        return Err(format!("{rows} vectors of {width} values; expected 1 to {MAX_VECTORS}"));
+        return Err(format!(
+            "{rows} vectors of {width} values; expected 1 to {MAX_VECTORS}"
+        ));
     }
-    if width.checked_mul(rows).and_then(|values| values.checked_mul(size)) != Some(data.len()) {
+    if width
+        .checked_mul(rows)
+        .and_then(|values| values.checked_mul(size))
+        != Some(data.len())
+    {
         return Err(damaged());
     }
-    Ok(data.chunks_exact(width * size).map(|row| row.chunks_exact(size).map(read).collect()).collect())
+    Ok(data
+        .chunks_exact(width * size)
+        .map(|row| row.chunks_exact(size).map(read).collect())
+        .collect())
 }
 
 #[cfg(test)]
@@ -204,10 +271,18 @@ mod tests {
         let header = |kind: &str, order: &str, shape: &str| {
             format!("{{'descr': '{kind}', 'fortran_order': {order}, 'shape': {shape}, }}\n")
         };
-        let f4: Vec<u8> = [1.0_f32, -2.5, 3.0, 0.5].iter().flat_map(|value| value.to_le_bytes()).collect();
-        let f8: Vec<u8> = [1.0_f64, -2.5, 3.0, 0.5].iter().flat_map(|value| value.to_le_bytes()).collect();
-        let f2: Vec<u8> =
-            [1.0, -2.5, 3.0, 0.5].iter().flat_map(|value| f16::from_f32(*value).to_le_bytes()).collect();
+        let f4: Vec<u8> = [1.0_f32, -2.5, 3.0, 0.5]
+            .iter()
+            .flat_map(|value| value.to_le_bytes())
+            .collect();
+        let f8: Vec<u8> = [1.0_f64, -2.5, 3.0, 0.5]
+            .iter()
+            .flat_map(|value| value.to_le_bytes())
+            .collect();
+        let f2: Vec<u8> = [1.0, -2.5, 3.0, 0.5]
+            .iter()
+            .flat_map(|value| f16::from_f32(*value).to_le_bytes())
+            .collect();
         for (kind, data) in [("<f4", &f4), ("<f8", &f8), ("<f2", &f2)] {
             let found = npy(&file(&header(kind, "False", "(2, 2)"), data)).unwrap();
             assert_eq!(found, [[1.0, -2.5], [3.0, 0.5]], "{kind}");

@@ -97,7 +97,9 @@ pub fn measure(
     });
     match ServedEncoder::of(&model.pipeline) {
         Ok(encoder) => measure_encoder(model, &encoder, other, samples, progress, &mut report)?,
-        Err(generator) => measure_generator(model, generator, other, samples, progress, &mut report)?,
+        Err(generator) => {
+            measure_generator(model, generator, other, samples, progress, &mut report)?
+        }
     }
     if let Some(PairQuality { model, other, .. }) = report.pairs {
         let is_undefined = |figures: &PairFigures| {
@@ -107,11 +109,17 @@ pub fn measure(
             )
         };
         if [Some(model), other].iter().flatten().any(is_undefined) {
-            report
-                .notes
-                .push("all pairs have the same score, so there is no correlation or accuracy".to_owned());
+            report.notes.push(
+                "all pairs have the same score, so there is no correlation or accuracy".to_owned(),
+            );
         }
-        if matches!(model, PairFigures::References { cross_entropy: None, .. }) {
+        if matches!(
+            model,
+            PairFigures::References {
+                cross_entropy: None,
+                ..
+            }
+        ) {
             report.notes.push(
                 "cross-entropy is not measured, since Marian's bundles have no tokenizer for translations"
                     .to_owned(),
@@ -141,7 +149,8 @@ fn measure_encoder(
             Some([Answers::of(peer.answers), own])
         }
         Some(Other::Model(other)) => {
-            let found = ServedEncoder::of(&other.pipeline).map_err(|_| different_tasks(model, other))?;
+            let found =
+                ServedEncoder::of(&other.pipeline).map_err(|_| different_tasks(model, other))?;
             require_comparable(&settings, &found.settings())
                 .map_err(|reason| reason.unwrap_or_else(|| different_tasks(model, other)))?;
             let texts = samples.texts.clone().unwrap_or_default();
@@ -166,7 +175,12 @@ fn measure_encoder(
             EncoderSettings::Embedding(settings) => settings.outputs(),
             _ => Vec::new(),
         };
-        report.other_vectors = kinds.into_iter().skip(1).map(|(kind, _)| kind).zip(found).collect();
+        report.other_vectors = kinds
+            .into_iter()
+            .skip(1)
+            .map(|(kind, _)| kind)
+            .zip(found)
+            .collect();
         report.notes.extend(note(reference));
         if let ServedEncoder::Embedding(pipeline) = encoder {
             report.vectors = stored(model, pipeline, own)?;
@@ -174,7 +188,9 @@ fn measure_encoder(
     }
     if let Some(own) = &samples.pairs {
         let found = pairs::figures(encoder, own, progress)?;
-        let other = other_encoder.map(|other| pairs::figures(&other, own, progress)).transpose()?;
+        let other = other_encoder
+            .map(|other| pairs::figures(&other, own, progress))
+            .transpose()?;
         report.pairs = Some(PairQuality::new(own, found, other));
     }
     Ok(())
@@ -198,17 +214,27 @@ fn measure_generator(
             )));
         }
         Some(Other::Model(other)) => {
-            let found =
-                ServedEncoder::of(&other.pipeline).err().ok_or_else(|| different_tasks(model, other))?;
+            let found = ServedEncoder::of(&other.pipeline)
+                .err()
+                .ok_or_else(|| different_tasks(model, other))?;
             let settings = [generator, found].map(|pipeline| {
                 let settings = pipeline.settings();
-                (&settings.languages, &settings.target_tokenizer, &settings.generation.eos_token_ids)
+                (
+                    &settings.languages,
+                    &settings.target_tokenizer,
+                    &settings.generation.eos_token_ids,
+                )
             });
             let is_same = |file: &str| {
-                let hash = |model: &Model| model.manifest.file(file).map(|file| file.sha256.clone());
+                let hash =
+                    |model: &Model| model.manifest.file(file).map(|file| file.sha256.clone());
                 hash(model) == hash(other)
             };
-            let target = generator.settings().target_tokenizer.as_deref().unwrap_or(TOKENIZER);
+            let target = generator
+                .settings()
+                .target_tokenizer
+                .as_deref()
+                .unwrap_or(TOKENIZER);
             if settings[0] != settings[1] || !is_same(TOKENIZER) || !is_same(target) {
                 return Err(Error::config(format!(
                     "expected two forms of one model, which have the same tokens, but found `{}` and `{}`; compare other \
@@ -216,14 +242,19 @@ fn measure_generator(
                     model.name, other.name
                 )));
             }
-            report.quality =
-                Some(step_comparison::quality_of([found, generator], samples.texts.as_ref(), progress)?);
+            report.quality = Some(step_comparison::quality_of(
+                [found, generator],
+                samples.texts.as_ref(),
+                progress,
+            )?);
             Some(found)
         }
     };
     if let Some(own @ Pairs::References(_)) = &samples.pairs {
         let found = step_comparison::references(generator, own, progress)?;
-        let other = other.map(|other| step_comparison::references(other, own, progress)).transpose()?;
+        let other = other
+            .map(|other| step_comparison::references(other, own, progress))
+            .transpose()?;
         report.pairs = Some(PairQuality::new(own, found, other));
     } else if let Some(own) = &samples.pairs {
         return Err(pairs::unfit(own, "a model with vectors or labels"));
@@ -233,7 +264,11 @@ fn measure_generator(
 }
 
 /// Quality of the model's stored vectors; `None` if it has no ranges.
-fn stored(model: &Model, pipeline: &EmbeddingPipeline, own: &Answers) -> Result<Option<VectorQuality>> {
+fn stored(
+    model: &Model,
+    pipeline: &EmbeddingPipeline,
+    own: &Answers,
+) -> Result<Option<VectorQuality>> {
     if model.manifest.vectors.is_none() || model.manifest.task != Task::FeatureExtraction {
         return Ok(None);
     }
@@ -248,7 +283,10 @@ fn different_tasks(model: &Model, other: &Model) -> Error {
 }
 
 /// Refuses outputs that cannot be compared; without an error if they are those of different tasks.
-fn require_comparable(left: &EncoderSettings, right: &EncoderSettings) -> Result<(), Option<Error>> {
+fn require_comparable(
+    left: &EncoderSettings,
+    right: &EncoderSettings,
+) -> Result<(), Option<Error>> {
     let same_labels = |left: &[String], right: &[String]| match left == right {
         true => Ok(()),
         false => Err(Some(Error::config(format!(
@@ -278,9 +316,10 @@ fn require_comparable(left: &EncoderSettings, right: &EncoderSettings) -> Result
         (EncoderSettings::Classification(left), EncoderSettings::Classification(right)) => {
             same_labels(&left.labels, &right.labels)
         }
-        (EncoderSettings::TokenClassification(left), EncoderSettings::TokenClassification(right)) => {
-            same_labels(&left.labels, &right.labels)
-        }
+        (
+            EncoderSettings::TokenClassification(left),
+            EncoderSettings::TokenClassification(right),
+        ) => same_labels(&left.labels, &right.labels),
         (EncoderSettings::LabelScores(_), EncoderSettings::LabelScores(_))
         | (EncoderSettings::ZeroShotEntities(_), EncoderSettings::ZeroShotEntities(_)) => Ok(()),
         _ => Err(None),
@@ -290,9 +329,10 @@ fn require_comparable(left: &EncoderSettings, right: &EncoderSettings) -> Result
 /// Refuses vectors of another size than the model's.
 fn require_dimensions(settings: &EncoderSettings, found: usize, path: &Path) -> Result<()> {
     let dense = match settings {
-        EncoderSettings::Embedding(settings) => {
-            settings.outputs().into_iter().find(|(kind, _)| *kind == VectorKind::Dense)
-        }
+        EncoderSettings::Embedding(settings) => settings
+            .outputs()
+            .into_iter()
+            .find(|(kind, _)| *kind == VectorKind::Dense),
         _ => None,
     };
     match dense {

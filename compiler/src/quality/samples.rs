@@ -23,8 +23,12 @@ const MAX_PAIRS: usize = 50_000;
 /// Names for columns with texts, most likely first.
 const TEXT: [&str; 3] = ["text", "source", "sentence"];
 /// Names for the columns with two texts of a kind.
-const PAIRS: [[&str; 2]; 4] =
-    [["text1", "text2"], ["sentence1", "sentence2"], ["premise", "hypothesis"], ["question1", "question2"]];
+const PAIRS: [[&str; 2]; 4] = [
+    ["text1", "text2"],
+    ["sentence1", "sentence2"],
+    ["premise", "hypothesis"],
+    ["question1", "question2"],
+];
 const QUESTION: [&str; 2] = ["question", "query"];
 const PASSAGE: [&str; 3] = ["passage", "answer", "document"];
 const SCORE: [&str; 1] = ["score"];
@@ -48,7 +52,10 @@ pub struct Samples {
 impl Samples {
     /// Reads both files.
     pub fn open(texts: Option<&Path>, pairs: Option<&Path>) -> Result<Self> {
-        Ok(Self { texts: texts.map(Texts::open).transpose()?, pairs: pairs.map(Pairs::open).transpose()? })
+        Ok(Self {
+            texts: texts.map(Texts::open).transpose()?,
+            pairs: pairs.map(Pairs::open).transpose()?,
+        })
     }
 }
 
@@ -61,7 +68,9 @@ pub struct Texts {
 
 impl Default for Texts {
     fn default() -> Self {
-        Self { texts: SENTENCES.lines().map(str::to_owned).collect() }
+        Self {
+            texts: SENTENCES.lines().map(str::to_owned).collect(),
+        }
     }
 }
 
@@ -74,7 +83,10 @@ impl Texts {
         let texts = if has_lines(path) {
             let text = String::from_utf8(files::read(path)?).map_err(|error| {
                 Error::config_because(
-                    format!("expected UTF-8 in `{}`, but found other bytes", path.display()),
+                    format!(
+                        "expected UTF-8 in `{}`, but found other bytes",
+                        path.display()
+                    ),
                     error,
                 )
             })?;
@@ -121,7 +133,8 @@ impl Texts {
 
 /// Whether a file has a text per line, by its name.
 fn has_lines(path: &Path) -> bool {
-    path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("txt"))
+    path.extension()
+        .is_some_and(|extension| extension.eq_ignore_ascii_case("txt"))
 }
 
 /// The column with texts in a file.
@@ -161,7 +174,9 @@ impl Pairs {
         let file = ColumnFile::open(path)?;
         let shown = path.display();
         let columns = Columns::of(&file).map_err(|found| {
-            Error::config(format!("expected columns {EXPECTED} in `{shown}`, but found {found}"))
+            Error::config(format!(
+                "expected columns {EXPECTED} in `{shown}`, but found {found}"
+            ))
         })?;
         let names: Vec<&str> = columns.names.iter().map(String::as_str).collect();
         let rows = file.rows(&names, MAX_PAIRS)?;
@@ -174,7 +189,11 @@ impl Pairs {
         let column = |place| texts(path, &rows, &names, place);
         let pairs = || {
             let pairs = column(0)?.into_iter().zip(column(1)?);
-            Ok::<_, Error>(pairs.map(|(first, second)| [first, second]).collect::<Vec<_>>())
+            Ok::<_, Error>(
+                pairs
+                    .map(|(first, second)| [first, second])
+                    .collect::<Vec<_>>(),
+            )
         };
         match columns.kind {
             Kind::Scores => {
@@ -188,14 +207,22 @@ impl Pairs {
                 }
                 Ok(Self::Scores(pairs, scores))
             }
-            Kind::Labels => Ok(Self::Labels(pairs()?, several(path, labels(path, &rows, &names, 2)?)?)),
-            Kind::LabelledTexts => {
-                Ok(Self::LabelledTexts(column(0)?, several(path, labels(path, &rows, &names, 1)?)?))
-            }
+            Kind::Labels => Ok(Self::Labels(
+                pairs()?,
+                several(path, labels(path, &rows, &names, 2)?)?,
+            )),
+            Kind::LabelledTexts => Ok(Self::LabelledTexts(
+                column(0)?,
+                several(path, labels(path, &rows, &names, 1)?)?,
+            )),
             Kind::References => Ok(Self::References(pairs()?)),
             Kind::Passages => {
                 let pairs = pairs()?;
-                let distinct = pairs.iter().map(|[_, passage]| passage).collect::<BTreeSet<_>>().len();
+                let distinct = pairs
+                    .iter()
+                    .map(|[_, passage]| passage)
+                    .collect::<BTreeSet<_>>()
+                    .len();
                 if distinct < MIN_TEXTS {
                     return Err(Error::config(format!(
                         "expected at least {MIN_TEXTS} different passages in `{shown}`, of which ten are found for each \
@@ -248,9 +275,15 @@ impl Columns {
     /// Finds the columns of exactly one kind. The error says what was found instead.
     fn of(file: &ColumnFile) -> Result<Self, String> {
         let one = |names: &[&str]| named(file, names);
-        let two = || PAIRS.iter().find_map(|[first, second]| Some(vec![one(&[*first])?, one(&[*second])?]));
+        let two = || {
+            PAIRS
+                .iter()
+                .find_map(|[first, second]| Some(vec![one(&[*first])?, one(&[*second])?]))
+        };
         let with = |texts: Option<Vec<String>>, other: &[&str]| {
-            texts.zip(one(other)).map(|(texts, other)| [texts, vec![other]].concat())
+            texts
+                .zip(one(other))
+                .map(|(texts, other)| [texts, vec![other]].concat())
         };
         let text = || one(&TEXT).map(|text| vec![text]);
         let question = || one(&QUESTION).map(|question| vec![question]);
@@ -261,12 +294,19 @@ impl Columns {
             (Kind::LabelledTexts, with(text(), &LABEL)),
             (Kind::References, with(text(), &REFERENCE)),
         ];
-        let mut found = found.into_iter().filter_map(|(kind, names)| Some(Self { kind, names: names? }));
+        let mut found = found.into_iter().filter_map(|(kind, names)| {
+            Some(Self {
+                kind,
+                names: names?,
+            })
+        });
         match (found.next(), found.next()) {
             (Some(only), None) => Ok(only),
-            (Some(one), Some(other)) => {
-                Err(format!("both {} and {}; remove a column", quoted(&one.names), quoted(&other.names)))
-            }
+            (Some(one), Some(other)) => Err(format!(
+                "both {} and {}; remove a column",
+                quoted(&one.names),
+                quoted(&other.names)
+            )),
             (None, _) => Err(format!("{}; rename the columns", quoted(file.names()))),
         }
     }
@@ -279,7 +319,12 @@ pub(super) fn named(file: &ColumnFile, names: &[&str]) -> Option<String> {
 }
 
 /// The texts in a column.
-pub(super) fn texts(path: &Path, rows: &[Vec<Value>], names: &[&str], place: usize) -> Result<Vec<String>> {
+pub(super) fn texts(
+    path: &Path,
+    rows: &[Vec<Value>],
+    names: &[&str],
+    place: usize,
+) -> Result<Vec<String>> {
     let text = |(row, values): (usize, &Vec<Value>)| match &values[place] {
         Value::String(text) if !text.trim().is_empty() => Ok(text.clone()),
         other => Err(unexpected(path, "a text", names[place], row, other)),
@@ -369,14 +414,25 @@ mod tests {
             Pairs::open(&written(folder.path(), "pairs.csv", header, row, 24)).unwrap()
         };
         let kinds = [
-            pairs("id,sentence1,sentence2,score", &|n| format!("{n},a {n},b {n},{}", n % 5)),
-            pairs("premise,hypothesis,label", &|n| format!("a {n},b {n},{}", ["yes", "no"][n % 2])),
-            pairs("question1,question2,is_duplicate", &|n| format!("a {n},b {n},{}", n % 2)),
+            pairs("id,sentence1,sentence2,score", &|n| {
+                format!("{n},a {n},b {n},{}", n % 5)
+            }),
+            pairs("premise,hypothesis,label", &|n| {
+                format!("a {n},b {n},{}", ["yes", "no"][n % 2])
+            }),
+            pairs("question1,question2,is_duplicate", &|n| {
+                format!("a {n},b {n},{}", n % 2)
+            }),
             pairs("question,passage", &|n| format!("a {n},b {n}")),
-            pairs("text,label", &|n| format!("a {n},{}", ["good", "bad"][n % 2])),
+            pairs("text,label", &|n| {
+                format!("a {n},{}", ["good", "bad"][n % 2])
+            }),
             pairs("text,reference", &|n| format!("a {n},b {n}")),
         ];
-        let found: Vec<_> = kinds.iter().map(|pairs| (pairs.description(), pairs.len())).collect();
+        let found: Vec<_> = kinds
+            .iter()
+            .map(|pairs| (pairs.description(), pairs.len()))
+            .collect();
         assert_eq!(
             found,
             [
@@ -388,8 +444,13 @@ mod tests {
                 ("texts with references", 24),
             ]
         );
-        let Pairs::Scores(texts, scores) = &kinds[0] else { panic!("{:?}", kinds[0]) };
-        assert_eq!((&texts[7], scores[7]), (&["a 7".to_owned(), "b 7".to_owned()], 2.0));
+        let Pairs::Scores(texts, scores) = &kinds[0] else {
+            panic!("{:?}", kinds[0])
+        };
+        assert_eq!(
+            (&texts[7], scores[7]),
+            (&["a 7".to_owned(), "b 7".to_owned()], 2.0)
+        );
     }
 
     #[test]
@@ -414,12 +475,18 @@ mod tests {
     #[test]
     fn texts_are_lines_or_a_column() {
         let folder = tempfile::tempdir().unwrap();
-        let write =
-            |name, header: &str, rows| written(folder.path(), name, header, |n| format!("text {n}"), rows);
+        let write = |name, header: &str, rows| {
+            written(folder.path(), name, header, |n| format!("text {n}"), rows)
+        };
         let lines = Texts::open(&write("a.txt", "first", 24)).unwrap();
         let column = Texts::open(&write("a.csv", "text", 24)).unwrap();
         assert_eq!(
-            (lines.len(), column.len(), lines.lines().next(), column.lines().next()),
+            (
+                lines.len(),
+                column.len(),
+                lines.lines().next(),
+                column.lines().next()
+            ),
             (25, 24, Some("first"), Some("text 0"))
         );
         let refused = |path: &Path| {
@@ -429,17 +496,35 @@ mod tests {
                 .replace(&folder.path().display().to_string(), "[folder]")
         };
         insta::assert_snapshot!(refused(&write("b.csv", "text", 19)), @"expected 20 to 5000 texts in `[folder]/b.csv`, 20 of them different, but found 19, 19 of them different");
-        let same = written(folder.path(), "c.csv", "text", |n| format!("text {}", n % 4), 50);
+        let same = written(
+            folder.path(),
+            "c.csv",
+            "text",
+            |n| format!("text {}", n % 4),
+            50,
+        );
         insta::assert_snapshot!(refused(&same), @"expected 20 to 5000 texts in `[folder]/c.csv`, 20 of them different, but found 50, 4 of them different");
         let empty = written(
             folder.path(),
             "d.txt",
             "a",
-            |n| if n == 3 { String::new() } else { format!("text {n}") },
+            |n| {
+                if n == 3 {
+                    String::new()
+                } else {
+                    format!("text {n}")
+                }
+            },
             30,
         );
         insta::assert_snapshot!(refused(&empty), @"expected texts in `[folder]/d.txt`, but found an empty one in row 5; remove it");
-        let unknown = written(folder.path(), "e.csv", "first,second", |n| format!("a {n},b"), 30);
+        let unknown = written(
+            folder.path(),
+            "e.csv",
+            "first,second",
+            |n| format!("a {n},b"),
+            30,
+        );
         insta::assert_snapshot!(refused(&unknown), @"expected a column `text` in `[folder]/e.csv`, but found `first`, `second`; rename the column with the texts");
     }
 }

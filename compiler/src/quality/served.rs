@@ -30,7 +30,8 @@ use kivu::{
         Input,
         classification::ClassificationPipeline,
         embedding::{
-            EmbeddingOptions, EmbeddingPipeline, EmbeddingSettings, RequestedVectors, TextVectors, VectorKind,
+            EmbeddingOptions, EmbeddingPipeline, EmbeddingSettings, RequestedVectors, TextVectors,
+            VectorKind,
         },
         label_scores::LabelScoresPipeline,
         label_vectors::LabelEncoder,
@@ -74,25 +75,35 @@ pub(crate) struct Answers {
 impl Answers {
     /// Another program's answers.
     pub(super) fn of(texts: Vec<Vec<Answer>>) -> Self {
-        Self { reads: texts.len(), texts, time: Duration::ZERO }
+        Self {
+            reads: texts.len(),
+            texts,
+            time: Duration::ZERO,
+        }
     }
 
     /// The same answers at the first output only.
     pub(super) fn first_output(mut self) -> Self {
-        self.texts.iter_mut().for_each(|answers| answers.truncate(1));
+        self.texts
+            .iter_mut()
+            .for_each(|answers| answers.truncate(1));
         self
     }
 
     /// Whether all outputs have as many values as others'.
     pub(super) fn has_sizes_of(&self, other: &Self) -> bool {
-        let sizes =
-            |answers: &Self| -> Vec<usize> { answers.texts.iter().flatten().map(Answer::size).collect() };
+        let sizes = |answers: &Self| -> Vec<usize> {
+            answers.texts.iter().flatten().map(Answer::size).collect()
+        };
         sizes(self) == sizes(other)
     }
 
     /// Dense document vectors, or scores.
     pub(crate) fn values(&self) -> Vec<Vec<f32>> {
-        self.texts.iter().filter_map(|answers| Some(answers.first()?.values().to_vec())).collect()
+        self.texts
+            .iter()
+            .filter_map(|answers| Some(answers.first()?.values().to_vec()))
+            .collect()
     }
 }
 
@@ -128,9 +139,9 @@ impl ServedEncoder {
             EncoderSettings::Classification(settings) => {
                 Self::Classification(ClassificationPipeline::new(tokenizer, backend, settings)?)
             }
-            EncoderSettings::TokenClassification(settings) => {
-                Self::TokenClassification(TokenClassificationPipeline::new(tokenizer, backend, settings)?)
-            }
+            EncoderSettings::TokenClassification(settings) => Self::TokenClassification(
+                TokenClassificationPipeline::new(tokenizer, backend, settings)?,
+            ),
             EncoderSettings::LabelScores(settings) => {
                 Self::LabelScores(LabelScoresPipeline::new(tokenizer, backend, settings)?)
             }
@@ -141,7 +152,9 @@ impl ServedEncoder {
                     LabelEncoder::new(Arc::clone(tokenizer), backend, settings)
                 });
                 let labels = labels.transpose()?;
-                Self::ZeroShotEntities(ZeroShotEntitiesPipeline::new(tokenizer, backend, settings, labels)?)
+                Self::ZeroShotEntities(ZeroShotEntitiesPipeline::new(
+                    tokenizer, backend, settings, labels,
+                )?)
             }
         })
     }
@@ -151,16 +164,22 @@ impl ServedEncoder {
         Ok(match pipeline {
             Pipeline::Embedding(pipeline)
             | Pipeline::ZeroShot(ZeroShotPipeline::Embedding(pipeline, _))
-            | Pipeline::Ranking(RankingPipeline::Embedding(pipeline)) => Self::Embedding(pipeline.clone()),
+            | Pipeline::Ranking(RankingPipeline::Embedding(pipeline)) => {
+                Self::Embedding(pipeline.clone())
+            }
             Pipeline::Classification(pipeline)
             | Pipeline::ZeroShot(ZeroShotPipeline::Entailment(pipeline))
             | Pipeline::Ranking(RankingPipeline::CrossEncoder(pipeline)) => {
                 Self::Classification(pipeline.clone())
             }
             Pipeline::TokenClassification(pipeline) => Self::TokenClassification(pipeline.clone()),
-            Pipeline::ZeroShot(ZeroShotPipeline::Labels(pipeline)) => Self::LabelScores(pipeline.clone()),
+            Pipeline::ZeroShot(ZeroShotPipeline::Labels(pipeline)) => {
+                Self::LabelScores(pipeline.clone())
+            }
             Pipeline::ZeroShotEntities(pipeline) => Self::ZeroShotEntities(pipeline.clone()),
-            Pipeline::Translation(pipeline) | Pipeline::TextToText(pipeline) => return Err(pipeline),
+            Pipeline::Translation(pipeline) | Pipeline::TextToText(pipeline) => {
+                return Err(pipeline);
+            }
         })
     }
 
@@ -168,11 +187,15 @@ impl ServedEncoder {
     pub(crate) fn settings(&self) -> EncoderSettings {
         match self {
             Self::Embedding(pipeline) => EncoderSettings::Embedding(pipeline.settings().clone()),
-            Self::Classification(pipeline) => EncoderSettings::Classification(pipeline.settings().clone()),
+            Self::Classification(pipeline) => {
+                EncoderSettings::Classification(pipeline.settings().clone())
+            }
             Self::TokenClassification(pipeline) => {
                 EncoderSettings::TokenClassification(pipeline.settings().clone())
             }
-            Self::LabelScores(pipeline) => EncoderSettings::LabelScores(pipeline.settings().clone()),
+            Self::LabelScores(pipeline) => {
+                EncoderSettings::LabelScores(pipeline.settings().clone())
+            }
             Self::ZeroShotEntities(pipeline) => {
                 EncoderSettings::ZeroShotEntities(pipeline.settings().clone())
             }
@@ -206,8 +229,20 @@ impl ServedEncoder {
         match self {
             Self::Embedding(pipeline) if pipeline.settings().dense.is_some() => {
                 let texts = texts.lines().map(str::to_owned).collect();
-                let found = wait(|| embed(pipeline, texts, &[VectorKind::Dense], Some(TextRole::Document)))?;
-                Ok(Some(found.into_iter().filter_map(|vectors| vectors.dense).collect()))
+                let found = wait(|| {
+                    embed(
+                        pipeline,
+                        texts,
+                        &[VectorKind::Dense],
+                        Some(TextRole::Document),
+                    )
+                })?;
+                Ok(Some(
+                    found
+                        .into_iter()
+                        .filter_map(|vectors| vectors.dense)
+                        .collect(),
+                ))
             }
             _ => Ok(None),
         }
@@ -218,7 +253,11 @@ impl ServedEncoder {
         let started = Instant::now();
         let texts = in_parts(&texts.texts, progress, |texts| self.answers(texts))?;
         let reads = texts.len() * if self.query_form().is_some() { 2 } else { 1 };
-        Ok(Answers { texts, time: started.elapsed(), reads })
+        Ok(Answers {
+            texts,
+            time: started.elapsed(),
+            reads,
+        })
     }
 
     /// Answers to texts, which are read as documents.
@@ -229,57 +268,113 @@ impl ServedEncoder {
             Self::Classification(pipeline) => {
                 let logits = pipeline.logits(inputs(texts), TRUNCATION, deadline).await?;
                 let function = pipeline.settings().function;
-                logits.rows.iter().map(|logits| function.apply(logits)).collect()
+                logits
+                    .rows
+                    .iter()
+                    .map(|logits| function.apply(logits))
+                    .collect()
             }
-            Self::TokenClassification(pipeline) => pipeline.token_scores(texts, TRUNCATION, deadline).await?,
+            Self::TokenClassification(pipeline) => {
+                pipeline.token_scores(texts, TRUNCATION, deadline).await?
+            }
             Self::LabelScores(pipeline) => {
                 let labels = LABELS.map(str::to_owned);
-                let texts: Vec<String> =
-                    texts.into_iter().map(|text| fitting(pipeline, text, &labels)).collect();
-                let logits = pipeline.logits(&texts, &labels, "", TRUNCATION, deadline).await?;
-                logits.rows.iter().map(|logits| ScoreFunction::Sigmoid.apply(logits)).collect()
+                let texts: Vec<String> = texts
+                    .into_iter()
+                    .map(|text| fitting(pipeline, text, &labels))
+                    .collect();
+                let logits = pipeline
+                    .logits(&texts, &labels, "", TRUNCATION, deadline)
+                    .await?;
+                logits
+                    .rows
+                    .iter()
+                    .map(|logits| ScoreFunction::Sigmoid.apply(logits))
+                    .collect()
             }
             Self::ZeroShotEntities(pipeline) => {
                 let labels = Labels::new(LABELS.map(str::to_owned).into(), LABELS.len())?;
-                pipeline.span_scores(texts, &labels, TRUNCATION, deadline).await?
+                pipeline
+                    .span_scores(texts, &labels, TRUNCATION, deadline)
+                    .await?
             }
         };
-        Ok(scores.into_iter().map(|scores| vec![Answer::Vector(scores)]).collect())
+        Ok(scores
+            .into_iter()
+            .map(|scores| vec![Answer::Vector(scores)])
+            .collect())
     }
 
-    async fn vectors(&self, pipeline: &EmbeddingPipeline, texts: Vec<String>) -> Result<Vec<Vec<Answer>>> {
-        let kinds: Vec<VectorKind> = pipeline.settings().outputs().iter().map(|(kind, _)| *kind).collect();
+    async fn vectors(
+        &self,
+        pipeline: &EmbeddingPipeline,
+        texts: Vec<String>,
+    ) -> Result<Vec<Vec<Answer>>> {
+        let kinds: Vec<VectorKind> = pipeline
+            .settings()
+            .outputs()
+            .iter()
+            .map(|(kind, _)| *kind)
+            .collect();
         let documents = embed(pipeline, texts.clone(), &kinds, Some(TextRole::Document)).await?;
         let queries = match self.query_form() {
             None => Vec::new(),
-            Some(_) => embed(pipeline, texts, &[VectorKind::MultiVector], Some(TextRole::Query)).await?,
+            Some(_) => {
+                embed(
+                    pipeline,
+                    texts,
+                    &[VectorKind::MultiVector],
+                    Some(TextRole::Query),
+                )
+                .await?
+            }
         };
         let mut queries = queries.into_iter();
         let answers = documents.into_iter().map(|document| {
             let query = queries.next().and_then(|query| query.multi_vector);
-            let multi = document.multi_vector.zip(pipeline.settings().multi_vector.as_deref());
+            let multi = document
+                .multi_vector
+                .zip(pipeline.settings().multi_vector.as_deref());
             let multi = multi.map(|(document, settings)| {
                 let query = query.map(unit_vectors);
-                MultiVectors { document: unit_vectors(document), query, width: settings.dimensions }
+                MultiVectors {
+                    document: unit_vectors(document),
+                    query,
+                    width: settings.dimensions,
+                }
             });
             let dense = document.dense.map(Answer::Vector);
-            let others = [document.sparse.map(Answer::Sparse), multi.map(Answer::MultiVector)];
-            dense.into_iter().chain(others.into_iter().flatten()).collect()
+            let others = [
+                document.sparse.map(Answer::Sparse),
+                multi.map(Answer::MultiVector),
+            ];
+            dense
+                .into_iter()
+                .chain(others.into_iter().flatten())
+                .collect()
         });
         Ok(answers.collect())
     }
 
     /// Multi-vector settings, if queries and documents are encoded differently.
     fn query_form(&self) -> Option<&MultiVectorSettings> {
-        let Self::Embedding(pipeline) = self else { return None };
-        pipeline.settings().multi_vector.as_deref().filter(|multi| multi.query != multi.document)
+        let Self::Embedding(pipeline) = self else {
+            return None;
+        };
+        pipeline
+            .settings()
+            .multi_vector
+            .as_deref()
+            .filter(|multi| multi.query != multi.document)
     }
 }
 
 /// A text without its last words, if the model refuses it: labels behind a text are not truncated.
 fn fitting(pipeline: &LabelScoresPipeline, mut text: String, labels: &[String]) -> String {
     let (tokenizer, settings) = (pipeline.encoder().tokenizer(), pipeline.settings());
-    while settings.encode(tokenizer, &text, labels, settings.max_tokens).is_err()
+    while settings
+        .encode(tokenizer, &text, labels, settings.max_tokens)
+        .is_err()
         && let Some((start, _)) = text.rsplit_once(' ')
     {
         text = start.to_owned();
@@ -310,7 +405,10 @@ pub(crate) fn dense_vectors(
 ) -> Result<Vec<Vec<f32>>> {
     in_parts(&texts.texts, progress, async |texts| {
         let vectors = embed(pipeline, texts, &[VectorKind::Dense], Some(role)).await?;
-        Ok(vectors.into_iter().filter_map(|vectors| vectors.dense).collect())
+        Ok(vectors
+            .into_iter()
+            .filter_map(|vectors| vectors.dense)
+            .collect())
     })
 }
 
@@ -321,14 +419,30 @@ pub(super) async fn search_vectors(
     role: Option<TextRole>,
 ) -> Result<Vec<Answer>> {
     let settings = pipeline.settings();
-    let kinds: Vec<VectorKind> = settings.outputs().iter().map(|(kind, _)| *kind).take(1).collect();
+    let kinds: Vec<VectorKind> = settings
+        .outputs()
+        .iter()
+        .map(|(kind, _)| *kind)
+        .take(1)
+        .collect();
     let found = embed(pipeline, texts, &kinds, role).await?;
     let answer = |vectors: TextVectors| {
-        let multi = vectors.multi_vector.zip(settings.multi_vector.as_deref()).map(|(vectors, multi)| {
-            let document = unit_vectors(vectors);
-            Answer::MultiVector(MultiVectors { document, query: None, width: multi.dimensions })
-        });
-        vectors.dense.map(Answer::Vector).or(vectors.sparse.map(Answer::Sparse)).or(multi)
+        let multi = vectors
+            .multi_vector
+            .zip(settings.multi_vector.as_deref())
+            .map(|(vectors, multi)| {
+                let document = unit_vectors(vectors);
+                Answer::MultiVector(MultiVectors {
+                    document,
+                    query: None,
+                    width: multi.dimensions,
+                })
+            });
+        vectors
+            .dense
+            .map(Answer::Vector)
+            .or(vectors.sparse.map(Answer::Sparse))
+            .or(multi)
     };
     Ok(found.into_iter().filter_map(answer).collect())
 }
@@ -352,8 +466,18 @@ async fn embed(
         dimensions: None,
         max_values: usize::MAX,
     };
-    let requested = RequestedVectors { kinds: kinds.to_vec(), max_active_dims: None };
-    let found = pipeline.embed_kinds(inputs(texts), &requested, &options, Deadline::within(TIMEOUT)).await?;
+    let requested = RequestedVectors {
+        kinds: kinds.to_vec(),
+        max_active_dims: None,
+    };
+    let found = pipeline
+        .embed_kinds(
+            inputs(texts),
+            &requested,
+            &options,
+            Deadline::within(TIMEOUT),
+        )
+        .await?;
     Ok(found.vectors)
 }
 
@@ -386,7 +510,12 @@ pub(crate) fn open_native(folder: &Path) -> Result<NativeModel> {
 /// Maps the weight files next to the graph at `path`.
 fn map_weights(graph: &[u8], path: &Path) -> Result<WeightFiles> {
     let names = WeightFiles::names(graph)?;
-    WeightFiles::map(names.into_iter().map(|name| (name.clone(), path.with_file_name(name))), Arc::default())
+    WeightFiles::map(
+        names
+            .into_iter()
+            .map(|name| (name.clone(), path.with_file_name(name))),
+        Arc::default(),
+    )
 }
 
 /// Opens an encoder's graph in an engine, on all CPUs.
@@ -398,7 +527,13 @@ fn open_graph(runtime: Runtime, path: &Path, engine: Engine) -> Result<Arc<dyn B
     let graph = files::read(path)?;
     let weights = map_weights(&graph, path)?;
     Ok(match TableModel::is_in(&graph)? {
-        true => Arc::new(TableBackend::new(TableModel::open(&graph, weights)?, threads)),
-        false => Arc::new(NativeBackend::start(NativeModel::open(&graph, weights)?, threads)?),
+        true => Arc::new(TableBackend::new(
+            TableModel::open(&graph, weights)?,
+            threads,
+        )),
+        false => Arc::new(NativeBackend::start(
+            NativeModel::open(&graph, weights)?,
+            threads,
+        )?),
     })
 }

@@ -66,15 +66,30 @@ pub(crate) struct Forms<'a> {
 impl Forms<'_> {
     /// Opens both graphs, each for half the CPUs.
     pub(crate) fn open(&self, runtime: Runtime, settings: &Seq2SeqSettings) -> Result<Pair> {
-        let threads = thread::available_parallelism().map_or(1, |threads| threads.get().div_ceil(2));
+        let threads =
+            thread::available_parallelism().map_or(1, |threads| threads.get().div_ceil(2));
         let threads = NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN);
         let [reference, quantized] = self.folders;
-        let forms: [Form; 2] =
-            [open_graphs(runtime, reference, threads)?, open_graphs(runtime, quantized, threads)?];
-        let Files { tokenizer, target, shortlist } = Files::read(quantized, settings)?;
+        let forms: [Form; 2] = [
+            open_graphs(runtime, reference, threads)?,
+            open_graphs(runtime, quantized, threads)?,
+        ];
+        let Files {
+            tokenizer,
+            target,
+            shortlist,
+        } = Files::read(quantized, settings)?;
         let route = Route::seq2seq(Some(Arc::clone(&forms[0])), None);
-        let parts = Seq2SeqParts { tokenizer, target, shortlist: shortlist.map(Arc::new), route };
-        Ok(Pair { generator: Generator::new(&Seq2SeqPipeline::new(parts, settings.clone())?), forms })
+        let parts = Seq2SeqParts {
+            tokenizer,
+            target,
+            shortlist: shortlist.map(Arc::new),
+            route,
+        };
+        Ok(Pair {
+            generator: Generator::new(&Seq2SeqPipeline::new(parts, settings.clone())?),
+            forms,
+        })
     }
 }
 
@@ -90,7 +105,10 @@ pub(crate) fn measure(
     let texts = own.unwrap_or_else(|| texts(languages, bytes[0]).collect());
     let totals = pair.totals(&texts, progress)?;
     // Both forms run at the same time on half the CPUs each, one text at a time.
-    Ok((totals.quality(texts.len()), Comparison::new(bytes, totals.times, texts.len())))
+    Ok((
+        totals.quality(texts.len()),
+        Comparison::new(bytes, totals.times, texts.len()),
+    ))
 }
 
 /// Quality of an opened model's texts against another form's, and the number of texts.
@@ -103,7 +121,9 @@ pub(crate) fn quality_of(
     let forms = [local(reference)?, local(quantized)?];
     let own: Option<Vec<&str>> = own.map(|texts| texts.lines().collect());
     let texts = own.unwrap_or_else(|| texts(&quantized.settings().languages, 0).collect());
-    Ok(Pair { generator, forms }.totals(&texts, progress)?.quality(texts.len()))
+    Ok(Pair { generator, forms }
+        .totals(&texts, progress)?
+        .quality(texts.len()))
 }
 
 /// A generator's results on texts with references.
@@ -118,7 +138,9 @@ pub(crate) fn references(
 /// The languages between which sample texts are translated.
 pub(crate) fn languages(pipeline: &Seq2SeqPipeline) -> Option<String> {
     let Seq2SeqOptions { source, target, .. } = options(pipeline, MAX_NEW_TOKENS);
-    source.zip(target).map(|(source, target)| format!("{source} to {target}"))
+    source
+        .zip(target)
+        .map(|(source, target)| format!("{source} to {target}"))
 }
 
 /// The graphs in this process.
@@ -131,18 +153,39 @@ fn local(pipeline: &Seq2SeqPipeline) -> Result<Form> {
 }
 
 /// Generates a few tokens with the bundle's graphs, to check that they run. Returns the model.
-pub(crate) fn check(runtime: Runtime, folder: &Path, settings: &Seq2SeqSettings) -> Result<Seq2SeqPipeline> {
+pub(crate) fn check(
+    runtime: Runtime,
+    folder: &Path,
+    settings: &Seq2SeqSettings,
+) -> Result<Seq2SeqPipeline> {
     let threads = thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-    let Files { tokenizer, target, shortlist } = Files::read(folder, settings)?;
+    let Files {
+        tokenizer,
+        target,
+        shortlist,
+    } = Files::read(folder, settings)?;
     let route = Route::seq2seq(Some(open_graphs(runtime, folder, threads)?), None);
     let shortlist = shortlist.map(Arc::new);
-    let pipeline =
-        Seq2SeqPipeline::new(Seq2SeqParts { tokenizer, target, shortlist, route }, settings.clone())?;
+    let pipeline = Seq2SeqPipeline::new(
+        Seq2SeqParts {
+            tokenizer,
+            target,
+            shortlist,
+            route,
+        },
+        settings.clone(),
+    )?;
     let options = options(&pipeline, MAX_CHECKED_TOKENS);
-    let text = texts(&settings.languages, 0).take(1).map(str::to_owned).collect();
+    let text = texts(&settings.languages, 0)
+        .take(1)
+        .map(str::to_owned)
+        .collect();
     let generated = wait(|| pipeline.generate(text, &options, Deadline::within(TIMEOUT)));
     generated.map_err(|error| {
-        Error::model_because("the model fails on a sample text; check its weights and `config.json`", error)
+        Error::model_because(
+            "the model fails on a sample text; check its weights and `config.json`",
+            error,
+        )
     })?;
     Ok(pipeline)
 }
@@ -150,15 +193,19 @@ pub(crate) fn check(runtime: Runtime, folder: &Path, settings: &Seq2SeqSettings)
 /// A model's sample texts: Portuguese if it reads Portuguese, English otherwise.
 fn texts(languages: &Languages, weight_bytes: u64) -> impl Iterator<Item = &'static str> {
     let reads_portuguese = match languages {
-        Languages::Pair { source, .. } | Languages::Prefix { source, .. } => {
-            ["pt", "por"].iter().any(|code| source.split(['-', '_']).next() == Some(code))
-        }
+        Languages::Pair { source, .. } | Languages::Prefix { source, .. } => ["pt", "por"]
+            .iter()
+            .any(|code| source.split(['-', '_']).next() == Some(code)),
         Languages::Tokens { .. }
         | Languages::Instructions { .. }
         | Languages::Tags { .. }
         | Languages::None => false,
     };
-    let list = if reads_portuguese { PORTUGUESE } else { SENTENCES };
+    let list = if reads_portuguese {
+        PORTUGUESE
+    } else {
+        SENTENCES
+    };
     let count = MAX_TEXTS as u64 * MAX_WEIGHT_BYTES / weight_bytes.max(MAX_WEIGHT_BYTES);
     let short = list.lines().filter(|text| text.len() <= MAX_TEXT_BYTES);
     short.take((count as usize).max(MIN_TEXTS))
@@ -178,21 +225,37 @@ impl Files {
         let target = settings.target_tokenizer.as_deref().unwrap_or(TOKENIZER);
         let target = Arc::new(Tokenizer::from_json(&read(target)?)?);
         let shortlist = settings.shortlist.as_deref();
-        let shortlist = shortlist.map(|name| Shortlist::from_bytes(&read(name)?)).transpose()?;
-        Ok(Self { tokenizer, target, shortlist })
+        let shortlist = shortlist
+            .map(|name| Shortlist::from_bytes(&read(name)?))
+            .transpose()?;
+        Ok(Self {
+            tokenizer,
+            target,
+            shortlist,
+        })
     }
 }
 
 fn open_graphs(runtime: Runtime, folder: &Path, threads: NonZeroUsize) -> Result<Form> {
     let graphs = [ENCODER, DECODER].map(|name| folder.join(name));
-    Ok(Arc::new(OnnxSeq2Seq::open(runtime, graphs.each_ref(), Parallelism::WithinStep(threads))?))
+    Ok(Arc::new(OnnxSeq2Seq::open(
+        runtime,
+        graphs.each_ref(),
+        Parallelism::WithinStep(threads),
+    )?))
 }
 
 /// Greedy generation of at most `max_length` tokens, from English and to Portuguese if the model has these languages.
 fn options(pipeline: &Seq2SeqPipeline, max_length: usize) -> Seq2SeqOptions {
     let pair = pipeline.directions().example_pair();
-    let requested = RequestedLanguages { source: Some(&pair.source), target: Some("portuguese") };
-    let pair = pipeline.directions().find(requested).unwrap_or(pair.clone());
+    let requested = RequestedLanguages {
+        source: Some(&pair.source),
+        target: Some("portuguese"),
+    };
+    let pair = pipeline
+        .directions()
+        .find(requested)
+        .unwrap_or(pair.clone());
     let translates = pipeline.settings().languages != Languages::None;
     Seq2SeqOptions {
         source: translates.then_some(pair.source),
@@ -273,13 +336,22 @@ impl Pair {
     }
 
     /// Both forms' results on texts with references.
-    pub(crate) fn references(&self, pairs: &Pairs, progress: &dyn Progress) -> Result<[PairFigures; 2]> {
+    pub(crate) fn references(
+        &self,
+        pairs: &Pairs,
+        progress: &dyn Progress,
+    ) -> Result<[PairFigures; 2]> {
         let [reference, quantized] = &self.forms;
         let figures = |form| self.generator.references(form, pairs, progress);
         Ok([figures(reference)?, figures(quantized)?])
     }
 
-    async fn compare(&self, text: &str, options: &Seq2SeqOptions, totals: &mut Totals) -> Result<()> {
+    async fn compare(
+        &self,
+        text: &str,
+        options: &Seq2SeqOptions,
+        totals: &mut Totals,
+    ) -> Result<()> {
         let (generator, [reference, quantized]) = (&self.generator, &self.forms);
         let whole = generator.pipeline.decoding_of(text, options)?;
         let decoding = generator.restricted(&whole);
@@ -293,9 +365,13 @@ impl Pair {
         totals.identical += usize::from(expected.text == found.text);
         totals.times[0] += expected.time;
         totals.times[1] += found.time;
-        let target: Arc<[i64]> = std::iter::once(decoding.config.start()).chain(expected.ids).collect();
-        let (expected, found) =
-            futures::try_join!(steps(reference, &decoding, &target), steps(quantized, &decoding, &target))?;
+        let target: Arc<[i64]> = std::iter::once(decoding.config.start())
+            .chain(expected.ids)
+            .collect();
+        let (expected, found) = futures::try_join!(
+            steps(reference, &decoding, &target),
+            steps(quantized, &decoding, &target)
+        )?;
         for (expected, found) in expected.into_iter().zip(found) {
             totals.steps += 1;
             totals.agreeing += usize::from(expected.likeliest == found.likeliest);
@@ -315,12 +391,17 @@ impl Pair {
 
 impl Generator {
     fn new(pipeline: &Seq2SeqPipeline) -> Self {
-        Self { pipeline: pipeline.without_shortlist(), shortlist: pipeline.shortlist().cloned() }
+        Self {
+            pipeline: pipeline.without_shortlist(),
+            shortlist: pipeline.shortlist().cloned(),
+        }
     }
 
     /// With the tokens that the shortlist allows, if there is one.
     fn restricted(&self, whole: &Decoding) -> Decoding {
-        let Some(shortlist) = &self.shortlist else { return whole.clone() };
+        let Some(shortlist) = &self.shortlist else {
+            return whole.clone();
+        };
         let source = whole.sources.rows.iter().flatten();
         let source: Vec<u32> = source.filter_map(|id| u32::try_from(*id).ok()).collect();
         within(whole, shortlist.allowed(&source, UNKNOWN))
@@ -329,28 +410,55 @@ impl Generator {
     /// With all tokens that can be generated, for a model with a shortlist.
     fn unrestricted(&self, whole: &Decoding) -> Option<Decoding> {
         let all = 0..=i64::from(self.shortlist.as_ref()?.largest());
-        Some(within(whole, all.filter(|id| *id != i64::from(UNKNOWN)).collect()))
+        Some(within(
+            whole,
+            all.filter(|id| *id != i64::from(UNKNOWN)).collect(),
+        ))
     }
 
     /// Generates greedily.
-    async fn generate(&self, form: &Form, Decoding { sources, config }: &Decoding) -> Result<Output> {
-        let infos = [SourceInfo { length: sources.rows.iter().map(Vec::len).sum(), number: 0 }];
+    async fn generate(
+        &self,
+        form: &Form,
+        Decoding { sources, config }: &Decoding,
+    ) -> Result<Output> {
+        let infos = [SourceInfo {
+            length: sources.rows.iter().map(Vec::len).sum(),
+            number: 0,
+        }];
         let config = config.clone();
-        let work =
-            move |decoder: &mut dyn Decoder| generate(decoder, &infos, &config, Deadline::within(TIMEOUT));
+        let work = move |decoder: &mut dyn Decoder| {
+            generate(decoder, &infos, &config, Deadline::within(TIMEOUT))
+        };
         let (generated, time) = run(form, sources, work).await?;
-        let ids = generated.into_iter().flatten().next().map(|text| text.ids).unwrap_or_default();
+        let ids = generated
+            .into_iter()
+            .flatten()
+            .next()
+            .map(|text| text.ids)
+            .unwrap_or_default();
         let known = ids.iter().map(|id| match &sources.shortlist {
             Some(shortlist) => shortlist.get(*id as usize).map_or(0, |id| *id as u32),
             None => *id as u32,
         });
         let target = self.pipeline.target_tokenizer();
-        let known: Vec<u32> = known.filter(|id| (*id as usize) < target.vocabulary_size()).collect();
-        Ok(Output { text: target.decode(&known, true)?, ids, time })
+        let known: Vec<u32> = known
+            .filter(|id| (*id as usize) < target.vocabulary_size())
+            .collect();
+        Ok(Output {
+            text: target.decode(&known, true)?,
+            ids,
+            time,
+        })
     }
 
     /// A form's results on texts with references.
-    fn references(&self, form: &Form, pairs: &Pairs, progress: &dyn Progress) -> Result<PairFigures> {
+    fn references(
+        &self,
+        form: &Form,
+        pairs: &Pairs,
+        progress: &dyn Progress,
+    ) -> Result<PairFigures> {
         let Pairs::References(pairs) = pairs else {
             return Err(unfit(pairs, "a model with vectors or labels"));
         };
@@ -432,27 +540,48 @@ async fn run<T: Send + 'static>(
         let _ = sender.send(work(decoder)?);
         Ok(())
     });
-    form.decode(sources.clone(), Deadline::within(TIMEOUT), work).await?;
-    let result =
-        receiver.recv().map_err(|error| Error::model_because("the graphs returned nothing", error))?;
+    form.decode(sources.clone(), Deadline::within(TIMEOUT), work)
+        .await?;
+    let result = receiver
+        .recv()
+        .map_err(|error| Error::model_because("the graphs returned nothing", error))?;
     Ok((result, started.elapsed()))
 }
 
 /// The same with a shortlist.
 fn within(decoding: &Decoding, shortlist: Vec<i64>) -> Decoding {
     let config = decoding.config.within(&shortlist);
-    Decoding { sources: SourceBatch { shortlist: Some(shortlist), ..decoding.sources.clone() }, config }
+    Decoding {
+        sources: SourceBatch {
+            shortlist: Some(shortlist),
+            ..decoding.sources.clone()
+        },
+        config,
+    }
 }
 
 impl Step {
     fn new(logits: &[f32], next: usize) -> Self {
-        let (likeliest, largest) = logits
+        let (likeliest, largest) =
+            logits
+                .iter()
+                .enumerate()
+                .fold((0, f32::MIN), |best, (place, logit)| {
+                    if *logit > best.1 {
+                        (place, *logit)
+                    } else {
+                        best
+                    }
+                });
+        let sum: f64 = logits
             .iter()
-            .enumerate()
-            .fold((0, f32::MIN), |best, (place, logit)| if *logit > best.1 { (place, *logit) } else { best });
-        let sum: f64 = logits.iter().map(|logit| f64::from(logit - largest).exp()).sum();
+            .map(|logit| f64::from(logit - largest).exp())
+            .sum();
         let logit = logits.get(next).copied().unwrap_or(f32::MIN);
-        Self { likeliest, probability: f64::from(logit - largest) - sum.ln() }
+        Self {
+            likeliest,
+            probability: f64::from(logit - largest) - sum.ln(),
+        }
     }
 }
 
@@ -484,7 +613,11 @@ fn similarity(left: &str, right: &str) -> f64 {
         let mut diagonal = 0;
         for (place, other) in right.iter().enumerate() {
             let above = row[place + 1];
-            row[place + 1] = if word == other { diagonal + 1 } else { above.max(row[place]) };
+            row[place + 1] = if word == other {
+                diagonal + 1
+            } else {
+                above.max(row[place])
+            };
             diagonal = above;
         }
     }
@@ -513,11 +646,22 @@ mod tests {
 
     #[test]
     fn texts_depend_on_the_language_and_the_size_of_a_model() {
-        let pair = |source: &str| Languages::Pair { source: source.into(), target: "de".into() };
+        let pair = |source: &str| Languages::Pair {
+            source: source.into(),
+            target: "de".into(),
+        };
         assert_eq!(texts(&pair("pt"), 0).next(), Some("Bom dia!"));
         for language in ["pt", "por_Latn", "en", "fi"] {
-            assert_eq!(texts(&pair(language), MAX_WEIGHT_BYTES).count(), MAX_TEXTS, "{language}");
-            assert_eq!(texts(&pair(language), 2_000_000_000).count(), MIN_TEXTS, "{language}");
+            assert_eq!(
+                texts(&pair(language), MAX_WEIGHT_BYTES).count(),
+                MAX_TEXTS,
+                "{language}"
+            );
+            assert_eq!(
+                texts(&pair(language), 2_000_000_000).count(),
+                MIN_TEXTS,
+                "{language}"
+            );
         }
     }
 }

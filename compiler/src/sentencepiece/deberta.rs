@@ -19,8 +19,12 @@ impl SentencePieces {
                 quoted(&FIRST)
             )));
         }
-        let vocabulary: Vec<Value> =
-            self.0.pieces.iter().map(|piece| json!([piece.piece, piece.score])).collect();
+        let vocabulary: Vec<Value> = self
+            .0
+            .pieces
+            .iter()
+            .map(|piece| json!([piece.piece, piece.score]))
+            .collect();
         let added = FIRST.iter().enumerate().chain([(vocabulary.len(), &MASK)]);
         let added = added.map(|(id, content)| {
             json!({
@@ -31,12 +35,14 @@ impl SentencePieces {
         let added: Vec<Value> = added.collect();
         let strip = json!({"type": "Strip", "strip_left": true, "strip_right": true});
         let spaces = json!({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "});
-        let normalizers: Vec<Value> =
-            [Some(strip), precompiled(&self.0), Some(spaces)].into_iter().flatten().collect();
-        let words =
-            json!({"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "always", "split": true});
+        let normalizers: Vec<Value> = [Some(strip), precompiled(&self.0), Some(spaces)]
+            .into_iter()
+            .flatten()
+            .collect();
+        let words = json!({"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "always", "split": true});
         let text = |name: &str, kind: u32| json!({"Sequence": {"id": name, "type_id": kind}});
-        let special = |name: &str, kind: u32| json!({"SpecialToken": {"id": name, "type_id": kind}});
+        let special =
+            |name: &str, kind: u32| json!({"SpecialToken": {"id": name, "type_id": kind}});
         let token = |id: usize| json!({"id": FIRST[id], "ids": [id], "tokens": [FIRST[id]]});
         let [_, first, last, _] = FIRST;
         let tokenizer = json!({

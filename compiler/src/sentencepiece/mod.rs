@@ -16,7 +16,9 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use prost::Message;
 use serde_json::{Value, json};
 
-use self::proto::{BPE, BYTE, ModelProto, NORMAL, SentencePiece, TrainerSpec, UNIGRAM, USER_DEFINED};
+use self::proto::{
+    BPE, BYTE, ModelProto, NORMAL, SentencePiece, TrainerSpec, UNIGRAM, USER_DEFINED,
+};
 use crate::files::read;
 use kivu::{
     error::{Error, Result},
@@ -64,7 +66,12 @@ pub(super) struct Token {
 
 impl Token {
     pub(super) fn new(id: u32, is_special: bool) -> Self {
-        Self { id, is_special, takes_left: false, takes_right: false }
+        Self {
+            id,
+            is_special,
+            takes_left: false,
+            takes_right: false,
+        }
     }
 }
 
@@ -82,7 +89,10 @@ impl SentencePieces {
     pub(super) fn open(path: &Path) -> Result<Self> {
         let bytes = read(path)?;
         let unusable = |what: &str| {
-            Error::model(format!("expected a SentencePiece model in `{}`, but found {what}", path.display()))
+            Error::model(format!(
+                "expected a SentencePiece model in `{}`, but found {what}",
+                path.display()
+            ))
         };
         let model = ModelProto::decode(bytes.as_slice()).map_err(|_| unusable("something else"))?;
         if model.pieces.is_empty() {
@@ -95,10 +105,22 @@ impl SentencePieces {
                 trainer.byte_fallback && trainer.model_type.unwrap_or(UNIGRAM) != UNIGRAM,
                 "byte pairs with `byte_fallback`",
             ),
-            (trainer.treat_whitespace_as_suffix, "`treat_whitespace_as_suffix`"),
-            (normalizer.add_dummy_prefix == Some(false), "`add_dummy_prefix` false"),
-            (normalizer.remove_extra_whitespaces == Some(false), "`remove_extra_whitespaces` false"),
-            (normalizer.escape_whitespaces == Some(false), "`escape_whitespaces` false"),
+            (
+                trainer.treat_whitespace_as_suffix,
+                "`treat_whitespace_as_suffix`",
+            ),
+            (
+                normalizer.add_dummy_prefix == Some(false),
+                "`add_dummy_prefix` false",
+            ),
+            (
+                normalizer.remove_extra_whitespaces == Some(false),
+                "`remove_extra_whitespaces` false",
+            ),
+            (
+                normalizer.escape_whitespaces == Some(false),
+                "`escape_whitespaces` false",
+            ),
         ];
         if let Some((_, found)) = unsupported.iter().find(|(is_found, _)| *is_found) {
             return Err(unusable(&format!(
@@ -115,10 +137,21 @@ impl SentencePieces {
 
     /// Builds the tokenizer for `vocabulary`'s ids.
     pub(super) fn tokenizer(&self, vocabulary: &Vocabulary) -> Result<BuiltTokenizer> {
-        let unknown = vocabulary.tokens.get(&vocabulary.unknown).map(|token| token.id).ok_or_else(|| {
-            Error::model(format!("expected `{}` in the vocabulary, but found none", vocabulary.unknown))
-        })?;
-        let kind = self.0.trainer_spec.as_ref().and_then(|TrainerSpec { model_type, .. }| *model_type);
+        let unknown = vocabulary
+            .tokens
+            .get(&vocabulary.unknown)
+            .map(|token| token.id)
+            .ok_or_else(|| {
+                Error::model(format!(
+                    "expected `{}` in the vocabulary, but found none",
+                    vocabulary.unknown
+                ))
+            })?;
+        let kind = self
+            .0
+            .trainer_spec
+            .as_ref()
+            .and_then(|TrainerSpec { model_type, .. }| *model_type);
         let (model, unknown_tokens) = match kind.unwrap_or(UNIGRAM) {
             UNIGRAM => self.unigram(vocabulary, unknown),
             BPE => (self.byte_pairs(vocabulary, unknown), None),
@@ -128,16 +161,27 @@ impl SentencePieces {
                 )));
             }
         };
-        let end = vocabulary.end.and_then(|end| Some((end, vocabulary.tokens.get(end)?.id)));
-        let json = to_json(&model, &self.normalizer(), &self.added_tokens(vocabulary), end)?;
-        Ok(BuiltTokenizer { json, unknown_tokens })
+        let end = vocabulary
+            .end
+            .and_then(|end| Some((end, vocabulary.tokens.get(end)?.id)));
+        let json = to_json(
+            &model,
+            &self.normalizer(),
+            &self.added_tokens(vocabulary),
+            end,
+        )?;
+        Ok(BuiltTokenizer {
+            json,
+            unknown_tokens,
+        })
     }
 
     /// A unigram model; its ids are list indices. Ids without a piece get a name that no text contains; pieces without
     /// an id are appended to the list.
     fn unigram(&self, vocabulary: &Vocabulary, unknown: u32) -> (Value, Option<UnknownTokens>) {
-        let mut list: Vec<(String, f32)> =
-            (0..vocabulary.length()).map(|id| (format!("{UNMATCHED}{id}"), 0.0)).collect();
+        let mut list: Vec<(String, f32)> = (0..vocabulary.length())
+            .map(|id| (format!("{UNMATCHED}{id}"), 0.0))
+            .collect();
         for (content, token) in &vocabulary.tokens {
             list[token.id as usize].0.clone_from(content);
         }
@@ -148,11 +192,12 @@ impl SentencePieces {
                 None => list.push((piece.clone(), *score)),
             }
         }
-        let unknown_tokens =
-            (list.len() > known).then_some(UnknownTokens { from: known as u32, read_as: unknown });
+        let unknown_tokens = (list.len() > known).then_some(UnknownTokens {
+            from: known as u32,
+            read_as: unknown,
+        });
         let byte_fallback = self.has_bytes();
-        let model =
-            json!({"type": "Unigram", "unk_id": unknown, "vocab": list, "byte_fallback": byte_fallback});
+        let model = json!({"type": "Unigram", "unk_id": unknown, "vocab": list, "byte_fallback": byte_fallback});
         (model, unknown_tokens)
     }
 
@@ -170,8 +215,11 @@ impl SentencePieces {
 
     /// Merges that yield pieces, ordered by the piece's score.
     fn merges(&self) -> Vec<[&str; 2]> {
-        let ranks: HashMap<&str, usize> =
-            self.normal().enumerate().map(|(rank, piece)| (piece.piece.as_str(), rank)).collect();
+        let ranks: HashMap<&str, usize> = self
+            .normal()
+            .enumerate()
+            .map(|(rank, piece)| (piece.piece.as_str(), rank))
+            .collect();
         let mut merges: Vec<(f32, [usize; 2], [&str; 2])> = Vec::new();
         for SentencePiece { piece, score, .. } in self.normal() {
             for (place, _) in piece.char_indices().skip(1) {
@@ -187,13 +235,17 @@ impl SentencePieces {
 
     /// Whether unknown characters are spelled as bytes.
     fn has_bytes(&self) -> bool {
-        self.0.trainer_spec.as_ref().is_some_and(|trainer| trainer.byte_fallback)
+        self.0
+            .trainer_spec
+            .as_ref()
+            .is_some_and(|trainer| trainer.byte_fallback)
     }
 
     /// Pieces that occur in texts, including byte pieces.
     fn normal(&self) -> impl Iterator<Item = &SentencePiece> {
         let is_normal = |piece: &&SentencePiece| {
-            matches!(piece.r#type, None | Some(NORMAL | USER_DEFINED | BYTE)) && !piece.piece.is_empty()
+            matches!(piece.r#type, None | Some(NORMAL | USER_DEFINED | BYTE))
+                && !piece.piece.is_empty()
         };
         self.0.pieces.iter().filter(is_normal)
     }
@@ -211,15 +263,30 @@ impl SentencePieces {
 
     /// Tokens found in a text before it is split into pieces.
     fn added_tokens(&self, vocabulary: &Vocabulary) -> Vec<Value> {
-        let defined = self.0.pieces.iter().filter(|piece| piece.r#type == Some(USER_DEFINED));
+        let defined = self
+            .0
+            .pieces
+            .iter()
+            .filter(|piece| piece.r#type == Some(USER_DEFINED));
         let defined = defined.filter_map(|SentencePiece { piece, .. }| {
-            Some((piece.clone(), Token::new(*vocabulary.ids.get(piece)?, false)))
+            Some((
+                piece.clone(),
+                Token::new(*vocabulary.ids.get(piece)?, false),
+            ))
         });
         // Ids without a name are decoded to nothing.
-        let unnamed = vocabulary.all().into_iter().filter(|(name, _)| name.starts_with(UNMATCHED));
+        let unnamed = vocabulary
+            .all()
+            .into_iter()
+            .filter(|(name, _)| name.starts_with(UNMATCHED));
         let unnamed = unnamed.map(|(name, id)| (name, Token::new(id, true)));
-        let mut tokens: Vec<_> =
-            vocabulary.tokens.clone().into_iter().chain(defined).chain(unnamed).collect();
+        let mut tokens: Vec<_> = vocabulary
+            .tokens
+            .clone()
+            .into_iter()
+            .chain(defined)
+            .chain(unnamed)
+            .collect();
         tokens.sort_by_key(|(_, token)| token.id);
         let added = tokens.into_iter().map(|(content, token)| {
             json!({
@@ -233,7 +300,10 @@ impl SentencePieces {
 
 /// Normalization by the model's character map, if it has one.
 fn precompiled(model: &ModelProto) -> Option<Value> {
-    let map = model.normalizer_spec.as_ref().map(|spec| &spec.precompiled_charsmap);
+    let map = model
+        .normalizer_spec
+        .as_ref()
+        .map(|spec| &spec.precompiled_charsmap);
     let map = map.filter(|map| !map.is_empty())?;
     Some(json!({"type": "Precompiled", "precompiled_charsmap": STANDARD.encode(map)}))
 }
@@ -265,16 +335,28 @@ impl Vocabulary {
 
     /// All ids by name. Unnamed ids get a name that no text contains.
     fn all(&self) -> BTreeMap<String, u32> {
-        let tokens = self.tokens.iter().map(|(content, token)| (content, token.id));
+        let tokens = self
+            .tokens
+            .iter()
+            .map(|(content, token)| (content, token.id));
         let pieces = self.ids.iter().map(|(piece, id)| (piece, *id));
-        let named: BTreeMap<u32, &String> = pieces.chain(tokens).map(|(name, id)| (id, name)).collect();
-        let name = |id| named.get(&id).map_or_else(|| format!("{UNMATCHED}{id}"), |name| (*name).clone());
+        let named: BTreeMap<u32, &String> =
+            pieces.chain(tokens).map(|(name, id)| (id, name)).collect();
+        let name = |id| {
+            named
+                .get(&id)
+                .map_or_else(|| format!("{UNMATCHED}{id}"), |name| (*name).clone())
+        };
         (0..self.length() as u32).map(|id| (name(id), id)).collect()
     }
 
     /// Number of ids, unnamed ones included.
     fn length(&self) -> usize {
-        let ids = self.ids.values().copied().chain(self.tokens.values().map(|token| token.id));
+        let ids = self
+            .ids
+            .values()
+            .copied()
+            .chain(self.tokens.values().map(|token| token.id));
         ids.max().map_or(0, |id| id as usize + 1).max(self.size)
     }
 
@@ -293,8 +375,7 @@ fn to_json(
     added_tokens: &[Value],
     end: Option<(&str, u32)>,
 ) -> Result<Vec<u8>> {
-    let spaces =
-        json!({"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "always", "split": true});
+    let spaces = json!({"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "always", "split": true});
     let decoder = match model["byte_fallback"] == true {
         true => json!({"type": "Sequence", "decoders": [{"type": "ByteFallback"}, spaces]}),
         false => spaces.clone(),
@@ -312,5 +393,6 @@ fn to_json(
         "normalizer": normalizer, "pre_tokenizer": spaces, "post_processor": template, "decoder": decoder,
         "model": model,
     });
-    serde_json::to_vec(&tokenizer).map_err(|error| Error::model_because("cannot write the tokenizer", error))
+    serde_json::to_vec(&tokenizer)
+        .map_err(|error| Error::model_because("cannot write the tokenizer", error))
 }

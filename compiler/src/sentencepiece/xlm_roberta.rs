@@ -16,16 +16,24 @@ impl SentencePieces {
     /// The `tokenizer.json`.
     pub(crate) fn xlm_roberta(&self) -> Result<Vec<u8>> {
         let first = FIRST.iter().map(|token| json!([token, 0.0]));
-        let pieces = self.0.pieces.iter().skip(REPLACED).map(|piece| json!([piece.piece, piece.score]));
+        let pieces = self
+            .0
+            .pieces
+            .iter()
+            .skip(REPLACED)
+            .map(|piece| json!([piece.piece, piece.score]));
         let vocabulary: Vec<Value> = first.chain(pieces).chain([json!([MASK, 0.0])]).collect();
         let ids = FIRST.iter().zip(0..).chain([(&MASK, vocabulary.len() - 1)]);
-        let tokens: Vec<Value> = ids.map(|(token, id)| added(token, &json!(id), *token == MASK)).collect();
+        let tokens: Vec<Value> = ids
+            .map(|(token, id)| added(token, &json!(id), *token == MASK))
+            .collect();
         let strip = json!({"type": "Strip", "strip_left": false, "strip_right": true});
         let spaces = json!({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": SPACE});
-        let normalizers: Vec<Value> =
-            [precompiled(&self.0), Some(strip), Some(spaces)].into_iter().flatten().collect();
-        let words =
-            json!({"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "always", "split": true});
+        let normalizers: Vec<Value> = [precompiled(&self.0), Some(strip), Some(spaces)]
+            .into_iter()
+            .flatten()
+            .collect();
+        let words = json!({"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "always", "split": true});
         let [begin, _, end, _] = FIRST;
         let special = |token| named("SpecialToken", token, 0);
         let text = |name| named("Sequence", name, 0);

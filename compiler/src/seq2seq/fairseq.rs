@@ -32,12 +32,25 @@ pub(crate) fn has_labels(config: &ConfigFile) -> bool {
 const MAX_POSITION_VALUES: usize = 1 << 28;
 
 /// Model shape for the given weights and source and target vocabulary sizes.
-pub(crate) fn model(config: &ConfigFile, weights: &Weights, sizes: [usize; 2]) -> Result<Seq2SeqModel> {
-    let (hidden, length) = (config.require_size("d_model")?, config.require_size("max_position_embeddings")?);
+pub(crate) fn model(
+    config: &ConfigFile,
+    weights: &Weights,
+    sizes: [usize; 2],
+) -> Result<Seq2SeqModel> {
+    let (hidden, length) = (
+        config.require_size("d_model")?,
+        config.require_size("max_position_embeddings")?,
+    );
     let stack = |half: &str| -> Result<Stack> {
         let size = |of: &str| config.require_size(&format!("{half}_{of}"));
-        let (layers, heads, intermediate) = (size("layers")?, size("attention_heads")?, size("ffn_dim")?);
-        Ok(Stack { layers, heads, head: head_width(hidden, heads)?, intermediate })
+        let (layers, heads, intermediate) =
+            (size("layers")?, size("attention_heads")?, size("ffn_dim")?);
+        Ok(Stack {
+            layers,
+            heads,
+            head: head_width(hidden, heads)?,
+            intermediate,
+        })
     };
     let padding: i64 = config.require("pad_token_id")?;
     // The table may be computed, so that no weight confirms its size.
@@ -50,12 +63,34 @@ pub(crate) fn model(config: &ConfigFile, weights: &Weights, sizes: [usize; 2]) -
              times {hidden}, with the padding at {padding}"
         )));
     }
-    let sinusoids = |waves, padding| Positions::Sinusoidal(Sinusoids { length, waves, padding });
-    let has_positions = weights.has(&format!("{}{}", weights.prefix, Names::positions(Half::Encoder)));
+    let sinusoids = |waves, padding| {
+        Positions::Sinusoidal(Sinusoids {
+            length,
+            waves,
+            padding,
+        })
+    };
+    let has_positions = weights.has(&format!(
+        "{}{}",
+        weights.prefix,
+        Names::positions(Half::Encoder)
+    ));
     let (norms, positions) = match config.model_type() {
         MARIAN => (Norms::After, sinusoids(Waves::ShortOfTheEnd, None)),
-        BART => (Norms::After, Positions::Learned { length, unused: UNUSED_POSITIONS }),
-        MBART => (Norms::Before, Positions::Learned { length, unused: UNUSED_POSITIONS }),
+        BART => (
+            Norms::After,
+            Positions::Learned {
+                length,
+                unused: UNUSED_POSITIONS,
+            },
+        ),
+        MBART => (
+            Norms::Before,
+            Positions::Learned {
+                length,
+                unused: UNUSED_POSITIONS,
+            },
+        ),
         // Most files have the sinusoids, some rounded to 16 bits.
         PEGASUS if has_positions => (Norms::Before, Positions::Learned { length, unused: 0 }),
         PEGASUS => (Norms::Before, sinusoids(Waves::ShortOfTheEnd, None)),
@@ -84,7 +119,11 @@ pub(crate) fn model(config: &ConfigFile, weights: &Weights, sizes: [usize; 2]) -
         norm: NormKind::Layer { has_bias: true },
         epsilon: EPSILON,
         positions,
-        scale: if config.get("scale_embedding")?.unwrap_or(is_m2m100) { (hidden as f32).sqrt() } else { 1.0 },
+        scale: if config.get("scale_embedding")?.unwrap_or(is_m2m100) {
+            (hidden as f32).sqrt()
+        } else {
+            1.0
+        },
         normalizes_embeddings: is_bart,
         attention_scale: None,
         output_scale: 1.0,
@@ -107,7 +146,9 @@ fn check_sinusoids(sinusoids: &Sinusoids, weights: &Weights, hidden: usize) -> R
         let expected = sinusoids.table(hidden);
         let is_same = |(found, expected): (&f32, &f32)| (found - expected).abs() <= TOLERANCE;
         if !found.values.iter().zip(&expected).all(is_same) {
-            return Err(Error::model(format!("expected sinusoids in `{name}`, but found other positions")));
+            return Err(Error::model(format!(
+                "expected sinusoids in `{name}`, but found other positions"
+            )));
         }
     }
     Ok(())
@@ -124,15 +165,26 @@ mod tests {
 
     #[test]
     fn defaults_are_those_of_the_config_classes() {
-        const FIXTURES: [&str; 7] =
-            ["tiny-bart", "tiny-m2m100", "tiny-marian", "tiny-mbart", "tiny-mt5", "tiny-pegasus", "tiny-t5"];
+        const FIXTURES: [&str; 7] = [
+            "tiny-bart",
+            "tiny-m2m100",
+            "tiny-marian",
+            "tiny-mbart",
+            "tiny-mt5",
+            "tiny-pegasus",
+            "tiny-t5",
+        ];
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
         let read = |path: &str| -> Map<String, Value> {
             serde_json::from_slice(&std::fs::read(folder.join(path)).unwrap()).unwrap()
         };
         let defaults = read("published/defaults.json");
-        let table = crate::weights::Weight { shape: vec![1, 1], values: vec![0.0] };
-        let weights = Weights::of_tensors([("shared.weight".to_owned(), table)].into(), String::new());
+        let table = crate::weights::Weight {
+            shape: vec![1, 1],
+            values: vec![0.0],
+        };
+        let weights =
+            Weights::of_tensors([("shared.weight".to_owned(), table)].into(), String::new());
         for fixture in FIXTURES {
             let fields = read(&format!("models/{fixture}/config.json"));
             let model_type = fields["model_type"].as_str().unwrap();
@@ -150,8 +202,14 @@ mod tests {
                 let mut with = without.clone();
                 with.insert(key.clone(), default.clone());
                 // Some configs are invalid without the key.
-                let Ok(without) = describe(&without) else { continue };
-                assert_eq!(without, describe(&with).unwrap_or_default(), "{model_type}: {key}");
+                let Ok(without) = describe(&without) else {
+                    continue;
+                };
+                assert_eq!(
+                    without,
+                    describe(&with).unwrap_or_default(),
+                    "{model_type}: {key}"
+                );
             }
         }
     }

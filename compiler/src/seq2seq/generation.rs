@@ -18,11 +18,17 @@ use kivu::{
 /// Generation settings from `generation_config.json`, or from `config.json` if that file does not exist.
 pub(crate) fn generation(folder: &Path, config: &ConfigFile) -> Result<GenerationSettings> {
     let own = ConfigFile::open_if_exists(folder, "generation_config.json")?;
-    let forced = if own.is_none() { forced_tokens(config)? } else { GenerationOptions::default() };
+    let forced = if own.is_none() {
+        forced_tokens(config)?
+    } else {
+        GenerationOptions::default()
+    };
     let config = own.as_ref().unwrap_or(config);
     let eos_token_ids = config.require::<OneOrMany<i64>>("eos_token_id")?.into_vec();
     let Some(end) = eos_token_ids.first().copied() else {
-        return Err(Error::model("expected at least one `eos_token_id`, but found an empty list"));
+        return Err(Error::model(
+            "expected at least one `eos_token_id`, but found an empty list",
+        ));
     };
     let defaults = options(config.fields())?.or(&forced);
     Ok(GenerationSettings {
@@ -36,13 +42,22 @@ pub(crate) fn generation(folder: &Path, config: &ConfigFile) -> Result<Generatio
 
 /// Refuses tokens in `generation` beyond the model's `rows`, and start, end or padding tokens that the tokenizer does not
 /// treat as special, since they would be decoded into texts.
-pub(super) fn check_tokens(generation: &GenerationSettings, tokenizer: &[u8], rows: usize) -> Result<()> {
+pub(super) fn check_tokens(
+    generation: &GenerationSettings,
+    tokenizer: &[u8],
+    rows: usize,
+) -> Result<()> {
     let special = special_ids(tokenizer)?;
     let ends = [
         ("decoder_start_token_id", generation.decoder_start_token_id),
         ("pad_token_id", generation.pad_token_id),
     ];
-    let ends = ends.into_iter().chain(generation.eos_token_ids.iter().map(|id| ("eos_token_id", *id)));
+    let ends = ends.into_iter().chain(
+        generation
+            .eos_token_ids
+            .iter()
+            .map(|id| ("eos_token_id", *id)),
+    );
     if let Some((name, id)) = ends.clone().find(|(_, id)| !special.contains(id)) {
         return Err(Error::model(format!(
             "expected a special token as `{name}`, but found {id}, which is not among `added_tokens` with `special` \
@@ -50,15 +65,23 @@ pub(super) fn check_tokens(generation: &GenerationSettings, tokenizer: &[u8], ro
         )));
     }
     let options = &generation.defaults;
-    let forced = options.forced_eos_token_id.iter().flat_map(|ids| ids.as_slice());
-    let others = options.forced_bos_token_id.map(|id| ("forced_bos_token_id", id)).into_iter();
-    let mut others = others.chain(forced.map(|id| ("forced_eos_token_id", *id))).chain(ends);
+    let forced = options
+        .forced_eos_token_id
+        .iter()
+        .flat_map(|ids| ids.as_slice());
+    let others = options
+        .forced_bos_token_id
+        .map(|id| ("forced_bos_token_id", id))
+        .into_iter();
+    let mut others = others
+        .chain(forced.map(|id| ("forced_eos_token_id", *id)))
+        .chain(ends);
     let is_known = |id: i64| usize::try_from(id).is_ok_and(|id| id < rows);
     match others.find(|(_, id)| !is_known(*id)) {
         None => Ok(()),
-        Some((name, id)) => {
-            Err(Error::model(format!("expected a `{name}` below {rows}, the model's ids, but found {id}")))
-        }
+        Some((name, id)) => Err(Error::model(format!(
+            "expected a `{name}` below {rows}, the model's ids, but found {id}"
+        ))),
     }
 }
 
@@ -75,7 +98,12 @@ fn special_ids(tokenizer: &[u8]) -> Result<Vec<i64>> {
     }
     let file: File = serde_json::from_slice(tokenizer)
         .map_err(|error| Error::model_because("cannot read the tokenizer", error))?;
-    Ok(file.added_tokens.into_iter().filter(|token| token.special).map(|token| token.id).collect())
+    Ok(file
+        .added_tokens
+        .into_iter()
+        .filter(|token| token.special)
+        .map(|token| token.id)
+        .collect())
 }
 
 /// The decoder's start token, alone or as a one-element list. Longer lists have one per text in a batch.
@@ -101,8 +129,13 @@ fn forced_tokens(config: &ConfigFile) -> Result<GenerationOptions> {
     // A `null` field forces nothing.
     let is_given = config.fields().contains_key("forced_eos_token_id");
     // The option's name in old BART files.
-    let forces_begin = config.model_type() == BART && config.is_set("force_bos_token_to_be_generated")?;
-    let begin = if forces_begin { Some(config.get("bos_token_id")?.unwrap_or(0)) } else { None };
+    let forces_begin =
+        config.model_type() == BART && config.is_set("force_bos_token_to_be_generated")?;
+    let begin = if forces_begin {
+        Some(config.get("bos_token_id")?.unwrap_or(0))
+    } else {
+        None
+    };
     Ok(GenerationOptions {
         forced_bos_token_id: begin,
         forced_eos_token_id: end.filter(|_| !is_given).map(TokenIds::One),
@@ -118,7 +151,9 @@ fn options(fields: &Map<String, Value>) -> Result<GenerationOptions> {
         names.remove(name);
     }
     let fields = fields.iter().filter(|(name, _)| names.contains(*name));
-    let fields: Map<String, Value> = fields.map(|(name, value)| (name.clone(), value.clone())).collect();
+    let fields: Map<String, Value> = fields
+        .map(|(name, value)| (name.clone(), value.clone()))
+        .collect();
     serde_json::from_value(Value::Object(fields))
         .map_err(|error| Error::model_because("cannot read the generation options", error))
 }
@@ -137,10 +172,17 @@ pub(super) fn for_pipeline(
     const NEW_TOKENS: usize = 256;
     /// Maximum length in `transformers` that counts as unset.
     const DEFAULT_LENGTH: usize = 20;
-    let of_task = of_tasks(config)?.get(task).and_then(Value::as_object).cloned().unwrap_or_default();
+    let of_task = of_tasks(config)?
+        .get(task)
+        .and_then(Value::as_object)
+        .cloned()
+        .unwrap_or_default();
     let mut defaults = settings.defaults;
     defaults.num_beams = Some(BEAMS);
-    if defaults.max_length.is_none_or(|length| length == DEFAULT_LENGTH) {
+    if defaults
+        .max_length
+        .is_none_or(|length| length == DEFAULT_LENGTH)
+    {
         defaults.max_new_tokens = Some(NEW_TOKENS);
     }
     let mut merged = options(&of_task)?;
@@ -151,12 +193,21 @@ pub(super) fn for_pipeline(
     merged.max_new_tokens = merged.max_new_tokens.map(|tokens| tokens.min(positions));
     merged.min_length = merged.min_length.or(defaults.min_length);
     merged.min_new_tokens = merged.min_new_tokens.or(defaults.min_new_tokens);
-    let prefix = of_task.get("prefix").and_then(Value::as_str).map(str::to_owned);
+    let prefix = of_task
+        .get("prefix")
+        .and_then(Value::as_str)
+        .map(str::to_owned);
     let prefix = match prefix {
         Some(prefix) => prefix,
         None => config.get("prefix")?.unwrap_or_default(),
     };
-    Ok((GenerationSettings { defaults: merged.or(&defaults), ..settings }, prefix))
+    Ok((
+        GenerationSettings {
+            defaults: merged.or(&defaults),
+            ..settings
+        },
+        prefix,
+    ))
 }
 
 #[cfg(test)]
@@ -168,7 +219,10 @@ mod tests {
     /// Settings for a model with `config.json` alone.
     fn generation_of(fields: &Value) -> Result<GenerationOptions> {
         let mut config = json!({"eos_token_id": 2, "decoder_start_token_id": 2});
-        config.as_object_mut().unwrap().extend(fields.as_object().cloned().unwrap());
+        config
+            .as_object_mut()
+            .unwrap()
+            .extend(fields.as_object().cloned().unwrap());
         let config = ConfigFile::new("config.json", config.as_object().cloned().unwrap());
         Ok(generation(tempfile::tempdir().unwrap().path(), &config)?.defaults)
     }
@@ -177,14 +231,19 @@ mod tests {
     fn classes_force_tokens_that_their_files_leave_out() {
         let forced = |fields: &Value| {
             let options = generation_of(fields).unwrap();
-            let last = options.forced_eos_token_id.map(|ids| ids.as_slice().to_vec());
+            let last = options
+                .forced_eos_token_id
+                .map(|ids| ids.as_slice().to_vec());
             (options.forced_bos_token_id, last.map(|ids| ids[0]))
         };
         assert_eq!(forced(&json!({"model_type": "bart"})), (None, Some(2)));
         assert_eq!(forced(&json!({"model_type": "pegasus"})), (None, Some(1)));
         assert_eq!(forced(&json!({"model_type": "marian"})), (None, Some(0)));
         assert_eq!(forced(&json!({"model_type": "m2m_100"})), (None, None));
-        assert_eq!(forced(&json!({"model_type": "mbart", "forced_eos_token_id": null})), (None, None));
+        assert_eq!(
+            forced(&json!({"model_type": "mbart", "forced_eos_token_id": null})),
+            (None, None)
+        );
         let old = json!({"model_type": "bart", "bos_token_id": 7, "force_bos_token_to_be_generated": true});
         assert_eq!(forced(&old), (Some(7), Some(2)));
     }
@@ -206,8 +265,15 @@ mod tests {
             check_tokens(&settings, tokenizer.to_string().as_bytes(), 4)
         };
         check(2, 2, 2).unwrap();
-        let refusals = [check(3, 2, 2), check(2, 0, 2), check(2, 2, 3), check(2, 2, 4)];
-        let refusals = refusals.map(|refusal| refusal.unwrap_err().to_string()).join("\n");
+        let refusals = [
+            check(3, 2, 2),
+            check(2, 0, 2),
+            check(2, 2, 3),
+            check(2, 2, 4),
+        ];
+        let refusals = refusals
+            .map(|refusal| refusal.unwrap_err().to_string())
+            .join("\n");
         insta::assert_snapshot!(refusals, @"
         expected a special token as `decoder_start_token_id`, but found 3, which is not among `added_tokens` with `special` true in the tokenizer
         expected a special token as `eos_token_id`, but found 0, which is not among `added_tokens` with `special` true in the tokenizer
@@ -229,7 +295,10 @@ mod tests {
             "epsilon_cutoff": 0.0, "eta_cutoff": null,
         }));
         let options = options.unwrap();
-        assert_eq!(options.forced_eos_token_id, Some(TokenIds::Many(vec![2, 5])));
+        assert_eq!(
+            options.forced_eos_token_id,
+            Some(TokenIds::Many(vec![2, 5]))
+        );
         assert_eq!(
             (options.min_p, options.typical_p, options.epsilon_cutoff),
             (Some(0.1), Some(0.9), Some(0.0))

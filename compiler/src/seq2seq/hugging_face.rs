@@ -33,7 +33,12 @@ use kivu::{
 /// Supported `model_type`s.
 pub(crate) const MODEL_TYPES: [&str; 7] = [M2M100, MARIAN, BART, MBART, PEGASUS, t5::T5, t5::MT5];
 /// Class name suffixes for text generators. `Model` has no head: its output matrix is the embedding table.
-const ARCHITECTURES: [&str; 4] = ["ForConditionalGeneration", "WithLMHeadModel", "MTModel", "Model"];
+const ARCHITECTURES: [&str; 4] = [
+    "ForConditionalGeneration",
+    "WithLMHeadModel",
+    "MTModel",
+    "Model",
+];
 
 const PREFIX: (&str, &str) = ("model.", "encoder.layers.0.fc1.weight");
 /// Whether `folder` has a supported model, or any model's encoder-decoder export.
@@ -54,8 +59,9 @@ pub(crate) fn is_in(folder: &Path) -> bool {
 pub(crate) fn open(build: Build<'_>) -> Result<Source<'_>> {
     let folder = &build.plan.folder;
     let config = ConfigFile::open(folder)?;
-    read(build, &config)
-        .map_err(|error| Error::model_because(format!("cannot build from `{}`", folder.display()), error))
+    read(build, &config).map_err(|error| {
+        Error::model_because(format!("cannot build from `{}`", folder.display()), error)
+    })
 }
 
 fn read<'a>(build: Build<'a>, config: &ConfigFile) -> Result<Source<'a>> {
@@ -89,7 +95,14 @@ fn read<'a>(build: Build<'a>, config: &ConfigFile) -> Result<Source<'a>> {
         )));
     }
     let sizes = [rows, config.get_size("decoder_vocab_size")?.unwrap_or(rows)];
-    let Tokenizers { source, target, end, unknown_tokens, languages, max_tokens } = match model_type {
+    let Tokenizers {
+        source,
+        target,
+        end,
+        unknown_tokens,
+        languages,
+        max_tokens,
+    } = match model_type {
         MARIAN => marian(folder, sizes),
         MBART => {
             let class: Option<String> = config.get("tokenizer_class")?;
@@ -98,13 +111,18 @@ fn read<'a>(build: Build<'a>, config: &ConfigFile) -> Result<Source<'a>> {
         _ => own.map_or_else(|| many_to_many(folder, rows), Ok),
     }?;
     let source = within_vocabulary(source, sizes[0])?;
-    let target = target.map(|target| within_vocabulary(target, sizes[1])).transpose()?;
+    let target = target
+        .map(|target| within_vocabulary(target, sizes[1]))
+        .transpose()?;
     // Maximum number of tokens in a source and in a target.
     let lengths = if t5::is_described_by(config) {
         t5::lengths(config, max_tokens)?
     } else {
         let positions = config.require_size("max_position_embeddings")?;
-        [max_tokens.map_or(positions, |tokens| tokens.min(positions)), positions]
+        [
+            max_tokens.map_or(positions, |tokens| tokens.min(positions)),
+            positions,
+        ]
     };
     let (sha256, is_quantized, graphs) = if Weights::are_in(folder) {
         let weights = Weights::open(folder)?.with_prefix(PREFIX.0, PREFIX.1);
@@ -126,18 +144,28 @@ fn read<'a>(build: Build<'a>, config: &ConfigFile) -> Result<Source<'a>> {
         (true, []) if !has_tags => (plan.languages(languages)?, generation, String::new()),
         (true, [first, ..]) if !has_tags => {
             let (generation, _) = for_pipeline(generation, config, &first.task, lengths[1])?;
-            (by_instructions(config, &instructions)?, generation, String::new())
+            (
+                by_instructions(config, &instructions)?,
+                generation,
+                String::new(),
+            )
         }
         _ => {
-            let (generation, prefix) = for_pipeline(generation, config, &task.to_string(), lengths[1])?;
-            (languages.filter(|_| translates).unwrap_or(Languages::None), generation, prefix)
+            let (generation, prefix) =
+                for_pipeline(generation, config, &task.to_string(), lengths[1])?;
+            (
+                languages.filter(|_| translates).unwrap_or(Languages::None),
+                generation,
+                prefix,
+            )
         }
     };
     let settings = Seq2SeqSettings {
         max_tokens: lengths[0],
         max_positions: lengths[1],
         prefix,
-        source_end_token_id: end.filter(|end| translates && generation.eos_token_ids.first() != Some(end)),
+        source_end_token_id: end
+            .filter(|end| translates && generation.eos_token_ids.first() != Some(end)),
         unknown_tokens,
         target_tokenizer: target.as_ref().map(|_| TARGET_TOKENIZER.to_owned()),
         shortlist: None,
@@ -150,7 +178,10 @@ fn read<'a>(build: Build<'a>, config: &ConfigFile) -> Result<Source<'a>> {
         sha256,
         settings: TaskSettings::Seq2Seq(Box::new(settings), tasks),
         tokenizer: source,
-        files: target.map(|target| (TARGET_TOKENIZER, target)).into_iter().collect(),
+        files: target
+            .map(|target| (TARGET_TOKENIZER, target))
+            .into_iter()
+            .collect(),
         is_quantized,
         engine: Engine::Onnx,
         graphs,
@@ -178,7 +209,8 @@ fn check_head(config: &ConfigFile) -> Result<()> {
     let architecture = config.architecture();
     let is_known = ARCHITECTURES.iter().any(|end| architecture.ends_with(end));
     // Files without a class name are identified by type.
-    if architecture == config.model_type() || (is_known && !architecture.ends_with("EncoderModel")) {
+    if architecture == config.model_type() || (is_known && !architecture.ends_with("EncoderModel"))
+    {
         return Ok(());
     }
     Err(Error::model(format!(
@@ -191,7 +223,9 @@ fn check_head(config: &ConfigFile) -> Result<()> {
 fn check_prefix(config: &ConfigFile) -> Result<()> {
     let prefix: Option<String> = config.get("prefix")?;
     match prefix.filter(|prefix| config.model_type() == MARIAN && !prefix.is_empty()) {
-        Some(found) => Err(Error::model(format!("expected no `prefix` for `{MARIAN}`, but found `{found}`"))),
+        Some(found) => Err(Error::model(format!(
+            "expected no `prefix` for `{MARIAN}`, but found `{found}`"
+        ))),
         None => Ok(()),
     }
 }
@@ -201,7 +235,9 @@ fn tasks(model_type: &str, has_instructions: bool) -> &'static [Task] {
     match model_type {
         BART | PEGASUS => &[Task::Summarization, Task::TextToText],
         MBART => &[Task::Translation, Task::Summarization, Task::TextToText],
-        t5::T5 | t5::MT5 if has_instructions => &[Task::TextToText, Task::Summarization, Task::Translation],
+        t5::T5 | t5::MT5 if has_instructions => {
+            &[Task::TextToText, Task::Summarization, Task::Translation]
+        }
         t5::T5 | t5::MT5 => &[Task::TextToText, Task::Summarization],
         _ => &[Task::Translation],
     }
@@ -217,9 +253,15 @@ mod tests {
     fn marian_has_no_prefix() {
         let checked = |model_type: &str, prefix: Option<&str>| {
             let fields = json!({"model_type": model_type, "prefix": prefix});
-            check_prefix(&ConfigFile::new("config.json", fields.as_object().cloned().unwrap()))
+            check_prefix(&ConfigFile::new(
+                "config.json",
+                fields.as_object().cloned().unwrap(),
+            ))
         };
-        checked("m2m_100", Some("a")).and(checked(MARIAN, Some(""))).and(checked(MARIAN, None)).unwrap();
+        checked("m2m_100", Some("a"))
+            .and(checked(MARIAN, Some("")))
+            .and(checked(MARIAN, None))
+            .unwrap();
         let refusal = checked(MARIAN, Some("a")).unwrap_err();
         insta::assert_snapshot!(refusal, @"expected no `prefix` for `marian`, but found `a`");
     }

@@ -25,29 +25,54 @@ pub(super) fn instructions(config: &ConfigFile) -> Result<Vec<Instruction>> {
         let (source, target) = task.strip_prefix("translation_")?.split_once("_to_")?;
         let (source, target) = (source.to_owned(), target.to_owned());
         let prefix = of_task.get("prefix")?.as_str()?.to_owned();
-        Some(Instruction { task, source, target, prefix })
+        Some(Instruction {
+            task,
+            source,
+            target,
+            prefix,
+        })
     };
-    let all = if t5::is_described_by(config) { of_tasks(config)? } else { Map::new() };
+    let all = if t5::is_described_by(config) {
+        of_tasks(config)?
+    } else {
+        Map::new()
+    };
     Ok(all.into_iter().filter_map(instruction).collect())
 }
 
 /// Languages for translation by instruction; all must have the same generation settings.
-pub(super) fn by_instructions(config: &ConfigFile, instructions: &[Instruction]) -> Result<Languages> {
+pub(super) fn by_instructions(
+    config: &ConfigFile,
+    instructions: &[Instruction],
+) -> Result<Languages> {
     let of_tasks = of_tasks(config)?;
     let options_of = |task: &str| {
-        let mut fields = of_tasks.get(task).and_then(Value::as_object).cloned().unwrap_or_default();
+        let mut fields = of_tasks
+            .get(task)
+            .and_then(Value::as_object)
+            .cloned()
+            .unwrap_or_default();
         fields.remove("prefix");
         fields
     };
     let mut pairs: BTreeMap<String, BTreeMap<String, String>> = BTreeMap::new();
-    for Instruction { task, source, target, prefix } in instructions {
+    for Instruction {
+        task,
+        source,
+        target,
+        prefix,
+    } in instructions
+    {
         if options_of(task) != options_of(&instructions[0].task) {
             return Err(Error::model(format!(
                 "expected the same settings in `{task}` and `{}` of `task_specific_params`, but found others",
                 instructions[0].task
             )));
         }
-        pairs.entry(source.clone()).or_default().insert(target.clone(), prefix.clone());
+        pairs
+            .entry(source.clone())
+            .or_default()
+            .insert(target.clone(), prefix.clone());
     }
     Ok(Languages::Instructions { pairs })
 }

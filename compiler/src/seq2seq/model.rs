@@ -100,7 +100,10 @@ impl Tables {
             };
             let names: Vec<String> = names.iter().map(whole).collect();
             match names.iter().find(|name| weights.has(name)) {
-                Some(name) => Ok(Table { name: name.clone(), rows }),
+                Some(name) => Ok(Table {
+                    name: name.clone(),
+                    rows,
+                }),
                 None => Err(Error::model(format!(
                     "expected one of the weights {}, but found none",
                     quoted(&names)
@@ -111,13 +114,25 @@ impl Tables {
         let is_untied = !config.is_set_or("tie_word_embeddings", config.model_type() != MT5)?;
         let (sources, targets): (&[&str], &[&str]) = match is_shared {
             true if is_untied => (&[SOURCE, SHARED, TARGET], &[TARGET, SHARED, SOURCE]),
-            true => (&[SHARED, SOURCE, TARGET, OUTPUT], &[SHARED, TARGET, SOURCE, OUTPUT]),
+            true => (
+                &[SHARED, SOURCE, TARGET, OUTPUT],
+                &[SHARED, TARGET, SOURCE, OUTPUT],
+            ),
             false => (&[SOURCE], &[TARGET, OUTPUT]),
         };
         let (source, target) = (table(sources, rows)?, table(targets, target_rows)?);
         let has_own_output = is_untied && weights.has(OUTPUT);
-        let output = if has_own_output { table(&[OUTPUT], target_rows)? } else { target.clone() };
-        Ok(Self { source, target, output, bias: weights.has(BIAS).then(|| BIAS.to_owned()) })
+        let output = if has_own_output {
+            table(&[OUTPUT], target_rows)?
+        } else {
+            target.clone()
+        };
+        Ok(Self {
+            source,
+            target,
+            output,
+            bias: weights.has(BIAS).then(|| BIAS.to_owned()),
+        })
     }
 }
 
@@ -212,7 +227,9 @@ impl Sinusoids {
                 let frequency = (place as f32 * -(step as f32)).exp();
                 f64::from(position as f32 * frequency)
             }
-            Waves::ShortOfTheEnd => position as f64 / 10000_f64.powf(place as f64 / half.max(1) as f64),
+            Waves::ShortOfTheEnd => {
+                position as f64 / 10000_f64.powf(place as f64 / half.max(1) as f64)
+            }
         }
     }
 }
@@ -225,13 +242,19 @@ mod tests {
     #[test]
     fn untied_tables_are_those_of_their_half() {
         let tensors = [SHARED, SOURCE, TARGET, OUTPUT].map(|name| {
-            let weight = Weight { shape: vec![1, 1], values: vec![0.0] };
+            let weight = Weight {
+                shape: vec![1, 1],
+                values: vec![0.0],
+            };
             (name.to_owned(), weight)
         });
         let weights = Weights::of_tensors(tensors.into(), String::new());
         let find = |is_tied: bool| {
-            let fields = [("tie_word_embeddings".to_owned(), is_tied.into())].into_iter().collect();
-            let tables = Tables::find(&ConfigFile::new("config.json", fields), &weights, [1, 1]).unwrap();
+            let fields = [("tie_word_embeddings".to_owned(), is_tied.into())]
+                .into_iter()
+                .collect();
+            let tables =
+                Tables::find(&ConfigFile::new("config.json", fields), &weights, [1, 1]).unwrap();
             [tables.source.name, tables.target.name, tables.output.name]
         };
         assert_eq!(find(true), [SHARED; 3]);
@@ -240,14 +263,25 @@ mod tests {
 
     #[test]
     fn positions_equal_those_of_the_families() {
-        let marian = Sinusoids { length: 3, waves: Waves::ShortOfTheEnd, padding: None };
+        let marian = Sinusoids {
+            length: 3,
+            waves: Waves::ShortOfTheEnd,
+            padding: None,
+        };
         let table = marian.table(4);
         assert_eq!(&table[..4], [0.0, 0.0, 1.0, 1.0]);
         assert_eq!(table[5], 0.01_f64.sin() as f32, "10000^(2/4) is 100");
-        let m2m100 = Sinusoids { length: 2, waves: Waves::ToTheEnd, padding: Some(1) };
+        let m2m100 = Sinusoids {
+            length: 2,
+            waves: Waves::ToTheEnd,
+            padding: Some(1),
+        };
         let table = m2m100.table(4);
         assert_eq!(m2m100.rows(), 4);
         assert_eq!(&table[4..8], [0.0; 4], "padding has no position");
-        assert!((table[9] - (2.0_f32 * 0.0001).sin()).abs() < 1e-7, "the longest wave is 10000");
+        assert!(
+            (table[9] - (2.0_f32 * 0.0001).sin()).abs() < 1e-7,
+            "the longest wave is 10000"
+        );
     }
 }

@@ -48,7 +48,13 @@ pub(crate) enum Names {
 }
 
 impl Names {
-    pub(super) fn projection(self, half: Half, layer: usize, part: Part, projection: Projection) -> String {
+    pub(super) fn projection(
+        self,
+        half: Half,
+        layer: usize,
+        part: Part,
+        projection: Projection,
+    ) -> String {
         let (fairseq, t5) = match projection {
             Projection::Query => ("q_proj", "q"),
             Projection::Key => ("k_proj", "k"),
@@ -71,7 +77,10 @@ impl Names {
             (Self::T5, false) => &["wi"],
             (Self::T5, true) => &["wi_0", "wi_1"],
         };
-        names.iter().map(|name| format!("{module}.{name}")).collect()
+        names
+            .iter()
+            .map(|name| format!("{module}.{name}"))
+            .collect()
     }
 
     /// Projection out of the feed-forward part's inner layer.
@@ -83,14 +92,19 @@ impl Names {
     fn feed_forward(self, half: Half, layer: usize) -> String {
         match self {
             Self::Fairseq => format!("{half}.layers.{layer}"),
-            Self::T5 => format!("{half}.block.{layer}.layer.{}.DenseReluDense", last_part(half)),
+            Self::T5 => format!(
+                "{half}.block.{layer}.layer.{}.DenseReluDense",
+                last_part(half)
+            ),
         }
     }
 
     pub(super) fn norm(self, half: Half, layer: usize, part: Part) -> String {
         match (self, part) {
             (Self::Fairseq, Part::Own) => format!("{half}.layers.{layer}.self_attn_layer_norm"),
-            (Self::Fairseq, Part::Source) => format!("{half}.layers.{layer}.encoder_attn_layer_norm"),
+            (Self::Fairseq, Part::Source) => {
+                format!("{half}.layers.{layer}.encoder_attn_layer_norm")
+            }
             (Self::Fairseq, Part::FeedForward) => format!("{half}.layers.{layer}.final_layer_norm"),
             (Self::T5, Part::Own) => format!("{half}.block.{layer}.layer.0.layer_norm"),
             (Self::T5, Part::Source) => format!("{half}.block.{layer}.layer.1.layer_norm"),

@@ -57,14 +57,21 @@ impl<'a> Writer<'a> {
         let mut layers = Layers::new(weights, precision, model.hidden, model.epsilon);
         layers.is_trained_in_int8 = model.is_trained_in_int8;
         layers.norm = model.norm;
-        Self { model, half, layers, norms: Vec::new().into_iter() }
+        Self {
+            model,
+            half,
+            layers,
+            norms: Vec::new().into_iter(),
+        }
     }
 
     /// Begins a layer stack; each layer consists of `parts`.
     pub(super) fn begin(&mut self, input: Value, layers: usize, parts: &[Part]) -> Result<Stream> {
         let Seq2SeqModel { names, norms, .. } = *self.model;
         let of_layer = |layer| parts.iter().map(move |part| (layer, *part));
-        let all = (0..layers).flat_map(of_layer).map(|(layer, part)| names.norm(self.half, layer, part));
+        let all = (0..layers)
+            .flat_map(of_layer)
+            .map(|(layer, part)| names.norm(self.half, layer, part));
         let last = (norms == Norms::Before).then(|| names.last_norm(self.half));
         self.norms = all.chain(last).collect::<Vec<_>>().into_iter();
         let residual = input.clone();
@@ -83,12 +90,17 @@ impl<'a> Writer<'a> {
         let name = self.norm();
         match self.model.norms {
             Norms::Before => {
-                let [input, residual] = self.layers.add_norm_and_sum(output, &stream.residual, &name)?;
+                let [input, residual] =
+                    self.layers
+                        .add_norm_and_sum(output, &stream.residual, &name)?;
                 Ok(Stream { input, residual })
             }
             Norms::After => {
                 let input = self.layers.add_and_norm(output, &stream.residual, &name)?;
-                Ok(Stream { residual: input.clone(), input })
+                Ok(Stream {
+                    residual: input.clone(),
+                    input,
+                })
             }
         }
     }
@@ -98,8 +110,19 @@ impl<'a> Writer<'a> {
         self.norms.next().unwrap_or_default()
     }
 
-    pub(super) fn feed_forward(&mut self, layer: usize, stream: &Stream, width: usize) -> Result<Stream> {
-        let Seq2SeqModel { hidden, names, is_gated, activation, .. } = *self.model;
+    pub(super) fn feed_forward(
+        &mut self,
+        layer: usize,
+        stream: &Stream,
+        width: usize,
+    ) -> Result<Stream> {
+        let Seq2SeqModel {
+            hidden,
+            names,
+            is_gated,
+            activation,
+            ..
+        } = *self.model;
         let raising = names.raising(self.half, layer, is_gated);
         let raised = self.linear_by_token(&raising, &stream.input, [hidden, width])?;
         let inner = if is_gated {
@@ -121,11 +144,20 @@ impl<'a> Writer<'a> {
         part: Part,
         projections: [Projection; COUNT],
     ) -> [String; COUNT] {
-        projections.map(|projection| self.model.names.projection(self.half, layer, part, projection))
+        projections.map(|projection| {
+            self.model
+                .names
+                .projection(self.half, layer, part, projection)
+        })
     }
 
     /// Joins the linear layers called `names`, each with the given numbers of inputs and outputs.
-    pub(super) fn linear(&mut self, names: &[String], input: &Value, shape: [usize; 2]) -> Result<Value> {
+    pub(super) fn linear(
+        &mut self,
+        names: &[String],
+        input: &Value,
+        shape: [usize; 2],
+    ) -> Result<Value> {
         let projections = self.described(names, shape[1]);
         self.layers.project(&projections, input, shape[0])
     }
@@ -146,12 +178,24 @@ impl<'a> Writer<'a> {
 
     fn described(&self, names: &[String], outputs: usize) -> Vec<layers::Projection> {
         let has_bias = self.model.has_biases;
-        names.iter().map(|name| layers::Projection { name: name.clone(), outputs, has_bias }).collect()
+        names
+            .iter()
+            .map(|name| layers::Projection {
+                name: name.clone(),
+                outputs,
+                has_bias,
+            })
+            .collect()
     }
 
     /// Projections that attention compares: quantized in blocks even if other layers have one scale per output channel.
     /// In encoders not trained in int8, they cause most of the rounding error and take the least time.
-    pub(super) fn project(&mut self, names: &[String], input: &Value, outputs: usize) -> Result<Value> {
+    pub(super) fn project(
+        &mut self,
+        names: &[String],
+        input: &Value,
+        outputs: usize,
+    ) -> Result<Value> {
         let precision = self.layers.precision;
         if precision == Precision::Int8 && !self.model.is_trained_in_int8 {
             self.layers.precision = Precision::Int8Blocks;
@@ -171,17 +215,27 @@ impl<'a> Writer<'a> {
     ) -> Value {
         let inputs = [query, key, value, &Value::none(), mask, bias];
         let attributes = self.attention(heads);
-        self.layers.graph.microsoft("MultiHeadAttention", &inputs, attributes)
+        self.layers
+            .graph
+            .microsoft("MultiHeadAttention", &inputs, attributes)
     }
 
     pub(super) fn attention(&self, heads: usize) -> Vec<AttributeProto> {
-        let scale = self.model.attention_scale.map(|scale| float("scale", scale));
+        let scale = self
+            .model
+            .attention_scale
+            .map(|scale| float("scale", scale));
         attention(heads).into_iter().chain(scale).collect()
     }
 
     /// Adds embeddings and positions, where the model does so. In models that start empty, the embedding for −1 is
     /// zero.
-    pub(super) fn embed(&mut self, table: &Table, ids: &Value, positions: Option<&Value>) -> Result<Value> {
+    pub(super) fn embed(
+        &mut self,
+        table: &Table,
+        ids: &Value,
+        positions: Option<&Value>,
+    ) -> Result<Value> {
         let rows = self.rows(table)?;
         let (graph, mut scale) = (&mut self.layers.graph, self.model.scale);
         let mut words = match rows {
@@ -198,7 +252,8 @@ impl<'a> Writer<'a> {
                     integer("gather_axis", 0),
                     integer("quantize_axis", 2),
                 ];
-                let words = graph.microsoft("GatherBlockQuantized", &[&values, ids, &scales], attributes);
+                let words =
+                    graph.microsoft("GatherBlockQuantized", &[&values, ids, &scales], attributes);
                 let whole = graph.integers("whole_words", &[0, 0, -1]);
                 graph.node("Reshape", &[&words, &whole], vec![])
             }
@@ -211,7 +266,9 @@ impl<'a> Writer<'a> {
             words = graph.node("Add", &[&words, positions], vec![]);
         }
         match self.model.normalizes_embeddings {
-            true => self.layers.normalize(&words, &Names::embedding_norm(self.half)),
+            true => self
+                .layers
+                .normalize(&words, &Names::embedding_norm(self.half)),
             false => Ok(words),
         }
     }
@@ -240,16 +297,26 @@ impl<'a> Writer<'a> {
     /// A table's rows as constants. In models that start empty, a zero row is added at the end.
     fn rows(&mut self, table: &Table) -> Result<Rows> {
         let width = self.model.hidden;
-        let weight = self.layers.weights.take_whole(&table.name, &[table.rows, width])?;
+        let weight = self
+            .layers
+            .weights
+            .take_whole(&table.name, &[table.rows, width])?;
         let rows = table.rows + usize::from(self.model.starts_empty);
         let Some((mut blocks, size)) = self.blocks(&weight.values) else {
             let mut values = weight.values.clone();
             values.resize(rows * width, 0.0);
-            return Ok(Rows::Fp32(self.layers.graph.floats(&table.name, &[rows, width], &values)));
+            return Ok(Rows::Fp32(self.layers.graph.floats(
+                &table.name,
+                &[rows, width],
+                &values,
+            )));
         };
         let graph = &mut self.layers.graph;
         blocks.values.resize(rows * width, 0);
-        if let Some(first) = blocks.scales.first().filter(|it| blocks.scales.iter().all(|scale| scale == *it))
+        if let Some(first) = blocks
+            .scales
+            .first()
+            .filter(|it| blocks.scales.iter().all(|scale| scale == *it))
         {
             let values = graph.shifted_bytes(&table.name, &[rows, width], &blocks.values);
             return Ok(Rows::OneScale(values, *first));
@@ -264,26 +331,54 @@ impl<'a> Writer<'a> {
 
     /// Products between `vectors` and all table rows, plus `bias`. The table's bytes equal its lookup's, and are stored
     /// once.
-    pub(super) fn multiply_by_all(&mut self, table: &Table, vectors: &Value, bias: &Value) -> Result<Value> {
+    pub(super) fn multiply_by_all(
+        &mut self,
+        table: &Table,
+        vectors: &Value,
+        bias: &Value,
+    ) -> Result<Value> {
         let width = self.model.hidden;
-        let weight = self.layers.weights.take_whole(&table.name, &[table.rows, width])?;
+        let weight = self
+            .layers
+            .weights
+            .take_whole(&table.name, &[table.rows, width])?;
         let name = format!("{}.output", table.name);
         let Some((blocks, size)) = self.blocks(&weight.values) else {
-            let matrix = self.layers.graph.floats(&name, &weight.shape, &weight.values);
-            return Ok(self.layers.graph.node("Gemm", &[vectors, &matrix, bias], vec![integer("transB", 1)]));
+            let matrix = self
+                .layers
+                .graph
+                .floats(&name, &weight.shape, &weight.values);
+            return Ok(self.layers.graph.node(
+                "Gemm",
+                &[vectors, &matrix, bias],
+                vec![integer("transB", 1)],
+            ));
         };
         let shape = [table.rows, width / size, size];
-        let values = self.layers.graph.shifted_bytes(&name, &shape, &blocks.values);
-        let scales =
-            self.layers.graph.floats(&format!("{name}.scales"), &[blocks.scales.len()], &blocks.scales);
-        Ok(self.layers.multiply_in_blocks(vectors, [&values, &scales, bias], shape))
+        let values = self
+            .layers
+            .graph
+            .shifted_bytes(&name, &shape, &blocks.values);
+        let scales = self.layers.graph.floats(
+            &format!("{name}.scales"),
+            &[blocks.scales.len()],
+            &blocks.scales,
+        );
+        Ok(self
+            .layers
+            .multiply_in_blocks(vectors, [&values, &scales, bias], shape))
     }
 
     /// Logit bias.
     pub(super) fn output_bias(&mut self) -> Result<Value> {
         let rows = self.model.tables.output.rows;
         let values = match &self.model.tables.bias {
-            Some(name) => self.layers.weights.take_whole(name, &[1, rows])?.values.clone(),
+            Some(name) => self
+                .layers
+                .weights
+                .take_whole(name, &[1, rows])?
+                .values
+                .clone(),
             None => vec![0.0; rows],
         };
         Ok(self.layers.graph.floats("output.bias", &[rows], &values))
@@ -301,19 +396,27 @@ impl<'a> Writer<'a> {
             }
             Positions::Distances(_) => return Ok(None),
         };
-        Ok(Some(self.layers.graph.floats("positions", &[rows, width], &values)))
+        Ok(Some(self.layers.graph.floats(
+            "positions",
+            &[rows, width],
+            &values,
+        )))
     }
 
     /// Quantizes a table's rows in blocks of the returned size; `None` if they stay in fp32.
     fn blocks(&self, values: &[f32]) -> Option<(quantize::Rows, usize)> {
-        let size = largest_block(self.model.hidden).filter(|_| self.layers.precision != Precision::Fp32)?;
+        let size = largest_block(self.model.hidden)
+            .filter(|_| self.layers.precision != Precision::Fp32)?;
         Some((quantize::rows(values, size), size))
     }
 }
 
 /// Converts a table's bytes to floats.
 fn dequantize(graph: &mut GraphBuilder, bytes: &Value, name: &str, step: f32) -> Value {
-    let (step, shift) = (graph.floats(name, &[], &[step]), graph.shifted_bytes("shift", &[], &[0]));
+    let (step, shift) = (
+        graph.floats(name, &[], &[step]),
+        graph.shifted_bytes("shift", &[], &[0]),
+    );
     graph.node("DequantizeLinear", &[bytes, &step, &shift], vec![])
 }
 
@@ -328,6 +431,8 @@ pub(super) fn decoder_block(precision: Precision, hidden: usize) -> usize {
 /// Fastest block size for vectors with `width` values.
 fn largest_block(width: usize) -> Option<usize> {
     let fits = |size: &usize| width.is_multiple_of(*size);
-    let fastest = BLOCKS.into_iter().find(|size| fits(size) && width / size >= MIN_BLOCKS);
+    let fastest = BLOCKS
+        .into_iter()
+        .find(|size| fits(size) && width / size >= MIN_BLOCKS);
     fastest.or_else(|| BLOCKS.into_iter().rfind(fits))
 }

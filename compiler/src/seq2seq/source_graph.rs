@@ -14,10 +14,17 @@ use crate::{
 use kivu::{error::Result, repository::manifest::Precision};
 
 /// Writes `model`'s encoder.
-pub(super) fn write(model: &Seq2SeqModel, weights: &Weights, precision: Precision) -> Result<ModelProto> {
+pub(super) fn write(
+    model: &Seq2SeqModel,
+    weights: &Weights,
+    precision: Precision,
+) -> Result<ModelProto> {
     let mut writer = Writer::new(model, Half::Encoder, weights, precision);
     let ids = writer.layers.graph.input("input_ids", &["rows", "source"]);
-    let mask = writer.layers.graph.input("attention_mask", &["rows", "source"]);
+    let mask = writer
+        .layers
+        .graph
+        .input("attention_mask", &["rows", "source"]);
     let mask = writer.layers.cast(&mask, data_type::INT32);
     let padding = match model.positions {
         Positions::Sinusoidal(sinusoids) => sinusoids.padding,
@@ -30,7 +37,15 @@ pub(super) fn write(model: &Seq2SeqModel, weights: &Weights, precision: Precisio
         Positions::Distances(distances) => {
             let table = &*Names::distances(Half::Encoder);
             let (heads, positions) = (model.encoder.heads, distances.lengths[0]);
-            distances.buckets.bias(&mut writer.layers, &ids, BucketValues { table, heads, positions })?
+            distances.buckets.bias(
+                &mut writer.layers,
+                &ids,
+                BucketValues {
+                    table,
+                    heads,
+                    positions,
+                },
+            )?
         }
         Positions::Sinusoidal(_) | Positions::Learned { .. } => Value::none(),
     };
@@ -46,12 +61,17 @@ pub(super) fn write(model: &Seq2SeqModel, weights: &Weights, precision: Precisio
 
 impl Writer<'_> {
     fn encoder_layers(&mut self, embedded: Value, mask: &Value, bias: &Value) -> Result<Value> {
-        let Seq2SeqModel { hidden, encoder, .. } = *self.model;
+        let Seq2SeqModel {
+            hidden, encoder, ..
+        } = *self.model;
         let width = encoder.width();
         let mut stream = self.begin(embedded, encoder.layers, &[Part::Own, Part::FeedForward])?;
         for layer in 0..encoder.layers {
-            let names =
-                self.projections(layer, Part::Own, [Projection::Query, Projection::Key, Projection::Value]);
+            let names = self.projections(
+                layer,
+                Part::Own,
+                [Projection::Query, Projection::Key, Projection::Value],
+            );
             let projected = self.project(&names, &stream.input, width)?;
             let [query, key, value] = self.layers.graph.split(&projected);
             let context = self.attend([&query, &key, &value], mask, bias, encoder.heads);
@@ -72,10 +92,22 @@ impl Writer<'_> {
         let graph = &mut self.layers.graph;
         let parts: [Value; 2] = graph.split(&projected);
         for (part, name) in parts.iter().zip(["key", "value"]) {
-            let shape = graph.integers("by_head", &[0, 0, decoder.heads as i64, decoder.head as i64]);
+            let shape = graph.integers(
+                "by_head",
+                &[0, 0, decoder.heads as i64, decoder.head as i64],
+            );
             let by_head = graph.node("Reshape", &[part, &shape], vec![]);
-            let by_head = graph.node("Transpose", &[&by_head], vec![integers("perm", &[0, 2, 1, 3])]);
-            let axes = [any("rows"), fixed(decoder.heads), any("source"), fixed(decoder.head)];
+            let by_head = graph.node(
+                "Transpose",
+                &[&by_head],
+                vec![integers("perm", &[0, 2, 1, 3])],
+            );
+            let axes = [
+                any("rows"),
+                fixed(decoder.heads),
+                any("source"),
+                fixed(decoder.head),
+            ];
             graph.expose(&by_head, &format!("cross.{layer}.{name}"), axes);
         }
         Ok(())
@@ -89,7 +121,11 @@ impl Writer<'_> {
         let bias = self.output_bias()?;
         let graph = &mut self.layers.graph;
         let bias = graph.node("Gather", &[&bias, &shortlist], vec![]);
-        graph.expose(&matrix, "shared.output.weight", [any("columns"), fixed(model.hidden)]);
+        graph.expose(
+            &matrix,
+            "shared.output.weight",
+            [any("columns"), fixed(model.hidden)],
+        );
         graph.expose(&bias, "shared.output.bias", [any("columns")]);
         Ok(())
     }

@@ -39,16 +39,37 @@ pub(crate) fn lengths(config: &ConfigFile, max_tokens: Option<usize>) -> Result<
 }
 
 /// Model shape for the given weights and token limits.
-pub(super) fn model(config: &ConfigFile, weights: &Weights, lengths: [usize; 2]) -> Result<Seq2SeqModel> {
-    let (hidden, rows) = (config.require_size("d_model")?, config.require_size("vocab_size")?);
+pub(super) fn model(
+    config: &ConfigFile,
+    weights: &Weights,
+    lengths: [usize; 2],
+) -> Result<Seq2SeqModel> {
+    let (hidden, rows) = (
+        config.require_size("d_model")?,
+        config.require_size("vocab_size")?,
+    );
     let [heads, head] = heads(config)?;
-    let FeedForward { width: intermediate, is_gated, activation } = feed_forward(config)?;
-    let stack = |layers| Stack { layers, heads, head, intermediate };
+    let FeedForward {
+        width: intermediate,
+        is_gated,
+        activation,
+    } = feed_forward(config)?;
+    let stack = |layers| Stack {
+        layers,
+        heads,
+        head,
+        intermediate,
+    };
     let layers = config.require_size("num_layers")?;
     let decoder_layers = config.get_size("num_decoder_layers")?.unwrap_or(layers);
-    let is_tied = config.get("tie_word_embeddings")?.unwrap_or(config.model_type() != MT5);
+    let is_tied = config
+        .get("tie_word_embeddings")?
+        .unwrap_or(config.model_type() != MT5);
     // `transformers` 5 reads this field; older versions scale if `tie_word_embeddings` is set.
-    if let Some(found) = config.get::<bool>("scale_decoder_outputs")?.filter(|found| *found != is_tied) {
+    if let Some(found) = config
+        .get::<bool>("scale_decoder_outputs")?
+        .filter(|found| *found != is_tied)
+    {
         return Err(Error::model(format!(
             "expected `scale_decoder_outputs` {is_tied}, the value of `tie_word_embeddings`, but found {found}"
         )));
@@ -66,11 +87,18 @@ pub(super) fn model(config: &ConfigFile, weights: &Weights, lengths: [usize; 2])
         norms: Norms::Before,
         norm: NormKind::RootMeanSquare { adds_one: false },
         epsilon: config.get("layer_norm_epsilon")?.unwrap_or(EPSILON),
-        positions: Positions::Distances(Distances { buckets: buckets(config)?, lengths }),
+        positions: Positions::Distances(Distances {
+            buckets: buckets(config)?,
+            lengths,
+        }),
         scale: 1.0,
         normalizes_embeddings: false,
         attention_scale: Some(1.0),
-        output_scale: if is_tied { (hidden as f32).sqrt().recip() } else { 1.0 },
+        output_scale: if is_tied {
+            (hidden as f32).sqrt().recip()
+        } else {
+            1.0
+        },
         memory: Memory::Attention,
         is_trained_in_int8: false,
         starts_empty: false,
@@ -80,7 +108,10 @@ pub(super) fn model(config: &ConfigFile, weights: &Weights, lengths: [usize; 2])
 
 /// Number of heads and head width; together, they may differ from the width of a token's vector.
 pub(crate) fn heads(config: &ConfigFile) -> Result<[usize; 2]> {
-    Ok([config.require_size("num_heads")?, config.require_size("d_kv")?])
+    Ok([
+        config.require_size("num_heads")?,
+        config.require_size("d_kv")?,
+    ])
 }
 
 /// The layers between two attentions.
@@ -93,7 +124,11 @@ pub(crate) struct FeedForward {
 pub(crate) fn feed_forward(config: &ConfigFile) -> Result<FeedForward> {
     let width = config.require_size("d_ff")?;
     let kind: Option<String> = config.get("feed_forward_proj")?;
-    let kind = kind.as_deref().unwrap_or(if config.model_type() == MT5 { "gated-gelu" } else { "relu" });
+    let kind = kind.as_deref().unwrap_or(if config.model_type() == MT5 {
+        "gated-gelu"
+    } else {
+        "relu"
+    });
     let (is_gated, activation) = match kind.strip_prefix("gated-") {
         // In published models, `gelu` means the tanh approximation.
         Some("gelu") => (true, "gelu_new"),
@@ -104,19 +139,30 @@ pub(crate) fn feed_forward(config: &ConfigFile) -> Result<FeedForward> {
     let is_gated = config.get("is_gated_act")?.unwrap_or(is_gated);
     let own: Option<String> = config.get("dense_act_fn")?;
     let activation = Activation::named(own.as_deref().unwrap_or(activation))?;
-    Ok(FeedForward { width, is_gated, activation })
+    Ok(FeedForward {
+        width,
+        is_gated,
+        activation,
+    })
 }
 
 pub(crate) fn buckets(config: &ConfigFile) -> Result<Buckets> {
-    let count = config.get_size("relative_attention_num_buckets")?.unwrap_or(BUCKETS);
-    let farthest = config.get_size("relative_attention_max_distance")?.unwrap_or(FARTHEST);
+    let count = config
+        .get_size("relative_attention_num_buckets")?
+        .unwrap_or(BUCKETS);
+    let farthest = config
+        .get_size("relative_attention_max_distance")?
+        .unwrap_or(FARTHEST);
     if count < 4 || !count.is_multiple_of(4) || farthest <= count / 2 {
         return Err(Error::model(format!(
             "expected a `relative_attention_num_buckets` that 4 divides, and `relative_attention_max_distance` of more \
              than half of it, but found {count} and {farthest}"
         )));
     }
-    Ok(Buckets { side: count / 2, farthest })
+    Ok(Buckets {
+        side: count / 2,
+        farthest,
+    })
 }
 
 #[cfg(test)]
@@ -128,8 +174,11 @@ mod tests {
     fn feed_forward_of(fields: &Value) -> (bool, Activation) {
         let mut fields = fields.as_object().cloned().unwrap();
         fields.insert("d_ff".to_owned(), json!(64));
-        let FeedForward { is_gated, activation, .. } =
-            feed_forward(&ConfigFile::new("config.json", fields)).unwrap();
+        let FeedForward {
+            is_gated,
+            activation,
+            ..
+        } = feed_forward(&ConfigFile::new("config.json", fields)).unwrap();
         (is_gated, activation)
     }
 
@@ -140,7 +189,8 @@ mod tests {
         assert_eq!(feed_forward_of(&gated), (true, Activation::GeluTanh));
         let exact = json!({"feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu"});
         assert_eq!(feed_forward_of(&exact), (true, Activation::Gelu));
-        let own = json!({"feed_forward_proj": "relu", "dense_act_fn": "silu", "is_gated_act": true});
+        let own =
+            json!({"feed_forward_proj": "relu", "dense_act_fn": "silu", "is_gated_act": true});
         assert_eq!(feed_forward_of(&own), (true, Activation::Swish));
     }
 }

@@ -17,9 +17,21 @@ pub(super) fn check_pieces(json: &[u8]) -> Result<()> {
         (
             "normalizer",
             "normalizers",
-            &["Precompiled", "Replace", "Strip", "Prepend", "Lowercase", "Nmt", "NFKC"],
+            &[
+                "Precompiled",
+                "Replace",
+                "Strip",
+                "Prepend",
+                "Lowercase",
+                "Nmt",
+                "NFKC",
+            ],
         ),
-        ("pre_tokenizer", "pretokenizers", &["Metaspace", "WhitespaceSplit"]),
+        (
+            "pre_tokenizer",
+            "pretokenizers",
+            &["Metaspace", "WhitespaceSplit"],
+        ),
     ];
     let tokenizer = parsed(json)?;
     for (part, list, known) in PARTS {
@@ -51,15 +63,20 @@ pub(super) fn tags(json: &[u8]) -> Result<Option<Languages>> {
     let tokenizer = parsed(json)?;
     let pieces = tokenizer["model"]["vocab"].as_array().into_iter().flatten();
     let added = tokenizer["added_tokens"].as_array().into_iter().flatten();
-    let tokens = pieces.map(|piece| &piece[0]).chain(added.map(|token| &token["content"]));
-    let codes: BTreeSet<String> =
-        tokens.filter_map(|token| tagged(token.as_str()?)).map(str::to_owned).collect();
+    let tokens = pieces
+        .map(|piece| &piece[0])
+        .chain(added.map(|token| &token["content"]));
+    let codes: BTreeSet<String> = tokens
+        .filter_map(|token| tagged(token.as_str()?))
+        .map(str::to_owned)
+        .collect();
     let all: Vec<String> = codes.iter().cloned().collect();
     Ok(are_languages(&all).then_some(Languages::Tags { codes }))
 }
 
 fn parsed(json: &[u8]) -> Result<Value> {
-    serde_json::from_slice(json).map_err(|error| Error::model_because("cannot read the tokenizer", error))
+    serde_json::from_slice(json)
+        .map_err(|error| Error::model_because("cannot read the tokenizer", error))
 }
 
 /// A `tokenizer.json` that adds these tokens before and after texts.
@@ -69,17 +86,25 @@ pub(super) fn with_template(json: &[u8], [before, after]: [&[(&str, i64)]; 2]) -
     let text = |name: &str| json!({"Sequence": {"id": name, "type_id": 0}});
     let around = |texts: &[&str]| -> Vec<Value> {
         let texts = texts.iter().map(|name| text(name));
-        before.iter().map(token).chain(texts).chain(after.iter().map(token)).collect()
+        before
+            .iter()
+            .map(token)
+            .chain(texts)
+            .chain(after.iter().map(token))
+            .collect()
     };
-    let tokens = before
-        .iter()
-        .chain(after)
-        .map(|(name, id)| ((*name).to_owned(), json!({"id": name, "ids": [id], "tokens": [name]})));
+    let tokens = before.iter().chain(after).map(|(name, id)| {
+        (
+            (*name).to_owned(),
+            json!({"id": name, "ids": [id], "tokens": [name]}),
+        )
+    });
     tokenizer["post_processor"] = json!({
         "type": "TemplateProcessing", "single": around(&["A"]), "pair": around(&["A", "B"]),
         "special_tokens": tokens.collect::<serde_json::Map<_, _>>(),
     });
-    serde_json::to_vec(&tokenizer).map_err(|error| Error::model_because("cannot write the tokenizer", error))
+    serde_json::to_vec(&tokenizer)
+        .map_err(|error| Error::model_because("cannot write the tokenizer", error))
 }
 
 #[cfg(test)]
@@ -90,8 +115,12 @@ mod tests {
     fn tags_are_pieces_or_added_tokens_with_language_codes() {
         let tags_of = |pieces: &[&str], added: &[&str]| {
             let pieces: Vec<_> = pieces.iter().map(|piece| json!([piece, 0.0])).collect();
-            let added: Vec<_> = added.iter().map(|token| json!({"id": 0, "content": token})).collect();
-            let tokenizer = json!({"model": {"type": "Unigram", "vocab": pieces}, "added_tokens": added});
+            let added: Vec<_> = added
+                .iter()
+                .map(|token| json!({"id": 0, "content": token}))
+                .collect();
+            let tokenizer =
+                json!({"model": {"type": "Unigram", "vocab": pieces}, "added_tokens": added});
             match tags(tokenizer.to_string().as_bytes()).unwrap() {
                 Some(Languages::Tags { codes }) => codes.into_iter().collect(),
                 _ => Vec::new(),
@@ -99,7 +128,10 @@ mod tests {
         };
         let none: [&str; 0] = [];
         assert_eq!(
-            tags_of(&["<unk>", "<2en>", "<2zh_Latn>", "<2>", "<2x y>", "2pt"], &["<2pt>", "<2en>"]),
+            tags_of(
+                &["<unk>", "<2en>", "<2zh_Latn>", "<2>", "<2x y>", "2pt"],
+                &["<2pt>", "<2en>"]
+            ),
             ["en", "pt", "zh_Latn"]
         );
         assert_eq!(tags_of(&["<2pt>", "<2fr>"], &[]), none);

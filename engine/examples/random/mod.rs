@@ -26,10 +26,16 @@ pub(crate) fn linear(
         513..=2048 => 4,
         _ => 8,
     };
-    let group = |_| -> Block { std::array::from_fn(|_| std::array::from_fn(|_| random.i8(-32..=32))) };
+    let group =
+        |_| -> Block { std::array::from_fn(|_| std::array::from_fn(|_| random.i8(-32..=32))) };
     let weights: Vec<Block> = (0..panels * inputs / GROUP).map(group).collect();
-    let sum =
-        |weights: &[Block], lane: usize| weights.iter().flat_map(|block| block[lane]).map(i32::from).sum();
+    let sum = |weights: &[Block], lane: usize| {
+        weights
+            .iter()
+            .flat_map(|block| block[lane])
+            .map(i32::from)
+            .sum()
+    };
     let sums: Vec<[i32; LANES]> = weights
         .chunks_exact(inputs / blocks / GROUP)
         .map(|weights| std::array::from_fn(|lane| sum(weights, lane)))
@@ -54,9 +60,17 @@ pub(crate) fn scaling(random: &mut fastrand::Rng, inputs: usize) -> InputScaling
     let factors: Vec<f32> = (0..inputs).map(|_| 0.5 + random.f32()).collect();
     let offsets: Vec<f32> = (0..inputs).map(|_| random.f32() / 10.0).collect();
     let lanes = |values: Vec<f32>| values.as_chunks().0.to_vec().into();
-    InputScaling { factors: lanes(factors), offsets: lanes(offsets) }
+    InputScaling {
+        factors: lanes(factors),
+        offsets: lanes(offsets),
+    }
 }
 
 pub(crate) fn norm(random: &mut fastrand::Rng, width: usize, epsilon: f32) -> Norm {
-    Norm { centers: true, gain: lanes(random, width).into(), bias: lanes(random, width).into(), epsilon }
+    Norm {
+        centers: true,
+        gain: lanes(random, width).into(),
+        bias: lanes(random, width).into(),
+        epsilon,
+    }
 }

@@ -4,7 +4,10 @@
 //! 16 columns to a register with 16 × 16 sums. Products of other numbers of inputs, and all other operations, are
 //! AVX-512's.
 
-#![expect(unsafe_code, reason = "the argument is in the documentation of the crate")]
+#![expect(
+    unsafe_code,
+    reason = "the argument is in the documentation of the crate"
+)]
 
 use std::{
     arch::{asm, x86_64::*},
@@ -90,10 +93,18 @@ unsafe fn configure(rows: usize) {
     };
     let mut row_counts = [0; 16];
     row_counts[..8].fill(REGISTER_ROWS as u8);
-    partial.iter().for_each(|register| row_counts[*register] = last as u8);
+    partial
+        .iter()
+        .for_each(|register| row_counts[*register] = last as u8);
     let mut row_sizes = [0; 16];
     row_sizes[..8].fill(REGISTER_SIZE as u16);
-    let configuration = Configuration { palette: 1, first_row: 0, reserved: [0; 14], row_sizes, row_counts };
+    let configuration = Configuration {
+        palette: 1,
+        first_row: 0,
+        reserved: [0; 14],
+        row_sizes,
+        row_counts,
+    };
     // SAFETY: the configuration is 64 bytes long and valid: at most 16 rows of 64 bytes in eight registers.
     unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const configuration, options(nostack, readonly)) };
     CONFIGURED.set(rows);

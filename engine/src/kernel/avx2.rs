@@ -1,6 +1,9 @@
 //! Kernels for x86-64 processors with 256-bit registers, with and without 8-bit products (AVX-VNNI).
 
-#![expect(unsafe_code, reason = "the argument is in the documentation of the crate")]
+#![expect(
+    unsafe_code,
+    reason = "the argument is in the documentation of the crate"
+)]
 
 mod bytes;
 mod madd;
@@ -9,8 +12,8 @@ use std::arch::x86_64::*;
 
 use self::{bytes::Vnni, madd::Madd};
 use super::{
-    Block, Kernel, KernelFn, LANES, Lanes, MAX_ROWS, Panel, Rows, RowsMut, ScaledTile, Sums, Totals,
-    assert_product, assert_tile, intrinsics, part, with_row_count,
+    Block, Kernel, KernelFn, LANES, Lanes, MAX_ROWS, Panel, Rows, RowsMut, ScaledTile, Sums,
+    Totals, assert_product, assert_tile, intrinsics, part, with_row_count,
 };
 
 /// AVX2 and FMA, with integer products by the instructions `I`.
@@ -184,7 +187,10 @@ impl<I: Int8Products> Kernel for Bits256<I> {
         assert_product(depth, a, b, out.len());
         let part = part(out.len(), REGISTER_ROWS);
         for (n, out) in out.chunks_mut(part).enumerate() {
-            let a = Rows { values: &a.values[n * part * a.stride..], ..a };
+            let a = Rows {
+                values: &a.values[n * part * a.stride..],
+                ..a
+            };
             // SAFETY: `self` is proof that the processor has the features. The row lengths were asserted.
             with_row_count!(out, R in 1 2 3 4 5 6 => unsafe { product::<R>(depth, a, b, out) });
         }
@@ -194,13 +200,17 @@ impl<I: Int8Products> Kernel for Bits256<I> {
 /// Splits 16 numbers in half.
 #[inline(always)]
 fn halves<T>(values: &[T; LANES]) -> [&[T; LANES / 2]; 2] {
-    let [low, high] = values.as_chunks().0 else { unreachable!("two halves") };
+    let [low, high] = values.as_chunks().0 else {
+        unreachable!("two halves")
+    };
     [low, high]
 }
 
 #[inline(always)]
 fn halves_mut<T>(values: &mut [T; LANES]) -> [&mut [T; LANES / 2]; 2] {
-    let [low, high] = values.as_chunks_mut().0 else { unreachable!("two halves") };
+    let [low, high] = values.as_chunks_mut().0 else {
+        unreachable!("two halves")
+    };
     [low, high]
 }
 
@@ -261,7 +271,10 @@ fn low_bytes(a: [__m256; 2]) -> [u8; LANES] {
     let high = _mm256_and_si256(_mm256_castps_si256(a[1]), mask);
     // Packing interleaves register halves; the permutation restores their order.
     let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(low, high));
-    let packed = _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
+    let packed = _mm_packus_epi16(
+        _mm256_castsi256_si128(words),
+        _mm256_extracti128_si256::<1>(words),
+    );
     let mut bytes = [0; LANES];
     // SAFETY: the array is 16 bytes long, as is a register.
     unsafe { _mm_storeu_si128(bytes.as_mut_ptr().cast(), packed) };
@@ -283,14 +296,22 @@ fn store<const R: usize>(sums: &[[__m256i; 2]; R], n: usize, out: &mut [[Sums; 2
 /// # Safety
 /// `a` has `R` rows with `depth` values each, and `b` has `depth` rows with 32 values each.
 #[target_feature(enable = "avx2,fma")]
-unsafe fn product<const R: usize>(depth: usize, a: Rows<'_>, b: Rows<'_>, out: &mut [[Lanes; 2]; R]) {
+unsafe fn product<const R: usize>(
+    depth: usize,
+    a: Rows<'_>,
+    b: Rows<'_>,
+    out: &mut [[Lanes; 2]; R],
+) {
     for n in 0..2 {
         let mut sums = [[_mm256_setzero_ps(); 2]; R];
         for k in 0..depth {
             // SAFETY: per this function's contract.
             let columns = unsafe {
                 let columns = b.values.as_ptr().add(k * b.stride + n * LANES);
-                [_mm256_loadu_ps(columns), _mm256_loadu_ps(columns.add(LANES / 2))]
+                [
+                    _mm256_loadu_ps(columns),
+                    _mm256_loadu_ps(columns.add(LANES / 2)),
+                ]
             };
             for (r, sums) in sums.iter_mut().enumerate() {
                 // SAFETY: per this function's contract.

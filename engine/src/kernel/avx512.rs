@@ -1,12 +1,16 @@
 //! The kernel for x86-64 processors with AVX-512 and its 8-bit products (VNNI).
 
-#![expect(unsafe_code, reason = "the argument is in the documentation of the crate")]
+#![expect(
+    unsafe_code,
+    reason = "the argument is in the documentation of the crate"
+)]
 
 use std::arch::x86_64::*;
 
 use super::{
-    Block, GROUP, Kernel, KernelFn, LANES, Lanes, MAX_ROWS, MAX_TILE_ROWS, Panel, Rows, RowsMut, ScaledTile,
-    Sums, Totals, assert_product, assert_tile, intrinsics, part, row_size, with_row_count,
+    Block, GROUP, Kernel, KernelFn, LANES, Lanes, MAX_ROWS, MAX_TILE_ROWS, Panel, Rows, RowsMut,
+    ScaledTile, Sums, Totals, assert_product, assert_tile, intrinsics, part, row_size,
+    with_row_count,
 };
 
 /// AVX-512 with VNNI.
@@ -123,8 +127,14 @@ fn transpose(mut rows: [__m512; LANES]) -> [__m512; LANES] {
     let mut columns = rows;
     for at in 0..4 {
         let [a, b, c, d] = [rows[at], rows[4 + at], rows[8 + at], rows[12 + at]];
-        let (even, odd) = (_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0xdd>(a, b));
-        let (next_even, next_odd) = (_mm512_shuffle_f32x4::<0x88>(c, d), _mm512_shuffle_f32x4::<0xdd>(c, d));
+        let (even, odd) = (
+            _mm512_shuffle_f32x4::<0x88>(a, b),
+            _mm512_shuffle_f32x4::<0xdd>(a, b),
+        );
+        let (next_even, next_odd) = (
+            _mm512_shuffle_f32x4::<0x88>(c, d),
+            _mm512_shuffle_f32x4::<0xdd>(c, d),
+        );
         columns[at] = _mm512_shuffle_f32x4::<0x88>(even, next_even);
         columns[4 + at] = _mm512_shuffle_f32x4::<0x88>(odd, next_odd);
         columns[8 + at] = _mm512_shuffle_f32x4::<0xdd>(even, next_even);
@@ -169,7 +179,11 @@ pub(super) fn add_tile<K: Kernel<F32x16 = __m512>>(
     let is_divided = part < totals.len();
     let parts = tile.ranges.chunks(part).zip(totals.chunks_mut(part));
     for (index, (ranges, totals)) in parts.enumerate() {
-        let tile = ScaledTile { rows: &tile.rows[index * part * size..], ranges, ..*tile };
+        let tile = ScaledTile {
+            rows: &tile.rows[index * part * size..],
+            ranges,
+            ..*tile
+        };
         let out = out.as_mut().map(|RowsMut { values, stride }| RowsMut {
             values: &mut values[index * part * *stride..],
             stride: *stride,
@@ -198,7 +212,9 @@ unsafe fn add_rows<const R: usize, const LEFT: bool, const RIGHT: bool>(
     out: Option<RowsMut<'_>>,
 ) {
     let totals = Totals::new(kernel, tile, totals, out);
-    let Some(ranges) = tile.ranges.first_chunk::<R>() else { unreachable!("a range per row") };
+    let Some(ranges) = tile.ranges.first_chunk::<R>() else {
+        unreachable!("a range per row")
+    };
     let add = |sums: &[[__m512i; 2]; R]| {
         let scales = [totals.scales(0), totals.scales(1)];
         for (row, (sums, range)) in sums.iter().zip(ranges).enumerate() {
@@ -237,7 +253,12 @@ unsafe fn multiply<const R: usize, const LEFT: bool, const RIGHT: bool>(
         let (left, right) = (load(left, LEFT), load(right, RIGHT));
         for (r, sums) in sums.iter_mut().enumerate() {
             // SAFETY: per this function's contract.
-            let group = unsafe { rows.as_ptr().add(r * size + step * GROUP).cast::<i32>().read_unaligned() };
+            let group = unsafe {
+                rows.as_ptr()
+                    .add(r * size + step * GROUP)
+                    .cast::<i32>()
+                    .read_unaligned()
+            };
             let group = _mm512_set1_epi32(group);
             sums[0] = _mm512_dpbusd_epi32(sums[0], group, left);
             sums[1] = _mm512_dpbusd_epi32(sums[1], group, right);
@@ -249,13 +270,24 @@ unsafe fn multiply<const R: usize, const LEFT: bool, const RIGHT: bool>(
 /// # Safety
 /// `a` has `R` rows with `depth` values each, and `b` has `depth` rows with 32 values each.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-unsafe fn product<const R: usize>(depth: usize, a: Rows<'_>, b: Rows<'_>, out: &mut [[Lanes; 2]; R]) {
+unsafe fn product<const R: usize>(
+    depth: usize,
+    a: Rows<'_>,
+    b: Rows<'_>,
+    out: &mut [[Lanes; 2]; R],
+) {
     let mut sums = [[_mm512_setzero_ps(); 2]; R];
-    let rows: [*const f32; R] = std::array::from_fn(|r| a.values.as_ptr().wrapping_add(r * a.stride));
+    let rows: [*const f32; R] =
+        std::array::from_fn(|r| a.values.as_ptr().wrapping_add(r * a.stride));
     let mut columns = b.values.as_ptr();
     for k in 0..depth {
         // SAFETY: per this function's contract.
-        let (left, right) = unsafe { (_mm512_loadu_ps(columns), _mm512_loadu_ps(columns.add(LANES))) };
+        let (left, right) = unsafe {
+            (
+                _mm512_loadu_ps(columns),
+                _mm512_loadu_ps(columns.add(LANES)),
+            )
+        };
         for (row, sums) in rows.iter().zip(&mut sums) {
             // SAFETY: per this function's contract.
             let value = _mm512_set1_ps(unsafe { *row.add(k) });

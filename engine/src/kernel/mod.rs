@@ -297,11 +297,19 @@ macro_rules! with_row_count {
         }
     };
 }
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64", target_feature = "simd128"))]
+#[cfg(any(
+    target_arch = "x86_64",
+    target_arch = "aarch64",
+    target_feature = "simd128"
+))]
 use with_row_count;
 
 /// Splits rows evenly into parts with at most `max` rows.
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64", target_feature = "simd128"))]
+#[cfg(any(
+    target_arch = "x86_64",
+    target_arch = "aarch64",
+    target_feature = "simd128"
+))]
 fn part(rows: usize, max: usize) -> usize {
     rows.div_ceil(rows.div_ceil(max))
 }
@@ -315,10 +323,21 @@ pub(crate) const fn row_size<K: Kernel>(inputs: usize) -> usize {
 #[inline(always)]
 fn assert_tile<K: Kernel>(rows: &[u8], panels: &[Panel<'_>; 2], row_count: usize) {
     let max = K::TILE_ROWS;
-    assert!((1..=max).contains(&row_count), "expected 1 to {max} rows, but found {row_count}");
+    assert!(
+        (1..=max).contains(&row_count),
+        "expected 1 to {max} rows, but found {row_count}"
+    );
     let steps = panels[0].blocks.len();
-    assert_eq!(panels[1].blocks.len(), steps, "expected two panels of equal depth");
-    assert_eq!(rows.len(), row_count * row_size::<K>(steps * GROUP), "expected rows as long as the panels");
+    assert_eq!(
+        panels[1].blocks.len(),
+        steps,
+        "expected two panels of equal depth"
+    );
+    assert_eq!(
+        rows.len(),
+        row_count * row_size::<K>(steps * GROUP),
+        "expected rows as long as the panels"
+    );
 }
 
 /// Asserts that a product's arguments fit each other.
@@ -326,9 +345,21 @@ fn assert_tile<K: Kernel>(rows: &[u8], panels: &[Panel<'_>; 2], row_count: usize
 fn assert_product(depth: usize, a: Rows<'_>, b: Rows<'_>, row_count: usize) {
     let has_rows = |rows: Rows<'_>, count: usize, width: usize| {
         let start = rows.stride.checked_mul(count.saturating_sub(1));
-        count == 0 || start.and_then(|start| rows.values.get(start..)?.get(..width)).is_some()
+        count == 0
+            || start
+                .and_then(|start| rows.values.get(start..)?.get(..width))
+                .is_some()
     };
-    assert!((1..=MAX_ROWS).contains(&row_count), "expected 1 to {MAX_ROWS} rows, but found {row_count}");
-    assert!(has_rows(a, row_count, depth), "expected {row_count} rows of {depth} values");
-    assert!(has_rows(b, depth, 2 * LANES), "expected {depth} rows of 32 values");
+    assert!(
+        (1..=MAX_ROWS).contains(&row_count),
+        "expected 1 to {MAX_ROWS} rows, but found {row_count}"
+    );
+    assert!(
+        has_rows(a, row_count, depth),
+        "expected {row_count} rows of {depth} values"
+    );
+    assert!(
+        has_rows(b, depth, 2 * LANES),
+        "expected {depth} rows of 32 values"
+    );
 }

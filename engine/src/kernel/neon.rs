@@ -2,7 +2,10 @@
 //!
 //! Their intrinsics are not stable yet, so the instructions are inline assembly.
 
-#![expect(unsafe_code, reason = "the argument is in the documentation of the crate")]
+#![expect(
+    unsafe_code,
+    reason = "the argument is in the documentation of the crate"
+)]
 
 use std::{
     arch::{aarch64::*, asm, is_aarch64_feature_detected},
@@ -10,8 +13,8 @@ use std::{
 };
 
 use super::{
-    Block, GROUP, Kernel, KernelFn, LANES, Lanes, Panel, Rows, Sums, assert_product, assert_tile, intrinsics,
-    part, with_row_count,
+    Block, GROUP, Kernel, KernelFn, LANES, Lanes, Panel, Rows, Sums, assert_product, assert_tile,
+    intrinsics, part, with_row_count,
 };
 
 /// NEON, with integer products by the instructions `I`.
@@ -47,14 +50,22 @@ pub trait Int8Products: Copy + Send + Sync + 'static {
     ///
     /// # Safety
     /// The processor has the instructions.
-    unsafe fn dot<const LANE: u32>(sums: int32x4_t, weights: int8x16_t, activations: uint8x16_t)
-    -> int32x4_t;
+    unsafe fn dot<const LANE: u32>(
+        sums: int32x4_t,
+        weights: int8x16_t,
+        activations: uint8x16_t,
+    ) -> int32x4_t;
 
     /// Multiplies `R` rows, at most [`TILE_ROWS`], by panel `n`.
     ///
     /// # Safety
     /// The processor has the instructions. `rows` begins with `R` rows, each with one activation per input in `panel`.
-    unsafe fn tile<const R: usize>(rows: &[u8], panel: Panel<'_>, n: usize, out: &mut [[Sums; 2]; R]);
+    unsafe fn tile<const R: usize>(
+        rows: &[u8],
+        panel: Panel<'_>,
+        n: usize,
+        out: &mut [[Sums; 2]; R],
+    );
 }
 
 /// Rows per register tile. Their sums occupy 16 of the 32 registers.
@@ -134,7 +145,10 @@ impl<I: Int8Products> Kernel for Neon<I> {
         assert_product(depth, a, b, out.len());
         let part = part(out.len(), PRODUCT_ROWS);
         for (n, out) in out.chunks_mut(part).enumerate() {
-            let a = Rows { values: &a.values[n * part * a.stride..], ..a };
+            let a = Rows {
+                values: &a.values[n * part * a.stride..],
+                ..a
+            };
             // SAFETY: every arm64 processor has NEON. The row lengths were asserted.
             with_row_count!(out, R in 1 2 3 4 5 => unsafe { product::<R>(depth, a, b, out) });
         }
@@ -143,7 +157,9 @@ impl<I: Int8Products> Kernel for Neon<I> {
 
 #[inline(always)]
 fn quarters<T>(values: &[T; LANES]) -> &[[T; LANES / 4]; 4] {
-    let Some(quarters) = values.as_chunks().0.first_chunk() else { unreachable!("four quarters") };
+    let Some(quarters) = values.as_chunks().0.first_chunk() else {
+        unreachable!("four quarters")
+    };
     quarters
 }
 
@@ -190,7 +206,12 @@ impl Int8Products for Sdot {
     }
 
     #[target_feature(enable = "neon,dotprod")]
-    unsafe fn tile<const R: usize>(rows: &[u8], panel: Panel<'_>, n: usize, out: &mut [[Sums; 2]; R]) {
+    unsafe fn tile<const R: usize>(
+        rows: &[u8],
+        panel: Panel<'_>,
+        n: usize,
+        out: &mut [[Sums; 2]; R],
+    ) {
         // SAFETY: per this function's contract.
         unsafe { tile::<Self, R>(rows, panel, n, out) }
     }
@@ -238,7 +259,12 @@ impl Int8Products for Sudot {
     }
 
     #[target_feature(enable = "neon,i8mm")]
-    unsafe fn tile<const R: usize>(rows: &[u8], panel: Panel<'_>, n: usize, out: &mut [[Sums; 2]; R]) {
+    unsafe fn tile<const R: usize>(
+        rows: &[u8],
+        panel: Panel<'_>,
+        n: usize,
+        out: &mut [[Sums; 2]; R],
+    ) {
         // SAFETY: per this function's contract.
         unsafe { tile::<Self, R>(rows, panel, n, out) }
     }
@@ -259,7 +285,8 @@ unsafe fn tile<I: Int8Products, const R: usize>(
     // SAFETY: the arrays are as long as the registers. Activations are within the rows, per this function's contract,
     // which covers `add_block` too.
     unsafe {
-        let mut sums: [I32x16; R] = [array::from_fn(|n| vld1q_s32(quarters(&initial)[n].as_ptr())); R];
+        let mut sums: [I32x16; R] =
+            [array::from_fn(|n| vld1q_s32(quarters(&initial)[n].as_ptr())); R];
         // A register has the activations for four blocks.
         let (fours, rest) = panel.blocks.as_chunks::<4>();
         for (step, blocks) in fours.iter().enumerate() {
@@ -271,7 +298,9 @@ unsafe fn tile<I: Int8Products, const R: usize>(
         }
         for (step, block) in rest.iter().enumerate() {
             let activations = array::from_fn(|r| {
-                let group = row(r, 4 * fours.len() + step).cast::<u32>().read_unaligned();
+                let group = row(r, 4 * fours.len() + step)
+                    .cast::<u32>()
+                    .read_unaligned();
                 vreinterpretq_u8_u32(vdupq_n_u32(group))
             });
             add_block::<I, 0, R>(&mut sums, block, &activations);
@@ -297,7 +326,8 @@ unsafe fn add_block<I: Int8Products, const LANE: u32, const R: usize>(
     // SAFETY: a quarter block is 16 bytes long, as is a register. The processor has the instructions, per this
     // function's contract.
     unsafe {
-        let weights: [int8x16_t; 4] = array::from_fn(|n| vld1q_s8(quarters(block)[n].as_ptr().cast()));
+        let weights: [int8x16_t; 4] =
+            array::from_fn(|n| vld1q_s8(quarters(block)[n].as_ptr().cast()));
         for (sums, activations) in sums.iter_mut().zip(activations) {
             for (sums, weights) in sums.iter_mut().zip(weights) {
                 *sums = I::dot::<LANE>(*sums, weights, *activations);
@@ -309,7 +339,12 @@ unsafe fn add_block<I: Int8Products, const LANE: u32, const R: usize>(
 /// # Safety
 /// `a` has `R` rows with `depth` values each, and `b` has `depth` rows with 32 values each.
 #[target_feature(enable = "neon")]
-unsafe fn product<const R: usize>(depth: usize, a: Rows<'_>, b: Rows<'_>, out: &mut [[Lanes; 2]; R]) {
+unsafe fn product<const R: usize>(
+    depth: usize,
+    a: Rows<'_>,
+    b: Rows<'_>,
+    out: &mut [[Lanes; 2]; R],
+) {
     for n in 0..2 {
         let mut sums = [[vdupq_n_f32(0.0); 4]; R];
         let columns = |k: usize| -> F32x16 {
@@ -321,7 +356,8 @@ unsafe fn product<const R: usize>(depth: usize, a: Rows<'_>, b: Rows<'_>, out: &
         for k in (0..whole).step_by(4) {
             // A register has four values of a row. Loads that repeat a value would occupy an arithmetic unit.
             // SAFETY: per this function's contract.
-            let values = array::from_fn(|r| unsafe { vld1q_f32(a.values.as_ptr().add(r * a.stride + k)) });
+            let values =
+                array::from_fn(|r| unsafe { vld1q_f32(a.values.as_ptr().add(r * a.stride + k)) });
             add_products::<0, R>(&mut sums, columns(k), &values);
             add_products::<1, R>(&mut sums, columns(k + 1), &values);
             add_products::<2, R>(&mut sums, columns(k + 2), &values);

@@ -2,7 +2,9 @@
 
 use std::array;
 
-use super::{Block, GROUP, Kernel, KernelFn, LANES, Lanes, Panel, Rows, Sums, assert_product, assert_tile};
+use super::{
+    Block, GROUP, Kernel, KernelFn, LANES, Lanes, Panel, Rows, Sums, assert_product, assert_tile,
+};
 
 /// Ordinary Rust.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,7 +80,9 @@ impl Kernel for Plain {
 
     #[inline(always)]
     fn shift_exponent(self, a: Lanes, n: Lanes) -> Lanes {
-        zip(a, n, |a, n| f32::from_bits(a.to_bits().wrapping_add(n.to_bits() << 23)))
+        zip(a, n, |a, n| {
+            f32::from_bits(a.to_bits().wrapping_add(n.to_bits() << 23))
+        })
     }
 
     #[inline(always)]

@@ -4,7 +4,10 @@
 //! of [`Plain`](super::Plain), which its constructor tries out. Without them, there are neither 8-bit dot products nor
 //! fused multiply-adds: see [`Words`] and [`Emulated`].
 
-#![expect(unsafe_code, reason = "the argument is in the documentation of the crate")]
+#![expect(
+    unsafe_code,
+    reason = "the argument is in the documentation of the crate"
+)]
 
 mod emulated;
 #[cfg(target_feature = "relaxed-simd")]
@@ -17,7 +20,9 @@ use std::{arch::wasm32::*, array};
 #[cfg(target_feature = "relaxed-simd")]
 use self::relaxed::{Bytes, Fused};
 use self::{emulated::Emulated, tile::tile, words::Words};
-use super::{Kernel, KernelFn, LANES, Lanes, MAX_TILE_ROWS, Panel, Rows, Sums, assert_product, assert_tile};
+use super::{
+    Kernel, KernelFn, LANES, Lanes, MAX_TILE_ROWS, Panel, Rows, Sums, assert_product, assert_tile,
+};
 
 /// 128-bit vectors, with multiply-adds by the instructions `M`, and integer products by `P`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

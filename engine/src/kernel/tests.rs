@@ -26,7 +26,16 @@ fn assert_equal<F: KernelFn<Output: PartialEq + std::fmt::Debug> + Clone>(functi
 
 /// The numbers' bits, where all NaNs are equal.
 fn bits(values: &[f32]) -> Vec<u32> {
-    values.iter().map(|value| if value.is_nan() { f32::NAN.to_bits() } else { value.to_bits() }).collect()
+    values
+        .iter()
+        .map(|value| {
+            if value.is_nan() {
+                f32::NAN.to_bits()
+            } else {
+                value.to_bits()
+            }
+        })
+        .collect()
 }
 
 /// Seeded numbers: proptest takes longer to generate many values than the kernels to multiply them.
@@ -41,7 +50,13 @@ impl Numbers {
     fn bytes(&mut self, count: usize) -> Vec<u8> {
         const EXTREME: [u8; 4] = [0, 127, 128, 255];
         (0..count)
-            .map(|_| if self.0.u8(..) < 85 { EXTREME[self.0.usize(..4)] } else { self.0.u8(..) })
+            .map(|_| {
+                if self.0.u8(..) < 85 {
+                    EXTREME[self.0.usize(..4)]
+                } else {
+                    self.0.u8(..)
+                }
+            })
             .collect()
     }
 
@@ -100,11 +115,16 @@ impl Tile {
         let depth = self.rows.len() / self.row_count;
         let product = |row: &[u8], panel: &[Block], column: usize| {
             let weight = |input: usize| i32::from(panel[input / GROUP][column][input % GROUP]);
-            row.iter().enumerate().map(|(input, value)| i32::from(*value) * weight(input)).sum()
+            row.iter()
+                .enumerate()
+                .map(|(input, value)| i32::from(*value) * weight(input))
+                .sum()
         };
-        let sums = |row, panel: &Vec<Block>| std::array::from_fn(|column| product(row, panel, column));
+        let sums =
+            |row, panel: &Vec<Block>| std::array::from_fn(|column| product(row, panel, column));
         let rows = (0..self.row_count).map(|r| &self.rows[r * depth..][..depth]);
-        rows.map(|row| self.panels.each_ref().map(|panel| sums(row, panel))).collect()
+        rows.map(|row| self.panels.each_ref().map(|panel| sums(row, panel)))
+            .collect()
     }
 }
 
@@ -116,22 +136,41 @@ impl Tile {
         mut multiply: impl FnMut(&[u8], std::ops::Range<usize>, [Panel<'_>; 2]),
     ) {
         let column_sum = |panel: &[Block], column: usize| {
-            panel.iter().flat_map(|block| block[column]).map(i32::from).sum::<i32>()
+            panel
+                .iter()
+                .flat_map(|block| block[column])
+                .map(i32::from)
+                .sum::<i32>()
         };
-        let column_sums: [Sums; 2] =
-            self.panels.each_ref().map(|panel| std::array::from_fn(|column| column_sum(panel, column)));
-        let panels = [0, 1].map(|n| Panel { blocks: &self.panels[n], column_sums: &column_sums[n] });
+        let column_sums: [Sums; 2] = self
+            .panels
+            .each_ref()
+            .map(|panel| std::array::from_fn(|column| column_sum(panel, column)));
+        let panels = [0, 1].map(|n| Panel {
+            blocks: &self.panels[n],
+            column_sums: &column_sums[n],
+        });
         let depth = self.rows.len() / self.row_count;
         let row_size = row_size::<K>(depth);
         let mut rows = vec![0; row_size * self.row_count + self.rows.len() % self.row_count];
-        for (row, out) in self.rows.chunks_exact(depth.max(1)).zip(rows.chunks_exact_mut(row_size.max(1))) {
-            for (values, out) in row.chunks(LANES).zip(out.chunks_mut(LANES * K::ACTIVATION_SIZE)) {
+        for (row, out) in self
+            .rows
+            .chunks_exact(depth.max(1))
+            .zip(rows.chunks_exact_mut(row_size.max(1)))
+        {
+            for (values, out) in row
+                .chunks(LANES)
+                .zip(out.chunks_mut(LANES * K::ACTIVATION_SIZE))
+            {
                 let mut lanes = [0.0; LANES];
                 for (value, lane) in values.iter().zip(&mut lanes) {
                     *lane = 8_388_608.0 + f32::from(*value);
                 }
                 let mut bytes = [0; 2 * LANES];
-                kernel.store_activations(kernel.load(&lanes), &mut bytes[..LANES * K::ACTIVATION_SIZE]);
+                kernel.store_activations(
+                    kernel.load(&lanes),
+                    &mut bytes[..LANES * K::ACTIVATION_SIZE],
+                );
                 let size = values.len() * K::ACTIVATION_SIZE;
                 out[..size].copy_from_slice(&bytes[..size]);
             }
@@ -141,7 +180,11 @@ impl Tile {
         let mut rest = &rows[..];
         for start in (0..self.row_count).step_by(K::TILE_ROWS) {
             let end = self.row_count.min(start + K::TILE_ROWS);
-            let size = if end == self.row_count { rest.len() } else { (end - start) * row_size };
+            let size = if end == self.row_count {
+                rest.len()
+            } else {
+                (end - start) * row_size
+            };
             let (rows, next) = rest.split_at(size);
             multiply(rows, start..end, panels);
             rest = next;
@@ -154,7 +197,9 @@ impl KernelFn for Tile {
 
     fn call<K: Kernel>(self, kernel: K) -> Self::Output {
         let mut out = vec![[[i32::MIN; LANES]; 2]; self.row_count];
-        self.each_tile(kernel, |rows, range, panels| kernel.tile(rows, panels, &mut out[range]));
+        self.each_tile(kernel, |rows, range, panels| {
+            kernel.tile(rows, panels, &mut out[range])
+        });
         out
     }
 }
@@ -162,7 +207,11 @@ impl KernelFn for Tile {
 impl Tile {
     /// Makes weights smaller in quads whose sum is too large, the later ones first.
     fn with_small_quads(mut self) -> Self {
-        for [first, second] in self.panels.iter_mut().flat_map(|panel| panel.as_chunks_mut().0) {
+        for [first, second] in self
+            .panels
+            .iter_mut()
+            .flat_map(|panel| panel.as_chunks_mut().0)
+        {
             for ([a, b, c, d], [e, f, g, h]) in first.iter_mut().zip(second) {
                 for quad in [[a, b, e, f], [c, d, g, h]] {
                     let (mut most, mut least) = (MAX_QUAD_SUM, -MAX_QUAD_SUM);
@@ -206,11 +255,21 @@ impl Scaled {
     fn new(tile: Tile, numbers: &mut Numbers) -> Self {
         let mut lanes = || [numbers.lanes(), numbers.lanes()];
         let (scales, bias) = (lanes(), lanes());
-        let range = |_| RowRange { scale: numbers.floats(1, 20)[0], least: numbers.floats(1, 20)[0] };
+        let range = |_| RowRange {
+            scale: numbers.floats(1, 20)[0],
+            least: numbers.floats(1, 20)[0],
+        };
         let ranges = (0..tile.row_count).map(range).collect();
         let stride = COLUMNS + numbers.bytes(1)[0] as usize % 20;
         let length = tile.row_count * stride;
-        Self { tile, ranges, scales, bias, stride, length }
+        Self {
+            tile,
+            ranges,
+            scales,
+            bias,
+            stride,
+            length,
+        }
     }
 }
 
@@ -218,7 +277,14 @@ impl KernelFn for Scaled {
     type Output = Vec<u32>;
 
     fn call<K: Kernel>(self, kernel: K) -> Vec<u32> {
-        let Self { tile, ranges, scales: [left, right], bias, stride, length } = &self;
+        let Self {
+            tile,
+            ranges,
+            scales: [left, right],
+            bias,
+            stride,
+            length,
+        } = &self;
         let mut totals = vec![[[f32::NAN; LANES]; 2]; tile.row_count];
         let mut sums = vec![[[0; LANES]; 2]; tile.row_count];
         let mut values = vec![0.0; *length];
@@ -226,11 +292,25 @@ impl KernelFn for Scaled {
         for (bias, is_last) in [(bias, false), (None, false), (None, true)] {
             tile.each_tile(kernel, |rows, range, panels| {
                 // The last tile gets all remaining ranges, so that ranges that do not fit are refused.
-                let end = if range.end == tile.row_count { ranges.len() } else { range.end };
+                let end = if range.end == tile.row_count {
+                    ranges.len()
+                } else {
+                    range.end
+                };
                 let (scales, ranges) = ([left, right], &ranges[range.start..end]);
-                let tile = ScaledTile { rows, ranges, panels, prefetch_distance: 0, scales, bias };
+                let tile = ScaledTile {
+                    rows,
+                    ranges,
+                    panels,
+                    prefetch_distance: 0,
+                    scales,
+                    bias,
+                };
                 let values = &mut values[range.start * stride..];
-                let out = is_last.then_some(RowsMut { values, stride: *stride });
+                let out = is_last.then_some(RowsMut {
+                    values,
+                    stride: *stride,
+                });
                 kernel.add_tile(&tile, &mut sums[range.clone()], &mut totals[range], out);
             });
         }
@@ -247,7 +327,12 @@ fn tile(unit: usize) -> impl Strategy<Value = Tile> {
         let steps = steps.next_multiple_of(unit);
         let mut numbers = Numbers::new(seed);
         let activations = numbers.bytes(row_count * steps * GROUP);
-        Tile::new(row_count, steps, &activations, &numbers.bytes(2 * steps * GROUP * LANES))
+        Tile::new(
+            row_count,
+            steps,
+            &activations,
+            &numbers.bytes(2 * steps * GROUP * LANES),
+        )
     })
 }
 
@@ -266,8 +351,14 @@ impl KernelFn for Product {
 
     fn call<K: Kernel>(self, kernel: K) -> Vec<u32> {
         let mut out = vec![[[f32::NAN; LANES]; 2]; self.row_count];
-        let a = Rows { values: &self.a, stride: self.a_stride };
-        let b = Rows { values: &self.b, stride: self.b_stride };
+        let a = Rows {
+            values: &self.a,
+            stride: self.a_stride,
+        };
+        let b = Rows {
+            values: &self.b,
+            stride: self.b_stride,
+        };
         kernel.product(self.depth, a, b, &mut out);
         bits(out.as_flattened().as_flattened())
     }
@@ -280,8 +371,17 @@ fn product() -> impl Strategy<Value = Product> {
             let (a_stride, b_stride) = (depth + a_gap, 2 * LANES + b_gap);
             // Nothing follows the last row.
             let a = numbers.floats((row_count - 1) * a_stride + depth, 100);
-            let b_len = depth.checked_sub(1).map_or(0, |last| last * b_stride + 2 * LANES);
-            Product { depth, a, a_stride, b: numbers.floats(b_len, 100), b_stride, row_count }
+            let b_len = depth
+                .checked_sub(1)
+                .map_or(0, |last| last * b_stride + 2 * LANES);
+            Product {
+                depth,
+                a,
+                a_stride,
+                b: numbers.floats(b_len, 100),
+                b_stride,
+                row_count,
+            }
         },
     )
 }
@@ -299,7 +399,9 @@ impl KernelFn for Operations {
     fn call<K: Kernel>(self, kernel: K) -> Self::Output {
         let [a, b, c] = self.values.each_ref().map(|values| kernel.load(values));
         let finite = self.values[0].map(|value| if value.is_nan() { 1.0 } else { value });
-        let shift = self.integers.map(|integer| 12_582_912.0 + (integer % 1000) as f32);
+        let shift = self
+            .integers
+            .map(|integer| 12_582_912.0 + (integer % 1000) as f32);
         let results = [
             a,
             kernel.splat(self.values[0][0]),
@@ -333,20 +435,35 @@ impl KernelFn for Functions {
         let x = kernel.load(&self.0);
         let polynomial = |x, coefficients: &[f32]| {
             let first = kernel.splat(coefficients[0]);
-            coefficients[1..].iter().fold(first, |sum, c| kernel.mul_add(sum, x, kernel.splat(*c)))
+            coefficients[1..]
+                .iter()
+                .fold(first, |sum, c| kernel.mul_add(sum, x, kernel.splat(*c)))
         };
         // An exponential function.
         let rounding = kernel.splat(12_582_912.0);
         let clamped = kernel.max(kernel.splat(-87.0), kernel.min(kernel.splat(87.0), x));
         let shifted = kernel.mul_add(clamped, kernel.splat(std::f32::consts::LOG2_E), rounding);
-        let rest =
-            kernel.mul_add(kernel.sub(shifted, rounding), kernel.splat(-std::f32::consts::LN_2), clamped);
-        let exp = kernel.shift_exponent(polynomial(rest, &[1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0]), shifted);
+        let rest = kernel.mul_add(
+            kernel.sub(shifted, rounding),
+            kernel.splat(-std::f32::consts::LN_2),
+            clamped,
+        );
+        let exp = kernel.shift_exponent(
+            polynomial(rest, &[1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0]),
+            shifted,
+        );
         // A polynomial quotient.
         let square = kernel.mul(x, x);
-        let quotient = kernel.div(polynomial(square, &[-0.2, 0.1, 3.0]), polynomial(square, &[0.3, 1.0]));
+        let quotient = kernel.div(
+            polynomial(square, &[-0.2, 0.1, 3.0]),
+            polynomial(square, &[0.3, 1.0]),
+        );
         // Quantization.
-        let scaled = kernel.mul_add(clamped, kernel.splat(1.4), kernel.splat(8_388_608.0 + 128.0));
+        let scaled = kernel.mul_add(
+            clamped,
+            kernel.splat(1.4),
+            kernel.splat(8_388_608.0 + 128.0),
+        );
         let stored = [exp, quotient].map(|result| {
             let mut out = [f32::NAN; LANES];
             kernel.store(result, &mut out);
@@ -435,7 +552,8 @@ fn squares_are_transposed() {
 fn assert_panics(function: &(impl KernelFn + Clone)) {
     for instructions in InstructionSet::available() {
         let function = function.clone();
-        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| instructions.call(function)));
+        let result =
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| instructions.call(function)));
         assert!(result.is_err(), "{instructions}");
     }
 }
@@ -448,16 +566,28 @@ impl KernelFn for OneTooMany {
     type Output = ();
 
     fn call<K: Kernel>(self, kernel: K) {
-        let panel = Panel { blocks: &[[[0; GROUP]; LANES]], column_sums: &[0; LANES] };
+        let panel = Panel {
+            blocks: &[[[0; GROUP]; LANES]],
+            column_sums: &[0; LANES],
+        };
         let rows = vec![0; (K::TILE_ROWS + 1) * row_size::<K>(GROUP)];
-        kernel.tile(&rows, [panel; 2], &mut vec![[[0; LANES]; 2]; K::TILE_ROWS + 1]);
+        kernel.tile(
+            &rows,
+            [panel; 2],
+            &mut vec![[[0; LANES]; 2]; K::TILE_ROWS + 1],
+        );
     }
 }
 
 #[test]
 fn arguments_that_do_not_fit_are_refused() {
     let tile = |row_count, steps, activations: usize| {
-        Tile::new(row_count, steps, &vec![0; activations], &vec![0; 2 * steps * GROUP * LANES])
+        Tile::new(
+            row_count,
+            steps,
+            &vec![0; activations],
+            &vec![0; 2 * steps * GROUP * LANES],
+        )
     };
     assert_panics(&OneTooMany);
     assert_panics(&tile(2, 2, 15));
@@ -467,23 +597,62 @@ fn arguments_that_do_not_fit_are_refused() {
     assert_panics(&uneven);
     let scaled = Scaled::new(tile(2, 2, 16), &mut Numbers::new(1));
     assert_equal(&scaled);
-    assert_panics(&Scaled { tile: uneven, ..scaled.clone() });
+    assert_panics(&Scaled {
+        tile: uneven,
+        ..scaled.clone()
+    });
     for ranges in [vec![], scaled.ranges[..1].to_vec(), scaled.ranges.repeat(2)] {
-        assert_panics(&Scaled { ranges, ..scaled.clone() });
+        assert_panics(&Scaled {
+            ranges,
+            ..scaled.clone()
+        });
     }
     let needed = scaled.stride + COLUMNS;
-    assert_equal(&Scaled { length: needed, ..scaled.clone() });
-    assert_panics(&Scaled { length: needed - 1, ..scaled.clone() });
-    assert_panics(&Scaled { stride: usize::MAX, ..scaled });
-    let product =
-        Product { depth: 3, a: vec![0.0; 8], a_stride: 5, b: vec![0.0; 98], b_stride: 33, row_count: 2 };
+    assert_equal(&Scaled {
+        length: needed,
+        ..scaled.clone()
+    });
+    assert_panics(&Scaled {
+        length: needed - 1,
+        ..scaled.clone()
+    });
+    assert_panics(&Scaled {
+        stride: usize::MAX,
+        ..scaled
+    });
+    let product = Product {
+        depth: 3,
+        a: vec![0.0; 8],
+        a_stride: 5,
+        b: vec![0.0; 98],
+        b_stride: 33,
+        row_count: 2,
+    };
     assert_equal(&product);
-    assert_panics(&Product { depth: 4, ..product.clone() });
-    assert_panics(&Product { row_count: 3, ..product.clone() });
-    assert_panics(&Product { row_count: 0, ..product.clone() });
-    assert_panics(&Product { a_stride: 6, ..product.clone() });
-    assert_panics(&Product { b_stride: 34, ..product.clone() });
-    assert_panics(&Product { b_stride: usize::MAX, ..product });
+    assert_panics(&Product {
+        depth: 4,
+        ..product.clone()
+    });
+    assert_panics(&Product {
+        row_count: 3,
+        ..product.clone()
+    });
+    assert_panics(&Product {
+        row_count: 0,
+        ..product.clone()
+    });
+    assert_panics(&Product {
+        a_stride: 6,
+        ..product.clone()
+    });
+    assert_panics(&Product {
+        b_stride: 34,
+        ..product.clone()
+    });
+    assert_panics(&Product {
+        b_stride: usize::MAX,
+        ..product
+    });
 }
 
 /// The kernel for AVX2 adds two blocks' products at once.
@@ -492,7 +661,12 @@ fn arguments_that_do_not_fit_are_refused() {
 fn small_quads_need_an_even_number_of_blocks() {
     let Some(kernel) = Avx2::new() else { return };
     let tile = |steps| {
-        Tile::new(2, steps, &[0; 2 * 6 * GROUP][..2 * steps * GROUP], &vec![0; 2 * steps * GROUP * LANES])
+        Tile::new(
+            2,
+            steps,
+            &[0; 2 * 6 * GROUP][..2 * steps * GROUP],
+            &vec![0; 2 * steps * GROUP * LANES],
+        )
     };
     let call = |tile| std::panic::catch_unwind(|| kernel.call(SmallQuads(tile)));
     assert!(call(tile(6)).is_ok());
@@ -503,16 +677,26 @@ fn small_quads_need_an_even_number_of_blocks() {
 #[test]
 fn extreme_sums_do_not_saturate() {
     for (activation, weight) in [(255, 0x80), (255, 0x7f), (0, 0x80), (128, 0x80)] {
-        for (row_count, inputs) in
-            [(1, 384), (4, 600), (7, 384), (16, 384), (18, 1100), (48, 600), (17, 80_000)]
-        {
+        for (row_count, inputs) in [
+            (1, 384),
+            (4, 600),
+            (7, 384),
+            (16, 384),
+            (18, 1100),
+            (48, 600),
+            (17, 80_000),
+        ] {
             let activations = vec![activation; row_count * inputs];
             let weights = vec![weight; 2 * inputs * LANES];
             let tile = Tile::new(row_count, inputs / GROUP, &activations, &weights);
             let expected = i32::from(activation) * i32::from(weight.cast_signed());
             let expected = expected.wrapping_mul(inputs as i32);
             for (instructions, found) in results(&tile) {
-                assert_eq!(found, vec![[[expected; LANES]; 2]; row_count], "{instructions}, {inputs}");
+                assert_eq!(
+                    found,
+                    vec![[[expected; LANES]; 2]; row_count],
+                    "{instructions}, {inputs}"
+                );
             }
         }
     }
@@ -520,14 +704,30 @@ fn extreme_sums_do_not_saturate() {
 
 #[test]
 fn extreme_sums_of_small_quads_do_not_saturate() {
-    for quad in [[32, 32, 32, 32], [127, 1, 0, 0], [0, 64, 0, 64], [1, 0, 127, 0]] {
+    for quad in [
+        [32, 32, 32, 32],
+        [127, 1, 0, 0],
+        [0, 64, 0, 64],
+        [1, 0, 127, 0],
+    ] {
         for (row_count, sign) in [(1, 1), (4, -1), (11, 1)] {
             let [a, b, c, d]: [u8; 4] = quad.map(|weight: i8| (sign * weight).cast_unsigned());
-            let blocks = [[a, b, 0, 0], [c, d, 0, 0]].map(|group| group.repeat(LANES)).concat();
-            let tile = Tile::new(row_count, 6, &vec![255; row_count * 6 * GROUP], &blocks.repeat(6));
+            let blocks = [[a, b, 0, 0], [c, d, 0, 0]]
+                .map(|group| group.repeat(LANES))
+                .concat();
+            let tile = Tile::new(
+                row_count,
+                6,
+                &vec![255; row_count * 6 * GROUP],
+                &blocks.repeat(6),
+            );
             let expected = 3 * 255 * i32::from(sign) * i32::from(MAX_QUAD_SUM);
             for (instructions, found) in results(&SmallQuads(tile)) {
-                assert_eq!(found, vec![[[expected; LANES]; 2]; row_count], "{instructions}");
+                assert_eq!(
+                    found,
+                    vec![[[expected; LANES]; 2]; row_count],
+                    "{instructions}"
+                );
             }
         }
     }
@@ -554,7 +754,15 @@ fn minimum_and_maximum_are_the_second_operand_for_nan_and_zeros() {
         }
     }
     for (instructions, [least, most]) in results(&Extremes) {
-        assert_eq!(least, bits(&[1.0, NAN, -0.0, 0.0, -0.0, -1.0]), "{instructions}");
-        assert_eq!(most, bits(&[1.0, NAN, -0.0, 0.0, -0.0, 1.0]), "{instructions}");
+        assert_eq!(
+            least,
+            bits(&[1.0, NAN, -0.0, 0.0, -0.0, -1.0]),
+            "{instructions}"
+        );
+        assert_eq!(
+            most,
+            bits(&[1.0, NAN, -0.0, 0.0, -0.0, 1.0]),
+            "{instructions}"
+        );
     }
 }

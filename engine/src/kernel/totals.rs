@@ -1,6 +1,9 @@
 //! The second part of [`Kernel::add_tile`]: integer sums become numbers.
 
-#![expect(unsafe_code, reason = "the argument is in the documentation of the crate")]
+#![expect(
+    unsafe_code,
+    reason = "the argument is in the documentation of the crate"
+)]
 
 use std::marker::PhantomData;
 
@@ -40,18 +43,32 @@ impl<'a, K: Kernel> Totals<'a, K> {
         let totals: *mut f32 = totals.as_mut_ptr().cast();
         let (before, stride) = match tile.bias {
             Some(bias) => (bias.map(|bias| bias.as_ptr()), 0),
-            None => ([totals.cast_const(), totals.wrapping_add(LANES).cast_const()], COLUMNS),
+            None => (
+                [totals.cast_const(), totals.wrapping_add(LANES).cast_const()],
+                COLUMNS,
+            ),
         };
         let (out, out_stride) = match out {
             Some(out) => {
                 let last = out.stride.checked_mul(rows.saturating_sub(1));
                 let last = last.and_then(|start| out.values.get(start..)?.get(..COLUMNS));
-                assert!(rows == 0 || last.is_some(), "expected {rows} rows of 32 values");
+                assert!(
+                    rows == 0 || last.is_some(),
+                    "expected {rows} rows of 32 values"
+                );
                 (out.values.as_mut_ptr(), out.stride)
             }
             None => (totals, COLUMNS),
         };
-        Self { kernel, tile, before, stride, out, out_stride, lifetime: PhantomData }
+        Self {
+            kernel,
+            tile,
+            before,
+            stride,
+            out,
+            out_stride,
+            lifetime: PhantomData,
+        }
     }
 
     /// The scales of panel `n`.
@@ -59,7 +76,10 @@ impl<'a, K: Kernel> Totals<'a, K> {
     pub(super) fn scales(&self, n: usize) -> Scales<K> {
         let Self { kernel, tile, .. } = self;
         let scales = kernel.load(tile.scales[n]);
-        Scales { scales, column_sums: kernel.mul(kernel.load_i32(tile.panels[n].column_sums), scales) }
+        Scales {
+            scales,
+            column_sums: kernel.mul(kernel.load_i32(tile.panels[n].column_sums), scales),
+        }
     }
 
     /// Adds a row's integer sums for panel `n`, with the panel's scales and the row's range.
@@ -81,7 +101,9 @@ impl<'a, K: Kernel> Totals<'a, K> {
         let scale = kernel.mul(kernel.splat(range.scale), scales.scales);
         let total = kernel.mul_add(sums, scale, base);
         // SAFETY: as above.
-        kernel.store(total, unsafe { &mut *self.out.add(row * self.out_stride + n * LANES).cast() });
+        kernel.store(total, unsafe {
+            &mut *self.out.add(row * self.out_stride + n * LANES).cast()
+        });
     }
 
     /// Adds all rows' sums.
@@ -90,7 +112,11 @@ impl<'a, K: Kernel> Totals<'a, K> {
     /// Unless there are as many sums as ranges.
     #[inline(always)]
     pub(super) fn add_all(&self, sums: &[[Sums; 2]]) {
-        assert_eq!(sums.len(), self.tile.ranges.len(), "expected sums per range");
+        assert_eq!(
+            sums.len(),
+            self.tile.ranges.len(),
+            "expected sums per range"
+        );
         let scales = [self.scales(0), self.scales(1)];
         for (row, (range, sums)) in self.tile.ranges.iter().zip(sums).enumerate() {
             for n in 0..2 {

@@ -28,19 +28,46 @@ pub(super) fn attend<K: Kernel>(
         Per::Text => text..text + 1,
     };
     let count = queries.len();
-    let out = || run.part_mut(program.values[attention.out].slot, text * attention.heads + head);
+    let out = || {
+        run.part_mut(
+            program.values[attention.out].slot,
+            text * attention.heads + head,
+        )
+    };
     if tokens.is_empty() {
         let mut out = out();
         out.clear();
         return out.resize(count * size, 0.0);
     }
     scratch.size = size;
-    let view = |view: View, head: usize| View { offset: view.offset + head * size, width: size, ..view };
+    let view = |view: View, head: usize| View {
+        offset: view.offset + head * size,
+        width: size,
+        ..view
+    };
     let value = |view: View| (program.values[view.value], view);
-    copy_head(run, value(view(attention.queries, head)), queries, size, &mut scratch.queries);
-    copy_head(run, value(view(attention.keys, key_head)), tokens.clone(), size, &mut scratch.keys);
+    copy_head(
+        run,
+        value(view(attention.queries, head)),
+        queries,
+        size,
+        &mut scratch.queries,
+    );
+    copy_head(
+        run,
+        value(view(attention.keys, key_head)),
+        tokens.clone(),
+        size,
+        &mut scratch.keys,
+    );
     let stride = Head::value_stride(size);
-    copy_head(run, value(view(attention.values, key_head)), tokens, stride, &mut scratch.values);
+    copy_head(
+        run,
+        value(view(attention.values, key_head)),
+        tokens,
+        stride,
+        &mut scratch.values,
+    );
     if let Some(rotary) = attention.rotary.map(|rotary| &program.rotaries[rotary]) {
         let table = rotary.table(scratch.keys.len() / size);
         for rows in [&mut scratch.queries, &mut scratch.keys] {
@@ -56,7 +83,13 @@ pub(super) fn attend<K: Kernel>(
 
 /// Copies a head's columns into rows that are `stride` numbers apart.
 #[inline(always)]
-fn copy_head(run: &Run, (value, view): (Value, View), rows: Range<usize>, stride: usize, out: &mut Numbers) {
+fn copy_head(
+    run: &Run,
+    (value, view): (Value, View),
+    rows: Range<usize>,
+    stride: usize,
+    out: &mut Numbers,
+) {
     out.resize(rows.len() * stride, 0.0);
     let mut start = rows.start;
     while start < rows.end {

@@ -17,9 +17,13 @@ pub(super) fn largest_outputs<K: Kernel>(
     (largest, task): (&Largest, usize),
     scratch: &mut Scratch,
 ) {
-    let Scratch { values, quantized, .. } = scratch;
+    let Scratch {
+        values, quantized, ..
+    } = scratch;
     values.resize_with(values.len().max(2), Numbers::default);
-    let [rows, outputs, ..] = &mut values[..] else { return };
+    let [rows, outputs, ..] = &mut values[..] else {
+        return;
+    };
     let (input, panels) = (program.values[largest.input], largest.panels(task));
     let width = panels.len() * LANES;
     let mut out = run.part_mut(program.values[largest.out].slot, task);
@@ -35,7 +39,13 @@ pub(super) fn largest_outputs<K: Kernel>(
             run.each_part(input, start..end, |part| rows.extend_from_slice(part));
             is_valid &= rows.iter().all(|value| value.is_finite());
             outputs.resize((end - start) * width, 0.0);
-            linear(kernel, rows, (&largest.layer, panels.clone()), quantized, outputs);
+            linear(
+                kernel,
+                rows,
+                (&largest.layer, panels.clone()),
+                quantized,
+                outputs,
+            );
             for row in outputs.chunks_exact(width) {
                 for (row, out) in row.as_chunks().0.iter().zip(out.iter_mut()) {
                     kernel.store(kernel.max(kernel.load(row), kernel.load(out)), out);

@@ -96,7 +96,10 @@ impl Scratch {
     /// Passes each int8 layer over tokens, and its input rows, to `observe` before the layer is executed. Layers with
     /// only a [per-text maximum](crate::program::Largest) are left out.
     pub fn with_observer(observe: impl FnMut(&Linear, &[f32]) + Send + 'static) -> Self {
-        Self { observer: Some(Observer(Box::new(observe))), ..Self::default() }
+        Self {
+            observer: Some(Observer(Box::new(observe))),
+            ..Self::default()
+        }
     }
 }
 
@@ -120,18 +123,34 @@ impl Program {
     ) -> Run {
         let (mut tokens, mut ranges, mut heads) = (Vec::new(), Vec::new(), Vec::new());
         let (mut attended, mut labels) = (Vec::new(), Vec::new());
-        for Text { tokens: text, attended: count, labels: vectors } in texts {
+        for Text {
+            tokens: text,
+            attended: count,
+            labels: vectors,
+        } in texts
+        {
             // A text without tokens has contexts, too: zeros.
-            let parts = text.len().div_ceil(TOKENS_PER_TASK).max(1).next_multiple_of(threads.get());
+            let parts = text
+                .len()
+                .div_ceil(TOKENS_PER_TASK)
+                .max(1)
+                .next_multiple_of(threads.get());
             let parts = parts.min(MAX_TASKS_PER_TEXT);
-            heads.extend((0..parts).map(|part| HeadTask { text: ranges.len(), part, parts }));
+            heads.extend((0..parts).map(|part| HeadTask {
+                text: ranges.len(),
+                part,
+                parts,
+            }));
             labels.push(Arc::clone(vectors));
             attended.push(tokens.len()..tokens.len() + text.len().min(*count));
             ranges.push(tokens.len()..tokens.len() + text.len());
             tokens.extend_from_slice(text);
         }
         // Every thread gets the same number of blocks.
-        let blocks = tokens.len().div_ceil(MAX_BLOCK_ROWS).next_multiple_of(threads.get());
+        let blocks = tokens
+            .len()
+            .div_ceil(MAX_BLOCK_ROWS)
+            .next_multiple_of(threads.get());
         let block_rows = tokens.len().div_ceil(blocks.max(1)).max(1);
         values.resize_with(self.slots, Vec::new);
         let mut reserve = |value: ValueId, wanted: usize| {
@@ -140,16 +159,33 @@ impl Program {
         };
         for stage in &self.stages {
             match stage {
-                Stage::Attention(attention) => reserve(attention.out, ranges.len() * attention.heads),
+                Stage::Attention(attention) => {
+                    reserve(attention.out, ranges.len() * attention.heads)
+                }
                 Stage::Largest(largest) => reserve(largest.out, largest.tasks()),
                 Stage::Spans(spans) => reserve(spans.out, ranges.len()),
                 Stage::Rows(stage) => {
-                    let rows = if stage.per == Per::Token { tokens.len() } else { ranges.len() };
-                    stage.stores.iter().for_each(|value| reserve(*value, rows.div_ceil(block_rows)));
+                    let rows = if stage.per == Per::Token {
+                        tokens.len()
+                    } else {
+                        ranges.len()
+                    };
+                    stage
+                        .stores
+                        .iter()
+                        .for_each(|value| reserve(*value, rows.div_ceil(block_rows)));
                 }
             }
         }
-        Run { tokens, texts: ranges, attended, labels, heads, block_rows, values }
+        Run {
+            tokens,
+            texts: ranges,
+            attended,
+            labels,
+            heads,
+            block_rows,
+            values,
+        }
     }
 
     /// Memory for values, scratch buffers and rotary tables in a run with one text of `tokens` tokens, in bytes.
@@ -160,7 +196,8 @@ impl Program {
             let stores = match stage {
                 Stage::Rows(stage) => {
                     let outputs = stage.operations.iter().map(RowOperation::output);
-                    outputs.for_each(|value| row[self.values[value].slot] = self.values[value].width);
+                    outputs
+                        .for_each(|value| row[self.values[value].slot] = self.values[value].width);
                     &stage.stores[..]
                 }
                 Stage::Attention(attention) => {
@@ -183,7 +220,11 @@ impl Program {
         }
         let block = row.iter().sum::<usize>() * MAX_BLOCK_ROWS.min(tokens);
         let values = exchanged.iter().sum::<usize>() + threads.get() * (block + head);
-        let rotaries: usize = self.rotaries.iter().map(|rotary| rotary.bytes(tokens)).sum();
+        let rotaries: usize = self
+            .rotaries
+            .iter()
+            .map(|rotary| rotary.bytes(tokens))
+            .sum();
         values * size_of::<f32>() + rotaries
     }
 }
@@ -208,7 +249,11 @@ impl Run {
 
     /// Rows per output for one text.
     pub fn outputs(&self, program: &Program, text: usize) -> Vec<Vec<f32>> {
-        program.outputs.iter().map(|output| self.output(program, *output, text)).collect()
+        program
+            .outputs
+            .iter()
+            .map(|output| self.output(program, *output, text))
+            .collect()
     }
 
     fn output(&self, program: &Program, output: ValueId, text: usize) -> Vec<f32> {
@@ -221,7 +266,9 @@ impl Run {
             let mut out = Vec::with_capacity(largest.layer.outputs);
             for task in 0..largest.tasks() {
                 let width = largest.panels(task).len() * LANES;
-                out.extend_from_slice(&self.part(value.slot, task)[text * width..(text + 1) * width]);
+                out.extend_from_slice(
+                    &self.part(value.slot, task)[text * width..(text + 1) * width],
+                );
             }
             out.truncate(value.width);
             return out;
@@ -257,10 +304,14 @@ impl Run {
     }
 
     fn part(&self, slot: usize, part: usize) -> RwLockReadGuard<'_, Numbers> {
-        self.values[slot][part].read().unwrap_or_else(PoisonError::into_inner)
+        self.values[slot][part]
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn part_mut(&self, slot: usize, part: usize) -> RwLockWriteGuard<'_, Numbers> {
-        self.values[slot][part].write().unwrap_or_else(PoisonError::into_inner)
+        self.values[slot][part]
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -10,7 +10,9 @@ use crate::{
     linear::{dense, linear},
     math::{activate, gate, normalize},
     numbers::Numbers,
-    program::{Adapters, Index, Load, Per, Pooling, Program, RowOperation, RowStage, Table, Value, ValueId},
+    program::{
+        Adapters, Index, Load, Per, Pooling, Program, RowOperation, RowStage, Table, Value, ValueId,
+    },
 };
 
 /// Executes a row stage for one block.
@@ -23,13 +25,24 @@ pub(super) fn rows<K: Kernel>(
     block: usize,
     scratch: &mut Scratch,
 ) {
-    let Scratch { values, quantized, observer, .. } = scratch;
+    let Scratch {
+        values,
+        quantized,
+        observer,
+        ..
+    } = scratch;
     values.resize_with(program.slots, Numbers::default);
     let slot = |value: &ValueId| program.values[*value].slot;
     let first = block * run.block_rows;
     let rows = first..run.rows(stage.per).min(first + run.block_rows);
     for load in &stage.loads {
-        load_block(run, program.values[load.value], load, (block, &rows), &mut values[slot(&load.value)]);
+        load_block(
+            run,
+            program.values[load.value],
+            load,
+            (block, &rows),
+            &mut values[slot(&load.value)],
+        );
     }
     for operation in &stage.operations {
         let id = operation.output();
@@ -38,53 +51,121 @@ pub(super) fn rows<K: Kernel>(
         out.resize(rows.len() * width, 0.0);
         match operation {
             RowOperation::Lookup { table, index, .. } => {
-                for (token, out) in run.tokens[rows.clone()].iter().zip(out.chunks_exact_mut(width)) {
+                for (token, out) in run.tokens[rows.clone()]
+                    .iter()
+                    .zip(out.chunks_exact_mut(width))
+                {
                     look_up(kernel, table, index.of(token), out);
                 }
             }
             RowOperation::Pool { pooling, input, .. } => {
-                pool(run, *pooling, program.values[*input], &run.attended[rows.clone()], (&mut out, width));
+                pool(
+                    run,
+                    *pooling,
+                    program.values[*input],
+                    &run.attended[rows.clone()],
+                    (&mut out, width),
+                );
             }
             RowOperation::Neighbours { input, before, .. } => {
-                join_neighbours(run, program.values[*input], (width, *before), &rows, &mut out);
+                join_neighbours(
+                    run,
+                    program.values[*input],
+                    (width, *before),
+                    &rows,
+                    &mut out,
+                );
             }
             RowOperation::Linear { input, layer, .. } => {
                 if let (Per::Token, Some(Observer(observe))) = (stage.per, &mut *observer) {
                     observe(layer, &values[slot(input)]);
                 }
                 let panels = 0..layer.outputs / LANES;
-                linear(kernel, &values[slot(input)], (layer, panels), quantized, &mut out);
+                linear(
+                    kernel,
+                    &values[slot(input)],
+                    (layer, panels),
+                    quantized,
+                    &mut out,
+                );
             }
             RowOperation::Dense { input, layer, .. } => {
-                dense(kernel, &values[slot(input)], program.values[*input].width, layer, &mut out);
+                dense(
+                    kernel,
+                    &values[slot(input)],
+                    program.values[*input].width,
+                    layer,
+                    &mut out,
+                );
             }
-            RowOperation::Activation { function, input, .. } => {
+            RowOperation::Activation {
+                function, input, ..
+            } => {
                 let input = values[slot(input)].as_chunks::<LANES>().0;
                 for (lanes, out) in input.iter().zip(out.as_chunks_mut().0) {
                     kernel.store(activate(kernel, *function, kernel.load(lanes)), out);
                 }
             }
-            RowOperation::Gate { function, activates_second, input, .. } => {
-                let rows = values[slot(input)].chunks_exact(2 * width).zip(out.chunks_exact_mut(width));
+            RowOperation::Gate {
+                function,
+                activates_second,
+                input,
+                ..
+            } => {
+                let rows = values[slot(input)]
+                    .chunks_exact(2 * width)
+                    .zip(out.chunks_exact_mut(width));
                 for (row, out) in rows {
                     let (first, second) = row.split_at(width);
-                    let halves = if *activates_second { [second, first] } else { [first, second] };
-                    gate(kernel, *function, halves.map(|half| half.as_chunks().0), out.as_chunks_mut().0);
+                    let halves = if *activates_second {
+                        [second, first]
+                    } else {
+                        [first, second]
+                    };
+                    gate(
+                        kernel,
+                        *function,
+                        halves.map(|half| half.as_chunks().0),
+                        out.as_chunks_mut().0,
+                    );
                 }
             }
-            RowOperation::Add { inputs: [left, right], .. } => {
-                add(&values[slot(left)], &values[slot(right)], &mut out)
-            }
-            RowOperation::Adapt { inputs: [base, input], adapters, .. } => {
+            RowOperation::Add {
+                inputs: [left, right],
+                ..
+            } => add(&values[slot(left)], &values[slot(right)], &mut out),
+            RowOperation::Adapt {
+                inputs: [base, input],
+                adapters,
+                ..
+            } => {
                 out.copy_from_slice(&values[slot(base)]);
                 let input = (&values[slot(input)][..], program.values[*input].width);
-                adapt_block(kernel, &run.tokens[rows.clone()], adapters, input, (&mut out, width));
+                adapt_block(
+                    kernel,
+                    &run.tokens[rows.clone()],
+                    adapters,
+                    input,
+                    (&mut out, width),
+                );
             }
             RowOperation::Experts { input, part, .. } => {
                 let width = program.values[*input].width;
-                pass_experts(kernel, &values[slot(input)], width, part, quantized, &mut out);
+                pass_experts(
+                    kernel,
+                    &values[slot(input)],
+                    width,
+                    part,
+                    quantized,
+                    &mut out,
+                );
             }
-            RowOperation::Norm { input, residual, norm, .. } => {
+            RowOperation::Norm {
+                input,
+                residual,
+                norm,
+                ..
+            } => {
                 let stride = program.values[input.value].width;
                 let columns = values[slot(&input.value)].chunks_exact(stride);
                 let columns = columns.map(|row| &row[input.offset..input.offset + width]);
@@ -109,7 +190,10 @@ pub(super) fn rows<K: Kernel>(
         values[slot(&id)] = out;
     }
     for value in &stage.stores {
-        std::mem::swap(&mut *run.part_mut(slot(value), block), &mut values[slot(value)]);
+        std::mem::swap(
+            &mut *run.part_mut(slot(value), block),
+            &mut values[slot(value)],
+        );
     }
 }
 
@@ -149,7 +233,13 @@ fn adapt_block<K: Kernel>(
     let rows = input.chunks_exact(inputs).zip(out.chunks_exact_mut(width));
     for (token, (input, out)) in tokens.iter().zip(rows) {
         if let Some(task) = (token.type_id as usize).checked_sub(1) {
-            adapt(kernel, adapters, task, input.as_chunks().0, out.as_chunks_mut().0);
+            adapt(
+                kernel,
+                adapters,
+                task,
+                input.as_chunks().0,
+                out.as_chunks_mut().0,
+            );
         }
     }
 }
@@ -184,7 +274,11 @@ fn join_heads(run: &Run, value: Value, heads: usize, rows: &Range<usize>, out: &
         Per::Text => rows.start,
     };
     for (text, range) in run.texts.iter().enumerate().skip(first) {
-        let range = if per == Per::Token { range.clone() } else { text..text + 1 };
+        let range = if per == Per::Token {
+            range.clone()
+        } else {
+            text..text + 1
+        };
         if range.start >= rows.end {
             break;
         }
@@ -211,7 +305,8 @@ pub(super) fn copy_rows(
     for first in (0..whole).step_by(COLUMNS) {
         for row in 0..count {
             let from = from[row * from_stride + first..].first_chunk::<COLUMNS>();
-            if let (Some(from), Some(to)) = (from, to[row * to_stride + first..].first_chunk_mut()) {
+            if let (Some(from), Some(to)) = (from, to[row * to_stride + first..].first_chunk_mut())
+            {
                 *to = *from;
             }
         }
@@ -241,8 +336,12 @@ fn join_neighbours(
         let tokens = text.start.max(rows.start)..text.end.min(rows.end);
         for place in 0..count {
             // The neighbour's index plus `before` is the token's index plus `place`.
-            let from = (tokens.start + place).saturating_sub(before).max(attended.start);
-            let to = (tokens.end + place).saturating_sub(before).min(attended.end);
+            let from = (tokens.start + place)
+                .saturating_sub(before)
+                .max(attended.start);
+            let to = (tokens.end + place)
+                .saturating_sub(before)
+                .min(attended.end);
             let mut token = from + before;
             run.each_part(value, from..to, |part| {
                 for row in part.chunks_exact(value.width) {
@@ -262,7 +361,12 @@ fn look_up<K: Kernel>(kernel: K, table: &Table, row: usize, out: &mut [f32]) {
         Table::Fp32(values) => out.copy_from_slice(&values[part]),
         Table::Int8(values, scales) => {
             let scale = kernel.splat(scales[row]);
-            for (integers, out) in values[part].as_chunks::<LANES>().0.iter().zip(out.as_chunks_mut().0) {
+            for (integers, out) in values[part]
+                .as_chunks::<LANES>()
+                .0
+                .iter()
+                .zip(out.as_chunks_mut().0)
+            {
                 let floats = kernel.load(&integers.map(f32::from));
                 kernel.store(kernel.mul(floats, scale), out);
             }
@@ -306,7 +410,11 @@ mod tests {
             let from: Vec<f32> = (1..=count * from_stride).map(|at| at as f32).collect();
             let mut to = vec![0.0; count * to_stride];
             copy_rows([count, width], (&from, from_stride), (&mut to, to_stride));
-            for (row, (from, to)) in from.chunks(from_stride).zip(to.chunks(to_stride)).enumerate() {
+            for (row, (from, to)) in from
+                .chunks(from_stride)
+                .zip(to.chunks(to_stride))
+                .enumerate()
+            {
                 assert_eq!(from[..width], to[..width], "row {row}, width {width}");
                 assert_eq!(to[width..], [0.0, 0.0], "row {row}, width {width}");
             }

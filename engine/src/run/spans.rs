@@ -31,7 +31,9 @@ pub(super) fn score_spans<K: Kernel>(
             if let Some(word) = (token.type_id as usize).checked_sub(1) {
                 buffers.tokens += 1;
                 let word = &mut buffers.words[word * head.width..][..head.width];
-                word.iter_mut().zip(row).for_each(|(sum, value)| *sum += value);
+                word.iter_mut()
+                    .zip(row)
+                    .for_each(|(sum, value)| *sum += value);
             }
             if let Some(kind) = head.kind(token.id) {
                 buffers.labels.extend_from_slice(row);
@@ -71,6 +73,10 @@ impl Run {
     /// Number of words in a text: the largest one of its tokens' types.
     fn words(&self, text: usize) -> usize {
         let tokens = &self.tokens[self.attended[text].clone()];
-        tokens.iter().map(|token| token.type_id as usize).max().unwrap_or(0)
+        tokens
+            .iter()
+            .map(|token| token.type_id as usize)
+            .max()
+            .unwrap_or(0)
     }
 }

@@ -20,11 +20,35 @@ impl Run {
     ) {
         // A function per kind of stage: in WebAssembly, functions are compiled when they are first called.
         match stage {
-            Stage::Rows(stage) => instructions.call(Task { run: self, program, stage, task, scratch }),
-            Stage::Attention(stage) => instructions.call(Task { run: self, program, stage, task, scratch }),
-            Stage::Largest(stage) => instructions.call(Task { run: self, program, stage, task, scratch }),
+            Stage::Rows(stage) => instructions.call(Task {
+                run: self,
+                program,
+                stage,
+                task,
+                scratch,
+            }),
+            Stage::Attention(stage) => instructions.call(Task {
+                run: self,
+                program,
+                stage,
+                task,
+                scratch,
+            }),
+            Stage::Largest(stage) => instructions.call(Task {
+                run: self,
+                program,
+                stage,
+                task,
+                scratch,
+            }),
             Stage::Spans(stage) => {
-                instructions.call(Task { run: self, program, stage: &**stage, task, scratch });
+                instructions.call(Task {
+                    run: self,
+                    program,
+                    stage: &**stage,
+                    task,
+                    scratch,
+                });
             }
         }
     }
@@ -44,7 +68,14 @@ impl KernelFn for Task<'_, RowStage> {
 
     #[inline(always)]
     fn call<K: Kernel>(self, kernel: K) {
-        rows(kernel, self.run, self.program, self.stage, self.task, self.scratch);
+        rows(
+            kernel,
+            self.run,
+            self.program,
+            self.stage,
+            self.task,
+            self.scratch,
+        );
     }
 }
 
@@ -53,11 +84,24 @@ impl KernelFn for Task<'_, Attention> {
 
     #[inline(always)]
     fn call<K: Kernel>(self, kernel: K) {
-        let Self { run, program, stage: attention, task, scratch } = self;
+        let Self {
+            run,
+            program,
+            stage: attention,
+            task,
+            scratch,
+        } = self;
         let HeadTask { text, part, parts } = run.heads[task];
         let heads = part * attention.heads / parts..(part + 1) * attention.heads / parts;
         for head in heads {
-            attend(kernel, run, program, attention, (text, head), &mut scratch.head);
+            attend(
+                kernel,
+                run,
+                program,
+                attention,
+                (text, head),
+                &mut scratch.head,
+            );
         }
     }
 }
@@ -67,7 +111,13 @@ impl KernelFn for Task<'_, Largest> {
 
     #[inline(always)]
     fn call<K: Kernel>(self, kernel: K) {
-        largest_outputs(kernel, self.run, self.program, (self.stage, self.task), self.scratch);
+        largest_outputs(
+            kernel,
+            self.run,
+            self.program,
+            (self.stage, self.task),
+            self.scratch,
+        );
     }
 }
 
@@ -76,6 +126,12 @@ impl KernelFn for Task<'_, SpanHead> {
 
     #[inline(always)]
     fn call<K: Kernel>(self, kernel: K) {
-        score_spans(kernel, self.run, self.program, (self.stage, self.task), self.scratch);
+        score_spans(
+            kernel,
+            self.run,
+            self.program,
+            (self.stage, self.task),
+            self.scratch,
+        );
     }
 }

@@ -32,9 +32,9 @@ impl KeyLimits {
                 "expected the name of a model without spaces, `,` and `:`, but found `{}`",
                 name.escape_default()
             ))),
-            None if self.per_minute == Some(0) || self.per_day == Some(0) => {
-                Err(Error::config("expected at least 1 request per minute and per day, but found 0"))
-            }
+            None if self.per_minute == Some(0) || self.per_day == Some(0) => Err(Error::config(
+                "expected at least 1 request per minute and per day, but found 0",
+            )),
             None => Ok(()),
         }
     }
@@ -114,7 +114,8 @@ impl Date {
 }
 
 fn days_in(year: u32, month: u32) -> u32 {
-    let is_leap_year = year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
+    let is_leap_year =
+        year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
     match month {
         2 => 28 + u32::from(is_leap_year),
         4 | 6 | 9 | 11 => 30,
@@ -128,12 +129,19 @@ impl FromStr for Date {
     fn from_str(text: &str) -> Result<Self> {
         let parse = || {
             let parts: Vec<&str> = text.split('-').collect();
-            let [year, month, day] = parts[..] else { return None };
+            let [year, month, day] = parts[..] else {
+                return None;
+            };
             let number = |digits: &str, length: usize| {
-                let is_number = digits.len() == length && digits.bytes().all(|byte| byte.is_ascii_digit());
+                let is_number =
+                    digits.len() == length && digits.bytes().all(|byte| byte.is_ascii_digit());
                 is_number.then(|| digits.parse::<u32>().ok())?
             };
-            let date = Self { year: number(year, 4)?, month: number(month, 2)?, day: number(day, 2)? };
+            let date = Self {
+                year: number(year, 4)?,
+                month: number(month, 2)?,
+                day: number(day, 2)?,
+            };
             let is_valid = (1970..=MAX_YEAR).contains(&date.year)
                 && (1..=12).contains(&date.month)
                 && (1..=days_in(date.year, date.month)).contains(&date.day);
@@ -150,7 +158,11 @@ impl FromStr for Date {
 
 impl fmt::Display for Date {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{:04}-{:02}-{:02}", self.year, self.month, self.day)
+        write!(
+            formatter,
+            "{:04}-{:02}-{:02}",
+            self.year, self.month, self.day
+        )
     }
 }
 
@@ -171,7 +183,10 @@ mod tests {
             per_day: Some(5000),
         };
         limits.validate().unwrap();
-        assert_eq!(limits.to_string(), " expires=2028-02-29 models=minilm,rank per-minute=60 per-day=5000");
+        assert_eq!(
+            limits.to_string(),
+            " expires=2028-02-29 models=minilm,rank per-minute=60 per-day=5000"
+        );
         assert_eq!(parse(&limits.to_string()), Some(limits));
         assert_eq!(parse(""), Some(KeyLimits::default()));
     }
@@ -198,9 +213,30 @@ mod tests {
         ] {
             assert_eq!(parse(text), None, "{text}");
         }
-        assert!(KeyLimits { models: vec!["a b".into()], ..KeyLimits::default() }.validate().is_err());
-        assert!(KeyLimits { per_minute: Some(0), ..KeyLimits::default() }.validate().is_err());
-        assert!(KeyLimits { per_day: Some(0), ..KeyLimits::default() }.validate().is_err());
+        assert!(
+            KeyLimits {
+                models: vec!["a b".into()],
+                ..KeyLimits::default()
+            }
+            .validate()
+            .is_err()
+        );
+        assert!(
+            KeyLimits {
+                per_minute: Some(0),
+                ..KeyLimits::default()
+            }
+            .validate()
+            .is_err()
+        );
+        assert!(
+            KeyLimits {
+                per_day: Some(0),
+                ..KeyLimits::default()
+            }
+            .validate()
+            .is_err()
+        );
     }
 
     #[test]
@@ -212,7 +248,10 @@ mod tests {
             ("2027-01-31", 1_801_440_000),
             ("2028-12-31", 1_861_920_000),
         ] {
-            let limits = KeyLimits { expires: Some(day.parse().unwrap()), ..KeyLimits::default() };
+            let limits = KeyLimits {
+                expires: Some(day.parse().unwrap()),
+                ..KeyLimits::default()
+            };
             let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
             assert!(!limits.has_expired(at(end - 1)), "{day}");
             assert!(limits.has_expired(at(end)), "{day}");

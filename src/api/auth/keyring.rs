@@ -48,14 +48,25 @@ impl Keyring {
                 ))
             })
         });
-        Ok(Self { keys: keys.collect::<Result<_>>()? })
+        Ok(Self {
+            keys: keys.collect::<Result<_>>()?,
+        })
     }
 
     /// A ring with plain-text keys, which all have the same name.
     pub(super) fn of<'a>(name: &str, keys: impl Iterator<Item = &'a str>) -> Self {
-        let of =
-            |key: &str| (Key { name: name.to_owned(), limits: KeyLimits::default() }, hash(key.as_bytes()));
-        Self { keys: keys.map(of).collect() }
+        let of = |key: &str| {
+            (
+                Key {
+                    name: name.to_owned(),
+                    limits: KeyLimits::default(),
+                },
+                hash(key.as_bytes()),
+            )
+        };
+        Self {
+            keys: keys.map(of).collect(),
+        }
     }
 
     /// Finds a key. The time taken does not depend on the keys in the ring.
@@ -78,7 +89,13 @@ fn parse_line(line: &str) -> Result<(Key, Hash), &'static str> {
     let limits = KeyLimits::parse(fields).ok_or(
         "limits as `expires=YYYY-MM-DD`, `models=NAME,NAME`, `per-minute=COUNT` or `per-day=COUNT`, each once, after a key",
     )?;
-    Ok((Key { name: name.to_owned(), limits }, hash))
+    Ok((
+        Key {
+            name: name.to_owned(),
+            limits,
+        },
+        hash,
+    ))
 }
 
 /// A key's name and hash, and the fields after them.
@@ -121,8 +138,9 @@ pub fn make_limited_key(name: &str, limits: &KeyLimits) -> Result<(String, Strin
         )));
     }
     let mut bytes = [0; KEY_BYTES];
-    getrandom::fill(&mut bytes)
-        .map_err(|error| Error::io("cannot create a random key")(std::io::Error::other(error.to_string())))?;
+    getrandom::fill(&mut bytes).map_err(|error| {
+        Error::io("cannot create a random key")(std::io::Error::other(error.to_string()))
+    })?;
     let key = format!("{PREFIX}{}", hex(&bytes));
     let line = format!("{name}:{}{limits}", hex(&hash(key.as_bytes())));
     Ok((key, line))
@@ -150,7 +168,10 @@ mod tests {
     #[test]
     fn an_invalid_line_is_reported_by_number_only() {
         let (key, line) = make_key("alice").unwrap();
-        let (spaced, misspelled) = (format!("a b:{}", "0".repeat(64)), format!("{line} expire=2027-01-31"));
+        let (spaced, misspelled) = (
+            format!("a b:{}", "0".repeat(64)),
+            format!("{line} expire=2027-01-31"),
+        );
         for wrong in ["alice:12", "alice:", &spaced, &"é".repeat(32), &misspelled] {
             assert!(Keyring::parse(wrong).is_err(), "{wrong}");
         }
@@ -161,7 +182,13 @@ mod tests {
     #[test]
     fn an_invalid_limit_is_not_taken_for_an_invalid_key() {
         let (_, line) = make_key("alice").unwrap();
-        for limit in ["expires=tomorrow", "foo=1", "per-day=0", "per-day=1 per-day=2", "secret"] {
+        for limit in [
+            "expires=tomorrow",
+            "foo=1",
+            "per-day=0",
+            "per-day=1 per-day=2",
+            "secret",
+        ] {
             let error = Keyring::parse(&format!("{line} {limit}")).unwrap_err();
             insta::allow_duplicates! {
                 insta::assert_snapshot!(error, @"expected limits as `expires=YYYY-MM-DD`, `models=NAME,NAME`, `per-minute=COUNT` or `per-day=COUNT`, each once, after a key, but found something else in line 1; `kivu key NAME` prints such a line");
@@ -171,7 +198,11 @@ mod tests {
 
     #[test]
     fn a_line_has_the_limits_of_its_key() {
-        let limits = KeyLimits { models: vec!["minilm".into()], per_minute: Some(6), ..KeyLimits::default() };
+        let limits = KeyLimits {
+            models: vec!["minilm".into()],
+            per_minute: Some(6),
+            ..KeyLimits::default()
+        };
         let (key, line) = make_limited_key("alice", &limits).unwrap();
         let ring = Keyring::parse(&line).unwrap();
         assert_eq!(ring.find(&key).unwrap().limits, limits);

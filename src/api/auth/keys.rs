@@ -74,19 +74,29 @@ impl Keys {
     pub(super) fn new(config: &AuthConfig) -> Result<Self> {
         let source = match (&config.keys_file, &config.keys_secret) {
             (Some(_), Some(_)) => {
-                return Err(Error::config("expected `auth.keys_file` or `auth.keys_secret`, but found both"));
+                return Err(Error::config(
+                    "expected `auth.keys_file` or `auth.keys_secret`, but found both",
+                ));
             }
             (Some(file), None) => Some(KeySource::File(file.clone())),
             (None, Some(name)) => Some(KeySource::Secret("auth.keys_secret", Secret::new(name)?)),
             (None, None) => None,
         };
-        Ok(Self::from_parts(Keyring::parse(&config.keys.join("\n"))?, source, Keyring::parse, config))
+        Ok(Self::from_parts(
+            Keyring::parse(&config.keys.join("\n"))?,
+            source,
+            Keyring::parse,
+            config,
+        ))
     }
 
     /// The trusted proxy's secret, if there is one. During a rotation the previous one is valid, too.
     pub(super) fn of_proxy(config: &AuthConfig) -> Result<Option<Self>> {
         let parse = |secrets: &str| {
-            let secrets = secrets.lines().map(str::trim).filter(|secret| !secret.is_empty());
+            let secrets = secrets
+                .lines()
+                .map(str::trim)
+                .filter(|secret| !secret.is_empty());
             Ok(Keyring::of("proxy", secrets))
         };
         let (fixed, source) = match (&config.proxy_secret, &config.proxy_secret_id) {
@@ -133,7 +143,9 @@ impl Keys {
         if let Some(key) = find_in(&self.fixed, shown) {
             return Ok(Some(key));
         }
-        let Some(source) = &self.source else { return Ok(None) };
+        let Some(source) = &self.source else {
+            return Ok(None);
+        };
         let age = self.loaded().map(|loaded| loaded.at.age());
         if age.is_none_or(|age| age >= self.refresh) {
             let outcome = self.reread(source).await;
@@ -152,11 +164,15 @@ impl Keys {
     }
 
     fn find_loaded(&self, shown: &[&str]) -> Option<Key> {
-        self.loaded().and_then(|loaded| find_in(&loaded.ring, shown))
+        self.loaded()
+            .and_then(|loaded| find_in(&loaded.ring, shown))
     }
 
     fn loaded(&self) -> Option<Loaded> {
-        self.loaded.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.loaded
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 
     /// Reads the source, unless another request is reading it or has just tried.
@@ -176,7 +192,9 @@ impl Keys {
             Some(loaded) if is_within(MIN_INTERVAL.min(loaded.at.age())) => return Ok(()),
             None if self.loaded().is_some() => return Ok(()),
             None if is_within(RETRY_INTERVAL) => {
-                return Err(Error::config("expected keys, but their source could not be read a moment ago"));
+                return Err(Error::config(
+                    "expected keys, but their source could not be read a moment ago",
+                ));
             }
             _ => {}
         }
@@ -187,9 +205,12 @@ impl Keys {
 
     async fn read(&self, source: &KeySource) -> Result<()> {
         let ring = source.read().await.and_then(|text| (self.parse)(&text));
-        let ring =
-            ring.inspect_err(|error| tracing::error!(error = error.chain(), "cannot read the keys"))?;
-        let loaded = Loaded { ring: Arc::new(ring), at: Timestamp::now() };
+        let ring = ring
+            .inspect_err(|error| tracing::error!(error = error.chain(), "cannot read the keys"))?;
+        let loaded = Loaded {
+            ring: Arc::new(ring),
+            at: Timestamp::now(),
+        };
         *self.loaded.write().unwrap_or_else(PoisonError::into_inner) = Some(loaded);
         Ok(())
     }
@@ -206,10 +227,15 @@ impl KeySource {
         let (field, text) = match self {
             Self::File(path) => {
                 let action = format!("cannot read the keys in `{}`", path.display());
-                ("auth.keys_file", regular_file::read_to_string(path).map_err(Error::io(action))?)
+                (
+                    "auth.keys_file",
+                    regular_file::read_to_string(path).map_err(Error::io(action))?,
+                )
             }
             Self::Secret(field, secret) => (*field, secret.read(TIMEOUT).await?),
-            Self::RotatedSecret(field, secret) => (*field, secret.read_versions(TIMEOUT).await?.join("\n")),
+            Self::RotatedSecret(field, secret) => {
+                (*field, secret.read_versions(TIMEOUT).await?.join("\n"))
+            }
         };
         if text.trim().is_empty() {
             return Err(Error::config(format!(
@@ -226,8 +252,11 @@ mod tests {
     use crate::api::auth::keyring::make_key;
 
     fn keys(file: &std::path::Path) -> Keys {
-        let config =
-            AuthConfig { keys_file: Some(file.to_owned()), refresh_s: 3600, ..AuthConfig::default() };
+        let config = AuthConfig {
+            keys_file: Some(file.to_owned()),
+            refresh_s: 3600,
+            ..AuthConfig::default()
+        };
         Keys::new(&config).unwrap()
     }
 
@@ -254,14 +283,26 @@ mod tests {
         assert_eq!(find(&keys, &alice).await.as_deref(), Some("alice"));
 
         std::fs::write(&file, &bobs).unwrap();
-        assert_eq!(find(&keys, &bob).await, None, "within the shortest interval");
+        assert_eq!(
+            find(&keys, &bob).await,
+            None,
+            "within the shortest interval"
+        );
         age(&keys, MIN_INTERVAL);
-        assert_eq!(find(&keys, &bob).await.as_deref(), Some("bob"), "an unknown key may be new");
+        assert_eq!(
+            find(&keys, &bob).await.as_deref(),
+            Some("bob"),
+            "an unknown key may be new"
+        );
         assert_eq!(find(&keys, &alice).await, None);
 
         std::fs::remove_file(&file).unwrap();
         age(&keys, Duration::from_secs(3600));
-        assert_eq!(find(&keys, &bob).await.as_deref(), Some("bob"), "old keys stay valid");
+        assert_eq!(
+            find(&keys, &bob).await.as_deref(),
+            Some("bob"),
+            "old keys stay valid"
+        );
     }
 
     #[tokio::test]
@@ -299,7 +340,11 @@ mod tests {
             let keys = keys(&file);
             keys.prepare().await.unwrap();
             std::fs::write(&file, "# none").unwrap();
-            assert_eq!(find(&keys, &alice).await.as_deref(), Some("alice"), "not reread yet");
+            assert_eq!(
+                find(&keys, &alice).await.as_deref(),
+                Some("alice"),
+                "not reread yet"
+            );
             {
                 let mut loaded = keys.loaded.write().unwrap();
                 let loaded = loaded.as_mut().unwrap();

@@ -42,11 +42,18 @@ pub(super) fn check(request: &Parts) -> Result<(), &'static str> {
             found => found.is_none(),
         }
     };
-    let is = |name, value| request.headers.get(name).is_some_and(|found| found == value);
+    let is = |name, value| {
+        request
+            .headers
+            .get(name)
+            .is_some_and(|found| found == value)
+    };
     match text(&request.headers, &ORIGIN)? {
         Some(origin) if is_other_page(origin) => Err(OTHER_ORIGIN),
         // A link to the server's page may be on any site.
-        None if is("sec-fetch-site", "cross-site") && !is("sec-fetch-dest", "document") => Err(OTHER_ORIGIN),
+        None if is("sec-fetch-site", "cross-site") && !is("sec-fetch-dest", "document") => {
+            Err(OTHER_ORIGIN)
+        }
         _ => Ok(()),
     }
 }
@@ -59,14 +66,24 @@ fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>
 /// The name or address in `host`, without a port and brackets.
 fn name(host: &str) -> Option<String> {
     let authority: Authority = host.parse().ok()?;
-    let name = authority.host().trim_end_matches('.').trim_start_matches('[').trim_end_matches(']');
+    let name = authority
+        .host()
+        .trim_end_matches('.')
+        .trim_start_matches('[')
+        .trim_end_matches(']');
     Some(name.to_ascii_lowercase())
 }
 
 /// Whether a name or an address can only be this machine's: no public domain ends so.
 fn is_this_machine(name: &str) -> bool {
-    let is_loopback = name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
-    is_loopback || name == "localhost" || [".localhost", ".internal"].iter().any(|end| name.ends_with(end))
+    let is_loopback = name
+        .parse::<IpAddr>()
+        .is_ok_and(|address| address.is_loopback());
+    is_loopback
+        || name == "localhost"
+        || [".localhost", ".internal"]
+            .iter()
+            .any(|end| name.ends_with(end))
 }
 
 #[cfg(test)]
@@ -80,7 +97,9 @@ mod tests {
         let found = |uri: &str, headers: &[(&str, &str)]| {
             let request = headers
                 .iter()
-                .fold(Request::post(uri), |request, (name, value)| request.header(*name, *value));
+                .fold(Request::post(uri), |request, (name, value)| {
+                    request.header(*name, *value)
+                });
             let (parts, ()) = request.body(()).unwrap().into_parts();
             check(&parts)
         };
@@ -95,14 +114,26 @@ mod tests {
         ] {
             assert_eq!(found("/v1/files", &[("host", host)]), Ok(()), "{host}");
             let origin = format!("http://{host}");
-            assert_eq!(found("/v1/files", &[("host", host), ("origin", &origin)]), Ok(()), "{host}");
+            assert_eq!(
+                found("/v1/files", &[("host", host), ("origin", &origin)]),
+                Ok(()),
+                "{host}"
+            );
         }
         assert_eq!(found("/v1/files", &[]), Ok(()), "HTTP/1.0");
-        assert_eq!(found("http://127.0.0.1:8080/v1/files", &[]), Ok(()), "HTTP/2");
+        assert_eq!(
+            found("http://127.0.0.1:8080/v1/files", &[]),
+            Ok(()),
+            "HTTP/2"
+        );
         let extension = [("host", "localhost"), ("origin", "chrome-extension://abc")];
         assert_eq!(found("/v1/files", &extension), Ok(()));
         let page = |site, destination| {
-            let own = [("host", "localhost"), ("sec-fetch-site", site), ("sec-fetch-dest", destination)];
+            let own = [
+                ("host", "localhost"),
+                ("sec-fetch-site", site),
+                ("sec-fetch-dest", destination),
+            ];
             found("/models", &own)
         };
         for site in ["same-origin", "same-site", "none"] {
@@ -110,7 +141,11 @@ mod tests {
         }
         assert_eq!(page("cross-site", "document"), Ok(()));
         for destination in ["image", "script", "iframe", "empty"] {
-            assert_eq!(page("cross-site", destination), Err(OTHER_ORIGIN), "{destination}");
+            assert_eq!(
+                page("cross-site", destination),
+                Err(OTHER_ORIGIN),
+                "{destination}"
+            );
         }
         for host in [
             "evil.example",
@@ -119,9 +154,16 @@ mod tests {
             "127.0.0.1.evil.example",
             "evil.example@localhost x",
         ] {
-            assert_eq!(found("/v1/files", &[("host", host)]), Err(OTHER_HOST), "{host}");
+            assert_eq!(
+                found("/v1/files", &[("host", host)]),
+                Err(OTHER_HOST),
+                "{host}"
+            );
         }
-        assert_eq!(found("http://evil.example/v1/files", &[("host", "localhost")]), Err(OTHER_HOST));
+        assert_eq!(
+            found("http://evil.example/v1/files", &[("host", "localhost")]),
+            Err(OTHER_HOST)
+        );
         for origin in [
             "https://evil.example",
             "null",

@@ -31,8 +31,7 @@ const PROXY_SECRET: [&str; 2] = ["x-kivu-proxy-secret", "x-kivu-front"];
 /// Longer header values are ignored without being hashed.
 const MAX_KEY_BYTES: usize = 512;
 
-pub(super) const NO_KEY: &str =
-    "expected a key in the header `authorization` as `Bearer KEY`, or in `x-api-key`, but found none";
+pub(super) const NO_KEY: &str = "expected a key in the header `authorization` as `Bearer KEY`, or in `x-api-key`, but found none";
 const MISPLACED_KEY: &str = "expected a key in the header `authorization` as `Bearer KEY`, or in `x-api-key`, but found another header or form";
 const EXPIRED: &str = "expected a valid key, but found one that has expired";
 pub(super) const NOT_PROXIED: &str =
@@ -88,7 +87,12 @@ pub(super) enum Access {
 impl Default for Guard {
     /// Admits every request.
     fn default() -> Self {
-        Self { access: Access::Open, proxy: None, rates: Rates::default(), quotas: Quotas::default() }
+        Self {
+            access: Access::Open,
+            proxy: None,
+            rates: Rates::default(),
+            quotas: Quotas::default(),
+        }
     }
 }
 
@@ -98,7 +102,8 @@ impl Guard {
     /// Without configuration, a server on a loopback address is open to this machine and any other needs keys. Open access on a
     /// reachable address requires `auth.mode = "none"`.
     pub fn new(config: &AuthConfig, scope: BindScope) -> Result<Self> {
-        let has_keys = !config.keys.is_empty() || config.keys_file.is_some() || config.keys_secret.is_some();
+        let has_keys =
+            !config.keys.is_empty() || config.keys_file.is_some() || config.keys_secret.is_some();
         let access = match (config.mode, scope) {
             (Some(AuthMode::None), _) => Access::Open,
             (Some(AuthMode::Iam | AuthMode::Jwt), BindScope::ApiGateway) => Access::GatewayVerified,
@@ -108,7 +113,9 @@ impl Guard {
                      tokens, but found `iam` or `jwt`",
                 ));
             }
-            (Some(AuthMode::Keys) | None, _) if has_keys => Access::Keys(Box::new(Keys::new(config)?)),
+            (Some(AuthMode::Keys) | None, _) if has_keys => {
+                Access::Keys(Box::new(Keys::new(config)?))
+            }
             (None, scope) if scope.is_loopback() => Access::Local,
             (Some(AuthMode::Keys) | None, _) => {
                 return Err(Error::config(
@@ -118,11 +125,20 @@ impl Guard {
             }
         };
         if matches!(access, Access::Open) {
-            let keys = if has_keys { ", and the configured keys are ignored" } else { "" };
+            let keys = if has_keys {
+                ", and the configured keys are ignored"
+            } else {
+                ""
+            };
             tracing::warn!(?scope, "open access: `auth.mode` is `none`{keys}");
         }
         let (proxy, quotas) = (Keys::of_proxy(config)?, Quotas::new(config)?);
-        Ok(Self { access, proxy, rates: Rates::default(), quotas })
+        Ok(Self {
+            access,
+            proxy,
+            rates: Rates::default(),
+            quotas,
+        })
     }
 
     /// Whether requests need an API key.
@@ -154,11 +170,17 @@ impl Guard {
     /// Admits a request to a route that is not open, with its caller where keys are required.
     pub(super) async fn admit(&self, request: &Parts) -> Result<Option<Caller>, Refusal> {
         if let Some(proxy) = &self.proxy {
-            let shown = PROXY_SECRET.iter().filter_map(|name| request.headers.get(*name)?.to_str().ok());
+            let shown = PROXY_SECRET
+                .iter()
+                .filter_map(|name| request.headers.get(*name)?.to_str().ok());
             let shown: Vec<&str> = shown.filter(|shown| shown.len() <= MAX_KEY_BYTES).collect();
             let is_found = match shown.as_slice() {
                 [] => false,
-                shown => proxy.find(shown).await.map_err(Refusal::unreadable)?.is_some(),
+                shown => proxy
+                    .find(shown)
+                    .await
+                    .map_err(Refusal::unreadable)?
+                    .is_some(),
             };
             if !is_found {
                 return Err(Refusal::new(
@@ -168,14 +190,21 @@ impl Guard {
                 ));
             }
         }
-        let unauthorized = |reason, message| Err(Refusal::new(reason, StatusCode::UNAUTHORIZED, message));
+        let unauthorized =
+            |reason, message| Err(Refusal::new(reason, StatusCode::UNAUTHORIZED, message));
         match &self.access {
             Access::Open => Ok(None),
             Access::Local => match local::check(request) {
                 Ok(()) => Ok(None),
-                Err(message) => Err(Refusal::new("from another site's page", StatusCode::FORBIDDEN, message)),
+                Err(message) => Err(Refusal::new(
+                    "from another site's page",
+                    StatusCode::FORBIDDEN,
+                    message,
+                )),
             },
-            Access::GatewayVerified if request.extensions.get::<GatewayVerified>().is_some() => Ok(None),
+            Access::GatewayVerified if request.extensions.get::<GatewayVerified>().is_some() => {
+                Ok(None)
+            }
             Access::GatewayVerified => unauthorized(
                 "not verified by API Gateway",
                 "expected a request that API Gateway has verified, but found a direct one",
@@ -202,12 +231,17 @@ impl Guard {
     /// The caller, if the key has not expired and is not used too often.
     async fn within_limits(&self, key: Key) -> Result<Caller, Refusal> {
         if key.limits.has_expired(SystemTime::now()) {
-            return Err(Refusal::new("expired key", StatusCode::UNAUTHORIZED, EXPIRED));
+            return Err(Refusal::new(
+                "expired key",
+                StatusCode::UNAUTHORIZED,
+                EXPIRED,
+            ));
         }
         let too_many = |reason, limit: String, wait: Duration| {
             let message = format!("expected at most {limit} with this key; retry later");
             let mut refusal = Refusal::new(reason, StatusCode::TOO_MANY_REQUESTS, &message);
-            refusal.rejection.retry_after_s = (wait.as_secs() + u64::from(wait.subsec_nanos() > 0)).max(1);
+            refusal.rejection.retry_after_s =
+                (wait.as_secs() + u64::from(wait.subsec_nanos() > 0)).max(1);
             Err(refusal)
         };
         if let Some(per_minute) = key.limits.per_minute
@@ -220,9 +254,16 @@ impl Guard {
             && !self.quotas.admit(&key.name, per_day).await
         {
             let limit = format!("{per_day} requests per day (UTC)");
-            return too_many("quota of this key is used up", limit, quotas::until_tomorrow());
+            return too_many(
+                "quota of this key is used up",
+                limit,
+                quotas::until_tomorrow(),
+            );
         }
-        Ok(Caller { name: key.name, models: key.limits.models })
+        Ok(Caller {
+            name: key.name,
+            models: key.limits.models,
+        })
     }
 }
 
@@ -235,7 +276,10 @@ pub(super) struct Refusal {
 
 impl Refusal {
     fn new(reason: &'static str, status: StatusCode, message: &str) -> Self {
-        Self { reason, rejection: Rejection::new(status, message) }
+        Self {
+            reason,
+            rejection: Rejection::new(status, message),
+        }
     }
 
     fn unreadable(error: Error) -> Self {
@@ -252,22 +296,38 @@ impl Refusal {
 
 /// A request's keys, from both headers.
 fn shown_keys(headers: &HeaderMap) -> Vec<&str> {
-    let text = |name| headers.get(name).and_then(|value| value.to_str().ok()).map(str::trim);
+    let text = |name| {
+        headers
+            .get(name)
+            .and_then(|value| value.to_str().ok())
+            .map(str::trim)
+    };
     let bearer = text(AUTHORIZATION).and_then(|value| {
         let (scheme, key) = value.split_once(' ')?;
         // DeepL's clients send the second.
-        let is_known = ["bearer", "deepl-auth-key"].iter().any(|known| scheme.eq_ignore_ascii_case(known));
+        let is_known = ["bearer", "deepl-auth-key"]
+            .iter()
+            .any(|known| scheme.eq_ignore_ascii_case(known));
         is_known.then(|| key.trim())
     });
     let shown = [bearer, text(API_KEY)].into_iter().flatten();
-    shown.filter(|key| !key.is_empty() && key.len() <= MAX_KEY_BYTES).collect()
+    shown
+        .filter(|key| !key.is_empty() && key.len() <= MAX_KEY_BYTES)
+        .collect()
 }
 
 /// Whether there is a header that other services take keys in.
 fn has_misplaced_key(headers: &HeaderMap) -> bool {
-    ["authorization", "api-key", "apikey", "x-api-token", "x-auth-token", "token"]
-        .iter()
-        .any(|name| headers.contains_key(*name))
+    [
+        "authorization",
+        "api-key",
+        "apikey",
+        "x-api-token",
+        "x-auth-token",
+        "token",
+    ]
+    .iter()
+    .any(|name| headers.contains_key(*name))
 }
 
 #[cfg(test)]
@@ -278,7 +338,11 @@ mod tests {
     use crate::config::Config;
 
     fn config(mode: Option<AuthMode>, keys: &[&str]) -> AuthConfig {
-        AuthConfig { mode, keys: keys.iter().map(ToString::to_string).collect(), ..Config::default().auth }
+        AuthConfig {
+            mode,
+            keys: keys.iter().map(ToString::to_string).collect(),
+            ..Config::default().auth
+        }
     }
 
     #[test]
@@ -286,7 +350,10 @@ mod tests {
         let shown = |name: &'static str, value: &'static str| {
             let value = HeaderValue::from_static(value);
             let headers = HeaderMap::from_iter([(HeaderName::from_static(name), value)]);
-            shown_keys(&headers).into_iter().map(str::to_owned).collect::<Vec<_>>()
+            shown_keys(&headers)
+                .into_iter()
+                .map(str::to_owned)
+                .collect::<Vec<_>>()
         };
         assert_eq!(shown("authorization", "Bearer secret"), ["secret"]);
         assert_eq!(shown("authorization", "DeepL-Auth-Key secret"), ["secret"]);
@@ -302,16 +369,31 @@ mod tests {
         let cases = [
             Case(None, false, listening("127.0.0.1:80"), "local"),
             Case(None, false, listening("[::1]:80"), "local"),
-            Case(Some(AuthMode::None), false, listening("127.0.0.1:80"), "open"),
+            Case(
+                Some(AuthMode::None),
+                false,
+                listening("127.0.0.1:80"),
+                "open",
+            ),
             Case(None, false, listening("0.0.0.0:80"), "refused"),
             Case(None, false, BindScope::ApiGateway, "refused"),
             Case(None, true, listening("127.0.0.1:80"), "keys"),
             Case(None, true, listening("0.0.0.0:80"), "keys"),
-            Case(Some(AuthMode::Keys), false, listening("127.0.0.1:80"), "refused"),
+            Case(
+                Some(AuthMode::Keys),
+                false,
+                listening("127.0.0.1:80"),
+                "refused",
+            ),
             Case(Some(AuthMode::None), true, listening("0.0.0.0:80"), "open"),
             Case(Some(AuthMode::None), false, BindScope::ApiGateway, "open"),
             Case(Some(AuthMode::Iam), false, BindScope::ApiGateway, "gateway"),
-            Case(Some(AuthMode::Jwt), false, listening("127.0.0.1:80"), "refused"),
+            Case(
+                Some(AuthMode::Jwt),
+                false,
+                listening("127.0.0.1:80"),
+                "refused",
+            ),
         ];
         for Case(mode, has_keys, scope, expected) in cases {
             let keys: &[&str] = if has_keys { &[&line] } else { &[] };

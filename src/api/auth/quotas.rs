@@ -47,8 +47,15 @@ struct Count {
 
 impl Quotas {
     pub(super) fn new(config: &AuthConfig) -> Result<Self> {
-        let table = config.quota_table.as_deref().map(QuotaTable::new).transpose()?;
-        Ok(Self { table, counts: SyncMutex::default() })
+        let table = config
+            .quota_table
+            .as_deref()
+            .map(QuotaTable::new)
+            .transpose()?;
+        Ok(Self {
+            table,
+            counts: SyncMutex::default(),
+        })
     }
 
     /// Counts a request by the key `name`, unless it exceeds `per_day`.
@@ -87,13 +94,22 @@ impl Count {
     /// Begins a day, unless the clock was set back across midnight: a day does not begin twice.
     fn begin(&mut self, day: u64) {
         if day != self.day && day + 1 != self.day {
-            *self = Self { day, failed: self.failed, ..Self::default() };
+            *self = Self {
+                day,
+                failed: self.failed,
+                ..Self::default()
+            };
         }
     }
 
     /// Reserves quota for this request and a few more, if the limit allows.
     async fn reserve(&mut self, table: &QuotaTable, name: &str, per_day: u32) -> Result<bool> {
-        let claim = |requests| Claim { key: name, day: self.day, requests, limit: per_day };
+        let claim = |requests| Claim {
+            key: name,
+            day: self.day,
+            requests,
+            limit: per_day,
+        };
         let requests = portion(self.served, per_day);
         let reserved = if table.add(claim(requests)).await? {
             requests
@@ -110,7 +126,9 @@ impl Count {
 
 /// How many requests to reserve at once.
 fn portion(served: u32, per_day: u32) -> u32 {
-    (served / SERVED_DIVISOR).min(per_day / LIMIT_DIVISOR).max(1)
+    (served / SERVED_DIVISOR)
+        .min(per_day / LIMIT_DIVISOR)
+        .max(1)
 }
 
 /// The time until the next day, in UTC.
@@ -120,7 +138,9 @@ pub(super) fn until_tomorrow() -> Duration {
 
 /// Days since 1970, and the time since the last one began, in UTC.
 fn time_of_day() -> (u64, Duration) {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
     let day = now.as_secs() / DAY.as_secs();
     (day, now - Duration::from_secs(day * DAY.as_secs()))
 }
@@ -151,9 +171,15 @@ mod tests {
     fn a_day_does_not_begin_twice() {
         let mut count = Count::default();
         // The clock is set back across midnight, and by a year that it was wrong.
-        for (day, served) in
-            [(20_000, 0), (20_000, 1), (20_001, 0), (20_000, 1), (20_001, 2), (20_002, 0), (19_637, 0)]
-        {
+        for (day, served) in [
+            (20_000, 0),
+            (20_000, 1),
+            (20_001, 0),
+            (20_000, 1),
+            (20_001, 2),
+            (20_002, 0),
+            (19_637, 0),
+        ] {
             count.begin(day);
             assert_eq!(count.served, served, "{day}");
             count.served += 1;
@@ -165,7 +191,8 @@ mod tests {
     #[test]
     fn portions_grow_with_use() {
         assert_eq!(
-            [(0, 9), (99, 9), (16, 10_000), (7_000, 10_000)].map(|(served, of)| portion(served, of)),
+            [(0, 9), (99, 9), (16, 10_000), (7_000, 10_000)]
+                .map(|(served, of)| portion(served, of)),
             [1, 1, 2, 100]
         );
         let (mut served, mut waits) = (0, 0);

@@ -29,12 +29,25 @@ impl Rates {
     pub(super) fn admit(&self, name: &str, per_minute: u32) -> Result<(), Duration> {
         let full = f64::from(per_minute);
         let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = buckets.get(name).copied().unwrap_or(Bucket { requests: full, at: Timestamp::now() });
+        let before = buckets.get(name).copied().unwrap_or(Bucket {
+            requests: full,
+            at: Timestamp::now(),
+        });
         let refilled = before.requests + before.at.age().as_secs_f64() / 60.0 * full;
         let requests = refilled.min(full);
         let missing = 1.0 - requests;
-        let left = if missing > 0.0 { requests } else { requests - 1.0 };
-        buckets.insert(name.to_owned(), Bucket { requests: left, at: Timestamp::now() });
+        let left = if missing > 0.0 {
+            requests
+        } else {
+            requests - 1.0
+        };
+        buckets.insert(
+            name.to_owned(),
+            Bucket {
+                requests: left,
+                at: Timestamp::now(),
+            },
+        );
         match missing > 0.0 {
             true => Err(Duration::try_from_secs_f64(missing * 60.0 / full).unwrap_or(MINUTE)),
             false => Ok(()),
@@ -64,6 +77,10 @@ mod tests {
         for bucket in rates.buckets.lock().unwrap().values_mut() {
             bucket.at = bucket.at.before(Duration::from_secs(3600));
         }
-        assert_eq!(admitted("alice"), 3, "unused requests of earlier minutes are lost");
+        assert_eq!(
+            admitted("alice"),
+            3,
+            "unused requests of earlier minutes are lost"
+        );
     }
 }

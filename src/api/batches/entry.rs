@@ -23,7 +23,10 @@ pub(super) fn folder(owner: &str) -> String {
 
 impl Entry {
     pub(super) fn new(owner: &str, id: &str) -> Self {
-        Self { owner: owner.to_owned(), id: id.to_owned() }
+        Self {
+            owner: owner.to_owned(),
+            id: id.to_owned(),
+        }
     }
 
     /// The entry with this name in the queue.
@@ -79,7 +82,9 @@ impl Entry {
 
     /// The batch as its owner sees it.
     pub(super) fn read(&self, files: &Files) -> Result<Option<BatchRecord>> {
-        let Some(mut record) = files.read::<BatchRecord>(&self.record())? else { return Ok(None) };
+        let Some(mut record) = files.read::<BatchRecord>(&self.record())? else {
+            return Ok(None);
+        };
         if !record.batch.status.is_final()
             && let Some(time) = self.cancelled_at(files)?
         {
@@ -90,7 +95,13 @@ impl Entry {
 
     /// Removes everything but the batch object, the place in the queue last.
     pub(super) fn clean(&self, files: &Files) -> Result<()> {
-        for name in [self.requests(), self.responses(), self.report(), self.cancellation(), self.queued()] {
+        for name in [
+            self.requests(),
+            self.responses(),
+            self.report(),
+            self.cancellation(),
+            self.queued(),
+        ] {
             files.storage.remove(&name)?;
         }
         Ok(())

@@ -9,7 +9,9 @@ use super::{
 };
 use crate::{
     api::{
-        files::{Access, FileNames, Files, List, ListQuery, Owner, handlers::unknown, is_id, now, page},
+        files::{
+            Access, FileNames, Files, List, ListQuery, Owner, handlers::unknown, is_id, now, page,
+        },
         rejection::Reply,
         request::{Call, InPath},
     },
@@ -26,7 +28,9 @@ pub(in crate::api) async fn create(
     Call(_, request): Call<BatchRequest>,
 ) -> Reply<Json<Batch>> {
     let file = request.input_file_id.clone();
-    let created = access.run(move |files, owner| create_batch(files, owner, request)).await?;
+    let created = access
+        .run(move |files, owner| create_batch(files, owner, request))
+        .await?;
     let batch = created.ok_or_else(|| unknown("file", &file))?;
     access.files.changed.notify_one();
     Ok(Json(batch))
@@ -35,19 +39,29 @@ pub(in crate::api) async fn create(
 /// Creates a batch; `None` if its file is unknown.
 fn create_batch(files: &Files, owner: &Owner, request: BatchRequest) -> Result<Option<Batch>> {
     let record = BatchRecord::new(request, owner.models.clone())?;
-    let Some(file) = files.file(&owner.folder, &record.batch.input_file_id)? else { return Ok(None) };
+    let Some(file) = files.file(&owner.folder, &record.batch.input_file_id)? else {
+        return Ok(None);
+    };
     if !file.is_input() {
-        return Err(Error::invalid("expected a file with the purpose `batch`, but found `batch_output`"));
+        return Err(Error::invalid(
+            "expected a file with the purpose `batch`, but found `batch_output`",
+        ));
     }
     let max = files.limits.batches;
-    let unfinished = Entry::all(files)?.iter().filter(|entry| entry.owner == owner.folder).count();
+    let unfinished = Entry::all(files)?
+        .iter()
+        .filter(|entry| entry.owner == owner.folder)
+        .count();
     if unfinished >= max {
         return Err(Error::invalid(format!(
             "expected fewer than {max} unfinished batches before a new one, but found {unfinished}; wait, or cancel some"
         )));
     }
     let entry = Entry::new(&owner.folder, &record.batch.id);
-    if !files.storage.copy(&FileNames::new(&owner.folder, &file.id).contents, &entry.requests())? {
+    if !files.storage.copy(
+        &FileNames::new(&owner.folder, &file.id).contents,
+        &entry.requests(),
+    )? {
         return Ok(None);
     }
     files.write(&entry.record(), &record)?;
@@ -60,24 +74,35 @@ pub(in crate::api) async fn list(access: Access, query: ListQuery) -> Reply<Json
     let query = query.within(DEFAULT_LISTED, MAX_LISTED)?;
     let list = access.run(move |files, Owner { folder: owner, .. }| {
         let ids = files.ids(&folder(owner), BATCH)?;
-        let read = |id: &str| Ok(Entry::new(owner, id).read(files)?.map(|record| record.batch));
+        let read = |id: &str| {
+            Ok(Entry::new(owner, id)
+                .read(files)?
+                .map(|record| record.batch))
+        };
         page(ids, &query, BATCH, read)
     });
     Ok(Json(list.await?))
 }
 
 /// Describe a batch
-pub(in crate::api) async fn retrieve(access: Access, InPath(id): InPath<String>) -> Reply<Json<Batch>> {
+pub(in crate::api) async fn retrieve(
+    access: Access,
+    InPath(id): InPath<String>,
+) -> Reply<Json<Batch>> {
     with_batch(&access, id, |_, _, batch| Ok(batch)).await
 }
 
 /// Cancel a batch
-pub(in crate::api) async fn cancel(access: Access, InPath(id): InPath<String>) -> Reply<Json<Batch>> {
+pub(in crate::api) async fn cancel(
+    access: Access,
+    InPath(id): InPath<String>,
+) -> Reply<Json<Batch>> {
     let batch = with_batch(&access, id, |files, entry, mut batch| match batch.status {
         BatchStatus::Cancelling => Ok(batch),
-        status if status.is_final() => {
-            Err(Error::invalid(format!("expected an unfinished batch, but `{}` has ended", batch.id)))
-        }
+        status if status.is_final() => Err(Error::invalid(format!(
+            "expected an unfinished batch, but `{}` has ended",
+            batch.id
+        ))),
         _ => {
             let time = now();
             files.write(&entry.cancellation(), &time)?;
@@ -102,7 +127,9 @@ async fn with_batch(
         }
         let entry = Entry::new(&owner.folder, &name);
         let record = entry.read(files)?;
-        record.map(|record| work(files, &entry, record.batch)).transpose()
+        record
+            .map(|record| work(files, &entry, record.batch))
+            .transpose()
     });
     found.await?.map(Json).ok_or_else(|| unknown("batch", &id))
 }

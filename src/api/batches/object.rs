@@ -85,7 +85,10 @@ pub(in crate::api) enum BatchStatus {
 
 impl BatchStatus {
     pub(super) fn is_final(self) -> bool {
-        matches!(self, Self::Failed | Self::Completed | Self::Expired | Self::Cancelled)
+        matches!(
+            self,
+            Self::Failed | Self::Completed | Self::Expired | Self::Cancelled
+        )
     }
 }
 
@@ -146,7 +149,10 @@ pub(in crate::api) struct BatchErrors {
 
 impl From<Vec<BatchError>> for BatchErrors {
     fn from(data: Vec<BatchError>) -> Self {
-        Self { object: ObjectKind::List, data }
+        Self {
+            object: ObjectKind::List,
+            data,
+        }
     }
 }
 
@@ -189,7 +195,11 @@ pub(in crate::api) struct BatchUsage {
 
 impl BatchUsage {
     pub(super) fn of(tokens: u64) -> Self {
-        Self { input_tokens: tokens, total_tokens: tokens, ..Self::default() }
+        Self {
+            input_tokens: tokens,
+            total_tokens: tokens,
+            ..Self::default()
+        }
     }
 }
 
@@ -221,7 +231,9 @@ impl BatchRecord {
     pub(super) fn new(request: BatchRequest, models: Vec<String>) -> Result<Self> {
         request.metadata.iter().try_for_each(check_metadata)?;
         let expiry = request.output_expires_after;
-        let output_expires_s = expiry.map(|expiry| expiry.seconds("output_expires_after")).transpose()?;
+        let output_expires_s = expiry
+            .map(|expiry| expiry.seconds("output_expires_after"))
+            .transpose()?;
         let created_at = now();
         let batch = Batch {
             id: new_id(BATCH),
@@ -247,7 +259,11 @@ impl BatchRecord {
             usage: None,
             metadata: request.metadata,
         };
-        Ok(Self { batch, models, output_expires_s })
+        Ok(Self {
+            batch,
+            models,
+            output_expires_s,
+        })
     }
 }
 
@@ -287,13 +303,17 @@ impl Batch {
 fn check_metadata(metadata: &BTreeMap<String, String>) -> Result<()> {
     let check = |what: &str, found: usize, max: usize| match found <= max {
         true => Ok(()),
-        false => {
-            Err(Error::invalid(format!("expected at most {max} {what} in `metadata`, but found {found}")))
-        }
+        false => Err(Error::invalid(format!(
+            "expected at most {max} {what} in `metadata`, but found {found}"
+        ))),
     };
     check("pairs", metadata.len(), MAX_PAIRS)?;
     metadata.iter().try_for_each(|(key, value)| {
         check("characters per name", key.chars().count(), MAX_KEY_CHARS)?;
-        check("characters per value", value.chars().count(), MAX_VALUE_CHARS)
+        check(
+            "characters per value",
+            value.chars().count(),
+            MAX_VALUE_CHARS,
+        )
     })
 }

@@ -31,11 +31,21 @@ impl BatchObjects {
     /// The batches in `files`, unless they are in a local folder.
     pub fn new(app: App, files: Arc<Files>, interval: Duration) -> Option<Self> {
         let queue = files.prefix.as_ref()?.join(&format!("{QUEUE}/"));
-        Some(Self { runs: Runs { app: Arc::new(app), files, interval }, queue })
+        Some(Self {
+            runs: Runs {
+                app: Arc::new(app),
+                files,
+                interval,
+            },
+            queue,
+        })
     }
 
     fn entry(&self, url: &Url) -> Option<Entry> {
-        let name = url.key.strip_prefix(&self.queue.key).filter(|_| url.bucket == self.queue.bucket);
+        let name = url
+            .key
+            .strip_prefix(&self.queue.key)
+            .filter(|_| url.bucket == self.queue.bucket);
         Entry::parse(name?)
     }
 }
@@ -47,13 +57,20 @@ impl ObjectJobs for BatchObjects {
     }
 
     async fn run(&self, url: &Url, until: Option<Instant>) -> Result<Ended> {
-        let Some(entry) = self.entry(url) else { return Ok(Ended::Known) };
+        let Some(entry) = self.entry(url) else {
+            return Ok(Ended::Known);
+        };
         match self.runs.advance(&entry, until, pending()).await? {
             Advanced::Done => Ok(Ended::Known),
             Advanced::Unfinished => {
-                let counts = entry.read(&self.runs.files)?.map(|record| record.batch.request_counts);
+                let counts = entry
+                    .read(&self.runs.files)?
+                    .map(|record| record.batch.request_counts);
                 let rows = counts.map_or(0, |counts| counts.completed + counts.failed);
-                Ok(Ended::Unfinished(Progress { rows, ..Progress::default() }))
+                Ok(Ended::Unfinished(Progress {
+                    rows,
+                    ..Progress::default()
+                }))
             }
         }
     }

@@ -90,7 +90,10 @@ impl<R: Read> Lines<R> {
                 return Ok(());
             }
             let written: Written = serde_json::from_slice(&self.line).map_err(io::Error::other)?;
-            let is_output = written.response.as_ref().is_some_and(|response| response.status_code == 200);
+            let is_output = written
+                .response
+                .as_ref()
+                .is_some_and(|response| response.status_code == 200);
             if is_output != (self.kind == Kind::Output) {
                 continue;
             }
@@ -122,7 +125,10 @@ pub(super) fn write(files: &Files, entry: &Entry, record: &BatchRecord) -> Resul
     let mut outputs = Outputs::default();
     for kind in [Kind::Output, Kind::Error] {
         let Some((_, responses)) = files.storage.open(&entry.responses())? else {
-            return Err(Error::inference(format!("the responses of `{}` are missing", entry.id)));
+            return Err(Error::inference(format!(
+                "the responses of `{}` are missing",
+                entry.id
+            )));
         };
         let mut lines = Lines {
             responses: BufReader::new(responses),
@@ -149,7 +155,13 @@ pub(super) fn write(files: &Files, entry: &Entry, record: &BatchRecord) -> Resul
             continue;
         }
         let name = format!("{}_{}.jsonl", entry.id, kind.name());
-        let object = FileObject::new(id.clone(), bytes, name, Purpose::BatchOutput, record.output_expires_s);
+        let object = FileObject::new(
+            id.clone(),
+            bytes,
+            name,
+            Purpose::BatchOutput,
+            record.output_expires_s,
+        );
         files.write(&names.object, &object)?;
         *file = Some(id);
     }

@@ -112,19 +112,31 @@ impl Responder {
     fn stopped(&self) -> Option<OutputError> {
         if self.is_cancelled() {
             let message = "this request did not run before the batch was cancelled";
-            return Some(OutputError { code: CANCELLED, message });
+            return Some(OutputError {
+                code: CANCELLED,
+                message,
+            });
         }
         let message = "this request did not run before the completion window ended";
-        (now() >= self.expires_at).then_some(OutputError { code: EXPIRED, message })
+        (now() >= self.expires_at).then_some(OutputError {
+            code: EXPIRED,
+            message,
+        })
     }
 
     /// The status and the body, in JSON.
     async fn run(&self, body: &str) -> (StatusCode, String) {
         let mut attempt = 1;
         loop {
-            let reply = AssertUnwindSafe(self.reply(body)).catch_unwind().await.unwrap_or_else(|_| {
-                Err(Rejection::new(StatusCode::INTERNAL_SERVER_ERROR, "the request failed"))
-            });
+            let reply = AssertUnwindSafe(self.reply(body))
+                .catch_unwind()
+                .await
+                .unwrap_or_else(|_| {
+                    Err(Rejection::new(
+                        StatusCode::INTERNAL_SERVER_ERROR,
+                        "the request failed",
+                    ))
+                });
             let (status, body) = written(reply).await;
             let is_temporary = status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS;
             if !is_temporary || attempt == ATTEMPTS || self.is_cancelled() {
@@ -138,14 +150,18 @@ impl Responder {
     async fn reply(&self, body: &str) -> Reply {
         let max = self.app.limits.body_bytes;
         if body.len() > max {
-            return Err(
-                Error::too_large(format!("expected a body of at most {max} bytes, but found more")).into()
-            );
+            return Err(Error::too_large(format!(
+                "expected a body of at most {max} bytes, but found more"
+            ))
+            .into());
         }
         let context = Context::in_background(&self.app);
         match self.endpoint {
             Endpoint::Embeddings => {
-                let body = parse(body.as_bytes(), Budget::new(body.len(), self.app.limits.texts))?;
+                let body = parse(
+                    body.as_bytes(),
+                    Budget::new(body.len(), self.app.limits.texts),
+                )?;
                 let request = openai::embeddings(HeaderMap::new(), Call(context, body));
                 restricted_to(self.models.clone(), request).await
             }
@@ -188,13 +204,23 @@ impl Respond for Responder {
         if output.error.is_none() {
             let (status, body) = self.run(body).await;
             is_failed = status != StatusCode::OK;
-            let usage = serde_json::from_str::<Usage>(&body).ok().and_then(|body| body.usage);
+            let usage = serde_json::from_str::<Usage>(&body)
+                .ok()
+                .and_then(|body| body.usage);
             tokens = usage.map_or(0, |usage| usage.prompt_tokens);
             let body = RawValue::from_string(body).unwrap_or_else(|_| RawValue::NULL.to_owned());
             let request_id = Uuid::new_v4().to_string();
-            output.response = Some(OutputResponse { status_code: status.as_u16(), request_id, body });
+            output.response = Some(OutputResponse {
+                status_code: status.as_u16(),
+                request_id,
+                body,
+            });
         }
         let line = serde_json::to_string(&output).unwrap_or_default();
-        LineResponse { line, is_failed, tokens }
+        LineResponse {
+            line,
+            is_failed,
+            tokens,
+        }
     }
 }

@@ -60,7 +60,11 @@ impl Runs {
             match before {
                 BatchStatus::Validating => self.validate(entry, &mut record)?,
                 BatchStatus::InProgress => {
-                    if self.respond(entry, &mut record, until, stop.as_mut()).await? == Advanced::Unfinished {
+                    if self
+                        .respond(entry, &mut record, until, stop.as_mut())
+                        .await?
+                        == Advanced::Unfinished
+                    {
                         return Ok(Advanced::Unfinished);
                     }
                 }
@@ -110,17 +114,25 @@ impl Runs {
             return Ok(Advanced::Done);
         }
         let Some(input) = self.files.storage.input(&entry.requests())? else {
-            record.batch.fail(vec![failure("invalid_file", "the requests are missing")]);
+            record
+                .batch
+                .fail(vec![failure("invalid_file", "the requests are missing")]);
             return Ok(Advanced::Done);
         };
         let responder = Arc::new(Responder::new(Arc::clone(&self.app), record));
         let counter = Arc::new(Counter::new(Arc::clone(&self.files), entry, record));
-        let work = RowWork::Requests { id: entry.id.clone(), responder: Arc::clone(&responder) as _ };
+        let work = RowWork::Requests {
+            id: entry.id.clone(),
+            responder: Arc::clone(&responder) as _,
+        };
         let job = Job {
             watcher: Arc::clone(&counter) as _,
             until,
             interval: self.interval,
-            existing: Existing { overwrite: true, restart: false },
+            existing: Existing {
+                overwrite: true,
+                restart: false,
+            },
             ..Job::of(input, self.files.storage.output(&entry.responses()), work)
         };
         let ended = self.run(entry, job, &responder, stop).await?;
@@ -134,7 +146,9 @@ impl Runs {
             Ended::Done(report) => match report.status {
                 Status::Finished => record.batch.enter(BatchStatus::Finalizing),
                 Status::Failed => {
-                    let message = report.error.unwrap_or_else(|| "the batch failed".to_owned());
+                    let message = report
+                        .error
+                        .unwrap_or_else(|| "the batch failed".to_owned());
                     tracing::error!(id = entry.id, error = message, "batch failed");
                     record.batch.fail(vec![failure(
                         "server_error",
@@ -157,20 +171,33 @@ impl Runs {
         let cancellation = async {
             loop {
                 // An error now is one later, too.
-                if entry.cancelled_at(&self.files).is_ok_and(|time| time.is_some()) {
+                if entry
+                    .cancelled_at(&self.files)
+                    .is_ok_and(|time| time.is_some())
+                {
                     responder.cancel();
                     return std::future::pending().await;
                 }
                 let _ = tokio::time::timeout(CANCEL_INTERVAL, self.files.changed.notified()).await;
             }
         };
-        let again = Job { existing: Existing { restart: true, ..job.existing }, ..job.clone() };
+        let again = Job {
+            existing: Existing {
+                restart: true,
+                ..job.existing
+            },
+            ..job.clone()
+        };
         let work = async {
-            let ended = job.run_until(poll_fn(|context| stop.as_mut().poll(context))).await;
+            let ended = job
+                .run_until(poll_fn(|context| stop.as_mut().poll(context)))
+                .await;
             match ended {
                 Err(error @ (Error::Config { .. } | Error::Model { .. })) => {
                     tracing::warn!(id = entry.id, error = error.chain(), "batch starts again");
-                    again.run_until(poll_fn(|context| stop.as_mut().poll(context))).await
+                    again
+                        .run_until(poll_fn(|context| stop.as_mut().poll(context)))
+                        .await
                 }
                 ended => ended,
             }
@@ -209,7 +236,12 @@ impl Runs {
 }
 
 fn failure(code: &str, message: &str) -> BatchError {
-    BatchError { code: code.to_owned(), line: None, message: message.to_owned(), param: None }
+    BatchError {
+        code: code.to_owned(),
+        line: None,
+        message: message.to_owned(),
+        param: None,
+    }
 }
 
 /// Writes a batch's counts while it runs.
@@ -221,7 +253,11 @@ struct Counter {
 
 impl Counter {
     fn new(files: Arc<Files>, entry: &Entry, record: &BatchRecord) -> Self {
-        Self { files, name: entry.record(), state: Mutex::new((record.clone(), Instant::now())) }
+        Self {
+            files,
+            name: entry.record(),
+            state: Mutex::new((record.clone(), Instant::now())),
+        }
     }
 
     fn counts(&self) -> RequestCounts {

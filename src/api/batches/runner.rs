@@ -53,7 +53,11 @@ impl BatchRunner {
     pub fn start(app: App, files: Arc<Files>, interval: Duration) -> Result<Self> {
         let (stop, is_stopping) = watch::channel(false);
         let (done, stopped) = flume::bounded(1);
-        let runs = Runs { app: Arc::new(app), files, interval };
+        let runs = Runs {
+            app: Arc::new(app),
+            files,
+            interval,
+        };
         let failed = || Error::io("cannot start the threads for batches");
         // Their blocking work does not delay requests.
         let runtime = Builder::new_multi_thread()
@@ -67,7 +71,10 @@ impl BatchRunner {
             runtime.shutdown_background();
             let _ = done.send(());
         };
-        thread::Builder::new().name("batches".into()).spawn(work).map_err(failed())?;
+        thread::Builder::new()
+            .name("batches".into())
+            .spawn(work)
+            .map_err(failed())?;
         Ok(Self { stop, stopped })
     }
 
@@ -80,7 +87,12 @@ impl BatchRunner {
 }
 
 fn run_all(runtime: &Runtime, runs: &Runs, stop: watch::Receiver<bool>) {
-    let mut loops = Loop { runs, stop, retries: HashMap::new(), swept: None };
+    let mut loops = Loop {
+        runs,
+        stop,
+        retries: HashMap::new(),
+        swept: None,
+    };
     runtime.block_on(async {
         while !*loops.stop.borrow() {
             let has_more = loops.turn().await.unwrap_or_else(|error| {
@@ -109,13 +121,20 @@ impl Loop<'_> {
         if !files.storage.lock()? {
             return Ok(false);
         }
-        if self.swept.is_none_or(|swept| swept.elapsed() >= SWEEP_INTERVAL) {
+        if self
+            .swept
+            .is_none_or(|swept| swept.elapsed() >= SWEEP_INTERVAL)
+        {
             self.swept = Some(Instant::now());
             sweep(files)?;
         }
         let mut entries = Entry::all(files)?;
         self.retries.retain(|entry, _| entries.contains(entry));
-        entries.retain(|entry| self.retries.get(entry).is_none_or(|at| *at <= Instant::now()));
+        entries.retain(|entry| {
+            self.retries
+                .get(entry)
+                .is_none_or(|at| *at <= Instant::now())
+        });
         let mut has_more = false;
         for entry in entries {
             if *self.stop.borrow() {
@@ -144,7 +163,9 @@ impl Loop<'_> {
             Err(_) => true,
         };
         if is_hopeless {
-            return self.runs.fail(&entry, "the batch could not be run; the log has the cause");
+            return self
+                .runs
+                .fail(&entry, "the batch could not be run; the log has the cause");
         }
         self.retries.insert(entry, Instant::now() + RETRY_INTERVAL);
         Ok(())
@@ -168,11 +189,16 @@ fn sweep(files: &Files) -> Result<()> {
         files.sweep(&owner)?;
         let folder = folder(&owner);
         let names = files.storage.list(&folder)?;
-        for id in names.iter().filter_map(|name| name.split('.').next()).filter(is_old) {
+        for id in names
+            .iter()
+            .filter_map(|name| name.split('.').next())
+            .filter(is_old)
+        {
             let entry = Entry::new(&owner, id);
             match files.read::<BatchRecord>(&entry.record()) {
                 Ok(Some(record))
-                    if record.batch.status.is_final() && record.batch.created_at + KEPT_S < now() =>
+                    if record.batch.status.is_final()
+                        && record.batch.created_at + KEPT_S < now() =>
                 {
                     files.storage.remove(&entry.record())?;
                     entry.clean(files)?;

@@ -33,7 +33,8 @@ struct Setup {
 
 fn requests(count: usize) -> String {
     let line = |id| {
-        let body = json!({"model": "embedding", "input": if id % 10 == 7 { "" } else { "the cat" }});
+        let body =
+            json!({"model": "embedding", "input": if id % 10 == 7 { "" } else { "the cat" }});
         json!({"custom_id": format!("r{id}"), "method": "POST", "url": Endpoint::Embeddings.path(), "body": body})
             .to_string()
             + "\n"
@@ -45,18 +46,36 @@ fn requests(count: usize) -> String {
 fn setup(requests: &str) -> Setup {
     let folder = tempfile::tempdir().unwrap();
     let place = folder.path().join("files").display().to_string();
-    let files = FilesConfig { folder: Some(place), ..FilesConfig::default() };
-    let files = Files::open(&Config { files, ..Config::default() }).unwrap().unwrap();
+    let files = FilesConfig {
+        folder: Some(place),
+        ..FilesConfig::default()
+    };
+    let files = Files::open(&Config {
+        files,
+        ..Config::default()
+    })
+    .unwrap()
+    .unwrap();
     let owner = Owner::of(None).folder;
-    let request =
-        json!({"input_file_id": new_id(FILE), "endpoint": "/v1/embeddings", "completion_window": "24h"});
+    let request = json!({"input_file_id": new_id(FILE), "endpoint": "/v1/embeddings", "completion_window": "24h"});
     let record = BatchRecord::new(serde_json::from_value(request).unwrap(), Vec::new()).unwrap();
     let entry = Entry::new(&owner, &record.batch.id);
-    files.storage.write(&entry.requests(), requests.into()).unwrap();
+    files
+        .storage
+        .write(&entry.requests(), requests.into())
+        .unwrap();
     files.write(&entry.record(), &record).unwrap();
     files.write(&entry.queued(), &()).unwrap();
     let app = Arc::new(App::new(models().unwrap(), Limits::default()));
-    Setup { folder, runs: Runs { app, files, interval: Duration::ZERO }, entry }
+    Setup {
+        folder,
+        runs: Runs {
+            app,
+            files,
+            interval: Duration::ZERO,
+        },
+        entry,
+    }
 }
 
 impl Setup {
@@ -89,7 +108,9 @@ impl Setup {
     /// Runs the batch until `stop`. A thread of the turn before may not have released the output yet.
     async fn turn(&self, stop: impl Future<Output = ()> + Send) -> Advanced {
         match self.runs.advance(&self.entry, None, stop).await {
-            Err(error) if error.to_string().contains("another one is writing it") => Advanced::Unfinished,
+            Err(error) if error.to_string().contains("another one is writing it") => {
+                Advanced::Unfinished
+            }
             advanced => advanced.unwrap(),
         }
     }
@@ -102,7 +123,8 @@ impl Setup {
     fn lines(&self, id: Option<&String>) -> Vec<Value> {
         let Some(id) = id else { return Vec::new() };
         let names = FileNames::new(&self.entry.owner, id);
-        let text = String::from_utf8(self.files().storage.read(&names.contents).unwrap().unwrap()).unwrap();
+        let text = String::from_utf8(self.files().storage.read(&names.contents).unwrap().unwrap())
+            .unwrap();
         let line = |line: &str| {
             let mut line: Value = serde_json::from_str(line).unwrap();
             line["id"] = Value::Null;
@@ -115,7 +137,10 @@ impl Setup {
     }
 
     fn outputs(&self, batch: &Batch) -> [Vec<Value>; 2] {
-        [self.lines(batch.output_file_id.as_ref()), self.lines(batch.error_file_id.as_ref())]
+        [
+            self.lines(batch.output_file_id.as_ref()),
+            self.lines(batch.error_file_id.as_ref()),
+        ]
     }
 }
 
@@ -138,9 +163,17 @@ async fn a_stopped_batch_continues_without_lost_or_repeated_lines() {
     let requests = requests(1000);
     let uncut = setup(&requests);
     let batch = uncut.finish().await;
-    assert_eq!((batch.status, counts(&batch)), (BatchStatus::Completed, [1000, 900, 100]));
+    assert_eq!(
+        (batch.status, counts(&batch)),
+        (BatchStatus::Completed, [1000, 900, 100])
+    );
     let [expected, errors] = uncut.outputs(&batch);
-    let ids = |lines: &[Value]| lines.iter().map(|line| line["custom_id"].to_string()).collect::<Vec<_>>();
+    let ids = |lines: &[Value]| {
+        lines
+            .iter()
+            .map(|line| line["custom_id"].to_string())
+            .collect::<Vec<_>>()
+    };
     assert_eq!(ids(&expected)[..3], ["\"r0\"", "\"r1\"", "\"r2\""]);
     assert_eq!(errors[0]["response"]["status_code"], 422);
 
@@ -151,7 +184,10 @@ async fn a_stopped_batch_continues_without_lost_or_repeated_lines() {
     }
     assert!(runs > 2, "{runs} runs");
     let batch = cut.batch();
-    assert_eq!((batch.status, counts(&batch)), (BatchStatus::Completed, [1000, 900, 100]));
+    assert_eq!(
+        (batch.status, counts(&batch)),
+        (BatchStatus::Completed, [1000, 900, 100])
+    );
     assert_eq!(cut.outputs(&batch), [expected, errors]);
 }
 
@@ -159,14 +195,23 @@ async fn a_stopped_batch_continues_without_lost_or_repeated_lines() {
 async fn an_ended_batch_leaves_its_object_and_its_files() {
     let setup = setup(&requests(20));
     let batch = setup.finish().await;
-    let all = |folder: &str| setup.files().storage.list(&format!("{}/{folder}", setup.entry.owner)).unwrap();
+    let all = |folder: &str| {
+        setup
+            .files()
+            .storage
+            .list(&format!("{}/{folder}", setup.entry.owner))
+            .unwrap()
+    };
     assert_eq!(all("batches"), [format!("{}.json", batch.id)]);
     assert_eq!(all("files").len(), 4);
     assert!(Entry::all(setup.files()).unwrap().is_empty());
     // A process that ended before it was taken out of the queue.
     setup.files().write(&setup.entry.queued(), &()).unwrap();
     let again = setup.finish().await;
-    assert_eq!((again.completed_at, again.output_file_id), (batch.completed_at, batch.output_file_id));
+    assert_eq!(
+        (again.completed_at, again.output_file_id),
+        (batch.completed_at, batch.output_file_id)
+    );
     assert!(Entry::all(setup.files()).unwrap().is_empty());
 }
 
@@ -186,7 +231,14 @@ async fn a_batch_that_ended_while_its_files_were_written_has_them_once() {
     setup.files().write(&setup.entry.record(), &record).unwrap();
     let batch = setup.finish().await;
     assert_eq!(counts(&batch), [20, 18, 2]);
-    assert_eq!(setup.files().ids(&format!("{}/files", setup.entry.owner), FILE).unwrap().len(), 2);
+    assert_eq!(
+        setup
+            .files()
+            .ids(&format!("{}/files", setup.entry.owner), FILE)
+            .unwrap()
+            .len(),
+        2
+    );
 }
 
 #[tokio::test]
@@ -197,23 +249,41 @@ async fn requests_of_a_cancelled_batch_do_not_run() {
         assert_eq!(setup.advance(polls).await, Advanced::Unfinished);
         polls += 1;
     }
-    setup.files().write(&setup.entry.cancellation(), &5).unwrap();
+    setup
+        .files()
+        .write(&setup.entry.cancellation(), &5)
+        .unwrap();
     assert_eq!(setup.batch().status, BatchStatus::Cancelling);
     let batch = setup.finish().await;
     let [output, errors] = setup.outputs(&batch);
-    assert_eq!((batch.status, batch.cancelling_at), (BatchStatus::Cancelled, Some(5)));
-    assert_eq!(counts(&batch), [1000, output.len() as u64, errors.len() as u64]);
+    assert_eq!(
+        (batch.status, batch.cancelling_at),
+        (BatchStatus::Cancelled, Some(5))
+    );
+    assert_eq!(
+        counts(&batch),
+        [1000, output.len() as u64, errors.len() as u64]
+    );
     let codes = codes(&errors);
-    assert!(codes["batch_cancelled"] > 0 && output.len() > 50, "{codes:?}");
+    assert!(
+        codes["batch_cancelled"] > 0 && output.len() > 50,
+        "{codes:?}"
+    );
 
     let unchecked = setup_cancelled();
     let batch = unchecked.finish().await;
-    assert_eq!((batch.status, batch.output_file_id), (BatchStatus::Cancelled, None));
+    assert_eq!(
+        (batch.status, batch.output_file_id),
+        (BatchStatus::Cancelled, None)
+    );
 }
 
 fn setup_cancelled() -> Setup {
     let setup = setup(&requests(2));
-    setup.files().write(&setup.entry.cancellation(), &5).unwrap();
+    setup
+        .files()
+        .write(&setup.entry.cancellation(), &5)
+        .unwrap();
     setup
 }
 
@@ -224,7 +294,10 @@ async fn requests_do_not_run_after_the_completion_window() {
     record.batch.expires_at = 1;
     setup.files().write(&setup.entry.record(), &record).unwrap();
     let batch = setup.finish().await;
-    assert_eq!((batch.status, counts(&batch)), (BatchStatus::Expired, [3, 0, 3]));
+    assert_eq!(
+        (batch.status, counts(&batch)),
+        (BatchStatus::Expired, [3, 0, 3])
+    );
     let [_, errors] = setup.outputs(&batch);
     insta::assert_snapshot!(errors[0], @r#"{"custom_id":"r0","error":{"code":"batch_expired","message":"this request did not run before the completion window ended"},"id":null,"response":null}"#);
 }
@@ -245,11 +318,19 @@ async fn a_damaged_unfinished_output_is_written_again() {
         setup.advance(polls).await;
         polls += 1;
     }
-    let folder = setup.folder.path().join("files").join(&setup.entry.owner).join("batches");
+    let folder = setup
+        .folder
+        .path()
+        .join("files")
+        .join(&setup.entry.owner)
+        .join("batches");
     let partial = folder.join(format!(".{}.out.jsonl.kivu-partial", setup.entry.id));
     let mut bytes = regular_file::read(&partial).unwrap();
     bytes[10] ^= 1;
     std::fs::write(&partial, bytes).unwrap();
     let batch = setup.finish().await;
-    assert_eq!((batch.status, counts(&batch)), (BatchStatus::Completed, [1000, 900, 100]));
+    assert_eq!(
+        (batch.status, counts(&batch)),
+        (BatchStatus::Completed, [1000, 900, 100])
+    );
 }

@@ -49,7 +49,12 @@ impl<'a> Line<'a> {
 }
 
 fn error(code: &str, param: Option<&str>, message: impl Into<String>) -> BatchError {
-    BatchError { code: code.to_owned(), line: None, message: message.into(), param: param.map(str::to_owned) }
+    BatchError {
+        code: code.to_owned(),
+        line: None,
+        message: message.into(),
+        param: param.map(str::to_owned),
+    }
 }
 
 /// Checks a file for requests to `endpoint`, at most `max`; its errors, or an error if it cannot be read for now.
@@ -93,7 +98,15 @@ struct Checks {
 impl Checks {
     fn new(endpoint: Endpoint, max: usize) -> Self {
         let (ids, models, errors) = (HashSet::new(), HashSet::new(), Vec::new());
-        Self { endpoint, max, requests: 0, inputs: 0, ids, models, errors }
+        Self {
+            endpoint,
+            max,
+            requests: 0,
+            inputs: 0,
+            ids,
+            models,
+            errors,
+        }
     }
 
     /// Whether further lines change nothing.
@@ -104,13 +117,20 @@ impl Checks {
     fn line(&mut self, text: &str) {
         self.requests += 1;
         if let Err(error) = self.check(text) {
-            self.errors.push(BatchError { line: Some(self.requests), ..error });
+            self.errors.push(BatchError {
+                line: Some(self.requests),
+                ..error
+            });
         }
     }
 
     fn check(&mut self, text: &str) -> Result<(), BatchError> {
         if !text.trim_start().starts_with('{') {
-            return Err(error("invalid_json_line", None, "expected a JSON object, but found something else"));
+            return Err(error(
+                "invalid_json_line",
+                None,
+                "expected a JSON object, but found something else",
+            ));
         }
         let line = Line::parse(text).map_err(|cause| malformed(&cause))?;
         if line.custom_id.is_empty() || line.custom_id.chars().count() > MAX_ID_CHARS {
@@ -156,12 +176,21 @@ impl Checks {
 
     fn finish(mut self) -> Result<Checked, Vec<BatchError>> {
         if self.requests == 0 {
-            self.errors.push(error("empty_file", None, "expected requests, but found an empty file"));
+            self.errors.push(error(
+                "empty_file",
+                None,
+                "expected requests, but found an empty file",
+            ));
         }
-        let exceeded = [("requests", self.requests as usize), ("inputs in all requests", self.inputs)];
+        let exceeded = [
+            ("requests", self.requests as usize),
+            ("inputs in all requests", self.inputs),
+        ];
         if let Some((what, _)) = exceeded.into_iter().find(|(_, found)| *found > self.max) {
-            let message =
-                format!("expected at most {} {what}, but found more; use several batches", self.max);
+            let message = format!(
+                "expected at most {} {what}, but found more; use several batches",
+                self.max
+            );
             self.errors.push(error("too_many_requests", None, message));
         }
         if !self.errors.is_empty() {
@@ -169,16 +198,27 @@ impl Checks {
         }
         let mut models = self.models.into_iter();
         let model = models.next().flatten().filter(|_| models.next().is_none());
-        Ok(Checked { requests: self.requests, model })
+        Ok(Checked {
+            requests: self.requests,
+            model,
+        })
     }
 }
 
 /// A request's inputs: token ids are one.
 fn inputs(input: &RawValue) -> usize {
-    let Ok(items) = serde_json::from_str::<Vec<&RawValue>>(input.get()) else { return 1 };
-    let is_number =
-        |item: &&RawValue| item.get().starts_with(|first: char| first == '-' || first.is_ascii_digit());
-    if items.first().is_some_and(is_number) { 1 } else { items.len().max(1) }
+    let Ok(items) = serde_json::from_str::<Vec<&RawValue>>(input.get()) else {
+        return 1;
+    };
+    let is_number = |item: &&RawValue| {
+        item.get()
+            .starts_with(|first: char| first == '-' || first.is_ascii_digit())
+    };
+    if items.first().is_some_and(is_number) {
+        1
+    } else {
+        items.len().max(1)
+    }
 }
 
 /// Error for a line that cannot be parsed, without its text.
@@ -186,12 +226,17 @@ fn malformed(cause: &serde_json::Error) -> BatchError {
     if !cause.is_data() {
         let syntax = json::syntax(cause);
         let problem = syntax.split(" at line ").next().unwrap_or_default();
-        let message = format!("expected JSON, but found an error at column {}: {problem}", cause.column());
+        let message = format!(
+            "expected JSON, but found an error at column {}: {problem}",
+            cause.column()
+        );
         return error("invalid_json_line", None, message);
     }
     let text = cause.to_string();
     let fields = ["custom_id", "method", "url", "body"];
-    let missing = fields.into_iter().find(|field| text.starts_with(&format!("missing field `{field}`")));
+    let missing = fields
+        .into_iter()
+        .find(|field| text.starts_with(&format!("missing field `{field}`")));
     match missing {
         Some(field) => {
             let message = format!("expected the field `{field}`, but found none");
@@ -210,7 +255,9 @@ mod tests {
     use super::*;
 
     fn line(id: &str, body: &str) -> String {
-        format!(r#"{{"custom_id": "{id}", "method": "POST", "url": "/v1/embeddings", "body": {body}}}"#)
+        format!(
+            r#"{{"custom_id": "{id}", "method": "POST", "url": "/v1/embeddings", "body": {body}}}"#
+        )
     }
 
     fn checked(lines: &[String], max: usize) -> Result<Checked, String> {
@@ -220,7 +267,10 @@ mod tests {
         let found = check(&JobInput::File(path), Endpoint::Embeddings, max).unwrap();
         found.map_err(|errors| {
             let show = |error: &BatchError| {
-                format!("{:?} {} {:?}: {}", error.line, error.code, error.param, error.message)
+                format!(
+                    "{:?} {} {:?}: {}",
+                    error.line, error.code, error.param, error.message
+                )
             };
             errors.iter().map(show).collect::<Vec<_>>().join("\n")
         })
@@ -259,8 +309,16 @@ mod tests {
 
     #[test]
     fn requests_and_their_inputs_are_limited() {
-        let requests: Vec<String> = (0..5).map(|id| line(&id.to_string(), r#"{"input": "x"}"#)).collect();
-        assert_eq!(checked(&requests, 5), Ok(Checked { requests: 5, model: None }));
+        let requests: Vec<String> = (0..5)
+            .map(|id| line(&id.to_string(), r#"{"input": "x"}"#))
+            .collect();
+        assert_eq!(
+            checked(&requests, 5),
+            Ok(Checked {
+                requests: 5,
+                model: None
+            })
+        );
         insta::assert_snapshot!(checked(&requests, 4).unwrap_err(), @"None too_many_requests None: expected at most 4 requests, but found more; use several batches");
         let inputs = |input| checked(&[line("a", input)], 3);
         assert!(inputs(r#"{"input": ["a", "b", "c"]}"#).is_ok());

@@ -26,10 +26,16 @@ pub(in crate::api) struct Owner {
 impl Owner {
     /// The owner of a caller's files. Callers without a key share theirs.
     pub(in crate::api) fn of(caller: Option<&Caller>) -> Self {
-        let text = caller.map_or_else(|| "anyone".to_owned(), |caller| format!("key {}", caller.name));
+        let text = caller.map_or_else(
+            || "anyone".to_owned(),
+            |caller| format!("key {}", caller.name),
+        );
         // Names may differ in case only, which some file systems ignore.
         let folder = blake3::hash(text.as_bytes()).to_hex()[..32].to_owned();
-        Self { folder, models: caller.map_or_else(Vec::new, |caller| caller.models.clone()) }
+        Self {
+            folder,
+            models: caller.map_or_else(Vec::new, |caller| caller.models.clone()),
+        }
     }
 }
 
@@ -47,8 +53,14 @@ impl Access {
         &self,
         work: impl FnOnce(&Files, &Owner) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        let Self { files, owner, deadline } = self.clone();
-        deadline.bound(self.files.threads.run(move || work(&files, &owner))).await
+        let Self {
+            files,
+            owner,
+            deadline,
+        } = self.clone();
+        deadline
+            .bound(self.files.threads.run(move || work(&files, &owner)))
+            .await
     }
 
     /// Runs the last work of a request, which may have taken longer than others.
@@ -69,11 +81,21 @@ impl FromRequestParts<Arc<App>> for Access {
             let message = format!("no route `{}`: `files.folder` is not set", parts.uri.path());
             return Err(Rejection::new(StatusCode::NOT_FOUND, message));
         };
-        let owner = parts.extensions.get::<Owner>().cloned().unwrap_or_else(|| Owner::of(None));
+        let owner = parts
+            .extensions
+            .get::<Owner>()
+            .cloned()
+            .unwrap_or_else(|| Owner::of(None));
         let deadline = Deadline::within(app.limits.timeout());
-        let deadline =
-            parts.extensions.get::<Deadline>().map_or(deadline, |platform| deadline.or_earlier(*platform));
-        Ok(Self { files, owner, deadline })
+        let deadline = parts
+            .extensions
+            .get::<Deadline>()
+            .map_or(deadline, |platform| deadline.or_earlier(*platform));
+        Ok(Self {
+            files,
+            owner,
+            deadline,
+        })
     }
 }
 

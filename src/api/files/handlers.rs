@@ -18,7 +18,8 @@ use serde::Serialize;
 
 pub(in crate::api) use super::access::unknown;
 use super::{
-    Access, Anchor, Contents, FileNames, FileObject, List, ListQuery, ObjectKind, UploadPurpose, upload,
+    Access, Anchor, Contents, FileNames, FileObject, List, ListQuery, ObjectKind, UploadPurpose,
+    upload,
 };
 use crate::{
     api::{rejection::Reply, request::InPath},
@@ -32,7 +33,10 @@ const BLOCK_BYTES: usize = 256 * 1024;
 
 /// A form, `multipart/form-data`.
 #[derive(JsonSchema)]
-#[expect(dead_code, reason = "only its schema is used; the fields are read one after the other")]
+#[expect(
+    dead_code,
+    reason = "only its schema is used; the fields are read one after the other"
+)]
 pub(in crate::api) struct UploadForm {
     /// JSON Lines: a request per line, with `custom_id`, `method`, `url` and `body`.
     #[schemars(extend("contentMediaType" = "application/octet-stream"))]
@@ -63,22 +67,41 @@ pub(in crate::api) async fn create(access: Access, request: Request) -> Reply<Js
 }
 
 /// List the caller's files
-pub(in crate::api) async fn list(access: Access, query: ListQuery) -> Reply<Json<List<FileObject>>> {
+pub(in crate::api) async fn list(
+    access: Access,
+    query: ListQuery,
+) -> Reply<Json<List<FileObject>>> {
     let query = query.within(MAX_LISTED, MAX_LISTED)?;
-    Ok(Json(access.run(move |files, owner| files.list(&owner.folder, &query)).await?))
+    Ok(Json(
+        access
+            .run(move |files, owner| files.list(&owner.folder, &query))
+            .await?,
+    ))
 }
 
 /// Describe a file
-pub(in crate::api) async fn retrieve(access: Access, InPath(id): InPath<String>) -> Reply<Json<FileObject>> {
+pub(in crate::api) async fn retrieve(
+    access: Access,
+    InPath(id): InPath<String>,
+) -> Reply<Json<FileObject>> {
     Ok(Json(find(&access, id).await?))
 }
 
 /// Delete a file
-pub(in crate::api) async fn delete(access: Access, InPath(id): InPath<String>) -> Reply<Json<FileDeleted>> {
+pub(in crate::api) async fn delete(
+    access: Access,
+    InPath(id): InPath<String>,
+) -> Reply<Json<FileDeleted>> {
     let FileObject { id, object, .. } = find(&access, id).await?;
     let name = id.clone();
-    access.run(move |files, owner| files.remove(&owner.folder, &name)).await?;
-    Ok(Json(FileDeleted { id, object, deleted: true }))
+    access
+        .run(move |files, owner| files.remove(&owner.folder, &name))
+        .await?;
+    Ok(Json(FileDeleted {
+        id,
+        object,
+        deleted: true,
+    }))
 }
 
 /// Download a file
@@ -90,19 +113,33 @@ pub(in crate::api) async fn content(access: Access, InPath(id): InPath<String>) 
         None => files.storage.open(&name).map(Opened::Here),
     });
     let (size, contents) = match open.await? {
-        Opened::Elsewhere(link) => return Ok((StatusCode::FOUND, [(LOCATION, link)]).into_response()),
+        Opened::Elsewhere(link) => {
+            return Ok((StatusCode::FOUND, [(LOCATION, link)]).into_response());
+        }
         Opened::Here(contents) => contents.ok_or_else(|| unknown("file", &id))?,
     };
-    let headers = [(CONTENT_TYPE, "application/octet-stream".to_owned()), (CONTENT_LENGTH, size.to_string())];
-    let blocks = stream::try_unfold((contents, access.files), |(mut contents, files)| async move {
-        let read = move || {
-            let mut block = Vec::with_capacity(BLOCK_BYTES);
-            let read = (&mut contents).take(BLOCK_BYTES as u64).read_to_end(&mut block);
-            Ok(read.map(|found| (found > 0).then(|| (Bytes::from(block), contents))))
-        };
-        let read = files.threads.run(read).await.map_err(std::io::Error::other)??;
-        Ok::<_, std::io::Error>(read.map(|(block, contents)| (block, (contents, files))))
-    });
+    let headers = [
+        (CONTENT_TYPE, "application/octet-stream".to_owned()),
+        (CONTENT_LENGTH, size.to_string()),
+    ];
+    let blocks = stream::try_unfold(
+        (contents, access.files),
+        |(mut contents, files)| async move {
+            let read = move || {
+                let mut block = Vec::with_capacity(BLOCK_BYTES);
+                let read = (&mut contents)
+                    .take(BLOCK_BYTES as u64)
+                    .read_to_end(&mut block);
+                Ok(read.map(|found| (found > 0).then(|| (Bytes::from(block), contents))))
+            };
+            let read = files
+                .threads
+                .run(read)
+                .await
+                .map_err(std::io::Error::other)??;
+            Ok::<_, std::io::Error>(read.map(|(block, contents)| (block, (contents, files))))
+        },
+    );
     Ok((headers, Body::from_stream(blocks)).into_response())
 }
 
@@ -114,6 +151,8 @@ enum Opened {
 
 async fn find(access: &Access, id: String) -> Reply<FileObject> {
     let name = id.clone();
-    let found: Result<_, Error> = access.run(move |files, owner| files.file(&owner.folder, &name)).await;
+    let found: Result<_, Error> = access
+        .run(move |files, owner| files.file(&owner.folder, &name))
+        .await;
     found?.ok_or_else(|| unknown("file", &id))
 }

@@ -31,7 +31,10 @@ impl LocalStorage {
     pub(super) fn open(root: &Path) -> Result<Self> {
         let root = std::path::absolute(root).map_err(failed("use", root))?;
         create_folder(&root)?;
-        Ok(Self { root, lock: OnceLock::new() })
+        Ok(Self {
+            root,
+            lock: OnceLock::new(),
+        })
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -40,7 +43,11 @@ impl LocalStorage {
 }
 
 fn create_folder(path: &Path) -> Result<()> {
-    DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(failed("create", path))
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .map_err(failed("create", path))
 }
 
 fn failed(verb: &str, path: &Path) -> impl FnOnce(io::Error) -> Error + use<> {
@@ -70,17 +77,22 @@ impl Storage for LocalStorage {
         let path = self.path(name);
         let folder = path.parent().unwrap_or(&self.root);
         create_folder(folder)?;
-        let file = tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(folder);
+        let file = tempfile::Builder::new()
+            .prefix(UNFINISHED)
+            .tempfile_in(folder);
         let mut file = file.map_err(failed("write", &path))?;
         let size = io::copy(contents, &mut file).map_err(failed("write", &path))?;
         file.as_file().sync_all().map_err(failed("write", &path))?;
-        file.persist(&path).map_err(|refused| failed("write", &path)(refused.error))?;
+        file.persist(&path)
+            .map_err(|refused| failed("write", &path)(refused.error))?;
         Ok(size)
     }
 
     fn open(&self, name: &str) -> Result<Option<Contents>> {
         let path = self.path(name);
-        let Some(file) = found(regular_file::open(&path), &path)? else { return Ok(None) };
+        let Some(file) = found(regular_file::open(&path), &path)? else {
+            return Ok(None);
+        };
         let size = file.metadata().map_err(failed("read", &path))?.len();
         Ok(Some((size, Box::new(file))))
     }
@@ -110,7 +122,9 @@ impl Storage for LocalStorage {
 
     fn list(&self, folder: &str) -> Result<Vec<String>> {
         let path = self.path(folder);
-        let Some(entries) = found(fs::read_dir(&path), &path)? else { return Ok(Vec::new()) };
+        let Some(entries) = found(fs::read_dir(&path), &path)? else {
+            return Ok(Vec::new());
+        };
         let mut names = Vec::new();
         for entry in entries {
             let entry = entry.map_err(failed("read", &path))?;
@@ -123,16 +137,26 @@ impl Storage for LocalStorage {
 
     fn folders(&self) -> Result<Vec<String>> {
         let entries = fs::read_dir(&self.root).map_err(failed("read", &self.root))?;
-        let folders = entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-        Ok(folders.filter_map(|entry| entry.file_name().into_string().ok()).collect())
+        let folders = entries
+            .flatten()
+            .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+        Ok(folders
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .collect())
     }
 
     fn tidy(&self, folder: &str, age: Duration) -> Result<()> {
-        for name in self.list(folder)?.iter().filter(|name| name.starts_with(UNFINISHED)) {
+        for name in self
+            .list(folder)?
+            .iter()
+            .filter(|name| name.starts_with(UNFINISHED))
+        {
             let path = self.path(folder).join(name);
             let written = fs::metadata(&path).and_then(|found| found.modified());
             let is_old = written.is_ok_and(|written| {
-                SystemTime::now().duration_since(written).is_ok_and(|found| found >= age)
+                SystemTime::now()
+                    .duration_since(written)
+                    .is_ok_and(|found| found >= age)
             });
             if is_old {
                 found(fs::remove_file(&path), &path)?;
@@ -155,7 +179,11 @@ impl Storage for LocalStorage {
             return Ok(true);
         }
         let path = self.path(LOCK);
-        let file = OpenOptions::new().write(true).create(true).truncate(false).open(&path);
+        let file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&path);
         let file = file.map_err(failed("write", &path))?;
         match file.try_lock() {
             Err(TryLockError::WouldBlock) => Ok(false),
@@ -182,7 +210,11 @@ mod tests {
         }
         let folder = tempfile::tempdir().unwrap();
         let storage = LocalStorage::open(folder.path()).unwrap();
-        assert!(storage.store("a/one", &mut (&b"start"[..]).chain(Broken)).is_err());
+        assert!(
+            storage
+                .store("a/one", &mut (&b"start"[..]).chain(Broken))
+                .is_err()
+        );
         assert_eq!(storage.list("a").unwrap(), Vec::<String>::new());
         storage.write("a/two", b"2".to_vec()).unwrap();
         assert!(storage.copy("a/two", "b/three").unwrap());

@@ -19,8 +19,8 @@ use tokio::sync::Notify;
 pub(super) use self::{
     access::{Access, Owner},
     object::{
-        Anchor, ExpiresAfter, FileObject, List, ListQuery, ObjectKind, Order, Purpose, UploadPurpose, age,
-        is_id, new_id, now, page,
+        Anchor, ExpiresAfter, FileObject, List, ListQuery, ObjectKind, Order, Purpose,
+        UploadPurpose, age, is_id, new_id, now, page,
     },
     storage::{Contents, Storage},
 };
@@ -57,7 +57,10 @@ pub(super) struct FileNames {
 impl FileNames {
     pub(super) fn new(owner: &str, id: &str) -> Self {
         let folder = folder(owner);
-        Self { object: format!("{folder}/{id}{OBJECT}"), contents: format!("{folder}/{id}{CONTENTS}") }
+        Self {
+            object: format!("{folder}/{id}{OBJECT}"),
+            contents: format!("{folder}/{id}{CONTENTS}"),
+        }
     }
 }
 
@@ -74,16 +77,25 @@ impl Files {
     /// The configured files; `None` if there is no folder for them.
     pub fn open(config: &Config) -> Result<Option<Arc<Self>>> {
         let limits = config.files.clone();
-        let Some(place) = &limits.folder else { return Ok(None) };
+        let Some(place) = &limits.folder else {
+            return Ok(None);
+        };
         let prefix = Url::of(Path::new(place)).transpose()?;
         let storage: Box<dyn Storage> = match &prefix {
-            Some(prefix) => {
-                Box::new(S3Storage { store: Store::new(config.s3.timeout()), prefix: prefix.clone() })
-            }
+            Some(prefix) => Box::new(S3Storage {
+                store: Store::new(config.s3.timeout()),
+                prefix: prefix.clone(),
+            }),
             None => Box::new(LocalStorage::open(Path::new(place))?),
         };
         let (changed, threads) = (Notify::new(), FileThreads::default());
-        Ok(Some(Arc::new(Self { prefix, storage, limits, changed, threads })))
+        Ok(Some(Arc::new(Self {
+            prefix,
+            storage,
+            limits,
+            changed,
+            threads,
+        })))
     }
 
     /// A caller's file; `None` if it is unknown or has expired.
@@ -97,23 +109,30 @@ impl Files {
 
     /// Reads an object in JSON.
     pub(super) fn read<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
-        let Some(bytes) = self.storage.read(name)? else { return Ok(None) };
-        let damaged =
-            |error| Error::inference_because(format!("`{name}` cannot be read"), json::syntax(&error));
+        let Some(bytes) = self.storage.read(name)? else {
+            return Ok(None);
+        };
+        let damaged = |error| {
+            Error::inference_because(format!("`{name}` cannot be read"), json::syntax(&error))
+        };
         serde_json::from_slice(&bytes).map(Some).map_err(damaged)
     }
 
     /// Writes an object in JSON.
     pub(super) fn write(&self, name: &str, value: &impl serde::Serialize) -> Result<()> {
-        let bytes = serde_json::to_vec(value)
-            .map_err(|error| Error::inference_because(format!("`{name}` cannot be written"), error))?;
+        let bytes = serde_json::to_vec(value).map_err(|error| {
+            Error::inference_because(format!("`{name}` cannot be written"), error)
+        })?;
         self.storage.write(name, bytes)
     }
 
     /// Ids of a folder's objects, oldest first.
     pub(super) fn ids(&self, folder: &str, prefix: &str) -> Result<Vec<String>> {
         let names = self.storage.list(folder)?;
-        let ids = names.iter().filter_map(|name| name.strip_suffix(OBJECT)).filter(|id| is_id(prefix, id));
+        let ids = names
+            .iter()
+            .filter_map(|name| name.strip_suffix(OBJECT))
+            .filter(|id| is_id(prefix, id));
         Ok(ids.map(str::to_owned).collect())
     }
 
@@ -123,7 +142,10 @@ impl Files {
             let object: Option<FileObject> = self.read(&FileNames::new(owner, id).object)?;
             let is_wanted = |object: &FileObject| {
                 !object.has_expired(time)
-                    && query.purpose.as_ref().is_none_or(|purpose| object.is_for(purpose))
+                    && query
+                        .purpose
+                        .as_ref()
+                        .is_none_or(|purpose| object.is_for(purpose))
             };
             Ok(object.filter(is_wanted))
         })
@@ -161,7 +183,11 @@ impl Files {
             }
         }
         let names = self.storage.list(&folder)?;
-        for id in names.iter().filter_map(|name| name.strip_suffix(CONTENTS)).filter(|id| is_id(FILE, id)) {
+        for id in names
+            .iter()
+            .filter_map(|name| name.strip_suffix(CONTENTS))
+            .filter(|id| is_id(FILE, id))
+        {
             let is_complete = names.binary_search(&format!("{id}{OBJECT}")).is_ok();
             if !is_complete && age(FILE, id) >= MAX_UPLOAD {
                 self.storage.remove(&FileNames::new(owner, id).contents)?;

@@ -16,26 +16,39 @@ const EXPIRY_S: std::ops::RangeInclusive<u64> = 3600..=2_592_000;
 
 /// Seconds since 1970.
 pub(in crate::api) fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_secs()
 }
 
 /// A new id. Ids sort by creation time.
 pub(in crate::api) fn new_id(prefix: &str) -> String {
-    let ms = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
+    let ms = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_millis();
     let random = Uuid::new_v4().simple().to_string();
     format!("{prefix}{ms:0TIME_DIGITS$x}{}", &random[TIME_DIGITS..])
 }
 
 pub(in crate::api) fn is_id(prefix: &str, text: &str) -> bool {
     let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
-    text.strip_prefix(prefix).is_some_and(|id| id.len() == ID_DIGITS && id.bytes().all(is_digit))
+    text.strip_prefix(prefix)
+        .is_some_and(|id| id.len() == ID_DIGITS && id.bytes().all(is_digit))
 }
 
 /// The time since an id was created.
 pub(in crate::api) fn age(prefix: &str, id: &str) -> Duration {
-    let digits = id.strip_prefix(prefix).and_then(|id| id.get(..TIME_DIGITS)).unwrap_or_default();
+    let digits = id
+        .strip_prefix(prefix)
+        .and_then(|id| id.get(..TIME_DIGITS))
+        .unwrap_or_default();
     let created = Duration::from_millis(u64::from_str_radix(digits, 16).unwrap_or_default());
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().saturating_sub(created)
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .saturating_sub(created)
 }
 
 /// A file.
@@ -71,7 +84,16 @@ impl FileObject {
         let created_at = now();
         let expires_at = created_at + expires_s.unwrap_or(*EXPIRY_S.end());
         let (object, status) = (ObjectKind::File, FileStatus::Processed);
-        Self { id, object, bytes, created_at, expires_at, filename, purpose, status }
+        Self {
+            id,
+            object,
+            bytes,
+            created_at,
+            expires_at,
+            filename,
+            purpose,
+            status,
+        }
     }
 
     pub(in crate::api) fn has_expired(&self, time: u64) -> bool {
@@ -201,7 +223,9 @@ impl ListQuery {
     pub(in crate::api) fn within(mut self, default: usize, max: usize) -> Result<Self> {
         let limit = self.limit.unwrap_or(default);
         if !(1..=max).contains(&limit) {
-            return Err(Error::invalid(format!("expected `limit` from 1 to {max}, but found {limit}")));
+            return Err(Error::invalid(format!(
+                "expected `limit` from 1 to {max}, but found {limit}"
+            )));
         }
         self.limit = Some(limit);
         Ok(self)
@@ -220,7 +244,9 @@ pub(in crate::api) fn page<T>(
     }
     if let Some(after) = &query.after {
         if !is_id(prefix, after) {
-            return Err(Error::invalid(format!("expected `after` to be an id that begins with `{prefix}`")));
+            return Err(Error::invalid(format!(
+                "expected `after` to be an id that begins with `{prefix}`"
+            )));
         }
         ids.retain(|id| match query.order {
             Order::Asc => id > after,
@@ -239,7 +265,13 @@ pub(in crate::api) fn page<T>(
         shown.push(id);
     }
     let (first_id, last_id) = (shown.first().cloned(), shown.pop());
-    Ok(List { object: ObjectKind::List, data, first_id, last_id, has_more })
+    Ok(List {
+        object: ObjectKind::List,
+        data,
+        first_id,
+        last_id,
+        has_more,
+    })
 }
 
 #[cfg(test)]
@@ -249,7 +281,10 @@ mod tests {
     #[test]
     fn ids_are_checked() {
         let id = new_id("file-");
-        assert!(is_id("file-", &id) && age("file-", &id) < Duration::from_mins(1), "{id}");
+        assert!(
+            is_id("file-", &id) && age("file-", &id) < Duration::from_mins(1),
+            "{id}"
+        );
         let others = [
             &id[1..],
             &id.to_uppercase(),
@@ -266,7 +301,12 @@ mod tests {
         let pages = |order| {
             let (mut after, mut pages) = (None, Vec::new());
             loop {
-                let query = ListQuery { after: after.clone(), limit: Some(2), order, purpose: None };
+                let query = ListQuery {
+                    after: after.clone(),
+                    limit: Some(2),
+                    order,
+                    purpose: None,
+                };
                 let last = |id: &str| Ok(id.pop_last().filter(|digit| *digit != '3'));
                 let found = page(ids.clone(), &query, "f", last).unwrap();
                 pages.push(found.data);

@@ -34,13 +34,16 @@ impl S3Storage {
                 size += part.len() as u64;
                 let number = i32::try_from(parts.len() + 1).unwrap_or(i32::MAX);
                 let sent = self.store.upload(&upload, number, part)?;
-                parts
-                    .push(sent.ok_or_else(|| Error::unavailable(format!("the upload of `{url}` was lost")))?);
+                parts.push(sent.ok_or_else(|| {
+                    Error::unavailable(format!("the upload of `{url}` was lost"))
+                })?);
                 part = read_part(contents, url)?;
             }
             match self.store.complete(&upload, &parts, &Condition::None)? {
                 true => Ok(size),
-                false => Err(Error::unavailable(format!("the upload of `{url}` was lost"))),
+                false => Err(Error::unavailable(format!(
+                    "the upload of `{url}` was lost"
+                ))),
             }
         })();
         if sent.is_err() {
@@ -61,11 +64,16 @@ fn read_part(contents: &mut dyn Read, url: &Url) -> Result<Vec<u8>> {
 
 impl Storage for S3Storage {
     fn read(&self, name: &str) -> Result<Option<Vec<u8>>> {
-        Ok(self.store.read(&self.url(name))?.map(|(bytes, _)| bytes.to_vec()))
+        Ok(self
+            .store
+            .read(&self.url(name))?
+            .map(|(bytes, _)| bytes.to_vec()))
     }
 
     fn write(&self, name: &str, contents: Vec<u8>) -> Result<()> {
-        self.store.put(&self.url(name), contents, &Condition::None).map(drop)
+        self.store
+            .put(&self.url(name), contents, &Condition::None)
+            .map(drop)
     }
 
     fn store(&self, name: &str, contents: &mut dyn Read) -> Result<u64> {
@@ -81,13 +89,17 @@ impl Storage for S3Storage {
 
     fn open(&self, name: &str) -> Result<Option<Contents>> {
         let url = self.url(name);
-        let Some(object) = self.store.head(&url)? else { return Ok(None) };
+        let Some(object) = self.store.head(&url)? else {
+            return Ok(None);
+        };
         let pieces = self.store.pieces(&url, &object, 0..object.size)?;
         Ok(Some((object.size, Box::new(Reader::new(pieces)))))
     }
 
     fn link(&self, name: &str, bytes: u64) -> Result<Option<String>> {
-        (bytes > MAX_RESPONSE_BYTES).then(|| self.store.link(&self.url(name), LINK_TIME)).transpose()
+        (bytes > MAX_RESPONSE_BYTES)
+            .then(|| self.store.link(&self.url(name), LINK_TIME))
+            .transpose()
     }
 
     fn copy(&self, from: &str, to: &str) -> Result<bool> {
@@ -102,7 +114,10 @@ impl Storage for S3Storage {
         let url = self.url(&format!("{folder}/"));
         let keys = self.store.list(&url)?;
         let names = keys.iter().filter_map(|key| key.strip_prefix(&url.key));
-        Ok(names.filter(|name| !name.contains('/')).map(str::to_owned).collect())
+        Ok(names
+            .filter(|name| !name.contains('/'))
+            .map(str::to_owned)
+            .collect())
     }
 
     fn folders(&self) -> Result<Vec<String>> {

@@ -26,7 +26,10 @@ impl FileThreads {
         work: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let failed = || Error::inference("the work with files panicked or was cancelled");
-        let permit = Arc::clone(&self.0).acquire_owned().await.map_err(|_| failed())?;
+        let permit = Arc::clone(&self.0)
+            .acquire_owned()
+            .await
+            .map_err(|_| failed())?;
         let (done, outcome) = oneshot::channel();
         let work = move || {
             let _permit = permit;
@@ -60,7 +63,10 @@ mod tests {
                 Ok(())
             })
         };
-        let runtime = Builder::new_current_thread().max_blocking_threads(1).build().unwrap();
+        let runtime = Builder::new_current_thread()
+            .max_blocking_threads(1)
+            .build()
+            .unwrap();
         runtime.block_on(async {
             let others = async {
                 while running.load(SeqCst) < THREADS {
@@ -73,7 +79,8 @@ mod tests {
             let (done, ()) = futures::join!(join_all((0..2 * THREADS).map(|_| work())), others);
             assert!(done.into_iter().all(|done| done.is_ok()));
         });
-        let panicked = runtime.block_on(threads.run(|| -> Result<()> { panic!("made by the test") }));
+        let panicked =
+            runtime.block_on(threads.run(|| -> Result<()> { panic!("made by the test") }));
         assert!(matches!(panicked, Err(Error::Inference { .. })));
     }
 }

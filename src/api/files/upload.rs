@@ -21,7 +21,9 @@ use multer::{Constraints, Field, Multipart, SizeLimit};
 use serde_json::{Map, Value, json};
 use tokio::sync::oneshot;
 
-use super::{Access, ExpiresAfter, FILE, FileNames, FileObject, Files, Purpose, UploadPurpose, new_id};
+use super::{
+    Access, ExpiresAfter, FILE, FileNames, FileObject, Files, Purpose, UploadPurpose, new_id,
+};
 use crate::{
     api::{
         rejection::{Rejection, Reply},
@@ -60,21 +62,32 @@ struct Pace<'a> {
 
 impl Pace<'_> {
     async fn bound<T>(&self, work: impl Future<Output = multer::Result<T>>) -> Result<T> {
-        let time = self.access.deadline.remaining() + Duration::from_secs(self.received / MIN_BYTES_PER_S);
-        let received = tokio::time::timeout(time, work).await.map_err(|_| self.access.deadline.exceeded())?;
+        let time =
+            self.access.deadline.remaining() + Duration::from_secs(self.received / MIN_BYTES_PER_S);
+        let received = tokio::time::timeout(time, work)
+            .await
+            .map_err(|_| self.access.deadline.exceeded())?;
         received.map_err(|error| refused(&error, self.access.files.limits.bytes))
     }
 }
 
 pub(super) async fn receive(access: &Access, request: Request) -> Reply<FileObject> {
     let boundary = boundary(&request)?;
-    access.run(|files, owner| files.make_room(&owner.folder)).await?;
+    access
+        .run(|files, owner| files.make_room(&owner.folder))
+        .await?;
     let max = access.files.limits.bytes;
-    let limits = SizeLimit::new().per_field(MAX_FIELD_BYTES).for_field(FILE_FIELD, max);
+    let limits = SizeLimit::new()
+        .per_field(MAX_FIELD_BYTES)
+        .for_field(FILE_FIELD, max);
     let constraints = Constraints::new().size_limit(limits);
     let body = request.into_body().into_data_stream();
     let mut parts = Multipart::with_constraints(body, boundary, constraints);
-    let mut pace = Pace { access, started: Instant::now(), received: 0 };
+    let mut pace = Pace {
+        access,
+        started: Instant::now(),
+        received: 0,
+    };
     let mut form = Form::default();
     let received = async {
         while let Some(field) = pace.bound(parts.next_field()).await? {
@@ -109,27 +122,38 @@ pub(super) async fn receive(access: &Access, request: Request) -> Reply<FileObje
 
 /// The form's boundary; another content type is refused.
 fn boundary(request: &Request) -> Reply<String> {
-    let header = |name| request.headers().get(name).and_then(|value| value.to_str().ok());
+    let header = |name| {
+        request
+            .headers()
+            .get(name)
+            .and_then(|value| value.to_str().ok())
+    };
     let unsupported = |message: &str| Rejection::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message);
     if header(CONTENT_ENCODING).is_some_and(|encoding| !encoding.eq_ignore_ascii_case("identity")) {
-        return Err(unsupported("expected a form without `content-encoding`, but found one"));
+        return Err(unsupported(
+            "expected a form without `content-encoding`, but found one",
+        ));
     }
     multer::parse_boundary(header(CONTENT_TYPE).unwrap_or_default()).map_err(|_| {
-        unsupported("expected the content type `multipart/form-data` with a boundary, but found another")
+        unsupported(
+            "expected the content type `multipart/form-data` with a boundary, but found another",
+        )
     })
 }
 
 fn refused(error: &multer::Error, max: u64) -> Error {
     match error {
         multer::Error::FieldSizeExceeded { field_name, .. } => match field_name.as_deref() {
-            Some(FILE_FIELD) => {
-                Error::too_large(format!("expected a file of at most {max} bytes, but found more"))
-            }
+            Some(FILE_FIELD) => Error::too_large(format!(
+                "expected a file of at most {max} bytes, but found more"
+            )),
             _ => Error::too_large(format!(
                 "expected fields of at most {MAX_FIELD_BYTES} bytes, but found more"
             )),
         },
-        _ => Error::malformed("expected a complete form as `multipart/form-data`, but found something else"),
+        _ => Error::malformed(
+            "expected a complete form as `multipart/form-data`, but found something else",
+        ),
     }
 }
 
@@ -138,7 +162,9 @@ impl Form {
         let name = field.name().unwrap_or_default().to_owned();
         if name == FILE_FIELD {
             if self.file.is_some() {
-                return Err(Error::invalid("expected `file` once, but found it several times"));
+                return Err(Error::invalid(
+                    "expected `file` once, but found it several times",
+                ));
             }
             self.file = Some(ReceivedFile::store(field, pace).await?);
             return Ok(());
@@ -152,10 +178,14 @@ impl Form {
         match name.as_str() {
             "expires_after[seconds]" => {
                 // Another text is refused with the value's name.
-                let seconds = text.parse::<u64>().map_or_else(|_| json!(text), Value::from);
+                let seconds = text
+                    .parse::<u64>()
+                    .map_or_else(|_| json!(text), Value::from);
                 self.expires_after.insert("seconds".into(), seconds);
             }
-            "expires_after[anchor]" => drop(self.expires_after.insert("anchor".into(), text.into())),
+            "expires_after[anchor]" => {
+                drop(self.expires_after.insert("anchor".into(), text.into()))
+            }
             "purpose" => drop(self.fields.insert(name, text.into())),
             // Unknown fields are ignored.
             _ => {}
@@ -171,14 +201,29 @@ impl Form {
             expires_after: Option<ExpiresAfter>,
         }
         if !self.expires_after.is_empty() {
-            self.fields.insert("expires_after".into(), std::mem::take(&mut self.expires_after).into());
+            self.fields.insert(
+                "expires_after".into(),
+                std::mem::take(&mut self.expires_after).into(),
+            );
         }
-        let Fields { purpose, expires_after } = from_value(std::mem::take(&mut self.fields).into())?;
+        let Fields {
+            purpose,
+            expires_after,
+        } = from_value(std::mem::take(&mut self.fields).into())?;
         let UploadPurpose::Batch = purpose;
-        let expires_s = expires_after.map(|expiry| expiry.seconds("expires_after")).transpose()?;
+        let expires_s = expires_after
+            .map(|expiry| expiry.seconds("expires_after"))
+            .transpose()?;
         let file = self.file.as_ref();
-        let file = file.ok_or_else(|| Error::invalid("expected the field `file`, but found none"))?;
-        Ok(FileObject::new(file.id.clone(), file.bytes, file.name.clone(), Purpose::Batch, expires_s))
+        let file =
+            file.ok_or_else(|| Error::invalid("expected the field `file`, but found none"))?;
+        Ok(FileObject::new(
+            file.id.clone(),
+            file.bytes,
+            file.name.clone(),
+            Purpose::Batch,
+            expires_s,
+        ))
     }
 }
 
@@ -198,7 +243,11 @@ impl ReceivedFile {
         let failed = |_| Err(Error::inference("storing the file failed"));
         let stored = stored.await.unwrap_or_else(failed);
         received?;
-        Ok(Self { id, name, bytes: stored? })
+        Ok(Self {
+            id,
+            name,
+            bytes: stored?,
+        })
     }
 
     async fn pass_on(mut field: Field<'static>, pace: &mut Pace<'_>, chunks: Chunks) -> Result<()> {
@@ -219,14 +268,26 @@ type Chunks = flume::Sender<Option<Bytes>>;
 
 /// Stores chunks on a thread, since writing blocks. A file whose end is not sent is not stored, and one for which nobody
 /// waits any more is removed.
-fn spawn_storing(files: Arc<Files>, name: String) -> Result<(Chunks, oneshot::Receiver<Result<u64>>)> {
+fn spawn_storing(
+    files: Arc<Files>,
+    name: String,
+) -> Result<(Chunks, oneshot::Receiver<Result<u64>>)> {
     let (chunks, received) = flume::bounded(4);
     let (done, stored) = oneshot::channel();
-    let mut incoming = Incoming { received, chunk: Bytes::new(), has_ended: false };
+    let mut incoming = Incoming {
+        received,
+        chunk: Bytes::new(),
+        has_ended: false,
+    };
     let work = move || {
-        let Err(Ok(_)) = done.send(files.storage.store(&name, &mut incoming)) else { return };
+        let Err(Ok(_)) = done.send(files.storage.store(&name, &mut incoming)) else {
+            return;
+        };
         if let Err(error) = files.storage.remove(&name) {
-            tracing::warn!(error = error.chain(), "cannot remove an upload that was given up");
+            tracing::warn!(
+                error = error.chain(),
+                "cannot remove an upload that was given up"
+            );
         }
     };
     let thread = thread::Builder::new().name("upload".into()).spawn(work);
@@ -247,7 +308,10 @@ impl Read for Incoming {
                 Ok(Some(chunk)) => self.chunk = chunk,
                 Ok(None) => self.has_ended = true,
                 Err(_) => {
-                    return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the upload was given up"));
+                    return Err(io::Error::new(
+                        io::ErrorKind::UnexpectedEof,
+                        "the upload was given up",
+                    ));
                 }
             }
         }
@@ -266,9 +330,16 @@ mod tests {
     #[test]
     fn a_file_for_which_nobody_waits_is_removed() {
         let folder = tempfile::tempdir().unwrap();
-        let place =
-            FilesConfig { folder: Some(folder.path().display().to_string()), ..FilesConfig::default() };
-        let files = Files::open(&Config { files: place, ..Config::default() }).unwrap().unwrap();
+        let place = FilesConfig {
+            folder: Some(folder.path().display().to_string()),
+            ..FilesConfig::default()
+        };
+        let files = Files::open(&Config {
+            files: place,
+            ..Config::default()
+        })
+        .unwrap()
+        .unwrap();
         let store = |name: &str, waits: bool| {
             let (chunks, stored) = spawn_storing(Arc::clone(&files), format!("a/{name}")).unwrap();
             chunks.send(Some(Bytes::from_static(b"{}"))).unwrap();
@@ -279,7 +350,10 @@ mod tests {
             }
             stored.map(|stored| stored.blocking_recv().unwrap().unwrap())
         };
-        assert_eq!((store("kept", true), store("given-up", false)), (Some(2), None));
+        assert_eq!(
+            (store("kept", true), store("given-up", false)),
+            (Some(2), None)
+        );
         assert_eq!(files.storage.list("a").unwrap(), ["kept"]);
     }
 }

@@ -134,16 +134,24 @@ impl InferRequest {
     /// Parses a message, and checks every length in it.
     ///
     /// The request holds its elements' memory until its end.
-    pub(super) fn parse(headers: &HeaderMap, body: &[u8], memory: &Arc<RequestMemory>) -> Result<Self> {
+    pub(super) fn parse(
+        headers: &HeaderMap,
+        body: &[u8],
+        memory: &Arc<RequestMemory>,
+    ) -> Result<Self> {
         /// Memory for a binary element, as a multiple of its length prefix.
         const MAX_FACTOR: usize = 12;
         let length = match headers.get(JSON_LENGTH) {
             None => body.len(),
-            Some(length) => length.to_str().ok().and_then(|length| length.parse().ok()).ok_or_else(|| {
-                Error::malformed(format!(
-                    "expected a number of bytes in `{JSON_LENGTH}`, but found {length:?}"
-                ))
-            })?,
+            Some(length) => length
+                .to_str()
+                .ok()
+                .and_then(|length| length.parse().ok())
+                .ok_or_else(|| {
+                    Error::malformed(format!(
+                        "expected a number of bytes in `{JSON_LENGTH}`, but found {length:?}"
+                    ))
+                })?,
         };
         let Some((json, mut bytes)) = body.split_at_checked(length) else {
             return Err(Error::malformed(format!(
@@ -155,7 +163,8 @@ impl InferRequest {
         let (size, held) = (body.len().saturating_add(binary), Arc::clone(memory));
         memory.resize(size)?;
         let hold = move |values| held.resize(size.saturating_add(values));
-        let mut request: Self = request::parse(json, Budget::new(json.len(), usize::MAX).held_by(hold))?;
+        let mut request: Self =
+            request::parse(json, Budget::new(json.len(), usize::MAX).held_by(hold))?;
         for input in &mut request.inputs {
             input.elements = input.parse(&mut bytes)?;
         }
@@ -212,7 +221,11 @@ impl InferRequest {
     }
 
     /// The requested output names among `known`, or all of `default` if the request names none.
-    pub(super) fn requested<'a>(&'a self, known: &[&'a str], default: &[&'a str]) -> Result<Vec<&'a str>> {
+    pub(super) fn requested<'a>(
+        &'a self,
+        known: &[&'a str],
+        default: &[&'a str],
+    ) -> Result<Vec<&'a str>> {
         let Some(outputs) = self.outputs.as_ref().filter(|outputs| !outputs.is_empty()) else {
             return Ok(default.to_vec());
         };
@@ -222,7 +235,10 @@ impl InferRequest {
                 let found = name.escape_default();
                 return Err(Error::invalid(match known {
                     [only] => format!("expected the output `{only}`, but found `{found}`"),
-                    known => format!("expected outputs among {}, but found `{found}`", quoted(known)),
+                    known => format!(
+                        "expected outputs among {}, but found `{found}`",
+                        quoted(known)
+                    ),
                 }));
             }
             if names.contains(&name.as_str()) {
@@ -238,8 +254,14 @@ impl InferRequest {
     /// Whether an output is requested as binary data.
     pub(super) fn is_binary_requested(&self, name: &str) -> Result<bool> {
         let all_binary = self.parameter("binary_data_output")?.unwrap_or(false);
-        let output = self.outputs.iter().flatten().find(|output| output.name == name);
-        let Some(output) = output else { return Ok(all_binary) };
+        let output = self
+            .outputs
+            .iter()
+            .flatten()
+            .find(|output| output.name == name);
+        let Some(output) = output else {
+            return Ok(all_binary);
+        };
         if output.parameters.contains_key(CLASSIFICATION) {
             return Err(Error::invalid(format!(
                 "expected no parameter `{CLASSIFICATION}` of `{name}`, but found it; \
@@ -255,16 +277,28 @@ impl InferRequest {
 
 impl InferInput {
     fn parse(&mut self, bytes: &mut &[u8]) -> Result<InputElements> {
-        let Self { name, shape, datatype, parameters, data, .. } = self;
+        let Self {
+            name,
+            shape,
+            datatype,
+            parameters,
+            data,
+            ..
+        } = self;
         let wrong = |found: String| Err(Error::invalid(format!("expected `{name}` {found}")));
-        let count = shape.iter().try_fold(1_usize, |product, side| product.checked_mul(*side));
+        let count = shape
+            .iter()
+            .try_fold(1_usize, |product, side| product.checked_mul(*side));
         let Some(count) = count else {
-            return wrong(format!("of a representable size, but found shape {shape:?}"));
+            return wrong(format!(
+                "of a representable size, but found shape {shape:?}"
+            ));
         };
         let elements = match (parameters.get(BINARY_SIZE), data.take()) {
             (Some(size), None) => {
                 let number = size.as_u64().and_then(|size| usize::try_from(size).ok());
-                let Some((own, rest)) = number.and_then(|number| bytes.split_at_checked(number)) else {
+                let Some((own, rest)) = number.and_then(|number| bytes.split_at_checked(number))
+                else {
                     return wrong(format!(
                         "with `{BINARY_SIZE}` of at most the {} remaining bytes, but found {size}",
                         bytes.len()
@@ -282,7 +316,9 @@ impl InferInput {
             InputElements::Texts(texts) => texts.len(),
         };
         if found != count {
-            return wrong(format!("of shape {shape:?} with {count} elements, but found {found}"));
+            return wrong(format!(
+                "of shape {shape:?} with {count} elements, but found {found}"
+            ));
         }
         Ok(elements)
     }
@@ -378,7 +414,8 @@ fn from_json(name: &str, datatype: &str, data: Data) -> Result<InputElements> {
 
 fn from_bytes(name: &str, datatype: &str, bytes: &[u8]) -> Result<InputElements> {
     let elements = match datatype {
-        "INT32" => read_numbers(bytes, |value| i32::from_le_bytes(value).into()).map(InputElements::Integers),
+        "INT32" => read_numbers(bytes, |value| i32::from_le_bytes(value).into())
+            .map(InputElements::Integers),
         "INT64" => read_numbers(bytes, i64::from_le_bytes).map(InputElements::Integers),
         "BYTES" => {
             let strings = read_byte_strings(bytes).into_iter().flatten().enumerate();
@@ -462,22 +499,34 @@ pub(super) fn respond(
     outputs: &[(&str, Output)],
 ) -> Reply {
     // One run makes all outputs.
-    let usage = outputs.first().map(|(_, output)| output.usage.clone()).unwrap_or_default();
+    let usage = outputs
+        .first()
+        .map(|(_, output)| output.usage.clone())
+        .unwrap_or_default();
     let (mut tensors, mut all_bytes, mut has_bytes) = (Vec::new(), Vec::new(), false);
     for (name, output) in outputs {
-        let bytes = request.is_binary_requested(name)?.then(|| output.elements.to_bytes());
+        let bytes = request
+            .is_binary_requested(name)?
+            .then(|| output.elements.to_bytes());
         tensors.push(OutputTensor {
             name,
             datatype: output.elements.element_type(),
             shape: &output.shape,
-            parameters: bytes.as_ref().map(|bytes| BinaryParameters { binary_data_size: bytes.len() }),
+            parameters: bytes.as_ref().map(|bytes| BinaryParameters {
+                binary_data_size: bytes.len(),
+            }),
             data: bytes.is_none().then_some(JsonElements(&output.elements)),
         });
         has_bytes |= bytes.is_some();
         all_bytes.extend(bytes.unwrap_or_default());
     }
     let id = request.id.as_deref();
-    let answer = InferResponse { id, model_name: model, model_version: version, outputs: tensors };
+    let answer = InferResponse {
+        id,
+        model_name: model,
+        model_version: version,
+        outputs: tensors,
+    };
     if !has_bytes {
         return Ok(by_model(&answer, &usage));
     }

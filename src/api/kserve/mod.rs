@@ -42,7 +42,9 @@ pub(super) struct ModelPath {
 
 impl ModelPath {
     async fn find(&self, app: &App) -> Result<Arc<Entry>> {
-        let model = app.entry(Some(&self.model), Deadline::within(app.limits.timeout())).await?;
+        let model = app
+            .entry(Some(&self.model), Deadline::within(app.limits.timeout()))
+            .await?;
         match self.version.as_deref() {
             None | Some(VERSION) => Ok(model),
             Some(version) => Err(Error::invalid(format!(
@@ -83,8 +85,12 @@ pub(super) struct LoadRequest {
 impl LoadRequest {
     /// Refuses another configuration or other files for the model.
     fn check(&self) -> Result<()> {
-        let other =
-            self.parameters.iter().flatten().map(|(name, _)| name).find(|name| *name != "unload_dependents");
+        let other = self
+            .parameters
+            .iter()
+            .flatten()
+            .map(|(name, _)| name)
+            .find(|name| *name != "unload_dependents");
         match other {
             None => Ok(()),
             Some(name) => Err(Error::invalid(format!(
@@ -139,8 +145,16 @@ pub(super) struct ModelConfig {
 }
 
 pub(super) async fn server() -> Json<ServerMetadata> {
-    let extensions = ["binary_tensor_data", "model_configuration", "model_repository"];
-    Json(ServerMetadata { extensions, name: "kivu", version: env!("CARGO_PKG_VERSION") })
+    let extensions = [
+        "binary_tensor_data",
+        "model_configuration",
+        "model_repository",
+    ];
+    Json(ServerMetadata {
+        extensions,
+        name: "kivu",
+        version: env!("CARGO_PKG_VERSION"),
+    })
 }
 
 /// Reads a body that may be empty; clients send no content type.
@@ -148,7 +162,12 @@ async fn read_optional<T: DeserializeOwned + Default>(
     app: &Arc<App>,
     request: Request,
 ) -> Reply<(Context, T)> {
-    let ReadBody { bytes, deadline, memory, .. } = body::read(app, request).await?;
+    let ReadBody {
+        bytes,
+        deadline,
+        memory,
+        ..
+    } = body::read(app, request).await?;
     let body = match bytes.trim_ascii() {
         [] => T::default(),
         _ => request::parse(&bytes, Budget::new(bytes.len(), app.limits.texts))?,
@@ -156,22 +175,34 @@ async fn read_optional<T: DeserializeOwned + Default>(
     Ok((Context::new(app, deadline, Instant::now(), memory), body))
 }
 
-pub(super) async fn index(State(app): State<Arc<App>>, request: Request) -> Reply<Json<Vec<IndexEntry>>> {
+pub(super) async fn index(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Reply<Json<Vec<IndexEntry>>> {
     let (_, IndexRequest { ready }) = read_optional(&app, request).await?;
-    let is_listed =
-        |model: &&Arc<Entry>| !ready.unwrap_or(false) || matches!(model.state(), ModelState::Loaded);
+    let is_listed = |model: &&Arc<Entry>| {
+        !ready.unwrap_or(false) || matches!(model.state(), ModelState::Loaded)
+    };
     let entry = |model: &Arc<Entry>| {
         let (state, reason) = match model.state() {
             ModelState::Loaded => ("READY", None),
             ModelState::Loading => ("LOADING", None),
             ModelState::Available => ("UNAVAILABLE", Some("the first request loads it")),
-            ModelState::Failed => {
-                ("UNAVAILABLE", Some("it could not be loaded; the server's log has the cause"))
-            }
+            ModelState::Failed => (
+                "UNAVAILABLE",
+                Some("it could not be loaded; the server's log has the cause"),
+            ),
         };
-        IndexEntry { name: model.name.clone(), reason, state, version: VERSION }
+        IndexEntry {
+            name: model.name.clone(),
+            reason,
+            state,
+            version: VERSION,
+        }
     };
-    Ok(Json(app.models().iter().filter(is_listed).map(entry).collect()))
+    Ok(Json(
+        app.models().iter().filter(is_listed).map(entry).collect(),
+    ))
 }
 
 pub(super) async fn model_ready(
@@ -181,10 +212,11 @@ pub(super) async fn model_ready(
     // Other models are loaded by the request for which the client checks this.
     let model = path.find(&app).await?;
     match model.state() {
-        ModelState::Failed => {
-            Err(Error::unavailable(format!("`{}` could not be loaded; try again in a moment", model.name))
-                .into())
-        }
+        ModelState::Failed => Err(Error::unavailable(format!(
+            "`{}` could not be loaded; try again in a moment",
+            model.name
+        ))
+        .into()),
         _ => Ok(StatusCode::OK),
     }
 }
@@ -227,9 +259,17 @@ pub(super) async fn metadata(
     InPath(path): InPath<ModelPath>,
 ) -> Reply<Json<ModelMetadata>> {
     let model = path.find(&app).await?;
-    let Interface { inputs, outputs, .. } = Interface::of(&model.manifest);
+    let Interface {
+        inputs, outputs, ..
+    } = Interface::of(&model.manifest);
     let (name, versions) = (model.name.clone(), [VERSION]);
-    Ok(Json(ModelMetadata { inputs, name, outputs, platform: "kivu", versions }))
+    Ok(Json(ModelMetadata {
+        inputs,
+        name,
+        outputs,
+        platform: "kivu",
+        versions,
+    }))
 }
 
 pub(super) async fn config(
@@ -237,7 +277,9 @@ pub(super) async fn config(
     InPath(path): InPath<ModelPath>,
 ) -> Reply<Json<ModelConfig>> {
     let model = path.find(&app).await?;
-    let Interface { inputs, outputs, .. } = Interface::of(&model.manifest);
+    let Interface {
+        inputs, outputs, ..
+    } = Interface::of(&model.manifest);
     let configuration =
         |tensors: &[DeclaredTensor]| tensors.iter().map(DeclaredTensor::configuration).collect();
     Ok(Json(ModelConfig {
@@ -256,14 +298,22 @@ pub(super) async fn infer(
     request: Request,
 ) -> Reply {
     path.find(&app).await?;
-    let ReadBody { headers, bytes, deadline, memory } = body::read(&app, request).await?;
+    let ReadBody {
+        headers,
+        bytes,
+        deadline,
+        memory,
+    } = body::read(&app, request).await?;
     let size = bytes.len();
     let context = Context::new(&app, deadline, Instant::now(), Arc::clone(&memory));
     let model = context.model(Some(&path.model)).await?;
     let parse = move || InferRequest::parse(&headers, &bytes, &memory);
     let mut request = deadline.run_sized(size, parse).await?;
     if let Some(prompt) = app.named_prompt(Some(&path.model)) {
-        request.parameters.entry("prompt_name".to_owned()).or_insert(prompt.into());
+        request
+            .parameters
+            .entry("prompt_name".to_owned())
+            .or_insert(prompt.into());
     }
     let interface = Interface::of(&model.manifest);
     let outputs = tensors::run(&context, model, &interface, &request).await?;

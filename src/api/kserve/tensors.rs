@@ -43,7 +43,11 @@ pub(super) struct DeclaredTensor {
 impl DeclaredTensor {
     /// The tensor in a model's configuration.
     pub(super) fn configuration(&self) -> ConfiguredTensor {
-        let data_type = if self.datatype == "BYTES" { "STRING" } else { self.datatype };
+        let data_type = if self.datatype == "BYTES" {
+            "STRING"
+        } else {
+            self.datatype
+        };
         ConfiguredTensor {
             data_type: format!("TYPE_{data_type}"),
             dims: self.shape.clone(),
@@ -89,13 +93,19 @@ impl Interface {
         let entities = || output(ENTITIES, "BYTES", &[-1, 1]);
         // Without settings, the model cannot be loaded.
         let Ok(settings) = TaskSettings::of(manifest) else {
-            return Self { inputs: Vec::new(), outputs: Vec::new(), names };
+            return Self {
+                inputs: Vec::new(),
+                outputs: Vec::new(),
+                names,
+            };
         };
         let labels = settings.labels().map_or(0, <[_]>::len) as i64;
         let outputs = match settings {
             TaskSettings::Embedding(own) => {
                 let outputs = vectors::outputs(own, names.output.as_deref());
-                outputs.map(|(name, datatype, shape)| spec(name, datatype, &shape)).collect()
+                outputs
+                    .map(|(name, datatype, shape)| spec(name, datatype, &shape))
+                    .collect()
             }
             TaskSettings::Classification(_) => vec![output(LOGITS, "FP32", &[-1, labels])],
             TaskSettings::TokenClassification(_) => {
@@ -123,25 +133,49 @@ impl Interface {
             }
             _ => tokens.into_iter().chain([text]).collect(),
         };
-        Self { inputs, outputs, names }
+        Self {
+            inputs,
+            outputs,
+            names,
+        }
     }
 
     /// Output names for a request: for an embedding model, any that it names; for other models, the last one for texts,
     /// the first one for ids.
-    fn requested<'a>(&'a self, pipeline: &Pipeline, request: &'a InferRequest) -> Result<Vec<&'a str>> {
-        let known: Vec<&str> = self.outputs.iter().map(|output| output.name.as_str()).collect();
+    fn requested<'a>(
+        &'a self,
+        pipeline: &Pipeline,
+        request: &'a InferRequest,
+    ) -> Result<Vec<&'a str>> {
+        let known: Vec<&str> = self
+            .outputs
+            .iter()
+            .map(|output| output.name.as_str())
+            .collect();
         if let Pipeline::Embedding(pipeline) = pipeline {
             return request.requested(&known, &vectors::by_default(pipeline, &known));
         }
         let of_texts = request.input(&self.names.text).is_some();
-        let only = if of_texts { known.last() } else { known.first() };
+        let only = if of_texts {
+            known.last()
+        } else {
+            known.first()
+        };
         let only: Vec<&str> = only.copied().into_iter().collect();
         request.requested(&only, &only)
     }
 
     fn check_names(&self, request: &InferRequest) -> Result<()> {
-        let known: Vec<&str> = self.inputs.iter().map(|input| input.name.as_str()).collect();
-        match request.inputs.iter().find(|input| !known.contains(&input.name.as_str())) {
+        let known: Vec<&str> = self
+            .inputs
+            .iter()
+            .map(|input| input.name.as_str())
+            .collect();
+        match request
+            .inputs
+            .iter()
+            .find(|input| !known.contains(&input.name.as_str()))
+        {
             None => Ok(()),
             Some(input) => Err(Error::invalid(format!(
                 "expected inputs among {}, but found `{}`",
@@ -160,26 +194,40 @@ pub(super) async fn run<'a>(
     request: &'a InferRequest,
 ) -> Result<Vec<(&'a str, Output)>> {
     let outputs = interface.requested(&model.pipeline, request)?;
-    outputs.iter().try_for_each(|name| request.is_binary_requested(name).map(drop))?;
+    outputs
+        .iter()
+        .try_for_each(|name| request.is_binary_requested(name).map(drop))?;
     interface.check_names(request)?;
     refuse_unused(model, &request.parameters)?;
     let (scope, deadline) = (context.scope(), context.deadline);
     let rows = || rows(context, &interface.names, request);
     let labelled = || -> Result<_> {
         let texts = texts(context, request, &interface.names.text)?;
-        Ok((texts, labels(required(request, &interface.names.labels)?, context.app.limits.texts)?))
+        Ok((
+            texts,
+            labels(
+                required(request, &interface.names.labels)?,
+                context.app.limits.texts,
+            )?,
+        ))
     };
     let output = match &model.pipeline {
         Pipeline::Embedding(pipeline) => {
             let inputs = rows()?.into_inputs();
-            let embedder = vectors::prepare(pipeline, &outputs, request.task_parameters()?, &scope)?;
+            let embedder =
+                vectors::prepare(pipeline, &outputs, request.task_parameters()?, &scope)?;
             return vectors::run(context, &embedder, &outputs, inputs).await;
         }
         Pipeline::Classification(pipeline) => {
             let inputs = rows()?.into_inputs();
             let mut parameters: ClassificationParameters = request.task_parameters()?;
             (parameters.function_to_apply, parameters.top_k) = (Some(ScoreFunction::None), None);
-            outputs::matrix(&parameters.prepare(pipeline, &scope)?.run(inputs, deadline).await?)
+            outputs::matrix(
+                &parameters
+                    .prepare(pipeline, &scope)?
+                    .run(inputs, deadline)
+                    .await?,
+            )
         }
         Pipeline::TokenClassification(pipeline) => {
             let rows = rows()?;
@@ -187,7 +235,8 @@ pub(super) async fn run<'a>(
             match rows {
                 Rows::Tokens(rows) => outputs::logits(context, pipeline, rows, &parameters).await?,
                 Rows::Texts(texts) => {
-                    outputs::entities(&parameters.prepare(pipeline, &scope)?, texts, deadline).await?
+                    outputs::entities(&parameters.prepare(pipeline, &scope)?, texts, deadline)
+                        .await?
                 }
             }
         }
@@ -205,14 +254,23 @@ pub(super) async fn run<'a>(
         Pipeline::Ranking(pipeline) => {
             let query = text(required(request, &interface.names.query)?)?;
             let texts = texts(context, request, &interface.names.text)?;
-            let ranker = request.task_parameters::<RankingParameters>()?.prepare(pipeline, &scope)?;
+            let ranker = request
+                .task_parameters::<RankingParameters>()?
+                .prepare(pipeline, &scope)?;
             let (scores, usage) = ranker.run(query, texts, deadline).await?;
             let shape = vec![scores.len()];
-            Output { shape, elements: Elements::Fp32(scores), usage }
+            Output {
+                shape,
+                elements: Elements::Fp32(scores),
+                usage,
+            }
         }
         Pipeline::Translation(pipeline) | Pipeline::TextToText(pipeline) => {
             let generate_parameters = Some(request.generation_options()?);
-            let parameters = TextToTextParameters { generate_parameters, ..request.task_parameters()? };
+            let parameters = TextToTextParameters {
+                generate_parameters,
+                ..request.task_parameters()?
+            };
             let generator = parameters.prepare(pipeline, &scope);
             match rows()? {
                 Rows::Tokens(rows) => outputs::generated_ids(&generator, rows, deadline).await?,
@@ -242,24 +300,31 @@ fn rows(context: &Context, names: &TensorNames, request: &InferRequest) -> Resul
     let found = match (request.input(&names.text), request.input(&names.ids)) {
         (Some(_), None) => return texts(context, request, &names.text).map(Rows::Texts),
         (None, Some(ids)) => {
-            return tokens(ids, request.input(&names.mask), context.app.limits.texts).map(Rows::Tokens);
+            return tokens(ids, request.input(&names.mask), context.app.limits.texts)
+                .map(Rows::Tokens);
         }
         (Some(_), Some(_)) => "both",
         (None, None) => "neither",
     };
-    Err(Error::invalid(format!("expected `{}` or `{}`, but found {found}", names.text, names.ids)))
+    Err(Error::invalid(format!(
+        "expected `{}` or `{}`, but found {found}",
+        names.text, names.ids
+    )))
 }
 
 fn required<'a>(request: &'a InferRequest, name: &str) -> Result<&'a InferInput> {
-    request.input(name).ok_or_else(|| Error::invalid(format!("expected the input `{name}`, but found none")))
+    request
+        .input(name)
+        .ok_or_else(|| Error::invalid(format!("expected the input `{name}`, but found none")))
 }
 
 fn strings(input: &InferInput) -> Result<&[String]> {
     match &input.elements {
         InputElements::Texts(texts) => Ok(texts),
-        InputElements::Integers(_) => {
-            Err(Error::invalid(format!("expected `{}` as BYTES, but found integers", input.name)))
-        }
+        InputElements::Integers(_) => Err(Error::invalid(format!(
+            "expected `{}` as BYTES, but found integers",
+            input.name
+        ))),
     }
 }
 
@@ -268,8 +333,15 @@ fn text(input: &InferInput) -> Result<String> {
     let found = strings(input)?;
     match found {
         [text] if !text.is_empty() => Ok(text.clone()),
-        [_] => Err(Error::invalid(format!("expected a text in `{}`, but found an empty one", input.name))),
-        _ => Err(Error::invalid(format!("expected one text in `{}`, but found {}", input.name, found.len()))),
+        [_] => Err(Error::invalid(format!(
+            "expected a text in `{}`, but found an empty one",
+            input.name
+        ))),
+        _ => Err(Error::invalid(format!(
+            "expected one text in `{}`, but found {}",
+            input.name,
+            found.len()
+        ))),
     }
 }
 
@@ -284,15 +356,20 @@ fn labels(input: &InferInput, limit: usize) -> Result<Vec<String>> {
 
 /// The texts of a required input.
 fn texts(context: &Context, request: &InferRequest, name: &str) -> Result<Vec<String>> {
-    fields::texts(name, strings(required(request, name)?)?.to_vec().into(), &context.texts)
+    fields::texts(
+        name,
+        strings(required(request, name)?)?.to_vec().into(),
+        &context.texts,
+    )
 }
 
 fn integers(input: &InferInput) -> Result<&[i64]> {
     match &input.elements {
         InputElements::Integers(values) => Ok(values),
-        InputElements::Texts(_) => {
-            Err(Error::invalid(format!("expected `{}` as INT32 or INT64, but found BYTES", input.name)))
-        }
+        InputElements::Texts(_) => Err(Error::invalid(format!(
+            "expected `{}` as INT32 or INT64, but found BYTES",
+            input.name
+        ))),
     }
 }
 
@@ -325,7 +402,9 @@ fn tokens(ids: &InferInput, mask: Option<&InferInput>, limit: usize) -> Result<V
     };
     fields::count(name, count, limit)?;
     if length == 0 {
-        return Err(Error::invalid(format!("expected tokens in `{name}`, but found none")));
+        return Err(Error::invalid(format!(
+            "expected tokens in `{name}`, but found none"
+        )));
     }
     if let Some(mask) = mask.filter(|mask| mask.shape != *shape) {
         return Err(Error::invalid(format!(
@@ -344,10 +423,14 @@ fn tokens(ids: &InferInput, mask: Option<&InferInput>, limit: usize) -> Result<V
         };
         let ids = places.take(count).map(|place| u32::try_from(values[place]));
         let ids = ids.collect::<Result<Vec<_>, _>>().map_err(|_| {
-            Error::invalid(format!("expected token ids in `{name}`, but found other integers"))
+            Error::invalid(format!(
+                "expected token ids in `{name}`, but found other integers"
+            ))
         })?;
         match ids.is_empty() {
-            true => Err(Error::invalid(format!("expected tokens in row {row} of `{name}`, but found none"))),
+            true => Err(Error::invalid(format!(
+                "expected tokens in row {row} of `{name}`, but found none"
+            ))),
             false => Ok(ids),
         }
     };
@@ -366,7 +449,11 @@ mod tests {
             let mut input = InferInput::default();
             (input.name, input.elements) = ("QUERY".into(), elements);
             let rejection = Rejection::from(text(&input).unwrap_err());
-            format!("{} {}", Dialect::KServe.status(rejection.status).as_u16(), rejection.message)
+            format!(
+                "{} {}",
+                Dialect::KServe.status(rejection.status).as_u16(),
+                rejection.message
+            )
         };
         insta::assert_snapshot!([refusal(&["a", "b"]), refusal(&[]), refusal(&[""])].join("\n"), @r"
         400 expected one text in `QUERY`, but found 2

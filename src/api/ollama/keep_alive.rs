@@ -26,8 +26,15 @@ impl KeepAlive {
 
     /// Parses a duration such as `5m`, `1h30m`, `-1m` or `300`.
     fn parse(text: &str) -> Option<Self> {
-        const UNITS: [(&str, f64); 7] =
-            [("ns", 1e-9), ("us", 1e-6), ("µs", 1e-6), ("ms", 1e-3), ("s", 1.0), ("m", 60.0), ("h", 3600.0)];
+        const UNITS: [(&str, f64); 7] = [
+            ("ns", 1e-9),
+            ("us", 1e-6),
+            ("µs", 1e-6),
+            ("ms", 1e-3),
+            ("s", 1.0),
+            ("m", 60.0),
+            ("h", 3600.0),
+        ];
         if let Ok(seconds) = text.parse() {
             return Self::of_seconds(seconds);
         }
@@ -40,8 +47,11 @@ impl KeepAlive {
         }
         let mut seconds = 0.0;
         while !rest.is_empty() {
-            let (number, others) = rest.split_at(rest.find(|c: char| !c.is_ascii_digit() && c != '.')?);
-            let end = others.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(others.len());
+            let (number, others) =
+                rest.split_at(rest.find(|c: char| !c.is_ascii_digit() && c != '.')?);
+            let end = others
+                .find(|c: char| c.is_ascii_digit() || c == '.')
+                .unwrap_or(others.len());
             let (unit, others) = others.split_at(end);
             let (_, factor) = UNITS.iter().find(|(name, _)| *name == unit)?;
             seconds += number.parse::<f64>().ok()? * factor;
@@ -102,8 +112,20 @@ mod tests {
         assert_eq!(read(json!(-1)), Some(None), "as long as possible");
         assert_eq!(read(json!("-1m")), Some(None));
         assert_eq!(read(json!(1e300)), Some(None));
-        for wrong in [json!(""), json!("5"), json!("5x"), json!("m"), json!("-"), json!(true), json!([])] {
-            assert_eq!(read(wrong.clone()).is_some(), wrong == json!("5"), "{wrong}");
+        for wrong in [
+            json!(""),
+            json!("5"),
+            json!("5x"),
+            json!("m"),
+            json!("-"),
+            json!(true),
+            json!([]),
+        ] {
+            assert_eq!(
+                read(wrong.clone()).is_some(),
+                wrong == json!("5"),
+                "{wrong}"
+            );
         }
     }
 }

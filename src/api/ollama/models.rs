@@ -125,7 +125,9 @@ pub(in crate::api) async fn processes(State(app): State<Arc<App>>) -> Json<Proce
             size_vram: 0,
         })
     };
-    Json(Processes { models: app.models().iter().filter_map(process).collect() })
+    Json(Processes {
+        models: app.models().iter().filter_map(process).collect(),
+    })
 }
 
 /// List the models, as Ollama does
@@ -137,21 +139,34 @@ pub(in crate::api) async fn tags(State(app): State<Arc<App>>) -> Json<Tags> {
         name: model.name.clone(),
         size: model.size(),
     };
-    Json(Tags { models: app.models().iter().map(model).collect() })
+    Json(Tags {
+        models: app.models().iter().map(model).collect(),
+    })
 }
 
 /// Describe a model, as Ollama does
-pub(in crate::api) async fn show(Call(context, body): Call<OllamaShowRequest>) -> Reply<Json<ShowResponse>> {
-    let model = context.entry(body.model.as_deref().or(body.name.as_deref())).await?;
+pub(in crate::api) async fn show(
+    Call(context, body): Call<OllamaShowRequest>,
+) -> Reply<Json<ShowResponse>> {
+    let model = context
+        .entry(body.model.as_deref().or(body.name.as_deref()))
+        .await?;
     let family = family(&model);
     let mut info = json!({ "general.architecture": family });
     info[format!("{family}.context_length")] = model.max_tokens.into();
     let mut capabilities = Vec::new();
-    if let Some(dense) = model.settings().and_then(|own| own.embedding()?.dense.as_ref()) {
+    if let Some(dense) = model
+        .settings()
+        .and_then(|own| own.embedding()?.dense.as_ref())
+    {
         info[format!("{family}.embedding_length")] = dense.dimensions.into();
         capabilities.push("embedding");
     }
-    Ok(Json(ShowResponse { capabilities, details: details(&model), model_info: info }))
+    Ok(Json(ShowResponse {
+        capabilities,
+        details: details(&model),
+        model_info: info,
+    }))
 }
 
 fn details(model: &Entry) -> Details {
@@ -169,21 +184,28 @@ fn details(model: &Entry) -> Details {
 /// The architecture without its head's suffix, in lower case: `bert` for `BertModel`.
 fn family(model: &Entry) -> String {
     let name = model.manifest.source.architecture.to_lowercase();
-    let end = ["model", "for"].iter().filter_map(|suffix| name.find(suffix)).min();
-    end.filter(|end| *end > 0).map_or_else(|| name.clone(), |end| name[..end].to_owned())
+    let end = ["model", "for"]
+        .iter()
+        .filter_map(|suffix| name.find(suffix))
+        .min();
+    end.filter(|end| *end > 0)
+        .map_or_else(|| name.clone(), |end| name[..end].to_owned())
 }
 
 /// Return the version
 pub(in crate::api) async fn version() -> Json<Version> {
-    Json(Version { version: env!("CARGO_PKG_VERSION") })
+    Json(Version {
+        version: env!("CARGO_PKG_VERSION"),
+    })
 }
 
 /// A time since 1970 in RFC 3339, in UTC.
 fn timestamp(time: Duration) -> String {
     let seconds = time.min(NEVER).as_secs();
     let (mut days, of_day) = (seconds / 86_400, seconds % 86_400);
-    let is_leap =
-        |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
+    let is_leap = |year: u64| {
+        year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400))
+    };
     let mut year = 1970;
     while days >= 365 + u64::from(is_leap(year)) {
         days -= 365 + u64::from(is_leap(year));
@@ -199,7 +221,10 @@ fn timestamp(time: Duration) -> String {
         month += 1;
     }
     let (hour, minute, second) = (of_day / 3600, of_day / 60 % 60, of_day % 60);
-    format!("{year:04}-{month:02}-{:02}T{hour:02}:{minute:02}:{second:02}Z", days + 1)
+    format!(
+        "{year:04}-{month:02}-{:02}T{hour:02}:{minute:02}:{second:02}Z",
+        days + 1
+    )
 }
 
 #[cfg(test)]

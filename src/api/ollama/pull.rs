@@ -57,13 +57,20 @@ pub(in crate::api) struct Line {
 
 impl Line {
     fn status(status: impl Into<String>) -> Self {
-        Self { status: Some(status.into()), ..Self::default() }
+        Self {
+            status: Some(status.into()),
+            ..Self::default()
+        }
     }
 
     fn of(progress: FetchProgress) -> Self {
         match progress {
             FetchProgress::Stage(stage) => Self::status(stage),
-            FetchProgress::Bytes { name, total, completed } => Self {
+            FetchProgress::Bytes {
+                name,
+                total,
+                completed,
+            } => Self {
                 digest: Some(name.clone()),
                 total: Some(total),
                 completed: Some(completed),
@@ -85,8 +92,14 @@ pub(in crate::api) async fn pull(Call(context, body): Call<OllamaPullRequest>) -
     let name = name.ok_or_else(|| Error::invalid("expected a model in `model`, but found none"))?;
     let lines = start(&context, name)?;
     if body.stream.unwrap_or(true) {
-        let lines = lines.into_stream().map(|line| Ok::<_, std::convert::Infallible>(line.bytes()));
-        return Ok(([(CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(lines)).into_response());
+        let lines = lines
+            .into_stream()
+            .map(|line| Ok::<_, std::convert::Infallible>(line.bytes()));
+        return Ok((
+            [(CONTENT_TYPE, "application/x-ndjson")],
+            Body::from_stream(lines),
+        )
+            .into_response());
     }
     let mut last = Line::default();
     while let Ok(line) = lines.recv_async().await {
@@ -118,9 +131,18 @@ fn start(context: &Context, name: String) -> Reply<flume::Receiver<Line>> {
     if !caller_may_use(&name) {
         return Err(unknown(&name, &app.models()).into());
     }
-    fetcher.check(&name).map_err(|error| Error::invalid(error.to_string()))?;
-    let overloaded = |_| Rejection::from(Error::Overloaded { limit: 1, unit: "pulls" });
-    let permit = Arc::clone(&app.pulls).try_acquire_owned().map_err(overloaded)?;
+    fetcher
+        .check(&name)
+        .map_err(|error| Error::invalid(error.to_string()))?;
+    let overloaded = |_| {
+        Rejection::from(Error::Overloaded {
+            limit: 1,
+            unit: "pulls",
+        })
+    };
+    let permit = Arc::clone(&app.pulls)
+        .try_acquire_owned()
+        .map_err(overloaded)?;
     let (app, handle) = (Arc::clone(app), tokio::runtime::Handle::current());
     let work = move || {
         let outcome = {
@@ -131,7 +153,10 @@ fn start(context: &Context, name: String) -> Reply<flume::Receiver<Line>> {
             Ok(path) => handle.block_on(serve(&app, &name, path)),
             Err(error) => {
                 tracing::error!(model = name, error = error.chain(), "cannot pull");
-                Line { error: Some(error.to_string()), ..Line::default() }
+                Line {
+                    error: Some(error.to_string()),
+                    ..Line::default()
+                }
             }
         };
         // The client may fetch the next model at once.
@@ -139,17 +164,26 @@ fn start(context: &Context, name: String) -> Reply<flume::Receiver<Line>> {
         let _ = sender.send(last);
     };
     let failed = Error::io("cannot start a thread that fetches a model");
-    thread::Builder::new().name("pull".to_owned()).spawn(work).map_err(failed)?;
+    thread::Builder::new()
+        .name("pull".to_owned())
+        .spawn(work)
+        .map_err(failed)?;
     Ok(lines)
 }
 
 /// Serves the fetched bundle from now on. Another model may have its name.
 async fn serve(app: &App, name: &str, path: PathBuf) -> Line {
     app.catalog.add(path.clone());
-    app.catalog.refresh(Deadline::within(app.limits.timeout())).await;
+    app.catalog
+        .refresh(Deadline::within(app.limits.timeout()))
+        .await;
     if app.catalog.has_bundle(&path) {
         return Line::status("success");
     }
-    let error = format!("`{name}` was fetched, but it cannot be served; the server's log has the cause");
-    Line { error: Some(error), ..Line::default() }
+    let error =
+        format!("`{name}` was fetched, but it cannot be served; the server's log has the cause");
+    Line {
+        error: Some(error),
+        ..Line::default()
+    }
 }

@@ -31,14 +31,19 @@ struct Page {
 
 impl Page {
     fn new(html: &str, style: &str, script: &str) -> Self {
-        let html = html.replace("/*style*/", style).replace("/*script*/", script);
+        let html = html
+            .replace("/*style*/", style)
+            .replace("/*script*/", script);
         let hash = |text: &str| BASE64_STANDARD.encode(Sha256::digest(text));
         let (style, script) = (hash(style), hash(script));
         let policy = format!(
             "default-src 'none'; script-src 'sha256-{script}'; style-src 'sha256-{style}'; connect-src 'self'; \
              img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
         );
-        Self { html: html.into(), policy }
+        Self {
+            html: html.into(),
+            policy,
+        }
     }
 
     fn respond(&self) -> Response {
@@ -79,11 +84,18 @@ pub(super) async fn docs(State(app): State<Arc<App>>) -> Reply {
 
 /// Whether `accept` lists `text/html`: health checks send `*/*`.
 fn accepts_html(headers: &HeaderMap) -> bool {
-    let ranges = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
+    let ranges = headers
+        .get_all(ACCEPT)
+        .iter()
+        .filter_map(|value| value.to_str().ok());
     ranges.flat_map(|ranges| ranges.split(',')).any(|range| {
         let mut parts = range.split(';').map(str::trim);
-        let is_html = parts.next().is_some_and(|kind| kind.eq_ignore_ascii_case("text/html"));
-        let weight = parts.find_map(|part| part.strip_prefix("q=")).and_then(|weight| weight.parse().ok());
+        let is_html = parts
+            .next()
+            .is_some_and(|kind| kind.eq_ignore_ascii_case("text/html"));
+        let weight = parts
+            .find_map(|part| part.strip_prefix("q="))
+            .and_then(|weight| weight.parse().ok());
         is_html && weight.unwrap_or(1.0) > 0.0
     })
 }
@@ -103,7 +115,11 @@ mod tests {
             assert!(html.contains(STYLE) && html.contains("\"use strict\""));
             assert!(!html.contains("/*style*/") && !html.contains("/*script*/"));
             for closing in ["</style", "</script"] {
-                assert_eq!(html.matches(closing).count(), 1, "{closing} may only occur in the HTML");
+                assert_eq!(
+                    html.matches(closing).count(),
+                    1,
+                    "{closing} may only occur in the HTML"
+                );
             }
         }
     }

@@ -45,10 +45,14 @@ pub(super) const KSERVE: Api = Api {
     ],
 };
 
-pub(super) const HEALTH: Route =
-    get!("/health", "health", server::health, "Check that the server is up and its models are loaded")
-        .open()
-        .responds("Healthy; no body.");
+pub(super) const HEALTH: Route = get!(
+    "/health",
+    "health",
+    server::health,
+    "Check that the server is up and its models are loaded"
+)
+.open()
+.responds("Healthy; no body.");
 
 const METADATA: Route =
     get!("/v2/models/{model}", "metadata", kserve::metadata, "Describe a model's tensors")
@@ -57,9 +61,13 @@ const METADATA: Route =
             r#"{"inputs": [{"datatype": "BYTES", "name": "TEXT", "shape": [-1, 1]}], "name": "minilm", "outputs": [{"datatype": "FP32", "name": "embedding", "shape": [-1, 384]}], "platform": "kivu", "versions": ["1"]}"#,
         );
 
-const READY: Route =
-    get!("/v2/models/{model}/ready", "model_ready", kserve::model_ready, "Check that a model is ready")
-        .responds("Ready; no body.");
+const READY: Route = get!(
+    "/v2/models/{model}/ready",
+    "model_ready",
+    kserve::model_ready,
+    "Check that a model is ready"
+)
+.responds("Ready; no body.");
 
 const CONFIG: Route =
     get!("/v2/models/{model}/config", "config", kserve::config, "Describe a model as Triton's configuration")

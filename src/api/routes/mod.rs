@@ -97,14 +97,19 @@ fn all() -> impl Iterator<Item = &'static Route> {
 /// Whether a request needs no credentials: its path is open, and no route with its method needs them.
 pub(super) fn is_open(path: &str, method: &Method) -> bool {
     let at_path = || all().filter(|route| route.path == path);
-    at_path().any(|route| route.is_open) && at_path().all(|route| route.is_open || !route.method.is(method))
+    at_path().any(|route| route.is_open)
+        && at_path().all(|route| route.is_open || !route.method.is(method))
 }
 
 /// A path's error bodies.
 pub(super) fn dialect(path: &str) -> Dialect {
-    let by_route = APIS.iter().find(|api| api.routes.iter().any(|route| route.matches(path)));
+    let by_route = APIS
+        .iter()
+        .find(|api| api.routes.iter().any(|route| route.matches(path)));
     let has_prefix = |api: &&Api| api.prefix.is_some_and(|prefix| path.starts_with(prefix));
-    by_route.or_else(|| APIS.iter().find(has_prefix)).map_or(Dialect::Tei, |api| api.dialect)
+    by_route
+        .or_else(|| APIS.iter().find(has_prefix))
+        .map_or(Dialect::Tei, |api| api.dialect)
 }
 
 async fn document(State(app): State<Arc<App>>) -> Reply {

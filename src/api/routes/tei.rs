@@ -114,14 +114,18 @@ pub(super) const PLATFORMS: Api = Api {
     dialect: Dialect::Tei,
     prefix: None,
     routes: &[
-        DEFAULT.at("/invocations", "invocations").summary("Run the first model, as on SageMaker"),
+        DEFAULT
+            .at("/invocations", "invocations")
+            .summary("Run the first model, as on SageMaker"),
         post!(
             "/vertex",
             "vertex",
             tasks::vertex,
             "Run the first model for several requests, as Vertex AI does"
         )
-        .request::<VertexRequest>(r#"{"instances": [{"inputs": "What is deep learning?", "dimensions": 4}]}"#)
+        .request::<VertexRequest>(
+            r#"{"instances": [{"inputs": "What is deep learning?", "dimensions": 4}]}"#,
+        )
         .response::<VertexResponse>(
             "The response to each instance.",
             r#"{"predictions": [[[-0.8653327, -0.418959, 0.27507007, 0.0030498134]]]}"#,

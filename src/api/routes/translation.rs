@@ -53,13 +53,18 @@ pub(super) const LIBRE_TRANSLATE: Api = Api {
             "Source languages, with their target languages.",
             r#"[{"code": "en", "name": "English", "targets": ["pt"]}]"#,
         ),
-        post!("/detect", "detect", detection::detect, "Identify a text's language, as LibreTranslate does")
-            .request::<DetectRequest>(r#"{"q": "Good morning!"}"#)
-            .response::<Vec<DetectedLanguage>>(
-                "Possible languages, the most likely first.",
-                r#"[{"confidence": 91.5, "language": "en"}]"#,
-            )
-            .runs(Runs::ModelWithUsage),
+        post!(
+            "/detect",
+            "detect",
+            detection::detect,
+            "Identify a text's language, as LibreTranslate does"
+        )
+        .request::<DetectRequest>(r#"{"q": "Good morning!"}"#)
+        .response::<Vec<DetectedLanguage>>(
+            "Possible languages, the most likely first.",
+            r#"[{"confidence": 91.5, "language": "en"}]"#,
+        )
+        .runs(Runs::ModelWithUsage),
     ],
 };
 
@@ -95,7 +100,11 @@ enum LanguageSide {
 #[derive(JsonSchema)]
 #[serde(untagged)]
 #[schemars(inline)]
-#[expect(dead_code, clippy::large_enum_variant, reason = "only its schema is used")]
+#[expect(
+    dead_code,
+    clippy::large_enum_variant,
+    reason = "only its schema is used"
+)]
 enum AnyTranslateRequest {
     Own(TranslateRequest),
     LibreTranslate(LibreTranslateRequest),

@@ -25,7 +25,10 @@ pub(super) struct Workers {
 
 impl Workers {
     pub(super) fn start(model: NativeModel, _: NonZeroUsize) -> Result<Self> {
-        Ok(Self { model, buffers: Mutex::default() })
+        Ok(Self {
+            model,
+            buffers: Mutex::default(),
+        })
     }
 
     pub(super) fn model(&self) -> &NativeModel {
@@ -43,7 +46,9 @@ impl Workers {
                 run.execute(program, self.model.instructions, stage, task, scratch);
             }
         }
-        let outputs = (0..texts.len()).map(|text| run.outputs(program, text)).collect();
+        let outputs = (0..texts.len())
+            .map(|text| run.outputs(program, text))
+            .collect();
         *values = run.into_values();
         Ok(outputs)
     }

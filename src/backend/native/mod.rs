@@ -65,7 +65,10 @@ pub struct NativeBackend {
 impl NativeBackend {
     /// Starts `threads` threads for a model.
     pub fn start(model: NativeModel, threads: NonZeroUsize) -> Result<Self> {
-        Ok(Self { threads, workers: Workers::start(model, threads)? })
+        Ok(Self {
+            threads,
+            workers: Workers::start(model, threads)?,
+        })
     }
 
     fn model(&self) -> &NativeModel {
@@ -88,7 +91,11 @@ impl Backend for NativeBackend {
     }
 
     /// Runs all batches' texts together.
-    async fn infer_each(&self, batches: Vec<Vec<Tensor>>, deadline: Deadline) -> Result<Vec<Vec<Tensor>>> {
+    async fn infer_each(
+        &self,
+        batches: Vec<Vec<Tensor>>,
+        deadline: Deadline,
+    ) -> Result<Vec<Vec<Tensor>>> {
         let model = self.model();
         let mut texts = Vec::new();
         for inputs in &batches {
@@ -98,6 +105,9 @@ impl Backend for NativeBackend {
         model.require_unchanged()?;
         let mut outputs = self.workers.run(texts, deadline).await?.into_iter();
         model.require_unchanged()?;
-        batches.iter().map(|inputs| model.outputs(inputs, &mut outputs)).collect()
+        batches
+            .iter()
+            .map(|inputs| model.outputs(inputs, &mut outputs))
+            .collect()
     }
 }

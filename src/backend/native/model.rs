@@ -42,18 +42,32 @@ impl WeightFiles {
         let model = ModelProto::from_bytes(graph)?;
         let tensors = model.graph.iter().flat_map(|graph| &graph.initializer);
         let entries = tensors.flat_map(|tensor| &tensor.external_data);
-        Ok(entries.filter(|entry| entry.key == "location").map(|entry| entry.value.clone()).collect())
+        Ok(entries
+            .filter(|entry| entry.key == "location")
+            .map(|entry| entry.value.clone())
+            .collect())
     }
 
     /// Files in memory.
     pub fn in_memory(files: BTreeMap<String, Bytes>) -> Self {
-        Self { files, mapped: Arc::default() }
+        Self {
+            files,
+            mapped: Arc::default(),
+        }
     }
 
     /// Maps files. Runs fail once a file in `mapped` was written to.
-    pub fn map(files: impl IntoIterator<Item = (String, PathBuf)>, mapped: Arc<MappedFiles>) -> Result<Self> {
-        let files = files.into_iter().map(|(name, path)| Ok((name, weights::map(&path)?)));
-        Ok(Self { files: files.collect::<Result<_>>()?, mapped })
+    pub fn map(
+        files: impl IntoIterator<Item = (String, PathBuf)>,
+        mapped: Arc<MappedFiles>,
+    ) -> Result<Self> {
+        let files = files
+            .into_iter()
+            .map(|(name, path)| Ok((name, weights::map(&path)?)));
+        Ok(Self {
+            files: files.collect::<Result<_>>()?,
+            mapped,
+        })
     }
 
     /// Adds a file in memory.
@@ -79,8 +93,9 @@ impl NativeModel {
     /// Refuses graphs that the engine does not support; the error names the unsupported part.
     pub fn open(graph: &[u8], files: WeightFiles) -> Result<Self> {
         let model = ModelProto::from_bytes(graph)?;
-        let graph =
-            model.graph.ok_or_else(|| Error::model("expected a graph in the ONNX file, but found none"))?;
+        let graph = model
+            .graph
+            .ok_or_else(|| Error::model("expected a graph in the ONNX file, but found none"))?;
         let program = graph::read(&graph, &files.files)?;
         Ok(Self {
             signature: graph::signature(&graph)?,
@@ -94,9 +109,18 @@ impl NativeModel {
     /// A model without inputs and outputs.
     #[cfg(test)]
     pub(super) fn of(program: Program) -> Self {
-        let signature = Signature { inputs: Vec::new(), outputs: Vec::new() };
+        let signature = Signature {
+            inputs: Vec::new(),
+            outputs: Vec::new(),
+        };
         let (token_products, instructions) = (program.token_products(), InstructionSet::current());
-        Self { signature, program, token_products, instructions, mapped: Arc::default() }
+        Self {
+            signature,
+            program,
+            token_products,
+            instructions,
+            mapped: Arc::default(),
+        }
     }
 
     /// Graph inputs and outputs.
@@ -126,7 +150,9 @@ impl NativeModel {
 
     fn execute(&self, inputs: &[Tensor], mut scratch: Scratch) -> Result<Vec<Tensor>> {
         let texts = self.texts(inputs)?;
-        let run = self.program.pack(texts.iter(), NonZeroUsize::MIN, Values::new());
+        let run = self
+            .program
+            .pack(texts.iter(), NonZeroUsize::MIN, Values::new());
         for stage in &self.program.stages {
             for task in 0..run.tasks(stage) {
                 run.execute(&self.program, self.instructions, stage, task, &mut scratch);
@@ -140,7 +166,11 @@ impl NativeModel {
     pub(super) fn text_bytes(&self, tokens: usize, threads: NonZeroUsize) -> u64 {
         let numbers = |output: &ValueId| {
             let Value { width, per, .. } = self.program.values[*output];
-            if per == Per::Token { tokens * width } else { width }
+            if per == Per::Token {
+                tokens * width
+            } else {
+                width
+            }
         };
         let outputs: usize = self.program.outputs.iter().map(numbers).sum();
         // The text's rows, and their copy in the output tensor.
@@ -157,7 +187,10 @@ impl NativeModel {
         self.signature.check_inputs(inputs)?;
         let shape = inputs.first().map(Tensor::shape).unwrap_or_default();
         let labels = self.place(LABEL_VECTORS);
-        let mut of_tokens = inputs.iter().enumerate().filter(|(place, _)| Some(*place) != labels);
+        let mut of_tokens = inputs
+            .iter()
+            .enumerate()
+            .filter(|(place, _)| Some(*place) != labels);
         if let Some((_, other)) = of_tokens.find(|(_, input)| input.shape() != shape) {
             return Err(Error::invalid(format!(
                 "expected inputs of the same shape, but found {shape:?} and {:?}",
@@ -166,8 +199,11 @@ impl NativeModel {
         }
         let [ids, types, mask, words, tasks] = graph::INPUTS.map(|name| self.input(inputs, name));
         let types = types.or(words).or(tasks);
-        let ids = ids.ok_or_else(|| Error::invalid("expected the input `input_ids`, but found none"))?;
-        let &[rows, columns] = shape else { return Err(Error::invalid("expected inputs with two axes")) };
+        let ids =
+            ids.ok_or_else(|| Error::invalid("expected the input `input_ids`, but found none"))?;
+        let &[rows, columns] = shape else {
+            return Err(Error::invalid("expected inputs with two axes"));
+        };
         if rows > 0 && columns == 0 {
             return Err(Error::inference(
                 "expected texts of at least one token, but found texts without tokens",
@@ -176,22 +212,36 @@ impl NativeModel {
         let labels = self.labels(inputs, rows)?;
         let row = |row: usize| {
             let part = row * columns..(row + 1) * columns;
-            let [types, mask] = [types, mask].map(|values| values.map(|values| &values[part.clone()]));
-            let labels = labels.as_ref().map(|labels| Arc::clone(&labels[row])).unwrap_or_default();
-            Ok(Text { labels, ..self.tokens(&ids[part], types, mask)? })
+            let [types, mask] =
+                [types, mask].map(|values| values.map(|values| &values[part.clone()]));
+            let labels = labels
+                .as_ref()
+                .map(|labels| Arc::clone(&labels[row]))
+                .unwrap_or_default();
+            Ok(Text {
+                labels,
+                ..self.tokens(&ids[part], types, mask)?
+            })
         };
         (0..rows).map(row).collect()
     }
 
     /// Label vectors per row, if the model takes them.
     fn labels(&self, inputs: &[Tensor], rows: usize) -> Result<Option<Vec<Arc<[f32]>>>> {
-        let Some(input) = self.place(LABEL_VECTORS).and_then(|place| inputs.get(place)) else {
+        let Some(input) = self
+            .place(LABEL_VECTORS)
+            .and_then(|place| inputs.get(place))
+        else {
             return Ok(None);
         };
         match (input.shape(), input.as_fp32()) {
             (&[found, labels, width], Some(values)) if found == rows => {
                 let size = labels * width;
-                Ok(Some((0..rows).map(|row| Arc::from(&values[row * size..][..size])).collect()))
+                Ok(Some(
+                    (0..rows)
+                        .map(|row| Arc::from(&values[row * size..][..size]))
+                        .collect(),
+                ))
             }
             (shape, _) => Err(Error::invalid(format!(
                 "expected vectors of labels for {rows} texts in `{LABEL_VECTORS}`, but found shape {shape:?}"
@@ -201,7 +251,10 @@ impl NativeModel {
 
     /// The index of the input `name`, if the model has it.
     fn place(&self, name: &str) -> Option<usize> {
-        self.signature.inputs.iter().position(|input| input.name == name)
+        self.signature
+            .inputs
+            .iter()
+            .position(|input| input.name == name)
     }
 
     /// A text's tokens from its ids, types and mask. Masked tokens are dropped, since no other token attends to them; a
@@ -241,9 +294,17 @@ impl NativeModel {
                 continue;
             }
             attended += usize::from(is_attended);
-            let type_id = within(types_name, type_limit, types.map_or(0, |types| types[index]))?;
+            let type_id = within(
+                types_name,
+                type_limit,
+                types.map_or(0, |types| types[index]),
+            )?;
             let position = within("positions", limits.positions, position)?;
-            tokens.push(Token { id, type_id, position });
+            tokens.push(Token {
+                id,
+                type_id,
+                position,
+            });
         }
         if tokens.len() > limits.length {
             return Err(Error::invalid(format!(
@@ -252,7 +313,11 @@ impl NativeModel {
                 tokens.len()
             )));
         }
-        Ok(Text { tokens, attended, labels: Arc::default() })
+        Ok(Text {
+            tokens,
+            attended,
+            labels: Arc::default(),
+        })
     }
 
     /// Token count up to the last unmasked token, after which masked tokens get vectors too. Equals the mask length if
@@ -260,7 +325,8 @@ impl NativeModel {
     fn end(&self, mask: &[i64]) -> usize {
         let last = mask.iter().rposition(|mask| *mask != 0);
         let has_masked = self.signature.output(MULTI_VECTORS).is_some();
-        last.filter(|_| has_masked).map_or(mask.len(), |last| last + 1)
+        last.filter(|_| has_masked)
+            .map_or(mask.len(), |last| last + 1)
     }
 
     /// Joins row outputs into batch outputs. Vectors for dropped tokens are zeros.
@@ -269,10 +335,15 @@ impl NativeModel {
         inputs: &[Tensor],
         outputs: &mut impl Iterator<Item = TextOutputs>,
     ) -> Result<Vec<Tensor>> {
-        let rows = inputs.first().and_then(|input| input.shape().first().copied()).unwrap_or(0);
+        let rows = inputs
+            .first()
+            .and_then(|input| input.shape().first().copied())
+            .unwrap_or(0);
         let rows: Vec<TextOutputs> = outputs.take(rows).collect();
         let values = self.program.outputs.iter().enumerate();
-        values.map(|(place, value)| self.output(inputs, place, *value, &rows)).collect()
+        values
+            .map(|(place, value)| self.output(inputs, place, *value, &rows))
+            .collect()
     }
 
     fn output(
@@ -283,10 +354,16 @@ impl NativeModel {
         outputs: &[TextOutputs],
     ) -> Result<Tensor> {
         let shape = inputs.first().map(Tensor::shape).unwrap_or_default();
-        let &[rows, columns] = shape else { return Err(Error::invalid("expected inputs with two axes")) };
+        let &[rows, columns] = shape else {
+            return Err(Error::invalid("expected inputs with two axes"));
+        };
         if self.program.spans(value).is_some() {
             let width = self.program.values[value].width;
-            return self.span_scores(inputs, width, outputs.iter().map(|outputs| &outputs[place][..]));
+            return self.span_scores(
+                inputs,
+                width,
+                outputs.iter().map(|outputs| &outputs[place][..]),
+            );
         }
         let value = self.program.values[value];
         let (width, has_tokens) = (value.width, value.per == Per::Token);
@@ -308,7 +385,11 @@ impl NativeModel {
                 }
             }
         }
-        let shape = if has_tokens { vec![rows, columns, width] } else { vec![rows, width] };
+        let shape = if has_tokens {
+            vec![rows, columns, width]
+        } else {
+            vec![rows, width]
+        };
         Tensor::new(shape, Elements::Fp32(values))
     }
 
@@ -319,30 +400,51 @@ impl NativeModel {
         width: usize,
         outputs: impl Iterator<Item = &'a [f32]>,
     ) -> Result<Tensor> {
-        let columns = inputs.first().and_then(|input| input.shape().last().copied()).unwrap_or(0).max(1);
+        let columns = inputs
+            .first()
+            .and_then(|input| input.shape().last().copied())
+            .unwrap_or(0)
+            .max(1);
         let [words, mask] = [WORDS, "attention_mask"].map(|name| self.input(inputs, name));
-        let words = words.unwrap_or_default().chunks_exact(columns).enumerate().map(|(row, words)| {
-            let mask = mask.map(|mask| &mask[row * columns..][..columns]);
-            let is_token = |index: usize| mask.is_none_or(|mask| mask[index] != 0);
-            let words = words.iter().enumerate().filter(|(index, _)| is_token(*index));
-            words.map(|(_, word)| *word as usize).max().unwrap_or(0)
-        });
+        let words = words
+            .unwrap_or_default()
+            .chunks_exact(columns)
+            .enumerate()
+            .map(|(row, words)| {
+                let mask = mask.map(|mask| &mask[row * columns..][..columns]);
+                let is_token = |index: usize| mask.is_none_or(|mask| mask[index] != 0);
+                let words = words
+                    .iter()
+                    .enumerate()
+                    .filter(|(index, _)| is_token(*index));
+                words.map(|(_, word)| *word as usize).max().unwrap_or(0)
+            });
         // Words, labels and scores of each text.
         let texts: Vec<(usize, usize, &[f32])> = words
             .zip(outputs)
             .map(|(words, scores)| (words, scores.len() / (words * width).max(1), scores))
             .collect();
         let most_words = texts.iter().map(|(words, ..)| *words).max().unwrap_or(0);
-        let most_labels = texts.iter().map(|(_, labels, _)| *labels).max().unwrap_or(0);
+        let most_labels = texts
+            .iter()
+            .map(|(_, labels, _)| *labels)
+            .max()
+            .unwrap_or(0);
         let mut values = vec![0.0; texts.len() * most_words * most_labels * width];
-        for (text, (_, labels, scores)) in texts.iter().enumerate().filter(|(_, (_, labels, _))| *labels > 0)
+        for (text, (_, labels, scores)) in texts
+            .iter()
+            .enumerate()
+            .filter(|(_, (_, labels, _))| *labels > 0)
         {
             for (word, scores) in scores.chunks_exact(labels * width).enumerate() {
                 let start = (text * most_words + word) * most_labels * width;
                 values[start..start + scores.len()].copy_from_slice(scores);
             }
         }
-        Tensor::new(vec![texts.len(), most_words, most_labels, width], Elements::Fp32(values))
+        Tensor::new(
+            vec![texts.len(), most_words, most_labels, width],
+            Elements::Fp32(values),
+        )
     }
 
     /// The input `name`, if the model has it.

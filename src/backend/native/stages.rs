@@ -50,7 +50,8 @@ pub(super) fn divide(operations: Vec<Operation>, outputs: &[ValueId]) -> Vec<Sta
             Stage::Largest(largest) => drop(read_later.insert(largest.input)),
             Stage::Spans(spans) => drop(read_later.insert(spans.input)),
             Stage::Rows(stage) => {
-                let computed: BTreeSet<ValueId> = stage.operations.iter().map(RowOperation::output).collect();
+                let computed: BTreeSet<ValueId> =
+                    stage.operations.iter().map(RowOperation::output).collect();
                 stage.stores = computed.intersection(&read_later).copied().collect();
                 let mut read = BTreeSet::new();
                 for operation in &stage.operations {
@@ -91,7 +92,13 @@ pub(super) fn assign_slots(values: &mut [Value], stages: &[Stage], outputs: &[Va
     let mut read_until = vec![0; values.len()];
     for stage in stages {
         match stage {
-            Stage::Attention(Attention { queries, keys, values, out, .. }) => {
+            Stage::Attention(Attention {
+                queries,
+                keys,
+                values,
+                out,
+                ..
+            }) => {
                 is_of_attention[*out] = true;
                 operations.push(([queries, keys, values].map(|view| view.value).into(), *out));
             }
@@ -100,25 +107,44 @@ pub(super) fn assign_slots(values: &mut [Value], stages: &[Stage], outputs: &[Va
             Stage::Rows(stage) => {
                 let end = operations.len() + stage.operations.len() - 1;
                 let others = stage.operations.iter().filter(|it| it.reads_other_rows());
-                others.flat_map(RowOperation::inputs).for_each(|input| read_until[input] = end);
+                others
+                    .flat_map(RowOperation::inputs)
+                    .for_each(|input| read_until[input] = end);
                 operations.extend(stage.operations.iter().map(|it| (it.inputs(), it.output())));
             }
         }
     }
     let mut last_read = read_until;
     for (place, (inputs, _)) in operations.iter().enumerate() {
-        inputs.iter().for_each(|input| last_read[*input] = last_read[*input].max(place));
+        inputs
+            .iter()
+            .for_each(|input| last_read[*input] = last_read[*input].max(place));
     }
-    outputs.iter().for_each(|output| last_read[*output] = usize::MAX);
+    outputs
+        .iter()
+        .for_each(|output| last_read[*output] = usize::MAX);
     let mut unused_after: Vec<Vec<ValueId>> = vec![Vec::new(); operations.len()];
-    let read: BTreeSet<ValueId> = operations.iter().flat_map(|(inputs, _)| inputs).copied().collect();
-    for value in read.into_iter().filter(|value| last_read[*value] < operations.len()) {
+    let read: BTreeSet<ValueId> = operations
+        .iter()
+        .flat_map(|(inputs, _)| inputs)
+        .copied()
+        .collect();
+    for value in read
+        .into_iter()
+        .filter(|value| last_read[*value] < operations.len())
+    {
         unused_after[last_read[value]].push(value);
     }
     let (mut slots, mut free) = (0, Vec::new());
     for (place, (_, out)) in operations.iter().enumerate() {
         // Attention divides its output by heads, not by row blocks.
-        let shape = |value: ValueId| (values[value].per, values[value].width, is_of_attention[value]);
+        let shape = |value: ValueId| {
+            (
+                values[value].per,
+                values[value].width,
+                is_of_attention[value],
+            )
+        };
         let found = free.iter().position(|value| shape(*value) == shape(*out));
         let slot = match found.map(|index| free.swap_remove(index)) {
             Some(value) => values[value].slot,

@@ -50,7 +50,11 @@ impl TableModel {
     /// Whether `graph` contains only a table, and a label head if there is one.
     pub fn is_in(graph: &[u8]) -> Result<bool> {
         let model = ModelProto::from_bytes(graph)?;
-        Ok(model.graph.iter().flat_map(|graph| &graph.node).any(is_mean))
+        Ok(model
+            .graph
+            .iter()
+            .flat_map(|graph| &graph.node)
+            .any(is_mean))
     }
 
     /// Reads `graph`, with its weights in `files`.
@@ -63,19 +67,33 @@ impl TableModel {
                 "expected a graph with only a vector table, but found {what}; use `engine = \"onnx\"`"
             ))
         };
-        let is_known = |node: &NodeProto| is_mean(node) || LabelHead::has(node) || node.op_type == "Identity";
+        let is_known =
+            |node: &NodeProto| is_mean(node) || LabelHead::has(node) || node.op_type == "Identity";
         let others = !graph.node.iter().all(is_known);
-        let Some(mean) = graph.node.iter().find(|node| is_mean(node)).filter(|_| !others) else {
+        let Some(mean) = graph
+            .node
+            .iter()
+            .find(|node| is_mean(node))
+            .filter(|_| !others)
+        else {
             return Err(unsupported("other operators"));
         };
         let constant = |input: usize| -> Result<&TensorProto> {
-            let name = mean.input.get(input).map(String::as_str).unwrap_or_default();
+            let name = mean
+                .input
+                .get(input)
+                .map(String::as_str)
+                .unwrap_or_default();
             let found = graph.initializer.iter().find(|tensor| tensor.name == name);
             found.ok_or_else(|| unsupported(&format!("`{name}`, which is not a constant")))
         };
         let table = constant(0)?;
         let side = |side: i64| usize::try_from(side).ok();
-        let shape = if let [height, width] = table.dims[..] { side(height).zip(side(width)) } else { None };
+        let shape = if let [height, width] = table.dims[..] {
+            side(height).zip(side(width))
+        } else {
+            None
+        };
         let Some((height, width)) = shape.filter(|(_, width)| *width > 0) else {
             return Err(unsupported(&format!("a table of shape {:?}", table.dims)));
         };
@@ -93,10 +111,19 @@ impl TableModel {
             }
         };
         if !is_complete {
-            return Err(unsupported(&format!("a table whose data is not of shape {height} × {width}")));
+            return Err(unsupported(&format!(
+                "a table whose data is not of shape {height} × {width}"
+            )));
         }
         let head = LabelHead::open(&graph, mean, width, &files.files)?;
-        Ok(Self { signature, rows, height, width, head, mapped: files.mapped })
+        Ok(Self {
+            signature,
+            rows,
+            height,
+            width,
+            head,
+            mapped: files.mapped,
+        })
     }
 
     /// Graph inputs and outputs.
@@ -108,7 +135,11 @@ impl TableModel {
     pub fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         self.signature.check_inputs(inputs)?;
         let input = |name: &str| {
-            let place = self.signature.inputs.iter().position(|input| input.name == name)?;
+            let place = self
+                .signature
+                .inputs
+                .iter()
+                .position(|input| input.name == name)?;
             match inputs.get(place)?.elements() {
                 Elements::Int64(values) => Some((values, inputs[place].shape())),
                 _ => None,
@@ -117,7 +148,9 @@ impl TableModel {
         let (Some((ids, &[count, length])), Some((mask, of_mask))) =
             (input("input_ids"), input("attention_mask"))
         else {
-            return Err(Error::invalid("expected `input_ids` and `attention_mask`, but found other inputs"));
+            return Err(Error::invalid(
+                "expected `input_ids` and `attention_mask`, but found other inputs",
+            ));
         };
         if of_mask != [count, length] {
             return Err(Error::invalid(format!(
@@ -131,26 +164,46 @@ impl TableModel {
             self.add_mean(&ids[tokens.clone()], &mask[tokens], mean)?;
         }
         let Some(head) = &self.head else {
-            return Ok(vec![Tensor::new(vec![count, self.width], Elements::Fp32(means))?]);
+            return Ok(vec![Tensor::new(
+                vec![count, self.width],
+                Elements::Fp32(means),
+            )?]);
         };
         let mut scores = vec![0.0_f32; count * head.labels];
-        let texts = means.chunks_exact(self.width).zip(scores.chunks_exact_mut(head.labels));
+        let texts = means
+            .chunks_exact(self.width)
+            .zip(scores.chunks_exact_mut(head.labels));
         texts.for_each(|(mean, scores)| head.score(mean, scores));
-        Ok(vec![Tensor::new(vec![count, head.labels], Elements::Fp32(scores))?])
+        Ok(vec![Tensor::new(
+            vec![count, head.labels],
+            Elements::Fp32(scores),
+        )?])
     }
 
     /// Adds the mean over unmasked tokens' rows to `mean`; nothing if there are none.
     fn add_mean(&self, ids: &[i64], mask: &[i64], mean: &mut [f32]) -> Result<()> {
         let mut count = 0;
-        for id in ids.iter().zip(mask).filter(|(_, mask)| **mask != 0).map(|(id, _)| *id) {
-            let row = usize::try_from(id).ok().filter(|row| *row < self.height).ok_or_else(|| {
-                let last = self.height.saturating_sub(1);
-                Error::invalid(format!("expected token ids from 0 to {last}, but found {id}"))
-            })?;
+        for id in ids
+            .iter()
+            .zip(mask)
+            .filter(|(_, mask)| **mask != 0)
+            .map(|(id, _)| *id)
+        {
+            let row = usize::try_from(id)
+                .ok()
+                .filter(|row| *row < self.height)
+                .ok_or_else(|| {
+                    let last = self.height.saturating_sub(1);
+                    Error::invalid(format!(
+                        "expected token ids from 0 to {last}, but found {id}"
+                    ))
+                })?;
             let part = row * self.width..(row + 1) * self.width;
             match &self.rows {
                 Rows::Fp32(values) => {
-                    mean.iter_mut().zip(&values[part]).for_each(|(sum, value)| *sum += value);
+                    mean.iter_mut()
+                        .zip(&values[part])
+                        .for_each(|(sum, value)| *sum += value);
                 }
                 Rows::Int8(values, scales) => {
                     let scale = scales[row];
@@ -180,7 +233,10 @@ pub struct TableBackend {
 impl TableBackend {
     /// A backend that is run by at most `threads` threads at a time.
     pub fn new(model: TableModel, threads: NonZeroUsize) -> Self {
-        Self { threads, model: Arc::new(model) }
+        Self {
+            threads,
+            model: Arc::new(model),
+        }
     }
 }
 
@@ -194,12 +250,20 @@ impl Backend for TableBackend {
         Schedule::row_by_row(self.threads, MIN_CALL_TOKENS)
     }
 
-    async fn infer_each(&self, batches: Vec<Vec<Tensor>>, deadline: Deadline) -> Result<Vec<Vec<Tensor>>> {
+    async fn infer_each(
+        &self,
+        batches: Vec<Vec<Tensor>>,
+        deadline: Deadline,
+    ) -> Result<Vec<Vec<Tensor>>> {
         if deadline.has_passed() {
             return Err(deadline.exceeded());
         }
         telemetry::record_run("native");
-        let tokens: usize = batches.iter().filter_map(|inputs| inputs.first()).map(tokens).sum();
+        let tokens: usize = batches
+            .iter()
+            .filter_map(|inputs| inputs.first())
+            .map(tokens)
+            .sum();
         let model = Arc::clone(&self.model);
         let run = move || {
             model.mapped.require_unchanged()?;
@@ -207,7 +271,11 @@ impl Backend for TableBackend {
             model.mapped.require_unchanged()?;
             outputs
         };
-        if tokens < MIN_CALL_TOKENS { run() } else { deadline.off_thread(run).await }
+        if tokens < MIN_CALL_TOKENS {
+            run()
+        } else {
+            deadline.off_thread(run).await
+        }
     }
 }
 

@@ -27,7 +27,10 @@ pub(super) fn map(path: &Path) -> Result<Bytes> {
 /// WebAssembly has no files.
 #[cfg(target_family = "wasm")]
 pub(super) fn map(path: &Path) -> Result<Bytes> {
-    Err(Error::model(format!("expected weights in memory, but found the file `{}`", path.display())))
+    Err(Error::model(format!(
+        "expected weights in memory, but found the file `{}`",
+        path.display()
+    )))
 }
 
 /// Bytes in memory that are filled piece by piece, aligned for every weight type.
@@ -41,12 +44,18 @@ pub struct Buffer {
 impl Buffer {
     /// Allocates `length` bytes.
     pub fn new(length: usize) -> Self {
-        Self { values: Vec::with_capacity(length.div_ceil(size_of::<u64>())), filled: 0, length }
+        Self {
+            values: Vec::with_capacity(length.div_ceil(size_of::<u64>())),
+            filled: 0,
+            length,
+        }
     }
 
     /// Appends `piece`; bytes beyond the length are ignored.
     pub fn fill(&mut self, piece: &[u8]) {
-        self.fill_with(piece.len(), |free| free.copy_from_slice(&piece[..free.len()]));
+        self.fill_with(piece.len(), |free| {
+            free.copy_from_slice(&piece[..free.len()])
+        });
     }
 
     /// Appends a piece of `length` bytes, without bytes beyond the buffer's length: `copy` fills the slice. Returns what
@@ -55,7 +64,8 @@ impl Buffer {
         let start = self.filled;
         self.filled = start.saturating_add(length).min(self.length);
         // Only the piece's words are initialized, which are in the processor's cache when they are written.
-        self.values.resize(self.filled.div_ceil(size_of::<u64>()), 0);
+        self.values
+            .resize(self.filled.div_ceil(size_of::<u64>()), 0);
         let piece = &mut bytemuck::cast_slice_mut(&mut self.values)[start..self.filled];
         copy(piece);
         piece

@@ -141,7 +141,9 @@ struct Progress {
 impl Workers {
     pub(super) fn start(model: NativeModel, threads: NonZeroUsize) -> Result<Self> {
         // If a thread cannot be started, this value's end stops those before it.
-        let workers = Self { shared: Arc::new(Shared::new(model, threads)) };
+        let workers = Self {
+            shared: Arc::new(Shared::new(model, threads)),
+        };
         for number in 0..threads.get() {
             let shared = Arc::clone(&workers.shared);
             thread::Builder::new()
@@ -162,7 +164,12 @@ impl Workers {
             return Err(deadline.exceeded());
         }
         let (outputs, received) = oneshot::channel();
-        let call = Call { texts, deadline, queued: QueuedBatch::new(), outputs };
+        let call = Call {
+            texts,
+            deadline,
+            queued: QueuedBatch::new(),
+            outputs,
+        };
         let arrival = Arrival::of(&self.shared.arriving);
         if self.shared.is_brief(&call) {
             // A task may have several calls: each one arrives before the first one runs on their common thread.
@@ -171,7 +178,9 @@ impl Workers {
         self.shared.begin(call);
         drop(arrival);
         let gone = || Err(Error::inference("the model run failed"));
-        deadline.bound(async { received.await.unwrap_or_else(|_| gone()) }).await
+        deadline
+            .bound(async { received.await.unwrap_or_else(|_| gone()) })
+            .await
     }
 }
 
@@ -262,7 +271,9 @@ impl Shared {
                 // Kept for the other idle threads.
                 queue.teams.insert(0, Arc::clone(&team));
                 drop(queue);
-                self.take_part(&team, &mut scratch, |_| self.waiting.load(Ordering::Relaxed) > 0);
+                self.take_part(&team, &mut scratch, |_| {
+                    self.waiting.load(Ordering::Relaxed) > 0
+                });
                 queue = self.lock();
                 // All its tasks are taken, or calls are waiting; the leading thread finishes the run.
                 self.close(&mut queue, &team);
@@ -281,7 +292,10 @@ impl Shared {
                     // A caller that leads has the place of an idle thread.
                     has_place = queue.free() > 0;
                 } else {
-                    queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                    queue = self
+                        .changed
+                        .wait(queue)
+                        .unwrap_or_else(PoisonError::into_inner);
                     has_place = true;
                 }
                 was_busy = false;
@@ -293,7 +307,8 @@ impl Shared {
     /// Waits for calls, or for a run to help with.
     fn linger(&self) {
         let end = Instant::now() + LINGER;
-        let is_needed = || self.waiting.load(Ordering::Relaxed) + self.open.load(Ordering::Relaxed) > 0;
+        let is_needed =
+            || self.waiting.load(Ordering::Relaxed) + self.open.load(Ordering::Relaxed) > 0;
         while !is_needed() && Instant::now() < end {
             thread::yield_now();
         }
@@ -363,7 +378,12 @@ impl Shared {
             return;
         }
         calls.iter().for_each(|call| call.queued.begin());
-        let memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default();
+        let memory = self
+            .memory
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .pop()
+            .unwrap_or_default();
         let texts = calls.iter().flat_map(|call| &call.texts);
         let tokens = calls.iter().map(Call::tokens).sum();
         let helpers = self.helpers(tokens);
@@ -375,7 +395,11 @@ impl Shared {
             done: AtomicUsize::new(0),
         };
         let stages = self.model.program.stages.iter().map(progress).collect();
-        let team = Arc::new(Team { run, stages, has_stopped: AtomicBool::new(false) });
+        let team = Arc::new(Team {
+            run,
+            stages,
+            has_stopped: AtomicBool::new(false),
+        });
         if threads > NonZeroUsize::MIN {
             let mut queue = self.lock();
             queue.teams.push(Arc::clone(&team));
@@ -399,7 +423,13 @@ impl Shared {
         self.close(&mut self.lock(), &team);
         let has_stopped = team.has_stopped.load(Ordering::Relaxed);
         let mut text = 0;
-        for Call { texts, deadline, outputs, .. } in calls {
+        for Call {
+            texts,
+            deadline,
+            outputs,
+            ..
+        } in calls
+        {
             let output = match has_stopped {
                 true if deadline.has_passed() => Err(deadline.exceeded()),
                 true => Err(Error::inference("the model run panicked")),
@@ -415,16 +445,33 @@ impl Shared {
     }
 
     /// Executes a run's tasks until none is left, it has stopped, or `leaves` returns `true` between two stages.
-    fn take_part(&self, team: &Team, scratch: &mut Scratch, mut leaves: impl FnMut(&mut Scratch) -> bool) {
+    fn take_part(
+        &self,
+        team: &Team,
+        scratch: &mut Scratch,
+        mut leaves: impl FnMut(&mut Scratch) -> bool,
+    ) {
         let last = team.stages.len().saturating_sub(1);
-        for (index, (progress, stage)) in team.stages.iter().zip(&self.model.program.stages).enumerate() {
+        for (index, (progress, stage)) in team
+            .stages
+            .iter()
+            .zip(&self.model.program.stages)
+            .enumerate()
+        {
             loop {
                 let task = progress.next.fetch_add(1, Ordering::Relaxed);
                 if task >= progress.tasks {
                     break;
                 }
-                let execute =
-                    || team.run.execute(&self.model.program, self.model.instructions, stage, task, scratch);
+                let execute = || {
+                    team.run.execute(
+                        &self.model.program,
+                        self.model.instructions,
+                        stage,
+                        task,
+                        scratch,
+                    )
+                };
                 if catch_unwind(AssertUnwindSafe(execute)).is_err() {
                     team.has_stopped.store(true, Ordering::Relaxed);
                 }
@@ -434,7 +481,11 @@ impl Shared {
             let mut spins = 0;
             while progress.done.load(Ordering::Acquire) < progress.tasks {
                 spins += 1;
-                if spins < SPINS { hint::spin_loop() } else { thread::yield_now() }
+                if spins < SPINS {
+                    hint::spin_loop()
+                } else {
+                    thread::yield_now()
+                }
             }
             if index < last && leaves(scratch) || team.has_stopped.load(Ordering::Relaxed) {
                 return;
@@ -445,7 +496,10 @@ impl Shared {
     /// Keeps a run's memory for the next one, once no other thread uses it.
     fn recycle(&self, team: Arc<Team>) {
         if let Some(team) = Arc::into_inner(team) {
-            self.memory.lock().unwrap_or_else(PoisonError::into_inner).push(team.run.into_values());
+            self.memory
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push(team.run.into_values());
         }
     }
 }
@@ -468,7 +522,11 @@ mod tests {
         let table: Vec<f32> = (0..WIDTH).map(|value| value as f32).collect();
         let stage = |out| {
             let table = Table::Fp32(table.clone().into());
-            let lookup = RowOperation::Lookup { table, index: Index::Id, out };
+            let lookup = RowOperation::Lookup {
+                table,
+                index: Index::Id,
+                out,
+            };
             Stage::Rows(RowStage {
                 per: Per::Token,
                 loads: Vec::new(),
@@ -477,22 +535,49 @@ mod tests {
             })
         };
         NativeModel::of(Program {
-            values: (0..2).map(|slot| Value { per: Per::Token, width: WIDTH, slot }).collect(),
+            values: (0..2)
+                .map(|slot| Value {
+                    per: Per::Token,
+                    width: WIDTH,
+                    slot,
+                })
+                .collect(),
             rotaries: Vec::new(),
             slots: 2,
             stages: vec![stage(0), stage(1)],
             outputs: vec![1],
-            limits: Limits { ids: 1, types: 1, positions: 1, length: 512 },
+            limits: Limits {
+                ids: 1,
+                types: 1,
+                positions: 1,
+                length: 512,
+            },
             padding: None,
         })
     }
 
     fn call(tokens: usize) -> (Call, oneshot::Receiver<Result<Outputs>>) {
-        let token = Token { id: 0, type_id: 0, position: 0 };
-        let texts = vec![Text { tokens: vec![token; tokens], attended: tokens, labels: Arc::default() }];
+        let token = Token {
+            id: 0,
+            type_id: 0,
+            position: 0,
+        };
+        let texts = vec![Text {
+            tokens: vec![token; tokens],
+            attended: tokens,
+            labels: Arc::default(),
+        }];
         let (outputs, received) = oneshot::channel();
         let deadline = Deadline::within(Duration::from_secs(3600));
-        (Call { texts, deadline, queued: QueuedBatch::default(), outputs }, received)
+        (
+            Call {
+                texts,
+                deadline,
+                queued: QueuedBatch::default(),
+                outputs,
+            },
+            received,
+        )
     }
 
     fn add(shared: &Shared, tokens: usize) -> oneshot::Receiver<Result<Outputs>> {
@@ -522,7 +607,10 @@ mod tests {
         let short = MAX_SHORT_TOKENS;
         assert_eq!(led(&shared, [RUN_TOKENS, 5]), [true, true]);
         // Not taken: other long calls, calls just above the limit, and any calls during a short run.
-        assert_eq!(led(&shared, [400, 400, short + 1, short]), [true, false, false, true]);
+        assert_eq!(
+            led(&shared, [400, 400, short + 1, short]),
+            [true, false, false, true]
+        );
         assert_eq!(led(&shared, [100, 100, 5]), [true, false, false]);
         // Short calls are taken up to the run's own token count.
         let calls = [RUN_TOKENS, short, short, short, short, 1];
@@ -533,7 +621,11 @@ mod tests {
     fn brief_calls_run_on_their_callers_thread_if_a_thread_is_idle() {
         let begun = |idle, leading_callers, queued: usize, tokens| {
             let shared = Shared::new(model(), NonZeroUsize::MIN);
-            *shared.lock() = Queue { idle, leading_callers, ..Queue::default() };
+            *shared.lock() = Queue {
+                idle,
+                leading_callers,
+                ..Queue::default()
+            };
             let _queued: Vec<_> = (0..queued).map(|_| add(&shared, 1)).collect();
             let (call, mut received) = call(tokens);
             shared.begin(call);
@@ -547,7 +639,10 @@ mod tests {
         assert!(begun(2, 1, 0, 1));
         assert!(!begun(1, 0, 0, MIN_LED_TOKENS), "it is not brief");
         assert!(!begun(0, 0, 0, 1), "no thread is idle");
-        assert!(!begun(1, 1, 0, 1), "another caller has the idle thread's place");
+        assert!(
+            !begun(1, 1, 0, 1),
+            "another caller has the idle thread's place"
+        );
         assert!(!begun(1, 0, 1, 1), "others were first");
     }
 
@@ -561,7 +656,9 @@ mod tests {
                 thread::sleep(LINGER * ((number * 7 + seed) % 5) as u32 / 3);
                 let tokens = 1 + (number * 5 + seed) % (2 * MIN_LED_TOKENS);
                 let (call, _) = call(tokens);
-                let outputs = workers.run(call.texts, Deadline::within(Duration::from_secs(30))).await;
+                let outputs = workers
+                    .run(call.texts, Deadline::within(Duration::from_secs(30)))
+                    .await;
                 assert_eq!(outputs.unwrap()[0][0].len(), tokens * WIDTH);
             }
         };
@@ -575,7 +672,10 @@ mod tests {
             assert!(began.elapsed() < Duration::from_secs(30), "{shared:?}");
             thread::yield_now();
         }
-        assert_eq!(shared.open.load(Ordering::Relaxed) + shared.waiting.load(Ordering::Relaxed), 0);
+        assert_eq!(
+            shared.open.load(Ordering::Relaxed) + shared.waiting.load(Ordering::Relaxed),
+            0
+        );
     }
 
     /// Whether any of a model's threads stays awake after a run.
@@ -585,7 +685,10 @@ mod tests {
         for _ in 0..20 {
             // Not brief: a thread leads it.
             let (call, _) = call(MIN_LED_TOKENS);
-            workers.run(call.texts, Deadline::within(Duration::from_secs(30))).await.unwrap();
+            workers
+                .run(call.texts, Deadline::within(Duration::from_secs(30)))
+                .await
+                .unwrap();
             loop {
                 let (idle, lingering) = {
                     let queue = workers.shared.lock();
@@ -595,7 +698,11 @@ mod tests {
                 if idle == threads && lingering == 0 {
                     break;
                 }
-                assert!(began.elapsed() < Duration::from_secs(30), "{:?}", workers.shared);
+                assert!(
+                    began.elapsed() < Duration::from_secs(30),
+                    "{:?}",
+                    workers.shared
+                );
                 thread::yield_now();
             }
         }
@@ -612,7 +719,11 @@ mod tests {
     fn threads_that_are_awake_help_with_shorter_runs() {
         let helped = |idle, lingering, tokens| {
             let shared = Shared::new(model(), NonZeroUsize::MIN);
-            *shared.lock() = Queue { idle, lingering, ..Queue::default() };
+            *shared.lock() = Queue {
+                idle,
+                lingering,
+                ..Queue::default()
+            };
             shared.helpers(tokens)
         };
         assert_eq!(helped(1, 0, MIN_SHARED_TOKENS - 1), 0);
@@ -625,18 +736,34 @@ mod tests {
     /// Calls of one task would otherwise run one after another on its thread.
     #[tokio::test]
     async fn calls_that_arrive_together_are_queued() {
-        let workers = Workers { shared: Arc::new(Shared::new(model(), NonZeroUsize::MIN)) };
+        let workers = Workers {
+            shared: Arc::new(Shared::new(model(), NonZeroUsize::MIN)),
+        };
         workers.shared.lock().idle = 1;
-        let token = Token { id: 0, type_id: 0, position: 0 };
-        let text = || vec![Text { tokens: vec![token], attended: 1, labels: Arc::default() }];
+        let token = Token {
+            id: 0,
+            type_id: 0,
+            position: 0,
+        };
+        let text = || {
+            vec![Text {
+                tokens: vec![token],
+                attended: 1,
+                labels: Arc::default(),
+            }]
+        };
         let deadline = Deadline::within(Duration::from_secs(3600));
         workers.run(text(), deadline).await.unwrap();
-        let together = async { futures::join!(workers.run(text(), deadline), workers.run(text(), deadline)) };
+        let together =
+            async { futures::join!(workers.run(text(), deadline), workers.run(text(), deadline)) };
         let lead = async {
             while workers.shared.lock().calls.len() < 2 {
                 task::yield_now().await;
             }
-            let next = workers.shared.next_calls(&mut workers.shared.lock()).unwrap();
+            let next = workers
+                .shared
+                .next_calls(&mut workers.shared.lock())
+                .unwrap();
             assert_eq!(next.len(), 2);
             workers.shared.lead(next, &mut Scratch::default());
         };

@@ -67,26 +67,46 @@ impl DecoderBindings {
     }
 
     fn bind(encoder: &Signature, decoder: &Signature) -> Option<Self> {
-        let encoder_inputs: Vec<_> = encoder.inputs.iter().map(encoder_input).collect::<Option<_>>()?;
-        let decoder_inputs = decoder.inputs.iter().map(|input| decoder_input(input, encoder));
+        let encoder_inputs: Vec<_> = encoder
+            .inputs
+            .iter()
+            .map(encoder_input)
+            .collect::<Option<_>>()?;
+        let decoder_inputs = decoder
+            .inputs
+            .iter()
+            .map(|input| decoder_input(input, encoder));
         let decoder_inputs: Vec<_> = decoder_inputs.collect::<Option<_>>()?;
-        let states = decoder.inputs.iter().filter(|input| input.name.starts_with(PAST));
-        let states = states.map(|input| state(input, decoder)).collect::<Option<_>>()?;
+        let states = decoder
+            .inputs
+            .iter()
+            .filter(|input| input.name.starts_with(PAST));
+        let states = states
+            .map(|input| state(input, decoder))
+            .collect::<Option<_>>()?;
         let logits = decoder.output(LOGITS)?;
         let scores = &decoder.outputs[logits];
         let is_complete = scores.element_type == ElementType::Fp32
             && matches!(scores.shape.len(), 2 | 3)
             && encoder_inputs.contains(&EncoderInput::Ids)
             && decoder_inputs.contains(&DecoderInput::Ids);
-        let with_rows = decoder.inputs.iter().filter(|input| input.name.starts_with(CROSS));
+        let with_rows = decoder
+            .inputs
+            .iter()
+            .filter(|input| input.name.starts_with(CROSS));
         is_complete.then(|| Self {
             takes_shortlist: encoder_inputs.contains(&EncoderInput::Shortlist),
             encoder: encoder_inputs,
             decoder: decoder_inputs,
             states,
-            encoded_rows: with_rows.filter_map(|input| encoder.output(&input.name)).collect(),
+            encoded_rows: with_rows
+                .filter_map(|input| encoder.output(&input.name))
+                .collect(),
             logits,
-            vocabulary: scores.shape.last().and_then(|length| usize::try_from(*length).ok()),
+            vocabulary: scores
+                .shape
+                .last()
+                .and_then(|length| usize::try_from(*length).ok()),
         })
     }
 }
@@ -122,12 +142,21 @@ fn state(input: &TensorSpec, decoder: &Signature) -> Option<State> {
     let name = input.name.strip_prefix(PAST)?;
     let output = decoder.output(&format!("{PRESENT}{name}"))?;
     let has_same_type = decoder.outputs[output].element_type == input.element_type;
-    has_same_type.then(|| State { spec: input.clone(), output })
+    has_same_type.then(|| State {
+        spec: input.clone(),
+        output,
+    })
 }
 
 fn mismatch(encoder: &Signature, decoder: &Signature) -> Error {
-    let names =
-        |specs: &[TensorSpec]| quoted(&specs.iter().map(|spec| spec.name.as_str()).collect::<Vec<_>>());
+    let names = |specs: &[TensorSpec]| {
+        quoted(
+            &specs
+                .iter()
+                .map(|spec| spec.name.as_str())
+                .collect::<Vec<_>>(),
+        )
+    };
     Error::model(format!(
         "expected an encoder with inputs among `input_ids`, `attention_mask`, `shortlist` and outputs `{CROSS}…` and \
          `{SHARED}…`, and a decoder with inputs among `input_ids`, `attention_mask`, `position`, the outputs of the \
@@ -146,9 +175,15 @@ mod tests {
 
     fn signature(inputs: &[(&str, ElementType)], outputs: &[(&str, ElementType)]) -> Signature {
         let specs = |specs: &[(&str, ElementType)]| {
-            specs.iter().map(|(name, kind)| TensorSpec::new(*name, *kind, [-1, 7])).collect()
+            specs
+                .iter()
+                .map(|(name, kind)| TensorSpec::new(*name, *kind, [-1, 7]))
+                .collect()
         };
-        Signature { inputs: specs(inputs), outputs: specs(outputs) }
+        Signature {
+            inputs: specs(inputs),
+            outputs: specs(outputs),
+        }
     }
 
     #[test]
@@ -171,22 +206,43 @@ mod tests {
         let bindings = DecoderBindings::new(&encoder, &decoder).unwrap();
         assert_eq!(bindings.encoder, [EncoderInput::Mask, EncoderInput::Ids]);
         use DecoderInput::{Encoded, Ids, State};
-        assert_eq!(bindings.decoder, [State, Ids, State, Encoded(1), Encoded(0)]);
-        assert_eq!(bindings.states.iter().map(|state| state.output).collect::<Vec<_>>(), [2, 0]);
-        assert_eq!((bindings.encoded_rows, bindings.logits, bindings.vocabulary), (vec![1], 1, Some(7)));
+        assert_eq!(
+            bindings.decoder,
+            [State, Ids, State, Encoded(1), Encoded(0)]
+        );
+        assert_eq!(
+            bindings
+                .states
+                .iter()
+                .map(|state| state.output)
+                .collect::<Vec<_>>(),
+            [2, 0]
+        );
+        assert_eq!(
+            (bindings.encoded_rows, bindings.logits, bindings.vocabulary),
+            (vec![1], 1, Some(7))
+        );
     }
 
     #[test]
     fn graphs_that_do_not_fit_together_are_refused() {
         use ElementType::{Fp32, Int64};
         let encoder = signature(&[("input_ids", Int64)], &[("cross.0", Fp32)]);
-        let lost = signature(&[("input_ids", Int64), ("past.a", Fp32)], &[("logits", Fp32)]);
-        let message = DecoderBindings::new(&encoder, &lost).unwrap_err().to_string();
+        let lost = signature(
+            &[("input_ids", Int64), ("past.a", Fp32)],
+            &[("logits", Fp32)],
+        );
+        let message = DecoderBindings::new(&encoder, &lost)
+            .unwrap_err()
+            .to_string();
         assert!(message.ends_with(
             "but found an encoder with inputs `input_ids` and outputs `cross.0`, and a decoder with inputs \
              `input_ids`, `past.a` and outputs `logits`"
         ));
-        let missing = signature(&[("input_ids", Int64), ("cross.1", Fp32)], &[("logits", Fp32)]);
+        let missing = signature(
+            &[("input_ids", Int64), ("cross.1", Fp32)],
+            &[("logits", Fp32)],
+        );
         assert!(DecoderBindings::new(&encoder, &missing).is_err());
     }
 }

@@ -70,7 +70,15 @@ impl OnnxSeq2Seq {
             concurrency,
             vocabulary: bindings.vocabulary,
             signatures: [encoder.signature().clone(), decoder.signature().clone()],
-            workers: Workers::start("seq2seq", concurrency, Model { encoder, decoder, bindings })?,
+            workers: Workers::start(
+                "seq2seq",
+                concurrency,
+                Model {
+                    encoder,
+                    decoder,
+                    bindings,
+                },
+            )?,
         })
     }
 
@@ -90,7 +98,12 @@ impl Seq2SeqBackend for OnnxSeq2Seq {
         self.vocabulary
     }
 
-    async fn decode(&self, sources: SourceBatch, deadline: Deadline, decode: DecodeFn) -> Result<()> {
+    async fn decode(
+        &self,
+        sources: SourceBatch,
+        deadline: Deadline,
+        decode: DecodeFn,
+    ) -> Result<()> {
         let run = move |model: &Model, is_abandoned: &dyn Fn() -> bool| {
             decode(&mut OnnxDecoder::new(model, sources, is_abandoned)?)
         };
@@ -117,9 +130,19 @@ struct OnnxDecoder<'a> {
 
 impl<'a> OnnxDecoder<'a> {
     /// Creates a decoder; runs the encoder on `sources` first.
-    fn new(model: &'a Model, sources: SourceBatch, is_abandoned: &'a dyn Fn() -> bool) -> Result<Self> {
-        let SourceBatch { rows, pad, shortlist } = sources;
-        let Model { encoder, bindings, .. } = model;
+    fn new(
+        model: &'a Model,
+        sources: SourceBatch,
+        is_abandoned: &'a dyn Fn() -> bool,
+    ) -> Result<Self> {
+        let SourceBatch {
+            rows,
+            pad,
+            shortlist,
+        } = sources;
+        let Model {
+            encoder, bindings, ..
+        } = model;
         if shortlist.is_some() != bindings.takes_shortlist {
             return Err(Error::inference(
                 "expected a shortlist if and only if the encoder has an input for it",
@@ -134,7 +157,10 @@ impl<'a> OnnxDecoder<'a> {
             tensor(vec![rows.len(), longest], cells.collect())
         };
         let (ids, mask) = (padded(pad, |id| id)?, padded(0, |_| 1)?);
-        let columns = shortlist.as_ref().map(|list| tensor(vec![list.len()], list.clone())).transpose()?;
+        let columns = shortlist
+            .as_ref()
+            .map(|list| tensor(vec![list.len()], list.clone()))
+            .transpose()?;
         let inputs = bindings.encoder.iter().filter_map(|input| match input {
             EncoderInput::Ids => Some(&ids),
             EncoderInput::Mask => Some(&mask),
@@ -142,15 +168,30 @@ impl<'a> OnnxDecoder<'a> {
         });
         let inputs: Vec<SessionInputValue<'_>> = inputs.map(SessionInputValue::from).collect();
         let encoded = encoder.run_values(&inputs)?;
-        let states = bindings.states.iter().map(|state| zeros(&state.spec, rows.len()));
+        let states = bindings
+            .states
+            .iter()
+            .map(|state| zeros(&state.spec, rows.len()));
         let states = states.collect::<Result<_>>()?;
         let sources = (0..rows.len()).collect();
-        Ok(Self { model, shortlist, mask, encoded, states, logits: None, sources, steps: 0, is_abandoned })
+        Ok(Self {
+            model,
+            shortlist,
+            mask,
+            encoded,
+            states,
+            logits: None,
+            sources,
+            steps: 0,
+            is_abandoned,
+        })
     }
 
     /// The graph's token ids. With a shortlist, `tokens` are indices into it.
     fn ids(&self, tokens: &[i64]) -> Result<Vec<i64>> {
-        let Some(shortlist) = &self.shortlist else { return Ok(tokens.to_vec()) };
+        let Some(shortlist) = &self.shortlist else {
+            return Ok(tokens.to_vec());
+        };
         let id = |token: &i64| match usize::try_from(*token) {
             Ok(index) => shortlist.get(index).copied(),
             // -1 starts a model that has no start token.
@@ -166,11 +207,14 @@ impl Decoder for OnnxDecoder<'_> {
         if (self.is_abandoned)() {
             return Err(Error::inference("the request was cancelled"));
         }
-        let Model { decoder, bindings, .. } = self.model;
+        let Model {
+            decoder, bindings, ..
+        } = self.model;
         let failed = |error| Error::inference_because("cannot read the decoder's scores", error);
         let (ids, position) = (self.ids(tokens)?, [self.steps]);
         let ids = TensorRef::from_array_view(([ids.len(), 1], ids.as_slice())).map_err(failed)?;
-        let position = TensorRef::from_array_view(([1_usize], position.as_slice())).map_err(failed)?;
+        let position =
+            TensorRef::from_array_view(([1_usize], position.as_slice())).map_err(failed)?;
         let mut states = self.states.iter();
         let inputs = bindings.decoder.iter().filter_map(|input| match input {
             DecoderInput::Ids => Some(SessionInputValue::from(ids.view())),
@@ -184,9 +228,14 @@ impl Decoder for OnnxDecoder<'_> {
         drop(inputs);
         let mut outputs: Vec<Option<DynValue>> = outputs.into_iter().map(Some).collect();
         let mut take = |output: usize| {
-            outputs.get_mut(output).and_then(Option::take).ok_or_else(|| {
-                Error::inference(format!("expected output {output} of the decoder, but found none"))
-            })
+            outputs
+                .get_mut(output)
+                .and_then(Option::take)
+                .ok_or_else(|| {
+                    Error::inference(format!(
+                        "expected output {output} of the decoder, but found none"
+                    ))
+                })
         };
         for (value, state) in self.states.iter_mut().zip(&bindings.states) {
             *value = take(state.output)?;
@@ -207,9 +256,15 @@ impl Decoder for OnnxDecoder<'_> {
                 *state = gather(state, rows)?;
             }
         }
-        let sources = rows.iter().map(|row| self.sources.get(*row).copied()).collect::<Option<Vec<_>>>();
+        let sources = rows
+            .iter()
+            .map(|row| self.sources.get(*row).copied())
+            .collect::<Option<Vec<_>>>();
         let sources = sources.ok_or_else(|| {
-            Error::inference(format!("expected rows below {}, but found higher ones", self.sources.len()))
+            Error::inference(format!(
+                "expected rows below {}, but found higher ones",
+                self.sources.len()
+            ))
         })?;
         // Encoder outputs are the same for all rows from one source.
         if sources != self.sources {

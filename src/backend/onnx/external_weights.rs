@@ -45,11 +45,20 @@ impl ExternalWeights {
     /// Refuses tensors outside their file, and tensors that need more than twice the size of all files together, so
     /// that a small bundle cannot exhaust memory.
     pub fn of(graphs: &[Vec<u8>], size: impl Fn(&str) -> Option<u64>) -> Result<Self> {
-        let names: Vec<Vec<(String, FileSlice)>> =
-            graphs.iter().map(|graph| external_tensors(graph, &size)).collect::<Result<_>>()?;
+        let names: Vec<Vec<(String, FileSlice)>> = graphs
+            .iter()
+            .map(|graph| external_tensors(graph, &size))
+            .collect::<Result<_>>()?;
         let slices = names.iter().flatten();
-        let files: BTreeSet<&str> = slices.clone().map(|(_, slice)| slice.file.as_str()).collect();
-        let mut left = files.into_iter().filter_map(&size).fold(0, u64::saturating_add).saturating_mul(2);
+        let files: BTreeSet<&str> = slices
+            .clone()
+            .map(|(_, slice)| slice.file.as_str())
+            .collect();
+        let mut left = files
+            .into_iter()
+            .filter_map(&size)
+            .fold(0, u64::saturating_add)
+            .saturating_mul(2);
         let mut tensors = BTreeMap::new();
         for (name, slice) in slices {
             if !tensors.contains_key(slice) {
@@ -63,14 +72,25 @@ impl ExternalWeights {
 
     /// The files that hold the tensors.
     pub fn files(&self) -> BTreeSet<String> {
-        self.tensors.keys().map(|slice| slice.file.clone()).collect()
+        self.tensors
+            .keys()
+            .map(|slice| slice.file.clone())
+            .collect()
     }
 
     /// Tensors in the file `name`.
     pub fn file(&mut self, name: &str) -> FileFiller<'_> {
-        let tensors = self.tensors.iter_mut().filter(|(slice, _)| slice.file == name);
-        let tensors = tensors.map(|(slice, data)| (slice.offset, data.bytes_mut())).collect();
-        FileFiller { tensors, position: 0 }
+        let tensors = self
+            .tensors
+            .iter_mut()
+            .filter(|(slice, _)| slice.file == name);
+        let tensors = tensors
+            .map(|(slice, data)| (slice.offset, data.bytes_mut()))
+            .collect();
+        FileFiller {
+            tensors,
+            position: 0,
+        }
     }
 
     /// Tensors per graph; an error unless all were filled.
@@ -100,7 +120,11 @@ impl FileFiller<'_> {
     /// Copies the file's next bytes; bytes between tensors are skipped.
     pub fn fill(&mut self, bytes: &[u8]) {
         let (start, end) = (self.position, self.position + bytes.len() as u64);
-        for (offset, target) in self.tensors.iter_mut().take_while(|(offset, _)| *offset < end) {
+        for (offset, target) in self
+            .tensors
+            .iter_mut()
+            .take_while(|(offset, _)| *offset < end)
+        {
             let from = start.max(*offset);
             let to = end.min(*offset + target.len() as u64);
             if from < to {
@@ -110,24 +134,39 @@ impl FileFiller<'_> {
         }
         self.position = end;
         // Graphs have hundreds of tensors; full ones need not be visited for every file piece.
-        self.tensors.retain(|(offset, target)| *offset + target.len() as u64 > end);
+        self.tensors
+            .retain(|(offset, target)| *offset + target.len() as u64 > end);
     }
 }
 
 impl FileSlice {
     fn of(name: &str, tensor: &TensorProto) -> Result<Self> {
         let wrong = |found: &str| {
-            Error::model(format!("expected weights that can be loaded, but found `{name}` {found}"))
+            Error::model(format!(
+                "expected weights that can be loaded, but found `{name}` {found}"
+            ))
         };
-        let file = entry(tensor, "location").ok_or_else(|| wrong("without a file"))?.to_owned();
+        let file = entry(tensor, "location")
+            .ok_or_else(|| wrong("without a file"))?
+            .to_owned();
         let offset = entry(tensor, "offset").map_or(Ok(0), str::parse);
         let offset = offset.map_err(|_| wrong("without an offset"))?;
-        Ok(Self { file, offset, element_type: tensor.data_type, shape: tensor.dims.clone() })
+        Ok(Self {
+            file,
+            offset,
+            element_type: tensor.data_type,
+            shape: tensor.dims.clone(),
+        })
     }
 
     /// Allocates at most `max_bytes` for a tensor in a file with `file_size` bytes.
     fn allocate(&self, name: &str, file_size: u64, max_bytes: u64) -> Result<Box<dyn Data>> {
-        let Self { file, offset, element_type, shape } = self;
+        let Self {
+            file,
+            offset,
+            element_type,
+            shape,
+        } = self;
         let wrong = |found: String| {
             Error::model(format!(
                 "expected weights that can be loaded, but found `{name}` of shape {shape:?}{found}"
@@ -144,10 +183,17 @@ impl FileSlice {
         };
         let count = shape
             .iter()
-            .try_fold(1_usize, |product, side| product.checked_mul(usize::try_from(*side).ok()?))
+            .try_fold(1_usize, |product, side| {
+                product.checked_mul(usize::try_from(*side).ok()?)
+            })
             .ok_or_else(|| wrong(String::new()))?;
-        let bytes = (count as u64).checked_mul(width).filter(|bytes| *bytes <= max_bytes);
-        if bytes.and_then(|bytes| bytes.checked_add(*offset)).is_none_or(|end| end > file_size) {
+        let bytes = (count as u64)
+            .checked_mul(width)
+            .filter(|bytes| *bytes <= max_bytes);
+        if bytes
+            .and_then(|bytes| bytes.checked_add(*offset))
+            .is_none_or(|end| end > file_size)
+        {
             return Err(wrong(format!(", which `{file}` has no room for")));
         }
         Ok(zeros(count))
@@ -155,22 +201,32 @@ impl FileSlice {
 }
 
 /// External tensors in a graph, by name.
-fn external_tensors(graph: &[u8], size: impl Fn(&str) -> Option<u64>) -> Result<Vec<(String, FileSlice)>> {
+fn external_tensors(
+    graph: &[u8],
+    size: impl Fn(&str) -> Option<u64>,
+) -> Result<Vec<(String, FileSlice)>> {
     let model = ModelProto::from_bytes(graph)?;
     check_files(&model, |name| size(name).is_some())?;
     let initializers = model.graph.iter().flat_map(|graph| &graph.initializer);
     let external = initializers.filter(|tensor| tensor.data_location == EXTERNAL);
-    external.map(|tensor| Ok((tensor.name.clone(), FileSlice::of(&tensor.name, tensor)?))).collect()
+    external
+        .map(|tensor| Ok((tensor.name.clone(), FileSlice::of(&tensor.name, tensor)?)))
+        .collect()
 }
 
 /// Whether ONNX Runtime cannot convert all signed 8-bit weights in the graph to unsigned ones: weights without a zero
 /// point, as in earlier versions' bundles, and weights shared by several products.
 pub fn keeps_signed_weights(graph: &[u8]) -> Result<bool> {
     let graph = ModelProto::from_bytes(graph)?.graph.unwrap_or_default();
-    let mut products = graph.node.iter().filter(|node| node.op_type == "DynamicQuantizeMatMul");
+    let mut products = graph
+        .node
+        .iter()
+        .filter(|node| node.op_type == "DynamicQuantizeMatMul");
     let mut known = BTreeSet::new();
     Ok(products.any(|product| {
-        let mut constants = [1, 3].into_iter().filter_map(|input| product.input.get(input));
+        let mut constants = [1, 3]
+            .into_iter()
+            .filter_map(|input| product.input.get(input));
         constants.any(|name| name.is_empty() || !known.insert(name))
     }))
 }
@@ -193,7 +249,9 @@ impl<T: Pod + PrimitiveTensorElementType + Debug + Send> Data for Vec<T> {
 
     fn into_value(self: Box<Self>, shape: Vec<i64>) -> Result<DynValue> {
         let value = Tensor::from_array((shape, *self));
-        Ok(value.map_err(|error| Error::model_because("the weights cannot be used", error))?.into_dyn())
+        Ok(value
+            .map_err(|error| Error::model_because("the weights cannot be used", error))?
+            .into_dyn())
     }
 }
 
@@ -212,34 +270,65 @@ mod tests {
     };
 
     fn graph(tensors: &[(&str, i32, &[i64], u64)]) -> Vec<u8> {
-        let initializer = tensors.iter().map(|(name, element_type, shape, offset)| TensorProto {
-            dims: shape.to_vec(),
-            data_type: *element_type,
-            name: (*name).into(),
-            external_data: [("location", "w.bin".into()), ("offset", offset.to_string())]
-                .map(|(key, value)| StringStringEntryProto { key: key.into(), value })
-                .into(),
-            data_location: EXTERNAL,
-            ..TensorProto::default()
-        });
-        encoded(GraphProto { initializer: initializer.collect(), ..GraphProto::default() })
+        let initializer = tensors
+            .iter()
+            .map(|(name, element_type, shape, offset)| TensorProto {
+                dims: shape.to_vec(),
+                data_type: *element_type,
+                name: (*name).into(),
+                external_data: [("location", "w.bin".into()), ("offset", offset.to_string())]
+                    .map(|(key, value)| StringStringEntryProto {
+                        key: key.into(),
+                        value,
+                    })
+                    .into(),
+                data_location: EXTERNAL,
+                ..TensorProto::default()
+            });
+        encoded(GraphProto {
+            initializer: initializer.collect(),
+            ..GraphProto::default()
+        })
     }
 
     fn encoded(graph: GraphProto) -> Vec<u8> {
-        ModelProto { graph: Some(graph), ..ModelProto::default() }.encode_to_vec()
+        ModelProto {
+            graph: Some(graph),
+            ..ModelProto::default()
+        }
+        .encode_to_vec()
     }
 
     #[test]
     fn tensors_are_filled_from_pieces_of_any_size() {
-        let graph = graph(&[("b", 3, &[2, 2], 12), ("a", 1, &[2], 0), ("shared", 2, &[4], 12)]);
-        let bytes: Vec<u8> =
-            [1.0_f32.to_le_bytes(), 2.0_f32.to_le_bytes(), [9; 4], [1, 2, 3, 255], [7; 4]].concat();
+        let graph = graph(&[
+            ("b", 3, &[2, 2], 12),
+            ("a", 1, &[2], 0),
+            ("shared", 2, &[4], 12),
+        ]);
+        let bytes: Vec<u8> = [
+            1.0_f32.to_le_bytes(),
+            2.0_f32.to_le_bytes(),
+            [9; 4],
+            [1, 2, 3, 255],
+            [7; 4],
+        ]
+        .concat();
         for size in 1..=bytes.len() {
-            let mut weights = ExternalWeights::of(std::slice::from_ref(&graph), |_| Some(20)).unwrap();
+            let mut weights =
+                ExternalWeights::of(std::slice::from_ref(&graph), |_| Some(20)).unwrap();
             let mut file = weights.file("w.bin");
             bytes.chunks(size).for_each(|piece| file.fill(piece));
-            let data: Vec<String> = weights.tensors.values().map(|data| format!("{data:?}")).collect();
-            assert_eq!(data, ["[1.0, 2.0]", "[1, 2, 3, 255]", "[1, 2, 3, -1]"], "{size}");
+            let data: Vec<String> = weights
+                .tensors
+                .values()
+                .map(|data| format!("{data:?}"))
+                .collect();
+            assert_eq!(
+                data,
+                ["[1.0, 2.0]", "[1, 2, 3, 255]", "[1, 2, 3, -1]"],
+                "{size}"
+            );
         }
     }
 
@@ -250,17 +339,27 @@ mod tests {
             graph(&[("words", 3, &[2, 2], 12), ("flat", 3, &[4], 12)]),
         ];
         let weights = ExternalWeights::of(&graphs, |_| Some(20)).unwrap();
-        let slices: Vec<_> =
-            weights.tensors.keys().map(|slice| (slice.offset, slice.shape.clone())).collect();
+        let slices: Vec<_> = weights
+            .tensors
+            .keys()
+            .map(|slice| (slice.offset, slice.shape.clone()))
+            .collect();
         assert_eq!(slices, [(0, vec![2]), (12, vec![2, 2]), (12, vec![4])]);
-        let names: Vec<Vec<&str>> =
-            weights.names.iter().map(|names| names.iter().map(|(name, _)| name.as_str()).collect()).collect();
+        let names: Vec<Vec<&str>> = weights
+            .names
+            .iter()
+            .map(|names| names.iter().map(|(name, _)| name.as_str()).collect())
+            .collect();
         assert_eq!(names, [["table", "own"], ["words", "flat"]]);
     }
 
     #[test]
     fn invalid_weights_are_refused() {
-        let refused = |graph: Vec<u8>| ExternalWeights::of(&[graph], |_| Some(20)).unwrap_err().to_string();
+        let refused = |graph: Vec<u8>| {
+            ExternalWeights::of(&[graph], |_| Some(20))
+                .unwrap_err()
+                .to_string()
+        };
         insta::assert_snapshot!(refused(graph(&[("a", 1, &[-1], 0)])), @"expected weights that can be loaded, but found `a` of shape [-1]");
         insta::assert_snapshot!(refused(graph(&[("a", 1, &[1 << 40, 1 << 40], 0)])), @"expected weights that can be loaded, but found `a` of shape [1099511627776, 1099511627776]");
         insta::assert_snapshot!(refused(graph(&[("a", 8, &[1], 0)])), @"expected weights that can be loaded, but found `a` of shape [1] and element type 8");
@@ -290,13 +389,23 @@ mod tests {
                 ..NodeProto::default()
             };
             let node = products.iter().map(product).collect();
-            keeps_signed_weights(&encoded(GraphProto { node, ..GraphProto::default() })).unwrap()
+            keeps_signed_weights(&encoded(GraphProto {
+                node,
+                ..GraphProto::default()
+            }))
+            .unwrap()
         };
         assert!(keeps(&[&["x", "weights", "scales", "", "bias"]]));
         assert!(!keeps(&[&["x", "weights", "scales", "zero_point", "bias"]]));
-        assert!(!keeps(&[&["x", "weights", "scales"]]), "ONNX Runtime adds a missing one");
+        assert!(
+            !keeps(&[&["x", "weights", "scales"]]),
+            "ONNX Runtime adds a missing one"
+        );
         let another = ["y", "weights 2", "scales", "zero_point", "bias"];
-        assert!(keeps(&[&["x", "weights", "scales", "zero_point", "bias"], &another]), "shared zero point");
+        assert!(
+            keeps(&[&["x", "weights", "scales", "zero_point", "bias"], &another]),
+            "shared zero point"
+        );
     }
 
     #[test]
@@ -305,10 +414,21 @@ mod tests {
         let refused = |graph: &[u8]| require_known_files(graph, known).unwrap_err().to_string();
         insta::assert_snapshot!(refused(&graph(&[("a", 1, &[1], 0)])), @"expected the weights of `a` in a file of the bundle, but found `w.bin`");
         // In a node attribute's graph.
-        let inner = ModelProto::decode(graph(&[("b", 1, &[1], 0)]).as_slice()).unwrap().graph;
-        let attribute = vec![AttributeProto { g: inner, ..AttributeProto::default() }];
-        let node = vec![NodeProto { attribute, ..NodeProto::default() }];
-        let outer = encoded(GraphProto { node, ..GraphProto::default() });
+        let inner = ModelProto::decode(graph(&[("b", 1, &[1], 0)]).as_slice())
+            .unwrap()
+            .graph;
+        let attribute = vec![AttributeProto {
+            g: inner,
+            ..AttributeProto::default()
+        }];
+        let node = vec![NodeProto {
+            attribute,
+            ..NodeProto::default()
+        }];
+        let outer = encoded(GraphProto {
+            node,
+            ..GraphProto::default()
+        });
         insta::assert_snapshot!(refused(&outer), @"expected the weights of `b` in a file of the bundle, but found `w.bin`");
     }
 }

@@ -52,14 +52,20 @@ impl Runtime {
         refuse_telemetry(path)?;
         let failed = |source: Box<dyn std::error::Error + Send + Sync>| {
             let path = path.display();
-            let message =
-                format!("cannot load ONNX Runtime from `{path}`; run `kivu doctor --fix` to fetch it");
+            let message = format!(
+                "cannot load ONNX Runtime from `{path}`; run `kivu doctor --fix` to fetch it"
+            );
             Error::model_because(message, source)
         };
         let builder = ort::init_from(path).map_err(|error| failed(error.into()))?;
-        let environment = builder.with_telemetry(false).build().map_err(|error| failed(error.into()))?;
+        let environment = builder
+            .with_telemetry(false)
+            .build()
+            .map_err(|error| failed(error.into()))?;
         environment.set_log_level(ort::logging::LogLevel::Error);
-        Ok(Self { environment: ENVIRONMENT.get_or_init(|| environment) })
+        Ok(Self {
+            environment: ENVIRONMENT.get_or_init(|| environment),
+        })
     }
 }
 
@@ -73,15 +79,23 @@ pub fn candidates(configured: Option<&Path>, home: &Path) -> Vec<PathBuf> {
     let executable = std::env::current_exe().ok();
     let folder = executable.as_deref().and_then(Path::parent);
     let archived = folder.map(|folder| folder.join("lib"));
-    let installed = folder.and_then(Path::parent).map(|prefix| prefix.join("lib/kivu"));
+    let installed = folder
+        .and_then(Path::parent)
+        .map(|prefix| prefix.join("lib/kivu"));
     let package = PACKAGE.get().cloned();
-    let folders = package.into_iter().chain(archived).chain(installed).chain([home.join(FOLDER)]);
+    let folders = package
+        .into_iter()
+        .chain(archived)
+        .chain(installed)
+        .chain([home.join(FOLDER)]);
     folders.map(|folder| folder.join(file_name())).collect()
 }
 
 /// First existing path among the [`candidates`].
 pub fn locate(configured: Option<&Path>, home: &Path) -> Result<PathBuf> {
-    let found = candidates(configured, home).into_iter().find(|path| path.is_file());
+    let found = candidates(configured, home)
+        .into_iter()
+        .find(|path| path.is_file());
     found.ok_or_else(|| {
         Error::model(match configured {
             Some(path) => format!("expected ONNX Runtime at `{}`, but found no file", path.display()),
@@ -96,8 +110,16 @@ pub fn locate(configured: Option<&Path>, home: &Path) -> Result<PathBuf> {
 
 fn refuse_telemetry(path: &Path) -> Result<()> {
     let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    let mut numbers = name.rsplit(".so.").next().unwrap_or_default().split('.').map(str::parse::<u32>);
+    let name = path
+        .file_name()
+        .and_then(|name| name.to_str())
+        .unwrap_or_default();
+    let mut numbers = name
+        .rsplit(".so.")
+        .next()
+        .unwrap_or_default()
+        .split('.')
+        .map(str::parse::<u32>);
     if let (Some(Ok(major)), Some(Ok(minor))) = (numbers.next(), numbers.next())
         && (major, minor) >= FIRST_WITH_TELEMETRY
     {
@@ -124,7 +146,10 @@ mod tests {
     #[test]
     fn a_configured_path_is_the_only_candidate() {
         let home = Path::new("/home");
-        assert_eq!(candidates(Some(Path::new("/a/b.so")), home), [PathBuf::from("/a/b.so")]);
+        assert_eq!(
+            candidates(Some(Path::new("/a/b.so")), home),
+            [PathBuf::from("/a/b.so")]
+        );
         assert!(candidates(None, home).contains(&home.join(FOLDER).join(file_name())));
     }
 }

@@ -16,7 +16,8 @@ impl RowPermutation {
     /// Copies after which row `i` has the values from row `rows[i]`.
     pub(super) fn new(rows: &[usize]) -> Self {
         let moved = rows.iter().enumerate().filter(|(to, from)| to != *from);
-        let mut left: Vec<(usize, Option<usize>)> = moved.map(|(to, from)| (to, Some(*from))).collect();
+        let mut left: Vec<(usize, Option<usize>)> =
+            moved.map(|(to, from)| (to, Some(*from))).collect();
         let mut copies = Vec::with_capacity(left.len() + 1);
         while let Some((first, _)) = left.first().copied() {
             let is_needed = |row: usize| left.iter().any(|(_, from)| *from == Some(row));
@@ -27,7 +28,10 @@ impl RowPermutation {
                 }
                 // Only cycles are left. Buffering a row breaks one.
                 None => {
-                    copies.push(Copy { from: Some(first), to: None });
+                    copies.push(Copy {
+                        from: Some(first),
+                        to: None,
+                    });
                     left.iter_mut()
                         .filter(|(_, from)| *from == Some(first))
                         .for_each(|(_, from)| *from = None);

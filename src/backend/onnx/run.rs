@@ -30,9 +30,13 @@ pub(super) struct Names {
 impl Names {
     pub(super) fn new(signature: &Signature) -> Result<Self> {
         let names = |specs: &[TensorSpec]| {
-            specs.iter().map(|spec| CString::new(spec.name.as_str())).collect::<Result<_, _>>()
+            specs
+                .iter()
+                .map(|spec| CString::new(spec.name.as_str()))
+                .collect::<Result<_, _>>()
         };
-        let unusable = |error| Error::model_because("expected names without NUL in the graph", error);
+        let unusable =
+            |error| Error::model_because("expected names without NUL in the graph", error);
         Ok(Self {
             inputs: names(&signature.inputs).map_err(unusable)?,
             outputs: names(&signature.outputs).map_err(unusable)?,
@@ -41,14 +45,26 @@ impl Names {
 }
 
 /// Runs `session` on one value per input, and returns one value per output.
-#[expect(unsafe_code, reason = "`ort` has no safe way to run one session on several threads at once")]
+#[expect(
+    unsafe_code,
+    reason = "`ort` has no safe way to run one session on several threads at once"
+)]
 pub(super) fn run(
     session: &Session,
     names: &Names,
     inputs: &[SessionInputValue<'_>],
 ) -> ort::Result<Vec<DynValue>> {
-    assert_eq!(inputs.len(), names.inputs.len(), "the signature was checked");
-    let pointers = |names: &[CString]| names.iter().map(|name| name.as_ptr()).collect::<Vec<*const c_char>>();
+    assert_eq!(
+        inputs.len(),
+        names.inputs.len(),
+        "the signature was checked"
+    );
+    let pointers = |names: &[CString]| {
+        names
+            .iter()
+            .map(|name| name.as_ptr())
+            .collect::<Vec<*const c_char>>()
+    };
     let (input_names, output_names) = (pointers(&names.inputs), pointers(&names.outputs));
     let inputs: Vec<_> = inputs.iter().map(|value| value.ptr()).collect();
     let mut outputs = vec![ptr::null_mut(); output_names.len()];
@@ -72,5 +88,8 @@ pub(super) fn run(
     let no_value = || ort::Error::new("ONNX Runtime returned no value for an output");
     // SAFETY: after a successful run each output is a new value from the session's allocator, without another owner.
     let own = |value| unsafe { DynValue::from_ptr(value, Some(session.allocator())) };
-    outputs.into_iter().map(|value| NonNull::new(value).map(own).ok_or_else(no_value)).collect()
+    outputs
+        .into_iter()
+        .map(|value| NonNull::new(value).map(own).ok_or_else(no_value))
+        .collect()
 }

@@ -11,7 +11,9 @@ use ort::{
         Session as OrtSession, SessionInputValue,
         builder::{GraphOptimizationLevel, SessionBuilder},
     },
-    value::{DynValue, Outlet, PrimitiveTensorElementType, TensorElementType, TensorRef, ValueType},
+    value::{
+        DynValue, Outlet, PrimitiveTensorElementType, TensorElementType, TensorRef, ValueType,
+    },
 };
 
 use super::{
@@ -58,7 +60,12 @@ impl Graph {
     /// Graphs in memory, with their weights, which have to be filled.
     pub fn in_memory(graphs: Vec<Vec<u8>>, weights: ExternalWeights) -> Result<Vec<Self>> {
         let graphs = graphs.into_iter().zip(weights.into_initializers()?);
-        Ok(graphs.map(|(bytes, initializers)| Self::Memory { bytes, initializers }).collect())
+        Ok(graphs
+            .map(|(bytes, initializers)| Self::Memory {
+                bytes,
+                initializers,
+            })
+            .collect())
     }
 }
 
@@ -79,7 +86,10 @@ impl Graph {
 
 impl<P: AsRef<Path> + ?Sized> From<&P> for Graph {
     fn from(path: &P) -> Self {
-        Self::File { path: path.as_ref().to_owned(), mapped: Arc::default() }
+        Self::File {
+            path: path.as_ref().to_owned(),
+            mapped: Arc::default(),
+        }
     }
 }
 
@@ -120,13 +130,27 @@ impl Session {
             Graph::File { path, mapped } => (format!("the graph `{}`", path.display()), mapped),
             Graph::Memory { .. } => ("the graph".to_owned(), Arc::default()),
         };
-        let session = session.map_err(|error| Error::model_because(format!("cannot load {what}"), error))?;
+        let session =
+            session.map_err(|error| Error::model_because(format!("cannot load {what}"), error))?;
         let signature = Signature {
-            inputs: session.inputs().iter().map(describe).collect::<Result<_>>()?,
-            outputs: session.outputs().iter().map(describe).collect::<Result<_>>()?,
+            inputs: session
+                .inputs()
+                .iter()
+                .map(describe)
+                .collect::<Result<_>>()?,
+            outputs: session
+                .outputs()
+                .iter()
+                .map(describe)
+                .collect::<Result<_>>()?,
         };
         let names = Names::new(&signature)?;
-        Ok(Self { session, mapped, signature, names })
+        Ok(Self {
+            session,
+            mapped,
+            signature,
+            names,
+        })
     }
 
     /// Optimizes the graph at `source` and writes the result to `target`. The result does not depend on this machine.
@@ -136,7 +160,10 @@ impl Session {
             .and_then(|mut builder| builder.commit_from_file(source))
             .map(drop)
             .map_err(|error| {
-                Error::model_because(format!("cannot optimize the graph `{}`", source.display()), error)
+                Error::model_because(
+                    format!("cannot optimize the graph `{}`", source.display()),
+                    error,
+                )
             })
     }
 
@@ -148,9 +175,18 @@ impl Session {
     /// Runs one batch. Inputs and outputs are in signature order.
     pub fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         self.signature.check_inputs(inputs)?;
-        let values = inputs.iter().map(borrow).collect::<ort::Result<Vec<_>>>().map_err(failed)?;
+        let values = inputs
+            .iter()
+            .map(borrow)
+            .collect::<ort::Result<Vec<_>>>()
+            .map_err(failed)?;
         let outputs = self.run_values(&values)?;
-        self.signature.outputs.iter().zip(&outputs).map(|(spec, value)| copy(spec, value)).collect()
+        self.signature
+            .outputs
+            .iter()
+            .zip(&outputs)
+            .map(|(spec, value)| copy(spec, value))
+            .collect()
     }
 
     /// Runs one batch on ONNX Runtime's own values, without copies. `inputs` has one value per input,
@@ -170,11 +206,17 @@ fn failed(error: ort::Error) -> Error {
     Error::inference_because("the model failed to run", error)
 }
 
-fn load(builder: impl FnOnce() -> ort::Result<SessionBuilder>, graph: &Graph) -> ort::Result<OrtSession> {
+fn load(
+    builder: impl FnOnce() -> ort::Result<SessionBuilder>,
+    graph: &Graph,
+) -> ort::Result<OrtSession> {
     let mut builder = builder()?;
     match graph {
         Graph::File { path, .. } => builder.commit_from_file(path),
-        Graph::Memory { bytes, initializers } => {
+        Graph::Memory {
+            bytes,
+            initializers,
+        } => {
             for (name, value) in initializers {
                 builder = builder.with_external_initializer(name, Arc::clone(value))?;
             }
@@ -209,7 +251,9 @@ fn describe(outlet: &Outlet) -> Result<TensorSpec> {
             outlet.dtype()
         ))
     };
-    let ValueType::Tensor { ty, shape, .. } = outlet.dtype() else { return Err(unsupported()) };
+    let ValueType::Tensor { ty, shape, .. } = outlet.dtype() else {
+        return Err(unsupported());
+    };
     let element_type = match ty {
         TensorElementType::Float32 => ElementType::Fp32,
         TensorElementType::Int32 => ElementType::Int32,
@@ -230,18 +274,30 @@ fn borrow(tensor: &Tensor) -> ort::Result<SessionInputValue<'_>> {
 }
 
 fn copy(spec: &TensorSpec, value: &DynValue) -> Result<Tensor> {
-    fn extract<T: PrimitiveTensorElementType + Copy>(value: &DynValue) -> ort::Result<(Vec<usize>, Vec<T>)> {
+    fn extract<T: PrimitiveTensorElementType + Copy>(
+        value: &DynValue,
+    ) -> ort::Result<(Vec<usize>, Vec<T>)> {
         let (shape, values) = value.try_extract_tensor::<T>()?;
-        Ok((shape.iter().map(|side| *side as usize).collect(), values.to_vec()))
+        Ok((
+            shape.iter().map(|side| *side as usize).collect(),
+            values.to_vec(),
+        ))
     }
     let extracted = match spec.element_type {
         ElementType::Fp32 => extract(value).map(|(shape, values)| (shape, Elements::Fp32(values))),
-        ElementType::Int32 => extract(value).map(|(shape, values)| (shape, Elements::Int32(values))),
-        ElementType::Int64 => extract(value).map(|(shape, values)| (shape, Elements::Int64(values))),
+        ElementType::Int32 => {
+            extract(value).map(|(shape, values)| (shape, Elements::Int32(values)))
+        }
+        ElementType::Int64 => {
+            extract(value).map(|(shape, values)| (shape, Elements::Int64(values)))
+        }
         ElementType::Bytes => Err(ort::Error::new("string outputs are not supported")),
     };
     let (shape, elements) = extracted.map_err(|error| {
-        let message = format!("the model's output `{}` does not match its declaration", spec.name);
+        let message = format!(
+            "the model's output `{}` does not match its declaration",
+            spec.name
+        );
         Error::inference_because(message, error)
     })?;
     Tensor::new(shape, elements)

@@ -35,7 +35,11 @@ impl OnnxBackend {
         // With one row per batch nothing is padded. Dynamic quantization, whose scale covers the whole batch, then
         // gives a text the same result whatever else is in the request.
         let schedule = Schedule::row_by_row(threads, MIN_CALL_TOKENS);
-        Ok(Self { signature, schedule, workers: Workers::start("onnx", threads, session)? })
+        Ok(Self {
+            signature,
+            schedule,
+            workers: Workers::start("onnx", threads, session)?,
+        })
     }
 }
 
@@ -49,8 +53,14 @@ impl Backend for OnnxBackend {
         self.schedule
     }
 
-    async fn infer_each(&self, batches: Vec<Vec<Tensor>>, deadline: Deadline) -> Result<Vec<Vec<Tensor>>> {
-        batches.iter().try_for_each(|inputs| self.signature.check_inputs(inputs))?;
+    async fn infer_each(
+        &self,
+        batches: Vec<Vec<Tensor>>,
+        deadline: Deadline,
+    ) -> Result<Vec<Vec<Tensor>>> {
+        batches
+            .iter()
+            .try_for_each(|inputs| self.signature.check_inputs(inputs))?;
         let run = move |session: &Session, is_abandoned: &dyn Fn() -> bool| {
             let run_batch = |inputs: &Vec<Tensor>| match is_abandoned() || deadline.has_passed() {
                 true => Err(deadline.exceeded()),

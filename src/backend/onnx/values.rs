@@ -19,21 +19,28 @@ pub(super) fn tensor<T>(shape: Vec<usize>, values: Vec<T>) -> Result<DynValue>
 where
     T: PrimitiveTensorElementType + Clone + Debug + 'static,
 {
-    Ok(OrtTensor::from_array((shape, values)).map_err(failed)?.into_dyn())
+    Ok(OrtTensor::from_array((shape, values))
+        .map_err(failed)?
+        .into_dyn())
 }
 
 /// A state's initial value: zeros, with length 0 along free axes.
 pub(super) fn zeros(spec: &TensorSpec, rows: usize) -> Result<DynValue> {
-    let others = spec.shape.iter().skip(1).map(|side| usize::try_from(*side).unwrap_or(0));
+    let others = spec
+        .shape
+        .iter()
+        .skip(1)
+        .map(|side| usize::try_from(*side).unwrap_or(0));
     let shape: Vec<usize> = std::iter::once(rows).chain(others).collect();
     let size = shape.iter().product();
     match spec.element_type {
         ElementType::Fp32 => tensor(shape, vec![0.0_f32; size]),
         ElementType::Int32 => tensor(shape, vec![0_i32; size]),
         ElementType::Int64 => tensor(shape, vec![0_i64; size]),
-        ElementType::Bytes => {
-            Err(Error::model(format!("expected a numeric state, but found strings in `{}`", spec.name)))
-        }
+        ElementType::Bytes => Err(Error::model(format!(
+            "expected a numeric state, but found strings in `{}`",
+            spec.name
+        ))),
     }
 }
 
@@ -60,12 +67,19 @@ where
         let values = values.get(row * width..(row + 1) * width);
         gathered.extend_from_slice(values.ok_or_else(|| no_row(*row))?);
     }
-    tensor(std::iter::once(rows.len()).chain(others()).collect(), gathered)
+    tensor(
+        std::iter::once(rows.len()).chain(others()).collect(),
+        gathered,
+    )
 }
 
 /// Reorders a value's rows without changing their number, in place if it contains floats. `permutation` is the
 /// [`RowPermutation`] for `rows`.
-pub(super) fn permute(value: &mut DynValue, rows: &[usize], permutation: &RowPermutation) -> Result<()> {
+pub(super) fn permute(
+    value: &mut DynValue,
+    rows: &[usize],
+    permutation: &RowPermutation,
+) -> Result<()> {
     if value.try_extract_tensor::<f32>().is_err() {
         *value = gather(value, rows)?;
         return Ok(());
@@ -80,5 +94,7 @@ pub(super) fn permute(value: &mut DynValue, rows: &[usize], permutation: &RowPer
 }
 
 fn no_row(row: usize) -> Error {
-    Error::inference(format!("expected row {row} of a state, but found fewer rows"))
+    Error::inference(format!(
+        "expected row {row} of a state, but found fewer rows"
+    ))
 }

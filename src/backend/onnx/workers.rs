@@ -68,6 +68,8 @@ impl<M: Send + Sync + 'static> Workers<M> {
             let _ = sender.send(outcome);
         });
         self.queue.send(task).map_err(|_| stopped())?;
-        deadline.bound(async { outcome.await.unwrap_or_else(|_| Err(stopped())) }).await
+        deadline
+            .bound(async { outcome.await.unwrap_or_else(|_| Err(stopped())) })
+            .await
     }
 }

@@ -62,11 +62,14 @@ impl Breaker {
     }
 
     pub(super) fn failed(&mut self, now: Instant) {
-        let open = |pause: Duration| Self::Open { until: now + pause, pause };
+        let open = |pause: Duration| Self::Open {
+            until: now + pause,
+            pause,
+        };
         *self = match *self {
-            Self::Closed { failures } if failures + 1 < MAX_FAILURES => {
-                Self::Closed { failures: failures + 1 }
-            }
+            Self::Closed { failures } if failures + 1 < MAX_FAILURES => Self::Closed {
+                failures: failures + 1,
+            },
             Self::Closed { .. } => open(MIN_PAUSE),
             Self::Probing { pause, .. } => open((pause * 2).min(MAX_PAUSE)),
             // Requests that were under way when it opened fail too, and must not prolong the pause.
@@ -77,7 +80,9 @@ impl Breaker {
     /// Opens at once.
     pub(super) fn open(&mut self, now: Instant) {
         if self.is_closed() {
-            *self = Self::Closed { failures: MAX_FAILURES };
+            *self = Self::Closed {
+                failures: MAX_FAILURES,
+            };
         }
         self.failed(now);
     }
@@ -95,16 +100,32 @@ mod tests {
         breaker.failed(start);
         breaker.succeeded();
         (0..2).for_each(|_| breaker.failed(start));
-        assert_eq!(breaker.admission(start), Admission::Yes, "a success resets the count");
+        assert_eq!(
+            breaker.admission(start),
+            Admission::Yes,
+            "a success resets the count"
+        );
         (0..5).for_each(|_| breaker.failed(start));
         assert_eq!(breaker.admission(start), Admission::No);
         let later = start + MIN_PAUSE;
         assert_eq!(breaker.admission(later), Admission::Probe);
         breaker.probe(later);
-        assert_eq!(breaker.admission(later), Admission::No, "one probe at a time");
-        assert_eq!(breaker.admission(later + PROBE_EXPIRY), Admission::Probe, "a lost probe expires");
+        assert_eq!(
+            breaker.admission(later),
+            Admission::No,
+            "one probe at a time"
+        );
+        assert_eq!(
+            breaker.admission(later + PROBE_EXPIRY),
+            Admission::Probe,
+            "a lost probe expires"
+        );
         breaker.failed(later);
-        assert_eq!(breaker.admission(later + MIN_PAUSE), Admission::No, "the pause doubles");
+        assert_eq!(
+            breaker.admission(later + MIN_PAUSE),
+            Admission::No,
+            "the pause doubles"
+        );
         assert_eq!(breaker.admission(later + 2 * MIN_PAUSE), Admission::Probe);
         breaker.probe(later + 2 * MIN_PAUSE);
         breaker.succeeded();

@@ -66,7 +66,12 @@ impl FleetClient {
     }
 
     /// Runs the model on inputs with `tokens` tokens in total.
-    pub(super) async fn infer(&self, call: &Call, tokens: usize, deadline: Deadline) -> Result<Vec<Tensor>> {
+    pub(super) async fn infer(
+        &self,
+        call: &Call,
+        tokens: usize,
+        deadline: Deadline,
+    ) -> Result<Vec<Tensor>> {
         let started = Instant::now();
         let infer = |client: Arc<dyn KserveClient>, timeout| -> BoxFuture<'_, _> {
             Box::pin(async move { client.infer(call, timeout).await })
@@ -123,7 +128,12 @@ impl FleetClient {
     }
 
     /// The pause before the next attempt, or `None` if there should be none.
-    fn pause_after(&self, kind: FailureKind, attempts: usize, tried: &[SocketAddr]) -> Option<Duration> {
+    fn pause_after(
+        &self,
+        kind: FailureKind,
+        attempts: usize,
+        tried: &[SocketAddr],
+    ) -> Option<Duration> {
         let has_other = self.pool.has_other(tried);
         let is_worthwhile = kind.is_transient() || (kind.may_succeed_elsewhere() && has_other);
         if attempts >= MAX_ATTEMPTS || !is_worthwhile || !self.budget.spend() {
@@ -132,7 +142,11 @@ impl FleetClient {
         telemetry::fleet::record_retry();
         // Another server needs no pause, and a connection may have been lost while it was idle.
         let is_immediate = attempts == 1 && (has_other || kind == FailureKind::ConnectionLost);
-        Some(if is_immediate { Duration::ZERO } else { pause(attempts, fastrand::f64()) })
+        Some(if is_immediate {
+            Duration::ZERO
+        } else {
+            pause(attempts, fastrand::f64())
+        })
     }
 
     /// The last attempt gets all the time that is left. Earlier ones end when they take much longer than expected,
@@ -148,7 +162,10 @@ impl FleetClient {
         if attempts >= MAX_ATTEMPTS {
             return left;
         }
-        let expected = self.speed.is_known().then(|| self.speed.estimate(tokens) * TIMEOUT_FACTOR);
+        let expected = self
+            .speed
+            .is_known()
+            .then(|| self.speed.estimate(tokens) * TIMEOUT_FACTOR);
         let expected = expected.filter(|_| attempts == 1 || self.pool.has_other(tried));
         expected.unwrap_or(left / 2).max(MIN_TIMEOUT).min(left)
     }

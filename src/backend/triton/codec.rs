@@ -20,7 +20,9 @@ pub(super) fn element_type(datatype: &str) -> Option<ElementType> {
     match datatype {
         "FP16" | "BF16" | "FP32" | "FP64" => Some(ElementType::Fp32),
         "INT32" => Some(ElementType::Int32),
-        "BOOL" | "INT8" | "INT16" | "INT64" | "UINT8" | "UINT16" | "UINT32" => Some(ElementType::Int64),
+        "BOOL" | "INT8" | "INT16" | "INT64" | "UINT8" | "UINT16" | "UINT32" => {
+            Some(ElementType::Int64)
+        }
         "BYTES" => Some(ElementType::Bytes),
         _ => None,
     }
@@ -39,7 +41,9 @@ pub(super) fn decode_outputs(
     wanted: &[TensorSpec],
 ) -> Attempt<Vec<Tensor>> {
     let decode_output = |spec: &TensorSpec| {
-        let found = outputs.iter().find(|(output, _)| output.borrow().name == spec.name);
+        let found = outputs
+            .iter()
+            .find(|(output, _)| output.borrow().name == spec.name);
         let (output, contents) = found.ok_or_else(|| {
             let details = format!("expected the output `{}`, but found none", spec.name);
             AttemptFailure::invalid_response(details)
@@ -59,9 +63,14 @@ fn decode(spec: &TensorSpec, output: &TensorMetadata, contents: &Contents<'_>) -
         (ElementType::Fp32, Elements::Int32(values)) => exact_floats(spec, values)?,
         (_, elements) => elements,
     };
-    let shape = output.shape.iter().map(|side| usize::try_from(*side).ok()).collect::<Option<Vec<_>>>();
+    let shape = output
+        .shape
+        .iter()
+        .map(|side| usize::try_from(*side).ok())
+        .collect::<Option<Vec<_>>>();
     let tensor = shape.and_then(|shape| Tensor::new(shape, elements).ok());
-    let tensor = tensor.ok_or_else(|| invalid(spec, "a tensor", "contents that do not fit its shape"))?;
+    let tensor =
+        tensor.ok_or_else(|| invalid(spec, "a tensor", "contents that do not fit its shape"))?;
     if tensor.element_type() != spec.element_type {
         return Err(invalid(spec, spec.element_type, tensor.element_type()));
     }
@@ -87,7 +96,11 @@ fn decode_bytes(spec: &TensorSpec, datatype: &str, bytes: &[u8]) -> Attempt<Elem
 }
 
 fn decode_json(spec: &TensorSpec, data: &Value) -> Attempt<Elements> {
-    fn read<'a, T>(data: &'a Value, element: fn(&'a Value) -> Option<T>, into: &mut Vec<T>) -> Option<()> {
+    fn read<'a, T>(
+        data: &'a Value,
+        element: fn(&'a Value) -> Option<T>,
+        into: &mut Vec<T>,
+    ) -> Option<()> {
         match data {
             Value::Array(list) => list.iter().try_for_each(|data| read(data, element, into)),
             value => element(value).map(|value| into.push(value)),
@@ -99,7 +112,9 @@ fn decode_json(spec: &TensorSpec, data: &Value) -> Attempt<Elements> {
     }
     let elements = match spec.element_type {
         ElementType::Fp32 => all(data, |value| Some(value.as_f64()? as f32)).map(Elements::Fp32),
-        ElementType::Int32 => all(data, |value| i32::try_from(value.as_i64()?).ok()).map(Elements::Int32),
+        ElementType::Int32 => {
+            all(data, |value| i32::try_from(value.as_i64()?).ok()).map(Elements::Int32)
+        }
         ElementType::Int64 => all(data, Value::as_i64).map(Elements::Int64),
         ElementType::Bytes => all(data, |value| Some(value.as_str()?.into())).map(Elements::Bytes),
     };
@@ -112,9 +127,14 @@ const MAX_EXACT_INTEGER: u64 = 1 << 24;
 /// Converts integers to FP32: Triton passes on integers from a Python model that is configured for FP32.
 fn exact_floats(spec: &TensorSpec, values: Vec<impl Copy + Into<i64>>) -> Attempt<Elements> {
     let is_exact = |value: i64| value.unsigned_abs() <= MAX_EXACT_INTEGER;
-    let values = values.into_iter().map(Into::into).map(|value| is_exact(value).then_some(value as f32));
+    let values = values
+        .into_iter()
+        .map(Into::into)
+        .map(|value| is_exact(value).then_some(value as f32));
     let values: Option<Vec<f32>> = values.collect();
-    values.map(Elements::Fp32).ok_or_else(|| invalid(spec, spec.element_type, "larger integers"))
+    values
+        .map(Elements::Fp32)
+        .ok_or_else(|| invalid(spec, spec.element_type, "larger integers"))
 }
 
 fn invalid(spec: &TensorSpec, expected: impl Display, found: impl Display) -> AttemptFailure {
@@ -122,7 +142,10 @@ fn invalid(spec: &TensorSpec, expected: impl Display, found: impl Display) -> At
     AttemptFailure::invalid_response(details)
 }
 
-fn numbers<const SIZE: usize, T>(bytes: &[u8], decode: impl Fn([u8; SIZE]) -> T) -> Attempt<Vec<T>> {
+fn numbers<const SIZE: usize, T>(
+    bytes: &[u8],
+    decode: impl Fn([u8; SIZE]) -> T,
+) -> Attempt<Vec<T>> {
     let truncated = || AttemptFailure::invalid_response("a tensor ends inside a number");
     read_numbers(bytes, decode).ok_or_else(truncated)
 }
@@ -142,7 +165,11 @@ mod tests {
         shape: &[i64],
         contents: Contents<'_>,
     ) -> Attempt<Tensor> {
-        let output = TensorMetadata { name: "t".into(), datatype: datatype.into(), shape: shape.into() };
+        let output = TensorMetadata {
+            name: "t".into(),
+            datatype: datatype.into(),
+            shape: shape.into(),
+        };
         let spec = TensorSpec::new("t", element_type, [-1]);
         Ok(decode_outputs(&[(output, contents)], &[spec])?.remove(0))
     }
@@ -157,10 +184,14 @@ mod tests {
         ] {
             let tensor = Tensor::new(vec![2, 1], elements).unwrap();
             let (kind, bytes) = (tensor.element_type(), tensor.elements().to_bytes());
-            let decoded =
-                |shape: [i64; 2], bytes| decoded(kind, &kind.to_string(), &shape, Contents::Raw(bytes));
+            let decoded = |shape: [i64; 2], bytes| {
+                decoded(kind, &kind.to_string(), &shape, Contents::Raw(bytes))
+            };
             assert_eq!(decoded([2, 1], &bytes).unwrap(), tensor);
-            assert!(decoded([2, 2], &bytes).is_err(), "too few elements for the shape");
+            assert!(
+                decoded([2, 2], &bytes).is_err(),
+                "too few elements for the shape"
+            );
             assert!(decoded([2, 1], &bytes[1..]).is_err(), "a byte is missing");
         }
     }
@@ -172,14 +203,18 @@ mod tests {
         let tensor = decoded(Fp32, "FP16", &[1], Contents::Raw(&half)).unwrap();
         assert_eq!(tensor.as_fp32(), Some(&[0.5][..]));
         let json = Contents::Json(serde_json::json!([[0.5], [1]]));
-        assert_eq!(decoded(Fp32, "FP32", &[2], json).unwrap().as_fp32(), Some(&[0.5, 1.0][..]));
+        assert_eq!(
+            decoded(Fp32, "FP32", &[2], json).unwrap().as_fp32(),
+            Some(&[0.5, 1.0][..])
+        );
         let integers = decoded(Fp32, "INT64", &[1], Contents::Raw(&7_i64.to_le_bytes())).unwrap();
         assert_eq!(
             integers.as_fp32(),
             Some(&[7.0][..]),
             "a Python model may return other types than it declares"
         );
-        let refused = decoded(Fp32, "INT64", &[1], Contents::Raw(&i64::MAX.to_le_bytes())).unwrap_err();
+        let refused =
+            decoded(Fp32, "INT64", &[1], Contents::Raw(&i64::MAX.to_le_bytes())).unwrap_err();
         insta::assert_snapshot!(refused, @"InvalidResponse: expected `t` as FP32, but found larger integers");
         let refused = decoded(Int64, "FP32", &[1], Contents::Raw(&[0; 4])).unwrap_err();
         insta::assert_snapshot!(refused, @"InvalidResponse: expected `t` as INT64, but found FP32");

@@ -61,7 +61,9 @@ pub(super) struct FleetSettings {
 pub(super) fn load_roots(path: Option<&Path>) -> Result<Arc<RootCertStore>> {
     let roots = trusted_roots(path, "fleet.ca")?;
     if roots.is_empty() {
-        return Err(Error::config("expected trusted certificates, but found none; set `fleet.ca`"));
+        return Err(Error::config(
+            "expected trusted certificates, but found none; set `fleet.ca`",
+        ));
     }
     Ok(Arc::new(roots))
 }
@@ -90,8 +92,9 @@ where
 }
 
 fn tls(url: &ServerUrl, roots: Arc<RootCertStore>) -> Result<Tls> {
-    let name = ServerName::try_from(url.host.clone())
-        .map_err(|_| Error::config("expected a host that a certificate can name in `fleet.urls`"))?;
+    let name = ServerName::try_from(url.host.clone()).map_err(|_| {
+        Error::config("expected a host that a certificate can name in `fleet.urls`")
+    })?;
     let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
         .map_err(|error| Error::config_because("cannot set up TLS", error))?;
@@ -144,6 +147,10 @@ impl Service<Uri> for Connector {
 
     fn call(&mut self, _: Uri) -> Self::Future {
         let connection = timeout(CONNECT_TIMEOUT, self.clone().connect());
-        Box::pin(async { connection.await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) })
+        Box::pin(async {
+            connection
+                .await
+                .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+        })
     }
 }

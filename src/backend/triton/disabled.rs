@@ -1,6 +1,9 @@
 //! Replaces this module in WebAssembly, where no model runs on a fleet.
 
-#![expect(missing_docs, reason = "documented in the module that this one replaces")]
+#![expect(
+    missing_docs,
+    reason = "documented in the module that this one replaces"
+)]
 
 use std::{convert::Infallible, sync::Arc};
 

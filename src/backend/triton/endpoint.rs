@@ -52,9 +52,20 @@ impl Endpoint {
         settings: Arc<FleetSettings>,
     ) -> Result<Self> {
         let client = client(&url, socket, &settings)?;
-        let state = State { breaker: Breaker::default(), client, responded_at: Instant::now() };
+        let state = State {
+            breaker: Breaker::default(),
+            client,
+            responded_at: Instant::now(),
+        };
         let (in_flight, state) = (AtomicUsize::default(), Mutex::new(state));
-        Ok(Self { url, socket, settings, server, in_flight, state })
+        Ok(Self {
+            url,
+            socket,
+            settings,
+            server,
+            in_flight,
+            state,
+        })
     }
 
     pub(super) fn admission(&self) -> Admission {
@@ -102,7 +113,11 @@ impl Drop for Endpoint {
     }
 }
 
-fn client(url: &ServerUrl, socket: SocketAddr, settings: &FleetSettings) -> Result<Arc<dyn KserveClient>> {
+fn client(
+    url: &ServerUrl,
+    socket: SocketAddr,
+    settings: &FleetSettings,
+) -> Result<Arc<dyn KserveClient>> {
     Ok(match url.protocol {
         Protocol::Http => Arc::new(HttpClient::new(url, socket, settings)?),
         Protocol::Grpc => Arc::new(GrpcClient::new(url, socket, settings)?),
@@ -124,7 +139,12 @@ impl InFlight {
         let client = Arc::clone(&locked(&endpoint.state).client);
         // Outcome for an attempt that the caller has cancelled.
         let outcome = Mutex::new("abandoned");
-        Self { endpoint: Arc::clone(endpoint), client, started: Instant::now(), outcome }
+        Self {
+            endpoint: Arc::clone(endpoint),
+            client,
+            started: Instant::now(),
+            outcome,
+        }
     }
 
     pub(super) fn socket(&self) -> SocketAddr {
@@ -143,7 +163,12 @@ impl InFlight {
 
     /// Replaces the endpoint's connections. Requests under way keep theirs.
     pub(super) fn reconnect(&self) -> Result<Arc<dyn KserveClient>> {
-        let Endpoint { url, socket, settings, .. } = &*self.endpoint;
+        let Endpoint {
+            url,
+            socket,
+            settings,
+            ..
+        } = &*self.endpoint;
         let client = client(url, *socket, settings)?;
         locked(&self.endpoint.state).client = Arc::clone(&client);
         Ok(client)
@@ -154,7 +179,9 @@ impl InFlight {
         *locked(&self.outcome) = FailureKind::Timeout.label();
         match is_ready {
             true => self.endpoint.record(None, |breaker, _| breaker.succeeded()),
-            false => self.endpoint.record(Some(FailureKind::Timeout), Breaker::open),
+            false => self
+                .endpoint
+                .record(Some(FailureKind::Timeout), Breaker::open),
         }
     }
 }

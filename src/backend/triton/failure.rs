@@ -61,7 +61,10 @@ impl FailureKind {
 
     /// Whether the failure is a sign of an unhealthy server, rather than of a bad request or a full queue.
     pub(super) fn is_unhealthy(self) -> bool {
-        matches!(self, Unreachable | ConnectionLost | Timeout | InvalidResponse)
+        matches!(
+            self,
+            Unreachable | ConnectionLost | Timeout | InvalidResponse
+        )
     }
 
     /// Whether the server may have replaced the model since its signature was read.
@@ -93,7 +96,10 @@ pub(super) struct AttemptFailure {
 
 impl From<FailureKind> for AttemptFailure {
     fn from(kind: FailureKind) -> Self {
-        Self { kind, details: None }
+        Self {
+            kind,
+            details: None,
+        }
     }
 }
 
@@ -112,7 +118,12 @@ impl AttemptFailure {
             "version not ready",
         ]) {
             Missing
-        } else if mentions(&["timeout expired", "maximum queue size", "server is stopping", "not ready"]) {
+        } else if mentions(&[
+            "timeout expired",
+            "maximum queue size",
+            "server is stopping",
+            "not ready",
+        ]) {
             NotReady
         } else {
             kind
@@ -122,20 +133,35 @@ impl AttemptFailure {
             Refused => mentions(&REFUSALS),
             _ => false,
         };
-        let details = is_from_triton.then(|| sanitized(message)).filter(|details| !details.is_empty());
+        let details = is_from_triton
+            .then(|| sanitized(message))
+            .filter(|details| !details.is_empty());
         Self { kind, details }
     }
 
     /// A response that cannot be decoded; `details` say why.
     pub(super) fn invalid_response(details: impl Into<String>) -> Self {
-        Self { kind: InvalidResponse, details: Some(details.into()) }
+        Self {
+            kind: InvalidResponse,
+            details: Some(details.into()),
+        }
     }
 
     /// The error for a request to `model` after the last of `attempts`.
     pub(super) fn into_error(self, model: &str, attempts: usize) -> Error {
-        let attempts = if attempts == 1 { String::new() } else { format!(" ({attempts} tries)") };
-        let details = self.details.map(|details| format!(": {details}")).unwrap_or_default();
-        let message = format!("the fleet {} `{model}`{attempts}{details}", self.kind.texts().1);
+        let attempts = if attempts == 1 {
+            String::new()
+        } else {
+            format!(" ({attempts} tries)")
+        };
+        let details = self
+            .details
+            .map(|details| format!(": {details}"))
+            .unwrap_or_default();
+        let message = format!(
+            "the fleet {} `{model}`{attempts}{details}",
+            self.kind.texts().1
+        );
         match self.kind {
             Refused | ModelError | InvalidResponse => Error::inference(message),
             _ => Error::unavailable(message),
@@ -146,7 +172,9 @@ impl AttemptFailure {
 impl fmt::Display for AttemptFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}", self.kind)?;
-        self.details.iter().try_for_each(|details| write!(f, ": {details}"))
+        self.details
+            .iter()
+            .try_for_each(|details| write!(f, ": {details}"))
     }
 }
 
@@ -154,8 +182,15 @@ impl fmt::Display for AttemptFailure {
 fn sanitized(message: &str) -> String {
     const MAX_CHARS: usize = 240;
     let message = message.trim_start_matches("[request id: <id_unknown>] ");
-    let words = message.lines().next().unwrap_or_default().split_whitespace();
-    let line = words.map(|word| if is_sensitive(word) { "…" } else { word }).collect::<Vec<_>>().join(" ");
+    let words = message
+        .lines()
+        .next()
+        .unwrap_or_default()
+        .split_whitespace();
+    let line = words
+        .map(|word| if is_sensitive(word) { "…" } else { word })
+        .collect::<Vec<_>>()
+        .join(" ");
     match line.char_indices().nth(MAX_CHARS) {
         Some((end, _)) => format!("{}…", &line[..end]),
         None => line,
@@ -164,18 +199,24 @@ fn sanitized(message: &str) -> String {
 
 /// Whether a word may be an address, a path or a secret.
 fn is_sensitive(word: &str) -> bool {
-    let bare = word.trim_matches(|c: char| !c.is_alphanumeric() && !matches!(c, '/' | ':' | '[' | ']'));
+    let bare =
+        word.trim_matches(|c: char| !c.is_alphanumeric() && !matches!(c, '/' | ':' | '[' | ']'));
     let bare = bare.trim_matches([':', '[', ']', '\'']);
     let (host, port) = bare.rsplit_once(':').unwrap_or((bare, ""));
-    let has_port = !host.is_empty() && !port.is_empty() && port.chars().all(|digit| digit.is_ascii_digit());
+    let has_port =
+        !host.is_empty() && !port.is_empty() && port.chars().all(|digit| digit.is_ascii_digit());
     let is_ip = |text: &str| text.parse::<IpAddr>().is_ok();
     let lower = bare.to_ascii_lowercase();
-    let names_secret = ["bearer", "password", "passwd", "secret", "token=", "key=", "akia"]
-        .iter()
-        .any(|part| lower.contains(part));
+    let names_secret = [
+        "bearer", "password", "passwd", "secret", "token=", "key=", "akia",
+    ]
+    .iter()
+    .any(|part| lower.contains(part));
     // Long runs of letters and digits are keys more often than words.
-    let is_key =
-        bare.len() >= 32 && bare.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '+' | '=' | '-'));
+    let is_key = bare.len() >= 32
+        && bare
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || matches!(c, '+' | '=' | '-'));
     bare.contains("://")
         || bare.matches('/').count() > 1
         || has_port
@@ -197,14 +238,16 @@ mod tests {
              eyJhbGciOiJIUzI1NiIsInR5cCI6IkpXVCJ9\nTraceback",
         );
         insta::assert_snapshot!(message, @"failed to connect to all addresses; … refused, see … or … at … … …");
-        let kept = "unexpected shape for input 'input__0' for model 'zst'. Expected [1,256], got [1,5]";
+        let kept =
+            "unexpected shape for input 'input__0' for model 'zst'. Expected [1,256], got [1,5]";
         assert_eq!(sanitized(kept), kept);
         assert_eq!(sanitized(&"word ".repeat(100)).chars().count(), 241);
     }
 
     #[test]
     fn messages_from_model_code_are_dropped() {
-        let failure = AttemptFailure::reported(ModelError, "ValueError: cannot read 'my secret diary'");
+        let failure =
+            AttemptFailure::reported(ModelError, "ValueError: cannot read 'my secret diary'");
         insta::assert_snapshot!(failure.into_error("m", 1), @"the fleet failed to run `m`");
         let failure = AttemptFailure::reported(NotReady, "Exceeds maximum queue size");
         insta::assert_snapshot!(failure.into_error("m", 3), @"the fleet is not ready for `m` (3 tries): Exceeds maximum queue size");

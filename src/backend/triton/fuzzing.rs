@@ -19,20 +19,35 @@ use crate::{
 /// Outputs with every element type.
 fn wanted() -> [TensorSpec; 3] {
     let spec = |name: &str, element_type| TensorSpec::new(name, element_type, [-1]);
-    [spec("a", ElementType::Fp32), spec("b", ElementType::Int64), spec("c", ElementType::Bytes)]
+    [
+        spec("a", ElementType::Fp32),
+        spec("b", ElementType::Int64),
+        spec("c", ElementType::Bytes),
+    ]
 }
 
 /// The first two bytes are a status or the JSON length, the others a body.
 pub(crate) fn http(bytes: &[u8]) {
-    let Some((number, body)) = bytes.split_first_chunk() else { return };
+    let Some((number, body)) = bytes.split_first_chunk() else {
+        return;
+    };
     let number = u16::from_le_bytes(*number);
     if let Ok(status) = StatusCode::from_u16(number) {
         let failure = failure(status, body);
-        assert!(failure.to_string().len() < 1024, "the error repeats the body");
+        assert!(
+            failure.to_string().len() < 1024,
+            "the error repeats the body"
+        );
     }
     if let (Ok(metadata), config) = (parse::<ModelMetadata>(body), parse::<ModelConfig>(body)) {
         // Unusable models result in an error.
-        let _ = Interface::of("m", Description { metadata, config: config.unwrap_or_default() });
+        let _ = Interface::of(
+            "m",
+            Description {
+                metadata,
+                config: config.unwrap_or_default(),
+            },
+        );
     }
     for wanted in wanted() {
         for length in [None, Some(usize::from(number)), Some(usize::MAX)] {
@@ -41,7 +56,9 @@ pub(crate) fn http(bytes: &[u8]) {
                 Some(length) => response.header(JSON_LENGTH, length),
                 None => response,
             };
-            let Ok(response) = response.body(Bytes::copy_from_slice(body)) else { continue };
+            let Ok(response) = response.body(Bytes::copy_from_slice(body)) else {
+                continue;
+            };
             if let Ok(tensors) = read_response(&response, std::slice::from_ref(&wanted)) {
                 check(&tensors, &wanted);
             }
@@ -52,8 +69,14 @@ pub(crate) fn http(bytes: &[u8]) {
 /// A message with any type.
 pub(crate) fn grpc(bytes: &[u8]) {
     // Undecodable messages result in an error.
-    let _ = (ReadyResponse::decode(bytes), ModelMetadata::decode(bytes), ConfigResponse::decode(bytes));
-    let Ok(response) = InferResponse::decode(bytes) else { return };
+    let _ = (
+        ReadyResponse::decode(bytes),
+        ModelMetadata::decode(bytes),
+        ConfigResponse::decode(bytes),
+    );
+    let Ok(response) = InferResponse::decode(bytes) else {
+        return;
+    };
     for wanted in wanted() {
         if let Ok(tensors) = grpc::read_response(&response, std::slice::from_ref(&wanted)) {
             check(&tensors, &wanted);

@@ -21,8 +21,8 @@ use super::{
     connect::{Client, ClientError, Connector, FleetSettings, client},
     failure::{Attempt, AttemptFailure, FailureKind},
     messages::{
-        ConfigResponse, InferRequest, InferResponse, ModelConfig, ModelMetadata, ModelRequest, Parameter,
-        ParameterValue, ReadyResponse, RequestedOutput,
+        ConfigResponse, InferRequest, InferResponse, ModelConfig, ModelMetadata, ModelRequest,
+        Parameter, ParameterValue, ReadyResponse, RequestedOutput,
     },
     protocol::{Call, KserveClient, MAX_RESPONSE_BYTES, microseconds},
     server_url::ServerUrl,
@@ -51,12 +51,20 @@ pub(super) struct GrpcClient {
 }
 
 impl GrpcClient {
-    pub(super) fn new(url: &ServerUrl, socket: SocketAddr, settings: &FleetSettings) -> Result<Self> {
+    pub(super) fn new(
+        url: &ServerUrl,
+        socket: SocketAddr,
+        settings: &FleetSettings,
+    ) -> Result<Self> {
         let origin = url.to_string().parse().map_err(|error: InvalidUri| {
             Error::config_because("expected a host that gRPC accepts in `fleet.urls`", error)
         })?;
         let connections = (0..CONNECTIONS).map(|_| Ok(Arc::new(client(url, socket, settings)?)));
-        let authorization = settings.authorization.as_ref().map(|token| token.parse()).transpose();
+        let authorization = settings
+            .authorization
+            .as_ref()
+            .map(|token| token.parse())
+            .transpose();
         let authorization = authorization.map_err(|error: InvalidMetadataValue| {
             Error::config_because("expected a `fleet.token` that gRPC can send", error)
         })?;
@@ -64,10 +72,20 @@ impl GrpcClient {
             name: settings.model.clone(),
             version: settings.version.clone().unwrap_or_default(),
         };
-        Ok(Self { model, origin, connections: connections.collect::<Result<_>>()?, authorization })
+        Ok(Self {
+            model,
+            origin,
+            connections: connections.collect::<Result<_>>()?,
+            authorization,
+        })
     }
 
-    async fn call<Q, A>(&self, method: &'static str, message: Q, timeout: Option<Duration>) -> Attempt<A>
+    async fn call<Q, A>(
+        &self,
+        method: &'static str,
+        message: Q,
+        timeout: Option<Duration>,
+    ) -> Attempt<A>
     where
         Q: Message + Send + Sync + 'static,
         A: Message + Default + Send + Sync + 'static,
@@ -77,7 +95,9 @@ impl GrpcClient {
             request.set_timeout(timeout);
         }
         if let Some(authorization) = &self.authorization {
-            request.metadata_mut().insert("authorization", authorization.clone());
+            request
+                .metadata_mut()
+                .insert("authorization", authorization.clone());
         }
         for (name, value) in current_trace().iter().flat_map(Trace::headers) {
             if let Ok(value) = value.parse::<MetadataValue<Ascii>>() {
@@ -85,12 +105,17 @@ impl GrpcClient {
             }
         }
         // The first among the least busy, so that sequential requests stay on one connection.
-        let connection = self.connections.iter().min_by_key(|client| Arc::strong_count(client));
+        let connection = self
+            .connections
+            .iter()
+            .min_by_key(|client| Arc::strong_count(client));
         let connection = Arc::clone(connection.unwrap_or(&self.connections[0]));
         let mut grpc = Grpc::with_origin(Client::clone(&connection), self.origin.clone())
             .max_decoding_message_size(MAX_RESPONSE_BYTES);
         let codec = ProstCodec::<Q, A>::default();
-        let response = grpc.unary(request, PathAndQuery::from_static(method), codec).await;
+        let response = grpc
+            .unary(request, PathAndQuery::from_static(method), codec)
+            .await;
         drop(connection);
         Ok(response.map_err(|status| failure(&status))?.into_inner())
     }
@@ -109,16 +134,25 @@ impl KserveClient for GrpcClient {
 
     async fn check_ready(&self) -> Attempt<()> {
         let response: ReadyResponse = self.call(READY, self.model.clone(), None).await?;
-        if response.ready { Ok(()) } else { Err(FailureKind::NotReady.into()) }
+        if response.ready {
+            Ok(())
+        } else {
+            Err(FailureKind::NotReady.into())
+        }
     }
 
     async fn infer(&self, call: &Call, timeout: Duration) -> Attempt<Vec<Tensor>> {
         let parameter = |value| Parameter { value: Some(value) };
         let texts = call.parameters.iter();
-        let texts = texts.map(|(name, text)| (name.clone(), parameter(ParameterValue::Text(text.clone()))));
+        let texts =
+            texts.map(|(name, text)| (name.clone(), parameter(ParameterValue::Text(text.clone()))));
         let timeout_us = parameter(ParameterValue::Integer(microseconds(timeout)));
-        let parameters: HashMap<_, _> = texts.chain(once(("timeout".to_owned(), timeout_us))).collect();
-        let outputs = call.outputs.iter().map(|output| RequestedOutput { name: output.name.clone() });
+        let parameters: HashMap<_, _> = texts
+            .chain(once(("timeout".to_owned(), timeout_us)))
+            .collect();
+        let outputs = call.outputs.iter().map(|output| RequestedOutput {
+            name: output.name.clone(),
+        });
         let (inputs, raw_input_contents) = call.inputs.iter().cloned().unzip();
         let request = InferRequest {
             model_name: self.model.name.clone(),
@@ -136,8 +170,15 @@ impl KserveClient for GrpcClient {
 /// Classifies a status. A status with a source was created in this process, from a connection error.
 fn failure(status: &Status) -> AttemptFailure {
     if let Some(source) = std::error::Error::source(status) {
-        let is_connect = source.downcast_ref::<ClientError>().is_some_and(ClientError::is_connect);
-        return if is_connect { FailureKind::Unreachable } else { FailureKind::ConnectionLost }.into();
+        let is_connect = source
+            .downcast_ref::<ClientError>()
+            .is_some_and(ClientError::is_connect);
+        return if is_connect {
+            FailureKind::Unreachable
+        } else {
+            FailureKind::ConnectionLost
+        }
+        .into();
     }
     let kind = match status.code() {
         Code::DeadlineExceeded => FailureKind::Timeout,
@@ -158,7 +199,10 @@ fn failure(status: &Status) -> AttemptFailure {
 }
 
 /// The `wanted` outputs in a response.
-pub(super) fn read_response(response: &InferResponse, wanted: &[TensorSpec]) -> Attempt<Vec<Tensor>> {
+pub(super) fn read_response(
+    response: &InferResponse,
+    wanted: &[TensorSpec],
+) -> Attempt<Vec<Tensor>> {
     let outputs = response.outputs.iter().zip(&response.raw_output_contents);
     let outputs = outputs.map(|(output, bytes)| (output, Contents::Raw(bytes)));
     decode_outputs(&outputs.collect::<Vec<_>>(), wanted)

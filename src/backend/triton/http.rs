@@ -30,10 +30,15 @@ use crate::{
 };
 
 /// JSON length in a body. Tensor contents follow it, in JSON order.
-pub(super) const JSON_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
+pub(super) const JSON_LENGTH: HeaderName =
+    HeaderName::from_static("inference-header-content-length");
 
 /// All but the unreserved characters in RFC 3986.
-const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
+const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'_')
+    .remove(b'.')
+    .remove(b'~');
 
 pub(super) struct HttpClient {
     client: Client<Connector, Full<Bytes>>,
@@ -63,22 +68,35 @@ struct OutputParameters {
 }
 
 impl HttpClient {
-    pub(super) fn new(url: &ServerUrl, socket: SocketAddr, settings: &FleetSettings) -> Result<Self> {
+    pub(super) fn new(
+        url: &ServerUrl,
+        socket: SocketAddr,
+        settings: &FleetSettings,
+    ) -> Result<Self> {
         let encoded = |segment| utf8_percent_encode(segment, RESERVED);
         let mut model_url = format!("{url}/v2/models/{}", encoded(&settings.model));
         if let Some(version) = &settings.version {
             model_url += &format!("/versions/{}", encoded(version));
         }
         let client = client(url, socket, settings)?;
-        Ok(Self { client, model_url, authorization: settings.authorization.clone() })
+        Ok(Self {
+            client,
+            model_url,
+            authorization: settings.authorization.clone(),
+        })
     }
 
     async fn get(&self, route: &str) -> Attempt<Bytes> {
-        Ok(self.send(self.request(Method::GET, route), Full::default()).await?.into_body())
+        Ok(self
+            .send(self.request(Method::GET, route), Full::default())
+            .await?
+            .into_body())
     }
 
     fn request(&self, method: Method, route: &str) -> http::request::Builder {
-        let mut request = Request::builder().method(method).uri(format!("{}{route}", self.model_url));
+        let mut request = Request::builder()
+            .method(method)
+            .uri(format!("{}{route}", self.model_url));
         for (name, value) in current_trace().iter().flat_map(Trace::headers) {
             request = request.header(name, value);
         }
@@ -88,12 +106,20 @@ impl HttpClient {
         }
     }
 
-    async fn send(&self, request: http::request::Builder, body: Full<Bytes>) -> Attempt<Response<Bytes>> {
+    async fn send(
+        &self,
+        request: http::request::Builder,
+        body: Full<Bytes>,
+    ) -> Attempt<Response<Bytes>> {
         let request = request.body(body).map_err(|_| FailureKind::Refused)?;
-        let response = self.client.request(request).await.map_err(|error| match error.is_connect() {
-            true => FailureKind::Unreachable,
-            false => FailureKind::ConnectionLost,
-        })?;
+        let response =
+            self.client
+                .request(request)
+                .await
+                .map_err(|error| match error.is_connect() {
+                    true => FailureKind::Unreachable,
+                    false => FailureKind::ConnectionLost,
+                })?;
         let (parts, body) = response.into_parts();
         let body = Limited::new(body, MAX_RESPONSE_BYTES).collect().await;
         let body = body.map_err(|_| FailureKind::ConnectionLost)?.to_bytes();
@@ -130,8 +156,12 @@ impl KserveClient for HttpClient {
             json!({ "name": name, "datatype": datatype, "shape": shape, "parameters": parameters })
         });
         let outputs = call.outputs.iter();
-        let outputs = outputs.map(|spec| json!({ "name": spec.name, "parameters": { "binary_data": true } }));
-        let parameters = call.parameters.iter().map(|(name, text)| (name.clone(), text.clone().into()));
+        let outputs =
+            outputs.map(|spec| json!({ "name": spec.name, "parameters": { "binary_data": true } }));
+        let parameters = call
+            .parameters
+            .iter()
+            .map(|(name, text)| (name.clone(), text.clone().into()));
         let mut parameters: Map<String, Value> = parameters.collect();
         parameters.insert("timeout".to_owned(), microseconds(timeout).into());
         let json = json!({
@@ -144,7 +174,9 @@ impl KserveClient for HttpClient {
             .request(Method::POST, "/infer")
             .header(JSON_LENGTH, body.len())
             .header(CONTENT_TYPE, "application/octet-stream");
-        call.inputs.iter().for_each(|(_, bytes)| body.extend_from_slice(bytes));
+        call.inputs
+            .iter()
+            .for_each(|(_, bytes)| body.extend_from_slice(bytes));
         let response = self.send(request, Full::from(body)).await?;
         read_response(&response, &call.outputs)
     }
@@ -153,7 +185,9 @@ impl KserveClient for HttpClient {
 pub(super) fn parse<T: DeserializeOwned>(body: &[u8]) -> Attempt<T> {
     json::read(body, Budget::new(body.len(), usize::MAX)).map_err(|error| {
         AttemptFailure::invalid_response(match error {
-            ReadError::Refused(_) => "expected KServe's JSON, but found too many values for its size",
+            ReadError::Refused(_) => {
+                "expected KServe's JSON, but found too many values for its size"
+            }
             _ => "expected KServe's JSON, but found something else",
         })
     })
@@ -166,9 +200,9 @@ pub(super) fn failure(status: StatusCode, body: &[u8]) -> AttemptFailure {
         error: String,
     }
     let kind = match status {
-        StatusCode::TOO_MANY_REQUESTS | StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE => {
-            FailureKind::NotReady
-        }
+        StatusCode::TOO_MANY_REQUESTS
+        | StatusCode::BAD_GATEWAY
+        | StatusCode::SERVICE_UNAVAILABLE => FailureKind::NotReady,
         StatusCode::REQUEST_TIMEOUT | StatusCode::GATEWAY_TIMEOUT => FailureKind::Timeout,
         StatusCode::NOT_FOUND => FailureKind::Missing,
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => return FailureKind::Refused.into(),
@@ -183,7 +217,10 @@ pub(super) fn failure(status: StatusCode, body: &[u8]) -> AttemptFailure {
 }
 
 /// The `wanted` outputs in a response. All its lengths are checked.
-pub(super) fn read_response(response: &Response<Bytes>, wanted: &[TensorSpec]) -> Attempt<Vec<Tensor>> {
+pub(super) fn read_response(
+    response: &Response<Bytes>,
+    wanted: &[TensorSpec],
+) -> Attempt<Vec<Tensor>> {
     let invalid = AttemptFailure::invalid_response;
     let body = response.body();
     let length = match response.headers().get(JSON_LENGTH) {
@@ -193,11 +230,17 @@ pub(super) fn read_response(response: &Response<Bytes>, wanted: &[TensorSpec]) -
             length.ok_or_else(|| invalid("expected the JSON's length, but found something else"))?
         }
     };
-    let (json, mut rest) =
-        body.split_at_checked(length).ok_or_else(|| invalid("the response ends inside its JSON"))?;
+    let (json, mut rest) = body
+        .split_at_checked(length)
+        .ok_or_else(|| invalid("the response ends inside its JSON"))?;
     let InferResponse { outputs } = parse(json)?;
     let mut found = Vec::with_capacity(outputs.len());
-    for OutputTensor { metadata, parameters, data } in outputs {
+    for OutputTensor {
+        metadata,
+        parameters,
+        data,
+    } in outputs
+    {
         let split = rest.split_at_checked(parameters.binary_data_size);
         let (bytes, after) = split.ok_or_else(|| invalid("the response ends inside a tensor"))?;
         rest = after;
@@ -228,8 +271,11 @@ mod tests {
         let wanted = [TensorSpec::new("a", ElementType::Fp32, [-1])];
         let json = r#"{"outputs":[{"name":"b","datatype":"BYTES","shape":[1],"data":["x"]},
             {"name":"a","datatype":"FP32","shape":[1],"parameters":{"binary_data_size":4}}]}"#;
-        let tensors =
-            read_response(&response(json, Some(json.len()), &1.5_f32.to_le_bytes()), &wanted).unwrap();
+        let tensors = read_response(
+            &response(json, Some(json.len()), &1.5_f32.to_le_bytes()),
+            &wanted,
+        )
+        .unwrap();
         assert_eq!(tensors[0].as_fp32(), Some(&[1.5][..]));
         let json = r#"{"outputs":[{"name":"a","datatype":"FP32","shape":[2],"data":[1.5, 2]}]}"#;
         assert_eq!(
@@ -241,15 +287,22 @@ mod tests {
     #[test]
     fn responses_with_wrong_lengths_are_refused() {
         let wanted = [TensorSpec::new("a", ElementType::Fp32, [-1])];
-        let whole =
-            r#"{"outputs":[{"name":"a","datatype":"FP32","shape":[1],"parameters":{"binary_data_size":4}}]}"#;
+        let whole = r#"{"outputs":[{"name":"a","datatype":"FP32","shape":[1],"parameters":{"binary_data_size":4}}]}"#;
         for (json, length, bytes) in [
             (whole, Some(whole.len()), &[0_u8; 3][..]),
             (whole, Some(usize::MAX), &[0; 4]),
             (whole, None, &[0; 4]),
             (r#"{"outputs":[]}"#, None, &[]),
-            (r#"{"outputs":[{"name":"a","datatype":"FP32","shape":[2],"data":[1]}]}"#, None, &[]),
-            (r#"{"outputs":[{"name":"a","datatype":"FP32","shape":[-1],"data":[1]}]}"#, None, &[]),
+            (
+                r#"{"outputs":[{"name":"a","datatype":"FP32","shape":[2],"data":[1]}]}"#,
+                None,
+                &[],
+            ),
+            (
+                r#"{"outputs":[{"name":"a","datatype":"FP32","shape":[-1],"data":[1]}]}"#,
+                None,
+                &[],
+            ),
         ] {
             let failure = read_response(&response(json, length, bytes), &wanted).unwrap_err();
             assert_eq!(failure.kind, FailureKind::InvalidResponse, "{json}");
@@ -260,7 +313,11 @@ mod tests {
     fn failures_are_classified_by_status_and_message() {
         for (status, message, kind) in [
             (503, "Exceeds maximum queue size", FailureKind::NotReady),
-            (400, "Request for unknown model: 'm' is not found", FailureKind::Missing),
+            (
+                400,
+                "Request for unknown model: 'm' is not found",
+                FailureKind::Missing,
+            ),
             (400, "unexpected shape for input 'a'", FailureKind::Refused),
             (500, "Traceback", FailureKind::ModelError),
             (502, "<html>", FailureKind::NotReady),

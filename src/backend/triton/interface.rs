@@ -18,18 +18,33 @@ impl Interface {
     /// Refuses decoupled models, and tensors with unsupported types.
     pub(super) fn of(model: &str, description: Description) -> Result<Self> {
         let Description { metadata, config } = description;
-        if config.transaction_policy.is_some_and(|policy| policy.decoupled) {
+        if config
+            .transaction_policy
+            .is_some_and(|policy| policy.decoupled)
+        {
             return Err(Error::model(format!(
                 "expected `{model}` on the fleet to send one response per request, but it is decoupled"
             )));
         }
-        let signature =
-            Signature { inputs: specs(model, &metadata.inputs)?, outputs: specs(model, &metadata.outputs)? };
+        let signature = Signature {
+            inputs: specs(model, &metadata.inputs)?,
+            outputs: specs(model, &metadata.outputs)?,
+        };
         let max_batch_size = max_batch_size(&signature, config.max_batch_size);
-        let schedule = Schedule { max_batch_size, concurrency: CONCURRENCY, min_call_tokens: 0 };
+        let schedule = Schedule {
+            max_batch_size,
+            concurrency: CONCURRENCY,
+            min_call_tokens: 0,
+        };
         let parameters = config.parameters.into_iter();
-        let parameters = parameters.map(|(name, parameter)| (name, parameter.string_value)).collect();
-        Ok(Self { signature, schedule, parameters })
+        let parameters = parameters
+            .map(|(name, parameter)| (name, parameter.string_value))
+            .collect();
+        Ok(Self {
+            signature,
+            schedule,
+            parameters,
+        })
     }
 }
 
@@ -41,7 +56,11 @@ fn specs(model: &str, tensors: &[TensorMetadata]) -> Result<Vec<TensorSpec>> {
                 tensor.name, tensor.datatype
             ))
         })?;
-        Ok(TensorSpec::new(tensor.name.clone(), element_type, tensor.shape.clone()))
+        Ok(TensorSpec::new(
+            tensor.name.clone(),
+            element_type,
+            tensor.shape.clone(),
+        ))
     };
     tensors.iter().map(spec).collect()
 }
@@ -54,8 +73,16 @@ fn max_batch_size(signature: &Signature, configured: i32) -> NonZeroUsize {
         [] | [_] => 1,
         [rows, ..] => rows,
     };
-    let fixed = signature.inputs.iter().map(batch_axis).filter_map(|side| usize::try_from(side).ok()).min();
-    let configured = usize::try_from(configured).ok().filter(|rows| *rows > 0).unwrap_or(MAX_BATCH_SIZE);
+    let fixed = signature
+        .inputs
+        .iter()
+        .map(batch_axis)
+        .filter_map(|side| usize::try_from(side).ok())
+        .min();
+    let configured = usize::try_from(configured)
+        .ok()
+        .filter(|rows| *rows > 0)
+        .unwrap_or(MAX_BATCH_SIZE);
     NonZeroUsize::new(fixed.unwrap_or(configured.min(MAX_BATCH_SIZE))).unwrap_or(NonZeroUsize::MIN)
 }
 
@@ -65,7 +92,11 @@ mod tests {
     use crate::backend::triton::messages::{ModelConfig, ModelMetadata, TransactionPolicy};
 
     fn tensor(name: &str, datatype: &str, shape: &[i64]) -> TensorMetadata {
-        TensorMetadata { name: name.into(), datatype: datatype.into(), shape: shape.into() }
+        TensorMetadata {
+            name: name.into(),
+            datatype: datatype.into(),
+            shape: shape.into(),
+        }
     }
 
     struct Case {
@@ -83,7 +114,12 @@ mod tests {
             configured,
             expected,
         };
-        for Case { what, input, configured, expected } in [
+        for Case {
+            what,
+            input,
+            configured,
+            expected,
+        } in [
             case("a limit of one row", "INT64", &[-1, -1], 1, 1),
             case("a limit of eight rows", "INT64", &[-1, -1], 8, 8),
             case("a large limit", "INT64", &[-1, -1], 1024, 32),
@@ -95,8 +131,14 @@ mod tests {
             case("texts in batches", "BYTES", &[-1, 1], 4, 4),
         ] {
             let outputs = vec![tensor("b", "FP16", &[-1, 3])];
-            let config = ModelConfig { max_batch_size: configured, ..ModelConfig::default() };
-            let metadata = ModelMetadata { inputs: vec![input], outputs };
+            let config = ModelConfig {
+                max_batch_size: configured,
+                ..ModelConfig::default()
+            };
+            let metadata = ModelMetadata {
+                inputs: vec![input],
+                outputs,
+            };
             let interface = Interface::of("m", Description { metadata, config }).unwrap();
             assert_eq!(interface.schedule.max_batch_size.get(), expected, "{what}");
         }
@@ -104,13 +146,29 @@ mod tests {
 
     #[test]
     fn unsupported_models_are_refused() {
-        let metadata = ModelMetadata { inputs: vec![tensor("a", "UINT64", &[-1])], outputs: Vec::new() };
-        let description = Description { metadata, config: ModelConfig::default() };
+        let metadata = ModelMetadata {
+            inputs: vec![tensor("a", "UINT64", &[-1])],
+            outputs: Vec::new(),
+        };
+        let description = Description {
+            metadata,
+            config: ModelConfig::default(),
+        };
         let error = Interface::of("m", description.clone()).unwrap_err();
         insta::assert_snapshot!(error, @"expected the tensors of `m` on the fleet to be numbers or BYTES, but found `a` as UINT64");
         let transaction_policy = Some(TransactionPolicy { decoupled: true });
-        let config = ModelConfig { transaction_policy, ..ModelConfig::default() };
-        let error = Interface::of("m", Description { config, ..description }).unwrap_err();
+        let config = ModelConfig {
+            transaction_policy,
+            ..ModelConfig::default()
+        };
+        let error = Interface::of(
+            "m",
+            Description {
+                config,
+                ..description
+            },
+        )
+        .unwrap_err();
         insta::assert_snapshot!(error, @"expected `m` on the fleet to send one response per request, but it is decoupled");
     }
 }

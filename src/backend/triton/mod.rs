@@ -55,7 +55,9 @@ struct TritonBackend {
 
 impl fmt::Debug for TritonBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TritonBackend").field("interface", &self.interface).finish_non_exhaustive()
+        f.debug_struct("TritonBackend")
+            .field("interface", &self.interface)
+            .finish_non_exhaustive()
     }
 }
 
@@ -70,7 +72,11 @@ impl Backend for TritonBackend {
     }
 
     /// Runs the batches one after the other.
-    async fn infer_each(&self, batches: Vec<Vec<Tensor>>, deadline: Deadline) -> Result<Vec<Vec<Tensor>>> {
+    async fn infer_each(
+        &self,
+        batches: Vec<Vec<Tensor>>,
+        deadline: Deadline,
+    ) -> Result<Vec<Vec<Tensor>>> {
         let mut outputs = Vec::with_capacity(batches.len());
         for inputs in batches {
             if deadline.has_passed() {
@@ -83,7 +89,11 @@ impl Backend for TritonBackend {
             let tokens = inputs.first().map_or(0, tokens);
             let call = Call::new(self.signature(), &inputs, self.request_parameters.clone());
             drop(inputs);
-            outputs.push(deadline.bound(self.client.infer(&call, tokens, deadline)).await?);
+            outputs.push(
+                deadline
+                    .bound(self.client.infer(&call, tokens, deadline))
+                    .await?,
+            );
         }
         Ok(outputs)
     }
@@ -96,7 +106,9 @@ impl RemoteBackend for TritonBackend {
 
     fn with_outputs(&self, outputs: &[usize]) -> Arc<dyn RemoteBackend> {
         let mut backend = self.clone();
-        let outputs = outputs.iter().filter_map(|output| self.signature().outputs.get(*output));
+        let outputs = outputs
+            .iter()
+            .filter_map(|output| self.signature().outputs.get(*output));
         backend.interface.signature.outputs = outputs.cloned().collect();
         Arc::new(backend)
     }
@@ -111,7 +123,10 @@ impl RemoteBackend for TritonBackend {
 /// Tokens in an input, including padding.
 fn tokens(input: &Tensor) -> usize {
     match input.elements() {
-        Elements::Bytes(texts) => texts.iter().map(|text| text.len().div_ceil(BYTES_PER_TOKEN)).sum(),
+        Elements::Bytes(texts) => texts
+            .iter()
+            .map(|text| text.len().div_ceil(BYTES_PER_TOKEN))
+            .sum(),
         _ => input.shape().iter().product(),
     }
 }
@@ -129,17 +144,30 @@ pub struct Fleet {
 impl Fleet {
     /// The model called `model` on the servers in `config`. Sends no request.
     pub fn new(config: &FleetConfig, model: &str) -> Result<Self> {
-        let urls: Vec<ServerUrl> = config.urls.iter().map(|url| url.parse()).collect::<Result<_>>()?;
+        let urls: Vec<ServerUrl> = config
+            .urls
+            .iter()
+            .map(|url| url.parse())
+            .collect::<Result<_>>()?;
         let uses_tls = urls.iter().any(|url| url.tls);
         let settings = FleetSettings {
             model: model.to_owned(),
             version: config.version.clone(),
-            roots: uses_tls.then(|| load_roots(config.ca.as_deref())).transpose()?,
-            authorization: config.token.as_ref().map(|token| format!("Bearer {}", token.0)),
+            roots: uses_tls
+                .then(|| load_roots(config.ca.as_deref()))
+                .transpose()?,
+            authorization: config
+                .token
+                .as_ref()
+                .map(|token| format!("Bearer {}", token.0)),
         };
         let pool = Arc::new(Pool::new(urls, settings, Arc::new(SystemResolver)));
         let client = Arc::new(FleetClient::new(model.to_owned(), pool));
-        Ok(Self { client, timeout: config.timeout(), backend: Mutex::default() })
+        Ok(Self {
+            client,
+            timeout: config.timeout(),
+            backend: Mutex::default(),
+        })
     }
 
     /// Model name on the fleet.
@@ -193,8 +221,11 @@ impl Fleet {
         let interface = Interface::of(self.model(), description)?;
         let client = Arc::clone(&self.client);
         let request_parameters = Parameters::new();
-        let backend: Arc<dyn RemoteBackend> =
-            Arc::new(TritonBackend { client, interface, request_parameters });
+        let backend: Arc<dyn RemoteBackend> = Arc::new(TritonBackend {
+            client,
+            interface,
+            request_parameters,
+        });
         *locked(&self.backend) = Some(Arc::clone(&backend));
         Ok(backend)
     }
@@ -202,6 +233,8 @@ impl Fleet {
 
 impl fmt::Debug for Fleet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Fleet").field("model", &self.model()).finish_non_exhaustive()
+        f.debug_struct("Fleet")
+            .field("model", &self.model())
+            .finish_non_exhaustive()
     }
 }

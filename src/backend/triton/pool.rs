@@ -60,7 +60,11 @@ struct Resolved {
 }
 
 impl Pool {
-    pub(super) fn new(urls: Vec<ServerUrl>, settings: FleetSettings, resolver: Arc<dyn Resolve>) -> Self {
+    pub(super) fn new(
+        urls: Vec<ServerUrl>,
+        settings: FleetSettings,
+        resolver: Arc<dyn Resolve>,
+    ) -> Self {
         Self {
             urls,
             settings: Arc::new(settings),
@@ -86,7 +90,9 @@ impl Pool {
     /// Whether a healthy endpoint is not in `tried`.
     pub(super) fn has_other(&self, tried: &[SocketAddr]) -> bool {
         let endpoints = self.endpoints();
-        endpoints.iter().any(|endpoint| !tried.contains(&endpoint.socket) && is_healthy(endpoint))
+        endpoints
+            .iter()
+            .any(|endpoint| !tried.contains(&endpoint.socket) && is_healthy(endpoint))
     }
 
     /// Chooses the endpoint with the fewest requests under way, preferably one outside `tried`.
@@ -99,7 +105,9 @@ impl Pool {
             probe_in_background(&endpoints);
             return Ok(InFlight::new(endpoint));
         }
-        let due = endpoints.iter().find(|endpoint| endpoint.admission() == Admission::Probe);
+        let due = endpoints
+            .iter()
+            .find(|endpoint| endpoint.admission() == Admission::Probe);
         let endpoint = due.ok_or(FailureKind::Unreachable)?;
         endpoint.probe();
         let attempt = InFlight::new(endpoint);
@@ -138,7 +146,9 @@ impl Pool {
     /// Resolves the names if it is time: before the request if there is no healthy endpoint, in the background
     /// otherwise.
     async fn refresh(self: &Arc<Self>) {
-        let age = locked(&self.resolved).at.map_or(Duration::MAX, |at| at.elapsed());
+        let age = locked(&self.resolved)
+            .at
+            .map_or(Duration::MAX, |at| at.elapsed());
         let has_healthy = self.endpoints().iter().any(is_healthy);
         if !has_healthy && age > MAX_AGE_WITHOUT_HEALTHY {
             self.resolve().await;
@@ -158,7 +168,9 @@ impl Pool {
         let mut is_complete = true;
         for (server, url) in self.urls.iter().enumerate() {
             match self.resolver.resolve(&url.host, url.port).await {
-                Ok(sockets) => found.extend(sockets.into_iter().map(|socket| (server, url, socket))),
+                Ok(sockets) => {
+                    found.extend(sockets.into_iter().map(|socket| (server, url, socket)))
+                }
                 Err(error) => {
                     is_complete = false;
                     tracing::warn!(%error, "cannot resolve a fleet server");
@@ -166,15 +178,22 @@ impl Pool {
             }
         }
         let mut resolved = locked(&self.resolved);
-        let is_same =
-            |endpoint: &Endpoint, url: &ServerUrl, socket| endpoint.socket == socket && endpoint.url == *url;
+        let is_same = |endpoint: &Endpoint, url: &ServerUrl, socket| {
+            endpoint.socket == socket && endpoint.url == *url
+        };
         if is_complete && !found.is_empty() {
-            resolved
-                .endpoints
-                .retain(|endpoint| found.iter().any(|(_, url, socket)| is_same(endpoint, url, *socket)));
+            resolved.endpoints.retain(|endpoint| {
+                found
+                    .iter()
+                    .any(|(_, url, socket)| is_same(endpoint, url, *socket))
+            });
         }
         for (server, url, socket) in found {
-            if resolved.endpoints.iter().any(|endpoint| is_same(endpoint, url, socket)) {
+            if resolved
+                .endpoints
+                .iter()
+                .any(|endpoint| is_same(endpoint, url, socket))
+            {
                 continue;
             }
             match Endpoint::new(server, url.clone(), socket, Arc::clone(&self.settings)) {
@@ -191,7 +210,10 @@ fn is_healthy(endpoint: &Arc<Endpoint>) -> bool {
 }
 
 fn probe_in_background(endpoints: &[Arc<Endpoint>]) {
-    for endpoint in endpoints.iter().filter(|endpoint| endpoint.admission() == Admission::Probe) {
+    for endpoint in endpoints
+        .iter()
+        .filter(|endpoint| endpoint.admission() == Admission::Probe)
+    {
         endpoint.probe();
         let attempt = InFlight::new(endpoint);
         tokio::spawn(async move { probe(&attempt).await });
@@ -226,7 +248,11 @@ mod tests {
     impl Resolve for Names {
         async fn resolve(&self, _: &str, _: u16) -> io::Result<Vec<SocketAddr>> {
             let sockets = locked(&self.0).clone();
-            if sockets.is_empty() { Err(io::Error::other("no such name")) } else { Ok(sockets) }
+            if sockets.is_empty() {
+                Err(io::Error::other("no such name"))
+            } else {
+                Ok(sockets)
+            }
         }
     }
 
@@ -238,7 +264,10 @@ mod tests {
         let names = Arc::new(Names(Mutex::new(sockets.to_vec())));
         let resolver: Arc<dyn Resolve> = Arc::clone(&names) as _;
         let url = "http://fleet:1".parse().unwrap();
-        (Arc::new(Pool::new(vec![url], FleetSettings::default(), resolver)), names)
+        (
+            Arc::new(Pool::new(vec![url], FleetSettings::default(), resolver)),
+            names,
+        )
     }
 
     #[tokio::test]
@@ -253,7 +282,11 @@ mod tests {
             assert_ne!(pool.choose(&[]).await.unwrap().socket(), busy);
         }
         let other = pool.choose(&[busy]).await.unwrap();
-        assert_ne!(other.socket(), busy, "one that was tried is the last choice");
+        assert_ne!(
+            other.socket(),
+            busy,
+            "one that was tried is the last choice"
+        );
         assert!(pool.has_other(&[busy]) && !pool.has_other(&[socket(1), socket(2)]));
     }
 
@@ -268,7 +301,10 @@ mod tests {
         }
         locked(&names.0).clear();
         pool.resolve().await;
-        assert!(pool.choose(&[]).await.is_ok(), "a failed resolution removes nothing");
+        assert!(
+            pool.choose(&[]).await.is_ok(),
+            "a failed resolution removes nothing"
+        );
     }
 
     #[tokio::test]
@@ -284,6 +320,10 @@ mod tests {
         let other = pool.choose(&[]).await.unwrap();
         (0..3).for_each(|_| other.ended(&failed));
         assert!(!pool.is_available());
-        assert_eq!(pool.choose(&[]).await.err().unwrap().kind, FailureKind::Unreachable, "at once");
+        assert_eq!(
+            pool.choose(&[]).await.err().unwrap().kind,
+            FailureKind::Unreachable,
+            "at once"
+        );
     }
 }

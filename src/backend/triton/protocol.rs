@@ -42,9 +42,20 @@ impl Call {
         let inputs = signature.inputs.iter().zip(inputs).map(|(spec, tensor)| {
             let shape = tensor.shape().iter().map(|side| *side as i64).collect();
             let datatype = spec.element_type.to_string();
-            (TensorMetadata { name: spec.name.clone(), datatype, shape }, tensor.elements().to_bytes().into())
+            (
+                TensorMetadata {
+                    name: spec.name.clone(),
+                    datatype,
+                    shape,
+                },
+                tensor.elements().to_bytes().into(),
+            )
         });
-        Self { inputs: inputs.collect(), outputs: signature.outputs.clone(), parameters }
+        Self {
+            inputs: inputs.collect(),
+            outputs: signature.outputs.clone(),
+            parameters,
+        }
     }
 }
 

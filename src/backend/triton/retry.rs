@@ -13,8 +13,12 @@ const MAX_PAUSE: Duration = Duration::from_millis(500);
 /// The pause after `attempts` failed attempts, with full jitter: `fraction`, from 0 to 1, of a bound that
 /// doubles with each attempt.
 pub(super) fn pause(attempts: usize, fraction: f64) -> Duration {
-    let doublings = u32::try_from(attempts.saturating_sub(1)).unwrap_or(u32::MAX).min(16);
-    (MIN_PAUSE * 2_u32.pow(doublings)).min(MAX_PAUSE).mul_f64(fraction)
+    let doublings = u32::try_from(attempts.saturating_sub(1))
+        .unwrap_or(u32::MAX)
+        .min(16);
+    (MIN_PAUSE * 2_u32.pow(doublings))
+        .min(MAX_PAUSE)
+        .mul_f64(fraction)
 }
 
 /// Limits retries to a share of the requests, so that they do not multiply the load on an overloaded fleet.
@@ -31,7 +35,9 @@ const MAX_BALANCE: i64 = 128 * COST_PER_RETRY;
 
 impl Default for RetryBudget {
     fn default() -> Self {
-        Self { balance: AtomicI64::new(MAX_BALANCE) }
+        Self {
+            balance: AtomicI64::new(MAX_BALANCE),
+        }
     }
 }
 
@@ -40,13 +46,17 @@ impl RetryBudget {
     pub(super) fn earn(&self) {
         let add = |balance: i64| Some((balance + EARNED_PER_REQUEST).min(MAX_BALANCE));
         // `fetch_update` cannot fail, since the closure always returns a value.
-        let _ = self.balance.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
+        let _ = self
+            .balance
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
     }
 
     /// Takes a retry from the budget; `false` if the budget is spent.
     pub(super) fn spend(&self) -> bool {
         let take = |balance: i64| (balance >= COST_PER_RETRY).then_some(balance - COST_PER_RETRY);
-        self.balance.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok()
+        self.balance
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, take)
+            .is_ok()
     }
 }
 
@@ -56,7 +66,9 @@ mod tests {
 
     #[test]
     fn pauses_double_up_to_a_bound_and_are_jittered() {
-        let longest: Vec<u128> = (1..9).map(|attempts| pause(attempts, 1.0).as_millis()).collect();
+        let longest: Vec<u128> = (1..9)
+            .map(|attempts| pause(attempts, 1.0).as_millis())
+            .collect();
         assert_eq!(longest, [10, 20, 40, 80, 160, 320, 500, 500]);
         assert_eq!(pause(3, 0.0), Duration::ZERO);
         assert_eq!(pause(usize::MAX, 0.5), MAX_PAUSE / 2);

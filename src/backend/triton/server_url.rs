@@ -46,7 +46,8 @@ impl FromStr for ServerUrl {
         let uri: Uri = text.parse().map_err(|_| wrong("something else"))?;
         let scheme = uri.scheme_str().ok_or_else(|| wrong("no scheme"))?;
         let known = SCHEMES.iter().find(|(name, ..)| *name == scheme);
-        let (_, protocol, tls, port) = *known.ok_or_else(|| wrong(&format!("the scheme `{scheme}`")))?;
+        let (_, protocol, tls, port) =
+            *known.ok_or_else(|| wrong(&format!("the scheme `{scheme}`")))?;
         let authority = uri.authority().ok_or_else(|| wrong("no host"))?;
         if authority.as_str().contains('@') {
             return Err(wrong("a user name or password in it; use `fleet.token`"));
@@ -56,16 +57,32 @@ impl FromStr for ServerUrl {
             return Err(wrong("a path, which gRPC does not have"));
         }
         let host = authority.host().trim_matches(['[', ']']).to_owned();
-        Ok(Self { protocol, tls, host, port: authority.port_u16().unwrap_or(port), prefix })
+        Ok(Self {
+            protocol,
+            tls,
+            host,
+            port: authority.port_u16().unwrap_or(port),
+            prefix,
+        })
     }
 }
 
 /// Request URL, whose scheme is `http` or `https` for both protocols.
 impl fmt::Display for ServerUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { tls, host, port, prefix, .. } = self;
+        let Self {
+            tls,
+            host,
+            port,
+            prefix,
+            ..
+        } = self;
         let scheme = if *tls { "https" } else { "http" };
-        let (open, close) = if host.contains(':') { ("[", "]") } else { ("", "") };
+        let (open, close) = if host.contains(':') {
+            ("[", "]")
+        } else {
+            ("", "")
+        };
         write!(f, "{scheme}://{open}{host}{close}:{port}{prefix}")
     }
 }
@@ -78,7 +95,10 @@ mod tests {
     fn urls_are_parsed_with_default_ports() {
         for (text, expected) in [
             ("http://triton", "http://triton:8000"),
-            ("https://models.example/a/b/", "https://models.example:443/a/b"),
+            (
+                "https://models.example/a/b/",
+                "https://models.example:443/a/b",
+            ),
             ("grpc://10.0.0.1", "http://10.0.0.1:8001"),
             ("grpcs://[::1]:9000", "https://[::1]:9000"),
         ] {

@@ -43,7 +43,10 @@ pub(in crate::batch) struct Layout {
 impl Layout {
     /// A layout with at most a known text column.
     pub(in crate::batch) fn of_column(column: Option<&str>) -> Self {
-        Self { column: column.map(str::to_owned), delimiter: None }
+        Self {
+            column: column.map(str::to_owned),
+            delimiter: None,
+        }
     }
 }
 
@@ -84,7 +87,10 @@ pub(in crate::batch) trait RowReader: Send {
             Head::Csv(header) => Some(char::from(header.delimiter)),
             _ => None,
         };
-        Layout { column: Some(self.column().to_owned()), delimiter }
+        Layout {
+            column: Some(self.column().to_owned()),
+            delimiter,
+        }
     }
 
     /// Decisions about the file that may be wrong, for the report.
@@ -125,13 +131,17 @@ pub(in crate::batch) type WrittenPiece = (Vec<u8>, Option<Footer>);
 
 /// Error for rows whose format differs from the writer's.
 pub(super) fn mismatched<T>() -> Result<T> {
-    Err(Error::invalid("expected rows in their file's format, but found another format"))
+    Err(Error::invalid(
+        "expected rows in their file's format, but found another format",
+    ))
 }
 
 /// Error for an unreadable input: from S3 or the operating system, or for damaged contents.
 pub(in crate::batch) fn reading(error: io::Error) -> Error {
     match error.downcast::<Error>() {
         Ok(error) => error,
-        Err(error) => Error::invalid(format!("expected an input that can be read, but found: {error}")),
+        Err(error) => Error::invalid(format!(
+            "expected an input that can be read, but found: {error}"
+        )),
     }
 }

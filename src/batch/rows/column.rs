@@ -4,8 +4,8 @@ use crate::error::{Error, Result, quoted};
 
 /// Recognized text column names, best first.
 const TEXT_COLUMNS: [&str; 12] = [
-    "text", "inputs", "input", "sentence", "content", "document", "body", "review", "comment", "message",
-    "title", "question",
+    "text", "inputs", "input", "sentence", "content", "document", "body", "review", "comment",
+    "message", "title", "question",
 ];
 
 /// A column's values, as far as they were read.
@@ -21,22 +21,35 @@ pub(super) enum Content {
 ///
 /// A known name takes precedence over the type, since a column that begins with nulls may have texts later, and
 /// another column may be an id.
-pub(super) fn find_column(requested: Option<&str>, columns: &[(String, Content)]) -> Result<String> {
+pub(super) fn find_column(
+    requested: Option<&str>,
+    columns: &[(String, Content)],
+) -> Result<String> {
     let names: Vec<&str> = columns.iter().map(|(name, _)| name.as_str()).collect();
     let unique = |name: &str| match names.iter().filter(|other| **other == name).count() {
         1 => Ok(name.to_owned()),
-        found => Err(Error::invalid(format!("expected one text column, but found `{name}` {found} times"))),
+        found => Err(Error::invalid(format!(
+            "expected one text column, but found `{name}` {found} times"
+        ))),
     };
     if let Some(requested) = requested {
-        let found = names.iter().find(|name| **name == requested).ok_or_else(|| {
-            Error::invalid(format!("expected a column `{requested}`, but found {}", quoted(&names)))
-        });
+        let found = names
+            .iter()
+            .find(|name| **name == requested)
+            .ok_or_else(|| {
+                Error::invalid(format!(
+                    "expected a column `{requested}`, but found {}",
+                    quoted(&names)
+                ))
+            });
         return found.and_then(|name| unique(name));
     }
     let known = |accepts: fn(Content) -> bool| {
-        let mut known =
-            TEXT_COLUMNS.iter().flat_map(|known| columns.iter().map(move |column| (known, column)));
-        let found = known.find(|(known, (name, content))| is_named(name, known) && accepts(*content));
+        let mut known = TEXT_COLUMNS
+            .iter()
+            .flat_map(|known| columns.iter().map(move |column| (known, column)));
+        let found =
+            known.find(|(known, (name, content))| is_named(name, known) && accepts(*content));
         found.map(|(_, (name, _))| name.as_str())
     };
     let best = known(|content| content != Content::Other).or_else(|| known(|_| true));
@@ -48,7 +61,10 @@ pub(super) fn find_column(requested: Option<&str>, columns: &[(String, Content)]
     match (best, texts.as_slice()) {
         (Some(name), _) => unique(name),
         (None, [name]) => Ok((*name).to_owned()),
-        (None, []) => Err(Error::invalid(format!("expected a text column, but found {}", quoted(&names)))),
+        (None, []) => Err(Error::invalid(format!(
+            "expected a text column, but found {}",
+            quoted(&names)
+        ))),
         (None, _) => Err(Error::invalid(format!(
             "expected a column called `text` or another that is known, but found {}; say which one with `column` (`--column`)",
             quoted(&texts)
@@ -68,6 +84,8 @@ pub(super) fn is_known(name: &str) -> bool {
 /// An answer column name that the file does not use: `label`, `kivu_label`, `kivu_label_2`, ….
 pub(super) fn free_name(name: &str, is_taken: impl Fn(&str) -> bool) -> String {
     let numbered = (2_u64..).map(|number| format!("kivu_{name}_{number}"));
-    let mut names = [name.to_owned(), format!("kivu_{name}")].into_iter().chain(numbered);
+    let mut names = [name.to_owned(), format!("kivu_{name}")]
+        .into_iter()
+        .chain(numbered);
     names.find(|name| !is_taken(name)).unwrap_or_default()
 }

@@ -9,8 +9,8 @@ use ::csv::{ByteRecord, ReaderBuilder, WriterBuilder};
 
 use super::{
     chunk::{
-        CHUNK_BYTES, CHUNK_ROWS, Chunk, CsvHeader, Head, Layout, MAX_ROW_BYTES, RowReader, RowWriter, Rows,
-        WrittenPiece, mismatched, reading,
+        CHUNK_BYTES, CHUNK_ROWS, Chunk, CsvHeader, Head, Layout, MAX_ROW_BYTES, RowReader,
+        RowWriter, Rows, WrittenPiece, mismatched, reading,
     },
     column::{Content, find_column, free_name, is_known},
     csv_header::{FirstRecord, MAX_HEADER_BYTES},
@@ -58,7 +58,11 @@ impl<R: Read> Read for Bounded<R> {
         let read = self.file.read(&mut buffer[..length])?;
         self.budget -= read;
         self.bytes += read as u64;
-        if read == 0 { self.end.read(buffer) } else { Ok(read) }
+        if read == 0 {
+            self.end.read(buffer)
+        } else {
+            Ok(read)
+        }
     }
 }
 
@@ -74,14 +78,25 @@ impl CsvReader {
         let (records, header, note) = header(file, layout.delimiter)?;
         let names = &header.names;
         let is_guessed = layout.column.is_none() && names.len() == 1;
-        let columns: Vec<_> = names.iter().map(|name| (name.clone(), Content::Texts)).collect();
+        let columns: Vec<_> = names
+            .iter()
+            .map(|name| (name.clone(), Content::Texts))
+            .collect();
         let column = find_column(layout.column.as_deref(), &columns)?;
         let mut notes: Vec<String> = note.into_iter().collect();
         if is_guessed && !is_known(&column) {
-            notes.push("the first line is taken for a header, and its only column for the texts".to_owned());
+            notes.push(
+                "the first line is taken for a header, and its only column for the texts"
+                    .to_owned(),
+            );
         }
         let text = names.iter().position(|name| *name == column).unwrap_or(0);
-        Ok(Self { records, header, text, notes })
+        Ok(Self {
+            records,
+            header,
+            text,
+            notes,
+        })
     }
 
     fn record(&mut self, record: &mut ByteRecord) -> Result<bool> {
@@ -149,7 +164,10 @@ impl RowReader for CsvReader {
             texts.push(self.text(&record));
             rows.push(record);
         }
-        Ok((!texts.is_empty()).then_some(Chunk { texts, rows: Rows::Records(rows) }))
+        Ok((!texts.is_empty()).then_some(Chunk {
+            texts,
+            rows: Rows::Records(rows),
+        }))
     }
 }
 
@@ -164,13 +182,30 @@ fn header(
     let known = delimiter.and_then(|delimiter| u8::try_from(delimiter).ok());
     let (delimiter, note) = known.map_or_else(|| first.delimiter(), |known| (known, None));
     let contents = Cursor::new(first.bytes).chain(file);
-    let file = Bounded { file: contents, budget: MAX_HEADER_BYTES, bytes: 0, end: END };
-    let mut records = ReaderBuilder::new().delimiter(delimiter).flexible(true).from_reader(file);
+    let file = Bounded {
+        file: contents,
+        budget: MAX_HEADER_BYTES,
+        bytes: 0,
+        end: END,
+    };
+    let mut records = ReaderBuilder::new()
+        .delimiter(delimiter)
+        .flexible(true)
+        .from_reader(file);
     let record = records.byte_headers().map_err(unreadable)?.clone();
     if ends_file(&records, &record)? {
-        return Err(Error::invalid("expected a header, but found only empty lines"));
+        return Err(Error::invalid(
+            "expected a header, but found only empty lines",
+        ));
     }
-    Ok((records, CsvHeader { delimiter, names: names_of(&record)? }, note))
+    Ok((
+        records,
+        CsvHeader {
+            delimiter,
+            names: names_of(&record)?,
+        },
+        note,
+    ))
 }
 
 /// Whether a record is the row that [`END`] adds to the file.
@@ -209,7 +244,9 @@ fn names_of(header: &ByteRecord) -> Result<Vec<String>> {
         if name.contains(&0) {
             return Err(unreadable(0));
         }
-        std::str::from_utf8(name).map(str::to_owned).map_err(|error| unreadable(name[error.valid_up_to()]))
+        std::str::from_utf8(name)
+            .map(str::to_owned)
+            .map_err(|error| unreadable(name[error.valid_up_to()]))
     });
     names.collect()
 }
@@ -236,13 +273,21 @@ impl CsvWriter {
         columns: Columns,
         with_header: bool,
     ) -> Result<Self> {
-        let mut records = WriterBuilder::new().delimiter(header.delimiter).flexible(true).from_writer(target);
+        let mut records = WriterBuilder::new()
+            .delimiter(header.delimiter)
+            .flexible(true)
+            .from_writer(target);
         if with_header {
             let names = header.names.iter().cloned().chain(header.answers(&columns));
             records.write_record(names).map_err(unwritable)?;
         }
         let names = header.answers(&columns).collect();
-        Ok(Self { records, header: header.clone(), columns, names })
+        Ok(Self {
+            records,
+            header: header.clone(),
+            columns,
+            names,
+        })
     }
 }
 
@@ -256,12 +301,16 @@ impl RowWriter for CsvWriter {
     }
 
     fn write(&mut self, rows: Rows, results: &[RowResult]) -> Result<()> {
-        let Rows::Records(records) = rows else { return mismatched() };
+        let Rows::Records(records) = rows else {
+            return mismatched();
+        };
         for (record, result) in records.into_iter().zip(results) {
             let mut record = fit(&record, &self.header);
             match result {
                 Ok(answer) => {
-                    answer.iter().for_each(|cell| record.push_field(field(cell).as_bytes()));
+                    answer
+                        .iter()
+                        .for_each(|cell| record.push_field(field(cell).as_bytes()));
                     record.push_field(b"");
                 }
                 Err(error) => {
@@ -269,15 +318,22 @@ impl RowWriter for CsvWriter {
                     record.push_field(error.message.as_bytes());
                 }
             }
-            self.records.write_byte_record(&record).map_err(unwritable)?;
+            self.records
+                .write_byte_record(&record)
+                .map_err(unwritable)?;
         }
         // `size` excludes the CSV writer's buffer.
-        self.records.flush().map_err(Error::io("cannot write the output"))
+        self.records
+            .flush()
+            .map_err(Error::io("cannot write the output"))
     }
 
     fn finish(self: Box<Self>) -> Result<WrittenPiece> {
         let failed = || Error::io("cannot write the output");
-        let packer = self.records.into_inner().map_err(|error| failed()(error.into_error()))?;
+        let packer = self
+            .records
+            .into_inner()
+            .map_err(|error| failed()(error.into_error()))?;
         Ok((packer.finish().map_err(failed())?, None))
     }
 }
@@ -313,7 +369,10 @@ fn field(cell: &Cell) -> String {
 }
 
 fn unwritable(error: ::csv::Error) -> Error {
-    Error::Io { action: "cannot write the output".into(), source: io::Error::other(error) }
+    Error::Io {
+        action: "cannot write the output".into(),
+        source: io::Error::other(error),
+    }
 }
 
 #[cfg(test)]
@@ -333,10 +392,14 @@ mod tests {
     #[test]
     fn long_headers_are_refused() {
         let refused = |header: String| {
-            CsvReader::new(Cursor::new(header), &Layout::default()).err().unwrap().to_string()
+            CsvReader::new(Cursor::new(header), &Layout::default())
+                .err()
+                .unwrap()
+                .to_string()
         };
         insta::assert_snapshot!(refused(",".repeat(20_000)), @"expected a header of at most 10000 columns, but found 20001");
-        let taken = allocation_counter::measure(|| drop(refused(",".repeat(8 * 1024 * 1024)))).bytes_max;
+        let taken =
+            allocation_counter::measure(|| drop(refused(",".repeat(8 * 1024 * 1024)))).bytes_max;
         assert!(taken < 64 * 1024 * 1024, "{taken} bytes");
     }
 
@@ -344,12 +407,22 @@ mod tests {
     fn delimiters_in_quoted_names_are_ignored() {
         let read = |file: &'static str| {
             let reader = CsvReader::new(Cursor::new(file), &Layout::default()).unwrap();
-            (reader.header.names.clone(), reader.column().to_owned(), reader.notes().to_vec())
+            (
+                reader.header.names.clone(),
+                reader.column().to_owned(),
+                reader.notes().to_vec(),
+            )
         };
         let (names, column, note) = read("\"id; the; key\",text\n1;2;3,hello\n");
-        assert_eq!((names.len(), column.as_str(), note), (2, "text", Vec::new()));
+        assert_eq!(
+            (names.len(), column.as_str(), note),
+            (2, "text", Vec::new())
+        );
         let (names, column, _) = read("\"a \"\"b\"\"; c;;\r\n d;\",\"text\"\nx,y\n");
-        assert_eq!((names[0].as_str(), column.as_str()), ("a \"b\"; c;;\r\n d;", "text"));
+        assert_eq!(
+            (names[0].as_str(), column.as_str()),
+            ("a \"b\"; c;;\r\n d;", "text")
+        );
         // A quote inside an unquoted field is a normal character.
         let (names, ..) = read("5\" disk;text;\"x,y,z\"\n");
         assert_eq!(names, ["5\" disk", "text", "x,y,z"]);
@@ -359,7 +432,11 @@ mod tests {
 
     #[test]
     fn a_header_with_two_delimiters_is_noted() {
-        let reader = CsvReader::new(Cursor::new("id;text;price, net\n1;a;2\n"), &Layout::default()).unwrap();
+        let reader = CsvReader::new(
+            Cursor::new("id;text;price, net\n1;a;2\n"),
+            &Layout::default(),
+        )
+        .unwrap();
         assert_eq!(reader.column(), "text");
         insta::assert_snapshot!(reader.notes()[0], @"the header is read with `;` between its fields, though it has `,` outside quotes as well");
     }
@@ -377,10 +454,18 @@ mod tests {
     fn names_of_answers_are_unique_in_annotated_outputs() {
         let names = |header: &str| {
             let names = header.split(',').map(str::to_owned).collect();
-            CsvHeader { delimiter: b',', names }.answers(&label_columns()).collect::<Vec<_>>()
+            CsvHeader {
+                delimiter: b',',
+                names,
+            }
+            .answers(&label_columns())
+            .collect::<Vec<_>>()
         };
         assert_eq!(names("text"), ["label", "score", "error"]);
-        assert_eq!(names("text,label,score,error"), ["kivu_label", "kivu_score", "kivu_error"]);
+        assert_eq!(
+            names("text,label,score,error"),
+            ["kivu_label", "kivu_score", "kivu_error"]
+        );
         let third = names("text,label,kivu_label,kivu_label_2,score,error,kivu_error");
         assert_eq!(third, ["kivu_label_3", "kivu_score", "kivu_error_2"]);
     }
@@ -399,15 +484,29 @@ mod tests {
     fn the_delimiter_does_not_depend_on_the_sizes_of_reads() {
         let file = "\u{feff}\n\"a,b,c,d\";text;e,f\n1;hello;2\n".as_bytes();
         for bytes in [1, 2, 3, 7, 12, 100] {
-            let mut reader = CsvReader::new(Slow(Cursor::new(file), bytes), &Layout::default()).unwrap();
-            assert_eq!(reader.header.names, ["a,b,c,d", "text", "e,f"], "{bytes} bytes at once");
+            let mut reader =
+                CsvReader::new(Slow(Cursor::new(file), bytes), &Layout::default()).unwrap();
+            assert_eq!(
+                reader.header.names,
+                ["a,b,c,d", "text", "e,f"],
+                "{bytes} bytes at once"
+            );
             assert_eq!(reader.layout().delimiter, Some(';'));
-            assert_eq!(reader.next().unwrap().unwrap().texts, [Ok("hello".to_owned())]);
+            assert_eq!(
+                reader.next().unwrap().unwrap().texts,
+                [Ok("hello".to_owned())]
+            );
             assert!(reader.next().unwrap().is_none());
         }
         // A known delimiter is not detected again.
-        let layout = Layout { delimiter: Some(','), ..Layout::default() };
-        let refused = CsvReader::new(Cursor::new("a;b;text,c\n"), &layout).err().unwrap().to_string();
+        let layout = Layout {
+            delimiter: Some(','),
+            ..Layout::default()
+        };
+        let refused = CsvReader::new(Cursor::new("a;b;text,c\n"), &layout)
+            .err()
+            .unwrap()
+            .to_string();
         assert!(refused.contains("but found `a;b;text`, `c`"), "{refused}");
     }
 
@@ -423,23 +522,39 @@ mod tests {
         };
         let refused = |file| read(file).unwrap_err().to_string();
         insta::assert_snapshot!(refused("id,text\n1,a\n2,\"b\nc\n3,d\n"), @"expected a quote that closes the field in the row that begins in line 3, but found the end of the file; is the file complete?");
-        for file in
-            ["text\na\n\"", "text\n\"a\"\"", "text\n\"a,b", "\"text\na\n", "\"text", "text\n\"\n\n\n", "\""]
-        {
-            assert!(refused(file).starts_with("expected a quote that closes the field"), "{file:?}");
+        for file in [
+            "text\na\n\"",
+            "text\n\"a\"\"",
+            "text\n\"a,b",
+            "\"text\na\n",
+            "\"text",
+            "text\n\"\n\n\n",
+            "\"",
+        ] {
+            assert!(
+                refused(file).starts_with("expected a quote that closes the field"),
+                "{file:?}"
+            );
         }
         // All other line ends are valid.
         for end in ["", "\n", "\r\n", "\n\n\n", "\r"] {
-            for (row, text) in
-                [("a", "a"), ("\"a\"", "a"), ("\"a\"\"\"", "a\""), ("\"a\nb\"", "a\nb"), ("5\"", "5\"")]
-            {
+            for (row, text) in [
+                ("a", "a"),
+                ("\"a\"", "a"),
+                ("\"a\"\"\"", "a\""),
+                ("\"a\nb\"", "a\nb"),
+                ("5\"", "5\""),
+            ] {
                 let file = format!("text\n{row}{end}").leak();
                 assert_eq!(read(file).unwrap(), [text], "{file:?}");
             }
             assert!(read(format!("text{end}").leak()).unwrap().is_empty());
         }
         assert_eq!(read("text\na\n\"\"").unwrap(), ["a", ""]);
-        assert_eq!(refused("\n\r\n\n"), "expected a header, but found only empty lines");
+        assert_eq!(
+            refused("\n\r\n\n"),
+            "expected a header, but found only empty lines"
+        );
     }
 
     #[test]

@@ -36,7 +36,8 @@ impl FirstRecord {
             is_complete: false,
         };
         let mut mark = Vec::new();
-        file.take(BYTE_ORDER_MARK.len() as u64).read_to_end(&mut mark)?;
+        file.take(BYTE_ORDER_MARK.len() as u64)
+            .read_to_end(&mut mark)?;
         if mark != BYTE_ORDER_MARK {
             let taken = record.add(&mark);
             // Bytes after a short record's end.
@@ -59,7 +60,10 @@ impl FirstRecord {
     /// Adds bytes up to the record's end, and returns how many it added.
     fn add(&mut self, bytes: &[u8]) -> usize {
         let room = MAX_HEADER_BYTES - self.bytes.len();
-        let end = bytes.iter().take(room).position(|byte| self.ends_with(*byte));
+        let end = bytes
+            .iter()
+            .take(room)
+            .position(|byte| self.ends_with(*byte));
         self.is_complete = end.is_some();
         let taken = end.map_or(bytes.len().min(room), |end| end + 1);
         self.bytes.extend_from_slice(&bytes[..taken]);
@@ -77,7 +81,10 @@ impl FirstRecord {
             QUOTE if self.starts_field => self.is_quoted = true,
             _ if self.is_quoted => {}
             byte => {
-                let found = self.counts.iter_mut().find(|(delimiter, _)| *delimiter == byte);
+                let found = self
+                    .counts
+                    .iter_mut()
+                    .find(|(delimiter, _)| *delimiter == byte);
                 self.starts_field = found.is_some();
                 found.into_iter().for_each(|(_, count)| *count += 1);
             }
@@ -93,7 +100,9 @@ impl FirstRecord {
         counts.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
         let [(delimiter, _), alternatives @ ..] = counts;
         let alternatives = alternatives.iter().filter(|(_, count)| *count > 0);
-        let alternatives: Vec<_> = alternatives.map(|(delimiter, _)| quoted_delimiter(*delimiter)).collect();
+        let alternatives: Vec<_> = alternatives
+            .map(|(delimiter, _)| quoted_delimiter(*delimiter))
+            .collect();
         let note = (!alternatives.is_empty()).then(|| {
             format!(
                 "the header is read with {} between its fields, though it has {} outside quotes as well",
@@ -106,5 +115,9 @@ impl FirstRecord {
 }
 
 fn quoted_delimiter(delimiter: u8) -> String {
-    if delimiter == b'\t' { "tabs".to_owned() } else { format!("`{}`", char::from(delimiter)) }
+    if delimiter == b'\t' {
+        "tabs".to_owned()
+    } else {
+        format!("`{}`", char::from(delimiter))
+    }
 }

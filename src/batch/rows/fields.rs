@@ -4,8 +4,8 @@ use arrow_array::{
     Array, ArrowPrimitiveType, RecordBatch,
     cast::AsArray,
     types::{
-        Float16Type, Float32Type, Float64Type, Int8Type, Int16Type, Int32Type, Int64Type, UInt8Type,
-        UInt16Type, UInt32Type, UInt64Type,
+        Float16Type, Float32Type, Float64Type, Int8Type, Int16Type, Int32Type, Int64Type,
+        UInt8Type, UInt16Type, UInt32Type, UInt64Type,
     },
 };
 use arrow_schema::DataType;
@@ -44,7 +44,11 @@ impl Fields {
         })
     }
 
-    fn checked(head: &Head, names: Vec<String>, is_known: impl Fn(&DataType) -> bool) -> Result<Self> {
+    fn checked(
+        head: &Head,
+        names: Vec<String>,
+        is_known: impl Fn(&DataType) -> bool,
+    ) -> Result<Self> {
         let places = match head {
             Head::JsonLines | Head::Requests => None,
             Head::Csv(header) => {
@@ -52,9 +56,15 @@ impl Fields {
                 Some(places(&known, &names)?)
             }
             Head::Parquet(schema) => {
-                let known: Vec<&str> = schema.fields().iter().map(|field| field.name().as_str()).collect();
+                let known: Vec<&str> = schema
+                    .fields()
+                    .iter()
+                    .map(|field| field.name().as_str())
+                    .collect();
                 let places = places(&known, &names)?;
-                places.iter().try_for_each(|place| check_type(schema.field(*place), &is_known))?;
+                places
+                    .iter()
+                    .try_for_each(|place| check_type(schema.field(*place), &is_known))?;
                 Some(places)
             }
         };
@@ -66,28 +76,38 @@ impl Fields {
         let places = || self.places.iter().flatten().copied();
         match rows {
             Rows::Lines(lines) => {
-                let line = lines.get(row).and_then(|line| std::str::from_utf8(line).ok());
-                self.names.iter().map(|name| json_field(line.unwrap_or_default(), name)).collect()
+                let line = lines
+                    .get(row)
+                    .and_then(|line| std::str::from_utf8(line).ok());
+                self.names
+                    .iter()
+                    .map(|name| json_field(line.unwrap_or_default(), name))
+                    .collect()
             }
             Rows::Records(records) => places()
                 .zip(&self.names)
-                .map(|(place, name)| csv_field(records.get(row).and_then(|record| record.get(place)), name))
+                .map(|(place, name)| {
+                    csv_field(records.get(row).and_then(|record| record.get(place)), name)
+                })
                 .collect(),
-            Rows::Columns(batch) => {
-                Ok(places().map(|place| cell(batch.column(place).as_ref(), row)).collect())
-            }
+            Rows::Columns(batch) => Ok(places()
+                .map(|place| cell(batch.column(place).as_ref(), row))
+                .collect()),
         }
     }
 }
 
 fn places(known: &[&str], names: &[String]) -> Result<Vec<usize>> {
     let place = |name: &String| {
-        let found: Vec<usize> = (0..known.len()).filter(|place| known[*place] == name).collect();
+        let found: Vec<usize> = (0..known.len())
+            .filter(|place| known[*place] == name)
+            .collect();
         match found.as_slice() {
             [place] => Ok(*place),
-            [] => {
-                Err(Error::invalid(format!("expected a column `{name}`, but found only {}", quoted(known))))
-            }
+            [] => Err(Error::invalid(format!(
+                "expected a column `{name}`, but found only {}",
+                quoted(known)
+            ))),
             found => Err(Error::invalid(format!(
                 "expected one column `{name}`, but found {}; rename the others",
                 found.len()
@@ -100,7 +120,10 @@ fn places(known: &[&str], names: &[String]) -> Result<Vec<usize>> {
 fn has_json_form(found: &DataType) -> bool {
     found.is_integer()
         || holds_text(found)
-        || matches!(found, DataType::Float32 | DataType::Float64 | DataType::Boolean | DataType::Null)
+        || matches!(
+            found,
+            DataType::Float32 | DataType::Float64 | DataType::Boolean | DataType::Null
+        )
 }
 
 /// The type of a list's items.
@@ -126,10 +149,15 @@ fn check_type(field: &arrow_schema::Field, is_known: impl Fn(&DataType) -> bool)
 
 fn json_field(line: &str, name: &str) -> Result<Value, RowError> {
     let wrong = |found: &str| {
-        Err(RowError::new(ErrorKind::Row, format!("expected a JSON value in `{name}`, but found {found}")))
+        Err(RowError::new(
+            ErrorKind::Row,
+            format!("expected a JSON value in `{name}`, but found {found}"),
+        ))
     };
     match TextField::of(line, name) {
-        Ok(TextField::Found(value)) => serde_json::from_str(value.get()).or_else(|_| wrong("another")),
+        Ok(TextField::Found(value)) => {
+            serde_json::from_str(value.get()).or_else(|_| wrong("another"))
+        }
         Ok(TextField::Missing) => Ok(Value::Null),
         Ok(TextField::Repeated) => wrong("the field several times"),
         Err(_) => wrong("a row that is no object"),
@@ -173,7 +201,10 @@ fn cell(column: &dyn Array, row: usize) -> Value {
         DataType::List(_) => items(column.as_list::<i32>().value(row).as_ref()),
         DataType::LargeList(_) => items(column.as_list::<i64>().value(row).as_ref()),
         DataType::FixedSizeList(..) => items(column.as_fixed_size_list().value(row).as_ref()),
-        _ => texts(column).nth(row).flatten().map_or(Value::Null, Value::from),
+        _ => texts(column)
+            .nth(row)
+            .flatten()
+            .map_or(Value::Null, Value::from),
     }
 }
 
@@ -203,19 +234,31 @@ pub(in crate::batch) fn failed(rows: Rows, results: &[RowResult]) -> Vec<(Rows, 
     }
     match rows {
         Rows::Lines(mut lines) => {
-            let lines = places.iter().map(|place| std::mem::take(&mut lines[*place])).collect();
+            let lines = places
+                .iter()
+                .map(|place| std::mem::take(&mut lines[*place]))
+                .collect();
             vec![(Rows::Lines(lines), errors())]
         }
         Rows::Records(mut records) => {
-            let records = places.iter().map(|place| std::mem::take(&mut records[*place])).collect();
+            let records = places
+                .iter()
+                .map(|place| std::mem::take(&mut records[*place]))
+                .collect();
             vec![(Rows::Records(records), errors())]
         }
-        Rows::Columns(batch) => places.iter().map(|place| failed_row(&batch, *place, results)).collect(),
+        Rows::Columns(batch) => places
+            .iter()
+            .map(|place| failed_row(&batch, *place, results))
+            .collect(),
     }
 }
 
 fn failed_row(batch: &RecordBatch, place: usize, results: &[RowResult]) -> (Rows, Vec<RowResult>) {
-    (Rows::Columns(batch.slice(place, 1)), vec![results[place].clone()])
+    (
+        Rows::Columns(batch.slice(place, 1)),
+        vec![results[place].clone()],
+    )
 }
 
 #[cfg(test)]
@@ -223,7 +266,8 @@ mod tests {
     use std::sync::Arc;
 
     use arrow_array::{
-        ArrayRef, BooleanArray, DictionaryArray, Float64Array, StringArray, UInt64Array, types::Int8Type,
+        ArrayRef, BooleanArray, DictionaryArray, Float64Array, StringArray, UInt64Array,
+        types::Int8Type,
     };
     use serde_json::json;
 
@@ -237,10 +281,19 @@ mod tests {
     #[test]
     fn fields_of_json_lines_keep_their_types() {
         let fields = Fields::new(&Head::JsonLines, names(&["id", "tags", "missing"])).unwrap();
-        let rows = Rows::Lines(vec![br#"{"id": 7, "x": 1e400, "tags": ["a", null]}"#.to_vec()]);
-        assert_eq!(fields.values(&rows, 0).unwrap(), [json!(7), json!(["a", null]), Value::Null]);
-        let refused =
-            |line: &str| fields.values(&Rows::Lines(vec![line.as_bytes().to_vec()]), 0).unwrap_err().message;
+        let rows = Rows::Lines(vec![
+            br#"{"id": 7, "x": 1e400, "tags": ["a", null]}"#.to_vec(),
+        ]);
+        assert_eq!(
+            fields.values(&rows, 0).unwrap(),
+            [json!(7), json!(["a", null]), Value::Null]
+        );
+        let refused = |line: &str| {
+            fields
+                .values(&Rows::Lines(vec![line.as_bytes().to_vec()]), 0)
+                .unwrap_err()
+                .message
+        };
         insta::assert_snapshot!(refused(r#"{"id": 1, "id": 2}"#), @"expected a JSON value in `id`, but found the field several times");
         insta::assert_snapshot!(refused(r#"{"id": 1e400}"#), @"expected a JSON value in `id`, but found another");
     }
@@ -249,14 +302,28 @@ mod tests {
     fn columns_of_csv_are_found_once() {
         let head = |header: &str| {
             let names = header.split(',').map(str::to_owned).collect();
-            Head::Csv(CsvHeader { delimiter: b',', names })
+            Head::Csv(CsvHeader {
+                delimiter: b',',
+                names,
+            })
         };
         let fields = Fields::new(&head("text,id"), names(&["id"])).unwrap();
         let record = |fields: &[&str]| Rows::Records(vec![csv::ByteRecord::from(fields.to_vec())]);
-        assert_eq!(fields.values(&record(&["a", "7"]), 0).unwrap(), [json!("7")]);
-        assert_eq!(fields.values(&record(&["a", ""]), 0).unwrap(), [Value::Null]);
+        assert_eq!(
+            fields.values(&record(&["a", "7"]), 0).unwrap(),
+            [json!("7")]
+        );
+        assert_eq!(
+            fields.values(&record(&["a", ""]), 0).unwrap(),
+            [Value::Null]
+        );
         assert_eq!(fields.values(&record(&["a"]), 0).unwrap(), [Value::Null]);
-        let refused = |header| Fields::new(&head(header), names(&["id"])).err().unwrap().to_string();
+        let refused = |header| {
+            Fields::new(&head(header), names(&["id"]))
+                .err()
+                .unwrap()
+                .to_string()
+        };
         insta::assert_snapshot!(refused("text,key"), @"expected a column `id`, but found only `text`, `key`");
         insta::assert_snapshot!(refused("id,text,id"), @"expected one column `id`, but found 2; rename the others");
     }
@@ -267,7 +334,10 @@ mod tests {
         let columns: [(&str, ArrayRef); 5] = [
             ("number", Arc::new(UInt64Array::from(vec![u64::MAX, 1]))),
             ("share", Arc::new(Float64Array::from(vec![0.5, f64::NAN]))),
-            ("is_new", Arc::new(BooleanArray::from(vec![Some(true), None]))),
+            (
+                "is_new",
+                Arc::new(BooleanArray::from(vec![Some(true), None])),
+            ),
             ("word", Arc::new(words)),
             ("name", Arc::new(StringArray::from(vec!["a", "b"]))),
         ];
@@ -276,7 +346,13 @@ mod tests {
         let fields = Fields::new(&Head::Parquet(batch.schema()), all).unwrap();
         let rows = Rows::Columns(batch);
         let found = [0, 1].map(|row| Value::from(fields.values(&rows, row).unwrap()));
-        assert_eq!(found, [json!([u64::MAX, 0.5, true, "x", "a"]), json!([1, null, null, "y", "b"])]);
+        assert_eq!(
+            found,
+            [
+                json!([u64::MAX, 0.5, true, "x", "a"]),
+                json!([1, null, null, "y", "b"])
+            ]
+        );
         let bytes = RecordBatch::try_from_iter([(
             "raw",
             Arc::new(arrow_array::BinaryArray::from(vec![b"a".as_slice()])) as ArrayRef,
@@ -290,8 +366,14 @@ mod tests {
     fn failed_rows_are_taken_with_their_errors() {
         let error = || Err(RowError::new(ErrorKind::Text, "none"));
         let results = [Ok(Vec::new()), error(), Ok(Vec::new()), error()];
-        let lines = Rows::Lines(["a", "b", "c", "d"].map(|line| line.as_bytes().to_vec()).to_vec());
-        let [(Rows::Lines(lines), errors)] = &failed(lines, &results)[..] else { panic!("other parts") };
+        let lines = Rows::Lines(
+            ["a", "b", "c", "d"]
+                .map(|line| line.as_bytes().to_vec())
+                .to_vec(),
+        );
+        let [(Rows::Lines(lines), errors)] = &failed(lines, &results)[..] else {
+            panic!("other parts")
+        };
         assert_eq!((lines.concat(), errors.len()), (b"bd".to_vec(), 2));
         let names: ArrayRef = Arc::new(StringArray::from(vec!["a", "b", "c", "d"]));
         let batch = RecordBatch::try_from_iter([("name", names)]).unwrap();

@@ -13,8 +13,8 @@ use serde_json::Value;
 
 use super::{
     chunk::{
-        CHUNK_BYTES, CHUNK_ROWS, Chunk, Head, MAX_ROW_BYTES, RowReader, RowWriter, Rows, WrittenPiece,
-        mismatched,
+        CHUNK_BYTES, CHUNK_ROWS, Chunk, Head, MAX_ROW_BYTES, RowReader, RowWriter, Rows,
+        WrittenPiece, mismatched,
     },
     column::{Content, find_column, free_name, is_known},
     json_fields::{TextField, contents, other_type},
@@ -62,19 +62,33 @@ impl JsonLinesReader {
         }
         let json = std::str::from_utf8(&line).unwrap_or_default();
         let contents = contents(json).map_err(|error| {
-            Error::invalid(format!("expected a JSON object in the first line, but found {}", message(&error)))
+            Error::invalid(format!(
+                "expected a JSON object in the first line, but found {}",
+                message(&error)
+            ))
         })?;
-        Ok(contents.into_iter().map(|(name, _)| name.into_owned()).collect())
+        Ok(contents
+            .into_iter()
+            .map(|(name, _)| name.into_owned())
+            .collect())
     }
 
     /// Reads `file`, which has its texts in `column`, by default in the best field in its first rows.
-    pub(in crate::batch) fn new(file: impl Read + Send + 'static, column: Option<&str>) -> Result<Self> {
+    pub(in crate::batch) fn new(
+        file: impl Read + Send + 'static,
+        column: Option<&str>,
+    ) -> Result<Self> {
         let mut lines = Lines::new(file);
         let (column, ahead) = match column {
             Some(column) => (column.to_owned(), VecDeque::new()),
             None => look_ahead(&mut lines)?,
         };
-        Ok(Self { lines, column, ahead, position: 0 })
+        Ok(Self {
+            lines,
+            column,
+            ahead,
+            position: 0,
+        })
     }
 
     fn line(&mut self, line: &mut Vec<u8>) -> Result<bool> {
@@ -103,8 +117,12 @@ impl JsonLinesReader {
             ))
         })?;
         let column = &self.column;
-        let field = TextField::of(json, column)
-            .map_err(|error| malformed(format!("expected a JSON object, but found {}", message(&error))))?;
+        let field = TextField::of(json, column).map_err(|error| {
+            malformed(format!(
+                "expected a JSON object, but found {}",
+                message(&error)
+            ))
+        })?;
         let found = match field {
             TextField::Missing => "nothing".to_owned(),
             TextField::Repeated => "the field several times".to_owned(),
@@ -116,7 +134,10 @@ impl JsonLinesReader {
                 },
             },
         };
-        Err(RowError::new(ErrorKind::Text, format!("expected text in `{column}`, but found {found}")))
+        Err(RowError::new(
+            ErrorKind::Text,
+            format!("expected text in `{column}`, but found {found}"),
+        ))
     }
 }
 
@@ -124,7 +145,8 @@ impl JsonLinesReader {
 fn look_ahead(lines: &mut Lines) -> Result<(String, VecDeque<AheadLine>)> {
     let (mut ahead, mut bytes) = (VecDeque::new(), 0);
     let mut columns: BTreeMap<String, Content> = BTreeMap::new();
-    let is_text = |(name, content): (&String, &Content)| *content == Content::Texts && is_known(name);
+    let is_text =
+        |(name, content): (&String, &Content)| *content == Content::Texts && is_known(name);
     while ahead.len() < MAX_ROWS_AHEAD && bytes < CHUNK_BYTES {
         if ahead.len() >= CHUNK_ROWS && columns.iter().any(is_text) {
             break;
@@ -142,11 +164,20 @@ fn look_ahead(lines: &mut Lines) -> Result<(String, VecDeque<AheadLine>)> {
             }
         }
         bytes += line.len();
-        ahead.push_back(AheadLine { bytes: line, end: lines.position() });
+        ahead.push_back(AheadLine {
+            bytes: line,
+            end: lines.position(),
+        });
     }
     let columns: Vec<(String, Content)> = columns.into_iter().collect();
-    let has_candidates = columns.iter().any(|(name, content)| *content == Content::Texts || is_known(name));
-    let column = if has_candidates { find_column(None, &columns)? } else { DEFAULT_COLUMN.to_owned() };
+    let has_candidates = columns
+        .iter()
+        .any(|(name, content)| *content == Content::Texts || is_known(name));
+    let column = if has_candidates {
+        find_column(None, &columns)?
+    } else {
+        DEFAULT_COLUMN.to_owned()
+    };
     Ok((column, ahead))
 }
 
@@ -184,7 +215,10 @@ impl RowReader for JsonLinesReader {
             texts.push(self.text(&line));
             rows.push(line);
         }
-        Ok((!texts.is_empty()).then_some(Chunk { texts, rows: Rows::Lines(rows) }))
+        Ok((!texts.is_empty()).then_some(Chunk {
+            texts,
+            rows: Rows::Lines(rows),
+        }))
     }
 }
 
@@ -194,7 +228,11 @@ fn message(error: &serde_json::Error) -> String {
         return "another value".to_owned();
     }
     let text = syntax(error);
-    format!("an error at column {}: {}", error.column(), text.split(" at line ").next().unwrap_or_default())
+    format!(
+        "an error at column {}: {}",
+        error.column(),
+        text.split(" at line ").next().unwrap_or_default()
+    )
 }
 
 pub(in crate::batch) struct JsonLinesWriter {
@@ -210,16 +248,30 @@ const MAX_COLUMNS: usize = 20;
 
 impl JsonLinesWriter {
     pub(in crate::batch) fn new(target: Packer, columns: Columns) -> Self {
-        Self { target, columns, buffer: Vec::new(), names: BTreeSet::new() }
+        Self {
+            target,
+            columns,
+            buffer: Vec::new(),
+            names: BTreeSet::new(),
+        }
     }
 }
 
 impl RowWriter for JsonLinesWriter {
     fn write(&mut self, rows: Rows, results: &[RowResult]) -> Result<()> {
-        let Rows::Lines(lines) = rows else { return mismatched() };
-        let Self { target, columns, buffer, names } = self;
+        let Rows::Lines(lines) = rows else {
+            return mismatched();
+        };
+        let Self {
+            target,
+            columns,
+            buffer,
+            names,
+        } = self;
         for (line, result) in lines.iter().zip(results) {
-            let written = target.append(buffer, |output| write_line(output, line, (columns, result), names));
+            let written = target.append(buffer, |output| {
+                write_line(output, line, (columns, result), names)
+            });
             written.map_err(Error::io("cannot write the output"))?;
         }
         Ok(())
@@ -234,7 +286,12 @@ impl RowWriter for JsonLinesWriter {
     }
 
     fn finish(self: Box<Self>) -> Result<WrittenPiece> {
-        Ok((self.target.finish().map_err(Error::io("cannot write the output"))?, None))
+        Ok((
+            self.target
+                .finish()
+                .map_err(Error::io("cannot write the output"))?,
+            None,
+        ))
     }
 }
 
@@ -319,8 +376,10 @@ mod tests {
         let mut reader = JsonLinesReader::new(contents, None).unwrap();
         let mut writer = JsonLinesWriter::new(Packer::None(Vec::new()), score_column());
         while let Some(Chunk { texts, rows }) = reader.next().unwrap() {
-            let results: Vec<RowResult> =
-                texts.into_iter().map(|text| text.map(|_| vec![Cell::Number(0.5)])).collect();
+            let results: Vec<RowResult> = texts
+                .into_iter()
+                .map(|text| text.map(|_| vec![Cell::Number(0.5)]))
+                .collect();
             writer.write(rows, &results).unwrap();
         }
         String::from_utf8(Box::new(writer).finish().unwrap().0).unwrap()
@@ -349,10 +408,15 @@ mod tests {
     fn names_of_answers_stay_unique_however_often_a_file_is_annotated() {
         let once = written("{\"text\": \"a\"}");
         let third = written(&written(&once));
-        assert_eq!(third, "{\"text\": \"a\",\"score\":0.5,\"kivu_score\":0.5,\"kivu_score_2\":0.5}\n");
+        assert_eq!(
+            third,
+            "{\"text\": \"a\",\"score\":0.5,\"kivu_score\":0.5,\"kivu_score_2\":0.5}\n"
+        );
         // A name with escapes is the same name; one in a text or in an inner object is not a field.
         assert!(written(r#"{"text": "a", "\u0073core": 1}"#).ends_with("\"kivu_score\":0.5}\n"));
-        assert!(written(r#"{"text": "\"score\"", "b": {"score": 1}}"#).ends_with(",\"score\":0.5}\n"));
+        assert!(
+            written(r#"{"text": "\"score\"", "b": {"score": 1}}"#).ends_with(",\"score\":0.5}\n")
+        );
     }
 
     #[test]
@@ -373,7 +437,11 @@ mod tests {
 
     #[test]
     fn a_known_name_is_the_column_even_if_its_first_values_are_null_or_missing() {
-        for first in [r#"{"id": "a1", "review": null}"#, r#"{"id": "a1"}"#, r#"{"id": "a1", "review": 5}"#] {
+        for first in [
+            r#"{"id": "a1", "review": null}"#,
+            r#"{"id": "a1"}"#,
+            r#"{"id": "a1", "review": 5}"#,
+        ] {
             let text = format!("{first}\n{{\"id\": \"a2\", \"review\": \"awful\"}}\n");
             assert_eq!(column_of(&text).unwrap(), "review", "{first}");
         }
@@ -381,7 +449,9 @@ mod tests {
         let nulls = "{\"id\": \"a1\", \"review\": null}\n".repeat(2000);
         assert_eq!(column_of(&nulls).unwrap(), "review");
         assert!(
-            written(&nulls).lines().all(|line| line.contains("expected text in `review`, but found null"))
+            written(&nulls)
+                .lines()
+                .all(|line| line.contains("expected text in `review`, but found null"))
         );
     }
 
@@ -389,8 +459,13 @@ mod tests {
     fn a_column_of_another_name_is_found_by_many_rows() {
         let ids = |count| "{\"id\": \"a\"}\n".repeat(count);
         assert_eq!(column_of(&ids(10)).unwrap(), "id");
-        assert_eq!(column_of(&format!("{}{{\"body\": \"b\"}}\n", ids(999))).unwrap(), "body");
-        let refused = column_of("{\"a\": \"x\"}\n{\"b\": \"y\"}\n").unwrap_err().to_string();
+        assert_eq!(
+            column_of(&format!("{}{{\"body\": \"b\"}}\n", ids(999))).unwrap(),
+            "body"
+        );
+        let refused = column_of("{\"a\": \"x\"}\n{\"b\": \"y\"}\n")
+            .unwrap_err()
+            .to_string();
         insta::assert_snapshot!(refused, @"expected a column called `text` or another that is known, but found `a`, `b`; say which one with `column` (`--column`)");
         assert_eq!(column_of(&"no object\n".repeat(5)).unwrap(), "text");
     }

@@ -18,7 +18,11 @@ pub(super) struct Lines {
 impl Lines {
     pub(super) fn new(file: impl Read + Send + 'static) -> Self {
         let file: Box<dyn Read + Send> = Box::new(file);
-        Self { file: BufReader::with_capacity(256 * 1024, file), is_begun: false, position: 0 }
+        Self {
+            file: BufReader::with_capacity(256 * 1024, file),
+            is_begun: false,
+            position: 0,
+        }
     }
 
     /// The bytes that were read, including empty lines.

@@ -17,8 +17,8 @@ pub(super) mod tests;
 
 pub(super) use self::{
     chunk::{
-        CHUNK_ROWS, Chunk, CsvHeader, Footers, Head, Layout, PARQUET_MAGIC, RowReader, RowWriter, Rows,
-        reading,
+        CHUNK_ROWS, Chunk, CsvHeader, Footers, Head, Layout, PARQUET_MAGIC, RowReader, RowWriter,
+        Rows, reading,
     },
     csv::{CsvReader, CsvWriter},
     fields::{Fields, failed},

@@ -43,23 +43,35 @@ impl ParquetReader {
     /// Column names in `input`.
     pub(in crate::batch) fn names(input: OpenInput) -> Result<Vec<String>> {
         let (metadata, _) = metadata(&Source::new(input))?;
-        Ok(metadata.schema().fields().iter().map(|field| field.name().clone()).collect())
+        Ok(metadata
+            .schema()
+            .fields()
+            .iter()
+            .map(|field| field.name().clone())
+            .collect())
     }
 
     /// Reads `input`, whose best column has the texts, if `layout` does not name another.
     pub(in crate::batch) fn new(input: OpenInput, layout: &Layout) -> Result<Self> {
-        Self::with_column(input, |schema| text_column(schema, layout.column.as_deref()))
+        Self::with_column(input, |schema| {
+            text_column(schema, layout.column.as_deref())
+        })
     }
 
     /// Reads `input` for its columns, of any type; its first column is taken for the texts.
     pub(in crate::batch) fn of_columns(input: OpenInput) -> Result<Self> {
         Self::with_column(input, |schema| match schema.fields().is_empty() {
-            true => Err(Error::invalid("expected columns in the Parquet file, but found none")),
+            true => Err(Error::invalid(
+                "expected columns in the Parquet file, but found none",
+            )),
             false => Ok(0),
         })
     }
 
-    fn with_column(input: OpenInput, choose: impl FnOnce(&Schema) -> Result<usize>) -> Result<Self> {
+    fn with_column(
+        input: OpenInput,
+        choose: impl FnOnce(&Schema) -> Result<usize>,
+    ) -> Result<Self> {
         let source = Source::new(input);
         let (metadata, notes) = metadata(&source)?;
         check_codecs(metadata.metadata())?;
@@ -67,7 +79,15 @@ impl ParquetReader {
         let text = choose(metadata.schema())?;
         let rows = metadata.metadata().file_metadata().num_rows().max(0) as u64;
         let batches = batches(&source, &metadata, 0)?;
-        Ok(Self { source, metadata, batches, text, done: 0, rows, notes })
+        Ok(Self {
+            source,
+            metadata,
+            batches,
+            text,
+            done: 0,
+            rows,
+            notes,
+        })
     }
 }
 
@@ -100,7 +120,11 @@ impl RowReader for ParquetReader {
 
     fn next(&mut self) -> Result<Option<Chunk>> {
         let Some(batch) = self.batches.next() else {
-            return if self.done == self.rows { Ok(None) } else { Err(self.incomplete()) };
+            return if self.done == self.rows {
+                Ok(None)
+            } else {
+                Err(self.incomplete())
+            };
         };
         let batch = batch.map_err(|error| self.source.error(&error))?;
         self.done += batch.num_rows() as u64;
@@ -108,7 +132,10 @@ impl RowReader for ParquetReader {
             let text = text.map(str::to_owned);
             text.ok_or_else(|| RowError::new(ErrorKind::Text, "expected text, but found nothing"))
         });
-        Ok(Some(Chunk { texts: texts.collect(), rows: Rows::Columns(batch.clone()) }))
+        Ok(Some(Chunk {
+            texts: texts.collect(),
+            rows: Rows::Columns(batch.clone()),
+        }))
     }
 }
 
@@ -127,9 +154,18 @@ fn metadata(source: &Source) -> Result<(ArrowReaderMetadata, Vec<String>)> {
     let metadata = metadata.map_err(|error| source.error(&error))?;
     let schema = metadata.schema();
     let leaves = metadata.metadata().file_metadata().schema_descr().columns();
-    let mut leaves = leaves.iter().map(|leaf| leaf.physical_type() == Type::INT96);
-    let fields: Vec<FieldRef> = schema.fields().iter().map(|field| widened(field, &mut leaves)).collect();
-    let changed = fields.iter().zip(schema.fields()).filter(|(new, old)| new != old);
+    let mut leaves = leaves
+        .iter()
+        .map(|leaf| leaf.physical_type() == Type::INT96);
+    let fields: Vec<FieldRef> = schema
+        .fields()
+        .iter()
+        .map(|field| widened(field, &mut leaves))
+        .collect();
+    let changed = fields
+        .iter()
+        .zip(schema.fields())
+        .filter(|(new, old)| new != old);
     let changed: Vec<&String> = changed.map(|(new, _)| new.name()).collect();
     if changed.is_empty() {
         return Ok((metadata, Vec::new()));
@@ -150,7 +186,9 @@ fn widened(field: &FieldRef, leaves: &mut impl Iterator<Item = bool>) -> FieldRe
     let data_type = match field.data_type() {
         DataType::List(item) => DataType::List(widened(item, leaves)),
         DataType::LargeList(item) => DataType::LargeList(widened(item, leaves)),
-        DataType::FixedSizeList(item, size) => DataType::FixedSizeList(widened(item, leaves), *size),
+        DataType::FixedSizeList(item, size) => {
+            DataType::FixedSizeList(widened(item, leaves), *size)
+        }
         DataType::Map(entries, is_sorted) => DataType::Map(widened(entries, leaves), *is_sorted),
         DataType::Struct(fields) => {
             DataType::Struct(fields.iter().map(|field| widened(field, leaves)).collect())
@@ -166,19 +204,32 @@ fn widened(field: &FieldRef, leaves: &mut impl Iterator<Item = bool>) -> FieldRe
 }
 
 /// The batches from row `first` on.
-fn batches(source: &Source, metadata: &ArrowReaderMetadata, first: u64) -> Result<ParquetRecordBatchReader> {
-    let builder = ParquetRecordBatchReaderBuilder::new_with_metadata(source.clone(), metadata.clone());
-    let batches = builder.with_batch_size(CHUNK_ROWS).with_offset(first as usize).build();
+fn batches(
+    source: &Source,
+    metadata: &ArrowReaderMetadata,
+    first: u64,
+) -> Result<ParquetRecordBatchReader> {
+    let builder =
+        ParquetRecordBatchReaderBuilder::new_with_metadata(source.clone(), metadata.clone());
+    let batches = builder
+        .with_batch_size(CHUNK_ROWS)
+        .with_offset(first as usize)
+        .build();
     batches.map_err(|error| source.error(&error))
 }
 
 /// Text column index: `requested`, or the best one.
 fn text_column(schema: &Schema, requested: Option<&str>) -> Result<usize> {
     let fields = schema.fields();
-    let columns: Vec<_> =
-        fields.iter().map(|field| (field.name().clone(), content(field.data_type()))).collect();
+    let columns: Vec<_> = fields
+        .iter()
+        .map(|field| (field.name().clone(), content(field.data_type())))
+        .collect();
     let column = find_column(requested, &columns)?;
-    let place = columns.iter().position(|(name, _)| *name == column).unwrap_or_default();
+    let place = columns
+        .iter()
+        .position(|(name, _)| *name == column)
+        .unwrap_or_default();
     match columns.get(place) {
         Some((_, Content::Other)) => Err(Error::invalid(format!(
             "expected texts in the column `{column}`, but found {}; say which column has them with `column`",
@@ -198,7 +249,10 @@ fn content(found: &DataType) -> Content {
 
 /// Refuses codecs without a decoder before the first row.
 fn check_codecs(metadata: &ParquetMetaData) -> Result<()> {
-    let columns = metadata.row_groups().iter().flat_map(RowGroupMetaData::columns);
+    let columns = metadata
+        .row_groups()
+        .iter()
+        .flat_map(RowGroupMetaData::columns);
     let mut codecs = columns.map(|column| column.compression());
     let unknown = codecs.find(|codec| {
         !matches!(
@@ -226,7 +280,8 @@ fn check_intervals(metadata: &ParquetMetaData) -> Result<()> {
     let file = metadata.file_metadata();
     let mut keys = file.key_value_metadata().into_iter().flatten();
     let mut columns = file.schema_descr().columns().iter();
-    let Some(interval) = columns.find(|column| column.converted_type() == ConvertedType::INTERVAL) else {
+    let Some(interval) = columns.find(|column| column.converted_type() == ConvertedType::INTERVAL)
+    else {
         return Ok(());
     };
     if keys.any(|entry| entry.key == ARROW_SCHEMA_META_KEY) {
@@ -258,8 +313,12 @@ pub(super) fn texts(column: &dyn Array) -> Box<dyn Iterator<Item = Option<&str>>
     if let Some(texts) = column.as_string_view_opt() {
         return Box::new(texts.iter());
     }
-    let dictionary = column.as_any_dictionary_opt().filter(|dictionary| !dictionary.values().is_empty());
-    let Some(dictionary) = dictionary else { return Box::new(std::iter::repeat_n(None, column.len())) };
+    let dictionary = column
+        .as_any_dictionary_opt()
+        .filter(|dictionary| !dictionary.values().is_empty());
+    let Some(dictionary) = dictionary else {
+        return Box::new(std::iter::repeat_n(None, column.len()));
+    };
     let words: Vec<Option<&str>> = texts(dictionary.values()).collect();
     let keys = dictionary.normalized_keys().into_iter().enumerate();
     Box::new(keys.map(move |(row, key)| words[key].filter(|_| dictionary.keys().is_valid(row))))
@@ -296,7 +355,12 @@ mod tests {
         ];
         for column in columns {
             assert!(holds_text(column.data_type()));
-            assert_eq!(texts(&column).collect::<Vec<_>>(), rows, "{}", column.data_type());
+            assert_eq!(
+                texts(&column).collect::<Vec<_>>(),
+                rows,
+                "{}",
+                column.data_type()
+            );
         }
         let empty: DictionaryArray<Int8Type> = none.into_iter().collect();
         assert_eq!(texts(&empty).collect::<Vec<_>>(), none);
@@ -304,7 +368,9 @@ mod tests {
 
     /// Rows in a `tests/fixtures/parquet` file after they were read and written, and the notes.
     fn copied(name: &str) -> (Vec<RecordBatch>, Vec<String>) {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/parquet").join(name);
+        let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("tests/fixtures/parquet")
+            .join(name);
         let input = OpenInput::file(&path).unwrap();
         let mut reader = ParquetReader::new(input, &Layout::default()).unwrap();
         let mut pieces = Pieces::new(Shape::of(&reader, OutputForm::default(), score_column()));
@@ -318,12 +384,19 @@ mod tests {
     #[test]
     fn timestamps_of_int96_keep_their_years() {
         let (rows, notes) = copied("int96.parquet");
-        let expected = [-14_831_672_154_321_099, 1_767_225_600_000_000, 253_402_300_799_000_000_i64];
+        let expected = [
+            -14_831_672_154_321_099,
+            1_767_225_600_000_000,
+            253_402_300_799_000_000_i64,
+        ];
         for (row, expected) in rows.iter().zip(expected) {
             let time = row.column(1).as_primitive::<TimestampMicrosecondType>();
             assert_eq!(time.value(0), expected);
             let times = row.column(2).as_list::<i32>().value(0);
-            assert_eq!(times.as_primitive::<TimestampMicrosecondType>().value(0), expected);
+            assert_eq!(
+                times.as_primitive::<TimestampMicrosecondType>().value(0),
+                expected
+            );
         }
         assert_eq!(rows.len(), 3);
         insta::assert_snapshot!(notes.join("\n"), @"the timestamps in `time`, `times` become microseconds; they are of the type INT96, whose range exceeds nanoseconds");
@@ -333,33 +406,57 @@ mod tests {
     fn dates_of_64_bits_stay_dates() {
         let (rows, notes) = copied("date64.parquet");
         assert!(notes.is_empty());
-        let days = rows.iter().map(|row| row.column(1).as_primitive::<Date64Type>().value(0));
-        assert_eq!(days.collect::<Vec<_>>(), [-62_135_596_800_000, 253_402_214_400_000]);
+        let days = rows
+            .iter()
+            .map(|row| row.column(1).as_primitive::<Date64Type>().value(0));
+        assert_eq!(
+            days.collect::<Vec<_>>(),
+            [-62_135_596_800_000, 253_402_214_400_000]
+        );
         let days = rows[0].column(2).as_list::<i32>().value(0);
-        assert_eq!(days.as_primitive::<Date64Type>().value(0), 1_767_225_600_000);
+        assert_eq!(
+            days.as_primitive::<Date64Type>().value(0),
+            1_767_225_600_000
+        );
     }
 
     #[test]
     fn known_names_take_precedence_over_types() {
         let of = |fields: Vec<(&str, DataType)>| {
-            let fields: Vec<Field> =
-                fields.into_iter().map(|(name, data_type)| Field::new(name, data_type, true)).collect();
+            let fields: Vec<Field> = fields
+                .into_iter()
+                .map(|(name, data_type)| Field::new(name, data_type, true))
+                .collect();
             text_column(&Schema::new(fields), None).map_err(|error| error.to_string())
         };
         let (text, number, null) = (DataType::Utf8, DataType::Int64, DataType::Null);
-        assert_eq!(of(vec![("id", text.clone()), ("review", null)]), Ok(1), "a column of nulls only");
-        assert_eq!(of(vec![("text", number.clone()), ("title", text.clone())]), Ok(1));
-        assert_eq!(of(vec![("n", number.clone()), ("opinion", text.clone())]), Ok(1));
+        assert_eq!(
+            of(vec![("id", text.clone()), ("review", null)]),
+            Ok(1),
+            "a column of nulls only"
+        );
+        assert_eq!(
+            of(vec![("text", number.clone()), ("title", text.clone())]),
+            Ok(1)
+        );
+        assert_eq!(
+            of(vec![("n", number.clone()), ("opinion", text.clone())]),
+            Ok(1)
+        );
         insta::assert_snapshot!(of(vec![("id", text), ("review", number)]).unwrap_err(), @"expected texts in the column `review`, but found Int64; say which column has them with `column`");
     }
 
     #[test]
     fn references_outside_of_the_file_are_errors() {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/parquet/none.parquet");
+        let path =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/parquet/none.parquet");
         let source = Source::new(OpenInput::file(&path).unwrap());
         let size = source.len();
         for (start, length) in [(0, 1 << 50), (size, 1), (size + 1, 0), (u64::MAX, 1)] {
-            assert!(source.get_bytes(start, length).is_err(), "{length} bytes at {start}");
+            assert!(
+                source.get_bytes(start, length).is_err(),
+                "{length} bytes at {start}"
+            );
         }
         assert!(source.get_read(size + 1).is_err());
         assert_eq!(source.get_bytes(0, 4).unwrap(), PARQUET_MAGIC);

@@ -26,20 +26,32 @@ pub(super) struct Source {
 
 impl Source {
     pub(super) fn new(input: OpenInput) -> Self {
-        Self { input, failure: Arc::default() }
+        Self {
+            input,
+            failure: Arc::default(),
+        }
     }
 
     /// Error from a failed read, or for a damaged file.
     pub(super) fn error(&self, error: &dyn Display) -> Error {
-        let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let failure = self
+            .failure
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
         failure.unwrap_or_else(|| {
-            Error::invalid(format!("expected a Parquet file, but found one that cannot be read: {error}"))
+            Error::invalid(format!(
+                "expected a Parquet file, but found one that cannot be read: {error}"
+            ))
         })
     }
 
     fn keep(&self, error: Error) -> ParquetError {
         let message = error.to_string();
-        self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+        self.failure
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get_or_insert(error);
         ParquetError::General(message)
     }
 
@@ -66,13 +78,21 @@ impl ChunkReader for Source {
 
     fn get_read(&self, start: u64) -> ParquetResult<SourceReader> {
         self.check(start, 0)?;
-        let contents = self.input.read_from(start).map_err(|error| self.keep(error))?;
-        Ok(SourceReader { source: self.clone(), contents })
+        let contents = self
+            .input
+            .read_from(start)
+            .map_err(|error| self.keep(error))?;
+        Ok(SourceReader {
+            source: self.clone(),
+            contents,
+        })
     }
 
     fn get_bytes(&self, start: u64, length: usize) -> ParquetResult<Bytes> {
         self.check(start, length as u64)?;
-        self.input.bytes(start, length).map_err(|error| self.keep(error))
+        self.input
+            .bytes(start, length)
+            .map_err(|error| self.keep(error))
     }
 }
 
@@ -84,9 +104,11 @@ pub(super) struct SourceReader {
 
 impl Read for SourceReader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.contents.read(buffer).map_err(|error| match error.downcast::<Error>() {
-            Ok(error) => io::Error::other(self.source.keep(error)),
-            Err(error) => error,
-        })
+        self.contents
+            .read(buffer)
+            .map_err(|error| match error.downcast::<Error>() {
+                Ok(error) => io::Error::other(self.source.keep(error)),
+                Err(error) => error,
+            })
     }
 }

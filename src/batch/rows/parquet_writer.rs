@@ -18,7 +18,8 @@ use parquet::{
     errors::ParquetError,
     file::{
         metadata::{
-            FileMetaData, ParquetMetaData, ParquetMetaDataReader, ParquetMetaDataWriter, RowGroupMetaData,
+            FileMetaData, ParquetMetaData, ParquetMetaDataReader, ParquetMetaDataWriter,
+            RowGroupMetaData,
         },
         properties::{EnabledStatistics, WriterProperties},
     },
@@ -49,7 +50,10 @@ impl ParquetWriter {
     /// Writes the columns in `rows` and the answer columns.
     pub(in crate::batch) fn new(rows: &SchemaRef, columns: Columns) -> Result<Self> {
         let is_taken = |name: &str| rows.column_with_name(name).is_some();
-        let all = columns.iter().copied().chain([(ERROR_COLUMN, CellType::Text)]);
+        let all = columns
+            .iter()
+            .copied()
+            .chain([(ERROR_COLUMN, CellType::Text)]);
         let added = all.map(|(name, cell)| {
             let list = |item| DataType::List(Arc::new(Field::new_list_field(item, true)));
             let column_type = match cell {
@@ -75,7 +79,12 @@ impl ParquetWriter {
             .set_coerce_types(true)
             .build();
         let writer = ArrowWriter::try_new(Vec::new(), Arc::clone(&schema), Some(properties));
-        Ok(Self { writer: writer.map_err(unwritable)?, schema, columns, names })
+        Ok(Self {
+            writer: writer.map_err(unwritable)?,
+            schema,
+            columns,
+            names,
+        })
     }
 }
 
@@ -89,14 +98,20 @@ impl RowWriter for ParquetWriter {
     }
 
     fn write(&mut self, rows: Rows, results: &[RowResult]) -> Result<()> {
-        let Rows::Columns(batch) = rows else { return mismatched() };
+        let Rows::Columns(batch) = rows else {
+            return mismatched();
+        };
         let mut columns = batch.columns().to_vec();
         for (place, (_, cell_type)) in self.columns.iter().enumerate() {
-            let cells = results.iter().map(|result| result.as_ref().ok()?.get(place));
+            let cells = results
+                .iter()
+                .map(|result| result.as_ref().ok()?.get(place));
             columns.push(column(*cell_type, cells));
         }
-        let errors: StringArray =
-            results.iter().map(|result| result.as_ref().err().map(|error| error.message.as_str())).collect();
+        let errors: StringArray = results
+            .iter()
+            .map(|result| result.as_ref().err().map(|error| error.message.as_str()))
+            .collect();
         columns.push(Arc::new(errors));
         let batch = RecordBatch::try_new(Arc::clone(&self.schema), columns)
             .map_err(|error| unwritable(error.into()))?;
@@ -110,7 +125,9 @@ impl RowWriter for ParquetWriter {
         let end = footer_start(&file).unwrap_or(file.len());
         let bytes = file[PARQUET_MAGIC.len()..end].to_vec();
         let mut footer = Vec::new();
-        ParquetMetaDataWriter::new(&mut footer, &metadata).finish().map_err(unwritable)?;
+        ParquetMetaDataWriter::new(&mut footer, &metadata)
+            .finish()
+            .map_err(unwritable)?;
         Ok((bytes, Some(Footer(STANDARD.encode(footer)))))
     }
 }
@@ -126,14 +143,18 @@ fn column<'a>(cell_type: CellType, cells: impl Iterator<Item = Option<&'a Cell>>
             Some(Cell::Number(number)) => Some(*number),
             _ => None,
         }))),
-        CellType::Json => Arc::new(StringArray::from_iter(
-            cells.map(|cell| cell.and_then(|cell| serde_json::to_string(cell).ok())),
-        )),
+        CellType::Json => {
+            Arc::new(StringArray::from_iter(cells.map(|cell| {
+                cell.and_then(|cell| serde_json::to_string(cell).ok())
+            })))
+        }
         CellType::Texts => {
             let mut lists = ListBuilder::new(StringBuilder::new());
             for cell in cells {
                 if let Some(Cell::Texts(texts)) = cell {
-                    texts.iter().for_each(|text| lists.values().append_value(text));
+                    texts
+                        .iter()
+                        .for_each(|text| lists.values().append_value(text));
                 }
                 lists.append(cell.is_some());
             }
@@ -169,12 +190,18 @@ fn numbers<'a, T: ArrowPrimitiveType>(
 }
 
 fn footer_start(file: &[u8]) -> Option<usize> {
-    let length = file.get(file.len().checked_sub(FOOTER_END)?..)?.first_chunk::<4>()?;
-    file.len().checked_sub(FOOTER_END + u32::from_le_bytes(*length) as usize)
+    let length = file
+        .get(file.len().checked_sub(FOOTER_END)?..)?
+        .first_chunk::<4>()?;
+    file.len()
+        .checked_sub(FOOTER_END + u32::from_le_bytes(*length) as usize)
 }
 
 fn unwritable(error: ParquetError) -> Error {
-    Error::Io { action: "cannot write the output".into(), source: std::io::Error::other(error) }
+    Error::Io {
+        action: "cannot write the output".into(),
+        source: std::io::Error::other(error),
+    }
 }
 
 fn metadata(footer: &Footer) -> Result<ParquetMetaData> {
@@ -208,7 +235,9 @@ pub(in crate::batch) fn join_footers(pieces: &[(u64, Footer)]) -> Result<Vec<u8>
     );
     let mut bytes = Vec::new();
     let metadata = ParquetMetaData::new(file, groups);
-    ParquetMetaDataWriter::new(&mut bytes, &metadata).finish().map_err(unwritable)?;
+    ParquetMetaDataWriter::new(&mut bytes, &metadata)
+        .finish()
+        .map_err(unwritable)?;
     Ok(bytes)
 }
 
@@ -217,15 +246,24 @@ fn moved(group: &RowGroupMetaData, by: i64, place: usize) -> Result<RowGroupMeta
     let columns = group.columns().iter().map(|column| {
         let dictionary = column.dictionary_page_offset().map(|offset| offset + by);
         let index = column.index_page_offset().map(|offset| offset + by);
-        let moved = column.clone().into_builder().set_data_page_offset(column.data_page_offset() + by);
-        moved.set_dictionary_page_offset(dictionary).set_index_page_offset(index).build()
+        let moved = column
+            .clone()
+            .into_builder()
+            .set_data_page_offset(column.data_page_offset() + by);
+        moved
+            .set_dictionary_page_offset(dictionary)
+            .set_index_page_offset(index)
+            .build()
     });
     let columns = columns.collect::<Result<Vec<_>, _>>().map_err(unwritable)?;
     let mut builder = group.clone().into_builder().set_column_metadata(columns);
     if let Some(offset) = group.file_offset() {
         builder = builder.set_file_offset(offset + by);
     }
-    builder.set_ordinal(place as i32).build().map_err(unwritable)
+    builder
+        .set_ordinal(place as i32)
+        .build()
+        .map_err(unwritable)
 }
 
 #[cfg(test)]
@@ -239,12 +277,17 @@ mod tests {
 
     #[test]
     fn pieces_make_one_file() {
-        let schema = Arc::new(Schema::new(vec![Field::new("score", DataType::Utf8, false)]));
+        let schema = Arc::new(Schema::new(vec![Field::new(
+            "score",
+            DataType::Utf8,
+            false,
+        )]));
         let (mut file, mut pieces) = (PARQUET_MAGIC.to_vec(), Vec::new());
         for texts in [vec!["a", "b"], vec!["c"], vec!["d", "e", "f"]] {
             let mut writer = ParquetWriter::new(&schema, score_column()).unwrap();
-            let results: Vec<RowResult> =
-                (0..texts.len()).map(|place| Ok(vec![Cell::Number(place as f32)])).collect();
+            let results: Vec<RowResult> = (0..texts.len())
+                .map(|place| Ok(vec![Cell::Number(place as f32)]))
+                .collect();
             let column: ArrayRef = Arc::new(StringArray::from(texts));
             let rows = RecordBatch::try_new(Arc::clone(&schema), vec![column]).unwrap();
             writer.write(Rows::Columns(rows), &results).unwrap();
@@ -256,10 +299,20 @@ mod tests {
         let builder = ParquetRecordBatchReaderBuilder::try_new(Bytes::from(file)).unwrap();
         assert_eq!(builder.metadata().num_row_groups(), 3);
         let batches: Vec<RecordBatch> = builder.build().unwrap().map(Result::unwrap).collect();
-        let texts = batches.iter().flat_map(|batch| batch.column(0).as_string::<i32>().iter().flatten());
+        let texts = batches
+            .iter()
+            .flat_map(|batch| batch.column(0).as_string::<i32>().iter().flatten());
         assert_eq!(texts.collect::<String>(), "abcdef");
         let schema = batches[0].schema();
-        let names: Vec<_> = schema.fields().iter().map(|field| field.name().as_str()).collect();
-        assert_eq!(names, ["score", "kivu_score", "error"], "the names of the input do not change");
+        let names: Vec<_> = schema
+            .fields()
+            .iter()
+            .map(|field| field.name().as_str())
+            .collect();
+        assert_eq!(
+            names,
+            ["score", "kivu_score", "error"],
+            "the names of the input do not change"
+        );
     }
 }

@@ -25,7 +25,10 @@ pub(in crate::batch) struct RequestReader {
 
 impl RequestReader {
     pub(in crate::batch) fn new(file: impl Read + Send + 'static) -> Self {
-        Self { lines: Lines::new(file), rows: 0 }
+        Self {
+            lines: Lines::new(file),
+            rows: 0,
+        }
     }
 
     /// The next request; `None` at the end.
@@ -43,7 +46,10 @@ impl RequestReader {
         }
         let line = String::from_utf8(line);
         line.map(Some).map_err(|_| {
-            Error::invalid(format!("expected UTF-8, but found other bytes in line {}", self.rows))
+            Error::invalid(format!(
+                "expected UTF-8, but found other bytes in line {}",
+                self.rows
+            ))
         })
     }
 }
@@ -76,11 +82,16 @@ impl RowReader for RequestReader {
     fn next(&mut self) -> Result<Option<Chunk>> {
         let (mut texts, mut bytes) = (Vec::new(), 0);
         while texts.len() < CHUNK_ROWS && bytes < CHUNK_BYTES {
-            let Some(request) = self.request()? else { break };
+            let Some(request) = self.request()? else {
+                break;
+            };
             bytes += request.len();
             texts.push(Ok(request));
         }
-        Ok((!texts.is_empty()).then_some(Chunk { texts, rows: Rows::Lines(Vec::new()) }))
+        Ok((!texts.is_empty()).then_some(Chunk {
+            texts,
+            rows: Rows::Lines(Vec::new()),
+        }))
     }
 }
 
@@ -93,7 +104,11 @@ pub(in crate::batch) struct RequestWriter {
 
 impl RequestWriter {
     pub(in crate::batch) fn new(target: Packer) -> Self {
-        Self { target, buffer: Vec::new(), columns: BTreeSet::new() }
+        Self {
+            target,
+            buffer: Vec::new(),
+            columns: BTreeSet::new(),
+        }
     }
 }
 
@@ -107,8 +122,9 @@ impl RowWriter for RequestWriter {
                 }),
                 Err(error) => error.response.as_deref(),
             };
-            let line =
-                line.ok_or_else(|| Error::inference("expected a response per request, but found none"))?;
+            let line = line.ok_or_else(|| {
+                Error::inference("expected a response per request, but found none")
+            })?;
             let written = self.target.append(&mut self.buffer, |output| {
                 output.extend_from_slice(line.as_bytes());
                 output.push(b'\n');
@@ -128,6 +144,11 @@ impl RowWriter for RequestWriter {
     }
 
     fn finish(self: Box<Self>) -> Result<WrittenPiece> {
-        Ok((self.target.finish().map_err(Error::io("cannot write the output"))?, None))
+        Ok((
+            self.target
+                .finish()
+                .map_err(Error::io("cannot write the output"))?,
+            None,
+        ))
     }
 }

@@ -18,5 +18,10 @@ pub(in crate::batch) fn written<'a>(texts: impl Iterator<Item = Option<&'a str>>
 /// A file's rows, one by one.
 pub(in crate::batch) fn rows(file: Vec<u8>) -> Vec<RecordBatch> {
     let builder = ParquetRecordBatchReaderBuilder::try_new(Bytes::from(file)).unwrap();
-    builder.with_batch_size(1).build().unwrap().map(Result::unwrap).collect()
+    builder
+        .with_batch_size(1)
+        .build()
+        .unwrap()
+        .map(Result::unwrap)
+        .collect()
 }

@@ -14,17 +14,17 @@ use crate::error::Result;
 pub(super) fn connect(settings: &SinkSettings, dimensions: usize) -> Result<Box<dyn Sink>> {
     match &settings.url {
         #[cfg(feature = "s3")]
-        SinkUrl::S3Vectors(index) => {
-            Ok(Box::new(super::s3_vectors::S3Vectors::connect(index, settings, dimensions)?))
-        }
+        SinkUrl::S3Vectors(index) => Ok(Box::new(super::s3_vectors::S3Vectors::connect(
+            index, settings, dimensions,
+        )?)),
         #[cfg(feature = "s3")]
-        SinkUrl::OpenSearch(url) => {
-            Ok(Box::new(super::open_search::OpenSearch::connect(url, settings, dimensions)?))
-        }
+        SinkUrl::OpenSearch(url) => Ok(Box::new(super::open_search::OpenSearch::connect(
+            url, settings, dimensions,
+        )?)),
         #[cfg(feature = "postgres")]
-        SinkUrl::Postgres(url) => {
-            Ok(Box::new(super::postgres::Postgres::connect(url, settings, dimensions)?))
-        }
+        SinkUrl::Postgres(url) => Ok(Box::new(super::postgres::Postgres::connect(
+            url, settings, dimensions,
+        )?)),
         #[cfg(not(feature = "s3"))]
         SinkUrl::S3Vectors(_) | SinkUrl::OpenSearch(_) => {
             Err(missing("Amazon S3 Vectors and OpenSearch", "s3"))

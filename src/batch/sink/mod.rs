@@ -20,7 +20,10 @@ mod postgres_table;
 #[cfg(feature = "postgres")]
 mod postgres_tls;
 mod record;
-#[cfg_attr(not(any(feature = "postgres", feature = "s3")), expect(dead_code, reason = "no sink is built"))]
+#[cfg_attr(
+    not(any(feature = "postgres", feature = "s3")),
+    expect(dead_code, reason = "no sink is built")
+)]
 mod retry;
 #[cfg(feature = "s3")]
 mod s3_vectors;

@@ -39,7 +39,11 @@ struct Connector {
 }
 
 impl Postgres {
-    pub(super) fn connect(url: &PostgresUrl, settings: &SinkSettings, dimensions: usize) -> Result<Self> {
+    pub(super) fn connect(
+        url: &PostgresUrl,
+        settings: &SinkSettings,
+        dimensions: usize,
+    ) -> Result<Self> {
         let connector = Connector::new(url, settings)?;
         let waiting = Waiting::new()?;
         let (client, statements) = waiting.wait(async {
@@ -63,7 +67,13 @@ impl Postgres {
             Ok((client, statements))
         })?;
         let metadata = settings.metadata.len();
-        Ok(Self { connector, client: Some(client), statements, metadata, waiting })
+        Ok(Self {
+            connector,
+            client: Some(client),
+            statements,
+            metadata,
+            waiting,
+        })
     }
 }
 
@@ -78,7 +88,11 @@ impl Connector {
         if let (None, Ok(password)) = (config.get_password(), env::var("PGPASSWORD")) {
             config.password(password);
         }
-        Ok(Self { config, tls: Tls::new(url.roots.as_deref().map(Path::new))?, place })
+        Ok(Self {
+            config,
+            tls: Tls::new(url.roots.as_deref().map(Path::new))?,
+            place,
+        })
     }
 
     async fn connect(&self) -> Result<Client, PostgresError> {
@@ -95,7 +109,10 @@ impl Connector {
         if is_passing(error) {
             return Failure::Passing(reason);
         }
-        Failure::Permanent(Error::config(format!("cannot write to `{}`: {reason}", self.place)))
+        Failure::Permanent(Error::config(format!(
+            "cannot write to `{}`: {reason}",
+            self.place
+        )))
     }
 }
 
@@ -104,11 +121,17 @@ fn is_passing(error: &PostgresError) -> bool {
     match error.code() {
         Some(state) => {
             let state = state.code();
-            ["08", "40", "53", "57P"].iter().any(|class| state.starts_with(class)) || state == "55P03"
+            ["08", "40", "53", "57P"]
+                .iter()
+                .any(|class| state.starts_with(class))
+                || state == "55P03"
         }
         None => {
             error.is_closed()
-                || error.source().and_then(|source| source.downcast_ref()).is_some_and(is_network)
+                || error
+                    .source()
+                    .and_then(|source| source.downcast_ref())
+                    .is_some_and(is_network)
         }
     }
 }
@@ -121,13 +144,17 @@ fn is_network(error: &io::Error) -> bool {
 /// Whether the error depends on a row: a value that its column does not accept, a constraint, or a trigger.
 fn is_of_row(error: &PostgresError) -> bool {
     error.code().is_some_and(|state| {
-        ["21", "22", "23", "44", "P0"].iter().any(|class| state.code().starts_with(class))
+        ["21", "22", "23", "44", "P0"]
+            .iter()
+            .any(|class| state.code().starts_with(class))
     })
 }
 
 /// The server's message, without quoted values; other errors with their causes.
 fn reason(error: &PostgresError) -> String {
-    let Some(found) = error.as_db_error() else { return chain(error) };
+    let Some(found) = error.as_db_error() else {
+        return chain(error);
+    };
     let message = match found.code().code().starts_with("22") {
         // These quote values; others quote names.
         true => without_quotes(found.message()),
@@ -138,14 +165,19 @@ fn reason(error: &PostgresError) -> String {
 
 /// Without what is between the first and the last quote: values may have quotes, which PostgreSQL does not escape.
 fn without_quotes(message: &str) -> String {
-    let Some((before, quoted)) = message.split_once('"') else { return message.to_owned() };
+    let Some((before, quoted)) = message.split_once('"') else {
+        return message.to_owned();
+    };
     let after = quoted.rsplit_once('"').map_or("", |(_, after)| after);
     format!("{before}\"…\"{after}")
 }
 
 fn chain(error: &(dyn StdError + 'static)) -> String {
     let causes = std::iter::successors(Some(error), |error| (*error).source());
-    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+    causes
+        .map(ToString::to_string)
+        .collect::<Vec<_>>()
+        .join(": ")
 }
 
 /// A value as a column's cast reads it.
@@ -164,7 +196,10 @@ async fn copy(
     metadata: usize,
 ) -> Result<(), PostgresError> {
     let texts = std::iter::repeat_n(Type::TEXT, metadata);
-    let types: Vec<Type> = [Type::INT4, Type::TEXT, Type::FLOAT4_ARRAY].into_iter().chain(texts).collect();
+    let types: Vec<Type> = [Type::INT4, Type::TEXT, Type::FLOAT4_ARRAY]
+        .into_iter()
+        .chain(texts)
+        .collect();
     let sink = transaction.copy_in(&statements.copy).await?;
     let mut writer = pin!(BinaryCopyInWriter::new(sink, &types));
     for (place, record) in (0_i32..).zip(records) {
@@ -193,7 +228,10 @@ async fn store(
             all.rollback().await?;
             for place in 0..records.len() {
                 let one = transaction.transaction().await?;
-                match one.execute(&statements.insert_one, &[&(place as i32)]).await {
+                match one
+                    .execute(&statements.insert_one, &[&(place as i32)])
+                    .await
+                {
                     Ok(_) => one.commit().await?,
                     Err(error) if is_of_row(&error) => {
                         one.rollback().await?;
@@ -213,31 +251,50 @@ impl Sink for Postgres {
     fn check(&self, record: &Record) -> Result<(), String> {
         // It would end the batch's copy.
         let has_nul = |text: &String| text.contains('\0');
-        if has_nul(&record.id) || record.metadata.iter().filter_map(text).any(|text| has_nul(&text)) {
+        if has_nul(&record.id)
+            || record
+                .metadata
+                .iter()
+                .filter_map(text)
+                .any(|text| has_nul(&text))
+        {
             return Err(
-                "expected texts without the character U+0000 for PostgreSQL, but found one".to_owned()
+                "expected texts without the character U+0000 for PostgreSQL, but found one"
+                    .to_owned(),
             );
         }
         Ok(())
     }
 
     fn put(&mut self, records: &[Record]) -> Result<Vec<Refusal>> {
-        let Self { connector, client, statements, metadata, waiting } = self;
-        waiting.wait(retried(&format!("cannot write to `{}`", connector.place), async || {
-            let mut connected = match client.take().filter(|client| !client.is_closed()) {
-                Some(client) => client,
-                None => {
-                    let new = connector.connect().await.map_err(|error| connector.failure(&error))?;
-                    let created = new.batch_execute(&statements.create).await;
-                    created.map_err(|error| connector.failure(&error))?;
-                    new
-                }
-            };
-            let stored = store(&mut connected, statements, records, *metadata).await;
-            let refusals = stored.map_err(|error| connector.failure(&error))?;
-            *client = Some(connected);
-            Ok(refusals)
-        }))
+        let Self {
+            connector,
+            client,
+            statements,
+            metadata,
+            waiting,
+        } = self;
+        waiting.wait(retried(
+            &format!("cannot write to `{}`", connector.place),
+            async || {
+                let mut connected = match client.take().filter(|client| !client.is_closed()) {
+                    Some(client) => client,
+                    None => {
+                        let new = connector
+                            .connect()
+                            .await
+                            .map_err(|error| connector.failure(&error))?;
+                        let created = new.batch_execute(&statements.create).await;
+                        created.map_err(|error| connector.failure(&error))?;
+                        new
+                    }
+                };
+                let stored = store(&mut connected, statements, records, *metadata).await;
+                let refusals = stored.map_err(|error| connector.failure(&error))?;
+                *client = Some(connected);
+                Ok(refusals)
+            },
+        ))
     }
 }
 
@@ -251,13 +308,22 @@ mod tests {
         insta::assert_snapshot!(without_quotes("value \"99999999999\" is out of range for type integer"), @r#"value "…" is out of range for type integer"#);
         insta::assert_snapshot!(without_quotes("invalid input syntax for type date: \"a \"secret\" b\""), @r#"invalid input syntax for type date: "…""#);
         insta::assert_snapshot!(without_quotes("a quote \"secret"), @r#"a quote "…""#);
-        assert_eq!(without_quotes("numeric field overflow"), "numeric field overflow");
+        assert_eq!(
+            without_quotes("numeric field overflow"),
+            "numeric field overflow"
+        );
     }
 
     #[test]
     fn values_are_texts_for_casts() {
         assert_eq!(text(&serde_json::json!(1.5)).as_deref(), Some("1.5"));
-        assert_eq!(text(&serde_json::json!({ "a": [1] })).as_deref(), Some("{\"a\":[1]}"));
-        assert_eq!((text(&"x".into()).as_deref(), text(&Value::Null)), (Some("x"), None));
+        assert_eq!(
+            text(&serde_json::json!({ "a": [1] })).as_deref(),
+            Some("{\"a\":[1]}")
+        );
+        assert_eq!(
+            (text(&"x".into()).as_deref(), text(&Value::Null)),
+            (Some("x"), None)
+        );
     }
 }

@@ -60,12 +60,18 @@ pub(super) async fn read(client: &Client, table: &str) -> Result<Vec<Row>, Postg
 }
 
 pub(super) async fn has_extension(client: &Client) -> Result<bool, PostgresError> {
-    let found = client.query("SELECT FROM pg_extension WHERE extname = 'vector'", &[]).await?;
+    let found = client
+        .query("SELECT FROM pg_extension WHERE extname = 'vector'", &[])
+        .await?;
     Ok(!found.is_empty())
 }
 
 pub(super) fn name(url: &PostgresUrl) -> String {
-    url.table.iter().map(|part| quoted(part)).collect::<Vec<_>>().join(".")
+    url.table
+        .iter()
+        .map(|part| quoted(part))
+        .collect::<Vec<_>>()
+        .join(".")
 }
 
 impl Statements {
@@ -83,15 +89,16 @@ impl Statements {
                 "expected a table for `{place}`, but found none; create it first"
             )));
         }
-        let column = |name: &str| {
-            columns.iter().find(|column| column.name == name).ok_or_else(|| {
+        let column =
+            |name: &str| {
+                columns.iter().find(|column| column.name == name).ok_or_else(|| {
                 let known: Vec<&str> = columns.iter().map(|column| column.name.as_str()).collect();
                 Error::config(format!(
                     "expected a column `{name}` in the table for `{place}`, but found only {}",
                     crate::error::quoted(&known)
                 ))
             })
-        };
+            };
         let id = column(url.id.as_ref().unwrap_or(&settings.id))?;
         if !id.is_unique {
             return Err(Error::config(format!(
@@ -100,19 +107,36 @@ impl Statements {
             )));
         }
         check_vector(column(&url.vector)?, &place, dimensions)?;
-        let metadata = settings.metadata.iter().map(|name| column(name)).collect::<Result<Vec<_>>>()?;
+        let metadata = settings
+            .metadata
+            .iter()
+            .map(|name| column(name))
+            .collect::<Result<Vec<_>>>()?;
         Ok(Self::of(&name(url), id, &url.vector, &metadata))
     }
 
     fn of(table: &str, id: &Column, vector: &str, metadata: &[&Column]) -> Self {
-        let staged: Vec<String> = (0..metadata.len()).map(|place| format!("m{place}")).collect();
-        let texts = |ending: &str| staged.iter().map(|name| format!(", {name}{ending}")).collect::<String>();
+        let staged: Vec<String> = (0..metadata.len())
+            .map(|place| format!("m{place}"))
+            .collect();
+        let texts = |ending: &str| {
+            staged
+                .iter()
+                .map(|name| format!(", {name}{ending}"))
+                .collect::<String>()
+        };
         let vector = quoted(vector);
         let names: Vec<String> = metadata.iter().map(|column| quoted(&column.name)).collect();
         let listed: String = names.iter().map(|name| format!(", {name}")).collect();
-        let casts: String =
-            staged.iter().zip(metadata).map(|(name, column)| format!(", {name}::{}", column.cast)).collect();
-        let updates: String = names.iter().map(|name| format!(", {name} = EXCLUDED.{name}")).collect();
+        let casts: String = staged
+            .iter()
+            .zip(metadata)
+            .map(|(name, column)| format!(", {name}::{}", column.cast))
+            .collect();
+        let updates: String = names
+            .iter()
+            .map(|name| format!(", {name} = EXCLUDED.{name}"))
+            .collect();
         let insert = |condition: &str| {
             format!(
                 "INSERT INTO {table} ({id_name}, {vector}{listed}) SELECT id::{id_cast}, embedding{casts} FROM \
@@ -139,7 +163,12 @@ impl Statements {
 }
 
 fn check_vector(column: &Column, place: &str, dimensions: usize) -> Result<()> {
-    let Column { name, kind, dimensions: found, .. } = column;
+    let Column {
+        name,
+        kind,
+        dimensions: found,
+        ..
+    } = column;
     if !matches!(kind.as_str(), "vector" | "halfvec") {
         return Err(Error::config(format!(
             "expected the column `{name}` in the table for `{place}` to be a `vector` or a `halfvec`, but found `{kind}`"
@@ -169,7 +198,10 @@ mod tests {
             cast: cast.into(),
             is_unique: true,
         };
-        let (id, title) = (column("Id", "bigint"), column("a\"; DROP", "character varying"));
+        let (id, title) = (
+            column("Id", "bigint"),
+            column("a\"; DROP", "character varying"),
+        );
         let statements = Statements::of("\"s\".\"t\"", &id, "v", &[&title]);
         insta::assert_snapshot!(statements.insert_one, @r#"INSERT INTO "s"."t" ("Id", "v", "a""; DROP") SELECT id::bigint, embedding, m0::character varying FROM pg_temp.kivu_rows WHERE place = $1 ORDER BY place ON CONFLICT ("Id") DO UPDATE SET "v" = EXCLUDED."v", "a""; DROP" = EXCLUDED."a""; DROP""#);
         insta::assert_snapshot!(statements.copy, @"COPY pg_temp.kivu_rows (place, id, embedding, m0) FROM STDIN (FORMAT binary)");

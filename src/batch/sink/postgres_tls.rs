@@ -51,7 +51,10 @@ where
 
     fn make_tls_connect(&mut self, host: &str) -> io::Result<Handshake> {
         // A socket file has no host, and no TLS.
-        Ok(Handshake(self.0.clone(), ServerName::try_from(host.to_owned()).ok()))
+        Ok(Handshake(
+            self.0.clone(),
+            ServerName::try_from(host.to_owned()).ok(),
+        ))
     }
 }
 
@@ -69,7 +72,8 @@ where
     fn connect(self, stream: S) -> Self::Future {
         let Self(connector, name) = self;
         Box::pin(async move {
-            let name = name.ok_or_else(|| io::Error::other("expected a host that a certificate can name"))?;
+            let name = name
+                .ok_or_else(|| io::Error::other("expected a host that a certificate can name"))?;
             connector.connect(name, stream).await.map(Encrypted)
         })
     }

@@ -22,7 +22,9 @@ pub(super) fn refusal(message: impl Into<String>) -> RowError {
 /// A row's id: a text or an integer.
 pub(super) fn id(value: &Value, column: &str) -> Result<String, RowError> {
     let wrong = |found: &str| {
-        Err(refusal(format!("expected a text or an integer as the id in `{column}`, but found {found}")))
+        Err(refusal(format!(
+            "expected a text or an integer as the id in `{column}`, but found {found}"
+        )))
     };
     match value {
         Value::String(text) if text.is_empty() => wrong("an empty text"),
@@ -40,13 +42,20 @@ pub(super) fn vector(result: &mut RowResult, dimensions: usize) -> Result<Vec<f3
         Err(error) => return Err(error.clone()),
     };
     let Some(Cell::Vector(StoredVector::Float(vector))) = answer.into_iter().next() else {
-        return Err(refusal("expected a vector of floats, but the model returned another answer"));
+        return Err(refusal(
+            "expected a vector of floats, but the model returned another answer",
+        ));
     };
     if vector.len() != dimensions {
-        return Err(refusal(format!("expected a vector of {dimensions} values, but found {}", vector.len())));
+        return Err(refusal(format!(
+            "expected a vector of {dimensions} values, but found {}",
+            vector.len()
+        )));
     }
     match vector.iter().find(|value| !value.is_finite()) {
-        Some(found) => Err(refusal(format!("expected finite values in the vector, but found {found}"))),
+        Some(found) => Err(refusal(format!(
+            "expected finite values in the vector, but found {found}"
+        ))),
         None => Ok(vector),
     }
 }
@@ -61,7 +70,10 @@ mod tests {
     fn ids_are_texts_or_integers() {
         let of = |value: Value| id(&value, "key");
         assert_eq!(of(json!("a b")).unwrap(), "a b");
-        assert_eq!(of(json!(18446744073709551615_u64)).unwrap(), "18446744073709551615");
+        assert_eq!(
+            of(json!(18446744073709551615_u64)).unwrap(),
+            "18446744073709551615"
+        );
         insta::assert_snapshot!(of(Value::Null).unwrap_err().message, @"expected a text or an integer as the id in `key`, but found nothing");
         for wrong in [json!(""), json!(1.5), json!(true), json!(["a"])] {
             assert!(of(wrong.clone()).is_err(), "{wrong}");
@@ -70,7 +82,8 @@ mod tests {
 
     #[test]
     fn vectors_have_finite_values() {
-        let of = |values: Vec<f32>| vector(&mut Ok(vec![Cell::Vector(StoredVector::Float(values))]), 2);
+        let of =
+            |values: Vec<f32>| vector(&mut Ok(vec![Cell::Vector(StoredVector::Float(values))]), 2);
         assert_eq!(of(vec![1.0, 0.0]).unwrap(), [1.0, 0.0]);
         insta::assert_snapshot!(of(vec![1.0, f32::NAN]).unwrap_err().message, @"expected finite values in the vector, but found NaN");
         insta::assert_snapshot!(of(vec![1.0]).unwrap_err().message, @"expected a vector of 2 values, but found 1");

@@ -26,7 +26,10 @@ impl From<Error> for Failure {
 
 /// Tries until an attempt succeeds or fails permanently, about 30 seconds at most besides the attempts themselves.
 /// After that, the job stops and can be resumed.
-pub(super) async fn retried<T>(action: &str, attempt: impl AsyncFnMut() -> Result<T, Failure>) -> Result<T> {
+pub(super) async fn retried<T>(
+    action: &str,
+    attempt: impl AsyncFnMut() -> Result<T, Failure>,
+) -> Result<T> {
     repeated(action, FIRST_PAUSE, attempt).await
 }
 
@@ -59,7 +62,11 @@ mod tests {
     use super::*;
 
     fn run<T>(work: impl Future<Output = T>) -> T {
-        tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(work)
+        tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .build()
+            .unwrap()
+            .block_on(work)
     }
 
     #[test]
@@ -69,12 +76,19 @@ mod tests {
             tries.set(0);
             run(repeated("cannot write", Duration::ZERO, async || {
                 tries.set(tries.get() + 1);
-                if tries.get() < until { Err(Failure::Passing("busy".into())) } else { Ok(7) }
+                if tries.get() < until {
+                    Err(Failure::Passing("busy".into()))
+                } else {
+                    Ok(7)
+                }
             }))
         };
         assert_eq!((attempt(4).unwrap(), tries.get()), (7, 4));
         let error = attempt(100).unwrap_err();
-        assert_eq!((error.chain().as_str(), tries.get()), ("cannot write: busy", ATTEMPTS));
+        assert_eq!(
+            (error.chain().as_str(), tries.get()),
+            ("cannot write: busy", ATTEMPTS)
+        );
         assert!(matches!(error, Error::Io { .. }));
     }
 
@@ -85,6 +99,9 @@ mod tests {
             tries.set(tries.get() + 1);
             Err(Error::config("wrong").into())
         }));
-        assert_eq!((failed.unwrap_err().to_string().as_str(), tries.get()), ("wrong", 1));
+        assert_eq!(
+            (failed.unwrap_err().to_string().as_str(), tries.get()),
+            ("wrong", 1)
+        );
     }
 }

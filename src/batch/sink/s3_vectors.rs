@@ -33,7 +33,11 @@ pub(super) struct S3Vectors {
 }
 
 impl S3Vectors {
-    pub(super) fn connect(id: &VectorIndexId, settings: &SinkSettings, dimensions: usize) -> Result<Self> {
+    pub(super) fn connect(
+        id: &VectorIndexId,
+        settings: &SinkSettings,
+        dimensions: usize,
+    ) -> Result<Self> {
         let (place, found) = (settings.url.to_string(), settings.metadata.len());
         if found > MAX_METADATA_NAMES {
             return Err(Error::config(format!(
@@ -60,35 +64,69 @@ impl S3Vectors {
             Ok((index, form))
         })?;
         if form.dimensions != dimensions as i64 {
-            return Err(other_dimensions(&format!("the index `{place}`"), dimensions, form.dimensions));
+            return Err(other_dimensions(
+                &format!("the index `{place}`"),
+                dimensions,
+                form.dimensions,
+            ));
         }
         let is_filterable = |name: &String| !form.unfilterable.contains(name);
-        let names = settings.metadata.iter().map(|name| (name.clone(), is_filterable(name))).collect();
-        Ok(Self { index, place, form, names, waiting })
+        let names = settings
+            .metadata
+            .iter()
+            .map(|name| (name.clone(), is_filterable(name)))
+            .collect();
+        Ok(Self {
+            index,
+            place,
+            form,
+            names,
+            waiting,
+        })
     }
 
     fn vector<'a>(&'a self, record: &'a Record) -> IndexedVector<'a> {
-        let fields = self.names.iter().zip(&record.metadata).filter(|(_, value)| !value.is_null());
-        let metadata = fields.map(|((name, _), value)| (name.as_str(), value)).collect();
-        IndexedVector { key: &record.id, values: &record.vector, metadata }
+        let fields = self
+            .names
+            .iter()
+            .zip(&record.metadata)
+            .filter(|(_, value)| !value.is_null());
+        let metadata = fields
+            .map(|((name, _), value)| (name.as_str(), value))
+            .collect();
+        IndexedVector {
+            key: &record.id,
+            values: &record.vector,
+            metadata,
+        }
     }
 
     /// Bytes in the names and values of the metadata, without punctuation, which counts no more than the service's.
     fn metadata_bytes(&self, record: &Record, counts: impl Fn(bool) -> bool) -> usize {
         let fields = self.names.iter().zip(&record.metadata);
-        let counted = fields.filter(|((_, is_filterable), value)| counts(*is_filterable) && !value.is_null());
-        counted.map(|((name, _), value)| name.len() + bytes(value)).sum()
+        let counted =
+            fields.filter(|((_, is_filterable), value)| counts(*is_filterable) && !value.is_null());
+        counted
+            .map(|((name, _), value)| name.len() + bytes(value))
+            .sum()
     }
 
     /// Stores records, or halves of them, until the ones that the service refuses are alone.
-    async fn store(&self, records: &[Record], first: usize, refusals: &mut Vec<Refusal>) -> Result<()> {
+    async fn store(
+        &self,
+        records: &[Record],
+        first: usize,
+        refusals: &mut Vec<Refusal>,
+    ) -> Result<()> {
         let vectors: Vec<_> = records.iter().map(|record| self.vector(record)).collect();
         let action = format!("cannot write to `{}`", self.place);
         let stored = retried(&action, async || match self.index.put(&vectors).await {
             Ok(()) => Ok(None),
             Err(IndexError::Invalid(reason)) => Ok(Some(reason)),
             Err(IndexError::Passing(reason)) => Err(Failure::Passing(reason)),
-            Err(IndexError::Other(reason)) => Err(Error::config(format!("{action}: {reason}")).into()),
+            Err(IndexError::Other(reason)) => {
+                Err(Error::config(format!("{action}: {reason}")).into())
+            }
         });
         match stored.await? {
             None => Ok(()),
@@ -107,7 +145,9 @@ impl S3Vectors {
     /// Places where a request ends, so that none is too large.
     fn requests<'a>(&self, records: &'a [Record]) -> Vec<&'a [Record]> {
         let size = |record: &Record| {
-            record.vector.len() * VALUE_BYTES + record.id.len() + 6 * self.metadata_bytes(record, |_| true)
+            record.vector.len() * VALUE_BYTES
+                + record.id.len()
+                + 6 * self.metadata_bytes(record, |_| true)
         };
         let (mut requests, mut first, mut total) = (Vec::new(), 0, 0);
         for (place, record) in records.iter().enumerate() {
@@ -127,7 +167,10 @@ fn bytes(value: &Value) -> usize {
     match value {
         Value::String(text) => text.len(),
         Value::Array(values) => values.iter().map(bytes).sum(),
-        Value::Object(fields) => fields.iter().map(|(name, value)| name.len() + bytes(value)).sum(),
+        Value::Object(fields) => fields
+            .iter()
+            .map(|(name, value)| name.len() + bytes(value))
+            .sum(),
         _ => 1,
     }
 }
@@ -142,7 +185,8 @@ impl Sink for S3Vectors {
         }
         if self.form.is_cosine && record.vector.iter().all(|value| *value == 0.0) {
             return Err(
-                "expected a vector with a direction for cosine distance, but found only zeros".to_owned()
+                "expected a vector with a direction for cosine distance, but found only zeros"
+                    .to_owned(),
             );
         }
         let (total, filterable) = (

@@ -107,9 +107,10 @@ impl FromStr for SinkUrl {
 impl VectorIndexId {
     fn of(names: &str) -> Result<Self> {
         match names.split('/').collect::<Vec<_>>().as_slice() {
-            [bucket, index] if !bucket.is_empty() && !index.is_empty() => {
-                Ok(Self::Names { bucket: (*bucket).to_owned(), index: (*index).to_owned() })
-            }
+            [bucket, index] if !bucket.is_empty() && !index.is_empty() => Ok(Self::Names {
+                bucket: (*bucket).to_owned(),
+                index: (*index).to_owned(),
+            }),
             _ => Err(Error::config(format!(
                 "expected `s3vectors://BUCKET/INDEX`, but found `{S3_VECTORS}{names}`"
             ))),
@@ -119,7 +120,9 @@ impl VectorIndexId {
     /// `arn:aws:s3vectors:REGION:ACCOUNT:bucket/BUCKET/index/INDEX`
     fn of_arn(arn: &str) -> Result<Self> {
         let parts: Vec<&str> = arn.splitn(6, ':').collect();
-        let resource: Vec<&str> = parts.get(5).map_or(Vec::new(), |resource| resource.split('/').collect());
+        let resource: Vec<&str> = parts
+            .get(5)
+            .map_or(Vec::new(), |resource| resource.split('/').collect());
         match (parts.get(2), resource.as_slice()) {
             (Some(&"s3vectors"), ["bucket", _, "index", _]) => Ok(Self::Arn(arn.to_owned())),
             _ => Err(Error::config(format!(
@@ -145,11 +148,15 @@ impl OpenSearchUrl {
             )
         };
         let uri: Uri = url.parse().map_err(|_| wrong())?;
-        let (Some(scheme @ ("http" | "https")), Some(authority)) = (uri.scheme_str(), uri.authority()) else {
+        let (Some(scheme @ ("http" | "https")), Some(authority)) =
+            (uri.scheme_str(), uri.authority())
+        else {
             return Err(wrong());
         };
         let mut parameters = Parameters::of(uri.query().unwrap_or_default());
-        let vector = parameters.take("vector").unwrap_or_else(|| VECTOR.to_owned());
+        let vector = parameters
+            .take("vector")
+            .unwrap_or_else(|| VECTOR.to_owned());
         let region = parameters.take("region");
         parameters.end("`vector` and `region`")?;
         let index = uri.path().trim_start_matches('/');
@@ -160,7 +167,9 @@ impl OpenSearchUrl {
             Some((user, address)) => (Some(user), address),
             None => (None, authority.as_str()),
         };
-        let user = user.map(|user| user.split_once(':').ok_or_else(wrong)).transpose()?;
+        let user = user
+            .map(|user| user.split_once(':').ok_or_else(wrong))
+            .transpose()?;
         let user = user.map(|(name, password)| (decoded(name), decoded(password)));
         Ok(Self {
             origin: format!("{scheme}://{address}"),
@@ -177,9 +186,12 @@ impl PostgresUrl {
     fn of(text: &str) -> Result<Self> {
         let (address, query) = text.split_once('?').unwrap_or((text, ""));
         let mut parameters = Parameters::of(query);
-        let table = parameters.take("table").filter(|table| !table.is_empty()).ok_or_else(|| {
-            Error::config("expected `?table=TABLE` in the URL of PostgreSQL, but found none")
-        })?;
+        let table = parameters
+            .take("table")
+            .filter(|table| !table.is_empty())
+            .ok_or_else(|| {
+                Error::config("expected `?table=TABLE` in the URL of PostgreSQL, but found none")
+            })?;
         let table: Vec<String> = table.split('.').map(str::to_owned).collect();
         if table.len() > 2 || table.iter().any(String::is_empty) {
             return Err(Error::config(format!(
@@ -190,10 +202,15 @@ impl PostgresUrl {
         let (id, vector) = (parameters.take("id"), parameters.take("vector"));
         let roots = parameters.take("sslrootcert");
         // A certificate is always verified, as with `verify-full` of libpq.
-        if parameters.get("sslmode").is_some_and(|mode| mode.starts_with("verify-")) {
+        if parameters
+            .get("sslmode")
+            .is_some_and(|mode| mode.starts_with("verify-"))
+        {
             parameters.set("sslmode", "require");
         }
-        let selecting = SELECTING.iter().filter_map(|name| Some(pair(name, parameters.get(name)?)));
+        let selecting = SELECTING
+            .iter()
+            .filter_map(|name| Some(pair(name, parameters.get(name)?)));
         let selecting = selecting.map(|pair| format!("&{pair}")).collect();
         let (scheme, place) = address.split_once("://").unwrap_or_default();
         let shown = place.rsplit_once('@').map_or(place, |(_, place)| place);
@@ -245,13 +262,24 @@ impl Parameters {
     }
 
     fn query(&self) -> String {
-        let pairs: Vec<String> = self.0.iter().map(|(name, value)| pair(name, value)).collect();
-        if pairs.is_empty() { String::new() } else { format!("?{}", pairs.join("&")) }
+        let pairs: Vec<String> = self
+            .0
+            .iter()
+            .map(|(name, value)| pair(name, value))
+            .collect();
+        if pairs.is_empty() {
+            String::new()
+        } else {
+            format!("?{}", pairs.join("&"))
+        }
     }
 }
 
 fn pair(name: &str, value: &str) -> String {
-    format!("{name}={}", percent_encoding::utf8_percent_encode(value, percent_encoding::NON_ALPHANUMERIC))
+    format!(
+        "{name}={}",
+        percent_encoding::utf8_percent_encode(value, percent_encoding::NON_ALPHANUMERIC)
+    )
 }
 
 fn decoded(text: &str) -> String {
@@ -265,10 +293,22 @@ impl fmt::Display for SinkUrl {
                 write!(f, "{S3_VECTORS}{bucket}/{index}")
             }
             Self::S3Vectors(VectorIndexId::Arn(arn)) => f.write_str(arn),
-            Self::OpenSearch(OpenSearchUrl { origin, index, vector, .. }) => {
+            Self::OpenSearch(OpenSearchUrl {
+                origin,
+                index,
+                vector,
+                ..
+            }) => {
                 write!(f, "{OPEN_SEARCH}{origin}/{index}?vector={vector}")
             }
-            Self::Postgres(PostgresUrl { shown, selecting, table, vector, id, .. }) => {
+            Self::Postgres(PostgresUrl {
+                shown,
+                selecting,
+                table,
+                vector,
+                id,
+                ..
+            }) => {
                 write!(f, "{shown}?table={}&vector={vector}", table.join("."))?;
                 id.as_ref().map_or(Ok(()), |id| write!(f, "&id={id}"))?;
                 f.write_str(selecting)
@@ -319,19 +359,31 @@ impl SinkSettings {
                 )));
             }
         }
-        Ok(Self { url, id, metadata: metadata.to_vec() })
+        Ok(Self {
+            url,
+            id,
+            metadata: metadata.to_vec(),
+        })
     }
 
     /// All columns that are read: the id's first.
     pub(super) fn columns(&self) -> Vec<String> {
-        [&self.id].into_iter().chain(&self.metadata).cloned().collect()
+        [&self.id]
+            .into_iter()
+            .chain(&self.metadata)
+            .cloned()
+            .collect()
     }
 }
 
 impl fmt::Display for SinkSettings {
     /// Identifies what is stored, and where.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} id={:?} metadata={:?}", self.url, self.id, self.metadata)
+        write!(
+            f,
+            "{} id={:?} metadata={:?}",
+            self.url, self.id, self.metadata
+        )
     }
 }
 
@@ -362,17 +414,27 @@ mod tests {
         ) else {
             panic!("another sink")
         };
-        assert_eq!(found.url, "postgresql://me@/db?host=%2Ftmp%2Fa&sslmode=require");
-        assert_eq!((found.id.as_deref(), found.roots.as_deref()), (Some("key"), Some("/a.pem")));
+        assert_eq!(
+            found.url,
+            "postgresql://me@/db?host=%2Ftmp%2Fa&sslmode=require"
+        );
+        assert_eq!(
+            (found.id.as_deref(), found.roots.as_deref()),
+            (Some("key"), Some("/a.pem"))
+        );
     }
 
     #[test]
     fn credentials_of_open_search_are_decoded() {
-        let SinkUrl::OpenSearch(found) = url("opensearch+http://me:p%40ss%3A@[::1]:9200/docs") else {
+        let SinkUrl::OpenSearch(found) = url("opensearch+http://me:p%40ss%3A@[::1]:9200/docs")
+        else {
             panic!("another sink")
         };
         assert_eq!(found.user, Some(("me".into(), "p@ss:".into())));
-        assert_eq!((found.origin.as_str(), found.index.as_str()), ("http://[::1]:9200", "docs"));
+        assert_eq!(
+            (found.origin.as_str(), found.index.as_str()),
+            ("http://[::1]:9200", "docs")
+        );
     }
 
     #[test]
@@ -384,9 +446,12 @@ mod tests {
         insta::assert_snapshot!(refused("opensearch+https://host/docs?size=1"), @"expected only the parameters `vector` and `region` in the sink's URL, but found `size`");
         insta::assert_snapshot!(refused("postgres://host/db"), @"expected `?table=TABLE` in the URL of PostgreSQL, but found none");
         insta::assert_snapshot!(refused("postgres://host/db?table=a.b.c"), @"expected `table=TABLE` or `table=SCHEMA.TABLE`, but found `a.b.c`");
-        for text in
-            ["redis://host", "out.csv", "opensearch+ftp://host/docs", "opensearch+https://me@host/docs"]
-        {
+        for text in [
+            "redis://host",
+            "out.csv",
+            "opensearch+ftp://host/docs",
+            "opensearch+https://me@host/docs",
+        ] {
             assert!(text.parse::<SinkUrl>().is_err(), "{text}");
         }
     }

@@ -52,9 +52,18 @@ pub(in crate::batch) struct SinkWriter {
 
 impl SinkWriter {
     /// Connects to the sink, and checks that the file's columns and the model's vectors fit.
-    pub(in crate::batch) fn connect(settings: &SinkSettings, dimensions: usize, head: &Head) -> Result<Self> {
+    pub(in crate::batch) fn connect(
+        settings: &SinkSettings,
+        dimensions: usize,
+        head: &Head,
+    ) -> Result<Self> {
         let fields = Fields::new(head, settings.columns())?;
-        Ok(Self::new(connect(settings, dimensions)?, fields, &settings.id, dimensions))
+        Ok(Self::new(
+            connect(settings, dimensions)?,
+            fields,
+            &settings.id,
+            dimensions,
+        ))
     }
 
     fn new(sink: Box<dyn Sink>, fields: Fields, id_column: &str, dimensions: usize) -> Self {
@@ -98,7 +107,8 @@ impl SinkWriter {
             match self.record(&rows, row, result) {
                 Ok(record) => {
                     let metadata: usize = record.metadata.iter().map(value_bytes).sum();
-                    self.bytes += record.vector.len() * size_of::<f32>() + record.id.len() + metadata;
+                    self.bytes +=
+                        record.vector.len() * size_of::<f32>() + record.id.len() + metadata;
                     self.records.push(record);
                     places.push(row);
                     *result = Ok(Vec::new());
@@ -107,7 +117,11 @@ impl SinkWriter {
             }
         }
         self.rows += answers.results.len();
-        self.chunks.push(Waiting { rows, answers, records: places });
+        self.chunks.push(Waiting {
+            rows,
+            answers,
+            records: places,
+        });
     }
 
     /// Whether the next chunk's rows may be too many for a batch.
@@ -126,21 +140,40 @@ impl SinkWriter {
         let mut refused = refused.into_iter().peekable();
         let mut first = 0;
         let mut sent = Vec::new();
-        for Waiting { rows, mut answers, records } in self.chunks.drain(..) {
-            while let Some((place, message)) = refused.next_if(|(place, _)| *place < first + records.len()) {
+        for Waiting {
+            rows,
+            mut answers,
+            records,
+        } in self.chunks.drain(..)
+        {
+            while let Some((place, message)) =
+                refused.next_if(|(place, _)| *place < first + records.len())
+            {
                 answers.results[records[place - first]] = Err(refusal(message));
             }
             first += records.len();
-            sent.push(Sent { failed: failed(rows, &answers.results), answers });
+            sent.push(Sent {
+                failed: failed(rows, &answers.results),
+                answers,
+            });
         }
         Ok(sent)
     }
 
-    fn record(&mut self, rows: &Rows, row: usize, result: &mut RowResult) -> Result<Record, RowError> {
+    fn record(
+        &mut self,
+        rows: &Rows,
+        row: usize,
+        result: &mut RowResult,
+    ) -> Result<Record, RowError> {
         let values = self.values(rows, row);
         let vector = record::vector(result, self.dimensions)?;
         let (id, metadata) = values?;
-        let record = Record { id, vector, metadata };
+        let record = Record {
+            id,
+            vector,
+            metadata,
+        };
         self.sink.check(&record).map_err(refusal)?;
         Ok(record)
     }
@@ -166,7 +199,10 @@ fn value_bytes(value: &Value) -> usize {
     match value {
         Value::String(text) => text.len(),
         Value::Array(values) => values.iter().map(value_bytes).sum(),
-        Value::Object(fields) => fields.iter().map(|(name, value)| name.len() + value_bytes(value)).sum(),
+        Value::Object(fields) => fields
+            .iter()
+            .map(|(name, value)| name.len() + value_bytes(value))
+            .sum(),
         _ => 8,
     }
 }
@@ -193,14 +229,26 @@ mod tests {
 
     impl Sink for Kept {
         fn check(&self, record: &Record) -> Result<(), String> {
-            if record.id.contains("checked") { Err("checked".into()) } else { Ok(()) }
+            if record.id.contains("checked") {
+                Err("checked".into())
+            } else {
+                Ok(())
+            }
         }
 
         fn put(&mut self, records: &[Record]) -> Result<Vec<(usize, String)>> {
             let is_refused = |record: &Record| record.id.contains("refused");
-            self.0.lock().unwrap().push(records.iter().map(|record| record.id.clone()).collect());
-            let refused = records.iter().enumerate().filter(|(_, record)| is_refused(record));
-            Ok(refused.map(|(place, _)| (place, "refused".to_owned())).collect())
+            self.0
+                .lock()
+                .unwrap()
+                .push(records.iter().map(|record| record.id.clone()).collect());
+            let refused = records
+                .iter()
+                .enumerate()
+                .filter(|(_, record)| is_refused(record));
+            Ok(refused
+                .map(|(place, _)| (place, "refused".to_owned()))
+                .collect())
         }
     }
 
@@ -210,11 +258,16 @@ mod tests {
     }
 
     fn lines(ids: &[&str]) -> Vec<Vec<u8>> {
-        ids.iter().map(|id| format!("{{\"text\": \"a\", \"id\": {id}}}").into_bytes()).collect()
+        ids.iter()
+            .map(|id| format!("{{\"text\": \"a\", \"id\": {id}}}").into_bytes())
+            .collect()
     }
 
     fn answers(results: Vec<RowResult>) -> Answers {
-        Answers { results, ..Answers::default() }
+        Answers {
+            results,
+            ..Answers::default()
+        }
     }
 
     fn vector() -> RowResult {
@@ -227,8 +280,22 @@ mod tests {
         let mut writer = writer(&kept);
         let model = || Err(RowError::new(ErrorKind::Model, "model"));
         writer.add(
-            Rows::Lines(lines(&["1", "2", "\"refused\"", "1", "\"checked\"", "null"])),
-            answers(vec![vector(), model(), vector(), vector(), vector(), vector()]),
+            Rows::Lines(lines(&[
+                "1",
+                "2",
+                "\"refused\"",
+                "1",
+                "\"checked\"",
+                "null",
+            ])),
+            answers(vec![
+                vector(),
+                model(),
+                vector(),
+                vector(),
+                vector(),
+                vector(),
+            ]),
         );
         // The model failed for the row with the id 2, whose id counts.
         writer.add(
@@ -236,19 +303,36 @@ mod tests {
             answers(vec![vector(), vector(), vector()]),
         );
         let sent = writer.flush().unwrap();
-        assert_eq!(*kept.0.lock().unwrap(), [["1", "refused", "3", "refused 2"]]);
+        assert_eq!(
+            *kept.0.lock().unwrap(),
+            [["1", "refused", "3", "refused 2"]]
+        );
         let errors: Vec<Vec<String>> = sent
             .iter()
             .map(|sent| {
-                let errors = sent.answers.results.iter().map(|result| result.as_ref().err());
-                errors.map(|error| error.map_or("stored".to_owned(), |error| error.message.clone())).collect()
+                let errors = sent
+                    .answers
+                    .results
+                    .iter()
+                    .map(|result| result.as_ref().err());
+                errors
+                    .map(|error| error.map_or("stored".to_owned(), |error| error.message.clone()))
+                    .collect()
             })
             .collect();
         let repeated = "expected different ids in `id`, but found one that an earlier row has";
         let missing = "expected a text or an integer as the id in `id`, but found nothing";
-        assert_eq!(errors[0], ["stored", "model", "refused", repeated, "checked", missing]);
+        assert_eq!(
+            errors[0],
+            ["stored", "model", "refused", repeated, "checked", missing]
+        );
         assert_eq!(errors[1], [repeated, "stored", "refused"]);
-        let failed = |sent: &Sent| sent.failed.iter().map(|(_, results)| results.len()).sum::<usize>();
+        let failed = |sent: &Sent| {
+            sent.failed
+                .iter()
+                .map(|(_, results)| results.len())
+                .sum::<usize>()
+        };
         assert_eq!(sent.iter().map(failed).collect::<Vec<_>>(), [5, 2]);
         assert!(writer.flush().unwrap().is_empty());
         assert_eq!(kept.0.lock().unwrap().len(), 1, "an empty batch was sent");
@@ -260,9 +344,20 @@ mod tests {
         let mut reader = JsonLinesReader::new(Cursor::new(file), Some("text")).unwrap();
         let mut writer = writer(&kept);
         writer.skip(&mut reader, 3).unwrap();
-        writer.add(Rows::Lines(lines(&["2", "4"])), answers(vec![vector(), vector()]));
+        writer.add(
+            Rows::Lines(lines(&["2", "4"])),
+            answers(vec![vector(), vector()]),
+        );
         let sent = writer.flush().unwrap();
-        assert_eq!(sent[0].answers.results.iter().filter(|result| result.is_err()).count(), 1);
+        assert_eq!(
+            sent[0]
+                .answers
+                .results
+                .iter()
+                .filter(|result| result.is_err())
+                .count(),
+            1
+        );
         assert_eq!(*kept.0.lock().unwrap(), [["4"]]);
     }
 
@@ -273,7 +368,10 @@ mod tests {
             assert!(!writer.is_full(), "{chunk} chunks");
             let ids: Vec<String> = (0..64).map(|row| (chunk * 64 + row).to_string()).collect();
             let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
-            writer.add(Rows::Lines(lines(&ids)), answers((0..64).map(|_| vector()).collect()));
+            writer.add(
+                Rows::Lines(lines(&ids)),
+                answers((0..64).map(|_| vector()).collect()),
+            );
         }
         assert!(writer.is_full());
         writer.flush().unwrap();

@@ -29,7 +29,11 @@ pub(super) struct Reserved {
 
 impl Budget {
     pub(super) fn new(max: u64) -> Arc<Self> {
-        Arc::new(Self { max, state: Mutex::default(), changed: Condvar::new() })
+        Arc::new(Self {
+            max,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        })
     }
 
     pub(super) fn max(&self) -> u64 {
@@ -43,8 +47,14 @@ impl Budget {
     /// Takes `bytes`; `None` if fewer are free.
     pub(super) fn reserve(self: &Arc<Self>, bytes: u64) -> Option<Reserved> {
         let mut state = self.lock();
-        state.used = state.used.checked_add(bytes).filter(|sum| *sum <= self.max)?;
-        Some(Reserved { budget: Arc::clone(self), bytes })
+        state.used = state
+            .used
+            .checked_add(bytes)
+            .filter(|sum| *sum <= self.max)?;
+        Some(Reserved {
+            budget: Arc::clone(self),
+            bytes,
+        })
     }
 
     /// For [`Budget::wait`]: what happens from now on ends its wait.
@@ -82,7 +92,8 @@ impl Reserved {
     /// Changes the number of bytes to what the model was found to take, even beyond the budget.
     pub(super) fn correct(&mut self, bytes: u64) {
         let before = std::mem::replace(&mut self.bytes, bytes);
-        self.budget.change(|state| state.used = (state.used - before) + bytes);
+        self.budget
+            .change(|state| state.used = (state.used - before) + bytes);
     }
 }
 

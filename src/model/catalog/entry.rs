@@ -122,10 +122,17 @@ impl ModelState {
 impl Entry {
     /// A model that is loaded from now on.
     pub(super) fn of_model(model: Model) -> Self {
-        let (name, manifest, digest) = (model.name.clone(), model.manifest.clone(), model.digest.clone());
+        let (name, manifest, digest) = (
+            model.name.clone(),
+            model.manifest.clone(),
+            model.digest.clone(),
+        );
         let max_tokens = model.pipeline.max_tokens();
         let slot = RwLock::new(Slot::Loaded(Arc::new(Resident::new(model, None))));
-        Self { slot, ..Self::new(name, manifest, digest, max_tokens) }
+        Self {
+            slot,
+            ..Self::new(name, manifest, digest, max_tokens)
+        }
     }
 
     /// A model that its first request loads.
@@ -134,7 +141,10 @@ impl Entry {
         let own = TaskSettings::of(&manifest).map_or(0, |settings| settings.max_tokens());
         let max_tokens = own.min(max_tokens.unwrap_or(usize::MAX));
         let digest = listed.bundle.digest().to_owned();
-        Self { listed: Some(listed), ..Self::new(name, manifest, digest, max_tokens) }
+        Self {
+            listed: Some(listed),
+            ..Self::new(name, manifest, digest, max_tokens)
+        }
     }
 
     fn new(name: String, manifest: Manifest, digest: String, max_tokens: usize) -> Self {
@@ -219,8 +229,11 @@ impl Entry {
 
     /// Sets how long the model stays loaded after its last use; `None` for as long as possible.
     pub fn keep_for(&self, time: Option<Duration>) {
-        let keep = time.map_or(STAYS, |time| i64::try_from(time.as_millis()).unwrap_or(STAYS));
-        self.keep_ms.store(keep.min(BY_DEFAULT - 1), Ordering::Relaxed);
+        let keep = time.map_or(STAYS, |time| {
+            i64::try_from(time.as_millis()).unwrap_or(STAYS)
+        });
+        self.keep_ms
+            .store(keep.min(BY_DEFAULT - 1), Ordering::Relaxed);
     }
 
     /// Whether the bundle is in this folder.
@@ -231,18 +244,27 @@ impl Entry {
 
     /// The order in which models leave: those that stay are last.
     pub(super) fn rank(&self) -> (bool, u64) {
-        (self.keep_ms.load(Ordering::Relaxed) == STAYS, self.last_use.load(Ordering::Relaxed))
+        (
+            self.keep_ms.load(Ordering::Relaxed) == STAYS,
+            self.last_use.load(Ordering::Relaxed),
+        )
     }
 
     /// Uses the model if it is loaded.
     pub(super) fn lease(self: &Arc<Self>, budget: Option<&Arc<Budget>>) -> Option<ModelLease> {
         let slot = self.slot();
-        let Slot::Loaded(resident) = &*slot else { return None };
+        let Slot::Loaded(resident) = &*slot else {
+            return None;
+        };
         resident.users.fetch_add(1, Ordering::AcqRel);
         resident.has_been_used.store(1, Ordering::Relaxed);
         self.last_use.store(now_ms(), Ordering::Relaxed);
         let (resident, budget, entry) = (Arc::clone(resident), budget.cloned(), Arc::clone(self));
-        Some(ModelLease { resident, budget, entry })
+        Some(ModelLease {
+            resident,
+            budget,
+            entry,
+        })
     }
 
     /// Takes the model out of memory once no request uses it; requests from now on load it again.
@@ -259,7 +281,9 @@ impl Entry {
         let taken = {
             let mut slot = self.slot_mut();
             match &*slot {
-                Slot::Loaded(resident) if may_leave(resident) => std::mem::replace(&mut *slot, Slot::Absent),
+                Slot::Loaded(resident) if may_leave(resident) => {
+                    std::mem::replace(&mut *slot, Slot::Absent)
+                }
                 _ => return false,
             }
         };
@@ -312,7 +336,13 @@ impl Entry {
 impl Resident {
     pub(super) fn new(model: Model, memory: Option<Reserved>) -> Self {
         let (users, has_been_used) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        Self { model, users, has_been_used, loaded: Instant::now(), memory }
+        Self {
+            model,
+            users,
+            has_been_used,
+            loaded: Instant::now(),
+            memory,
+        }
     }
 
     fn is_idle(&self) -> bool {
@@ -340,8 +370,16 @@ impl ModelLease {
 impl Clone for ModelLease {
     fn clone(&self) -> Self {
         self.resident.users.fetch_add(1, Ordering::AcqRel);
-        let Self { resident, budget, entry } = self;
-        Self { resident: Arc::clone(resident), budget: budget.clone(), entry: Arc::clone(entry) }
+        let Self {
+            resident,
+            budget,
+            entry,
+        } = self;
+        Self {
+            resident: Arc::clone(resident),
+            budget: budget.clone(),
+            entry: Arc::clone(entry),
+        }
     }
 }
 
@@ -358,6 +396,8 @@ impl Drop for ModelLease {
 }
 
 fn now_ms() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
     u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
 }

@@ -68,7 +68,11 @@ impl Loads {
     pub(super) fn start(config: &Config, shared: Arc<Shared>) -> Result<Self> {
         let budget = Budget::new(config.model_memory()?);
         let (queue, requested) = flume::unbounded();
-        let waiting = Waiting { requested, loads: Vec::new(), asked: Instant::now() };
+        let waiting = Waiting {
+            requested,
+            loads: Vec::new(),
+            asked: Instant::now(),
+        };
         let loader = Loader {
             waiting: Arc::new(Mutex::new(waiting)),
             budget: Arc::clone(&budget),
@@ -101,13 +105,16 @@ impl Loads {
                 *slot = Slot::Absent;
                 return Ok(false);
             }
-            Slot::Failed(failure) if failure.at.elapsed() < RETRY_INTERVAL => return Err(failure.error()),
+            Slot::Failed(failure) if failure.at.elapsed() < RETRY_INTERVAL => {
+                return Err(failure.error());
+            }
             Slot::Failed(_) | Slot::Absent => {}
         }
         *slot = Slot::Loading;
         let sent = self.queue.send(Arc::clone(entry));
         self.budget.wake();
-        sent.map(|()| true).map_err(|_| Error::model("the threads that load models have stopped"))
+        sent.map(|()| true)
+            .map_err(|_| Error::model("the threads that load models have stopped"))
     }
 }
 
@@ -116,11 +123,18 @@ impl Failure {
         let (message, is_temporary) = match error {
             Error::TooLarge { message } => (message.clone(), false),
             _ => (
-                format!("`{}` cannot be loaded at the moment; the server's log has the cause", entry.name),
+                format!(
+                    "`{}` cannot be loaded at the moment; the server's log has the cause",
+                    entry.name
+                ),
                 true,
             ),
         };
-        Self { at: Instant::now(), message, is_temporary }
+        Self {
+            at: Instant::now(),
+            message,
+            is_temporary,
+        }
     }
 
     fn error(&self) -> Error {
@@ -139,7 +153,11 @@ impl Loader {
         let slot = match loaded {
             Ok(Some(resident)) => {
                 telemetry::record_load(started.elapsed());
-                tracing::info!(model = entry.name, ms = started.elapsed().as_millis() as u64, "loaded");
+                tracing::info!(
+                    model = entry.name,
+                    ms = started.elapsed().as_millis() as u64,
+                    "loaded"
+                );
                 Slot::Loaded(Arc::new(resident))
             }
             Ok(None) => Slot::Replaced,
@@ -157,7 +175,9 @@ impl Loader {
 
     /// Opens a model; `None` if its bundle was replaced or removed.
     fn open(&self, entry: &Arc<Entry>, mut memory: Reserved) -> Result<Option<Resident>> {
-        let Some(mut listed) = entry.listed.clone() else { return Ok(None) };
+        let Some(mut listed) = entry.listed.clone() else {
+            return Ok(None);
+        };
         if let Home::Folder(folder) = listed.bundle.home() {
             // Bundles in folders are replaced in place, or removed.
             if !folder.join(MANIFEST).exists() {
@@ -181,12 +201,18 @@ impl Loader {
     /// Runs a load, and returns by how much it has increased this process's memory; `None` if other loads ran meanwhile.
     fn measured<T>(&self, load: impl FnOnce() -> Result<T>) -> Result<(T, Option<u64>)> {
         let is_alone = self.running.fetch_add(1, Ordering::SeqCst) == 0;
-        let (number, before) = (self.begun.fetch_add(1, Ordering::SeqCst) + 1, resident_memory());
+        let (number, before) = (
+            self.begun.fetch_add(1, Ordering::SeqCst) + 1,
+            resident_memory(),
+        );
         let outcome = load();
         let after = resident_memory();
         self.running.fetch_sub(1, Ordering::SeqCst);
         let is_alone = is_alone && self.begun.load(Ordering::SeqCst) == number;
-        let found = before.ok().zip(after.ok()).map(|(before, after)| after.saturating_sub(before));
+        let found = before
+            .ok()
+            .zip(after.ok())
+            .map(|(before, after)| after.saturating_sub(before));
         Ok((outcome?, found.filter(|_| is_alone)))
     }
 
@@ -249,7 +275,10 @@ impl Loader {
     /// Lets the least recently used models with these bytes leave, once their requests have ended.
     fn evict_busy(&self, bytes: u64) {
         let entries = self.shared.entries();
-        let mut loaded: Vec<&Arc<Entry>> = entries.iter().filter(|entry| entry.memory().is_some()).collect();
+        let mut loaded: Vec<&Arc<Entry>> = entries
+            .iter()
+            .filter(|entry| entry.memory().is_some())
+            .collect();
         loaded.sort_by_key(|entry| entry.rank());
         let mut leaving = 0;
         for entry in loaded {
@@ -280,8 +309,9 @@ impl Waiting {
         places: Range<usize>,
         reserve: impl Fn(&Entry) -> Option<T>,
     ) -> Option<(Arc<Entry>, T)> {
-        let (place, reserved) =
-            places.into_iter().find_map(|place| Some((place, reserve(&self.loads[place])?)))?;
+        let (place, reserved) = places
+            .into_iter()
+            .find_map(|place| Some((place, reserve(&self.loads[place])?)))?;
         Some((self.loads.remove(place), reserved))
     }
 }

@@ -51,8 +51,13 @@ impl Catalog {
 
     /// Models that stay loaded.
     pub fn of_models(models: Vec<Model>) -> Self {
-        let entries = models.into_iter().map(|model| Arc::new(Entry::of_model(model)));
-        Self { shared: Arc::new(Shared::new(entries.collect())), demand: None }
+        let entries = models
+            .into_iter()
+            .map(|model| Arc::new(Entry::of_model(model)));
+        Self {
+            shared: Arc::new(Shared::new(entries.collect())),
+            demand: None,
+        }
     }
 
     fn on_demand(config: &Config) -> Result<Self> {
@@ -60,7 +65,10 @@ impl Catalog {
         let shared = Arc::new(Shared::new(Arc::new([])));
         let refresh = Refresh::start(config, Arc::clone(&shared))?;
         let loads = Loads::start(config, Arc::clone(&shared))?;
-        Ok(Self { shared, demand: Some(Demand { loads, refresh }) })
+        Ok(Self {
+            shared,
+            demand: Some(Demand { loads, refresh }),
+        })
     }
 
     /// All models, in configuration order.
@@ -75,11 +83,17 @@ impl Catalog {
 
     /// Bytes that loaded models may take, and those that they take; `None` without a budget.
     pub fn budget(&self) -> Option<(u64, u64)> {
-        self.demand.as_ref().map(|demand| (demand.loads.budget.max(), demand.loads.budget.used()))
+        self.demand
+            .as_ref()
+            .map(|demand| (demand.loads.budget.max(), demand.loads.budget.used()))
     }
 
     /// Uses a model, which is loaded first if necessary; `None` if it was removed.
-    pub async fn lease(&self, entry: &Arc<Entry>, deadline: Deadline) -> Result<Option<ModelLease>> {
+    pub async fn lease(
+        &self,
+        entry: &Arc<Entry>,
+        deadline: Deadline,
+    ) -> Result<Option<ModelLease>> {
         let budget = self.demand.as_ref().map(|demand| &demand.loads.budget);
         if let Some(demand) = &self.demand {
             demand.refresh.request_if_due();
@@ -105,7 +119,10 @@ impl Catalog {
     /// that are always loaded.
     pub fn keep(&self, name: &str, time: Option<Duration>) {
         let entries = self.entries();
-        let entry = entries.iter().find(|entry| entry.name == name).filter(|_| self.is_on_demand());
+        let entry = entries
+            .iter()
+            .find(|entry| entry.name == name)
+            .filter(|_| self.is_on_demand());
         entry.into_iter().for_each(|entry| entry.keep_for(time));
     }
 
@@ -148,7 +165,9 @@ impl Catalog {
     }
 
     async fn load(&self, entry: &Arc<Entry>) -> Result<Option<ModelLease>> {
-        let Some(demand) = &self.demand else { return Ok(entry.lease(None)) };
+        let Some(demand) = &self.demand else {
+            return Ok(entry.lease(None));
+        };
         let mut entry = Arc::clone(entry);
         loop {
             let mut is_replaced = false;

@@ -70,8 +70,15 @@ impl Refresh {
             known_errors: HashSet::new(),
         };
         refresher.start()?;
-        let is_remote = config.models.iter().any(|model| Url::of(&model.path).is_some());
-        let interval = if is_remote { S3_INTERVAL } else { FOLDER_INTERVAL };
+        let is_remote = config
+            .models
+            .iter()
+            .any(|model| Url::of(&model.path).is_some());
+        let interval = if is_remote {
+            S3_INTERVAL
+        } else {
+            FOLDER_INTERVAL
+        };
         Self::start_thread(interval, added, move || refresher.run())
     }
 
@@ -82,7 +89,10 @@ impl Refresh {
         mut refresh: impl FnMut() + Send + 'static,
     ) -> Result<Self> {
         let (requests, waiting) = flume::bounded(1);
-        let (done, is_done) = watch::channel(Done { number: 0, at: Instant::now() });
+        let (done, is_done) = watch::channel(Done {
+            number: 0,
+            at: Instant::now(),
+        });
         let begun = Arc::<AtomicU64>::default();
         let begins = Arc::clone(&begun);
         thread::Builder::new()
@@ -91,11 +101,22 @@ impl Refresh {
                 while waiting.recv().is_ok() {
                     let number = begins.fetch_add(1, Ordering::SeqCst) + 1;
                     refresh();
-                    done.send_replace(Done { number, at: Instant::now() });
+                    done.send_replace(Done {
+                        number,
+                        at: Instant::now(),
+                    });
                 }
             })
-            .map_err(Error::io("cannot start the thread that looks for new models"))?;
-        Ok(Self { requests, begun, done: is_done, interval, added })
+            .map_err(Error::io(
+                "cannot start the thread that looks for new models",
+            ))?;
+        Ok(Self {
+            requests,
+            begun,
+            done: is_done,
+            interval,
+            added,
+        })
     }
 
     /// Asks for a refresh if the last one was a while ago.
@@ -131,11 +152,18 @@ impl Refresh {
     }
 
     pub(super) fn add(&self, path: PathBuf) {
-        self.added.lock().unwrap_or_else(PoisonError::into_inner).push(path);
+        self.added
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(path);
     }
 
     fn has_added(&self) -> bool {
-        !self.added.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+        !self
+            .added
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .is_empty()
     }
 }
 
@@ -194,14 +222,20 @@ impl Refresher {
                 entry.digest == listed.bundle.digest()
                     && entry.name == listed.name
                     && entry.manifest.aliases == listed.manifest.aliases
-                    && entry.listed.as_ref().is_some_and(|old| old.bundle.path("") == listed.bundle.path(""))
+                    && entry
+                        .listed
+                        .as_ref()
+                        .is_some_and(|old| old.bundle.path("") == listed.bundle.path(""))
             };
             let same = known.iter().find(is_same).cloned();
             same.unwrap_or_else(|| Arc::new(Entry::of_listed(listed, self.config.limits.tokens)))
         };
         let entries: Arc<[Arc<Entry>]> = listed.into_iter().map(entry).collect();
         let is_unchanged = known.len() == entries.len()
-            && known.iter().zip(entries.iter()).all(|(old, new)| Arc::ptr_eq(old, new));
+            && known
+                .iter()
+                .zip(entries.iter())
+                .all(|(old, new)| Arc::ptr_eq(old, new));
         if !is_unchanged {
             self.shared.replace(&entries);
         }
@@ -235,7 +269,10 @@ mod tests {
             change.store(number, Ordering::SeqCst);
             let waited = tokio::time::timeout(Duration::from_secs(60), refresh.run_now());
             waited.await.expect("a refresh that ended was awaited");
-            assert!(seen.load(Ordering::SeqCst) >= number, "an earlier refresh ended the wait");
+            assert!(
+                seen.load(Ordering::SeqCst) >= number,
+                "an earlier refresh ended the wait"
+            );
         }
         others.abort();
     }

@@ -12,7 +12,9 @@ pub(super) struct Shared {
 
 impl Shared {
     pub(super) fn new(entries: Arc<[Arc<Entry>]>) -> Self {
-        Self { entries: RwLock::new(entries) }
+        Self {
+            entries: RwLock::new(entries),
+        }
     }
 
     pub(super) fn entries(&self) -> Arc<[Arc<Entry>]> {

@@ -23,7 +23,17 @@ use crate::{
 
 /// A text's vector kinds.
 #[derive(
-    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema, ValueEnum,
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    JsonSchema,
+    ValueEnum,
 )]
 #[serde(rename_all = "snake_case")]
 #[value(rename_all = "snake_case")]
@@ -108,11 +118,31 @@ impl TryFrom<Table> for EmbeddingSettings {
     type Error = String;
 
     fn try_from(table: Table) -> Result<Self, String> {
-        let Table { max_tokens, default_prompt, prompts, unpooled, tasks, sparse, multi_vector, .. } = table;
-        let dense = match (table.output, table.pooling, table.normalize, table.dimensions) {
+        let Table {
+            max_tokens,
+            default_prompt,
+            prompts,
+            unpooled,
+            tasks,
+            sparse,
+            multi_vector,
+            ..
+        } = table;
+        let dense = match (
+            table.output,
+            table.pooling,
+            table.normalize,
+            table.dimensions,
+        ) {
             (Some(output), Some(pooling), Some(normalize), Some(dimensions)) => {
                 let similarity = table.similarity.unwrap_or_default();
-                Some(DenseSettings { output, pooling, normalize, dimensions, similarity })
+                Some(DenseSettings {
+                    output,
+                    pooling,
+                    normalize,
+                    dimensions,
+                    similarity,
+                })
             }
             (None, None, None, None) if sparse.is_some() || multi_vector.is_some() => None,
             _ => {
@@ -123,15 +153,29 @@ impl TryFrom<Table> for EmbeddingSettings {
                 );
             }
         };
-        let is_uncounted =
-            |counts: &BTreeMap<String, usize>| prompts.keys().any(|name| !counts.contains_key(name));
+        let is_uncounted = |counts: &BTreeMap<String, usize>| {
+            prompts.keys().any(|name| !counts.contains_key(name))
+        };
         if unpooled.as_ref().is_some_and(is_uncounted) {
-            return Err("expected a number in `unpooled` for each of `prompts`, but found fewer".to_owned());
+            return Err(
+                "expected a number in `unpooled` for each of `prompts`, but found fewer".to_owned(),
+            );
         }
         if let Some(task) = tasks.iter().find(|task| !prompts.contains_key(*task)) {
-            return Err(format!("expected a prompt for each of `tasks`, but found none for `{task}`"));
+            return Err(format!(
+                "expected a prompt for each of `tasks`, but found none for `{task}`"
+            ));
         }
-        Ok(Self { dense, sparse, multi_vector, max_tokens, default_prompt, prompts, unpooled, tasks })
+        Ok(Self {
+            dense,
+            sparse,
+            multi_vector,
+            max_tokens,
+            default_prompt,
+            prompts,
+            unpooled,
+            tasks,
+        })
     }
 }
 
@@ -154,7 +198,8 @@ impl From<EmbeddingSettings> for Table {
             pooling = Some(dense.pooling);
             normalize = Some(dense.normalize);
             dimensions = Some(dense.dimensions);
-            similarity = Some(dense.similarity).filter(|similarity| *similarity != Similarity::default());
+            similarity =
+                Some(dense.similarity).filter(|similarity| *similarity != Similarity::default());
         }
         Self {
             output,
@@ -176,9 +221,18 @@ impl From<EmbeddingSettings> for Table {
 impl EmbeddingSettings {
     /// The model's vector kinds with their dimensions.
     pub fn outputs(&self) -> Vec<(VectorKind, usize)> {
-        let dense = self.dense.as_ref().map(|dense| (VectorKind::Dense, dense.dimensions));
-        let sparse = self.sparse.as_ref().map(|sparse| (VectorKind::Sparse, sparse.dimensions));
-        let multi = self.multi_vector.as_ref().map(|multi| (VectorKind::MultiVector, multi.dimensions));
+        let dense = self
+            .dense
+            .as_ref()
+            .map(|dense| (VectorKind::Dense, dense.dimensions));
+        let sparse = self
+            .sparse
+            .as_ref()
+            .map(|sparse| (VectorKind::Sparse, sparse.dimensions));
+        let multi = self
+            .multi_vector
+            .as_ref()
+            .map(|multi| (VectorKind::MultiVector, multi.dimensions));
         [dense, sparse, multi].into_iter().flatten().collect()
     }
 
@@ -194,21 +248,31 @@ impl EmbeddingSettings {
 
     /// Dense settings; an error for a model without dense vectors.
     pub fn dense(&self) -> Result<&DenseSettings> {
-        self.dense.as_ref().ok_or_else(|| self.lacks(VectorKind::Dense))
+        self.dense
+            .as_ref()
+            .ok_or_else(|| self.lacks(VectorKind::Dense))
     }
 
     /// Sparse settings; an error for a model without sparse vectors.
     pub fn sparse(&self) -> Result<&SparseSettings> {
-        self.sparse.as_ref().ok_or_else(|| self.lacks(VectorKind::Sparse))
+        self.sparse
+            .as_ref()
+            .ok_or_else(|| self.lacks(VectorKind::Sparse))
     }
 
     /// Multi-vector settings; an error for a model without multi-vectors.
     pub fn multi_vector(&self) -> Result<&MultiVectorSettings> {
-        self.multi_vector.as_deref().ok_or_else(|| self.lacks(VectorKind::MultiVector))
+        self.multi_vector
+            .as_deref()
+            .ok_or_else(|| self.lacks(VectorKind::MultiVector))
     }
 
     pub(super) fn lacks(&self, kind: VectorKind) -> Error {
-        let found: Vec<_> = self.outputs().iter().map(|(kind, _)| kind.to_string()).collect();
+        let found: Vec<_> = self
+            .outputs()
+            .iter()
+            .map(|(kind, _)| kind.to_string())
+            .collect();
         Error::invalid(format!(
             "expected a model with `{kind}` vectors, but found one with {}; `GET /models` lists the `outputs` of each \
              model",
@@ -223,12 +287,18 @@ impl EmbeddingSettings {
 
     /// The prompt with this name, or for queries, with another instruction. Also returns its name. Refuses an instruction
     /// for a prompt without one.
-    pub fn instructed(&self, name: Option<&str>, instruction: &str) -> Result<(Option<String>, String)> {
+    pub fn instructed(
+        &self,
+        name: Option<&str>,
+        instruction: &str,
+    ) -> Result<(Option<String>, String)> {
         let name = match name {
             Some(name) => Some(name),
             None => self.prompt_name(TextRole::Query.name())?,
         };
-        let prompt = self.prompt(name)?.and_then(|prompt| instructions::replaced(prompt, instruction));
+        let prompt = self
+            .prompt(name)?
+            .and_then(|prompt| instructions::replaced(prompt, instruction));
         let prompt = prompt.ok_or_else(|| {
             Error::invalid(
                 "expected a model with an instruction (`Instruct: …`) in its prompt for `instruction`, but found none; send \
@@ -240,10 +310,16 @@ impl EmbeddingSettings {
 
     /// The number of tokens that pooling leaves out in texts with this prompt, as in [`prompt`](Self::prompt).
     pub(in crate::pipeline) fn unpooled(&self, name: Option<&str>) -> Result<usize> {
-        let Some(counts) = &self.unpooled else { return Ok(0) };
-        let found = self.find_prompt(name)?.map(|(name, _)| counts.get(name).copied().ok_or(name));
+        let Some(counts) = &self.unpooled else {
+            return Ok(0);
+        };
+        let found = self
+            .find_prompt(name)?
+            .map(|(name, _)| counts.get(name).copied().ok_or(name));
         found.unwrap_or(Ok(0)).map_err(|name| {
-            Error::model(format!("expected a number for the prompt `{name}` in `unpooled`, but found none"))
+            Error::model(format!(
+                "expected a number for the prompt `{name}` in `unpooled`, but found none"
+            ))
         })
     }
 
@@ -272,7 +348,9 @@ impl EmbeddingSettings {
         if self.tasks.is_empty() {
             return Ok(0);
         }
-        Ok(self.find_prompt(name)?.map_or(0, |(name, _)| self.task_number(name)))
+        Ok(self
+            .find_prompt(name)?
+            .map_or(0, |(name, _)| self.task_number(name)))
     }
 
     /// A task's number, from 1 on; 0 for none.
@@ -283,7 +361,9 @@ impl EmbeddingSettings {
 
     /// A prompt with its name.
     fn find_prompt(&self, name: Option<&str>) -> Result<Option<(&String, &String)>> {
-        let Some(name) = name.or(self.default_prompt.as_deref()) else { return Ok(None) };
+        let Some(name) = name.or(self.default_prompt.as_deref()) else {
+            return Ok(None);
+        };
         let prompts = &self.prompts;
         let of_role = || prompts.get_key_value(roles::prompt(prompts, name).ok()??);
         let prompt = prompts.get_key_value(name).or_else(of_role);
@@ -291,11 +371,20 @@ impl EmbeddingSettings {
             return Ok(prompt);
         }
         if self.has_roles() && roles::text_role(name).is_some() {
-            return Ok(self.default_prompt.as_ref().and_then(|name| prompts.get_key_value(name)));
+            return Ok(self
+                .default_prompt
+                .as_ref()
+                .and_then(|name| prompts.get_key_value(name)));
         }
         let known: Vec<_> = prompts.keys().collect();
-        let known = if known.is_empty() { "none".into() } else { quoted(&known) };
-        Err(Error::invalid(format!("unknown prompt `{name}`; the model's prompts: {known}")))
+        let known = if known.is_empty() {
+            "none".into()
+        } else {
+            quoted(&known)
+        };
+        Err(Error::invalid(format!(
+            "unknown prompt `{name}`; the model's prompts: {known}"
+        )))
     }
 
     /// Prompt name for a role, such as `query` or `search_document`, or for a prompt with this name. `None` selects the
@@ -314,7 +403,11 @@ impl EmbeddingSettings {
             let prompts = prompts.keys().map(String::as_str);
             let known: BTreeSet<_> = UnknownRole::known().into_iter().chain(prompts).collect();
             let known: Vec<_> = known.into_iter().collect();
-            Error::invalid(format!("expected a role among {}, but found `{}`", quoted(&known), shown(role)))
+            Error::invalid(format!(
+                "expected a role among {}, but found `{}`",
+                quoted(&known),
+                shown(role)
+            ))
         })
     }
 
@@ -339,13 +432,18 @@ impl EmbeddingSettings {
     /// Role for a prompt name: documents, unless the name is a query prompt.
     pub(in crate::pipeline) fn text_role(&self, name: Option<&str>) -> TextRole {
         let name = name.or(self.default_prompt.as_deref());
-        name.and_then(roles::text_role).unwrap_or(TextRole::Document)
+        name.and_then(roles::text_role)
+            .unwrap_or(TextRole::Document)
     }
 }
 
 /// The beginning of a name in a request.
 fn shown(name: &str) -> String {
-    name.chars().take(40).collect::<String>().escape_debug().to_string()
+    name.chars()
+        .take(40)
+        .collect::<String>()
+        .escape_debug()
+        .to_string()
 }
 
 #[cfg(test)]
@@ -368,11 +466,21 @@ mod tests {
 
     #[test]
     fn unpooled_tokens_are_counted_for_each_prompt() {
-        let counted = "default_prompt = \"query\"\n\n[prompts]\nquery = \"Q: \"\n\n[unpooled]\nquery = 4\n";
+        let counted =
+            "default_prompt = \"query\"\n\n[prompts]\nquery = \"Q: \"\n\n[unpooled]\nquery = 4\n";
         let settings: EmbeddingSettings = toml::from_str(&format!("{DENSE}{counted}")).unwrap();
-        assert_eq!((settings.unpooled(None).unwrap(), settings.unpooled(Some("query")).unwrap()), (4, 4));
+        assert_eq!(
+            (
+                settings.unpooled(None).unwrap(),
+                settings.unpooled(Some("query")).unwrap()
+            ),
+            (4, 4)
+        );
         assert!(settings.unpooled(Some("other")).is_err());
-        assert_eq!(toml::to_string(&settings).unwrap(), format!("{DENSE}{counted}"));
+        assert_eq!(
+            toml::to_string(&settings).unwrap(),
+            format!("{DENSE}{counted}")
+        );
         let fewer = format!("{DENSE}{counted}").replace("query = 4", "");
         insta::assert_snapshot!(
             toml::from_str::<EmbeddingSettings>(&fewer).unwrap_err().message(),
@@ -398,7 +506,10 @@ mod tests {
         settings.prompts.insert("other".into(), "text: ".into());
         settings.default_prompt = Some("other".into());
         assert_eq!(settings.prompt(Some("query")).unwrap(), Some("text: "));
-        assert_eq!(settings.text_role(settings.prompt_name("query").unwrap()), TextRole::Query);
+        assert_eq!(
+            settings.text_role(settings.prompt_name("query").unwrap()),
+            TextRole::Query
+        );
     }
 
     #[test]
@@ -412,7 +523,10 @@ mod tests {
             queries: None,
         });
         let text = toml::to_string(&settings).unwrap();
-        assert_eq!(toml::from_str::<EmbeddingSettings>(&text).unwrap(), settings);
+        assert_eq!(
+            toml::from_str::<EmbeddingSettings>(&text).unwrap(),
+            settings
+        );
         insta::assert_snapshot!(
             settings.dense().unwrap_err(),
             @"expected a model with `dense` vectors, but found one with `sparse`; `GET /models` lists the `outputs` of each model"

@@ -41,7 +41,10 @@ struct Finished {
 
 impl<'a> BeamSearch<'a> {
     pub(super) fn new(config: &'a GenerationConfig, max_length: usize, number: usize) -> Self {
-        let aside = Hypothesis { ids: vec![config.start_id], score: ASIDE };
+        let aside = Hypothesis {
+            ids: vec![config.start_id],
+            score: ASIDE,
+        };
         let mut running = vec![aside.clone(); config.num_beams];
         // All beams begin with the same token, so only the first counts at the first step.
         running[0].score = 0.0;
@@ -49,14 +52,24 @@ impl<'a> BeamSearch<'a> {
             config,
             max_length,
             running,
-            finished: vec![Finished { hypothesis: aside, has_ended: false }; config.num_beams],
+            finished: vec![
+                Finished {
+                    hypothesis: aside,
+                    has_ended: false
+                };
+                config.num_beams
+            ],
             can_improve: true,
             random: config.random(number),
         }
     }
 
     /// Extends the beams by one token and returns their continuations; none if the search is finished.
-    pub(super) fn advance(&mut self, logits: &mut [f32], width: usize) -> Result<Vec<Continuation>> {
+    pub(super) fn advance(
+        &mut self,
+        logits: &mut [f32],
+        width: usize,
+    ) -> Result<Vec<Continuation>> {
         let last_row = logits.len() / width - 1;
         let rows = self.rows(logits, width)?;
         let candidates = self.candidates(&rows);
@@ -65,7 +78,10 @@ impl<'a> BeamSearch<'a> {
             length >= self.max_length || self.config.eos_ids.contains(&(candidate.token as i64))
         };
         let ended: Vec<bool> = candidates.iter().map(has_ended).collect();
-        let extended: Vec<Hypothesis> = candidates.iter().map(|candidate| self.extend(candidate)).collect();
+        let extended: Vec<Hypothesis> = candidates
+            .iter()
+            .map(|candidate| self.extend(candidate))
+            .collect();
 
         self.collect(&extended, &ended, length);
         let scores = extended.iter().zip(&ended);
@@ -73,8 +89,10 @@ impl<'a> BeamSearch<'a> {
         let mut order: Vec<(usize, f32)> = scores.enumerate().collect();
         order.sort_by(|(_, a), (_, b)| b.total_cmp(a));
         order.truncate(self.config.num_beams);
-        let running =
-            order.iter().map(|(index, score)| Hypothesis { score: *score, ..extended[*index].clone() });
+        let running = order.iter().map(|(index, score)| Hypothesis {
+            score: *score,
+            ..extended[*index].clone()
+        });
         self.running = running.collect();
         self.can_improve &= self.improvement_is_possible(length);
         if !self.can_improve || self.is_settled() || ended.iter().all(|ended| *ended) {
@@ -82,7 +100,10 @@ impl<'a> BeamSearch<'a> {
         }
         let continuation = |(index, _): &(usize, f32)| {
             let Candidate { beam, token, .. } = candidates[*index];
-            Continuation { row: beam.min(last_row), token: token as i64 }
+            Continuation {
+                row: beam.min(last_row),
+                token: token as i64,
+            }
         };
         Ok(order.iter().map(continuation).collect())
     }
@@ -93,20 +114,31 @@ impl<'a> BeamSearch<'a> {
         for (scores, hypothesis) in logits.chunks_exact_mut(width).zip(&self.running) {
             let (mut shift, mut bounds) = log_sum(scores)?;
             // Setting scores to minus infinity keeps their upper bounds valid.
-            let is_computed = self.config.needs_log_probabilities(&hypothesis.ids, self.max_length);
+            let is_computed = self
+                .config
+                .needs_log_probabilities(&hypothesis.ids, self.max_length);
             if is_computed {
                 scores.iter_mut().for_each(|score| *score -= shift);
                 shift = 0.0;
             }
-            self.config.process(&hypothesis.ids, self.max_length, scores)?;
+            self.config
+                .process(&hypothesis.ids, self.max_length, scores)?;
             if is_computed {
                 bounds = scores::bounds(scores);
             }
-            processed.push(Row { scores, bounds, shift, base: hypothesis.score });
+            processed.push(Row {
+                scores,
+                bounds,
+                shift,
+                base: hypothesis.score,
+            });
         }
         let last_row = processed.len() - 1;
         for hypothesis in &self.running[processed.len()..] {
-            processed.push(Row { base: hypothesis.score, ..processed[last_row].clone() });
+            processed.push(Row {
+                base: hypothesis.score,
+                ..processed[last_row].clone()
+            });
         }
         Ok(processed)
     }
@@ -120,7 +152,12 @@ impl<'a> BeamSearch<'a> {
         // The top scores with Gumbel noise are a sample without replacement.
         let noisy: Vec<Vec<f32>> = rows
             .iter()
-            .map(|row| row.scores.iter().map(|score| row.total(*score) + gumbel(&mut self.random)).collect())
+            .map(|row| {
+                row.scores
+                    .iter()
+                    .map(|score| row.total(*score) + gumbel(&mut self.random))
+                    .collect()
+            })
             .collect();
         let noisy: Vec<Row> = noisy.iter().map(|scores| Row::of(scores)).collect();
         let mut drawn = top(&noisy, count);
@@ -135,7 +172,10 @@ impl<'a> BeamSearch<'a> {
         let mut ids = Vec::with_capacity(self.running[candidate.beam].ids.len() + 1);
         ids.extend_from_slice(&self.running[candidate.beam].ids);
         ids.push(candidate.token as i64);
-        Hypothesis { ids, score: candidate.score }
+        Hypothesis {
+            ids,
+            score: candidate.score,
+        }
     }
 
     /// Adds hypotheses that have ended to the finished ones, and keeps the best.
@@ -146,12 +186,21 @@ impl<'a> BeamSearch<'a> {
             // Candidates past the first `num_beams` can only continue.
             let has_ended = *ended && index < self.config.num_beams;
             // Added one by one, since `transformers` rounds after each addition.
-            let score =
-                hypothesis.score / divisor + settled + aside_if(!self.can_improve) + aside_if(!has_ended);
-            let hypothesis = Hypothesis { score, ids: hypothesis.ids.clone() };
-            self.finished.push(Finished { hypothesis, has_ended });
+            let score = hypothesis.score / divisor
+                + settled
+                + aside_if(!self.can_improve)
+                + aside_if(!has_ended);
+            let hypothesis = Hypothesis {
+                score,
+                ids: hypothesis.ids.clone(),
+            };
+            self.finished.push(Finished {
+                hypothesis,
+                has_ended,
+            });
         }
-        self.finished.sort_by(|a, b| b.hypothesis.score.total_cmp(&a.hypothesis.score));
+        self.finished
+            .sort_by(|a, b| b.hypothesis.score.total_cmp(&a.hypothesis.score));
         self.finished.truncate(self.config.num_beams);
     }
 
@@ -170,18 +219,35 @@ impl<'a> BeamSearch<'a> {
     fn improvement_is_possible(&self, length: usize) -> bool {
         let is_optimistic =
             self.config.early_stopping == EarlyStopping::Never && self.config.length_penalty > 0.0;
-        let length = if is_optimistic { self.max_length } else { length };
+        let length = if is_optimistic {
+            self.max_length
+        } else {
+            length
+        };
         let best = self.running[0].score / self.divisor(length);
-        let worst = self.finished.last().map_or(ASIDE, |worst| worst.hypothesis.score);
-        self.finished.iter().any(|finished| best > if finished.has_ended { worst } else { ASIDE })
+        let worst = self
+            .finished
+            .last()
+            .map_or(ASIDE, |worst| worst.hypothesis.score);
+        self.finished
+            .iter()
+            .any(|finished| best > if finished.has_ended { worst } else { ASIDE })
     }
 
     pub(super) fn finish(self) -> Vec<Generated> {
-        let best = self.finished.into_iter().take(self.config.num_return_sequences);
-        let generated = best.map(|Finished { hypothesis: Hypothesis { mut ids, score }, .. }| Generated {
-            ids: ids.split_off(1),
-            score: Some(score),
-        });
+        let best = self
+            .finished
+            .into_iter()
+            .take(self.config.num_return_sequences);
+        let generated = best.map(
+            |Finished {
+                 hypothesis: Hypothesis { mut ids, score },
+                 ..
+             }| Generated {
+                ids: ids.split_off(1),
+                score: Some(score),
+            },
+        );
         generated.collect()
     }
 }

@@ -74,14 +74,20 @@ pub(super) struct Sampling {
 
 impl GenerationConfig {
     /// Merges `options` over the model's `settings`. Errors name the option, and both sides of a contradiction.
-    pub fn new(settings: &GenerationSettings, options: &GenerationOptions, bounds: Bounds) -> Result<Self> {
+    pub fn new(
+        settings: &GenerationSettings,
+        options: &GenerationOptions,
+        bounds: Bounds,
+    ) -> Result<Self> {
         let sets_min = options.min_length.is_some() || options.min_new_tokens.is_some();
         let options = options.or(&settings.defaults);
         let num_beams = within("num_beams", options.num_beams, 1..=MAX_BEAMS)?;
         let sampling = sampling(&options)?;
         let (max_length, min_length) = lengths(&options, settings, (bounds, sets_min))?;
         let config = Self {
-            start_id: options.decoder_start_token_id.unwrap_or(settings.decoder_start_token_id),
+            start_id: options
+                .decoder_start_token_id
+                .unwrap_or(settings.decoder_start_token_id),
             eos_ids: settings.eos_token_ids.clone(),
             length_factor: settings.length_factor,
             num_beams,
@@ -92,7 +98,10 @@ impl GenerationConfig {
             min_length,
             no_repeat_ngram_size: options.no_repeat_ngram_size.unwrap_or(0),
             repetition_penalty: above_zero("repetition_penalty", options.repetition_penalty)?,
-            bad_words_ids: bad_words(options.bad_words_ids.unwrap_or_default(), &settings.eos_token_ids)?,
+            bad_words_ids: bad_words(
+                options.bad_words_ids.unwrap_or_default(),
+                &settings.eos_token_ids,
+            )?,
             suppress_tokens: options.suppress_tokens.unwrap_or_default(),
             begin_suppress_tokens: options.begin_suppress_tokens.unwrap_or_default(),
             forced_bos_token_id: options.forced_bos_token_id,
@@ -139,7 +148,11 @@ impl GenerationConfig {
 
     /// Maximum decoder rows per source.
     pub fn rows(&self) -> usize {
-        if self.num_beams > 1 { self.num_beams } else { self.num_return_sequences }
+        if self.num_beams > 1 {
+            self.num_beams
+        } else {
+            self.num_return_sequences
+        }
     }
 
     /// Whether targets are found by beam search.
@@ -154,7 +167,9 @@ impl GenerationConfig {
 
     /// Maximum target length for a source with `source_tokens`, in tokens, the start token included.
     pub fn max_length(&self, source_tokens: usize) -> usize {
-        let by_source = self.length_factor.map(|factor| 1 + (factor * source_tokens as f32).ceil() as usize);
+        let by_source = self
+            .length_factor
+            .map(|factor| 1 + (factor * source_tokens as f32).ceil() as usize);
         self.max_length.min(by_source.unwrap_or(usize::MAX))
     }
 
@@ -195,7 +210,10 @@ impl GenerationConfig {
         let start = Some(self.start_id).filter(|id| !is_negative(id));
         let lists: [(&str, Vec<i64>); 6] = [
             ("decoder_start_token_id", start.into_iter().collect()),
-            ("forced_bos_token_id", self.forced_bos_token_id.into_iter().collect()),
+            (
+                "forced_bos_token_id",
+                self.forced_bos_token_id.into_iter().collect(),
+            ),
             ("forced_eos_token_id", self.forced_eos_token_id.clone()),
             ("suppress_tokens", self.suppress_tokens.clone()),
             ("begin_suppress_tokens", self.begin_suppress_tokens.clone()),
@@ -203,7 +221,9 @@ impl GenerationConfig {
         ];
         for (name, ids) in lists {
             if let Some(id) = ids.iter().find(|id| !(0..vocabulary as i64).contains(id)) {
-                return Err(Error::invalid(format!("expected `{name}` below {vocabulary}, but found {id}")));
+                return Err(Error::invalid(format!(
+                    "expected `{name}` below {vocabulary}, but found {id}"
+                )));
             }
         }
         Ok(())
@@ -216,9 +236,9 @@ fn one_or_many<S: Serializer>(ids: &[i64], serializer: S) -> std::result::Result
 
 fn forced_end(ids: Option<TokenIds>) -> Result<Vec<i64>> {
     match ids {
-        Some(TokenIds::Many(ids)) if ids.is_empty() => {
-            Err(Error::invalid("expected tokens in `forced_eos_token_id`, but found an empty list"))
-        }
+        Some(TokenIds::Many(ids)) if ids.is_empty() => Err(Error::invalid(
+            "expected tokens in `forced_eos_token_id`, but found an empty list",
+        )),
         ids => Ok(ids.map_or_else(Vec::new, |ids| ids.as_slice().to_vec())),
     }
 }
@@ -227,8 +247,16 @@ fn is_negative(id: &i64) -> bool {
     *id < 0
 }
 
-fn num_return_sequences(options: &GenerationOptions, num_beams: usize, samples: bool) -> Result<usize> {
-    let found = within("num_return_sequences", options.num_return_sequences, 1..=MAX_BEAMS)?;
+fn num_return_sequences(
+    options: &GenerationOptions,
+    num_beams: usize,
+    samples: bool,
+) -> Result<usize> {
+    let found = within(
+        "num_return_sequences",
+        options.num_return_sequences,
+        1..=MAX_BEAMS,
+    )?;
     if found > num_beams && (num_beams > 1 || !samples) {
         return Err(Error::invalid(format!(
             "expected `num_return_sequences` of at most `num_beams`, which is {num_beams}, but found {found}"
@@ -261,7 +289,9 @@ fn lengths(
             max - start
         )));
     }
-    let new_tokens = options.min_new_tokens.map(|tokens| tokens.saturating_add(1));
+    let new_tokens = options
+        .min_new_tokens
+        .map(|tokens| tokens.saturating_add(1));
     let min = new_tokens.or(options.min_length).unwrap_or(0);
     if min > max && !sets_min {
         return Ok((max, max));
@@ -281,12 +311,14 @@ fn sampling(options: &GenerationOptions) -> Result<Option<Sampling>> {
         return Ok(None);
     }
     // The values that turn a limit off.
-    let unless = |name, value, off: f32| Ok::<_, Error>(share(name, value)?.filter(|share| *share != off));
+    let unless =
+        |name, value, off: f32| Ok::<_, Error>(share(name, value)?.filter(|share| *share != off));
     let typical_p = unless("typical_p", options.typical_p, 1.0)?;
     if typical_p == Some(0.0) {
         return Err(Error::invalid("expected `typical_p` above 0, but found 0"));
     }
-    let cutoff = |name, value| Ok::<_, Error>(unless(name, value, 0.0)?.filter(|share| *share < 1.0));
+    let cutoff =
+        |name, value| Ok::<_, Error>(unless(name, value, 0.0)?.filter(|share| *share < 1.0));
     Ok(Some(Sampling {
         temperature: above_zero("temperature", options.temperature)?,
         top_k: options.top_k.unwrap_or(DEFAULT_TOP_K),
@@ -302,9 +334,14 @@ fn sampling(options: &GenerationOptions) -> Result<Option<Sampling>> {
 /// Forbidden token sequences, without single end-of-sequence tokens.
 fn bad_words(words: Vec<Vec<i64>>, eos_ids: &[i64]) -> Result<Vec<Vec<i64>>> {
     if words.iter().any(Vec::is_empty) {
-        return Err(Error::invalid("expected tokens in each of `bad_words_ids`, but found none"));
+        return Err(Error::invalid(
+            "expected tokens in each of `bad_words_ids`, but found none",
+        ));
     }
-    Ok(words.into_iter().filter(|word| !matches!(word[..], [id] if eos_ids.contains(&id))).collect())
+    Ok(words
+        .into_iter()
+        .filter(|word| !matches!(word[..], [id] if eos_ids.contains(&id)))
+        .collect())
 }
 
 fn within(name: &str, found: Option<usize>, range: RangeInclusive<usize>) -> Result<usize> {
@@ -313,13 +350,17 @@ fn within(name: &str, found: Option<usize>, range: RangeInclusive<usize>) -> Res
         return Ok(found);
     }
     let (min, max) = (range.start(), range.end());
-    Err(Error::invalid(format!("expected `{name}` of {min} to {max}, but found {found}")))
+    Err(Error::invalid(format!(
+        "expected `{name}` of {min} to {max}, but found {found}"
+    )))
 }
 
 fn share(name: &str, value: Option<f32>) -> Result<Option<f32>> {
     match value.filter(|value| !(0.0..=1.0).contains(value)) {
         None => Ok(value),
-        Some(found) => Err(Error::invalid(format!("expected `{name}` of 0 to 1, but found {found}"))),
+        Some(found) => Err(Error::invalid(format!(
+            "expected `{name}` of 0 to 1, but found {found}"
+        ))),
     }
 }
 
@@ -327,7 +368,9 @@ fn finite(name: &str, value: f32) -> Result<f32> {
     if value.is_finite() {
         return Ok(value);
     }
-    Err(Error::invalid(format!("expected `{name}` to be a number, but found {value}")))
+    Err(Error::invalid(format!(
+        "expected `{name}` to be a number, but found {value}"
+    )))
 }
 
 fn above_zero(name: &str, value: Option<f32>) -> Result<f32> {
@@ -335,7 +378,9 @@ fn above_zero(name: &str, value: Option<f32>) -> Result<f32> {
     if value.is_finite() && value > 0.0 {
         return Ok(value);
     }
-    Err(Error::invalid(format!("expected `{name}` above 0, but found {value}")))
+    Err(Error::invalid(format!(
+        "expected `{name}` above 0, but found {value}"
+    )))
 }
 
 #[cfg(test)]
@@ -350,13 +395,23 @@ mod tests {
             eos_token_ids: vec![2],
             pad_token_id: 1,
             length_factor: None,
-            defaults: GenerationOptions { num_beams: Some(4), ..GenerationOptions::default() },
+            defaults: GenerationOptions {
+                num_beams: Some(4),
+                ..GenerationOptions::default()
+            },
         }
     }
 
     fn config(options: Value) -> Result<GenerationConfig> {
         let options = serde_json::from_value(options).unwrap();
-        GenerationConfig::new(&settings(), &options, Bounds { vocabulary: 100, max_length: 64 })
+        GenerationConfig::new(
+            &settings(),
+            &options,
+            Bounds {
+                vocabulary: 100,
+                max_length: 64,
+            },
+        )
     }
 
     #[test]
@@ -440,25 +495,38 @@ mod tests {
             },
         ];
         for Case { options, expected } in cases {
-            assert_eq!(config(options.clone()).unwrap_err().to_string(), expected, "{options}");
+            assert_eq!(
+                config(options.clone()).unwrap_err().to_string(),
+                expected,
+                "{options}"
+            );
         }
     }
 
     #[test]
     fn the_length_factor_limits_the_target_by_its_source() {
-        let settings = GenerationSettings { length_factor: Some(2.5), ..settings() };
-        let bounds = Bounds { vocabulary: 100, max_length: 64 };
-        let config = GenerationConfig::new(&settings, &GenerationOptions::default(), bounds).unwrap();
+        let settings = GenerationSettings {
+            length_factor: Some(2.5),
+            ..settings()
+        };
+        let bounds = Bounds {
+            vocabulary: 100,
+            max_length: 64,
+        };
+        let config =
+            GenerationConfig::new(&settings, &GenerationOptions::default(), bounds).unwrap();
         assert_eq!([config.max_length(3), config.max_length(50)], [9, 64]);
     }
 
     #[test]
     fn a_shortlist_maps_token_ids_to_indexes() {
-        let options =
-            json!({"suppress_tokens": [5, 9], "bad_words_ids": [[7, 9], [7, 8]], "forced_bos_token_id": 9});
+        let options = json!({"suppress_tokens": [5, 9], "bad_words_ids": [[7, 9], [7, 8]], "forced_bos_token_id": 9});
         let short = config(options).unwrap().within(&[2, 7, 9]);
         assert_eq!((short.start_id, short.eos_ids.clone()), (0, vec![0]));
-        assert_eq!((short.suppress_tokens.clone(), short.bad_words_ids.clone()), (vec![2], vec![vec![1, 2]]));
+        assert_eq!(
+            (short.suppress_tokens.clone(), short.bad_words_ids.clone()),
+            (vec![2], vec![vec![1, 2]])
+        );
         assert_eq!(short.forced_bos_token_id, Some(2));
     }
 
@@ -469,8 +537,14 @@ mod tests {
             "defaults": { "num_beams": 5, "max_new_tokens": 30, "early_stopping": true },
         }))
         .unwrap();
-        let plain = GenerationSettings { defaults: GenerationOptions::default(), ..settings.clone() };
-        let bounds = Bounds { vocabulary: 100, max_length: 64 };
+        let plain = GenerationSettings {
+            defaults: GenerationOptions::default(),
+            ..settings.clone()
+        };
+        let bounds = Bounds {
+            vocabulary: 100,
+            max_length: 64,
+        };
         for options in [
             json!({}),
             json!({ "num_beams": 1, "max_length": 9, "bad_words_ids": [[7, 8]], "forced_bos_token_id": 5 }),
@@ -482,7 +556,10 @@ mod tests {
             let options = serde_json::from_value(options).unwrap();
             let config = GenerationConfig::new(&settings, &options, bounds).unwrap();
             let options = serde_json::from_value(config.options().into()).unwrap();
-            assert_eq!(GenerationConfig::new(&plain, &options, bounds).unwrap(), config);
+            assert_eq!(
+                GenerationConfig::new(&plain, &options, bounds).unwrap(),
+                config
+            );
         }
     }
 }

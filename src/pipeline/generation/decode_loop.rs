@@ -30,7 +30,10 @@ pub fn generate(
     config: &GenerationConfig,
     deadline: Deadline,
 ) -> Result<Vec<Vec<Generated>>> {
-    let mut targets: Vec<Targets<'_>> = sources.iter().map(|source| Targets::new(config, *source)).collect();
+    let mut targets: Vec<Targets<'_>> = sources
+        .iter()
+        .map(|source| Targets::new(config, *source))
+        .collect();
     // Decoder rows per source; 0 once it is finished.
     let mut rows = vec![1; targets.len()];
     let mut tokens = vec![config.start(); targets.len()];
@@ -41,13 +44,19 @@ pub fn generate(
         let logits = decoder.step(&tokens)?;
         let (width, count) = (logits.width, tokens.len());
         if width == 0 || logits.values.len() != count * width {
-            let message =
-                format!("expected `logits` of {count} rows, but found {} values", logits.values.len());
+            let message = format!(
+                "expected `logits` of {count} rows, but found {} values",
+                logits.values.len()
+            );
             return Err(Error::inference(message));
         }
         let (mut rest, mut first, mut parents) = (logits.values, 0, Vec::with_capacity(count));
         tokens.clear();
-        for (targets, rows) in targets.iter_mut().zip(&mut rows).filter(|(_, rows)| **rows > 0) {
+        for (targets, rows) in targets
+            .iter_mut()
+            .zip(&mut rows)
+            .filter(|(_, rows)| **rows > 0)
+        {
             let (own, others) = rest.split_at_mut(*rows * width);
             let next = targets.advance(own, width)?;
             parents.extend(next.iter().map(|next| first + next.row));

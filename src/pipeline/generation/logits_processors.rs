@@ -40,7 +40,12 @@ impl GenerationConfig {
         if self.no_repeat_ngram_size > 0 {
             forbid(repeated(ids, self.no_repeat_ngram_size), scores);
         }
-        forbid(self.bad_words_ids.iter().filter_map(|word| completes(ids, word)), scores);
+        forbid(
+            self.bad_words_ids
+                .iter()
+                .filter_map(|word| completes(ids, word)),
+            scores,
+        );
         if ids.len() < self.min_length {
             forbid(self.eos_ids.iter().copied(), scores);
         }
@@ -55,7 +60,14 @@ impl GenerationConfig {
         }
         if let Some(sampling) = &self.sampling {
             // A beam needs a second token if its best one ends the sequence.
-            sampling.warp(if self.num_beams > 1 { self.eos_ids.len() + 1 } else { 1 }, scores);
+            sampling.warp(
+                if self.num_beams > 1 {
+                    self.eos_ids.len() + 1
+                } else {
+                    1
+                },
+                scores,
+            );
         }
         // Greedy decoding depends only on score order.
         if self.renormalize_logits && (self.num_beams > 1 || self.samples()) {
@@ -67,8 +79,13 @@ impl GenerationConfig {
     /// Random numbers for source `number` in a request. Other seeds share none of them.
     pub(super) fn random(&self, number: usize) -> fastrand::Rng {
         let seed = self.sampling.and_then(|sampling| sampling.seed);
-        let of_seed = |seed| fastrand::Rng::with_seed(seed).u64(..).wrapping_add(number as u64);
-        seed.map(|seed| fastrand::Rng::with_seed(of_seed(seed))).unwrap_or_default()
+        let of_seed = |seed| {
+            fastrand::Rng::with_seed(seed)
+                .u64(..)
+                .wrapping_add(number as u64)
+        };
+        seed.map(|seed| fastrand::Rng::with_seed(of_seed(seed)))
+            .unwrap_or_default()
     }
 }
 
@@ -78,9 +95,14 @@ impl Sampling {
         if self.temperature != 1.0 {
             let largest = largest(scores);
             // A tiny temperature makes quotients infinite: only differences from the best score can be divided.
-            let origin =
-                if largest.is_finite() && !(largest / self.temperature).is_finite() { largest } else { 0.0 };
-            scores.iter_mut().for_each(|score| *score = (*score - origin) / self.temperature);
+            let origin = if largest.is_finite() && !(largest / self.temperature).is_finite() {
+                largest
+            } else {
+                0.0
+            };
+            scores
+                .iter_mut()
+                .for_each(|score| *score = (*score - origin) / self.temperature);
         }
         if self.top_k > 0 {
             keep_top_k(self.top_k.max(min_kept), scores);
@@ -107,32 +129,41 @@ impl Sampling {
 
 /// Replaces a token's score, if it has one.
 fn set(scores: &mut [f32], token: i64, change: impl FnOnce(f32) -> f32) {
-    if let Some(score) = usize::try_from(token).ok().and_then(|token| scores.get_mut(token)) {
+    if let Some(score) = usize::try_from(token)
+        .ok()
+        .and_then(|token| scores.get_mut(token))
+    {
         *score = change(*score);
     }
 }
 
 fn forbid(tokens: impl IntoIterator<Item = i64>, scores: &mut [f32]) {
-    tokens.into_iter().for_each(|token| set(scores, token, |_| NEVER));
+    tokens
+        .into_iter()
+        .for_each(|token| set(scores, token, |_| NEVER));
 }
 
 /// Penalizes each token in the sequence once, the start token included.
 fn penalize_repetition(ids: &[i64], penalty: f32, scores: &mut [f32]) {
     for token in ids.iter().collect::<BTreeSet<_>>() {
         // A tiny penalty prefers a token to all others, and does not make its score infinite.
-        set(
-            scores,
-            *token,
-            |score| {
-                if score < 0.0 { score * penalty } else { (score / penalty).min(f32::MAX) }
-            },
-        );
+        set(scores, *token, |score| {
+            if score < 0.0 {
+                score * penalty
+            } else {
+                (score / penalty).min(f32::MAX)
+            }
+        });
     }
 }
 
 /// Tokens that would repeat an n-gram with `size` tokens.
 fn repeated(ids: &[i64], size: usize) -> impl Iterator<Item = i64> {
-    let last = if ids.len() + 1 < size { None } else { ids.get(ids.len() + 1 - size..) };
+    let last = if ids.len() + 1 < size {
+        None
+    } else {
+        ids.get(ids.len() + 1 - size..)
+    };
     let ngrams = ids.windows(size);
     ngrams
         .filter(move |ngram| last.is_some_and(|last| ngram.starts_with(last)))
@@ -154,7 +185,10 @@ fn keep_top_k(count: usize, scores: &mut [f32]) {
     let mut sorted = scores.to_vec();
     let (_, last, _) = sorted.select_nth_unstable_by(count - 1, |a, b| b.total_cmp(a));
     let last = *last;
-    scores.iter_mut().filter(|score| **score < last).for_each(|score| *score = NEVER);
+    scores
+        .iter_mut()
+        .filter(|score| **score < last)
+        .for_each(|score| *score = NEVER);
 }
 
 /// Keeps the best scores whose probabilities sum up to `mass`, and at least `min_kept`.
@@ -162,10 +196,16 @@ fn keep_top_p(mass: f32, min_kept: usize, scores: &mut [f32]) {
     let mut order: Vec<usize> = (0..scores.len()).collect();
     order.sort_by(|a, b| scores[*a].total_cmp(&scores[*b]));
     let largest = largest(scores);
-    let powers: Vec<f32> = order.iter().map(|token| (scores[*token] - largest).exp()).collect();
+    let powers: Vec<f32> = order
+        .iter()
+        .map(|token| (scores[*token] - largest).exp())
+        .collect();
     let sum: f32 = powers.iter().sum();
     let mut below = 0.0;
-    for (token, power) in order[..order.len().saturating_sub(min_kept)].iter().zip(powers) {
+    for (token, power) in order[..order.len().saturating_sub(min_kept)]
+        .iter()
+        .zip(powers)
+    {
         below += power / sum;
         if below > 1.0 - mass {
             break;
@@ -179,7 +219,10 @@ fn probabilities(scores: &[f32]) -> Vec<f32> {
     let largest = largest(scores);
     let powers: Vec<f32> = scores.iter().map(|score| (score - largest).exp()).collect();
     let sum: f64 = powers.iter().map(|power| f64::from(*power)).sum();
-    powers.into_iter().map(|power| (f64::from(power) / sum) as f32).collect()
+    powers
+        .into_iter()
+        .map(|power| (f64::from(power) / sum) as f32)
+        .collect()
 }
 
 /// Entropy in nats.
@@ -194,7 +237,10 @@ fn keep_min_p(share: f32, min_kept: usize, scores: &mut [f32]) {
     let least = share * largest(&probabilities);
     let mut order: Vec<usize> = (0..scores.len()).collect();
     order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
-    let improbable = order.into_iter().skip(min_kept).filter(|token| probabilities[*token] < least);
+    let improbable = order
+        .into_iter()
+        .skip(min_kept)
+        .filter(|token| probabilities[*token] < least);
     improbable.for_each(|token| scores[token] = NEVER);
 }
 
@@ -216,7 +262,10 @@ fn keep_probable(probabilities: &[f32], least: f32, min_kept: usize, scores: &mu
 fn keep_typical(mass: f32, min_kept: usize, scores: &mut [f32]) {
     let probabilities = probabilities(scores);
     let entropy = entropy(&probabilities);
-    let distances: Vec<f32> = probabilities.iter().map(|share| (-share.ln() - entropy).abs()).collect();
+    let distances: Vec<f32> = probabilities
+        .iter()
+        .map(|share| (-share.ln() - entropy).abs())
+        .collect();
     let mut order: Vec<usize> = (0..scores.len()).collect();
     order.sort_by(|a, b| distances[*a].total_cmp(&distances[*b]));
     let mut sum = 0.0;
@@ -225,7 +274,10 @@ fn keep_typical(mass: f32, min_kept: usize, scores: &mut [f32]) {
         sum < mass
     });
     let last = distances[order[within.count().min(order.len() - 1)]];
-    let atypical = order.into_iter().skip(min_kept).filter(|token| distances[*token] > last);
+    let atypical = order
+        .into_iter()
+        .skip(min_kept)
+        .filter(|token| distances[*token] > last);
     atypical.for_each(|token| scores[token] = NEVER);
 }
 
@@ -271,7 +323,12 @@ mod tests {
     }
 
     fn process(kind: &str, ids: &[i64], scores: &mut [f32]) {
-        let sampling = |temperature, top_k, top_p| Sampling { temperature, top_k, top_p, ..NONE };
+        let sampling = |temperature, top_k, top_p| Sampling {
+            temperature,
+            top_k,
+            top_p,
+            ..NONE
+        };
         match kind {
             "temperature" => sampling(0.7, 0, 1.0).warp(1, scores),
             "top_k" => sampling(1.0, 4, 1.0).warp(1, scores),
@@ -279,23 +336,72 @@ mod tests {
             "top_p" => sampling(1.0, 0, 0.8).warp(1, scores),
             "top_p_small" => sampling(1.0, 0, 0.01).warp(1, scores),
             "top_p_beams" => sampling(1.0, 0, 0.01).warp(2, scores),
-            "min_p" => Sampling { min_p: Some(0.3), ..NONE }.warp(1, scores),
-            "min_p_beams" => Sampling { min_p: Some(1.0), ..NONE }.warp(2, scores),
-            "typical_p" => Sampling { typical_p: Some(0.6), ..NONE }.warp(1, scores),
-            "typical_p_beams" => Sampling { typical_p: Some(0.01), ..NONE }.warp(2, scores),
-            "epsilon_cutoff" => Sampling { epsilon_cutoff: Some(0.05), ..NONE }.warp(1, scores),
-            "epsilon_cutoff_beams" => Sampling { epsilon_cutoff: Some(0.9), ..NONE }.warp(2, scores),
-            "eta_cutoff" => Sampling { eta_cutoff: Some(0.1), ..NONE }.warp(1, scores),
+            "min_p" => Sampling {
+                min_p: Some(0.3),
+                ..NONE
+            }
+            .warp(1, scores),
+            "min_p_beams" => Sampling {
+                min_p: Some(1.0),
+                ..NONE
+            }
+            .warp(2, scores),
+            "typical_p" => Sampling {
+                typical_p: Some(0.6),
+                ..NONE
+            }
+            .warp(1, scores),
+            "typical_p_beams" => Sampling {
+                typical_p: Some(0.01),
+                ..NONE
+            }
+            .warp(2, scores),
+            "epsilon_cutoff" => Sampling {
+                epsilon_cutoff: Some(0.05),
+                ..NONE
+            }
+            .warp(1, scores),
+            "epsilon_cutoff_beams" => Sampling {
+                epsilon_cutoff: Some(0.9),
+                ..NONE
+            }
+            .warp(2, scores),
+            "eta_cutoff" => Sampling {
+                eta_cutoff: Some(0.1),
+                ..NONE
+            }
+            .warp(1, scores),
             "all" => {
-                let limits = Sampling { min_p: Some(0.02), typical_p: Some(0.95), ..NONE };
-                let limits = Sampling { epsilon_cutoff: Some(0.01), eta_cutoff: Some(0.05), ..limits };
-                Sampling { temperature: 0.9, top_k: 10, top_p: 0.98, ..limits }.warp(1, scores);
+                let limits = Sampling {
+                    min_p: Some(0.02),
+                    typical_p: Some(0.95),
+                    ..NONE
+                };
+                let limits = Sampling {
+                    epsilon_cutoff: Some(0.01),
+                    eta_cutoff: Some(0.05),
+                    ..limits
+                };
+                Sampling {
+                    temperature: 0.9,
+                    top_k: 10,
+                    top_p: 0.98,
+                    ..limits
+                }
+                .warp(1, scores);
             }
             "forced_eos_token_id" => {
-                let settings = GenerationSettings { decoder_start_token_id: 3, ..settings() };
+                let settings = GenerationSettings {
+                    decoder_start_token_id: 3,
+                    ..settings()
+                };
                 let options =
-                    serde_json::from_str(r#"{"forced_eos_token_id": [2, 7], "max_length": 7}"#).unwrap();
-                let bounds = Bounds { vocabulary: 12, max_length: 64 };
+                    serde_json::from_str(r#"{"forced_eos_token_id": [2, 7], "max_length": 7}"#)
+                        .unwrap();
+                let bounds = Bounds {
+                    vocabulary: 12,
+                    max_length: 64,
+                };
                 let config = GenerationConfig::new(&settings, &options, bounds).unwrap();
                 config.process(ids, 7, scores).unwrap();
             }
@@ -315,21 +421,38 @@ mod tests {
         let goldens = include_str!("../../../tests/fixtures/goldens/processors.json");
         let goldens: Goldens = serde_json::from_str(goldens).unwrap();
         assert_eq!(goldens.cases.len(), 19);
-        for Case { kind, ids, mut scores, processed } in goldens.cases {
+        for Case {
+            kind,
+            ids,
+            mut scores,
+            processed,
+        } in goldens.cases
+        {
             process(&kind, &ids, &mut scores);
             for (place, (found, expected)) in scores.iter().zip(processed).enumerate() {
                 let expected = expected.unwrap_or(NEVER);
                 let is_near = (found - expected).abs() < 1e-5 || *found == expected;
-                assert!(is_near, "{kind}, token {place}: {found} instead of {expected}");
+                assert!(
+                    is_near,
+                    "{kind}, token {place}: {found} instead of {expected}"
+                );
             }
         }
     }
 
     #[test]
     fn tiny_numbers_leave_a_best_token() {
-        for scores in [[1.0, 5.0, 3.0, NEVER], [-7.0, -0.5, -3.0, NEVER], [-2.0, 0.0, -1.0, NEVER]] {
+        for scores in [
+            [1.0, 5.0, 3.0, NEVER],
+            [-7.0, -0.5, -3.0, NEVER],
+            [-2.0, 0.0, -1.0, NEVER],
+        ] {
             let mut warped = scores;
-            Sampling { temperature: 1e-45, ..NONE }.warp(1, &mut warped);
+            Sampling {
+                temperature: 1e-45,
+                ..NONE
+            }
+            .warp(1, &mut warped);
             assert_eq!(warped, [NEVER, 0.0, NEVER, NEVER], "{scores:?}");
         }
         let mut scores = [2.0, 1.0, -1.0];
@@ -342,6 +465,10 @@ mod tests {
         assert_eq!(repeated(&[1, 2], 4).count(), 0);
         assert_eq!(repeated(&[1, 2, 1], 1).collect::<Vec<_>>(), [1, 2, 1]);
         assert_eq!(repeated(&[], 1).count(), 0);
-        assert_eq!(completes(&[5], &[5, 2]), None, "the word is longer than the sequence");
+        assert_eq!(
+            completes(&[5], &[5, 2]),
+            None,
+            "the word is longer than the sequence"
+        );
     }
 }

@@ -31,7 +31,11 @@ impl<'a> Sampler<'a> {
     }
 
     /// Appends one token to each sequence. Returns continuations for unfinished sequences.
-    pub(super) fn advance(&mut self, logits: &mut [f32], width: usize) -> Result<Vec<Continuation>> {
+    pub(super) fn advance(
+        &mut self,
+        logits: &mut [f32],
+        width: usize,
+    ) -> Result<Vec<Continuation>> {
         let mut rows: Vec<&mut [f32]> = logits.chunks_exact_mut(width).collect();
         let (mut next, mut live) = (Vec::with_capacity(self.live.len()), Vec::new());
         let mut processed = None;
@@ -43,7 +47,11 @@ impl<'a> Sampler<'a> {
                 self.config.process(sequence, self.max_length, scores)?;
                 processed = Some(row);
             }
-            let token = if self.config.samples() { draw(scores, self.random.f32())? } else { best(scores)? };
+            let token = if self.config.samples() {
+                draw(scores, self.random.f32())?
+            } else {
+                best(scores)?
+            };
             let token = token as i64;
             sequence.push(token);
             if !self.config.eos_ids.contains(&token) && sequence.len() < self.max_length {
@@ -57,7 +65,12 @@ impl<'a> Sampler<'a> {
 
     pub(super) fn finish(self) -> Vec<Generated> {
         let sequences = self.sequences.into_iter();
-        sequences.map(|mut ids| Generated { ids: ids.split_off(1), score: None }).collect()
+        sequences
+            .map(|mut ids| Generated {
+                ids: ids.split_off(1),
+                score: None,
+            })
+            .collect()
     }
 }
 
@@ -73,7 +86,11 @@ fn draw(scores: &[f32], point: f32) -> Result<usize> {
         return Err(not_a_number());
     }
     let (mut left, mut drawn) = (f64::from(point) * sum, 0);
-    for (token, score) in scores.iter().enumerate().filter(|(_, score)| **score > f32::NEG_INFINITY) {
+    for (token, score) in scores
+        .iter()
+        .enumerate()
+        .filter(|(_, score)| **score > f32::NEG_INFINITY)
+    {
         drawn = token;
         left -= power(score);
         if left < 0.0 {
@@ -89,11 +106,21 @@ mod tests {
 
     #[test]
     fn tokens_are_sampled_by_their_probability() {
-        let scores = [f32::NEG_INFINITY, 0.25_f32.ln(), 0.75_f32.ln(), f32::NEG_INFINITY];
+        let scores = [
+            f32::NEG_INFINITY,
+            0.25_f32.ln(),
+            0.75_f32.ln(),
+            f32::NEG_INFINITY,
+        ];
         let mut random = fastrand::Rng::with_seed(7);
-        let ones = (0..10_000).filter(|_| draw(&scores, random.f32()).unwrap() == 1).count();
+        let ones = (0..10_000)
+            .filter(|_| draw(&scores, random.f32()).unwrap() == 1)
+            .count();
         assert!((2_400..2_600).contains(&ones), "{ones}");
-        assert_eq!([draw(&scores, 0.0).unwrap(), draw(&scores, 1.0).unwrap()], [1, 2]);
+        assert_eq!(
+            [draw(&scores, 0.0).unwrap(), draw(&scores, 1.0).unwrap()],
+            [1, 2]
+        );
         assert!(draw(&[f32::NAN, 1.0], 0.5).is_err());
     }
 }

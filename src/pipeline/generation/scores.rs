@@ -35,7 +35,12 @@ pub(super) struct Row<'a> {
 impl<'a> Row<'a> {
     /// A row whose scores are totals already.
     pub(super) fn of(scores: &'a [f32]) -> Self {
-        Self { scores, bounds: bounds(scores), shift: 0.0, base: 0.0 }
+        Self {
+            scores,
+            bounds: bounds(scores),
+            shift: 0.0,
+            base: 0.0,
+        }
     }
 
     /// Hypothesis score with a token that has this score.
@@ -65,14 +70,22 @@ pub(super) fn log_sum(scores: &[f32]) -> Result<(f32, Vec<f32>)> {
         sums.push(sum_of_chunk(chunk, &mut bounds));
     }
     let largest = largest(&bounds);
-    let weighted = |(highest, sum): &(f32, f32)| f64::from(*sum) * f64::from(highest - largest).exp();
+    let weighted =
+        |(highest, sum): &(f32, f32)| f64::from(*sum) * f64::from(highest - largest).exp();
     let shift = largest + sums.iter().map(weighted).sum::<f64>().ln() as f32;
-    if shift.is_finite() { Ok((shift, bounds)) } else { Err(not_a_number()) }
+    if shift.is_finite() {
+        Ok((shift, bounds))
+    } else {
+        Err(not_a_number())
+    }
 }
 
 /// Index of the maximum; ties go to the first.
 pub(super) fn best(scores: &[f32]) -> Result<usize> {
-    let is_nan = scores.iter().fold(0_u32, |count, score| count + u32::from(score.is_nan())) > 0;
+    let is_nan = scores
+        .iter()
+        .fold(0_u32, |count, score| count + u32::from(score.is_nan()))
+        > 0;
     let largest = largest(scores);
     let index = scores.iter().position(|score| *score == largest);
     index.filter(|_| !is_nan).ok_or_else(not_a_number)
@@ -92,7 +105,11 @@ pub(super) fn largest(scores: &[f32]) -> f32 {
             *lane = larger(*score, *lane);
         }
     }
-    lanes.iter().chain(rest).copied().fold(f32::NEG_INFINITY, larger)
+    lanes
+        .iter()
+        .chain(rest)
+        .copied()
+        .fold(f32::NEG_INFINITY, larger)
 }
 
 /// A chunk's maximum and its sum of exponentials relative to it; appends its block bounds.
@@ -132,10 +149,21 @@ fn power(x: f32) -> f32 {
     let rounded = x * std::f32::consts::LOG2_E + ROUND;
     let whole = rounded - ROUND;
     let rest = x - whole * LN_2[0] - whole * LN_2[1];
-    let series = [1.987_569_2e-4, 1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 0.166_666_66, 0.5];
+    let series = [
+        1.987_569_2e-4,
+        1.398_199_9e-3,
+        8.333_452e-3,
+        4.166_579_6e-2,
+        0.166_666_66,
+        0.5,
+    ];
     let series = series.iter().fold(0.0, |sum, term| sum * rest + term);
     let fraction = series * rest * rest + rest + 1.0;
-    let exponent = rounded.to_bits().wrapping_sub(ROUND.to_bits()).wrapping_add(127) << 23;
+    let exponent = rounded
+        .to_bits()
+        .wrapping_sub(ROUND.to_bits())
+        .wrapping_add(127)
+        << 23;
     fraction * f32::from_bits(exponent)
 }
 
@@ -145,11 +173,19 @@ pub(super) fn top(beams: &[Row], count: usize) -> Vec<Candidate> {
     for (beam, row) in beams.iter().enumerate() {
         for (number, (block, bound)) in row.scores.chunks(BLOCK).zip(&row.bounds).enumerate() {
             let is_full = best.len() == count;
-            if is_full && best.last().is_some_and(|worst| row.total(*bound) <= worst.score) {
+            if is_full
+                && best
+                    .last()
+                    .is_some_and(|worst| row.total(*bound) <= worst.score)
+            {
                 continue;
             }
             for (index, score) in block.iter().enumerate() {
-                let candidate = Candidate { score: row.total(*score), beam, token: number * BLOCK + index };
+                let candidate = Candidate {
+                    score: row.total(*score),
+                    beam,
+                    token: number * BLOCK + index,
+                };
                 insert(&mut best, candidate, count);
             }
         }
@@ -158,7 +194,11 @@ pub(super) fn top(beams: &[Row], count: usize) -> Vec<Candidate> {
 }
 
 fn insert(best: &mut Vec<Candidate>, candidate: Candidate, count: usize) {
-    if best.len() == count && best.last().is_none_or(|worst| candidate.score <= worst.score) {
+    if best.len() == count
+        && best
+            .last()
+            .is_none_or(|worst| candidate.score <= worst.score)
+    {
         return;
     }
     let index = best.partition_point(|better| better.score >= candidate.score);
@@ -172,7 +212,9 @@ mod tests {
 
     /// Unordered scores, more than a chunk.
     fn scores() -> Vec<f32> {
-        (0..9001_u32).map(|place| (place.wrapping_mul(2_654_435_761) >> 16) as f32 / 4096.0 - 9.0).collect()
+        (0..9001_u32)
+            .map(|place| (place.wrapping_mul(2_654_435_761) >> 16) as f32 / 4096.0 - 9.0)
+            .collect()
     }
 
     #[test]
@@ -211,14 +253,35 @@ mod tests {
         let mut places: Vec<usize> = (0..scores.len()).collect();
         places.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
         let found = top(&[Row::of(&scores)], 7);
-        assert_eq!(found.iter().map(|candidate| candidate.token).collect::<Vec<_>>(), places[..7]);
+        assert_eq!(
+            found
+                .iter()
+                .map(|candidate| candidate.token)
+                .collect::<Vec<_>>(),
+            places[..7]
+        );
         assert_eq!(best(&scores).unwrap(), places[0]);
 
-        let found = top(&[Row::of(&[1.0, 3.0]), Row { base: 1.0, ..Row::of(&[3.0, 1.0]) }], 4);
-        let found: Vec<_> = found.iter().map(|found| (found.score, found.beam, found.token)).collect();
+        let found = top(
+            &[
+                Row::of(&[1.0, 3.0]),
+                Row {
+                    base: 1.0,
+                    ..Row::of(&[3.0, 1.0])
+                },
+            ],
+            4,
+        );
+        let found: Vec<_> = found
+            .iter()
+            .map(|found| (found.score, found.beam, found.token))
+            .collect();
         assert_eq!(found, [(4.0, 1, 0), (3.0, 0, 1), (2.0, 1, 1), (1.0, 0, 0)]);
         let equals = top(&[Row::of(&[5.0; 400])], 2);
-        assert_eq!(equals.iter().map(|found| found.token).collect::<Vec<_>>(), [0, 1]);
+        assert_eq!(
+            equals.iter().map(|found| found.token).collect::<Vec<_>>(),
+            [0, 1]
+        );
         assert!(best(&[1.0, f32::NAN]).is_err());
     }
 }

@@ -127,10 +127,15 @@ enum SingleToken {
 
 /// A token, alone or as a one-element list.
 fn single_token<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<i64>, D::Error> {
-    let Some(ids) = Option::<TokenIds>::deserialize(deserializer)? else { return Ok(None) };
+    let Some(ids) = Option::<TokenIds>::deserialize(deserializer)? else {
+        return Ok(None);
+    };
     match ids.as_slice() {
         [id] => Ok(Some(*id)),
-        ids => Err(D::Error::custom(format!("expected one token, but found {}", ids.len()))),
+        ids => Err(D::Error::custom(format!(
+            "expected one token, but found {}",
+            ids.len()
+        ))),
     }
 }
 
@@ -215,7 +220,10 @@ impl GenerationOptions {
     pub fn or(&self, defaults: &Self) -> Self {
         let sets_max = self.max_length.is_some() || self.max_new_tokens.is_some();
         let sets_min = self.min_length.is_some() || self.min_new_tokens.is_some();
-        let (max, min) = (if sets_max { self } else { defaults }, if sets_min { self } else { defaults });
+        let (max, min) = (
+            if sets_max { self } else { defaults },
+            if sets_min { self } else { defaults },
+        );
         let (own, defaults) = (self.clone(), defaults.clone());
         Self {
             max_length: max.max_length,
@@ -231,7 +239,9 @@ impl GenerationOptions {
             bad_words_ids: own.bad_words_ids.or(defaults.bad_words_ids),
             suppress_tokens: own.suppress_tokens.or(defaults.suppress_tokens),
             begin_suppress_tokens: own.begin_suppress_tokens.or(defaults.begin_suppress_tokens),
-            decoder_start_token_id: own.decoder_start_token_id.or(defaults.decoder_start_token_id),
+            decoder_start_token_id: own
+                .decoder_start_token_id
+                .or(defaults.decoder_start_token_id),
             forced_bos_token_id: own.forced_bos_token_id.or(defaults.forced_bos_token_id),
             forced_eos_token_id: own.forced_eos_token_id.or(defaults.forced_eos_token_id),
             renormalize_logits: own.renormalize_logits.or(defaults.renormalize_logits),
@@ -279,7 +289,10 @@ mod tests {
         early_stopping = "never"
         bad_words_ids = [[7], [1, 2]]
         "#);
-        assert_eq!(toml::from_str::<GenerationSettings>(&text).unwrap(), settings);
+        assert_eq!(
+            toml::from_str::<GenerationSettings>(&text).unwrap(),
+            settings
+        );
     }
 
     #[test]
@@ -293,7 +306,10 @@ mod tests {
         let asked: GenerationOptions =
             serde_json::from_str(r#"{"max_length": 9, "early_stopping": false}"#).unwrap();
         let both = asked.or(&model);
-        assert_eq!((both.max_length, both.max_new_tokens, both.num_beams), (Some(9), None, Some(5)));
+        assert_eq!(
+            (both.max_length, both.max_new_tokens, both.num_beams),
+            (Some(9), None, Some(5))
+        );
         assert_eq!(both.early_stopping, Some(EarlyStopping::Likely));
     }
 }

@@ -56,15 +56,28 @@ impl Decoding {
         shortlist: Option<&Shortlist>,
     ) -> Self {
         let shortlist = shortlist.map(|shortlist| {
-            let ids: Vec<u32> = rows.iter().flatten().filter_map(|id| u32::try_from(*id).ok()).collect();
+            let ids: Vec<u32> = rows
+                .iter()
+                .flatten()
+                .filter_map(|id| u32::try_from(*id).ok())
+                .collect();
             let mut allowed = shortlist.allowed(&ids, UNKNOWN_ID);
             allowed.extend(config.required_ids());
             allowed.sort_unstable();
             allowed.dedup();
             allowed
         });
-        let config = shortlist.as_ref().map_or_else(|| config.clone(), |shortlist| config.within(shortlist));
-        Self { sources: SourceBatch { rows, pad: settings.pad_token_id, shortlist }, config }
+        let config = shortlist
+            .as_ref()
+            .map_or_else(|| config.clone(), |shortlist| config.within(shortlist));
+        Self {
+            sources: SourceBatch {
+                rows,
+                pad: settings.pad_token_id,
+                shortlist,
+            },
+            config,
+        }
     }
 }
 
@@ -88,17 +101,26 @@ impl Work<LocalGenerator, RemoteGenerator> for Seq2SeqWork<'_> {
     type Output = Vec<Vec<Generated>>;
 
     fn tokens(&self) -> usize {
-        self.sentences.iter().map(|sentence| sentence.ids.len()).sum()
+        self.sentences
+            .iter()
+            .map(|sentence| sentence.ids.len())
+            .sum()
     }
 
     fn check_remote(&self, remote: &RemoteGenerator) -> Result<()> {
-        self.configs
+        self.configs.iter().try_for_each(|(language, config)| {
+            remote.check(self.remote_request(config, *language))
+        })?;
+        self.sentences
             .iter()
-            .try_for_each(|(language, config)| remote.check(self.remote_request(config, *language)))?;
-        self.sentences.iter().try_for_each(|sentence| remote.check_length(sentence.ids.len()))
+            .try_for_each(|sentence| remote.check_length(sentence.ids.len()))
     }
 
-    async fn run_locally(&self, local: &LocalGenerator, deadline: Deadline) -> Result<Vec<Vec<Generated>>> {
+    async fn run_locally(
+        &self,
+        local: &LocalGenerator,
+        deadline: Deadline,
+    ) -> Result<Vec<Vec<Generated>>> {
         let batches = self.batches(|config, longest| {
             let tokens = longest + config.max_length(longest);
             match self.shortlist {
@@ -106,7 +128,9 @@ impl Work<LocalGenerator, RemoteGenerator> for Seq2SeqWork<'_> {
                 None => MAX_ROWS.min(MAX_TOKENS / tokens.max(1)) / config.rows(),
             }
         });
-        let batches = batches.into_iter().map(|batch| self.decode(&local.0, batch, deadline));
+        let batches = batches
+            .into_iter()
+            .map(|batch| self.decode(&local.0, batch, deadline));
         run_batches(batches.collect(), local.0.concurrency()).await
     }
 
@@ -117,7 +141,9 @@ impl Work<LocalGenerator, RemoteGenerator> for Seq2SeqWork<'_> {
     ) -> Result<Vec<Vec<Generated>>> {
         let schedule = remote.schedule();
         let batches = self.batches(|_, _| schedule.max_batch_size.get());
-        let batches = batches.into_iter().map(|batch| self.generate_remotely(remote, batch, deadline));
+        let batches = batches
+            .into_iter()
+            .map(|batch| self.generate_remotely(remote, batch, deadline));
         run_batches(batches.collect(), schedule.concurrency).await
     }
 }
@@ -142,7 +168,11 @@ impl Seq2SeqWork<'_> {
             while let Some(first) = rest.first() {
                 let size = size(config, self.sentences[*first].ids.len()).clamp(1, rest.len());
                 let others = rest.split_off(size);
-                batches.push(Batch { indexes: rest, language: *language, config });
+                batches.push(Batch {
+                    indexes: rest,
+                    language: *language,
+                    config,
+                });
                 rest = others;
             }
         }
@@ -155,7 +185,11 @@ impl Seq2SeqWork<'_> {
         language: Option<LanguageToken>,
     ) -> RemoteRequest<'b> {
         let first_token = language.and_then(LanguageToken::first);
-        RemoteRequest { config, default_options: &self.default_options, first_token }
+        RemoteRequest {
+            config,
+            default_options: &self.default_options,
+            first_token,
+        }
     }
 
     async fn generate_remotely(
@@ -164,10 +198,15 @@ impl Seq2SeqWork<'_> {
         batch: Batch<'_>,
         deadline: Deadline,
     ) -> Result<Vec<(usize, Vec<Generated>)>> {
-        let rows: Vec<&[i64]> =
-            batch.indexes.iter().map(|index| self.sentences[*index].ids.as_slice()).collect();
+        let rows: Vec<&[i64]> = batch
+            .indexes
+            .iter()
+            .map(|index| self.sentences[*index].ids.as_slice())
+            .collect();
         let request = self.remote_request(batch.config, batch.language);
-        let targets = remote.generate(&rows, request, self.settings, deadline).await?;
+        let targets = remote
+            .generate(&rows, request, self.settings, deadline)
+            .await?;
         Ok(batch.indexes.into_iter().zip(targets).collect())
     }
 
@@ -177,12 +216,20 @@ impl Seq2SeqWork<'_> {
         batch: Batch<'_>,
         deadline: Deadline,
     ) -> Result<Vec<(usize, Vec<Generated>)>> {
-        let rows: Vec<Vec<i64>> =
-            batch.indexes.iter().map(|index| self.sentences[*index].ids.clone()).collect();
+        let rows: Vec<Vec<i64>> = batch
+            .indexes
+            .iter()
+            .map(|index| self.sentences[*index].ids.clone())
+            .collect();
         let infos = batch.indexes.iter().zip(&rows);
-        let infos: Vec<SourceInfo> =
-            infos.map(|(number, row)| SourceInfo { length: row.len(), number: *number }).collect();
-        let Decoding { sources, config } = Decoding::new(rows, batch.config, self.settings, self.shortlist);
+        let infos: Vec<SourceInfo> = infos
+            .map(|(number, row)| SourceInfo {
+                length: row.len(),
+                number: *number,
+            })
+            .collect();
+        let Decoding { sources, config } =
+            Decoding::new(rows, batch.config, self.settings, self.shortlist);
         let shortlist = sources.shortlist.clone();
         let (sender, receiver) = oneshot::channel();
         let work = Box::new(move |decoder: &mut dyn Decoder| {
@@ -194,8 +241,14 @@ impl Seq2SeqWork<'_> {
         let lost = |_| Error::inference("the decoder returned no result");
         let mut targets = receiver.await.map_err(lost)?;
         if let Some(shortlist) = shortlist {
-            for id in targets.iter_mut().flatten().flat_map(|target| &mut target.ids) {
-                let full = usize::try_from(*id).ok().and_then(|index| shortlist.get(index));
+            for id in targets
+                .iter_mut()
+                .flatten()
+                .flat_map(|target| &mut target.ids)
+            {
+                let full = usize::try_from(*id)
+                    .ok()
+                    .and_then(|index| shortlist.get(index));
                 *id = full.copied().unwrap_or(*id);
             }
         }

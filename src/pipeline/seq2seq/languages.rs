@@ -63,7 +63,11 @@ impl LanguageNames {
         for code in codes {
             names.codes.insert(code.clone());
             for name in names_of(code) {
-                names.names.entry(name.to_lowercase()).or_default().insert(code.clone());
+                names
+                    .names
+                    .entry(name.to_lowercase())
+                    .or_default()
+                    .insert(code.clone());
             }
         }
         names
@@ -82,7 +86,9 @@ impl LanguageNames {
             None => Vec::new(),
             Some(codes) => {
                 let codes = codes.iter().map(String::as_str);
-                codes.filter(|code| exact.is_some() || is_covered(&lower, code)).collect()
+                codes
+                    .filter(|code| exact.is_some() || is_covered(&lower, code))
+                    .collect()
             }
         };
         match codes[..] {
@@ -99,8 +105,14 @@ impl LanguageNames {
     /// Codes for the same language as another code, as `pt` for `pt-BR`.
     fn of_same_language(&self, name: &str) -> Option<&BTreeSet<String>> {
         let code = language(name)?.to_639_3();
-        let individual = || INDIVIDUAL.iter().find(|(macrolanguage, _)| *macrolanguage == code);
-        self.names.get(code).or_else(|| self.names.get(individual()?.1))
+        let individual = || {
+            INDIVIDUAL
+                .iter()
+                .find(|(macrolanguage, _)| *macrolanguage == code)
+        };
+        self.names
+            .get(code)
+            .or_else(|| self.names.get(individual()?.1))
     }
 
     fn unknown(&self, field: &str, name: &str) -> Error {
@@ -115,7 +127,10 @@ impl LanguageNames {
             None if self.codes.len() <= 8 => {
                 format!("it has {}", quoted(&self.codes.iter().collect::<Vec<_>>()))
             }
-            None => format!("it has {} others, by their codes or English names", self.codes.len()),
+            None => format!(
+                "it has {} others, by their codes or English names",
+                self.codes.len()
+            ),
         };
         Error::invalid(format!(
             "expected a language of the model in `{field}`, but found `{}`; {hint}",
@@ -126,9 +141,17 @@ impl LanguageNames {
     /// The most similar known name, with its first code.
     fn nearest(&self, name: &str) -> Option<(&str, &String)> {
         let lower = name.trim().to_lowercase();
-        let names = self.names.iter().filter_map(|(name, codes)| Some((name.as_str(), codes.first()?)));
+        let names = self
+            .names
+            .iter()
+            .filter_map(|(name, codes)| Some((name.as_str(), codes.first()?)));
         names
-            .map(|known| (strsim::normalized_damerau_levenshtein(&lower, known.0), known))
+            .map(|known| {
+                (
+                    strsim::normalized_damerau_levenshtein(&lower, known.0),
+                    known,
+                )
+            })
             .filter(|(similarity, _)| *similarity >= MIN_SIMILARITY)
             .max_by(|(a, _), (b, _)| a.total_cmp(b))
             .map(|(_, known)| known)
@@ -138,15 +161,21 @@ impl LanguageNames {
 /// All names for the language with this code.
 fn names_of(code: &str) -> BTreeSet<String> {
     let mut names = BTreeSet::from([code.to_owned(), code.replace('_', "-")]);
-    let Some(language) = language(code) else { return names };
-    let macrolanguages = INDIVIDUAL.iter().filter(|(_, individual)| *individual == language.to_639_3());
+    let Some(language) = language(code) else {
+        return names;
+    };
+    let macrolanguages = INDIVIDUAL
+        .iter()
+        .filter(|(_, individual)| *individual == language.to_639_3());
     let macrolanguages = macrolanguages.filter_map(|(code, _)| Language::from_639_3(code));
     for language in std::iter::once(language).chain(macrolanguages) {
         names.insert(language.to_639_3().to_owned());
         names.extend(language.to_639_1().map(str::to_owned));
         // Without additions as in "Modern Greek (1453-)".
         names.extend(language.to_name().split(" (").next().map(str::to_owned));
-        let english = ENGLISH_NAMES.iter().filter(|(_, code)| *code == language.to_639_3());
+        let english = ENGLISH_NAMES
+            .iter()
+            .filter(|(_, code)| *code == language.to_639_3());
         names.extend(english.map(|(name, _)| (*name).to_owned()));
     }
     names
@@ -154,7 +183,9 @@ fn names_of(code: &str) -> BTreeSet<String> {
 
 /// Whether the model's code covers the suffix in a requested name: any country, or a script if the code has none.
 fn is_covered(name: &str, code: &str) -> bool {
-    let Some((_, suffix)) = name.split_once(['_', '-']) else { return true };
+    let Some((_, suffix)) = name.split_once(['_', '-']) else {
+        return true;
+    };
     let is_number = suffix.bytes().all(|byte| byte.is_ascii_digit());
     let is_country = suffix.len() == 2 || (suffix.len() == 3 && is_number);
     is_country || (suffix.len() == 4 && !code.contains('_'))
@@ -168,7 +199,11 @@ fn language(name: &str) -> Option<Language> {
         3 => Language::from_639_3(&first),
         _ => None,
     };
-    let english = || ENGLISH_NAMES.iter().find(|(english, _)| *english == name.to_lowercase());
+    let english = || {
+        ENGLISH_NAMES
+            .iter()
+            .find(|(english, _)| *english == name.to_lowercase())
+    };
     by_code.or_else(|| Language::from_639_3(english()?.1))
 }
 
@@ -185,7 +220,11 @@ pub fn identified_code(label: &str, labels: &[String]) -> String {
     if label == "als" && labels.iter().any(|label| label == "sq") {
         return "gsw".to_owned();
     }
-    if label.contains(['_', '-']) { ListedLanguage::new(label).code } else { label.to_owned() }
+    if label.contains(['_', '-']) {
+        ListedLanguage::new(label).code
+    } else {
+        label.to_owned()
+    }
 }
 
 /// A language for lists.
@@ -201,12 +240,29 @@ impl ListedLanguage {
     /// The language with a model's code.
     pub fn new(code: &str) -> Self {
         let Some(language) = language(code) else {
-            return Self { code: code.to_owned(), name: code.to_owned() };
+            return Self {
+                code: code.to_owned(),
+                name: code.to_owned(),
+            };
         };
-        let individual = INDIVIDUAL.iter().find(|(_, individual)| *individual == language.to_639_3());
-        let listed = individual.and_then(|(code, _)| Language::from_639_3(code)).unwrap_or(language);
-        let short = listed.to_639_1().map_or_else(|| code.to_owned(), str::to_owned);
-        Self { code: short, name: listed.to_name().split(" (").next().unwrap_or_default().to_owned() }
+        let individual = INDIVIDUAL
+            .iter()
+            .find(|(_, individual)| *individual == language.to_639_3());
+        let listed = individual
+            .and_then(|(code, _)| Language::from_639_3(code))
+            .unwrap_or(language);
+        let short = listed
+            .to_639_1()
+            .map_or_else(|| code.to_owned(), str::to_owned);
+        Self {
+            code: short,
+            name: listed
+                .to_name()
+                .split(" (")
+                .next()
+                .unwrap_or_default()
+                .to_owned(),
+        }
     }
 }
 
@@ -249,21 +305,39 @@ impl Directions {
             Languages::Pair { source, target } => {
                 (LanguageNames::new([source]), LanguageNames::new([target]))
             }
-            Languages::Prefix { source, targets } => {
-                (LanguageNames::new([source]), LanguageNames::new(targets.keys()))
-            }
-            Languages::Tokens { codes, .. } => {
-                (LanguageNames::new(codes.keys()), LanguageNames::new(codes.keys()))
-            }
+            Languages::Prefix { source, targets } => (
+                LanguageNames::new([source]),
+                LanguageNames::new(targets.keys()),
+            ),
+            Languages::Tokens { codes, .. } => (
+                LanguageNames::new(codes.keys()),
+                LanguageNames::new(codes.keys()),
+            ),
             Languages::Tags { codes } => (LanguageNames::new(codes), LanguageNames::new(codes)),
-            Languages::Instructions { pairs: instructions } => {
-                let targets = instructions.iter().map(|(source, targets)| (source, targets.keys().cloned()));
-                pairs = Some(targets.map(|(source, targets)| (source.clone(), targets.collect())).collect());
+            Languages::Instructions {
+                pairs: instructions,
+            } => {
+                let targets = instructions
+                    .iter()
+                    .map(|(source, targets)| (source, targets.keys().cloned()));
+                pairs = Some(
+                    targets
+                        .map(|(source, targets)| (source.clone(), targets.collect()))
+                        .collect(),
+                );
                 let targets = instructions.values().flat_map(BTreeMap::keys);
-                (LanguageNames::new(instructions.keys()), LanguageNames::new(targets))
+                (
+                    LanguageNames::new(instructions.keys()),
+                    LanguageNames::new(targets),
+                )
             }
         };
-        Self { sources, targets, pairs, needs_source: !matches!(languages, Languages::Tags { .. }) }
+        Self {
+            sources,
+            targets,
+            pairs,
+            needs_source: !matches!(languages, Languages::Tags { .. }),
+        }
     }
 
     /// Whether the model has to be told the source language.
@@ -277,10 +351,16 @@ impl Directions {
         let found = match self.named(requested)? {
             (Some(source), Some(target)) => {
                 self.check(source, target)?;
-                return Ok(LanguagePair { source: source.to_owned(), target: target.to_owned() });
+                return Ok(LanguagePair {
+                    source: source.to_owned(),
+                    target: target.to_owned(),
+                });
             }
             (None, Some(target)) if !self.needs_source => {
-                return Ok(LanguagePair { source: String::new(), target: target.to_owned() });
+                return Ok(LanguagePair {
+                    source: String::new(),
+                    target: target.to_owned(),
+                });
             }
             (None, None) if !self.needs_source => {
                 "expected the language to translate to in `tgt_lang`, but found none"
@@ -296,13 +376,20 @@ impl Directions {
 
     /// Refuses languages between which the model does not translate.
     fn check(&self, source: &str, target: &str) -> Result<()> {
-        let Some(pairs) = &self.pairs else { return Ok(()) };
-        if pairs.get(source).is_some_and(|targets| targets.contains(target)) {
+        let Some(pairs) = &self.pairs else {
+            return Ok(());
+        };
+        if pairs
+            .get(source)
+            .is_some_and(|targets| targets.contains(target))
+        {
             return Ok(());
         }
-        let known = pairs
-            .iter()
-            .flat_map(|(source, targets)| targets.iter().map(move |target| format!("{source} to {target}")));
+        let known = pairs.iter().flat_map(|(source, targets)| {
+            targets
+                .iter()
+                .map(move |target| format!("{source} to {target}"))
+        });
         let known: Vec<String> = known.collect();
         Err(Error::invalid(format!(
             "expected languages among {}, but found `{source} to {target}`",
@@ -311,7 +398,10 @@ impl Directions {
     }
 
     /// A request's source and target, as far as it names them or the model has only one.
-    pub(super) fn named(&self, requested: RequestedLanguages<'_>) -> Result<(Option<&str>, Option<&str>)> {
+    pub(super) fn named(
+        &self,
+        requested: RequestedLanguages<'_>,
+    ) -> Result<(Option<&str>, Option<&str>)> {
         let source = pick(&self.sources, "src_lang", requested.source)?;
         Ok((source, pick(&self.targets, "tgt_lang", requested.target)?))
     }
@@ -324,10 +414,17 @@ impl Directions {
     /// A pair for examples and measurements: from English if the model has it.
     pub fn example_pair(&self) -> LanguagePair {
         let first = self.sources.codes.first().map_or("", String::as_str);
-        let source = self.sources.find("src_lang", "english").unwrap_or(first).to_owned();
+        let source = self
+            .sources
+            .find("src_lang", "english")
+            .unwrap_or(first)
+            .to_owned();
         let is_usable = |code: &&String| **code != source && self.check(&source, code).is_ok();
         let other = self.targets.codes.iter().find(is_usable);
-        let target = other.or(self.targets.codes.first()).cloned().unwrap_or_default();
+        let target = other
+            .or(self.targets.codes.first())
+            .cloned()
+            .unwrap_or_default();
         LanguagePair { source, target }
     }
 
@@ -342,8 +439,17 @@ impl Directions {
             let language = |code: &String| {
                 let language = ListedLanguage::new(code);
                 // Several scripts for one language have the same short code.
-                let is_unique = names.find("", &language.code).is_ok_and(|found| found == code);
-                if is_unique { language } else { ListedLanguage { code: code.clone(), ..language } }
+                let is_unique = names
+                    .find("", &language.code)
+                    .is_ok_and(|found| found == code);
+                if is_unique {
+                    language
+                } else {
+                    ListedLanguage {
+                        code: code.clone(),
+                        ..language
+                    }
+                }
             };
             names.codes.iter().map(language).collect()
         };
@@ -352,7 +458,10 @@ impl Directions {
 
     /// Whether the model translates between two listed languages.
     pub fn translates(&self, source: &ListedLanguage, target: &ListedLanguage) -> bool {
-        let pair = RequestedLanguages { source: Some(&source.code), target: Some(&target.code) };
+        let pair = RequestedLanguages {
+            source: Some(&source.code),
+            target: Some(&target.code),
+        };
         self.pairs.is_none() || self.has(pair)
     }
 
@@ -370,16 +479,26 @@ impl Directions {
     }
 }
 
-fn pick<'a>(names: &'a LanguageNames, field: &str, requested: Option<&str>) -> Result<Option<&'a str>> {
+fn pick<'a>(
+    names: &'a LanguageNames,
+    field: &str,
+    requested: Option<&str>,
+) -> Result<Option<&'a str>> {
     match requested {
         Some(name) => names.find(field, name).map(Some),
-        None => Ok(names.codes.first().filter(|_| names.codes.len() == 1).map(String::as_str)),
+        None => Ok(names
+            .codes
+            .first()
+            .filter(|_| names.codes.len() == 1)
+            .map(String::as_str)),
     }
 }
 
 /// Whether the language is written without spaces between words.
 pub(super) fn is_written_without_spaces(code: &str) -> bool {
-    const CODES: [&str; 10] = ["zho", "cmn", "yue", "wuu", "jpn", "tha", "lao", "khm", "mya", "bod"];
+    const CODES: [&str; 10] = [
+        "zho", "cmn", "yue", "wuu", "jpn", "tha", "lao", "khm", "mya", "bod",
+    ];
     language(code).is_some_and(|language| CODES.contains(&language.to_639_3()))
 }
 
@@ -388,13 +507,18 @@ mod tests {
     use super::*;
 
     fn names(codes: &[&str]) -> LanguageNames {
-        LanguageNames::new(&codes.iter().map(|code| (*code).to_owned()).collect::<Vec<_>>())
+        LanguageNames::new(
+            &codes
+                .iter()
+                .map(|code| (*code).to_owned())
+                .collect::<Vec<_>>(),
+        )
     }
 
     fn nllb() -> LanguageNames {
         names(&[
-            "eng_Latn", "fra_Latn", "por_Latn", "arb_Arab", "pes_Arab", "zho_Hans", "zho_Hant", "lvs_Latn",
-            "ell_Grek", "nob_Latn", "nno_Latn",
+            "eng_Latn", "fra_Latn", "por_Latn", "arb_Arab", "pes_Arab", "zho_Hans", "zho_Hant",
+            "lvs_Latn", "ell_Grek", "nob_Latn", "nno_Latn",
         ])
     }
 
@@ -420,13 +544,29 @@ mod tests {
             ("zho_Hans", "zho_Hans"),
         ];
         for (name, code) in cases {
-            assert_eq!(nllb().find("src_lang", name).map_err(|error| error.to_string()), Ok(code), "{name}");
+            assert_eq!(
+                nllb()
+                    .find("src_lang", name)
+                    .map_err(|error| error.to_string()),
+                Ok(code),
+                "{name}"
+            );
         }
         let m2m100 = names(&["en", "fr", "zh", "ar", "fa", "sw", "ceb", "no"]);
-        for (name, code) in
-            [("Chinese", "zh"), ("zho", "zh"), ("ceb", "ceb"), ("Cebuano", "ceb"), ("swa", "sw")]
-        {
-            assert_eq!(m2m100.find("src_lang", name).map_err(|error| error.to_string()), Ok(code), "{name}");
+        for (name, code) in [
+            ("Chinese", "zh"),
+            ("zho", "zh"),
+            ("ceb", "ceb"),
+            ("Cebuano", "ceb"),
+            ("swa", "sw"),
+        ] {
+            assert_eq!(
+                m2m100
+                    .find("src_lang", name)
+                    .map_err(|error| error.to_string()),
+                Ok(code),
+                "{name}"
+            );
         }
         let mbart = names(&["ar_AR", "en_XX", "pt_XX", "sw_KE", "tl_XX", "zh_CN"]);
         for (name, code) in [
@@ -436,7 +576,13 @@ mod tests {
             ("Tagalog", "tl_XX"),
             ("Chinese", "zh_CN"),
         ] {
-            assert_eq!(mbart.find("src_lang", name).map_err(|error| error.to_string()), Ok(code), "{name}");
+            assert_eq!(
+                mbart
+                    .find("src_lang", name)
+                    .map_err(|error| error.to_string()),
+                Ok(code),
+                "{name}"
+            );
         }
         let pair = names(&["pt"]);
         assert_eq!(pair.find("tgt_lang", "Portuguese").unwrap(), "pt");
@@ -457,7 +603,12 @@ mod tests {
 
     #[test]
     fn labels_are_languages_if_nearly_all_are_codes_and_one_is_english() {
-        let labels = |labels: &[&str]| labels.iter().map(|label| (*label).to_owned()).collect::<Vec<_>>();
+        let labels = |labels: &[&str]| {
+            labels
+                .iter()
+                .map(|label| (*label).to_owned())
+                .collect::<Vec<_>>()
+        };
         assert!(are_languages(&labels(&["en", "fr", "zh", "ceb"])));
         assert!(are_languages(&labels(&["eng_Latn", "fra_Latn"])));
         assert!(!are_languages(&labels(&["pos", "neg", "neu"])));
@@ -476,29 +627,50 @@ mod tests {
             target: Default::default(),
         });
         let find = |source, target| {
-            many.find(RequestedLanguages { source, target }).map_err(|error| error.to_string())
+            many.find(RequestedLanguages { source, target })
+                .map_err(|error| error.to_string())
         };
         assert_eq!(
             find(Some("English"), Some("fr")),
-            Ok(LanguagePair { source: "en".into(), target: "fr".into() })
+            Ok(LanguagePair {
+                source: "en".into(),
+                target: "fr".into()
+            })
         );
         insta::assert_snapshot!(find(None, None).unwrap_err(), @"expected the languages of the translation in `src_lang` and `tgt_lang`, but found neither");
         insta::assert_snapshot!(find(None, Some("fr")).unwrap_err(), @"expected `src_lang` in addition to `tgt_lang`, but found none");
         insta::assert_snapshot!(find(Some("en"), None).unwrap_err(), @"expected `tgt_lang` in addition to `src_lang`, but found none");
-        let tags = Directions::new(&Languages::Tags { codes: ["en", "pt"].map(str::to_owned).into() });
+        let tags = Directions::new(&Languages::Tags {
+            codes: ["en", "pt"].map(str::to_owned).into(),
+        });
         let to = |source, target| tags.find(RequestedLanguages { source, target });
         assert_eq!(
             to(None, Some("Portuguese")).unwrap(),
-            LanguagePair { source: String::new(), target: "pt".into() }
+            LanguagePair {
+                source: String::new(),
+                target: "pt".into()
+            }
         );
         assert_eq!(to(Some("en"), Some("pt")).unwrap().source, "en");
         insta::assert_snapshot!(to(None, None).unwrap_err(), @"expected the language to translate to in `tgt_lang`, but found none");
         insta::assert_snapshot!(to(Some("en"), None).unwrap_err(), @"expected `tgt_lang` in addition to `src_lang`, but found none");
         insta::assert_snapshot!(to(Some("de"), Some("pt")).unwrap_err(), @"expected a language of the model in `src_lang`, but found `de`; it has `en`, `pt`");
-        let pair = Directions::new(&Languages::Pair { source: "en".into(), target: "pt".into() });
-        assert_eq!(pair.find(RequestedLanguages::default()).unwrap().target, "pt");
-        assert!(pair.has(RequestedLanguages { source: Some("English"), target: None }));
-        assert!(!pair.has(RequestedLanguages { source: Some("pt"), target: None }));
+        let pair = Directions::new(&Languages::Pair {
+            source: "en".into(),
+            target: "pt".into(),
+        });
+        assert_eq!(
+            pair.find(RequestedLanguages::default()).unwrap().target,
+            "pt"
+        );
+        assert!(pair.has(RequestedLanguages {
+            source: Some("English"),
+            target: None
+        }));
+        assert!(!pair.has(RequestedLanguages {
+            source: Some("pt"),
+            target: None
+        }));
     }
 
     #[test]
@@ -512,7 +684,10 @@ mod tests {
             })
         };
         let pair = directions(&["ace_Arab", "eng_Latn", "fra_Latn"]).example_pair();
-        assert_eq!((pair.source.as_str(), pair.target.as_str()), ("eng_Latn", "ace_Arab"));
+        assert_eq!(
+            (pair.source.as_str(), pair.target.as_str()),
+            ("eng_Latn", "ace_Arab")
+        );
         let pair = directions(&["de", "fr"]).example_pair();
         assert_eq!((pair.source.as_str(), pair.target.as_str()), ("de", "fr"));
     }

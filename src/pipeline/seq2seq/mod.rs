@@ -12,9 +12,12 @@ mod source_encoder;
 pub use self::{
     execute::Decoding,
     languages::{
-        Directions, LanguagePair, ListedLanguage, RequestedLanguages, are_languages, identified_code,
+        Directions, LanguagePair, ListedLanguage, RequestedLanguages, are_languages,
+        identified_code,
     },
     pipeline::{GeneratedIds, GeneratedText, GeneratedTexts, Seq2SeqParts, Seq2SeqPipeline},
-    settings::{Decoder, Languages, Seq2SeqSettings, TargetToken, TokenSide, UnknownTokens, tag, tagged},
+    settings::{
+        Decoder, Languages, Seq2SeqSettings, TargetToken, TokenSide, UnknownTokens, tag, tagged,
+    },
     source_encoder::{Seq2SeqOptions, SpecialTokens, Split},
 };

@@ -90,7 +90,12 @@ struct Plan {
 impl Seq2SeqPipeline {
     /// Assembles a pipeline from a model's parts.
     pub fn new(parts: Seq2SeqParts, settings: Seq2SeqSettings) -> Result<Self> {
-        let Seq2SeqParts { tokenizer, target, shortlist, route } = parts;
+        let Seq2SeqParts {
+            tokenizer,
+            target,
+            shortlist,
+            route,
+        } = parts;
         if settings.generation.eos_token_ids.is_empty() {
             return Err(Error::model(
                 "expected a token in `eos_token_ids` of the model's settings, but found none",
@@ -98,7 +103,11 @@ impl Seq2SeqPipeline {
         }
         let directions = Directions::new(&settings.languages);
         Ok(Self {
-            sources: Arc::new(SourceEncoder { tokenizer, directions, settings }),
+            sources: Arc::new(SourceEncoder {
+                tokenizer,
+                directions,
+                settings,
+            }),
             target,
             shortlist,
             executor: Executor::new(route.try_map(|backend| Ok(LocalGenerator(backend)))?, ()),
@@ -123,7 +132,10 @@ impl Seq2SeqPipeline {
     /// The same model without its shortlist.
     #[must_use]
     pub fn without_shortlist(&self) -> Self {
-        Self { shortlist: None, ..self.clone() }
+        Self {
+            shortlist: None,
+            ..self.clone()
+        }
     }
 
     /// Settings from the bundle's manifest.
@@ -166,9 +178,15 @@ impl Seq2SeqPipeline {
         let directions = self.directions();
         let found = directions.find(requested).map(drop);
         // Such a model reads the target from a text like `>>pt<< …`.
-        let is_written =
-            matches!(self.settings().languages, Languages::Prefix { .. } | Languages::Tags { .. });
-        if is_written && requested.target.is_none() && directions.has(requested) { Ok(()) } else { found }
+        let is_written = matches!(
+            self.settings().languages,
+            Languages::Prefix { .. } | Languages::Tags { .. }
+        );
+        if is_written && requested.target.is_none() && directions.has(requested) {
+            Ok(())
+        } else {
+            found
+        }
     }
 
     /// Generates a text for each input text. Contradictory options are refused before texts are read.
@@ -178,15 +196,27 @@ impl Seq2SeqPipeline {
         options: &Seq2SeqOptions,
         deadline: Deadline,
     ) -> Result<GeneratedTexts> {
-        let count = self.config(&options.generation, None)?.num_return_sequences();
+        let count = self
+            .config(&options.generation, None)?
+            .num_return_sequences();
         let started = Instant::now();
         let plan = self.plan(texts, options, deadline).await?;
         let tokenization = started.elapsed();
         let started = Instant::now();
-        let (generated, location) = self.run(&plan.sentences, &options.generation, deadline).await?;
+        let (generated, location) = self
+            .run(&plan.sentences, &options.generation, deadline)
+            .await?;
         let usage = Usage {
-            tokens: plan.sentences.iter().map(|sentence| sentence.ids.len()).sum(),
-            generated: generated.iter().flatten().map(|target| target.ids.len()).sum(),
+            tokens: plan
+                .sentences
+                .iter()
+                .map(|sentence| sentence.ids.len())
+                .sum(),
+            generated: generated
+                .iter()
+                .flatten()
+                .map(|target| target.ids.len())
+                .sum(),
             truncated: plan.truncated,
             tokenization,
             inference: started.elapsed(),
@@ -195,12 +225,21 @@ impl Seq2SeqPipeline {
         telemetry::record_encoding(usage.tokens, usage.tokenization, usage.inference);
         let mut generated = generated.into_iter();
         let texts = plan.texts.iter().map(|(layout, pair)| {
-            let sentences = layout.iter().filter(|part| matches!(part, Segment::Sentence(_))).count();
+            let sentences = layout
+                .iter()
+                .filter(|part| matches!(part, Segment::Sentence(_)))
+                .count();
             let targets: Vec<_> = generated.by_ref().take(sentences).collect();
-            (0..count).map(|rank| self.assemble(layout, pair, &targets, rank, options)).collect()
+            (0..count)
+                .map(|rank| self.assemble(layout, pair, &targets, rank, options))
+                .collect()
         });
         let texts = texts.collect::<Result<_>>()?;
-        Ok(GeneratedTexts { texts, pairs: plan.texts.into_iter().map(|(_, pair)| pair).collect(), usage })
+        Ok(GeneratedTexts {
+            texts,
+            pairs: plan.texts.into_iter().map(|(_, pair)| pair).collect(),
+            usage,
+        })
     }
 
     /// Generates targets for token ids, special tokens included.
@@ -211,8 +250,13 @@ impl Seq2SeqPipeline {
         deadline: Deadline,
     ) -> Result<GeneratedIds> {
         let settings = self.settings();
-        let target = options.target.as_deref().map(|target| self.directions().find_target(target));
-        let language = target.transpose()?.and_then(|target| self.sources.target_token(target));
+        let target = options
+            .target
+            .as_deref()
+            .map(|target| self.directions().find_target(target));
+        let language = target
+            .transpose()?
+            .and_then(|target| self.sources.target_token(target));
         let (limit, known) = (settings.max_tokens, self.tokenizer().vocabulary_size());
         let sentence = |(row, ids): (usize, Vec<u32>)| {
             if ids.len() > limit {
@@ -226,32 +270,61 @@ impl Seq2SeqPipeline {
                     "expected token ids below {known}, but found {id} in row {row}"
                 )));
             }
-            Ok(SourceSentence { ids: ids.into_iter().map(i64::from).collect(), language })
+            Ok(SourceSentence {
+                ids: ids.into_iter().map(i64::from).collect(),
+                language,
+            })
         };
-        let sentences: Vec<_> = sources.into_iter().enumerate().map(sentence).collect::<Result<_>>()?;
+        let sentences: Vec<_> = sources
+            .into_iter()
+            .enumerate()
+            .map(sentence)
+            .collect::<Result<_>>()?;
         let config = self.config(&options.generation, language)?;
         let has_beams = config.has_beams();
         let (generated, location) = self.run(&sentences, &options.generation, deadline).await?;
         let start = Some(config.start()).filter(|start| *start >= 0);
         let row = |target: Generated| start.into_iter().chain(target.ids).collect();
-        let rows = generated.into_iter().map(|targets| targets.into_iter().map(row).collect()).collect();
+        let rows = generated
+            .into_iter()
+            .map(|targets| targets.into_iter().map(row).collect())
+            .collect();
         // With beam search, `transformers` treats padding 0 as unset and pads with the end-of-sequence token.
-        let (pad, eos) = (settings.generation.pad_token_id, settings.generation.eos_token_ids.first());
+        let (pad, eos) = (
+            settings.generation.pad_token_id,
+            settings.generation.eos_token_ids.first(),
+        );
         let pad = match eos {
             Some(eos) if pad == 0 && has_beams => *eos,
             _ => pad,
         };
-        Ok(GeneratedIds { rows, pad, location })
+        Ok(GeneratedIds {
+            rows,
+            pad,
+            location,
+        })
     }
 
     /// Encoder input and decoder configuration for an unsplit text.
     pub fn decoding_of(&self, text: &str, options: &Seq2SeqOptions) -> Result<Decoding> {
-        let options =
-            Seq2SeqOptions { split: Some(Split::Never), truncate: true, max_sentences: 1, ..options.clone() };
+        let options = Seq2SeqOptions {
+            split: Some(Split::Never),
+            truncate: true,
+            max_sentences: 1,
+            ..options.clone()
+        };
         let prepared = self.sources.prepare(text, &options)?;
-        let config = self.config(&options.generation, self.sources.target_token(&prepared.pair.target))?;
+        let config = self.config(
+            &options.generation,
+            self.sources.target_token(&prepared.pair.target),
+        )?;
         let settings = &self.settings().generation;
-        Ok(Decoding::new(prepared.sentences, &config, settings, self.shortlist.as_deref()))
+        Ok(Decoding::new(
+            prepared.sentences,
+            &config,
+            settings,
+            self.shortlist.as_deref(),
+        ))
     }
 
     async fn run(
@@ -293,14 +366,25 @@ impl Seq2SeqPipeline {
         };
         let vocabulary = vocabulary.unwrap_or_else(|| self.target.vocabulary_size());
         // The last token is generated, but not fed.
-        let bounds = Bounds { vocabulary, max_length: settings.max_positions + 1 };
+        let bounds = Bounds {
+            vocabulary,
+            max_length: settings.max_positions + 1,
+        };
         GenerationConfig::new(&settings.generation, &options, bounds)
     }
 
-    async fn plan(&self, texts: Vec<String>, options: &Seq2SeqOptions, deadline: Deadline) -> Result<Plan> {
+    async fn plan(
+        &self,
+        texts: Vec<String>,
+        options: &Seq2SeqOptions,
+        deadline: Deadline,
+    ) -> Result<Plan> {
         let size: usize = texts.iter().map(String::len).sum();
         let (sources, options) = (Arc::clone(&self.sources), options.clone());
-        tokenize(size, deadline, move || plan(&sources, &texts, &options, deadline)).await
+        tokenize(size, deadline, move || {
+            plan(&sources, &texts, &options, deadline)
+        })
+        .await
     }
 
     /// Joins equally ranked sentence translations into a text.
@@ -313,27 +397,56 @@ impl Seq2SeqPipeline {
         options: &Seq2SeqOptions,
     ) -> Result<GeneratedText> {
         let ranked = || sentences.iter().filter_map(|targets| targets.get(rank));
-        let texts = ranked().map(|target| self.decode(target, pair, options)).collect::<Result<Vec<_>>>()?;
+        let texts = ranked()
+            .map(|target| self.decode(target, pair, options))
+            .collect::<Result<Vec<_>>>()?;
         let score = ranked().map(|target| target.score).sum::<Option<f32>>();
         let text = match &texts[..] {
             // Unchanged, white space included.
             [text] if matches!(layout[..], [Segment::Sentence(_)]) => text.clone(),
             texts => join(layout, texts, !is_written_without_spaces(&pair.target)),
         };
-        Ok(GeneratedText { text, score: score.filter(|_| !sentences.is_empty()) })
+        Ok(GeneratedText {
+            text,
+            score: score.filter(|_| !sentences.is_empty()),
+        })
     }
 
-    fn decode(&self, target: &Generated, pair: &LanguagePair, options: &Seq2SeqOptions) -> Result<String> {
+    fn decode(
+        &self,
+        target: &Generated,
+        pair: &LanguagePair,
+        options: &Seq2SeqOptions,
+    ) -> Result<String> {
         let settings = &self.settings().generation;
-        let language = self.sources.target_token(&pair.target).map(|token| token.id);
+        let language = self
+            .sources
+            .target_token(&pair.target)
+            .map(|token| token.id);
         let is_text = |id: &&i64| {
-            !settings.eos_token_ids.contains(id) && **id != settings.pad_token_id && Some(**id) != language
+            !settings.eos_token_ids.contains(id)
+                && **id != settings.pad_token_id
+                && Some(**id) != language
         };
-        let ids = target.ids.iter().filter(is_text).filter_map(|id| u32::try_from(*id).ok());
-        let ids: Vec<u32> = ids.filter(|id| (*id as usize) < self.target.vocabulary_size()).collect();
+        let ids = target
+            .ids
+            .iter()
+            .filter(is_text)
+            .filter_map(|id| u32::try_from(*id).ok());
+        let ids: Vec<u32> = ids
+            .filter(|id| (*id as usize) < self.target.vocabulary_size())
+            .collect();
         let text = self.target.decode(&ids, true)?;
-        let text = if self.sources.translates() { text.trim() } else { &text };
-        Ok(if options.clean_up_spaces { clean_up(text) } else { text.to_owned() })
+        let text = if self.sources.translates() {
+            text.trim()
+        } else {
+            &text
+        };
+        Ok(if options.clean_up_spaces {
+            clean_up(text)
+        } else {
+            text.to_owned()
+        })
     }
 }
 
@@ -351,7 +464,12 @@ fn plan(
         let prepared = sources.prepare(text, options);
         let prepared = prepared.map_err(|error| at_text(error, index, texts.len()))?;
         let language = sources.target_token(&prepared.pair.target);
-        sentences.extend(prepared.sentences.into_iter().map(|ids| SourceSentence { ids, language }));
+        sentences.extend(
+            prepared
+                .sentences
+                .into_iter()
+                .map(|ids| SourceSentence { ids, language }),
+        );
         if sentences.len() > options.max_sentences {
             return Err(Error::too_large(format!(
                 "expected at most {} sentences in all texts, but found more; send fewer or shorter texts",
@@ -366,7 +484,11 @@ fn plan(
         });
         layouts.push((owned.collect(), prepared.pair));
     }
-    Ok(Plan { texts: layouts, sentences, truncated })
+    Ok(Plan {
+        texts: layouts,
+        sentences,
+        truncated,
+    })
 }
 
 /// Removes the spaces that tokenizers leave before punctuation, as `transformers` does.
@@ -383,5 +505,9 @@ fn clean_up(text: &str) -> String {
         (" 've", "'ve"),
         (" 're", "'re"),
     ];
-    spaces.iter().fold(text.to_owned(), |text, (with, without)| text.replace(with, without))
+    spaces
+        .iter()
+        .fold(text.to_owned(), |text, (with, without)| {
+            text.replace(with, without)
+        })
 }

@@ -65,11 +65,22 @@ impl RemoteModel for RemoteGenerator {
             .filter(|index| Some(*index) != scores)
             .filter(|index| signature.outputs[*index].element_type != ElementType::Bytes)
             .collect();
-        let only = if let [index] = others[..] { Some(index) } else { None };
+        let only = if let [index] = others[..] {
+            Some(index)
+        } else {
+            None
+        };
         let targets = signature.output(TARGETS).or(only).ok_or_else(mismatch)?;
-        let options = described.interface().parameters.get(OPTIONS).map_or("", String::as_str);
+        let options = described
+            .interface()
+            .parameters
+            .get(OPTIONS)
+            .map_or("", String::as_str);
         let options = options.split(',').map(str::trim);
-        let options = options.filter(|name| !name.is_empty()).map(str::to_owned).collect();
+        let options = options
+            .filter(|name| !name.is_empty())
+            .map(str::to_owned)
+            .collect();
         // Unused outputs are not transferred.
         let used: Vec<usize> = [targets].into_iter().chain(scores).collect();
         Ok(Self {
@@ -99,13 +110,15 @@ impl RemoteGenerator {
         let (requested, defaults) = (request.config.options(), request.default_options);
         let names: BTreeSet<&String> = requested.keys().chain(defaults.keys()).collect();
         let fixed = names.into_iter().find(|name| {
-            let can_be_set =
-                self.options.contains(*name) || (*name == LANGUAGE && request.first_token.is_some());
+            let can_be_set = self.options.contains(*name)
+                || (*name == LANGUAGE && request.first_token.is_some());
             !can_be_set && requested.get(*name) != defaults.get(*name)
         });
         if let Some(name) = fixed {
             let shown = |options: &Map<String, Value>| {
-                options.get(name).map_or_else(|| "unset".to_owned(), |value| format!("`{value}`"))
+                options
+                    .get(name)
+                    .map_or_else(|| "unset".to_owned(), |value| format!("`{value}`"))
             };
             return Err(Error::invalid(format!(
                 "expected `{name}` to be {}, since it cannot be set for the model on the fleet, but found {}",
@@ -113,10 +126,14 @@ impl RemoteGenerator {
                 shown(&requested)
             )));
         }
-        let observed = *self.observed_language.lock().unwrap_or_else(PoisonError::into_inner);
+        let observed = *self
+            .observed_language
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         match request.first_token {
             Some(first_token)
-                if !self.options.contains(LANGUAGE) && observed.is_some_and(|found| found != first_token) =>
+                if !self.options.contains(LANGUAGE)
+                    && observed.is_some_and(|found| found != first_token) =>
             {
                 Err(wrong_language())
             }
@@ -133,14 +150,25 @@ impl RemoteGenerator {
         settings: &GenerationSettings,
         deadline: Deadline,
     ) -> Result<Vec<Vec<Generated>>> {
-        let id = |id: &i64| u32::try_from(*id).map_err(|_| Error::invalid("expected token ids from 0"));
+        let id =
+            |id: &i64| u32::try_from(*id).map_err(|_| Error::invalid("expected token ids from 0"));
         let encoding = |row: &&[i64]| {
             let ids = row.iter().map(id).collect::<Result<Vec<u32>>>()?;
-            Ok(Encoding { type_ids: vec![0; ids.len()], ids, ..Encoding::default() })
+            Ok(Encoding {
+                type_ids: vec![0; ids.len()],
+                ids,
+                ..Encoding::default()
+            })
         };
         let encodings = rows.iter().map(encoding).collect::<Result<Vec<_>>>()?;
-        let batch: Vec<_> =
-            encodings.iter().map(|encoding| Sequence { encoding, text: None, labels: None }).collect();
+        let batch: Vec<_> = encodings
+            .iter()
+            .map(|encoding| Sequence {
+                encoding,
+                text: None,
+                labels: None,
+            })
+            .collect();
         let padding_id = u32::try_from(settings.pad_token_id).unwrap_or(0);
         let inputs = self.inputs.tensors(&batch, padding_id)?;
         let mut options = request.config.options();
@@ -152,18 +180,32 @@ impl RemoteGenerator {
         let mut outputs = backend.infer(inputs, deadline).await?.into_iter();
         let targets = outputs.next().ok_or_else(|| unexpected("nothing"))?;
         let scores = outputs.next().filter(|_| self.has_scores);
-        let targets = read(&targets, scores.as_ref(), rows.len(), request.config, settings)?;
+        let targets = read(
+            &targets,
+            scores.as_ref(),
+            rows.len(),
+            request.config,
+            settings,
+        )?;
         self.check_language(request.first_token, &targets)?;
         Ok(targets)
     }
 
     fn check_language(&self, requested: Option<i64>, targets: &[Vec<Generated>]) -> Result<()> {
-        let Some(requested) = requested else { return Ok(()) };
-        let mut first = targets.iter().flatten().map(|target| target.ids.first().copied());
+        let Some(requested) = requested else {
+            return Ok(());
+        };
+        let mut first = targets
+            .iter()
+            .flatten()
+            .map(|target| target.ids.first().copied());
         match first.find(|token| *token != Some(requested)) {
             None => Ok(()),
             Some(found) => {
-                *self.observed_language.lock().unwrap_or_else(PoisonError::into_inner) = found;
+                *self
+                    .observed_language
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner) = found;
                 Err(wrong_language())
             }
         }
@@ -171,7 +213,9 @@ impl RemoteGenerator {
 }
 
 fn wrong_language() -> Error {
-    Error::invalid("expected `tgt_lang` to be the fleet model's language, but found a different one")
+    Error::invalid(
+        "expected `tgt_lang` to be the fleet model's language, but found a different one",
+    )
 }
 
 fn unexpected(found: &str) -> Error {
@@ -194,16 +238,27 @@ fn read(
         ref shape => return Err(unexpected(&format!("shape {shape:?}"))),
     };
     if rows != sources * per_source || columns == 0 {
-        return Err(unexpected(&format!("shape {:?} for {sources} sources", targets.shape())));
+        return Err(unexpected(&format!(
+            "shape {:?} for {sources} sources",
+            targets.shape()
+        )));
     }
     let ids = token_ids(targets).ok_or_else(|| unexpected("other numbers"))?;
-    let scores = scores.and_then(Tensor::as_fp32).filter(|scores| scores.len() == rows && config.rows() > 1);
-    let targets = ids.chunks_exact(columns).enumerate().map(|(row, ids)| Generated {
-        ids: target(ids, config.start(), settings),
-        score: scores.and_then(|scores| scores.get(row).copied()),
-    });
+    let scores = scores
+        .and_then(Tensor::as_fp32)
+        .filter(|scores| scores.len() == rows && config.rows() > 1);
+    let targets = ids
+        .chunks_exact(columns)
+        .enumerate()
+        .map(|(row, ids)| Generated {
+            ids: target(ids, config.start(), settings),
+            score: scores.and_then(|scores| scores.get(row).copied()),
+        });
     let targets: Vec<Generated> = targets.collect();
-    Ok(targets.chunks(per_source.max(1)).map(<[Generated]>::to_vec).collect())
+    Ok(targets
+        .chunks(per_source.max(1))
+        .map(<[Generated]>::to_vec)
+        .collect())
 }
 
 /// The elements as token ids, if they all are: configurations exist that declare them as FP32.
@@ -216,15 +271,23 @@ fn token_ids(tensor: &Tensor) -> Option<Vec<i64>> {
         }
         Elements::Fp32(_) | Elements::Bytes(_) => return None,
     };
-    ids.iter().all(|id| (0..=i64::from(u32::MAX)).contains(id)).then_some(ids)
+    ids.iter()
+        .all(|id| (0..=i64::from(u32::MAX)).contains(id))
+        .then_some(ids)
 }
 
 /// A row without the decoder's start token, and without the padding after its end.
 fn target(row: &[i64], start: i64, settings: &GenerationSettings) -> Vec<i64> {
     let row = row.strip_prefix(&[start]).unwrap_or(row);
-    let end = row.iter().position(|id| settings.eos_token_ids.contains(id));
+    let end = row
+        .iter()
+        .position(|id| settings.eos_token_ids.contains(id));
     let end = end.map_or_else(
-        || row.iter().rposition(|id| *id != settings.pad_token_id).map_or(0, |last| last + 1),
+        || {
+            row.iter()
+                .rposition(|id| *id != settings.pad_token_id)
+                .map_or(0, |last| last + 1)
+        },
         |end| end + 1,
     );
     row[..end].to_vec()
@@ -251,7 +314,15 @@ mod tests {
             num_return_sequences: Some(sequences),
             ..GenerationOptions::default()
         };
-        GenerationConfig::new(&settings(), &options, Bounds { vocabulary: 100, max_length: 64 }).unwrap()
+        GenerationConfig::new(
+            &settings(),
+            &options,
+            Bounds {
+                vocabulary: 100,
+                max_length: 64,
+            },
+        )
+        .unwrap()
     }
 
     #[test]
@@ -276,7 +347,10 @@ mod tests {
         let targets = floats(&[2, 3], &[2.0, 9.0, 2.0, 2.0, 8.0, 7.0]);
         let scores = floats(&[2, 1], &[-0.5, -0.75]);
         let found = read(&targets, Some(&scores), 1, &config(2), &settings()).unwrap();
-        let found: Vec<_> = found[0].iter().map(|target| (target.ids.clone(), target.score)).collect();
+        let found: Vec<_> = found[0]
+            .iter()
+            .map(|target| (target.ids.clone(), target.score))
+            .collect();
         assert_eq!(found, [(vec![9, 2], Some(-0.5)), (vec![8, 7], Some(-0.75))]);
         for (tensor, sources) in [
             (floats(&[1, 2], &[2.0, 9.5]), 1),
@@ -286,7 +360,10 @@ mod tests {
             (floats(&[1, 1, 2], &[2.0, 9.0]), 1),
             (floats(&[1, 0], &[]), 1),
         ] {
-            assert!(read(&tensor, None, sources, &config(1), &settings()).is_err(), "{tensor:?}");
+            assert!(
+                read(&tensor, None, sources, &config(1), &settings()).is_err(),
+                "{tensor:?}"
+            );
         }
     }
 }

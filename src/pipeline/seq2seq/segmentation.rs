@@ -5,10 +5,11 @@ use unicode_segmentation::UnicodeSegmentation;
 /// Abbreviations from several languages, in lower case, that do not end a sentence: a missed end costs less than
 /// a sentence cut in two.
 const ABBREVIATIONS: [&str; 60] = [
-    "adj", "adm", "apt", "art", "ave", "bspw", "bzw", "ca", "cap", "capt", "cf", "cit", "co", "col", "dept",
-    "dr", "dra", "ed", "eds", "eg", "e.g", "etc", "ex", "exa", "exmo", "fig", "gen", "gov", "hon", "ie",
-    "i.e", "inc", "jr", "lt", "ltd", "mlle", "mm", "mme", "mr", "mrs", "ms", "mt", "no", "nr", "núm", "op",
-    "pag", "pág", "prof", "profa", "rev", "sgt", "sr", "sra", "srta", "st", "tel", "usw", "vol", "vs",
+    "adj", "adm", "apt", "art", "ave", "bspw", "bzw", "ca", "cap", "capt", "cf", "cit", "co",
+    "col", "dept", "dr", "dra", "ed", "eds", "eg", "e.g", "etc", "ex", "exa", "exmo", "fig", "gen",
+    "gov", "hon", "ie", "i.e", "inc", "jr", "lt", "ltd", "mlle", "mm", "mme", "mr", "mrs", "ms",
+    "mt", "no", "nr", "núm", "op", "pag", "pág", "prof", "profa", "rev", "sgt", "sr", "sra",
+    "srta", "st", "tel", "usw", "vol", "vs",
 ];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,11 +63,12 @@ fn push<'a>(segments: &mut Vec<Segment<&'a str>>, piece: &'a str) -> bool {
 /// A line's sentences, each with the white space after it.
 fn sentences(line: &str) -> impl Iterator<Item = &str> {
     let mut begin = 0;
-    line.split_sentence_bound_indices().filter_map(move |(index, piece)| {
-        let end = index + piece.len();
-        let is_end = end == line.len() || !continues(&line[begin..end], &line[end..]);
-        is_end.then(|| &line[std::mem::replace(&mut begin, end)..end])
-    })
+    line.split_sentence_bound_indices()
+        .filter_map(move |(index, piece)| {
+            let end = index + piece.len();
+            let is_end = end == line.len() || !continues(&line[begin..end], &line[end..]);
+            is_end.then(|| &line[std::mem::replace(&mut begin, end)..end])
+        })
 }
 
 /// Whether an apparent sentence ends inside of a word, or with an abbreviation, an initial, a list number or a quotation,
@@ -79,15 +81,20 @@ fn continues(sentence: &str, next: &str) -> bool {
     if sentence.ends_with(['"', '”', '’', '»', '\'']) && next.starts_with(char::is_lowercase) {
         return true;
     }
-    let Some(sentence) = sentence.strip_suffix('.') else { return false };
-    let word =
-        sentence.rsplit(|letter: char| letter.is_whitespace() || letter == '(').next().unwrap_or_default();
+    let Some(sentence) = sentence.strip_suffix('.') else {
+        return false;
+    };
+    let word = sentence
+        .rsplit(|letter: char| letter.is_whitespace() || letter == '(')
+        .next()
+        .unwrap_or_default();
     let is_alone = word.len() == sentence.trim_start().len();
     let is_letter = |part: &str| part.chars().count() == 1 && part.chars().all(char::is_alphabetic);
     let is_initial = is_letter(word) && word.chars().all(char::is_uppercase);
     // Such as `U.S.` and `p.m.`.
     let is_initials = word.contains('.') && word.split('.').all(is_letter);
-    let is_number = is_alone && !word.is_empty() && word.chars().all(|letter| letter.is_ascii_digit());
+    let is_number =
+        is_alone && !word.is_empty() && word.chars().all(|letter| letter.is_ascii_digit());
     is_initial || is_initials || is_number || ABBREVIATIONS.contains(&word.to_lowercase().as_str())
 }
 
@@ -103,7 +110,10 @@ fn is_inside_of_a_word(sentence: &str, next: &str) -> bool {
 /// Halves a sentence that is too long, at the white space nearest to its middle; `None` for a single word.
 pub(super) fn halves(sentence: &str) -> Option<(&str, &str)> {
     let middle = sentence.len() / 2;
-    let spaces = sentence.char_indices().filter(|(_, letter)| letter.is_whitespace()).map(|(index, _)| index);
+    let spaces = sentence
+        .char_indices()
+        .filter(|(_, letter)| letter.is_whitespace())
+        .map(|(index, _)| index);
     let cut = spaces.min_by_key(|index| index.abs_diff(middle))?;
     let (before, after) = sentence.split_at(cut);
     let (before, after) = (before.trim(), after.trim());
@@ -121,7 +131,9 @@ pub(super) fn join<S: AsRef<str>>(
     let mut text = String::new();
     for segment in segments {
         match segment {
-            Segment::Sentence(_) => text.push_str(translations.next().map_or("", |sentence| sentence.trim())),
+            Segment::Sentence(_) => {
+                text.push_str(translations.next().map_or("", |sentence| sentence.trim()))
+            }
             Segment::Space(space) if space.as_ref().is_empty() && needs_space => text.push(' '),
             Segment::Space(space) => text.push_str(space.as_ref()),
         }
@@ -158,18 +170,39 @@ mod tests {
         let cases = [
             ("One. Two!  Three?", "[One.] [Two!]  [Three?]"),
             ("  One\n\n\tTwo \r\n", "  [One]\n\n\t[Two] \r\n"),
-            ("Mr. Smith met Dr. Who. They left.", "[Mr. Smith met Dr. Who.] [They left.]"),
-            ("J. R. R. Tolkien wrote it. Yes.", "[J. R. R. Tolkien wrote it.] [Yes.]"),
-            ("It costs 3.50 euros, e.g. here. Now.", "[It costs 3.50 euros, e.g. here.] [Now.]"),
-            ("1. First thing. 2. Second.", "[1. First thing.] [2. Second.]"),
+            (
+                "Mr. Smith met Dr. Who. They left.",
+                "[Mr. Smith met Dr. Who.] [They left.]",
+            ),
+            (
+                "J. R. R. Tolkien wrote it. Yes.",
+                "[J. R. R. Tolkien wrote it.] [Yes.]",
+            ),
+            (
+                "It costs 3.50 euros, e.g. here. Now.",
+                "[It costs 3.50 euros, e.g. here.] [Now.]",
+            ),
+            (
+                "1. First thing. 2. Second.",
+                "[1. First thing.] [2. Second.]",
+            ),
             ("今日は。元気ですか？はい", "[今日は。][元気ですか？][はい]"),
             ("\"Stop!\" he said. Then?", "[\"Stop!\" he said.] [Then?]"),
             ("a\u{2029}b", "[a]\u{2029}[b]"),
-            ("See http://example.com/a?b=c&d=é!e. Then?", "[See http://example.com/a?b=c&d=é!e.] [Then?]"),
+            (
+                "See http://example.com/a?b=c&d=é!e. Then?",
+                "[See http://example.com/a?b=c&d=é!e.] [Then?]",
+            ),
             ("Is it (a?b)c? Yes!No", "[Is it (a?b)c?] [Yes!No]"),
             ("元気?はい", "[元気?][はい]"),
-            ("The U.S. Army is big. At 5 p.m. Monday.", "[The U.S. Army is big.] [At 5 p.m. Monday.]"),
-            ("if (a != b) return; is 5!=120? Yes.", "[if (a != b) return; is 5!=120?] [Yes.]"),
+            (
+                "The U.S. Army is big. At 5 p.m. Monday.",
+                "[The U.S. Army is big.] [At 5 p.m. Monday.]",
+            ),
+            (
+                "if (a != b) return; is 5!=120? Yes.",
+                "[if (a != b) return; is 5!=120?] [Yes.]",
+            ),
             ("", ""),
             (" \n ", " \n "),
         ];
@@ -208,8 +241,14 @@ mod tests {
 
     #[test]
     fn a_long_sentence_is_cut_between_words() {
-        assert_eq!(halves("one two three four"), Some(("one two", "three four")));
-        assert_eq!(halves("a verylongwordthatgoeson"), Some(("a", "verylongwordthatgoeson")));
+        assert_eq!(
+            halves("one two three four"),
+            Some(("one two", "three four"))
+        );
+        assert_eq!(
+            halves("a verylongwordthatgoeson"),
+            Some(("a", "verylongwordthatgoeson"))
+        );
         assert_eq!(halves("word"), None);
         assert_eq!(halves("ééé ééé"), Some(("ééé", "ééé")));
     }
@@ -220,7 +259,11 @@ mod tests {
         let text = "The cat sits on the mat. ".repeat(40_000);
         assert_eq!(split(&text, usize::MAX).len(), 80_000);
         assert_eq!(split(&"x".repeat(1_000_000), usize::MAX).len(), 1);
-        assert_eq!(split(&text, 2).len(), 6, "two sentences, the next one, and the space after each");
+        assert_eq!(
+            split(&text, 2).len(),
+            6,
+            "two sentences, the next one, and the space after each"
+        );
         assert!(started.elapsed().as_secs() < 5, "{:?}", started.elapsed());
     }
 }

@@ -70,7 +70,10 @@ impl Decoder {
     /// Scores per row, if fixed.
     pub fn vocabulary(&self) -> Option<usize> {
         let logits = &self.signature.outputs[self.signature.output("logits")?];
-        logits.shape.last().and_then(|side| usize::try_from(*side).ok())
+        logits
+            .shape
+            .last()
+            .and_then(|side| usize::try_from(*side).ok())
     }
 }
 
@@ -131,8 +134,10 @@ pub fn tag(code: &str) -> String {
 pub fn tagged(token: &str) -> Option<&str> {
     let [begin, end] = TAG;
     let code = token.strip_prefix(begin)?.strip_suffix(end)?;
-    let is_part = |character: char| character.is_ascii_alphanumeric() || ['_', '-'].contains(&character);
-    (code.starts_with(|first: char| first.is_ascii_alphabetic()) && code.chars().all(is_part)).then_some(code)
+    let is_part =
+        |character: char| character.is_ascii_alphanumeric() || ['_', '-'].contains(&character);
+    (code.starts_with(|first: char| first.is_ascii_alphabetic()) && code.chars().all(is_part))
+        .then_some(code)
 }
 
 /// Divides a text that begins with a tag into the tag's code and the rest.
@@ -189,7 +194,10 @@ impl LanguageToken {
     pub(super) fn request(self, options: &mut GenerationOptions) -> Result<()> {
         let (name, option) = match self.position {
             TargetToken::First => ("forced_bos_token_id", &mut options.forced_bos_token_id),
-            TargetToken::Start => ("decoder_start_token_id", &mut options.decoder_start_token_id),
+            TargetToken::Start => (
+                "decoder_start_token_id",
+                &mut options.decoder_start_token_id,
+            ),
         };
         match option.replace(self.id).filter(|found| *found != self.id) {
             Some(found) => Err(Error::invalid(format!(

@@ -33,17 +33,28 @@ impl Shortlist {
             entries.extend(list);
             begins.push(entries.len() as u32);
         }
-        Self { always, begins, entries }
+        Self {
+            always,
+            begins,
+            entries,
+        }
     }
 
     /// Reads untrusted file contents.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
-        let damaged = || Error::model(format!("expected a shortlist, but found {} other bytes", bytes.len()));
+        let damaged = || {
+            Error::model(format!(
+                "expected a shortlist, but found {} other bytes",
+                bytes.len()
+            ))
+        };
         let (header, numbers) = bytes.split_at_checked(HEADER).ok_or_else(damaged)?;
         let (magic, counts) = header.split_at(MAGIC.len());
         let (numbers, rest) = numbers.as_chunks::<4>();
         let read = |bytes: &[u8; 4]| u32::from_le_bytes(*bytes);
-        let [always, sources, entries] = *counts.as_chunks::<4>().0 else { return Err(damaged()) };
+        let [always, sources, entries] = *counts.as_chunks::<4>().0 else {
+            return Err(damaged());
+        };
         let [always, sources, entries] = [always, sources, entries].map(|bytes| read(&bytes));
         let begins = numbers.get(..=sources as usize).ok_or_else(damaged)?;
         let begins: Vec<u32> = begins.iter().map(read).collect();
@@ -53,30 +64,55 @@ impl Shortlist {
         if !is_whole || always > sources || !begins.is_sorted() || begins.last() != Some(&entries) {
             return Err(damaged());
         }
-        Ok(Self { always, begins, entries: list })
+        Ok(Self {
+            always,
+            begins,
+            entries: list,
+        })
     }
 
     /// File contents that [`Shortlist::from_bytes`] reads.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let counts = [self.always, self.begins.len() as u32 - 1, self.entries.len() as u32];
+        let counts = [
+            self.always,
+            self.begins.len() as u32 - 1,
+            self.entries.len() as u32,
+        ];
         let numbers = counts.iter().chain(&self.begins).chain(&self.entries);
-        MAGIC.into_iter().chain(numbers.flat_map(|number| number.to_le_bytes())).collect()
+        MAGIC
+            .into_iter()
+            .chain(numbers.flat_map(|number| number.to_le_bytes()))
+            .collect()
     }
 
     /// The largest allowed id.
     pub fn largest(&self) -> u32 {
-        self.entries.iter().copied().max().unwrap_or(0).max(self.always.saturating_sub(1))
+        self.entries
+            .iter()
+            .copied()
+            .max()
+            .unwrap_or(0)
+            .max(self.always.saturating_sub(1))
     }
 
     /// Ids that a translation of `source` may contain, ascending, including the ids in `source`, without the id
     /// `without`. Ids beyond the list allow nothing.
     pub fn allowed(&self, source: &[u32], without: u32) -> Vec<i64> {
-        let known = source.iter().filter(|id| (**id as usize) < self.begins.len() - 1);
+        let known = source
+            .iter()
+            .filter(|id| (**id as usize) < self.begins.len() - 1);
         let lists = known.clone().flat_map(|id| self.list(*id));
-        let mut allowed: Vec<u32> = (0..self.always).chain(lists.copied()).chain(known.copied()).collect();
+        let mut allowed: Vec<u32> = (0..self.always)
+            .chain(lists.copied())
+            .chain(known.copied())
+            .collect();
         allowed.sort_unstable();
         allowed.dedup();
-        allowed.into_iter().filter(|id| *id != without).map(i64::from).collect()
+        allowed
+            .into_iter()
+            .filter(|id| *id != without)
+            .map(i64::from)
+            .collect()
     }
 
     fn list(&self, id: u32) -> &[u32] {
@@ -98,7 +134,11 @@ mod tests {
         assert_eq!(small().allowed(&[], 1), [0, 2]);
         assert_eq!(small().allowed(&[1], 1), [0, 2, 5, 7]);
         assert_eq!(small().allowed(&[2, 1, 3, 2], 1), [0, 2, 3, 4, 5, 7, 9]);
-        assert_eq!(small().allowed(&[99], 1), [0, 2], "unknown ids allow nothing");
+        assert_eq!(
+            small().allowed(&[99], 1),
+            [0, 2],
+            "unknown ids allow nothing"
+        );
         assert_eq!(small().largest(), 9);
     }
 
@@ -107,7 +147,10 @@ mod tests {
         let bytes = small().to_bytes();
         assert_eq!(Shortlist::from_bytes(&bytes).unwrap(), small());
         for length in 0..bytes.len() {
-            assert!(Shortlist::from_bytes(&bytes[..length]).is_err(), "cut to {length}");
+            assert!(
+                Shortlist::from_bytes(&bytes[..length]).is_err(),
+                "cut to {length}"
+            );
         }
         for place in 0..bytes.len() {
             let mut damaged = bytes.clone();

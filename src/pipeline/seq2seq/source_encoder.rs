@@ -73,7 +73,11 @@ pub(super) struct SourceEncoder {
 
 impl SourceEncoder {
     /// Prepares a text. Tokenization stops beyond the sentence limit; the caller refuses the text.
-    pub(super) fn prepare<'a>(&self, text: &'a str, options: &Seq2SeqOptions) -> Result<PreparedText<'a>> {
+    pub(super) fn prepare<'a>(
+        &self,
+        text: &'a str,
+        options: &Seq2SeqOptions,
+    ) -> Result<PreparedText<'a>> {
         if !self.translates() {
             return self.prepare_whole(text, options);
         }
@@ -81,8 +85,12 @@ impl SourceEncoder {
         let (languages, text) = self.written_target(text, RequestedLanguages { source, target });
         let pair = self.directions.find(languages)?;
         let frame = self.frame(&pair)?;
-        let mut prepared =
-            PreparedText { pair, layout: Vec::new(), sentences: Vec::new(), is_truncated: false };
+        let mut prepared = PreparedText {
+            pair,
+            layout: Vec::new(),
+            sentences: Vec::new(),
+            is_truncated: false,
+        };
         let segments = match options.split.unwrap_or_else(|| self.default_split()) {
             Split::WhenLong if self.fits(text.trim(), &frame)? => whole(text),
             Split::Never => whole(text),
@@ -94,7 +102,9 @@ impl SourceEncoder {
             }
             match segment {
                 Segment::Space(_) => prepared.layout.push(segment),
-                Segment::Sentence(sentence) => self.add(sentence, options, &frame, &mut prepared)?,
+                Segment::Sentence(sentence) => {
+                    self.add(sentence, options, &frame, &mut prepared)?
+                }
             }
         }
         Ok(prepared)
@@ -106,7 +116,11 @@ impl SourceEncoder {
     }
 
     /// Prepares a text for a model that does not translate: as a whole, with the model's prefix.
-    fn prepare_whole<'a>(&self, text: &'a str, options: &Seq2SeqOptions) -> Result<PreparedText<'a>> {
+    fn prepare_whole<'a>(
+        &self,
+        text: &'a str,
+        options: &Seq2SeqOptions,
+    ) -> Result<PreparedText<'a>> {
         for (field, language) in [("src_lang", &options.source), ("tgt_lang", &options.target)] {
             if language.is_some() {
                 return Err(Error::invalid(format!(
@@ -119,12 +133,21 @@ impl SourceEncoder {
                 "expected no `split`, since the model does not translate, but found one",
             ));
         }
-        let pair = LanguagePair { source: String::new(), target: String::new() };
+        let pair = LanguagePair {
+            source: String::new(),
+            target: String::new(),
+        };
         let frame = self.frame(&pair)?;
         let whole = frame.with_prefix(text);
-        let (ids, is_truncated) = self.limited(&whole, self.ids_within(&whole, &frame)?, options, &frame)?;
+        let (ids, is_truncated) =
+            self.limited(&whole, self.ids_within(&whole, &frame)?, options, &frame)?;
         let sentences = vec![frame.special.around(&ids)];
-        Ok(PreparedText { pair, layout: vec![Segment::Sentence(text)], sentences, is_truncated })
+        Ok(PreparedText {
+            pair,
+            layout: vec![Segment::Sentence(text)],
+            sentences,
+            is_truncated,
+        })
     }
 
     /// Prefix and special tokens for texts in these languages.
@@ -132,7 +155,9 @@ impl SourceEncoder {
         let own = &self.settings.prefix;
         let prefix = match &self.settings.languages {
             Languages::Instructions { pairs } => {
-                let instruction = pairs.get(&pair.source).and_then(|targets| targets.get(&pair.target));
+                let instruction = pairs
+                    .get(&pair.source)
+                    .and_then(|targets| targets.get(&pair.target));
                 Cow::Borrowed(instruction.map_or("", String::as_str))
             }
             Languages::Tags { .. } => Cow::Owned(format!("{own}{} ", tag(&pair.target))),
@@ -140,7 +165,11 @@ impl SourceEncoder {
         };
         let special = self.special_ids(pair)?;
         let limit = self.settings.max_tokens.saturating_sub(special.len());
-        Ok(Frame { prefix, special, limit })
+        Ok(Frame {
+            prefix,
+            special,
+            limit,
+        })
     }
 
     /// Ids for a text with its prefix; `None` if they are certainly too many.
@@ -184,7 +213,10 @@ impl SourceEncoder {
         prepared: &mut PreparedText<'a>,
     ) -> Result<()> {
         let mut pending = vec![sentence];
-        while let Some(piece) = pending.pop().filter(|_| prepared.sentences.len() <= options.max_sentences) {
+        while let Some(piece) = pending
+            .pop()
+            .filter(|_| prepared.sentences.len() <= options.max_sentences)
+        {
             let whole = frame.with_prefix(piece);
             let ids = self.ids_within(&whole, frame)?;
             if ids.as_ref().is_none_or(|ids| ids.len() > frame.limit)
@@ -225,7 +257,11 @@ impl SourceEncoder {
                 None => format!("{} bytes", text.len()),
                 Some(ids) => format!("{} tokens", ids.len() + frame.special.len()),
             };
-            let hint = if self.translates() { "`split` or `truncate`" } else { "`truncate`" };
+            let hint = if self.translates() {
+                "`split` or `truncate`"
+            } else {
+                "`truncate`"
+            };
             return Err(Error::too_large(format!(
                 "the text has {found}, but the model takes at most {} tokens; set {hint}",
                 self.settings.max_tokens
@@ -247,15 +283,22 @@ impl SourceEncoder {
         requested: RequestedLanguages<'b>,
     ) -> (RequestedLanguages<'b>, &'a str) {
         let written = match &self.settings.languages {
-            Languages::Prefix { .. } => text.strip_prefix(">>").and_then(|rest| rest.split_once("<<")),
+            Languages::Prefix { .. } => text
+                .strip_prefix(">>")
+                .and_then(|rest| rest.split_once("<<")),
             Languages::Tags { .. } => split_tag(text),
             _ => None,
         };
-        let is_read = |code: &str| requested.target.is_none() || self.directions.find_target(code).is_ok();
+        let is_read =
+            |code: &str| requested.target.is_none() || self.directions.find_target(code).is_ok();
         match written {
-            Some((code, rest)) if is_read(code) => {
-                (RequestedLanguages { target: Some(code), ..requested }, rest)
-            }
+            Some((code, rest)) if is_read(code) => (
+                RequestedLanguages {
+                    target: Some(code),
+                    ..requested
+                },
+                rest,
+            ),
             _ => (requested, text),
         }
     }
@@ -287,22 +330,35 @@ impl SourceEncoder {
             0 => (Cow::Borrowed(rest), 0),
             length => (Cow::Owned(format!("{tag} {rest}")), length + 1),
         };
-        let own = self.tokenizer.tokens(&whole, false)?.into_iter().filter_map(|token| {
-            let id = self.model_id(token.id)?;
-            // The space behind a tag belongs to the next token.
-            let span = token.span.filter(|(_, stop)| before == 0 || *stop >= before);
-            let in_text = |place: usize| place.saturating_sub(before) + skipped;
-            Some(Token {
-                id,
-                special: token.special || span != token.span,
-                span: span.map(|(start, stop)| (in_text(start), in_text(stop))),
-                ..token
-            })
-        });
-        let Some(languages) = languages else { return Ok(own.collect()) };
+        let own = self
+            .tokenizer
+            .tokens(&whole, false)?
+            .into_iter()
+            .filter_map(|token| {
+                let id = self.model_id(token.id)?;
+                // The space behind a tag belongs to the next token.
+                let span = token
+                    .span
+                    .filter(|(_, stop)| before == 0 || *stop >= before);
+                let in_text = |place: usize| place.saturating_sub(before) + skipped;
+                Some(Token {
+                    id,
+                    special: token.special || span != token.span,
+                    span: span.map(|(start, stop)| (in_text(start), in_text(stop))),
+                    ..token
+                })
+            });
+        let Some(languages) = languages else {
+            return Ok(own.collect());
+        };
         let added = |id: i64| {
             let id = u32::try_from(id).ok()?;
-            Some(Token { id, text: self.tokenizer.token(id)?, special: true, span: None })
+            Some(Token {
+                id,
+                text: self.tokenizer.token(id)?,
+                special: true,
+                span: None,
+            })
         };
         let SpecialIds { before, after } = self.special_ids(&languages)?;
         Ok(before
@@ -325,7 +381,11 @@ impl SourceEncoder {
         };
         let languages = &self.settings.languages;
         Ok(LanguagePair {
-            source: required("src_lang", source, matches!(languages, Languages::Tokens { .. }))?,
+            source: required(
+                "src_lang",
+                source,
+                matches!(languages, Languages::Tokens { .. }),
+            )?,
             target: required(
                 "tgt_lang",
                 target,
@@ -336,12 +396,18 @@ impl SourceEncoder {
 
     fn ids(&self, text: &str) -> Result<Vec<i64>> {
         let ids = self.tokenizer.ids(text)?.into_iter();
-        Ok(ids.filter_map(|id| self.model_id(id)).map(i64::from).collect())
+        Ok(ids
+            .filter_map(|id| self.model_id(id))
+            .map(i64::from)
+            .collect())
     }
 
     /// The model's id for a tokenizer token; `None` for a token that the model must not read.
     fn model_id(&self, id: u32) -> Option<u32> {
-        let id = self.settings.unknown_tokens.map_or(id, |unknown| unknown.read(id));
+        let id = self
+            .settings
+            .unknown_tokens
+            .map_or(id, |unknown| unknown.read(id));
         // In a text, `</s>` is an ordinary string for Bergamot models, but its tokenizer returns the special token.
         let eos_ids = &self.settings.generation.eos_token_ids;
         let is_stray = self.settings.shortlist.is_some() && eos_ids.contains(&i64::from(id));
@@ -350,27 +416,42 @@ impl SourceEncoder {
 
     fn special_ids(&self, pair: &LanguagePair) -> Result<SpecialIds> {
         let token = |codes: &BTreeMap<String, i64>, code: &str| {
-            let unknown =
-                || Error::model(format!("expected a token for the language `{code}`, but found none"));
+            let unknown = || {
+                Error::model(format!(
+                    "expected a token for the language `{code}`, but found none"
+                ))
+            };
             codes.get(code).copied().ok_or_else(unknown)
         };
         let first = self.settings.generation.eos_token_ids.first().copied();
         let end = self.settings.source_end_token_id.or(first);
-        let mut special = SpecialIds { before: Vec::new(), after: end.into_iter().collect() };
+        let mut special = SpecialIds {
+            before: Vec::new(),
+            after: end.into_iter().collect(),
+        };
         match &self.settings.languages {
             Languages::None | Languages::Instructions { .. } | Languages::Tags { .. } => {
                 let [before, after] = self.tokenizer.special_ids();
                 let ids = |ids: &[u32]| ids.iter().copied().map(i64::from).collect();
-                special = SpecialIds { before: ids(before), after: ids(after) };
+                special = SpecialIds {
+                    before: ids(before),
+                    after: ids(after),
+                };
             }
             Languages::Pair { .. } => {}
             Languages::Prefix { targets, .. } => special.before.push(token(targets, &pair.target)?),
-            Languages::Tokens { codes, side: TokenSide::Before, .. } => {
+            Languages::Tokens {
+                codes,
+                side: TokenSide::Before,
+                ..
+            } => {
                 special.before.push(token(codes, &pair.source)?);
             }
-            Languages::Tokens { codes, side: TokenSide::After, .. } => {
-                special.after.push(token(codes, &pair.source)?)
-            }
+            Languages::Tokens {
+                codes,
+                side: TokenSide::After,
+                ..
+            } => special.after.push(token(codes, &pair.source)?),
         }
         Ok(special)
     }
@@ -378,9 +459,14 @@ impl SourceEncoder {
     /// Token that selects the target language, if there is one.
     pub(super) fn target_token(&self, target: &str) -> Option<LanguageToken> {
         match &self.settings.languages {
-            Languages::Tokens { codes, target: position, .. } => {
-                codes.get(target).map(|id| LanguageToken { id: *id, position: *position })
-            }
+            Languages::Tokens {
+                codes,
+                target: position,
+                ..
+            } => codes.get(target).map(|id| LanguageToken {
+                id: *id,
+                position: *position,
+            }),
             Languages::None
             | Languages::Pair { .. }
             | Languages::Prefix { .. }

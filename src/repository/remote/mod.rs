@@ -24,7 +24,11 @@ const BLAKE3: &str = "blake3";
 
 /// Opens the bundle at `url`, which is `…/NAME` for the latest one, or `…/NAME/DIGEST`.
 pub fn open(store: &Store, url: &Url) -> Result<Bundle> {
-    let home = if is_digest(url.name()) { url.clone() } else { url.join(&latest(store, url)?) };
+    let home = if is_digest(url.name()) {
+        url.clone()
+    } else {
+        url.join(&latest(store, url)?)
+    };
     let (bytes, _) = store.read(&home.join(MANIFEST))?.ok_or_else(|| {
         Error::model(format!(
             "expected a bundle at `{home}`, but found no `{MANIFEST}`; `kivu push` writes it last"
@@ -57,20 +61,39 @@ pub struct Found {
 /// The bundles at `url`: a bundle, or all bundles whose names follow it, sorted.
 pub fn list(store: &Store, url: &Url) -> Result<Vec<Found>> {
     if is_digest(url.name()) {
-        return Ok(vec![Found { url: url.clone(), open: url.clone(), tag: url.name().to_owned() }]);
+        return Ok(vec![Found {
+            url: url.clone(),
+            open: url.clone(),
+            tag: url.name().to_owned(),
+        }]);
     }
     let place = url.join(LATEST);
     if let Some((bytes, _)) = store.read(&place)? {
         let tag = digest_in(&bytes, &place)?;
-        return Ok(vec![Found { url: url.clone(), open: url.join(&tag), tag }]);
+        return Ok(vec![Found {
+            url: url.clone(),
+            open: url.join(&tag),
+            tag,
+        }]);
     }
     let folder = url.join("");
     let bundle = |(key, tag): (String, String)| {
-        let name = key.strip_prefix(&folder.key)?.strip_suffix(LATEST)?.strip_suffix('/')?;
+        let name = key
+            .strip_prefix(&folder.key)?
+            .strip_suffix(LATEST)?
+            .strip_suffix('/')?;
         let is_name = !name.is_empty() && !name.contains('/');
-        is_name.then(|| Found { url: url.join(name), open: url.join(name), tag })
+        is_name.then(|| Found {
+            url: url.join(name),
+            open: url.join(name),
+            tag,
+        })
     };
-    let found: Vec<_> = store.list_tags(&folder)?.into_iter().filter_map(bundle).collect();
+    let found: Vec<_> = store
+        .list_tags(&folder)?
+        .into_iter()
+        .filter_map(bundle)
+        .collect();
     if found.is_empty() {
         // Fails, with an error that suggests what to do.
         latest(store, url)?;
@@ -102,5 +125,8 @@ fn digest_in(bytes: &[u8], place: &Url) -> Result<String> {
 }
 
 fn is_digest(text: &str) -> bool {
-    text.len() == 64 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+    text.len() == 64
+        && text
+            .bytes()
+            .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }

@@ -49,7 +49,9 @@ pub fn cached(bundle: &Bundle, cache: &Path) -> Result<Bundle> {
 }
 
 fn open_cached(bundle: &Bundle, cache: &Path) -> Option<Bundle> {
-    Bundle::open(&cache.join(bundle.digest())).ok().filter(|known| known.digest() == bundle.digest())
+    Bundle::open(&cache.join(bundle.digest()))
+        .ok()
+        .filter(|known| known.digest() == bundle.digest())
 }
 
 /// Fetches the bundle into the folder `cache`, replacing a damaged one.
@@ -64,12 +66,21 @@ pub fn refetch(bundle: &Bundle, cache: &Path) -> Result<Bundle> {
             return Ok(());
         }
         let damaged = unique();
-        let failed = || Error::io(format!("cannot replace the damaged bundle in `{}`", folder.display()));
+        let failed = || {
+            Error::io(format!(
+                "cannot replace the damaged bundle in `{}`",
+                folder.display()
+            ))
+        };
         fs::rename(&folder, &damaged).map_err(failed())?;
         let replaced = fs::rename(&partial, &folder);
         let _ = fs::remove_dir_all(&damaged);
         // Another process may have replaced it in between.
-        if replaced.is_ok() || is_intact() { Ok(()) } else { replaced.map_err(failed()) }
+        if replaced.is_ok() || is_intact() {
+            Ok(())
+        } else {
+            replaced.map_err(failed())
+        }
     });
     // Later starts ignore whatever remains.
     let _ = fs::remove_dir_all(&partial);
@@ -88,7 +99,8 @@ fn fetch(bundle: &Bundle, folder: &Path, meter: &dyn Meter) -> Result<()> {
     let files = &bundle.manifest().files;
     meter.begin("pull", files.iter().map(|file| file.size).sum());
     let create = |folder: &Path| {
-        fs::create_dir_all(folder).map_err(Error::io(format!("cannot create `{}`", folder.display())))
+        fs::create_dir_all(folder)
+            .map_err(Error::io(format!("cannot create `{}`", folder.display())))
     };
     create(folder)?;
     for file in files {
@@ -106,14 +118,28 @@ fn fetch(bundle: &Bundle, folder: &Path, meter: &dyn Meter) -> Result<()> {
     fs::write(&path, text).map_err(Error::io(format!("cannot write `{}`", path.display())))
 }
 
-fn fetch_file(store: &Store, url: &Url, file: &manifest::File, path: &Path, meter: &dyn Meter) -> Result<()> {
+fn fetch_file(
+    store: &Store,
+    url: &Url,
+    file: &manifest::File,
+    path: &Path,
+    meter: &dyn Meter,
+) -> Result<()> {
     let failed = || Error::io(format!("cannot write `{}`", path.display()));
-    let target = OpenOptions::new().create(true).read(true).write(true).truncate(false).open(path);
+    let target = OpenOptions::new()
+        .create(true)
+        .read(true)
+        .write(true)
+        .truncate(false)
+        .open(path);
     let mut target = target.map_err(failed())?;
     let mut hash = blake3::Hasher::new();
     let mut known = hash.update_reader(&mut target).map_err(failed())?.count();
     meter.advance(known.min(file.size));
-    let object = Object { size: file.size, ..Object::default() };
+    let object = Object {
+        size: file.size,
+        ..Object::default()
+    };
     loop {
         for piece in store.pieces(url, &object, known..file.size)? {
             for chunk in piece? {
@@ -135,7 +161,10 @@ fn fetch_file(store: &Store, url: &Url, file: &manifest::File, path: &Path, mete
             )));
         }
         // An earlier attempt's part is damaged.
-        target.set_len(0).and_then(|()| target.seek(SeekFrom::Start(0))).map_err(failed())?;
+        target
+            .set_len(0)
+            .and_then(|()| target.seek(SeekFrom::Start(0)))
+            .map_err(failed())?;
         (hash, known) = (blake3::Hasher::new(), 0);
     }
 }

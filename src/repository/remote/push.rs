@@ -43,7 +43,13 @@ const PARALLEL: usize = 4;
 /// # Errors
 /// - An object that `push` did not write: a `latest` without a digest, or another file instead of the manifest.
 /// - Another process changed `latest` during the push; it is not overwritten.
-pub fn push(store: &Store, bundle: &Bundle, prefix: &Url, notes: &Path, meter: &dyn Meter) -> Result<bool> {
+pub fn push(
+    store: &Store,
+    bundle: &Bundle,
+    prefix: &Url,
+    notes: &Path,
+    meter: &dyn Meter,
+) -> Result<bool> {
     let name = prefix.join(&bundle.manifest().name);
     let (place, latest) = (name.join(bundle.digest()), name.join(LATEST));
     let before = store.read(&latest)?;
@@ -64,8 +70,8 @@ pub fn push(store: &Store, bundle: &Bundle, prefix: &Url, notes: &Path, meter: &
     let mut is_new = send_files(store, bundle, &place, notes, meter)?;
     if !has_manifest {
         let path = bundle.path(MANIFEST);
-        let text =
-            regular_file::read(&path).map_err(Error::io(format!("cannot read `{}`", path.display())))?;
+        let text = regular_file::read(&path)
+            .map_err(Error::io(format!("cannot read `{}`", path.display())))?;
         // If another process wrote it first, it is the same manifest, since its digest is in its URL.
         store.put(&manifest, text, &Condition::IsAbsent)?;
         is_new = true;
@@ -75,7 +81,10 @@ pub fn push(store: &Store, bundle: &Bundle, prefix: &Url, notes: &Path, meter: &
         Some((digest, _)) if digest == bundle.digest() => return Ok(is_new),
         Some((_, object)) => Condition::IsStill(object.etag.clone()),
     };
-    if store.put(&latest, bundle.digest().to_owned(), &condition)?.is_none() {
+    if store
+        .put(&latest, bundle.digest().to_owned(), &condition)?
+        .is_none()
+    {
         let now = store.read(&latest)?;
         if now.is_none_or(|(digest, _)| digest != bundle.digest()) {
             return Err(Error::config(format!(
@@ -96,7 +105,13 @@ struct Upload<'a> {
 }
 
 /// Uploads the files that the store lacks; `false` if there are none.
-fn send_files(store: &Store, bundle: &Bundle, place: &Url, notes: &Path, meter: &dyn Meter) -> Result<bool> {
+fn send_files(
+    store: &Store,
+    bundle: &Bundle,
+    place: &Url,
+    notes: &Path,
+    meter: &dyn Meter,
+) -> Result<bool> {
     let mut missing = Vec::new();
     for file in &bundle.manifest().files {
         let target = place.join(&file.name);
@@ -112,41 +127,60 @@ fn send_files(store: &Store, bundle: &Bundle, place: &Url, notes: &Path, meter: 
     let mut sending = Vec::new();
     for (file, target) in missing {
         let path = bundle.path(&file.name);
-        let source =
-            regular_file::open(&path).map_err(Error::io(format!("cannot read `{}`", path.display())))?;
+        let source = regular_file::open(&path)
+            .map_err(Error::io(format!("cannot read `{}`", path.display())))?;
         let note = Note::take_up(store, notes, &target, file)?;
         meter.advance(note.uploaded_bytes());
-        sending.push(Upload { file, source, target, note });
+        sending.push(Upload {
+            file,
+            source,
+            target,
+            note,
+        });
     }
     let mut parts: Vec<(usize, i32)> = Vec::new();
     for (place, sending) in sending.iter().enumerate() {
-        parts.extend(sending.note.missing(sending.file).map(|number| (place, number)));
+        parts.extend(
+            sending
+                .note
+                .missing(sending.file)
+                .map(|number| (place, number)),
+        );
     }
     let next = AtomicUsize::new(0);
     let work = || {
         while let Some((place, number)) = parts.get(next.fetch_add(1, Ordering::Relaxed)) {
-            sending[*place].send_part(store, *number, meter).inspect_err(|_| {
-                // Stops the other workers.
-                next.store(parts.len(), Ordering::Relaxed);
-            })?;
+            sending[*place]
+                .send_part(store, *number, meter)
+                .inspect_err(|_| {
+                    // Stops the other workers.
+                    next.store(parts.len(), Ordering::Relaxed);
+                })?;
         }
         Ok(())
     };
     thread::scope(|scope| {
         let workers: Vec<_> = (0..PARALLEL).map(|_| scope.spawn(work)).collect();
         let panicked = |_| Err(Error::model("uploading the bundle panicked"));
-        workers.into_iter().try_for_each(|worker| worker.join().unwrap_or_else(panicked))
+        workers
+            .into_iter()
+            .try_for_each(|worker| worker.join().unwrap_or_else(panicked))
     })?;
-    sending.into_iter().try_for_each(|sending| sending.finish(store))?;
+    sending
+        .into_iter()
+        .try_for_each(|sending| sending.finish(store))?;
     Ok(true)
 }
 
 /// Whether the store has the complete file. Reads the contents, since a damaged object may still have the right
 /// metadata.
 fn is_stored(store: &Store, file: &manifest::File, target: &Url) -> Result<bool> {
-    let is_same =
-        |object: &Object| object.size == file.size && object.metadata.get(BLAKE3) == Some(&file.blake3);
-    let Some(object) = store.head(target)?.filter(is_same) else { return Ok(false) };
+    let is_same = |object: &Object| {
+        object.size == file.size && object.metadata.get(BLAKE3) == Some(&file.blake3)
+    };
+    let Some(object) = store.head(target)?.filter(is_same) else {
+        return Ok(false);
+    };
     let mut hash = blake3::Hasher::new();
     for piece in store.pieces(target, &object, 0..object.size)? {
         for chunk in piece? {
@@ -179,7 +213,11 @@ impl Upload<'_> {
         // Another process that pushes this bundle writes the same bytes, so that an existing object may be replaced.
         let is_done = store.complete(&self.note.upload, &parts, &Condition::None)?;
         self.note.forget();
-        if is_done || is_stored(store, self.file, &self.target)? { Ok(()) } else { Err(self.lost()) }
+        if is_done || is_stored(store, self.file, &self.target)? {
+            Ok(())
+        } else {
+            Err(self.lost())
+        }
     }
 
     fn lost(&self) -> Error {
@@ -221,19 +259,40 @@ impl Written {
 impl Note {
     /// Resumes an earlier attempt's upload, or begins one.
     fn take_up(store: &Store, notes: &Path, target: &Url, file: &manifest::File) -> Result<Self> {
-        let path = notes.join(format!("{}.json", blake3::hash(target.to_string().as_bytes()).to_hex()));
-        let written = regular_file::read(&path).ok().and_then(|note| Written::parse(&note));
-        if let Some(Written { upload, part_bytes: PART_BYTES, parts }) = written
+        let path = notes.join(format!(
+            "{}.json",
+            blake3::hash(target.to_string().as_bytes()).to_hex()
+        ));
+        let written = regular_file::read(&path)
+            .ok()
+            .and_then(|note| Written::parse(&note));
+        if let Some(Written {
+            upload,
+            part_bytes: PART_BYTES,
+            parts,
+        }) = written
             && store.has_upload(&upload)?
         {
-            return Ok(Self { path, upload, parts: Mutex::new(parts) });
+            return Ok(Self {
+                path,
+                upload,
+                parts: Mutex::new(parts),
+            });
         }
         let upload = store.begin(target, BLAKE3, &file.blake3)?;
-        Ok(Self { path, upload, parts: Mutex::default() })
+        Ok(Self {
+            path,
+            upload,
+            parts: Mutex::default(),
+        })
     }
 
     fn parts(&self) -> Vec<Part> {
-        let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut parts = self
+            .parts
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
         parts.sort_by_key(|part| part.number);
         parts
     }
@@ -246,13 +305,18 @@ impl Note {
     /// Part numbers that are not uploaded; an empty file has one empty part.
     fn missing(&self, file: &manifest::File) -> impl Iterator<Item = i32> + use<> {
         let known: Vec<i32> = self.parts().iter().map(|part| part.number).collect();
-        (1..=file.size.div_ceil(PART_BYTES).max(1) as i32).filter(move |number| !known.contains(number))
+        (1..=file.size.div_ceil(PART_BYTES).max(1) as i32)
+            .filter(move |number| !known.contains(number))
     }
 
     fn add(&self, part: Part) -> Result<()> {
         let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
         parts.push(part);
-        let written = Written { upload: self.upload.clone(), part_bytes: PART_BYTES, parts: parts.clone() };
+        let written = Written {
+            upload: self.upload.clone(),
+            part_bytes: PART_BYTES,
+            parts: parts.clone(),
+        };
         let text = written.encode()?;
         let failed = || Error::io(format!("cannot write `{}`", self.path.display()));
         let folder = self.path.parent().unwrap_or(Path::new("."));
@@ -260,7 +324,9 @@ impl Note {
         // Another process may push the same bundle.
         let mut note = NamedTempFile::new_in(folder).map_err(failed())?;
         note.write_all(&text).map_err(failed())?;
-        note.persist(&self.path).map(drop).map_err(|refused| failed()(refused.error))
+        note.persist(&self.path)
+            .map(drop)
+            .map_err(|refused| failed()(refused.error))
     }
 
     fn forget(&self) {

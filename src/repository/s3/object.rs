@@ -55,7 +55,9 @@ impl Change {
 
     /// The change that caused an error.
     pub(crate) fn of(error: &Error) -> Option<Self> {
-        let Error::Io { source, .. } = error else { return None };
+        let Error::Io { source, .. } = error else {
+            return None;
+        };
         source.get_ref()?.downcast_ref().copied()
     }
 }
@@ -126,9 +128,14 @@ mod tests {
         assert!(versioned.is_version(Some("v2"), Some("e1")));
         // The same contents were uploaded again.
         assert!(!versioned.is_version(Some("v1"), Some("e1")));
-        assert!(versioned.is_version(None, Some("e1")) && versioned.is_version(None, Some("\"e1\"")));
+        assert!(
+            versioned.is_version(None, Some("e1")) && versioned.is_version(None, Some("\"e1\""))
+        );
         assert!(versioned.is_version(None, None) && versioned.is_version(None, Some("")));
-        assert!(!versioned.is_version(None, Some("e2")) && !object(None).is_version(Some("v1"), Some("e2")));
+        assert!(
+            !versioned.is_version(None, Some("e2"))
+                && !object(None).is_version(Some("v1"), Some("e2"))
+        );
     }
 
     #[test]
@@ -137,6 +144,9 @@ mod tests {
         let error = Change::Deleted.error(&url);
         insta::assert_snapshot!(error.chain(), @"expected `s3://files/in/a.csv` to stay as it was while it is read: the object was deleted");
         assert_eq!(Change::of(&error), Some(Change::Deleted));
-        assert_eq!(Change::of(&Error::io("cannot read")(io::Error::other("a fault"))), None);
+        assert_eq!(
+            Change::of(&Error::io("cannot read")(io::Error::other("a fault"))),
+            None
+        );
     }
 }

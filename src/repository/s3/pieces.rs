@@ -21,7 +21,10 @@ pub struct Reader {
 impl Reader {
     /// Reads the bytes of all pieces.
     pub fn new(pieces: Pieces) -> Self {
-        Self { pieces, chunks: VecDeque::new() }
+        Self {
+            pieces,
+            chunks: VecDeque::new(),
+        }
     }
 }
 

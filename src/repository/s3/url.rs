@@ -26,13 +26,20 @@ impl Url {
 
     /// URL for another key in the same bucket.
     pub fn with_key(&self, key: impl Into<String>) -> Self {
-        Self { bucket: self.bucket.clone(), key: key.into() }
+        Self {
+            bucket: self.bucket.clone(),
+            key: key.into(),
+        }
     }
 
     /// URL for `name` under this one, with one slash between.
     pub fn join(&self, name: &str) -> Self {
         let prefix = self.key.trim_end_matches('/');
-        self.with_key(if prefix.is_empty() { name.to_owned() } else { format!("{prefix}/{name}") })
+        self.with_key(if prefix.is_empty() {
+            name.to_owned()
+        } else {
+            format!("{prefix}/{name}")
+        })
     }
 
     /// The key after its last slash.
@@ -55,8 +62,13 @@ impl FromStr for Url {
             .strip_prefix(SCHEME)
             .map(|rest| rest.split_once('/').unwrap_or((rest, "")))
             .filter(|(bucket, _)| !bucket.is_empty())
-            .ok_or_else(|| Error::config(format!("expected `{SCHEME}BUCKET/KEY`, but found `{text}`")))?;
-        Ok(Self { bucket: bucket.to_owned(), key: key.to_owned() })
+            .ok_or_else(|| {
+                Error::config(format!("expected `{SCHEME}BUCKET/KEY`, but found `{text}`"))
+            })?;
+        Ok(Self {
+            bucket: bucket.to_owned(),
+            key: key.to_owned(),
+        })
     }
 }
 
@@ -82,7 +94,10 @@ mod tests {
     #[test]
     fn urls_round_trip() {
         let url: Url = "s3://bucket/a b/c+d%20é.jsonl".parse().unwrap();
-        assert_eq!((url.bucket.as_str(), url.key.as_str()), ("bucket", "a b/c+d%20é.jsonl"));
+        assert_eq!(
+            (url.bucket.as_str(), url.key.as_str()),
+            ("bucket", "a b/c+d%20é.jsonl")
+        );
         assert_eq!(url.to_string(), "s3://bucket/a b/c+d%20é.jsonl");
         assert_eq!(url.name(), "c+d%20é.jsonl");
         let bucket: Url = "s3://bucket".parse().unwrap();

@@ -61,7 +61,8 @@ pub(super) fn begin(repository: &Path, name: &str, config: &str) -> Result<PathB
         )));
     }
     let version = folder.join(VERSION);
-    fs::create_dir_all(&version).map_err(Error::io(format!("cannot create `{}`", version.display())))?;
+    fs::create_dir_all(&version)
+        .map_err(Error::io(format!("cannot create `{}`", version.display())))?;
     put(&folder.join(CONFIG), config)?;
     Ok(version)
 }
@@ -75,10 +76,17 @@ pub(super) fn copy(from: &Path, to: &Path) -> Result<()> {
 }
 
 /// Tensors in the configuration's format, which omits the first axis, the batch.
-pub(super) fn tensors<'a>(list: &str, specs: impl IntoIterator<Item = &'a TensorSpec>) -> Result<String> {
+pub(super) fn tensors<'a>(
+    list: &str,
+    specs: impl IntoIterator<Item = &'a TensorSpec>,
+) -> Result<String> {
     let mut text = String::new();
     for spec in specs {
-        let (-1, dims) = spec.shape.split_first().map_or((0, &[][..]), |(first, rest)| (*first, rest)) else {
+        let (-1, dims) = spec
+            .shape
+            .split_first()
+            .map_or((0, &[][..]), |(first, rest)| (*first, rest))
+        else {
             return Err(Error::model(format!(
                 "expected `{}` with a free axis for texts, but found shape {:?}",
                 spec.name, spec.shape
@@ -104,7 +112,10 @@ pub(super) fn type_name(element_type: ElementType) -> String {
 
 pub(super) fn instances(options: &Options, is_on_cpu: bool) -> String {
     let kind = if is_on_cpu { "KIND_CPU" } else { "KIND_AUTO" };
-    format!("instance_group [ {{ count: {} kind: {kind} }} ]\n", options.instances)
+    format!(
+        "instance_group [ {{ count: {} kind: {kind} }} ]\n",
+        options.instances
+    )
 }
 
 pub(super) fn batching() -> String {

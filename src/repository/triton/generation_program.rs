@@ -36,7 +36,11 @@ pub(super) fn write(
     check(&manifest.name, settings, options)?;
     let generation = generation(bundle, settings)?;
     bundle.verify()?;
-    let version = begin(repository, &manifest.name, &config(&manifest.name, options)?)?;
+    let version = begin(
+        repository,
+        &manifest.name,
+        &config(&manifest.name, options)?,
+    )?;
     for file in &manifest.files {
         let is_tokenizer = file.name.starts_with(TOKENIZER.trim_end_matches(".json"))
             || Some(&file.name) == settings.target_tokenizer.as_ref();
@@ -61,7 +65,9 @@ fn check(name: &str, settings: &Seq2SeqSettings, options: &Options) -> Result<()
     } else {
         return Ok(());
     };
-    Err(Error::config(format!("expected for `{name}`, which generates texts, {expected}")))
+    Err(Error::config(format!(
+        "expected for `{name}`, which generates texts, {expected}"
+    )))
 }
 
 /// Program settings: special tokens, the maximum length, and request option defaults.
@@ -92,15 +98,23 @@ fn generation(bundle: &Bundle, settings: &Seq2SeqSettings) -> Result<String> {
 }
 
 fn config(name: &str, options: &Options) -> Result<String> {
-    let mut text =
-        format!("name: \"{name}\"\nbackend: \"python\"\nmax_batch_size: {}\n", options.max_batch_size);
+    let mut text = format!(
+        "name: \"{name}\"\nbackend: \"python\"\nmax_batch_size: {}\n",
+        options.max_batch_size
+    );
     let integers = |name: &str| TensorSpec::new(name, ElementType::Int64, [-1, -1]);
     for input in ["input_ids", "attention_mask"] {
         // Sources with different lengths form a batch; the program pads them.
         let tensor = tensors("input", [&integers(input)])?;
         text += &tensor.replace(" } ]", " allow_ragged_batch: true } ]");
     }
-    text += &tensors("output", [&integers(TARGETS), &TensorSpec::new(SCORES, ElementType::Fp32, [-1, 1])])?;
+    text += &tensors(
+        "output",
+        [
+            &integers(TARGETS),
+            &TensorSpec::new(SCORES, ElementType::Fp32, [-1, 1]),
+        ],
+    )?;
     text += &batching();
     text += &instances(options, true);
     // The program does not sample.
@@ -108,6 +122,9 @@ fn config(name: &str, options: &Options) -> Result<String> {
     known.retain(|name| !GenerationOptions::SAMPLING.contains(&name.as_str()));
     let known = known.join(",");
     // Writing to a string does not fail.
-    let _ = writeln!(text, "parameters {{ key: \"{OPTIONS}\" value {{ string_value: \"{known}\" }} }}");
+    let _ = writeln!(
+        text,
+        "parameters {{ key: \"{OPTIONS}\" value {{ string_value: \"{known}\" }} }}"
+    );
     Ok(text)
 }

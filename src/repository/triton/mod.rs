@@ -33,9 +33,16 @@ pub fn write(bundle: &Bundle, repository: &Path, options: &Options) -> Result<Ve
     }
     let is_python = options.backend == Some(Runner::Python);
     if options.tensorrt && is_python {
-        return Err(Error::config("expected TensorRT with the backend `onnxruntime`, but found `python`"));
+        return Err(Error::config(
+            "expected TensorRT with the backend `onnxruntime`, but found `python`",
+        ));
     }
-    if options.text && manifest.classification.as_ref().is_some_and(|settings| settings.template.is_some()) {
+    if options.text
+        && manifest
+            .classification
+            .as_ref()
+            .is_some_and(|settings| settings.template.is_some())
+    {
         return Err(Error::config(format!(
             "expected no `--text` for `{}`, since its tokenizer on the server has no template for pairs; leave the \
              option out, and let Kivu send token ids",
@@ -62,11 +69,19 @@ pub fn write(bundle: &Bundle, repository: &Path, options: &Options) -> Result<Ve
     }
     if options.text {
         let tokenizer = format!("{name}{TOKENIZER_SUFFIX}");
-        let version = begin(repository, &tokenizer, &tokenizer_config(bundle, &tokenizer, options)?)?;
+        let version = begin(
+            repository,
+            &tokenizer,
+            &tokenizer_config(bundle, &tokenizer, options)?,
+        )?;
         put(&version.join("model.py"), TOKENIZER_PROGRAM)?;
         copy(&bundle.path(TOKENIZER), &version.join(TOKENIZER))?;
         let ensemble = format!("{name}{TEXT_SUFFIX}");
-        begin(repository, &ensemble, &ensemble_config(bundle, [&ensemble, &tokenizer, &name], options)?)?;
+        begin(
+            repository,
+            &ensemble,
+            &ensemble_config(bundle, [&ensemble, &tokenizer, &name], options)?,
+        )?;
         names.extend([tokenizer, ensemble]);
     }
     Ok(names)
@@ -84,8 +99,10 @@ fn graph_config(bundle: &Bundle, options: &Options) -> Result<String> {
         true => "backend: \"python\"",
         false => "backend: \"onnxruntime\"\ndefault_model_filename: \"model.onnx\"",
     };
-    let mut text =
-        format!("name: \"{}\"\n{backend}\nmax_batch_size: {}\n", manifest.name, options.max_batch_size);
+    let mut text = format!(
+        "name: \"{}\"\n{backend}\nmax_batch_size: {}\n",
+        manifest.name, options.max_batch_size
+    );
     text += &tensors("input", &manifest.signature.inputs)?;
     text += &tensors("output", &manifest.signature.outputs)?;
     text += &batching();
@@ -94,14 +111,19 @@ fn graph_config(bundle: &Bundle, options: &Options) -> Result<String> {
         text += "optimization { execution_accelerators { gpu_execution_accelerator [ { name: \"tensorrt\" \
                  parameters { key: \"precision_mode\" value: \"FP16\" } } ] } }\n";
     }
-    let mut lengths = WARM_UP.map(|tokens| tokens.min(max_tokens(bundle))).to_vec();
+    let mut lengths = WARM_UP
+        .map(|tokens| tokens.min(max_tokens(bundle)))
+        .to_vec();
     lengths.dedup();
     // Zeros have no words and no labels.
     if manifest.zero_shot_entities.is_some() || manifest.label_scores.is_some() {
         lengths.clear();
     }
     for tokens in lengths {
-        let _ = write!(text, "model_warmup [ {{ name: \"{tokens} tokens\" batch_size: 1 ");
+        let _ = write!(
+            text,
+            "model_warmup [ {{ name: \"{tokens} tokens\" batch_size: 1 "
+        );
         for input in &manifest.signature.inputs {
             let _ = write!(
                 text,
@@ -127,15 +149,21 @@ fn text_spec() -> TensorSpec {
 
 fn tokenizer_config(bundle: &Bundle, name: &str, options: &Options) -> Result<String> {
     let manifest = bundle.manifest();
-    let mut text =
-        format!("name: \"{name}\"\nbackend: \"python\"\nmax_batch_size: {}\n", options.max_batch_size);
+    let mut text = format!(
+        "name: \"{name}\"\nbackend: \"python\"\nmax_batch_size: {}\n",
+        options.max_batch_size
+    );
     text += &tensors("input", [&text_spec()])?;
     text += &tensors("output", &manifest.signature.inputs)?;
     text += &instances(options, true);
-    for (key, value) in
-        [("max_tokens", max_tokens(bundle)), ("padding_id", bundle.tokenizer()?.padding_id() as usize)]
-    {
-        let _ = writeln!(text, "parameters {{ key: \"{key}\" value {{ string_value: \"{value}\" }} }}");
+    for (key, value) in [
+        ("max_tokens", max_tokens(bundle)),
+        ("padding_id", bundle.tokenizer()?.padding_id() as usize),
+    ] {
+        let _ = writeln!(
+            text,
+            "parameters {{ key: \"{key}\" value {{ string_value: \"{value}\" }} }}"
+        );
     }
     Ok(text)
 }
@@ -146,13 +174,16 @@ fn ensemble_config(
     options: &Options,
 ) -> Result<String> {
     let signature = &bundle.manifest().signature;
-    let mut text =
-        format!("name: \"{name}\"\nplatform: \"ensemble\"\nmax_batch_size: {}\n", options.max_batch_size);
+    let mut text = format!(
+        "name: \"{name}\"\nplatform: \"ensemble\"\nmax_batch_size: {}\n",
+        options.max_batch_size
+    );
     text += &tensors("input", [&text_spec()])?;
     text += &tensors("output", &signature.outputs)?;
     let map = |list: &str, specs: &[TensorSpec]| {
-        let entries =
-            specs.iter().map(|spec| format!("{list} {{ key: \"{0}\" value: \"{0}\" }} ", spec.name));
+        let entries = specs
+            .iter()
+            .map(|spec| format!("{list} {{ key: \"{0}\" value: \"{0}\" }} ", spec.name));
         entries.collect::<String>()
     };
     let step = |model: &str, inputs: &[TensorSpec], outputs: &[TensorSpec]| {

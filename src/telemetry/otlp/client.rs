@@ -45,12 +45,21 @@ impl Client {
         let mut direct = HttpConnector::new();
         direct.enforce_http(false);
         direct.set_nodelay(true);
-        let https = tls(to.url.starts_with("https:"))?.https_or_http().enable_http1().wrap_connector(direct);
+        let https = tls(to.url.starts_with("https:"))?
+            .https_or_http()
+            .enable_http1()
+            .wrap_connector(direct);
         let connections = legacy::Client::builder(TokioExecutor::new())
             .pool_idle_timeout(MAX_IDLE)
             .pool_timer(TokioTimer::new())
             .build(https);
-        Ok(Self { what, connections, runtime, timeout: to.timeout, is_failing: AtomicBool::new(false) })
+        Ok(Self {
+            what,
+            connections,
+            runtime,
+            timeout: to.timeout,
+            is_failing: AtomicBool::new(false),
+        })
     }
 
     /// Logs the first failure, and the first success after it.
@@ -72,15 +81,22 @@ impl Client {
 }
 
 /// Reads the system's certificates only if they are needed, since that takes milliseconds.
-fn tls(is_needed: bool) -> Result<HttpsConnectorBuilder<hyper_rustls::builderstates::WantsSchemes>> {
+fn tls(
+    is_needed: bool,
+) -> Result<HttpsConnectorBuilder<hyper_rustls::builderstates::WantsSchemes>> {
     if is_needed {
-        let tls = HttpsConnectorBuilder::new().with_provider_and_native_roots(ring::default_provider());
-        return tls.map_err(Error::io("cannot read trusted certificates; set SSL_CERT_FILE"));
+        let tls =
+            HttpsConnectorBuilder::new().with_provider_and_native_roots(ring::default_provider());
+        return tls.map_err(Error::io(
+            "cannot read trusted certificates; set SSL_CERT_FILE",
+        ));
     }
     let config = ClientConfig::builder_with_provider(ring::default_provider().into())
         .with_safe_default_protocol_versions()
         .map_err(|error| Error::config_because("cannot set up TLS", error))?;
-    let config = config.with_root_certificates(RootCertStore::empty()).with_no_client_auth();
+    let config = config
+        .with_root_certificates(RootCertStore::empty())
+        .with_no_client_auth();
     Ok(HttpsConnectorBuilder::new().with_tls_config(config))
 }
 
@@ -88,17 +104,28 @@ async fn send(
     connections: Connections,
     request: Request<Bytes>,
 ) -> std::result::Result<Response<Bytes>, HttpError> {
-    let (parts, body) = connections.request(request.map(Full::new)).await?.into_parts();
-    let body = Limited::new(body, MAX_RESPONSE_BYTES).collect().await?.to_bytes();
+    let (parts, body) = connections
+        .request(request.map(Full::new))
+        .await?
+        .into_parts();
+    let body = Limited::new(body, MAX_RESPONSE_BYTES)
+        .collect()
+        .await?
+        .to_bytes();
     Ok(Response::from_parts(parts, body))
 }
 
 #[async_trait]
 impl HttpClient for Client {
-    async fn send_bytes(&self, request: Request<Bytes>) -> std::result::Result<Response<Bytes>, HttpError> {
+    async fn send_bytes(
+        &self,
+        request: Request<Bytes>,
+    ) -> std::result::Result<Response<Bytes>, HttpError> {
         let (connections, limit) = (self.connections.clone(), self.timeout);
         // A timeout can only be made in the runtime.
-        let sent = self.runtime.spawn(async move { timeout(limit, send(connections, request)).await });
+        let sent = self
+            .runtime
+            .spawn(async move { timeout(limit, send(connections, request)).await });
         let response = match sent.await {
             Ok(Ok(response)) => response,
             Ok(Err(late)) => Err(late.into()),
@@ -107,7 +134,9 @@ impl HttpClient for Client {
         };
         self.report(match &response {
             Err(error) => Some(chain(&**error)),
-            Ok(response) if !response.status().is_success() => Some(format!("status {}", response.status())),
+            Ok(response) if !response.status().is_success() => {
+                Some(format!("status {}", response.status()))
+            }
             Ok(_) => None,
         });
         response
@@ -116,5 +145,8 @@ impl HttpClient for Client {
 
 fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     let causes = std::iter::successors(Some(error), |error| error.source());
-    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+    causes
+        .map(ToString::to_string)
+        .collect::<Vec<_>>()
+        .join(": ")
 }

@@ -32,20 +32,25 @@ impl Recorder for OtlpRecorder {
     fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
 
     fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
-        self.0.get_or_create_counter(key, |counter| Arc::clone(counter).into())
+        self.0
+            .get_or_create_counter(key, |counter| Arc::clone(counter).into())
     }
 
     fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
-        self.0.get_or_create_gauge(key, |gauge| Arc::clone(gauge).into())
+        self.0
+            .get_or_create_gauge(key, |gauge| Arc::clone(gauge).into())
     }
 
     fn register_histogram(&self, key: &Key, _: &Metadata<'_>) -> Histogram {
-        self.0.get_or_create_histogram(key, |histogram| Arc::clone(histogram).into())
+        self.0
+            .get_or_create_histogram(key, |histogram| Arc::clone(histogram).into())
     }
 }
 
 fn attributes(key: &Key) -> Vec<KeyValue> {
-    key.labels().map(|label| KeyValue::new(label.key().to_owned(), label.value().to_owned())).collect()
+    key.labels()
+        .map(|label| KeyValue::new(label.key().to_owned(), label.value().to_owned()))
+        .collect()
 }
 
 impl Storage<Key> for Instruments {
@@ -55,19 +60,30 @@ impl Storage<Key> for Instruments {
 
     fn counter(&self, key: &Key) -> Self::Counter {
         let counter = self.0.u64_counter(key.name().to_owned()).build();
-        Arc::new(CounterInstrument { counter, attributes: attributes(key), total: AtomicU64::new(0) })
+        Arc::new(CounterInstrument {
+            counter,
+            attributes: attributes(key),
+            total: AtomicU64::new(0),
+        })
     }
 
     fn gauge(&self, key: &Key) -> Self::Gauge {
         let sum = self.0.f64_up_down_counter(key.name().to_owned()).build();
-        Arc::new(GaugeInstrument { sum, attributes: attributes(key), value: Mutex::new(0.0) })
+        Arc::new(GaugeInstrument {
+            sum,
+            attributes: attributes(key),
+            value: Mutex::new(0.0),
+        })
     }
 
     /// All histograms are durations in seconds.
     fn histogram(&self, key: &Key) -> Self::Histogram {
         let histogram = self.0.f64_histogram(key.name().to_owned()).with_unit("s");
         let histogram = histogram.with_boundaries(BUCKETS.to_vec()).build();
-        Arc::new(HistogramInstrument { histogram, attributes: attributes(key) })
+        Arc::new(HistogramInstrument {
+            histogram,
+            attributes: attributes(key),
+        })
     }
 }
 
@@ -85,7 +101,8 @@ impl CounterFn for CounterInstrument {
 
     fn absolute(&self, value: u64) {
         let before = self.total.fetch_max(value, Relaxed);
-        self.counter.add(value.saturating_sub(before), &self.attributes);
+        self.counter
+            .add(value.saturating_sub(before), &self.attributes);
     }
 }
 

@@ -61,9 +61,21 @@ impl Otlp {
     /// If an exporter cannot be made, or the process has one already.
     pub fn start(config: &OtlpConfig, default_service: &str) -> Result<Self> {
         let resource = resource(config, default_service);
-        let traces = config.traces.as_ref().map(|to| traces(config, to, resource.clone())).transpose()?;
-        let metrics = config.metrics.as_ref().map(|to| metrics(config, to, resource)).transpose()?;
-        Ok(Self { traces, metrics, flushes: Arc::new(Semaphore::new(1)) })
+        let traces = config
+            .traces
+            .as_ref()
+            .map(|to| traces(config, to, resource.clone()))
+            .transpose()?;
+        let metrics = config
+            .metrics
+            .as_ref()
+            .map(|to| metrics(config, to, resource))
+            .transpose()?;
+        Ok(Self {
+            traces,
+            metrics,
+            flushes: Arc::new(Semaphore::new(1)),
+        })
     }
 
     /// Records this process's metrics for OTLP only.
@@ -72,14 +84,17 @@ impl Otlp {
     /// If the process has an exporter already.
     pub fn install(&self) -> Result<()> {
         self.recorder().map_or(Ok(()), |recorder| {
-            ::metrics::set_global_recorder(recorder)
-                .map_err(|error| Error::inference_because("cannot register the metrics recorder", error))
+            ::metrics::set_global_recorder(recorder).map_err(|error| {
+                Error::inference_because("cannot register the metrics recorder", error)
+            })
         })
     }
 
     /// A recorder for the metrics that this process records.
     pub(super) fn recorder(&self) -> Option<impl Recorder + Send + Sync + 'static> {
-        Some(metrics::recorder(Instruments(self.metrics.as_ref()?.meter(SCOPE))))
+        Some(metrics::recorder(Instruments(
+            self.metrics.as_ref()?.meter(SCOPE),
+        )))
     }
 
     /// Exports the metrics with these names, which `read` returns.
@@ -88,23 +103,29 @@ impl Otlp {
         names: &[&'static str],
         read: impl Fn() -> Vec<Reading> + Clone + Send + Sync + 'static,
     ) {
-        let Some(provider) = &self.metrics else { return };
+        let Some(provider) = &self.metrics else {
+            return;
+        };
         let meter = provider.meter(SCOPE);
         for name in names.iter().copied() {
             let read = read.clone();
-            let gauge = meter.f64_observable_gauge(name).with_callback(move |observer| {
-                for reading in read().into_iter().filter(|reading| reading.name == name) {
-                    let label = reading.model.map(|model| KeyValue::new("model", model));
-                    observer.observe(reading.value, label.as_slice());
-                }
-            });
+            let gauge = meter
+                .f64_observable_gauge(name)
+                .with_callback(move |observer| {
+                    for reading in read().into_iter().filter(|reading| reading.name == name) {
+                        let label = reading.model.map(|model| KeyValue::new("model", model));
+                        observer.observe(reading.value, label.as_slice());
+                    }
+                });
             gauge.build();
         }
     }
 
     /// Sends what was recorded, and waits at most `limit` for it.
     pub async fn flush(&self, limit: Duration) {
-        let Self { traces, metrics, .. } = self.clone();
+        let Self {
+            traces, metrics, ..
+        } = self.clone();
         self.in_background(limit, move || {
             traces.map(|traces| traces.force_flush());
             metrics.map(|metrics| metrics.force_flush());
@@ -115,7 +136,9 @@ impl Otlp {
     /// Sends what was recorded, waits at most two seconds for it, and stops the exporters.
     pub async fn stop(self) {
         let limit = STOP_TIMEOUT;
-        let Self { traces, metrics, .. } = self.clone();
+        let Self {
+            traces, metrics, ..
+        } = self.clone();
         self.in_background(limit, move || {
             traces.map(|traces| traces.shutdown_with_timeout(limit));
             metrics.map(|metrics| metrics.shutdown_with_timeout(limit));
@@ -127,13 +150,17 @@ impl Otlp {
     async fn in_background(&self, limit: Duration, work: impl FnOnce() + Send + 'static) {
         let flushes = Arc::clone(&self.flushes);
         let flushed = async {
-            let Ok(permit) = flushes.acquire_owned().await else { return };
+            let Ok(permit) = flushes.acquire_owned().await else {
+                return;
+            };
             let (done, waiting) = tokio::sync::oneshot::channel();
-            let started = thread::Builder::new().name("otlp-flush".to_owned()).spawn(move || {
-                let _permit = permit;
-                work();
-                let _ = done.send(());
-            });
+            let started = thread::Builder::new()
+                .name("otlp-flush".to_owned())
+                .spawn(move || {
+                    let _permit = permit;
+                    work();
+                    let _ = done.send(());
+                });
             if started.is_ok() {
                 let _ = waiting.await;
             }
@@ -144,14 +171,21 @@ impl Otlp {
 }
 
 fn resource(config: &OtlpConfig, default_service: &str) -> Resource {
-    let attributes = config.attributes.iter().cloned().map(|(name, value)| KeyValue::new(name, value));
+    let attributes = config
+        .attributes
+        .iter()
+        .cloned()
+        .map(|(name, value)| KeyValue::new(name, value));
     let own = [
         KeyValue::new("service.version", env!("CARGO_PKG_VERSION")),
         KeyValue::new("service.instance.id", uuid::Uuid::new_v4().to_string()),
         KeyValue::new("telemetry.sdk.language", "rust"),
         KeyValue::new("telemetry.sdk.name", "opentelemetry"),
     ];
-    let service = config.service.clone().unwrap_or_else(|| default_service.to_owned());
+    let service = config
+        .service
+        .clone()
+        .unwrap_or_else(|| default_service.to_owned());
     Resource::builder_empty()
         .with_attributes(own)
         .with_attributes(attributes)
@@ -176,9 +210,16 @@ fn traces(config: &OtlpConfig, to: &OtlpReceiver, resource: Resource) -> Result<
         .with_max_export_batch_size(config.queue.export)
         .build();
     let provider = SdkTracerProvider::builder()
-        .with_sampler(spans::RequestSampler::new(config.ratio, config.follows_parent))
+        .with_sampler(spans::RequestSampler::new(
+            config.ratio,
+            config.follows_parent,
+        ))
         .with_resource(resource)
-        .with_span_processor(BatchSpanProcessor::builder(exporter).with_batch_config(queue).build())
+        .with_span_processor(
+            BatchSpanProcessor::builder(exporter)
+                .with_batch_config(queue)
+                .build(),
+        )
         .build();
     spans::install(provider.tracer(SCOPE))?;
     Ok(provider)
@@ -186,7 +227,11 @@ fn traces(config: &OtlpConfig, to: &OtlpReceiver, resource: Resource) -> Result<
 
 fn metrics(config: &OtlpConfig, to: &OtlpReceiver, resource: Resource) -> Result<SdkMeterProvider> {
     let exporter = MetricExporter::builder()
-        .with_temporality(if config.has_deltas { Temporality::Delta } else { Temporality::Cumulative })
+        .with_temporality(if config.has_deltas {
+            Temporality::Delta
+        } else {
+            Temporality::Cumulative
+        })
         .with_http()
         .with_http_client(Client::new("metrics", to, Handle::current())?)
         .with_retry_policy(RetryPolicy::recommended().with_max_retries(RETRIES))
@@ -196,12 +241,20 @@ fn metrics(config: &OtlpConfig, to: &OtlpReceiver, resource: Resource) -> Result
         .with_headers(headers(to))
         .build()
         .map_err(cannot_start)?;
-    let reader = PeriodicReader::builder(exporter).with_interval(config.interval).build();
-    Ok(SdkMeterProvider::builder().with_resource(resource).with_reader(reader).build())
+    let reader = PeriodicReader::builder(exporter)
+        .with_interval(config.interval)
+        .build();
+    Ok(SdkMeterProvider::builder()
+        .with_resource(resource)
+        .with_reader(reader)
+        .build())
 }
 
 fn headers(to: &OtlpReceiver) -> std::collections::HashMap<String, String> {
-    to.headers.iter().map(|(name, value)| (name.clone(), value.0.clone())).collect()
+    to.headers
+        .iter()
+        .map(|(name, value)| (name.clone(), value.0.clone()))
+        .collect()
 }
 
 fn cannot_start(error: impl std::error::Error + Send + Sync + 'static) -> Error {

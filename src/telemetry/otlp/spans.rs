@@ -6,11 +6,13 @@ use std::{sync::OnceLock, time::Instant};
 use opentelemetry::{
     Context, KeyValue,
     trace::{
-        Link, Span as _, SpanBuilder, SpanContext, SpanId, SpanKind, Status, TraceContextExt, TraceFlags,
-        TraceId, TraceState, Tracer,
+        Link, Span as _, SpanBuilder, SpanContext, SpanId, SpanKind, Status, TraceContextExt,
+        TraceFlags, TraceId, TraceState, Tracer,
     },
 };
-use opentelemetry_sdk::trace::{Sampler, SamplingDecision, SamplingResult, SdkTracer, ShouldSample, Span};
+use opentelemetry_sdk::trace::{
+    Sampler, SamplingDecision, SamplingResult, SdkTracer, ShouldSample, Span,
+};
 
 use crate::{
     error::{Error, Result},
@@ -21,13 +23,17 @@ use crate::{
 };
 
 /// The methods that HTTP defines. Others may be any text, which must not get into spans.
-const METHODS: [&str; 9] = ["CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"];
+const METHODS: [&str; 9] = [
+    "CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE",
+];
 
 static TRACER: OnceLock<SdkTracer> = OnceLock::new();
 
 /// Traces requests from now on.
 pub(super) fn install(tracer: SdkTracer) -> Result<()> {
-    TRACER.set(tracer).map_err(|_| Error::config("expected one OTLP exporter per process, but found two"))
+    TRACER
+        .set(tracer)
+        .map_err(|_| Error::config("expected one OTLP exporter per process, but found two"))
 }
 
 /// A context whose trace has no sampling decision.
@@ -43,7 +49,10 @@ pub(super) struct RequestSampler {
 
 impl RequestSampler {
     pub(super) fn new(ratio: f64, follows_parent: bool) -> Self {
-        Self { root: Sampler::TraceIdRatioBased(ratio), follows_parent }
+        Self {
+            root: Sampler::TraceIdRatioBased(ratio),
+            follows_parent,
+        }
     }
 }
 
@@ -57,10 +66,14 @@ impl ShouldSample for RequestSampler {
         attributes: &[KeyValue],
         links: &[Link],
     ) -> SamplingResult {
-        let decided = parent.filter(|context| self.follows_parent && context.get::<Undecided>().is_none());
         let decided =
-            decided.map(|context| context.span().span_context().clone()).filter(SpanContext::is_valid);
-        let result = self.root.should_sample(parent, trace, name, kind, attributes, links);
+            parent.filter(|context| self.follows_parent && context.get::<Undecided>().is_none());
+        let decided = decided
+            .map(|context| context.span().span_context().clone())
+            .filter(SpanContext::is_valid);
+        let result = self
+            .root
+            .should_sample(parent, trace, name, kind, attributes, links);
         let decision = match decided.map(|parent| parent.is_sampled()) {
             Some(true) => SamplingDecision::RecordAndSample,
             Some(false) => SamplingDecision::Drop,
@@ -75,10 +88,15 @@ impl ShouldSample for RequestSampler {
 pub(in crate::telemetry) struct RequestSpan(Span);
 
 /// Begins a request's span, if requests are traced.
-pub(in crate::telemetry) fn begin(method: &str, parent: Option<&Trace>, clock: Clock) -> Option<RequestSpan> {
+pub(in crate::telemetry) fn begin(
+    method: &str,
+    parent: Option<&Trace>,
+    clock: Clock,
+) -> Option<RequestSpan> {
     let tracer = TRACER.get()?;
-    let builder =
-        SpanBuilder::from_name(span_name(method)).with_kind(SpanKind::Server).with_start_time(clock.began());
+    let builder = SpanBuilder::from_name(span_name(method))
+        .with_kind(SpanKind::Server)
+        .with_start_time(clock.began());
     let context = parent.and_then(remote_context).unwrap_or_default();
     let span = tracer.build_with_context(builder, &context);
     // Invalid once the exporter has stopped.
@@ -99,15 +117,25 @@ pub(in crate::telemetry) fn begin_job(parent: Option<&Trace>) -> Option<JobSpan>
 
 impl JobSpan {
     pub(in crate::telemetry) fn end(mut self, outcome: &JobOutcome) {
-        let JobOutcome { model, task, status, rows, failed_rows, tokens } = outcome;
+        let JobOutcome {
+            model,
+            task,
+            status,
+            rows,
+            failed_rows,
+            tokens,
+        } = outcome;
         let span = &mut self.0;
         if !model.is_empty() {
             span.set_attribute(KeyValue::new("kivu.model", model.clone()));
         }
         span.set_attribute(KeyValue::new("kivu.task", task.clone()));
         span.set_attribute(KeyValue::new("kivu.status", *status));
-        for (name, count) in [("kivu.rows", rows), ("kivu.failed_rows", failed_rows), ("kivu.tokens", tokens)]
-        {
+        for (name, count) in [
+            ("kivu.rows", rows),
+            ("kivu.failed_rows", failed_rows),
+            ("kivu.tokens", tokens),
+        ] {
             span.set_attribute(KeyValue::new(name, *count as i64));
         }
         if outcome.is_error() {
@@ -120,17 +148,31 @@ impl JobSpan {
 /// The context of a client's span.
 fn remote_context(parent: &Trace) -> Option<Context> {
     let flags = TraceFlags::default().with_sampled(parent.is_sampled == Some(true));
-    let (trace, span) = (TraceId::from_hex(&parent.id).ok()?, SpanId::from_hex(&parent.parent).ok()?);
+    let (trace, span) = (
+        TraceId::from_hex(&parent.id).ok()?,
+        SpanId::from_hex(&parent.parent).ok()?,
+    );
     // An invalid state is dropped, as W3C specifies.
-    let state =
-        parent.state.as_deref().and_then(|state| state.parse::<TraceState>().ok()).unwrap_or_default();
-    let context = Context::new().with_remote_span_context(SpanContext::new(trace, span, flags, true, state));
-    Some(if parent.is_sampled.is_none() { context.with_value(Undecided) } else { context })
+    let state = parent
+        .state
+        .as_deref()
+        .and_then(|state| state.parse::<TraceState>().ok())
+        .unwrap_or_default();
+    let context =
+        Context::new().with_remote_span_context(SpanContext::new(trace, span, flags, true, state));
+    Some(if parent.is_sampled.is_none() {
+        context.with_value(Undecided)
+    } else {
+        context
+    })
 }
 
 /// A method, or what stands for one that is not defined.
 fn span_name(method: &str) -> &'static str {
-    METHODS.into_iter().find(|known| *known == method).unwrap_or("HTTP")
+    METHODS
+        .into_iter()
+        .find(|known| *known == method)
+        .unwrap_or("HTTP")
 }
 
 impl RequestSpan {
@@ -166,14 +208,21 @@ impl RequestSpan {
 
     /// Adds attributes by OpenTelemetry's conventions for HTTP servers, without the path, which may contain a text.
     fn describe(&mut self, outcome: &Outcome<'_>, details: &RequestDetails) {
-        let Outcome { method, route, status } = *outcome;
+        let Outcome {
+            method,
+            route,
+            status,
+        } = *outcome;
         let name = span_name(method);
         let span = &mut self.0;
         span.set_attribute(KeyValue::new(
             "http.request.method",
             if name == "HTTP" { "_OTHER" } else { name },
         ));
-        span.set_attribute(KeyValue::new("http.response.status_code", i64::from(status)));
+        span.set_attribute(KeyValue::new(
+            "http.response.status_code",
+            i64::from(status),
+        ));
         if let Some(route) = route {
             span.update_name(format!("{name} {route}"));
             span.set_attribute(KeyValue::new("http.route", route.to_owned()));
@@ -192,7 +241,9 @@ impl RequestSpan {
 
 fn add_child(timed: &TimedStage, context: &Context, clock: Clock) {
     let Some(tracer) = TRACER.get() else { return };
-    let backend = timed.backend.map(|backend| KeyValue::new("kivu.backend", backend));
+    let backend = timed
+        .backend
+        .map(|backend| KeyValue::new("kivu.backend", backend));
     let builder = SpanBuilder::from_name(timed.stage.name())
         .with_kind(SpanKind::Internal)
         .with_start_time(clock.time(timed.started))
@@ -216,9 +267,18 @@ mod tests {
             state: Some("a=1".to_owned()),
         });
         let context = parent.as_ref().and_then(remote_context).unwrap_or_default();
-        let result =
-            sampler.should_sample(Some(&context), TraceId::from(id), "GET", &SpanKind::Server, &[], &[]);
-        assert_eq!(result.trace_state.header(), if parent.is_some() { "a=1" } else { "" });
+        let result = sampler.should_sample(
+            Some(&context),
+            TraceId::from(id),
+            "GET",
+            &SpanKind::Server,
+            &[],
+            &[],
+        );
+        assert_eq!(
+            result.trace_state.header(),
+            if parent.is_some() { "a=1" } else { "" }
+        );
         result.decision == SamplingDecision::RecordAndSample
     }
 
@@ -229,18 +289,29 @@ mod tests {
         assert!(!decides(&sampler(0.0, true), None, 1));
         assert!(decides(&sampler(0.0, true), Some(Some(true)), 1));
         assert!(!decides(&sampler(1.0, true), Some(Some(false)), 1));
-        assert!(decides(&sampler(1.0, true), Some(None), 1), "an undecided parent");
-        assert!(!decides(&sampler(0.0, true), Some(None), 1), "an undecided parent");
+        assert!(
+            decides(&sampler(1.0, true), Some(None), 1),
+            "an undecided parent"
+        );
+        assert!(
+            !decides(&sampler(0.0, true), Some(None), 1),
+            "an undecided parent"
+        );
         assert!(decides(&sampler(1.0, false), Some(Some(false)), 1));
         assert!(!decides(&sampler(0.0, false), Some(Some(true)), 1));
         // Multiples of the golden ratio are spread evenly.
         let ids = (1..=10_000_u64).map(|number| number.wrapping_mul(0x9E37_79B9_7F4A_7C15));
-        let sampled = ids.filter(|id| decides(&sampler(0.1, true), None, u128::from(*id))).count();
+        let sampled = ids
+            .filter(|id| decides(&sampler(0.1, true), None, u128::from(*id)))
+            .count();
         assert!((990..=1010).contains(&sampled), "{sampled}");
     }
 
     #[test]
     fn spans_have_no_method_that_a_client_made_up() {
-        assert_eq!([span_name("POST"), span_name("GET SECRET")], ["POST", "HTTP"]);
+        assert_eq!(
+            [span_name("POST"), span_name("GET SECRET")],
+            ["POST", "HTTP"]
+        );
     }
 }

@@ -16,7 +16,9 @@ use crate::models::runtime;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn entities_on_the_fleet_are_those_of_the_local_model() {
-    let (Some(packages), Some(runtime)) = (packages(), runtime()) else { return };
+    let (Some(packages), Some(runtime)) = (packages(), runtime()) else {
+        return;
+    };
     let folder = tempfile::tempdir().unwrap();
     let repository = folder.path().join("repository");
     let task = Task::TokenClassification;
@@ -31,13 +33,34 @@ async fn entities_on_the_fleet_are_those_of_the_local_model() {
     });
     let path = format!("/models/{task}");
     let here = post(&app_of(ModelConfig::from(bundle.clone())), &path, &body).await;
-    assert_eq!((here.status, here.backend()), (200, "onnx"), "{}", here.body);
-    assert!(here.body[0].as_array().is_some_and(|entities| entities.len() > 3), "{}", here.body);
+    assert_eq!(
+        (here.status, here.backend()),
+        (200, "onnx"),
+        "{}",
+        here.body
+    );
+    assert!(
+        here.body[0]
+            .as_array()
+            .is_some_and(|entities| entities.len() > 3),
+        "{}",
+        here.body
+    );
     for url in triton.urls() {
         let fleet = app_of(model(&bundle, Policy::Fleet, &task.to_string(), &[&url]));
         let found = post(&fleet, &path, &body).await;
-        assert_eq!((found.status, found.backend()), (200, "triton"), "{}", found.body);
-        assert!(agree(&found.body, &here.body), "{}, expected {}", found.body, here.body);
+        assert_eq!(
+            (found.status, found.backend()),
+            (200, "triton"),
+            "{}",
+            found.body
+        );
+        assert!(
+            agree(&found.body, &here.body),
+            "{}, expected {}",
+            found.body,
+            here.body
+        );
     }
     check_log(&triton);
 }

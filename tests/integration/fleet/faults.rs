@@ -44,9 +44,19 @@ impl Stage {
         fs::create_dir(&repository).unwrap();
         let bundle = bundle(Task::FeatureExtraction, "tiny-bert", folder.path(), runtime);
         let more = parameters(&[&[("pooling", "mean")], options].concat()) + more;
-        let served = Served { name: REMOTE, program: Some("graph.py"), bundle: Some(&bundle), more: &more };
+        let served = Served {
+            name: REMOTE,
+            program: Some("graph.py"),
+            bundle: Some(&bundle),
+            more: &more,
+        };
         served.write(&repository);
-        Some(Self { _folder: folder, packages, repository, bundle })
+        Some(Self {
+            _folder: folder,
+            packages,
+            repository,
+            bundle,
+        })
     }
 
     pub(crate) fn triton(&self) -> Triton {
@@ -60,7 +70,10 @@ impl Stage {
     /// The model on the servers at `urls`, with a time limit per request.
     pub(super) fn app(&self, policy: Policy, urls: &[String], time: Duration) -> Router {
         let urls: Vec<&str> = urls.iter().map(String::as_str).collect();
-        let limits = Limits { timeout_ms: time.as_millis() as u64, ..Limits::default() };
+        let limits = Limits {
+            timeout_ms: time.as_millis() as u64,
+            ..Limits::default()
+        };
         app(&Config {
             models: vec![model(&self.bundle, policy, REMOTE, &urls)],
             limits,
@@ -77,8 +90,9 @@ const MAX_DELAY: Duration = Duration::from_millis(250);
 
 /// Enough texts that `auto` sends them to the fleet.
 fn large() -> Value {
-    let texts: Vec<String> =
-        (0..40).map(|number| format!("text {number} about a long way to go and on")).collect();
+    let texts: Vec<String> = (0..40)
+        .map(|number| format!("text {number} about a long way to go and on"))
+        .collect();
     json!({ "inputs": texts })
 }
 
@@ -93,7 +107,9 @@ async fn embed(app: &Router, body: &Value) -> Answer {
 /// Whether a message contains no addresses and no server internals.
 fn may_be_shown(answer: &Answer) -> bool {
     let text = answer.body.to_string();
-    ["127.0.0.1", "://", "/tmp", "Traceback", ".py"].iter().all(|part| !text.contains(part))
+    ["127.0.0.1", "://", "/tmp", "Traceback", ".py"]
+        .iter()
+        .all(|part| !text.contains(part))
 }
 
 async fn timed<T>(work: impl Future<Output = T>) -> (T, Duration) {
@@ -102,7 +118,12 @@ async fn timed<T>(work: impl Future<Output = T>) -> (T, Duration) {
 }
 
 /// Sends requests from `callers` tasks for `time`. Returns all responses with their durations.
-async fn load(app: &Router, body: &Value, callers: usize, time: Duration) -> Vec<(Answer, Duration)> {
+async fn load(
+    app: &Router,
+    body: &Value,
+    callers: usize,
+    time: Duration,
+) -> Vec<(Answer, Duration)> {
     let until = Instant::now() + time;
     let caller = || async move {
         let mut answers = Vec::new();
@@ -111,22 +132,33 @@ async fn load(app: &Router, body: &Value, callers: usize, time: Duration) -> Vec
         }
         answers
     };
-    join_all((0..callers).map(|_| caller())).await.into_iter().flatten().collect()
+    join_all((0..callers).map(|_| caller()))
+        .await
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 fn failed(answers: &[(Answer, Duration)]) -> Vec<String> {
     let failed = answers.iter().filter(|(answer, _)| answer.status != 200);
-    failed.map(|(answer, took)| format!("{} {} after {took:?}", answer.status, answer.body)).collect()
+    failed
+        .map(|(answer, took)| format!("{} {} after {took:?}", answer.status, answer.body))
+        .collect()
 }
 
 /// One server out of two is frozen and killed under load, and all requests succeed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_of_two_servers_fails_under_load() {
-    let Some(stage) = Stage::set(&[], "") else { return };
+    let Some(stage) = Stage::set(&[], "") else {
+        return;
+    };
     let (mut first, second) = (stage.triton(), stage.triton());
     let expected = embed(&stage.here(), &small()).await.body;
     for protocol in [0, 1] {
-        let urls = [first.urls()[protocol].clone(), second.urls()[protocol].clone()];
+        let urls = [
+            first.urls()[protocol].clone(),
+            second.urls()[protocol].clone(),
+        ];
         let app = stage.app(Policy::Fleet, &urls, LONG);
         let asked = small();
         let (answers, ()) = tokio::join!(load(&app, &asked, 8, Duration::from_secs(4)), async {
@@ -135,29 +167,57 @@ async fn one_of_two_servers_fails_under_load() {
             tokio::time::sleep(Duration::from_millis(1500)).await;
             first.signal("CONT");
         });
-        assert!(failed(&answers).is_empty(), "frozen: {:#?}", failed(&answers));
-        assert!(answers.iter().all(|(answer, _)| agree(&answer.body, &expected)));
+        assert!(
+            failed(&answers).is_empty(),
+            "frozen: {:#?}",
+            failed(&answers)
+        );
+        assert!(
+            answers
+                .iter()
+                .all(|(answer, _)| agree(&answer.body, &expected))
+        );
         let (answers, ()) = tokio::join!(load(&app, &asked, 8, Duration::from_secs(2)), async {
             tokio::time::sleep(Duration::from_millis(500)).await;
             first.kill();
         });
-        assert!(failed(&answers).is_empty(), "killed: {:#?}", failed(&answers));
-        assert!(answers.iter().all(|(answer, _)| answer.backend() == "triton"));
-        first = Triton::start_at(&stage.packages, &stage.repository, [first.http, first.grpc], &[]);
+        assert!(
+            failed(&answers).is_empty(),
+            "killed: {:#?}",
+            failed(&answers)
+        );
+        assert!(
+            answers
+                .iter()
+                .all(|(answer, _)| answer.backend() == "triton")
+        );
+        first = Triton::start_at(
+            &stage.packages,
+            &stage.repository,
+            [first.http, first.grpc],
+            &[],
+        );
     }
 }
 
 /// The whole fleet is killed under load: with `auto` requests run in this process, and later on the fleet again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_whole_fleet_fails_under_load() {
-    let Some(stage) = Stage::set(&[], "") else { return };
+    let Some(stage) = Stage::set(&[], "") else {
+        return;
+    };
     let mut triton = stage.triton();
     let here = embed(&stage.here(), &large()).await.body;
     let auto = stage.app(Policy::Auto, &[triton.urls()[1].clone()], LONG);
     let fleet = stage.app(Policy::Fleet, &triton.urls()[..1], LONG);
     let asked = large();
     let before = embed(&auto, &asked).await;
-    assert_eq!((before.status, before.backend()), (200, "triton"), "{}", before.body);
+    assert_eq!(
+        (before.status, before.backend()),
+        (200, "triton"),
+        "{}",
+        before.body
+    );
     let (answers, ()) = tokio::join!(load(&auto, &asked, 4, Duration::from_secs(3)), async {
         tokio::time::sleep(Duration::from_secs(1)).await;
         triton.kill();
@@ -168,13 +228,25 @@ async fn the_whole_fleet_fails_under_load() {
     // Without a local model the response is an error, immediately and without details.
     let (answer, took) = timed(embed(&fleet, &small())).await;
     assert_eq!(answer.status, 503, "{}", answer.body);
-    assert!(answer.headers.contains_key("retry-after") && may_be_shown(&answer), "{}", answer.body);
+    assert!(
+        answer.headers.contains_key("retry-after") && may_be_shown(&answer),
+        "{}",
+        answer.body
+    );
     assert!(took < Duration::from_secs(2), "{took:?}");
     // The server is used again once it is back.
-    let _triton = Triton::start_at(&stage.packages, &stage.repository, [triton.http, triton.grpc], &[]);
+    let _triton = Triton::start_at(
+        &stage.packages,
+        &stage.repository,
+        [triton.http, triton.grpc],
+        &[],
+    );
     let started = Instant::now();
     while embed(&fleet, &small()).await.status != 200 {
-        assert!(started.elapsed() < LONG, "the server that came back is not asked");
+        assert!(
+            started.elapsed() < LONG,
+            "the server that came back is not asked"
+        );
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
@@ -182,12 +254,16 @@ async fn the_whole_fleet_fails_under_load() {
 /// With a frozen server every request succeeds, or fails at its deadline.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_frozen_server_costs_no_more_than_the_deadline() {
-    let Some(stage) = Stage::set(&[], "") else { return };
+    let Some(stage) = Stage::set(&[], "") else {
+        return;
+    };
     let triton = stage.triton();
     let [http, grpc] = free_ports();
     let urls = triton.urls();
     let time = Duration::from_millis(1500);
-    let apps = urls.each_ref().map(|url| stage.app(Policy::Fleet, std::slice::from_ref(url), time));
+    let apps = urls
+        .each_ref()
+        .map(|url| stage.app(Policy::Fleet, std::slice::from_ref(url), time));
     let auto = stage.app(Policy::Auto, &urls[..1], Duration::from_secs(4));
     for app in apps.iter().chain([&auto]) {
         assert_eq!(embed(app, &large()).await.status, 200);
@@ -200,27 +276,46 @@ async fn a_frozen_server_costs_no_more_than_the_deadline() {
         assert!(may_be_shown(&answer), "{}", answer.body);
     }
     let (answer, took) = timed(embed(&auto, &large())).await;
-    assert_eq!((answer.status, answer.backend()), (200, "onnx"), "{} after {took:?}", answer.body);
+    assert_eq!(
+        (answer.status, answer.backend()),
+        (200, "onnx"),
+        "{} after {took:?}",
+        answer.body
+    );
     triton.signal("CONT");
     // The server shuts down gracefully, and starts again at its second address.
     triton.signal("TERM");
     let moved = Triton::start_at(&stage.packages, &stage.repository, [http, grpc], &[]);
-    let both = stage.app(Policy::Fleet, &[urls[0].clone(), moved.urls()[0].clone()], LONG);
+    let both = stage.app(
+        Policy::Fleet,
+        &[urls[0].clone(), moved.urls()[0].clone()],
+        LONG,
+    );
     for _ in 0..4 {
         let answer = embed(&both, &small()).await;
-        assert_eq!((answer.status, answer.backend()), (200, "triton"), "{}", answer.body);
+        assert_eq!(
+            (answer.status, answer.backend()),
+            (200, "triton"),
+            "{}",
+            answer.body
+        );
     }
 }
 
 /// A server that accepts connections and never responds.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_never_responds_costs_no_more_than_the_deadline() {
-    let Some(stage) = Stage::set(&[], "") else { return };
+    let Some(stage) = Stage::set(&[], "") else {
+        return;
+    };
     let silent = Proxy::start(free_ports::<1>()[0], Mischief::Silence).await;
     let nothing_there = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let time = Duration::from_millis(700);
     for scheme in ["http", "grpc"] {
-        let url = format!("{scheme}://127.0.0.1:{}", nothing_there.local_addr().unwrap().port());
+        let url = format!(
+            "{scheme}://127.0.0.1:{}",
+            nothing_there.local_addr().unwrap().port()
+        );
         let app = stage.app(Policy::Fleet, &[url], time);
         let asked = small();
         let answers = join_all((0..8).map(|_| timed(embed(&app, &asked)))).await;
@@ -228,7 +323,10 @@ async fn a_server_that_never_responds_costs_no_more_than_the_deadline() {
             assert!(matches!(answer.status, 503 | 504), "{}", answer.body);
             assert!(*took < time + MAX_DELAY, "{scheme}: {took:?}");
         }
-        assert!(answers.iter().any(|(answer, _)| answer.status == 504), "{scheme}");
+        assert!(
+            answers.iter().any(|(answer, _)| answer.status == 504),
+            "{scheme}"
+        );
     }
     drop(silent);
 }
@@ -236,8 +334,13 @@ async fn a_server_that_never_responds_costs_no_more_than_the_deadline() {
 /// Server errors: a missing model, a missing version, wrong shapes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn server_errors_are_returned_without_secrets() {
-    let Some(stage) = Stage::set(&[], "") else { return };
-    let options = ["--model-control-mode=explicit", "--load-model=embedding_model"];
+    let Some(stage) = Stage::set(&[], "") else {
+        return;
+    };
+    let options = [
+        "--model-control-mode=explicit",
+        "--load-model=embedding_model",
+    ];
     let triton = Triton::start_at(&stage.packages, &stage.repository, free_ports(), &options);
     for url in triton.urls() {
         let app = stage.app(Policy::Fleet, std::slice::from_ref(&url), LONG);
@@ -247,7 +350,11 @@ async fn server_errors_are_returned_without_secrets() {
         let unknown = app_of(model(&stage.bundle, Policy::Fleet, "unknown", &[&url]));
         let answer = embed(&unknown, &small()).await;
         assert_eq!(answer.status, 503);
-        assert!(may_be_shown(&answer) && answer.body.to_string().contains("`unknown`"), "{}", answer.body);
+        assert!(
+            may_be_shown(&answer) && answer.body.to_string().contains("`unknown`"),
+            "{}",
+            answer.body
+        );
 
         let mut wrong_version = model(&stage.bundle, Policy::Fleet, REMOTE, &[&url]);
         wrong_version.version = Some("7".into());
@@ -263,48 +370,83 @@ async fn server_errors_are_returned_without_secrets() {
         let load = format!("/v2/repository/models/{REMOTE}/load");
         assert!(triton.ask("POST", &load).unwrap().contains("200"));
         let answer = embed(&app, &small()).await;
-        assert_eq!((answer.status, agree(&answer.body, &expected.body)), (200, true), "{}", answer.body);
+        assert_eq!(
+            (answer.status, agree(&answer.body, &expected.body)),
+            (200, true),
+            "{}",
+            answer.body
+        );
     }
 }
 
 /// After the model is replaced, its new signature is read, or refused, but no response is wrong.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_replaced_model_is_detected() {
-    let Some(stage) = Stage::set(&[], "") else { return };
-    let options = ["--model-control-mode=explicit", "--load-model=embedding_model"];
+    let Some(stage) = Stage::set(&[], "") else {
+        return;
+    };
+    let options = [
+        "--model-control-mode=explicit",
+        "--load-model=embedding_model",
+    ];
     let triton = Triton::start_at(&stage.packages, &stage.repository, free_ports(), &options);
     let app = stage.app(Policy::Fleet, &triton.urls()[..1], LONG);
     let expected = embed(&app, &small()).await;
     assert_eq!(expected.status, 200);
     let config = stage.repository.join(REMOTE).join("config.pbtxt");
     let before = fs::read_to_string(&config).unwrap();
-    fs::write(&config, before.replace("input_ids", "INPUT__0").replace("attention_mask", "INPUT__1"))
-        .unwrap();
+    fs::write(
+        &config,
+        before
+            .replace("input_ids", "INPUT__0")
+            .replace("attention_mask", "INPUT__1"),
+    )
+    .unwrap();
     let load = format!("/v2/repository/models/{REMOTE}/load");
     assert!(triton.ask("POST", &load).unwrap().contains("200"));
     let answers = [embed(&app, &small()).await, embed(&app, &small()).await];
-    assert_eq!(answers[1].status, 200, "the signature is read again: {}", answers[1].body);
+    assert_eq!(
+        answers[1].status, 200,
+        "the signature is read again: {}",
+        answers[1].body
+    );
     assert!(agree(&answers[1].body, &expected.body));
-    assert!(matches!(answers[0].status, 200 | 502) && may_be_shown(&answers[0]), "{}", answers[0].body);
+    assert!(
+        matches!(answers[0].status, 200 | 502) && may_be_shown(&answers[0]),
+        "{}",
+        answers[0].body
+    );
 }
 
 /// Requests that do not fit into the server's queue are retried, or run in this process.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_full_queue_is_retried() {
-    let queue = "dynamic_batching { default_queue_policy { max_queue_size: 2 timeout_action: REJECT } }\n";
-    let Some(stage) = Stage::set(&[("delay", "0.1")], "") else { return };
+    let queue =
+        "dynamic_batching { default_queue_policy { max_queue_size: 2 timeout_action: REJECT } }\n";
+    let Some(stage) = Stage::set(&[("delay", "0.1")], "") else {
+        return;
+    };
     let config = stage.repository.join(REMOTE).join("config.pbtxt");
     let text = fs::read_to_string(&config).unwrap();
     // Only models with batching have a queue.
-    let text = text.replace("max_batch_size: 0", "max_batch_size: 1").replace("[ -1, -1 ]", "[ -1 ]");
+    let text = text
+        .replace("max_batch_size: 0", "max_batch_size: 1")
+        .replace("[ -1, -1 ]", "[ -1 ]");
     fs::write(&config, text.replace("[ -1, 32 ]", "[ 32 ]") + queue).unwrap();
     let triton = stage.triton();
     let url = &triton.urls()[1..];
     let fleet = stage.app(Policy::Fleet, url, LONG);
     let asked = small();
     let answers = join_all((0..12).map(|_| embed(&fleet, &asked))).await;
-    let refused: Vec<&Answer> = answers.iter().filter(|answer| answer.status != 200).collect();
-    assert!(refused.iter().all(|answer| answer.status == 503 && may_be_shown(answer)));
+    let refused: Vec<&Answer> = answers
+        .iter()
+        .filter(|answer| answer.status != 200)
+        .collect();
+    assert!(
+        refused
+            .iter()
+            .all(|answer| answer.status == 503 && may_be_shown(answer))
+    );
     assert!(refused.len() < answers.len());
     for answer in &refused {
         assert!(answer.body.to_string().contains("queue"), "{}", answer.body);
@@ -312,20 +454,28 @@ async fn a_full_queue_is_retried() {
     let auto = stage.app(Policy::Auto, url, LONG);
     let asked = large();
     let answers = join_all((0..6).map(|_| embed(&auto, &asked))).await;
-    assert!(answers.iter().all(|answer| answer.status == 200), "the others run in this process");
+    assert!(
+        answers.iter().all(|answer| answer.status == 200),
+        "the others run in this process"
+    );
 }
 
 /// Behind a faulty proxy, responses are right or errors.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn corrupted_connections_never_give_wrong_results() {
-    let Some(stage) = Stage::set(&[], "") else { return };
+    let Some(stage) = Stage::set(&[], "") else {
+        return;
+    };
     let triton = stage.triton();
     let here = embed(&stage.here(), &large()).await.body;
     let time = Duration::from_secs(3);
     for (scheme, port) in [("http", triton.http), ("grpc", triton.grpc)] {
         let proxy = Proxy::start(port, Mischief::None).await;
         let url = [format!("{scheme}://127.0.0.1:{}", proxy.port)];
-        let (fleet, auto) = (stage.app(Policy::Fleet, &url, time), stage.app(Policy::Auto, &url, time));
+        let (fleet, auto) = (
+            stage.app(Policy::Fleet, &url, time),
+            stage.app(Policy::Auto, &url, time),
+        );
         for mischief in [
             Mischief::Delay(Duration::from_millis(60)),
             Mischief::Drip,
@@ -340,20 +490,31 @@ async fn corrupted_connections_never_give_wrong_results() {
             proxy.turn(mischief);
             let (answer, took) = timed(embed(&fleet, &large())).await;
             let is_right = answer.status == 200 && agree(&answer.body, &here);
-            assert!(is_right || matches!(answer.status, 502..=504), "{mischief:?}: {}", answer.status);
+            assert!(
+                is_right || matches!(answer.status, 502..=504),
+                "{mischief:?}: {}",
+                answer.status
+            );
             assert!(may_be_shown(&answer), "{mischief:?}: {}", answer.body);
             assert!(took < time + MAX_DELAY, "{mischief:?}: {took:?}");
             if matches!(mischief, Mischief::Delay(_) | Mischief::Drip) {
                 assert!(is_right, "{mischief:?} only delays: {}", answer.body);
             }
             let answer = embed(&auto, &large()).await;
-            assert!(answer.status == 200 && agree(&answer.body, &here), "{mischief:?}: {}", answer.body);
+            assert!(
+                answer.status == 200 && agree(&answer.body, &here),
+                "{mischief:?}: {}",
+                answer.body
+            );
         }
         // Without faults, requests succeed again.
         proxy.turn(Mischief::None);
         let started = Instant::now();
         while embed(&fleet, &small()).await.status != 200 {
-            assert!(started.elapsed() < LONG, "{scheme}: requests fail without a fault");
+            assert!(
+                started.elapsed() < LONG,
+                "{scheme}: requests fail without a fault"
+            );
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
@@ -362,7 +523,9 @@ async fn corrupted_connections_never_give_wrong_results() {
 /// Over TLS corruption is detected wherever it occurs, and servers without a trusted certificate are refused.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tls_detects_corruption() {
-    let Some(stage) = Stage::set(&[], "") else { return };
+    let Some(stage) = Stage::set(&[], "") else {
+        return;
+    };
     let (certificate, key) = (tls("server.pem"), tls("server.key"));
     let options = [
         "--grpc-use-ssl=true".to_owned(),
@@ -382,13 +545,24 @@ async fn tls_detects_corruption() {
                 remote: Some(REMOTE.into()),
                 ..ModelConfig::from(stage.bundle.clone())
             }],
-            fleet: FleetConfig { urls: urls.clone(), ca, ..FleetConfig::default() },
-            limits: Limits { timeout_ms: 3_000, ..Limits::default() },
+            fleet: FleetConfig {
+                urls: urls.clone(),
+                ca,
+                ..FleetConfig::default()
+            },
+            limits: Limits {
+                timeout_ms: 3_000,
+                ..Limits::default()
+            },
             ..crate::models::config()
         };
         let trusting = app(&config(Some(tls("authority.pem"))));
         let answer = embed(&trusting, &large()).await;
-        assert!(answer.status == 200 && agree(&answer.body, &here), "{scheme}: {}", answer.body);
+        assert!(
+            answer.status == 200 && agree(&answer.body, &here),
+            "{scheme}: {}",
+            answer.body
+        );
         assert_eq!(
             embed(&app(&config(None)), &small()).await.status,
             503,
@@ -398,7 +572,11 @@ async fn tls_detects_corruption() {
             proxy.turn(Mischief::Corrupt(place));
             let answer = embed(&trusting, &large()).await;
             let is_right = answer.status == 200 && agree(&answer.body, &here);
-            assert!(is_right || matches!(answer.status, 502..=504), "{scheme} {place}: {}", answer.status);
+            assert!(
+                is_right || matches!(answer.status, 502..=504),
+                "{scheme} {place}: {}",
+                answer.status
+            );
         }
     }
 }
@@ -406,7 +584,9 @@ async fn tls_detects_corruption() {
 /// Connections are reused, and a connection that was lost between requests causes no errors.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_are_reused_and_replaced() {
-    let Some(stage) = Stage::set(&[], "") else { return };
+    let Some(stage) = Stage::set(&[], "") else {
+        return;
+    };
     let triton = stage.triton();
     for (scheme, port) in [("http", triton.http), ("grpc", triton.grpc)] {
         let proxy = Proxy::start(port, Mischief::None).await;
@@ -419,7 +599,10 @@ async fn connections_are_reused_and_replaced() {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         let made = proxy.connections() - at_start;
-        assert!((1..=2).contains(&made), "{scheme}: {made} connections for 10 requests");
+        assert!(
+            (1..=2).contains(&made),
+            "{scheme}: {made} connections for 10 requests"
+        );
         // Simulates a frozen function: the connection was closed without notice.
         proxy.turn(Mischief::CutAfter(0));
         let _ = embed(&app, &small()).await;
@@ -434,7 +617,9 @@ async fn connections_are_reused_and_replaced() {
 /// Small requests run in this process, large ones on the fleet.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn auto_chooses_by_the_work() {
-    let Some(stage) = Stage::set(&[], "") else { return };
+    let Some(stage) = Stage::set(&[], "") else {
+        return;
+    };
     let triton = stage.triton();
     let app = stage.app(Policy::Auto, &triton.urls()[..1], LONG);
     let answer = embed(&app, &small()).await;
@@ -452,7 +637,9 @@ async fn auto_chooses_by_the_work() {
 /// Measured speed outweighs assumed speed: large requests no longer run on a fleet that is slow.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn auto_leaves_a_slow_fleet() {
-    let Some(stage) = Stage::set(&[("delay", "0.5")], "") else { return };
+    let Some(stage) = Stage::set(&[("delay", "0.5")], "") else {
+        return;
+    };
     let triton = stage.triton();
     let app = stage.app(Policy::Auto, &triton.urls()[1..], LONG);
     let mut backends = Vec::new();
@@ -469,9 +656,13 @@ async fn auto_leaves_a_slow_fleet() {
 async fn a_server_that_becomes_slow_is_not_given_up() {
     let folder = tempfile::tempdir().unwrap();
     let slow = folder.path().join("slow");
-    let Some(stage) = Stage::set(&[("slow", slow.to_str().unwrap())], "") else { return };
+    let Some(stage) = Stage::set(&[("slow", slow.to_str().unwrap())], "") else {
+        return;
+    };
     let triton = stage.triton();
-    let apps = triton.urls().map(|url| stage.app(Policy::Fleet, &[url], LONG));
+    let apps = triton
+        .urls()
+        .map(|url| stage.app(Policy::Fleet, &[url], LONG));
     for app in &apps {
         for _ in 0..3 {
             assert_eq!(embed(app, &small()).await.status, 200);
@@ -494,7 +685,9 @@ async fn a_server_that_becomes_slow_is_not_given_up() {
 /// A model that runs only on the fleet needs no graph. Without a fleet it cannot be served.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_bundle_without_its_graph_runs_on_the_fleet() {
-    let Some(stage) = Stage::set(&[], "") else { return };
+    let Some(stage) = Stage::set(&[], "") else {
+        return;
+    };
     let triton = stage.triton();
     let expected = embed(&stage.here(), &large()).await.body;
     for name in ["model.onnx", "weights.bin"] {
@@ -502,32 +695,53 @@ async fn a_bundle_without_its_graph_runs_on_the_fleet() {
     }
     let app = stage.app(Policy::Fleet, &triton.urls()[1..], LONG);
     let answer = embed(&app, &large()).await;
-    assert!(answer.status == 200 && agree(&answer.body, &expected), "{}", answer.body);
+    assert!(
+        answer.status == 200 && agree(&answer.body, &expected),
+        "{}",
+        answer.body
+    );
     let error = refusal(&stage.bundle, Policy::Fleet, FleetConfig::default());
     insta::assert_snapshot!(error, @"expected servers for `feature-extraction`, whose policy needs a fleet, but found none; set `fleet.urls`");
 }
 
 fn refusal(bundle: &Path, policy: Policy, fleet: FleetConfig) -> String {
-    let models = vec![ModelConfig { policy: Some(policy), ..ModelConfig::from(bundle.to_owned()) }];
-    kivu::model::Model::open_all(&Config { models, fleet, ..crate::models::config() })
-        .unwrap_err()
-        .to_string()
+    let models = vec![ModelConfig {
+        policy: Some(policy),
+        ..ModelConfig::from(bundle.to_owned())
+    }];
+    kivu::model::Model::open_all(&Config {
+        models,
+        fleet,
+        ..crate::models::config()
+    })
+    .unwrap_err()
+    .to_string()
 }
 
 /// The fleet fails and recovers repeatedly, and half the clients disconnect early: the others get right responses, and
 /// disconnected clients do not occupy the request limit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_fleet_flaps_while_callers_leave() {
-    let Some(stage) = Stage::set(&[], "") else { return };
+    let Some(stage) = Stage::set(&[], "") else {
+        return;
+    };
     let triton = stage.triton();
     let proxy = Proxy::start(triton.http, Mischief::None).await;
     let expected = embed(&stage.here(), &large()).await.body;
     let urls = [format!("http://127.0.0.1:{}", proxy.port)];
     let urls: Vec<&str> = urls.iter().map(String::as_str).collect();
     const ROOM: usize = 8;
-    let limits = Limits { requests: ROOM, timeout_ms: LONG.as_millis() as u64, ..Limits::default() };
+    let limits = Limits {
+        requests: ROOM,
+        timeout_ms: LONG.as_millis() as u64,
+        ..Limits::default()
+    };
     let models = vec![model(&stage.bundle, Policy::Auto, REMOTE, &urls)];
-    let app = app(&Config { models, limits, ..crate::models::config() });
+    let app = app(&Config {
+        models,
+        limits,
+        ..crate::models::config()
+    });
     let asked = large();
     let flapping = async {
         for turn in 0..20 {
@@ -547,8 +761,16 @@ async fn the_fleet_flaps_while_callers_leave() {
         leave(&app, &asked, 7)
     );
     assert!(first > 20 && second > 20, "{first} and {second} left");
-    assert!(!answers.is_empty() && failed(&answers).is_empty(), "{:#?}", failed(&answers));
-    assert!(answers.iter().all(|(answer, _)| agree(&answer.body, &expected)));
+    assert!(
+        !answers.is_empty() && failed(&answers).is_empty(),
+        "{:#?}",
+        failed(&answers)
+    );
+    assert!(
+        answers
+            .iter()
+            .all(|(answer, _)| agree(&answer.body, &expected))
+    );
     // The whole request limit is available again.
     let again = join_all((0..ROOM).map(|_| embed(&app, &asked))).await;
     assert!(again.iter().all(|answer| answer.status == 200));

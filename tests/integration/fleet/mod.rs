@@ -38,11 +38,17 @@ fn model(bundle: &Path, policy: Policy, remote: &str, urls: &[&str]) -> ModelCon
 }
 
 fn app(config: &Config) -> Router {
-    router(App::new(Model::open_all(config).unwrap(), config.limits.clone()))
+    router(App::new(
+        Model::open_all(config).unwrap(),
+        config.limits.clone(),
+    ))
 }
 
 fn app_of(model: ModelConfig) -> Router {
-    app(&Config { models: vec![model], ..crate::models::config() })
+    app(&Config {
+        models: vec![model],
+        ..crate::models::config()
+    })
 }
 
 struct Answer {
@@ -54,17 +60,27 @@ struct Answer {
 impl Answer {
     /// Where the model ran, from the header `x-backend`.
     fn backend(&self) -> &str {
-        self.headers.get("x-backend").map_or("none", |value| value.to_str().unwrap())
+        self.headers
+            .get("x-backend")
+            .map_or("none", |value| value.to_str().unwrap())
     }
 }
 
 async fn post(app: &Router, path: &str, body: &Value) -> Answer {
     let request = Request::post(path).header("content-type", "application/json");
-    let response = app.clone().oneshot(request.body(Body::from(body.to_string())).unwrap()).await.unwrap();
+    let response = app
+        .clone()
+        .oneshot(request.body(Body::from(body.to_string())).unwrap())
+        .await
+        .unwrap();
     let (parts, body) = response.into_parts();
     let body = body.collect().await.unwrap().to_bytes();
     let body = serde_json::from_slice(&body).unwrap_or(Value::Null);
-    Answer { status: parts.status.as_u16(), headers: parts.headers, body }
+    Answer {
+        status: parts.status.as_u16(),
+        headers: parts.headers,
+        body,
+    }
 }
 
 /// Whether two responses are equal, with a tolerance for numbers.
@@ -75,11 +91,17 @@ pub(crate) fn agree(left: &Value, right: &Value) -> bool {
             (left.as_f64().unwrap() - right.as_f64().unwrap()).abs() <= TOLERANCE
         }
         (Value::Array(left), Value::Array(right)) => {
-            left.len() == right.len() && left.iter().zip(right).all(|(left, right)| agree(left, right))
+            left.len() == right.len()
+                && left
+                    .iter()
+                    .zip(right)
+                    .all(|(left, right)| agree(left, right))
         }
         (Value::Object(left), Value::Object(right)) => {
             left.len() == right.len()
-                && left.iter().all(|(key, value)| right.get(key).is_some_and(|other| agree(value, other)))
+                && left
+                    .iter()
+                    .all(|(key, value)| right.get(key).is_some_and(|other| agree(value, other)))
         }
         _ => left == right,
     }

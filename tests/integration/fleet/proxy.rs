@@ -63,14 +63,29 @@ impl Proxy {
         let mischief = Arc::new(Mutex::new(mischief));
         let connections = Arc::new(AtomicUsize::new(0));
         let heard = Heard::default();
-        let (current, count, ear) = (Arc::clone(&mischief), Arc::clone(&connections), Arc::clone(&heard));
+        let (current, count, ear) = (
+            Arc::clone(&mischief),
+            Arc::clone(&connections),
+            Arc::clone(&heard),
+        );
         let accepting = tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 count.fetch_add(1, Ordering::Relaxed);
-                tokio::spawn(serve(client, target, Arc::clone(&current), Arc::clone(&ear)));
+                tokio::spawn(serve(
+                    client,
+                    target,
+                    Arc::clone(&current),
+                    Arc::clone(&ear),
+                ));
             }
         });
-        Self { port, mischief, connections, heard, accepting }
+        Self {
+            port,
+            mischief,
+            connections,
+            heard,
+            accepting,
+        }
     }
 
     /// Bytes received from clients since the last call.
@@ -100,7 +115,9 @@ async fn serve(mut client: TcpStream, target: u16, mischief: Arc<Mutex<Mischief>
     if current() == Mischief::Refuse {
         return;
     }
-    let Ok(mut server) = TcpStream::connect(("127.0.0.1", target)).await else { return };
+    let Ok(mut server) = TcpStream::connect(("127.0.0.1", target)).await else {
+        return;
+    };
     let _ = (client.set_nodelay(true), server.set_nodelay(true));
     let (mut from_client, mut to_client) = client.split();
     let (mut from_server, mut to_server) = server.split();
@@ -186,8 +203,12 @@ impl TlsEnd {
             while let Ok((client, _)) = listener.accept().await {
                 let acceptor = acceptor.clone();
                 tokio::spawn(async move {
-                    let Ok(mut client) = acceptor.accept(client).await else { return };
-                    let Ok(mut server) = TcpStream::connect(("127.0.0.1", target)).await else { return };
+                    let Ok(mut client) = acceptor.accept(client).await else {
+                        return;
+                    };
+                    let Ok(mut server) = TcpStream::connect(("127.0.0.1", target)).await else {
+                        return;
+                    };
                     let _ = tokio::io::copy_bidirectional(&mut client, &mut server).await;
                 });
             }

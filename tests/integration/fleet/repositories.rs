@@ -20,12 +20,20 @@ use super::{
 use crate::{backends::keeps_its_contract, models::runtime};
 
 fn options() -> Options {
-    Options { backend: Some(Runner::Onnx), max_batch_size: 8, instances: 2, tensorrt: true, text: false }
+    Options {
+        backend: Some(Runner::Onnx),
+        max_batch_size: 8,
+        instances: 2,
+        tensorrt: true,
+        text: false,
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn triton_serves_exported_bundles() {
-    let (Some(packages), Some(runtime)) = (packages(), runtime()) else { return };
+    let (Some(packages), Some(runtime)) = (packages(), runtime()) else {
+        return;
+    };
     let folder = tempfile::tempdir().unwrap();
     let repository = folder.path().join("repository");
     let cases = [
@@ -35,7 +43,12 @@ async fn triton_serves_exported_bundles() {
             "/embed",
             json!({ "inputs": ["a text", "another one, longer"] }),
         ),
-        (Task::TextClassification, "tiny-roberta-nli", "/predict", json!({ "inputs": [["a text"], ["b"]] })),
+        (
+            Task::TextClassification,
+            "tiny-roberta-nli",
+            "/predict",
+            json!({ "inputs": [["a text"], ["b"]] }),
+        ),
         (
             Task::TextRanking,
             "tiny-modernbert-rank",
@@ -56,23 +69,42 @@ async fn triton_serves_exported_bundles() {
     for (task, fixture, ..) in &cases {
         let bundle = bundle(*task, fixture, folder.path(), runtime);
         let text = *task != Task::TokenClassification;
-        let options = Options { backend: Some(Runner::Python), tensorrt: false, text, ..options() };
+        let options = Options {
+            backend: Some(Runner::Python),
+            tensorrt: false,
+            text,
+            ..options()
+        };
         let names = write(&Bundle::open(&bundle).unwrap(), &repository, &options).unwrap();
         let name = task.to_string();
-        let all = [name.clone(), format!("{name}_tokenizer"), format!("{name}_text")];
+        let all = [
+            name.clone(),
+            format!("{name}_tokenizer"),
+            format!("{name}_text"),
+        ];
         assert_eq!(names, all[..if text { 3 } else { 1 }]);
         bundles.push(bundle);
     }
     let triton = Triton::start(&packages, &repository);
     for url in triton.urls() {
-        let config = FleetConfig { urls: vec![url], ..FleetConfig::default() };
+        let config = FleetConfig {
+            urls: vec![url],
+            ..FleetConfig::default()
+        };
         let fleet = Fleet::new(&config, "feature-extraction").unwrap();
-        let backend = fleet.connect(Deadline::within(Duration::from_secs(20))).await.unwrap();
+        let backend = fleet
+            .connect(Deadline::within(Duration::from_secs(20)))
+            .await
+            .unwrap();
         keeps_its_contract(&*backend).await;
     }
     for ((task, _, path, body), bundle) in cases.iter().zip(&bundles) {
         let here = post(&app_of(ModelConfig::from(bundle.clone())), path, body).await;
-        for (url, suffix) in triton.urls().iter().flat_map(|url| [(url, ""), (url, "_text")]) {
+        for (url, suffix) in triton
+            .urls()
+            .iter()
+            .flat_map(|url| [(url, ""), (url, "_text")])
+        {
             // A model with text inputs takes no pairs, and has no token positions.
             if matches!(task, Task::TextRanking | Task::TokenClassification) && suffix == "_text" {
                 continue;
@@ -80,8 +112,18 @@ async fn triton_serves_exported_bundles() {
             let remote = format!("{task}{suffix}");
             let there = app_of(model(bundle, Policy::Fleet, &remote, &[url]));
             let there = post(&there, path, body).await;
-            assert_eq!((there.status, there.backend()), (200, "triton"), "{remote}: {}", there.body);
-            assert!(agree(&there.body, &here.body), "{remote}: {}, expected {}", there.body, here.body);
+            assert_eq!(
+                (there.status, there.backend()),
+                (200, "triton"),
+                "{remote}: {}",
+                there.body
+            );
+            assert!(
+                agree(&there.body, &here.body),
+                "{remote}: {}, expected {}",
+                there.body,
+                here.body
+            );
         }
     }
 }
@@ -90,7 +132,12 @@ async fn triton_serves_exported_bundles() {
 fn configurations_follow_the_options() {
     let Some(runtime) = runtime() else { return };
     let folder = tempfile::tempdir().unwrap();
-    let bundle = bundle(Task::FeatureExtraction, "tiny-roberta", folder.path(), runtime);
+    let bundle = bundle(
+        Task::FeatureExtraction,
+        "tiny-roberta",
+        folder.path(),
+        runtime,
+    );
     let bundle = Bundle::open(&bundle).unwrap();
     let repository = folder.path().join("repository");
     write(&bundle, &repository, &options()).unwrap();
@@ -110,9 +157,18 @@ fn configurations_follow_the_options() {
     model_warmup [ { name: "64 tokens" batch_size: 1 inputs { key: "input_ids" value: { data_type: TYPE_INT64 dims: [64] zero_data: true } } inputs { key: "attention_mask" value: { data_type: TYPE_INT64 dims: [64] zero_data: true } } } ]
     "#);
     assert!(repository.join("feature-extraction/1/model.onnx").is_file());
-    let again = write(&bundle, &repository, &options()).unwrap_err().to_string();
+    let again = write(&bundle, &repository, &options())
+        .unwrap_err()
+        .to_string();
     insta::assert_snapshot!(again.replace(&folder.path().display().to_string(), "[folder]"), @"expected no `[folder]/repository/feature-extraction`, but found it; remove it, or choose another folder");
-    let error =
-        write(&bundle, &repository, &Options { backend: Some(Runner::Python), ..options() }).unwrap_err();
+    let error = write(
+        &bundle,
+        &repository,
+        &Options {
+            backend: Some(Runner::Python),
+            ..options()
+        },
+    )
+    .unwrap_err();
     insta::assert_snapshot!(error, @"expected TensorRT with the backend `onnxruntime`, but found `python`");
 }

@@ -41,18 +41,54 @@ fn write(repository: &Path, [sentiment, inference, embedding]: [&Path; 3]) {
     let of_texts = [("max_tokens", "64"), ("padding_id", "0")];
     let fixed = [&of_texts[..], &[("padding", "max_length")]].concat();
     let models = [
-        ("sentiment_classifier", Some("graph.py"), Some(sentiment), String::new()),
+        (
+            "sentiment_classifier",
+            Some("graph.py"),
+            Some(sentiment),
+            String::new(),
+        ),
         ("zst", Some("graph.py"), Some(inference), String::new()),
-        ("tokenizer", Some("tokenizer.py"), Some(embedding), parameters(&of_texts)),
-        ("embedding_model", Some("graph.py"), Some(embedding), parameters(&[("pooling", "mean")])),
+        (
+            "tokenizer",
+            Some("tokenizer.py"),
+            Some(embedding),
+            parameters(&of_texts),
+        ),
+        (
+            "embedding_model",
+            Some("graph.py"),
+            Some(embedding),
+            parameters(&[("pooling", "mean")]),
+        ),
         ("ensemble_model", None, Some(embedding), String::new()),
-        ("preprocessing", Some("tokenizer.py"), Some(sentiment), parameters(&fixed)),
-        ("classifier", Some("graph.py"), Some(sentiment), String::new()),
-        ("postprocessing", Some("labels.py"), None, parameters(&[("labels", "negative,neutral,positive")])),
+        (
+            "preprocessing",
+            Some("tokenizer.py"),
+            Some(sentiment),
+            parameters(&fixed),
+        ),
+        (
+            "classifier",
+            Some("graph.py"),
+            Some(sentiment),
+            String::new(),
+        ),
+        (
+            "postprocessing",
+            Some("labels.py"),
+            None,
+            parameters(&[("labels", "negative,neutral,positive")]),
+        ),
         ("classification_ensemble", None, None, String::new()),
     ];
     for (name, program, bundle, more) in models {
-        Served { name, program, bundle, more: &more }.write(repository);
+        Served {
+            name,
+            program,
+            bundle,
+            more: &more,
+        }
+        .write(repository);
     }
 }
 
@@ -69,8 +105,14 @@ fn translation_case(folder: &Path, repository: &Path, runtime: Runtime) -> Case 
         remote: TRANSLATOR,
         bundle: translation,
         requests: vec![
-            ("/models/translation", json!({ "inputs": TEXTS, "parameters": languages })),
-            ("/models/translation", json!({ "inputs": TEXTS[5].repeat(3), "parameters": languages })),
+            (
+                "/models/translation",
+                json!({ "inputs": TEXTS, "parameters": languages }),
+            ),
+            (
+                "/models/translation",
+                json!({ "inputs": TEXTS[5].repeat(3), "parameters": languages }),
+            ),
             (
                 "/v2/models/translation/infer",
                 json!({
@@ -90,12 +132,23 @@ fn translation_case(folder: &Path, repository: &Path, runtime: Runtime) -> Case 
 }
 
 fn cases(folder: &Path, repository: &Path, runtime: Runtime) -> Vec<Case> {
-    let sentiment = bundle(Task::TextClassification, "tiny-bert-sentiment", folder, runtime);
-    let inference = bundle(Task::ZeroShotClassification, "tiny-roberta-nli", folder, runtime);
+    let sentiment = bundle(
+        Task::TextClassification,
+        "tiny-bert-sentiment",
+        folder,
+        runtime,
+    );
+    let inference = bundle(
+        Task::ZeroShotClassification,
+        "tiny-roberta-nli",
+        folder,
+        runtime,
+    );
     let embedding = bundle(Task::FeatureExtraction, "tiny-bert", folder, runtime);
     write(repository, [&sentiment, &inference, &embedding]);
     let texts: Vec<Value> = TEXTS.iter().map(|text| json!([text])).collect();
-    let labels = json!({ "candidate_labels": ["space & cosmos", "cooking", "sport"], "multi_label": true });
+    let labels =
+        json!({ "candidate_labels": ["space & cosmos", "cooking", "sport"], "multi_label": true });
     vec![
         translation_case(folder, repository, runtime),
         Case {
@@ -104,7 +157,10 @@ fn cases(folder: &Path, repository: &Path, runtime: Runtime) -> Vec<Case> {
             bundle: sentiment.clone(),
             requests: vec![
                 ("/predict", json!({ "inputs": texts })),
-                ("/models/text-classification", json!({ "inputs": TEXTS, "parameters": { "top_k": 2 } })),
+                (
+                    "/models/text-classification",
+                    json!({ "inputs": TEXTS, "parameters": { "top_k": 2 } }),
+                ),
             ],
         },
         Case {
@@ -112,7 +168,10 @@ fn cases(folder: &Path, repository: &Path, runtime: Runtime) -> Vec<Case> {
             remote: "zst",
             bundle: inference,
             requests: vec![
-                ("/models/zero-shot-classification", json!({ "inputs": TEXTS, "parameters": labels })),
+                (
+                    "/models/zero-shot-classification",
+                    json!({ "inputs": TEXTS, "parameters": labels }),
+                ),
                 (
                     "/models/zero-shot-classification",
                     json!({ "inputs": TEXTS[3], "parameters": { "candidate_labels": "space,cooking" } }),
@@ -134,8 +193,14 @@ fn cases(folder: &Path, repository: &Path, runtime: Runtime) -> Vec<Case> {
             bundle: embedding.clone(),
             requests: vec![
                 ("/embed", json!({ "inputs": TEXTS })),
-                ("/embed", json!({ "inputs": TEXTS[5], "truncation_direction": "left" })),
-                ("/embed", json!({ "inputs": TEXTS[0], "prompt_name": "query", "dimensions": 8 })),
+                (
+                    "/embed",
+                    json!({ "inputs": TEXTS[5], "truncation_direction": "left" }),
+                ),
+                (
+                    "/embed",
+                    json!({ "inputs": TEXTS[0], "prompt_name": "query", "dimensions": 8 }),
+                ),
                 ("/v1/embeddings", json!({ "input": TEXTS })),
             ],
         },
@@ -157,14 +222,22 @@ fn cases(folder: &Path, repository: &Path, runtime: Runtime) -> Vec<Case> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn each_fleet_responds_like_a_local_model() {
-    let (Some(packages), Some(runtime)) = (packages(), runtime()) else { return };
+    let (Some(packages), Some(runtime)) = (packages(), runtime()) else {
+        return;
+    };
     let folder = tempfile::tempdir().unwrap();
     let repository = folder.path().join("repository");
     fs::create_dir(&repository).unwrap();
     let cases = cases(folder.path(), &repository, runtime);
     let triton = Triton::start(&packages, &repository);
     let mut failures = Vec::new();
-    for Case { what, remote, bundle, requests } in cases {
+    for Case {
+        what,
+        remote,
+        bundle,
+        requests,
+    } in cases
+    {
         let here = app_of(ModelConfig::from(bundle.clone()));
         if remote == "sentiment_classifier" {
             refuses_pairs(&bundle, &triton).await;
@@ -172,8 +245,16 @@ async fn each_fleet_responds_like_a_local_model() {
         for url in triton.urls() {
             let there = app_of(model(&bundle, Policy::Fleet, remote, &[&url]));
             for (path, body) in &requests {
-                let (expected, found) = (post(&here, path, body).await, post(&there, path, body).await);
-                assert_eq!((expected.status, expected.backend()), (200, "onnx"), "{what}: {}", expected.body);
+                let (expected, found) = (
+                    post(&here, path, body).await,
+                    post(&there, path, body).await,
+                );
+                assert_eq!(
+                    (expected.status, expected.backend()),
+                    (200, "onnx"),
+                    "{what}: {}",
+                    expected.body
+                );
                 let fits = (found.status, found.backend()) == (200, "triton")
                     && agree(&expected.body, &found.body)
                     && expected.headers.get("x-truncated") == found.headers.get("x-truncated");
@@ -186,14 +267,24 @@ async fn each_fleet_responds_like_a_local_model() {
             }
         }
     }
-    assert!(failures.is_empty(), "{}\n{}", failures.join("\n"), triton.log());
+    assert!(
+        failures.is_empty(),
+        "{}\n{}",
+        failures.join("\n"),
+        triton.log()
+    );
 }
 
 /// The weights distinguish a pair's texts, but the model on this fleet has no token types: pairs are refused.
 async fn refuses_pairs(bundle: &Path, triton: &Triton) {
     let [url, _] = triton.urls();
     let pair = json!({ "inputs": ["a text", "and another one"] });
-    let there = app_of(model(bundle, Policy::Fleet, "sentiment_classifier", &[&url]));
+    let there = app_of(model(
+        bundle,
+        Policy::Fleet,
+        "sentiment_classifier",
+        &[&url],
+    ));
     let refused = post(&there, "/predict", &pair).await;
     assert_eq!(refused.status, 422);
     insta::assert_snapshot!(refused.body["error"], @r#""expected single texts, since the model on the fleet has no input `token_type_ids`, but found a pair""#);

@@ -27,9 +27,15 @@ pub(crate) fn packages() -> Option<PathBuf> {
         crate::skips::missing("TEST_TRITON");
         return None;
     };
-    let versions = fs::read_dir(folder.join("lib")).expect("TEST_TRITON names a Python environment");
+    let versions =
+        fs::read_dir(folder.join("lib")).expect("TEST_TRITON names a Python environment");
     let packages = versions.map(|version| version.unwrap().path().join("site-packages"));
-    Some(packages.into_iter().find(|packages| packages.is_dir()).expect("the environment has packages"))
+    Some(
+        packages
+            .into_iter()
+            .find(|packages| packages.is_dir())
+            .expect("the environment has packages"),
+    )
 }
 
 /// Unused ports.
@@ -53,14 +59,24 @@ impl Triton {
         Self::start_at(packages, repository, free_ports(), &[])
     }
 
-    pub(crate) fn start_at(packages: &Path, repository: &Path, ports: [u16; 2], options: &[&str]) -> Self {
+    pub(crate) fn start_at(
+        packages: &Path,
+        repository: &Path,
+        ports: [u16; 2],
+        options: &[&str],
+    ) -> Self {
         let server = Self::launch(packages, repository, ports, options);
         server.wait_until_ready();
         server
     }
 
     /// Starts a server without waiting until it is ready.
-    pub(crate) fn launch(packages: &Path, repository: &Path, ports: [u16; 2], options: &[&str]) -> Self {
+    pub(crate) fn launch(
+        packages: &Path,
+        repository: &Path,
+        ports: [u16; 2],
+        options: &[&str],
+    ) -> Self {
         let [http, grpc] = ports;
         let triton = packages.join("pytriton/tritonserver");
         let prefix = format!("kivu-test-{}-{http}", std::process::id());
@@ -68,10 +84,19 @@ impl Triton {
         let log = fs::File::create(&path).unwrap();
         let process = Command::new(triton.join("bin/tritonserver"))
             .arg(format!("--model-repository={}", repository.display()))
-            .arg(format!("--backend-directory={}", triton.join("backends").display()))
-            .arg(format!("--backend-config=python,shm-region-prefix-name={prefix}"))
+            .arg(format!(
+                "--backend-directory={}",
+                triton.join("backends").display()
+            ))
+            .arg(format!(
+                "--backend-config=python,shm-region-prefix-name={prefix}"
+            ))
             .args([format!("--http-port={http}"), format!("--grpc-port={grpc}")])
-            .args(["--http-address=127.0.0.1", "--grpc-address=127.0.0.1", "--allow-metrics=false"])
+            .args([
+                "--http-address=127.0.0.1",
+                "--grpc-address=127.0.0.1",
+                "--allow-metrics=false",
+            ])
             .args(["--exit-timeout-secs=2", "--exit-on-error=true"])
             .args(options)
             .env("LD_LIBRARY_PATH", packages.join("nvidia_pytriton.libs"))
@@ -85,7 +110,13 @@ impl Triton {
             .process_group(0)
             .spawn()
             .expect("TEST_TRITON has Triton in it");
-        Self { process, prefix, log_path: path, http, grpc }
+        Self {
+            process,
+            prefix,
+            log_path: path,
+            http,
+            grpc,
+        }
     }
 
     pub(crate) fn wait_until_ready(&self) {
@@ -103,13 +134,16 @@ impl Triton {
     }
 
     fn is_ready(&self) -> bool {
-        self.ask("GET", "/v2/health/ready").is_some_and(|answer| answer.starts_with("HTTP/1.1 200"))
+        self.ask("GET", "/v2/health/ready")
+            .is_some_and(|answer| answer.starts_with("HTTP/1.1 200"))
     }
 
     /// Sends a request without a body over HTTP. Returns the response, if there is one.
     pub(crate) fn ask(&self, method: &str, path: &str) -> Option<String> {
         let mut connection = TcpStream::connect(("127.0.0.1", self.http)).ok()?;
-        connection.set_read_timeout(Some(Duration::from_secs(20))).ok()?;
+        connection
+            .set_read_timeout(Some(Duration::from_secs(20)))
+            .ok()?;
         let head = format!(
             "{method} {path} HTTP/1.1\r\nhost: triton\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
         );
@@ -127,13 +161,19 @@ impl Triton {
 
     /// The URLs for HTTP and gRPC.
     pub(crate) fn urls(&self) -> [String; 2] {
-        [format!("http://127.0.0.1:{}", self.http), format!("grpc://127.0.0.1:{}", self.grpc)]
+        [
+            format!("http://127.0.0.1:{}", self.http),
+            format!("grpc://127.0.0.1:{}", self.grpc),
+        ]
     }
 
     /// Sends a signal to the server and its model processes.
     pub(crate) fn signal(&self, signal: &str) {
         let group = format!("-{}", self.process.id());
-        let _ = Command::new("kill").args(["-s", signal, "--", &group]).stderr(Stdio::null()).status();
+        let _ = Command::new("kill")
+            .args(["-s", signal, "--", &group])
+            .stderr(Stdio::null())
+            .status();
     }
 
     /// Kills the server without a graceful shutdown.
@@ -148,7 +188,11 @@ impl Drop for Triton {
         self.kill();
         // The models' shared memory remains after both have ended.
         for entry in fs::read_dir("/dev/shm").into_iter().flatten().flatten() {
-            if entry.file_name().to_string_lossy().starts_with(&self.prefix) {
+            if entry
+                .file_name()
+                .to_string_lossy()
+                .starts_with(&self.prefix)
+            {
                 let _ = fs::remove_file(entry.path());
             }
         }
@@ -158,9 +202,15 @@ impl Drop for Triton {
 /// Whether a response is as long as its `content-length`.
 fn is_whole(answer: &[u8]) -> bool {
     let text = String::from_utf8_lossy(answer).to_ascii_lowercase();
-    let Some((head, body)) = text.split_once("\r\n\r\n") else { return false };
-    let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
-    length.and_then(|length| length.parse::<usize>().ok()).is_some_and(|length| body.len() >= length)
+    let Some((head, body)) = text.split_once("\r\n\r\n") else {
+        return false;
+    };
+    let length = head
+        .lines()
+        .find_map(|line| line.strip_prefix("content-length: "));
+    length
+        .and_then(|length| length.parse::<usize>().ok())
+        .is_some_and(|length| body.len() >= length)
 }
 
 fn sources() -> PathBuf {
@@ -182,7 +232,12 @@ impl Served<'_> {
         let folder = repository.join(self.name);
         let version = folder.join("1");
         fs::create_dir_all(&version).unwrap();
-        let config = fs::read_to_string(sources().join("repository").join(self.name).join("config.pbtxt"));
+        let config = fs::read_to_string(
+            sources()
+                .join("repository")
+                .join(self.name)
+                .join("config.pbtxt"),
+        );
         let mut config = config.unwrap();
         if let Some(program) = self.program {
             fs::copy(sources().join(program), version.join("model.py")).unwrap();
@@ -212,7 +267,11 @@ pub(crate) fn parameters(parameters: &[(&str, &str)]) -> String {
 /// Builds a fixture as a bundle in fp32.
 pub(crate) fn bundle(task: Task, fixture: &str, folder: &Path, runtime: Runtime) -> PathBuf {
     let out = folder.join(format!("{task}-{fixture}"));
-    let mut request = request(fixtures().join("models").join(fixture), out.clone(), Some(Precision::Fp32));
+    let mut request = request(
+        fixtures().join("models").join(fixture),
+        out.clone(),
+        Some(Precision::Fp32),
+    );
     request.task = Some(task);
     request.name = Some(format!("{task}"));
     build_request(&request, runtime).unwrap();

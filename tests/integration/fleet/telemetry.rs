@@ -45,7 +45,11 @@ impl Relay {
                 tokio::spawn(relay(client, target, Arc::clone(&ear)));
             }
         });
-        Self { port, heard, accepting }
+        Self {
+            port,
+            heard,
+            accepting,
+        }
     }
 }
 
@@ -61,8 +65,14 @@ async fn relay(client: TcpStream, target: u16, heard: Heard) {
     tokio::spawn(connection);
     let mut connection = h2::server::handshake(client).await.unwrap();
     while let Some(Ok((request, respond))) = connection.accept().await {
-        let trace = request.headers().get("traceparent").map(|trace| trace.to_str().unwrap().to_owned());
-        heard.lock().unwrap().push((request.uri().path().to_owned(), trace));
+        let trace = request
+            .headers()
+            .get("traceparent")
+            .map(|trace| trace.to_str().unwrap().to_owned());
+        heard
+            .lock()
+            .unwrap()
+            .push((request.uri().path().to_owned(), trace));
         tokio::spawn(hand_on(request, respond, requests.clone()));
     }
 }
@@ -73,7 +83,10 @@ async fn hand_on(
     requests: SendRequest<Bytes>,
 ) -> Result<(), h2::Error> {
     let (parts, mut body) = request.into_parts();
-    let (answer, mut up) = requests.ready().await?.send_request(Request::from_parts(parts, ()), false)?;
+    let (answer, mut up) = requests
+        .ready()
+        .await?
+        .send_request(Request::from_parts(parts, ()), false)?;
     while let Some(piece) = body.data().await {
         let piece = piece?;
         body.flow_control().release_capacity(piece.len())?;
@@ -95,9 +108,14 @@ async fn hand_on(
 
 async fn embed_in_trace(app: &Router, header: (&str, &str)) {
     let body = json!({ "inputs": ["a short text"] }).to_string();
-    let request =
-        Request::post("/embed").header("content-type", "application/json").header(header.0, header.1);
-    let response = app.clone().oneshot(request.body(Body::from(body)).unwrap()).await.unwrap();
+    let request = Request::post("/embed")
+        .header("content-type", "application/json")
+        .header(header.0, header.1);
+    let response = app
+        .clone()
+        .oneshot(request.body(Body::from(body)).unwrap())
+        .await
+        .unwrap();
     assert_eq!(
         (response.status().as_u16(), &response.headers()["x-backend"]),
         (200, &"triton".parse().unwrap())
@@ -106,26 +124,56 @@ async fn embed_in_trace(app: &Router, header: (&str, &str)) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_trace_is_passed_to_the_server() {
-    let Some(stage) = Stage::set(&[], "") else { return };
+    let Some(stage) = Stage::set(&[], "") else {
+        return;
+    };
     let triton = stage.triton();
     let traceparent = format!("00-{TRACE}-00f067aa0ba902b7-01");
-    let x_ray = format!("Root=1-{}-{};Parent=00f067aa0ba902b7;Sampled=1", &TRACE[..8], &TRACE[8..]);
-    let headers = [("traceparent", traceparent.as_str()), ("x-amzn-trace-id", &x_ray)];
+    let x_ray = format!(
+        "Root=1-{}-{};Parent=00f067aa0ba902b7;Sampled=1",
+        &TRACE[..8],
+        &TRACE[8..]
+    );
+    let headers = [
+        ("traceparent", traceparent.as_str()),
+        ("x-amzn-trace-id", &x_ray),
+    ];
 
     let proxy = Proxy::start(triton.http, Mischief::None).await;
-    let app = stage.app(Policy::Fleet, &[format!("http://127.0.0.1:{}", proxy.port)], LONG);
-    assert!(!proxy.take_heard().contains("traceparent"), "no request has a trace yet");
+    let app = stage.app(
+        Policy::Fleet,
+        &[format!("http://127.0.0.1:{}", proxy.port)],
+        LONG,
+    );
+    assert!(
+        !proxy.take_heard().contains("traceparent"),
+        "no request has a trace yet"
+    );
     for header in headers {
         embed_in_trace(&app, header).await;
         let heard = proxy.take_heard();
-        let traces = heard.lines().filter(|line| *line == format!("traceparent: {traceparent}")).count();
-        assert_eq!((traces, heard.matches("/infer HTTP/1.1").count()), (1, 1), "{heard}");
+        let traces = heard
+            .lines()
+            .filter(|line| *line == format!("traceparent: {traceparent}"))
+            .count();
+        assert_eq!(
+            (traces, heard.matches("/infer HTTP/1.1").count()),
+            (1, 1),
+            "{heard}"
+        );
     }
     post(&app, "/embed", &json!({ "inputs": "another text" })).await;
-    assert!(!proxy.take_heard().contains("traceparent"), "a request without a trace gets none");
+    assert!(
+        !proxy.take_heard().contains("traceparent"),
+        "a request without a trace gets none"
+    );
 
     let relay = Relay::start(triton.grpc).await;
-    let app = stage.app(Policy::Fleet, &[format!("grpc://127.0.0.1:{}", relay.port)], LONG);
+    let app = stage.app(
+        Policy::Fleet,
+        &[format!("grpc://127.0.0.1:{}", relay.port)],
+        LONG,
+    );
     relay.heard.lock().unwrap().clear();
     for header in headers {
         embed_in_trace(&app, header).await;
@@ -133,28 +181,51 @@ async fn the_trace_is_passed_to_the_server() {
     post(&app, "/embed", &json!({ "inputs": "another text" })).await;
     let infer = "/inference.GRPCInferenceService/ModelInfer".to_owned();
     let traced = (infer.clone(), Some(traceparent));
-    assert_eq!(*relay.heard.lock().unwrap(), [traced.clone(), traced, (infer, None)]);
+    assert_eq!(
+        *relay.heard.lock().unwrap(),
+        [traced.clone(), traced, (infer, None)]
+    );
 }
 
 /// On one thread, because the metrics recorder belongs to the thread.
 #[tokio::test]
 async fn fleet_metrics_contain_no_addresses() {
-    let Some(stage) = Stage::set(&[], "") else { return };
+    let Some(stage) = Stage::set(&[], "") else {
+        return;
+    };
     let triton = stage.triton();
     let [unused] = free_ports();
-    let urls = [format!("http://127.0.0.1:{unused}"), triton.urls()[0].clone()];
+    let urls = [
+        format!("http://127.0.0.1:{unused}"),
+        triton.urls()[0].clone(),
+    ];
     let app = stage.app(Policy::Fleet, &urls, LONG);
     let embedded = Embedded::new("kivu-test");
     let _recorder = metrics::set_default_local_recorder(&embedded);
     for _ in 0..12 {
-        assert_eq!(post(&app, "/embed", &json!({ "inputs": "a text" })).await.status, 200);
+        assert_eq!(
+            post(&app, "/embed", &json!({ "inputs": "a text" }))
+                .await
+                .status,
+            200
+        );
     }
     let line = embedded.lines(SystemTime::now()).remove(0);
     let count = |name: &str| line[name].as_f64().unwrap_or_default();
     // Attempts at the first server fail until its breaker opens; each is retried on the other.
-    assert!(count("FleetRequests0Unreachable") >= 3.0 && count("FleetOpenBreakers0") == 1.0, "{line:#}");
-    assert_eq!((count("FleetRetries"), count("FleetRequests0Ok")), (3.0, 0.0), "{line:#}");
-    assert!(count("FleetRequests1Ok") >= 12.0 && line["FleetRequest1Ms"].is_array(), "{line:#}");
+    assert!(
+        count("FleetRequests0Unreachable") >= 3.0 && count("FleetOpenBreakers0") == 1.0,
+        "{line:#}"
+    );
+    assert_eq!(
+        (count("FleetRetries"), count("FleetRequests0Ok")),
+        (3.0, 0.0),
+        "{line:#}"
+    );
+    assert!(
+        count("FleetRequests1Ok") >= 12.0 && line["FleetRequest1Ms"].is_array(),
+        "{line:#}"
+    );
     assert!(
         !line.to_string().contains("127.0.0.1") && !line.to_string().contains(&unused.to_string()),
         "{line:#}"
@@ -169,7 +240,12 @@ async fn fleet_metrics_contain_no_addresses() {
     );
     tokio::time::sleep(Duration::from_millis(1200)).await;
     for _ in 0..8 {
-        assert_eq!(post(&app, "/embed", &json!({ "inputs": "a text" })).await.status, 200);
+        assert_eq!(
+            post(&app, "/embed", &json!({ "inputs": "a text" }))
+                .await
+                .status,
+            200
+        );
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     let line = embedded.lines(SystemTime::now()).remove(0);

@@ -18,7 +18,9 @@ use crate::{models::runtime, text_to_text::compare_with_pipelines};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn models_on_the_fleet_generate_the_texts_of_the_pipelines_of_transformers() {
-    let (Some(packages), Some(runtime)) = (packages(), runtime()) else { return };
+    let (Some(packages), Some(runtime)) = (packages(), runtime()) else {
+        return;
+    };
     let folder = tempfile::tempdir().unwrap();
     let repository = folder.path().join("repository");
     let models = [
@@ -27,7 +29,8 @@ async fn models_on_the_fleet_generate_the_texts_of_the_pipelines_of_transformers
         // Its decoder starts with the target token, which the program gets as an option.
         ("tiny-mbart", Task::Translation),
     ];
-    let models = models.map(|(name, task)| (name, task, bundle(task, name, folder.path(), runtime)));
+    let models =
+        models.map(|(name, task)| (name, task, bundle(task, name, folder.path(), runtime)));
     for (_, task, bundle) in &models {
         assert_eq!(
             write(&Bundle::open(bundle).unwrap(), &repository, &options()).unwrap(),
@@ -43,10 +46,18 @@ async fn models_on_the_fleet_generate_the_texts_of_the_pipelines_of_transformers
         });
         if *task == Task::Translation {
             let parameters = texts["parameters"].as_object_mut().unwrap();
-            parameters.extend([("src_lang".to_owned(), "de".into()), ("tgt_lang".to_owned(), "fr".into())]);
+            parameters.extend([
+                ("src_lang".to_owned(), "de".into()),
+                ("tgt_lang".to_owned(), "fr".into()),
+            ]);
         }
         let here = post(&app_of(ModelConfig::from(bundle.clone())), &path, &texts).await;
-        assert_eq!((here.status, here.backend()), (200, "onnx"), "{}", here.body);
+        assert_eq!(
+            (here.status, here.backend()),
+            (200, "onnx"),
+            "{}",
+            here.body
+        );
         // Models on a fleet need neither graphs nor weights.
         for graph in ["encoder.onnx", "decoder.onnx", "weights.bin"] {
             fs::remove_file(bundle.join(graph)).unwrap();
@@ -54,7 +65,12 @@ async fn models_on_the_fleet_generate_the_texts_of_the_pipelines_of_transformers
         for url in triton.urls() {
             let fleet = app_of(model(bundle, Policy::Fleet, &task.to_string(), &[&url]));
             let found = post(&fleet, &path, &texts).await;
-            assert_eq!((found.status, found.backend()), (200, "triton"), "{}", found.body);
+            assert_eq!(
+                (found.status, found.backend()),
+                (200, "triton"),
+                "{}",
+                found.body
+            );
             assert_eq!(found.body, here.body, "{name} at {url}");
         }
         if *task == Task::Translation {

@@ -78,7 +78,11 @@ impl HubServer {
             address
         });
         state.lock().unwrap().content = format!("http://{content}");
-        Self { url: format!("http://{address}"), state, stopped }
+        Self {
+            url: format!("http://{address}"),
+            state,
+            stopped,
+        }
     }
 
     /// Serves a folder's files.
@@ -87,12 +91,20 @@ impl HubServer {
     }
 
     pub(crate) fn add_files(&self, id: &str, files: BTreeMap<String, Vec<u8>>) -> &Self {
-        self.state.lock().unwrap().repositories.insert(id.into(), files);
+        self.state
+            .lock()
+            .unwrap()
+            .repositories
+            .insert(id.into(), files);
         self
     }
 
     pub(crate) fn rename(&self, old: &str, new: &str) {
-        self.state.lock().unwrap().renamed.insert(old.into(), new.into());
+        self.state
+            .lock()
+            .unwrap()
+            .renamed
+            .insert(old.into(), new.into());
     }
 
     /// Applies a fault to the next request whose path has this end.
@@ -125,7 +137,12 @@ pub(crate) fn read_folder(folder: &Path) -> BTreeMap<String, Vec<u8>> {
             if path.is_dir() {
                 pending.push(path);
             } else {
-                let name = path.strip_prefix(folder).unwrap().to_str().unwrap().to_owned();
+                let name = path
+                    .strip_prefix(folder)
+                    .unwrap()
+                    .to_str()
+                    .unwrap()
+                    .to_owned();
                 files.insert(name, fs::read(path).unwrap());
             }
         }
@@ -135,7 +152,9 @@ pub(crate) fn read_folder(folder: &Path) -> BTreeMap<String, Vec<u8>> {
 
 /// Whether a file is stored by its SHA-256, as large ones are.
 fn is_large(path: &str) -> bool {
-    [".safetensors", ".bin", ".onnx", "tokenizer.json"].iter().any(|end| path.ends_with(end))
+    [".safetensors", ".bin", ".onnx", "tokenizer.json"]
+        .iter()
+        .any(|end| path.ends_with(end))
 }
 
 fn sha256(bytes: &[u8]) -> String {
@@ -143,19 +162,29 @@ fn sha256(bytes: &[u8]) -> String {
 }
 
 fn git_hash(bytes: &[u8]) -> String {
-    hex(&Sha1::new().chain_update(format!("blob {}\0", bytes.len())).chain_update(bytes).finalize())
+    hex(&Sha1::new()
+        .chain_update(format!("blob {}\0", bytes.len()))
+        .chain_update(bytes)
+        .finalize())
 }
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn accept(listener: &TcpListener, state: &Arc<Mutex<State>>, stopped: &AtomicBool, is_content: bool) {
+fn accept(
+    listener: &TcpListener,
+    state: &Arc<Mutex<State>>,
+    stopped: &AtomicBool,
+    is_content: bool,
+) {
     for connection in listener.incoming() {
         if stopped.load(Ordering::Relaxed) {
             return;
         }
-        let (Ok(connection), state) = (connection, Arc::clone(state)) else { continue };
+        let (Ok(connection), state) = (connection, Arc::clone(state)) else {
+            continue;
+        };
         let address = listener.local_addr().unwrap();
         thread::spawn(move || {
             let mut reader = BufReader::new(connection);
@@ -178,11 +207,21 @@ fn read(reader: &mut BufReader<TcpStream>) -> Option<Request> {
     let mut headers = BTreeMap::new();
     loop {
         let mut line = String::new();
-        reader.read_line(&mut line).ok().filter(|read| *read > 2).map_or_else(|| line.clear(), drop);
-        let Some((name, value)) = line.split_once(':') else { break };
+        reader
+            .read_line(&mut line)
+            .ok()
+            .filter(|read| *read > 2)
+            .map_or_else(|| line.clear(), drop);
+        let Some((name, value)) = line.split_once(':') else {
+            break;
+        };
         headers.insert(name.to_lowercase(), value.trim().to_owned());
     }
-    Some(Request { method, path, headers })
+    Some(Request {
+        method,
+        path,
+        headers,
+    })
 }
 
 /// Answers a request; Returns `None` if the connection is closed.
@@ -200,7 +239,11 @@ fn respond(
         let mut state = state.lock().unwrap();
         if request.method == "GET" {
             let range = request.headers.get("range").cloned();
-            state.seen.push(Seen { path: path.clone(), range, has_token: token.is_some() });
+            state.seen.push(Seen {
+                path: path.clone(),
+                range,
+                has_token: token.is_some(),
+            });
         }
         // For large files, the other host injects all faults except a status.
         let is_redirect = !is_content && is_large(&path);
@@ -212,7 +255,10 @@ fn respond(
         index.map(|index| state.faults.remove(index).1)
     };
     if let Some(Fault::Status(status, headers)) = &fault {
-        let headers: Vec<_> = headers.iter().map(|(name, value)| (*name, (*value).to_owned())).collect();
+        let headers: Vec<_> = headers
+            .iter()
+            .map(|(name, value)| (*name, (*value).to_owned()))
+            .collect();
         return send(stream, &request, *status, &headers, b"");
     }
     if is_content {
@@ -225,7 +271,11 @@ fn respond(
     let (id, kind, rest) = route(&path)?;
     let (files, content, renamed) = {
         let state = state.lock().unwrap();
-        (state.repositories.get(&id).cloned(), state.content.clone(), state.renamed.get(&id).cloned())
+        (
+            state.repositories.get(&id).cloned(),
+            state.content.clone(),
+            state.renamed.get(&id).cloned(),
+        )
     };
     if let Some(new) = renamed {
         let location = request.path.replacen(&id, &new, 1);
@@ -234,19 +284,39 @@ fn respond(
     let is_known = |files: &BTreeMap<_, _>| !files.is_empty();
     let allowed = token == Some(format!("Bearer {TOKEN}"));
     if id == "tests/gated" && !allowed {
-        return refuse(stream, &request, 401, "GatedRepo", "Access to model tests/gated is restricted.");
+        return refuse(
+            stream,
+            &request,
+            401,
+            "GatedRepo",
+            "Access to model tests/gated is restricted.",
+        );
     }
-    let Some(files) = files.filter(|files| is_known(files) && (id != "tests/private" || allowed)) else {
+    let Some(files) = files.filter(|files| is_known(files) && (id != "tests/private" || allowed))
+    else {
         let status = if token.is_some() { 404 } else { 401 };
-        return refuse(stream, &request, status, "RepoNotFound", "Repository not found");
+        return refuse(
+            stream,
+            &request,
+            status,
+            "RepoNotFound",
+            "Repository not found",
+        );
     };
-    let revision = if kind == "revision" { rest.clone() } else { rest.split('/').next()?.to_owned() };
+    let revision = if kind == "revision" {
+        rest.clone()
+    } else {
+        rest.split('/').next()?.to_owned()
+    };
     if !["main", "v1.0", "refs/pr/1", COMMIT].contains(&revision.replace("%2F", "/").as_str()) {
         return refuse(stream, &request, 404, "RevisionNotFound", "Invalid rev id");
     }
     match kind.as_str() {
         "revision" => {
-            let siblings: Vec<Value> = files.iter().map(|(path, bytes)| describe(path, bytes)).collect();
+            let siblings: Vec<Value> = files
+                .iter()
+                .map(|(path, bytes)| describe(path, bytes))
+                .collect();
             let body = json!({
                 "_id": "1", "id": id, "modelId": id, "sha": COMMIT, "private": false, "gated": false,
                 "disabled": false, "tags": [], "downloads": 0, "siblings": siblings,
@@ -272,7 +342,13 @@ fn respond(
                     ("x-linked-etag", format!("\"{}\"", sha256(bytes))),
                     ("location", format!("{content}/{id}/{file}")),
                 ];
-                return send(stream, &request, 302, &headers, format!("from {address}").as_bytes());
+                return send(
+                    stream,
+                    &request,
+                    302,
+                    &headers,
+                    format!("from {address}").as_bytes(),
+                );
             }
             let headers = [commit, ("etag", format!("\"{}\"", git_hash(bytes)))];
             send_file(stream, &request, &headers, bytes, fault.as_ref())
@@ -298,19 +374,39 @@ fn split(path: &str) -> Option<(String, String)> {
 
 /// Splits an API path into the repository, the request kind and the rest.
 fn route(path: &str) -> Option<(String, String, String)> {
-    let path = path.strip_prefix("/api/models/").or_else(|| path.strip_prefix('/'))?;
+    let path = path
+        .strip_prefix("/api/models/")
+        .or_else(|| path.strip_prefix('/'))?;
     let (id, rest) = split(path)?;
     let (kind, rest) = rest.split_once('/')?;
     Some((id, kind.to_owned(), rest.to_owned()))
 }
 
-fn refuse(stream: &mut TcpStream, request: &Request, status: u16, code: &str, message: &str) -> Option<()> {
-    let headers = [("x-error-code", code.to_owned()), ("x-error-message", message.to_owned())];
-    send(stream, request, status, &headers, json!({ "error": message }).to_string().as_bytes())
+fn refuse(
+    stream: &mut TcpStream,
+    request: &Request,
+    status: u16,
+    code: &str,
+    message: &str,
+) -> Option<()> {
+    let headers = [
+        ("x-error-code", code.to_owned()),
+        ("x-error-message", message.to_owned()),
+    ];
+    send(
+        stream,
+        request,
+        status,
+        &headers,
+        json!({ "error": message }).to_string().as_bytes(),
+    )
 }
 
 fn head(status: u16, headers: &[(&str, String)], length: usize) -> String {
-    let headers: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+    let headers: String = headers
+        .iter()
+        .map(|(name, value)| format!("{name}: {value}\r\n"))
+        .collect();
     format!("HTTP/1.1 {status} Status\r\n{headers}content-length: {length}\r\n\r\n")
 }
 
@@ -322,7 +418,9 @@ fn send(
     body: &[u8],
 ) -> Option<()> {
     let body = if request.method == "HEAD" { b"" } else { body };
-    stream.write_all(head(status, headers, body.len()).as_bytes()).ok()?;
+    stream
+        .write_all(head(status, headers, body.len()).as_bytes())
+        .ok()?;
     stream.write_all(body).ok()
 }
 
@@ -333,19 +431,34 @@ fn send_file(
     bytes: &[u8],
     fault: Option<&Fault>,
 ) -> Option<()> {
-    let range = request.headers.get("range").filter(|_| !matches!(fault, Some(Fault::Whole)));
-    let start = range.and_then(|range| range.strip_prefix("bytes=")?.split('-').next()?.parse().ok());
+    let range = request
+        .headers
+        .get("range")
+        .filter(|_| !matches!(fault, Some(Fault::Whole)));
+    let start = range.and_then(|range| {
+        range
+            .strip_prefix("bytes=")?
+            .split('-')
+            .next()?
+            .parse()
+            .ok()
+    });
     let mut headers = headers.to_vec();
     headers.push(("accept-ranges", "bytes".to_owned()));
     let (status, mut body) = match start {
         Some(start) if start >= bytes.len() => (416, Vec::new()),
         Some(start) => {
-            headers.push(("content-range", format!("bytes {start}-{}/{}", bytes.len() - 1, bytes.len())));
+            headers.push((
+                "content-range",
+                format!("bytes {start}-{}/{}", bytes.len() - 1, bytes.len()),
+            ));
             (206, bytes[start..].to_vec())
         }
         None => (200, bytes.to_vec()),
     };
-    stream.write_all(head(status, &headers, body.len()).as_bytes()).ok()?;
+    stream
+        .write_all(head(status, &headers, body.len()).as_bytes())
+        .ok()?;
     if request.method == "HEAD" {
         return Some(());
     }

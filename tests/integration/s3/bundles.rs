@@ -32,7 +32,11 @@ fn files() -> impl Strategy<Value = Files> {
     ];
     let size = prop_oneof![1 => Just(0_usize), 6 => 1..5_000_usize, 1 => (8 << 20) - 1..(8 << 20) + 3_usize];
     let contents = (vec(any::<u8>(), 1..64), size);
-    btree_map(name, contents.prop_map(|(bytes, size)| bytes.into_iter().cycle().take(size).collect()), 0..5)
+    btree_map(
+        name,
+        contents.prop_map(|(bytes, size)| bytes.into_iter().cycle().take(size).collect()),
+        0..5,
+    )
 }
 
 /// The bundle `model` with other files.
@@ -43,7 +47,10 @@ fn write(model: &Bundle, files: &Files, folder: &Path) -> Bundle {
         fs::write(path, bytes).unwrap();
     }
     let mut manifest = model.manifest().clone();
-    manifest.files = files.keys().map(|name| describe(&folder.join(name), name.clone()).unwrap()).collect();
+    manifest.files = files
+        .keys()
+        .map(|name| describe(&folder.join(name), name.clone()).unwrap())
+        .collect();
     fs::write(folder.join(MANIFEST), manifest.to_text().unwrap()).unwrap();
     Bundle::open(folder).unwrap()
 }
@@ -53,11 +60,19 @@ fn read(folder: &Path) -> Files {
     let mut files = Files::new();
     let mut folders: Vec<PathBuf> = vec![folder.to_owned()];
     while let Some(next) = folders.pop() {
-        for path in fs::read_dir(next).unwrap().map(|entry| entry.unwrap().path()) {
+        for path in fs::read_dir(next)
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+        {
             if path.is_dir() {
                 folders.push(path);
             } else {
-                let name = path.strip_prefix(folder).unwrap().to_str().unwrap().to_owned();
+                let name = path
+                    .strip_prefix(folder)
+                    .unwrap()
+                    .to_str()
+                    .unwrap()
+                    .to_owned();
                 files.insert(name, fs::read(path).unwrap());
             }
         }
@@ -69,12 +84,19 @@ fn read(folder: &Path) -> Files {
 /// had the name before.
 #[test]
 fn pulled_bundles_are_identical_to_pushed_ones() {
-    let (Some(storage), Some((folder, model))) = (Storage::start(), serving::bundle()) else { return };
+    let (Some(storage), Some((folder, model))) = (Storage::start(), serving::bundle()) else {
+        return;
+    };
     let model = Bundle::open(&model).unwrap();
     let prefix = storage.url("models");
     let url = format!("{prefix}/{}", model.manifest().name);
     let out = folder.path().join("out");
-    let config = Config { cases: 24, failure_persistence: None, max_shrink_iters: 40, ..Config::default() };
+    let config = Config {
+        cases: 24,
+        failure_persistence: None,
+        max_shrink_iters: 40,
+        ..Config::default()
+    };
     proptest!(config, |(files in files(), is_busy: bool, cut in any::<Option<(Index, Index)>>())| {
         let mood = if is_busy { Mood::Busy } else { Mood::Calm };
         let source = tempfile::tempdir().unwrap();

@@ -53,7 +53,10 @@ fn run(script: &str) {
         .env("TEST_KIVU", env!("CARGO_BIN_EXE_kivu"))
         .env("TEST_API", compiled("api"))
         .env("TEST_BATCH", compiled("batch"))
-        .env("TEST_ONNXRUNTIME", library_path().unwrap().canonicalize().unwrap())
+        .env(
+            "TEST_ONNXRUNTIME",
+            library_path().unwrap().canonicalize().unwrap(),
+        )
         .env("TEST_BUNDLE", build("tiny-bert"))
         .env("TEST_CLASSIFIER", build("tiny-bert-sentiment"))
         .env("TEST_TRANSLATOR", build_at(recipe, Precision::Int8))
@@ -62,7 +65,11 @@ fn run(script: &str) {
     let log = String::from_utf8_lossy(&output.stderr);
     // unittest lists the failures, each after a line of `=`, when all tests have ended.
     let failures = log.find("\n====").map_or(&*log, |start| &log[start..]);
-    assert!(output.status.success(), "{script}\n{}{failures}", String::from_utf8_lossy(&output.stdout));
+    assert!(
+        output.status.success(),
+        "{script}\n{}{failures}",
+        String::from_utf8_lossy(&output.stdout)
+    );
 }
 
 #[test]

@@ -53,7 +53,11 @@ impl Storage {
             .unwrap();
         let mut output = BufReader::new(process.stdout.take().unwrap());
         let place = next_line(&mut output);
-        Some(Self { process, output, place })
+        Some(Self {
+            process,
+            output,
+            place,
+        })
     }
 
     /// An object's URL.
@@ -103,7 +107,15 @@ impl Drop for Storage {
 
 /// Runs a command that must succeed, and returns its output.
 pub(super) fn done(command: &mut Command) -> String {
-    let Output { status, stdout, stderr } = command.output().unwrap();
-    assert!(status.success(), "{command:?}: {}", String::from_utf8_lossy(&stderr));
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = command.output().unwrap();
+    assert!(
+        status.success(),
+        "{command:?}: {}",
+        String::from_utf8_lossy(&stderr)
+    );
     String::from_utf8(stdout).unwrap()
 }

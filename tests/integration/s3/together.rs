@@ -36,7 +36,10 @@ const ROWS: usize = 2_000;
 const TEXTS: usize = 40;
 
 fn text(number: usize) -> String {
-    format!("text {number} about a long way to go {}", "and on ".repeat(number % 9))
+    format!(
+        "text {number} about a long way to go {}",
+        "and on ".repeat(number % 9)
+    )
 }
 
 /// The models with the policies `auto` and `fleet`.
@@ -50,12 +53,17 @@ fn request(model: &str) -> String {
 /// JSON Lines rows.
 fn rows(lines: &[u8]) -> Vec<Value> {
     let lines = std::str::from_utf8(lines).unwrap().lines();
-    lines.map(|line| serde_json::from_str(line).unwrap()).collect()
+    lines
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
 }
 
 /// Breaks the fleet in several ways, with healthy periods in between.
 async fn flap(proxy: Arc<Proxy>) {
-    for mood in [Mischief::Refuse, Mischief::CutAfter(200), Mischief::Silence].into_iter().cycle() {
+    for mood in [Mischief::Refuse, Mischief::CutAfter(200), Mischief::Silence]
+        .into_iter()
+        .cycle()
+    {
         proxy.turn(Mischief::None);
         sleep(Duration::from_millis(1000)).await;
         proxy.turn(mood);
@@ -73,7 +81,11 @@ fn leave(server: &Server, until: Instant) -> usize {
     let mut left = 0;
     while Instant::now() < until {
         let mut connection = TcpStream::connect(&server.address).unwrap();
-        let part = if left % 3 == 0 { asked.len() / 2 } else { asked.len() };
+        let part = if left % 3 == 0 {
+            asked.len() / 2
+        } else {
+            asked.len()
+        };
         // The server may close the connection first.
         let _ = connection.write_all(&asked.as_bytes()[..part]);
         thread::sleep(Duration::from_millis(left as u64 % 23));
@@ -92,7 +104,12 @@ struct Answers {
 
 /// Sends requests for `model` until `is_enough`: all results are correct, and the only errors report an
 /// unavailable server.
-fn stay(server: &Server, model: &str, expected: &[Value], is_enough: impl Fn(&Answers) -> bool) -> Answers {
+fn stay(
+    server: &Server,
+    model: &str,
+    expected: &[Value],
+    is_enough: impl Fn(&Answers) -> bool,
+) -> Answers {
     let mut answers = Answers::default();
     while !is_enough(&answers) {
         let answer = server.post("/v1/embeddings", &request(model));
@@ -111,7 +128,9 @@ fn stay(server: &Server, model: &str, expected: &[Value], is_enough: impl Fn(&An
             thread::sleep(Duration::from_millis(50));
         } else {
             assert!(
-                ["502", "503", "504"].iter().any(|status| head.starts_with(&format!("HTTP/1.1 {status}"))),
+                ["502", "503", "504"]
+                    .iter()
+                    .any(|status| head.starts_with(&format!("HTTP/1.1 {status}"))),
                 "{answer}"
             );
             assert!(body["error"]["message"].is_string(), "{body}");
@@ -138,15 +157,27 @@ fn finish(job: impl Fn() -> Output) {
 /// the clients disconnect. All other responses are correct, and the job's output is the same as without failures.
 #[test]
 fn s3_throttles_while_the_fleet_flaps_while_callers_leave() {
-    let (Some(stage), Some(mut storage)) = (Stage::set(&[], ""), Storage::start()) else { return };
+    let (Some(stage), Some(mut storage)) = (Stage::set(&[], ""), Storage::start()) else {
+        return;
+    };
     let _alone = alone();
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap();
     let triton = stage.triton();
     let proxy = Arc::new(runtime.block_on(Proxy::start(triton.http, Mischief::None)));
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     let batch = |mut command: Command, output: &Path| {
-        command.arg("batch").arg(at("in.jsonl")).arg(output).current_dir(folder.path()).output().unwrap()
+        command
+            .arg("batch")
+            .arg(at("in.jsonl"))
+            .arg(output)
+            .current_dir(folder.path())
+            .output()
+            .unwrap()
     };
 
     // The baseline without failures, on this machine.
@@ -155,12 +186,21 @@ fn s3_throttles_while_the_fleet_flaps_while_callers_leave() {
     let mut quiet = storage.kivu(Mood::Calm);
     quiet.env("KIVU_MODELS", &stage.bundle);
     let ended = batch(quiet, &at("quiet.jsonl"));
-    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+    assert!(
+        ended.status.success(),
+        "{}",
+        String::from_utf8_lossy(&ended.stderr)
+    );
     let expected = rows(&fs::read(at("quiet.jsonl")).unwrap());
 
     let prefix = storage.url("models");
     done(
-        storage.kivu(Mood::Busy).arg("push").arg(&stage.bundle).arg(&prefix).env("KIVU_HOME", folder.path()),
+        storage
+            .kivu(Mood::Busy)
+            .arg("push")
+            .arg(&stage.bundle)
+            .arg(&prefix)
+            .env("KIVU_HOME", folder.path()),
     );
     let model = |name: &str, policy: &str| {
         format!(
@@ -177,12 +217,21 @@ fn s3_throttles_while_the_fleet_flaps_while_callers_leave() {
     fs::write(at("kivu.toml"), config).unwrap();
     let flapping = runtime.spawn(flap(Arc::clone(&proxy)));
     let mut serve = storage.kivu(Mood::Busy);
-    serve.args(["serve", "--listen", "127.0.0.1:0"]).current_dir(folder.path());
-    let server = Server::wait(serve.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap());
+    serve
+        .args(["serve", "--listen", "127.0.0.1:0"])
+        .current_dir(folder.path());
+    let server = Server::wait(
+        serve
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap(),
+    );
     let started = Instant::now();
     let output = storage.url("out/answers.jsonl");
     thread::scope(|scope| {
-        let anywhere = scope.spawn(|| stay(&server, ANYWHERE, &expected, |_| started.elapsed() > TIME));
+        let anywhere =
+            scope.spawn(|| stay(&server, ANYWHERE, &expected, |_| started.elapsed() > TIME));
         let there = scope.spawn(|| {
             stay(&server, THERE, &expected, |answers| {
                 let both = answers.right > 0 && answers.refused > 0;
@@ -209,18 +258,32 @@ fn s3_throttles_while_the_fleet_flaps_while_callers_leave() {
     let found = rows(left["out/answers.jsonl"].as_bytes());
     assert_eq!(found.len(), expected.len());
     for (found, expected) in found.iter().zip(&expected) {
-        assert!(agree(found, expected), "{found} where {expected} was expected");
+        assert!(
+            agree(found, expected),
+            "{found} where {expected} was expected"
+        );
     }
-    assert_eq!(left.len(), 2, "the output and its report: {:?}", left.keys());
+    assert_eq!(
+        left.len(),
+        2,
+        "the output and its report: {:?}",
+        left.keys()
+    );
     // All permits are released after the server has detected the disconnections.
     let noticed = Instant::now() + Duration::from_secs(5);
     loop {
         let answers: Vec<String> = thread::scope(|scope| {
-            let again =
-                [(); ROOM].map(|()| scope.spawn(|| server.post("/v1/embeddings", &request(ANYWHERE))));
-            again.into_iter().map(|caller| caller.join().unwrap()).collect()
+            let again = [(); ROOM]
+                .map(|()| scope.spawn(|| server.post("/v1/embeddings", &request(ANYWHERE))));
+            again
+                .into_iter()
+                .map(|caller| caller.join().unwrap())
+                .collect()
         });
-        match answers.iter().find(|answer| !answer.starts_with("HTTP/1.1 200")) {
+        match answers
+            .iter()
+            .find(|answer| !answer.starts_with("HTTP/1.1 200"))
+        {
             None => break,
             Some(refused) => assert!(Instant::now() < noticed, "{refused}"),
         }

@@ -17,7 +17,8 @@ use kivu::{
         Task,
         generation::{GenerationOptions, GenerationSettings},
         seq2seq::{
-            Decoder, Languages, Seq2SeqParts, Seq2SeqPipeline, Seq2SeqSettings, TargetToken, TokenSide,
+            Decoder, Languages, Seq2SeqParts, Seq2SeqPipeline, Seq2SeqSettings, TargetToken,
+            TokenSide,
         },
     },
     repository::{
@@ -49,10 +50,17 @@ fn token(tokenizer: &Tokenizer, text: &str) -> i64 {
 
 fn settings(codes: &[&str]) -> Seq2SeqSettings {
     let tokenizer = tokenizer();
-    let codes = codes.iter().map(|code| ((*code).to_owned(), token(&tokenizer, code))).collect();
+    let codes = codes
+        .iter()
+        .map(|code| ((*code).to_owned(), token(&tokenizer, code)))
+        .collect();
     let signature = Signature {
         inputs: vec![TensorSpec::new("input_ids", ElementType::Int64, [-1, 1])],
-        outputs: vec![TensorSpec::new("logits", ElementType::Fp32, [-1, VOCABULARY as i64])],
+        outputs: vec![TensorSpec::new(
+            "logits",
+            ElementType::Fp32,
+            [-1, VOCABULARY as i64],
+        )],
     };
     Seq2SeqSettings {
         max_tokens: 24,
@@ -62,14 +70,24 @@ fn settings(codes: &[&str]) -> Seq2SeqSettings {
         unknown_tokens: None,
         target_tokenizer: None,
         shortlist: None,
-        decoder: Decoder { graph: "decoder.onnx".into(), signature },
-        languages: Languages::Tokens { codes, side: TokenSide::Before, target: TargetToken::First },
+        decoder: Decoder {
+            graph: "decoder.onnx".into(),
+            signature,
+        },
+        languages: Languages::Tokens {
+            codes,
+            side: TokenSide::Before,
+            target: TargetToken::First,
+        },
         generation: GenerationSettings {
             decoder_start_token_id: START,
             eos_token_ids: vec![END],
             pad_token_id: 1,
             length_factor: None,
-            defaults: GenerationOptions { max_length: Some(40), ..GenerationOptions::default() },
+            defaults: GenerationOptions {
+                max_length: Some(40),
+                ..GenerationOptions::default()
+            },
         },
     }
 }
@@ -79,7 +97,9 @@ fn model(name: &str, codes: &[&str]) -> Model {
     let tokenizer = tokenizer();
     let endless = token(&tokenizer, ENDLESS);
     let sequences = ScriptedSeq2Seq::new(VOCABULARY, move |source, target| {
-        let mut scores: Vec<f32> = (0..VOCABULARY).map(|token| -(token as f32) / 1000.0).collect();
+        let mut scores: Vec<f32> = (0..VOCABULARY)
+            .map(|token| -(token as f32) / 1000.0)
+            .collect();
         // The decoder's first token and the language come before the text.
         let next = match source.get(target.len() - 1) {
             Some(token) if source[0] != endless => *token,
@@ -95,8 +115,12 @@ fn model(name: &str, codes: &[&str]) -> Model {
     });
     let settings = settings(codes);
     let sequences: Arc<dyn Seq2SeqBackend> = Arc::new(sequences);
-    let parts =
-        Seq2SeqParts { target: Arc::clone(&tokenizer), tokenizer, shortlist: None, route: sequences.into() };
+    let parts = Seq2SeqParts {
+        target: Arc::clone(&tokenizer),
+        tokenizer,
+        shortlist: None,
+        route: sequences.into(),
+    };
     let pipeline = Seq2SeqPipeline::new(parts, settings.clone()).unwrap();
     Model {
         max_input_memory: None,
@@ -113,7 +137,11 @@ fn model(name: &str, codes: &[&str]) -> Model {
             task: Task::Translation,
             graph: "encoder.onnx".into(),
             engine: Engine::default(),
-            source: Source { architecture: "M2M100".into(), from: "tiny".into(), sha256: String::new() },
+            source: Source {
+                architecture: "M2M100".into(),
+                from: "tiny".into(),
+                sha256: String::new(),
+            },
             weights: Weights {
                 precision: Precision::Fp32,
                 plan: "none".into(),
@@ -137,18 +165,29 @@ fn model(name: &str, codes: &[&str]) -> Model {
 }
 
 fn app_with(limits: Limits) -> Router {
-    let all = ["eng_Latn", "fra_Latn", "por_Latn", "deu_Latn", "zho_Hans", "zho_Hant"];
-    router(App::new(vec![model("two", &["eng_Latn", "fra_Latn"]), model("all", &all)], limits))
+    let all = [
+        "eng_Latn", "fra_Latn", "por_Latn", "deu_Latn", "zho_Hans", "zho_Hant",
+    ];
+    router(App::new(
+        vec![model("two", &["eng_Latn", "fra_Latn"]), model("all", &all)],
+        limits,
+    ))
 }
 
 fn limits() -> Limits {
-    Limits { texts: 8, ..Limits::default() }
+    Limits {
+        texts: 8,
+        ..Limits::default()
+    }
 }
 
 async fn answer(response: Response<Body>) -> (StatusCode, Value) {
     let status = response.status();
     let bytes = response.into_body().collect().await.unwrap().to_bytes();
-    (status, serde_json::from_slice(&bytes).unwrap_or_else(|_| json!(String::from_utf8_lossy(&bytes))))
+    (
+        status,
+        serde_json::from_slice(&bytes).unwrap_or_else(|_| json!(String::from_utf8_lossy(&bytes))),
+    )
 }
 
 async fn ask_with(limits: Limits, path: &str, body: &Value) -> (StatusCode, Value) {
@@ -164,9 +203,15 @@ async fn ask(path: &str, body: &Value) -> (StatusCode, Value) {
 #[tokio::test]
 async fn languages_that_requests_do_not_name_are_identified() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(identifying) = identifying_model(folder.path()) else { return };
+    let Some(identifying) = identifying_model(folder.path()) else {
+        return;
+    };
     let all = ["eng_Latn", "fra_Latn", "por_Latn", "zho_Hans", "zho_Hant"];
-    let models = vec![model("two", &["eng_Latn", "fra_Latn"]), model("all", &all), identifying];
+    let models = vec![
+        model("two", &["eng_Latn", "fra_Latn"]),
+        model("all", &all),
+        identifying,
+    ];
     let app = router(App::new(models, limits()));
     let ask = async |path: &str, body: Value| {
         let request = Request::post(path).header("content-type", "application/json");
@@ -174,26 +219,52 @@ async fn languages_that_requests_do_not_name_are_identified() {
         answer(app.clone().oneshot(request).await.unwrap()).await
     };
     let texts = json!(["O gato.", "The keys.", " "]);
-    let (status, found) = ask("/translate", json!({ "q": texts, "source": "auto", "target": "fr" })).await;
+    let (status, found) = ask(
+        "/translate",
+        json!({ "q": texts, "source": "auto", "target": "fr" }),
+    )
+    .await;
     assert_eq!(status, StatusCode::OK, "{found}");
     assert_eq!(found["translatedText"], texts);
     let languages = found["detectedLanguage"].as_array().unwrap();
-    let codes: Vec<_> = languages.iter().map(|found| found["language"].as_str().unwrap()).collect();
+    let codes: Vec<_> = languages
+        .iter()
+        .map(|found| found["language"].as_str().unwrap())
+        .collect();
     assert_eq!(codes, ["pt", "en", "en"]);
-    assert!(languages[..2].iter().all(|found| found["confidence"].as_f64().unwrap() > 75.0), "{found}");
-    assert_eq!(languages[2]["confidence"], 0.0, "a text of spaces has no language");
+    assert!(
+        languages[..2]
+            .iter()
+            .all(|found| found["confidence"].as_f64().unwrap() > 75.0),
+        "{found}"
+    );
+    assert_eq!(
+        languages[2]["confidence"], 0.0,
+        "a text of spaces has no language"
+    );
     let (_, found) = ask("/translate", json!({ "q": "The keys.", "target": "fr" })).await;
     assert_eq!(found["detectedLanguage"]["language"], "en");
     // A named language is not identified.
-    let (_, found) = ask("/translate", json!({ "q": "The keys.", "source": "pt", "target": "fr" })).await;
+    let (_, found) = ask(
+        "/translate",
+        json!({ "q": "The keys.", "source": "pt", "target": "fr" }),
+    )
+    .await;
     assert_eq!(found, json!({ "translatedText": "The keys." }));
-    let (_, found) =
-        ask("/v2/translate", json!({ "text": ["O gato.", "The keys."], "target_lang": "FR" })).await;
+    let (_, found) = ask(
+        "/v2/translate",
+        json!({ "text": ["O gato.", "The keys."], "target_lang": "FR" }),
+    )
+    .await;
     let codes = [0, 1].map(|text| found["translations"][text]["detected_source_language"].clone());
     assert_eq!(codes, ["PT", "EN"]);
 
     // The models for the languages differ.
-    let (_, found) = ask("/translate", json!({ "inputs": texts, "tgt_lang": "French" })).await;
+    let (_, found) = ask(
+        "/translate",
+        json!({ "inputs": texts, "tgt_lang": "French" }),
+    )
+    .await;
     let of_texts = |field: &str| [0, 1, 2].map(|text| found["translations"][text][field].clone());
     assert_eq!(found["model"], "all");
     assert_eq!(of_texts("model"), ["all", "two", "two"]);
@@ -205,7 +276,11 @@ async fn languages_that_requests_do_not_name_are_identified() {
     assert_eq!(found["translations"][0]["model"], Value::Null);
 
     for (path, body, expected) in [
-        ("/translate", json!({ "q": "Ella lee cada noche.", "target": "fr" }), "found `es` ("),
+        (
+            "/translate",
+            json!({ "q": "Ella lee cada noche.", "target": "fr" }),
+            "found `es` (",
+        ),
         (
             "/translate",
             json!({ "q": "Ella lee cada noche.", "target": "fr" }),
@@ -221,9 +296,17 @@ async fn languages_that_requests_do_not_name_are_identified() {
             json!({ "text": "Ella lee cada noche.", "target_lang": "FR" }),
             "in `source_lang` if it is another",
         ),
-        ("/translate", json!({ "inputs": "O gato.", "model": "two", "tgt_lang": "French" }), "found `pt` ("),
+        (
+            "/translate",
+            json!({ "inputs": "O gato.", "model": "two", "tgt_lang": "French" }),
+            "found `pt` (",
+        ),
         // Without a target, the first model decides.
-        ("/translate", json!({ "inputs": "O gato." }), "expected the languages of the translation"),
+        (
+            "/translate",
+            json!({ "inputs": "O gato." }),
+            "expected the languages of the translation",
+        ),
     ] {
         let (status, found) = ask(path, body).await;
         assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY);
@@ -246,7 +329,11 @@ async fn the_only_language_that_models_translate_from_needs_no_identification() 
 
 async fn refusal(path: &str, body: Value) -> String {
     let (status, body) = ask(path, &body).await;
-    format!("{}: {}", status.as_u16(), body["error"].as_str().unwrap_or("no message"))
+    format!(
+        "{}: {}",
+        status.as_u16(),
+        body["error"].as_str().unwrap_or("no message")
+    )
 }
 
 /// A request to the hub's route that translates the cat.
@@ -258,26 +345,54 @@ fn cat(parameters: &Value) -> Value {
 async fn the_hub_route_returns_an_object_per_text() {
     let languages = json!({ "src_lang": "eng_Latn", "tgt_lang": "French" });
     let (status, one) = ask("/models/all", &cat(&languages)).await;
-    assert_eq!((status, one), (StatusCode::OK, json!([{ "translation_text": "The cat sits." }])));
+    assert_eq!(
+        (status, one),
+        (
+            StatusCode::OK,
+            json!([{ "translation_text": "The cat sits." }])
+        )
+    );
     let (_, at_root) = ask("/", &cat(&languages)).await;
-    assert_eq!(at_root, json!([{ "translation_text": "The cat sits." }]), "the first model translates");
+    assert_eq!(
+        at_root,
+        json!([{ "translation_text": "The cat sits." }]),
+        "the first model translates"
+    );
     let two = json!({ "inputs": ["The cat.", "The dog."], "parameters": languages });
     let (_, two) = ask("/models/all", &two).await;
-    assert_eq!(two, json!([{ "translation_text": "The cat." }, { "translation_text": "The dog." }]));
+    assert_eq!(
+        two,
+        json!([{ "translation_text": "The cat." }, { "translation_text": "The dog." }])
+    );
     let several = json!({ "num_beams": 3, "num_return_sequences": 2 });
     let several = json!({ "src_lang": "en", "tgt_lang": "fr", "generate_parameters": several });
     let (_, one) = ask("/models/two", &cat(&several)).await;
-    assert_eq!((one.as_array().unwrap().len(), &one[0]["translation_text"]), (2, &json!("The cat sits.")));
-    let (_, lists) =
-        ask("/models/two", &json!({ "inputs": ["The cat.", "The"], "parameters": several })).await;
-    assert_eq!((lists.as_array().unwrap().len(), lists[1].as_array().unwrap().len()), (2, 2));
+    assert_eq!(
+        (one.as_array().unwrap().len(), &one[0]["translation_text"]),
+        (2, &json!("The cat sits."))
+    );
+    let (_, lists) = ask(
+        "/models/two",
+        &json!({ "inputs": ["The cat.", "The"], "parameters": several }),
+    )
+    .await;
+    assert_eq!(
+        (
+            lists.as_array().unwrap().len(),
+            lists[1].as_array().unwrap().len()
+        ),
+        (2, 2)
+    );
 }
 
 #[tokio::test]
 async fn the_translate_route_keeps_spacing_and_reports_usage() {
     let text = "The cat sits. The dog sleeps!\n\n  She sold 1,250 shares at $37.50 on 12/31.\n";
-    let (status, answer) =
-        ask("/translate", &json!({ "inputs": text, "src_lang": "English", "tgt_lang": "fr" })).await;
+    let (status, answer) = ask(
+        "/translate",
+        &json!({ "inputs": text, "src_lang": "English", "tgt_lang": "fr" }),
+    )
+    .await;
     assert_eq!(status, StatusCode::OK);
     insta::assert_json_snapshot!(answer, @r#"
     {
@@ -296,9 +411,15 @@ async fn the_translate_route_keeps_spacing_and_reports_usage() {
       }
     }
     "#);
-    let (_, of_two) =
-        ask("/translate", &json!({ "inputs": ["The cat.", " "], "src_lang": "en", "tgt_lang": "pt" })).await;
-    assert_eq!(of_two["model"], "all", "the first model with both languages");
+    let (_, of_two) = ask(
+        "/translate",
+        &json!({ "inputs": ["The cat.", " "], "src_lang": "en", "tgt_lang": "pt" }),
+    )
+    .await;
+    assert_eq!(
+        of_two["model"], "all",
+        "the first model with both languages"
+    );
     assert_eq!(of_two["translations"][1]["text"], " ");
     assert_eq!(of_two["translations"][0]["tgt_lang"], "por_Latn");
     let beams = json!({ "num_beams": 2, "num_return_sequences": 2 });
@@ -309,7 +430,10 @@ async fn the_translate_route_keeps_spacing_and_reports_usage() {
     .await;
     let best = &several["translations"][0];
     assert_eq!(
-        (&best["alternatives"][0]["text"], best["alternatives"].as_array().unwrap().len()),
+        (
+            &best["alternatives"][0]["text"],
+            best["alternatives"].as_array().unwrap().len()
+        ),
         (&json!("The cat."), 2)
     );
     assert_eq!(best["alternatives"][0]["score"], best["score"]);
@@ -320,11 +444,17 @@ async fn a_sentence_that_is_too_long_is_cut_between_words_or_reported() {
     let long = "the cat and ".repeat(12);
     let ask_long = async |more: Value| {
         let mut body = json!({ "inputs": long, "src_lang": "en", "tgt_lang": "fr" });
-        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body.as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
         ask("/translate", &body).await
     };
     let (_, split) = ask_long(json!({})).await;
-    assert_eq!(split["translations"][0]["text"].as_str().unwrap(), long, "all of it comes back");
+    assert_eq!(
+        split["translations"][0]["text"].as_str().unwrap(),
+        long,
+        "all of it comes back"
+    );
     assert_eq!(split["translations"][0]["truncated"], false);
     let (_, cut) = ask_long(json!({ "split": "never" })).await;
     assert_eq!(cut["translations"][0]["truncated"], true);
@@ -334,7 +464,11 @@ async fn a_sentence_that_is_too_long_is_cut_between_words_or_reported() {
     insta::assert_snapshot!(refused["error"].as_str().unwrap(), @"the text has 50 tokens, but the model takes at most 24 tokens; set `split` or `truncate`");
     // The same in the hub's format.
     let longest = json!({ "src_lang": "en", "tgt_lang": "fr", "truncation": "longest_first" });
-    let (_, hub) = ask("/models/two", &json!({ "inputs": long, "parameters": longest })).await;
+    let (_, hub) = ask(
+        "/models/two",
+        &json!({ "inputs": long, "parameters": longest }),
+    )
+    .await;
     assert_eq!(hub[0]["translation_text"], cut["translations"][0]["text"]);
 }
 
@@ -360,26 +494,38 @@ async fn languages_are_required() {
 async fn tokens_are_those_that_the_encoder_reads() {
     let asked = |more: Value| {
         let mut body = json!({ "model": "two", "inputs": "the cat" });
-        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body.as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
         body
     };
     let tokens = async |more: Value| -> Vec<(String, Value, Value)> {
         let (status, tokens) = ask("/tokenize", &asked(more)).await;
         assert_eq!(status, StatusCode::OK, "{tokens}");
         let token = |token: &Value| {
-            (token["text"].as_str().unwrap().to_owned(), token["special"].clone(), token["start"].clone())
+            (
+                token["text"].as_str().unwrap().to_owned(),
+                token["special"].clone(),
+                token["start"].clone(),
+            )
         };
         tokens[0].as_array().unwrap().iter().map(token).collect()
     };
     let own = tokens(json!({ "add_special_tokens": false })).await;
     assert!(
-        !own.is_empty() && own.iter().all(|(_, special, start)| *special == false && start.is_u64()),
+        !own.is_empty()
+            && own
+                .iter()
+                .all(|(_, special, start)| *special == false && start.is_u64()),
         "{own:?}"
     );
     for name in ["French", "fra_Latn"] {
         let all = tokens(json!({ "src_lang": name })).await;
         let added = |text: &str| (text.to_owned(), json!(true), Value::Null);
-        assert_eq!(all, [vec![added("fra_Latn")], own.clone(), vec![added("</s>")]].concat());
+        assert_eq!(
+            all,
+            [vec![added("fra_Latn")], own.clone(), vec![added("</s>")]].concat()
+        );
     }
     insta::assert_snapshot!(refusal("/tokenize", asked(json!({}))).await, @"422: expected `src_lang`, since a special token depends on the language, but found none; set it, or set `add_special_tokens` to false");
 }
@@ -387,7 +533,8 @@ async fn tokens_are_those_that_the_encoder_reads() {
 #[tokio::test]
 async fn contradictory_and_invalid_options_are_refused_before_work_starts() {
     let generate = async |parameters: Value| {
-        let parameters = json!({ "src_lang": "en", "tgt_lang": "fr", "generate_parameters": parameters });
+        let parameters =
+            json!({ "src_lang": "en", "tgt_lang": "fr", "generate_parameters": parameters });
         refusal("/models/two", cat(&parameters)).await
     };
     insta::assert_snapshot!(generate(json!({ "num_beams": 2, "num_return_sequences": 3 })).await, @"422: expected `num_return_sequences` of at most `num_beams`, which is 2, but found 3");
@@ -407,9 +554,12 @@ async fn contradictory_and_invalid_options_are_refused_before_work_starts() {
     let mixed = json!({ "inputs": "the cat", "source": "fr", "target": "en" });
     insta::assert_snapshot!(refusal("/translate", mixed).await, @"422: expected no `source` beside `inputs`, but found both; LibreTranslate's form has `q`, `source` and `target`, Kivu's own `inputs`, `src_lang` and `tgt_lang`");
     let mixed = json!({ "q": "the cat", "inputs": "the dog", "source": "en", "target": "fr" });
-    assert!(refusal("/translate", mixed).await.starts_with("422: expected no `inputs` beside `q`"));
-    let both =
-        json!({ "src_lang": "en", "tgt_lang": "fr", "truncate": true, "truncation": "do_not_truncate" });
+    assert!(
+        refusal("/translate", mixed)
+            .await
+            .starts_with("422: expected no `inputs` beside `q`")
+    );
+    let both = json!({ "src_lang": "en", "tgt_lang": "fr", "truncate": true, "truncation": "do_not_truncate" });
     insta::assert_snapshot!(refusal("/models/two", cat(&both)).await, @"422: expected `truncation` and `truncate` to agree, but found different values; leave one of them out");
     let empty = json!({ "inputs": "", "src_lang": "en", "tgt_lang": "fr" });
     insta::assert_snapshot!(refusal("/translate", empty).await, @"422: expected a text in `inputs`, but found an empty one");
@@ -428,9 +578,11 @@ async fn a_million_characters_are_too_many_sentences() {
     insta::assert_snapshot!(refusal("/translate", body).await, @"413: expected at most 8 sentences in all texts, but found more; send fewer or shorter texts");
     let word = json!({ "inputs": "x".repeat(1_000_000), "src_lang": "en", "tgt_lang": "fr" });
     let (status, answer) = ask("/translate", &word).await;
-    assert_eq!((status, &answer["translations"][0]["truncated"]), (StatusCode::OK, &json!(true)));
-    let whole =
-        json!({ "inputs": text, "src_lang": "en", "tgt_lang": "fr", "split": "never", "truncate": false });
+    assert_eq!(
+        (status, &answer["translations"][0]["truncated"]),
+        (StatusCode::OK, &json!(true))
+    );
+    let whole = json!({ "inputs": text, "src_lang": "en", "tgt_lang": "fr", "split": "never", "truncate": false });
     insta::assert_snapshot!(refusal("/translate", whole).await, @"413: the text has 999999 bytes, but the model takes at most 24 tokens; set `split` or `truncate`");
     assert!(started.elapsed().as_secs() < 20, "{:?}", started.elapsed());
 }
@@ -439,8 +591,14 @@ async fn a_million_characters_are_too_many_sentences() {
 async fn a_decoder_that_never_ends_is_bounded_by_length_and_by_time() {
     let endless = json!({ "inputs": "The cat.", "src_lang": "German", "tgt_lang": "fr" });
     let (status, answer) = ask("/translate", &endless).await;
-    assert_eq!((status, &answer["usage"]["output_tokens"]), (StatusCode::OK, &json!(39)));
-    let hasty = Limits { timeout_ms: 40, ..limits() };
+    assert_eq!(
+        (status, &answer["usage"]["output_tokens"]),
+        (StatusCode::OK, &json!(39))
+    );
+    let hasty = Limits {
+        timeout_ms: 40,
+        ..limits()
+    };
     let (status, answer) = ask_with(hasty, "/translate", &endless).await;
     assert_eq!(status, StatusCode::GATEWAY_TIMEOUT);
     insta::assert_snapshot!(answer["error"].as_str().unwrap(), @"no response within 40ms");
@@ -464,14 +622,22 @@ async fn kserve_translates_ids_and_texts() {
     let (status, answer) = ask("/v2/models/all/infer", &body).await;
     assert_eq!(status, StatusCode::OK, "{answer}");
     let output = &answer["outputs"][0];
-    assert_eq!((&output["name"], &output["datatype"]), (&json!("generated_indices"), &json!("INT64")));
+    assert_eq!(
+        (&output["name"], &output["datatype"]),
+        (&json!("generated_indices"), &json!("INT64"))
+    );
     let french = ids("fra_Latn")[0];
     let expected: Vec<u32> = [&[START as u32, french], &row[1..]].concat();
     let first: Vec<u32> =
-        serde_json::from_value(json!(&output["data"].as_array().unwrap()[..expected.len()])).unwrap();
+        serde_json::from_value(json!(&output["data"].as_array().unwrap()[..expected.len()]))
+            .unwrap();
     assert_eq!(first, expected);
     assert_eq!(output["shape"], json!([2, expected.len()]));
-    assert_eq!(output["data"][2 * expected.len() - 1], 1, "the shorter row is padded");
+    assert_eq!(
+        output["data"][2 * expected.len() - 1],
+        1,
+        "the shorter row is padded"
+    );
 
     let text = json!({
         "inputs": [{ "name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "data": ["The cat sits."] }],
@@ -512,16 +678,27 @@ async fn libre_translate_and_deepl_have_the_translations_of_kivu() {
     let (_, own) = ask("/translate", &own).await;
     let [cat, dog] = [0, 1].map(|text| own["translations"][text]["text"].clone());
     let libre = json!({ "q": ["cat", "dog"], "source": "en", "target": "fr", "format": "text" });
-    assert_eq!(ask("/translate", &libre).await.1, json!({ "translatedText": [cat, dog] }));
+    assert_eq!(
+        ask("/translate", &libre).await.1,
+        json!({ "translatedText": [cat, dog] })
+    );
     let libre = json!({ "q": "cat", "source": "en", "target": "fr", "alternatives": 1 });
     let (_, answer) = ask("/translate", &libre).await;
-    assert_eq!((&answer["translatedText"], answer["alternatives"].as_array().unwrap().len()), (&cat, 1));
-    let deepl =
-        json!({ "text": ["cat", "dog"], "source_lang": "EN", "target_lang": "FR", "split_sentences": "0" });
+    assert_eq!(
+        (
+            &answer["translatedText"],
+            answer["alternatives"].as_array().unwrap().len()
+        ),
+        (&cat, 1)
+    );
+    let deepl = json!({ "text": ["cat", "dog"], "source_lang": "EN", "target_lang": "FR", "split_sentences": "0" });
     let (_, answer) = ask("/v2/translate", &deepl).await;
     let translation =
         |text| json!({ "detected_source_language": "EN", "text": text, "billed_characters": 3 });
-    assert_eq!(answer, json!({ "translations": [translation(&cat), translation(&dog)] }));
+    assert_eq!(
+        answer,
+        json!({ "translations": [translation(&cat), translation(&dog)] })
+    );
 
     let lines = json!({ "text": ["cat"], "target_lang": "FR", "split_sentences": "nonewlines" });
     let (status, refusal) = ask("/v2/translate", &lines).await;
@@ -530,14 +707,23 @@ async fn libre_translate_and_deepl_have_the_translations_of_kivu() {
 
     // Forms, in which a field may occur several times.
     let form = |path: &str, body: &'static str| {
-        let request =
-            Request::post(path).header("content-type", "application/x-www-form-urlencoded; charset=utf-8");
+        let request = Request::post(path).header(
+            "content-type",
+            "application/x-www-form-urlencoded; charset=utf-8",
+        );
         app_with(limits()).oneshot(request.body(Body::from(body)).unwrap())
     };
-    let (_, found) =
-        answer_of(form("/v2/translate", "text=cat&text=dog&target_lang=FR&source_lang=EN")).await;
+    let (_, found) = answer_of(form(
+        "/v2/translate",
+        "text=cat&text=dog&target_lang=FR&source_lang=EN",
+    ))
+    .await;
     assert_eq!(found, answer);
-    let (_, found) = answer_of(form("/translate", "q=cat&source=en&target=fr&format=text&api_key=")).await;
+    let (_, found) = answer_of(form(
+        "/translate",
+        "q=cat&source=en&target=fr&format=text&api_key=",
+    ))
+    .await;
     assert_eq!(found, json!({ "translatedText": cat }));
 
     let get = async |path: &str| {
@@ -549,20 +735,47 @@ async fn libre_translate_and_deepl_have_the_translations_of_kivu() {
         languages[0],
         json!({ "code": "de", "name": "German", "targets": ["en", "fr", "pt", "zho_Hans", "zho_Hant"] })
     );
-    assert_eq!(get("/v2/languages").await[1], json!({ "language": "EN", "name": "English" }));
+    assert_eq!(
+        get("/v2/languages").await[1],
+        json!({ "language": "EN", "name": "English" })
+    );
     let targets = get("/v2/languages?type=target").await;
-    assert_eq!(targets[1], json!({ "language": "EN", "name": "English", "supports_formality": false }));
+    assert_eq!(
+        targets[1],
+        json!({ "language": "EN", "name": "English", "supports_formality": false })
+    );
 
     let mut errors = Vec::new();
     for (path, body) in [
-        ("/translate", json!({ "q": "cat", "source": "auto", "target": "fr" })),
+        (
+            "/translate",
+            json!({ "q": "cat", "source": "auto", "target": "fr" }),
+        ),
         ("/translate", json!({ "q": "cat", "source": "en" })),
-        ("/translate", json!({ "q": "<b>cat</b>", "source": "en", "target": "fr", "format": "html" })),
-        ("/translate", json!({ "q": "cat", "source": "en", "target": "fr", "alternatives": 100 })),
-        ("/translate", json!({ "q": "cat", "source": "tlh", "target": "fr" })),
-        ("/v2/translate", json!({ "text": "cat", "target_lang": "FR" })),
-        ("/v2/translate", json!({ "text": "cat", "target_lang": "FR", "tag_handling": "xml" })),
-        ("/v2/translate", json!({ "text": "cat", "target_lang": "FR", "formality": "more" })),
+        (
+            "/translate",
+            json!({ "q": "<b>cat</b>", "source": "en", "target": "fr", "format": "html" }),
+        ),
+        (
+            "/translate",
+            json!({ "q": "cat", "source": "en", "target": "fr", "alternatives": 100 }),
+        ),
+        (
+            "/translate",
+            json!({ "q": "cat", "source": "tlh", "target": "fr" }),
+        ),
+        (
+            "/v2/translate",
+            json!({ "text": "cat", "target_lang": "FR" }),
+        ),
+        (
+            "/v2/translate",
+            json!({ "text": "cat", "target_lang": "FR", "tag_handling": "xml" }),
+        ),
+        (
+            "/v2/translate",
+            json!({ "text": "cat", "target_lang": "FR", "formality": "more" }),
+        ),
     ] {
         let (status, body) = ask(path, &body).await;
         errors.push(format!("{status} {body}"));

@@ -10,7 +10,8 @@ use kivu::{
         seq2seq::{Seq2SeqBackend, SourceBatch},
     },
     pipeline::generation::{
-        Bounds, Generated, GenerationConfig, GenerationOptions, GenerationSettings, SourceInfo, generate,
+        Bounds, Generated, GenerationConfig, GenerationOptions, GenerationSettings, SourceInfo,
+        generate,
     },
 };
 use kivu_compiler::{export, onnx};
@@ -41,12 +42,20 @@ fn goldens(name: &str) -> Vec<Case> {
 
 /// The settings in a model's `generation_config.json`.
 fn settings(name: &str) -> GenerationSettings {
-    let path = fixtures().join("models").join(name).join("generation_config.json");
-    let Value::Object(mut said) = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap() else {
+    let path = fixtures()
+        .join("models")
+        .join(name)
+        .join("generation_config.json");
+    let Value::Object(mut said) = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+    else {
         panic!("expected an object");
     };
     let mut take = |key: &str| said.remove(key).and_then(|value| value.as_i64()).unwrap();
-    let (start, end, pad) = (take("decoder_start_token_id"), take("eos_token_id"), take("pad_token_id"));
+    let (start, end, pad) = (
+        take("decoder_start_token_id"),
+        take("eos_token_id"),
+        take("pad_token_id"),
+    );
     said.remove("bos_token_id");
     said.remove("transformers_version");
     said.remove("_from_model_config");
@@ -75,15 +84,28 @@ async fn run(
     let list: Vec<SourceInfo> = sources
         .iter()
         .enumerate()
-        .map(|(number, source)| SourceInfo { length: source.len(), number })
+        .map(|(number, source)| SourceInfo {
+            length: source.len(),
+            number,
+        })
         .collect();
     let (search, deadline) = (search.clone(), Deadline::within(Duration::from_secs(30)));
     let work = Box::new(move |decoder: &mut dyn kivu::backend::seq2seq::Decoder| {
-        sender.send(generate(decoder, &list, &search, deadline)?).unwrap();
+        sender
+            .send(generate(decoder, &list, &search, deadline)?)
+            .unwrap();
         Ok(())
     });
     backend
-        .decode(SourceBatch { rows: sources.to_vec(), pad, shortlist: None }, deadline, work)
+        .decode(
+            SourceBatch {
+                rows: sources.to_vec(),
+                pad,
+                shortlist: None,
+            },
+            deadline,
+            work,
+        )
         .await
         .unwrap();
     receiver.recv().unwrap()
@@ -91,14 +113,25 @@ async fn run(
 
 /// Compares a batch with results from `transformers`: the same ids, and scores to 1e-4.
 fn compare(case: &Case, found: &[Vec<Generated>], note: &str) {
-    let ids: Vec<Vec<Vec<i64>>> =
-        found.iter().map(|texts| texts.iter().map(|text| text.ids.clone()).collect()).collect();
-    assert_eq!(ids, case.sequences[..found.len()], "{note} {:?}", case.options);
+    let ids: Vec<Vec<Vec<i64>>> = found
+        .iter()
+        .map(|texts| texts.iter().map(|text| text.ids.clone()).collect())
+        .collect();
+    assert_eq!(
+        ids,
+        case.sequences[..found.len()],
+        "{note} {:?}",
+        case.options
+    );
     for (texts, scores) in found.iter().zip(case.scores.iter().flatten()) {
         for (text, score) in texts.iter().zip(scores) {
             let found = text.score.expect("beams have scores");
             let tolerance = 1e-4 * score.abs().max(1.0);
-            assert!((found - score).abs() < tolerance, "{note} {:?}: {found}, not {score}", case.options);
+            assert!(
+                (found - score).abs() < tolerance,
+                "{note} {:?}: {found}, not {score}",
+                case.options
+            );
         }
     }
 }
@@ -109,7 +142,10 @@ async fn generates_as_transformers(name: &str, backend: &OnnxSeq2Seq) {
 
 async fn every_case_is_as_in_transformers((name, count): (&str, usize), backend: &OnnxSeq2Seq) {
     let settings = settings(name);
-    let bounds = Bounds { vocabulary: backend.vocabulary().unwrap(), max_length: 65 };
+    let bounds = Bounds {
+        vocabulary: backend.vocabulary().unwrap(),
+        max_length: 65,
+    };
     let cases = goldens(name);
     assert!(cases.len() > count, "{name}: {}", cases.len());
     for case in &cases {
@@ -130,7 +166,10 @@ async fn an_export_generates_as_transformers(name: &str, parallel: Parallelism) 
     let Some(runtime) = runtime() else { return };
     let folder = tempfile::tempdir().unwrap();
     let graphs = export::read(&fixtures().join("exports").join(name)).unwrap();
-    let models = [("encoder.onnx", graphs.encoder), ("decoder.onnx", graphs.decoder)];
+    let models = [
+        ("encoder.onnx", graphs.encoder),
+        ("decoder.onnx", graphs.decoder),
+    ];
     onnx::write_all(models, folder.path()).unwrap();
     generates_as_transformers(name, &open(folder.path(), parallel, runtime)).await;
 }
@@ -140,8 +179,16 @@ async fn a_bundle_generates_as_transformers(name: &str) {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join(name);
     let source = fixtures().join("models").join(name);
-    build_request(&request(source, out.clone(), Some(Precision::Fp32)), runtime).unwrap();
-    generates_as_transformers(name, &open(&out, Parallelism::WithinStep(threads(2)), runtime)).await;
+    build_request(
+        &request(source, out.clone(), Some(Precision::Fp32)),
+        runtime,
+    )
+    .unwrap();
+    generates_as_transformers(
+        name,
+        &open(&out, Parallelism::WithinStep(threads(2)), runtime),
+    )
+    .await;
 }
 
 #[tokio::test]
@@ -161,7 +208,11 @@ async fn bundles_of_other_families_generate_as_transformers() {
         let folder = tempfile::tempdir().unwrap();
         let out = folder.path().join(name);
         let source = fixtures().join("models").join(name);
-        build_request(&request(source, out.clone(), Some(Precision::Fp32)), runtime).unwrap();
+        build_request(
+            &request(source, out.clone(), Some(Precision::Fp32)),
+            runtime,
+        )
+        .unwrap();
         let backend = open(&out, Parallelism::WithinStep(threads(2)), runtime);
         every_case_is_as_in_transformers((name, count), &backend).await;
     }
@@ -174,12 +225,18 @@ async fn an_export_with_a_merged_decoder_generates_as_transformers() {
 
 #[tokio::test]
 async fn an_export_with_two_decoders_generates_as_transformers() {
-    an_export_generates_as_transformers("tiny-marian", Parallelism::AcrossSources(threads(2))).await;
+    an_export_generates_as_transformers("tiny-marian", Parallelism::AcrossSources(threads(2)))
+        .await;
 }
 
 #[tokio::test]
 async fn bundles_generate_as_transformers() {
-    for name in ["tiny-m2m100", "tiny-nllb", "tiny-marian", "tiny-marian-multi"] {
+    for name in [
+        "tiny-m2m100",
+        "tiny-nllb",
+        "tiny-marian",
+        "tiny-marian-multi",
+    ] {
         a_bundle_generates_as_transformers(name).await;
     }
 }
@@ -191,10 +248,26 @@ async fn bundles_of_exports_generate_as_transformers() {
         let folder = tempfile::tempdir().unwrap();
         let out = folder.path().join(name);
         let source = fixtures().join("exports").join(name);
-        build_request(&request(source.clone(), out.clone(), Some(Precision::Fp32)), runtime).unwrap();
-        generates_as_transformers(name, &open(&out, Parallelism::WithinStep(threads(1)), runtime)).await;
-        let blocks = request(source, folder.path().join("blocks"), Some(Precision::Int8Blocks));
+        build_request(
+            &request(source.clone(), out.clone(), Some(Precision::Fp32)),
+            runtime,
+        )
+        .unwrap();
+        generates_as_transformers(
+            name,
+            &open(&out, Parallelism::WithinStep(threads(1)), runtime),
+        )
+        .await;
+        let blocks = request(
+            source,
+            folder.path().join("blocks"),
+            Some(Precision::Int8Blocks),
+        );
         let error = build_request(&blocks, runtime).unwrap_err();
-        assert!(error.chain().contains("but found `int8-blocks`"), "{}", error.chain());
+        assert!(
+            error.chain().contains("but found `int8-blocks`"),
+            "{}",
+            error.chain()
+        );
     }
 }

@@ -9,7 +9,8 @@ use kivu::{
         seq2seq::{Decoder, Seq2SeqBackend, SourceBatch},
     },
     pipeline::generation::{
-        Bounds, Generated, GenerationConfig, GenerationOptions, GenerationSettings, SourceInfo, generate,
+        Bounds, Generated, GenerationConfig, GenerationOptions, GenerationSettings, SourceInfo,
+        generate,
     },
 };
 use serde_json::{Value, json};
@@ -28,7 +29,15 @@ fn search(options: Value) -> GenerationConfig {
         defaults: GenerationOptions::default(),
     };
     let options = serde_json::from_value(options).unwrap();
-    GenerationConfig::new(&settings, &options, Bounds { vocabulary: 6, max_length: 5000 }).unwrap()
+    GenerationConfig::new(
+        &settings,
+        &options,
+        Bounds {
+            vocabulary: 6,
+            max_length: 5000,
+        },
+    )
+    .unwrap()
 }
 
 async fn run(
@@ -41,13 +50,28 @@ async fn run(
     let list: Vec<SourceInfo> = sources
         .iter()
         .enumerate()
-        .map(|(number, source)| SourceInfo { length: source.len(), number })
+        .map(|(number, source)| SourceInfo {
+            length: source.len(),
+            number,
+        })
         .collect();
     let work = Box::new(move |decoder: &mut dyn Decoder| {
-        sender.send(generate(decoder, &list, &search, deadline)?).unwrap();
+        sender
+            .send(generate(decoder, &list, &search, deadline)?)
+            .unwrap();
         Ok(())
     });
-    decoder.decode(SourceBatch { rows: sources.to_vec(), pad: 1, shortlist: None }, deadline, work).await?;
+    decoder
+        .decode(
+            SourceBatch {
+                rows: sources.to_vec(),
+                pad: 1,
+                shortlist: None,
+            },
+            deadline,
+            work,
+        )
+        .await?;
     Ok(receiver.recv().unwrap())
 }
 
@@ -69,7 +93,9 @@ fn counting() -> ScriptedSeq2Seq {
 async fn finished_rows_leave_the_batch() {
     let decoder = counting();
     let sources = [vec![3], vec![1], vec![2]];
-    let found = run(&decoder, &sources, search(json!({})), soon()).await.unwrap();
+    let found = run(&decoder, &sources, search(json!({})), soon())
+        .await
+        .unwrap();
     let ids: Vec<_> = found.iter().map(|texts| texts[0].ids.clone()).collect();
     assert_eq!(ids, [vec![3, 3, 3, END], vec![3, END], vec![3, 3, END]]);
     assert_eq!(decoder.steps(), [3, 3, 2, 1]);
@@ -79,8 +105,13 @@ async fn finished_rows_leave_the_batch() {
 async fn beams_share_the_first_step_and_leave_together() {
     let decoder = counting();
     let sources = [vec![2], vec![1]];
-    let found =
-        run(&decoder, &sources, search(json!({"num_beams": 3, "early_stopping": true})), soon()).await;
+    let found = run(
+        &decoder,
+        &sources,
+        search(json!({"num_beams": 3, "early_stopping": true})),
+        soon(),
+    )
+    .await;
     assert_eq!(found.unwrap()[0][0].ids, [3, 3, END]);
     let steps = decoder.steps();
     assert_eq!(steps[..2], [2, 6], "all beams of a source begin as one row");
@@ -111,7 +142,9 @@ async fn the_deadline_is_checked_at_every_step() {
     });
     let deadline = Deadline::within(Duration::from_millis(50));
     let search = search(json!({"max_new_tokens": 4000}));
-    let error = run(&decoder, &[vec![1]], search, deadline).await.unwrap_err();
+    let error = run(&decoder, &[vec![1]], search, deadline)
+        .await
+        .unwrap_err();
     insta::assert_snapshot!(error, @"no response within 50ms");
     assert!(matches!(error, Error::DeadlineExceeded { .. }));
     assert!(decoder.steps().len() < 100);
@@ -121,11 +154,23 @@ async fn the_deadline_is_checked_at_every_step() {
 async fn invalid_logits_are_an_error() {
     for beams in [1, 2] {
         let decoder = ScriptedSeq2Seq::new(6, |_, _| vec![f32::NAN; 6]);
-        let error = run(&decoder, &[vec![1]], search(json!({"num_beams": beams})), soon()).await.unwrap_err();
-        assert_eq!(error.to_string(), "the model's output `logits` is not a number");
+        let error = run(
+            &decoder,
+            &[vec![1]],
+            search(json!({"num_beams": beams})),
+            soon(),
+        )
+        .await
+        .unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "the model's output `logits` is not a number"
+        );
     }
     let lying = ScriptedSeq2Seq::new(6, |_, _| vec![1.0; 4]);
-    let error = run(&lying, &[vec![1]], search(json!({})), soon()).await.unwrap_err();
+    let error = run(&lying, &[vec![1]], search(json!({})), soon())
+        .await
+        .unwrap_err();
     insta::assert_snapshot!(error, @"expected `logits` of 1 rows, but found 4 values");
 }
 
@@ -137,16 +182,31 @@ async fn sampling_follows_the_seed_and_the_probabilities() {
             "do_sample": true, "seed": seed, "num_beams": beams, "num_return_sequences": beams.max(2),
             "max_new_tokens": tokens,
         });
-        run(&decoder, &[vec![1]], search(options), soon()).await.unwrap().remove(0)
+        run(&decoder, &[vec![1]], search(options), soon())
+            .await
+            .unwrap()
+            .remove(0)
     };
-    let [first, again, other] = [draw(7, 1, 400).await, draw(7, 1, 400).await, draw(8, 1, 400).await];
+    let [first, again, other] = [
+        draw(7, 1, 400).await,
+        draw(7, 1, 400).await,
+        draw(8, 1, 400).await,
+    ];
     assert_eq!(first, again);
     assert_ne!(first, other);
     assert_ne!(first[0].ids, first[1].ids, "each text is drawn on its own");
     // e¹ against e⁰: 73 % of 800.
-    let threes = first.iter().flat_map(|text| &text.ids).filter(|id| **id == 3).count();
+    let threes = first
+        .iter()
+        .flat_map(|text| &text.ids)
+        .filter(|id| **id == 3)
+        .count();
     assert!((530..640).contains(&threes), "{threes}");
     let beams = draw(7, 3, 20).await;
     assert_eq!(beams.len(), 3);
-    assert!(beams.iter().all(|text| text.ids.iter().all(|id| [2, 3].contains(id)) && text.score.is_some()));
+    assert!(
+        beams
+            .iter()
+            .all(|text| text.ids.iter().all(|id| [2, 3].contains(id)) && text.score.is_some())
+    );
 }

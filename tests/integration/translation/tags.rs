@@ -30,9 +30,16 @@ fn expected(tag: &str) -> String {
     let golden = fs::read(fixtures().join("goldens/tiny-madlad.json")).unwrap();
     let golden: Value = serde_json::from_slice(&golden).unwrap();
     let calls = golden["pipelines"].as_array().unwrap();
-    let call = calls.iter().find(|call| call["inputs"] == format!("{tag} {TEXT}")).unwrap();
+    let call = calls
+        .iter()
+        .find(|call| call["inputs"] == format!("{tag} {TEXT}"))
+        .unwrap();
     assert_eq!(call["parameters"], json!({"max_new_tokens": 24}));
-    call["output"][0]["translation_text"].as_str().unwrap().trim().to_owned()
+    call["output"][0]["translation_text"]
+        .as_str()
+        .unwrap()
+        .trim()
+        .to_owned()
 }
 
 /// The fixture, which generates as many tokens as in the golden by default.
@@ -45,7 +52,11 @@ fn translator(folder: &Path) -> Option<Model> {
     config["task_specific_params"] = json!({"translation": {"max_new_tokens": 24}});
     fs::write(path, config.to_string()).unwrap();
     let out = folder.join("built");
-    build_request(&request(source, out.clone(), Some(Precision::Fp32)), runtime).unwrap();
+    build_request(
+        &request(source, out.clone(), Some(Precision::Fp32)),
+        runtime,
+    )
+    .unwrap();
     Some(crate::models::serve(&out).unwrap())
 }
 
@@ -64,9 +75,17 @@ async fn ask(app: &Router, path: &str, body: Value) -> (StatusCode, Value) {
 #[tokio::test]
 async fn a_target_is_enough() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(model) = translator(folder.path()) else { return };
+    let Some(model) = translator(folder.path()) else {
+        return;
+    };
     assert_eq!(model.manifest.task, Task::Translation);
-    let app = router(App::new(vec![model], Limits { texts: 8, ..Limits::default() }));
+    let app = router(App::new(
+        vec![model],
+        Limits {
+            texts: 8,
+            ..Limits::default()
+        },
+    ));
     let [portuguese, german] = ["<2pt>", "<2de>"].map(expected);
     assert_ne!(portuguese, german);
 
@@ -76,15 +95,34 @@ async fn a_target_is_enough() {
         (json!({"tgt_lang": "pt-BR"}), TEXT, ""),
         (json!({"tgt_lang": "pt", "src_lang": "English"}), TEXT, "en"),
         // The text's tag takes precedence.
-        (json!({"tgt_lang": "de"}), "<2pt> The cat sits on the mat.", ""),
-        (json!({"model": "tiny-madlad"}), "<2pt>The cat sits on the mat.", ""),
+        (
+            json!({"tgt_lang": "de"}),
+            "<2pt> The cat sits on the mat.",
+            "",
+        ),
+        (
+            json!({"model": "tiny-madlad"}),
+            "<2pt>The cat sits on the mat.",
+            "",
+        ),
     ] {
         let mut body = languages.clone();
         body["inputs"] = json!(text);
         let (status, mut found) = ask(&app, "/translate", body).await;
         assert_eq!(status, StatusCode::OK, "{found}");
-        assert!(found["translations"][0].as_object_mut().unwrap().remove("score").is_some(), "{found}");
-        assert_eq!(found["translations"][0], translation(&portuguese, source, "pt"), "{languages} {text}");
+        assert!(
+            found["translations"][0]
+                .as_object_mut()
+                .unwrap()
+                .remove("score")
+                .is_some(),
+            "{found}"
+        );
+        assert_eq!(
+            found["translations"][0],
+            translation(&portuguese, source, "pt"),
+            "{languages} {text}"
+        );
     }
     let both = json!({"inputs": [TEXT, format!("<2de> {TEXT}")], "tgt_lang": "pt"});
     let (_, found) = ask(&app, "/translate", both).await;
@@ -98,17 +136,42 @@ async fn a_target_is_enough() {
     let body = json!({"inputs": TEXT, "parameters": {"tgt_lang": "de"}});
     let (_, found) = ask(&app, "/models/tiny-madlad", body).await;
     assert_eq!(found, json!([{"translation_text": german}]));
-    let (_, found) = ask(&app, "/translate", json!({"q": TEXT, "source": "auto", "target": "de"})).await;
+    let (_, found) = ask(
+        &app,
+        "/translate",
+        json!({"q": TEXT, "source": "auto", "target": "de"}),
+    )
+    .await;
     let nothing = json!({"confidence": 0.0, "language": ""});
-    assert_eq!(found, json!({"translatedText": german, "detectedLanguage": nothing}));
-    let (_, found) = ask(&app, "/v2/translate", json!({"text": [TEXT], "target_lang": "DE"})).await;
+    assert_eq!(
+        found,
+        json!({"translatedText": german, "detectedLanguage": nothing})
+    );
+    let (_, found) = ask(
+        &app,
+        "/v2/translate",
+        json!({"text": [TEXT], "target_lang": "DE"}),
+    )
+    .await;
     assert_eq!(found["translations"][0]["text"], german);
     assert_eq!(found["translations"][0]["detected_source_language"], "");
 
-    let (_, languages) = send(&app, Request::get("/languages").body(Body::empty()).unwrap()).await;
-    let english = languages.as_array().unwrap().iter().find(|language| language["code"] == "en").unwrap();
+    let (_, languages) = send(
+        &app,
+        Request::get("/languages").body(Body::empty()).unwrap(),
+    )
+    .await;
+    let english = languages
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|language| language["code"] == "en")
+        .unwrap();
     assert_eq!(english["name"], "English");
-    assert_eq!(english["targets"], json!(["ceb", "de", "pt", "yue", "zh", "zh_Latn"]));
+    assert_eq!(
+        english["targets"],
+        json!(["ceb", "de", "pt", "yue", "zh", "zh_Latn"])
+    );
 
     let refusal = async |path: &str, body: Value| {
         let (status, body) = ask(&app, path, body).await;
@@ -116,14 +179,20 @@ async fn a_target_is_enough() {
     };
     let inputs = |more: Value| {
         let mut body = json!({"inputs": TEXT});
-        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body.as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
         body
     };
     let refusals = [
         refusal("/translate", inputs(json!({}))).await,
         refusal("/translate", inputs(json!({"src_lang": "en"}))).await,
         refusal("/translate", inputs(json!({"tgt_lang": "Portugese"}))).await,
-        refusal("/translate", inputs(json!({"tgt_lang": "de", "src_lang": "Klingon"}))).await,
+        refusal(
+            "/translate",
+            inputs(json!({"tgt_lang": "de", "src_lang": "Klingon"})),
+        )
+        .await,
         refusal("/translate", json!({"inputs": format!("<2fr> {TEXT}")})).await,
         refusal("/tokenize", inputs(json!({}))).await,
     ];
@@ -140,12 +209,17 @@ async fn a_target_is_enough() {
 #[tokio::test]
 async fn a_tag_is_among_the_tokens_of_a_text() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(model) = translator(folder.path()) else { return };
+    let Some(model) = translator(folder.path()) else {
+        return;
+    };
     let app = router(App::new(vec![model], Limits::default()));
     let golden = fs::read(fixtures().join("goldens/tiny-madlad.json")).unwrap();
     let golden: Value = serde_json::from_slice(&golden).unwrap();
-    let entry =
-        golden["tokenized"].as_array().unwrap().iter().find(|entry| entry["text"] == "<2pt> The cat sits.");
+    let entry = golden["tokenized"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|entry| entry["text"] == "<2pt> The cat sits.");
     let ids = entry.unwrap()["ids"].as_array().unwrap();
     let tokens = async |body: Value| {
         let (status, tokens) = ask(&app, "/tokenize", body).await;
@@ -153,20 +227,35 @@ async fn a_tag_is_among_the_tokens_of_a_text() {
         tokens[0].as_array().unwrap().clone()
     };
     let added = tokens(json!({"inputs": "The cat sits.", "tgt_lang": "pt"})).await;
-    assert_eq!(added.iter().map(|token| &token["id"]).collect::<Vec<_>>(), ids.iter().collect::<Vec<_>>());
+    assert_eq!(
+        added.iter().map(|token| &token["id"]).collect::<Vec<_>>(),
+        ids.iter().collect::<Vec<_>>()
+    );
     let written = tokens(json!({"inputs": "<2pt> The cat sits."})).await;
     let own = tokens(json!({"inputs": "The cat sits.", "add_special_tokens": false})).await;
     for (all, offset) in [(added, 0), (written, 6)] {
         let (special, text): (Vec<Value>, Vec<Value>) =
             all.into_iter().partition(|token| token["special"] == true);
-        assert_eq!(special.iter().map(|token| &token["text"]).collect::<Vec<_>>(), ["▁", "<2pt>", "</s>"]);
+        assert_eq!(
+            special
+                .iter()
+                .map(|token| &token["text"])
+                .collect::<Vec<_>>(),
+            ["▁", "<2pt>", "</s>"]
+        );
         assert!(special.iter().all(|token| token["start"].is_null()));
         assert_eq!(text.len(), own.len());
         assert_eq!(text[0]["id"], own[0]["id"]);
         // The first is the space before the text.
         for (token, expected) in text.iter().zip(&own).skip(1) {
-            assert_eq!([&token["id"], &token["text"]], [&expected["id"], &expected["text"]]);
-            assert_eq!(token["stop"].as_u64(), expected["stop"].as_u64().map(|stop| stop + offset));
+            assert_eq!(
+                [&token["id"], &token["text"]],
+                [&expected["id"], &expected["text"]]
+            );
+            assert_eq!(
+                token["stop"].as_u64(),
+                expected["stop"].as_u64().map(|stop| stop + offset)
+            );
         }
         assert_eq!(text[0]["start"], offset);
     }
@@ -176,11 +265,30 @@ async fn a_tag_is_among_the_tokens_of_a_text() {
 #[tokio::test]
 async fn identified_languages_need_not_be_the_model_s() {
     let folder = tempfile::tempdir().unwrap();
-    let Some(identifying) = identifying_model(folder.path()) else { return };
-    let Some(model) = translator(folder.path()) else { return };
-    let app = router(App::new(vec![model, identifying], Limits { texts: 8, ..Limits::default() }));
-    let texts = json!(["Le chat dort sur le canapé et la porte est ouverte.", "O gato.", " "]);
-    let (status, found) = ask(&app, "/translate", json!({"inputs": texts, "tgt_lang": "de"})).await;
+    let Some(identifying) = identifying_model(folder.path()) else {
+        return;
+    };
+    let Some(model) = translator(folder.path()) else {
+        return;
+    };
+    let app = router(App::new(
+        vec![model, identifying],
+        Limits {
+            texts: 8,
+            ..Limits::default()
+        },
+    ));
+    let texts = json!([
+        "Le chat dort sur le canapé et la porte est ouverte.",
+        "O gato.",
+        " "
+    ]);
+    let (status, found) = ask(
+        &app,
+        "/translate",
+        json!({"inputs": texts, "tgt_lang": "de"}),
+    )
+    .await;
     assert_eq!(status, StatusCode::OK, "{found}");
     let sources = [0, 1].map(|text| found["translations"][text]["src_lang"].clone());
     assert_eq!(sources, ["", "pt"]);
@@ -201,7 +309,8 @@ fn recipes_name_no_pair() {
         source.display()
     );
     fs::write(&recipe, text).unwrap();
-    let refusal = build_request(&request(recipe, folder.path().join("out"), None), runtime).unwrap_err();
+    let refusal =
+        build_request(&request(recipe, folder.path().join("out"), None), runtime).unwrap_err();
     insta::assert_snapshot!(refusal.chain().rsplit(": ").next().unwrap(), @"expected no `[languages]` in a recipe for a model with language tags in its tokenizer, but found a pair; requests select the language");
     // The same model, by instruction of the caller.
     let texts = open_for(Task::TextToText, "tiny-madlad", folder.path(), runtime).unwrap();

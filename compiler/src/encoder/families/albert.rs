@@ -5,7 +5,8 @@ use crate::{
     config::ConfigFile,
     encoder::{
         config::{
-            Details, EmbeddingProjection, EncoderConfig, FeedForward, Gate, Heads, Names, Norms, Positions,
+            Details, EmbeddingProjection, EncoderConfig, FeedForward, Gate, Heads, Names, Norms,
+            Positions,
         },
         details::LayerSharing,
         families::bert::BERT,
@@ -19,7 +20,10 @@ const NAMES: Names = Names {
     layer: "encoder.albert_layer_groups.",
     projections: &["attention.query", "attention.key", "attention.value"],
     attention_output: "attention.dense",
-    norms: Norms::After { attention: &["attention.LayerNorm"], output: "full_layer_layer_norm" },
+    norms: Norms::After {
+        attention: &["attention.LayerNorm"],
+        output: "full_layer_layer_norm",
+    },
     up: &["ffn"],
     down: "ffn_output",
     dense: ("pooler", true),
@@ -37,7 +41,11 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         None => Activation::GeluTanh,
     };
     let width = config.require_size("intermediate_size")?;
-    let feed_forward = FeedForward { width, activation, gate: Gate::None };
+    let feed_forward = FeedForward {
+        width,
+        activation,
+        gate: Gate::None,
+    };
     let shared = EncoderConfig::new(config, &NAMES, Heads::read(config)?, feed_forward)?;
     let sharing = sharing(config, shared.layers)?;
     let projection = EmbeddingProjection {
@@ -50,7 +58,11 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         layers: sharing.passes * sharing.layers,
         positions: Positions::Table,
         types: config.get("type_vocab_size")?.unwrap_or(2),
-        details: Details { projection: Some(projection), sharing: Some(sharing), ..shared.details },
+        details: Details {
+            projection: Some(projection),
+            sharing: Some(sharing),
+            ..shared.details
+        },
         ..shared
     })
 }
@@ -60,7 +72,12 @@ fn sharing(config: &ConfigFile, passes: usize) -> Result<LayerSharing> {
         .map(|field| config.get_size(field).map(|size| size.unwrap_or(1)));
     let (groups, layers) = (groups?, layers?);
     match passes.saturating_mul(layers) {
-        0..=MAX_LAYERS => Ok(LayerSharing { passes, groups, layers, name: "albert_layers" }),
+        0..=MAX_LAYERS => Ok(LayerSharing {
+            passes,
+            groups,
+            layers,
+            name: "albert_layers",
+        }),
         found => Err(Error::model(format!(
             "expected at most {MAX_LAYERS} layers (`num_hidden_layers` times `inner_group_num`), but found {found}"
         ))),

@@ -5,8 +5,8 @@ pub(super) use crate::seq2seq::fairseq::BART;
 use crate::{
     config::{ConfigFile, head_width},
     encoder::config::{
-        Bias, Biases, Decoder, Details, EncoderConfig, Facts, FeedForward, Gate, Head, HeadInput, HeadRead,
-        Heads, Names, Norms, PositionTable, Positions, Span,
+        Bias, Biases, Decoder, Details, EncoderConfig, Facts, FeedForward, Gate, Head, HeadInput,
+        HeadRead, Heads, Names, Norms, PositionTable, Positions, Span,
     },
     layers::{Activation, AttentionWindow, NormKind},
     seq2seq::fairseq::{UNUSED_POSITIONS, has_labels},
@@ -18,7 +18,11 @@ use kivu::{
 };
 
 /// Names for the word table, which files may have under one or all of them.
-const TABLES: [&str; 3] = ["shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"];
+const TABLES: [&str; 3] = [
+    "shared.weight",
+    "encoder.embed_tokens.weight",
+    "decoder.embed_tokens.weight",
+];
 /// The end token that `config.json` need not name; it is the decoder's first token, too.
 const END: i64 = 2;
 /// PyTorch's default, which BART's code uses.
@@ -32,17 +36,29 @@ const ENCODER: Names = Names {
     projections: &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
     query_key_norms: None,
     attention_output: "self_attn.out_proj",
-    norms: Norms::After { attention: &["self_attn_layer_norm"], output: "final_layer_norm" },
+    norms: Norms::After {
+        attention: &["self_attn_layer_norm"],
+        output: "final_layer_norm",
+    },
     up: &["fc1"],
     down: "fc2",
     dense: ("classification_head.dense", false),
     dense_norm: None,
     labels: "classification_head.out_proj",
 };
-const NAMED_BY_ENCODER: Names = Names { words: TABLES[1], ..ENCODER };
-const NAMED_BY_DECODER: Names = Names { words: TABLES[2], ..ENCODER };
-const DECODER: Names =
-    Names { embedding_norm: Some("decoder.layernorm_embedding"), layer: "decoder.layers.", ..ENCODER };
+const NAMED_BY_ENCODER: Names = Names {
+    words: TABLES[1],
+    ..ENCODER
+};
+const NAMED_BY_DECODER: Names = Names {
+    words: TABLES[2],
+    ..ENCODER
+};
+const DECODER: Names = Names {
+    embedding_norm: Some("decoder.layernorm_embedding"),
+    layer: "decoder.layers.",
+    ..ENCODER
+};
 
 pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     if !has_labels(config) {
@@ -51,9 +67,11 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
             config.architecture()
         )));
     }
-    for (field, expected) in
-        [("is_decoder", false), ("is_encoder_decoder", true), ("tie_word_embeddings", true)]
-    {
+    for (field, expected) in [
+        ("is_decoder", false),
+        ("is_encoder_decoder", true),
+        ("tie_word_embeddings", true),
+    ] {
         expect(config, field, &expected)?;
     }
     let start = config.get("decoder_start_token_id")?.unwrap_or(END);
@@ -67,7 +85,10 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         end: config.get("eos_token_id")?.unwrap_or(END),
         start: usize::try_from(start).unwrap_or_default(),
         layers: EncoderConfig {
-            spans: vec![Span { window: AttentionWindow::BEFORE, rotary: None }],
+            spans: vec![Span {
+                window: AttentionWindow::BEFORE,
+                rotary: None,
+            }],
             ..half(config, "decoder", &DECODER)?
         },
     };
@@ -83,9 +104,14 @@ fn half(config: &ConfigFile, half: &'static str, names: &'static Names) -> Resul
     let hidden = config.require_size("d_model")?;
     let size = |field: &str| config.require_size(&format!("{half}_{field}"));
     let heads = size("attention_heads")?;
-    let scale = config.is_set("scale_embedding")?.then(|| (hidden as f32).sqrt());
-    let positions =
-        if half == "encoder" { "encoder.embed_positions.weight" } else { "decoder.embed_positions.weight" };
+    let scale = config
+        .is_set("scale_embedding")?
+        .then(|| (hidden as f32).sqrt());
+    let positions = if half == "encoder" {
+        "encoder.embed_positions.weight"
+    } else {
+        "decoder.embed_positions.weight"
+    };
     let max_positions = config.require_size("max_position_embeddings")?;
     Ok(EncoderConfig {
         facts: Facts {
@@ -96,7 +122,11 @@ fn half(config: &ConfigFile, half: &'static str, names: &'static Names) -> Resul
         },
         vocabulary: config.require_size("vocab_size")?,
         layers: size("layers")?,
-        heads: Heads { queries: heads, keys: heads, width: head_width(hidden, heads)? },
+        heads: Heads {
+            queries: heads,
+            keys: heads,
+            width: head_width(hidden, heads)?,
+        },
         feed_forward: FeedForward {
             width: size("ffn_dim")?,
             activation: activation(config, &["activation_function"])?,
@@ -111,12 +141,18 @@ fn half(config: &ConfigFile, half: &'static str, names: &'static Names) -> Resul
         biases: Biases::ALL,
         names,
         head: None,
-        head_input: HeadInput { read: HeadRead::Last, ..HeadInput::first(Activation::Tanh) },
+        head_input: HeadInput {
+            read: HeadRead::Last,
+            ..HeadInput::first(Activation::Tanh)
+        },
         decoder: None,
         tasks: None,
         details: Details {
             word_scale: scale,
-            position_table: PositionTable { name: positions, unused: UNUSED_POSITIONS },
+            position_table: PositionTable {
+                name: positions,
+                unused: UNUSED_POSITIONS,
+            },
             ..Details::default()
         },
     })
@@ -139,7 +175,10 @@ pub(super) fn check_words(config: &EncoderConfig, weights: &Weights) -> Result<(
     }
     let shape = [config.vocabulary, config.facts.hidden];
     let words = weights.take(config.names.words, &shape)?;
-    for name in TABLES.iter().filter(|name| weights.has(&format!("{}{name}", weights.prefix))) {
+    for name in TABLES
+        .iter()
+        .filter(|name| weights.has(&format!("{}{name}", weights.prefix)))
+    {
         if weights.take(name, &shape)? != words {
             return Err(Error::model(format!(
                 "expected `{name}` to equal `{}`, but found a different matrix",

@@ -5,8 +5,8 @@ use crate::{
     config::ConfigFile,
     encoder::{
         config::{
-            Bias, Details, Disentangled, EmbeddingProjection, EncoderConfig, FeedForward, Gate, HeadInput,
-            Heads, Names, Norms, Positions, WORDS,
+            Bias, Details, Disentangled, EmbeddingProjection, EncoderConfig, FeedForward, Gate,
+            HeadInput, Heads, Names, Norms, Positions, WORDS,
         },
         distances::{Convolution, Distances},
     },
@@ -24,27 +24,50 @@ pub(super) const BERT: Names = Names {
     words: WORDS,
     embedding_norm: Some("embeddings.LayerNorm"),
     layer: "encoder.layer.",
-    projections: &["attention.self.query", "attention.self.key", "attention.self.value"],
+    projections: &[
+        "attention.self.query",
+        "attention.self.key",
+        "attention.self.value",
+    ],
     query_key_norms: None,
     attention_output: "attention.output.dense",
-    norms: Norms::After { attention: &["attention.output.LayerNorm"], output: "output.LayerNorm" },
+    norms: Norms::After {
+        attention: &["attention.output.LayerNorm"],
+        output: "output.LayerNorm",
+    },
     up: &["intermediate.dense"],
     down: "output.dense",
     dense: ("pooler.dense", true),
     dense_norm: None,
     labels: "classifier",
 };
-pub(super) const ROBERTA: Names =
-    Names { prefix: "roberta.", dense: ("classifier.dense", false), labels: "classifier.out_proj", ..BERT };
-pub(super) const DATA2VEC: Names = Names { prefix: "data2vec_text.", ..ROBERTA };
-const ELECTRA: Names = Names { prefix: "electra.", ..ROBERTA };
-const ERNIE: Names = Names { prefix: "ernie.", ..BERT };
+pub(super) const ROBERTA: Names = Names {
+    prefix: "roberta.",
+    dense: ("classifier.dense", false),
+    labels: "classifier.out_proj",
+    ..BERT
+};
+pub(super) const DATA2VEC: Names = Names {
+    prefix: "data2vec_text.",
+    ..ROBERTA
+};
+const ELECTRA: Names = Names {
+    prefix: "electra.",
+    ..ROBERTA
+};
+const ERNIE: Names = Names {
+    prefix: "ernie.",
+    ..BERT
+};
 const DISTILBERT: Names = Names {
     prefix: "distilbert.",
     layer: "transformer.layer.",
     projections: &["attention.q_lin", "attention.k_lin", "attention.v_lin"],
     attention_output: "attention.out_lin",
-    norms: Norms::After { attention: &["sa_layer_norm"], output: "output_layer_norm" },
+    norms: Norms::After {
+        attention: &["sa_layer_norm"],
+        output: "output_layer_norm",
+    },
     up: &["ffn.lin1"],
     down: "ffn.lin2",
     dense: ("pre_classifier", false),
@@ -53,7 +76,11 @@ const DISTILBERT: Names = Names {
 };
 pub(super) const DEBERTA: Names = Names {
     prefix: "deberta.",
-    projections: &["attention.self.query_proj", "attention.self.key_proj", "attention.self.value_proj"],
+    projections: &[
+        "attention.self.query_proj",
+        "attention.self.key_proj",
+        "attention.self.value_proj",
+    ],
     dense: ("pooler.dense", false),
     ..BERT
 };
@@ -61,7 +88,10 @@ const MPNET: Names = Names {
     prefix: "mpnet.",
     projections: &["attention.attn.q", "attention.attn.k", "attention.attn.v"],
     attention_output: "attention.attn.o",
-    norms: Norms::After { attention: &["attention.LayerNorm"], output: "output.LayerNorm" },
+    norms: Norms::After {
+        attention: &["attention.LayerNorm"],
+        output: "output.LayerNorm",
+    },
     ..ROBERTA
 };
 
@@ -86,21 +116,29 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     expect(config, "is_decoder", &false)?;
     match model_type {
         _ if is_deberta => {}
-        "distilbert" | "mpnet" => expect(config, "position_embedding_type", &"absolute".to_owned())?,
+        "distilbert" | "mpnet" => {
+            expect(config, "position_embedding_type", &"absolute".to_owned())?
+        }
         _ => expect_absolute_positions(config)?,
     }
     let feed_forward = FeedForward {
         width: config.require_any_size(&["intermediate_size", "hidden_dim"])?,
         activation: activation(
             config,
-            &[if model_type == "distilbert" { "activation" } else { "hidden_act" }],
+            &[if model_type == "distilbert" {
+                "activation"
+            } else {
+                "hidden_act"
+            }],
         )?,
         gate: Gate::None,
     };
     let shared = EncoderConfig::new(config, names, Heads::read(config)?, feed_forward)?;
     let positions = match model_type {
         "roberta" | "xlm-roberta" | "camembert" | "data2vec-text" | "mpnet" => {
-            Positions::TableAfter { padding: padding(config)? }
+            Positions::TableAfter {
+                padding: padding(config)?,
+            }
         }
         _ if is_deberta && !config.is_set_or("position_biased_input", true)? => Positions::None,
         _ => Positions::Table,
@@ -109,15 +147,23 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         _ if is_deberta => Bias::Disentangled(Disentangled::read(config, &shared)?),
         "mpnet" => {
             expect(config, "relative_attention_num_buckets", &BUCKETS)?;
-            let buckets = Buckets { side: BUCKETS / 2, farthest: FARTHEST };
-            Bias::Relative { table: "encoder.relative_attention_bias.weight", buckets }
+            let buckets = Buckets {
+                side: BUCKETS / 2,
+                farthest: FARTHEST,
+            };
+            Bias::Relative {
+                table: "encoder.relative_attention_bias.weight",
+                buckets,
+            }
         }
         _ => Bias::None,
     };
     Ok(EncoderConfig {
         epsilon: match model_type {
             "distilbert" => 1e-12,
-            _ => config.get("layer_norm_eps")?.unwrap_or(if is_deberta { 1e-7 } else { 1e-12 }),
+            _ => config
+                .get("layer_norm_eps")?
+                .unwrap_or(if is_deberta { 1e-7 } else { 1e-12 }),
         },
         positions,
         types: match model_type {
@@ -137,24 +183,42 @@ fn details(config: &ConfigFile, shared: &EncoderConfig) -> Result<Details> {
         "deberta" | "deberta-v2" => false,
         "ernie" if config.is_set("use_task_id")? => {
             let task_types = config.get_size("task_type_vocab_size")?.unwrap_or(3);
-            return Ok(Details { task_types, ..shared.details });
+            return Ok(Details {
+                task_types,
+                ..shared.details
+            });
         }
         _ => return Ok(shared.details),
     };
-    let default = if is_electra { ELECTRA_WIDTH } else { shared.facts.hidden };
+    let default = if is_electra {
+        ELECTRA_WIDTH
+    } else {
+        shared.facts.hidden
+    };
     let width = config.get_size("embedding_size")?.unwrap_or(default);
     let projection = EmbeddingProjection {
-        name: if is_electra { "embeddings_project" } else { "embeddings.embed_proj" },
+        name: if is_electra {
+            "embeddings_project"
+        } else {
+            "embeddings.embed_proj"
+        },
         width,
         has_bias: is_electra,
         is_normalized_before: is_electra,
     };
-    Ok(Details { projection: (width != shared.facts.hidden).then_some(projection), ..shared.details })
+    Ok(Details {
+        projection: (width != shared.facts.hidden).then_some(projection),
+        ..shared.details
+    })
 }
 
 impl Disentangled {
     fn read(config: &ConfigFile, shared: &EncoderConfig) -> Result<Self> {
-        let EncoderConfig { facts, heads: Heads { width, .. }, .. } = shared;
+        let EncoderConfig {
+            facts,
+            heads: Heads { width, .. },
+            ..
+        } = shared;
         expect(config, "attention_head_size", width)?;
         expect(config, "pooler_hidden_size", &facts.hidden)?;
         let (distances, terms) = Distances::read(config, facts.max_positions)?;
@@ -213,7 +277,10 @@ mod tests {
             shares_projections: true,
         };
         assert_eq!(listed.distances, Some(expected));
-        assert_eq!(config("pos_att_type", json!("c2p|P2C")).unwrap().distances, listed.distances);
+        assert_eq!(
+            config("pos_att_type", json!("c2p|P2C")).unwrap().distances,
+            listed.distances
+        );
         assert_eq!(config("pos_att_type", json!(null)).unwrap().distances, None);
         // A model that ignores distances still divides by the number of terms.
         let without = config("relative_attention", json!(false)).unwrap();
@@ -228,7 +295,9 @@ mod tests {
             config("position_buckets", json!(1)),
             config("pooler_hidden_act", json!("mish")),
         ];
-        let refusals = refusals.map(|refusal| refusal.unwrap_err().to_string()).join("\n");
+        let refusals = refusals
+            .map(|refusal| refusal.unwrap_err().to_string())
+            .join("\n");
         insta::assert_snapshot!(refusals, @r"
         expected `attention_head_size` 8, but found 64
         expected an odd `conv_kernel_size` and `conv_groups` of at least 1, but found 4 and 1

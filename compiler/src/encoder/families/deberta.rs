@@ -9,7 +9,10 @@ use crate::{
 use kivu::error::{Error, Result};
 
 /// Before [`arrange`], a matrix for the queries, keys and values of each head in turn.
-pub(super) const PACKED: Names = Names { projections: &["attention.self.in_proj"], ..DEBERTA };
+pub(super) const PACKED: Names = Names {
+    projections: &["attention.self.in_proj"],
+    ..DEBERTA
+};
 const IN_PROJ: &str = "in_proj.weight";
 /// In this family's `pos_att_type`.
 const TERMS: [&str; 2] = ["c2p", "p2c"];
@@ -27,9 +30,11 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     // Scores are divided by the number of terms, whether they are known or not.
     let terms = match config.get::<OneOrMany<String>>("pos_att_type")? {
         None => Vec::new(),
-        Some(OneOrMany::One(terms)) => {
-            terms.to_lowercase().split('|').map(|term| term.trim().to_owned()).collect()
-        }
+        Some(OneOrMany::One(terms)) => terms
+            .to_lowercase()
+            .split('|')
+            .map(|term| term.trim().to_owned())
+            .collect(),
         Some(OneOrMany::Many(terms)) => terms,
     };
     let is_repeated = terms.len() > TERMS.len() || terms.len() == 2 && terms[0] == terms[1];
@@ -39,7 +44,10 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
             terms.join("`, `")
         )));
     }
-    Ok(EncoderConfig { names: &PACKED, ..bert::read(config)? })
+    Ok(EncoderConfig {
+        names: &PACKED,
+        ..bert::read(config)?
+    })
 }
 
 /// Gives the weights the form of v2, in which keys and distance keys have biases.
@@ -49,25 +57,47 @@ pub(super) fn arrange(config: &mut EncoderConfig, weights: &mut Weights) -> Resu
     }
     config.names = &DEBERTA;
     let (hidden, width) = (config.facts.hidden, config.heads.width);
-    let bias = Weight { shape: vec![hidden], values: vec![0.0; hidden] };
-    let names: Vec<String> = weights.names().filter(|name| name.ends_with(IN_PROJ)).cloned().collect();
+    let bias = Weight {
+        shape: vec![hidden],
+        values: vec![0.0; hidden],
+    };
+    let names: Vec<String> = weights
+        .names()
+        .filter(|name| name.ends_with(IN_PROJ))
+        .cloned()
+        .collect();
     for name in names {
         let packed = weights.take_whole(&name, &[3 * hidden, hidden])?.clone();
         weights.tensors.remove(&name);
         let attention = name.trim_end_matches(IN_PROJ);
         for (place, part) in ["query", "key", "value"].into_iter().enumerate() {
-            let heads = packed.values.chunks_exact(width * hidden).skip(place).step_by(3);
-            let weight = Weight { shape: vec![hidden, hidden], values: heads.flatten().copied().collect() };
-            weights.tensors.insert(format!("{attention}{part}_proj.weight"), weight);
+            let heads = packed
+                .values
+                .chunks_exact(width * hidden)
+                .skip(place)
+                .step_by(3);
+            let weight = Weight {
+                shape: vec![hidden, hidden],
+                values: heads.flatten().copied().collect(),
+            };
+            weights
+                .tensors
+                .insert(format!("{attention}{part}_proj.weight"), weight);
         }
         for (own, other) in RENAMED {
             if let Some(weight) = weights.tensors.remove(&format!("{attention}{own}")) {
-                weights.tensors.insert(format!("{attention}{other}"), weight);
+                weights
+                    .tensors
+                    .insert(format!("{attention}{other}"), weight);
             }
         }
-        weights.tensors.insert(format!("{attention}key_proj.bias"), bias.clone());
+        weights
+            .tensors
+            .insert(format!("{attention}key_proj.bias"), bias.clone());
         if weights.has(&format!("{attention}pos_key_proj.weight")) {
-            weights.tensors.insert(format!("{attention}pos_key_proj.bias"), bias.clone());
+            weights
+                .tensors
+                .insert(format!("{attention}pos_key_proj.bias"), bias.clone());
         }
     }
     Ok(())

@@ -3,7 +3,9 @@
 use super::rope;
 use crate::{
     config::{ConfigFile, head_width},
-    encoder::config::{Biases, Details, EncoderConfig, FeedForward, Gate, Heads, Names, Norms, Span},
+    encoder::config::{
+        Biases, Details, EncoderConfig, FeedForward, Gate, Heads, Names, Norms, Span,
+    },
     layers::{Activation, AttentionWindow, NormKind, Scaling},
 };
 use kivu::error::{Error, Result};
@@ -73,7 +75,9 @@ pub(super) fn read(
         gate: Gate::First,
     };
     let mut shared = EncoderConfig::new(config, names, heads(config, defaults)?, feed_forward)?;
-    let scaling = spans.iter().find_map(|span| Some(&span.rotary.as_ref()?.scaling));
+    let scaling = spans
+        .iter()
+        .find_map(|span| Some(&span.rotary.as_ref()?.scaling));
     if let Some(Scaling::DynamicNtk { factor, positions }) = scaling {
         shared.facts.longest = ((*positions as f64 * factor) as usize).min(MAX_LENGTH);
     }
@@ -81,7 +85,12 @@ pub(super) fn read(
         norm: NormKind::RootMeanSquare { adds_one: false },
         epsilon: config.get("rms_norm_eps")?.unwrap_or(defaults.epsilon),
         spans,
-        biases: Biases { projections: false, attention_output: false, up: false, down: false },
+        biases: Biases {
+            projections: false,
+            attention_output: false,
+            up: false,
+            down: false,
+        },
         details: Details {
             ties_words: config.is_set_or("tie_word_embeddings", defaults.ties_words)?,
             ..shared.details
@@ -92,20 +101,38 @@ pub(super) fn read(
 
 /// Layers with full attention, and layers whose attention reaches `window` tokens, the own one included, or all. Both
 /// have the same rotary positions.
-pub(super) fn spans(config: &ConfigFile, defaults: &Defaults, window: Option<usize>) -> Result<[Span; 2]> {
+pub(super) fn spans(
+    config: &ConfigFile,
+    defaults: &Defaults,
+    window: Option<usize>,
+) -> Result<[Span; 2]> {
     let rotary = rope::of_decoder(config, heads(config, defaults)?.width)?;
     // As in `transformers` 5; earlier versions ignore the key.
     let windows = match config.get("is_causal")?.unwrap_or(true) {
-        true => [AttentionWindow::BEFORE, window.map_or(AttentionWindow::BEFORE, AttentionWindow::last)],
-        false => [AttentionWindow::ALL, window.map_or(AttentionWindow::ALL, AttentionWindow::within)],
+        true => [
+            AttentionWindow::BEFORE,
+            window.map_or(AttentionWindow::BEFORE, AttentionWindow::last),
+        ],
+        false => [
+            AttentionWindow::ALL,
+            window.map_or(AttentionWindow::ALL, AttentionWindow::within),
+        ],
     };
-    Ok(windows.map(|window| Span { window, rotary: Some(rotary.clone()) }))
+    Ok(windows.map(|window| Span {
+        window,
+        rotary: Some(rotary.clone()),
+    }))
 }
 
 /// Biases in all attention layers, or in none.
 pub(super) fn attention_biases(config: &ConfigFile) -> Result<Biases> {
     let bias = config.is_set("attention_bias")?;
-    Ok(Biases { projections: bias, attention_output: bias, up: false, down: false })
+    Ok(Biases {
+        projections: bias,
+        attention_output: bias,
+        up: false,
+        down: false,
+    })
 }
 
 /// Attention heads: any width, with grouped keys and values. Without a number of key heads (`null`), each query head
@@ -125,5 +152,9 @@ pub(super) fn heads(config: &ConfigFile, defaults: &Defaults) -> Result<Heads> {
              {width} values"
         )));
     }
-    Ok(Heads { queries, keys, width })
+    Ok(Heads {
+        queries,
+        keys,
+        width,
+    })
 }

@@ -7,8 +7,8 @@ use serde::de::DeserializeOwned;
 use crate::{
     config::{ConfigFile, head_width},
     encoder::config::{
-        Bias, Biases, Details, EncoderConfig, Facts, FeedForward, Head, HeadInput, Heads, Names, Positions,
-        Span, rows_up_to,
+        Bias, Biases, Details, EncoderConfig, Facts, FeedForward, Head, HeadInput, Heads, Names,
+        Positions, Span, rows_up_to,
     },
     layers::{Activation, NormKind},
 };
@@ -83,7 +83,11 @@ impl Heads {
     pub(super) fn read(config: &ConfigFile) -> Result<Self> {
         let heads = config.require_any_size(&["num_attention_heads", "n_heads", "n_head"])?;
         let width = head_width(config.require_any_size(&HIDDEN)?, heads)?;
-        Ok(Self { queries: heads, keys: heads, width })
+        Ok(Self {
+            queries: heads,
+            keys: heads,
+            width,
+        })
     }
 }
 
@@ -97,7 +101,12 @@ pub(super) fn padding(config: &ConfigFile) -> Result<i64> {
 
 /// Activation named by the first field present; GELU by default.
 pub(super) fn activation(config: &ConfigFile, fields: &[&str]) -> Result<Activation> {
-    Activation::named(config.get_any::<String>(fields)?.as_deref().unwrap_or("gelu"))
+    Activation::named(
+        config
+            .get_any::<String>(fields)?
+            .as_deref()
+            .unwrap_or("gelu"),
+    )
 }
 
 /// Refuses a config with a `field` other than `expected`; a missing field passes.
@@ -119,8 +128,14 @@ pub(super) fn expect<T: DeserializeOwned + Debug + PartialEq>(
 pub(super) fn expect_absolute_positions(config: &ConfigFile) -> Result<()> {
     const FIELD: &str = "position_embedding_type";
     expect(config, FIELD, &"absolute".to_owned())?;
-    match config.fields().get(FIELD).is_some_and(serde_json::Value::is_null) {
-        true => Err(Error::model(format!("expected `{FIELD}` `absolute`, but found null"))),
+    match config
+        .fields()
+        .get(FIELD)
+        .is_some_and(serde_json::Value::is_null)
+    {
+        true => Err(Error::model(format!(
+            "expected `{FIELD}` `absolute`, but found null"
+        ))),
         false => Ok(()),
     }
 }
@@ -128,16 +143,24 @@ pub(super) fn expect_absolute_positions(config: &ConfigFile) -> Result<()> {
 /// Window size in tokens for layers with local attention.
 pub(super) fn window(config: &ConfigFile, field: &str, default: usize) -> Result<usize> {
     match config.get::<usize>(field)? {
-        Some(found) if found < 2 => {
-            Err(Error::model(format!("expected `{field}` of at least 2, but found {found}")))
-        }
+        Some(found) if found < 2 => Err(Error::model(format!(
+            "expected `{field}` of at least 2, but found {found}"
+        ))),
         _ => Ok(config.get_size(field)?.unwrap_or(default)),
     }
 }
 
 /// Window size in tokens; `None` if the file says `null`.
-pub(super) fn optional_window(config: &ConfigFile, field: &str, default: usize) -> Result<Option<usize>> {
-    match config.fields().get(field).is_some_and(serde_json::Value::is_null) {
+pub(super) fn optional_window(
+    config: &ConfigFile,
+    field: &str,
+    default: usize,
+) -> Result<Option<usize>> {
+    match config
+        .fields()
+        .get(field)
+        .is_some_and(serde_json::Value::is_null)
+    {
         true => Ok(None),
         false => window(config, field, default).map(Some),
     }
@@ -149,13 +172,21 @@ pub(super) fn period(config: &ConfigFile, fields: &[&str], default: usize) -> Re
     const MAX: usize = 1 << 12;
     match config.get_any(fields)?.unwrap_or(default) {
         layers @ 1..=MAX => Ok(layers),
-        found => Err(Error::model(format!("expected `{}` from 1 to {MAX}, but found {found}", fields[0]))),
+        found => Err(Error::model(format!(
+            "expected `{}` from 1 to {MAX}, but found {found}",
+            fields[0]
+        ))),
     }
 }
 
 /// Spans per layer from `layer_types`, full or sliding; `None` in files without the list.
-pub(super) fn spans_by_type(config: &ConfigFile, [full, sliding]: [Span; 2]) -> Result<Option<Vec<Span>>> {
-    let Some(types) = config.get::<Vec<String>>("layer_types")? else { return Ok(None) };
+pub(super) fn spans_by_type(
+    config: &ConfigFile,
+    [full, sliding]: [Span; 2],
+) -> Result<Option<Vec<Span>>> {
+    let Some(types) = config.get::<Vec<String>>("layer_types")? else {
+        return Ok(None);
+    };
     let layers = config.require_size("num_hidden_layers")?;
     if types.len() != layers {
         return Err(Error::model(format!(

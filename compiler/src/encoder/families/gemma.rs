@@ -25,7 +25,10 @@ const GEMMA2: Names = Names {
     },
     ..decoders::NAMES
 };
-const GEMMA3: Names = Names { query_key_norms: Some(["self_attn.q_norm", "self_attn.k_norm"]), ..GEMMA2 };
+const GEMMA3: Names = Names {
+    query_key_norms: Some(["self_attn.q_norm", "self_attn.k_norm"]),
+    ..GEMMA2
+};
 
 /// The limit for attention scores.
 const CAP: &str = "attn_logit_softcapping";
@@ -41,7 +44,11 @@ const DEFAULTS: Defaults = Defaults {
 
 pub(super) fn read_gemma(config: &ConfigFile) -> Result<EncoderConfig> {
     let activation = ["hidden_act", "gelu_pytorch_tanh"];
-    let defaults = Defaults { key_heads: Some(16), activation, ..DEFAULTS };
+    let defaults = Defaults {
+        key_heads: Some(16),
+        activation,
+        ..DEFAULTS
+    };
     let [span, _] = decoders::spans(config, &defaults, None)?;
     let mut shared = read(config, &decoders::NAMES, &defaults, vec![span])?;
     // The first files name it `gelu`; `transformers` 4.57 takes that as the form with `erf`.
@@ -62,20 +69,35 @@ pub(super) fn read_gemma2(config: &ConfigFile) -> Result<EncoderConfig> {
     let is_null = config.fields().contains_key(CAP);
     let cap: Option<f32> = config.get(CAP)?.or((!is_null).then_some(50.0));
     if let Some(found) = cap.filter(|cap| !(*cap > 0.0 && cap.is_finite())) {
-        return Err(Error::model(format!("expected `{CAP}` above 0, but found {found}")));
+        return Err(Error::model(format!(
+            "expected `{CAP}` above 0, but found {found}"
+        )));
     }
     let attention_scale = Some(attention_scale(config)?);
-    Ok(EncoderConfig { details: Details { attention_scale, attention_cap: cap, ..shared.details }, ..shared })
+    Ok(EncoderConfig {
+        details: Details {
+            attention_scale,
+            attention_cap: cap,
+            ..shared.details
+        },
+        ..shared
+    })
 }
 
 pub(super) fn read_gemma3(config: &ConfigFile) -> Result<EncoderConfig> {
     if let Some(found) = config.get::<f64>(CAP)? {
-        return Err(Error::model(format!("expected no `{CAP}`, but found {found}")));
+        return Err(Error::model(format!(
+            "expected no `{CAP}`, but found {found}"
+        )));
     }
     let shared = read(config, &GEMMA3, &DEFAULTS, gemma3_spans(config)?)?;
     let attention_scale = Some(attention_scale(config)?);
     Ok(EncoderConfig {
-        details: Details { norms_each_head: true, attention_scale, ..shared.details },
+        details: Details {
+            norms_each_head: true,
+            attention_scale,
+            ..shared.details
+        },
         ..shared
     })
 }
@@ -91,7 +113,10 @@ fn read(
     Ok(EncoderConfig {
         norm: NormKind::RootMeanSquare { adds_one: true },
         biases: decoders::attention_biases(config)?,
-        details: Details { word_scale: Some((shared.facts.hidden as f32).sqrt()), ..shared.details },
+        details: Details {
+            word_scale: Some((shared.facts.hidden as f32).sqrt()),
+            ..shared.details
+        },
         ..shared
     })
 }
@@ -101,7 +126,9 @@ fn attention_scale(config: &ConfigFile) -> Result<f32> {
     let scalar: f32 = config.get("query_pre_attn_scalar")?.unwrap_or(256.0);
     match scalar > 0.0 && scalar.is_finite() {
         true => Ok(1.0 / scalar.sqrt()),
-        false => Err(Error::model(format!("expected `query_pre_attn_scalar` above 0, but found {scalar}"))),
+        false => Err(Error::model(format!(
+            "expected `query_pre_attn_scalar` above 0, but found {scalar}"
+        ))),
     }
 }
 
@@ -112,13 +139,18 @@ fn gemma3_spans(config: &ConfigFile) -> Result<Vec<Span>> {
     let mut parameters: BTreeMap<String, Rope> = config.get("rope_parameters")?.unwrap_or_default();
     let scaling = Rope::without_theta(config)?;
     if parameters.contains_key("full_attention") && scaling.kind() != DEFAULT {
-        return Err(Error::model("expected `rope_parameters` or `rope_scaling`, but found both; remove one"));
+        return Err(Error::model(
+            "expected `rope_parameters` or `rope_scaling`, but found both; remove one",
+        ));
     }
     let mut span = |kind: &str, field: &str, default, window, scaling: Rope| {
         let rope = parameters.remove(kind).unwrap_or(scaling);
         let base = rope.rope_theta.or(config.get(field)?).unwrap_or(default);
         let rotary = rotary(width, 1.0, base, rope.scaling(&["linear"], 0)?)?;
-        Ok::<_, Error>(Span { window, rotary: Some(rotary) })
+        Ok::<_, Error>(Span {
+            window,
+            rotary: Some(rotary),
+        })
     };
     let [all, near] = match config.is_set("use_bidirectional_attention")? {
         false => [AttentionWindow::BEFORE, AttentionWindow::last(window)],
@@ -126,7 +158,13 @@ fn gemma3_spans(config: &ConfigFile) -> Result<Vec<Span>> {
         true => [AttentionWindow::ALL, AttentionWindow::within(window / 2)],
     };
     let full = span("full_attention", "rope_theta", 1_000_000.0, all, scaling)?;
-    let local = span("sliding_attention", "rope_local_base_freq", 10_000.0, near, Rope::default())?;
+    let local = span(
+        "sliding_attention",
+        "rope_local_base_freq",
+        10_000.0,
+        near,
+        Rope::default(),
+    )?;
     if let Some(spans) = fields::spans_by_type(config, [full.clone(), local.clone()])? {
         return Ok(spans);
     }

@@ -19,7 +19,10 @@ const NAMES: Names = Names {
     projections: &["attention.qkv_proj"],
     query_key_norms: None,
     attention_output: "attention.o_proj",
-    norms: Norms::After { attention: &["attn_ln"], output: "mlp_ln" },
+    norms: Norms::After {
+        attention: &["attn_ln"],
+        output: "mlp_ln",
+    },
     up: &["mlp.up_gate_proj"],
     down: "mlp.down_proj",
     dense: ("pooler.dense", true),
@@ -35,7 +38,11 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     let heads = Heads::read(config)?;
     expect(config, "head_dim", &heads.width)?;
     let rope = rope::Rope::read(config)?;
-    let default_base = if config.model_type() == "gte" { 160_000.0 } else { 10_000.0 };
+    let default_base = if config.model_type() == "gte" {
+        160_000.0
+    } else {
+        10_000.0
+    };
     let base = rope.rope_theta.unwrap_or(default_base);
     let rotary = rope::rotary(heads.width, 1.0, base, rope.scaling(&["ntk"], 0)?)?;
     let feed_forward = FeedForward {
@@ -45,8 +52,14 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     };
     Ok(EncoderConfig {
         types: config.get("type_vocab_size")?.unwrap_or(1),
-        spans: vec![Span { window: AttentionWindow::ALL, rotary: Some(rotary) }],
-        biases: Biases { up: false, ..Biases::ALL },
+        spans: vec![Span {
+            window: AttentionWindow::ALL,
+            rotary: Some(rotary),
+        }],
+        biases: Biases {
+            up: false,
+            ..Biases::ALL
+        },
         ..EncoderConfig::new(config, &NAMES, heads, feed_forward)?
     })
 }

@@ -13,7 +13,10 @@ use crate::{
 use kivu::error::{Error, Result};
 
 const NAMES: Names = Names {
-    norms: Norms::After { attention: &["attention.output.LayerNorm"], output: "mlp.layernorm" },
+    norms: Norms::After {
+        attention: &["attention.output.LayerNorm"],
+        output: "mlp.layernorm",
+    },
     up: &["mlp.gated_layers"],
     down: "mlp.wo",
     ..BERT
@@ -48,11 +51,18 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         }
     };
     let width = config.require_size("intermediate_size")?;
-    let feed_forward = FeedForward { width, activation, gate: Gate::First };
+    let feed_forward = FeedForward {
+        width,
+        activation,
+        gate: Gate::First,
+    };
     Ok(EncoderConfig {
         types: config.get("type_vocab_size")?.unwrap_or(2),
         bias: Bias::Alibi,
-        biases: Biases { up: false, ..Biases::ALL },
+        biases: Biases {
+            up: false,
+            ..Biases::ALL
+        },
         ..EncoderConfig::new(config, &NAMES, Heads::read(config)?, feed_forward)?
     })
 }
@@ -60,7 +70,9 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
 /// Switches to the code model's layout if the weights have it; the config does not state it.
 pub(super) fn adapt(config: &mut EncoderConfig, weights: &Weights) {
     let name = config.in_layer(0, CODE.up[0], 0, false).name;
-    if std::ptr::eq(config.names, &NAMES) && weights.has(&format!("{}{name}.weight", weights.prefix)) {
+    if std::ptr::eq(config.names, &NAMES)
+        && weights.has(&format!("{}{name}.weight", weights.prefix))
+    {
         config.names = &CODE;
         config.feed_forward.gate = Gate::Second;
     }

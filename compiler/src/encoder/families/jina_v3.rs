@@ -15,8 +15,8 @@ use super::{
 use crate::{
     config::ConfigFile,
     encoder::config::{
-        Biases, EncoderConfig, Facts, FeedForward, Gate, HeadInput, Heads, Names, Norms, Positions, Span,
-        Tasks,
+        Biases, EncoderConfig, Facts, FeedForward, Gate, HeadInput, Heads, Names, Norms, Positions,
+        Span, Tasks,
     },
     files,
     layers::{Activation, AttentionWindow, Scaling, adapter_names, type_adapter_name},
@@ -36,7 +36,10 @@ const NAMES: Names = Names {
     layer: "encoder.layers.",
     projections: &["mixer.Wqkv"],
     attention_output: "mixer.out_proj",
-    norms: Norms::After { attention: &["norm1"], output: "norm2" },
+    norms: Norms::After {
+        attention: &["norm1"],
+        output: "norm2",
+    },
     up: &["mlp.fc1"],
     down: "mlp.fc2",
     ..ROBERTA
@@ -46,7 +49,10 @@ const TRANSFORMERS: Names = Names {
     layer: "layers.",
     projections: &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
     attention_output: "self_attn.o_proj",
-    norms: Norms::After { attention: &["post_attention_layernorm"], output: "post_mlp_layernorm" },
+    norms: Norms::After {
+        attention: &["post_attention_layernorm"],
+        output: "post_mlp_layernorm",
+    },
     ..NAMES
 };
 
@@ -82,20 +88,35 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     let shared = EncoderConfig::new(config, names, heads, feed_forward)?;
     let rotary = |base, scaling| {
         let rotary = Some(rope::rotary(heads.width, 1.0, base, scaling)?);
-        Ok::<_, Error>(Span { window: AttentionWindow::ALL, rotary })
+        Ok::<_, Error>(Span {
+            window: AttentionWindow::ALL,
+            rotary,
+        })
     };
     let kind: Option<String> = config.get("position_embedding_type")?;
     let (positions, span) = match kind.as_deref() {
         _ if !is_authors => {
             let rope = Rope::read(config)?;
             let scaling = rope.scaling(&[], shared.facts.max_positions)?;
-            (Positions::None, rotary(rope.rope_theta.unwrap_or(BASE_IN_TRANSFORMERS), scaling)?)
+            (
+                Positions::None,
+                rotary(rope.rope_theta.unwrap_or(BASE_IN_TRANSFORMERS), scaling)?,
+            )
         }
         // The class' default.
-        None | Some("rotary") => {
-            (Positions::None, rotary(config.get("rotary_emb_base")?.unwrap_or(BASE), Scaling::None)?)
-        }
-        Some("absolute") => (Positions::TableAfter { padding: padding(config)? }, Span::ALL),
+        None | Some("rotary") => (
+            Positions::None,
+            rotary(
+                config.get("rotary_emb_base")?.unwrap_or(BASE),
+                Scaling::None,
+            )?,
+        ),
+        Some("absolute") => (
+            Positions::TableAfter {
+                padding: padding(config)?,
+            },
+            Span::ALL,
+        ),
         Some(other) => {
             return Err(Error::model(format!(
                 "expected `position_embedding_type` `rotary` or `absolute`, but found `{other}`"
@@ -122,12 +143,18 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
 /// Rotary positions have no unused rows.
 fn without_table(config: &ConfigFile, facts: Facts) -> Result<Facts> {
     let max_positions = config.require_size("max_position_embeddings")?;
-    Ok(Facts { max_positions, longest: max_positions, ..facts })
+    Ok(Facts {
+        max_positions,
+        longest: max_positions,
+        ..facts
+    })
 }
 
 /// The tasks in the authors' config.
 fn tasks(config: &ConfigFile) -> Result<Option<Tasks>> {
-    let Some(names) = config.get::<Vec<String>>("lora_adaptations")? else { return Ok(None) };
+    let Some(names) = config.get::<Vec<String>>("lora_adaptations")? else {
+        return Ok(None);
+    };
     let distinct: BTreeSet<&String> = names.iter().collect();
     if distinct.len() != names.len() || !(1..=MAX_TASKS).contains(&names.len()) {
         return Err(Error::model(format!(
@@ -145,12 +172,23 @@ fn tasks(config: &ConfigFile) -> Result<Option<Tasks>> {
     // The defaults of the class.
     let rank = config.get_size("lora_rank")?.unwrap_or(4);
     let alpha: f32 = config.get("lora_alpha")?.unwrap_or(1.0);
-    Ok(Some(Tasks { names, prompts, rank, scale: alpha / rank as f32 }))
+    Ok(Some(Tasks {
+        names,
+        prompts,
+        rank,
+        scale: alpha / rank as f32,
+    }))
 }
 
 /// Reads the adapters next to a model for `transformers`, a folder for each task, in the form of the authors' files.
-pub(super) fn read_adapters(config: &mut EncoderConfig, weights: &mut Weights, folder: &Path) -> Result<()> {
-    if ![&NAMES, &TRANSFORMERS].iter().any(|names| std::ptr::eq(*names, config.names))
+pub(super) fn read_adapters(
+    config: &mut EncoderConfig,
+    weights: &mut Weights,
+    folder: &Path,
+) -> Result<()> {
+    if ![&NAMES, &TRANSFORMERS]
+        .iter()
+        .any(|names| std::ptr::eq(*names, config.names))
         || config.tasks.is_some()
     {
         return Ok(());
@@ -159,7 +197,9 @@ pub(super) fn read_adapters(config: &mut EncoderConfig, weights: &mut Weights, f
     for (path, _) in files::list(folder)? {
         let name = path.file_name().and_then(OsStr::to_str).map(str::to_owned);
         // Hidden folders are not part of a model.
-        if let Some(name) = name.filter(|name| !name.starts_with('.') && path.join(lora::CONFIG).is_file()) {
+        if let Some(name) =
+            name.filter(|name| !name.starts_with('.') && path.join(lora::CONFIG).is_file())
+        {
             folders.insert(name, path);
         }
     }
@@ -169,7 +209,12 @@ pub(super) fn read_adapters(config: &mut EncoderConfig, weights: &mut Weights, f
     let mut ranks = Vec::with_capacity(folders.len());
     let mut modules = BTreeMap::<String, Vec<Option<[Weight; 2]>>>::new();
     for (task, (name, folder)) in folders.iter().enumerate() {
-        let Matrices { rank, scale, named: mut matrices, sha256 } = Adapter::open(folder)?.matrices()?;
+        let Matrices {
+            rank,
+            scale,
+            named: mut matrices,
+            sha256,
+        } = Adapter::open(folder)?.matrices()?;
         weights.add_source(&format!("{name} {sha256}"));
         // The rank of an adapter without matrices means nothing.
         ranks.push(0);
@@ -183,10 +228,18 @@ pub(super) fn read_adapters(config: &mut EncoderConfig, weights: &mut Weights, f
                     "expected the model's own `{module}` in an adapter, but found another"
                 )));
             }
-            let sides = [(".lora_A", ".lora_B"), (".lora_embedding_A", ".lora_embedding_B")];
-            let found = sides.iter().find_map(|(narrow, wide)| Some((name.strip_suffix(narrow)?, wide)));
+            let sides = [
+                (".lora_A", ".lora_B"),
+                (".lora_embedding_A", ".lora_embedding_B"),
+            ];
+            let found = sides
+                .iter()
+                .find_map(|(narrow, wide)| Some((name.strip_suffix(narrow)?, wide)));
             let pair = found.and_then(|(module, wide)| {
-                Some((module.to_owned(), matrices.remove(&format!("{module}{wide}"))?))
+                Some((
+                    module.to_owned(),
+                    matrices.remove(&format!("{module}{wide}"))?,
+                ))
             });
             let Some((module, mut widening)) = pair else {
                 return Err(Error::model(format!(
@@ -209,10 +262,20 @@ pub(super) fn read_adapters(config: &mut EncoderConfig, weights: &mut Weights, f
     }
     let rank = ranks.iter().copied().max().unwrap_or_default();
     for (module, pairs) in modules {
-        join_tasks(&full_name(config, weights, &module)?, &pairs, &ranks, weights)?;
+        join_tasks(
+            &full_name(config, weights, &module)?,
+            &pairs,
+            &ranks,
+            weights,
+        )?;
     }
     let names = folders.into_keys().collect();
-    config.tasks = Some(Tasks { names, prompts: BTreeMap::new(), rank, scale: 1.0 });
+    config.tasks = Some(Tasks {
+        names,
+        prompts: BTreeMap::new(),
+        rank,
+        scale: 1.0,
+    });
     Ok(())
 }
 
@@ -236,7 +299,11 @@ fn join_tasks(
     };
     let rank = ranks.iter().copied().max().unwrap_or_default();
     let is_table = is_table(module);
-    let [inputs, outputs] = if is_table { [rows, columns] } else { [columns, rows] };
+    let [inputs, outputs] = if is_table {
+        [rows, columns]
+    } else {
+        [columns, rows]
+    };
     let mut joined = [Vec::new(), Vec::new()];
     for (pair, own) in pairs.iter().zip(ranks) {
         let Some([narrowing, widening]) = pair else {
@@ -266,29 +333,48 @@ fn join_tasks(
             }
         }
     }
-    let names = [format!("{module}{ADAPTERS}.lora_A"), format!("{module}{ADAPTERS}.lora_B")];
+    let names = [
+        format!("{module}{ADAPTERS}.lora_A"),
+        format!("{module}{ADAPTERS}.lora_B"),
+    ];
     let sides = match is_table {
         true => [[inputs, rank], [rank, outputs]],
         false => [[rank, inputs], [outputs, rank]],
     };
     for ((name, values), [height, width]) in names.into_iter().zip(joined).zip(sides) {
-        weights.tensors.insert(name, Weight { shape: vec![pairs.len(), height, width], values });
+        weights.tensors.insert(
+            name,
+            Weight {
+                shape: vec![pairs.len(), height, width],
+                values,
+            },
+        );
     }
-    weights.tensors.insert(format!("{module}{ORIGINAL}"), weight);
+    weights
+        .tensors
+        .insert(format!("{module}{ORIGINAL}"), weight);
     Ok(())
 }
 
 /// A matrix with zeros in further columns.
 fn with_columns(values: &[f32], own: usize, columns: usize) -> Vec<f32> {
-    values.chunks_exact(own).flat_map(|row| row.iter().copied().chain(vec![0.0; columns - own])).collect()
+    values
+        .chunks_exact(own)
+        .flat_map(|row| row.iter().copied().chain(vec![0.0; columns - own]))
+        .collect()
 }
 
 /// A module's name in the model, which may have a prefix.
 fn full_name(config: &EncoderConfig, weights: &Weights, module: &str) -> Result<String> {
     let names = ["", config.names.prefix].map(|prefix| format!("{prefix}{module}"));
-    names.into_iter().find(|name| weights.has(&format!("{name}.weight"))).ok_or_else(|| {
-        Error::model(format!("expected a weight for the adapter of `{module}`, but found none"))
-    })
+    names
+        .into_iter()
+        .find(|name| weights.has(&format!("{name}.weight")))
+        .ok_or_else(|| {
+            Error::model(format!(
+                "expected a weight for the adapter of `{module}`, but found none"
+            ))
+        })
 }
 
 /// Whether a module is an embedding table.
@@ -298,9 +384,14 @@ fn is_table(module: &str) -> bool {
 
 /// Gives weights with adapters their plain names, and arranges the adapters by task, with each task's factor.
 pub(super) fn arrange_adapters(config: &EncoderConfig, weights: &mut Weights) -> Result<()> {
-    let Some(tasks) = &config.tasks else { return Ok(()) };
-    let modules: Vec<String> =
-        weights.names().filter_map(|name| name.strip_suffix(ORIGINAL)).map(str::to_owned).collect();
+    let Some(tasks) = &config.tasks else {
+        return Ok(());
+    };
+    let modules: Vec<String> = weights
+        .names()
+        .filter_map(|name| name.strip_suffix(ORIGINAL))
+        .map(str::to_owned)
+        .collect();
     if modules.is_empty() {
         return Err(Error::model(
             "expected adapters (`…lora_A` and `…lora_B`) for the tasks in `lora_adaptations`, but found none; remove \
@@ -309,11 +400,18 @@ pub(super) fn arrange_adapters(config: &EncoderConfig, weights: &mut Weights) ->
     }
     for module in modules {
         let mut take = |name: String| {
-            let missing = || Error::model(format!("expected the weight `{name}`, but found no such weight"));
+            let missing = || {
+                Error::model(format!(
+                    "expected the weight `{name}`, but found no such weight"
+                ))
+            };
             weights.tensors.remove(&name).ok_or_else(missing)
         };
         let weight = take(format!("{module}{ORIGINAL}"))?;
-        let pair = [take(format!("{module}{ADAPTERS}.lora_A"))?, take(format!("{module}{ADAPTERS}.lora_B"))?];
+        let pair = [
+            take(format!("{module}{ADAPTERS}.lora_A"))?,
+            take(format!("{module}{ADAPTERS}.lora_B"))?,
+        ];
         let [rows, columns] = weight.shape[..] else {
             return Err(Error::model(format!(
                 "expected a matrix with adapters in `{module}`, but found the shape {:?}",
@@ -337,20 +435,47 @@ pub(super) fn arrange_adapters(config: &EncoderConfig, weights: &mut Weights) ->
         let [down, narrow, up] = adapter_names(&module);
         let arranged = match is_table {
             true if rows == 1 => {
-                vec![(type_adapter_name(&module), vectors(&narrowing, &widening, tasks.scale))]
+                vec![(
+                    type_adapter_name(&module),
+                    vectors(&narrowing, &widening, tasks.scale),
+                )]
             }
             true => {
                 let widening = scaled(widening.values, tasks.scale);
                 vec![
-                    (narrow, Weight { shape: vec![rows, numbers], values: by_row(&narrowing) }),
-                    (up, Weight { shape: vec![numbers, columns], values: widening }),
+                    (
+                        narrow,
+                        Weight {
+                            shape: vec![rows, numbers],
+                            values: by_row(&narrowing),
+                        },
+                    ),
+                    (
+                        up,
+                        Weight {
+                            shape: vec![numbers, columns],
+                            values: widening,
+                        },
+                    ),
                 ]
             }
             false => {
                 let widening = scaled(transposed(&widening), tasks.scale);
                 vec![
-                    (down, Weight { shape: vec![numbers, columns], values: narrowing.values }),
-                    (up, Weight { shape: vec![numbers, rows], values: widening }),
+                    (
+                        down,
+                        Weight {
+                            shape: vec![numbers, columns],
+                            values: narrowing.values,
+                        },
+                    ),
+                    (
+                        up,
+                        Weight {
+                            shape: vec![numbers, rows],
+                            values: widening,
+                        },
+                    ),
                 ]
             }
         };
@@ -366,28 +491,42 @@ fn scaled(values: Vec<f32>, scale: f32) -> Vec<f32> {
 
 /// From tasks, rows and numbers to rows, tasks and numbers.
 fn by_row(narrowing: &Weight) -> Vec<f32> {
-    let [tasks, rows, rank] = narrowing.shape[..] else { unreachable!("the caller checked the shape") };
+    let [tasks, rows, rank] = narrowing.shape[..] else {
+        unreachable!("the caller checked the shape")
+    };
     let parts = (0..rows).flat_map(|row| (0..tasks).map(move |task| task * rows + row));
-    parts.flat_map(|part| &narrowing.values[part * rank..][..rank]).copied().collect()
+    parts
+        .flat_map(|part| &narrowing.values[part * rank..][..rank])
+        .copied()
+        .collect()
 }
 
 /// Transposes each task's matrix.
 fn transposed(widening: &Weight) -> Vec<f32> {
-    let [_, rows, rank] = widening.shape[..] else { unreachable!("the caller checked the shape") };
+    let [_, rows, rank] = widening.shape[..] else {
+        unreachable!("the caller checked the shape")
+    };
     let tasks = widening.values.chunks_exact(rows * rank);
     tasks.flat_map(|matrix| transpose(matrix, rank)).collect()
 }
 
 /// The product of both matrices of each task, in a table with one row.
 fn vectors(narrowing: &Weight, widening: &Weight, scale: f32) -> Weight {
-    let [tasks, rank, width] = widening.shape[..] else { unreachable!("the caller checked the shape") };
+    let [tasks, rank, width] = widening.shape[..] else {
+        unreachable!("the caller checked the shape")
+    };
     let mut values = vec![0.0; tasks * width];
     for (place, row) in widening.values.chunks_exact(width).enumerate() {
         let own = &mut values[place / rank * width..][..width];
         let number = narrowing.values[place] * scale;
-        own.iter_mut().zip(row).for_each(|(value, weight)| *value += number * weight);
+        own.iter_mut()
+            .zip(row)
+            .for_each(|(value, weight)| *value += number * weight);
     }
-    Weight { shape: vec![tasks, width], values }
+    Weight {
+        shape: vec![tasks, width],
+        values,
+    }
 }
 
 /// Switches to the authors' names if a model for `transformers` has them, which it reads as well.

@@ -9,18 +9,31 @@ use crate::{
 use kivu::error::{Error, Result};
 
 /// EuroBERT's weight names.
-const EUROBERT: Names = Names { dense: ("dense", false), labels: "classifier", ..decoders::NAMES };
+const EUROBERT: Names = Names {
+    dense: ("dense", false),
+    labels: "classifier",
+    ..decoders::NAMES
+};
 
 pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     let [span, _] = decoders::spans(config, &Defaults::LLAMA, None)?;
     let shared = decoders::read(config, &decoders::NAMES, &Defaults::LLAMA, vec![span])?;
-    Ok(EncoderConfig { biases: biases(config)?, ..shared })
+    Ok(EncoderConfig {
+        biases: biases(config)?,
+        ..shared
+    })
 }
 
 pub(super) fn read_eurobert(config: &ConfigFile) -> Result<EncoderConfig> {
-    let defaults = Defaults { epsilon: 1e-5, ..Defaults::LLAMA };
+    let defaults = Defaults {
+        epsilon: 1e-5,
+        ..Defaults::LLAMA
+    };
     let [span, _] = decoders::spans(config, &defaults, None)?;
-    let spans = vec![Span { window: AttentionWindow::ALL, ..span }];
+    let spans = vec![Span {
+        window: AttentionWindow::ALL,
+        ..span
+    }];
     let shared = decoders::read(config, &EUROBERT, &defaults, spans)?;
     let read = match config.get::<String>("classifier_pooling")?.as_deref() {
         None | Some("late") => HeadRead::MeanOfActivated,
@@ -34,12 +47,19 @@ pub(super) fn read_eurobert(config: &ConfigFile) -> Result<EncoderConfig> {
     };
     Ok(EncoderConfig {
         biases: biases(config)?,
-        head_input: HeadInput { read, ..HeadInput::first(Activation::Gelu) },
+        head_input: HeadInput {
+            read,
+            ..HeadInput::first(Activation::Gelu)
+        },
         ..shared
     })
 }
 
 fn biases(config: &ConfigFile) -> Result<Biases> {
     let bias = config.is_set("mlp_bias")?;
-    Ok(Biases { up: bias, down: bias, ..decoders::attention_biases(config)? })
+    Ok(Biases {
+        up: bias,
+        down: bias,
+        ..decoders::attention_biases(config)?
+    })
 }

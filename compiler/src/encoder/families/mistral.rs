@@ -7,7 +7,10 @@ use super::{
 use crate::{config::ConfigFile, encoder::config::EncoderConfig};
 use kivu::error::Result;
 
-const DEFAULTS: Defaults = Defaults { key_heads: Some(8), ..Defaults::LLAMA };
+const DEFAULTS: Defaults = Defaults {
+    key_heads: Some(8),
+    ..Defaults::LLAMA
+};
 
 pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     let window = fields::optional_window(config, "sliding_window", 4096)?;

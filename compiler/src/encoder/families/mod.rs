@@ -25,8 +25,8 @@ use std::path::Path;
 pub(crate) use self::jina_v3::JINA_V3;
 use super::config::EncoderConfig;
 use crate::{
-    byte_pairs, config::ConfigFile, seq2seq::tokenizer_files::t5_tokenizer, tokenizer_config::read_tokenizer,
-    weights::Weights,
+    byte_pairs, config::ConfigFile, seq2seq::tokenizer_files::t5_tokenizer,
+    tokenizer_config::read_tokenizer, weights::Weights,
 };
 use kivu::error::{Error, Result, quoted};
 
@@ -87,8 +87,9 @@ pub(super) fn open(folder: &Path) -> Result<EncoderConfig> {
 
 /// Reads an encoder's config in `folder`.
 pub(super) fn of(config: &ConfigFile, folder: &Path) -> Result<EncoderConfig> {
-    read(config)
-        .map_err(|error| Error::model_because(format!("cannot build from `{}`", folder.display()), error))
+    read(config).map_err(|error| {
+        Error::model_because(format!("cannot build from `{}`", folder.display()), error)
+    })
 }
 
 fn read(config: &ConfigFile) -> Result<EncoderConfig> {
@@ -97,12 +98,14 @@ fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         "bert" if jina::is_described_by(config)? => jina::read(config),
         "xlm-roberta" if jina_v3::is_described_by(config) => jina_v3::read(config),
         JINA_V3 => jina_v3::read(config),
-        "bert" | "distilbert" | "roberta" | "xlm-roberta" | "camembert" | "data2vec-text" | "electra"
-        | "ernie" | "deberta-v2" | "mpnet" => bert::read(config),
+        "bert" | "distilbert" | "roberta" | "xlm-roberta" | "camembert" | "data2vec-text"
+        | "electra" | "ernie" | "deberta-v2" | "mpnet" => bert::read(config),
         "albert" => albert::read(config),
         "deberta" => deberta::read(config),
         "megatron-bert" => megatron::read(config),
-        prelayernorm::XLM_ROBERTA_XL | prelayernorm::ROBERTA_PRELAYERNORM => prelayernorm::read(config),
+        prelayernorm::XLM_ROBERTA_XL | prelayernorm::ROBERTA_PRELAYERNORM => {
+            prelayernorm::read(config)
+        }
         "modernbert" => modernbert::read(config),
         "nomic_bert" => nomic::read(config),
         "new" | "gte" => gte::read(config),
@@ -128,9 +131,20 @@ fn read(config: &ConfigFile) -> Result<EncoderConfig> {
 /// Why a known model is not built, or what to do with another unsupported model.
 pub(crate) fn alternative(config: &ConfigFile) -> &'static str {
     const DECODERS: [&str; 2] = ["ForCausalLM", "LMHeadModel"];
-    const MEDIA: [&str; 7] = ["Image", "Vision", "Video", "ObjectDetection", "Audio", "Speech", "CTC"];
+    const MEDIA: [&str; 7] = [
+        "Image",
+        "Vision",
+        "Video",
+        "ObjectDetection",
+        "Audio",
+        "Speech",
+        "CTC",
+    ];
     let architecture = config.architecture();
-    if let Some((_, reason)) = NOT_BUILT.iter().find(|(model_type, _)| *model_type == config.model_type()) {
+    if let Some((_, reason)) = NOT_BUILT
+        .iter()
+        .find(|(model_type, _)| *model_type == config.model_type())
+    {
         reason
     } else if DECODERS.iter().any(|suffix| architecture.ends_with(suffix)) {
         "Kivu does not run decoders that generate texts"
@@ -157,14 +171,20 @@ pub(super) fn tokenizer(folder: &Path, config: &EncoderConfig) -> Result<Vec<u8>
         {
             byte_pairs::tokenizer(folder)
         }
-        names if names.projections == deberta::PACKED.projections => byte_pairs::bert_tokenizer(folder),
+        names if names.projections == deberta::PACKED.projections => {
+            byte_pairs::bert_tokenizer(folder)
+        }
         names if names.embedding_norm == nomic::NAMES.embedding_norm => nomic::tokenizer(folder),
         _ => read_tokenizer(folder),
     }
 }
 
 /// The body's weights, under their prefix in models with a head. `folder` may have adapters for tasks.
-pub(super) fn weights(config: &mut EncoderConfig, mut weights: Weights, folder: &Path) -> Result<Weights> {
+pub(super) fn weights(
+    config: &mut EncoderConfig,
+    mut weights: Weights,
+    folder: &Path,
+) -> Result<Weights> {
     bart::name_words(config, &weights);
     jina_v3::read_adapters(config, &mut weights, folder)?;
     jina_v3::arrange_adapters(config, &mut weights)?;
@@ -217,7 +237,11 @@ mod tests {
     fn odd_configs_are_refused_by_name() {
         let refusals = [
             changed("tiny-bert", "is_decoder", json!(true)),
-            changed("tiny-electra", "position_embedding_type", json!("relative_key")),
+            changed(
+                "tiny-electra",
+                "position_embedding_type",
+                json!("relative_key"),
+            ),
             changed("tiny-electra", "is_decoder", json!(true)),
             changed("tiny-albert", "position_embedding_type", Value::Null),
             changed("tiny-albert", "num_hidden_groups", json!(0)),
@@ -227,16 +251,32 @@ mod tests {
             changed("tiny-bart-nli", "is_encoder_decoder", json!(false)),
             changed("tiny-bart-nli", "tie_word_embeddings", json!(false)),
             changed("tiny-bart-nli", "decoder_start_token_id", json!(-1)),
-            changed("tiny-bart-nli", "architectures", json!(["BartForQuestionAnswering"])),
+            changed(
+                "tiny-bart-nli",
+                "architectures",
+                json!(["BartForQuestionAnswering"]),
+            ),
             changed("tiny-mpnet", "relative_attention_num_buckets", json!(16)),
             changed("tiny-mpnet", "num_attention_heads", json!(5)),
             changed("tiny-modernbert", "local_attention", json!(0)),
             changed("tiny-modernbert", "global_attn_every_n_layers", json!(0)),
             changed("tiny-modernbert", "num_attention_heads", json!(32)),
-            changed("tiny-modernbert", "rope_scaling", json!({"type": "yarn", "factor": 4.0})),
-            changed("tiny-modernbert", "rope_parameters", json!({"full_attention": {"rope_type": "linear"}})),
+            changed(
+                "tiny-modernbert",
+                "rope_scaling",
+                json!({"type": "yarn", "factor": 4.0}),
+            ),
+            changed(
+                "tiny-modernbert",
+                "rope_parameters",
+                json!({"full_attention": {"rope_type": "linear"}}),
+            ),
             changed("tiny-modernbert", "layer_types", json!(["full_attention"])),
-            changed("tiny-modernbert", "layer_types", json!(["full_attention", "chunked", "a", "b"])),
+            changed(
+                "tiny-modernbert",
+                "layer_types",
+                json!(["full_attention", "chunked", "a", "b"]),
+            ),
             changed("tiny-modernbert", "global_rope_theta", json!(0.0)),
             changed("tiny-modernbert", "hidden_activation", json!("mish")),
             changed("tiny-modernbert-cls", "classifier_pooling", json!("max")),
@@ -248,8 +288,16 @@ mod tests {
             changed("tiny-nomic", "moe_every_n_layers", json!(2)),
             changed("tiny-nomic", "activation_function", json!("relu")),
             changed("tiny-gte", "rope_scaling", json!({"type": "ntk"})),
-            changed("tiny-gte", "rope_scaling", json!({"type": "ntk", "factor": 2.0, "mixed_b": 0.2})),
-            changed("tiny-gte", "rope_scaling", json!({"rope_type": "longrope", "factor": 2.0})),
+            changed(
+                "tiny-gte",
+                "rope_scaling",
+                json!({"type": "ntk", "factor": 2.0, "mixed_b": 0.2}),
+            ),
+            changed(
+                "tiny-gte",
+                "rope_scaling",
+                json!({"rope_type": "longrope", "factor": 2.0}),
+            ),
             changed(
                 "tiny-gte",
                 "rope_scaling",
@@ -261,9 +309,15 @@ mod tests {
             changed("tiny-gte", "logn_attention_scale", json!(true)),
             changed("tiny-jina", "feed_forward_type", json!("original")),
             changed("tiny-bert", "position_embedding_type", Value::Null),
-            changed("tiny-jina", "position_embedding_type", json!("relative_key")),
+            changed(
+                "tiny-jina",
+                "position_embedding_type",
+                json!("relative_key"),
+            ),
         ];
-        let refusals = refusals.map(|refusal| refusal.unwrap_err().to_string()).join("\n");
+        let refusals = refusals
+            .map(|refusal| refusal.unwrap_err().to_string())
+            .join("\n");
         insta::assert_snapshot!(refusals, @r"
         expected `is_decoder` false, but found true
         expected `position_embedding_type` `absolute`, but found `relative_key`
@@ -314,11 +368,21 @@ mod tests {
     fn odd_configs_of_roberta_with_normalizations_before_layers_are_refused_by_name() {
         let refusals = [
             changed("tiny-xlm-roberta-xl", "is_decoder", json!(true)),
-            changed("tiny-xlm-roberta-xl", "position_embedding_type", json!("relative_key_query")),
+            changed(
+                "tiny-xlm-roberta-xl",
+                "position_embedding_type",
+                json!("relative_key_query"),
+            ),
             changed("tiny-roberta-prelayernorm", "is_decoder", json!(true)),
-            changed("tiny-roberta-prelayernorm", "position_embedding_type", Value::Null),
+            changed(
+                "tiny-roberta-prelayernorm",
+                "position_embedding_type",
+                Value::Null,
+            ),
         ];
-        let refusals = refusals.map(|refusal| refusal.unwrap_err().to_string()).join("\n");
+        let refusals = refusals
+            .map(|refusal| refusal.unwrap_err().to_string())
+            .join("\n");
         insta::assert_snapshot!(refusals, @r"
         expected `is_decoder` false, but found true
         expected `position_embedding_type` `absolute`, but found `relative_key_query`
@@ -329,9 +393,15 @@ mod tests {
 
     #[test]
     fn odd_terms_of_deberta_are_refused_by_name() {
-        let terms = [json!(["c2p", "p2p"]), json!(["c2p", "c2p"]), json!("P2C|p2p")];
+        let terms = [
+            json!(["c2p", "p2p"]),
+            json!(["c2p", "c2p"]),
+            json!("P2C|p2p"),
+        ];
         let refusals = terms.map(|terms| changed("tiny-deberta", "pos_att_type", terms));
-        let refusals = refusals.map(|refusal| refusal.unwrap_err().to_string()).join("\n");
+        let refusals = refusals
+            .map(|refusal| refusal.unwrap_err().to_string())
+            .join("\n");
         insta::assert_snapshot!(refusals, @r"
         expected `pos_att_type` of `c2p` and `p2c`, or one of them, but found `c2p`, `p2p`
         expected `pos_att_type` of `c2p` and `p2c`, or one of them, but found `c2p`, `c2p`
@@ -347,12 +417,18 @@ mod tests {
         let refusals = [
             changed("tiny-nomic-moe", "moe_every_n_layers", json!(1)),
             changed("tiny-nomic-moe", "moe_top_k", json!(5)),
-            changed("tiny-nomic-moe", "moe_normalize_expert_weights", json!(true)),
+            changed(
+                "tiny-nomic-moe",
+                "moe_normalize_expert_weights",
+                json!(true),
+            ),
             changed("tiny-nomic-moe", "expert_choice_router", json!(true)),
             changed("tiny-nomic-moe", "num_shared_experts", json!(1)),
             changed("tiny-nomic-moe", "activation_function", json!("swiglu")),
         ];
-        let refusals = refusals.map(|refusal| refusal.unwrap_err().to_string()).join("\n");
+        let refusals = refusals
+            .map(|refusal| refusal.unwrap_err().to_string())
+            .join("\n");
         insta::assert_snapshot!(refusals, @r"
         expected `moe_every_n_layers` from 2, `num_experts` up to 256 and `moe_top_k` up to their number, but found 1, 4 and 2
         expected `moe_every_n_layers` from 2, `num_experts` up to 256 and `moe_top_k` up to their number, but found 2, 4 and 5
@@ -365,9 +441,11 @@ mod tests {
 
     #[test]
     fn fields_that_a_family_does_not_have_change_nothing() {
-        for (field, value) in
-            [("layer_norm_eps", json!(0.1)), ("hidden_act", json!("relu")), ("type_vocab_size", json!(2))]
-        {
+        for (field, value) in [
+            ("layer_norm_eps", json!(0.1)),
+            ("hidden_act", json!("relu")),
+            ("type_vocab_size", json!(2)),
+        ] {
             let config = changed("tiny-distilbert", field, value).unwrap();
             let found = (config.epsilon, config.feed_forward.activation, config.types);
             assert_eq!(found, (1e-12, Activation::Gelu, 0), "{field}");
@@ -378,8 +456,15 @@ mod tests {
     fn scaling_is_named_by_either_field() {
         let both = json!({"type": "linear", "rope_type": "default"});
         let config = changed("tiny-qwen3", "rope_scaling", both).unwrap();
-        assert_eq!(config.spans[0].rotary.as_ref().unwrap().scaling, Scaling::None);
-        let refusal = changed("tiny-qwen3", "rope_scaling", json!({"type": "ntk", "factor": 2.0}));
+        assert_eq!(
+            config.spans[0].rotary.as_ref().unwrap().scaling,
+            Scaling::None
+        );
+        let refusal = changed(
+            "tiny-qwen3",
+            "rope_scaling",
+            json!({"type": "ntk", "factor": 2.0}),
+        );
         assert!(refusal.unwrap_err().to_string().contains("`ntk`"));
     }
 
@@ -392,7 +477,12 @@ mod tests {
         };
         let (all, near) = (AttentionWindow::ALL, AttentionWindow::within(6));
         assert_eq!(spans(&counted), [all, near, near, all]);
-        let types = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"];
+        let types = [
+            "full_attention",
+            "sliding_attention",
+            "sliding_attention",
+            "full_attention",
+        ];
         let listed = changed("tiny-modernbert", "layer_types", json!(types)).unwrap();
         assert_eq!(spans(&listed), spans(&counted));
         // As `transformers` 5 writes the bases.
@@ -453,7 +543,11 @@ mod tests {
                 // Some configs are invalid without the key.
                 let Ok(without) = read(without) else { continue };
                 let with = read(with).map(|config| format!("{config:?}"));
-                assert_eq!(format!("{without:?}"), with.unwrap_or_default(), "{model_type}: {key}");
+                assert_eq!(
+                    format!("{without:?}"),
+                    with.unwrap_or_default(),
+                    "{model_type}: {key}"
+                );
             }
         }
     }
@@ -462,7 +556,13 @@ mod tests {
     fn nomic_reads_both_forms_of_its_config() {
         let rotary = |config: EncoderConfig| config.spans[0].rotary.clone().unwrap();
         let own = rotary(changed("tiny-nomic", "causal", json!(false)).unwrap());
-        assert_eq!(own.scaling, Scaling::DynamicNtk { factor: 2.0, positions: 64 });
+        assert_eq!(
+            own.scaling,
+            Scaling::DynamicNtk {
+                factor: 2.0,
+                positions: 64
+            }
+        );
         let config = json!({
             "model_type": "nomic_bert", "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2,
             "intermediate_size": 200, "vocab_size": 70, "hidden_act": "silu", "max_position_embeddings": 64,
@@ -484,11 +584,14 @@ mod tests {
     /// A key that is listed as read, but is not, would be ignored.
     #[test]
     fn every_key_that_is_listed_as_read_is_read() {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/published/models.json");
+        let path =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/published/models.json");
         let models: Map<String, Value> = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
         let mut configs: BTreeMap<(String, bool), Vec<Map<String, Value>>> = BTreeMap::new();
         for model in models.values().filter(|model| model["kind"] == "encoder") {
-            let Some(fields) = model["files"]["config.json"].as_object() else { continue };
+            let Some(fields) = model["files"]["config.json"].as_object() else {
+                continue;
+            };
             let config = ConfigFile::new("config.json", fields.clone());
             if read(&config).is_ok() {
                 let family = (config.model_type().to_owned(), is_jinas(&config).unwrap());
@@ -496,7 +599,10 @@ mod tests {
             }
         }
         let result = |fields: &Map<String, Value>| {
-            format!("{:?}", read(&ConfigFile::new("config.json", fields.clone())))
+            format!(
+                "{:?}",
+                read(&ConfigFile::new("config.json", fields.clone()))
+            )
         };
         let mut ignored = Vec::new();
         for ((model_type, is_jina), configs) in &configs {

@@ -4,7 +4,8 @@ use super::{fields, rope};
 use crate::{
     config::ConfigFile,
     encoder::config::{
-        Biases, Details, EncoderConfig, FeedForward, Gate, HeadInput, HeadRead, Heads, Names, Norms, Span,
+        Biases, Details, EncoderConfig, FeedForward, Gate, HeadInput, HeadRead, Heads, Names,
+        Norms, Span,
     },
     layers::{Activation, AttentionWindow, NormKind, Scaling},
 };
@@ -42,7 +43,9 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     let attention_bias = config.is_set("attention_bias")?;
     let mlp_bias = config.is_set("mlp_bias")?;
     Ok(EncoderConfig {
-        norm: NormKind::Layer { has_bias: config.is_set("norm_bias")? },
+        norm: NormKind::Layer {
+            has_bias: config.is_set("norm_bias")?,
+        },
         epsilon: config.get("norm_eps")?.unwrap_or(1e-5),
         spans: spans(config, heads.width)?,
         biases: Biases {
@@ -54,7 +57,11 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         head_input: HeadInput {
             activation: activation(config, "classifier_activation")?,
             has_bias: config.is_set("classifier_bias")?,
-            read: if is_mean(config)? { HeadRead::Mean } else { HeadRead::First },
+            read: if is_mean(config)? {
+                HeadRead::Mean
+            } else {
+                HeadRead::First
+            },
         },
         details: Details {
             predicts_with_bias: config.is_set_or("decoder_bias", true)?,
@@ -73,9 +80,9 @@ fn is_mean(config: &ConfigFile) -> Result<bool> {
     match config.get::<String>("classifier_pooling")?.as_deref() {
         None | Some("cls") => Ok(false),
         Some("mean") => Ok(true),
-        Some(other) => {
-            Err(Error::model(format!("expected `classifier_pooling` `cls` or `mean`, but found `{other}`")))
-        }
+        Some(other) => Err(Error::model(format!(
+            "expected `classifier_pooling` `cls` or `mean`, but found `{other}`"
+        ))),
     }
 }
 
@@ -92,11 +99,17 @@ fn spans(config: &ConfigFile, width: usize) -> Result<Vec<Span>> {
         Ok::<Option<f64>, Error>(rope.rope_theta.or(config.get(field)?))
     };
     let global_base = base("full_attention", "global_rope_theta")?.unwrap_or(160_000.0);
-    let is_null = config.fields().get("local_rope_theta").is_some_and(serde_json::Value::is_null);
+    let is_null = config
+        .fields()
+        .get("local_rope_theta")
+        .is_some_and(serde_json::Value::is_null);
     let local_base = base("sliding_attention", "local_rope_theta")?;
     let local_base = local_base.unwrap_or(if is_null { global_base } else { 10_000.0 });
     let span = |window, base| {
-        Ok::<_, Error>(Span { window, rotary: Some(rope::rotary(width, 1.0, base, Scaling::None)?) })
+        Ok::<_, Error>(Span {
+            window,
+            rotary: Some(rope::rotary(width, 1.0, base, Scaling::None)?),
+        })
     };
     let global = span(AttentionWindow::ALL, global_base)?;
     let local = span(AttentionWindow::within(window / 2), local_base)?;

@@ -8,7 +8,8 @@ use super::{fields::expect, rope};
 use crate::{
     config::ConfigFile,
     encoder::config::{
-        Biases, Details, EncoderConfig, ExpertLayers, FeedForward, Gate, Heads, Names, Norms, Span, WORDS,
+        Biases, Details, EncoderConfig, ExpertLayers, FeedForward, Gate, Heads, Names, Norms, Span,
+        WORDS,
     },
     layers::{Activation, AttentionWindow, Scaling},
     tokenizer_config::{read_bert_tokenizer, read_tokenizer},
@@ -23,7 +24,10 @@ pub(super) const NAMES: Names = Names {
     projections: &["attn.Wqkv"],
     query_key_norms: None,
     attention_output: "attn.out_proj",
-    norms: Norms::After { attention: &["norm1"], output: "norm2" },
+    norms: Norms::After {
+        attention: &["norm1"],
+        output: "norm2",
+    },
     up: &["mlp.fc11", "mlp.fc12"],
     down: "mlp.fc2",
     dense: ("pooler.dense", true),
@@ -32,7 +36,10 @@ pub(super) const NAMES: Names = Names {
 };
 
 /// Without a gate.
-const PLAIN: Names = Names { up: &["mlp.fc1"], ..NAMES };
+const PLAIN: Names = Names {
+    up: &["mlp.fc1"],
+    ..NAMES
+};
 
 /// Far above published models'.
 const MAX_EXPERTS: usize = 256;
@@ -53,21 +60,37 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         expect(config, field, &false)?;
     }
     if let Some(found) = config.get::<f64>("rotary_emb_scale_base")? {
-        return Err(Error::model(format!("expected no `rotary_emb_scale_base`, but found {found}")));
+        return Err(Error::model(format!(
+            "expected no `rotary_emb_scale_base`, but found {found}"
+        )));
     }
     let heads = Heads::read(config)?;
     expect(config, "head_dim", &heads.width)?;
     let flag = |field: &str| own(config, field, false);
     let attention_bias = flag("qkv_proj_bias")?;
-    let multiple = config.get("pad_vocab_size_multiple")?.filter(|multiple| *multiple > 0).unwrap_or(1);
+    let multiple = config
+        .get("pad_vocab_size_multiple")?
+        .filter(|multiple| *multiple > 0)
+        .unwrap_or(1);
     let (activation, gate) = activation(config)?;
-    let feed_forward = FeedForward { width: feed_forward(config, heads, gate)?, activation, gate };
+    let feed_forward = FeedForward {
+        width: feed_forward(config, heads, gate)?,
+        activation,
+        gate,
+    };
     let names = if gate == Gate::None { &PLAIN } else { &NAMES };
     let shared = EncoderConfig::new(config, names, heads, feed_forward)?;
     Ok(EncoderConfig {
-        details: Details { experts: experts(config, gate)?, ..shared.details },
-        vocabulary: config.require_size("vocab_size")?.next_multiple_of(multiple),
-        epsilon: config.get_any(&["layer_norm_epsilon", "layer_norm_eps"])?.unwrap_or(1e-12),
+        details: Details {
+            experts: experts(config, gate)?,
+            ..shared.details
+        },
+        vocabulary: config
+            .require_size("vocab_size")?
+            .next_multiple_of(multiple),
+        epsilon: config
+            .get_any(&["layer_norm_epsilon", "layer_norm_eps"])?
+            .unwrap_or(1e-12),
         types: config.get("type_vocab_size")?.unwrap_or(2),
         spans: vec![span(config, heads.width)?],
         biases: Biases {
@@ -108,13 +131,20 @@ fn feed_forward(config: &ConfigFile, heads: Heads, gate: Gate) -> Result<usize> 
         Some(width) => Ok(width),
         None => {
             let width = config.get_size("n_inner")?.unwrap_or(4 * hidden);
-            Ok(if gate == Gate::None { width } else { width.next_multiple_of(256) })
+            Ok(if gate == Gate::None {
+                width
+            } else {
+                width.next_multiple_of(256)
+            })
         }
     }
 }
 
 fn activation(config: &ConfigFile) -> Result<(Activation, Gate)> {
-    match config.require_any::<String>(&["activation_function", "hidden_act"])?.as_str() {
+    match config
+        .require_any::<String>(&["activation_function", "hidden_act"])?
+        .as_str()
+    {
         "swiglu" | "silu" => Ok((Activation::Swish, Gate::Second)),
         "geglu" => Ok((Activation::Gelu, Gate::Second)),
         "gelu" => Ok((Activation::Gelu, Gate::None)),
@@ -126,7 +156,10 @@ fn activation(config: &ConfigFile) -> Result<(Activation, Gate)> {
 
 /// Layers with experts (nomic-embed-text-v2-moe).
 fn experts(config: &ConfigFile, gate: Gate) -> Result<Option<ExpertLayers>> {
-    let Some(every) = config.get::<usize>("moe_every_n_layers")?.filter(|every| *every > 0) else {
+    let Some(every) = config
+        .get::<usize>("moe_every_n_layers")?
+        .filter(|every| *every > 0)
+    else {
         return Ok(None);
     };
     expect(config, "expert_choice_router", &false)?;
@@ -142,10 +175,15 @@ fn experts(config: &ConfigFile, gate: Gate) -> Result<Option<ExpertLayers>> {
         )));
     }
     match gate {
-        Gate::None => Ok(Some(ExpertLayers { every, count, top, name: "mlp" })),
-        Gate::First | Gate::Second => {
-            Err(Error::model("expected `activation_function` `gelu` with experts, but found a gate"))
-        }
+        Gate::None => Ok(Some(ExpertLayers {
+            every,
+            count,
+            top,
+            name: "mlp",
+        })),
+        Gate::First | Gate::Second => Err(Error::model(
+            "expected `activation_function` `gelu` with experts, but found a gate",
+        )),
     }
 }
 
@@ -154,9 +192,10 @@ fn span(config: &ConfigFile, head_width: usize) -> Result<Span> {
     let trained = config.get_any(&["max_trained_positions", "max_position_embeddings"])?;
     let trained = trained.unwrap_or(TRAINED_POSITIONS);
     let scaling = match config.get::<f64>("rotary_scaling_factor")? {
-        Some(factor) if factor >= 1.0 && factor.is_finite() => {
-            Scaling::DynamicNtk { factor, positions: trained }
-        }
+        Some(factor) if factor >= 1.0 && factor.is_finite() => Scaling::DynamicNtk {
+            factor,
+            positions: trained,
+        },
         Some(factor) => {
             return Err(Error::model(format!(
                 "expected `rotary_scaling_factor` of at least 1, but found {factor}"

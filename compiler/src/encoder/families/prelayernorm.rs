@@ -51,7 +51,9 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     };
     Ok(EncoderConfig {
         epsilon: config.get("layer_norm_eps")?.unwrap_or(default_epsilon),
-        positions: Positions::TableAfter { padding: padding(config)? },
+        positions: Positions::TableAfter {
+            padding: padding(config)?,
+        },
         types: config.get("type_vocab_size")?.unwrap_or(default_types),
         ..EncoderConfig::new(config, names, Heads::read(config)?, feed_forward)?
     })

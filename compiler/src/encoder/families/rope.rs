@@ -50,9 +50,17 @@ fn truncates() -> Option<bool> {
 impl Rope {
     /// The settings for all layers. `rope_scaling` takes precedence, as in `transformers` 5.
     pub(super) fn read(config: &ConfigFile) -> Result<Self> {
-        let is_empty = |value: &Value| value.is_null() || value.as_object().is_some_and(Map::is_empty);
-        let is_given = config.fields().get("rope_scaling").is_some_and(|value| !is_empty(value));
-        let field = if is_given { "rope_scaling" } else { "rope_parameters" };
+        let is_empty =
+            |value: &Value| value.is_null() || value.as_object().is_some_and(Map::is_empty);
+        let is_given = config
+            .fields()
+            .get("rope_scaling")
+            .is_some_and(|value| !is_empty(value));
+        let field = if is_given {
+            "rope_scaling"
+        } else {
+            "rope_parameters"
+        };
         let mut rope: Self = config.get(field)?.unwrap_or_default();
         if rope.rope_theta.is_none() {
             rope.rope_theta = config.get("rope_theta")?;
@@ -67,7 +75,10 @@ impl Rope {
 
     /// The scaling's type.
     pub(super) fn kind(&self) -> &str {
-        self.rope_type.as_ref().or(self.r#type.as_ref()).map_or(DEFAULT, String::as_str)
+        self.rope_type
+            .as_ref()
+            .or(self.r#type.as_ref())
+            .map_or(DEFAULT, String::as_str)
     }
 
     /// The scaling, which must be one of `supported`. `positions` is the training length.
@@ -89,11 +100,18 @@ impl Rope {
             )));
         }
         Ok(match kind {
-            "ntk" => Scaling::Ntk { factor: self.factor()? },
-            "linear" => Scaling::Linear { factor: self.factor()? },
+            "ntk" => Scaling::Ntk {
+                factor: self.factor()?,
+            },
+            "linear" => Scaling::Linear {
+                factor: self.factor()?,
+            },
             _ => {
                 let positions = self.original_max_position_embeddings.unwrap_or(positions);
-                Scaling::DynamicNtk { factor: self.factor()?, positions }
+                Scaling::DynamicNtk {
+                    factor: self.factor()?,
+                    positions,
+                }
             }
         })
     }
@@ -112,21 +130,32 @@ impl Rope {
         let original = self.original_max_position_embeddings.unwrap_or(positions);
         self.expect_whole_heads()?;
         match self.kind() {
-            "dynamic" => Ok(Scaling::DynamicNtk { factor: self.factor()?, positions }),
+            "dynamic" => Ok(Scaling::DynamicNtk {
+                factor: self.factor()?,
+                positions,
+            }),
             "llama3" => self.llama3(),
             "yarn" => self.yarn(width, base, original),
             "longrope" => self.long(width, [original, positions]),
-            _ => self.scaling(&["linear", "dynamic", "llama3", "yarn", "longrope"], positions),
+            _ => self.scaling(
+                &["linear", "dynamic", "llama3", "yarn", "longrope"],
+                positions,
+            ),
         }
     }
 
     fn llama3(&self) -> Result<Scaling> {
         let found = [self.low_freq_factor, self.high_freq_factor];
-        let (Some(positions), [Some(slow), Some(fast)]) = (self.original_max_position_embeddings, found)
+        let (Some(positions), [Some(slow), Some(fast)]) =
+            (self.original_max_position_embeddings, found)
         else {
             return Err(Error::model(format!(
                 "expected {} for `llama3` scaling, but found them not all",
-                quoted(&["low_freq_factor", "high_freq_factor", "original_max_position_embeddings"])
+                quoted(&[
+                    "low_freq_factor",
+                    "high_freq_factor",
+                    "original_max_position_embeddings"
+                ])
             )));
         };
         if !(slow > 0.0 && fast > slow && fast.is_finite()) {
@@ -134,40 +163,65 @@ impl Rope {
                 "expected a `low_freq_factor` above 0, and a greater `high_freq_factor`, but found {slow} and {fast}"
             )));
         }
-        Ok(Scaling::Llama3 { factor: self.factor()?, slow, fast, positions })
+        Ok(Scaling::Llama3 {
+            factor: self.factor()?,
+            slow,
+            fast,
+            positions,
+        })
     }
 
     fn yarn(&self, width: usize, base: f64, positions: usize) -> Result<Scaling> {
         let factor = self.factor()?;
-        let scale = |scale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * scale * factor.ln() + 1.0 };
+        let scale = |scale: f64| {
+            if factor <= 1.0 {
+                1.0
+            } else {
+                0.1 * scale * factor.ln() + 1.0
+            }
+        };
         let is_set = |value: &f64| *value != 0.0;
-        let scales = [self.mscale.filter(is_set), self.mscale_all_dim.filter(is_set)];
+        let scales = [
+            self.mscale.filter(is_set),
+            self.mscale_all_dim.filter(is_set),
+        ];
         let amplitude = match (self.attention_factor, scales) {
             (Some(found), _) => found,
             (None, [Some(of_angles), Some(of_all)]) => scale(of_angles) / scale(of_all),
             (None, _) => scale(1.0),
         };
         // The pair that turns this often in the training length.
-        let pair = |turns: f64| width as f64 * (positions as f64 / (turns * TAU)).ln() / (2.0 * base.ln());
+        let pair =
+            |turns: f64| width as f64 * (positions as f64 / (turns * TAU)).ln() / (2.0 * base.ln());
         let mut from = pair(self.beta_fast.filter(is_set).unwrap_or(32.0));
         let mut to = pair(self.beta_slow.filter(is_set).unwrap_or(1.0));
         if self.truncate.unwrap_or(false) {
             (from, to) = (from.floor(), to.ceil());
         }
         (from, to) = (from.max(0.0), to.min((width - 1) as f64));
-        if ![amplitude, from, to].iter().all(|value| (*value as f32).is_finite()) {
+        if ![amplitude, from, to]
+            .iter()
+            .all(|value| (*value as f32).is_finite())
+        {
             return Err(Error::model(format!(
                 "expected finite angles for `yarn` scaling, but found a factor of {amplitude} for them, and pairs from \
                  {from} to {to}"
             )));
         }
-        Ok(Scaling::Yarn { factor, from, to, amplitude })
+        Ok(Scaling::Yarn {
+            factor,
+            from,
+            to,
+            amplitude,
+        })
     }
 
     fn long(&self, width: usize, [original, positions]: [usize; 2]) -> Result<Scaling> {
         let list = |name: &str, factors: &Option<Vec<f64>>| {
             let factors = factors.clone().unwrap_or_default();
-            let are_valid = factors.iter().all(|factor| *factor > 0.0 && factor.is_finite());
+            let are_valid = factors
+                .iter()
+                .all(|factor| *factor > 0.0 && factor.is_finite());
             match factors.len() == width / 2 && are_valid {
                 true => Ok(factors),
                 false => Err(Error::model(format!(
@@ -177,8 +231,11 @@ impl Rope {
                 ))),
             }
         };
-        let [short, long] = [("short_factor", &self.short_factor), ("long_factor", &self.long_factor)]
-            .map(|(name, factors)| list(name, factors));
+        let [short, long] = [
+            ("short_factor", &self.short_factor),
+            ("long_factor", &self.long_factor),
+        ]
+        .map(|(name, factors)| list(name, factors));
         let factor = self.factor.unwrap_or(positions as f64 / original as f64);
         let amplitude = match self.attention_factor {
             Some(found) => found,
@@ -191,15 +248,26 @@ impl Rope {
                  {original} and {amplitude}"
             )));
         }
-        Ok(Scaling::Long { short: short?, long: long?, positions: original, amplitude })
+        Ok(Scaling::Long {
+            short: short?,
+            long: long?,
+            positions: original,
+            amplitude,
+        })
     }
 
     fn factor(&self) -> Result<f64> {
-        self.factor.filter(|factor| *factor >= 1.0 && factor.is_finite()).ok_or_else(|| {
-            let found = self.factor.map_or_else(|| "none".to_owned(), |factor| factor.to_string());
-            let kind = self.kind();
-            Error::model(format!("expected a `factor` of at least 1 for `{kind}` scaling, but found {found}"))
-        })
+        self.factor
+            .filter(|factor| *factor >= 1.0 && factor.is_finite())
+            .ok_or_else(|| {
+                let found = self
+                    .factor
+                    .map_or_else(|| "none".to_owned(), |factor| factor.to_string());
+                let kind = self.kind();
+                Error::model(format!(
+                    "expected a `factor` of at least 1 for `{kind}` scaling, but found {found}"
+                ))
+            })
     }
 }
 
@@ -222,12 +290,18 @@ pub(super) fn rotary(width: usize, fraction: f64, base: f64, scaling: Scaling) -
         )));
     }
     if !(base > 1.0 && base.is_finite()) {
-        return Err(Error::model(format!("expected a rotary base above 1, but found {base}")));
+        return Err(Error::model(format!(
+            "expected a rotary base above 1, but found {base}"
+        )));
     }
     if matches!(scaling, Scaling::DynamicNtk { positions, .. } if positions == 0 || rotated == 2) {
         return Err(Error::model(format!(
             "expected dynamic scaling from at least one position, with more than 2 rotated values, but found {rotated}"
         )));
     }
-    Ok(Rotary { width: rotated, base, scaling })
+    Ok(Rotary {
+        width: rotated,
+        base,
+        scaling,
+    })
 }

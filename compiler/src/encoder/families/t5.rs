@@ -4,8 +4,8 @@ pub(super) use crate::seq2seq::t5::{MT5, T5};
 use crate::{
     config::ConfigFile,
     encoder::config::{
-        Bias, Biases, Details, EncoderConfig, Facts, FeedForward, Gate, HeadInput, Heads, Names, Norms,
-        Positions, Span,
+        Bias, Biases, Details, EncoderConfig, Facts, FeedForward, Gate, HeadInput, Heads, Names,
+        Norms, Positions, Span,
     },
     layers::{Activation, NormKind},
     seq2seq::t5::{self, EPSILON, buckets, feed_forward, heads, lengths},
@@ -17,7 +17,11 @@ pub(super) const PLAIN: Names = Names {
     words: "shared.weight",
     embedding_norm: None,
     layer: "encoder.block.",
-    projections: &["layer.0.SelfAttention.q", "layer.0.SelfAttention.k", "layer.0.SelfAttention.v"],
+    projections: &[
+        "layer.0.SelfAttention.q",
+        "layer.0.SelfAttention.k",
+        "layer.0.SelfAttention.v",
+    ],
     query_key_norms: None,
     attention_output: "layer.0.SelfAttention.o",
     norms: Norms::Before {
@@ -33,11 +37,18 @@ pub(super) const PLAIN: Names = Names {
     dense_norm: None,
     labels: "",
 };
-const GATED: Names = Names { up: &["layer.1.DenseReluDense.wi_0", "layer.1.DenseReluDense.wi_1"], ..PLAIN };
+const GATED: Names = Names {
+    up: &["layer.1.DenseReluDense.wi_0", "layer.1.DenseReluDense.wi_1"],
+    ..PLAIN
+};
 
 /// Reads a `config.json`; a decoder, if the files have one, is not used.
 pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
-    let t5::FeedForward { width: inner, is_gated, activation } = feed_forward(config)?;
+    let t5::FeedForward {
+        width: inner,
+        is_gated,
+        activation,
+    } = feed_forward(config)?;
     let [heads, width] = heads(config)?;
     let [max_positions, _] = lengths(config, None)?;
     Ok(EncoderConfig {
@@ -49,7 +60,11 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         },
         vocabulary: config.require_size("vocab_size")?,
         layers: config.require_size("num_layers")?,
-        heads: Heads { queries: heads, keys: heads, width },
+        heads: Heads {
+            queries: heads,
+            keys: heads,
+            width,
+        },
         feed_forward: FeedForward {
             width: inner,
             activation,
@@ -64,12 +79,20 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
             table: "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
             buckets: buckets(config)?,
         },
-        biases: Biases { projections: false, attention_output: false, up: false, down: false },
+        biases: Biases {
+            projections: false,
+            attention_output: false,
+            up: false,
+            down: false,
+        },
         names: if is_gated { &GATED } else { &PLAIN },
         head: None,
         head_input: HeadInput::first(Activation::Tanh),
         decoder: None,
         tasks: None,
-        details: Details { attention_scale: Some(1.0), ..Details::default() },
+        details: Details {
+            attention_scale: Some(1.0),
+            ..Details::default()
+        },
     })
 }

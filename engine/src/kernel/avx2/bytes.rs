@@ -5,7 +5,8 @@ use std::{arch::x86_64::*, array::from_fn};
 
 use super::{Bits256, Int8Products, halves, store};
 use crate::kernel::{
-    Block, GROUP, KernelFn, LANES, Lanes, RowsMut, ScaledTile, Sums, part, totals::Totals, with_row_count,
+    Block, GROUP, KernelFn, LANES, Lanes, RowsMut, ScaledTile, Sums, part, totals::Totals,
+    with_row_count,
 };
 
 /// Implements [`Int8Products`] with a function `multiply`, which has a form for each row count in a list. The first
@@ -117,7 +118,8 @@ impl Vnni {
         finish: impl FnOnce(&[[__m256i; 2]; R]),
     ) {
         let mut sums = [[_mm256_setzero_si256(); 2]; R];
-        let rows: [*const u8; R] = from_fn(|r| rows.as_ptr().wrapping_add(r * blocks.len() * GROUP));
+        let rows: [*const u8; R] =
+            from_fn(|r| rows.as_ptr().wrapping_add(r * blocks.len() * GROUP));
         for (step, block) in blocks.iter().enumerate() {
             let weights = load::<PREFETCHES>(block, distance);
             for (row, sums) in rows.iter().zip(&mut sums) {
@@ -156,12 +158,19 @@ impl Maddubs {
         finish: impl FnOnce(&[[__m256i; 2]; R]),
     ) {
         let (steps, rest) = blocks.as_chunks();
-        assert!(rest.is_empty(), "expected an even number of blocks, but found {}", blocks.len());
+        assert!(
+            rest.is_empty(),
+            "expected an even number of blocks, but found {}",
+            blocks.len()
+        );
         let mut sums = [[_mm256_setzero_si256(); 2]; R];
-        let rows: [*const u8; R] = from_fn(|r| rows.as_ptr().wrapping_add(r * blocks.len() * GROUP));
+        let rows: [*const u8; R] =
+            from_fn(|r| rows.as_ptr().wrapping_add(r * blocks.len() * GROUP));
         let ones = _mm256_set1_epi16(1);
         for (step, blocks) in steps.iter().enumerate() {
-            let weights: [_; STEP] = blocks.each_ref().map(|block| load::<PREFETCHES>(block, distance));
+            let weights: [_; STEP] = blocks
+                .each_ref()
+                .map(|block| load::<PREFETCHES>(block, distance));
             for (row, sums) in rows.iter().zip(&mut sums) {
                 // SAFETY: per this function's contract.
                 let [a, b] = from_fn(|n| unsafe { broadcast(*row, STEP * step + n) });

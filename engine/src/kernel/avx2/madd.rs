@@ -79,7 +79,10 @@ impl Int8Products for Madd {
         for register in registers {
             // SAFETY: 16 activations are 32 bytes long, as is a register.
             let groups = unsafe { _mm256_loadu_si256(register.as_ptr().cast()) };
-            sums = _mm256_add_epi32(sums, _mm256_madd_epi16(groups, _mm256_srli_epi64::<32>(groups)));
+            sums = _mm256_add_epi32(
+                sums,
+                _mm256_madd_epi16(groups, _mm256_srli_epi64::<32>(groups)),
+            );
         }
         let mut lanes = [0_i32; LANES / 2];
         // SAFETY: eight sums are 32 bytes long, as is a register.
@@ -96,7 +99,11 @@ impl Int8Products for Madd {
     unsafe fn tile(rows: &[u8], blocks: &[Block], n: usize, out: &mut [[Sums; 2]]) {
         let row_size = row_size(blocks.len());
         let pays = out.len() >= MIN_ROWS && !blocks.is_empty();
-        let whole = if pays { out.len() - out.len() % ROWS } else { 0 };
+        let whole = if pays {
+            out.len() - out.len() % ROWS
+        } else {
+            0
+        };
         let ((many, few), (out, rest)) = (rows.split_at(whole * row_size), out.split_at_mut(whole));
         if whole > 0 {
             // SAFETY: per this function's contract.
@@ -129,14 +136,22 @@ unsafe fn multiply_many(rows: &[u8], blocks: &[Block], n: usize, out: &mut [[[Su
         // The next chunk is prefetched in parts: more lines at once than the cache requests at a time would stall.
         let next = blocks.as_ptr().wrapping_add(blocks.len());
         let prefetched = blocks.len().div_ceil(out.len());
-        for (j, (rows, out)) in rows.chunks_exact(ROWS * row_size).zip(&mut *out).enumerate() {
+        for (j, (rows, out)) in rows
+            .chunks_exact(ROWS * row_size)
+            .zip(&mut *out)
+            .enumerate()
+        {
             let mut sums = initial_sums((rows, row_size), i == 0, products, (n, out));
             // SAFETY: the rows are as long as all blocks, per this function's contract. Any address may be prefetched.
             unsafe {
                 for block in j * prefetched..(j + 1) * prefetched {
                     _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(block).cast());
                 }
-                multiply((&rows[i * depth * GROUP * SIZE..], row_size), wide, &mut sums);
+                multiply(
+                    (&rows[i * depth * GROUP * SIZE..], row_size),
+                    wide,
+                    &mut sums,
+                );
             }
             store(&sums, n, out);
         }
@@ -147,7 +162,10 @@ unsafe fn multiply_many(rows: &[u8], blocks: &[Block], n: usize, out: &mut [[[Su
 #[target_feature(enable = "avx2")]
 #[inline]
 fn widened(half: __m256i) -> [__m256i; 2] {
-    [_mm256_srai_epi16::<8>(half), _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(half))]
+    [
+        _mm256_srai_epi16::<8>(half),
+        _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(half)),
+    ]
 }
 
 /// Loads a block and widens it; may prefetch a later one.
@@ -221,7 +239,11 @@ macro_rules! row {
 /// # Safety
 /// `rows` begins with four activations per block, for each row. There is a block.
 #[target_feature(enable = "avx2,fma")]
-unsafe fn multiply((rows, row_size): (&[u8], usize), blocks: &[WideBlock], sums: &mut [[__m256i; 2]; ROWS]) {
+unsafe fn multiply(
+    (rows, row_size): (&[u8], usize),
+    blocks: &[WideBlock],
+    sums: &mut [[__m256i; 2]; ROWS],
+) {
     let [[a0, a1], [b0, b1], [c0, c1], [d0, d1]] = sums;
     let range = blocks.as_ptr_range();
     // SAFETY: the loop reads each block, which is aligned like a register, and each row's activations for it.
@@ -260,13 +282,23 @@ unsafe fn multiply((rows, row_size): (&[u8], usize), blocks: &[WideBlock], sums:
 /// # Safety
 /// `rows` has `R` rows, each with four activations per block.
 #[target_feature(enable = "avx2,fma")]
-unsafe fn multiply_few<const R: usize>(rows: &[u8], blocks: &[Block], n: usize, out: &mut [[Sums; 2]; R]) {
+unsafe fn multiply_few<const R: usize>(
+    rows: &[u8],
+    blocks: &[Block],
+    n: usize,
+    out: &mut [[Sums; 2]; R],
+) {
     let mut sums = [[_mm256_setzero_si256(); 2]; R];
     for (step, block) in blocks.iter().enumerate() {
         let wide = load::<true>(block);
         for (r, sums) in sums.iter_mut().enumerate() {
             // SAFETY: per this function's contract.
-            let pairs = unsafe { pairs(rows.as_ptr().add(r * row_size(blocks.len()) + step * GROUP * SIZE)) };
+            let pairs = unsafe {
+                pairs(
+                    rows.as_ptr()
+                        .add(r * row_size(blocks.len()) + step * GROUP * SIZE),
+                )
+            };
             for (sums, [odd, even]) in sums.iter_mut().zip(wide.as_chunks::<2>().0) {
                 *sums = _mm256_add_epi32(*sums, _mm256_madd_epi16(pairs[0], *even));
                 *sums = _mm256_add_epi32(*sums, _mm256_madd_epi16(pairs[1], *odd));
@@ -285,7 +317,12 @@ unsafe fn multiply_few<const R: usize>(rows: &[u8], blocks: &[Block], n: usize, 
 unsafe fn pairs(group: *const u8) -> [__m256i; 2] {
     let group: *const i32 = group.cast();
     // SAFETY: per this function's contract.
-    unsafe { [_mm256_set1_epi32(group.read_unaligned()), _mm256_set1_epi32(group.add(1).read_unaligned())] }
+    unsafe {
+        [
+            _mm256_set1_epi32(group.read_unaligned()),
+            _mm256_set1_epi32(group.add(1).read_unaligned()),
+        ]
+    }
 }
 
 /// Sums to which a chunk's products are added: those of the chunks before it, or the rows' ends subtracted from zero;
@@ -309,7 +346,10 @@ fn initial_sums(
             // SAFETY: `Sums` is 64 bytes long, as are two registers.
             *sums = unsafe { [_mm256_loadu_si256(out), _mm256_loadu_si256(out.add(1))] };
         }
-        *sums = [_mm256_sub_epi32(sums[0], products[0]), _mm256_sub_epi32(sums[1], products[1])];
+        *sums = [
+            _mm256_sub_epi32(sums[0], products[0]),
+            _mm256_sub_epi32(sums[1], products[1]),
+        ];
     }
     sums
 }

@@ -22,9 +22,15 @@ impl MultiplyAdds for Emulated {
         let products = [f64x2_mul(a[0], b[0]), f64x2_mul(a[1], b[1])];
         let mut sums = [f64x2_add(products[0], c[0]), f64x2_add(products[1], c[1])];
         if !are_clear(sums) {
-            sums = [corrected_pair(sums[0], products[0], c[0]), corrected_pair(sums[1], products[1], c[1])];
+            sums = [
+                corrected_pair(sums[0], products[0], c[0]),
+                corrected_pair(sums[1], products[1], c[1]),
+            ];
         }
-        i64x2_shuffle::<0, 2>(f32x4_demote_f64x2_zero(sums[0]), f32x4_demote_f64x2_zero(sums[1]))
+        i64x2_shuffle::<0, 2>(
+            f32x4_demote_f64x2_zero(sums[0]),
+            f32x4_demote_f64x2_zero(sums[1]),
+        )
     }
 
     #[inline(always)]
@@ -36,7 +42,10 @@ impl MultiplyAdds for Emulated {
     unsafe fn product(self, depth: usize, a: Rows<'_>, b: Rows<'_>, out: &mut [[Lanes; 2]]) {
         let part = part(out.len(), ROWS);
         for (n, out) in out.chunks_mut(part).enumerate() {
-            let a = Rows { values: &a.values[n * part * a.stride..], ..a };
+            let a = Rows {
+                values: &a.values[n * part * a.stride..],
+                ..a
+            };
             // SAFETY: per this function's contract.
             with_row_count!(out, R in 1 2 => unsafe { product::<R>(depth, a, b, out) });
         }
@@ -46,7 +55,10 @@ impl MultiplyAdds for Emulated {
 /// Four numbers in `f64`.
 #[inline(always)]
 fn wide(a: v128) -> [v128; 2] {
-    [f64x2_promote_low_f32x4(a), f64x2_promote_low_f32x4(i64x2_shuffle::<1, 1>(a, a))]
+    [
+        f64x2_promote_low_f32x4(a),
+        f64x2_promote_low_f32x4(i64x2_shuffle::<1, 1>(a, a)),
+    ]
 }
 
 /// The bits that an `f32` does not have.
@@ -57,8 +69,13 @@ const MIDDLE: i64 = 1 << 28;
 /// Whether no number is in the middle between two `f32`.
 #[inline(always)]
 fn are_clear<const N: usize>(sums: [v128; N]) -> bool {
-    let are_middles = sums.map(|sum| i64x2_eq(v128_and(sum, i64x2_splat(LOW)), i64x2_splat(MIDDLE)));
-    !v128_any_true(are_middles.into_iter().fold(i64x2_splat(0), |all, one| v128_or(all, one)))
+    let are_middles =
+        sums.map(|sum| i64x2_eq(v128_and(sum, i64x2_splat(LOW)), i64x2_splat(MIDDLE)));
+    !v128_any_true(
+        are_middles
+            .into_iter()
+            .fold(i64x2_splat(0), |all, one| v128_or(all, one)),
+    )
 }
 
 #[cold]
@@ -81,25 +98,36 @@ fn corrected(sum: f64, product: f64, addend: f64) -> f64 {
     if error == 0.0 {
         return sum;
     }
-    f64::from_bits(if (error > 0.0) == (sum > 0.0) { bits + 1 } else { bits - 1 })
+    f64::from_bits(if (error > 0.0) == (sum > 0.0) {
+        bits + 1
+    } else {
+        bits - 1
+    })
 }
 
 /// # Safety
 /// `a` has `R` rows with `depth` values each, and `b` has `depth` rows with 32 values each.
-unsafe fn product<const R: usize>(depth: usize, a: Rows<'_>, b: Rows<'_>, out: &mut [[Lanes; 2]; R]) {
+unsafe fn product<const R: usize>(
+    depth: usize,
+    a: Rows<'_>,
+    b: Rows<'_>,
+    out: &mut [[Lanes; 2]; R],
+) {
     for first in (0..2 * LANES).step_by(COLUMNS) {
         // Numbers in `f32`, as `f64`.
         let mut sums = [[f64x2_splat(0.0); COLUMNS / 2]; R];
         for k in 0..depth {
             let columns = b.values.as_ptr().wrapping_add(k * b.stride + first);
             // SAFETY: per this function's contract.
-            let columns =
-                map(|i| f64x2_promote_low_f32x4(unsafe { v128_load64_zero(columns.add(2 * i).cast()) }));
+            let columns = map(|i| {
+                f64x2_promote_low_f32x4(unsafe { v128_load64_zero(columns.add(2 * i).cast()) })
+            });
             for (r, sums) in sums.iter_mut().enumerate() {
                 let value = a.values.as_ptr().wrapping_add(r * a.stride + k);
                 // SAFETY: per this function's contract.
                 let value = f64x2_splat(f64::from(unsafe { *value }));
-                let products: [v128; COLUMNS / 2] = columns.map(|columns| f64x2_mul(value, columns));
+                let products: [v128; COLUMNS / 2] =
+                    columns.map(|columns| f64x2_mul(value, columns));
                 let mut totals: [v128; COLUMNS / 2] = map(|i| f64x2_add(products[i], sums[i]));
                 if !are_clear(totals) {
                     totals = map(|i| corrected_pair(totals[i], products[i], sums[i]));

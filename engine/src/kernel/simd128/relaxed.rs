@@ -33,13 +33,20 @@ impl MultiplyAdds for Fused {
 
     #[inline(always)]
     fn mul_add_one(self, a: f32, b: f32, c: f32) -> f32 {
-        f32x4_extract_lane::<0>(f32x4_relaxed_madd(f32x4_splat(a), f32x4_splat(b), f32x4_splat(c)))
+        f32x4_extract_lane::<0>(f32x4_relaxed_madd(
+            f32x4_splat(a),
+            f32x4_splat(b),
+            f32x4_splat(c),
+        ))
     }
 
     unsafe fn product(self, depth: usize, a: Rows<'_>, b: Rows<'_>, out: &mut [[Lanes; 2]]) {
         let part = part(out.len(), PRODUCT_ROWS);
         for (n, out) in out.chunks_mut(part).enumerate() {
-            let a = Rows { values: &a.values[n * part * a.stride..], ..a };
+            let a = Rows {
+                values: &a.values[n * part * a.stride..],
+                ..a
+            };
             // SAFETY: per this function's contract.
             with_row_count!(out, R in 1 2 3 4 => unsafe { product::<R>(depth, a, b, out) });
         }
@@ -48,14 +55,24 @@ impl MultiplyAdds for Fused {
 
 /// # Safety
 /// `a` has `R` rows with `depth` values each, and `b` has `depth` rows with 32 values each.
-unsafe fn product<const R: usize>(depth: usize, a: Rows<'_>, b: Rows<'_>, out: &mut [[Lanes; 2]; R]) {
+unsafe fn product<const R: usize>(
+    depth: usize,
+    a: Rows<'_>,
+    b: Rows<'_>,
+    out: &mut [[Lanes; 2]; R],
+) {
     for first in (0..2 * LANES).step_by(COLUMNS) {
         let mut sums = [[f32x4_splat(0.0); 2]; R];
         let mut columns = b.values.as_ptr().wrapping_add(first);
         let mut values: [_; R] = array::from_fn(|r| a.values.as_ptr().wrapping_add(r * a.stride));
         for _ in 0..depth {
             // SAFETY: per this function's contract.
-            let pair = unsafe { [v128_load(columns.cast()), v128_load(columns.add(WIDTH).cast())] };
+            let pair = unsafe {
+                [
+                    v128_load(columns.cast()),
+                    v128_load(columns.add(WIDTH).cast()),
+                ]
+            };
             for (value, sums) in values.iter().zip(&mut sums) {
                 // SAFETY: per this function's contract.
                 let value = unsafe { v128_load32_splat(value.cast()) };
@@ -88,17 +105,25 @@ impl Bytes {
     /// `None` if this host's sums are not exact.
     pub(super) fn new() -> Option<Self> {
         let product = |weight: i8, activation: u8| {
-            let [weights, activations] = [i8x16_splat(black_box(weight)), u8x16_splat(black_box(activation))];
+            let [weights, activations] = [
+                i8x16_splat(black_box(weight)),
+                u8x16_splat(black_box(activation)),
+            ];
             i32x4_relaxed_dot_i8x16_i7x16_add(weights, activations, i32x4_splat(0))
         };
         let is_exact = |offset: u8| {
-            [(-128, 0), (-128, 255), (127, 0), (127, 255)].into_iter().all(|(weight, activation)| {
-                let stored = i32::from(activation) - i32::from(offset);
-                let expected = i32x4_splat(GROUP as i32 * i32::from(weight) * stored);
-                i32x4_all_true(i32x4_eq(product(weight, activation ^ offset), expected))
-            })
+            [(-128, 0), (-128, 255), (127, 0), (127, 255)]
+                .into_iter()
+                .all(|(weight, activation)| {
+                    let stored = i32::from(activation) - i32::from(offset);
+                    let expected = i32x4_splat(GROUP as i32 * i32::from(weight) * stored);
+                    i32x4_all_true(i32x4_eq(product(weight, activation ^ offset), expected))
+                })
         };
-        [0, 128].into_iter().find(|offset| is_exact(*offset)).map(|offset| Self { offset })
+        [0, 128]
+            .into_iter()
+            .find(|offset| is_exact(*offset))
+            .map(|offset| Self { offset })
     }
 }
 
@@ -121,7 +146,10 @@ impl IntegerProducts for Bytes {
         let taken = |register: usize| {
             let sums = &column_sums.as_chunks::<WIDTH>().0[register];
             // SAFETY: the array is one register long.
-            i32x4_mul(unsafe { v128_load(sums.as_ptr().cast()) }, i32x4_splat(i32::from(self.offset)))
+            i32x4_mul(
+                unsafe { v128_load(sums.as_ptr().cast()) },
+                i32x4_splat(i32::from(self.offset)),
+            )
         };
         [taken(0), taken(1)]
     }

@@ -46,7 +46,11 @@ unsafe fn row_tile<P: IntegerProducts, const R: usize>(
     for first in (0..LANES).step_by(columns) {
         let mut sums = [products.begin(&panel.column_sums[first..first + columns]); R];
         // Wrapping, since there may be no steps.
-        let mut weights = panel.blocks.as_ptr().cast::<i8>().wrapping_add(first * GROUP);
+        let mut weights = panel
+            .blocks
+            .as_ptr()
+            .cast::<i8>()
+            .wrapping_add(first * GROUP);
         let mut groups = array::from_fn(|r| rows.as_ptr().wrapping_add(r * row_size));
         for _ in 0..steps / 4 {
             // SAFETY: per this function's contract.

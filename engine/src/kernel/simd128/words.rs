@@ -46,7 +46,10 @@ impl IntegerProducts for Words {
 
     #[inline(always)]
     fn finish(self, [a, b]: [v128; 2], out: &mut [i32]) {
-        let [even, odd] = [i32x4_shuffle::<0, 2, 4, 6>(a, b), i32x4_shuffle::<1, 3, 5, 7>(a, b)];
+        let [even, odd] = [
+            i32x4_shuffle::<0, 2, 4, 6>(a, b),
+            i32x4_shuffle::<1, 3, 5, 7>(a, b),
+        ];
         if let Some(out) = out.first_chunk_mut::<WIDTH>() {
             // SAFETY: the array is one register long.
             unsafe { v128_store(out.as_mut_ptr().cast(), i32x4_add(even, odd)) };

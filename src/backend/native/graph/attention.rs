@@ -4,7 +4,8 @@ use kivu_engine::{
     array::Array,
     kernel::COLUMNS,
     program::{
-        Attention, AttentionWindow, DistanceBias, DistanceTables, DistanceVectors, Per, RotaryId, View,
+        Attention, AttentionWindow, DistanceBias, DistanceTables, DistanceVectors, Per, RotaryId,
+        View,
     },
     rotary::{self, Lengths, MAX_POSITIONS, Rotary},
 };
@@ -28,9 +29,13 @@ impl<'a> Reader<'a> {
     /// ONNX Runtime's attention.
     pub(super) fn attention(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
         let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
-        let [queries, keys, values, bias, mask, others @ ..] = &node.input[..] else { return Err(refuse()) };
+        let [queries, keys, values, bias, mask, others @ ..] = &node.input[..] else {
+            return Err(refuse());
+        };
         self.require_mask(node, mask)?;
-        let heads = integer(node, "num_heads").and_then(|heads| usize::try_from(heads).ok()).unwrap_or(0);
+        let heads = integer(node, "num_heads")
+            .and_then(|heads| usize::try_from(heads).ok())
+            .unwrap_or(0);
         let distances = match others {
             [] => DistanceBias::None,
             [none] if none.is_empty() => DistanceBias::None,
@@ -63,18 +68,33 @@ impl<'a> Reader<'a> {
             _ => None,
         };
         let Some(count) = count.filter(|count| count % 2 == 1) else {
-            return Err(unsupported(&format!("`{table}` of shape {shape:?} as distance values")));
+            return Err(unsupported(&format!(
+                "`{table}` of shape {shape:?} as distance values"
+            )));
         };
         self.limits.length = self.limits.length.min(count / 2 + 1);
         let values = self.array(table, heads.saturating_mul(count))?;
-        Ok(DistanceBias::Values { values, farthest: count / 2 })
+        Ok(DistanceBias::Values {
+            values,
+            farthest: count / 2,
+        })
     }
 
     /// Attention that depends on positions, see `compiler/src/functions.rs`.
     pub(super) fn attention_by_position(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
         let refuse = || unsupported(&format!("the arguments of `{}`", node.name));
-        let [queries, keys, values, mask, ids, shape, scale, frequencies, slopes, others @ ..] =
-            &node.input[..]
+        let [
+            queries,
+            keys,
+            values,
+            mask,
+            ids,
+            shape,
+            scale,
+            frequencies,
+            slopes,
+            others @ ..,
+        ] = &node.input[..]
         else {
             return Err(refuse());
         };
@@ -87,11 +107,18 @@ impl<'a> Reader<'a> {
         self.require_mask(node, mask)?;
         let shape = self.integers(shape).ok_or_else(refuse)?;
         let number = |number: i64| usize::try_from(number).ok();
-        let [heads, key_heads, before, after] = shape[..] else { return Err(refuse()) };
-        let (Some(heads), Some(key_heads)) = (number(heads), number(key_heads)) else { return Err(refuse()) };
+        let [heads, key_heads, before, after] = shape[..] else {
+            return Err(refuse());
+        };
+        let (Some(heads), Some(key_heads)) = (number(heads), number(key_heads)) else {
+            return Err(refuse());
+        };
         // A negative number means all tokens.
         let side = |side: i64| number(side).unwrap_or(usize::MAX);
-        let window = AttentionWindow { before: side(before), after: side(after) };
+        let window = AttentionWindow {
+            before: side(before),
+            after: side(after),
+        };
         let scale: Array<f32> = self.array(scale, 1)?;
         let bias = match slopes.as_str() {
             "" => DistanceBias::None,
@@ -110,18 +137,40 @@ impl<'a> Reader<'a> {
         if !is_of_tokens || !queries_are_tokens {
             return Err(refuse());
         }
-        let settings = Settings { heads, key_heads, scale: Some(scale[0]), cap, rotary, window, bias };
+        let settings = Settings {
+            heads,
+            key_heads,
+            scale: Some(scale[0]),
+            cap,
+            rotary,
+            window,
+            bias,
+        };
         self.attend(node, [queries, keys, values], settings)
     }
 
     /// DeBERTa's attention, see `compiler/src/functions.rs`.
     pub(super) fn disentangled_attention(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
         let refuse = || unsupported(&format!("the arguments of `{}`", node.name));
-        let [queries, keys, values, mask, ids, heads, scale, columns, tables @ ..] = &node.input[..] else {
+        let [
+            queries,
+            keys,
+            values,
+            mask,
+            ids,
+            heads,
+            scale,
+            columns,
+            tables @ ..,
+        ] = &node.input[..]
+        else {
             return Err(refuse());
         };
         self.require_mask(node, mask)?;
-        let heads = self.scalar(heads).and_then(|heads| usize::try_from(heads).ok()).unwrap_or(0);
+        let heads = self
+            .scalar(heads)
+            .and_then(|heads| usize::try_from(heads).ok())
+            .unwrap_or(0);
         let scale: Array<f32> = self.array(scale, 1)?;
         let vectors = self.distance_vectors(columns, tables)?.ok_or_else(refuse)?;
         let head_size = self.by_row(queries)?.width.checked_div(heads);
@@ -143,12 +192,25 @@ impl<'a> Reader<'a> {
 
     /// Tables of distance vectors for queries, and for keys, with the column of each distance; `None` if they do not
     /// fit each other.
-    fn distance_vectors(&self, columns: &str, tables: &[String]) -> Result<Option<DistanceVectors>> {
-        let count = self.tensor(columns)?.dims.first().and_then(|count| usize::try_from(*count).ok());
+    fn distance_vectors(
+        &self,
+        columns: &str,
+        tables: &[String],
+    ) -> Result<Option<DistanceVectors>> {
+        let count = self
+            .tensor(columns)?
+            .dims
+            .first()
+            .and_then(|count| usize::try_from(*count).ok());
         // Copied, since the file may change.
         let columns: Array<i64> = self.array(columns, count.unwrap_or(0))?;
-        let columns: Option<Vec<u32>> = columns.iter().map(|column| u32::try_from(*column).ok()).collect();
-        let Some(name) = tables.iter().find(|name| !name.is_empty()) else { return Ok(None) };
+        let columns: Option<Vec<u32>> = columns
+            .iter()
+            .map(|column| u32::try_from(*column).ok())
+            .collect();
+        let Some(name) = tables.iter().find(|name| !name.is_empty()) else {
+            return Ok(None);
+        };
         let side = |side: &i64| usize::try_from(*side).ok();
         let shape: Option<Vec<usize>> = self.tensor(name)?.dims.iter().map(side).collect();
         let ([keys, queries], Some(columns), Some([heads, panels, size, COLUMNS])) =
@@ -156,10 +218,22 @@ impl<'a> Reader<'a> {
         else {
             return Ok(None);
         };
-        let length = heads.saturating_mul(*panels).saturating_mul(*size).saturating_mul(COLUMNS);
-        let table = |name: &str| if name.is_empty() { Ok(None) } else { self.array(name, length).map(Some) };
-        let tables =
-            DistanceTables { shape: [*heads, *panels, *size], keys: table(keys)?, queries: table(queries)? };
+        let length = heads
+            .saturating_mul(*panels)
+            .saturating_mul(*size)
+            .saturating_mul(COLUMNS);
+        let table = |name: &str| {
+            if name.is_empty() {
+                Ok(None)
+            } else {
+                self.array(name, length).map(Some)
+            }
+        };
+        let tables = DistanceTables {
+            shape: [*heads, *panels, *size],
+            keys: table(keys)?,
+            queries: table(queries)?,
+        };
         Ok(DistanceVectors::new(columns, tables))
     }
 
@@ -172,8 +246,11 @@ impl<'a> Reader<'a> {
         let parameters = match rotation {
             "" => vec![1.0],
             rotation => {
-                let count =
-                    self.tensor(rotation)?.dims.first().and_then(|count| usize::try_from(*count).ok());
+                let count = self
+                    .tensor(rotation)?
+                    .dims
+                    .first()
+                    .and_then(|count| usize::try_from(*count).ok());
                 self.array::<f32>(rotation, count.unwrap_or(0))?.to_vec()
             }
         };
@@ -182,21 +259,40 @@ impl<'a> Reader<'a> {
             (1, [amplitude]) => (*amplitude, Lengths::Alike),
             (2, [amplitude, positions]) => {
                 let positions = tokens(*positions).ok_or_else(refuse)?;
-                (*amplitude, Lengths::Other { frequencies: frequencies[pairs..].to_vec(), positions })
+                (
+                    *amplitude,
+                    Lengths::Other {
+                        frequencies: frequencies[pairs..].to_vec(),
+                        positions,
+                    },
+                )
             }
             (1, [amplitude, positions, factor]) if pairs > 1 => {
                 let positions = tokens(*positions).ok_or_else(refuse)?;
-                (*amplitude, Lengths::Growing { factor: *factor, positions })
+                (
+                    *amplitude,
+                    Lengths::Growing {
+                        factor: *factor,
+                        positions,
+                    },
+                )
             }
             _ => return Err(refuse()),
         };
-        Ok(rotary::Settings { frequencies: frequencies[..pairs].to_vec(), amplitude, lengths })
+        Ok(rotary::Settings {
+            frequencies: frequencies[..pairs].to_vec(),
+            amplitude,
+            lengths,
+        })
     }
 
     /// Adds a rotary embedding, unless a layer has added it before.
     fn rotary(&mut self, settings: rotary::Settings) -> RotaryId {
         self.limits.length = self.limits.length.min(MAX_POSITIONS);
-        let known = self.rotaries.iter().position(|rotary| *rotary.settings() == settings);
+        let known = self
+            .rotaries
+            .iter()
+            .position(|rotary| *rotary.settings() == settings);
         let id = known.unwrap_or(self.rotaries.len());
         if known.is_none() {
             self.rotaries.push(Rotary::new(settings));
@@ -204,8 +300,21 @@ impl<'a> Reader<'a> {
         id
     }
 
-    fn attend(&mut self, node: &NodeProto, names: [&str; 3], settings: Settings) -> Result<Meaning<'a>> {
-        let Settings { heads, key_heads, scale, cap, rotary, window, bias } = settings;
+    fn attend(
+        &mut self,
+        node: &NodeProto,
+        names: [&str; 3],
+        settings: Settings,
+    ) -> Result<Meaning<'a>> {
+        let Settings {
+            heads,
+            key_heads,
+            scale,
+            cap,
+            rotary,
+            window,
+            bias,
+        } = settings;
         let [queries, keys, values] = names.map(|name| self.by_row(name));
         let (queries, keys, values) = (queries?, keys?, values?);
         let per = |view: View| self.values[view.value].per;

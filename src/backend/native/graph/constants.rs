@@ -23,7 +23,11 @@ impl<'a> Reader<'a> {
     pub(super) fn shape(&self, name: &str) -> Result<(usize, usize)> {
         let shape = &self.tensor(name)?.dims;
         let side = |side: i64| usize::try_from(side).ok();
-        let found = if let [rows, width] = shape[..] { side(rows).zip(side(width)) } else { None };
+        let found = if let [rows, width] = shape[..] {
+            side(rows).zip(side(width))
+        } else {
+            None
+        };
         let found = found.filter(|(rows, width)| rows.checked_mul(*width).is_some());
         found.ok_or_else(|| unsupported(&format!("`{name}` of shape {shape:?} as a matrix")))
     }
@@ -33,8 +37,19 @@ impl<'a> Reader<'a> {
     }
 
     pub(super) fn integers(&self, name: &str) -> Option<Vec<i64>> {
-        let tensor = self.constants.get(name).filter(|tensor| tensor.data_type == data_type::INT64)?;
-        Some(tensor.raw_data.as_chunks().0.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect())
+        let tensor = self
+            .constants
+            .get(name)
+            .filter(|tensor| tensor.data_type == data_type::INT64)?;
+        Some(
+            tensor
+                .raw_data
+                .as_chunks()
+                .0
+                .iter()
+                .map(|bytes| i64::from_le_bytes(*bytes))
+                .collect(),
+        )
     }
 
     /// A constant with `length` elements.
@@ -62,10 +77,15 @@ pub(in crate::backend::native) fn data(
     let entry = |key: &str| tensor.external_data.iter().find(|entry| entry.key == key);
     let number = |key: &str| entry(key).and_then(|entry| entry.value.parse::<usize>().ok());
     let file = entry("location").and_then(|entry| files.get(&entry.value));
-    let part = file.zip(number("offset")).zip(number("length")).and_then(|((file, offset), length)| {
-        let end = offset.checked_add(length).filter(|end| *end <= file.len())?;
-        Some(file.slice(offset..end))
-    });
+    let part =
+        file.zip(number("offset"))
+            .zip(number("length"))
+            .and_then(|((file, offset), length)| {
+                let end = offset
+                    .checked_add(length)
+                    .filter(|end| *end <= file.len())?;
+                Some(file.slice(offset..end))
+            });
     part.ok_or_else(|| {
         Error::model(format!(
             "expected the data of `{}` in a file of the bundle, but found none",

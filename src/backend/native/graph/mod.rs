@@ -16,7 +16,8 @@ use bytes::Bytes;
 use kivu_engine::{
     kernel::LANES,
     program::{
-        Activation, Index, Limits, Lstm, Per, Pooling, Program, RowOperation, Table, Value, ValueId, View,
+        Activation, Index, Limits, Lstm, Per, Pooling, Program, RowOperation, Table, Value,
+        ValueId, View,
     },
     rotary::Rotary,
 };
@@ -35,13 +36,23 @@ use crate::{
 pub const MULTI_VECTORS: &str = "multi_vectors";
 
 /// Encoder inputs; a model has token types, or the word that begins with each token, or the number of each token's task.
-pub(super) const INPUTS: [&str; 5] = ["input_ids", "token_type_ids", "attention_mask", WORDS, TASK_IDS];
+pub(super) const INPUTS: [&str; 5] = [
+    "input_ids",
+    "token_type_ids",
+    "attention_mask",
+    WORDS,
+    TASK_IDS,
+];
 /// The number of the word that begins with each token, or 0.
 pub(super) const WORDS: &str = "words_mask";
 
 /// Reads the program in `graph`; `files` has the external weights by name.
 pub(super) fn read(graph: &GraphProto, files: &BTreeMap<String, Bytes>) -> Result<Program> {
-    let constants = graph.initializer.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
+    let constants = graph
+        .initializer
+        .iter()
+        .map(|tensor| (tensor.name.as_str(), tensor))
+        .collect();
     let mut reader = Reader {
         constants,
         files,
@@ -49,21 +60,36 @@ pub(super) fn read(graph: &GraphProto, files: &BTreeMap<String, Bytes>) -> Resul
         values: Vec::new(),
         rotaries: Vec::new(),
         operations: Vec::new(),
-        limits: Limits { ids: usize::MAX, types: usize::MAX, positions: usize::MAX, length: usize::MAX },
+        limits: Limits {
+            ids: usize::MAX,
+            types: usize::MAX,
+            positions: usize::MAX,
+            length: usize::MAX,
+        },
         padding: None,
         lstms: Vec::new(),
         attended: BTreeSet::new(),
     };
     let has = |name: &str| graph.input.iter().any(|input| input.name == name);
-    if ["token_type_ids", WORDS, TASK_IDS].into_iter().filter(|name| has(name)).count() > 1 {
-        return Err(unsupported("several inputs among token types, words and tasks"));
+    if ["token_type_ids", WORDS, TASK_IDS]
+        .into_iter()
+        .filter(|name| has(name))
+        .count()
+        > 1
+    {
+        return Err(unsupported(
+            "several inputs among token types, words and tasks",
+        ));
     }
     for input in &graph.input {
         let meaning = match input.name.as_str() {
             "input_ids" => Meaning::Ids,
             "attention_mask" => Meaning::Mask,
             "token_type_ids" | TASK_IDS => Meaning::Types,
-            WORDS => Meaning::Words { input: None, layers: 0 },
+            WORDS => Meaning::Words {
+                input: None,
+                layers: 0,
+            },
             LABEL_VECTORS => Meaning::Labels,
             name => return Err(unsupported(&format!("the input `{name}`"))),
         };
@@ -72,12 +98,30 @@ pub(super) fn read(graph: &GraphProto, files: &BTreeMap<String, Bytes>) -> Resul
     for node in &graph.node {
         reader.node(node)?;
     }
-    let outputs: Vec<ValueId> =
-        graph.output.iter().map(|output| reader.output(&output.name)).collect::<Result<_>>()?;
-    let Reader { mut values, rotaries, operations, limits, padding, .. } = reader;
+    let outputs: Vec<ValueId> = graph
+        .output
+        .iter()
+        .map(|output| reader.output(&output.name))
+        .collect::<Result<_>>()?;
+    let Reader {
+        mut values,
+        rotaries,
+        operations,
+        limits,
+        padding,
+        ..
+    } = reader;
     let stages = divide(operations, &outputs);
     let slots = assign_slots(&mut values, &stages, &outputs);
-    Ok(Program { values, rotaries, slots, stages, outputs, limits, padding })
+    Ok(Program {
+        values,
+        rotaries,
+        slots,
+        stages,
+        outputs,
+        limits,
+        padding,
+    })
 }
 
 pub(super) fn signature(graph: &GraphProto) -> Result<Signature> {
@@ -92,7 +136,11 @@ pub(super) fn signature(graph: &GraphProto) -> Result<Signature> {
     if let Some(input) = signature.inputs.iter().find(|input| !is_known(input)) {
         return Err(unsupported(&format!("the input `{}`", input.name)));
     }
-    match signature.outputs.iter().find(|output| output.element_type != ElementType::Fp32) {
+    match signature
+        .outputs
+        .iter()
+        .find(|output| output.element_type != ElementType::Fp32)
+    {
         Some(output) => Err(unsupported(&format!("the type of `{}`", output.name))),
         None => Ok(signature),
     }
@@ -146,12 +194,20 @@ struct Reader<'a> {
 impl<'a> Reader<'a> {
     fn node(&mut self, node: &'a NodeProto) -> Result<()> {
         let operator = (node.domain.as_str(), node.op_type.as_str());
-        let input = |index: usize| node.input.get(index).map(String::as_str).unwrap_or_default();
+        let input = |index: usize| {
+            node.input
+                .get(index)
+                .map(String::as_str)
+                .unwrap_or_default()
+        };
         let meaning = match operator {
             (FUNCTIONS, "QuantizedLookup") => {
                 let index = self.index(input(2))?;
                 let (rows, width) = self.shape(input(0))?;
-                let table = Table::Int8(self.array(input(0), rows * width)?, self.array(input(1), rows)?);
+                let table = Table::Int8(
+                    self.array(input(0), rows * width)?,
+                    self.array(input(1), rows)?,
+                );
                 self.lookup(table, rows, width, index)?
             }
             ("", "Gather") => {
@@ -177,7 +233,9 @@ impl<'a> Reader<'a> {
             (FUNCTIONS, "Neighbours") => self.neighbours(node)?,
             (FUNCTIONS, "PreviousRow") => self.previous(node)?,
             (FUNCTIONS, "DisentangledAttention") => self.disentangled_attention(node)?,
-            (FUNCTIONS, name) if name.starts_with("Attention") => self.attention_by_position(node)?,
+            (FUNCTIONS, name) if name.starts_with("Attention") => {
+                self.attention_by_position(node)?
+            }
             (
                 FUNCTIONS,
                 "QuantizedLinear"
@@ -191,7 +249,9 @@ impl<'a> Reader<'a> {
             (FUNCTIONS, "Spans" | "LabelledSpans") => self.spans(node)?,
             (FUNCTIONS, "WordScores" | "LabelledWordScores") => self.word_scores(node)?,
             (FUNCTIONS, "TextScores") => self.text_scores(node)?,
-            (FUNCTIONS, "JoinedSpans" | "AttendedSpans" | "ExpertSpans") => self.counted_spans(node)?,
+            (FUNCTIONS, "JoinedSpans" | "AttendedSpans" | "ExpertSpans") => {
+                self.counted_spans(node)?
+            }
             (FUNCTIONS, "LabelScores") => self.label_scores(node)?,
             (FUNCTIONS, "Adapted" | "AdaptedRows") => self.adapted(node)?,
             (FUNCTIONS, name) if name.starts_with("Experts") => self.chosen_experts(node)?,
@@ -228,13 +288,18 @@ impl<'a> Reader<'a> {
             ("", "Squeeze" | "Identity" | "Cast") => self.meaning(input(0))?,
             ("", "Reshape") => self.heads(node)?,
             (domain, operator) => {
-                return Err(unsupported(&format!("`{domain}.{operator}` in `{}`", node.name)));
+                return Err(unsupported(&format!(
+                    "`{domain}.{operator}` in `{}`",
+                    node.name
+                )));
             }
         };
         let outputs: Vec<&String> = node.output.iter().filter(|name| !name.is_empty()).collect();
         let output = match outputs[..] {
             [output] => output,
-            [output, sum] if operator.1.starts_with("Skip") && node.output.get(3) == Some(sum) => output,
+            [output, sum] if operator.1.starts_with("Skip") && node.output.get(3) == Some(sum) => {
+                output
+            }
             _ => return Err(unsupported(&format!("the outputs of `{}`", node.name))),
         };
         self.meanings.insert(output, meaning);
@@ -243,11 +308,18 @@ impl<'a> Reader<'a> {
 
     /// A row of a table per token, by its position.
     fn positions(&mut self, node: &'a NodeProto) -> Result<Meaning<'a>> {
-        let input = |index: usize| node.input.get(index).map(String::as_str).unwrap_or_default();
+        let input = |index: usize| {
+            node.input
+                .get(index)
+                .map(String::as_str)
+                .unwrap_or_default()
+        };
         let (rows, width) = self.shape(input(0))?;
         let table = Table::Fp32(self.array(input(0), rows * width)?);
         if node.op_type == "PositionsAfterPadding" {
-            let padding = self.scalar(input(2)).and_then(|padding| u32::try_from(padding).ok());
+            let padding = self
+                .scalar(input(2))
+                .and_then(|padding| u32::try_from(padding).ok());
             let no_padding = || unsupported(&format!("no padding id in `{}`", node.name));
             self.padding = Some(padding.ok_or_else(no_padding)?);
         }
@@ -256,7 +328,8 @@ impl<'a> Reader<'a> {
 
     fn meaning(&self, name: &str) -> Result<Meaning<'a>> {
         let meaning = self.meanings.get(name).copied();
-        meaning.ok_or_else(|| unsupported(&format!("`{name}`, which no supported operator computes")))
+        meaning
+            .ok_or_else(|| unsupported(&format!("`{name}`, which no supported operator computes")))
     }
 
     fn view(&self, name: &str) -> Result<View> {
@@ -279,7 +352,9 @@ impl<'a> Reader<'a> {
     fn by_row(&self, name: &str) -> Result<View> {
         let view = self.view(name)?;
         match self.attended.contains(&view.value) {
-            true => Err(unsupported(&format!("attention whose result, `{name}`, is not projected"))),
+            true => Err(unsupported(&format!(
+                "attention whose result, `{name}`, is not projected"
+            ))),
             false => Ok(view),
         }
     }
@@ -297,10 +372,19 @@ impl<'a> Reader<'a> {
         let (View { value, .. }, input) = (self.by_row(name)?, self.whole(name)?);
         let Value { per, width, .. } = self.values[value];
         if per == Per::Text {
-            return Err(unsupported(&format!("`{name}`, which has no vector per token")));
+            return Err(unsupported(&format!(
+                "`{name}`, which has no vector per token"
+            )));
         }
         let out = self.value(Per::Text, width);
-        self.row(Per::Text, RowOperation::Pool { pooling, input, out });
+        self.row(
+            Per::Text,
+            RowOperation::Pool {
+                pooling,
+                input,
+                out,
+            },
+        );
         Ok(self.all(out))
     }
 
@@ -312,11 +396,19 @@ impl<'a> Reader<'a> {
     }
 
     fn all(&self, value: ValueId) -> Meaning<'a> {
-        Meaning::Rows(View { value, offset: 0, width: self.values[value].width })
+        Meaning::Rows(View {
+            value,
+            offset: 0,
+            width: self.values[value].width,
+        })
     }
 
     fn value(&mut self, per: Per, width: usize) -> ValueId {
-        self.values.push(Value { per, width, slot: 0 });
+        self.values.push(Value {
+            per,
+            width,
+            slot: 0,
+        });
         self.values.len() - 1
     }
 
@@ -335,13 +427,17 @@ impl<'a> Reader<'a> {
     fn check_width(&self, width: usize) -> Result<()> {
         match width.is_multiple_of(LANES) && width > 0 {
             true => Ok(()),
-            false => Err(unsupported(&format!("vectors of {width} values, not a multiple of {LANES}"))),
+            false => Err(unsupported(&format!(
+                "vectors of {width} values, not a multiple of {LANES}"
+            ))),
         }
     }
 }
 
 fn attribute<'a>(node: &'a NodeProto, name: &str) -> Option<&'a AttributeProto> {
-    node.attribute.iter().find(|attribute| attribute.name == name)
+    node.attribute
+        .iter()
+        .find(|attribute| attribute.name == name)
 }
 
 fn float(node: &NodeProto, name: &str) -> Option<f32> {

@@ -38,23 +38,38 @@ impl<'a> Reader<'a> {
     /// Each token's row between its neighbours' rows, see `compiler/src/functions.rs`.
     pub(super) fn neighbours(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
         let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
-        let [input, mask, count] = &node.input[..] else { return Err(refuse()) };
+        let [input, mask, count] = &node.input[..] else {
+            return Err(refuse());
+        };
         self.require_mask(node, mask)?;
         self.by_row(input)?;
         let input = self.whole(input)?;
         let Value { per, width, .. } = self.values[input];
-        let count = self.scalar(count).and_then(|count| usize::try_from(count).ok());
+        let count = self
+            .scalar(count)
+            .and_then(|count| usize::try_from(count).ok());
         let odd = count.filter(|count| count % 2 == 1 && *count <= MAX_NEIGHBOURS);
-        let Some(count) = odd.filter(|_| per == Per::Token) else { return Err(refuse()) };
+        let Some(count) = odd.filter(|_| per == Per::Token) else {
+            return Err(refuse());
+        };
         let out = self.value(Per::Token, count * width);
-        self.row(Per::Token, RowOperation::Neighbours { input, before: count / 2, out });
+        self.row(
+            Per::Token,
+            RowOperation::Neighbours {
+                input,
+                before: count / 2,
+                out,
+            },
+        );
         Ok(self.all(out))
     }
 
     /// Each token's row is its predecessor's.
     pub(super) fn previous(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
         let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
-        let [input, mask] = &node.input[..] else { return Err(refuse()) };
+        let [input, mask] = &node.input[..] else {
+            return Err(refuse());
+        };
         self.require_mask(node, mask)?;
         self.by_row(input)?;
         let input = self.whole(input)?;
@@ -63,20 +78,31 @@ impl<'a> Reader<'a> {
             return Err(refuse());
         }
         let out = self.value(per, width);
-        self.row(per, RowOperation::Neighbours { input, before: 1, out });
+        self.row(
+            per,
+            RowOperation::Neighbours {
+                input,
+                before: 1,
+                out,
+            },
+        );
         Ok(self.all(out))
     }
 
     pub(super) fn linear(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
         let (input, constants, columns) = match &node.input[..] {
             [input, weights, scales, sums, bias, _] => (input, [weights, scales, sums, bias], None),
-            [input, weights, scales, sums, bias, _, factors, offsets] => {
-                (input, [weights, scales, sums, bias], Some([factors, offsets]))
-            }
+            [input, weights, scales, sums, bias, _, factors, offsets] => (
+                input,
+                [weights, scales, sums, bias],
+                Some([factors, offsets]),
+            ),
             _ => return Err(unsupported(&format!("the inputs of `{}`", node.name))),
         };
         let input = self.whole(input)?;
-        let Value { per, width: inputs, .. } = self.values[input];
+        let Value {
+            per, width: inputs, ..
+        } = self.values[input];
         let mut layer = self.layer(inputs, constants.map(String::as_str))?;
         if let Some([factors, offsets]) = columns {
             let groups = inputs / LANES;
@@ -97,7 +123,11 @@ impl<'a> Reader<'a> {
             [panels, found, 16, 4] if usize::try_from(found) == Ok(groups) => {
                 usize::try_from(panels).unwrap_or(0)
             }
-            _ => return Err(unsupported(&format!("weights of shape {shape:?} for {inputs} inputs"))),
+            _ => {
+                return Err(unsupported(&format!(
+                    "weights of shape {shape:?} for {inputs} inputs"
+                )));
+            }
         };
         let shape = &self.tensor(scales)?.dims;
         let blocks = match shape[..] {
@@ -106,12 +136,18 @@ impl<'a> Reader<'a> {
             [_, blocks, _] => usize::try_from(blocks).unwrap_or(0),
             _ => 0,
         };
-        if blocks == 0 || !inputs.is_multiple_of(blocks) || !(inputs / blocks).is_multiple_of(LANES) {
-            return Err(unsupported(&format!("scales of shape {shape:?} for {inputs} inputs")));
+        if blocks == 0 || !inputs.is_multiple_of(blocks) || !(inputs / blocks).is_multiple_of(LANES)
+        {
+            return Err(unsupported(&format!(
+                "scales of shape {shape:?} for {inputs} inputs"
+            )));
         }
         let all_blocks = panels.saturating_mul(blocks);
         Ok(Linear {
-            name: weights.strip_suffix(".panels").unwrap_or(weights).to_owned(),
+            name: weights
+                .strip_suffix(".panels")
+                .unwrap_or(weights)
+                .to_owned(),
             scaling: None,
             inputs,
             block: inputs / blocks,
@@ -133,14 +169,20 @@ impl<'a> Reader<'a> {
         self.require_mask(node, mask)?;
         self.by_row(input)?;
         let input = self.whole(input)?;
-        let Value { per, width: inputs, .. } = self.values[input];
+        let Value {
+            per, width: inputs, ..
+        } = self.values[input];
         let layer = self.layer(inputs, [weights, scales, sums, bias])?;
-        let width = self.scalar(width).and_then(|width| usize::try_from(width).ok()).unwrap_or(0);
+        let width = self
+            .scalar(width)
+            .and_then(|width| usize::try_from(width).ok())
+            .unwrap_or(0);
         if per != Per::Token || width == 0 || layer.outputs != width.next_multiple_of(LANES) {
             return Err(refuse());
         }
         let out = self.value(Per::Text, width);
-        self.operations.push(Operation::Largest(Largest { input, layer, out }));
+        self.operations
+            .push(Operation::Largest(Largest { input, layer, out }));
         Ok(Meaning::Largest(out))
     }
 
@@ -153,7 +195,11 @@ impl<'a> Reader<'a> {
                 "`{weights}` of shape [{inputs}, {outputs}] for {width} inputs"
             )));
         }
-        let layer = Dense { outputs, weights: self.array(weights, inputs * outputs)?, bias: None };
+        let layer = Dense {
+            outputs,
+            weights: self.array(weights, inputs * outputs)?,
+            bias: None,
+        };
         let out = self.value(per, outputs);
         self.row(per, RowOperation::Dense { input, layer, out });
         Ok(self.all(out))
@@ -186,21 +232,38 @@ impl<'a> Reader<'a> {
         let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
         let (inputs, down, up, shape) = match &node.input[..] {
             [base, input, tasks, up, _, shape] => ([base, input, tasks], None, up, shape),
-            [base, input, tasks, up, _, shape, down] => ([base, input, tasks], Some(down), up, shape),
+            [base, input, tasks, up, _, shape, down] => {
+                ([base, input, tasks], Some(down), up, shape)
+            }
             _ => return Err(refuse()),
         };
         let [base, input, tasks] = inputs;
         let (base, input) = (self.whole(base)?, self.whole(input)?);
-        let (Value { per, width: outputs, .. }, inputs) = (self.values[base], self.values[input].width);
+        let (
+            Value {
+                per,
+                width: outputs,
+                ..
+            },
+            inputs,
+        ) = (self.values[base], self.values[input].width);
         if self.index(tasks)? != Index::Type || per != Per::Token || self.values[input].per != per {
             return Err(refuse());
         }
         self.check_width(inputs)?;
         self.check_width(outputs)?;
         let shape = self.integers(shape).unwrap_or_default();
-        let shape: Vec<usize> = shape.into_iter().filter_map(|side| usize::try_from(side).ok()).collect();
-        let [count, rank] = shape[..] else { return Err(refuse()) };
-        let numbers = count.checked_mul(rank).filter(|numbers| *numbers > 0).ok_or_else(refuse)?;
+        let shape: Vec<usize> = shape
+            .into_iter()
+            .filter_map(|side| usize::try_from(side).ok())
+            .collect();
+        let [count, rank] = shape[..] else {
+            return Err(refuse());
+        };
+        let numbers = count
+            .checked_mul(rank)
+            .filter(|numbers| *numbers > 0)
+            .ok_or_else(refuse)?;
         // Rows with the numbers of all tasks have zeros behind them, and so have the matrices behind their own rows.
         let rows = if down.is_some() { numbers } else { inputs };
         if numbers > rows {
@@ -209,32 +272,52 @@ impl<'a> Reader<'a> {
         let size = |width: usize| rows.checked_mul(width / LANES).ok_or_else(refuse);
         let adapters = Adapters {
             rank,
-            down: down.map(|down| self.array(down, size(inputs)?)).transpose()?,
+            down: down
+                .map(|down| self.array(down, size(inputs)?))
+                .transpose()?,
             up: self.array(up, size(outputs)?)?,
         };
         self.limits.types = self.limits.types.min(count + 1);
         let out = self.value(per, outputs);
-        self.row(per, RowOperation::Adapt { inputs: [base, input], adapters, out });
+        self.row(
+            per,
+            RowOperation::Adapt {
+                inputs: [base, input],
+                adapters,
+                out,
+            },
+        );
         Ok(self.all(out))
     }
 
     /// A feed-forward part with experts, see `compiler/src/functions.rs`.
     pub(super) fn chosen_experts(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
         let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
-        let [input, router, bias, shape, constants @ ..] = &node.input[..] else { return Err(refuse()) };
+        let [input, router, bias, shape, constants @ ..] = &node.input[..] else {
+            return Err(refuse());
+        };
         let input = self.whole(input)?;
         let Value { per, width, .. } = self.values[input];
         let shape = self.integers(shape).unwrap_or_default();
-        let shape: Vec<usize> = shape.into_iter().filter_map(|side| usize::try_from(side).ok()).collect();
+        let shape: Vec<usize> = shape
+            .into_iter()
+            .filter_map(|side| usize::try_from(side).ok())
+            .collect();
         let ([count, top], (constants, [])) = (&shape[..], constants.as_chunks::<10>()) else {
             return Err(refuse());
         };
-        if constants.len() != *count || !(1..=*count).contains(top) || self.shape(router)? != (width, *count)
+        if constants.len() != *count
+            || !(1..=*count).contains(top)
+            || self.shape(router)? != (width, *count)
         {
             return Err(refuse());
         }
         let weights = self.array(router, width * count)?;
-        let router = Dense { outputs: *count, weights, bias: None };
+        let router = Dense {
+            outputs: *count,
+            weights,
+            bias: None,
+        };
         let experts = constants.iter().map(|constants| {
             let [first, second] = [&constants[..4], &constants[5..9]]
                 .map(|layer| [&*layer[0], &layer[1], &layer[2], &layer[3]]);
@@ -248,7 +331,12 @@ impl<'a> Reader<'a> {
         });
         let experts = experts.collect::<Result<_>>()?;
         let bias = self.array(bias, width / LANES)?;
-        let part = Box::new(ExpertLayers { router, top: *top, experts, bias });
+        let part = Box::new(ExpertLayers {
+            router,
+            top: *top,
+            experts,
+            bias,
+        });
         let out = self.value(per, width);
         self.row(per, RowOperation::Experts { input, part, out });
         Ok(self.all(out))
@@ -259,7 +347,9 @@ impl<'a> Reader<'a> {
         let found = self.whole(name)?;
         match self.values[found] == self.values[other] {
             true => Ok(found),
-            false => Err(unsupported(&format!("`{name}`, whose rows differ from the other addend's"))),
+            false => Err(unsupported(&format!(
+                "`{name}`, whose rows differ from the other addend's"
+            ))),
         }
     }
 
@@ -273,10 +363,19 @@ impl<'a> Reader<'a> {
             "" => vec![[0.0; LANES]; width / LANES].into(),
             name => self.array(name, width / LANES)?,
         };
-        Ok(Norm { centers, gain: self.array(gain, width / LANES)?, bias, epsilon })
+        Ok(Norm {
+            centers,
+            gain: self.array(gain, width / LANES)?,
+            bias,
+            epsilon,
+        })
     }
 
-    pub(super) fn normalize(&mut self, [input, residual]: [&str; 2], norm: Norm) -> Result<Meaning<'a>> {
+    pub(super) fn normalize(
+        &mut self,
+        [input, residual]: [&str; 2],
+        norm: Norm,
+    ) -> Result<Meaning<'a>> {
         let residual = match residual {
             "" => None,
             residual => Some(self.same(residual, self.whole(input)?)?),
@@ -290,7 +389,15 @@ impl<'a> Reader<'a> {
             )));
         }
         let out = self.value(per, width);
-        self.row(per, RowOperation::Norm { input, residual, norm, out });
+        self.row(
+            per,
+            RowOperation::Norm {
+                input,
+                residual,
+                norm,
+                out,
+            },
+        );
         Ok(self.all(out))
     }
 
@@ -316,7 +423,8 @@ impl<'a> Reader<'a> {
             return Ok(Meaning::Activated(function, view));
         }
         let input = self.whole(input)?;
-        if let Some(Operation::Row(_, RowOperation::Linear { layer, out, .. })) = self.operations.last_mut()
+        if let Some(Operation::Row(_, RowOperation::Linear { layer, out, .. })) =
+            self.operations.last_mut()
             && *out == input
             && layer.activation.is_none()
         {
@@ -326,14 +434,28 @@ impl<'a> Reader<'a> {
         let Value { per, width, .. } = self.values[input];
         self.check_width(width)?;
         let out = self.value(per, width);
-        self.row(per, RowOperation::Activation { function, input, out });
+        self.row(
+            per,
+            RowOperation::Activation {
+                function,
+                input,
+                out,
+            },
+        );
         Ok(self.all(out))
     }
 
     /// Activates one half of a matrix, and multiplies it by the other half.
     pub(super) fn gate(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
-        let refuse = || unsupported(&format!("the product `{}`, which does not belong to a gate", node.name));
-        let [left, right] = &node.input[..] else { return Err(refuse()) };
+        let refuse = || {
+            unsupported(&format!(
+                "the product `{}`, which does not belong to a gate",
+                node.name
+            ))
+        };
+        let [left, right] = &node.input[..] else {
+            return Err(refuse());
+        };
         let (Meaning::Activated(function, activated), Meaning::Rows(other)) =
             (self.meaning(left)?, self.meaning(right)?)
         else {
@@ -351,13 +473,25 @@ impl<'a> Reader<'a> {
         self.check_width(width)?;
         let per = self.values[input].per;
         let out = self.value(per, width);
-        self.row(per, RowOperation::Gate { function, activates_second: halves[0] > 0, input, out });
+        self.row(
+            per,
+            RowOperation::Gate {
+                function,
+                activates_second: halves[0] > 0,
+                input,
+                out,
+            },
+        );
         Ok(self.all(out))
     }
 
     pub(super) fn split(&mut self, node: &'a NodeProto) -> Result<()> {
         let name = node.input.first().map(String::as_str).unwrap_or_default();
-        let View { value, offset, width } = self.view(name)?;
+        let View {
+            value,
+            offset,
+            width,
+        } = self.view(name)?;
         let refuse = || unsupported(&format!("the arguments of `{}`", node.name));
         let parts = node.output.len();
         let widths = match node.input.get(1) {
@@ -365,14 +499,26 @@ impl<'a> Reader<'a> {
             None if parts > 0 => vec![(width / parts) as i64; parts],
             None => return Err(refuse()),
         };
-        let widths: Vec<usize> = widths.into_iter().filter_map(|width| usize::try_from(width).ok()).collect();
-        let total = widths.iter().try_fold(0_usize, |sum, width| sum.checked_add(*width));
+        let widths: Vec<usize> = widths
+            .into_iter()
+            .filter_map(|width| usize::try_from(width).ok())
+            .collect();
+        let total = widths
+            .iter()
+            .try_fold(0_usize, |sum, width| sum.checked_add(*width));
         if integer(node, "axis") != Some(-1) || widths.len() != parts || total != Some(width) {
             return Err(refuse());
         }
         let mut offset = offset;
         for (width, output) in widths.into_iter().zip(&node.output) {
-            self.meanings.insert(output, Meaning::Rows(View { value, offset, width }));
+            self.meanings.insert(
+                output,
+                Meaning::Rows(View {
+                    value,
+                    offset,
+                    width,
+                }),
+            );
             offset += width;
         }
         Ok(())

@@ -4,9 +4,9 @@ use kivu_engine::{
     array::Array,
     kernel::{COLUMNS, LANES},
     program::{
-        CountedLabels, Dense, Experts, LabelLayers, LabelTransformer, LabelTransformerLayer, Lstm, Mixing,
-        Norm, PairLayers, PairScorer, Per, SchemaTokens, Scorer, SpanHead, SpanScorer, TextScorer, Value,
-        ValueId, WORD_SCORES, WordScorer,
+        CountedLabels, Dense, Experts, LabelLayers, LabelTransformer, LabelTransformerLayer, Lstm,
+        Mixing, Norm, PairLayers, PairScorer, Per, SchemaTokens, Scorer, SpanHead, SpanScorer,
+        TextScorer, Value, ValueId, WORD_SCORES, WordScorer,
     },
 };
 
@@ -26,13 +26,18 @@ impl<'a> Reader<'a> {
     /// Vectors of the tokens that begin words.
     pub(super) fn words(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
         let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
-        let [tokens, words] = &node.input[..] else { return Err(refuse()) };
+        let [tokens, words] = &node.input[..] else {
+            return Err(refuse());
+        };
         self.by_row(tokens)?;
         let input = self.whole(tokens)?;
         let Value { per, width, .. } = self.values[input];
         let is_numbers = matches!(self.meaning(words)?, Meaning::Words { input: None, .. });
         match is_numbers && per == Per::Token && width.is_multiple_of(LANES) {
-            true => Ok(Meaning::Words { input: Some(input), layers: 0 }),
+            true => Ok(Meaning::Words {
+                input: Some(input),
+                layers: 0,
+            }),
             false => Err(refuse()),
         }
     }
@@ -40,8 +45,14 @@ impl<'a> Reader<'a> {
     /// A recurrent layer; layers follow each other.
     pub(super) fn word_lstm(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
         let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
-        let [vectors, words, gates, states, biases] = &node.input[..] else { return Err(refuse()) };
-        let Meaning::Words { input: Some(input), layers } = self.meaning(vectors)? else {
+        let [vectors, words, gates, states, biases] = &node.input[..] else {
+            return Err(refuse());
+        };
+        let Meaning::Words {
+            input: Some(input),
+            layers,
+        } = self.meaning(vectors)?
+        else {
             return Err(refuse());
         };
         let is_numbers = matches!(self.meaning(words)?, Meaning::Words { input: None, .. });
@@ -50,22 +61,32 @@ impl<'a> Reader<'a> {
             return Err(refuse());
         }
         let gates = self.dense_layer([gates, biases], [width, 4 * width])?;
-        self.lstms.push(Lstm { gates, states: self.array(states, 2 * width * width)? });
-        Ok(Meaning::Words { input: Some(input), layers: layers + 1 })
+        self.lstms.push(Lstm {
+            gates,
+            states: self.array(states, 2 * width * width)?,
+        });
+        Ok(Meaning::Words {
+            input: Some(input),
+            layers: layers + 1,
+        })
     }
 
     /// Scores of spans by length.
     pub(super) fn spans(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
         let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
         let (head, constants) = self.head(node)?;
-        let Ok::<&[String; 18], _>(constants) = constants.try_into() else { return Err(refuse()) };
+        let Ok::<&[String; 18], _>(constants) = constants.try_into() else {
+            return Err(refuse());
+        };
         let [longest, p0, p1, p2, p3, spans @ ..] = constants;
         let width = head.width;
         let labels = LabelLayers::Plain([
             self.dense_layer([p0, p1], [width, 4 * width])?,
             self.dense_layer([p2, p3], [4 * width, width])?,
         ]);
-        let scorer = self.span_scorer(longest, labels, spans, width)?.ok_or_else(refuse)?;
+        let scorer = self
+            .span_scorer(longest, labels, spans, width)?
+            .ok_or_else(refuse)?;
         let longest = scorer.longest;
         Ok(self.scores(head, Scorer::Spans(scorer), longest))
     }
@@ -79,7 +100,9 @@ impl<'a> Reader<'a> {
         width: usize,
     ) -> Result<Option<SpanScorer>> {
         let [l0, l1, s0, s1, s2, s3, s4, s5, e0, e1, e2, e3, e4] = constants;
-        let longest = self.scalar(longest).and_then(|longest| usize::try_from(longest).ok());
+        let longest = self
+            .scalar(longest)
+            .and_then(|longest| usize::try_from(longest).ok());
         let Some(longest) = longest.filter(|longest| (1..=MAX_LENGTHS).contains(longest)) else {
             return Ok(None);
         };
@@ -87,7 +110,10 @@ impl<'a> Reader<'a> {
         Ok(Some(SpanScorer {
             longest,
             labels,
-            factors: [self.dense_layer([l0, ""], across)?, self.dense_layer([l1, ""], [width, 1])?],
+            factors: [
+                self.dense_layer([l0, ""], across)?,
+                self.dense_layer([l1, ""], [width, 1])?,
+            ],
             sides: [
                 [
                     self.dense_layer([s0, s1], up)?,
@@ -107,14 +133,41 @@ impl<'a> Reader<'a> {
     pub(super) fn counted_spans(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
         let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
         let (head, constants) = self.head(node)?;
-        let [longest, tokens, c0, c1, c2, c3, steps, g0, g1, k0, k1, k2, k3, others @ ..] = constants else {
+        let [
+            longest,
+            tokens,
+            c0,
+            c1,
+            c2,
+            c3,
+            steps,
+            g0,
+            g1,
+            k0,
+            k1,
+            k2,
+            k3,
+            others @ ..,
+        ] = constants
+        else {
             return Err(refuse());
         };
-        let Some((spans, mixing)) = others.split_first_chunk::<13>() else { return Err(refuse()) };
+        let Some((spans, mixing)) = others.split_first_chunk::<13>() else {
+            return Err(refuse());
+        };
         let tokens = self.integers(tokens).unwrap_or_default();
-        let tokens: Option<Vec<u32>> = tokens.iter().map(|token| u32::try_from(*token).ok()).collect();
-        let Some(&[schema, field, end, class]) = tokens.as_deref() else { return Err(refuse()) };
-        let schemas = SchemaTokens { schema, fields: [field, end], class };
+        let tokens: Option<Vec<u32>> = tokens
+            .iter()
+            .map(|token| u32::try_from(*token).ok())
+            .collect();
+        let Some(&[schema, field, end, class]) = tokens.as_deref() else {
+            return Err(refuse());
+        };
+        let schemas = SchemaTokens {
+            schema,
+            fields: [field, end],
+            class,
+        };
         let (width, (_, counts), (count, _)) = (head.width, self.shape(c2)?, self.shape(steps)?);
         let labels = CountedLabels {
             counts: [
@@ -135,14 +188,24 @@ impl<'a> Reader<'a> {
             ],
         };
         let labels = LabelLayers::Counted(Box::new(labels));
-        let scorer = self.span_scorer(longest, labels, spans, width)?.ok_or_else(refuse)?;
-        let (head, longest) = (HeadInputs { schemas: Some(schemas), ..head }, scorer.longest);
+        let scorer = self
+            .span_scorer(longest, labels, spans, width)?
+            .ok_or_else(refuse)?;
+        let (head, longest) = (
+            HeadInputs {
+                schemas: Some(schemas),
+                ..head
+            },
+            scorer.longest,
+        );
         Ok(self.scores(head, Scorer::Spans(scorer), longest))
     }
 
     /// Two layers on state and label; `None` with another number of constants.
     fn joined(&self, constants: &[String], width: usize) -> Result<Option<Mixing>> {
-        let [w0, b0, w1, b1] = constants else { return Ok(None) };
+        let [w0, b0, w1, b1] = constants else {
+            return Ok(None);
+        };
         let (joined, wide) = (2 * width, 4 * width);
         Ok(Some(Mixing::Joined([
             self.dense_layer([w0, b0], [joined, wide])?,
@@ -151,14 +214,19 @@ impl<'a> Reader<'a> {
     }
 
     fn experts(&self, constants: &[String], width: usize) -> Result<Option<Mixing>> {
-        let [r0, r1, r2, r3, experts @ ..] = constants else { return Ok(None) };
+        let [r0, r1, r2, r3, experts @ ..] = constants else {
+            return Ok(None);
+        };
         let (experts, rest) = experts.as_chunks::<4>();
         if experts.is_empty() || !rest.is_empty() {
             return Ok(None);
         }
         let layers = |[w0, b0, w1, b1]: &[String; 4]| {
             let (up, down) = ([width, 2 * width], [2 * width, width]);
-            Ok::<_, Error>([self.dense_layer([w0, b0], up)?, self.dense_layer([w1, b1], down)?])
+            Ok::<_, Error>([
+                self.dense_layer([w0, b0], up)?,
+                self.dense_layer([w1, b1], down)?,
+            ])
         };
         Ok(Some(Mixing::Experts(Box::new(Experts {
             router: [
@@ -170,8 +238,12 @@ impl<'a> Reader<'a> {
     }
 
     fn label_transformer(&self, constants: &[String], width: usize) -> Result<Option<Mixing>> {
-        let Some((input, others)) = constants.split_first_chunk::<2>() else { return Ok(None) };
-        let Some((layers, output)) = others.split_last_chunk::<6>() else { return Ok(None) };
+        let Some((input, others)) = constants.split_first_chunk::<2>() else {
+            return Ok(None);
+        };
+        let Some((layers, output)) = others.split_last_chunk::<6>() else {
+            return Ok(None);
+        };
         let (_, inner) = self.shape(&input[0])?;
         let (layers, rest) = layers.as_chunks::<12>();
         if !rest.is_empty() || inner == 0 || !inner.is_multiple_of(TRANSFORMER_HEADS * LANES) {
@@ -201,7 +273,12 @@ impl<'a> Reader<'a> {
         let [p0, p1, o0, o1, n0, n1, u0, u1, d0, d1, n2, n3] = constants;
         let norm = |gain: &str, bias: &str| {
             let [gain, bias] = [gain, bias].map(|name| self.array(name, inner / LANES));
-            Ok::<_, Error>(Norm { centers: true, gain: gain?, bias: bias?, epsilon: TRANSFORMER_EPSILON })
+            Ok::<_, Error>(Norm {
+                centers: true,
+                gain: gain?,
+                bias: bias?,
+                epsilon: TRANSFORMER_EPSILON,
+            })
         };
         Ok(LabelTransformerLayer {
             projection: self.dense_layer([p0, p1], [inner, 3 * inner])?,
@@ -238,7 +315,12 @@ impl<'a> Reader<'a> {
         Ok(self.scores(head, scorer, WORD_SCORES))
     }
 
-    fn word_scorer(&self, constants: &[String; 14], width: usize, count: usize) -> Result<WordScorer> {
+    fn word_scorer(
+        &self,
+        constants: &[String; 14],
+        width: usize,
+        count: usize,
+    ) -> Result<WordScorer> {
         let [w0, w1, w2, w3, w4, w5, l0, l1, l2, l3, l4, products, s0, s1] = constants;
         let (own, wide) = ([width; 2], [width, 4 * width]);
         Ok(WordScorer {
@@ -265,7 +347,9 @@ impl<'a> Reader<'a> {
         let [form, scale, t0, t1, t2, t3, l0, l1, l2, l3, others @ ..] = constants else {
             return Err(refuse());
         };
-        let Some(&[is_mean, is_normalized]) = self.integers(form).as_deref() else { return Err(refuse()) };
+        let Some(&[is_mean, is_normalized]) = self.integers(form).as_deref() else {
+            return Err(refuse());
+        };
         let width = head.width;
         let layers = |[w0, b0, w1, b1]: [&str; 4]| {
             let (inputs, hidden) = self.shape(w0)?;
@@ -290,7 +374,9 @@ impl<'a> Reader<'a> {
                 }))
             }
             others => {
-                let Ok::<&[String; 14], _>(constants) = others.try_into() else { return Err(refuse()) };
+                let Ok::<&[String; 14], _>(constants) = others.try_into() else {
+                    return Err(refuse());
+                };
                 PairScorer::Products(Box::new(self.word_scorer(constants, width, 1)?))
             }
         };
@@ -312,18 +398,33 @@ impl<'a> Reader<'a> {
             [tokens, ids, vectors, words, marker, constants @ ..]
                 if !node.op_type.starts_with("Labelled") =>
             {
-                let marker = self.scalar(marker).and_then(|marker| u32::try_from(marker).ok());
+                let marker = self
+                    .scalar(marker)
+                    .and_then(|marker| u32::try_from(marker).ok());
                 let marker = marker.ok_or_else(refuse)?;
-                let Meaning::Ids = self.meaning(ids)? else { return Err(refuse()) };
-                (vectors, words, Some((marker, self.whole(tokens)?)), constants)
+                let Meaning::Ids = self.meaning(ids)? else {
+                    return Err(refuse());
+                };
+                (
+                    vectors,
+                    words,
+                    Some((marker, self.whole(tokens)?)),
+                    constants,
+                )
             }
             [labels, vectors, words, constants @ ..] => {
-                let Meaning::Labels = self.meaning(labels)? else { return Err(refuse()) };
+                let Meaning::Labels = self.meaning(labels)? else {
+                    return Err(refuse());
+                };
                 (vectors, words, None, constants)
             }
             _ => return Err(refuse()),
         };
-        let Meaning::Words { input: Some(input), layers: count } = self.meaning(vectors)? else {
+        let Meaning::Words {
+            input: Some(input),
+            layers: count,
+        } = self.meaning(vectors)?
+        else {
             return Err(refuse());
         };
         let is_numbers = matches!(self.meaning(words)?, Meaning::Words { input: None, .. });
@@ -332,23 +433,59 @@ impl<'a> Reader<'a> {
             return Err(refuse());
         }
         let marker = marker.map(|(marker, _)| marker);
-        Ok((HeadInputs { input, width: self.values[input].width, marker, schemas: None }, constants))
+        Ok((
+            HeadInputs {
+                input,
+                width: self.values[input].width,
+                marker,
+                schemas: None,
+            },
+            constants,
+        ))
     }
 
     /// Adds a head with `count` scores per word and label.
     fn scores(&mut self, head: HeadInputs, scorer: Scorer, count: usize) -> Meaning<'a> {
-        let HeadInputs { input, width, marker, schemas } = head;
-        let (layers, out) = (std::mem::take(&mut self.lstms), self.value(Per::Token, count));
-        let head = SpanHead { input, width, marker, schemas, layers, scorer, out };
+        let HeadInputs {
+            input,
+            width,
+            marker,
+            schemas,
+        } = head;
+        let (layers, out) = (
+            std::mem::take(&mut self.lstms),
+            self.value(Per::Token, count),
+        );
+        let head = SpanHead {
+            input,
+            width,
+            marker,
+            schemas,
+            layers,
+            scorer,
+            out,
+        };
         self.operations.push(Operation::Spans(Box::new(head)));
         Meaning::Spans(out)
     }
 
     /// A layer in fp32, with a bias unless its name is empty.
-    fn dense_layer(&self, [weights, bias]: [&str; 2], [inputs, outputs]: [usize; 2]) -> Result<Dense> {
-        let bias = if bias.is_empty() { None } else { Some(self.array(bias, outputs)?) };
+    fn dense_layer(
+        &self,
+        [weights, bias]: [&str; 2],
+        [inputs, outputs]: [usize; 2],
+    ) -> Result<Dense> {
+        let bias = if bias.is_empty() {
+            None
+        } else {
+            Some(self.array(bias, outputs)?)
+        };
         let weights = self.array(weights, inputs.saturating_mul(outputs))?;
-        Ok(Dense { outputs, weights, bias })
+        Ok(Dense {
+            outputs,
+            weights,
+            bias,
+        })
     }
 }
 
@@ -365,7 +502,8 @@ struct HeadInputs {
 fn padded(layer: &Dense) -> Dense {
     let pad = |values: &[f32]| -> Vec<f32> {
         let rows = values.chunks_exact(layer.outputs);
-        rows.flat_map(|row| row.iter().copied().chain([0.0; COLUMNS]).take(COLUMNS)).collect()
+        rows.flat_map(|row| row.iter().copied().chain([0.0; COLUMNS]).take(COLUMNS))
+            .collect()
     };
     Dense {
         outputs: COLUMNS,

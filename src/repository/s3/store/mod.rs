@@ -57,7 +57,10 @@ struct Connection {
 impl Store {
     /// A store that retries each failed request for `retry_timeout`. It connects with the first request.
     pub fn new(retry_timeout: Duration) -> Self {
-        Self { retry_timeout, connection: Arc::default() }
+        Self {
+            retry_timeout,
+            connection: Arc::default(),
+        }
     }
 
     fn connection(&self) -> Result<&Connection> {
@@ -71,8 +74,9 @@ impl Store {
             .build()
             .map_err(Error::io("cannot start the threads for S3"))?;
         let threads = runtime.handle().clone();
-        let [client, upload_client] = wait(&threads, connect())
-            .ok_or_else(|| Error::inference_because("cannot connect to S3", "its threads have stopped"))?;
+        let [client, upload_client] = wait(&threads, connect()).ok_or_else(|| {
+            Error::inference_because("cannot connect to S3", "its threads have stopped")
+        })?;
         Ok(self.connection.get_or_init(|| Connection {
             client,
             upload_client,
@@ -99,12 +103,18 @@ impl Connection {
 impl Drop for Connection {
     fn drop(&mut self) {
         // A runtime must not be dropped, which blocks, inside another runtime.
-        self.runtime.take().into_iter().for_each(Runtime::shutdown_background);
+        self.runtime
+            .take()
+            .into_iter()
+            .for_each(Runtime::shutdown_background);
     }
 }
 
 /// Waits for `work` without `block_on`, which panics on another runtime's threads; `None` if `work` panics.
-fn wait<T: Send + 'static>(threads: &Handle, work: impl Future<Output = T> + Send + 'static) -> Option<T> {
+fn wait<T: Send + 'static>(
+    threads: &Handle,
+    work: impl Future<Output = T> + Send + 'static,
+) -> Option<T> {
     let (sender, receiver) = flume::bounded(1);
     threads.spawn(async move {
         let _ = sender.send_async(work.await).await;
@@ -125,10 +135,13 @@ async fn connect() -> [Client; 2] {
         .load()
         .await;
     // Servers other than AWS usually have no host name per bucket.
-    let has_endpoint = shared.endpoint_url().is_some() || std::env::var_os("AWS_ENDPOINT_URL_S3").is_some();
+    let has_endpoint =
+        shared.endpoint_url().is_some() || std::env::var_os("AWS_ENDPOINT_URL_S3").is_some();
     [RESPONSE_TIMEOUT, UPLOAD_TIMEOUT].map(|timeout| {
-        let timeouts =
-            TimeoutConfig::builder().connect_timeout(CONNECT_TIMEOUT).read_timeout(timeout).build();
+        let timeouts = TimeoutConfig::builder()
+            .connect_timeout(CONNECT_TIMEOUT)
+            .read_timeout(timeout)
+            .build();
         let config = aws_sdk_s3::config::Builder::from(&shared).force_path_style(has_endpoint);
         Client::from_conf(config.timeout_config(timeouts).build())
     })

@@ -33,8 +33,14 @@ impl Store {
         let connection = self.connection()?;
         let failed = || Error::unavailable(format!("cannot make a link to `{url}`"));
         let config = PresigningConfig::expires_in(time).map_err(|_| failed())?;
-        let request = connection.client.get_object().bucket(&url.bucket).key(&url.key);
-        let signed = wait(&connection.threads, async move { request.presigned(config).await });
+        let request = connection
+            .client
+            .get_object()
+            .bucket(&url.bucket)
+            .key(&url.key);
+        let signed = wait(&connection.threads, async move {
+            request.presigned(config).await
+        });
         let signed = signed.and_then(Result::ok).ok_or_else(failed)?;
         Ok(signed.uri().to_owned())
     }
@@ -42,18 +48,32 @@ impl Store {
     /// An object's properties without its version, so that any version with this ETag is read; `None` if it does not
     /// exist.
     pub fn head(&self, url: &Url) -> Result<Option<Object>> {
-        Ok(self.current(url)?.map(|object| Object { version: None, ..object }))
+        Ok(self.current(url)?.map(|object| Object {
+            version: None,
+            ..object
+        }))
     }
 
     /// Properties of the current object with its version, if it has one; `None` if it does not exist or was deleted.
     pub fn current(&self, url: &Url) -> Result<Option<Object>> {
         let connection = self.connection()?;
-        let request = connection.client.head_object().bucket(&url.bucket).key(&url.key);
+        let request = connection
+            .client
+            .head_object()
+            .bucket(&url.bucket)
+            .key(&url.key);
         let head = connection.send(move || request.clone().send());
         let head = found(head, || format!("cannot read `{url}`"))?;
         Ok(head.map(|head| Object {
-            size: head.content_length().and_then(|size| size.try_into().ok()).unwrap_or(0),
-            ..object(head.e_tag(), head.version_id().map(str::to_owned), head.metadata())
+            size: head
+                .content_length()
+                .and_then(|size| size.try_into().ok())
+                .unwrap_or(0),
+            ..object(
+                head.e_tag(),
+                head.version_id().map(str::to_owned),
+                head.metadata(),
+            )
         }))
     }
 
@@ -61,7 +81,9 @@ impl Store {
     pub fn change(&self, url: &Url, object: &Object) -> Result<Option<Change>> {
         Ok(match self.current(url)? {
             None => Some(Change::Deleted),
-            Some(current) if current.is_version(object.version.as_deref(), Some(&object.etag)) => None,
+            Some(current) if current.is_version(object.version.as_deref(), Some(&object.etag)) => {
+                None
+            }
             Some(_) => Some(Change::Replaced),
         })
     }
@@ -69,15 +91,30 @@ impl Store {
     /// A small object; `None` if it does not exist.
     pub fn read(&self, url: &Url) -> Result<Option<(Bytes, Object)>> {
         let connection = self.connection()?;
-        let request = connection.client.get_object().bucket(&url.bucket).key(&url.key);
+        let request = connection
+            .client
+            .get_object()
+            .bucket(&url.bucket)
+            .key(&url.key);
         let read = connection.send(move || {
             let request = request.clone();
             async move {
                 let response = request.send().await?;
                 let version = response.version_id().map(str::to_owned);
                 let object = object(response.e_tag(), version, response.metadata());
-                let bytes = response.body.collect().await.map_err(RequestError::temporary)?.into_bytes();
-                Ok::<_, RequestError>((bytes.clone(), Object { size: bytes.len() as u64, ..object }))
+                let bytes = response
+                    .body
+                    .collect()
+                    .await
+                    .map_err(RequestError::temporary)?
+                    .into_bytes();
+                Ok::<_, RequestError>((
+                    bytes.clone(),
+                    Object {
+                        size: bytes.len() as u64,
+                        ..object
+                    },
+                ))
             }
         });
         found(read, || format!("cannot read `{url}`"))
@@ -85,22 +122,32 @@ impl Store {
 
     /// Sorted keys that begin with the key in `prefix`.
     pub fn list(&self, prefix: &Url) -> Result<Vec<String>> {
-        Ok(self.list_tags(prefix)?.into_iter().map(|(key, _)| key).collect())
+        Ok(self
+            .list_tags(prefix)?
+            .into_iter()
+            .map(|(key, _)| key)
+            .collect())
     }
 
     /// Sorted keys that begin with the key in `prefix`, with the objects' ETags.
     pub fn list_tags(&self, prefix: &Url) -> Result<Vec<(String, String)>> {
         let connection = self.connection()?;
-        let request = connection.client.list_objects_v2().bucket(&prefix.bucket).prefix(&prefix.key);
+        let request = connection
+            .client
+            .list_objects_v2()
+            .bucket(&prefix.bucket)
+            .prefix(&prefix.key);
         let listed = connection.send(move || {
             let pages = request.clone().into_paginator().send();
             pages.collect::<Result<Vec<_>, _>>()
         });
         let pages = listed.map_err(|error| error.during(format!("cannot list `{prefix}`")))?;
         let objects = pages.iter().flat_map(|page| page.contents());
-        let tag = |object: &aws_sdk_s3::types::Object| object.e_tag().unwrap_or_default().to_owned();
-        let mut keys: Vec<_> =
-            objects.filter_map(|object| Some((object.key()?.to_owned(), tag(object)))).collect();
+        let tag =
+            |object: &aws_sdk_s3::types::Object| object.e_tag().unwrap_or_default().to_owned();
+        let mut keys: Vec<_> = objects
+            .filter_map(|object| Some((object.key()?.to_owned(), tag(object))))
+            .collect();
         keys.sort();
         Ok(keys)
     }
@@ -133,7 +180,11 @@ impl Store {
     }
 }
 
-fn object(etag: Option<&str>, version: Option<String>, metadata: Option<&HashMap<String, String>>) -> Object {
+fn object(
+    etag: Option<&str>,
+    version: Option<String>,
+    metadata: Option<&HashMap<String, String>>,
+) -> Object {
     Object {
         size: 0,
         etag: etag.unwrap_or_default().to_owned(),
@@ -159,7 +210,9 @@ async fn read_range(
         .range(format!("bytes={}-{}", range.start, range.end - 1));
     let read = || async {
         let mut response = request.clone().send().await?;
-        let total = response.content_range().and_then(|range| range.rsplit('/').next()?.parse::<u64>().ok());
+        let total = response
+            .content_range()
+            .and_then(|range| range.rsplit('/').next()?.parse::<u64>().ok());
         if total.is_some_and(|total| total != object.size) {
             return Err(RequestError::refused());
         }
@@ -171,7 +224,9 @@ async fn read_range(
         }
         if size != range.end - range.start {
             let expected = range.end - range.start;
-            return Err(RequestError::temporary(format!("expected {expected} bytes, but found {size}")));
+            return Err(RequestError::temporary(format!(
+                "expected {expected} bytes, but found {size}"
+            )));
         }
         Ok(chunks)
     };

@@ -9,8 +9,13 @@ use crate::error::Error;
 
 /// Error codes after which the same request may succeed. S3 sends some in a response with status 200, which begins before a
 /// copy or a multipart upload is complete.
-const TEMPORARY_CODES: [&str; 5] =
-    ["SlowDown", "RequestTimeout", "ConditionalRequestConflict", "InternalError", "ServiceUnavailable"];
+const TEMPORARY_CODES: [&str; 5] = [
+    "SlowDown",
+    "RequestTimeout",
+    "ConditionalRequestConflict",
+    "InternalError",
+    "ServiceUnavailable",
+];
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const MAX_PAUSE: Duration = Duration::from_secs(5);
 
@@ -26,16 +31,26 @@ pub(super) struct RequestError {
 
 impl RequestError {
     pub(super) fn temporary(source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
-        Self { error: io::Error::other(source), is_temporary: true, is_refused: false }
+        Self {
+            error: io::Error::other(source),
+            is_temporary: true,
+            is_refused: false,
+        }
     }
 
     pub(super) fn permanent(source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
-        Self { is_temporary: false, ..Self::temporary(source) }
+        Self {
+            is_temporary: false,
+            ..Self::temporary(source)
+        }
     }
 
     /// Error for an object that was replaced.
     pub(super) fn refused() -> Self {
-        Self { is_refused: true, ..Self::permanent("the object was replaced") }
+        Self {
+            is_refused: true,
+            ..Self::permanent("the object was replaced")
+        }
     }
 
     /// Whether the object, the bucket or the upload does not exist.
@@ -44,7 +59,10 @@ impl RequestError {
     }
 
     pub(super) fn during(self, action: String) -> Error {
-        Error::Io { action, source: self.error }
+        Error::Io {
+            action,
+            source: self.error,
+        }
     }
 }
 
@@ -65,22 +83,30 @@ where
     E: ProvideErrorMetadata + StdError + Send + Sync + 'static,
 {
     fn from(error: SdkError<E>) -> Self {
-        let status = error.raw_response().map_or(0, |response| response.status().as_u16());
+        let status = error
+            .raw_response()
+            .map_or(0, |response| response.status().as_u16());
         let code = error.code().unwrap_or_default().to_owned();
         let kind = match (status, code.as_str()) {
-            (404, _) | (_, "NoSuchKey" | "NoSuchBucket" | "NoSuchUpload") => io::ErrorKind::NotFound,
+            (404, _) | (_, "NoSuchKey" | "NoSuchBucket" | "NoSuchUpload") => {
+                io::ErrorKind::NotFound
+            }
             (401 | 403, _) => io::ErrorKind::PermissionDenied,
             _ => io::ErrorKind::Other,
         };
         let has_temporary_code = TEMPORARY_CODES.contains(&code.as_str());
         let is_temporary = match &error {
             SdkError::ConstructionFailure(_) => false,
-            SdkError::TimeoutError(_) | SdkError::DispatchFailure(_) | SdkError::ResponseError(_) => true,
+            SdkError::TimeoutError(_)
+            | SdkError::DispatchFailure(_)
+            | SdkError::ResponseError(_) => true,
             _ => has_temporary_code || status >= 500 || status == 429,
         };
         // The SDK reports missing credentials as a connection failure, which would be temporary.
-        let lacks_credentials =
-            status == 0 && causes(&error).iter().any(|cause| cause.contains("credentials"));
+        let lacks_credentials = status == 0
+            && causes(&error)
+                .iter()
+                .any(|cause| cause.contains("credentials"));
         let (message, is_temporary) = if lacks_credentials {
             let hint = "no credentials were found; set `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`, or a profile";
             (hint.to_owned(), false)
@@ -106,7 +132,11 @@ where
             let mut causes = causes(error);
             let mut inner = causes.split_off(causes.len().saturating_sub(2));
             inner.dedup();
-            if inner.is_empty() { error.to_string() } else { inner.join(": ") }
+            if inner.is_empty() {
+                error.to_string()
+            } else {
+                inner.join(": ")
+            }
         }
         (_, "RequestTimeTooSkewed", _) => format!("{code}: this machine's clock is wrong; set it"),
         (_, "", "") => format!("the server responded with {status}"),
@@ -117,7 +147,9 @@ where
 }
 
 fn causes(error: &dyn StdError) -> Vec<String> {
-    std::iter::successors(error.source(), |cause| (*cause).source()).map(ToString::to_string).collect()
+    std::iter::successors(error.source(), |cause| (*cause).source())
+        .map(ToString::to_string)
+        .collect()
 }
 
 /// Sends `request` until it succeeds, fails permanently or `timeout` is over. Pauses grow, with random jitter, so that
@@ -160,7 +192,11 @@ mod tests {
         for code in ["InternalError", "SlowDown", "ServiceUnavailable"] {
             assert!(error(200, code).is_temporary, "{code}");
         }
-        for (status, code) in [(200, "EntityTooSmall"), (400, "EntityTooSmall"), (200, "AccessDenied")] {
+        for (status, code) in [
+            (200, "EntityTooSmall"),
+            (400, "EntityTooSmall"),
+            (200, "AccessDenied"),
+        ] {
             assert!(!error(status, code).is_temporary, "{status} {code}");
         }
         for status in [200, 412] {
