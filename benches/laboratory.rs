@@ -11,7 +11,6 @@
 )]
 
 use std::{
-    collections::BTreeMap,
     env, fs,
     hint::black_box,
     io::{BufRead, BufReader, Read, Write},
@@ -32,7 +31,7 @@ use kivu::{
         similarity::Query,
     },
     batch::pass_through,
-    config::{Config, EngineChoice},
+    config::Config,
     model::{Model, Pipeline},
     pipeline::{
         Input,
@@ -44,12 +43,7 @@ use kivu::{
     tensor::Tensor,
     tokenizer::{Encoding, Side, Tokenizer, Truncation},
 };
-use kivu_compiler::{
-    Request,
-    layer_errors::{MatrixErrors, calibration_texts, measure},
-    quality::Samples,
-    quality::{SENTENCES, inputs},
-};
+use kivu_compiler::quality::{SENTENCES, inputs};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
@@ -64,9 +58,7 @@ usage: laboratory parts BUNDLE            milliseconds per cold-start phase, in 
        laboratory kinds BUNDLE DENSE      milliseconds per text for all vector kinds from one run, for one kind after
                                           the other, and for the dense-only bundle DENSE
        laboratory fetch BUNDLE            seconds and megabytes to read a bundle into memory
-       laboratory rows                    microseconds to read and write a row
-       laboratory errors MODEL [TEXTS]    error of each matrix in 8 bits, for a recipe or a folder: mean of 1 − cosine
-                                          over the texts in a file, one per line, or over the texts for calibration";
+       laboratory rows                    microseconds to read and write a row";
 
 const SHORT: &str = "What is deep learning?";
 /// Batch size for the runtime.
@@ -110,8 +102,6 @@ fn main() {
         ["kinds", bundle, dense] => kinds([bundle, dense].map(Path::new)),
         ["fetch", bundle] => fetch(&open(bundle)),
         ["rows"] => rows(),
-        ["errors", model] => errors(Path::new(model), calibration_texts()),
-        ["errors", model, texts] => errors(Path::new(model), &fs::read_to_string(texts).unwrap()),
         _ => {
             println!("{USAGE}");
             return;
@@ -540,61 +530,6 @@ fn rows() -> Result<Value> {
         ms(started.elapsed()) * 1000.0 / FILE_ROWS as f64
     };
     Ok(median((0..3).map(pass).collect()).into())
-}
-
-/// Errors of a model's 8-bit forms, by matrix and summed over the layers of each projection.
-fn errors(model: &Path, texts: &str) -> Result<Value> {
-    let scratch = tempfile::tempdir().unwrap();
-    let request = Request {
-        source: model.to_owned(),
-        out: scratch.path().to_owned(),
-        name: None,
-        task: None,
-        precision: None,
-        engine: EngineChoice::Native,
-        allow: Vec::new(),
-        cache: config().home,
-        samples: Samples::default(),
-    };
-    let forms = measure(&request, texts, &runtime, &())?;
-    let forms = forms.into_iter().map(|form| {
-        let mut projections: BTreeMap<String, [f64; 3]> = BTreeMap::new();
-        for MatrixErrors { name, errors, .. } in &form.matrices {
-            let parts = name.split('.').map(|part| {
-                if part.parse::<usize>().is_ok() {
-                    "*"
-                } else {
-                    part
-                }
-            });
-            let sums = projections
-                .entry(parts.collect::<Vec<_>>().join("."))
-                .or_default();
-            for (sum, error) in
-                sums.iter_mut()
-                    .zip([errors.weights, errors.activations, errors.both])
-            {
-                *sum += error;
-            }
-        }
-        let largest = projections
-            .iter()
-            .max_by(|left, right| left.1[2].total_cmp(&right.1[2]));
-        let largest = largest.map(|(name, _)| name.clone());
-        let sums = |(name, [weights, activations, both]): (String, [f64; 3])| {
-            (
-                name,
-                json!({ "weights": weights, "activations": activations, "both": both }),
-            )
-        };
-        let projections: serde_json::Map<String, Value> =
-            projections.into_iter().map(sums).collect();
-        json!({
-            "form": form.form, "all": form.all, "projections": projections, "largest": largest,
-            "matrices": form.matrices,
-        })
-    });
-    Ok(json!({ "texts": texts.lines().count(), "forms": forms.collect::<Vec<_>>() }))
 }
 
 /// Median in milliseconds, without the warm-up.

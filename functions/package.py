@@ -2,7 +2,6 @@
 
     python functions/package.py ARCHIVE.zip --binary api --bundle DIR [--bundle DIR ...]
     python functions/package.py FOLDER --binary batch [--bundle DIR ...] [--library DIR] [--onnx]
-    python functions/package.py ARCHIVE.zip --binary web --bundle DIR --library DIR
 
 Packs what `cargo lambda build` has built, into an archive (`make package`) or into the folder of `sam build`
 (functions/Makefile). The same files make the same archive, byte for byte. ONNX Runtime is left out if all packed bundles
@@ -28,10 +27,8 @@ PARTS = ROOT / "target/kivu.cdx.json"
 GLIBC = (2, 34)
 # Lambda's limit for a function and its layers.
 MAX_UNPACKED = 250 * 1024 * 1024
-# Lambda's limit for the archive of a Web Function.
-MAX_WEB = 512 * 1024 * 1024
-# The name of the program in the archive. `index.js` of a Web Function starts `kivu`.
-PROGRAMS = {"api": "bootstrap", "batch": "bootstrap", "web": "kivu"}
+# The name of the program in the archive.
+PROGRAM = "bootstrap"
 # One time for all entries; the earliest that the format has.
 TIME = (1980, 1, 1, 0, 0, 0)
 
@@ -57,18 +54,15 @@ def add(archive, name, file, mode=0o644):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path, metavar="ARCHIVE.zip|FOLDER")
-    parser.add_argument("--binary", choices=PROGRAMS, required=True, help="the function")
+    parser.add_argument("--binary", choices=["api", "batch"], required=True, help="the function")
     parser.add_argument("--bundle", type=Path, action="append", default=[])
     parser.add_argument("--library", type=Path, default=LIBRARY_FOLDER, help="the folder of ONNX Runtime")
     parser.add_argument("--onnx", action="store_true", help="pack ONNX Runtime even if no packed bundle needs it")
     arguments = parser.parse_args()
 
-    is_web = arguments.binary == "web"
     folder = ROOT / "functions" / arguments.binary
-    bootstrap = BUILT / ("kivu" if is_web else arguments.binary) / "bootstrap"
-    files = {PROGRAMS[arguments.binary]: bootstrap, "kivu.toml": folder / "kivu.toml", PARTS.name: PARTS}
-    if is_web:
-        files["index.js"] = folder / "index.js"
+    bootstrap = BUILT / arguments.binary / PROGRAM
+    files = {PROGRAM: bootstrap, "kivu.toml": folder / "kivu.toml", PARTS.name: PARTS}
     check_glibc(bootstrap)
     if arguments.onnx or not arguments.bundle or not all(map(is_native, arguments.bundle)):
         files |= library_files(arguments.library, bootstrap)
@@ -76,13 +70,10 @@ def main():
         for file in sorted(bundle.iterdir()):
             files[f"models/{bundle.name}/{file.name}"] = file
     unpacked = sum(file.stat().st_size for file in files.values())
-    if unpacked > MAX_UNPACKED and not is_web:
+    if unpacked > MAX_UNPACKED:
         sys.exit(f"expected at most {MAX_UNPACKED} bytes unpacked, but found {unpacked}; pack fewer models")
     if arguments.out.suffix == ".zip":
         write_archive(arguments.out, files)
-        packed = arguments.out.stat().st_size
-        if packed > MAX_WEB:
-            sys.exit(f"expected an archive of at most {MAX_WEB} bytes, but found {packed}; pack fewer models")
         digest = hashlib.sha256(arguments.out.read_bytes()).hexdigest()
         # In the form of `sha256sum --check`.
         arguments.out.with_name(f"{arguments.out.name}.sha256").write_text(f"{digest}  {arguments.out.name}\n")
@@ -125,7 +116,7 @@ def write_archive(path, files):
     path.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(path, "w") as archive:
         for name, file in sorted(files.items()):
-            add(archive, name, file, 0o755 if name in PROGRAMS.values() else 0o644)
+            add(archive, name, file, 0o755 if name == PROGRAM else 0o644)
 
 
 def write_folder(folder, files):
@@ -133,7 +124,7 @@ def write_folder(folder, files):
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, target)
-        target.chmod(0o755 if name in PROGRAMS.values() else 0o644)
+        target.chmod(0o755 if name == PROGRAM else 0o644)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@
 mod auth;
 mod batch;
 mod choice;
-mod files;
 mod hub;
 mod limits;
 mod memory;
@@ -30,7 +29,6 @@ pub use self::{
     auth::{AuthConfig, AuthMode, Secret},
     batch::{BatchConfig, BatchRule},
     choice::{EngineChoice, Load, LogFormat, parse_address, parse_bytes, parse_instructions},
-    files::FilesConfig,
     hub::HubConfig,
     limits::{Limits, MAX_TEXTS},
     memory::{memory_of, resident as resident_memory},
@@ -117,8 +115,6 @@ pub struct Config {
     pub limits: Limits,
     /// Settings for batch jobs in the Lambda function.
     pub batch: BatchConfig,
-    /// Uploaded files and batches of requests.
-    pub files: FilesConfig,
 }
 
 impl Default for Config {
@@ -147,7 +143,6 @@ impl Default for Config {
             memory_limit: None,
             limits: Limits::default(),
             batch: BatchConfig::default(),
-            files: FilesConfig::default(),
         }
     }
 }
@@ -229,10 +224,6 @@ impl Config {
             ("limits.timeout_ms", self.limits.timeout_ms as usize),
             ("fleet.timeout_ms", self.fleet.timeout_ms as usize),
             ("auth.refresh_s", self.auth.refresh_s as usize),
-            ("files.bytes", self.files.bytes as usize),
-            ("files.count", self.files.count),
-            ("files.requests", self.files.requests),
-            ("files.batches", self.files.batches),
         ];
         if let Some(prefix) = self.prefix.as_deref().filter(|prefix| !is_prefix(prefix)) {
             return Err(Error::config(format!(

@@ -20,6 +20,7 @@ use super::{
     terminal::{Progress as Bar, print, print_aside},
 };
 use kivu::{
+    api::batch_requests,
     batch::{
         Ended, Existing, Job, JobInput, JobOutput, Parameters, Progress, Report, SinkSettings,
         SinkUrl, Status,
@@ -112,6 +113,7 @@ pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> 
             overwrite: arguments.overwrite,
             restart: arguments.restart,
         },
+        requests: Some(batch_requests(config.limits.clone())),
         ..Job::new(input, output, model, parameters)
     };
     let otlp = OtlpConfig::new(&Config::variables())?;

@@ -21,7 +21,7 @@ use super::{
     terminal::print,
 };
 use kivu::{
-    api::{App, BatchRunner, BindScope, Files, Guard, below, router},
+    api::{App, BindScope, Guard, below, router},
     backend::MappedFiles,
     config::{Config, Load, OtlpConfig, parse_address, parse_bytes},
     error::{Error, Result},
@@ -175,17 +175,10 @@ async fn serve(mut config: Config, options: Options) -> Result<ExitCode> {
         }
     };
     let (timeout, slow_request_ms) = (config.limits.timeout(), config.slow_request_ms);
-    let files = Files::open(&config)?;
-    let runner = files.clone().map(|files| {
-        let app = App::of_catalog(Arc::clone(&catalog), config.limits.clone());
-        BatchRunner::start(app, files, Duration::from_millis(config.batch.save_ms))
-    });
-    let runner = runner.transpose()?;
     let app = App::of_catalog(Arc::clone(&catalog), config.limits);
     let mut app = app
         .with_guard(guard)
         .with_metrics(prometheus)
-        .with_files(files)
         .with_slow_log(slow_request_ms);
     if let Some(otlp) = &otlp {
         app.export(otlp);
@@ -203,7 +196,6 @@ async fn serve(mut config: Config, options: Options) -> Result<ExitCode> {
         stop,
     )
     .await;
-    runner.into_iter().for_each(BatchRunner::stop);
     if let Some(otlp) = otlp {
         otlp.stop().await;
     }

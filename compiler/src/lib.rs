@@ -43,7 +43,6 @@ pub mod fuzzing;
 pub mod hub;
 mod keys;
 mod layer_calibration;
-pub mod layer_errors;
 mod layer_forms;
 mod layers;
 mod lora;

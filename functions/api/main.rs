@@ -15,7 +15,7 @@ use std::{
 use axum::Router;
 use futures::{FutureExt, future::BoxFuture};
 use kivu::{
-    api::{App, BindScope, Files, GatewayVerified, Guard, LazyRouter, below, router},
+    api::{App, BindScope, GatewayVerified, Guard, LazyRouter, below, router},
     backend::Deadline,
     config::{Config, LogFormat, OtlpConfig},
     model::Catalog,
@@ -196,7 +196,6 @@ async fn load(config: Config, otlp: Option<Otlp>, started: Instant) -> kivu::Res
     let guard = Guard::new(&config.auth, BindScope::ApiGateway)?;
     let (limits, prefix, page) = (config.limits.clone(), config.prefix.clone(), config.page);
     let slow_request_ms = config.slow_request_ms;
-    let files = Files::open(&config)?;
     let catalog = tokio::task::spawn_blocking(move || Catalog::open(&config));
     // An error is logged here; the next request reads the keys again, and fails if that fails.
     let _ = guard.prepare().await;
@@ -207,8 +206,7 @@ async fn load(config: Config, otlp: Option<Otlp>, started: Instant) -> kivu::Res
     let catalog = Arc::new(catalog);
     let app = App::of_catalog(catalog, limits)
         .with_guard(guard)
-        .with_page(page)
-        .with_files(files);
+        .with_page(page);
     if let Some(otlp) = &otlp {
         app.export(otlp);
     }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use kivu::{
-    api::{App, BatchObjects, Files},
+    api::batch_requests,
     batch::Handler,
     config::{Config, LogFormat, OtlpConfig},
     model::Model,
@@ -64,12 +64,8 @@ fn load() -> kivu::Result<(Handler, Option<Otlp>)> {
     let otlp = otlp.map(|config| Otlp::start(&config, &name)).transpose()?;
     otlp.as_ref().map_or(Ok(()), Otlp::install)?;
     let models = Model::open_all(&config)?;
-    let batches = Files::open(&config)?.and_then(|files| {
-        let app = App::new(models.clone(), config.limits.clone());
-        BatchObjects::new(app, files, Duration::from_millis(config.batch.save_ms))
-    });
-    let handler =
-        Handler::new(models, &config)?.with_jobs(batches.map(|batches| Box::new(batches) as _));
+    let requests = batch_requests(config.limits.clone());
+    let handler = Handler::new(models, &config)?.with_requests(requests);
     Ok((handler, otlp))
 }
 

@@ -10,9 +10,7 @@ use std::{
 use axum::{body::Bytes, http::StatusCode};
 use tokio::sync::Semaphore;
 
-use super::{
-    auth::Guard, body_memory::BodyMemory, fetch::FetchModel, files::Files, rejection::Rejection,
-};
+use super::{auth::Guard, body_memory::BodyMemory, fetch::FetchModel, rejection::Rejection};
 use crate::{
     backend::Deadline,
     config::Limits,
@@ -52,8 +50,6 @@ pub struct App {
     pub(super) fetcher: Option<Arc<dyn FetchModel>>,
     /// One permit, since a fetch may use all processors.
     pub(super) pulls: Arc<Semaphore>,
-    /// Uploaded files and batches, if they are turned on.
-    pub(super) files: Option<Arc<Files>>,
     /// The OpenAPI document, written when it is first requested.
     pub(super) document: OnceLock<Bytes>,
 }
@@ -79,7 +75,6 @@ impl App {
             slow_request: None,
             fetcher: None,
             pulls: Arc::new(Semaphore::new(1)),
-            files: None,
             document: OnceLock::new(),
         }
     }
@@ -88,12 +83,6 @@ impl App {
     #[must_use]
     pub fn with_guard(self, guard: Guard) -> Self {
         Self { guard, ..self }
-    }
-
-    /// Keeps files and batches in `files`.
-    #[must_use]
-    pub fn with_files(self, files: Option<Arc<Files>>) -> Self {
-        Self { files, ..self }
     }
 
     /// Fetches models with `fetcher` when `/api/pull` asks for them.

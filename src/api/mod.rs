@@ -2,7 +2,7 @@
 
 mod app;
 mod auth;
-mod batches;
+mod batch_requests;
 mod bedrock;
 mod body;
 mod body_memory;
@@ -15,7 +15,6 @@ mod dialect;
 mod embedding;
 mod extraction;
 mod fetch;
-mod files;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
 mod generation;
@@ -60,9 +59,8 @@ use axum::{
 pub use self::{
     app::App,
     auth::{BindScope, Date, GatewayVerified, Guard, KeyLimits, make_key, make_limited_key},
-    batches::{BatchObjects, BatchRunner},
+    batch_requests::batch_requests,
     fetch::{FetchModel, FetchProgress},
-    files::Files,
     startup::LazyRouter,
 };
 use self::{observe::Observed, rejection::Rejection};

@@ -16,7 +16,6 @@ use futures::FutureExt;
 
 use super::{
     app::{self, App},
-    files::Owner,
     permit_body,
     rejection::Rejection,
     request::{REQUEST_ID, request_id},
@@ -169,7 +168,6 @@ pub(super) async fn observe(State(app): State<Arc<App>>, request: Request, next:
     };
     let response = match access {
         Ok(caller) => {
-            parts.extensions.insert(Owner::of(caller.as_ref()));
             let request = Request::from_parts(parts, body);
             let (name, models) = caller.map_or((None, Vec::new()), |caller| {
                 (Some(caller.name), caller.models)

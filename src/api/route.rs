@@ -26,7 +26,6 @@ pub(super) struct Api {
 pub(super) enum RouteMethod {
     Get,
     Post,
-    Delete,
 }
 
 impl RouteMethod {
@@ -35,7 +34,6 @@ impl RouteMethod {
         match self {
             Self::Get => "get",
             Self::Post => "post",
-            Self::Delete => "delete",
         }
     }
 
@@ -43,7 +41,6 @@ impl RouteMethod {
         match self {
             Self::Get => *method == Method::GET,
             Self::Post => *method == Method::POST,
-            Self::Delete => *method == Method::DELETE,
         }
     }
 }
@@ -131,23 +128,10 @@ macro_rules! post {
     };
 }
 
-/// `delete!(PATH, ID, HANDLER, SUMMARY)`: a route for DELETE.
-macro_rules! delete {
-    ($path:expr, $id:expr, $handler:expr, $summary:expr $(,)?) => {
-        Route::new(
-            RouteMethod::Delete,
-            $path,
-            $id,
-            || axum::routing::delete($handler),
-            $summary,
-        )
-    };
-}
-
-pub(super) use {delete, get, post};
+pub(super) use {get, post};
 
 impl Route {
-    /// Use `get!`, `post!` or `delete!`, which give `method` and `handler` together.
+    /// Use `get!` or `post!`, which give `method` and `handler` together.
     pub(super) const fn new(
         method: RouteMethod,
         path: &'static str,
@@ -224,14 +208,6 @@ impl Route {
             schema,
         });
         self
-    }
-
-    /// A request with a body of this media type.
-    pub(super) const fn request_of<T: JsonSchema>(self, media_type: &'static str) -> Self {
-        Self {
-            request: Some(Content::new::<T>(media_type, None, &[])),
-            ..self
-        }
     }
 
     /// A request with a body in JSON, such as `example`.

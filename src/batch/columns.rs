@@ -38,7 +38,7 @@ impl ColumnFile {
         let names = match format {
             Format::Parquet => ParquetReader::names(input.clone()),
             Format::Csv => contents().and_then(CsvReader::names),
-            Format::JsonLines => contents().and_then(JsonLinesReader::names),
+            Format::JsonLines | Format::OpenAi => contents().and_then(JsonLinesReader::names),
         };
         let names = names.map_err(within)?;
         Ok(Self {
@@ -99,7 +99,9 @@ impl ColumnFile {
         Ok(match self.format {
             Format::Parquet => Box::new(ParquetReader::of_columns(self.input.clone())?),
             Format::Csv => Box::new(CsvReader::new(contents()?, &Layout::of_column(column))?),
-            Format::JsonLines => Box::new(JsonLinesReader::new(contents()?, column)?),
+            Format::JsonLines | Format::OpenAi => {
+                Box::new(JsonLinesReader::new(contents()?, column)?)
+            }
         })
     }
 }

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     compression::Compression,
+    requests::is_request,
     rows::{PARQUET_MAGIC, reading},
 };
 use crate::error::{Error, Result};
@@ -44,6 +45,10 @@ pub enum Format {
     Csv,
     /// Apache Parquet.
     Parquet,
+    /// Requests of OpenAI's Batch API, one per line.
+    #[serde(rename = "openai")]
+    #[value(name = "openai")]
+    OpenAi,
 }
 
 impl fmt::Display for Format {
@@ -52,6 +57,7 @@ impl fmt::Display for Format {
             Self::JsonLines => "JSON Lines",
             Self::Csv => "CSV",
             Self::Parquet => "Parquet",
+            Self::OpenAi => "OpenAI's batch requests",
         })
     }
 }
@@ -151,7 +157,10 @@ impl Format {
             .unwrap_or(&start)
             .trim_ascii_start();
         let format = match named.format {
-            _ if is_json(start)? => Self::JsonLines,
+            _ if is_json(start)? => match is_request(start) {
+                true => Self::OpenAi,
+                false => Self::JsonLines,
+            },
             Some(named) => named,
             None if start.is_empty() && head.len() as u64 >= HEAD_BYTES => {
                 return Err(Error::invalid(format!(

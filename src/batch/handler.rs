@@ -1,12 +1,10 @@
 //! The Lambda function for batch jobs.
 
 use std::{
-    fmt::Debug,
     io,
     time::{Duration, Instant},
 };
 
-use async_trait::async_trait;
 use futures::future::LocalBoxFuture;
 use serde_json::{Map, Value, json};
 
@@ -16,6 +14,7 @@ use super::{
     job::{Ended, Job},
     location::{JobInput, JobOutput},
     report_file,
+    requests::Requests,
     row_event::RowEvent,
     rules::Rules,
 };
@@ -36,17 +35,7 @@ pub struct Handler {
     margin: Duration,
     queue: Option<Queue>,
     event_bus: Option<EventBus>,
-    other_jobs: Option<Box<dyn ObjectJobs>>,
-}
-
-/// Jobs started by objects that no rule names.
-#[async_trait(?Send)]
-pub trait ObjectJobs: Debug + Send + Sync {
-    /// Whether an object stands for a job.
-    fn has(&self, url: &Url) -> bool;
-
-    /// Runs an object's job until the time `until`.
-    async fn run(&self, url: &Url, until: Option<Instant>) -> Result<Ended>;
+    requests: Option<Requests>,
 }
 
 /// Type of the event at a job's end.
@@ -130,15 +119,15 @@ impl Handler {
                 .as_deref()
                 .map(EventBus::new)
                 .transpose()?,
-            other_jobs: None,
+            requests: None,
         })
     }
 
-    /// Runs these jobs too.
+    /// Answers rows that are requests.
     #[must_use]
-    pub fn with_jobs(self, jobs: Option<Box<dyn ObjectJobs>>) -> Self {
+    pub fn with_requests(self, requests: Requests) -> Self {
         Self {
-            other_jobs: jobs,
+            requests: Some(requests),
             ..self
         }
     }
@@ -292,9 +281,6 @@ impl Handler {
         if url.key.ends_with('/') {
             return Ok(Outcome::Skipped("its key is a folder's"));
         }
-        if let Some(jobs) = self.other_jobs.as_ref().filter(|jobs| jobs.has(url)) {
-            return Ok(Outcome::Ended(jobs.run(url, until).await?));
-        }
         if !self.rules.is_input(url) {
             return Ok(Outcome::Skipped("it has no input prefix"));
         }
@@ -324,6 +310,7 @@ impl Handler {
             until,
             interval: self.interval,
             sink,
+            requests: self.requests.clone(),
             ..Job::new(input, target, model, parameters)
         };
         let ended = match error {

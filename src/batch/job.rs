@@ -13,6 +13,8 @@ use futures::future::LocalBoxFuture;
 use super::{
     answer::Columns,
     checkpoint::{Checkpoint, State},
+    compression::Compression,
+    format::Format,
     identity::Identity,
     input::{Gauge, OpenInput},
     local_storage,
@@ -25,8 +27,8 @@ use super::{
     process::{End, RowInput, catch_panic, open_rows, panicked, process},
     report::{Progress, Report, Status},
     report_file,
-    requests::{Answerer, RequestLines, Respond},
-    rows::{Layout, RowReader},
+    requests::{Answerer, Requests, Respond},
+    rows::Layout,
     s3_storage,
     sink::{SinkSettings, SinkWriter},
     target::{Target, Writer},
@@ -46,8 +48,12 @@ pub struct Job {
     pub input: JobInput,
     /// The file, object or stream that the rows with their answers are written to.
     pub output: JobOutput,
-    /// What the job does with each row.
-    pub work: RowWork,
+    /// Runs on each row's text.
+    pub model: Box<Model>,
+    /// How the model runs.
+    pub parameters: Box<Parameters>,
+    /// Answers rows that are requests; without it, they are refused.
+    pub requests: Option<Requests>,
     /// Observes the progress.
     pub watcher: Arc<dyn Watcher>,
     /// Time at which the job is saved and stopped, to be resumed later.
@@ -58,20 +64,6 @@ pub struct Job {
     pub existing: Existing,
     /// Stores the vectors; then, the output gets only the rows that have errors.
     pub sink: Option<SinkSettings>,
-}
-
-/// What a job does with each row.
-#[derive(Clone)]
-pub enum RowWork {
-    /// Runs a model on the row's text.
-    Model(Box<Model>, Box<Parameters>),
-    /// Responds to the request that the row is.
-    Requests {
-        /// Identifies the job, whose input does not change.
-        id: String,
-        /// Responds to the requests.
-        responder: Arc<dyn Respond>,
-    },
 }
 
 /// How a job run ended.
@@ -97,6 +89,7 @@ struct Ready {
 struct Opened {
     answerer: Answerer,
     input: OpenInput,
+    format: (Format, Compression),
     table: Table,
     sink: Option<SinkWriter>,
 }
@@ -118,20 +111,13 @@ enum Destination {
 impl Job {
     /// A job that nothing observes or interrupts, and that is saved after each part only.
     pub fn new(input: JobInput, output: JobOutput, model: Model, parameters: Parameters) -> Self {
-        Self::of(
-            input,
-            output,
-            RowWork::Model(Box::new(model), Box::new(parameters)),
-        )
-    }
-
-    /// The same for any work.
-    pub fn of(input: JobInput, output: JobOutput, work: RowWork) -> Self {
         let (watcher, existing) = (Arc::new(()), Existing::default());
         Self {
             input,
             output,
-            work,
+            model: Box::new(model),
+            parameters: Box::new(parameters),
+            requests: None,
             watcher,
             until: None,
             interval: Duration::MAX,
@@ -210,6 +196,7 @@ impl Job {
                     input,
                     table: Table { rows, shape, notes },
                     sink,
+                    ..
                 } = opened;
                 let (target, pieces) = (Target::Stream(stream.open()?), Pieces::new(shape));
                 let (progress, column) = (Progress::default(), rows.reader.column().to_owned());
@@ -262,11 +249,17 @@ impl Job {
         let Opened {
             answerer,
             input,
+            format,
             table,
             mut sink,
         } = opened;
         let Table { rows, shape, notes } = match catch_panic(|| {
-            self.skip_done(&mut checkpoint.state, &input, table, sink.as_mut())
+            self.skip_done(
+                &mut checkpoint.state,
+                (&input, format),
+                table,
+                sink.as_mut(),
+            )
         }) {
             Err(error) if is_final(&error) => {
                 checkpoint.abandon()?;
@@ -318,7 +311,7 @@ impl Job {
     fn skip_done(
         &self,
         state: &mut State,
-        input: &OpenInput,
+        (input, format): (&OpenInput, (Format, Compression)),
         mut table: Table,
         sink: Option<&mut SinkWriter>,
     ) -> Result<Table> {
@@ -326,7 +319,7 @@ impl Job {
         match &state.layout {
             // Another version may detect a different layout.
             Some(saved) if *saved != layout => {
-                table = self.table(input, saved, Arc::clone(&table.shape.columns))?
+                table = self.table(input, format, saved, Arc::clone(&table.shape.columns))?
             }
             _ => state.layout = Some(layout),
         }
@@ -339,29 +332,48 @@ impl Job {
     }
 
     fn open(&self) -> Result<Opened> {
-        let (answerer, column) = match &self.work {
-            RowWork::Model(model, parameters) => (
-                Answerer::Model(Box::new(Predictor::new(model, parameters)?)),
-                parameters.column.as_deref(),
-            ),
-            RowWork::Requests { responder, .. } => {
-                (Answerer::Requests(Arc::clone(responder)), None)
-            }
-        };
         let input = OpenInput::new(&self.input)?;
+        let (format, compression) = input.format(self.parameters.format)?;
+        let answerer = match format {
+            Format::OpenAi => Answerer::Requests(self.responder()?),
+            _ => Answerer::Model(Box::new(Predictor::new(&self.model, &self.parameters)?)),
+        };
         let columns = if self.sink.is_some() {
             [].into()
         } else {
             answerer.columns()
         };
-        let table = self.table(&input, &Layout::of_column(column), columns)?;
+        let layout = Layout::of_column(self.parameters.column.as_deref());
+        let table = self.table(&input, (format, compression), &layout, columns)?;
         let sink = self.connect(&answerer, &table)?;
         Ok(Opened {
             answerer,
             input,
+            format: (format, compression),
             table,
             sink,
         })
+    }
+
+    /// Answers rows that are requests, which have their parameters themselves.
+    fn responder(&self) -> Result<Arc<dyn Respond>> {
+        let Some(Requests { limits, responder }) = &self.requests else {
+            return Err(Error::config(
+                "requests cannot be answered here; use `kivu batch` or an upload",
+            ));
+        };
+        let parameters = Parameters {
+            model: self.parameters.model.clone(),
+            format: self.parameters.format,
+            ..Parameters::default()
+        };
+        if self.sink.is_some() || *self.parameters != parameters {
+            return Err(Error::config(
+                "rows that are requests have their parameters in `body`; omit the column, the task's options and the \
+                 database",
+            ));
+        }
+        Ok(responder(&self.model, limits))
     }
 
     /// Connects to the sink, if the job has one.
@@ -374,24 +386,17 @@ impl Job {
     }
 
     /// Rows in `input`, and an output in the form that its name selects.
-    fn table(&self, input: &OpenInput, layout: &Layout, columns: Columns) -> Result<Table> {
+    fn table(
+        &self,
+        input: &OpenInput,
+        format: (Format, Compression),
+        layout: &Layout,
+        columns: Columns,
+    ) -> Result<Table> {
         let gauge = Gauge::default();
-        let (reader, form, note) = match &self.work {
-            RowWork::Model(_, parameters) => {
-                let format = input.format(parameters.format)?;
-                let (form, note) =
-                    OutputForm::of(&self.output.to_string(), &self.input.to_string(), format)?;
-                (open_rows(input, format, layout, &gauge)?, form, note)
-            }
-            RowWork::Requests { .. } => {
-                let RequestLines(reader) = RequestLines::read(input, &gauge)?;
-                (
-                    Box::new(reader) as Box<dyn RowReader>,
-                    OutputForm::default(),
-                    None,
-                )
-            }
-        };
+        let (form, note) =
+            OutputForm::of(&self.output.to_string(), &self.input.to_string(), format)?;
+        let reader = open_rows(input, format, layout, &gauge)?;
         let shape = Shape::of(reader.as_ref(), form, columns);
         // The output may need a codec that this build lacks.
         shape.packer()?;
@@ -503,7 +508,7 @@ impl Job {
     fn done(&self, writer: Writer) -> Result<Ended> {
         let mut report = self.report(Status::Finished, None, writer.progress);
         report.notes = writer.notes;
-        report.text_column = Some(writer.column);
+        report.text_column = Some(writer.column).filter(|column| !column.is_empty());
         if let Target::Checkpoint(checkpoint) = &writer.target {
             report.output_digest.clone_from(&checkpoint.state.digest);
             self.write_report(&report)?;
@@ -578,14 +583,11 @@ impl Job {
 
     /// The model's name, digest and task.
     fn model(&self) -> [String; 3] {
-        match &self.work {
-            RowWork::Model(model, _) => [
-                model.name.clone(),
-                model.digest.clone(),
-                model.manifest.task.to_string(),
-            ],
-            RowWork::Requests { .. } => [String::new(), String::new(), "requests".to_owned()],
-        }
+        [
+            self.model.name.clone(),
+            self.model.digest.clone(),
+            self.model.manifest.task.to_string(),
+        ]
     }
 
     pub(super) fn write_report(&self, report: &Report) -> Result<()> {
@@ -594,12 +596,7 @@ impl Job {
 
     /// Identifies the job, whose input has this version; `None` for a stream.
     pub(super) fn id(&self, version: Option<String>) -> Result<String> {
-        match &self.work {
-            RowWork::Model(model, parameters) => {
-                Identity::new(version, model, parameters, self.sink.as_ref()).digest()
-            }
-            RowWork::Requests { id, .. } => Ok(blake3::hash(id.as_bytes()).to_hex().to_string()),
-        }
+        Identity::new(version, &self.model, &self.parameters, self.sink.as_ref()).digest()
     }
 }
 

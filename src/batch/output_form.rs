@@ -30,6 +30,11 @@ impl OutputForm {
         (format, compression): (Format, Compression),
     ) -> Result<(Self, Option<String>)> {
         let (output, input) = (NamedForm::of(output), NamedForm::of(input));
+        // Responses are JSON Lines, too.
+        let format = match format {
+            Format::OpenAi => Format::JsonLines,
+            format => format,
+        };
         let other = output.format.filter(|named| *named != format);
         if let Some(named) = other
             && input.format != other

@@ -73,8 +73,9 @@ impl Parameters {
                 "column" => self.column = Some(value.clone()),
                 "format" => {
                     let format = Format::from_str(value, false);
-                    self.format =
-                        Some(format.map_err(|_| wrong("`json-lines`, `csv` or `parquet`"))?);
+                    self.format = Some(
+                        format.map_err(|_| wrong("`json-lines`, `csv`, `parquet` or `openai`"))?,
+                    );
                 }
                 "query" => self.query = Some(value.clone()),
                 "truncate" => {
@@ -136,7 +137,7 @@ mod tests {
                 .to_string()
         };
         insta::assert_snapshot!(refused(&[("kivu-truncate", "maybe")]), @"expected `true` or `false` in the metadata `kivu-truncate`, but found `maybe`");
-        insta::assert_snapshot!(refused(&[("kivu-format", "xml")]), @"expected `json-lines`, `csv` or `parquet` in the metadata `kivu-format`, but found `xml`");
+        insta::assert_snapshot!(refused(&[("kivu-format", "xml")]), @"expected `json-lines`, `csv`, `parquet` or `openai` in the metadata `kivu-format`, but found `xml`");
         insta::assert_snapshot!(refused(&[("kivu-colum", "x")]), @"expected known metadata, but found `kivu-colum`");
     }
 }

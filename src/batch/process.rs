@@ -18,7 +18,7 @@ use super::{
     compression::Compression,
     format::Format,
     input::{Gauge, OpenInput},
-    rows::{Chunk, CsvReader, JsonLinesReader, Layout, RowReader, Rows},
+    rows::{Chunk, CsvReader, JsonLinesReader, Layout, RequestReader, RowReader, Rows},
     target::{Target, Writer},
     watcher::Watcher,
 };
@@ -57,6 +57,7 @@ pub(super) fn open_rows(
             let contents = input.unpacked(compression, gauge)?;
             Box::new(JsonLinesReader::new(contents, layout.column.as_deref())?)
         }
+        Format::OpenAi => Box::new(RequestReader::new(input.unpacked(compression, gauge)?)),
     })
 }
 
@@ -96,7 +97,6 @@ pub(super) async fn process(
                 writer.progress.seconds = before + started.elapsed().as_secs_f64();
                 writer.write(rows, answers)?;
                 watcher.advance(writer.progress.rows, share);
-                watcher.count(&writer.progress);
                 Ok(())
             });
             writer.progress.seconds = before + started.elapsed().as_secs_f64();

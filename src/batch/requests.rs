@@ -1,70 +1,129 @@
-//! Jobs whose rows are requests.
+//! Jobs whose rows are requests in the file format of OpenAI's Batch API: each line of the output is a response.
 
 use std::{fmt::Debug, sync::Arc};
 
 use async_trait::async_trait;
 use futures::{StreamExt, stream};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 
 use super::{
     answer::{Answer, Answers, Cell, Columns, ErrorKind, RowError},
-    compression::Compression,
-    format::Format,
-    input::{Gauge, OpenInput},
-    location::JobInput,
     predictor::Predictor,
-    rows::RequestReader,
 };
-use crate::error::{Error, Result};
+use crate::{config::Limits, error::Result, model::Model};
 
 /// Requests that are processed at once, within a chunk of rows.
 const AT_ONCE: usize = 8;
+/// The only route that requests may name.
+const URL: &str = "/v1/embeddings";
+const OK: u16 = 200;
+/// Error code for a line that is not a request.
+const INVALID: &str = "invalid_request";
 
-/// Responds to requests, each a line of a file.
+/// Responds to the bodies of `POST /v1/embeddings`.
 #[async_trait]
 pub trait Respond: Debug + Send + Sync {
-    /// Responds to a line. An error is a response too.
-    async fn respond(&self, line: String) -> LineResponse;
+    /// The response's status and JSON body. An error is a response too.
+    async fn respond(&self, body: &str) -> (u16, String);
 }
 
-/// A response, as a line without its end.
+/// Makes a model's [`Respond`].
 #[derive(Clone, Debug)]
-pub struct LineResponse {
-    /// The line.
-    pub line: String,
-    /// Whether the request failed.
-    pub is_failed: bool,
-    /// Input tokens.
-    pub tokens: u64,
+pub struct Requests {
+    /// Limits of each request.
+    pub limits: Limits,
+    /// Responds with this model only.
+    pub responder: fn(&Model, &Limits) -> Arc<dyn Respond>,
 }
 
-/// A file's requests.
-pub struct RequestLines(pub(super) RequestReader);
+/// A line of the input.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, expecting = "an object")]
+struct Request<'a> {
+    custom_id: String,
+    method: String,
+    url: String,
+    #[serde(borrow)]
+    body: &'a RawValue,
+}
 
-impl RequestLines {
-    /// Opens a file.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] for an empty or compressed file.
-    pub fn open(input: &JobInput) -> Result<Self> {
-        Self::read(&OpenInput::new(input)?, &Gauge::default())
-    }
+/// A line of the output.
+#[derive(Serialize)]
+struct Output<'a> {
+    id: String,
+    custom_id: Option<&'a str>,
+    response: Option<Response>,
+    error: Option<Refusal>,
+}
 
-    pub(super) fn read(input: &OpenInput, gauge: &Gauge) -> Result<Self> {
-        let (_, compression) = input.format(Some(Format::JsonLines))?;
-        if compression != Compression::None {
-            return Err(Error::invalid(
-                "expected JSON Lines, but found a compressed file; unpack it",
-            ));
+#[derive(Serialize)]
+struct Response {
+    status_code: u16,
+    request_id: String,
+    body: Box<RawValue>,
+}
+
+#[derive(Serialize)]
+struct Refusal {
+    code: &'static str,
+    message: String,
+}
+
+/// The fields that begin a request, as far as a line's beginning has them.
+#[derive(Default)]
+struct Beginning {
+    has_id: bool,
+    has_url: bool,
+}
+
+impl<'a> Request<'a> {
+    fn parse(line: &'a str) -> Result<Self, String> {
+        let request: Self = serde_json::from_str(line).map_err(|error| {
+            format!(
+                "the line is not a request with `custom_id`, `method`, `url` and `body`: {error}"
+            )
+        })?;
+        for (field, expected, found) in [
+            ("method", "POST", &request.method),
+            ("url", URL, &request.url),
+        ] {
+            if found != expected {
+                return Err(format!(
+                    "expected `{expected}` in `{field}`, but found `{found}`"
+                ));
+            }
         }
-        Ok(Self(RequestReader::new(
-            input.unpacked(compression, gauge)?,
-        )))
+        Ok(request)
+    }
+}
+
+/// Whether a file's first line, which may be cut, is a request: an object with `custom_id` and `url`.
+pub(super) fn is_request(line: &[u8]) -> bool {
+    struct Visitor<'a>(&'a mut Beginning);
+
+    impl<'de> serde::de::Visitor<'de> for Visitor<'_> {
+        type Value = ();
+
+        fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            formatter.write_str("an object")
+        }
+
+        fn visit_map<A: serde::de::MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+            while let Some(key) = map.next_key::<String>()? {
+                self.0.has_id |= key == "custom_id";
+                self.0.has_url |= key == "url";
+                map.next_value::<serde::de::IgnoredAny>()?;
+            }
+            Ok(())
+        }
     }
 
-    /// The next request that is not an empty line; `None` at the end.
-    pub fn request(&mut self) -> Result<Option<String>> {
-        self.0.request()
-    }
+    let mut beginning = Beginning::default();
+    let mut deserializer = serde_json::Deserializer::from_slice(line);
+    // A line that is cut ends with an error.
+    let _ = serde::Deserializer::deserialize_map(&mut deserializer, Visitor(&mut beginning));
+    beginning.has_id && beginning.has_url
 }
 
 /// Computes rows' answers.
@@ -82,35 +141,134 @@ impl Answerer {
         }
     }
 
-    pub(super) async fn answer(&self, texts: Vec<Result<String, RowError>>) -> Result<Answers> {
-        match self {
-            Self::Model(predictor) => predictor.predict(texts).await,
-            Self::Requests(responder) => Ok(respond(responder.as_ref(), texts).await),
+    pub(super) async fn answer(&self, rows: Vec<Result<String, RowError>>) -> Result<Answers> {
+        let responder = match self {
+            Self::Model(predictor) => return predictor.predict(rows).await,
+            Self::Requests(responder) => responder.as_ref(),
+        };
+        let responses = rows.into_iter().map(|row| respond(responder, row));
+        let responses: Vec<(Result<Answer, RowError>, u64)> =
+            stream::iter(responses).buffered(AT_ONCE).collect().await;
+        let mut answers = Answers::default();
+        for (result, tokens) in responses {
+            answers.tokens += tokens;
+            answers.results.push(result);
         }
+        Ok(answers)
     }
 }
 
-async fn respond(responder: &dyn Respond, lines: Vec<Result<String, RowError>>) -> Answers {
-    let lines = lines
-        .into_iter()
-        .flatten()
-        .map(|line| responder.respond(line));
-    let responses: Vec<LineResponse> = stream::iter(lines).buffered(AT_ONCE).collect().await;
-    let mut answers = Answers::default();
-    for LineResponse {
-        line,
-        is_failed,
-        tokens,
-    } in responses
-    {
-        answers.tokens += tokens;
-        answers.results.push(match is_failed {
-            false => Ok(Answer::from([Cell::Text(line.into())])),
-            true => Err(RowError {
-                response: Some(line),
-                ..RowError::new(ErrorKind::Input, "the response has an error")
-            }),
-        });
+/// A row's response, as the only cell or as the error's, and its input tokens.
+async fn respond(
+    responder: &dyn Respond,
+    row: Result<String, RowError>,
+) -> (Result<Answer, RowError>, u64) {
+    let (output, is_ok, tokens) = match &row {
+        Ok(line) => match Request::parse(line) {
+            Ok(request) => {
+                let (status, body) = responder.respond(request.body.get()).await;
+                let (output, tokens) = responded(line, &request, status, body);
+                (output, status == OK, tokens)
+            }
+            Err(message) => (refused(line, message), false, 0),
+        },
+        Err(error) => (refused("", error.message.clone()), false, 0),
+    };
+    if is_ok {
+        return (Ok(Answer::from([Cell::Text(output.into())])), tokens);
     }
-    answers
+    let error = row
+        .err()
+        .unwrap_or_else(|| RowError::new(ErrorKind::Input, "the response has an error"));
+    let error = RowError {
+        response: Some(output),
+        ..error
+    };
+    (Err(error), tokens)
+}
+
+/// The ids of a line's response, which are the same in each run.
+fn ids(line: &str) -> (String, String) {
+    let hash = blake3::hash(line.as_bytes()).to_hex();
+    (
+        format!("batch_req_{}", &hash[..32]),
+        format!("req_{}", &hash[32..]),
+    )
+}
+
+fn refused(line: &str, message: String) -> String {
+    written(&Output {
+        id: ids(line).0,
+        custom_id: None,
+        response: None,
+        error: Some(Refusal {
+            code: INVALID,
+            message,
+        }),
+    })
+}
+
+fn responded(line: &str, request: &Request<'_>, status: u16, body: String) -> (String, u64) {
+    #[derive(Deserialize)]
+    struct Body {
+        usage: Option<Usage>,
+    }
+    #[derive(Deserialize)]
+    struct Usage {
+        prompt_tokens: u64,
+    }
+
+    let usage = serde_json::from_str::<Body>(&body)
+        .ok()
+        .and_then(|body| body.usage);
+    let (id, request_id) = ids(line);
+    let output = Output {
+        id,
+        custom_id: Some(&request.custom_id),
+        response: Some(Response {
+            status_code: status,
+            request_id,
+            body: RawValue::from_string(body).unwrap_or_else(|_| RawValue::NULL.to_owned()),
+        }),
+        error: None,
+    };
+    (
+        written(&output),
+        usage.map_or(0, |usage| usage.prompt_tokens),
+    )
+}
+
+fn written(output: &Output<'_>) -> String {
+    serde_json::to_string(output).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_recognized_by_their_fields() {
+        let request = r#"{"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {"input": "x"}}"#;
+        assert!(is_request(request.as_bytes()));
+        assert!(is_request(&request.as_bytes()[..70]), "cut within the body");
+        for other in [
+            r#"{"url": "https://a", "text": "x"}"#,
+            r#"{"custom_id": "a", "text": "x"}"#,
+            r#"{"body": {"custom_id": "a", "url": "b"}}"#,
+            r#"["custom_id", "url"]"#,
+            "custom_id,url",
+        ] {
+            assert!(!is_request(other.as_bytes()), "{other}");
+        }
+    }
+
+    #[test]
+    fn lines_that_are_no_requests_are_refused_by_name() {
+        let refused = |line: &str| Request::parse(line).err().unwrap();
+        insta::assert_snapshot!(refused(r#"{"custom_id": "a", "method": "GET", "url": "/v1/embeddings", "body": {}}"#), @"expected `POST` in `method`, but found `GET`");
+        insta::assert_snapshot!(refused(r#"{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {}}"#), @"expected `/v1/embeddings` in `url`, but found `/v1/chat/completions`");
+        insta::assert_snapshot!(refused(r#"{"custom_id": "a", "method": "POST", "url": "/v1/embeddings"}"#), @"the line is not a request with `custom_id`, `method`, `url` and `body`: missing field `body` at line 1 column 61");
+        insta::assert_snapshot!(refused(r#"{"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {}, "priority": 1}"#), @"the line is not a request with `custom_id`, `method`, `url` and `body`: unknown field `priority`, expected one of `custom_id`, `method`, `url`, `body` at line 1 column 84");
+        assert!(refused("{").contains("EOF"));
+    }
 }

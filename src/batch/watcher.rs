@@ -1,7 +1,5 @@
 //! Job observers.
 
-use super::report::Progress;
-
 /// Observes job progress.
 pub trait Watcher: Send + Sync {
     /// The job begins, or continues after `rows` rows.
@@ -9,8 +7,6 @@ pub trait Watcher: Send + Sync {
     /// `rows` rows are written, including rows from earlier processes; `share` is the share of the input, from 0
     /// to 1, if it is known.
     fn advance(&self, rows: u64, share: Option<f64>);
-    /// The same with all counts, at the same time.
-    fn count(&self, _progress: &Progress) {}
 }
 
 /// Observes nothing.

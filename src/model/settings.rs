@@ -74,7 +74,6 @@ impl ModelSettings {
             max_memory: _,
             s3: _,
             hub: _,
-            files: _,
             memory_limit: _,
             slow_request_ms: _,
         } = config;

@@ -16,7 +16,6 @@ use async_trait::async_trait;
 use futures::{StreamExt, TryStreamExt, stream};
 use tokio::sync::Semaphore;
 
-use super::priority::{Running, give_way, max_calls};
 use crate::{
     backend::{
         Deadline, RemoteBackend,
@@ -129,7 +128,6 @@ impl<L: Sync, R: RemoteModel> Executor<L, R> {
         work: &W,
         deadline: Deadline,
     ) -> Result<(W::Output, Location)> {
-        let _running = Running::begin();
         let (tokens, local) = (work.tokens(), self.local());
         if self.route.choose(tokens) == Location::Remote
             && !(local.is_some() && self.is_known_unfit(work))
@@ -199,12 +197,13 @@ pub(crate) async fn sharing_turns<T>(request: impl Future<Output = T>) -> T {
 
 /// Runs a request's batches and returns the results in input order, which their indexes determine.
 ///
-/// At most [`max_calls`] are in progress, so that requests take turns.
+/// At most two per parallel run of the backend are in progress: the backend never waits for a request's next batch, and
+/// requests take turns.
 pub(super) async fn run_batches<T: Send>(
     batches: Vec<impl Future<Output = Result<Vec<(usize, T)>>> + Send>,
     concurrency: NonZeroUsize,
 ) -> Result<Vec<T>> {
-    let max = max_calls(concurrency);
+    let max = 2 * concurrency.get();
     let turns = TURNS.try_with(Arc::clone).ok();
     let turns = turns
         .as_ref()
@@ -214,7 +213,6 @@ pub(super) async fn run_batches<T: Send>(
             Some(turns) => turns.acquire().await.ok(),
             None => None,
         };
-        give_way().await;
         batch.await
     });
     let done = stream::iter(batches).buffer_unordered(max).try_concat();

@@ -17,8 +17,6 @@ mod model_inputs;
 pub mod multi_vector;
 pub mod pair_template;
 pub mod pooling;
-#[cfg_attr(target_family = "wasm", path = "priority/disabled.rs")]
-mod priority;
 pub mod ranking;
 mod redaction;
 pub mod roles;
@@ -34,5 +32,5 @@ pub mod vectors;
 pub mod zero_shot;
 pub mod zero_shot_entities;
 
+pub(crate) use self::executor::sharing_turns;
 pub use self::{encoding::Input, model_inputs::POOLING_MASK, task::Task, usage::Usage};
-pub(crate) use self::{executor::sharing_turns, priority::in_background};

@@ -127,8 +127,6 @@ fn start_counters() {
         "kivu_tokens_total",
         "kivu_failed_loads_total",
         "kivu_unloads_total",
-        "kivu_rows_total",
-        "kivu_failed_rows_total",
     ] {
         counter!(name).increment(0);
     }

@@ -16,17 +16,18 @@ use std::{
 };
 
 use kivu::{
+    api::batch_requests,
     batch::{
-        Ended, Existing, Format, Job, JobInput, JobOutput, Parameters, Report, RowWork, Status,
-        Watcher,
+        Ended, Existing, Format, Job, JobInput, JobOutput, Parameters, Report, Status, Watcher,
     },
-    config::{Config, EngineChoice},
+    config::{Config, EngineChoice, Limits},
     model::Model,
     pipeline::Task,
     repository::manifest::Precision,
     task::JobOptions,
 };
 use proptest::{prelude::*, sample::select};
+use serde_json::{Value, json};
 use tokio::sync::Notify;
 
 use crate::{
@@ -41,22 +42,18 @@ use crate::{
 /// A file-to-file job on a two-dimensional scripted model.
 pub(crate) fn job(input: &Path, output: &Path) -> Job {
     Job {
-        input: JobInput::File(input.to_owned()),
-        output: JobOutput::File(output.to_owned()),
-        work: RowWork::Model(Box::new(scripted_model()), Box::default()),
-        watcher: Arc::new(()),
-        until: None,
         interval: Duration::from_secs(60),
-        existing: Existing::default(),
-        sink: None,
+        ..Job::new(
+            JobInput::File(input.to_owned()),
+            JobOutput::File(output.to_owned()),
+            scripted_model(),
+            Parameters::default(),
+        )
     }
 }
 
 fn parameters_of(job: &mut Job) -> &mut Parameters {
-    match &mut job.work {
-        RowWork::Model(_, parameters) => parameters,
-        RowWork::Requests { .. } => panic!("a job of requests"),
-    }
+    &mut job.parameters
 }
 
 pub(crate) fn wait<T>(work: impl Future<Output = T>) -> T {
@@ -651,7 +648,7 @@ fn a_language_that_a_translator_does_not_know_fails_at_once() {
     let model = fixtures().join("models/tiny-m2m100");
     let mut asked = job(&input, &output);
     let model = open(model, folder.path(), Some(Precision::Fp32), runtime).unwrap();
-    asked.work = RowWork::Model(Box::new(model), Box::default());
+    (asked.model, asked.parameters) = (Box::new(model), Box::default());
     for (name, language) in [("source-language", "klingon"), ("target-language", "fr")] {
         parameters_of(&mut asked)
             .options
@@ -870,8 +867,7 @@ fn a_killed_process_is_continued_and_signals_end_it_with_their_codes() {
     let saved = || -> u64 {
         let state = fs::read_to_string(&checkpoint).unwrap_or_default();
         // Inside the JSON, after the hash.
-        let state: serde_json::Value =
-            serde_json::from_str(state.lines().nth(1).unwrap_or("0")).unwrap();
+        let state: Value = serde_json::from_str(state.lines().nth(1).unwrap_or("0")).unwrap();
         state["progress"]["rows"].as_u64().unwrap_or(0)
     };
     let signals = [
@@ -990,5 +986,101 @@ fn the_program_reads_and_writes_pipes() {
         ["300", "300", "301", "0", "300", "143"],
         "{}",
         String::from_utf8_lossy(&shell.stderr)
+    );
+}
+
+/// Requests with a `custom_id` each: right ones, one whose input is empty, one for another route, and no request.
+const REQUESTS: &str = r#"{"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {"input": ["the cat", "a dog"]}}
+{"custom_id": "b", "method": "POST", "url": "/v1/embeddings", "body": {"input": ""}}
+{"custom_id": "c", "method": "POST", "url": "/v1/completions", "body": {}}
+{"custom_id": "d"}
+{"custom_id": "e", "method": "POST", "url": "/v1/embeddings", "body": {"model": "other", "input": "x"}}
+{"custom_id": "f", "method": "POST", "url": "/v1/embeddings", "body": {"input": "the cat", "encoding_format": "base64"}}
+"#;
+
+fn requests_job(input: &Path, output: &Path) -> Job {
+    Job {
+        requests: Some(batch_requests(Limits::default())),
+        ..job(input, output)
+    }
+}
+
+#[test]
+fn requests_have_a_response_each_in_openais_form() {
+    let folder = tempfile::tempdir().unwrap();
+    let [input, output] = ["in.jsonl", "out.jsonl"].map(|name| folder.path().join(name));
+    fs::write(&input, REQUESTS).unwrap();
+    let report = finished(requests_job(&input, &output));
+    assert_eq!(report.progress.rows, 6);
+    assert_eq!(report.progress.errors.values().sum::<u64>(), 4);
+    let lines: Vec<Value> = text(&output)
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let summary: Vec<_> = lines
+        .iter()
+        .map(|line| {
+            let (response, error) = (&line["response"], &line["error"]);
+            json!([
+                line["custom_id"],
+                response["status_code"],
+                response["body"]["data"].as_array().map(Vec::len),
+                error["code"]
+            ])
+        })
+        .collect();
+    assert_eq!(
+        json!(summary),
+        json!([
+            ["a", 200, 2, null],
+            ["b", 422, null, null],
+            [null, null, null, "invalid_request"],
+            [null, null, null, "invalid_request"],
+            ["e", 404, null, null],
+            ["f", 200, 1, null]
+        ])
+    );
+    let ids: BTreeSet<_> = lines.iter().map(|line| line["id"].to_string()).collect();
+    assert_eq!(ids.len(), 6);
+    // The same bytes again, packed too.
+    let first = text(&output);
+    finished(Job {
+        existing: Existing {
+            overwrite: true,
+            restart: true,
+        },
+        ..requests_job(&input, &output)
+    });
+    assert_eq!(text(&output), first);
+}
+
+#[test]
+fn requests_are_resumed_where_they_stopped() {
+    let folder = tempfile::tempdir().unwrap();
+    let [input, output, whole] =
+        ["in.jsonl", "out.jsonl", "whole.jsonl"].map(|name| folder.path().join(name));
+    fs::write(&input, REQUESTS.repeat(400)).unwrap();
+    finished(requests_job(&input, &whole));
+    let stopped = stopped(requests_job(&input, &output)).unwrap();
+    assert!(matches!(stopped, Ended::Unfinished(_)), "{stopped:?}");
+    finished(requests_job(&input, &output));
+    assert_eq!(text(&output), text(&whole));
+}
+
+#[test]
+fn requests_take_no_options_and_need_an_answer() {
+    let folder = tempfile::tempdir().unwrap();
+    let [input, output] = ["in.jsonl", "out.jsonl"].map(|name| folder.path().join(name));
+    fs::write(&input, REQUESTS).unwrap();
+    let failed = |job| run(job).unwrap().error.unwrap();
+    insta::assert_snapshot!(failed(job(&input, &output)), @"requests cannot be answered here; use `kivu batch` or an upload");
+    let mut named = requests_job(&input, &output);
+    parameters_of(&mut named).column = Some("body".into());
+    insta::assert_snapshot!(failed(named), @"rows that are requests have their parameters in `body`; omit the column, the task's options and the database");
+    // Without the fields of a request, the same file has texts.
+    fs::write(&input, "{\"custom_id\": \"a\", \"text\": \"the cat\"}\n").unwrap();
+    assert_eq!(
+        finished(job(&input, &output)).text_column.as_deref(),
+        Some("text")
     );
 }

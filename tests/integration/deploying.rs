@@ -1556,48 +1556,6 @@ fn jobs_send_events_and_rules_start_jobs() {
     );
 }
 
-/// Both functions use one folder, whose new batches reach the queue.
-#[test]
-fn files_and_batches_of_requests_are_in_the_data_bucket() {
-    let parameters = ["no", "yes"].map(|files| json!({ "Batch": "yes", "Files": files }));
-    let Some([without, deployment]) = Deployment::resolve(parameters) else {
-        return;
-    };
-    let folder =
-        |deployment: &Deployment, name: &str| configuration(deployment.of(name)).files.folder;
-    let objects = ["arn:aws:s3:::databucket/files/*"];
-    for (name, role) in [("ApiFunction", "ApiRole"), ("BatchFunction", "BatchRole")] {
-        assert_eq!(folder(&without, name), None);
-        assert_eq!(
-            folder(&deployment, name).as_deref(),
-            Some("s3://databucket/files"),
-            "{name}"
-        );
-        for action in [
-            "s3:PutObject",
-            "s3:DeleteObject",
-            "s3:GetObject",
-            "s3:GetObjectVersion",
-        ] {
-            let granted = granted(&deployment, role, action);
-            assert!(granted.contains(&objects[0].to_owned()), "{role} {action}");
-        }
-        assert!(
-            granted(&deployment, role, "s3:ListBucket")
-                .contains(&"arn:aws:s3:::databucket".to_owned())
-        );
-    }
-    assert!(granted(&without, "ApiRole", "s3:PutObject").is_empty());
-    let keys = |deployment: &Deployment| {
-        deployment.of("UploadsRule")["EventPattern"]["detail"]["object"]["key"].clone()
-    };
-    assert_eq!(keys(&without), json!([{ "prefix": "in/" }]));
-    assert_eq!(
-        keys(&deployment),
-        json!([{ "prefix": "in/" }, { "prefix": "files/queue/" }])
-    );
-}
-
 /// Uploads go to one index; files of the state machine do not.
 #[test]
 fn vectors_of_uploads_go_to_an_index() {

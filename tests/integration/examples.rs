@@ -3,7 +3,7 @@
 use std::{
     fs,
     io::Write,
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Command, Stdio},
 };
 
@@ -23,14 +23,9 @@ fn examples() -> PathBuf {
 fn server() -> Option<(Server, PathBuf)> {
     let python = tool("TEST_PYTHON")?;
     runtime().expect("`make test` installs ONNX Runtime");
-    let server = server_with(&[]);
-    Some((server, python))
-}
-
-fn server_with(variables: &[(&str, &Path)]) -> Server {
     let mut serve = kivu(&root().join(".kivu/bundles"));
-    serve.envs(variables.iter().copied());
-    Server::wait(serve.stderr(Stdio::null()).spawn().unwrap())
+    let server = Server::wait(serve.stderr(Stdio::null()).spawn().unwrap());
+    Some((server, python))
 }
 
 /// An example's output for an input.
@@ -110,26 +105,6 @@ fn a_folder_is_searched_by_meaning() {
         found.lines().next().unwrap().contains("ferry.txt"),
         "{found}"
     );
-}
-
-#[test]
-fn a_folder_is_embedded_as_a_batch() {
-    let Some(python) = tool("TEST_PYTHON") else {
-        return;
-    };
-    runtime().expect("`make test` installs ONNX Runtime");
-    let folder = tempfile::tempdir().unwrap();
-    let server = server_with(&[("KIVU_FILES__FOLDER", &folder.path().join("files"))]);
-    let output = folder.path().join("vectors.jsonl");
-    let printed = run(
-        &server,
-        &python,
-        "batch.py",
-        &["examples/texts", output.to_str().unwrap()],
-        "",
-    );
-    let lines = fs::read_to_string(output).unwrap().lines().count();
-    assert_eq!(printed.trim(), format!("completed: {lines} of {lines}"));
 }
 
 #[test]

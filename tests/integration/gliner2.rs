@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fs, path::Path, time::Duration};
 
 use kivu::{
     backend::{Deadline, Engine},
-    batch::{Job, Parameters, RowWork, TextPredictor},
+    batch::{Job, Parameters, TextPredictor},
     model::{Model, Pipeline},
     pipeline::{Task, label_scores::LabelScoresPipeline, zero_shot::ZeroShotPipeline},
     repository::manifest::{Precision, Quality},
@@ -351,14 +351,13 @@ async fn jobs_extract_the_same() {
         }
         fs::write(&input, json!({ "text": call.text }).to_string() + "\n").unwrap();
         let output = folder.path().join(format!("{compared}.jsonl"));
-        let work = RowWork::Model(
-            Box::new(model.clone()),
-            Box::new(Parameters::of(&options).unwrap()),
-        );
+        let parameters = Box::new(Parameters::of(&options).unwrap());
+        let its_model = Box::new(model.clone());
         let (input, out) = (input.clone(), output.clone());
         tokio::task::spawn_blocking(move || {
             finished(Job {
-                work,
+                model: its_model,
+                parameters,
                 ..job(&input, &out)
             })
         })

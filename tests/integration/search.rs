@@ -7,7 +7,7 @@ use axum::http::StatusCode;
 use kivu::{
     api::{App, router},
     backend::{Engine, onnx::Runtime},
-    batch::{Job, Parameters, RowWork},
+    batch::{Job, Parameters},
     config::Limits,
     model::Model,
     pipeline::{
@@ -676,7 +676,8 @@ fn every_kind_of_vectors_is_a_column_of_batch_jobs() {
     let run = |input: &Path, parameters: Parameters| {
         let output = input.with_file_name(format!("out-{}", input.file_name().unwrap().display()));
         let report = finished(Job {
-            work: RowWork::Model(Box::new(model.clone()), Box::new(parameters)),
+            model: Box::new(model.clone()),
+            parameters: Box::new(parameters),
             ..job(input, &output)
         });
         assert_eq!(

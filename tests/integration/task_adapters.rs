@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fs, path::Path};
 
 use kivu::{
     backend::Engine,
-    batch::{Job, Parameters, RowWork},
+    batch::{Job, Parameters},
     model::Model,
     pipeline::{
         Input,
@@ -352,9 +352,9 @@ fn jobs_have_a_task() {
     for option in ["embedding-task", "prompt"] {
         let parameters = Parameters::of(&[(option.to_owned(), task.clone())].into()).unwrap();
         let out = folder.path().join(format!("{option}.jsonl"));
-        let work = RowWork::Model(Box::new(model.clone()), Box::new(parameters));
         finished(Job {
-            work,
+            model: Box::new(model.clone()),
+            parameters: Box::new(parameters),
             ..job(&input, &out)
         });
         let line: Value = serde_json::from_slice(&fs::read(&out).unwrap()).unwrap();

@@ -57,26 +57,6 @@ def main():
             _, names = archive(pathlib.Path(folder), list, 1_000_000_000, manifest, options)
         if ("lib/libonnxruntime.so.1" in names) != expected:
             sys.exit(f"expected ONNX Runtime: {expected}, with {manifest} and {options}, but found {names}")
-    web_function()
-
-
-def web_function():
-    """A Web Function's archive has index.js and an executable program, and a limit of its own."""
-    with tempfile.TemporaryDirectory() as folder:
-        folder = pathlib.Path(folder)
-        _, names = archive(folder, list, 1_000_000_000, b'engine = "native"', binary="web")
-        expected = ["index.js", "kivu", "kivu.cdx.json", "kivu.toml", "models/tiny/manifest.toml", "models/tiny/model.onnx"]
-        mode = zipfile.ZipFile(folder / "out.zip").getinfo("kivu").external_attr >> 16
-        if (names, mode) != (expected, 0o100755):
-            sys.exit(f"expected {expected} and an executable program, but found {names} and {mode:o}")
-        package.MAX_WEB = 10
-        try:
-            archive(folder, list, 1_000_000_000, binary="web")
-        except SystemExit as refusal:
-            if "at most 10 bytes" not in str(refusal):
-                raise
-        else:
-            sys.exit("expected an archive above the limit to be refused")
 
 
 if __name__ == "__main__":

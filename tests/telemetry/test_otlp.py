@@ -320,25 +320,6 @@ class Jobs(unittest.TestCase):
         with Collector() as collector:
             self.assertEqual(self.run_job(collector, [{"text": TEXT}], TRACEPARENT=traceparent(False)), (0, []))
 
-    def test_a_batch_of_requests_is_a_span(self):
-        with Collector() as collector, tempfile.TemporaryDirectory() as folder, Server(collector.url, KIVU_FILES__FOLDER=folder) as server:
-            line = json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {"input": TEXT}})
-            form = (
-                '--x\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
-                f'--x\r\ncontent-disposition: form-data; name="file"; filename="a.jsonl"\r\n\r\n{line}\n\r\n--x--\r\n'
-            )
-            request = urllib.request.Request(f"{server.url}/v1/files", form.encode(), {"content-type": "multipart/form-data; boundary=x"})
-            with urllib.request.urlopen(request, timeout=60) as response:
-                file = json.load(response)["id"]
-            batch = {"input_file_id": file, "endpoint": "/v1/embeddings", "completion_window": "24h"}
-            self.assertEqual(server.send("/v1/batches", batch)[0], 200)
-            jobs = lambda: [span for span in collector.spans if span.name == "batch job"]
-            collector.wait("the batch", jobs)
-            (span,) = jobs()
-            self.assertEqual((span.parent, span.is_error), ("", False))
-            self.assertEqual((span.attributes["kivu.status"], span.attributes["kivu.rows"], span.attributes["kivu.failed_rows"]), ("finished", 1, 0))
-            self.assertNotIn("unmistakable", span.text)
-
     def test_a_receiver_that_never_answers_does_not_keep_a_job_from_ending(self):
         with Silent() as receiver, tempfile.TemporaryDirectory() as folder:
             Path(folder, "in.jsonl").write_text(json.dumps({"text": TEXT}))

@@ -6,7 +6,7 @@ use super::Layers;
 use crate::{
     functions::{self, QuantizedLinear},
     layer_calibration::{Columns, FittedLayer},
-    layer_forms::{LayerForms, Rounded},
+    layer_forms::LayerForms,
     onnx::{Value, integer},
     quantize,
     weights::Weight,
@@ -102,11 +102,6 @@ impl Layers<'_> {
     pub(crate) fn apply(&mut self, layer: &Linear, input: &Value) -> Result<Value> {
         Ok(match self.precision {
             Precision::Fp32 => {
-                if let LayerForms::Rounded(layers) = self.forms
-                    && let Some(form) = layers.form(&layer.name, &layer.weight, layer.inputs)?
-                {
-                    return Ok(self.rounded(layer, input, (&*form, layers.rounded)));
-                }
                 let weight = quantize::transpose(&layer.weight, layer.inputs);
                 let weight =
                     self.graph
@@ -119,7 +114,7 @@ impl Layers<'_> {
                     LayerForms::Fitted(calibration) => {
                         calibration.fit(&layer.name, &layer.weight, layer.inputs)?
                     }
-                    LayerForms::Plain | LayerForms::Rounded(_) => None,
+                    LayerForms::Plain => None,
                 };
                 self.quantized_linear(layer, input, fitted.as_deref())
             }
@@ -296,62 +291,6 @@ impl Layers<'_> {
             &[input, &values, &scales, &zero, bias],
             vec![],
         )
-    }
-
-    /// A linear layer in fp32 whose weights, inputs or both are rounded as in `form`.
-    fn rounded(
-        &mut self,
-        layer: &Linear,
-        input: &Value,
-        (form, rounded): (&FittedLayer, Rounded),
-    ) -> Value {
-        let Linear {
-            name,
-            inputs,
-            outputs,
-            ..
-        } = layer;
-        let mut input = input.clone();
-        let mut weight = layer.weight.clone();
-        if let Some(Columns { shifts, factors }) = &form.columns {
-            let columns = [("shifts", shifts, "Sub"), ("factors", factors, "Mul")];
-            for (kind, values, operator) in columns {
-                let values = self
-                    .graph
-                    .floats(&format!("{name}.{kind}"), &[*inputs], values);
-                input = self.graph.node(operator, &[&input, &values], vec![]);
-            }
-            for weights in weight.chunks_exact_mut(*inputs) {
-                weights
-                    .iter_mut()
-                    .zip(factors)
-                    .for_each(|(weight, factor)| *weight /= factor);
-            }
-        }
-        if rounded != Rounded::Weights {
-            let shape = [inputs / form.block, form.block].map(|side| side as i64);
-            let shape = self
-                .graph
-                .integers(&format!("rounded_{}_{}", shape[0], shape[1]), &shape);
-            input = functions::rounded(&mut self.graph, &input, &shape);
-        }
-        if rounded != Rounded::Activations {
-            let integers = form.rows.values.iter().enumerate();
-            weight = integers
-                .map(|(at, value)| f32::from(*value) * form.rows.scales[at / form.block])
-                .collect();
-        }
-        let weight = quantize::transpose(&weight, *inputs);
-        let weight = self.graph.floats(name, &[*inputs, *outputs], &weight);
-        let product = self.graph.node("MatMul", &[&input, &weight], vec![]);
-        let mut bias = layer.bias.clone().unwrap_or_else(|| vec![0.0; *outputs]);
-        bias.iter_mut()
-            .zip(&form.bias)
-            .for_each(|(bias, added)| *bias += added);
-        let bias = self
-            .graph
-            .floats(&format!("{name}.bias"), &[*outputs], &bias);
-        self.graph.node("Add", &[&product, &bias], vec![])
     }
 
     /// A linear layer for the native engine.

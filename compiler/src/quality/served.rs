@@ -224,30 +224,6 @@ impl ServedEncoder {
         })
     }
 
-    /// Dense vectors of texts, one per line; `None` for other tasks and models without dense vectors.
-    pub(crate) fn vectors_of(&self, texts: &str) -> Result<Option<Vec<Vec<f32>>>> {
-        match self {
-            Self::Embedding(pipeline) if pipeline.settings().dense.is_some() => {
-                let texts = texts.lines().map(str::to_owned).collect();
-                let found = wait(|| {
-                    embed(
-                        pipeline,
-                        texts,
-                        &[VectorKind::Dense],
-                        Some(TextRole::Document),
-                    )
-                })?;
-                Ok(Some(
-                    found
-                        .into_iter()
-                        .filter_map(|vectors| vectors.dense)
-                        .collect(),
-                ))
-            }
-            _ => Ok(None),
-        }
-    }
-
     /// Runs all texts, with one `progress` step per text.
     pub(crate) fn measure(&self, texts: &Texts, progress: &dyn Progress) -> Result<Answers> {
         let started = Instant::now();

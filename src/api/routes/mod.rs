@@ -1,6 +1,5 @@
 //! All routes. The router, access control, error bodies and the OpenAPI document are made from this table.
 
-mod batches;
 mod bedrock;
 mod cohere;
 mod gliner2;
@@ -26,10 +25,9 @@ use super::{
 use crate::json_schemas::Object;
 
 /// The APIs, in the order of `/docs`.
-static APIS: [Api; 15] = [
+static APIS: [Api; 14] = [
     tei::TEI,
     openai::OPENAI,
-    batches::BATCHES,
     hub::HUB,
     gliner2::GLINER2,
     cohere::COHERE,
@@ -81,7 +79,7 @@ const SERVER: Api = Api {
 pub(super) fn router() -> Router<Arc<App>> {
     let add = |router: Router<_>, route: &Route| router.route(route.path, (route.handler)());
     // `allow` lists the methods in this order.
-    let routes = [RouteMethod::Get, RouteMethod::Post, RouteMethod::Delete].map(with_method);
+    let routes = [RouteMethod::Get, RouteMethod::Post].map(with_method);
     routes.into_iter().flatten().fold(Router::new(), add)
 }
 

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     batch::{
-        answer::{Cell, RowResult},
+        answer::{Cell, ErrorKind, RowError, RowResult},
         compression::Packer,
     },
     error::{Error, Result},
@@ -20,37 +20,31 @@ const CHUNK_BYTES: usize = 16 * 1024;
 /// Reads requests, which are lines.
 pub(in crate::batch) struct RequestReader {
     lines: Lines,
-    rows: u64,
 }
 
 impl RequestReader {
     pub(in crate::batch) fn new(file: impl Read + Send + 'static) -> Self {
         Self {
             lines: Lines::new(file),
-            rows: 0,
         }
     }
 
-    /// The next request; `None` at the end.
-    pub(in crate::batch) fn request(&mut self) -> Result<Option<String>> {
+    /// The next line; `None` at the end.
+    fn request(&mut self) -> Result<Option<Result<String, RowError>>> {
         let mut line = Vec::new();
         if !self.lines.next(&mut line)? {
             return Ok(None);
         }
-        self.rows += 1;
+        let wrong = |message: String| RowError::new(ErrorKind::Row, message);
         if line.len() > MAX_ROW_BYTES {
-            return Err(Error::invalid(format!(
-                "expected lines of at most {MAX_ROW_BYTES} bytes, but found more in line {}",
-                self.rows
-            )));
+            let message =
+                format!("expected a line of at most {MAX_ROW_BYTES} bytes, but found more");
+            return Ok(Some(Err(wrong(message))));
         }
         let line = String::from_utf8(line);
-        line.map(Some).map_err(|_| {
-            Error::invalid(format!(
-                "expected UTF-8, but found other bytes in line {}",
-                self.rows
-            ))
-        })
+        Ok(Some(line.map_err(|_| {
+            wrong("expected UTF-8, but found other bytes".to_owned())
+        })))
     }
 }
 
@@ -74,7 +68,6 @@ impl RowReader for RequestReader {
             if !self.lines.next(&mut line)? {
                 break;
             }
-            self.rows += 1;
         }
         Ok(())
     }
@@ -85,8 +78,8 @@ impl RowReader for RequestReader {
             let Some(request) = self.request()? else {
                 break;
             };
-            bytes += request.len();
-            texts.push(Ok(request));
+            bytes += request.as_ref().map_or(0, String::len);
+            texts.push(request);
         }
         Ok((!texts.is_empty()).then_some(Chunk {
             texts,

@@ -59,10 +59,6 @@ impl Store {
         unsupported()
     }
 
-    pub fn link(&self, _: &Url, _: Duration) -> Result<String> {
-        unsupported()
-    }
-
     pub fn copy(&self, _: &Url, _: &Url) -> Result<bool> {
         unsupported()
     }

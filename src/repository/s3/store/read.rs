@@ -2,17 +2,16 @@
 
 use std::{collections::HashMap, ops::Range, time::Duration};
 
-use aws_sdk_s3::{Client, presigning::PresigningConfig};
+use aws_sdk_s3::Client;
 use bytes::Bytes;
 use futures::{StreamExt, stream};
 
 use super::{
     Store,
     retry::{RequestError, found, retry},
-    wait,
 };
 use crate::{
-    error::{Error, Result},
+    error::Result,
     repository::s3::{
         object::{Change, Object},
         pieces::Pieces,
@@ -28,23 +27,6 @@ const RANGE_BYTES: u64 = 6 * 1024 * 1024;
 const PARALLEL: usize = 4;
 
 impl Store {
-    /// A link with which anyone can read an object for a while.
-    pub fn link(&self, url: &Url, time: Duration) -> Result<String> {
-        let connection = self.connection()?;
-        let failed = || Error::unavailable(format!("cannot make a link to `{url}`"));
-        let config = PresigningConfig::expires_in(time).map_err(|_| failed())?;
-        let request = connection
-            .client
-            .get_object()
-            .bucket(&url.bucket)
-            .key(&url.key);
-        let signed = wait(&connection.threads, async move {
-            request.presigned(config).await
-        });
-        let signed = signed.and_then(Result::ok).ok_or_else(failed)?;
-        Ok(signed.uri().to_owned())
-    }
-
     /// An object's properties without its version, so that any version with this ETag is read; `None` if it does not
     /// exist.
     pub fn head(&self, url: &Url) -> Result<Option<Object>> {
