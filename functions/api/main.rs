@@ -1,7 +1,7 @@
 //! The Lambda function behind API Gateway or a load balancer, with the same router as `kivu serve`.
 
 mod flush;
-mod load_balancer;
+mod response_size;
 mod streaming;
 
 use std::{
@@ -148,13 +148,11 @@ async fn answer(
     metrics: Embedded,
     request: Request,
 ) -> Result<Response<Body>, Infallible> {
-    let request = prepare(request);
-    let balanced_path = load_balancer::path(&request);
+    let mut request = prepare(request);
+    let limit = response_size::limit(&request);
+    request.extensions_mut().insert(limit);
     let response = router.respond(request.map(axum::body::Body::new)).await;
-    let mut response = response.into_response().await;
-    if let Some(path) = balanced_path {
-        response = load_balancer::fit(response, &router, &path).await;
-    }
+    let response = response.into_response().await;
     metrics.flush();
     Ok(response)
 }
@@ -168,7 +166,7 @@ fn stream(
 ) -> Option<BoxFuture<'static, Response<axum::body::Body>>> {
     // `lambda_http` panics at URLs that it cannot build.
     let request = catch_unwind(AssertUnwindSafe(|| http_request(invocation))).ok()??;
-    if load_balancer::path(&request).is_some() {
+    if response_size::is_balanced(&request) {
         return None;
     }
     let (router, metrics) = (Arc::clone(router), metrics.clone());

@@ -17,6 +17,7 @@ use super::{
     app::App,
     body_memory::RequestMemory,
     content_encoding::{ContentEncoding, too_long},
+    rejection::Rejection,
 };
 use crate::{backend::Deadline, error::Error};
 
@@ -34,7 +35,7 @@ pub(super) struct ReadBody {
 }
 
 /// Reads a request body.
-pub(super) async fn read(app: &App, request: Request) -> Result<ReadBody, Error> {
+pub(super) async fn read(app: &App, request: Request) -> Result<ReadBody, Rejection> {
     let deadline = Deadline::within(app.limits.timeout());
     // A platform that ends the process at a fixed time, like Lambda, sets its own deadline.
     let deadline = match request.extensions().get::<Deadline>() {
@@ -50,7 +51,8 @@ pub(super) async fn read(app: &App, request: Request) -> Result<ReadBody, Error>
     if let Some(announced) = announced(&parts.headers).filter(|bytes| *bytes > limit as u64) {
         return Err(Error::too_large(format!(
             "expected a body of at most {limit} bytes, but found a `content-length` of {announced}"
-        )));
+        ))
+        .into());
     }
     let memory = app.bodies.request();
     let mut bytes = deadline.bound(collect(body, limit, &memory)).await?;

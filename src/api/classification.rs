@@ -7,7 +7,7 @@ use super::{
     inputs::{self, RequestTexts},
     rejection::Reply,
     request::{Call, Context},
-    response::{OneOrMany, predictions, with_usage},
+    response::{OneOrMany, check_predictions, predictions, with_usage},
 };
 use crate::{
     error::Result,
@@ -33,6 +33,7 @@ async fn classify(
     inputs: Vec<Input>,
     is_single: bool,
 ) -> Reply {
+    check_predictions(inputs.len(), classifier.labels(), classifier.top)?;
     let scores = classifier.run(inputs, context.deadline).await?;
     let rows = scores
         .rows
@@ -160,6 +161,7 @@ pub(super) async fn zero_shot_with(
     let is_single = body.inputs.is_text();
     let texts = inputs::texts("inputs", body.inputs, &context.texts)?;
     let classifier = prepare_zero_shot(context, pipeline, texts.len(), &body.parameters)?;
+    check_predictions(texts.len(), classifier.labels(), None)?;
     let scores = classifier.run(&texts, context.deadline).await?;
     let rows = scores
         .rows

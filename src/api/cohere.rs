@@ -11,6 +11,7 @@ use super::{
     rejection::Reply,
     request::{Call, Context},
     response::by_model,
+    response_limit,
     vectors::{EncodingFormat, Form, Vector},
 };
 use crate::{
@@ -207,6 +208,9 @@ pub(super) async fn embedded(
         ..scope
     };
     let options = parameters.options(pipeline, &scope)?;
+    let dimensions = pipeline.dimensions(options.dimensions)?;
+    let vectors: usize = forms.values().map(|form| form.min_bytes(dimensions)).sum();
+    response_limit::check(texts.iter().map(|text| text.len() + vectors).sum())?;
     let inputs = texts.iter().cloned().map(Input::Text).collect();
     let found = pipeline.embed(inputs, &options, context.deadline).await?;
     let of_type = |form: &Form| {

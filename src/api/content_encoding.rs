@@ -2,9 +2,10 @@
 
 use std::io::{self, Read};
 
-use axum::http::{HeaderMap, header::CONTENT_ENCODING};
+use axum::http::{HeaderMap, StatusCode, header::CONTENT_ENCODING};
 use flate2::bufread::{MultiGzDecoder, ZlibDecoder};
 
+use super::rejection::Rejection;
 use crate::error::Error;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,8 +16,8 @@ pub(super) enum ContentEncoding {
 }
 
 impl ContentEncoding {
-    /// Parses `content-encoding`, which may name a single encoding.
-    pub(super) fn of(headers: &HeaderMap) -> Result<Self, Error> {
+    /// Parses `content-encoding`, which may name a single encoding; others are rejected with 415.
+    pub(super) fn of(headers: &HeaderMap) -> Result<Self, Rejection> {
         let mut found = headers.get_all(CONTENT_ENCODING).iter();
         let Some(first) = found.next() else {
             return Ok(Self::Identity);
@@ -33,10 +34,15 @@ impl ContentEncoding {
             _ => None,
         };
         known.filter(|_| found.next().is_none()).ok_or_else(|| {
-            let all: Vec<_> = headers.get_all(CONTENT_ENCODING).iter().collect();
-            Error::invalid(format!(
-                "expected the content encoding `gzip`, `deflate` or `identity`, but found {all:?}"
-            ))
+            let all: Vec<_> = headers
+                .get_all(CONTENT_ENCODING)
+                .iter()
+                .map(|value| value.as_bytes().escape_ascii().to_string())
+                .collect();
+            Rejection::new(
+                StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                unsupported(&all.join(", ")),
+            )
         })
     }
 
@@ -62,6 +68,12 @@ impl ContentEncoding {
         }
         Ok(decoded)
     }
+}
+
+pub(super) fn unsupported(encoding: &str) -> String {
+    format!(
+        "the content encoding `{encoding}` is not supported; send `gzip`, `deflate` or no encoding"
+    )
 }
 
 /// Reads to the end, but at most one byte more than `limit`.
@@ -103,9 +115,14 @@ mod tests {
         let of = |names: &[&'static str]| {
             let mut headers = HeaderMap::new();
             names.iter().for_each(|name| {
-                headers.append(CONTENT_ENCODING, HeaderValue::from_static(name));
+                headers.append(
+                    CONTENT_ENCODING,
+                    HeaderValue::from_bytes(name.as_bytes()).unwrap(),
+                );
             });
-            ContentEncoding::of(&headers).map_err(|error| error.to_string())
+            ContentEncoding::of(&headers).map_err(|rejection| {
+                format!("{}: {}", rejection.status.as_u16(), rejection.message)
+            })
         };
         assert_eq!(of(&[]), Ok(ContentEncoding::Identity));
         for (name, encoding) in [
@@ -118,8 +135,9 @@ mod tests {
         ] {
             assert_eq!(of(&[name]), Ok(encoding), "{name}");
         }
-        insta::assert_snapshot!(of(&["br"]).unwrap_err(), @r#"expected the content encoding `gzip`, `deflate` or `identity`, but found ["br"]"#);
-        insta::assert_snapshot!(of(&["gzip", "gzip"]).unwrap_err(), @r#"expected the content encoding `gzip`, `deflate` or `identity`, but found ["gzip", "gzip"]"#);
+        insta::assert_snapshot!(of(&["br"]).unwrap_err(), @"415: the content encoding `br` is not supported; send `gzip`, `deflate` or no encoding");
+        insta::assert_snapshot!(of(&["gzip", "gzip"]).unwrap_err(), @"415: the content encoding `gzip, gzip` is not supported; send `gzip`, `deflate` or no encoding");
+        insta::assert_snapshot!(of(&["z\u{fc}std"]).unwrap_err(), @r"415: the content encoding `z\xc3\xbcstd` is not supported; send `gzip`, `deflate` or no encoding");
         assert!(of(&["gzip, gzip"]).is_err());
     }
 

@@ -16,6 +16,7 @@ use super::{
     rejection::Reply,
     request::{self, Call, Context},
     response::with_usage,
+    response_limit,
     vectors::{EncodingFormat, Form, Vector},
 };
 use crate::{
@@ -277,8 +278,12 @@ async fn embed_as(
     let is_by_kind = requested.is_some();
     parameters.outputs = requested.or_else(|| Some(vec![kind]));
     let embedder = parameters.prepare(pipeline, &context.scope())?;
-    let Embeddings { vectors, usage } = embedder.run(inputs, context.deadline).await?;
     let form = Form::new(&embedder, format);
+    if embedder.requested.kinds.contains(&VectorKind::Dense) {
+        let dimensions = pipeline.dimensions(embedder.options.dimensions)?;
+        response_limit::check(inputs.len() * form.min_bytes(dimensions))?;
+    }
+    let Embeddings { vectors, usage } = embedder.run(inputs, context.deadline).await?;
     let weight = |(index, value)| SparseValue {
         index,
         value,

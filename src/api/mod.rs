@@ -32,6 +32,7 @@ mod ranking;
 mod rejection;
 mod request;
 mod response;
+mod response_limit;
 mod route;
 mod routes;
 mod server;
@@ -61,6 +62,7 @@ pub use self::{
     auth::{BindScope, Date, GatewayVerified, Guard, KeyLimits, make_key, make_limited_key},
     batch_requests::batch_requests,
     fetch::{FetchModel, FetchProgress},
+    response_limit::ResponseLimit,
     startup::LazyRouter,
 };
 use self::{observe::Observed, rejection::Rejection};

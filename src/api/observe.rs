@@ -19,7 +19,7 @@ use super::{
     permit_body,
     rejection::Rejection,
     request::{REQUEST_ID, request_id},
-    routes,
+    response_limit, routes,
 };
 use crate::{
     error::Error,
@@ -168,13 +168,15 @@ pub(super) async fn observe(State(app): State<Arc<App>>, request: Request, next:
     };
     let response = match access {
         Ok(caller) => {
+            let limit = parts.extensions.get().copied();
             let request = Request::from_parts(parts, body);
             let (name, models) = caller.map_or((None, Vec::new()), |caller| {
                 (Some(caller.name), caller.models)
             });
             observed.origin.caller = name;
             let record = Arc::clone(&observed.record);
-            app::restricted_to(models, record.follow(run(&app, request, next))).await
+            let response = app::restricted_to(models, record.follow(run(&app, request, next)));
+            response_limit::within(limit, response).await
         }
         Err(refusal) => {
             observed.origin.refused = Some(refusal.reason);

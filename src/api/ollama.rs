@@ -15,6 +15,8 @@ use super::{
     rejection::Reply,
     request::{Call, Context},
     response::by_model,
+    response_limit,
+    vectors::Form,
 };
 use crate::{
     error::Result,
@@ -188,11 +190,13 @@ async fn embed_with<'a>(
         });
     }
     let texts = inputs::texts(field.name, field.content, &field.limit)?;
-    let inputs = texts
+    let inputs: Vec<_> = texts
         .into_iter()
         .map(crate::pipeline::Input::Text)
         .collect();
     let options = request.parameters.options(pipeline, &context.scope())?;
+    let dimensions = pipeline.dimensions(options.dimensions)?;
+    response_limit::check(inputs.len() * Form::FLOATS.min_bytes(dimensions))?;
     let embeddings = pipeline.embed(inputs, &options, context.deadline).await?;
     Ok(Embedded {
         model,

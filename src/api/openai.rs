@@ -12,6 +12,7 @@ use super::{
     rejection::Reply,
     request::{Call, InPath},
     response::{TokenUsage, by_model},
+    response_limit,
     vectors::{EncodingFormat, Form, Vector},
 };
 use crate::{
@@ -284,6 +285,8 @@ pub(super) async fn embeddings(
     let chunks = late_chunking
         .chunks(&inputs, pipeline.encoder().max_tokens(), context.deadline)
         .await?;
+    let count = chunks.as_ref().map_or(inputs.len(), Chunks::count);
+    response_limit::check(count * form.min_bytes(pipeline.dimensions(dimensions)?))?;
     let embeddings = match &chunks {
         None => pipeline.embed(inputs, options, context.deadline).await?,
         Some(chunks) => {

@@ -20,6 +20,7 @@ use serde_json::{Map, Value, json};
 use super::{
     app::App,
     auth::{Access, NO_KEY, NOT_PROXIED},
+    content_encoding::unsupported,
     dialect::Dialect,
     rejection::{Rejection, Reply},
     route::{Api, Content, QueryParameter, Route, RouteMethod, Runs},
@@ -454,6 +455,11 @@ fn rejections(dialect: Dialect, route: &Route) -> Vec<(&'static str, Rejection)>
             has_content_type,
             "Wrong content type.",
             new(StatusCode::UNSUPPORTED_MEDIA_TYPE, wrong_type),
+        ),
+        (
+            has_body,
+            "Unsupported content encoding.",
+            new(StatusCode::UNSUPPORTED_MEDIA_TYPE, &unsupported("br")),
         ),
         (
             route.is_optional,

@@ -26,7 +26,7 @@ pub(super) use crate::json::{from_parameters, from_value};
 use crate::{
     backend::Deadline,
     error::Error,
-    json::{self, Budget, ReadError, Tree, wrong_value},
+    json::{self, Budget, Tree},
     task::Scope,
 };
 
@@ -307,41 +307,7 @@ fn require_json(headers: &HeaderMap) -> Result<(), Rejection> {
 
 /// Parses JSON; errors name the field.
 pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8], budget: Budget) -> Result<T, Error> {
-    json::read(bytes, budget).map_err(|error| match error {
-        ReadError::Refused(error) => error,
-        ReadError::Wrong(error) => {
-            let path = error.path().to_string();
-            let cause = error.into_inner();
-            let at = format!("line {}, column {}", cause.line(), cause.column());
-            if cause.is_data() {
-                wrong_value(&path, &cause.to_string())
-            } else if bytes.trim_ascii().is_empty() {
-                Error::malformed("expected JSON, but found an empty body")
-            } else if cause.is_eof() {
-                Error::malformed(format!("expected JSON, but the body ends too early ({at})"))
-            } else if byte_at(bytes, &cause) == Some(b'\'') {
-                Error::malformed(format!(
-                    "expected double quotes in JSON, but found a single quote ({at})"
-                ))
-            } else {
-                Error::malformed(format!("the body is not JSON: {}", json::syntax(&cause)))
-            }
-        }
-        ReadError::Trailing(cause) => {
-            let (line, column) = (cause.line(), cause.column());
-            Error::malformed(format!(
-                "expected one JSON value, but found more at line {line}, column {column}"
-            ))
-        }
-    })
-}
-
-/// The byte at which an error was found.
-fn byte_at(bytes: &[u8], error: &serde_json::Error) -> Option<u8> {
-    let line = bytes
-        .split(|byte| *byte == b'\n')
-        .nth(error.line().checked_sub(1)?)?;
-    line.get(error.column().checked_sub(1)?).copied()
+    json::read(bytes, budget).map_err(|error| error.explain(bytes))
 }
 
 /// The model that a body names.

@@ -9,9 +9,10 @@ use axum::{
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::request::Context;
+use super::{request::Context, response_limit};
 use crate::{
     backend::{Engine, routing::Location},
+    error::Result,
     pipeline::{Usage, scores::descending},
 };
 
@@ -57,6 +58,16 @@ pub(super) fn predictions<'a>(
         label: &labels[label],
     })
     .collect()
+}
+
+/// Rejects predictions that are too long for the response, before they are computed.
+pub(super) fn check_predictions(texts: usize, labels: &[String], top: Option<usize>) -> Result<()> {
+    /// A prediction without its label, as JSON in a JSON string, with the shortest score.
+    const MIN_BYTES: usize = r#"{\"score\":0.0,\"label\":\"\"},"#.len();
+    let mut labels: Vec<usize> = labels.iter().map(String::len).collect();
+    labels.sort_unstable();
+    let labels = labels.iter().take(top.unwrap_or(usize::MAX));
+    response_limit::check(texts.saturating_mul(labels.map(|label| label + MIN_BYTES).sum()))
 }
 
 /// A ranked text's score.

@@ -20,7 +20,7 @@ use futures::{
 use tokio::time::timeout;
 use tower_service::Service;
 
-use super::{observe::Observed, rejection::Rejection, routes};
+use super::{observe::Observed, rejection::Rejection};
 use crate::{
     backend::Deadline,
     error::{Error, Result},
@@ -120,15 +120,6 @@ impl LazyRouter {
         observed.finish(rejection.into_response(), route)
     }
 
-    /// The response for `path` if its own cannot be sent.
-    pub fn refuse(&self, path: &str, error: Error) -> Response {
-        let rejection = Rejection::from(error);
-        let mut response = Response::default();
-        let route = path.strip_prefix(&self.prefix).unwrap_or(path);
-        routes::dialect(route).complete(&rejection, &mut response);
-        response
-    }
-
     /// The current attempt, or a new one if it failed a while ago.
     fn attempt(&self) -> Attempt {
         let mut attempt = self.attempt.lock().unwrap_or_else(PoisonError::into_inner);
@@ -201,17 +192,6 @@ mod tests {
         tokio::time::sleep(RETRY_INTERVAL).await;
         assert_eq!(ask(&router, "/", TIMEOUT).await.0, 200);
         assert_eq!(tries.load(Ordering::Relaxed), 2);
-    }
-
-    #[tokio::test]
-    async fn refusals_have_the_errors_of_their_api() {
-        let router = LazyRouter::new(Some("/large"), async || Ok(Router::new()));
-        let response = router.refuse("/large/v1/rerank", Error::too_large("expected less"));
-        assert_eq!(response.status(), StatusCode::PAYLOAD_TOO_LARGE);
-        let body = axum::body::to_bytes(response.into_body(), 4096)
-            .await
-            .unwrap();
-        assert_eq!(body, r#"{"detail":"expected less"}"#);
     }
 
     #[tokio::test]

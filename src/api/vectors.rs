@@ -58,12 +58,32 @@ pub(super) struct Form {
 }
 
 impl Form {
+    /// Numbers as the model returns them.
+    pub(super) const FLOATS: Self = Self {
+        conversion: Conversion::Float,
+        is_base64: false,
+    };
+
     /// The vectors of an embedder, in base64 if the format says so.
     pub(super) fn new(embedder: &Embedder, format: Option<EncodingFormat>) -> Self {
         let is_base64 = format == Some(EncodingFormat::Base64);
         Self {
             conversion: embedder.conversion.clone(),
             is_base64,
+        }
+    }
+
+    /// A lower bound for a vector's size in a response, in bytes. Numbers are decimal, and those of floats take eleven
+    /// bytes on average.
+    pub(super) fn min_bytes(&self, dimensions: usize) -> usize {
+        let (bytes, numbers) = match &self.conversion {
+            Conversion::Float => (4 * dimensions, 7 * dimensions),
+            Conversion::Integers { .. } => (dimensions, 2 * dimensions),
+            Conversion::Bits { .. } => (dimensions / 8, dimensions / 8 * 2),
+        };
+        match self.is_base64 {
+            true => bytes / 3 * 4,
+            false => numbers,
         }
     }
 

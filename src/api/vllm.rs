@@ -9,6 +9,7 @@ use super::{
     rejection::Reply,
     request::Call,
     response::{TokenUsage, with_usage},
+    response_limit,
 };
 use crate::{
     json::{Content, Kind},
@@ -16,6 +17,9 @@ use crate::{
     pipeline::{Input, scores::descending},
     task::{classification::ClassificationParameters, labels},
 };
+
+/// The shortest score in a list.
+const MIN_SCORE_BYTES: usize = "0.0,".len();
 
 /// Texts to classify.
 #[derive(Deserialize, JsonSchema)]
@@ -68,6 +72,7 @@ pub(super) async fn classify(Call(context, body): Call<LabelsRequest>) -> Reply 
     }
     let texts = inputs::texts("input", body.input, &context.texts)?;
     let classifier = ClassificationParameters::default().prepare(pipeline, &context.scope())?;
+    response_limit::check(texts.len() * classifier.labels().len() * MIN_SCORE_BYTES)?;
     let inputs = texts.into_iter().map(Input::Text).collect();
     let scores = classifier.run(inputs, context.deadline).await?;
     let label = |(index, probs): (usize, Vec<f32>)| {

@@ -6,22 +6,26 @@ use clap::ValueEnum;
 use kivu_engine::kernel::InstructionSet;
 use serde::{Deserialize, Deserializer, de::Error};
 
-use crate::error::{Result, quoted};
+use crate::{
+    error::{Result, quoted},
+    json::Content,
+};
 
 /// Deserializes a choice. In the `config` crate, a derived implementation's error does not name the alternatives.
 pub(super) fn one_of<'de, D: Deserializer<'de>, T: ValueEnum>(value: D) -> Result<T, D::Error> {
-    let found = String::deserialize(value)?;
-    T::from_str(&found, false).map_err(|_| {
+    let wrong = |found: &str| {
         let values = T::value_variants()
             .iter()
             .filter_map(ValueEnum::to_possible_value);
         let names: Vec<_> = values.map(|value| value.get_name().to_owned()).collect();
-        D::Error::custom(format!(
-            "expected {}, but found `{}`",
-            quoted(&names),
-            found.escape_debug()
-        ))
-    })
+        D::Error::custom(format!("expected {}, but found {found}", quoted(&names)))
+    };
+    match Content::deserialize(value)? {
+        Content::Text(found) => {
+            T::from_str(&found, false).map_err(|_| wrong(&format!("`{}`", found.escape_debug())))
+        }
+        other => Err(wrong(other.kind())),
+    }
 }
 
 /// Deserializes an address with its port.

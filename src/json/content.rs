@@ -236,17 +236,21 @@ impl<'de> FromJson<'de> for Content {
     }
 
     fn object<A: MapAccess<'de>>(mut fields: A) -> Result<Self, A::Error> {
-        let mut texts = <[Self; 2]>::default();
+        let mut texts = [None, None];
         while let Some(name) = fields.next_key::<Cow<'_, str>>()? {
-            match &*name {
-                "text" => texts[0] = fields.next_value()?,
-                "text_pair" => texts[1] = fields.next_value()?,
+            let (name, text) = match &*name {
+                "text" => ("text", &mut texts[0]),
+                "text_pair" => ("text_pair", &mut texts[1]),
                 _ => {
                     fields.next_value::<Kind>()?;
+                    continue;
                 }
+            };
+            if text.replace(fields.next_value()?).is_some() {
+                return Err(A::Error::duplicate_field(name));
             }
         }
-        Ok(Self::Object(Box::new(texts)))
+        Ok(Self::Object(Box::new(texts.map(Option::unwrap_or_default))))
     }
 }
 

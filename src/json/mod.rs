@@ -7,6 +7,7 @@ mod budget;
 mod content;
 mod objects;
 mod ordered;
+mod syntax;
 mod tree;
 mod typed;
 
@@ -23,8 +24,13 @@ pub(crate) use self::{
     budget::{Budget, max_memory},
     content::{Content, FromJson, Kind, List, from_any},
     objects::Objects,
+    syntax::{Scalar, syntax},
     tree::{Tree, add_field, fields},
-    typed::{from_parameters, from_value, wrong_value},
+    typed::{from_parameters, from_value},
+};
+use self::{
+    syntax::{foreign_encoding, foreign_word},
+    typed::{field, wrong_value},
 };
 use crate::error::{Error, Result};
 
@@ -37,6 +43,71 @@ pub(crate) enum ReadError {
     Wrong(serde_path_to_error::Error<serde_json::Error>),
     /// Another value follows.
     Trailing(serde_json::Error),
+}
+
+impl ReadError {
+    /// The error for `text`, which names the field. It repeats none of the text.
+    pub(crate) fn explain(self, text: &[u8]) -> Error {
+        let (path, cause) = match self {
+            Self::Refused(error) => return error,
+            Self::Trailing(cause) => {
+                let (line, column) = (cause.line(), cause.column());
+                return Error::malformed(format!(
+                    "expected one JSON value, but found more at line {line}, column {column}"
+                ));
+            }
+            Self::Wrong(error) => (error.path().to_string(), error.into_inner()),
+        };
+        if cause.is_data() {
+            return wrong_value(&path, &cause.to_string());
+        }
+        let at = format!("line {}, column {}", cause.line(), cause.column());
+        let field = field(&path);
+        if text.trim_ascii().is_empty() {
+            return Error::malformed("expected JSON, but found an empty body");
+        }
+        if let Some(found) = foreign_encoding(text) {
+            return Error::malformed(format!(
+                "expected JSON in UTF-8 without a byte order mark, but found {found}"
+            ));
+        }
+        match Scalar::of(&cause) {
+            Some(Scalar::Invalid(problem)) => {
+                return Error::invalid(format!("{field} contains {problem}"));
+            }
+            Some(Scalar::Malformed(problem)) => {
+                return Error::malformed(format!("{field} contains {problem} ({at})"));
+            }
+            None => {}
+        }
+        if let Some((word, instead)) = foreign_word(text, &cause) {
+            return Error::malformed(format!("`{word}` is not JSON ({at}); write {instead}"));
+        }
+        if cause.is_eof() {
+            return Error::malformed(format!("expected JSON, but the body ends too early ({at})"));
+        }
+        match syntax(&cause).as_str() {
+            "recursion limit exceeded" => Error::malformed(format!(
+                "the body is nested too deeply: lists and objects may have at most 127 levels ({at})"
+            )),
+            _ if byte_at(text, &cause) == Some(b'\'') => Error::malformed(format!(
+                "expected double quotes in JSON, but found a single quote ({at})"
+            )),
+            problem => Error::malformed(format!(
+                "the body is not JSON: {problem} at line {} column {}",
+                cause.line(),
+                cause.column()
+            )),
+        }
+    }
+}
+
+/// The byte at which an error was found.
+fn byte_at(text: &[u8], error: &serde_json::Error) -> Option<u8> {
+    let line = text
+        .split(|byte| *byte == b'\n')
+        .nth(error.line().checked_sub(1)?)?;
+    line.get(error.column().checked_sub(1)?).copied()
 }
 
 /// Reads a JSON text within its limits.
@@ -89,13 +160,6 @@ pub(crate) fn located<'a>(path: &str, cause: &'a str) -> (String, &'a str) {
         Some((field, cause)) => (format!("{path}.{field}"), cause),
         None => (path.to_owned(), cause),
     }
-}
-
-/// Message for a syntax error. serde_json calls a value that begins like `null`, `true` or `false` an "ident".
-pub(crate) fn syntax(error: &serde_json::Error) -> String {
-    error
-        .to_string()
-        .replace("expected ident", "expected value")
 }
 
 /// A value's type in JSON, for errors.

@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::{
     Deserializer,
-    de::{DeserializeSeed, EnumAccess, MapAccess, SeqAccess, VariantAccess, Visitor},
+    de::{DeserializeSeed, IntoDeserializer, MapAccess, SeqAccess, Visitor},
 };
 
 use super::budget::{OBJECT_BYTES, VALUE_BYTES, take};
@@ -43,11 +43,49 @@ impl<'de, D: Deserializer<'de>> Deserializer<'de> for Objects<D> {
         deserialize_ignored_any() deserialize_unit_struct(name: &'static str)
         deserialize_newtype_struct(name: &'static str) deserialize_tuple(length: usize)
         deserialize_tuple_struct(name: &'static str, length: usize)
-        deserialize_enum(name: &'static str, variants: &'static [&'static str])
+    }
+
+    /// Values of other types are errors of their field: serde_json would call them a syntax error. All choices are
+    /// strings; enums with contents are untagged or have a tag.
+    fn deserialize_enum<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        variants: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, D::Error> {
+        self.0.deserialize_any(Choice { variants, visitor })
     }
 
     fn is_human_readable(&self) -> bool {
         self.0.is_human_readable()
+    }
+}
+
+/// Reads one of several strings.
+struct Choice<V> {
+    variants: &'static [&'static str],
+    visitor: V,
+}
+
+impl<'de, V: Visitor<'de>> Visitor<'de> for Choice<V> {
+    type Value = V::Value;
+
+    /// In the words of serde's error for other strings.
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<String> = self
+            .variants
+            .iter()
+            .map(|name| format!("`{name}`"))
+            .collect();
+        match names.as_slice() {
+            [one] => formatter.write_str(one),
+            [one, other] => write!(formatter, "{one} or {other}"),
+            names => write!(formatter, "one of {}", names.join(", ")),
+        }
+    }
+
+    fn visit_str<E: serde::de::Error>(self, name: &str) -> Result<V::Value, E> {
+        self.visitor.visit_enum(name.into_deserializer())
     }
 }
 
@@ -101,10 +139,6 @@ impl<'de, V: Visitor<'de>> Visitor<'de> for Objects<V> {
         take(OBJECT_BYTES)?;
         self.0.visit_map(Objects(fields))
     }
-
-    fn visit_enum<A: EnumAccess<'de>>(self, variant: A) -> Result<V::Value, A::Error> {
-        self.0.visit_enum(Objects(variant))
-    }
 }
 
 impl<'de, S: DeserializeSeed<'de>> DeserializeSeed<'de> for Objects<S> {
@@ -154,47 +188,6 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for Objects<A> {
 
     fn size_hint(&self) -> Option<usize> {
         self.0.size_hint()
-    }
-}
-
-impl<'de, A: EnumAccess<'de>> EnumAccess<'de> for Objects<A> {
-    type Error = A::Error;
-    type Variant = Objects<A::Variant>;
-
-    fn variant_seed<S: DeserializeSeed<'de>>(
-        self,
-        seed: S,
-    ) -> Result<(S::Value, Self::Variant), A::Error> {
-        let (value, variant) = self.0.variant_seed(Objects(seed))?;
-        Ok((value, Objects(variant)))
-    }
-}
-
-impl<'de, A: VariantAccess<'de>> VariantAccess<'de> for Objects<A> {
-    type Error = A::Error;
-
-    fn unit_variant(self) -> Result<(), A::Error> {
-        self.0.unit_variant()
-    }
-
-    fn newtype_variant_seed<S: DeserializeSeed<'de>>(self, seed: S) -> Result<S::Value, A::Error> {
-        self.0.newtype_variant_seed(Objects(seed))
-    }
-
-    fn tuple_variant<V: Visitor<'de>>(
-        self,
-        length: usize,
-        visitor: V,
-    ) -> Result<V::Value, A::Error> {
-        self.0.tuple_variant(length, Objects(visitor))
-    }
-
-    fn struct_variant<V: Visitor<'de>>(
-        self,
-        fields: &'static [&'static str],
-        visitor: V,
-    ) -> Result<V::Value, A::Error> {
-        self.0.struct_variant(fields, Objects(visitor))
     }
 }
 

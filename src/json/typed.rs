@@ -6,16 +6,19 @@ use serde_json::{Map, Value};
 use super::{Objects, located};
 use crate::error::{Error, Result};
 
+/// The field at `path` in an error.
+pub(super) fn field(path: &str) -> String {
+    match path {
+        "." => "the body".to_owned(),
+        path => format!("`{path}`"),
+    }
+}
+
 /// Error for a value that does not fit its field.
-pub(crate) fn wrong_value(path: &str, cause: &str) -> Error {
+pub(super) fn wrong_value(path: &str, cause: &str) -> Error {
     let (path, cause) = located(path, cause);
     let cause = redacted(cause);
-    let is_body = path == ".";
-    let field = if is_body {
-        "the body".to_owned()
-    } else {
-        format!("`{path}`")
-    };
+    let (is_body, field) = (path == ".", field(&path));
     if let Some(name) = cause.strip_prefix("missing field `") {
         let parent = if is_body {
             String::new()
@@ -64,10 +67,10 @@ fn in_json(kind: &str) -> &str {
         "f32" | "f64" => "a number",
         "sequence" | "a sequence" => "a list",
         "map" | "a map" => "an object",
-        _ => kind
-            .split_once(' ')
-            .filter(|(kind, _)| *kind == "integer")
-            .map_or(kind, |(_, number)| number),
+        _ => ["integer ", "floating point ", "boolean "]
+            .iter()
+            .find_map(|prefix| kind.strip_prefix(prefix))
+            .unwrap_or(kind),
     }
 }
 

@@ -11,6 +11,7 @@ use super::Scope;
 use crate::{
     backend::Deadline,
     error::{Error, Result, quoted},
+    json::{self, Budget},
     pipeline::{
         extraction::{
             Extracted, ExtractionOptions, ExtractionSchema, Field, Ordered, Relation, Structure,
@@ -134,14 +135,9 @@ impl ExtractionParameters {
 /// # Errors
 /// The text is no JSON object, or a value does not fit its parameter.
 pub fn read_extraction_parameters(parameters: &str) -> Result<ExtractionParameters> {
-    let mut deserializer = serde_json::Deserializer::from_str(parameters);
-    serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
-        let path = error.path().to_string();
-        Error::invalid(match path.as_str() {
-            "." => format!("invalid parameters: {}", error.inner()),
-            path => format!("invalid parameter `{path}`: {}", error.inner()),
-        })
-    })
+    let text = parameters.as_bytes();
+    json::read(text, Budget::new(text.len(), usize::MAX))
+        .map_err(|error| Error::invalid(format!("invalid parameters: {}", error.explain(text))))
 }
 
 /// A schema in any form: an error is a valid outcome, and so is a schema without labels.

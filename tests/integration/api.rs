@@ -717,8 +717,13 @@ async fn invalid_json_is_rejected_with_its_position() {
     insta::assert_snapshot!(refusal("/embed", "{'inputs': 'a'}").await, @"400: expected double quotes in JSON, but found a single quote (line 1, column 2)");
     insta::assert_snapshot!(refusal("/embed", "{\"inputs\":\n 'a'}").await, @"400: expected double quotes in JSON, but found a single quote (line 2, column 2)");
     insta::assert_snapshot!(refusal("/embed", r#"{"inputs": "a"} {}"#).await, @"400: expected one JSON value, but found more at line 1, column 17");
-    insta::assert_snapshot!(refusal("/embed", &b"{\"inputs\": \"\xff\"}"[..]).await, @"400: the body is not JSON: invalid unicode code point at line 1 column 13");
-    insta::assert_snapshot!(refusal("/embed", r#"{"inputs": "\ud800"}"#).await, @"400: the body is not JSON: unexpected end of hex escape at line 1 column 19");
+    insta::assert_snapshot!(refusal("/embed", r#"{"inputs": ["a",]}"#).await, @"400: the body is not JSON: trailing comma at line 1 column 17");
+    insta::assert_snapshot!(refusal("/embed", "{\"inputs\": \"a\", \"dimensions\": NaN}").await, @"400: `NaN` is not JSON (line 1, column 33); write `null`");
+    insta::assert_snapshot!(refusal("/embed", r#"{"inputs": "a", "truncate": True}"#).await, @"400: `True` is not JSON (line 1, column 29); write `true`");
+    insta::assert_snapshot!(refusal("/embed", "[".repeat(200)).await, @"400: the body is nested too deeply: lists and objects may have at most 127 levels (line 1, column 128)");
+    insta::assert_snapshot!(refusal("/embed", "\u{feff}{\"inputs\": \"a\"}").await, @"400: expected JSON in UTF-8 without a byte order mark, but found a byte order mark");
+    let utf_16: Vec<u8> = r#"{"inputs": "a"}"#.encode_utf16().flat_map(u16::to_le_bytes).collect();
+    insta::assert_snapshot!(refusal("/embed", utf_16).await, @"400: expected JSON in UTF-8 without a byte order mark, but found UTF-16");
     insta::assert_snapshot!(refusal("/v1/embeddings", "{").await, @"400: expected JSON, but the body ends too early (line 1, column 1)");
     let (status, body) = answer(
         app()
@@ -729,6 +734,202 @@ async fn invalid_json_is_rejected_with_its_position() {
     .await;
     assert_eq!(status, StatusCode::UNSUPPORTED_MEDIA_TYPE);
     insta::assert_snapshot!(body, @r#"{"error":"expected the content type `application/json`, but found `none`","error_type":"Validation"}"#);
+}
+
+/// A batch has many texts, and a chat nested ones: an error names the one, and repeats none.
+#[tokio::test]
+async fn damaged_texts_are_named_in_every_dialect() {
+    let half = r"secret \ud83d";
+    for (path, body, field) in [
+        ("/embed", r#"{"inputs": ["a", "HALF"]}"#, "inputs[1]"),
+        ("/embed", r#"{"inputs": "HALF"}"#, "inputs"),
+        ("/embed", r#"{"inputs": "a", "prompt": "HALF"}"#, "prompt"),
+        ("/models/tiny", r#"{"inputs": ["a", "HALF"]}"#, "inputs[1]"),
+        (
+            "/similarity",
+            r#"{"inputs": {"source_sentence": "a", "sentences": ["a", "b", "HALF"]}}"#,
+            "inputs.sentences[2]",
+        ),
+        ("/v1/embeddings", r#"{"input": ["a", "HALF"]}"#, "input[1]"),
+        ("/v2/embed", r#"{"texts": ["a", "HALF"]}"#, "texts[1]"),
+        (
+            "/v2/rerank",
+            r#"{"query": "a", "documents": [{"text": "b"}, {"text": "HALF"}]}"#,
+            "documents[1].text",
+        ),
+        (
+            "/v1/chat/completions",
+            r#"{"messages": [{"role": "user", "content": "HALF"}]}"#,
+            "messages[0].content",
+        ),
+        ("/api/embed", r#"{"input": ["HALF"]}"#, "input[0]"),
+        (
+            "/v2/translate",
+            r#"{"text": ["HALF"], "target_lang": "DE"}"#,
+            "text[0]",
+        ),
+        (
+            "/v2/models/tiny/infer",
+            r#"{"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["HALF"]}]}"#,
+            "inputs[0].data[0]",
+        ),
+        (
+            "/model/tiny/invoke",
+            r#"{"inputText": "HALF"}"#,
+            "inputText",
+        ),
+        (
+            "/gliner-2",
+            r#"{"task": "extract_entities", "text": "a", "schema": ["b", "HALF"]}"#,
+            "schema[1]",
+        ),
+    ] {
+        let is_kserve = path.ends_with("/infer") || path.ends_with("/invoke");
+        let invalid = if is_kserve { 400 } else { 422 };
+        for (damage, expected) in [
+            (
+                half,
+                format!(
+                    "{invalid}: `{field}` contains a lone surrogate, such as half of an emoji; cut texts between characters"
+                ),
+            ),
+            (
+                r"\udc00 secret",
+                format!(
+                    "{invalid}: `{field}` contains a lone surrogate, such as half of an emoji; cut texts between characters"
+                ),
+            ),
+            (
+                "a secret\nline",
+                format!(
+                    "400: `{field}` contains a control character, such as a line break, that is not escaped ("
+                ),
+            ),
+        ] {
+            let found = refusal(path, body.replace("HALF", damage)).await;
+            assert!(
+                found.starts_with(&expected) && !found.contains("secret"),
+                "{path} {body}: {found}"
+            );
+        }
+        let bytes = body.as_bytes();
+        let place = body.find("HALF").unwrap();
+        let other = [&bytes[..place], b"\xff", &bytes[place + 4..]].concat();
+        let found = refusal(path, other).await;
+        let expected = format!("400: `{field}` contains bytes that are not UTF-8 (");
+        assert!(found.starts_with(&expected), "{path} {body}: {found}");
+    }
+    insta::assert_snapshot!(refusal("/embed", r#"{"inputs": "a", "parameters": {"\ud83d": 1}}"#).await, @"422: `parameters` contains a lone surrogate, such as half of an emoji; cut texts between characters");
+    insta::assert_snapshot!(refusal("/embed", r#"{"inputs": [{"text": "a", "text": "b"}]}"#).await, @"422: expected each field once in `inputs[0]`, but found `text` twice");
+}
+
+/// The values that a field may have are in its error, whatever its type and its place.
+#[tokio::test]
+async fn choices_of_another_type_are_named_in_every_dialect() {
+    for (path, body, field) in [
+        (
+            "/v1/embeddings",
+            r#"{"input": "a", "encoding_format": X}"#,
+            "encoding_format",
+        ),
+        (
+            "/v1/embeddings",
+            r#"{"input": "a", "embedding_type": X}"#,
+            "embedding_type",
+        ),
+        (
+            "/v1/embeddings",
+            r#"{"input": "a", "output_dtype": X}"#,
+            "output_dtype",
+        ),
+        (
+            "/v1/embeddings",
+            r#"{"input": "a", "token_encoding": X}"#,
+            "token_encoding",
+        ),
+        (
+            "/embed",
+            r#"{"inputs": "a", "encoding_format": X}"#,
+            "encoding_format",
+        ),
+        (
+            "/embed",
+            r#"{"inputs": "a", "output_dtype": X}"#,
+            "output_dtype",
+        ),
+        (
+            "/models/tiny",
+            r#"{"inputs": "a", "parameters": {"output_dtype": X}}"#,
+            "output_dtype",
+        ),
+        (
+            "/v2/embed",
+            r#"{"texts": ["a"], "truncate": X}"#,
+            "truncate",
+        ),
+        (
+            "/v2/embed",
+            r#"{"texts": ["a"], "embedding_types": ["float", X]}"#,
+            "embedding_types[1]",
+        ),
+        (
+            "/v2/embed",
+            r#"{"inputs": [{"content": [{"type": X, "text": "a"}]}]}"#,
+            "inputs[0].content[0].type",
+        ),
+        (
+            "/v1/chat/completions",
+            r#"{"messages": [{"role": X, "content": "a"}]}"#,
+            "messages[0].role",
+        ),
+        (
+            "/gliner-2",
+            r#"{"task": X, "text": "a", "schema": ["b"]}"#,
+            "task",
+        ),
+        (
+            "/model/tiny/invoke",
+            r#"{"inputText": "a", "embeddingTypes": [X]}"#,
+            "embeddingTypes[0]",
+        ),
+        (
+            "/model/tiny/invoke",
+            r#"{"texts": ["a"], "truncate": X}"#,
+            "truncate",
+        ),
+    ] {
+        for (value, found) in [
+            (r#"["float", "binary"]"#, "a list"),
+            ("[]", "a list"),
+            ("{}", "an object"),
+            (r#"{"float": null}"#, "an object"),
+            ("5", "`5`"),
+            ("1.5", "`1.5`"),
+            ("true", "`true`"),
+            (r#""a secret""#, "another value"),
+        ] {
+            let status = if path.starts_with("/model/") {
+                400
+            } else {
+                422
+            };
+            let refused = refusal(path, body.replace('X', value)).await;
+            let (start, end) = (
+                format!("{status}: expected `{field}` to be "),
+                format!(", but found {found}"),
+            );
+            assert!(
+                refused.starts_with(&start)
+                    && refused.ends_with(&end)
+                    && refused.contains("be one of `") | refused.contains("be `"),
+                "{path} {body} {value}: {refused}"
+            );
+        }
+    }
+    insta::assert_snapshot!(refusal("/v1/embeddings", r#"{"input": "a", "encoding_format": []}"#).await, @"");
+    insta::assert_snapshot!(refusal("/v1/embeddings", r#"{"input": "a", "late_chunking": []}"#).await, @"");
+    insta::assert_snapshot!(refusal("/v1/embeddings", r#"{"input": "a", "dimensions": 1e400}"#).await, @"422: `dimensions` contains a number that is out of range");
+    insta::assert_snapshot!(refusal("/v1/embeddings", r#"{"input": "a", "dimensions": 99999999999999999999}"#).await, @"422: expected `dimensions` to be an integer from 0 on, but found `1e+20`");
 }
 
 /// `/tokenize` returns the tokens that the model reads, also for tasks that use an embedding model with a default prompt.

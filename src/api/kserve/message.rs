@@ -149,7 +149,8 @@ impl InferRequest {
                 .and_then(|length| length.parse().ok())
                 .ok_or_else(|| {
                     Error::malformed(format!(
-                        "expected a number of bytes in `{JSON_LENGTH}`, but found {length:?}"
+                        "expected a number of bytes in `{JSON_LENGTH}`, but found `{}`",
+                        length.as_bytes().escape_ascii()
                     ))
                 })?,
         };

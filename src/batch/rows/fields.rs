@@ -19,6 +19,7 @@ use super::{
 use crate::{
     batch::answer::{ErrorKind, RowError, RowResult},
     error::{Error, Result, quoted},
+    json::Scalar,
 };
 
 /// Columns of a file, by name.
@@ -156,7 +157,10 @@ fn json_field(line: &str, name: &str) -> Result<Value, RowError> {
     };
     match TextField::of(line, name) {
         Ok(TextField::Found(value)) => {
-            serde_json::from_str(value.get()).or_else(|_| wrong("another"))
+            serde_json::from_str(value.get()).or_else(|error| match Scalar::of(&error) {
+                Some(scalar) => wrong(scalar.problem()),
+                None => wrong("another"),
+            })
         }
         Ok(TextField::Missing) => Ok(Value::Null),
         Ok(TextField::Repeated) => wrong("the field several times"),
@@ -295,7 +299,8 @@ mod tests {
                 .message
         };
         insta::assert_snapshot!(refused(r#"{"id": 1, "id": 2}"#), @"expected a JSON value in `id`, but found the field several times");
-        insta::assert_snapshot!(refused(r#"{"id": 1e400}"#), @"expected a JSON value in `id`, but found another");
+        insta::assert_snapshot!(refused(r#"{"id": 1e400}"#), @"expected a JSON value in `id`, but found a number that is out of range");
+        insta::assert_snapshot!(refused(r#"{"id": ["\ud83d"]}"#), @"expected a JSON value in `id`, but found a lone surrogate, such as half of an emoji; cut texts between characters");
     }
 
     #[test]

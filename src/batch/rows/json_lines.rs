@@ -26,7 +26,7 @@ use crate::{
         compression::Packer,
     },
     error::{Error, Result},
-    json::syntax,
+    json::{Scalar, syntax},
 };
 
 /// Text column for a file whose first rows have neither a text nor a known name.
@@ -227,12 +227,10 @@ fn message(error: &serde_json::Error) -> String {
     if error.is_data() {
         return "another value".to_owned();
     }
-    let text = syntax(error);
-    format!(
-        "an error at column {}: {}",
-        error.column(),
-        text.split(" at line ").next().unwrap_or_default()
-    )
+    match Scalar::of(error) {
+        Some(scalar) => scalar.problem().to_owned(),
+        None => format!("an error at column {}: {}", error.column(), syntax(error)),
+    }
 }
 
 pub(in crate::batch) struct JsonLinesWriter {
@@ -502,9 +500,11 @@ mod tests {
 
     #[test]
     fn a_repeated_text_and_half_a_character_are_errors_of_their_rows() {
-        insta::assert_snapshot!(written("{\"text\": \"a\", \"text\": \"b\"}\n{\"text\": \"\\ud800\"}"), @r#"
+        insta::assert_snapshot!(written("{\"text\": \"a\", \"text\": \"b\"}\n{\"text\": \"\\ud800\"}\n{\"text\": \"a\\udc00b\"}\n{\"text\": \"a\", \"\\ud83d\": 1}"), @r#"
         {"text": "a", "text": "b","error":"expected text in `text`, but found the field several times"}
-        {"text": "\ud800","error":"expected text in `text`, but found an error at column 8: unexpected end of hex escape"}
+        {"text": "\ud800","error":"expected text in `text`, but found a lone surrogate, such as half of an emoji; cut texts between characters"}
+        {"text": "a\udc00b","error":"expected text in `text`, but found a lone surrogate, such as half of an emoji; cut texts between characters"}
+        {"input":"{\"text\": \"a\", \"\\ud83d\": 1}","error":"expected a JSON object, but found a lone surrogate, such as half of an emoji; cut texts between characters"}
         "#);
     }
 }
