@@ -6,6 +6,7 @@
 mod auth;
 mod batch;
 mod choice;
+mod cors;
 mod hub;
 mod limits;
 mod memory;
@@ -43,7 +44,13 @@ pub const FILE: &str = "kivu.toml";
 const FILE_VARIABLE: &str = "KIVU_CONFIG";
 const PREFIX: &str = "KIVU";
 /// Keys whose variables are lists, separated by commas.
-const LISTS: [&str; 4] = ["models", "fleet.urls", "auth.keys", "batch.metadata"];
+const LISTS: [&str; 5] = [
+    "models",
+    "fleet.urls",
+    "auth.keys",
+    "batch.metadata",
+    "cors_origins",
+];
 /// The folder in a checkout for downloads and builds.
 const HOME: &str = ".kivu";
 /// The function's memory in MB, set by Lambda.
@@ -87,6 +94,9 @@ pub struct Config {
     pub slow_request_ms: Option<NonZeroU64>,
     /// Path prefix for all routes, such as `/large`.
     pub prefix: Option<String>,
+    /// Origins whose pages may send requests and read responses.
+    #[serde(deserialize_with = "cors::origins")]
+    pub cors_origins: Vec<String>,
     /// Request authentication.
     pub auth: AuthConfig,
     /// Whether browsers get a page for trying models at `/`.
@@ -131,6 +141,7 @@ impl Default for Config {
             log: LogFormat::default(),
             slow_request_ms: None,
             prefix: None,
+            cors_origins: Vec::new(),
             auth: AuthConfig::default(),
             page: true,
             models: Vec::new(),
@@ -222,6 +233,7 @@ impl Config {
             ("limits.values", self.limits.values),
             ("limits.requests", self.limits.requests),
             ("limits.timeout_ms", self.limits.timeout_ms as usize),
+            ("limits.idle_ms", self.limits.idle_ms as usize),
             ("fleet.timeout_ms", self.fleet.timeout_ms as usize),
             ("auth.refresh_s", self.auth.refresh_s as usize),
         ];
@@ -545,6 +557,7 @@ mod tests {
             "LIMITS__VALUES",
             "LIMITS__REQUESTS",
             "LIMITS__TIMEOUT_MS",
+            "LIMITS__IDLE_MS",
             "BATCH__SAVE_MS",
             "BATCH__MARGIN_MS",
             "ALIASES",
@@ -570,6 +583,7 @@ mod tests {
         `KIVU_LIMITS__VALUES`: invalid type: string "x y", expected an integer
         `KIVU_LIMITS__REQUESTS`: invalid type: string "x y", expected an integer
         `KIVU_LIMITS__TIMEOUT_MS`: invalid type: string "x y", expected an integer
+        `KIVU_LIMITS__IDLE_MS`: invalid type: string "x y", expected an integer
         `KIVU_BATCH__SAVE_MS`: invalid type: string "x y", expected an integer
         `KIVU_BATCH__MARGIN_MS`: invalid type: string "x y", expected an integer
         `KIVU_ALIASES`: invalid type: string "x y", expected a map
@@ -610,6 +624,40 @@ mod tests {
         );
         let zero = load("[limits]\ntexts = 0", &[]).unwrap_err();
         insta::assert_snapshot!(zero, @"expected `limits.texts` above 0, but found 0");
+    }
+
+    #[test]
+    fn choices_of_another_type_and_origins_name_their_key() {
+        let refused = |text: &str| {
+            let error = load(text, &[]).unwrap_err().to_string();
+            let (key, expected) = error.split_once(": ").unwrap();
+            let key = key.split('`').nth(1).unwrap();
+            format!("`{key}`: {expected}")
+        };
+        let found = [
+            "load = 5",
+            "load = []",
+            "log = { json = true }",
+            "engine = true",
+            "auth.mode = ['keys']",
+            "fleet.policy = 1.5",
+            "models = [{ path = 'a' }, { path = 'a', policy = [] }]",
+            "cors_origins = ['https://a.example', 'https://b.example/']",
+            "cors_origins = ['*']",
+            "cors_origins = [7]",
+        ]
+        .map(refused);
+        insta::assert_snapshot!(found.join("\n"), @"");
+        let config = load(
+            "",
+            &[("KIVU_CORS_ORIGINS", "app://obsidian.md,https://a.example")],
+        )
+        .unwrap();
+        assert_eq!(
+            config.cors_origins,
+            ["app://obsidian.md", "https://a.example"]
+        );
+        assert!(load("", &[("KIVU_CORS_ORIGINS", "null")]).is_err());
     }
 
     #[test]

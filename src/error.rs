@@ -223,6 +223,19 @@ pub(crate) fn at_text(error: Error, place: usize, count: usize) -> Error {
     }
 }
 
+/// Divides a message into the problem and the hint what to do, at the first `; ` that is not within a quoted name or value.
+///
+/// Names and values are in backticks or double quotes. A message in which one of them has such a character itself may stay
+/// whole.
+pub fn split_hint(message: &str) -> Option<(&str, &str)> {
+    let is_balanced =
+        |part: &str| ['`', '"'].map(|quote| part.matches(quote).count() % 2) == [0, 0];
+    message
+        .match_indices("; ")
+        .map(|(place, separator)| (&message[..place], &message[place + separator.len()..]))
+        .find(|(problem, hint)| is_balanced(problem) && is_balanced(hint))
+}
+
 /// The names in backticks, separated by commas.
 pub fn quoted<T: AsRef<str>>(names: &[T]) -> String {
     names
@@ -250,6 +263,29 @@ mod tests {
         let error = Error::io("cannot write `model.onnx`")(source);
         insta::assert_snapshot!(error.chain(), @"cannot write `model.onnx`: disk is full");
         insta::assert_snapshot!(error, @"cannot write `model.onnx`");
+    }
+
+    #[test]
+    fn hints_begin_after_names_and_values() {
+        let hint = "choose another folder; `kivu models` lists them";
+        for name in ["out", "a; b", "; ", "a; b; c", "a `b`", "\"a; b\""] {
+            let problem = format!("expected an empty folder at `{name}`, but found `{name}`");
+            assert_eq!(
+                split_hint(&format!("{problem}; {hint}")),
+                Some((problem.as_str(), hint))
+            );
+            assert_eq!(split_hint(&problem), None, "{name}");
+        }
+        // A cut in the wrong place would be worse than none.
+        for name in ["a`; b", "a`b; c", "a\"; b"] {
+            let message = format!("expected an empty folder, but found `{name}`; {hint}");
+            assert!(
+                split_hint(&message).is_none_or(|(_, found)| found == hint),
+                "{name}"
+            );
+        }
+        let value = r#"invalid `threads`: invalid type: string "2; 3", expected an integer"#;
+        assert_eq!(split_hint(value), None);
     }
 
     #[test]

@@ -116,7 +116,7 @@ pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> 
         requests: Some(batch_requests(config.limits.clone())),
         ..Job::new(input, output, model, parameters)
     };
-    let otlp = OtlpConfig::new(&Config::variables())?;
+    let otlp = OtlpConfig::new(&Config::variables());
     let is_resumable = job.is_resumable();
     let runtime = Builder::new_multi_thread()
         .enable_all()

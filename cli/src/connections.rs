@@ -25,13 +25,11 @@ use axum::{
 use futures::FutureExt;
 use hyper::{
     body::{Body as _, Incoming},
+    rt,
     server::conn::http1,
     service::{Service, service_fn},
 };
-use hyper_util::{
-    rt::{TokioIo, TokioTimer},
-    service::TowerToHyperService,
-};
+use hyper_util::{rt::TokioIo, service::TowerToHyperService};
 use tokio::{
     io::{AsyncRead, AsyncWrite, Interest, ReadBuf},
     net::{
@@ -40,7 +38,7 @@ use tokio::{
     },
     sync::watch,
     task::JoinSet,
-    time::{self, Sleep, sleep},
+    time::{self, Instant, Sleep, sleep, sleep_until},
 };
 
 use super::unread_body::{self, SharedBody};
@@ -58,19 +56,30 @@ const MIN_PROBE_INTERVAL: Duration = Duration::from_millis(10);
 /// client has closed the connection.
 const PROBE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
+/// How long connections wait for their clients.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Timeouts {
+    /// For a request head, and for a client that does not read its response.
+    pub(super) request: Duration,
+    /// For the first byte of a further request. Load balancers send requests on connections for which they have a timeout
+    /// of their own: one that the server closes first loses such a request.
+    pub(super) idle: Duration,
+}
+
 /// Serves connections until `stop` is ready, then finishes the open ones and returns `stop`'s output.
 ///
-/// - A connection is closed if a request head, the first or a later one, takes longer than `timeout`. Slow clients
-///   cannot hold a file descriptor, nor delay the shutdown.
-/// - It is also closed if the client does not read a buffered response within `timeout`; for a long response, some
-///   hundreds of kilobytes are buffered.
+/// - A connection is closed if a request head takes longer than the request timeout: the first one since the connection,
+///   a later one since its first byte, which has the idle timeout. Slow clients cannot hold a file descriptor, nor delay
+///   the shutdown.
+/// - It is also closed if the client does not read a buffered response within the request timeout; for a long response,
+///   some hundreds of kilobytes are buffered.
 /// - A client may shut down its sending side after the request (`shutdown(SHUT_WR)`), and still gets the response. At
 ///   first this is indistinguishable from a closed connection: see [`while_connected`].
 /// - Without free file descriptors, open connections are served and new ones wait.
 pub(super) async fn serve<T>(
     listener: TcpListener,
     router: Router,
-    timeout: Duration,
+    timeouts: Timeouts,
     stop: impl Future<Output = T>,
 ) -> T {
     let (stopping, is_stopping) = watch::channel(());
@@ -88,7 +97,7 @@ pub(super) async fn serve<T>(
                 connections.spawn(connection(
                     stream,
                     router.clone(),
-                    timeout,
+                    timeouts,
                     is_stopping.clone(),
                 ));
             }
@@ -103,8 +112,8 @@ pub(super) async fn serve<T>(
     drop(listener);
     drop(stopping);
     let finished = async { while connections.join_next().await.is_some() {} };
-    // Requests and idle connections end within the timeout; only slow readers remain.
-    if time::timeout(timeout + timeout / 2, finished)
+    // Idle connections end at once, and requests within the timeout; only slow readers remain.
+    if time::timeout(timeouts.request + timeouts.request / 2, finished)
         .await
         .is_err()
     {
@@ -119,25 +128,38 @@ pub(super) async fn serve<T>(
 async fn connection(
     stream: TcpStream,
     router: Router,
-    timeout: Duration,
+    timeouts: Timeouts,
     is_stopping: watch::Receiver<()>,
 ) {
     // A response is one write; delaying it has no benefit.
     let _ = stream.set_nodelay(true);
     let (reader, writer) = stream.into_split();
     let (reader, is_unread) = (Arc::new(reader), Arc::default());
+    let has_arrived = Arc::<AtomicBool>::default();
     let stream = TimedStream {
         reader: Arc::clone(&reader),
         writer,
-        timeout,
+        has_arrived: Arc::clone(&has_arrived),
+        timeout: timeouts.request,
         deadline: None,
     };
     let served = Served {
         reader: Arc::clone(&reader),
         is_unread: Arc::clone(&is_unread),
-        timeout,
+        timeout: timeouts.request,
     };
-    serve_connection(stream, router, served, is_stopping).await;
+    let timer = HeadTimer {
+        has_arrived,
+        is_kept: AtomicBool::default(),
+        timeout: timeouts.request,
+    };
+    let mut builder = http1::Builder::new();
+    builder
+        .timer(timer)
+        .header_read_timeout(timeouts.idle)
+        .half_close(true)
+        .max_buf_size(MAX_BUFFER);
+    serve_connection(&builder, stream, router, served, is_stopping).await;
     if is_unread.load(Ordering::Relaxed) {
         unread_body::discard(&reader).await;
     }
@@ -179,21 +201,17 @@ async fn respond(
 }
 
 async fn serve_connection(
+    builder: &http1::Builder,
     stream: TimedStream,
     router: Router,
     served: Served,
     mut is_stopping: watch::Receiver<()>,
 ) {
-    let (router, timeout) = (TowerToHyperService::new(router), served.timeout);
+    let router = TowerToHyperService::new(router);
     let service = service_fn(move |request: Request<Incoming>| {
         respond(request, router.clone(), served.clone())
     });
-    let connection = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(timeout)
-        .half_close(true)
-        .max_buf_size(MAX_BUFFER)
-        .serve_connection(TokioIo::new(stream), service);
+    let connection = builder.serve_connection(TokioIo::new(stream), service);
     tokio::pin!(connection);
     tokio::select! {
         // Connection errors are the client's.
@@ -244,10 +262,66 @@ async fn while_connected<T>(
     }
 }
 
+/// Starts hyper's timer for a request head: it asks for one when a connection begins to wait for a request.
+#[derive(Debug)]
+struct HeadTimer {
+    has_arrived: Arc<AtomicBool>,
+    /// Whether the connection has had a request.
+    is_kept: AtomicBool,
+    timeout: Duration,
+}
+
+impl rt::Timer for HeadTimer {
+    fn sleep(&self, duration: Duration) -> Pin<Box<dyn rt::Sleep>> {
+        self.sleep_until(std::time::Instant::now() + duration)
+    }
+
+    fn sleep_until(&self, idle_until: std::time::Instant) -> Pin<Box<dyn rt::Sleep>> {
+        let is_kept = self.is_kept.swap(true, Ordering::Relaxed);
+        self.has_arrived.store(false, Ordering::Relaxed);
+        let deadline = match is_kept {
+            true => idle_until.into(),
+            false => Instant::now() + self.timeout,
+        };
+        Box::pin(HeadSleep {
+            sleep: Box::pin(sleep_until(deadline)),
+            has_arrived: Arc::clone(&self.has_arrived),
+            is_idle: is_kept,
+            timeout: self.timeout,
+        })
+    }
+}
+
+/// Ends when a request head has taken too long. hyper polls it after each read.
+struct HeadSleep {
+    sleep: Pin<Box<Sleep>>,
+    has_arrived: Arc<AtomicBool>,
+    /// Whether none of the head has arrived yet.
+    is_idle: bool,
+    timeout: Duration,
+}
+
+impl rt::Sleep for HeadSleep {}
+
+impl Future for HeadSleep {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        if self.is_idle && self.has_arrived.load(Ordering::Relaxed) {
+            self.is_idle = false;
+            let deadline = Instant::now() + self.timeout;
+            self.sleep.as_mut().reset(deadline);
+        }
+        self.sleep.as_mut().poll(context)
+    }
+}
+
 /// A stream whose writes fail if the client does not read sent bytes within a timeout.
 struct TimedStream {
     reader: Arc<OwnedReadHalf>,
     writer: OwnedWriteHalf,
+    /// Whether bytes have arrived since the connection began to wait for a request.
+    has_arrived: Arc<AtomicBool>,
     timeout: Duration,
     /// Exists while unsent bytes wait for the client.
     deadline: Option<Pin<Box<Sleep>>>,
@@ -284,7 +358,10 @@ impl AsyncRead for TimedStream {
             ready!(stream.poll_read_ready(context))?;
             match stream.try_read_buf(buffer) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                read => return Poll::Ready(read.map(|_| ())),
+                read => {
+                    self.has_arrived.store(true, Ordering::Relaxed);
+                    return Poll::Ready(read.map(|_| ()));
+                }
             }
         }
     }
@@ -345,6 +422,11 @@ mod tests {
 
     const REQUEST: &[u8] = b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n";
 
+    fn timeouts(request: Duration) -> Timeouts {
+        let idle = Duration::from_secs(75);
+        Timeouts { request, idle }
+    }
+
     /// Connects to a server that answers before it reads the body.
     async fn refused() -> TcpStream {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -355,7 +437,7 @@ mod tests {
         tokio::spawn(serve(
             listener,
             router,
-            Duration::from_secs(60),
+            timeouts(Duration::from_secs(60)),
             std::future::pending::<()>(),
         ));
         client
@@ -401,6 +483,53 @@ mod tests {
         }
     }
 
+    /// An idle connection outlives the request timeout and a further request head does not, as does a first one.
+    #[tokio::test]
+    async fn idle_connections_and_request_heads_have_different_timeouts() {
+        let ms = Duration::from_millis;
+        let connect = |request, idle| async move {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let client = TcpStream::connect(listener.local_addr().unwrap())
+                .await
+                .unwrap();
+            let router = Router::new().fallback(|| async { "refused" });
+            let timeouts = Timeouts { request, idle };
+            tokio::spawn(serve(
+                listener,
+                router,
+                timeouts,
+                std::future::pending::<()>(),
+            ));
+            client
+        };
+        const GET: &[u8] = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n";
+        // Time from `sent` to the end of the connection.
+        let closed_after = |mut client: TcpStream, sent: &'static [u8]| async move {
+            let started = Instant::now();
+            client.write_all(sent).await.unwrap();
+            let end = time::timeout(ms(20_000), client.read(&mut [0])).await;
+            assert_eq!(end.expect("the connection is open").unwrap_or(0), 0);
+            started.elapsed()
+        };
+        let mut client = connect(ms(300), ms(10_000)).await;
+        for _ in 0..2 {
+            client.write_all(GET).await.unwrap();
+            head(&mut client).await;
+            sleep(ms(700)).await;
+        }
+        let slow = closed_after(client, b"GET / HT").await;
+        assert!((ms(200)..ms(5000)).contains(&slow), "{slow:?}");
+        let mut client = connect(ms(10_000), ms(300)).await;
+        client.write_all(GET).await.unwrap();
+        head(&mut client).await;
+        let idle = closed_after(client, b"").await;
+        assert!((ms(200)..ms(5000)).contains(&idle), "{idle:?}");
+        for sent in [&b""[..], b"GET / HT"] {
+            let first = closed_after(connect(ms(300), ms(10_000)).await, sent).await;
+            assert!((ms(200)..ms(5000)).contains(&first), "{first:?}");
+        }
+    }
+
     #[tokio::test]
     async fn a_body_that_is_not_wanted_is_not_asked_for() {
         let mut client = refused().await;
@@ -441,7 +570,7 @@ mod tests {
         tokio::spawn(serve(
             listener,
             router,
-            timeout,
+            timeouts(timeout),
             std::future::pending::<()>(),
         ));
         (client, outcomes)

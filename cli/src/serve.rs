@@ -14,14 +14,15 @@ use clap::Args;
 use tokio::{net::TcpListener, runtime::Builder};
 
 use super::{
-    connections, example,
+    connections::{self, Timeouts},
+    example,
     fetch::Fetcher,
     interrupt::{Ended, Signals, until_signal},
     named::{BuildArguments, resolve_all},
     terminal::print,
 };
 use kivu::{
-    api::{App, BindScope, Guard, below, router},
+    api::{App, BindScope, Guard, below, cors, router},
     backend::MappedFiles,
     config::{Config, Load, OtlpConfig, parse_address, parse_bytes},
     error::{Error, Result},
@@ -110,7 +111,8 @@ pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> 
 }
 
 async fn serve(mut config: Config, options: Options) -> Result<ExitCode> {
-    let guard = Guard::new(&config.auth, BindScope::Address(config.listen))?;
+    let guard = Guard::new(&config.auth, BindScope::Address(config.listen))?
+        .with_pages(config.cors_origins.clone());
     // Bound before models are loaded: an occupied port is reported at once, and early requests wait.
     let listener = TcpListener::bind(config.listen)
         .await
@@ -124,8 +126,7 @@ async fn serve(mut config: Config, options: Options) -> Result<ExitCode> {
     let address = listener
         .local_addr()
         .map_err(Error::io("cannot read the listener's address"))?;
-    let otlp = OtlpConfig::new(&Config::variables())?;
-    let otlp = otlp
+    let otlp = OtlpConfig::new(&Config::variables())
         .map(|config| Otlp::start(&config, "kivu"))
         .transpose()?;
     let prometheus = Prometheus::install(otlp.as_ref())?;
@@ -174,7 +175,11 @@ async fn serve(mut config: Config, options: Options) -> Result<ExitCode> {
             ))),
         }
     };
-    let (timeout, slow_request_ms) = (config.limits.timeout(), config.slow_request_ms);
+    let timeouts = Timeouts {
+        request: config.limits.timeout(),
+        idle: Duration::from_millis(config.limits.idle_ms),
+    };
+    let slow_request_ms = config.slow_request_ms;
     let app = App::of_catalog(Arc::clone(&catalog), config.limits);
     let mut app = app
         .with_guard(guard)
@@ -191,8 +196,8 @@ async fn serve(mut config: Config, options: Options) -> Result<ExitCode> {
     let router = router(app.with_page(config.page));
     let served = connections::serve(
         listener,
-        below(config.prefix.as_deref(), router),
-        timeout,
+        cors(below(config.prefix.as_deref(), router), config.cors_origins),
+        timeouts,
         stop,
     )
     .await;

@@ -9,7 +9,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use kivu::{
     batch,
-    error::{Error, Result},
+    error::{Error, Result, split_hint},
     repository::Meter,
 };
 use kivu_compiler::Progress as BuildProgress;
@@ -29,12 +29,11 @@ pub(super) fn print_aside(line: &str) {
     let _ = writeln!(io::stderr(), "{line}");
 }
 
-/// Prints an error with its causes, and on a separate line what to do about it: the message part after the first
-/// semicolon.
+/// Prints an error with its causes, and on a separate line what to do about it.
 pub(super) fn print_error(error: &Error) {
     let (message, chain) = (error.to_string(), error.chain());
     let causes = chain.strip_prefix(&message).unwrap_or_default();
-    match message.split_once("; ") {
+    match split_hint(&message) {
         Some((problem, hint)) => print_aside(&format!("error: {problem}{causes}\nhint: {hint}")),
         None => print_aside(&format!("error: {chain}")),
     }

@@ -15,7 +15,7 @@ use std::{
 use axum::Router;
 use futures::{FutureExt, future::BoxFuture};
 use kivu::{
-    api::{App, BindScope, GatewayVerified, Guard, LazyRouter, below, router},
+    api::{App, BindScope, GatewayVerified, Guard, LazyRouter, below, cors, router},
     backend::Deadline,
     config::{Config, LogFormat, OtlpConfig},
     model::Catalog,
@@ -111,7 +111,7 @@ struct Configured {
 fn configure(name: &str) -> kivu::Result<Configured> {
     let variables = Config::variables();
     let (config, is_streaming) = (Config::load(None, &variables)?, is_streaming()?);
-    let otlp = OtlpConfig::new(&variables)?
+    let otlp = OtlpConfig::new(&variables)
         .map(|config| Otlp::start(&config, name))
         .transpose()?;
     let metrics = Embedded::install(name, otlp.as_ref())?;
@@ -194,6 +194,7 @@ async fn load(config: Config, otlp: Option<Otlp>, started: Instant) -> kivu::Res
     let guard = Guard::new(&config.auth, BindScope::ApiGateway)?;
     let (limits, prefix, page) = (config.limits.clone(), config.prefix.clone(), config.page);
     let slow_request_ms = config.slow_request_ms;
+    let cors_origins = config.cors_origins.clone();
     let catalog = tokio::task::spawn_blocking(move || Catalog::open(&config));
     // An error is logged here; the next request reads the keys again, and fails if that fails.
     let _ = guard.prepare().await;
@@ -208,10 +209,11 @@ async fn load(config: Config, otlp: Option<Otlp>, started: Instant) -> kivu::Res
     if let Some(otlp) = &otlp {
         app.export(otlp);
     }
-    Ok(below(
+    let router = below(
         prefix.as_deref(),
         router(app.with_slow_log(slow_request_ms)),
-    ))
+    );
+    Ok(cors(router, cors_origins))
 }
 
 /// An API Gateway or load balancer event without host and scheme, and with an encoded query: `lambda_http` builds a URL

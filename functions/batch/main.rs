@@ -59,7 +59,7 @@ async fn main() -> Result<(), Error> {
 fn load() -> kivu::Result<(Handler, Option<Otlp>)> {
     let variables = Config::variables();
     let config = Config::load(None, &variables)?;
-    let otlp = OtlpConfig::new(&variables)?;
+    let otlp = OtlpConfig::new(&variables);
     let name = env::var("AWS_LAMBDA_FUNCTION_NAME").unwrap_or_else(|_| "batch".to_owned());
     let otlp = otlp.map(|config| Otlp::start(&config, &name)).transpose()?;
     otlp.as_ref().map_or(Ok(()), Otlp::install)?;

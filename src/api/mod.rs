@@ -10,6 +10,7 @@ mod chat;
 mod classification;
 mod cohere;
 mod content_encoding;
+mod cors;
 mod detection;
 mod dialect;
 mod embedding;
@@ -61,6 +62,7 @@ pub use self::{
     app::App,
     auth::{BindScope, Date, GatewayVerified, Guard, KeyLimits, make_key, make_limited_key},
     batch_requests::batch_requests,
+    cors::cors,
     fetch::{FetchModel, FetchProgress},
     response_limit::ResponseLimit,
     startup::LazyRouter,

@@ -441,7 +441,7 @@ mod tests {
         ];
         insta::assert_snapshot!(bodies.map(refusals).join("\n"), @r"
         expected `truncate` to be a boolean, but found `7`
-        expected `split` to be string or map, but found `7`
+        expected `split` to be one of `sentences`, `when-long`, `never`, but found `7`
         expected `generate_parameters.num_beams` to be an integer from 0 on, but found a string
         expected `inner.truncate` to be a boolean, but found a string
         expected `own` to be a boolean, but found `7`

@@ -27,6 +27,9 @@ pub struct Limits {
     pub requests: usize,
     /// Request deadline in milliseconds.
     pub timeout_ms: u64,
+    /// Time after which `kivu serve` closes a connection without a further request, in milliseconds. The default is above
+    /// the 60 s of load balancers, which must close idle connections first.
+    pub idle_ms: u64,
 }
 
 impl Default for Limits {
@@ -40,6 +43,7 @@ impl Default for Limits {
             values: 1_500_000,
             requests: 512,
             timeout_ms: 60_000,
+            idle_ms: 75_000,
         }
     }
 }

@@ -1,12 +1,12 @@
 //! Traces and metrics over OTLP, configured by OpenTelemetry's environment variables.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{cell::RefCell, collections::BTreeMap, time::Duration};
 
 use http::{HeaderName, HeaderValue, Uri};
 use percent_encoding::percent_decode_str;
 
 use super::auth::Secret;
-use crate::error::{Error, Result, quoted};
+use crate::error::quoted;
 
 const ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
 const PROTOCOL: &str = "http/protobuf";
@@ -62,16 +62,16 @@ pub struct SpanQueue {
 }
 
 impl SpanQueue {
-    fn new(variables: &Variables) -> Result<Self> {
-        let (spans, export) = ("OTEL_BSP_MAX_QUEUE_SIZE", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE");
-        let delay = milliseconds(variables, "OTEL_BSP_SCHEDULE_DELAY")?;
-        let spans = number(variables, spans, "a number of spans")?.unwrap_or(2048) as usize;
-        let most = number(variables, export, "a number of spans")?.unwrap_or(512) as usize;
-        Ok(Self {
-            spans,
-            export: most.min(spans),
+    fn read(variables: &Reader<'_>) -> Self {
+        let spans = |name| variables.number(name, "a number of spans");
+        let most = spans("OTEL_BSP_MAX_QUEUE_SIZE").unwrap_or(2048) as usize;
+        let export = spans("OTEL_BSP_MAX_EXPORT_BATCH_SIZE").unwrap_or(512) as usize;
+        let delay = variables.milliseconds("OTEL_BSP_SCHEDULE_DELAY");
+        Self {
+            spans: most,
+            export: export.min(most),
             delay: delay.unwrap_or(Duration::from_secs(5)),
-        })
+        }
     }
 }
 
@@ -89,218 +89,272 @@ pub struct OtlpReceiver {
 impl OtlpConfig {
     /// Reads the variables. `None` without an endpoint, or with `OTEL_SDK_DISABLED=true`.
     ///
-    /// # Errors
-    /// If a variable has a value that is not supported.
-    pub fn new(variables: &Variables) -> Result<Option<Self>> {
-        if choice(variables, "OTEL_SDK_DISABLED", &["false", "true"])? == Some("true") {
-            return Ok(None);
+    /// As OpenTelemetry specifies, values that are not supported are ignored with a warning in the log.
+    pub fn new(variables: &Variables) -> Option<Self> {
+        let reader = Reader {
+            variables,
+            warnings: RefCell::default(),
+        };
+        let config = Self::read(&reader);
+        for warning in reader.warnings.take() {
+            tracing::warn!("{warning}");
         }
-        let traces = OtlpReceiver::new(variables, "TRACES", "v1/traces")?;
-        let metrics = OtlpReceiver::new(variables, "METRICS", "v1/metrics")?;
-        if traces.is_none() && metrics.is_none() {
-            return Ok(None);
+        config
+    }
+
+    fn read(variables: &Reader<'_>) -> Option<Self> {
+        if variables.choice("OTEL_SDK_DISABLED", &["false", "true"]) == Some("true") {
+            return None;
         }
-        let (ratio, follows_parent) = sampler(variables)?;
+        let traces = OtlpReceiver::read(variables, "TRACES", "v1/traces");
+        let metrics = OtlpReceiver::read(variables, "METRICS", "v1/metrics");
+        let (ratio, follows_parent) = variables.sampler();
         let temporality = "OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE";
-        let (service, attributes) = resource(variables)?;
-        Ok(Some(Self {
-            traces,
-            metrics,
+        let (service, attributes) = variables.resource();
+        let interval = variables.milliseconds("OTEL_METRIC_EXPORT_INTERVAL");
+        let config = Self {
             ratio,
             follows_parent,
-            queue: SpanQueue::new(variables)?,
-            interval: milliseconds(variables, "OTEL_METRIC_EXPORT_INTERVAL")?.unwrap_or(INTERVAL),
-            has_deltas: choice(variables, temporality, &["cumulative", "delta"])? == Some("delta"),
+            queue: SpanQueue::read(variables),
+            interval: interval.unwrap_or(INTERVAL),
+            has_deltas: variables.choice(temporality, &["cumulative", "delta"]) == Some("delta"),
             service,
             attributes,
-        }))
+            traces,
+            metrics,
+        };
+        (config.traces.is_some() || config.metrics.is_some()).then_some(config)
     }
 }
 
 impl OtlpReceiver {
     /// The receiver of a signal, whose own variables take precedence.
-    fn new(variables: &Variables, signal: &str, path: &str) -> Result<Option<Self>> {
-        let exporter = format!("OTEL_{signal}_EXPORTER");
-        if choice(variables, &exporter, &["none", "otlp"])? == Some("none") {
-            return Ok(None);
+    fn read(variables: &Reader<'_>, signal: &str, path: &str) -> Option<Self> {
+        if !variables.has_exporter(&format!("OTEL_{signal}_EXPORTER")) {
+            return None;
         }
-        let own = format!("OTEL_EXPORTER_OTLP_{signal}_ENDPOINT");
-        let url = match (variable(variables, &own), variable(variables, ENDPOINT)) {
-            (Some(url), _) => check_url(&own, url)?.to_owned(),
-            (None, Some(url)) => {
-                format!("{}/{path}", check_url(ENDPOINT, url)?.trim_end_matches('/'))
-            }
-            (None, None) => return Ok(None),
-        };
         let name = |setting: &str| {
             let own = format!("OTEL_EXPORTER_OTLP_{signal}_{setting}");
-            let is_set = variable(variables, &own).is_some();
+            let is_set = variables.get(&own).is_some();
             if is_set {
                 own
             } else {
                 format!("OTEL_EXPORTER_OTLP_{setting}")
             }
         };
-        choice(variables, &name("PROTOCOL"), &[PROTOCOL])?;
-        choice(variables, &name("COMPRESSION"), &["none"])?;
-        let mut unsupported = UNSUPPORTED.iter().map(|setting| name(setting));
-        if let Some(name) = unsupported.find(|name| variable(variables, name).is_some()) {
-            return Err(Error::config(format!(
-                "expected `{name}` to be unset, since it is not supported, but found a value; the system's \
-                 certificates are trusted, and `SSL_CERT_FILE` names others"
-            )));
+        variables.choice(&name("PROTOCOL"), &[PROTOCOL]);
+        variables.choice(&name("COMPRESSION"), &["none"]);
+        for name in UNSUPPORTED.iter().map(|setting| name(setting)) {
+            if variables.get(&name).is_some() {
+                variables.warn(format!(
+                    "`{name}` is not supported, and ignored; the system's certificates are trusted, and \
+                     `SSL_CERT_FILE` names others"
+                ));
+            }
         }
-        let timeout = milliseconds(variables, &name("TIMEOUT"))?.unwrap_or(TIMEOUT);
-        let headers = name("HEADERS");
-        let headers = pairs(variables, &headers)?
-            .into_iter()
-            .map(|pair| header(&headers, pair));
-        Ok(Some(Self {
+        let timeout = variables.milliseconds(&name("TIMEOUT")).unwrap_or(TIMEOUT);
+        let headers = variables.headers(&name("HEADERS"));
+        let own = format!("OTEL_EXPORTER_OTLP_{signal}_ENDPOINT");
+        let url = match variables.url(&own) {
+            Some(url) => url.to_owned(),
+            None => format!("{}/{path}", variables.url(ENDPOINT)?.trim_end_matches('/')),
+        };
+        Some(Self {
             url,
-            headers: headers.collect::<Result<_>>()?,
+            headers,
             timeout,
-        }))
+        })
     }
 }
 
-/// A variable's value. As OpenTelemetry specifies, an empty one counts as not set.
-fn variable<'a>(variables: &'a Variables, name: &str) -> Option<&'a str> {
-    variables
-        .get(name)
-        .map(|value| value.trim())
-        .filter(|value| !value.is_empty())
-}
-
-fn choice<'a>(variables: &'a Variables, name: &str, allowed: &[&str]) -> Result<Option<&'a str>> {
-    match variable(variables, name) {
-        Some(found) if !allowed.contains(&found) => Err(wrong(name, &quoted(allowed), found)),
-        found => Ok(found),
-    }
-}
-
-fn milliseconds(variables: &Variables, name: &str) -> Result<Option<Duration>> {
-    let milliseconds = number(variables, name, "a number of milliseconds")?;
-    Ok(milliseconds.map(|milliseconds| Duration::from_millis(milliseconds.into())))
-}
-
-fn number(variables: &Variables, name: &str, what: &str) -> Result<Option<u32>> {
-    let Some(found) = variable(variables, name) else {
-        return Ok(None);
-    };
-    let number = found.parse::<u32>().ok().filter(|value| *value > 0);
-    number
-        .map(Some)
-        .ok_or_else(|| wrong(name, &format!("{what} above 0"), found))
-}
-
-fn check_url<'a>(name: &str, found: &'a str) -> Result<&'a str> {
-    let is_http =
-        |url: &Uri| matches!(url.scheme_str(), Some("http" | "https")) && url.host().is_some();
-    match found.parse::<Uri>().is_ok_and(|url| is_http(&url)) {
-        true => Ok(found),
-        false => Err(wrong(name, "a URL such as `http://localhost:4318`", found)),
-    }
-}
-
-/// The share of traces, and whether traces that began elsewhere keep their decision.
-fn sampler(variables: &Variables) -> Result<(f64, bool)> {
-    let sampler =
-        choice(variables, "OTEL_TRACES_SAMPLER", &SAMPLERS)?.unwrap_or("parentbased_always_on");
-    let root = sampler.strip_prefix("parentbased_");
-    let ratio = match root.unwrap_or(sampler) {
-        "always_on" => 1.0,
-        "always_off" => 0.0,
-        _ => {
-            let name = "OTEL_TRACES_SAMPLER_ARG";
-            let found = variable(variables, name).unwrap_or("1");
-            let ratio = found
-                .parse::<f64>()
-                .ok()
-                .filter(|ratio| (0.0..=1.0).contains(ratio));
-            ratio.ok_or_else(|| wrong(name, "a number from 0 to 1", found))?
-        }
-    };
-    Ok((ratio, root.is_some()))
+/// Reads variables. Values that are not supported count as not set.
+struct Reader<'a> {
+    variables: &'a Variables,
+    warnings: RefCell<Vec<String>>,
 }
 
 /// Names with their values.
 type Pairs = Vec<(String, String)>;
 
-/// The service's name, and the other attributes.
-fn resource(variables: &Variables) -> Result<(Option<String>, Pairs)> {
-    let attributes = pairs(variables, "OTEL_RESOURCE_ATTRIBUTES")?;
-    let (mut names, attributes): (Vec<_>, Vec<_>) = attributes
-        .into_iter()
-        .partition(|(name, _)| name == "service.name");
-    let named = variable(variables, "OTEL_SERVICE_NAME").map(str::to_owned);
-    Ok((named.or_else(|| Some(names.pop()?.1)), attributes))
-}
+impl<'a> Reader<'a> {
+    /// A variable's value. As OpenTelemetry specifies, an empty one counts as not set.
+    fn get(&self, name: &str) -> Option<&'a str> {
+        self.variables
+            .get(name)
+            .map(|value| value.trim())
+            .filter(|value| !value.is_empty())
+    }
 
-/// Reads `NAME=VALUE,…`, where values are percent-encoded. Errors do not repeat the value, which may be a secret.
-fn pairs(variables: &Variables, name: &str) -> Result<Pairs> {
-    let pair = |part: &str| {
-        let (key, value) = part.split_once('=')?;
-        let value = percent_decode_str(value.trim())
-            .decode_utf8()
-            .ok()?
-            .into_owned();
-        let key = key.trim();
-        (!key.is_empty()).then(|| (key.to_owned(), value))
-    };
-    let parts = variable(variables, name)
-        .unwrap_or_default()
-        .split(',')
-        .filter(|part| !part.trim().is_empty());
-    parts
-        .map(pair)
-        .collect::<Option<_>>()
-        .ok_or_else(|| malformed(name))
-}
+    /// Adds a warning. Traces and metrics share variables, so one may come twice.
+    fn warn(&self, warning: String) {
+        let mut warnings = self.warnings.borrow_mut();
+        if !warnings.contains(&warning) {
+            warnings.push(warning);
+        }
+    }
 
-fn header(name: &str, (key, value): (String, String)) -> Result<(String, Secret)> {
-    let is_valid = key.parse::<HeaderName>().is_ok() && HeaderValue::from_str(&value).is_ok();
-    is_valid
-        .then_some((key, Secret(value)))
-        .ok_or_else(|| malformed(name))
-}
+    fn wrong(&self, name: &str, expected: &str, found: &str) {
+        self.warn(format!(
+            "ignored `{name}`: expected {expected}, but found `{}`",
+            found.escape_debug()
+        ));
+    }
 
-fn malformed(name: &str) -> Error {
-    Error::config(format!(
-        "expected `{name}` to be like `NAME=VALUE,NAME=VALUE`, with percent-encoded values, but found another form"
-    ))
-}
+    /// One of several values, in any case.
+    fn choice<'b>(&self, name: &str, allowed: &[&'b str]) -> Option<&'b str> {
+        let found = self.get(name)?;
+        let choice = allowed
+            .iter()
+            .copied()
+            .find(|value| value.eq_ignore_ascii_case(found));
+        if choice.is_none() {
+            self.wrong(name, &quoted(allowed), found);
+        }
+        choice
+    }
 
-fn wrong(name: &str, expected: &str, found: &str) -> Error {
-    Error::config(format!(
-        "expected `{name}` to be {expected}, but found `{}`",
-        found.escape_debug()
-    ))
+    /// Whether a list of exporters, by default `otlp`, has `otlp`.
+    fn has_exporter(&self, name: &str) -> bool {
+        let (mut is_named, mut is_off) = (false, false);
+        for found in self.get(name).unwrap_or_default().split(',').map(str::trim) {
+            match found.to_ascii_lowercase().as_str() {
+                "" => {}
+                "otlp" => is_named = true,
+                "none" => is_off = true,
+                _ => self.wrong(name, "`none`, `otlp`", found),
+            }
+        }
+        is_named || !is_off
+    }
+
+    fn milliseconds(&self, name: &str) -> Option<Duration> {
+        let milliseconds = self.number(name, "a number of milliseconds")?;
+        Some(Duration::from_millis(milliseconds.into()))
+    }
+
+    fn number(&self, name: &str, what: &str) -> Option<u32> {
+        let found = self.get(name)?;
+        let number = found.parse::<u32>().ok().filter(|value| *value > 0);
+        if number.is_none() {
+            self.wrong(name, &format!("{what} above 0"), found);
+        }
+        number
+    }
+
+    fn url(&self, name: &str) -> Option<&'a str> {
+        let found = self.get(name)?;
+        let is_http =
+            |url: &Uri| matches!(url.scheme_str(), Some("http" | "https")) && url.host().is_some();
+        let is_valid = found.parse::<Uri>().is_ok_and(|url| is_http(&url));
+        if !is_valid {
+            self.wrong(name, "a URL such as `http://localhost:4318`", found);
+        }
+        is_valid.then_some(found)
+    }
+
+    /// The share of traces, and whether traces that began elsewhere keep their decision.
+    fn sampler(&self) -> (f64, bool) {
+        let sampler = self
+            .choice("OTEL_TRACES_SAMPLER", &SAMPLERS)
+            .unwrap_or("parentbased_always_on");
+        let root = sampler.strip_prefix("parentbased_");
+        let ratio = match root.unwrap_or(sampler) {
+            "always_on" => 1.0,
+            "always_off" => 0.0,
+            _ => self.ratio("OTEL_TRACES_SAMPLER_ARG").unwrap_or(1.0),
+        };
+        (ratio, root.is_some())
+    }
+
+    fn ratio(&self, name: &str) -> Option<f64> {
+        let found = self.get(name)?;
+        let ratio = found.parse::<f64>().ok();
+        let ratio = ratio.filter(|ratio| (0.0..=1.0).contains(ratio));
+        if ratio.is_none() {
+            self.wrong(name, "a number from 0 to 1", found);
+        }
+        ratio
+    }
+
+    /// The service's name, and the other attributes.
+    fn resource(&self) -> (Option<String>, Pairs) {
+        let attributes = self.pairs("OTEL_RESOURCE_ATTRIBUTES", |_, _| true);
+        let (mut names, attributes): (Vec<_>, Vec<_>) = attributes
+            .into_iter()
+            .partition(|(name, _)| name == "service.name");
+        let named = self.get("OTEL_SERVICE_NAME").map(str::to_owned);
+        (named.or_else(|| Some(names.pop()?.1)), attributes)
+    }
+
+    fn headers(&self, name: &str) -> Vec<(String, Secret)> {
+        let is_header = |key: &str, value: &str| {
+            key.parse::<HeaderName>().is_ok() && HeaderValue::from_str(value).is_ok()
+        };
+        let headers = self.pairs(name, is_header).into_iter();
+        headers.map(|(key, value)| (key, Secret(value))).collect()
+    }
+
+    /// Reads `NAME=VALUE,…`, where values are percent-encoded; all or none. Warnings do not repeat the value, which may be
+    /// a secret.
+    fn pairs(&self, name: &str, is_valid: impl Fn(&str, &str) -> bool) -> Pairs {
+        let pair = |part: &str| {
+            let (key, value) = part.split_once('=')?;
+            let value = percent_decode_str(value.trim())
+                .decode_utf8()
+                .ok()?
+                .into_owned();
+            let key = key.trim();
+            (!key.is_empty() && is_valid(key, &value)).then(|| (key.to_owned(), value))
+        };
+        let parts = self
+            .get(name)
+            .unwrap_or_default()
+            .split(',')
+            .filter(|part| !part.trim().is_empty());
+        parts.map(pair).collect::<Option<_>>().unwrap_or_else(|| {
+            self.warn(format!(
+                "ignored `{name}`: expected `NAME=VALUE,NAME=VALUE` with percent-encoded values, but found another form"
+            ));
+            Pairs::new()
+        })
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn read(pairs: &[(&str, &str)]) -> Result<Option<OtlpConfig>> {
-        OtlpConfig::new(
-            &pairs
-                .iter()
-                .map(|(name, value)| ((*name).into(), (*value).into()))
-                .collect(),
-        )
+    /// The configuration, and warnings.
+    fn read_all(pairs: &[(&str, &str)]) -> (Option<OtlpConfig>, Vec<String>) {
+        let variables = pairs
+            .iter()
+            .map(|(name, value)| ((*name).into(), (*value).into()))
+            .collect();
+        let reader = Reader {
+            variables: &variables,
+            warnings: RefCell::default(),
+        };
+        (OtlpConfig::read(&reader), reader.warnings.take())
     }
 
-    fn on(pairs: &[(&str, &str)]) -> Result<OtlpConfig> {
-        let endpoint = [(ENDPOINT, "http://localhost:4318/")];
-        Ok(read(&[&endpoint[..], pairs].concat())?.unwrap())
+    fn read(pairs: &[(&str, &str)]) -> Option<OtlpConfig> {
+        let (config, warnings) = read_all(pairs);
+        assert_eq!(warnings, [""; 0]);
+        config
+    }
+
+    const ON: (&str, &str) = (ENDPOINT, "http://localhost:4318/");
+
+    fn on(pairs: &[(&str, &str)]) -> OtlpConfig {
+        read(&[&[ON], pairs].concat()).unwrap()
     }
 
     #[test]
     fn an_endpoint_turns_signals_on() {
-        assert_eq!(read(&[]).unwrap(), None);
-        assert_eq!(read(&[(ENDPOINT, "")]).unwrap(), None);
+        assert_eq!(read(&[]), None);
+        assert_eq!(read(&[(ENDPOINT, "")]), None);
         assert_eq!(
-            read(&[(ENDPOINT, "http://a"), ("OTEL_SDK_DISABLED", "true")]).unwrap(),
+            read(&[(ENDPOINT, "http://a"), ("OTEL_SDK_DISABLED", "True")]),
             None
         );
         let urls =
@@ -309,15 +363,13 @@ mod tests {
             "http://localhost:4318/v1/traces",
             "http://localhost:4318/v1/metrics",
         ];
-        assert_eq!(urls(on(&[]).unwrap()), both.map(|url| Some(url.to_owned())));
+        assert_eq!(urls(on(&[])), both.map(|url| Some(url.to_owned())));
         let own = on(&[
             ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "https://a/in"),
             ("OTEL_METRICS_EXPORTER", "none"),
         ]);
-        assert_eq!(urls(own.unwrap()), [Some("https://a/in".to_owned()), None]);
-        let only = read(&[("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "http://a/m")])
-            .unwrap()
-            .unwrap();
+        assert_eq!(urls(own), [Some("https://a/in".to_owned()), None]);
+        let only = read(&[("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "http://a/m")]).unwrap();
         assert_eq!(urls(only), [None, Some("http://a/m".to_owned())]);
     }
 
@@ -332,7 +384,6 @@ mod tests {
             ("OTEL_EXPORTER_OTLP_TIMEOUT", "100"),
             ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "200"),
         ]);
-        let config = config.unwrap();
         assert!(!format!("{config:?}").contains("Bearer"), "{config:?}");
         let (traces, metrics) = (config.traces.unwrap(), config.metrics.unwrap());
         let headers =
@@ -354,8 +405,7 @@ mod tests {
             let config = on(&[
                 ("OTEL_TRACES_SAMPLER", name),
                 ("OTEL_TRACES_SAMPLER_ARG", share),
-            ])
-            .unwrap();
+            ]);
             (config.ratio, config.follows_parent)
         };
         assert_eq!(sampler("", ""), (1.0, true));
@@ -372,8 +422,8 @@ mod tests {
             "OTEL_RESOURCE_ATTRIBUTES",
             "service.name=a,deployment.environment.name=%C3%A9 1",
         );
-        let named = on(&[attributes, ("OTEL_SERVICE_NAME", "b")]).unwrap();
-        let unnamed = on(&[attributes]).unwrap();
+        let named = on(&[attributes, ("OTEL_SERVICE_NAME", "b")]);
+        let unnamed = on(&[attributes]);
         assert_eq!(
             [named.service.as_deref(), unnamed.service.as_deref()],
             [Some("b"), Some("a")]
@@ -385,38 +435,78 @@ mod tests {
     }
 
     #[test]
-    fn values_that_are_not_supported_are_refused_by_name() {
-        let error = |name: &str, value: &str| on(&[(name, value)]).unwrap_err().to_string();
-        insta::assert_snapshot!(error("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"), @"expected `OTEL_EXPORTER_OTLP_PROTOCOL` to be `http/protobuf`, but found `grpc`");
-        insta::assert_snapshot!(error("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/json"), @"expected `OTEL_EXPORTER_OTLP_TRACES_PROTOCOL` to be `http/protobuf`, but found `http/json`");
-        insta::assert_snapshot!(error("OTEL_TRACES_SAMPLER", "xray"), @"expected `OTEL_TRACES_SAMPLER` to be `always_on`, `always_off`, `traceidratio`, `parentbased_always_on`, `parentbased_always_off`, `parentbased_traceidratio`, but found `xray`");
-        insta::assert_snapshot!(error("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "localhost:4318"), @"expected `OTEL_EXPORTER_OTLP_METRICS_ENDPOINT` to be a URL such as `http://localhost:4318`, but found `localhost:4318`");
-        insta::assert_snapshot!(error("OTEL_EXPORTER_OTLP_CERTIFICATE", "ca.pem"), @"expected `OTEL_EXPORTER_OTLP_CERTIFICATE` to be unset, since it is not supported, but found a value; the system's certificates are trusted, and `SSL_CERT_FILE` names others");
-        insta::assert_snapshot!(error("OTEL_EXPORTER_OTLP_HEADERS", "secret"), @"expected `OTEL_EXPORTER_OTLP_HEADERS` to be like `NAME=VALUE,NAME=VALUE`, with percent-encoded values, but found another form");
+    fn values_that_are_not_supported_are_ignored_with_a_warning() {
+        let warning = |name: &str, value: &str| {
+            let (config, warnings) = read_all(&[ON, (name, value)]);
+            assert_eq!(config, Some(on(&[])), "{name}");
+            assert_eq!(warnings.len(), 1, "{name}: {warnings:?}");
+            warnings.concat()
+        };
+        insta::assert_snapshot!(warning("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"), @"ignored `OTEL_EXPORTER_OTLP_PROTOCOL`: expected `http/protobuf`, but found `grpc`");
+        insta::assert_snapshot!(warning("OTEL_METRICS_EXPORTER", "prometheus"), @"ignored `OTEL_METRICS_EXPORTER`: expected `none`, `otlp`, but found `prometheus`");
+        insta::assert_snapshot!(warning("OTEL_TRACES_EXPORTER", "otlp,console"), @"ignored `OTEL_TRACES_EXPORTER`: expected `none`, `otlp`, but found `console`");
+        insta::assert_snapshot!(warning("OTEL_TRACES_SAMPLER", "xray"), @"ignored `OTEL_TRACES_SAMPLER`: expected `always_on`, `always_off`, `traceidratio`, `parentbased_always_on`, `parentbased_always_off`, `parentbased_traceidratio`, but found `xray`");
+        insta::assert_snapshot!(warning("OTEL_EXPORTER_OTLP_CERTIFICATE", "ca.pem"), @"`OTEL_EXPORTER_OTLP_CERTIFICATE` is not supported, and ignored; the system's certificates are trusted, and `SSL_CERT_FILE` names others");
+        insta::assert_snapshot!(warning("OTEL_EXPORTER_OTLP_HEADERS", "secret"), @"ignored `OTEL_EXPORTER_OTLP_HEADERS`: expected `NAME=VALUE,NAME=VALUE` with percent-encoded values, but found another form");
         for (name, value) in [
             ("OTEL_SDK_DISABLED", "yes"),
             ("OTEL_TRACES_EXPORTER", "zipkin"),
+            ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/json"),
             ("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip"),
+            ("OTEL_EXPORTER_OTLP_METRICS_COMPRESSION", "zstd"),
             ("OTEL_EXPORTER_OTLP_TIMEOUT", "0"),
+            ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "10s"),
+            ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "localhost:4318"),
             ("OTEL_METRIC_EXPORT_INTERVAL", "often"),
             ("OTEL_BSP_MAX_QUEUE_SIZE", "0"),
+            ("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "many"),
             ("OTEL_BSP_SCHEDULE_DELAY", "-1"),
             (
                 "OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE",
                 "lowmemory",
             ),
-            ("OTEL_RESOURCE_ATTRIBUTES", "a"),
-            ("OTEL_EXPORTER_OTLP_HEADERS", "a b=c"),
+            ("OTEL_RESOURCE_ATTRIBUTES", "a=b,c"),
+            ("OTEL_RESOURCE_ATTRIBUTES", "a=%ff"),
+            ("OTEL_EXPORTER_OTLP_HEADERS", "x=1,a b=c"),
+            ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "x=%0a"),
         ] {
+            let warning = warning(name, value);
             assert!(
-                error(name, value).starts_with(&format!("expected `{name}` to be ")),
-                "{name}"
+                warning.starts_with(&format!("ignored `{name}`: expected ")),
+                "{warning}"
             );
         }
-        let ratio = on(&[
-            ("OTEL_TRACES_SAMPLER", "traceidratio"),
-            ("OTEL_TRACES_SAMPLER_ARG", "2"),
+        let ratio = ("OTEL_TRACES_SAMPLER", "traceidratio");
+        let (config, warnings) = read_all(&[ON, ratio, ("OTEL_TRACES_SAMPLER_ARG", "2")]);
+        assert_eq!(config, Some(on(&[ratio])));
+        insta::assert_snapshot!(warnings.concat(), @"ignored `OTEL_TRACES_SAMPLER_ARG`: expected a number from 0 to 1, but found `2`");
+    }
+
+    #[test]
+    fn warnings_do_not_depend_on_an_endpoint() {
+        let (config, warnings) = read_all(&[("OTEL_METRICS_EXPORTER", "prometheus")]);
+        assert_eq!((config, warnings.len()), (None, 1));
+        let (config, warnings) = read_all(&[(ENDPOINT, "localhost:4318")]);
+        assert_eq!((config, warnings.len()), (None, 1));
+        let off = ("OTEL_SDK_DISABLED", "TRUE");
+        assert_eq!(
+            read_all(&[ON, off, ("OTEL_TRACES_SAMPLER", "xray")]),
+            (None, Vec::new())
+        );
+    }
+
+    #[test]
+    fn choices_have_any_case_and_lists_of_exporters_several_names() {
+        let config = on(&[
+            ("OTEL_TRACES_SAMPLER", "ALWAYS_OFF"),
+            ("OTEL_EXPORTER_OTLP_PROTOCOL", "HTTP/protobuf"),
+            ("OTEL_METRICS_EXPORTER", "None"),
+            ("OTEL_TRACES_EXPORTER", "none, OTLP"),
         ]);
-        insta::assert_snapshot!(ratio.unwrap_err(), @"expected `OTEL_TRACES_SAMPLER_ARG` to be a number from 0 to 1, but found `2`");
+        assert_eq!((config.ratio, config.follows_parent), (0.0, false));
+        assert_eq!(
+            (config.traces.is_some(), config.metrics.is_some()),
+            (true, false)
+        );
     }
 }

@@ -76,6 +76,7 @@ impl ModelSettings {
             hub: _,
             memory_limit: _,
             slow_request_ms: _,
+            cors_origins: _,
         } = config;
         let Limits {
             truncate,
@@ -87,6 +88,7 @@ impl ModelSettings {
             values: _,
             requests: _,
             timeout_ms: _,
+            idle_ms: _,
         } = limits;
         // Rules become job parameters.
         let BatchConfig {

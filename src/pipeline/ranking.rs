@@ -126,7 +126,7 @@ impl RankingPipeline {
                 // Other similarities have no bounds.
                 let is_raw = options.raw_scores || similarity != Similarity::Cosine;
                 let scores = scores.map(|score| if is_raw { score } else { score.clamp(0.0, 1.0) });
-                let usage = texts.usage.after_query(&query.usage, texts.vectors.len());
+                let usage = texts.usage.beside_query(&query.usage, texts.vectors.len());
                 Ok((scores.collect(), usage))
             }
         }

@@ -33,6 +33,21 @@ impl Usage {
         }
     }
 
+    /// The same for runs at the same time. Their stages overlap, so the durations are those of the longer run.
+    pub(crate) fn beside_query(self, query: &Self, count: usize) -> Self {
+        let longer = if self.tokenization + self.inference < query.tokenization + query.inference {
+            query
+        } else {
+            &self
+        };
+        let (tokenization, inference) = (longer.tokenization, longer.inference);
+        Self {
+            tokenization,
+            inference,
+            ..self.after_query(query, count)
+        }
+    }
+
     /// Adds up two runs, one after the other. Truncated texts come from this one.
     pub(crate) fn after(self, first: &Self) -> Self {
         Self {
@@ -42,5 +57,30 @@ impl Usage {
             inference: self.inference + first.inference,
             ..self
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_at_the_same_time_take_no_longer_than_the_longer_one() {
+        let usage = |tokenization, inference| Usage {
+            tokens: 1,
+            tokenization: Duration::from_millis(tokenization),
+            inference: Duration::from_millis(inference),
+            ..Usage::default()
+        };
+        let durations = |usage: Usage| {
+            [usage.tokenization, usage.inference].map(|duration| duration.as_millis())
+        };
+        let (query, texts) = (usage(1, 100), usage(50, 60));
+        let beside = texts.clone().beside_query(&query, 2);
+        assert_eq!(beside.tokens, 2);
+        assert_eq!(durations(beside), [50, 60]);
+        assert_eq!(durations(query.clone().beside_query(&texts, 2)), [50, 60]);
+        assert_eq!(durations(usage(1, 2).beside_query(&query, 2)), [1, 100]);
+        assert_eq!(durations(texts.after_query(&query, 2)), [51, 160]);
     }
 }

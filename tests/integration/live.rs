@@ -296,6 +296,19 @@ fn the_api_function_streams_responses() {
     succeed(streaming.arg(compiled("api")).arg(bundle));
 }
 
+/// Responses of all kinds around Lambda's limit, with a runtime API that checks their sizes.
+#[test]
+fn the_api_function_refuses_responses_that_lambda_would() {
+    let Some((_folder, bundle)) = bundle() else {
+        return;
+    };
+    let mut check = Command::new("python3");
+    check
+        .current_dir(root())
+        .args(["-B", "tests/lambda/long_responses.py"]);
+    succeed(check.arg(compiled("api")).arg(bundle));
+}
+
 #[test]
 fn the_batch_function_accepts_all_event_formats() {
     let Some(mut invoke) = emulated("TEST_S3_PYTHON", "tests/lambda/invoke_batch.py", MINILM)

@@ -244,9 +244,17 @@ class Failures(unittest.TestCase):
                 self.assertEqual(server.embed(), 200)
             self.assertEqual(server.stop(), 0)
 
-    def test_settings_that_are_not_supported_are_refused_by_name(self):
-        with self.assertRaisesRegex(AssertionError, "expected `OTEL_EXPORTER_OTLP_PROTOCOL` to be `http/protobuf`, but found `grpc`"):
-            Server("http://127.0.0.1:1", OTEL_EXPORTER_OTLP_PROTOCOL="grpc")
+    def test_settings_that_are_not_supported_are_ignored_with_a_warning(self):
+        unsupported = {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc", "OTEL_EXPORTER_OTLP_COMPRESSION": "gzip", "OTEL_TRACES_EXPORTER": "otlp,console", "OTEL_TRACES_SAMPLER": "xray"}
+        with Collector() as collector, Server(collector.url, **unsupported) as server:
+            self.assertEqual(server.embed(), 200)
+            self.assertEqual(server.stop(), 0)
+            self.assertTrue(collector.requests)
+            for name, value in unsupported.items():
+                self.assertRegex(server.log, f"WARN.*ignored `{name}`: expected .* but found `{value.removeprefix('otlp,')}`")
+        with Server("", OTEL_METRICS_EXPORTER="prometheus") as server:
+            server.stop()
+            self.assertIn("ignored `OTEL_METRICS_EXPORTER`", server.log)
 
     def test_a_disabled_sdk_sends_nothing(self):
         with Collector() as collector, Server(collector.url, OTEL_SDK_DISABLED="true") as server:

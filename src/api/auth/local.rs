@@ -17,10 +17,11 @@ use axum::http::{
 const OTHER_HOST: &str = "expected an address or `localhost` as the host, but found another name: a server without keys answers \
      this machine only; configure keys, or `auth.mode = \"none\"` to answer under any name";
 const OTHER_ORIGIN: &str = "expected no `origin`, or one of this machine, but found another: a server without keys does not answer \
-     other sites' pages; configure keys, or `auth.mode = \"none\"` to answer all pages";
+     other sites' pages; add the origin to `cors_origins`, configure keys, or `auth.mode = \"none\"` to answer all pages";
 
-/// Refuses a request under a name that other machines may have, or from a page of another site.
-pub(super) fn check(request: &Parts) -> Result<(), &'static str> {
+/// Refuses a request under a name that other machines may have, or from a page of another site. `pages` are origins
+/// whose pages are answered.
+pub(super) fn check(request: &Parts, pages: &[String]) -> Result<(), &'static str> {
     let authority = request.uri.authority().map(Authority::as_str);
     let host = match authority {
         Some(authority) => Some(authority),
@@ -49,6 +50,7 @@ pub(super) fn check(request: &Parts) -> Result<(), &'static str> {
             .is_some_and(|found| found == value)
     };
     match text(&request.headers, &ORIGIN)? {
+        Some(origin) if pages.iter().any(|page| page == origin) => Ok(()),
         Some(origin) if is_other_page(origin) => Err(OTHER_ORIGIN),
         // A link to the server's page may be on any site.
         None if is("sec-fetch-site", "cross-site") && !is("sec-fetch-dest", "document") => {
@@ -101,7 +103,7 @@ mod tests {
                     request.header(*name, *value)
                 });
             let (parts, ()) = request.body(()).unwrap().into_parts();
-            check(&parts)
+            check(&parts, &["https://notes.example".to_owned()])
         };
         for host in [
             "127.0.0.1:8080",
@@ -164,8 +166,17 @@ mod tests {
             found("http://evil.example/v1/files", &[("host", "localhost")]),
             Err(OTHER_HOST)
         );
+        let page = [("host", "localhost"), ("origin", "https://notes.example")];
+        assert_eq!(found("/v1/files", &page), Ok(()));
+        let rebound = [
+            ("host", "evil.example"),
+            ("origin", "https://notes.example"),
+        ];
+        assert_eq!(found("/v1/files", &rebound), Err(OTHER_HOST));
         for origin in [
             "https://evil.example",
+            "https://notes.example.evil.example",
+            "http://notes.example",
             "null",
             "http://10.0.0.1",
             "http://localhost.evil.example",

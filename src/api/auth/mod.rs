@@ -62,6 +62,8 @@ pub struct Guard {
     access: Access,
     /// The trusted proxy's secret.
     proxy: Option<Keys>,
+    /// Origins whose pages are answered although they are other sites'.
+    pages: Vec<String>,
     rates: Rates,
     quotas: Quotas,
 }
@@ -90,6 +92,7 @@ impl Default for Guard {
         Self {
             access: Access::Open,
             proxy: None,
+            pages: Vec::new(),
             rates: Rates::default(),
             quotas: Quotas::default(),
         }
@@ -136,9 +139,19 @@ impl Guard {
         Ok(Self {
             access,
             proxy,
+            pages: Vec::new(),
             rates: Rates::default(),
             quotas,
         })
+    }
+
+    /// Answers pages from `origins` on a server without keys, too.
+    #[must_use]
+    pub fn with_pages(self, origins: Vec<String>) -> Self {
+        Self {
+            pages: origins,
+            ..self
+        }
     }
 
     /// Whether requests need an API key.
@@ -194,7 +207,7 @@ impl Guard {
             |reason, message| Err(Refusal::new(reason, StatusCode::UNAUTHORIZED, message));
         match &self.access {
             Access::Open => Ok(None),
-            Access::Local => match local::check(request) {
+            Access::Local => match local::check(request, &self.pages) {
                 Ok(()) => Ok(None),
                 Err(message) => Err(Refusal::new(
                     "from another site's page",
