@@ -647,7 +647,18 @@ mod tests {
             "cors_origins = [7]",
         ]
         .map(refused);
-        insta::assert_snapshot!(found.join("\n"), @"");
+        insta::assert_snapshot!(found.join("\n"), @r"
+        `load`: expected `start`, `on-demand`, but found `5`
+        `load`: expected `start`, `on-demand`, but found a list or a table
+        `log`: expected `text`, `json`, but found a list or a table
+        `engine`: expected `auto`, `native`, `onnx`, but found `true`
+        `auth.mode`: expected `keys`, `iam`, `jwt`, `none`, but found a list or a table
+        `fleet.policy`: expected `local`, `fleet`, `auto`, but found `1.5`
+        `models[1].policy`: expected `local`, `fleet`, `auto`, but found a list or a table
+        `cors_origins`: expected an origin such as `https://example.com` or `app://obsidian.md`, but found `https://b.example/`; leave out what follows the host and the port, also a slash
+        `cors_origins`: expected an origin such as `https://example.com` or `app://obsidian.md`, but found `*`; list the origins: with `*`, every page could use the models
+        `cors_origins`: expected an origin such as `https://example.com` or `app://obsidian.md`, but found `7`; begin it with its scheme
+        ");
         let config = load(
             "",
             &[("KIVU_CORS_ORIGINS", "app://obsidian.md,https://a.example")],

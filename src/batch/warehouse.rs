@@ -45,12 +45,7 @@ impl Redshift {
         let name = &self.external_function;
         let function = rules.function("redshift", name, &BTreeMap::new())?;
         let results = function.call(self.arguments).await?;
-        check_size(
-            results
-                .iter()
-                .flatten()
-                .map(|json| json.len() + json.matches('"').count() + 3),
-        )?;
+        check_size(results.iter().flatten().map(|json| escaped_len(json) + 3))?;
         results
             .into_iter()
             .map(|json| json.map_or(Ok(Value::Null), |json| scalar(&json)))
@@ -158,12 +153,7 @@ impl Snowflake {
         let (numbers, rows) = numbered(&unpacked(self.body)?)?;
         let results = function.call(rows).await?;
         // The body is a text in JSON, too.
-        check_size(
-            results
-                .iter()
-                .flatten()
-                .map(|json| json.len() + json.matches('"').count() + 24),
-        )?;
+        check_size(results.iter().flatten().map(|json| escaped_len(json) + 24))?;
         let rows = numbers.iter().zip(&results);
         let rows = rows
             .map(|(number, result)| format!("[{number},{}]", result.as_deref().unwrap_or("null")));
@@ -216,6 +206,11 @@ fn numbered(body: &[u8]) -> Result<(Vec<u64>, Vec<Vec<Value>>)> {
         .unzip())
 }
 
+/// The length of JSON within a JSON string, without the quotes around it.
+fn escaped_len(json: &str) -> usize {
+    json.len() + json.matches(['"', '\\']).count()
+}
+
 fn check_size(sizes: impl Iterator<Item = usize>) -> Result<()> {
     let size: usize = sizes.sum();
     if size > MAX_RESPONSE_BYTES {
@@ -229,4 +224,17 @@ fn check_size(sizes: impl Iterator<Item = usize>) -> Result<()> {
 /// Whether an event is an HTTP request.
 pub(super) fn is_request(event: &Map<String, Value>) -> bool {
     event.contains_key("requestContext") && event.contains_key("body")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_include_escapes() {
+        for json in [r#"{"text": "a\n\"b\" \u0007"}"#, "0.5", "\"\u{e9}\""] {
+            let sent = serde_json::to_string(json).unwrap();
+            assert_eq!(escaped_len(json) + 2, sent.len(), "{json}");
+        }
+    }
 }

@@ -6,10 +6,7 @@ use clap::ValueEnum;
 use kivu_engine::kernel::InstructionSet;
 use serde::{Deserialize, Deserializer, de::Error};
 
-use crate::{
-    error::{Result, quoted},
-    json::Content,
-};
+use crate::error::{Result, quoted};
 
 /// Deserializes a choice. In the `config` crate, a derived implementation's error does not name the alternatives.
 pub(super) fn one_of<'de, D: Deserializer<'de>, T: ValueEnum>(value: D) -> Result<T, D::Error> {
@@ -20,12 +17,9 @@ pub(super) fn one_of<'de, D: Deserializer<'de>, T: ValueEnum>(value: D) -> Resul
         let names: Vec<_> = values.map(|value| value.get_name().to_owned()).collect();
         D::Error::custom(format!("expected {}, but found {found}", quoted(&names)))
     };
-    match Content::deserialize(value)? {
-        Content::Text(found) => {
-            T::from_str(&found, false).map_err(|_| wrong(&format!("`{}`", found.escape_debug())))
-        }
-        other => Err(wrong(other.kind())),
-    }
+    // The `config` crate reads numbers and booleans as strings, too.
+    let found = String::deserialize(value).map_err(|_| wrong("a list or a table"))?;
+    T::from_str(&found, false).map_err(|_| wrong(&format!("`{}`", found.escape_debug())))
 }
 
 /// Deserializes an address with its port.

@@ -37,12 +37,16 @@ fn check(found: &str) -> Result<(), String> {
     if host.contains(['@', '*', '%']) || found.bytes().any(|byte| byte.is_ascii_uppercase()) {
         return wrong("write it in lower case, without a user or wildcards");
     }
-    match (scheme, authority.port_u16(), authority.port().is_some()) {
-        ("http", Some(80), _) | ("https", Some(443), _) => {
+    let port = host
+        .strip_prefix(authority.host())
+        .and_then(|rest| rest.strip_prefix(':'))
+        .map(|port| port.parse().unwrap_or(0));
+    match (scheme, port) {
+        ("http", Some(80)) | ("https", Some(443)) => {
             wrong("browsers leave out a scheme's default port")
         }
-        (_, None, true) | (_, Some(0), _) => wrong("a port is a number from 1 to 65535"),
-        _ if authority.host().is_empty() || host.ends_with(':') => wrong("name the host"),
+        (_, Some(0_u16)) => wrong("a port is a number from 1 to 65535"),
+        _ if authority.host().is_empty() => wrong("name the host"),
         _ => Ok(()),
     }
 }

@@ -7,16 +7,14 @@ mod budget;
 mod content;
 mod objects;
 mod ordered;
+mod read;
 mod syntax;
 mod tree;
 mod typed;
 
 use std::collections::BTreeSet;
 
-use serde::{
-    Deserialize, Deserializer, Serialize,
-    de::{DeserializeOwned, Error as _},
-};
+use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 use serde_json::Value;
 
 pub use self::ordered::Ordered;
@@ -24,104 +22,11 @@ pub(crate) use self::{
     budget::{Budget, max_memory},
     content::{Content, FromJson, Kind, List, from_any},
     objects::Objects,
+    read::{ReadError, read},
     syntax::{Scalar, syntax},
     tree::{Tree, add_field, fields},
     typed::{from_parameters, from_value},
 };
-use self::{
-    syntax::{foreign_encoding, foreign_word},
-    typed::{field, wrong_value},
-};
-use crate::error::{Error, Result};
-
-/// An error while JSON is read.
-#[derive(Debug)]
-pub(crate) enum ReadError {
-    /// The text exceeds its limits.
-    Refused(Error),
-    /// The syntax is wrong, or the value at a path.
-    Wrong(serde_path_to_error::Error<serde_json::Error>),
-    /// Another value follows.
-    Trailing(serde_json::Error),
-}
-
-impl ReadError {
-    /// The error for `text`, which names the field. It repeats none of the text.
-    pub(crate) fn explain(self, text: &[u8]) -> Error {
-        let (path, cause) = match self {
-            Self::Refused(error) => return error,
-            Self::Trailing(cause) => {
-                let (line, column) = (cause.line(), cause.column());
-                return Error::malformed(format!(
-                    "expected one JSON value, but found more at line {line}, column {column}"
-                ));
-            }
-            Self::Wrong(error) => (error.path().to_string(), error.into_inner()),
-        };
-        if cause.is_data() {
-            return wrong_value(&path, &cause.to_string());
-        }
-        let at = format!("line {}, column {}", cause.line(), cause.column());
-        let field = field(&path);
-        if text.trim_ascii().is_empty() {
-            return Error::malformed("expected JSON, but found an empty body");
-        }
-        if let Some(found) = foreign_encoding(text) {
-            return Error::malformed(format!(
-                "expected JSON in UTF-8 without a byte order mark, but found {found}"
-            ));
-        }
-        match Scalar::of(&cause) {
-            Some(Scalar::Invalid(problem)) => {
-                return Error::invalid(format!("{field} contains {problem}"));
-            }
-            Some(Scalar::Malformed(problem)) => {
-                return Error::malformed(format!("{field} contains {problem} ({at})"));
-            }
-            None => {}
-        }
-        if let Some((word, instead)) = foreign_word(text, &cause) {
-            return Error::malformed(format!("`{word}` is not JSON ({at}); write {instead}"));
-        }
-        if cause.is_eof() {
-            return Error::malformed(format!("expected JSON, but the body ends too early ({at})"));
-        }
-        match syntax(&cause).as_str() {
-            "recursion limit exceeded" => Error::malformed(format!(
-                "the body is nested too deeply: lists and objects may have at most 127 levels ({at})"
-            )),
-            _ if byte_at(text, &cause) == Some(b'\'') => Error::malformed(format!(
-                "expected double quotes in JSON, but found a single quote ({at})"
-            )),
-            problem => Error::malformed(format!(
-                "the body is not JSON: {problem} at line {} column {}",
-                cause.line(),
-                cause.column()
-            )),
-        }
-    }
-}
-
-/// The byte at which an error was found.
-fn byte_at(text: &[u8], error: &serde_json::Error) -> Option<u8> {
-    let line = text
-        .split(|byte| *byte == b'\n')
-        .nth(error.line().checked_sub(1)?)?;
-    line.get(error.column().checked_sub(1)?).copied()
-}
-
-/// Reads a JSON text within its limits.
-pub(crate) fn read<T: DeserializeOwned>(text: &[u8], budget: Budget) -> Result<T, ReadError> {
-    budget.scope(|refusal| {
-        let mut deserializer = serde_json::Deserializer::from_slice(text);
-        let value = serde_path_to_error::deserialize(Objects(&mut deserializer))
-            .map_err(|error| refusal().map_or(ReadError::Wrong(error), ReadError::Refused))?;
-        deserializer
-            .end()
-            .map(|()| value)
-            .map_err(ReadError::Trailing)
-    })
-}
 
 /// The field names of a type with defaults for all of them.
 pub(crate) fn field_names<T: Serialize + Default>() -> BTreeSet<String> {
@@ -171,12 +76,14 @@ pub(crate) fn kind(value: &Value) -> &'static str {
 mod tests {
     use std::{cell::Cell, rc::Rc};
 
+    use serde::de::DeserializeOwned;
     use serde_json::json;
 
     use super::{
         budget::{STEP, VALUE_BYTES},
         *,
     };
+    use crate::error::Error;
 
     fn read_within<T: DeserializeOwned>(text: &str) -> Result<T, ReadError> {
         read(text.as_bytes(), Budget::new(text.len(), 1024))

@@ -206,6 +206,49 @@ fn exit_codes_are_as_documented() {
     assert_eq!(version, concat!("kivu ", env!("CARGO_PKG_VERSION"), "\n"));
 }
 
+/// A hint begins after names and values, whatever they contain.
+#[test]
+fn hints_do_not_cut_names_and_values() {
+    let folder = tempfile::tempdir().unwrap();
+    let first_line = |command: &mut Command| {
+        let output = command.stdin(Stdio::null()).output().unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        let error = String::from_utf8(output.stderr).unwrap();
+        let (problem, hint) = error.split_once('\n').unwrap();
+        (problem.to_owned(), hint.to_owned())
+    };
+    let program = env!("CARGO_BIN_EXE_kivu");
+    for name in ["a; b", "; c", "a; `b`", "a`; b", "a\"; b"] {
+        let path = folder.path().join(name);
+        fs::write(&path, "").unwrap();
+        let path = path.to_str().unwrap();
+        let whole = format!("`{path}`");
+        for arguments in [
+            &["serve", path, "--port", "0"][..],
+            &["build", path],
+            &["init", "--out", path],
+        ] {
+            let (problem, hint) = first_line(Command::new(program).args(arguments));
+            assert!(
+                problem.starts_with("error: ") && problem.contains(&whole),
+                "{problem}"
+            );
+            let is_even = name.matches('`').count() % 2 == 0 && !name.contains('"');
+            assert_eq!(hint.starts_with("hint: "), is_even, "{problem}\n{hint}");
+        }
+    }
+    let (problem, hint) = first_line(
+        Command::new(program)
+            .args(["models"])
+            .env("KIVU_THREADS", "2; 3"),
+    );
+    assert!(
+        problem.contains("string \"2; 3\", expected an integer"),
+        "{problem}"
+    );
+    assert_eq!(hint, "");
+}
+
 #[test]
 fn errors_of_names_and_values_say_what_was_expected() {
     let refusal = |arguments: &[&str]| {
