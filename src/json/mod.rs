@@ -23,7 +23,7 @@ pub(crate) use self::{
     content::{Content, FromJson, Kind, List, from_any},
     objects::Objects,
     read::{ReadError, read},
-    syntax::{Scalar, syntax},
+    syntax::{syntax, wrong_scalar},
     tree::{Tree, add_field, fields},
     typed::{from_parameters, from_value},
 };

@@ -5,7 +5,7 @@ use serde::de::DeserializeOwned;
 use super::{
     budget::Budget,
     objects::Objects,
-    syntax::{Scalar, foreign_encoding, foreign_word, syntax},
+    syntax::{foreign_encoding, foreign_word, syntax, wrong_scalar},
     typed::{field, wrong_value},
 };
 use crate::error::Error;
@@ -42,7 +42,6 @@ impl ReadError {
             return wrong_value(&path, &cause.to_string());
         }
         let at = format!("line {}, column {}", cause.line(), cause.column());
-        let field = field(&path);
         if text.trim_ascii().is_empty() {
             return Error::malformed("expected JSON, but found an empty body");
         }
@@ -51,14 +50,8 @@ impl ReadError {
                 "expected JSON in UTF-8 without a byte order mark, but found {found}"
             ));
         }
-        match Scalar::of(&cause) {
-            Some(Scalar::Invalid(problem)) => {
-                return Error::invalid(format!("{field} contains {problem}"));
-            }
-            Some(Scalar::Malformed(problem)) => {
-                return Error::malformed(format!("{field} contains {problem} ({at})"));
-            }
-            None => {}
+        if let Some(problem) = wrong_scalar(&cause) {
+            return Error::malformed(format!("{} contains {problem} ({at})", field(&path)));
         }
         if let Some((word, instead)) = foreign_word(text, &cause) {
             return Error::malformed(format!("`{word}` is not JSON ({at}); write {instead}"));

@@ -9,39 +9,20 @@ pub(crate) fn syntax(error: &Error) -> String {
     cause.replace("expected ident", "expected value")
 }
 
-/// What is wrong with a single string or number whose place in the text is known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Scalar {
-    /// Valid by JSON's grammar, but not a value that programs can have.
-    Invalid(&'static str),
-    /// Not JSON.
-    Malformed(&'static str),
-}
-
-impl Scalar {
-    /// Recognizes serde_json's errors for single values. Its error codes are private.
-    pub(crate) fn of(error: &Error) -> Option<Self> {
-        Some(match syntax(error).as_str() {
-            "unexpected end of hex escape" | "lone leading surrogate in hex escape" => {
-                Self::Invalid(
-                    "a lone surrogate, such as half of an emoji; cut texts between characters",
-                )
-            }
-            "number out of range" => Self::Invalid("a number that is out of range"),
-            "invalid unicode code point" => Self::Malformed("bytes that are not UTF-8"),
-            "control character (\\u0000-\\u001F) found while parsing a string" => {
-                Self::Malformed("a control character, such as a line break, that is not escaped")
-            }
-            _ => return None,
-        })
-    }
-
-    /// The problem in words, for a sentence such as "the text contains …".
-    pub(crate) fn problem(self) -> &'static str {
-        match self {
-            Self::Invalid(problem) | Self::Malformed(problem) => problem,
+/// What a single string or number contains that JSON or programs cannot have; `None` for other errors. serde_json's error
+/// codes are private.
+pub(crate) fn wrong_scalar(error: &Error) -> Option<&'static str> {
+    Some(match syntax(error).as_str() {
+        "unexpected end of hex escape" | "lone leading surrogate in hex escape" => {
+            "a lone surrogate, half of a character such as an emoji"
         }
-    }
+        "number out of range" => "a number that is out of range",
+        "invalid unicode code point" => "bytes that are not UTF-8",
+        "control character (\\u0000-\\u001F) found while parsing a string" => {
+            "a control character, such as a line break, that is not escaped"
+        }
+        _ => return None,
+    })
 }
 
 /// Words for values in other languages, with what JSON has instead.

@@ -19,7 +19,7 @@ use super::{
 use crate::{
     batch::answer::{ErrorKind, RowError, RowResult},
     error::{Error, Result, quoted},
-    json::Scalar,
+    json::wrong_scalar,
 };
 
 /// Columns of a file, by name.
@@ -156,12 +156,8 @@ fn json_field(line: &str, name: &str) -> Result<Value, RowError> {
         ))
     };
     match TextField::of(line, name) {
-        Ok(TextField::Found(value)) => {
-            serde_json::from_str(value.get()).or_else(|error| match Scalar::of(&error) {
-                Some(scalar) => wrong(scalar.problem()),
-                None => wrong("another"),
-            })
-        }
+        Ok(TextField::Found(value)) => serde_json::from_str(value.get())
+            .or_else(|error| wrong(wrong_scalar(&error).unwrap_or("another"))),
         Ok(TextField::Missing) => Ok(Value::Null),
         Ok(TextField::Repeated) => wrong("the field several times"),
         Err(_) => wrong("a row that is no object"),
@@ -300,7 +296,7 @@ mod tests {
         };
         insta::assert_snapshot!(refused(r#"{"id": 1, "id": 2}"#), @"expected a JSON value in `id`, but found the field several times");
         insta::assert_snapshot!(refused(r#"{"id": 1e400}"#), @"expected a JSON value in `id`, but found a number that is out of range");
-        insta::assert_snapshot!(refused(r#"{"id": ["\ud83d"]}"#), @"expected a JSON value in `id`, but found a lone surrogate, such as half of an emoji; cut texts between characters");
+        insta::assert_snapshot!(refused(r#"{"id": ["\ud83d"]}"#), @"expected a JSON value in `id`, but found a lone surrogate, half of a character such as an emoji");
     }
 
     #[test]

@@ -26,7 +26,7 @@ use crate::{
         compression::Packer,
     },
     error::{Error, Result},
-    json::{Scalar, syntax},
+    json::{syntax, wrong_scalar},
 };
 
 /// Text column for a file whose first rows have neither a text nor a known name.
@@ -227,8 +227,8 @@ fn message(error: &serde_json::Error) -> String {
     if error.is_data() {
         return "another value".to_owned();
     }
-    match Scalar::of(error) {
-        Some(scalar) => scalar.problem().to_owned(),
+    match wrong_scalar(error) {
+        Some(found) => found.to_owned(),
         None => format!("an error at column {}: {}", error.column(), syntax(error)),
     }
 }
@@ -502,9 +502,9 @@ mod tests {
     fn a_repeated_text_and_half_a_character_are_errors_of_their_rows() {
         insta::assert_snapshot!(written("{\"text\": \"a\", \"text\": \"b\"}\n{\"text\": \"\\ud800\"}\n{\"text\": \"a\\udc00b\"}\n{\"text\": \"a\", \"\\ud83d\": 1}"), @r#"
         {"text": "a", "text": "b","error":"expected text in `text`, but found the field several times"}
-        {"text": "\ud800","error":"expected text in `text`, but found a lone surrogate, such as half of an emoji; cut texts between characters"}
-        {"text": "a\udc00b","error":"expected text in `text`, but found a lone surrogate, such as half of an emoji; cut texts between characters"}
-        {"input":"{\"text\": \"a\", \"\\ud83d\": 1}","error":"expected a JSON object, but found a lone surrogate, such as half of an emoji; cut texts between characters"}
+        {"text": "\ud800","error":"expected text in `text`, but found a lone surrogate, half of a character such as an emoji"}
+        {"text": "a\udc00b","error":"expected text in `text`, but found a lone surrogate, half of a character such as an emoji"}
+        {"input":"{\"text\": \"a\", \"\\ud83d\": 1}","error":"expected a JSON object, but found a lone surrogate, half of a character such as an emoji"}
         "#);
     }
 }
