@@ -23,7 +23,7 @@ use super::{
     seq2seq,
     source::{DECODER, ENCODER, EncoderSettings, LABEL_TOKENIZER, MODEL, Source, TaskSettings},
     static_embedding,
-    task::{task, unused_head},
+    task::{name_entailment, task, unused_head},
     token_rows::knows_unknown_words,
     weights::Weights,
 };
@@ -68,7 +68,7 @@ pub(super) fn write(build: Build<'_>) -> Result<Written> {
     } else {
         &[Precision::Fp32]
     };
-    if plan.is_precision_fixed || !has_weights || seq2seq::is_in(&plan.folder) {
+    if plan.is_precision_fixed || !has_weights || seq2seq::is_in(plan) {
         return Err(shortfall.refusal(others));
     }
     let mut reason = format!(
@@ -218,7 +218,7 @@ impl<'a> Model<'a> {
     fn read(build: Build<'a>) -> Result<Self> {
         let Build { plan, progress, .. } = build;
         progress.stage("read the weights", 1);
-        let warnings = check_keys(plan)?;
+        let mut warnings = check_keys(plan)?;
         let mut source = open(build)?;
         knows_unknown_words(&source.tokenizer)?;
         if let TaskSettings::Encoder(EncoderSettings::Embedding(settings)) = &mut source.settings {
@@ -227,6 +227,12 @@ impl<'a> Model<'a> {
         }
         identify_languages(plan, &mut source.settings)?;
         let (task, other_tasks) = task(plan, &source.settings)?;
+        if let TaskSettings::Encoder(EncoderSettings::Classification(settings)) =
+            &mut source.settings
+            && task == Task::ZeroShotClassification
+        {
+            warnings.extend(name_entailment(plan, &mut settings.labels)?);
+        }
         let head = unused_head(plan, &source)?;
         let runtime = (build.runtime)()?;
         progress.step();

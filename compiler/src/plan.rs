@@ -6,6 +6,7 @@ use std::{
 };
 
 use super::{
+    config::ConfigFile,
     fast_text::file::is_model,
     lora,
     module_list::has_pooling,
@@ -87,6 +88,15 @@ impl Plan {
     /// The folder with the weights, the `config.json` and the tokenizer.
     pub(super) fn transformer(&self) -> Result<PathBuf> {
         transformer_folder(self.base.as_ref().unwrap_or(&self.folder))
+    }
+
+    /// The folder with the `config.json` that describes the model: an adapter's own one describes the merged model.
+    pub(super) fn described(&self) -> Result<PathBuf> {
+        let has_config = |adapter: &&PathBuf| adapter.join(ConfigFile::NAME).is_file();
+        match self.adapter.as_ref().filter(has_config) {
+            Some(adapter) => Ok(adapter.clone()),
+            None => self.transformer(),
+        }
     }
 
     /// Takes sentence-transformers modules from the adapter's folder, if it has its own. Refuses a folder with an

@@ -3,7 +3,10 @@
 use super::quantize::{check_precision, is_quantized, prepare};
 use crate::{
     config::ConfigFile,
-    encoder::{Facts, Head, HeadKind, LOGITS, MODEL_TYPES, text_settings, token_settings},
+    encoder::{
+        Facts, Head, HeadKind, LOGITS, MODEL_TYPES, text_settings, token_settings,
+        unnamed_label_head,
+    },
     module_list::has_pooling,
     onnx,
     plan::{Build, Plan},
@@ -84,6 +87,7 @@ pub(crate) fn open(build: Build<'_>) -> Result<Source<'_>> {
         sha256: sha256_of(&path)?,
         tokenizer,
         files: Vec::new(),
+        unused_heads: Vec::new(),
         is_quantized,
         engine: Engine::Onnx,
         graphs: Box::new(move |precision, _| Ok(vec![(MODEL, prepare(&model, precision, build)?)])),
@@ -97,6 +101,7 @@ fn head(plan: &Plan, config: &ConfigFile, model: &ModelProto) -> Result<Option<H
     }
     match Head::read(config)? {
         Some(head) => Ok(Some(head)),
+        None if !config.names_head() => unnamed_label_head(plan, config, LOGITS),
         None => Err(Error::model(format!(
             "expected `architectures` to name the label head of an export with the output `{LOGITS}`, such as \
              `…ForSequenceClassification`, but found `{}`; for embeddings, export the model with \
