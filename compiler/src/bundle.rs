@@ -20,12 +20,10 @@ use super::{
         pairs,
         served::{Answers, EncoderParts, ServedEncoder, open_native},
     },
-    seq2seq,
     source::{DECODER, ENCODER, EncoderSettings, LABEL_TOKENIZER, MODEL, Source, TaskSettings},
     static_embedding,
     task::{name_entailment, task, unused_head},
     token_rows::knows_unknown_words,
-    weights::Weights,
 };
 use kivu::{
     backend::{Engine, Signature, onnx::Runtime},
@@ -62,13 +60,11 @@ pub(super) fn write(build: Build<'_>) -> Result<Written> {
     let Some((form, shortfall)) = shortfall else {
         return Ok(written);
     };
-    let has_weights = Weights::are_in(&plan.transformer()?);
-    let others = if has_weights {
-        form.fallbacks()
-    } else {
-        &[Precision::Fp32]
+    let others = match model.source.is_export {
+        true => &[Precision::Fp32],
+        false => form.fallbacks(),
     };
-    if plan.is_precision_fixed || !has_weights || seq2seq::is_in(plan) {
+    if plan.is_precision_fixed || matches!(model.source.settings, TaskSettings::Seq2Seq(..)) {
         return Err(shortfall.refusal(others));
     }
     let mut reason = format!(
@@ -312,9 +308,11 @@ impl<'a> Model<'a> {
             pairs,
             note,
         } = measured;
-        let shortfall = qualities
-            .iter()
-            .find_map(|quality| quality::shortfall(quality, &plan.floor));
+        let shortfall = plan.floor.as_ref().and_then(|floor| {
+            qualities
+                .iter()
+                .find_map(|quality| quality::shortfall(quality, floor))
+        });
         let form = self.form(precision);
         let signature = graphs.signature(graph)?;
         if let Some(reason) = &reason {

@@ -45,6 +45,8 @@ pub struct Request {
     pub allow: Vec<String>,
     /// Texts and pairs to measure the bundle with.
     pub samples: Samples,
+    /// Whether the bundle is only measured, so that its quality has no floor.
+    pub is_for_comparison: bool,
     /// Folder for downloaded packages.
     pub cache: PathBuf,
 }
@@ -78,7 +80,8 @@ pub(super) struct Plan {
     /// Whether the precision was requested. Otherwise, the build may choose a better one.
     pub(super) is_precision_fixed: bool,
     pub(super) engine: EngineChoice,
-    pub(super) floor: QualityFloor,
+    /// `None` for a bundle that is only measured.
+    pub(super) floor: Option<QualityFloor>,
     pub(super) samples: Samples,
     /// Keys in the model's files that are ignored, though they may change results.
     pub(super) allow: Vec<String>,
@@ -195,6 +198,7 @@ pub(super) fn plan(request: &Request, progress: &dyn Progress) -> Result<Plan> {
         precision: request.precision.unwrap_or_default(),
         is_precision_fixed: request.precision.is_some(),
         engine: request.engine,
+        floor: (!request.is_for_comparison).then(QualityFloor::default),
         samples: request.samples.clone(),
         allow: request.allow.clone(),
         ..Plan::default()
@@ -234,7 +238,7 @@ fn of_recipe(request: &Request, progress: &dyn Progress) -> Result<Plan> {
         precision: precision.unwrap_or_default(),
         is_precision_fixed: precision.is_some(),
         engine: request.engine,
-        floor: recipe.quality,
+        floor: (!request.is_for_comparison).then_some(recipe.quality),
         samples: request.samples.clone(),
         allow: [&recipe.allow[..], &request.allow].concat(),
     })

@@ -74,6 +74,8 @@ pub(super) struct Source<'a> {
     pub(super) unused_heads: Vec<String>,
     /// Whether the source's own weights are quantized. They are kept, and their quality cannot be measured.
     pub(super) is_quantized: bool,
+    /// Whether the graphs are an export's, whose weights are not written in blocks.
+    pub(super) is_export: bool,
     /// Target engine for the quantized graph.
     pub(super) engine: Engine,
     pub(super) graphs: WriteGraphs<'a>,

@@ -273,6 +273,32 @@ impl Recorded {
     }
 }
 
+/// An export has no form in blocks.
+#[test]
+fn an_export_below_the_floor_in_int8_is_built_in_fp32() {
+    let Some(runtime) = runtime() else { return };
+    for name in ["tiny-bert", "tiny-bert-st"] {
+        let folder = tempfile::tempdir().unwrap();
+        let source = fixtures().join("exports").join(name);
+        let out = folder.path().join("out");
+        let recipe = folder.path().join("recipe.toml");
+        let text = format!(
+            "name = 'm'\ntask = 'feature-extraction'\n[source]\nfolder = {source:?}\n[quality]\nmean_cosine = 0.999999"
+        );
+        fs::write(&recipe, text).unwrap();
+        let bundle = build_request(&request(recipe.clone(), out.clone(), None), runtime).unwrap();
+        let weights = &bundle.manifest().weights;
+        assert_eq!(
+            (weights.precision, &weights.quality),
+            (Precision::Fp32, &None)
+        );
+        let reason = "chosen since int8 is below the floor: expected a mean cosine";
+        assert!(weights.plan.contains(reason), "{}", weights.plan);
+        serve(&out).unwrap();
+        build_request(&request(recipe, out, Some(Precision::Int8)), runtime).unwrap_err();
+    }
+}
+
 /// The fixture's weights are random, so rounding changes its vectors more than a trained model's.
 #[test]
 fn an_encoder_below_the_floor_in_int8_is_built_in_blocks() {

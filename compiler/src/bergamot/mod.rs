@@ -81,6 +81,7 @@ pub(super) fn open(plan: &Plan) -> Result<Source<'static>> {
         tokenizer,
         files: vec![(SHORTLIST, shortlist.to_bytes())],
         unused_heads: Vec::new(),
+        is_export: false,
         is_quantized: false,
         engine: Engine::Onnx,
         graphs: graphs(model, weights),

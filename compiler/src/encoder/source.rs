@@ -156,6 +156,49 @@ pub(crate) fn open(plan: &Plan) -> Result<Source<'static>> {
     })
 }
 
+/// An encoder whose weights were read from an export with these settings and this tokenizer.
+///
+/// # Errors
+/// The family reads other tokens, or its form is not the export's.
+pub(crate) fn source_of_layers(
+    plan: &Plan,
+    file: &ConfigFile,
+    (weights, head): (Weights, Option<Head>),
+    (settings, tokenizer): (&EncoderSettings, &[u8]),
+) -> Result<Source<'static>> {
+    let mut config = families::of(file, &plan.folder)?;
+    let mut heads = OutputHeads::default();
+    match &head {
+        None => heads = OutputHeads::dense(None),
+        Some(head) if head.kind == HeadKind::Text && config.names.dense.0.is_empty() => {
+            return Err(Error::model(
+                "the head of a decoder reads the token that the export chooses",
+            ));
+        }
+        Some(_) => {}
+    }
+    let own = families::tokenizer(&plan.folder, &config)?;
+    if within_vocabulary(own, config.vocabulary)? != tokenizer {
+        return Err(Error::model("the family reads other tokens"));
+    }
+    let reads_pairs = head
+        .as_ref()
+        .is_some_and(|head| head.kind == HeadKind::Text);
+    within_types(tokenizer, config.types, reads_pairs)?;
+    let weights = families::weights(&mut config, weights, &plan.folder)?;
+    families::adapt(&mut config, &weights);
+    config.head = head;
+    let parts = Parts {
+        config,
+        weights,
+        heads,
+        settings: settings.clone(),
+        tokenizer: tokenizer.to_vec(),
+        labels: None,
+    };
+    of_parts(plan, parts)
+}
+
 /// A CrossEncoder's label scores, from modules.
 fn head_of_modules(
     plan: &Plan,
@@ -245,6 +288,7 @@ pub(super) fn of_parts(plan: &Plan, parts: Parts) -> Result<Source<'static>> {
             .map(|labels| (LABEL_TOKENIZER, labels.tokenizer.clone()))
             .collect(),
         unused_heads,
+        is_export: false,
         is_quantized: false,
         engine: if plan.precision == Precision::Fp32 {
             Engine::Onnx

@@ -1,6 +1,9 @@
 //! Opens an encoder export as a bundle source. The architecture does not matter, except for the head that it names.
 
-use super::quantize::{check_precision, is_quantized, prepare};
+use super::{
+    layers::{self, Export},
+    quantize::{check_precision, is_quantized, prepare},
+};
 use crate::{
     config::ConfigFile,
     encoder::{
@@ -18,10 +21,11 @@ use crate::{
 };
 use kivu::{
     backend::Engine,
+    config::EngineChoice,
     error::{Error, Result, quoted},
     onnx_proto::ModelProto,
     pipeline::{embedding::EmbeddingSettings, token_classification::TokenClassificationSettings},
-    repository::bundle::sha256_of,
+    repository::{bundle::sha256_of, manifest::Precision},
     tokenizer::Tokenizer,
 };
 
@@ -34,11 +38,9 @@ pub(super) const GRAPHS: [&str; 4] = [
 ];
 
 /// Supported outputs, in order of preference: a vector per token, or one per text that is already pooled.
-const OUTPUTS: [&str; 3] = [
-    "last_hidden_state",
-    "token_embeddings",
-    "sentence_embedding",
-];
+const OUTPUTS: [&str; 3] = ["last_hidden_state", "token_embeddings", POOLED];
+/// The output with a vector per text.
+pub(super) const POOLED: &str = "sentence_embedding";
 
 /// Reads the export in the plan's folder.
 pub(crate) fn open(build: Build<'_>) -> Result<Source<'_>> {
@@ -60,20 +62,20 @@ pub(crate) fn open(build: Build<'_>) -> Result<Source<'_>> {
     let facts = Facts::read(&config)?;
     let model = onnx::read(&path)?;
     let is_quantized = is_quantized(&model);
-    check_precision(plan.precision, is_quantized, &path)?;
     let tokenizer = read_tokenizer(&plan.folder)?;
     let tokenizer = match config.get_size("vocab_size")? {
         Some(rows) => within_vocabulary(tokenizer, rows)?,
         None => tokenizer,
     };
-    let settings = match head(plan, &config, &model)? {
+    let head = head(plan, &config, &model)?;
+    let settings = match &head {
         Some(head) if head.kind == HeadKind::Text => {
             check_padding(&config, &tokenizer)?;
-            EncoderSettings::Classification(text_settings(&plan.folder, &head, &facts)?)
+            EncoderSettings::Classification(text_settings(&plan.folder, head, &facts)?)
         }
         Some(head) => {
             let unknown_token = other_unknown_token(&plan.folder, &tokenizer)?;
-            let settings = token_settings(&plan.folder, &head, &facts)?;
+            let settings = token_settings(&plan.folder, head, &facts)?;
             EncoderSettings::TokenClassification(TokenClassificationSettings {
                 unknown_token,
                 ..settings
@@ -81,6 +83,23 @@ pub(crate) fn open(build: Build<'_>) -> Result<Source<'_>> {
         }
         None => EncoderSettings::Embedding(embedding(plan, &model, &facts)?),
     };
+    let layers = match plan.engine {
+        EngineChoice::Onnx => None,
+        _ if is_quantized || plan.precision == Precision::Fp32 => None,
+        EngineChoice::Auto | EngineChoice::Native => {
+            let export = Export {
+                model: &model,
+                config: &config,
+                head,
+                settings: &settings,
+                tokenizer: &tokenizer,
+            };
+            let read = layers::read(build, export);
+            read.inspect_err(|reason| tracing::info!("the export stays a graph: {reason}"))
+                .ok()
+        }
+    };
+    check_precision(plan.precision, [is_quantized, layers.is_some()], &path)?;
     Ok(Source {
         settings: TaskSettings::Encoder(settings),
         architecture: facts.architecture,
@@ -88,9 +107,16 @@ pub(crate) fn open(build: Build<'_>) -> Result<Source<'_>> {
         tokenizer,
         files: Vec::new(),
         unused_heads: Vec::new(),
+        is_export: layers.is_none(),
         is_quantized,
-        engine: Engine::Onnx,
-        graphs: Box::new(move |precision, _| Ok(vec![(MODEL, prepare(&model, precision, build)?)])),
+        engine: match layers {
+            Some(_) => Engine::Native,
+            None => Engine::Onnx,
+        },
+        graphs: Box::new(move |precision, forms| match &layers {
+            Some(layers) if precision != Precision::Fp32 => (layers.graphs)(precision, forms),
+            _ => Ok(vec![(MODEL, prepare(&model, precision, build)?)]),
+        }),
     })
 }
 

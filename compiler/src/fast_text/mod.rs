@@ -104,6 +104,7 @@ pub(super) fn open(plan: &Plan) -> Result<Source<'static>> {
         tokenizer,
         files: Vec::new(),
         unused_heads: Vec::new(),
+        is_export: false,
         is_quantized: false,
         engine: if plan.engine == EngineChoice::Onnx {
             Engine::Onnx

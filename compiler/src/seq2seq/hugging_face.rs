@@ -191,6 +191,7 @@ fn read<'a>(build: Build<'a>, config: &ConfigFile) -> Result<Source<'a>> {
             .into_iter()
             .collect(),
         unused_heads: Vec::new(),
+        is_export: !Weights::are_in(folder),
         is_quantized,
         engine: Engine::Onnx,
         graphs,
