@@ -352,7 +352,7 @@ async fn onnx_exports_with_a_head_that_the_config_does_not_describe_are_refused(
     expected `pad_token_id` 1, with which texts are padded, in an export with a label head, but found 7; build from the weights
     expected `sbert_ce_default_activation_function` `"torch.nn.modules.linear.Identity"`, `"torch.nn.modules.activation.Sigmoid"`, `"torch.nn.Identity"`, `"torch.nn.Sigmoid"` in `config.json`, but found `sbert_ce_default_activation_function` "torch.nn.Tanh"; use `--allow sbert_ce_default_activation_function` to build the model as if the key were missing, if you know that it has no effect on results
     expected `activation_fn` `"torch.nn.modules.linear.Identity"`, `"torch.nn.modules.activation.Sigmoid"`, `"torch.nn.Identity"`, `"torch.nn.Sigmoid"` in `config.json: sentence_transformers`, but found `activation_fn` "torch.nn.Tanh"; use `--allow activation_fn` to build the model as if the key were missing, if you know that it has no effect on results
-    expected `logits` with 2 values per text, but found 3
+    expected the labels of `id2label` in `label2id` in `config.json`, but found `label2id` {"CONTRADICTION":0,"ENTAILMENT":2,"NEUTRAL":1}; use `--allow label2id` to build the model as if the key were missing, if you know that it has no effect on results
     "#);
 }
 
@@ -505,7 +505,12 @@ fn zero_shot_classification_needs_an_entailment() {
         let other = (Some(Task::TextClassification), &[][..]);
         built_with(fixture, changes, other, runtime).unwrap();
     }
-    insta::assert_snapshot!(refusals.join("\n"), @"");
+    insta::assert_snapshot!(refusals.join("\n"), @r"
+    expected one label that begins with `entail` in `label2id` of `config.json` for `zero-shot-classification`, but found `negative`, `neutral`, `positive`; use another task, or `--allow label2id` to take `positive` for the entailment
+    expected one label that begins with `entail` in `label2id` of `config.json` for `zero-shot-classification`, but found `LABEL_0`, `LABEL_1`, `LABEL_2`; use another task, or `--allow label2id` to take `LABEL_2` for the entailment
+    expected one label that begins with `entail` in `label2id` of `config.json` for `zero-shot-classification`, but found `LABEL_0`, `LABEL_1`, `LABEL_2`; use another task, or `--allow label2id` to take `entailment` for the entailment
+    expected one label that begins with `entail` in `id2label` of `config.json` for `zero-shot-classification`, but found `no`, `perhaps`, `yes`; use another task, or `--allow id2label` to take `yes` for the entailment
+    ");
     // `transformers` finds it by `label2id`, in any case.
     let labels = |changes: &Value| {
         let (_folder, out, _) =

@@ -225,3 +225,47 @@ fn run(parts: EncoderParts<'_>, folder: &Path, texts: &Texts) -> Result<Vec<Vec<
     let model = ServedEncoder::open(parts, folder, Engine::Onnx)?;
     Ok(model.measure(texts, &())?.values())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn weights_are_those_of_the_exported_model() {
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
+        for name in [
+            "tiny-bert",
+            "tiny-bert-ner",
+            "tiny-bert-rank",
+            "tiny-roberta-nli",
+        ] {
+            let export = onnx::read(&fixtures.join("exports").join(name).join("model.onnx"));
+            let found = weights(export.unwrap().graph.as_ref().unwrap());
+            let expected = Weights::open(&fixtures.join("models").join(name)).unwrap();
+            assert!(found.tensors.len() > 30, "{name}");
+            for (weight, found) in &found.tensors {
+                assert_eq!(
+                    Some(found),
+                    expected.tensors.get(weight),
+                    "{name}: {weight}"
+                );
+            }
+            // An embedder's export has no pooler.
+            let missing = expected.names().filter(|weight| !found.has(weight));
+            assert!(
+                missing.clone().all(|weight| weight.contains("pooler")),
+                "{name}"
+            );
+        }
+    }
+
+    #[test]
+    fn names_of_modules_around_the_model_are_removed() {
+        let path = "../tests/fixtures/exports/tiny-bert-st/model.onnx";
+        let export = onnx::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap();
+        let found = weights(export.graph.as_ref().unwrap());
+        let weight = "encoder.layer.1.attention.self.query.weight";
+        assert!(found.has(weight) && found.has("embeddings.LayerNorm.bias"));
+        assert!(found.names().all(|name| !name.starts_with("0.")));
+    }
+}
