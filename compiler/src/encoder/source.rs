@@ -51,34 +51,7 @@ pub(crate) fn open(plan: &Plan) -> Result<Source<'static>> {
         config.head = None;
     }
     if let Some(folder) = &plan.adapter {
-        let adapter = Adapter::open(folder)?;
-        let [dense, dense_norm] = [
-            config.names.dense.0,
-            config.names.dense_norm.unwrap_or_default(),
-        ];
-        let head = [
-            "classifier",
-            "score",
-            config.names.labels,
-            dense,
-            dense_norm,
-        ];
-        if let Some(labels) = adapter.merge(
-            &mut weights,
-            BaseNames {
-                prefix,
-                head: &head,
-            },
-        )? {
-            let kind = if adapter.labels_tokens {
-                HeadKind::Tokens
-            } else {
-                HeadKind::Text
-            };
-            config
-                .head
-                .get_or_insert_with(|| Head::unnamed(kind, labels));
-        }
+        merge(folder, &mut config, (&mut weights, prefix))?;
     }
     if config.head.is_none() && !makes_vectors {
         config.head = unnamed_heads::in_weights(plan, &file, config.names, &weights)?;
@@ -154,6 +127,43 @@ pub(crate) fn open(plan: &Plan) -> Result<Source<'static>> {
             },
         )?
     })
+}
+
+/// Merges the adapter in `folder` into the weights, whose body has this prefix; an adapter may add a head.
+fn merge(
+    folder: &Path,
+    config: &mut EncoderConfig,
+    (weights, prefix): (&mut Weights, &'static str),
+) -> Result<()> {
+    let adapter = Adapter::open(folder)?;
+    let [dense, dense_norm] = [
+        config.names.dense.0,
+        config.names.dense_norm.unwrap_or_default(),
+    ];
+    let head = [
+        "classifier",
+        "score",
+        config.names.labels,
+        dense,
+        dense_norm,
+    ];
+    if let Some(labels) = adapter.merge(
+        weights,
+        BaseNames {
+            prefix,
+            head: &head,
+        },
+    )? {
+        let kind = if adapter.labels_tokens {
+            HeadKind::Tokens
+        } else {
+            HeadKind::Text
+        };
+        config
+            .head
+            .get_or_insert_with(|| Head::unnamed(kind, labels));
+    }
+    Ok(())
 }
 
 /// An encoder whose weights were read from an export with these settings and this tokenizer.

@@ -39,7 +39,7 @@ pub(crate) fn kind_for_task(plan: &Plan) -> Option<HeadKind> {
 pub(crate) fn reads_labels(plan: &Plan, config: &ConfigFile) -> Result<bool> {
     let is_for_labels = match config.names_head() {
         true => Head::kind(config).is_some(),
-        false => kind_for_task(plan).is_some(),
+        false => kind_for_task(plan).is_some() || is_transformer_only(&plan.folder)?,
     };
     Ok(is_for_labels && !makes_vectors(&plan.folder)?)
 }

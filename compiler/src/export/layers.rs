@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
-use super::{quantize::floats, text_encoder::POOLED};
+use super::quantize::floats;
 use crate::{
     config::ConfigFile,
     encoder::{Head, source_of_layers},
@@ -28,8 +28,10 @@ use kivu::{
     tokenizer::Tokenizer,
 };
 
-/// Number of texts on which layers and export are compared.
-const TEXTS: usize = 24;
+/// The output with a vector per text, which the graph has pooled.
+pub(super) const POOLED: &str = "sentence_embedding";
+/// Number of shortest and of longest sample texts on which layers and export are compared.
+const TEXTS: usize = 12;
 /// Largest difference of a value, relative to the largest value: the rounding of other operators.
 const TOLERANCE: f32 = 1e-3;
 
@@ -187,7 +189,8 @@ fn compare(build: Build<'_>, source: &Source<'_>, export: &ModelProto) -> Result
         labels: None,
     };
     let mut texts = Texts::default();
-    texts.texts.truncate(TEXTS);
+    texts.texts.sort_by_key(String::len);
+    texts.texts.drain(TEXTS..texts.texts.len() - TEXTS);
     let answers = |graphs: Graphs, name: &str| {
         let folder = files::create_folder(&build.scratch.join(name))?;
         onnx::write_all(graphs, &folder)?;

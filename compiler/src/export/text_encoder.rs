@@ -1,7 +1,7 @@
 //! Opens an encoder export as a bundle source. The architecture does not matter, except for the head that it names.
 
 use super::{
-    layers::{self, Export},
+    layers::{self, Export, POOLED},
     quantize::{check_precision, is_quantized, prepare},
 };
 use crate::{
@@ -39,8 +39,6 @@ pub(super) const GRAPHS: [&str; 4] = [
 
 /// Supported outputs, in order of preference: a vector per token, or one per text that is already pooled.
 const OUTPUTS: [&str; 3] = ["last_hidden_state", "token_embeddings", POOLED];
-/// The output with a vector per text.
-pub(super) const POOLED: &str = "sentence_embedding";
 
 /// Reads the export in the plan's folder.
 pub(crate) fn open(build: Build<'_>) -> Result<Source<'_>> {

@@ -125,15 +125,7 @@ fn read<'a>(build: Build<'a>, config: &ConfigFile) -> Result<Source<'a>> {
     };
     let (sha256, is_quantized, graphs) = if Weights::are_in(folder) {
         let weights = Weights::open(folder)?.with_prefix(PREFIX.0, PREFIX.1);
-        let labels = format!("{}.weight", fairseq::LABELS);
-        if model_type == BART && !config.names_head() && weights.has(&labels) {
-            return Err(Error::model(format!(
-                "the model has a label head (`{labels}`), but `architectures` in `config.json` names no class with one; use \
-                 `--task {}` or `--task {}` to use the head",
-                Task::TextClassification,
-                Task::ZeroShotClassification
-            )));
-        }
+        check_labels(config, &weights)?;
         let model = match model_type {
             t5::T5 | t5::MT5 => t5::model(config, &weights, lengths),
             _ => fairseq::model(config, &weights, sizes),
@@ -227,6 +219,20 @@ fn check_head(config: &ConfigFile) -> Result<()> {
         "expected a model of this family that generates texts (`…ForConditionalGeneration`), but found \
          `{architecture}`, whose head is not supported"
     )))
+}
+
+/// Refuses BART's label head in weights whose class does not name it.
+fn check_labels(config: &ConfigFile, weights: &Weights) -> Result<()> {
+    let labels = format!("{}.weight", fairseq::LABELS);
+    match config.model_type() == BART && !config.names_head() && weights.has(&labels) {
+        true => Err(Error::model(format!(
+            "the model has a label head (`{labels}`), but `architectures` in `config.json` names no class with one; use \
+             `--task {}` or `--task {}` to use the head",
+            Task::TextClassification,
+            Task::ZeroShotClassification
+        ))),
+        false => Ok(()),
+    }
 }
 
 /// Refuses a prefix for Marian's texts. Pipelines put it before texts, but not before language tokens.
