@@ -134,6 +134,7 @@ fn run_build(arguments: Arguments, config: &Config) -> Result<ExitCode> {
         engine,
         allow,
         samples,
+        is_for_comparison: false,
         cache: config.home.clone(),
     };
     let built = build(&request, &|| load_runtime(config), &Progress::default())?;

@@ -20,12 +20,10 @@ use super::{
         pairs,
         served::{Answers, EncoderParts, ServedEncoder, open_native},
     },
-    seq2seq,
     source::{DECODER, ENCODER, EncoderSettings, LABEL_TOKENIZER, MODEL, Source, TaskSettings},
     static_embedding,
-    task::{task, unused_head},
+    task::{name_entailment, task, unused_head},
     token_rows::knows_unknown_words,
-    weights::Weights,
 };
 use kivu::{
     backend::{Engine, Signature, onnx::Runtime},
@@ -62,13 +60,11 @@ pub(super) fn write(build: Build<'_>) -> Result<Written> {
     let Some((form, shortfall)) = shortfall else {
         return Ok(written);
     };
-    let has_weights = Weights::are_in(&plan.transformer()?);
-    let others = if has_weights {
-        form.fallbacks()
-    } else {
-        &[Precision::Fp32]
+    let others = match model.source.is_export {
+        true => &[Precision::Fp32],
+        false => form.fallbacks(),
     };
-    if plan.is_precision_fixed || !has_weights || seq2seq::is_in(&plan.folder) {
+    if plan.is_precision_fixed || matches!(model.source.settings, TaskSettings::Seq2Seq(..)) {
         return Err(shortfall.refusal(others));
     }
     let mut reason = format!(
@@ -218,7 +214,7 @@ impl<'a> Model<'a> {
     fn read(build: Build<'a>) -> Result<Self> {
         let Build { plan, progress, .. } = build;
         progress.stage("read the weights", 1);
-        let warnings = check_keys(plan)?;
+        let mut warnings = check_keys(plan)?;
         let mut source = open(build)?;
         knows_unknown_words(&source.tokenizer)?;
         if let TaskSettings::Encoder(EncoderSettings::Embedding(settings)) = &mut source.settings {
@@ -227,6 +223,12 @@ impl<'a> Model<'a> {
         }
         identify_languages(plan, &mut source.settings)?;
         let (task, other_tasks) = task(plan, &source.settings)?;
+        if let TaskSettings::Encoder(EncoderSettings::Classification(settings)) =
+            &mut source.settings
+            && task == Task::ZeroShotClassification
+        {
+            warnings.extend(name_entailment(plan, &mut settings.labels)?);
+        }
         let head = unused_head(plan, &source)?;
         let runtime = (build.runtime)()?;
         progress.step();
@@ -306,9 +308,11 @@ impl<'a> Model<'a> {
             pairs,
             note,
         } = measured;
-        let shortfall = qualities
-            .iter()
-            .find_map(|quality| quality::shortfall(quality, &plan.floor));
+        let shortfall = plan.floor.as_ref().and_then(|floor| {
+            qualities
+                .iter()
+                .find_map(|quality| quality::shortfall(quality, floor))
+        });
         let form = self.form(precision);
         let signature = graphs.signature(graph)?;
         if let Some(reason) = &reason {

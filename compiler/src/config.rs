@@ -156,7 +156,16 @@ impl ConfigFile {
         self.fields
             .get("architectures")
             .and_then(|names| names[0].as_str())
+            .filter(|name| !name.is_empty())
             .unwrap_or(self.model_type())
+    }
+
+    /// Whether `architectures` names another class than the base model's. Without a class, the file says nothing about
+    /// a head.
+    pub(super) fn names_head(&self) -> bool {
+        let class = self.architecture();
+        let is_base = class.ends_with("Model") && !class.contains("Head");
+        class != self.model_type() && !is_base
     }
 }
 

@@ -98,7 +98,7 @@ fn format(plan: &Plan) -> Result<Format> {
              for a Bergamot student `model.….bin`, `lex.….bin` and `{TOKENIZER}`, or a fastText model `….bin` or `….ftz`), but found {found}",
             transformer.display()
         )))
-    } else if seq2seq::is_in(folder) {
+    } else if seq2seq::is_in(plan) {
         Ok(Format::Seq2Seq)
     } else if Weights::are_in(transformer) && (is_supported(transformer) || !export::is_in(folder))
     {

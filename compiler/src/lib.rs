@@ -42,6 +42,7 @@ mod functions;
 pub mod fuzzing;
 pub mod hub;
 mod keys;
+mod label_maps;
 mod layer_calibration;
 mod layer_forms;
 mod layers;

@@ -189,6 +189,7 @@ impl Outcome {
 #[derive(Clone, Debug)]
 pub struct NamedModels {
     root: PathBuf,
+    are_for_comparison: bool,
 }
 
 impl NamedModels {
@@ -196,13 +197,15 @@ impl NamedModels {
     pub fn new(config: &Config) -> Self {
         Self {
             root: config.home.join("models"),
+            are_for_comparison: false,
         }
     }
 
-    /// Bundles that are only compared with others: a model's name does not refer to them.
+    /// Bundles that are only compared with others: a model's name does not refer to them, and their quality has no floor.
     pub fn for_comparison(config: &Config) -> Self {
         Self {
             root: config.home.join("comparisons"),
+            are_for_comparison: true,
         }
     }
 
@@ -282,7 +285,11 @@ impl NamedModels {
                 fs::remove_dir_all(&out)
                     .map_err(Error::io(format!("cannot remove `{}`", out.display())))?;
             }
-            let built = source.build(out.clone(), None, options, Samples::default(), tools)?;
+            let request = Request {
+                is_for_comparison: self.are_for_comparison,
+                ..source.request(out.clone(), options, tools)
+            };
+            let built = source.build(&request, tools)?;
             Outcome::Built(out, Box::new(built))
         };
         if let (
@@ -464,27 +471,24 @@ impl Prepared {
         })
     }
 
-    fn build<P: Progress>(
-        &self,
-        out: PathBuf,
-        name: Option<String>,
-        options: &Options,
-        samples: Samples,
-        tools: &Tools<'_, P>,
-    ) -> Result<Built> {
-        let request = Request {
+    fn request<P>(&self, out: PathBuf, options: &Options, tools: &Tools<'_, P>) -> Request {
+        Request {
             source: self.path.clone(),
             out,
-            name: name.or_else(|| self.name.clone()),
+            name: self.name.clone(),
             task: options.task,
             precision: options.precision,
             engine: options.engine,
             allow: options.allow.clone(),
-            samples,
+            samples: Samples::default(),
+            is_for_comparison: false,
             cache: tools.config.home.clone(),
-        };
+        }
+    }
+
+    fn build<P: Progress>(&self, request: &Request, tools: &Tools<'_, P>) -> Result<Built> {
         build_from(
-            &request,
+            request,
             self.fetched.as_ref(),
             tools.runtime,
             tools.progress,
@@ -501,7 +505,14 @@ pub fn build_into<P: Progress>(
     tools: &Tools<'_, P>,
 ) -> Result<Built> {
     let destination = Destination::new(&out)?;
-    Prepared::new(model, destination.parent(), tools)?.build(out, name, options, samples, tools)
+    let source = Prepared::new(model, destination.parent(), tools)?;
+    let request = source.request(out, options, tools);
+    let request = Request {
+        name: name.or(request.name),
+        samples,
+        ..request
+    };
+    source.build(&request, tools)
 }
 
 impl NamedModel {

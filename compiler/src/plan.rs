@@ -6,6 +6,7 @@ use std::{
 };
 
 use super::{
+    config::ConfigFile,
     fast_text::file::is_model,
     lora,
     module_list::has_pooling,
@@ -44,6 +45,8 @@ pub struct Request {
     pub allow: Vec<String>,
     /// Texts and pairs to measure the bundle with.
     pub samples: Samples,
+    /// Whether the bundle is only measured, so that its quality has no floor.
+    pub is_for_comparison: bool,
     /// Folder for downloaded packages.
     pub cache: PathBuf,
 }
@@ -77,7 +80,8 @@ pub(super) struct Plan {
     /// Whether the precision was requested. Otherwise, the build may choose a better one.
     pub(super) is_precision_fixed: bool,
     pub(super) engine: EngineChoice,
-    pub(super) floor: QualityFloor,
+    /// `None` for a bundle that is only measured.
+    pub(super) floor: Option<QualityFloor>,
     pub(super) samples: Samples,
     /// Keys in the model's files that are ignored, though they may change results.
     pub(super) allow: Vec<String>,
@@ -87,6 +91,15 @@ impl Plan {
     /// The folder with the weights, the `config.json` and the tokenizer.
     pub(super) fn transformer(&self) -> Result<PathBuf> {
         transformer_folder(self.base.as_ref().unwrap_or(&self.folder))
+    }
+
+    /// The folder with the `config.json` that describes the model: an adapter's own one describes the merged model.
+    pub(super) fn described(&self) -> Result<PathBuf> {
+        let has_config = |adapter: &&PathBuf| adapter.join(ConfigFile::NAME).is_file();
+        match self.adapter.as_ref().filter(has_config) {
+            Some(adapter) => Ok(adapter.clone()),
+            None => self.transformer(),
+        }
     }
 
     /// Takes sentence-transformers modules from the adapter's folder, if it has its own. Refuses a folder with an
@@ -185,6 +198,7 @@ pub(super) fn plan(request: &Request, progress: &dyn Progress) -> Result<Plan> {
         precision: request.precision.unwrap_or_default(),
         is_precision_fixed: request.precision.is_some(),
         engine: request.engine,
+        floor: (!request.is_for_comparison).then(QualityFloor::default),
         samples: request.samples.clone(),
         allow: request.allow.clone(),
         ..Plan::default()
@@ -224,7 +238,7 @@ fn of_recipe(request: &Request, progress: &dyn Progress) -> Result<Plan> {
         precision: precision.unwrap_or_default(),
         is_precision_fixed: precision.is_some(),
         engine: request.engine,
-        floor: recipe.quality,
+        floor: (!request.is_for_comparison).then_some(recipe.quality),
         samples: request.samples.clone(),
         allow: [&recipe.allow[..], &request.allow].concat(),
     })

@@ -275,10 +275,15 @@ fn multi_vector_roles(folder: &Path, mask: &Path) -> Result<(RoleFiles, RoleFile
         length,
     }) = expansion
     {
-        match strategy.as_str() {
-            "fixed" => query.max_tokens = Some(length),
-            "min" => {}
-            other => {
+        match (strategy.as_str(), query.max_tokens) {
+            ("fixed" | "min", Some(found)) if found < length => {
+                return Err(Error::model(format!(
+                    "expected a `query_length` of at least {length}, the `length` of `query_expansion`, but found {found}"
+                )));
+            }
+            ("fixed", _) => query.max_tokens = Some(length),
+            ("min", _) => {}
+            (other, _) => {
                 return Err(Error::model(format!(
                     "expected a `query_expansion` of `fixed` or `min`, but found `{other}`"
                 )));
@@ -517,18 +522,9 @@ fn transformer(folder: &Path) -> Result<ConfigFile> {
 
 /// Maximum number of tokens according to the files, or to the model's positions if that is less.
 pub(super) fn max_tokens(folder: &Path, facts: &Facts) -> Result<usize> {
-    let Facts {
-        max_positions: positions,
-        longest,
-        ..
-    } = *facts;
+    let positions = facts.max_positions;
     let transformer = transformer(folder)?;
-    if transformer.is_set("do_lower_case")? {
-        return Err(Error::model(
-            "expected `do_lower_case` false in `sentence_bert_config.json`, but found true: \
-             lower-casing before the tokenizer is not supported",
-        ));
-    }
+    check_case(&transformer)?;
     // A float, since "no limit" is written as 1e30.
     let tokenizer =
         ConfigFile::open_or_empty(&transformer_folder(folder)?, "tokenizer_config.json")?;
@@ -540,20 +536,71 @@ pub(super) fn max_tokens(folder: &Path, facts: &Facts) -> Result<usize> {
         )));
     }
     let of_tokenizer = of_tokenizer.map_or(positions, |length| length as usize);
-    let requested: Option<usize> = transformer.get(LENGTH)?;
-    if let Some(found) = requested.filter(|length| *length < 2) {
+    match transformer.get(LENGTH)? {
+        Some(found) => within_positions(folder, facts, (LENGTH, found, 2)),
+        None => Ok(of_tokenizer.min(positions)),
+    }
+}
+
+/// Maximum number of tokens in any text of a late-interaction model, whose queries and documents have lengths of their
+/// own, with the tokens around them. As in PyLate and sentence-transformers, such a length replaces the model's.
+pub(super) fn max_tokens_of_roles(
+    folder: &Path,
+    facts: &Facts,
+    roles: [(&'static str, &mut RoleFiles); 2],
+) -> Result<usize> {
+    check_case(&transformer(folder)?)?;
+    let mut limits = [0; 2];
+    for ((length, role), limit) in roles.into_iter().zip(&mut limits) {
+        // The special tokens and the marker.
+        let least = 2 + usize::from(role.marker.is_some());
+        *limit = match role.max_tokens {
+            Some(found) => within_positions(folder, facts, (length, found, least))?,
+            None => max_tokens(folder, facts)?,
+        };
+        role.max_tokens = Some(*limit);
+        if let Some(expanding) = &role.expansion
+            && expanding.length > facts.longest
+        {
+            return Err(Error::model(format!(
+                "expected queries that are padded to at most {} tokens, the positions of the model, but found {}",
+                facts.longest, expanding.length
+            )));
+        }
+    }
+    Ok(limits[0].max(limits[1]))
+}
+
+fn check_case(transformer: &ConfigFile) -> Result<()> {
+    match transformer.is_set("do_lower_case")? {
+        true => Err(Error::model(
+            "expected `do_lower_case` false in `sentence_bert_config.json`, but found true: \
+             lower-casing before the tokenizer is not supported",
+        )),
+        false => Ok(()),
+    }
+}
+
+/// The length `found` under a name in the files, of at least `least` tokens; or the model's positions if that is less.
+fn within_positions(
+    folder: &Path,
+    facts: &Facts,
+    (name, found, least): (&str, usize, usize),
+) -> Result<usize> {
+    if found < least {
         return Err(Error::model(format!(
-            "expected a `{LENGTH}` of at least 2, but found {found}"
+            "expected a `{name}` of at least {least}, but found {found}"
         )));
     }
+    let longest = facts.longest;
     let model = ConfigFile::open_or_empty(&transformer_folder(folder)?, ConfigFile::NAME)?;
-    match requested.filter(|length| *length > longest) {
-        // Longer texts fail in families with a position table.
-        Some(found) if UNLIMITED.contains(&model.model_type()) => Err(Error::model(format!(
-            "expected a `{LENGTH}` of at most {longest}, the positions of the model, but found {found}; set it to \
+    // Longer texts fail in families with a position table.
+    match found > longest && UNLIMITED.contains(&model.model_type()) {
+        true => Err(Error::model(format!(
+            "expected a `{name}` of at most {longest}, the positions of the model, but found {found}; set it to \
              {longest}"
         ))),
-        _ => Ok(requested.map_or(of_tokenizer.min(positions), |length| length.min(longest))),
+        false => Ok(found.min(longest)),
     }
 }
 

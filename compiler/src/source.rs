@@ -70,8 +70,12 @@ pub(super) struct Source<'a> {
     pub(super) tokenizer: Vec<u8>,
     /// Other files in the bundle.
     pub(super) files: Vec<(&'static str, Vec<u8>)>,
+    /// Heads in the weights that vectors do not need, by the first parts of their weights' names.
+    pub(super) unused_heads: Vec<String>,
     /// Whether the source's own weights are quantized. They are kept, and their quality cannot be measured.
     pub(super) is_quantized: bool,
+    /// Whether the graphs are an export's, whose weights are not written in blocks.
+    pub(super) is_export: bool,
     /// Target engine for the quantized graph.
     pub(super) engine: Engine,
     pub(super) graphs: WriteGraphs<'a>,

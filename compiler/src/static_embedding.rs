@@ -74,6 +74,8 @@ pub(super) fn open(plan: &Plan) -> Result<Source<'static>> {
         settings: TaskSettings::Encoder(EncoderSettings::Embedding(settings)),
         tokenizer,
         files: Vec::new(),
+        unused_heads: Vec::new(),
+        is_export: false,
         is_quantized: false,
         engine,
         graphs: Box::new(move |precision, _| {

@@ -2,14 +2,18 @@
 
 use std::path::Path;
 
+use serde_json::{Map, Value};
+
 use super::{
+    config::ConfigFile,
+    label_maps::{self, LABEL_IDS, LABELS, is_entailment},
     module_list::has_pooling,
     plan::Plan,
     recipe::Strategy,
     source::{EncoderSettings, Source, TaskSettings},
 };
 use kivu::{
-    error::{Error, Result},
+    error::{Error, Result, quoted},
     pipeline::Task,
     regular_file,
 };
@@ -48,6 +52,57 @@ pub(super) fn choose(plan: &Plan, plausible: Vec<Task>) -> (Task, Vec<Task>) {
     (task, others.collect())
 }
 
+/// Names an entailment model's labels as in `label2id`, in which `transformers` looks for the entailment. Without a
+/// single entailment, the model is refused, or returned with a warning if the build allows it.
+pub(super) fn name_entailment(plan: &Plan, labels: &mut [String]) -> Result<Option<String>> {
+    let config = ConfigFile::open(&plan.described()?)?;
+    let listed: Option<Map<String, Value>> = config.get(LABEL_IDS)?;
+    let key = if listed.is_some() { LABEL_IDS } else { LABELS };
+    let is_allowed = plan.allow.iter().any(|allowed| allowed == key);
+    let ids = listed
+        .as_ref()
+        .map(|map| label_maps::ids(map).unwrap_or_default());
+    let names: Vec<(String, usize)> = match ids {
+        None => labels.iter().cloned().zip(0..).collect(),
+        Some(ids) => ids
+            .into_iter()
+            .filter(|(_, id)| *id < labels.len())
+            .map(|(label, id)| (label.to_owned(), id))
+            .collect(),
+    };
+    let count = names
+        .iter()
+        .filter(|(label, _)| is_entailment(label))
+        .count();
+    if count == 1 && !is_allowed {
+        for (label, id) in names {
+            labels[id] = label;
+        }
+        return Ok(None);
+    }
+    // As the pipeline does.
+    let named = labels.iter().find(|label| is_entailment(label));
+    let entailment = named.or(labels.last()).map_or("", String::as_str);
+    if is_allowed {
+        return Ok(Some(format!(
+            "`{key}` in `{}` was ignored on request: `{entailment}` counts as the entailment, so results may differ from \
+             the model authors'",
+            ConfigFile::NAME
+        )));
+    }
+    let found: Vec<String> = names.into_iter().map(|(label, _)| label).collect();
+    let hint = match config.fields().contains_key(key) {
+        true => format!("`--allow {key}` to take `{entailment}` for the entailment"),
+        false => format!("name the labels in `{LABELS}` and `{LABEL_IDS}`"),
+    };
+    Err(Error::model(format!(
+        "expected one label that begins with `entail` in `{key}` of `{}` for `{}`, but found {}; use another task, or {hint}",
+        ConfigFile::NAME,
+        Task::ZeroShotClassification,
+        quoted(&found)
+    )))
+}
+
 /// Heads for unsupported tasks, by class name suffix.
 const OTHER_HEADS: [&str; 3] = [
     "ForQuestionAnswering",
@@ -64,7 +119,10 @@ pub(super) fn unused_head(plan: &Plan, source: &Source<'_>) -> Result<Option<Str
     };
     // Sparse vectors come from the head. sentence-transformers files say that the model is for embeddings.
     if settings.dense.is_none() || !architecture.contains("For") || has_pooling(&plan.folder) {
-        return Ok(None);
+        let heads = quoted(&source.unused_heads);
+        return Ok((!heads.is_empty()).then(|| {
+            format!("the weights of {heads} are left out: the model computes embeddings")
+        }));
     }
     let is_requested =
         plan.task.is_some() || pipeline_tag(&plan.folder) == Some(Task::FeatureExtraction);
@@ -150,11 +208,7 @@ fn plausible(settings: &TaskSettings) -> Vec<Task> {
     match &settings.labels[..] {
         [label] if label.to_lowercase().starts_with("label_") => vec![Task::TextRanking],
         [_] => vec![Task::TextRanking, Task::TextClassification],
-        labels
-            if labels
-                .iter()
-                .any(|label| label.to_lowercase().starts_with("entail")) =>
-        {
+        labels if labels.iter().any(|label| is_entailment(label)) => {
             vec![Task::TextClassification, Task::ZeroShotClassification]
         }
         _ => vec![Task::TextClassification],

@@ -159,6 +159,12 @@ impl Weights {
         self.tensors.keys()
     }
 
+    /// Full names of the weights that no graph contains so far.
+    pub(super) fn untaken(&self) -> impl Iterator<Item = &String> {
+        self.names()
+            .filter(|name| !self.taken.borrow().contains(*name))
+    }
+
     /// Takes the tensors whose names begin with `prefix` out of these weights.
     pub(super) fn split_off(&mut self, prefix: &str) -> Self {
         Self {

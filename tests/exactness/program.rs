@@ -100,6 +100,7 @@ async fn answer(case: &Case, config: &Config, runtime: Runtime) -> Result<Vec<Va
         engine: EngineChoice::Auto,
         allow: Vec::new(),
         samples: Samples::default(),
+        is_for_comparison: false,
         cache: config.home.clone(),
     };
     tokio::task::block_in_place(|| build(&request, &|| Ok(runtime), &()))?;

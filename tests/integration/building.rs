@@ -3,6 +3,7 @@
 use std::{fs, path::Path, sync::Mutex};
 
 use kivu::{
+    backend::Engine,
     config::EngineChoice,
     pipeline::Task,
     repository::{
@@ -10,7 +11,8 @@ use kivu::{
         manifest::{Precision, Quality},
     },
 };
-use kivu_compiler::{Progress, QualityFloor, Recipe, build};
+use kivu_compiler::{Progress, QualityFloor, Recipe, build, onnx};
+use prost::Message;
 
 use crate::models::{build_request, fixtures, request, request_without_floor, runtime, serve};
 
@@ -270,6 +272,91 @@ impl Recorded {
             .filter(|(name, _)| name == stage)
             .map(|(_, steps)| steps)
             .sum()
+    }
+}
+
+#[test]
+fn an_export_of_a_known_encoder_is_quantized_for_the_native_engine() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let built = |source: &Path, task, precision, engine| {
+        let out = folder.path().join("out");
+        let _ = fs::remove_dir_all(&out);
+        let mut request = request_without_floor(task, source, out.clone(), Some(precision));
+        request.engine = engine;
+        let bundle = build_request(&request, runtime)?;
+        serve(&out)?;
+        Ok::<_, kivu::Error>(bundle.manifest().clone())
+    };
+    let (int8, blocks) = (Precision::Int8, Precision::Int8Blocks);
+    let auto = EngineChoice::Auto;
+    for (name, task) in [
+        ("tiny-bert", Task::FeatureExtraction),
+        ("tiny-bert-rank", Task::TextRanking),
+        ("tiny-bert-ner", Task::TokenClassification),
+        ("tiny-roberta-nli", Task::ZeroShotClassification),
+    ] {
+        let source = fixtures().join("exports").join(name);
+        for precision in [int8, blocks] {
+            let manifest = built(&source, task, precision, auto).unwrap();
+            assert_eq!(manifest.engine, Engine::Native, "{name}");
+            assert!(manifest.weights.quality.is_some(), "{name}");
+        }
+        let manifest = built(&source, task, int8, EngineChoice::Onnx).unwrap();
+        assert_eq!(manifest.engine, Engine::Onnx, "{name}");
+        let fp32 = built(&source, task, Precision::Fp32, auto).unwrap();
+        assert_eq!(fp32.engine, Engine::Onnx, "{name}");
+    }
+    // Graphs that compute something else, or that are already pooled, stay graphs.
+    let changed = folder.path().join("changed");
+    copy(&fixtures().join("exports/tiny-bert"), &changed);
+    let path = changed.join("model.onnx");
+    let mut model = onnx::read(&path).unwrap();
+    let nodes = &mut model.graph.as_mut().unwrap().node;
+    let norm = nodes
+        .iter_mut()
+        .find(|node| node.op_type == "LayerNormalization");
+    norm.unwrap()
+        .attribute
+        .iter_mut()
+        .find(|attribute| attribute.name == "epsilon")
+        .unwrap()
+        .f = 0.5;
+    fs::write(&path, model.encode_to_vec()).unwrap();
+    for source in [changed, fixtures().join("exports/tiny-bert-st")] {
+        let manifest = built(&source, Task::FeatureExtraction, int8, auto).unwrap();
+        assert_eq!(manifest.engine, Engine::Onnx, "{}", source.display());
+        let refusal = built(&source, Task::FeatureExtraction, blocks, auto).unwrap_err();
+        assert!(
+            refusal.to_string().contains("but found `int8-blocks`"),
+            "{refusal}"
+        );
+    }
+}
+
+/// In any form of 8 bits.
+#[test]
+fn an_export_below_the_floor_in_int8_is_built_in_fp32() {
+    let Some(runtime) = runtime() else { return };
+    for name in ["tiny-bert", "tiny-bert-st"] {
+        let folder = tempfile::tempdir().unwrap();
+        let source = fixtures().join("exports").join(name);
+        let out = folder.path().join("out");
+        let recipe = folder.path().join("recipe.toml");
+        let text = format!(
+            "name = 'm'\ntask = 'feature-extraction'\n[source]\nfolder = {source:?}\n[quality]\nmean_cosine = 0.999999"
+        );
+        fs::write(&recipe, text).unwrap();
+        let bundle = build_request(&request(recipe.clone(), out.clone(), None), runtime).unwrap();
+        let weights = &bundle.manifest().weights;
+        assert_eq!(
+            (weights.precision, &weights.quality),
+            (Precision::Fp32, &None)
+        );
+        let reason = "chosen since int8 is below the floor: expected a mean cosine";
+        assert!(weights.plan.contains(reason), "{}", weights.plan);
+        serve(&out).unwrap();
+        build_request(&request(recipe, out, Some(Precision::Int8)), runtime).unwrap_err();
     }
 }
 

@@ -9,7 +9,7 @@ use axum::{body::Body, http::Request};
 use http_body_util::BodyExt;
 use kivu::{
     api::{App, router},
-    backend::Deadline,
+    backend::{Deadline, onnx::Runtime},
     config::Limits,
     model::{Model, Pipeline},
     pipeline::{
@@ -18,9 +18,10 @@ use kivu::{
         ranking::{RankingOptions, RankingPipeline},
         zero_shot::ZeroShotPipeline,
     },
-    repository::manifest::Precision,
+    repository::{Bundle, manifest::Precision},
     tokenizer::{Side, Truncation},
 };
+use kivu_compiler::build;
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -28,6 +29,7 @@ use tower::ServiceExt;
 
 use crate::{
     api::{answer, post},
+    building::copy,
     models::{build_request, fixtures, open, open_for, request, runtime, serve},
 };
 
@@ -344,14 +346,186 @@ async fn onnx_exports_with_a_head_that_the_config_does_not_describe_are_refused(
         refusals.push(error.chain().to_string());
     }
     insta::assert_snapshot!(refusals.join("\n"), @r#"
-    expected `architectures` to name the label head of an export with the output `logits`, such as `…ForSequenceClassification`, but found `RobertaModel`; for embeddings, export the model with `--task feature-extraction`
+    the model has a label head (`logits`), but `architectures` in `config.json` names no class with one; use `--task` with `text-classification`, `text-ranking`, `zero-shot-classification` or `token-classification` to use the head, or `--task feature-extraction` to leave it out
     expected `logits` with a vector for each token, but found [-1, 3]
     expected `logits` with a vector for each text, but found [-1, -1, 5]
     expected `pad_token_id` 1, with which texts are padded, in an export with a label head, but found 7; build from the weights
     expected `sbert_ce_default_activation_function` `"torch.nn.modules.linear.Identity"`, `"torch.nn.modules.activation.Sigmoid"`, `"torch.nn.Identity"`, `"torch.nn.Sigmoid"` in `config.json`, but found `sbert_ce_default_activation_function` "torch.nn.Tanh"; use `--allow sbert_ce_default_activation_function` to build the model as if the key were missing, if you know that it has no effect on results
     expected `activation_fn` `"torch.nn.modules.linear.Identity"`, `"torch.nn.modules.activation.Sigmoid"`, `"torch.nn.Identity"`, `"torch.nn.Sigmoid"` in `config.json: sentence_transformers`, but found `activation_fn` "torch.nn.Tanh"; use `--allow activation_fn` to build the model as if the key were missing, if you know that it has no effect on results
-    expected `logits` with 2 values per text, but found 3
+    expected the labels of `id2label` in `label2id` in `config.json`, but found `label2id` {"CONTRADICTION":0,"ENTAILMENT":2,"NEUTRAL":1}; use `--allow label2id` to build the model as if the key were missing, if you know that it has no effect on results
     "#);
+}
+
+/// Copies a fixture, with changed keys in its `config.json`; null removes a key.
+fn with_config(fixture: &str, changes: &Value, target: &Path) {
+    copy(&fixtures().join(fixture), target);
+    let path = target.join("config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    for (key, value) in changes.as_object().unwrap() {
+        match value {
+            Value::Null => drop(config.as_object_mut().unwrap().remove(key)),
+            value => config[key] = value.clone(),
+        }
+    }
+    fs::write(path, config.to_string()).unwrap();
+}
+
+/// Builds a fixture with other keys in its `config.json` for a task, in fp32.
+fn built_with(
+    fixture: &str,
+    changes: &Value,
+    (task, allow): (Option<Task>, &[&str]),
+    runtime: Runtime,
+) -> kivu::Result<(tempfile::TempDir, PathBuf, Option<String>)> {
+    let folder = tempfile::tempdir().unwrap();
+    let (source, out) = (folder.path().join("model"), folder.path().join("out"));
+    with_config(fixture, changes, &source);
+    let request = kivu_compiler::Request {
+        task,
+        allow: allow.iter().map(|key| (*key).to_owned()).collect(),
+        ..request(source, out.clone(), Some(Precision::Fp32))
+    };
+    let built = build(&request, &|| Ok(runtime), &())?;
+    Ok((folder, out, built.note))
+}
+
+#[test]
+fn heads_without_a_class_are_built_or_left_out_by_the_task() {
+    let Some(runtime) = runtime() else { return };
+    let none = json!({ "architectures": null });
+    for (fixture, task) in [
+        ("models/tiny-bert-rank", Task::TextRanking),
+        ("models/tiny-bart-nli", Task::ZeroShotClassification),
+        ("models/tiny-bert-ner", Task::TokenClassification),
+        ("models/tiny-qwen3-ner", Task::TokenClassification),
+        ("models/tiny-llama-cls", Task::TextClassification),
+        ("exports/tiny-bert-rank", Task::TextRanking),
+        ("exports/tiny-bart-nli", Task::TextClassification),
+        ("exports/tiny-bert-ner", Task::TokenClassification),
+    ] {
+        let (_folder, out, _) = built_with(fixture, &none, (Some(task), &[]), runtime).unwrap();
+        let manifest = Bundle::open(&out).unwrap().manifest().clone();
+        assert_eq!(manifest.task, task, "{fixture}");
+        assert!(manifest.embedding.is_none(), "{fixture}");
+        let refusal = built_with(fixture, &none, (None, &[]), runtime).unwrap_err();
+        let refusal = refusal.chain().to_string();
+        assert!(
+            refusal.contains("the model has a label head (`") && refusal.contains("`--task "),
+            "{fixture}: {refusal}"
+        );
+    }
+    let vectors = (Some(Task::FeatureExtraction), &[][..]);
+    let (.., note) = built_with("models/tiny-bert-rank", &none, vectors, runtime).unwrap();
+    assert_eq!(
+        note.as_deref(),
+        Some("the weights of `classifier` are left out: the model computes embeddings")
+    );
+    let refusal = built_with("exports/tiny-bert-rank", &none, vectors, runtime).unwrap_err();
+    let refusal = refusal.chain().to_string();
+    assert!(refusal.contains("but found `logits`"), "{refusal}");
+}
+
+#[test]
+fn label_maps_that_contradict_each_other_are_refused() {
+    let Some(runtime) = runtime() else { return };
+    let swapped = json!({ "label2id": { "entailment": 0, "neutral": 1, "contradiction": 2 } });
+    let other = json!({ "label2id": { "O": 4, "B-PER": 1 } });
+    let ranker = json!({ "id2label": { "0": "good" }, "label2id": { "bad": 0 } });
+    for (fixture, changes, task) in [
+        (
+            "models/tiny-bart-nli",
+            &swapped,
+            Some(Task::ZeroShotClassification),
+        ),
+        ("models/tiny-bart-nli", &swapped, None),
+        ("exports/tiny-bart-nli", &swapped, None),
+        ("models/tiny-bert-ner", &other, None),
+        ("exports/tiny-bert-ner", &other, None),
+        ("models/tiny-bert-rank", &ranker, None),
+        ("models/tiny-gemma-rank", &ranker, None),
+    ] {
+        let refusal = built_with(fixture, changes, (task, &[]), runtime).unwrap_err();
+        let refusal = refusal.chain().to_string();
+        assert!(
+            refusal.starts_with("expected the labels of `id2label` in `label2id` in `config.json`"),
+            "{fixture}: {refusal}"
+        );
+        let allowed = (task, &["label2id"][..]);
+        let (_folder, out, _) = built_with(fixture, changes, allowed, runtime).unwrap();
+        let manifest = Bundle::open(&out).unwrap().manifest().clone();
+        assert!(
+            manifest.warnings[0].starts_with("`label2id` {"),
+            "{manifest:?}"
+        );
+    }
+    // An embedder does not read them.
+    let embedder = json!({ "id2label": { "0": "good" }, "label2id": { "bad": 0 } });
+    built_with("models/tiny-bert", &embedder, (None, &[]), runtime).unwrap();
+}
+
+#[test]
+fn zero_shot_classification_needs_an_entailment() {
+    let Some(runtime) = runtime() else { return };
+    let task = Some(Task::ZeroShotClassification);
+    let unnamed = json!({
+        "id2label": { "0": "LABEL_0", "1": "LABEL_1", "2": "LABEL_2" },
+        "label2id": { "LABEL_0": 0, "LABEL_1": 1, "LABEL_2": 2 },
+    });
+    let default_ids = json!({ "label2id": { "LABEL_0": 0, "LABEL_1": 1, "LABEL_2": 2 } });
+    let without_ids = json!({
+        "id2label": { "0": "no", "1": "perhaps", "2": "yes" }, "label2id": null,
+    });
+    let mut refusals = Vec::new();
+    for (fixture, changes, key, entailment) in [
+        (
+            "models/tiny-bert-sentiment",
+            &json!({}),
+            "label2id",
+            "positive",
+        ),
+        ("exports/tiny-roberta-nli", &unnamed, "label2id", "LABEL_2"),
+        (
+            "models/tiny-deberta-nli",
+            &default_ids,
+            "label2id",
+            "entailment",
+        ),
+        ("models/tiny-bart-nli", &without_ids, "id2label", "yes"),
+    ] {
+        let refusal = built_with(fixture, changes, (task, &[]), runtime).unwrap_err();
+        refusals.push(refusal.chain().to_string());
+        let (_folder, out, _) = built_with(fixture, changes, (task, &[key]), runtime).unwrap();
+        let manifest = Bundle::open(&out).unwrap().manifest().clone();
+        let warning = format!(
+            "`{key}` in `config.json` was ignored on request: `{entailment}` counts as the entailment, so results may \
+             differ from the model authors'"
+        );
+        assert_eq!(manifest.warnings, [warning], "{fixture}");
+        // Other tasks do not need one.
+        let other = (Some(Task::TextClassification), &[][..]);
+        built_with(fixture, changes, other, runtime).unwrap();
+    }
+    insta::assert_snapshot!(refusals.join("\n"), @r"
+    expected one label that begins with `entail` in `label2id` of `config.json` for `zero-shot-classification`, but found `negative`, `neutral`, `positive`; use another task, or `--allow label2id` to take `positive` for the entailment
+    expected one label that begins with `entail` in `label2id` of `config.json` for `zero-shot-classification`, but found `LABEL_0`, `LABEL_1`, `LABEL_2`; use another task, or `--allow label2id` to take `LABEL_2` for the entailment
+    expected one label that begins with `entail` in `label2id` of `config.json` for `zero-shot-classification`, but found `LABEL_0`, `LABEL_1`, `LABEL_2`; use another task, or `--allow label2id` to take `entailment` for the entailment
+    expected one label that begins with `entail` in `id2label` of `config.json` for `zero-shot-classification`, but found `no`, `perhaps`, `yes`; use another task, or `--allow id2label` to take `yes` for the entailment
+    ");
+    // `transformers` finds it by `label2id`, in any case.
+    let labels = |changes: &Value| {
+        let (_folder, out, _) =
+            built_with("models/tiny-bart-nli", changes, (task, &[]), runtime).unwrap();
+        let manifest = Bundle::open(&out).unwrap().manifest().clone();
+        assert_eq!(manifest.warnings, [""; 0]);
+        manifest.classification.unwrap().labels.join(" ")
+    };
+    let named = json!({
+        "id2label": { "0": "LABEL_0", "1": "LABEL_1", "2": "LABEL_2" },
+        "label2id": { "ENTAILS": 0, "neutral": "1", "contradiction": 2 },
+    });
+    assert_eq!(labels(&named), "ENTAILS neutral contradiction");
+    let alone = json!({ "label2id": null });
+    assert_eq!(labels(&alone), "contradiction neutral entailment");
 }
 
 #[derive(Deserialize)]

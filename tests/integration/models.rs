@@ -68,6 +68,7 @@ pub(crate) fn request(source: PathBuf, out: PathBuf, precision: Option<Precision
         engine,
         allow: Vec::new(),
         samples: Samples::default(),
+        is_for_comparison: false,
         cache: "/nonexistent".into(),
     }
 }

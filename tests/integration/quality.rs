@@ -283,6 +283,50 @@ fn fp32_of_the_same_model_is_found_or_built() {
     ");
 }
 
+/// What is asked for is measured, on the given texts, whatever the floor; the bundle is not served afterwards.
+#[test]
+fn a_precision_below_the_floor_is_measured() {
+    let Some(home) = Home::new() else { return };
+    let list = home.write("texts.txt", &sentences(40).join("\n"));
+    let recipe = home.write(
+        "model.toml",
+        &format!(
+            "name = 'model'\ntask = 'feature-extraction'\n[source]\nfolder = {:?}\n[quality]\nmean_cosine = 0.999999\n",
+            fixtures().join("models/tiny-bert")
+        ),
+    );
+    let against =
+        |precision: &'static str| [("--against", Path::new(precision)), ("--texts", &list)];
+    for precision in ["int8", "int8-blocks"] {
+        let report = home.report(&recipe, &against(precision));
+        assert_eq!(report["other"], format!("model, {precision}"));
+        assert_eq!(report["quality"]["texts"], 40);
+        assert!(
+            number(&report["quality"]["mean_cosine"]) < 0.999999,
+            "{report}"
+        );
+    }
+    let own = home.report(
+        &recipe,
+        &[
+            ("--precision", Path::new("int8")),
+            ("--against", Path::new("fp32")),
+        ],
+    );
+    assert_eq!(own["precision"], "int8");
+    let served = home.run(&[
+        Path::new("build"),
+        &recipe,
+        Path::new("--precision"),
+        Path::new("int8"),
+    ]);
+    let error = String::from_utf8(served.stderr).unwrap();
+    assert!(
+        !served.status.success() && error.contains("expected a mean cosine to fp32"),
+        "{error}"
+    );
+}
+
 #[test]
 fn vectors_in_files_are_compared_like_bundles() {
     let Some(home) = Home::new() else { return };

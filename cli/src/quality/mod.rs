@@ -125,7 +125,13 @@ fn run_quality(arguments: Arguments, mut config: Config) -> Result<ExitCode> {
     config.engine = options.engine;
     // Only local models can be compared.
     config.fleet = FleetConfig::default();
-    let path = resolve(&named, &options, &config)?;
+    let path = match Location::of(&named, &options, &config)? {
+        // What is asked for is measured, whatever its quality.
+        Location::Model(model) if options.precision.is_some() => {
+            for_comparison(&model, &options, &config)?
+        }
+        _ => resolve(&named, &options, &config)?,
+    };
     let model = Model::open(&path, &config)?;
     let other = match &against {
         Some(Against::Precision(precision)) => Some(Model::open(

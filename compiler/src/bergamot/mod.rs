@@ -80,6 +80,8 @@ pub(super) fn open(plan: &Plan) -> Result<Source<'static>> {
         settings: TaskSettings::Seq2Seq(Box::new(settings), &[Task::Translation]),
         tokenizer,
         files: vec![(SHORTLIST, shortlist.to_bytes())],
+        unused_heads: Vec::new(),
+        is_export: false,
         is_quantized: false,
         engine: Engine::Onnx,
         graphs: graphs(model, weights),

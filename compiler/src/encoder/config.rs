@@ -11,6 +11,7 @@ use crate::{
     layers::{
         Activation, Attention, AttentionWindow, Buckets, Distance, NormKind, Projection, Rotary,
     },
+    weights::Weights,
 };
 use kivu::{
     error::{Error, Result},
@@ -490,13 +491,22 @@ impl Head {
 
     /// Reads the head that a config describes, as `transformers` does; `None` if its class has none.
     pub(crate) fn read(config: &ConfigFile) -> Result<Option<Self>> {
-        let found = CLASSIFIERS
+        Self::kind(config)
+            .map(|kind| Self::of(kind, config))
+            .transpose()
+    }
+
+    /// The kind of head that the config's class has.
+    pub(super) fn kind(config: &ConfigFile) -> Option<HeadKind> {
+        let (_, kind) = CLASSIFIERS
             .iter()
-            .find(|(end, _)| config.architecture().ends_with(end));
-        let Some((_, kind)) = found else {
-            return Ok(None);
-        };
-        let mut head = Self::unnamed(*kind, 0);
+            .find(|(end, _)| config.architecture().ends_with(end))?;
+        Some(*kind)
+    }
+
+    /// Reads the labels of a head of this kind, whatever class the config names.
+    pub(super) fn of(kind: HeadKind, config: &ConfigFile) -> Result<Self> {
+        let mut head = Self::unnamed(kind, 0);
         if let Some(labels) = config.get::<BTreeMap<usize, String>>("id2label")? {
             if !labels.keys().copied().eq(0..labels.len()) {
                 return Err(Error::model(format!(
@@ -514,7 +524,7 @@ impl Head {
                     "expected `num_labels` of at most {MAX_LABELS}, but found {labels}"
                 )));
             }
-            head = Self::unnamed(*kind, labels);
+            head = Self::unnamed(kind, labels);
         }
         head.function = match config.get::<String>("problem_type")?.as_deref() {
             Some("regression") => ScoreFunction::None,
@@ -522,6 +532,42 @@ impl Head {
             _ if head.labels.len() == 1 => ScoreFunction::Sigmoid,
             _ => ScoreFunction::Softmax,
         };
-        Ok(Some(head))
+        Ok(head)
+    }
+}
+
+impl Names {
+    /// The layer with an output per label.
+    pub(super) fn label_layer(&self, kind: HeadKind) -> &'static str {
+        match kind {
+            HeadKind::Text => self.labels,
+            // Decoders' heads have nothing before the labels.
+            HeadKind::Tokens if self.dense.0.is_empty() => self.labels,
+            HeadKind::Tokens => "classifier",
+        }
+    }
+
+    /// Whether a weight belongs to a label head, of either kind.
+    pub(super) fn is_of_label_head(&self, name: &str) -> bool {
+        let (dense, is_of_body) = self.dense;
+        let layers = [
+            self.label_layer(HeadKind::Text),
+            self.label_layer(HeadKind::Tokens),
+            if is_of_body { "" } else { dense },
+        ];
+        layers.iter().any(|layer| {
+            !layer.is_empty()
+                && name
+                    .strip_prefix(layer)
+                    .is_some_and(|rest| rest.starts_with('.'))
+        })
+    }
+
+    /// The weight of a label head's last layer, if `weights` have one.
+    pub(super) fn label_weight(&self, weights: &Weights) -> Option<String> {
+        [HeadKind::Text, HeadKind::Tokens]
+            .map(|kind| format!("{}.weight", self.label_layer(kind)))
+            .into_iter()
+            .find(|name| weights.has(name))
     }
 }

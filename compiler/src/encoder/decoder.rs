@@ -2,6 +2,7 @@
 
 use super::{
     config::{EncoderConfig, HeadKind},
+    families::MODEL_TYPES,
     heads::logit_matrix,
 };
 use crate::{
@@ -22,8 +23,9 @@ use kivu::{
     tokenizer::Tokenizer,
 };
 
-/// Qwen3-Reranker's class.
+/// Qwen3-Reranker's class, and its `model_type`.
 const QWEN3: &str = "Qwen3ForCausalLM";
+const QWEN3_TYPE: &str = "qwen3";
 
 /// Class name suffix for text generators.
 const GENERATOR: &str = "ForCausalLM";
@@ -81,7 +83,10 @@ pub(super) fn head(
         return Ok(None);
     }
     if let Some(head) = &config.head {
-        let scores = weights.take_whole("score.weight", &[head.labels.len(), hidden])?;
+        let scores = weights.take_whole(
+            &format!("{}.weight", config.names.labels),
+            &[head.labels.len(), hidden],
+        )?;
         let mut settings = settings(head.labels.clone(), head.function, None)?;
         settings.query_prompt = default_prompt(&plan.folder)?;
         settings.padding = padding(&ConfigFile::open(&plan.transformer()?)?)?;
@@ -91,7 +96,7 @@ pub(super) fn head(
             Modules::of_last_token(hidden, scores.values.clone(), output),
         )));
     }
-    let Some([yes, no]) = tokens(plan, config, tokenizer)? else {
+    let Some([yes, no]) = tokens(plan, config, (weights, tokenizer))? else {
         return Ok(None);
     };
     let matrix = logit_matrix(config, weights, "lm_head.weight")?;
@@ -138,25 +143,34 @@ fn padding(config: &ConfigFile) -> Result<Option<u32>> {
 }
 
 /// Tokens for the logit comparison, if the model ranks: named by its files, or `yes` and `no`.
-fn tokens(plan: &Plan, config: &EncoderConfig, tokenizer: &[u8]) -> Result<Option<[u32; 2]>> {
+fn tokens(
+    plan: &Plan,
+    config: &EncoderConfig,
+    (weights, tokenizer): (&Weights, &[u8]),
+) -> Result<Option<[u32; 2]>> {
     if let Some(tokens) = logit_score(&plan.folder, &PARTS)? {
         return Ok(Some(tokens));
     }
-    if has_pooling(&plan.folder) || !config.facts.architecture.ends_with(GENERATOR) {
+    let architecture = &config.facts.architecture;
+    // Without a class, it is the model type. A generator's body has a prefix.
+    let is_unnamed = MODEL_TYPES.contains(&architecture.as_str())
+        && !weights.prefix.is_empty()
+        && config.names.label_weight(weights).is_none();
+    if has_pooling(&plan.folder) || !architecture.ends_with(GENERATOR) && !is_unnamed {
         return Ok(None);
     }
     if plan.task.or_else(|| pipeline_tag(&plan.folder)) != Some(Task::TextRanking) {
         return Err(Error::model(format!(
             "expected an embedding model with `modules.json`, or a model that ranks, but found `{}` without \
              `modules.json`; if it is a Qwen3-Reranker, build it with `--task text-ranking`",
-            config.facts.architecture
+            architecture
         )));
     }
-    if config.facts.architecture != QWEN3 {
+    if ![QWEN3, QWEN3_TYPE].contains(&architecture.as_str()) {
         return Err(Error::model(format!(
             "expected a `{QWEN3}`, or a CrossEncoder of sentence-transformers with a `LogitScore` module, but found \
              `{}` alone: its files do not contain the text around a query and a document, nor which tokens are compared",
-            config.facts.architecture
+            architecture
         )));
     }
     let tokenizer = Tokenizer::from_json(tokenizer)?;

@@ -2,6 +2,8 @@
 //! one multiplication, attention as one fused operator, biases inside quantized multiplications, residuals inside layer
 //! normalizations.
 
+use std::collections::BTreeSet;
+
 use super::{
     config::{
         Bias, EmbeddingProjection, EncoderConfig, ExpertLayers, Gate, Head, HeadKind, HeadRead,
@@ -161,14 +163,14 @@ const OTHER_HEADS: [&str; 15] = [
     "lm_predictions.",
     "mask_predictions.",
     "predictions.",
-    "qa_outputs.",
+    ANSWERS,
     "sop_classifier.",
     "vocab_layer_norm.",
     "vocab_projector.",
     "vocab_transform.",
 ];
-/// Name prefixes for label heads.
-pub(super) const LABEL_HEADS: [&str; 3] = ["classifier.", "pre_classifier.", "score."];
+/// The prefix of a head that finds answers, among them.
+pub(super) const ANSWERS: &str = "qa_outputs.";
 /// Frequencies, which are computed from the config.
 const FREQUENCIES: &str = ".rotary_emb.inv_freq";
 
@@ -186,14 +188,21 @@ fn is_unused(config: &EncoderConfig, heads: &OutputHeads, name: &str) -> bool {
         || begins(&OTHER_HEADS) && !(has_decoder && name.starts_with("decoder."))
         // Records in old files, and the bias for words.
         || has_decoder && ["encoder.version", "decoder.version", "final_logits_bias"].contains(&name)
-        || !has_labels && begins(&LABEL_HEADS)
-        // EuroBERT's label head.
-        || !has_labels && config.names.dense == ("dense", false) && name.starts_with("dense.")
+        || !has_labels && config.names.is_of_label_head(name)
         || config.types == 0 && name == TYPES
         || config.positions == Positions::None && name == "embeddings.position_embeddings.weight"
         || config.details.task_types == 0 && name == TASK_TYPES
         // T5's encoder has the same table under a second name.
         || config.names.words == "shared.weight" && name == "encoder.embed_tokens.weight"
+}
+
+/// The first parts of the names of heads that vectors do not need, such as `cls`.
+pub(super) fn unused_heads(config: &EncoderConfig, weights: &Weights) -> BTreeSet<String> {
+    let is_head = |name: &&String| {
+        config.names.is_of_label_head(name) || OTHER_HEADS.iter().any(|head| name.starts_with(head))
+    };
+    let first = |name: &String| name.split('.').next().unwrap_or_default().to_owned();
+    weights.untaken().filter(is_head).map(first).collect()
 }
 
 pub(super) struct Writer<'a> {
@@ -728,8 +737,7 @@ impl Writer<'_> {
             Some(_) => self.before_labels(tokens)?,
             None => tokens.clone(),
         };
-        let is_decoder = names.dense.0.is_empty();
-        self.label(if is_decoder { "score" } else { "classifier" }, head, &read)
+        self.label(names.label_layer(HeadKind::Tokens), head, &read)
     }
 
     /// Head layers before the labels.

@@ -10,7 +10,7 @@ use crate::{
 };
 use kivu::{
     backend::native::MULTI_VECTORS,
-    error::{Error, Result},
+    error::{Error, Result, quoted},
 };
 
 /// Output with each vocabulary entry's maximum logit.
@@ -56,9 +56,25 @@ pub(super) struct Prediction {
     biases: Option<[&'static str; 2]>,
 }
 
+/// The class with a masked language model's head, by `model_type`.
+const MASKED: [(&str, &str); 6] = [
+    ("bert", "BertForMaskedLM"),
+    ("distilbert", "DistilBertForMaskedLM"),
+    ("roberta", "RobertaForMaskedLM"),
+    ("xlm-roberta", "XLMRobertaForMaskedLM"),
+    ("mpnet", "MPNetForMaskedLM"),
+    ("modernbert", "ModernBertForMaskedLM"),
+];
+
+/// The class with a masked language model's head, for sparse vectors.
+pub(super) fn masked_class(model_type: &str) -> Option<&'static str> {
+    let (_, class) = MASKED.iter().find(|(own, _)| *own == model_type)?;
+    Some(class)
+}
+
 impl Prediction {
     /// A masked language model's head.
-    pub(super) fn of(config: &EncoderConfig) -> Result<Self> {
+    pub(super) fn of(class: &str, config: &EncoderConfig) -> Result<Self> {
         let roberta = Self {
             dense: "lm_head.dense",
             has_bias: true,
@@ -67,7 +83,7 @@ impl Prediction {
             matrix: "lm_head.decoder.weight",
             biases: Some(["lm_head.bias", "lm_head.decoder.bias"]),
         };
-        Ok(match config.facts.architecture.as_str() {
+        Ok(match class {
             "BertForMaskedLM" => Self {
                 dense: "cls.predictions.transform.dense",
                 activation: config.feed_forward.activation,
@@ -98,12 +114,16 @@ impl Prediction {
             },
             other => {
                 return Err(Error::model(format!(
-                    "expected a class among `BertForMaskedLM`, `DistilBertForMaskedLM`, `RobertaForMaskedLM`, \
-                     `XLMRobertaForMaskedLM`, `MPNetForMaskedLM`, `ModernBertForMaskedLM` for sparse vectors, but found \
-                     `{other}`"
+                    "expected a class among {} for sparse vectors, but found `{other}`",
+                    quoted(&MASKED.map(|(_, class)| class))
                 )));
             }
         })
+    }
+
+    /// Whether `weights` have the head.
+    pub(super) fn is_in(&self, weights: &Weights) -> bool {
+        weights.has(&format!("{}.weight", self.dense))
     }
 
     /// Writes each word's maximum logit over a text's tokens.

@@ -20,6 +20,7 @@ mod source;
 mod span_layers;
 mod spans;
 mod text_scores;
+mod unnamed_heads;
 mod vectors;
 mod word_scores;
 
@@ -32,6 +33,7 @@ pub(super) use self::{
     gliner2::{ENCODER_CONFIG, GLINER2, is_gliner2, open_gliner2},
     graph::LOGITS,
     label_encoder::FOLDER as LABELS_TOKENIZER,
-    source::{open, text_settings, token_settings},
+    source::{open, source_of_layers, text_settings, token_settings},
+    unnamed_heads::{kind_for_task, label_head as unnamed_label_head, reads_labels},
     vectors::HEADS,
 };

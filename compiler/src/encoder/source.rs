@@ -8,15 +8,14 @@ use sha2::{Digest, Sha256};
 use super::{
     config::{EncoderConfig, Facts, Head, HeadKind, Positions},
     decoder, families,
-    graph::{GraphForm, LABEL_HEADS, LOGITS, graph},
+    graph::{GraphForm, LOGITS, graph, unused_heads},
     heads::OutputHeads,
-    vectors,
+    unnamed_heads, vectors,
 };
 use crate::{
     config::ConfigFile,
     layer_forms::LayerForms,
     lora::{Adapter, BaseNames},
-    module_list::has_pooling,
     modules::Modules,
     plan::Plan,
     sentence_transformers::{default_prompt, makes_vectors, max_tokens, score_modules},
@@ -29,8 +28,7 @@ use kivu::{
     config::EngineChoice,
     error::{Error, Result},
     pipeline::{
-        Task, classification::ClassificationSettings,
-        token_classification::TokenClassificationSettings,
+        classification::ClassificationSettings, token_classification::TokenClassificationSettings,
     },
     repository::{bundle::hex, manifest::Precision},
 };
@@ -38,12 +36,9 @@ use kivu::{
 /// Reads the encoder in the plan's folder and merges the plan's adapter, if any.
 pub(crate) fn open(plan: &Plan) -> Result<Source<'static>> {
     let folder = plan.transformer()?;
-    // An adapter's own `config.json` describes the merged model.
-    let described = plan
-        .adapter
-        .as_ref()
-        .filter(|adapter| adapter.join(ConfigFile::NAME).is_file());
-    let mut config = families::open(described.unwrap_or(&folder))?;
+    let described = plan.described()?;
+    let file = ConfigFile::open(&described)?;
+    let mut config = families::of(&file, &described)?;
     let tokenizer = families::tokenizer(&folder, &config)?;
     // Models with a head store their body under a prefix.
     let prefix = config.names.prefix;
@@ -51,38 +46,19 @@ pub(crate) fn open(plan: &Plan) -> Result<Source<'static>> {
     families::adapt(&mut config, &weights);
     let tokenizer = within_vocabulary(tokenizer, config.vocabulary)?;
     // sentence-transformers leaves out the class's head. An adapter may add one.
-    if plan.adapter.is_none() && makes_vectors(&plan.folder)? {
+    let makes_vectors = makes_vectors(&plan.folder)?;
+    if plan.adapter.is_none() && makes_vectors {
         config.head = None;
     }
     if let Some(folder) = &plan.adapter {
-        let adapter = Adapter::open(folder)?;
-        let [dense, dense_norm] = [
-            config.names.dense.0,
-            config.names.dense_norm.unwrap_or_default(),
-        ];
-        let head = [
-            "classifier",
-            "score",
-            config.names.labels,
-            dense,
-            dense_norm,
-        ];
-        if let Some(labels) = adapter.merge(
-            &mut weights,
-            BaseNames {
-                prefix,
-                head: &head,
-            },
-        )? {
-            let kind = if adapter.labels_tokens {
-                HeadKind::Tokens
-            } else {
-                HeadKind::Text
-            };
-            config
-                .head
-                .get_or_insert_with(|| Head::unnamed(kind, labels));
-        }
+        merge(folder, &mut config, (&mut weights, prefix))?;
+    }
+    if config.head.is_none() && !makes_vectors {
+        config.head = unnamed_heads::in_weights(plan, &file, config.names, &weights)?;
+        families::check_bart_head(&config)?;
+    }
+    if config.head.is_none() {
+        vectors::name_masked_class(plan, &file, &mut config, &weights)?;
     }
     let modules = match plan.adapter.is_none() {
         true => score_modules(&plan.folder, config.facts.hidden)?,
@@ -124,7 +100,6 @@ pub(crate) fn open(plan: &Plan) -> Result<Source<'static>> {
             )
         }
         (None, None) => {
-            check_label_head(plan, facts, &weights)?;
             let (mut settings, heads) = vectors::open(&plan.folder, &config, &weights, &tokenizer)?;
             files.extend(vectors::add_static_queries(
                 &plan.folder,
@@ -152,6 +127,86 @@ pub(crate) fn open(plan: &Plan) -> Result<Source<'static>> {
             },
         )?
     })
+}
+
+/// Merges the adapter in `folder` into the weights, whose body has this prefix; an adapter may add a head.
+fn merge(
+    folder: &Path,
+    config: &mut EncoderConfig,
+    (weights, prefix): (&mut Weights, &'static str),
+) -> Result<()> {
+    let adapter = Adapter::open(folder)?;
+    let [dense, dense_norm] = [
+        config.names.dense.0,
+        config.names.dense_norm.unwrap_or_default(),
+    ];
+    let head = [
+        "classifier",
+        "score",
+        config.names.labels,
+        dense,
+        dense_norm,
+    ];
+    if let Some(labels) = adapter.merge(
+        weights,
+        BaseNames {
+            prefix,
+            head: &head,
+        },
+    )? {
+        let kind = if adapter.labels_tokens {
+            HeadKind::Tokens
+        } else {
+            HeadKind::Text
+        };
+        config
+            .head
+            .get_or_insert_with(|| Head::unnamed(kind, labels));
+    }
+    Ok(())
+}
+
+/// An encoder whose weights were read from an export with these settings and this tokenizer.
+///
+/// # Errors
+/// The family reads other tokens, or its form is not the export's.
+pub(crate) fn source_of_layers(
+    plan: &Plan,
+    file: &ConfigFile,
+    (weights, head): (Weights, Option<Head>),
+    (settings, tokenizer): (&EncoderSettings, &[u8]),
+) -> Result<Source<'static>> {
+    let mut config = families::of(file, &plan.folder)?;
+    let mut heads = OutputHeads::default();
+    match &head {
+        None => heads = OutputHeads::dense(None),
+        Some(head) if head.kind == HeadKind::Text && config.names.dense.0.is_empty() => {
+            return Err(Error::model(
+                "the head of a decoder reads the token that the export chooses",
+            ));
+        }
+        Some(_) => {}
+    }
+    let own = families::tokenizer(&plan.folder, &config)?;
+    if within_vocabulary(own, config.vocabulary)? != tokenizer {
+        return Err(Error::model("the family reads other tokens"));
+    }
+    let reads_pairs = head
+        .as_ref()
+        .is_some_and(|head| head.kind == HeadKind::Text);
+    within_types(tokenizer, config.types, reads_pairs)?;
+    let weights = families::weights(&mut config, weights, &plan.folder)?;
+    families::adapt(&mut config, &weights);
+    config.head = head;
+    let parts = Parts {
+        config,
+        weights,
+        heads,
+        settings: settings.clone(),
+        tokenizer: tokenizer.to_vec(),
+        labels: None,
+    };
+    of_parts(plan, parts)
 }
 
 /// A CrossEncoder's label scores, from modules.
@@ -201,6 +256,14 @@ pub(super) fn of_parts(plan: &Plan, parts: Parts) -> Result<Source<'static>> {
     if let Positions::TableAfter { padding } = config.positions {
         has_positions(&tokenizer, padding)?;
     }
+    let unused_heads = match &settings {
+        EncoderSettings::Embedding(found)
+            if found.dense.is_some() || found.multi_vector.is_some() =>
+        {
+            unused_heads(&config, &weights).into_iter().collect()
+        }
+        _ => Vec::new(),
+    };
     let facts = &config.facts;
     let suits_native_engine = config.suits_native_engine()
         && heads.suit_native_engine()
@@ -234,6 +297,8 @@ pub(super) fn of_parts(plan: &Plan, parts: Parts) -> Result<Source<'static>> {
             .iter()
             .map(|labels| (LABEL_TOKENIZER, labels.tokenizer.clone()))
             .collect(),
+        unused_heads,
+        is_export: false,
         is_quantized: false,
         engine: if plan.precision == Precision::Fp32 {
             Engine::Onnx
@@ -269,28 +334,6 @@ pub(super) fn of_parts(plan: &Plan, parts: Parts) -> Result<Source<'static>> {
             Ok(graphs)
         }),
     })
-}
-
-/// Refuses a model with a label head that its class does not name, if the requested task could also be done by its
-/// vectors: the cosines of an embedding model are not the scores of its head.
-fn check_label_head(plan: &Plan, facts: &Facts, weights: &Weights) -> Result<()> {
-    let is_decided = plan.strategy.is_some() || has_pooling(&plan.folder);
-    let Some(task) = plan
-        .task
-        .filter(|task| *task != Task::FeatureExtraction && !is_decided)
-    else {
-        return Ok(());
-    };
-    let is_head = |name: &&String| LABEL_HEADS.iter().any(|head| name.starts_with(head));
-    match weights.names().find(is_head) {
-        None => Ok(()),
-        Some(name) => Err(Error::model(format!(
-            "expected `architectures` to name the label head of `{name}` for `{task}`, such as `…ForSequenceClassification`, \
-             but found `{}`; correct it, or use `--task {}` to leave out the head",
-            facts.architecture,
-            Task::FeatureExtraction
-        ))),
-    }
 }
 
 /// Settings for a model with a value per text and label in its output [`LOGITS`].
@@ -333,6 +376,10 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use kivu::{
+        pipeline::{Task, roles::TextRole},
+        tokenizer::{Side, Tokenizer, Truncation},
+    };
 
     /// A fixture copy.
     struct Copy(tempfile::TempDir);
@@ -545,24 +592,213 @@ mod tests {
 
     #[test]
     fn a_label_head_without_its_class_is_not_replaced_by_cosines() {
-        for architecture in ["BertModel", "BertForNextSentencePrediction"] {
-            let model = Copy::of("tiny-bert-rank");
-            model.set("config.json", "architectures", Some(json!([architecture])));
-            let refusal = model
-                .open_for(Some(Task::TextRanking))
-                .unwrap_err()
-                .chain()
-                .to_string();
-            let expected = "expected `architectures` to name the label head of `classifier.bias` for `text-ranking`";
-            assert!(
-                refusal.starts_with(expected) && refusal.contains(architecture),
-                "{refusal}"
-            );
-            model.open_for(Some(Task::FeatureExtraction)).unwrap();
-        }
+        let model = Copy::of("tiny-bert-rank");
+        model.set(
+            "config.json",
+            "architectures",
+            Some(json!(["BertForNextSentencePrediction"])),
+        );
+        let refusal = model
+            .open_for(Some(Task::TextRanking))
+            .unwrap_err()
+            .chain()
+            .to_string();
+        insta::assert_snapshot!(refusal, @"expected `architectures` to name the label head of `classifier.weight` for `text-ranking`, such as `…ForSequenceClassification`, but found `BertForNextSentencePrediction`; correct it, or use `--task feature-extraction` to leave out the head");
+        model.open_for(Some(Task::FeatureExtraction)).unwrap();
         Copy::of("tiny-bert")
             .open_for(Some(Task::TextRanking))
             .unwrap();
+    }
+
+    /// Removes a model's class, in each way, and with the base model's in its place.
+    fn without_class(fixture: &str, check: impl Fn(&Copy, &str)) {
+        for class in [
+            None,
+            Some(json!(null)),
+            Some(json!([])),
+            Some(json!([""])),
+            Some(json!(["BertModel"])),
+        ] {
+            let model = Copy::of(fixture);
+            model.set("config.json", "architectures", class.clone());
+            check(&model, &format!("{fixture} {class:?}"));
+        }
+    }
+
+    #[test]
+    fn a_head_that_no_class_names_is_built_if_the_task_asks_for_it() {
+        use Task::{TextClassification, TextRanking, TokenClassification, ZeroShotClassification};
+        for (fixture, task) in [
+            ("tiny-albert-cls", TextClassification),
+            ("tiny-albert-ner", TokenClassification),
+            ("tiny-bart-nli", ZeroShotClassification),
+            ("tiny-bert-ner", TokenClassification),
+            ("tiny-bert-rank", TextRanking),
+            ("tiny-bert-regression", TextRanking),
+            ("tiny-bert-sentiment", TextClassification),
+            ("tiny-deberta-cls", TextClassification),
+            ("tiny-deberta-ner", TokenClassification),
+            ("tiny-deberta-v2", TextClassification),
+            ("tiny-distilbert-binary", TextClassification),
+            ("tiny-distilbert-ner", TokenClassification),
+            ("tiny-electra-ner", TokenClassification),
+            ("tiny-electra-rank", TextRanking),
+            ("tiny-eurobert-cls", TextClassification),
+            ("tiny-gemma-rank", TextRanking),
+            ("tiny-jina-rank", TextRanking),
+            ("tiny-llama-cls", TextClassification),
+            ("tiny-modernbert-cls", TextClassification),
+            ("tiny-modernbert-ner", TokenClassification),
+            ("tiny-modernbert-rank", TextRanking),
+            ("tiny-mpnet-ner", TokenClassification),
+            ("tiny-qwen3-ner", TokenClassification),
+            ("tiny-roberta-ner", TokenClassification),
+            ("tiny-roberta-nli", ZeroShotClassification),
+            ("tiny-roberta-prelayernorm-cls", TextClassification),
+            ("tiny-xlm-roberta-multi", TextClassification),
+        ] {
+            let named = format!("{:?}", Copy::of(fixture).open().unwrap());
+            without_class(fixture, |model, case| {
+                let built = model.open_for(Some(task)).unwrap();
+                assert_eq!(format!("{built:?}"), named, "{case}");
+                if fixture == "tiny-bart-nli" {
+                    return;
+                }
+                let refusal = model.refusal();
+                assert!(
+                    refusal.starts_with("the model has a label head (`")
+                        && refusal.ends_with("or `--task feature-extraction` to leave it out"),
+                    "{case}: {refusal}"
+                );
+                let built = model.open_for(Some(Task::FeatureExtraction)).unwrap();
+                assert!(matches!(built, EncoderSettings::Embedding(_)), "{case}");
+            });
+        }
+        let model = Copy::of("tiny-roberta-nli");
+        model.set("config.json", "architectures", None);
+        insta::assert_snapshot!(model.refusal(), @"the model has a label head (`classifier.out_proj.weight`), but `architectures` in `config.json` names no class with one; use `--task` with `text-classification`, `text-ranking`, `zero-shot-classification` or `token-classification` to use the head, or `--task feature-extraction` to leave it out");
+    }
+
+    #[test]
+    fn a_head_of_another_kind_than_the_task_asks_for_is_refused() {
+        for (fixture, task, missing) in [
+            (
+                "tiny-roberta-nli",
+                Task::TokenClassification,
+                "`classifier.weight`",
+            ),
+            (
+                "tiny-roberta-ner",
+                Task::TextClassification,
+                "`classifier.dense.weight`",
+            ),
+            (
+                "tiny-bert-ner",
+                Task::TextClassification,
+                "`bert.pooler.dense.weight`",
+            ),
+            (
+                "tiny-distilbert-binary",
+                Task::TokenClassification,
+                "`pre_classifier.bias`",
+            ),
+        ] {
+            let model = Copy::of(fixture);
+            model.set("config.json", "architectures", None);
+            let refusal = model.open_for(Some(task)).unwrap_err().chain().to_string();
+            assert!(refusal.contains(missing), "{fixture}: {refusal}");
+        }
+    }
+
+    #[test]
+    fn sparse_vectors_do_not_need_a_class() {
+        for fixture in [
+            "tiny-splade-bert",
+            "tiny-splade-distilbert",
+            "tiny-splade-modernbert",
+            "tiny-splade-xlm-roberta",
+        ] {
+            let named = format!("{:?}", Copy::of(fixture).open().unwrap());
+            without_class(fixture, |model, case| {
+                assert_eq!(format!("{:?}", model.open().unwrap()), named, "{case}");
+            });
+            // Models with a tag in place of modules.
+            without_class(fixture, |model, case| {
+                fs::remove_file(model.path("modules.json")).unwrap();
+                fs::write(model.path("README.md"), "---\ntags:\n- splade\n---\n").unwrap();
+                let EncoderSettings::Embedding(settings) = model.open().unwrap() else {
+                    panic!("expected an embedder")
+                };
+                assert!(
+                    settings.sparse.is_some() && settings.dense.is_none(),
+                    "{case}"
+                );
+            });
+        }
+    }
+
+    #[test]
+    fn heads_that_vectors_do_not_need_are_named() {
+        let unused = |model: &Copy| {
+            let plan = Plan {
+                folder: model.0.path().to_owned(),
+                task: Some(Task::FeatureExtraction),
+                ..Plan::default()
+            };
+            open(&plan).unwrap().unused_heads
+        };
+        assert_eq!(unused(&Copy::of("tiny-bert")), [""; 0]);
+        assert_eq!(unused(&Copy::of("tiny-colbert-stanford")), [""; 0]);
+        without_class("tiny-bert-rank", |model, case| {
+            assert_eq!(unused(model), ["classifier"], "{case}");
+        });
+        without_class("tiny-distilbert-binary", |model, case| {
+            assert_eq!(unused(model), ["classifier", "pre_classifier"], "{case}");
+        });
+        without_class("tiny-eurobert-cls", |model, case| {
+            assert_eq!(unused(model), ["classifier", "dense"], "{case}");
+        });
+        // With modules for vectors, too.
+        without_class("tiny-splade-bert", |model, case| {
+            let pooling = json!([
+                {"path": "", "type": "sentence_transformers.models.Transformer"},
+                {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+            ]);
+            model.write("modules.json", &pooling);
+            model.write("1_Pooling/config.json", &json!({"pooling_mode": "cls"}));
+            assert_eq!(unused(model), ["cls"], "{case}");
+        });
+    }
+
+    #[test]
+    fn a_head_that_finds_answers_is_refused_without_its_class_too() {
+        without_class("tiny-bert", |model, case| {
+            model.add("qa_outputs.bias");
+            fs::remove_file(model.path("modules.json")).unwrap();
+            let refusal = model.refusal();
+            assert!(
+                refusal.starts_with("the model has a head that finds answers (`qa_outputs.bias`)"),
+                "{case}: {refusal}"
+            );
+            model.open_for(Some(Task::FeatureExtraction)).unwrap();
+        });
+    }
+
+    #[test]
+    fn a_reranker_without_its_class_does_not_become_an_embedder() {
+        without_class("tiny-qwen3-rank", |model, case| {
+            if case.contains("BertModel") {
+                return;
+            }
+            let named = Copy::of("tiny-qwen3-rank").open_for(Some(Task::TextRanking));
+            let built = model.open_for(Some(Task::TextRanking)).unwrap();
+            assert_eq!(
+                format!("{built:?}"),
+                format!("{:?}", named.unwrap()),
+                "{case}"
+            );
+            assert!(model.refusal().contains("--task text-ranking"), "{case}");
+        });
     }
 
     #[test]
@@ -753,6 +989,127 @@ mod tests {
             panic!("expected an embedder")
         };
         assert!(settings.multi_vector.is_some() && settings.dense.is_none());
+    }
+
+    /// Token ids of a text in a role, up to the model's limit.
+    fn encoded(model: &Copy, role: TextRole, text: &str) -> Vec<u32> {
+        let plan = Plan {
+            folder: model.0.path().to_owned(),
+            ..Plan::default()
+        };
+        let source = open(&plan).unwrap();
+        let TaskSettings::Encoder(EncoderSettings::Embedding(settings)) = source.settings else {
+            panic!("expected an embedder")
+        };
+        let tokenizer = Tokenizer::from_json(&source.tokenizer).unwrap();
+        let form = settings.multi_vector.as_ref().unwrap().role(role).clone();
+        form.encode(
+            &tokenizer,
+            text,
+            settings.max_tokens,
+            Truncation::At(Side::Right),
+        )
+        .unwrap()
+        .ids
+    }
+
+    /// PyLate sets the length of its tokenizer for each role, whatever the files say: one less than the role's, for the
+    /// marker.
+    #[test]
+    fn late_interaction_reads_texts_up_to_the_length_of_their_role() {
+        let long = "a b c d e f g ".repeat(20);
+        let lengths = |model: &Copy| {
+            [
+                (TextRole::Document, &*long),
+                (TextRole::Query, &*long),
+                (TextRole::Query, "a"),
+            ]
+            .map(|(role, text)| encoded(model, role, text).len())
+        };
+        for (document, query, model_length) in [
+            (24, 12, Some(40)),
+            (24, 12, Some(24)),
+            (24, 12, Some(23)),
+            (24, 12, Some(11)),
+            (24, 12, None),
+            (24, 24, Some(23)),
+            (12, 24, Some(11)),
+            (12, 24, Some(23)),
+            (41, 30, Some(40)),
+        ] {
+            let model = Copy::of("tiny-colbert-pylate");
+            let settings = "config_sentence_transformers.json";
+            model.set(settings, "document_length", Some(json!(document)));
+            model.set(settings, "query_length", Some(json!(query)));
+            model.set(
+                "sentence_bert_config.json",
+                "max_seq_length",
+                model_length.map(Value::from),
+            );
+            assert_eq!(
+                lengths(&model),
+                [document, query, query],
+                "{model_length:?}"
+            );
+            // The text's end is cut off, and not the token after it.
+            let [whole, cut] = [&*long, "a"].map(|text| encoded(&model, TextRole::Document, text));
+            assert_eq!(
+                (whole[..2].to_vec(), whole.last()),
+                (cut[..2].to_vec(), cut.last())
+            );
+            model.set(settings, "do_query_expansion", Some(json!(false)));
+            assert_eq!(lengths(&model), [document, query, 4], "{model_length:?}");
+            model.set(settings, "document_prefix", Some(json!("")));
+            model.set(settings, "query_prefix", Some(json!("")));
+            assert_eq!(lengths(&model), [document, query, 3], "{model_length:?}");
+        }
+        let model = Copy::of("tiny-colbert-stanford");
+        model.set("artifact.metadata", "doc_maxlen", Some(json!(30)));
+        model.set("tokenizer_config.json", "model_max_length", Some(json!(20)));
+        assert_eq!(lengths(&model)[0], 30);
+        let model = Copy::of("tiny-colbert-st");
+        model.set(
+            "sentence_bert_config.json",
+            "max_seq_length",
+            Some(json!(11)),
+        );
+        assert_eq!(lengths(&model), [24, 12, 12]);
+        model.set("sentence_bert_config.json", "document_length", None);
+        assert_eq!(lengths(&model), [11, 12, 12]);
+    }
+
+    #[test]
+    fn lengths_of_roles_that_the_model_cannot_read_are_refused() {
+        let refusal = |fixture: &str, file: &str, field: &str, value: Value| {
+            let model = Copy::of(fixture);
+            model.set(file, field, Some(value));
+            model.refusal()
+        };
+        let (pylate, settings) = ("tiny-colbert-pylate", "config_sentence_transformers.json");
+        let refusals = [
+            refusal(pylate, settings, "document_length", json!(5000)),
+            refusal(pylate, settings, "document_length", json!(2)),
+            refusal(pylate, settings, "query_length", json!(1)),
+            refusal(
+                "tiny-colbert-stanford",
+                "artifact.metadata",
+                "query_maxlen",
+                json!(5000),
+            ),
+            refusal(
+                "tiny-colbert-st",
+                "sentence_bert_config.json",
+                "query_length",
+                json!(11),
+            ),
+        ];
+        insta::assert_snapshot!(refusals.join("\n"), @r"
+        expected a `document_length` of at most 64, the positions of the model, but found 5000; set it to 64
+        expected a `document_length` of at least 3, but found 2
+        expected a `query_length` of at least 3, but found 1
+        expected queries that are padded to at most 64 tokens, the positions of the model, but found 5000
+        expected a `query_length` of at least 12, the `length` of `query_expansion`, but found 11
+        ");
     }
 
     #[test]

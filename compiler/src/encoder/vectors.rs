@@ -7,7 +7,7 @@ use sha2::{Digest, Sha256};
 use super::{
     config::{EncoderConfig, Tasks},
     graph::OUTPUT,
-    heads::{LARGEST_LOGITS, OutputHeads, Prediction, SparseHead, TOKEN_WEIGHTS},
+    heads::{LARGEST_LOGITS, OutputHeads, Prediction, SparseHead, TOKEN_WEIGHTS, masked_class},
 };
 use crate::{
     config::ConfigFile,
@@ -15,9 +15,10 @@ use crate::{
     module_list::{has_pooling, static_queries},
     modules::Dense,
     pickle,
+    plan::Plan,
     sentence_transformers::{
-        Expanding, LateInteraction, Layout, OF_TOKENIZER, embedding_settings, layout, max_tokens,
-        punctuation, text_settings,
+        Expanding, LateInteraction, Layout, OF_TOKENIZER, RoleFiles, embedding_settings, layout,
+        max_tokens, max_tokens_of_roles, punctuation, text_settings,
     },
     source::QUERY_WEIGHTS,
     task::has_tag,
@@ -62,29 +63,21 @@ pub(super) fn open(
     tokenizer: &[u8],
 ) -> Result<(EmbeddingSettings, OutputHeads)> {
     let facts = &config.facts;
-    let max_tokens = max_tokens(folder, facts)?;
     let is_stanfords = facts.architecture == STANFORD || folder.join(ARTIFACT).is_file();
     match layout(folder)? {
-        Layout::Sparse(module) => sparse(
-            config,
-            text_settings(folder, None, max_tokens)?,
-            Some(&module),
-        ),
+        Layout::Sparse(module) => {
+            let settings = text_settings(folder, None, max_tokens(folder, facts)?)?;
+            sparse(config, settings, Some(&module))
+        }
         Layout::LateInteraction(files) => {
-            let settings = text_settings(folder, None, max_tokens)?;
-            late_interaction(config, settings, *files, &Tokenizer::from_json(tokenizer)?)
+            late_interaction(folder, config, *files, &Tokenizer::from_json(tokenizer)?)
         }
         Layout::None if is_stanfords && weights.has(PROJECTION) => {
-            let settings = text_settings(folder, None, max_tokens)?;
-            stanfords(
-                folder,
-                (config, weights),
-                settings,
-                &Tokenizer::from_json(tokenizer)?,
-            )
+            stanfords(folder, (config, weights), &Tokenizer::from_json(tokenizer)?)
         }
         Layout::None if facts.architecture.ends_with(MASKED) && has_tag(folder, &SPARSE_TAGS) => {
-            sparse(config, text_settings(folder, None, max_tokens)?, None)
+            let settings = text_settings(folder, None, max_tokens(folder, facts)?)?;
+            sparse(config, settings, None)
         }
         Layout::None | Layout::Pooled => {
             let (mut settings, modules) = embedding_settings(folder, OUTPUT, facts)?;
@@ -105,6 +98,29 @@ pub(super) fn open(
             Ok((settings, heads))
         }
     }
+}
+
+/// Names the class with a masked language model's head if `config.json` names none, but the model is for sparse vectors.
+pub(super) fn name_masked_class(
+    plan: &Plan,
+    file: &ConfigFile,
+    config: &mut EncoderConfig,
+    weights: &Weights,
+) -> Result<()> {
+    let Some(class) = masked_class(file.model_type()).filter(|_| !file.names_head()) else {
+        return Ok(());
+    };
+    let is_sparse = match layout(&plan.folder)? {
+        Layout::Sparse(_) => true,
+        Layout::None => {
+            has_tag(&plan.folder, &SPARSE_TAGS) && Prediction::of(class, config)?.is_in(weights)
+        }
+        Layout::Pooled | Layout::LateInteraction(_) => false,
+    };
+    if is_sparse {
+        class.clone_into(&mut config.facts.architecture);
+    }
+    Ok(())
 }
 
 /// Adds tasks with adapters, and a prompt for each.
@@ -151,7 +167,10 @@ fn sparse(
         queries: None,
     });
     let heads = OutputHeads {
-        sparse: Some(SparseHead::Vocabulary(Prediction::of(config)?)),
+        sparse: Some(SparseHead::Vocabulary(Prediction::of(
+            &config.facts.architecture,
+            config,
+        )?)),
         ..OutputHeads::default()
     };
     Ok((settings, heads))
@@ -292,36 +311,25 @@ fn add_heads(
 
 /// PyLate's models, and `MultiVectorEncoder`.
 fn late_interaction(
+    folder: &Path,
     config: &EncoderConfig,
-    mut settings: EmbeddingSettings,
-    files: LateInteraction,
+    mut files: LateInteraction,
     tokenizer: &Tokenizer,
 ) -> Result<(EmbeddingSettings, OutputHeads)> {
+    let roles = [
+        ("query_length", &mut files.query),
+        ("document_length", &mut files.document),
+    ];
+    let max_tokens = max_tokens_of_roles(folder, &config.facts, roles)?;
+    let mut settings = text_settings(folder, None, max_tokens)?;
     let (mut projections, mut width) = (Vec::new(), config.facts.hidden);
     for (folder, is_pylates) in &files.projections {
         let layer = Dense::of_tokens(folder, width, *is_pylates)?;
         width = layer.outputs();
         projections.push(layer);
     }
-    let [query, document] = [files.query, files.document].map(|role| {
-        let marker = role
-            .marker
-            .map(|marker| require_token(tokenizer, &marker))
-            .transpose()?;
-        let expansion = role
-            .expansion
-            .map(|expanding| expansion(expanding, tokenizer))
-            .transpose()?;
-        let skipped = skipped(&role.skipped, files.skips_unknown, tokenizer);
-        let max_tokens = role.max_tokens;
-        Ok::<_, Error>(RoleSettings {
-            marker,
-            max_tokens,
-            expansion,
-            skipped,
-            is_bare: false,
-        })
-    });
+    let [query, document] = [files.query, files.document]
+        .map(|role| role_settings(role, files.skips_unknown, tokenizer));
     let (query, document) = (query?, document?);
     check_reach(config, &query)?;
     if settings.default_prompt.is_none() && settings.prompts.contains_key("document") {
@@ -335,40 +343,65 @@ fn late_interaction(
     ))
 }
 
+/// A role's settings, with token ids.
+fn role_settings(
+    role: RoleFiles,
+    skips_unknown: bool,
+    tokenizer: &Tokenizer,
+) -> Result<RoleSettings> {
+    let marker = role
+        .marker
+        .map(|marker| require_token(tokenizer, &marker))
+        .transpose()?;
+    let expansion = role
+        .expansion
+        .map(|expanding| expansion(expanding, tokenizer))
+        .transpose()?;
+    Ok(RoleSettings {
+        marker,
+        max_tokens: role.max_tokens,
+        expansion,
+        skipped: skipped(&role.skipped, skips_unknown, tokenizer),
+        is_bare: false,
+    })
+}
+
 /// Stanford's ColBERT.
 fn stanfords(
     folder: &Path,
     (config, weights): (&EncoderConfig, &Weights),
-    settings: EmbeddingSettings,
     tokenizer: &Tokenizer,
 ) -> Result<(EmbeddingSettings, OutputHeads)> {
     let file = ConfigFile::open_or_empty(folder, ARTIFACT)?;
     let marker = |field: &str, default: &str| {
-        let token: String = file.get(field)?.unwrap_or_else(|| default.to_owned());
-        require_token(tokenizer, &token).map(Some)
+        let token: Option<String> = file.get(field)?;
+        Ok::<_, Error>(Some(token.unwrap_or_else(|| default.to_owned())))
     };
     let length = file.get("query_maxlen")?.unwrap_or(32);
-    let expanding = Expanding {
-        token: None,
-        length,
-        is_attended: file.is_set("attend_to_mask_tokens")?,
-    };
-    let query = RoleSettings {
+    let mut query = RoleFiles {
         marker: marker("query_token_id", "[unused0]")?,
         max_tokens: Some(length),
-        expansion: Some(expansion(expanding, tokenizer)?),
-        ..RoleSettings::default()
+        expansion: Some(Expanding {
+            token: None,
+            length,
+            is_attended: file.is_set("attend_to_mask_tokens")?,
+        }),
+        skipped: Vec::new(),
     };
-    let punctuation: Vec<String> = match file.is_set_or("mask_punctuation", true)? {
-        true => punctuation(),
-        false => Vec::new(),
-    };
-    let document = RoleSettings {
+    let mut document = RoleFiles {
         marker: marker("doc_token_id", "[unused1]")?,
         max_tokens: Some(file.get("doc_maxlen")?.unwrap_or(180)),
-        skipped: skipped(&punctuation, true, tokenizer),
-        ..RoleSettings::default()
+        expansion: None,
+        skipped: match file.is_set_or("mask_punctuation", true)? {
+            true => punctuation(),
+            false => Vec::new(),
+        },
     };
+    let roles = [("query_maxlen", &mut query), ("doc_maxlen", &mut document)];
+    let max_tokens = max_tokens_of_roles(folder, &config.facts, roles)?;
+    let settings = text_settings(folder, None, max_tokens)?;
+    let [query, document] = [query, document].map(|role| role_settings(role, true, tokenizer));
+    let (query, document) = (query?, document?);
     check_reach(config, &query)?;
     let rows = weights
         .tensors

@@ -64,7 +64,7 @@ pub(crate) fn open(build: Build<'_>) -> Result<(String, bool, WriteGraphs<'_>)> 
     let sha256 = hex(&Sha256::digest(hashes.collect::<Result<String>>()?));
     let Seq2Seq { encoder, decoder } = read(&plan.folder)?;
     let is_quantized = is_quantized(&encoder) && is_quantized(&decoder);
-    check_precision(plan.precision, is_quantized, &inner)?;
+    check_precision(plan.precision, [is_quantized, false], &inner)?;
     let graphs = move |precision, _: LayerForms<'_>| {
         let encoder = prepare(&encoder, precision, build)?;
         Ok(vec![

@@ -1,6 +1,7 @@
 //! ONNX exports in the layout of `optimum-cli export onnx`.
 
 mod generator;
+mod layers;
 mod layout;
 mod part;
 pub(super) mod quantize;

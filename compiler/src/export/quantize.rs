@@ -46,21 +46,22 @@ pub(super) fn prepare(
     onnx::read(&optimized)
 }
 
-/// Checks that an export build supports `precision`.
+/// Checks that an export build supports `precision`. Only layers that were read back are written in blocks.
 pub(super) fn check_precision(
     precision: Precision,
-    is_quantized: bool,
+    [is_quantized, has_layers]: [bool; 2],
     folder: &Path,
 ) -> Result<()> {
     match precision {
-        Precision::Int8Blocks => Err(Error::model(
-            "expected `int8` or `fp32` for an ONNX export, but found `int8-blocks`, which is for weights",
+        Precision::Int8Blocks if !has_layers => Err(Error::model(
+            "expected `int8` or `fp32` for an ONNX export, but found `int8-blocks`, which is for weights and for exports of \
+             encoders that the native engine runs",
         )),
         Precision::Fp32 if is_quantized => Err(Error::model(format!(
             "expected fp32 weights in `{}`, but found quantized ones; leave out `--precision` to keep them",
             folder.display()
         ))),
-        Precision::Fp32 | Precision::Int8 => Ok(()),
+        Precision::Fp32 | Precision::Int8 | Precision::Int8Blocks => Ok(()),
     }
 }
 
@@ -106,14 +107,14 @@ pub(crate) fn quantize(model: &mut ModelProto) {
         let Some(node) = pending[place].take() else {
             continue;
         };
-        let matrix = |input: usize| {
+        let constant = |input: usize| {
             node.input
                 .get(input)
                 .and_then(|name| constants.get(name))
-                .and_then(floats)
+                .and_then(matrix)
         };
         if node.op_type == "MatMul"
-            && let Some((shape, values)) = matrix(1)
+            && let Some((shape, values)) = constant(1)
         {
             let bias = take_bias(&node, &readers, &mut pending, &constants, shape[1]);
             nodes.push(multiplication(
@@ -127,7 +128,8 @@ pub(crate) fn quantize(model: &mut ModelProto) {
             ));
         } else if node.op_type == "Gather"
             && (node.input.len(), node.output.len()) == (2, 1)
-            && let Some((shape, values)) = matrix(0).filter(|(shape, _)| shape[0] >= MIN_TABLE_ROWS)
+            && let Some((shape, values)) =
+                constant(0).filter(|(shape, _)| shape[0] >= MIN_TABLE_ROWS)
         {
             nodes.extend(table_lookup(
                 &node,
@@ -293,11 +295,18 @@ fn add(constants: &mut Constants, tensor: TensorProto) -> String {
 }
 
 /// A float matrix's shape and values.
-fn floats(tensor: &TensorProto) -> Option<([usize; 2], Vec<f32>)> {
-    let &[height, width] = &tensor.dims[..] else {
-        return None;
-    };
-    let shape = [usize::try_from(height).ok()?, usize::try_from(width).ok()?];
+fn matrix(tensor: &TensorProto) -> Option<([usize; 2], Vec<f32>)> {
+    let (shape, values) = floats(tensor)?;
+    Some((shape.try_into().ok()?, values))
+}
+
+/// A float tensor's shape and values.
+pub(super) fn floats(tensor: &TensorProto) -> Option<(Vec<usize>, Vec<f32>)> {
+    let shape: Vec<usize> = tensor
+        .dims
+        .iter()
+        .map(|length| usize::try_from(*length).ok())
+        .collect::<Option<_>>()?;
     if tensor.data_type != data_type::FLOAT || shape.contains(&0) {
         return None;
     }
@@ -312,5 +321,8 @@ fn floats(tensor: &TensorProto) -> Option<([usize; 2], Vec<f32>)> {
             .map(|bytes| f32::from_le_bytes(*bytes))
             .collect()
     };
-    (shape[0].checked_mul(shape[1]) == Some(values.len())).then_some((shape, values))
+    let count = shape
+        .iter()
+        .try_fold(1usize, |count, length| count.checked_mul(*length));
+    (count == Some(values.len())).then_some((shape, values))
 }

@@ -1,9 +1,15 @@
 //! Opens an encoder export as a bundle source. The architecture does not matter, except for the head that it names.
 
-use super::quantize::{check_precision, is_quantized, prepare};
+use super::{
+    layers::{self, Export, POOLED},
+    quantize::{check_precision, is_quantized, prepare},
+};
 use crate::{
     config::ConfigFile,
-    encoder::{Facts, Head, HeadKind, LOGITS, MODEL_TYPES, text_settings, token_settings},
+    encoder::{
+        Facts, Head, HeadKind, LOGITS, MODEL_TYPES, text_settings, token_settings,
+        unnamed_label_head,
+    },
     module_list::has_pooling,
     onnx,
     plan::{Build, Plan},
@@ -15,10 +21,11 @@ use crate::{
 };
 use kivu::{
     backend::Engine,
+    config::EngineChoice,
     error::{Error, Result, quoted},
     onnx_proto::ModelProto,
     pipeline::{embedding::EmbeddingSettings, token_classification::TokenClassificationSettings},
-    repository::bundle::sha256_of,
+    repository::{bundle::sha256_of, manifest::Precision},
     tokenizer::Tokenizer,
 };
 
@@ -31,11 +38,7 @@ pub(super) const GRAPHS: [&str; 4] = [
 ];
 
 /// Supported outputs, in order of preference: a vector per token, or one per text that is already pooled.
-const OUTPUTS: [&str; 3] = [
-    "last_hidden_state",
-    "token_embeddings",
-    "sentence_embedding",
-];
+const OUTPUTS: [&str; 3] = ["last_hidden_state", "token_embeddings", POOLED];
 
 /// Reads the export in the plan's folder.
 pub(crate) fn open(build: Build<'_>) -> Result<Source<'_>> {
@@ -57,20 +60,20 @@ pub(crate) fn open(build: Build<'_>) -> Result<Source<'_>> {
     let facts = Facts::read(&config)?;
     let model = onnx::read(&path)?;
     let is_quantized = is_quantized(&model);
-    check_precision(plan.precision, is_quantized, &path)?;
     let tokenizer = read_tokenizer(&plan.folder)?;
     let tokenizer = match config.get_size("vocab_size")? {
         Some(rows) => within_vocabulary(tokenizer, rows)?,
         None => tokenizer,
     };
-    let settings = match head(plan, &config, &model)? {
+    let head = head(plan, &config, &model)?;
+    let settings = match &head {
         Some(head) if head.kind == HeadKind::Text => {
             check_padding(&config, &tokenizer)?;
-            EncoderSettings::Classification(text_settings(&plan.folder, &head, &facts)?)
+            EncoderSettings::Classification(text_settings(&plan.folder, head, &facts)?)
         }
         Some(head) => {
             let unknown_token = other_unknown_token(&plan.folder, &tokenizer)?;
-            let settings = token_settings(&plan.folder, &head, &facts)?;
+            let settings = token_settings(&plan.folder, head, &facts)?;
             EncoderSettings::TokenClassification(TokenClassificationSettings {
                 unknown_token,
                 ..settings
@@ -78,15 +81,40 @@ pub(crate) fn open(build: Build<'_>) -> Result<Source<'_>> {
         }
         None => EncoderSettings::Embedding(embedding(plan, &model, &facts)?),
     };
+    let layers = match plan.engine {
+        EngineChoice::Onnx => None,
+        _ if is_quantized || plan.precision == Precision::Fp32 => None,
+        EngineChoice::Auto | EngineChoice::Native => {
+            let export = Export {
+                model: &model,
+                config: &config,
+                head,
+                settings: &settings,
+                tokenizer: &tokenizer,
+            };
+            let read = layers::read(build, export);
+            read.inspect_err(|reason| tracing::info!("the export stays a graph: {reason}"))
+                .ok()
+        }
+    };
+    check_precision(plan.precision, [is_quantized, layers.is_some()], &path)?;
     Ok(Source {
         settings: TaskSettings::Encoder(settings),
         architecture: facts.architecture,
         sha256: sha256_of(&path)?,
         tokenizer,
         files: Vec::new(),
+        unused_heads: Vec::new(),
+        is_export: layers.is_none(),
         is_quantized,
-        engine: Engine::Onnx,
-        graphs: Box::new(move |precision, _| Ok(vec![(MODEL, prepare(&model, precision, build)?)])),
+        engine: match layers {
+            Some(_) => Engine::Native,
+            None => Engine::Onnx,
+        },
+        graphs: Box::new(move |precision, forms| match &layers {
+            Some(layers) if precision != Precision::Fp32 => (layers.graphs)(precision, forms),
+            _ => Ok(vec![(MODEL, prepare(&model, precision, build)?)]),
+        }),
     })
 }
 
@@ -97,6 +125,7 @@ fn head(plan: &Plan, config: &ConfigFile, model: &ModelProto) -> Result<Option<H
     }
     match Head::read(config)? {
         Some(head) => Ok(Some(head)),
+        None if !config.names_head() => unnamed_label_head(plan, config, LOGITS),
         None => Err(Error::model(format!(
             "expected `architectures` to name the label head of an export with the output `{LOGITS}`, such as \
              `…ForSequenceClassification`, but found `{}`; for embeddings, export the model with \

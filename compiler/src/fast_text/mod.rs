@@ -103,6 +103,8 @@ pub(super) fn open(plan: &Plan) -> Result<Source<'static>> {
         sha256: sha256_of(&path)?,
         tokenizer,
         files: Vec::new(),
+        unused_heads: Vec::new(),
+        is_export: false,
         is_quantized: false,
         engine: if plan.engine == EngineChoice::Onnx {
             Engine::Onnx

@@ -43,6 +43,13 @@ pub(super) const SCORE_FUNCTION: Rules = Rules {
     nested: &[("sentence_transformers", &CROSS_ENCODER)],
 };
 
+/// Label names, which the readers of all classifiers compare.
+pub(super) const LABELS: Rules = Rules {
+    read: &[&["id2label", "label2id"]],
+    unused: &[],
+    nested: &[],
+};
+
 /// Token ids and settings read only by word prediction or text generation heads.
 pub(super) const ENCODER: &[Unused] = &[
     ("bos_token_id", Any),

@@ -17,8 +17,10 @@ use crate::{
     config::ConfigFile,
     encoder::{
         DEFAULT_ENCODER, ENCODER_CONFIG, GLINER, LABELS_ENCODER_CONFIG, LABELS_TOKENIZER, is_jinas,
+        reads_labels,
     },
     files::{read_if_exists, read_json_if_exists},
+    label_maps::{LABEL_IDS, contradiction},
     module_list::{self, Module},
     plan::Plan,
     sentence_transformers::{TEMPLATE, TRANSFORMER, has_scores},
@@ -26,6 +28,7 @@ use crate::{
 };
 use kivu::{
     error::{Error, Result, quoted},
+    pipeline::Task,
     repository::bundle::TOKENIZER,
 };
 
@@ -59,7 +62,7 @@ pub(crate) fn check(plan: &Plan, kind: Kind) -> Result<Vec<String>> {
     walk.tokenizer(&transformer, kind)?;
     if kind != Kind::Seq2Seq {
         walk.modules()?;
-        walk.settings(&transformer)?;
+        walk.settings(plan, &transformer)?;
     }
     walk.allowed.finish(&walk.documents)
 }
@@ -99,22 +102,14 @@ impl Walk<'_> {
         if kind == Kind::Gliner {
             return self.gliner(plan);
         }
-        let own = transformer.join(ConfigFile::NAME);
-        // An adapter's `config.json` describes the merged model.
-        let of_adapter = plan
-            .adapter
-            .iter()
-            .map(|adapter| adapter.join(ConfigFile::NAME));
-        let path = of_adapter.chain([own]).find(|path| path.is_file());
-        let Some(fields) = path
-            .as_deref()
-            .map(read_json_if_exists::<Map<_, _>>)
-            .transpose()?
-            .flatten()
-        else {
+        let path = plan.described()?.join(ConfigFile::NAME);
+        let Some(fields) = read_json_if_exists::<Map<_, _>>(&path)? else {
             return Ok(());
         };
         let config = ConfigFile::new(ConfigFile::NAME, fields);
+        if matches!(kind, Kind::Encoder | Kind::Export) && reads_labels(plan, &config)? {
+            self.labels(&config)?;
+        }
         let (model_type, fields) = (config.model_type().to_owned(), config.fields().clone());
         let generation_file = transformer.join("generation_config.json");
         let rules = match kind {
@@ -134,15 +129,12 @@ impl Walk<'_> {
             }
             // The graph contains the layers.
             Kind::Export => {
-                let scores = fields
+                let rules = [&encoders::SCORE_FUNCTION, &encoders::LABELS];
+                let of_head = fields
                     .into_iter()
-                    .filter(|(key, _)| encoders::SCORE_FUNCTION.mentions(key))
+                    .filter(|(key, _)| rules.iter().any(|rules| rules.mentions(key)))
                     .collect();
-                return self.check(
-                    ConfigFile::NAME.to_owned(),
-                    scores,
-                    &[&encoders::SCORE_FUNCTION],
-                );
+                return self.check(ConfigFile::NAME.to_owned(), of_head, &rules);
             }
             Kind::Encoder => encoder(&config).map(|rules| vec![rules]),
             Kind::Seq2Seq => {
@@ -159,6 +151,17 @@ impl Walk<'_> {
         let Some(rules) = rules else { return Ok(()) };
         self.code(&model_type, &fields)?;
         self.check(ConfigFile::NAME.to_owned(), fields, &rules)
+    }
+
+    /// Refuses a classifier's `label2id` if it contradicts `id2label`.
+    fn labels(&mut self, config: &ConfigFile) -> Result<()> {
+        match (contradiction(config), config.fields().get(LABEL_IDS)) {
+            (Some(expected), Some(found)) => {
+                self.allowed
+                    .pass(ConfigFile::NAME, LABEL_IDS, found, &expected)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Refuses custom model code, unless Kivu implements the family.
@@ -318,7 +321,7 @@ impl Walk<'_> {
     }
 
     /// Checks the settings for the whole model, and for its transformer.
-    fn settings(&mut self, transformer: &Path) -> Result<()> {
+    fn settings(&mut self, plan: &Plan, transformer: &Path) -> Result<()> {
         self.model_class()?;
         self.check_file(&self.root.join(SETTINGS), &[&modules::SETTINGS])?;
         self.check_file(&self.root.join("artifact.metadata"), &[&modules::ARTIFACT])?;
@@ -331,20 +334,25 @@ impl Walk<'_> {
             self.check_file(path, &[&modules::TRANSFORMER])?;
         }
         self.task(found.unwrap_or(&paths[0]))?;
-        self.chat_template(transformer)
+        self.chat_template(plan, transformer)
     }
 
     /// Refuses a chat template next to an embedder without a module list: sentence-transformers puts all texts into it.
-    fn chat_template(&mut self, transformer: &Path) -> Result<()> {
+    fn chat_template(&mut self, plan: &Plan, transformer: &Path) -> Result<()> {
         const OTHERS: [&str; 3] = [
             "ForCausalLM",
             "ForSequenceClassification",
             "ForTokenClassification",
         ];
         let config = ConfigFile::open_or_empty(transformer, ConfigFile::NAME)?;
+        // Embedders cannot do these tasks, whatever their class.
         let is_embedder = !OTHERS
             .iter()
-            .any(|class| config.architecture().ends_with(class));
+            .any(|class| config.architecture().ends_with(class))
+            && !matches!(
+                plan.task,
+                Some(Task::TextClassification | Task::TokenClassification)
+            );
         if !is_embedder || !module_list::modules(self.root)?.is_empty() {
             return Ok(());
         }

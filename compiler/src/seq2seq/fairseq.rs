@@ -6,7 +6,9 @@ use super::{
 };
 use crate::{
     config::{ConfigFile, head_width},
+    encoder::kind_for_task,
     layers::{Activation, NormKind},
+    plan::Plan,
     weights::Weights,
 };
 use kivu::error::{Error, Result};
@@ -23,9 +25,16 @@ const EPSILON: f32 = 1e-5;
 /// Rows at the start of BART's position tables that no token uses.
 pub(crate) const UNUSED_POSITIONS: usize = 2;
 
-/// Whether a config describes BART with a label head, which `encoder` builds.
-pub(crate) fn has_labels(config: &ConfigFile) -> bool {
-    config.model_type() == BART && config.architecture().ends_with("ForSequenceClassification")
+/// The last layer of BART's label head.
+pub(crate) const LABELS: &str = "classification_head.out_proj";
+
+/// Whether a config describes BART with a label head, which `encoder` builds; without a class, the task decides.
+pub(crate) fn has_labels(plan: &Plan, config: &ConfigFile) -> bool {
+    let has_head = match config.names_head() {
+        true => config.architecture().ends_with("ForSequenceClassification"),
+        false => kind_for_task(plan).is_some(),
+    };
+    config.model_type() == BART && has_head
 }
 
 /// Maximum number of values in a position table, a hundred times the largest models'.

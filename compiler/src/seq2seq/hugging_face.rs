@@ -1,7 +1,5 @@
 //! Opens models saved by `transformers` as bundle sources.
 
-use std::path::Path;
-
 use super::{
     fairseq::{self, BART, M2M100, MARIAN, MBART, PEGASUS},
     generation::{check_tokens, for_pipeline, generation},
@@ -44,10 +42,11 @@ const PREFIX: (&str, &str) = ("model.", "encoder.layers.0.fc1.weight");
 /// Whether `folder` has a supported model, or any model's encoder-decoder export.
 ///
 /// T5's encoder can also be a separate model, for embeddings.
-pub(crate) fn is_in(folder: &Path) -> bool {
+pub(crate) fn is_in(plan: &Plan) -> bool {
+    let folder = &plan.folder;
     let is_encoder = |config: &ConfigFile| {
         let is_whole = config.architecture().ends_with("EncoderModel") || has_pooling(folder);
-        is_whole && t5::is_described_by(config) || fairseq::has_labels(config)
+        is_whole && t5::is_described_by(config) || fairseq::has_labels(plan, config)
     };
     let is_supported =
         |config: ConfigFile| MODEL_TYPES.contains(&config.model_type()) && !is_encoder(&config);
@@ -126,6 +125,7 @@ fn read<'a>(build: Build<'a>, config: &ConfigFile) -> Result<Source<'a>> {
     };
     let (sha256, is_quantized, graphs) = if Weights::are_in(folder) {
         let weights = Weights::open(folder)?.with_prefix(PREFIX.0, PREFIX.1);
+        check_labels(config, &weights)?;
         let model = match model_type {
             t5::T5 | t5::MT5 => t5::model(config, &weights, lengths),
             _ => fairseq::model(config, &weights, sizes),
@@ -182,6 +182,8 @@ fn read<'a>(build: Build<'a>, config: &ConfigFile) -> Result<Source<'a>> {
             .map(|target| (TARGET_TOKENIZER, target))
             .into_iter()
             .collect(),
+        unused_heads: Vec::new(),
+        is_export: !Weights::are_in(folder),
         is_quantized,
         engine: Engine::Onnx,
         graphs,
@@ -217,6 +219,20 @@ fn check_head(config: &ConfigFile) -> Result<()> {
         "expected a model of this family that generates texts (`…ForConditionalGeneration`), but found \
          `{architecture}`, whose head is not supported"
     )))
+}
+
+/// Refuses BART's label head in weights whose class does not name it.
+fn check_labels(config: &ConfigFile, weights: &Weights) -> Result<()> {
+    let labels = format!("{}.weight", fairseq::LABELS);
+    match config.model_type() == BART && !config.names_head() && weights.has(&labels) {
+        true => Err(Error::model(format!(
+            "the model has a label head (`{labels}`), but `architectures` in `config.json` names no class with one; use \
+             `--task {}` or `--task {}` to use the head",
+            Task::TextClassification,
+            Task::ZeroShotClassification
+        ))),
+        false => Ok(()),
+    }
 }
 
 /// Refuses a prefix for Marian's texts. Pipelines put it before texts, but not before language tokens.

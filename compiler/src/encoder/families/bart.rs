@@ -6,10 +6,10 @@ use crate::{
     config::{ConfigFile, head_width},
     encoder::config::{
         Bias, Biases, Decoder, Details, EncoderConfig, Facts, FeedForward, Gate, Head, HeadInput,
-        HeadRead, Heads, Names, Norms, PositionTable, Positions, Span,
+        HeadKind, HeadRead, Heads, Names, Norms, PositionTable, Positions, Span,
     },
     layers::{Activation, AttentionWindow, NormKind},
-    seq2seq::fairseq::{UNUSED_POSITIONS, has_labels},
+    seq2seq::fairseq::{LABELS, UNUSED_POSITIONS},
     weights::Weights,
 };
 use kivu::{
@@ -44,7 +44,7 @@ const ENCODER: Names = Names {
     down: "fc2",
     dense: ("classification_head.dense", false),
     dense_norm: None,
-    labels: "classification_head.out_proj",
+    labels: LABELS,
 };
 const NAMED_BY_ENCODER: Names = Names {
     words: TABLES[1],
@@ -61,7 +61,7 @@ const DECODER: Names = Names {
 };
 
 pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
-    if !has_labels(config) {
+    if config.names_head() && Head::kind(config) != Some(HeadKind::Text) {
         return Err(Error::model(format!(
             "expected BART with a label head (`…ForSequenceClassification`), but found `{}`",
             config.architecture()
@@ -187,6 +187,16 @@ pub(super) fn check_words(config: &EncoderConfig, weights: &Weights) -> Result<(
         }
     }
     Ok(())
+}
+
+/// Refuses BART without a label head, which generates texts.
+pub(crate) fn check_head(config: &EncoderConfig) -> Result<()> {
+    match config.decoder.is_some() && config.head.is_none() {
+        true => Err(Error::model(format!(
+            "expected BART with a label head (`{LABELS}.weight`), but found no such weight"
+        ))),
+        false => Ok(()),
+    }
 }
 
 /// Refuses tokenizers whose texts do not end with the end token, which the head reads.

@@ -30,7 +30,7 @@ pub(super) const NAMES: Names = Names {
     down: "mlp.down_proj",
     dense: ("", false),
     dense_norm: None,
-    labels: "",
+    labels: "score",
 };
 
 /// Maximum number of tokens for dynamic scaling, far above published models'.

@@ -22,6 +22,7 @@ mod t5;
 
 use std::path::Path;
 
+pub(super) use self::bart::check_head as check_bart_head;
 pub(crate) use self::jina_v3::JINA_V3;
 use super::config::EncoderConfig;
 use crate::{
@@ -80,12 +81,7 @@ const TRANSLATING_DECODER: &str = "Kivu does not run decoders that generate text
 const GATED_CONVOLUTIONS: &str = "Kivu does not run gated short convolutions; among small decoders, it embeds with Qwen3 and EmbeddingGemma";
 const GLOBAL_TOKENS: &str = "Kivu does not run windows with global tokens; among encoders of long texts, it runs ModernBERT and NomicBERT";
 
-/// Reads the `config.json` in `folder`; unsupported architectures are refused.
-pub(super) fn open(folder: &Path) -> Result<EncoderConfig> {
-    of(&ConfigFile::open(folder)?, folder)
-}
-
-/// Reads an encoder's config in `folder`.
+/// Reads an encoder's config in `folder`; unsupported architectures are refused.
 pub(super) fn of(config: &ConfigFile, folder: &Path) -> Result<EncoderConfig> {
     read(config).map_err(|error| {
         Error::model_because(format!("cannot build from `{}`", folder.display()), error)
