@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{
-    app::App,
+    caller_models::CallerModels,
     cohere::{self, CohereEmbedRequest, Embedded, Message, Truncate},
     inputs,
     ranking::{DocumentsRequest, RankedDocument, rank_documents},
@@ -165,7 +165,7 @@ pub(super) async fn invoke(
         .map(|(_, segment)| segment)
         .collect::<Vec<_>>()
         .join("/");
-    let model = served_name(&context.app, &id);
+    let model = served_name(&context.models, &id);
     match Form::of(&body)? {
         Form::Titan => titan(&context, model, from_value(body)?).await,
         Form::CohereEmbed => cohere_embed(&context, model, from_value(body)?).await,
@@ -179,13 +179,13 @@ const AREAS: [&str; 8] = [
 ];
 
 /// A served model's name or alias: the whole id, or what follows the slash in an ARN, or either without a profile's area.
-fn served_name<'a>(app: &App, id: &'a str) -> &'a str {
+fn served_name<'a>(models: &CallerModels, id: &'a str) -> &'a str {
     let resource = id.strip_prefix("arn:").and_then(|arn| arn.rsplit_once('/'));
     let resource = resource.map_or(id, |(_, resource)| resource);
     let model = AREAS.iter().find_map(|area| resource.strip_prefix(area));
     let mut names = [Some(id), Some(resource), model].into_iter().flatten();
     names
-        .find(|name| app.model(Some(name)).is_ok())
+        .find(|name| models.find(Some(name)).is_ok())
         .unwrap_or(resource)
 }
 
@@ -229,7 +229,7 @@ async fn titan(context: &Context, model: &str, body: TitanRequest) -> Reply {
     context.texts.count("inputText", 1)?;
     let text = inputs::text(&"inputText", body.input_text, &context.texts)?;
     let parameters = EmbeddingParameters {
-        prompt_name: context.app.named_prompt(Some(model)),
+        prompt_name: context.models.named_prompt(Some(model)),
         normalize: Some(body.normalize.unwrap_or(true)),
         dimensions: body.dimensions,
         outputs: Some(vec![VectorKind::Dense]),

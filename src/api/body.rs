@@ -16,6 +16,7 @@ use memmap2::MmapMut;
 use super::{
     app::App,
     body_memory::RequestMemory,
+    caller_models::CallerModels,
     content_encoding::{ContentEncoding, too_long},
     rejection::Rejection,
 };
@@ -32,6 +33,7 @@ pub(super) struct ReadBody {
     pub(super) bytes: Vec<u8>,
     pub(super) deadline: Deadline,
     pub(super) memory: Arc<RequestMemory>,
+    pub(super) models: CallerModels,
 }
 
 /// Reads a request body.
@@ -43,6 +45,7 @@ pub(super) async fn read(app: &App, request: Request) -> Result<ReadBody, Reject
         None => deadline,
     };
     let (parts, body) = request.into_parts();
+    let models = CallerModels::of_request(app, &parts.extensions)?;
     let limit = match parts.method {
         Method::POST => app.limits.body_bytes,
         _ => app.limits.body_bytes.min(MAX_BYTES_WITHOUT_PERMIT),
@@ -69,6 +72,7 @@ pub(super) async fn read(app: &App, request: Request) -> Result<ReadBody, Reject
         bytes,
         deadline,
         memory,
+        models,
     })
 }
 

@@ -153,7 +153,6 @@ pub(super) async fn embedded(
             "expected no `images`, since the models read texts, but found some",
         ));
     }
-    let app = &context.app;
     let name = body.model.as_deref();
     let (_, pipeline) = context.embedding(name).await?;
     inputs::at_least(
@@ -196,7 +195,7 @@ pub(super) async fn embedded(
     let texts = texts(body.texts, body.inputs, &context.texts)?;
     let roles = [
         ("input_type", body.input_type),
-        ("model", app.named_prompt(name)),
+        ("model", context.models.named_prompt(name)),
     ];
     parameters.prompt_name = match inputs::one_role(roles)? {
         Some(role) => pipeline.prompt_name(&role)?.map(str::to_owned),

@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    app::App,
+    caller_models::CallerModels,
     inputs,
     rejection::Reply,
     request::{Context, Submitted, from_value},
@@ -47,8 +47,9 @@ fn identifies(own: &TaskSettings<'_>) -> bool {
 }
 
 /// Whether a served model identifies languages.
-pub(super) fn is_available(app: &App) -> bool {
-    app.models()
+pub(super) fn is_available(models: &CallerModels) -> bool {
+    models
+        .list()
         .iter()
         .any(|model| model.settings().is_some_and(|own| identifies(&own)))
 }
@@ -58,7 +59,7 @@ pub(super) async fn identify(
     context: &Context,
     texts: Vec<String>,
 ) -> Result<(Vec<Vec<DetectedLanguage>>, Usage)> {
-    if !is_available(&context.app) {
+    if !is_available(&context.models) {
         return Err(Error::invalid(
             "expected a served model that identifies languages, but found none; `models/text-language.toml` is a recipe for one",
         ));

@@ -10,7 +10,7 @@ use serde::{
 use serde_json::{Map, Value};
 
 use super::{
-    app::App,
+    caller_models::CallerModels,
     hub_body::HubBody,
     inputs,
     rejection::Reply,
@@ -123,14 +123,16 @@ impl EmbedOptions {
     }
 
     /// TEI normalizes by default, whatever the model's own settings. `model` is the name that selects the model.
-    fn parameters(self, app: &App, model: Option<&str>) -> EmbeddingParameters {
+    fn parameters(self, models: &CallerModels, model: Option<&str>) -> EmbeddingParameters {
         let Self {
             encoding_format,
             parameters,
             ..
         } = self;
         EmbeddingParameters {
-            prompt_name: parameters.prompt_name.or_else(|| app.named_prompt(model)),
+            prompt_name: parameters
+                .prompt_name
+                .or_else(|| models.named_prompt(model)),
             normalize: Some(parameters.normalize.unwrap_or(true)),
             output_dtype: parameters
                 .output_dtype
@@ -263,7 +265,7 @@ async fn embed_as(
         inputs::above_zero("dimensions", options.parameters.dimensions)?;
     }
     let format = options.encoding_format;
-    let mut parameters = options.parameters(&context.app, name.as_deref());
+    let mut parameters = options.parameters(&context.models, name.as_deref());
     if kind == VectorKind::MultiVector {
         let options = parameters.options(pipeline, &context.scope())?;
         let embeddings = pipeline
@@ -341,7 +343,7 @@ pub(super) async fn similarity_with(
     let options = body.parameters.unwrap_or_default();
     options.check()?;
     let options = options
-        .parameters(&context.app, name)
+        .parameters(&context.models, name)
         .options(pipeline, &context.scope())?;
     let embeddings = pipeline.embed(inputs, &options, context.deadline).await?;
     let (source, sentences) = embeddings.vectors.split_at(1);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{app, request::Context};
+use super::request::Context;
 use crate::{
     error::{Error, Result},
     model::{Entry, Model, Pipeline},
@@ -28,7 +28,7 @@ impl Context {
 
     /// Looks up a model without loading it. New models are looked for before a name is unknown.
     pub(super) async fn entry(&self, name: Option<&str>) -> Result<Arc<Entry>> {
-        self.app.entry(name, self.deadline).await
+        self.models.find_new(name, self.deadline).await
     }
 
     /// Looks up a model, which must be for `task`; without a name, the first one that does what is needed.
@@ -53,7 +53,7 @@ impl Context {
                 }
             }
             None => {
-                let models = self.app.models();
+                let models = self.models.list();
                 let first =
                     |serves: &Serves<'_>| models.iter().find(|model| does(model, serves)).cloned();
                 serves.iter().find_map(first)
@@ -114,7 +114,7 @@ impl Context {
     /// Looks up a ranking model; without a name, the first one. Embedding models rank too; without a name, they come
     /// after all others, models with multi-vectors first.
     pub(super) async fn ranking(&self, name: Option<&str>) -> Result<(&Model, RankingPipeline)> {
-        if let Some(name) = name.filter(|name| self.app.named_prompt(Some(name)).is_some()) {
+        if let Some(name) = name.filter(|name| self.models.named_prompt(Some(name)).is_some()) {
             return Err(Error::invalid(format!(
                 "expected a model's name without a role, since ranking has a query and texts, but found `{name}`"
             )));
@@ -151,8 +151,8 @@ impl Context {
     pub(super) async fn load(&self, entry: &Arc<Entry>) -> Result<&Model> {
         note_model(&entry.name);
         match self.app.catalog.lease(entry, self.deadline).await? {
-            Some(lease) => Ok(self.models.keep(lease)),
-            None => Err(app::unknown(&entry.name, &self.app.models())),
+            Some(lease) => Ok(self.used.keep(lease)),
+            None => Err(self.models.unknown(&entry.name)),
         }
     }
 }

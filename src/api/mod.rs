@@ -6,6 +6,7 @@ mod batch_requests;
 mod bedrock;
 mod body;
 mod body_memory;
+mod caller_models;
 mod chat;
 mod classification;
 mod cohere;

@@ -15,7 +15,8 @@ use axum::{
 use futures::FutureExt;
 
 use super::{
-    app::{self, App},
+    app::App,
+    caller_models::AllowedModels,
     permit_body,
     rejection::Rejection,
     request::{REQUEST_ID, request_id},
@@ -164,18 +165,19 @@ pub(super) async fn observe(State(app): State<Arc<App>>, request: Request, next:
     }
     let access = match routes::is_open(&path, &parts.method) {
         true => Ok(None),
-        false => app.guard.admit(&parts).await,
+        false => app.guard.admit(&parts).await.map(Some),
     };
     let response = match access {
-        Ok(caller) => {
+        Ok(admitted) => {
             let limit = parts.extensions.get().copied();
+            if let Some(caller) = admitted {
+                let allowed = AllowedModels::of_caller(caller.as_ref());
+                parts.extensions.insert(allowed);
+                observed.origin.caller = caller.map(|caller| caller.name);
+            }
             let request = Request::from_parts(parts, body);
-            let (name, models) = caller.map_or((None, Vec::new()), |caller| {
-                (Some(caller.name), caller.models)
-            });
-            observed.origin.caller = name;
             let record = Arc::clone(&observed.record);
-            let response = app::restricted_to(models, record.follow(run(&app, request, next)));
+            let response = record.follow(run(&app, request, next));
             response_limit::within(limit, response).await
         }
         Err(refusal) => {

@@ -89,7 +89,7 @@ pub(super) async fn embed(Call(context, body): Call<OllamaEmbedRequest>) -> Repl
         },
         normalize: Some(true),
         dimensions: body.dimensions,
-        prompt_name: context.app.named_prompt(body.model.as_deref()),
+        prompt_name: context.models.named_prompt(body.model.as_deref()),
         ..EmbeddingParameters::default()
     };
     let request = Request {
@@ -115,7 +115,7 @@ pub(super) async fn embed(Call(context, body): Call<OllamaEmbedRequest>) -> Repl
 
 /// Embed a text, as earlier versions of Ollama do; the model's own settings say whether vectors have length 1
 pub(super) async fn embeddings(Call(context, body): Call<OllamaEmbeddingsRequest>) -> Reply {
-    let prompt_name = context.app.named_prompt(body.model.as_deref());
+    let prompt_name = context.models.named_prompt(body.model.as_deref());
     let parameters = EmbeddingParameters {
         prompt_name,
         ..EmbeddingParameters::default()
@@ -208,8 +208,8 @@ async fn embed_with<'a>(
 fn is_loaded(context: &Context, name: Option<&str>) -> bool {
     name.is_none()
         || context
-            .app
-            .model(name)
+            .models
+            .find(name)
             .is_ok_and(|model| model.state() == ModelState::Loaded)
 }
 

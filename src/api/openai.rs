@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     app::App,
+    caller_models::CallerModels,
     inputs,
     rejection::Reply,
     request::{Call, InPath},
@@ -231,7 +232,6 @@ pub(super) async fn embeddings(
     headers: HeaderMap,
     Call(context, body): Call<EmbeddingsRequest>,
 ) -> Reply {
-    let app = &context.app;
     let format = VectorFormat::of(&body, &headers)?;
     let name = body.model.as_deref();
     let (model, pipeline) = context.embedding(name).await?;
@@ -256,7 +256,7 @@ pub(super) async fn embeddings(
     let roles = [
         ("input_type", body.input_type),
         ("task", task),
-        ("model", app.named_prompt(name)),
+        ("model", context.models.named_prompt(name)),
     ];
     let of_role = match inputs::one_role(roles)? {
         Some(role) => pipeline.prompt_name(&role)?.map(str::to_owned),
@@ -378,8 +378,8 @@ impl ModelEntry {
 }
 
 /// List the models
-pub(super) async fn models(State(app): State<Arc<App>>) -> Json<ModelList> {
-    let models = app.models();
+pub(super) async fn models(models: CallerModels) -> Json<ModelList> {
+    let models = models.list();
     let names = models
         .iter()
         .flat_map(|model| [&model.name].into_iter().chain(&model.manifest.aliases));
@@ -392,9 +392,11 @@ pub(super) async fn models(State(app): State<Arc<App>>) -> Json<ModelList> {
 /// Describe a model
 pub(super) async fn model(
     State(app): State<Arc<App>>,
+    models: CallerModels,
     InPath(name): InPath<String>,
 ) -> Reply<Json<ModelEntry>> {
-    app.entry(Some(&name), Deadline::within(app.limits.timeout()))
+    models
+        .find_new(Some(&name), Deadline::within(app.limits.timeout()))
         .await?;
     Ok(Json(ModelEntry::new(&name)))
 }

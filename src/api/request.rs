@@ -18,6 +18,7 @@ use super::{
     app::App,
     body::{self, ReadBody},
     body_memory::RequestMemory,
+    caller_models::CallerModels,
     inputs::RequestTexts,
     rejection::Rejection,
     used_models::UsedModels,
@@ -83,8 +84,10 @@ pub(super) struct Context {
     pub(super) texts: RequestTexts,
     /// Maximum sentences or windows that texts may be split into.
     pub(super) max_parts: usize,
+    /// Models that the caller may use.
+    pub(super) models: CallerModels,
     /// Models that the request uses.
-    pub(super) models: Arc<UsedModels>,
+    pub(super) used: Arc<UsedModels>,
     /// Memory for the body and its values.
     _memory: Arc<RequestMemory>,
 }
@@ -92,27 +95,29 @@ pub(super) struct Context {
 impl Context {
     pub(super) fn new(
         app: &Arc<App>,
+        models: CallerModels,
         deadline: Deadline,
         started: Instant,
         memory: Arc<RequestMemory>,
     ) -> Self {
         let (texts, max_parts) = (RequestTexts::new(app.limits.texts), app.limits.texts);
-        let models = Arc::default();
         Self {
             app: Arc::clone(app),
+            models,
+            used: Arc::default(),
             deadline,
             started,
             texts,
             max_parts,
-            models,
             _memory: memory,
         }
     }
 
     /// The context for a request that runs in the background, where nobody waits for it.
-    pub(super) fn in_background(app: &Arc<App>) -> Self {
+    pub(super) fn in_background(app: &Arc<App>, models: CallerModels) -> Self {
         Self::new(
             app,
+            models,
             Deadline::within(BACKGROUND_TIMEOUT),
             Instant::now(),
             app.bodies.request(),
@@ -133,7 +138,7 @@ impl Context {
         let max_parts = (self.max_parts / count.max(1)).max(1);
         Self {
             max_parts,
-            models: Arc::default(),
+            used: Arc::default(),
             ..self.clone()
         }
     }
@@ -191,6 +196,7 @@ async fn read_json<T: DeserializeOwned + Send + 'static>(
         bytes,
         deadline,
         memory,
+        models,
         ..
     } = body::read(app, request).await?;
     let (size, max_texts) = (bytes.capacity(), app.limits.texts);
@@ -205,7 +211,7 @@ async fn read_json<T: DeserializeOwned + Send + 'static>(
         Ok((body, memory))
     };
     let (body, memory) = deadline.run_sized(size, work).await?;
-    Ok((Context::new(app, deadline, started, memory), body))
+    Ok((Context::new(app, models, deadline, started, memory), body))
 }
 
 /// A request whose body is a JSON object or a form, and the context in which it is answered. Form fields that occur
@@ -228,13 +234,17 @@ impl FromRequest<Arc<App>> for Submitted {
             bytes,
             deadline,
             memory,
+            models,
             ..
         } = body::read(app, request).await?;
         let (size, max_texts) = (bytes.len(), app.limits.texts);
         let form = deadline
             .run_sized(size, move || form(&bytes, max_texts))
             .await?;
-        Ok(Self(Context::new(app, deadline, started, memory), form))
+        Ok(Self(
+            Context::new(app, models, deadline, started, memory),
+            form,
+        ))
     }
 }
 
@@ -324,7 +334,9 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::{config::Limits, task::text_to_text::TextToTextParameters};
+    use crate::{
+        api::caller_models::AllowedModels, config::Limits, task::text_to_text::TextToTextParameters,
+    };
 
     /// The thread that parses a body.
     struct ParsedBy(ThreadId);
@@ -342,6 +354,7 @@ mod tests {
             let body = serde_json::json!({ "inputs": "word ".repeat(words) }).to_string();
             let request = Request::post("/")
                 .header(CONTENT_TYPE, "application/json")
+                .extension(AllowedModels::All)
                 .body(Body::from(body));
             let Call(_, ParsedBy(thread)) =
                 Call::from_request(request.unwrap(), &app).await.unwrap();

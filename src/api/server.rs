@@ -14,6 +14,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     app::App,
+    caller_models::CallerModels,
     rejection::{Rejection, Reply},
 };
 use crate::{
@@ -34,12 +35,12 @@ pub(super) async fn health() -> StatusCode {
     StatusCode::OK
 }
 
-pub(super) async fn metrics(State(app): State<Arc<App>>) -> Reply {
+pub(super) async fn metrics(State(app): State<Arc<App>>, models: CallerModels) -> Reply {
     let Some(prometheus) = &app.prometheus else {
         let message = "this server has no metrics; those of a function are in CloudWatch, in the namespace `Kivu`";
         return Err(Rejection::new(StatusCode::NOT_FOUND, message));
     };
-    Ok((prometheus.page() + &gauge_page(&app.gauges())).into_response())
+    Ok((prometheus.page() + &gauge_page(&app.gauges(&models))).into_response())
 }
 
 /// Gauges in Prometheus' format. They are read when they are needed, so that removed models have none.
@@ -117,8 +118,8 @@ pub(super) struct Info {
     warnings: Vec<String>,
 }
 
-pub(super) async fn info(State(app): State<Arc<App>>) -> Reply<Json<Info>> {
-    let model = app.model(None)?;
+pub(super) async fn info(State(app): State<Arc<App>>, models: CallerModels) -> Reply<Json<Info>> {
+    let model = models.find(None)?;
     let (max_tokens, settings) = (model.max_tokens, model.settings());
     let weights = &model.manifest.weights;
     Ok(Json(Info {
@@ -287,12 +288,12 @@ struct Languages {
     to: BTreeSet<String>,
 }
 
-pub(super) async fn list(State(app): State<Arc<App>>) -> Json<Models> {
+pub(super) async fn list(State(app): State<Arc<App>>, models: CallerModels) -> Json<Models> {
     let limits = RequestLimits {
         body_bytes: app.limits.body_bytes,
         texts: app.limits.texts,
     };
-    let models = app.models().iter().map(describe).collect();
+    let models = models.list().iter().map(describe).collect();
     let memory = app
         .catalog
         .budget()

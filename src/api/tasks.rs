@@ -165,7 +165,7 @@ fn check_parameters(model: &Model, body: &Value) -> Result<()> {
 /// send no `parameters` with texts to embed.
 fn check_default(context: &Context, model: &Model, body: &Value) -> Result<()> {
     let is_hub_body = body.get("parameters").is_some_and(Value::is_object);
-    if is_hub_body && model.pipeline.embedding().is_some() && context.app.models().len() > 1 {
+    if is_hub_body && model.pipeline.embedding().is_some() && context.models.list().len() > 1 {
         return Err(Error::invalid(format!(
             "expected no `parameters` for `{}`, the first model, which is for `{}`; a client for another model needs \
              its address, with the path `/models/NAME`",

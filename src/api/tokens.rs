@@ -55,7 +55,7 @@ pub(super) async fn tokenize(
         add_special_tokens: Some(body.add_special_tokens),
         prompt_name: body
             .prompt_name
-            .or_else(|| context.app.named_prompt(body.model.as_deref())),
+            .or_else(|| context.models.named_prompt(body.model.as_deref())),
         prompt: body.prompt,
         instruction: body.instruction,
         task: body.task,

@@ -96,7 +96,7 @@ pub(super) async fn translate_own(context: &Context, body: TranslateRequest) -> 
     let sources = possible_sources(context, model, parameters.languages()).await?;
     // Without a target language, the first model decides.
     let is_open = sources.listed.len() > 1 && (parameters.tgt_lang.is_some() || model.is_some());
-    let translations = match is_open && detection::is_available(&context.app) {
+    let translations = match is_open && detection::is_available(&context.models) {
         true => translate_identified(context, model, parameters, texts, &sources).await?,
         false => translate_texts(context, model, parameters, texts).await?,
     };
@@ -139,7 +139,7 @@ pub(super) async fn possible_sources(
     }
     let models = match model {
         Some(name) => vec![context.entry(Some(name)).await?],
-        None => context.app.models().to_vec(),
+        None => context.models.list(),
     };
     let all = models.iter().filter_map(|model| model.directions());
     let all: Vec<&Directions> = all.filter(|directions| directions.has(wanted)).collect();
@@ -340,7 +340,7 @@ async fn choose<'a>(
     name: Option<&str>,
     wanted: RequestedLanguages<'_>,
 ) -> Result<(&'a Model, &'a Seq2SeqPipeline)> {
-    let models = context.app.models();
+    let models = context.models.list();
     let all: Vec<_> = models
         .iter()
         .filter_map(|model| Some((model, model.directions()?)))

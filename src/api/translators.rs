@@ -15,7 +15,8 @@ use serde_json::{Value, json};
 
 use super::{
     app::App,
-    body,
+    body::{self, ReadBody},
+    caller_models::CallerModels,
     detection::{self, DetectedLanguage},
     inputs,
     rejection::Reply,
@@ -182,7 +183,7 @@ impl LanguageRequest {
         };
         let found = match (
             sources.listed.len() > 1,
-            detection::is_available(&context.app),
+            detection::is_available(&context.models),
         ) {
             (true, false) if sources.is_optional => {
                 translate_texts(context, None, parameters, texts).await
@@ -365,9 +366,9 @@ fn refuse(field: &str, found: Option<String>, expected: &str) -> Result<()> {
 }
 
 /// Target languages per source language, over all models.
-fn directions(app: &App) -> BTreeMap<ListedLanguage, BTreeSet<ListedLanguage>> {
+fn directions(models: &CallerModels) -> BTreeMap<ListedLanguage, BTreeSet<ListedLanguage>> {
     let mut all: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
-    for directions in app.models().iter().filter_map(|model| model.directions()) {
+    for directions in models.list().iter().filter_map(|model| model.directions()) {
         let (sources, targets) = directions.listed();
         for source in sources {
             let is_target = |target: &&ListedLanguage| {
@@ -382,13 +383,13 @@ fn directions(app: &App) -> BTreeMap<ListedLanguage, BTreeSet<ListedLanguage>> {
 }
 
 /// List the languages, as LibreTranslate does
-pub(super) async fn languages(State(app): State<Arc<App>>) -> Json<Vec<SourceLanguage>> {
+pub(super) async fn languages(models: CallerModels) -> Json<Vec<SourceLanguage>> {
     let language = |(source, targets): (ListedLanguage, BTreeSet<ListedLanguage>)| SourceLanguage {
         code: source.code,
         name: source.name,
         targets: targets.into_iter().map(|target| target.code).collect(),
     };
-    Json(directions(&app).into_iter().map(language).collect())
+    Json(directions(&models).into_iter().map(language).collect())
 }
 
 /// List the languages, as DeepL does: those of texts, or those of translations with `type=target`
@@ -398,7 +399,11 @@ pub(super) async fn deepl_languages(
 ) -> Reply<Json<Vec<DeepLLanguage>>> {
     let query = request.uri().query().unwrap_or_default().to_owned();
     // The client for Python sends a form with its GET request.
-    let form = body::read(&app, request).await?.bytes;
+    let ReadBody {
+        bytes: form,
+        models,
+        ..
+    } = body::read(&app, request).await?;
     let fields = form_urlencoded::parse(query.as_bytes()).chain(form_urlencoded::parse(&form));
     let mut is_target = false;
     for (_, kind) in fields.filter(|(name, _)| name == "type") {
@@ -409,7 +414,7 @@ pub(super) async fn deepl_languages(
             "`source` or `target`",
         )?;
     }
-    let directions = directions(&app);
+    let directions = directions(&models);
     let languages: BTreeSet<&ListedLanguage> = match is_target {
         true => directions.values().flatten().collect(),
         false => directions.keys().collect(),

@@ -21,6 +21,7 @@ use self::tensors::{ConfiguredTensor, DeclaredTensor, Interface};
 use super::{
     app::App,
     body::{self, ReadBody},
+    caller_models::CallerModels,
     rejection::Reply,
     request::{self, Context, InPath},
 };
@@ -41,9 +42,9 @@ pub(super) struct ModelPath {
 }
 
 impl ModelPath {
-    async fn find(&self, app: &App) -> Result<Arc<Entry>> {
-        let model = app
-            .entry(Some(&self.model), Deadline::within(app.limits.timeout()))
+    async fn find(&self, app: &App, models: &CallerModels) -> Result<Arc<Entry>> {
+        let model = models
+            .find_new(Some(&self.model), Deadline::within(app.limits.timeout()))
             .await?;
         match self.version.as_deref() {
             None | Some(VERSION) => Ok(model),
@@ -166,20 +167,22 @@ async fn read_optional<T: DeserializeOwned + Default>(
         bytes,
         deadline,
         memory,
+        models,
         ..
     } = body::read(app, request).await?;
     let body = match bytes.trim_ascii() {
         [] => T::default(),
         _ => request::parse(&bytes, Budget::new(bytes.len(), app.limits.texts))?,
     };
-    Ok((Context::new(app, deadline, Instant::now(), memory), body))
+    let context = Context::new(app, models, deadline, Instant::now(), memory);
+    Ok((context, body))
 }
 
 pub(super) async fn index(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Reply<Json<Vec<IndexEntry>>> {
-    let (_, IndexRequest { ready }) = read_optional(&app, request).await?;
+    let (context, IndexRequest { ready }) = read_optional(&app, request).await?;
     let is_listed = |model: &&Arc<Entry>| {
         !ready.unwrap_or(false) || matches!(model.state(), ModelState::Loaded)
     };
@@ -201,16 +204,23 @@ pub(super) async fn index(
         }
     };
     Ok(Json(
-        app.models().iter().filter(is_listed).map(entry).collect(),
+        context
+            .models
+            .list()
+            .iter()
+            .filter(is_listed)
+            .map(entry)
+            .collect(),
     ))
 }
 
 pub(super) async fn model_ready(
     State(app): State<Arc<App>>,
+    models: CallerModels,
     InPath(path): InPath<ModelPath>,
 ) -> Reply<StatusCode> {
     // Other models are loaded by the request for which the client checks this.
-    let model = path.find(&app).await?;
+    let model = path.find(&app, &models).await?;
     match model.state() {
         ModelState::Failed => Err(Error::unavailable(format!(
             "`{}` could not be loaded; try again in a moment",
@@ -239,9 +249,9 @@ pub(super) async fn unload(
     InPath(path): InPath<ModelPath>,
     request: Request,
 ) -> Reply<StatusCode> {
-    let (_, body) = read_optional::<LoadRequest>(&app, request).await?;
+    let (context, body) = read_optional::<LoadRequest>(&app, request).await?;
     body.check()?;
-    let model = path.find(&app).await?;
+    let model = path.find(&app, &context.models).await?;
     if !app.catalog.is_on_demand() {
         return Err(Error::invalid(format!(
             "expected a model that is loaded on demand, but `{}` is always loaded; start the server with \
@@ -256,9 +266,10 @@ pub(super) async fn unload(
 
 pub(super) async fn metadata(
     State(app): State<Arc<App>>,
+    models: CallerModels,
     InPath(path): InPath<ModelPath>,
 ) -> Reply<Json<ModelMetadata>> {
-    let model = path.find(&app).await?;
+    let model = path.find(&app, &models).await?;
     let Interface {
         inputs, outputs, ..
     } = Interface::of(&model.manifest);
@@ -274,9 +285,10 @@ pub(super) async fn metadata(
 
 pub(super) async fn config(
     State(app): State<Arc<App>>,
+    models: CallerModels,
     InPath(path): InPath<ModelPath>,
 ) -> Reply<Json<ModelConfig>> {
-    let model = path.find(&app).await?;
+    let model = path.find(&app, &models).await?;
     let Interface {
         inputs, outputs, ..
     } = Interface::of(&model.manifest);
@@ -294,22 +306,25 @@ pub(super) async fn config(
 
 pub(super) async fn infer(
     State(app): State<Arc<App>>,
+    models: CallerModels,
     InPath(path): InPath<ModelPath>,
     request: Request,
 ) -> Reply {
-    path.find(&app).await?;
+    path.find(&app, &models).await?;
     let ReadBody {
         headers,
         bytes,
         deadline,
         memory,
+        ..
     } = body::read(&app, request).await?;
     let size = bytes.len();
-    let context = Context::new(&app, deadline, Instant::now(), Arc::clone(&memory));
+    let started = Instant::now();
+    let context = Context::new(&app, models, deadline, started, Arc::clone(&memory));
     let model = context.model(Some(&path.model)).await?;
     let parse = move || InferRequest::parse(&headers, &bytes, &memory);
     let mut request = deadline.run_sized(size, parse).await?;
-    if let Some(prompt) = app.named_prompt(Some(&path.model)) {
+    if let Some(prompt) = context.models.named_prompt(Some(&path.model)) {
         request
             .parameters
             .entry("prompt_name".to_owned())

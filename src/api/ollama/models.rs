@@ -2,13 +2,13 @@
 
 use std::{sync::Arc, time::Duration};
 
-use axum::{Json, extract::State};
+use axum::Json;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::{
-    api::{app::App, rejection::Reply, request::Call},
+    api::{caller_models::CallerModels, rejection::Reply, request::Call},
     json_schemas::Object,
     model::Entry,
 };
@@ -111,7 +111,7 @@ struct Process {
 }
 
 /// List the loaded models, as Ollama does
-pub(in crate::api) async fn processes(State(app): State<Arc<App>>) -> Json<Processes> {
+pub(in crate::api) async fn processes(models: CallerModels) -> Json<Processes> {
     let process = |model: &Arc<Entry>| {
         let size = model.memory()?;
         Some(Process {
@@ -126,12 +126,12 @@ pub(in crate::api) async fn processes(State(app): State<Arc<App>>) -> Json<Proce
         })
     };
     Json(Processes {
-        models: app.models().iter().filter_map(process).collect(),
+        models: models.list().iter().filter_map(process).collect(),
     })
 }
 
 /// List the models, as Ollama does
-pub(in crate::api) async fn tags(State(app): State<Arc<App>>) -> Json<Tags> {
+pub(in crate::api) async fn tags(models: CallerModels) -> Json<Tags> {
     let model = |model: &Arc<Entry>| ListedModel {
         details: details(model),
         digest: model.digest.clone(),
@@ -140,7 +140,7 @@ pub(in crate::api) async fn tags(State(app): State<Arc<App>>) -> Json<Tags> {
         size: model.size(),
     };
     Json(Tags {
-        models: app.models().iter().map(model).collect(),
+        models: models.list().iter().map(model).collect(),
     })
 }
 

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     api::{
-        app::{App, caller_may_use, unknown},
+        app::App,
         fetch::FetchProgress,
         rejection::{Rejection, Reply},
         request::{Call, Context},
@@ -115,7 +115,7 @@ pub(in crate::api) async fn pull(Call(context, body): Call<OllamaPullRequest>) -
 fn start(context: &Context, name: String) -> Reply<flume::Receiver<Line>> {
     let (sender, lines) = flume::unbounded();
     let app = &context.app;
-    if app.model(Some(&name)).is_ok() {
+    if context.models.find(Some(&name)).is_ok() {
         let _ = sender.send(Line::status("success"));
         return Ok(lines);
     }
@@ -128,8 +128,8 @@ fn start(context: &Context, name: String) -> Reply<flume::Receiver<Line>> {
         .into());
     };
     // A caller with a list of models may fetch those.
-    if !caller_may_use(&name) {
-        return Err(unknown(&name, &app.models()).into());
+    if !context.models.allow(&name) {
+        return Err(context.models.unknown(&name).into());
     }
     fetcher
         .check(&name)
