@@ -11,7 +11,10 @@ use std::{
 };
 
 use clap::Args;
-use tokio::{net::TcpListener, runtime::Builder};
+use tokio::{
+    net::TcpListener,
+    runtime::{Builder, Handle},
+};
 
 use super::{
     connections::{self, Timeouts},
@@ -102,15 +105,22 @@ pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> 
     config.max_memory = arguments.max_memory.or(config.max_memory);
     config.check_load()?;
     // Blocking tasks only tokenize, so one thread per CPU is enough; none waits for I/O.
-    let runtime = Builder::new_multi_thread()
-        .enable_all()
-        .max_blocking_threads(config.threads().get())
-        .build()
-        .map_err(Error::io("cannot start the server's threads"))?;
-    runtime.block_on(serve(config, options))
+    let blocking_threads = config.threads().get();
+    let runtime = || {
+        Builder::new_multi_thread()
+            .enable_all()
+            .max_blocking_threads(blocking_threads)
+            .build()
+            .map_err(Error::io("cannot start the server's threads"))
+    };
+    // Connections stay responsive beside requests that take long to read or to answer.
+    let (connections, long_requests) = (runtime()?, runtime()?);
+    let served = connections.block_on(serve(config, options, long_requests.handle().clone()));
+    long_requests.shutdown_background();
+    served
 }
 
-async fn serve(mut config: Config, options: Options) -> Result<ExitCode> {
+async fn serve(mut config: Config, options: Options, long_requests: Handle) -> Result<ExitCode> {
     let guard = Guard::new(&config.auth, BindScope::Address(config.listen))?
         .with_pages(config.cors_origins.clone());
     // Bound before models are loaded: an occupied port is reported at once, and early requests wait.
@@ -184,7 +194,8 @@ async fn serve(mut config: Config, options: Options) -> Result<ExitCode> {
     let mut app = app
         .with_guard(guard)
         .with_metrics(prometheus)
-        .with_slow_log(slow_request_ms);
+        .with_slow_log(slow_request_ms)
+        .with_long_requests_on(long_requests);
     if let Some(otlp) = &otlp {
         app.export(otlp);
     }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use axum::{body::Bytes, http::StatusCode};
-use tokio::sync::Semaphore;
+use tokio::{runtime::Handle, sync::Semaphore};
 
 use super::{
     auth::Guard, body_memory::BodyMemory, caller_models::CallerModels, fetch::FetchModel,
@@ -40,6 +40,8 @@ pub struct App {
     pub(super) fetcher: Option<Arc<dyn FetchModel>>,
     /// One permit, since a fetch may use all processors.
     pub(super) pulls: Arc<Semaphore>,
+    /// The threads for requests with long bodies; their connections' own threads if there are none.
+    pub(super) long_requests: Option<Handle>,
     /// The OpenAPI document, written when it is first requested.
     pub(super) document: OnceLock<Bytes>,
 }
@@ -65,6 +67,7 @@ impl App {
             slow_request: None,
             fetcher: None,
             pulls: Arc::new(Semaphore::new(1)),
+            long_requests: None,
             document: OnceLock::new(),
         }
     }
@@ -80,6 +83,15 @@ impl App {
     pub fn with_fetcher(self, fetcher: Arc<dyn FetchModel>) -> Self {
         Self {
             fetcher: Some(fetcher),
+            ..self
+        }
+    }
+
+    /// Handles requests with long bodies on this runtime, so that their work delays no connection.
+    #[must_use]
+    pub fn with_long_requests_on(self, runtime: Handle) -> Self {
+        Self {
+            long_requests: Some(runtime),
             ..self
         }
     }

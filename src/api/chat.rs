@@ -1,7 +1,10 @@
 //! NVIDIA's `/v1/chat/completions` for models that find personal data: a text's entities as an assistant's message. No
 //! text is generated.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::{
+    collections::BTreeSet,
+    time::{SystemTime, UNIX_EPOCH},
+};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -207,14 +210,14 @@ pub(super) async fn completions(Call(context, body): Call<ChatRequest>) -> Reply
                 ))
                 .into());
             }
-            Some(labels)
+            Some(labels.into_iter().collect::<BTreeSet<String>>())
         }
         _ => None,
     };
     let text = inputs::text(&"messages", Content::Text(body.text()?), &context.texts)?;
     let found = finder.run(vec![text.clone()], context.deadline).await?;
     let is_kept = |entity: &&Entity| {
-        let has_label = |labels: &Vec<String>| labels.iter().any(|label| label == entity.label());
+        let has_label = |labels: &BTreeSet<String>| labels.contains(entity.label());
         entity.score > threshold && kept.as_ref().is_none_or(has_label)
     };
     let entities: Vec<&Entity> = found

@@ -8,11 +8,16 @@ use std::{
 
 use axum::{
     extract::{MatchedPath, Request, State},
-    http::{HeaderValue, Method, StatusCode, header::HeaderMap},
+    http::{
+        HeaderValue, Method, StatusCode,
+        header::{CONTENT_ENCODING, HeaderMap},
+    },
     middleware::Next,
     response::{IntoResponse, Response},
 };
 use futures::FutureExt;
+use http_body::Body;
+use tokio::task::JoinSet;
 
 use super::{
     app::App,
@@ -176,8 +181,7 @@ pub(super) async fn observe(State(app): State<Arc<App>>, request: Request, next:
                 observed.origin.caller = caller.map(|caller| caller.name);
             }
             let request = Request::from_parts(parts, body);
-            let record = Arc::clone(&observed.record);
-            let response = record.follow(run(&app, request, next));
+            let response = run(&app, request, next, Arc::clone(&observed.record));
             response_limit::within(limit, response).await
         }
         Err(refusal) => {
@@ -188,8 +192,19 @@ pub(super) async fn observe(State(app): State<Arc<App>>, request: Request, next:
     observed.finish(response, &path)
 }
 
+/// Bytes of a body whose values can be read, and its response written, on the connection's thread: even with a vector
+/// for each of its characters.
+const MAX_SHORT_BODY: u64 = 2 * 1024;
+
+/// Whether a request's body is known to be short.
+fn is_short(request: &Request) -> bool {
+    let upper = request.body().size_hint().upper();
+    upper.is_some_and(|bytes| bytes <= MAX_SHORT_BODY)
+        && !request.headers().contains_key(CONTENT_ENCODING)
+}
+
 /// Runs a request if a permit is free.
-async fn run(app: &App, request: Request, next: Next) -> Response {
+async fn run(app: &App, request: Request, next: Next, record: Arc<RequestRecord>) -> Response {
     // Other methods run no model and read no long body: health checks pass even when the server is busy.
     let permit = match *request.method() {
         Method::POST => match Arc::clone(&app.permits).try_acquire_owned() {
@@ -204,12 +219,20 @@ async fn run(app: &App, request: Request, next: Next) -> Response {
         },
         _ => None,
     };
-    let response = AssertUnwindSafe(next.run(request))
-        .catch_unwind()
-        .await
-        .unwrap_or_else(|_| {
-            Rejection::new(StatusCode::INTERNAL_SERVER_ERROR, "the request failed").into_response()
-        });
+    let runtime = app.long_requests.as_ref().filter(|_| !is_short(&request));
+    let work = record.follow(next.run(request));
+    let response = match runtime {
+        Some(runtime) => {
+            // Ends with the request.
+            let mut task = JoinSet::new();
+            task.spawn_on(work, runtime);
+            task.join_next().await.and_then(Result::ok)
+        }
+        None => AssertUnwindSafe(work).catch_unwind().await.ok(),
+    };
+    let response = response.unwrap_or_else(|| {
+        Rejection::new(StatusCode::INTERNAL_SERVER_ERROR, "the request failed").into_response()
+    });
     match permit {
         Some(permit) => permit_body::hold(permit, response),
         None => response,

@@ -1,8 +1,11 @@
 //! Token scores to entities, with the results of the `token-classification` pipeline in `transformers`.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use schemars::JsonSchema;
@@ -176,7 +179,7 @@ pub(super) struct Grouping<'a> {
     pub(super) labels: &'a [Arc<str>],
     pub(super) aggregation: Aggregation,
     /// Labels that are left out.
-    pub(super) ignored: &'a [String],
+    pub(super) ignored: &'a BTreeSet<String>,
     pub(super) unknown_token: Option<u32>,
 }
 
@@ -219,7 +222,7 @@ impl Grouping<'_> {
                 .collect(),
             _ => self.groups(&pieces)?,
         };
-        entities.retain(|entity| !self.ignored.iter().any(|ignored| ignored == entity.label()));
+        entities.retain(|entity| !self.ignored.contains(entity.label()));
         Ok(entities)
     }
 

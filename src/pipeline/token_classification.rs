@@ -53,7 +53,7 @@ pub struct TokenClassificationOptions {
     /// How token labels become entity labels.
     pub aggregation: Aggregation,
     /// Labels that are left out.
-    pub ignored: Vec<String>,
+    pub ignored: BTreeSet<String>,
     /// How texts above the token limit are read.
     pub windows: WindowOptions,
     /// Whether to replace entities in texts by their labels.
@@ -85,6 +85,7 @@ impl TokenClassificationOptions {
             windows.begin_at_words = true;
         }
         let ignored = ignored.unwrap_or_else(|| vec![OUTSIDE.to_owned()]);
+        let ignored = ignored.into_iter().collect();
         Ok(Self {
             aggregation,
             ignored,

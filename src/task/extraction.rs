@@ -20,7 +20,7 @@ use crate::{
         scores::ScoreFunction,
         zero_shot_entities::{THRESHOLD, ZeroShotEntitiesPipeline},
     },
-    tokenizer::{Side, Truncation},
+    tokenizer::{self, Side, Truncation},
 };
 
 /// The form of a schema.
@@ -110,6 +110,11 @@ impl ExtractionParameters {
                 "expected `format_results` true, but found false: results without a form are tuples of Python",
             ));
         }
+        check_size(
+            &self.schema,
+            scope.max_labels,
+            pipeline.settings().max_tokens,
+        )?;
         let schema = read(self.task.unwrap_or_default(), &self.schema)?;
         super::count("labels in the schema", schema.labels(), scope.max_labels)?;
         let truncation = match self.truncate.unwrap_or(scope.truncate) {
@@ -159,6 +164,40 @@ impl Extractor {
     pub fn run(&self, texts: Vec<String>, deadline: Deadline) -> BoxFuture<'_, Result<Extracted>> {
         Box::pin(self.pipeline.extract(texts, &self.options, deadline))
     }
+}
+
+/// Refuses schemas that are too large for any model input, before they are read.
+fn check_size(schema: &Ordered, max_labels: usize, max_tokens: usize) -> Result<()> {
+    /// A field has about six values, and its choices.
+    const VALUES_PER_LABEL: usize = 16;
+    /// The longest key or value that is not part of the model's input.
+    const WORD_BYTES: usize = 16;
+    let (mut values, mut bytes, mut rest) = (0_usize, 0_usize, vec![schema]);
+    while let Some(value) = rest.pop() {
+        values += 1;
+        match value {
+            Ordered::Text(text) => bytes += text.len(),
+            Ordered::List(items) => rest.extend(items),
+            Ordered::Object(fields) => {
+                bytes += fields.iter().map(|(name, _)| name.len()).sum::<usize>();
+                rest.extend(fields.iter().map(|(_, value)| value));
+            }
+            _ => {}
+        }
+    }
+    let max = max_labels.saturating_mul(VALUES_PER_LABEL);
+    if values > max {
+        return Err(Error::too_large(format!(
+            "the schema has {values} values, but may have at most {max}; send a smaller schema"
+        )));
+    }
+    let words = (2 * values).saturating_mul(WORD_BYTES);
+    if bytes.saturating_sub(words) > tokenizer::reach(max_tokens) {
+        return Err(Error::too_large(format!(
+            "the schema has {bytes} bytes, but the model takes at most {max_tokens} tokens; send a smaller schema"
+        )));
+    }
+    Ok(())
 }
 
 /// Reads a schema.
@@ -343,6 +382,17 @@ impl<'a> Reader<'a> {
     }
 }
 
+/// The path of a name below `path`. Long names are shortened: each of a schema's fields has its path.
+fn below(path: &str, name: &str) -> String {
+    /// Characters of a name.
+    const MAX_NAME: usize = 40;
+    let end = name.char_indices().nth(MAX_NAME);
+    match end {
+        None => format!("{path}.{name}"),
+        Some((end, _)) => format!("{path}.{}…", &name[..end]),
+    }
+}
+
 /// An object's fields.
 fn object(value: &Ordered) -> Option<impl Iterator<Item = (&str, &Ordered)>> {
     match value {
@@ -428,8 +478,7 @@ fn named<T>(
             .map(|name| read(path, name, None))
             .collect();
     };
-    let found =
-        fields.map(|(own, value)| read(&format!("{path}.{own}"), name(path, own)?, Some(value)));
+    let found = fields.map(|(own, value)| read(&below(path, own), name(path, own)?, Some(value)));
     let found = found.collect::<Result<Vec<T>>>()?;
     match found.is_empty() {
         false => Ok(found),
@@ -488,7 +537,7 @@ fn relation(path: &str, name: String, value: Option<&Ordered>) -> Result<Relatio
 fn structures(path: &str, value: &Ordered) -> Result<Vec<Structure>> {
     let fields = object(value).ok_or_else(|| wrong(path, "an object", value))?;
     let found = fields.map(|(own, value)| {
-        let path = format!("{path}.{own}");
+        let path = below(path, own);
         let fields = match value {
             Ordered::Object(_) => {
                 let mut reader = Reader::new(path.as_str(), value)?;
@@ -519,7 +568,7 @@ fn field(path: &str, value: &Ordered) -> Result<Field> {
     let Ordered::Text(text) = value else {
         let mut reader = Reader::new(path, value)?;
         let own = reader.text("name")?.unwrap_or_default();
-        let path = format!("{path}.{own}");
+        let path = below(path, &own);
         let choices = reader
             .take("choices")
             .map(|value| names(&format!("{path}.choices"), value));
@@ -600,7 +649,7 @@ fn classification(name: &str, labels: Vec<(String, Option<String>)>) -> TextLabe
 fn classifications(path: &str, value: &Ordered) -> Result<Vec<TextLabels>> {
     if let Some(fields) = object(value) {
         let found = fields.map(|(own, value)| {
-            let (path, own) = (format!("{path}.{own}"), name(path, own)?);
+            let (path, own) = (below(path, own), name(path, own)?);
             let has_settings = object(value)
                 .into_iter()
                 .flatten()
@@ -662,21 +711,24 @@ fn with_settings(mut reader: Reader<'_>, own: Option<String>) -> Result<TextLabe
     };
     if let Some(value) = reader.take("examples") {
         let path = format!("{}.examples", reader.path);
+        let known: BTreeSet<&str> = found.labels.iter().map(String::as_str).collect();
+        let mut examples = Vec::new();
         for example in list(&path, value)? {
             match example {
                 Ordered::List(pair) if pair.len() == 2 => {
                     let label = text(&path, &pair[1])?;
-                    if !found.labels.contains(&label) {
+                    if !known.contains(label.as_str()) {
                         return Err(Error::invalid(format!(
                             "expected a label of `{own}` in `{path}`, but found `{}`",
                             label.escape_default()
                         )));
                     }
-                    found.examples.push((text(&path, &pair[0])?, label));
+                    examples.push((text(&path, &pair[0])?, label));
                 }
                 other => return Err(wrong(&path, "lists of a text and a label", other)),
             }
         }
+        found.examples = examples;
     }
     reader.finish().map(|()| found)
 }

@@ -80,6 +80,7 @@ impl GenerationConfig {
         bounds: Bounds,
     ) -> Result<Self> {
         let sets_min = options.min_length.is_some() || options.min_new_tokens.is_some();
+        check_lists(options, bounds.vocabulary)?;
         let options = options.or(&settings.defaults);
         let num_beams = within("num_beams", options.num_beams, 1..=MAX_BEAMS)?;
         let sampling = sampling(&options)?;
@@ -227,6 +228,29 @@ impl GenerationConfig {
             }
         }
         Ok(())
+    }
+}
+
+/// Refuses a request's token lists that are longer than the vocabulary: each step of each sequence goes through them.
+fn check_lists(options: &GenerationOptions, vocabulary: usize) -> Result<()> {
+    let words = options.bad_words_ids.as_deref().unwrap_or_default();
+    let words = words.iter().map(|word| word.len().max(1)).sum();
+    let ids = |list: &Option<Vec<i64>>| list.as_ref().map_or(0, Vec::len);
+    let ends = options.forced_eos_token_id.as_ref();
+    let lists = [
+        ("bad_words_ids", words),
+        ("suppress_tokens", ids(&options.suppress_tokens)),
+        ("begin_suppress_tokens", ids(&options.begin_suppress_tokens)),
+        (
+            "forced_eos_token_id",
+            ends.map_or(0, |ids| ids.as_slice().len()),
+        ),
+    ];
+    match lists.into_iter().find(|(_, found)| *found > vocabulary) {
+        None => Ok(()),
+        Some((name, found)) => Err(Error::too_large(format!(
+            "`{name}` has {found} token ids, but may have at most {vocabulary}, the model's vocabulary size"
+        ))),
     }
 }
 

@@ -46,6 +46,8 @@ const ENGLISH_NAMES: [(&str, &str); 9] = [
     ("norwegian", "nor"),
     ("swahili", "swa"),
 ];
+/// Longer names are unknown.
+const MAX_NAME_BYTES: usize = 256;
 /// Minimum similarity for a suggested name.
 const MIN_SIMILARITY: f64 = 0.7;
 
@@ -77,29 +79,51 @@ impl LanguageNames {
     ///
     /// Refuses unknown and ambiguous names; the error suggests the nearest known name.
     fn find(&self, field: &str, name: &str) -> Result<&str> {
+        match self.codes_of(name)[..] {
+            [code] => Ok(code),
+            [] => Err(self.unknown(field, name)),
+            ref codes => Err(Error::invalid(format!(
+                "expected one language in `{field}`, but `{}` means {}",
+                name.escape_debug(),
+                quoted(codes)
+            ))),
+        }
+    }
+
+    /// The codes that a name may mean. Unlike an error, this is cheap: texts name languages, too.
+    fn codes_of(&self, name: &str) -> Vec<&str> {
         if let Some(code) = self.codes.get(name) {
-            return Ok(code);
+            return vec![code];
+        }
+        if name.len() > MAX_NAME_BYTES {
+            return Vec::new();
         }
         let lower = name.trim().to_lowercase();
         let exact = self.names.get(&lower);
-        let codes: Vec<&str> = match exact.or_else(|| self.of_same_language(&lower)) {
-            None => Vec::new(),
-            Some(codes) => {
-                let codes = codes.iter().map(String::as_str);
-                codes
-                    .filter(|code| exact.is_some() || is_covered(&lower, code))
-                    .collect()
-            }
-        };
-        match codes[..] {
-            [code] => Ok(code),
-            [] => Err(self.unknown(field, name)),
-            _ => Err(Error::invalid(format!(
-                "expected one language in `{field}`, but `{}` means {}",
-                name.escape_debug(),
-                quoted(&codes)
-            ))),
+        let codes = exact.or_else(|| self.of_same_language(&lower));
+        codes
+            .into_iter()
+            .flatten()
+            .map(String::as_str)
+            .filter(|code| exact.is_some() || is_covered(&lower, code))
+            .collect()
+    }
+
+    /// The code that a request means, or the only one if it names none; `None` for unknown and ambiguous names.
+    fn chosen(&self, requested: Option<&str>) -> Option<Option<&str>> {
+        match requested.map(|name| self.codes_of(name)) {
+            None => Some(self.only()),
+            Some(codes) => match codes[..] {
+                [code] => Some(Some(code)),
+                _ => None,
+            },
         }
+    }
+
+    /// The code of the only language.
+    fn only(&self) -> Option<&str> {
+        let first = self.codes.first().filter(|_| self.codes.len() == 1);
+        first.map(String::as_str)
     }
 
     /// Codes for the same language as another code, as `pt` for `pt-BR`.
@@ -411,6 +435,11 @@ impl Directions {
         self.targets.find("tgt_lang", name)
     }
 
+    /// Whether a name means one of the target languages.
+    pub(super) fn has_target(&self, name: &str) -> bool {
+        matches!(self.targets.chosen(Some(name)), Some(Some(_)))
+    }
+
     /// A pair for examples and measurements: from English if the model has it.
     pub fn example_pair(&self) -> LanguagePair {
         let first = self.sources.codes.first().map_or("", String::as_str);
@@ -472,9 +501,13 @@ impl Directions {
 
     /// Whether the model has the languages that a request names.
     pub fn has(&self, requested: RequestedLanguages<'_>) -> bool {
-        match self.named(requested) {
-            Ok((Some(source), Some(target))) => self.check(source, target).is_ok(),
-            named => named.is_ok(),
+        let sides = (
+            self.sources.chosen(requested.source),
+            self.targets.chosen(requested.target),
+        );
+        match sides {
+            (Some(Some(source)), Some(Some(target))) => self.check(source, target).is_ok(),
+            (source, target) => source.is_some() && target.is_some(),
         }
     }
 }
@@ -486,11 +519,7 @@ fn pick<'a>(
 ) -> Result<Option<&'a str>> {
     match requested {
         Some(name) => names.find(field, name).map(Some),
-        None => Ok(names
-            .codes
-            .first()
-            .filter(|_| names.codes.len() == 1)
-            .map(String::as_str)),
+        None => Ok(names.only()),
     }
 }
 

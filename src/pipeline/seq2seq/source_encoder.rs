@@ -289,8 +289,7 @@ impl SourceEncoder {
             Languages::Tags { .. } => split_tag(text),
             _ => None,
         };
-        let is_read =
-            |code: &str| requested.target.is_none() || self.directions.find_target(code).is_ok();
+        let is_read = |code: &str| requested.target.is_none() || self.directions.has_target(code);
         match written {
             Some((code, rest)) if is_read(code) => (
                 RequestedLanguages {
