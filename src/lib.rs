@@ -50,6 +50,7 @@
     )
 )]
 
+pub mod address;
 #[cfg(not(target_family = "wasm"))]
 pub mod api;
 #[cfg(not(target_family = "wasm"))]

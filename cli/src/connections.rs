@@ -17,7 +17,7 @@ use axum::{
     Router,
     extract::Request,
     http::{
-        HeaderValue, Version,
+        HeaderName, HeaderValue, StatusCode, Version,
         header::{CONNECTION, EXPECT},
     },
     response::Response,
@@ -43,7 +43,8 @@ use tokio::{
 
 use super::unread_body::{self, SharedBody};
 
-/// Maximum size of a request head, and of a connection's read-ahead, in bytes.
+/// Maximum size of a request head, and of a connection's read-ahead, in bytes. A head that arrives at once may be longer
+/// than the read-ahead.
 const MAX_BUFFER: usize = 64 * 1024;
 
 /// Pause after a failed `accept`, which usually means that file descriptors have run out.
@@ -190,6 +191,15 @@ async fn respond(
     let request = request.map(SharedBody::new);
     let mut body = request.body().share();
     let interval = (timeout / PROBE_FRACTION).max(MIN_PROBE_INTERVAL);
+    if head_size(&request) > MAX_BUFFER {
+        let mut response = Response::default();
+        *response.status_mut() = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
+        response
+            .headers_mut()
+            .insert(CONNECTION, HeaderValue::from_static("close"));
+        is_unread.store(!body.is_end_stream(), Ordering::Relaxed);
+        return Ok(response);
+    }
     let mut response = while_connected(reader, version, interval, router.call(request)).await?;
     if !body.is_end_stream() && (is_pending || !body.has_arrived().await) {
         is_unread.store(true, Ordering::Relaxed);
@@ -198,6 +208,14 @@ async fn respond(
             .insert(CONNECTION, HeaderValue::from_static("close"));
     }
     Ok(response)
+}
+
+/// A request head's size in bytes, with one space and no others between its parts.
+fn head_size<B>(request: &Request<B>) -> usize {
+    let line = request.method().as_str().len() + request.uri().to_string().len();
+    let header = |(name, value): (&HeaderName, &HeaderValue)| name.as_str().len() + value.len();
+    let headers: usize = request.headers().iter().map(header).sum();
+    line + "  HTTP/1.1\r\n".len() + headers + request.headers().len() * ": \r\n".len() + 2
 }
 
 async fn serve_connection(

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{models::age, terminal::print};
 use kivu::{
+    address::{shown, without_user},
     config::Config,
     error::{Error, Result},
 };
@@ -119,7 +120,8 @@ pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
 }
 
 async fn ask(url: &str, key: Option<&str>) -> Result<Vec<Row>> {
-    let uri: Option<Uri> = format!("{url}/models").parse().ok();
+    let uri: Option<Uri> = format!("{}/models", without_user(url)).parse().ok();
+    let url = shown(url);
     let uri = uri
         .filter(|uri| uri.scheme_str() == Some("http"))
         .ok_or_else(|| {

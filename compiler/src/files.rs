@@ -8,6 +8,7 @@ use std::{
 
 use serde::de::DeserializeOwned;
 
+use super::path_id::canonical;
 use kivu::{
     error::{Error, Result},
     regular_file,
@@ -81,6 +82,45 @@ pub(super) fn list(folder: &Path) -> Result<Vec<(PathBuf, fs::Metadata)>> {
         entries().map_err(Error::io(format!("cannot read `{}`", folder.display())))?;
     entries.sort_by(|left, right| left.0.cmp(&right.0));
     Ok(entries)
+}
+
+/// Refuses symbolic links in a model's folder that lead out of it: what they name may be any file on this machine. In
+/// the hub's cache, a commit's files are links to the repository's `blobs`.
+pub(super) fn check_links(folder: &Path) -> Result<()> {
+    let inside = canonical(folder)?;
+    let snapshots = inside
+        .parent()
+        .filter(|parent| parent.ends_with("snapshots"));
+    let blobs = snapshots
+        .and_then(Path::parent)
+        .map(|own| own.join("blobs"));
+    let mut pending = vec![inside.clone()];
+    while let Some(folder) = pending.pop() {
+        for (path, metadata) in list(&folder)? {
+            let name = path.file_name().unwrap_or_default();
+            // Nothing is read from hidden folders, which may be large, such as `.git`.
+            if metadata.is_dir() && !name.as_encoded_bytes().starts_with(b".") {
+                pending.push(path);
+                continue;
+            }
+            // Nothing is behind a link to nowhere.
+            let is_link = metadata.is_symlink();
+            let Some(target) = is_link.then(|| path.canonicalize().ok()).flatten() else {
+                continue;
+            };
+            let is_blob = blobs
+                .as_ref()
+                .is_some_and(|blobs| target.parent() == Some(blobs));
+            if !target.starts_with(&inside) && !is_blob {
+                return Err(Error::model(format!(
+                    "`{}` is a symbolic link out of the model's folder, to `{}`; copy the file into the folder",
+                    path.display(),
+                    target.display()
+                )));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Refuses a file with a different SHA-256; the error calls the file `name`.

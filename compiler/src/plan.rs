@@ -8,6 +8,7 @@ use std::{
 use super::{
     config::ConfigFile,
     fast_text::file::is_model,
+    files::check_links,
     lora,
     module_list::has_pooling,
     progress::Progress,
@@ -103,8 +104,14 @@ impl Plan {
     }
 
     /// Takes sentence-transformers modules from the adapter's folder, if it has its own. Refuses a folder with an
-    /// adapter that the build would ignore.
+    /// adapter that the build would ignore, and links out of any of the folders.
     pub(super) fn with_adapters_modules(mut self) -> Result<Self> {
+        let folder = Some(&self.folder).filter(|_| self.file.is_none());
+        let folders = [folder, self.adapter.as_ref(), self.encoder.as_ref()];
+        folders
+            .into_iter()
+            .flatten()
+            .try_for_each(|folder| check_links(folder))?;
         let adapter = self
             .adapter
             .as_ref()

@@ -2,6 +2,8 @@
 
 use std::{fmt, path::PathBuf};
 
+#[cfg(doc)]
+use crate::error::Error;
 use crate::error::Result;
 
 /// Fetches models that are not served yet.
@@ -9,7 +11,8 @@ pub trait FetchModel: fmt::Debug + Send + Sync {
     /// Refuses names that no model can have.
     fn check(&self, name: &str) -> Result<()>;
 
-    /// Fetches or builds the model with this name, and returns its bundle's path.
+    /// Fetches or builds the model with this name, and returns its bundle's path. Clients see the message of
+    /// [`Error::Invalid`], which is about the name, and of no other error.
     fn fetch(&self, name: &str, report: &(dyn Fn(FetchProgress) + Sync)) -> Result<PathBuf>;
 }
 

@@ -5,7 +5,10 @@ use std::io;
 use aws_sdk_sqs::{Client, types::MessageAttributeValue};
 
 use super::client::{LazyClient, deliver};
-use crate::error::{Error, Result};
+use crate::{
+    address::shown,
+    error::{Error, Result},
+};
 
 /// An Amazon SQS queue. The client is created on first use.
 #[derive(Debug)]
@@ -19,7 +22,8 @@ impl Queue {
     pub fn new(url: &str) -> Result<Self> {
         if !url.starts_with("http") || url.ends_with(".fifo") {
             return Err(Error::config(format!(
-                "expected the URL of a standard queue, but found `{url}`"
+                "expected the URL of a standard queue, but found `{}`",
+                shown(url)
             )));
         }
         Ok(Self {
@@ -30,7 +34,7 @@ impl Queue {
 
     /// Sends a message with one string attribute.
     pub async fn send(&self, body: &str, name: &str, value: &str) -> Result<()> {
-        let failed = || Error::io(format!("cannot send a message to `{}`", self.url));
+        let failed = || Error::io(format!("cannot send a message to `{}`", shown(&self.url)));
         let attribute = MessageAttributeValue::builder()
             .data_type("String")
             .string_value(value)

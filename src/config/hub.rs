@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::auth::Secret;
-use crate::regular_file;
+use crate::{address::without_user, regular_file};
 
 /// The hub.
 const ENDPOINT: &str = "https://huggingface.co";
@@ -19,7 +19,7 @@ const RETRY_PAUSE: Duration = Duration::from_millis(500);
 /// Access to the hub.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HubConfig {
-    /// Hub URL, without a trailing slash: `HF_ENDPOINT`.
+    /// Hub URL, without user information and a trailing slash: `HF_ENDPOINT`.
     pub endpoint: String,
     /// Folder for downloaded files, shared with `huggingface_hub`: `HF_HUB_CACHE`, or `hub` in `HF_HOME`.
     pub cache: PathBuf,
@@ -69,8 +69,7 @@ impl HubConfig {
             });
         let seconds = variable("HF_HUB_DOWNLOAD_TIMEOUT").and_then(|seconds| seconds.parse().ok());
         Self {
-            endpoint: variable("HF_ENDPOINT")
-                .unwrap_or(ENDPOINT)
+            endpoint: without_user(variable("HF_ENDPOINT").unwrap_or(ENDPOINT))
                 .trim_end_matches('/')
                 .to_owned(),
             cache: any(&["HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"])
@@ -161,6 +160,8 @@ mod tests {
             (other.endpoint.as_str(), other.offline),
             ("http://mirror", true)
         );
+        let with_user = config(&[("HF_ENDPOINT", "http://me:word@mirror/hub")]);
+        assert_eq!(with_user.endpoint, "http://mirror/hub");
         assert_eq!(
             config(&[("HF_HUB_DOWNLOAD_TIMEOUT", "3")]).timeout,
             Duration::from_secs(3)

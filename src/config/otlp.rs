@@ -6,7 +6,10 @@ use http::{HeaderName, HeaderValue, Uri};
 use percent_encoding::percent_decode_str;
 
 use super::auth::Secret;
-use crate::error::quoted;
+use crate::{
+    address::{shown, without_user},
+    error::quoted,
+};
 
 const ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
 const PROTOCOL: &str = "http/protobuf";
@@ -243,11 +246,19 @@ impl<'a> Reader<'a> {
 
     fn url(&self, name: &str) -> Option<&'a str> {
         let found = self.get(name)?;
+        if without_user(found) != found {
+            self.warn(format!(
+                "ignored `{name}`: user information is not supported; put an `authorization` header into \
+                 `OTEL_EXPORTER_OTLP_HEADERS`"
+            ));
+            return None;
+        }
         let is_http =
             |url: &Uri| matches!(url.scheme_str(), Some("http" | "https")) && url.host().is_some();
         let is_valid = found.parse::<Uri>().is_ok_and(|url| is_http(&url));
         if !is_valid {
-            self.wrong(name, "a URL such as `http://localhost:4318`", found);
+            let expected = "a URL such as `http://localhost:4318`";
+            self.wrong(name, expected, &shown(found));
         }
         is_valid.then_some(found)
     }
@@ -432,6 +443,27 @@ mod tests {
             unnamed.attributes,
             [("deployment.environment.name".to_owned(), "é 1".to_owned())]
         );
+    }
+
+    #[test]
+    fn addresses_with_user_information_are_ignored_and_not_shown() {
+        for (name, value) in [
+            (ENDPOINT, "http://me:word@a"),
+            ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "me:word@a:4318"),
+            ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "http://me:w/ord@a"),
+            ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "ftp://a?key=word"),
+        ] {
+            let (config, warnings) = read_all(&[(name, value)]);
+            assert_eq!(config, None, "{name}");
+            let warnings = warnings.concat();
+            assert!(warnings.contains(name), "{warnings}");
+            assert!(
+                !warnings.contains("me:") && !warnings.contains("word"),
+                "{warnings}"
+            );
+        }
+        let (_, warnings) = read_all(&[(ENDPOINT, "http://me@a")]);
+        insta::assert_snapshot!(warnings.concat(), @"ignored `OTEL_EXPORTER_OTLP_ENDPOINT`: user information is not supported; put an `authorization` header into `OTEL_EXPORTER_OTLP_HEADERS`");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The hub's HTTP API: repository file lists, and file contents from any offset.
 
-use std::{error::Error as StdError, path::Path, time::Duration};
+use std::{error::Error as StdError, time::Duration};
 
 use bytes::Bytes;
 use http::{
@@ -19,6 +19,7 @@ use super::{
     name::{RepositoryName, is_commit, is_hex},
 };
 use kivu::{
+    address::{shown, without_user},
     config::HubConfig,
     error::{Error, Result},
     repository::bundle::hex,
@@ -174,7 +175,10 @@ impl<'a> Hub<'a> {
     ) -> Attempt<Response<Incoming>> {
         let invalid_url = |error| {
             Error::config_because(
-                format!("expected a hub URL in HF_ENDPOINT, but found `{url}`"),
+                format!(
+                    "expected a hub URL in HF_ENDPOINT, but found `{}`",
+                    shown(url)
+                ),
                 error,
             )
         };
@@ -211,12 +215,14 @@ impl<'a> Hub<'a> {
             }
             target = redirected(&target, response.headers()).ok_or_else(|| {
                 Error::config(format!(
-                    "expected `{target}` to redirect to a URL, but found none that is valid"
+                    "expected `{}` to redirect to a URL, but found none that is valid",
+                    shown(&target.to_string())
                 ))
             })?;
         }
         Err(Error::config(format!(
-            "expected at most {MAX_REDIRECTS} redirects from `{url}`, but found more"
+            "expected at most {MAX_REDIRECTS} redirects from `{}`, but found more",
+            shown(url)
         ))
         .into())
     }
@@ -232,14 +238,8 @@ impl<'a> Hub<'a> {
             causes = format!("{causes}{separator}{cause}");
             source = cause.source();
         }
-        // The name may be a misspelled path.
-        let missing = if Path::new(&name.id).exists() {
-            ""
-        } else {
-            ", which is no folder here"
-        };
         let message = format!(
-            "expected a response from `{}` for `{}`{missing}, but found {causes}; check the name and the connection, or set \
+            "expected a response from `{}` for `{}`, but found {causes}; check the name and the connection, or set \
              HF_HUB_OFFLINE=1 to use files that were downloaded earlier",
             self.config.endpoint, name.id
         );
@@ -259,7 +259,10 @@ impl<'a> Hub<'a> {
         };
         let (code, reason) = (header("x-error-code"), header("x-error-message"));
         if let Some(message) = self.explanation(status, [code, reason], name) {
-            return Failure::Final(Error::config(message));
+            return Failure::Final(match is_about_token(status, reason) {
+                true => Error::config(message),
+                false => Error::invalid(message),
+            });
         }
         let error = Error::unavailable(format!(
             "expected a response from `{}` for `{}`, but found the status {status}{}; try again later",
@@ -322,7 +325,7 @@ impl<'a> Hub<'a> {
             _ if is_disabled => format!(
                 "expected access to `{id}`, but found that the hub has disabled it; choose another model"
             ),
-            (StatusCode::UNAUTHORIZED, _) if reason.starts_with("Invalid credentials") => format!(
+            _ if is_about_token(status, reason) => format!(
                 "expected a valid token in HF_TOKEN or from `hf auth login`, but `{endpoint}` refused it; create one at \
                  {endpoint}/settings/tokens"
             ),
@@ -423,7 +426,12 @@ fn because(reason: &str) -> String {
     }
 }
 
-/// A redirect's target; `None` if it is missing, or would downgrade HTTPS to HTTP.
+/// Whether the hub refuses the token, and not a repository.
+fn is_about_token(status: StatusCode, reason: &str) -> bool {
+    status == StatusCode::UNAUTHORIZED && reason.starts_with("Invalid credentials")
+}
+
+/// A redirect's target, without user information; `None` if it is missing, or would downgrade HTTPS to HTTP.
 fn redirected(from: &Uri, headers: &HeaderMap) -> Option<Uri> {
     let location = headers.get(LOCATION)?.to_str().ok()?;
     let location = match location
@@ -433,7 +441,7 @@ fn redirected(from: &Uri, headers: &HeaderMap) -> Option<Uri> {
         Some(path) => format!("{}://{}/{path}", from.scheme_str()?, from.authority()?),
         None => location.to_owned(),
     };
-    let to: Uri = location.parse().ok()?;
+    let to: Uri = without_user(&location).parse().ok()?;
     to.scheme_str()
         .filter(|scheme| *scheme == "https" || Some(*scheme) == from.scheme_str())?;
     Some(to)
@@ -515,6 +523,10 @@ mod tests {
         assert_eq!(
             to("http://a/b", "http://c/d").as_deref(),
             Some("http://c/d")
+        );
+        assert_eq!(
+            to("https://a/b", "https://me:word@c/d?key=1@2").as_deref(),
+            Some("https://c/d?key=1@2")
         );
         assert_eq!(to("https://a/b", "http://c/d"), None);
         assert_eq!(to("https://a/b", "//c/d"), None);

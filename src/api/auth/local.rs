@@ -76,16 +76,13 @@ fn name(host: &str) -> Option<String> {
     Some(name.to_ascii_lowercase())
 }
 
-/// Whether a name or an address can only be this machine's: no public domain ends so.
+/// Whether a name or an address can only be this machine's. Resolvers never ask others for `localhost` names (RFC 6761);
+/// `.internal` is for all machines in a network.
 fn is_this_machine(name: &str) -> bool {
     let is_loopback = name
         .parse::<IpAddr>()
         .is_ok_and(|address| address.is_loopback());
-    is_loopback
-        || name == "localhost"
-        || [".localhost", ".internal"]
-            .iter()
-            .any(|end| name.ends_with(end))
+    is_loopback || name == "localhost" || name.ends_with(".localhost")
 }
 
 #[cfg(test)]
@@ -112,7 +109,6 @@ mod tests {
             "[::1]:8080",
             "10.0.0.1",
             "kivu.localhost",
-            "host.docker.internal:80",
         ] {
             assert_eq!(found("/v1/files", &[("host", host)]), Ok(()), "{host}");
             let origin = format!("http://{host}");
@@ -154,6 +150,9 @@ mod tests {
             "evil.example:8080",
             "localhost.evil.example",
             "127.0.0.1.evil.example",
+            "evil.internal",
+            "host.docker.internal:80",
+            "LOCALHOST.INTERNAL.",
             "evil.example@localhost x",
         ] {
             assert_eq!(
@@ -180,6 +179,7 @@ mod tests {
             "null",
             "http://10.0.0.1",
             "http://localhost.evil.example",
+            "http://evil.internal",
             "HTTPS://EVIL.EXAMPLE",
             "",
         ] {

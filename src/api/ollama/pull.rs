@@ -1,11 +1,16 @@
 //! Ollama's `/api/pull`: fetches a model, with its progress as lines of JSON.
 
-use std::{path::PathBuf, sync::Arc, thread};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    path::PathBuf,
+    sync::Arc,
+    thread,
+};
 
 use axum::{
     Json,
     body::{Body, Bytes},
-    http::header::CONTENT_TYPE,
+    http::{StatusCode, header::CONTENT_TYPE},
     response::IntoResponse,
 };
 use futures::StreamExt;
@@ -22,6 +27,11 @@ use crate::{
     backend::Deadline,
     error::Error,
 };
+
+/// The last line's status.
+const SUCCESS: &str = "success";
+/// The error of a fetch that panicked.
+const FAILED: &str = "fetching the model failed; the server's log has the cause";
 
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `model`")]
@@ -53,6 +63,10 @@ pub(in crate::api) struct Line {
     /// Why the model could not be fetched or built.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
+    /// Whether the server is at fault.
+    #[serde(skip)]
+    #[schemars(skip)]
+    has_panicked: bool,
 }
 
 impl Line {
@@ -61,6 +75,17 @@ impl Line {
             status: Some(status.into()),
             ..Self::default()
         }
+    }
+
+    fn error(message: String) -> Self {
+        Self {
+            error: Some(message),
+            ..Self::default()
+        }
+    }
+
+    fn is_success(&self) -> bool {
+        self.status.as_deref() == Some(SUCCESS)
     }
 
     fn of(progress: FetchProgress) -> Self {
@@ -106,8 +131,9 @@ pub(in crate::api) async fn pull(Call(context, body): Call<OllamaPullRequest>) -
         last = line;
     }
     match last.error {
-        None => Ok(Json(last).into_response()),
-        Some(message) => Err(Error::unavailable(message).into()),
+        None if last.is_success() => Ok(Json(last).into_response()),
+        Some(message) if !last.has_panicked => Err(Error::unavailable(message).into()),
+        _ => Err(Rejection::new(StatusCode::INTERNAL_SERVER_ERROR, FAILED)),
     }
 }
 
@@ -116,7 +142,7 @@ fn start(context: &Context, name: String) -> Reply<flume::Receiver<Line>> {
     let (sender, lines) = flume::unbounded();
     let app = &context.app;
     if context.models.find(Some(&name)).is_ok() {
-        let _ = sender.send(Line::status("success"));
+        let _ = sender.send(Line::status(SUCCESS));
         return Ok(lines);
     }
     let Some(fetcher) = app.fetcher.clone().filter(|_| app.catalog.is_on_demand()) else {
@@ -145,19 +171,26 @@ fn start(context: &Context, name: String) -> Reply<flume::Receiver<Line>> {
         .map_err(overloaded)?;
     let (app, handle) = (Arc::clone(app), tokio::runtime::Handle::current());
     let work = move || {
-        let outcome = {
+        let fetched = || {
             let report = |progress| drop(sender.send(Line::of(progress)));
-            fetcher.fetch(&name, &report)
+            let path = fetcher.fetch(&name, &report)?;
+            Ok::<_, Error>(handle.block_on(serve(&app, &name, path)))
         };
-        let last = match outcome {
-            Ok(path) => handle.block_on(serve(&app, &name, path)),
-            Err(error) => {
+        let last = match catch_unwind(AssertUnwindSafe(fetched)) {
+            Ok(Ok(last)) => last,
+            Ok(Err(error)) => {
                 tracing::error!(model = name, error = error.chain(), "cannot pull");
-                Line {
-                    error: Some(error.to_string()),
-                    ..Line::default()
-                }
+                Line::error(match error {
+                    // The name's fault.
+                    Error::Invalid { message } => message,
+                    _ => format!("`{name}` could not be fetched; the server's log has the cause"),
+                })
             }
+            // The panic is in the log.
+            Err(_) => Line {
+                has_panicked: true,
+                ..Line::error(FAILED.to_owned())
+            },
         };
         // The client may fetch the next model at once.
         drop(permit);
@@ -178,12 +211,9 @@ async fn serve(app: &App, name: &str, path: PathBuf) -> Line {
         .refresh(Deadline::within(app.limits.timeout()))
         .await;
     if app.catalog.has_bundle(&path) {
-        return Line::status("success");
+        return Line::status(SUCCESS);
     }
-    let error =
-        format!("`{name}` was fetched, but it cannot be served; the server's log has the cause");
-    Line {
-        error: Some(error),
-        ..Line::default()
-    }
+    Line::error(format!(
+        "`{name}` was fetched, but it cannot be served; the server's log has the cause"
+    ))
 }

@@ -5,7 +5,10 @@ use std::{collections::BTreeMap, fmt, str::FromStr};
 use http::Uri;
 use percent_encoding::percent_decode_str;
 
-use crate::error::{Error, Result, quoted};
+use crate::{
+    address,
+    error::{Error, Result, quoted},
+};
 
 /// Default name for the column or field with the vectors.
 const VECTOR: &str = "embedding";
@@ -184,7 +187,7 @@ impl OpenSearchUrl {
 
 impl PostgresUrl {
     fn of(text: &str) -> Result<Self> {
-        let (address, query) = text.split_once('?').unwrap_or((text, ""));
+        let (place, query) = text.split_once('?').unwrap_or((text, ""));
         let mut parameters = Parameters::of(query);
         let table = parameters
             .take("table")
@@ -212,11 +215,9 @@ impl PostgresUrl {
             .iter()
             .filter_map(|name| Some(pair(name, parameters.get(name)?)));
         let selecting = selecting.map(|pair| format!("&{pair}")).collect();
-        let (scheme, place) = address.split_once("://").unwrap_or_default();
-        let shown = place.rsplit_once('@').map_or(place, |(_, place)| place);
         Ok(Self {
-            url: format!("{address}{}", parameters.query()),
-            shown: format!("{scheme}://{shown}"),
+            url: format!("{place}{}", parameters.query()),
+            shown: address::shown(text),
             selecting,
             table,
             id,

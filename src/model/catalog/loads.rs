@@ -2,7 +2,9 @@
 
 use std::{
     ops::Range,
+    os::unix::fs::MetadataExt,
     panic::{AssertUnwindSafe, catch_unwind},
+    path::Path,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicUsize, Ordering},
@@ -20,7 +22,10 @@ use crate::{
     backend::Engine,
     config::{Config, resident_memory},
     error::{Error, Result},
-    model::{Model, loaded::engine},
+    model::{
+        Model,
+        loaded::{Listed, engine},
+    },
     repository::{
         Bundle,
         bundle::{Home, MANIFEST},
@@ -173,29 +178,48 @@ impl Loader {
         }
     }
 
-    /// Opens a model; `None` if its bundle was replaced or removed.
-    fn open(&self, entry: &Arc<Entry>, mut memory: Reserved) -> Result<Option<Resident>> {
-        let Some(mut listed) = entry.listed.clone() else {
+    /// Opens a model; `None` if its bundle was replaced or removed, before the load or meanwhile.
+    fn open(&self, entry: &Arc<Entry>, memory: Reserved) -> Result<Option<Resident>> {
+        let Some(listed) = &entry.listed else {
             return Ok(None);
         };
-        if let Home::Folder(folder) = listed.bundle.home() {
-            // Bundles in folders are replaced in place, or removed.
-            if !folder.join(MANIFEST).exists() {
-                return Ok(None);
-            }
-            let bundle = Bundle::open(folder)?;
+        let Home::Folder(folder) = listed.bundle.home() else {
+            return self.open_bundle(entry, listed, memory).map(Some);
+        };
+        // Bundles in folders are replaced in place, or removed.
+        let Some(before) = version(folder) else {
+            return Ok(None);
+        };
+        let opened = Bundle::open(folder).and_then(|bundle| {
             if bundle.digest() != entry.digest {
                 return Ok(None);
             }
-            listed.bundle = bundle;
+            let listed = Listed {
+                bundle,
+                ..listed.clone()
+            };
+            self.open_bundle(entry, &listed, memory).map(Some)
+        });
+        // Files of two bundles do not fit together, and those of a removed one are missing.
+        if opened.is_err() && version(folder) != Some(before) {
+            return Ok(None);
         }
-        let (model, found) = self.measured(|| Model::open_listed(&listed, &self.config))?;
+        opened
+    }
+
+    fn open_bundle(
+        &self,
+        entry: &Entry,
+        listed: &Listed,
+        mut memory: Reserved,
+    ) -> Result<Resident> {
+        let (model, found) = self.measured(|| Model::open_listed(listed, &self.config))?;
         // ONNX Runtime packs weights, which takes more memory than the files have bytes.
         let is_packed = engine(&self.config, &entry.manifest) == Engine::Onnx;
         if let Some(found) = found.filter(|found| is_packed && *found > memory.bytes) {
             memory.correct(found);
         }
-        Ok(Some(Resident::new(model, Some(memory))))
+        Ok(Resident::new(model, Some(memory)))
     }
 
     /// Runs a load, and returns by how much it has increased this process's memory; `None` if other loads ran meanwhile.
@@ -314,6 +338,18 @@ impl Waiting {
             .find_map(|place| Some((place, reserve(&self.loads[place])?)))?;
         Some((self.loads.remove(place), reserved))
     }
+}
+
+/// What changes when the bundle in a folder is replaced: its manifest's device, inode and modification time. `None` if
+/// it is removed.
+fn version(folder: &Path) -> Option<(u64, u64, i64, i64)> {
+    let manifest = folder.join(MANIFEST).metadata().ok()?;
+    Some((
+        manifest.dev(),
+        manifest.ino(),
+        manifest.mtime(),
+        manifest.mtime_nsec(),
+    ))
 }
 
 /// A loaded model's memory in bytes, before it is measured: its files', whether they are mapped or read.

@@ -168,9 +168,10 @@ impl Catalog {
         let Some(demand) = &self.demand else {
             return Ok(entry.lease(None));
         };
-        let mut entry = Arc::clone(entry);
+        /// A bundle may be replaced several times in a row.
+        const MAX_REPLACEMENTS: usize = 8;
+        let (mut entry, mut replacements) = (Arc::clone(entry), 0);
         loop {
-            let mut is_replaced = false;
             let awaited = Arc::clone(&entry);
             let changed = awaited.changed.notified();
             tokio::pin!(changed);
@@ -182,7 +183,7 @@ impl Catalog {
                 Ok(true) => changed.await,
                 Ok(false) => {
                     demand.refresh.run_now().await;
-                    is_replaced = true;
+                    replacements += 1;
                 }
                 Err(error) => {
                     // It may have been replaced or removed.
@@ -192,7 +193,7 @@ impl Catalog {
             }
             // The bundle may have been replaced or removed.
             match self.entries().iter().find(|now| now.name == entry.name) {
-                Some(now) if is_replaced && Arc::ptr_eq(now, &entry) => {
+                Some(now) if replacements > MAX_REPLACEMENTS && Arc::ptr_eq(now, &entry) => {
                     return Err(Error::unavailable(format!(
                         "`{}` was replaced, and its new bundle cannot be read; the server's log has the cause",
                         entry.name
