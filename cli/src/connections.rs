@@ -549,6 +549,41 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn heads_above_the_documented_size_are_refused_however_they_arrive() {
+        let lines = |count: usize| format!("a: {}\r\n", "b".repeat(1019)).repeat(count);
+        let head = |size: usize| {
+            let first = format!("GET / HTTP/1.1\r\nhost: x\r\n{}c: ", lines(60));
+            format!("{first}{}\r\n\r\n", "d".repeat(size - first.len() - 4))
+        };
+        for (size, status) in [
+            (MAX_BUFFER, "200"),
+            (MAX_BUFFER + 1, "431"),
+            (MAX_BUFFER + 20 * 1024, "431"),
+            (2 * MAX_BUFFER + 1024, "431"),
+        ] {
+            let head = head(size);
+            assert_eq!(head.len(), size);
+            for is_split in [false, true] {
+                let mut client = refused().await;
+                let (first, rest) = head.split_at(if is_split { 40_000 } else { 0 });
+                client.write_all(first.as_bytes()).await.unwrap();
+                if is_split {
+                    sleep(Duration::from_millis(20)).await;
+                }
+                let _ = client.write_all(rest.as_bytes()).await;
+                let mut answer = [0; "HTTP/1.1 200".len()];
+                client.read_exact(&mut answer).await.unwrap();
+                let found = String::from_utf8_lossy(&answer).into_owned();
+                assert_eq!(
+                    found,
+                    format!("HTTP/1.1 {status}"),
+                    "{size}, split: {is_split}"
+                );
+            }
+        }
+    }
+
+    #[tokio::test]
     async fn a_body_that_is_not_wanted_is_not_asked_for() {
         let mut client = refused().await;
         let request =

@@ -155,6 +155,47 @@ mod tests {
     use super::*;
 
     #[test]
+    fn links_out_of_a_folder_are_refused_but_for_the_hubs_blobs() {
+        let root = tempfile::tempdir().unwrap();
+        let at = |path: &str| root.path().join("models--a--b").join(path);
+        let link = |target: &str, path: &str| std::os::unix::fs::symlink(target, at(path)).unwrap();
+        let commit = at("snapshots/c");
+        fs::create_dir_all(commit.join("1_Pooling")).unwrap();
+        fs::create_dir_all(at("blobs")).unwrap();
+        for file in ["blobs/0", "refs", "snapshots/c/own", "snapshots/other"] {
+            fs::write(at(file), "x").unwrap();
+        }
+        link("../../blobs/0", "snapshots/c/config.json");
+        link("../../../blobs/0", "snapshots/c/1_Pooling/config.json");
+        link("own", "snapshots/c/inside");
+        link("/nowhere", "snapshots/c/dangling");
+        check_links(&commit).unwrap();
+        for (target, place) in [
+            ("../other", "snapshots/c/vocab.txt"),
+            ("../../refs", "snapshots/c/1_Pooling/model.safetensors"),
+            ("/etc/passwd", "snapshots/c/tokenizer.json"),
+            ("/etc", "snapshots/c/2_Dense"),
+            ("..", "snapshots/c/onnx"),
+        ] {
+            link(target, place);
+            let error = check_links(&commit).unwrap_err().to_string();
+            assert!(
+                error.contains("is a symbolic link out of the model's folder"),
+                "{target}: {error}"
+            );
+            fs::remove_file(at(place)).unwrap();
+        }
+        // Elsewhere, no folder is special.
+        let copy = root.path().join("copy");
+        fs::rename(at("snapshots/c"), &copy).unwrap();
+        fs::create_dir(root.path().join("blobs")).unwrap();
+        fs::write(root.path().join("blobs/0"), "x").unwrap();
+        fs::remove_file(copy.join("config.json")).unwrap();
+        std::os::unix::fs::symlink("../blobs/0", copy.join("config.json")).unwrap();
+        assert!(check_links(&copy).is_err());
+    }
+
+    #[test]
     fn devices_are_not_read() {
         let folder = tempfile::tempdir().unwrap();
         let link = folder.path().join("model.safetensors");

@@ -150,3 +150,49 @@ fn find<'a>(models: &'a [Arc<Entry>], name: &str) -> Option<(&'a Arc<Entry>, Opt
         model.settings()?.embedding()?.prompt_name(suffix).ok()?,
     ))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{api::fuzzing::models, config::Limits};
+
+    #[tokio::test]
+    async fn a_restriction_holds_wherever_a_request_runs() {
+        let app = Arc::new(App::new(models().unwrap(), Limits::default()));
+        let only = AllowedModels::of_key(vec!["ranking".to_owned()]);
+        let models = CallerModels::new(&app, only);
+        let work = async move {
+            let names: Vec<String> = models.list().iter().map(|one| one.name.clone()).collect();
+            let first = models.find(None).map(|model| model.name.clone());
+            let other = models
+                .find(Some("embedding"))
+                .map(|model| model.name.clone());
+            (
+                names,
+                first,
+                other,
+                models.named_prompt(Some("embedding:query")),
+            )
+        };
+        let (names, first, other, prompt) = tokio::spawn(work).await.unwrap();
+        assert_eq!(
+            (names, first.unwrap()),
+            (vec!["ranking".to_owned()], "ranking".to_owned())
+        );
+        insta::assert_snapshot!(other.unwrap_err(), @"unknown model `embedding`; known models: `ranking`");
+        assert_eq!(prompt, None);
+        let all = CallerModels::new(&app, AllowedModels::of_caller(None));
+        assert!(all.list().len() > 1);
+        assert_eq!(
+            all.named_prompt(Some("embedding:query")).as_deref(),
+            Some("query")
+        );
+    }
+
+    #[test]
+    fn a_request_that_was_not_admitted_has_no_models() {
+        let app = App::new(models().unwrap(), Limits::default());
+        let error = CallerModels::of_request(&app, &Extensions::new()).unwrap_err();
+        insta::assert_snapshot!(error, @"no access to models: the request's credentials were not checked");
+    }
+}

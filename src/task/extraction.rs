@@ -793,6 +793,48 @@ mod tests {
     }
 
     #[test]
+    fn sizes_are_checked_before_a_schema_is_read() {
+        let refusal = |schema: &str| {
+            let schema = serde_json::from_str(schema).unwrap();
+            check_size(&schema, 4, 8).unwrap_err().to_string()
+        };
+        let labels = format!(r#"{{"entities": {:?}}}"#, vec!["a"; 100]);
+        insta::assert_snapshot!(refusal(&labels), @"the schema has 102 values, but may have at most 64; send a smaller schema");
+        let name = format!(
+            r#"{{"entities": {{"{}": {{"dtype": "str"}}}}}}"#,
+            "a".repeat(10_000)
+        );
+        insta::assert_snapshot!(refusal(&name), @"the schema has 10016 bytes, but the model takes at most 8 tokens; send a smaller schema");
+        let largest = format!(
+            r#"{{"classifications": [{{"task": "t", "labels": ["a", "{}"], "cls_threshold": 0.5}}]}}"#,
+            "b".repeat(8 * 1024)
+        );
+        check_size(&serde_json::from_str(&largest).unwrap(), 4, 8).unwrap();
+    }
+
+    #[test]
+    fn paths_do_not_grow_with_names() {
+        let name = "é".repeat(500_000);
+        let schema = format!(
+            r#"{{"structures": {{"{name}": [{}]}}}}"#,
+            vec![r#"{"name": "a"}"#; 1000].join(",")
+        );
+        let schema = serde_json::from_str(&schema).unwrap();
+        let mut error = String::new();
+        let bytes = allocation_counter::measure(|| {
+            error = read(SchemaForm::Schema, &schema).unwrap_err().to_string();
+        });
+        assert!(bytes.bytes_total < 10_000_000, "{}", bytes.bytes_total);
+        assert_eq!(
+            error,
+            format!(
+                "expected different names in `schema.structures.{}…`, but found `a` twice",
+                "é".repeat(40)
+            )
+        );
+    }
+
+    #[test]
     fn what_is_not_supported_is_refused_by_name() {
         let refusals = [
             r#"{}"#,

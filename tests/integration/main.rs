@@ -37,6 +37,7 @@ mod files;
 mod fleet;
 mod gliner2;
 mod goldens;
+mod hostile_bodies;
 mod hostile_models;
 mod hub;
 mod imports;

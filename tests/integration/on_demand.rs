@@ -4,7 +4,11 @@ use std::{
     fs,
     future::Future,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
@@ -17,7 +21,7 @@ use kivu::{
     error::Error,
     model::{Catalog, Entry, ModelState},
     pipeline::Task,
-    repository::{Bundle, bundle::MANIFEST, manifest::Precision},
+    repository::{Bundle, bundle::MANIFEST, folder::Destination, manifest::Precision},
 };
 use serde_json::{Value, json};
 use tower::ServiceExt;
@@ -425,6 +429,73 @@ async fn changed_bundles_are_served_without_a_restart_and_never_half() {
     );
 }
 
+/// Exchanges the bundles in a folder, as `kivu build` does, until it is dropped.
+struct Exchanges {
+    is_over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Exchanges {
+    fn start(place: &Path, bundles: [Bundle; 2]) -> Self {
+        let destination = Destination::new(place).unwrap();
+        let (is_over, new) = (Arc::<AtomicBool>::default(), destination.sibling("new"));
+        let stops = Arc::clone(&is_over);
+        let work = move || {
+            for bundle in bundles.iter().cycle() {
+                if stops.load(Ordering::Relaxed) {
+                    break;
+                }
+                fs::create_dir(&new).unwrap();
+                write(bundle, "a", &new);
+                destination.replace(&new).unwrap();
+            }
+        };
+        Self {
+            is_over,
+            thread: Some(thread::spawn(work)),
+        }
+    }
+}
+
+impl Drop for Exchanges {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        self.thread
+            .take()
+            .into_iter()
+            .for_each(|thread| thread.join().unwrap());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_bundle_that_is_replaced_while_it_loads_is_looked_for_again() {
+    let Some(folder) = Folder::new(&["a"]) else {
+        return;
+    };
+    let server = folder.serve(folder.memory_for(2));
+    let exchanges = Exchanges::start(
+        &folder.path("a"),
+        [folder.other.clone(), folder.bundle.clone()],
+    );
+    for round in 0..300 {
+        for entry in server.catalog.entries().iter() {
+            server.catalog.unload(entry);
+        }
+        let (status, found) = server.embed("a").await;
+        assert_eq!(status, 200, "round {round}: {found}");
+    }
+    drop(exchanges);
+    // A damaged bundle still fails.
+    for file in &folder.bundle.manifest().files {
+        fs::write(folder.path("a").join(&file.name), "damaged").unwrap();
+    }
+    until(async || {
+        server.catalog.tend();
+        (server.embed("a").await.0 == 503).then_some(())
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_model_that_was_written_to_is_loaded_again() {
     let Some(folder) = Folder::new(&["a"]) else {
@@ -622,8 +693,11 @@ impl FetchModel for Fetcher {
     }
 
     fn fetch(&self, name: &str, report: &(dyn Fn(FetchProgress) + Sync)) -> kivu::Result<PathBuf> {
-        if name == "org/broken" {
-            return Err(Error::config("expected a model, but found none"));
+        match name {
+            "org/broken" => return Err(Error::config("expected `/secret/place`, but found none")),
+            "org/gated" => return Err(Error::invalid("expected access to `org/gated`")),
+            "org/panics" => panic!("a fault"),
+            _ => {}
         }
         report(FetchProgress::Bytes {
             name: "model.safetensors".into(),
@@ -671,7 +745,17 @@ async fn ollama_clients_pull_models_with_their_progress() {
     "#);
     server.vector("org/new").await;
     insta::assert_snapshot!(pull("org/new").await, @r#"{"status":"success"}"#);
-    insta::assert_snapshot!(pull("org/broken").await, @r#"{"error":"expected a model, but found none"}"#);
+    insta::assert_snapshot!(pull("org/broken").await, @r#"{"error":"`org/broken` could not be fetched; the server's log has the cause"}"#);
+    insta::assert_snapshot!(pull("org/gated").await, @r#"{"error":"expected access to `org/gated`"}"#);
+    insta::assert_snapshot!(pull("org/panics").await, @r#"{"error":"fetching the model failed; the server's log has the cause"}"#);
+    let whole = json!({ "model": "org/panics", "stream": false });
+    assert_eq!(
+        server.post("/api/pull", whole).await,
+        (
+            500,
+            json!({ "error": "fetching the model failed; the server's log has the cause", "error_type": "Backend" })
+        )
+    );
     // Another model has its name.
     let failed = pull("org/other").await;
     insta::assert_snapshot!(failed.lines().last().unwrap(), @r#"{"error":"`org/other` was fetched, but it cannot be served; the server's log has the cause"}"#);

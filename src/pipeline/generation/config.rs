@@ -439,6 +439,27 @@ mod tests {
     }
 
     #[test]
+    fn token_lists_are_at_most_as_long_as_the_vocabulary() {
+        let refusal = |options: Value| config(options).unwrap_err().to_string();
+        let many = vec![7; 101];
+        for name in [
+            "suppress_tokens",
+            "begin_suppress_tokens",
+            "forced_eos_token_id",
+        ] {
+            assert_eq!(
+                refusal(json!({ name: many })),
+                format!(
+                    "`{name}` has 101 token ids, but may have at most 100, the model's vocabulary size"
+                )
+            );
+            assert!(config(json!({ name: &many[1..] })).is_ok());
+        }
+        insta::assert_snapshot!(refusal(json!({ "bad_words_ids": [[7], many] })), @"`bad_words_ids` has 102 token ids, but may have at most 100, the model's vocabulary size");
+        assert!(config(json!({ "bad_words_ids": [many[2..], [7]] })).is_ok());
+    }
+
+    #[test]
     fn contradictions_are_named_with_both_sides() {
         struct Case {
             options: Value,

@@ -552,6 +552,20 @@ mod tests {
     }
 
     #[test]
+    fn texts_may_name_any_number_of_unknown_languages() {
+        let codes: Vec<String> = ["fr", "de"].map(str::to_owned).into();
+        let names = LanguageNames::new(&codes);
+        assert_eq!(names.chosen(Some("French")), Some(Some("fr")));
+        assert_eq!(
+            (names.chosen(Some("frensh")), names.chosen(None)),
+            (None, Some(None))
+        );
+        let long = "fr ".repeat(1_000_000);
+        let bytes = allocation_counter::measure(|| assert!(names.find("tgt_lang", &long).is_err()));
+        assert!(bytes.bytes_total < 100_000, "{}", bytes.bytes_total);
+    }
+
+    #[test]
     fn languages_have_many_names() {
         let cases = [
             ("fra_Latn", "fra_Latn"),
