@@ -1,10 +1,20 @@
 //! Addresses in messages and in the log.
 
+use std::borrow::Cow;
+
 /// An address without its user information, which often is a password, and without its query, which may be a signature.
 pub fn shown(address: &str) -> String {
     let mut shown = without_user(address);
     shown.truncate(shown.find(['?', '#']).unwrap_or(shown.len()));
     shown
+}
+
+/// A name or another value from a user, which is an address only by mistake.
+pub fn shown_value(value: &str) -> Cow<'_, str> {
+    match value.contains("//") && value.contains('@') {
+        true => shown(value).into(),
+        false => value.into(),
+    }
 }
 
 /// An address without its user information, for requests whose client would log it.
@@ -58,6 +68,13 @@ mod tests {
             ("host/a//b", "host/a//b"),
         ] {
             assert_eq!(shown(address), expected);
+        }
+        for (value, expected) in [
+            ("BAAI/bge-small-en-v1.5@main", "BAAI/bge-small-en-v1.5@main"),
+            ("a//b?c", "a//b?c"),
+            ("https://me:word@huggingface.co/a/b@main", "https://main"),
+        ] {
+            assert_eq!(shown_value(value), expected);
         }
     }
 }

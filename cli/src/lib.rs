@@ -28,10 +28,14 @@ mod unread_body;
 
 use std::{ffi::OsString, path::PathBuf, process::ExitCode};
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{
+    CommandFactory, Parser, Subcommand,
+    error::{ContextKind, ContextValue},
+};
 use rustix::process::{Resource, Rlimit, setrlimit};
 
 use kivu::{
+    address::shown_value,
     backend::native,
     config::{Config, InstructionSet},
     error::Result,
@@ -121,10 +125,23 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             maximum: Some(0),
         },
     );
-    execute(Arguments::parse_from(arguments)).unwrap_or_else(|error| {
+    let arguments = Arguments::try_parse_from(arguments);
+    let arguments = arguments.unwrap_or_else(|error| without_users(error).exit());
+    execute(arguments).unwrap_or_else(|error| {
         terminal::print_error(&error);
         ExitCode::FAILURE
     })
+}
+
+/// An error about arguments that shows addresses without user information.
+fn without_users(mut error: clap::Error) -> clap::Error {
+    for kind in [ContextKind::InvalidValue, ContextKind::InvalidArg] {
+        if let Some(ContextValue::String(value)) = error.get(kind) {
+            let value = shown_value(value).into_owned();
+            error.insert(kind, ContextValue::String(value));
+        }
+    }
+    error
 }
 
 fn execute(arguments: Arguments) -> Result<ExitCode> {

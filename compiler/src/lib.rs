@@ -46,6 +46,7 @@ mod label_maps;
 mod layer_calibration;
 mod layer_forms;
 mod layers;
+mod links;
 mod lora;
 mod module_list;
 mod modules;

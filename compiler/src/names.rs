@@ -9,6 +9,7 @@ use super::{
     onnx_runtime,
 };
 use kivu::{
+    address::shown_value,
     config::{Config, EngineChoice},
     error::{Error, Result, quoted},
     model::Model,
@@ -36,6 +37,13 @@ impl Location {
                 )));
             }
             return Ok(Self::Bundle(named.to_owned()));
+        }
+        if named.to_string_lossy().contains("://") {
+            return Err(unknown(
+                "a bundle",
+                named,
+                "the hub's address is in `HF_ENDPOINT`, and bundles may be at `s3://` addresses",
+            ));
         }
         if named.exists() {
             let is_recipe = named.is_file()
@@ -268,7 +276,7 @@ pub fn unknown(expected: &str, named: &Path, hint: &str) -> Error {
     Error::config(format!(
         "expected {expected}, a recipe ({}) or a Hugging Face hub repository as ORG/NAME, but found `{}`; {hint}",
         quoted(&recipes),
-        named.display()
+        shown_value(&named.to_string_lossy())
     ))
 }
 

@@ -8,7 +8,7 @@ use std::{
 use super::{
     config::ConfigFile,
     fast_text::file::is_model,
-    files::check_links,
+    links::check_links,
     lora,
     module_list::has_pooling,
     progress::Progress,

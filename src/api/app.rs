@@ -9,13 +9,10 @@ use std::{
 use axum::{body::Bytes, http::StatusCode};
 use tokio::{runtime::Handle, sync::Semaphore};
 
-use super::{
-    auth::Guard, body_memory::BodyMemory, caller_models::CallerModels, fetch::FetchModel,
-    rejection::Rejection,
-};
+use super::{auth::Guard, body_memory::BodyMemory, fetch::FetchModel, rejection::Rejection};
 use crate::{
     config::Limits,
-    model::{Catalog, Model, gauges},
+    model::{Catalog, Entry, Model, gauges},
     task::Scope,
     telemetry::{Otlp, Prometheus, Reading},
 };
@@ -129,8 +126,8 @@ impl App {
     }
 
     /// The metrics that are read when they are sent, for these models.
-    pub(super) fn gauges(&self, models: &CallerModels) -> Vec<Reading> {
-        let mut readings = gauges::read(&models.list(), self.catalog.budget());
+    pub(super) fn gauges(&self, models: &[Arc<Entry>]) -> Vec<Reading> {
+        let mut readings = gauges::read(models, self.catalog.budget());
         readings.extend(requests(&self.permits, self.limits.requests));
         readings
     }

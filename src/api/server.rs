@@ -40,7 +40,7 @@ pub(super) async fn metrics(State(app): State<Arc<App>>, models: CallerModels) -
         let message = "this server has no metrics; those of a function are in CloudWatch, in the namespace `Kivu`";
         return Err(Rejection::new(StatusCode::NOT_FOUND, message));
     };
-    Ok((prometheus.page() + &gauge_page(&app.gauges(&models))).into_response())
+    Ok((prometheus.page() + &gauge_page(&app.gauges(&models.list()))).into_response())
 }
 
 /// Gauges in Prometheus' format. They are read when they are needed, so that removed models have none.

@@ -201,7 +201,7 @@ fn local(path: &Path) -> Result<Vec<Place>> {
 }
 
 /// A text that changes when the manifest is written or replaced; empty without a manifest.
-fn tag(folder: &Path) -> String {
+pub(super) fn tag(folder: &Path) -> String {
     let Ok(found) = fs::metadata(folder.join(MANIFEST)) else {
         return String::new();
     };

@@ -438,7 +438,9 @@ struct Exchanges {
 impl Exchanges {
     fn start(place: &Path, bundles: [Bundle; 2]) -> Self {
         let destination = Destination::new(place).unwrap();
-        let (is_over, new) = (Arc::<AtomicBool>::default(), destination.sibling("new"));
+        // Hidden, like a build's scratch folder.
+        let new = destination.parent().join(".new");
+        let is_over = Arc::<AtomicBool>::default();
         let stops = Arc::clone(&is_over);
         let work = move || {
             for bundle in bundles.iter().cycle() {
@@ -448,6 +450,8 @@ impl Exchanges {
                 fs::create_dir(&new).unwrap();
                 write(bundle, "a", &new);
                 destination.replace(&new).unwrap();
+                // Longer than the clock's resolution: bundles differ in the time of their manifests.
+                thread::sleep(Duration::from_millis(10));
             }
         };
         Self {

@@ -286,7 +286,15 @@ impl InferInput {
             data,
             ..
         } = self;
+        /// No tensor has as many, and errors list them.
+        const MAX_DIMENSIONS: usize = 8;
         let wrong = |found: String| Err(Error::invalid(format!("expected `{name}` {found}")));
+        if shape.len() > MAX_DIMENSIONS {
+            return wrong(format!(
+                "of at most {MAX_DIMENSIONS} dimensions, but found {}",
+                shape.len()
+            ));
+        }
         let count = shape
             .iter()
             .try_fold(1_usize, |product, side| product.checked_mul(*side));

@@ -2,9 +2,7 @@
 
 use std::{
     ops::Range,
-    os::unix::fs::MetadataExt,
     panic::{AssertUnwindSafe, catch_unwind},
-    path::Path,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicUsize, Ordering},
@@ -24,12 +22,10 @@ use crate::{
     error::{Error, Result},
     model::{
         Model,
+        listing::tag,
         loaded::{Listed, engine},
     },
-    repository::{
-        Bundle,
-        bundle::{Home, MANIFEST},
-    },
+    repository::{Bundle, bundle::Home},
     telemetry,
 };
 
@@ -187,9 +183,10 @@ impl Loader {
             return self.open_bundle(entry, listed, memory).map(Some);
         };
         // Bundles in folders are replaced in place, or removed.
-        let Some(before) = version(folder) else {
+        let before = tag(folder);
+        if before.is_empty() {
             return Ok(None);
-        };
+        }
         let opened = Bundle::open(folder).and_then(|bundle| {
             if bundle.digest() != entry.digest {
                 return Ok(None);
@@ -201,7 +198,7 @@ impl Loader {
             self.open_bundle(entry, &listed, memory).map(Some)
         });
         // Files of two bundles do not fit together, and those of a removed one are missing.
-        if opened.is_err() && version(folder) != Some(before) {
+        if opened.is_err() && tag(folder) != before {
             return Ok(None);
         }
         opened
@@ -338,18 +335,6 @@ impl Waiting {
             .find_map(|place| Some((place, reserve(&self.loads[place])?)))?;
         Some((self.loads.remove(place), reserved))
     }
-}
-
-/// What changes when the bundle in a folder is replaced: its manifest's device, inode and modification time. `None` if
-/// it is removed.
-fn version(folder: &Path) -> Option<(u64, u64, i64, i64)> {
-    let manifest = folder.join(MANIFEST).metadata().ok()?;
-    Some((
-        manifest.dev(),
-        manifest.ino(),
-        manifest.mtime(),
-        manifest.mtime_nsec(),
-    ))
 }
 
 /// A loaded model's memory in bytes, before it is measured: its files', whether they are mapped or read.

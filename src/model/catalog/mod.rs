@@ -168,9 +168,9 @@ impl Catalog {
         let Some(demand) = &self.demand else {
             return Ok(entry.lease(None));
         };
-        /// A bundle may be replaced several times in a row.
-        const MAX_REPLACEMENTS: usize = 8;
-        let (mut entry, mut replacements) = (Arc::clone(entry), 0);
+        /// Times in a row that a replaced bundle is listed as before. It may have been replaced twice meanwhile.
+        const MAX_UNCHANGED: usize = 8;
+        let (mut entry, mut unchanged) = (Arc::clone(entry), 0);
         loop {
             let awaited = Arc::clone(&entry);
             let changed = awaited.changed.notified();
@@ -183,7 +183,7 @@ impl Catalog {
                 Ok(true) => changed.await,
                 Ok(false) => {
                     demand.refresh.run_now().await;
-                    replacements += 1;
+                    unchanged += 1;
                 }
                 Err(error) => {
                     // It may have been replaced or removed.
@@ -193,13 +193,16 @@ impl Catalog {
             }
             // The bundle may have been replaced or removed.
             match self.entries().iter().find(|now| now.name == entry.name) {
-                Some(now) if replacements > MAX_REPLACEMENTS && Arc::ptr_eq(now, &entry) => {
+                Some(now) if Arc::ptr_eq(now, &entry) => {
+                    if unchanged <= MAX_UNCHANGED {
+                        continue;
+                    }
                     return Err(Error::unavailable(format!(
                         "`{}` was replaced, and its new bundle cannot be read; the server's log has the cause",
                         entry.name
                     )));
                 }
-                Some(now) => entry = Arc::clone(now),
+                Some(now) => (entry, unchanged) = (Arc::clone(now), 0),
                 None => return Ok(None),
             }
         }

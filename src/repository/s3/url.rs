@@ -2,7 +2,10 @@
 
 use std::{fmt, path::Path, str::FromStr};
 
-use crate::error::{Error, Result};
+use crate::{
+    address::shown,
+    error::{Error, Result},
+};
 
 const SCHEME: &str = "s3://";
 /// The longest key that S3 accepts, in bytes.
@@ -61,9 +64,12 @@ impl FromStr for Url {
         let (bucket, key) = text
             .strip_prefix(SCHEME)
             .map(|rest| rest.split_once('/').unwrap_or((rest, "")))
-            .filter(|(bucket, _)| !bucket.is_empty())
+            .filter(|(bucket, _)| !bucket.is_empty() && !bucket.contains('@'))
             .ok_or_else(|| {
-                Error::config(format!("expected `{SCHEME}BUCKET/KEY`, but found `{text}`"))
+                Error::config(format!(
+                    "expected `{SCHEME}BUCKET/KEY`, but found `{}`",
+                    shown(text)
+                ))
             })?;
         Ok(Self {
             bucket: bucket.to_owned(),
@@ -103,8 +109,14 @@ mod tests {
         let bucket: Url = "s3://bucket".parse().unwrap();
         assert_eq!(bucket.join("x").key, "x");
         assert_eq!(bucket.join("a/").join("x").key, "a/x");
-        for wrong in ["s3://", "s3:///key", "http://a/b"] {
-            assert!(wrong.parse::<Url>().is_err(), "{wrong}");
+        for wrong in [
+            "s3://",
+            "s3:///key",
+            "http://a/b",
+            "s3://me:word@bucket/key",
+        ] {
+            let error = wrong.parse::<Url>().unwrap_err().to_string();
+            assert!(!error.contains("word"), "{error}");
         }
         assert!(Url::of(Path::new("/tmp/s3")).is_none());
     }

@@ -69,6 +69,56 @@ fn refusal(command: &mut Command) -> String {
     String::from_utf8(stderr).unwrap()
 }
 
+/// Neither errors nor the log, at its most verbose, have user information.
+#[test]
+fn addresses_are_shown_without_user_information() {
+    let server = HubServer::start();
+    let home = tempfile::tempdir().unwrap();
+    let mirror = server.url.replace("http://", "http://me:password@");
+    for (endpoint, arguments) in [
+        (mirror.as_str(), &["build", "tests/nothing"][..]),
+        (
+            "http://me:password@127.0.0.1:1/hub",
+            &["build", "tests/nothing"],
+        ),
+        (
+            "http://me:pass/password@[::1]:1",
+            &["serve", "tests/nothing", "--port", "0"],
+        ),
+        ("me:password@nowhere", &["run", "tests/nothing", "a text"]),
+        (&mirror, &["build", "https://me:password@hub/a/b"]),
+        (&mirror, &["serve", "https://me:password@hub/a/b"]),
+        (&mirror, &["show", "HTTPS://me:password@hub"]),
+        (&mirror, &["pull", "http://me:password@hub/a", "--out", "x"]),
+        (
+            &mirror,
+            &["pull", "s3://me:password@bucket/a", "--out", "x"],
+        ),
+        (&mirror, &["ps", "--url", "http://me:password@127.0.0.1:1"]),
+        (&mirror, &["ps", "--url", "ftp://me:password@host"]),
+        (
+            &mirror,
+            &["batch", "http://me:password@host", "x", "--model", "m"],
+        ),
+    ] {
+        let mut command = command(&server, home.path(), arguments);
+        command
+            .env("HF_ENDPOINT", endpoint)
+            .env("RUST_LOG", "trace");
+        let Output {
+            status,
+            stdout,
+            stderr,
+        } = command.output().unwrap();
+        let shown = String::from_utf8([stdout, stderr].concat()).unwrap();
+        assert!(
+            !status.success() && shown.contains("error: "),
+            "{arguments:?}: {shown}"
+        );
+        assert!(!shown.contains("password"), "{arguments:?}: {shown}");
+    }
+}
+
 #[test]
 fn a_repository_is_built_once_and_served_by_its_name() {
     if runtime().is_none() {
