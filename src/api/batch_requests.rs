@@ -11,7 +11,8 @@ use axum::{
 use futures::FutureExt;
 
 use super::{
-    app::{App, restricted_to},
+    app::App,
+    caller_models::{AllowedModels, CallerModels},
     dialect::Dialect,
     openai,
     rejection::{Rejection, Reply},
@@ -53,10 +54,11 @@ impl Responder {
             ))
             .into());
         }
-        let context = Context::in_background(&self.0);
+        // The job's model is the only one.
+        let models = CallerModels::new(&self.0, AllowedModels::All);
+        let context = Context::in_background(&self.0, models);
         let body = parse(body.as_bytes(), Budget::new(body.len(), limits.texts))?;
-        let request = openai::embeddings(HeaderMap::new(), Call(context, body));
-        restricted_to(Vec::new(), request).await
+        openai::embeddings(HeaderMap::new(), Call(context, body)).await
     }
 }
 
