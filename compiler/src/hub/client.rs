@@ -104,6 +104,8 @@ struct Lfs {
 /// A hub client.
 pub(super) struct Hub<'a> {
     pub(super) config: &'a HubConfig,
+    /// Without user information, which requests do not use, and neither errors nor the log may show.
+    pub(super) endpoint: String,
     http: HttpClient,
 }
 
@@ -112,6 +114,7 @@ impl<'a> Hub<'a> {
     pub(super) fn new(config: &'a HubConfig) -> Result<Self> {
         Ok(Self {
             config,
+            endpoint: without_user(&config.endpoint),
             http: client()?,
         })
     }
@@ -121,7 +124,7 @@ impl<'a> Hub<'a> {
         let revision = utf8_percent_encode(&name.revision, RESERVED);
         let url = format!(
             "{}/api/models/{}/revision/{revision}?blobs=true",
-            self.config.endpoint, name.id
+            self.endpoint, name.id
         );
         let mut attempts = Attempts::new(self.config);
         let body = loop {
@@ -159,10 +162,7 @@ impl<'a> Hub<'a> {
         from: u64,
     ) -> Attempt<Response<Incoming>> {
         let encoded = utf8_percent_encode(path, RESERVED_IN_PATHS);
-        let url = format!(
-            "{}/{}/resolve/{commit}/{encoded}",
-            self.config.endpoint, name.id
-        );
+        let url = format!("{}/{}/resolve/{commit}/{encoded}", self.endpoint, name.id);
         self.get(&url, from, name).await
     }
 
@@ -241,7 +241,7 @@ impl<'a> Hub<'a> {
         let message = format!(
             "expected a response from `{}` for `{}`, but found {causes}; check the name and the connection, or set \
              HF_HUB_OFFLINE=1 to use files that were downloaded earlier",
-            self.config.endpoint, name.id
+            self.endpoint, name.id
         );
         Failure::Transient(Error::unavailable(message), None)
     }
@@ -266,7 +266,7 @@ impl<'a> Hub<'a> {
         }
         let error = Error::unavailable(format!(
             "expected a response from `{}` for `{}`, but found the status {status}{}; try again later",
-            self.config.endpoint,
+            self.endpoint,
             name.id,
             because(reason)
         ));
@@ -288,7 +288,7 @@ impl<'a> Hub<'a> {
         };
         let error = Error::unavailable(format!(
             "expected a response from `{}`, but found that it limits requests; try again {when}{token}",
-            self.config.endpoint
+            self.endpoint
         ));
         Failure::Transient(error, after)
     }
@@ -300,7 +300,7 @@ impl<'a> Hub<'a> {
         [code, reason]: [&str; 2],
         name: &RepositoryName,
     ) -> Option<String> {
-        let (endpoint, id) = (&self.config.endpoint, &name.id);
+        let (endpoint, id) = (&self.endpoint, &name.id);
         let has_token = self.config.token.is_some();
         let is_disabled = code == "DisabledRepo"
             || status == StatusCode::FORBIDDEN && reason == "Access to this resource is disabled.";

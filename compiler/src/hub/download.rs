@@ -79,7 +79,7 @@ impl Snapshot<'_> {
                 return Err(Error::model(format!(
                     "expected `{}` of `{}` to have the hash {}, but `{}` sent one with {found}; try again, and check \
                      HF_ENDPOINT",
-                    file.path, self.name, file.hash, self.hub.config.endpoint
+                    file.path, self.name, file.hash, self.hub.endpoint
                 )));
             }
             may_restart = false;
@@ -158,7 +158,7 @@ impl Snapshot<'_> {
         let Download { file, offset, .. } = download;
         let error = Error::unavailable(format!(
             "expected {} bytes of `{}` from `{}`, but found {found} after {offset}; run the command again to resume",
-            file.size, file.path, self.hub.config.endpoint
+            file.size, file.path, self.hub.endpoint
         ));
         Failure::Transient(error, None)
     }

@@ -378,7 +378,7 @@ fn errors_say_what_to_do() {
     expected a valid token in HF_TOKEN or from `hf auth login`, but `[hub]` refused it; create one at [hub]/settings/tokens
     expected access to `tests/tiny-bert`, but found that the hub has disabled it; choose another model
     expected `tests/tiny-bert` in `[cache]`, since HF_HUB_OFFLINE is set, but found none; unset it to download the model
-    expected a response from `http://127.0.0.1:1` for `tests/tiny-bert`, which is no folder here, but found tcp connect error: Connection refused (os error 111); check the name and the connection, or set HF_HUB_OFFLINE=1 to use files that were downloaded earlier
+    expected a response from `http://127.0.0.1:1` for `tests/tiny-bert`, but found tcp connect error: Connection refused (os error 111); check the name and the connection, or set HF_HUB_OFFLINE=1 to use files that were downloaded earlier
     ");
 }
 
