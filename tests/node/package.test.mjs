@@ -9,7 +9,7 @@
 import assert from "node:assert/strict";
 import { execFile, spawn } from "node:child_process";
 import { once } from "node:events";
-import { existsSync, mkdtempSync, readFileSync, readdirSync, rmSync } from "node:fs";
+import { cpSync, existsSync, mkdirSync, mkdtempSync, readFileSync, readdirSync, rmSync, writeFileSync } from "node:fs";
 import { createServer } from "node:http";
 import { createRequire } from "node:module";
 import { tmpdir } from "node:os";
@@ -549,6 +549,93 @@ test("the types have all names, and no others", () => {
   for (const name of ["Model", "Cancellation"]) {
     const own = module.split(`export class ${name} {`)[1].split("\n}")[0];
     assert.deepEqual(names(own, /^ {2}(\w+)\(/gm), members(native[name].prototype));
+  }
+});
+
+/** A folder with the packages as npm installs them, and a program that prints a vector's length. */
+function installed() {
+  const folder = mkdtempSync(path.join(PACKAGE, "installed-"));
+  const modules = path.join(folder, "node_modules");
+  const nested = path.join(FOLDER, "node_modules");
+  cpSync(nested, modules, { recursive: true });
+  cpSync(FOLDER, path.join(modules, "kivuml"), { recursive: true, filter: (file) => !file.startsWith(nested) });
+  const [platform] = readdirSync(nested);
+  mkdirSync(path.join(modules, platform, "lib"));
+  writeFileSync(path.join(modules, platform, "lib/libonnxruntime.so.1"), "");
+  const bundle = JSON.stringify(path.join(BUNDLES, "minilm"));
+  const code = `require("kivuml").load(${bundle}).then((model) => model.encode("a")).then(({ length }) => console.log(length));`;
+  writeFileSync(path.join(folder, "program.cjs"), code);
+  return { folder, platform };
+}
+
+test("file tracing finds the native module and its library", async () => {
+  const { folder, platform } = installed();
+  const { nodeFileTrace } = createRequire(path.join(TOOLS, "package.json"))("@vercel/nft");
+  const { fileList } = await nodeFileTrace([path.join(folder, "program.cjs")], { base: folder });
+  for (const file of ["index.js", "kivuml.node", "lib/libonnxruntime.so.1"]) {
+    assert.ok(fileList.has(`node_modules/${platform}/${file}`), [...fileList].join("\n"));
+  }
+  const copy = mkdtempSync(path.join(PACKAGE, "traced-"));
+  for (const file of fileList) cpSync(path.join(folder, file), path.join(copy, file));
+  const done = await run(process.execPath, path.join(copy, "program.cjs"));
+  assert.deepEqual([done.stdout, done.code], ["384\n", 0], done.stderr);
+});
+
+test("webpack bundles or leaves out the native module", async () => {
+  const { folder, platform } = installed();
+  const tools = createRequire(path.join(TOOLS, "package.json"));
+  const bundled = async (name, options) => {
+    const output = { path: path.join(folder, name), filename: "program.cjs", publicPath: "" };
+    const entry = path.join(folder, "program.cjs");
+    const common = { mode: "production", target: "node", context: folder, entry, output, optimization: { minimize: false } };
+    const stats = await promisify(tools("webpack"))({ ...common, ...options });
+    return { errors: stats.toJson().errors, ...(await run(process.execPath, path.join(output.path, "program.cjs"))) };
+  };
+  const rules = [{ test: /\.node$/, loader: tools.resolve("node-loader") }];
+  for (const [name, options] of Object.entries({ copied: { module: { rules } }, external: { externals: { kivuml: "commonjs kivuml" } } })) {
+    const done = await bundled(name, { node: { __dirname: false }, ...options });
+    assert.deepEqual([done.errors, done.stdout, done.code], [[], "384\n", 0], done.stderr);
+  }
+  const other = await bundled("other", {});
+  assert.match(other.errors[0].message, /kivuml\.node|loader/);
+  assert.match(other.stderr, /Error: cannot load the npm package `kivuml-\w+-\w+`: .*a bundler has to leave `kivuml` out/s);
+  rmSync(path.join(folder, "node_modules", platform), { recursive: true });
+  const without = await bundled("without", {});
+  assert.match(without.stderr, /Error: expected the npm package .* but found neither.*a bundler has to leave `kivuml` out/s);
+});
+
+test("vectors are transferred between threads", async () => {
+  const code = `
+    const { parentPort, workerData } = require("node:worker_threads");
+    require(workerData.package).load(workerData.bundle).then(async (model) => {
+      for (const texts of workerData.texts) {
+        const found = await model[workerData.method](texts, workerData.options);
+        const vector = Array.isArray(found) ? found.flat()[0] : found;
+        parentPort.postMessage(vector);
+        const { buffer } = vector;
+        parentPort.postMessage(vector, [buffer]);
+        parentPort.postMessage(buffer.byteLength);
+      }
+    });`;
+  for (const [name, method, options] of [
+    ["minilm", "encode", {}],
+    ["minilm", "encode", { precision: "int8" }],
+    ["minilm", "encode", { precision: "ubinary" }],
+    ["colbert", "multiVectors", {}],
+  ]) {
+    const bundle = path.join(BUNDLES, name);
+    if (!existsSync(bundle)) continue;
+    const workerData = { package: FOLDER, bundle, method, options, texts: [TEXTS[0], TEXTS.slice(0, 3)] };
+    const worker = new Worker(code, { eval: true, workerData });
+    const found = [];
+    worker.on("message", (message) => found.push(message));
+    await once(worker, "exit");
+    for (const start of [0, 3]) {
+      const [copied, transferred, left] = found.slice(start);
+      assert.ok(copied.length > 0, JSON.stringify([name, method, options]));
+      same([transferred], [copied]);
+      assert.equal(left, 0);
+    }
   }
 });
 
