@@ -1,18 +1,21 @@
 "use strict";
 // The native module for this platform; on other platforms, the WebAssembly module.
 
+const { createRequire } = require("node:module");
 const { pathToFileURL } = require("node:url");
 
 const NAME = `kivuml-${process.platform}-${process.arch}`;
 const WASM = "kivuml-wasm";
 const BUNDLERS =
-  "a bundler has to leave `kivuml` out, as with `serverExternalPackages` in Next.js or `externals` in webpack, or to copy " +
-  "`.node` files; see docs/node.md";
+  "a bundler has to leave `kivuml` out, as with `serverExternalPackages` in Next.js or `externals` in webpack, or " +
+  "`kivuml.node` has to be next to the bundle; see docs/node.md";
 
-/** @returns {import("./native-module") | undefined} The module, from the package for this platform if it is installed. */
+/** @returns {import("./native-module") | undefined} The module, if the package for this platform is installed. */
 function native() {
+  /** @type {NodeJS.ErrnoException | undefined} */
+  let failure;
   try {
-    // Bundlers find packages by literal names only.
+    // Bundlers and file tracing find literal names only.
     switch (NAME) {
       case "kivuml-linux-x64":
         // @ts-ignore: one of them is installed.
@@ -22,10 +25,16 @@ function native() {
         return require("kivuml-linux-arm64");
     }
   } catch (error) {
-    const cause = /** @type {NodeJS.ErrnoException} */ (error);
-    if (cause.code === "MODULE_NOT_FOUND" && cause.message.includes(`'${NAME}'`)) return undefined;
-    throw new Error(`cannot load the npm package \`${NAME}\`: ${cause.message}; ${BUNDLERS}`, { cause });
+    failure = /** @type {NodeJS.ErrnoException} */ (error);
   }
+  try {
+    // In a bundle, the code above may lack the module, although the package is installed.
+    return createRequire(__filename)(NAME);
+  } catch (error) {
+    failure ??= /** @type {NodeJS.ErrnoException} */ (error);
+  }
+  if (failure.code === "MODULE_NOT_FOUND") return undefined;
+  throw new Error(`cannot load the npm package \`${NAME}\`: ${failure.message}; ${BUNDLERS}`, { cause: failure });
 }
 
 /** @returns {Error} */

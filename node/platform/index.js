@@ -4,8 +4,10 @@
 const { existsSync } = require("node:fs");
 const path = require("node:path");
 
-const native = require("./kivuml.node");
+// Not by `require`: bundlers cannot read the file, but file tracing finds it by this path.
+const native = { exports: {} };
+process.dlopen(native, path.join(__dirname, "kivuml.node"));
 const library = path.join(__dirname, "lib");
-if (existsSync(library)) native.addPackage(library);
+if (existsSync(library)) native.exports.addPackage(library);
 
-module.exports = native;
+module.exports = native.exports;

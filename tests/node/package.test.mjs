@@ -581,27 +581,33 @@ test("file tracing finds the native module and its library", async () => {
   assert.deepEqual([done.stdout, done.code], ["384\n", 0], done.stderr);
 });
 
-test("webpack bundles or leaves out the native module", async () => {
+test("bundles of webpack find the native module, or name bundlers", async () => {
   const { folder, platform } = installed();
-  const tools = createRequire(path.join(TOOLS, "package.json"));
+  const webpack = createRequire(path.join(TOOLS, "package.json"))("webpack");
   const bundled = async (name, options) => {
-    const output = { path: path.join(folder, name), filename: "program.cjs", publicPath: "" };
+    const output = { path: path.join(folder, name), filename: "program.cjs" };
     const entry = path.join(folder, "program.cjs");
-    const common = { mode: "production", target: "node", context: folder, entry, output, optimization: { minimize: false } };
-    const stats = await promisify(tools("webpack"))({ ...common, ...options });
-    return { errors: stats.toJson().errors, ...(await run(process.execPath, path.join(output.path, "program.cjs"))) };
+    const stats = await promisify(webpack)({ mode: "production", target: "node", context: folder, entry, output, ...options });
+    assert.deepEqual(stats.toJson().errors, []);
+    return path.join(output.path, "program.cjs");
   };
-  const rules = [{ test: /\.node$/, loader: tools.resolve("node-loader") }];
-  for (const [name, options] of Object.entries({ copied: { module: { rules } }, external: { externals: { kivuml: "commonjs kivuml" } } })) {
-    const done = await bundled(name, { node: { __dirname: false }, ...options });
-    assert.deepEqual([done.errors, done.stdout, done.code], [[], "384\n", 0], done.stderr);
-  }
-  const other = await bundled("other", {});
-  assert.match(other.errors[0].message, /kivuml\.node|loader/);
-  assert.match(other.stderr, /Error: cannot load the npm package `kivuml-\w+-\w+`: .*a bundler has to leave `kivuml` out/s);
+  const prints = async (file) => {
+    const done = await run(process.execPath, file);
+    assert.deepEqual([done.stdout, done.code], ["384\n", 0], done.stderr);
+  };
+  await prints(await bundled("external", { externals: { kivuml: "commonjs kivuml" } }));
+  const whole = await bundled("whole");
+  await prints(whole);
+  const elsewhere = path.join(mkdtempSync(path.join(tmpdir(), "kivuml-")), "program.cjs");
+  cpSync(whole, elsewhere);
+  const refused = await run(process.execPath, elsewhere);
+  assert.match(refused.stderr, /Error: cannot load the npm package `kivuml-\w+-\w+`: .*; a bundler has to leave `kivuml` out/);
+  cpSync(path.join(folder, "node_modules", platform, "kivuml.node"), path.join(path.dirname(elsewhere), "kivuml.node"));
+  await prints(elsewhere);
+  rmSync(path.dirname(elsewhere), { recursive: true });
   rmSync(path.join(folder, "node_modules", platform), { recursive: true });
-  const without = await bundled("without", {});
-  assert.match(without.stderr, /Error: expected the npm package .* but found neither.*a bundler has to leave `kivuml` out/s);
+  const missing = await run(process.execPath, await bundled("missing"));
+  assert.match(missing.stderr, /Error: expected the npm package .* but found neither.*; a bundler has to leave `kivuml` out/);
 });
 
 test("vectors are transferred between threads", async () => {
@@ -621,10 +627,9 @@ test("vectors are transferred between threads", async () => {
     ["minilm", "encode", {}],
     ["minilm", "encode", { precision: "int8" }],
     ["minilm", "encode", { precision: "ubinary" }],
-    ["colbert", "multiVectors", {}],
+    ["vectors-colbert", "multiVectors", {}],
   ]) {
     const bundle = path.join(BUNDLES, name);
-    if (!existsSync(bundle)) continue;
     const workerData = { package: FOLDER, bundle, method, options, texts: [TEXTS[0], TEXTS.slice(0, 3)] };
     const worker = new Worker(code, { eval: true, workerData });
     const found = [];
