@@ -257,7 +257,7 @@ impl FromArgMatches for JobOptions {
                 return Err(clap::Error::raw(
                     ErrorKind::ValueValidation,
                     format!(
-                        "expected {expected} in `--{name}`, but found {}\n",
+                        "expected {expected} in `--{name}`, but found {}",
                         quoted(&given)
                     ),
                 ));
@@ -335,7 +335,7 @@ mod tests {
             &["--outputs", "dense,dense"],
         ];
         let messages = lines.map(|line| try_read(line).unwrap_err().to_string());
-        insta::assert_snapshot!(messages.concat(), @r#"
+        insta::assert_snapshot!(messages.join("\n"), @r#"
         error: expected a text as item 2 in `--labels`, but found `a,,b`
         error: expected distinct items (item 2 repeats item 1) in `--labels`, but found `a`, `a`
         error: expected a text as item 1 in `--labels`, but found `[""]`
