@@ -3,11 +3,12 @@
     python3 packaging/npm.py OUT MODULE [LIBRARY...]
     python3 packaging/npm.py OUT --wasm FOLDER
 
-Writes to the folder OUT the package for this machine alone: `kivuml` with the native module MODULE and the files of ONNX
-Runtime in it; or `kivuml-wasm` with the modules and the code that wasm/bindgen wrote to FOLDER. packaging/dist.py makes the packages of a release. Needs only Python's standard library.
+Writes to the folder OUT the packages for this machine: `kivuml`, and in its `node_modules` the one for this platform with
+the native module MODULE and the files of ONNX Runtime; or `kivuml-wasm` with the modules and the code that wasm/bindgen wrote to FOLDER. packaging/dist.py makes the packages of a release. Needs only Python's standard library.
 """
 
 import json
+import platform
 import re
 import shutil
 import sys
@@ -17,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # The names that npm gives the architectures.
 ARCHITECTURES = {"x86_64": "x64", "arm64": "arm64"}
 MODULE = "kivuml.node"
+MAIN = "index.js"
 PROGRAM = "kivu.js"
 SUFFIXES = (".js", ".mjs", ".ts", ".mts")
 # The modules, by the names that wasm/bindgen gives them: the second one has relaxed instructions.
@@ -59,12 +61,13 @@ def main_files():
 
 def platform_files(module, library):
     """The native module with its library, for a platform's package."""
-    return {MODULE: module} | {f"lib/{file.name}": file for file in library}
+    own = {MODULE: module, MAIN: ROOT / "node/platform" / MAIN}
+    return own | {f"lib/{file.name}": file for file in library}
 
 
 def platform_manifest(architecture):
     constraints = {"os": ["linux"], "cpu": [ARCHITECTURES[architecture]], "libc": ["glibc"]}
-    return manifest(platform_name(architecture), **constraints)
+    return manifest(platform_name(architecture), main=f"./{MAIN}", **constraints)
 
 
 def wasm_files(generated):
@@ -103,12 +106,15 @@ def main():
     if str(module) == "--wasm":
         write_wasm(out, *library)
         return
-    native = {f"native/{path}": file for path, file in platform_files(module, library).items()}
-    for path, file in (main_files() | native).items():
-        (out / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(file, out / path)
+    architecture = {"aarch64": "arm64"}.get(platform.machine(), platform.machine())
+    own = out / "node_modules" / platform_name(architecture)
+    for folder, files in ((out, main_files()), (own, platform_files(module, library))):
+        for path, file in files.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, folder / path)
     (out / PROGRAM).chmod(0o755)
     (out / "package.json").write_bytes(manifest())
+    (own / "package.json").write_bytes(platform_manifest(architecture))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 //! Configuration: `kivu.toml`, where an environment variable can override every key.
 //!
 //! A key's variable is `KIVU_` and the key in capitals, with two underscores for each dot: `KIVU_LISTEN`,
-//! `KIVU_LIMITS__TEXTS`. Lists are separated by commas. An empty variable is ignored. `KIVU_CONFIG` is the file's path.
+//! `KIVU_LIMITS__TEXTS`. Lists are separated by commas, or in JSON. An empty variable is ignored. `KIVU_CONFIG` is the file's path.
 
 mod auth;
 mod batch;
@@ -9,6 +9,7 @@ mod choice;
 mod cors;
 mod hub;
 mod limits;
+mod list;
 mod memory;
 mod models;
 mod otlp;
@@ -26,12 +27,14 @@ use config::{File, FileFormat, Value};
 pub use kivu_engine::kernel::InstructionSet;
 use serde::Deserialize;
 
+pub(crate) use self::list::{Items, list_text};
 pub use self::{
     auth::{AuthConfig, AuthMode, Secret},
     batch::{BatchConfig, BatchRule},
     choice::{EngineChoice, Load, LogFormat, parse_address, parse_bytes, parse_instructions},
     hub::HubConfig,
     limits::{Limits, MAX_TEXTS},
+    list::parse_lists,
     memory::{memory_of, resident as resident_memory},
     models::{FleetConfig, ModelConfig, Policy},
     otlp::{OtlpConfig, OtlpReceiver, SpanQueue},
@@ -43,7 +46,7 @@ use crate::error::{Error, Result};
 pub const FILE: &str = "kivu.toml";
 const FILE_VARIABLE: &str = "KIVU_CONFIG";
 const PREFIX: &str = "KIVU";
-/// Keys whose variables are lists, separated by commas.
+/// Keys whose variables are [lists](parse_lists).
 const LISTS: [&str; 5] = [
     "models",
     "fleet.urls",
@@ -174,7 +177,9 @@ impl Config {
         let file = File::from(path.as_path())
             .format(FileFormat::Toml)
             .required(is_required);
-        let mut config: Self = overrides(variables)
+        let overrides = overrides(variables).collect::<Result<Vec<_>>>()?;
+        let mut config: Self = overrides
+            .into_iter()
             .try_fold(
                 config::Config::builder().add_source(file),
                 |builder, (key, value)| builder.set_override(key, value),
@@ -295,7 +300,7 @@ impl Config {
 
 /// The keys that variables set, with texts as values; each is read as its key's type. The `config` crate's
 /// `Environment` guesses a type from the text instead, and reads the secret `0123` as the number 123.
-fn overrides(variables: &Variables) -> impl Iterator<Item = (String, Value)> {
+fn overrides(variables: &Variables) -> impl Iterator<Item = Result<(String, Value)>> {
     let values = variables
         .iter()
         .filter(|(name, value)| *name != FILE_VARIABLE && !value.is_empty());
@@ -306,10 +311,18 @@ fn overrides(variables: &Variables) -> impl Iterator<Item = (String, Value)> {
             .to_lowercase()
             .replace("__", ".");
         let value = match LISTS.contains(&key.as_str()) {
-            true => value.split(',').collect::<Vec<_>>().into(),
+            true => match parse_lists([value.as_str()]) {
+                Ok(items) => items.into(),
+                // The value may have keys.
+                Err(expected) => {
+                    return Some(Err(Error::config(format!(
+                        "expected {expected} in `{name}`"
+                    ))));
+                }
+            },
             false => value.as_str().into(),
         };
-        Some((key, value))
+        Some(Ok((key, value)))
     })
 }
 
@@ -419,6 +432,28 @@ mod tests {
             .map(|model| model.path.display().to_string())
             .collect();
         assert_eq!(paths, ["/models/a", "/models/b"]);
+    }
+
+    #[test]
+    fn items_in_variables_may_be_quoted() {
+        let columns = |value: &str| {
+            let config = load("", &[("KIVU_BATCH__METADATA", value)]).unwrap();
+            config.batch.metadata
+        };
+        for value in ["title,\"city, state\"", "[\"title\", \"city, state\"]"] {
+            assert_eq!(columns(value), ["title", "city, state"]);
+        }
+        let keys = "a:1,\"b:2 models=x,y\"";
+        let config = load("", &[("KIVU_AUTH__KEYS", keys)]).unwrap();
+        assert_eq!(config.auth.keys.len(), 2);
+        for (name, value) in [
+            ("KIVU_MODELS", "/models/a,"),
+            ("KIVU_FLEET__URLS", "http://a,http://a"),
+            ("KIVU_AUTH__KEYS", "\"secret"),
+        ] {
+            let error = load("", &[(name, value)]).unwrap_err().to_string();
+            assert!(error.contains(name) && !error.contains("secret"), "{error}");
+        }
     }
 
     #[test]

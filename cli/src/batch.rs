@@ -25,7 +25,7 @@ use kivu::{
         Ended, Existing, Job, JobInput, JobOutput, Parameters, Progress, Report, SinkSettings,
         SinkUrl, Status,
     },
-    config::{Config, OtlpConfig},
+    config::{Config, OtlpConfig, parse_lists},
     error::{Error, Result, quoted},
     model::Model,
     pipeline::Task,
@@ -68,7 +68,7 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "COLUMN")]
     id: Option<String>,
     /// Columns to store with the vectors, separated by commas
-    #[arg(long, value_name = "COLUMNS", value_delimiter = ',')]
+    #[arg(long, value_name = "COLUMNS")]
     metadata: Vec<String>,
     /// File for the rows that the database does not store [default: failed-INPUT]
     #[arg(long, value_name = "FILE")]
@@ -202,6 +202,16 @@ pub(super) fn require_options_of(model: &Model, parameters: &Parameters) -> Resu
     }
 }
 
+/// The items of an option's lists.
+pub(super) fn listed(option: &str, lists: &[String]) -> Result<Vec<String>> {
+    parse_lists(lists.iter().map(String::as_str)).map_err(|expected| {
+        Error::config(format!(
+            "expected {expected} in `{option}`, but found {}",
+            quoted(lists)
+        ))
+    })
+}
+
 fn output(store: Store, output: &Path) -> Result<JobOutput> {
     match Url::of(output) {
         Some(url) => Ok(JobOutput::Object(store, url?)),
@@ -220,7 +230,8 @@ fn sink(arguments: &Arguments) -> Result<Option<SinkSettings>> {
         ..
     } = arguments;
     if let Some(url) = output.to_str().and_then(SinkUrl::of) {
-        return SinkSettings::new(url?, id.as_deref(), metadata).map(Some);
+        let metadata = listed("--metadata", metadata)?;
+        return SinkSettings::new(url?, id.as_deref(), &metadata).map(Some);
     }
     let options = [
         ("--id", id.is_some()),

@@ -4,7 +4,7 @@ use std::{process::ExitCode, time::SystemTime};
 
 use clap::Args;
 
-use super::terminal::print;
+use super::{batch::listed, terminal::print};
 use kivu::{
     api::{Date, KeyLimits, make_limited_key},
     error::{Error, Result},
@@ -29,7 +29,7 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "YYYY-MM-DD")]
     expires: Option<Date>,
     /// Models that the key may use, separated by commas; all by default
-    #[arg(long, value_name = "NAMES", value_delimiter = ',')]
+    #[arg(long, value_name = "NAMES")]
     models: Vec<String>,
     /// Maximum requests per minute, in each server process
     #[arg(long, value_name = "COUNT")]
@@ -49,10 +49,15 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode> {
     } = arguments;
     let limits = KeyLimits {
         expires: *expires,
-        models: models.clone(),
+        models: listed("--models", models)?,
         per_minute: *per_minute,
         per_day: *per_day,
     };
+    if limits.models.is_empty() && !models.is_empty() {
+        return Err(Error::config(
+            "`--models` is empty; omit it for a key that may use all models",
+        ));
+    }
     if let Some(date) = expires.filter(|_| limits.has_expired(SystemTime::now())) {
         return Err(Error::config(format!(
             "expected `--expires` to be today or later, but found {date}"

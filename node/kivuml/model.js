@@ -101,8 +101,8 @@ class Model {
     };
     const { texts: listed, isSingle } = asList(texts, "texts");
     const batches = await this.#batches("encode", listed, parameters, run);
-    // One buffer for all vectors.
-    const all = batches.length === 1 ? batches[0] : joined(batches, ARRAYS[/** @type {keyof typeof ARRAYS} */ (precision)]);
+    // One buffer for all vectors. Node.js does not transfer the native module's own buffers to other threads.
+    const all = joined(batches, ARRAYS[/** @type {keyof typeof ARRAYS} */ (precision)]);
     const vectors = rows(all, all.length / listed.length, listed.length);
     return isSingle ? vectors[0] : vectors;
   }
@@ -117,7 +117,8 @@ class Model {
     const { promptName, normalize, truncate, ...run } = asOptions(options, known);
     const { texts: listed, isSingle } = asList(texts, "texts");
     const batches = await this.#batches("multiVectors", listed, { prompt_name: promptName, normalize, truncate }, run);
-    const found = batches.flatMap(({ values, counts, width }) => {
+    const found = batches.flatMap(({ values: all, counts, width }) => {
+      const values = all.slice();
       let first = 0;
       return counts.map((/** @type {number} */ count) => {
         const end = first + count * width;

@@ -125,7 +125,7 @@ mod tests {
             (parameters.model.as_deref(), parameters.truncate),
             (Some("b"), Some(true))
         );
-        assert_eq!(parameters.options.get("labels"), Some("x, y"));
+        assert_eq!(parameters.options.get("labels"), Some("x,y"));
     }
 
     #[test]
@@ -138,6 +138,7 @@ mod tests {
         };
         insta::assert_snapshot!(refused(&[("kivu-truncate", "maybe")]), @"expected `true` or `false` in the metadata `kivu-truncate`, but found `maybe`");
         insta::assert_snapshot!(refused(&[("kivu-format", "xml")]), @"expected `json-lines`, `csv`, `parquet` or `openai` in the metadata `kivu-format`, but found `xml`");
+        insta::assert_snapshot!(refused(&[("kivu-labels", "a,,b")]), @"expected a text as item 2 in the metadata `kivu-labels`, but found `a,,b`");
         insta::assert_snapshot!(refused(&[("kivu-colum", "x")]), @"expected known metadata, but found `kivu-colum`");
     }
 }

@@ -20,7 +20,6 @@ use crate::{
         scores::descending,
         seq2seq::GeneratedText,
         vectors::VectorType,
-        zero_shot::Labels,
     },
     task::{
         Scope,
@@ -57,9 +56,7 @@ impl Predictor {
         let options = &parameters.options;
         let scope = Scope::of_texts(parameters.truncates(&model.settings));
         let require_labels = || {
-            let labels = options
-                .get("labels")
-                .and_then(|labels| Labels::parts(labels).next());
+            let labels = options.get("labels").filter(|labels| !labels.is_empty());
             labels.map(drop).ok_or_else(|| lacks(model, "`labels`"))
         };
         Ok(match &model.pipeline {

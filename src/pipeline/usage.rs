@@ -20,6 +20,13 @@ pub struct Usage {
 }
 
 impl Usage {
+    /// Adds a further run for the same texts.
+    pub(crate) fn add(&mut self, again: Self) {
+        self.tokens += again.tokens;
+        self.generated += again.generated;
+        self.inference += again.inference;
+    }
+
     /// Adds up the runs on a query and on the `count` texts that were compared with it. A truncated query counts as all
     /// texts, as it does in pairs.
     pub(crate) fn after_query(self, query: &Self, count: usize) -> Self {

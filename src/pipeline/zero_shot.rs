@@ -92,19 +92,6 @@ impl Labels {
         Ok(Self(labels))
     }
 
-    /// Splits a comma-separated string, without empty labels.
-    pub fn parts(labels: &str) -> impl Iterator<Item = &str> {
-        labels
-            .split(',')
-            .map(str::trim)
-            .filter(|label| !label.is_empty())
-    }
-
-    /// The same labels as a list.
-    pub fn split(labels: &str) -> Vec<String> {
-        Self::parts(labels).map(str::to_owned).collect()
-    }
-
     /// Labels in request order.
     pub fn as_slice(&self) -> &[String] {
         &self.0
@@ -357,7 +344,6 @@ mod tests {
                 .as_slice(),
             [" a", "a"]
         );
-        assert_eq!(Labels::split("a, b,,c "), ["a", "b", "c"]);
         let template = |text: &str| Template::new(text.into()).unwrap_err().to_string();
         insta::assert_snapshot!(template("no gap"), @"expected `{}` in `hypothesis_template` once, where the label goes, but found none");
         for text in ["{} and {}", "{} {0}", "{{}}", "{} {{", "}{}"] {

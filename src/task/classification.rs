@@ -110,7 +110,7 @@ impl Classifier {
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema, Args)]
 #[serde(expecting = "an object with `candidate_labels`")]
 pub struct ZeroShotParameters {
-    /// A list of labels, or a string with commas between them.
+    /// A list of labels, or a string with commas between them or with a JSON list.
     #[arg(
         long = "labels",
         help = "Labels for zero-shot classification or entities, separated by commas",

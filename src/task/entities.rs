@@ -49,7 +49,7 @@ pub struct TokenClassificationParameters {
 #[serde(expecting = "an object with `candidate_labels`")]
 #[schemars(transform = Alias("candidate_labels", "labels"), transform = Alias("flat_ner", "flat"))]
 pub struct ZeroShotEntitiesParameters {
-    /// A list of labels, or a string with commas between them.
+    /// A list of labels, or a string with commas between them or with a JSON list.
     #[serde(alias = "labels")]
     #[arg(long = "labels", required = false, action = clap::ArgAction::Append)]
     pub candidate_labels: LabelList,

@@ -1,11 +1,14 @@
 //! Job options: task parameters as texts, until the model and so its task is known.
 //!
 //! They are declared by the parameter types: each argument of the command line is an option of jobs, which rules and object
-//! metadata set by the argument's name.
+//! metadata set by the argument's name. Lists are kept in one form, whichever they were given in.
 
-use std::collections::BTreeMap;
+use std::{borrow::Cow, collections::BTreeMap, ffi::OsStr};
 
-use clap::{Arg, ArgMatches, Args, Command, FromArgMatches, parser::ValueSource};
+use clap::{
+    Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, error::ErrorKind,
+    parser::ValueSource, value_parser,
+};
 use serde::Serialize;
 
 use super::{
@@ -17,7 +20,8 @@ use super::{
     text_to_text::TextToTextParameters,
 };
 use crate::{
-    error::{Error, Result},
+    config::{list_text, parse_lists},
+    error::{Error, Result, quoted},
     model::Pipeline,
 };
 
@@ -32,13 +36,12 @@ impl JobOptions {
         let argument = all()
             .into_iter()
             .find(|argument| option_name(argument) == name)?;
-        let value = match argument.get_value_delimiter() {
-            Some(_) => value
-                .split(',')
-                .map(str::trim)
-                .collect::<Vec<_>>()
-                .join(","),
-            None => value.to_owned(),
+        let value = match is_list(&argument) {
+            true => match parse_lists([value]) {
+                Ok(items) => list_text(&items),
+                Err(expected) => return Some(Err(expected)),
+            },
+            false => value.to_owned(),
         };
         let flag = flag(&argument, &value);
         let choices: Vec<_> = match name {
@@ -112,6 +115,9 @@ impl JobOptions {
 
 /// The option with a schema.
 const SCHEMA: &str = "schema";
+/// The option with labels, and the one on the command line for one of them.
+const LABELS: &str = "labels";
+const LABEL: &str = "label";
 
 /// The arguments of a model's task.
 fn own(pipeline: &Pipeline, has_schema: bool) -> Vec<Arg> {
@@ -156,6 +162,11 @@ fn arguments<T: Args>() -> Vec<Arg> {
         .collect()
 }
 
+/// Whether an option's value is a list.
+fn is_list(argument: &Arg) -> bool {
+    matches!(argument.get_action(), ArgAction::Append)
+}
+
 fn parser() -> Command {
     Command::new("").no_binary_name(true)
 }
@@ -188,8 +199,21 @@ impl Args for JobOptions {
             Some(count) if count.min_values() == 0 => argument.num_args(0).require_equals(false),
             _ => argument,
         };
-        let as_flag = |argument: Arg| as_flag(argument.display_order(None));
-        command.args(all().into_iter().map(as_flag))
+        // Lists are read when all of an option's values are known.
+        let as_text = |argument: Arg| match is_list(&argument) {
+            true => argument
+                .value_delimiter(None)
+                .value_parser(value_parser!(String)),
+            false => argument,
+        };
+        let as_flag = |argument: Arg| as_text(as_flag(argument.display_order(None)));
+        let label = Arg::new(LABEL)
+            .long(LABEL)
+            .help("A label, which may contain commas; repeatable")
+            .action(ArgAction::Append);
+        command
+            .args(all().into_iter().map(as_flag))
+            .arg(label.value_parser(value_parser!(String)))
     }
 
     fn augment_args_for_update(command: Command) -> Command {
@@ -205,13 +229,38 @@ impl FromArgMatches for JobOptions {
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        let values = |id: &str| -> Vec<Cow<'_, str>> {
+            let is_set = matches.value_source(id) == Some(ValueSource::CommandLine);
+            let values = matches.get_raw(id).filter(|_| is_set);
+            values
+                .into_iter()
+                .flatten()
+                .map(OsStr::to_string_lossy)
+                .collect()
+        };
         for argument in all() {
-            let id = argument.get_id().as_str();
-            if matches.value_source(id) == Some(ValueSource::CommandLine) {
-                let values = matches.get_raw(id).into_iter().flatten();
-                let values: Vec<_> = values.map(|value| value.to_string_lossy()).collect();
-                self.0
-                    .insert(option_name(&argument).to_owned(), values.join(","));
+            let (name, mut given) = (option_name(&argument), values(argument.get_id().as_str()));
+            if name == LABELS {
+                let one = |label: Cow<'_, str>| list_text(&[label.into_owned()]).into();
+                given.extend(values(LABEL).into_iter().map(one));
+            }
+            if given.is_empty() {
+                continue;
+            }
+            if !is_list(&argument) {
+                self.0.insert(name.to_owned(), given.join(","));
+                continue;
+            }
+            let lists = parse_lists(given.iter().map(AsRef::as_ref));
+            let set = lists.map(|items| self.set(name, &list_text(&items)));
+            if let Err(expected) | Ok(Some(Err(expected))) = set {
+                return Err(clap::Error::raw(
+                    ErrorKind::ValueValidation,
+                    format!(
+                        "expected {expected} in `--{name}`, but found {}",
+                        quoted(&given)
+                    ),
+                ));
             }
         }
         Ok(())
@@ -230,14 +279,76 @@ mod tests {
         options
     }
 
+    fn try_read(line: &[&str]) -> Result<JobOptions, clap::Error> {
+        let matches = JobOptions::augment_args(parser()).try_get_matches_from(line)?;
+        JobOptions::from_arg_matches(&matches)
+    }
+
+    #[test]
+    fn items_of_lists_may_contain_commas() {
+        let read = |line: &[&str]| try_read(line).unwrap();
+        let expected = options(&[("labels", r#"["billing", "cancel, close"]"#)]);
+        for line in [
+            &["--labels", r#"["billing","cancel, close"]"#][..],
+            &["--labels", r#"billing,"cancel, close""#],
+            &["--labels", "billing", "--labels", r#""cancel, close""#],
+            &["--label", "billing", "--label", "cancel, close"],
+            &["--labels", "billing", "--label", "cancel, close"],
+        ] {
+            assert_eq!(read(line), expected, "{line:?}");
+        }
+        assert_eq!(
+            options(&[("labels", r#" billing , "cancel, close""#)]),
+            expected
+        );
+        let labels = |options: JobOptions| {
+            let parameters: ZeroShotParameters = options.parameters().unwrap();
+            parameters.candidate_labels.read("labels", 9).unwrap()
+        };
+        assert_eq!(labels(expected), ["billing", "cancel, close"]);
+        for label in ["say \"hi\"", "[a]", " a", "a\nb", "-1", "a=b"] {
+            assert_eq!(labels(read(&[&format!("--label={label}")])), [label]);
+        }
+        let ignored: TokenClassificationParameters = read(&["--ignore-labels", r#""B, I",O"#])
+            .parameters()
+            .unwrap();
+        let ignored = ignored.ignore_labels.unwrap();
+        assert_eq!(ignored.read("labels", 9).unwrap(), ["B, I", "O"]);
+        let kinds: EmbeddingParameters = read(&["--outputs", r#"["dense", "sparse"]"#])
+            .parameters()
+            .unwrap();
+        assert_eq!(kinds.outputs.unwrap().len(), 2);
+        // Other texts are no lists.
+        let template = read(&["--template", "a, {}"]);
+        assert_eq!(template.get("template"), Some("a, {}"));
+    }
+
+    #[test]
+    fn lists_of_other_forms_are_refused() {
+        let lines = [
+            &["--labels", "a,,b"][..],
+            &["--labels", "a", "--label", "a"],
+            &["--label", ""],
+            &["--labels", r#"a,"b"#],
+            &["--ignore-labels", "[1]"],
+            &["--outputs", "dense,x"],
+            &["--outputs", "dense,dense"],
+        ];
+        let messages = lines.map(|line| try_read(line).unwrap_err().to_string());
+        insta::assert_snapshot!(messages.join("\n"), @r#"
+        error: expected a text as item 2 in `--labels`, but found `a,,b`
+        error: expected distinct items (item 2 repeats item 1) in `--labels`, but found `a`, `a`
+        error: expected a text as item 1 in `--labels`, but found `[""]`
+        error: expected a closing quote for item 2 in `--labels`, but found `a,"b`
+        error: expected a JSON list of strings in `--ignore-labels`, but found `[1]`
+        error: expected `dense`, `sparse` or `multi_vector` in `--outputs`, but found `dense,x`
+        error: expected distinct items (item 2 repeats item 1) in `--outputs`, but found `dense,dense`
+        "#);
+    }
+
     #[test]
     fn options_of_the_command_line_are_those_of_metadata() {
-        let read = |line: &[&str]| {
-            let matches = JobOptions::augment_args(parser())
-                .try_get_matches_from(line)
-                .unwrap();
-            JobOptions::from_arg_matches(&matches).unwrap()
-        };
+        let read = |line: &[&str]| try_read(line).unwrap();
         assert_eq!(
             read(&[
                 "--labels",
@@ -292,6 +403,10 @@ mod tests {
         assert_eq!(
             refused("outputs", "dense,x").unwrap(),
             "`dense`, `sparse` or `multi_vector`"
+        );
+        assert_eq!(
+            refused("labels", "a,\"b").unwrap(),
+            "a closing quote for item 2"
         );
         assert_eq!(refused("top-k", "1"), None);
         // Each option is one of a parameter type, so that serde knows it as well.

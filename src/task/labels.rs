@@ -8,14 +8,14 @@ use serde_json::{Map, Value};
 
 use super::count;
 use crate::{
+    config::Items,
     error::{Error, Result},
     json::{Content, List},
     json_schemas::Texts,
     model::{Model, Pipeline},
-    pipeline::zero_shot::Labels,
 };
 
-/// A list of labels, or a string with commas between them.
+/// A list of labels, or a string with commas between them or with a JSON list.
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(transparent)]
 #[schemars(inline)]
@@ -75,8 +75,11 @@ impl LabelList {
         };
         match &self.0 {
             Content::Text(labels) => {
-                check(Labels::parts(labels).count())?;
-                Ok(Labels::split(labels))
+                let items = Items::read(labels, limit).map_err(|expected| {
+                    Error::invalid(format!("expected {expected} in `{field}`"))
+                })?;
+                check(items.count)?;
+                Ok(items.kept)
             }
             Content::List(values) => {
                 check(values.count)?;
@@ -123,9 +126,23 @@ mod tests {
         expected `parameters.candidate_labels` to be a list of strings, or a string with commas, but found a number
         ");
         insta::assert_snapshot!(commas.read("labels", 3).unwrap_err(), @"expected 1 to 3 `labels`, but found 1000000");
-        assert_eq!(
-            read(json!("a, b,,")).unwrap(),
-            read(json!(["a", "b"])).unwrap()
-        );
+        // As in `transformers`, empty labels between commas are left out.
+        for same in ["a, \"b, c\",,", "[\"a\", \"b, c\"]"] {
+            assert_eq!(
+                read(json!(same)).unwrap(),
+                read(json!(["a", "b, c"])).unwrap()
+            );
+        }
+        let messages = ["a,\"b", "[\"a\", 7]", "[1, 2, 3, 4]"].map(|text| refusal(json!(text)));
+        insta::assert_snapshot!(messages.join("\n"), @r"
+        expected a closing quote for item 2 in `parameters.candidate_labels`
+        expected a JSON list of strings in `parameters.candidate_labels`
+        expected a JSON list of strings in `parameters.candidate_labels`
+        ");
+        let json: LabelList = format!("[{}\"\"]", "\"\",".repeat(1_000_000))
+            .parse()
+            .unwrap();
+        let bytes = allocation_counter::measure(|| drop(json.read("labels", 3))).bytes_max;
+        assert!(bytes < 100_000, "{bytes}");
     }
 }

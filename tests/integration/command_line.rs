@@ -512,6 +512,11 @@ fn run_prints_the_results_of_batch() {
         );
     };
     refuses(bundle, &["--labels", "a,b"], "--labels");
+    refuses(bundle, &["--label", "a, b"], "--labels");
+    let refused = run(&[bundle, "a text", "--ignore-labels", "a,,b"], "");
+    assert_eq!(refused.status.code(), Some(2));
+    let error = String::from_utf8(refused.stderr).unwrap();
+    insta::assert_snapshot!(error.lines().next().unwrap(), @"error: expected a text as item 2 in `--ignore-labels`, but found `a,,b`");
     // The model has dense vectors only.
     let Some(embedder) = built("tiny-bert", folder.path()) else {
         return;

@@ -9,7 +9,7 @@
 import assert from "node:assert/strict";
 import { execFile, spawn } from "node:child_process";
 import { once } from "node:events";
-import { existsSync, mkdtempSync, readFileSync, readdirSync, rmSync } from "node:fs";
+import { cpSync, existsSync, mkdirSync, mkdtempSync, readFileSync, readdirSync, rmSync, writeFileSync } from "node:fs";
 import { createServer } from "node:http";
 import { createRequire } from "node:module";
 import { tmpdir } from "node:os";
@@ -549,6 +549,98 @@ test("the types have all names, and no others", () => {
   for (const name of ["Model", "Cancellation"]) {
     const own = module.split(`export class ${name} {`)[1].split("\n}")[0];
     assert.deepEqual(names(own, /^ {2}(\w+)\(/gm), members(native[name].prototype));
+  }
+});
+
+/** A folder with the packages as npm installs them, and a program that prints a vector's length. */
+function installed() {
+  const folder = mkdtempSync(path.join(PACKAGE, "installed-"));
+  const modules = path.join(folder, "node_modules");
+  const nested = path.join(FOLDER, "node_modules");
+  cpSync(nested, modules, { recursive: true });
+  cpSync(FOLDER, path.join(modules, "kivuml"), { recursive: true, filter: (file) => !file.startsWith(nested) });
+  const [platform] = readdirSync(nested);
+  mkdirSync(path.join(modules, platform, "lib"));
+  writeFileSync(path.join(modules, platform, "lib/libonnxruntime.so.1"), "");
+  const bundle = JSON.stringify(path.join(BUNDLES, "minilm"));
+  const code = `require("kivuml").load(${bundle}).then((model) => model.encode("a")).then(({ length }) => console.log(length));`;
+  writeFileSync(path.join(folder, "program.cjs"), code);
+  return { folder, platform };
+}
+
+test("file tracing finds the native module and its library", async () => {
+  const { folder, platform } = installed();
+  const { nodeFileTrace } = createRequire(path.join(TOOLS, "package.json"))("@vercel/nft");
+  const { fileList } = await nodeFileTrace([path.join(folder, "program.cjs")], { base: folder });
+  for (const file of ["index.js", "kivuml.node", "lib/libonnxruntime.so.1"]) {
+    assert.ok(fileList.has(`node_modules/${platform}/${file}`), [...fileList].join("\n"));
+  }
+  const copy = mkdtempSync(path.join(PACKAGE, "traced-"));
+  for (const file of fileList) cpSync(path.join(folder, file), path.join(copy, file));
+  const done = await run(process.execPath, path.join(copy, "program.cjs"));
+  assert.deepEqual([done.stdout, done.code], ["384\n", 0], done.stderr);
+});
+
+test("bundles of webpack find the native module, or name bundlers", async () => {
+  const { folder, platform } = installed();
+  const webpack = createRequire(path.join(TOOLS, "package.json"))("webpack");
+  const bundled = async (name, options) => {
+    const output = { path: path.join(folder, name), filename: "program.cjs" };
+    const entry = path.join(folder, "program.cjs");
+    const stats = await promisify(webpack)({ mode: "production", target: "node", context: folder, entry, output, ...options });
+    assert.deepEqual(stats.toJson().errors, []);
+    return path.join(output.path, "program.cjs");
+  };
+  const prints = async (file) => {
+    const done = await run(process.execPath, file);
+    assert.deepEqual([done.stdout, done.code], ["384\n", 0], done.stderr);
+  };
+  await prints(await bundled("external", { externals: { kivuml: "commonjs kivuml" } }));
+  const whole = await bundled("whole");
+  await prints(whole);
+  const elsewhere = path.join(mkdtempSync(path.join(tmpdir(), "kivuml-")), "program.cjs");
+  cpSync(whole, elsewhere);
+  const refused = await run(process.execPath, elsewhere);
+  assert.match(refused.stderr, /Error: cannot load the npm package `kivuml-\w+-\w+`: .*; a bundler has to leave `kivuml` out/);
+  cpSync(path.join(folder, "node_modules", platform, "kivuml.node"), path.join(path.dirname(elsewhere), "kivuml.node"));
+  await prints(elsewhere);
+  rmSync(path.dirname(elsewhere), { recursive: true });
+  rmSync(path.join(folder, "node_modules", platform), { recursive: true });
+  const missing = await run(process.execPath, await bundled("missing"));
+  assert.match(missing.stderr, /Error: expected the npm package .* but found neither.*; a bundler has to leave `kivuml` out/);
+});
+
+test("vectors are transferred between threads", async () => {
+  const code = `
+    const { parentPort, workerData } = require("node:worker_threads");
+    require(workerData.package).load(workerData.bundle).then(async (model) => {
+      for (const texts of workerData.texts) {
+        const found = await model[workerData.method](texts, workerData.options);
+        const vector = Array.isArray(found) ? found.flat()[0] : found;
+        parentPort.postMessage(vector);
+        const { buffer } = vector;
+        parentPort.postMessage(vector, [buffer]);
+        parentPort.postMessage(buffer.byteLength);
+      }
+    });`;
+  for (const [name, method, options] of [
+    ["minilm", "encode", {}],
+    ["minilm", "encode", { precision: "int8" }],
+    ["minilm", "encode", { precision: "ubinary" }],
+    ["vectors-colbert", "multiVectors", {}],
+  ]) {
+    const bundle = path.join(BUNDLES, name);
+    const workerData = { package: FOLDER, bundle, method, options, texts: [TEXTS[0], TEXTS.slice(0, 3)] };
+    const worker = new Worker(code, { eval: true, workerData });
+    const found = [];
+    worker.on("message", (message) => found.push(message));
+    await once(worker, "exit");
+    for (const start of [0, 3]) {
+      const [copied, transferred, left] = found.slice(start);
+      assert.ok(copied.length > 0, JSON.stringify([name, method, options]));
+      same([transferred], [copied]);
+      assert.equal(left, 0);
+    }
   }
 });
 

@@ -578,11 +578,10 @@ function setLabels(names) {
 
 function addLabel() {
   const known = state.labels[state.model.name];
-  const wanted = $("label").value.split(",").map((name) => name.trim()).filter(Boolean);
-  const names = [...new Set([...known, ...wanted])];
+  const name = $("label").value.trim();
   $("label").value = "";
   $("label").focus();
-  if (names.length > known.length) setLabels(names);
+  if (name && !known.includes(name)) setLabels([...known, name]);
 }
 
 function removeLabel(name) {

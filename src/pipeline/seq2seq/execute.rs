@@ -28,7 +28,7 @@ const MAX_ROWS: usize = 32;
 /// Maximum source and target tokens per batch: 0.4 GB of cache for M2M100-418M.
 const MAX_TOKENS: usize = 4096;
 /// The unknown token in Bergamot models, which is never generated.
-const UNKNOWN_ID: u32 = 1;
+pub(super) const UNKNOWN_ID: u32 = 1;
 
 /// A sentence to translate.
 #[derive(Debug)]

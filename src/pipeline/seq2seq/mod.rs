@@ -8,6 +8,7 @@ pub(super) mod segmentation;
 mod settings;
 pub mod shortlist;
 mod source_encoder;
+mod unknown_text;
 
 pub use self::{
     execute::Decoding,

@@ -1,4 +1,4 @@
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use super::{
     execute::{Decoding, LocalGenerator, Seq2SeqWork, SourceSentence},
@@ -7,7 +7,8 @@ use super::{
     segmentation::{Segment, join},
     settings::{LanguageToken, Languages, Seq2SeqSettings},
     shortlist::Shortlist,
-    source_encoder::{Seq2SeqOptions, SourceEncoder, SpecialTokens, Split},
+    source_encoder::{Seq2SeqOptions, SourceEncoder, SpecialTokens, Split, UnknownText},
+    unknown_text::Masked,
 };
 use crate::{
     backend::{
@@ -84,6 +85,8 @@ struct Plan {
     /// Each text's segments and languages.
     texts: Vec<(Vec<Segment<String>>, LanguagePair)>,
     sentences: Vec<SourceSentence>,
+    /// What stands in each sentence for text that the model cannot read.
+    masked: Vec<Masked>,
     truncated: Vec<usize>,
 }
 
@@ -202,39 +205,40 @@ impl Seq2SeqPipeline {
         let started = Instant::now();
         let plan = self.plan(texts, options, deadline).await?;
         let tokenization = started.elapsed();
-        let started = Instant::now();
-        let (generated, location) = self
-            .run(&plan.sentences, &options.generation, deadline)
+        let (generated, own) = self
+            .measured(&plan.sentences, &options.generation, deadline)
             .await?;
-        let usage = Usage {
-            tokens: plan
-                .sentences
-                .iter()
-                .map(|sentence| sentence.ids.len())
-                .sum(),
-            generated: generated
-                .iter()
-                .flatten()
-                .map(|target| target.ids.len())
-                .sum(),
+        let mut usage = Usage {
             truncated: plan.truncated,
             tokenization,
-            inference: started.elapsed(),
-            location,
+            ..own
         };
+        let mut generated = generated.iter().zip(&plan.masked);
+        let mut texts = Vec::with_capacity(plan.texts.len());
+        for (layout, pair) in &plan.texts {
+            let is_sentence = |part: &&Segment<String>| matches!(part, Segment::Sentence(_));
+            let count_of_sentences = layout.iter().filter(is_sentence).count();
+            let mut sentences = Vec::with_capacity(count_of_sentences);
+            for (targets, masked) in generated.by_ref().take(count_of_sentences) {
+                let decoded = self.decode_all(targets, masked, pair, options)?;
+                sentences.push(match decoded {
+                    Some(decoded) => decoded,
+                    None => {
+                        let fragments = self.in_fragments(masked, pair, options, deadline);
+                        let (texts, again) = fragments.await?;
+                        usage.add(again);
+                        texts
+                    }
+                });
+            }
+            let ranks = 0..count;
+            texts.push(
+                ranks
+                    .map(|rank| assemble(layout, pair, &sentences, rank))
+                    .collect(),
+            );
+        }
         telemetry::record_encoding(usage.tokens, usage.tokenization, usage.inference);
-        let mut generated = generated.into_iter();
-        let texts = plan.texts.iter().map(|(layout, pair)| {
-            let sentences = layout
-                .iter()
-                .filter(|part| matches!(part, Segment::Sentence(_)))
-                .count();
-            let targets: Vec<_> = generated.by_ref().take(sentences).collect();
-            (0..count)
-                .map(|rank| self.assemble(layout, pair, &targets, rank, options))
-                .collect()
-        });
-        let texts = texts.collect::<Result<_>>()?;
         Ok(GeneratedTexts {
             texts,
             pairs: plan.texts.into_iter().map(|(_, pair)| pair).collect(),
@@ -313,7 +317,7 @@ impl Seq2SeqPipeline {
             max_sentences: 1,
             ..options.clone()
         };
-        let prepared = self.sources.prepare(text, &options)?;
+        let prepared = self.sources.prepare(text, &options, UnknownText::Read)?;
         let config = self.config(
             &options.generation,
             self.sources.target_token(&prepared.pair.target),
@@ -325,6 +329,30 @@ impl Seq2SeqPipeline {
             settings,
             self.shortlist.as_deref(),
         ))
+    }
+
+    /// Runs the model, with token counts and duration.
+    async fn measured(
+        &self,
+        sentences: &[SourceSentence],
+        options: &GenerationOptions,
+        deadline: Deadline,
+    ) -> Result<(Vec<Vec<Generated>>, Usage)> {
+        let started = Instant::now();
+        let (generated, location) = self.run(sentences, options, deadline).await?;
+        let usage = Usage {
+            tokens: sentences.iter().map(|sentence| sentence.ids.len()).sum(),
+            generated: generated
+                .iter()
+                .flatten()
+                .map(|target| target.ids.len())
+                .sum(),
+            inference: started.elapsed(),
+            truncated: Vec::new(),
+            tokenization: Duration::ZERO,
+            location,
+        };
+        Ok((generated, usage))
     }
 
     async fn run(
@@ -387,29 +415,56 @@ impl Seq2SeqPipeline {
         .await
     }
 
-    /// Joins equally ranked sentence translations into a text.
-    fn assemble(
+    /// A sentence's translations; `None` if one lacks text that the model could not read.
+    fn decode_all(
         &self,
-        layout: &[Segment<String>],
+        targets: &[Generated],
+        masked: &Masked,
         pair: &LanguagePair,
-        sentences: &[Vec<Generated>],
-        rank: usize,
         options: &Seq2SeqOptions,
-    ) -> Result<GeneratedText> {
-        let ranked = || sentences.iter().filter_map(|targets| targets.get(rank));
-        let texts = ranked()
-            .map(|target| self.decode(target, pair, options))
-            .collect::<Result<Vec<_>>>()?;
-        let score = ranked().map(|target| target.score).sum::<Option<f32>>();
-        let text = match &texts[..] {
-            // Unchanged, white space included.
-            [text] if matches!(layout[..], [Segment::Sentence(_)]) => text.clone(),
-            texts => join(layout, texts, !is_written_without_spaces(&pair.target)),
-        };
-        Ok(GeneratedText {
-            text,
-            score: score.filter(|_| !sentences.is_empty()),
-        })
+    ) -> Result<Option<Vec<GeneratedText>>> {
+        let decoded = targets.iter().map(|target| {
+            let text = self.decode(target, pair, options)?;
+            let restored = masked.restore(&text);
+            let score = target.score;
+            Ok(restored.map(|text| GeneratedText { text, score }))
+        });
+        decoded.collect()
+    }
+
+    /// Translates the parts of a sentence between those that the model cannot read.
+    async fn in_fragments(
+        &self,
+        masked: &Masked,
+        pair: &LanguagePair,
+        options: &Seq2SeqOptions,
+        deadline: Deadline,
+    ) -> Result<(Vec<GeneratedText>, Usage)> {
+        let language = self.sources.target_token(&pair.target);
+        let fragments = masked.fragments.iter().filter_map(|part| match part {
+            Segment::Sentence(text) => Some(self.sources.fragment(text, pair)),
+            Segment::Space(_) => None,
+        });
+        let sources: Vec<_> = fragments
+            .map(|ids| ids.map(|ids| SourceSentence { ids, language }))
+            .collect::<Result<_>>()?;
+        let (generated, usage) = self
+            .measured(&sources, &options.generation, deadline)
+            .await?;
+        let decoded = generated.iter().map(|targets| {
+            let texts = targets.iter().map(|target| {
+                let text = self.decode(target, pair, options)?;
+                let score = target.score;
+                Ok(GeneratedText { text, score })
+            });
+            texts.collect()
+        });
+        let decoded: Vec<Vec<GeneratedText>> = decoded.collect::<Result<_>>()?;
+        let ranks = 0..decoded.first().map_or(0, Vec::len);
+        let texts = ranks
+            .map(|rank| joined(&masked.fragments, &decoded, rank, false))
+            .collect();
+        Ok((texts, usage))
     }
 
     fn decode(
@@ -450,6 +505,40 @@ impl Seq2SeqPipeline {
     }
 }
 
+/// Joins equally ranked sentence translations into a text.
+fn assemble(
+    layout: &[Segment<String>],
+    pair: &LanguagePair,
+    sentences: &[Vec<GeneratedText>],
+    rank: usize,
+) -> GeneratedText {
+    match (layout, sentences) {
+        // Unchanged, white space included.
+        ([Segment::Sentence(_)], [only]) if only.len() > rank => only[rank].clone(),
+        _ => joined(
+            layout,
+            sentences,
+            rank,
+            !is_written_without_spaces(&pair.target),
+        ),
+    }
+}
+
+fn joined(
+    layout: &[Segment<String>],
+    sentences: &[Vec<GeneratedText>],
+    rank: usize,
+    needs_space: bool,
+) -> GeneratedText {
+    let ranked = || sentences.iter().filter_map(|texts| texts.get(rank));
+    let texts: Vec<String> = ranked().map(|ranked| ranked.text.clone()).collect();
+    let score = ranked().map(|ranked| ranked.score).sum::<Option<f32>>();
+    GeneratedText {
+        text: join(layout, &texts, needs_space),
+        score: score.filter(|_| !sentences.is_empty()),
+    }
+}
+
 fn plan(
     sources: &SourceEncoder,
     texts: &[String],
@@ -457,11 +546,12 @@ fn plan(
     deadline: Deadline,
 ) -> Result<Plan> {
     let (mut layouts, mut sentences, mut truncated) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut masked, mut copied) = (Vec::new(), 0);
     for (index, text) in texts.iter().enumerate() {
         if deadline.has_passed() {
             return Err(deadline.exceeded());
         }
-        let prepared = sources.prepare(text, options);
+        let prepared = sources.prepare(text, options, UnknownText::Kept);
         let prepared = prepared.map_err(|error| at_text(error, index, texts.len()))?;
         let language = sources.target_token(&prepared.pair.target);
         sentences.extend(
@@ -470,7 +560,9 @@ fn plan(
                 .into_iter()
                 .map(|ids| SourceSentence { ids, language }),
         );
-        if sentences.len() > options.max_sentences {
+        masked.extend(prepared.masked);
+        copied += prepared.copied;
+        if sentences.len() + copied > options.max_sentences {
             return Err(Error::too_large(format!(
                 "expected at most {} sentences in all texts, but found more; send fewer or shorter texts",
                 options.max_sentences
@@ -487,6 +579,7 @@ fn plan(
     Ok(Plan {
         texts: layouts,
         sentences,
+        masked,
         truncated,
     })
 }

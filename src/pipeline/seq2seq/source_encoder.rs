@@ -3,9 +3,11 @@
 use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
 
 use super::{
+    execute::UNKNOWN_ID,
     languages::{Directions, LanguagePair, RequestedLanguages},
     segmentation::{Segment, halves, split, whole},
     settings::{LanguageToken, Languages, Seq2SeqSettings, TokenSide, split_tag, tag},
+    unknown_text::{Masked, Readable, readable},
 };
 use crate::{
     error::{Error, Result},
@@ -60,7 +62,27 @@ pub(super) struct PreparedText<'a> {
     pub(super) layout: Vec<Segment<&'a str>>,
     /// Token ids per sentence.
     pub(super) sentences: Vec<Vec<i64>>,
+    /// What stands in each sentence for text that the model cannot read.
+    pub(super) masked: Vec<Masked>,
+    /// Sentences that are copied, since the model can read nothing of them.
+    pub(super) copied: usize,
+    keeps_unknown: bool,
     pub(super) is_truncated: bool,
+}
+
+impl PreparedText<'_> {
+    pub(super) fn count(&self) -> usize {
+        self.sentences.len() + self.copied
+    }
+}
+
+/// What becomes of text that a Bergamot model cannot read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum UnknownText {
+    /// It is kept for the translation.
+    Kept,
+    /// The model reads unknown tokens.
+    Read,
 }
 
 /// A model's source tokenizer with its languages.
@@ -77,6 +99,7 @@ impl SourceEncoder {
         &self,
         text: &'a str,
         options: &Seq2SeqOptions,
+        unknown: UnknownText,
     ) -> Result<PreparedText<'a>> {
         if !self.translates() {
             return self.prepare_whole(text, options);
@@ -89,6 +112,9 @@ impl SourceEncoder {
             pair,
             layout: Vec::new(),
             sentences: Vec::new(),
+            masked: Vec::new(),
+            copied: 0,
+            keeps_unknown: unknown == UnknownText::Kept,
             is_truncated: false,
         };
         let segments = match options.split.unwrap_or_else(|| self.default_split()) {
@@ -97,7 +123,7 @@ impl SourceEncoder {
             Split::Sentences | Split::WhenLong => split(text, options.max_sentences),
         };
         for segment in segments {
-            if prepared.sentences.len() > options.max_sentences {
+            if prepared.count() > options.max_sentences {
                 break;
             }
             match segment {
@@ -146,6 +172,9 @@ impl SourceEncoder {
             pair,
             layout: vec![Segment::Sentence(text)],
             sentences,
+            masked: vec![Masked::default()],
+            copied: 0,
+            keeps_unknown: false,
             is_truncated,
         })
     }
@@ -212,13 +241,27 @@ impl SourceEncoder {
         frame: &Frame<'_>,
         prepared: &mut PreparedText<'a>,
     ) -> Result<()> {
-        let mut pending = vec![sentence];
+        let (mut pending, begin) = (vec![sentence], prepared.layout.len());
         while let Some(piece) = pending
             .pop()
-            .filter(|_| prepared.sentences.len() <= options.max_sentences)
+            .filter(|_| prepared.count() <= options.max_sentences)
         {
-            let whole = frame.with_prefix(piece);
-            let ids = self.ids_within(&whole, frame)?;
+            let ids = self.ids_within(&frame.with_prefix(piece), frame)?;
+            let readable = match &ids {
+                Some(ids) if prepared.keeps_unknown && ids.len() <= frame.limit => {
+                    self.readable(piece, ids)?
+                }
+                _ => None,
+            };
+            let (around, read) = match &readable {
+                Some(readable) => (readable.around, readable.read.as_ref()),
+                None => ([""; 2], None),
+            };
+            let whole = frame.with_prefix(read.map_or(piece, |read| &read.text));
+            let ids = match read {
+                Some(_) => self.ids_within(&whole, frame)?,
+                None => ids,
+            };
             if ids.as_ref().is_none_or(|ids| ids.len() > frame.limit)
                 && options.split != Some(Split::Never)
                 && let Some((before, after)) = halves(piece)
@@ -226,15 +269,55 @@ impl SourceEncoder {
                 pending.extend([after, before]);
                 continue;
             }
-            let (ids, is_truncated) = self.limited(&whole, ids, options, frame)?;
-            prepared.is_truncated |= is_truncated;
-            if matches!(prepared.layout.last(), Some(Segment::Sentence(_))) {
+            if prepared.layout.len() > begin {
                 prepared.layout.push(Segment::Space(" "));
             }
+            let [before, after] = around;
+            let space = |space: &'a str| (!space.is_empty()).then_some(Segment::Space(space));
+            prepared.layout.extend(space(before));
+            if readable.is_some() && read.is_none() {
+                prepared.copied += 1;
+                continue;
+            }
+            let (ids, is_truncated) = self.limited(&whole, ids, options, frame)?;
+            prepared.is_truncated |= is_truncated;
             prepared.layout.push(Segment::Sentence(piece));
+            prepared.layout.extend(space(after));
             prepared.sentences.push(frame.special.around(&ids));
+            prepared.masked.push(read.cloned().unwrap_or_default());
         }
         Ok(())
+    }
+
+    /// A sentence of which a Bergamot model would lose a part; `None` if it reads all tokens.
+    fn readable<'a>(&self, sentence: &'a str, ids: &[i64]) -> Result<Option<Readable<'a>>> {
+        let unknown = i64::from(UNKNOWN_ID);
+        // The ids lack the special tokens whose names are in the sentence.
+        if self.settings.shortlist.is_none() || !ids.contains(&unknown) && !sentence.contains('<') {
+            return Ok(None);
+        }
+        let eos_ids = &self.settings.generation.eos_token_ids;
+        let is_lost = |id: u32| id == UNKNOWN_ID || eos_ids.contains(&i64::from(id));
+        let starts: Vec<usize> = sentence.char_indices().map(|(start, _)| start).collect();
+        let byte = |place: usize| starts.get(place).copied().unwrap_or(sentence.len());
+        let lost: Vec<_> = self
+            .tokenizer
+            .tokens(sentence, false)?
+            .iter()
+            .filter(|token| is_lost(token.id))
+            .filter_map(|token| token.span)
+            .map(|(start, stop)| byte(start)..byte(stop))
+            .collect();
+        let is_known = |text: &str| {
+            let ids = self.tokenizer.ids(text);
+            ids.is_ok_and(|ids| !ids.into_iter().any(is_lost))
+        };
+        Ok((!lost.is_empty()).then(|| readable(sentence, &lost, is_known)))
+    }
+
+    /// A part of a sentence as encoder input.
+    pub(super) fn fragment(&self, text: &str, pair: &LanguagePair) -> Result<Vec<i64>> {
+        Ok(self.special_ids(pair)?.around(&self.ids(text)?))
     }
 
     /// Ids for a text with its prefix, truncated or refused if there are too many, and whether it was truncated. `ids`
