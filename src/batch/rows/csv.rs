@@ -679,7 +679,7 @@ mod tests {
         assert!(found.last().unwrap().is_err());
         let found = texts(late.as_bytes(), &self::layout(&[("escape", "\\")])).unwrap();
         assert_eq!(*found.last().unwrap(), Ok("a \"b\" c".to_owned()));
-        insta::assert_snapshot!(refused("text,a\nb,C:\\\nc,\"x\"\n", &[("escape", "\\")]), @r#"line 2 ends with the `escape` `\` outside of quotes, so that it is unclear whether the row continues; set `escape` (`--escape`) to `none`, or quote the field"#);
+        insta::assert_snapshot!(refused("text,a\nb,C:\\\nc,\"x\"\n", &[("escape", "\\")]), @r#"line 2 ends with the `escape` `\` outside of quotes, so that it is unclear whether the row continues; set `escape` (`--escape`) to `none`, or complete the row"#);
     }
 
     #[test]

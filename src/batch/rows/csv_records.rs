@@ -157,7 +157,7 @@ impl Splitter {
     /// - A quoted field has a line end, and the rest of its record is malformed, or has stray quotes.
     /// - A record has text after a closing quote, and the next quote in the file does not begin a field either.
     /// - Without known quotes, a quoted field has a line end and a delimiter that texts rarely have, such as a tab.
-    /// - A line ends with an escape outside of quotes, in a file with quotes.
+    /// - The file, or a line in a file with quotes, ends with an escape outside of quotes.
     /// - A line ends with LF, though the first one ends with CR.
     pub(in crate::batch) fn next(&mut self, bytes: &[u8], is_end: bool) -> Result<Option<Record>> {
         if self.scan.at == 0 {
@@ -183,6 +183,7 @@ impl Splitter {
         }
         let content = match self.scan.place {
             Place::Quoted | Place::Escape { is_quoted: true } => return Err(self.unclosed()),
+            Place::Escape { is_quoted: false } => return Err(self.escaped_line_end()),
             Place::CarriageReturn(start) => start,
             _ => bytes.len(),
         };
@@ -325,12 +326,13 @@ impl Splitter {
     }
 
     fn count_line_end(&mut self, class: Class) {
-        (self.scan.has_line_end, self.scan.has_lines) = (true, true);
-        let is_counted = match self.dialect.line_end {
+        let is_line_end = match self.dialect.line_end {
             LineEnd::LineFeed => class == Class::LineFeed,
             LineEnd::CarriageReturn => class == Class::CarriageReturn,
         };
-        self.scan.lines += u64::from(is_counted);
+        self.scan.lines += u64::from(is_line_end);
+        self.scan.has_line_end |= is_line_end;
+        self.scan.has_lines |= is_line_end;
     }
 
     fn end_field(&mut self, end: usize) {
@@ -402,9 +404,79 @@ impl Splitter {
     fn escaped_line_end(&self) -> Error {
         Error::invalid(format!(
             "line {} ends with the `escape` {} outside of quotes, so that it is unclear whether the row continues; set \
-             `escape` (`--escape`) to `none`, or quote the field",
+             `escape` (`--escape`) to `none`, or complete the row",
             self.line,
             shown(self.dialect.escape.unwrap_or(b'\\'))
         ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::batch::rows::CsvOptions;
+
+    type Records = Result<Vec<(Record, Vec<Range<usize>>)>, String>;
+
+    /// The records in `file`, and their fields, if reads end at each of these places.
+    fn records(dialect: &Dialect, file: &[u8], reads: impl Iterator<Item = usize>) -> Records {
+        let mut splitter = Splitter::new(dialect, 3, 1);
+        let (mut start, mut records) = (0, Vec::new());
+        for end in reads.chain([file.len()]) {
+            let is_end = end == file.len();
+            while let Some(record) = splitter
+                .next(&file[start..end], is_end)
+                .map_err(|error| error.to_string())?
+            {
+                start += record.length;
+                let fields = (0..record.fields.min(3)).map(|number| splitter.field(number));
+                records.push((record, fields.collect()));
+            }
+        }
+        assert_eq!(start, file.len(), "bytes are missing");
+        Ok(records)
+    }
+
+    #[test]
+    fn records_do_not_depend_on_read_sizes_and_are_the_whole_file() {
+        let mut refused = 0;
+        for seed in 0..5000 {
+            let mut random = fastrand::Rng::with_seed(seed);
+            let length = random.usize(1..40);
+            let file: Vec<u8> = (0..length)
+                .map(|_| *random.choice(b"ab,,\"\"\"\\\r\n\n").unwrap())
+                .collect();
+            let mut options = CsvOptions::default();
+            options.set("escape", ["none", "\\"][random.usize(..2)]);
+            options.set("quote", ["\"", "none"][random.usize(..2)]);
+            let line_end = [LineEnd::LineFeed, LineEnd::CarriageReturn][random.usize(..2)];
+            let dialect = options.dialect(b',', line_end).unwrap();
+            let whole = records(&dialect, &file, [].into_iter());
+            let slow = records(&dialect, &file, 1..file.len());
+            assert_eq!(slow, whole, "{:?}", String::from_utf8_lossy(&file));
+            let Ok(whole) = whole else {
+                refused += 1;
+                continue;
+            };
+            // Each record on its own is the same, so that a file can be split anywhere between them.
+            let mut start = 0;
+            for (record, fields) in whole {
+                let content = &file[start..start + record.content];
+                start += record.length;
+                let mut splitter = Splitter::new(&dialect, 3, 1);
+                if let Some(again) = splitter.split(content).unwrap() {
+                    let again_fields =
+                        (0..again.fields.min(3)).map(|number| splitter.field(number));
+                    assert_eq!(
+                        (again.fields, again.defect, again_fields.collect::<Vec<_>>()),
+                        (record.fields, record.defect, fields)
+                    );
+                }
+            }
+        }
+        assert!(
+            (500..4500).contains(&refused),
+            "{refused} files are refused"
+        );
     }
 }

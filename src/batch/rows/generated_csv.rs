@@ -279,3 +279,21 @@ fn columns_come_out_byte_for_byte() {
     }
     assert!(rows_in_all > 5_000, "{rows_in_all} rows");
 }
+
+/// Also files that no program writes are refused, or have an output record for each record.
+#[test]
+fn random_files_keep_their_records() {
+    for seed in 0..20_000 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut file = [
+            &b"text,id\n"[..],
+            b"text\r\n",
+            b"\"text\"\tid\r",
+            b"sep=;\ntext;id\n",
+        ][random.usize(..4)]
+        .to_vec();
+        let length = random.usize(1..48);
+        file.extend((0..length).map(|_| *random.choice(b"ab,;\t\"\"\\\r\n\n\0\xe9").unwrap()));
+        crate::batch::fuzzing::csv(&file);
+    }
+}
