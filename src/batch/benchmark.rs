@@ -20,9 +20,9 @@ pub fn pass_through(lines: Vec<u8>) -> Result<usize> {
         let answer = |text: Result<String, RowError>| {
             text.map(|_| vec![Cell::Text(Arc::clone(&label)), Cell::Number(0.5)])
         };
-        let results: Vec<RowResult> = texts.into_iter().map(answer).collect();
+        let mut results: Vec<RowResult> = texts.into_iter().map(answer).collect();
         count += results.len();
-        pieces.write(rows, &results)?;
+        pieces.write(rows, &mut results)?;
         if pieces.size() >= PART_BYTES {
             pieces.take()?;
         }

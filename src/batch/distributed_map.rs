@@ -155,8 +155,16 @@ impl Plan {
         let input = JobInput::Object(store.clone(), url, object);
         let opened = OpenInput::new(&input)?;
         let format = opened.format(parameters.format)?;
-        let requested = Layout::of_column(parameters.column.as_deref());
-        let reader = open_rows(&opened, format, &requested, &Gauge::default())?;
+        let reader = open_rows(&opened, format, &parameters.layout(), &Gauge::default())?;
+        if let Head::Csv(header) = reader.head()
+            && !header.is_common()
+        {
+            return Err(Error::config(format!(
+                "state machines read CSV only with a header and doubled quotes, unlike `{}`; upload the file to a prefix \
+                 that the queue processes",
+                opened.name()
+            )));
+        }
         let (form, _) = OutputForm::of(&output.to_string(), &input.to_string(), format)?;
         let mut shape = Shape::of(reader.as_ref(), form, predictor.columns());
         let layout = reader.layout();
@@ -286,11 +294,7 @@ fn rows_of(items: Vec<Item>) -> Result<(u64, Vec<Value>)> {
 fn reader(head: &Head, layout: &Layout, rows: &[Value]) -> Result<Box<dyn RowReader>> {
     if let Head::Csv(header) = head {
         let text = csv_of(header, rows)?;
-        let layout = Layout {
-            delimiter: Some(char::from(header.delimiter)),
-            ..layout.clone()
-        };
-        return Ok(Box::new(CsvReader::new(Cursor::new(text), &layout)?));
+        return Ok(Box::new(CsvReader::new(Cursor::new(text), layout)?));
     }
     let mut text = Vec::new();
     for row in rows {
@@ -305,7 +309,7 @@ fn reader(head: &Head, layout: &Layout, rows: &[Value]) -> Result<Box<dyn RowRea
 
 fn csv_of(header: &CsvHeader, rows: &[Value]) -> Result<Vec<u8>> {
     let mut writer = csv::WriterBuilder::new()
-        .delimiter(header.delimiter)
+        .delimiter(header.dialect.delimiter)
         .from_writer(Vec::new());
     writer.write_record(&header.names).map_err(unwritable)?;
     for row in rows {
@@ -353,7 +357,7 @@ fn csv_fields<'a>(header: &CsvHeader, row: &'a Value) -> Result<BTreeMap<&'a str
         return Ok(fields);
     }
     let found: Vec<&str> = fields.into_keys().take(MAX_LISTED).collect();
-    let delimiter = match header.delimiter {
+    let delimiter = match header.dialect.delimiter {
         b';' => "SEMICOLON",
         b'\t' => "TAB",
         b'|' => "PIPE",
@@ -610,12 +614,9 @@ mod tests {
     use crate::batch::rows::{Chunk, Rows};
 
     fn csv_rows(delimiter: u8, rows: &[Value]) -> Result<Vec<String>> {
-        let names = ["id", "text"].map(str::to_owned).to_vec();
-        let mut reader = reader(
-            &Head::Csv(CsvHeader { delimiter, names }),
-            &Layout::of_column(None),
-            rows,
-        )?;
+        let file = format!("id{}text\n", char::from(delimiter));
+        let opened = CsvReader::new(Cursor::new(file), &Layout::default())?;
+        let mut reader = reader(&opened.head(), &opened.layout(), rows)?;
         let texts = reader.next()?.map_or(Vec::new(), |chunk| chunk.texts);
         Ok(texts
             .into_iter()

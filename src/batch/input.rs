@@ -140,7 +140,7 @@ impl OpenInput {
         }
     }
 
-    fn name(&self) -> String {
+    pub(super) fn name(&self) -> String {
         match self {
             Self::File(_, path, _) => path.display().to_string(),
             Self::Stream(stream) => stream.name.clone(),

@@ -28,7 +28,7 @@ use super::{
     report::{Progress, Report, Status},
     report_file,
     requests::{Answerer, Requests, Respond},
-    rows::Layout,
+    rows::{CsvOptions, Layout},
     s3_storage,
     sink::{SinkSettings, SinkWriter},
     target::{Target, Writer},
@@ -343,7 +343,7 @@ impl Job {
         } else {
             answerer.columns()
         };
-        let layout = Layout::of_column(self.parameters.column.as_deref());
+        let layout = self.parameters.layout();
         let table = self.table(&input, (format, compression), &layout, columns)?;
         let sink = self.connect(&answerer, &table)?;
         Ok(Opened {
@@ -400,8 +400,11 @@ impl Job {
         let shape = Shape::of(reader.as_ref(), form, columns);
         // The output may need a codec that this build lacks.
         shape.packer()?;
+        let unused = (shape.format() != Format::Csv && layout.csv != CsvOptions::default())
+            .then(|| format!("the options for CSV have no effect on {}", shape.format()));
         let notes = note
             .into_iter()
+            .chain(unused)
             .chain(reader.notes().iter().cloned())
             .collect();
         Ok(Table {

@@ -55,6 +55,7 @@ pub use self::{
     parameters::Parameters,
     report::{Progress, Report, Status},
     requests::{Requests, Respond},
+    rows::{CsvOptions, Mark},
     sink::{SinkSettings, SinkUrl},
     text_predictor::{Prediction, TextPredictor},
     watcher::Watcher,

@@ -27,7 +27,7 @@ impl Shape {
     pub(super) fn of(reader: &dyn RowReader, form: OutputForm, columns: Columns) -> Self {
         let mut head = reader.head();
         if let (Head::Csv(header), Some(delimiter)) = (&mut head, form.delimiter) {
-            header.delimiter = delimiter;
+            header.written = delimiter;
         }
         Self {
             compression: form.compression,
@@ -110,7 +110,7 @@ impl Pieces {
         }
     }
 
-    pub(super) fn write(&mut self, rows: Rows, results: &[RowResult]) -> Result<()> {
+    pub(super) fn write(&mut self, rows: Rows, results: &mut [RowResult]) -> Result<()> {
         let writer = match &mut self.writer {
             Some(writer) => writer,
             None => self.writer.insert(self.shape.writer(!self.is_begun)?),
@@ -293,9 +293,9 @@ mod tests {
                         Cell::Number(text.len() as f32),
                     ]
                 };
-                let results: Vec<RowResult> =
+                let mut results: Vec<RowResult> =
                     texts.into_iter().map(|text| text.map(label)).collect();
-                pieces.write(rows, &results).unwrap();
+                pieces.write(rows, &mut results).unwrap();
             }
             if sends {
                 let bytes = pieces.take().unwrap();

@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
-use super::format::Format;
+use super::{
+    format::Format,
+    rows::{CsvOptions, Layout},
+};
 use crate::{
     error::{Error, Result},
     model::ModelSettings,
@@ -27,6 +30,10 @@ pub struct Parameters {
     /// INPUT's format [default: detected from the content]
     #[arg(long)]
     pub format: Option<Format>,
+    /// How a CSV file is written.
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub csv: CsvOptions,
     /// The ranking query
     #[arg(long)]
     pub query: Option<String>,
@@ -50,6 +57,14 @@ impl Parameters {
             .iter()
             .map(|(name, value)| (format!("{PREFIX}{name}"), value.clone()));
         self.with_metadata(&metadata.collect())
+    }
+
+    /// What is known about an input's rows.
+    pub(super) fn layout(&self) -> Layout {
+        Layout {
+            column: self.column.clone(),
+            csv: self.csv.clone(),
+        }
     }
 
     /// Whether texts with too many tokens are truncated.
@@ -83,7 +98,11 @@ impl Parameters {
                 }
                 // Kivu writes it to its outputs.
                 "job" => {}
-                _ => match self.options.set(name, value) {
+                _ => match self
+                    .csv
+                    .set(name, value)
+                    .or_else(|| self.options.set(name, value))
+                {
                     Some(set) => set.map_err(|expected| wrong(&expected))?,
                     None => {
                         return Err(Error::invalid(format!(
@@ -100,6 +119,7 @@ impl Parameters {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::batch::Mark;
 
     fn metadata(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
         pairs
@@ -118,6 +138,11 @@ mod tests {
         let metadata = metadata(&[
             ("kivu-model", "b"),
             ("kivu-labels", "x, y"),
+            ("kivu-delimiter", "^A"),
+            ("kivu-quote", "none"),
+            ("kivu-escape", "\\"),
+            ("kivu-null", "\\N"),
+            ("kivu-header", "false"),
             ("owner", "me"),
         ]);
         let parameters = configured.with_metadata(&metadata).unwrap();
@@ -126,6 +151,16 @@ mod tests {
             (Some("b"), Some(true))
         );
         assert_eq!(parameters.options.get("labels"), Some("x,y"));
+        assert_eq!(
+            parameters.csv,
+            CsvOptions {
+                delimiter: Some(1),
+                quote: Some(Mark::None),
+                escape: Some(Mark::Character(b'\\')),
+                null: Some("\\N".into()),
+                header: Some(false),
+            }
+        );
     }
 
     #[test]
@@ -139,6 +174,7 @@ mod tests {
         insta::assert_snapshot!(refused(&[("kivu-truncate", "maybe")]), @"expected `true` or `false` in the metadata `kivu-truncate`, but found `maybe`");
         insta::assert_snapshot!(refused(&[("kivu-format", "xml")]), @"expected `json-lines`, `csv`, `parquet` or `openai` in the metadata `kivu-format`, but found `xml`");
         insta::assert_snapshot!(refused(&[("kivu-labels", "a,,b")]), @"expected a text as item 2 in the metadata `kivu-labels`, but found `a,,b`");
+        insta::assert_snapshot!(refused(&[("kivu-delimiter", "||")]), @r#"expected an ASCII character, itself or as `\t`, `^A` or `\x01` in the metadata `kivu-delimiter`, but found `||`"#);
         insta::assert_snapshot!(refused(&[("kivu-colum", "x")]), @"expected known metadata, but found `kivu-colum`");
     }
 }

@@ -57,8 +57,8 @@ async fn answer(
             break;
         }
         match predictor.predict(chunk.texts).await {
-            Ok(answers) => {
-                writer.write(chunk.rows, &answers.results)?;
+            Ok(mut answers) => {
+                writer.write(chunk.rows, &mut answers.results)?;
                 errors.extend(answers.results.into_iter().map(Result::err));
             }
             Err(error) => {

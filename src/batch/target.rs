@@ -38,7 +38,7 @@ pub(super) struct Writer {
 
 impl Writer {
     /// Writes rows, and saves the job if it is time.
-    pub(super) fn write(&mut self, rows: Rows, answers: Answers) -> Result<()> {
+    pub(super) fn write(&mut self, rows: Rows, mut answers: Answers) -> Result<()> {
         match &mut self.sink {
             Some(sink) => {
                 sink.add(rows, answers);
@@ -50,7 +50,7 @@ impl Writer {
                 self.flush()?;
             }
             None => {
-                self.pieces.write(rows, &answers.results)?;
+                self.pieces.write(rows, &mut answers.results)?;
                 self.count(&answers);
             }
         }
@@ -62,8 +62,8 @@ impl Writer {
     fn flush(&mut self) -> Result<()> {
         let sent = self.sink.as_mut().map(SinkWriter::flush).transpose()?;
         for sent in sent.into_iter().flatten() {
-            for (rows, results) in sent.failed {
-                self.pieces.write(rows, &results)?;
+            for (rows, mut results) in sent.failed {
+                self.pieces.write(rows, &mut results)?;
             }
             self.count(&sent.answers);
         }

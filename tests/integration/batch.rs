@@ -18,7 +18,8 @@ use std::{
 use kivu::{
     api::batch_requests,
     batch::{
-        Ended, Existing, Format, Job, JobInput, JobOutput, Parameters, Report, Status, Watcher,
+        Ended, Existing, Format, Job, JobInput, JobOutput, Mark, Parameters, Report, Status,
+        Watcher,
     },
     config::{Config, EngineChoice, Limits},
     model::Model,
@@ -52,7 +53,7 @@ pub(crate) fn job(input: &Path, output: &Path) -> Job {
     }
 }
 
-fn parameters_of(job: &mut Job) -> &mut Parameters {
+pub(crate) fn parameters_of(job: &mut Job) -> &mut Parameters {
     &mut job.parameters
 }
 
@@ -443,6 +444,11 @@ fn changes(bundles: &Path) -> Vec<(&'static str, Change)> {
         // Settings without effect on embeddings, or on this job.
         set("format", |it| it.format = Some(Format::JsonLines)),
         option("outputs", "dense"),
+        set("delimiter", |it| it.csv.delimiter = Some(b';')),
+        set("quote", |it| it.csv.quote = Some(Mark::None)),
+        set("escape", |it| it.csv.escape = Some(Mark::Character(b'\\'))),
+        set("null", |it| it.csv.null = Some("NULL".into())),
+        set("header", |it| it.csv.header = Some(false)),
         option("labels", "a"),
         option("template", "a {}"),
         option("multi-label", "true"),

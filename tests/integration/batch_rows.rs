@@ -2,10 +2,10 @@
 
 use std::{fs, path::Path};
 
-use kivu::batch::{Ended, Report, Status};
+use kivu::batch::{Ended, Mark, Report, Status};
 
 use crate::{
-    batch::{finished, job, kivu, names, program, run, stopped, text},
+    batch::{finished, job, kivu, names, parameters_of, program, run, stopped, text},
     corruption::gzip,
     models::fixtures,
 };
@@ -103,8 +103,13 @@ fn a_job_keeps_the_column_of_its_checkpoint() {
     );
     assert!(text(&output) != text(&uncut));
     // An earlier version's checkpoint, which does not say how rows were read, is not continued.
-    let layout = ",\"layout\":{\"column\":\"text\",\"delimiter\":null}";
-    let report = replaced(layout, "", &|contents| contents);
+    let (column, options) = (
+        "{\"column\":\"text\"",
+        ",\"delimiter\":null,\"quote\":null,",
+    );
+    let rest = "\"escape\":null,\"null\":null,\"header\":null}";
+    let layout = format!(",\"layout\":{column}{options}{rest}");
+    let report = replaced(&layout, "", &|contents| contents);
     assert_eq!(
         (report.text_column.as_deref(), report.progress.rows),
         (Some("text"), 3000)
@@ -179,6 +184,129 @@ fn a_csv_file_that_ends_within_quotes_is_refused() {
     assert!(
         failure(&input, "out.csv")
             .contains("in the row that begins in line 2, but found the end of the file")
+    );
+}
+
+#[test]
+fn a_csv_file_whose_rows_cannot_be_told_apart_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let rows = "1\t\"Hello\n2\tworld is bad\n3\tit is \"fine\" here\n4\tgood\n";
+    for (name, rows) in [
+        ("in.csv", rows.replace('\t', ",")),
+        ("in.tsv", rows.to_owned()),
+    ] {
+        let input = folder.path().join(name);
+        // The defect is after the first chunks, so that the job has begun.
+        let delimiter = if name == "in.tsv" { "\t" } else { "," };
+        let before = format!("0{delimiter}a\n").repeat(500);
+        fs::write(&input, format!("id{delimiter}text\n{before}{rows}")).unwrap();
+        let cause = failure(&input, "out");
+        assert!(
+            cause.starts_with("the row that begins in line 502 has text after a closing quote"),
+            "{cause}"
+        );
+    }
+}
+
+/// A stopped job reads the rest of its file as it has read the first rows, though only those show how it is written.
+#[test]
+fn a_job_keeps_the_dialect_of_its_checkpoint() {
+    let folder = tempfile::tempdir().unwrap();
+    let [input, output, uncut] =
+        ["in.csv", "out.csv", "uncut"].map(|name| folder.path().join(name));
+    let row = |row: usize| format!("{row};\"the \\\"cat\\\", {}\"\r\n", "sat ".repeat(row % 5));
+    let rows: Vec<String> = (0..2000).map(row).collect();
+    let start = "\u{feff}sep=;\r\nid;text, all";
+    fs::write(&input, format!("{start}\r\n{}", rows.concat())).unwrap();
+    let job = |output| {
+        let mut job = job(&input, output);
+        parameters_of(&mut job).column = Some("text, all".into());
+        job
+    };
+    let report = finished(job(&uncut));
+    assert_eq!(report.notes.len(), 2, "{:?}", report.notes);
+    assert!(matches!(
+        stopped(job(&output)).unwrap(),
+        Ended::Unfinished(_)
+    ));
+    let saved = text(folder.path().join(".out.csv.kivu-checkpoint"));
+    assert!(saved.contains("\"escape\":{\"character\":92}"), "{saved}");
+    let mut other = job(&output);
+    parameters_of(&mut other).csv.escape = Some(Mark::None);
+    let refusal = run(other).unwrap_err().to_string();
+    assert!(
+        refusal.starts_with("expected the unfinished job's input, model and options"),
+        "{refusal}"
+    );
+    assert_eq!(finished(job(&output)).progress.rows, 2000);
+    assert!(text(&output) == text(&uncut));
+    let written = text(&output);
+    let lines = written
+        .strip_prefix(start)
+        .unwrap()
+        .split_inclusive('\n')
+        .skip(1);
+    for (line, row) in lines.zip(&rows) {
+        assert!(
+            line.starts_with(row.trim_end()) && line.ends_with(";\r\n"),
+            "{line}"
+        );
+    }
+}
+
+#[test]
+fn the_program_reads_files_that_databases_write() {
+    let Some((folder, bundle)) = program() else {
+        return;
+    };
+    let [input, output] = ["in.txt", "out.txt"].map(|name| folder.path().join(name));
+    let run = |contents: &str, options: &[&str]| {
+        fs::write(&input, contents).unwrap();
+        let options: Vec<&Path> = options.iter().map(Path::new).collect();
+        let arguments = [&input, &output, Path::new("--model"), &bundle];
+        let done = kivu(&[&arguments[..], &options].concat()).output().unwrap();
+        let said = String::from_utf8([done.stdout, done.stderr].concat()).unwrap();
+        (done.status.code(), said)
+    };
+    let options = [
+        "--delimiter",
+        "^A",
+        "--quote",
+        "none",
+        "--null",
+        "\\N",
+        "--no-header",
+    ];
+    let with_column = [&options[..], &["--column", "column2"]].concat();
+    let (status, said) = run("1\u{1}\"good\n2\u{1}\\N\n3\u{1}bad\n", &with_column);
+    assert_eq!(status, Some(0), "{said}");
+    assert!(said.contains("  errors  1 row without a text\n"), "{said}");
+    let written = text(&output);
+    let lines: Vec<&str> = written.lines().collect();
+    assert_eq!(lines.len(), 3);
+    assert!(lines[0].starts_with("1\u{1}\"good\u{1}[") && lines[0].ends_with("]\u{1}\\N"));
+    assert_eq!(
+        lines[1],
+        "2\u{1}\\N\u{1}\\N\u{1}expected text in `column2`, but found NULL"
+    );
+    let (status, said) = run("1\u{1}good\n", &options);
+    assert_eq!(status, Some(1));
+    assert!(said.contains("but found `column1`, `column2`"), "{said}");
+    // One text per line.
+    let lines = ["--no-header", "--delimiter", "\\t", "--quote", "none"];
+    let (status, said) = run("good, \"fine\n\nbad\n", &lines);
+    assert_eq!(status, Some(0), "{said}");
+    assert_eq!(text(&output).lines().count(), 3);
+    let (_, said) = run("{\"text\": \"a\"}\n", &["--delimiter", ";"]);
+    assert!(
+        said.contains("the options for CSV have no effect on JSON Lines"),
+        "{said}"
+    );
+    let (status, said) = run("text\na\n", &["--delimiter", "||"]);
+    assert_eq!(status, Some(2));
+    assert!(
+        said.contains("expected an ASCII character, itself or as"),
+        "{said}"
     );
 }
 

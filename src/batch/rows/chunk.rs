@@ -4,6 +4,7 @@ use std::{collections::BTreeSet, io};
 
 use serde::{Deserialize, Serialize};
 
+use super::csv_dialect::{CsvOptions, Dialect};
 use crate::{
     batch::answer::{RowError, RowResult},
     error::{Error, Result},
@@ -24,10 +25,18 @@ pub(in crate::batch) struct Chunk {
     pub(in crate::batch) rows: Rows,
 }
 
+/// How a CSV file begins, and is written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::batch) struct CsvHeader {
-    pub(in crate::batch) delimiter: u8,
+    pub(in crate::batch) dialect: Dialect,
+    /// The output's delimiter.
+    pub(in crate::batch) written: u8,
+    pub(in crate::batch) has_header: bool,
+    /// Column names; numbered without a header.
     pub(in crate::batch) names: Vec<String>,
+    /// The bytes before the first row, without the header's line end.
+    pub(super) start: Vec<u8>,
+    pub(super) line_end: Vec<u8>,
 }
 
 /// How a file's rows are read. Determined by the first rows, and kept in the checkpoint, so that all processes in a job
@@ -36,8 +45,9 @@ pub(in crate::batch) struct CsvHeader {
 pub(in crate::batch) struct Layout {
     /// Text column; `None` if it must be detected.
     pub(in crate::batch) column: Option<String>,
-    /// CSV delimiter; `None` for other formats, or if it must be detected.
-    pub(in crate::batch) delimiter: Option<char>,
+    /// Ignored by other formats.
+    #[serde(flatten)]
+    pub(in crate::batch) csv: CsvOptions,
 }
 
 impl Layout {
@@ -45,8 +55,24 @@ impl Layout {
     pub(in crate::batch) fn of_column(column: Option<&str>) -> Self {
         Self {
             column: column.map(str::to_owned),
-            delimiter: None,
+            ..Self::default()
         }
+    }
+}
+
+/// A CSV record, as it is in the file.
+#[derive(Debug, Default)]
+pub(in crate::batch) struct CsvRow {
+    /// The record with its line end.
+    pub(super) bytes: Vec<u8>,
+    /// Bytes without the line end.
+    pub(super) content: usize,
+    pub(super) fields: usize,
+}
+
+impl CsvRow {
+    pub(super) fn content(&self) -> &[u8] {
+        &self.bytes[..self.content]
     }
 }
 
@@ -60,7 +86,7 @@ pub(in crate::batch) type Footers = Vec<(u64, Footer)>;
 /// Row contents, for the output.
 pub(in crate::batch) enum Rows {
     Lines(Vec<Vec<u8>>),
-    Records(Vec<::csv::ByteRecord>),
+    Records(Vec<CsvRow>),
     Columns(arrow_array::RecordBatch),
 }
 
@@ -83,13 +109,13 @@ pub(in crate::batch) trait RowReader: Send {
 
     /// How the rows are read.
     fn layout(&self) -> Layout {
-        let delimiter = match self.head() {
-            Head::Csv(header) => Some(char::from(header.delimiter)),
-            _ => None,
+        let csv = match self.head() {
+            Head::Csv(header) => header.dialect.options(header.has_header),
+            _ => CsvOptions::default(),
         };
         Layout {
             column: Some(self.column().to_owned()),
-            delimiter,
+            csv,
         }
     }
 
@@ -115,7 +141,8 @@ pub(in crate::batch) trait RowReader: Send {
 
 /// Writes rows with their answers, in the input format.
 pub(in crate::batch) trait RowWriter: Send {
-    fn write(&mut self, rows: Rows, results: &[RowResult]) -> Result<()>;
+    /// Answers that the output cannot state become errors in `results`.
+    fn write(&mut self, rows: Rows, results: &mut [RowResult]) -> Result<()>;
 
     /// Names of added columns.
     fn columns(&self) -> &BTreeSet<String>;

@@ -1,19 +1,18 @@
-//! CSV with a header. Answer columns follow the input's.
+//! CSV. Answer columns follow the input's, whose bytes do not change.
 
-use std::{
-    collections::BTreeSet,
-    io::{self, BufReader, Cursor, Read},
-};
-
-use ::csv::{ByteRecord, ReaderBuilder, WriterBuilder};
+use std::{collections::BTreeSet, io::Read};
 
 use super::{
     chunk::{
-        CHUNK_BYTES, CHUNK_ROWS, Chunk, CsvHeader, Head, Layout, MAX_ROW_BYTES, RowReader,
-        RowWriter, Rows, WrittenPiece, mismatched, reading,
+        CHUNK_BYTES, CHUNK_ROWS, Chunk, CsvHeader, CsvRow, Head, Layout, RowReader, RowWriter,
+        Rows, WrittenPiece, mismatched,
     },
     column::{Content, find_column, free_name, is_known},
-    csv_header::{FirstRecord, MAX_HEADER_BYTES},
+    csv_dialect::Dialect,
+    csv_header::OpenedCsv,
+    csv_records::{Record, Splitter},
+    csv_source::Source,
+    lines::BYTE_ORDER_MARK,
 };
 use crate::{
     batch::{
@@ -23,105 +22,96 @@ use crate::{
     error::{Error, Result},
 };
 
-const MAX_COLUMNS: usize = 10_000;
-/// Bytes that are read after a file's end: the end of its last row, and a row with one empty field. In a file that ends
-/// within quotes, they become part of its last field instead.
-const END: &[u8] = b"\n\"";
-
 pub(in crate::batch) struct CsvReader {
-    records: ::csv::Reader<Bounded<Contents>>,
+    source: Source,
+    splitter: Splitter,
     header: CsvHeader,
     text: usize,
     notes: Vec<String>,
 }
 
-/// The header, and the rest of the file.
-type Contents = io::Chain<Cursor<Vec<u8>>, BufReader<Box<dyn Read + Send>>>;
-
-/// Limits a record's bytes, since an unclosed quote makes the rest of the file one record, and adds [`END`].
-struct Bounded<R> {
-    file: R,
-    budget: usize,
-    /// File bytes so far.
-    bytes: u64,
-    end: &'static [u8],
-}
-
-impl<R: Read> Read for Bounded<R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        if self.budget == 0 {
-            return Err(io::Error::other(Error::invalid(format!(
-                "expected rows of at most {MAX_ROW_BYTES} bytes, but found a longer one; is a quote never closed?"
-            ))));
-        }
-        let length = buffer.len().min(self.budget);
-        let read = self.file.read(&mut buffer[..length])?;
-        self.budget -= read;
-        self.bytes += read as u64;
-        if read == 0 {
-            self.end.read(buffer)
-        } else {
-            Ok(read)
-        }
-    }
-}
-
 impl CsvReader {
-    /// The names in the header of `file`.
+    /// The column names of `file`.
     pub(in crate::batch) fn names(file: impl Read + Send + 'static) -> Result<Vec<String>> {
-        Ok(header(file, None)?.1.names)
+        Ok(OpenedCsv::read(file, &Layout::default().csv)?.header.names)
     }
 
-    /// Reads the header in `file`. Detects the fields that `layout` leaves open: the delimiter by the header, and
-    /// the best text column.
+    /// Reads the header in `file`. Detects what `layout` leaves open: how the file is written, and the best text column.
     pub(in crate::batch) fn new(file: impl Read + Send + 'static, layout: &Layout) -> Result<Self> {
-        let (records, header, note) = header(file, layout.delimiter)?;
+        let OpenedCsv {
+            source,
+            splitter,
+            header,
+            mut notes,
+        } = OpenedCsv::read(file, &layout.csv)?;
         let names = &header.names;
-        let is_guessed = layout.column.is_none() && names.len() == 1;
+        let is_guessed = layout.column.is_none() && header.has_header && names.len() == 1;
         let columns: Vec<_> = names
             .iter()
             .map(|name| (name.clone(), Content::Texts))
             .collect();
         let column = find_column(layout.column.as_deref(), &columns)?;
-        let mut notes: Vec<String> = note.into_iter().collect();
         if is_guessed && !is_known(&column) {
             notes.push(
-                "the first line is taken for a header, and its only column for the texts"
+                "the first line is taken for a header, and its only column for the texts; without a header, set \
+                 `header` to `false` (`--no-header`)"
                     .to_owned(),
             );
         }
         let text = names.iter().position(|name| *name == column).unwrap_or(0);
         Ok(Self {
-            records,
+            source,
+            splitter,
             header,
             text,
             notes,
         })
     }
 
-    fn record(&mut self, record: &mut ByteRecord) -> Result<bool> {
-        self.records.get_mut().budget = MAX_ROW_BYTES;
-        let is_found = self.records.read_byte_record(record).map_err(unreadable)?;
-        Ok(is_found && !ends_file(&self.records, record)?)
+    /// Finds the next row, at the start of the source's bytes; `None` at the end. Skips empty lines, except in files with
+    /// one column, where they are rows.
+    fn record(&mut self) -> Result<Option<Record>> {
+        loop {
+            let is_end = self.source.is_end();
+            match self.splitter.next(self.source.bytes(), is_end)? {
+                Some(Record {
+                    content: 0, length, ..
+                }) if self.header.names.len() > 1 => self.source.consume(length),
+                Some(record) => return Ok(Some(record)),
+                None if is_end => return Ok(None),
+                None => self.source.fill(self.splitter.line())?,
+            }
+        }
     }
 
-    fn text(&self, record: &ByteRecord) -> Result<String, RowError> {
+    fn text(&self, content: &[u8], record: Record) -> Result<String, RowError> {
+        let malformed = |message| Err(RowError::new(ErrorKind::Row, message));
+        let dialect = self.splitter.dialect();
+        if let Some(defect) = record.defect {
+            return malformed(defect.message(dialect));
+        }
         let expected = self.header.names.len();
-        if record.len() != expected {
-            return Err(RowError::new(
-                ErrorKind::Row,
-                format!("expected {expected} fields, but found {}", record.len()),
+        if record.fields != expected {
+            return malformed(format!(
+                "expected {expected} fields, but found {}",
+                record.fields
             ));
         }
-        let text = record.get(self.text).unwrap_or_default();
-        std::str::from_utf8(text).map(str::to_owned).map_err(|error| {
-            let message = format!(
-                "expected UTF-8, but found the byte 0x{:02x} in `{}`; convert the file, such as with `iconv`",
-                text[error.valid_up_to()],
-                self.header.names[self.text]
-            );
-            RowError::new(ErrorKind::Text, message)
-        })
+        let raw = &content[self.splitter.field(self.text)];
+        let name = &self.header.names[self.text];
+        let wrong = |message| Err(RowError::new(ErrorKind::Text, message));
+        if !raw.is_empty() && dialect.is_null(raw) {
+            return wrong(format!("expected text in `{name}`, but found NULL"));
+        }
+        let text = dialect.value(raw);
+        let foreign = match std::str::from_utf8(&text) {
+            Ok(found) if !text.contains(&0) => return Ok(found.to_owned()),
+            Ok(_) => 0,
+            Err(error) => text[error.valid_up_to()],
+        };
+        wrong(format!(
+            "expected UTF-8, but found the byte 0x{foreign:02x} in `{name}`; convert the file, such as with `iconv`"
+        ))
     }
 }
 
@@ -139,15 +129,13 @@ impl RowReader for CsvReader {
     }
 
     fn position(&self) -> u64 {
-        self.records.position().byte()
+        self.source.position()
     }
 
     fn skip(&mut self, rows: u64) -> Result<()> {
-        let mut record = ByteRecord::new();
         for _ in 0..rows {
-            if !self.record(&mut record)? {
-                break;
-            }
+            let Some(record) = self.record()? else { break };
+            self.source.consume(record.length);
         }
         Ok(())
     }
@@ -155,14 +143,16 @@ impl RowReader for CsvReader {
     fn next(&mut self) -> Result<Option<Chunk>> {
         let (mut texts, mut rows, mut bytes) = (Vec::new(), Vec::new(), 0);
         while texts.len() < CHUNK_ROWS && bytes < CHUNK_BYTES {
-            let mut record = ByteRecord::new();
-            if !self.record(&mut record)? {
-                break;
-            }
-            // Field ends use memory too, which is most of it in a row with only commas.
-            bytes += record.as_slice().len() + record.len() * size_of::<usize>();
-            texts.push(self.text(&record));
-            rows.push(record);
+            let Some(record) = self.record()? else { break };
+            let row = &self.source.bytes()[..record.length];
+            texts.push(self.text(&row[..record.content], record));
+            rows.push(CsvRow {
+                bytes: row.to_vec(),
+                content: record.content,
+                fields: record.fields,
+            });
+            bytes += record.length;
+            self.source.consume(record.length);
         }
         Ok((!texts.is_empty()).then_some(Chunk {
             texts,
@@ -171,123 +161,79 @@ impl RowReader for CsvReader {
     }
 }
 
-/// Records after the header in `file`, the header, and a note if its delimiter, unless it is known, may be another.
-fn header(
-    file: impl Read + Send + 'static,
-    delimiter: Option<char>,
-) -> Result<(::csv::Reader<Bounded<Contents>>, CsvHeader, Option<String>)> {
-    let file: Box<dyn Read + Send> = Box::new(file);
-    let mut file = BufReader::with_capacity(256 * 1024, file);
-    let first = FirstRecord::read(&mut file).map_err(reading)?;
-    let known = delimiter.and_then(|delimiter| u8::try_from(delimiter).ok());
-    let (delimiter, note) = known.map_or_else(|| first.delimiter(), |known| (known, None));
-    let contents = Cursor::new(first.bytes).chain(file);
-    let file = Bounded {
-        file: contents,
-        budget: MAX_HEADER_BYTES,
-        bytes: 0,
-        end: END,
-    };
-    let mut records = ReaderBuilder::new()
-        .delimiter(delimiter)
-        .flexible(true)
-        .from_reader(file);
-    let record = records.byte_headers().map_err(unreadable)?.clone();
-    if ends_file(&records, &record)? {
-        return Err(Error::invalid(
-            "expected a header, but found only empty lines",
-        ));
-    }
-    Ok((
-        records,
-        CsvHeader {
-            delimiter,
-            names: names_of(&record)?,
-        },
-        note,
-    ))
-}
-
-/// Whether a record is the row that [`END`] adds to the file.
-///
-/// # Errors
-/// The file ends within quotes in the record.
-fn ends_file<R: Read>(records: &::csv::Reader<Bounded<R>>, record: &ByteRecord) -> Result<bool> {
-    let line_end = 1;
-    if records.position().byte() <= records.get_ref().bytes + line_end {
-        return Ok(false);
-    }
-    if record.len() == 1 && record.as_slice().is_empty() {
-        return Ok(true);
-    }
-    let line = record.position().map_or(1, ::csv::Position::line);
-    Err(Error::invalid(format!(
-        "expected a quote that closes the field in the row that begins in line {line}, but found the end of the file; \
-         is the file complete?"
-    )))
-}
-
-fn names_of(header: &ByteRecord) -> Result<Vec<String>> {
-    if header.len() > MAX_COLUMNS {
-        return Err(Error::invalid(format!(
-            "expected a header of at most {MAX_COLUMNS} columns, but found {}",
-            header.len()
-        )));
-    }
-    let unreadable = |byte| {
-        Error::invalid(format!(
-            "expected UTF-8 in the header, but found the byte 0x{byte:02x}; convert the file, such as with `iconv`"
-        ))
-    };
-    let names = header.iter().map(|name| {
-        // Text in UTF-16 has it in every other place.
-        if name.contains(&0) {
-            return Err(unreadable(0));
-        }
-        std::str::from_utf8(name)
-            .map(str::to_owned)
-            .map_err(|error| unreadable(name[error.valid_up_to()]))
-    });
-    names.collect()
-}
-
-fn unreadable(error: ::csv::Error) -> Error {
-    match error.into_kind() {
-        ::csv::ErrorKind::Io(source) => reading(source),
-        other => Error::invalid(format!("expected CSV, but found {other:?}")),
-    }
-}
-
 pub(in crate::batch) struct CsvWriter {
-    records: ::csv::Writer<Packer>,
+    target: Packer,
+    /// Buffer for rows before compression.
+    buffer: Vec<u8>,
     header: CsvHeader,
+    /// The output's dialect.
+    dialect: Dialect,
+    splitter: Splitter,
     columns: Columns,
     names: BTreeSet<String>,
 }
 
 impl CsvWriter {
     /// Writes rows with the delimiter in `header`, and the header too if `with_header` is set.
+    ///
+    /// # Errors
+    /// The output has another delimiter, and the dialect cannot state all fields with it.
     pub(in crate::batch) fn new(
         target: Packer,
         header: &CsvHeader,
         columns: Columns,
         with_header: bool,
     ) -> Result<Self> {
-        let mut records = WriterBuilder::new()
-            .delimiter(header.delimiter)
-            .flexible(true)
-            .from_writer(target);
-        if with_header {
-            let names = header.names.iter().cloned().chain(header.answers(&columns));
-            records.write_record(names).map_err(unwritable)?;
-        }
+        let dialect = header.written_dialect()?;
         let names = header.answers(&columns).collect();
-        Ok(Self {
-            records,
+        let mut writer = Self {
+            target,
+            buffer: Vec::new(),
+            splitter: Splitter::new(&header.dialect, header.names.len(), 1),
+            dialect,
             header: header.clone(),
             columns,
             names,
-        })
+        };
+        if with_header {
+            writer.write_header()?;
+        }
+        Ok(writer)
+    }
+
+    fn write_header(&mut self) -> Result<()> {
+        let Self {
+            header,
+            dialect,
+            columns,
+            buffer,
+            ..
+        } = self;
+        let written = self.target.append(buffer, |output| {
+            let is_converted = header.dialect.delimiter != dialect.delimiter;
+            if !is_converted {
+                output.extend_from_slice(&header.start);
+            } else if header.start.starts_with(BYTE_ORDER_MARK) {
+                output.extend_from_slice(BYTE_ORDER_MARK);
+            }
+            if is_converted && header.has_header {
+                for (number, name) in header.names.iter().enumerate() {
+                    if number > 0 {
+                        output.push(dialect.delimiter);
+                    }
+                    dialect.write(name.as_bytes(), output);
+                }
+            }
+            if header.has_header {
+                for name in header.answers(columns) {
+                    output.push(dialect.delimiter);
+                    dialect.write(name.as_bytes(), output);
+                }
+                output.extend_from_slice(&header.line_end);
+            }
+            Ok(())
+        });
+        written.map_err(Error::io("cannot write the output"))
     }
 }
 
@@ -297,44 +243,122 @@ impl RowWriter for CsvWriter {
     }
 
     fn size(&self) -> usize {
-        self.records.get_ref().len()
+        self.target.len()
     }
 
-    fn write(&mut self, rows: Rows, results: &[RowResult]) -> Result<()> {
-        let Rows::Records(records) = rows else {
+    fn write(&mut self, rows: Rows, results: &mut [RowResult]) -> Result<()> {
+        let Rows::Records(rows) = rows else {
             return mismatched();
         };
-        for (record, result) in records.into_iter().zip(results) {
-            let mut record = fit(&record, &self.header);
-            match result {
-                Ok(answer) => {
-                    answer
-                        .iter()
-                        .for_each(|cell| record.push_field(field(cell).as_bytes()));
-                    record.push_field(b"");
+        let Self {
+            target,
+            buffer,
+            header,
+            dialect,
+            splitter,
+            columns,
+            ..
+        } = self;
+        for (row, result) in rows.iter().zip(results) {
+            let written = target.append(buffer, |output| {
+                write_fields(row, header, (dialect, splitter), output);
+                write_result(result, columns, dialect, output);
+                match &row.bytes[row.content..] {
+                    [] => output.extend_from_slice(&header.line_end),
+                    line_end => output.extend_from_slice(line_end),
                 }
-                Err(error) => {
-                    self.columns.iter().for_each(|_| record.push_field(b""));
-                    record.push_field(error.message.as_bytes());
-                }
-            }
-            self.records
-                .write_byte_record(&record)
-                .map_err(unwritable)?;
+                Ok(())
+            });
+            written.map_err(Error::io("cannot write the output"))?;
         }
-        // `size` excludes the CSV writer's buffer.
-        self.records
-            .flush()
-            .map_err(Error::io("cannot write the output"))
+        Ok(())
     }
 
     fn finish(self: Box<Self>) -> Result<WrittenPiece> {
-        let failed = || Error::io("cannot write the output");
-        let packer = self
-            .records
-            .into_inner()
-            .map_err(|error| failed()(error.into_error()))?;
-        Ok((packer.finish().map_err(failed())?, None))
+        let written = self.target.finish();
+        Ok((written.map_err(Error::io("cannot write the output"))?, None))
+    }
+}
+
+/// Appends a row's fields, as many as the header has: missing ones are NULL, and additional ones are joined with the
+/// last one.
+fn write_fields(
+    row: &CsvRow,
+    header: &CsvHeader,
+    (dialect, splitter): (&Dialect, &mut Splitter),
+    output: &mut Vec<u8>,
+) {
+    let (width, content) = (header.names.len(), row.content());
+    let is_converted = header.dialect.delimiter != dialect.delimiter;
+    let whole = row
+        .fields
+        .min(if row.fields > width { width - 1 } else { width });
+    // A row that was read can be split.
+    if (is_converted || row.fields > width) && splitter.split(content).is_ok() {
+        for field in 0..whole {
+            let raw = &content[splitter.field(field)];
+            if is_converted {
+                dialect.convert(raw, &header.dialect, output);
+            } else {
+                output.extend_from_slice(raw);
+            }
+            if field + 1 < width {
+                output.push(dialect.delimiter);
+            }
+        }
+        if row.fields > width {
+            let rest = &content[splitter.field(whole).start..];
+            if !dialect.write(rest, output) {
+                let delimiters = rest.iter().map(|byte| match *byte {
+                    byte if byte == dialect.delimiter => b' ',
+                    byte => byte,
+                });
+                output.extend(delimiters);
+            }
+        } else if whole < width {
+            output.pop();
+        }
+    } else {
+        output.extend_from_slice(content);
+    }
+    for _ in row.fields..width {
+        output.push(dialect.delimiter);
+        output.extend_from_slice(&dialect.null);
+    }
+}
+
+/// Appends the answers and the error. An answer that the dialect cannot state becomes an error.
+fn write_result(
+    result: &mut RowResult,
+    columns: &[Column],
+    dialect: &Dialect,
+    output: &mut Vec<u8>,
+) {
+    let start = output.len();
+    if let Ok(answer) = &*result {
+        let mut write = |cell: &Cell| {
+            output.push(dialect.delimiter);
+            dialect.write(field(cell).as_bytes(), output)
+        };
+        if answer.iter().all(&mut write) {
+            output.push(dialect.delimiter);
+            output.extend_from_slice(&dialect.null);
+            return;
+        }
+        output.truncate(start);
+        *result = Err(RowError::new(
+            ErrorKind::Model,
+            "the answer has the delimiter, a line end or the text that means NULL, which a file without quotes cannot \
+             state; set `escape` (`--escape`) or another `delimiter` (`--delimiter`)",
+        ));
+    }
+    if let Err(error) = &*result {
+        for _ in columns {
+            output.push(dialect.delimiter);
+            output.extend_from_slice(&dialect.null);
+        }
+        output.push(dialect.delimiter);
+        dialect.write(dialect.plain(&error.message).as_bytes(), output);
     }
 }
 
@@ -344,19 +368,28 @@ impl CsvHeader {
         let is_taken = |name: &str| self.names.iter().any(|taken| taken == name);
         names(columns).map(move |name| free_name(name, is_taken))
     }
-}
 
-/// Pads a record to the header's fields; additional fields are joined with the last one.
-fn fit(record: &ByteRecord, header: &CsvHeader) -> ByteRecord {
-    let width = header.names.len();
-    if record.len() <= width {
-        let missing = std::iter::repeat_n(&b""[..], width - record.len());
-        return record.iter().chain(missing).collect();
+    /// Whether all programs read the file in the same way.
+    pub(in crate::batch) fn is_common(&self) -> bool {
+        self.has_header
+            && self.dialect.quote == Some(Dialect::QUOTE)
+            && self.dialect.escape.is_none()
     }
-    let fields: Vec<&[u8]> = record.iter().collect();
-    let (kept, rest) = fields.split_at(width.saturating_sub(1));
-    let rest = rest.join(&header.delimiter);
-    kept.iter().copied().chain([rest.as_slice()]).collect()
+
+    /// The output's dialect.
+    fn written_dialect(&self) -> Result<Dialect> {
+        let dialect = Dialect {
+            delimiter: self.written,
+            ..self.dialect.clone()
+        };
+        if self.written != self.dialect.delimiter && dialect.quote.or(dialect.escape).is_none() {
+            return Err(Error::config(
+                "a file without quotes and escapes cannot get another delimiter, but the output's name asks for one; choose \
+                 another extension",
+            ));
+        }
+        Ok(dialect)
+    }
 }
 
 /// A cell as a field; lists as JSON.
@@ -368,17 +401,62 @@ fn field(cell: &Cell) -> String {
     }
 }
 
-fn unwritable(error: ::csv::Error) -> Error {
-    Error::Io {
-        action: "cannot write the output".into(),
-        source: io::Error::other(error),
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::io::{self, Cursor};
+
     use super::*;
-    use crate::batch::answer::label_columns;
+    use crate::batch::{
+        answer::label_columns,
+        output::{Pieces, Shape},
+        output_form::OutputForm,
+        rows::CsvOptions,
+    };
+
+    fn layout(options: &[(&str, &str)]) -> Layout {
+        let mut csv = CsvOptions::default();
+        for (name, value) in options {
+            csv.set(name, value).unwrap().unwrap();
+        }
+        Layout {
+            csv,
+            ..Layout::default()
+        }
+    }
+
+    /// The texts in a file, or their errors.
+    fn texts(file: &[u8], layout: &Layout) -> Result<Vec<Result<String, String>>> {
+        let mut reader = CsvReader::new(Cursor::new(file.to_vec()), layout)?;
+        let mut texts = Vec::new();
+        while let Some(chunk) = reader.next()? {
+            let found = chunk.texts.into_iter();
+            texts.extend(found.map(|text| text.map_err(|error| error.message)));
+        }
+        Ok(texts)
+    }
+
+    fn refused(file: &str, options: &[(&str, &str)]) -> String {
+        texts(file.as_bytes(), &layout(options))
+            .unwrap_err()
+            .to_string()
+    }
+
+    /// The output for a file, with the label and score of each text.
+    fn answered(file: &[u8], layout: &Layout, form: OutputForm) -> Result<Vec<u8>> {
+        let mut reader = CsvReader::new(Cursor::new(file.to_vec()), layout)?;
+        let mut pieces = Pieces::new(Shape::of(&reader, form, label_columns()));
+        while let Some(Chunk { texts, rows }) = reader.next()? {
+            let label = |text: String| vec![Cell::Text(text.as_str().into()), Cell::Number(0.5)];
+            let results = texts.into_iter().map(|text| text.map(label));
+            pieces.write(rows, &mut results.collect::<Vec<_>>())?;
+        }
+        pieces.take_last()
+    }
+
+    fn answered_text(file: &str, options: &[(&str, &str)]) -> String {
+        let output = answered(file.as_bytes(), &layout(options), OutputForm::default());
+        String::from_utf8(output.unwrap()).unwrap()
+    }
 
     #[test]
     fn chunks_of_rows_with_many_fields_are_small() {
@@ -386,7 +464,7 @@ mod tests {
         let file = format!("text,b\n{}", vec![row; 64].join("\n"));
         let mut reader = CsvReader::new(Cursor::new(file), &Layout::default()).unwrap();
         let chunk = reader.next().unwrap().unwrap();
-        assert!(chunk.texts.len() < 8, "{} rows at once", chunk.texts.len());
+        assert!(chunk.texts.len() < 24, "{} rows at once", chunk.texts.len());
     }
 
     #[test]
@@ -453,13 +531,10 @@ mod tests {
     #[test]
     fn names_of_answers_are_unique_in_annotated_outputs() {
         let names = |header: &str| {
-            let names = header.split(',').map(str::to_owned).collect();
-            CsvHeader {
-                delimiter: b',',
-                names,
-            }
-            .answers(&label_columns())
-            .collect::<Vec<_>>()
+            let file = Cursor::new(format!("{header}\n"));
+            let reader = CsvReader::new(file, &Layout::default()).unwrap();
+            let columns = label_columns();
+            reader.header.answers(&columns).collect::<Vec<_>>()
         };
         assert_eq!(names("text"), ["label", "score", "error"]);
         assert_eq!(
@@ -491,7 +566,7 @@ mod tests {
                 ["a,b,c,d", "text", "e,f"],
                 "{bytes} bytes at once"
             );
-            assert_eq!(reader.layout().delimiter, Some(';'));
+            assert_eq!(reader.layout().csv.delimiter, Some(b';'));
             assert_eq!(
                 reader.next().unwrap().unwrap().texts,
                 [Ok("hello".to_owned())]
@@ -499,15 +574,269 @@ mod tests {
             assert!(reader.next().unwrap().is_none());
         }
         // A known delimiter is not detected again.
-        let layout = Layout {
-            delimiter: Some(','),
-            ..Layout::default()
-        };
+        let layout = layout(&[("delimiter", ",")]);
         let refused = CsvReader::new(Cursor::new("a;b;text,c\n"), &layout)
             .err()
             .unwrap()
             .to_string();
         assert!(refused.contains("but found `a;b;text`, `c`"), "{refused}");
+    }
+
+    #[test]
+    fn quotes_of_other_dialects_are_row_errors_or_refused() {
+        let read = |file: &str| texts(file.as_bytes(), &Layout::default());
+        let wrong = "expected `,` or the row's end after the quote that closes field 2, but found more text; see `escape` \
+                     (`--escape`) and `quote` (`--quote`)";
+        // The row's end is known.
+        for (file, expected) in [
+            (
+                "id,text\n1,\"good\" phone\n2,\"bad\".\n3,\"x\"\"y\"z\n4,fine\n",
+                [Err(wrong), Err(wrong), Err(wrong), Ok("fine")],
+            ),
+            (
+                "id,text\n1,\"a\" b \"c\"\n2,\"\"x\"\"\n3,\"d\"\n4,\"a\" \n",
+                [Err(wrong), Err(wrong), Ok("d"), Err(wrong)],
+            ),
+            // A quote that does not begin its field is part of it.
+            (
+                "id,text\n1,5\" wide\n2, \"b\"\n3,it is \"fine\" here\n4,\"\"\"\"\n",
+                [
+                    Ok("5\" wide"),
+                    Ok(" \"b\""),
+                    Ok("it is \"fine\" here"),
+                    Ok("\""),
+                ],
+            ),
+        ] {
+            let found = read(file).unwrap();
+            let found: Vec<_> = found
+                .iter()
+                .map(|text| text.as_deref().map_err(String::as_str))
+                .collect();
+            assert_eq!(found, expected, "{file}");
+        }
+        // It is not.
+        for (file, line) in [
+            (
+                "id,text\n1,\"Hello\n2,world is bad\n3,it is \"fine\" here\n4,good\n",
+                2,
+            ),
+            ("id,text\n0,a\n1,\"Hello\n2,\"world\n3,good\n", 3),
+            (
+                "id\ttext\n1\t\"Hello\n2\tworld is bad\n3\tit is \"fine\" here\n4\tgood\n",
+                2,
+            ),
+            (
+                "text\n\"She said \"stop\nthere\" and left\"\n\"plain\"\n",
+                2,
+            ),
+            ("id,text\n1,\"a\" b\n2,plain\n3,5\" wide\n", 2),
+            ("id,text,more\n1,\"a\nb\",5\" wide\n", 2),
+            ("id,text,more\n1,5\" wide,\"a\nb\"\n", 2),
+            ("text\n\"a \\\"\"\n\"plain\"\n\"\n", 2),
+        ] {
+            let refused = refused(file, &[]);
+            assert!(
+                refused.contains(&format!("in line {line} ")),
+                "{file}: {refused}"
+            );
+            assert!(refused.contains("--quote"), "{file}: {refused}");
+        }
+        insta::assert_snapshot!(refused("id,text\n1,\"a\n2,b\"c\n", &[]), @r#"the row that begins in line 2 has text after a closing quote, so that its end is unclear; if quotes within fields follow another character, such as `\`, set `escape` (`--escape`) to it, and if quotes are part of the fields, set `quote` (`--quote`) to `none`"#);
+        insta::assert_snapshot!(refused("id\ttext\n1\t\"a\n2\tb\n3\tthe end\"\n", &[]), @r#"the row that begins in line 2 has a field with tabs and a line end within quotes, which may be part of several rows' texts instead; set `quote` (`--quote`) to `none` if they are, and otherwise to `"`"#);
+        assert_eq!(
+            texts(b"id\ttext\n1\t\"a\n2\tb\"\n", &layout(&[("quote", "\"")])).unwrap(),
+            [Ok("a\n2\tb".to_owned())]
+        );
+        insta::assert_snapshot!(refused("\"id\" x,text\n1,a\n", &[]), @"in the header: expected `,` or the row's end after the quote that closes field 1, but found more text; see `escape` (`--escape`) and `quote` (`--quote`)");
+    }
+
+    #[test]
+    fn escapes_are_detected_in_the_first_rows() {
+        let file = "text\n\"She said \\\"stop\nthere\\\" and left\"\n\"plain\"\nC:\\new\n\"C:\\new \\\\\"\n";
+        let mut reader = CsvReader::new(Cursor::new(file), &Layout::default()).unwrap();
+        let expected = [
+            "She said \"stop\nthere\" and left",
+            "plain",
+            "C:\\new",
+            "C:\\new \\",
+        ];
+        let found = reader.next().unwrap().unwrap().texts;
+        assert_eq!(found, expected.map(|text| Ok(text.to_owned())));
+        insta::assert_snapshot!(reader.notes()[0], @r#"`\` is read as an escape, since quotes within quotes follow it; set `escape` (`--escape`) to `none` otherwise"#);
+        // A checkpoint has the detected escape, so that the rows are read again in the same way.
+        let layout = reader.layout();
+        assert_eq!(
+            CsvReader::new(Cursor::new(file), &layout).unwrap().layout(),
+            layout
+        );
+        let backslashes = "text\n\"C:\\\"\n\"plain \"\"x\"\"\"\n";
+        let found = texts(backslashes.as_bytes(), &Layout::default()).unwrap();
+        assert_eq!(found, [Ok("C:\\".to_owned()), Ok("plain \"x\"".to_owned())]);
+        // After the first rows, they are no longer detected.
+        let late = format!("id,text\n{}1,\"a \\\"b\\\" c\"\n", "0,a\n".repeat(2000));
+        let found = texts(late.as_bytes(), &Layout::default()).unwrap();
+        assert!(found.last().unwrap().is_err());
+        let found = texts(late.as_bytes(), &self::layout(&[("escape", "\\")])).unwrap();
+        assert_eq!(*found.last().unwrap(), Ok("a \"b\" c".to_owned()));
+        insta::assert_snapshot!(refused("text,a\nb,C:\\\nc,\"x\"\n", &[("escape", "\\")]), @r#"line 2 ends with the `escape` `\` outside of quotes, so that it is unclear whether the row continues; set `escape` (`--escape`) to `none`, or complete the row"#);
+    }
+
+    #[test]
+    fn text_formats_of_databases_are_read_and_written() {
+        let options = [("delimiter", "^A"), ("quote", "none"), ("null", "\\N")];
+        let hive = "id\u{1}text\n1\u{1}it is \"fine\n2\u{1}\\N\n3\u{1}a\rb\n";
+        insta::assert_snapshot!(answered_text(hive, &options).replace('\u{1}', "^A").replace('\r', "^M"), @r#"
+        id^Atext^Alabel^Ascore^Aerror
+        1^Ait is "fine^Ait is "fine^A0.5^A\N
+        2^A\N^A\N^A\N^Aexpected text in `text`, but found NULL
+        3^Aa^Mb^A\N^A\N^Athe answer has the delimiter, a line end or the text that means NULL, which a file without quotes cannot state; set `escape` (`--escape`) or another `delimiter` (`--delimiter`)
+        "#);
+        let tilde = [("delimiter", "~"), ("quote", "none"), ("header", "false")];
+        let tilde = |file: &str| {
+            let layout = Layout {
+                column: Some("column2".into()),
+                ..layout(&tilde)
+            };
+            let output = answered(file.as_bytes(), &layout, OutputForm::default());
+            String::from_utf8(output.unwrap()).unwrap()
+        };
+        insta::assert_snapshot!(tilde("1~\"a\n2~b\n3~x~y\n4\n"), @r#"
+        1~"a~"a~0.5~
+        2~b~b~0.5~
+        3~x y~~~expected 2 fields, but found 3
+        4~~~~expected 2 fields, but found 1
+        "#);
+        // PostgreSQL's `COPY`.
+        let copy = [("delimiter", "\\t"), ("quote", "none"), ("escape", "\\")];
+        let rows = "id\ttext\n1\ta\\tb \\\\ \"c\\nd\n2\t\\N\n3\tx\\\ny\n";
+        insta::assert_snapshot!(answered_text(rows, &copy), @r#"
+        id	text	label	score	error
+        1	a\tb \\ "c\nd	a\tb \\ "c\nd	0.5	\N
+        2	\N	\N	\N	expected text in `text`, but found NULL
+        3	x\
+        y	x\ny	0.5	\N
+        "#);
+        assert_eq!(
+            texts(rows.as_bytes(), &layout(&copy)).unwrap()[2],
+            Ok("x\ny".to_owned())
+        );
+        // `""` is a text, and nothing is NULL.
+        insta::assert_snapshot!(answered_text("id,note,text\n1,\"\",good\n2,,good\n", &[]), @r#"
+        id,note,text,label,score,error
+        1,"",good,good,0.5,
+        2,,good,good,0.5,
+        "#);
+        let character = "an ASCII character, itself or as `\\t`, `^A` or `\\x01`";
+        for (name, value, expected) in [
+            ("delimiter", "||", character.to_owned()),
+            ("delimiter", "none", character.to_owned()),
+            ("quote", "\n", format!("{character}, or `none`")),
+            ("escape", "\u{e9}", format!("{character}, or `none`")),
+            ("header", "no", "`true` or `false`".to_owned()),
+        ] {
+            let refused = CsvOptions::default().set(name, value).unwrap();
+            assert_eq!(refused.unwrap_err(), expected, "{name}: {value:?}");
+        }
+        insta::assert_snapshot!(refused("text;a\n", &[("delimiter", ";"), ("quote", ";")]), @"the `delimiter` `;` is also `quote` or `escape`; choose another");
+        for code in ["\t", "\\t", "tab", "^I", "\\x09", "\\u0009", "\\011"] {
+            assert_eq!(
+                layout(&[("delimiter", code)]).csv.delimiter,
+                Some(b'\t'),
+                "{code}"
+            );
+        }
+    }
+
+    #[test]
+    fn every_record_has_an_output_record() {
+        let output = answered_text("text\ngood\n\nbad\n\"\"\nfine\n\n", &[]);
+        insta::assert_snapshot!(output, @r#"
+        text,label,score,error
+        good,good,0.5,
+        ,"",0.5,
+        bad,bad,0.5,
+        "","",0.5,
+        fine,fine,0.5,
+        ,"",0.5,
+        "#);
+        for line_end in ["\r\n", "\r"] {
+            let file = "text\ngood\n\nbad\n\"\"\nfine\n\n".replace('\n', line_end);
+            assert_eq!(answered_text(&file, &[]), output.replace('\n', line_end));
+        }
+        let rows = |file: &str, options| texts(file.as_bytes(), &layout(options)).unwrap().len();
+        assert_eq!(rows("\n\ngood\n\n", &[("header", "false")]), 4);
+        // Empty lines are no rows of several columns.
+        assert_eq!(rows("\nid,text\n\n1,a\n\r\n\n2,b\n\n", &[]), 2);
+    }
+
+    #[test]
+    fn line_ends_are_never_guessed() {
+        let read = |file: &str| texts(file.as_bytes(), &Layout::default());
+        let texts = |found: &[&str]| {
+            let found = found.iter().map(|text| Ok((*text).to_owned()));
+            found.collect::<Vec<_>>()
+        };
+        for file in [
+            "id,text\r1,a\r2,b\r",
+            "id,text\r\n1,a\n2,b",
+            "id,text\r\r\n1,a\r\r\n2,b\r\r\n",
+            "id,text\n1,a\r\n2,b\r",
+        ] {
+            assert_eq!(read(file).unwrap(), texts(&["a", "b"]), "{file:?}");
+        }
+        let found = read("id,text\n1,a\rb\n2,\"a\rb\"\n").unwrap();
+        insta::assert_snapshot!(found[0].as_ref().unwrap_err(), @"expected a line end or quotes around CR in field 2, but found CR outside of quotes");
+        assert_eq!(found[1], Ok("a\rb".to_owned()));
+        insta::assert_snapshot!(refused("id,text\r1,a\r2,b\n3,c\n", &[]), @"line 3 has a line end LF, but the first line ends with CR; convert the file to one of them");
+    }
+
+    #[test]
+    fn the_line_of_excel_names_the_delimiter() {
+        for start in ["sep=;\r\n", "\"sep=;\"\r\n", "\u{feff}SEP=;\r\n"] {
+            let file = format!("{start}text;id, number, place\r\nhello;1\r\nbye;2");
+            let expected = format!(
+                "{start}text;id, number, place;label;score;error\r\nhello;1;hello;0.5;\r\nbye;2;bye;0.5;\r\n"
+            );
+            assert_eq!(answered_text(&file, &[]), expected);
+        }
+        insta::assert_snapshot!(refused("sep=||\ntext||id\n", &[]), @"expected one ASCII character after `sep=` in the first line, but found another text; remove the line, and set `delimiter` (`--delimiter`)");
+        let with_tabs = OutputForm {
+            delimiter: Some(b'\t'),
+            ..OutputForm::default()
+        };
+        let file = "\u{feff}sep=;\ntext;\"i;d\"\na\tb;\"1;\"\n";
+        let output = answered(file.as_bytes(), &Layout::default(), with_tabs).unwrap();
+        insta::assert_snapshot!(String::from_utf8(output).unwrap().trim_start_matches('\u{feff}'), @r#"
+        text	i;d	label	score	error
+        "a	b"	"1;"	"a	b"	0.5
+        "#);
+    }
+
+    #[test]
+    fn files_without_a_header_have_numbered_columns() {
+        let options = [("header", "false")];
+        let read = |file: &str| texts(file.as_bytes(), &layout(&options));
+        let lines = read("good\nbad\n").unwrap();
+        assert_eq!(lines, [Ok("good".to_owned()), Ok("bad".to_owned())]);
+        insta::assert_snapshot!(answered_text("good\nbad", &options), @"
+        good,good,0.5,
+        bad,bad,0.5,
+        ");
+        insta::assert_snapshot!(refused("1,good\n2,bad\n", &options), @"expected a column called `text` or another that is known, but found `column1`, `column2`; say which one with `column` (`--column`)");
+        // One row may have another delimiter in its text.
+        let column = |file: &str| {
+            let layout = Layout {
+                column: Some("column2".into()),
+                ..layout(&options)
+            };
+            texts(file.as_bytes(), &layout)
+        };
+        let found = column("1,great; really; nice\n2,bad\n").unwrap();
+        assert_eq!(found[0], Ok("great; really; nice".to_owned()));
+        insta::assert_snapshot!(column("1,great; nice\n2,bad; awful\n").unwrap_err(), @"the delimiter is unclear, since the file has no header; set `delimiter` (`--delimiter`)");
+        insta::assert_snapshot!(refused("h\0e\0l\0l\0o\0\n\0", &options), @"expected a first row in UTF-8, but found the byte 0x00; convert the file, such as with `iconv`");
+        insta::assert_snapshot!(refused("\n\n", &options), @"expected a first row, but found only empty lines");
     }
 
     #[test]
@@ -521,7 +850,7 @@ mod tests {
             Ok(found)
         };
         let refused = |file| read(file).unwrap_err().to_string();
-        insta::assert_snapshot!(refused("id,text\n1,a\n2,\"b\nc\n3,d\n"), @"expected a quote that closes the field in the row that begins in line 3, but found the end of the file; is the file complete?");
+        insta::assert_snapshot!(refused("id,text\n1,a\n2,\"b\nc\n3,d\n"), @"expected a quote that closes the field in the row that begins in line 3, but found the end of the file; complete the file, or set `quote` (`--quote`) to `none` if quotes are part of its fields");
         for file in [
             "text\na\n\"",
             "text\n\"a\"\"",
@@ -537,7 +866,7 @@ mod tests {
             );
         }
         // All other line ends are valid.
-        for end in ["", "\n", "\r\n", "\n\n\n", "\r"] {
+        for end in ["", "\n", "\r\n", "\r"] {
             for (row, text) in [
                 ("a", "a"),
                 ("\"a\"", "a"),
@@ -560,6 +889,6 @@ mod tests {
     #[test]
     fn utf_16_is_refused() {
         let refused = CsvReader::new(Cursor::new("t\0e\0x\0t\0\n\0a\0\n\0"), &Layout::default());
-        insta::assert_snapshot!(refused.err().unwrap(), @"expected UTF-8 in the header, but found the byte 0x00; convert the file, such as with `iconv`");
+        insta::assert_snapshot!(refused.err().unwrap(), @"expected a header in UTF-8, but found the byte 0x00; convert the file, such as with `iconv`");
     }
 }

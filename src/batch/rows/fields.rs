@@ -12,7 +12,9 @@ use arrow_schema::DataType;
 use serde_json::{Number, Value};
 
 use super::{
-    chunk::{Head, Rows},
+    chunk::{CsvRow, Head, Rows},
+    csv_dialect::Dialect,
+    csv_records::Splitter,
     json_fields::TextField,
     parquet_reader::{holds_text, texts},
 };
@@ -27,6 +29,8 @@ pub(in crate::batch) struct Fields {
     names: Vec<String>,
     /// Their places, in formats with a header.
     places: Option<Vec<usize>>,
+    /// How a CSV file's rows are written.
+    dialect: Option<Dialect>,
 }
 
 impl Fields {
@@ -50,10 +54,12 @@ impl Fields {
         names: Vec<String>,
         is_known: impl Fn(&DataType) -> bool,
     ) -> Result<Self> {
+        let mut dialect = None;
         let places = match head {
             Head::JsonLines | Head::Requests => None,
             Head::Csv(header) => {
                 let known: Vec<&str> = header.names.iter().map(String::as_str).collect();
+                dialect = Some(header.dialect.clone());
                 Some(places(&known, &names)?)
             }
             Head::Parquet(schema) => {
@@ -69,7 +75,11 @@ impl Fields {
                 Some(places)
             }
         };
-        Ok(Self { names, places })
+        Ok(Self {
+            names,
+            places,
+            dialect,
+        })
     }
 
     /// The values in row `row`, in the order of the names; null for missing ones.
@@ -85,16 +95,33 @@ impl Fields {
                     .map(|name| json_field(line.unwrap_or_default(), name))
                     .collect()
             }
-            Rows::Records(records) => places()
-                .zip(&self.names)
-                .map(|(place, name)| {
-                    csv_field(records.get(row).and_then(|record| record.get(place)), name)
-                })
-                .collect(),
+            Rows::Records(records) => match (records.get(row), &self.dialect) {
+                (Some(record), Some(dialect)) => self.csv_fields(record, dialect),
+                _ => Ok(vec![Value::Null; self.names.len()]),
+            },
             Rows::Columns(batch) => Ok(places()
                 .map(|place| cell(batch.column(place).as_ref(), row))
                 .collect()),
         }
+    }
+
+    /// The values in a CSV row. NULL, empty and missing fields have none.
+    fn csv_fields(&self, row: &CsvRow, dialect: &Dialect) -> Result<Vec<Value>, RowError> {
+        let places = self.places.iter().flatten().copied();
+        let mut splitter = Splitter::new(dialect, row.fields, 1);
+        // Rows are split when they are read.
+        let _ = splitter.split(row.content());
+        let values = places.zip(&self.names).map(|(place, name)| {
+            let raw = match place < row.fields {
+                true => &row.content()[splitter.field(place)],
+                false => &[],
+            };
+            match dialect.is_null(raw) {
+                true => Ok(Value::Null),
+                false => csv_field(&dialect.value(raw), name),
+            }
+        });
+        values.collect()
     }
 }
 
@@ -165,10 +192,10 @@ fn json_field(line: &str, name: &str) -> Result<Value, RowError> {
 }
 
 /// An empty field has no value.
-fn csv_field(field: Option<&[u8]>, name: &str) -> Result<Value, RowError> {
+fn csv_field(field: &[u8], name: &str) -> Result<Value, RowError> {
     match field {
-        None | Some([]) => Ok(Value::Null),
-        Some(bytes) => match std::str::from_utf8(bytes) {
+        [] => Ok(Value::Null),
+        bytes => match std::str::from_utf8(bytes) {
             Ok(text) => Ok(text.into()),
             Err(_) => Err(RowError::new(
                 ErrorKind::Row,
@@ -272,7 +299,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::batch::rows::CsvHeader;
+    use crate::batch::rows::{CsvReader, Layout, RowReader};
 
     fn names(names: &[&str]) -> Vec<String> {
         names.iter().map(|name| (*name).to_owned()).collect()
@@ -301,15 +328,16 @@ mod tests {
 
     #[test]
     fn columns_of_csv_are_found_once() {
-        let head = |header: &str| {
-            let names = header.split(',').map(str::to_owned).collect();
-            Head::Csv(CsvHeader {
-                delimiter: b',',
-                names,
-            })
+        let reader = |file: String| {
+            let layout = Layout::of_column(Some("text"));
+            CsvReader::new(std::io::Cursor::new(file), &layout).unwrap()
         };
+        let head = |header: &str| reader(format!("{header}\n")).head();
         let fields = Fields::new(&head("text,id"), names(&["id"])).unwrap();
-        let record = |fields: &[&str]| Rows::Records(vec![csv::ByteRecord::from(fields.to_vec())]);
+        let record = |fields: &[&str]| {
+            let mut reader = reader(format!("text,id\n{}\n", fields.join(",")));
+            reader.next().unwrap().unwrap().rows
+        };
         assert_eq!(
             fields.values(&record(&["a", "7"]), 0).unwrap(),
             [json!("7")]

@@ -256,7 +256,7 @@ impl JsonLinesWriter {
 }
 
 impl RowWriter for JsonLinesWriter {
-    fn write(&mut self, rows: Rows, results: &[RowResult]) -> Result<()> {
+    fn write(&mut self, rows: Rows, results: &mut [RowResult]) -> Result<()> {
         let Rows::Lines(lines) = rows else {
             return mismatched();
         };
@@ -374,11 +374,11 @@ mod tests {
         let mut reader = JsonLinesReader::new(contents, None).unwrap();
         let mut writer = JsonLinesWriter::new(Packer::None(Vec::new()), score_column());
         while let Some(Chunk { texts, rows }) = reader.next().unwrap() {
-            let results: Vec<RowResult> = texts
+            let mut results: Vec<RowResult> = texts
                 .into_iter()
                 .map(|text| text.map(|_| vec![Cell::Number(0.5)]))
                 .collect();
-            writer.write(rows, &results).unwrap();
+            writer.write(rows, &mut results).unwrap();
         }
         String::from_utf8(Box::new(writer).finish().unwrap().0).unwrap()
     }

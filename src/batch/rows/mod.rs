@@ -3,8 +3,13 @@
 mod chunk;
 mod column;
 mod csv;
+mod csv_dialect;
 mod csv_header;
+mod csv_records;
+mod csv_source;
 mod fields;
+#[cfg(test)]
+mod generated_csv;
 mod json_fields;
 mod json_lines;
 mod lines;
@@ -15,6 +20,7 @@ mod request_lines;
 #[cfg(test)]
 pub(super) mod tests;
 
+pub use self::csv_dialect::{CsvOptions, Mark};
 pub(super) use self::{
     chunk::{
         CHUNK_ROWS, Chunk, CsvHeader, Footers, Head, Layout, PARQUET_MAGIC, RowReader, RowWriter,

@@ -375,8 +375,8 @@ mod tests {
         let mut reader = ParquetReader::new(input, &Layout::default()).unwrap();
         let mut pieces = Pieces::new(Shape::of(&reader, OutputForm::default(), score_column()));
         while let Some(Chunk { texts, rows }) = reader.next().unwrap() {
-            let results: Vec<_> = texts.iter().map(|_| Ok(vec![Cell::Number(0.5)])).collect();
-            pieces.write(rows, &results).unwrap();
+            let mut results: Vec<_> = texts.iter().map(|_| Ok(vec![Cell::Number(0.5)])).collect();
+            pieces.write(rows, &mut results).unwrap();
         }
         (rows(pieces.take_last().unwrap()), reader.notes().to_vec())
     }

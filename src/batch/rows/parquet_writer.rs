@@ -97,7 +97,7 @@ impl RowWriter for ParquetWriter {
         self.writer.bytes_written() + self.writer.in_progress_size()
     }
 
-    fn write(&mut self, rows: Rows, results: &[RowResult]) -> Result<()> {
+    fn write(&mut self, rows: Rows, results: &mut [RowResult]) -> Result<()> {
         let Rows::Columns(batch) = rows else {
             return mismatched();
         };
@@ -285,12 +285,12 @@ mod tests {
         let (mut file, mut pieces) = (PARQUET_MAGIC.to_vec(), Vec::new());
         for texts in [vec!["a", "b"], vec!["c"], vec!["d", "e", "f"]] {
             let mut writer = ParquetWriter::new(&schema, score_column()).unwrap();
-            let results: Vec<RowResult> = (0..texts.len())
+            let mut results: Vec<RowResult> = (0..texts.len())
                 .map(|place| Ok(vec![Cell::Number(place as f32)]))
                 .collect();
             let column: ArrayRef = Arc::new(StringArray::from(texts));
             let rows = RecordBatch::try_new(Arc::clone(&schema), vec![column]).unwrap();
-            writer.write(Rows::Columns(rows), &results).unwrap();
+            writer.write(Rows::Columns(rows), &mut results).unwrap();
             let (bytes, footer) = Box::new(writer).finish().unwrap();
             pieces.push((bytes.len() as u64, footer.unwrap()));
             file.extend(bytes);

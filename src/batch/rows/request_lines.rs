@@ -106,7 +106,7 @@ impl RequestWriter {
 }
 
 impl RowWriter for RequestWriter {
-    fn write(&mut self, _: Rows, results: &[RowResult]) -> Result<()> {
+    fn write(&mut self, _: Rows, results: &mut [RowResult]) -> Result<()> {
         for result in results {
             let line = match result {
                 Ok(answer) => answer.iter().find_map(|cell| match cell {
