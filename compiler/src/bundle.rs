@@ -12,7 +12,7 @@ use super::{
     format::{check_keys, open},
     layer_calibration::{CALIBRATION_TEXTS, Calibration, MAX_BLOCK, MIN_PRODUCTS},
     layer_forms::LayerForms,
-    onnx,
+    model_card, onnx,
     plan::{Build, Plan},
     quality::{
         self, PairQuality, Pairs, Shortfall, Texts,
@@ -23,7 +23,7 @@ use super::{
     seq2seq,
     source::{DECODER, ENCODER, EncoderSettings, LABEL_TOKENIZER, MODEL, Source, TaskSettings},
     static_embedding,
-    task::{task, unused_head},
+    task::{require_sparse, task, unused_head},
     token_rows::knows_unknown_words,
     weights::Weights,
 };
@@ -218,8 +218,10 @@ impl<'a> Model<'a> {
     fn read(build: Build<'a>) -> Result<Self> {
         let Build { plan, progress, .. } = build;
         progress.stage("read the weights", 1);
-        let warnings = check_keys(plan)?;
+        let mut warnings = check_keys(plan)?;
+        warnings.extend(model_card::warning(plan));
         let mut source = open(build)?;
+        require_sparse(plan, &source)?;
         knows_unknown_words(&source.tokenizer)?;
         if let TaskSettings::Encoder(EncoderSettings::Embedding(settings)) = &mut source.settings {
             plan.prompts.apply(settings)?;

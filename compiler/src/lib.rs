@@ -46,6 +46,7 @@ mod layer_calibration;
 mod layer_forms;
 mod layers;
 mod lora;
+mod model_card;
 mod module_list;
 mod modules;
 pub mod named;
@@ -83,6 +84,7 @@ pub use self::{
     recipes::{EmbeddedRecipe, RECIPES},
     scratch::abandon,
     source::FILES as BUNDLE_FILES,
+    task::RequestedTask,
 };
 use kivu::{
     error::Result,

@@ -36,6 +36,8 @@ pub struct Request {
     pub name: Option<String>,
     /// Model task; by default the recipe's, or the most likely one.
     pub task: Option<Task>,
+    /// Whether an embedding model's vectors have to be sparse, whatever its files say.
+    pub is_sparse: bool,
     /// Weight precision; by default the recipe's, or int8 unless its quality is below the floor.
     pub precision: Option<Precision>,
     /// Target engine for an encoder in int8.
@@ -66,6 +68,8 @@ pub(super) struct Plan {
     pub(super) encoder: Option<PathBuf>,
     /// The requested task; by default the model's most likely one.
     pub(super) task: Option<Task>,
+    /// Whether the vectors have to be sparse.
+    pub(super) is_sparse: bool,
     /// How the model has to do zero-shot classification and ranking, if the recipe says.
     pub(super) strategy: Option<Strategy>,
     pub(super) tensors: TensorNames,
@@ -182,6 +186,7 @@ pub(super) fn plan(request: &Request, progress: &dyn Progress) -> Result<Plan> {
         },
         file: is_file.then(|| source.clone()),
         task: request.task,
+        is_sparse: request.is_sparse,
         precision: request.precision.unwrap_or_default(),
         is_precision_fixed: request.precision.is_some(),
         engine: request.engine,
@@ -215,6 +220,7 @@ fn of_recipe(request: &Request, progress: &dyn Progress) -> Result<Plan> {
         base: None,
         encoder: None,
         task: Some(recipe.task),
+        is_sparse: request.is_sparse,
         strategy: recipe.strategy,
         tensors: recipe.tensors,
         prompts: recipe.prompts,

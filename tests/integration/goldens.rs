@@ -69,6 +69,7 @@ pub(crate) fn options() -> EmbeddingOptions {
         prompt_name: None,
         prompt: None,
         task: None,
+        is_sparse: false,
         dimensions: None,
         max_values: usize::MAX,
     }

@@ -2,15 +2,15 @@
 
 use super::{
     config::{EncoderConfig, HeadKind},
-    heads::logit_matrix,
+    heads::{logit_matrix, tie_words},
 };
 use crate::{
     config::ConfigFile,
+    model_card::pipeline_tag,
     module_list::has_pooling,
     modules::Modules,
     plan::Plan,
     sentence_transformers::{default_prompt, logit_score, max_tokens},
-    task::pipeline_tag,
     weights::Weights,
 };
 use kivu::{
@@ -24,6 +24,9 @@ use kivu::{
 
 /// Qwen3-Reranker's class.
 const QWEN3: &str = "Qwen3ForCausalLM";
+
+/// Weight of the output matrix.
+const OUTPUT_MATRIX: &str = "lm_head.weight";
 
 /// Class name suffix for text generators.
 const GENERATOR: &str = "ForCausalLM";
@@ -51,7 +54,7 @@ const INSTRUCTION: &str =
 pub(super) fn head(
     plan: &Plan,
     config: &mut EncoderConfig,
-    weights: &Weights,
+    weights: &mut Weights,
     (tokenizer, output): (&[u8], &'static str),
 ) -> Result<Option<(ClassificationSettings, Modules)>> {
     // Heads in other families begin with a dense layer.
@@ -94,7 +97,8 @@ pub(super) fn head(
     let Some([yes, no]) = tokens(plan, config, tokenizer)? else {
         return Ok(None);
     };
-    let matrix = logit_matrix(config, weights, "lm_head.weight")?;
+    tie_words(config, weights, OUTPUT_MATRIX)?;
+    let matrix = logit_matrix(config, weights, OUTPUT_MATRIX)?;
     let row = |token: u32| {
         matrix
             .values

@@ -7,20 +7,22 @@ use sha2::{Digest, Sha256};
 use super::{
     config::{EncoderConfig, Tasks},
     graph::OUTPUT,
-    heads::{LARGEST_LOGITS, OutputHeads, Prediction, SparseHead, TOKEN_WEIGHTS},
+    heads::{LARGEST_LOGITS, OutputHeads, Prediction, SparseHead, TOKEN_WEIGHTS, tie_words},
 };
 use crate::{
     config::ConfigFile,
     files,
+    model_card::has_tag,
     module_list::{has_pooling, static_queries},
     modules::Dense,
     pickle,
+    plan::Plan,
     sentence_transformers::{
         Expanding, LateInteraction, Layout, OF_TOKENIZER, embedding_settings, layout, max_tokens,
         punctuation, text_settings,
     },
     source::QUERY_WEIGHTS,
-    task::has_tag,
+    task::SPARSE,
     tokenizer_config::{self, read_tokenizer},
     weights::{Weight, Weights},
 };
@@ -51,22 +53,21 @@ const STANFORD: &str = "HF_ColBERT";
 const PROJECTION: &str = "linear.weight";
 /// Class name suffix for masked language models.
 const MASKED: &str = "ForMaskedLM";
-/// Model card tags for SPLADE models.
-const SPARSE_TAGS: [&str; 3] = ["splade", "sparse-encoder", "sparse"];
 
-/// Settings and heads for the model in `folder`, with its tokenizer as JSON.
+/// Settings and heads for the plan's model, with its tokenizer as JSON.
 pub(super) fn open(
-    folder: &Path,
+    plan: &Plan,
     config: &EncoderConfig,
-    weights: &Weights,
+    weights: &mut Weights,
     tokenizer: &[u8],
 ) -> Result<(EmbeddingSettings, OutputHeads)> {
+    let (folder, is_sparse) = (&plan.folder, plan.is_sparse);
     let facts = &config.facts;
     let max_tokens = max_tokens(folder, facts)?;
     let is_stanfords = facts.architecture == STANFORD || folder.join(ARTIFACT).is_file();
     match layout(folder)? {
         Layout::Sparse(module) => sparse(
-            config,
+            (config, weights),
             text_settings(folder, None, max_tokens)?,
             Some(&module),
         ),
@@ -83,8 +84,14 @@ pub(super) fn open(
                 &Tokenizer::from_json(tokenizer)?,
             )
         }
-        Layout::None if facts.architecture.ends_with(MASKED) && has_tag(folder, &SPARSE_TAGS) => {
-            sparse(config, text_settings(folder, None, max_tokens)?, None)
+        Layout::None
+            if facts.architecture.ends_with(MASKED) && (is_sparse || has_tag(folder, &SPARSE)) =>
+        {
+            sparse(
+                (config, weights),
+                text_settings(folder, None, max_tokens)?,
+                None,
+            )
         }
         Layout::None | Layout::Pooled => {
             let (mut settings, modules) = embedding_settings(folder, OUTPUT, facts)?;
@@ -121,7 +128,7 @@ fn add_tasks(config: &EncoderConfig, settings: &mut EmbeddingSettings) {
 
 /// SPLADE. `module` is its pooling's folder.
 fn sparse(
-    config: &EncoderConfig,
+    (config, weights): (&EncoderConfig, &mut Weights),
     mut settings: EmbeddingSettings,
     module: Option<&Path>,
 ) -> Result<(EmbeddingSettings, OutputHeads)> {
@@ -150,8 +157,10 @@ fn sparse(
         values: SparseValues::Vocabulary { logarithms },
         queries: None,
     });
+    let prediction = Prediction::of(config)?;
+    tie_words(config, weights, prediction.matrix)?;
     let heads = OutputHeads {
-        sparse: Some(SparseHead::Vocabulary(Prediction::of(config)?)),
+        sparse: Some(SparseHead::Vocabulary(prediction)),
         ..OutputHeads::default()
     };
     Ok((settings, heads))

@@ -18,7 +18,7 @@ use crate::{
     plan::{Build, Plan},
     source::{Source, TARGET_TOKENIZER, TaskSettings, unread_decoder},
     task,
-    token_rows::within_vocabulary,
+    token_rows::{within_vocabulary, within_vocabulary_or_unknown},
     weights::Weights,
 };
 use kivu::{
@@ -110,7 +110,7 @@ fn read<'a>(build: Build<'a>, config: &ConfigFile) -> Result<Source<'a>> {
         }
         _ => own.map_or_else(|| many_to_many(folder, rows), Ok),
     }?;
-    let source = within_vocabulary(source, sizes[0])?;
+    let source = within_vocabulary_or_unknown(source, sizes[0], unknown_tokens.as_ref())?;
     let target = target
         .map(|target| within_vocabulary(target, sizes[1]))
         .transpose()?;

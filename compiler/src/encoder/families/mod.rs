@@ -23,7 +23,7 @@ mod t5;
 use std::path::Path;
 
 pub(crate) use self::jina_v3::JINA_V3;
-use super::config::EncoderConfig;
+use super::config::{EncoderConfig, Names};
 use crate::{
     byte_pairs, config::ConfigFile, seq2seq::tokenizer_files::t5_tokenizer,
     tokenizer_config::read_tokenizer, weights::Weights,
@@ -185,13 +185,21 @@ pub(super) fn weights(
     mut weights: Weights,
     folder: &Path,
 ) -> Result<Weights> {
-    bart::name_words(config, &weights);
+    let Names {
+        prefix,
+        words,
+        words_aliases,
+        ..
+    } = config.names;
+    for prefix in [prefix, ""] {
+        let names = [&[*words], *words_aliases].concat();
+        let names: Vec<_> = names.iter().map(|name| format!("{prefix}{name}")).collect();
+        weights.unify(&names)?;
+    }
     jina_v3::read_adapters(config, &mut weights, folder)?;
     jina_v3::arrange_adapters(config, &mut weights)?;
     deberta::arrange(config, &mut weights)?;
-    let weights = weights.with_prefix(config.names.prefix, config.names.words);
-    bart::check_words(config, &weights)?;
-    Ok(weights)
+    Ok(weights.with_prefix(prefix, words))
 }
 
 /// Gives an encoder's weights inside of another model the form that the layers read.
