@@ -53,6 +53,7 @@ pub mod named;
 pub mod names;
 pub mod onnx;
 pub mod onnx_runtime;
+mod other_weights;
 pub mod path_id;
 mod pickle;
 mod plan;

@@ -7,6 +7,7 @@ use std::{
 
 use super::{
     fast_text::file::is_model,
+    files::known_format,
     lora,
     module_list::has_pooling,
     progress::Progress,
@@ -153,10 +154,10 @@ pub(super) fn plan(request: &Request, progress: &dyn Progress) -> Result<Plan> {
     if !source.is_dir() && !is_file {
         return Err(Error::config(format!(
             "expected a recipe (`….toml`) or a folder, but found {} at `{}`{}",
-            if source.exists() {
-                "another file"
-            } else {
-                "nothing"
+            match (source.exists(), known_format(source)) {
+                (_, Some(format)) => format,
+                (true, None) => "another file",
+                (false, None) => "nothing",
             },
             source.display(),
             if source.exists() {

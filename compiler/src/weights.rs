@@ -118,10 +118,7 @@ impl Weights {
                 continue;
             }
             let file = SafeTensors::deserialize(&bytes).map_err(|error| {
-                Error::model_because(
-                    format!("`{}` is not a safetensors file", path.display()),
-                    error,
-                )
+                Error::model_because(files::is_not(path, "a safetensors file", &bytes), error)
             })?;
             for (name, view) in file.iter() {
                 if let Some(values) = to_fp32(&view) {

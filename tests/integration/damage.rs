@@ -41,7 +41,6 @@ fn embedded(model: &Model) -> kivu::Result<Vec<Vec<f32>>> {
         prompt_name: None,
         prompt: None,
         task: None,
-        is_sparse: false,
         dimensions: None,
         max_values: usize::MAX,
     };

@@ -69,7 +69,6 @@ pub(crate) fn options() -> EmbeddingOptions {
         prompt_name: None,
         prompt: None,
         task: None,
-        is_sparse: false,
         dimensions: None,
         max_values: usize::MAX,
     }

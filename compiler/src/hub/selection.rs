@@ -6,7 +6,7 @@ use crate::{
     config::ConfigFile,
     encoder, export,
     files::read_json_if_exists,
-    lora,
+    lora, other_weights,
     sentence_transformers::{static_folder, transformer_folder},
     seq2seq, weights,
 };
@@ -39,11 +39,6 @@ const SETTINGS: &[&str] = &[
     "tokenizer_config.json",
     "vocab.json",
     "vocab.txt",
-];
-
-/// Suffixes of weight files in unsupported formats.
-const OTHER_WEIGHTS: [&str; 8] = [
-    ".gguf", ".ggml", ".h5", ".msgpack", ".ot", ".pt", ".pth", ".bin",
 ];
 
 /// A repository's paths.
@@ -234,17 +229,7 @@ impl Paths<'_> {
 
     /// Weights in other formats, for a message.
     fn others(&self) -> String {
-        let others: Vec<_> = self
-            .0
-            .iter()
-            .filter(|path| OTHER_WEIGHTS.iter().any(|end| path.ends_with(end)))
-            .take(3)
-            .collect();
-        if others.is_empty() {
-            "none".to_owned()
-        } else {
-            format!("only {}", quoted(&others))
-        }
+        other_weights::describe(self.0.iter().copied())
     }
 }
 

@@ -13,6 +13,7 @@ use super::{
 };
 use crate::{
     config::ConfigFile,
+    encoder::alternative,
     export,
     module_list::has_pooling,
     plan::{Build, Plan},
@@ -69,8 +70,9 @@ fn read<'a>(build: Build<'a>, config: &ConfigFile) -> Result<Source<'a>> {
     let (folder, model_type) = (&plan.folder, config.model_type());
     if !MODEL_TYPES.contains(&model_type) {
         return Err(Error::model(format!(
-            "expected a `model_type` of {}, but found `{model_type}`",
-            quoted(&MODEL_TYPES)
+            "expected a `model_type` of {}, but found `{model_type}`; {}",
+            quoted(&MODEL_TYPES),
+            alternative(config)
         )));
     }
     check_head(config)?;

@@ -140,6 +140,16 @@ pub(crate) fn alternative(config: &ConfigFile) -> &'static str {
         "Speech",
         "CTC",
     ];
+    /// Keys of encoders for images and sound.
+    const MEDIA_KEYS: [&str; 7] = [
+        "audio_config",
+        "conv_stride",
+        "image_size",
+        "num_channels",
+        "num_mel_bins",
+        "patch_size",
+        "vision_config",
+    ];
     let architecture = config.architecture();
     if let Some((_, reason)) = NOT_BUILT
         .iter()
@@ -148,7 +158,11 @@ pub(crate) fn alternative(config: &ConfigFile) -> &'static str {
         reason
     } else if DECODERS.iter().any(|suffix| architecture.ends_with(suffix)) {
         "Kivu does not run decoders that generate texts"
-    } else if MEDIA.iter().any(|word| architecture.contains(word)) {
+    } else if MEDIA.iter().any(|word| architecture.contains(word))
+        || MEDIA_KEYS
+            .iter()
+            .any(|key| config.fields().contains_key(*key))
+    {
         "Kivu runs models for texts only"
     } else {
         "export other encoders with `optimum-cli export onnx`"
