@@ -461,7 +461,6 @@ fn kinds(bundles: [&Path; 2]) -> Result<Value> {
         prompt_name: None,
         prompt: None,
         task: None,
-        is_sparse: false,
         dimensions: None,
         max_values: usize::MAX,
     };

@@ -13,10 +13,10 @@ use super::{
     seq2seq,
     source::Source,
     static_embedding,
-    weights::Weights,
+    weights::{self, Weights},
 };
 use kivu::{
-    error::{Error, Result},
+    error::{Error, Result, quoted},
     repository::bundle::{MANIFEST, TOKENIZER},
 };
 
@@ -111,9 +111,21 @@ fn format(plan: &Plan) -> Result<Format> {
     } else if Weights::are_in(transformer) && (is_supported(transformer) || !export::is_in(folder))
     {
         Ok(Format::Encoder)
-    } else {
+    } else if export::is_in(folder) {
         Ok(Format::Export)
+    } else {
+        Err(missing(transformer))
     }
+}
+
+/// Refuses a folder with a `config.json`, but with neither weights nor an export.
+fn missing(folder: &Path) -> Error {
+    Error::model(format!(
+        "expected {}, or an ONNX export (`model.onnx`), in `{}`, but found {}",
+        quoted(&weights::FILES),
+        folder.display(),
+        other_weights::describe_folder(folder)
+    ))
 }
 
 /// Refuses a module list that begins with a class other than those that have a model's files.

@@ -277,6 +277,19 @@ fn files_that_are_something_else_are_named() {
         }),
     ];
     insta::assert_snapshot!(refusals.join("\n"), @r#"
+    `[folder]/model/model.safetensors` is a git-lfs pointer; run `git lfs pull` in its repository to get the file
+    `[folder]/model/tokenizer.json` is a git-lfs pointer; run `git lfs pull` in its repository to get the file
+    `[folder]/model/config.json` is a web page; download the file itself, with an access token if it needs one
+    `[folder]/model/model.safetensors` is not a safetensors file, but a GGUF file of llama.cpp; get the model's safetensors: header too small
+    cannot build from `[folder]/model`: `[folder]/model/sentencepiece.bpe.model` is a git-lfs pointer; run `git lfs pull` in its repository to get the file
+    `[folder]/model/onnx/model.onnx` is a git-lfs pointer; run `git lfs pull` in its repository to get the file
+    expected `model.safetensors`, `pytorch_model.bin`, or an ONNX export (`model.onnx`), in `[folder]/model`, but found only `onnx/model_fp16.onnx`: graphs in other precisions; Kivu reads `model.onnx` and `model_quantized.onnx`, which `optimum-cli export onnx` writes in fp32
+    expected `model.safetensors`, `pytorch_model.bin`, or an ONNX export (`model.onnx`), in `[folder]/model`, but found only `tf_model.h5`: weights of TensorFlow; convert them with `from_tf=True` and `save_pretrained` of `transformers` 4
+    expected a model in `[folder]/model` (`config.json`, `tokenizer.json`, and `model.safetensors` or `model.onnx`, or for a Bergamot student `model.….bin`, `lex.….bin` and `tokenizer.json`, or a fastText model `….bin` or `….ftz`), but found only `model.Q4_K_M.gguf`: weights of llama.cpp; use the repository that they were converted from
+    cannot build from `[folder]/model`: expected a `model_type` among `bert`, `distilbert`, `roberta`, `xlm-roberta`, `camembert`, `data2vec-text`, `xlm-roberta-xl`, `roberta-prelayernorm`, `electra`, `ernie`, `albert`, `megatron-bert`, `deberta`, `deberta-v2`, `mpnet`, `modernbert`, `nomic_bert`, `jina_embeddings_v3`, `new`, `gte`, `eurobert`, `llama`, `mistral`, `qwen2`, `qwen3`, `gemma`, `gemma2`, `gemma3_text`, `t5`, `mt5`, `bart`, but found `clip` (CLIPModel); Kivu runs models for texts only
+    cannot build from `[folder]/model`: expected a `model_type` among `bert`, `distilbert`, `roberta`, `xlm-roberta`, `camembert`, `data2vec-text`, `xlm-roberta-xl`, `roberta-prelayernorm`, `electra`, `ernie`, `albert`, `megatron-bert`, `deberta`, `deberta-v2`, `mpnet`, `modernbert`, `nomic_bert`, `jina_embeddings_v3`, `new`, `gte`, `eurobert`, `llama`, `mistral`, `qwen2`, `qwen3`, `gemma`, `gemma2`, `gemma3_text`, `t5`, `mt5`, `bart`, but found `whisper` (WhisperForConditionalGeneration); Kivu runs models for texts only
+    the first module in `modules.json`, `sentence_transformers.models.BERT`, is not supported: an old name; write `sentence_transformers.models.Transformer` in its place
+    the first module in `modules.json`, `sentence_transformers.models.CLIPModel`, is not supported: Kivu runs models for texts only
     "#);
     let page = folder.path().join("page.onnx");
     fs::write(&page, PAGE).unwrap();

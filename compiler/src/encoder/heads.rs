@@ -148,13 +148,15 @@ impl Prediction {
 /// output matrix's.
 pub(super) fn tie_words(config: &EncoderConfig, weights: &mut Weights, name: &str) -> Result<()> {
     let Names { prefix, words, .. } = *config.names;
-    // Without a prefix, the file is a model without a head.
-    if config.details.ties_words && !weights.has(words) {
-        let words = format!("{prefix}{words}");
-        weights.unify(&[&words, name])?;
-        if weights.has(&words) {
-            weights.prefix = prefix.to_owned();
-        }
+    if !config.details.ties_words {
+        return Ok(());
+    }
+    // Some files have a body without its prefix beside a head.
+    let prefix = if weights.has(words) { "" } else { prefix };
+    let words = format!("{prefix}{words}");
+    weights.unify(&[&words, name])?;
+    if weights.has(&words) {
+        weights.prefix = prefix.to_owned();
     }
     Ok(())
 }

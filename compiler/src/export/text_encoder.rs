@@ -1,19 +1,16 @@
 //! Opens an encoder export as a bundle source. The architecture does not matter, except for the head that it names.
 
 use super::quantize::{check_precision, is_quantized, prepare};
-use std::path::Path;
-
 use crate::{
     config::ConfigFile,
-    encoder::{Facts, Head, HeadKind, LOGITS, alternative, text_settings, token_settings},
+    encoder::{Facts, Head, HeadKind, LOGITS, text_settings, token_settings},
     module_list::has_pooling,
-    onnx, other_weights,
+    onnx,
     plan::{Build, Plan},
     sentence_transformers::{embedding_settings, makes_vectors},
     source::{EncoderSettings, MODEL, Source, TaskSettings},
     token_rows::{other_unknown_token, within_vocabulary},
     tokenizer_config::read_tokenizer,
-    weights::{self, Weights},
 };
 use kivu::{
     backend::Engine,
@@ -47,7 +44,12 @@ pub(crate) fn open(build: Build<'_>) -> Result<Source<'_>> {
         .map(|name| plan.folder.join(name))
         .find(|path| path.is_file());
     let config = ConfigFile::open(&plan.folder)?;
-    let path = path.ok_or_else(|| missing(&plan.folder, &config))?;
+    let path = path.ok_or_else(|| {
+        Error::model(format!(
+            "expected an ONNX export (`model.onnx`) in `{}`, but found none",
+            plan.folder.display()
+        ))
+    })?;
     let facts = Facts::read(&config)?;
     let model = onnx::read(&path)?;
     check_axes(&model)?;
@@ -84,24 +86,6 @@ pub(crate) fn open(build: Build<'_>) -> Result<Source<'_>> {
         engine: Engine::Onnx,
         graphs: Box::new(move |precision, _| Ok(vec![(MODEL, prepare(&model, precision, build)?)])),
     })
-}
-
-/// Error for a folder without an export, whose weights are of another family if it has any.
-fn missing(folder: &Path, config: &ConfigFile) -> Error {
-    if Weights::are_in(folder) {
-        return Error::model(format!(
-            "the family `{}` ({}) is not supported; {}",
-            config.model_type(),
-            config.architecture(),
-            alternative(config)
-        ));
-    }
-    Error::model(format!(
-        "expected {}, or an ONNX export (`model.onnx`), in `{}`, but found {}",
-        quoted(&weights::FILES),
-        folder.display(),
-        other_weights::describe_folder(folder)
-    ))
 }
 
 /// Refuses inputs for a fixed number or length of texts.

@@ -1,9 +1,6 @@
 //! Sequence-to-sequence model shape, for any family.
 
-use super::{
-    names::{MT5, Names},
-    t5,
-};
+use super::names::{MT5, Names, T5};
 use crate::{
     config::ConfigFile,
     layers::{Activation, Buckets, NormKind},
@@ -102,7 +99,9 @@ impl Tables {
         let [sources, targets, outputs]: [&[&str]; 3] = match (is_shared, is_tied) {
             (true, true) => [&ALL; 3],
             // Its encoder and its decoder have no tables of their own.
-            (true, false) if t5::is_described_by(config) => [&ALL[..3], &ALL[..3], &ALL[3..]],
+            (true, false) if [T5, MT5].contains(&config.model_type()) => {
+                [&ALL[..3], &ALL[..3], &ALL[3..]]
+            }
             (false, true) => [&[SOURCE], &[TARGET, OUTPUT], &[TARGET, OUTPUT]],
             (_, false) => [&[SOURCE], &[TARGET], &[OUTPUT]],
         };
