@@ -63,6 +63,7 @@ mod certificates;
 mod clock;
 pub mod config;
 pub mod error;
+pub mod foreign_file;
 #[cfg(not(target_family = "wasm"))]
 #[doc(hidden)]
 pub mod fuzzing;

@@ -21,6 +21,8 @@ pub mod data_type {
     pub const INT32: i32 = 6;
     pub const INT64: i32 = 7;
     pub const BOOL: i32 = 9;
+    pub const FLOAT16: i32 = 10;
+    pub const BFLOAT16: i32 = 16;
 }
 
 /// `AttributeProto.AttributeType`: the attribute kinds that are written here.

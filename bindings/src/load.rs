@@ -5,10 +5,9 @@ use std::{num::NonZeroUsize, path::PathBuf};
 use kivu::{
     Model, Result,
     config::{Config, EngineChoice},
-    pipeline::Task,
     repository::manifest::Precision,
 };
-use kivu_compiler::named::Options;
+use kivu_compiler::{RequestedTask, named::Options};
 use serde::Deserialize;
 
 use crate::tasks::read;
@@ -24,7 +23,7 @@ pub struct Source {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, expecting = "an object")]
 struct LoadOptions {
-    task: Option<Task>,
+    task: Option<RequestedTask>,
     precision: Option<Precision>,
     engine: Option<EngineChoice>,
     threads: Option<NonZeroUsize>,
@@ -63,7 +62,8 @@ impl Source {
         config.threads = threads.or(config.threads);
         config.check_threads()?;
         let options = Options {
-            task,
+            task: task.map(|requested| requested.task),
+            is_sparse: task.is_some_and(|requested| requested.is_sparse),
             precision,
             engine: engine.unwrap_or(config.engine),
             allow,

@@ -121,6 +121,7 @@ fn run_build(arguments: Arguments, config: &Config) -> Result<ExitCode> {
     };
     let Options {
         task,
+        is_sparse,
         precision,
         engine,
         allow,
@@ -130,6 +131,7 @@ fn run_build(arguments: Arguments, config: &Config) -> Result<ExitCode> {
         out: out.clone(),
         name: arguments.name,
         task,
+        is_sparse,
         precision,
         engine,
         allow,

@@ -13,10 +13,10 @@ use kivu::{
     config::{Config, EngineChoice, InstructionSet, parse_instructions},
     error::{Result, quoted},
     model::Model,
-    pipeline::Task,
     repository::manifest::Precision,
 };
 use kivu_compiler::{
+    RequestedTask,
     named::{NamedModel, NamedModels, Options, Outcome, Tools, size},
     names, onnx_runtime,
 };
@@ -25,9 +25,9 @@ use kivu_compiler::{
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Options for models that are built")]
 pub(super) struct BuildArguments {
-    /// The task [default: as in the model's files]
+    /// The task, or `sparse-encoder` for sparse vectors [default: as in the model's files]
     #[arg(long)]
-    pub(super) task: Option<Task>,
+    pub(super) task: Option<RequestedTask>,
     /// The weights' number format [default: as in an earlier build or in the recipe, or int8; int8-blocks if an
     /// encoder's int8 quality is below the floor]
     #[arg(long)]
@@ -55,7 +55,8 @@ impl BuildArguments {
             ..
         } = self;
         Options {
-            task,
+            task: task.map(|requested| requested.task),
+            is_sparse: task.is_some_and(|requested| requested.is_sparse),
             precision,
             engine: engine.unwrap_or(config.engine),
             allow,

@@ -12,7 +12,7 @@ use super::{
     format::{check_keys, open},
     layer_calibration::{CALIBRATION_TEXTS, Calibration, MAX_BLOCK, MIN_PRODUCTS},
     layer_forms::LayerForms,
-    onnx,
+    model_card, onnx,
     plan::{Build, Plan},
     quality::{
         self, PairQuality, Pairs, Shortfall, Texts,
@@ -22,7 +22,7 @@ use super::{
     },
     source::{DECODER, ENCODER, EncoderSettings, LABEL_TOKENIZER, MODEL, Source, TaskSettings},
     static_embedding,
-    task::{name_entailment, task, unused_head},
+    task::{name_entailment, require_sparse, task, unused_head},
     token_rows::knows_unknown_words,
 };
 use kivu::{
@@ -215,7 +215,9 @@ impl<'a> Model<'a> {
         let Build { plan, progress, .. } = build;
         progress.stage("read the weights", 1);
         let mut warnings = check_keys(plan)?;
+        warnings.extend(model_card::warning(plan));
         let mut source = open(build)?;
+        require_sparse(plan, &source)?;
         knows_unknown_words(&source.tokenizer)?;
         if let TaskSettings::Encoder(EncoderSettings::Embedding(settings)) = &mut source.settings {
             plan.prompts.apply(settings)?;

@@ -2,7 +2,8 @@
 
 use std::{
     fmt::Display,
-    fs, io,
+    fs,
+    io::{self, Read},
     path::{Path, PathBuf},
 };
 
@@ -10,18 +11,52 @@ use serde::de::DeserializeOwned;
 
 use kivu::{
     error::{Error, Result},
-    regular_file,
+    foreign_file, regular_file,
     repository::bundle::{TOKENIZER, sha256_of},
 };
 
 /// Reads a settings file or a vocabulary, whose size is limited.
 pub(super) fn read(path: &Path) -> Result<Vec<u8>> {
-    regular_file::read_text(path).map_err(Error::io(format!("cannot read `{}`", path.display())))
+    let bytes = regular_file::read_text(path);
+    check_contents(
+        path,
+        bytes.map_err(Error::io(format!("cannot read `{}`", path.display())))?,
+    )
 }
 
 /// Reads a file with weights.
 pub(super) fn read_weights(path: &Path) -> Result<Vec<u8>> {
-    regular_file::read(path).map_err(Error::io(format!("cannot read `{}`", path.display())))
+    let bytes = regular_file::read(path);
+    check_contents(
+        path,
+        bytes.map_err(Error::io(format!("cannot read `{}`", path.display())))?,
+    )
+}
+
+/// Refuses what stands in place of the file at `path`.
+fn check_contents(path: &Path, bytes: Vec<u8>) -> Result<Vec<u8>> {
+    match foreign_file::stand_in(&bytes) {
+        None => Ok(bytes),
+        Some(found) => Err(Error::model(format!("`{}` is {found}", path.display()))),
+    }
+}
+
+/// What the file at `path` is, if its first bytes tell.
+pub(super) fn known_format(path: &Path) -> Option<&'static str> {
+    const HEAD_BYTES: u64 = 256;
+    let mut head = Vec::new();
+    let file = regular_file::open(path).ok()?;
+    file.take(HEAD_BYTES).read_to_end(&mut head).ok()?;
+    foreign_file::format(&head)
+}
+
+/// The error for contents that are not those of `expected`, such as `an ONNX file`.
+pub(super) fn is_not(path: &Path, expected: &str, bytes: &[u8]) -> String {
+    let path = path.display();
+    match foreign_file::format(bytes) {
+        Some(found) => format!("`{path}` is not {expected}, but {found}"),
+        None => format!("`{path}` is not {expected}"),
+    }
 }
 
 /// The `tokenizer.json` in `folder`.

@@ -7,14 +7,16 @@ use super::{
     config::ConfigFile,
     encoder, export, fast_text,
     keys::{self, Kind},
+    module_list::{MODULES, modules},
+    other_weights,
     plan::{Build, Plan},
     seq2seq,
     source::Source,
     static_embedding,
-    weights::Weights,
+    weights::{self, Weights},
 };
 use kivu::{
-    error::{Error, Result},
+    error::{Error, Result, quoted},
     repository::bundle::{MANIFEST, TOKENIZER},
 };
 
@@ -89,9 +91,15 @@ fn format(plan: &Plan) -> Result<Format> {
     } else if encoder::is_gliner2(folder) {
         Ok(Format::Gliner2)
     } else if !transformer.join(ConfigFile::NAME).is_file() {
-        let found = match transformer.join(MANIFEST).is_file() {
-            true => "a bundle; `kivu serve` serves it",
-            false => "neither `config.json` nor `model.….bin`",
+        check_first_module(folder)?;
+        let found = match other_weights::describe_folder(transformer) {
+            _ if transformer.join(MANIFEST).is_file() => {
+                "a bundle; `kivu serve` serves it".to_owned()
+            }
+            none if none == other_weights::NONE => {
+                "neither `config.json` nor `model.….bin`".to_owned()
+            }
+            others => others,
         };
         Err(Error::model(format!(
             "expected a model in `{}` (`config.json`, `{TOKENIZER}`, and `model.safetensors` or `model.onnx`, or \
@@ -103,9 +111,51 @@ fn format(plan: &Plan) -> Result<Format> {
     } else if Weights::are_in(transformer) && (is_supported(transformer) || !export::is_in(folder))
     {
         Ok(Format::Encoder)
-    } else {
+    } else if export::is_in(folder) {
         Ok(Format::Export)
+    } else {
+        Err(missing(transformer))
     }
+}
+
+/// Refuses a folder with a `config.json`, but with neither weights nor an export.
+fn missing(folder: &Path) -> Error {
+    Error::model(format!(
+        "expected {}, or an ONNX export (`model.onnx`), in `{}`, but found {}",
+        quoted(&weights::FILES),
+        folder.display(),
+        other_weights::describe_folder(folder)
+    ))
+}
+
+/// Refuses a module list that begins with a class other than those that have a model's files.
+fn check_first_module(folder: &Path) -> Result<()> {
+    /// Names of `Transformer` in old versions of sentence-transformers, by architecture.
+    const OLD: [&str; 7] = [
+        "ALBERT",
+        "BERT",
+        "CamemBERT",
+        "DistilBERT",
+        "RoBERTa",
+        "XLMRoBERTa",
+        "XLNet",
+    ];
+    let list = modules(folder)?;
+    let Some(first) = list.first() else {
+        return Ok(());
+    };
+    let hint = match first.class() {
+        "Transformer" | "MLMTransformer" | "StaticEmbedding" => return Ok(()),
+        class if OLD.contains(&class) => {
+            "an old name; write `sentence_transformers.models.Transformer` in its place"
+        }
+        "CLIPModel" => "Kivu runs models for texts only",
+        _ => "Kivu runs models that begin with `Transformer` or `StaticEmbedding`",
+    };
+    Err(Error::model(format!(
+        "the first module in `{MODULES}`, `{}`, is not supported: {hint}",
+        first.path_of_class()
+    )))
 }
 
 /// Whether `folder` has a supported encoder. Weights of other models are ignored if there is an export.

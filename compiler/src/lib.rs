@@ -48,12 +48,14 @@ mod layer_forms;
 mod layers;
 mod links;
 mod lora;
+mod model_card;
 mod module_list;
 mod modules;
 pub mod named;
 pub mod names;
 pub mod onnx;
 pub mod onnx_runtime;
+mod other_weights;
 pub mod path_id;
 mod pickle;
 mod plan;
@@ -85,6 +87,7 @@ pub use self::{
     recipes::{EmbeddedRecipe, RECIPES},
     scratch::abandon,
     source::FILES as BUNDLE_FILES,
+    task::RequestedTask,
 };
 use kivu::{
     error::Result,

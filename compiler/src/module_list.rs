@@ -60,6 +60,11 @@ impl Module {
         if is_known { class } else { path }
     }
 
+    /// The full path of the class.
+    pub(super) fn path_of_class(&self) -> &str {
+        &self.r#type
+    }
+
     /// Whether it is a PyLate layer, which transforms token vectors.
     pub(super) fn is_pylates(&self) -> bool {
         self.r#type == PYLATE_DENSE

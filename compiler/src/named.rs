@@ -65,6 +65,8 @@ pub enum NamedModel {
 pub struct Options {
     /// The required task, if any.
     pub task: Option<Task>,
+    /// Whether the task's vectors have to be sparse.
+    pub is_sparse: bool,
     /// The required precision, if any.
     pub precision: Option<Precision>,
     /// The target engine for an encoder in int8.
@@ -130,8 +132,15 @@ impl Options {
             Some((format!("the {name} `{expected}`"), format!("`{found}`")))
         };
         let precision = manifest.weights.precision;
+        let has_sparse = manifest
+            .embedding
+            .as_ref()
+            .is_some_and(|settings| settings.sparse.is_some());
         match (self.task, self.precision) {
             (Some(task), _) if task != manifest.task => differs("task", &task, &manifest.task),
+            _ if self.is_sparse && !has_sparse => {
+                Some(("sparse vectors".to_owned(), "none".to_owned()))
+            }
             (_, Some(wanted)) if wanted != precision => differs("precision", &wanted, &precision),
             _ => {
                 let missing = self
@@ -477,6 +486,7 @@ impl Prepared {
             out,
             name: self.name.clone(),
             task: options.task,
+            is_sparse: options.is_sparse,
             precision: options.precision,
             engine: options.engine,
             allow: options.allow.clone(),
@@ -564,6 +574,7 @@ fn lock(folder: &Path, progress: &dyn Progress) -> Result<File> {
 /// A bundle's folder name.
 fn bundle_name(id: &str, options: &Options) -> String {
     let task = options.task.map(|task| format!("-{task}"));
+    let sparse = options.is_sparse.then(|| "-sparse".to_owned());
     let precision = options.precision.map(|precision| format!("-{precision}"));
     let engine = match options.engine {
         EngineChoice::Auto => None,
@@ -578,7 +589,7 @@ fn bundle_name(id: &str, options: &Options) -> String {
             &hex(&Sha256::digest(keys.join("\n")))[..ID_DIGITS]
         )),
     };
-    [Some(id.to_owned()), task, precision, engine, allow]
+    [Some(id.to_owned()), task, sparse, precision, engine, allow]
         .into_iter()
         .flatten()
         .collect()

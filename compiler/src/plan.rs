@@ -8,6 +8,7 @@ use std::{
 use super::{
     config::ConfigFile,
     fast_text::file::is_model,
+    files::known_format,
     links::check_links,
     lora,
     module_list::has_pooling,
@@ -38,6 +39,8 @@ pub struct Request {
     pub name: Option<String>,
     /// Model task; by default the recipe's, or the most likely one.
     pub task: Option<Task>,
+    /// Whether an embedding model's vectors have to be sparse, whatever its files say.
+    pub is_sparse: bool,
     /// Weight precision; by default the recipe's, or int8 unless its quality is below the floor.
     pub precision: Option<Precision>,
     /// Target engine for an encoder in int8.
@@ -70,6 +73,8 @@ pub(super) struct Plan {
     pub(super) encoder: Option<PathBuf>,
     /// The requested task; by default the model's most likely one.
     pub(super) task: Option<Task>,
+    /// Whether the vectors have to be sparse.
+    pub(super) is_sparse: bool,
     /// How the model has to do zero-shot classification and ranking, if the recipe says.
     pub(super) strategy: Option<Strategy>,
     pub(super) tensors: TensorNames,
@@ -169,10 +174,10 @@ pub(super) fn plan(request: &Request, progress: &dyn Progress) -> Result<Plan> {
     if !source.is_dir() && !is_file {
         return Err(Error::config(format!(
             "expected a recipe (`….toml`) or a folder, but found {} at `{}`{}",
-            if source.exists() {
-                "another file"
-            } else {
-                "nothing"
+            match (source.exists(), known_format(source)) {
+                (_, Some(format)) => format,
+                (true, None) => "another file",
+                (false, None) => "nothing",
             },
             source.display(),
             if source.exists() {
@@ -202,6 +207,7 @@ pub(super) fn plan(request: &Request, progress: &dyn Progress) -> Result<Plan> {
         },
         file: is_file.then(|| source.clone()),
         task: request.task,
+        is_sparse: request.is_sparse,
         precision: request.precision.unwrap_or_default(),
         is_precision_fixed: request.precision.is_some(),
         engine: request.engine,
@@ -236,6 +242,7 @@ fn of_recipe(request: &Request, progress: &dyn Progress) -> Result<Plan> {
         base: None,
         encoder: None,
         task: Some(recipe.task),
+        is_sparse: request.is_sparse,
         strategy: recipe.strategy,
         tensors: recipe.tensors,
         prompts: recipe.prompts,

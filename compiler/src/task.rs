@@ -1,12 +1,15 @@
 //! A model's task: from its architecture, its labels and its model card's pipeline tag.
 
-use std::path::Path;
+use std::str::FromStr;
+
+use serde::Deserialize;
 
 use serde_json::{Map, Value};
 
 use super::{
     config::ConfigFile,
     label_maps::{self, LABEL_IDS, LABELS, is_entailment},
+    model_card::pipeline_tag,
     module_list::has_pooling,
     plan::Plan,
     recipe::Strategy,
@@ -15,11 +18,58 @@ use super::{
 use kivu::{
     error::{Error, Result, quoted},
     pipeline::Task,
-    regular_file,
 };
 
-/// The model card.
-const CARD: &str = "README.md";
+/// Names for sparse vectors: the model card tags of SPLADE models, which a build can be asked for like a task.
+pub(super) const SPARSE: [&str; 3] = ["sparse-encoder", "splade", "sparse"];
+
+/// The task that a build is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub struct RequestedTask {
+    /// The bundle's task.
+    pub task: Task,
+    /// Whether its vectors have to be sparse.
+    pub is_sparse: bool,
+}
+
+impl FromStr for RequestedTask {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        let is_sparse = SPARSE.contains(&name);
+        let task = match is_sparse {
+            true => Task::FeatureExtraction,
+            false => name.parse()?,
+        };
+        Ok(Self { task, is_sparse })
+    }
+}
+
+impl TryFrom<String> for RequestedTask {
+    type Error = Error;
+
+    fn try_from(name: String) -> Result<Self> {
+        name.parse()
+    }
+}
+
+/// Refuses a model without sparse vectors if the build is asked for them.
+pub(super) fn require_sparse(plan: &Plan, source: &Source<'_>) -> Result<()> {
+    let has_sparse = matches!(
+        &source.settings,
+        TaskSettings::Encoder(EncoderSettings::Embedding(settings)) if settings.sparse.is_some()
+    );
+    if has_sparse || !plan.is_sparse {
+        return Ok(());
+    }
+    Err(Error::model(format!(
+        "`{}` has no sparse vectors: they need a masked language model (`…ForMaskedLM`) or a sparse head; build it with \
+         `--task {}`",
+        source.architecture,
+        Task::FeatureExtraction
+    )))
+}
 
 /// The bundle's task, and other tasks as plausible.
 ///
@@ -215,49 +265,6 @@ fn plausible(settings: &TaskSettings) -> Vec<Task> {
     }
 }
 
-/// The task that the model card's `pipeline_tag` names, if any.
-pub(super) fn pipeline_tag(folder: &Path) -> Option<Task> {
-    let matter = front_matter(folder);
-    let tag = matter
-        .iter()
-        .find_map(|line| line.strip_prefix("pipeline_tag:"))?;
-    match unquoted(tag) {
-        "sentence-similarity" => Some(Task::FeatureExtraction),
-        tag => tag.parse().ok(),
-    }
-}
-
-/// Whether the model card lists one of these tags.
-pub(super) fn has_tag(folder: &Path, tags: &[&str]) -> bool {
-    let matter = front_matter(folder);
-    let mut lines = matter.iter().skip_while(|line| !line.starts_with("tags:"));
-    let Some(listed) = lines.next().and_then(|line| line.strip_prefix("tags:")) else {
-        return false;
-    };
-    // A list in brackets, or an item per line.
-    let inline = listed.trim().trim_matches(['[', ']']).split(',');
-    let items = lines.map_while(|line| line.trim_start().strip_prefix("- "));
-    inline.chain(items).any(|tag| tags.contains(&unquoted(tag)))
-}
-
-/// Lines in the model card's front matter; empty without one.
-fn front_matter(folder: &Path) -> Vec<String> {
-    let card = regular_file::read_to_string(&folder.join(CARD)).unwrap_or_default();
-    let mut lines = card.lines().map(str::trim_end);
-    match lines.next() {
-        Some("---") => lines
-            .take_while(|line| *line != "---")
-            .map(str::to_owned)
-            .collect(),
-        _ => Vec::new(),
-    }
-}
-
-/// A plain or quoted text in YAML.
-fn unquoted(text: &str) -> &str {
-    text.trim().trim_matches(['"', '\''])
-}
-
 #[cfg(test)]
 mod tests {
     use std::fs;
@@ -267,7 +274,7 @@ mod tests {
 
     fn of_labels(labels: &[&str], card: &str) -> (Task, Vec<Task>) {
         let folder = tempfile::tempdir().unwrap();
-        fs::write(folder.path().join(CARD), card).unwrap();
+        fs::write(folder.path().join("README.md"), card).unwrap();
         let plan = Plan {
             folder: folder.path().to_owned(),
             ..Plan::default()
@@ -332,33 +339,5 @@ mod tests {
             of_labels(&["toxic"], "pipeline_tag: text-classification").0,
             TextRanking
         );
-    }
-
-    #[test]
-    fn tags_are_in_their_own_list() {
-        let has = |matter: &str| {
-            let folder = tempfile::tempdir().unwrap();
-            fs::write(
-                folder.path().join(CARD),
-                format!("---\n{matter}\n---\ntags:\n- splade\n"),
-            )
-            .unwrap();
-            has_tag(folder.path(), &["splade"])
-        };
-        for tagged in [
-            "tags:\n- en\n- splade",
-            "tags:\n  - 'splade'\nlicense: mit",
-            "tags: [en, \"splade\"]",
-        ] {
-            assert!(has(tagged), "{tagged}");
-        }
-        for other in [
-            "tags:\n- en",
-            "datasets:\n- splade",
-            "tags:\n- en\ndatasets:\n- splade",
-            "license: mit",
-        ] {
-            assert!(!has(other), "{other}");
-        }
     }
 }

@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 use super::tokenizer_config::{NAME, unknown_token};
 use kivu::{
     error::{Error, Result},
+    pipeline::seq2seq::UnknownTokens,
     tokenizer::{Tokenizer, Truncation},
 };
 
@@ -14,9 +15,24 @@ use kivu::{
 ///
 /// Removes special tokens added for other models, such as image tokens, which the model's texts do not contain.
 pub(super) fn within_vocabulary(json: Vec<u8>, rows: usize) -> Result<Vec<u8>> {
+    within_vocabulary_or_unknown(json, rows, None)
+}
+
+/// Like [`within_vocabulary`], for a tokenizer with ids that are read as another token's.
+pub(super) fn within_vocabulary_or_unknown(
+    json: Vec<u8>,
+    rows: usize,
+    unknown: Option<&UnknownTokens>,
+) -> Result<Vec<u8>> {
     let invalid = |error| Error::model_because("cannot read the tokenizer", error);
     let first = u32::try_from(rows).unwrap_or(u32::MAX);
-    let beyond = Tokenizer::from_json(&json)?.tokens_from(first);
+    let end = unknown.map_or(u32::MAX, |unknown| unknown.from);
+    let tokens_beyond = |tokenizer: &Tokenizer| {
+        let mut tokens = tokenizer.tokens_from(first);
+        tokens.retain(|(id, _)| *id < end);
+        tokens
+    };
+    let beyond = tokens_beyond(&Tokenizer::from_json(&json)?);
     if beyond.is_empty() {
         return Ok(json);
     }
@@ -46,12 +62,7 @@ pub(super) fn within_vocabulary(json: Vec<u8>, rows: usize) -> Result<Vec<u8>> {
     let around = around
         .filter(|id| *id >= first)
         .map(|id| (id, "around texts".to_owned()));
-    match tokenizer
-        .tokens_from(first)
-        .into_iter()
-        .chain(around)
-        .next()
-    {
+    match tokens_beyond(&tokenizer).into_iter().chain(around).next() {
         None => {
             tracing::warn!(
                 "leaving out {} special tokens of the tokenizer, from `{}` on, which the model has no vectors for",

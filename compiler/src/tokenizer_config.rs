@@ -56,19 +56,24 @@ const SPECIAL: [&str; 7] = [
 const MORE_SPECIAL: [&str; 2] = ["additional_special_tokens", "extra_special_tokens"];
 const SPECIAL_FILE: &str = "special_tokens_map.json";
 
+/// Key of the full token list, which replaces older files.
+const LISTED: &str = "added_tokens_decoder";
+/// Added tokens with their ids, in older files.
+pub(super) const ADDED_FILE: &str = "added_tokens.json";
+
 /// An entry in `added_tokens_decoder`, with `tokenizer.json` field names and `AddedToken` defaults.
-#[derive(Deserialize)]
-struct AddedToken {
-    content: String,
+#[derive(Debug, Deserialize)]
+pub(super) struct AddedToken {
+    pub(super) content: String,
     #[serde(default)]
     single_word: bool,
     #[serde(default)]
-    lstrip: bool,
+    pub(super) lstrip: bool,
     #[serde(default)]
-    rstrip: bool,
+    pub(super) rstrip: bool,
     normalized: Option<bool>,
     #[serde(default)]
-    special: bool,
+    pub(super) special: bool,
 }
 
 /// Reads the `tokenizer.json` in `folder` and applies the settings in its `tokenizer_config.json`.
@@ -93,7 +98,7 @@ pub(super) fn read_tokenizer(folder: &Path) -> Result<Vec<u8>> {
     if !ROBERTA.contains(&class) {
         set_prefix_space(&mut tokenizer, &config)?;
     }
-    add_tokens(&mut tokenizer, &config)?;
+    add_tokens(&mut tokenizer, folder, &config)?;
     add_special_tokens(&mut tokenizer, folder, class, &config)?;
     if let Some((begin, end)) = LLAMA
         .iter()
@@ -351,11 +356,77 @@ fn add_special_tokens(
     Ok(())
 }
 
+/// Whether the config has a full token list; then `special_tokens_map.json` and `added_tokens.json` are not read.
+pub(super) fn lists_tokens(config: &ConfigFile) -> bool {
+    config
+        .fields()
+        .get(LISTED)
+        .is_some_and(|list| !list.is_null())
+}
+
+/// Tokens that the files in `folder` list, by id.
+pub(super) fn listed_tokens(
+    folder: &Path,
+    config: &ConfigFile,
+) -> Result<BTreeMap<u32, AddedToken>> {
+    if let Some(listed) = config.get(LISTED)? {
+        return Ok(listed);
+    }
+    let listed: Option<BTreeMap<String, u32>> =
+        files::read_json_if_exists(&folder.join(ADDED_FILE))?;
+    let sources = token_files(folder, config)?;
+    let named: BTreeSet<&str> = sources
+        .iter()
+        .flat_map(|file| special_tokens(file.fields()))
+        .map(|(_, token)| token)
+        .collect();
+    let token = |(content, id): (String, u32)| {
+        let token = AddedToken {
+            special: named.contains(content.as_str()),
+            content,
+            single_word: false,
+            lstrip: false,
+            rstrip: false,
+            normalized: None,
+        };
+        (id, token)
+    };
+    let listed = listed.unwrap_or_default();
+    let ids: BTreeSet<u32> = listed.values().copied().collect();
+    match ids.len() == listed.len() {
+        true => Ok(listed.into_iter().map(token).collect()),
+        false => Err(Error::model(format!(
+            "expected another id for each token in `{ADDED_FILE}`, but found one for several tokens"
+        ))),
+    }
+}
+
+/// The config with the special tokens that `special_tokens_map.json` names, if it is read. As in `transformers`, that
+/// file takes precedence, and its list is added to the config's.
+pub(super) fn with_special_tokens(folder: &Path, config: ConfigFile) -> Result<ConfigFile> {
+    if lists_tokens(&config) {
+        return Ok(config);
+    }
+    let mut fields = config.fields().clone();
+    let special = ConfigFile::open_or_empty(folder, SPECIAL_FILE)?;
+    for (key, value) in special.fields().clone() {
+        match (fields.get_mut(&key), value) {
+            (Some(Value::Array(tokens)), Value::Array(more)) => {
+                let is_new =
+                    |token: &Value| !tokens.iter().any(|known| content(known) == content(token));
+                let more: Vec<Value> = more.into_iter().filter(is_new).collect();
+                tokens.extend(more);
+            }
+            (_, value) => drop(fields.insert(key, value)),
+        }
+    }
+    Ok(ConfigFile::new(NAME, fields))
+}
+
 /// Files that name special tokens; the first one that has a key decides.
 fn token_files(folder: &Path, config: &ConfigFile) -> Result<Vec<ConfigFile>> {
     let mut files = vec![config.clone()];
-    // `special_tokens_map.json` is ignored if the config has a full token list.
-    if !config.fields().contains_key("added_tokens_decoder") {
+    if !lists_tokens(config) {
         files.push(ConfigFile::open_or_empty(folder, SPECIAL_FILE)?);
     }
     Ok(files)
@@ -444,10 +515,14 @@ fn check_truncation(tokenizer: &Map<String, Value>, config: &ConfigFile) -> Resu
     }
 }
 
-/// Adds the tokens in `added_tokens_decoder`, by ascending id; existing tokens keep their place, and existing special
-/// tokens are found before or after normalization as before.
-fn add_tokens(tokenizer: &mut Map<String, Value>, config: &ConfigFile) -> Result<()> {
-    let added: BTreeMap<u32, AddedToken> = config.get("added_tokens_decoder")?.unwrap_or_default();
+/// Adds the listed tokens, by ascending id; existing tokens keep their place, and existing special tokens are found before
+/// or after normalization as before. Older files only add tokens.
+fn add_tokens(
+    tokenizer: &mut Map<String, Value>,
+    folder: &Path,
+    config: &ConfigFile,
+) -> Result<()> {
+    let added = listed_tokens(folder, config)?;
     let named: BTreeSet<&str> = special_tokens(config.fields())
         .map(|(_, token)| token)
         .collect();
@@ -468,6 +543,9 @@ fn add_tokens(tokenizer: &mut Map<String, Value>, config: &ConfigFile) -> Result
     {
         let special = special || named.contains(content.as_str());
         let found = known.iter().position(|token| token["content"] == content);
+        if found.is_some() && !lists_tokens(config) {
+            continue;
+        }
         let id = found.map_or_else(|| id.into(), |place| known[place]["id"].clone());
         let before = found
             .map(|place| &known[place])

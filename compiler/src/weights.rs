@@ -23,11 +23,22 @@ const CHECKPOINT_INDEX: &str = "pytorch_model.bin.index.json";
 
 /// Files with whole models, in order of preference.
 pub(super) const FILES: [&str; 2] = [WHOLE, CHECKPOINT];
-/// Shard indexes, each with its unsharded file, in order of preference.
-const LAYOUTS: [(&str, &str); 2] = [(INDEX, WHOLE), (CHECKPOINT_INDEX, CHECKPOINT)];
+/// Whole files and shard indexes in the order in which `transformers` looks for them; it reads the first one only.
+pub(super) const LAYOUTS: [&str; 4] = [WHOLE, INDEX, CHECKPOINT, CHECKPOINT_INDEX];
 
 /// Name suffixes for tensors that are computed from a model's settings, not weights.
 const BUFFERS: [&str; 3] = ["inv_freq", "position_ids", "token_type_ids"];
+
+/// Name prefixes of modules that train a model inside of them.
+const WRAPPERS: [&str; 7] = [
+    "0.auto_model.",
+    "0.model.",
+    "_fsdp_wrapped_module.",
+    "_orig_mod.",
+    "auto_model.",
+    "base_model.model.",
+    "module.",
+];
 
 /// A model's weights by name, as fp32.
 #[derive(Debug)]
@@ -58,11 +69,7 @@ pub(super) struct Weight {
 impl Weights {
     /// Whether `folder` has weights that [`Weights::open`] can read.
     pub(super) fn are_in(folder: &Path) -> bool {
-        LAYOUTS.iter().any(|(index, whole)| {
-            [index, whole]
-                .iter()
-                .any(|file| folder.join(file).is_file())
-        })
+        LAYOUTS.iter().any(|file| folder.join(file).is_file())
     }
 
     /// Reads all weights in `folder`.
@@ -70,12 +77,23 @@ impl Weights {
         let names = names(folder, |file| folder.join(file).is_file())?;
         // For the error, which names the file.
         let names = names.unwrap_or_else(|| vec![WHOLE.to_owned()]);
-        Self::of_files(
+        let weights = Self::of_files(
             &names
                 .iter()
                 .map(|name| folder.join(name))
                 .collect::<Vec<_>>(),
-        )
+        )?;
+        let is_wrapped = |name: &&String| WRAPPERS.iter().any(|wrapper| name.starts_with(wrapper));
+        let wrapped = weights.names().find(is_wrapped).cloned();
+        match wrapped {
+            None => Ok(weights),
+            Some(name) => Err(Error::model(format!(
+                "the weight `{name}` in `{}` has the name that a training wrapper gave it; save the model inside \
+                 of the wrapper with `save_pretrained`: `model[0].auto_model` of sentence-transformers, \
+                 `model.module` of `DataParallel`, or `model._orig_mod` of `torch.compile`",
+                folder.display()
+            ))),
+        }
     }
 
     /// Reads safetensors files and PyTorch checkpoints.
@@ -100,10 +118,7 @@ impl Weights {
                 continue;
             }
             let file = SafeTensors::deserialize(&bytes).map_err(|error| {
-                Error::model_because(
-                    format!("`{}` is not a safetensors file", path.display()),
-                    error,
-                )
+                Error::model_because(files::is_not(path, "a safetensors file", &bytes), error)
             })?;
             for (name, view) in file.iter() {
                 if let Some(values) = to_fp32(&view) {
@@ -236,6 +251,38 @@ impl Weights {
         }
     }
 
+    /// The first of `names` that these weights have: full names of one matrix that layers share, of which files store one
+    /// or more. Refuses copies that differ: `transformers` versions disagree on which one counts.
+    pub(super) fn shared<'a>(&self, names: &'a [impl AsRef<str>]) -> Result<Option<&'a str>> {
+        let names = names.iter().map(AsRef::as_ref);
+        let mut found = names.filter(|name| self.has(name));
+        let Some(first) = found.next() else {
+            return Ok(None);
+        };
+        match found.find(|name| self.tensors[*name] != self.tensors[first]) {
+            None => Ok(Some(first)),
+            Some(other) => Err(Error::model(format!(
+                "`{other}` and `{first}` are one matrix in this model (`tie_word_embeddings`), but the file has two \
+                 different ones; save the model again with `save_pretrained`"
+            ))),
+        }
+    }
+
+    /// Gives a matrix that layers share the first of its full `names`; see [`Self::shared`].
+    pub(super) fn unify(&mut self, names: &[impl AsRef<str>]) -> Result<()> {
+        let Some(found) = self
+            .shared(names)?
+            .and_then(|found| self.tensors.remove(found))
+        else {
+            return Ok(());
+        };
+        for name in names {
+            self.tensors.remove(name.as_ref());
+        }
+        self.tensors.insert(names[0].as_ref().to_owned(), found);
+        Ok(())
+    }
+
     /// Finds a weight by its name in another file. Either name may have or lack `prefix`.
     pub(super) fn find_mut(&mut self, name: &str, prefix: &str) -> Option<&mut Weight> {
         let bare = name.strip_prefix(prefix).unwrap_or(name);
@@ -285,15 +332,10 @@ fn current_name(name: String) -> String {
 /// Weight files for a model, among the files for which `has` is true; `None` if it has no weights. `folder` has the
 /// index, if there is one.
 pub(super) fn names(folder: &Path, has: impl Fn(&str) -> bool) -> Result<Option<Vec<String>>> {
-    for (index, whole) in LAYOUTS {
-        if has(index) {
-            return shards(folder, index).map(Some);
-        }
-        if has(whole) {
-            return Ok(Some(vec![whole.to_owned()]));
-        }
+    match LAYOUTS.into_iter().find(|file| has(file)) {
+        Some(index) if !FILES.contains(&index) => shards(folder, index).map(Some),
+        whole => Ok(whole.map(|whole| vec![whole.to_owned()])),
     }
-    Ok(None)
 }
 
 /// File names in a folder's index.
@@ -394,6 +436,49 @@ mod tests {
             .unwrap();
         let refusal = Weights::open(folder.path()).unwrap_err().to_string();
         assert!(refusal.ends_with("is not a safetensors file"), "{refusal}");
+    }
+
+    #[test]
+    fn files_are_read_in_the_order_of_transformers() {
+        let folder = tempfile::tempdir().unwrap();
+        for (index, shard) in [(INDEX, "a.safetensors"), (CHECKPOINT_INDEX, "a.bin")] {
+            let index_text = format!(r#"{{"weight_map": {{"x": "{shard}", "y": "{shard}"}}}}"#);
+            std::fs::write(folder.path().join(index), index_text).unwrap();
+        }
+        // Shards that no index lists are not read.
+        let mut files = vec!["b.safetensors", "b.bin", "model.fp16.safetensors"];
+        let read = |files: &[&str]| names(folder.path(), |file| files.contains(&file)).unwrap();
+        assert_eq!(read(&files), None);
+        for (added, expected) in [
+            (CHECKPOINT_INDEX, "a.bin"),
+            (CHECKPOINT, CHECKPOINT),
+            (INDEX, "a.safetensors"),
+            (WHOLE, WHOLE),
+        ] {
+            files.push(added);
+            assert_eq!(read(&files), Some(vec![expected.to_owned()]), "{added}");
+        }
+    }
+
+    #[test]
+    fn weights_with_the_names_of_a_wrapper_are_refused() {
+        for name in [
+            "module.bert.a",
+            "_orig_mod.a",
+            "0.auto_model.a",
+            "module._orig_mod.a",
+        ] {
+            let folder = tempfile::tempdir().unwrap();
+            let view = TensorView::new(Dtype::F32, vec![1], &[0; 4]).unwrap();
+            let bytes = safetensors::serialize([(name, view)], None).unwrap();
+            std::fs::write(folder.path().join(WHOLE), bytes).unwrap();
+            let refusal = Weights::open(folder.path()).unwrap_err().to_string();
+            assert!(
+                refusal.starts_with(&format!("the weight `{name}` in ")),
+                "{refusal}"
+            );
+            assert!(refusal.contains("`save_pretrained`"), "{refusal}");
+        }
     }
 
     #[test]

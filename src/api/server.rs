@@ -113,7 +113,7 @@ pub(super) struct Info {
     tokenization_workers: usize,
     /// Kivu's version.
     version: &'static str,
-    /// Settings in the model's files that the build ignored on request.
+    /// What the build ignored: settings in the model's files, on request, and a model card that cannot be read.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     warnings: Vec<String>,
 }

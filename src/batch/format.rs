@@ -13,7 +13,10 @@ use super::{
     requests::is_request,
     rows::{PARQUET_MAGIC, reading},
 };
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    foreign_file,
+};
 
 /// Extensions of formats that Kivu does not write.
 const UNSUPPORTED_NAMES: [&str; 14] = [
@@ -117,6 +120,11 @@ impl Format {
     ) -> Result<(Self, Compression)> {
         if head.is_empty() {
             return Err(Error::invalid("expected rows, but found an empty file"));
+        }
+        // A text may be a web page where the format was requested.
+        let found = foreign_file::stand_in(head);
+        if let Some(found) = found.filter(|_| requested.is_none_or(|it| it == Self::Parquet)) {
+            return Err(unsupported(found));
         }
         if requested.map_or(head.starts_with(PARQUET_MAGIC), |format| {
             format == Self::Parquet
@@ -345,5 +353,29 @@ mod tests {
                 .ends_with("but found neither text nor a packed file, as its name says")
         );
         assert!(refused("a", b"\x01\0\x02\0").ends_with("but found a binary file"));
+    }
+
+    #[test]
+    fn pointers_and_pages_are_no_rows() {
+        let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n";
+        for name in ["a.csv", "a.jsonl", "a.tsv", "a.parquet", "a"] {
+            let refusal = format_of(name, pointer.as_bytes(), None)
+                .unwrap_err()
+                .to_string();
+            assert!(
+                refusal.contains("but found a git-lfs pointer; run `git lfs pull`"),
+                "{refusal}"
+            );
+            let refusal = format_of(name, b"<?xml version=\"1.0\"?><Error>", None).unwrap_err();
+            assert!(
+                refusal.to_string().contains("but found an XML document"),
+                "{refusal}"
+            );
+        }
+        let parquet = format_of("a", pointer.as_bytes(), Some(Format::Parquet));
+        assert!(parquet.is_err());
+        // A table may consist of pages.
+        let requested = format_of("a", b"<html>,text\n", Some(Format::Csv));
+        assert_eq!(requested.unwrap(), Format::Csv);
     }
 }

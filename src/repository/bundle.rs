@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     error::{Error, Result},
-    regular_file,
+    foreign_file, regular_file,
     tokenizer::Tokenizer,
 };
 
@@ -236,7 +236,11 @@ pub(super) fn check(file: &File, path: &Path, size: u64, digest: blake3::Hash) -
         )))
     };
     let digest = digest.to_hex();
-    if size != file.size {
+    // Only short files stand in place of others.
+    let bytes = (size != file.size && size < 1024).then(|| regular_file::read(path).ok());
+    if let Some(found) = bytes.flatten().as_deref().and_then(foreign_file::stand_in) {
+        Err(Error::model(format!("`{}` is {found}", path.display())))
+    } else if size != file.size {
         damaged(format!("{} bytes", file.size), size.to_string())
     } else if digest.as_str() != file.blake3 {
         damaged(format!("the BLAKE3 {}", file.blake3), digest.to_string())

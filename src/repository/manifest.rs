@@ -70,7 +70,7 @@ pub struct Manifest {
     /// Keys in the model's files that the build ignored on request.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub allowed: Vec<String>,
-    /// Their values, which may change results.
+    /// Sentences about their values, which may change results, and about a model card that cannot be read.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
     /// Graph inputs and outputs.

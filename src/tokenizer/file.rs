@@ -28,7 +28,10 @@ use super::{
     patterns,
     vocabulary::Vocabulary,
 };
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    foreign_file,
+};
 
 /// The crate's tokenizer, with one of our models or its own.
 pub(super) type RawTokenizer = TokenizerImpl<
@@ -134,6 +137,9 @@ fn has_complete_maps(settings: &Value) -> bool {
 
 /// Reads a `tokenizer.json`.
 pub(super) fn read(json: &[u8]) -> Result<RawTokenizer> {
+    if let Some(found) = foreign_file::stand_in(json) {
+        return Err(Error::model(format!("the tokenizer is {found}")));
+    }
     check_prefixes(json)?;
     match parse::<TypedModel>(json) {
         Ok(file) if matches!(file.model.0, Vocabulary::FastText(_)) && file.has_parts() => Err(

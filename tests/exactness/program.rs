@@ -96,6 +96,7 @@ async fn answer(case: &Case, config: &Config, runtime: Runtime) -> Result<Vec<Va
         out: case.out.clone(),
         name: Some("model".to_owned()),
         task: case.task,
+        is_sparse: false,
         precision: Some(Precision::Fp32),
         engine: EngineChoice::Auto,
         allow: Vec::new(),

@@ -125,7 +125,7 @@ fn unsupported_sources_are_refused_by_name() {
     cannot build from `[folder]/model`: expected `hidden_size` to be a multiple of `num_attention_heads`, but found 30 and 4
     cannot read `[folder]/model/config.json`: EOF while parsing an object at line 1 column 1
     expected a model in `[folder]/model` (`config.json`, `tokenizer.json`, and `model.safetensors` or `model.onnx`, or for a Bergamot student `model.….bin`, `lex.….bin` and `tokenizer.json`, or a fastText model `….bin` or `….ftz`), but found neither `config.json` nor `model.….bin`
-    expected `model.safetensors` of an encoder (`bert`, `distilbert`, `roberta`, `xlm-roberta`, `camembert`, `data2vec-text`, `xlm-roberta-xl`, `roberta-prelayernorm`, `electra`, `ernie`, `albert`, `megatron-bert`, `deberta`, `deberta-v2`, `mpnet`, `modernbert`, `nomic_bert`, `jina_embeddings_v3`, `new`, `gte`, `eurobert`, `llama`, `mistral`, `qwen2`, `qwen3`, `gemma`, `gemma2`, `gemma3_text`, `t5`, `mt5`, `bart`) or of a model that generates texts (`m2m_100`, `marian`, `bart`, `mbart`, `pegasus`, `t5`, `mt5`), or an ONNX export (`model.onnx`) in `[folder]/model`, but found none of these
+    expected `model.safetensors`, `pytorch_model.bin`, or an ONNX export (`model.onnx`), in `[folder]/model`, but found none
     `[folder]/model/model.safetensors` is not a safetensors file: header too large
     expected `tokenizer.json` in `[folder]/model`, but found none; with `transformers`, `AutoTokenizer.from_pretrained('[folder]/model').save_pretrained('[folder]/model')` writes it
     cannot read the tokenizer: missing field `model` at line 1 column 2
@@ -207,6 +207,101 @@ fn missing_and_empty_sources_are_refused_before_onnx_runtime_is_loaded() {
     );
     insta::assert_snapshot!(refusal("model", "model"), @"expected `[folder]/model` to be a bundle, an empty folder or nothing, but found `1_Pooling`, `config.json`, `config_sentence_transformers.json` and 7 more; choose another folder");
     assert!(folder.path().join("model/config.json").is_file());
+}
+
+#[test]
+fn files_that_are_something_else_are_named() {
+    const POINTER: &str =
+        "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 90868376\n";
+    const PAGE: &str = "<!DOCTYPE html>\n<html>Log in</html>";
+    let folder = tempfile::tempdir().unwrap();
+    let refusal = |fixture: &str, change: &dyn Fn(&Path)| {
+        let model = folder.path().join("model");
+        fs::remove_dir_all(&model).unwrap_or_default();
+        copy(&fixtures().join(fixture), &model);
+        change(&model);
+        let request = request(model, folder.path().join("out"), None);
+        let error = build(&request, &|| panic!("ONNX Runtime is loaded"), &()).unwrap_err();
+        error
+            .chain()
+            .replace(&folder.path().display().to_string(), "[folder]")
+    };
+    let write = |name: &'static str, text: &'static str| {
+        move |model: &Path| fs::write(model.join(name), text).unwrap()
+    };
+    let only = |name: &'static str| {
+        move |model: &Path| {
+            fs::remove_file(model.join("model.safetensors")).unwrap();
+            fs::create_dir(model.join("onnx")).unwrap();
+            fs::write(model.join(name), "").unwrap();
+        }
+    };
+    let bert = "models/tiny-bert";
+    let refusals = [
+        refusal(bert, &write("model.safetensors", POINTER)),
+        refusal(bert, &write("tokenizer.json", POINTER)),
+        refusal(bert, &write("config.json", PAGE)),
+        refusal(bert, &write("model.safetensors", "GGUF\u{3}")),
+        refusal(
+            "models/tiny-nllb",
+            &write("sentencepiece.bpe.model", POINTER),
+        ),
+        refusal(bert, &|model| {
+            only("onnx/model.onnx")(model);
+            fs::write(model.join("onnx/model.onnx"), POINTER).unwrap();
+        }),
+        refusal(bert, &only("onnx/model_fp16.onnx")),
+        refusal(bert, &only("tf_model.h5")),
+        refusal(bert, &|model| {
+            only("model.Q4_K_M.gguf")(model);
+            fs::remove_file(model.join("config.json")).unwrap();
+        }),
+        refusal(bert, &|model| {
+            let config =
+                r#"{"model_type": "clip", "architectures": ["CLIPModel"], "vision_config": {}}"#;
+            fs::write(model.join("config.json"), config).unwrap();
+        }),
+        refusal("models/tiny-t5", &|model| {
+            let config = r#"{"model_type": "whisper", "architectures": ["WhisperForConditionalGeneration"], "num_mel_bins": 80}"#;
+            fs::write(model.join("config.json"), config).unwrap();
+        }),
+        refusal(bert, &|model| {
+            fs::remove_file(model.join("config.json")).unwrap();
+            let modules =
+                r#"[{"path": "0_Transformer", "type": "sentence_transformers.models.BERT"}]"#;
+            fs::write(model.join("modules.json"), modules).unwrap();
+        }),
+        refusal(bert, &|model| {
+            fs::remove_file(model.join("config.json")).unwrap();
+            let modules =
+                r#"[{"path": "0_CLIPModel", "type": "sentence_transformers.models.CLIPModel"}]"#;
+            fs::write(model.join("modules.json"), modules).unwrap();
+        }),
+    ];
+    insta::assert_snapshot!(refusals.join("\n"), @r#"
+    `[folder]/model/model.safetensors` is a git-lfs pointer; run `git lfs pull` in its repository to get the file
+    `[folder]/model/tokenizer.json` is a git-lfs pointer; run `git lfs pull` in its repository to get the file
+    `[folder]/model/config.json` is a web page; download the file itself, with an access token if it needs one
+    `[folder]/model/model.safetensors` is not a safetensors file, but a GGUF file of llama.cpp; get the model's safetensors: header too small
+    cannot build from `[folder]/model`: `[folder]/model/sentencepiece.bpe.model` is a git-lfs pointer; run `git lfs pull` in its repository to get the file
+    `[folder]/model/onnx/model.onnx` is a git-lfs pointer; run `git lfs pull` in its repository to get the file
+    expected `model.safetensors`, `pytorch_model.bin`, or an ONNX export (`model.onnx`), in `[folder]/model`, but found only `onnx/model_fp16.onnx`: graphs in other precisions; Kivu reads `model.onnx` and `model_quantized.onnx`, which `optimum-cli export onnx` writes in fp32
+    expected `model.safetensors`, `pytorch_model.bin`, or an ONNX export (`model.onnx`), in `[folder]/model`, but found only `tf_model.h5`: weights of TensorFlow; convert them with `from_tf=True` and `save_pretrained` of `transformers` 4
+    expected a model in `[folder]/model` (`config.json`, `tokenizer.json`, and `model.safetensors` or `model.onnx`, or for a Bergamot student `model.….bin`, `lex.….bin` and `tokenizer.json`, or a fastText model `….bin` or `….ftz`), but found only `model.Q4_K_M.gguf`: weights of llama.cpp; use the repository that they were converted from
+    cannot build from `[folder]/model`: expected a `model_type` among `bert`, `distilbert`, `roberta`, `xlm-roberta`, `camembert`, `data2vec-text`, `xlm-roberta-xl`, `roberta-prelayernorm`, `electra`, `ernie`, `albert`, `megatron-bert`, `deberta`, `deberta-v2`, `mpnet`, `modernbert`, `nomic_bert`, `jina_embeddings_v3`, `new`, `gte`, `eurobert`, `llama`, `mistral`, `qwen2`, `qwen3`, `gemma`, `gemma2`, `gemma3_text`, `t5`, `mt5`, `bart`, but found `clip` (CLIPModel); Kivu runs models for texts only
+    cannot build from `[folder]/model`: expected a `model_type` among `bert`, `distilbert`, `roberta`, `xlm-roberta`, `camembert`, `data2vec-text`, `xlm-roberta-xl`, `roberta-prelayernorm`, `electra`, `ernie`, `albert`, `megatron-bert`, `deberta`, `deberta-v2`, `mpnet`, `modernbert`, `nomic_bert`, `jina_embeddings_v3`, `new`, `gte`, `eurobert`, `llama`, `mistral`, `qwen2`, `qwen3`, `gemma`, `gemma2`, `gemma3_text`, `t5`, `mt5`, `bart`, but found `whisper` (WhisperForConditionalGeneration); Kivu runs models for texts only
+    the first module in `modules.json`, `sentence_transformers.models.BERT`, is not supported: an old name; write `sentence_transformers.models.Transformer` in its place
+    the first module in `modules.json`, `sentence_transformers.models.CLIPModel`, is not supported: Kivu runs models for texts only
+    "#);
+    let page = folder.path().join("page.onnx");
+    fs::write(&page, PAGE).unwrap();
+    let request = request(page, folder.path().join("out"), None);
+    let error = build(&request, &|| panic!("ONNX Runtime is loaded"), &()).unwrap_err();
+    assert!(
+        error.chain().contains("but found a web page; "),
+        "{}",
+        error.chain()
+    );
 }
 
 #[test]

@@ -33,7 +33,7 @@ const LAYERS: &[&[&str]] = &[
         "onnx_proto",
         "tensor",
     ],
-    &["address", "clock", "error", "regular_file"],
+    &["address", "clock", "error", "foreign_file", "regular_file"],
 ];
 
 /// A file in `src/` as a module.

@@ -64,6 +64,7 @@ pub(crate) fn request(source: PathBuf, out: PathBuf, precision: Option<Precision
         out,
         name: None,
         task: None,
+        is_sparse: false,
         precision,
         engine,
         allow: Vec::new(),

@@ -170,6 +170,10 @@ fn in_precision(
     let manifest = &model.manifest;
     let options = Options {
         task: Some(manifest.task),
+        is_sparse: manifest
+            .embedding
+            .as_ref()
+            .is_some_and(|settings| settings.sparse.is_some()),
         precision: Some(precision),
         engine: options.engine,
         allow: manifest.allowed.clone(),

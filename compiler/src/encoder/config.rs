@@ -223,6 +223,8 @@ pub(super) struct Names {
     pub(super) prefix: &'static str,
     /// Word embedding table.
     pub(super) words: &'static str,
+    /// Other names of this table in files, since other layers share it.
+    pub(super) words_aliases: &'static [&'static str],
     /// Embedding normalization; `None` in models without one.
     pub(super) embedding_norm: Option<&'static str>,
     pub(super) layer: &'static str,

@@ -3,15 +3,15 @@
 use super::{
     config::{EncoderConfig, HeadKind},
     families::MODEL_TYPES,
-    heads::logit_matrix,
+    heads::{logit_matrix, tie_words},
 };
 use crate::{
     config::ConfigFile,
+    model_card::pipeline_tag,
     module_list::has_pooling,
     modules::Modules,
     plan::Plan,
     sentence_transformers::{default_prompt, logit_score, max_tokens},
-    task::pipeline_tag,
     weights::Weights,
 };
 use kivu::{
@@ -26,6 +26,9 @@ use kivu::{
 /// Qwen3-Reranker's class, and its `model_type`.
 const QWEN3: &str = "Qwen3ForCausalLM";
 const QWEN3_TYPE: &str = "qwen3";
+
+/// Weight of the output matrix.
+const OUTPUT_MATRIX: &str = "lm_head.weight";
 
 /// Class name suffix for text generators.
 const GENERATOR: &str = "ForCausalLM";
@@ -53,7 +56,7 @@ const INSTRUCTION: &str =
 pub(super) fn head(
     plan: &Plan,
     config: &mut EncoderConfig,
-    weights: &Weights,
+    weights: &mut Weights,
     (tokenizer, output): (&[u8], &'static str),
 ) -> Result<Option<(ClassificationSettings, Modules)>> {
     // Heads in other families begin with a dense layer.
@@ -99,7 +102,8 @@ pub(super) fn head(
     let Some([yes, no]) = tokens(plan, config, (weights, tokenizer))? else {
         return Ok(None);
     };
-    let matrix = logit_matrix(config, weights, "lm_head.weight")?;
+    tie_words(config, weights, OUTPUT_MATRIX)?;
+    let matrix = logit_matrix(config, weights, OUTPUT_MATRIX)?;
     let row = |token: u32| {
         matrix
             .values

@@ -192,8 +192,6 @@ fn is_unused(config: &EncoderConfig, heads: &OutputHeads, name: &str) -> bool {
         || config.types == 0 && name == TYPES
         || config.positions == Positions::None && name == "embeddings.position_embeddings.weight"
         || config.details.task_types == 0 && name == TASK_TYPES
-        // T5's encoder has the same table under a second name.
-        || config.names.words == "shared.weight" && name == "encoder.embed_tokens.weight"
 }
 
 /// The first parts of the names of heads that vectors do not need, such as `cls`.

@@ -1,7 +1,10 @@
 //! Heads for models without labels: vocabulary weights (SPLADE), token weights and projections (bge-m3, ColBERT), and
 //! span scores (GLiNER).
 
-use super::{config::EncoderConfig, spans::SpanHead};
+use super::{
+    config::{EncoderConfig, Names},
+    spans::SpanHead,
+};
 use crate::{
     layers::{Activation, Layers, Linear},
     modules::{Dense, Modules, POOLED},
@@ -51,7 +54,7 @@ pub(super) struct Prediction {
     activation: Activation,
     norm: &'static str,
     /// Output matrix; models without one use the word embeddings.
-    matrix: &'static str,
+    pub(super) matrix: &'static str,
     /// Possible names for the logit bias; `None` in models without one.
     biases: Option<[&'static str; 2]>,
 }
@@ -153,10 +156,7 @@ impl Prediction {
         let bias = match &self.biases {
             None => None,
             Some(names) => {
-                let name = names
-                    .iter()
-                    .find(|name| weights.has(name))
-                    .unwrap_or(&names[0]);
+                let name = weights.shared(names)?.unwrap_or(names[0]);
                 Some(weights.take_whole(name, &[vocabulary])?.values.clone())
             }
         };
@@ -164,8 +164,24 @@ impl Prediction {
     }
 }
 
-/// The output matrix: the word table, or in untied models the weight called `name`. If both are in a file and differ,
-/// `transformers` versions disagree on which to use.
+/// Finds the word table of a model whose output matrix is the same one: files have it under either name. `name` is the
+/// output matrix's.
+pub(super) fn tie_words(config: &EncoderConfig, weights: &mut Weights, name: &str) -> Result<()> {
+    let Names { prefix, words, .. } = *config.names;
+    if !config.details.ties_words {
+        return Ok(());
+    }
+    // Some files have a body without its prefix beside a head.
+    let prefix = if weights.has(words) { "" } else { prefix };
+    let words = format!("{prefix}{words}");
+    weights.unify(&[&words, name])?;
+    if weights.has(&words) {
+        weights.prefix = prefix.to_owned();
+    }
+    Ok(())
+}
+
+/// The output matrix: the word table, or in untied models the weight called `name`; see [`tie_words`].
 pub(super) fn logit_matrix<'a>(
     config: &EncoderConfig,
     weights: &'a Weights,
@@ -175,14 +191,7 @@ pub(super) fn logit_matrix<'a>(
     if !config.details.ties_words {
         return weights.take_whole(name, shape);
     }
-    let words = weights.take(config.names.words, shape)?;
-    match weights.has(name) && weights.take_whole(name, shape)?.values != words.values {
-        true => Err(Error::model(format!(
-            "expected `{name}` to equal the word table, which is the output matrix unless `tie_word_embeddings` \
-             is false, but found a different matrix"
-        ))),
-        false => Ok(words),
-    }
+    weights.take(config.names.words, shape)
 }
 
 impl OutputHeads {

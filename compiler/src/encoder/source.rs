@@ -72,7 +72,7 @@ pub(crate) fn open(plan: &Plan) -> Result<Source<'static>> {
     within_types(&tokenizer, config.types, reads_pairs)?;
     let scores = match modules {
         Some(modules) => Some(head_of_modules(plan, &config.facts, modules)?),
-        None => decoder::head(plan, &mut config, &weights, (&tokenizer, LOGITS))?,
+        None => decoder::head(plan, &mut config, &mut weights, (&tokenizer, LOGITS))?,
     };
     let facts = &config.facts;
     let mut files = Vec::new();
@@ -100,7 +100,7 @@ pub(crate) fn open(plan: &Plan) -> Result<Source<'static>> {
             )
         }
         (None, None) => {
-            let (mut settings, heads) = vectors::open(&plan.folder, &config, &weights, &tokenizer)?;
+            let (mut settings, heads) = vectors::open(plan, &config, &mut weights, &tokenizer)?;
             files.extend(vectors::add_static_queries(
                 &plan.folder,
                 &config,
@@ -799,6 +799,131 @@ mod tests {
             );
             assert!(model.refusal().contains("--task text-ranking"), "{case}");
         });
+    }
+
+    #[test]
+    fn shared_tables_may_have_any_of_their_names() {
+        const ENCODER: &str = "encoder.embed_tokens.weight";
+        for (fixture, name, alias) in [
+            (
+                "tiny-bart-nli",
+                "model.shared.weight",
+                "model.decoder.embed_tokens.weight",
+            ),
+            (
+                "tiny-bart-nli",
+                "model.shared.weight",
+                "model.encoder.embed_tokens.weight",
+            ),
+            ("tiny-sentence-t5", "shared.weight", ENCODER),
+            (
+                "tiny-splade-bert",
+                "bert.embeddings.word_embeddings.weight",
+                "cls.predictions.decoder.weight",
+            ),
+            (
+                "tiny-splade-distilbert",
+                "distilbert.embeddings.word_embeddings.weight",
+                "vocab_projector.weight",
+            ),
+            (
+                "tiny-splade-xlm-roberta",
+                "roberta.embeddings.word_embeddings.weight",
+                "lm_head.decoder.weight",
+            ),
+            (
+                "tiny-splade-modernbert",
+                "model.embeddings.tok_embeddings.weight",
+                "decoder.weight",
+            ),
+            (
+                "tiny-qwen3-rank",
+                "model.embed_tokens.weight",
+                "lm_head.weight",
+            ),
+        ] {
+            let task = (fixture == "tiny-qwen3-rank").then_some(Task::TextRanking);
+            let graphs = |model: &Copy| {
+                let plan = Plan {
+                    folder: model.0.path().to_owned(),
+                    task,
+                    ..Plan::default()
+                };
+                (open(&plan)?.graphs)(Precision::Fp32, LayerForms::Plain)
+            };
+            let model = Copy::of(fixture);
+            let expected = graphs(&model).unwrap();
+            model.change(|tensors| {
+                let table = tensors[name].clone();
+                tensors.insert(alias.to_owned(), table);
+            });
+            assert_eq!(graphs(&model).unwrap(), expected, "{fixture}: both names");
+            model.change(|tensors| drop(tensors.remove(name)));
+            assert_eq!(graphs(&model).unwrap(), expected, "{fixture}: {alias}");
+            model.change(|tensors| {
+                let mut table = tensors[alias].clone();
+                table.2[0] ^= 1;
+                tensors.insert(name.to_owned(), table);
+            });
+            let refusal = graphs(&model).unwrap_err().chain().to_string();
+            let problem = "are one matrix in this model (`tie_word_embeddings`), but the file has two different ones";
+            assert!(refusal.contains(problem), "{refusal}");
+        }
+    }
+
+    #[test]
+    fn tables_have_no_other_names_where_no_layer_shares_them() {
+        let rename = |model: &Copy, name: &str, alias: &str| {
+            model.change(|tensors| {
+                let table = tensors.remove(name).unwrap();
+                tensors.insert(alias.to_owned(), table);
+            });
+        };
+        let words = "bert.embeddings.word_embeddings.weight";
+        let output = "cls.predictions.decoder.weight";
+        // An embedding model has no output matrix.
+        let embedder = Copy::of("tiny-splade-bert");
+        fs::remove_file(embedder.path("modules.json")).unwrap();
+        embedder.open().unwrap();
+        rename(&embedder, words, output);
+        assert!(embedder.refusal().contains("but found no such weight"));
+        let untied = Copy::of("tiny-splade-bert");
+        untied.set("config.json", "tie_word_embeddings", Some(json!(false)));
+        rename(&untied, words, output);
+        assert!(untied.refusal().contains("but found no such weight"));
+    }
+
+    #[test]
+    fn a_build_may_ask_for_sparse_vectors() {
+        let open_sparse = |model: &Copy| {
+            let plan = Plan {
+                folder: model.0.path().to_owned(),
+                is_sparse: true,
+                ..Plan::default()
+            };
+            open(&plan)
+        };
+        let model = Copy::of("tiny-splade-distilbert");
+        fs::remove_file(model.path("modules.json")).unwrap();
+        let is_sparse = |settings: EncoderSettings| matches!(settings, EncoderSettings::Embedding(settings) if settings.sparse.is_some());
+        assert!(!is_sparse(model.open().unwrap()));
+        let TaskSettings::Encoder(settings) = open_sparse(&model).unwrap().settings else {
+            panic!("expected an encoder")
+        };
+        assert!(is_sparse(settings));
+        fs::write(
+            model.path("README.md"),
+            "---\ntags:\n\n- splade # yes\n---\n",
+        )
+        .unwrap();
+        assert!(is_sparse(model.open().unwrap()));
+        let plan = Plan {
+            is_sparse: true,
+            ..Plan::default()
+        };
+        let dense = open_sparse(&Copy::of("tiny-bert")).unwrap();
+        let refusal = crate::task::require_sparse(&plan, &dense).unwrap_err();
+        insta::assert_snapshot!(refusal, @"`BertModel` has no sparse vectors: they need a masked language model (`…ForMaskedLM`) or a sparse head; build it with `--task feature-extraction`");
     }
 
     #[test]

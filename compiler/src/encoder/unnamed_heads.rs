@@ -9,11 +9,11 @@ use super::{
 };
 use crate::{
     config::ConfigFile,
+    model_card::pipeline_tag,
     module_list::{has_pooling, modules},
     plan::Plan,
     recipe::Strategy,
     sentence_transformers::makes_vectors,
-    task::pipeline_tag,
     weights::Weights,
 };
 use kivu::{

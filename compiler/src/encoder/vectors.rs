@@ -7,11 +7,14 @@ use sha2::{Digest, Sha256};
 use super::{
     config::{EncoderConfig, Tasks},
     graph::OUTPUT,
-    heads::{LARGEST_LOGITS, OutputHeads, Prediction, SparseHead, TOKEN_WEIGHTS, masked_class},
+    heads::{
+        LARGEST_LOGITS, OutputHeads, Prediction, SparseHead, TOKEN_WEIGHTS, masked_class, tie_words,
+    },
 };
 use crate::{
     config::ConfigFile,
     files,
+    model_card::has_tag,
     module_list::{has_pooling, static_queries},
     modules::Dense,
     pickle,
@@ -21,7 +24,7 @@ use crate::{
         max_tokens, max_tokens_of_roles, punctuation, text_settings,
     },
     source::QUERY_WEIGHTS,
-    task::has_tag,
+    task::SPARSE,
     tokenizer_config::{self, read_tokenizer},
     weights::{Weight, Weights},
 };
@@ -52,22 +55,21 @@ const STANFORD: &str = "HF_ColBERT";
 const PROJECTION: &str = "linear.weight";
 /// Class name suffix for masked language models.
 const MASKED: &str = "ForMaskedLM";
-/// Model card tags for SPLADE models.
-const SPARSE_TAGS: [&str; 3] = ["splade", "sparse-encoder", "sparse"];
 
-/// Settings and heads for the model in `folder`, with its tokenizer as JSON.
+/// Settings and heads for the plan's model, with its tokenizer as JSON.
 pub(super) fn open(
-    folder: &Path,
+    plan: &Plan,
     config: &EncoderConfig,
-    weights: &Weights,
+    weights: &mut Weights,
     tokenizer: &[u8],
 ) -> Result<(EmbeddingSettings, OutputHeads)> {
+    let (folder, is_sparse) = (&plan.folder, plan.is_sparse);
     let facts = &config.facts;
     let is_stanfords = facts.architecture == STANFORD || folder.join(ARTIFACT).is_file();
     match layout(folder)? {
         Layout::Sparse(module) => {
             let settings = text_settings(folder, None, max_tokens(folder, facts)?)?;
-            sparse(config, settings, Some(&module))
+            sparse((config, weights), settings, Some(&module))
         }
         Layout::LateInteraction(files) => {
             late_interaction(folder, config, *files, &Tokenizer::from_json(tokenizer)?)
@@ -75,9 +77,11 @@ pub(super) fn open(
         Layout::None if is_stanfords && weights.has(PROJECTION) => {
             stanfords(folder, (config, weights), &Tokenizer::from_json(tokenizer)?)
         }
-        Layout::None if facts.architecture.ends_with(MASKED) && has_tag(folder, &SPARSE_TAGS) => {
+        Layout::None
+            if facts.architecture.ends_with(MASKED) && (is_sparse || has_tag(folder, &SPARSE)) =>
+        {
             let settings = text_settings(folder, None, max_tokens(folder, facts)?)?;
-            sparse(config, settings, None)
+            sparse((config, weights), settings, None)
         }
         Layout::None | Layout::Pooled => {
             let (mut settings, modules) = embedding_settings(folder, OUTPUT, facts)?;
@@ -113,7 +117,8 @@ pub(super) fn name_masked_class(
     let is_sparse = match layout(&plan.folder)? {
         Layout::Sparse(_) => true,
         Layout::None => {
-            has_tag(&plan.folder, &SPARSE_TAGS) && Prediction::of(class, config)?.is_in(weights)
+            (plan.is_sparse || has_tag(&plan.folder, &SPARSE))
+                && Prediction::of(class, config)?.is_in(weights)
         }
         Layout::Pooled | Layout::LateInteraction(_) => false,
     };
@@ -137,7 +142,7 @@ fn add_tasks(config: &EncoderConfig, settings: &mut EmbeddingSettings) {
 
 /// SPLADE. `module` is its pooling's folder.
 fn sparse(
-    config: &EncoderConfig,
+    (config, weights): (&EncoderConfig, &mut Weights),
     mut settings: EmbeddingSettings,
     module: Option<&Path>,
 ) -> Result<(EmbeddingSettings, OutputHeads)> {
@@ -166,11 +171,10 @@ fn sparse(
         values: SparseValues::Vocabulary { logarithms },
         queries: None,
     });
+    let prediction = Prediction::of(&config.facts.architecture, config)?;
+    tie_words(config, weights, prediction.matrix)?;
     let heads = OutputHeads {
-        sparse: Some(SparseHead::Vocabulary(Prediction::of(
-            &config.facts.architecture,
-            config,
-        )?)),
+        sparse: Some(SparseHead::Vocabulary(prediction)),
         ..OutputHeads::default()
     };
     Ok((settings, heads))

@@ -8,6 +8,7 @@ use sha2::{Digest, Sha256};
 use super::{
     part::{keep, rename, with_rows_of, within},
     quantize::{check_precision, is_quantized, prepare},
+    text_encoder::check_outputs,
 };
 use crate::{
     layer_forms::LayerForms,
@@ -95,6 +96,9 @@ pub fn read(folder: &Path) -> Result<Seq2Seq> {
             "expected a decoder next to `{ENCODER}`: `{MERGED}`, or `{FIRST}` and `{LATER}`, but found none of them"
         )));
     };
+    [&encoder, &decoder]
+        .into_iter()
+        .try_for_each(check_outputs)?;
     Ok(Seq2Seq {
         encoder: ModelProto {
             graph: Some(with_cross(graph_of(encoder.clone()), first)?),

@@ -6,15 +6,11 @@ use super::{
 };
 use crate::{
     config::ConfigFile,
-    encoder::{
-        Facts, Head, HeadKind, LOGITS, MODEL_TYPES, text_settings, token_settings,
-        unnamed_label_head,
-    },
+    encoder::{Facts, Head, HeadKind, LOGITS, text_settings, token_settings, unnamed_label_head},
     module_list::has_pooling,
     onnx,
     plan::{Build, Plan},
     sentence_transformers::{embedding_settings, makes_vectors},
-    seq2seq,
     source::{EncoderSettings, MODEL, Source, TaskSettings},
     token_rows::{other_unknown_token, within_vocabulary},
     tokenizer_config::read_tokenizer,
@@ -23,7 +19,7 @@ use kivu::{
     backend::Engine,
     config::EngineChoice,
     error::{Error, Result, quoted},
-    onnx_proto::ModelProto,
+    onnx_proto::{Dimension, DimensionProto, ModelProto, ValueInfoProto, data_type},
     pipeline::{embedding::EmbeddingSettings, token_classification::TokenClassificationSettings},
     repository::{bundle::sha256_of, manifest::Precision},
     tokenizer::Tokenizer,
@@ -47,18 +43,17 @@ pub(crate) fn open(build: Build<'_>) -> Result<Source<'_>> {
         .iter()
         .map(|name| plan.folder.join(name))
         .find(|path| path.is_file());
+    let config = ConfigFile::open(&plan.folder)?;
     let path = path.ok_or_else(|| {
         Error::model(format!(
-            "expected `model.safetensors` of an encoder ({}) or of a model that generates texts ({}), or an ONNX export \
-             (`model.onnx`) in `{}`, but found none of these",
-            quoted(&MODEL_TYPES),
-            quoted(&seq2seq::MODEL_TYPES),
+            "expected an ONNX export (`model.onnx`) in `{}`, but found none",
             plan.folder.display()
         ))
     })?;
-    let config = ConfigFile::open(&plan.folder)?;
     let facts = Facts::read(&config)?;
     let model = onnx::read(&path)?;
+    check_axes(&model)?;
+    check_outputs(&model)?;
     let is_quantized = is_quantized(&model);
     let tokenizer = read_tokenizer(&plan.folder)?;
     let tokenizer = match config.get_size("vocab_size")? {
@@ -116,6 +111,57 @@ pub(crate) fn open(build: Build<'_>) -> Result<Source<'_>> {
             _ => Ok(vec![(MODEL, prepare(&model, precision, build)?)]),
         }),
     })
+}
+
+/// Refuses inputs for a fixed number or length of texts.
+fn check_axes(model: &ModelProto) -> Result<()> {
+    let fixed = |axis: &DimensionProto| match axis.value {
+        Some(Dimension::DimValue(length)) if length > 0 => length.to_string(),
+        _ => "any".to_owned(),
+    };
+    for input in model.graph.iter().flat_map(|graph| &graph.input) {
+        let tensor = input.r#type.as_ref().and_then(|it| it.tensor_type.as_ref());
+        let shape = tensor.and_then(|tensor| tensor.shape.as_ref());
+        let axes: Vec<String> = shape
+            .iter()
+            .flat_map(|shape| &shape.dim)
+            .map(fixed)
+            .collect();
+        if axes.len() == 2 && axes.iter().any(|axis| axis != "any") {
+            return Err(Error::model(format!(
+                "the input `{}` has a fixed shape, ({}); export the model with dynamic axes, as `optimum-cli export onnx` \
+                 does",
+                input.name,
+                axes.join(", ")
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses outputs in half precision.
+pub(super) fn check_outputs(model: &ModelProto) -> Result<()> {
+    const HALVES: [i32; 2] = [data_type::FLOAT16, data_type::BFLOAT16];
+    let is_half = |output: &&ValueInfoProto| {
+        let tensor = output
+            .r#type
+            .as_ref()
+            .and_then(|it| it.tensor_type.as_ref());
+        tensor.is_some_and(|tensor| HALVES.contains(&tensor.elem_type))
+    };
+    match model
+        .graph
+        .iter()
+        .flat_map(|graph| &graph.output)
+        .find(is_half)
+    {
+        None => Ok(()),
+        Some(output) => Err(Error::model(format!(
+            "the output `{}` of the export is in half precision; export the model in fp32, as `optimum-cli export onnx` \
+             does without `--dtype`",
+            output.name
+        ))),
+    }
 }
 
 /// The label head that the config names, if the graph has its output: classifiers can be exported without it.

@@ -6,7 +6,7 @@ use crate::{
     config::ConfigFile,
     encoder, export,
     files::read_json_if_exists,
-    lora,
+    lora, other_weights,
     sentence_transformers::{static_folder, transformer_folder},
     seq2seq, weights,
 };
@@ -41,11 +41,6 @@ const SETTINGS: &[&str] = &[
     "vocab.txt",
 ];
 
-/// Suffixes of weight files in unsupported formats.
-const OTHER_WEIGHTS: [&str; 8] = [
-    ".gguf", ".ggml", ".h5", ".msgpack", ".ot", ".pt", ".pth", ".bin",
-];
-
 /// A repository's paths.
 pub(super) struct Paths<'a>(pub(super) BTreeSet<&'a str>);
 
@@ -69,7 +64,7 @@ impl Paths<'_> {
         let has_model = self
             .0
             .iter()
-            .any(|path| weights::FILES.contains(path) || export::is_graph(path));
+            .any(|path| weights::LAYOUTS.contains(path) || export::is_graph(path));
         self.has(lora::CONFIG) && (!has_model || lora::WEIGHTS.iter().any(|file| self.has(file)))
     }
 
@@ -234,36 +229,20 @@ impl Paths<'_> {
 
     /// Weights in other formats, for a message.
     fn others(&self) -> String {
-        let others: Vec<_> = self
-            .0
-            .iter()
-            .filter(|path| OTHER_WEIGHTS.iter().any(|end| path.ends_with(end)))
-            .take(3)
-            .collect();
-        if others.is_empty() {
-            "none".to_owned()
-        } else {
-            format!("only {}", quoted(&others))
-        }
+        other_weights::describe(self.0.iter().copied())
     }
 }
 
 fn is_settings(path: &str) -> bool {
+    // `sentence_bert_config.json`, and the same with other architectures.
+    let is_known = |file: &str| {
+        SETTINGS.contains(&file) || file.starts_with("sentence_") && file.ends_with("_config.json")
+    };
     match path.split_once('/') {
-        None => {
-            // `sentence_bert_config.json`, and the same with other architectures.
-            SETTINGS.contains(&path)
-                || path.starts_with("sentence_") && path.ends_with("_config.json")
-        }
-        Some((
-            folder,
-            "config.json"
-            | "tokenizer.json"
-            | "tokenizer_config.json"
-            | "sentence_bert_config.json",
-        )) => {
-            is_module(folder)
-                || [encoder::LABELS_TOKENIZER, encoder::ENCODER_CONFIG].contains(&folder)
+        None => is_known(path),
+        Some((folder, file)) if is_module(folder) => is_known(file),
+        Some((folder, "config.json" | "tokenizer.json" | "tokenizer_config.json")) => {
+            [encoder::LABELS_TOKENIZER, encoder::ENCODER_CONFIG].contains(&folder)
         }
         Some(_) => false,
     }
@@ -330,8 +309,10 @@ mod tests {
             "onnx/config.json",
             "colbert_linear.pt",
             "imgs/a.jpg",
+            "0_Transformer/model.safetensors.index.json",
+            "0_Transformer/special_tokens_map.json",
         ];
-        let mut expected = names[..5].to_vec();
+        let mut expected = [&names[..5], &names[10..]].concat();
         expected.sort_unstable();
         assert_eq!(paths(&names).settings(), expected);
     }
@@ -347,6 +328,7 @@ mod tests {
             "model.safetensors"
         ]));
         assert!(!is_adapter(&[config, "model.safetensors"]));
+        assert!(!is_adapter(&[config, "model.safetensors.index.json"]));
         assert!(!is_adapter(&[
             "adapter_model.safetensors",
             "model.safetensors"
@@ -422,6 +404,11 @@ mod tests {
             "model-2.safetensors",
         ];
         assert_eq!(weights(BERT, &sharded).unwrap(), sharded[2..]);
+        // As in `transformers`, an index is not read beside a whole file.
+        let both = [&sharded[..], &["model.safetensors"]].concat();
+        assert_eq!(weights(BERT, &both).unwrap(), ["model.safetensors"]);
+        let older = [&sharded[..], &["pytorch_model.bin"]].concat();
+        assert_eq!(weights(BERT, &older).unwrap(), sharded[2..]);
         let exported = [
             "config.json",
             "model.safetensors",

@@ -106,10 +106,10 @@ impl WeightsFile {
 
 /// Reads the ONNX file at `path` with all its weights, including weights in other files in its folder.
 pub fn read(path: &Path) -> Result<ModelProto> {
-    let mut model =
-        ModelProto::decode(Bytes::from(files::read_weights(path)?)).map_err(|error| {
-            Error::model_because(format!("`{}` is not an ONNX file", path.display()), error)
-        })?;
+    let bytes = Bytes::from(files::read_weights(path)?);
+    let mut model = ModelProto::decode(bytes.clone()).map_err(|error| {
+        Error::model_because(files::is_not(path, "an ONNX file", &bytes), error)
+    })?;
     let folder = path.parent().unwrap_or(Path::new("."));
     let Some(graph) = model.graph.as_mut() else {
         return Err(Error::model(format!(

@@ -192,8 +192,9 @@ mod tests {
             shape: vec![1, 1],
             values: vec![0.0],
         };
-        let weights =
-            Weights::of_tensors([("shared.weight".to_owned(), table)].into(), String::new());
+        let tensors = ["shared.weight", "lm_head.weight"];
+        let tensors = tensors.map(|name| (name.to_owned(), table.clone()));
+        let weights = Weights::of_tensors(tensors.into(), String::new());
         for fixture in FIXTURES {
             let fields = read(&format!("models/{fixture}/config.json"));
             let model_type = fields["model_type"].as_str().unwrap();

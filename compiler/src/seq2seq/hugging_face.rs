@@ -11,12 +11,13 @@ use super::{
 };
 use crate::{
     config::ConfigFile,
+    encoder::alternative,
     export,
     module_list::has_pooling,
     plan::{Build, Plan},
     source::{Source, TARGET_TOKENIZER, TaskSettings, unread_decoder},
     task,
-    token_rows::within_vocabulary,
+    token_rows::{within_vocabulary, within_vocabulary_or_unknown},
     weights::Weights,
 };
 use kivu::{
@@ -68,8 +69,9 @@ fn read<'a>(build: Build<'a>, config: &ConfigFile) -> Result<Source<'a>> {
     let (folder, model_type) = (&plan.folder, config.model_type());
     if !MODEL_TYPES.contains(&model_type) {
         return Err(Error::model(format!(
-            "expected a `model_type` of {}, but found `{model_type}`",
-            quoted(&MODEL_TYPES)
+            "expected a `model_type` of {}, but found `{model_type}`; {}",
+            quoted(&MODEL_TYPES),
+            alternative(config)
         )));
     }
     check_head(config)?;
@@ -109,7 +111,7 @@ fn read<'a>(build: Build<'a>, config: &ConfigFile) -> Result<Source<'a>> {
         }
         _ => own.map_or_else(|| many_to_many(folder, rows), Ok),
     }?;
-    let source = within_vocabulary(source, sizes[0])?;
+    let source = within_vocabulary_or_unknown(source, sizes[0], unknown_tokens.as_ref())?;
     let target = target
         .map(|target| within_vocabulary(target, sizes[1]))
         .transpose()?;

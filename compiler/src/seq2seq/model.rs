@@ -1,6 +1,6 @@
 //! Sequence-to-sequence model shape, for any family.
 
-use super::names::{MT5, Names};
+use super::names::{MT5, Names, T5};
 use crate::{
     config::ConfigFile,
     layers::{Activation, Buckets, NormKind},
@@ -87,21 +87,33 @@ pub(crate) struct Tables {
 }
 
 impl Tables {
-    /// Finds the token tables. Files with tied matrices have one of them, under any of their names.
+    /// Finds the token tables. Files have a matrix that `transformers` shares between them under any of their names.
     pub(super) fn find(
         config: &ConfigFile,
         weights: &Weights,
         [rows, target_rows]: [usize; 2],
     ) -> Result<Self> {
+        const ALL: [&str; 4] = [SHARED, SOURCE, TARGET, OUTPUT];
+        let is_shared = config.is_set_or("share_encoder_decoder_embeddings", true)?;
+        let is_tied = config.is_set_or("tie_word_embeddings", config.model_type() != MT5)?;
+        let [sources, targets, outputs]: [&[&str]; 3] = match (is_shared, is_tied) {
+            (true, true) => [&ALL; 3],
+            // Its encoder and its decoder have no tables of their own.
+            (true, false) if [T5, MT5].contains(&config.model_type()) => {
+                [&ALL[..3], &ALL[..3], &ALL[3..]]
+            }
+            (false, true) => [&[SOURCE], &[TARGET, OUTPUT], &[TARGET, OUTPUT]],
+            (_, false) => [&[SOURCE], &[TARGET], &[OUTPUT]],
+        };
         let table = |names: &[&str], rows| {
             let whole = |name: &&str| match *name {
                 OUTPUT => OUTPUT.to_owned(),
                 name => format!("{}{name}", weights.prefix),
             };
             let names: Vec<String> = names.iter().map(whole).collect();
-            match names.iter().find(|name| weights.has(name)) {
+            match weights.shared(&names)? {
                 Some(name) => Ok(Table {
-                    name: name.clone(),
+                    name: name.to_owned(),
                     rows,
                 }),
                 None => Err(Error::model(format!(
@@ -110,27 +122,10 @@ impl Tables {
                 ))),
             }
         };
-        let is_shared = config.is_set_or("share_encoder_decoder_embeddings", true)?;
-        let is_untied = !config.is_set_or("tie_word_embeddings", config.model_type() != MT5)?;
-        let (sources, targets): (&[&str], &[&str]) = match is_shared {
-            true if is_untied => (&[SOURCE, SHARED, TARGET], &[TARGET, SHARED, SOURCE]),
-            true => (
-                &[SHARED, SOURCE, TARGET, OUTPUT],
-                &[SHARED, TARGET, SOURCE, OUTPUT],
-            ),
-            false => (&[SOURCE], &[TARGET, OUTPUT]),
-        };
-        let (source, target) = (table(sources, rows)?, table(targets, target_rows)?);
-        let has_own_output = is_untied && weights.has(OUTPUT);
-        let output = if has_own_output {
-            table(&[OUTPUT], target_rows)?
-        } else {
-            target.clone()
-        };
         Ok(Self {
-            source,
-            target,
-            output,
+            source: table(sources, rows)?,
+            target: table(targets, target_rows)?,
+            output: table(outputs, target_rows)?,
             bias: weights.has(BIAS).then(|| BIAS.to_owned()),
         })
     }
@@ -236,6 +231,8 @@ impl Sinusoids {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
     use crate::weights::Weight;
 
@@ -259,6 +256,55 @@ mod tests {
         };
         assert_eq!(find(true), [SHARED; 3]);
         assert_eq!(find(false), [SOURCE, TARGET, OUTPUT]);
+    }
+
+    #[test]
+    fn tables_have_the_names_that_transformers_shares() {
+        let find = |config: serde_json::Value, tensors: &[(&str, f32)]| {
+            let tensors = tensors.iter().map(|(name, value)| {
+                let weight = Weight {
+                    shape: vec![1, 1],
+                    values: vec![*value],
+                };
+                ((*name).to_owned(), weight)
+            });
+            let weights = Weights::of_tensors(tensors.collect(), String::new());
+            let config = ConfigFile::new("config.json", config.as_object().cloned().unwrap());
+            Tables::find(&config, &weights, [1, 1])
+                .map(|it| [it.source.name, it.target.name, it.output.name])
+                .map_err(|error| error.to_string())
+        };
+        let tied = json!({"model_type": "m2m_100"});
+        for name in [SHARED, SOURCE, TARGET, OUTPUT] {
+            assert_eq!(find(tied.clone(), &[(name, 1.0)]).unwrap(), [name; 3]);
+        }
+        let t5 = json!({"model_type": "t5", "tie_word_embeddings": false});
+        for name in [SHARED, SOURCE, TARGET] {
+            let found = find(t5.clone(), &[(name, 1.0), (OUTPUT, 2.0)]);
+            assert_eq!(found.unwrap(), [name, name, OUTPUT]);
+        }
+        let own = json!({"model_type": "marian", "share_encoder_decoder_embeddings": false});
+        let found = find(own, &[(SOURCE, 1.0), (OUTPUT, 2.0)]);
+        assert_eq!(found.unwrap(), [SOURCE, OUTPUT, OUTPUT]);
+        let untied = json!({"model_type": "bart", "tie_word_embeddings": false});
+        let refusals = [
+            find(tied.clone(), &[(SHARED, 1.0), (OUTPUT, 2.0)]),
+            find(tied, &[(SOURCE, 1.0), (TARGET, 2.0)]),
+            find(t5.clone(), &[(SHARED, 1.0), (SOURCE, 2.0), (OUTPUT, 3.0)]),
+            find(t5.clone(), &[(SHARED, 1.0)]),
+            find(t5, &[(OUTPUT, 1.0)]),
+            find(untied.clone(), &[(SHARED, 1.0), (OUTPUT, 1.0)]),
+            find(untied, &[(SOURCE, 1.0), (TARGET, 1.0)]),
+        ];
+        insta::assert_snapshot!(refusals.map(Result::unwrap_err).join("\n"), @r"
+        `lm_head.weight` and `shared.weight` are one matrix in this model (`tie_word_embeddings`), but the file has two different ones; save the model again with `save_pretrained`
+        `decoder.embed_tokens.weight` and `encoder.embed_tokens.weight` are one matrix in this model (`tie_word_embeddings`), but the file has two different ones; save the model again with `save_pretrained`
+        `encoder.embed_tokens.weight` and `shared.weight` are one matrix in this model (`tie_word_embeddings`), but the file has two different ones; save the model again with `save_pretrained`
+        expected one of the weights `lm_head.weight`, but found none
+        expected one of the weights `shared.weight`, `encoder.embed_tokens.weight`, `decoder.embed_tokens.weight`, but found none
+        expected one of the weights `encoder.embed_tokens.weight`, but found none
+        expected one of the weights `lm_head.weight`, but found none
+        ");
     }
 
     #[test]

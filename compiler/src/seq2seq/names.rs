@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+pub(crate) const T5: &str = "t5";
 pub(crate) const MT5: &str = "mt5";
 
 /// Encoder or decoder.

@@ -11,8 +11,7 @@ use crate::{
 };
 use kivu::error::{Error, Result};
 
-pub(crate) const T5: &str = "t5";
-pub(crate) use super::names::MT5;
+pub(crate) use super::names::{MT5, T5};
 
 /// Maximum number of source tokens if the files state none: mT5's training length.
 const MAX_TOKENS: usize = 1024;

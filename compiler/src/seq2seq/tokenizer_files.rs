@@ -8,12 +8,13 @@ use std::{
 use serde::{Deserialize, de::IgnoredAny};
 use serde_json::Value;
 
-use super::tokenizer_json::{check_pieces, is_unigram, with_template};
+use super::tokenizer_json::{check_pieces, ids, is_unigram, with_template};
 use crate::{
     byte_pairs,
     config::ConfigFile,
     files::{read_if_exists, read_json, read_json_if_exists},
     sentencepiece::{BuiltTokenizer, MAX_IDS, SentencePieces, Token, Vocabulary},
+    tokenizer_config::{ADDED_FILE, AddedToken, listed_tokens, lists_tokens, with_special_tokens},
 };
 use kivu::{
     error::{Error, Result},
@@ -54,6 +55,13 @@ const MBART_LANGUAGES: [&str; 52] = [
     "gl_ES", "sl_SI",
 ];
 const FIRST_MBART_LANGUAGES: usize = 25;
+/// M2M100's languages; their tokens follow the pieces in this order.
+const M2M100_LANGUAGES: &str = "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl gu ha \
+                                he hi hr ht hu hy id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my \
+                                ne nl no ns oc or pa pl ps pt ro ru sd si sk sl so sq sr ss su sv sw ta th tl tn tr uk ur uz vi \
+                                wo xh yi yo zh zu";
+/// The same in WMT21's models.
+const WMT21_LANGUAGES: &str = "en ha is ja cs ru zh de";
 /// Default language for mBART texts.
 const MBART_LANGUAGE: &str = "en_XX";
 
@@ -72,17 +80,20 @@ pub(crate) struct Tokenizers {
     pub(super) max_tokens: Option<usize>,
 }
 
-/// Used fields in `tokenizer_config.json`.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
+/// Used settings in `tokenizer_config.json` and, in older files, `special_tokens_map.json`.
+#[derive(Debug)]
 struct Config {
-    added_tokens_decoder: BTreeMap<u32, AddedToken>,
+    /// Tokens that the files list with their ids.
+    listed: BTreeMap<u32, AddedToken>,
+    /// Whether the list has all tokens.
+    is_listed: bool,
     additional_special_tokens: Vec<Content>,
     extra_special_tokens: ExtraTokens,
     bos_token: Option<Content>,
     eos_token: Option<Content>,
     pad_token: Option<Content>,
     unk_token: Option<Content>,
+    language_codes: Option<String>,
     legacy_behaviour: bool,
     model_max_length: Option<f64>,
     separate_vocabs: bool,
@@ -94,15 +105,12 @@ struct Config {
     target_lang: Option<String>,
 }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct AddedToken {
-    /// Only in a `tokenizer.json`.
+/// A token in a `tokenizer.json`.
+#[derive(Debug, Deserialize)]
+struct NumberedToken {
     id: u32,
-    content: String,
-    lstrip: bool,
-    rstrip: bool,
-    special: bool,
+    #[serde(flatten)]
+    token: AddedToken,
 }
 
 /// A token as a string or with its properties.
@@ -137,7 +145,7 @@ impl Content {
 
 /// M2M100's or NLLB's tokenizer in `folder`, for a model with `size` ids.
 pub(crate) fn many_to_many(folder: &Path, size: usize) -> Result<Tokenizers> {
-    let config = Config::open(folder)?;
+    let config = Config::open_multilingual(folder)?;
     let ids: Option<BTreeMap<String, u32>> = read_json_if_exists(&folder.join(VOCABULARY))?;
     let is_m2m100 = ids.is_some();
     let (
@@ -147,11 +155,8 @@ pub(crate) fn many_to_many(folder: &Path, size: usize) -> Result<Tokenizers> {
         },
         tokens,
     ) = with_tokens(folder, |pieces| match ids {
-        Some(ids) => config.vocabulary(ids, size),
-        None => {
-            let tokens = config.tokens(pieces.pieces().len() as u32 + SHIFT);
-            config.shifted_vocabulary(pieces, tokens, size)
-        }
+        Some(ids) => config.m2m100_vocabulary(ids, size),
+        None => config.shifted_vocabulary(pieces, config.tokens(BTreeMap::new())?, size),
     })?;
     let code = |token: &str| match is_m2m100 {
         true => token
@@ -167,7 +172,8 @@ pub(crate) fn many_to_many(folder: &Path, size: usize) -> Result<Tokenizers> {
         .collect();
     if codes.is_empty() {
         return Err(Error::model(format!(
-            "expected language tokens in `{CONFIG}` of `{}` (`additional_special_tokens`), but found none",
+            "expected language tokens with their ids in `{}` (`{TOKENIZER}`, `{ADDED_FILE}`, or `added_tokens_decoder` \
+             of `{CONFIG}`), but found none; save the tokenizer again with `save_pretrained`",
             folder.display()
         )));
     }
@@ -201,7 +207,7 @@ pub(crate) fn mbart(
     size: usize,
     translates: bool,
 ) -> Result<Tokenizers> {
-    let config = Config::open(folder)?;
+    let config = Config::open_multilingual(folder)?;
     let class = config.tokenizer_class.as_deref().or(class);
     let is_mbart50 = class.is_some_and(|class| class.starts_with("MBart50"));
     let (
@@ -260,18 +266,18 @@ fn with_tokens(
     folder: &Path,
     vocabulary: impl FnOnce(&SentencePieces) -> Result<Vocabulary>,
 ) -> Result<(BuiltTokenizer, BTreeMap<String, u32>)> {
-    if let Some(json) = read_if_exists(&folder.join(TOKENIZER))? {
-        check_pieces(&json)?;
-        if !folder.join(PIECES).is_file() {
-            let tokens = added_tokens(&json)?;
-            return Ok((
-                BuiltTokenizer {
-                    json,
-                    unknown_tokens: None,
-                },
-                tokens,
-            ));
-        }
+    let json = read_if_exists(&folder.join(TOKENIZER))?;
+    if let Some(json) = &json {
+        check_pieces(json)?;
+    }
+    if let Some(json) = json.as_ref().filter(|_| !folder.join(PIECES).is_file()) {
+        let tokens = added_tokens(json)?.into_iter();
+        let tokens = tokens.map(|NumberedToken { id, token }| (token.content, id));
+        let built = BuiltTokenizer {
+            json: json.clone(),
+            unknown_tokens: None,
+        };
+        return Ok((built, tokens.collect()));
     }
     let pieces = SentencePieces::open(&folder.join(PIECES))?;
     let vocabulary = vocabulary(&pieces)?;
@@ -279,7 +285,36 @@ fn with_tokens(
         .tokens
         .iter()
         .map(|(content, token)| (content.clone(), token.id));
-    Ok((pieces.tokenizer(&vocabulary)?, tokens.collect()))
+    let tokens: BTreeMap<String, u32> = tokens.collect();
+    if let Some(json) = json {
+        for (token, id) in ids(&json)? {
+            let own = tokens.get(&token).or(vocabulary.ids.get(&token));
+            if let Some(own) = own.filter(|own| **own != id) {
+                return Err(contradiction(
+                    &token,
+                    [*own, id],
+                    "the SentencePiece model and the token list",
+                ));
+            }
+        }
+    }
+    Ok((pieces.tokenizer(&vocabulary)?, tokens))
+}
+
+/// Error for a token with the first id by `source`, and with the other one in another file.
+fn contradiction(token: &str, [first, other]: [u32; 2], source: &str) -> Error {
+    Error::model(format!(
+        "the token `{token}` has the id {first} by {source}, but {other} in another file of the tokenizer; save it again \
+         with `save_pretrained`"
+    ))
+}
+
+/// Tokens with consecutive ids from `next` on.
+fn numbered<'a>(tokens: impl Iterator<Item = &'a str>, next: u32) -> BTreeMap<String, Token> {
+    tokens
+        .zip(next..)
+        .map(|(token, id)| (token.to_owned(), Token::new(id, true)))
+        .collect()
 }
 
 /// Marian's tokenizers in `folder`, for a model with the given source and target vocabulary sizes.
@@ -373,18 +408,67 @@ fn own_tokenizer(folder: &Path, config: &Config, size: usize) -> Result<BuiltTok
 }
 
 impl Config {
-    /// Reads the file in `folder`, if any.
+    /// Reads the files in `folder`, if any.
     fn open(folder: &Path) -> Result<Self> {
         let file = ConfigFile::open_or_empty(folder, CONFIG)?;
-        // `transformers` then has no such token, and keeps it in texts. Without the key, the class has one.
-        for key in ["eos_token", "pad_token", "unk_token"] {
+        let is_listed = lists_tokens(&file);
+        let file = with_special_tokens(folder, file)?;
+        // `transformers` then has no such token, and keeps it in texts, or fails. Without the key, the class has a value.
+        for key in ["eos_token", "pad_token", "unk_token", "extra_ids", "offset"] {
             if file.fields().get(key).is_some_and(Value::is_null) {
                 return Err(Error::model(format!(
-                    "expected a token in `{key}` in `{CONFIG}`, but found null"
+                    "expected a value of `{key}` in `{CONFIG}`, but found null; remove the key"
                 )));
             }
         }
-        Ok(read_json_if_exists(&folder.join(CONFIG))?.unwrap_or_default())
+        Ok(Self {
+            listed: listed_tokens(folder, &file)?,
+            is_listed,
+            additional_special_tokens: file.get("additional_special_tokens")?.unwrap_or_default(),
+            extra_special_tokens: file.get("extra_special_tokens")?.unwrap_or_default(),
+            bos_token: file.get("bos_token")?,
+            eos_token: file.get("eos_token")?,
+            pad_token: file.get("pad_token")?,
+            unk_token: file.get("unk_token")?,
+            language_codes: file.get("language_codes")?,
+            legacy_behaviour: file.is_set("legacy_behaviour")?,
+            model_max_length: file.get("model_max_length")?,
+            separate_vocabs: file.is_set("separate_vocabs")?,
+            tokenizer_class: file.get("tokenizer_class")?,
+            extra_ids: file.get("extra_ids")?,
+            offset: file.get("offset")?,
+            source_lang: file.get("source_lang")?,
+            src_lang: file.get("src_lang")?,
+            target_lang: file.get("target_lang")?,
+        })
+    }
+
+    /// Reads the files of a multilingual tokenizer: without a full list, `tokenizer.json` lists tokens, too.
+    fn open_multilingual(folder: &Path) -> Result<Self> {
+        let mut config = Self::open(folder)?;
+        if config.is_listed {
+            return Ok(config);
+        }
+        let json = read_if_exists(&folder.join(TOKENIZER))?;
+        let tokens = json.as_deref().map(added_tokens).transpose()?;
+        let tokens = tokens.unwrap_or_default();
+        for (id, listed) in &config.listed {
+            let mut others = tokens.iter();
+            if let Some(other) =
+                others.find(|other| other.token.content == listed.content && other.id != *id)
+            {
+                return Err(contradiction(
+                    &listed.content,
+                    [*id, other.id],
+                    "`added_tokens.json`",
+                ));
+            }
+        }
+        let tokens = tokens
+            .into_iter()
+            .map(|NumberedToken { id, token }| (id, token));
+        config.listed.extend(tokens);
+        Ok(config)
     }
 
     /// A vocabulary with the given ids, followed by language tokens.
@@ -396,7 +480,53 @@ impl Config {
             )));
         }
         let next = last.map_or(0, |id| id + 1);
-        let mut tokens = self.tokens(next);
+        let added = self.additional_special_tokens.iter().map(Content::as_str);
+        self.vocabulary_with(ids, numbered(added, next), size)
+    }
+
+    /// M2M100's vocabulary: the languages of its class follow the pieces.
+    fn m2m100_vocabulary(&self, ids: BTreeMap<String, u32>, size: usize) -> Result<Vocabulary> {
+        let codes = match self.language_codes.as_deref() {
+            None | Some("m2m100") => M2M100_LANGUAGES,
+            Some("wmt21") => WMT21_LANGUAGES,
+            Some(other) => {
+                return Err(Error::model(format!(
+                    "expected `language_codes` `m2m100` or `wmt21` in `{CONFIG}`, but found `{other}`"
+                )));
+            }
+        };
+        let next = ids.len() as u32;
+        let languages = codes.split(' ').map(|code| format!("__{code}__"));
+        let languages: Vec<String> = languages.collect();
+        let mut languages = numbered(languages.iter().map(String::as_str), next);
+        let is_known = |token: &str| {
+            languages.contains_key(token)
+                || ids.contains_key(token)
+                || self.listed.values().any(|listed| listed.content == token)
+        };
+        let added = self.additional_special_tokens.iter().map(Content::as_str);
+        if let Some(token) = added.clone().find(|token| !is_known(token)) {
+            return Err(Error::model(format!(
+                "expected the id of the token `{token}` of `additional_special_tokens` in `{ADDED_FILE}`, but found none"
+            )));
+        }
+        // Without gaps, the last piece is right before the first language.
+        if let Some((piece, id)) = ids.iter().find(|(_, id)| **id >= next) {
+            return Err(Error::model(format!(
+                "expected ids below {next}, the number of pieces in `{VOCABULARY}`, but found {id} for `{piece}`"
+            )));
+        }
+        languages.retain(|token, _| self.is_listed || added.clone().any(|added| added == *token));
+        self.vocabulary_with(ids, languages, size)
+    }
+
+    fn vocabulary_with(
+        &self,
+        ids: BTreeMap<String, u32>,
+        computed: BTreeMap<String, Token>,
+        size: usize,
+    ) -> Result<Vocabulary> {
+        let mut tokens = self.tokens(computed)?;
         for content in self.special() {
             if let Some(id) = ids.get(content) {
                 tokens.insert(content.to_owned(), Token::new(*id, true));
@@ -419,26 +549,19 @@ impl Config {
         size: usize,
         is_mbart50: bool,
     ) -> Result<Vocabulary> {
-        let tokens = if self.added_tokens_decoder.is_empty() {
-            let count = if is_mbart50 {
-                MBART_LANGUAGES.len()
-            } else {
-                FIRST_MBART_LANGUAGES
-            };
-            let next = pieces.pieces().len() as u32 + SHIFT;
-            let languages = MBART_LANGUAGES[..count].iter().zip(next..);
-            let mut tokens: BTreeMap<String, Token> = languages
-                .map(|(code, id)| ((*code).to_owned(), Token::new(id, true)))
-                .collect();
-            let gap = Token {
-                takes_left: true,
-                ..Token::new(next + count as u32, true)
-            };
-            tokens.insert("<mask>".to_owned(), gap);
-            tokens
+        let count = if is_mbart50 {
+            MBART_LANGUAGES.len()
         } else {
-            self.tokens(0)
+            FIRST_MBART_LANGUAGES
         };
+        let next = pieces.pieces().len() as u32 + SHIFT;
+        let mut tokens = numbered(MBART_LANGUAGES[..count].iter().copied(), next);
+        let gap = Token {
+            takes_left: true,
+            ..Token::new(next + count as u32, true)
+        };
+        tokens.insert("<mask>".to_owned(), gap);
+        let tokens = self.tokens(tokens)?;
         self.shifted_vocabulary(pieces, tokens, size)
     }
 
@@ -476,18 +599,15 @@ impl Config {
             .zip(0..)
             .map(|(piece, id)| (piece.to_owned(), id))
             .collect();
-        let mut tokens = if self.added_tokens_decoder.is_empty() {
-            let (first, count) = (
-                pieces.pieces().len() as u32,
-                self.extra_ids.unwrap_or(BLANKS),
-            );
-            let blanks = (0..count.min(MAX_IDS as u32)).zip(first..);
-            blanks
-                .map(|(n, id)| (format!("<{BLANK}{}>", count - 1 - n), Token::new(id, true)))
-                .collect()
-        } else {
-            self.tokens(0)
-        };
+        let (first, count) = (
+            pieces.pieces().len() as u32,
+            self.extra_ids.unwrap_or(BLANKS),
+        );
+        let blanks = (0..count.min(MAX_IDS as u32)).zip(first..);
+        let blanks = blanks
+            .map(|(n, id)| (format!("<{BLANK}{}>", count - 1 - n), Token::new(id, true)))
+            .collect();
+        let mut tokens = self.tokens(blanks)?;
         for content in [PAD, END, UNKNOWN] {
             if let Some(id) = ids.get(content) {
                 tokens.insert(content.to_owned(), Token::new(*id, true));
@@ -536,17 +656,9 @@ impl Config {
         .checked()
     }
 
-    /// Tokens that are never split: listed with their ids, or else language tokens with ids from `next` on.
-    fn tokens(&self, next: u32) -> BTreeMap<String, Token> {
-        if self.added_tokens_decoder.is_empty() {
-            let contents = self
-                .additional_special_tokens
-                .iter()
-                .map(|content| content.as_str().to_owned());
-            return contents
-                .zip((next..).map(|id| Token::new(id, true)))
-                .collect();
-        }
+    /// Tokens that are never split: the listed ones, and unless these are all, the ones with `computed` ids. Refuses other
+    /// ids than computed ones, which `transformers` uses in some places.
+    fn tokens(&self, mut computed: BTreeMap<String, Token>) -> Result<BTreeMap<String, Token>> {
         let token = |(id, token): (&u32, &AddedToken)| {
             let AddedToken {
                 lstrip: takes_left,
@@ -564,7 +676,18 @@ impl Config {
                 },
             )
         };
-        self.added_tokens_decoder.iter().map(token).collect()
+        let listed: BTreeMap<String, Token> = self.listed.iter().map(token).collect();
+        for (content, token) in &listed {
+            if let Some(other) = computed.get(content).filter(|other| other.id != token.id) {
+                let ids = [other.id, token.id];
+                return Err(contradiction(content, ids, "the number of pieces"));
+            }
+        }
+        if self.is_listed && !listed.is_empty() {
+            return Ok(listed);
+        }
+        computed.extend(listed);
+        Ok(computed)
     }
 
     /// Refuses a list of special tokens that lacks a language: `transformers` 5 writes that token into texts.
@@ -637,26 +760,25 @@ impl Config {
     }
 }
 
-/// Tokens added by a `tokenizer.json`, with their ids.
-fn added_tokens(json: &[u8]) -> Result<BTreeMap<String, u32>> {
+/// Tokens added by a `tokenizer.json`.
+fn added_tokens(json: &[u8]) -> Result<Vec<NumberedToken>> {
     #[derive(Deserialize)]
     struct File {
-        added_tokens: Vec<AddedToken>,
+        added_tokens: Vec<NumberedToken>,
     }
     let file: File = serde_json::from_slice(json)
         .map_err(|error| Error::model_because("cannot read the tokenizer", error))?;
-    Ok(file
-        .added_tokens
-        .into_iter()
-        .map(|token| (token.content, token.id))
-        .collect())
+    Ok(file.added_tokens)
 }
 
 #[cfg(test)]
 mod tests {
     use std::fs;
 
+    use kivu::tokenizer::Tokenizer;
+
     use super::*;
+    use crate::token_rows::within_vocabulary_or_unknown;
 
     fn fixture(name: &str) -> std::path::PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -705,7 +827,7 @@ mod tests {
         let from = r#""pad_token": "<pad>""#;
         let folder = changed("tiny-mt5", CONFIG, from, r#""pad_token": null"#);
         let refusal = monolingual(folder.path(), 0).err().unwrap();
-        insta::assert_snapshot!(refusal, @"expected a token in `pad_token` in `tokenizer_config.json`, but found null");
+        insta::assert_snapshot!(refusal, @"expected a value of `pad_token` in `tokenizer_config.json`, but found null; remove the key");
     }
 
     #[test]
@@ -734,6 +856,183 @@ mod tests {
         );
     }
 
+    /// Changes a JSON file in `folder`.
+    fn edit(folder: &Path, file: &str, change: impl FnOnce(&mut Value)) {
+        let path = folder.join(file);
+        let mut value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        change(&mut value);
+        fs::write(path, value.to_string()).unwrap();
+    }
+
+    fn without(folder: &Path, keys: &[&str]) {
+        edit(folder, CONFIG, |config| {
+            let fields = config.as_object_mut().unwrap();
+            keys.iter().for_each(|key| drop(fields.remove(*key)));
+        });
+    }
+
+    fn codes(tokenizers: Tokenizers) -> BTreeMap<String, i64> {
+        match tokenizers.languages {
+            Some(Languages::Tokens { codes, .. }) => codes,
+            other => panic!("expected language tokens, but found {other:?}"),
+        }
+    }
+
+    #[test]
+    fn languages_have_the_ids_of_all_files() {
+        const LISTS: [&str; 2] = ["added_tokens_decoder", "additional_special_tokens"];
+        let copy = |name: &str| changed(name, CONFIG, "{", "{");
+        let refusal = |read: Result<Tokenizers>| read.err().unwrap().to_string();
+        let nllb = copy("tiny-nllb");
+        let read = |folder: &Path| many_to_many(folder, 604);
+        let expected = codes(read(nllb.path()).unwrap());
+        assert_eq!(expected["eng_Latn"], 448);
+        // Older files name the languages in `special_tokens_map.json`, and their ids in two others.
+        without(nllb.path(), &LISTS);
+        assert_eq!(codes(read(nllb.path()).unwrap()), expected);
+        edit(nllb.path(), ADDED_FILE, |tokens| {
+            tokens["eng_Latn"] = 447.into();
+            tokens["ell_Grek"] = 448.into();
+        });
+        let mut refusals = vec![refusal(read(nllb.path()))];
+        fs::remove_file(nllb.path().join("added_tokens.json")).unwrap();
+        assert_eq!(codes(read(nllb.path()).unwrap()), expected);
+        fs::remove_file(nllb.path().join(TOKENIZER)).unwrap();
+        refusals
+            .push(refusal(read(nllb.path())).replace(&*nllb.path().to_string_lossy(), "[folder]"));
+        // A full list is compared with `tokenizer.json`, too.
+        let listed = copy("tiny-nllb");
+        edit(listed.path(), CONFIG, |config| {
+            let list = config[LISTS[0]].as_object_mut().unwrap();
+            let [eng, epo] = ["448", "449"].map(|id| list.remove(id).unwrap());
+            list.extend([("449".to_owned(), eng), ("448".to_owned(), epo)]);
+        });
+        refusals.push(refusal(read(listed.path())));
+        let pieces = copy("tiny-nllb");
+        edit(pieces.path(), TOKENIZER, |tokenizer| {
+            let vocabulary = tokenizer["model"]["vocab"].as_object_mut().unwrap();
+            let piece = vocabulary
+                .iter()
+                .find(|(_, id)| **id == 400)
+                .unwrap()
+                .0
+                .clone();
+            vocabulary.insert(piece, 399.into());
+        });
+        refusals.push(refusal(read(pieces.path())));
+        let m2m100 = copy("tiny-m2m100");
+        let read = |folder: &Path| many_to_many(folder, 500);
+        let expected = codes(read(m2m100.path()).unwrap());
+        without(m2m100.path(), &LISTS);
+        assert_eq!(codes(read(m2m100.path()).unwrap()), expected);
+        // The class numbers its languages, whatever the order in the file.
+        fs::remove_file(m2m100.path().join("added_tokens.json")).unwrap();
+        edit(m2m100.path(), "special_tokens_map.json", |map| {
+            map[LISTS[1]].as_array_mut().unwrap().reverse();
+        });
+        assert_eq!(codes(read(m2m100.path()).unwrap()), expected);
+        fs::write(
+            m2m100.path().join("added_tokens.json"),
+            r#"{"__en__": 393}"#,
+        )
+        .unwrap();
+        refusals.push(refusal(read(m2m100.path())));
+        let mbart50 = copy("tiny-mbart50");
+        edit(mbart50.path(), CONFIG, |config| {
+            let list = config[LISTS[0]].as_object_mut().unwrap();
+            let [arabic, czech] = ["281", "282"].map(|id| list.remove(id).unwrap());
+            list.extend([("282".to_owned(), arabic), ("281".to_owned(), czech)]);
+        });
+        refusals.push(refusal(mbart(mbart50.path(), None, 334, true)));
+        insta::assert_snapshot!(refusals.join("\n"), @"
+        the token `eng_Latn` has the id 447 by `added_tokens.json`, but 448 in another file of the tokenizer; save it again with `save_pretrained`
+        expected language tokens with their ids in `[folder]` (`tokenizer.json`, `added_tokens.json`, or `added_tokens_decoder` of `tokenizer_config.json`), but found none; save the tokenizer again with `save_pretrained`
+        the token `eng_Latn` has the id 449 by the SentencePiece model and the token list, but 448 in another file of the tokenizer; save it again with `save_pretrained`
+        the token `车` has the id 400 by the SentencePiece model and the token list, but 399 in another file of the tokenizer; save it again with `save_pretrained`
+        the token `__en__` has the id 410 by the number of pieces, but 393 in another file of the tokenizer; save it again with `save_pretrained`
+        the token `ar_AR` has the id 281 by the number of pieces, but 282 in another file of the tokenizer; save it again with `save_pretrained`
+        ");
+    }
+
+    #[test]
+    fn null_settings_are_missing_ones() {
+        type Read = fn(&Path) -> Result<Tokenizers>;
+        let readers: [(&str, Read); 7] = [
+            ("tiny-mt5", |folder| monolingual(folder, 0)),
+            ("tiny-pegasus", |folder| monolingual(folder, 0)),
+            ("tiny-t5", |folder| monolingual(folder, 0)),
+            ("tiny-nllb", |folder| many_to_many(folder, 0)),
+            ("tiny-m2m100", |folder| many_to_many(folder, 0)),
+            ("tiny-mbart50", |folder| mbart(folder, None, 0, true)),
+            ("tiny-marian", |folder| marian(folder, [0, 0])),
+        ];
+        for (name, read) in readers {
+            let nulls = changed(name, CONFIG, "{", "{");
+            let absent = changed(name, CONFIG, "{", "{");
+            // Those without which the files name no language stay.
+            let keys = [
+                "additional_special_tokens",
+                "extra_special_tokens",
+                "bos_token",
+                "legacy_behaviour",
+                "model_max_length",
+                "separate_vocabs",
+            ];
+            without(absent.path(), &keys);
+            edit(nulls.path(), CONFIG, |config| {
+                keys.iter().for_each(|key| config[*key] = Value::Null);
+            });
+            let [nulls, absent] = [nulls, absent].map(|folder| read(folder.path()).unwrap());
+            assert!(
+                nulls.source == absent.source && nulls.target == absent.target,
+                "{name}"
+            );
+            assert_eq!(nulls.languages, absent.languages, "{name}");
+            assert_eq!(nulls.max_tokens, absent.max_tokens, "{name}");
+        }
+        let folder = changed("tiny-mt5", CONFIG, "{", "{");
+        edit(folder.path(), CONFIG, |config| {
+            config["additional_special_tokens"] = 3.into()
+        });
+        let refusal = monolingual(folder.path(), 0)
+            .err()
+            .unwrap()
+            .chain()
+            .to_string();
+        insta::assert_snapshot!(refusal, @"cannot read `additional_special_tokens` in `tokenizer_config.json`: invalid type: integer `3`, expected a sequence");
+    }
+
+    #[test]
+    fn pieces_that_the_vocabulary_lacks_are_unknown() {
+        let folder = changed("tiny-marian", CONFIG, "{", "{");
+        let pieces = SentencePieces::open(&folder.path().join("source.spm")).unwrap();
+        let piece = pieces
+            .pieces()
+            .find(|piece| piece.starts_with('▁') && piece.chars().count() > 3)
+            .unwrap();
+        let before = marian(folder.path(), [178, 178]).unwrap();
+        assert!(before.unknown_tokens.is_none());
+        edit(folder.path(), VOCABULARY, |ids| {
+            let ids = ids.as_object_mut().unwrap();
+            let id = ids.remove(piece).unwrap();
+            ids.insert("never produced".to_owned(), id);
+        });
+        let Tokenizers {
+            source,
+            unknown_tokens,
+            ..
+        } = marian(folder.path(), [178, 178]).unwrap();
+        let unknown = unknown_tokens.unwrap();
+        assert_eq!((unknown.from, unknown.read_as), (178, 1));
+        let source = within_vocabulary_or_unknown(source, 178, Some(&unknown)).unwrap();
+        let ids = Tokenizer::from_json(&source)
+            .unwrap()
+            .ids(piece.trim_start_matches('▁'));
+        assert!(ids.unwrap().contains(&178));
+        // Other ids beyond the table are refused.
+        assert!(within_vocabulary_or_unknown(source, 170, Some(&unknown)).is_err());
+    }
+
     #[test]
     fn listed_tokens_are_no_pieces_with_another_id() {
         let folder = changed("tiny-mbart50", CONFIG, "\"sw_KE\"", "\"a\"");
@@ -750,9 +1049,10 @@ mod tests {
     #[test]
     fn a_list_of_special_tokens_has_all_languages() {
         let check = |listed: Value| {
-            let config: Config =
-                serde_json::from_value(serde_json::json!({ "extra_special_tokens": listed }))
-                    .unwrap();
+            let folder = tempfile::tempdir().unwrap();
+            let config = serde_json::json!({ "extra_special_tokens": listed });
+            fs::write(folder.path().join(CONFIG), config.to_string()).unwrap();
+            let config = Config::open(folder.path()).unwrap();
             config.check_special(&["__de__".to_owned(), "__fr__".to_owned()])
         };
         for listed in [

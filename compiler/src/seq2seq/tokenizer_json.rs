@@ -1,6 +1,6 @@
 //! Parts of a `tokenizer.json`: checks, and the tokens around a text.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
@@ -50,6 +50,22 @@ pub(super) fn check_pieces(json: &[u8]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// All ids by name: of the model's pieces and of added tokens.
+pub(super) fn ids(json: &[u8]) -> Result<BTreeMap<String, u32>> {
+    let tokenizer = parsed(json)?;
+    let name = |token: &Value| token.as_str().map(str::to_owned);
+    let id = |id: &Value| u32::try_from(id.as_u64()?).ok();
+    let vocabulary = &tokenizer["model"]["vocab"];
+    // A unigram model's ids are places in a list.
+    let listed = vocabulary.as_array().into_iter().flatten().zip(0..);
+    let listed = listed.filter_map(|(piece, id)| Some((name(&piece[0])?, id)));
+    let named = vocabulary.as_object().into_iter().flatten();
+    let named = named.filter_map(|(piece, value)| Some((piece.clone(), id(value)?)));
+    let added = tokenizer["added_tokens"].as_array().into_iter().flatten();
+    let added = added.filter_map(|token| Some((name(&token["content"])?, id(&token["id"])?)));
+    Ok(listed.chain(named).chain(added).collect())
 }
 
 /// Whether the tokenizer has SentencePiece's unigram model.

@@ -10,19 +10,12 @@ use crate::{
     },
     layers::{Activation, AttentionWindow, NormKind},
     seq2seq::fairseq::{LABELS, UNUSED_POSITIONS},
-    weights::Weights,
 };
 use kivu::{
     error::{Error, Result},
     tokenizer::{Tokenizer, Truncation},
 };
 
-/// Names for the word table, which files may have under one or all of them.
-const TABLES: [&str; 3] = [
-    "shared.weight",
-    "encoder.embed_tokens.weight",
-    "decoder.embed_tokens.weight",
-];
 /// The end token that `config.json` need not name; it is the decoder's first token, too.
 const END: i64 = 2;
 /// PyTorch's default, which BART's code uses.
@@ -30,7 +23,8 @@ const EPSILON: f32 = 1e-5;
 
 const ENCODER: Names = Names {
     prefix: "model.",
-    words: TABLES[0],
+    words: "shared.weight",
+    words_aliases: &["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"],
     embedding_norm: Some("encoder.layernorm_embedding"),
     layer: "encoder.layers.",
     projections: &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
@@ -45,14 +39,6 @@ const ENCODER: Names = Names {
     dense: ("classification_head.dense", false),
     dense_norm: None,
     labels: LABELS,
-};
-const NAMED_BY_ENCODER: Names = Names {
-    words: TABLES[1],
-    ..ENCODER
-};
-const NAMED_BY_DECODER: Names = Names {
-    words: TABLES[2],
-    ..ENCODER
 };
 const DECODER: Names = Names {
     embedding_norm: Some("decoder.layernorm_embedding"),
@@ -156,37 +142,6 @@ fn half(config: &ConfigFile, half: &'static str, names: &'static Names) -> Resul
             ..Details::default()
         },
     })
-}
-
-/// Finds the word table; a file may have it under any of its names.
-pub(super) fn name_words(config: &mut EncoderConfig, weights: &Weights) {
-    if !std::ptr::eq(config.names, &ENCODER) {
-        return;
-    }
-    let names = [&ENCODER, &NAMED_BY_ENCODER, &NAMED_BY_DECODER];
-    let has_words = |names: &&&Names| weights.has(&format!("{}{}", names.prefix, names.words));
-    config.names = names.iter().find(has_words).unwrap_or(&&ENCODER);
-}
-
-/// Refuses other word tables than the one that is used: `transformers` versions disagree on which to use.
-pub(super) fn check_words(config: &EncoderConfig, weights: &Weights) -> Result<()> {
-    if config.decoder.is_none() {
-        return Ok(());
-    }
-    let shape = [config.vocabulary, config.facts.hidden];
-    let words = weights.take(config.names.words, &shape)?;
-    for name in TABLES
-        .iter()
-        .filter(|name| weights.has(&format!("{}{name}", weights.prefix)))
-    {
-        if weights.take(name, &shape)? != words {
-            return Err(Error::model(format!(
-                "expected `{name}` to equal `{}`, but found a different matrix",
-                config.names.words
-            )));
-        }
-    }
-    Ok(())
 }
 
 /// Refuses BART without a label head, which generates texts.

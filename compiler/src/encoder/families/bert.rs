@@ -22,6 +22,7 @@ const FARTHEST: usize = 128;
 pub(super) const BERT: Names = Names {
     prefix: "bert.",
     words: WORDS,
+    words_aliases: &[],
     embedding_norm: Some("embeddings.LayerNorm"),
     layer: "encoder.layer.",
     projections: &[

@@ -14,6 +14,7 @@ use kivu::error::{Error, Result};
 pub(super) const NAMES: Names = Names {
     prefix: "model.",
     words: "embed_tokens.weight",
+    words_aliases: &[],
     embedding_norm: None,
     layer: "layers.",
     projections: &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],

@@ -14,6 +14,7 @@ use kivu::error::Result;
 const NAMES: Names = Names {
     prefix: "new.",
     words: WORDS,
+    words_aliases: &[],
     embedding_norm: Some("embeddings.LayerNorm"),
     layer: "encoder.layer.",
     projections: &["attention.qkv_proj"],

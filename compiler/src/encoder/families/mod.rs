@@ -24,7 +24,7 @@ use std::path::Path;
 
 pub(super) use self::bart::check_head as check_bart_head;
 pub(crate) use self::jina_v3::JINA_V3;
-use super::config::EncoderConfig;
+use super::config::{EncoderConfig, Names};
 use crate::{
     byte_pairs, config::ConfigFile, seq2seq::tokenizer_files::t5_tokenizer,
     tokenizer_config::read_tokenizer, weights::Weights,
@@ -136,6 +136,16 @@ pub(crate) fn alternative(config: &ConfigFile) -> &'static str {
         "Speech",
         "CTC",
     ];
+    /// Keys of encoders for images and sound.
+    const MEDIA_KEYS: [&str; 7] = [
+        "audio_config",
+        "conv_stride",
+        "image_size",
+        "num_channels",
+        "num_mel_bins",
+        "patch_size",
+        "vision_config",
+    ];
     let architecture = config.architecture();
     if let Some((_, reason)) = NOT_BUILT
         .iter()
@@ -144,7 +154,11 @@ pub(crate) fn alternative(config: &ConfigFile) -> &'static str {
         reason
     } else if DECODERS.iter().any(|suffix| architecture.ends_with(suffix)) {
         "Kivu does not run decoders that generate texts"
-    } else if MEDIA.iter().any(|word| architecture.contains(word)) {
+    } else if MEDIA.iter().any(|word| architecture.contains(word))
+        || MEDIA_KEYS
+            .iter()
+            .any(|key| config.fields().contains_key(*key))
+    {
         "Kivu runs models for texts only"
     } else {
         "export other encoders with `optimum-cli export onnx`"
@@ -181,13 +195,21 @@ pub(super) fn weights(
     mut weights: Weights,
     folder: &Path,
 ) -> Result<Weights> {
-    bart::name_words(config, &weights);
+    let Names {
+        prefix,
+        words,
+        words_aliases,
+        ..
+    } = config.names;
+    for prefix in [prefix, ""] {
+        let names = [&[*words], *words_aliases].concat();
+        let names: Vec<_> = names.iter().map(|name| format!("{prefix}{name}")).collect();
+        weights.unify(&names)?;
+    }
     jina_v3::read_adapters(config, &mut weights, folder)?;
     jina_v3::arrange_adapters(config, &mut weights)?;
     deberta::arrange(config, &mut weights)?;
-    let weights = weights.with_prefix(config.names.prefix, config.names.words);
-    bart::check_words(config, &weights)?;
-    Ok(weights)
+    Ok(weights.with_prefix(prefix, words))
 }
 
 /// Gives an encoder's weights inside of another model the form that the layers read.

@@ -14,6 +14,7 @@ use kivu::error::{Error, Result};
 const NAMES: Names = Names {
     prefix: "model.",
     words: "embeddings.tok_embeddings.weight",
+    words_aliases: &[],
     embedding_norm: Some("embeddings.norm"),
     layer: "layers.",
     projections: &["attn.Wqkv"],

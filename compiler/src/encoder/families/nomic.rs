@@ -19,6 +19,7 @@ use kivu::error::{Error, Result};
 pub(super) const NAMES: Names = Names {
     prefix: "bert.",
     words: WORDS,
+    words_aliases: &[],
     embedding_norm: Some("emb_ln"),
     layer: "encoder.layers.",
     projections: &["attn.Wqkv"],

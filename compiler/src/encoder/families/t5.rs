@@ -15,6 +15,7 @@ use kivu::error::Result;
 pub(super) const PLAIN: Names = Names {
     prefix: "",
     words: "shared.weight",
+    words_aliases: &["encoder.embed_tokens.weight"],
     embedding_norm: None,
     layer: "encoder.block.",
     projections: &[
