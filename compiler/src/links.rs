@@ -68,7 +68,7 @@ mod tests {
         check_links(&commit).unwrap();
         for (target, place) in [
             ("../other", "snapshots/c/vocab.txt"),
-            ("../../refs", "snapshots/c/1_Pooling/model.safetensors"),
+            ("../../../refs", "snapshots/c/1_Pooling/model.safetensors"),
             ("/etc/passwd", "snapshots/c/tokenizer.json"),
             ("/etc", "snapshots/c/2_Dense"),
             ("..", "snapshots/c/onnx"),

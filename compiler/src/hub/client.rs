@@ -441,7 +441,12 @@ fn redirected(from: &Uri, headers: &HeaderMap) -> Option<Uri> {
         Some(path) => format!("{}://{}/{path}", from.scheme_str()?, from.authority()?),
         None => location.to_owned(),
     };
-    let to: Uri = without_user(&location).parse().ok()?;
+    let mut to: Uri = location.parse().ok()?;
+    if let Some((_, host)) = to.authority()?.as_str().rsplit_once('@') {
+        let mut parts = to.clone().into_parts();
+        parts.authority = Some(host.parse().ok()?);
+        to = Uri::from_parts(parts).ok()?;
+    }
     to.scheme_str()
         .filter(|scheme| *scheme == "https" || Some(*scheme) == from.scheme_str())?;
     Some(to)
