@@ -15,6 +15,7 @@ mod json_lines;
 mod lines;
 mod parquet_reader;
 mod parquet_source;
+mod parquet_text;
 mod parquet_writer;
 mod request_lines;
 #[cfg(test)]
