@@ -284,10 +284,18 @@ impl Handler {
         if !self.rules.is_input(url) {
             return Ok(Outcome::Skipped("it has no input prefix"));
         }
+        if self.rules.is_hidden(url) {
+            return Ok(Outcome::Skipped(
+                "its name is one of a marker or a hidden file",
+            ));
+        }
         let output = self.rules.output(url)?;
         let Some(current) = self.store.current(url)? else {
             return Ok(Outcome::outdated(Change::Deleted));
         };
+        if current.size == 0 {
+            return Ok(Outcome::Skipped("it is empty"));
+        }
         if !current.is_version(event.version.as_deref(), event.etag.as_deref()) {
             return Ok(Outcome::outdated(Change::Replaced));
         }

@@ -485,12 +485,17 @@ class Events(Base):
         self.assertEqual([key for key in self.weed.keys("out/twice") if "checkpoint" in key], [])
 
     def test_events_that_are_skipped(self):
-        self.weed.put("in/folder/", b"")
+        for key in ("in/folder/", "in/empty.jsonl", "in/_SUCCESS"):
+            self.weed.put(key, b"")
+        for key in ("in/_committed_1", "in/.a.csv.crc", "in/_temporary/a.jsonl"):
+            self.weed.put(key, lines(rows(1)))
         self.weed.put("out/x.jsonl", b"{}")
         quiet = [
             {"Service": "Amazon S3", "Event": "s3:TestEvent", "Time": "2026-01-02T03:04:05.000Z", "Bucket": BUCKET},
             s3_event("in/folder/"), s3_event("in/deleted.jsonl"), s3_event("elsewhere/x.jsonl"),
             s3_event("out/x.jsonl"), s3_event("in/removed.jsonl", name="ObjectRemoved:Delete"),
+            s3_event("in/empty.jsonl"), s3_event("in/_SUCCESS"), s3_event("in/_committed_1"), s3_event("in/.a.csv.crc"),
+            s3_event("in/_temporary/a.jsonl"), {"detail-type": "Scheduled Event", "source": "aws.events", "detail": {}},
         ]
         before = self.weed.keys("out/")
         for event in quiet:
