@@ -287,6 +287,7 @@ fn urls_of_unknown_schemes_are_no_local_files() {
             &["init", "--out", url],
             &["pull", "s3://bucket/models/a", "--out", url],
             &["triton", "minilm", "--out", url],
+            &["bench", "minilm", "--json", url],
         ] {
             let (code, error) = run(arguments);
             assert_eq!(code, Some(1), "{arguments:?}: {error}");
@@ -294,7 +295,10 @@ fn urls_of_unknown_schemes_are_no_local_files() {
         }
     }
     let (_, error) = run(&["batch", "in.csv", "S3://bucket/out.csv"]);
-    insta::assert_snapshot!(error, @"");
+    insta::assert_snapshot!(error, @"
+    error: the URL begins with `S3:`, but is not as expected
+    hint: begin it with `s3://`
+    ");
     let left = fs::read_dir(folder.path()).unwrap().count();
     assert_eq!(left, 1, "only the input");
 }

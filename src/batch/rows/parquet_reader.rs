@@ -1,6 +1,6 @@
 //! Reading Parquet.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
 use arrow_array::{Array, RecordBatch, cast::AsArray, make_array};
 use arrow_schema::{DataType, FieldRef, Schema, SchemaRef, TimeUnit};
@@ -81,7 +81,7 @@ impl ParquetReader {
         check_intervals(metadata.metadata())?;
         let text = choose(&schema)?;
         let rows = metadata.metadata().file_metadata().num_rows().max(0) as u64;
-        let batches = batches(&source, &metadata, 0)?;
+        let batches = batches(&source, &metadata, 0..u64::MAX)?;
         Ok(Self {
             source,
             schema,
@@ -92,6 +92,20 @@ impl ParquetReader {
             rows,
             notes,
         })
+    }
+}
+
+impl ParquetReader {
+    /// Rows in the file.
+    pub(in crate::batch) fn rows(&self) -> u64 {
+        self.rows
+    }
+
+    /// Reads only these rows.
+    pub(in crate::batch) fn range(mut self, rows: Range<u64>) -> Result<Self> {
+        self.batches = batches(&self.source, &self.metadata, rows.clone())?;
+        (self.done, self.rows) = (rows.start, rows.end);
+        Ok(self)
     }
 }
 
@@ -118,7 +132,7 @@ impl RowReader for ParquetReader {
 
     fn skip(&mut self, rows: u64) -> Result<()> {
         self.done = rows;
-        self.batches = batches(&self.source, &self.metadata, rows)?;
+        self.batches = batches(&self.source, &self.metadata, rows..u64::MAX)?;
         Ok(())
     }
 
@@ -131,7 +145,7 @@ impl RowReader for ParquetReader {
             };
         };
         let batch = batch.map_err(|error| {
-            let place = format_args!("{error} (after row {})", self.done);
+            let place = format_args!("after row {}: {error}", self.done);
             self.source.error(&place)
         })?;
         let (batch, mut errors) = self.decoded(&batch)?;
@@ -255,17 +269,29 @@ fn widened(leaf: &DataType, is_int96: Option<bool>) -> DataType {
     }
 }
 
-/// The batches from row `first` on.
+/// The batches with these rows, from the row groups that have them.
 fn batches(
     source: &Source,
     metadata: &ArrowReaderMetadata,
-    first: u64,
+    rows: Range<u64>,
 ) -> Result<ParquetRecordBatchReader> {
+    let (mut groups, mut skipped, mut end) = (Vec::new(), 0, 0);
+    for (place, group) in metadata.metadata().row_groups().iter().enumerate() {
+        let start = end;
+        end += group.num_rows().max(0) as u64;
+        if end <= rows.start {
+            skipped = end;
+        } else if start < rows.end {
+            groups.push(place);
+        }
+    }
     let builder =
         ParquetRecordBatchReaderBuilder::new_with_metadata(source.clone(), metadata.clone());
     let batches = builder
         .with_batch_size(CHUNK_ROWS)
-        .with_offset(first as usize)
+        .with_row_groups(groups)
+        .with_offset((rows.start - skipped) as usize)
+        .with_limit((rows.end - rows.start) as usize)
         .build();
     batches.map_err(|error| source.error(&error))
 }
@@ -491,7 +517,7 @@ mod tests {
         let mut pieces = Pieces::new(Shape::of(&reader, OutputForm::default(), score_column()));
         let mut errors = Vec::new();
         while let Some(Chunk { texts, rows }) = reader.next().unwrap() {
-            let results: Vec<_> = texts
+            let mut results: Vec<_> = texts
                 .into_iter()
                 .map(|text| text.map(|_| vec![Cell::Number(0.5)]))
                 .collect();
@@ -499,7 +525,7 @@ mod tests {
                 let error = result.as_ref().err()?;
                 Some(format!("{}: {}", error.kind.name(), error.message))
             }));
-            pieces.write(rows, &results).unwrap();
+            pieces.write(rows, &mut results).unwrap();
         }
         (rows(pieces.take_last().unwrap()), errors)
     }
