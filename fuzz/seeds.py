@@ -198,9 +198,10 @@ def events():
     bridge = {"source": "aws.s3", "detail-type": "Object Created", "detail": {"bucket": {"name": "b"}, "object": {"key": "in/a b", "etag": "1", "version-id": "2"}}}
     notice = {"Type": "Notification", "Message": json.dumps(bridge)}
     nested = {"Records": [{"eventSource": "aws:sqs", "messageId": "1", "body": json.dumps(notice)}]}
-    rows = {"BatchInput": {"input": "s3://b/in/a.csv", "run": "1"}, "Items": [{"index": 0, "row": {"text": "cat"}}]}
+    index = {"input": "s3://b/in/a.csv", "run": "1", "job": "2", "layout": {"column": "text"}, "second_row": 9, "ranges": 2, "bucket": "b", "key": "k"}
+    rows = {"range": {"first": 64, "rows": 64, "start": 9, "end": 99}, "of": index}
     listing = {"BatchInput": {"bucket": "b"}, "Items": [{"Key": "in/a"}]}
-    join = {"join": {"input": "s3://b/in/a.csv", "run": "1", "results": {"Bucket": "b", "Key": "k"}}}
+    join = {"join": {"of": index, "results": {"Bucket": "b", "Key": "k"}}}
     recorded = [json.loads(path.read_text()) for path in sorted((ROOT / "tests/lambda").glob("rows_*.json"))]
     return [plain, queued, topic, bridge, nested, rows, listing, join, {"Event": "s3:TestEvent"}, *recorded]
 

@@ -85,12 +85,12 @@ pub(super) struct Arguments {
 
 pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> {
     let store = Store::new(config.s3.timeout());
-    let input = input(&store, &arguments.input)?;
     let sink = sink(&arguments)?;
     let output = match &sink {
-        Some(_) => output(store, &failed_rows(&arguments)?)?,
-        None => output(store, &arguments.output)?,
+        Some(_) => output(store.clone(), &failed_rows(&arguments)?)?,
+        None => output(store.clone(), &arguments.output)?,
     };
+    let input = input(&store, &arguments.input)?;
     let is_stdout = output.is_stdout();
     let mut parameters = arguments.parameters;
     let named = parameters.model.take();
@@ -213,8 +213,8 @@ pub(super) fn listed(option: &str, lists: &[String]) -> Result<Vec<String>> {
 }
 
 fn output(store: Store, output: &Path) -> Result<JobOutput> {
-    match Url::of(output) {
-        Some(url) => Ok(JobOutput::Object(store, url?)),
+    match Url::of_location(output)? {
+        Some(url) => Ok(JobOutput::Object(store, url)),
         None if output.as_os_str() == STANDARD => Ok(JobOutput::Stdout),
         None => Ok(JobOutput::File(output.to_owned())),
     }
@@ -233,6 +233,7 @@ fn sink(arguments: &Arguments) -> Result<Option<SinkSettings>> {
         let metadata = listed("--metadata", metadata)?;
         return SinkSettings::new(url?, id.as_deref(), &metadata).map(Some);
     }
+    Url::of_location(output)?;
     let options = [
         ("--id", id.is_some()),
         ("--metadata", !metadata.is_empty()),
@@ -253,7 +254,7 @@ fn failed_rows(arguments: &Arguments) -> Result<PathBuf> {
         return Ok(path.clone());
     }
     match input.file_name().and_then(|name| name.to_str()) {
-        Some(name) if Url::of(input).is_none() && input.is_file() => {
+        Some(name) if Url::of_location(input)?.is_none() && input.is_file() => {
             Ok(input.with_file_name(format!("failed-{name}")))
         }
         _ => Err(Error::config(
@@ -266,7 +267,7 @@ fn input(store: &Store, input: &Path) -> Result<JobInput> {
     if input.as_os_str() == STANDARD {
         return Ok(JobInput::Stdin);
     }
-    let Some(url) = Url::of(input).transpose()? else {
+    let Some(url) = Url::of_location(input)? else {
         return Ok(JobInput::File(input.to_owned()));
     };
     let object = store.head(&url)?;

@@ -15,7 +15,7 @@ use clap::Args;
 use self::report::Report;
 use super::{
     interrupt::{Ended, interruptible},
-    named::{BuildArguments, load_runtime},
+    named::{BuildArguments, load_runtime, require_local},
     terminal::{Progress, print},
 };
 use kivu::{
@@ -81,6 +81,7 @@ pub(super) fn run(arguments: Arguments, config: Config) -> Result<ExitCode> {
 fn run_build(arguments: Arguments, config: &Config) -> Result<ExitCode> {
     // Before a folder is made of it.
     arguments.name.as_deref().map_or(Ok(()), check_name)?;
+    arguments.out.as_deref().map_or(Ok(()), require_local)?;
     if !arguments.source.exists()
         && let Some(model) = names::model(&arguments.source)?
     {

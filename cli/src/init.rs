@@ -9,7 +9,7 @@ use std::{
 
 use clap::Args;
 
-use super::terminal::print;
+use super::{named::require_local, terminal::print};
 use kivu::{
     config,
     error::{Error, Result},
@@ -41,6 +41,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode> {
         print(text(&arguments.models).trim_end())?;
         return Ok(ExitCode::SUCCESS);
     }
+    require_local(&arguments.out)?;
     let out = arguments.out.display();
     let mut file =
         OpenOptions::new().write(true).create_new(true).open(&arguments.out).map_err(|error| match error

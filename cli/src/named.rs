@@ -11,9 +11,9 @@ use super::{
 use kivu::{
     backend::onnx::Runtime,
     config::{Config, EngineChoice, InstructionSet, parse_instructions},
-    error::{Result, quoted},
+    error::{Error, Result, quoted},
     model::Model,
-    repository::manifest::Precision,
+    repository::{manifest::Precision, s3::Url},
 };
 use kivu_compiler::{
     RequestedTask,
@@ -70,6 +70,16 @@ pub(super) fn load_runtime(config: &Config) -> Result<Runtime> {
     let runtime = onnx_runtime::load(config, print_aside, &progress);
     progress.clear();
     runtime
+}
+
+/// Refuses a URL for files that are written on this machine.
+pub(super) fn require_local(out: &Path) -> Result<()> {
+    match Url::of_location(out)? {
+        None => Ok(()),
+        Some(url) => Err(Error::config(format!(
+            "`{url}` is no local path; `kivu push` uploads bundles"
+        ))),
+    }
 }
 
 /// Finds a bundle by name, or builds it.

@@ -4,7 +4,10 @@ use std::{path::PathBuf, process::ExitCode};
 
 use clap::Args;
 
-use super::terminal::{Progress, print};
+use super::{
+    named::require_local,
+    terminal::{Progress, print},
+};
 use kivu::{
     config::Config,
     error::Result,
@@ -33,6 +36,7 @@ pub(super) struct Arguments {
 }
 
 pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
+    require_local(&arguments.out)?;
     let bundle = remote::open(&Store::new(config.s3.timeout()), &arguments.bundle)?;
     let (digest, out) = (&bundle.digest()[..12], arguments.out.display());
     print(

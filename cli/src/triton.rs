@@ -6,7 +6,7 @@ use clap::Args;
 
 use super::{
     interrupt::{Ended, interruptible},
-    named::{BuildArguments, resolve},
+    named::{BuildArguments, require_local, resolve},
     terminal::{print, print_aside},
 };
 use kivu::{
@@ -49,6 +49,7 @@ pub(super) fn run(arguments: Arguments, config: Config) -> Result<ExitCode> {
 }
 
 fn write_models(arguments: Arguments, config: &Config) -> Result<ExitCode> {
+    require_local(&arguments.out)?;
     let engine = arguments.build.engine.unwrap_or(EngineChoice::Onnx);
     let options = named::Options {
         engine,

@@ -31,7 +31,7 @@ use lambda_http::{
 };
 use lambda_runtime_api_client::PooledClient;
 use serde::{Deserialize, Deserializer, de::Error as _};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::{flush::FlushLayer, streaming::StreamLayer};
 
@@ -216,6 +216,9 @@ async fn load(config: Config, otlp: Option<Otlp>, started: Instant) -> kivu::Res
     Ok(cors(router, cors_origins))
 }
 
+/// Type of a schedule's event, which keeps the function warm. It is answered as a health check.
+const SCHEDULED: &str = "Scheduled Event";
+
 /// An API Gateway or load balancer event without host and scheme, and with an encoded query: `lambda_http` builds a URL
 /// from these, which clients can choose, and panics if it is invalid.
 struct Event(LambdaRequest);
@@ -223,6 +226,9 @@ struct Event(LambdaRequest);
 impl<'de> Deserialize<'de> for Event {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let mut event = Value::deserialize(deserializer)?;
+        if event.get("detail-type").and_then(Value::as_str) == Some(SCHEDULED) {
+            event = health_check();
+        }
         for headers in ["headers", "multiValueHeaders"] {
             if let Some(headers) = event.get_mut(headers).and_then(Value::as_object_mut) {
                 headers.retain(|name, _| {
@@ -244,6 +250,18 @@ impl<'de> Deserialize<'de> for Event {
             .map(Self)
             .map_err(D::Error::custom)
     }
+}
+
+/// The event of a load balancer's health check.
+fn health_check() -> Value {
+    json!({
+        "requestContext": { "elb": { "targetGroupArn": "" } },
+        "httpMethod": "GET",
+        "path": "/health",
+        "queryStringParameters": {},
+        "headers": {},
+        "isBase64Encoded": false,
+    })
 }
 
 /// Percent-encodes the characters in a query that are invalid in a URL.

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer, ser::Error as _};
+use serde_json::value::RawValue;
 
 use crate::{
     json::Ordered,
@@ -28,6 +29,14 @@ pub(super) enum Cell {
     #[serde(serialize_with = "map")]
     Weights(Vec<(String, f32)>),
     Vectors(Vec<Vec<f32>>),
+    /// A cell of a column with JSON, as it was written.
+    #[serde(serialize_with = "as_written")]
+    Json(String),
+}
+
+fn as_written<S: Serializer>(json: &str, serializer: S) -> Result<S::Ok, S::Error> {
+    let json: &RawValue = serde_json::from_str(json).map_err(S::Error::custom)?;
+    json.serialize(serializer)
 }
 
 fn map<S: Serializer>(entries: &[(String, f32)], serializer: S) -> Result<S::Ok, S::Error> {
@@ -83,7 +92,8 @@ pub(super) struct RowError {
 }
 
 /// Error kinds that a report counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub(super) enum ErrorKind {
     /// The row is malformed.
     Row,

@@ -206,9 +206,6 @@ pub(super) struct State {
     /// Whether the job can resume, since its input can be read again.
     #[serde(default)]
     pub(super) is_resumable: bool,
-    /// Ranges of rows, first and last, that a distributed map lost.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(super) missing: Vec<[u64; 2]>,
     /// How the rows are read.
     #[serde(default)]
     pub(super) layout: Option<Layout>,

@@ -1,53 +1,51 @@
 //! Distributed maps in Step Functions, for files that are too large for one function.
 //!
-//! A state machine passes a file's rows, as JSON objects, to many functions in batches. Each batch becomes a part:
-//! a JSON line with its first row's number and its progress, and its rows in the output format. At the end, one
-//! call joins the parts.
+//! One call reads a file once and writes an index: ranges of rows, with their bytes. The state machine passes each range
+//! to a function, which reads these bytes and writes the rows' answers as a part. The last call runs the file's job with
+//! the answers in the parts, so that the output is the one of a job without a state machine.
 
-use std::{
-    collections::BTreeMap,
-    future::pending,
-    io::{Cursor, Write},
-    sync::Arc,
-    time::Duration,
-};
+use std::time::Instant;
 
-use serde::Deserialize;
+use futures::{StreamExt, TryStreamExt, stream};
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::{
-    answer::{Answers, ErrorKind, RowError},
-    checkpoint::{Checkpoint, State},
-    compression::{Compression, Packer},
+    compression::Compression,
     format::Format,
     input::{Gauge, OpenInput},
-    job::Job,
-    location::{Existing, JobInput, JobOutput},
-    output::{Pieces, Shape},
-    output_form::OutputForm,
+    job::{Ended, Job, is_permanent, unfinished},
+    location::{JobInput, JobOutput},
+    parts::{Parts, Place, write_part},
     predictor::Predictor,
-    process::{End, RowInput, open_rows, panicked, process},
-    report::{Progress, Status},
-    rows::{CsvHeader, CsvReader, Head, JsonLinesReader, Layout, RowReader},
+    process::{CHUNKS_AT_ONCE, RowRange, catch_panic, open_range, open_rows},
+    row_function::deadline,
+    rows::{CHUNK_ROWS, Layout, ParquetReader, RowReader},
     rules::Rules,
-    s3_storage,
-    target::{Target, Writer},
+    s3_storage::is_of,
 };
 use crate::{
-    error::{Error, Result, quoted},
-    json::kind,
+    error::{Error, Result},
     repository::s3::{Condition, Store, Url, fit_key},
 };
 
-/// The names that an error lists.
-const MAX_LISTED: usize = 8;
+/// A range with this many bytes has no further rows.
+const MAX_RANGE_BYTES: u64 = 256 * 1024 * 1024;
 
-/// A batch with rows or objects.
+/// Limits the index, whose length a damaged footer of Parquet could choose.
+const MAX_RANGES: u64 = 1_000_000;
+
+/// An event of the state machine.
 #[derive(Debug, Deserialize)]
 #[serde(untagged, expecting = "other fields")]
-pub(super) enum MapBatch {
-    #[serde(rename_all = "PascalCase")]
-    Rows { batch_input: Run, items: Vec<Item> },
+pub(super) enum MapEvent {
+    /// Requests a file's index.
+    Index { index: IndexRequest },
+    /// Requests the answers for a range of a file's rows.
+    Range { range: RowRange, of: Index },
+    /// Requests the output.
+    Join { join: Join },
+    /// Requests whole files' jobs.
     #[serde(rename_all = "PascalCase")]
     Listing {
         batch_input: Listing,
@@ -55,18 +53,43 @@ pub(super) enum MapBatch {
     },
 }
 
-/// The rows' file, and the map run's id.
 #[derive(Debug, Deserialize)]
-pub(super) struct Run {
+pub(super) struct IndexRequest {
     input: String,
     run: String,
+    /// The rows in a range, at least.
+    rows: u64,
+}
+
+/// How the ranges of a file are read. An execution keeps it.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Index {
+    input: String,
+    run: String,
+    /// Identifies the file's version, the model, the options and the settings, which all ranges share.
+    job: String,
+    layout: Layout,
+    /// Bytes before the second row.
+    second_row: u64,
+    /// Number of ranges.
+    ranges: u64,
+    /// The object with the ranges.
+    bucket: String,
+    key: String,
 }
 
 #[derive(Debug, Deserialize)]
-pub(super) struct Item {
-    index: u64,
-    /// An object, unless the file has lines with other values.
-    row: Value,
+pub(super) struct Join {
+    of: Index,
+    /// Object with the map run's results, which lists failed ranges.
+    results: Option<Results>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Results {
+    bucket: String,
+    key: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -80,60 +103,33 @@ pub(super) struct Listed {
     pub(super) key: String,
 }
 
-/// Request to join a map run's parts.
-#[derive(Debug, Deserialize)]
-pub(super) struct Join {
-    #[serde(flatten)]
-    run: Run,
-    /// Object with the map run's results, which lists failed batches.
-    results: Option<Results>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "PascalCase")]
-struct Results {
-    bucket: String,
-    key: String,
-}
-
-impl MapBatch {
-    /// Parses an event; `None` if it is not a batch.
+impl MapEvent {
+    /// Parses an event; `None` if it is another program's.
     pub(super) fn of(event: &Value) -> Result<Option<Self>> {
+        const FIELDS: [&str; 4] = ["index", "range", "join", "Items"];
+        if FIELDS.iter().all(|name| event.get(name).is_none()) {
+            return Ok(None);
+        }
         let wrong = |error| {
             Error::malformed(format!(
-                "expected a state machine's batch, but found: {error}"
+                "expected an event of the state machine, but found: {error}"
             ))
         };
-        event
-            .get("Items")
-            .map(|_| Self::deserialize(event))
-            .transpose()
-            .map_err(wrong)
+        Self::deserialize(event).map(Some).map_err(wrong)
     }
 }
 
-impl Join {
-    /// Parses an event; `None` if it is not a request to join.
-    pub(super) fn of(event: &Value) -> Result<Option<Self>> {
-        let wrong =
-            |error| Error::malformed(format!("expected the end of a run, but found: {error}"));
-        event
-            .get("join")
-            .map(Self::deserialize)
-            .transpose()
-            .map_err(wrong)
-    }
-}
-
-/// How a file is processed.
+/// A file's job.
 struct Plan {
-    store: Store,
+    url: Url,
     output: Url,
     job: Job,
     predictor: Predictor,
+    opened: OpenInput,
+    format: Format,
+    compression: Compression,
     layout: Layout,
-    shape: Shape,
-    /// Job identity, which all parts share.
+    /// Job identity.
     id: String,
 }
 
@@ -143,428 +139,331 @@ impl Plan {
         let object = store.head(&url)?;
         let object = object
             .ok_or_else(|| Error::invalid(format!("expected a file at `{url}`, but found none")))?;
-        if rules.sink(&url)?.is_some() {
-            return Err(Error::config(format!(
-                "expected a rule without `sink` for the rows of a state machine, but found one for `{url}`; upload the \
-                 file to a prefix that the queue processes"
-            )));
-        }
-        let mut output = rules.output(&url)?;
         let (model, parameters) = rules.model(&url, &object)?;
         let predictor = Predictor::new(&model, &parameters)?;
-        let input = JobInput::Object(store.clone(), url, object);
+        let layout = parameters.layout();
+        let output = rules.output(&url)?;
+        let input = JobInput::Object(store.clone(), url.clone(), object);
         let opened = OpenInput::new(&input)?;
-        let format = opened.format(parameters.format)?;
-        let reader = open_rows(&opened, format, &parameters.layout(), &Gauge::default())?;
-        if let Head::Csv(header) = reader.head()
-            && !header.is_common()
-        {
-            return Err(Error::config(format!(
-                "state machines read CSV only with a header and doubled quotes, unlike `{}`; upload the file to a prefix \
-                 that the queue processes",
-                opened.name()
-            )));
-        }
-        let (form, _) = OutputForm::of(&output.to_string(), &input.to_string(), format)?;
-        let mut shape = Shape::of(reader.as_ref(), form, predictor.columns());
-        let layout = reader.layout();
-        if format.0 == Format::Parquet {
-            // The state machine passes rows as JSON, which lacks most Parquet types.
-            shape = Shape {
-                head: Head::JsonLines,
-                compression: Compression::None,
-                ..shape
-            };
-            output = output.with_key(fit_key(&format!(
-                "{}.jsonl",
-                output.key.trim_end_matches(".parquet")
-            )));
-        }
-        let job = Job::new(
-            input,
-            JobOutput::Object(store.clone(), output.clone()),
-            model,
-            parameters,
-        );
+        let (format, compression) = opened.format(parameters.format)?;
+        let target = JobOutput::Object(store.clone(), output.clone());
+        let job = Job::new(input, target, model, parameters);
         let id = job.id(opened.version()?)?;
         Ok(Self {
-            store: store.clone(),
+            url,
             output,
             job,
             predictor,
+            opened,
+            format,
+            compression,
             layout,
-            shape,
             id,
         })
     }
 
-    /// Prefix for a run's parts.
+    /// The file of an index.
+    ///
+    /// # Errors
+    /// The file, its model or the settings have changed since.
+    fn of(rules: &Rules, store: &Store, index: &Index) -> Result<Self> {
+        let plan = Self::new(rules, store, &index.input)?;
+        if plan.id == index.job {
+            return Ok(plan);
+        }
+        Err(Error::invalid(format!(
+            "the file `{}`, its model or the configuration was changed during the execution; start the state machine again",
+            plan.url
+        )))
+    }
+
+    /// Prefix for a run's parts and ranges.
     fn parts(&self, run: &str) -> Url {
         self.output
             .with_key(fit_key(&format!("{}.parts-{run}/", self.output.key)))
     }
 
-    fn uncompressed(&self) -> Shape {
-        Shape {
-            compression: Compression::None,
-            ..self.shape.clone()
+    /// The object with a run's ranges.
+    fn ranges(&self, run: &str) -> Url {
+        let prefix = self.parts(run);
+        prefix.with_key(format!("{}ranges.jsonl", prefix.key))
+    }
+}
+
+/// A file that is read in ranges.
+struct RangedFile<'a> {
+    opened: &'a OpenInput,
+    format: Format,
+    /// The whole file's.
+    layout: Layout,
+    /// Bytes before the second row.
+    second_row: u64,
+}
+
+impl<'a> RangedFile<'a> {
+    fn new(opened: &'a OpenInput, format: Format, layout: &Layout) -> Result<Self> {
+        let gauge = Gauge::default();
+        let mut reader =
+            catch_panic(|| open_rows(opened, (format, Compression::None), layout, &gauge))?;
+        let layout = reader.layout();
+        if format != Format::Parquet {
+            reader.skip(1)?;
         }
+        Ok(Self {
+            opened,
+            format,
+            layout,
+            second_row: reader.position(),
+        })
     }
 
-    /// Predicts these rows and returns their part.
-    async fn part(
-        &self,
-        rows: &[Value],
-        predict: impl AsyncFn(Vec<Result<String, RowError>>) -> Result<Answers>,
-    ) -> Result<(Progress, Vec<u8>)> {
-        let writer = Writer {
-            target: Target::Memory,
-            // Parts have no header.
-            pieces: Pieces::resumed(self.uncompressed(), Vec::new(), Vec::new()),
-            progress: Progress::default(),
-            notes: Vec::new(),
-            column: String::new(),
-            is_resumable: false,
-            sink: None,
+    fn open(&self, range: RowRange) -> Result<Box<dyn RowReader>> {
+        catch_panic(|| {
+            open_range(
+                self.opened,
+                self.format,
+                &self.layout,
+                self.second_row,
+                range,
+            )
+        })
+    }
+
+    /// Appends the ranges that follow; returns whether these are all.
+    fn find(&self, found: &mut Vec<RowRange>, rows: u64, until: Option<Instant>) -> Result<bool> {
+        if self.format == Format::Parquet {
+            let reader = ParquetReader::new(self.opened.clone(), &self.layout)?;
+            *found = ranges_of_rows(reader.rows(), rows)?;
+            return Ok(true);
+        }
+        let last = found.last();
+        let mut next = RowRange {
+            first: last.map_or(0, |last| last.first + last.rows),
+            rows: 0,
+            start: last.map_or(0, |last| last.end),
+            end: 0,
         };
-        let input = RowInput {
-            reader: reader(&self.shape.head, &self.layout, rows)?,
-            gauge: Gauge::default(),
-            size: None,
+        let rest = RowRange {
+            end: self.opened.size().unwrap_or_default(),
+            ..next
         };
-        match process(
-            input,
-            predict,
-            writer,
-            Arc::new(()),
-            None,
-            Box::pin(pending()),
-        )
-        .await?
-        {
-            Ok((mut writer, End::Input)) => Ok((writer.progress, writer.pieces.take()?)),
-            Ok((_, End::Rows(error) | End::Output(error))) => Err(error),
-            Ok((_, End::Stopped)) | Err(_) => Err(panicked()),
+        let mut reader = self.open(rest)?;
+        // The reader's position is the file's, except after a row that precedes the range.
+        let before = if rest.first == 0 {
+            0
+        } else {
+            reader.position()
+        };
+        loop {
+            if until.is_some_and(|until| Instant::now() >= until) {
+                return Ok(false);
+            }
+            let Some(chunk) = catch_panic(|| reader.next())? else {
+                found.extend((next.rows > 0).then_some(next));
+                return Ok(true);
+            };
+            next.rows += chunk.texts.len() as u64;
+            next.end = rest.start + reader.position() - before;
+            if next.rows >= rows || next.end - next.start >= MAX_RANGE_BYTES {
+                found.push(next);
+                check_count(found.len() as u64)?;
+                next = RowRange {
+                    first: next.first + next.rows,
+                    rows: 0,
+                    start: next.end,
+                    end: next.end,
+                };
+            }
         }
     }
 }
 
-/// Processes a row batch and writes it as a part.
-pub(super) async fn process_batch(
+/// Makes a file's index, until the time `until`; another call continues it.
+///
+/// The index has no ranges if one function does the whole job: for a compressed file, whose rows cannot be found by
+/// their bytes, for few rows, for a sink, for requests, for a file that is done, for more than
+/// [`MAX_RANGES`], and for an unusable file, whose job reports the reason.
+pub(super) async fn index(
     rules: &Rules,
     store: &Store,
-    run: Run,
-    items: Vec<Item>,
+    request: IndexRequest,
+    until: Option<Instant>,
 ) -> Result<Value> {
-    let plan = Plan::new(rules, store, &run.input)?;
-    let (first, rows) = rows_of(items)?;
-    let (progress, bytes) = plan
-        .part(&rows, async |texts| plan.predictor.predict(texts).await)
-        .await?;
-    let mut text = json!({ "first": first, "job": plan.id, "progress": progress })
-        .to_string()
-        .into_bytes();
-    text.push(b'\n');
-    text.extend_from_slice(&bytes);
-    let prefix = plan.parts(&run.run);
-    let url = prefix.with_key(format!("{}{first:015}", prefix.key));
-    plan.store.put(&url, text, &Condition::None)?;
-    let errors: u64 = progress.errors.values().sum();
-    Ok(json!({ "first": first, "rows": progress.rows, "errors": errors }))
-}
-
-/// A batch's rows, and the number of rows before them.
-fn rows_of(items: Vec<Item>) -> Result<(u64, Vec<Value>)> {
-    let first = items.first().map(|item| item.index);
-    let first = first.ok_or_else(|| {
-        Error::malformed("expected at least one item in the batch, but found none")
-    })?;
-    if let Some((expected, Item { index, .. })) = (first..)
-        .zip(&items)
-        .find(|(next, item)| *next != item.index)
-    {
-        return Err(Error::malformed(format!(
-            "expected row {expected} next in the batch, but found row {index}"
+    let whole = json!({ "ranges": 0 });
+    let url = request.input.parse::<Url>()?;
+    if store.head(&url)?.is_none() {
+        return Err(Error::invalid(format!(
+            "expected a file at `{url}`, but found none"
         )));
     }
-    Ok((first, items.into_iter().map(|item| item.row).collect()))
+    if rules.sink(&url)?.is_some() || rules.is_hidden(&url) {
+        return Ok(whole);
+    }
+    match ranges(rules, store, request, until) {
+        Ok(index) if index.ranges > 1 => Ok(json!(index)),
+        Err(error) if !is_permanent(&error) => Err(error),
+        Ok(_) | Err(_) => Ok(whole),
+    }
 }
 
-/// Reads the rows that a state machine passes.
-fn reader(head: &Head, layout: &Layout, rows: &[Value]) -> Result<Box<dyn RowReader>> {
-    if let Head::Csv(header) = head {
-        let text = csv_of(header, rows)?;
-        return Ok(Box::new(CsvReader::new(Cursor::new(text), layout)?));
+fn ranges(
+    rules: &Rules,
+    store: &Store,
+    request: IndexRequest,
+    until: Option<Instant>,
+) -> Result<Index> {
+    let plan = Plan::new(rules, store, &request.input)?;
+    let url = plan.ranges(&request.run);
+    let mut index = Index {
+        job: plan.id.clone(),
+        layout: plan.layout.clone(),
+        second_row: 0,
+        ranges: 0,
+        bucket: url.bucket.clone(),
+        key: url.key.clone(),
+        input: request.input,
+        run: request.run,
+    };
+    let output = store.head(&plan.output)?;
+    let is_done = output.is_some_and(|output| is_of(&output, &plan.id));
+    if is_done || plan.compression != Compression::None || plan.format == Format::OpenAi {
+        return Ok(index);
     }
-    let mut text = Vec::new();
-    for row in rows {
-        serde_json::to_writer(&mut text, row).map_err(unwritable)?;
-        text.push(b'\n');
+    let file = RangedFile::new(&plan.opened, plan.format, &plan.layout)?;
+    // An earlier call may have ended in time.
+    let mut found = match store.read(&url)? {
+        Some((bytes, _)) => parsed(&bytes, &url)?,
+        None => Vec::new(),
+    };
+    let is_complete = file.find(&mut found, request.rows, until)?;
+    if !is_complete || found.len() > 1 {
+        store.put(&url, written(&found), &Condition::None)?;
     }
-    Ok(Box::new(JsonLinesReader::new(
-        Cursor::new(text),
-        layout.column.as_deref(),
-    )?))
+    if !is_complete {
+        return Err(unfinished(&plan.url));
+    }
+    index.ranges = found.len() as u64;
+    (index.layout, index.second_row) = (file.layout, file.second_row);
+    Ok(index)
 }
 
-fn csv_of(header: &CsvHeader, rows: &[Value]) -> Result<Vec<u8>> {
-    let mut writer = csv::WriterBuilder::new()
-        .delimiter(header.dialect.delimiter)
-        .from_writer(Vec::new());
-    writer.write_record(&header.names).map_err(unwritable)?;
-    for row in rows {
-        let fields = csv_fields(header, row)?;
-        let cells = header
-            .names
-            .iter()
-            .map(|name| match fields.get(name.as_str()) {
-                Some(Value::String(text)) => text.clone(),
-                None | Some(Value::Null) => String::new(),
-                Some(other) => other.to_string(),
-            });
-        writer.write_record(cells).map_err(unwritable)?;
-    }
-    writer
-        .into_inner()
-        .map_err(|error| unwritable(error.into_error()))
+/// Ranges of whole chunks.
+fn ranges_of_rows(count: u64, rows: u64) -> Result<Vec<RowRange>> {
+    let step = rows.clamp(1, u32::MAX.into());
+    let step = step.next_multiple_of(CHUNK_ROWS as u64);
+    check_count(count.div_ceil(step))?;
+    let range = |first| RowRange {
+        first,
+        rows: step.min(count - first),
+        start: 0,
+        end: 0,
+    };
+    Ok((0..count).step_by(step as usize).map(range).collect())
 }
 
-/// A CSV row's fields by column.
+fn check_count(ranges: u64) -> Result<()> {
+    if ranges > MAX_RANGES {
+        return Err(Error::invalid(format!(
+            "expected at most {MAX_RANGES} ranges, but found more; set more `rows`"
+        )));
+    }
+    Ok(())
+}
+
+/// Ranges as JSON Lines, which the state machine reads.
+fn written(ranges: &[RowRange]) -> Vec<u8> {
+    let lines = ranges.iter().map(|range| format!("{}\n", json!(range)));
+    lines.collect::<String>().into_bytes()
+}
+
+fn parsed(bytes: &[u8], url: &Url) -> Result<Vec<RowRange>> {
+    let ranges = serde_json::Deserializer::from_slice(bytes).into_iter();
+    ranges
+        .collect::<Result<_, _>>()
+        .map_err(|error| Error::inference_because(format!("`{url}` cannot be read"), error))
+}
+
+/// Answers a range's rows and writes its part.
 ///
 /// # Errors
-/// The state machine has split the file's lines at another delimiter.
-fn csv_fields<'a>(header: &CsvHeader, row: &'a Value) -> Result<BTreeMap<&'a str, &'a Value>> {
-    let fields = row.as_object().ok_or_else(|| {
-        Error::invalid(format!(
-            "expected CSV rows as objects in the batch, but found {}",
-            kind(row)
-        ))
-    })?;
-    // A byte order mark at the file's start may be in the first name.
-    let name = |name: &'a String| name.trim_start_matches('\u{feff}');
-    let fields: BTreeMap<&str, &Value> = fields
-        .iter()
-        .map(|(key, value)| (name(key), value))
-        .collect();
-    let is_known = |name: &&str| header.names.iter().any(|known| known == name);
-    // A short row may lack columns, and a state machine may add fields.
-    if header
-        .names
-        .iter()
-        .all(|name| fields.contains_key(name.as_str()))
-        || fields.keys().all(is_known)
-    {
-        return Ok(fields);
-    }
-    let found: Vec<&str> = fields.into_keys().take(MAX_LISTED).collect();
-    let delimiter = match header.dialect.delimiter {
-        b';' => "SEMICOLON",
-        b'\t' => "TAB",
-        b'|' => "PIPE",
-        _ => "COMMA",
+/// The answers are not complete at the time `until`.
+pub(super) async fn process_range(
+    rules: &Rules,
+    store: &Store,
+    index: &Index,
+    range: RowRange,
+    until: Option<Instant>,
+) -> Result<Value> {
+    let plan = Plan::of(rules, store, index)?;
+    let file = RangedFile {
+        opened: &plan.opened,
+        format: plan.format,
+        layout: index.layout.clone(),
+        second_row: index.second_row,
     };
-    Err(Error::invalid(format!(
-        "expected rows with the columns {}, but found {}; set `\"CSVDelimiter\": \"{delimiter}\"` in the state machine's \
-         `ReaderConfig`, or upload the file to a prefix that the queue processes",
-        quoted(&header.names[..header.names.len().min(MAX_LISTED)]),
-        quoted(&found)
-    )))
-}
-
-fn unwritable(error: impl std::error::Error + Send + Sync + 'static) -> Error {
-    Error::inference_because("the rows cannot be written", error)
-}
-
-/// Joins a run's parts into the output, with errors for rows in failed batches, and writes the report. An interrupted
-/// join can be repeated: the checkpoint is deleted last.
-pub(super) async fn join(rules: &Rules, store: &Store, join: &Join) -> Result<Value> {
-    let plan = Plan::new(rules, store, &join.run.input)?;
-    let prefix = plan.parts(&join.run.run);
-    let Some(mut checkpoint) = claim(&plan, &join.run.run)? else {
-        return Ok(json!({ "status": "known", "output": plan.output.to_string() }));
+    let mut reader = file.open(range)?;
+    let chunks = std::iter::from_fn(|| catch_panic(|| reader.next()).transpose());
+    let (predictor, deadline) = (&plan.predictor, deadline(until));
+    let predict = |chunk: Result<super::rows::Chunk>| async move {
+        predictor.predict_by(chunk?.texts, deadline).await
     };
-    if checkpoint.state.is_whole {
-        checkpoint.complete()?;
-    } else {
-        checkpoint = write_parts(&plan, &prefix, join.results.as_ref(), checkpoint).await?;
+    let answers: Vec<_> = stream::iter(chunks)
+        .map(predict)
+        .buffered(CHUNKS_AT_ONCE)
+        .try_collect()
+        .await?;
+    let rows: usize = answers.iter().map(|answers| answers.results.len()).sum();
+    if rows as u64 != range.rows {
+        return Err(Error::invalid(format!(
+            "expected {} rows after row {}, but found {rows}; start the state machine again",
+            range.rows, range.first
+        )));
     }
-    let State {
-        progress, missing, ..
-    } = checkpoint.state.clone();
-    let mut report = plan.job.report(Status::Finished, None, progress);
-    report.missing = missing;
-    report.text_column.clone_from(&plan.layout.column);
-    plan.job.write_report(&report)?;
-    for (_, url) in written_parts(store, &prefix)? {
-        store.delete(&url)?;
-    }
-    checkpoint.forget()?;
-    Ok(json!(report))
+    let results = || answers.iter().flat_map(|answers| &answers.results);
+    let errors = results().filter(|result| result.is_err()).count();
+    write_part(
+        store,
+        &plan.parts(&index.run),
+        range.first,
+        &plan.id,
+        answers,
+    )?;
+    Ok(json!({ "first": range.first, "rows": rows, "errors": errors }))
 }
 
-/// Each part's first row and URL.
-fn written_parts(store: &Store, prefix: &Url) -> Result<Vec<(u64, Url)>> {
+/// Runs the file's job with a run's parts, until the time `until`; another call continues it.
+pub(super) async fn join(
+    rules: &Rules,
+    store: &Store,
+    Join { of: index, results }: &Join,
+    until: Option<Instant>,
+) -> Result<(Url, Ended)> {
+    let plan = Plan::of(rules, store, index)?;
+    let prefix = plan.parts(&index.run);
+    let mut places = written_parts(store, &prefix)?;
+    places.extend(failed(store, results.as_ref())?);
+    let parts = Parts::new(store, &plan.id, plan.predictor.columns(), places);
+    let ended = Job { until, ..plan.job }.join(parts).await?;
+    if matches!(ended, Ended::Unfinished(_)) {
+        return Err(unfinished(&plan.url));
+    }
+    for key in store.list(&prefix)? {
+        store.delete(&prefix.with_key(key))?;
+    }
+    Ok((plan.output, ended))
+}
+
+/// The parts that were written.
+fn written_parts(store: &Store, prefix: &Url) -> Result<Vec<(u64, Place)>> {
     let part = |key: String| {
-        Some((
-            key.rsplit('/').next()?.parse::<u64>().ok()?,
-            prefix.with_key(key),
-        ))
+        let first = key.rsplit('/').next()?.parse().ok()?;
+        Some((first, Place::Written(prefix.with_key(key))))
     };
     Ok(store.list(prefix)?.into_iter().filter_map(part).collect())
 }
 
-/// Writes the output from a run's parts.
-async fn write_parts(
-    plan: &Plan,
-    prefix: &Url,
-    results: Option<&Results>,
-    checkpoint: Box<Checkpoint>,
-) -> Result<Box<Checkpoint>> {
-    let written = written_parts(&plan.store, prefix)?;
-    let mut parts: Vec<(u64, Part)> = written
-        .into_iter()
-        .map(|(first, url)| (first, Part::Written(url)))
-        .collect();
-    parts.extend(failed(&plan.store, results)?);
-    // A batch may have failed before another attempt wrote its part.
-    parts.sort_by_key(|(first, part)| (*first, matches!(part, Part::Failed(..))));
-    parts.dedup_by_key(|(first, _)| *first);
-    let pieces = Pieces::new(plan.shape.clone());
-    let packer = plan.shape.packer()?;
-    let mut output = JoinedOutput {
-        checkpoint,
-        pieces,
-        packer,
-        progress: Progress::default(),
-    };
-    output.write(plan, &Pieces::new(plan.uncompressed()).take_last()?)?;
-    let (mut next, mut missing) = (0, Vec::new());
-    for (first, part) in &parts {
-        if *first > next {
-            missing.push([next + 1, *first]);
-            next = *first;
-        }
-        let (progress, bytes) = part.read(plan).await?;
-        next += progress.rows;
-        output.progress.join(&progress);
-        output.write(plan, &bytes)?;
-    }
-    output.checkpoint.state.missing = missing;
-    output.finish()
-}
-
-/// Claims a run's output: from its beginning, or complete; `None` if its report is written, too.
-fn claim(plan: &Plan, run: &str) -> Result<Option<Box<Checkpoint>>> {
-    let id = blake3::hash(format!("{}\n{run}\n{}", plan.output, plan.id).as_bytes())
-        .to_hex()
-        .to_string();
-    let Plan {
-        store, output, job, ..
-    } = plan;
-    let claim = || {
-        s3_storage::claim(
-            store,
-            output,
-            &job.input,
-            &id,
-            Duration::MAX,
-            Existing::default(),
-        )
-    };
-    loop {
-        match claim()? {
-            None => return Ok(None),
-            Some(checkpoint) if checkpoint.state.is_whole || checkpoint.state.upload.is_none() => {
-                return Ok(Some(checkpoint));
-            }
-            // Joining takes only seconds, so an incomplete output is restarted, not resumed.
-            Some(checkpoint) => checkpoint.abandon()?,
-        }
-    }
-}
-
-enum Part {
-    Written(Url),
-    /// A failed batch's rows and error.
-    Failed(Vec<Value>, String),
-}
-
-impl Part {
-    async fn read(&self, plan: &Plan) -> Result<(Progress, Vec<u8>)> {
-        match self {
-            Self::Failed(rows, cause) => {
-                let error = RowError::new(ErrorKind::Model, format!("its batch failed: {cause}"));
-                let predict = async |texts: Vec<_>| {
-                    let results = texts.iter().map(|_| Err(error.clone())).collect();
-                    Ok(Answers {
-                        results,
-                        ..Answers::default()
-                    })
-                };
-                plan.part(rows, predict).await
-            }
-            Self::Written(url) => {
-                let wrong = || {
-                    Error::model(format!(
-                        "expected a part in `{url}`, but found something else"
-                    ))
-                };
-                let (bytes, _) = plan.store.read(url)?.ok_or_else(wrong)?;
-                let end = bytes
-                    .iter()
-                    .position(|byte| *byte == b'\n')
-                    .ok_or_else(wrong)?;
-                let head: Value = serde_json::from_slice(&bytes[..end]).map_err(|_| wrong())?;
-                if head["job"].as_str() != Some(&plan.id) {
-                    return Err(Error::invalid(format!(
-                        "expected one input, model and configuration for all parts of a run, but found others in `{url}`; \
-                         start the state machine again"
-                    )));
-                }
-                let progress = Progress::deserialize(&head["progress"]).map_err(|_| wrong())?;
-                Ok((progress, bytes[end + 1..].to_vec()))
-            }
-        }
-    }
-}
-
-/// Writes part bytes, with the output's compression.
-struct JoinedOutput {
-    checkpoint: Box<Checkpoint>,
-    pieces: Pieces,
-    packer: Packer,
-    progress: Progress,
-}
-
-impl JoinedOutput {
-    fn write(&mut self, plan: &Plan, bytes: &[u8]) -> Result<()> {
-        self.packer
-            .write_all(bytes)
-            .map_err(Error::io("cannot write the output"))?;
-        if self.packer.len() < self.checkpoint.part_bytes(false) {
-            return Ok(());
-        }
-        let packed = std::mem::replace(&mut self.packer, plan.shape.packer()?).finish();
-        self.checkpoint.begin()?;
-        let packed = packed.map_err(Error::io("cannot write the output"))?;
-        self.checkpoint
-            .send(packed, &mut self.pieces, &self.progress)
-    }
-
-    fn finish(mut self) -> Result<Box<Checkpoint>> {
-        self.checkpoint.begin()?;
-        let packed = self
-            .packer
-            .finish()
-            .map_err(Error::io("cannot write the output"))?;
-        self.checkpoint
-            .finish(packed, &mut self.pieces, &self.progress)?;
-        Ok(self.checkpoint)
-    }
-}
-
-/// Rows in batches that failed permanently, according to the map run's results.
-fn failed(store: &Store, results: Option<&Results>) -> Result<Vec<(u64, Part)>> {
+/// The ranges that failed permanently, according to the map run's results.
+fn failed(store: &Store, results: Option<&Results>) -> Result<Vec<(u64, Place)>> {
     let Some(results) = results else {
         return Ok(Vec::new());
     };
@@ -599,9 +498,8 @@ fn failed(store: &Store, results: Option<&Results>) -> Result<Vec<(u64, Part)>> 
                     .unwrap_or_default()
             };
             let input: Value = serde_json::from_str(text("Input")).map_err(wrong)?;
-            if let Some(MapBatch::Rows { items, .. }) = MapBatch::of(&input)? {
-                let (first, rows) = rows_of(items)?;
-                failed.push((first, Part::Failed(rows, text("Error").to_owned())));
+            if let Some(MapEvent::Range { range, .. }) = MapEvent::of(&input)? {
+                failed.push((range.first, Place::Failed(text("Error").to_owned())));
             }
         }
     }
@@ -609,64 +507,115 @@ fn failed(store: &Store, results: Option<&Results>) -> Result<Vec<(u64, Part)>> 
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
+    use std::fs;
+
     use super::*;
-    use crate::batch::rows::{Chunk, Rows};
+    use crate::batch::answer::RowError;
 
-    fn csv_rows(delimiter: u8, rows: &[Value]) -> Result<Vec<String>> {
-        let file = format!("id{}text\n", char::from(delimiter));
-        let opened = CsvReader::new(Cursor::new(file), &Layout::default())?;
-        let mut reader = reader(&opened.head(), &opened.layout(), rows)?;
-        let texts = reader.next()?.map_or(Vec::new(), |chunk| chunk.texts);
-        Ok(texts
-            .into_iter()
-            .map(|text| text.unwrap_or_else(|error| error.message))
-            .collect())
-    }
-
-    #[test]
-    fn rows_split_at_another_delimiter_are_refused() {
-        let right = json!({ "id": 1, "text": "a;b" });
-        let with_mark = json!({ "\u{feff}id": 1, "text": "c" });
-        let short = json!({ "text": "d" });
-        let with_more = json!({ "id": 1, "text": "e", "run": 7 });
-        let rows = [right, with_mark, short, with_more];
-        for delimiter in *b",;\t|" {
-            assert_eq!(csv_rows(delimiter, &rows).unwrap(), ["a;b", "c", "d", "e"]);
+    fn texts(mut reader: Box<dyn RowReader>) -> Vec<Result<String, RowError>> {
+        let mut texts = Vec::new();
+        while let Some(chunk) = reader.next().unwrap() {
+            texts.extend(chunk.texts);
         }
-        let refused = |rows: &[Value]| csv_rows(b';', rows).unwrap_err().to_string();
-        insta::assert_snapshot!(refused(&[json!({ "id;text": "1;a" })]), @r#"expected rows with the columns `id`, `text`, but found `id;text`; set `"CSVDelimiter": "SEMICOLON"` in the state machine's `ReaderConfig`, or upload the file to a prefix that the queue processes"#);
-        insta::assert_snapshot!(refused(&[json!("1;a")]), @"expected CSV rows as objects in the batch, but found a string");
+        texts
+    }
+
+    /// Reads a file as a whole and in ranges of a chunk each, and returns the number of ranges.
+    pub(in crate::batch) fn compare_ranges(format: Format, file: &[u8], layout: &Layout) -> usize {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        fs::write(&path, file).unwrap();
+        let opened = OpenInput::file(&path).unwrap();
+        let gauge = Gauge::default();
+        let whole = open_rows(&opened, (format, Compression::None), layout, &gauge).unwrap();
+        let expected = texts(whole);
+        let file = RangedFile::new(&opened, format, layout).unwrap();
+        let mut found = Vec::new();
+        assert!(file.find(&mut found, 1, None).unwrap());
+        // As if each call ended in time after a range.
+        for length in 0..found.len() {
+            let mut continued = found[..length].to_vec();
+            assert!(file.find(&mut continued, 1, None).unwrap());
+            assert_eq!(continued, found);
+        }
+        let read = found.iter().flat_map(|range| {
+            let texts = texts(file.open(*range).unwrap());
+            assert_eq!(texts.len() as u64, range.rows);
+            texts
+        });
+        assert_eq!(read.collect::<Vec<_>>(), expected);
+        found.len()
     }
 
     #[test]
-    fn json_lines_that_are_not_objects_are_rows_with_errors() {
-        let items = [
-            json!({ "text": "a" }),
-            json!(5),
-            json!("x"),
-            json!([1]),
-            Value::Null,
-        ];
-        let items = items
-            .into_iter()
-            .enumerate()
-            .map(|(index, row)| json!({ "index": index, "row": row }));
-        let event = json!({ "BatchInput": { "input": "s3://a/b.jsonl", "run": "r" }, "Items": items.collect::<Vec<_>>() });
-        let Some(MapBatch::Rows { items, .. }) = MapBatch::of(&event).unwrap() else {
-            panic!("{event}")
+    fn ranges_have_the_rows_of_the_whole_file() {
+        let line = |number: u64| match number % 6 {
+            0 => format!("{{\"opinion\": \"text {number}\"}}\r\n"),
+            1 => format!("{number}\n"),
+            2 => "\n\r\n".to_owned(),
+            3 => format!("no JSON {number}\n"),
+            4 => format!("\u{feff}{{\"opinion\": \"{number}\"}}\n"),
+            _ => format!("{{\"text\": {number}}}\n"),
         };
-        let (_, rows) = rows_of(items).unwrap();
-        let mut reader = reader(&Head::JsonLines, &Layout::of_column(Some("text")), &rows).unwrap();
-        let Chunk { texts, rows } = reader.next().unwrap().unwrap();
-        assert_eq!(texts[0], Ok("a".to_owned()));
-        assert!(texts[1..].iter().all(|text| {
-            text.as_ref()
-                .is_err_and(|error| error.kind == ErrorKind::Row)
-        }));
-        let Rows::Lines(lines) = rows else {
-            panic!("other rows")
+        let lines: String = (0..500).map(line).collect();
+        for text in [
+            lines.clone(),
+            format!("\u{feff}\n{lines}"),
+            lines.trim_end().to_owned(),
+        ] {
+            assert_eq!(
+                compare_ranges(Format::JsonLines, text.as_bytes(), &Layout::default()),
+                7
+            );
+        }
+        let count = 300;
+        let rows: Vec<_> = (0..count)
+            .map(|number| (number % 5 > 0).then(|| format!("text {number}")))
+            .collect();
+        let file = crate::batch::rows::tests::written(rows.iter().map(Option::as_deref));
+        assert_eq!(
+            compare_ranges(Format::Parquet, &file, &Layout::default()),
+            5
+        );
+        assert_eq!(
+            compare_ranges(Format::Csv, b"text\n", &Layout::default()),
+            0
+        );
+    }
+
+    #[test]
+    fn ranges_of_rows_are_whole_chunks() {
+        let of = |count, rows| {
+            let ranges = ranges_of_rows(count, rows).unwrap();
+            ranges.iter().map(|range| range.rows).collect::<Vec<_>>()
         };
-        assert_eq!(lines[1..], [&b"5"[..], b"\"x\"", b"[1]", b"null"]);
+        assert_eq!(of(150, 0), [64, 64, 22]);
+        assert_eq!(of(2500, 1000), [1024, 1024, 452]);
+        assert_eq!(of(9, u64::MAX), [9]);
+        assert!(of(0, 1).is_empty());
+        // A footer may state any number.
+        assert!(ranges_of_rows(u64::MAX, 1000).is_err());
+    }
+
+    #[test]
+    fn events_are_read_by_their_fields() {
+        let of = json!({
+            "input": "s3://b/in/a.csv", "run": "1", "job": "2", "layout": { "column": "text" }, "second_row": 9,
+            "ranges": 2, "bucket": "b", "key": "k",
+        });
+        let range = json!({ "first": 64, "rows": 64, "start": 9, "end": 99 });
+        let parsed = |event: Value| MapEvent::of(&event).unwrap();
+        let index = json!({ "index": { "input": "s3://b/in/a.csv", "run": "1", "rows": 9 } });
+        assert!(matches!(parsed(index), Some(MapEvent::Index { .. })));
+        let event = json!({ "range": range, "of": of });
+        assert!(matches!(parsed(event), Some(MapEvent::Range { .. })));
+        let event = json!({ "join": { "of": of, "results": { "Bucket": "b", "Key": "k" } } });
+        assert!(matches!(parsed(event), Some(MapEvent::Join { .. })));
+        let event = json!({ "BatchInput": { "bucket": "b" }, "Items": [{ "Key": "in/a" }] });
+        assert!(matches!(parsed(event), Some(MapEvent::Listing { .. })));
+        assert!(parsed(json!({ "input": "s3://b/in/a.csv" })).is_none());
+        let refused = MapEvent::of(&json!({ "range": range })).unwrap_err();
+        insta::assert_snapshot!(refused, @"expected an event of the state machine, but found: other fields");
     }
 }

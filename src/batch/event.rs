@@ -117,6 +117,9 @@ fn objects(event: &Value, depth: usize) -> Result<Vec<ObjectEvent>> {
     if event.get("Event").and_then(Value::as_str) == Some("s3:TestEvent") {
         return Ok(Vec::new());
     }
+    if is_warm_up(event) {
+        return Ok(Vec::new());
+    }
     // Input from a rule or schedule.
     if let Some(url) = event.get("input").and_then(Value::as_str) {
         return Ok(vec![ObjectEvent::new(url.parse()?)]);
@@ -151,6 +154,14 @@ fn objects(event: &Value, depth: usize) -> Result<Vec<ObjectEvent>> {
         }
     }
     Ok(found)
+}
+
+/// Whether the event only keeps the function warm: a schedule's default event, or one of the usual programs' for that.
+fn is_warm_up(event: &Value) -> bool {
+    let text = |name: &str| event.get(name).and_then(Value::as_str);
+    text("detail-type") == Some("Scheduled Event")
+        || text("source") == Some("serverless-plugin-warmup")
+        || event.get("warmer").and_then(Value::as_bool) == Some(true)
 }
 
 fn unwrap(body: &str, depth: usize) -> Result<Vec<ObjectEvent>> {
@@ -313,6 +324,22 @@ mod tests {
                     rows: 1501
                 }
         );
+    }
+
+    #[test]
+    fn warm_up_events_name_no_objects() {
+        for event in [
+            json!({"version": "0", "detail-type": "Scheduled Event", "source": "aws.events", "resources": ["arn:aws:events:eu-west-1:1:rule/warm"], "detail": {}}),
+            json!({"detail-type": "Scheduled Event", "source": "aws.scheduler", "detail": "{}"}),
+            json!({"source": "serverless-plugin-warmup"}),
+            json!({"warmer": true, "concurrency": 3}),
+        ] {
+            let queued = json!({"Records": [{"eventSource": "aws:sqs", "messageId": "1", "body": event.to_string()}]});
+            for event in [event, queued] {
+                let [message] = messages(&event).try_into().unwrap();
+                assert_eq!(message.objects.unwrap(), [], "{event}");
+            }
+        }
     }
 
     #[test]

@@ -11,7 +11,7 @@ use super::{
     answer::{Cell, RowError, RowResult, score_column},
     checkpoint,
     compression::Compression,
-    distributed_map::{Join, MapBatch},
+    distributed_map::MapEvent,
     event, kpl,
     output::Shape,
     output_form::OutputForm,
@@ -31,8 +31,7 @@ pub(crate) fn event(bytes: &[u8]) {
         return;
     };
     // An error is a valid outcome, here and below.
-    let _ = Join::of(&event);
-    let _ = MapBatch::of(&event);
+    let _ = MapEvent::of(&event);
     let _ = RowEvent::of(&event);
     for message in event::messages(&event) {
         for written in message.objects.into_iter().flatten() {

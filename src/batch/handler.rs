@@ -1,17 +1,14 @@
 //! The Lambda function for batch jobs.
 
-use std::{
-    io,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use futures::future::LocalBoxFuture;
 use serde_json::{Map, Value, json};
 
 use super::{
-    distributed_map::{self, Join, Listed, Listing, MapBatch},
+    distributed_map::{self, Listed, Listing, MapEvent},
     event::{self, Message, ObjectEvent, Reached},
-    job::{Ended, Job},
+    job::{Ended, Job, unfinished},
     location::{JobInput, JobOutput},
     report_file,
     requests::Requests,
@@ -158,30 +155,8 @@ impl Handler {
         if let Some(rows) = RowEvent::of(&event)? {
             return rows.answer(&self.rules, &self.store, until).await;
         }
-        if let Some(join) = Join::of(&event)? {
-            let joined = distributed_map::join(&self.rules, &self.store, &join).await?;
-            if let Some(output) = joined.get("output").and_then(Value::as_str) {
-                self.announce(&output.parse()?).await?;
-            }
-            return Ok(joined);
-        }
-        if let Some(batch) = MapBatch::of(&event)? {
-            return match batch {
-                MapBatch::Listing {
-                    batch_input: Listing { bucket },
-                    items,
-                } => {
-                    let urls = items.into_iter().map(|Listed { key }| Url {
-                        bucket: bucket.clone(),
-                        key,
-                    });
-                    self.listed(urls, until).await
-                }
-                MapBatch::Rows { batch_input, items } => {
-                    distributed_map::process_batch(&self.rules, &self.store, batch_input, items)
-                        .await
-                }
-            };
+        if let Some(event) = MapEvent::of(&event)? {
+            return self.map(event, until).await;
         }
         if let Some(url) = event.get("input").and_then(Value::as_str) {
             return Ok(self
@@ -211,6 +186,32 @@ impl Handler {
         } else {
             json!({ "status": "done" })
         })
+    }
+
+    /// Handles a state machine's event.
+    async fn map(&self, event: MapEvent, until: Option<Instant>) -> Result<Value> {
+        let (rules, store) = (&self.rules, &self.store);
+        match event {
+            MapEvent::Index { index } => distributed_map::index(rules, store, index, until).await,
+            MapEvent::Range { range, of } => {
+                distributed_map::process_range(rules, store, &of, range, until).await
+            }
+            MapEvent::Join { join } => {
+                let (output, ended) = distributed_map::join(rules, store, &join, until).await?;
+                self.announce(&output).await?;
+                Ok(Outcome::Ended(ended).json())
+            }
+            MapEvent::Listing {
+                batch_input: Listing { bucket },
+                items,
+            } => {
+                let urls = items.into_iter().map(|Listed { key }| Url {
+                    bucket: bucket.clone(),
+                    key,
+                });
+                self.listed(urls, until).await
+            }
+        }
     }
 
     /// Handles a message; returns an error if the queue must deliver it again.
@@ -284,10 +285,18 @@ impl Handler {
         if !self.rules.is_input(url) {
             return Ok(Outcome::Skipped("it has no input prefix"));
         }
+        if self.rules.is_hidden(url) {
+            return Ok(Outcome::Skipped(
+                "its name is one of a marker or a hidden file",
+            ));
+        }
         let output = self.rules.output(url)?;
         let Some(current) = self.store.current(url)? else {
             return Ok(Outcome::outdated(Change::Deleted));
         };
+        if current.size == 0 {
+            return Ok(Outcome::Skipped("it is empty"));
+        }
         if !current.is_version(event.version.as_deref(), event.etag.as_deref()) {
             return Ok(Outcome::outdated(Change::Replaced));
         }
@@ -351,11 +360,4 @@ impl Handler {
         detail.insert("report".into(), url.to_string().into());
         bus.send(JOB_ENDED, &Value::Object(detail)).await
     }
-}
-
-/// The error that makes the sender repeat an event.
-fn unfinished(url: &Url) -> Error {
-    let action =
-        format!("expected `{url}` to be done in time, but it is not; the next run resumes it");
-    Error::io(action)(io::Error::new(io::ErrorKind::TimedOut, "time is up"))
 }

@@ -3,6 +3,7 @@
 use std::{
     fs::File,
     io::{self, BufReader, Cursor, Read},
+    ops::Range,
     os::{
         fd::AsFd,
         unix::fs::{FileExt, MetadataExt},
@@ -140,7 +141,7 @@ impl OpenInput {
         }
     }
 
-    pub(super) fn name(&self) -> String {
+    fn name(&self) -> String {
         match self {
             Self::File(_, path, _) => path.display().to_string(),
             Self::Stream(stream) => stream.name.clone(),
@@ -150,14 +151,19 @@ impl OpenInput {
 
     /// The contents from `start` on; for a stream, all contents, once.
     pub(super) fn read_from(&self, start: u64) -> Result<Box<dyn Read + Send>> {
+        self.read(start..self.size().unwrap_or_default())
+    }
+
+    /// The bytes in a range; for a stream, all contents, once.
+    pub(super) fn read(&self, range: Range<u64>) -> Result<Box<dyn Read + Send>> {
         match self {
-            Self::File(file, path, size) => {
+            Self::File(file, path, _) => {
                 let file = Arc::clone(file);
                 let part = FilePart {
                     file,
                     name: path.display().to_string(),
-                    next: start,
-                    end: *size,
+                    next: range.start,
+                    end: range.end,
                 };
                 Ok(Box::new(BufReader::new(part)))
             }
@@ -169,11 +175,9 @@ impl OpenInput {
                     .take();
                 contents.ok_or_else(|| self.not_seekable())
             }
-            Self::Object(store, url, object) => Ok(Box::new(Reader::new(store.pieces(
-                url,
-                object,
-                start..object.size,
-            )?))),
+            Self::Object(store, url, object) => {
+                Ok(Box::new(Reader::new(store.pieces(url, object, range)?)))
+            }
         }
     }
 

@@ -3,6 +3,7 @@
 use std::{
     fs,
     future::{Future, pending},
+    io,
     ops::ControlFlow,
     sync::Arc,
     time::{Duration, Instant},
@@ -23,6 +24,7 @@ use super::{
     output_file::OutputFile,
     output_form::OutputForm,
     parameters::Parameters,
+    parts::Parts,
     predictor::Predictor,
     process::{End, RowInput, catch_panic, open_rows, panicked, process},
     report::{Progress, Report, Status},
@@ -140,19 +142,32 @@ impl Job {
         self,
         stop: impl Future<Output = ()> + 'a,
     ) -> LocalBoxFuture<'a, Result<Ended>> {
-        self.begin_and_work(Box::pin(stop))
+        self.begin_and_work(Box::pin(stop), None)
     }
 
-    fn begin_and_work(self, stop: LocalBoxFuture<'_, ()>) -> LocalBoxFuture<'_, Result<Ended>> {
+    /// Runs the job with answers that are known.
+    pub(super) fn join(self, parts: Parts) -> LocalBoxFuture<'static, Result<Ended>> {
+        self.begin_and_work(Box::pin(pending()), Some(parts))
+    }
+
+    fn begin_and_work(
+        self,
+        stop: LocalBoxFuture<'_, ()>,
+        parts: Option<Parts>,
+    ) -> LocalBoxFuture<'_, Result<Ended>> {
         Box::pin(async move {
             let ([model, _, task], record) = (self.model(), JobRecord::begin());
-            let ended = self.run_or_stop(stop).await;
+            let ended = self.run_or_stop(stop, parts).await;
             record.end(&outcome(model, task, &ended));
             ended
         })
     }
 
-    async fn run_or_stop(self, mut stop: LocalBoxFuture<'_, ()>) -> Result<Ended> {
+    async fn run_or_stop(
+        self,
+        mut stop: LocalBoxFuture<'_, ()>,
+        parts: Option<Parts>,
+    ) -> Result<Ended> {
         let job = self.clone();
         // A FIFO blocks until its other end is opened.
         let begun = tokio::task::spawn_blocking(move || job.begin());
@@ -163,7 +178,7 @@ impl Job {
         };
         match begun {
             ControlFlow::Break(ended) => Ok(ended),
-            ControlFlow::Continue(ready) => self.work(ready, stop).await,
+            ControlFlow::Continue(ready) => self.work(ready, stop, parts).await,
         }
     }
 
@@ -447,7 +462,12 @@ impl Job {
     }
 
     /// Processes rows until the input or the time ends, or until the job is stopped.
-    async fn work(self, ready: Ready, stop: LocalBoxFuture<'_, ()>) -> Result<Ended> {
+    async fn work(
+        self,
+        ready: Ready,
+        stop: LocalBoxFuture<'_, ()>,
+        parts: Option<Parts>,
+    ) -> Result<Ended> {
         let Ready {
             answerer,
             input,
@@ -456,7 +476,10 @@ impl Job {
         } = ready;
         let progress = writer.progress.clone();
         let version = input.version()?;
-        let predict = async |texts| answerer.answer(texts).await;
+        let predict = async |row, texts| match &parts {
+            Some(parts) => parts.answers(row, texts),
+            None => answerer.answer(texts).await,
+        };
         let processed = process(
             rows,
             predict,
@@ -579,7 +602,6 @@ impl Job {
             output_digest: None,
             text_column: None,
             notes: Vec::new(),
-            missing: Vec::new(),
             progress,
         }
     }
@@ -633,6 +655,13 @@ fn outcome(model: String, task: String, ended: &Result<Ended>) -> JobOutcome {
         failed_rows: progress.errors.values().sum(),
         tokens,
     }
+}
+
+/// The error that makes the sender repeat an event.
+pub(super) fn unfinished(url: &Url) -> Error {
+    let action =
+        format!("expected `{url}` to be done in time, but it is not; the next run resumes it");
+    Error::io(action)(io::Error::new(io::ErrorKind::TimedOut, "time is up"))
 }
 
 /// Whether no other run can resume the job after this error.

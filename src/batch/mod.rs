@@ -28,6 +28,7 @@ mod output;
 mod output_file;
 mod output_form;
 mod parameters;
+mod parts;
 mod predictor;
 mod process;
 mod report;

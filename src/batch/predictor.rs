@@ -199,10 +199,45 @@ impl Predictor {
         embedder.pipeline.dimensions(embedder.options.dimensions)
     }
 
-    /// Runs the model on the texts.
+    /// The fewest bytes that a text's answer has as JSON.
+    pub(super) fn min_answer_bytes(&self) -> usize {
+        // A digit and a comma, and brackets.
+        let numbers = |count: usize| 2 * count + 1;
+        match self {
+            Self::Embedding(embedder) if embedder.requested.kinds.contains(&VectorKind::Dense) => {
+                let dimensions = embedder.pipeline.dimensions(embedder.options.dimensions);
+                numbers(match embedder.output_dtype {
+                    VectorType::Float | VectorType::Int8 | VectorType::Uint8 => {
+                        dimensions.unwrap_or_default()
+                    }
+                    VectorType::Binary | VectorType::Ubinary => dimensions.unwrap_or_default() / 8,
+                })
+            }
+            Self::ZeroShot(classifier) => {
+                let labels = classifier.labels();
+                let names: usize = labels.iter().map(|label| label.len() + 3).sum();
+                names + numbers(labels.len())
+            }
+            _ => 1,
+        }
+    }
+
+    /// Runs the model on a chunk's texts.
     ///
     /// If the model fails for all texts, the texts are not the cause, and the result is an error.
     pub(super) async fn predict(&self, texts: Vec<Result<String, RowError>>) -> Result<Answers> {
+        self.predict_by(texts, Deadline::within(TIMEOUT)).await
+    }
+
+    /// Runs the model on the texts of a caller that waits until `deadline`.
+    pub(super) async fn predict_by(
+        &self,
+        texts: Vec<Result<String, RowError>>,
+        deadline: Deadline,
+    ) -> Result<Answers> {
+        if deadline.has_passed() {
+            return Err(deadline.exceeded());
+        }
         let mut answers = Answers::default();
         // A text with only spaces is valid, as it is over HTTP.
         let refuse_empty = |text: String| match text.is_empty() {
@@ -219,7 +254,10 @@ impl Predictor {
         let valid: Vec<String> = texts.iter().flatten().cloned().collect();
         let mut found = match valid.is_empty() {
             true => Vec::new().into_iter(),
-            false => self.results(valid, &mut answers).await?.into_iter(),
+            false => self
+                .results(valid, deadline, &mut answers)
+                .await?
+                .into_iter(),
         };
         let result = |text: Result<String, RowError>| {
             text.and_then(|_| found.next().unwrap_or_else(missing))
@@ -229,18 +267,24 @@ impl Predictor {
     }
 
     /// A result for each text, from one run, or from a run per text if that fails.
-    async fn results(&self, texts: Vec<String>, answers: &mut Answers) -> Result<Vec<RowResult>> {
+    async fn results(
+        &self,
+        texts: Vec<String>,
+        deadline: Deadline,
+        answers: &mut Answers,
+    ) -> Result<Vec<RowResult>> {
         let refused = |error: &Error| Err(RowError::new(ErrorKind::Input, error.to_string()));
-        match self.counted(texts.clone(), answers).await {
+        match self.counted(texts.clone(), deadline, answers).await {
             Ok(found) => return Ok(found),
             Err(error) if texts.len() == 1 && !is_internal(&error) => {
                 return Ok(vec![refused(&error)]);
             }
+            Err(error) if deadline.has_passed() => return Err(error),
             Err(_) => {}
         }
         let (mut results, mut failed, count) = (Vec::new(), 0, texts.len());
         for text in texts {
-            match self.counted(vec![text], answers).await {
+            match self.counted(vec![text], deadline, answers).await {
                 Ok(found) => results.push(found.into_iter().next().unwrap_or_else(missing)),
                 Err(error) if is_internal(&error) => {
                     failed += 1;
@@ -256,16 +300,20 @@ impl Predictor {
     }
 
     /// Runs the model once, and counts its usage.
-    async fn counted(&self, texts: Vec<String>, answers: &mut Answers) -> Result<Vec<RowResult>> {
+    async fn counted(
+        &self,
+        texts: Vec<String>,
+        deadline: Deadline,
+        answers: &mut Answers,
+    ) -> Result<Vec<RowResult>> {
         // Boxed, since the task futures are large.
-        let (found, usage) = Box::pin(self.run(texts)).await?;
+        let (found, usage) = Box::pin(self.run(texts, deadline)).await?;
         answers.tokens += usage.tokens as u64;
         answers.truncated += usage.truncated.len() as u64;
         Ok(found.into_iter().map(Ok).collect())
     }
 
-    async fn run(&self, texts: Vec<String>) -> Result<(Vec<Answer>, Usage)> {
-        let deadline = Deadline::within(TIMEOUT);
+    async fn run(&self, texts: Vec<String>, deadline: Deadline) -> Result<(Vec<Answer>, Usage)> {
         match self {
             Self::Embedding(embedder) => {
                 let found = embedder

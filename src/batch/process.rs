@@ -2,6 +2,7 @@
 //! predicted in between, and stay in order.
 
 use std::{
+    io::Read,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc,
@@ -12,20 +13,23 @@ use std::{
 };
 
 use futures::{StreamExt, future::LocalBoxFuture};
+use serde::{Deserialize, Serialize};
 
 use super::{
     answer::{Answers, RowError},
     compression::Compression,
     format::Format,
     input::{Gauge, OpenInput},
-    rows::{Chunk, CsvReader, JsonLinesReader, Layout, RequestReader, RowReader, Rows},
+    rows::{
+        Chunk, CsvReader, JsonLinesReader, Layout, ParquetReader, RequestReader, RowReader, Rows,
+    },
     target::{Target, Writer},
     watcher::Watcher,
 };
 use crate::error::{Error, Result};
 
 /// Chunks that are predicted concurrently, so that the model's threads stay busy at a chunk's end.
-const CHUNKS_AT_ONCE: usize = 3;
+pub(super) const CHUNKS_AT_ONCE: usize = 3;
 
 pub(super) struct RowInput {
     pub(super) reader: Box<dyn RowReader>,
@@ -50,15 +54,65 @@ pub(super) fn open_rows(
     layout: &Layout,
     gauge: &Gauge,
 ) -> Result<Box<dyn RowReader>> {
+    match format {
+        Format::Parquet => Ok(Box::new(ParquetReader::new(input.clone(), layout)?)),
+        format => read_text(input.unpacked(compression, gauge)?, format, layout),
+    }
+}
+
+fn read_text(
+    contents: Box<dyn Read + Send>,
+    format: Format,
+    layout: &Layout,
+) -> Result<Box<dyn RowReader>> {
     Ok(match format {
-        Format::Parquet => Box::new(super::rows::ParquetReader::new(input.clone(), layout)?),
-        Format::Csv => Box::new(CsvReader::new(input.unpacked(compression, gauge)?, layout)?),
-        Format::JsonLines => {
-            let contents = input.unpacked(compression, gauge)?;
+        Format::Csv => Box::new(CsvReader::new(contents, layout)?),
+        Format::JsonLines | Format::Parquet => {
             Box::new(JsonLinesReader::new(contents, layout.column.as_deref())?)
         }
-        Format::OpenAi => Box::new(RequestReader::new(input.unpacked(compression, gauge)?)),
+        Format::OpenAi => Box::new(RequestReader::new(contents)),
     })
+}
+
+/// Rows that follow each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct RowRange {
+    /// The number of rows before them.
+    pub(super) first: u64,
+    pub(super) rows: u64,
+    /// The rows' bytes; unused for Parquet.
+    pub(super) start: u64,
+    pub(super) end: u64,
+}
+
+/// A row reader for a range of a file that is not compressed. The layout is the whole file's.
+///
+/// What precedes the second row, at the byte `second_row`, is read before the range, and its row skipped: a header, and
+/// what a format's first row decides.
+pub(super) fn open_range(
+    input: &OpenInput,
+    format: Format,
+    layout: &Layout,
+    second_row: u64,
+    range: RowRange,
+) -> Result<Box<dyn RowReader>> {
+    let RowRange {
+        first,
+        rows,
+        start,
+        end,
+    } = range;
+    if format == Format::Parquet {
+        let reader = ParquetReader::new(input.clone(), layout)?;
+        return Ok(Box::new(reader.range(first..first + rows)?));
+    }
+    if first == 0 {
+        return read_text(input.read(0..end)?, format, layout);
+    }
+    let contents = input.read(0..second_row)?.chain(input.read(start..end)?);
+    let mut reader = read_text(Box::new(contents), format, layout)?;
+    reader.skip(1)?;
+    Ok(reader)
 }
 
 /// The reason why [`process`] ended.
@@ -73,11 +127,11 @@ pub(super) enum End {
     Output(Error),
 }
 
-/// Processes all rows, until the time `until` or the future `stop`. Returns the writer, unless a stream, which may
+/// Processes all rows, until the time `until` or the future `stop`. `predict` gets texts and the number of rows before them. Returns the writer, unless a stream, which may
 /// block forever, is stopped; then it returns the number of rows sent to the writer.
 pub(super) async fn process(
     input: RowInput,
-    predict: impl AsyncFn(Vec<Result<String, RowError>>) -> Result<Answers>,
+    predict: impl AsyncFn(u64, Vec<Result<String, RowError>>) -> Result<Answers>,
     mut writer: Writer,
     watcher: Arc<dyn Watcher>,
     until: Option<Instant>,
@@ -103,9 +157,16 @@ pub(super) async fn process(
             (writer, written)
         });
     let writing = writing.map_err(Error::io("cannot start a thread for the output"))?;
-    let predict = |chunk: Result<(Chunk, Option<f64>)>| async {
-        let (Chunk { texts, rows }, share) = chunk?;
-        Ok::<_, Error>((rows, predict(texts).await?, share))
+    let (mut next_row, predict) = (sent_rows, &predict);
+    let predict = |chunk: Result<(Chunk, Option<f64>)>| {
+        let row = next_row;
+        next_row += chunk
+            .as_ref()
+            .map_or(0, |(chunk, _)| chunk.texts.len() as u64);
+        async move {
+            let (Chunk { texts, rows }, share) = chunk?;
+            Ok::<_, Error>((rows, predict(row, texts).await?, share))
+        }
     };
     let mut answers = chunks.into_stream().map(predict).buffered(CHUNKS_AT_ONCE);
     let mut end = End::Input;

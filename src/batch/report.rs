@@ -67,24 +67,6 @@ impl Progress {
                 .extend(columns.iter().take(MAX_SAMPLES).cloned());
         }
     }
-
-    /// Adds the progress for a job's next rows.
-    pub(super) fn join(&mut self, other: &Self) {
-        for (kind, count) in &other.errors {
-            *self.errors.entry(kind.clone()).or_default() += count;
-        }
-        let room = MAX_SAMPLES.saturating_sub(self.samples.len());
-        let samples = other.samples.iter().take(room);
-        self.samples.extend(samples.map(|sample| Sample {
-            row: sample.row + self.rows,
-            ..sample.clone()
-        }));
-        self.rows += other.rows;
-        self.tokens += other.tokens;
-        self.truncated += other.truncated;
-        self.seconds += other.seconds;
-        self.name_columns(&other.columns);
-    }
 }
 
 /// Final job status.
@@ -130,9 +112,6 @@ pub struct Report {
     pub model_digest: String,
     /// Model task.
     pub task: String,
-    /// Ranges of missing rows, first and last, if a distributed map lost parts.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub missing: Vec<[u64; 2]>,
     /// Rows, errors and columns; in the JSON, they are fields on the report itself.
     #[serde(flatten)]
     pub progress: Progress,

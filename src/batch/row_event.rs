@@ -1,6 +1,6 @@
 //! Events that contain rows: calls by data warehouses, and stream records.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -14,6 +14,11 @@ use crate::{
     error::{Error, Result},
     repository::s3::Store,
 };
+
+/// Time for a response through API Gateway, which waits for 29 s.
+const GATEWAY_TIMEOUT: Duration = Duration::from_secs(28);
+/// Time for a response to Data Firehose, which waits for 5 minutes.
+const FIREHOSE_TIMEOUT: Duration = Duration::from_secs(290);
 
 /// An event with rows, by its shape.
 #[derive(Debug)]
@@ -49,17 +54,21 @@ impl RowEvent {
         }))
     }
 
-    /// The response to the event's source.
+    /// The response to the event's source, before the time `until` or its own limit.
     pub(super) async fn answer(
         self,
         rules: &Rules,
         store: &Store,
         until: Option<Instant>,
     ) -> Result<Value> {
+        let within = |limit| {
+            let limit = Instant::now() + limit;
+            Some(until.map_or(limit, |until| until.min(limit)))
+        };
         match self {
-            Self::Redshift(call) => Ok(call.answer(rules).await),
-            Self::Snowflake(request) => Ok(request.answer(rules).await),
-            Self::Firehose(batch) => batch.answer(rules, until).await,
+            Self::Redshift(call) => Ok(call.answer(rules, until).await),
+            Self::Snowflake(request) => Ok(request.answer(rules, within(GATEWAY_TIMEOUT)).await),
+            Self::Firehose(batch) => batch.answer(rules, within(FIREHOSE_TIMEOUT)).await,
             Self::Stream(batch) => batch.answer(rules, store, until).await,
         }
     }

@@ -1,6 +1,9 @@
 //! Models as functions on rows with one or two arguments, as data warehouses call them.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
 
 use serde_json::Value;
 
@@ -10,6 +13,7 @@ use super::{
     predictor::Predictor,
 };
 use crate::{
+    backend::Deadline,
     error::{Error, Result},
     json::kind,
     model::Model,
@@ -18,6 +22,10 @@ use crate::{
 
 /// Texts per run of the model.
 const TEXTS_AT_ONCE: usize = 512;
+/// Lambda's limit for a response, with a margin for what surrounds the rows.
+pub(super) const MAX_RESPONSE_BYTES: usize = 6_000_000;
+/// Lambda's longest timeout.
+const MAX_TIME: Duration = Duration::from_mins(15);
 /// Options that a second argument sets, if the model's task has one of them.
 const SHARED_OPTIONS: [&str; 2] = ["labels", "target-language"];
 
@@ -32,7 +40,16 @@ impl RowFunction {
     ///
     /// The second argument is another text to compare with for embedding models, and for others the labels or the
     /// target language; ranking models take the query first.
-    pub(super) async fn call(&self, rows: Vec<Vec<Value>>) -> Result<Vec<Option<String>>> {
+    ///
+    /// # Errors
+    /// The results are not complete at the time `until`, or are longer than a response; if it is certain, this is noticed
+    /// before the model runs.
+    pub(super) async fn call(
+        &self,
+        rows: Vec<Vec<Value>>,
+        until: Option<Instant>,
+    ) -> Result<Vec<Option<String>>> {
+        let deadline = deadline(until);
         let rows: Vec<Option<Arguments>> = rows
             .into_iter()
             .enumerate()
@@ -56,13 +73,32 @@ impl RowFunction {
                 }
             }
         }
-        for (shared, texts) in texts {
+        let with_predictor = |(shared, texts): (Option<String>, Texts)| {
             let predictor = Predictor::new(&self.model, &self.with(shared.as_deref())?)?;
-            for (row, answer) in answers(&predictor, texts).await? {
-                results[row] = Some(json(&predictor.columns(), &answer)?);
-            }
+            Ok((predictor, texts))
+        };
+        let groups: Vec<(Predictor, Texts)> = texts
+            .into_iter()
+            .map(with_predictor)
+            .collect::<Result<_>>()?;
+        check_size(
+            groups
+                .iter()
+                .map(|(predictor, texts)| texts.len() * predictor.min_answer_bytes())
+                .sum(),
+        )?;
+        let mut size = 0;
+        for (predictor, texts) in groups {
+            let columns = predictor.columns();
+            let result = |row: usize, answer: Answer| {
+                let result = json(&columns, &answer)?;
+                size += result.len();
+                results[row] = Some(result);
+                check_size(size)
+            };
+            answer_each(&predictor, texts, deadline, result).await?;
         }
-        for (row, similarity) in self.similarities(pairs).await? {
+        for (row, similarity) in self.similarities(pairs, deadline).await? {
             results[row] = Some(to_json(&similarity)?);
         }
         Ok(results)
@@ -102,7 +138,11 @@ impl RowFunction {
     }
 
     /// Cosine similarities between the texts of each pair.
-    async fn similarities(&self, pairs: Vec<(usize, [String; 2])>) -> Result<Vec<(usize, f32)>> {
+    async fn similarities(
+        &self,
+        pairs: Vec<(usize, [String; 2])>,
+        deadline: Deadline,
+    ) -> Result<Vec<(usize, f32)>> {
         if pairs.is_empty() {
             return Ok(Vec::new());
         }
@@ -112,7 +152,12 @@ impl RowFunction {
             .into_iter()
             .flat_map(|(row, texts)| texts.map(|text| (row, text)))
             .collect();
-        let vectors = answers(&predictor, texts).await?;
+        let mut vectors = Vec::new();
+        let vector = |row, answer| {
+            vectors.push((row, answer));
+            Ok(())
+        };
+        answer_each(&predictor, texts, deadline, vector).await?;
         for pair in vectors.chunks_exact(2) {
             let similarity = match [&pair[0].1, &pair[1].1].map(Vec::as_slice) {
                 [
@@ -167,19 +212,42 @@ fn arguments(row: usize, values: Vec<Value>) -> Result<Option<Arguments>> {
     }
 }
 
-/// Each text's answer; an error if one has none.
-async fn answers(predictor: &Predictor, texts: Texts) -> Result<Vec<(usize, Answer)>> {
-    let mut answers = Vec::with_capacity(texts.len());
+/// Passes each text's answer to `each`; an error if one has none.
+async fn answer_each(
+    predictor: &Predictor,
+    texts: Texts,
+    deadline: Deadline,
+    mut each: impl FnMut(usize, Answer) -> Result<()>,
+) -> Result<()> {
     let (rows, texts): (Vec<usize>, Vec<String>) = texts.into_iter().unzip();
     for (rows, texts) in rows.chunks(TEXTS_AT_ONCE).zip(texts.chunks(TEXTS_AT_ONCE)) {
         let found = predictor
-            .predict(texts.iter().cloned().map(Ok).collect())
+            .predict_by(texts.iter().cloned().map(Ok).collect(), deadline)
             .await?;
         for (row, result) in rows.iter().zip(found.results) {
-            answers.push((*row, checked(*row, result)?));
+            each(*row, checked(*row, result)?)?;
         }
     }
-    Ok(answers)
+    Ok(())
+}
+
+/// The deadline of a caller that waits until this time.
+pub(super) fn deadline(until: Option<Instant>) -> Deadline {
+    let left = until.map_or(MAX_TIME, |until| {
+        until.saturating_duration_since(Instant::now())
+    });
+    Deadline::within(left.min(MAX_TIME))
+}
+
+/// Refuses results that are too long for a response.
+pub(super) fn check_size(size: usize) -> Result<()> {
+    if size > MAX_RESPONSE_BYTES {
+        return Err(Error::too_large(format!(
+            "expected results of at most {MAX_RESPONSE_BYTES} bytes, but found at least {size}; set a smaller \
+             `MAX_BATCH_ROWS`"
+        )));
+    }
+    Ok(())
 }
 
 fn checked(row: usize, result: RowResult) -> Result<Answer> {

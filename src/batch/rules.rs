@@ -1,8 +1,9 @@
 //! Rules for objects in a bucket: which are inputs, which model and options they get, and where their outputs go.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, path::Path};
 
 use super::{
+    format::NamedForm,
     parameters::Parameters,
     row_function::RowFunction,
     sink::{SinkSettings, SinkUrl},
@@ -105,6 +106,19 @@ impl Rules {
 
     pub(super) fn is_input(&self, url: &Url) -> bool {
         self.rule(url).is_ok()
+    }
+
+    /// Whether an input is hidden, or not data: `_SUCCESS`, `_temporary/…` and `.part-0.crc`, as Hadoop and Spark write
+    /// them. A file such as `_a.csv` is data by its extension.
+    pub(super) fn is_hidden(&self, url: &Url) -> bool {
+        let Ok(rule) = self.rule(url) else {
+            return false;
+        };
+        let rest = &url.key[rule.input.len()..];
+        let (folders, name) = rest.rsplit_once('/').unwrap_or(("", rest));
+        name.starts_with('.')
+            || name.starts_with('_') && NamedForm::of(name).format.is_none()
+            || folders.split('/').any(|name| name.starts_with(['_', '.']))
     }
 
     /// Output URL for an input.
@@ -236,7 +250,8 @@ fn writes_answers(input: &str) -> Option<bool> {
 /// Checks whether a caller's rule has an output.
 fn check_output(rule: &config::BatchRule) -> Result<()> {
     let is_written = writes_answers(&rule.input) == Some(true);
-    if is_written && rule.output.parse::<Url>().is_ok() || !is_written && rule.output.is_empty() {
+    let is_url = Url::of_location(Path::new(&rule.output))?.is_some();
+    if is_written && is_url || !is_written && rule.output.is_empty() {
         return Ok(());
     }
     let expected = if is_written {
@@ -270,10 +285,16 @@ fn sink(rule: &config::BatchRule) -> Result<Option<SinkSettings>> {
 
 impl Rule {
     fn new(rule: &config::BatchRule) -> Result<Self> {
-        let (bucket, output) = match rule.output.parse::<Url>() {
-            Ok(url) => (Some(url.bucket), url.key),
-            Err(_) => (None, rule.output.clone()),
+        let (bucket, output) = match Url::of_location(Path::new(&rule.output))? {
+            Some(url) => (Some(url.bucket), url.key),
+            None => (None, rule.output.clone()),
         };
+        if Url::of_location(Path::new(&rule.input))?.is_some() {
+            return Err(Error::config(format!(
+                "expected a key's prefix for a rule's `input`, such as `in/`, but found `{}`; omit the bucket",
+                rule.input
+            )));
+        }
         let parameters = Parameters::of(&rule.ask)?;
         Ok(Self {
             input: rule.input.clone(),
@@ -282,5 +303,71 @@ impl Rule {
             sink: sink(rule)?,
             parameters,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn markers_of_other_programs_are_hidden() {
+        let rules = Rules::new(Vec::new(), &config::BatchConfig::default()).unwrap();
+        let is_hidden = |key: &str| {
+            rules.is_hidden(&Url {
+                bucket: "files".into(),
+                key: key.into(),
+            })
+        };
+        for key in [
+            "in/_SUCCESS",
+            "in/year=2026/_SUCCESS",
+            "in/_committed_123",
+            "in/_metadata",
+            "in/.part-0.csv.crc",
+            "in/a/._b.csv",
+            "in/_temporary/0/part-0.csv",
+            "in/table/_delta_log/00.json",
+        ] {
+            assert!(is_hidden(key), "{key}");
+        }
+        for key in [
+            "in/_a.csv",
+            "in/a_SUCCESS",
+            "in/a/part-0.csv.gz",
+            "in/_b.jsonl.zst",
+            "out/_SUCCESS",
+        ] {
+            assert!(!is_hidden(key), "{key}");
+        }
+    }
+
+    #[test]
+    fn urls_of_other_schemes_are_no_prefixes() {
+        let refused = |input: &str, output: &str, sink: Option<&str>| {
+            let rule = config::BatchRule {
+                input: input.into(),
+                output: output.into(),
+                sink: sink.map(str::to_owned),
+                ..config::BatchRule::default()
+            };
+            let config = config::BatchConfig {
+                rules: vec![rule],
+                ..config::BatchConfig::default()
+            };
+            Rules::new(Vec::new(), &config).unwrap_err().to_string()
+        };
+        insta::assert_snapshot!(refused("a/", "S3://me:secret@bucket/out/", None), @"the URL begins with `S3:`, but is not as expected; begin it with `s3://`");
+        insta::assert_snapshot!(refused("s3://bucket/a/", "b/", None), @"expected a key's prefix for a rule's `input`, such as `in/`, but found `s3://bucket/a/`; omit the bucket");
+        for (input, output, sink) in [
+            ("a/", "Postgres://me:secret@host/db", None),
+            ("https://me:secret@host/a/", "b/", None),
+            ("kinesis:a", "https://me:secret@host/", None),
+            ("redshift:a", "Postgres://me:secret@host/", None),
+            ("a/", "b/", Some("Postgres://me:secret@host/db?table=t")),
+        ] {
+            let error = refused(input, output, sink);
+            assert!(!error.contains("secret"), "{error}");
+        }
     }
 }

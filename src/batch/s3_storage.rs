@@ -132,7 +132,8 @@ fn resumed(state: State, holder: &str) -> State {
     }
 }
 
-fn is_of(object: &Object, job: &str) -> bool {
+/// Whether an object is the output of this job.
+pub(super) fn is_of(object: &Object, job: &str) -> bool {
     object.metadata.get(JOB).is_some_and(|found| found == job)
 }
 

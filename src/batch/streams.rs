@@ -14,10 +14,9 @@ use super::{
     output::Shape,
     output_form::OutputForm,
     predictor::Predictor,
-    row_function::RowFunction,
+    row_function::{MAX_RESPONSE_BYTES, RowFunction, deadline},
     rows::{BYTE_ORDER_MARK, JsonLinesReader, RowReader},
     rules::Rules,
-    warehouse::MAX_RESPONSE_BYTES,
 };
 use crate::{
     error::{Error, Result},
@@ -40,23 +39,24 @@ struct AnsweredLines {
     stopped: Option<Error>,
 }
 
-/// Answers lines in order, until shortly before `until`.
+/// Answers lines in order, until shortly before `until`, or until the answers have `max_bytes`.
 async fn answer(
     RowFunction { model, parameters }: RowFunction,
     lines: &[Vec<u8>],
     until: Option<Instant>,
+    max_bytes: usize,
 ) -> Result<AnsweredLines> {
+    let deadline = deadline(until);
     let predictor = Predictor::new(&model, &parameters)?;
     let column = parameters.column.as_deref().unwrap_or(TEXT);
     let mut reader = JsonLinesReader::new(Cursor::new(lines.join(&b'\n')), Some(column))?;
     let mut writer = Shape::of(&reader, OutputForm::default(), predictor.columns()).writer(true)?;
     let (mut errors, mut stopped) = (Vec::with_capacity(lines.len()), None);
-    while let Some(chunk) = reader.next()? {
-        if until.is_some_and(|until| Instant::now() >= until) {
-            stopped = Some(Error::unavailable("the time is up"));
+    while writer.size() < max_bytes {
+        let Some(chunk) = reader.next()? else {
             break;
-        }
-        match predictor.predict(chunk.texts).await {
+        };
+        match predictor.predict_by(chunk.texts, deadline).await {
             Ok(mut answers) => {
                 writer.write(chunk.rows, &mut answers.results)?;
                 errors.extend(answers.results.into_iter().map(Result::err));
@@ -137,7 +137,8 @@ impl Firehose {
                 Err(_) => Contents::NotBase64,
             };
         let contents: Vec<Contents> = self.records.iter().map(contents).collect();
-        let answered = answer(function, &lines, until).await?;
+        // A line has four bytes for three, in base64.
+        let answered = answer(function, &lines, until, MAX_RESPONSE_BYTES / 4 * 3).await?;
         match answered.stopped {
             Some(error) => Err(error),
             None => Ok(json!({ "records": outcomes(self.records, &contents, &answered.lines) })),
@@ -267,7 +268,7 @@ impl StreamBatch {
         )));
         let function = rules.function(self.kind, &self.name, &BTreeMap::new())?;
         let (numbers, lines): (Vec<String>, Vec<Vec<u8>>) = self.records.into_iter().unzip();
-        let AnsweredLines { lines, stopped } = answer(function, &lines, until).await?;
+        let AnsweredLines { lines, stopped } = answer(function, &lines, until, usize::MAX).await?;
         let (written, repeated) = split(&lines, &numbers);
         if let Some(error) = &stopped {
             tracing::error!(error = error.chain(), "the stream will repeat records");

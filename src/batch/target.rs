@@ -17,8 +17,6 @@ pub(super) enum Target {
     Stream(File),
     /// A file or an object, with a checkpoint.
     Checkpoint(Box<Checkpoint>),
-    /// The pieces are kept until they are taken.
-    Memory,
 }
 
 /// Writes rows to a target.
@@ -88,7 +86,7 @@ impl Writer {
             Target::Stream(file) if self.pieces.is_plain() || self.pieces.size() >= PART_BYTES => {
                 append(file, &self.pieces.take()?)
             }
-            Target::Stream(_) | Target::Memory => Ok(()),
+            Target::Stream(_) => Ok(()),
             Target::Checkpoint(checkpoint) => {
                 checkpoint.begin()?;
                 let min_bytes = checkpoint.part_bytes(self.pieces.is_plain());
@@ -137,7 +135,6 @@ impl Writer {
                 checkpoint.begin()?;
                 checkpoint.finish(bytes, &mut self.pieces, &self.progress)
             }
-            Target::Memory => Ok(()),
         }
     }
 }

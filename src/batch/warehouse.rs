@@ -1,18 +1,16 @@
 //! Functions that data warehouses call with rows: Lambda UDFs of Amazon Redshift, and external functions of Snowflake
 //! through API Gateway.
 
-use std::{collections::BTreeMap, io::Read};
+use std::{collections::BTreeMap, io::Read, time::Instant};
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use flate2::read::MultiGzDecoder;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::rules::Rules;
+use super::{row_function::check_size, rules::Rules};
 use crate::error::{Error, Result};
 
-/// Lambda's limit for a response, with a margin for what surrounds the rows.
-pub(super) const MAX_RESPONSE_BYTES: usize = 6_000_000;
 /// Maximum unpacked size of a request.
 const MAX_REQUEST_BYTES: u64 = 64 * 1024 * 1024;
 /// Prefix of the header names that an external function's `HEADERS` have.
@@ -30,9 +28,9 @@ pub(super) struct Redshift {
 
 impl Redshift {
     /// Errors end the query, with their message.
-    pub(super) async fn answer(self, rules: &Rules) -> Value {
+    pub(super) async fn answer(self, rules: &Rules, until: Option<Instant>) -> Value {
         let count = self.arguments.len();
-        match self.results(rules).await {
+        match self.results(rules, until).await {
             Ok(results) => json!({ "success": true, "num_records": count, "results": results }),
             Err(error) => {
                 tracing::error!(error = error.chain(), "cannot answer Redshift");
@@ -41,11 +39,17 @@ impl Redshift {
         }
     }
 
-    async fn results(self, rules: &Rules) -> Result<Vec<Value>> {
+    async fn results(self, rules: &Rules, until: Option<Instant>) -> Result<Vec<Value>> {
         let name = &self.external_function;
         let function = rules.function("redshift", name, &BTreeMap::new())?;
-        let results = function.call(self.arguments).await?;
-        check_size(results.iter().flatten().map(|json| escaped_len(json) + 3))?;
+        let results = function.call(self.arguments, until).await?;
+        check_size(
+            results
+                .iter()
+                .flatten()
+                .map(|json| escaped_len(json) + 3)
+                .sum(),
+        )?;
         results
             .into_iter()
             .map(|json| json.map_or(Ok(Value::Null), |json| scalar(&json)))
@@ -110,8 +114,8 @@ impl Snowflake {
     }
 
     /// An HTTP response. Snowflake repeats requests with the statuses 429 and 5xx; others end the query.
-    pub(super) async fn answer(self, rules: &Rules) -> Value {
-        let (status, body) = match self.rows(rules).await {
+    pub(super) async fn answer(self, rules: &Rules, until: Option<Instant>) -> Value {
+        let (status, body) = match self.rows(rules, until).await {
             Ok(body) => (200, body),
             Err(error) => {
                 tracing::error!(error = error.chain(), "cannot answer Snowflake");
@@ -135,7 +139,7 @@ impl Snowflake {
         })
     }
 
-    async fn rows(self, rules: &Rules) -> Result<String> {
+    async fn rows(self, rules: &Rules, until: Option<Instant>) -> Result<String> {
         let header = |name: &str| self.headers.get(name).map(String::as_str);
         if let Some(other) =
             header("sf-external-function-format").filter(|format| *format != "json")
@@ -151,9 +155,15 @@ impl Snowflake {
         });
         let function = rules.function("snowflake", name, &options.collect())?;
         let (numbers, rows) = numbered(&unpacked(self.body)?)?;
-        let results = function.call(rows).await?;
+        let results = function.call(rows, until).await?;
         // The body is a text in JSON, too.
-        check_size(results.iter().flatten().map(|json| escaped_len(json) + 24))?;
+        check_size(
+            results
+                .iter()
+                .flatten()
+                .map(|json| escaped_len(json) + 24)
+                .sum(),
+        )?;
         let rows = numbers.iter().zip(&results);
         let rows = rows
             .map(|(number, result)| format!("[{number},{}]", result.as_deref().unwrap_or("null")));
@@ -209,16 +219,6 @@ fn numbered(body: &[u8]) -> Result<(Vec<u64>, Vec<Vec<Value>>)> {
 /// The length of JSON within a JSON string, without the quotes around it.
 fn escaped_len(json: &str) -> usize {
     json.len() + json.matches(['"', '\\']).count()
-}
-
-fn check_size(sizes: impl Iterator<Item = usize>) -> Result<()> {
-    let size: usize = sizes.sum();
-    if size > MAX_RESPONSE_BYTES {
-        return Err(Error::too_large(format!(
-            "expected results of at most {MAX_RESPONSE_BYTES} bytes, but found {size}; set a smaller `MAX_BATCH_ROWS`"
-        )));
-    }
-    Ok(())
 }
 
 /// Whether an event is an HTTP request.

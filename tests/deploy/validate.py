@@ -52,7 +52,7 @@ EXCUSED = (
     r"RESOURCE_STAR.*'ec2:CreateNetworkInterface', 'ec2:DeleteNetworkInterface'\]$",
 )
 # Fields of Distributed Map readers, in the language since 2022, which statelint does not know.
-UNKNOWN_TO_STATELINT = (r'^Field "(InputType|CSVHeaderLocation)" not allowed in .*\.ItemReader\.ReaderConfig$',)
+UNKNOWN_TO_STATELINT = (r'^Field "InputType" not allowed in .*\.ItemReader\.ReaderConfig$',)
 # The policy of the role with which Lambda runs Managed Instances, maintained by AWS.
 FROM_AWS = {"arn:aws:iam::aws:policy/AWSLambdaManagedEC2ResourceOperator"}
 

@@ -249,6 +249,60 @@ fn hints_do_not_cut_names_and_values() {
     assert_eq!(hint, "");
 }
 
+/// Otherwise, a file would have the password in its name.
+#[test]
+fn urls_of_unknown_schemes_are_no_local_files() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("in.csv"), "id,text\n1,a\n").unwrap();
+    let run = |arguments: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_kivu"))
+            .args(arguments)
+            .current_dir(folder.path())
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        (
+            output.status.code(),
+            String::from_utf8(output.stderr).unwrap(),
+        )
+    };
+    let table = "me:secret@host/db?table=t";
+    let urls = [
+        format!("Postgres://{table}"),
+        format!("postgre://{table}"),
+        format!("postgresql:{table}"),
+        format!("jdbc:postgresql://{table}"),
+        "https://me:secret@host/out.csv".to_owned(),
+        "S3://me:secret@bucket/out.csv".to_owned(),
+        "s3://me:secret@bucket/out.csv".to_owned(),
+    ];
+    let postgres = "postgres://host/db?table=t";
+    for url in urls.iter().map(String::as_str) {
+        for arguments in [
+            &["batch", "in.csv", url][..],
+            &["batch", "in.csv", url, "--id", "id"],
+            &["batch", url, "out.csv"],
+            &["batch", "in.csv", postgres, "--failed", url],
+            &["build", "minilm", "--out", url],
+            &["init", "--out", url],
+            &["pull", "s3://bucket/models/a", "--out", url],
+            &["triton", "minilm", "--out", url],
+            &["bench", "minilm", "--json", url],
+        ] {
+            let (code, error) = run(arguments);
+            assert_eq!(code, Some(1), "{arguments:?}: {error}");
+            assert!(!error.contains("secret"), "{arguments:?}: {error}");
+        }
+    }
+    let (_, error) = run(&["batch", "in.csv", "S3://bucket/out.csv"]);
+    insta::assert_snapshot!(error, @"
+    error: the URL begins with `S3:`, but is not as expected
+    hint: begin it with `s3://`
+    ");
+    let left = fs::read_dir(folder.path()).unwrap().count();
+    assert_eq!(left, 1, "only the input");
+}
+
 #[test]
 fn errors_of_names_and_values_say_what_was_expected() {
     let refusal = |arguments: &[&str]| {

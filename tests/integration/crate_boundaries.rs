@@ -22,6 +22,7 @@ const BOUNDARIES: &[(&str, &[&str])] = &[
     ("tokenizers::", &["src/tokenizer/"]),
     ("safetensors::", &["compiler/src/weights.rs"]),
     ("arrow_array::", &["src/batch/"]),
+    ("arrow_data::", &["src/batch/"]),
     ("arrow_schema::", &["src/batch/"]),
     ("aws_config::", &["src/repository/s3/", "src/aws/"]),
     ("aws_sdk_dynamodb::", &["src/aws/"]),

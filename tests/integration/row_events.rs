@@ -1,7 +1,7 @@
 //! Rows from data warehouses and streams on a scripted model. `tests/s3/test_rows.py` sends the same events to the
 //! function, with a real S3 server.
 
-use std::{fs, io::Write};
+use std::{fs, io::Write, time::Instant};
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use flate2::{Compression, write::GzEncoder};
@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use crate::{
     api::{scripted_model, scripted_model_of},
     live::root,
+    models::{open_for, runtime},
 };
 
 /// A recorded event.
@@ -108,6 +109,57 @@ async fn errors_end_a_query_of_redshift() {
     let rules = json!([{ "input": "redshift:public.embed", "ask": { "prompt": "none" } }]);
     let answer = answer_with(rules, recorded("redshift")).await.unwrap();
     insta::assert_snapshot!(answer["error_msg"], @r#""unknown prompt `none`; the model's prompts: `query`""#);
+}
+
+#[tokio::test]
+async fn callers_that_wait_are_answered_in_time() {
+    let handler = Handler::new(vec![scripted_model()], &config(&json!([]))).unwrap();
+    let late = async |event| handler.handle(event, Some(Instant::now())).await;
+    let answer = late(recorded("redshift")).await.unwrap();
+    assert_eq!(answer["success"], false);
+    let message = answer["error_msg"].as_str().unwrap();
+    assert!(message.starts_with("no response within"), "{message}");
+    let pairs =
+        json!({ "external_function": "f", "num_records": 1, "arguments": [["cat", "dog"]] });
+    assert_eq!(late(pairs).await.unwrap()["success"], false);
+    assert_eq!(
+        late(recorded("snowflake")).await.unwrap()["statusCode"],
+        503
+    );
+    assert!(matches!(
+        late(recorded("firehose")).await,
+        Err(kivu::Error::DeadlineExceeded { .. })
+    ));
+}
+
+#[tokio::test]
+async fn answers_that_must_become_too_long_are_refused_before_the_model_runs() {
+    let (Some(runtime), folder) = (runtime(), tempfile::tempdir().unwrap()) else {
+        return;
+    };
+    let task = Task::ZeroShotClassification;
+    let model = open_for(task, "tiny-deberta-nli", folder.path(), runtime).unwrap();
+    let labels: Vec<String> = (0..1000).map(|label| format!("{label:0100}")).collect();
+    let labels = labels.join(",");
+    let rules = json!([{ "input": "redshift:public.embed", "ask": { "labels": labels } }]);
+    let handler = Handler::new(vec![model], &config(&rules)).unwrap();
+    // The first text would be refused when it is read.
+    let rows = |count: usize| (0..count).map(|row| if row == 0 { "" } else { "cat" });
+    let mut redshift = recorded("redshift");
+    redshift["arguments"] = rows(60).map(|text| json!([text])).collect();
+    let answer = handler.handle(redshift.clone(), None).await.unwrap();
+    insta::assert_snapshot!(answer["error_msg"], @r#""expected results of at most 6000000 bytes, but found at least 6300060; set a smaller `MAX_BATCH_ROWS`""#);
+    redshift["arguments"] = rows(1).map(|text| json!([text])).collect();
+    let answer = handler.handle(redshift, None).await.unwrap();
+    insta::assert_snapshot!(answer["error_msg"], @r#""expected a text, but found an empty one (row 0)""#);
+    let mut snowflake = recorded("snowflake");
+    let numbered: Vec<_> = rows(60).map(|text| json!([0, text])).collect();
+    snowflake["body"] = json!({ "data": numbered }).to_string().into();
+    let headers = snowflake["headers"].as_object_mut().unwrap();
+    headers.remove("sf-custom-normalize");
+    headers.insert("sf-custom-labels".into(), labels.into());
+    let answer = handler.handle(snowflake, None).await.unwrap();
+    assert_eq!(answer["statusCode"], 413, "{answer}");
 }
 
 #[tokio::test]

@@ -67,6 +67,7 @@ EVENTS = (
     ("alb_plain", (200,), "vector"),
     ("alb_multi_value_base64", (200,), "vector"),
     ("alb_health", (200,), "empty"),
+    ("scheduled", (200,), "empty"),
     ("alb_long_response", (413,), "error"),
 )
 
@@ -235,7 +236,7 @@ class Emulator:
 
     def invoke(self, event, timeout_s):
         """The status and body of the response that API Gateway or a load balancer would send."""
-        return self.unwrap(self.exchange(event, timeout_s), "elb" in event["requestContext"])
+        return self.unwrap(self.exchange(event, timeout_s), "elb" in event.get("requestContext", {}))
 
     def exchange(self, event, timeout_s, function=FUNCTION):
         """Posts one event to the Invoke API; returns the status and body of the emulator's response."""

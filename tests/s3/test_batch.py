@@ -485,12 +485,17 @@ class Events(Base):
         self.assertEqual([key for key in self.weed.keys("out/twice") if "checkpoint" in key], [])
 
     def test_events_that_are_skipped(self):
-        self.weed.put("in/folder/", b"")
+        for key in ("in/folder/", "in/empty.jsonl", "in/_SUCCESS"):
+            self.weed.put(key, b"")
+        for key in ("in/_committed_1", "in/.a.csv.crc", "in/_temporary/a.jsonl"):
+            self.weed.put(key, lines(rows(1)))
         self.weed.put("out/x.jsonl", b"{}")
         quiet = [
             {"Service": "Amazon S3", "Event": "s3:TestEvent", "Time": "2026-01-02T03:04:05.000Z", "Bucket": BUCKET},
             s3_event("in/folder/"), s3_event("in/deleted.jsonl"), s3_event("elsewhere/x.jsonl"),
             s3_event("out/x.jsonl"), s3_event("in/removed.jsonl", name="ObjectRemoved:Delete"),
+            s3_event("in/empty.jsonl"), s3_event("in/_SUCCESS"), s3_event("in/_committed_1"), s3_event("in/.a.csv.crc"),
+            s3_event("in/_temporary/a.jsonl"), {"detail-type": "Scheduled Event", "source": "aws.events", "detail": {}},
         ]
         before = self.weed.keys("out/")
         for event in quiet:
@@ -542,38 +547,162 @@ class Events(Base):
 
 
 class Maps(Base):
-    """Rows that a state machine passes to the function, and the last call, which joins their answers."""
+    """Ranges of a file's rows, which a state machine passes to the function, and the last call, which joins their answers."""
 
-    def batch(self, key, items, first=0):
-        items = [{"index": first + place, "row": row} for place, row in enumerate(items)]
-        return {"BatchInput": {"input": f"s3://{BUCKET}/{key}", "run": "run"}, "Items": items}
+    def index(self, key, rows=64, run="run", **more):
+        event = {"index": {"input": f"s3://{BUCKET}/{key}", "run": run, "rows": rows}}
+        return self.function.call(event, **more)
 
-    def join(self, key):
-        return {"join": {"input": f"s3://{BUCKET}/{key}", "run": "run"}}
+    def ranges(self, index):
+        return parsed(self.weed.get(index["key"]))
 
-    def test_lines_that_are_not_objects_have_an_error(self):
-        items = [{"text": "a"}, 5, "x", [1], {"text": "b"}]
-        self.weed.put("in/scalars.jsonl", lines(items))
-        for first, batch in ((0, items[:2]), (2, items[2:])):
-            self.function.call(self.batch("in/scalars.jsonl", batch, first))
-        self.function.call(self.join("in/scalars.jsonl"))
-        found = parsed(self.weed.get("out/scalars.jsonl"))
-        self.assertEqual([row.get("text", row.get("input")) for row in found], ["a", "5", '"x"', "[1]", "b"])
-        self.assertEqual(["error" in row for row in found], [False, True, True, True, False])
-        self.assertEqual(self.report("out/scalars.jsonl")["errors"], {"row": 3})
+    def spread(self, key, rows=64):
+        """Does the job of the file in ranges, the last first."""
+        index = self.index(key, rows)
+        self.assertGreater(index["ranges"], 1)
+        ranges = self.ranges(index)
+        self.assertEqual(len(ranges), index["ranges"])
+        for one in reversed(ranges):
+            done = self.function.call({"range": one, "of": index})
+            self.assertEqual((done["first"], done["rows"]), (one["first"], one["rows"]))
+        report = self.function.call({"join": {"of": index}})
+        self.assertEqual(report["rows"], sum(one["rows"] for one in ranges))
+        return report
 
-    def test_rows_that_are_split_at_another_delimiter_are_refused(self):
-        self.weed.put("in/semicolons.csv", b"id;text\n1;a\n2;b\n")
-        with self.assertRaisesRegex(RuntimeError, "CSVDelimiter.*SEMICOLON"):
-            self.function.call(self.batch("in/semicolons.csv", [{"id;text": "1;a"}, {"id;text": "2;b"}]))
-        self.function.call(self.batch("in/semicolons.csv", [{"id": "1", "text": "a"}, {"id": "2", "text": "b"}]))
-        self.function.call(self.join("in/semicolons.csv"))
-        output = self.weed.get("out/semicolons.csv").decode().splitlines()
-        self.assertEqual([line.split(";")[:2] for line in output], [["id", "text"], ["1", "a"], ["2", "b"]])
+    def three_ways(self, name, contents, **options):
+        """The output of `kivu batch`, which an event and ranges give too. Metadata have the options of the object."""
+        arguments = [word for option, value in options.items() for word in (["--no-header"] if option == "header" else [f"--{option}", value])]
+        key, expected = f"in/{name}", self.local(name, contents, *arguments, model=BUNDLE)
+        self.assertIsNotNone(expected[0], expected[2].stderr)
+        metadata = {f"kivu-{option}": value for option, value in options.items()}
+        self.function.call(s3_event(key, self.weed.put(key, contents, Metadata=metadata)["ETag"]))
+        self.assertEqual(self.weed.get(f"out/{name}"), expected[0], f"{name} by an event")
+        whole = self.report(f"out/{name}")
+        for suffix in ("", ".report.json"):
+            self.weed.s3.delete_object(Bucket=BUCKET, Key=f"out/{name}{suffix}")
+        self.spread(key)
+        self.assertEqual(self.weed.get(f"out/{name}"), expected[0], f"{name} in ranges")
+        self.assertEqual(self.index(key), {"ranges": 0}, "a file that is done")
+        spread = self.report(f"out/{name}")
+        for report in (whole, spread, expected[1]):
+            for field in ("seconds", "input", "output", "version", "output_digest"):
+                report.pop(field, None)
+        self.assertEqual(spread, whole)
+        self.assertEqual(spread, expected[1])
+        self.assertEqual([key for key in self.weed.keys(f"out/{name}") if "parts" in key or "checkpoint" in key], [])
+        return expected[0]
+
+    def test_every_way_gives_the_same_bytes_of_csv(self):
+        texts = ["plain", 'with "quotes"', "two\nlines", "back\\slash \\N", "comma, semi; tab\t", "", "é ü 漢", "x\r\ny", "'single'"]
+        def table(delimiter, terminator):
+            text = io.StringIO(newline="")
+            writer = csv.writer(text, delimiter=delimiter, lineterminator=terminator)
+            writer.writerow(["id", "text", "note"])
+            for number in range(400):
+                row = [number, texts[number % len(texts)], texts[number % 7]]
+                # Some rows have fewer fields, or more.
+                writer.writerow(row[:2] if number % 41 == 40 else row + ["more"] if number % 43 == 42 else row)
+            return text.getvalue()
+        for name, contents in {
+            "commas.csv": table(",", "\n").encode(),
+            "windows.csv": ("\ufeff" + table(";", "\r\n")).encode(),
+            "tabs.tsv": table("\t", "\n").encode(),
+            "bytes.csv": table("|", "\n").replace("é", "\udce9").encode(errors="surrogateescape"),
+            "unended.csv": table(",", "\n").rstrip("\n").encode(),
+            "case.csv": b'id,text\n1,"a\\b"\n2,hello,more,even more\n3\n4,"quoted ""text"""\n' + b"5,x\n" * 200,
+        }.items():
+            with self.subTest(name):
+                self.three_ways(name, contents)
+        rows = "".join(f"{number};'it\\'s ; {number}\nsecond line'\n" for number in range(300))
+        self.three_ways("escaped.csv", f"id;text\n{rows}".encode(), quote="'", escape="\\", delimiter=";")
+        self.three_ways("headless.csv", rows.encode(), quote="'", escape="\\", delimiter=";", header="false", column="column2")
+        text = "".join(f'{number}^ "quoted" \\N^\\N\n' for number in range(300)).replace("^", "\x01")
+        self.three_ways("hive.csv", f"id\x01text\x01note\n{text}".encode(), quote="none", delimiter="^A", null="\\N")
+        self.three_ways("one.csv", b"text\n" + b"hello\n\n" * 150)
+
+    def test_every_way_gives_the_same_bytes_of_json_lines(self):
+        kinds = ['{{"id": {0}, "text": "a \\u00e9 {0}", "n": 1.50}}', '{{ "text":"b {0}","id":{0} }}', '{{"id": {0}}}', "{0}", '["{0}"]',
+                 "no JSON {0}", '{{"text": ""}}', "", '{{"text": 7}}', "null"]
+        text = "".join(kinds[number % len(kinds)].format(number) + ("\r\n" if number % 3 else "\n") for number in range(700))
+        self.three_ways("mixed.jsonl", ("\ufeff" + text).encode())
+        self.three_ways("bytes.jsonl", text.replace("no JSON", "no \udcff").encode(errors="surrogateescape"))
+        # Without a known name, the first rows decide on the column, and later rows would decide otherwise.
+        rows = [{"opinion": f"text {number}"} if number < 300 else {"n": number} for number in range(600)]
+        self.three_ways("column.jsonl", lines(rows).rstrip(b"\n"))
+
+    def test_every_way_gives_the_same_bytes_of_parquet(self):
+        table = pyarrow.table({
+            "id": pyarrow.array(range(500), pyarrow.int32()),
+            "text": pyarrow.array([None if number % 11 == 0 else f"text {number}" for number in range(500)]),
+            "when": pyarrow.array([number * 10**9 for number in range(500)], pyarrow.timestamp("us", "UTC")),
+            "tags": pyarrow.array([["a", None, str(number)][: number % 4] for number in range(500)]),
+            "kind": pyarrow.array([f"kind {number % 3}" for number in range(500)]).dictionary_encode(),
+        })
+        for name, groups in (("groups.parquet", 70), ("one.parquet", 1000), ("many.parquet", 7)):
+            with self.subTest(name):
+                target = io.BytesIO()
+                pyarrow.parquet.write_table(table, target, row_group_size=groups)
+                output = self.three_ways(name, target.getvalue())
+                found = pyarrow.parquet.read_table(io.BytesIO(output))
+                self.assertTrue(found.drop_columns(["embedding", "error"]).equals(table))
+
+    def test_files_without_ranges_are_whole_jobs(self):
+        few, packed = lines(rows(60)), gzip.compress(lines(rows(500)))
+        for name, contents in (("few.jsonl", few), ("packed.jsonl.gz", packed), ("header.csv", b"id,text\n"), ("a.zip", b"PK\x03\x04" + b"x" * 99),
+                               ("_SUCCESS", b"x" * 5000)):
+            key = f"in/{name}"
+            self.weed.put(key, contents)
+            self.assertEqual(self.index(key), {"ranges": 0}, name)
+        items = [{"Key": f"in/{name}"} for name in ("packed.jsonl.gz", "a.zip", "_SUCCESS")]
+        done = self.function.call({"BatchInput": {"bucket": BUCKET}, "Items": items})
+        self.assertEqual([one["status"] for one in done], ["finished", "failed", "skipped"])
+        self.assertEqual(done[0]["rows"], 500)
+        with self.assertRaisesRegex(RuntimeError, "Kivu.Failed.*found none"):
+            self.index("in/nothing.csv")
+
+    def test_an_index_that_runs_out_of_time_is_continued(self):
+        count = 20_000
+        self.weed.put("in/long.csv", b"id,text\n" + b"".join(b'%d,"text\n%d"\n' % (number, number) for number in range(count)))
+        expected, seconds, calls = self.ranges(self.index("in/long.csv", run="whole")), 0.1, 0
+        while calls < 100:
+            calls += 1
+            try:
+                index = self.index("in/long.csv", run="parts", seconds=seconds)
+                break
+            except RuntimeError as error:
+                self.assertIn("Kivu.Unfinished", str(error))
+                seconds *= 1.1
+        self.assertGreater(calls, 1)
+        self.assertEqual(self.ranges(index), expected)
+        self.assertEqual((expected[-1]["first"] + expected[-1]["rows"], expected[0]["rows"]), (count, 64))
+
+    def test_rows_without_an_answer_have_an_error(self):
+        self.weed.put("in/lost.jsonl", lines(rows(200)))
+        index = self.index("in/lost.jsonl")
+        for one in self.ranges(index):
+            if one["first"] != 64:
+                self.function.call({"range": one, "of": index})
+        report = self.function.call({"join": {"of": index}})
+        self.assertEqual((report["rows"], report["errors"]), (200, {"model": 64}))
+        found = parsed(self.weed.get("out/lost.jsonl"))
+        self.assertEqual([row["id"] for row in found], list(range(200)))
+        self.assertEqual([row["id"] for row in found if "error" in row], list(range(64, 128)))
+
+    def test_ranges_of_another_file_are_refused(self):
+        self.weed.put("in/new.jsonl", lines(rows(200)))
+        index = self.index("in/new.jsonl")
+        first = self.ranges(index)[0]
+        self.weed.put("in/new.jsonl", lines(rows(200, start=1)))
+        for event in ({"range": first, "of": index}, {"join": {"of": index}}):
+            with self.assertRaisesRegex(RuntimeError, "was changed during the execution; start the state machine again"):
+                self.function.call(event)
+        index = self.index("in/new.jsonl")
+        with self.assertRaisesRegex(RuntimeError, "expected 99 rows after row 0, but found 64"):
+            self.function.call({"range": self.ranges(index)[0] | {"rows": 99}, "of": index})
 
     def test_an_interrupted_join_is_repeated_to_its_end(self):
         key, services, faults = "in/joined.jsonl", Queue(), Faults(self.weed.endpoint)
-        interruptions = [("POST", "uploadId="), ("PUT", ".report.json"), ("DELETE", "000000000000005"), ("DELETE", "checkpoint")]
+        interruptions = [("POST", "uploadId="), ("PUT", ".report.json"), ("DELETE", "checkpoint"), ("DELETE", "000000000000064")]
 
         def fault(request, _):
             is_next = interruptions and interruptions[0][0] == request.command and interruptions[0][1] in request.path
@@ -581,25 +710,24 @@ class Maps(Base):
         faults.fault = fault
         function = Function(faults.endpoint, [BUNDLE], self.env | services.environment)
         try:
-            self.weed.put(key, lines(rows(8)))
-            # Without the fourth and the fifth row.
-            for first in (0, 5):
-                function.call(self.batch(key, rows(3, first), first))
+            self.weed.put(key, lines(rows(150)))
+            index = function.call({"index": {"input": f"s3://{BUCKET}/{key}", "run": "run", "rows": 1}})
+            for one in self.ranges(index):
+                function.call({"range": one, "of": index})
             while interruptions:
                 with self.assertRaises(RuntimeError):
-                    function.call(self.join(key))
+                    function.call({"join": {"of": index}})
                 self.assertEqual(services.events, [])
                 interruptions.pop(0)
-            self.assertEqual(function.call(self.join(key))["rows"], 6)
-            self.assertEqual(function.call(self.join(key))["status"], "known")
+            self.assertEqual(function.call({"join": {"of": index}})["status"], "known")
         finally:
             function.stop()
             faults.stop()
             services.stop()
-        self.assertEqual([row["id"] for row in parsed(self.weed.get("out/joined.jsonl"))], [0, 1, 2, 5, 6, 7])
+        self.assertEqual([row["id"] for row in parsed(self.weed.get("out/joined.jsonl"))], list(range(150)))
         report = self.report("out/joined.jsonl")
-        self.assertEqual((report["status"], report["rows"], report["missing"]), ("finished", 6, [[4, 5]]))
-        self.assertEqual([event["Detail"]["rows"] for event in services.events], [6, 6])
+        self.assertEqual((report["status"], report["rows"]), ("finished", 150))
+        self.assertEqual([event["Detail"]["rows"] for event in services.events], [150])
         self.assertEqual(self.weed.keys("out/joined"), ["out/joined.jsonl", "out/joined.jsonl.report.json"])
 
 

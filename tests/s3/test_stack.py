@@ -6,6 +6,7 @@ A file outside of the repository, ../shared/tools/ms_patched.py, adds two featur
 lacks: batches of items and the writing of results. Without it, the tests of the state machine are skipped.
 """
 
+import gzip
 import io
 import json
 import os
@@ -19,6 +20,9 @@ import unittest
 import urllib.request
 import zipfile
 from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
 
 import harness
 from harness import HOST, client, free_ports, wait_for
@@ -90,6 +94,8 @@ class Stack(unittest.TestCase):
         queue = self.sqs.create_queue(QueueName="uploads", Attributes={"VisibilityTimeout": "60", "RedrivePolicy": policy})["QueueUrl"]
         self.functions.create_event_source_mapping(
             EventSourceArn=arn(queue), FunctionName="batch", BatchSize=5, FunctionResponseTypes=["ReportBatchItemFailures"])
+        # Otherwise, other tests' files would be done before their state machine begins.
+        self.addCleanup(self.s3.put_bucket_notification_configuration, Bucket=BUCKET, NotificationConfiguration={})
         self.s3.put_bucket_notification_configuration(Bucket=BUCKET, NotificationConfiguration={"QueueConfigurations": [{
             "QueueArn": arn(queue), "Events": ["s3:ObjectCreated:*"],
             "Filter": {"Key": {"FilterRules": [{"Name": "prefix", "Value": "in/"}]}}}]})
@@ -122,51 +128,57 @@ class Stack(unittest.TestCase):
     @unittest.skipUnless(PATCHED, "skipped: ../shared/tools/ms_patched.py is not there")
     def test_a_large_file_is_spread_and_joined(self):
         rows = [{"id": number, "text": f"text {number}"} for number in range(503)]
+        table = "zeta,text,alpha\n" + "".join(f'{number},"text, {number}\n""b""\\",x\n' for number in range(300)) + "more,a,b,c,d\nfew\n"
+        parquet = io.BytesIO()
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), parquet, row_group_size=70)
         self.s3.put_object(Bucket=BUCKET, Key="big/x", Body=b"")
-        self.s3.put_object(Bucket=BUCKET, Key="in/large é.jsonl", Body=lines(rows))
-        done = self.run_machine("lines", {"key": "in/large é.jsonl", "rows": 50})
-        self.assertEqual(done["status"], "SUCCEEDED", done)
-        self.assertEqual(json.loads(done["output"])["rows"], 503)
-        found = parsed(self.get("out/large é.jsonl"))
-        self.assertEqual([row["id"] for row in found], list(range(503)))
-        self.assertTrue(all("embedding" in row for row in found))
-        report = json.loads(self.get("out/large é.jsonl.report.json"))
-        self.assertEqual((report["rows"], report["errors"], report["status"]), (503, {}, "finished"))
+        for number, (name, contents, count) in enumerate([
+            ("large é.jsonl", lines(rows), 503), ("large.csv", table.encode(), 302), ("large.parquet", parquet.getvalue(), 503),
+            ("large.csv.gz", gzip.compress(table.encode()), 302),
+        ]):
+            with self.subTest(name):
+                self.s3.put_object(Bucket=BUCKET, Key=f"in/{name}", Body=contents)
+                expected, whole = self.batch(name, contents)
+                done = self.run_machine(f"spread-{number}", {"key": f"in/{name}", "rows": 50})
+                self.assertEqual(done["status"], "SUCCEEDED", done)
+                self.assertEqual(json.loads(done["output"])["rows"], count)
+                self.assertEqual(self.get(f"out/{name}"), expected)
+                report = json.loads(self.get(f"out/{name}.report.json"))
+                self.assertEqual((report["rows"], report["status"]), (count, "finished"))
+                self.assertEqual((report["errors"], report["samples"]), (whole["errors"], whole["samples"]))
         self.assertEqual([key for key in self.keys("out/large") if "parts" in key or "checkpoint" in key], [])
 
-    @unittest.skipUnless(PATCHED, "skipped: ../shared/tools/ms_patched.py is not there")
-    def test_a_large_table_keeps_its_columns(self):
-        text = "zeta,text,alpha\n" + "".join(f'{number},"text, {number}",x\n' for number in range(120))
-        self.s3.put_object(Bucket=BUCKET, Key="in/large.csv", Body=text.encode())
-        done = self.run_machine("table", {"key": "in/large.csv", "rows": 50})
-        self.assertEqual(done["status"], "SUCCEEDED", done)
-        output = self.get("out/large.csv").decode().splitlines()
-        self.assertEqual(output[0], "zeta,text,alpha,embedding,error")
-        self.assertEqual([line.split(",")[0] for line in output[1:]], [str(number) for number in range(120)])
-        self.assertTrue(output[1].startswith('0,"text, 0",x,"['), output[1])
+    def batch(self, name, contents):
+        """The output of `kivu batch` and its report."""
+        with tempfile.TemporaryDirectory() as folder:
+            source, target = Path(folder, name), Path(folder, f"out-{name}")
+            source.write_bytes(contents)
+            harness.kivu(self.endpoint, "batch", source, target, "--model", BUNDLE,
+                         env={"KIVU_ONNXRUNTIME": os.environ["TEST_ONNXRUNTIME"], "KIVU_HOME": folder})
+            return target.read_bytes(), json.loads(Path(f"{target}.report.json").read_text())
 
     @unittest.skipUnless(PATCHED, "skipped: ../shared/tools/ms_patched.py is not there")
-    def test_batches_that_fail_leave_rows_with_errors_as_far_as_that_is_tolerated(self):
-        rows = [{"id": number, "text": f"text {number}"} for number in range(100)]
+    def test_ranges_that_fail_leave_rows_with_errors_as_far_as_that_is_tolerated(self):
+        rows = [{"id": number, "text": f"text {number}"} for number in range(320)]
         self.s3.put_object(Bucket=BUCKET, Key="in/partly.jsonl", Body=lines(rows))
-        # The function for the batch with row 40 does not exist.
+        # The function for the range with row 128 does not exist.
         def fail(text):
             definition = json.loads(text)
-            answer = definition["States"]["JsonLines"]["ItemProcessor"]["States"]
+            answer = definition["States"]["Ranges"]["ItemProcessor"]["States"]
             answer["Broken"] = {"Type": "Fail", "Error": "Made.ToFail", "Cause": "for the test"}
             answer["Which"] = {"Type": "Choice", "Default": "Answer",
-                               "Choices": [{"Variable": "$.Items[0].index", "NumericEquals": 40, "Next": "Broken"}]}
-            definition["States"]["JsonLines"]["ItemProcessor"]["StartAt"] = "Which"
+                               "Choices": [{"Variable": "$.range.first", "NumericEquals": 128, "Next": "Broken"}]}
+            definition["States"]["Ranges"]["ItemProcessor"]["StartAt"] = "Which"
             return json.dumps(definition)
-        done = self.run_machine("refused", {"key": "in/partly.jsonl", "rows": 20, "tolerated": 10}, fail)
+        done = self.run_machine("refused", {"key": "in/partly.jsonl", "rows": 64, "tolerated": 10}, fail)
         self.assertEqual(done["status"], "FAILED", done)
-        done = self.run_machine("tolerated", {"key": "in/partly.jsonl", "rows": 20, "tolerated": 20}, fail)
+        done = self.run_machine("tolerated", {"key": "in/partly.jsonl", "rows": 64, "tolerated": 20}, fail)
         self.assertEqual(done["status"], "SUCCEEDED", done)
         found = parsed(self.get("out/partly.jsonl"))
-        self.assertEqual([row["id"] for row in found], list(range(100)))
-        self.assertEqual([row["id"] for row in found if "error" in row], list(range(40, 60)))
+        self.assertEqual([row["id"] for row in found], list(range(320)))
+        self.assertEqual([row["id"] for row in found if "error" in row], list(range(128, 192)))
         report = json.loads(self.get("out/partly.jsonl.report.json"))
-        self.assertEqual((report["rows"], report["errors"]), (100, {"model": 20}))
+        self.assertEqual((report["rows"], report["errors"]), (320, {"model": 64}))
         self.assertIn("Made.ToFail", report["samples"][0]["message"])
 
     @unittest.skipUnless(PATCHED, "skipped: ../shared/tools/ms_patched.py is not there")
@@ -178,7 +190,10 @@ class Stack(unittest.TestCase):
         self.assertEqual(done["status"], "SUCCEEDED", done)
         for name in ("a", "b", "c d"):
             self.assertEqual(len(parsed(self.get(f"out/folder/{name}.jsonl"))), 10)
-        self.assertEqual(self.run_machine("unknown", {"key": "in/x.zip"})["error"], "Kivu.UnknownForm")
+        self.s3.put_object(Bucket=BUCKET, Key="in/x.zip", Body=b"PK\x03\x04" + b"x" * 99)
+        self.assertEqual(self.run_machine("unknown", {"key": "in/x.zip"})["error"], "Kivu.Failed")
+        self.assertIn("a ZIP archive", json.loads(self.get("out/x.zip.report.json"))["error"])
+        self.assertEqual(self.run_machine("missing", {"key": "in/missing.csv"})["status"], "FAILED")
 
 
 if __name__ == "__main__":

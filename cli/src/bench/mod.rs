@@ -25,7 +25,7 @@ use self::{
 use super::{
     example,
     interrupt::{Ended, interruptible},
-    named::{BuildArguments, resolve},
+    named::{BuildArguments, require_local, resolve},
     quality,
     terminal::print,
 };
@@ -150,6 +150,7 @@ pub(super) fn run(arguments: Arguments, config: Config) -> Result<ExitCode> {
 }
 
 fn bench(arguments: Arguments, mut config: Config) -> Result<ExitCode> {
+    arguments.json.as_deref().map_or(Ok(()), require_local)?;
     let options = arguments.build.options(&config);
     config.engine = options.engine;
     let config = &config;

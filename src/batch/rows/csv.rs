@@ -369,13 +369,6 @@ impl CsvHeader {
         names(columns).map(move |name| free_name(name, is_taken))
     }
 
-    /// Whether all programs read the file in the same way.
-    pub(in crate::batch) fn is_common(&self) -> bool {
-        self.has_header
-            && self.dialect.quote == Some(Dialect::QUOTE)
-            && self.dialect.escape.is_none()
-    }
-
     /// The output's dialect.
     fn written_dialect(&self) -> Result<Dialect> {
         let dialect = Dialect {

@@ -5,6 +5,8 @@ use std::io::Cursor;
 use super::{Chunk, CsvOptions, CsvReader, Head, Layout, RowReader, csv_records::Splitter};
 use crate::batch::{
     answer::{Cell, RowError, label_columns},
+    distributed_map::tests::compare_ranges,
+    format::Format,
     output::{Pieces, Shape},
     output_form::OutputForm,
 };
@@ -230,6 +232,7 @@ fn columns_come_out_byte_for_byte() {
             file.extend(row.line_end.as_bytes());
         }
         let (texts, output, mut splitter) = answered(&file, &layout);
+        compare_ranges(Format::Csv, &file, &layout);
         let context = format!("file {seed}: {form:?}");
         assert_eq!(texts.len(), rows.len(), "{context}");
         let mut rest = output

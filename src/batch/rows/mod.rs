@@ -15,6 +15,7 @@ mod json_lines;
 mod lines;
 mod parquet_reader;
 mod parquet_source;
+mod parquet_text;
 mod parquet_writer;
 mod request_lines;
 #[cfg(test)]
@@ -23,8 +24,8 @@ pub(super) mod tests;
 pub use self::csv_dialect::{CsvOptions, Mark};
 pub(super) use self::{
     chunk::{
-        CHUNK_ROWS, Chunk, CsvHeader, Footers, Head, Layout, PARQUET_MAGIC, RowReader, RowWriter,
-        Rows, reading,
+        CHUNK_ROWS, Chunk, Footers, Head, Layout, PARQUET_MAGIC, RowReader, RowWriter, Rows,
+        reading,
     },
     csv::{CsvReader, CsvWriter},
     fields::{Fields, failed},

@@ -1,9 +1,9 @@
 //! Reading Parquet.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
-use arrow_array::{Array, cast::AsArray};
-use arrow_schema::{DataType, FieldRef, Schema, TimeUnit};
+use arrow_array::{Array, RecordBatch, cast::AsArray, make_array};
+use arrow_schema::{DataType, FieldRef, Schema, SchemaRef, TimeUnit};
 use parquet::{
     arrow::{
         ARROW_SCHEMA_META_KEY,
@@ -20,6 +20,7 @@ use super::{
     chunk::{CHUNK_ROWS, Chunk, Head, Layout, RowReader, Rows},
     column::{Content, find_column},
     parquet_source::Source,
+    parquet_text::{bytes_of_text, invalid_byte, stored_bytes, text_of_bytes},
 };
 use crate::{
     batch::{
@@ -31,6 +32,9 @@ use crate::{
 
 pub(in crate::batch) struct ParquetReader {
     source: Source,
+    /// The rows' types.
+    schema: SchemaRef,
+    /// Texts are read as bytes, since the reader would refuse all rows for one that is not UTF-8.
     metadata: ArrowReaderMetadata,
     batches: ParquetRecordBatchReader,
     text: usize,
@@ -42,9 +46,8 @@ pub(in crate::batch) struct ParquetReader {
 impl ParquetReader {
     /// Column names in `input`.
     pub(in crate::batch) fn names(input: OpenInput) -> Result<Vec<String>> {
-        let (metadata, _) = metadata(&Source::new(input))?;
-        Ok(metadata
-            .schema()
+        let (_, schema, _) = metadata(&Source::new(input))?;
+        Ok(schema
             .fields()
             .iter()
             .map(|field| field.name().clone())
@@ -73,14 +76,15 @@ impl ParquetReader {
         choose: impl FnOnce(&Schema) -> Result<usize>,
     ) -> Result<Self> {
         let source = Source::new(input);
-        let (metadata, notes) = metadata(&source)?;
+        let (metadata, schema, notes) = metadata(&source)?;
         check_codecs(metadata.metadata())?;
         check_intervals(metadata.metadata())?;
-        let text = choose(metadata.schema())?;
+        let text = choose(&schema)?;
         let rows = metadata.metadata().file_metadata().num_rows().max(0) as u64;
-        let batches = batches(&source, &metadata, 0)?;
+        let batches = batches(&source, &metadata, 0..u64::MAX)?;
         Ok(Self {
             source,
+            schema,
             metadata,
             batches,
             text,
@@ -91,13 +95,27 @@ impl ParquetReader {
     }
 }
 
+impl ParquetReader {
+    /// Rows in the file.
+    pub(in crate::batch) fn rows(&self) -> u64 {
+        self.rows
+    }
+
+    /// Reads only these rows.
+    pub(in crate::batch) fn range(mut self, rows: Range<u64>) -> Result<Self> {
+        self.batches = batches(&self.source, &self.metadata, rows.clone())?;
+        (self.done, self.rows) = (rows.start, rows.end);
+        Ok(self)
+    }
+}
+
 impl RowReader for ParquetReader {
     fn head(&self) -> Head {
-        Head::Parquet(Arc::clone(self.metadata.schema()))
+        Head::Parquet(Arc::clone(&self.schema))
     }
 
     fn column(&self) -> &str {
-        self.metadata.schema().field(self.text).name()
+        self.schema.field(self.text).name()
     }
 
     fn notes(&self) -> &[String] {
@@ -114,7 +132,7 @@ impl RowReader for ParquetReader {
 
     fn skip(&mut self, rows: u64) -> Result<()> {
         self.done = rows;
-        self.batches = batches(&self.source, &self.metadata, rows)?;
+        self.batches = batches(&self.source, &self.metadata, rows..u64::MAX)?;
         Ok(())
     }
 
@@ -126,12 +144,23 @@ impl RowReader for ParquetReader {
                 Err(self.incomplete())
             };
         };
-        let batch = batch.map_err(|error| self.source.error(&error))?;
+        let batch = batch.map_err(|error| {
+            let place = format_args!("after row {}: {error}", self.done);
+            self.source.error(&place)
+        })?;
+        let (batch, mut errors) = self.decoded(&batch)?;
         self.done += batch.num_rows() as u64;
-        let texts = texts(batch.column(self.text)).map(|text| {
-            let text = text.map(str::to_owned);
-            text.ok_or_else(|| RowError::new(ErrorKind::Text, "expected text, but found nothing"))
-        });
+        let texts = texts(batch.column(self.text))
+            .enumerate()
+            .map(|(row, text)| {
+                if let Some(error) = errors.remove(&row) {
+                    return Err(error);
+                }
+                let text = text.map(str::to_owned);
+                text.ok_or_else(|| {
+                    RowError::new(ErrorKind::Text, "expected text, but found nothing")
+                })
+            });
         Ok(Some(Chunk {
             texts: texts.collect(),
             rows: Rows::Columns(batch.clone()),
@@ -140,6 +169,31 @@ impl RowReader for ParquetReader {
 }
 
 impl ParquetReader {
+    /// The rows with texts, and the errors of those with bytes that are not UTF-8, which are replaced.
+    fn decoded(&self, batch: &RecordBatch) -> Result<(RecordBatch, BTreeMap<usize, RowError>)> {
+        let wrong = |error| self.source.error(&error);
+        let (mut columns, mut errors) = (Vec::new(), BTreeMap::new());
+        for (field, column) in self.schema.fields().iter().zip(batch.columns()) {
+            let (data, is_replaced) =
+                text_of_bytes(column.to_data(), field.data_type()).map_err(wrong)?;
+            columns.push(make_array(data));
+            for row in (0..column.len()).filter(|_| is_replaced) {
+                let Some(byte) = invalid_byte(column, row, field.data_type()) else {
+                    continue;
+                };
+                let message = format!(
+                    "expected UTF-8, but found the byte 0x{byte:02x} in `{}`; convert the column",
+                    field.name()
+                );
+                errors
+                    .entry(row)
+                    .or_insert_with(|| RowError::new(ErrorKind::Row, message));
+            }
+        }
+        let batch = RecordBatch::try_new(Arc::clone(&self.schema), columns).map_err(wrong)?;
+        Ok((batch, errors))
+    }
+
     fn incomplete(&self) -> Error {
         Error::invalid(format!(
             "expected {} rows, which the footer of the Parquet file states, but found {}",
@@ -148,72 +202,96 @@ impl ParquetReader {
     }
 }
 
-/// File metadata, and notes about types that change.
-fn metadata(source: &Source) -> Result<(ArrowReaderMetadata, Vec<String>)> {
-    let metadata = ArrowReaderMetadata::load(source, ArrowReaderOptions::new());
-    let metadata = metadata.map_err(|error| source.error(&error))?;
-    let schema = metadata.schema();
-    let leaves = metadata.metadata().file_metadata().schema_descr().columns();
-    let mut leaves = leaves
+/// File metadata, with texts as bytes, the rows' types, and notes about types that change.
+fn metadata(source: &Source) -> Result<(ArrowReaderMetadata, SchemaRef, Vec<String>)> {
+    let wrong = |error| source.error(&error);
+    let found = ArrowReaderMetadata::load(source, ArrowReaderOptions::new()).map_err(wrong)?;
+    let stored = found.metadata().file_metadata().schema_descr();
+    let mut is_int96 = stored
+        .columns()
         .iter()
         .map(|leaf| leaf.physical_type() == Type::INT96);
+    let schema = found.schema();
     let fields: Vec<FieldRef> = schema
         .fields()
         .iter()
-        .map(|field| widened(field, &mut leaves))
+        .map(|field| mapped(field, &mut |leaf| widened(leaf, is_int96.next())))
         .collect();
     let changed = fields
         .iter()
         .zip(schema.fields())
         .filter(|(new, old)| new != old);
     let changed: Vec<&String> = changed.map(|(new, _)| new.name()).collect();
-    if changed.is_empty() {
-        return Ok((metadata, Vec::new()));
-    }
-    let note = format!(
-        "the timestamps in {} become microseconds; they are of the type INT96, whose range exceeds nanoseconds",
-        quoted(&changed)
-    );
-    let schema = Arc::new(Schema::new_with_metadata(fields, schema.metadata().clone()));
-    let options = ArrowReaderOptions::new().with_schema(schema);
-    let metadata = ArrowReaderMetadata::try_new(Arc::clone(metadata.metadata()), options);
-    Ok((metadata.map_err(|error| source.error(&error))?, vec![note]))
+    let notes = if changed.is_empty() {
+        Vec::new()
+    } else {
+        vec![format!(
+            "the timestamps in {} become microseconds; they are of the type INT96, whose range exceeds nanoseconds",
+            quoted(&changed)
+        )]
+    };
+    let of_bytes: Vec<FieldRef> = fields
+        .iter()
+        .map(|field| mapped(field, &mut bytes_of_text))
+        .collect();
+    let with = |fields| Arc::new(Schema::new_with_metadata(fields, schema.metadata().clone()));
+    let options = ArrowReaderOptions::new()
+        .with_parquet_schema(stored_bytes(stored).map_err(wrong)?)
+        .with_schema(with(of_bytes));
+    let metadata = ArrowReaderMetadata::load(source, options).map_err(wrong)?;
+    Ok((metadata, with(fields), notes))
 }
 
-/// Replaces INT96 nanoseconds with microseconds in a field: 64-bit nanoseconds end in 2262. `leaves` states for each
-/// primitive type, depth first, whether it is INT96.
-fn widened(field: &FieldRef, leaves: &mut impl Iterator<Item = bool>) -> FieldRef {
+/// Replaces the types without fields of their own within a field, depth first.
+fn mapped(field: &FieldRef, leaf: &mut impl FnMut(&DataType) -> DataType) -> FieldRef {
     let data_type = match field.data_type() {
-        DataType::List(item) => DataType::List(widened(item, leaves)),
-        DataType::LargeList(item) => DataType::LargeList(widened(item, leaves)),
-        DataType::FixedSizeList(item, size) => {
-            DataType::FixedSizeList(widened(item, leaves), *size)
-        }
-        DataType::Map(entries, is_sorted) => DataType::Map(widened(entries, leaves), *is_sorted),
+        DataType::List(item) => DataType::List(mapped(item, leaf)),
+        DataType::LargeList(item) => DataType::LargeList(mapped(item, leaf)),
+        DataType::ListView(item) => DataType::ListView(mapped(item, leaf)),
+        DataType::LargeListView(item) => DataType::LargeListView(mapped(item, leaf)),
+        DataType::FixedSizeList(item, size) => DataType::FixedSizeList(mapped(item, leaf), *size),
+        DataType::Map(entries, is_sorted) => DataType::Map(mapped(entries, leaf), *is_sorted),
         DataType::Struct(fields) => {
-            DataType::Struct(fields.iter().map(|field| widened(field, leaves)).collect())
+            DataType::Struct(fields.iter().map(|field| mapped(field, leaf)).collect())
         }
-        leaf => match (leaves.next(), leaf) {
-            (Some(true), DataType::Timestamp(TimeUnit::Nanosecond, zone)) => {
-                DataType::Timestamp(TimeUnit::Microsecond, zone.clone())
-            }
-            _ => leaf.clone(),
-        },
+        found => leaf(found),
     };
     Arc::new(field.as_ref().clone().with_data_type(data_type))
 }
 
-/// The batches from row `first` on.
+/// Replaces INT96 nanoseconds with microseconds: 64-bit nanoseconds end in 2262.
+fn widened(leaf: &DataType, is_int96: Option<bool>) -> DataType {
+    match (is_int96, leaf) {
+        (Some(true), DataType::Timestamp(TimeUnit::Nanosecond, zone)) => {
+            DataType::Timestamp(TimeUnit::Microsecond, zone.clone())
+        }
+        _ => leaf.clone(),
+    }
+}
+
+/// The batches with these rows, from the row groups that have them.
 fn batches(
     source: &Source,
     metadata: &ArrowReaderMetadata,
-    first: u64,
+    rows: Range<u64>,
 ) -> Result<ParquetRecordBatchReader> {
+    let (mut groups, mut skipped, mut end) = (Vec::new(), 0, 0);
+    for (place, group) in metadata.metadata().row_groups().iter().enumerate() {
+        let start = end;
+        end += group.num_rows().max(0) as u64;
+        if end <= rows.start {
+            skipped = end;
+        } else if start < rows.end {
+            groups.push(place);
+        }
+    }
     let builder =
         ParquetRecordBatchReaderBuilder::new_with_metadata(source.clone(), metadata.clone());
     let batches = builder
         .with_batch_size(CHUNK_ROWS)
-        .with_offset(first as usize)
+        .with_row_groups(groups)
+        .with_offset((rows.start - skipped) as usize)
+        .with_limit((rows.end - rows.start) as usize)
         .build();
     batches.map_err(|error| source.error(&error))
 }
@@ -329,11 +407,20 @@ mod tests {
     use std::path::Path;
 
     use arrow_array::{
-        ArrayRef, DictionaryArray, LargeStringArray, RecordBatch, StringArray, StringViewArray,
+        ArrayRef, DictionaryArray, LargeStringArray, StringArray, StringViewArray, StructArray,
+        builder::{ListBuilder, MapBuilder, StringBuilder},
         types::{Date64Type, Int8Type, TimestampMicrosecondType},
     };
     use arrow_schema::Field;
-    use parquet::file::reader::{ChunkReader, Length};
+    use parquet::{
+        arrow::ArrowWriter,
+        data_type::{ByteArray, ByteArrayType},
+        file::{
+            reader::{ChunkReader, Length},
+            writer::SerializedFileWriter,
+        },
+        schema::parser::parse_message_type,
+    };
 
     use super::*;
     use crate::batch::{
@@ -417,6 +504,139 @@ mod tests {
         assert_eq!(
             days.as_primitive::<Date64Type>().value(0),
             1_767_225_600_000
+        );
+    }
+
+    /// Rows in a file after they were read and written, and their errors.
+    fn copied_rows(file: &[u8]) -> (Vec<RecordBatch>, Vec<Option<String>>) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.parquet");
+        std::fs::write(&path, file).unwrap();
+        let input = OpenInput::file(&path).unwrap();
+        let mut reader = ParquetReader::new(input, &Layout::default()).unwrap();
+        let mut pieces = Pieces::new(Shape::of(&reader, OutputForm::default(), score_column()));
+        let mut errors = Vec::new();
+        while let Some(Chunk { texts, rows }) = reader.next().unwrap() {
+            let mut results: Vec<_> = texts
+                .into_iter()
+                .map(|text| text.map(|_| vec![Cell::Number(0.5)]))
+                .collect();
+            errors.extend(results.iter().map(|result| {
+                let error = result.as_ref().err()?;
+                Some(format!("{}: {}", error.kind.name(), error.message))
+            }));
+            pieces.write(rows, &mut results).unwrap();
+        }
+        (rows(pieces.take_last().unwrap()), errors)
+    }
+
+    #[test]
+    fn values_that_are_not_utf8_are_row_errors_in_columns_of_every_type() {
+        let texts = ["a", "BAD", "c", "d"];
+        let strings = || StringArray::from_iter_values(texts);
+        let (mut lists, mut maps) = (
+            ListBuilder::new(StringBuilder::new()),
+            MapBuilder::new(None, StringBuilder::new(), StringBuilder::new()),
+        );
+        for text in texts {
+            lists.append_value([Some("x"), None, Some(text)]);
+            maps.keys().append_value("key");
+            maps.values().append_value(text);
+            maps.append(true).unwrap();
+        }
+        let field = Arc::new(Field::new("inner", DataType::Utf8, false));
+        let columns: [ArrayRef; 7] = [
+            Arc::new(strings()),
+            Arc::new(LargeStringArray::from_iter_values(texts)),
+            Arc::new(StringViewArray::from_iter_values(texts)),
+            Arc::new(texts.into_iter().collect::<DictionaryArray<Int8Type>>()),
+            Arc::new(StructArray::from(vec![(
+                field,
+                Arc::new(strings()) as ArrayRef,
+            )])),
+            Arc::new(lists.finish()),
+            Arc::new(maps.finish()),
+        ];
+        let text: ArrayRef = Arc::new(StringArray::from_iter_values(["t", "u", "v", "w"]));
+        for column in columns {
+            let found = column.data_type().clone();
+            let batch = RecordBatch::try_from_iter([("text", Arc::clone(&text)), ("note", column)]);
+            let batch = batch.unwrap();
+            let mut writer = ArrowWriter::try_new(Vec::new(), batch.schema(), None).unwrap();
+            writer.write(&batch).unwrap();
+            let mut file = writer.into_inner().unwrap();
+            let (unchanged, errors) = copied_rows(&file);
+            assert!(errors.iter().all(Option::is_none), "{found}");
+            let kept =
+                |rows: &[RecordBatch]| [0, 2, 3].map(|row| rows[row].project(&[0, 1]).unwrap());
+            for place in 0..file.len() - 3 {
+                if &file[place..place + 3] == b"BAD" {
+                    file[place] = 0xff;
+                }
+            }
+            let (rows, errors) = copied_rows(&file);
+            assert_eq!(kept(&rows), kept(&unchanged), "{found}");
+            let expected =
+                "row: expected UTF-8, but found the byte 0xff in `note`; convert the column";
+            assert_eq!(
+                errors,
+                [None, Some(expected.to_owned()), None, None],
+                "{found}"
+            );
+            let row = format!("{:?}", rows[1]);
+            assert!(row.contains("\u{fffd}AD"), "{row}");
+        }
+    }
+
+    /// The crate reads JSON without checks.
+    #[test]
+    fn texts_and_json_that_are_not_utf8_are_row_errors() {
+        let schema = "message rows { required binary text (UTF8); required binary json (JSON); }";
+        let schema = Arc::new(parse_message_type(schema).unwrap());
+        let mut file = Vec::new();
+        let mut writer = SerializedFileWriter::new(&mut file, schema, Arc::default()).unwrap();
+        let mut group = writer.next_row_group().unwrap();
+        let columns: [[&[u8]; 4]; 2] = [
+            [b"a", b"b\x80", b"c", b"\xfe"],
+            [b"{}", b"{}", b"\"\xc3\"", b"\xff"],
+        ];
+        for values in columns {
+            let mut column = group.next_column().unwrap().unwrap();
+            let values = values.map(|value| ByteArray::from(value.to_vec()));
+            column
+                .typed::<ByteArrayType>()
+                .write_batch(&values, None, None)
+                .unwrap();
+            column.close().unwrap();
+        }
+        group.close().unwrap();
+        writer.close().unwrap();
+        let (rows, errors) = copied_rows(&file);
+        let errors: Vec<_> = errors.iter().map(Option::as_deref).collect();
+        insta::assert_debug_snapshot!(errors, @r#"
+        [
+            None,
+            Some(
+                "row: expected UTF-8, but found the byte 0x80 in `text`; convert the column",
+            ),
+            Some(
+                "row: expected UTF-8, but found the byte 0xc3 in `json`; convert the column",
+            ),
+            Some(
+                "row: expected UTF-8, but found the byte 0xfe in `text`; convert the column",
+            ),
+        ]
+        "#);
+        let values = |row: usize, column| {
+            rows[row]
+                .column(column)
+                .as_string::<i32>()
+                .value(0)
+                .to_owned()
+        };
+        assert_eq!(
+            [values(0, 0), values(1, 0), values(2, 1)],
+            ["a", "b\u{fffd}", "\"\u{fffd}\""]
         );
     }
 

@@ -14,6 +14,9 @@ use parquet::{
 
 use crate::{batch::input::OpenInput, error::Error};
 
+/// A reader from any place is used for a page's header, which is short: of an object in S3, no more is requested.
+const MAX_HEADER_BYTES: u64 = 16 * 1024;
+
 /// A Parquet reader's input.
 ///
 /// It keeps read errors, which may be temporary: the reader converts all errors to texts, although
@@ -78,13 +81,12 @@ impl ChunkReader for Source {
 
     fn get_read(&self, start: u64) -> ParquetResult<SourceReader> {
         self.check(start, 0)?;
-        let contents = self
-            .input
-            .read_from(start)
-            .map_err(|error| self.keep(error))?;
+        let header = self.len().min(start + MAX_HEADER_BYTES);
+        let contents = self.input.read(start..header);
         Ok(SourceReader {
             source: self.clone(),
-            contents,
+            contents: contents.map_err(|error| self.keep(error))?,
+            rest: header,
         })
     }
 
@@ -100,12 +102,26 @@ impl ChunkReader for Source {
 pub(super) struct SourceReader {
     source: Source,
     contents: Box<dyn Read + Send>,
+    /// Where the bytes after the contents begin.
+    rest: u64,
+}
+
+impl SourceReader {
+    fn read_contents(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.contents.read(buffer)?;
+        if read > 0 || buffer.is_empty() || self.rest == self.source.len() {
+            return Ok(read);
+        }
+        let contents = self.source.input.read_from(self.rest);
+        self.contents = contents.map_err(io::Error::other)?;
+        self.rest = self.source.len();
+        self.contents.read(buffer)
+    }
 }
 
 impl Read for SourceReader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.contents
-            .read(buffer)
+        self.read_contents(buffer)
             .map_err(|error| match error.downcast::<Error>() {
                 Ok(error) => io::Error::other(self.source.keep(error)),
                 Err(error) => error,

@@ -8,6 +8,16 @@ use crate::{
 };
 
 const SCHEME: &str = "s3://";
+/// Beginnings of the URLs that name an input or an output somewhere in Kivu.
+const KNOWN: [&str; 7] = [
+    SCHEME,
+    "s3vectors://",
+    "postgres://",
+    "postgresql://",
+    "opensearch+https://",
+    "opensearch+http://",
+    "arn:",
+];
 /// The longest key that S3 accepts, in bytes.
 pub const MAX_KEY_BYTES: usize = 1024;
 
@@ -25,6 +35,18 @@ impl Url {
     pub fn of(path: &Path) -> Option<Result<Self>> {
         let text = path.to_str()?;
         text.starts_with(SCHEME).then(|| text.parse())
+    }
+
+    /// Parses an input's or output's location; `None` for a local path.
+    ///
+    /// # Errors
+    /// A URL with another scheme, which must not become a file's name: it may contain a password.
+    pub fn of_location(path: &Path) -> Result<Option<Self>> {
+        let text = path.to_string_lossy();
+        if text.starts_with(SCHEME) {
+            return text.parse().map(Some);
+        }
+        foreign(&text).map_or(Ok(None), Err)
     }
 
     /// URL for another key in the same bucket.
@@ -66,16 +88,48 @@ impl FromStr for Url {
             .map(|rest| rest.split_once('/').unwrap_or((rest, "")))
             .filter(|(bucket, _)| !bucket.is_empty() && !bucket.contains('@'))
             .ok_or_else(|| {
-                Error::config(format!(
-                    "expected `{SCHEME}BUCKET/KEY`, but found `{}`",
-                    shown(text)
-                ))
+                foreign(text).unwrap_or_else(|| {
+                    Error::config(format!(
+                        "expected `{SCHEME}BUCKET/KEY`, but found `{}`",
+                        shown(text)
+                    ))
+                })
             })?;
         Ok(Self {
             bucket: bucket.to_owned(),
             key: key.to_owned(),
         })
     }
+}
+
+/// The error for a text that looks like a URL, unless it is one in S3. It shows at most the scheme.
+fn foreign(text: &str) -> Option<Error> {
+    let text = text.trim_start();
+    let (head, rest) = text.split_once('/').unwrap_or((text, ""));
+    let (name, after) = head.split_once(':')?;
+    let known = KNOWN.iter().find(|known| {
+        let known = known.trim_end_matches(['/', ':']);
+        known.eq_ignore_ascii_case(name)
+    });
+    let is_url = known.is_some() || head.ends_with(':') && !rest.is_empty();
+    if !is_url || text.starts_with(SCHEME) {
+        return None;
+    }
+    Some(Error::config(match known {
+        Some(known) => {
+            format!(
+                "the URL begins with `{name}:`, but is not as expected; begin it with `{known}`"
+            )
+        }
+        None => {
+            let shown = if after.is_empty() { name } else { "…" };
+            format!(
+                "URLs with `{shown}:` are not supported here, only those that begin with `{}`; a path with a colon \
+                 begins with `./`",
+                KNOWN.join("`, `")
+            )
+        }
+    }))
 }
 
 /// Shortens a key to [`MAX_KEY_BYTES`]. A longer key keeps its beginning and its end, with a digest of the
@@ -119,6 +173,56 @@ mod tests {
             assert!(!error.contains("word"), "{error}");
         }
         assert!(Url::of(Path::new("/tmp/s3")).is_none());
+    }
+
+    #[test]
+    fn urls_of_other_schemes_are_no_paths() {
+        let refused = |text: &str| Url::of_location(Path::new(text)).unwrap_err().to_string();
+        insta::assert_snapshot!(refused("Postgres://me:secret@host/db?table=t"), @"the URL begins with `Postgres:`, but is not as expected; begin it with `postgres://`");
+        insta::assert_snapshot!(refused("https://me:secret@host/out.csv"), @"URLs with `https:` are not supported here, only those that begin with `s3://`, `s3vectors://`, `postgres://`, `postgresql://`, `opensearch+https://`, `opensearch+http://`, `arn:`; a path with a colon begins with `./`");
+        insta::assert_snapshot!(refused("s3://me:secret@bucket/out.csv"), @"expected `s3://BUCKET/KEY`, but found `s3://bucket/out.csv`");
+        for text in [
+            "S3://me:secret@bucket/key",
+            "s3:/secret/key",
+            "postgre://me:secret@host/db",
+            "POSTGRESQL://me:secret@host/db",
+            "postgres:me:secret@host/db",
+            "postgres:/me:secret@host/db",
+            "jdbc:postgresql://me:secret@host/db",
+            " postgres://me:secret@host/db",
+            "“postgres://me:secret@host/db",
+            "me:secret@host:/db",
+            "OpenSearch+https://me:secret@host/docs",
+            "opensearch://me:secret@host/docs",
+            "ARN:aws:s3vectors:secret",
+            "file:///secret/a.csv",
+        ] {
+            assert!(
+                !refused(text).contains("secret"),
+                "{text}: {}",
+                refused(text)
+            );
+            assert!(
+                !text
+                    .parse::<Url>()
+                    .unwrap_err()
+                    .to_string()
+                    .contains("secret"),
+                "{text}"
+            );
+        }
+        for path in [
+            "a.csv",
+            "./S3://a",
+            "/tmp/a:b/c",
+            "a:b.csv",
+            "out/2026-01-01T10:00:00",
+            "postgres",
+            "s3",
+            "-",
+        ] {
+            assert_eq!(Url::of_location(Path::new(path)).unwrap(), None, "{path}");
+        }
     }
 
     #[test]
