@@ -179,7 +179,14 @@ async fn each_dialect_has_its_own_401() {
 async fn health_checks_need_no_key() {
     let (router, _) = with_keys();
     let get = |path| Request::get(path).body(Body::empty()).unwrap();
-    for path in ["/health", "/ping", "/v2/health/live", "/v2/health/ready"] {
+    for path in [
+        "/health",
+        "/health/",
+        "/healthz",
+        "/ping",
+        "/v2/health/live",
+        "/v2/health/ready",
+    ] {
         assert_eq!(
             send(&router, get(path), &[]).await.status(),
             StatusCode::OK,
@@ -192,7 +199,8 @@ async fn health_checks_need_no_key() {
         "/v2",
         "/v2/models/tiny",
         "/nowhere",
-        "/health/",
+        "/info/",
+        "/health//",
     ] {
         assert_eq!(
             send(&router, get(path), &[]).await.status(),
