@@ -81,7 +81,7 @@ async fn a_server_without_keys_does_not_answer_the_pages_of_other_sites() {
         ("host", "localhost:8080"),
         ("origin", "https://evil.example"),
     ];
-    insta::assert_snapshot!(found(&page).await, @r#"403 {"error":"expected no `origin`, or one of this machine, but found another: a server without keys does not answer other sites' pages; configure keys, or `auth.mode = \"none\"` to answer all pages","error_type":"Validation"}"#);
+    insta::assert_snapshot!(found(&page).await, @r#"403 {"error":"expected no `origin`, or one of this machine, but found another: a server without keys does not answer other sites' pages; add the origin to `cors_origins`, configure keys, or `auth.mode = \"none\"` to answer all pages","error_type":"Validation"}"#);
     // Whether the server runs is open.
     let health = Request::get("/health").body(Body::empty()).unwrap();
     assert_eq!(
