@@ -60,6 +60,13 @@ REQUESTS = [
     ("/gliner-2", {"text": ["the cat"], "schema": {"entities": ["animal"], "structures": {"order": ["size::[small|large]::str"]}, "relations": ["near"], "classifications": [{"task": "mood", "labels": ["good", "bad"]}]}, "include_spans": True}),
     ("/tokenize", {"inputs": "the cat", "prompt": "query: "}),
     ("/tokenize", {"inputs": "the cat", "task": "separation"}),
+    ("/v1/classify", {"input": "the cat", "use_activation": False, "truncate_prompt_tokens": -1}),
+    ("/score", {"model": "ranking", "queries": ["cat", "dog"], "documents": ["the cat", "a dog"], "truncation_side": "left"}),
+    ("/v1/score", {"model": "ranking", "text_1": "cat", "text_2": ["the cat", "a dog"]}),
+    ("/rerank", {"query": "cat", "documents": ["dog", {"text": "fish"}], "top_n": 1, "truncate": "END"}),
+    ("/embedding", {"content": ["the cat", [101, 7, 102]], "embd_normalize": -1}),
+    ("/reranking", {"query": "cat", "documents": ["dog"], "top_n": 1}),
+    ("/v1/reranking", {"query": "cat", "texts": ["dog"]}),
 ]
 
 

@@ -8,17 +8,19 @@ use serde_json::Value;
 
 use super::{
     caller_models::CallerModels,
-    cohere::{self, CohereEmbedRequest, Embedded, Message, Truncate},
+    cohere::{self, CohereEmbedRequest, Embedded, Message},
+    fields::others::{BEDROCK_EMBED, BEDROCK_RANK, TITAN},
     inputs,
     ranking::{DocumentsRequest, RankedDocument, rank_documents},
     rejection::Reply,
     request::{Context, InPath, UntypedCall, from_value},
     response::by_model,
+    truncation::Truncate,
     vectors::EncodingFormat,
 };
 use crate::{
     error::{Error, Result},
-    json::{Content, Tree},
+    json::{Content, Tree, check},
     json_schemas::{Text, TextOrObject, Texts},
     pipeline::{Input, Usage, embedding::VectorKind},
     task::embedding::EmbeddingParameters,
@@ -167,9 +169,18 @@ pub(super) async fn invoke(
         .join("/");
     let model = served_name(&context.models, &id);
     match Form::of(&body)? {
-        Form::Titan => titan(&context, model, from_value(body)?).await,
-        Form::CohereEmbed => cohere_embed(&context, model, from_value(body)?).await,
-        Form::Ranking => rank(&context, model, from_value(body)?).await,
+        Form::Titan => {
+            check(&body, TITAN)?;
+            titan(&context, model, from_value(body)?).await
+        }
+        Form::CohereEmbed => {
+            check(&body, BEDROCK_EMBED)?;
+            cohere_embed(&context, model, from_value(body)?).await
+        }
+        Form::Ranking => {
+            check(&body, BEDROCK_RANK)?;
+            rank(&context, model, from_value(body)?).await
+        }
     }
 }
 
@@ -275,7 +286,6 @@ async fn cohere_embed(context: &Context, model: &str, body: BedrockEmbedRequest)
         model: Some(model.to_owned()),
         texts: body.texts,
         inputs: body.inputs,
-        images: None,
         input_type: body.input_type,
         embedding_types: body.embedding_types,
         output_dimension: body.output_dimension,
@@ -301,12 +311,7 @@ async fn rank(context: &Context, model: &str, body: BedrockRankRequest) -> Reply
         query: body.query,
         documents: body.documents,
         top_n: body.top_n,
-        return_documents: None,
-        instruction: None,
-        prompt: None,
-        top_k: None,
-        truncation: None,
-        max_tokens_per_doc: None,
+        ..DocumentsRequest::default()
     };
     let (_, ranked) = rank_documents(context, request).await?;
     let answer = BedrockRanks {

@@ -8,17 +8,16 @@ use std::{
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 use super::{
-    inputs,
+    fields, inputs,
     rejection::Reply,
-    request::{Call, Context},
+    request::{Call, Context, RequestBody},
     response::with_usage,
 };
 use crate::{
     error::{Error, Result, quoted},
-    json::Content,
+    json::{Content, Known},
     model::Pipeline,
     pipeline::{Task, Usage, entities::Entity, zero_shot_entities::THRESHOLD},
     repository::TaskSettings,
@@ -61,16 +60,10 @@ pub(super) struct ChatRequest {
     /// Windows overlap by at most 128 words and a third of their length, whatever its value.
     #[schemars(range(max = 512))]
     overlap: Option<usize>,
-    /// Must be false.
-    stream: Option<bool>,
-    /// Must be 1.
-    n: Option<usize>,
-    /// Must be null or empty.
-    tools: Option<Value>,
-    /// Must be null or empty.
-    functions: Option<Value>,
-    /// Must be null or of the type `text`.
-    response_format: Option<Value>,
+}
+
+impl RequestBody for ChatRequest {
+    const KNOWN: Known = fields::others::CHAT;
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -183,7 +176,7 @@ struct TextEntity<'a> {
 
 /// Find entities, in the form of chat completions
 pub(super) async fn completions(Call(context, body): Call<ChatRequest>) -> Reply {
-    body.require_entities()?;
+    body.check_windows()?;
     let takes_labels = |own: &TaskSettings<'_>| matches!(own, TaskSettings::ZeroShotEntities(_));
     let has_labels = |own: &TaskSettings<'_>| matches!(own, TaskSettings::TokenClassification(_));
     let serves: [&(dyn Fn(&TaskSettings<'_>) -> bool + Sync); 2] = [&takes_labels, &has_labels];
@@ -236,37 +229,8 @@ pub(super) async fn completions(Call(context, body): Call<ChatRequest>) -> Reply
 }
 
 impl ChatRequest {
-    /// Refuses requests for generated text, and values outside of their ranges.
-    fn require_entities(&self) -> Result<()> {
-        let refuse = |expected: &str, found: &str| {
-            Err(Error::invalid(format!(
-                "expected {expected}, but found {found}; models here find entities and generate no text"
-            )))
-        };
-        let is_given = |value: &Option<Value>| {
-            value.as_ref().is_some_and(|value| {
-                !value.is_null() && value.as_array().is_none_or(|it| !it.is_empty())
-            })
-        };
-        if self.stream == Some(true) {
-            return refuse("`stream` false", "true");
-        }
-        if let Some(n) = self.n.filter(|n| *n != 1) {
-            return refuse("`n` 1", &n.to_string());
-        }
-        if let Some((name, _)) = [("tools", &self.tools), ("functions", &self.functions)]
-            .iter()
-            .find(|(_, value)| is_given(value))
-        {
-            return refuse(&format!("no `{name}`"), "some");
-        }
-        if self
-            .response_format
-            .as_ref()
-            .is_some_and(|format| !format.is_null() && format["type"] != "text")
-        {
-            return refuse("no `response_format` other than `text`", "another");
-        }
+    /// Refuses values outside of their ranges.
+    fn check_windows(&self) -> Result<()> {
         let (length, overlap) = (
             self.chunk_length.unwrap_or(384),
             self.overlap.unwrap_or(MAX_STRIDE),

@@ -4,15 +4,17 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::{
+    fields,
     inputs::{self, RequestTexts},
     rejection::Reply,
-    request::{Call, Context},
+    request::{Call, Context, RequestBody},
     response::{OneOrMany, check_predictions, predictions, with_usage},
 };
 use crate::{
     error::Result,
-    json::{Content, Kind, flattened},
+    json::{Content, Kind, Known, flattened},
     json_schemas::{OneOrManyClassified, Pairs, Texts},
+    model::Model,
     pipeline::{
         Input, classification::ClassificationPipeline, scores::ScoreFunction,
         zero_shot::ZeroShotPipeline,
@@ -65,26 +67,35 @@ pub(super) struct PredictRequest {
     truncation: TruncationParameters,
 }
 
+impl RequestBody for PredictRequest {
+    const KNOWN: Known = fields::tei::PREDICT;
+}
+
 /// Classify texts
 pub(super) async fn predict(Call(context, body): Call<PredictRequest>) -> Reply {
     let (model, pipeline) = context.classification(body.model.as_deref()).await?;
     if body.candidate_labels.is_some() {
         return Err(labels::unused(model, "candidate_labels").into());
     }
-    predict_with(&context, pipeline, body).await
+    predict_with(&context, (pipeline, score_function(model)), body).await
+}
+
+/// The function for a model's scores if it is not the one in its settings: a ranking model's scores are those of `/rerank`.
+pub(super) fn score_function(model: &Model) -> Option<ScoreFunction> {
+    model.pipeline.ranking().map(|_| ScoreFunction::Sigmoid)
 }
 
 pub(super) async fn predict_with(
     context: &Context,
-    pipeline: &ClassificationPipeline,
+    (pipeline, function): (&ClassificationPipeline, Option<ScoreFunction>),
     body: PredictRequest,
 ) -> Reply {
     let (inputs, is_single) = predict_inputs(body.inputs, &context.texts)?;
     let parameters = ClassificationParameters {
-        function_to_apply: body
-            .raw_scores
-            .unwrap_or(false)
-            .then_some(ScoreFunction::None),
+        function_to_apply: match body.raw_scores {
+            Some(true) => Some(ScoreFunction::None),
+            _ => function,
+        },
         truncation: body.truncation,
         top_k: None,
     };

@@ -7,20 +7,21 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::{
+    fields,
     inputs::{self, RequestTexts},
     rejection::Reply,
-    request::{Call, Context},
+    request::{Call, Context, RequestBody},
     response::by_model,
     response_limit,
+    truncation::Truncate,
     vectors::{EncodingFormat, Form, Vector},
 };
 use crate::{
     error::{Error, Result},
-    json::{Content, Kind},
+    json::{Content, Known},
     json_schemas::{Object, Texts},
     pipeline::{Input, Usage, embedding::VectorKind},
     task::{Scope, TruncationParameters, embedding::EmbeddingParameters},
-    tokenizer::Side,
 };
 
 #[derive(Deserialize, JsonSchema)]
@@ -34,9 +35,6 @@ pub(super) struct CohereEmbedRequest {
     /// Instead of `texts`: objects whose `content` has texts.
     #[schemars(length(min = 1))]
     pub(super) inputs: Option<Vec<Message>>,
-    /// Not supported: models read texts.
-    #[schemars(with = "Option<()>")]
-    pub(super) images: Option<Kind>,
     /// The texts' role, for which the model may have a prompt: `search_document`, `search_query`, `classification` or
     /// `clustering`.
     pub(super) input_type: Option<String>,
@@ -51,6 +49,10 @@ pub(super) struct CohereEmbedRequest {
     /// Number of tokens to read of each text; not below the model's limit.
     #[schemars(range(min = 1))]
     pub(super) max_tokens: Option<usize>,
+}
+
+impl RequestBody for CohereEmbedRequest {
+    const KNOWN: Known = fields::others::COHERE_EMBED;
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -79,15 +81,6 @@ struct Part {
 #[schemars(inline)]
 enum PartType {
     Text,
-}
-
-#[derive(Clone, Copy, Deserialize, JsonSchema)]
-#[serde(rename_all = "UPPERCASE")]
-#[schemars(inline)]
-pub(super) enum Truncate {
-    None,
-    Start,
-    End,
 }
 
 #[derive(Serialize, JsonSchema)]
@@ -148,11 +141,6 @@ pub(super) async fn embedded(
     body: CohereEmbedRequest,
     is_list: bool,
 ) -> Result<(Embedded, Usage)> {
-    if body.images.is_some() {
-        return Err(Error::invalid(
-            "expected no `images`, since the models read texts, but found some",
-        ));
-    }
     let name = body.model.as_deref();
     let (_, pipeline) = context.embedding(name).await?;
     inputs::at_least(
@@ -164,15 +152,9 @@ pub(super) async fn embedded(
         .embedding_types
         .unwrap_or_else(|| vec![EncodingFormat::Float]);
     inputs::count("embedding_types", types.len(), EncodingFormat::COUNT)?;
-    let truncation = TruncationParameters {
-        truncate: body
-            .truncate
-            .map(|truncate| !matches!(truncate, Truncate::None)),
-        truncation_direction: body.truncate.map(|truncate| match truncate {
-            Truncate::Start => Side::Left,
-            Truncate::None | Truncate::End => Side::Right,
-        }),
-    };
+    let truncation = body
+        .truncate
+        .map_or_else(TruncationParameters::default, Truncate::parameters);
     let mut parameters = EmbeddingParameters {
         truncation,
         normalize: Some(true),

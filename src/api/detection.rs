@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     caller_models::CallerModels,
-    inputs,
+    fields, inputs,
     rejection::Reply,
-    request::{Context, Submitted, from_value},
+    request::{Context, Submitted, from_known},
     response::with_usage,
 };
 use crate::{
@@ -123,7 +123,7 @@ fn candidates(codes: &[String], scores: &[f32]) -> Vec<DetectedLanguage> {
 
 /// Identify a text's language
 pub(super) async fn detect(Submitted(context, body): Submitted) -> Reply {
-    let body: DetectRequest = from_value(body)?;
+    let body: DetectRequest = from_known(body, fields::translation::DETECT)?;
     if !body.q.is_text() {
         return Err(
             Error::invalid("expected `q` to be a string; send one request per text").into(),

@@ -11,17 +11,18 @@ use serde_json::{Map, Value};
 
 use super::{
     caller_models::CallerModels,
+    fields,
     hub_body::HubBody,
     inputs,
     rejection::Reply,
-    request::{self, Call, Context},
+    request::{self, Call, Context, RequestBody},
     response::with_usage,
     response_limit,
     vectors::{EncodingFormat, Form, Vector},
 };
 use crate::{
     error::{Error, Result},
-    json::{self, Content, FromJson, Kind, Tree},
+    json::{self, Content, FromJson, Kind, Known, Tree, check},
     json_schemas::{Inputs, OneText, Texts},
     pipeline::{
         Input,
@@ -67,6 +68,10 @@ impl EmbedRequest {
         options.check()?;
         Ok((inputs::read("inputs", inputs, &context.texts)?, options))
     }
+}
+
+impl RequestBody for EmbedRequest {
+    const KNOWN: Known = fields::tei::EMBED;
 }
 
 impl<'de> FromJson<'de> for EmbedRequest {
@@ -318,6 +323,7 @@ pub(super) async fn similarity(Call(context, Tree(body)): Call<Tree>) -> Reply {
 
 /// Parses the body for comparing sentences, whose options may be in `parameters` or beside `inputs`.
 pub(super) fn similarity_request(body: Value) -> Result<SimilarityRequest> {
+    check(&body, fields::tei::SIMILARITY)?;
     match body {
         Value::Object(fields) => request::from_value(HubBody::read(fields, false)?.in_parameters()),
         other => request::from_value(other),

@@ -4,13 +4,13 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    inputs,
+    fields, inputs,
     rejection::Reply,
-    request::Call,
+    request::{Call, RequestBody},
     response::{OneOrMany, with_usage},
 };
 use crate::{
-    json::{Content, flattened},
+    json::{Content, Known, flattened},
     json_schemas::Texts,
     model::Pipeline,
     pipeline::{Task, extraction::Ordered},
@@ -29,6 +29,10 @@ pub(super) struct ExtractionRequest {
     model: Option<String>,
     #[serde(flatten, deserialize_with = "flattened")]
     parameters: ExtractionParameters,
+}
+
+impl RequestBody for ExtractionRequest {
+    const KNOWN: Known = fields::others::EXTRACTION;
 }
 
 #[derive(Serialize, JsonSchema)]

@@ -203,6 +203,21 @@ fn send(request: Request<Body>) {
     });
 }
 
+/// Sends JSON to a server with one model per task.
+#[cfg(test)]
+pub(super) async fn ask(path: &str, body: &serde_json::Value) -> (StatusCode, serde_json::Value) {
+    use http_body_util::BodyExt;
+    let request = Request::post(path)
+        .header("content-type", "application/json")
+        .body(Body::from(body.to_string()))
+        .unwrap();
+    let mut router = router(App::new(models().unwrap(), Limits::default()));
+    let response = router.call(request).await.unwrap();
+    let status = response.status();
+    let bytes = response.into_body().collect().await.unwrap().to_bytes();
+    (status, serde_json::from_slice(&bytes).unwrap_or_default())
+}
+
 /// One model per task.
 pub(super) fn models() -> Result<Vec<Model>> {
     let tokenizer = Arc::new(Tokenizer::from_json(TOKENIZER)?);

@@ -97,16 +97,22 @@ impl Context {
         .await
     }
 
+    /// Looks up a classification model, or a cross-encoder, which has one label; without a name, classification models
+    /// come first.
     pub(super) async fn classification(
         &self,
         name: Option<&str>,
     ) -> Result<(&Model, &ClassificationPipeline)> {
-        let serves = |own: &TaskSettings<'_>| matches!(own, TaskSettings::Classification(_));
+        let classifies = |own: &TaskSettings<'_>| matches!(own, TaskSettings::Classification(_));
+        let has_one_label = |own: &TaskSettings<'_>| matches!(own, TaskSettings::CrossEncoder(_));
         self.pipeline(
             name,
             Task::TextClassification,
-            &[&serves],
-            Pipeline::classification,
+            &[&classifies, &has_one_label],
+            |pipeline| match pipeline {
+                Pipeline::Ranking(RankingPipeline::CrossEncoder(pipeline)) => Some(pipeline),
+                other => other.classification(),
+            },
         )
         .await
     }

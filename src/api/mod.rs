@@ -17,12 +17,14 @@ mod dialect;
 mod embedding;
 mod extraction;
 mod fetch;
+mod fields;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
 mod generation;
 mod hub_body;
 mod inputs;
 mod kserve;
+mod llama_cpp;
 mod lookup;
 mod observe;
 mod ollama;
@@ -37,6 +39,7 @@ mod response;
 mod response_limit;
 mod route;
 mod routes;
+mod score;
 mod server;
 mod startup;
 mod task_schemas;
@@ -45,6 +48,7 @@ mod token_classification;
 mod tokens;
 mod translation;
 mod translators;
+mod truncation;
 mod used_models;
 mod vectors;
 mod vllm;
@@ -76,14 +80,38 @@ use self::{observe::Observed, rejection::Rejection};
 /// the client does not see.
 pub fn router(app: App) -> Router {
     let app = Arc::new(app);
-    routes::router()
+    let router = routes::router()
         .fallback(no_route)
         .method_not_allowed_fallback(wrong_method)
         .layer(middleware::from_fn_with_state(
             Arc::clone(&app),
             observe::observe,
         ))
-        .with_state(app)
+        .with_state(app);
+    // A layer of the same router would run after a route is found.
+    Router::new()
+        .fallback_service(router)
+        .layer(middleware::map_request(without_last_slash))
+}
+
+/// Removes a slash at the end of the path.
+async fn without_last_slash(mut request: Request) -> Request {
+    let uri = request.uri();
+    let path = uri.path().strip_suffix('/').unwrap_or_default();
+    if !path.is_empty() && !path.ends_with('/') {
+        let mut parts = uri.clone().into_parts();
+        let target = match uri.query() {
+            Some(query) => format!("{path}?{query}").try_into(),
+            None => path.try_into(),
+        };
+        if let Ok(target) = target {
+            parts.path_and_query = Some(target);
+        }
+        if let Ok(uri) = parts.try_into() {
+            *request.uri_mut() = uri;
+        }
+    }
+    request
 }
 
 /// Nests a router below `prefix`, if there is one. Its root is at the prefix with and without a slash at the end. All

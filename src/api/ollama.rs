@@ -11,20 +11,21 @@ use serde::{Deserialize, Serialize};
 
 use self::keep_alive::KeepAlive;
 use super::{
+    fields,
     inputs::{self, RequestTexts},
     rejection::Reply,
-    request::{Call, Context},
+    request::{Context, OllamaCall, RequestBody},
     response::by_model,
     response_limit,
     vectors::Form,
 };
 use crate::{
-    error::Result,
-    json::Content,
+    error::{Error, Result, at_text},
+    json::{Content, Known},
     json_schemas::{OptionalText, OptionalTexts},
     model::{Model, ModelState},
     pipeline::embedding::Embeddings,
-    task::{TruncationParameters, embedding::EmbeddingParameters},
+    task::{TruncationParameters, embedding::EmbeddingParameters, tokens::TokenParameters},
 };
 
 #[derive(Deserialize, JsonSchema)]
@@ -43,6 +44,22 @@ pub(super) struct OllamaEmbedRequest {
     dimensions: Option<usize>,
     /// How long the model stays loaded after this request, if models are loaded on demand.
     keep_alive: Option<KeepAlive>,
+    /// Options of Ollama's models.
+    options: Option<OllamaOptions>,
+}
+
+impl RequestBody for OllamaEmbedRequest {
+    const KNOWN: Known = fields::ollama::EMBED;
+}
+
+/// Ollama's options, most of which have no effect on vectors.
+#[derive(Deserialize, JsonSchema)]
+#[serde(expecting = "an object")]
+#[schemars(inline)]
+struct OllamaOptions {
+    /// Texts with more tokens are refused.
+    #[schemars(range(min = 1))]
+    num_ctx: Option<usize>,
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -56,6 +73,12 @@ pub(super) struct OllamaEmbeddingsRequest {
     prompt: Content,
     /// How long the model stays loaded after this request, if models are loaded on demand.
     keep_alive: Option<KeepAlive>,
+    /// Options of Ollama's models.
+    options: Option<OllamaOptions>,
+}
+
+impl RequestBody for OllamaEmbeddingsRequest {
+    const KNOWN: Known = fields::ollama::EMBEDDINGS;
 }
 
 #[derive(Serialize, JsonSchema)]
@@ -81,7 +104,7 @@ pub(super) struct EmbeddingsResponse {
 }
 
 /// Embed texts, as Ollama does
-pub(super) async fn embed(Call(context, body): Call<OllamaEmbedRequest>) -> Reply {
+pub(super) async fn embed(OllamaCall(context, body): OllamaCall<OllamaEmbedRequest>) -> Reply {
     let parameters = EmbeddingParameters {
         truncation: TruncationParameters {
             truncate: body.truncate,
@@ -95,6 +118,7 @@ pub(super) async fn embed(Call(context, body): Call<OllamaEmbedRequest>) -> Repl
     let request = Request {
         model: body.model,
         keep_alive: body.keep_alive,
+        options: body.options,
         parameters,
     };
     let field = TextField {
@@ -114,7 +138,9 @@ pub(super) async fn embed(Call(context, body): Call<OllamaEmbedRequest>) -> Repl
 }
 
 /// Embed a text, as earlier versions of Ollama do; the model's own settings say whether vectors have length 1
-pub(super) async fn embeddings(Call(context, body): Call<OllamaEmbeddingsRequest>) -> Reply {
+pub(super) async fn embeddings(
+    OllamaCall(context, body): OllamaCall<OllamaEmbeddingsRequest>,
+) -> Reply {
     let prompt_name = context.models.named_prompt(body.model.as_deref());
     let parameters = EmbeddingParameters {
         prompt_name,
@@ -123,6 +149,7 @@ pub(super) async fn embeddings(Call(context, body): Call<OllamaEmbeddingsRequest
     let request = Request {
         model: body.model,
         keep_alive: body.keep_alive,
+        options: body.options,
         parameters,
     };
     let field = TextField {
@@ -141,6 +168,7 @@ pub(super) async fn embeddings(Call(context, body): Call<OllamaEmbeddingsRequest
 struct Request {
     model: Option<String>,
     keep_alive: Option<KeepAlive>,
+    options: Option<OllamaOptions>,
     parameters: EmbeddingParameters,
 }
 
@@ -190,6 +218,12 @@ async fn embed_with<'a>(
         });
     }
     let texts = inputs::texts(field.name, field.content, &field.limit)?;
+    if let Some(limit) = request.options.and_then(|options| options.num_ctx)
+        && limit < pipeline.settings().max_tokens
+    {
+        let prompt_name = request.parameters.prompt_name.clone();
+        check_tokens(context, model, TokenLimit { limit, prompt_name }, &texts).await?;
+    }
     let inputs: Vec<_> = texts
         .into_iter()
         .map(crate::pipeline::Input::Text)
@@ -202,6 +236,36 @@ async fn embed_with<'a>(
         model,
         load_time,
         embeddings,
+    })
+}
+
+/// A request's own token limit, with the prompt that counts towards it.
+struct TokenLimit {
+    limit: usize,
+    prompt_name: Option<String>,
+}
+
+/// Refuses texts that Ollama would truncate at a token limit below the model's.
+async fn check_tokens(
+    context: &Context,
+    model: &Model,
+    TokenLimit { limit, prompt_name }: TokenLimit,
+    texts: &[String],
+) -> Result<()> {
+    let parameters = TokenParameters {
+        prompt_name,
+        ..TokenParameters::default()
+    };
+    let reader = model.token_reader(parameters)?;
+    let reader = reader.with_max_tokens(context.app.limits.values);
+    let tokens = reader.run(texts.to_vec(), context.deadline).await?;
+    let is_long = |tokens: &Vec<_>| tokens.len() > limit;
+    tokens.iter().position(is_long).map_or(Ok(()), |place| {
+        let error = Error::invalid(format!(
+            "expected at most {limit} tokens, the request's `options.num_ctx`, but found {}; leave it out",
+            tokens[place].len()
+        ));
+        Err(at_text(error, place, texts.len()))
     })
 }
 

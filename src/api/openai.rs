@@ -9,21 +9,22 @@ use serde::{Deserialize, Serialize};
 use super::{
     app::App,
     caller_models::CallerModels,
-    inputs,
+    fields, inputs,
     rejection::Reply,
-    request::{Call, InPath},
+    request::{Call, InPath, RequestBody},
     response::{TokenUsage, by_model},
     response_limit,
+    truncation::{BooleanOrTruncate, RequestedTruncation},
     vectors::{EncodingFormat, Form, Vector},
 };
 use crate::{
     backend::Deadline,
     error::{Error, Result},
-    json::Content,
-    json_schemas::InputsOrObjects,
+    json::{Content, Known},
+    json_schemas::{Alias, InputsOrObjects},
     pipeline::{Input, chunks::Chunks, embedding::VectorKind, vectors::VectorType},
-    task::{TruncationParameters, embedding::EmbeddingParameters},
-    tokenizer::cl100k,
+    task::embedding::EmbeddingParameters,
+    tokenizer::{Side, cl100k},
 };
 
 /// A header of OpenAI's clients.
@@ -32,6 +33,7 @@ const OPENAI_CLIENT: &str = "x-stainless-lang";
 /// Fields from OpenAI, and from Voyage, Jina and TEI, which have the same route or extend it.
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `input`")]
+#[schemars(transform = Alias("normalized", "normalize"))]
 pub(super) struct EmbeddingsRequest {
     /// A text, a list of texts or objects with a `text`, token ids, or a list of token id lists.
     #[schemars(with = "InputsOrObjects")]
@@ -62,15 +64,28 @@ pub(super) struct EmbeddingsRequest {
     task: Option<String>,
     /// The tokenizer for token ids; `cl100k_base` by default.
     token_encoding: Option<TokenEncoding>,
-    /// Whether texts beyond the model's limit are truncated; otherwise they are rejected.
-    truncate: Option<bool>,
+    /// Whether texts beyond the model's limit are truncated; otherwise they are rejected. NVIDIA's clients send `NONE`, or
+    /// the end that is cut off, `START` or `END`.
+    truncate: Option<BooleanOrTruncate>,
     /// Voyage's name for `truncate`.
     truncation: Option<bool>,
+    /// vLLM's: -1, or at least the model's limit, truncates longer texts.
+    #[schemars(range(min = -1))]
+    truncate_prompt_tokens: Option<i64>,
+    /// vLLM's: the text end that is cut off; the right one by default.
+    truncation_side: Option<Side>,
     /// Whether vectors are scaled to length 1; true by default.
+    #[serde(alias = "normalize")]
     normalized: Option<bool>,
+    /// vLLM's name for `normalized`.
+    use_activation: Option<bool>,
     /// `true`: the model reads the texts as one text, and each is a chunk with its own vector; `sentences`: the model
     /// reads a single text, whose sentences are the chunks.
     late_chunking: Option<LateChunking>,
+}
+
+impl RequestBody for EmbeddingsRequest {
+    const KNOWN: Known = fields::embeddings::EMBEDDINGS;
 }
 
 #[derive(Clone, Copy, Deserialize, JsonSchema)]
@@ -262,18 +277,23 @@ pub(super) async fn embeddings(
         Some(role) => pipeline.prompt_name(&role)?.map(str::to_owned),
         None => None,
     };
+    let truncation = RequestedTruncation {
+        truncate: body.truncate,
+        truncation: body.truncation,
+        truncate_prompt_tokens: body.truncate_prompt_tokens,
+        truncation_side: body.truncation_side,
+    };
+    let truncation = truncation.parameters(pipeline.settings().max_tokens)?;
+    let normalized = inputs::one_value([
+        ("normalized", body.normalized),
+        ("use_activation", body.use_activation),
+    ])?;
     let parameters = EmbeddingParameters {
-        truncation: TruncationParameters {
-            truncate: inputs::one_value([
-                ("truncate", body.truncate),
-                ("truncation", body.truncation),
-            ])?,
-            truncation_direction: None,
-        },
+        truncation,
         prompt_name: body.prompt_name.or(of_role),
         prompt: body.prompt,
         instruction: body.instruction,
-        normalize: Some(body.normalized.unwrap_or(true)),
+        normalize: Some(normalized.unwrap_or(true)),
         dimensions,
         output_dtype: format.vector_type,
         outputs: Some(vec![VectorKind::Dense]),

@@ -143,7 +143,7 @@ fn document(apis: &[Api], access: &Access) -> Result<Value> {
         "info": {
             "title": "Kivu",
             "version": env!("CARGO_PKG_VERSION"),
-            "description": "Transformer models behind the APIs that clients already use: text-embeddings-inference (TEI), OpenAI, the model hub, Cohere, Amazon Bedrock, Jina, Voyage, Ollama, DeepL, LibreTranslate and KServe v2. Unknown fields are ignored, except in Bedrock's API, and `null` is the same as a missing field. Bodies may be compressed with gzip or deflate. `GET /models` returns the limits on texts and bytes of a request.",
+            "description": "Transformer models behind the APIs that clients already use: text-embeddings-inference (TEI), OpenAI, the model hub, Cohere, Amazon Bedrock, Jina, Voyage, vLLM, llama.cpp, Ollama, DeepL, LibreTranslate and KServe v2. Options that are not supported are refused by name, and so are misspelt fields; other unknown fields are ignored, except in Bedrock's API, and `null` is the same as a missing field. Bodies may be compressed with gzip or deflate. `GET /models` returns the limits on texts and bytes of a request.",
             "license": { "name": "Apache-2.0" },
         },
         "servers": [{ "url": "./" }],

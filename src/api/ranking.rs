@@ -1,4 +1,4 @@
-//! Ranks texts by a query: TEI's `/rerank`, Cohere's `/v2/rerank` and Jina's `/v1/rerank`.
+//! Ranks texts by a query: TEI's `/rerank`, which also takes documents, Cohere's `/v2/rerank` and Jina's `/v1/rerank`.
 
 use std::fmt::Display;
 
@@ -7,17 +7,20 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::{
+    fields,
     inputs::{self, RequestTexts},
     rejection::Reply,
-    request::{Call, Context},
+    request::{Call, Context, RequestBody, from_known},
     response::{Rank, TokenUsage, by_model, with_usage},
+    truncation::{BooleanOrTruncate, RequestedTruncation},
 };
 use crate::{
     error::{Error, Result},
-    json::{Content, flattened},
+    json::{Content, Known, Tree, flattened},
     json_schemas::{Object, Text, TextOrObject, Texts},
     pipeline::{Usage, ranking::RankingPipeline, scores::descending},
-    task::{TruncationParameters, ranking::RankingParameters},
+    task::ranking::RankingParameters,
+    tokenizer::Side,
 };
 
 /// Texts with their scores.
@@ -68,10 +71,39 @@ pub(super) struct RerankRequest {
     parameters: RankingParameters,
 }
 
+/// The body of `/rerank`: TEI's, or that of vLLM and infinity.
+#[derive(JsonSchema)]
+#[serde(untagged)]
+#[schemars(inline)]
+#[expect(dead_code, reason = "only its schema is used")]
+pub(super) enum TextsOrDocuments {
+    Texts(RerankRequest),
+    Documents(DocumentsRequest),
+}
+
 /// Rank texts by a query
-pub(super) async fn rerank(Call(context, body): Call<RerankRequest>) -> Reply {
-    let (_, pipeline) = context.ranking(body.model.as_deref()).await?;
-    rerank_with(&context, &pipeline, body).await
+///
+/// The body is a value tree, because its type depends on a field that may be its last one.
+pub(super) async fn rerank(Call(context, Tree(body)): Call<Tree>) -> Reply {
+    let has = |name: &str| body.get(name).is_some_and(|value| !value.is_null());
+    match (has("texts"), has("documents")) {
+        (true, true) => Err(Error::invalid(
+            "expected either `texts` or `documents`, but found both; leave one of them out",
+        )
+        .into()),
+        (false, true) => documents_with(&context, from_known(body, fields::ranking::RERANK)?).await,
+        (_, false) => {
+            let body: RerankRequest = from_known(body, fields::ranking::RERANK)?;
+            let (_, pipeline) = context.ranking(body.model.as_deref()).await?;
+            rerank_with(&context, &pipeline, body).await
+        }
+    }
+}
+
+/// Ranks documents as [`jina`] does, with the headers of TEI's routes.
+async fn documents_with(context: &Context, body: DocumentsRequest) -> Reply {
+    let (answer, usage) = jina_response(context, body).await?;
+    Ok(with_usage(context, &answer, &usage))
 }
 
 pub(super) async fn rerank_with(
@@ -101,7 +133,11 @@ pub(super) async fn rerank_with(
     ))
 }
 
-#[derive(Deserialize, JsonSchema)]
+impl RequestBody for DocumentsRequest {
+    const KNOWN: Known = fields::ranking::DOCUMENTS;
+}
+
+#[derive(Default, Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `query` and `documents`")]
 pub(super) struct DocumentsRequest {
     /// Model name; the default is the first ranking model.
@@ -130,6 +166,18 @@ pub(super) struct DocumentsRequest {
     /// Cohere's: number of tokens to read of each document; not below the model's limit.
     #[schemars(range(min = 1))]
     pub(super) max_tokens_per_doc: Option<usize>,
+    /// Whether texts beyond the model's limit are truncated; otherwise they are rejected. NVIDIA's clients send `NONE`, or
+    /// the end that is cut off, `START` or `END`.
+    pub(super) truncate: Option<BooleanOrTruncate>,
+    /// vLLM's: -1, or at least the model's limit, truncates longer texts.
+    #[schemars(range(min = -1))]
+    pub(super) truncate_prompt_tokens: Option<i64>,
+    /// vLLM's: the text end that is cut off; the right one by default.
+    pub(super) truncation_side: Option<Side>,
+    /// infinity's: whether scores are logits, cosines or product sums instead of numbers from 0 to 1.
+    pub(super) raw_scores: Option<bool>,
+    /// vLLM's: the opposite of `raw_scores`.
+    pub(super) use_activation: Option<bool>,
 }
 
 #[derive(Serialize, JsonSchema)]
@@ -183,24 +231,32 @@ pub(super) async fn rank_documents(
         body.max_tokens_per_doc,
         pipeline.max_tokens(),
     )?;
-    let truncation = TruncationParameters {
-        truncate: body.truncation,
-        truncation_direction: None,
+    let truncation = RequestedTruncation {
+        truncate: body.truncate,
+        truncation: body.truncation,
+        truncate_prompt_tokens: body.truncate_prompt_tokens,
+        truncation_side: body.truncation_side,
     };
-    let DocumentsRequest {
-        instruction,
-        prompt,
-        ..
-    } = body;
     let parameters = RankingParameters {
-        truncation,
-        instruction,
-        prompt,
-        raw_scores: None,
+        truncation: truncation.parameters(pipeline.max_tokens())?,
+        instruction: body.instruction,
+        prompt: body.prompt,
+        raw_scores: raw_scores(body.raw_scores, body.use_activation)?,
     };
     let mut ranked = rank(context, &pipeline, Candidates { query, texts }, parameters).await?;
     ranked.order.truncate(top.unwrap_or(usize::MAX));
     Ok((&model.name, ranked))
+}
+
+/// Whether scores are raw. vLLM's clients say the opposite.
+pub(super) fn raw_scores(
+    raw_scores: Option<bool>,
+    use_activation: Option<bool>,
+) -> Result<Option<bool>> {
+    inputs::one_value([
+        ("raw_scores", raw_scores),
+        ("use_activation", use_activation.map(|is_used| !is_used)),
+    ])
 }
 
 /// A text, or an object's `text`.
@@ -272,10 +328,18 @@ pub(super) async fn cohere(Call(context, body): Call<DocumentsRequest>) -> Reply
 
 /// Rank documents by a query, as Jina and Voyage do
 pub(super) async fn jina(Call(context, body): Call<DocumentsRequest>) -> Reply {
+    let (answer, usage) = jina_response(&context, body).await?;
+    Ok(by_model(&answer, &usage))
+}
+
+async fn jina_response(
+    context: &Context,
+    body: DocumentsRequest,
+) -> Result<(JinaResponse<'_>, Usage)> {
     // Voyage's responses have other names.
     let is_voyages = body.top_k.is_some() || body.truncation.is_some();
     let with_text = body.return_documents.unwrap_or(!is_voyages);
-    let (model, ranked) = rank_documents(&context, body).await?;
+    let (model, ranked) = rank_documents(context, body).await?;
     let usage = TokenUsage::of(&ranked.usage);
     let documents = ranked.documents(with_text);
     let ranks = match is_voyages {
@@ -288,5 +352,5 @@ pub(super) async fn jina(Call(context, body): Call<DocumentsRequest>) -> Reply {
         object: "list",
         usage,
     };
-    Ok(by_model(&answer, &ranked.usage))
+    Ok((answer, ranked.usage))
 }

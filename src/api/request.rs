@@ -16,6 +16,7 @@ use serde_json::Value;
 
 use super::{
     app::App,
+    auth,
     body::{self, ReadBody},
     body_memory::RequestMemory,
     caller_models::CallerModels,
@@ -23,11 +24,11 @@ use super::{
     rejection::Rejection,
     used_models::UsedModels,
 };
-pub(super) use crate::json::{from_parameters, from_value};
+pub(super) use crate::json::{from_known, from_parameters, from_value};
 use crate::{
     backend::Deadline,
     error::Error,
-    json::{self, Budget, Tree},
+    json::{self, Budget, Known, Tree},
     task::Scope,
 };
 
@@ -64,6 +65,16 @@ impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for InPath<
             .map_err(|_| Error::malformed("expected UTF-8 in the path, but found other bytes"))?;
         Ok(Self(parameters))
     }
+}
+
+/// A request's JSON body.
+pub(super) trait RequestBody: DeserializeOwned + Send + 'static {
+    /// Its fields, if they do not depend on the model.
+    const KNOWN: Known;
+}
+
+impl RequestBody for Tree {
+    const KNOWN: Known = &[];
 }
 
 /// A request with a JSON body, and the context in which it is handled.
@@ -144,7 +155,7 @@ impl Context {
     }
 }
 
-impl<T: DeserializeOwned + Send + 'static> FromRequest<Arc<App>> for Call<T> {
+impl<T: RequestBody> FromRequest<Arc<App>> for Call<T> {
     type Rejection = Rejection;
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Rejection> {
@@ -157,7 +168,7 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<Arc<App>> for Call<T> {
 /// A [`Call`] whose body is used piece by piece while the request runs.
 pub(super) struct PiecewiseCall<T>(pub(super) Context, pub(super) T);
 
-impl<T: DeserializeOwned + Send + 'static> FromRequest<Arc<App>> for PiecewiseCall<T> {
+impl<T: RequestBody> FromRequest<Arc<App>> for PiecewiseCall<T> {
     type Rejection = Rejection;
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Rejection> {
@@ -171,22 +182,49 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<Arc<App>> for PiecewiseCa
 /// the client has written.
 pub(super) struct UntypedCall<T>(pub(super) Context, pub(super) T);
 
-impl<T: DeserializeOwned + Send + 'static> FromRequest<Arc<App>> for UntypedCall<T> {
+impl<T: RequestBody> FromRequest<Arc<App>> for UntypedCall<T> {
     type Rejection = Rejection;
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Rejection> {
-        let headers = request.headers();
-        if headers.contains_key(CONTENT_TYPE) && essence(headers) != "application/octet-stream" {
-            require_json(headers)?;
-        }
+        let request = require_json_or(&["none", "application/octet-stream"], request)?;
         let (context, body) = read_json(app, request, false).await?;
         Ok(Self(context, body))
     }
 }
 
+/// A [`Call`] for Ollama's routes, whose clients send no content type, text or curl's form type with their JSON.
+pub(super) struct OllamaCall<T>(pub(super) Context, pub(super) T);
+
+impl<T: RequestBody> FromRequest<Arc<App>> for OllamaCall<T> {
+    type Rejection = Rejection;
+
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Rejection> {
+        const OTHERS: &[&str] = &[
+            "none",
+            "text/plain",
+            "application/x-www-form-urlencoded",
+            "application/octet-stream",
+        ];
+        let request = require_json_or(OTHERS, request)?;
+        let (context, body) = read_json(app, request, false).await?;
+        Ok(Self(context, body))
+    }
+}
+
+/// Requires JSON's content type, or one of others, which pages of other sites may send without asking the server: from
+/// them, only JSON's is accepted.
+fn require_json_or(others: &[&str], request: Request) -> Result<Request, Rejection> {
+    let (parts, body) = request.into_parts();
+    let is_other = others.contains(&essence(&parts.headers).as_str());
+    if !is_other || auth::may_be_of_other_page(&parts) {
+        require_json(&parts.headers)?;
+    }
+    Ok(Request::from_parts(parts, body))
+}
+
 /// Reads a JSON body. Its values take more memory than its text; the request holds it until its end only if
 /// `is_piecewise`.
-async fn read_json<T: DeserializeOwned + Send + 'static>(
+async fn read_json<T: RequestBody>(
     app: &Arc<App>,
     request: Request,
     is_piecewise: bool,
@@ -203,7 +241,8 @@ async fn read_json<T: DeserializeOwned + Send + 'static>(
     let work = move || {
         let held = Arc::clone(&memory);
         let hold = move |values| held.resize(size.saturating_add(values));
-        let body = parse(&bytes, Budget::new(bytes.len(), max_texts).held_by(hold))?;
+        let budget = Budget::new(bytes.len(), max_texts).held_by(hold);
+        let body = parse(&bytes, budget)?;
         drop(bytes);
         if !is_piecewise {
             memory.resize(size)?;
@@ -316,8 +355,8 @@ fn require_json(headers: &HeaderMap) -> Result<(), Rejection> {
 }
 
 /// Parses JSON; errors name the field.
-pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8], budget: Budget) -> Result<T, Error> {
-    json::read(bytes, budget).map_err(|error| error.explain(bytes))
+pub(super) fn parse<T: RequestBody>(bytes: &[u8], budget: Budget) -> Result<T, Error> {
+    json::read_known(bytes, budget, T::KNOWN).map_err(|error| error.explain(bytes))
 }
 
 /// The model that a body names.
@@ -340,6 +379,14 @@ mod tests {
 
     /// The thread that parses a body.
     struct ParsedBy(ThreadId);
+
+    impl RequestBody for ParsedBy {
+        const KNOWN: Known = &[];
+    }
+
+    impl RequestBody for bool {
+        const KNOWN: Known = &[];
+    }
 
     impl<'de> Deserialize<'de> for ParsedBy {
         fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -436,6 +483,9 @@ mod tests {
             _parameters: TextToTextParameters,
             #[serde(rename = "inner")]
             _inner: Option<Box<Self>>,
+        }
+        impl RequestBody for Outer {
+            const KNOWN: Known = &[];
         }
         let refusals = |body: Value| {
             let read = parse::<Outer>(body.to_string().as_bytes(), Budget::new(0, 1)).unwrap_err();

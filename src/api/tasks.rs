@@ -6,25 +6,25 @@ use futures::{StreamExt, TryStreamExt, stream};
 use http_body_util::BodyExt;
 use schemars::JsonSchema;
 use serde::Deserialize;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::{
     classification::{classify_with, predict_with, zero_shot_with},
     embedding::{EmbedRequest, embed_by_default, similarity_request, similarity_with},
+    fields,
     generation::{self, generate_with},
     hub_body::HubBody,
     inputs,
     ranking::rerank_with,
     rejection::{Rejection, Reply},
-    request::{Call, Context, InPath, PiecewiseCall, from_value, model_name},
+    request::{Call, Context, InPath, PiecewiseCall, RequestBody, from_value, model_name},
     response::{BACKEND, TRUNCATED, truncated_header},
     task_schemas::DefaultRequest,
     token_classification::{FindEntitiesRequest, LabelTokensRequest, find_entities},
 };
 use crate::{
     error::{Error, Result},
-    json::Tree,
-    json_schemas::Object,
+    json::{Known, Tree, check},
     model::{Model, Pipeline},
     pipeline::sharing_turns,
     task::labels,
@@ -89,6 +89,7 @@ async fn run_task(
 ) -> Reply {
     let scope = context.scope();
     check_parameters(model, &body)?;
+    check(&body, known_fields(&model.pipeline))?;
     let body = with_options(&model.pipeline, body, form)?;
     match &model.pipeline {
         Pipeline::Embedding(pipeline) => {
@@ -97,7 +98,7 @@ async fn run_task(
             embed_by_default(context, pipeline, body).await
         }
         Pipeline::Classification(pipeline) => match form {
-            Form::Tei => predict_with(context, pipeline, from_value(body)?).await,
+            Form::Tei => predict_with(context, (pipeline, None), from_value(body)?).await,
             Form::Hub => classify_with(context, pipeline, from_value(body)?).await,
         },
         Pipeline::TokenClassification(pipeline) => {
@@ -114,6 +115,19 @@ async fn run_task(
         Pipeline::Translation(pipeline) | Pipeline::TextToText(pipeline) => {
             generate_with(context, pipeline, model.manifest.task, body).await
         }
+    }
+}
+
+/// The fields of bodies for a model's task.
+fn known_fields(pipeline: &Pipeline) -> Known {
+    match pipeline {
+        Pipeline::Embedding(_) => fields::hub::FEATURES,
+        Pipeline::Classification(_) => fields::hub::CLASSIFICATION,
+        Pipeline::TokenClassification(_) => fields::hub::TOKENS,
+        Pipeline::ZeroShotEntities(_) => fields::hub::ENTITIES,
+        Pipeline::ZeroShot(_) => fields::hub::ZERO_SHOT,
+        Pipeline::Ranking(_) => fields::hub::RANKING,
+        Pipeline::Translation(_) | Pipeline::TextToText(_) => fields::hub::GENERATION,
     }
 }
 
@@ -191,9 +205,10 @@ pub(super) struct VertexRequest {
     /// Bodies for `POST /`.
     #[schemars(with = "Vec<DefaultRequest>", length(min = 1))]
     instances: Vec<Tree>,
-    /// Not supported: each instance has its own.
-    #[schemars(with = "Option<Object>")]
-    parameters: Option<Map<String, Value>>,
+}
+
+impl RequestBody for VertexRequest {
+    const KNOWN: Known = fields::tei::VERTEX;
 }
 
 /// Run the first model for several requests, as Vertex AI does
@@ -201,15 +216,6 @@ pub(super) struct VertexRequest {
 /// The instances share the request's limits and turns.
 pub(super) async fn vertex(PiecewiseCall(context, body): PiecewiseCall<VertexRequest>) -> Reply {
     inputs::count("instances", body.instances.len(), context.app.limits.texts)?;
-    if body
-        .parameters
-        .is_some_and(|parameters| !parameters.is_empty())
-    {
-        return Err(Error::invalid(
-            "expected no `parameters` beside `instances`, but found some; put them into each instance",
-        )
-        .into());
-    }
     sharing_turns(run_instances(&context, body.instances)).await
 }
 

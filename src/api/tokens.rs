@@ -6,10 +6,14 @@ use axum::Json;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::{inputs, rejection::Reply, request::Call};
+use super::{
+    fields, inputs,
+    rejection::Reply,
+    request::{Call, RequestBody},
+};
 use crate::{
     error::Error,
-    json::Content,
+    json::{Content, Known},
     json_schemas::{Texts, TokenIdLists},
     task::tokens::{TextToken, TokenParameters},
 };
@@ -37,6 +41,10 @@ pub(super) struct TokenizeRequest {
     src_lang: Option<String>,
     /// The target language, for translation models with a special token for it.
     tgt_lang: Option<String>,
+}
+
+impl RequestBody for TokenizeRequest {
+    const KNOWN: Known = fields::tei::TOKENIZE;
 }
 
 fn yes() -> bool {
@@ -77,6 +85,10 @@ pub(super) struct DecodeRequest {
     /// Whether special tokens are omitted; true by default.
     #[serde(default = "yes")]
     skip_special_tokens: bool,
+}
+
+impl RequestBody for DecodeRequest {
+    const KNOWN: Known = fields::tei::DECODE;
 }
 
 pub(super) async fn decode(Call(context, body): Call<DecodeRequest>) -> Reply<Json<Vec<String>>> {

@@ -18,9 +18,9 @@ use super::{
     body::{self, ReadBody},
     caller_models::CallerModels,
     detection::{self, DetectedLanguage},
-    inputs,
+    fields, inputs,
     rejection::Reply,
-    request::{Context, Submitted, from_value},
+    request::{Context, Submitted, from_known},
     response::{OneOrMany, by_model, with_usage},
     translation::{
         Translations, possible_sources, translate_identified, translate_own, translate_texts,
@@ -48,9 +48,6 @@ pub(super) struct LibreTranslateRequest {
     /// The target language.
     #[schemars(required)]
     target: Option<String>,
-    /// `text`, the default; HTML is refused.
-    #[schemars(extend("enum" = ["text", null]))]
-    format: Option<String>,
     /// Number of alternative translations per text.
     #[schemars(with = "Option<Digit>")]
     alternatives: Option<Value>,
@@ -70,15 +67,6 @@ pub(super) struct DeepLRequest {
     target_lang: Option<String>,
     /// `0` for texts that are one sentence each.
     split_sentences: Option<String>,
-    /// Has no effect.
-    #[schemars(extend("enum" = ["default", "prefer_more", "prefer_less", null]))]
-    formality: Option<String>,
-    /// Not supported.
-    #[schemars(extend("type" = "null"))]
-    tag_handling: Option<String>,
-    /// Not supported.
-    #[schemars(extend("type" = "null"))]
-    glossary_id: Option<String>,
 }
 
 #[derive(JsonSchema)]
@@ -226,8 +214,14 @@ pub(super) async fn translate(Submitted(context, body): Submitted) -> Reply {
         .into());
     }
     match form {
-        "q" => libre_translate(&context, from_value(body)?).await,
-        _ => translate_own(&context, from_value(body)?).await,
+        "q" => {
+            libre_translate(
+                &context,
+                from_known(body, fields::translation::LIBRE_TRANSLATE)?,
+            )
+            .await
+        }
+        _ => translate_own(&context, from_known(body, fields::translation::TRANSLATE)?).await,
     }
 }
 
@@ -235,11 +229,6 @@ async fn libre_translate(context: &Context, body: LibreTranslateRequest) -> Repl
     const MAX_ALTERNATIVES: u64 = 9;
     let is_single = body.q.is_text();
     let texts = inputs::texts("q", body.q, &context.texts)?;
-    refuse(
-        "format",
-        body.format.filter(|format| format != "text"),
-        "`text`",
-    )?;
     let count = match &body.alternatives {
         None | Some(Value::Null) => 0,
         Some(count) => {
@@ -305,18 +294,8 @@ async fn libre_translate(context: &Context, body: LibreTranslateRequest) -> Repl
 
 /// Translate texts, as DeepL does
 pub(super) async fn deepl(Submitted(context, body): Submitted) -> Reply {
-    let body: DeepLRequest = from_value(body)?;
+    let body: DeepLRequest = from_known(body, fields::translation::DEEPL)?;
     let texts = inputs::texts("text", body.text, &context.texts)?;
-    refuse("tag_handling", body.tag_handling, "none")?;
-    refuse("glossary_id", body.glossary_id, "none")?;
-    let is_preference =
-        |formality: &String| matches!(&**formality, "default" | "prefer_more" | "prefer_less");
-    let formality = body.formality.filter(|formality| !is_preference(formality));
-    refuse(
-        "formality",
-        formality,
-        "`default`, `prefer_more` or `prefer_less`",
-    )?;
     let split = match body.split_sentences.as_deref() {
         Some("0") => Split::WhenLong,
         None | Some("1") => Split::Sentences,

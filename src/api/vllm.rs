@@ -1,21 +1,28 @@
-//! vLLM's `/classify`: each text's best label, with the scores of all labels. NeMo Guardrails asks guard models in this form.
+//! vLLM's `/classify`: each text's best label, with the scores of all labels. NeMo Guardrails asks guard models in this
+//! form.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
     chat::created_now,
-    inputs,
+    classification::score_function,
+    fields, inputs,
     rejection::Reply,
-    request::Call,
+    request::{Call, RequestBody},
     response::{TokenUsage, with_usage},
     response_limit,
+    truncation::RequestedTruncation,
 };
 use crate::{
-    json::{Content, Kind},
+    json::{Content, Kind, Known},
     json_schemas::Texts,
-    pipeline::{Input, scores::descending},
+    pipeline::{
+        Input,
+        scores::{ScoreFunction, descending},
+    },
     task::{classification::ClassificationParameters, labels},
+    tokenizer::Side,
 };
 
 /// The shortest score in a list.
@@ -34,6 +41,17 @@ pub(super) struct LabelsRequest {
     #[serde(alias = "labels")]
     #[schemars(with = "Option<()>")]
     candidate_labels: Option<Kind>,
+    /// -1, or at least the model's limit, truncates longer texts.
+    #[schemars(range(min = -1))]
+    truncate_prompt_tokens: Option<i64>,
+    /// The text end that is cut off; the right one by default.
+    truncation_side: Option<Side>,
+    /// Whether scores are probabilities; with false they are logits.
+    use_activation: Option<bool>,
+}
+
+impl RequestBody for LabelsRequest {
+    const KNOWN: Known = fields::others::CLASSIFY;
 }
 
 #[derive(Serialize, JsonSchema)]
@@ -71,7 +89,20 @@ pub(super) async fn classify(Call(context, body): Call<LabelsRequest>) -> Reply 
         return Err(labels::unused(model, "candidate_labels").into());
     }
     let texts = inputs::texts("input", body.input, &context.texts)?;
-    let classifier = ClassificationParameters::default().prepare(pipeline, &context.scope())?;
+    let truncation = RequestedTruncation {
+        truncate_prompt_tokens: body.truncate_prompt_tokens,
+        truncation_side: body.truncation_side,
+        ..RequestedTruncation::default()
+    };
+    let parameters = ClassificationParameters {
+        truncation: truncation.parameters(pipeline.settings().max_tokens)?,
+        function_to_apply: match body.use_activation {
+            Some(false) => Some(ScoreFunction::None),
+            _ => score_function(model),
+        },
+        top_k: None,
+    };
+    let classifier = parameters.prepare(pipeline, &context.scope())?;
     response_limit::check(texts.len() * classifier.labels().len() * MIN_SCORE_BYTES)?;
     let inputs = texts.into_iter().map(Input::Text).collect();
     let scores = classifier.run(inputs, context.deadline).await?;
@@ -98,4 +129,32 @@ pub(super) async fn classify(Call(context, body): Call<LabelsRequest>) -> Reply 
         usage: TokenUsage::of(&scores.usage),
     };
     Ok(with_usage(&context, &response, &scores.usage))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use crate::api::fuzzing::ask;
+
+    /// A ranking model has one label, whose score is the one that a pair has in a ranking.
+    #[tokio::test]
+    async fn models_with_one_label_classify() {
+        let pair = json!({ "model": "ranking", "inputs": [["cat", "dog"]] });
+        let (_, predicted) = ask("/predict", &pair).await;
+        let body = json!({ "model": "ranking", "query": "cat", "texts": ["dog"] });
+        let (_, ranked) = ask("/rerank", &body).await;
+        assert_eq!(predicted[0][0]["score"], ranked[0]["score"], "{predicted}");
+        assert_eq!(predicted[0][0]["label"], "score");
+        let raw = json!({ "model": "ranking", "inputs": "cat", "raw_scores": true });
+        insta::assert_snapshot!(ask("/predict", &raw).await.1, @r#"[{"label":"score","score":1.0}]"#);
+        for path in ["/classify", "/v1/classify"] {
+            let (_, labels) = ask(path, &json!({ "model": "ranking", "input": "cat" })).await;
+            insta::allow_duplicates! {
+                insta::assert_snapshot!(labels["data"], @r#"[{"index":0,"label":"score","num_classes":1,"probs":[0.7310586]}]"#);
+            }
+            let body = json!({ "model": "ranking", "input": "cat", "use_activation": false });
+            assert_eq!(ask(path, &body).await.1["data"][0]["probs"], json!([1.0]));
+        }
+    }
 }

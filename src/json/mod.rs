@@ -5,6 +5,7 @@
 
 mod budget;
 mod content;
+mod known;
 mod objects;
 mod ordered;
 mod read;
@@ -21,11 +22,12 @@ pub use self::ordered::Ordered;
 pub(crate) use self::{
     budget::{Budget, max_memory},
     content::{Content, FromJson, Kind, List, from_any},
+    known::{Fields, Known, Refused},
     objects::Objects,
-    read::{ReadError, read},
+    read::{ReadError, read, read_known},
     syntax::{syntax, wrong_scalar},
     tree::{Tree, add_field, fields},
-    typed::{from_parameters, from_value},
+    typed::{check, from_known, from_parameters, from_value},
 };
 
 /// The field names of a type with defaults for all of them.
@@ -47,7 +49,7 @@ const IN_FIELD: &str = "in the field ";
 pub(crate) fn flattened<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     fields: D,
 ) -> Result<T, D::Error> {
-    serde_path_to_error::deserialize(Objects(fields)).map_err(|error| {
+    serde_path_to_error::deserialize(Objects::new(fields)).map_err(|error| {
         match error.path().to_string() {
             own if own == "." => error.into_inner(),
             path => D::Error::custom(format_args!("{IN_FIELD}`{path}`: {}", error.into_inner())),

@@ -1,24 +1,53 @@
 //! Deserializes JSON in which structs are objects, and counts its values. Derived implementations also accept a list
 //! of field values, in an order that no API defines.
 
-use std::fmt;
+use std::{fmt, marker::PhantomData};
 
 use serde::{
     Deserializer,
-    de::{DeserializeSeed, IntoDeserializer, MapAccess, SeqAccess, Visitor},
+    de::{
+        DeserializeSeed, Error as _, IntoDeserializer, MapAccess, SeqAccess, Visitor,
+        value::UnitDeserializer,
+    },
+    forward_to_deserialize_any,
 };
 
-use super::budget::{OBJECT_BYTES, VALUE_BYTES, take};
+use super::{
+    budget::{OBJECT_BYTES, VALUE_BYTES, take},
+    known::{Found, Known, REFUSED, shown},
+    tree::Tree,
+};
 
-/// A deserializer that expects an object for each struct, and takes memory for each value in a list or an object; also its visitors, seeds and accesses, which pass this on to
-/// all values within a value.
-pub(crate) struct Objects<T>(pub(crate) T);
+/// A deserializer that expects an object for each struct, and takes memory for each value in a list or an object; also its
+/// visitors, seeds and accesses, which pass this on to all values within a value.
+pub(crate) struct Objects<T> {
+    inner: T,
+    /// The fields of the object, or of the objects in the list.
+    known: Known,
+}
+
+impl<T> Objects<T> {
+    /// Objects with any fields.
+    pub(crate) fn new(inner: T) -> Self {
+        Self::with(inner, &[])
+    }
+
+    /// An object with known fields.
+    pub(crate) fn with(inner: T, known: Known) -> Self {
+        Self { inner, known }
+    }
+}
+
+/// Takes memory for a value in a list or an object.
+fn take_value<E: serde::de::Error>() -> Result<(), E> {
+    take(VALUE_BYTES)
+}
 
 /// Forwarding deserializer methods.
 macro_rules! forward {
     ($($method:ident($($argument:ident: $kind:ty),*))*) => {
         $(fn $method<V: Visitor<'de>>(self, $($argument: $kind,)* visitor: V) -> Result<V::Value, D::Error> {
-            self.0.$method($($argument,)* Objects(visitor))
+            self.inner.$method($($argument,)* Objects::with(visitor, self.known))
         })*
     };
 }
@@ -32,7 +61,8 @@ impl<'de, D: Deserializer<'de>> Deserializer<'de> for Objects<D> {
         _: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, D::Error> {
-        self.0.deserialize_map(Objects(visitor))
+        self.inner
+            .deserialize_map(Objects::with(visitor, self.known))
     }
 
     forward! {
@@ -53,11 +83,11 @@ impl<'de, D: Deserializer<'de>> Deserializer<'de> for Objects<D> {
         variants: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, D::Error> {
-        self.0.deserialize_any(Choice { variants, visitor })
+        self.inner.deserialize_any(Choice { variants, visitor })
     }
 
     fn is_human_readable(&self) -> bool {
-        self.0.is_human_readable()
+        self.inner.is_human_readable()
     }
 }
 
@@ -93,7 +123,7 @@ impl<'de, V: Visitor<'de>> Visitor<'de> for Choice<V> {
 macro_rules! visit {
     ($($method:ident($kind:ty))*) => {
         $(fn $method<E: serde::de::Error>(self, value: $kind) -> Result<V::Value, E> {
-            self.0.$method(value)
+            self.inner.$method(value)
         })*
     };
 }
@@ -102,7 +132,7 @@ impl<'de, V: Visitor<'de>> Visitor<'de> for Objects<V> {
     type Value = V::Value;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.expecting(formatter)
+        self.inner.expecting(formatter)
     }
 
     visit! {
@@ -113,31 +143,33 @@ impl<'de, V: Visitor<'de>> Visitor<'de> for Objects<V> {
     }
 
     fn visit_none<E: serde::de::Error>(self) -> Result<V::Value, E> {
-        self.0.visit_none()
+        self.inner.visit_none()
     }
 
     fn visit_unit<E: serde::de::Error>(self) -> Result<V::Value, E> {
-        self.0.visit_unit()
+        self.inner.visit_unit()
     }
 
     fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<V::Value, D::Error> {
-        self.0.visit_some(Objects(deserializer))
+        self.inner
+            .visit_some(Objects::with(deserializer, self.known))
     }
 
     fn visit_newtype_struct<D: Deserializer<'de>>(
         self,
         deserializer: D,
     ) -> Result<V::Value, D::Error> {
-        self.0.visit_newtype_struct(Objects(deserializer))
+        self.inner
+            .visit_newtype_struct(Objects::with(deserializer, self.known))
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, values: A) -> Result<V::Value, A::Error> {
-        self.0.visit_seq(Objects(values))
+        self.inner.visit_seq(Objects::with(values, self.known))
     }
 
     fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<V::Value, A::Error> {
         take(OBJECT_BYTES)?;
-        self.0.visit_map(Objects(fields))
+        self.inner.visit_map(ObjectFields::new(fields, self.known))
     }
 }
 
@@ -145,7 +177,8 @@ impl<'de, S: DeserializeSeed<'de>> DeserializeSeed<'de> for Objects<S> {
     type Value = S::Value;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<S::Value, D::Error> {
-        self.0.deserialize(Objects(deserializer))
+        self.inner
+            .deserialize(Objects::with(deserializer, self.known))
     }
 }
 
@@ -156,38 +189,157 @@ impl<'de, A: SeqAccess<'de>> SeqAccess<'de> for Objects<A> {
         &mut self,
         seed: S,
     ) -> Result<Option<S::Value>, A::Error> {
-        let element = self.0.next_element_seed(Objects(seed))?;
+        let element = self
+            .inner
+            .next_element_seed(Objects::with(seed, self.known))?;
         if element.is_some() {
-            take(VALUE_BYTES)?;
+            take_value()?;
         }
         Ok(element)
     }
 
     fn size_hint(&self) -> Option<usize> {
-        self.0.size_hint()
+        self.inner.size_hint()
     }
 }
 
-impl<'de, A: MapAccess<'de>> MapAccess<'de> for Objects<A> {
+impl Found {
+    /// Reads the field's value for `seed`, or refuses it.
+    fn read<'de, A: MapAccess<'de>, S: DeserializeSeed<'de>>(
+        self,
+        fields: &mut A,
+        seed: S,
+    ) -> Result<S::Value, A::Error> {
+        match self {
+            Self::Unknown => fields.next_value_seed(Objects::new(seed)),
+            Self::Known(inner) => fields.next_value_seed(Objects::with(seed, inner)),
+            Self::Misspelt(name, right) => Err(A::Error::custom(format_args!(
+                "{REFUSED}{}` is no field of this API; use `{right}`",
+                name.escape_debug()
+            ))),
+            Self::Refused(field) => {
+                let Tree(value) = fields.next_value_seed(Objects::new(PhantomData))?;
+                if !field.is_missing(&value) {
+                    return Err(A::Error::custom(format_args!(
+                        "{REFUSED}{}{}` is not supported: {}",
+                        field.name,
+                        shown(&value),
+                        field.hint
+                    )));
+                }
+                seed.deserialize(UnitDeserializer::new())
+            }
+        }
+    }
+}
+
+/// The fields of an object.
+struct ObjectFields<A> {
+    fields: A,
+    known: Known,
+    found: Found,
+}
+
+impl<A> ObjectFields<A> {
+    fn new(fields: A, known: Known) -> Self {
+        Self {
+            fields,
+            known,
+            found: Found::Unknown,
+        }
+    }
+}
+
+impl<'de, A: MapAccess<'de>> MapAccess<'de> for ObjectFields<A> {
     type Error = A::Error;
 
     fn next_key_seed<S: DeserializeSeed<'de>>(
         &mut self,
         seed: S,
     ) -> Result<Option<S::Value>, A::Error> {
-        let key = self.0.next_key_seed(Objects(seed))?;
+        let key = if self.known.is_empty() {
+            self.fields.next_key_seed(Objects::new(seed))?
+        } else {
+            let (known, found) = (self.known, &mut self.found);
+            self.fields.next_key_seed(Name {
+                inner: seed,
+                known,
+                found,
+            })?
+        };
         if key.is_some() {
-            take(VALUE_BYTES)?;
+            take_value()?;
         }
         Ok(key)
     }
 
     fn next_value_seed<S: DeserializeSeed<'de>>(&mut self, seed: S) -> Result<S::Value, A::Error> {
-        self.0.next_value_seed(Objects(seed))
+        std::mem::take(&mut self.found).read(&mut self.fields, seed)
     }
 
     fn size_hint(&self) -> Option<usize> {
-        self.0.size_hint()
+        self.fields.size_hint()
+    }
+}
+
+/// A seed for a field's name, its deserializer and its visitor, which look the name up.
+struct Name<'a, T> {
+    inner: T,
+    known: Known,
+    found: &'a mut Found,
+}
+
+impl<'de, S: DeserializeSeed<'de>> DeserializeSeed<'de> for Name<'_, S> {
+    type Value = S::Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<S::Value, D::Error> {
+        let (known, found) = (self.known, self.found);
+        self.inner.deserialize(Name {
+            inner: deserializer,
+            known,
+            found,
+        })
+    }
+}
+
+impl<'de, D: Deserializer<'de>> Deserializer<'de> for Name<'_, D> {
+    type Error = D::Error;
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, D::Error> {
+        let (known, found) = (self.known, self.found);
+        self.inner.deserialize_str(Name {
+            inner: visitor,
+            known,
+            found,
+        })
+    }
+
+    forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit unit_struct
+        newtype_struct seq tuple tuple_struct map struct enum identifier ignored_any
+    }
+}
+
+impl<'de, V: Visitor<'de>> Visitor<'de> for Name<'_, V> {
+    type Value = V::Value;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.inner.expecting(formatter)
+    }
+
+    fn visit_str<E: serde::de::Error>(self, name: &str) -> Result<V::Value, E> {
+        *self.found = Found::of(name, self.known);
+        self.inner.visit_str(name)
+    }
+
+    fn visit_borrowed_str<E: serde::de::Error>(self, name: &'de str) -> Result<V::Value, E> {
+        *self.found = Found::of(name, self.known);
+        self.inner.visit_borrowed_str(name)
+    }
+
+    fn visit_string<E: serde::de::Error>(self, name: String) -> Result<V::Value, E> {
+        *self.found = Found::of(&name, self.known);
+        self.inner.visit_string(name)
     }
 }
 
@@ -221,10 +373,11 @@ mod tests {
     #[test]
     fn lists_are_refused_at_any_depth() {
         let read = |value: serde_json::Value| {
-            let of_value = Outer::deserialize(Objects(&value)).map_err(|error| error.to_string());
+            let of_value =
+                Outer::deserialize(Objects::new(&value)).map_err(|error| error.to_string());
             let text = value.to_string();
             let of_text =
-                Outer::deserialize(Objects(&mut serde_json::Deserializer::from_str(&text)));
+                Outer::deserialize(Objects::new(&mut serde_json::Deserializer::from_str(&text)));
             assert_eq!(of_text.is_ok(), of_value.is_ok(), "{text}");
             of_value
         };

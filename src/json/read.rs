@@ -4,6 +4,7 @@ use serde::de::DeserializeOwned;
 
 use super::{
     budget::Budget,
+    known::Known,
     objects::Objects,
     syntax::{foreign_encoding, foreign_word, syntax, wrong_scalar},
     typed::{field, wrong_value},
@@ -85,9 +86,18 @@ fn byte_at(text: &[u8], error: &serde_json::Error) -> Option<u8> {
 
 /// Reads a JSON text within its limits.
 pub(crate) fn read<T: DeserializeOwned>(text: &[u8], budget: Budget) -> Result<T, ReadError> {
+    read_known(text, budget, &[])
+}
+
+/// Reads an object with known fields from a JSON text within its limits.
+pub(crate) fn read_known<T: DeserializeOwned>(
+    text: &[u8],
+    budget: Budget,
+    known: Known,
+) -> Result<T, ReadError> {
     budget.scope(|refusal| {
         let mut deserializer = serde_json::Deserializer::from_slice(text);
-        let value = serde_path_to_error::deserialize(Objects(&mut deserializer))
+        let value = serde_path_to_error::deserialize(Objects::with(&mut deserializer, known))
             .map_err(|error| refusal().map_or(ReadError::Wrong(error), ReadError::Refused))?;
         deserializer
             .end()

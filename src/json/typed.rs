@@ -3,7 +3,11 @@
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use super::{Objects, located};
+use super::{
+    Kind, Objects,
+    known::{Known, REFUSED},
+    located,
+};
 use crate::error::{Error, Result};
 
 /// The field at `path` in an error.
@@ -14,8 +18,37 @@ pub(super) fn field(path: &str) -> String {
     }
 }
 
+/// Refuses fields of a value, at any depth.
+pub(crate) fn check(value: &Value, known: Known) -> Result<()> {
+    serde_path_to_error::deserialize::<_, Kind>(Objects::with(value, known))
+        .map(drop)
+        .map_err(|error| {
+            let path = error.path().to_string();
+            let cause = error.into_inner().to_string();
+            refusal(&path, &cause).unwrap_or_else(|| Error::invalid(cause))
+        })
+}
+
+/// The error for a refused field at `path`, if that is the cause.
+fn refusal(path: &str, cause: &str) -> Option<Error> {
+    let (path, cause) = located(path, cause);
+    let message = cause.strip_prefix(REFUSED)?;
+    // `serde_json` adds the line.
+    let message = message
+        .rsplit_once(" at line ")
+        .map_or(message, |(message, _)| message);
+    let object = match &*path {
+        "." => String::new(),
+        path => format!("{path}."),
+    };
+    Some(Error::invalid(format!("`{object}{message}")))
+}
+
 /// Error for a value that does not fit its field.
 pub(super) fn wrong_value(path: &str, cause: &str) -> Error {
+    if let Some(refusal) = refusal(path, cause) {
+        return refusal;
+    }
     let (path, cause) = located(path, cause);
     let cause = redacted(cause);
     let (is_body, field) = (path == ".", field(&path));
@@ -99,7 +132,12 @@ fn redacted(cause: &str) -> String {
 
 /// Deserializes parsed JSON; errors name the field.
 pub(crate) fn from_value<T: DeserializeOwned>(value: Value) -> Result<T, Error> {
-    serde_path_to_error::deserialize(Objects(value)).map_err(|error| {
+    from_known(value, &[])
+}
+
+/// Deserializes a parsed object with known fields; errors name the field.
+pub(crate) fn from_known<T: DeserializeOwned>(value: Value, known: Known) -> Result<T, Error> {
+    serde_path_to_error::deserialize(Objects::with(value, known)).map_err(|error| {
         let path = error.path().to_string();
         wrong_value(&path, &error.into_inner().to_string())
     })
@@ -109,7 +147,7 @@ pub(crate) fn from_value<T: DeserializeOwned>(value: Value) -> Result<T, Error> 
 pub(crate) fn from_parameters<T: DeserializeOwned>(
     parameters: Map<String, Value>,
 ) -> Result<T, Error> {
-    serde_path_to_error::deserialize(Objects(Value::Object(parameters))).map_err(|error| {
+    serde_path_to_error::deserialize(Objects::new(Value::Object(parameters))).map_err(|error| {
         let path = error.path().to_string();
         let cause = error.into_inner().to_string();
         let (path, cause) = located(&path, &cause);
@@ -124,4 +162,115 @@ pub(crate) fn from_parameters<T: DeserializeOwned>(
             wrong_value(within, cause)
         ))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::Deserialize;
+    use serde_json::json;
+
+    use super::*;
+    use crate::json::{Budget, Fields, ReadError, Refused, read_known};
+
+    static INNER: Fields = Fields {
+        read: &["num_ctx"],
+        without_effect: &["temperature"],
+        refused: &[Refused {
+            name: "mode",
+            unless: &["1", "\"fast\""],
+            hint: "leave it out",
+        }],
+        inner: &[],
+    };
+    static OUTER: Fields = Fields {
+        read: &["dimensions", "texts", "options", "top"],
+        without_effect: &["user"],
+        refused: &[Refused {
+            name: "images",
+            unless: &[],
+            hint: "models read texts",
+        }],
+        inner: &[("options", &[&INNER]), ("texts", &[&INNER])],
+    };
+
+    const KNOWN: Known = &[&OUTER];
+
+    #[derive(Debug, Deserialize)]
+    struct Options {
+        #[serde(rename = "num_ctx")]
+        _num_ctx: Option<u32>,
+    }
+
+    #[derive(Debug, Deserialize)]
+    struct Flat {
+        #[serde(rename = "dimensions")]
+        _dimensions: Option<u32>,
+    }
+
+    #[derive(Debug, Deserialize)]
+    struct Body {
+        #[serde(rename = "options")]
+        _options: Option<Options>,
+        #[serde(rename = "texts")]
+        _texts: Option<crate::json::Content>,
+        #[serde(flatten)]
+        _flat: Flat,
+    }
+
+    /// The error from a text, which is the same for a value.
+    fn error(body: Value) -> Option<String> {
+        let text = body.to_string();
+        let read = read_known::<Body>(text.as_bytes(), Budget::new(text.len(), 8), KNOWN);
+        let of_text = read.err().map(|error| match error {
+            ReadError::Wrong(error) => {
+                let path = error.path().to_string();
+                wrong_value(&path, &error.into_inner().to_string()).to_string()
+            }
+            other => panic!("{other:?}"),
+        });
+        let of_value = check(&body, KNOWN).err().map(|error| error.to_string());
+        assert_eq!(of_text, of_value, "{text}");
+        of_text
+    }
+
+    #[test]
+    fn unsupported_and_misspelt_fields_are_refused_at_any_depth() {
+        let errors = [
+            json!({ "images": ["a"] }),
+            json!({ "dimension": 7 }),
+            json!({ "dimensons": null }),
+            json!({ "options": { "num_ctc": 7 } }),
+            json!({ "options": { "mode": 2 } }),
+            json!({ "texts": [{ "text": "a", "mode": "a text" }] }),
+            json!({ "texts": [{ "text": "a" }, { "text": "a", "mode": true }] }),
+        ];
+        let errors = errors.map(|body| error(body).unwrap());
+        insta::assert_snapshot!(errors.join("\n"), @r"
+        `images` is not supported: models read texts
+        `dimension` is no field of this API; use `dimensions`
+        `dimensons` is no field of this API; use `dimensions`
+        `options.num_ctc` is no field of this API; use `num_ctx`
+        `options.mode: 2` is not supported: leave it out
+        `texts[0].mode` is not supported: leave it out
+        `texts[1].mode: true` is not supported: leave it out
+        ");
+    }
+
+    #[test]
+    fn other_fields_and_values_that_ask_for_nothing_are_ignored() {
+        for body in [
+            json!({ "images": null }),
+            json!({ "images": [] }),
+            json!({ "images": {} }),
+            json!({ "images": "" }),
+            json!({ "options": { "mode": 1 } }),
+            json!({ "options": { "mode": 1.0 } }),
+            json!({ "options": { "mode": "fast", "temperature": 0.5, "num_gqa_x": 1 } }),
+            json!({ "options": { "mode": ["fast", "fast"] } }),
+            json!({ "user": "a", "extra": 1, "metadata": {}, "tops": 1, "to": 1, "toq": 1, "uzzr": 1 }),
+            json!({ "options": null, "texts": ["a", { "text": "a", "text_pair": "b" }] }),
+        ] {
+            assert_eq!(error(body.clone()), None, "{body}");
+        }
+    }
 }

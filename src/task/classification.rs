@@ -10,6 +10,7 @@ use crate::{
     backend::Deadline,
     error::{Error, Result},
     json::flattened,
+    json_schemas::Alias,
     pipeline::{
         Input, Usage,
         classification::ClassificationPipeline,
@@ -109,6 +110,7 @@ impl Classifier {
 /// Zero-shot classification parameters.
 #[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema, Args)]
 #[serde(expecting = "an object with `candidate_labels`")]
+#[schemars(transform = Alias("multi_label", "multi_class"))]
 pub struct ZeroShotParameters {
     /// A list of labels, or a string with commas between them or with a JSON list.
     #[arg(
@@ -125,6 +127,7 @@ pub struct ZeroShotParameters {
     #[arg(skip)]
     pub prompt: Option<String>,
     /// Score each label independently
+    #[serde(alias = "multi_class")]
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub multi_label: Option<bool>,
     /// Whether texts above the token limit are truncated; otherwise they are refused.

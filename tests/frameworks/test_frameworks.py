@@ -263,6 +263,21 @@ class LiteLlm(FrameworkTest):
             with self.subTest(provider):
                 self.assert_embeds(self.embed(model=f"{provider}/{MODEL}", api_base=base), TEXTS)
 
+    def test_rerank(self):
+        expected = request("/rerank", {"query": QUERY, "texts": TEXTS, "model": "rank"})[:2]
+        for provider in ("hosted_vllm", "infinity", "jina_ai", "cohere"):
+            with self.subTest(provider):
+                options = {"api_base": URL, "api_key": KEY, "top_n": 2}
+                found = litellm.rerank(model=f"{provider}/rank", query=QUERY, documents=TEXTS, **options).results
+                self.assertEqual([result["index"] for result in found], [rank["index"] for rank in expected])
+                for result, rank in zip(found, expected):
+                    self.assertAlmostEqual(result["relevance_score"], rank["score"], delta=1e-6)
+
+    def test_nvidia(self):
+        options = {"api_base": f"{URL}/v1", "input_type": "passage", "truncate": "END"}
+        found = self.embed(model=f"nvidia_nim/{MODEL}", **options)
+        self.assert_embeds(found, TEXTS, prompt_name="document")
+
     def test_cohere(self):
         found = self.embed(model=f"cohere/{MODEL}", api_base=f"{URL}/v2/embed", input_type="search_document")
         self.assert_embeds(found, TEXTS, prompt_name="document")

@@ -81,7 +81,7 @@ async fn a_server_without_keys_does_not_answer_the_pages_of_other_sites() {
         ("host", "localhost:8080"),
         ("origin", "https://evil.example"),
     ];
-    insta::assert_snapshot!(found(&page).await, @r#"403 {"error":"expected no `origin`, or one of this machine, but found another: a server without keys does not answer other sites' pages; configure keys, or `auth.mode = \"none\"` to answer all pages","error_type":"Validation"}"#);
+    insta::assert_snapshot!(found(&page).await, @r#"403 {"error":"expected no `origin`, or one of this machine, but found another: a server without keys does not answer other sites' pages; add the origin to `cors_origins`, configure keys, or `auth.mode = \"none\"` to answer all pages","error_type":"Validation"}"#);
     // Whether the server runs is open.
     let health = Request::get("/health").body(Body::empty()).unwrap();
     assert_eq!(
@@ -179,7 +179,14 @@ async fn each_dialect_has_its_own_401() {
 async fn health_checks_need_no_key() {
     let (router, _) = with_keys();
     let get = |path| Request::get(path).body(Body::empty()).unwrap();
-    for path in ["/health", "/ping", "/v2/health/live", "/v2/health/ready"] {
+    for path in [
+        "/health",
+        "/health/",
+        "/healthz",
+        "/ping",
+        "/v2/health/live",
+        "/v2/health/ready",
+    ] {
         assert_eq!(
             send(&router, get(path), &[]).await.status(),
             StatusCode::OK,
@@ -192,7 +199,8 @@ async fn health_checks_need_no_key() {
         "/v2",
         "/v2/models/tiny",
         "/nowhere",
-        "/health/",
+        "/info/",
+        "/health//",
     ] {
         assert_eq!(
             send(&router, get(path), &[]).await.status(),

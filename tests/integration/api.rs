@@ -626,7 +626,7 @@ async fn fields_that_contradict_each_other_are_refused() {
         )
         .await;
         assert_eq!(
-            found, "422: expected no `images`, since the models read texts, but found some",
+            found, "422: `images` is not supported: models read texts",
             "{path}"
         );
     }
@@ -691,7 +691,7 @@ async fn options_count_wherever_they_are() {
             "{path}"
         );
     }
-    insta::assert_snapshot!(refusal("/vertex", r#"{"instances": [{"inputs": "a"}], "parameters": {"truncate": false}}"#).await, @"422: expected no `parameters` beside `instances`, but found some; put them into each instance");
+    insta::assert_snapshot!(refusal("/vertex", r#"{"instances": [{"inputs": "a"}], "parameters": {"truncate": false}}"#).await, @"422: `parameters` is not supported: put them into each of the `instances`");
     for path in ["/v1/embed", "/v2/embed"] {
         let found = refusal(path, r#"{"texts": ["a"], "max_tokens": 11}"#).await;
         let expected = "422: expected `max_tokens` of at least 12, the model's limit, but found 11; leave it out";

@@ -206,7 +206,7 @@ async fn bodies_have_the_fields_of_one_format() {
     insta::assert_snapshot!(refused(&json!({})).await, @"400 ValidationException: expected the fields of one format, `inputText` (Titan), `texts` or `inputs` (Cohere Embed), or `query` and `documents` (ranking), but found none");
     insta::assert_snapshot!(refused(&json!({ "inputText": "cat", "texts": ["cat"] })).await, @"400 ValidationException: expected the fields of one format, `inputText` (Titan), `texts` or `inputs` (Cohere Embed), or `query` and `documents` (ranking), but found several");
     insta::assert_snapshot!(refused(&json!({ "inputText": "cat", "textGenerationConfig": {} })).await, @"400 ValidationException: unknown field `textGenerationConfig`; known fields: `inputText`, `dimensions`, `normalize`, `embeddingTypes`");
-    insta::assert_snapshot!(refused(&json!({ "texts": ["cat"], "images": ["data:"] })).await, @"400 ValidationException: unknown field `images`; known fields: `texts`, `inputs`, `input_type`, `embedding_types`, `output_dimension`, `max_tokens`, `truncate`");
+    insta::assert_snapshot!(refused(&json!({ "texts": ["cat"], "images": ["data:"] })).await, @"400 ValidationException: `images` is not supported: models read texts");
     insta::assert_snapshot!(refused(&json!({ "texts": ["cat"], "max_tokens": 11 })).await, @"400 ValidationException: expected `max_tokens` of at least 12, the model's limit, but found 11; leave it out");
     insta::assert_snapshot!(refused(&json!({ "query": "cat" })).await, @"400 ValidationException: expected the field `documents`, but found none");
     insta::assert_snapshot!(refused(&json!({ "query": "cat", "documents": ["dog"], "api_version": 3 })).await, @"400 ValidationException: expected `api_version` 1 or 2, but found 3");

@@ -346,6 +346,7 @@ async fn operations_declare_whether_they_need_a_key() {
         "/",
         "/docs",
         "/health",
+        "/healthz",
         "/openapi.json",
         "/ping",
         "/v2/health/live",

@@ -83,14 +83,14 @@ async fn only_browsers_get_the_page() {
         let health = get(app(), "/", accept).await;
         assert_eq!(
             (health.status(), text(health).await.as_str()),
-            (StatusCode::OK, ""),
+            (StatusCode::OK, "Ollama is running"),
             "{accept}"
         );
     }
 }
 
 #[tokio::test]
-async fn without_the_page_browsers_get_an_empty_response() {
+async fn without_the_page_browsers_get_what_other_clients_get() {
     let response = get(
         router(scripted(Limits::default()).with_page(false)),
         "/",
@@ -98,7 +98,7 @@ async fn without_the_page_browsers_get_an_empty_response() {
     )
     .await;
     assert_eq!(response.status(), StatusCode::OK);
-    assert_eq!(text(response).await, "");
+    assert_eq!(text(response).await, "Ollama is running");
 }
 
 #[tokio::test]

@@ -344,3 +344,223 @@ async fn paths_outside_of_the_prefix_have_no_route() {
         }
     }
 }
+
+/// Clients of Ollama, and curl, send JSON as other types. Pages of other sites may send these without a preflight request,
+/// so that they are refused.
+#[tokio::test]
+async fn ollamas_routes_take_other_content_types_but_not_from_pages_of_other_sites() {
+    let app = app(Limits::default());
+    let send = async |path: &str, body: &str, headers: &[(&str, &str)]| {
+        let request = Request::post(path).header("host", "kivu.example");
+        let request = headers.iter().fold(request, |request, (name, value)| {
+            request.header(*name, *value)
+        });
+        let request = request.body(Body::from(body.to_owned())).unwrap();
+        answer(app.clone().oneshot(request).await.unwrap()).await
+    };
+    let form = ("content-type", "application/x-www-form-urlencoded");
+    let types = [
+        vec![],
+        vec![form],
+        vec![("content-type", "text/plain;charset=UTF-8")],
+        vec![("content-type", "application/octet-stream")],
+    ];
+    let bodies = [
+        ("/api/embed", r#"{"model": "tiny", "input": "cat"}"#),
+        ("/api/embeddings", r#"{"model": "tiny", "prompt": "cat"}"#),
+        ("/api/show", r#"{"model": "tiny"}"#),
+        ("/api/pull", r#"{"model": "tiny", "stream": false}"#),
+    ];
+    for (path, body) in bodies {
+        for kind in &types {
+            let (status, found) = send(path, body, kind).await;
+            assert_eq!(status, StatusCode::OK, "{path} {kind:?}: {found}");
+            for own in [
+                ("origin", "http://kivu.example"),
+                ("origin", "vscode-file://vscode-app"),
+                ("sec-fetch-site", "same-origin"),
+            ] {
+                let (status, found) = send(path, body, &[kind.as_slice(), &[own]].concat()).await;
+                assert_eq!(status, StatusCode::OK, "{path} {kind:?} {own:?}: {found}");
+            }
+            for other in [
+                ("origin", "https://evil.example"),
+                ("origin", "null"),
+                ("sec-fetch-site", "cross-site"),
+                ("sec-fetch-site", "same-site"),
+            ] {
+                let (status, _) = send(path, body, &[kind.as_slice(), &[other]].concat()).await;
+                let expected = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+                assert_eq!(status, expected, "{path} {kind:?} {other:?}");
+            }
+        }
+        let xml = [("content-type", "application/xml")];
+        let (status, _) = send(path, body, &xml).await;
+        assert_eq!(status, StatusCode::UNSUPPORTED_MEDIA_TYPE, "{path}");
+    }
+    let (status, _) = send("/api/embed", "model=tiny&input=cat", &[form]).await;
+    assert_eq!(status, StatusCode::BAD_REQUEST);
+    let (status, _) = send("/embed", r#"{"inputs": "cat"}"#, &[form]).await;
+    assert_eq!(status, StatusCode::UNSUPPORTED_MEDIA_TYPE);
+}
+
+#[tokio::test]
+async fn a_slash_at_the_end_of_a_path_is_ignored() {
+    let app = app(Limits::default());
+    for (path, body) in [
+        ("/embed", json!({ "inputs": "cat" })),
+        ("/v1/embeddings", json!({ "input": "cat" })),
+        ("/models/tiny", json!({ "inputs": "cat" })),
+        (
+            "/v1/rerank",
+            json!({ "query": "cat", "documents": ["dog"] }),
+        ),
+    ] {
+        let expected = ask(&app, path, &body).await;
+        assert_eq!(expected.0, StatusCode::OK, "{path}");
+        assert_eq!(
+            ask(&app, &format!("{path}/"), &body).await,
+            expected,
+            "{path}"
+        );
+        let (status, _) = ask(&app, &format!("{path}//"), &body).await;
+        assert_eq!(status, StatusCode::NOT_FOUND, "{path}");
+    }
+    for path in [
+        "/healthz",
+        "/healthz/",
+        "/v2/languages/?type=target",
+        "/v1/models/tiny/",
+    ] {
+        let request = Request::get(path).body(Body::empty()).unwrap();
+        let status = app.clone().oneshot(request).await.unwrap().status();
+        assert_eq!(status, StatusCode::OK, "{path}");
+    }
+    let (status, error) = ask(&app, "/v1/nowhere/", &json!({})).await;
+    assert_eq!(status, StatusCode::NOT_FOUND);
+    assert!(error["error"]["message"].is_string(), "{error}");
+    let nested = below(Some("/kivu"), router(scripted(Limits::default())));
+    let (status, _) = ask(&nested, "/kivu/embed/", &json!({ "inputs": "cat" })).await;
+    assert_eq!(status, StatusCode::OK);
+}
+
+/// NVIDIA's clients send words.
+#[tokio::test]
+async fn long_texts_are_truncated_as_nvidias_clients_ask() {
+    let app = app(Limits::default());
+    let text = format!("{}{}", "cat ".repeat(20), "dog ".repeat(20));
+    let embed = async |more: Value| {
+        let mut body = json!({ "input": [text], "model": "tiny" });
+        for (name, value) in more.as_object().unwrap() {
+            body[name] = value.clone();
+        }
+        let (status, found) = ask(&app, "/v1/embeddings", &body).await;
+        (status.as_u16(), found["data"][0]["embedding"].clone())
+    };
+    let default = embed(json!({})).await;
+    let start = embed(json!({ "truncate": "START", "input_type": "passage" })).await;
+    assert_eq!((default.0, start.0), (200, 200));
+    assert_ne!(default, start, "the end of the text");
+    for end in ["END", "end"] {
+        assert_eq!(embed(json!({ "truncate": end })).await, default);
+    }
+    assert_eq!(embed(json!({ "truncate": "start" })).await, start);
+    assert_eq!(embed(json!({ "truncation_side": "left" })).await, start);
+    assert_eq!(
+        embed(json!({ "truncate_prompt_tokens": -1 })).await,
+        default
+    );
+    for refused in [json!("NONE"), json!("none"), json!(false)] {
+        assert_eq!(embed(json!({ "truncate": refused })).await.0, 413);
+    }
+    // As LangChain's `NVIDIAEmbeddings` sends it.
+    let body = json!({
+        "input": ["cat"], "model": "tiny", "encoding_format": "float", "input_type": "passage", "truncate": "NONE",
+    });
+    assert_eq!(ask(&app, "/v1/embeddings", &body).await.0, StatusCode::OK);
+    for wrong in [json!("MIDDLE"), json!(7)] {
+        assert_eq!(embed(json!({ "truncate": wrong })).await.0, 422);
+    }
+    // The same words for documents, and in lower case for Cohere's route.
+    let rank = async |truncate: Value| {
+        let body = json!({ "query": "cat", "documents": [text], "truncate": truncate });
+        ask(&app, "/rerank", &body).await.0.as_u16()
+    };
+    assert_eq!(
+        [rank(json!("END")).await, rank(json!("NONE")).await],
+        [200, 413]
+    );
+    let cohere = json!({ "texts": [text], "truncate": "none" });
+    assert_eq!(ask(&app, "/v2/embed", &cohere).await.0.as_u16(), 413);
+}
+
+/// LiteLLM sends documents to `/rerank` for vLLM and infinity.
+#[tokio::test]
+async fn rerank_takes_texts_or_documents() {
+    let app = app(Limits::default());
+    let documents = json!({ "query": "cat", "documents": ["dog", { "text": "cat" }], "top_n": 1 });
+    let expected = ask(&app, "/v1/rerank", &documents).await;
+    assert_eq!(expected.0, StatusCode::OK);
+    for path in ["/rerank", "/reranking", "/v1/reranking"] {
+        assert_eq!(ask(&app, path, &documents).await, expected, "{path}");
+    }
+    let texts = json!({ "query": "cat", "texts": ["dog", "cat"], "documents": null });
+    let (_, ranks) = ask(&app, "/rerank", &texts).await;
+    assert_eq!(ranks[0]["index"], expected.1["results"][0]["index"]);
+    let both = json!({ "query": "cat", "texts": ["dog"], "documents": ["dog"] });
+    let (_, error) = ask(&app, "/rerank", &both).await;
+    insta::assert_snapshot!(error["error"], @r#""expected either `texts` or `documents`, but found both; leave one of them out""#);
+}
+
+#[tokio::test]
+async fn scores_are_in_the_order_of_the_texts() {
+    let app = app(Limits::default());
+    let texts = ["dog", "cat", "bird"];
+    let scores = async |body: Value| {
+        let (status, found) = ask(&app, "/v1/score", &body).await;
+        assert_eq!(status, StatusCode::OK, "{found}");
+        let scores = found["data"].as_array().unwrap().iter();
+        scores
+            .map(|score| score["score"].as_f64().unwrap())
+            .collect::<Vec<_>>()
+    };
+    let of_cat = scores(json!({ "text_1": "cat", "text_2": texts })).await;
+    let of_dog = scores(json!({ "text_1": ["dog"], "text_2": texts })).await;
+    let pairs = json!({ "queries": ["cat", "dog", "cat"], "documents": texts });
+    assert_eq!(scores(pairs).await, [of_cat[0], of_dog[1], of_cat[2]]);
+    let (_, ranked) = ask(
+        &app,
+        "/rerank",
+        &json!({ "query": "cat", "texts": texts, "raw_scores": true }),
+    )
+    .await;
+    for rank in ranked.as_array().unwrap() {
+        let index = usize::try_from(rank["index"].as_u64().unwrap()).unwrap();
+        assert!((rank["score"].as_f64().unwrap() - of_cat[index]).abs() < 1e-6);
+    }
+}
+
+/// Ollama truncates texts at `num_ctx`; LangChain and others send it with every request.
+#[tokio::test]
+async fn ollamas_context_is_not_exceeded() {
+    let app = app(Limits::default());
+    let texts = json!(["cat", "cat dog cat dog"]);
+    let embed = async |options: Value| {
+        let body = json!({ "model": "tiny", "input": texts, "options": options });
+        ask(&app, "/api/embed", &body).await
+    };
+    let (_, expected) = embed(Value::Null).await;
+    for options in [
+        json!({ "num_ctx": 512, "temperature": 0.1, "stop": ["a"] }),
+        json!({ "num_ctx": 6 }),
+    ] {
+        let (status, found) = embed(options).await;
+        assert_eq!(status, StatusCode::OK, "{found}");
+        assert_eq!(found["embeddings"], expected["embeddings"]);
+    }
+    let (_, error) = embed(json!({ "num_ctx": 5 })).await;
+    insta::assert_snapshot!(error["error"], @r#""text 1: expected at most 5 tokens, the request's `options.num_ctx`, but found 6; leave it out""#);
+    let body = json!({ "model": "tiny", "prompt": "cat dog", "options": { "num_ctx": 3 } });
+    let (status, _) = ask(&app, "/api/embeddings", &body).await;
+    assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY);
+}

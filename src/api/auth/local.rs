@@ -14,6 +14,8 @@ use axum::http::{
     uri::Authority,
 };
 
+/// Fetch Metadata: whether the page is of the same origin, of the same site or of another.
+const SITE: &str = "sec-fetch-site";
 const OTHER_HOST: &str = "expected an address or `localhost` as the host, but found another name: a server without keys answers \
      this machine only; configure keys, or `auth.mode = \"none\"` to answer under any name";
 const OTHER_ORIGIN: &str = "expected no `origin`, or one of this machine, but found another: a server without keys does not answer \
@@ -22,27 +24,12 @@ const OTHER_ORIGIN: &str = "expected no `origin`, or one of this machine, but fo
 /// Refuses a request under a name that other machines may have, or from a page of another site. `pages` are origins
 /// whose pages are answered.
 pub(super) fn check(request: &Parts, pages: &[String]) -> Result<(), &'static str> {
-    let authority = request.uri.authority().map(Authority::as_str);
-    let host = match authority {
-        Some(authority) => Some(authority),
-        None => text(&request.headers, &HOST)?,
-    };
+    let host = host(request)?;
     // Only names can be resolved to another address later, so every address is one that the client connected to.
     let is_known = |name: String| is_this_machine(&name) || name.parse::<IpAddr>().is_ok();
     if host.is_some_and(|host| !host.is_empty() && !name(host).is_some_and(is_known)) {
         return Err(OTHER_HOST);
     }
-    let is_other_page = |origin: &str| {
-        let origin = origin.to_ascii_lowercase();
-        match origin.split_once("://") {
-            Some(("http" | "https", site)) => {
-                let is_own = host.is_some_and(|host| host.eq_ignore_ascii_case(site));
-                !is_own && !name(site).is_some_and(|name| is_this_machine(&name))
-            }
-            // A sandboxed page's origin is `null`; those of extensions have their own schemes.
-            found => found.is_none(),
-        }
-    };
     let is = |name, value| {
         request
             .headers
@@ -51,12 +38,44 @@ pub(super) fn check(request: &Parts, pages: &[String]) -> Result<(), &'static st
     };
     match text(&request.headers, &ORIGIN)? {
         Some(origin) if pages.iter().any(|page| page == origin) => Ok(()),
-        Some(origin) if is_other_page(origin) => Err(OTHER_ORIGIN),
+        Some(origin) if is_other_page(origin, host) => Err(OTHER_ORIGIN),
         // A link to the server's page may be on any site.
-        None if is("sec-fetch-site", "cross-site") && !is("sec-fetch-dest", "document") => {
-            Err(OTHER_ORIGIN)
-        }
+        None if is(SITE, "cross-site") && !is("sec-fetch-dest", "document") => Err(OTHER_ORIGIN),
         _ => Ok(()),
+    }
+}
+
+/// Whether a page of another site may have sent a request. Browsers send the `origin` of such a page with every POST, and
+/// since 2023 all of them say with `sec-fetch-site` if it is another site's.
+pub(in crate::api) fn may_be_of_other_page(request: &Parts) -> bool {
+    match (text(&request.headers, &ORIGIN), host(request)) {
+        (Ok(Some(origin)), Ok(host)) => is_other_page(origin, host),
+        (Ok(None), Ok(_)) => request
+            .headers
+            .get(SITE)
+            .is_some_and(|site| site != "same-origin" && site != "none"),
+        _ => true,
+    }
+}
+
+/// Whether an origin is neither the server's own nor this machine's.
+fn is_other_page(origin: &str, host: Option<&str>) -> bool {
+    let origin = origin.to_ascii_lowercase();
+    match origin.split_once("://") {
+        Some(("http" | "https", site)) => {
+            let is_own = host.is_some_and(|host| host.eq_ignore_ascii_case(site));
+            !is_own && !name(site).is_some_and(|name| is_this_machine(&name))
+        }
+        // A sandboxed page's origin is `null`; those of extensions have their own schemes.
+        found => found.is_none(),
+    }
+}
+
+/// The name or address, and port, that the client connected to.
+fn host(request: &Parts) -> Result<Option<&str>, &'static str> {
+    match request.uri.authority() {
+        Some(authority) => Ok(Some(authority.as_str())),
+        None => text(&request.headers, &HOST),
     }
 }
 
@@ -185,6 +204,42 @@ mod tests {
         ] {
             let headers = [("host", "127.0.0.1:8080"), ("origin", origin)];
             assert_eq!(found("/v1/files", &headers), Err(OTHER_ORIGIN), "{origin}");
+        }
+    }
+
+    #[test]
+    fn browsers_tell_which_requests_other_pages_send() {
+        let may = |headers: &[(&str, &str)]| {
+            let request = headers
+                .iter()
+                .fold(Request::post("/api/embed"), |request, (name, value)| {
+                    request.header(*name, *value)
+                });
+            may_be_of_other_page(&request.body(()).unwrap().into_parts().0)
+        };
+        let host = ("host", "kivu.example:8080");
+        for others in [
+            [host, ("origin", "https://evil.example")],
+            [host, ("origin", "http://kivu.example")],
+            [host, ("origin", "null")],
+            [host, ("sec-fetch-site", "cross-site")],
+            [host, ("sec-fetch-site", "same-site")],
+        ] {
+            assert!(may(&others), "{others:?}");
+        }
+        assert!(may(&[
+            host,
+            ("sec-fetch-site", "cross-site"),
+            ("sec-fetch-dest", "document")
+        ]));
+        for own in [
+            [host, ("user-agent", "curl/8.5.0")],
+            [host, ("origin", "http://kivu.example:8080")],
+            [host, ("origin", "http://localhost:3000")],
+            [host, ("origin", "vscode-file://vscode-app")],
+            [host, ("sec-fetch-site", "same-origin")],
+        ] {
+            assert!(!may(&own), "{own:?}");
         }
     }
 }

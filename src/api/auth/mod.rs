@@ -14,6 +14,7 @@ use std::{
 
 use axum::http::{HeaderMap, HeaderName, StatusCode, header::AUTHORIZATION, request::Parts};
 
+pub(super) use self::local::may_be_of_other_page;
 pub use self::{
     key_limits::{Date, KeyLimits},
     keyring::{make_key, make_limited_key},

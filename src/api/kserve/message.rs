@@ -16,12 +16,13 @@ use serde_json::{Map, Value};
 use crate::{
     api::{
         body_memory::RequestMemory,
+        fields,
         rejection::Reply,
-        request,
+        request::{self, RequestBody},
         response::{by_model, model_headers},
     },
     error::{Error, Result, quoted},
-    json::{self, Budget, FromJson, Kind},
+    json::{self, Budget, FromJson, Kind, Known},
     pipeline::{Usage, generation::GenerationOptions},
     tensor::{ElementType, Elements, read_byte_strings, read_numbers},
 };
@@ -130,6 +131,10 @@ struct OutputRequest {
     parameters: Map<String, Value>,
 }
 
+impl RequestBody for InferRequest {
+    const KNOWN: Known = fields::others::INFER;
+}
+
 impl InferRequest {
     /// Parses a message, and checks every length in it.
     ///
@@ -164,8 +169,8 @@ impl InferRequest {
         let (size, held) = (body.len().saturating_add(binary), Arc::clone(memory));
         memory.resize(size)?;
         let hold = move |values| held.resize(size.saturating_add(values));
-        let mut request: Self =
-            request::parse(json, Budget::new(json.len(), usize::MAX).held_by(hold))?;
+        let budget = Budget::new(json.len(), usize::MAX).held_by(hold);
+        let mut request: Self = request::parse(json, budget)?;
         for input in &mut request.inputs {
             input.elements = input.parse(&mut bytes)?;
         }

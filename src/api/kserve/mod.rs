@@ -13,7 +13,7 @@ use axum::{
     http::StatusCode,
 };
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 pub(super) use self::message::{InferRequest, InferResponse};
@@ -22,13 +22,14 @@ use super::{
     app::App,
     body::{self, ReadBody},
     caller_models::CallerModels,
+    fields,
     rejection::Reply,
-    request::{self, Context, InPath},
+    request::{self, Context, InPath, RequestBody},
 };
 use crate::{
     backend::Deadline,
     error::{Error, Result},
-    json::Budget,
+    json::{Budget, Known},
     model::{Entry, ModelState},
 };
 
@@ -75,12 +76,21 @@ pub(super) struct IndexRequest {
     ready: Option<bool>,
 }
 
+impl RequestBody for IndexRequest {
+    const KNOWN: Known = fields::others::INDEX;
+}
+
 /// The body that loads or unloads a model, which may be empty.
 #[derive(Default, Deserialize)]
 #[serde(expecting = "an object")]
 pub(super) struct LoadRequest {
     /// Only `unload_dependents`, which has no effect: no model depends on another one.
     parameters: Option<Map<String, Value>>,
+}
+
+impl RequestBody for LoadRequest {
+    // Other parameters than `unload_dependents` are refused.
+    const KNOWN: Known = &[];
 }
 
 impl LoadRequest {
@@ -159,7 +169,7 @@ pub(super) async fn server() -> Json<ServerMetadata> {
 }
 
 /// Reads a body that may be empty; clients send no content type.
-async fn read_optional<T: DeserializeOwned + Default>(
+async fn read_optional<T: RequestBody + Default>(
     app: &Arc<App>,
     request: Request,
 ) -> Reply<(Context, T)> {

@@ -8,7 +8,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::{
-    api::{caller_models::CallerModels, rejection::Reply, request::Call},
+    api::{
+        caller_models::CallerModels,
+        fields,
+        rejection::Reply,
+        request::{OllamaCall, RequestBody},
+    },
+    json::Known,
     json_schemas::Object,
     model::Entry,
 };
@@ -24,6 +30,10 @@ pub(in crate::api) struct OllamaShowRequest {
     model: Option<String>,
     /// The older name for `model`.
     name: Option<String>,
+}
+
+impl RequestBody for OllamaShowRequest {
+    const KNOWN: Known = fields::ollama::SHOW;
 }
 
 #[derive(Serialize, JsonSchema)]
@@ -146,7 +156,7 @@ pub(in crate::api) async fn tags(models: CallerModels) -> Json<Tags> {
 
 /// Describe a model, as Ollama does
 pub(in crate::api) async fn show(
-    Call(context, body): Call<OllamaShowRequest>,
+    OllamaCall(context, body): OllamaCall<OllamaShowRequest>,
 ) -> Reply<Json<ShowResponse>> {
     let model = context
         .entry(body.model.as_deref().or(body.name.as_deref()))

@@ -21,11 +21,13 @@ use crate::{
     api::{
         app::App,
         fetch::FetchProgress,
+        fields,
         rejection::{Rejection, Reply},
-        request::{Call, Context},
+        request::{Context, OllamaCall, RequestBody},
     },
     backend::Deadline,
     error::Error,
+    json::Known,
 };
 
 /// The last line's status.
@@ -42,6 +44,10 @@ pub(in crate::api) struct OllamaPullRequest {
     name: Option<String>,
     /// Whether the response reports the progress; true by default.
     stream: Option<bool>,
+}
+
+impl RequestBody for OllamaPullRequest {
+    const KNOWN: Known = fields::ollama::PULL;
 }
 
 /// A line of the response; the last one has the status `success` or an error.
@@ -112,7 +118,9 @@ impl Line {
 }
 
 /// Fetch a model, as Ollama does
-pub(in crate::api) async fn pull(Call(context, body): Call<OllamaPullRequest>) -> Reply {
+pub(in crate::api) async fn pull(
+    OllamaCall(context, body): OllamaCall<OllamaPullRequest>,
+) -> Reply {
     let name = body.model.or(body.name).filter(|name| !name.is_empty());
     let name = name.ok_or_else(|| Error::invalid("expected a model in `model`, but found none"))?;
     let lines = start(&context, name)?;

@@ -7,7 +7,7 @@ use axum::{
     body::Bytes,
     extract::State,
     http::{
-        HeaderMap, StatusCode,
+        HeaderMap,
         header::{
             ACCEPT, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY, VARY,
             X_CONTENT_TYPE_OPTIONS,
@@ -68,13 +68,13 @@ static DOCS: LazyLock<Page> = LazyLock::new(|| {
 });
 
 pub(super) async fn page_or_health(State(app): State<Arc<App>>, headers: HeaderMap) -> Response {
-    if !app.has_page {
-        return StatusCode::OK.into_response();
+    /// What clients of Ollama look for.
+    const RUNNING: &str = "Ollama is running";
+    match (app.has_page, accepts_html(&headers)) {
+        (true, true) => TRY.respond(),
+        (true, false) => ([(VARY, "accept")], RUNNING).into_response(),
+        (false, _) => RUNNING.into_response(),
     }
-    if !accepts_html(&headers) {
-        return [(VARY, "accept")].into_response();
-    }
-    TRY.respond()
 }
 
 pub(super) async fn docs(State(app): State<Arc<App>>) -> Reply {

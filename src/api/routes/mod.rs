@@ -25,7 +25,7 @@ use super::{
 use crate::json_schemas::Object;
 
 /// The APIs, in the order of `/docs`.
-static APIS: [Api; 14] = [
+static APIS: [Api; 15] = [
     tei::TEI,
     openai::OPENAI,
     hub::HUB,
@@ -33,6 +33,7 @@ static APIS: [Api; 14] = [
     cohere::COHERE,
     bedrock::BEDROCK,
     openai::JINA,
+    openai::LLAMA_CPP,
     ollama::OLLAMA,
     translation::DEEPL,
     translation::LIBRE_TRANSLATE,
@@ -50,12 +51,18 @@ const SERVER: Api = Api {
     routes: &[
         get!("/", "page_or_health", page::page_or_health, "Check health, or open the page for trying models")
             .open()
-            .responds("No body, or a page for clients that list `text/html` in `accept`, if pages are on."),
+            .response_of::<String>(
+                "text/plain; charset=utf-8",
+                "`Ollama is running`, for clients of Ollama; or a page for clients that list `text/html` in `accept`, if \
+                 pages are on.",
+                Some(r#""Ollama is running""#),
+            ),
         get!("/docs", "docs", page::docs, "Show the API documentation")
             .open()
             .optional()
             .response_of::<String>("text/html; charset=utf-8", "A page that renders `/openapi.json`.", None),
         kserve::HEALTH,
+        kserve::HEALTH.at("/healthz", "healthz"),
         kserve::HEALTH.at("/ping", "ping"),
         get!("/metrics", "metrics", server::metrics, "Metrics in Prometheus format")
             .optional()

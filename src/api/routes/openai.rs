@@ -1,17 +1,20 @@
-//! OpenAI's routes, with NVIDIA's for entities, vLLM's for labels, and Jina's for ranking.
+//! OpenAI's routes, with NVIDIA's for entities, vLLM's for labels and scores, llama.cpp's, and Jina's for ranking.
 
 use crate::api::{
     chat::{self, ChatCompletion, ChatRequest},
     dialect::Dialect,
+    llama_cpp::{self, ContentEmbedding, ContentRequest},
     openai::{self, EmbeddingsRequest, EmbeddingsResponse},
     ranking::{self, DocumentsRequest, JinaResponse},
     route::{Api, Route, RouteMethod, Runs, get, post},
+    routes::tei,
+    score::{self, ScoreRequest, ScoreResponse},
     vllm::{self, LabelsRequest, LabelsResponse},
 };
 
 pub(super) const OPENAI: Api = Api {
     name: "OpenAI",
-    description: "Embeddings in the OpenAI, Voyage and Jina APIs, entities in NVIDIA's form, and labels in vLLM's.",
+    description: "Embeddings in the OpenAI, Voyage and Jina APIs, entities in NVIDIA's form, and labels and scores in vLLM's.",
     dialect: Dialect::OpenAi,
     prefix: Some("/v1/"),
     routes: &[
@@ -19,6 +22,9 @@ pub(super) const OPENAI: Api = Api {
         EMBEDDINGS.at("/embeddings", "tei_embeddings").summary("Embed texts, as `/v1/embeddings` does"),
         CHAT,
         LABELS,
+        LABELS.at("/v1/classify", "v1_classify"),
+        SCORE,
+        SCORE.at("/score", "score"),
         get!("/v1/models", "models", openai::models, "List the models").response::<openai::ModelList>(
             "The served models.",
             r#"{"data": [{"created": 0, "id": "minilm", "object": "model", "owned_by": "kivu"}], "object": "list"}"#,
@@ -30,6 +36,33 @@ pub(super) const OPENAI: Api = Api {
             ),
     ],
 };
+
+pub(super) const LLAMA_CPP: Api = Api {
+    name: "llama.cpp",
+    description: "Embeddings and ranking under the paths of llama.cpp's server, which also has `/v1/embeddings`.",
+    dialect: Dialect::OpenAi,
+    prefix: None,
+    routes: &[
+        post!(
+            "/embedding",
+            "llama_cpp_embedding",
+            llama_cpp::embedding,
+            "Embed texts, as llama.cpp does"
+        )
+        .request::<ContentRequest>(r#"{"content": "What is deep learning?"}"#)
+        .response::<Vec<ContentEmbedding>>(
+            "Unit-length vectors, in input order, each in a list.",
+            r#"[{"index": 0, "embedding": [[-0.0679, -0.0329, 0.0216, 0.0002]]}]"#,
+        )
+        .runs(Runs::Model),
+        RERANKING,
+        RERANKING.at("/v1/reranking", "llama_cpp_v1_reranking"),
+    ],
+};
+
+const RERANKING: Route = tei::RERANK
+    .at("/reranking", "llama_cpp_reranking")
+    .summary("Rank texts or documents by a query, as `/rerank` does");
 
 pub(super) const JINA: Api = Api {
     name: "Jina",
@@ -65,6 +98,14 @@ const LABELS: Route = post!("/classify", "classify", vllm::classify, "Classify t
     .response::<LabelsResponse<'static>>(
         "Each text's best label, with the scores of all labels.",
         r#"{"created": 1790000000, "data": [{"index": 0, "label": "positive", "num_classes": 2, "probs": [0.032, 0.968]}], "id": "classify-6a4e3b0c", "model": "sentiment", "object": "list", "usage": {"prompt_tokens": 5, "total_tokens": 5}}"#,
+    )
+    .runs(Runs::ModelWithUsage);
+
+const SCORE: Route = post!("/v1/score", "v1_score", score::score, "Score texts by a query, in vLLM's form")
+    .request::<ScoreRequest>(r#"{"model": "rank", "text_1": "egg", "text_2": ["hen", "car"]}"#)
+    .response::<ScoreResponse<'static>>(
+        "A score per text, in input order.",
+        r#"{"created": 1790000000, "data": [{"index": 0, "object": "score", "score": 0.72}, {"index": 1, "object": "score", "score": 0.61}], "id": "score-6a4e3b0c", "model": "rank", "object": "list", "usage": {"prompt_tokens": 12, "total_tokens": 12}}"#,
     )
     .runs(Runs::ModelWithUsage);
 

@@ -6,7 +6,7 @@ use crate::api::{
     classification::{self, PredictRequest},
     dialect::Dialect,
     embedding::{self, EmbedRequest, SimilarityRequest, SparseValue, VectorsByKind},
-    ranking::{self, RerankRequest},
+    ranking::{self, JinaResponse, TextsOrDocuments},
     response::{OneOrMany, Prediction, Rank},
     route::{Api, Route, RouteMethod, Runs, get, post},
     server,
@@ -80,13 +80,7 @@ pub(super) const TEI: Api = Api {
                 r#"[{"label": "positive", "score": 0.968}, {"label": "negative", "score": 0.032}]"#,
             )
             .runs(Runs::ModelWithUsage),
-        post!("/rerank", "rerank", ranking::rerank, "Rank texts by a query")
-            .request::<RerankRequest>(r#"{"query": "egg", "texts": ["hen", "car"]}"#)
-            .response::<Vec<Rank<'static>>>(
-                "The texts' positions and scores, the highest score first.",
-                r#"[{"index": 0, "score": 0.72}, {"index": 1, "score": 0.61}]"#,
-            )
-            .runs(Runs::ModelWithUsage),
+        RERANK,
         post!(
             "/similarity",
             "similarity",
@@ -107,6 +101,28 @@ pub(super) const TEI: Api = Api {
             ),
     ],
 };
+
+pub(super) const RERANK: Route =
+    post!("/rerank", "rerank", ranking::rerank, "Rank texts by a query")
+            .description(
+                "With `documents` in place of `texts`, request and response are those of `/v1/rerank`, as clients of vLLM \
+                 and infinity expect.",
+            )
+            .requests::<TextsOrDocuments>(&[
+                ("texts", r#"{"query": "egg", "texts": ["hen", "car"]}"#),
+                ("documents", r#"{"query": "egg", "documents": ["hen", "car"], "model": "rank", "top_n": 1}"#),
+            ])
+            .responses::<RanksOrResults>(
+                "The texts' positions and scores, the highest score first.",
+                &[
+                    ("texts", r#"[{"index": 0, "score": 0.72}, {"index": 1, "score": 0.61}]"#),
+                    (
+                        "documents",
+                        r#"{"model": "rank", "object": "list", "results": [{"document": {"text": "hen"}, "index": 0, "relevance_score": 0.72}], "usage": {"prompt_tokens": 12, "total_tokens": 12}}"#,
+                    ),
+                ],
+            )
+            .runs(Runs::ModelWithUsage);
 
 pub(super) const PLATFORMS: Api = Api {
     name: "SageMaker and Vertex AI",
@@ -151,4 +167,13 @@ const DEFAULT: Route = post!("/", "default_task", tasks::default_task, "Run the 
 enum EmbedResponse {
     Vectors(Vec<Vector>),
     Kinds(Vec<VectorsByKind>),
+}
+
+#[derive(JsonSchema)]
+#[serde(untagged)]
+#[schemars(inline)]
+#[expect(dead_code, reason = "only its schema is used")]
+enum RanksOrResults {
+    Ranks(Vec<Rank<'static>>),
+    Results(JinaResponse<'static>),
 }

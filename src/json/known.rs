@@ -1,0 +1,129 @@
+//! Fields that an object may have: which are read, which have no effect, and which are refused.
+//!
+//! Objects may have other fields, which are ignored. A misspelt option would be ignored as well, so that a name close to
+//! a known one is refused.
+
+use serde_json::Value;
+
+/// Tables with all fields of an object: those of several APIs where these share a route.
+pub(crate) type Known = &'static [&'static Fields];
+
+/// The fields of an object in an API. Each is in one list.
+#[derive(Debug, Default)]
+pub(crate) struct Fields {
+    /// Fields that are read.
+    pub(crate) read: &'static [&'static str],
+    /// Fields that do not change results.
+    pub(crate) without_effect: &'static [&'static str],
+    /// Fields that would change results, but are not supported.
+    pub(crate) refused: &'static [Refused],
+    /// What the values of fields that are read have in turn, in lists as well.
+    pub(crate) inner: &'static [(&'static str, Known)],
+}
+
+/// A field that is refused unless its value asks for nothing.
+#[derive(Debug)]
+pub(crate) struct Refused {
+    pub(crate) name: &'static str,
+    /// Values, as JSON, that are the same as a missing field, also in a list; apart from `null` and empty values.
+    pub(crate) unless: &'static [&'static str],
+    /// What to do instead.
+    pub(crate) hint: &'static str,
+}
+
+/// Begins the message for a refused field. What follows is added to its object's path.
+pub(super) const REFUSED: &str = "refused field ";
+/// Names up to this length are too similar to each other for suggestions.
+const MAX_SHORT_NAME: usize = 3;
+/// Characters of a value in errors.
+const MAX_VALUE: usize = 20;
+
+/// What is known about a field that was found.
+#[derive(Default)]
+pub(super) enum Found {
+    #[default]
+    Unknown,
+    Known(Known),
+    Refused(&'static Refused),
+    /// The name, and the right one.
+    Misspelt(String, &'static str),
+}
+
+impl Found {
+    pub(super) fn of(name: &str, known: Known) -> Self {
+        if known.iter().any(|fields| fields.read.contains(&name)) {
+            let mut inner = known.iter().flat_map(|fields| fields.inner);
+            let inner = inner.find(|(field, _)| *field == name);
+            return Self::Known(inner.map_or(&[], |(_, inner)| inner));
+        }
+        for fields in known {
+            if let Some(refused) = fields.refused.iter().find(|field| field.name == name) {
+                return Self::Refused(refused);
+            }
+        }
+        if known.iter().any(|all| all.without_effect.contains(&name)) {
+            return Self::Known(&[]);
+        }
+        nearest(name, known).map_or(Self::Unknown, |right| {
+            Self::Misspelt(name.to_owned(), right)
+        })
+    }
+}
+
+impl Refused {
+    pub(super) fn is_missing(&self, value: &Value) -> bool {
+        let is_same = |literal: &&str| {
+            serde_json::from_str::<Value>(literal).is_ok_and(|neutral| match neutral.as_f64() {
+                Some(number) => value.as_f64() == Some(number),
+                None => neutral == *value,
+            })
+        };
+        match value {
+            Value::Null => true,
+            Value::String(text) if text.is_empty() => true,
+            Value::Object(fields) if fields.is_empty() => true,
+            Value::Array(values) if values.iter().all(|value| self.is_missing(value)) => true,
+            _ => self.unless.iter().any(is_same),
+        }
+    }
+}
+
+/// A number or a boolean. Other values may be a client's text.
+pub(super) fn shown(value: &Value) -> String {
+    match value {
+        Value::Bool(_) | Value::Number(_) => {
+            let value: String = value.to_string().chars().take(MAX_VALUE).collect();
+            format!(": {value}")
+        }
+        _ => String::new(),
+    }
+}
+
+/// The known field that a name probably means: at most two edits away, or one for names with four characters.
+fn nearest(name: &str, known: Known) -> Option<&'static str> {
+    let length = name.chars().count();
+    let edits = match length {
+        0..=MAX_SHORT_NAME => return None,
+        4 => 1,
+        _ => 2,
+    };
+    let names = known.iter().flat_map(|fields| fields.names());
+    let distance = |known: &'static str| {
+        let is_comparable = known.len() > MAX_SHORT_NAME && known.len().abs_diff(length) <= edits;
+        let distance = is_comparable.then(|| strsim::osa_distance(name, known))?;
+        (distance <= edits).then_some((distance, known))
+    };
+    names.filter_map(distance).min().map(|(_, known)| known)
+}
+
+impl Fields {
+    /// All names.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &'static str> {
+        let refused = self.refused.iter().map(|field| field.name);
+        self.read
+            .iter()
+            .chain(self.without_effect)
+            .copied()
+            .chain(refused)
+    }
+}
