@@ -10,8 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     compression::Compression,
-    requests::is_request,
-    rows::{PARQUET_MAGIC, reading},
+    rows::{PARQUET_MAGIC, is_request, reading},
 };
 use crate::{
     error::{Error, Result},

@@ -70,13 +70,6 @@ struct Refusal {
     message: String,
 }
 
-/// The fields that begin a request, as far as a line's beginning has them.
-#[derive(Default)]
-struct Beginning {
-    has_id: bool,
-    has_url: bool,
-}
-
 impl<'a> Request<'a> {
     fn parse(line: &'a str) -> Result<Self, String> {
         let request: Self = serde_json::from_str(line).map_err(|error| {
@@ -96,34 +89,6 @@ impl<'a> Request<'a> {
         }
         Ok(request)
     }
-}
-
-/// Whether a file's first line, which may be cut, is a request: an object with `custom_id` and `url`.
-pub(super) fn is_request(line: &[u8]) -> bool {
-    struct Visitor<'a>(&'a mut Beginning);
-
-    impl<'de> serde::de::Visitor<'de> for Visitor<'_> {
-        type Value = ();
-
-        fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            formatter.write_str("an object")
-        }
-
-        fn visit_map<A: serde::de::MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-            while let Some(key) = map.next_key::<String>()? {
-                self.0.has_id |= key == "custom_id";
-                self.0.has_url |= key == "url";
-                map.next_value::<serde::de::IgnoredAny>()?;
-            }
-            Ok(())
-        }
-    }
-
-    let mut beginning = Beginning::default();
-    let mut deserializer = serde_json::Deserializer::from_slice(line);
-    // A line that is cut ends with an error.
-    let _ = serde::Deserializer::deserialize_map(&mut deserializer, Visitor(&mut beginning));
-    beginning.has_id && beginning.has_url
 }
 
 /// Computes rows' answers.
@@ -245,22 +210,6 @@ fn written(output: &Output<'_>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn requests_are_recognized_by_their_fields() {
-        let request = r#"{"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {"input": "x"}}"#;
-        assert!(is_request(request.as_bytes()));
-        assert!(is_request(&request.as_bytes()[..70]), "cut within the body");
-        for other in [
-            r#"{"url": "https://a", "text": "x"}"#,
-            r#"{"custom_id": "a", "text": "x"}"#,
-            r#"{"body": {"custom_id": "a", "url": "b"}}"#,
-            r#"["custom_id", "url"]"#,
-            "custom_id,url",
-        ] {
-            assert!(!is_request(other.as_bytes()), "{other}");
-        }
-    }
 
     #[test]
     fn lines_that_are_no_requests_are_refused_by_name() {

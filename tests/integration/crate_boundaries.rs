@@ -94,7 +94,6 @@ const BOUNDARIES: &[(&str, &[&str])] = &[
     ),
     ("tonic::", &["src/backend/triton/grpc.rs"]),
     ("tonic_prost::", &["src/backend/triton/grpc.rs"]),
-    ("multer::", &["src/api/files/upload.rs"]),
     ("metrics::", &["src/telemetry/"]),
     ("opentelemetry::", &["src/telemetry/otlp/"]),
     ("opentelemetry_http::", &["src/telemetry/otlp/"]),
@@ -174,7 +173,6 @@ fn uses(line: &str, name: &str) -> bool {
 
 /// Files that may open files without `regular_file`: for writing, in `/proc`, or as streams.
 const OPENERS: &[&str] = &[
-    "src/api/files/local.rs",
     // Only tests.
     "src/batch/corruption.rs",
     "src/batch/input.rs",

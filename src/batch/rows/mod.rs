@@ -31,7 +31,7 @@ pub(super) use self::{
     fields::{Fields, failed},
     json_lines::{JsonLinesReader, JsonLinesWriter, write_line},
     lines::BYTE_ORDER_MARK,
-    request_lines::{RequestReader, RequestWriter},
+    request_lines::{RequestReader, RequestWriter, is_request},
 };
 pub(super) use self::{
     parquet_reader::ParquetReader,

@@ -1,6 +1,8 @@
 //! Files whose rows are requests: each row's response is a line of the output.
 
-use std::{collections::BTreeSet, io::Read};
+use std::{collections::BTreeSet, fmt, io::Read};
+
+use serde::{Deserializer, de};
 
 use super::{
     chunk::{CHUNK_ROWS, Chunk, Head, MAX_ROW_BYTES, RowReader, RowWriter, Rows, WrittenPiece},
@@ -143,5 +145,61 @@ impl RowWriter for RequestWriter {
                 .map_err(Error::io("cannot write the output"))?,
             None,
         ))
+    }
+}
+
+/// The fields that begin a request, as far as a line's beginning has them.
+#[derive(Default)]
+struct Beginning {
+    has_id: bool,
+    has_url: bool,
+}
+
+/// Whether a file's first line, which may be cut, is a request: an object with `custom_id` and `url`.
+pub(in crate::batch) fn is_request(line: &[u8]) -> bool {
+    struct Visitor<'a>(&'a mut Beginning);
+
+    impl<'de> de::Visitor<'de> for Visitor<'_> {
+        type Value = ();
+
+        fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+            formatter.write_str("an object")
+        }
+
+        fn visit_map<A: de::MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+            while let Some(key) = map.next_key::<String>()? {
+                self.0.has_id |= key == "custom_id";
+                self.0.has_url |= key == "url";
+                map.next_value::<de::IgnoredAny>()?;
+            }
+            Ok(())
+        }
+    }
+
+    let mut beginning = Beginning::default();
+    let mut deserializer = serde_json::Deserializer::from_slice(line);
+    // A line that is cut ends with an error.
+    let _ = Deserializer::deserialize_map(&mut deserializer, Visitor(&mut beginning));
+    beginning.has_id && beginning.has_url
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_recognized_by_their_fields() {
+        let request = r#"{"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {"input": "x"}}"#;
+        assert!(is_request(request.as_bytes()));
+        assert!(is_request(&request.as_bytes()[..70]), "cut within the body");
+        for other in [
+            r#"{"url": "https://a", "text": "x"}"#,
+            r#"{"custom_id": "a", "text": "x"}"#,
+            r#"{"body": {"custom_id": "a", "url": "b"}}"#,
+            r#"["custom_id", "url"]"#,
+            "custom_id,url",
+        ] {
+            assert!(!is_request(other.as_bytes()), "{other}");
+        }
     }
 }
