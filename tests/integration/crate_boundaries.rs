@@ -54,7 +54,10 @@ const BOUNDARIES: &[(&str, &[&str])] = &[
     ("js_sys::", &["wasm/src/"]),
     ("napi::", &["node/src/"]),
     ("pyo3::", &["python/src/"]),
-    ("regex::", &["src/tokenizer/"]),
+    (
+        "regex::",
+        &["src/tokenizer/", "src/pipeline/seq2seq/unknown_text.rs"],
+    ),
     ("yada::", &["src/tokenizer/"]),
     ("zstd::", &["src/batch/compression.rs"]),
     ("wasm_bindgen::", &["wasm/src/"]),

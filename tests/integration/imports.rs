@@ -28,11 +28,11 @@ const LAYERS: &[&[&str]] = &[
         "aws",
         "certificates",
         "config",
-        "json",
         "json_schemas",
         "onnx_proto",
         "tensor",
     ],
+    &["json"],
     &["address", "clock", "error", "foreign_file", "regular_file"],
 ];
 

@@ -496,8 +496,8 @@ mod tests {
             refusals[1]
         );
         insta::assert_snapshot!([&refusals[0], &refusals[2], &refusals[3]].map(String::as_str).join("\n"), @"
-        expected a model in `a/b` with a `config.json`, but found only `model.gguf`
-        expected weights in `a/b` (`model.safetensors`, `pytorch_model.bin`, or an ONNX export), but found only `tf_model.h5`
+        expected a model in `a/b` with a `config.json`, but found only `model.gguf`: weights of llama.cpp; use the repository that they were converted from
+        expected weights in `a/b` (`model.safetensors`, `pytorch_model.bin`, or an ONNX export), but found only `tf_model.h5`: weights of TensorFlow; convert them with `from_tf=True` and `save_pretrained` of `transformers` 4
         expected `model-2.safetensors` in `a/b`, but found none
         ");
     }
