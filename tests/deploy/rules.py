@@ -61,7 +61,6 @@ REFUSED = (
     (CHECKS | {"ReleaseKey": "kivu_key"}, "ReleaseKey=kivu_key"),
     (WARM | {"ProvisionedConcurrency": "1", "WarmStop": "0 6 * * 1-5"}, "six fields"),
     ({"LogGroup": "a b"}, "LogGroup=a b"),
-    ({"Files": "yes"}, "Files=yes needs Batch=yes"),
     ({"BatchSink": SINK}, "BatchSink needs Batch=yes"),
     (FLEET | {"Batch": "yes", "BatchSink": SINK}, "does not work with Fleet=yes"),
     ({"Batch": "yes", "BatchSink": "s3vectors://b/i"}, "an index's ARN"),
@@ -71,7 +70,7 @@ REFUSED = (
 )
 ACCEPTED = (
     JWT, JWT | {"WebAclArn": "arn"}, {"AuthMode": "iam"} | DOMAIN, DOMAIN | {"WebAclArn": "arn", "HostedZoneId": "Z1"},
-    {"Batch": "yes", "Files": "yes", "BatchSink": SINK, "BatchSinkMetadata": "title,url"},
+    {"Batch": "yes", "BatchSink": SINK, "BatchSinkMetadata": "title,url"},
     EVERYTHING, VPC, VPC | {"FleetUrls": "grpc://a:8001,https://b:8000", "FleetPolicy": "fleet"}, VPC | INSTANCES, WARM | {"ProvisionedConcurrency": "1"}, {"ProvisionedConcurrency": "1", "WarmMost": "4"}, CHECKS, CHECKS | {"ReleaseKey": "", "AuthMode": "iam"},
     {"LoadModels": "on-demand"}, {"LoadModels": "on-demand", "MaxMemory": "800MB"},
     {"FunctionUrl": "unlimited", "AuthMode": "iam"}, {"FunctionUrl": "yes", "ReservedConcurrency": "2"},

@@ -24,7 +24,7 @@ from samtranslator.translator.translator import Translator  # noqa: E402
 IMAGE = f"{ACCOUNT}.dkr.ecr.{REGION}.amazonaws.com/triton@sha256:" + "0" * 64
 # Parameters that deploy as much as possible at once.
 EVERYTHING = {
-    "Batch": "yes", "JobEvents": "default", "Files": "yes", "LargeModels": "s3://b/models/m", "Fleet": "yes", "TritonImage": IMAGE, "WebAclArn": "arn", "DomainName": "a.b",
+    "Batch": "yes", "JobEvents": "default", "LargeModels": "s3://b/models/m", "Fleet": "yes", "TritonImage": IMAGE, "WebAclArn": "arn", "DomainName": "a.b",
     "CertificateArn": f"arn:aws:acm:us-east-1:{ACCOUNT}:certificate/a", "HostedZoneId": "Z1", "AlarmEmail": "a@b.c", "CorsOrigins": "https://a.b",
     "ProvisionedConcurrency": "1", "WarmStart": "0 6 ? * MON-FRI *", "WarmStop": "0 20 ? * MON-FRI *", "Release": "Canary10Percent5Minutes",
     "WarmMost": "4", "ReleaseChecks": "yes", "ReleaseKey": f"arn:aws:secretsmanager:{REGION}:{ACCOUNT}:secret:a",

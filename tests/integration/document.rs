@@ -407,7 +407,6 @@ fn every_response_conforms_to_the_document() {
     let (key, line) = make_key("tester").unwrap();
     let bundles = root().join(".kivu/bundles");
     let mut serve = kivu(&bundles);
-    serve.env("KIVU_FILES__FOLDER", folder.path().join("files"));
     let server = Server::wait(
         serve
             .env("KIVU_AUTH__KEYS", line)
