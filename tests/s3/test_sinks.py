@@ -2,7 +2,7 @@
 
     TEST_KIVU=… TEST_BUNDLE=… TEST_CLASSIFIER=… python tests/s3/test_sinks.py
 
-`test_batches.py` has the function with a sink.
+`test_uploads.py` has the function with a sink.
 """
 
 import csv

@@ -98,8 +98,8 @@ fn rows_of_warehouses_and_streams_are_answered() {
 }
 
 #[test]
-fn batches_of_requests_run_in_s3() {
-    run("test_batches.py");
+fn uploads_go_to_a_sink_or_are_requests() {
+    run("test_uploads.py");
 }
 
 #[test]
