@@ -783,12 +783,12 @@ async fn libre_translate_and_deepl_have_the_translations_of_kivu() {
     insta::assert_snapshot!(errors.join("\n"), @r#"
     422 Unprocessable Entity {"error":"expected the language of the texts in `source`, since no served model identifies languages, but found none; there are 6 of them, such as `de`, `en`, `fr`, `pt`, `zho_Hans`, `zho_Hant`","error_type":"Validation"}
     422 Unprocessable Entity {"error":"expected a language in `target`, but found none","error_type":"Validation"}
-    422 Unprocessable Entity {"error":"expected `format` to be `text`, but found `html`","error_type":"Validation"}
+    422 Unprocessable Entity {"error":"`format` is not supported: send texts without tags","error_type":"Validation"}
     422 Unprocessable Entity {"error":"expected `alternatives` from 0 to 9, but found another value","error_type":"Validation"}
     422 Unprocessable Entity {"error":"expected a language of the models in `source`, but found `tlh`; they have `deu_Latn`, `eng_Latn`, `fra_Latn`, `por_Latn`, `zho_Hans`, `zho_Hant`","error_type":"Validation"}
     422 Unprocessable Entity {"message":"expected the language of the texts in `source_lang`, since no served model identifies languages, but found none; there are 6 of them, such as `de`, `en`, `fr`, `pt`, `zho_Hans`, `zho_Hant`"}
-    422 Unprocessable Entity {"message":"expected `tag_handling` to be none, but found `xml`"}
-    422 Unprocessable Entity {"message":"expected `formality` to be `default`, `prefer_more` or `prefer_less`, but found `more`"}
+    422 Unprocessable Entity {"message":"`tag_handling` is not supported: send texts without tags"}
+    422 Unprocessable Entity {"message":"`formality` is not supported: send `default`, `prefer_more` or `prefer_less`"}
     "#);
 }
 
