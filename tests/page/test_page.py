@@ -564,7 +564,7 @@ class OnADesktop(PageTest):
         expect(fields.first).to_contain_text("required.")
         self.assertGreater(fields.first.locator("td").nth(1).bounding_box()["width"], 150)
         find = self.page.get_by_role("textbox", name="Find a route")
-        for words, found in (("rerank", "rerank"), ("truncation_direction", "embed"), ("vocabulary", "embed_sparse"), ("OpenAI files", "list_files")):
+        for words, found in (("rerank", "rerank"), ("truncation_direction", "embed"), ("vocabulary", "embed_sparse"), ("OpenAI embeddings", "embeddings")):
             find.fill(words)
             expect(self.page.locator(f"#{found}")).to_be_visible()
             expect(self.page.locator("#health")).to_be_hidden()
