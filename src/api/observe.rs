@@ -174,15 +174,13 @@ pub(super) async fn observe(State(app): State<Arc<App>>, request: Request, next:
     };
     let response = match access {
         Ok(admitted) => {
-            let limit = parts.extensions.get().copied();
             if let Some(caller) = admitted {
                 let allowed = AllowedModels::of_caller(caller.as_ref());
                 parts.extensions.insert(allowed);
                 observed.origin.caller = caller.map(|caller| caller.name);
             }
             let request = Request::from_parts(parts, body);
-            let response = run(&app, request, next, Arc::clone(&observed.record));
-            response_limit::within(limit, response).await
+            run(&app, request, next, Arc::clone(&observed.record)).await
         }
         Err(refusal) => {
             observed.origin.refused = Some(refusal.reason);
@@ -220,7 +218,9 @@ async fn run(app: &App, request: Request, next: Next, record: Arc<RequestRecord>
         _ => None,
     };
     let runtime = app.long_requests.as_ref().filter(|_| !is_short(&request));
-    let work = record.follow(next.run(request));
+    // The limit follows the work to the other runtime.
+    let limit = request.extensions().get().copied();
+    let work = record.follow(response_limit::within(limit, next.run(request)));
     let response = match runtime {
         Some(runtime) => {
             // Ends with the request.
