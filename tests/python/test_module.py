@@ -177,7 +177,7 @@ class Tasks(unittest.TestCase):
             (lambda: model("ner").extract("a", {"entities": ["b"]}), "a model that reads schemas for `schema`"),
             (lambda: model("extract").extract("a", {"entity": ["b"]}), "but found `entity`"),
             (lambda: model("extract").extract("a", 5), "expected an object in `schema`"),
-            (lambda: model("extract").extract("a", ["b"], form="other"), "invalid parameter `task`"),
+            (lambda: model("extract").extract("a", ["b"], form="other"), "expected `task` to be one of `schema`"),
         ]:
             with self.assertRaisesRegex(ValueError, re.escape(words)):
                 call()

@@ -157,9 +157,9 @@ class LoadBalancer(unittest.TestCase):
         self.assertLess(len(json.dumps(fits)), 1_000_000)
         answer = self.function.call(event | {"path": "/embed_all"}, seconds=60)
         self.assertEqual(answer["statusCode"], 413, answer["body"][:300])
-        self.assertIn("the load balancer's limit", json.loads(answer["body"])["error"])
+        self.assertIn("the limit of the load balancer", json.loads(answer["body"])["error"])
         self.assertIn("x-request-id", answer["headers"])
-        self.assertIn("too long for a load balancer", self.function.text())
+        self.assertIn("the response is too long", self.function.text())
 
 
 if __name__ == "__main__":

@@ -1,24 +1,20 @@
 //! Whole bundles, from text to text, compared with the `translation` pipeline in `transformers`.
 
-use std::{
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::time::Duration;
 
 use kivu::{
-    backend::{Deadline, onnx::Runtime},
-    model::{Model, Pipeline},
+    backend::Deadline,
+    model::Pipeline,
     pipeline::{
         generation::GenerationOptions,
         seq2seq::{RequestedLanguages, Seq2SeqOptions, Seq2SeqPipeline, SpecialTokens, Split},
     },
     repository::manifest::Precision,
 };
-use kivu_compiler::Request;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use crate::models::{build_request, fixtures, open, request, runtime, serve};
+use crate::models::{fixtures, open, runtime};
 
 #[derive(Deserialize)]
 struct Goldens {
@@ -153,73 +149,4 @@ async fn a_text_may_begin_with_the_code_of_its_target() {
     // An unknown code is part of the text.
     let found = tokens(">>xxx<< cat", Some("por"));
     assert_eq!((found[0], found.len() > 3), (2, true), "{found:?}");
-}
-
-/// The folder in which `make test` stores downloads.
-fn cache() -> PathBuf {
-    fixtures().join("../../.kivu")
-}
-
-/// A recipe's bundle in fp32, as a served model; `None` if its package is not downloaded.
-fn student(direction: &str, folder: &Path, runtime: Runtime) -> Option<Model> {
-    let source = fixtures().join(format!("../../models/translate-{direction}.toml"));
-    let recipe = std::fs::read_to_string(&source).unwrap();
-    let sha256 = recipe
-        .lines()
-        .find_map(|line| line.strip_prefix("sha256 = "))
-        .unwrap()
-        .trim_matches('"');
-    if !cache().join("packages").join(sha256).is_dir() {
-        crate::skips::missing("the package of the translation models");
-        return None;
-    }
-    let out = folder.join(direction);
-    let request = Request {
-        cache: cache(),
-        ..request(source, out.clone(), Some(Precision::Fp32))
-    };
-    build_request(&request, runtime).unwrap();
-    Some(serve(&out).unwrap())
-}
-
-#[tokio::test]
-async fn bergamot_models_translate_as_the_reference_engine() {
-    let Some(runtime) = runtime() else { return };
-    let goldens = std::fs::read(fixtures().join("goldens/bergamot.json")).unwrap();
-    let goldens: Value = serde_json::from_slice(&goldens).unwrap();
-    for direction in ["en-pt", "pt-en"] {
-        let folder = tempfile::tempdir().unwrap();
-        let Some(model) = student(direction, folder.path(), runtime) else {
-            return;
-        };
-        let Pipeline::Translation(pipeline) = &model.pipeline else {
-            panic!("a student translates")
-        };
-        let pairs: Vec<(String, String)> =
-            serde_json::from_value(goldens[direction].clone()).unwrap();
-        assert_eq!(pairs.len(), 200);
-        let (texts, expected): (Vec<String>, Vec<String>) = pairs.into_iter().unzip();
-        // The engine's native call reads a text as one sentence.
-        let options = Seq2SeqOptions {
-            split: Some(Split::Never),
-            max_sentences: texts.len(),
-            ..options(Map::from_iter([("num_beams".to_owned(), 1.into())]))
-        };
-        let deadline = Deadline::within(Duration::from_secs(300));
-        let found = pipeline.generate(texts, &options, deadline).await.unwrap();
-        let found = found
-            .texts
-            .into_iter()
-            .flatten()
-            .map(|translation| translation.text);
-        let others: Vec<_> = found
-            .zip(&expected)
-            .filter(|(found, expected)| found != *expected)
-            .collect();
-        assert!(
-            others.is_empty(),
-            "{direction}: {} of 200 are others: {others:#?}",
-            others.len()
-        );
-    }
 }
