@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 
 /// Reads root certificates from a PEM file, whose path is the value of `setting`, or from the system's store if there
 /// is no `path`.
-pub(crate) fn trusted_roots(path: Option<&Path>, setting: &str) -> Result<RootCertStore> {
+pub fn trusted_roots(path: Option<&Path>, setting: &str) -> Result<RootCertStore> {
     let mut roots = RootCertStore::empty();
     let Some(path) = path else {
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);

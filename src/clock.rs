@@ -1,10 +1,10 @@
 //! Measures time. WebAssembly has no clock: no time passes there, and no deadline is missed.
 
 #[cfg(not(target_family = "wasm"))]
-pub(crate) use std::time::Instant;
+pub use std::time::Instant;
 
 #[cfg(target_family = "wasm")]
-pub(crate) use self::stopped::Instant;
+pub use self::stopped::Instant;
 
 #[cfg(target_family = "wasm")]
 mod stopped {
@@ -12,18 +12,18 @@ mod stopped {
 
     /// A point in time, relative to the start.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-    pub(crate) struct Instant(Duration);
+    pub struct Instant(Duration);
 
     impl Instant {
-        pub(crate) fn now() -> Self {
+        pub fn now() -> Self {
             Self::default()
         }
 
-        pub(crate) fn elapsed(&self) -> Duration {
+        pub fn elapsed(&self) -> Duration {
             Self::now().saturating_duration_since(*self)
         }
 
-        pub(crate) fn saturating_duration_since(&self, earlier: Self) -> Duration {
+        pub fn saturating_duration_since(&self, earlier: Self) -> Duration {
             self.0.saturating_sub(earlier.0)
         }
     }

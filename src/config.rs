@@ -27,7 +27,7 @@ use config::{File, FileFormat, Value};
 pub use kivu_engine::kernel::InstructionSet;
 use serde::Deserialize;
 
-pub(crate) use self::list::{Items, list_text};
+pub use self::list::{Items, list_text};
 pub use self::{
     auth::{AuthConfig, AuthMode, Secret},
     batch::{BatchConfig, BatchRule},

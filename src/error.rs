@@ -211,7 +211,7 @@ impl Error {
 }
 
 /// Adds the text's index to an error, if there are several texts.
-pub(crate) fn at_text(error: Error, place: usize, count: usize) -> Error {
+pub fn at_text(error: Error, place: usize, count: usize) -> Error {
     match error {
         Error::TooLarge { message } if count > 1 => {
             Error::too_large(format!("text {place}: {message}"))

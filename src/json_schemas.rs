@@ -6,19 +6,19 @@ use schemars::{JsonSchema, Schema, transform::Transform};
 use serde_json::{Map, Value};
 
 /// An object with any fields.
-pub(crate) type Object = Map<String, Value>;
+pub type Object = Map<String, Value>;
 
 #[derive(JsonSchema)]
 #[schemars(inline)]
-pub(crate) struct Text(#[schemars(length(min = 1))] String);
+pub struct Text(#[schemars(length(min = 1))] String);
 
 #[derive(JsonSchema)]
 #[schemars(inline)]
-pub(crate) struct TokenId(#[schemars(range(max = 4_294_967_295_u64))] u32);
+pub struct TokenId(#[schemars(range(max = 4_294_967_295_u64))] u32);
 
 #[derive(JsonSchema)]
 #[schemars(inline)]
-pub(crate) struct TextObject {
+pub struct TextObject {
     /// The text itself.
     text: Text,
 }
@@ -26,7 +26,7 @@ pub(crate) struct TextObject {
 /// A text or a list of texts.
 #[derive(JsonSchema)]
 #[serde(untagged)]
-pub(crate) enum Texts {
+pub enum Texts {
     One(Text),
     Many(#[schemars(length(min = 1))] Vec<Text>),
 }
@@ -35,7 +35,7 @@ pub(crate) enum Texts {
 #[derive(JsonSchema)]
 #[serde(untagged)]
 #[schemars(inline)]
-pub(crate) enum OneText {
+pub enum OneText {
     Text(Text),
     List(#[schemars(length(equal = 1))] Vec<Text>),
 }
@@ -43,7 +43,7 @@ pub(crate) enum OneText {
 /// A text, token ids, or a list of texts and token id lists.
 #[derive(JsonSchema)]
 #[serde(untagged)]
-pub(crate) enum Inputs {
+pub enum Inputs {
     Text(Text),
     Ids(#[schemars(length(min = 1))] Vec<TokenId>),
     Many(#[schemars(length(min = 1))] Vec<TextOrIds>),
@@ -52,7 +52,7 @@ pub(crate) enum Inputs {
 #[derive(JsonSchema)]
 #[serde(untagged)]
 #[schemars(inline)]
-pub(crate) enum TextOrIds {
+pub enum TextOrIds {
     Text(Text),
     Ids(#[schemars(length(min = 1))] Vec<TokenId>),
 }
@@ -61,7 +61,7 @@ pub(crate) enum TextOrIds {
 #[derive(JsonSchema)]
 #[serde(untagged)]
 #[schemars(inline)]
-pub(crate) enum InputsOrObjects {
+pub enum InputsOrObjects {
     Inputs(Inputs),
     Objects(#[schemars(length(min = 1))] Vec<TextObject>),
 }
@@ -69,19 +69,19 @@ pub(crate) enum InputsOrObjects {
 #[derive(JsonSchema)]
 #[serde(untagged)]
 #[schemars(inline)]
-pub(crate) enum TokenIdLists {
+pub enum TokenIdLists {
     One(#[schemars(length(min = 1))] Vec<TokenId>),
     Many(#[schemars(length(min = 1))] Vec<NonEmptyIds>),
 }
 
 #[derive(JsonSchema)]
 #[schemars(inline)]
-pub(crate) struct NonEmptyIds(#[schemars(length(min = 1))] Vec<TokenId>);
+pub struct NonEmptyIds(#[schemars(length(min = 1))] Vec<TokenId>);
 
 /// A text, a pair as a list, or a list whose items are lists with one or two texts.
 #[derive(JsonSchema)]
 #[serde(untagged)]
-pub(crate) enum Pairs {
+pub enum Pairs {
     Text(Text),
     Pair(#[schemars(length(min = 1, max = 2))] Vec<Text>),
     Many(#[schemars(length(min = 1))] Vec<TextOrPair>),
@@ -90,7 +90,7 @@ pub(crate) enum Pairs {
 #[derive(JsonSchema)]
 #[serde(untagged)]
 #[schemars(inline)]
-pub(crate) enum TextOrPair {
+pub enum TextOrPair {
     Text(Text),
     Pair(#[schemars(length(min = 1, max = 2))] Vec<Text>),
 }
@@ -98,7 +98,7 @@ pub(crate) enum TextOrPair {
 /// A text, or an object with a text and its pair.
 #[derive(JsonSchema)]
 #[serde(untagged)]
-pub(crate) enum Classified {
+pub enum Classified {
     Text(Text),
     Pair {
         /// The text, or the first one of a pair.
@@ -111,7 +111,7 @@ pub(crate) enum Classified {
 #[derive(JsonSchema)]
 #[serde(untagged)]
 #[schemars(inline)]
-pub(crate) enum OneOrManyClassified {
+pub enum OneOrManyClassified {
     One(Classified),
     Many(#[schemars(length(min = 1))] Vec<Classified>),
 }
@@ -119,7 +119,7 @@ pub(crate) enum OneOrManyClassified {
 #[derive(JsonSchema)]
 #[serde(untagged)]
 #[schemars(inline)]
-pub(crate) enum TextOrObject {
+pub enum TextOrObject {
     Text(Text),
     Object(TextObject),
 }
@@ -128,7 +128,7 @@ pub(crate) enum TextOrObject {
 #[derive(JsonSchema)]
 #[serde(untagged)]
 #[schemars(inline)]
-pub(crate) enum OptionalTexts {
+pub enum OptionalTexts {
     Text(String),
     Texts(Vec<Text>),
 }
@@ -137,7 +137,7 @@ pub(crate) enum OptionalTexts {
 #[derive(JsonSchema)]
 #[serde(untagged)]
 #[schemars(inline)]
-pub(crate) enum OptionalText {
+pub enum OptionalText {
     Text(String),
     List(#[schemars(length(max = 1))] Vec<Text>),
 }
@@ -146,13 +146,13 @@ pub(crate) enum OptionalText {
 #[derive(JsonSchema)]
 #[serde(untagged)]
 #[schemars(inline)]
-pub(crate) enum Digit {
+pub enum Digit {
     Number(#[schemars(range(max = 9))] u8),
     Text(#[schemars(regex(pattern = "^[0-9]$"))] String),
 }
 
 /// Adds a second name, as `serde(alias)` does: `Alias(name, alias)`.
-pub(crate) struct Alias(pub(crate) &'static str, pub(crate) &'static str);
+pub struct Alias(pub &'static str, pub &'static str);
 
 impl Transform for Alias {
     fn transform(&mut self, schema: &mut Schema) {

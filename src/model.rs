@@ -89,7 +89,7 @@ impl Model {
     }
 
     /// Error for a model that is used for another task.
-    pub(crate) fn wrong_task(name: &str, found: Task, expected: Task) -> Error {
+    pub fn wrong_task(name: &str, found: Task, expected: Task) -> Error {
         Error::invalid(format!(
             "expected a model for `{expected}`, but `{name}` is for `{found}`"
         ))

@@ -260,7 +260,7 @@ fn fields(parameters: &str) -> Result<Map<String, Value>> {
 }
 
 /// Reads parameters from JSON; errors name the parameter.
-pub(crate) fn read<T: DeserializeOwned>(parameters: &str) -> Result<T> {
+pub fn read<T: DeserializeOwned>(parameters: &str) -> Result<T> {
     read_parameters(fields(parameters)?)
 }
 

@@ -56,7 +56,7 @@ const ONLY_ERRORS: u8 = 3;
 /// Vectors. Rows that it does not store are written to a file.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
-pub(super) struct Arguments {
+pub struct Arguments {
     /// A file, s3://BUCKET/KEY, or `-` for standard input
     input: PathBuf,
     /// A new file, s3://BUCKET/KEY, `-` for standard output, postgres://…?table=TABLE, s3vectors://BUCKET/INDEX, or
@@ -80,10 +80,10 @@ pub(super) struct Arguments {
     #[arg(long)]
     restart: bool,
     #[command(flatten)]
-    pub(super) build: BuildArguments,
+    pub build: BuildArguments,
 }
 
-pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> {
+pub fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> {
     let store = Store::new(config.s3.timeout());
     let sink = sink(&arguments)?;
     let output = match &sink {
@@ -188,7 +188,7 @@ fn summarize(summary: &str, is_stdout: bool) -> Result<()> {
 }
 
 /// Refuses options without effect on the model.
-pub(super) fn require_options_of(model: &Model, parameters: &Parameters) -> Result<()> {
+pub fn require_options_of(model: &Model, parameters: &Parameters) -> Result<()> {
     let task = model.manifest.task;
     let query =
         (parameters.query.is_some() && task != Task::TextRanking).then(|| "--query".to_owned());
@@ -203,7 +203,7 @@ pub(super) fn require_options_of(model: &Model, parameters: &Parameters) -> Resu
 }
 
 /// The items of an option's lists.
-pub(super) fn listed(option: &str, lists: &[String]) -> Result<Vec<String>> {
+pub fn listed(option: &str, lists: &[String]) -> Result<Vec<String>> {
     parse_lists(lists.iter().map(String::as_str)).map_err(|expected| {
         Error::config(format!(
             "expected {expected} in `{option}`, but found {}",

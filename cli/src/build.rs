@@ -49,7 +49,7 @@ Examples:
 /// tokenizer.json).
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
-pub(super) struct Arguments {
+pub struct Arguments {
     /// A recipe, a hub repository, a Hugging Face folder, an ONNX export or a Bergamot folder
     source: PathBuf,
     /// The bundle's folder; an existing bundle is replaced, other files are an error [default: bundles/NAME in `home`,
@@ -71,10 +71,10 @@ pub(super) struct Arguments {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    pub(super) build: BuildArguments,
+    pub build: BuildArguments,
 }
 
-pub(super) fn run(arguments: Arguments, config: Config) -> Result<ExitCode> {
+pub fn run(arguments: Arguments, config: Config) -> Result<ExitCode> {
     interruptible(move || run_build(arguments, &config)).map(Ended::code)
 }
 

@@ -18,12 +18,12 @@ Examples:
 /// Print a script that completes commands and options in a shell
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
-pub(super) struct Arguments {
+pub struct Arguments {
     /// The shell
     shell: Shell,
 }
 
-pub(super) fn run(arguments: &Arguments, command: &mut Command) -> Result<ExitCode> {
+pub fn run(arguments: &Arguments, command: &mut Command) -> Result<ExitCode> {
     // Into memory first: `generate` panics if it cannot write.
     let mut script = Vec::new();
     clap_complete::generate(arguments.shell, command, "kivu", &mut script);

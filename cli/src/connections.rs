@@ -59,12 +59,12 @@ const PROBE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
 /// How long connections wait for their clients.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Timeouts {
+pub struct Timeouts {
     /// For a request head, and for a client that does not read its response.
-    pub(super) request: Duration,
+    pub request: Duration,
     /// For the first byte of a further request. Load balancers send requests on connections for which they have a timeout
     /// of their own: one that the server closes first loses such a request.
-    pub(super) idle: Duration,
+    pub idle: Duration,
 }
 
 /// Serves connections until `stop` is ready, then finishes the open ones and returns `stop`'s output.
@@ -77,7 +77,7 @@ pub(super) struct Timeouts {
 /// - A client may shut down its sending side after the request (`shutdown(SHUT_WR)`), and still gets the response. At
 ///   first this is indistinguishable from a closed connection: see [`while_connected`].
 /// - Without free file descriptors, open connections are served and new ones wait.
-pub(super) async fn serve<T>(
+pub async fn serve<T>(
     listener: TcpListener,
     router: Router,
     timeouts: Timeouts,

@@ -35,7 +35,7 @@ Examples:
 /// The exit code is 1 if ONNX Runtime is missing: builds need it, and models that the native engine does not run.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
-pub(super) struct Arguments {
+pub struct Arguments {
     /// Install what is missing, if Kivu can
     #[arg(long)]
     fix: bool,
@@ -59,7 +59,7 @@ struct Finding {
     about: String,
 }
 
-pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
+pub fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
     if let Some(architecture) = &arguments.function {
         let folder = config.home.join(architecture);
         install(architecture, &folder)?;

@@ -9,7 +9,7 @@ use kivu::{
 };
 
 /// A valid JSON body for `/models/NAME`.
-pub(super) fn body(manifest: &Manifest) -> String {
+pub fn body(manifest: &Manifest) -> String {
     let body = match manifest.task {
         Task::FeatureExtraction => r#"{"inputs": "What is deep learning?"}"#,
         Task::TextClassification => r#"{"inputs": "I like it"}"#,

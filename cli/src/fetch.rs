@@ -24,9 +24,9 @@ const PARTS: u64 = 100;
 
 /// Fetches hub repositories and recipes by name; never paths, which would be the client's choice.
 #[derive(Debug)]
-pub(super) struct Fetcher {
-    pub(super) config: Config,
-    pub(super) options: Options,
+pub struct Fetcher {
+    pub config: Config,
+    pub options: Options,
 }
 
 impl FetchModel for Fetcher {

@@ -27,7 +27,7 @@ const MODELS: &str = "#MODELS#";
 /// Write a configuration file with every key, its default and its meaning
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
-pub(super) struct Arguments {
+pub struct Arguments {
     /// Models to serve, named as in `kivu serve`
     #[arg(value_name = "MODEL")]
     models: Vec<String>,
@@ -36,7 +36,7 @@ pub(super) struct Arguments {
     out: PathBuf,
 }
 
-pub(super) fn run(arguments: &Arguments) -> Result<ExitCode> {
+pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     if arguments.out == Path::new("-") {
         print(text(&arguments.models).trim_end())?;
         return Ok(ExitCode::SUCCESS);

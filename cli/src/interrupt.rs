@@ -17,7 +17,7 @@ const STACK_BYTES: usize = 8 * 1024 * 1024;
 const SIGNALLED: u8 = 128;
 
 /// SIGINT, SIGTERM and SIGHUP; while this exists, they do not end the process.
-pub(super) struct Signals {
+pub struct Signals {
     interrupt: Signal,
     terminate: Signal,
     /// `None` if the process ignores it, as after `nohup`.
@@ -26,7 +26,7 @@ pub(super) struct Signals {
 
 impl Signals {
     /// Installs the handlers. Must be called inside a Tokio runtime.
-    pub(super) fn new() -> Result<Self> {
+    pub fn new() -> Result<Self> {
         let listen = |kind| signal(kind).map_err(Error::io("cannot wait for signals"));
         let kind = SignalKind::hangup();
         let hang_up = if is_ignored(kind) {
@@ -46,7 +46,7 @@ impl Signals {
     }
 
     /// Waits for the next signal; the exit code for it, 130, 143 or 129.
-    pub(super) async fn next(&mut self) -> u8 {
+    pub async fn next(&mut self) -> u8 {
         let hung_up = async {
             match &mut self.hang_up {
                 Some(signal) => signal.recv().await,
@@ -73,14 +73,14 @@ fn is_ignored(kind: SignalKind) -> bool {
 }
 
 /// Outcome of interruptible work.
-pub(super) enum Ended<T> {
+pub enum Ended<T> {
     Done(T),
     /// A signal arrived first; contains its exit code.
     Signalled(ExitCode),
 }
 
 impl Ended<ExitCode> {
-    pub(super) fn code(self) -> ExitCode {
+    pub fn code(self) -> ExitCode {
         match self {
             Self::Done(code) | Self::Signalled(code) => code,
         }
@@ -89,7 +89,7 @@ impl Ended<ExitCode> {
 
 /// Runs `work`, which may build a model, on another thread. Signals abandon it and its builds, with the signal's exit
 /// code.
-pub(super) fn interruptible<T: Send + 'static>(
+pub fn interruptible<T: Send + 'static>(
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<Ended<T>> {
     let runtime = Builder::new_current_thread().enable_io().build();
@@ -105,7 +105,7 @@ pub(super) fn interruptible<T: Send + 'static>(
 }
 
 /// Runs `work` on another thread until it is done or a signal arrives. A signal does not stop the thread.
-pub(super) async fn until_signal<T: Send + 'static>(
+pub async fn until_signal<T: Send + 'static>(
     signals: &mut Signals,
     work: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<Ended<T>> {

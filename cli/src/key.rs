@@ -21,7 +21,7 @@ Examples:
 /// `auth.keys_file` or to the secret.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
-pub(super) struct Arguments {
+pub struct Arguments {
     /// The caller's name, which is logged with each request
     #[arg(value_name = "NAME", default_value = "default")]
     name: String,
@@ -39,7 +39,7 @@ pub(super) struct Arguments {
     per_day: Option<u32>,
 }
 
-pub(super) fn run(arguments: &Arguments) -> Result<ExitCode> {
+pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let Arguments {
         name,
         expires,

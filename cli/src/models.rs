@@ -31,7 +31,7 @@ Examples:
 /// List the models on this machine: built by name, or without `--out`
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
-pub(super) struct Arguments {
+pub struct Arguments {
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -94,7 +94,7 @@ impl Row {
     }
 }
 
-pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
+pub fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
     let named = NamedModels::new(config).list().into_iter();
     let mut rows: Vec<Row> = named
         .map(|entry| Row::new(entry.name, &entry.bundle, entry.built, Some(entry.version)))
@@ -147,7 +147,7 @@ fn built_without_out(config: &Config) -> Vec<Row> {
 }
 
 /// A duration in its largest unit.
-pub(super) fn age(seconds: u64) -> String {
+pub fn age(seconds: u64) -> String {
     match seconds {
         0..60 => format!("{seconds} s"),
         60..3600 => format!("{} min", seconds / 60),

@@ -24,29 +24,29 @@ use kivu_compiler::{
 /// Options for models that a command builds.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Options for models that are built")]
-pub(super) struct BuildArguments {
+pub struct BuildArguments {
     /// The task, or `sparse-encoder` for sparse vectors [default: as in the model's files]
     #[arg(long)]
-    pub(super) task: Option<RequestedTask>,
+    pub task: Option<RequestedTask>,
     /// The weights' number format [default: as in an earlier build or in the recipe, or int8; int8-blocks if an
     /// encoder's int8 quality is below the floor]
     #[arg(long)]
-    pub(super) precision: Option<Precision>,
+    pub precision: Option<Precision>,
     /// The engine for local encoders [default: as in kivu.toml, or auto]
     #[arg(long)]
-    pub(super) engine: Option<EngineChoice>,
+    pub engine: Option<EngineChoice>,
     /// The native engine's instructions: amx-int8, avx512-vnni, avx-vnni, avx2, neon-i8mm, neon-dotprod or portable
     /// [default: as in kivu.toml, or the fastest that this processor has]
     #[arg(long, value_name = "SET", value_parser = parse_instructions)]
-    pub(super) instructions: Option<InstructionSet>,
+    pub instructions: Option<InstructionSet>,
     /// Build the model as if its files did not have this key, although it may change results; repeatable
     #[arg(long, value_name = "KEY")]
-    pub(super) allow: Vec<String>,
+    pub allow: Vec<String>,
 }
 
 impl BuildArguments {
     /// With the configured engine, unless the command has one.
-    pub(super) fn options(self, config: &Config) -> Options {
+    pub fn options(self, config: &Config) -> Options {
         let Self {
             task,
             precision,
@@ -65,7 +65,7 @@ impl BuildArguments {
 }
 
 /// Loads ONNX Runtime, which is installed first if this machine lacks it.
-pub(super) fn load_runtime(config: &Config) -> Result<Runtime> {
+pub fn load_runtime(config: &Config) -> Result<Runtime> {
     let progress = Progress::default();
     let runtime = onnx_runtime::load(config, print_aside, &progress);
     progress.clear();
@@ -73,7 +73,7 @@ pub(super) fn load_runtime(config: &Config) -> Result<Runtime> {
 }
 
 /// Refuses a URL for files that are written on this machine.
-pub(super) fn require_local(out: &Path) -> Result<()> {
+pub fn require_local(out: &Path) -> Result<()> {
     match Url::of_location(out)? {
         None => Ok(()),
         Some(url) => Err(Error::config(format!(
@@ -83,17 +83,13 @@ pub(super) fn require_local(out: &Path) -> Result<()> {
 }
 
 /// Finds a bundle by name, or builds it.
-pub(super) fn resolve(named: &Path, options: &Options, config: &Config) -> Result<PathBuf> {
+pub fn resolve(named: &Path, options: &Options, config: &Config) -> Result<PathBuf> {
     with_tools(config, |tools| names::resolve(named, options, tools))
 }
 
 /// Finds a model's bundle that complies with the options, or builds it for comparisons only: commands that name the model
 /// do not use it.
-pub(super) fn for_comparison(
-    model: &NamedModel,
-    options: &Options,
-    config: &Config,
-) -> Result<PathBuf> {
+pub fn for_comparison(model: &NamedModel, options: &Options, config: &Config) -> Result<PathBuf> {
     match NamedModels::new(config).find(model, options)? {
         Some(path) => Ok(path),
         None => with_tools(config, |tools| {
@@ -143,7 +139,7 @@ fn with_tools(
 }
 
 /// Replaces the configuration's names by bundles, and builds the missing ones.
-pub(super) fn resolve_all(config: &mut Config, options: &Options) -> Result<()> {
+pub fn resolve_all(config: &mut Config, options: &Options) -> Result<()> {
     for index in 0..config.models.len() {
         config.models[index].path = resolve(&config.models[index].path, options, config)?;
     }
@@ -151,7 +147,7 @@ pub(super) fn resolve_all(config: &mut Config, options: &Options) -> Result<()> 
 }
 
 /// Resolves a model name in the configuration, a bundle's path, or a name as in `kivu serve NAME`.
-pub(super) fn open(name: Option<&str>, options: &Options, config: &mut Config) -> Result<Model> {
+pub fn open(name: Option<&str>, options: &Options, config: &mut Config) -> Result<Model> {
     names::open(name, config, |named, config| {
         resolve(named, options, config)
     })

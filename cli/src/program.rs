@@ -8,12 +8,12 @@ use kivu::error::{Error, Result};
 static INTERPRETER: OnceLock<Vec<OsString>> = OnceLock::new();
 
 /// Names the command that starts this one, for packages that another program loads.
-pub(super) fn start_with(interpreter: Vec<OsString>) {
+pub fn start_with(interpreter: Vec<OsString>) {
     let _ = INTERPRETER.set(interpreter);
 }
 
 /// This command, without arguments.
-pub(super) fn command() -> Result<Command> {
+pub fn command() -> Result<Command> {
     if let Some([program, arguments @ ..]) = INTERPRETER.get().map(Vec::as_slice) {
         let mut command = Command::new(program);
         command.args(arguments);

@@ -31,7 +31,7 @@ Examples:
 /// List a running server's models: state, memory and last use
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
-pub(super) struct Arguments {
+pub struct Arguments {
     /// The server's URL [default: kivu.toml's address and prefix]
     #[arg(long)]
     url: Option<String>,
@@ -81,7 +81,7 @@ impl Row {
     }
 }
 
-pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
+pub fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();

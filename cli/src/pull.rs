@@ -26,7 +26,7 @@ Examples:
 /// An interrupted download is resumed.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
-pub(super) struct Arguments {
+pub struct Arguments {
     /// The bundle, as s3://BUCKET/PREFIX/NAME or s3://BUCKET/PREFIX/NAME/DIGEST
     #[arg(value_name = "URL")]
     bundle: Url,
@@ -35,7 +35,7 @@ pub(super) struct Arguments {
     out: PathBuf,
 }
 
-pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
+pub fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
     require_local(&arguments.out)?;
     let bundle = remote::open(&Store::new(config.s3.timeout()), &arguments.bundle)?;
     let (digest, out) = (&bundle.digest()[..12], arguments.out.display());

@@ -31,17 +31,17 @@ Examples:
 /// and an interrupted upload is resumed. AWS_ENDPOINT_URL selects a store other than AWS.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
-pub(super) struct Arguments {
+pub struct Arguments {
     /// A bundle made by `kivu build`, or a name as in `kivu serve`
     bundle: PathBuf,
     /// The prefix, as s3://BUCKET/PREFIX
     #[arg(value_name = "URL")]
     prefix: Url,
     #[command(flatten)]
-    pub(super) build: BuildArguments,
+    pub build: BuildArguments,
 }
 
-pub(super) fn run(arguments: Arguments, config: Config) -> Result<ExitCode> {
+pub fn run(arguments: Arguments, config: Config) -> Result<ExitCode> {
     interruptible(move || push(arguments, &config)).map(Ended::code)
 }
 

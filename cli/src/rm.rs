@@ -27,7 +27,7 @@ Examples:
 /// `kivu models` lists the names. All of a model's bundles are removed.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
-pub(super) struct Arguments {
+pub struct Arguments {
     /// Model name
     #[arg(value_name = "NAME", required = true)]
     models: Vec<String>,
@@ -36,7 +36,7 @@ pub(super) struct Arguments {
     weights: bool,
 }
 
-pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
+pub fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
     for name in &arguments.models {
         let mut removed = remove_named(name, config)?;
         if removed.is_none() {

@@ -39,7 +39,7 @@ const MAX_LINE_BYTES: usize = 16 << 20;
 /// JSON objects, one line for each text. A text that fails has a line with its error, and the exit code is 1.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
-pub(super) struct Arguments {
+pub struct Arguments {
     /// A model in kivu.toml, or a name as in `kivu serve`; missing models are built
     model: String,
     /// Texts, or `-` for lines from standard input [default: -]
@@ -57,10 +57,10 @@ pub(super) struct Arguments {
     #[arg(long = "no-truncate", num_args = 0, default_missing_value = "false")]
     truncate: Option<bool>,
     #[command(flatten)]
-    pub(super) build: BuildArguments,
+    pub build: BuildArguments,
 }
 
-pub(super) fn run(arguments: Arguments, config: Config) -> Result<ExitCode> {
+pub fn run(arguments: Arguments, config: Config) -> Result<ExitCode> {
     interruptible(move || run_texts(arguments, config)).map(Ended::code)
 }
 

@@ -56,7 +56,7 @@ Examples:
 /// the models in kivu.toml, or else all bundles that were built without `--out`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
-pub(super) struct Arguments {
+pub struct Arguments {
     /// A hub repository, a recipe, a bundle, a folder of bundles, or a bundle's URL
     #[arg(value_name = "MODEL")]
     models: Vec<PathBuf>,
@@ -77,10 +77,10 @@ pub(super) struct Arguments {
     #[arg(long, hide = true)]
     until_stdin_closes: bool,
     #[command(flatten)]
-    pub(super) build: BuildArguments,
+    pub build: BuildArguments,
 }
 
-pub(super) fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> {
+pub fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> {
     if arguments.until_stdin_closes {
         thread::spawn(|| {
             let _ = io::copy(&mut io::stdin(), &mut io::sink());

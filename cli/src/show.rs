@@ -29,7 +29,7 @@ Examples:
 /// Describe a built model: task, limits, quality, origin
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
-pub(super) struct Arguments {
+pub struct Arguments {
     /// A bundle, its URL, or a built model's name as in `kivu serve`
     model: PathBuf,
     /// Print the manifest as JSON, with `bundle` and `digest`
@@ -37,7 +37,7 @@ pub(super) struct Arguments {
     json: bool,
 }
 
-pub(super) fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
+pub fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
     let model = arguments.model.display();
     let path = names::find(&arguments.model, &Options::default(), config)?.ok_or_else(|| {
         Error::config(format!(

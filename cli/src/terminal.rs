@@ -15,7 +15,7 @@ use kivu::{
 use kivu_compiler::Progress as BuildProgress;
 
 /// Writes a line to standard output. A closed pipe, as after `| head`, is not an error.
-pub(super) fn print(line: &str) -> Result<()> {
+pub fn print(line: &str) -> Result<()> {
     match writeln!(io::stdout(), "{line}") {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             Err(Error::io("cannot write to standard output")(error))
@@ -25,12 +25,12 @@ pub(super) fn print(line: &str) -> Result<()> {
 }
 
 /// Writes a line to standard error, if it is open.
-pub(super) fn print_aside(line: &str) {
+pub fn print_aside(line: &str) {
     let _ = writeln!(io::stderr(), "{line}");
 }
 
 /// Prints an error with its causes, and on a separate line what to do about it.
-pub(super) fn print_error(error: &Error) {
+pub fn print_error(error: &Error) {
     let (message, chain) = (error.to_string(), error.chain());
     let causes = chain.strip_prefix(&message).unwrap_or_default();
     match split_hint(&message) {
@@ -44,7 +44,7 @@ const STEPS: u64 = 10_000;
 
 /// A progress bar on standard error; one line per stage if that is not a terminal.
 #[derive(Debug, Default)]
-pub(super) struct Progress {
+pub struct Progress {
     bar: Mutex<Option<ProgressBar>>,
     /// Rows processed earlier by other processes; excluded from this one's rate.
     rows_before: Mutex<u64>,
@@ -68,7 +68,7 @@ impl Progress {
         lock(&self.bar).as_ref().map(update);
     }
 
-    pub(super) fn clear(&self) {
+    pub fn clear(&self) {
         self.update(ProgressBar::finish_and_clear);
     }
 }

@@ -32,7 +32,7 @@ Examples:
 /// overwritten. A model without a bundle is built for ONNX Runtime first.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
-pub(super) struct Arguments {
+pub struct Arguments {
     /// A bundle made by `kivu build`, or a name as in `kivu serve`
     bundle: PathBuf,
     /// The model repository
@@ -41,10 +41,10 @@ pub(super) struct Arguments {
     #[command(flatten)]
     options: Options,
     #[command(flatten)]
-    pub(super) build: BuildArguments,
+    pub build: BuildArguments,
 }
 
-pub(super) fn run(arguments: Arguments, config: Config) -> Result<ExitCode> {
+pub fn run(arguments: Arguments, config: Config) -> Result<ExitCode> {
     interruptible(move || write_models(arguments, &config)).map(Ended::code)
 }
 

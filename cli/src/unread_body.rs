@@ -22,7 +22,7 @@ const MAX_BYTES: usize = 32 * 1024 * 1024;
 
 /// A body that remains readable after its request is answered.
 #[derive(Debug)]
-pub(super) struct SharedBody<B>(Arc<Mutex<Progress<B>>>);
+pub struct SharedBody<B>(Arc<Mutex<Progress<B>>>);
 
 #[derive(Debug)]
 struct Progress<B> {
@@ -31,14 +31,14 @@ struct Progress<B> {
 }
 
 impl<B> SharedBody<B> {
-    pub(super) fn new(body: B) -> Self {
+    pub fn new(body: B) -> Self {
         Self(Arc::new(Mutex::new(Progress {
             body,
             has_ended: false,
         })))
     }
 
-    pub(super) fn share(&self) -> Self {
+    pub fn share(&self) -> Self {
         Self(Arc::clone(&self.0))
     }
 
@@ -49,7 +49,7 @@ impl<B> SharedBody<B> {
 
 impl<B: Body + Unpin> SharedBody<B> {
     /// Reads the part of the rest that has arrived; returns whether the body is complete.
-    pub(super) async fn has_arrived(&mut self) -> bool {
+    pub async fn has_arrived(&mut self) -> bool {
         /// The connection passes a body on in frames, each when its task runs again.
         const MAX_FRAMES: usize = 4;
         for _ in 0..MAX_FRAMES {
@@ -91,7 +91,7 @@ impl<B: Body + Unpin> Body for SharedBody<B> {
 }
 
 /// Discards what the client still sends after the response.
-pub(super) async fn discard(reader: &OwnedReadHalf) {
+pub async fn discard(reader: &OwnedReadHalf) {
     let discard = async {
         let (mut buffer, mut found) = (vec![0; 16 * 1024], 0);
         while found < MAX_BYTES {

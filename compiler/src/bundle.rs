@@ -39,21 +39,21 @@ use kivu::{
 };
 
 /// A bundle in a folder inside the scratch folder.
-pub(super) struct Written {
-    pub(super) folder: PathBuf,
+pub struct Written {
+    pub folder: PathBuf,
     /// Cost before and after, if the weights were quantized.
-    pub(super) comparison: Option<Comparison>,
+    pub comparison: Option<Comparison>,
     /// Results on the user's pairs; the other model is the fp32 form.
-    pub(super) pairs: Option<PairQuality>,
+    pub pairs: Option<PairQuality>,
     /// Why its precision is not the default, and which head is left out.
-    pub(super) note: Option<String>,
+    pub note: Option<String>,
     /// Tasks as plausible as the bundle's, if none was requested.
-    pub(super) other_tasks: Vec<Task>,
+    pub other_tasks: Vec<Task>,
 }
 
 /// Writes a plan's bundle. Unless a precision was requested, an encoder whose quality in int8 is below the floor is written
 /// in the next better precision that reaches it: with block quantization, or in fp32.
-pub(super) fn write(build: Build<'_>) -> Result<Written> {
+pub fn write(build: Build<'_>) -> Result<Written> {
     let plan = build.plan;
     let mut model = Model::read(build)?;
     let (written, shortfall) = model.write(model.precision(), None)?;
@@ -86,7 +86,7 @@ pub(super) fn write(build: Build<'_>) -> Result<Written> {
 
 /// Counts the tokens of each prompt for a model that does not pool them: as in sentence-transformers all tokens but a
 /// special one at the end.
-pub(super) fn count_unpooled(settings: &mut EmbeddingSettings, tokenizer: &[u8]) -> Result<()> {
+pub fn count_unpooled(settings: &mut EmbeddingSettings, tokenizer: &[u8]) -> Result<()> {
     let Some(counts) = &mut settings.unpooled else {
         return Ok(());
     };

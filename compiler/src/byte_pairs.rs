@@ -24,12 +24,12 @@ const ROBERTA: Special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"];
 const BERT: Special = ["[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"];
 
 /// Reads the `tokenizer.json` in `folder`, or converts the slow tokenizer's files as `transformers` does.
-pub(super) fn tokenizer(folder: &Path) -> Result<Vec<u8>> {
+pub fn tokenizer(folder: &Path) -> Result<Vec<u8>> {
     read_or_convert(folder, ROBERTA)
 }
 
 /// The same with BERT's special tokens: pairs have one token between them.
-pub(super) fn bert_tokenizer(folder: &Path) -> Result<Vec<u8>> {
+pub fn bert_tokenizer(folder: &Path) -> Result<Vec<u8>> {
     read_or_convert(folder, BERT)
 }
 

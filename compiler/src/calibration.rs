@@ -23,7 +23,7 @@ use kivu::{
 /// Measures a model's vector ranges for documents and queries, and stored vectors' quality.
 ///
 /// `documents` are the dense vectors of `texts` as documents, if they are known.
-pub(super) fn calibrate(
+pub fn calibrate(
     pipeline: &EmbeddingPipeline,
     documents: Option<Vec<Vec<f32>>>,
     texts: &Texts,
@@ -49,7 +49,7 @@ pub(super) fn calibrate(
 }
 
 /// recall@10 against floating point: int8 vectors by cosine, binary vectors by Hamming distance.
-pub(super) fn quality(
+pub fn quality(
     vectors: &[Vec<f32>],
     conversion: impl Fn(VectorType) -> Result<Conversion>,
 ) -> Result<VectorQuality> {

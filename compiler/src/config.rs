@@ -13,7 +13,7 @@ const MAX_SIZE: usize = 1 << 21;
 
 /// A JSON object with model settings. A field that is `null` counts as missing.
 #[derive(Clone, Debug)]
-pub(super) struct ConfigFile {
+pub struct ConfigFile {
     name: &'static str,
     fields: Map<String, Value>,
 }
@@ -21,13 +21,13 @@ pub(super) struct ConfigFile {
 /// A value or a list.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(untagged)]
-pub(super) enum OneOrMany<T> {
+pub enum OneOrMany<T> {
     One(T),
     Many(Vec<T>),
 }
 
 impl<T> OneOrMany<T> {
-    pub(super) fn into_vec(self) -> Vec<T> {
+    pub fn into_vec(self) -> Vec<T> {
         match self {
             Self::One(value) => vec![value],
             Self::Many(values) => values,
@@ -37,14 +37,14 @@ impl<T> OneOrMany<T> {
 
 impl ConfigFile {
     /// The main file.
-    pub(super) const NAME: &str = "config.json";
+    pub const NAME: &str = "config.json";
 
-    pub(super) fn new(name: &'static str, fields: Map<String, Value>) -> Self {
+    pub fn new(name: &'static str, fields: Map<String, Value>) -> Self {
         Self { name, fields }
     }
 
     /// Reads the `config.json` in `folder`.
-    pub(super) fn open(folder: &Path) -> Result<Self> {
+    pub fn open(folder: &Path) -> Result<Self> {
         Self::open_if_exists(folder, Self::NAME)?.ok_or_else(|| {
             Error::model(format!(
                 "expected a model in `{}`, but found no `config.json`",
@@ -54,25 +54,25 @@ impl ConfigFile {
     }
 
     /// Reads the file called `name` in `folder`; `None` if it does not exist.
-    pub(super) fn open_if_exists(folder: &Path, name: &'static str) -> Result<Option<Self>> {
+    pub fn open_if_exists(folder: &Path, name: &'static str) -> Result<Option<Self>> {
         Ok(read_json_if_exists(&folder.join(name))?.map(|fields| Self::new(name, fields)))
     }
 
     /// Reads the file called `name` in `folder`; an empty object if it does not exist.
-    pub(super) fn open_or_empty(folder: &Path, name: &'static str) -> Result<Self> {
+    pub fn open_or_empty(folder: &Path, name: &'static str) -> Result<Self> {
         Ok(Self::open_if_exists(folder, name)?.unwrap_or_else(|| Self::new(name, Map::new())))
     }
 
-    pub(super) fn fields(&self) -> &Map<String, Value> {
+    pub fn fields(&self) -> &Map<String, Value> {
         &self.fields
     }
 
-    pub(super) fn get<T: DeserializeOwned>(&self, field: &str) -> Result<Option<T>> {
+    pub fn get<T: DeserializeOwned>(&self, field: &str) -> Result<Option<T>> {
         self.get_any(&[field])
     }
 
     /// Gets a field that model families name differently.
-    pub(super) fn get_any<T: DeserializeOwned>(&self, fields: &[&str]) -> Result<Option<T>> {
+    pub fn get_any<T: DeserializeOwned>(&self, fields: &[&str]) -> Result<Option<T>> {
         Ok(self.find(fields)?.map(|(_, value)| value))
     }
 
@@ -93,7 +93,7 @@ impl ConfigFile {
     }
 
     /// A count: values, layers, heads, tokens or positions. Refused above [`MAX_SIZE`].
-    pub(super) fn get_size(&self, field: &str) -> Result<Option<usize>> {
+    pub fn get_size(&self, field: &str) -> Result<Option<usize>> {
         self.get_any_size(&[field])
     }
 
@@ -106,33 +106,33 @@ impl ConfigFile {
         }
     }
 
-    pub(super) fn require_size(&self, field: &str) -> Result<usize> {
+    pub fn require_size(&self, field: &str) -> Result<usize> {
         self.require_any_size(&[field])
     }
 
-    pub(super) fn require_any_size(&self, fields: &[&str]) -> Result<usize> {
+    pub fn require_any_size(&self, fields: &[&str]) -> Result<usize> {
         self.get_any_size(fields)?
             .ok_or_else(|| self.missing(fields))
     }
 
     /// Whether a field is `true`.
-    pub(super) fn is_set(&self, field: &str) -> Result<bool> {
+    pub fn is_set(&self, field: &str) -> Result<bool> {
         self.is_set_or(field, false)
     }
 
     /// Whether a field is `true`. An absent field has the default, but `null` means no, as in Python.
-    pub(super) fn is_set_or(&self, field: &str, default: bool) -> Result<bool> {
+    pub fn is_set_or(&self, field: &str, default: bool) -> Result<bool> {
         Ok(self
             .get(field)?
             .unwrap_or(default && !self.fields().contains_key(field)))
     }
 
     /// Gets a required field.
-    pub(super) fn require<T: DeserializeOwned>(&self, field: &str) -> Result<T> {
+    pub fn require<T: DeserializeOwned>(&self, field: &str) -> Result<T> {
         self.require_any(&[field])
     }
 
-    pub(super) fn require_any<T: DeserializeOwned>(&self, fields: &[&str]) -> Result<T> {
+    pub fn require_any<T: DeserializeOwned>(&self, fields: &[&str]) -> Result<T> {
         self.get_any(fields)?.ok_or_else(|| self.missing(fields))
     }
 
@@ -144,7 +144,7 @@ impl ConfigFile {
     }
 
     /// The `model_type`; empty if there is none.
-    pub(super) fn model_type(&self) -> &str {
+    pub fn model_type(&self) -> &str {
         self.fields
             .get("model_type")
             .and_then(Value::as_str)
@@ -152,7 +152,7 @@ impl ConfigFile {
     }
 
     /// Class that the weights were trained as, or the model type if no class is named.
-    pub(super) fn architecture(&self) -> &str {
+    pub fn architecture(&self) -> &str {
         self.fields
             .get("architectures")
             .and_then(|names| names[0].as_str())
@@ -162,7 +162,7 @@ impl ConfigFile {
 
     /// Whether `architectures` names another class than the base model's. Without a class, the file says nothing about
     /// a head.
-    pub(super) fn names_head(&self) -> bool {
+    pub fn names_head(&self) -> bool {
         let class = self.architecture();
         let is_base = class.ends_with("Model") && !class.contains("Head");
         class != self.model_type() && !is_base
@@ -170,7 +170,7 @@ impl ConfigFile {
 }
 
 /// Head width, if the heads split a token's vector evenly.
-pub(super) fn head_width(hidden: usize, heads: usize) -> Result<usize> {
+pub fn head_width(hidden: usize, heads: usize) -> Result<usize> {
     if heads == 0 || !hidden.is_multiple_of(heads) {
         return Err(Error::model(format!(
             "expected `hidden_size` to be a multiple of `num_attention_heads`, but found {hidden} and {heads}"

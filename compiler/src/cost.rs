@@ -28,7 +28,7 @@ pub struct Comparison {
 
 impl Comparison {
     /// Costs for the fp32 form and the built one, from their sizes in bytes and times for `texts` texts.
-    pub(super) fn new(bytes: [u64; 2], times: [Duration; 2], texts: usize) -> Self {
+    pub fn new(bytes: [u64; 2], times: [Duration; 2], texts: usize) -> Self {
         let cost = |form: usize| Cost {
             bytes: bytes[form],
             texts_per_second: texts as f64 / times[form].as_secs_f64(),
@@ -41,7 +41,7 @@ impl Comparison {
 }
 
 /// Total file size in a folder, in bytes.
-pub(super) fn size(folder: &Path) -> Result<u64> {
+pub fn size(folder: &Path) -> Result<u64> {
     Ok(files::list(folder)?
         .iter()
         .map(|(_, file)| file.len())

@@ -21,7 +21,7 @@ const NAME: &str = "elsewhere.json";
 
 /// A bundle built from a folder or a recipe into another folder.
 #[derive(Serialize, Deserialize)]
-pub(super) struct Elsewhere {
+pub struct Elsewhere {
     version: String,
     /// What the bundle was built from; earlier versions did not record it.
     source: Option<PathBuf>,
@@ -33,7 +33,7 @@ pub(super) struct Elsewhere {
 
 impl Elsewhere {
     /// The bundle at `path`, built from `source`, which has this id.
-    pub(super) fn new(source: &Path, id: &str, bundle: &Bundle, path: &Path) -> Result<Self> {
+    pub fn new(source: &Path, id: &str, bundle: &Bundle, path: &Path) -> Result<Self> {
         let (version, id, digest) = (
             VERSION.to_owned(),
             id.to_owned(),
@@ -48,19 +48,19 @@ impl Elsewhere {
         })
     }
 
-    pub(super) fn write(&self, folder: &Path) -> Result<()> {
+    pub fn write(&self, folder: &Path) -> Result<()> {
         let text = serde_json::to_vec(self)
             .map_err(|error| Error::model_because("cannot write the bundle's location", error))?;
         files::write(&folder.join(NAME), &text)
     }
 
     /// Reads the entry for the last bundle built from the model in `folder`.
-    pub(super) fn read(folder: &Path) -> Option<Self> {
+    pub fn read(folder: &Path) -> Option<Self> {
         serde_json::from_slice(&files::read(&folder.join(NAME)).ok()?).ok()
     }
 
     /// Build time and path, if the bundle exists and was built by this version from a source with this id.
-    pub(super) fn find(self, id: &str) -> Option<(SystemTime, PathBuf)> {
+    pub fn find(self, id: &str) -> Option<(SystemTime, PathBuf)> {
         let is_current = self.version == VERSION && self.id == id;
         if !is_current || !self.is_there() {
             return None;
@@ -69,7 +69,7 @@ impl Elsewhere {
     }
 
     /// What the bundle at `path` was built from, if it is this one.
-    pub(super) fn source_of(self, path: &Path) -> Option<PathBuf> {
+    pub fn source_of(self, path: &Path) -> Option<PathBuf> {
         (self.bundle == path && self.is_there()).then_some(self.source)?
     }
 
@@ -79,7 +79,7 @@ impl Elsewhere {
     }
 }
 
-pub(super) fn built(bundle: &Path) -> Option<SystemTime> {
+pub fn built(bundle: &Path) -> Option<SystemTime> {
     fs::metadata(bundle.join(MANIFEST))
         .and_then(|found| found.modified())
         .ok()

@@ -16,7 +16,7 @@ use kivu::{
 };
 
 /// Reads a settings file or a vocabulary, whose size is limited.
-pub(super) fn read(path: &Path) -> Result<Vec<u8>> {
+pub fn read(path: &Path) -> Result<Vec<u8>> {
     let bytes = regular_file::read_text(path);
     check_contents(
         path,
@@ -25,7 +25,7 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>> {
 }
 
 /// Reads a file with weights.
-pub(super) fn read_weights(path: &Path) -> Result<Vec<u8>> {
+pub fn read_weights(path: &Path) -> Result<Vec<u8>> {
     let bytes = regular_file::read(path);
     check_contents(
         path,
@@ -42,7 +42,7 @@ fn check_contents(path: &Path, bytes: Vec<u8>) -> Result<Vec<u8>> {
 }
 
 /// What the file at `path` is, if its first bytes tell.
-pub(super) fn known_format(path: &Path) -> Option<&'static str> {
+pub fn known_format(path: &Path) -> Option<&'static str> {
     const HEAD_BYTES: u64 = 256;
     let mut head = Vec::new();
     let file = regular_file::open(path).ok()?;
@@ -51,7 +51,7 @@ pub(super) fn known_format(path: &Path) -> Option<&'static str> {
 }
 
 /// The error for contents that are not those of `expected`, such as `an ONNX file`.
-pub(super) fn is_not(path: &Path, expected: &str, bytes: &[u8]) -> String {
+pub fn is_not(path: &Path, expected: &str, bytes: &[u8]) -> String {
     let path = path.display();
     match foreign_file::format(bytes) {
         Some(found) => format!("`{path}` is not {expected}, but {found}"),
@@ -60,7 +60,7 @@ pub(super) fn is_not(path: &Path, expected: &str, bytes: &[u8]) -> String {
 }
 
 /// The `tokenizer.json` in `folder`.
-pub(super) fn read_tokenizer(folder: &Path) -> Result<Vec<u8>> {
+pub fn read_tokenizer(folder: &Path) -> Result<Vec<u8>> {
     read_if_exists(&folder.join(TOKENIZER))?.ok_or_else(|| {
         let folder = folder.display();
         Error::model(format!(
@@ -71,7 +71,7 @@ pub(super) fn read_tokenizer(folder: &Path) -> Result<Vec<u8>> {
 }
 
 /// Whether two `tokenizer.json` files produce the same tokens; ignores truncation and padding.
-pub(super) fn are_same_tokenizers(left: &[u8], right: &[u8]) -> Result<bool> {
+pub fn are_same_tokenizers(left: &[u8], right: &[u8]) -> Result<bool> {
     let read = |json: &[u8]| {
         let file = serde_json::from_slice::<serde_json::Map<_, serde_json::Value>>(json);
         let mut file =
@@ -84,29 +84,29 @@ pub(super) fn are_same_tokenizers(left: &[u8], right: &[u8]) -> Result<bool> {
     Ok(read(left)? == read(right)?)
 }
 
-pub(super) fn read_if_exists(path: &Path) -> Result<Option<Vec<u8>>> {
+pub fn read_if_exists(path: &Path) -> Result<Option<Vec<u8>>> {
     match read(path) {
         Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
         read => read.map(Some),
     }
 }
 
-pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
+pub fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     fs::write(path, bytes).map_err(Error::io(format!("cannot write `{}`", path.display())))
 }
 
 /// Moves a file; replaces the one at `to`.
-pub(super) fn rename(from: &Path, to: &Path) -> Result<()> {
+pub fn rename(from: &Path, to: &Path) -> Result<()> {
     fs::rename(from, to).map_err(Error::io(format!("cannot write `{}`", to.display())))
 }
 
-pub(super) fn create_folder(path: &Path) -> Result<PathBuf> {
+pub fn create_folder(path: &Path) -> Result<PathBuf> {
     fs::create_dir_all(path).map_err(Error::io(format!("cannot create `{}`", path.display())))?;
     Ok(path.to_owned())
 }
 
 /// A folder's entries with their metadata, ordered by path.
-pub(super) fn list(folder: &Path) -> Result<Vec<(PathBuf, fs::Metadata)>> {
+pub fn list(folder: &Path) -> Result<Vec<(PathBuf, fs::Metadata)>> {
     let entries = || {
         let entries =
             fs::read_dir(folder)?.map(|entry| entry.and_then(|it| Ok((it.path(), it.metadata()?))));
@@ -119,7 +119,7 @@ pub(super) fn list(folder: &Path) -> Result<Vec<(PathBuf, fs::Metadata)>> {
 }
 
 /// Refuses a file with a different SHA-256; the error calls the file `name`.
-pub(super) fn check_sha256(path: &Path, name: &dyn Display, expected: &str) -> Result<()> {
+pub fn check_sha256(path: &Path, name: &dyn Display, expected: &str) -> Result<()> {
     let found = sha256_of(path)?;
     if found == expected {
         return Ok(());
@@ -129,12 +129,12 @@ pub(super) fn check_sha256(path: &Path, name: &dyn Display, expected: &str) -> R
     )))
 }
 
-pub(super) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
+pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
     parse(&read(path)?, path)
 }
 
 /// Reads a JSON file; `None` if it does not exist.
-pub(super) fn read_json_if_exists<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
+pub fn read_json_if_exists<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
     read_if_exists(path)?
         .map(|bytes| parse(&bytes, path))
         .transpose()

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 use super::files;
 
 /// A small BERT's `tokenizer.json`.
-pub(crate) fn tokenizer() -> Map<String, Value> {
+pub fn tokenizer() -> Map<String, Value> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../tests/fixtures/models/tiny-bert/tokenizer.json");
     serde_json::from_slice(&files::read(&path).unwrap()).unwrap()

@@ -35,7 +35,7 @@ enum Format {
 }
 
 /// Checks the keys in all model files; returns warnings about keys that the plan allows.
-pub(super) fn check_keys(plan: &Plan) -> Result<Vec<String>> {
+pub fn check_keys(plan: &Plan) -> Result<Vec<String>> {
     let kind = match format(plan)? {
         Format::Bergamot | Format::FastText => return Ok(Vec::new()),
         Format::StaticEmbedding | Format::Encoder => Kind::Encoder,
@@ -49,7 +49,7 @@ pub(super) fn check_keys(plan: &Plan) -> Result<Vec<String>> {
 }
 
 /// Opens the model in the plan's folder.
-pub(super) fn open(build: Build<'_>) -> Result<Source<'_>> {
+pub fn open(build: Build<'_>) -> Result<Source<'_>> {
     let format = format(build.plan)?;
     if build.plan.adapter.is_some() && format != Format::Encoder {
         return Err(Error::model(format!(

@@ -6,7 +6,7 @@ use super::onnx::{GraphBuilder, Value, data_type, integer, integers};
 type Graph = GraphBuilder;
 
 /// Looks up int8 table rows by id, with a scale per row.
-pub(super) fn quantized_lookup(graph: &mut Graph, [values, scales, ids]: [&Value; 3]) -> Value {
+pub fn quantized_lookup(graph: &mut Graph, [values, scales, ids]: [&Value; 3]) -> Value {
     let values = graph.node("Gather", &[values, ids], vec![]);
     let values = graph.cast(&values, data_type::FLOAT);
     let scales = graph.node("Gather", &[scales, ids], vec![]);
@@ -14,17 +14,14 @@ pub(super) fn quantized_lookup(graph: &mut Graph, [values, scales, ids]: [&Value
 }
 
 /// The first rows of a position table, one per id.
-pub(super) fn positions(graph: &mut Graph, [table, ids]: [&Value; 2]) -> Value {
+pub fn positions(graph: &mut Graph, [table, ids]: [&Value; 2]) -> Value {
     let length = length(graph, ids);
     let zero = graph.integers("zero", &[0]);
     graph.node("Slice", &[table, &zero, &length, &zero], vec![])
 }
 
 /// Rows of a position table that counts from the one after the padding id, skipping padding (as in fairseq).
-pub(super) fn positions_after_padding(
-    graph: &mut Graph,
-    [table, ids, padding]: [&Value; 3],
-) -> Value {
+pub fn positions_after_padding(graph: &mut Graph, [table, ids, padding]: [&Value; 3]) -> Value {
     let one = graph.integers("one", &[1]);
     let is_padding = graph.node("Equal", &[ids, padding], vec![]);
     let counts = graph.node("Not", &[&is_padding], vec![]);
@@ -36,7 +33,7 @@ pub(super) fn positions_after_padding(
 }
 
 /// Number of tokens in texts with these ids, as a one-element list.
-pub(super) fn length(graph: &mut Graph, ids: &Value) -> Value {
+pub fn length(graph: &mut Graph, ids: &Value) -> Value {
     let (one, two) = (graph.integers("one", &[1]), graph.integers("two", &[2]));
     let shape = graph.node("Shape", &[ids], vec![]);
     graph.node("Slice", &[&shape, &one, &two], vec![])
@@ -45,11 +42,7 @@ pub(super) fn length(graph: &mut Graph, ids: &Value) -> Value {
 /// Values for the distance between any two tokens of texts with these ids, by head. `values` has a value for each
 /// distance below `positions`, from the farthest token before another to the farthest after it; its first axis has the
 /// length 1.
-pub(super) fn distance_values(
-    graph: &mut Graph,
-    [values, ids]: [&Value; 2],
-    positions: usize,
-) -> Value {
+pub fn distance_values(graph: &mut Graph, [values, ids]: [&Value; 2], positions: usize) -> Value {
     let counting: Vec<i64> = (0..positions as i64).collect();
     let counting = graph.integers("counting", &counting);
     let (zero, one) = (graph.integers("zero", &[0]), graph.integers("one", &[1]));
@@ -64,7 +57,7 @@ pub(super) fn distance_values(
 
 /// Each token's row after as many rows before it as there are after it, `count` in all; zeros for padding and beyond the
 /// text.
-pub(super) fn neighbours(graph: &mut Graph, [tokens, mask]: [&Value; 2], count: usize) -> Value {
+pub fn neighbours(graph: &mut Graph, [tokens, mask]: [&Value; 2], count: usize) -> Value {
     let (one, two) = (graph.integers("one", &[1]), graph.integers("two", &[2]));
     let before = (count / 2) as i64;
     let pads = graph.integers("pads", &[0, before, 0, 0, before, 0]);
@@ -88,7 +81,7 @@ pub(super) fn neighbours(graph: &mut Graph, [tokens, mask]: [&Value; 2], count: 
 }
 
 /// Each token's row is its predecessor's; zeros for the first.
-pub(super) fn previous_row(graph: &mut Graph, [tokens, mask]: [&Value; 2]) -> Value {
+pub fn previous_row(graph: &mut Graph, [tokens, mask]: [&Value; 2]) -> Value {
     let (zero, one, two) = (
         graph.integers("zero", &[0]),
         graph.integers("one", &[1]),
@@ -104,12 +97,12 @@ pub(super) fn previous_row(graph: &mut Graph, [tokens, mask]: [&Value; 2]) -> Va
 }
 
 /// Mean over each text's tokens, without padding; zeros for a text without tokens.
-pub(super) fn mean_of_tokens(graph: &mut Graph, [tokens, mask]: [&Value; 2]) -> Value {
+pub fn mean_of_tokens(graph: &mut Graph, [tokens, mask]: [&Value; 2]) -> Value {
     mean(graph, tokens, mask)
 }
 
 /// Vector of each text's first unmasked token; zeros for a text without tokens.
-pub(super) fn first_of_tokens(graph: &mut Graph, [tokens, mask]: [&Value; 2]) -> Value {
+pub fn first_of_tokens(graph: &mut Graph, [tokens, mask]: [&Value; 2]) -> Value {
     let positions = positions_of_tokens(graph, mask);
     let first = graph.floats("first_position", &[], &[1.0]);
     let is_first = graph.node("Equal", &[&positions, &first], vec![]);
@@ -118,7 +111,7 @@ pub(super) fn first_of_tokens(graph: &mut Graph, [tokens, mask]: [&Value; 2]) ->
 }
 
 /// Vector of each text's last unmasked token; zeros for a text without tokens.
-pub(super) fn last_of_tokens(graph: &mut Graph, [tokens, mask]: [&Value; 2]) -> Value {
+pub fn last_of_tokens(graph: &mut Graph, [tokens, mask]: [&Value; 2]) -> Value {
     let one = graph.integers("one", &[1]);
     let positions = positions_of_tokens(graph, mask);
     let last = graph.node(
@@ -134,7 +127,7 @@ pub(super) fn last_of_tokens(graph: &mut Graph, [tokens, mask]: [&Value; 2]) -> 
 }
 
 /// Token positions, from 1 on; 0 for padding.
-pub(super) fn positions_of_tokens(graph: &mut Graph, mask: &Value) -> Value {
+pub fn positions_of_tokens(graph: &mut Graph, mask: &Value) -> Value {
     let one = graph.integers("one", &[1]);
     let mask = graph.cast(mask, data_type::FLOAT);
     let positions = graph.node("CumSum", &[&mask, &one], vec![]);
@@ -142,7 +135,7 @@ pub(super) fn positions_of_tokens(graph: &mut Graph, mask: &Value) -> Value {
 }
 
 /// Weighted sum of each text's token vectors.
-pub(super) fn weighted_sum(graph: &mut Graph, tokens: &Value, weights: &Value) -> Value {
+pub fn weighted_sum(graph: &mut Graph, tokens: &Value, weights: &Value) -> Value {
     let (one, last) = (
         graph.integers("one", &[1]),
         graph.integers("last_axis", &[-1]),
@@ -157,37 +150,31 @@ pub(super) fn weighted_sum(graph: &mut Graph, tokens: &Value, weights: &Value) -
 }
 
 /// First token's vector per text.
-pub(super) fn first_token(graph: &mut Graph, [hidden]: [&Value; 1]) -> Value {
+pub fn first_token(graph: &mut Graph, [hidden]: [&Value; 1]) -> Value {
     let (zero, one) = (graph.integers("zero", &[0]), graph.integers("one", &[1]));
     graph.node("Slice", &[hidden, &zero, &one, &one], vec![])
 }
 
 /// Mean over the table rows for a text's unmasked tokens; zeros for a text without tokens.
-pub(super) fn mean_of_rows(graph: &mut Graph, [table, ids, mask]: [&Value; 3]) -> Value {
+pub fn mean_of_rows(graph: &mut Graph, [table, ids, mask]: [&Value; 3]) -> Value {
     let rows = graph.node("Gather", &[table, ids], vec![]);
     mean(graph, &rows, mask)
 }
 
 /// Mean over int8 table rows, with a scale per row, as in [`mean_of_rows`].
-pub(super) fn mean_of_int8_rows(
-    graph: &mut Graph,
-    [values, scales, ids, mask]: [&Value; 4],
-) -> Value {
+pub fn mean_of_int8_rows(graph: &mut Graph, [values, scales, ids, mask]: [&Value; 4]) -> Value {
     let rows = quantized_lookup(graph, [values, scales, ids]);
     mean(graph, &rows, mask)
 }
 
 /// Multiplies a text's vector by each matrix row.
-pub(super) fn row_products(graph: &mut Graph, [vector, matrix]: [&Value; 2]) -> Value {
+pub fn row_products(graph: &mut Graph, [vector, matrix]: [&Value; 2]) -> Value {
     graph.node("Gemm", &[vector, matrix], vec![integer("transB", 1)])
 }
 
 /// Label probabilities in fastText's hierarchical softmax, from each inner node's product. `paths` are steps from the root to
 /// each label, of shape `shape`: see `Tree` in `fast_text/tree.rs`.
-pub(super) fn hierarchical_softmax(
-    graph: &mut Graph,
-    [products, paths, shape]: [&Value; 3],
-) -> Value {
+pub fn hierarchical_softmax(graph: &mut Graph, [products, paths, shape]: [&Value; 3]) -> Value {
     let (one, epsilon) = (
         graph.floats("one_float", &[], &[1.0]),
         graph.floats("epsilon", &[], &[1e-5]),
@@ -219,14 +206,14 @@ fn mean(graph: &mut Graph, rows: &Value, mask: &Value) -> Value {
 }
 
 /// A linear layer in int8, from its input, panels, scales, sums, bias and shape.
-pub(super) type QuantizedLinear = fn(&mut Graph, [&Value; 6]) -> Value;
+pub type QuantizedLinear = fn(&mut Graph, [&Value; 6]) -> Value;
 
 /// A linear layer in int8. Each token is quantized to u8 with its own scale and minimum: the minimum is a float, so
 /// that nothing is lost to zero-point rounding.
 ///
 /// `panels` have 16 outputs, in which four inputs' weights are adjacent; `sums` are weight sums per output; `shape` is
 /// the number of inputs and outputs.
-pub(super) fn quantized_linear(
+pub fn quantized_linear(
     graph: &mut Graph,
     [input, panels, scales, sums, bias, shape]: [&Value; 6],
 ) -> Value {
@@ -245,7 +232,7 @@ pub(super) fn quantized_linear(
 /// Adds the product of an input and the adapters of each token's task. `down` and `up` have a row per task and number
 /// between both; `mask` has a row for no task, and then one per task, which keeps the task's own numbers. `shape` is the
 /// number of tasks, and of numbers per task.
-pub(super) fn adapted(
+pub fn adapted(
     graph: &mut Graph,
     [base, input, tasks, up, mask, shape, down]: [&Value; 7],
 ) -> Value {
@@ -255,10 +242,7 @@ pub(super) fn adapted(
 }
 
 /// Like [`adapted`], from rows with the numbers of all tasks, and zeros behind them.
-pub(super) fn adapted_rows(
-    graph: &mut Graph,
-    [base, numbers, tasks, up, mask, _]: [&Value; 6],
-) -> Value {
+pub fn adapted_rows(graph: &mut Graph, [base, numbers, tasks, up, mask, _]: [&Value; 6]) -> Value {
     let mask = graph.node("Gather", &[mask, tasks], vec![]);
     let numbers = graph.node("Mul", &[numbers, &mask], vec![]);
     let product = graph.node("MatMul", &[&numbers, up], vec![]);
@@ -267,15 +251,15 @@ pub(super) fn adapted_rows(
 
 /// How experts are computed.
 #[derive(Clone, Copy)]
-pub(super) struct ExpertForm {
+pub struct ExpertForm {
     /// Experts per token.
-    pub(super) top: usize,
+    pub top: usize,
     /// The functions for an expert's two layers.
-    pub(super) linears: [QuantizedLinear; 2],
+    pub linears: [QuantizedLinear; 2],
 }
 
 /// A weight per expert, from its logits in a router; 0 for all but the `top` largest.
-pub(super) fn expert_gates(graph: &mut Graph, [input, router]: [&Value; 2], top: usize) -> Value {
+pub fn expert_gates(graph: &mut Graph, [input, router]: [&Value; 2], top: usize) -> Value {
     let logits = graph.node("MatMul", &[input, router], vec![]);
     let weights = graph.node("Softmax", &[&logits], vec![integer("axis", -1)]);
     let count = graph.integers(&format!("top_{top}"), &[top as i64]);
@@ -293,7 +277,7 @@ pub(super) fn expert_gates(graph: &mut Graph, [input, router]: [&Value; 2], top:
 
 /// A feed-forward part with experts: its input, router, bias and shape, and for each expert the panels, scales, sums, bias
 /// and shape of two int8 layers.
-pub(super) fn experts(graph: &mut Graph, form: ExpertForm, inputs: &[&Value]) -> Value {
+pub fn experts(graph: &mut Graph, form: ExpertForm, inputs: &[&Value]) -> Value {
     let [input, router, bias, _, constants @ ..] = inputs else {
         unreachable!("the caller has these")
     };
@@ -327,7 +311,7 @@ fn integer_product(graph: &mut Graph, rows: &Value, weights: &Value) -> Value {
 }
 
 /// An int8 linear layer with a factor and an offset for each input column, applied before the columns are quantized.
-pub(super) fn scaled_linear(
+pub fn scaled_linear(
     graph: &mut Graph,
     linear: QuantizedLinear,
     [input, panels, scales, sums, bias, shape, factors, offsets]: [&Value; 8],
@@ -341,7 +325,7 @@ pub(super) fn scaled_linear(
 /// block and output. `shape` is the number of blocks, inputs per block, and outputs.
 ///
 /// Products are computed in fp32: ONNX Runtime is several times slower with integer products in many small blocks.
-pub(super) fn quantized_linear_in_blocks(
+pub fn quantized_linear_in_blocks(
     graph: &mut Graph,
     [input, panels, scales, _, bias, shape]: [&Value; 6],
 ) -> Value {
@@ -361,7 +345,7 @@ pub(super) fn quantized_linear_in_blocks(
 }
 
 /// Like [`quantized_linear_in_blocks`], for a few large blocks, and in integer products.
-pub(super) fn quantized_linear_in_wide_blocks(
+pub fn quantized_linear_in_wide_blocks(
     graph: &mut Graph,
     [input, panels, scales, sums, bias, shape]: [&Value; 6],
 ) -> Value {
@@ -391,7 +375,7 @@ pub(super) fn quantized_linear_in_wide_blocks(
 }
 
 /// Rounds each token's values to 256 steps in each block; `shape` begins with the number of blocks and their size.
-pub(super) fn rounded(graph: &mut Graph, input: &Value, shape: &Value) -> Value {
+pub fn rounded(graph: &mut Graph, input: &Value, shape: &Value) -> Value {
     let input = in_blocks(graph, input, shape);
     let [quantized, scale, least] = quantized(graph, &input);
     let steps = graph.cast(&quantized, data_type::FLOAT);
@@ -449,7 +433,7 @@ fn without_panels(graph: &mut Graph, panels: &Value, shape: &Value) -> Value {
 }
 
 /// An int8 linear layer's per-output maximum over a text's tokens, without the padding outputs from `width` on.
-pub(super) fn largest_outputs(
+pub fn largest_outputs(
     graph: &mut Graph,
     linear: QuantizedLinear,
     [input, mask, panels, scales, sums, bias, shape, width]: [&Value; 8],
@@ -464,7 +448,7 @@ pub(super) fn largest_outputs(
 }
 
 /// Per-column maximum over a text's tokens; `f32::MIN` without tokens.
-pub(super) fn largest_of_tokens(graph: &mut Graph, [tokens, mask]: [&Value; 2]) -> Value {
+pub fn largest_of_tokens(graph: &mut Graph, [tokens, mask]: [&Value; 2]) -> Value {
     let mask = graph.cast(mask, data_type::FLOAT);
     let two = graph.integers("mask_axis", &[2]);
     let mask = graph.node("Unsqueeze", &[&mask, &two], vec![]);

@@ -8,15 +8,15 @@ use serde_json::{Map, Value};
 use super::config::ConfigFile;
 
 /// Labels by id.
-pub(super) const LABELS: &str = "id2label";
+pub const LABELS: &str = "id2label";
 /// Ids by label.
-pub(super) const LABEL_IDS: &str = "label2id";
+pub const LABEL_IDS: &str = "label2id";
 
 /// What was expected of `label2id`, if it contradicts `id2label`.
 ///
 /// Ids may be numbers or digits. Either map may leave labels out, or have only the default names: `transformers` writes
 /// these for the map that was not set.
-pub(super) fn contradiction(config: &ConfigFile) -> Option<String> {
+pub fn contradiction(config: &ConfigFile) -> Option<String> {
     let found = config
         .fields()
         .get(LABEL_IDS)
@@ -49,7 +49,7 @@ pub(super) fn contradiction(config: &ConfigFile) -> Option<String> {
 }
 
 /// Labels with their ids; `None` if an id is not a number.
-pub(super) fn ids(map: &Map<String, Value>) -> Option<Vec<(&str, usize)>> {
+pub fn ids(map: &Map<String, Value>) -> Option<Vec<(&str, usize)>> {
     let id = |value: &Value| match value {
         Value::String(digits) => digits.parse().ok(),
         value => usize::try_from(value.as_u64()?).ok(),
@@ -60,7 +60,7 @@ pub(super) fn ids(map: &Map<String, Value>) -> Option<Vec<(&str, usize)>> {
 }
 
 /// Whether a label is an entailment for `transformers`.
-pub(super) fn is_entailment(label: &str) -> bool {
+pub fn is_entailment(label: &str) -> bool {
     label.to_lowercase().starts_with("entail")
 }
 

@@ -25,12 +25,12 @@ use kivu_engine::{
 };
 
 /// Texts for calibration, one per line. None of them is among the quality gate's.
-pub(crate) const CALIBRATION_TEXTS: &str = include_str!("calibration-texts.txt");
+pub const CALIBRATION_TEXTS: &str = include_str!("calibration-texts.txt");
 
 /// Maximum number of tokens per layer.
 const MAX_ROWS: usize = 4096;
 /// Multiplications per token below which models are not fitted: it would take longer than the rest of their build.
-pub(crate) const MIN_PRODUCTS: usize = 1 << 17;
+pub const MIN_PRODUCTS: usize = 1 << 17;
 
 /// Minimum number of tokens: with fewer, rounding would fit the texts instead of the language.
 const MIN_ROWS: usize = 256;
@@ -47,32 +47,32 @@ const MIN_RANGE: f32 = 0.05;
 /// Minimum number of inputs that share a scale.
 const MIN_BLOCK: usize = 32;
 /// Maximum number of inputs that share a scale in `int8-blocks`.
-pub(crate) const MAX_BLOCK: usize = 64;
+pub const MAX_BLOCK: usize = 64;
 /// Squared error of rounded weights, as a share of the error with the nearest integers; as measured.
 const ROUNDED: f64 = 0.35;
 
 /// A layer as it is stored.
 #[derive(Clone, Debug)]
-pub(crate) struct FittedLayer {
+pub struct FittedLayer {
     /// `None` if the values are quantized as they are.
-    pub(crate) columns: Option<Columns>,
+    pub columns: Option<Columns>,
     /// Inputs that share a scale.
-    pub(crate) block: usize,
+    pub block: usize,
     /// The integers, and a scale per output and block.
-    pub(crate) rows: quantize::Rows,
+    pub rows: quantize::Rows,
     /// Added to the bias.
-    pub(crate) bias: Vec<f32>,
+    pub bias: Vec<f32>,
 }
 
 /// What is done to each input column: `(value − shift) × factor`.
 #[derive(Clone, Debug)]
-pub(crate) struct Columns {
-    pub(crate) shifts: Vec<f32>,
-    pub(crate) factors: Vec<f32>,
+pub struct Columns {
+    pub shifts: Vec<f32>,
+    pub factors: Vec<f32>,
 }
 
 /// A model in 8 bits, and texts to fit its layers to.
-pub(crate) struct Calibration {
+pub struct Calibration {
     model: Arc<NativeModel>,
     /// `int8` or `int8-blocks`.
     precision: Precision,
@@ -108,7 +108,7 @@ struct Observed {
 
 impl Calibration {
     /// Records the runs that `serve` makes on a backend with a model's graph.
-    pub(crate) fn record(
+    pub fn record(
         (model, precision): (NativeModel, Precision),
         serve: impl FnOnce(Arc<dyn Backend>) -> Result<()>,
     ) -> Result<Self> {
@@ -146,22 +146,22 @@ impl Calibration {
     }
 
     /// Whether a layer with this name runs once per token, in 8 bits.
-    pub(crate) fn knows(&self, layer: &str, inputs: usize) -> bool {
+    pub fn knows(&self, layer: &str, inputs: usize) -> bool {
         self.widths.get(layer) == Some(&inputs)
     }
 
     /// Number of tokens in the texts.
-    pub(crate) fn tokens(&self) -> usize {
+    pub fn tokens(&self) -> usize {
         self.tokens
     }
 
     /// Whether the texts have enough tokens.
-    pub(crate) fn is_sufficient(&self) -> bool {
+    pub fn is_sufficient(&self) -> bool {
         self.tokens >= MIN_ROWS
     }
 
     /// Number of layers that were fitted, and how many of these have [`Columns`].
-    pub(crate) fn counts(&self) -> [usize; 2] {
+    pub fn counts(&self) -> [usize; 2] {
         let state = self.state.borrow();
         let fitted = || state.fitted.values().flatten();
         [
@@ -172,7 +172,7 @@ impl Calibration {
 
     /// Fits a layer. `None` if the texts give it too few input rows, as in a head that runs once per text, or if its
     /// weights were quantized before and so keep their integers.
-    pub(crate) fn fit(
+    pub fn fit(
         &self,
         name: &str,
         weight: &[f32],

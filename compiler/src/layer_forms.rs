@@ -4,7 +4,7 @@ use crate::layer_calibration::Calibration;
 
 /// How linear layers are written.
 #[derive(Clone, Copy)]
-pub(crate) enum LayerForms<'a> {
+pub enum LayerForms<'a> {
     /// In the graph's precision.
     Plain,
     /// In 8 bits, fitted to sample texts.

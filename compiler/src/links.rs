@@ -7,7 +7,7 @@ use kivu::error::{Error, Result};
 
 /// Refuses symbolic links in a model's folder that lead out of it: what they name may be any file on this machine. In
 /// the hub's cache, a commit's files are links to the repository's `blobs`.
-pub(super) fn check_links(folder: &Path) -> Result<()> {
+pub fn check_links(folder: &Path) -> Result<()> {
     let inside = canonical(folder)?;
     let snapshots = inside
         .parent()

@@ -14,9 +14,9 @@ use super::{
 };
 use kivu::error::{Error, Result};
 
-pub(super) const CONFIG: &str = "adapter_config.json";
+pub const CONFIG: &str = "adapter_config.json";
 /// Weight files; the first that exists is used.
-pub(super) const WEIGHTS: [&str; 2] = ["adapter_model.safetensors", "adapter_model.bin"];
+pub const WEIGHTS: [&str; 2] = ["adapter_model.safetensors", "adapter_model.bin"];
 /// Name prefix that PEFT adds for the wrapped model.
 const WRAPPER: &str = "base_model.model.";
 /// Name part that PEFT inserts for layers with an adapter.
@@ -57,35 +57,35 @@ const WITHOUT_EFFECT: [&str; 18] = [
 const INITIAL_VALUES: [&str; 3] = ["eva", "gaussian", "orthogonal"];
 
 #[derive(Debug)]
-pub(super) struct Adapter {
+pub struct Adapter {
     weights: PathBuf,
     rank: usize,
     scale: f32,
     /// Name suffixes for modules with low-rank matrices, if the configuration lists them.
     targets: Option<Vec<String>>,
     /// Whether its head, if it has one, labels tokens instead of texts.
-    pub(super) labels_tokens: bool,
+    pub labels_tokens: bool,
 }
 
 /// Names of model weights that an adapter refers to.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct BaseNames<'a> {
+pub struct BaseNames<'a> {
     /// Body prefix, which the adapter's names may have and the model's may lack, or the reverse.
-    pub(super) prefix: &'a str,
+    pub prefix: &'a str,
     /// Head modules, which an adapter may add.
-    pub(super) head: &'a [&'a str],
+    pub head: &'a [&'a str],
 }
 
 /// An adapter's low-rank matrices.
 #[derive(Debug)]
-pub(super) struct Matrices {
-    pub(super) rank: usize,
+pub struct Matrices {
+    pub rank: usize,
     /// Factor for the products.
-    pub(super) scale: f32,
+    pub scale: f32,
     /// By their names in the model: of linear layers and of embedding tables.
-    pub(super) named: BTreeMap<String, Weight>,
+    pub named: BTreeMap<String, Weight>,
     /// SHA-256 over the file.
-    pub(super) sha256: String,
+    pub sha256: String,
 }
 
 /// A module's low-rank matrices.
@@ -98,7 +98,7 @@ struct MatrixPair<'a> {
 
 impl Adapter {
     /// Reads the configuration in `folder`; adapters other than LoRA are refused.
-    pub(super) fn open(folder: &Path) -> Result<Self> {
+    pub fn open(folder: &Path) -> Result<Self> {
         let config = ConfigFile::new(CONFIG, read_json(&folder.join(CONFIG))?);
         let kind: String = config.require("peft_type")?;
         if kind != "LORA" {
@@ -137,11 +137,7 @@ impl Adapter {
     /// Adds each low-rank matrix product to its weight, and replaces whole modules.
     ///
     /// Returns the number of labels if the adapter has a head.
-    pub(super) fn merge(
-        &self,
-        weights: &mut Weights,
-        names: BaseNames<'_>,
-    ) -> Result<Option<usize>> {
+    pub fn merge(&self, weights: &mut Weights, names: BaseNames<'_>) -> Result<Option<usize>> {
         let adapter = Weights::of_files(std::slice::from_ref(&self.weights))?;
         weights.add_source(&adapter.sha256);
         if let Some(name) = adapter.integers.keys().next() {
@@ -181,7 +177,7 @@ impl Adapter {
 
     /// The adapter's matrices, for a model that keeps them apart from its weights. PEFT may store a copy of an embedding
     /// table, too.
-    pub(super) fn matrices(&self) -> Result<Matrices> {
+    pub fn matrices(&self) -> Result<Matrices> {
         let adapter = Weights::of_files(std::slice::from_ref(&self.weights))?;
         let named = adapter.tensors.into_iter().map(|(name, tensor)| {
             let inner = name.strip_prefix(WRAPPER).unwrap_or(&name);
@@ -339,7 +335,7 @@ fn replace(weights: &mut Weights, name: &str, tensor: &Weight, names: BaseNames<
 }
 
 /// Error for a folder with an adapter that the build would ignore.
-pub(super) fn ignored(folder: &Path) -> Error {
+pub fn ignored(folder: &Path) -> Error {
     let base = ConfigFile::open_or_empty(folder, CONFIG)
         .and_then(|config| config.get("base_model_name_or_path"));
     let base: Option<String> = base.ok().flatten();

@@ -24,7 +24,7 @@ struct ModelCard {
 }
 
 /// The task that the model card's `pipeline_tag` names, if any.
-pub(super) fn pipeline_tag(folder: &Path) -> Option<Task> {
+pub fn pipeline_tag(folder: &Path) -> Option<Task> {
     let card = ModelCard::open(folder).unwrap_or_default();
     match card.task?.as_str() {
         "sentence-similarity" => Some(Task::FeatureExtraction),
@@ -33,13 +33,13 @@ pub(super) fn pipeline_tag(folder: &Path) -> Option<Task> {
 }
 
 /// Whether the model card lists one of these tags.
-pub(super) fn has_tag(folder: &Path, tags: &[&str]) -> bool {
+pub fn has_tag(folder: &Path, tags: &[&str]) -> bool {
     let card = ModelCard::open(folder).unwrap_or_default();
     card.tags.iter().any(|tag| tags.contains(&tag.as_str()))
 }
 
 /// Says which model card cannot be read, since its task and tags then have no effect.
-pub(super) fn warning(plan: &Plan) -> Option<String> {
+pub fn warning(plan: &Plan) -> Option<String> {
     let mut folders = plan.adapter.iter().chain([&plan.folder]);
     let error = folders.find_map(|folder| ModelCard::open(folder).err())?;
     Some(format!(

@@ -14,10 +14,10 @@ use super::{
 };
 use kivu::error::{Error, Result, quoted};
 
-pub(super) const MODULES: &str = "modules.json";
+pub const MODULES: &str = "modules.json";
 /// Classes with separate modules for queries and documents, and their settings.
 const ROUTERS: [&str; 2] = ["Router", "Asym"];
-pub(super) const ROUTER: &str = "router_config.json";
+pub const ROUTER: &str = "router_config.json";
 /// Class for static query token weights.
 const STATIC_QUERIES: &str = "SparseStaticEmbedding";
 
@@ -39,14 +39,14 @@ const PYLATE_DENSE: &str = "pylate.models.Dense.Dense";
 
 /// One module.
 #[derive(Clone, PartialEq, Deserialize)]
-pub(super) struct Module {
+pub struct Module {
     path: String,
     r#type: String,
 }
 
 impl Module {
     /// The class name for sentence-transformers and PyLate, and the full path for any other class.
-    pub(super) fn class(&self) -> &str {
+    pub fn class(&self) -> &str {
         let path = self.r#type.as_str();
         let Some((place, class)) = path.rsplit_once('.') else {
             return path;
@@ -61,21 +61,21 @@ impl Module {
     }
 
     /// The full path of the class.
-    pub(super) fn path_of_class(&self) -> &str {
+    pub fn path_of_class(&self) -> &str {
         &self.r#type
     }
 
     /// Whether it is a PyLate layer, which transforms token vectors.
-    pub(super) fn is_pylates(&self) -> bool {
+    pub fn is_pylates(&self) -> bool {
         self.r#type == PYLATE_DENSE
     }
 
-    pub(super) fn is_router(&self) -> bool {
+    pub fn is_router(&self) -> bool {
         ROUTERS.contains(&self.class())
     }
 
     /// The module's folder, which must be inside the model's.
-    pub(super) fn folder(&self, folder: &Path) -> Result<PathBuf> {
+    pub fn folder(&self, folder: &Path) -> Result<PathBuf> {
         let path = &self.path;
         let mut parts = Path::new(path).components();
         let is_inner = |part: Component<'_>| match part {
@@ -96,18 +96,18 @@ impl Module {
         })
     }
 
-    pub(super) fn is_splade(&self) -> bool {
+    pub fn is_splade(&self) -> bool {
         self.class() == "SpladePooling"
     }
 }
 
 /// Whether the folder has settings for pooling.
-pub(super) fn has_pooling(folder: &Path) -> bool {
+pub fn has_pooling(folder: &Path) -> bool {
     folder.join(MODULES).is_file()
 }
 
 /// The module list; empty if the folder has none. In a `Router`, the document modules.
-pub(super) fn modules(folder: &Path) -> Result<Vec<Module>> {
+pub fn modules(folder: &Path) -> Result<Vec<Module>> {
     let mut list = listed(folder)?;
     if let Some(router) = Router::of(&list, folder)? {
         list.splice(..1, router.documents);
@@ -237,13 +237,13 @@ impl RouterFile {
 }
 
 /// Folder with query weights, if the model does not read queries.
-pub(super) fn static_queries(folder: &Path) -> Result<Option<PathBuf>> {
+pub fn static_queries(folder: &Path) -> Result<Option<PathBuf>> {
     let list = listed(folder)?;
     Ok(Router::of(&list, folder)?.and_then(|router| router.static_queries))
 }
 
 /// The listed modules, each with its description in the file.
-pub(super) fn described(folder: &Path) -> Result<Vec<(Map<String, Value>, Module)>> {
+pub fn described(folder: &Path) -> Result<Vec<(Map<String, Value>, Module)>> {
     let list: Option<Vec<Map<String, Value>>> = read_json_if_exists(&folder.join(MODULES))?;
     Ok(list
         .unwrap_or_default()
@@ -253,7 +253,7 @@ pub(super) fn described(folder: &Path) -> Result<Vec<(Map<String, Value>, Module
 }
 
 /// A `Router`'s modules, if there is one.
-pub(super) fn routed(folder: &Path) -> Result<Vec<Module>> {
+pub fn routed(folder: &Path) -> Result<Vec<Module>> {
     let router = Router::of(&listed(folder)?, folder)?;
     Ok(router
         .map(|router| [router.documents, router.queries].concat())

@@ -21,16 +21,16 @@ use kivu::{
 };
 
 /// Output name for a graph that pools.
-pub(super) const POOLED: &str = "sentence_embedding";
+pub const POOLED: &str = "sentence_embedding";
 /// Vector names in layer settings: token and text vectors.
-pub(super) const TOKENS: &str = "token_embeddings";
+pub const TOKENS: &str = "token_embeddings";
 const TEXT: &str = POOLED;
 /// A CrossEncoder's label scores.
 const SCORES: &str = "scores";
 
 /// Modules that turn token vectors into a text vector.
 #[derive(Debug)]
-pub(super) struct Modules {
+pub struct Modules {
     list: Vec<Module>,
     /// Width of a token's vector after the modules so far.
     tokens: usize,
@@ -58,7 +58,7 @@ enum Module {
 
 /// A linear layer with an activation.
 #[derive(Debug)]
-pub(super) struct Dense {
+pub struct Dense {
     inputs: usize,
     outputs: usize,
     weight: Vec<f32>,
@@ -92,7 +92,7 @@ enum Activation {
 
 impl Modules {
     /// An empty list, for tokens with `width` values.
-    pub(super) fn new(width: usize) -> Self {
+    pub fn new(width: usize) -> Self {
         Self {
             list: Vec::new(),
             tokens: width,
@@ -102,7 +102,7 @@ impl Modules {
     }
 
     /// An empty list, for text vectors with `width` values.
-    pub(super) fn of_texts(width: usize) -> Self {
+    pub fn of_texts(width: usize) -> Self {
         Self {
             list: Vec::new(),
             tokens: width,
@@ -112,7 +112,7 @@ impl Modules {
     }
 
     /// Mean pooling, sentence-transformers' default for models without its files.
-    pub(super) fn mean(width: usize) -> Self {
+    pub fn mean(width: usize) -> Self {
         Self {
             list: vec![Module::pooling(Mode::Mean)],
             tokens: width,
@@ -122,7 +122,7 @@ impl Modules {
     }
 
     /// Appends a linear layer on text vectors, with weights called `name`.
-    pub(super) fn project(&mut self, weights: &Weights, name: &str, outputs: usize) -> Result<()> {
+    pub fn project(&mut self, weights: &Weights, name: &str, outputs: usize) -> Result<()> {
         let inputs = self.dimensions()?;
         let bias = weights
             .take_whole(&format!("{name}.bias"), &[outputs])?
@@ -139,7 +139,7 @@ impl Modules {
     }
 
     /// Label scores from the last token's vector, as output `output`. `weight` has a row with `width` values per label.
-    pub(super) fn of_last_token(width: usize, weight: Vec<f32>, output: &'static str) -> Self {
+    pub fn of_last_token(width: usize, weight: Vec<f32>, output: &'static str) -> Self {
         let labels = weight.len() / width.max(1);
         let layer = Dense {
             inputs: width,
@@ -161,7 +161,7 @@ impl Modules {
     }
 
     /// Adds a module with the class `class` and its files in `folder`.
-    pub(super) fn add(&mut self, class: &str, folder: &Path) -> Result<()> {
+    pub fn add(&mut self, class: &str, folder: &Path) -> Result<()> {
         if self.output == SCORES {
             return Err(Error::model(format!(
                 "expected no module after the one that makes `{SCORES}`, but found `{class}`"
@@ -222,7 +222,7 @@ impl Modules {
     }
 
     /// Appends a truncation to this many leading values.
-    pub(super) fn truncate(&mut self, dimensions: usize) {
+    pub fn truncate(&mut self, dimensions: usize) {
         if self.text.is_some_and(|width| width > dimensions) {
             self.text = Some(dimensions);
             self.list.push(Module::Truncation(dimensions));
@@ -230,29 +230,29 @@ impl Modules {
     }
 
     /// Number of dimensions in a text's vector.
-    pub(super) fn dimensions(&self) -> Result<usize> {
+    pub fn dimensions(&self) -> Result<usize> {
         self.text.ok_or_else(|| {
             Error::model("expected a `Pooling` module in `modules.json`, but found none")
         })
     }
 
     /// The same modules with another output name.
-    pub(super) fn with_output(self, output: &'static str) -> Self {
+    pub fn with_output(self, output: &'static str) -> Self {
         Self { output, ..self }
     }
 
     /// The graph's output name.
-    pub(super) fn output(&self) -> &'static str {
+    pub fn output(&self) -> &'static str {
         self.output
     }
 
     /// Whether the list ends with a normalization, which requests can turn off.
-    pub(super) fn normalizes(&self) -> bool {
+    pub fn normalizes(&self) -> bool {
         matches!(self.list.last(), Some(Module::Normalize))
     }
 
     /// The pooling left to the pipeline; `None` if the graph must contain the modules.
-    pub(super) fn pooling(&self) -> Option<Pooling> {
+    pub fn pooling(&self) -> Option<Pooling> {
         let [
             Module::Pooling(Poolings {
                 modes,
@@ -274,7 +274,7 @@ impl Modules {
     }
 
     /// Whether a prompt's tokens are pooled.
-    pub(super) fn includes_prompt(&self) -> bool {
+    pub fn includes_prompt(&self) -> bool {
         let excludes = |module: &Module| {
             matches!(
                 module,
@@ -288,7 +288,7 @@ impl Modules {
     }
 
     /// SHA-256 of each module's weights.
-    pub(super) fn sources(&self) -> impl Iterator<Item = &str> {
+    pub fn sources(&self) -> impl Iterator<Item = &str> {
         self.list.iter().filter_map(|module| match module {
             Module::Dense(layer) => layer.source(),
             Module::LayerNorm { source, .. } => Some(source),
@@ -297,12 +297,12 @@ impl Modules {
     }
 
     /// Whether no module but normalizations follows.
-    pub(super) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.before_normalization().is_empty()
     }
 
     /// Whether the native engine supports the modules: a pooling, and then layers for text vectors.
-    pub(super) fn suit_native_engine(&self) -> bool {
+    pub fn suit_native_engine(&self) -> bool {
         let list = self.before_normalization();
         list.iter()
             .enumerate()
@@ -320,7 +320,7 @@ impl Modules {
 
     /// Writes the modules, without a final normalization, from token vectors (batch, sequence, width) or text vectors
     /// (batch, width), and the INT64 attention mask (batch, sequence), to a vector per text.
-    pub(super) fn write(&self, layers: &mut Layers<'_>, vectors: &Value, mask: &Value) -> Value {
+    pub fn write(&self, layers: &mut Layers<'_>, vectors: &Value, mask: &Value) -> Value {
         let (mut tokens, mut text) = (vectors.clone(), vectors.clone());
         for (place, module) in self.before_normalization().iter().enumerate() {
             let name = format!("modules.{place}");
@@ -410,7 +410,7 @@ impl Module {
 }
 
 /// Refuses a `Normalize` with its file in `folder` if it scales other vectors than those called `expected`.
-pub(super) fn expect_normalized(folder: &Path, expected: &str) -> Result<()> {
+pub fn expect_normalized(folder: &Path, expected: &str) -> Result<()> {
     // Older versions of sentence-transformers write no file.
     let config = ConfigFile::open_or_empty(folder, ConfigFile::NAME)?;
     let input: String = config
@@ -498,7 +498,7 @@ impl Dense {
 
     /// The layer in `folder` that transforms token vectors with `width` values. PyLate's layers all do, though their
     /// files do not say so.
-    pub(super) fn of_tokens(folder: &Path, width: usize, is_pylates: bool) -> Result<Self> {
+    pub fn of_tokens(folder: &Path, width: usize, is_pylates: bool) -> Result<Self> {
         let default = if is_pylates { TOKENS } else { TEXT };
         let layer = Self::open(folder, [Some(width), None], default)?;
         match layer.is_of_tokens {
@@ -508,7 +508,7 @@ impl Dense {
     }
 
     /// A layer for token vectors with these weights and no activation.
-    pub(super) fn of_weights(weight: &Weight, bias: Option<Vec<f32>>) -> Result<Self> {
+    pub fn of_weights(weight: &Weight, bias: Option<Vec<f32>>) -> Result<Self> {
         let [outputs, inputs] = weight.shape[..] else {
             return Err(Error::model(format!(
                 "expected a matrix, but found the shape {:?}",
@@ -528,7 +528,7 @@ impl Dense {
     }
 
     /// The same layer, whose weights are from another file, with its SHA-256.
-    pub(super) fn with_source(self, sha256: &str) -> Self {
+    pub fn with_source(self, sha256: &str) -> Self {
         Self {
             source: Some(sha256.to_owned()),
             ..self
@@ -536,24 +536,24 @@ impl Dense {
     }
 
     /// SHA-256 over the layer's file; `None` if its weights are the model's.
-    pub(super) fn source(&self) -> Option<&str> {
+    pub fn source(&self) -> Option<&str> {
         self.source.as_deref()
     }
 
     /// Output width.
-    pub(super) fn outputs(&self) -> usize {
+    pub fn outputs(&self) -> usize {
         self.outputs
     }
 
     /// Whether it has nothing but weights and a bias.
-    pub(super) fn is_linear(&self) -> bool {
+    pub fn is_linear(&self) -> bool {
         matches!(
             (&self.activation, &self.residual),
             (Activation::Identity, Residual::None)
         )
     }
 
-    pub(super) fn write(&self, layers: &mut Layers<'_>, name: &str, input: &Value) -> Value {
+    pub fn write(&self, layers: &mut Layers<'_>, name: &str, input: &Value) -> Value {
         let graph = &mut layers.graph;
         // In fp32 at all precisions: a dense layer is small, and its errors go straight into the vectors.
         let weight = transpose(&self.weight, self.inputs);
@@ -616,7 +616,7 @@ impl Activation {
 }
 
 /// Whether the layer in `folder` makes a CrossEncoder's scores.
-pub(super) fn makes_scores(folder: &Path) -> Result<bool> {
+pub fn makes_scores(folder: &Path) -> Result<bool> {
     let config = ConfigFile::open_or_empty(folder, ConfigFile::NAME)?;
     Ok(config
         .get::<String>("module_output_name")?

@@ -100,7 +100,7 @@ impl Options {
 
     /// Refuses the bundle at `path`, or a bundle in this folder, if it was built with other options. Any engine runs it.
     /// Errors about unreadable bundles are reported when they are opened.
-    pub(super) fn require(&self, path: &Path) -> Result<()> {
+    pub fn require(&self, path: &Path) -> Result<()> {
         let bundles = match path.join(MANIFEST).exists() {
             _ if !self.select_bundles() => Vec::new(),
             true => vec![path.to_owned()],
@@ -122,7 +122,7 @@ impl Options {
     }
 
     /// Whether there may be bundles that do not comply, whatever the engine.
-    pub(super) fn select_bundles(&self) -> bool {
+    pub fn select_bundles(&self) -> bool {
         self.task.is_some() || self.precision.is_some() || !self.allow.is_empty()
     }
 
@@ -256,7 +256,7 @@ impl NamedModels {
     }
 
     /// The name of the model whose bundle is at `path`, among bundles built by name.
-    pub(super) fn name_of(&self, path: &Path) -> Option<String> {
+    pub fn name_of(&self, path: &Path) -> Option<String> {
         let (path, root) = (path.canonicalize().ok()?, self.root.canonicalize().ok()?);
         let folder = path.parent()?.parent()?;
         let name = regular_file::read_to_string(&folder.join(NAME)).ok()?;

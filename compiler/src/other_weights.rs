@@ -48,7 +48,7 @@ const KINDS: [(&[&str], &str); 8] = [
 ];
 
 /// The description of a folder without weights.
-pub(super) const NONE: &str = "none";
+pub const NONE: &str = "none";
 /// Names of files that training writes beside a model.
 const OF_TRAINING: [&str; 5] = [
     "optimizer",
@@ -59,7 +59,7 @@ const OF_TRAINING: [&str; 5] = [
 ];
 
 /// What `paths` contain in place of weights that Kivu reads: `only …`, or `none`.
-pub(super) fn describe<'a>(paths: impl Iterator<Item = &'a str> + Clone) -> String {
+pub fn describe<'a>(paths: impl Iterator<Item = &'a str> + Clone) -> String {
     let is_weights = |path: &&str| {
         let name = path.rsplit('/').next().unwrap_or(path);
         let is_read = weights::LAYOUTS.contains(&name) || export::is_graph(path);
@@ -81,7 +81,7 @@ pub(super) fn describe<'a>(paths: impl Iterator<Item = &'a str> + Clone) -> Stri
 }
 
 /// The same for the files in `folder` and in its `onnx/`.
-pub(super) fn describe_folder(folder: &Path) -> String {
+pub fn describe_folder(folder: &Path) -> String {
     let paths = ["", "onnx"].map(|inner| files::list(&folder.join(inner)).unwrap_or_default());
     let paths: Vec<String> = paths
         .iter()

@@ -73,7 +73,7 @@ fn version(found: &fs::Metadata) -> [i64; 7] {
     ]
 }
 
-pub(super) fn canonical(path: &Path) -> Result<PathBuf> {
+pub fn canonical(path: &Path) -> Result<PathBuf> {
     fs::canonicalize(path).map_err(Error::io(format!("cannot find `{}`", path.display())))
 }
 

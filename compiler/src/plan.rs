@@ -57,50 +57,50 @@ pub struct Request {
 
 /// A build's source and settings.
 #[derive(Clone, Default)]
-pub(super) struct Plan {
-    pub(super) name: String,
-    pub(super) aliases: Vec<String>,
+pub struct Plan {
+    pub name: String,
+    pub aliases: Vec<String>,
     /// The source package or folder, for the manifest.
-    pub(super) from: String,
-    pub(super) folder: PathBuf,
+    pub from: String,
+    pub folder: PathBuf,
     /// The fastText model to build, if its folder has others.
-    pub(super) file: Option<PathBuf>,
+    pub file: Option<PathBuf>,
     /// Folder with an adapter to merge into the weights.
-    pub(super) adapter: Option<PathBuf>,
+    pub adapter: Option<PathBuf>,
     /// Folder with the weights, if `folder` has only an adapter and its modules.
-    pub(super) base: Option<PathBuf>,
+    pub base: Option<PathBuf>,
     /// Folder with GLiNER's encoder files, if the model's own has none.
-    pub(super) encoder: Option<PathBuf>,
+    pub encoder: Option<PathBuf>,
     /// The requested task; by default the model's most likely one.
-    pub(super) task: Option<Task>,
+    pub task: Option<Task>,
     /// Whether the vectors have to be sparse.
-    pub(super) is_sparse: bool,
+    pub is_sparse: bool,
     /// How the model has to do zero-shot classification and ranking, if the recipe says.
-    pub(super) strategy: Option<Strategy>,
-    pub(super) tensors: TensorNames,
-    pub(super) prompts: Prompts,
-    pub(super) languages: Option<LanguagePair>,
+    pub strategy: Option<Strategy>,
+    pub tensors: TensorNames,
+    pub prompts: Prompts,
+    pub languages: Option<LanguagePair>,
     /// Whether a classifier's labels are languages; by default the build decides.
-    pub(super) identifies_languages: Option<bool>,
-    pub(super) precision: Precision,
+    pub identifies_languages: Option<bool>,
+    pub precision: Precision,
     /// Whether the precision was requested. Otherwise, the build may choose a better one.
-    pub(super) is_precision_fixed: bool,
-    pub(super) engine: EngineChoice,
+    pub is_precision_fixed: bool,
+    pub engine: EngineChoice,
     /// `None` for a bundle that is only measured.
-    pub(super) floor: Option<QualityFloor>,
-    pub(super) samples: Samples,
+    pub floor: Option<QualityFloor>,
+    pub samples: Samples,
     /// Keys in the model's files that are ignored, though they may change results.
-    pub(super) allow: Vec<String>,
+    pub allow: Vec<String>,
 }
 
 impl Plan {
     /// The folder with the weights, the `config.json` and the tokenizer.
-    pub(super) fn transformer(&self) -> Result<PathBuf> {
+    pub fn transformer(&self) -> Result<PathBuf> {
         transformer_folder(self.base.as_ref().unwrap_or(&self.folder))
     }
 
     /// The folder with the `config.json` that describes the model: an adapter's own one describes the merged model.
-    pub(super) fn described(&self) -> Result<PathBuf> {
+    pub fn described(&self) -> Result<PathBuf> {
         let has_config = |adapter: &&PathBuf| adapter.join(ConfigFile::NAME).is_file();
         match self.adapter.as_ref().filter(has_config) {
             Some(adapter) => Ok(adapter.clone()),
@@ -110,7 +110,7 @@ impl Plan {
 
     /// Takes sentence-transformers modules from the adapter's folder, if it has its own. Refuses a folder with an
     /// adapter that the build would ignore, and links out of any of the folders.
-    pub(super) fn with_adapters_modules(mut self) -> Result<Self> {
+    pub fn with_adapters_modules(mut self) -> Result<Self> {
         let folder = Some(&self.folder).filter(|_| self.file.is_none());
         let folders = [folder, self.adapter.as_ref(), self.encoder.as_ref()];
         folders
@@ -136,7 +136,7 @@ impl Plan {
     }
 
     /// Languages for a translation model: the recipe's, or else the ones named by the model's files.
-    pub(super) fn languages(&self, of_files: Option<Languages>) -> Result<Languages> {
+    pub fn languages(&self, of_files: Option<Languages>) -> Result<Languages> {
         let pair = |LanguagePair { source, target }| Languages::Pair { source, target };
         self.languages.clone().map(pair).or(of_files).ok_or_else(|| {
             Error::model(format!(
@@ -153,15 +153,15 @@ pub type LoadRuntime<'a> = &'a dyn Fn() -> Result<Runtime>;
 
 /// A plan and its build resources.
 #[derive(Clone, Copy)]
-pub(super) struct Build<'a> {
-    pub(super) plan: &'a Plan,
-    pub(super) scratch: &'a Path,
-    pub(super) runtime: LoadRuntime<'a>,
-    pub(super) progress: &'a dyn Progress,
+pub struct Build<'a> {
+    pub plan: &'a Plan,
+    pub scratch: &'a Path,
+    pub runtime: LoadRuntime<'a>,
+    pub progress: &'a dyn Progress,
 }
 
 /// Plans a build; downloads the recipe's package.
-pub(super) fn plan(request: &Request, progress: &dyn Progress) -> Result<Plan> {
+pub fn plan(request: &Request, progress: &dyn Progress) -> Result<Plan> {
     let source = &request.source;
     let is_recipe = source
         .extension()

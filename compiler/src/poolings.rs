@@ -13,7 +13,7 @@ use kivu::error::{Error, Result, quoted};
 
 /// A pooling mode.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Mode {
+pub enum Mode {
     Cls,
     Max,
     Mean,
@@ -24,23 +24,23 @@ pub(super) enum Mode {
 
 /// A pooling module.
 #[derive(Debug)]
-pub(super) struct Poolings {
+pub struct Poolings {
     /// In vector order.
-    pub(super) modes: Vec<Mode>,
+    pub modes: Vec<Mode>,
     /// Whether a prompt's tokens are pooled.
-    pub(super) includes_prompt: bool,
+    pub includes_prompt: bool,
 }
 
 /// The masks of a text's tokens, INT64 (batch, sequence).
-pub(super) struct Masks<'a> {
+pub struct Masks<'a> {
     /// 1 for tokens and 0 for padding.
-    pub(super) tokens: &'a Value,
+    pub tokens: &'a Value,
     /// 1 for tokens that are pooled.
-    pub(super) pooled: &'a Value,
+    pub pooled: &'a Value,
 }
 
 /// Reads the module in `folder`.
-pub(super) fn open(folder: &Path) -> Result<Poolings> {
+pub fn open(folder: &Path) -> Result<Poolings> {
     let config = ConfigFile::open(folder)?;
     // sentence-transformers takes `null` as false.
     if config
@@ -102,12 +102,7 @@ fn modes(config: &ConfigFile) -> Result<Vec<Mode>> {
 }
 
 /// Writes token vector poolings, and concatenates the results.
-pub(super) fn write(
-    graph: &mut GraphBuilder,
-    modes: &[Mode],
-    tokens: &Value,
-    masks: &Masks<'_>,
-) -> Value {
+pub fn write(graph: &mut GraphBuilder, modes: &[Mode], tokens: &Value, masks: &Masks<'_>) -> Value {
     let vectors: Vec<Value> = modes
         .iter()
         .map(|mode| mode.write(graph, tokens, masks))

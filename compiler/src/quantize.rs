@@ -12,18 +12,18 @@ const MAX_STEPS: u8 = 8;
 
 /// An int8 matrix: `value ≈ row scale × integer`.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Rows {
+pub struct Rows {
     /// The integers, row-major, in −127…127.
-    pub(super) values: Vec<i8>,
+    pub values: Vec<i8>,
     /// One scale per row.
-    pub(super) scales: Vec<f32>,
+    pub scales: Vec<f32>,
 }
 
 /// Quantizes each row, `width` values long, in a row-major matrix.
 ///
 /// A previously quantized matrix, as a whole or by rows, keeps its integers: rounding it again would lose as much
 /// again.
-pub(super) fn rows(values: &[f32], width: usize) -> Rows {
+pub fn rows(values: &[f32], width: usize) -> Rows {
     let mut quantized = Rows {
         values: Vec::with_capacity(values.len()),
         scales: Vec::new(),
@@ -47,7 +47,7 @@ pub(super) fn rows(values: &[f32], width: usize) -> Rows {
 }
 
 /// Whether a matrix consists of whole multiples of a step, as a whole or by rows.
-pub(super) fn was_quantized(values: &[f32], width: usize) -> bool {
+pub fn was_quantized(values: &[f32], width: usize) -> bool {
     step(values).is_some()
         || values
             .chunks_exact(width.max(1))
@@ -79,7 +79,7 @@ fn largest(values: &[f32]) -> f32 {
 }
 
 /// Transposes a row-major matrix with `width` values per row.
-pub(super) fn transpose<T: Copy>(values: &[T], width: usize) -> Vec<T> {
+pub fn transpose<T: Copy>(values: &[T], width: usize) -> Vec<T> {
     let height = values.len() / width.max(1);
     (0..width)
         .flat_map(|column| (0..height).map(move |row| values[row * width + column]))
@@ -88,7 +88,7 @@ pub(super) fn transpose<T: Copy>(values: &[T], width: usize) -> Vec<T> {
 
 /// Rearranges a row-major matrix, with a row of `inputs` weights per output, into panels: 16 outputs each, in which
 /// four inputs' weights are adjacent.
-pub(super) fn panels(rows: &[i8], inputs: usize) -> Vec<i8> {
+pub fn panels(rows: &[i8], inputs: usize) -> Vec<i8> {
     let mut panels = Vec::with_capacity(rows.len());
     for rows in rows.chunks_exact(inputs * LANES) {
         for first in (0..inputs).step_by(GROUP) {

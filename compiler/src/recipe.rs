@@ -65,7 +65,7 @@ pub struct Prompts {
 
 impl Prompts {
     /// Adds the prompts to the model's own.
-    pub(super) fn apply(&self, settings: &mut EmbeddingSettings) -> Result<()> {
+    pub fn apply(&self, settings: &mut EmbeddingSettings) -> Result<()> {
         settings.prompts.extend(self.named.clone());
         if let Some(name) = &self.default {
             settings.default_prompt = Some(name.clone());

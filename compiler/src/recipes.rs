@@ -11,7 +11,7 @@ pub struct EmbeddedRecipe {
     /// Model name.
     pub name: &'static str,
     /// The recipe and the files it refers to, by relative paths.
-    pub(super) files: &'static [(&'static str, &'static [u8])],
+    pub files: &'static [(&'static str, &'static [u8])],
 }
 
 macro_rules! recipe {
@@ -44,7 +44,7 @@ pub static RECIPES: [EmbeddedRecipe; 7] = [
 
 impl EmbeddedRecipe {
     /// Writes the files into `folder`; returns the recipe's path.
-    pub(super) fn write(&self, folder: &Path) -> Result<PathBuf> {
+    pub fn write(&self, folder: &Path) -> Result<PathBuf> {
         for (name, bytes) in self.files {
             let path = folder.join(name);
             files::create_folder(path.parent().unwrap_or(folder))?;

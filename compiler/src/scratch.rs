@@ -39,7 +39,7 @@ fn resources() -> MutexGuard<'static, Resources> {
 
 /// A folder, removed on drop.
 #[derive(Debug)]
-pub(super) struct Scratch {
+pub struct Scratch {
     folder: Option<TempDir>,
     path: PathBuf,
     /// Released when the file is closed, at the latest when the process ends.
@@ -48,7 +48,7 @@ pub(super) struct Scratch {
 
 impl Scratch {
     /// Creates a scratch folder in `parent`, and removes folders left by killed builds.
-    pub(super) fn new_in(parent: &Path) -> Result<Self> {
+    pub fn new_in(parent: &Path) -> Result<Self> {
         create_folder(parent)?;
         remove_stale(parent);
         let mut resources = resources();
@@ -70,7 +70,7 @@ impl Scratch {
         })
     }
 
-    pub(super) fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         &self.path
     }
 }
@@ -114,7 +114,7 @@ fn remove_stale(parent: &Path) {
 }
 
 /// Runs a program to its end. [`abandon`] terminates it.
-pub(super) fn run(command: &mut Command) -> io::Result<ExitStatus> {
+pub fn run(command: &mut Command) -> io::Result<ExitStatus> {
     let mut child = {
         let mut resources = resources();
         let child = command.spawn()?;

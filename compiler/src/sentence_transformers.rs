@@ -30,7 +30,7 @@ const SETTINGS: &str = "config_sentence_transformers.json";
 /// Maximum tokens per text.
 const LENGTH: &str = "max_seq_length";
 /// Maximum tokens per text, in tokenizer settings.
-pub(super) const OF_TOKENIZER: &str = "model_max_length";
+pub const OF_TOKENIZER: &str = "model_max_length";
 /// Families that compute longer texts than their files declare.
 const UNLIMITED: [&str; 14] = [
     "eurobert",
@@ -51,11 +51,11 @@ const UNLIMITED: [&str; 14] = [
 /// Key for the number of leading values to keep.
 const TRUNCATION: &str = "truncate_dim";
 /// A chat template, if `tokenizer_config.json` has none.
-pub(super) const TEMPLATE: &str = "chat_template.jinja";
+pub const TEMPLATE: &str = "chat_template.jinja";
 /// model2vec's `model_type` in `config.json`.
 const MODEL2VEC: &str = "model2vec";
 /// Transformer settings, in sentence-transformers' lookup order: old versions named the file after the architecture.
-pub(super) const TRANSFORMER: [&str; 7] = [
+pub const TRANSFORMER: [&str; 7] = [
     "sentence_bert_config.json",
     "sentence_roberta_config.json",
     "sentence_distilbert_config.json",
@@ -69,7 +69,7 @@ pub(super) const TRANSFORMER: [&str; 7] = [
 /// [`POOLED`].
 ///
 /// Without sentence-transformers files, uses mean pooling without normalization, as that package does.
-pub(super) fn embedding_settings(
+pub fn embedding_settings(
     folder: &Path,
     output: &str,
     facts: &Facts,
@@ -92,7 +92,7 @@ pub(super) fn embedding_settings(
 }
 
 /// Modules after a model's transformer.
-pub(super) enum Layout {
+pub enum Layout {
     /// No module list.
     None,
     /// Pooled token vectors.
@@ -104,33 +104,33 @@ pub(super) enum Layout {
 }
 
 /// A model with a vector per token, in PyLate's or `MultiVectorEncoder`'s form.
-pub(super) struct LateInteraction {
+pub struct LateInteraction {
     /// Layer folders, and whether they are PyLate's.
-    pub(super) projections: Vec<(PathBuf, bool)>,
-    pub(super) query: RoleFiles,
-    pub(super) document: RoleFiles,
+    pub projections: Vec<(PathBuf, bool)>,
+    pub query: RoleFiles,
+    pub document: RoleFiles,
     /// Whether unknown tokens are skipped if a skip word is not a token.
-    pub(super) skips_unknown: bool,
+    pub skips_unknown: bool,
 }
 
 /// How texts in a role are encoded, by token names.
 #[derive(Default)]
-pub(super) struct RoleFiles {
-    pub(super) marker: Option<String>,
-    pub(super) max_tokens: Option<usize>,
-    pub(super) expansion: Option<Expanding>,
-    pub(super) skipped: Vec<String>,
+pub struct RoleFiles {
+    pub marker: Option<String>,
+    pub max_tokens: Option<usize>,
+    pub expansion: Option<Expanding>,
+    pub skipped: Vec<String>,
 }
 
 /// Token for padding; by default the mask token.
-pub(super) struct Expanding {
-    pub(super) token: Option<String>,
-    pub(super) length: usize,
-    pub(super) is_attended: bool,
+pub struct Expanding {
+    pub token: Option<String>,
+    pub length: usize,
+    pub is_attended: bool,
 }
 
 /// Whether the modules of the model in `folder` produce vectors, regardless of its class's head.
-pub(super) fn makes_vectors(folder: &Path) -> Result<bool> {
+pub fn makes_vectors(folder: &Path) -> Result<bool> {
     let classes = ["Pooling", "SpladePooling", "MultiVectorMask"];
     let list = modules(folder)?;
     Ok(list
@@ -139,7 +139,7 @@ pub(super) fn makes_vectors(folder: &Path) -> Result<bool> {
 }
 
 /// Modules after the transformer of the model in `folder`.
-pub(super) fn layout(folder: &Path) -> Result<Layout> {
+pub fn layout(folder: &Path) -> Result<Layout> {
     let list = modules(folder)?;
     let is_of = |module: &&Module, name: &str| module.class() == name;
     let find = |name: &str| list.iter().find(|module| is_of(module, name));
@@ -304,7 +304,7 @@ fn multi_vector_roles(folder: &Path, mask: &Path) -> Result<(RoleFiles, RoleFile
 }
 
 /// Python's `string.punctuation`.
-pub(super) fn punctuation() -> Vec<String> {
+pub fn punctuation() -> Vec<String> {
     (b'!'..=b'~')
         .filter(u8::is_ascii_punctuation)
         .map(|byte| char::from(byte).to_string())
@@ -312,7 +312,7 @@ pub(super) fn punctuation() -> Vec<String> {
 }
 
 /// The folder with a static embedding model's table, if it is one: see [`static_settings`].
-pub(super) fn static_folder(folder: &Path) -> Result<Option<PathBuf>> {
+pub fn static_folder(folder: &Path) -> Result<Option<PathBuf>> {
     match modules(folder)?.first() {
         Some(first) if first.class() == "StaticEmbedding" => first.folder(folder).map(Some),
         Some(_) => Ok(None),
@@ -326,7 +326,7 @@ pub(super) fn static_folder(folder: &Path) -> Result<Option<PathBuf>> {
 
 /// Tokens for a logit comparison, the better one first, if the model is a CrossEncoder that ranks by one. Its chat
 /// template must contain `parts`.
-pub(super) fn logit_score(folder: &Path, parts: &[&str]) -> Result<Option<[u32; 2]>> {
+pub fn logit_score(folder: &Path, parts: &[&str]) -> Result<Option<[u32; 2]>> {
     let list = modules(folder)?;
     let Some(module) = list.iter().find(|module| module.class() == "LogitScore") else {
         return Ok(None);
@@ -353,7 +353,7 @@ pub(super) fn logit_score(folder: &Path, parts: &[&str]) -> Result<Option<[u32; 
 }
 
 /// Whether the last module makes label scores, in a CrossEncoder of separate modules.
-pub(super) fn has_scores(folder: &Path) -> Result<bool> {
+pub fn has_scores(folder: &Path) -> Result<bool> {
     match modules(folder)?.last() {
         Some(last) if last.class() == "Dense" => makes_scores(&last.folder(folder)?),
         _ => Ok(false),
@@ -361,7 +361,7 @@ pub(super) fn has_scores(folder: &Path) -> Result<bool> {
 }
 
 /// Modules from token vectors with `width` values to label scores; `None` if there are none: see [`has_scores`].
-pub(super) fn score_modules(folder: &Path, width: usize) -> Result<Option<Modules>> {
+pub fn score_modules(folder: &Path, width: usize) -> Result<Option<Modules>> {
     if !has_scores(folder)? {
         return Ok(None);
     }
@@ -380,7 +380,7 @@ pub(super) fn score_modules(folder: &Path, width: usize) -> Result<Option<Module
 }
 
 /// Text before a CrossEncoder's queries, if its files have a default prompt.
-pub(super) fn default_prompt(folder: &Path) -> Result<Option<String>> {
+pub fn default_prompt(folder: &Path) -> Result<Option<String>> {
     let config = settings(folder)?;
     let Some(name) = config.get::<String>("default_prompt_name")? else {
         return Ok(None);
@@ -395,7 +395,7 @@ pub(super) fn default_prompt(folder: &Path) -> Result<Option<String>> {
 }
 
 /// Settings for static embeddings with `width` values, averaged per text, and the modules that follow.
-pub(super) fn static_settings(
+pub fn static_settings(
     folder: &Path,
     width: usize,
     max_tokens: usize,
@@ -448,7 +448,7 @@ fn dense_settings(folder: &Path, output: &str, modules: &Modules) -> Result<Dens
 }
 
 /// Settings with these dense vectors, if any; callers add other kinds.
-pub(super) fn text_settings(
+pub fn text_settings(
     folder: &Path,
     dense: Option<DenseSettings>,
     max_tokens: usize,
@@ -482,7 +482,7 @@ pub(super) fn text_settings(
 }
 
 /// The folder with the transformer's weights, `config.json` and tokenizer, for the model in `folder`.
-pub(super) fn transformer_folder(folder: &Path) -> Result<PathBuf> {
+pub fn transformer_folder(folder: &Path) -> Result<PathBuf> {
     match modules(folder)?.first() {
         Some(first) if ["Transformer", "MLMTransformer"].contains(&first.class()) => {
             first.folder(folder)
@@ -521,7 +521,7 @@ fn transformer(folder: &Path) -> Result<ConfigFile> {
 }
 
 /// Maximum number of tokens according to the files, or to the model's positions if that is less.
-pub(super) fn max_tokens(folder: &Path, facts: &Facts) -> Result<usize> {
+pub fn max_tokens(folder: &Path, facts: &Facts) -> Result<usize> {
     let positions = facts.max_positions;
     let transformer = transformer(folder)?;
     check_case(&transformer)?;
@@ -544,7 +544,7 @@ pub(super) fn max_tokens(folder: &Path, facts: &Facts) -> Result<usize> {
 
 /// Maximum number of tokens in any text of a late-interaction model, whose queries and documents have lengths of their
 /// own, with the tokens around them. As in PyLate and sentence-transformers, such a length replaces the model's.
-pub(super) fn max_tokens_of_roles(
+pub fn max_tokens_of_roles(
     folder: &Path,
     facts: &Facts,
     roles: [(&'static str, &mut RoleFiles); 2],

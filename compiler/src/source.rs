@@ -21,21 +21,21 @@ use kivu::{
 };
 
 /// Encoder graph.
-pub(super) const MODEL: &str = "model.onnx";
+pub const MODEL: &str = "model.onnx";
 /// Translation graphs.
-pub(super) const ENCODER: &str = "encoder.onnx";
-pub(super) const DECODER: &str = "decoder.onnx";
+pub const ENCODER: &str = "encoder.onnx";
+pub const DECODER: &str = "decoder.onnx";
 /// Target tokenizer, if different.
-pub(super) const TARGET_TOKENIZER: &str = "target.json";
+pub const TARGET_TOKENIZER: &str = "target.json";
 /// Shortlist, for models that have one.
-pub(super) const SHORTLIST: &str = "shortlist.bin";
+pub const SHORTLIST: &str = "shortlist.bin";
 
 /// The graph and the tokenizer for labels, for models that read labels by themselves.
-pub(super) const LABELS: &str = "labels.onnx";
-pub(super) const LABEL_TOKENIZER: &str = "labels.json";
+pub const LABELS: &str = "labels.onnx";
+pub const LABEL_TOKENIZER: &str = "labels.json";
 
 /// Static query weights for an embedding model.
-pub(super) const QUERY_WEIGHTS: &str = "query-weights.bin";
+pub const QUERY_WEIGHTS: &str = "query-weights.bin";
 
 /// File names in bundles, apart from the manifest.
 pub const FILES: [&str; 12] = [
@@ -54,35 +54,35 @@ pub const FILES: [&str; 12] = [
 ];
 
 /// Graphs by file name; the manifest's graph is the first.
-pub(super) type Graphs = Vec<(&'static str, ModelProto)>;
+pub type Graphs = Vec<(&'static str, ModelProto)>;
 
 /// Writes the graphs with weights in a precision. Only encoders have layers in other than plain forms.
-pub(super) type WriteGraphs<'a> = Box<dyn Fn(Precision, LayerForms<'_>) -> Result<Graphs> + 'a>;
+pub type WriteGraphs<'a> = Box<dyn Fn(Precision, LayerForms<'_>) -> Result<Graphs> + 'a>;
 
 /// A model read from its source.
-pub(super) struct Source<'a> {
+pub struct Source<'a> {
     /// Class that the weights were trained as.
-    pub(super) architecture: String,
+    pub architecture: String,
     /// SHA-256 over the weights.
-    pub(super) sha256: String,
-    pub(super) settings: TaskSettings,
+    pub sha256: String,
+    pub settings: TaskSettings,
     /// `tokenizer.json` for texts that the model reads.
-    pub(super) tokenizer: Vec<u8>,
+    pub tokenizer: Vec<u8>,
     /// Other files in the bundle.
-    pub(super) files: Vec<(&'static str, Vec<u8>)>,
+    pub files: Vec<(&'static str, Vec<u8>)>,
     /// Heads in the weights that vectors do not need, by the first parts of their weights' names.
-    pub(super) unused_heads: Vec<String>,
+    pub unused_heads: Vec<String>,
     /// Whether the source's own weights are quantized. They are kept, and their quality cannot be measured.
-    pub(super) is_quantized: bool,
+    pub is_quantized: bool,
     /// Whether the graphs are an export's, whose weights are not written in blocks.
-    pub(super) is_export: bool,
+    pub is_export: bool,
     /// Target engine for the quantized graph.
-    pub(super) engine: Engine,
-    pub(super) graphs: WriteGraphs<'a>,
+    pub engine: Engine,
+    pub graphs: WriteGraphs<'a>,
 }
 
 /// A translation model's decoder, until its graph is written.
-pub(super) fn unread_decoder() -> Decoder {
+pub fn unread_decoder() -> Decoder {
     Decoder {
         graph: DECODER.to_owned(),
         signature: Signature {
@@ -94,14 +94,14 @@ pub(super) fn unread_decoder() -> Decoder {
 
 /// A task's settings in the manifest.
 #[derive(Clone, Debug)]
-pub(super) enum TaskSettings {
+pub enum TaskSettings {
     Encoder(EncoderSettings),
     /// With the model's tasks, most likely first. The settings belong to the chosen one.
     Seq2Seq(Box<Seq2SeqSettings>, &'static [Task]),
 }
 
 #[derive(Clone, Debug)]
-pub(super) enum EncoderSettings {
+pub enum EncoderSettings {
     Embedding(EmbeddingSettings),
     Classification(ClassificationSettings),
     TokenClassification(TokenClassificationSettings),

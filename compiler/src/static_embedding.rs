@@ -33,17 +33,17 @@ use kivu::{
 };
 
 /// The architecture in the manifest.
-pub(super) const ARCHITECTURE: &str = STATIC_EMBEDDING;
+pub const ARCHITECTURE: &str = STATIC_EMBEDDING;
 /// Maximum number of tokens for models without a limit, far above what requests contain.
 const MAX_TOKENS: usize = 1 << 20;
 
 /// Whether the model in `folder` is a table.
-pub(super) fn is_in(folder: &Path) -> Result<bool> {
+pub fn is_in(folder: &Path) -> Result<bool> {
     Ok(static_folder(folder)?.is_some())
 }
 
 /// Opens the table in the plan's folder.
-pub(super) fn open(plan: &Plan) -> Result<Source<'static>> {
+pub fn open(plan: &Plan) -> Result<Source<'static>> {
     let folder = static_folder(&plan.folder)?.unwrap_or_else(|| plan.folder.clone());
     let (tokenizer, max_tokens) = without_special_tokens(&read_tokenizer(&folder)?)?;
     let weights = Weights::open(&folder)?;

@@ -21,7 +21,7 @@ use kivu::{
 };
 
 /// Names for sparse vectors: the model card tags of SPLADE models, which a build can be asked for like a task.
-pub(super) const SPARSE: [&str; 3] = ["sparse-encoder", "splade", "sparse"];
+pub const SPARSE: [&str; 3] = ["sparse-encoder", "splade", "sparse"];
 
 /// The task that a build is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -55,7 +55,7 @@ impl TryFrom<String> for RequestedTask {
 }
 
 /// Refuses a model without sparse vectors if the build is asked for them.
-pub(super) fn require_sparse(plan: &Plan, source: &Source<'_>) -> Result<()> {
+pub fn require_sparse(plan: &Plan, source: &Source<'_>) -> Result<()> {
     let has_sparse = matches!(
         &source.settings,
         TaskSettings::Encoder(EncoderSettings::Embedding(settings)) if settings.sparse.is_some()
@@ -74,7 +74,7 @@ pub(super) fn require_sparse(plan: &Plan, source: &Source<'_>) -> Result<()> {
 /// The bundle's task, and other tasks as plausible.
 ///
 /// A requested task must be one that the model can do. Otherwise the model card decides between the plausible ones.
-pub(super) fn task(plan: &Plan, settings: &TaskSettings) -> Result<(Task, Vec<Task>)> {
+pub fn task(plan: &Plan, settings: &TaskSettings) -> Result<(Task, Vec<Task>)> {
     if let Some(task) = plan.task {
         require(task, plan.strategy, settings)?;
         return Ok((task, Vec::new()));
@@ -84,7 +84,7 @@ pub(super) fn task(plan: &Plan, settings: &TaskSettings) -> Result<(Task, Vec<Ta
 
 /// The requested task, or the model card's if it is among `plausible`, or the first plausible one; and the others if
 /// neither decides.
-pub(super) fn choose(plan: &Plan, plausible: Vec<Task>) -> (Task, Vec<Task>) {
+pub fn choose(plan: &Plan, plausible: Vec<Task>) -> (Task, Vec<Task>) {
     if let Some(task) = plan.task {
         return (task, Vec::new());
     }
@@ -104,7 +104,7 @@ pub(super) fn choose(plan: &Plan, plausible: Vec<Task>) -> (Task, Vec<Task>) {
 
 /// Names an entailment model's labels as in `label2id`, in which `transformers` looks for the entailment. Without a
 /// single entailment, the model is refused, or returned with a warning if the build allows it.
-pub(super) fn name_entailment(plan: &Plan, labels: &mut [String]) -> Result<Option<String>> {
+pub fn name_entailment(plan: &Plan, labels: &mut [String]) -> Result<Option<String>> {
     let config = ConfigFile::open(&plan.described()?)?;
     let listed: Option<Map<String, Value>> = config.get(LABEL_IDS)?;
     let key = if listed.is_some() { LABEL_IDS } else { LABELS };
@@ -162,7 +162,7 @@ const OTHER_HEADS: [&str; 3] = [
 
 /// A note on an embedding model's head that is left out. Refuses a model made for its head, unless the build asks for
 /// embeddings.
-pub(super) fn unused_head(plan: &Plan, source: &Source<'_>) -> Result<Option<String>> {
+pub fn unused_head(plan: &Plan, source: &Source<'_>) -> Result<Option<String>> {
     let architecture = &source.architecture;
     let TaskSettings::Encoder(EncoderSettings::Embedding(settings)) = &source.settings else {
         return Ok(None);

@@ -14,12 +14,12 @@ use kivu::{
 /// Refuses tokens without a row in a table with `rows` rows: no text with these tokens could be computed.
 ///
 /// Removes special tokens added for other models, such as image tokens, which the model's texts do not contain.
-pub(super) fn within_vocabulary(json: Vec<u8>, rows: usize) -> Result<Vec<u8>> {
+pub fn within_vocabulary(json: Vec<u8>, rows: usize) -> Result<Vec<u8>> {
     within_vocabulary_or_unknown(json, rows, None)
 }
 
 /// Like [`within_vocabulary`], for a tokenizer with ids that are read as another token's.
-pub(super) fn within_vocabulary_or_unknown(
+pub fn within_vocabulary_or_unknown(
     json: Vec<u8>,
     rows: usize,
     unknown: Option<&UnknownTokens>,
@@ -80,7 +80,7 @@ pub(super) fn within_vocabulary_or_unknown(
 
 /// Refuses a tokenizer that gives tokens types without a row in a table with `rows` rows: in texts, or in pairs if the
 /// model reads them. A model without a table has no token types.
-pub(super) fn within_types(json: &[u8], rows: usize, reads_pairs: bool) -> Result<()> {
+pub fn within_types(json: &[u8], rows: usize, reads_pairs: bool) -> Result<()> {
     let tokenizer = Tokenizer::from_json(json)?;
     let pair = reads_pairs
         .then(|| tokenizer.encode_pair(["a", "a"], usize::MAX, Truncation::Off))
@@ -102,7 +102,7 @@ pub(super) fn within_types(json: &[u8], rows: usize, reads_pairs: bool) -> Resul
 
 /// Refuses a tokenizer that puts the token `padding`, to which no position belongs, around texts: the model reads longer
 /// texts than the rows of its position table suggest.
-pub(super) fn has_positions(json: &[u8], padding: i64) -> Result<()> {
+pub fn has_positions(json: &[u8], padding: i64) -> Result<()> {
     let tokenizer = Tokenizer::from_json(json)?;
     let pair = tokenizer.encode_pair(["", ""], usize::MAX, Truncation::Off)?;
     match pair.ids.into_iter().find(|id| i64::from(*id) == padding) {
@@ -134,7 +134,7 @@ fn unknown_words() -> impl Iterator<Item = String> {
 
 /// Refuses a tokenizer that fails on unknown words, since its token for them is not in its vocabulary: such texts could
 /// not be answered.
-pub(super) fn knows_unknown_words(json: &[u8]) -> Result<()> {
+pub fn knows_unknown_words(json: &[u8]) -> Result<()> {
     let tokenizer = Tokenizer::from_json(json)?;
     unknown_words().try_for_each(|word| match tokenizer.ids(&word) {
         Ok(_) => Ok(()),
@@ -148,7 +148,7 @@ pub(super) fn knows_unknown_words(json: &[u8]) -> Result<()> {
 
 /// The token for unknown words that the files name, if it is not the vocabulary's. Refuses files without one if the
 /// vocabulary has one: entities would contain the token instead of the word.
-pub(super) fn other_unknown_token(folder: &Path, tokenizer: &[u8]) -> Result<Option<u32>> {
+pub fn other_unknown_token(folder: &Path, tokenizer: &[u8]) -> Result<Option<u32>> {
     let named = unknown_token(folder)?;
     let tokenizer = Tokenizer::from_json(tokenizer)?;
     match (

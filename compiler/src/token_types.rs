@@ -64,7 +64,7 @@ const MODELS_WITH_TYPES: [&str; 5] = ["albert", "bert", "electra", "ernie", "meg
 
 /// Whether the model gets token types, which distinguish the texts in a pair: according to the file's input names, or
 /// the class. Without token types, all tokens have type 0.
-pub(super) fn returns_types(folder: &Path, config: &ConfigFile) -> Result<bool> {
+pub fn returns_types(folder: &Path, config: &ConfigFile) -> Result<bool> {
     if let Some(names) = config.get::<Vec<String>>("model_input_names")? {
         return Ok(names.iter().any(|name| name == "token_type_ids"));
     }
@@ -88,7 +88,7 @@ pub(super) fn returns_types(folder: &Path, config: &ConfigFile) -> Result<bool> 
 }
 
 /// Gives the type 0 to all tokens.
-pub(super) fn remove_types(tokenizer: &mut Map<String, Value>) {
+pub fn remove_types(tokenizer: &mut Map<String, Value>) {
     let processor = tokenizer.get("post_processor").cloned().unwrap_or_default();
     let zeroed = without_types(processor);
     let sequence = |id: &str| json!({"Sequence": {"id": id, "type_id": 0}});

@@ -19,7 +19,7 @@ use kivu::{
 };
 
 /// File name.
-pub(super) const NAME: &str = "tokenizer_config.json";
+pub const NAME: &str = "tokenizer_config.json";
 /// Classes with settings that replace a `BertNormalizer`'s.
 const BERT: [&str; 4] = [
     "BertTokenizer",
@@ -59,25 +59,25 @@ const SPECIAL_FILE: &str = "special_tokens_map.json";
 /// Key of the full token list, which replaces older files.
 const LISTED: &str = "added_tokens_decoder";
 /// Added tokens with their ids, in older files.
-pub(super) const ADDED_FILE: &str = "added_tokens.json";
+pub const ADDED_FILE: &str = "added_tokens.json";
 
 /// An entry in `added_tokens_decoder`, with `tokenizer.json` field names and `AddedToken` defaults.
 #[derive(Debug, Deserialize)]
-pub(super) struct AddedToken {
-    pub(super) content: String,
+pub struct AddedToken {
+    pub content: String,
     #[serde(default)]
     single_word: bool,
     #[serde(default)]
-    pub(super) lstrip: bool,
+    pub lstrip: bool,
     #[serde(default)]
-    pub(super) rstrip: bool,
+    pub rstrip: bool,
     normalized: Option<bool>,
     #[serde(default)]
-    pub(super) special: bool,
+    pub special: bool,
 }
 
 /// Reads the `tokenizer.json` in `folder` and applies the settings in its `tokenizer_config.json`.
-pub(super) fn read_tokenizer(folder: &Path) -> Result<Vec<u8>> {
+pub fn read_tokenizer(folder: &Path) -> Result<Vec<u8>> {
     let class = class(folder)?;
     let class = class.trim_end_matches("Fast");
     let config = ConfigFile::open_or_empty(folder, NAME)?;
@@ -139,7 +139,7 @@ fn check_model(model: &Value, class: &str) -> Result<()> {
 
 /// Like [`read_tokenizer`], for models that `transformers` has since version 5 only: it makes BERT's tokenizer from the
 /// vocabulary.
-pub(super) fn read_bert_tokenizer(folder: &Path) -> Result<Vec<u8>> {
+pub fn read_bert_tokenizer(folder: &Path) -> Result<Vec<u8>> {
     let class = class(folder)?;
     match class.trim_end_matches("Fast") {
         "" | "BertTokenizer" if folder.join(TOKENIZER).is_file() => {
@@ -158,7 +158,7 @@ pub(super) fn read_bert_tokenizer(folder: &Path) -> Result<Vec<u8>> {
 }
 
 /// Class of the tokenizer in `folder`; depends on the model if no file names it.
-pub(super) fn class(folder: &Path) -> Result<String> {
+pub fn class(folder: &Path) -> Result<String> {
     let config = ConfigFile::open_or_empty(folder, NAME)?;
     let of_model = ConfigFile::open_or_empty(folder, ConfigFile::NAME)?;
     let class = config
@@ -357,7 +357,7 @@ fn add_special_tokens(
 }
 
 /// Whether the config has a full token list; then `special_tokens_map.json` and `added_tokens.json` are not read.
-pub(super) fn lists_tokens(config: &ConfigFile) -> bool {
+pub fn lists_tokens(config: &ConfigFile) -> bool {
     config
         .fields()
         .get(LISTED)
@@ -365,10 +365,7 @@ pub(super) fn lists_tokens(config: &ConfigFile) -> bool {
 }
 
 /// Tokens that the files in `folder` list, by id.
-pub(super) fn listed_tokens(
-    folder: &Path,
-    config: &ConfigFile,
-) -> Result<BTreeMap<u32, AddedToken>> {
+pub fn listed_tokens(folder: &Path, config: &ConfigFile) -> Result<BTreeMap<u32, AddedToken>> {
     if let Some(listed) = config.get(LISTED)? {
         return Ok(listed);
     }
@@ -403,7 +400,7 @@ pub(super) fn listed_tokens(
 
 /// The config with the special tokens that `special_tokens_map.json` names, if it is read. As in `transformers`, that
 /// file takes precedence, and its list is added to the config's.
-pub(super) fn with_special_tokens(folder: &Path, config: ConfigFile) -> Result<ConfigFile> {
+pub fn with_special_tokens(folder: &Path, config: ConfigFile) -> Result<ConfigFile> {
     if lists_tokens(&config) {
         return Ok(config);
     }
@@ -433,7 +430,7 @@ fn token_files(folder: &Path, config: &ConfigFile) -> Result<Vec<ConfigFile>> {
 }
 
 /// The token for unknown words: named by the files in `folder`, or by the tokenizer class.
-pub(super) fn unknown_token(folder: &Path) -> Result<Option<String>> {
+pub fn unknown_token(folder: &Path) -> Result<Option<String>> {
     let files = token_files(folder, &ConfigFile::open_or_empty(folder, NAME)?)?;
     if let Some(value) = files.iter().find_map(|file| file.fields().get(UNKNOWN)) {
         return Ok(content(value).map(str::to_owned));

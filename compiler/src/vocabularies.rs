@@ -30,7 +30,7 @@ const SPECIAL: [(&str, &str); 5] = [
 
 /// Converts the slow tokenizer in `folder`, for its class, to a `tokenizer.json`; `settings` contain its special
 /// tokens. `None` if the folder has a `tokenizer.json`, or other files.
-pub(super) fn tokenizer(
+pub fn tokenizer(
     folder: &Path,
     class: &str,
     settings: [&ConfigFile; 2],
@@ -67,7 +67,7 @@ fn word_pieces(folder: &Path, settings: [&ConfigFile; 2]) -> Result<Vec<u8>> {
 
 /// Refuses a `tokenizer.json` with other parts than [`word_pieces`] makes from its vocabulary. `transformers` 5 makes
 /// them for some models, whatever the file says.
-pub(super) fn check_word_pieces(folder: &Path, settings: [&ConfigFile; 2]) -> Result<()> {
+pub fn check_word_pieces(folder: &Path, settings: [&ConfigFile; 2]) -> Result<()> {
     let found: Value = serde_json::from_slice(&files::read_tokenizer(folder)?)
         .map_err(|error| Error::model_because("cannot read the tokenizer", error))?;
     let ids = found["model"]["vocab"]
@@ -141,17 +141,17 @@ fn of_pieces(ids: &Map<String, Value>, settings: [&ConfigFile; 2], name: &str) -
 }
 
 /// A token's text; the token is a string or an object.
-pub(super) fn content(token: &Value) -> Option<&str> {
+pub fn content(token: &Value) -> Option<&str> {
     token.as_str().or_else(|| token.get("content")?.as_str())
 }
 
 /// A template part.
-pub(super) fn named(kind: &str, name: &str, type_id: u32) -> Value {
+pub fn named(kind: &str, name: &str, type_id: u32) -> Value {
     json!({kind: {"id": name, "type_id": type_id}})
 }
 
 /// A token that is never split.
-pub(super) fn added(content: &str, id: &Value, takes_left: bool) -> Value {
+pub fn added(content: &str, id: &Value, takes_left: bool) -> Value {
     json!({
         "id": id, "content": content, "single_word": false, "lstrip": takes_left, "rstrip": false,
         "normalized": false, "special": true,

@@ -22,9 +22,9 @@ const CHECKPOINT: &str = "pytorch_model.bin";
 const CHECKPOINT_INDEX: &str = "pytorch_model.bin.index.json";
 
 /// Files with whole models, in order of preference.
-pub(super) const FILES: [&str; 2] = [WHOLE, CHECKPOINT];
+pub const FILES: [&str; 2] = [WHOLE, CHECKPOINT];
 /// Whole files and shard indexes in the order in which `transformers` looks for them; it reads the first one only.
-pub(super) const LAYOUTS: [&str; 4] = [WHOLE, INDEX, CHECKPOINT, CHECKPOINT_INDEX];
+pub const LAYOUTS: [&str; 4] = [WHOLE, INDEX, CHECKPOINT, CHECKPOINT_INDEX];
 
 /// Name suffixes for tensors that are computed from a model's settings, not weights.
 const BUFFERS: [&str; 3] = ["inv_freq", "position_ids", "token_type_ids"];
@@ -42,38 +42,38 @@ const WRAPPERS: [&str; 7] = [
 
 /// A model's weights by name, as fp32.
 #[derive(Debug)]
-pub(super) struct Weights {
+pub struct Weights {
     /// All weights by their whole names.
-    pub(super) tensors: BTreeMap<String, Weight>,
+    pub tensors: BTreeMap<String, Weight>,
     /// Integer lists by name.
-    pub(super) integers: BTreeMap<String, Vec<i64>>,
+    pub integers: BTreeMap<String, Vec<i64>>,
     /// Types of all tensors that are neither weights nor integer lists.
     others: BTreeMap<String, String>,
     /// Name prefix for the body.
-    pub(super) prefix: String,
+    pub prefix: String,
     /// SHA-256 over all weight files, in order, and over those that were added.
-    pub(super) sha256: String,
+    pub sha256: String,
     /// Full names of the weights in a graph.
     taken: RefCell<BTreeSet<String>>,
 }
 
 /// One weight tensor.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Weight {
+pub struct Weight {
     /// Length per axis.
-    pub(super) shape: Vec<usize>,
+    pub shape: Vec<usize>,
     /// The values, row-major.
-    pub(super) values: Vec<f32>,
+    pub values: Vec<f32>,
 }
 
 impl Weights {
     /// Whether `folder` has weights that [`Weights::open`] can read.
-    pub(super) fn are_in(folder: &Path) -> bool {
+    pub fn are_in(folder: &Path) -> bool {
         LAYOUTS.iter().any(|file| folder.join(file).is_file())
     }
 
     /// Reads all weights in `folder`.
-    pub(super) fn open(folder: &Path) -> Result<Self> {
+    pub fn open(folder: &Path) -> Result<Self> {
         let names = names(folder, |file| folder.join(file).is_file())?;
         // For the error, which names the file.
         let names = names.unwrap_or_else(|| vec![WHOLE.to_owned()]);
@@ -97,7 +97,7 @@ impl Weights {
     }
 
     /// Reads safetensors files and PyTorch checkpoints.
-    pub(super) fn of_files(paths: &[PathBuf]) -> Result<Self> {
+    pub fn of_files(paths: &[PathBuf]) -> Result<Self> {
         let (mut tensors, mut integers, mut hash) =
             (BTreeMap::new(), BTreeMap::new(), Sha256::new());
         let mut others = BTreeMap::new();
@@ -148,7 +148,7 @@ impl Weights {
     }
 
     /// Creates weights from files in another format, with the files' SHA-256.
-    pub(super) fn of_tensors(tensors: BTreeMap<String, Weight>, sha256: String) -> Self {
+    pub fn of_tensors(tensors: BTreeMap<String, Weight>, sha256: String) -> Self {
         Self {
             tensors,
             integers: BTreeMap::new(),
@@ -160,28 +160,28 @@ impl Weights {
     }
 
     /// Adds the SHA-256 of other weights that the build reads, such as an adapter's.
-    pub(super) fn add_source(&mut self, sha256: &str) {
+    pub fn add_source(&mut self, sha256: &str) {
         self.sha256 = combined_sha256(&self.sha256, [sha256]);
     }
 
     /// Whether there is a weight with the full name `name`.
-    pub(super) fn has(&self, name: &str) -> bool {
+    pub fn has(&self, name: &str) -> bool {
         self.tensors.contains_key(name)
     }
 
     /// Full names.
-    pub(super) fn names(&self) -> impl Iterator<Item = &String> {
+    pub fn names(&self) -> impl Iterator<Item = &String> {
         self.tensors.keys()
     }
 
     /// Full names of the weights that no graph contains so far.
-    pub(super) fn untaken(&self) -> impl Iterator<Item = &String> {
+    pub fn untaken(&self) -> impl Iterator<Item = &String> {
         self.names()
             .filter(|name| !self.taken.borrow().contains(*name))
     }
 
     /// Takes the tensors whose names begin with `prefix` out of these weights.
-    pub(super) fn split_off(&mut self, prefix: &str) -> Self {
+    pub fn split_off(&mut self, prefix: &str) -> Self {
         Self {
             tensors: split(&mut self.tensors, prefix),
             integers: split(&mut self.integers, prefix),
@@ -193,7 +193,7 @@ impl Weights {
     }
 
     /// Looks names up under `prefix` if `landmark` exists there. Models with a head store their body under a prefix.
-    pub(super) fn with_prefix(mut self, prefix: &str, landmark: &str) -> Self {
+    pub fn with_prefix(mut self, prefix: &str, landmark: &str) -> Self {
         if self.has(&format!("{prefix}{landmark}")) {
             self.prefix = prefix.to_owned();
         }
@@ -201,12 +201,12 @@ impl Weights {
     }
 
     /// Takes the body's weight called `name`, which must have the given shape.
-    pub(super) fn take(&self, name: &str, shape: &[usize]) -> Result<&Weight> {
+    pub fn take(&self, name: &str, shape: &[usize]) -> Result<&Weight> {
         self.take_whole(&format!("{}{name}", self.prefix), shape)
     }
 
     /// Takes the weight with the full name `name`, which must have the given shape.
-    pub(super) fn take_whole(&self, name: &str, shape: &[usize]) -> Result<&Weight> {
+    pub fn take_whole(&self, name: &str, shape: &[usize]) -> Result<&Weight> {
         let weight = self.tensors.get(name).ok_or_else(|| match self.others.get(name) {
             None => Error::model(format!("expected the weight `{name}`, but found no such weight")),
             Some(kind) => Error::model(format!(
@@ -228,7 +228,7 @@ impl Weights {
 
     /// Refuses tensors that no graph contains, unless `is_unused` is true for their names without body prefix: they
     /// belong to parts that the family does not have.
-    pub(super) fn check_all(&self, is_unused: impl Fn(&str) -> bool) -> Result<()> {
+    pub fn check_all(&self, is_unused: impl Fn(&str) -> bool) -> Result<()> {
         let taken = self.taken.borrow();
         let names = self
             .tensors
@@ -253,7 +253,7 @@ impl Weights {
 
     /// The first of `names` that these weights have: full names of one matrix that layers share, of which files store one
     /// or more. Refuses copies that differ: `transformers` versions disagree on which one counts.
-    pub(super) fn shared<'a>(&self, names: &'a [impl AsRef<str>]) -> Result<Option<&'a str>> {
+    pub fn shared<'a>(&self, names: &'a [impl AsRef<str>]) -> Result<Option<&'a str>> {
         let names = names.iter().map(AsRef::as_ref);
         let mut found = names.filter(|name| self.has(name));
         let Some(first) = found.next() else {
@@ -269,7 +269,7 @@ impl Weights {
     }
 
     /// Gives a matrix that layers share the first of its full `names`; see [`Self::shared`].
-    pub(super) fn unify(&mut self, names: &[impl AsRef<str>]) -> Result<()> {
+    pub fn unify(&mut self, names: &[impl AsRef<str>]) -> Result<()> {
         let Some(found) = self
             .shared(names)?
             .and_then(|found| self.tensors.remove(found))
@@ -284,7 +284,7 @@ impl Weights {
     }
 
     /// Finds a weight by its name in another file. Either name may have or lack `prefix`.
-    pub(super) fn find_mut(&mut self, name: &str, prefix: &str) -> Option<&mut Weight> {
+    pub fn find_mut(&mut self, name: &str, prefix: &str) -> Option<&mut Weight> {
         let bare = name.strip_prefix(prefix).unwrap_or(name);
         let names = [name, bare, &format!("{prefix}{bare}")];
         let found = names.into_iter().find(|name| self.has(name))?;
@@ -293,7 +293,7 @@ impl Weights {
 }
 
 /// The SHA-256 over a model's weights together with those of others that its build reads; without others, the model's own.
-pub(super) fn combined_sha256<'a>(own: &str, others: impl IntoIterator<Item = &'a str>) -> String {
+pub fn combined_sha256<'a>(own: &str, others: impl IntoIterator<Item = &'a str>) -> String {
     others.into_iter().fold(own.to_owned(), |all, other| {
         hex(&Sha256::digest(format!("{all}\n{other}")))
     })
@@ -306,7 +306,7 @@ fn split<T>(named: &mut BTreeMap<String, T>, prefix: &str) -> BTreeMap<String, T
 }
 
 /// Refuses a weight with non-finite values, with which no text can be computed.
-pub(super) fn check_finite(name: &str, weight: &Weight) -> Result<()> {
+pub fn check_finite(name: &str, weight: &Weight) -> Result<()> {
     match weight.values.iter().position(|value| !value.is_finite()) {
         None => Ok(()),
         Some(place) => Err(Error::model(format!(
@@ -331,7 +331,7 @@ fn current_name(name: String) -> String {
 
 /// Weight files for a model, among the files for which `has` is true; `None` if it has no weights. `folder` has the
 /// index, if there is one.
-pub(super) fn names(folder: &Path, has: impl Fn(&str) -> bool) -> Result<Option<Vec<String>>> {
+pub fn names(folder: &Path, has: impl Fn(&str) -> bool) -> Result<Option<Vec<String>>> {
     match LAYOUTS.into_iter().find(|file| has(file)) {
         Some(index) if !FILES.contains(&index) => shards(folder, index).map(Some),
         whole => Ok(whole.map(|whole| vec![whole.to_owned()])),

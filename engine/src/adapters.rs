@@ -11,7 +11,7 @@ const TOGETHER: usize = 4;
 
 /// Adds a task's product with `input` to `out`. Tasks count from 0.
 #[inline(always)]
-pub(crate) fn adapt<K: Kernel>(
+pub fn adapt<K: Kernel>(
     kernel: K,
     adapters: &Adapters,
     task: usize,

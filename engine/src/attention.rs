@@ -13,15 +13,15 @@ use crate::{
 
 /// One head of one text. Other heads reuse the buffers.
 #[derive(Debug, Default)]
-pub(crate) struct Head {
+pub struct Head {
     /// Width of a query, key or value.
-    pub(crate) size: usize,
+    pub size: usize,
     /// One query per row.
-    pub(crate) queries: Numbers,
+    pub queries: Numbers,
     /// One key per row.
-    pub(crate) keys: Numbers,
+    pub keys: Numbers,
     /// One value per row, [`Head::value_stride`] numbers each.
-    pub(crate) values: Numbers,
+    pub values: Numbers,
     /// Transposed keys, in panels of 32 keys.
     panels: Numbers,
     scores: Numbers,
@@ -30,7 +30,7 @@ pub(crate) struct Head {
 
 /// A head's scale, limit, window and position bias.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Scores<'a> {
+pub struct Scores<'a> {
     scale: f32,
     cap: Option<f32>,
     window: AttentionWindow,
@@ -50,7 +50,7 @@ enum Bias<'a> {
 
 impl<'a> Scores<'a> {
     /// The settings for one head.
-    pub(crate) fn new(attention: &'a Attention, head: usize) -> Self {
+    pub fn new(attention: &'a Attention, head: usize) -> Self {
         let bias = match &attention.bias {
             DistanceBias::None => Bias::None,
             DistanceBias::Slopes(slopes) => Bias::Slope(slopes[head]),
@@ -118,12 +118,12 @@ impl<'a> Scores<'a> {
 
 impl Head {
     /// Length of a value row: the head size, padded to whole product columns.
-    pub(crate) fn value_stride(size: usize) -> usize {
+    pub fn value_stride(size: usize) -> usize {
         size.next_multiple_of(COLUMNS)
     }
 
     /// Buffer size for a text with `tokens` tokens, as a count of numbers.
-    pub(crate) fn numbers(size: usize, tokens: usize, bias: &DistanceBias) -> usize {
+    pub fn numbers(size: usize, tokens: usize, bias: &DistanceBias) -> usize {
         let padded = tokens.next_multiple_of(COLUMNS);
         let rows = if tokens <= MAX_ROWS {
             MAX_ROWS
@@ -140,7 +140,7 @@ impl Head {
     /// Writes each query's context, `size` numbers long, to `out`: values, weighted by softmax(scale × query · key),
     /// with a position bias if the model has one. Query positions start at 0. Contexts without keys are zeros.
     #[inline(always)]
-    pub(crate) fn attend<K: Kernel>(&mut self, kernel: K, settings: &Scores<'_>, out: &mut [f32]) {
+    pub fn attend<K: Kernel>(&mut self, kernel: K, settings: &Scores<'_>, out: &mut [f32]) {
         if self.keys.is_empty() {
             return out.fill(0.0);
         }

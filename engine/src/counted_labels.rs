@@ -17,7 +17,7 @@ impl CountedLabels {
     /// Writes a row per label for each instance into `outputs`, and zeros for instances that a label does not have. Returns
     /// the maximum number of instances.
     #[inline(always)]
-    pub(crate) fn write<K: Kernel>(&self, kernel: K, width: usize, buffers: &mut Spans) -> usize {
+    pub fn write<K: Kernel>(&self, kernel: K, width: usize, buffers: &mut Spans) -> usize {
         let Spans {
             labels,
             schemas,

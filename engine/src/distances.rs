@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// Queries in a group, which attention computes together; also keys that are multiplied together.
-pub(crate) const QUERIES: usize = 8;
+pub const QUERIES: usize = 8;
 /// Queries whose products with keys are computed together. With those of a group's other rows, their distances fill
 /// panels nearly, wherever they begin.
 const BLOCK: usize = 4 * COLUMNS;
@@ -24,7 +24,7 @@ const _: () = assert!(BLOCK.is_multiple_of(QUERIES) && COLUMNS.is_multiple_of(QU
 
 /// Buffers for the terms of one head. Other heads reuse them.
 #[derive(Debug, Default)]
-pub(crate) struct DistanceTerms {
+pub struct DistanceTerms {
     /// Products of rows with a range of panels, before far distances are told apart.
     shared: Numbers,
     /// The same, with a column per distance.
@@ -42,14 +42,14 @@ struct Products {
 
 /// One head's tables.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct HeadVectors<'a> {
+pub struct HeadVectors<'a> {
     vectors: &'a DistanceVectors,
     keys: Option<&'a [f32]>,
     queries: Option<&'a [f32]>,
 }
 
 impl<'a> HeadVectors<'a> {
-    pub(crate) fn new(vectors: &'a DistanceVectors, head: usize) -> Self {
+    pub fn new(vectors: &'a DistanceVectors, head: usize) -> Self {
         let of_head = |table: &'a [f32]| {
             let size = table.len() / vectors.heads;
             &table[head * size..(head + 1) * size]
@@ -64,7 +64,7 @@ impl<'a> HeadVectors<'a> {
 
 impl DistanceTerms {
     /// Buffer size for a text with `tokens` tokens, as a count of numbers.
-    pub(crate) fn numbers(tokens: usize) -> usize {
+    pub fn numbers(tokens: usize) -> usize {
         2 * QUERIES * (tokens + BLOCK + 2 * COLUMNS) + BLOCK * stride(tokens)
     }
 
@@ -72,7 +72,7 @@ impl DistanceTerms {
     /// with the query at position `first`; groups follow each other from position 0. A row of scores has `padded`
     /// numbers.
     #[inline(always)]
-    pub(crate) fn add<K: Kernel>(
+    pub fn add<K: Kernel>(
         &mut self,
         kernel: K,
         head: HeadVectors<'_>,

@@ -9,7 +9,7 @@ use crate::{
 
 /// Sums the chosen experts' results for each row, each times its weight, and adds the bias.
 #[inline(always)]
-pub(crate) fn pass_experts<K: Kernel>(
+pub fn pass_experts<K: Kernel>(
     kernel: K,
     input: &[f32],
     width: usize,

@@ -14,7 +14,7 @@ use crate::{
 
 /// Quantized rows. Tiles of [`Kernel::TILE_ROWS`] rows follow each other; within a tile, rows are grouped by input block.
 #[derive(Debug, Default)]
-pub(crate) struct Quantized {
+pub struct Quantized {
     ranges: Vec<RowRange>,
     /// In the kernel's format.
     activations: Vec<u8>,
@@ -45,7 +45,7 @@ impl Default for Part {
 
 /// Multiplies rows by `layer`'s weights in `panels`, 16 outputs each, with bias and activation.
 #[inline(always)]
-pub(crate) fn linear<K: Kernel>(
+pub fn linear<K: Kernel>(
     kernel: K,
     input: &[f32],
     (layer, panels): (&Linear, Range<usize>),
@@ -342,13 +342,7 @@ fn quantize_block<K: Kernel>(
 
 /// Multiplies rows with `width` values each by `layer`'s fp32 weights, with bias.
 #[inline(always)]
-pub(crate) fn dense<K: Kernel>(
-    kernel: K,
-    input: &[f32],
-    width: usize,
-    layer: &Dense,
-    out: &mut [f32],
-) {
+pub fn dense<K: Kernel>(kernel: K, input: &[f32], width: usize, layer: &Dense, out: &mut [f32]) {
     let outputs = layer.outputs;
     let whole = outputs - outputs % (2 * LANES);
     let mut sums: [[Lanes; 2]; MAX_ROWS] = [[[0.0; LANES]; 2]; MAX_ROWS];

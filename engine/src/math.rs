@@ -7,11 +7,7 @@ use crate::{
 
 /// Combines 16 lanes into one number: the upper half with the lower one, until one lane is left.
 #[inline(always)]
-pub(crate) fn fold<K: Kernel>(
-    kernel: K,
-    lanes: K::F32x16,
-    combine: impl Fn(f32, f32) -> f32,
-) -> f32 {
+pub fn fold<K: Kernel>(kernel: K, lanes: K::F32x16, combine: impl Fn(f32, f32) -> f32) -> f32 {
     let mut all = [0.0; LANES];
     kernel.store(lanes, &mut all);
     let mut half = LANES / 2;
@@ -25,17 +21,17 @@ pub(crate) fn fold<K: Kernel>(
 }
 
 #[inline(always)]
-pub(crate) fn sum<K: Kernel>(kernel: K, lanes: K::F32x16) -> f32 {
+pub fn sum<K: Kernel>(kernel: K, lanes: K::F32x16) -> f32 {
     fold(kernel, lanes, |a, b| a + b)
 }
 
 #[inline(always)]
-pub(crate) fn smallest<K: Kernel>(kernel: K, lanes: K::F32x16) -> f32 {
+pub fn smallest<K: Kernel>(kernel: K, lanes: K::F32x16) -> f32 {
     fold(kernel, lanes, |a, b| if a < b { a } else { b })
 }
 
 #[inline(always)]
-pub(crate) fn largest<K: Kernel>(kernel: K, lanes: K::F32x16) -> f32 {
+pub fn largest<K: Kernel>(kernel: K, lanes: K::F32x16) -> f32 {
     fold(kernel, lanes, |a, b| if a > b { a } else { b })
 }
 
@@ -55,7 +51,7 @@ fn polynomial<K: Kernel, const N: usize>(
 
 /// `e^x`, with a relative error below 2e-7; `x` is limited to −87…88, where the result is a normal number.
 #[inline(always)]
-pub(crate) fn exp<K: Kernel>(kernel: K, x: K::F32x16) -> K::F32x16 {
+pub fn exp<K: Kernel>(kernel: K, x: K::F32x16) -> K::F32x16 {
     // 1.5 × 2^23: adding it rounds to an integer, which is then in the lowest bits.
     let magic = kernel.splat(12_582_912.0);
     // In this argument order, NaN passes both.
@@ -111,7 +107,7 @@ fn erf<K: Kernel>(kernel: K, x: K::F32x16) -> K::F32x16 {
 
 /// `1 / (1 + e^−x)`
 #[inline(always)]
-pub(crate) fn sigmoid<K: Kernel>(kernel: K, x: K::F32x16) -> K::F32x16 {
+pub fn sigmoid<K: Kernel>(kernel: K, x: K::F32x16) -> K::F32x16 {
     let one = kernel.splat(1.0);
     let power = exp(kernel, kernel.sub(kernel.splat(0.0), x));
     kernel.div(one, kernel.add(one, power))
@@ -119,7 +115,7 @@ pub(crate) fn sigmoid<K: Kernel>(kernel: K, x: K::F32x16) -> K::F32x16 {
 
 /// An activation function, as `transformers` defines it.
 #[inline(always)]
-pub(crate) fn activate<K: Kernel>(kernel: K, function: Activation, x: K::F32x16) -> K::F32x16 {
+pub fn activate<K: Kernel>(kernel: K, function: Activation, x: K::F32x16) -> K::F32x16 {
     match function {
         Activation::Gelu => {
             let half = kernel.mul(x, kernel.splat(0.5));
@@ -154,7 +150,7 @@ pub(crate) fn activate<K: Kernel>(kernel: K, function: Activation, x: K::F32x16)
 
 /// Multiplies an activated row by another.
 #[inline(always)]
-pub(crate) fn gate<K: Kernel>(
+pub fn gate<K: Kernel>(
     kernel: K,
     function: Activation,
     [activated, other]: [&[Lanes]; 2],
@@ -168,7 +164,7 @@ pub(crate) fn gate<K: Kernel>(
 
 /// Normalizes rows as wide as the norm: to mean 0 and variance 1, or to mean square 1.
 #[inline(always)]
-pub(crate) fn normalize<K: Kernel>(kernel: K, rows: &mut [Lanes], norm: &Norm) {
+pub fn normalize<K: Kernel>(kernel: K, rows: &mut [Lanes], norm: &Norm) {
     let width = norm.gain.len();
     let mut groups = rows.chunks_exact_mut(ROWS * width);
     for rows in &mut groups {

@@ -602,13 +602,13 @@ pub struct DistanceVectors {
     /// distance has its predecessor's column, or the next one.
     columns: Vec<u32>,
     /// Number of heads in each table.
-    pub(crate) heads: usize,
+    pub heads: usize,
     /// Numbers per vector.
     size: usize,
     /// Vectors that queries are multiplied by: for each head, panels with a row per number and 32 columns.
-    pub(crate) keys: Option<Array<f32>>,
+    pub keys: Option<Array<f32>>,
     /// Vectors that keys are multiplied by, in the same order.
-    pub(crate) queries: Option<Array<f32>>,
+    pub queries: Option<Array<f32>>,
 }
 
 /// Tables of distance vectors, and their shape.
@@ -668,7 +668,7 @@ impl DistanceVectors {
     }
 
     /// Columns for a range of distances.
-    pub(crate) fn columns_of(&self, distances: Range<isize>) -> &[u32] {
+    pub fn columns_of(&self, distances: Range<isize>) -> &[u32] {
         let zero = (self.columns.len() / 2) as isize;
         &self.columns[(zero + distances.start) as usize..(zero + distances.end) as usize]
     }
@@ -723,19 +723,19 @@ const PANELS_PER_PART: usize = 32;
 
 impl Linear {
     /// Blocks per input row.
-    pub(crate) fn blocks(&self) -> usize {
+    pub fn blocks(&self) -> usize {
         self.inputs / self.block
     }
 }
 
 impl Largest {
     /// Number of output ranges.
-    pub(crate) fn tasks(&self) -> usize {
+    pub fn tasks(&self) -> usize {
         (self.layer.outputs / LANES).div_ceil(PANELS_PER_PART)
     }
 
     /// The panels in an output range.
-    pub(crate) fn panels(&self, part: usize) -> Range<usize> {
+    pub fn panels(&self, part: usize) -> Range<usize> {
         let first = part * PANELS_PER_PART;
         first..(first + PANELS_PER_PART).min(self.layer.outputs / LANES)
     }

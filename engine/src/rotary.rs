@@ -61,7 +61,7 @@ enum Long {
 
 /// Cosines and sines by position.
 #[derive(Debug)]
-pub(crate) struct Table {
+pub struct Table {
     frequencies: Vec<f32>,
     amplitude: f32,
     /// Cosines, then sines, for each position.
@@ -69,7 +69,7 @@ pub(crate) struct Table {
 }
 
 /// A text's table.
-pub(crate) enum TextTable<'a> {
+pub enum TextTable<'a> {
     Shared(&'a Table),
     Own(Arc<Table>),
 }
@@ -96,12 +96,12 @@ impl Rotary {
     }
 
     /// Memory for cosines and sines in a text with `tokens` tokens, in bytes.
-    pub(crate) fn bytes(&self, tokens: usize) -> usize {
+    pub fn bytes(&self, tokens: usize) -> usize {
         tokens.next_multiple_of(BLOCK) * 2 * self.settings.frequencies.len() * size_of::<f32>()
     }
 
     /// The table for a text with `tokens` tokens.
-    pub(crate) fn table(&self, tokens: usize) -> TextTable<'_> {
+    pub fn table(&self, tokens: usize) -> TextTable<'_> {
         match (&self.long, &self.settings.lengths) {
             (Long::One(table), Lengths::Other { positions, .. }) if tokens > *positions => {
                 TextTable::Shared(table)
@@ -139,7 +139,7 @@ impl Rotary {
 
 impl TextTable<'_> {
     /// The angles.
-    pub(crate) fn get(&self) -> &Table {
+    pub fn get(&self) -> &Table {
         match self {
             Self::Shared(table) => table,
             Self::Own(table) => table,
@@ -161,7 +161,7 @@ impl Table {
 
     /// Rotates a head for the token at `position`. Values beyond the pairs stay as they are.
     #[inline(always)]
-    pub(crate) fn rotate(&self, head: &mut [f32], position: usize) {
+    pub fn rotate(&self, head: &mut [f32], position: usize) {
         let pairs = self.frequencies.len();
         let angles = self.blocks[position / BLOCK].get_or_init(|| self.angles(position / BLOCK));
         let (cosines, sines) = angles[position % BLOCK * 2 * pairs..][..2 * pairs].split_at(pairs);

@@ -15,33 +15,33 @@ use crate::{
 
 /// Buffers for one text. Other texts reuse them.
 #[derive(Debug, Default)]
-pub(crate) struct Spans {
+pub struct Spans {
     /// A row per word.
-    pub(crate) words: Vec<f32>,
+    pub words: Vec<f32>,
     /// Number of tokens that begin words.
-    pub(crate) tokens: usize,
+    pub tokens: usize,
     /// A row per label.
-    pub(crate) labels: Vec<f32>,
+    pub labels: Vec<f32>,
     /// A row per schema token, in heads that read them.
-    pub(crate) schemas: Vec<f32>,
+    pub schemas: Vec<f32>,
     /// Each label's kind, and the index of its schema.
-    pub(crate) kinds: Vec<(LabelKind, usize)>,
+    pub kinds: Vec<(LabelKind, usize)>,
     /// Number of instances per label, in heads that count them.
-    pub(crate) instances: Vec<usize>,
+    pub instances: Vec<usize>,
     /// A score per class label, and 0 for others.
-    pub(crate) classes: Vec<f32>,
-    pub(crate) hidden: Vec<f32>,
-    pub(crate) outputs: Vec<f32>,
-    pub(crate) starts: Vec<f32>,
-    pub(crate) ends: Vec<f32>,
+    pub classes: Vec<f32>,
+    pub hidden: Vec<f32>,
+    pub outputs: Vec<f32>,
+    pub starts: Vec<f32>,
+    pub ends: Vec<f32>,
     /// A label's factors per column, in panels of 32 labels.
-    pub(crate) panels: Vec<f32>,
-    pub(crate) biases: Vec<f32>,
+    pub panels: Vec<f32>,
+    pub biases: Vec<f32>,
 }
 
 /// What a label is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum LabelKind {
+pub enum LabelKind {
     /// Spans anywhere in the text.
     Entity,
     /// Spans in each instance of its schema.
@@ -53,7 +53,7 @@ pub(crate) enum LabelKind {
 impl SpanHead {
     /// Writes a text's scores by word and label.
     #[inline(always)]
-    pub(crate) fn score<K: Kernel>(&self, kernel: K, buffers: &mut Spans, out: &mut Vec<f32>) {
+    pub fn score<K: Kernel>(&self, kernel: K, buffers: &mut Spans, out: &mut Vec<f32>) {
         let Spans {
             words,
             hidden,
@@ -309,7 +309,7 @@ impl Lstm {
 }
 
 #[inline(always)]
-pub(crate) fn tanh<K: Kernel>(kernel: K, values: &mut [f32]) {
+pub fn tanh<K: Kernel>(kernel: K, values: &mut [f32]) {
     for lanes in values.as_chunks_mut::<LANES>().0 {
         kernel.store(
             activate(kernel, Activation::Tanh, kernel.load(lanes)),
@@ -320,13 +320,7 @@ pub(crate) fn tanh<K: Kernel>(kernel: K, values: &mut [f32]) {
 
 /// Applies a layer to rows with `width` numbers each.
 #[inline(always)]
-pub(crate) fn apply<K: Kernel>(
-    kernel: K,
-    layer: &Dense,
-    input: &[f32],
-    width: usize,
-    out: &mut Vec<f32>,
-) {
+pub fn apply<K: Kernel>(kernel: K, layer: &Dense, input: &[f32], width: usize, out: &mut Vec<f32>) {
     out.resize(input.len() / width * layer.outputs, 0.0);
     dense(kernel, input, width, layer, out);
 }
@@ -356,7 +350,7 @@ fn score_labels<K: Kernel>(
 
 /// Applies two layers; the first has positive outputs.
 #[inline(always)]
-pub(crate) fn two_layers<K: Kernel>(
+pub fn two_layers<K: Kernel>(
     kernel: K,
     [first, second]: [&Dense; 2],
     input: &[f32],
@@ -370,7 +364,7 @@ pub(crate) fn two_layers<K: Kernel>(
 
 /// Applies two layers, with GELU between them.
 #[inline(always)]
-pub(crate) fn two_layers_with_gelu<K: Kernel>(
+pub fn two_layers_with_gelu<K: Kernel>(
     kernel: K,
     [first, second]: &[Dense; 2],
     input: &[f32],
@@ -389,7 +383,7 @@ pub(crate) fn two_layers_with_gelu<K: Kernel>(
 
 /// The positive part; 0 for NaN and for negative zero.
 #[inline(always)]
-pub(crate) fn positive(value: &mut f32) {
+pub fn positive(value: &mut f32) {
     *value = if *value > 0.0 { *value } else { 0.0 };
 }
 

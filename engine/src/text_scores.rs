@@ -15,7 +15,7 @@ const EPSILON: f32 = 1e-8;
 impl TextScorer {
     /// Writes a text's scores by label.
     #[inline(always)]
-    pub(crate) fn score<K: Kernel>(
+    pub fn score<K: Kernel>(
         &self,
         kernel: K,
         width: usize,

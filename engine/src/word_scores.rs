@@ -15,7 +15,7 @@ const BLOCK: usize = 48;
 impl WordScorer {
     /// Writes a text's scores by word, label and kind.
     #[inline(always)]
-    pub(crate) fn score<K: Kernel>(
+    pub fn score<K: Kernel>(
         &self,
         kernel: K,
         width: usize,

@@ -35,7 +35,7 @@ impl Cancellation {
 }
 
 /// A promise for the result of work, which `convert` makes a value for JavaScript on its thread.
-pub(crate) fn promise<'env, T: Send + 'static, V: ToNapiValue + 'static>(
+pub fn promise<'env, T: Send + 'static, V: ToNapiValue + 'static>(
     env: &'env Env,
     cancellation: Option<ClassInstance<'_, Cancellation>>,
     work: impl Future<Output = Result<T, Failure>> + Send + 'static,
@@ -66,7 +66,7 @@ pub(crate) fn promise<'env, T: Send + 'static, V: ToNapiValue + 'static>(
 }
 
 /// Does work that may take long, such as freeing a model, on another thread.
-pub(crate) fn in_background(work: impl FnOnce() + Send + 'static) {
+pub fn in_background(work: impl FnOnce() + Send + 'static) {
     if let Ok(runtime) = RUNTIME.as_ref() {
         runtime.spawn_blocking(work);
     }

@@ -5,13 +5,13 @@ use napi::{Env, Error, JsValue, bindgen_prelude::JsObjectValue};
 
 /// An error's class name and message.
 #[derive(Debug)]
-pub(crate) struct Failure {
+pub struct Failure {
     class: &'static str,
     message: String,
 }
 
 impl Failure {
-    pub(crate) fn new(class: &'static str, message: impl Into<String>) -> Self {
+    pub fn new(class: &'static str, message: impl Into<String>) -> Self {
         Self {
             class,
             message: message.into(),
@@ -19,7 +19,7 @@ impl Failure {
     }
 
     /// A JavaScript error with the class name as its `code`.
-    pub(crate) fn into_error(self, env: Env) -> Error {
+    pub fn into_error(self, env: Env) -> Error {
         let made = env
             .create_error(Error::from_reason(self.message))
             .and_then(|mut error| {

@@ -36,7 +36,7 @@ pub struct Model {
 
 /// Vectors per token.
 #[napi(object)]
-pub(crate) struct TokenVectors {
+pub struct TokenVectors {
     /// The vectors one after another.
     pub values: Float32Array,
     /// How many vectors each text has.
@@ -47,7 +47,7 @@ pub(crate) struct TokenVectors {
 
 /// Loads a model by name; the options are JSON.
 #[napi]
-pub(crate) fn load<'env>(
+pub fn load<'env>(
     env: &'env Env,
     name: String,
     options: String,

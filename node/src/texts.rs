@@ -23,26 +23,26 @@ impl Units {
 }
 
 /// A single text.
-pub(crate) struct Text {
+pub struct Text {
     units: Units,
     argument: &'static str,
 }
 
 impl Text {
-    pub(crate) fn copy(text: JsString<'_>, argument: &'static str) -> napi::Result<Self> {
+    pub fn copy(text: JsString<'_>, argument: &'static str) -> napi::Result<Self> {
         Ok(Self {
             units: Units::copy(text)?,
             argument,
         })
     }
 
-    pub(crate) fn text(&self) -> Result<String> {
+    pub fn text(&self) -> Result<String> {
         self.units.text(|| self.argument.to_owned())
     }
 }
 
 /// A batch of texts among more of them.
-pub(crate) struct Texts {
+pub struct Texts {
     units: Vec<Units>,
     argument: &'static str,
     /// The first text's position.
@@ -50,7 +50,7 @@ pub(crate) struct Texts {
 }
 
 impl Texts {
-    pub(crate) fn copy(
+    pub fn copy(
         texts: Vec<JsString<'_>>,
         argument: &'static str,
         first: u32,
@@ -65,7 +65,7 @@ impl Texts {
         })
     }
 
-    pub(crate) fn texts(&self) -> Result<Vec<String>> {
+    pub fn texts(&self) -> Result<Vec<String>> {
         let texts = self.units.iter().enumerate();
         texts
             .map(|(index, text)| text.text(|| place(self.argument, self.first, index)))
@@ -74,13 +74,13 @@ impl Texts {
 }
 
 /// A batch of texts and pairs of texts, which a model reads together.
-pub(crate) struct Inputs {
+pub struct Inputs {
     units: Vec<Either<Units, Vec<Units>>>,
     first: u32,
 }
 
 impl Inputs {
-    pub(crate) fn copy(
+    pub fn copy(
         inputs: Vec<Either<JsString<'_>, Vec<JsString<'_>>>>,
         first: u32,
     ) -> napi::Result<Self> {
@@ -100,7 +100,7 @@ impl Inputs {
         })
     }
 
-    pub(crate) fn inputs(&self) -> Result<Vec<Input>> {
+    pub fn inputs(&self) -> Result<Vec<Input>> {
         let input = |(index, input): (usize, &Either<Units, Vec<Units>>)| {
             let place = || place("texts", self.first, index);
             let part = |part: &Units, number: usize| part.text(|| format!("{}[{number}]", place()));

@@ -5,12 +5,12 @@ use kivu_bindings::class;
 use pyo3::{PyErr, Python, types::PyAnyMethods};
 
 /// The exception for an error, with the words that a server's client reads, and the causes.
-pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
+pub fn exception(py: Python<'_>, error: &Error) -> PyErr {
     named(py, class(error), error.chain())
 }
 
 /// An exception from `kivuml.errors`, by its class name.
-pub(crate) fn named(py: Python<'_>, class: &str, message: String) -> PyErr {
+pub fn named(py: Python<'_>, class: &str, message: String) -> PyErr {
     let made = py
         .import("kivuml.errors")
         .and_then(|errors| errors.getattr(class)?.call1((message,)));

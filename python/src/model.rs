@@ -24,7 +24,7 @@ use crate::{
 
 /// A model in this process.
 #[pyclass(frozen, module = "kivuml._native")]
-pub(crate) struct Model {
+pub struct Model {
     source: Source,
     /// `None` once it is closed. Locked only while the interpreter's lock is held, so that it is free in a forked child.
     opened: Mutex<Option<Opened>>,

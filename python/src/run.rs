@@ -84,7 +84,7 @@ fn runtime(py: Python<'_>) -> PyResult<Arc<Runtime>> {
 
 /// Waits for a model's results. An exception from a signal handler, such as `KeyboardInterrupt`, ends the wait and
 /// cancels the work.
-pub(crate) fn wait<T: Send>(
+pub fn wait<T: Send>(
     py: Python<'_>,
     work: impl Future<Output = kivu::Result<T>> + Send,
 ) -> PyResult<T> {
@@ -104,7 +104,7 @@ pub(crate) fn wait<T: Send>(
 }
 
 /// Waits for a model that is loaded on a thread of its own. Loading goes on after an exception from a signal handler.
-pub(crate) fn wait_for_load(py: Python<'_>, source: Source) -> PyResult<kivu::Model> {
+pub fn wait_for_load(py: Python<'_>, source: Source) -> PyResult<kivu::Model> {
     // Refuses children that were forked during a call.
     runtime(py)?;
     let call = Call::begin();

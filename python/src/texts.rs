@@ -14,17 +14,17 @@ use pyo3::{
 use crate::errors::exception;
 
 /// A batch of texts among more of them.
-pub(crate) struct Batch<'a, 'py> {
-    pub(crate) texts: &'a Bound<'py, PyList>,
+pub struct Batch<'a, 'py> {
+    pub texts: &'a Bound<'py, PyList>,
     /// The argument's name, for errors.
-    pub(crate) argument: &'a str,
+    pub argument: &'a str,
     /// The first text's position.
-    pub(crate) first: usize,
+    pub first: usize,
 }
 
 impl Batch<'_, '_> {
     /// The texts, none of which is empty.
-    pub(crate) fn texts(&self) -> PyResult<Vec<String>> {
+    pub fn texts(&self) -> PyResult<Vec<String>> {
         let texts = self.texts.iter().enumerate();
         texts
             .map(|(index, text)| text_at(&text, || self.place(index)))
@@ -32,7 +32,7 @@ impl Batch<'_, '_> {
     }
 
     /// Texts, or tuples with two texts that a model reads together.
-    pub(crate) fn inputs(&self) -> PyResult<Vec<Input>> {
+    pub fn inputs(&self) -> PyResult<Vec<Input>> {
         let input = |(index, value): (usize, Bound<'_, PyAny>)| {
             let Ok(pair) = value.cast::<PyTuple>() else {
                 return text_at(&value, || self.place(index)).map(Input::Text);
@@ -59,7 +59,7 @@ impl Batch<'_, '_> {
 }
 
 /// A text that is not empty.
-pub(crate) fn text_at(value: &Bound<'_, PyAny>, place: impl Fn() -> String) -> PyResult<String> {
+pub fn text_at(value: &Bound<'_, PyAny>, place: impl Fn() -> String) -> PyResult<String> {
     let Ok(text) = value.cast::<PyString>() else {
         return Err(wrong_type(value, &place()));
     };

@@ -23,24 +23,24 @@ const REQUESTS: [&str; 2] = ["kivu_requests_in_progress", "kivu_requests_limit"]
 /// A server's models, and how it serves them.
 #[derive(Debug)]
 pub struct App {
-    pub(super) catalog: Arc<Catalog>,
-    pub(super) limits: Limits,
+    pub catalog: Arc<Catalog>,
+    pub limits: Limits,
     /// One permit for each concurrent request.
-    pub(super) permits: Arc<Semaphore>,
-    pub(super) bodies: BodyMemory,
-    pub(super) guard: Guard,
-    pub(super) prometheus: Option<Prometheus>,
-    pub(super) has_page: bool,
+    pub permits: Arc<Semaphore>,
+    pub bodies: BodyMemory,
+    pub guard: Guard,
+    pub prometheus: Option<Prometheus>,
+    pub has_page: bool,
     /// The time after which a request is logged as slow.
-    pub(super) slow_request: Option<Duration>,
+    pub slow_request: Option<Duration>,
     /// Fetches models for `/api/pull`, if this server may.
-    pub(super) fetcher: Option<Arc<dyn FetchModel>>,
+    pub fetcher: Option<Arc<dyn FetchModel>>,
     /// One permit, since a fetch may use all processors.
-    pub(super) pulls: Arc<Semaphore>,
+    pub pulls: Arc<Semaphore>,
     /// The threads for requests with long bodies; their connections' own threads if there are none.
-    pub(super) long_requests: Option<Handle>,
+    pub long_requests: Option<Handle>,
     /// The OpenAPI document, written when it is first requested.
-    pub(super) document: OnceLock<Bytes>,
+    pub document: OnceLock<Bytes>,
 }
 
 impl App {
@@ -126,14 +126,14 @@ impl App {
     }
 
     /// The metrics that are read when they are sent, for these models.
-    pub(super) fn gauges(&self, models: &[Arc<Entry>]) -> Vec<Reading> {
+    pub fn gauges(&self, models: &[Arc<Entry>]) -> Vec<Reading> {
         let mut readings = gauges::read(models, self.catalog.budget());
         readings.extend(requests(&self.permits, self.limits.requests));
         readings
     }
 
     /// Defaults and limits of a request.
-    pub(super) fn scope(&self) -> Scope {
+    pub fn scope(&self) -> Scope {
         let Limits {
             truncate,
             values,
@@ -149,7 +149,7 @@ impl App {
     }
 
     /// Rejects `path` if pages are turned off.
-    pub(super) fn require_page(&self, path: &str) -> Result<(), Rejection> {
+    pub fn require_page(&self, path: &str) -> Result<(), Rejection> {
         if self.has_page {
             return Ok(());
         }

@@ -30,7 +30,7 @@ use crate::{
 #[derive(JsonSchema)]
 #[serde(untagged)]
 #[expect(dead_code, reason = "only its schema is used")]
-pub(super) enum BedrockRequest {
+pub enum BedrockRequest {
     Titan(TitanRequest),
     CohereEmbed(BedrockEmbedRequest),
     Ranking(BedrockRankRequest),
@@ -39,7 +39,7 @@ pub(super) enum BedrockRequest {
 #[derive(JsonSchema)]
 #[serde(untagged)]
 #[expect(dead_code, reason = "only its schema is used")]
-pub(super) enum BedrockResponse {
+pub enum BedrockResponse {
     Titan(TitanResponse),
     CohereEmbed(Embedded),
     Ranking(BedrockRanks),
@@ -48,7 +48,7 @@ pub(super) enum BedrockResponse {
 /// Titan Text Embeddings' body.
 #[derive(Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub(super) struct TitanRequest {
+pub struct TitanRequest {
     /// The text to embed.
     #[schemars(with = "Text")]
     input_text: Content,
@@ -72,7 +72,7 @@ enum TitanType {
 
 #[derive(Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct TitanResponse {
+pub struct TitanResponse {
     /// The vector as numbers.
     embedding: Vec<f32>,
     /// The requested types of the vector.
@@ -95,7 +95,7 @@ struct TitanVectors {
 /// Cohere Embed's body.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct BedrockEmbedRequest {
+pub struct BedrockEmbedRequest {
     /// The texts to embed; or `inputs`.
     #[schemars(with = "Option<Texts>")]
     texts: Option<Content>,
@@ -132,7 +132,7 @@ enum BedrockTruncate {
 /// The body of Cohere's and Amazon's ranking models.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct BedrockRankRequest {
+pub struct BedrockRankRequest {
     /// The text by which the documents are ranked.
     #[schemars(with = "Text")]
     query: Content,
@@ -150,7 +150,7 @@ pub(super) struct BedrockRankRequest {
 }
 
 #[derive(Serialize, JsonSchema)]
-pub(super) struct BedrockRanks {
+pub struct BedrockRanks {
     /// The best documents, in descending order.
     results: Vec<RankedDocument>,
 }
@@ -158,7 +158,7 @@ pub(super) struct BedrockRanks {
 /// Run a model, as Bedrock does
 ///
 /// API Gateway decodes the slash in an ARN, so that the id has several segments.
-pub(super) async fn invoke(
+pub async fn invoke(
     InPath(id): InPath<Vec<(String, String)>>,
     UntypedCall(context, Tree(body)): UntypedCall<Tree>,
 ) -> Reply {

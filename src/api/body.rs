@@ -27,17 +27,17 @@ const MAX_BYTES_WITHOUT_PERMIT: usize = 1024;
 
 /// A body that was read, and its request.
 #[derive(Debug)]
-pub(super) struct ReadBody {
-    pub(super) headers: HeaderMap,
+pub struct ReadBody {
+    pub headers: HeaderMap,
     /// Decompressed.
-    pub(super) bytes: Vec<u8>,
-    pub(super) deadline: Deadline,
-    pub(super) memory: Arc<RequestMemory>,
-    pub(super) models: CallerModels,
+    pub bytes: Vec<u8>,
+    pub deadline: Deadline,
+    pub memory: Arc<RequestMemory>,
+    pub models: CallerModels,
 }
 
 /// Reads a request body.
-pub(super) async fn read(app: &App, request: Request) -> Result<ReadBody, Rejection> {
+pub async fn read(app: &App, request: Request) -> Result<ReadBody, Rejection> {
     let deadline = Deadline::within(app.limits.timeout());
     // A platform that ends the process at a fixed time, like Lambda, sets its own deadline.
     let deadline = match request.extensions().get::<Deadline>() {

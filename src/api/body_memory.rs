@@ -12,14 +12,14 @@ const BYTES_PER_PERMIT: usize = 1024;
 
 /// The memory that request bodies may take.
 #[derive(Debug)]
-pub(super) struct BodyMemory {
+pub struct BodyMemory {
     max: usize,
     free: Arc<Semaphore>,
 }
 
 impl BodyMemory {
     /// The configured memory, or more if the largest request needs it.
-    pub(super) fn new(limits: &Limits) -> Self {
+    pub fn new(limits: &Limits) -> Self {
         let largest = limits
             .body_bytes
             .saturating_add(json::max_memory(limits.body_bytes));
@@ -32,12 +32,12 @@ impl BodyMemory {
     }
 
     #[cfg(test)]
-    pub(super) fn free_kib(&self) -> usize {
+    pub fn free_kib(&self) -> usize {
         self.free.available_permits()
     }
 
     /// No memory yet, for a request.
-    pub(super) fn request(&self) -> Arc<RequestMemory> {
+    pub fn request(&self) -> Arc<RequestMemory> {
         Arc::new(RequestMemory {
             max: self.max,
             free: Arc::clone(&self.free),
@@ -48,7 +48,7 @@ impl BodyMemory {
 
 /// The memory that a request holds until this value is dropped.
 #[derive(Debug)]
-pub(super) struct RequestMemory {
+pub struct RequestMemory {
     max: usize,
     free: Arc<Semaphore>,
     held: Mutex<Option<OwnedSemaphorePermit>>,
@@ -56,7 +56,7 @@ pub(super) struct RequestMemory {
 
 impl RequestMemory {
     /// Holds `bytes` from now on, or is refused and holds what it held before.
-    pub(super) fn resize(&self, bytes: usize) -> Result<(), Error> {
+    pub fn resize(&self, bytes: usize) -> Result<(), Error> {
         let wanted = if bytes <= MAX_UNCOUNTED_BYTES {
             0
         } else {

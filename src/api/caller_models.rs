@@ -16,14 +16,14 @@ use crate::{
 
 /// Names of models that a caller may use. A request has them as an extension once it is admitted.
 #[derive(Clone, Debug)]
-pub(super) enum AllowedModels {
+pub enum AllowedModels {
     All,
     Named(Arc<[String]>),
 }
 
 impl AllowedModels {
     /// The models that a key's line names; all if it names none.
-    pub(super) fn of_key(names: Vec<String>) -> Self {
+    pub fn of_key(names: Vec<String>) -> Self {
         match names.is_empty() {
             true => Self::All,
             false => Self::Named(names.into()),
@@ -31,7 +31,7 @@ impl AllowedModels {
     }
 
     /// The models of an admitted request's caller. Callers without a key may use all.
-    pub(super) fn of_caller(caller: Option<&Caller>) -> Self {
+    pub fn of_caller(caller: Option<&Caller>) -> Self {
         caller.map_or(Self::All, |caller| Self::of_key(caller.models.clone()))
     }
 
@@ -46,13 +46,13 @@ impl AllowedModels {
 /// The server's models that a caller may use; all others are unknown to it. Handlers find models only here: as an
 /// argument, or in a request's [`Context`](super::request::Context).
 #[derive(Clone, Debug)]
-pub(super) struct CallerModels {
+pub struct CallerModels {
     catalog: Arc<Catalog>,
     allowed: AllowedModels,
 }
 
 impl CallerModels {
-    pub(super) fn new(app: &App, allowed: AllowedModels) -> Self {
+    pub fn new(app: &App, allowed: AllowedModels) -> Self {
         Self {
             catalog: Arc::clone(&app.catalog),
             allowed,
@@ -61,7 +61,7 @@ impl CallerModels {
 
     /// The models for a request with these extensions. Fails for requests that were not admitted, such as those to open
     /// routes.
-    pub(super) fn of_request(app: &App, extensions: &Extensions) -> Result<Self> {
+    pub fn of_request(app: &App, extensions: &Extensions) -> Result<Self> {
         let allowed = extensions.get().cloned();
         let allowed = allowed.ok_or_else(|| {
             Error::config("no access to models: the request's credentials were not checked")
@@ -70,12 +70,12 @@ impl CallerModels {
     }
 
     /// Whether the caller may use a model with this name.
-    pub(super) fn allow(&self, name: &str) -> bool {
+    pub fn allow(&self, name: &str) -> bool {
         self.allowed.has(name)
     }
 
     /// All of them, in configuration order.
-    pub(super) fn list(&self) -> Vec<Arc<Entry>> {
+    pub fn list(&self) -> Vec<Arc<Entry>> {
         self.catalog
             .entries()
             .iter()
@@ -85,7 +85,7 @@ impl CallerModels {
     }
 
     /// Looks up a model by name; `None` selects the first one.
-    pub(super) fn find(&self, name: Option<&str>) -> Result<Arc<Entry>> {
+    pub fn find(&self, name: Option<&str>) -> Result<Arc<Entry>> {
         let models = self.list();
         let Some(name) = name else {
             return models.first().cloned().ok_or(Error::NoModel);
@@ -95,11 +95,7 @@ impl CallerModels {
     }
 
     /// Looks up a model by name. New models are looked for before a name is unknown.
-    pub(super) async fn find_new(
-        &self,
-        name: Option<&str>,
-        deadline: Deadline,
-    ) -> Result<Arc<Entry>> {
+    pub async fn find_new(&self, name: Option<&str>, deadline: Deadline) -> Result<Arc<Entry>> {
         match self.find(name) {
             Err(Error::UnknownModel { .. }) if self.catalog.is_on_demand() => {
                 self.catalog.refresh(deadline).await;
@@ -110,12 +106,12 @@ impl CallerModels {
     }
 
     /// The prompt in an embedding model's name, as in `minilm:query`: for clients that cannot send it otherwise.
-    pub(super) fn named_prompt(&self, name: Option<&str>) -> Option<String> {
+    pub fn named_prompt(&self, name: Option<&str>) -> Option<String> {
         find(&self.list(), name?)?.1.map(str::to_owned)
     }
 
     /// The error for a name that none of them has.
-    pub(super) fn unknown(&self, name: &str) -> Error {
+    pub fn unknown(&self, name: &str) -> Error {
         Error::UnknownModel {
             name: name.to_owned(),
             known: self.list().iter().map(|model| model.name.clone()).collect(),

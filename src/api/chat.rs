@@ -41,7 +41,7 @@ const MAX_STRIDE: usize = 128;
 /// A chat request, whose last user message is the text in which entities are found.
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `messages`")]
-pub(super) struct ChatRequest {
+pub struct ChatRequest {
     /// Model name; the default is the first model that finds entities.
     model: Option<String>,
     /// The messages; only the last one with the role `user` is read.
@@ -113,7 +113,7 @@ enum ChatPartType {
 }
 
 #[derive(Serialize, JsonSchema)]
-pub(super) struct ChatCompletion<'a> {
+pub struct ChatCompletion<'a> {
     /// `chatcmpl-` and a new UUID.
     id: String,
     /// `chat.completion`.
@@ -175,7 +175,7 @@ struct TextEntity<'a> {
 }
 
 /// Find entities, in the form of chat completions
-pub(super) async fn completions(Call(context, body): Call<ChatRequest>) -> Reply {
+pub async fn completions(Call(context, body): Call<ChatRequest>) -> Reply {
     body.check_windows()?;
     let takes_labels = |own: &TaskSettings<'_>| matches!(own, TaskSettings::ZeroShotEntities(_));
     let has_labels = |own: &TaskSettings<'_>| matches!(own, TaskSettings::TokenClassification(_));
@@ -310,7 +310,7 @@ impl ChatRequest {
 }
 
 /// Seconds since 1970.
-pub(super) fn created_now() -> u64 {
+pub fn created_now() -> u64 {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |time| time.as_secs())

@@ -51,7 +51,7 @@ async fn classify(
 /// Texts or pairs to classify.
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `inputs`")]
-pub(super) struct PredictRequest {
+pub struct PredictRequest {
     /// A text, or a text and its pair as a list; a list of such lists classifies several.
     #[schemars(with = "Pairs")]
     inputs: Content,
@@ -72,7 +72,7 @@ impl RequestBody for PredictRequest {
 }
 
 /// Classify texts
-pub(super) async fn predict(Call(context, body): Call<PredictRequest>) -> Reply {
+pub async fn predict(Call(context, body): Call<PredictRequest>) -> Reply {
     let (model, pipeline) = context.classification(body.model.as_deref()).await?;
     if body.candidate_labels.is_some() {
         return Err(labels::unused(model, "candidate_labels").into());
@@ -81,11 +81,11 @@ pub(super) async fn predict(Call(context, body): Call<PredictRequest>) -> Reply 
 }
 
 /// The function for a model's scores if it is not the one in its settings: a ranking model's scores are those of `/rerank`.
-pub(super) fn score_function(model: &Model) -> Option<ScoreFunction> {
+pub fn score_function(model: &Model) -> Option<ScoreFunction> {
     model.pipeline.ranking().map(|_| ScoreFunction::Sigmoid)
 }
 
-pub(super) async fn predict_with(
+pub async fn predict_with(
     context: &Context,
     (pipeline, function): (&ClassificationPipeline, Option<ScoreFunction>),
     body: PredictRequest,
@@ -123,7 +123,7 @@ fn predict_inputs(inputs: Content, texts: &RequestTexts) -> Result<(Vec<Input>, 
 /// The model hub's body for a classification model.
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `inputs`")]
-pub(super) struct ClassifyRequest {
+pub struct ClassifyRequest {
     /// A text, an object with `text` and `text_pair`, or a list of them.
     #[schemars(with = "OneOrManyClassified")]
     inputs: Content,
@@ -132,7 +132,7 @@ pub(super) struct ClassifyRequest {
 }
 
 /// Returns a list for each input, even for a single one, as both official clients expect.
-pub(super) async fn classify_with(
+pub async fn classify_with(
     context: &Context,
     pipeline: &ClassificationPipeline,
     body: ClassifyRequest,
@@ -156,7 +156,7 @@ pub(super) async fn classify_with(
 /// The model hub's body for a zero-shot classification model.
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `inputs` and `parameters`")]
-pub(super) struct ZeroShotRequest {
+pub struct ZeroShotRequest {
     /// The texts to classify: one, or a list.
     #[schemars(with = "Texts")]
     inputs: Content,
@@ -164,7 +164,7 @@ pub(super) struct ZeroShotRequest {
     parameters: ZeroShotParameters,
 }
 
-pub(super) async fn zero_shot_with(
+pub async fn zero_shot_with(
     context: &Context,
     pipeline: &ZeroShotPipeline,
     body: ZeroShotRequest,
@@ -187,7 +187,7 @@ pub(super) async fn zero_shot_with(
 
 /// Checks the parameters, and counts the pairs of texts and labels: each text is scored with each label, so their product
 /// is limited.
-pub(super) fn prepare_zero_shot(
+pub fn prepare_zero_shot(
     context: &Context,
     pipeline: &ZeroShotPipeline,
     count: usize,

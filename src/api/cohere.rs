@@ -26,29 +26,29 @@ use crate::{
 
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `texts`")]
-pub(super) struct CohereEmbedRequest {
+pub struct CohereEmbedRequest {
     /// Model name; the default is the first embedding model.
-    pub(super) model: Option<String>,
+    pub model: Option<String>,
     /// The texts to embed; or `inputs`.
     #[schemars(with = "Option<Texts>")]
-    pub(super) texts: Option<Content>,
+    pub texts: Option<Content>,
     /// Instead of `texts`: objects whose `content` has texts.
     #[schemars(length(min = 1))]
-    pub(super) inputs: Option<Vec<Message>>,
+    pub inputs: Option<Vec<Message>>,
     /// The texts' role, for which the model may have a prompt: `search_document`, `search_query`, `classification` or
     /// `clustering`.
-    pub(super) input_type: Option<String>,
+    pub input_type: Option<String>,
     /// The vector types; `float` by default.
     #[schemars(length(min = 1, max = 6))]
-    pub(super) embedding_types: Option<Vec<EncodingFormat>>,
+    pub embedding_types: Option<Vec<EncodingFormat>>,
     /// Number of leading values to keep per vector, which is normalized again.
     #[schemars(range(min = 1))]
-    pub(super) output_dimension: Option<usize>,
+    pub output_dimension: Option<usize>,
     /// How to handle texts beyond the model's limit: `NONE` rejects them, `START` and `END` truncate them at this end.
-    pub(super) truncate: Option<Truncate>,
+    pub truncate: Option<Truncate>,
     /// Number of tokens to read of each text; not below the model's limit.
     #[schemars(range(min = 1))]
-    pub(super) max_tokens: Option<usize>,
+    pub max_tokens: Option<usize>,
 }
 
 impl RequestBody for CohereEmbedRequest {
@@ -58,7 +58,7 @@ impl RequestBody for CohereEmbedRequest {
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `content`")]
 #[schemars(inline)]
-pub(super) struct Message {
+pub struct Message {
     /// Texts that are joined with line breaks, and embedded as one.
     #[schemars(length(min = 1))]
     content: Vec<Part>,
@@ -85,7 +85,7 @@ enum PartType {
 
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "CohereEmbedResponse")]
-pub(super) struct EmbedResponse {
+pub struct EmbedResponse {
     #[serde(flatten)]
     embedded: Embedded,
     /// The API version, and the input tokens as `billed_units`.
@@ -95,7 +95,7 @@ pub(super) struct EmbedResponse {
 
 /// The texts and their vectors.
 #[derive(Serialize, JsonSchema)]
-pub(super) struct Embedded {
+pub struct Embedded {
     /// A new UUID.
     id: String,
     /// The texts of the request; `[]` for inputs with content parts.
@@ -116,12 +116,12 @@ enum Embeddings {
 }
 
 /// Embed texts, as Cohere does
-pub(super) async fn embed(Call(context, body): Call<CohereEmbedRequest>) -> Reply {
+pub async fn embed(Call(context, body): Call<CohereEmbedRequest>) -> Reply {
     embed_with(&context, body, "2").await
 }
 
 /// Embed texts, as Cohere's first version does: without types the vectors are floats in a list
-pub(super) async fn embed_v1(Call(context, body): Call<CohereEmbedRequest>) -> Reply {
+pub async fn embed_v1(Call(context, body): Call<CohereEmbedRequest>) -> Reply {
     embed_with(&context, body, "1").await
 }
 
@@ -136,7 +136,7 @@ async fn embed_with(context: &Context, body: CohereEmbedRequest, version: &str) 
 }
 
 /// Embeds texts; `is_list` says whether the vectors are floats in a list.
-pub(super) async fn embedded(
+pub async fn embedded(
     context: &Context,
     body: CohereEmbedRequest,
     is_list: bool,

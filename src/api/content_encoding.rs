@@ -9,7 +9,7 @@ use super::rejection::Rejection;
 use crate::error::Error;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ContentEncoding {
+pub enum ContentEncoding {
     Identity,
     Gzip,
     Deflate,
@@ -17,7 +17,7 @@ pub(super) enum ContentEncoding {
 
 impl ContentEncoding {
     /// Parses `content-encoding`, which may name a single encoding; others are rejected with 415.
-    pub(super) fn of(headers: &HeaderMap) -> Result<Self, Rejection> {
+    pub fn of(headers: &HeaderMap) -> Result<Self, Rejection> {
         let mut found = headers.get_all(CONTENT_ENCODING).iter();
         let Some(first) = found.next() else {
             return Ok(Self::Identity);
@@ -47,7 +47,7 @@ impl ContentEncoding {
     }
 
     /// Decompresses a body to at most `limit` bytes. Reads all gzip members; data after the last one is an error.
-    pub(super) fn decode(self, body: Vec<u8>, limit: usize) -> Result<Vec<u8>, Error> {
+    pub fn decode(self, body: Vec<u8>, limit: usize) -> Result<Vec<u8>, Error> {
         let mut rest = body.as_slice();
         let decoded = match self {
             Self::Identity => return Ok(body),
@@ -70,7 +70,7 @@ impl ContentEncoding {
     }
 }
 
-pub(super) fn unsupported(encoding: &str) -> String {
+pub fn unsupported(encoding: &str) -> String {
     format!(
         "the content encoding `{encoding}` is not supported; send `gzip`, `deflate` or no encoding"
     )
@@ -83,7 +83,7 @@ fn read(decoder: impl Read, limit: usize) -> io::Result<Vec<u8>> {
     Ok(decoded)
 }
 
-pub(super) fn too_long(limit: usize) -> Error {
+pub fn too_long(limit: usize) -> Error {
     Error::too_large(format!(
         "expected a body of at most {limit} bytes, but found more"
     ))

@@ -26,7 +26,7 @@ const MIN_CONFIDENCE: f64 = 1.0;
 
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `q`")]
-pub(super) struct DetectRequest {
+pub struct DetectRequest {
     /// The text.
     #[schemars(with = "String")]
     q: Content,
@@ -34,11 +34,11 @@ pub(super) struct DetectRequest {
 
 /// A text's language.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
-pub(super) struct DetectedLanguage {
+pub struct DetectedLanguage {
     /// In percent.
-    pub(super) confidence: f64,
+    pub confidence: f64,
     /// ISO 639 code.
-    pub(super) language: String,
+    pub language: String,
 }
 
 /// Whether a model identifies languages.
@@ -47,7 +47,7 @@ fn identifies(own: &TaskSettings<'_>) -> bool {
 }
 
 /// Whether a served model identifies languages.
-pub(super) fn is_available(models: &CallerModels) -> bool {
+pub fn is_available(models: &CallerModels) -> bool {
     models
         .list()
         .iter()
@@ -55,7 +55,7 @@ pub(super) fn is_available(models: &CallerModels) -> bool {
 }
 
 /// Each text's possible languages, the most likely first: the only one, or those with at least [`MIN_CONFIDENCE`].
-pub(super) async fn identify(
+pub async fn identify(
     context: &Context,
     texts: Vec<String>,
 ) -> Result<(Vec<Vec<DetectedLanguage>>, Usage)> {
@@ -122,7 +122,7 @@ fn candidates(codes: &[String], scores: &[f32]) -> Vec<DetectedLanguage> {
 }
 
 /// Identify a text's language
-pub(super) async fn detect(Submitted(context, body): Submitted) -> Reply {
+pub async fn detect(Submitted(context, body): Submitted) -> Reply {
     let body: DetectRequest = from_known(body, fields::translation::DETECT)?;
     if !body.q.is_text() {
         return Err(

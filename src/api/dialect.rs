@@ -18,7 +18,7 @@ const ERROR_TYPE: &str = "x-amzn-errortype";
 
 /// The format of error bodies, which several APIs may share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Dialect {
+pub enum Dialect {
     /// TEI, the model hub, Ollama and LibreTranslate.
     Tei,
     OpenAi,
@@ -31,7 +31,7 @@ pub(super) enum Dialect {
 
 /// An error in the TEI, model hub, Ollama and LibreTranslate APIs.
 #[derive(Serialize, JsonSchema)]
-pub(super) struct TeiError {
+pub struct TeiError {
     /// What is wrong, and what to do.
     error: String,
     /// `Validation`, `Overloaded` or `Backend`.
@@ -40,7 +40,7 @@ pub(super) struct TeiError {
 
 /// An error in the OpenAI API.
 #[derive(Serialize, JsonSchema)]
-pub(super) struct OpenAiError {
+pub struct OpenAiError {
     /// What is wrong, and where.
     error: OpenAiErrorDetails,
 }
@@ -60,28 +60,28 @@ struct OpenAiErrorDetails {
 
 /// An error in the Jina and Voyage APIs.
 #[derive(Serialize, JsonSchema)]
-pub(super) struct JinaError {
+pub struct JinaError {
     /// What is wrong, and what to do.
     detail: String,
 }
 
 /// An error in the Cohere and DeepL APIs.
 #[derive(Serialize, JsonSchema)]
-pub(super) struct CohereError {
+pub struct CohereError {
     /// What is wrong, and what to do.
     message: String,
 }
 
 /// An error in the KServe v2 API.
 #[derive(Serialize, JsonSchema)]
-pub(super) struct KServeError {
+pub struct KServeError {
     /// What is wrong, and what to do.
     error: String,
 }
 
 /// An error in the Bedrock API; its type is in the header `x-amzn-errortype`.
 #[derive(Serialize, JsonSchema)]
-pub(super) struct BedrockError {
+pub struct BedrockError {
     /// What is wrong, and what to do.
     message: String,
 }
@@ -89,7 +89,7 @@ pub(super) struct BedrockError {
 /// An error body.
 #[derive(Serialize)]
 #[serde(untagged)]
-pub(super) enum ErrorBody {
+pub enum ErrorBody {
     Tei(TeiError),
     OpenAi(OpenAiError),
     Jina(JinaError),
@@ -99,7 +99,7 @@ pub(super) enum ErrorBody {
 }
 
 impl ErrorBody {
-    pub(super) fn schema(&self, generator: &mut SchemaGenerator) -> Schema {
+    pub fn schema(&self, generator: &mut SchemaGenerator) -> Schema {
         match self {
             Self::Tei(_) => generator.subschema_for::<TeiError>(),
             Self::OpenAi(_) => generator.subschema_for::<OpenAiError>(),
@@ -113,7 +113,7 @@ impl ErrorBody {
 
 impl Dialect {
     /// The status that a dialect uses: KServe has no 422, and Bedrock only those in its service model.
-    pub(super) fn status(self, status: StatusCode) -> StatusCode {
+    pub fn status(self, status: StatusCode) -> StatusCode {
         match (self, status) {
             (Self::KServe, StatusCode::UNPROCESSABLE_ENTITY) => StatusCode::BAD_REQUEST,
             (Self::Bedrock, StatusCode::UNAUTHORIZED) => StatusCode::FORBIDDEN,
@@ -130,7 +130,7 @@ impl Dialect {
     }
 
     /// A rejection's error body.
-    pub(super) fn body(self, rejection: &Rejection) -> ErrorBody {
+    pub fn body(self, rejection: &Rejection) -> ErrorBody {
         let (status, message) = (rejection.status, rejection.message.clone());
         match self {
             // TEI itself sends no body, so its clients read none.
@@ -176,7 +176,7 @@ impl Dialect {
     }
 
     /// Completes a rejected request's response: status, headers and body.
-    pub(super) fn complete(self, rejection: &Rejection, response: &mut Response) {
+    pub fn complete(self, rejection: &Rejection, response: &mut Response) {
         let status = self.status(rejection.status);
         *response.status_mut() = status;
         let headers = response.headers_mut();

@@ -35,7 +35,7 @@ use crate::{
 /// Options for `/embed`, `/embed_all`, `/embed_sparse` and `/similarity`.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(expecting = "an object")]
-pub(super) struct EmbedOptions {
+pub struct EmbedOptions {
     /// Model name; the default is the first embedding model.
     model: Option<String>,
     /// `float` by default; also type names, as in `output_dtype`.
@@ -46,7 +46,7 @@ pub(super) struct EmbedOptions {
 
 /// The body of `/embed`, `/embed_all` and `/embed_sparse`.
 #[derive(Default, JsonSchema)]
-pub(super) struct EmbedRequest {
+pub struct EmbedRequest {
     #[schemars(with = "Inputs")]
     inputs: Option<Content>,
     // Options are checked after the model is found.
@@ -55,7 +55,7 @@ pub(super) struct EmbedRequest {
     options: Map<String, Value>,
     /// The name that selects the model.
     #[serde(skip)]
-    pub(super) name: Option<String>,
+    pub name: Option<String>,
 }
 
 impl EmbedRequest {
@@ -149,7 +149,7 @@ impl EmbedOptions {
 
 /// A token's weight in a sparse vector.
 #[derive(Serialize, JsonSchema)]
-pub(super) struct SparseValue {
+pub struct SparseValue {
     /// The token's id.
     index: u32,
     /// The token's weight, above 0.
@@ -170,7 +170,7 @@ enum EmbedResponse {
 
 /// The requested vectors for a text.
 #[derive(Serialize, JsonSchema)]
-pub(super) struct VectorsByKind {
+pub struct VectorsByKind {
     #[serde(skip_serializing_if = "Option::is_none")]
     dense: Option<Vector>,
     /// Vocabulary tokens that represent the text, with their weights.
@@ -183,7 +183,7 @@ pub(super) struct VectorsByKind {
 
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `inputs`")]
-pub(super) struct SimilarityRequest {
+pub struct SimilarityRequest {
     /// The sentences to compare.
     inputs: SimilarityInputs,
     /// Model name; the default is the first embedding model.
@@ -193,7 +193,7 @@ pub(super) struct SimilarityRequest {
 }
 
 impl SimilarityRequest {
-    pub(super) fn model(&self) -> Option<&str> {
+    pub fn model(&self) -> Option<&str> {
         let parameters = self.parameters.as_ref();
         self.model
             .as_deref()
@@ -213,13 +213,13 @@ struct SimilarityInputs {
 }
 
 /// Embed texts
-pub(super) async fn embed(Call(context, body): Call<EmbedRequest>) -> Reply {
+pub async fn embed(Call(context, body): Call<EmbedRequest>) -> Reply {
     let (_, pipeline) = context.embedding(body.name.as_deref()).await?;
     embed_as(&context, pipeline, body, VectorKind::Dense).await
 }
 
 /// Embed texts as token weights
-pub(super) async fn embed_sparse(Call(context, body): Call<EmbedRequest>) -> Reply {
+pub async fn embed_sparse(Call(context, body): Call<EmbedRequest>) -> Reply {
     let (_, pipeline) = context
         .embedding_with(body.name.as_deref(), VectorKind::Sparse)
         .await?;
@@ -229,7 +229,7 @@ pub(super) async fn embed_sparse(Call(context, body): Call<EmbedRequest>) -> Rep
 /// Embed each token
 ///
 /// A late-interaction model returns a document's projected vectors, or a query's if `prompt_name` is `query`.
-pub(super) async fn embed_all(Call(context, body): Call<EmbedRequest>) -> Reply {
+pub async fn embed_all(Call(context, body): Call<EmbedRequest>) -> Reply {
     let (_, pipeline) = match context.embedding(body.name.as_deref()).await? {
         // The first model that has token vectors; before there were others, the first with dense vectors.
         (_, pipeline) if body.name.is_none() && !pipeline.settings().has(VectorKind::Dense) => {
@@ -243,7 +243,7 @@ pub(super) async fn embed_all(Call(context, body): Call<EmbedRequest>) -> Reply 
 }
 
 /// Embeds with a model, like the route for its first vector kind.
-pub(super) async fn embed_by_default(
+pub async fn embed_by_default(
     context: &Context,
     pipeline: &EmbeddingPipeline,
     body: EmbedRequest,
@@ -314,7 +314,7 @@ async fn embed_as(
 }
 
 /// Compare sentences with a source sentence
-pub(super) async fn similarity(Call(context, Tree(body)): Call<Tree>) -> Reply {
+pub async fn similarity(Call(context, Tree(body)): Call<Tree>) -> Reply {
     let body = similarity_request(body)?;
     let (_, pipeline) = context.embedding(body.model()).await?;
     let name = body.model().map(str::to_owned);
@@ -322,7 +322,7 @@ pub(super) async fn similarity(Call(context, Tree(body)): Call<Tree>) -> Reply {
 }
 
 /// Parses the body for comparing sentences, whose options may be in `parameters` or beside `inputs`.
-pub(super) fn similarity_request(body: Value) -> Result<SimilarityRequest> {
+pub fn similarity_request(body: Value) -> Result<SimilarityRequest> {
     check(&body, fields::tei::SIMILARITY)?;
     match body {
         Value::Object(fields) => request::from_value(HubBody::read(fields, false)?.in_parameters()),
@@ -330,7 +330,7 @@ pub(super) fn similarity_request(body: Value) -> Result<SimilarityRequest> {
     }
 }
 
-pub(super) async fn similarity_with(
+pub async fn similarity_with(
     context: &Context,
     pipeline: &EmbeddingPipeline,
     name: Option<&str>,

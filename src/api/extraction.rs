@@ -21,7 +21,7 @@ use crate::{
 /// Texts, and what is extracted from them.
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `text` and `schema`")]
-pub(super) struct ExtractionRequest {
+pub struct ExtractionRequest {
     /// The texts: one, or a list.
     #[schemars(with = "Texts")]
     text: Content,
@@ -36,13 +36,13 @@ impl RequestBody for ExtractionRequest {
 }
 
 #[derive(Serialize, JsonSchema)]
-pub(super) struct ExtractionResponse {
+pub struct ExtractionResponse {
     /// An object with the values of each name in the schema; for a list of texts, an object per text.
     result: OneOrMany<Ordered>,
 }
 
 /// Extract structures, relations, entities and labels
-pub(super) async fn extract(Call(context, body): Call<ExtractionRequest>) -> Reply {
+pub async fn extract(Call(context, body): Call<ExtractionRequest>) -> Reply {
     let reads_schemas = |own: &TaskSettings<'_>| matches!(own, TaskSettings::ZeroShotEntities(settings) if settings.schema_token.is_some());
     let any = |own: &TaskSettings<'_>| matches!(own, TaskSettings::ZeroShotEntities(_));
     let name = body.model.as_deref();

@@ -60,14 +60,14 @@ const MODELS: [&str; 6] = [
 ];
 
 /// A line with a path, and a body.
-pub(crate) fn request(bytes: &[u8]) {
+pub fn request(bytes: &[u8]) {
     if let Some((path, body)) = split_path(bytes) {
         post(path, "identity", body);
     }
 }
 
 /// A byte that selects the content encoding, a line with a path, and a body.
-pub(crate) fn packed_request(bytes: &[u8]) {
+pub fn packed_request(bytes: &[u8]) {
     let Some((encoding, rest)) = bytes.split_first() else {
         return;
     };
@@ -126,7 +126,7 @@ fn paths() -> &'static [String] {
 }
 
 /// Two bytes with the JSON length, and a message with binary tensors.
-pub(crate) fn tensors(bytes: &[u8]) {
+pub fn tensors(bytes: &[u8]) {
     let Some((length, body)) = bytes.split_first_chunk() else {
         return;
     };
@@ -153,7 +153,7 @@ pub(crate) fn tensors(bytes: &[u8]) {
 }
 
 /// Keys as in a file or a secret, and headers.
-pub(crate) fn keys(bytes: &[u8]) {
+pub fn keys(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     // An error is a valid outcome.
     let _ = Guard::new(
@@ -205,7 +205,7 @@ fn send(request: Request<Body>) {
 
 /// Sends JSON to a server with one model per task.
 #[cfg(test)]
-pub(super) async fn ask(path: &str, body: &serde_json::Value) -> (StatusCode, serde_json::Value) {
+pub async fn ask(path: &str, body: &serde_json::Value) -> (StatusCode, serde_json::Value) {
     use http_body_util::BodyExt;
     let request = Request::post(path)
         .header("content-type", "application/json")
@@ -219,7 +219,7 @@ pub(super) async fn ask(path: &str, body: &serde_json::Value) -> (StatusCode, se
 }
 
 /// One model per task.
-pub(super) fn models() -> Result<Vec<Model>> {
+pub fn models() -> Result<Vec<Model>> {
     let tokenizer = Arc::new(Tokenizer::from_json(TOKENIZER)?);
     let embedding = EmbeddingSettings {
         dense: Some(DenseSettings {

@@ -28,7 +28,7 @@ use crate::{
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `inputs`")]
 #[schemars(rename = "GenerationRequest")]
-pub(super) struct HubGenerationRequest {
+pub struct HubGenerationRequest {
     /// The texts from which the model generates: one, or a list.
     #[schemars(with = "Texts")]
     inputs: Content,
@@ -40,7 +40,7 @@ pub(super) struct HubGenerationRequest {
 #[derive(Default, Deserialize, Serialize, JsonSchema)]
 #[serde(expecting = "an object")]
 #[schemars(rename = "GenerationParameters")]
-pub(super) struct HubParameters {
+pub struct HubParameters {
     /// The source language, for translation models with several.
     src_lang: Option<String>,
     /// The target language, for translation models with several.
@@ -67,7 +67,7 @@ enum HubTruncation {
 }
 
 /// Refuses names in a body's `parameters` that are not supported: most of them would change the texts.
-pub(super) fn check_parameters(body: &Value) -> Result<()> {
+pub fn check_parameters(body: &Value) -> Result<()> {
     let Some(Value::Object(parameters)) = body.get("parameters") else {
         return Ok(());
     };
@@ -113,7 +113,7 @@ fn gather(body: &mut Value) {
 
 /// Responds like the `transformers` pipeline for `task`: one object per text, or one list of objects per text if there
 /// are several texts with several results.
-pub(super) async fn generate_with(
+pub async fn generate_with(
     context: &Context,
     pipeline: &Seq2SeqPipeline,
     task: Task,

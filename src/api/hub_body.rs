@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// The parts of a body.
-pub(super) struct HubBody {
+pub struct HubBody {
     inputs: Option<Value>,
     options: Map<String, Value>,
 }
@@ -17,7 +17,7 @@ pub(super) struct HubBody {
 impl HubBody {
     /// Collects the options. `has_strategies` is true for models that generate texts, whose `truncation` may also be the
     /// name of a strategy.
-    pub(super) fn read(mut fields: Map<String, Value>, has_strategies: bool) -> Result<Self> {
+    pub fn read(mut fields: Map<String, Value>, has_strategies: bool) -> Result<Self> {
         let inputs = fields.remove("inputs");
         let mut options = match fields.remove("parameters") {
             None | Some(Value::Null) => Map::new(),
@@ -40,20 +40,20 @@ impl HubBody {
     }
 
     /// With the options in `parameters`.
-    pub(super) fn in_parameters(self) -> Value {
+    pub fn in_parameters(self) -> Value {
         let options = Map::from_iter([("parameters".to_owned(), Value::Object(self.options))]);
         Self { options, ..self }.beside_inputs()
     }
 
     /// With the options beside `inputs`.
-    pub(super) fn beside_inputs(self) -> Value {
+    pub fn beside_inputs(self) -> Value {
         let mut fields = self.options;
         fields.extend(self.inputs.map(|inputs| ("inputs".to_owned(), inputs)));
         Value::Object(fields)
     }
 
     /// The inputs, an object that gets the options.
-    pub(super) fn in_inputs(self) -> Result<Value> {
+    pub fn in_inputs(self) -> Result<Value> {
         match self.inputs {
             Some(Value::Object(mut inputs)) => {
                 add_options(&mut inputs, self.options)?;

@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-pub(super) use crate::task::count;
+pub use crate::task::count;
 use crate::{
     error::{Error, Result},
     json::{Content, List},
@@ -18,7 +18,7 @@ use crate::{
 
 /// A request's text limits, which its parts share: maximum, remaining texts, and characters.
 #[derive(Clone, Debug)]
-pub(super) struct RequestTexts {
+pub struct RequestTexts {
     /// Per field.
     max: usize,
     /// Per request.
@@ -28,7 +28,7 @@ pub(super) struct RequestTexts {
 }
 
 impl RequestTexts {
-    pub(super) fn new(max: usize) -> Self {
+    pub fn new(max: usize) -> Self {
         Self {
             max,
             total: max,
@@ -38,31 +38,31 @@ impl RequestTexts {
     }
 
     /// Characters in all texts that were read.
-    pub(super) fn characters(&self) -> usize {
+    pub fn characters(&self) -> usize {
         self.characters.load(Relaxed)
     }
 
     /// The same limit for a field with fewer texts.
-    pub(super) fn at_most(&self, max: usize) -> Self {
+    pub fn at_most(&self, max: usize) -> Self {
         Self {
             max: max.min(self.max),
             ..self.clone()
         }
     }
 
-    pub(super) fn max(&self) -> usize {
+    pub fn max(&self) -> usize {
         self.max
     }
 
     /// Counts a field's texts.
-    pub(super) fn count(&self, field: impl Display, found: usize) -> Result<()> {
+    pub fn count(&self, field: impl Display, found: usize) -> Result<()> {
         count(field, found, self.max)?;
         count_texts(found);
         self.count_more(found)
     }
 
     /// Counts texts that are built from the request's texts, such as text-label pairs.
-    pub(super) fn count_more(&self, found: usize) -> Result<()> {
+    pub fn count_more(&self, found: usize) -> Result<()> {
         let take = |left: usize| left.checked_sub(found);
         self.left
             .fetch_update(Relaxed, Relaxed, take)
@@ -78,7 +78,7 @@ impl RequestTexts {
 
 /// A value's position in a list. Formatted only in errors: lists may have millions of values.
 #[derive(Clone, Copy)]
-pub(super) struct Place<'a> {
+pub struct Place<'a> {
     list: &'a dyn Display,
     index: usize,
 }
@@ -90,14 +90,14 @@ impl Display for Place<'_> {
 }
 
 /// The value of a field that has several names. Different values are refused, since only one of them would count.
-pub(super) fn one_value<T: PartialEq, const N: usize>(
+pub fn one_value<T: PartialEq, const N: usize>(
     fields: [(&'static str, Option<T>); N],
 ) -> Result<Option<T>> {
     one_of(fields, |one, other| one == other)
 }
 
 /// The role in fields of several names, such as `query` and `search_query`.
-pub(super) fn one_role<const N: usize>(
+pub fn one_role<const N: usize>(
     fields: [(&'static str, Option<String>); N],
 ) -> Result<Option<String>> {
     one_of(fields, |one, other| roles::are_same(one, other))
@@ -120,7 +120,7 @@ fn one_of<T, const N: usize>(
 }
 
 /// Refuses a request's token limit below the model's: texts are read up to the model's.
-pub(super) fn at_least(field: &str, found: Option<usize>, limit: usize) -> Result<()> {
+pub fn at_least(field: &str, found: Option<usize>, limit: usize) -> Result<()> {
     match found.filter(|tokens| *tokens < limit) {
         None => Ok(()),
         Some(found) => Err(Error::invalid(format!(
@@ -130,14 +130,14 @@ pub(super) fn at_least(field: &str, found: Option<usize>, limit: usize) -> Resul
 }
 
 /// The error for two fields that contradict each other.
-pub(super) fn different(one: &str, other: &str) -> Error {
+pub fn different(one: &str, other: &str) -> Error {
     Error::invalid(format!(
         "expected `{one}` and `{other}` to agree, but found different values; leave one of them out"
     ))
 }
 
 /// A text, texts, token ids or token id lists: 1 to `texts` inputs, all non-empty.
-pub(super) fn read(field: &str, content: Content, texts: &RequestTexts) -> Result<Vec<Input>> {
+pub fn read(field: &str, content: Content, texts: &RequestTexts) -> Result<Vec<Input>> {
     match content {
         Content::List(values) if values.begins_with_number() => {
             texts.count(field, 1)?;
@@ -153,12 +153,12 @@ pub(super) fn read(field: &str, content: Content, texts: &RequestTexts) -> Resul
 }
 
 /// A text or a list of 1 to `texts` texts.
-pub(super) fn texts(field: &str, content: Content, texts: &RequestTexts) -> Result<Vec<String>> {
+pub fn texts(field: &str, content: Content, texts: &RequestTexts) -> Result<Vec<String>> {
     one_or_list(field, content, texts, text)
 }
 
 /// An item or a list of 1 to `texts` items, each parsed with its position.
-pub(super) fn one_or_list<T>(
+pub fn one_or_list<T>(
     field: &str,
     content: Content,
     texts: &RequestTexts,
@@ -189,7 +189,7 @@ pub(super) fn one_or_list<T>(
 }
 
 /// A text that is not empty.
-pub(super) fn text(field: &dyn Display, content: Content, texts: &RequestTexts) -> Result<String> {
+pub fn text(field: &dyn Display, content: Content, texts: &RequestTexts) -> Result<String> {
     match content {
         Content::Text(text) if text.is_empty() => Err(Error::invalid(format!(
             "expected a text in `{field}`, but found an empty one"
@@ -203,11 +203,7 @@ pub(super) fn text(field: &dyn Display, content: Content, texts: &RequestTexts) 
 }
 
 /// A text, or a list with one or two texts that the model reads together.
-pub(super) fn one_or_two(
-    field: &dyn Display,
-    content: Content,
-    texts: &RequestTexts,
-) -> Result<Input> {
+pub fn one_or_two(field: &dyn Display, content: Content, texts: &RequestTexts) -> Result<Input> {
     let Content::List(values) = content else {
         return text(field, content, texts).map(Input::Text);
     };
@@ -224,7 +220,7 @@ pub(super) fn one_or_two(
 }
 
 /// A text, or an object with a `text` and perhaps its `text_pair`.
-pub(super) fn text_or_object(
+pub fn text_or_object(
     field: &dyn Display,
     content: Content,
     texts: &RequestTexts,
@@ -246,11 +242,7 @@ pub(super) fn text_or_object(
 }
 
 /// Token ids or token id lists: 1 to `texts` lists, all non-empty.
-pub(super) fn id_lists(
-    field: &str,
-    content: Content,
-    texts: &RequestTexts,
-) -> Result<Vec<Vec<u32>>> {
+pub fn id_lists(field: &str, content: Content, texts: &RequestTexts) -> Result<Vec<Vec<u32>>> {
     let inputs = read(field, content, texts)?
         .into_iter()
         .map(|input| match input {
@@ -263,7 +255,7 @@ pub(super) fn id_lists(
 }
 
 /// Refuses 0.
-pub(super) fn above_zero(field: &str, value: Option<usize>) -> Result<()> {
+pub fn above_zero(field: &str, value: Option<usize>) -> Result<()> {
     match value {
         Some(0) => Err(Error::invalid(format!(
             "expected `{field}` above 0, but found 0"

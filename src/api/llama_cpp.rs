@@ -21,7 +21,7 @@ use crate::{
 
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `content`")]
-pub(super) struct ContentRequest {
+pub struct ContentRequest {
     /// A text, a list of texts, token ids, or a list of token id lists.
     #[schemars(with = "Option<Inputs>")]
     content: Option<Content>,
@@ -41,7 +41,7 @@ impl RequestBody for ContentRequest {
 
 /// A text's vector.
 #[derive(Serialize, JsonSchema)]
-pub(super) struct ContentEmbedding {
+pub struct ContentEmbedding {
     /// The text's position in the request.
     index: usize,
     /// A list with the vector.
@@ -49,7 +49,7 @@ pub(super) struct ContentEmbedding {
 }
 
 /// Embed texts, as llama.cpp does
-pub(super) async fn embedding(Call(context, body): Call<ContentRequest>) -> Reply {
+pub async fn embedding(Call(context, body): Call<ContentRequest>) -> Reply {
     let name = body.model.as_deref();
     let (_, pipeline) = context.embedding(name).await?;
     let (field, content) = match (body.content, body.input) {

@@ -21,18 +21,18 @@ type Serves<'a> = &'a (dyn Fn(&TaskSettings<'_>) -> bool + Sync);
 
 impl Context {
     /// Looks up a model by name; `None` selects the first one.
-    pub(super) async fn model(&self, name: Option<&str>) -> Result<&Model> {
+    pub async fn model(&self, name: Option<&str>) -> Result<&Model> {
         let entry = self.entry(name).await?;
         self.load(&entry).await
     }
 
     /// Looks up a model without loading it. New models are looked for before a name is unknown.
-    pub(super) async fn entry(&self, name: Option<&str>) -> Result<Arc<Entry>> {
+    pub async fn entry(&self, name: Option<&str>) -> Result<Arc<Entry>> {
         self.models.find_new(name, self.deadline).await
     }
 
     /// Looks up a model, which must be for `task`; without a name, the first one that does what is needed.
-    pub(super) async fn pipeline<'a, P>(
+    pub async fn pipeline<'a, P>(
         &'a self,
         name: Option<&str>,
         task: Task,
@@ -71,15 +71,12 @@ impl Context {
     }
 
     /// Looks up an embedding model; without a name, the first one with dense vectors, or the first one.
-    pub(super) async fn embedding(
-        &self,
-        name: Option<&str>,
-    ) -> Result<(&Model, &EmbeddingPipeline)> {
+    pub async fn embedding(&self, name: Option<&str>) -> Result<(&Model, &EmbeddingPipeline)> {
         self.embedding_with(name, VectorKind::Dense).await
     }
 
     /// Looks up an embedding model; without a name, the first one with vectors of this kind, or the first one.
-    pub(super) async fn embedding_with(
+    pub async fn embedding_with(
         &self,
         name: Option<&str>,
         kind: VectorKind,
@@ -99,7 +96,7 @@ impl Context {
 
     /// Looks up a classification model, or a cross-encoder, which has one label; without a name, classification models
     /// come first.
-    pub(super) async fn classification(
+    pub async fn classification(
         &self,
         name: Option<&str>,
     ) -> Result<(&Model, &ClassificationPipeline)> {
@@ -119,7 +116,7 @@ impl Context {
 
     /// Looks up a ranking model; without a name, the first one. Embedding models rank too; without a name, they come
     /// after all others, models with multi-vectors first.
-    pub(super) async fn ranking(&self, name: Option<&str>) -> Result<(&Model, RankingPipeline)> {
+    pub async fn ranking(&self, name: Option<&str>) -> Result<(&Model, RankingPipeline)> {
         if let Some(name) = name.filter(|name| self.models.named_prompt(Some(name)).is_some()) {
             return Err(Error::invalid(format!(
                 "expected a model's name without a role, since ranking has a query and texts, but found `{name}`"
@@ -154,7 +151,7 @@ impl Context {
     }
 
     /// Loads a model, which stays loaded until the end of the request.
-    pub(super) async fn load(&self, entry: &Arc<Entry>) -> Result<&Model> {
+    pub async fn load(&self, entry: &Arc<Entry>) -> Result<&Model> {
         note_model(&entry.name);
         match self.app.catalog.lease(entry, self.deadline).await? {
             Some(lease) => Ok(self.used.keep(lease)),

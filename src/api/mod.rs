@@ -19,7 +19,7 @@ mod extraction;
 mod fetch;
 mod fields;
 #[cfg(any(test, feature = "fuzzing"))]
-pub(crate) mod fuzzing;
+pub mod fuzzing;
 mod generation;
 mod hub_body;
 mod inputs;

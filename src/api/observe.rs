@@ -40,7 +40,7 @@ use crate::{
 const TARGET: &str = "kivu::api";
 
 /// A request as it is logged.
-pub(super) struct Observed {
+pub struct Observed {
     record: Arc<RequestRecord>,
     id: HeaderValue,
     method: Method,
@@ -63,17 +63,12 @@ struct Origin {
 
 impl Observed {
     /// Gives a request an id, which its headers have from now on. Its span is sent even if it is not finished.
-    pub(super) fn new(method: &Method, path: &str, headers: &mut HeaderMap) -> Self {
+    pub fn new(method: &Method, path: &str, headers: &mut HeaderMap) -> Self {
         Self::begun(Instant::now(), method, path, headers)
     }
 
     /// The same for a request that began at `started`.
-    pub(super) fn begun(
-        started: Instant,
-        method: &Method,
-        path: &str,
-        headers: &mut HeaderMap,
-    ) -> Self {
+    pub fn begun(started: Instant, method: &Method, path: &str, headers: &mut HeaderMap) -> Self {
         let id = request_id(headers);
         let trace = Trace::read(|name| headers.get(name)?.to_str().ok());
         let record = RequestRecord::begun(started, method.as_str(), trace);
@@ -91,7 +86,7 @@ impl Observed {
 
     /// Writes the error body, in the dialect of `route`, and the log line, which never holds texts. Server errors are
     /// logged with their causes.
-    pub(super) fn finish(self, mut response: Response, route: &str) -> Response {
+    pub fn finish(self, mut response: Response, route: &str) -> Response {
         let rejection = response.extensions_mut().remove::<Rejection>();
         if let Some(rejection) = &rejection {
             routes::dialect(route).complete(rejection, &mut response);
@@ -158,7 +153,7 @@ fn ms(took: Duration) -> f64 {
 }
 
 /// Checks access, and observes the request.
-pub(super) async fn observe(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+pub async fn observe(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let (mut parts, body) = request.into_parts();
     let path = parts.uri.path().to_owned();
     let mut observed = Observed::new(&parts.method, &path, &mut parts.headers);

@@ -1,8 +1,8 @@
 //! Ollama's `/api/embed` and `/api/embeddings`, and its routes about models.
 
 mod keep_alive;
-pub(super) mod models;
-pub(super) mod pull;
+pub mod models;
+pub mod pull;
 
 use std::time::{Duration, Instant};
 
@@ -30,7 +30,7 @@ use crate::{
 
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `input`")]
-pub(super) struct OllamaEmbedRequest {
+pub struct OllamaEmbedRequest {
     /// Model name; the default is the first embedding model.
     model: Option<String>,
     /// A text or text list. Nothing or an empty text returns no vectors: clients load models this way.
@@ -64,7 +64,7 @@ struct OllamaOptions {
 
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `prompt`")]
-pub(super) struct OllamaEmbeddingsRequest {
+pub struct OllamaEmbeddingsRequest {
     /// Model name; the default is the first embedding model.
     model: Option<String>,
     /// A text. Nothing or an empty text gives no vector.
@@ -83,7 +83,7 @@ impl RequestBody for OllamaEmbeddingsRequest {
 
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "OllamaEmbedResponse")]
-pub(super) struct EmbedResponse<'a> {
+pub struct EmbedResponse<'a> {
     /// The name of the model that ran.
     model: &'a str,
     /// A vector per text.
@@ -98,13 +98,13 @@ pub(super) struct EmbedResponse<'a> {
 
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "OllamaEmbeddingsResponse")]
-pub(super) struct EmbeddingsResponse {
+pub struct EmbeddingsResponse {
     /// The vector; empty without a text.
     embedding: Vec<f32>,
 }
 
 /// Embed texts, as Ollama does
-pub(super) async fn embed(OllamaCall(context, body): OllamaCall<OllamaEmbedRequest>) -> Reply {
+pub async fn embed(OllamaCall(context, body): OllamaCall<OllamaEmbedRequest>) -> Reply {
     let parameters = EmbeddingParameters {
         truncation: TruncationParameters {
             truncate: body.truncate,
@@ -138,9 +138,7 @@ pub(super) async fn embed(OllamaCall(context, body): OllamaCall<OllamaEmbedReque
 }
 
 /// Embed a text, as earlier versions of Ollama do; the model's own settings say whether vectors have length 1
-pub(super) async fn embeddings(
-    OllamaCall(context, body): OllamaCall<OllamaEmbeddingsRequest>,
-) -> Reply {
+pub async fn embeddings(OllamaCall(context, body): OllamaCall<OllamaEmbeddingsRequest>) -> Reply {
     let prompt_name = context.models.named_prompt(body.model.as_deref());
     let parameters = EmbeddingParameters {
         prompt_name,

@@ -34,7 +34,7 @@ const OPENAI_CLIENT: &str = "x-stainless-lang";
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `input`")]
 #[schemars(transform = Alias("normalized", "normalize"))]
-pub(super) struct EmbeddingsRequest {
+pub struct EmbeddingsRequest {
     /// A text, a list of texts or objects with a `text`, token ids, or a list of token id lists.
     #[schemars(with = "InputsOrObjects")]
     input: Content,
@@ -228,7 +228,7 @@ struct Embedding {
 }
 
 #[derive(Serialize, JsonSchema)]
-pub(super) struct EmbeddingsResponse<'a> {
+pub struct EmbeddingsResponse<'a> {
     /// `list`.
     object: &'static str,
     /// A vector per input, in order; per sentence with `late_chunking` by sentences.
@@ -243,10 +243,7 @@ pub(super) struct EmbeddingsResponse<'a> {
 }
 
 /// Embed texts
-pub(super) async fn embeddings(
-    headers: HeaderMap,
-    Call(context, body): Call<EmbeddingsRequest>,
-) -> Reply {
+pub async fn embeddings(headers: HeaderMap, Call(context, body): Call<EmbeddingsRequest>) -> Reply {
     let format = VectorFormat::of(&body, &headers)?;
     let name = body.model.as_deref();
     let (model, pipeline) = context.embedding(name).await?;
@@ -367,7 +364,7 @@ fn texts_of_objects(mut input: Content) -> Content {
 }
 
 #[derive(Serialize, JsonSchema)]
-pub(super) struct ModelList {
+pub struct ModelList {
     /// The models, under their names and aliases.
     data: Vec<ModelEntry>,
     /// `list`.
@@ -375,7 +372,7 @@ pub(super) struct ModelList {
 }
 
 #[derive(Serialize, JsonSchema)]
-pub(super) struct ModelEntry {
+pub struct ModelEntry {
     /// Always 0.
     created: u64,
     /// A name or alias in requests.
@@ -398,7 +395,7 @@ impl ModelEntry {
 }
 
 /// List the models
-pub(super) async fn models(models: CallerModels) -> Json<ModelList> {
+pub async fn models(models: CallerModels) -> Json<ModelList> {
     let models = models.list();
     let names = models
         .iter()
@@ -410,7 +407,7 @@ pub(super) async fn models(models: CallerModels) -> Json<ModelList> {
 }
 
 /// Describe a model
-pub(super) async fn model(
+pub async fn model(
     State(app): State<Arc<App>>,
     models: CallerModels,
     InPath(name): InPath<String>,

@@ -101,7 +101,7 @@ enum Sent {
 }
 
 /// Responds with the document, which is made for the first request.
-pub(super) fn respond(app: &App, apis: &[Api]) -> Reply {
+pub fn respond(app: &App, apis: &[Api]) -> Reply {
     app.require_page("/openapi.json")?;
     let json: &Bytes = match app.document.get() {
         Some(json) => json,

@@ -16,7 +16,7 @@ use tokio::sync::OwnedSemaphorePermit;
 const FRAME_BYTES: usize = 64 * 1024;
 
 /// Makes a response hold its request's permit until its body has been sent.
-pub(super) fn hold(permit: OwnedSemaphorePermit, response: Response) -> Response {
+pub fn hold(permit: OwnedSemaphorePermit, response: Response) -> Response {
     response.map(|body| {
         Body::new(PermitBody {
             body,

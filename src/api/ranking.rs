@@ -24,12 +24,12 @@ use crate::{
 };
 
 /// Texts with their scores.
-pub(super) struct Ranked {
+pub struct Ranked {
     texts: Vec<String>,
     scores: Vec<f32>,
     /// Text indexes, the highest score first.
     order: Vec<usize>,
-    pub(super) usage: Usage,
+    pub usage: Usage,
 }
 
 struct Candidates {
@@ -56,7 +56,7 @@ async fn rank(
 /// A query, and texts to rank by it.
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `query` and `texts`")]
-pub(super) struct RerankRequest {
+pub struct RerankRequest {
     /// The text by which the others are ranked.
     #[schemars(with = "Text")]
     query: Content,
@@ -76,7 +76,7 @@ pub(super) struct RerankRequest {
 #[serde(untagged)]
 #[schemars(inline)]
 #[expect(dead_code, reason = "only its schema is used")]
-pub(super) enum TextsOrDocuments {
+pub enum TextsOrDocuments {
     Texts(RerankRequest),
     Documents(DocumentsRequest),
 }
@@ -84,7 +84,7 @@ pub(super) enum TextsOrDocuments {
 /// Rank texts by a query
 ///
 /// The body is a value tree, because its type depends on a field that may be its last one.
-pub(super) async fn rerank(Call(context, Tree(body)): Call<Tree>) -> Reply {
+pub async fn rerank(Call(context, Tree(body)): Call<Tree>) -> Reply {
     let has = |name: &str| body.get(name).is_some_and(|value| !value.is_null());
     match (has("texts"), has("documents")) {
         (true, true) => Err(Error::invalid(
@@ -106,7 +106,7 @@ async fn documents_with(context: &Context, body: DocumentsRequest) -> Reply {
     Ok(with_usage(context, &answer, &usage))
 }
 
-pub(super) async fn rerank_with(
+pub async fn rerank_with(
     context: &Context,
     pipeline: &RankingPipeline,
     body: RerankRequest,
@@ -139,49 +139,49 @@ impl RequestBody for DocumentsRequest {
 
 #[derive(Default, Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `query` and `documents`")]
-pub(super) struct DocumentsRequest {
+pub struct DocumentsRequest {
     /// Model name; the default is the first ranking model.
-    pub(super) model: Option<String>,
+    pub model: Option<String>,
     /// The text by which the documents are ranked.
     #[schemars(with = "Text")]
-    pub(super) query: Content,
+    pub query: Content,
     /// Texts, or objects with a `text`.
     #[schemars(with = "Vec<TextOrObject>", length(min = 1))]
-    pub(super) documents: Content,
+    pub documents: Content,
     /// Number of documents to return; all by default.
     #[schemars(range(min = 1))]
-    pub(super) top_n: Option<usize>,
+    pub top_n: Option<usize>,
     /// Whether the response has the documents, by default true for Jina and false for Voyage; Cohere's never has.
-    pub(super) return_documents: Option<bool>,
+    pub return_documents: Option<bool>,
     /// What makes a document relevant: replaces the instruction in the model's template, if it has one.
-    pub(super) instruction: Option<String>,
+    pub instruction: Option<String>,
     /// A text to put before the query, instead of the model's prompt.
-    pub(super) prompt: Option<String>,
+    pub prompt: Option<String>,
     /// Voyage's name for `top_n`.
     #[schemars(range(min = 1))]
-    pub(super) top_k: Option<usize>,
+    pub top_k: Option<usize>,
     /// Voyage's: whether texts beyond the model's limit are truncated; otherwise they are rejected. The response to a
     /// request with this field or `top_k` is Voyage's.
-    pub(super) truncation: Option<bool>,
+    pub truncation: Option<bool>,
     /// Cohere's: number of tokens to read of each document; not below the model's limit.
     #[schemars(range(min = 1))]
-    pub(super) max_tokens_per_doc: Option<usize>,
+    pub max_tokens_per_doc: Option<usize>,
     /// Whether texts beyond the model's limit are truncated; otherwise they are rejected. NVIDIA's clients send `NONE`, or
     /// the end that is cut off, `START` or `END`.
-    pub(super) truncate: Option<BooleanOrTruncate>,
+    pub truncate: Option<BooleanOrTruncate>,
     /// vLLM's: -1, or at least the model's limit, truncates longer texts.
     #[schemars(range(min = -1))]
-    pub(super) truncate_prompt_tokens: Option<i64>,
+    pub truncate_prompt_tokens: Option<i64>,
     /// vLLM's: the text end that is cut off; the right one by default.
-    pub(super) truncation_side: Option<Side>,
+    pub truncation_side: Option<Side>,
     /// infinity's: whether scores are logits, cosines or product sums instead of numbers from 0 to 1.
-    pub(super) raw_scores: Option<bool>,
+    pub raw_scores: Option<bool>,
     /// vLLM's: the opposite of `raw_scores`.
-    pub(super) use_activation: Option<bool>,
+    pub use_activation: Option<bool>,
 }
 
 #[derive(Serialize, JsonSchema)]
-pub(super) struct RankedDocument {
+pub struct RankedDocument {
     /// The document's position in the request, from 0.
     index: usize,
     /// From 0 to 1, the most relevant document first.
@@ -192,13 +192,13 @@ pub(super) struct RankedDocument {
 }
 
 #[derive(Serialize, JsonSchema)]
-pub(super) struct Document {
+pub struct Document {
     /// The document's text.
     text: String,
 }
 
 impl Ranked {
-    pub(super) fn documents(&self, with_text: bool) -> Vec<RankedDocument> {
+    pub fn documents(&self, with_text: bool) -> Vec<RankedDocument> {
         let document = |&index: &usize| RankedDocument {
             index,
             relevance_score: self.scores[index],
@@ -211,10 +211,7 @@ impl Ranked {
 }
 
 /// Ranks documents; also returns the model name.
-pub(super) async fn rank_documents(
-    context: &Context,
-    body: DocumentsRequest,
-) -> Result<(&str, Ranked)> {
+pub async fn rank_documents(context: &Context, body: DocumentsRequest) -> Result<(&str, Ranked)> {
     let query = inputs::text(&"query", body.query, &context.texts)?;
     if !matches!(body.documents, Content::List(_)) {
         return Err(Error::invalid(
@@ -249,10 +246,7 @@ pub(super) async fn rank_documents(
 }
 
 /// Whether scores are raw. vLLM's clients say the opposite.
-pub(super) fn raw_scores(
-    raw_scores: Option<bool>,
-    use_activation: Option<bool>,
-) -> Result<Option<bool>> {
+pub fn raw_scores(raw_scores: Option<bool>, use_activation: Option<bool>) -> Result<Option<bool>> {
     inputs::one_value([
         ("raw_scores", raw_scores),
         ("use_activation", use_activation.map(|is_used| !is_used)),
@@ -272,7 +266,7 @@ fn document(field: &dyn Display, value: Content, texts: &RequestTexts) -> Result
 
 /// Cohere's response.
 #[derive(Serialize, JsonSchema)]
-pub(super) struct CohereResponse {
+pub struct CohereResponse {
     /// The best documents, in descending order.
     results: Vec<RankedDocument>,
     /// A new UUID.
@@ -285,7 +279,7 @@ pub(super) struct CohereResponse {
 /// Jina's response, or Voyage's.
 #[derive(Serialize, JsonSchema)]
 #[schemars(inline)]
-pub(super) struct JinaResponse<'a> {
+pub struct JinaResponse<'a> {
     #[serde(flatten)]
     ranks: JinaRanks,
     /// The name of the model that ran.
@@ -310,7 +304,7 @@ enum JinaRanks {
 }
 
 /// Rank documents by a query, as Cohere does
-pub(super) async fn cohere(Call(context, body): Call<DocumentsRequest>) -> Reply {
+pub async fn cohere(Call(context, body): Call<DocumentsRequest>) -> Reply {
     let (_, ranked) = rank_documents(&context, body).await?;
     let meta = json!({
         "api_version": { "version": "2" },
@@ -327,7 +321,7 @@ pub(super) async fn cohere(Call(context, body): Call<DocumentsRequest>) -> Reply
 }
 
 /// Rank documents by a query, as Jina and Voyage do
-pub(super) async fn jina(Call(context, body): Call<DocumentsRequest>) -> Reply {
+pub async fn jina(Call(context, body): Call<DocumentsRequest>) -> Reply {
     let (answer, usage) = jina_response(&context, body).await?;
     Ok(by_model(&answer, &usage))
 }

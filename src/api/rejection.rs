@@ -13,22 +13,22 @@ use crate::error::Error;
 const RETRY_AFTER_S: u64 = 1;
 
 /// Handler result.
-pub(super) type Reply<T = Response> = Result<T, Rejection>;
+pub type Reply<T = Response> = Result<T, Rejection>;
 
 /// A status and a message for the client, with the cause for the log.
 ///
 /// As a response it has no body yet: the router writes it in the dialect of the request's path.
 #[derive(Clone, Debug)]
-pub(super) struct Rejection {
-    pub(super) status: StatusCode,
-    pub(super) message: String,
+pub struct Rejection {
+    pub status: StatusCode,
+    pub message: String,
     /// When to retry, in seconds; sent with the statuses 429 and 503.
-    pub(super) retry_after_s: u64,
+    pub retry_after_s: u64,
     error: Option<Arc<Error>>,
 }
 
 impl Rejection {
-    pub(super) fn new(status: StatusCode, message: impl Into<String>) -> Self {
+    pub fn new(status: StatusCode, message: impl Into<String>) -> Self {
         Self {
             status,
             message: message.into(),
@@ -38,7 +38,7 @@ impl Rejection {
     }
 
     /// A rejection whose message hides its cause from the client.
-    pub(super) fn because(
+    pub fn because(
         status: StatusCode,
         message: impl Into<String>,
         error: impl Into<Arc<Error>>,
@@ -51,7 +51,7 @@ impl Rejection {
         }
     }
 
-    pub(super) fn is_unknown_model(&self) -> bool {
+    pub fn is_unknown_model(&self) -> bool {
         matches!(
             self.error.as_deref(),
             Some(Error::UnknownModel { .. } | Error::NoModel)
@@ -59,7 +59,7 @@ impl Rejection {
     }
 
     /// The whole error chain, for the log.
-    pub(super) fn chain(&self) -> String {
+    pub fn chain(&self) -> String {
         self.error
             .as_ref()
             .map_or_else(|| self.message.clone(), |error| error.chain())

@@ -24,7 +24,7 @@ use super::{
     rejection::Rejection,
     used_models::UsedModels,
 };
-pub(super) use crate::json::{from_known, from_parameters, from_value};
+pub use crate::json::{from_known, from_parameters, from_value};
 use crate::{
     backend::Deadline,
     error::Error,
@@ -32,13 +32,13 @@ use crate::{
     task::Scope,
 };
 
-pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Longer ids are replaced, since ids are logged.
 const MAX_REQUEST_ID_CHARS: usize = 128;
 const BACKGROUND_TIMEOUT: Duration = Duration::from_hours(1);
 
 /// The id that the client gave, or a new one, which is added to the headers.
-pub(super) fn request_id(headers: &mut HeaderMap) -> HeaderValue {
+pub fn request_id(headers: &mut HeaderMap) -> HeaderValue {
     let given = headers.get(REQUEST_ID).filter(|id| {
         (1..=MAX_REQUEST_ID_CHARS).contains(&id.len())
             && id
@@ -54,7 +54,7 @@ pub(super) fn request_id(headers: &mut HeaderMap) -> HeaderValue {
 }
 
 /// Path parameters.
-pub(super) struct InPath<T>(pub(super) T);
+pub struct InPath<T>(pub T);
 
 impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for InPath<T> {
     type Rejection = Rejection;
@@ -68,7 +68,7 @@ impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for InPath<
 }
 
 /// A request's JSON body.
-pub(super) trait RequestBody: DeserializeOwned + Send + 'static {
+pub trait RequestBody: DeserializeOwned + Send + 'static {
     /// Its fields, if they do not depend on the model.
     const KNOWN: Known;
 }
@@ -83,28 +83,28 @@ impl RequestBody for Tree {
 /// - its content type is not JSON (415),
 /// - its body is longer than the limit (413) or ends too early (400),
 /// - the body is not JSON (400), or JSON with another shape (422).
-pub(super) struct Call<T>(pub(super) Context, pub(super) T);
+pub struct Call<T>(pub Context, pub T);
 
 /// A request's state, deadline, limits and start time.
 #[derive(Clone)]
-pub(super) struct Context {
-    pub(super) app: Arc<App>,
-    pub(super) deadline: Deadline,
+pub struct Context {
+    pub app: Arc<App>,
+    pub deadline: Deadline,
     /// When the request headers had been read.
-    pub(super) started: Instant,
-    pub(super) texts: RequestTexts,
+    pub started: Instant,
+    pub texts: RequestTexts,
     /// Maximum sentences or windows that texts may be split into.
-    pub(super) max_parts: usize,
+    pub max_parts: usize,
     /// Models that the caller may use.
-    pub(super) models: CallerModels,
+    pub models: CallerModels,
     /// Models that the request uses.
-    pub(super) used: Arc<UsedModels>,
+    pub used: Arc<UsedModels>,
     /// Memory for the body and its values.
     _memory: Arc<RequestMemory>,
 }
 
 impl Context {
-    pub(super) fn new(
+    pub fn new(
         app: &Arc<App>,
         models: CallerModels,
         deadline: Deadline,
@@ -125,7 +125,7 @@ impl Context {
     }
 
     /// The context for a request that runs in the background, where nobody waits for it.
-    pub(super) fn in_background(app: &Arc<App>, models: CallerModels) -> Self {
+    pub fn in_background(app: &Arc<App>, models: CallerModels) -> Self {
         Self::new(
             app,
             models,
@@ -136,7 +136,7 @@ impl Context {
     }
 
     /// Defaults and limits of the request.
-    pub(super) fn scope(&self) -> Scope {
+    pub fn scope(&self) -> Scope {
         Scope {
             max_parts: self.max_parts,
             ..self.app.scope()
@@ -145,7 +145,7 @@ impl Context {
 
     /// The context for one of `count` requests in one, which share its limits. Its models may leave at its own end: all
     /// of them need not fit into memory together.
-    pub(super) fn of_part(&self, count: usize) -> Self {
+    pub fn of_part(&self, count: usize) -> Self {
         let max_parts = (self.max_parts / count.max(1)).max(1);
         Self {
             max_parts,
@@ -166,7 +166,7 @@ impl<T: RequestBody> FromRequest<Arc<App>> for Call<T> {
 }
 
 /// A [`Call`] whose body is used piece by piece while the request runs.
-pub(super) struct PiecewiseCall<T>(pub(super) Context, pub(super) T);
+pub struct PiecewiseCall<T>(pub Context, pub T);
 
 impl<T: RequestBody> FromRequest<Arc<App>> for PiecewiseCall<T> {
     type Rejection = Rejection;
@@ -180,7 +180,7 @@ impl<T: RequestBody> FromRequest<Arc<App>> for PiecewiseCall<T> {
 
 /// A [`Call`] whose content type may be missing or `application/octet-stream`, the default of AWS SDKs for bodies that
 /// the client has written.
-pub(super) struct UntypedCall<T>(pub(super) Context, pub(super) T);
+pub struct UntypedCall<T>(pub Context, pub T);
 
 impl<T: RequestBody> FromRequest<Arc<App>> for UntypedCall<T> {
     type Rejection = Rejection;
@@ -193,7 +193,7 @@ impl<T: RequestBody> FromRequest<Arc<App>> for UntypedCall<T> {
 }
 
 /// A [`Call`] for Ollama's routes, whose clients send no content type, text or curl's form type with their JSON.
-pub(super) struct OllamaCall<T>(pub(super) Context, pub(super) T);
+pub struct OllamaCall<T>(pub Context, pub T);
 
 impl<T: RequestBody> FromRequest<Arc<App>> for OllamaCall<T> {
     type Rejection = Rejection;
@@ -258,7 +258,7 @@ async fn read_json<T: RequestBody>(
 ///
 /// The body is a value tree, because its type, of the two that `/translate` takes, depends on a field that may be its
 /// last one.
-pub(super) struct Submitted(pub(super) Context, pub(super) Value);
+pub struct Submitted(pub Context, pub Value);
 
 impl FromRequest<Arc<App>> for Submitted {
     type Rejection = Rejection;
@@ -355,12 +355,12 @@ fn require_json(headers: &HeaderMap) -> Result<(), Rejection> {
 }
 
 /// Parses JSON; errors name the field.
-pub(super) fn parse<T: RequestBody>(bytes: &[u8], budget: Budget) -> Result<T, Error> {
+pub fn parse<T: RequestBody>(bytes: &[u8], budget: Budget) -> Result<T, Error> {
     json::read_known(bytes, budget, T::KNOWN).map_err(|error| error.explain(bytes))
 }
 
 /// The model that a body names.
-pub(super) fn model_name(body: &Value) -> Option<&str> {
+pub fn model_name(body: &Value) -> Option<&str> {
     body.get("model").and_then(Value::as_str)
 }
 

@@ -20,13 +20,13 @@ use crate::{
 #[derive(Serialize, JsonSchema)]
 #[serde(untagged)]
 #[schemars(inline)]
-pub(super) enum OneOrMany<T> {
+pub enum OneOrMany<T> {
     One(T),
     Many(Vec<T>),
 }
 
 impl<T> OneOrMany<T> {
-    pub(super) fn new(items: Vec<T>, is_single: bool) -> Self {
+    pub fn new(items: Vec<T>, is_single: bool) -> Self {
         match <[T; 1]>::try_from(items) {
             Ok([only]) if is_single => Self::One(only),
             Ok(only) => Self::Many(only.into()),
@@ -37,7 +37,7 @@ impl<T> OneOrMany<T> {
 
 /// A label's score.
 #[derive(Serialize, JsonSchema)]
-pub(super) struct Prediction<'a> {
+pub struct Prediction<'a> {
     /// The label's share or probability from 0 to 1; with `raw_scores`, its logit.
     score: f32,
     /// A label of the model or of the request.
@@ -45,7 +45,7 @@ pub(super) struct Prediction<'a> {
 }
 
 /// The `top` labels with the highest scores, in descending order.
-pub(super) fn predictions<'a>(
+pub fn predictions<'a>(
     labels: &'a [String],
     scores: &[f32],
     top: Option<usize>,
@@ -61,7 +61,7 @@ pub(super) fn predictions<'a>(
 }
 
 /// Rejects predictions that are too long for the response, before they are computed.
-pub(super) fn check_predictions(texts: usize, labels: &[String], top: Option<usize>) -> Result<()> {
+pub fn check_predictions(texts: usize, labels: &[String], top: Option<usize>) -> Result<()> {
     /// A prediction without its label, as JSON in a JSON string, with the shortest score.
     const MIN_BYTES: usize = r#"{\"score\":0.0,\"label\":\"\"},"#.len();
     let mut labels: Vec<usize> = labels.iter().map(String::len).collect();
@@ -72,27 +72,27 @@ pub(super) fn check_predictions(texts: usize, labels: &[String], top: Option<usi
 
 /// A ranked text's score.
 #[derive(Serialize, JsonSchema)]
-pub(super) struct Rank<'a> {
+pub struct Rank<'a> {
     /// The text's position in the request, from 0.
-    pub(super) index: usize,
+    pub index: usize,
     /// From 0 to 1, unless `raw_scores` is true.
-    pub(super) score: f32,
+    pub score: f32,
     /// The text, if `return_text` is true.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) text: Option<&'a str>,
+    pub text: Option<&'a str>,
 }
 
 /// Token counts, as OpenAI, Jina and Voyage name them.
 #[derive(Serialize, JsonSchema)]
-pub(super) struct TokenUsage {
+pub struct TokenUsage {
     /// Input tokens, special tokens included.
-    pub(super) prompt_tokens: usize,
+    pub prompt_tokens: usize,
     /// The same as `prompt_tokens`.
-    pub(super) total_tokens: usize,
+    pub total_tokens: usize,
 }
 
 impl TokenUsage {
-    pub(super) fn of(usage: &Usage) -> Self {
+    pub fn of(usage: &Usage) -> Self {
         Self {
             prompt_tokens: usage.tokens,
             total_tokens: usage.tokens,
@@ -101,13 +101,13 @@ impl TokenUsage {
 }
 
 /// Header that reports where the model ran.
-pub(super) const BACKEND: &str = "x-backend";
+pub const BACKEND: &str = "x-backend";
 
 /// Header that lists truncated texts.
-pub(super) const TRUNCATED: &str = "x-truncated";
+pub const TRUNCATED: &str = "x-truncated";
 
 /// The headers of all responses by models: where the model ran, and which texts were truncated.
-pub(super) fn model_headers(usage: &Usage) -> impl IntoResponseParts + use<> {
+pub fn model_headers(usage: &Usage) -> impl IntoResponseParts + use<> {
     let backend = match usage.location {
         Location::Local(Engine::Native) => "native",
         Location::Local(Engine::Onnx) => "onnx",
@@ -117,12 +117,12 @@ pub(super) fn model_headers(usage: &Usage) -> impl IntoResponseParts + use<> {
 }
 
 /// A model's JSON response.
-pub(super) fn by_model<B: Serialize>(body: &B, usage: &Usage) -> Response {
+pub fn by_model<B: Serialize>(body: &B, usage: &Usage) -> Response {
     (model_headers(usage), Json(body)).into_response()
 }
 
 /// A model's JSON response with TEI's usage headers and `server-timing`.
-pub(super) fn with_usage<B: Serialize>(context: &Context, body: &B, usage: &Usage) -> Response {
+pub fn with_usage<B: Serialize>(context: &Context, body: &B, usage: &Usage) -> Response {
     let total = context.started.elapsed();
     let (tokenization, inference) = (usage.tokenization, usage.inference);
     let headers = [
@@ -159,7 +159,7 @@ fn server_timing(tokenization: Duration, inference: Duration, total: Duration) -
 }
 
 /// Indexes of truncated texts, if there are any.
-pub(super) fn truncated_header(truncated: &[usize]) -> Option<[(&'static str, String); 1]> {
+pub fn truncated_header(truncated: &[usize]) -> Option<[(&'static str, String); 1]> {
     /// API Gateway limits header size: beyond this many indexes, only their number is given.
     const MAX_POSITIONS: usize = 256;
     let listed: Vec<String> = truncated

@@ -36,7 +36,7 @@ impl ResponseLimit {
 }
 
 /// Waits for a response, and replaces it by a rejection if it is too long to be sent.
-pub(super) async fn within(
+pub async fn within(
     limit: Option<ResponseLimit>,
     response: impl Future<Output = Response>,
 ) -> Response {
@@ -56,7 +56,7 @@ pub(super) async fn within(
 }
 
 /// Rejects a request whose response takes at least `bytes`, before it is computed.
-pub(super) fn check(bytes: usize) -> Result<()> {
+pub fn check(bytes: usize) -> Result<()> {
     match LIMIT.try_with(|limit| *limit) {
         Ok(limit) if bytes > limit.bytes => {
             Err(limit.exceeded(&format!("this one would take at least {bytes}")))

@@ -12,32 +12,32 @@ const JSON: &str = "application/json";
 const MAX_QUERY: usize = 4;
 
 /// Routes for the same clients: a tag in the OpenAPI document.
-pub(super) struct Api {
-    pub(super) name: &'static str,
-    pub(super) description: &'static str,
+pub struct Api {
+    pub name: &'static str,
+    pub description: &'static str,
     /// The error bodies.
-    pub(super) dialect: Dialect,
+    pub dialect: Dialect,
     /// Paths below this prefix have the API's error bodies even if they have no route.
-    pub(super) prefix: Option<&'static str>,
-    pub(super) routes: &'static [Route],
+    pub prefix: Option<&'static str>,
+    pub routes: &'static [Route],
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum RouteMethod {
+pub enum RouteMethod {
     Get,
     Post,
 }
 
 impl RouteMethod {
     /// The name in the OpenAPI document.
-    pub(super) fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Self::Get => "get",
             Self::Post => "post",
         }
     }
 
-    pub(super) fn is(self, method: &Method) -> bool {
+    pub fn is(self, method: &Method) -> bool {
         match self {
             Self::Get => *method == Method::GET,
             Self::Post => *method == Method::POST,
@@ -47,7 +47,7 @@ impl RouteMethod {
 
 /// What a route runs, which determines its response headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Runs {
+pub enum Runs {
     NoModel,
     Model,
     /// A model; the response has TEI's usage headers.
@@ -55,51 +55,51 @@ pub(super) enum Runs {
 }
 
 /// Returns a type's schema, which the generator adds to the components.
-pub(super) type SchemaOf = fn(&mut SchemaGenerator) -> Schema;
+pub type SchemaOf = fn(&mut SchemaGenerator) -> Schema;
 
 /// Named examples in JSON.
 type Examples = &'static [(&'static str, &'static str)];
 
 /// A body: media type, schema and examples in JSON.
 #[derive(Clone, Copy)]
-pub(super) struct Content {
-    pub(super) media_type: &'static str,
-    pub(super) schema: SchemaOf,
-    pub(super) example: Option<&'static str>,
-    pub(super) examples: Examples,
+pub struct Content {
+    pub media_type: &'static str,
+    pub schema: SchemaOf,
+    pub example: Option<&'static str>,
+    pub examples: Examples,
 }
 
 /// An optional query parameter.
 #[derive(Clone, Copy)]
-pub(super) struct QueryParameter {
-    pub(super) name: &'static str,
-    pub(super) description: &'static str,
-    pub(super) schema: SchemaOf,
+pub struct QueryParameter {
+    pub name: &'static str,
+    pub description: &'static str,
+    pub schema: SchemaOf,
 }
 
 /// A path and method.
 #[derive(Clone, Copy)]
-pub(super) struct Route {
-    pub(super) method: RouteMethod,
+pub struct Route {
+    pub method: RouteMethod,
     /// Relative to the server, with parameters such as `{model}`.
-    pub(super) path: &'static str,
+    pub path: &'static str,
     /// The operation name in generated clients and in links to `/docs`.
-    pub(super) id: &'static str,
-    pub(super) handler: fn() -> MethodRouter<Arc<App>>,
-    pub(super) summary: &'static str,
-    pub(super) description: Option<&'static str>,
+    pub id: &'static str,
+    pub handler: fn() -> MethodRouter<Arc<App>>,
+    pub summary: &'static str,
+    pub description: Option<&'static str>,
     /// Whether requests need no credentials.
-    pub(super) is_open: bool,
+    pub is_open: bool,
     /// Whether the server's configuration can turn it off.
-    pub(super) is_optional: bool,
-    pub(super) runs: Runs,
-    pub(super) query: [Option<QueryParameter>; MAX_QUERY],
-    pub(super) request: Option<Content>,
+    pub is_optional: bool,
+    pub runs: Runs,
+    pub query: [Option<QueryParameter>; MAX_QUERY],
+    pub request: Option<Content>,
     /// What status 200 means.
-    pub(super) success: &'static str,
-    pub(super) response: Option<Content>,
+    pub success: &'static str,
+    pub response: Option<Content>,
     /// Whether the response may also be binary data.
-    pub(super) has_binary_response: bool,
+    pub has_binary_response: bool,
 }
 
 /// `get!(PATH, ID, HANDLER, SUMMARY)`: a route for GET, and HEAD.
@@ -128,11 +128,11 @@ macro_rules! post {
     };
 }
 
-pub(super) use {get, post};
+pub(crate) use {get, post};
 
 impl Route {
     /// Use `get!` or `post!`, which give `method` and `handler` together.
-    pub(super) const fn new(
+    pub const fn new(
         method: RouteMethod,
         path: &'static str,
         id: &'static str,
@@ -158,41 +158,41 @@ impl Route {
     }
 
     /// The same route at another path.
-    pub(super) const fn at(self, path: &'static str, id: &'static str) -> Self {
+    pub const fn at(self, path: &'static str, id: &'static str) -> Self {
         Self { path, id, ..self }
     }
 
-    pub(super) const fn summary(self, summary: &'static str) -> Self {
+    pub const fn summary(self, summary: &'static str) -> Self {
         Self { summary, ..self }
     }
 
-    pub(super) const fn description(self, description: &'static str) -> Self {
+    pub const fn description(self, description: &'static str) -> Self {
         Self {
             description: Some(description),
             ..self
         }
     }
 
-    pub(super) const fn open(self) -> Self {
+    pub const fn open(self) -> Self {
         Self {
             is_open: true,
             ..self
         }
     }
 
-    pub(super) const fn optional(self) -> Self {
+    pub const fn optional(self) -> Self {
         Self {
             is_optional: true,
             ..self
         }
     }
 
-    pub(super) const fn runs(self, runs: Runs) -> Self {
+    pub const fn runs(self, runs: Runs) -> Self {
         Self { runs, ..self }
     }
 
     /// Adds a query parameter.
-    pub(super) const fn query<T: JsonSchema>(
+    pub const fn query<T: JsonSchema>(
         mut self,
         name: &'static str,
         description: &'static str,
@@ -211,14 +211,14 @@ impl Route {
     }
 
     /// A request with a body in JSON, such as `example`.
-    pub(super) const fn request<T: JsonSchema>(self, example: &'static str) -> Self {
+    pub const fn request<T: JsonSchema>(self, example: &'static str) -> Self {
         Self {
             request: Some(Content::new::<T>(JSON, Some(example), &[])),
             ..self
         }
     }
 
-    pub(super) const fn requests<T: JsonSchema>(self, examples: Examples) -> Self {
+    pub const fn requests<T: JsonSchema>(self, examples: Examples) -> Self {
         Self {
             request: Some(Content::new::<T>(JSON, None, examples)),
             ..self
@@ -226,12 +226,12 @@ impl Route {
     }
 
     /// A response without a body.
-    pub(super) const fn responds(self, success: &'static str) -> Self {
+    pub const fn responds(self, success: &'static str) -> Self {
         Self { success, ..self }
     }
 
     /// A response in JSON, such as `example`.
-    pub(super) const fn response<T: JsonSchema>(
+    pub const fn response<T: JsonSchema>(
         self,
         success: &'static str,
         example: &'static str,
@@ -239,11 +239,7 @@ impl Route {
         self.response_of::<T>(JSON, success, Some(example))
     }
 
-    pub(super) const fn responses<T: JsonSchema>(
-        self,
-        success: &'static str,
-        examples: Examples,
-    ) -> Self {
+    pub const fn responses<T: JsonSchema>(self, success: &'static str, examples: Examples) -> Self {
         Self {
             success,
             response: Some(Content::new::<T>(JSON, None, examples)),
@@ -251,7 +247,7 @@ impl Route {
         }
     }
 
-    pub(super) const fn response_of<T: JsonSchema>(
+    pub const fn response_of<T: JsonSchema>(
         self,
         media_type: &'static str,
         success: &'static str,
@@ -264,7 +260,7 @@ impl Route {
         }
     }
 
-    pub(super) const fn or_binary(self) -> Self {
+    pub const fn or_binary(self) -> Self {
         Self {
             has_binary_response: true,
             ..self
@@ -272,12 +268,12 @@ impl Route {
     }
 
     /// Path parameters.
-    pub(super) fn parameters(&self) -> impl Iterator<Item = &'static str> {
+    pub fn parameters(&self) -> impl Iterator<Item = &'static str> {
         self.path.split('/').filter_map(parameter)
     }
 
     /// Whether a request's path belongs to this route.
-    pub(super) fn matches(&self, path: &str) -> bool {
+    pub fn matches(&self, path: &str) -> bool {
         let is_segment = |(segment, found): (&str, &str)| match parameter(segment) {
             Some(_) => !found.is_empty(),
             None => segment == found,

@@ -27,7 +27,7 @@ use crate::{
 /// A query and texts, or two lists of the same length. They have one of four pairs of names.
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `text_1` and `text_2`")]
-pub(super) struct ScoreRequest {
+pub struct ScoreRequest {
     /// Model name; the default is the first ranking model.
     model: Option<String>,
     /// The query, or a query for each text in `text_2`.
@@ -69,7 +69,7 @@ impl RequestBody for ScoreRequest {
 }
 
 #[derive(Serialize, JsonSchema)]
-pub(super) struct ScoreResponse<'a> {
+pub struct ScoreResponse<'a> {
     /// `score-` and a new UUID.
     id: String,
     /// `list`.
@@ -98,7 +98,7 @@ struct TextScore {
 const CONCURRENT_QUERIES: usize = 16;
 
 /// Score texts by a query, as vLLM does
-pub(super) async fn score(Call(context, body): Call<ScoreRequest>) -> Reply {
+pub async fn score(Call(context, body): Call<ScoreRequest>) -> Reply {
     let (model, pipeline) = context.ranking(body.model.as_deref()).await?;
     inputs::at_least(
         "max_tokens_per_doc",

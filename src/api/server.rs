@@ -31,11 +31,11 @@ use crate::{
     telemetry::Reading,
 };
 
-pub(super) async fn health() -> StatusCode {
+pub async fn health() -> StatusCode {
     StatusCode::OK
 }
 
-pub(super) async fn metrics(State(app): State<Arc<App>>, models: CallerModels) -> Reply {
+pub async fn metrics(State(app): State<Arc<App>>, models: CallerModels) -> Reply {
     let Some(prometheus) = &app.prometheus else {
         let message = "this server has no metrics; those of a function are in CloudWatch, in the namespace `Kivu`";
         return Err(Rejection::new(StatusCode::NOT_FOUND, message));
@@ -71,7 +71,7 @@ fn gauge_page(gauges: &[Reading]) -> String {
 
 /// The first model and its limits, in the fields that TEI and others use.
 #[derive(Serialize, JsonSchema)]
-pub(super) struct Info {
+pub struct Info {
     /// The native engine's matmul arithmetic on this processor.
     arithmetic: Option<String>,
     /// Whether texts above the token limit are truncated by default.
@@ -118,7 +118,7 @@ pub(super) struct Info {
     warnings: Vec<String>,
 }
 
-pub(super) async fn info(State(app): State<Arc<App>>, models: CallerModels) -> Reply<Json<Info>> {
+pub async fn info(State(app): State<Arc<App>>, models: CallerModels) -> Reply<Json<Info>> {
     let model = models.find(None)?;
     let (max_tokens, settings) = (model.max_tokens, model.settings());
     let weights = &model.manifest.weights;
@@ -210,7 +210,7 @@ fn outputs(settings: &EmbeddingSettings) -> BTreeMap<String, usize> {
 
 /// The served models, and the request limits.
 #[derive(Serialize, JsonSchema)]
-pub(super) struct Models {
+pub struct Models {
     /// Limits per request.
     limits: RequestLimits,
     /// Memory for models that are loaded on demand; absent if all are loaded at start.
@@ -288,7 +288,7 @@ struct Languages {
     to: BTreeSet<String>,
 }
 
-pub(super) async fn list(State(app): State<Arc<App>>, models: CallerModels) -> Json<Models> {
+pub async fn list(State(app): State<Arc<App>>, models: CallerModels) -> Json<Models> {
     let limits = RequestLimits {
         body_bytes: app.limits.body_bytes,
         texts: app.limits.texts,

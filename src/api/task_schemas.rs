@@ -25,7 +25,7 @@ use crate::{
 /// TEI's body, by the model's task.
 #[derive(JsonSchema)]
 #[serde(untagged)]
-pub(super) enum DefaultRequest {
+pub enum DefaultRequest {
     Embed(EmbedRequest),
     Similarity(SimilarityRequest),
     Predict(PredictRequest),
@@ -39,7 +39,7 @@ pub(super) enum DefaultRequest {
 /// The model hub's body, by the model's task.
 #[derive(JsonSchema)]
 #[serde(untagged)]
-pub(super) enum HubRequest {
+pub enum HubRequest {
     Default(DefaultRequest),
     Classify(ClassifyRequest),
     Rank(HubRankingRequest),
@@ -47,7 +47,7 @@ pub(super) enum HubRequest {
 
 /// The model hub's body for a ranking model.
 #[derive(JsonSchema)]
-pub(super) struct HubRankingRequest {
+pub struct HubRankingRequest {
     /// The query, and the texts to rank by it.
     inputs: HubRankingInputs,
 }
@@ -64,7 +64,7 @@ struct HubRankingInputs {
 /// A task's response.
 #[derive(JsonSchema)]
 #[serde(untagged)]
-pub(super) enum TaskResponse {
+pub enum TaskResponse {
     Kinds(Vec<VectorsByKind>),
     Sparse(Vec<Vec<SparseValue>>),
     Dense(Vec<Vector>),
@@ -80,7 +80,7 @@ pub(super) enum TaskResponse {
 /// A generated text, in the task's field.
 #[derive(JsonSchema)]
 #[serde(untagged)]
-pub(super) enum HubText {
+pub enum HubText {
     Translation {
         /// For `translation`.
         translation_text: String,
@@ -96,7 +96,7 @@ pub(super) enum HubText {
 }
 
 #[derive(JsonSchema)]
-pub(super) struct VertexResponse {
+pub struct VertexResponse {
     /// A response for each instance, in order.
     predictions: Vec<TaskResponse>,
 }

@@ -37,7 +37,7 @@ use crate::{
 /// Accepts the body for `/embed`, `/predict`, `/rerank`, zero-shot or token classification, or texts to generate
 /// from, depending on the first model's task, or the `/similarity` body if `inputs` has a `source_sentence`. Returns
 /// that route's response.
-pub(super) async fn default_task(Call(context, Tree(body)): Call<Tree>) -> Reply {
+pub async fn default_task(Call(context, Tree(body)): Call<Tree>) -> Reply {
     run_default(&context, body).await
 }
 
@@ -201,7 +201,7 @@ const BYTES_PER_VALUE: usize = 12;
 
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `instances`")]
-pub(super) struct VertexRequest {
+pub struct VertexRequest {
     /// Bodies for `POST /`.
     #[schemars(with = "Vec<DefaultRequest>", length(min = 1))]
     instances: Vec<Tree>,
@@ -214,7 +214,7 @@ impl RequestBody for VertexRequest {
 /// Run the first model for several requests, as Vertex AI does
 ///
 /// The instances share the request's limits and turns.
-pub(super) async fn vertex(PiecewiseCall(context, body): PiecewiseCall<VertexRequest>) -> Reply {
+pub async fn vertex(PiecewiseCall(context, body): PiecewiseCall<VertexRequest>) -> Reply {
     inputs::count("instances", body.instances.len(), context.app.limits.texts)?;
     sharing_turns(run_instances(&context, body.instances)).await
 }
@@ -268,10 +268,7 @@ async fn run_instances(context: &Context, instances: Vec<Tree>) -> Reply {
 }
 
 /// Run a model
-pub(super) async fn infer(
-    InPath(name): InPath<String>,
-    Call(context, Tree(body)): Call<Tree>,
-) -> Reply {
+pub async fn infer(InPath(name): InPath<String>, Call(context, Tree(body)): Call<Tree>) -> Reply {
     if !body.is_object() {
         return Err(Error::invalid("expected an object with `inputs`, but found none").into());
     }

@@ -19,28 +19,28 @@ use crate::{
 /// The model hub's body for a token classification model.
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `inputs`")]
-pub(super) struct LabelTokensRequest {
+pub struct LabelTokensRequest {
     /// The texts in which entities are found: one, or a list.
     #[schemars(with = "Texts")]
-    pub(super) inputs: Content,
+    pub inputs: Content,
     /// How token labels become entities, with defaults for all.
-    pub(super) parameters: Option<TokenClassificationParameters>,
+    pub parameters: Option<TokenClassificationParameters>,
 }
 
 /// Body for a model that finds entities with labels in the request, with the parameters for zero-shot classification or
 /// from the `gliner` package.
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `inputs` and `parameters`")]
-pub(super) struct FindEntitiesRequest {
+pub struct FindEntitiesRequest {
     /// The texts in which entities are found: one, or a list.
     #[schemars(with = "Texts")]
-    pub(super) inputs: Content,
+    pub inputs: Content,
     /// The labels to find, and how to score them.
-    pub(super) parameters: ZeroShotEntitiesParameters,
+    pub parameters: ZeroShotEntitiesParameters,
 }
 
 /// Returns the entities of a text, or for a list of texts a list for each. The parameters are checked after the texts.
-pub(super) async fn find_entities(
+pub async fn find_entities(
     context: &Context,
     inputs: Content,
     prepare: impl FnOnce() -> Result<EntityFinder>,

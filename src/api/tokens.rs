@@ -20,7 +20,7 @@ use crate::{
 
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `inputs`")]
-pub(super) struct TokenizeRequest {
+pub struct TokenizeRequest {
     /// The texts to tokenize: one, or a list.
     #[schemars(with = "Texts")]
     inputs: Content,
@@ -51,7 +51,7 @@ fn yes() -> bool {
     true
 }
 
-pub(super) async fn tokenize(
+pub async fn tokenize(
     Call(context, body): Call<TokenizeRequest>,
 ) -> Reply<Json<Vec<Vec<TextToken>>>> {
     /// Response numbers that take as much memory as a token.
@@ -76,7 +76,7 @@ pub(super) async fn tokenize(
 
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `ids`")]
-pub(super) struct DecodeRequest {
+pub struct DecodeRequest {
     /// A text's token ids, or a list of such lists.
     #[schemars(with = "TokenIdLists")]
     ids: Content,
@@ -91,7 +91,7 @@ impl RequestBody for DecodeRequest {
     const KNOWN: Known = fields::tei::DECODE;
 }
 
-pub(super) async fn decode(Call(context, body): Call<DecodeRequest>) -> Reply<Json<Vec<String>>> {
+pub async fn decode(Call(context, body): Call<DecodeRequest>) -> Reply<Json<Vec<String>>> {
     let lists = inputs::id_lists("ids", body.ids, &context.texts)?;
     let tokenizer = Arc::clone(
         context

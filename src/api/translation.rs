@@ -36,7 +36,7 @@ use crate::{
 /// that is not named is identified, if a served model identifies languages.
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `inputs`")]
-pub(super) struct TranslateRequest {
+pub struct TranslateRequest {
     /// The texts to translate: one, or a list.
     #[schemars(with = "Texts")]
     inputs: Content,
@@ -47,7 +47,7 @@ pub(super) struct TranslateRequest {
 }
 
 #[derive(Serialize, JsonSchema)]
-pub(super) struct TranslateResponse<'a> {
+pub struct TranslateResponse<'a> {
     /// The first text's model.
     model: &'a str,
     /// A translation per text, in order.
@@ -88,7 +88,7 @@ struct Alternative<'a> {
 }
 
 /// Translates texts for a request in Kivu's own format.
-pub(super) async fn translate_own(context: &Context, body: TranslateRequest) -> Reply {
+pub async fn translate_own(context: &Context, body: TranslateRequest) -> Reply {
     let texts = inputs::texts("inputs", body.inputs, &context.texts)?;
     let mut parameters = body.parameters;
     parameters.split = parameters.split.or(Some(Split::Sentences));
@@ -108,28 +108,28 @@ pub(super) async fn translate_own(context: &Context, body: TranslateRequest) -> 
 }
 
 /// Translated texts, which may be in several languages.
-pub(super) struct Translations<'a> {
+pub struct Translations<'a> {
     /// For each text, the best translation first.
-    pub(super) texts: Vec<Vec<GeneratedText>>,
-    pub(super) pairs: Vec<LanguagePair>,
+    pub texts: Vec<Vec<GeneratedText>>,
+    pub pairs: Vec<LanguagePair>,
     /// The model for each text.
     models: Vec<&'a str>,
     /// The language of each text, if the request named none; `None` for blank texts.
-    pub(super) identified: Option<Vec<Option<DetectedLanguage>>>,
-    pub(super) usage: Usage,
+    pub identified: Option<Vec<Option<DetectedLanguage>>>,
+    pub usage: Usage,
 }
 
 /// What languages texts may be in.
 #[derive(Default)]
-pub(super) struct PossibleSources {
+pub struct PossibleSources {
     /// The languages of texts in a request that does not name one; empty if it does.
-    pub(super) listed: BTreeSet<ListedLanguage>,
+    pub listed: BTreeSet<ListedLanguage>,
     /// Whether a model translates texts without being told their language.
-    pub(super) is_optional: bool,
+    pub is_optional: bool,
 }
 
 /// The languages of texts in a request that does not name one.
-pub(super) async fn possible_sources(
+pub async fn possible_sources(
     context: &Context,
     model: Option<&str>,
     wanted: RequestedLanguages<'_>,
@@ -153,7 +153,7 @@ pub(super) async fn possible_sources(
 }
 
 /// Translates texts in one language with one model.
-pub(super) async fn translate_texts<'a>(
+pub async fn translate_texts<'a>(
     context: &'a Context,
     model: Option<&str>,
     parameters: TextToTextParameters,
@@ -181,7 +181,7 @@ pub(super) async fn translate_texts<'a>(
 /// Identifies the language of each text, and translates the texts in each language with the first model that can. Blank
 /// texts have no language, and are translated as if they were in the first of `sources`. An identified language that is not
 /// among `sources` is not passed on if it is optional.
-pub(super) async fn translate_identified<'a>(
+pub async fn translate_identified<'a>(
     context: &'a Context,
     model: Option<&str>,
     parameters: TextToTextParameters,

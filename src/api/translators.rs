@@ -39,7 +39,7 @@ use crate::{
 
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `q`")]
-pub(super) struct LibreTranslateRequest {
+pub struct LibreTranslateRequest {
     /// The texts to translate: one, or a list.
     #[schemars(with = "Texts")]
     q: Content,
@@ -55,7 +55,7 @@ pub(super) struct LibreTranslateRequest {
 
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `text`")]
-pub(super) struct DeepLRequest {
+pub struct DeepLRequest {
     /// The texts to translate: one, or a list.
     #[schemars(with = "Texts")]
     text: Content,
@@ -72,7 +72,7 @@ pub(super) struct DeepLRequest {
 #[derive(JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[expect(dead_code, reason = "only its schema is used")]
-pub(super) struct LibreTranslateResponse {
+pub struct LibreTranslateResponse {
     /// The translation, or a list if `q` is one.
     translated_text: OneOrMany<String>,
     /// Further translations of each text, if `alternatives` asks for them.
@@ -85,7 +85,7 @@ pub(super) struct LibreTranslateResponse {
 }
 
 #[derive(Serialize, JsonSchema)]
-pub(super) struct DeepLResponse {
+pub struct DeepLResponse {
     /// A translation per text, in order.
     translations: Vec<DeepLTranslation>,
 }
@@ -102,7 +102,7 @@ struct DeepLTranslation {
 
 /// A language of texts, and the languages that they can be translated to.
 #[derive(Serialize, JsonSchema)]
-pub(super) struct SourceLanguage {
+pub struct SourceLanguage {
     /// The code in requests.
     code: String,
     /// The name in English.
@@ -112,7 +112,7 @@ pub(super) struct SourceLanguage {
 }
 
 #[derive(Serialize, JsonSchema)]
-pub(super) struct DeepLLanguage {
+pub struct DeepLLanguage {
     /// The code in requests, in capitals.
     language: String,
     /// The name in English.
@@ -198,7 +198,7 @@ impl LanguageRequest {
 }
 
 /// Translate texts: Kivu's own request, or LibreTranslate's with `q`
-pub(super) async fn translate(Submitted(context, body): Submitted) -> Reply {
+pub async fn translate(Submitted(context, body): Submitted) -> Reply {
     let (form, others) = match body.get("q") {
         Some(_) => ("q", ["inputs", "src_lang", "tgt_lang"]),
         None => ("inputs", ["source", "target", "alternatives"]),
@@ -293,7 +293,7 @@ async fn libre_translate(context: &Context, body: LibreTranslateRequest) -> Repl
 }
 
 /// Translate texts, as DeepL does
-pub(super) async fn deepl(Submitted(context, body): Submitted) -> Reply {
+pub async fn deepl(Submitted(context, body): Submitted) -> Reply {
     let body: DeepLRequest = from_known(body, fields::translation::DEEPL)?;
     let texts = inputs::texts("text", body.text, &context.texts)?;
     let split = match body.split_sentences.as_deref() {
@@ -362,7 +362,7 @@ fn directions(models: &CallerModels) -> BTreeMap<ListedLanguage, BTreeSet<Listed
 }
 
 /// List the languages, as LibreTranslate does
-pub(super) async fn languages(models: CallerModels) -> Json<Vec<SourceLanguage>> {
+pub async fn languages(models: CallerModels) -> Json<Vec<SourceLanguage>> {
     let language = |(source, targets): (ListedLanguage, BTreeSet<ListedLanguage>)| SourceLanguage {
         code: source.code,
         name: source.name,
@@ -372,7 +372,7 @@ pub(super) async fn languages(models: CallerModels) -> Json<Vec<SourceLanguage>>
 }
 
 /// List the languages, as DeepL does: those of texts, or those of translations with `type=target`
-pub(super) async fn deepl_languages(
+pub async fn deepl_languages(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Reply<Json<Vec<DeepLLanguage>>> {

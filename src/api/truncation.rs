@@ -14,7 +14,7 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "UPPERCASE")]
 #[schemars(inline)]
-pub(super) enum Truncate {
+pub enum Truncate {
     #[serde(alias = "none", alias = "None")]
     None,
     #[serde(alias = "start", alias = "Start")]
@@ -30,13 +30,13 @@ pub(super) enum Truncate {
     expecting = "expected a boolean, or `NONE`, `START` or `END`"
 )]
 #[schemars(inline)]
-pub(super) enum BooleanOrTruncate {
+pub enum BooleanOrTruncate {
     Boolean(bool),
     Truncate(Truncate),
 }
 
 impl Truncate {
-    pub(super) fn parameters(self) -> TruncationParameters {
+    pub fn parameters(self) -> TruncationParameters {
         let (truncate, side) = match self {
             Self::None => (false, None),
             Self::Start => (true, Some(Side::Left)),
@@ -51,19 +51,19 @@ impl Truncate {
 
 /// A request's fields for truncation.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct RequestedTruncation {
-    pub(super) truncate: Option<BooleanOrTruncate>,
+pub struct RequestedTruncation {
+    pub truncate: Option<BooleanOrTruncate>,
     /// Voyage's.
-    pub(super) truncation: Option<bool>,
+    pub truncation: Option<bool>,
     /// vLLM's: -1 for the model's token limit.
-    pub(super) truncate_prompt_tokens: Option<i64>,
+    pub truncate_prompt_tokens: Option<i64>,
     /// vLLM's.
-    pub(super) truncation_side: Option<Side>,
+    pub truncation_side: Option<Side>,
 }
 
 impl RequestedTruncation {
     /// Fields that contradict each other are refused, and a token limit below the model's.
-    pub(super) fn parameters(self, max_tokens: usize) -> Result<TruncationParameters> {
+    pub fn parameters(self, max_tokens: usize) -> Result<TruncationParameters> {
         let own = match self.truncate {
             None => TruncationParameters::default(),
             Some(BooleanOrTruncate::Boolean(truncate)) => TruncationParameters {

@@ -6,14 +6,14 @@ use crate::model::{Model, ModelLease};
 
 /// The models that a request uses; they stay loaded until its end.
 #[derive(Debug, Default)]
-pub(super) struct UsedModels {
+pub struct UsedModels {
     first: OnceLock<ModelLease>,
     others: OnceLock<Box<Self>>,
 }
 
 impl UsedModels {
     /// Keeps a model for the request.
-    pub(super) fn keep(&self, lease: ModelLease) -> &Model {
+    pub fn keep(&self, lease: ModelLease) -> &Model {
         let first = self.first.get_or_init(|| lease.clone());
         if first.is_same(&lease) {
             first

@@ -12,7 +12,7 @@ use crate::{
 /// A number type, or `base64`: the bytes of 32-bit floats, or of another type if one is requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum EncodingFormat {
+pub enum EncodingFormat {
     Float,
     Base64,
     Int8,
@@ -23,15 +23,15 @@ pub(super) enum EncodingFormat {
 
 impl EncodingFormat {
     /// Number of formats.
-    pub(super) const COUNT: usize = 6;
+    pub const COUNT: usize = 6;
 
     /// The name in requests.
-    pub(super) fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         self.vector_type().map_or("base64", VectorType::name)
     }
 
     /// Number type; `None` for base64, which several types have.
-    pub(super) fn vector_type(self) -> Option<VectorType> {
+    pub fn vector_type(self) -> Option<VectorType> {
         match self {
             Self::Float => Some(VectorType::Float),
             Self::Base64 => None,
@@ -46,26 +46,26 @@ impl EncodingFormat {
 /// Numbers, or little-endian 32-bit floats or bytes as base64.
 #[derive(Serialize, JsonSchema)]
 #[serde(untagged)]
-pub(super) enum Vector {
+pub enum Vector {
     Numbers(#[schemars(with = "Vec<f32>")] StoredVector),
     Base64(String),
 }
 
 /// Vector form in a response.
-pub(super) struct Form {
+pub struct Form {
     conversion: Conversion,
     is_base64: bool,
 }
 
 impl Form {
     /// Numbers as the model returns them.
-    pub(super) const FLOATS: Self = Self {
+    pub const FLOATS: Self = Self {
         conversion: Conversion::Float,
         is_base64: false,
     };
 
     /// The vectors of an embedder, in base64 if the format says so.
-    pub(super) fn new(embedder: &Embedder, format: Option<EncodingFormat>) -> Self {
+    pub fn new(embedder: &Embedder, format: Option<EncodingFormat>) -> Self {
         let is_base64 = format == Some(EncodingFormat::Base64);
         Self {
             conversion: embedder.conversion.clone(),
@@ -75,7 +75,7 @@ impl Form {
 
     /// A lower bound for a vector's size in a response, in bytes. Numbers are decimal, and those of floats take eleven
     /// bytes on average.
-    pub(super) fn min_bytes(&self, dimensions: usize) -> usize {
+    pub fn min_bytes(&self, dimensions: usize) -> usize {
         let (bytes, numbers) = match &self.conversion {
             Conversion::Float => (4 * dimensions, 7 * dimensions),
             Conversion::Integers { .. } => (dimensions, 2 * dimensions),
@@ -87,7 +87,7 @@ impl Form {
         }
     }
 
-    pub(super) fn apply(&self, vector: Vec<f32>) -> Vector {
+    pub fn apply(&self, vector: Vec<f32>) -> Vector {
         let vector = self.conversion.convert(vector);
         match self.is_base64 {
             true => Vector::Base64(BASE64_STANDARD.encode(vector.bytes())),

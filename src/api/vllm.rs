@@ -31,7 +31,7 @@ const MIN_SCORE_BYTES: usize = "0.0,".len();
 /// Texts to classify.
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `input`")]
-pub(super) struct LabelsRequest {
+pub struct LabelsRequest {
     /// The texts to classify: one, or a list.
     #[schemars(with = "Texts")]
     input: Content,
@@ -55,7 +55,7 @@ impl RequestBody for LabelsRequest {
 }
 
 #[derive(Serialize, JsonSchema)]
-pub(super) struct LabelsResponse<'a> {
+pub struct LabelsResponse<'a> {
     /// `classify-` and a new UUID.
     id: String,
     /// `list`.
@@ -83,7 +83,7 @@ struct TextLabel<'a> {
 }
 
 /// Classify texts, in vLLM's form
-pub(super) async fn classify(Call(context, body): Call<LabelsRequest>) -> Reply {
+pub async fn classify(Call(context, body): Call<LabelsRequest>) -> Reply {
     let (model, pipeline) = context.classification(body.model.as_deref()).await?;
     if body.candidate_labels.is_some() {
         return Err(labels::unused(model, "candidate_labels").into());

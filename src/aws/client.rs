@@ -12,14 +12,14 @@ const DELIVERY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A client that is created on first use, with credentials, region and endpoints from the environment.
 #[derive(Debug)]
-pub(super) struct LazyClient<C>(OnceCell<C>);
+pub struct LazyClient<C>(OnceCell<C>);
 
 impl<C> LazyClient<C> {
-    pub(super) fn new() -> Self {
+    pub fn new() -> Self {
         Self(OnceCell::new())
     }
 
-    pub(super) async fn get(&self, connect: fn(&SdkConfig) -> C) -> &C {
+    pub async fn get(&self, connect: fn(&SdkConfig) -> C) -> &C {
         let create = async || {
             let defaults = aws_config::defaults(BehaviorVersion::latest());
             connect(&defaults.http_client(http::client()).load().await)
@@ -29,7 +29,7 @@ impl<C> LazyClient<C> {
 }
 
 /// Waits for a delivery, for [`DELIVERY_TIMEOUT`] at most.
-pub(super) async fn deliver<T, E: error::Error + Send + Sync + 'static>(
+pub async fn deliver<T, E: error::Error + Send + Sync + 'static>(
     delivery: impl Future<Output = Result<T, E>>,
 ) -> io::Result<T> {
     match timeout(DELIVERY_TIMEOUT, delivery).await {

@@ -11,7 +11,7 @@ use aws_smithy_http_client::{
 
 /// HTTP client for all services. As for hub downloads, only HTTPS connections go through a proxy: container and machine
 /// credentials come from addresses that a proxy cannot reach.
-pub(crate) fn client() -> SharedHttpClient {
+pub fn client() -> SharedHttpClient {
     let provider = || Provider::Rustls(CryptoMode::Ring);
     let Some(proxy) = proxy(|name| env::var(name).ok()) else {
         return Builder::new().tls_provider(provider()).build_https();
@@ -28,7 +28,7 @@ pub(crate) fn client() -> SharedHttpClient {
 }
 
 /// A connector for services without an SDK.
-pub(crate) fn connector() -> Connector {
+pub fn connector() -> Connector {
     let mut connector = Connector::builder();
     connector.set_proxy_config(proxy(|name| env::var(name).ok()));
     connector

@@ -8,7 +8,7 @@ mod disabled;
 #[cfg(feature = "s3")]
 mod event_bus;
 #[cfg(feature = "s3")]
-pub(crate) mod http;
+pub mod http;
 #[cfg(feature = "s3")]
 mod queue;
 #[cfg(feature = "s3")]
@@ -16,9 +16,9 @@ mod quota_table;
 #[cfg(feature = "s3")]
 mod secret;
 #[cfg(feature = "s3")]
-pub(crate) mod signed_http;
+pub mod signed_http;
 #[cfg(feature = "s3")]
-pub(crate) mod vector_index;
+pub mod vector_index;
 
 #[cfg(not(feature = "s3"))]
 pub use self::disabled::{EventBus, Queue, QuotaTable, Secret};

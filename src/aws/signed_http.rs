@@ -20,7 +20,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How a request proves who sends it.
 #[derive(Debug)]
-pub(crate) enum Credentials {
+pub enum Credentials {
     None,
     /// User name and password.
     Basic(String, String),
@@ -33,14 +33,14 @@ pub(crate) enum Credentials {
 
 /// A response.
 #[derive(Debug)]
-pub(crate) struct Answer {
-    pub(crate) status: u16,
-    pub(crate) body: Vec<u8>,
+pub struct Answer {
+    pub status: u16,
+    pub body: Vec<u8>,
 }
 
 /// Why there is no response.
 #[derive(Debug)]
-pub(crate) enum SendError {
+pub enum SendError {
     /// The same request may succeed later.
     Passing(String),
     Other(String),
@@ -59,13 +59,13 @@ enum Authorization {
 
 /// Sends requests.
 #[derive(Debug)]
-pub(crate) struct SignedClient {
+pub struct SignedClient {
     connector: Connector,
     authorization: Authorization,
 }
 
 impl SignedClient {
-    pub(crate) async fn new(credentials: Credentials) -> Result<Self, SendError> {
+    pub async fn new(credentials: Credentials) -> Result<Self, SendError> {
         let authorization = match credentials {
             Credentials::None => Authorization::None,
             Credentials::Basic(name, password) => Authorization::Basic(format!(
@@ -93,7 +93,7 @@ impl SignedClient {
     }
 
     /// Sends a request with a body of this type; without a body if it is empty.
-    pub(crate) async fn send(
+    pub async fn send(
         &self,
         method: &str,
         url: &str,

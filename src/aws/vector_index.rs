@@ -19,30 +19,30 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// How an index is named.
 #[derive(Clone, Debug)]
-pub(crate) enum IndexName {
+pub enum IndexName {
     Names { bucket: String, index: String },
     Arn(String),
 }
 
 /// An index's properties.
 #[derive(Clone, Debug)]
-pub(crate) struct IndexForm {
-    pub(crate) dimensions: i64,
-    pub(crate) is_cosine: bool,
-    pub(crate) unfilterable: Vec<String>,
+pub struct IndexForm {
+    pub dimensions: i64,
+    pub is_cosine: bool,
+    pub unfilterable: Vec<String>,
 }
 
 /// A vector, its key, and its metadata.
 #[derive(Clone, Debug)]
-pub(crate) struct IndexedVector<'a> {
-    pub(crate) key: &'a str,
-    pub(crate) values: &'a [f32],
-    pub(crate) metadata: Vec<(&'a str, &'a Value)>,
+pub struct IndexedVector<'a> {
+    pub key: &'a str,
+    pub values: &'a [f32],
+    pub metadata: Vec<(&'a str, &'a Value)>,
 }
 
 /// Why a request failed.
 #[derive(Debug)]
-pub(crate) enum IndexError {
+pub enum IndexError {
     /// The service refuses what was sent, for this reason.
     Invalid(String),
     /// The same request may succeed later.
@@ -53,14 +53,14 @@ pub(crate) enum IndexError {
 
 /// A vector index.
 #[derive(Debug)]
-pub(crate) struct VectorIndex {
+pub struct VectorIndex {
     name: IndexName,
     client: Client,
 }
 
 impl VectorIndex {
     /// Connects with the environment's credentials, in this region or the environment's.
-    pub(crate) async fn connect(name: IndexName, region: Option<String>) -> Self {
+    pub async fn connect(name: IndexName, region: Option<String>) -> Self {
         let timeouts = TimeoutConfig::builder()
             .connect_timeout(CONNECT_TIMEOUT)
             .operation_attempt_timeout(ATTEMPT_TIMEOUT)
@@ -79,7 +79,7 @@ impl VectorIndex {
         }
     }
 
-    pub(crate) async fn describe(&self) -> Result<IndexForm, IndexError> {
+    pub async fn describe(&self) -> Result<IndexForm, IndexError> {
         let request = self.client.get_index();
         let request = match self.name.clone() {
             IndexName::Names { bucket, index } => {
@@ -103,7 +103,7 @@ impl VectorIndex {
     }
 
     /// Stores vectors, and replaces ones with the same keys.
-    pub(crate) async fn put(&self, vectors: &[IndexedVector<'_>]) -> Result<(), IndexError> {
+    pub async fn put(&self, vectors: &[IndexedVector<'_>]) -> Result<(), IndexError> {
         let vectors = vectors.iter().map(input).collect::<Result<_, _>>()?;
         let request = self.client.put_vectors().set_vectors(Some(vectors));
         let request = match self.name.clone() {

@@ -10,7 +10,7 @@ pub fn require_known_files(graph: &[u8], is_known: impl Fn(&str) -> bool) -> Res
     check_files(&ModelProto::from_bytes(graph)?, is_known)
 }
 
-pub(super) fn check_files(model: &ModelProto, is_known: impl Fn(&str) -> bool) -> Result<()> {
+pub fn check_files(model: &ModelProto, is_known: impl Fn(&str) -> bool) -> Result<()> {
     let mut unknown = None;
     let mut check = |tensor: &TensorProto| {
         let file = entry(tensor, "location").unwrap_or_default();
@@ -35,7 +35,7 @@ pub(super) fn check_files(model: &ModelProto, is_known: impl Fn(&str) -> bool) -
 }
 
 /// An entry in a tensor's description of its data.
-pub(super) fn entry<'a>(tensor: &'a TensorProto, key: &str) -> Option<&'a str> {
+pub fn entry<'a>(tensor: &'a TensorProto, key: &str) -> Option<&'a str> {
     tensor
         .external_data
         .iter()

@@ -89,7 +89,7 @@ impl MappedFiles {
     }
 
     /// Fails if a file was written to. The error is for clients, and contains no path.
-    pub(super) fn require_unchanged(&self) -> Result<()> {
+    pub fn require_unchanged(&self) -> Result<()> {
         match self.changed() {
             None => Ok(()),
             Some(_) => Err(Error::unavailable(

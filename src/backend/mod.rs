@@ -135,7 +135,7 @@ pub struct Schedule {
 
 impl Schedule {
     /// Single-row batches, which need no padding.
-    pub(crate) fn row_by_row(concurrency: NonZeroUsize, min_call_tokens: usize) -> Self {
+    pub fn row_by_row(concurrency: NonZeroUsize, min_call_tokens: usize) -> Self {
         Self {
             max_batch_size: NonZeroUsize::MIN,
             concurrency,

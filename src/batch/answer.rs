@@ -11,12 +11,12 @@ use crate::{
 };
 
 /// A model's result for one text: one cell per model column.
-pub(super) type Answer = Vec<Cell>;
+pub type Answer = Vec<Cell>;
 
 /// An answer's value in one column.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
-pub(super) enum Cell {
+pub enum Cell {
     Text(Arc<str>),
     Number(f32),
     Texts(Vec<Arc<str>>),
@@ -45,7 +45,7 @@ fn map<S: Serializer>(entries: &[(String, f32)], serializer: S) -> Result<S::Ok,
 
 /// [`Cell`] types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum CellType {
+pub enum CellType {
     Text,
     Number,
     Texts,
@@ -57,44 +57,44 @@ pub(super) enum CellType {
 }
 
 /// A column's name and type.
-pub(super) type Column = (&'static str, CellType);
+pub type Column = (&'static str, CellType);
 
 /// The columns that a model adds to a row, except [`ERROR_COLUMN`].
-pub(super) type Columns = Arc<[Column]>;
+pub type Columns = Arc<[Column]>;
 
 /// Columns for a label and its score.
-pub(super) fn label_columns() -> Columns {
+pub fn label_columns() -> Columns {
     [("label", CellType::Text), ("score", CellType::Number)].into()
 }
 
-pub(super) fn score_column() -> Columns {
+pub fn score_column() -> Columns {
     [("score", CellType::Number)].into()
 }
 
 /// Error column, after the answer columns.
-pub(super) const ERROR_COLUMN: &str = "error";
+pub const ERROR_COLUMN: &str = "error";
 
 /// Names of all added columns.
-pub(super) fn names(columns: &[Column]) -> impl Iterator<Item = &'static str> {
+pub fn names(columns: &[Column]) -> impl Iterator<Item = &'static str> {
     columns.iter().map(|(name, _)| *name).chain([ERROR_COLUMN])
 }
 
 /// A row's answer, or the reason for its failure.
-pub(super) type RowResult = Result<Answer, RowError>;
+pub type RowResult = Result<Answer, RowError>;
 
 /// A single row's error.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct RowError {
-    pub(super) kind: ErrorKind,
-    pub(super) message: String,
+pub struct RowError {
+    pub kind: ErrorKind,
+    pub message: String,
     /// The output line, if the row is a request.
-    pub(super) response: Option<String>,
+    pub response: Option<String>,
 }
 
 /// Error kinds that a report counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum ErrorKind {
+pub enum ErrorKind {
     /// The row is malformed.
     Row,
     /// The row has no text.
@@ -108,7 +108,7 @@ pub(super) enum ErrorKind {
 }
 
 impl ErrorKind {
-    pub(super) fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Self::Row => "row",
             Self::Text => "text",
@@ -120,7 +120,7 @@ impl ErrorKind {
 }
 
 impl RowError {
-    pub(super) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self {
             kind,
             message: message.into(),
@@ -131,9 +131,9 @@ impl RowError {
 
 /// Row results, with the model's usage.
 #[derive(Debug, Default)]
-pub(super) struct Answers {
-    pub(super) results: Vec<RowResult>,
-    pub(super) tokens: u64,
+pub struct Answers {
+    pub results: Vec<RowResult>,
+    pub tokens: u64,
     /// Texts that were truncated.
-    pub(super) truncated: u64,
+    pub truncated: u64,
 }

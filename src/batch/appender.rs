@@ -11,13 +11,13 @@ use std::{
 use blake3::Hasher;
 
 /// A thread that writes parts, and hashes what it writes if it has a hasher.
-pub(super) struct Appender {
+pub struct Appender {
     parts: flume::Sender<(u64, Vec<u8>)>,
     thread: JoinHandle<io::Result<Option<Hasher>>>,
 }
 
 impl Appender {
-    pub(super) fn start(file: Arc<File>, mut hasher: Option<Hasher>) -> io::Result<Self> {
+    pub fn start(file: Arc<File>, mut hasher: Option<Hasher>) -> io::Result<Self> {
         // No part waits in the channel, since each takes memory.
         let (parts, waiting) = flume::bounded::<(u64, Vec<u8>)>(0);
         let thread = thread::Builder::new()
@@ -36,13 +36,13 @@ impl Appender {
     }
 
     /// Writes `bytes` at `offset` later. [`finish`](Self::finish) returns any error.
-    pub(super) fn append(&self, offset: u64, bytes: Vec<u8>) {
+    pub fn append(&self, offset: u64, bytes: Vec<u8>) {
         // After an error, the thread receives no more parts.
         let _ = self.parts.send((offset, bytes));
     }
 
     /// Waits until all parts are written.
-    pub(super) fn finish(self) -> io::Result<Option<Hasher>> {
+    pub fn finish(self) -> io::Result<Option<Hasher>> {
         drop(self.parts);
         self.thread
             .join()

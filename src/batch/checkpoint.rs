@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// Stores an output and its checkpoint. Only one process can claim a job.
-pub(super) trait Storage: Send {
+pub trait Storage: Send {
     /// Prepares the storage for the first part; returns whether the state changed.
     fn begin(&self, state: &mut State) -> Result<bool>;
 
@@ -55,18 +55,18 @@ pub(super) trait Storage: Send {
 }
 
 /// A claimed job.
-pub(super) struct Checkpoint {
+pub struct Checkpoint {
     storage: Box<dyn Storage>,
-    pub(super) state: State,
+    pub state: State,
     /// Finished output pieces that are too small for a part.
-    pub(super) waiting: Vec<u8>,
+    pub waiting: Vec<u8>,
     saved: Instant,
     interval: Duration,
 }
 
 impl Checkpoint {
     /// A job that this process has claimed and saved; it is saved again after `interval`.
-    pub(super) fn new(
+    pub fn new(
         storage: Box<dyn Storage>,
         state: State,
         waiting: Vec<u8>,
@@ -81,17 +81,17 @@ impl Checkpoint {
         })
     }
 
-    pub(super) fn part_bytes(&self, is_plain: bool) -> usize {
+    pub fn part_bytes(&self, is_plain: bool) -> usize {
         self.storage.part_bytes(&self.state, is_plain)
     }
 
     /// Whether the interval is over.
-    pub(super) fn is_due(&self) -> bool {
+    pub fn is_due(&self) -> bool {
         self.saved.elapsed() >= self.interval
     }
 
     /// Prepares the storage, if that was not done.
-    pub(super) fn begin(&mut self) -> Result<()> {
+    pub fn begin(&mut self) -> Result<()> {
         if self.storage.begin(&mut self.state)? {
             self.write(&[])
         } else {
@@ -100,7 +100,7 @@ impl Checkpoint {
     }
 
     /// Saves the job with its waiting output.
-    pub(super) fn save(&mut self, pieces: &mut Pieces, progress: &Progress) -> Result<()> {
+    pub fn save(&mut self, pieces: &mut Pieces, progress: &Progress) -> Result<()> {
         if self.storage.accepts_small_parts() {
             // Not by the pieces' size, which leaves out what an encoder has not written yet.
             let bytes = pieces.take()?;
@@ -115,12 +115,7 @@ impl Checkpoint {
     }
 
     /// Appends a part, and saves the job if its last save is long enough ago.
-    pub(super) fn send(
-        &mut self,
-        bytes: Vec<u8>,
-        pieces: &mut Pieces,
-        progress: &Progress,
-    ) -> Result<()> {
+    pub fn send(&mut self, bytes: Vec<u8>, pieces: &mut Pieces, progress: &Progress) -> Result<()> {
         self.storage.append(&mut self.state, bytes)?;
         if self.saved.elapsed() < self.storage.min_interval() {
             return Ok(());
@@ -129,7 +124,7 @@ impl Checkpoint {
     }
 
     /// Appends the last part and gives the output its name. The checkpoint remains until [`Self::forget`].
-    pub(super) fn finish(
+    pub fn finish(
         &mut self,
         bytes: Vec<u8>,
         pieces: &mut Pieces,
@@ -144,17 +139,17 @@ impl Checkpoint {
     }
 
     /// Gives the complete output its name. Idempotent.
-    pub(super) fn complete(&self) -> Result<()> {
+    pub fn complete(&self) -> Result<()> {
         self.storage.complete(&self.state)
     }
 
     /// Deletes the checkpoint.
-    pub(super) fn forget(&self) -> Result<()> {
+    pub fn forget(&self) -> Result<()> {
         self.storage.forget()
     }
 
     /// Deletes the unfinished output and the checkpoint.
-    pub(super) fn abandon(&self) -> Result<()> {
+    pub fn abandon(&self) -> Result<()> {
         self.storage.abandon(&self.state)
     }
 
@@ -169,50 +164,50 @@ impl Checkpoint {
 }
 
 /// A checkpoint in a file.
-pub(super) struct StoredCheckpoint {
-    pub(super) state: State,
-    pub(super) waiting: Vec<u8>,
+pub struct StoredCheckpoint {
+    pub state: State,
+    pub waiting: Vec<u8>,
     /// The file.
-    pub(super) bytes: Vec<u8>,
+    pub bytes: Vec<u8>,
 }
 
 /// A job's state: the first line of its sealed checkpoint. The waiting bytes follow.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct State {
+pub struct State {
     /// Identifies input, model and parameters.
-    pub(super) job: String,
+    pub job: String,
     /// The process that wrote the state.
-    pub(super) holder: String,
+    pub holder: String,
     /// Number of earlier writes.
-    pub(super) sequence: u64,
-    pub(super) upload: Option<Multipart>,
-    pub(super) parts: Vec<Part>,
+    pub sequence: u64,
+    pub upload: Option<Multipart>,
+    pub parts: Vec<Part>,
     /// Next part number.
-    pub(super) next: i32,
-    pub(super) footers: Footers,
-    pub(super) progress: Progress,
+    pub next: i32,
+    pub footers: Footers,
+    pub progress: Progress,
     /// Whether the output is complete except for its name.
-    pub(super) is_whole: bool,
+    pub is_whole: bool,
     /// Size of a local output so far.
     #[serde(default)]
-    pub(super) bytes: u64,
+    pub bytes: u64,
     /// BLAKE3 of a local output so far.
     #[serde(default)]
-    pub(super) digest: Option<String>,
+    pub digest: Option<String>,
     /// BLAKE3 of the local output that this job replaces.
     #[serde(default)]
-    pub(super) replaces: Option<String>,
+    pub replaces: Option<String>,
     /// Whether the job can resume, since its input can be read again.
     #[serde(default)]
-    pub(super) is_resumable: bool,
+    pub is_resumable: bool,
     /// How the rows are read.
     #[serde(default)]
-    pub(super) layout: Option<Layout>,
+    pub layout: Option<Layout>,
 }
 
 impl State {
-    pub(super) fn new(job: &str, holder: &str) -> Self {
+    pub fn new(job: &str, holder: &str) -> Self {
         let (job, holder) = (job.to_owned(), holder.to_owned());
         Self {
             job,
@@ -248,7 +243,7 @@ impl State {
     }
 }
 
-pub(super) fn encode(state: &State, waiting: &[u8]) -> Result<Bytes> {
+pub fn encode(state: &State, waiting: &[u8]) -> Result<Bytes> {
     let mut contents = serde_json::to_vec(state)
         .map_err(|error| Error::inference_because("the checkpoint cannot be written", error))?;
     contents.push(b'\n');
@@ -256,7 +251,7 @@ pub(super) fn encode(state: &State, waiting: &[u8]) -> Result<Bytes> {
     Ok(sealed::seal(&contents).into())
 }
 
-pub(super) fn parse(bytes: &[u8], place: &dyn Display) -> Result<(State, Vec<u8>)> {
+pub fn parse(bytes: &[u8], place: &dyn Display) -> Result<(State, Vec<u8>)> {
     let wrong = || {
         Error::model(format!(
             "expected a checkpoint of `kivu batch` in `{place}`, but found another file, or a damaged checkpoint; move it away"

@@ -17,7 +17,7 @@ const MAX_RATIO: u64 = 400;
 const MIN_CHECKED_BYTES: u64 = 1024 * 1024 * 1024;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub(super) enum Compression {
+pub enum Compression {
     #[default]
     None,
     Gzip,
@@ -26,7 +26,7 @@ pub(super) enum Compression {
 
 impl Compression {
     /// Detects compression by a file's first bytes, since its name may be wrong.
-    pub(super) fn of(head: &[u8]) -> Self {
+    pub fn of(head: &[u8]) -> Self {
         match head {
             [0x1f, 0x8b, ..] => Self::Gzip,
             [0x28, 0xb5, 0x2f, 0xfd, ..] => Self::Zstd,
@@ -37,7 +37,7 @@ impl Compression {
     }
 
     /// A file's unpacked contents; `packed` counts the bytes read from it.
-    pub(super) fn unpack(
+    pub fn unpack(
         self,
         file: impl Read + Send + 'static,
         packed: &Arc<AtomicU64>,
@@ -62,7 +62,7 @@ impl Compression {
     }
 
     /// An output encoder.
-    pub(super) fn pack(self) -> io::Result<Packer> {
+    pub fn pack(self) -> io::Result<Packer> {
         Ok(match self {
             Self::None => Packer::None(Vec::new()),
             Self::Gzip => Packer::Gzip(Box::new(GzEncoder::new(
@@ -119,9 +119,9 @@ fn skip_zeros(file: &mut impl BufRead) -> io::Result<()> {
 }
 
 /// Counts the bytes that are read.
-pub(super) struct Counted<R> {
-    pub(super) file: R,
-    pub(super) count: Arc<AtomicU64>,
+pub struct Counted<R> {
+    pub file: R,
+    pub count: Arc<AtomicU64>,
 }
 
 impl<R: Read> Read for Counted<R> {
@@ -155,7 +155,7 @@ impl Read for Limited {
 }
 
 /// An encoder with its output in memory.
-pub(super) enum Packer {
+pub enum Packer {
     None(Vec<u8>),
     Gzip(Box<GzEncoder<Vec<u8>>>),
     Zstd(zstd::Encoder<'static, Vec<u8>>),
@@ -163,7 +163,7 @@ pub(super) enum Packer {
 
 impl Packer {
     /// Output size so far, in bytes.
-    pub(super) fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         match self {
             Self::None(bytes) => bytes.len(),
             Self::Gzip(encoder) => encoder.get_ref().len(),
@@ -172,7 +172,7 @@ impl Packer {
     }
 
     /// Appends what `write` writes: directly if uncompressed, and otherwise through `buffer`.
-    pub(super) fn append(
+    pub fn append(
         &mut self,
         buffer: &mut Vec<u8>,
         write: impl FnOnce(&mut Vec<u8>) -> io::Result<()>,
@@ -186,7 +186,7 @@ impl Packer {
     }
 
     /// The output, which is complete and can be appended to another output.
-    pub(super) fn finish(self) -> io::Result<Vec<u8>> {
+    pub fn finish(self) -> io::Result<Vec<u8>> {
         match self {
             Self::None(bytes) => Ok(bytes),
             Self::Gzip(encoder) => encoder.finish(),

@@ -38,7 +38,7 @@ const MAX_RANGES: u64 = 1_000_000;
 /// An event of the state machine.
 #[derive(Debug, Deserialize)]
 #[serde(untagged, expecting = "other fields")]
-pub(super) enum MapEvent {
+pub enum MapEvent {
     /// Requests a file's index.
     Index { index: IndexRequest },
     /// Requests the answers for a range of a file's rows.
@@ -54,7 +54,7 @@ pub(super) enum MapEvent {
 }
 
 #[derive(Debug, Deserialize)]
-pub(super) struct IndexRequest {
+pub struct IndexRequest {
     input: String,
     run: String,
     /// The rows in a range, at least.
@@ -63,7 +63,7 @@ pub(super) struct IndexRequest {
 
 /// How the ranges of a file are read. An execution keeps it.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Index {
+pub struct Index {
     input: String,
     run: String,
     /// Identifies the file's version, the model, the options and the settings, which all ranges share.
@@ -79,7 +79,7 @@ pub(super) struct Index {
 }
 
 #[derive(Debug, Deserialize)]
-pub(super) struct Join {
+pub struct Join {
     of: Index,
     /// Object with the map run's results, which lists failed ranges.
     results: Option<Results>,
@@ -93,19 +93,19 @@ struct Results {
 }
 
 #[derive(Debug, Deserialize)]
-pub(super) struct Listing {
-    pub(super) bucket: String,
+pub struct Listing {
+    pub bucket: String,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
-pub(super) struct Listed {
-    pub(super) key: String,
+pub struct Listed {
+    pub key: String,
 }
 
 impl MapEvent {
     /// Parses an event; `None` if it is another program's.
-    pub(super) fn of(event: &Value) -> Result<Option<Self>> {
+    pub fn of(event: &Value) -> Result<Option<Self>> {
         const FIELDS: [&str; 4] = ["index", "range", "join", "Items"];
         if FIELDS.iter().all(|name| event.get(name).is_none()) {
             return Ok(None);
@@ -283,7 +283,7 @@ impl<'a> RangedFile<'a> {
 /// The index has no ranges if one function does the whole job: for a compressed file, whose rows cannot be found by
 /// their bytes, for few rows, for a sink, for requests, for a file that is done, for more than
 /// [`MAX_RANGES`], and for an unusable file, whose job reports the reason.
-pub(super) async fn index(
+pub async fn index(
     rules: &Rules,
     store: &Store,
     request: IndexRequest,
@@ -387,7 +387,7 @@ fn parsed(bytes: &[u8], url: &Url) -> Result<Vec<RowRange>> {
 ///
 /// # Errors
 /// The answers are not complete at the time `until`.
-pub(super) async fn process_range(
+pub async fn process_range(
     rules: &Rules,
     store: &Store,
     index: &Index,
@@ -432,7 +432,7 @@ pub(super) async fn process_range(
 }
 
 /// Runs the file's job with a run's parts, until the time `until`; another call continues it.
-pub(super) async fn join(
+pub async fn join(
     rules: &Rules,
     store: &Store,
     Join { of: index, results }: &Join,
@@ -507,7 +507,7 @@ fn failed(store: &Store, results: Option<&Results>) -> Result<Vec<(u64, Place)>>
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub mod tests {
     use std::fs;
 
     use super::*;
@@ -522,7 +522,7 @@ pub(super) mod tests {
     }
 
     /// Reads a file as a whole and in ranges of a chunk each, and returns the number of ranges.
-    pub(in crate::batch) fn compare_ranges(format: Format, file: &[u8], layout: &Layout) -> usize {
+    pub fn compare_ranges(format: Format, file: &[u8], layout: &Layout) -> usize {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a");
         fs::write(&path, file).unwrap();

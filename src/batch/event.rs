@@ -18,15 +18,15 @@ const MAX_DEPTH: usize = 4;
 
 /// An object that was created or replaced.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct ObjectEvent {
-    pub(super) url: Url,
-    pub(super) version: Option<String>,
+pub struct ObjectEvent {
+    pub url: Url,
+    pub version: Option<String>,
     /// The ETag, without quotes.
-    pub(super) etag: Option<String>,
+    pub etag: Option<String>,
 }
 
 impl ObjectEvent {
-    pub(super) fn new(url: Url) -> Self {
+    pub fn new(url: Url) -> Self {
         Self {
             url,
             version: None,
@@ -35,32 +35,32 @@ impl ObjectEvent {
     }
 
     /// Whether the event is about whatever object has the URL: no event of S3, which has a version or an ETag.
-    pub(super) fn is_by_name(&self) -> bool {
+    pub fn is_by_name(&self) -> bool {
         self.version.is_none() && self.etag.is_none()
     }
 }
 
 /// A message and its objects.
 #[derive(Debug)]
-pub(super) struct Message {
+pub struct Message {
     /// SQS message id.
-    pub(super) id: Option<String>,
-    pub(super) body: Option<String>,
+    pub id: Option<String>,
+    pub body: Option<String>,
     /// Progress of the previous run.
-    pub(super) reached: Reached,
-    pub(super) objects: Result<Vec<ObjectEvent>>,
+    pub reached: Reached,
+    pub objects: Result<Vec<ObjectEvent>>,
 }
 
 /// A message's progress: finished objects, and rows in the next one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Reached {
-    pub(super) objects: u64,
-    pub(super) rows: u64,
+pub struct Reached {
+    pub objects: u64,
+    pub rows: u64,
 }
 
 impl Reached {
     /// Message attribute name.
-    pub(super) const ATTRIBUTE: &str = "kivu-reached";
+    pub const ATTRIBUTE: &str = "kivu-reached";
 
     /// The attribute's value in an SQS record; nothing if it is missing or not Kivu's.
     fn of(record: &Value) -> Self {
@@ -89,7 +89,7 @@ impl fmt::Display for Reached {
 }
 
 /// An event's messages; an event that is not from SQS is one message.
-pub(super) fn messages(event: &Value) -> Vec<Message> {
+pub fn messages(event: &Value) -> Vec<Message> {
     let is_sqs = |record: &&Value| source(record) == Some("aws:sqs");
     let queued: Vec<&Value> = records(event).iter().filter(is_sqs).collect();
     if queued.is_empty() {
@@ -258,7 +258,7 @@ fn object(details: Option<&Value>, names: [&str; 2], place: &str) -> Result<Obje
 }
 
 /// Decodes a key in an S3 event, which is encoded like a form field.
-pub(super) fn decode(key: &str) -> Result<String> {
+pub fn decode(key: &str) -> Result<String> {
     let spaced = key.replace('+', " ");
     let decoded = percent_decode_str(&spaced).decode_utf8();
     decoded

@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// Metadata for `path` without following links; `None` if it does not exist.
-pub(super) fn lookup(path: &Path) -> Result<Option<Metadata>> {
+pub fn lookup(path: &Path) -> Result<Option<Metadata>> {
     match fs::symlink_metadata(path) {
         Ok(found) => Ok(Some(found)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -25,7 +25,7 @@ pub(super) fn lookup(path: &Path) -> Result<Option<Metadata>> {
 }
 
 /// Removes a file, if it exists.
-pub(super) fn remove(path: &Path) -> Result<()> {
+pub fn remove(path: &Path) -> Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Error::io(format!(
             "cannot remove `{}`",
@@ -36,7 +36,7 @@ pub(super) fn remove(path: &Path) -> Result<()> {
 }
 
 /// Renames a file unless `to` exists, atomically if the file system supports it.
-pub(super) fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
+pub fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
     TempPath::try_from_path(from)?
         .persist_noclobber(to)
         .or_else(|refused| {
@@ -50,7 +50,7 @@ pub(super) fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
 }
 
 /// A file's BLAKE3, in hexadecimal.
-pub(super) fn digest(path: &Path) -> Result<String> {
+pub fn digest(path: &Path) -> Result<String> {
     let mut hasher = blake3::Hasher::new();
     let hashed = regular_file::open(path).and_then(|file| hasher.update_reader(file).map(drop));
     hashed.map_err(Error::io(format!("cannot read `{}`", path.display())))?;

@@ -24,12 +24,12 @@ const UNSUPPORTED_NAMES: [&str; 14] = [
 ];
 
 /// Leading input bytes that determine the format.
-pub(super) const HEAD_BYTES: u64 = 4096;
+pub const HEAD_BYTES: u64 = 4096;
 /// The same for zstd, which unpacks blocks up to 128 kB as a whole.
 const ZSTD_HEAD_BYTES: u64 = 160 * 1024;
 
 /// How many leading bytes determine the format, for an input that begins with `head`.
-pub(super) fn head_bytes(head: &[u8]) -> u64 {
+pub fn head_bytes(head: &[u8]) -> u64 {
     if Compression::of(head) == Compression::Zstd {
         ZSTD_HEAD_BYTES
     } else {
@@ -66,17 +66,17 @@ impl fmt::Display for Format {
 
 /// Format and compression, from a file name's extensions.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct NamedForm {
-    pub(super) format: Option<Format>,
-    pub(super) compression: Option<Compression>,
+pub struct NamedForm {
+    pub format: Option<Format>,
+    pub compression: Option<Compression>,
     /// Whether CSV fields are separated by tabs.
-    pub(super) is_tsv: bool,
+    pub is_tsv: bool,
     /// The extension of a format that Kivu does not write.
-    pub(super) unsupported: Option<&'static str>,
+    pub unsupported: Option<&'static str>,
 }
 
 impl NamedForm {
-    pub(super) fn of(name: &str) -> Self {
+    pub fn of(name: &str) -> Self {
         let name = name.to_ascii_lowercase();
         let compressions = [
             (".gz", Compression::Gzip),
@@ -112,11 +112,7 @@ impl NamedForm {
 impl Format {
     /// Detects format and compression by the first bytes, or by the name if they are not conclusive. `requested`
     /// overrides the format.
-    pub(super) fn detect(
-        head: &[u8],
-        name: &str,
-        requested: Option<Self>,
-    ) -> Result<(Self, Compression)> {
+    pub fn detect(head: &[u8], name: &str, requested: Option<Self>) -> Result<(Self, Compression)> {
         if head.is_empty() {
             return Err(Error::invalid("expected rows, but found an empty file"));
         }

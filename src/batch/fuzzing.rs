@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// A Lambda invocation's event, and a record of Kinesis.
-pub(crate) fn event(bytes: &[u8]) {
+pub fn event(bytes: &[u8]) {
     let _ = kpl::records(bytes.to_vec());
     let Ok(event) = serde_json::from_slice::<Value>(bytes) else {
         return;
@@ -44,7 +44,7 @@ pub(crate) fn event(bytes: &[u8]) {
 }
 
 /// A key as in events, an object URL, a sink's URL, and a checkpoint.
-pub(crate) fn key(bytes: &[u8]) {
+pub fn key(bytes: &[u8]) {
     if let Ok(text) = std::str::from_utf8(bytes) {
         let key = event::decode(text).unwrap_or_default();
         assert!(
@@ -73,7 +73,7 @@ pub(crate) fn key(bytes: &[u8]) {
 }
 
 /// A JSON Lines file, possibly compressed: the output has one object per row.
-pub(crate) fn json_lines(bytes: &[u8]) {
+pub fn json_lines(bytes: &[u8]) {
     let Some(contents) = unpacked(bytes) else {
         return;
     };
@@ -94,7 +94,7 @@ pub(crate) fn json_lines(bytes: &[u8]) {
 }
 
 /// A CSV file, possibly compressed: the output has as many rows, with two more fields each.
-pub(crate) fn csv(bytes: &[u8]) {
+pub fn csv(bytes: &[u8]) {
     let Some(contents) = unpacked(bytes) else {
         return;
     };

@@ -13,7 +13,7 @@ use crate::{
 
 /// Inputs to a [`Predictor`](super::predictor::Predictor) and the row writers.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct Identity {
+pub struct Identity {
     /// Kivu's version, since another may compute or write results differently.
     program: &'static str,
     /// Identifies the input and its contents; unique for a stream.
@@ -29,7 +29,7 @@ pub(super) struct Identity {
 
 impl Identity {
     /// Identity for a job whose input has this version; `None` for a stream.
-    pub(super) fn new(
+    pub fn new(
         input: Option<String>,
         model: &Model,
         parameters: &Parameters,
@@ -55,7 +55,7 @@ impl Identity {
     }
 
     /// BLAKE3 of the identity, in hexadecimal.
-    pub(super) fn digest(&self) -> Result<String> {
+    pub fn digest(&self) -> Result<String> {
         let text = serde_json::to_vec(self).map_err(|error| {
             Error::inference_because("the job's identity cannot be written", error)
         })?;

@@ -29,7 +29,7 @@ use crate::{
 
 /// An input. Files and objects support random access; a stream can be read once.
 #[derive(Clone)]
-pub(super) enum OpenInput {
+pub enum OpenInput {
     /// A file, its path and its size when it was opened.
     File(Arc<File>, PathBuf, u64),
     Stream(Arc<InputStream>),
@@ -37,7 +37,7 @@ pub(super) enum OpenInput {
 }
 
 /// A pipe, a device or standard input.
-pub(super) struct InputStream {
+pub struct InputStream {
     name: String,
     head: Vec<u8>,
     contents: Mutex<Option<Box<dyn Read + Send>>>,
@@ -45,7 +45,7 @@ pub(super) struct InputStream {
 
 impl OpenInput {
     /// Opens an input. Waits for a FIFO's writer, and for a stream's first bytes.
-    pub(super) fn new(input: &JobInput) -> Result<Self> {
+    pub fn new(input: &JobInput) -> Result<Self> {
         match input {
             JobInput::File(path) => Self::file(path),
             JobInput::Stdin => {
@@ -61,7 +61,7 @@ impl OpenInput {
         }
     }
 
-    pub(super) fn file(path: &Path) -> Result<Self> {
+    pub fn file(path: &Path) -> Result<Self> {
         let failed = || Error::io(format!("cannot read `{}`", path.display()));
         let file = File::open(path).map_err(failed())?;
         let metadata = file.metadata().map_err(failed())?;
@@ -101,7 +101,7 @@ impl OpenInput {
     }
 
     /// The size in bytes; `None` for a stream.
-    pub(super) fn size(&self) -> Option<u64> {
+    pub fn size(&self) -> Option<u64> {
         match self {
             Self::File(_, _, size) => Some(*size),
             Self::Stream(_) => None,
@@ -113,7 +113,7 @@ impl OpenInput {
     ///
     /// A file is identified by path, size, times and inode. Programs can set the modification time, but
     /// not the change time.
-    pub(super) fn version(&self) -> Result<Option<String>> {
+    pub fn version(&self) -> Result<Option<String>> {
         match self {
             Self::Stream(_) => Ok(None),
             Self::Object(_, url, object) => Ok(Some(format!(
@@ -150,12 +150,12 @@ impl OpenInput {
     }
 
     /// The contents from `start` on; for a stream, all contents, once.
-    pub(super) fn read_from(&self, start: u64) -> Result<Box<dyn Read + Send>> {
+    pub fn read_from(&self, start: u64) -> Result<Box<dyn Read + Send>> {
         self.read(start..self.size().unwrap_or_default())
     }
 
     /// The bytes in a range; for a stream, all contents, once.
-    pub(super) fn read(&self, range: Range<u64>) -> Result<Box<dyn Read + Send>> {
+    pub fn read(&self, range: Range<u64>) -> Result<Box<dyn Read + Send>> {
         match self {
             Self::File(file, path, _) => {
                 let file = Arc::clone(file);
@@ -182,7 +182,7 @@ impl OpenInput {
     }
 
     /// The unpacked contents, counted in `gauge`.
-    pub(super) fn unpacked(
+    pub fn unpacked(
         &self,
         compression: Compression,
         gauge: &Gauge,
@@ -196,7 +196,7 @@ impl OpenInput {
     }
 
     /// `length` bytes from `start` on.
-    pub(super) fn bytes(&self, start: u64, length: usize) -> Result<Bytes> {
+    pub fn bytes(&self, start: u64, length: usize) -> Result<Bytes> {
         match self {
             Self::File(file, path, _) => {
                 let mut bytes = vec![0; length];
@@ -226,7 +226,7 @@ impl OpenInput {
     }
 
     /// The format and the compression; see [`Format::detect`].
-    pub(super) fn format(&self, requested: Option<Format>) -> Result<(Format, Compression)> {
+    pub fn format(&self, requested: Option<Format>) -> Result<(Format, Compression)> {
         let head = match self {
             Self::Stream(stream) => stream.head.clone(),
             _ => match self.size() {
@@ -251,7 +251,7 @@ impl OpenInput {
 
 /// Counts the input bytes read so far, for the share that is done.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Gauge {
+pub struct Gauge {
     packed: Arc<AtomicU64>,
     unpacked: Arc<AtomicU64>,
 }
@@ -260,7 +260,7 @@ impl Gauge {
     /// Share of an input with `size` bytes that is before `position`, in unpacked bytes.
     ///
     /// Bytes that are read ahead do not count, since a small file is read at once.
-    pub(super) fn share(&self, position: u64, size: Option<u64>) -> Option<f64> {
+    pub fn share(&self, position: u64, size: Option<u64>) -> Option<f64> {
         let [packed, unpacked] =
             [&self.packed, &self.unpacked].map(|count| count.load(Ordering::Relaxed).max(1) as f64);
         let share = position as f64 / unpacked * packed / size?.max(1) as f64;

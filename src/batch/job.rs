@@ -146,7 +146,7 @@ impl Job {
     }
 
     /// Runs the job with answers that are known.
-    pub(super) fn join(self, parts: Parts) -> LocalBoxFuture<'static, Result<Ended>> {
+    pub fn join(self, parts: Parts) -> LocalBoxFuture<'static, Result<Ended>> {
         self.begin_and_work(Box::pin(pending()), Some(parts))
     }
 
@@ -555,7 +555,7 @@ impl Job {
     }
 
     /// Writes the report for a job that failed permanently; other errors are returned.
-    pub(super) fn fail(&self, error: Error) -> Result<Ended> {
+    pub fn fail(&self, error: Error) -> Result<Ended> {
         if !is_permanent(&error) {
             return Err(error);
         }
@@ -573,12 +573,7 @@ impl Job {
         Ok(Ended::Done(Box::new(report)))
     }
 
-    pub(super) fn report(
-        &self,
-        status: Status,
-        error: Option<String>,
-        progress: Progress,
-    ) -> Report {
+    pub fn report(&self, status: Status, error: Option<String>, progress: Progress) -> Report {
         let version = match &self.input {
             JobInput::File(_) | JobInput::Stdin => None,
             JobInput::Object(_, _, object) => Some(
@@ -615,12 +610,12 @@ impl Job {
         ]
     }
 
-    pub(super) fn write_report(&self, report: &Report) -> Result<()> {
+    pub fn write_report(&self, report: &Report) -> Result<()> {
         report_file::write(&self.output, report)
     }
 
     /// Identifies the job, whose input has this version; `None` for a stream.
-    pub(super) fn id(&self, version: Option<String>) -> Result<String> {
+    pub fn id(&self, version: Option<String>) -> Result<String> {
         Identity::new(version, &self.model, &self.parameters, self.sink.as_ref()).digest()
     }
 }
@@ -658,7 +653,7 @@ fn outcome(model: String, task: String, ended: &Result<Ended>) -> JobOutcome {
 }
 
 /// The error that makes the sender repeat an event.
-pub(super) fn unfinished(url: &Url) -> Error {
+pub fn unfinished(url: &Url) -> Error {
     let action =
         format!("expected `{url}` to be done in time, but it is not; the next run resumes it");
     Error::io(action)(io::Error::new(io::ErrorKind::TimedOut, "time is up"))
@@ -670,7 +665,7 @@ fn is_final(error: &Error) -> bool {
 }
 
 /// Whether another run would end with the same error.
-pub(super) fn is_permanent(error: &Error) -> bool {
+pub fn is_permanent(error: &Error) -> bool {
     matches!(
         error,
         Error::Malformed { .. }

@@ -22,7 +22,7 @@ struct UserRecord {
 }
 
 /// The records in a stream's record: itself, unless it is aggregated.
-pub(super) fn records(data: Vec<u8>) -> Vec<Vec<u8>> {
+pub fn records(data: Vec<u8>) -> Vec<Vec<u8>> {
     match aggregated(&data) {
         Some(records) => records.into_iter().map(|record| record.data).collect(),
         None => vec![data],
@@ -42,7 +42,7 @@ fn aggregated(data: &[u8]) -> Option<Vec<UserRecord>> {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub mod tests {
     use base64::{Engine, prelude::BASE64_STANDARD};
 
     use super::*;
@@ -51,7 +51,7 @@ pub(super) mod tests {
     const MADE: &str = "84mawgoFa2V5LTEKBWtleS0yEgExEgEyGhUIABAAGg97InRleHQiOiAib25lIn0aFQgBEAEaD3sidGV4dCI6ICJ0d28ifXXBUTCEtLZIanUnfQCfjSI=";
 
     /// An aggregated record as the format describes it, written without the types above.
-    pub(in crate::batch) fn aggregate(records: &[&str]) -> Vec<u8> {
+    pub fn aggregate(records: &[&str]) -> Vec<u8> {
         let mut message = b"\x0a\x01k".to_vec();
         for record in records {
             let length = u8::try_from(record.len()).unwrap();

@@ -24,7 +24,7 @@ use crate::error::{Error, Result};
 /// Attempts to claim a job while another process finishes or starts a job for the same output.
 const TRIES: usize = 20;
 /// Part size in bytes.
-pub(super) const PART_BYTES: usize = 4 * 1024 * 1024;
+pub const PART_BYTES: usize = 4 * 1024 * 1024;
 /// Size of uncompressed parts, which may have any size: smaller ones take less memory.
 const PLAIN_PART_BYTES: usize = 1024 * 1024;
 /// A save waits for the disk, which a fast model must not do after each part.
@@ -71,7 +71,7 @@ enum Partial {
 ///
 /// # Errors
 /// Another process has the job, or a different job for this output is unfinished.
-pub(super) fn claim(
+pub fn claim(
     output: OutputFile,
     job: &str,
     is_resumable: bool,

@@ -49,7 +49,7 @@ impl JobInput {
     ///
     /// # Errors
     /// The object was replaced or deleted, which [`Change::of`] tells.
-    pub(super) fn check_current(&self) -> Result<()> {
+    pub fn check_current(&self) -> Result<()> {
         let Self::Object(store, url, object) = self else {
             return Ok(());
         };
@@ -61,7 +61,7 @@ impl JobInput {
 
 impl JobOutput {
     /// The output stream; `None` if the output is a regular file or an object.
-    pub(super) fn stream(&self) -> Option<OutputStream> {
+    pub fn stream(&self) -> Option<OutputStream> {
         match self {
             Self::File(path) => OutputStream::of(path),
             Self::Stdout => Some(OutputStream::Stdout),
@@ -105,7 +105,7 @@ const STDOUT: [&str; 4] = [
 
 /// An output that is written once, in order, and cannot be resumed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum OutputStream {
+pub enum OutputStream {
     Stdout,
     /// A FIFO, a device or another special file.
     Special(PathBuf),
@@ -115,7 +115,7 @@ impl OutputStream {
     /// The stream at `path`; `None` for a regular file, a folder or a missing file.
     ///
     /// Links to special files are followed, since `/dev/stdout` is one.
-    pub(super) fn of(path: &Path) -> Option<Self> {
+    pub fn of(path: &Path) -> Option<Self> {
         if STDOUT.iter().any(|stdout| path == Path::new(stdout)) {
             return Some(Self::Stdout);
         }
@@ -124,7 +124,7 @@ impl OutputStream {
     }
 
     /// Opens the stream. Waits for a FIFO's reader.
-    pub(super) fn open(&self) -> Result<File> {
+    pub fn open(&self) -> Result<File> {
         match self {
             Self::Stdout => {
                 let file = io::stdout().as_fd().try_clone_to_owned().map(File::from);

@@ -16,7 +16,7 @@ mod event;
 mod files;
 mod format;
 #[cfg(any(test, feature = "fuzzing"))]
-pub(crate) mod fuzzing;
+pub mod fuzzing;
 mod handler;
 mod identity;
 mod input;

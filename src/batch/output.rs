@@ -16,15 +16,15 @@ use crate::error::{Error, Result};
 
 /// Output form: the input's, plus answer columns.
 #[derive(Clone)]
-pub(super) struct Shape {
-    pub(super) compression: Compression,
+pub struct Shape {
+    pub compression: Compression,
     /// Answer columns.
-    pub(super) columns: Columns,
-    pub(super) head: Head,
+    pub columns: Columns,
+    pub head: Head,
 }
 
 impl Shape {
-    pub(super) fn of(reader: &dyn RowReader, form: OutputForm, columns: Columns) -> Self {
+    pub fn of(reader: &dyn RowReader, form: OutputForm, columns: Columns) -> Self {
         let mut head = reader.head();
         if let (Head::Csv(header), Some(delimiter)) = (&mut head, form.delimiter) {
             header.written = delimiter;
@@ -36,7 +36,7 @@ impl Shape {
         }
     }
 
-    pub(super) fn format(&self) -> Format {
+    pub fn format(&self) -> Format {
         match self.head {
             Head::JsonLines | Head::Requests => Format::JsonLines,
             Head::Csv(_) => Format::Csv,
@@ -45,14 +45,14 @@ impl Shape {
     }
 
     /// An encoder with the output's compression.
-    pub(super) fn packer(&self) -> Result<Packer> {
+    pub fn packer(&self) -> Result<Packer> {
         self.compression
             .pack()
             .map_err(Error::io("cannot write the output"))
     }
 
     /// A piece writer; a CSV file's first piece has the header.
-    pub(super) fn writer(&self, is_first: bool) -> Result<Box<dyn RowWriter>> {
+    pub fn writer(&self, is_first: bool) -> Result<Box<dyn RowWriter>> {
         Ok(match &self.head {
             Head::JsonLines => Box::new(JsonLinesWriter::new(
                 self.packer()?,
@@ -74,7 +74,7 @@ impl Shape {
 }
 
 /// The pieces that are not yet written to the target.
-pub(super) struct Pieces {
+pub struct Pieces {
     shape: Shape,
     writer: Option<Box<dyn RowWriter>>,
     /// Finished pieces.
@@ -86,7 +86,7 @@ pub(super) struct Pieces {
 
 impl Pieces {
     /// An output's first pieces.
-    pub(super) fn new(shape: Shape) -> Self {
+    pub fn new(shape: Shape) -> Self {
         let waiting = if shape.format() == Format::Parquet {
             PARQUET_MAGIC.to_vec()
         } else {
@@ -99,7 +99,7 @@ impl Pieces {
     }
 
     /// Next pieces for an output that was begun.
-    pub(super) fn resumed(shape: Shape, waiting: Vec<u8>, footers: Footers) -> Self {
+    pub fn resumed(shape: Shape, waiting: Vec<u8>, footers: Footers) -> Self {
         Self {
             shape,
             writer: None,
@@ -110,7 +110,7 @@ impl Pieces {
         }
     }
 
-    pub(super) fn write(&mut self, rows: Rows, results: &mut [RowResult]) -> Result<()> {
+    pub fn write(&mut self, rows: Rows, results: &mut [RowResult]) -> Result<()> {
         let writer = match &mut self.writer {
             Some(writer) => writer,
             None => self.writer.insert(self.shape.writer(!self.is_begun)?),
@@ -128,17 +128,17 @@ impl Pieces {
     }
 
     /// Answer column names so far.
-    pub(super) fn columns(&self) -> &BTreeSet<String> {
+    pub fn columns(&self) -> &BTreeSet<String> {
         &self.columns
     }
 
     /// Whether pieces may have any size, since the output is not compressed.
-    pub(super) fn is_plain(&self) -> bool {
+    pub fn is_plain(&self) -> bool {
         self.shape.compression == Compression::None && self.shape.format() != Format::Parquet
     }
 
     /// Size of all pieces, in bytes; an estimate for Parquet.
-    pub(super) fn size(&self) -> usize {
+    pub fn size(&self) -> usize {
         self.waiting.len() + self.piece_size()
     }
 
@@ -166,7 +166,7 @@ impl Pieces {
     /// Takes all finished pieces if they have at least `min_bytes`; smaller ones wait for the next. A Parquet piece is
     /// finished when its own estimate is large enough: if it counted only for the rest of a part, row groups would
     /// become smaller and smaller.
-    pub(super) fn take_part(&mut self, min_bytes: usize) -> Result<Option<Vec<u8>>> {
+    pub fn take_part(&mut self, min_bytes: usize) -> Result<Option<Vec<u8>>> {
         let size = if self.shape.format() == Format::Parquet {
             self.piece_size()
         } else {
@@ -179,13 +179,13 @@ impl Pieces {
     }
 
     /// Finishes and takes all pieces.
-    pub(super) fn take(&mut self) -> Result<Vec<u8>> {
+    pub fn take(&mut self) -> Result<Vec<u8>> {
         self.seal()?;
         Ok(std::mem::take(&mut self.waiting))
     }
 
     /// Finishes and takes all pieces, and the file's end.
-    pub(super) fn take_last(&mut self) -> Result<Vec<u8>> {
+    pub fn take_last(&mut self) -> Result<Vec<u8>> {
         // A file without rows has a header.
         if !self.is_begun {
             self.writer = Some(self.shape.writer(true)?);
@@ -198,7 +198,7 @@ impl Pieces {
     }
 
     /// The finished pieces and the footers so far, for a checkpoint.
-    pub(super) fn state(&mut self) -> Result<(&[u8], &Footers)> {
+    pub fn state(&mut self) -> Result<(&[u8], &Footers)> {
         self.seal()?;
         Ok((&self.waiting, &self.footers))
     }

@@ -31,12 +31,12 @@ const NEXT: &str = ".new";
 
 /// A regular file to be written, and the file names next to it.
 #[derive(Clone, Debug)]
-pub(super) struct OutputFile {
-    pub(super) path: PathBuf,
-    pub(super) partial: PathBuf,
-    pub(super) checkpoint: PathBuf,
-    pub(super) next: PathBuf,
-    pub(super) existing: Existing,
+pub struct OutputFile {
+    pub path: PathBuf,
+    pub partial: PathBuf,
+    pub checkpoint: PathBuf,
+    pub next: PathBuf,
+    pub existing: Existing,
 }
 
 impl OutputFile {
@@ -47,7 +47,7 @@ impl OutputFile {
     /// - It, its report or its checkpoint is the input.
     /// - It is a file that Kivu did not write, unless it is empty or may be overwritten.
     /// - The file with its report's name is not a report.
-    pub(super) fn new(path: &Path, input: &JobInput, existing: Existing) -> Result<Self> {
+    pub fn new(path: &Path, input: &JobInput, existing: Existing) -> Result<Self> {
         let shown = path.display();
         let is_folder = path.is_dir() || path.as_os_str().as_encoded_bytes().ends_with(b"/");
         let name = path.file_name().filter(|_| !is_folder);
@@ -115,7 +115,7 @@ impl OutputFile {
     }
 
     /// Checks that the output may replace the file with its name: Kivu's own output, or one that may be overwritten.
-    pub(super) fn check_replaceable(&self) -> Result<()> {
+    pub fn check_replaceable(&self) -> Result<()> {
         let shown = self.path.display();
         let Some(found) = lookup(&self.path)? else {
             return Ok(());
@@ -156,7 +156,7 @@ impl OutputFile {
         Ok(!known.is_empty() && known.contains(&digest(&self.path)?))
     }
 
-    pub(super) fn read_checkpoint(&self) -> Result<Option<StoredCheckpoint>> {
+    pub fn read_checkpoint(&self) -> Result<Option<StoredCheckpoint>> {
         let Some(found) = lookup(&self.checkpoint)? else {
             return Ok(None);
         };
@@ -178,7 +178,7 @@ impl OutputFile {
     }
 
     /// Refuses files with these names without a checkpoint, since Kivu may not have written them.
-    pub(super) fn refuse_leftovers(&self) -> Result<()> {
+    pub fn refuse_leftovers(&self) -> Result<()> {
         for path in [&self.partial, &self.next] {
             if lookup(path)?.is_some() {
                 return Err(self.unexpected(path));
@@ -188,7 +188,7 @@ impl OutputFile {
     }
 
     /// Creates a file with the mode and, if permitted, the owner of the output that it will replace.
-    pub(super) fn create(&self, path: &Path, contents: &[u8]) -> io::Result<File> {
+    pub fn create(&self, path: &Path, contents: &[u8]) -> io::Result<File> {
         let replaced = fs::symlink_metadata(&self.path)
             .ok()
             .filter(fs::Metadata::is_file);
@@ -212,18 +212,18 @@ impl OutputFile {
         Ok(file)
     }
 
-    pub(super) fn failed(&self) -> impl FnOnce(io::Error) -> Error + use<> {
+    pub fn failed(&self) -> impl FnOnce(io::Error) -> Error + use<> {
         Error::io(format!("cannot write `{}`", self.path.display()))
     }
 
-    pub(super) fn busy(&self) -> Error {
+    pub fn busy(&self) -> Error {
         Error::config(format!(
             "expected one `kivu batch` at a time for `{}`, but another one is writing it",
             self.path.display()
         ))
     }
 
-    pub(super) fn other_job(&self) -> Error {
+    pub fn other_job(&self) -> Error {
         Error::config(format!(
             "expected the unfinished job's input, model and options for `{}`, but found different ones; run it as \
              before to continue it, or start over with `--restart`",
@@ -231,14 +231,14 @@ impl OutputFile {
         ))
     }
 
-    pub(super) fn damaged(&self, expected: &str, found: &str) -> Error {
+    pub fn damaged(&self, expected: &str, found: &str) -> Error {
         Error::config(format!(
             "expected {expected} in `{}`, but found {found}; start over with `--restart`",
             self.partial.display()
         ))
     }
 
-    pub(super) fn unexpected(&self, path: &Path) -> Error {
+    pub fn unexpected(&self, path: &Path) -> Error {
         Error::config(format!(
             "expected no file in `{}`, where an unfinished output is kept, but found one; move it away, or choose \
              another output",

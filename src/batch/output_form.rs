@@ -11,10 +11,10 @@ const COMMA: u8 = b',';
 
 /// Output form; the format equals the input's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct OutputForm {
-    pub(super) compression: Compression,
+pub struct OutputForm {
+    pub compression: Compression,
     /// CSV delimiter, if it may differ from the input's.
-    pub(super) delimiter: Option<u8>,
+    pub delimiter: Option<u8>,
 }
 
 impl OutputForm {
@@ -24,7 +24,7 @@ impl OutputForm {
     ///
     /// # Errors
     /// The name states a different format, one that Kivu does not write, or a compressed Parquet file.
-    pub(super) fn of(
+    pub fn of(
         output: &str,
         input: &str,
         (format, compression): (Format, Compression),

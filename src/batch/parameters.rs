@@ -52,7 +52,7 @@ impl Parameters {
     }
 
     /// Overrides parameters by name: `model`, `column`, and so on.
-    pub(super) fn with_options(self, options: &BTreeMap<String, String>) -> Result<Self> {
+    pub fn with_options(self, options: &BTreeMap<String, String>) -> Result<Self> {
         let metadata = options
             .iter()
             .map(|(name, value)| (format!("{PREFIX}{name}"), value.clone()));
@@ -60,7 +60,7 @@ impl Parameters {
     }
 
     /// What is known about an input's rows.
-    pub(super) fn layout(&self) -> Layout {
+    pub fn layout(&self) -> Layout {
         Layout {
             column: self.column.clone(),
             csv: self.csv.clone(),
@@ -68,7 +68,7 @@ impl Parameters {
     }
 
     /// Whether texts with too many tokens are truncated.
-    pub(super) fn truncates(&self, settings: &ModelSettings) -> bool {
+    pub fn truncates(&self, settings: &ModelSettings) -> bool {
         self.truncate.unwrap_or(settings.truncate)
     }
 

@@ -31,14 +31,14 @@ enum PartResult {
 }
 
 /// Where a range's answers are.
-pub(super) enum Place {
+pub enum Place {
     Written(Url),
     /// The range failed, with this error's name.
     Failed(String),
 }
 
 /// Writes the part with the answers for the rows after `first` rows.
-pub(super) fn write_part(
+pub fn write_part(
     store: &Store,
     prefix: &Url,
     first: u64,
@@ -121,7 +121,7 @@ fn cell(json: &str, cell_type: CellType) -> Option<Cell> {
 }
 
 /// The parts of a file, by their rows.
-pub(super) struct Parts {
+pub struct Parts {
     store: Store,
     job: String,
     columns: Columns,
@@ -132,12 +132,7 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    pub(super) fn new(
-        store: &Store,
-        job: &str,
-        columns: Columns,
-        mut places: Vec<(u64, Place)>,
-    ) -> Self {
+    pub fn new(store: &Store, job: &str, columns: Columns, mut places: Vec<(u64, Place)>) -> Self {
         // A range may have failed before another attempt wrote its part.
         places.sort_by_key(|(first, place)| (*first, matches!(place, Place::Failed(_))));
         places.dedup_by_key(|(first, _)| *first);
@@ -151,11 +146,7 @@ impl Parts {
     }
 
     /// The answers for the rows after `first` rows. A part's tokens count with its first row.
-    pub(super) fn answers(
-        &self,
-        first: u64,
-        texts: Vec<Result<String, RowError>>,
-    ) -> Result<Answers> {
+    pub fn answers(&self, first: u64, texts: Vec<Result<String, RowError>>) -> Result<Answers> {
         let mut answers = Answers::default();
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         for (row, text) in (first..).zip(texts) {

@@ -39,7 +39,7 @@ const TIMEOUT: Duration = Duration::from_secs(600);
 
 /// A model with a job's parameters.
 #[derive(Clone, Debug)]
-pub(super) enum Predictor {
+pub enum Predictor {
     Embedding(Embedder),
     Classification(Classifier),
     ZeroShot(ZeroShotClassifier),
@@ -52,7 +52,7 @@ pub(super) enum Predictor {
 
 impl Predictor {
     /// Checks that the model supports the parameters.
-    pub(super) fn new(model: &Model, parameters: &Parameters) -> Result<Self> {
+    pub fn new(model: &Model, parameters: &Parameters) -> Result<Self> {
         let options = &parameters.options;
         let scope = Scope::of_texts(parameters.truncates(&model.settings));
         let require_labels = || {
@@ -146,7 +146,7 @@ impl Predictor {
     }
 
     /// Answer columns.
-    pub(super) fn columns(&self) -> Columns {
+    pub fn columns(&self) -> Columns {
         let entities = ("entities", CellType::Json);
         match self {
             Self::Embedding(embedder) => {
@@ -183,7 +183,7 @@ impl Predictor {
     ///
     /// # Errors
     /// The answers are no dense vectors of floats.
-    pub(super) fn stored_dimensions(&self) -> Result<usize> {
+    pub fn stored_dimensions(&self) -> Result<usize> {
         let Self::Embedding(embedder) = self else {
             return Err(Error::config(
                 "expected an embedding model for a sink, but found a model for another task",
@@ -200,7 +200,7 @@ impl Predictor {
     }
 
     /// The fewest bytes that a text's answer has as JSON.
-    pub(super) fn min_answer_bytes(&self) -> usize {
+    pub fn min_answer_bytes(&self) -> usize {
         // A digit and a comma, and brackets.
         let numbers = |count: usize| 2 * count + 1;
         match self {
@@ -225,12 +225,12 @@ impl Predictor {
     /// Runs the model on a chunk's texts.
     ///
     /// If the model fails for all texts, the texts are not the cause, and the result is an error.
-    pub(super) async fn predict(&self, texts: Vec<Result<String, RowError>>) -> Result<Answers> {
+    pub async fn predict(&self, texts: Vec<Result<String, RowError>>) -> Result<Answers> {
         self.predict_by(texts, Deadline::within(TIMEOUT)).await
     }
 
     /// Runs the model on the texts of a caller that waits until `deadline`.
-    pub(super) async fn predict_by(
+    pub async fn predict_by(
         &self,
         texts: Vec<Result<String, RowError>>,
         deadline: Deadline,

@@ -29,18 +29,18 @@ use super::{
 use crate::error::{Error, Result};
 
 /// Chunks that are predicted concurrently, so that the model's threads stay busy at a chunk's end.
-pub(super) const CHUNKS_AT_ONCE: usize = 3;
+pub const CHUNKS_AT_ONCE: usize = 3;
 
-pub(super) struct RowInput {
-    pub(super) reader: Box<dyn RowReader>,
-    pub(super) gauge: Gauge,
+pub struct RowInput {
+    pub reader: Box<dyn RowReader>,
+    pub gauge: Gauge,
     /// Input size in bytes, if known.
-    pub(super) size: Option<u64>,
+    pub size: Option<u64>,
 }
 
 impl RowInput {
     /// Share of the input that was read, from 0 to 1.
-    pub(super) fn share(&self) -> Option<f64> {
+    pub fn share(&self) -> Option<f64> {
         self.reader
             .share()
             .or_else(|| self.gauge.share(self.reader.position(), self.size))
@@ -48,7 +48,7 @@ impl RowInput {
 }
 
 /// A row reader for an input's format.
-pub(super) fn open_rows(
+pub fn open_rows(
     input: &OpenInput,
     (format, compression): (Format, Compression),
     layout: &Layout,
@@ -76,20 +76,20 @@ fn read_text(
 
 /// Rows that follow each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct RowRange {
+pub struct RowRange {
     /// The number of rows before them.
-    pub(super) first: u64,
-    pub(super) rows: u64,
+    pub first: u64,
+    pub rows: u64,
     /// The rows' bytes; unused for Parquet.
-    pub(super) start: u64,
-    pub(super) end: u64,
+    pub start: u64,
+    pub end: u64,
 }
 
 /// A row reader for a range of a file that is not compressed. The layout is the whole file's.
 ///
 /// What precedes the second row, at the byte `second_row`, is read before the range, and its row skipped: a header, and
 /// what a format's first row decides.
-pub(super) fn open_range(
+pub fn open_range(
     input: &OpenInput,
     format: Format,
     layout: &Layout,
@@ -116,7 +116,7 @@ pub(super) fn open_range(
 }
 
 /// The reason why [`process`] ended.
-pub(super) enum End {
+pub enum End {
     /// All rows are written.
     Input,
     /// The time is up, or the job was stopped.
@@ -129,7 +129,7 @@ pub(super) enum End {
 
 /// Processes all rows, until the time `until` or the future `stop`. `predict` gets texts and the number of rows before them. Returns the writer, unless a stream, which may
 /// block forever, is stopped; then it returns the number of rows sent to the writer.
-pub(super) async fn process(
+pub async fn process(
     input: RowInput,
     predict: impl AsyncFn(u64, Vec<Result<String, RowError>>) -> Result<Answers>,
     mut writer: Writer,
@@ -238,13 +238,13 @@ fn read(
     read
 }
 
-pub(super) fn panicked() -> Error {
+pub fn panicked() -> Error {
     Error::inference_because("the job panicked", "the cause is in the log")
 }
 
 /// Converts a reader's panic into an error. Parquet may panic on damaged files, and the rows before a panic must not be
 /// mistaken for the whole file.
-pub(super) fn catch_panic<T>(read: impl FnOnce() -> Result<T>) -> Result<T> {
+pub fn catch_panic<T>(read: impl FnOnce() -> Result<T>) -> Result<T> {
     let panicked = |_| {
         Err(Error::invalid(
             "expected a file that can be read, but its reader panicked",

@@ -42,7 +42,7 @@ pub struct Sample {
 
 impl Progress {
     /// Adds finished rows.
-    pub(super) fn add(&mut self, answers: &Answers) {
+    pub fn add(&mut self, answers: &Answers) {
         for result in &answers.results {
             self.rows += 1;
             if let Err(RowError { kind, message, .. }) = result {
@@ -61,7 +61,7 @@ impl Progress {
         self.truncated += answers.truncated;
     }
 
-    pub(super) fn name_columns(&mut self, columns: &BTreeSet<String>) {
+    pub fn name_columns(&mut self, columns: &BTreeSet<String>) {
         if !columns.is_subset(&self.columns) {
             self.columns
                 .extend(columns.iter().take(MAX_SAMPLES).cloned());

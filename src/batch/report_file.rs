@@ -22,19 +22,19 @@ const MAX_BYTES: u64 = 16 * 1024 * 1024;
 const TRIES: usize = 5;
 
 /// Report path for the output `path`.
-pub(super) fn path_of(output: &Path) -> PathBuf {
+pub fn path_of(output: &Path) -> PathBuf {
     let mut name = output.to_owned().into_os_string();
     name.push(SUFFIX);
     name.into()
 }
 
 /// Report URL for the output `url`.
-pub(super) fn url_of(output: &Url) -> Url {
+pub fn url_of(output: &Url) -> Url {
     output.with_key(fit_key(&format!("{}{SUFFIX}", output.key)))
 }
 
 /// Output digest from the last job's report.
-pub(super) fn known_digest(output: &Path) -> Option<String> {
+pub fn known_digest(output: &Path) -> Option<String> {
     read(&path_of(output)).and_then(|report| report.output_digest)
 }
 
@@ -53,7 +53,7 @@ fn taken(path: &dyn std::fmt::Display) -> Error {
 }
 
 /// Checks that a report may be written to `path`, and returns metadata for the report that it replaces.
-pub(super) fn check(path: &Path) -> Result<Option<Metadata>> {
+pub fn check(path: &Path) -> Result<Option<Metadata>> {
     match lookup(path)? {
         Some(found) if !found.is_file() || found.len() > 0 && read(path).is_none() => {
             Err(taken(&path.display()))
@@ -63,7 +63,7 @@ pub(super) fn check(path: &Path) -> Result<Option<Metadata>> {
 }
 
 /// Checks that a report may be written to `url`, and returns the condition for writing it.
-pub(super) fn check_object(store: &Store, url: &Url) -> Result<Condition> {
+pub fn check_object(store: &Store, url: &Url) -> Result<Condition> {
     let Some(object) = store.head(url)? else {
         return Ok(Condition::IsAbsent);
     };
@@ -82,7 +82,7 @@ pub(super) fn check_object(store: &Store, url: &Url) -> Result<Condition> {
 }
 
 /// Writes the report for an output that is not a stream.
-pub(super) fn write(output: &JobOutput, report: &Report) -> Result<()> {
+pub fn write(output: &JobOutput, report: &Report) -> Result<()> {
     let text = serde_json::to_string_pretty(report)
         .map_err(|error| Error::inference_because("the report cannot be written", error))?;
     let text = text + "\n";

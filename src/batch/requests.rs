@@ -93,20 +93,20 @@ impl<'a> Request<'a> {
 
 /// Computes rows' answers.
 #[derive(Debug)]
-pub(super) enum Answerer {
+pub enum Answerer {
     Model(Box<Predictor>),
     Requests(Arc<dyn Respond>),
 }
 
 impl Answerer {
-    pub(super) fn columns(&self) -> Columns {
+    pub fn columns(&self) -> Columns {
         match self {
             Self::Model(predictor) => predictor.columns(),
             Self::Requests(_) => [].into(),
         }
     }
 
-    pub(super) async fn answer(&self, rows: Vec<Result<String, RowError>>) -> Result<Answers> {
+    pub async fn answer(&self, rows: Vec<Result<String, RowError>>) -> Result<Answers> {
         let responder = match self {
             Self::Model(predictor) => return predictor.predict(rows).await,
             Self::Requests(responder) => responder.as_ref(),

@@ -22,7 +22,7 @@ const FIREHOSE_TIMEOUT: Duration = Duration::from_secs(290);
 
 /// An event with rows, by its shape.
 #[derive(Debug)]
-pub(super) enum RowEvent {
+pub enum RowEvent {
     Redshift(Redshift),
     Snowflake(Snowflake),
     Firehose(Firehose),
@@ -31,7 +31,7 @@ pub(super) enum RowEvent {
 
 impl RowEvent {
     /// Parses an event; `None` if it contains no rows.
-    pub(super) fn of(event: &Value) -> Result<Option<Self>> {
+    pub fn of(event: &Value) -> Result<Option<Self>> {
         let Some(fields) = event.as_object() else {
             return Ok(None);
         };
@@ -55,7 +55,7 @@ impl RowEvent {
     }
 
     /// The response to the event's source, before the time `until` or its own limit.
-    pub(super) async fn answer(
+    pub async fn answer(
         self,
         rules: &Rules,
         store: &Store,

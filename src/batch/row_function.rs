@@ -23,16 +23,16 @@ use crate::{
 /// Texts per run of the model.
 const TEXTS_AT_ONCE: usize = 512;
 /// Lambda's limit for a response, with a margin for what surrounds the rows.
-pub(super) const MAX_RESPONSE_BYTES: usize = 6_000_000;
+pub const MAX_RESPONSE_BYTES: usize = 6_000_000;
 /// Lambda's longest timeout.
 const MAX_TIME: Duration = Duration::from_mins(15);
 /// Options that a second argument sets, if the model's task has one of them.
 const SHARED_OPTIONS: [&str; 2] = ["labels", "target-language"];
 
 /// A model with its parameters.
-pub(super) struct RowFunction {
-    pub(super) model: Model,
-    pub(super) parameters: Parameters,
+pub struct RowFunction {
+    pub model: Model,
+    pub parameters: Parameters,
 }
 
 impl RowFunction {
@@ -44,7 +44,7 @@ impl RowFunction {
     /// # Errors
     /// The results are not complete at the time `until`, or are longer than a response; if it is certain, this is noticed
     /// before the model runs.
-    pub(super) async fn call(
+    pub async fn call(
         &self,
         rows: Vec<Vec<Value>>,
         until: Option<Instant>,
@@ -232,7 +232,7 @@ async fn answer_each(
 }
 
 /// The deadline of a caller that waits until this time.
-pub(super) fn deadline(until: Option<Instant>) -> Deadline {
+pub fn deadline(until: Option<Instant>) -> Deadline {
     let left = until.map_or(MAX_TIME, |until| {
         until.saturating_duration_since(Instant::now())
     });
@@ -240,7 +240,7 @@ pub(super) fn deadline(until: Option<Instant>) -> Deadline {
 }
 
 /// Refuses results that are too long for a response.
-pub(super) fn check_size(size: usize) -> Result<()> {
+pub fn check_size(size: usize) -> Result<()> {
     if size > MAX_RESPONSE_BYTES {
         return Err(Error::too_large(format!(
             "expected results of at most {MAX_RESPONSE_BYTES} bytes, but found at least {size}; set a smaller \

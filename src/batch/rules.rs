@@ -17,7 +17,7 @@ use crate::{
 
 /// Models, and rules in precedence order.
 #[derive(Debug)]
-pub(super) struct Rules {
+pub struct Rules {
     models: Vec<Model>,
     rules: Vec<Rule>,
     /// Rules for rows that are not in objects: `input` is `KIND:NAME`.
@@ -46,7 +46,7 @@ struct Rule {
 
 impl Rules {
     /// Parses the configuration. No output prefix may begin with an input prefix: outputs would become inputs.
-    pub(super) fn new(models: Vec<Model>, config: &config::BatchConfig) -> Result<Self> {
+    pub fn new(models: Vec<Model>, config: &config::BatchConfig) -> Result<Self> {
         let default = config::BatchRule {
             input: config.input.clone(),
             output: config.output.clone(),
@@ -104,13 +104,13 @@ impl Rules {
             })
     }
 
-    pub(super) fn is_input(&self, url: &Url) -> bool {
+    pub fn is_input(&self, url: &Url) -> bool {
         self.rule(url).is_ok()
     }
 
     /// Whether an input is hidden, or not data: `_SUCCESS`, `_temporary/…` and `.part-0.crc`, as Hadoop and Spark write
     /// them. A file such as `_a.csv` is data by its extension.
-    pub(super) fn is_hidden(&self, url: &Url) -> bool {
+    pub fn is_hidden(&self, url: &Url) -> bool {
         let Ok(rule) = self.rule(url) else {
             return false;
         };
@@ -122,7 +122,7 @@ impl Rules {
     }
 
     /// Output URL for an input.
-    pub(super) fn output(&self, url: &Url) -> Result<Url> {
+    pub fn output(&self, url: &Url) -> Result<Url> {
         let rule = self.rule(url)?;
         let rest = &url.key[rule.input.len()..];
         if rest.is_empty() {
@@ -146,13 +146,13 @@ impl Rules {
     }
 
     /// The sink for an input's vectors. Objects' metadata cannot choose it.
-    pub(super) fn sink(&self, url: &Url) -> Result<Option<&SinkSettings>> {
+    pub fn sink(&self, url: &Url) -> Result<Option<&SinkSettings>> {
         Ok(self.rule(url)?.sink.as_ref())
     }
 
     /// The model and the options for rows from a caller, whose `options` override its rule's. Without a named model it
     /// is the one with the caller's name, if any, or the first.
-    pub(super) fn function(
+    pub fn function(
         &self,
         kind: &str,
         name: &str,
@@ -181,7 +181,7 @@ impl Rules {
     }
 
     /// The prefix for answers to a stream's records.
-    pub(super) fn stream_output(&self, kind: &str, name: &str) -> Result<Url> {
+    pub fn stream_output(&self, kind: &str, name: &str) -> Result<Url> {
         let rule = self.caller(kind, name);
         let output = rule.and_then(|rule| {
             Some(Url {
@@ -216,7 +216,7 @@ impl Rules {
     }
 
     /// The model and the options for an input, by its metadata, its folder or its rule.
-    pub(super) fn model(&self, url: &Url, object: &Object) -> Result<(Model, Parameters)> {
+    pub fn model(&self, url: &Url, object: &Object) -> Result<(Model, Parameters)> {
         let rule = self.rule(url)?;
         let parameters = rule.parameters.clone().with_metadata(&object.metadata)?;
         let named = |name: &str| self.models.iter().find(|model| model.name == name);
@@ -233,7 +233,7 @@ impl Rules {
     }
 
     /// The first model and the rule's options, for reporting an input whose own model or options are invalid.
-    pub(super) fn fallback(&self, url: &Url) -> Result<(Option<&Model>, Parameters)> {
+    pub fn fallback(&self, url: &Url) -> Result<(Option<&Model>, Parameters)> {
         Ok((self.models.first(), self.rule(url)?.parameters.clone()))
     }
 }

@@ -53,7 +53,7 @@ enum Found {
 ///
 /// # Errors
 /// The output is an object that Kivu did not write, unless it may be overwritten.
-pub(super) fn claim(
+pub fn claim(
     store: &Store,
     output: &Url,
     input: &JobInput,
@@ -133,7 +133,7 @@ fn resumed(state: State, holder: &str) -> State {
 }
 
 /// Whether an object is the output of this job.
-pub(super) fn is_of(object: &Object, job: &str) -> bool {
+pub fn is_of(object: &Object, job: &str) -> bool {
     object.metadata.get(JOB).is_some_and(|found| found == job)
 }
 

@@ -99,7 +99,7 @@ fn resource_name(arn: &str) -> &str {
 /// Records that Firehose transforms before it delivers them.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Firehose {
+pub struct Firehose {
     delivery_stream_arn: String,
     records: Vec<FirehoseRecord>,
 }
@@ -123,7 +123,7 @@ enum Contents {
 impl Firehose {
     /// The records with their answers, in order. Blank records are dropped; records with an error, or beyond the size
     /// limit, keep their data and fail.
-    pub(super) async fn answer(self, rules: &Rules, until: Option<Instant>) -> Result<Value> {
+    pub async fn answer(self, rules: &Rules, until: Option<Instant>) -> Result<Value> {
         let name = resource_name(&self.delivery_stream_arn);
         let function = rules.function("firehose", name, &BTreeMap::new())?;
         let mut lines = Vec::with_capacity(self.records.len());
@@ -190,7 +190,7 @@ fn outcomes(
 
 /// Records of a Kinesis stream or a DynamoDB table, whose answers are written to an object in S3.
 #[derive(Debug)]
-pub(super) struct StreamBatch {
+pub struct StreamBatch {
     kind: &'static str,
     name: String,
     /// Sequence numbers and lines, in order.
@@ -199,7 +199,7 @@ pub(super) struct StreamBatch {
 
 impl StreamBatch {
     /// A batch from Kinesis. Aggregated records are separated, and have one number.
-    pub(super) fn of_kinesis(records: &[Value]) -> Result<Self> {
+    pub fn of_kinesis(records: &[Value]) -> Result<Self> {
         let arn = text(records.first(), "/eventSourceARN")?;
         let mut found = Vec::with_capacity(records.len());
         for record in records {
@@ -219,7 +219,7 @@ impl StreamBatch {
     }
 
     /// A batch from DynamoDB: the items that were written. Items that were removed are left out.
-    pub(super) fn of_dynamodb(records: &[Value]) -> Result<Self> {
+    pub fn of_dynamodb(records: &[Value]) -> Result<Self> {
         // arn:aws:dynamodb:REGION:ACCOUNT:table/NAME/stream/TIME
         let arn = text(records.first(), "/eventSourceARN")?;
         let name = arn.split('/').nth(1).unwrap_or_default().to_owned();
@@ -252,7 +252,7 @@ impl StreamBatch {
 
     /// Writes the answers, and names the first record that must be repeated, if there is one: the model failed for it,
     /// or there was no time. Rows with other errors are written with them.
-    pub(super) async fn answer(
+    pub async fn answer(
         self,
         rules: &Rules,
         store: &Store,

@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// Where output pieces are written.
-pub(super) enum Target {
+pub enum Target {
     /// A pipe, a device or standard output.
     Stream(File),
     /// A file or an object, with a checkpoint.
@@ -20,23 +20,23 @@ pub(super) enum Target {
 }
 
 /// Writes rows to a target.
-pub(super) struct Writer {
-    pub(super) target: Target,
-    pub(super) pieces: Pieces,
-    pub(super) progress: Progress,
+pub struct Writer {
+    pub target: Target,
+    pub pieces: Pieces,
+    pub progress: Progress,
     /// Notes for the report.
-    pub(super) notes: Vec<String>,
+    pub notes: Vec<String>,
     /// Text column, for the report.
-    pub(super) column: String,
+    pub column: String,
     /// Whether the input can be read again.
-    pub(super) is_resumable: bool,
+    pub is_resumable: bool,
     /// Gets the vectors; then, the target gets only rows with errors.
-    pub(super) sink: Option<SinkWriter>,
+    pub sink: Option<SinkWriter>,
 }
 
 impl Writer {
     /// Writes rows, and saves the job if it is time.
-    pub(super) fn write(&mut self, rows: Rows, mut answers: Answers) -> Result<()> {
+    pub fn write(&mut self, rows: Rows, mut answers: Answers) -> Result<()> {
         match &mut self.sink {
             Some(sink) => {
                 sink.add(rows, answers);
@@ -102,7 +102,7 @@ impl Writer {
     }
 
     /// Saves a job that is stopped; one that cannot resume is abandoned.
-    pub(super) fn pause(mut self) -> Result<Progress> {
+    pub fn pause(mut self) -> Result<Progress> {
         if self.is_resumable {
             self.flush()?;
         }
@@ -117,7 +117,7 @@ impl Writer {
     }
 
     /// Abandons a job that cannot resume.
-    pub(super) fn abandon_unresumable(&self) -> Result<()> {
+    pub fn abandon_unresumable(&self) -> Result<()> {
         match &self.target {
             Target::Checkpoint(checkpoint) if !self.is_resumable => checkpoint.abandon(),
             _ => Ok(()),
@@ -125,7 +125,7 @@ impl Writer {
     }
 
     /// Writes the output's end and completes it.
-    pub(super) fn finish(&mut self) -> Result<()> {
+    pub fn finish(&mut self) -> Result<()> {
         self.flush()?;
         let bytes = self.pieces.take_last()?;
         self.progress.name_columns(self.pieces.columns());

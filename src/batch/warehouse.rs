@@ -18,7 +18,7 @@ const CUSTOM: &str = "sf-custom-";
 
 /// An invocation by Redshift.
 #[derive(Debug, Deserialize)]
-pub(super) struct Redshift {
+pub struct Redshift {
     /// The function with its schema, such as `public.embed`.
     #[serde(default)]
     external_function: String,
@@ -28,7 +28,7 @@ pub(super) struct Redshift {
 
 impl Redshift {
     /// Errors end the query, with their message.
-    pub(super) async fn answer(self, rules: &Rules, until: Option<Instant>) -> Value {
+    pub async fn answer(self, rules: &Rules, until: Option<Instant>) -> Value {
         let count = self.arguments.len();
         match self.results(rules, until).await {
             Ok(results) => json!({ "success": true, "num_records": count, "results": results }),
@@ -72,7 +72,7 @@ fn parsed(json: &str) -> Result<Value> {
 
 /// A request by Snowflake, as API Gateway passes it.
 #[derive(Debug)]
-pub(super) struct Snowflake {
+pub struct Snowflake {
     /// By lower-case name.
     headers: BTreeMap<String, String>,
     body: Vec<u8>,
@@ -85,7 +85,7 @@ struct SnowflakeRows {
 }
 
 impl Snowflake {
-    pub(super) fn of(event: &Value) -> Result<Self> {
+    pub fn of(event: &Value) -> Result<Self> {
         let fields = |name: &str| {
             event
                 .get(name)
@@ -114,7 +114,7 @@ impl Snowflake {
     }
 
     /// An HTTP response. Snowflake repeats requests with the statuses 429 and 5xx; others end the query.
-    pub(super) async fn answer(self, rules: &Rules, until: Option<Instant>) -> Value {
+    pub async fn answer(self, rules: &Rules, until: Option<Instant>) -> Value {
         let (status, body) = match self.rows(rules, until).await {
             Ok(body) => (200, body),
             Err(error) => {
@@ -222,7 +222,7 @@ fn escaped_len(json: &str) -> usize {
 }
 
 /// Whether an event is an HTTP request.
-pub(super) fn is_request(event: &Map<String, Value>) -> bool {
+pub fn is_request(event: &Map<String, Value>) -> bool {
     event.contains_key("requestContext") && event.contains_key("body")
 }
 

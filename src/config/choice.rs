@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, de::Error};
 use crate::error::{Result, quoted};
 
 /// Deserializes a choice. In the `config` crate, a derived implementation's error does not name the alternatives.
-pub(super) fn one_of<'de, D: Deserializer<'de>, T: ValueEnum>(value: D) -> Result<T, D::Error> {
+pub fn one_of<'de, D: Deserializer<'de>, T: ValueEnum>(value: D) -> Result<T, D::Error> {
     let wrong = |found: &str| {
         let values = T::value_variants()
             .iter()
@@ -23,7 +23,7 @@ pub(super) fn one_of<'de, D: Deserializer<'de>, T: ValueEnum>(value: D) -> Resul
 }
 
 /// Deserializes an address with its port.
-pub(super) fn address<'de, D: Deserializer<'de>>(value: D) -> Result<SocketAddr, D::Error> {
+pub fn address<'de, D: Deserializer<'de>>(value: D) -> Result<SocketAddr, D::Error> {
     parse_address(&String::deserialize(value)?).map_err(D::Error::custom)
 }
 
@@ -39,7 +39,7 @@ pub fn parse_address(found: &str) -> Result<SocketAddr, String> {
 }
 
 /// Deserializes an instruction set.
-pub(super) fn instructions<'de, D: Deserializer<'de>>(
+pub fn instructions<'de, D: Deserializer<'de>>(
     value: D,
 ) -> Result<Option<InstructionSet>, D::Error> {
     parse_instructions(&String::deserialize(value)?)
@@ -64,7 +64,7 @@ pub fn parse_instructions(found: &str) -> Result<InstructionSet, String> {
 }
 
 /// Deserializes a number of bytes.
-pub(super) fn bytes<'de, D: Deserializer<'de>>(value: D) -> Result<Option<u64>, D::Error> {
+pub fn bytes<'de, D: Deserializer<'de>>(value: D) -> Result<Option<u64>, D::Error> {
     parse_bytes(&String::deserialize(value)?)
         .map(Some)
         .map_err(D::Error::custom)

@@ -4,7 +4,7 @@ use http::uri::Authority;
 use serde::{Deserialize, Deserializer, de::Error};
 
 /// Deserializes origins.
-pub(super) fn origins<'de, D: Deserializer<'de>>(value: D) -> Result<Vec<String>, D::Error> {
+pub fn origins<'de, D: Deserializer<'de>>(value: D) -> Result<Vec<String>, D::Error> {
     let origins = Vec::<String>::deserialize(value)?;
     origins
         .iter()

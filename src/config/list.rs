@@ -8,18 +8,18 @@ use crate::json::{self, Budget, Content};
 
 /// The items of a text.
 #[derive(Debug, Default)]
-pub(crate) struct Items {
+pub struct Items {
     /// The items without the empty ones between commas, up to a limit.
-    pub(crate) kept: Vec<String>,
+    pub kept: Vec<String>,
     /// Number of all these items.
-    pub(crate) count: usize,
+    pub count: usize,
     /// Place of the first blank item, from 1.
     blank: Option<usize>,
 }
 
 impl Items {
     /// Reads a text, and keeps at most `max` items. The error is what was expected.
-    pub(crate) fn read(text: &str, max: usize) -> Result<Self, String> {
+    pub fn read(text: &str, max: usize) -> Result<Self, String> {
         let mut items = Self::default();
         if text.trim_start().starts_with('[') {
             items.read_json(text, max)?;
@@ -144,7 +144,7 @@ pub fn parse_lists<'a>(texts: impl IntoIterator<Item = &'a str>) -> Result<Vec<S
 }
 
 /// A text that [`parse_lists`] reads as `items`.
-pub(crate) fn list_text(items: &[String]) -> String {
+pub fn list_text(items: &[String]) -> String {
     let is_plain = |item: &String| {
         !item.is_empty()
             && !item.contains([',', '"'])

@@ -14,7 +14,7 @@ const LIMIT_FILES: [&str; 2] = [
 const MAX_LIMIT: u64 = 1 << 60;
 
 /// This process's memory limit in bytes: from its control group, or its function's memory in MB, as Lambda writes it.
-pub(super) fn limit(of_function: Option<&String>) -> Option<u64> {
+pub fn limit(of_function: Option<&String>) -> Option<u64> {
     let of_function = of_function.and_then(|memory| memory.parse::<u64>().ok());
     let of_function = of_function.map(|megabytes| megabytes.saturating_mul(1 << 20));
     let groups = LIMIT_FILES
@@ -34,7 +34,7 @@ pub fn resident() -> Result<u64> {
 }
 
 /// The machine's memory in bytes.
-pub(super) fn total() -> Result<u64> {
+pub fn total() -> Result<u64> {
     value("/proc/meminfo", "MemTotal")
 }
 

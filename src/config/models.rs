@@ -115,9 +115,7 @@ impl ModelConfig {
 }
 
 /// Deserializes models, each a path or a table.
-pub(super) fn paths_or_tables<'de, D: Deserializer<'de>>(
-    list: D,
-) -> Result<Vec<ModelConfig>, D::Error> {
+pub fn paths_or_tables<'de, D: Deserializer<'de>>(list: D) -> Result<Vec<ModelConfig>, D::Error> {
     /// A visitor, since an untagged enum's error would not say what is wrong with a table.
     struct PathOrTable;
 

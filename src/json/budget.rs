@@ -9,13 +9,13 @@ const MAX_FACTOR: usize = 6;
 const MAX_EXTRA_BYTES: usize = 18 * 1024 * 1024;
 /// Value size in a list that has grown, and the additional size of an object with one field. While a list is
 /// reallocated, it takes half as much again.
-pub(super) const VALUE_BYTES: usize = 64;
-pub(super) const OBJECT_BYTES: usize = 640;
+pub const VALUE_BYTES: usize = 64;
+pub const OBJECT_BYTES: usize = 640;
 /// Memory is held in steps, which are this part of the memory so far, since holding takes longer than reading a value.
-pub(super) const STEP: usize = 8;
+pub const STEP: usize = 8;
 
 /// Maximum memory for the values of a text with this size, in bytes.
-pub(crate) fn max_memory(bytes: usize) -> usize {
+pub fn max_memory(bytes: usize) -> usize {
     bytes
         .saturating_mul(MAX_FACTOR)
         .saturating_add(MAX_EXTRA_BYTES)
@@ -25,7 +25,7 @@ pub(crate) fn max_memory(bytes: usize) -> usize {
 type Hold = Box<dyn Fn(usize) -> Result<()>>;
 
 /// Limits for one JSON text.
-pub(crate) struct Budget {
+pub struct Budget {
     size: usize,
     max_texts: usize,
     taken: Cell<usize>,
@@ -41,7 +41,7 @@ tokio::task_local! {
 
 impl Budget {
     /// Memory for a text with this size. Lists with texts keep at most `max_texts` of them.
-    pub(crate) fn new(size: usize, max_texts: usize) -> Self {
+    pub fn new(size: usize, max_texts: usize) -> Self {
         let (taken, held, refusal) = (Cell::new(0), Cell::new(0), RefCell::default());
         Self {
             size,
@@ -54,7 +54,7 @@ impl Budget {
     }
 
     /// Calls `hold` with the memory for all values so far, before it is taken.
-    pub(crate) fn held_by(self, hold: impl Fn(usize) -> Result<()> + 'static) -> Self {
+    pub fn held_by(self, hold: impl Fn(usize) -> Result<()> + 'static) -> Self {
         Self {
             hold: Box::new(hold),
             ..self
@@ -62,7 +62,7 @@ impl Budget {
     }
 
     /// Reads a text, whose values count from now on. `read` gets a function for the refusal, if there was one.
-    pub(super) fn scope<T>(self, read: impl FnOnce(fn() -> Option<Error>) -> T) -> T {
+    pub fn scope<T>(self, read: impl FnOnce(fn() -> Option<Error>) -> T) -> T {
         BUDGET.sync_scope(self, || {
             read(|| BUDGET.with(|budget| budget.refusal.take()))
         })
@@ -91,7 +91,7 @@ impl Budget {
 }
 
 /// Takes memory for a value that is being read. Values outside of [`Budget::scope`] were counted before.
-pub(super) fn take<E: serde::de::Error>(bytes: usize) -> Result<(), E> {
+pub fn take<E: serde::de::Error>(bytes: usize) -> Result<(), E> {
     let refuse = |budget: &Budget| {
         let refused = budget
             .take(bytes)
@@ -102,7 +102,7 @@ pub(super) fn take<E: serde::de::Error>(bytes: usize) -> Result<(), E> {
 }
 
 /// Maximum texts that a list keeps.
-pub(super) fn max_texts() -> usize {
+pub fn max_texts() -> usize {
     BUDGET
         .try_with(|budget| budget.max_texts)
         .unwrap_or(usize::MAX)

@@ -14,7 +14,7 @@ const OTHER_NUMBER: &str = "a number that is negative or not whole";
 const LIST: &str = "a list";
 
 /// A type with a form for each JSON type.
-pub(crate) trait FromJson<'de>: Sized {
+pub trait FromJson<'de>: Sized {
     /// Null, a boolean or a number, in words.
     fn other(kind: &'static str) -> Self;
 
@@ -30,7 +30,7 @@ pub(crate) trait FromJson<'de>: Sized {
 }
 
 /// Reads a value by its JSON type.
-pub(crate) fn from_any<'de, F: FromJson<'de>, D: Deserializer<'de>>(
+pub fn from_any<'de, F: FromJson<'de>, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<F, D::Error> {
     deserializer.deserialize_any(AnyVisitor(PhantomData))
@@ -83,7 +83,7 @@ impl<'de, F: FromJson<'de>> Visitor<'de> for AnyVisitor<F> {
 }
 
 /// A value's JSON type in words. The value is not kept.
-pub(crate) struct Kind(pub(crate) &'static str);
+pub struct Kind(pub &'static str);
 
 impl<'de> FromJson<'de> for Kind {
     fn other(kind: &'static str) -> Self {
@@ -113,7 +113,7 @@ impl<'de> Deserialize<'de> for Kind {
 
 /// A value with texts or token ids.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Content {
+pub enum Content {
     Text(String),
     Id(u32),
     List(Box<List>),
@@ -125,20 +125,20 @@ pub(crate) enum Content {
 
 /// A list's values, as far as requests may have them.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct List {
+pub struct List {
     /// The token ids with which the list begins.
-    pub(crate) ids: Vec<u32>,
+    pub ids: Vec<u32>,
     /// The values after them, up to the request's limit for texts.
-    pub(crate) rest: Vec<Content>,
+    pub rest: Vec<Content>,
     /// Number of all values.
-    pub(crate) count: usize,
+    pub count: usize,
     /// Whether any value is a list.
-    pub(crate) has_lists: bool,
+    pub has_lists: bool,
 }
 
 impl Content {
     /// The JSON type in words.
-    pub(crate) fn kind(&self) -> &'static str {
+    pub fn kind(&self) -> &'static str {
         match self {
             Self::Text(_) => "a string",
             Self::Id(_) => NUMBER,
@@ -149,7 +149,7 @@ impl Content {
     }
 
     /// An object's text; other values themselves.
-    pub(crate) fn into_text(self) -> Self {
+    pub fn into_text(self) -> Self {
         match self {
             Self::Object(texts) => {
                 let [text, _] = *texts;
@@ -159,11 +159,11 @@ impl Content {
         }
     }
 
-    pub(crate) fn is_null(&self) -> bool {
+    pub fn is_null(&self) -> bool {
         *self == Self::default()
     }
 
-    pub(crate) fn is_text(&self) -> bool {
+    pub fn is_text(&self) -> bool {
         matches!(self, Self::Text(_))
     }
 }
@@ -188,12 +188,12 @@ impl From<Vec<String>> for Content {
 
 impl List {
     /// Whether the first value is a number.
-    pub(crate) fn begins_with_number(&self) -> bool {
+    pub fn begins_with_number(&self) -> bool {
         let is_number = |first: &Content| matches!(first.kind(), NUMBER | OTHER_NUMBER);
         !self.ids.is_empty() || self.rest.first().is_some_and(is_number)
     }
 
-    pub(crate) fn values(self) -> impl Iterator<Item = Content> {
+    pub fn values(self) -> impl Iterator<Item = Content> {
         self.ids.into_iter().map(Content::Id).chain(self.rest)
     }
 }

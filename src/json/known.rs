@@ -6,33 +6,33 @@
 use serde_json::Value;
 
 /// Tables with all fields of an object: those of several APIs where these share a route.
-pub(crate) type Known = &'static [&'static Fields];
+pub type Known = &'static [&'static Fields];
 
 /// The fields of an object in an API. Each is in one list.
 #[derive(Debug, Default)]
-pub(crate) struct Fields {
+pub struct Fields {
     /// Fields that are read.
-    pub(crate) read: &'static [&'static str],
+    pub read: &'static [&'static str],
     /// Fields that do not change results.
-    pub(crate) without_effect: &'static [&'static str],
+    pub without_effect: &'static [&'static str],
     /// Fields that would change results, but are not supported.
-    pub(crate) refused: &'static [Refused],
+    pub refused: &'static [Refused],
     /// What the values of fields that are read have in turn, in lists as well.
-    pub(crate) inner: &'static [(&'static str, Known)],
+    pub inner: &'static [(&'static str, Known)],
 }
 
 /// A field that is refused unless its value asks for nothing.
 #[derive(Debug)]
-pub(crate) struct Refused {
-    pub(crate) name: &'static str,
+pub struct Refused {
+    pub name: &'static str,
     /// Values, as JSON, that are the same as a missing field, also in a list; apart from `null` and empty values.
-    pub(crate) unless: &'static [&'static str],
+    pub unless: &'static [&'static str],
     /// What to do instead.
-    pub(crate) hint: &'static str,
+    pub hint: &'static str,
 }
 
 /// Begins the message for a refused field. What follows is added to its object's path.
-pub(super) const REFUSED: &str = "refused field ";
+pub const REFUSED: &str = "refused field ";
 /// Names up to this length are too similar to each other for suggestions.
 const MAX_SHORT_NAME: usize = 3;
 /// Characters of a value in errors.
@@ -40,7 +40,7 @@ const MAX_VALUE: usize = 20;
 
 /// What is known about a field that was found.
 #[derive(Default)]
-pub(super) enum Found {
+pub enum Found {
     #[default]
     Unknown,
     Known(Known),
@@ -50,7 +50,7 @@ pub(super) enum Found {
 }
 
 impl Found {
-    pub(super) fn of(name: &str, known: Known) -> Self {
+    pub fn of(name: &str, known: Known) -> Self {
         if known.iter().any(|fields| fields.read.contains(&name)) {
             let mut inner = known.iter().flat_map(|fields| fields.inner);
             let inner = inner.find(|(field, _)| *field == name);
@@ -71,7 +71,7 @@ impl Found {
 }
 
 impl Refused {
-    pub(super) fn is_missing(&self, value: &Value) -> bool {
+    pub fn is_missing(&self, value: &Value) -> bool {
         let is_same = |literal: &&str| {
             serde_json::from_str::<Value>(literal).is_ok_and(|neutral| match neutral.as_f64() {
                 Some(number) => value.as_f64() == Some(number),
@@ -89,7 +89,7 @@ impl Refused {
 }
 
 /// A number or a boolean. Other values may be a client's text.
-pub(super) fn shown(value: &Value) -> String {
+pub fn shown(value: &Value) -> String {
     match value {
         Value::Bool(_) | Value::Number(_) => {
             let value: String = value.to_string().chars().take(MAX_VALUE).collect();
@@ -118,7 +118,7 @@ fn nearest(name: &str, known: Known) -> Option<&'static str> {
 
 impl Fields {
     /// All names.
-    pub(crate) fn names(&self) -> impl Iterator<Item = &'static str> {
+    pub fn names(&self) -> impl Iterator<Item = &'static str> {
         let refused = self.refused.iter().map(|field| field.name);
         self.read
             .iter()

@@ -19,7 +19,7 @@ use serde::{Deserialize, Deserializer, Serialize, de::Error as _};
 use serde_json::Value;
 
 pub use self::ordered::Ordered;
-pub(crate) use self::{
+pub use self::{
     budget::{Budget, max_memory},
     content::{Content, FromJson, Kind, List, from_any},
     known::{Fields, Known, Refused},
@@ -31,7 +31,7 @@ pub(crate) use self::{
 };
 
 /// The field names of a type with defaults for all of them.
-pub(crate) fn field_names<T: Serialize + Default>() -> BTreeSet<String> {
+pub fn field_names<T: Serialize + Default>() -> BTreeSet<String> {
     let value = serde_json::to_value(T::default()).unwrap_or_default();
     value
         .as_object()
@@ -46,9 +46,7 @@ const IN_FIELD: &str = "in the field ";
 
 /// Deserializes a type whose fields are among another object's fields, with `#[serde(flatten)]`, which alone loses the
 /// fields' names in errors.
-pub(crate) fn flattened<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
-    fields: D,
-) -> Result<T, D::Error> {
+pub fn flattened<'de, D: Deserializer<'de>, T: Deserialize<'de>>(fields: D) -> Result<T, D::Error> {
     serde_path_to_error::deserialize(Objects::new(fields)).map_err(|error| {
         match error.path().to_string() {
             own if own == "." => error.into_inner(),
@@ -58,7 +56,7 @@ pub(crate) fn flattened<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
 }
 
 /// The path and the cause of an error at `path`, which may be in [`flattened`] fields.
-pub(crate) fn located<'a>(path: &str, cause: &'a str) -> (String, &'a str) {
+pub fn located<'a>(path: &str, cause: &'a str) -> (String, &'a str) {
     let within = cause
         .strip_prefix(IN_FIELD)
         .and_then(|rest| rest.strip_prefix('`')?.split_once("`: "));
@@ -70,7 +68,7 @@ pub(crate) fn located<'a>(path: &str, cause: &'a str) -> (String, &'a str) {
 }
 
 /// A value's type in JSON, for errors.
-pub(crate) fn kind(value: &Value) -> &'static str {
+pub fn kind(value: &Value) -> &'static str {
     Kind::deserialize(value).map_or("a value", |Kind(kind)| kind)
 }
 

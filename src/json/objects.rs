@@ -20,7 +20,7 @@ use super::{
 
 /// A deserializer that expects an object for each struct, and takes memory for each value in a list or an object; also its
 /// visitors, seeds and accesses, which pass this on to all values within a value.
-pub(crate) struct Objects<T> {
+pub struct Objects<T> {
     inner: T,
     /// The fields of the object, or of the objects in the list.
     known: Known,
@@ -28,12 +28,12 @@ pub(crate) struct Objects<T> {
 
 impl<T> Objects<T> {
     /// Objects with any fields.
-    pub(crate) fn new(inner: T) -> Self {
+    pub fn new(inner: T) -> Self {
         Self::with(inner, &[])
     }
 
     /// An object with known fields.
-    pub(crate) fn with(inner: T, known: Known) -> Self {
+    pub fn with(inner: T, known: Known) -> Self {
         Self { inner, known }
     }
 }

@@ -31,7 +31,7 @@ pub enum Ordered {
 
 impl Ordered {
     /// Its type's name for error messages.
-    pub(crate) fn kind(&self) -> &'static str {
+    pub fn kind(&self) -> &'static str {
         match self {
             Self::Null => "null",
             Self::Flag(_) => "a boolean",

@@ -13,7 +13,7 @@ use crate::error::Error;
 
 /// An error while JSON is read.
 #[derive(Debug)]
-pub(crate) enum ReadError {
+pub enum ReadError {
     /// The text exceeds its limits.
     Refused(Error),
     /// The syntax is wrong, or the value at a path.
@@ -24,7 +24,7 @@ pub(crate) enum ReadError {
 
 impl ReadError {
     /// The error for `text`, which names the field. It repeats none of the text.
-    pub(crate) fn explain(self, text: &[u8]) -> Error {
+    pub fn explain(self, text: &[u8]) -> Error {
         let (path, cause) = match self {
             Self::Refused(error) => return error,
             Self::Trailing(cause) => {
@@ -85,12 +85,12 @@ fn byte_at(text: &[u8], error: &serde_json::Error) -> Option<u8> {
 }
 
 /// Reads a JSON text within its limits.
-pub(crate) fn read<T: DeserializeOwned>(text: &[u8], budget: Budget) -> Result<T, ReadError> {
+pub fn read<T: DeserializeOwned>(text: &[u8], budget: Budget) -> Result<T, ReadError> {
     read_known(text, budget, &[])
 }
 
 /// Reads an object with known fields from a JSON text within its limits.
-pub(crate) fn read_known<T: DeserializeOwned>(
+pub fn read_known<T: DeserializeOwned>(
     text: &[u8],
     budget: Budget,
     known: Known,

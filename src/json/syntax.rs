@@ -3,7 +3,7 @@
 use serde_json::Error;
 
 /// The message without its position. serde_json calls a value that begins like `null`, `true` or `false` an "ident".
-pub(crate) fn syntax(error: &Error) -> String {
+pub fn syntax(error: &Error) -> String {
     let text = error.to_string();
     let cause = text.split(" at line ").next().unwrap_or_default();
     cause.replace("expected ident", "expected value")
@@ -11,7 +11,7 @@ pub(crate) fn syntax(error: &Error) -> String {
 
 /// What a single string or number contains that JSON or programs cannot have; `None` for other errors. serde_json's error
 /// codes are private.
-pub(crate) fn wrong_scalar(error: &Error) -> Option<&'static str> {
+pub fn wrong_scalar(error: &Error) -> Option<&'static str> {
     Some(match syntax(error).as_str() {
         "unexpected end of hex escape" | "lone leading surrogate in hex escape" => {
             "a lone surrogate, half of a character such as an emoji"
@@ -37,7 +37,7 @@ const WORDS: [(&str, &str); 7] = [
 ];
 
 /// The word of another language at which an error was found, and what JSON has instead.
-pub(crate) fn foreign_word(text: &[u8], error: &Error) -> Option<(&'static str, &'static str)> {
+pub fn foreign_word(text: &[u8], error: &Error) -> Option<(&'static str, &'static str)> {
     let line = text
         .split(|byte| *byte == b'\n')
         .nth(error.line().checked_sub(1)?)?;
@@ -50,7 +50,7 @@ pub(crate) fn foreign_word(text: &[u8], error: &Error) -> Option<(&'static str, 
 }
 
 /// The encoding of a text that cannot be JSON, since it is not UTF-8 or begins with a byte order mark.
-pub(crate) fn foreign_encoding(text: &[u8]) -> Option<&'static str> {
+pub fn foreign_encoding(text: &[u8]) -> Option<&'static str> {
     Some(match text {
         [0xef, 0xbb, 0xbf, ..] => "a byte order mark",
         [0xff, 0xfe, 0, 0, ..] | [0, 0, 0xfe, 0xff, ..] => "UTF-32",

@@ -14,7 +14,7 @@ const MAX_NAME: usize = 40;
 
 /// A JSON value.
 #[derive(Debug)]
-pub(crate) struct Tree(pub(crate) Value);
+pub struct Tree(pub Value);
 
 impl<'de> Deserialize<'de> for Tree {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -23,14 +23,12 @@ impl<'de> Deserialize<'de> for Tree {
 }
 
 /// Reads an object into a map.
-pub(crate) fn fields<'de, D: Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Map<String, Value>, D::Error> {
+pub fn fields<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Map<String, Value>, D::Error> {
     deserializer.deserialize_map(FieldsVisitor)
 }
 
 /// Adds a field, which must be new.
-pub(crate) fn add_field<E: Error>(
+pub fn add_field<E: Error>(
     fields: &mut Map<String, Value>,
     name: String,
     value: Value,

@@ -11,7 +11,7 @@ use super::{
 use crate::error::{Error, Result};
 
 /// The field at `path` in an error.
-pub(super) fn field(path: &str) -> String {
+pub fn field(path: &str) -> String {
     match path {
         "." => "the body".to_owned(),
         path => format!("`{path}`"),
@@ -19,7 +19,7 @@ pub(super) fn field(path: &str) -> String {
 }
 
 /// Refuses fields of a value, at any depth.
-pub(crate) fn check(value: &Value, known: Known) -> Result<()> {
+pub fn check(value: &Value, known: Known) -> Result<()> {
     serde_path_to_error::deserialize::<_, Kind>(Objects::with(value, known))
         .map(drop)
         .map_err(|error| {
@@ -45,7 +45,7 @@ fn refusal(path: &str, cause: &str) -> Option<Error> {
 }
 
 /// Error for a value that does not fit its field.
-pub(super) fn wrong_value(path: &str, cause: &str) -> Error {
+pub fn wrong_value(path: &str, cause: &str) -> Error {
     if let Some(refusal) = refusal(path, cause) {
         return refusal;
     }
@@ -131,12 +131,12 @@ fn redacted(cause: &str) -> String {
 }
 
 /// Deserializes parsed JSON; errors name the field.
-pub(crate) fn from_value<T: DeserializeOwned>(value: Value) -> Result<T, Error> {
+pub fn from_value<T: DeserializeOwned>(value: Value) -> Result<T, Error> {
     from_known(value, &[])
 }
 
 /// Deserializes a parsed object with known fields; errors name the field.
-pub(crate) fn from_known<T: DeserializeOwned>(value: Value, known: Known) -> Result<T, Error> {
+pub fn from_known<T: DeserializeOwned>(value: Value, known: Known) -> Result<T, Error> {
     serde_path_to_error::deserialize(Objects::with(value, known)).map_err(|error| {
         let path = error.path().to_string();
         wrong_value(&path, &error.into_inner().to_string())
@@ -144,9 +144,7 @@ pub(crate) fn from_known<T: DeserializeOwned>(value: Value, known: Known) -> Res
 }
 
 /// Deserializes parameters outside of a JSON body; errors name the parameter.
-pub(crate) fn from_parameters<T: DeserializeOwned>(
-    parameters: Map<String, Value>,
-) -> Result<T, Error> {
+pub fn from_parameters<T: DeserializeOwned>(parameters: Map<String, Value>) -> Result<T, Error> {
     serde_path_to_error::deserialize(Objects::new(Value::Object(parameters))).map_err(|error| {
         let path = error.path().to_string();
         let cause = error.into_inner().to_string();

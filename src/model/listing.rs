@@ -26,7 +26,7 @@ const PARALLEL: usize = 16;
 
 /// Finds bundles, and reads a manifest again only if it has changed.
 #[derive(Debug)]
-pub(super) struct Bundles {
+pub struct Bundles {
     store: Store,
     /// Bundles by path or URL, with a tag that changes with the manifest.
     known: HashMap<PathBuf, (String, Bundle)>,
@@ -47,7 +47,7 @@ struct Place {
 type OnError<'a> = &'a mut dyn FnMut(Error) -> Result<()>;
 
 impl Bundles {
-    pub(super) fn new(config: &Config) -> Self {
+    pub fn new(config: &Config) -> Self {
         Self {
             store: Store::new(config.s3.timeout()),
             known: HashMap::new(),
@@ -55,7 +55,7 @@ impl Bundles {
     }
 
     /// All models in configuration order; those in a folder or below a URL are sorted by name.
-    pub(super) fn list(&mut self, config: &Config, on_error: OnError<'_>) -> Result<Vec<Listed>> {
+    pub fn list(&mut self, config: &Config, on_error: OnError<'_>) -> Result<Vec<Listed>> {
         let mut listed: Vec<Listed> = Vec::new();
         for model in &config.models {
             let bundles = match self.bundles(model, on_error) {
@@ -173,7 +173,7 @@ impl From<remote::Found> for Place {
 }
 
 /// The error for a configuration without models.
-pub(super) fn none_found() -> Error {
+pub fn none_found() -> Error {
     Error::config(
         "expected at least one model, but found none; name one, such as a bundle or ORG/NAME of the Hugging Face hub, or \
          set `models` in `kivu.toml`",
@@ -201,7 +201,7 @@ fn local(path: &Path) -> Result<Vec<Place>> {
 }
 
 /// A text that changes when the manifest is written or replaced; empty without a manifest.
-pub(super) fn tag(folder: &Path) -> String {
+pub fn tag(folder: &Path) -> String {
     let Ok(found) = fs::metadata(folder.join(MANIFEST)) else {
         return String::new();
     };

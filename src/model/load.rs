@@ -32,7 +32,7 @@ use crate::{
 ///
 /// One thread reads the tokenizers while another creates the session; then both hash the weights. Every hash is verified
 /// before this returns. A model that runs only on a fleet needs neither graphs nor weights.
-pub(super) fn load(bundle: &Bundle, config: &Config, placement: &Placement) -> Result<Loaded> {
+pub fn load(bundle: &Bundle, config: &Config, placement: &Placement) -> Result<Loaded> {
     let (Some(cache), Home::S3(..)) = (&config.cache, bundle.home()) else {
         return load_files(bundle, config, placement);
     };

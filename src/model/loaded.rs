@@ -29,28 +29,28 @@ use crate::{
 
 /// A served model that is not loaded.
 #[derive(Clone, Debug)]
-pub(super) struct Listed {
+pub struct Listed {
     /// The name in requests.
-    pub(super) name: String,
+    pub name: String,
     /// The bundle's manifest, with aliases from the configuration.
-    pub(super) manifest: Manifest,
-    pub(super) bundle: Bundle,
-    pub(super) config: ModelConfig,
+    pub manifest: Manifest,
+    pub bundle: Bundle,
+    pub config: ModelConfig,
 }
 
 /// Where a model runs. Models with equal placements share what is loaded.
 #[derive(Debug, PartialEq)]
-pub(super) struct Placement {
-    pub(super) files: Vec<File>,
-    pub(super) policy: Policy,
-    pub(super) fleet: FleetConfig,
+pub struct Placement {
+    pub files: Vec<File>,
+    pub policy: Policy,
+    pub fleet: FleetConfig,
     /// Model name on the fleet.
-    pub(super) remote_name: String,
+    pub remote_name: String,
 }
 
 impl Placement {
     /// In this process.
-    pub(super) fn local(manifest: &Manifest) -> Self {
+    pub fn local(manifest: &Manifest) -> Self {
         let (files, fleet) = (manifest.files.clone(), FleetConfig::default());
         Self {
             files,
@@ -63,24 +63,24 @@ impl Placement {
 
 /// A loaded bundle, to be shared.
 #[derive(Clone, Debug)]
-pub(super) struct Loaded {
-    pub(super) tokenizers: Tokenizers,
-    pub(super) route: LoadedRoute,
+pub struct Loaded {
+    pub tokenizers: Tokenizers,
+    pub route: LoadedRoute,
     /// The local model that reads labels, if the bundle has one.
-    pub(super) label_encoder: Option<Arc<dyn Backend>>,
-    pub(super) arithmetic: Option<String>,
-    pub(super) files: Arc<MappedFiles>,
+    pub label_encoder: Option<Arc<dyn Backend>>,
+    pub arithmetic: Option<String>,
+    pub files: Arc<MappedFiles>,
 }
 
 #[derive(Clone, Debug)]
-pub(super) enum LoadedRoute {
+pub enum LoadedRoute {
     Encoder(Route),
     Seq2Seq(Route<Arc<dyn Seq2SeqBackend>>),
 }
 
 impl LoadedRoute {
     /// The local encoder, if there is one.
-    pub(super) fn local_encoder(&self) -> Option<&Arc<dyn Backend>> {
+    pub fn local_encoder(&self) -> Option<&Arc<dyn Backend>> {
         match self {
             Self::Encoder(route) => route.local(),
             Self::Seq2Seq(_) => None,
@@ -89,31 +89,28 @@ impl LoadedRoute {
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Tokenizers {
-    pub(super) source: Arc<Tokenizer>,
+pub struct Tokenizers {
+    pub source: Arc<Tokenizer>,
     /// Equals `source`, unless the bundle has a target tokenizer.
-    pub(super) target: Arc<Tokenizer>,
-    pub(super) shortlist: Option<Arc<Shortlist>>,
+    pub target: Arc<Tokenizer>,
+    pub shortlist: Option<Arc<Shortlist>>,
     /// Ranges for int8 vectors.
-    pub(super) ranges: Option<Arc<Ranges>>,
+    pub ranges: Option<Arc<Ranges>>,
     /// Query weights for sparse vectors.
-    pub(super) query_weights: Option<Arc<QueryWeights>>,
+    pub query_weights: Option<Arc<QueryWeights>>,
     /// For labels, if another model reads them.
-    pub(super) labels: Option<Arc<Tokenizer>>,
+    pub labels: Option<Arc<Tokenizer>>,
 }
 
 /// A bundle's graphs, opened in an engine.
-pub(super) enum Local {
+pub enum Local {
     /// With the encoder for labels, if there is one.
     Encoder(Arc<dyn Backend>, Option<Arc<dyn Backend>>),
     Seq2Seq(Arc<dyn Seq2SeqBackend>),
 }
 
 /// Reads a bundle's tokenizers, and its other files that tasks need.
-pub(super) fn read_tokenizers(
-    bundle: &Bundle,
-    settings: Option<&Seq2SeqSettings>,
-) -> Result<Tokenizers> {
+pub fn read_tokenizers(bundle: &Bundle, settings: Option<&Seq2SeqSettings>) -> Result<Tokenizers> {
     let source = Arc::new(time_start("tokenizer", || bundle.tokenizer())?);
     let target = match settings.and_then(|settings| settings.target_tokenizer.as_ref()) {
         Some(name) => Arc::new(Tokenizer::from_json(&bundle.read(name)?)?),
@@ -157,12 +154,12 @@ pub(super) fn read_tokenizers(
 }
 
 /// Settings for the model that reads labels, if there is one.
-pub(super) fn label_encoder(manifest: &Manifest) -> Option<&LabelEncoderSettings> {
+pub fn label_encoder(manifest: &Manifest) -> Option<&LabelEncoderSettings> {
     manifest.zero_shot_entities.as_ref()?.label_encoder.as_ref()
 }
 
 /// Engine for a local model.
-pub(super) fn engine(config: &Config, manifest: &Manifest) -> Engine {
+pub fn engine(config: &Config, manifest: &Manifest) -> Engine {
     match config.engine {
         EngineChoice::Auto => manifest.engine,
         EngineChoice::Native => Engine::Native,
@@ -171,7 +168,7 @@ pub(super) fn engine(config: &Config, manifest: &Manifest) -> Engine {
 }
 
 /// Opens an encoder graph in the native engine, which needs no library.
-pub(super) fn open_natively(
+pub fn open_natively(
     bundle: &Bundle,
     config: &Config,
     mapped: Option<&Arc<MappedFiles>>,
@@ -250,11 +247,7 @@ pub(super) fn open_natively(
     Ok((Local::Encoder(backend, labels), arithmetic))
 }
 
-pub(super) fn check_signature(
-    manifest: &Manifest,
-    expected: &Signature,
-    found: &Signature,
-) -> Result<()> {
+pub fn check_signature(manifest: &Manifest, expected: &Signature, found: &Signature) -> Result<()> {
     if expected == found {
         return Ok(());
     }
@@ -265,7 +258,7 @@ pub(super) fn check_signature(
 }
 
 /// An error for a bundle that runs in ONNX Runtime.
-pub(super) fn require_native(config: &Config, manifest: &Manifest) -> Result<()> {
+pub fn require_native(config: &Config, manifest: &Manifest) -> Result<()> {
     match engine(config, manifest) {
         Engine::Native => Ok(()),
         Engine::Onnx => Err(Error::config(format!(
@@ -277,7 +270,7 @@ pub(super) fn require_native(config: &Config, manifest: &Manifest) -> Result<()>
 }
 
 /// Loads a bundle for the native engine, on this thread.
-pub(super) fn load_natively(bundle: &Bundle, config: &Config) -> Result<Loaded> {
+pub fn load_natively(bundle: &Bundle, config: &Config) -> Result<Loaded> {
     let manifest = bundle.manifest();
     require_native(config, manifest)?;
     let tokenizers = read_tokenizers(bundle, None)?;

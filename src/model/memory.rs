@@ -3,15 +3,15 @@
 use crate::config::resident_memory;
 
 /// A model's longest text.
-pub(super) struct LongestText<'a> {
-    pub(super) model: &'a str,
-    pub(super) tokens: usize,
+pub struct LongestText<'a> {
+    pub model: &'a str,
+    pub tokens: usize,
     /// Memory that it takes while it runs.
-    pub(super) bytes: u64,
+    pub bytes: u64,
 }
 
 /// Logs a warning for each model whose longest text does not fit: shorter ones do, so this is not an error.
-pub(super) fn warn<'a>(longest: impl Iterator<Item = LongestText<'a>>, limit: Option<u64>) {
+pub fn warn<'a>(longest: impl Iterator<Item = LongestText<'a>>, limit: Option<u64>) {
     let (Some(limit), Ok(used)) = (limit, resident_memory()) else {
         return;
     };

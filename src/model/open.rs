@@ -82,7 +82,7 @@ impl Model {
     }
 
     /// Opens one model of a list.
-    pub(super) fn open_listed(listed: &Listed, config: &Config) -> Result<Self> {
+    pub fn open_listed(listed: &Listed, config: &Config) -> Result<Self> {
         let placement = placement(&listed.config, config, &listed.manifest, &listed.name)?;
         let loaded = load(&listed.bundle, config, &placement)?;
         Self::new_checked(listed, config, &placement, loaded)

@@ -72,12 +72,12 @@ impl Pipeline {
         )
     }
 
-    pub(super) fn has_fleet(&self) -> bool {
+    pub fn has_fleet(&self) -> bool {
         self.encoder()
             .map_or_else(Seq2SeqPipeline::has_fleet, Encoder::has_fleet)
     }
 
-    pub(super) async fn check_fleet(&self, deadline: Deadline) -> Result<()> {
+    pub async fn check_fleet(&self, deadline: Deadline) -> Result<()> {
         match self.encoder() {
             Ok(encoder) => encoder.check_fleet(deadline).await,
             Err(pipeline) => pipeline.check_fleet(deadline).await,
@@ -141,7 +141,7 @@ impl Pipeline {
     }
 
     /// Creates the pipeline for a manifest's task, for inputs with at most `limit` tokens if the model takes more.
-    pub(super) fn new(manifest: &Manifest, loaded: Loaded, limit: Option<usize>) -> Result<Self> {
+    pub fn new(manifest: &Manifest, loaded: Loaded, limit: Option<usize>) -> Result<Self> {
         let Tokenizers {
             source: tokenizer,
             target,

@@ -43,12 +43,7 @@ pub struct FleetSettings {
 
 impl ModelSettings {
     /// Settings for a model that runs at `placement`, in `engine` if it runs in this process.
-    pub(super) fn new(
-        config: &Config,
-        placement: &Placement,
-        engine: Engine,
-        max_tokens: usize,
-    ) -> Self {
+    pub fn new(config: &Config, placement: &Placement, engine: Engine, max_tokens: usize) -> Self {
         // Every field is named, so that a new one is not forgotten; ignored fields change no result.
         let Config {
             home,

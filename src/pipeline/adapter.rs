@@ -15,28 +15,28 @@ use crate::{
 
 /// Outputs that a task reads, and the bundle properties that they depend on.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct OutputSpec {
+pub struct OutputSpec {
     /// At least one.
-    pub(super) outputs: Vec<NamedOutput>,
+    pub outputs: Vec<NamedOutput>,
     /// Value labels and score function, for models that return labels instead of values.
-    pub(super) labels: Option<(Vec<String>, ScoreFunction)>,
-    pub(super) padding_id: u32,
+    pub labels: Option<(Vec<String>, ScoreFunction)>,
+    pub padding_id: u32,
     /// Whether the weights distinguish a pair's texts by token type.
-    pub(super) distinguishes_pairs: bool,
+    pub distinguishes_pairs: bool,
 }
 
 /// An output that a task reads.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct NamedOutput {
-    pub(super) name: String,
+pub struct NamedOutput {
+    pub name: String,
     /// Last axis length.
-    pub(super) width: usize,
-    pub(super) vectors: Vectors,
+    pub width: usize,
+    pub vectors: Vectors,
 }
 
 /// What an output has vectors for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Vectors {
+pub enum Vectors {
     PerToken,
     /// One per text.
     PerText,
@@ -59,7 +59,7 @@ impl OutputSpec {
 
 /// An encoder with the mapping to its tensors.
 #[derive(Clone, Debug)]
-pub(super) struct Adapter {
+pub struct Adapter {
     backend: Arc<dyn Backend>,
     inputs: ModelInputs,
     output: Output,
@@ -77,13 +77,13 @@ enum Output {
 
 /// One text's output, without padding.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Row<'a> {
+pub struct Row<'a> {
     /// The values, row-major.
-    pub(super) values: &'a [f32],
+    pub values: &'a [f32],
     /// Length of the axis in front of the last one, in outputs with a matrix for each word; otherwise 1.
-    pub(super) columns: usize,
+    pub columns: usize,
     /// Last axis length.
-    pub(super) width: usize,
+    pub width: usize,
 }
 
 impl RemoteModel for Adapter {
@@ -116,7 +116,7 @@ impl RemoteModel for Adapter {
 
 impl Adapter {
     /// An adapter for a bundle's graph, whose outputs have the names in the manifest.
-    pub(super) fn local(backend: Arc<dyn Backend>, spec: &Arc<OutputSpec>) -> Result<Self> {
+    pub fn local(backend: Arc<dyn Backend>, spec: &Arc<OutputSpec>) -> Result<Self> {
         let found = spec
             .outputs
             .iter()
@@ -181,7 +181,7 @@ impl Adapter {
     }
 
     /// Refuses a model whose first output has no vector for each token.
-    pub(super) fn require_token_vectors(&self) -> Result<()> {
+    pub fn require_token_vectors(&self) -> Result<()> {
         match &self.output {
             Output::Values(places)
                 if places
@@ -198,12 +198,12 @@ impl Adapter {
     }
 
     /// Tokens per text, if the model takes a fixed number.
-    pub(super) fn fixed_length(&self) -> Option<usize> {
+    pub fn fixed_length(&self) -> Option<usize> {
         self.inputs.fixed_length()
     }
 
     /// Refuses an input that the model cannot read.
-    pub(super) fn check(&self, input: Sequence<'_>) -> Result<()> {
+    pub fn check(&self, input: Sequence<'_>) -> Result<()> {
         if input.encoding.task > 0 && !self.inputs.has(Role::Task) {
             return Err(Error::invalid(format!(
                 "expected texts without a task, since the model on the fleet has no input `{TASK_IDS}`, but found one"
@@ -229,12 +229,12 @@ impl Adapter {
         self.inputs.check_length(input.encoding.len())
     }
 
-    pub(super) fn schedule(&self) -> Schedule {
+    pub fn schedule(&self) -> Schedule {
         self.inputs.schedule(self.backend.schedule())
     }
 
     /// Runs batches in one call. Returns a tensor per specified output for each batch.
-    pub(super) async fn infer(
+    pub async fn infer(
         &self,
         batches: &[Vec<Sequence<'_>>],
         deadline: Deadline,
@@ -327,7 +327,7 @@ impl Adapter {
     }
 
     /// Splits each output's values into rows, one per text; `lengths` counts the tokens of each.
-    pub(super) fn rows<'a>(
+    pub fn rows<'a>(
         &self,
         outputs: &'a [Tensor],
         lengths: &(impl ExactSizeIterator<Item = usize> + Clone),

@@ -74,7 +74,7 @@ impl Chunks {
     }
 
     /// The text after a prompt, with the chunk ends in bytes.
-    pub(super) fn prompted(&self, prompt: Option<&str>) -> (String, Vec<usize>) {
+    pub fn prompted(&self, prompt: Option<&str>) -> (String, Vec<usize>) {
         let prompt = prompt.unwrap_or_default();
         (
             format!("{prompt}{}", self.text),

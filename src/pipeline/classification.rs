@@ -92,7 +92,7 @@ impl ClassificationPipeline {
 
     /// The same model with another instruction in its template, or in its prompt for queries. A model without one is
     /// refused.
-    pub(super) fn with_instruction(&self, instruction: &str) -> Result<Self> {
+    pub fn with_instruction(&self, instruction: &str) -> Result<Self> {
         let mut settings = self.settings.clone();
         let of_template = settings
             .template
@@ -118,7 +118,7 @@ impl ClassificationPipeline {
     }
 
     /// The same model with another prompt before queries. A model with a template is refused.
-    pub(super) fn with_query_prompt(&self, prompt: &str) -> Result<Self> {
+    pub fn with_query_prompt(&self, prompt: &str) -> Result<Self> {
         if self.settings.template.is_some() {
             return Err(Error::invalid(
                 "expected no `prompt` for a model with a template, but found one; send an `instruction`",
@@ -145,7 +145,7 @@ impl ClassificationPipeline {
     }
 
     /// The same for `inputs_per_text` inputs with each text, which errors and usage name.
-    pub(super) async fn logits_of_texts(
+    pub async fn logits_of_texts(
         &self,
         inputs: Vec<Input>,
         inputs_per_text: usize,

@@ -45,7 +45,7 @@ pub struct EmbeddingOptions {
 
 impl EmbeddingOptions {
     /// Options for vectors of length 1 that are compared, and not returned.
-    pub(super) fn for_comparison(truncation: Truncation, similarity: Similarity) -> Self {
+    pub fn for_comparison(truncation: Truncation, similarity: Similarity) -> Self {
         Self {
             truncation,
             // Lengths matter to other similarities.
@@ -372,7 +372,7 @@ impl EmbeddingPipeline {
 
     /// Late-interaction scores between a query and each text; raw scores equal the model authors' implementation.
     /// Scores are computed while texts are read, so the vectors of all texts are never in memory together.
-    pub(super) async fn late_interaction(
+    pub async fn late_interaction(
         &self,
         query: String,
         texts: Vec<String>,

@@ -4,7 +4,7 @@ use std::{cmp::Reverse, sync::Arc};
 
 use async_trait::async_trait;
 
-pub(super) use super::adapter::{NamedOutput, Row, Vectors};
+pub use super::adapter::{NamedOutput, Row, Vectors};
 use super::{
     adapter::{Adapter, OutputSpec},
     encoding::{EncodingOptions, Encodings, Input, InputTokenizer, MAX_BYTES},
@@ -22,7 +22,7 @@ use crate::{
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Granularity {
+pub enum Granularity {
     /// The output for each text, whatever its shape.
     Texts,
     /// A vector for each token.
@@ -53,7 +53,7 @@ impl Encoder {
     ///
     /// A model with a different signature is refused: a local model immediately, a fleet's model once its description
     /// is known.
-    pub(super) fn new(
+    pub fn new(
         tokenizer: Arc<Tokenizer>,
         route: Route,
         outputs: Vec<NamedOutput>,
@@ -83,7 +83,7 @@ impl Encoder {
     }
 
     /// Drops a token at the end of inputs, for decoders that read the last other token.
-    pub(super) fn without_trailing(self, trailing: Option<u32>) -> Self {
+    pub fn without_trailing(self, trailing: Option<u32>) -> Self {
         Self { trailing, ..self }
     }
 
@@ -108,7 +108,7 @@ impl Encoder {
     }
 
     /// Refuses a request for token vectors if the model has none.
-    pub(super) async fn require_token_vectors(&self, deadline: Deadline) -> Result<()> {
+    pub async fn require_token_vectors(&self, deadline: Deadline) -> Result<()> {
         match self.executor.local() {
             Some(adapter) => adapter.require_token_vectors(),
             None => self
@@ -120,7 +120,7 @@ impl Encoder {
     }
 
     /// The input tokenizer, with the limits of all locations where the model runs.
-    pub(super) async fn input_tokenizer(&self, deadline: Deadline) -> Result<InputTokenizer<'_>> {
+    pub async fn input_tokenizer(&self, deadline: Deadline) -> Result<InputTokenizer<'_>> {
         let fixed = match self.executor.local() {
             Some(_) => None,
             None => self.executor.remote(deadline).await?.fixed_length(),
@@ -136,7 +136,7 @@ impl Encoder {
     }
 
     /// Tokenizes inputs, runs the model, and returns the first output's values.
-    pub(super) async fn logits(
+    pub async fn logits(
         &self,
         inputs: Vec<Input>,
         options: EncodingOptions<'_>,
@@ -158,7 +158,7 @@ impl Encoder {
     }
 
     /// Runs the model, and returns `finish` applied to each input's first output.
-    pub(super) async fn run<T: Send>(
+    pub async fn run<T: Send>(
         &self,
         encodings: &Encodings,
         granularity: Granularity,
@@ -170,7 +170,7 @@ impl Encoder {
     }
 
     /// Runs the model, and returns `finish` applied to each input's index and outputs.
-    pub(super) async fn run_all<T: Send>(
+    pub async fn run_all<T: Send>(
         &self,
         encodings: &Encodings,
         granularity: Granularity,

@@ -20,7 +20,7 @@ use crate::{
 
 /// Maximum input bytes per request, for tasks whose results are far larger than vectors or that read a text several
 /// times: a text paired with a thousand labels counts a thousand times.
-pub(super) const MAX_BYTES: usize = 32 * 1024 * 1024;
+pub const MAX_BYTES: usize = 32 * 1024 * 1024;
 
 /// An encoder input.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,25 +67,25 @@ impl Input {
 }
 
 /// How inputs become tokens.
-pub(super) struct EncodingOptions<'a> {
+pub struct EncodingOptions<'a> {
     /// Put before each text.
-    pub(super) prompt: Option<&'a str>,
+    pub prompt: Option<&'a str>,
     /// Leading tokens of texts with the prompt that pooling leaves out.
-    pub(super) unpooled: usize,
+    pub unpooled: usize,
     /// Put around each pair.
-    pub(super) template: Option<&'a PairTemplate>,
-    pub(super) truncation: Truncation,
+    pub template: Option<&'a PairTemplate>,
+    pub truncation: Truncation,
     /// Maximum input bytes; each text counts up to the length that can be read.
-    pub(super) max_bytes: usize,
+    pub max_bytes: usize,
     /// Text form for the role.
-    pub(super) role: Option<&'a RoleSettings>,
+    pub role: Option<&'a RoleSettings>,
     /// Number of inputs that are made from each text, one after the other.
-    pub(super) inputs_per_text: usize,
+    pub inputs_per_text: usize,
 }
 
 impl EncodingOptions<'_> {
     /// Options without prompt, template, size limit and role.
-    pub(super) fn new(truncation: Truncation) -> Self {
+    pub fn new(truncation: Truncation) -> Self {
         Self {
             prompt: None,
             unpooled: 0,
@@ -98,43 +98,43 @@ impl EncodingOptions<'_> {
     }
 }
 
-pub(super) struct Encodings {
-    pub(super) list: Vec<Encoding>,
+pub struct Encodings {
+    pub list: Vec<Encoding>,
     /// Source texts per input, for models with a built-in tokenizer; `None` for pairs and token ids.
-    pub(super) texts: Vec<Option<String>>,
+    pub texts: Vec<Option<String>>,
     /// Concatenated label vectors for all inputs, in models that take them.
-    pub(super) labels: Option<Arc<[f32]>>,
+    pub labels: Option<Arc<[f32]>>,
     tokenization: Duration,
     /// See [`EncodingOptions::inputs_per_text`].
     inputs_per_text: usize,
 }
 
 impl Encodings {
-    pub(super) fn ids(&self, index: usize) -> &[u32] {
+    pub fn ids(&self, index: usize) -> &[u32] {
         &self.list[index].ids
     }
 
     /// Sets all inputs' task, by its number.
-    pub(super) fn set_task(&mut self, task: u32) {
+    pub fn set_task(&mut self, task: u32) {
         self.list
             .iter_mut()
             .for_each(|encoding| encoding.task = task);
     }
 
-    pub(super) fn tokens(&self) -> usize {
+    pub fn tokens(&self) -> usize {
         self.list.iter().map(Encoding::len).sum()
     }
 
-    pub(super) fn count(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.list.len()
     }
 
     /// Usage for inputs that skip the model.
-    pub(super) fn usage_without_run(&self) -> Usage {
+    pub fn usage_without_run(&self) -> Usage {
         self.usage(Duration::ZERO, Location::default())
     }
 
-    pub(super) fn usage(&self, inference: Duration, location: Location) -> Usage {
+    pub fn usage(&self, inference: Duration, location: Location) -> Usage {
         let tokens = self.tokens();
         telemetry::record_encoding(tokens, self.tokenization, inference);
         let is_truncated =
@@ -154,46 +154,43 @@ impl Encodings {
     }
 }
 
-pub(super) struct EncodedWindows {
-    pub(super) encodings: Encodings,
+pub struct EncodedWindows {
+    pub encodings: Encodings,
     /// One place per encoding.
-    pub(super) places: Vec<WindowPlace>,
+    pub places: Vec<WindowPlace>,
 }
 
 /// A window's place among a request's texts.
-pub(super) struct WindowPlace {
+pub struct WindowPlace {
     /// Text index.
-    pub(super) text: usize,
+    pub text: usize,
     /// Token or word spans in the text, in characters; `None` for special tokens.
-    pub(super) spans: Vec<Option<(usize, usize)>>,
+    pub spans: Vec<Option<(usize, usize)>>,
 }
 
 impl EncodedWindows {
     /// Ids and spans of a window's tokens.
-    pub(super) fn tokens(
-        &self,
-        window: usize,
-    ) -> impl Iterator<Item = (u32, Option<(usize, usize)>)> {
+    pub fn tokens(&self, window: usize) -> impl Iterator<Item = (u32, Option<(usize, usize)>)> {
         let ids = self.encodings.list[window].ids.iter().copied();
         ids.zip(self.places[window].spans.iter().copied())
     }
 }
 
 /// Tokenizes a request's inputs.
-pub(super) struct InputTokenizer<'a> {
-    pub(super) tokenizer: &'a Arc<Tokenizer>,
+pub struct InputTokenizer<'a> {
+    pub tokenizer: &'a Arc<Tokenizer>,
     /// Maximum tokens per input.
-    pub(super) limit: usize,
+    pub limit: usize,
     /// Whether the model may need texts for its built-in tokenizer.
-    pub(super) keeps_text: bool,
+    pub keeps_text: bool,
     /// Token dropped at the end of inputs.
-    pub(super) trailing: Option<u32>,
-    pub(super) deadline: Deadline,
+    pub trailing: Option<u32>,
+    pub deadline: Deadline,
 }
 
 impl InputTokenizer<'_> {
     /// Tokenizes inputs. Errors name the text.
-    pub(super) async fn encode(
+    pub async fn encode(
         &self,
         inputs: Vec<Input>,
         options: &EncodingOptions<'_>,
@@ -267,7 +264,7 @@ impl InputTokenizer<'_> {
     }
 
     /// Tokenizes texts in windows, at most `options.max_windows` in total. Errors name the text.
-    pub(super) async fn encode_windows(
+    pub async fn encode_windows(
         &self,
         texts: &Arc<[String]>,
         options: WindowOptions,
@@ -278,7 +275,7 @@ impl InputTokenizer<'_> {
     }
 
     /// Tokenizes pre-split texts after a prompt, in windows. Errors name the text.
-    pub(super) async fn encode_words(
+    pub async fn encode_words(
         &self,
         texts: &Arc<[String]>,
         prompt: WordPrompt,
@@ -341,7 +338,7 @@ impl InputTokenizer<'_> {
     }
 
     /// Tokenizes a text whose parts end at `ends`, in bytes. Also returns each part's tokens.
-    pub(super) async fn encode_parts(
+    pub async fn encode_parts(
         &self,
         text: String,
         ends: Vec<usize>,
@@ -366,7 +363,7 @@ impl InputTokenizer<'_> {
     }
 }
 
-pub(super) fn check_size(found: usize, max: usize) -> Result<()> {
+pub fn check_size(found: usize, max: usize) -> Result<()> {
     if found > max {
         return Err(Error::too_large(format!(
             "expected at most {max} bytes of text in all inputs, but found {found}; send fewer or shorter texts"

@@ -96,7 +96,7 @@ impl Entity {
 
 impl TextEntities {
     /// With the redacted text, if there is one.
-    pub(super) fn new(redacted: Option<String>, entities: Vec<Entity>) -> Self {
+    pub fn new(redacted: Option<String>, entities: Vec<Entity>) -> Self {
         match redacted {
             Some(text) => Self::Redacted { text, entities },
             None => Self::Entities(entities),
@@ -116,11 +116,11 @@ const MAX_ENTITIES: usize = 100_000;
 
 /// Counts a request's entities and enforces the limit.
 #[derive(Debug, Default)]
-pub(super) struct EntityCount(AtomicUsize);
+pub struct EntityCount(AtomicUsize);
 
 impl EntityCount {
     /// Adds a window's entities.
-    pub(super) fn add<T>(&self, entities: Vec<T>) -> Result<Vec<T>> {
+    pub fn add<T>(&self, entities: Vec<T>) -> Result<Vec<T>> {
         match self.0.fetch_add(entities.len(), Ordering::Relaxed) + entities.len() {
             ..=MAX_ENTITIES => Ok(entities),
             _ => Err(Error::too_large(format!(
@@ -131,14 +131,14 @@ impl EntityCount {
 }
 
 /// A text with a character index.
-pub(super) struct IndexedText<'a> {
+pub struct IndexedText<'a> {
     text: &'a str,
     /// Byte offset per character, and the text length.
     starts: Vec<usize>,
 }
 
 impl<'a> IndexedText<'a> {
-    pub(super) fn new(text: &'a str) -> Self {
+    pub fn new(text: &'a str) -> Self {
         let starts = text
             .char_indices()
             .map(|(start, _)| start)
@@ -148,14 +148,14 @@ impl<'a> IndexedText<'a> {
     }
 
     /// The byte at which a character starts.
-    pub(super) fn byte(&self, character: usize) -> usize {
+    pub fn byte(&self, character: usize) -> usize {
         self.starts
             .get(character)
             .copied()
             .unwrap_or(self.text.len())
     }
 
-    pub(super) fn part(&self, start: usize, end: usize) -> &'a str {
+    pub fn part(&self, start: usize, end: usize) -> &'a str {
         self.text
             .get(self.byte(start)..self.byte(end))
             .unwrap_or_default()
@@ -163,24 +163,24 @@ impl<'a> IndexedText<'a> {
 }
 
 /// A token with its scores.
-pub(super) struct ScoredToken {
-    pub(super) id: u32,
+pub struct ScoredToken {
+    pub id: u32,
     /// Its position, special tokens included.
-    pub(super) index: usize,
+    pub index: usize,
     /// Its start and end in the text, in characters.
-    pub(super) span: (usize, usize),
+    pub span: (usize, usize),
     /// Probability per label.
-    pub(super) scores: Vec<f32>,
+    pub scores: Vec<f32>,
 }
 
 /// Groups token scores to entities, with the model's labels and tokenizer.
-pub(super) struct Grouping<'a> {
-    pub(super) tokenizer: &'a Tokenizer,
-    pub(super) labels: &'a [Arc<str>],
-    pub(super) aggregation: Aggregation,
+pub struct Grouping<'a> {
+    pub tokenizer: &'a Tokenizer,
+    pub labels: &'a [Arc<str>],
+    pub aggregation: Aggregation,
     /// Labels that are left out.
-    pub(super) ignored: &'a BTreeSet<String>,
-    pub(super) unknown_token: Option<u32>,
+    pub ignored: &'a BTreeSet<String>,
+    pub unknown_token: Option<u32>,
 }
 
 /// A token or multi-token word before grouping.
@@ -203,7 +203,7 @@ struct WordPart {
 
 impl Grouping<'_> {
     /// Entities in a text's window.
-    pub(super) fn entities(
+    pub fn entities(
         &self,
         text: &IndexedText<'_>,
         tokens: impl IntoIterator<Item = ScoredToken>,
@@ -358,7 +358,7 @@ impl Grouping<'_> {
 
 /// The label of entities whose tokens have this label; as in `transformers`, it follows a hyphen even if the label begins
 /// with neither `B-` nor `I-`.
-pub(super) fn entity_group(label: &str) -> &str {
+pub fn entity_group(label: &str) -> &str {
     label.split_once('-').map_or(label, |(_, group)| group)
 }
 
@@ -398,7 +398,7 @@ fn mean<'a>(rows: impl Iterator<Item = &'a [f32]>) -> Vec<f32> {
 
 /// Merges the entities from a text's windows. Of overlapping entities, the longest is kept; if equally long, the one
 /// with the highest score.
-pub(super) fn resolve_overlaps(mut entities: Vec<Entity>) -> Vec<Entity> {
+pub fn resolve_overlaps(mut entities: Vec<Entity>) -> Vec<Entity> {
     entities.sort_by_key(|entity| entity.start);
     let mut resolved: Vec<Entity> = Vec::new();
     for entity in entities {

@@ -30,7 +30,7 @@ use crate::{
 
 /// A request's work, for a local model `L` or the fleet's model `R`.
 #[async_trait]
-pub(super) trait Work<L, R>: Sync {
+pub trait Work<L, R>: Sync {
     type Output: Send;
 
     fn tokens(&self) -> usize;
@@ -45,7 +45,7 @@ pub(super) trait Work<L, R>: Sync {
 }
 
 /// A model on a fleet, ready to be run.
-pub(super) trait RemoteModel: Clone + Send + Sync {
+pub trait RemoteModel: Clone + Send + Sync {
     /// What the task requires of the model.
     type Spec: Clone + fmt::Debug + Send + Sync;
 
@@ -56,7 +56,7 @@ pub(super) trait RemoteModel: Clone + Send + Sync {
 
 /// A model at all locations where it runs.
 #[derive(Clone, Debug)]
-pub(super) struct Executor<L, R: RemoteModel> {
+pub struct Executor<L, R: RemoteModel> {
     route: Route<L>,
     spec: R::Spec,
     /// The fleet's model, as its servers last described it.
@@ -71,7 +71,7 @@ struct Opened<R> {
 }
 
 impl<L: Sync, R: RemoteModel> Executor<L, R> {
-    pub(super) fn new(route: Route<L>, spec: R::Spec) -> Self {
+    pub fn new(route: Route<L>, spec: R::Spec) -> Self {
         Self {
             route,
             spec,
@@ -79,16 +79,16 @@ impl<L: Sync, R: RemoteModel> Executor<L, R> {
         }
     }
 
-    pub(super) fn local(&self) -> Option<&L> {
+    pub fn local(&self) -> Option<&L> {
         self.route.local()
     }
 
-    pub(super) fn has_fleet(&self) -> bool {
+    pub fn has_fleet(&self) -> bool {
         self.route.fleet().is_some()
     }
 
     /// The fleet's model, opened again whenever its description changes.
-    pub(super) async fn remote(&self, deadline: Deadline) -> Result<R> {
+    pub async fn remote(&self, deadline: Deadline) -> Result<R> {
         let fleet = self.route.fleet().ok_or_else(not_loaded)?;
         let described = fleet.connect(deadline).await?;
         let mut known = self.remote.lock().unwrap_or_else(PoisonError::into_inner);
@@ -107,7 +107,7 @@ impl<L: Sync, R: RemoteModel> Executor<L, R> {
 
     /// Fails if the fleet's model is of a different kind. An unreachable fleet is not an error. No connection is
     /// kept, since this may run on a different Tokio runtime.
-    pub(super) async fn check_fleet(&self, deadline: Deadline) -> Result<()> {
+    pub async fn check_fleet(&self, deadline: Deadline) -> Result<()> {
         match self.route.fleet() {
             None => Ok(()),
             Some(fleet) => fleet.check_at_start(self.remote(deadline).await),
@@ -115,7 +115,7 @@ impl<L: Sync, R: RemoteModel> Executor<L, R> {
     }
 
     /// Runs `work`, and returns its output with the location where it ran.
-    pub(super) async fn run<W: Work<L, R>>(
+    pub async fn run<W: Work<L, R>>(
         &self,
         work: &W,
         deadline: Deadline,
@@ -187,7 +187,7 @@ struct Turns {
 }
 
 /// Runs a request whose parts share its turns.
-pub(crate) async fn sharing_turns<T>(request: impl Future<Output = T>) -> T {
+pub async fn sharing_turns<T>(request: impl Future<Output = T>) -> T {
     let turns = Turns {
         batches: OnceLock::new(),
         tokenization: Semaphore::new(1),
@@ -199,7 +199,7 @@ pub(crate) async fn sharing_turns<T>(request: impl Future<Output = T>) -> T {
 ///
 /// At most two per parallel run of the backend are in progress: the backend never waits for a request's next batch, and
 /// requests take turns.
-pub(super) async fn run_batches<T: Send>(
+pub async fn run_batches<T: Send>(
     batches: Vec<impl Future<Output = Result<Vec<(usize, T)>>> + Send>,
     concurrency: NonZeroUsize,
 ) -> Result<Vec<T>> {
@@ -222,7 +222,7 @@ pub(super) async fn run_batches<T: Send>(
 }
 
 /// Runs a tokenization; texts above a few kB are tokenized outside the threads that serve connections.
-pub(super) async fn tokenize<T: Send + 'static>(
+pub async fn tokenize<T: Send + 'static>(
     bytes: usize,
     deadline: Deadline,
     work: impl FnOnce() -> Result<T> + Send + 'static,

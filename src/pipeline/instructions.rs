@@ -8,7 +8,7 @@ pub const MAX_BYTES: usize = 16 * 1024;
 const MARKERS: [&str; 2] = ["<Instruct>: ", "Instruct: "];
 
 /// The prompt with another instruction; `None` if it has none.
-pub(super) fn replaced(prompt: &str, instruction: &str) -> Option<String> {
+pub fn replaced(prompt: &str, instruction: &str) -> Option<String> {
     let start = MARKERS
         .iter()
         .find_map(|marker| Some(prompt.find(marker)? + marker.len()))?;
@@ -17,7 +17,7 @@ pub(super) fn replaced(prompt: &str, instruction: &str) -> Option<String> {
 }
 
 /// Refuses an empty instruction, and one that is too long. Errors call it `name`.
-pub(crate) fn check_instruction(name: &str, instruction: &str) -> Result<()> {
+pub fn check_instruction(name: &str, instruction: &str) -> Result<()> {
     if instruction.trim().is_empty() {
         return Err(Error::invalid(format!(
             "expected a text in `{name}`, but found an empty one; leave it out"
@@ -27,7 +27,7 @@ pub(crate) fn check_instruction(name: &str, instruction: &str) -> Result<()> {
 }
 
 /// Refuses a prompt that is too long. Errors call it `name`.
-pub(crate) fn check_size(name: &str, prompt: &str) -> Result<()> {
+pub fn check_size(name: &str, prompt: &str) -> Result<()> {
     match prompt.len() {
         found if found > MAX_BYTES => Err(Error::too_large(format!(
             "expected `{name}` of at most {MAX_BYTES} bytes, but found {found}"

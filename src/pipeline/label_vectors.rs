@@ -33,7 +33,7 @@ impl LabelVectors {
     const MAX_BYTES: usize = 256;
 
     /// Vectors that are kept, by label, and the labels without one.
-    pub(super) fn get<'a>(&self, labels: &'a [String]) -> (Vec<Option<Shared>>, Vec<&'a String>) {
+    pub fn get<'a>(&self, labels: &'a [String]) -> (Vec<Option<Shared>>, Vec<&'a String>) {
         let mut cache = self.lock();
         let kept: Vec<_> = labels
             .iter()
@@ -48,7 +48,7 @@ impl LabelVectors {
     }
 
     /// Keeps the vectors of labels without one, given in order, and returns the vectors of all.
-    pub(super) fn complete(
+    pub fn complete(
         &self,
         labels: &[String],
         kept: Vec<Option<Shared>>,
@@ -128,7 +128,7 @@ impl LabelEncoder {
     }
 
     /// The labels' vectors, one after the other.
-    pub(super) async fn encode(&self, labels: &[String], deadline: Deadline) -> Result<Arc<[f32]>> {
+    pub async fn encode(&self, labels: &[String], deadline: Deadline) -> Result<Arc<[f32]>> {
         let (kept, missing) = self.vectors.get(labels);
         let missing: Vec<Input> = missing.into_iter().cloned().map(Input::Text).collect();
         let found = match missing.is_empty() {

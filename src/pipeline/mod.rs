@@ -32,5 +32,5 @@ pub mod vectors;
 pub mod zero_shot;
 pub mod zero_shot_entities;
 
-pub(crate) use self::executor::sharing_turns;
+pub use self::executor::sharing_turns;
 pub use self::{encoding::Input, model_inputs::POOLING_MASK, task::Task, usage::Usage};

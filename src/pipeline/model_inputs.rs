@@ -26,7 +26,7 @@ const MAX_INPUTS: usize = 3;
 
 /// The data that an input carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Role {
+pub enum Role {
     Ids,
     Mask,
     Types,
@@ -42,21 +42,21 @@ pub(super) enum Role {
 
 /// An input sequence.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Sequence<'a> {
-    pub(super) encoding: &'a Encoding,
+pub struct Sequence<'a> {
+    pub encoding: &'a Encoding,
     /// Source text, for models with a built-in tokenizer; pairs and token ids have none.
-    pub(super) text: Option<&'a str>,
+    pub text: Option<&'a str>,
     /// Concatenated label vectors, in models that take them.
-    pub(super) labels: Option<&'a [f32]>,
+    pub labels: Option<&'a [f32]>,
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct ModelInputs(Vec<(Role, TensorSpec)>);
+pub struct ModelInputs(Vec<(Role, TensorSpec)>);
 
 impl ModelInputs {
     /// Recognizes inputs by name, or by position if they are called `INPUT__0`, as TorchScript inputs on Triton are. A
     /// single BYTES input takes texts. `None` for any other signature.
-    pub(super) fn recognize(signature: &Signature) -> Option<Self> {
+    pub fn recognize(signature: &Signature) -> Option<Self> {
         if let [text] = &signature.inputs[..]
             && text.element_type == ElementType::Bytes
         {
@@ -78,7 +78,7 @@ impl ModelInputs {
     }
 
     /// Whether a graph distinguishes a pair's texts.
-    pub(super) fn distinguish_pairs(signature: &Signature) -> bool {
+    pub fn distinguish_pairs(signature: &Signature) -> bool {
         signature
             .inputs
             .iter()
@@ -86,7 +86,7 @@ impl ModelInputs {
     }
 
     /// Error for an unrecognized signature; it names both sides.
-    pub(super) fn mismatch(signature: &Signature, outputs: &str) -> Error {
+    pub fn mismatch(signature: &Signature, outputs: &str) -> Error {
         let names = |specs: &[TensorSpec]| {
             quoted(
                 &specs
@@ -103,24 +103,24 @@ impl ModelInputs {
         ))
     }
 
-    pub(super) fn spec(&self, role: Role) -> Option<&TensorSpec> {
+    pub fn spec(&self, role: Role) -> Option<&TensorSpec> {
         self.0
             .iter()
             .find(|(known, _)| *known == role)
             .map(|(_, spec)| spec)
     }
 
-    pub(super) fn has(&self, role: Role) -> bool {
+    pub fn has(&self, role: Role) -> bool {
         self.spec(role).is_some()
     }
 
     /// Tokens per sequence, if the model takes a fixed number.
-    pub(super) fn fixed_length(&self) -> Option<usize> {
+    pub fn fixed_length(&self) -> Option<usize> {
         fixed(self.spec(Role::Ids)?.shape.last())
     }
 
     /// Refuses a sequence that is longer than the fixed length.
-    pub(super) fn check_length(&self, found: usize) -> Result<()> {
+    pub fn check_length(&self, found: usize) -> Result<()> {
         match self.fixed_length() {
             Some(max) if found > max => Err(Error::too_large(format!(
                 "expected at most {max} tokens, the fleet model's length, but found {found}"
@@ -130,7 +130,7 @@ impl ModelInputs {
     }
 
     /// The backend's schedule, without batches if the model has no mask and would read padding as words.
-    pub(super) fn schedule(&self, schedule: Schedule) -> Schedule {
+    pub fn schedule(&self, schedule: Schedule) -> Schedule {
         if self.has(Role::Mask) || self.has(Role::Text) {
             return schedule;
         }
@@ -141,7 +141,7 @@ impl ModelInputs {
     }
 
     /// A batch's tensors, in the model's order; short sequences are padded with `padding_id`.
-    pub(super) fn tensors(&self, batch: &[Sequence<'_>], padding_id: u32) -> Result<Vec<Tensor>> {
+    pub fn tensors(&self, batch: &[Sequence<'_>], padding_id: u32) -> Result<Vec<Tensor>> {
         self.0
             .iter()
             .map(|(role, spec)| tensor(*role, spec, batch, padding_id))

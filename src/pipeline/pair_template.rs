@@ -23,7 +23,7 @@ pub struct PairTemplate {
 
 impl PairTemplate {
     /// Encodes a pair into at most `limit` tokens. Truncation shortens both texts as one.
-    pub(super) fn encode(
+    pub fn encode(
         &self,
         tokenizer: &Tokenizer,
         [first, second]: [&str; 2],

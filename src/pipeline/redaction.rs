@@ -7,7 +7,7 @@ use crate::tokenizer::word_bounds;
 ///
 /// Whole words are replaced, so that no name fragment, combining mark or emoji component remains; white space at an
 /// entity's ends is kept. Entities that share a word are merged and get the first one's label.
-pub(super) fn redact(text: &str, entities: &[Entity]) -> String {
+pub fn redact(text: &str, entities: &[Entity]) -> String {
     let index = IndexedText::new(text);
     let bytes = |entity: &Entity| -> (usize, usize) {
         let (start, end) = (index.byte(entity.start), index.byte(entity.end));

@@ -62,7 +62,7 @@ impl TextRole {
 }
 
 impl RoleSettings {
-    pub(super) fn is_default(&self) -> bool {
+    pub fn is_default(&self) -> bool {
         *self == Self::default()
     }
 
@@ -136,7 +136,7 @@ const ROLES: [Role; 5] = [
 ];
 
 /// Prompt name for a role: `None` if the model has no prompt for it, an error for an unknown role.
-pub(super) fn prompt<'a>(
+pub fn prompt<'a>(
     prompts: &'a BTreeMap<String, String>,
     role: &str,
 ) -> Result<Option<&'a str>, UnknownRole> {
@@ -149,7 +149,7 @@ pub(super) fn prompt<'a>(
 }
 
 /// Whether two names mean the same role or prompt.
-pub(crate) fn are_same(one: &str, other: &str) -> bool {
+pub fn are_same(one: &str, other: &str) -> bool {
     one == other
         || ROLES
             .iter()
@@ -157,18 +157,18 @@ pub(crate) fn are_same(one: &str, other: &str) -> bool {
 }
 
 /// Parses a late-interaction role.
-pub(super) fn text_role(name: &str) -> Option<TextRole> {
+pub fn text_role(name: &str) -> Option<TextRole> {
     let [queries, documents, ..] = ROLES;
     let role = |names: Role, role| names.contains(&name).then_some(role);
     role(queries, TextRole::Query).or_else(|| role(documents, TextRole::Document))
 }
 
 /// A word that is not a role name.
-pub(super) struct UnknownRole;
+pub struct UnknownRole;
 
 impl UnknownRole {
     /// First name per role.
-    pub(super) fn known() -> Vec<&'static str> {
+    pub fn known() -> Vec<&'static str> {
         ROLES
             .iter()
             .filter_map(|names| names.first().copied())

@@ -20,31 +20,31 @@ pub const SCHEMA_SEPARATOR: &str = "[SEP_STRUCT]";
 /// The token between the schemas and the text.
 pub const SEPARATOR: &str = "[SEP_TEXT]";
 /// The token before a label's description.
-pub(super) const DESCRIPTION: &str = "[DESCRIPTION]";
+pub const DESCRIPTION: &str = "[DESCRIPTION]";
 /// The tokens before an example, and before its label.
-pub(super) const EXAMPLE: [&str; 2] = ["[EXAMPLE]", "[OUTPUT]"];
+pub const EXAMPLE: [&str; 2] = ["[EXAMPLE]", "[OUTPUT]"];
 
 /// The schema of entities.
-pub(super) const ENTITIES: &str = "entities";
+pub const ENTITIES: &str = "entities";
 /// The schema of a classification whose request has no name for it.
-pub(super) const CLASSIFICATION: &str = "classification";
+pub const CLASSIFICATION: &str = "classification";
 
 /// A schema.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Schema<'a> {
+pub struct Schema<'a> {
     /// The token in front of the name.
-    pub(super) token: &'a str,
-    pub(super) name: &'a str,
+    pub token: &'a str,
+    pub name: &'a str,
     /// The token before each label.
-    pub(super) label_token: &'a str,
-    pub(super) labels: &'a [String],
+    pub label_token: &'a str,
+    pub labels: &'a [String],
     /// The token between the schema and the text.
-    pub(super) separator: &'a str,
+    pub separator: &'a str,
 }
 
 impl Schema<'_> {
     /// The schema's tokens, for texts with at most `max_tokens` tokens, which include them.
-    pub(super) fn prompt(&self, tokenizer: &Tokenizer, max_tokens: usize) -> Result<WordPrompt> {
+    pub fn prompt(&self, tokenizer: &Tokenizer, max_tokens: usize) -> Result<WordPrompt> {
         let Self {
             token,
             name,

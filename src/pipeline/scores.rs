@@ -38,7 +38,7 @@ impl ScoreFunction {
 
     /// The logit for a score, for models that return scores. A text's inverted scores, converted again, equal the
     /// original scores.
-    pub(super) fn invert(self, score: f32) -> f32 {
+    pub fn invert(self, score: f32) -> f32 {
         match self {
             Self::None => score,
             Self::Softmax => score.max(f32::MIN_POSITIVE).ln(),
@@ -67,7 +67,7 @@ pub fn descending(values: &[f32]) -> Vec<usize> {
 }
 
 /// The logistic function.
-pub(super) fn sigmoid(logit: f32) -> f32 {
+pub fn sigmoid(logit: f32) -> f32 {
     1.0 / (1.0 + (-logit).exp())
 }
 

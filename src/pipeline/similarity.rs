@@ -44,7 +44,7 @@ pub fn cosine(left: &[f32], right: &[f32]) -> f32 {
     }
 }
 
-pub(super) fn dot(left: &[f32], right: &[f32]) -> f32 {
+pub fn dot(left: &[f32], right: &[f32]) -> f32 {
     left.iter()
         .zip(right)
         .map(|(left, right)| left * right)

@@ -21,7 +21,7 @@ pub struct Usage {
 
 impl Usage {
     /// Adds a further run for the same texts.
-    pub(crate) fn add(&mut self, again: Self) {
+    pub fn add(&mut self, again: Self) {
         self.tokens += again.tokens;
         self.generated += again.generated;
         self.inference += again.inference;
@@ -29,7 +29,7 @@ impl Usage {
 
     /// Adds up the runs on a query and on the `count` texts that were compared with it. A truncated query counts as all
     /// texts, as it does in pairs.
-    pub(crate) fn after_query(self, query: &Self, count: usize) -> Self {
+    pub fn after_query(self, query: &Self, count: usize) -> Self {
         let truncated = match query.truncated.is_empty() {
             true => self.truncated.clone(),
             false => (0..count).collect(),
@@ -41,7 +41,7 @@ impl Usage {
     }
 
     /// The same for runs at the same time. Their stages overlap, so the durations are those of the longer run.
-    pub(crate) fn beside_query(self, query: &Self, count: usize) -> Self {
+    pub fn beside_query(self, query: &Self, count: usize) -> Self {
         let longer = if self.tokenization + self.inference < query.tokenization + query.inference {
             query
         } else {
@@ -56,7 +56,7 @@ impl Usage {
     }
 
     /// Adds up two runs, one after the other. Truncated texts come from this one.
-    pub(crate) fn after(self, first: &Self) -> Self {
+    pub fn after(self, first: &Self) -> Self {
         Self {
             tokens: self.tokens + first.tokens,
             generated: self.generated + first.generated,

@@ -172,8 +172,8 @@ pub struct ZeroShotEntitiesOptions {
 /// A model that finds entities with labels in the request.
 #[derive(Clone, Debug)]
 pub struct ZeroShotEntitiesPipeline {
-    pub(super) encoder: Encoder,
-    pub(super) settings: Arc<ZeroShotEntitiesSettings>,
+    pub encoder: Encoder,
+    pub settings: Arc<ZeroShotEntitiesSettings>,
     labels: Option<LabelEncoder>,
 }
 
@@ -556,7 +556,7 @@ impl EntitySearch {
 
 /// The full stop that a model reads behind a text, whose span is empty.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct AddedStop {
+pub struct AddedStop {
     /// The text's end.
     start: usize,
     /// The end of the word in front of it.
@@ -566,7 +566,7 @@ pub(super) struct AddedStop {
 impl AddedStop {
     /// Finds it among a window's words, and gives it a character behind the text, so that it conflicts with others like any
     /// word.
-    pub(super) fn of(words: &mut [(usize, usize)]) -> Option<Self> {
+    pub fn of(words: &mut [(usize, usize)]) -> Option<Self> {
         let (last, others) = words.split_last_mut()?;
         let start = last.0;
         (last.1 == start).then(|| {
@@ -585,7 +585,7 @@ impl AddedStop {
     }
 
     /// A span's end in front of it.
-    pub(super) fn end(self, end: usize) -> usize {
+    pub fn end(self, end: usize) -> usize {
         if end > self.start { self.before } else { end }
     }
 }

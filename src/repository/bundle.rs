@@ -58,10 +58,10 @@ pub enum Home {
 #[derive(Clone, Debug)]
 pub struct MemoryFile {
     /// At most as many bytes as the manifest states.
-    pub(crate) contents: Bytes,
+    pub contents: Bytes,
     /// How many bytes arrived.
-    pub(crate) size: u64,
-    pub(crate) digest: blake3::Hash,
+    pub size: u64,
+    pub digest: blake3::Hash,
 }
 
 impl From<Bytes> for MemoryFile {
@@ -104,7 +104,7 @@ impl Bundle {
     }
 
     /// The bundle with these files in memory.
-    pub(crate) fn with_files(self, files: BTreeMap<String, MemoryFile>) -> Self {
+    pub fn with_files(self, files: BTreeMap<String, MemoryFile>) -> Self {
         Self {
             home: Home::Memory(files),
             ..self
@@ -112,7 +112,7 @@ impl Bundle {
     }
 
     /// The bundle with the manifest `text`; errors name `place`.
-    pub(super) fn parse(text: &str, home: Home, place: &dyn fmt::Display) -> Result<Self> {
+    pub fn parse(text: &str, home: Home, place: &dyn fmt::Display) -> Result<Self> {
         let manifest = Manifest::parse(text)
             .map_err(|error| Error::model_because(format!("`{place}` is not a bundle"), error))?;
         Ok(Self {
@@ -228,7 +228,7 @@ impl Bundle {
     }
 }
 
-pub(super) fn check(file: &File, path: &Path, size: u64, digest: blake3::Hash) -> Result<()> {
+pub fn check(file: &File, path: &Path, size: u64, digest: blake3::Hash) -> Result<()> {
     let damaged = |expected: String, found: String| {
         Err(Error::model(format!(
             "expected `{}` to have {expected}, but found {found}; the bundle is damaged: build or fetch it again",

@@ -171,7 +171,7 @@ pub fn remove_bundle(folder: &Path, names: &[&str]) -> Result<u64> {
 }
 
 /// Refuses a folder that contains anything but these bundle files, since all of it would become the bundle.
-pub(super) fn require_partial(folder: &Path, files: &[File]) -> Result<()> {
+pub fn require_partial(folder: &Path, files: &[File]) -> Result<()> {
     let found = match fs::symlink_metadata(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Ok(found) if !found.is_dir() => vec![PathBuf::new()],
@@ -189,7 +189,7 @@ pub(super) fn require_partial(folder: &Path, files: &[File]) -> Result<()> {
 }
 
 /// `path` with `.ENDING` appended to its name.
-pub(super) fn sibling(path: &Path, ending: &str) -> PathBuf {
+pub fn sibling(path: &Path, ending: &str) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".");
     name.push(ending);

@@ -26,7 +26,7 @@ const READ: u64 = 64 * 1024;
 
 /// Files that are being hashed.
 #[derive(Debug)]
-pub(super) struct FileHashes {
+pub struct FileHashes {
     files: Vec<OpenFile>,
     /// For all files, in order.
     subtrees: Vec<Subtree>,
@@ -50,7 +50,7 @@ struct Subtree {
 }
 
 impl FileHashes {
-    pub(super) fn open(paths: impl IntoIterator<Item = PathBuf>) -> Result<Self> {
+    pub fn open(paths: impl IntoIterator<Item = PathBuf>) -> Result<Self> {
         let (mut files, mut subtrees) = (Vec::new(), Vec::new());
         for path in paths {
             let unreadable = || Error::io(format!("cannot read `{}`", path.display()));
@@ -72,7 +72,7 @@ impl FileHashes {
     }
 
     /// Hashes subtrees until none is left. Other threads that do the same may still be busy then.
-    pub(super) fn work(&self) -> Result<()> {
+    pub fn work(&self) -> Result<()> {
         let mut buffer = vec![0; READ as usize];
         while let Some(subtree) = self.subtrees.get(self.next.fetch_add(1, Ordering::Relaxed)) {
             let value = self.files[subtree.file].hash(subtree.start, &mut buffer)?;
@@ -82,7 +82,7 @@ impl FileHashes {
     }
 
     /// Size and hash per file; `None` while a thread is busy, and after a thread's error.
-    pub(super) fn finish(&self) -> Option<Vec<(u64, blake3::Hash)>> {
+    pub fn finish(&self) -> Option<Vec<(u64, blake3::Hash)>> {
         let hash = |(index, file): (usize, &OpenFile)| {
             let subtrees = self.subtrees.iter().filter(|subtree| subtree.file == index);
             let values: Vec<ChainingValue> = subtrees

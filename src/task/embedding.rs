@@ -86,30 +86,30 @@ pub struct Embedder {
 
 /// What a request says about the prompt before its texts.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct RequestedPrompt<'a> {
+pub struct RequestedPrompt<'a> {
     /// The task, which selects adapters, and its prompt unless another is requested.
-    pub(super) task: Option<&'a str>,
+    pub task: Option<&'a str>,
     /// A prompt's name, or a role.
-    pub(super) name: Option<&'a str>,
+    pub name: Option<&'a str>,
     /// The prompt itself.
-    pub(super) prompt: Option<&'a str>,
+    pub prompt: Option<&'a str>,
     /// Another instruction in the model's prompt.
-    pub(super) instruction: Option<&'a str>,
+    pub instruction: Option<&'a str>,
 }
 
 /// The prompt for a request's texts, and the task.
-pub(super) struct ChosenPrompt {
+pub struct ChosenPrompt {
     /// The prompt's name, or a role.
-    pub(super) name: Option<String>,
+    pub name: Option<String>,
     /// The prompt itself, unless it is the model's with that name.
-    pub(super) prompt: Option<String>,
+    pub prompt: Option<String>,
     /// The task's name in the model.
-    pub(super) task: Option<String>,
+    pub task: Option<String>,
 }
 
 impl RequestedPrompt<'_> {
     /// Checks the request against the model.
-    pub(super) fn choose(self, pipeline: &EmbeddingPipeline) -> Result<ChosenPrompt> {
+    pub fn choose(self, pipeline: &EmbeddingPipeline) -> Result<ChosenPrompt> {
         let (mut name, prompt) = self.named(pipeline)?;
         let task = self
             .task
@@ -218,7 +218,7 @@ impl EmbeddingParameters {
     }
 
     /// An argument's name, if it has no effect on the requested vectors.
-    pub(super) fn without_effect(&self, pipeline: &EmbeddingPipeline) -> Option<&'static str> {
+    pub fn without_effect(&self, pipeline: &EmbeddingPipeline) -> Option<&'static str> {
         let kinds = self.kinds(pipeline);
         let arguments = [
             ("dimensions", self.dimensions.is_some(), VectorKind::Dense),

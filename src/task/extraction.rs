@@ -147,7 +147,7 @@ pub fn read_extraction_parameters(parameters: &str) -> Result<ExtractionParamete
 
 /// A schema in any form: an error is a valid outcome, and so is a schema without labels.
 #[cfg(any(test, feature = "fuzzing"))]
-pub(crate) fn fuzz(bytes: &[u8]) {
+pub fn fuzz(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else {
         return;
     };

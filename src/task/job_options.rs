@@ -73,7 +73,7 @@ impl JobOptions {
     }
 
     /// A task's parameters; other tasks' options are left out.
-    pub(crate) fn parameters<T: Args>(&self) -> Result<T> {
+    pub fn parameters<T: Args>(&self) -> Result<T> {
         let own = arguments::<T>();
         let flags = own
             .iter()
@@ -85,12 +85,12 @@ impl JobOptions {
     }
 
     /// Whether a schema says what is extracted, in place of labels.
-    pub(crate) fn has_schema(&self) -> bool {
+    pub fn has_schema(&self) -> bool {
         self.0.contains_key(SCHEMA)
     }
 
     /// Whether an option has an effect on a model's task, next to these options.
-    pub(crate) fn has_effect(&self, name: &str, pipeline: &Pipeline) -> bool {
+    pub fn has_effect(&self, name: &str, pipeline: &Pipeline) -> bool {
         own(pipeline, self.has_schema())
             .iter()
             .any(|argument| option_name(argument) == name)

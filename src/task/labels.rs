@@ -26,7 +26,7 @@ const NAMES: [&str; 2] = ["candidate_labels", "labels"];
 
 /// Refuses labels among the parameters for a model that takes none, whose answers a client would take for answers about
 /// its labels.
-pub(crate) fn refuse_unused(model: &Model, parameters: &Map<String, Value>) -> Result<()> {
+pub fn refuse_unused(model: &Model, parameters: &Map<String, Value>) -> Result<()> {
     if matches!(
         model.pipeline,
         Pipeline::ZeroShot(_) | Pipeline::ZeroShotEntities(_)
@@ -44,7 +44,7 @@ pub(crate) fn refuse_unused(model: &Model, parameters: &Map<String, Value>) -> R
 }
 
 /// The error for labels in a request to a model that takes none.
-pub(crate) fn unused(model: &Model, name: &str) -> Error {
+pub fn unused(model: &Model, name: &str) -> Error {
     Error::invalid(format!(
         "expected a model that takes `{name}`, but `{}` is for `{}`; `model`, or `models/NAME` in the path, selects \
          another one",

@@ -46,7 +46,7 @@ pub struct Scope {
 
 impl Scope {
     /// The scope of texts that a job or a program runs together, whose number and results it limits itself.
-    pub(crate) fn of_texts(truncate: bool) -> Self {
+    pub fn of_texts(truncate: bool) -> Self {
         /// Long texts with a large stride must not exhaust memory.
         const MAX_WINDOWS: usize = 8192;
         Self {
@@ -100,7 +100,7 @@ impl TruncationParameters {
 }
 
 /// Checks that a value count is between 1 and `limit`.
-pub(crate) fn count(field: impl Display, found: usize, limit: usize) -> Result<()> {
+pub fn count(field: impl Display, found: usize, limit: usize) -> Result<()> {
     let message = || format!("expected 1 to {limit} `{field}`, but found {found}");
     match found {
         0 => Err(Error::invalid(message())),

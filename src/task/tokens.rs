@@ -39,15 +39,15 @@ pub struct TokenParameters {
 #[schemars(rename = "Token")]
 pub struct TextToken {
     /// Number in the vocabulary.
-    pub(crate) id: u32,
+    pub id: u32,
     /// The text that the token represents.
-    pub(crate) text: String,
+    pub text: String,
     /// Whether it is a special token, such as `[SEP]`.
-    pub(crate) special: bool,
+    pub special: bool,
     /// Its first character's position; `null` for added special tokens.
-    pub(crate) start: Option<usize>,
+    pub start: Option<usize>,
     /// The position after its last character.
-    pub(crate) stop: Option<usize>,
+    pub stop: Option<usize>,
 }
 
 /// A model's tokenizer with checked parameters.
@@ -62,7 +62,7 @@ pub struct TokenReader {
 
 impl TokenParameters {
     /// Checks the prompt.
-    pub(super) fn prepare(self, model: &Model) -> Result<TokenReader> {
+    pub fn prepare(self, model: &Model) -> Result<TokenReader> {
         let Self {
             prompt_name,
             prompt,

@@ -169,7 +169,7 @@ pub fn count_texts(count: usize) {
 }
 
 /// Counts tokens that a model read for the current request.
-pub(super) fn count_tokens(count: usize) {
+pub fn count_tokens(count: usize) {
     update(|details| details.tokens += count);
 }
 
@@ -200,7 +200,7 @@ pub async fn timed_run<T, E>(run: impl Future<Output = Result<T, E>>) -> Result<
 }
 
 /// Notes the backend of the current run.
-pub(super) fn note_backend(backend: &'static str) {
+pub fn note_backend(backend: &'static str) {
     let _ = RUN.try_with(|mark| mark.backend.set(backend));
 }
 

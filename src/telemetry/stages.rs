@@ -29,24 +29,24 @@ impl Stage {
 
 /// A stage that is over.
 #[derive(Clone, Debug)]
-pub(super) struct TimedStage {
-    pub(super) stage: Stage,
-    pub(super) started: Instant,
-    pub(super) ended: Instant,
-    pub(super) has_failed: bool,
-    pub(super) backend: Option<&'static str>,
+pub struct TimedStage {
+    pub stage: Stage,
+    pub started: Instant,
+    pub ended: Instant,
+    pub has_failed: bool,
+    pub backend: Option<&'static str>,
 }
 
 /// The time of day at which a request began, from which its stages' times follow: the system's clock may be set meanwhile.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Clock {
+pub struct Clock {
     started: Instant,
     time: SystemTime,
 }
 
 impl Clock {
     /// The clock of a request that began at `started`.
-    pub(super) fn since(started: Instant) -> Self {
+    pub fn since(started: Instant) -> Self {
         let now = SystemTime::now();
         Self {
             started,
@@ -55,15 +55,15 @@ impl Clock {
     }
 
     /// When the request began.
-    pub(super) fn began(self) -> SystemTime {
+    pub fn began(self) -> SystemTime {
         self.time
     }
 
-    pub(super) fn elapsed(self) -> Duration {
+    pub fn elapsed(self) -> Duration {
         self.started.elapsed()
     }
 
-    pub(super) fn time(self, at: Instant) -> SystemTime {
+    pub fn time(self, at: Instant) -> SystemTime {
         self.time + at.saturating_duration_since(self.started)
     }
 }
@@ -79,7 +79,7 @@ pub struct RequestDetails {
     /// Tokens that models read.
     pub tokens: usize,
     /// Durations by [`Stage`], in its order.
-    pub(super) durations: [Duration; 4],
+    pub durations: [Duration; 4],
 }
 
 impl RequestDetails {
@@ -118,7 +118,7 @@ pub struct JobOutcome {
 
 impl JobOutcome {
     /// Whether the run ended with an error; rows with errors are none.
-    pub(super) fn is_error(&self) -> bool {
+    pub fn is_error(&self) -> bool {
         matches!(self.status, "failed" | "error")
     }
 }

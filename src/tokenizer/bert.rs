@@ -14,7 +14,7 @@ use super::{
 /// White space divides a text into words that are normalized and split on their own, so that words with other
 /// characters, which have accents or are split without white space, are left to the crate.
 #[derive(Debug)]
-pub(super) struct BertWords {
+pub struct BertWords {
     /// Finds added tokens, which may have spaces; `None` if there are none.
     added_tokens: Option<AhoCorasick>,
     /// Whether control characters are removed.
@@ -27,7 +27,7 @@ const SPACES: [u8; 4] = *b" \t\n\r";
 
 impl BertWords {
     /// `None` for other tokenizers, and if added tokens are matched in normalized text.
-    pub(super) fn of(raw: &RawTokenizer) -> Option<Self> {
+    pub fn of(raw: &RawTokenizer) -> Option<Self> {
         let Some(NormalizerWrapper::BertNormalizer(normalizer)) = raw.get_normalizer() else {
             return None;
         };
@@ -52,7 +52,7 @@ impl BertWords {
 
     /// A text's token ids, without special tokens. `others` appends ids for text parts with non-ASCII words. `None` for
     /// a text with added tokens.
-    pub(super) fn ids<E>(
+    pub fn ids<E>(
         &self,
         pieces: &WordPieces,
         text: &str,

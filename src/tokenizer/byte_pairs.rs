@@ -13,7 +13,7 @@ use super::trie::{PieceTrie, number, take};
 
 /// A BPE model on top of a [`PieceTrie`]. The crate's hash maps take 40 MB for 128,000 pieces and their merges; this
 /// takes only its file's bytes. Both return the same ids.
-pub(super) struct BytePairs {
+pub struct BytePairs {
     pieces: PieceTrie,
     /// Piece count; several pieces may have the same id.
     size: usize,
@@ -34,14 +34,14 @@ struct Symbol {
 }
 
 /// Magic number in the file; the last byte is the version.
-pub(super) const MAGIC: [u8; 8] = *b"bpairs\0\x01";
+pub const MAGIC: [u8; 8] = *b"bpairs\0\x01";
 /// Bytes per merge.
 const MERGE: usize = 16;
 
 impl BytePairs {
     /// Compiles the model in a `tokenizer.json`; `None` for unsupported BPE options: byte fallback, prefixes or
     /// suffixes for pieces within words, dropout, or no unknown piece.
-    pub(super) fn file_of(model: &Value) -> Option<Vec<u8>> {
+    pub fn file_of(model: &Value) -> Option<Vec<u8>> {
         let is_unset = |key: &str| match model.get(key) {
             None | Some(Value::Null | Value::Bool(false)) => true,
             Some(Value::String(text)) => text.is_empty(),
@@ -108,7 +108,7 @@ impl BytePairs {
     }
 
     /// Reads the output from [`file_of`](Self::file_of) after [`MAGIC`]; `None` if it is invalid.
-    pub(super) fn read(mut file: Bytes) -> Option<Self> {
+    pub fn read(mut file: Bytes) -> Option<Self> {
         let mut next = || number(&mut file);
         let [count, text_bytes, size, merges] = [next()?, next()?, next()?, next()?];
         let [unknown, fuses_unknown] = [next()?, next()?];
@@ -124,16 +124,16 @@ impl BytePairs {
         })
     }
 
-    pub(super) fn pieces(&self) -> &PieceTrie {
+    pub fn pieces(&self) -> &PieceTrie {
         &self.pieces
     }
 
-    pub(super) fn size(&self) -> usize {
+    pub fn size(&self) -> usize {
         self.size
     }
 
     /// A word's pieces after all merges.
-    pub(super) fn tokenize(&self, word: &str) -> Vec<Token> {
+    pub fn tokenize(&self, word: &str) -> Vec<Token> {
         let mut start = 0;
         let token = |Symbol { id, length, .. }: Symbol| {
             let span = (start, start + length);

@@ -7,7 +7,7 @@ const REPLACEMENT: &str = "\u{FFFD}";
 
 /// Whether byte pieces are decoded first, as in tokenizers that are built from a SentencePiece model. In others,
 /// `transformers` uses the crate's decoder as well.
-pub(super) fn come_first(decoder: &DecoderWrapper) -> bool {
+pub fn come_first(decoder: &DecoderWrapper) -> bool {
     let DecoderWrapper::Sequence(sequence) = decoder else {
         return false;
     };
@@ -18,7 +18,7 @@ pub(super) fn come_first(decoder: &DecoderWrapper) -> bool {
 }
 
 /// Replaces the bytes that belong to no character. The crate replaces all bytes of a run that has one.
-pub(super) fn replace_invalid(tokens: Vec<String>) -> Vec<String> {
+pub fn replace_invalid(tokens: Vec<String>) -> Vec<String> {
     let (mut replaced, mut run) = (Vec::with_capacity(tokens.len()), Vec::new());
     for token in tokens {
         match byte(&token) {

@@ -38,7 +38,7 @@ pub enum Truncation {
 
 impl Truncation {
     /// The side at which a single text is truncated.
-    pub(super) fn side(self) -> Option<Side> {
+    pub fn side(self) -> Option<Side> {
         match self {
             Self::Off => None,
             Self::At(side) => Some(side),
@@ -100,7 +100,7 @@ impl Encoding {
             .map(|(place, mask)| if place < self.unpooled { 0 } else { mask })
     }
 
-    pub(super) fn from_raw(encoding: &RawEncoding, truncated_from: Option<usize>) -> Self {
+    pub fn from_raw(encoding: &RawEncoding, truncated_from: Option<usize>) -> Self {
         let (ids, type_ids) = (
             encoding.get_ids().to_vec(),
             encoding.get_type_ids().to_vec(),
@@ -330,7 +330,7 @@ impl Tokenizer {
 
     /// The text part that may be among its first or last `limit` tokens, so that megabytes are not tokenized only to
     /// be cut off or refused.
-    pub(super) fn within_reach<'a>(
+    pub fn within_reach<'a>(
         &self,
         text: &'a str,
         limit: usize,

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use tokenizers::Token;
 
 /// The model's type in a `tokenizer.json`.
-pub(super) const TYPE: &str = "FastText";
+pub const TYPE: &str = "FastText";
 /// The word after the last one. In a text, it ends the text.
 const END: &str = "</s>";
 /// Words with this prefix are labels in training data, and have no features.
@@ -40,7 +40,7 @@ struct File {
 /// Finds features.
 #[derive(Deserialize)]
 #[serde(try_from = "File")]
-pub(super) struct FastText {
+pub struct FastText {
     words: Vec<Option<String>>,
     ids: HashMap<String, u32>,
     rows: u32,
@@ -110,14 +110,14 @@ impl TryFrom<File> for FastText {
 
 impl FastText {
     /// A text's features.
-    pub(super) fn ids(&self, text: &str) -> Vec<u32> {
+    pub fn ids(&self, text: &str) -> Vec<u32> {
         let mut ids = Vec::new();
         self.visit(text, |id, _| ids.push(id));
         ids
     }
 
     /// A text's features with the text that they stand for.
-    pub(super) fn tokenize(&self, text: &str) -> Vec<Token> {
+    pub fn tokenize(&self, text: &str) -> Vec<Token> {
         let mut tokens = Vec::new();
         self.visit(text, |id, span| {
             tokens.push(Token::new(
@@ -129,19 +129,19 @@ impl FastText {
         tokens
     }
 
-    pub(super) fn id_of(&self, word: &str) -> Option<u32> {
+    pub fn id_of(&self, word: &str) -> Option<u32> {
         self.ids.get(word).copied()
     }
 
-    pub(super) fn word(&self, id: u32) -> Option<&str> {
+    pub fn word(&self, id: u32) -> Option<&str> {
         self.words.get(id as usize)?.as_deref()
     }
 
-    pub(super) fn vocabulary(&self) -> &HashMap<String, u32> {
+    pub fn vocabulary(&self) -> &HashMap<String, u32> {
         &self.ids
     }
 
-    pub(super) fn size(&self) -> usize {
+    pub fn size(&self) -> usize {
         self.rows as usize
     }
 

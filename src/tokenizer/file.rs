@@ -34,7 +34,7 @@ use crate::{
 };
 
 /// The crate's tokenizer, with one of our models or its own.
-pub(super) type RawTokenizer = TokenizerImpl<
+pub type RawTokenizer = TokenizerImpl<
     Vocabulary,
     NormalizerWrapper,
     PreTokenizerWrapper,
@@ -136,7 +136,7 @@ fn has_complete_maps(settings: &Value) -> bool {
 }
 
 /// Reads a `tokenizer.json`.
-pub(super) fn read(json: &[u8]) -> Result<RawTokenizer> {
+pub fn read(json: &[u8]) -> Result<RawTokenizer> {
     if let Some(found) = foreign_file::stand_in(json) {
         return Err(Error::model(format!("the tokenizer is {found}")));
     }
@@ -153,7 +153,7 @@ pub(super) fn read(json: &[u8]) -> Result<RawTokenizer> {
 }
 
 /// Reads the output from [`compile`].
-pub(super) fn read_compiled(mut file: Bytes) -> Result<RawTokenizer> {
+pub fn read_compiled(mut file: Bytes) -> Result<RawTokenizer> {
     let damaged = || {
         Error::model(
             "expected a compiled tokenizer, but found something else; build the bundle again",
@@ -171,7 +171,7 @@ pub(super) fn read_compiled(mut file: Bytes) -> Result<RawTokenizer> {
 
 /// Compiles a `tokenizer.json` to: the length of the JSON without the model, that JSON, the model. `None`
 /// for unsupported models.
-pub(super) fn compile(json: &[u8]) -> Result<Option<Vec<u8>>> {
+pub fn compile(json: &[u8]) -> Result<Option<Vec<u8>>> {
     if is_fast_text(json) {
         return Ok(None);
     }

@@ -14,7 +14,7 @@ const HEXADECIMAL: &str = "0-9a-fA-F";
 const FOLDED: [&str; 5] = ["ff", "fi", "fl", "ss", "st"];
 
 /// Translates a regular expression.
-pub(super) fn translate(pattern: &str) -> Result<String, String> {
+pub fn translate(pattern: &str) -> Result<String, String> {
     let mut translator = Translator {
         rest: pattern.chars().peekable(),
         output: String::new(),

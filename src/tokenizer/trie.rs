@@ -5,7 +5,7 @@ use yada::{DoubleArray, builder::DoubleArrayBuilder};
 
 /// Pieces by id, and ids by piece: a double-array trie that is built with the bundle, so that loading it takes no more
 /// than reading its bytes.
-pub(super) struct PieceTrie {
+pub struct PieceTrie {
     count: usize,
     /// Each piece's end in `text`, as little-endian 32-bit integers.
     ends: Bytes,
@@ -21,7 +21,7 @@ const IS_LEAF: u32 = 1 << 31;
 impl PieceTrie {
     /// Appends pieces to a file: `by_id`, and sorted `keys` with their ids. `None` for pieces that a trie cannot have:
     /// empty pieces, or pieces with a zero byte.
-    pub(super) fn write(by_id: &[&str], keys: &[(&[u8], u32)], file: &mut Vec<u8>) -> Option<()> {
+    pub fn write(by_id: &[&str], keys: &[(&[u8], u32)], file: &mut Vec<u8>) -> Option<()> {
         let trie = DoubleArrayBuilder::build(keys).ok()?;
         let mut end = 0_u32;
         for piece in by_id {
@@ -35,7 +35,7 @@ impl PieceTrie {
 
     /// Reads the output from [`write`](Self::write), with `count` pieces and `text_bytes` bytes; `None`
     /// if it is invalid.
-    pub(super) fn read(count: u64, text_bytes: u64, mut file: Bytes) -> Option<Self> {
+    pub fn read(count: u64, text_bytes: u64, mut file: Bytes) -> Option<Self> {
         let (ends, text) = (take(&mut file, count, 4)?, take(&mut file, text_bytes, 1)?);
         // The crate checks bounds, except when it continues from a leaf, which it only does if the root is one.
         let root_is_leaf = file
@@ -53,29 +53,26 @@ impl PieceTrie {
     }
 
     /// Id count.
-    pub(super) fn count(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.count
     }
 
     /// Pieces that are prefixes of `text`, the shortest first: ids and lengths in bytes.
-    pub(super) fn prefixes<'a>(
-        &'a self,
-        text: &'a [u8],
-    ) -> impl Iterator<Item = (u32, usize)> + 'a {
+    pub fn prefixes<'a>(&'a self, text: &'a [u8]) -> impl Iterator<Item = (u32, usize)> + 'a {
         // A zero byte leads the crate to unused units, which may start other pieces.
         let has_no_zero = |(_, length): &(u32, usize)| !text[..*length].contains(&0);
         let matches = self.trie.common_prefix_search(text).take_while(has_no_zero);
         matches.filter(|(id, _)| (*id as usize) < self.count)
     }
 
-    pub(super) fn id_of(&self, piece: &str) -> Option<u32> {
+    pub fn id_of(&self, piece: &str) -> Option<u32> {
         self.prefixes(piece.as_bytes())
             .find(|(_, length)| *length == piece.len())
             .map(|(id, _)| id)
     }
 
     /// The piece with this id; `None` for unused ids.
-    pub(super) fn piece(&self, id: u32) -> Option<&str> {
+    pub fn piece(&self, id: u32) -> Option<&str> {
         let (ends, _) = self.ends.as_chunks();
         let end = |id: u32| Some(u32::from_le_bytes(*ends.get(id as usize)?) as usize);
         let start = if id == 0 { 0 } else { end(id - 1)? };
@@ -86,12 +83,12 @@ impl PieceTrie {
 }
 
 /// Reads the next `count` values from a file, `size` bytes each; `None` if it has fewer.
-pub(super) fn take(file: &mut Bytes, count: u64, size: usize) -> Option<Bytes> {
+pub fn take(file: &mut Bytes, count: u64, size: usize) -> Option<Bytes> {
     let length = usize::try_from(count).ok()?.checked_mul(size)?;
     (length <= file.len()).then(|| file.split_to(length))
 }
 
 /// Reads the next number from a file.
-pub(super) fn number(file: &mut Bytes) -> Option<u64> {
+pub fn number(file: &mut Bytes) -> Option<u64> {
     file.try_get_u64_le().ok()
 }

@@ -9,7 +9,7 @@ use super::trie::{PieceTrie, number, take};
 ///
 /// The crate builds a tree of hash maps, which takes a third of a second and some 200 MB for 250,000 pieces. Both
 /// return the same ids, also for ties and unknown characters.
-pub(super) struct Unigram {
+pub struct Unigram {
     pieces: PieceTrie,
     /// The piece for unknown characters, and the score per character.
     unknown: Option<u32>,
@@ -43,14 +43,14 @@ impl Spelling {
 /// An unknown character's penalty relative to the least likely piece, as in SentencePiece.
 const UNKNOWN_PENALTY: f64 = 10.0;
 /// Magic number in the file; the last byte is the version.
-pub(super) const MAGIC: [u8; 8] = *b"pieces\0\x01";
+pub const MAGIC: [u8; 8] = *b"pieces\0\x01";
 /// Replaces the unknown piece's id if there is none.
 const NO_ID: u64 = u64::MAX;
 const NO_UNKNOWN: &str = "the tokenizer has no piece for unknown characters";
 
 impl Unigram {
     /// Compiles a model; `None` if it has a piece that a trie cannot have.
-    pub(super) fn file_of(model: &RawUnigram) -> Option<Vec<u8>> {
+    pub fn file_of(model: &RawUnigram) -> Option<Vec<u8>> {
         // The crate has no accessor for the unknown piece's id.
         let settings = serde_json::to_value(model).ok()?;
         let unknown = settings
@@ -91,7 +91,7 @@ impl Unigram {
     }
 
     /// Reads the output from [`file_of`](Self::file_of) after [`MAGIC`]; `None` if it is invalid.
-    pub(super) fn read(mut file: Bytes) -> Option<Self> {
+    pub fn read(mut file: Bytes) -> Option<Self> {
         let mut next = || number(&mut file);
         let [count, text_bytes, unknown, byte_fallback] = [next()?, next()?, next()?, next()?];
         let unknown_score = f64::from_bits(next()?);
@@ -109,11 +109,11 @@ impl Unigram {
         })
     }
 
-    pub(super) fn pieces(&self) -> &PieceTrie {
+    pub fn pieces(&self) -> &PieceTrie {
         &self.pieces
     }
 
-    pub(super) fn tokenize(&self, word: &str) -> RawResult<Vec<Token>> {
+    pub fn tokenize(&self, word: &str) -> RawResult<Vec<Token>> {
         let (mut tokens, mut start) = (Vec::new(), 0);
         for piece in self.split(word)? {
             let span = (start, start + piece.len());

@@ -24,7 +24,7 @@ use super::{
 };
 
 /// A tokenizer model, which splits words into pieces.
-pub(super) enum Vocabulary {
+pub enum Vocabulary {
     /// The crate's model, in hash maps.
     Standard(ModelWrapper),
     Unigram(Unigram),
@@ -43,7 +43,7 @@ enum Pieces<'a> {
 
 impl Vocabulary {
     /// Compiles a model; `None` for unsupported kinds. `json` is the model in `tokenizer.json`.
-    pub(super) fn file_of(model: &ModelWrapper, json: &Value) -> Option<Vec<u8>> {
+    pub fn file_of(model: &ModelWrapper, json: &Value) -> Option<Vec<u8>> {
         match model {
             ModelWrapper::Unigram(model) => Unigram::file_of(model),
             ModelWrapper::BPE(_) => BytePairs::file_of(json),
@@ -53,7 +53,7 @@ impl Vocabulary {
     }
 
     /// Reads the output from [`file_of`](Self::file_of); `None` if it is invalid.
-    pub(super) fn read(mut file: Bytes) -> Option<Self> {
+    pub fn read(mut file: Bytes) -> Option<Self> {
         let magic = take(&mut file, 1, unigram::MAGIC.len())?;
         match magic.first_chunk() {
             Some(&unigram::MAGIC) => Unigram::read(file).map(Self::Unigram),

@@ -10,7 +10,7 @@ use super::trie::{PieceTrie, number, take};
 
 /// A WordPiece model on top of a [`PieceTrie`]. The crate's hash maps take 10 ms and 5 MB for 30,000 pieces; this takes
 /// only its file's bytes. Both return the same ids.
-pub(super) struct WordPieces {
+pub struct WordPieces {
     pieces: PieceTrie,
     /// Piece count; some ids may be unused.
     size: usize,
@@ -22,11 +22,11 @@ pub(super) struct WordPieces {
 }
 
 /// Magic number in the file; the last byte is the version.
-pub(super) const MAGIC: [u8; 8] = *b"wpieces\x01";
+pub const MAGIC: [u8; 8] = *b"wpieces\x01";
 
 impl WordPieces {
     /// Compiles the model in a `tokenizer.json`; `None` if it has no unknown piece, or pieces that share an id.
-    pub(super) fn file_of(model: &Value) -> Option<Vec<u8>> {
+    pub fn file_of(model: &Value) -> Option<Vec<u8>> {
         let vocabulary = model.get("vocab")?.as_object()?;
         let id = |id: &Value| u32::try_from(id.as_u64()?).ok();
         // Sorted by bytes, as the trie requires.
@@ -69,7 +69,7 @@ impl WordPieces {
     }
 
     /// Reads the output from [`file_of`](Self::file_of) after [`MAGIC`]; `None` if it is invalid.
-    pub(super) fn read(mut file: Bytes) -> Option<Self> {
+    pub fn read(mut file: Bytes) -> Option<Self> {
         let mut next = || number(&mut file);
         let [count, text_bytes, size, prefix_bytes] = [next()?, next()?, next()?, next()?];
         let [unknown, max_characters] = [next()?, next()?];
@@ -86,20 +86,20 @@ impl WordPieces {
         })
     }
 
-    pub(super) fn pieces(&self) -> &PieceTrie {
+    pub fn pieces(&self) -> &PieceTrie {
         &self.pieces
     }
 
-    pub(super) fn size(&self) -> usize {
+    pub fn size(&self) -> usize {
         self.size
     }
 
-    pub(super) fn prefix(&self) -> &str {
+    pub fn prefix(&self) -> &str {
         &self.prefix
     }
 
     /// A word's pieces, or the unknown piece.
-    pub(super) fn tokenize(&self, word: &str) -> Vec<Token> {
+    pub fn tokenize(&self, word: &str) -> Vec<Token> {
         let mut tokens = Vec::new();
         let token = |id, span| {
             Token::new(
@@ -118,7 +118,7 @@ impl WordPieces {
     }
 
     /// Appends the piece ids for an ASCII word, or the unknown piece's id.
-    pub(super) fn append_ids(&self, word: &mut Word, ids: &mut Vec<u32>) {
+    pub fn append_ids(&self, word: &mut Word, ids: &mut Vec<u32>) {
         let before = ids.len();
         let is_short = word.0.len() - word.1 <= self.max_characters;
         if !is_short || !self.split(word, |id, _| ids.push(id)) {
@@ -128,7 +128,7 @@ impl WordPieces {
     }
 
     /// An empty word.
-    pub(super) fn word(&self) -> Word {
+    pub fn word(&self) -> Word {
         Word(self.prefix.as_bytes().to_vec(), self.prefix.len())
     }
 
@@ -163,18 +163,18 @@ fn is_continuation(byte: u8) -> bool {
 }
 
 /// A word's bytes after the prefix, which is put before each of its parts when pieces are looked up.
-pub(super) struct Word(Vec<u8>, usize);
+pub struct Word(Vec<u8>, usize);
 
 impl Word {
-    pub(super) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.0.len() == self.1
     }
 
-    pub(super) fn push(&mut self, byte: u8) {
+    pub fn push(&mut self, byte: u8) {
         self.0.push(byte);
     }
 
-    pub(super) fn clear(&mut self) {
+    pub fn clear(&mut self) {
         self.0.truncate(self.1);
     }
 }

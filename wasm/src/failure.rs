@@ -7,7 +7,7 @@ use kivu_bindings::class;
 use wasm_bindgen::{JsValue, throw_str};
 
 /// An error's class name and message.
-pub(crate) struct Failure {
+pub struct Failure {
     class: &'static str,
     message: String,
 }
@@ -33,7 +33,7 @@ impl From<Failure> for JsValue {
 
 /// Makes a panic an error that names its place; otherwise it would be a trap without a message. The panic's own message
 /// may contain a text, and is left out. The instance cannot be used afterwards.
-pub(crate) fn report_panics() {
+pub fn report_panics() {
     panic::set_hook(Box::new(|panicked| {
         let place = panicked
             .location()

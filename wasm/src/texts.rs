@@ -6,7 +6,7 @@ use kivu_bindings::{check, half_a_pair, no_pair};
 use wasm_bindgen::{JsCast, JsValue};
 
 /// A string as a text, which is not empty.
-pub(crate) fn text(value: &JsValue, place: impl Fn() -> String) -> Result<String> {
+pub fn text(value: &JsValue, place: impl Fn() -> String) -> Result<String> {
     let string: &JsString = value.unchecked_ref();
     if !string.is_valid_utf16() {
         return Err(half_a_pair(&place()));
@@ -15,7 +15,7 @@ pub(crate) fn text(value: &JsValue, place: impl Fn() -> String) -> Result<String
 }
 
 /// A batch of texts, whose first one has the position `first` in its argument.
-pub(crate) fn texts(values: &Array, argument: &str, first: u32) -> Result<Vec<String>> {
+pub fn texts(values: &Array, argument: &str, first: u32) -> Result<Vec<String>> {
     let values = values.iter().enumerate();
     values
         .map(|(index, value)| text(&value, || place(argument, first, index)))
@@ -23,7 +23,7 @@ pub(crate) fn texts(values: &Array, argument: &str, first: u32) -> Result<Vec<St
 }
 
 /// A batch of texts and pairs of texts, which a model reads together.
-pub(crate) fn inputs(values: &Array, first: u32) -> Result<Vec<Input>> {
+pub fn inputs(values: &Array, first: u32) -> Result<Vec<Input>> {
     let input = |(index, value): (usize, JsValue)| {
         let place = || place("texts", first, index);
         let Some(pair) = value.dyn_ref::<Array>() else {

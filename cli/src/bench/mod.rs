@@ -67,7 +67,7 @@ Examples:
 /// baseline.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
-pub(super) struct Arguments {
+pub struct Arguments {
     /// A bundle, or a name as in `kivu serve`
     bundle: PathBuf,
     /// The bundle for the ONNX Runtime baseline, if different: a graph for the native engine is slower there
@@ -80,7 +80,7 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     #[command(flatten)]
-    pub(super) build: BuildArguments,
+    pub build: BuildArguments,
 }
 
 /// Milliseconds.
@@ -145,7 +145,7 @@ fn rounded(value: f64) -> String {
     format!("{value:.decimals$}")
 }
 
-pub(super) fn run(arguments: Arguments, config: Config) -> Result<ExitCode> {
+pub fn run(arguments: Arguments, config: Config) -> Result<ExitCode> {
     interruptible(move || bench(arguments, config)).map(Ended::code)
 }
 
@@ -308,28 +308,28 @@ fn decoding(server: &Server, manifest: &Manifest) -> Result<Vec<Figure>> {
 
 /// Measurements from `kivu serve` with a bundle.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub(super) struct Serving {
+pub struct Serving {
     /// After short texts.
-    pub(super) resident_mb: f64,
+    pub resident_mb: f64,
     /// Median HTTP latency for a short text.
-    pub(super) answer_ms: f64,
+    pub answer_ms: f64,
     /// With a text at the maximum length. `None` for text generators, and above [`MAX_TOKENS`].
-    pub(super) longest: Option<Longest>,
+    pub longest: Option<Longest>,
 }
 
 /// Measurement with a text at the maximum length.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub(super) struct Longest {
-    pub(super) tokens: usize,
+pub struct Longest {
+    pub tokens: usize,
     /// The server's peak memory.
-    pub(super) peak_mb: f64,
+    pub peak_mb: f64,
 }
 
 /// Longer texts would take minutes.
 const MAX_TOKENS: usize = 8192;
 
 /// Serves a bundle and sends it several example requests, and a text at the maximum length.
-pub(super) fn serve_once(bundle: &Path, manifest: &Manifest, config: &Config) -> Result<Serving> {
+pub fn serve_once(bundle: &Path, manifest: &Manifest, config: &Config) -> Result<Serving> {
     const MAX_REQUESTS: usize = 15;
     const MAX_TIME: Duration = Duration::from_millis(800);
     let server = Server::start(bundle, config)?;

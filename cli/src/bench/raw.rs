@@ -16,16 +16,16 @@ use kivu::{
 };
 use kivu_compiler::quality;
 
-pub(super) struct Raw {
-    pub(super) runtime: Runtime,
-    pub(super) graph: PathBuf,
-    pub(super) cpus: NonZeroUsize,
+pub struct Raw {
+    pub runtime: Runtime,
+    pub graph: PathBuf,
+    pub cpus: NonZeroUsize,
 }
 
 impl Raw {
     /// Rows per second with the fastest schedule: one row per run, one session shared by a thread per CPU, longest row
     /// first.
-    pub(super) fn throughput(&self, rows: &[Encoding], time: Duration) -> Result<f64> {
+    pub fn throughput(&self, rows: &[Encoding], time: Duration) -> Result<f64> {
         let mut rows: Vec<_> = rows.iter().collect();
         rows.sort_by_key(|row| Reverse(row.len()));
         let session = self.session()?;
@@ -52,7 +52,7 @@ impl Raw {
     }
 
     /// Returns a function that runs all `rows` on one thread and returns the time in milliseconds.
-    pub(super) fn runner(&self, rows: &[Encoding]) -> Result<impl FnMut() -> Result<f64> + use<>> {
+    pub fn runner(&self, rows: &[Encoding]) -> Result<impl FnMut() -> Result<f64> + use<>> {
         let session = self.session()?;
         let inputs = rows
             .iter()

@@ -20,17 +20,17 @@ use kivu::{
 };
 
 /// A server on a free local port; dropping it ends the process.
-pub(super) struct Server {
+pub struct Server {
     process: Child,
     address: String,
 }
 
 /// A request's bytes.
-pub(super) struct Request(Vec<u8>);
+pub struct Request(Vec<u8>);
 
 impl Request {
     /// A request to `/models/NAME` with a JSON body.
-    pub(super) fn json(manifest: &Manifest, body: &str) -> Self {
+    pub fn json(manifest: &Manifest, body: &str) -> Self {
         let (name, length) = (&manifest.name, body.len());
         let head = format!(
             "POST /models/{name} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {length}"
@@ -40,14 +40,14 @@ impl Request {
 }
 
 /// A kept-alive connection with negligible client overhead.
-pub(super) struct Connection(BufReader<TcpStream>);
+pub struct Connection(BufReader<TcpStream>);
 
 impl Connection {
     /// Sends a request and reads the response; returns the time for both in milliseconds.
     ///
     /// # Errors
     /// If the connection fails, or the status is not 200.
-    pub(super) fn send(&mut self, request: &Request) -> Result<f64> {
+    pub fn send(&mut self, request: &Request) -> Result<f64> {
         let failed = || Error::io("cannot read the server's response");
         let started = Instant::now();
         self.0.get_mut().write_all(&request.0).map_err(failed())?;
@@ -84,7 +84,7 @@ impl Server {
     ///
     /// From the configuration it gets only the paths to the bundle and ONNX Runtime: a prefix, limits or keys would
     /// change what is measured.
-    pub(super) fn start(bundle: &Path, config: &Config) -> Result<Self> {
+    pub fn start(bundle: &Path, config: &Config) -> Result<Self> {
         let absolute = |path: &Path| {
             path.canonicalize()
                 .map_err(Error::io(format!("cannot find `{}`", path.display())))
@@ -142,7 +142,7 @@ impl Server {
         Ok(server)
     }
 
-    pub(super) fn connect(&self) -> Result<Connection> {
+    pub fn connect(&self) -> Result<Connection> {
         let failed = || Error::io(format!("cannot connect to `{}`", self.address));
         let stream = TcpStream::connect(&self.address).map_err(failed())?;
         stream.set_nodelay(true).map_err(failed())?;
@@ -150,12 +150,7 @@ impl Server {
     }
 
     /// Requests per second from several clients, each of which sends one request after another.
-    pub(super) fn throughput(
-        &self,
-        requests: &[Request],
-        clients: usize,
-        time: Duration,
-    ) -> Result<f64> {
+    pub fn throughput(&self, requests: &[Request], clients: usize, time: Duration) -> Result<f64> {
         let started = Instant::now();
         throughput(clients, |client| {
             let (mut connection, mut sent) = (self.connect()?, 0);
@@ -176,12 +171,12 @@ impl Server {
     }
 
     /// The server process's resident memory in MB (10^6 bytes).
-    pub(super) fn resident_mb(&self) -> Result<f64> {
+    pub fn resident_mb(&self) -> Result<f64> {
         Ok(memory_of(self.process.id(), "VmRSS")? as f64 / 1e6)
     }
 
     /// Peak [`Self::resident_mb`] so far.
-    pub(super) fn peak_mb(&self) -> Result<f64> {
+    pub fn peak_mb(&self) -> Result<f64> {
         Ok(memory_of(self.process.id(), "VmHWM")? as f64 / 1e6)
     }
 }

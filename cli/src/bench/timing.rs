@@ -8,10 +8,7 @@ use std::{
 use kivu::error::{Error, Result};
 
 /// Work units per second on `threads` threads; `work` gets its thread's number and returns the units done.
-pub(super) fn throughput(
-    threads: usize,
-    work: impl Fn(usize) -> Result<usize> + Sync,
-) -> Result<f64> {
+pub fn throughput(threads: usize, work: impl Fn(usize) -> Result<usize> + Sync) -> Result<f64> {
     let (started, work) = (Instant::now(), &work);
     let panicked = |_| Err(Error::model("a measurement thread panicked"));
     let done = thread::scope(|scope| {
@@ -26,11 +23,11 @@ pub(super) fn throughput(
     Ok(done as f64 / started.elapsed().as_secs_f64())
 }
 
-pub(super) fn median(mut values: Vec<f64>) -> f64 {
+pub fn median(mut values: Vec<f64>) -> f64 {
     percentile(&mut values, 50)
 }
 
-pub(super) fn percentile(values: &mut [f64], percent: usize) -> f64 {
+pub fn percentile(values: &mut [f64], percent: usize) -> f64 {
     values.sort_by(f64::total_cmp);
     values
         .get(values.len() * percent / 100)
@@ -38,6 +35,6 @@ pub(super) fn percentile(values: &mut [f64], percent: usize) -> f64 {
         .unwrap_or(f64::NAN)
 }
 
-pub(super) fn ms(time: Duration) -> f64 {
+pub fn ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1000.0
 }

@@ -14,7 +14,7 @@ const QUERY: &str = "How do computers learn?";
 const LABELS: [&str; 5] = ["science", "sport", "cooking", "politics", "music"];
 
 /// Builds a request body.
-pub(super) fn body(manifest: &Manifest, texts: &[&str]) -> Value {
+pub fn body(manifest: &Manifest, texts: &[&str]) -> Value {
     match manifest.task {
         Task::TextRanking => json!({ "inputs": { "query": QUERY, "texts": texts } }),
         Task::ZeroShotClassification => {
@@ -30,11 +30,7 @@ pub(super) fn body(manifest: &Manifest, texts: &[&str]) -> Value {
 }
 
 /// A request's rows: one per text, and for models that read pairs, one per text and query or label.
-pub(super) fn rows(
-    manifest: &Manifest,
-    tokenizer: &Tokenizer,
-    texts: &[&str],
-) -> Result<Vec<Encoding>> {
+pub fn rows(manifest: &Manifest, tokenizer: &Tokenizer, texts: &[&str]) -> Result<Vec<Encoding>> {
     let limit = manifest.max_tokens().unwrap_or(usize::MAX);
     if let Some(settings) = &manifest.zero_shot_entities {
         let prompt = settings.prompt(&LABELS.map(str::to_owned), tokenizer)?;

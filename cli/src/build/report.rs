@@ -19,7 +19,7 @@ use kivu::{
 use kivu_compiler::{Built, cost::Comparison, quality::PairQuality};
 
 #[derive(Debug, Serialize)]
-pub(super) struct Report<'a> {
+pub struct Report<'a> {
     name: &'a str,
     task: Task,
     architecture: &'a str,
@@ -54,7 +54,7 @@ pub(super) struct Report<'a> {
 
 impl<'a> Report<'a> {
     /// Briefly serves the bundle to measure it. If that fails, the report lacks these measurements.
-    pub(super) fn new(built: &'a Built, path: &Path, config: &Config) -> Self {
+    pub fn new(built: &'a Built, path: &Path, config: &Config) -> Self {
         let manifest = built.bundle.manifest();
         let Manifest {
             name,
@@ -93,7 +93,7 @@ impl<'a> Report<'a> {
     }
 
     /// Shows `name` in the next commands, if `kivu serve NAME` and `kivu push NAME` find the bundle by it.
-    pub(super) fn served_as(mut self, name: Option<&Path>) -> Self {
+    pub fn served_as(mut self, name: Option<&Path>) -> Self {
         if let Some(name) = name {
             self.next = next(name);
         }
@@ -101,7 +101,7 @@ impl<'a> Report<'a> {
     }
 
     /// The report as text.
-    pub(super) fn lines(&self) -> Vec<String> {
+    pub fn lines(&self) -> Vec<String> {
         let Self {
             name,
             task,

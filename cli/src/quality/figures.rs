@@ -4,10 +4,10 @@ use kivu::repository::manifest::{Neighbours, Quality, VectorQuality};
 use kivu_compiler::quality::{PairFigures, PairQuality, Report};
 
 /// A table's row: a figure's name and value.
-pub(super) type Row = (&'static str, String);
+pub type Row = (&'static str, String);
 
 /// A bundle's quality in one line, without the word "quality".
-pub(crate) fn text(quality: Option<Quality>) -> String {
+pub fn text(quality: Option<Quality>) -> String {
     match quality {
         Some(Quality::Embedding {
             texts,
@@ -107,7 +107,7 @@ pub(crate) fn text(quality: Option<Quality>) -> String {
 }
 
 /// The most important figure, for a list.
-pub(crate) fn short(quality: Option<Quality>) -> String {
+pub fn short(quality: Option<Quality>) -> String {
     match quality {
         Some(Quality::Embedding { mean_cosine, .. }) => format!("cosine {mean_cosine:.4}"),
         Some(
@@ -130,7 +130,7 @@ pub(crate) fn short(quality: Option<Quality>) -> String {
 }
 
 /// A report's figures.
-pub(super) fn rows(report: &Report) -> Vec<Row> {
+pub fn rows(report: &Report) -> Vec<Row> {
     let mut rows: Vec<Row> = report.quality.iter().flat_map(quality_rows).collect();
     for (kind, quality) in &report.other_vectors {
         rows.push(("vectors", kind.to_string()));
@@ -247,7 +247,7 @@ fn quality_rows(quality: &Quality) -> Vec<Row> {
 }
 
 /// Results on pairs, as `MODEL against OTHER`.
-pub(super) fn pair_rows(quality: &PairQuality) -> Vec<Row> {
+pub fn pair_rows(quality: &PairQuality) -> Vec<Row> {
     let rows = figures(&quality.model);
     let others = quality.other.as_ref().map(figures);
     let value = |place: usize, (name, value): Row| match &others {

@@ -10,7 +10,7 @@ use std::{
 use clap::{Args, ValueEnum};
 
 use self::figures::{Row, pair_rows, rows};
-pub(super) use self::figures::{short, text};
+pub use self::figures::{short, text};
 use super::{
     interrupt::{Ended, interruptible},
     named::{BuildArguments, for_comparison, resolve},
@@ -46,7 +46,7 @@ Examples:
 /// match).
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
-pub(super) struct Arguments {
+pub struct Arguments {
     /// A bundle, or a name as in `kivu serve`; missing models are built
     model: PathBuf,
     /// fp32, int8 or int8-blocks of the same model, another bundle or name, or a file with vectors (.npy, or a column
@@ -63,7 +63,7 @@ pub(super) struct Arguments {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    pub(super) build: BuildArguments,
+    pub build: BuildArguments,
 }
 
 /// What to compare with, on the command line.
@@ -95,7 +95,7 @@ impl Against {
     }
 }
 
-pub(super) fn run(arguments: Arguments, config: Config) -> Result<ExitCode> {
+pub fn run(arguments: Arguments, config: Config) -> Result<ExitCode> {
     interruptible(move || run_quality(arguments, config)).map(Ended::code)
 }
 
@@ -232,7 +232,7 @@ fn lines(report: &Report) -> Vec<String> {
 }
 
 /// Results on pairs in one line.
-pub(super) fn pairs_text(quality: &PairQuality) -> String {
+pub fn pairs_text(quality: &PairQuality) -> String {
     let figures: Vec<String> = pair_rows(quality)
         .into_iter()
         .map(|(name, value)| format!("{name} {value}"))

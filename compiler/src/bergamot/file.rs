@@ -23,27 +23,27 @@ const INTGEMM8: u64 = 0x4101;
 /// Item with the model's options.
 const OPTIONS: &str = "special:model.yml";
 /// The only integer matrix stored by rows; all others are stored by columns.
-pub(super) const WORDS: &str = "Wemb";
+pub const WORDS: &str = "Wemb";
 
 /// A parsed file.
 #[derive(Debug)]
-pub(crate) struct File {
+pub struct File {
     /// Column-stored matrices are transposed: they have a row per output.
-    pub(crate) matrices: BTreeMap<String, Weight>,
+    pub matrices: BTreeMap<String, Weight>,
     /// Options that the model was trained with.
-    pub(crate) options: Options,
+    pub options: Options,
 }
 
 /// Marian's options, one per line. Nested options are ignored.
 #[derive(Debug)]
-pub(crate) struct Options(BTreeMap<String, String>);
+pub struct Options(BTreeMap<String, String>);
 
 /// Unread bytes.
 struct Reader<'a>(&'a [u8]);
 
 impl File {
     /// Parses a file.
-    pub(crate) fn parse(bytes: &[u8]) -> Result<Self> {
+    pub fn parse(bytes: &[u8]) -> Result<Self> {
         let mut reader = Reader(bytes);
         let [version, count] = reader.numbers()?;
         if version != VERSION || count > MAX_ITEMS {
@@ -189,12 +189,12 @@ impl Options {
     }
 
     /// The option called `name`; empty if it is missing.
-    pub(crate) fn text(&self, name: &str) -> &str {
+    pub fn text(&self, name: &str) -> &str {
         self.0.get(name).map_or("", String::as_str)
     }
 
     /// Parses the option called `name` as a number.
-    pub(crate) fn number(&self, name: &str) -> Result<usize> {
+    pub fn number(&self, name: &str) -> Result<usize> {
         self.text(name).parse().map_err(|_| {
             Error::model(format!(
                 "expected a number as the model's option `{name}`, but found `{}`",

@@ -13,7 +13,7 @@ const MAGIC: u64 = 0xF11A_48D5_0134_17F5;
 const HEADER: usize = 6;
 
 /// Reads an untrusted shortlist file for a model with `vocabulary` tokens.
-pub(crate) fn shortlist(bytes: &[u8], vocabulary: usize) -> Result<Shortlist> {
+pub fn shortlist(bytes: &[u8], vocabulary: usize) -> Result<Shortlist> {
     let damaged = |what: &str| {
         Error::model(format!(
             "expected a lexical shortlist for {vocabulary} tokens, but found {what}; take the `lex` file that \

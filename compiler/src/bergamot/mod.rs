@@ -1,8 +1,8 @@
 //! Bergamot students: small translation models for browsers.
 
-pub(super) mod file;
-pub(super) mod lexicon;
-pub(super) mod model;
+pub mod file;
+pub mod lexicon;
+pub mod model;
 
 use std::path::{Path, PathBuf};
 
@@ -36,12 +36,12 @@ const LENGTH_FACTOR: f32 = 2.5;
 const SPECIAL: [&str; 2] = ["</s>", "<unk>"];
 
 /// Whether `folder` looks like a Bergamot student.
-pub(super) fn is_in(folder: &Path) -> bool {
+pub fn is_in(folder: &Path) -> bool {
     !folder.join(ConfigFile::NAME).is_file() && matches!(find(folder, "model."), Ok(Some(_)))
 }
 
 /// Reads the student in the plan's folder.
-pub(super) fn open(plan: &Plan) -> Result<Source<'static>> {
+pub fn open(plan: &Plan) -> Result<Source<'static>> {
     let folder = &plan.folder;
     let in_folder =
         |error| Error::model_because(format!("cannot build from `{}`", folder.display()), error);
@@ -100,7 +100,7 @@ fn languages(model: &Path) -> Option<Languages> {
 }
 
 /// Gives the tokenizer special tokens that no text can contain, so that `</s>` in a text does not end it.
-pub(super) fn tokenizer(json: &[u8]) -> Result<Vec<u8>> {
+pub fn tokenizer(json: &[u8]) -> Result<Vec<u8>> {
     let unreadable = |error| Error::model_because("cannot read the tokenizer", error);
     let mut tokenizer: serde_json::Value = serde_json::from_slice(json).map_err(unreadable)?;
     for (id, expected) in SPECIAL.iter().enumerate() {

@@ -16,7 +16,7 @@ use kivu::error::{Error, Result};
 /// Class name; the files do not state it.
 const ARCHITECTURE: &str = "BergamotStudent";
 /// Maximum number of decoder steps: 2.5 times the source token limit, and the first step.
-pub(super) const MAX_POSITIONS: usize = 1281;
+pub const MAX_POSITIONS: usize = 1281;
 const SINUSOIDS: Sinusoids = Sinusoids {
     length: MAX_POSITIONS,
     waves: Waves::ToTheEnd,
@@ -42,7 +42,7 @@ const OPTIONS: [(&str, &str); 9] = [
 ];
 
 /// Builds the model and its weights; `sha256` is the file's hash.
-pub(crate) fn model(file: File, sha256: String) -> Result<(Seq2SeqModel, Weights)> {
+pub fn model(file: File, sha256: String) -> Result<(Seq2SeqModel, Weights)> {
     let File { matrices, options } = file;
     let rows = matrices
         .get(WORDS)

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use kivu_engine::kernel::LANES;
 
-pub(super) use super::details::{Details, EmbeddingProjection, ExpertLayers, PositionTable};
+pub use super::details::{Details, EmbeddingProjection, ExpertLayers, PositionTable};
 use super::distances::{Convolution, Distances};
 use crate::{
     config::ConfigFile,
@@ -32,95 +32,95 @@ const MAX_TOKENS_AT_ONCE: usize = 1024;
 
 /// Encoder properties for pooling and truncation, whether or not the weights are supported.
 #[derive(Clone, Debug)]
-pub(crate) struct Facts {
+pub struct Facts {
     /// Class that the weights were trained as, or the model type if no class is named.
-    pub(crate) architecture: String,
+    pub architecture: String,
     /// Width of a token's vector.
-    pub(crate) hidden: usize,
+    pub hidden: usize,
     /// Number of tokens that the model has positions for.
-    pub(crate) max_positions: usize,
+    pub max_positions: usize,
     /// Number of tokens up to which files may raise the limit: more than the positions if rotary frequencies depend on
     /// the text's length.
-    pub(crate) longest: usize,
+    pub longest: usize,
 }
 
 /// An encoder's layer structure.
 #[derive(Debug)]
-pub(crate) struct EncoderConfig {
-    pub(crate) facts: Facts,
-    pub(super) vocabulary: usize,
-    pub(super) layers: usize,
-    pub(super) heads: Heads,
-    pub(super) feed_forward: FeedForward,
-    pub(super) norm: NormKind,
-    pub(super) epsilon: f32,
-    pub(super) positions: Positions,
+pub struct EncoderConfig {
+    pub facts: Facts,
+    pub vocabulary: usize,
+    pub layers: usize,
+    pub heads: Heads,
+    pub feed_forward: FeedForward,
+    pub norm: NormKind,
+    pub epsilon: f32,
+    pub positions: Positions,
     /// Rows in the token type table; 0 if the model has none.
-    pub(super) types: usize,
+    pub types: usize,
     /// Layers cycle through these.
-    pub(super) spans: Vec<Span>,
+    pub spans: Vec<Span>,
     /// Distance bias in attention scores, besides rotary positions.
-    pub(super) bias: Bias,
+    pub bias: Bias,
     /// Linear layers with biases.
-    pub(super) biases: Biases,
-    pub(super) names: &'static Names,
+    pub biases: Biases,
+    pub names: &'static Names,
     /// Label head, in classifiers.
-    pub(crate) head: Option<Head>,
+    pub head: Option<Head>,
     /// How a head reads token vectors.
-    pub(super) head_input: HeadInput,
+    pub head_input: HeadInput,
     /// Layers after the encoder's, which the head reads.
-    pub(super) decoder: Option<Box<Decoder>>,
-    pub(super) details: Details,
+    pub decoder: Option<Box<Decoder>>,
+    pub details: Details,
     /// Tasks with adapters, if the model has them.
-    pub(super) tasks: Option<Tasks>,
+    pub tasks: Option<Tasks>,
 }
 
 /// Tasks that a request may choose, each with narrow matrices that are added to the weights (LoRA).
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Tasks {
+pub struct Tasks {
     /// In the order of the matrices.
-    pub(super) names: Vec<String>,
+    pub names: Vec<String>,
     /// The text that a task's texts begin with, in models with such texts.
-    pub(super) prompts: BTreeMap<String, String>,
+    pub prompts: BTreeMap<String, String>,
     /// Numbers between a task's two matrices.
-    pub(super) rank: usize,
+    pub rank: usize,
     /// Factor for a task's product.
-    pub(super) scale: f32,
+    pub scale: f32,
 }
 
 /// A decoder over the encoder's text, shifted by one token. Its tokens attend to earlier ones, and then to all of the
 /// encoder's.
 #[derive(Debug)]
-pub(super) struct Decoder {
+pub struct Decoder {
     /// The token before the text.
-    pub(super) start: usize,
+    pub start: usize,
     /// The token at the text's end, which the head reads.
-    pub(super) end: i64,
+    pub end: i64,
     /// Layers, without their attention to the encoder.
-    pub(super) layers: EncoderConfig,
+    pub layers: EncoderConfig,
 }
 
 /// Attention heads.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Heads {
-    pub(super) queries: usize,
+pub struct Heads {
+    pub queries: usize,
     /// Key and value heads; each serves the same number of query heads.
-    pub(super) keys: usize,
+    pub keys: usize,
     /// Head width.
-    pub(super) width: usize,
+    pub width: usize,
 }
 
 /// A layer's feed-forward part.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct FeedForward {
-    pub(super) width: usize,
-    pub(super) activation: Activation,
-    pub(super) gate: Gate,
+pub struct FeedForward {
+    pub width: usize,
+    pub activation: Activation,
+    pub gate: Gate,
 }
 
 /// Which half of the first matrix's output is activated before multiplying it by the other half.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Gate {
+pub enum Gate {
     /// The feed-forward part has no gate.
     None,
     First,
@@ -129,7 +129,7 @@ pub(super) enum Gate {
 
 /// Positions added to words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Positions {
+pub enum Positions {
     None,
     /// A position table, counted from 0.
     Table,
@@ -141,14 +141,14 @@ pub(super) enum Positions {
 
 /// A layer's attention window and rotary positions.
 #[derive(Clone, Debug)]
-pub(super) struct Span {
-    pub(super) window: AttentionWindow,
-    pub(super) rotary: Option<Rotary>,
+pub struct Span {
+    pub window: AttentionWindow,
+    pub rotary: Option<Rotary>,
 }
 
 /// How the distance between two tokens affects their attention.
 #[derive(Debug)]
-pub(super) enum Bias {
+pub enum Bias {
     None,
     /// Each head has a value per distance bucket, the same in all layers.
     Relative {
@@ -163,52 +163,52 @@ pub(super) enum Bias {
 
 /// Which linear layers have biases.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Biases {
-    pub(super) projections: bool,
-    pub(super) attention_output: bool,
-    pub(super) up: bool,
-    pub(super) down: bool,
+pub struct Biases {
+    pub projections: bool,
+    pub attention_output: bool,
+    pub up: bool,
+    pub down: bool,
 }
 
 /// Attention to distances, and a convolution, in DeBERTa.
 #[derive(Debug)]
-pub(super) struct Disentangled {
+pub struct Disentangled {
     /// Divisor for attention scores.
-    pub(super) scale: f32,
+    pub scale: f32,
     /// `None` in models that ignore distances.
-    pub(super) distances: Option<Distances>,
+    pub distances: Option<Distances>,
     /// `None` in models without a convolution.
-    pub(super) convolution: Option<Convolution>,
+    pub convolution: Option<Convolution>,
 }
 
 /// A classifier's head.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Head {
-    pub(crate) kind: HeadKind,
+pub struct Head {
+    pub kind: HeadKind,
     /// The labels, by id.
-    pub(crate) labels: Vec<String>,
+    pub labels: Vec<String>,
     /// Function from logits to scores.
-    pub(crate) function: ScoreFunction,
+    pub function: ScoreFunction,
 }
 
 /// Whether a head labels texts or their tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum HeadKind {
+pub enum HeadKind {
     Text,
     Tokens,
 }
 
 /// Head layers before the labels: a linear layer, an activation, and in some families a normalization.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct HeadInput {
-    pub(super) activation: Activation,
-    pub(super) has_bias: bool,
-    pub(super) read: HeadRead,
+pub struct HeadInput {
+    pub activation: Activation,
+    pub has_bias: bool,
+    pub read: HeadRead,
 }
 
 /// The vector that a text's head reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum HeadRead {
+pub enum HeadRead {
     First,
     Last,
     Mean,
@@ -218,34 +218,34 @@ pub(super) enum HeadRead {
 
 /// Weight names in a family.
 #[derive(Debug)]
-pub(super) struct Names {
+pub struct Names {
     /// Body prefix in models with a head.
-    pub(super) prefix: &'static str,
+    pub prefix: &'static str,
     /// Word embedding table.
-    pub(super) words: &'static str,
+    pub words: &'static str,
     /// Other names of this table in files, since other layers share it.
-    pub(super) words_aliases: &'static [&'static str],
+    pub words_aliases: &'static [&'static str],
     /// Embedding normalization; `None` in models without one.
-    pub(super) embedding_norm: Option<&'static str>,
-    pub(super) layer: &'static str,
+    pub embedding_norm: Option<&'static str>,
+    pub layer: &'static str,
     /// Queries, keys and values: three matrices, or one.
-    pub(super) projections: &'static [&'static str],
-    pub(super) query_key_norms: Option<[&'static str; 2]>,
-    pub(super) attention_output: &'static str,
-    pub(super) norms: Norms,
+    pub projections: &'static [&'static str],
+    pub query_key_norms: Option<[&'static str; 2]>,
+    pub attention_output: &'static str,
+    pub norms: Norms,
     /// The first feed-forward matrix, or its two halves.
-    pub(super) up: &'static [&'static str],
-    pub(super) down: &'static str,
+    pub up: &'static [&'static str],
+    pub down: &'static str,
     /// The head's layer before the labels, and whether it belongs to the body.
-    pub(super) dense: (&'static str, bool),
+    pub dense: (&'static str, bool),
     /// The normalization after it.
-    pub(super) dense_norm: Option<&'static str>,
-    pub(super) labels: &'static str,
+    pub dense_norm: Option<&'static str>,
+    pub labels: &'static str,
 }
 
 /// Normalizations in a layer and at the output.
 #[derive(Debug)]
-pub(super) enum Norms {
+pub enum Norms {
     /// Normalizes the sum of a part's input and output; a second normalization adds the input again.
     After {
         attention: &'static [&'static str],
@@ -263,11 +263,11 @@ pub(super) enum Norms {
 }
 
 /// Word embedding table, in most families.
-pub(super) const WORDS: &str = "embeddings.word_embeddings.weight";
+pub const WORDS: &str = "embeddings.word_embeddings.weight";
 
 impl EncoderConfig {
     /// Whether the native engine supports the whole graph.
-    pub(super) fn suits_native_engine(&self) -> bool {
+    pub fn suits_native_engine(&self) -> bool {
         let widths = [
             self.facts.hidden,
             self.embedding_width(),
@@ -283,12 +283,12 @@ impl EncoderConfig {
 
     /// Whether int8 linear layers have a per-token scale in ONNX Runtime even without query blocks: after root mean
     /// square normalization, some values remain outliers.
-    pub(super) fn scales_each_token(&self) -> bool {
+    pub fn scales_each_token(&self) -> bool {
         matches!(self.norm, NormKind::RootMeanSquare { .. })
     }
 
     /// Whether positions affect attention itself, not only token vectors.
-    pub(super) fn attends_by_position(&self) -> bool {
+    pub fn attends_by_position(&self) -> bool {
         let is_special = |span: &Span| span.window != AttentionWindow::ALL || span.rotary.is_some();
         matches!(self.bias, Bias::Alibi)
             || self.heads.keys != self.heads.queries
@@ -296,12 +296,12 @@ impl EncoderConfig {
     }
 
     /// Whether tokens have no positions, only distances, so that the weights do not determine the maximum length.
-    pub(super) fn depends_on_distances_only(&self) -> bool {
+    pub fn depends_on_distances_only(&self) -> bool {
         self.positions == Positions::None && self.disentangled().is_some()
     }
 
     /// Whether attention in ONNX Runtime needs query blocks.
-    pub(super) fn needs_blocks(&self) -> bool {
+    pub fn needs_blocks(&self) -> bool {
         match self.bias {
             _ if self.decoder.is_some() => true,
             Bias::Disentangled(_) | Bias::Relative { .. } => false,
@@ -312,7 +312,7 @@ impl EncoderConfig {
     }
 
     /// Attention in the given layer.
-    pub(super) fn attention(&self, layer: usize) -> Attention {
+    pub fn attention(&self, layer: usize) -> Attention {
         let Heads {
             queries,
             keys,
@@ -336,13 +336,13 @@ impl EncoderConfig {
     }
 
     /// Factor for attention scores when all queries attend at once, if not derived from the head width.
-    pub(super) fn scale_at_once(&self) -> Option<f32> {
+    pub fn scale_at_once(&self) -> Option<f32> {
         self.disentangled()
             .map(|settings| 1.0 / settings.scale)
             .or(self.details.attention_scale)
     }
 
-    pub(super) fn disentangled(&self) -> Option<&Disentangled> {
+    pub fn disentangled(&self) -> Option<&Disentangled> {
         match &self.bias {
             Bias::Disentangled(settings) => Some(settings),
             _ => None,
@@ -350,19 +350,19 @@ impl EncoderConfig {
     }
 
     /// Width of word, type and position embeddings.
-    pub(super) fn embedding_width(&self) -> usize {
+    pub fn embedding_width(&self) -> usize {
         self.details
             .projection
             .map_or(self.facts.hidden, |projection| projection.width)
     }
 
     /// The convolution after the first layer.
-    pub(super) fn convolution(&self) -> Option<&Convolution> {
+    pub fn convolution(&self) -> Option<&Convolution> {
         self.disentangled()?.convolution.as_ref()
     }
 
     /// Query, key and value matrices in the given layer; one that contains all three, or three.
-    pub(super) fn projections(&self, layer: usize) -> Vec<Projection> {
+    pub fn projections(&self, layer: usize) -> Vec<Projection> {
         let Heads {
             queries,
             keys,
@@ -379,13 +379,7 @@ impl EncoderConfig {
     }
 
     /// A matrix in a layer.
-    pub(super) fn in_layer(
-        &self,
-        layer: usize,
-        name: &str,
-        outputs: usize,
-        has_bias: bool,
-    ) -> Projection {
+    pub fn in_layer(&self, layer: usize, name: &str, outputs: usize, has_bias: bool) -> Projection {
         Projection {
             name: self.name_in_layer(layer, name),
             outputs,
@@ -394,7 +388,7 @@ impl EncoderConfig {
     }
 
     /// A weight name in a layer.
-    pub(super) fn name_in_layer(&self, layer: usize, name: &str) -> String {
+    pub fn name_in_layer(&self, layer: usize, name: &str) -> String {
         match self.details.sharing {
             None => format!("{}{layer}.{name}", self.names.layer),
             Some(sharing) => format!("{}{}{name}", self.names.layer, sharing.layer(layer)),
@@ -402,7 +396,7 @@ impl EncoderConfig {
     }
 
     /// Whether a weight belongs to a layer that no text passes.
-    pub(super) fn is_in_unused_layer(&self, name: &str) -> bool {
+    pub fn is_in_unused_layer(&self, name: &str) -> bool {
         let Some(rest) = name.strip_prefix(self.names.layer) else {
             return false;
         };
@@ -420,7 +414,7 @@ impl EncoderConfig {
     }
 
     /// The first feed-forward matrix, or its two halves.
-    pub(super) fn up(&self, layer: usize) -> Vec<Projection> {
+    pub fn up(&self, layer: usize) -> Vec<Projection> {
         let FeedForward { width, gate, .. } = self.feed_forward;
         let outputs = if gate == Gate::None { width } else { 2 * width };
         let names = self.names.up;
@@ -430,7 +424,7 @@ impl EncoderConfig {
             .collect()
     }
 
-    pub(super) fn position_rows(&self) -> usize {
+    pub fn position_rows(&self) -> usize {
         let unusable = match self.positions {
             Positions::TableAfter { padding } => rows_up_to(padding),
             _ => 0,
@@ -444,14 +438,14 @@ impl EncoderConfig {
 
 impl Span {
     /// Attention to all tokens, without rotation.
-    pub(super) const ALL: Self = Self {
+    pub const ALL: Self = Self {
         window: AttentionWindow::ALL,
         rotary: None,
     };
 }
 
 impl Biases {
-    pub(super) const ALL: Self = Self {
+    pub const ALL: Self = Self {
         projections: true,
         attention_output: true,
         up: true,
@@ -461,7 +455,7 @@ impl Biases {
 
 impl HeadInput {
     /// The first token's vector, through a linear layer with this activation.
-    pub(super) const fn first(activation: Activation) -> Self {
+    pub const fn first(activation: Activation) -> Self {
         Self {
             activation,
             has_bias: true,
@@ -471,13 +465,13 @@ impl HeadInput {
 }
 
 /// Table row count up to and including the padding row.
-pub(super) fn rows_up_to(id: i64) -> usize {
+pub fn rows_up_to(id: i64) -> usize {
     usize::try_from(id).unwrap_or(0).saturating_add(1)
 }
 
 impl Head {
     /// A head with unnamed labels.
-    pub(super) fn unnamed(kind: HeadKind, labels: usize) -> Self {
+    pub fn unnamed(kind: HeadKind, labels: usize) -> Self {
         let function = if labels == 1 {
             ScoreFunction::Sigmoid
         } else {
@@ -492,14 +486,14 @@ impl Head {
     }
 
     /// Reads the head that a config describes, as `transformers` does; `None` if its class has none.
-    pub(crate) fn read(config: &ConfigFile) -> Result<Option<Self>> {
+    pub fn read(config: &ConfigFile) -> Result<Option<Self>> {
         Self::kind(config)
             .map(|kind| Self::of(kind, config))
             .transpose()
     }
 
     /// The kind of head that the config's class has.
-    pub(super) fn kind(config: &ConfigFile) -> Option<HeadKind> {
+    pub fn kind(config: &ConfigFile) -> Option<HeadKind> {
         let (_, kind) = CLASSIFIERS
             .iter()
             .find(|(end, _)| config.architecture().ends_with(end))?;
@@ -507,7 +501,7 @@ impl Head {
     }
 
     /// Reads the labels of a head of this kind, whatever class the config names.
-    pub(super) fn of(kind: HeadKind, config: &ConfigFile) -> Result<Self> {
+    pub fn of(kind: HeadKind, config: &ConfigFile) -> Result<Self> {
         let mut head = Self::unnamed(kind, 0);
         if let Some(labels) = config.get::<BTreeMap<usize, String>>("id2label")? {
             if !labels.keys().copied().eq(0..labels.len()) {
@@ -540,7 +534,7 @@ impl Head {
 
 impl Names {
     /// The layer with an output per label.
-    pub(super) fn label_layer(&self, kind: HeadKind) -> &'static str {
+    pub fn label_layer(&self, kind: HeadKind) -> &'static str {
         match kind {
             HeadKind::Text => self.labels,
             // Decoders' heads have nothing before the labels.
@@ -550,7 +544,7 @@ impl Names {
     }
 
     /// Whether a weight belongs to a label head, of either kind.
-    pub(super) fn is_of_label_head(&self, name: &str) -> bool {
+    pub fn is_of_label_head(&self, name: &str) -> bool {
         let (dense, is_of_body) = self.dense;
         let layers = [
             self.label_layer(HeadKind::Text),
@@ -566,7 +560,7 @@ impl Names {
     }
 
     /// The weight of a label head's last layer, if `weights` have one.
-    pub(super) fn label_weight(&self, weights: &Weights) -> Option<String> {
+    pub fn label_weight(&self, weights: &Weights) -> Option<String> {
         [HeadKind::Text, HeadKind::Tokens]
             .map(|kind| format!("{}.weight", self.label_layer(kind)))
             .into_iter()

@@ -25,7 +25,7 @@ const COUNTS: &str = "count_pred";
 /// Logits of these layers: numbers of instances from 0 on.
 const MAX_INSTANCES: usize = 20;
 /// Attention heads and layers of the transformer over labels, which no setting changes.
-pub(super) const TRANSFORMER_HEADS: usize = 4;
+pub const TRANSFORMER_HEADS: usize = 4;
 const TRANSFORMER_LAYERS: usize = 2;
 /// Added to variances in the transformer, as PyTorch does by default.
 const EPSILON: f32 = 1e-5;
@@ -42,17 +42,17 @@ const INPUTS: usize = 5;
 
 /// Spans that are scored after a count.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct CountedSpans {
+pub struct CountedSpans {
     /// Maximum number of words in a span.
-    pub(super) longest: usize,
+    pub longest: usize,
     /// Tokens around labels other than entities'.
-    pub(super) tokens: SchemaTokens,
-    pub(super) mixing: Mixing,
+    pub tokens: SchemaTokens,
+    pub mixing: Mixing,
 }
 
 /// Layers after the recurrent step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mixing {
+pub enum Mixing {
     /// Two layers on state and label.
     Joined,
     /// A transformer over labels.
@@ -64,7 +64,7 @@ pub(super) enum Mixing {
 impl CountedSpans {
     /// Writes logits by word, label and word count, with all labels once per instance. `sizes` are the vectors' width and the
     /// maximum number of tokens.
-    pub(super) fn write(
+    pub fn write(
         self,
         layers: &mut Layers<'_>,
         sizes: [usize; 2],
@@ -628,18 +628,14 @@ fn mix_experts(graph: &mut GraphBuilder, state: &Value, constants: &[&Value]) ->
 }
 
 /// Scores of labels, with the axes of span logits: two layers on the vectors of the tokens in front of labels.
-pub(super) fn label_logits(
-    graph: &mut GraphBuilder,
-    labels: &Value,
-    constants: [&Value; 4],
-) -> Value {
+pub fn label_logits(graph: &mut GraphBuilder, labels: &Value, constants: [&Value; 4]) -> Value {
     let one = graph.integers("axis_1", &[1]);
     let logits = apply_two(graph, labels, constants);
     graph.node("Unsqueeze", &[&logits, &one], vec![])
 }
 
 /// The layers that score labels.
-pub(super) fn label_layers(layers: &mut Layers<'_>, width: usize) -> Result<[Value; 4]> {
+pub fn label_layers(layers: &mut Layers<'_>, width: usize) -> Result<[Value; 4]> {
     let [w0, b0] = layer(layers, "classifier.0", [width, 2 * width])?;
     let [w1, b1] = layer(layers, "classifier.2", [2 * width, 1])?;
     Ok([w0, b0, w1, b1])

@@ -18,7 +18,7 @@ const NORM: &str = "encoder_attn_layer_norm";
 
 impl<'a> Writer<'a> {
     /// Writes all decoder layers; `encoded` are the encoder's vectors for the same text.
-    pub(super) fn decode(&mut self, decoder: &'a Decoder, encoded: &Value) -> Result<Value> {
+    pub fn decode(&mut self, decoder: &'a Decoder, encoded: &Value) -> Result<Value> {
         let encoder = std::mem::replace(&mut self.config, &decoder.layers);
         let mut hidden = self.embeddings(Some(decoder.start))?;
         for layer in 0..decoder.layers.layers {

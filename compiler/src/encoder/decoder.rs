@@ -53,7 +53,7 @@ const INSTRUCTION: &str =
 
 /// Builds a decoder's scores as output `output`, if it has a head or ranks by two tokens' logits. Removes `config`'s
 /// head, since the modules contain it.
-pub(super) fn head(
+pub fn head(
     plan: &Plan,
     config: &mut EncoderConfig,
     weights: &mut Weights,

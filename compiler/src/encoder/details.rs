@@ -2,29 +2,29 @@
 
 /// Details that most families lack.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Details {
+pub struct Details {
     /// Whether queries and keys are normalized head by head.
-    pub(super) norms_each_head: bool,
+    pub norms_each_head: bool,
     /// The layer from embeddings to token vectors, if they have different widths.
-    pub(super) projection: Option<EmbeddingProjection>,
+    pub projection: Option<EmbeddingProjection>,
     /// Rows in the task type table; 0 if the model has none. All tokens have the first type.
-    pub(super) task_types: usize,
+    pub task_types: usize,
     /// The position table.
-    pub(super) position_table: PositionTable,
+    pub position_table: PositionTable,
     /// Layers that share their weights.
-    pub(super) sharing: Option<LayerSharing>,
+    pub sharing: Option<LayerSharing>,
     /// Factor for word embeddings.
-    pub(super) word_scale: Option<f32>,
+    pub word_scale: Option<f32>,
     /// Factor for query-key products, if not derived from the head width.
-    pub(super) attention_scale: Option<f32>,
+    pub attention_scale: Option<f32>,
     /// Limit for attention scores, by a hyperbolic tangent (Gemma 2).
-    pub(super) attention_cap: Option<f32>,
+    pub attention_cap: Option<f32>,
     /// Layers with experts in place of a feed-forward part.
-    pub(super) experts: Option<ExpertLayers>,
+    pub experts: Option<ExpertLayers>,
     /// Whether a word prediction head adds a bias to its logits.
-    pub(super) predicts_with_bias: bool,
+    pub predicts_with_bias: bool,
     /// Whether the output matrix is the word embedding table.
-    pub(super) ties_words: bool,
+    pub ties_words: bool,
 }
 
 impl Default for Details {
@@ -50,53 +50,53 @@ impl Default for Details {
 
 /// A linear layer from the sum of word, type and position embeddings to a token's vector.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct EmbeddingProjection {
+pub struct EmbeddingProjection {
     /// Weight name.
-    pub(super) name: &'static str,
+    pub name: &'static str,
     /// Width of the embeddings.
-    pub(super) width: usize,
-    pub(super) has_bias: bool,
+    pub width: usize,
+    pub has_bias: bool,
     /// Whether the embedding normalization is before the projection instead of after it.
-    pub(super) is_normalized_before: bool,
+    pub is_normalized_before: bool,
 }
 
 /// Which layers have experts: every n-th one, after the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct ExpertLayers {
-    pub(super) every: usize,
+pub struct ExpertLayers {
+    pub every: usize,
     /// Experts in a layer.
-    pub(super) count: usize,
+    pub count: usize,
     /// Experts per token.
-    pub(super) top: usize,
+    pub top: usize,
     /// The part's name in a layer.
-    pub(super) name: &'static str,
+    pub name: &'static str,
 }
 
 /// A position table in a file.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct PositionTable {
+pub struct PositionTable {
     /// Weight name.
-    pub(super) name: &'static str,
+    pub name: &'static str,
     /// Rows before the first position.
-    pub(super) unused: usize,
+    pub unused: usize,
 }
 
 /// ALBERT's layers: each pass runs all layers in one group, and several passes share a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct LayerSharing {
+pub struct LayerSharing {
     /// Passes through a group.
-    pub(super) passes: usize,
+    pub passes: usize,
     /// Groups of layers with their own weights.
-    pub(super) groups: usize,
+    pub groups: usize,
     /// Layers in a group.
-    pub(super) layers: usize,
+    pub layers: usize,
     /// Name of a group's layer list.
-    pub(super) name: &'static str,
+    pub name: &'static str,
 }
 
 impl LayerSharing {
     /// The name for the weights in the given layer, counted over all passes.
-    pub(super) fn layer(&self, layer: usize) -> String {
+    pub fn layer(&self, layer: usize) -> String {
         let pass = layer / self.layers;
         // `transformers` rounds the same quotients.
         let group = (pass as f64 / (self.passes as f64 / self.groups as f64)) as usize;

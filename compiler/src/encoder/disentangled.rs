@@ -26,18 +26,18 @@ const WEIGHT: &str = "encoder.conv.conv.weight";
 const BIAS: &str = "encoder.conv.conv.bias";
 
 /// Values that depend only on a text's length and padding; all layers share them.
-pub(super) struct Text {
+pub struct Text {
     /// 1 for tokens and 0 for padding, as a column.
     present: Value,
     /// `None` in models that ignore distances.
-    pub(super) windows: Option<Windows>,
+    pub windows: Option<Windows>,
 }
 
 /// Token-distance products, for texts of one length.
 ///
 /// Tokens are split into blocks of equal size; the last block is padded with the text's last token. Each block is
 /// multiplied by a window of table rows: one for every distance of its tokens, the farthest behind first.
-pub(super) struct Windows {
+pub struct Windows {
     distances: Distances,
     heads: usize,
     /// Head width.
@@ -62,7 +62,7 @@ pub(super) struct Windows {
 }
 
 impl Text {
-    pub(super) fn new(
+    pub fn new(
         layers: &mut Layers<'_>,
         config: &EncoderConfig,
         settings: &Disentangled,
@@ -77,12 +77,12 @@ impl Text {
     }
 
     /// Zeroes padding vectors.
-    pub(super) fn without_padding(&self, layers: &mut Layers<'_>, tokens: &Value) -> Value {
+    pub fn without_padding(&self, layers: &mut Layers<'_>, tokens: &Value) -> Value {
         layers.graph.node("Mul", &[tokens, &self.present], vec![])
     }
 
     /// Convolves the embeddings and adds the result to the first layer's output.
-    pub(super) fn convolve(
+    pub fn convolve(
         &self,
         layers: &mut Layers<'_>,
         convolution: &Convolution,
@@ -201,7 +201,7 @@ impl Windows {
 
     /// Sums the distance terms in a layer's scores; the layer's weight names begin with `attention`. With
     /// `is_first_only`, the scores are only the first token's.
-    pub(super) fn bias(
+    pub fn bias(
         &self,
         layers: &mut Layers<'_>,
         attention: &str,
@@ -340,7 +340,7 @@ impl Windows {
 
 /// The convolution as the native engine computes it, in texts without padding: a linear layer over each token's row and
 /// its neighbours' rows.
-pub(super) fn convolve_neighbours(
+pub fn convolve_neighbours(
     layers: &mut Layers<'_>,
     convolution: &Convolution,
     [embedded, output, mask]: [&Value; 3],
@@ -380,7 +380,7 @@ pub(super) fn convolve_neighbours(
 }
 
 /// Reads distance embeddings, one per row.
-pub(super) fn embeddings(layers: &Layers<'_>, distances: &Distances) -> Result<Vec<f32>> {
+pub fn embeddings(layers: &Layers<'_>, distances: &Distances) -> Result<Vec<f32>> {
     let Layers {
         weights,
         hidden,

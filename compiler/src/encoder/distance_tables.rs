@@ -16,7 +16,7 @@ use crate::{
 use kivu::error::Result;
 
 /// Values that all layers share, in graphs for the native engine.
-pub(super) struct DistanceTables {
+pub struct DistanceTables {
     distances: Distances,
     heads: Heads,
     /// Divisor for attention scores.
@@ -31,7 +31,7 @@ pub(super) struct DistanceTables {
 
 impl DistanceTables {
     /// `None` for models that ignore distances.
-    pub(super) fn new(
+    pub fn new(
         layers: &mut Layers<'_>,
         config: &EncoderConfig,
         settings: &Disentangled,
@@ -62,7 +62,7 @@ impl DistanceTables {
     }
 
     /// Attention in a layer, whose weight names begin with `name`.
-    pub(super) fn attend(
+    pub fn attend(
         &self,
         layers: &mut Layers<'_>,
         name: &str,

@@ -8,31 +8,31 @@ use kivu::error::{Error, Result};
 
 /// How attention uses the distance from a token to the one that attends to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Distances {
+pub struct Distances {
     /// Whether distances have keys, multiplied by token queries (content to position).
-    pub(super) has_keys: bool,
+    pub has_keys: bool,
     /// Whether distances have queries, multiplied by token keys (position to content).
-    pub(super) has_queries: bool,
+    pub has_queries: bool,
     /// Rows per direction if far distances share rows; `None` if each distance has a row.
-    pub(super) buckets: Option<i64>,
+    pub buckets: Option<i64>,
     /// Distances from here on are treated as equal.
-    pub(super) max: i64,
+    pub max: i64,
     /// Whether distance embeddings are normalized.
-    pub(super) is_normalized: bool,
+    pub is_normalized: bool,
     /// Whether distance keys and queries are computed by the token projections.
-    pub(super) shares_projections: bool,
+    pub shares_projections: bool,
 }
 
 /// A convolution over neighbouring tokens, parallel to the first layer.
 #[derive(Debug)]
-pub(super) struct Convolution {
-    pub(super) width: usize,
-    pub(super) groups: usize,
-    pub(super) activation: Activation,
+pub struct Convolution {
+    pub width: usize,
+    pub groups: usize,
+    pub activation: Activation,
 }
 
 impl Convolution {
-    pub(super) fn read(config: &ConfigFile) -> Result<Option<Self>> {
+    pub fn read(config: &ConfigFile) -> Result<Option<Self>> {
         let width: usize = config.get("conv_kernel_size")?.unwrap_or(0);
         let groups = config.get("conv_groups")?.unwrap_or(1);
         if width == 0 {
@@ -56,14 +56,14 @@ impl Convolution {
 
 /// How distance embeddings are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Side {
+pub enum Side {
     Keys,
     Queries,
 }
 
 /// Row order in a distance table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Order {
+pub enum Order {
     /// From far ahead of the other token to far behind it, as numbered by [`Distances::row`].
     Rising,
     Falling,
@@ -72,7 +72,7 @@ pub(super) enum Order {
 impl Distances {
     /// Reads the settings, `None` if the model ignores distances, and the number of terms listed in `config`.
     /// `positions` is the maximum text length in tokens.
-    pub(super) fn read(config: &ConfigFile, positions: usize) -> Result<(Option<Self>, usize)> {
+    pub fn read(config: &ConfigFile, positions: usize) -> Result<(Option<Self>, usize)> {
         // A list, or a string like `c2p|p2c`.
         let includes = |field: &str, word: &str| {
             Ok::<_, Error>(match config.get::<OneOrMany<String>>(field)? {
@@ -118,7 +118,7 @@ impl Distances {
     }
 
     /// The rows for each direction.
-    pub(super) fn span(&self) -> i64 {
+    pub fn span(&self) -> i64 {
         self.buckets.unwrap_or(self.max)
     }
 
@@ -138,13 +138,13 @@ impl Distances {
     }
 
     /// A distance's row in a table in [`Order::Rising`].
-    pub(super) fn row(&self, distance: i64) -> i64 {
+    pub fn row(&self, distance: i64) -> i64 {
         self.bucket(distance).clamp(-self.span(), self.span()) + self.span()
     }
 
     /// The model's table rows in the given order. The table has no row for the farthest bucket behind, which uses the
     /// row before it.
-    pub(super) fn order(&self, order: Order) -> Vec<usize> {
+    pub fn order(&self, order: Order) -> Vec<usize> {
         let last = 2 * self.span() as usize;
         let rows = (0..=last).map(|row| row.min(last - 1));
         match order {
@@ -153,7 +153,7 @@ impl Distances {
         }
     }
 
-    pub(super) fn projection(&self, side: Side) -> String {
+    pub fn projection(&self, side: Side) -> String {
         let name = if side == Side::Keys {
             "key_proj"
         } else {
@@ -168,7 +168,7 @@ impl Distances {
 }
 
 /// Normalizes each row to mean 0 and variance 1, then multiplies it by `gain` and adds `bias`.
-pub(super) fn normalize(rows: &mut [f32], gain: &[f32], bias: &[f32], epsilon: f32) {
+pub fn normalize(rows: &mut [f32], gain: &[f32], bias: &[f32], epsilon: f32) {
     let width = gain.len().max(1);
     for row in rows.chunks_exact_mut(width) {
         let mean = row.iter().map(|value| f64::from(*value)).sum::<f64>() / width as f64;
@@ -182,7 +182,7 @@ pub(super) fn normalize(rows: &mut [f32], gain: &[f32], bias: &[f32], epsilon: f
 }
 
 /// Applies a linear layer to each row; each weight row produces one value.
-pub(super) fn project(rows: &[f32], weight: &[f32], bias: &[f32]) -> Vec<f32> {
+pub fn project(rows: &[f32], weight: &[f32], bias: &[f32]) -> Vec<f32> {
     let width = (weight.len() / bias.len().max(1)).max(1);
     let mut values = Vec::with_capacity(rows.len() / width * bias.len());
     for row in rows.chunks_exact(width) {
@@ -213,7 +213,7 @@ fn dot(left: &[f32], right: &[f32]) -> f32 {
 }
 
 /// Selects matrix rows with `heads` times `width` values each, one head after the other.
-pub(super) fn head_by_head(matrix: &[f32], rows: &[usize], [heads, width]: [usize; 2]) -> Vec<f32> {
+pub fn head_by_head(matrix: &[f32], rows: &[usize], [heads, width]: [usize; 2]) -> Vec<f32> {
     let mut values = Vec::with_capacity(rows.len() * heads * width);
     for head in 0..heads {
         for row in rows {

@@ -30,7 +30,7 @@ use kivu::{
 };
 
 /// The `model_type`.
-pub(crate) const GLICLASS: &str = "GLiClass";
+pub const GLICLASS: &str = "GLiClass";
 /// Encoders whose settings and weights are compared with the package.
 const ENCODERS: [&str; 2] = [DEFAULT_ENCODER, "modernbert"];
 /// Prefix for encoder weights.
@@ -49,12 +49,12 @@ const SCORERS: [(&str, Pairs); 3] = [
 const POOLINGS: [&str; 4] = ["first", "last", "avg", "sum"];
 
 /// Whether the model in `folder` is a GLiClass model.
-pub(crate) fn is_gliclass(folder: &Path) -> bool {
+pub fn is_gliclass(folder: &Path) -> bool {
     ConfigFile::open(folder).is_ok_and(|config| config.model_type() == GLICLASS)
 }
 
 /// Reads the model in the plan's folder.
-pub(crate) fn open_gliclass(plan: &Plan) -> Result<Source<'static>> {
+pub fn open_gliclass(plan: &Plan) -> Result<Source<'static>> {
     let folder = &plan.folder;
     let config = ConfigFile::open(folder)?;
     check(&config)?;

@@ -58,12 +58,12 @@ const OTHER_KINDS: [(&str, &str); 3] = [
 ];
 
 /// Whether `folder` has GLiNER settings.
-pub(crate) fn is_gliner(folder: &Path) -> bool {
+pub fn is_gliner(folder: &Path) -> bool {
     folder.join(GLINER).is_file()
 }
 
 /// The encoder's repository, if its files are missing. `folder` has the settings; `has` finds other files.
-pub(crate) fn missing_encoder(folder: &Path, has: impl Fn(&str) -> bool) -> Result<Option<String>> {
+pub fn missing_encoder(folder: &Path, has: impl Fn(&str) -> bool) -> Result<Option<String>> {
     let config = ConfigFile::open_or_empty(folder, GLINER)?;
     let has_tokenizer = TOKENIZERS.iter().any(|name| has(name));
     let has_config = is_set(&config, "encoder_config") || has(ConfigFile::NAME);
@@ -75,7 +75,7 @@ pub(crate) fn missing_encoder(folder: &Path, has: impl Fn(&str) -> bool) -> Resu
 }
 
 /// Reads the model in the plan's folder.
-pub(crate) fn open_gliner(plan: &Plan) -> Result<Source<'static>> {
+pub fn open_gliner(plan: &Plan) -> Result<Source<'static>> {
     let folder = &plan.folder;
     let config = ConfigFile::new(GLINER, read_json(&folder.join(GLINER))?);
     check(&config)?;

@@ -37,9 +37,9 @@ use kivu::{
 };
 
 /// The `model_type`.
-pub(crate) const GLINER2: &str = "extractor";
+pub const GLINER2: &str = "extractor";
 /// Folder with the encoder's settings.
-pub(crate) const ENCODER_CONFIG: &str = "encoder_config";
+pub const ENCODER_CONFIG: &str = "encoder_config";
 /// Prefix for encoder weights.
 const PREFIX: &str = "encoder.";
 /// Values of `counting_layer`.
@@ -52,12 +52,12 @@ const COUNTING_LAYERS: [(&str, Mixing); 3] = [
 const ENTITY_HEADS: [&str; 3] = ["span_rep.", "count_embed.", "count_pred."];
 
 /// Whether the model in `folder` is a GLiNER2 model.
-pub(crate) fn is_gliner2(folder: &Path) -> bool {
+pub fn is_gliner2(folder: &Path) -> bool {
     ConfigFile::open(folder).is_ok_and(|config| config.model_type() == GLINER2)
 }
 
 /// Reads the model in the plan's folder: with the head for the plan's task.
-pub(crate) fn open_gliner2(plan: &Plan) -> Result<Source<'static>> {
+pub fn open_gliner2(plan: &Plan) -> Result<Source<'static>> {
     let folder = &plan.folder;
     let config = ConfigFile::open(folder)?;
     check(&config)?;

@@ -6,18 +6,18 @@ use crate::config::ConfigFile;
 use kivu::error::Result;
 
 /// Model settings.
-pub(crate) const GLINER: &str = "gliner_config.json";
+pub const GLINER: &str = "gliner_config.json";
 /// Default `model_type` for encoders.
-pub(crate) const DEFAULT_ENCODER: &str = "deberta-v2";
+pub const DEFAULT_ENCODER: &str = "deberta-v2";
 /// Maximum number of tokens if attention depends on distances only.
-pub(super) const MAX_TOKENS: usize = 1024;
+pub const MAX_TOKENS: usize = 1024;
 /// The repository of the encoder that reads labels, in models that have one.
-pub(super) const LABELS_ENCODER: &str = "labels_encoder";
+pub const LABELS_ENCODER: &str = "labels_encoder";
 /// That encoder's settings.
-pub(crate) const LABELS_ENCODER_CONFIG: &str = "labels_encoder_config";
+pub const LABELS_ENCODER_CONFIG: &str = "labels_encoder_config";
 
 /// Whether a field has a value.
-pub(super) fn is_set(config: &ConfigFile, field: &str) -> bool {
+pub fn is_set(config: &ConfigFile, field: &str) -> bool {
     config
         .fields()
         .get(field)
@@ -25,7 +25,7 @@ pub(super) fn is_set(config: &ConfigFile, field: &str) -> bool {
 }
 
 /// An encoder's settings inside of the model's.
-pub(super) fn own_encoder(config: &ConfigFile, field: &str) -> Result<Option<ConfigFile>> {
+pub fn own_encoder(config: &ConfigFile, field: &str) -> Result<Option<ConfigFile>> {
     let own: Option<Map<String, Value>> = config.get(field)?;
     Ok(own.map(|mut fields| {
         fields

@@ -30,21 +30,21 @@ use kivu::{
 };
 
 /// Output for encoders without a head: one vector per token.
-pub(super) const OUTPUT: &str = "last_hidden_state";
+pub const OUTPUT: &str = "last_hidden_state";
 /// Output for encoders with a head: one value per label.
-pub(crate) const LOGITS: &str = "logits";
+pub const LOGITS: &str = "logits";
 
 /// What a graph is written for.
 #[derive(Clone, Copy)]
-pub(super) struct GraphForm<'a> {
-    pub(super) precision: Precision,
-    pub(super) engine: Engine,
-    pub(super) layers: LayerForms<'a>,
+pub struct GraphForm<'a> {
+    pub precision: Precision,
+    pub engine: Engine,
+    pub layers: LayerForms<'a>,
 }
 
 /// Writes an encoder's graph, from token ids to [`LOGITS`] if it has a label head, or else to `heads`' outputs;
 /// [`OUTPUT`] contains token vectors.
-pub(super) fn graph(
+pub fn graph(
     config: &EncoderConfig,
     weights: &Weights,
     heads: &OutputHeads,
@@ -170,7 +170,7 @@ const OTHER_HEADS: [&str; 15] = [
     "vocab_transform.",
 ];
 /// The prefix of a head that finds answers, among them.
-pub(super) const ANSWERS: &str = "qa_outputs.";
+pub const ANSWERS: &str = "qa_outputs.";
 /// Frequencies, which are computed from the config.
 const FREQUENCIES: &str = ".rotary_emb.inv_freq";
 
@@ -195,7 +195,7 @@ fn is_unused(config: &EncoderConfig, heads: &OutputHeads, name: &str) -> bool {
 }
 
 /// The first parts of the names of heads that vectors do not need, such as `cls`.
-pub(super) fn unused_heads(config: &EncoderConfig, weights: &Weights) -> BTreeSet<String> {
+pub fn unused_heads(config: &EncoderConfig, weights: &Weights) -> BTreeSet<String> {
     let is_head = |name: &&String| {
         config.names.is_of_label_head(name) || OTHER_HEADS.iter().any(|head| name.starts_with(head))
     };
@@ -203,9 +203,9 @@ pub(super) fn unused_heads(config: &EncoderConfig, weights: &Weights) -> BTreeSe
     weights.untaken().filter(is_head).map(first).collect()
 }
 
-pub(super) struct Writer<'a> {
-    pub(super) config: &'a EncoderConfig,
-    pub(super) layers: Layers<'a>,
+pub struct Writer<'a> {
+    pub config: &'a EncoderConfig,
+    pub layers: Layers<'a>,
     /// Shared values for DeBERTa's layers in ONNX Runtime; `None` in other families.
     text: Option<Text>,
     /// The same in the native engine; `None` in models that ignore distances, too.
@@ -213,17 +213,17 @@ pub(super) struct Writer<'a> {
     /// Added to all layers' scores.
     bias: Value,
     /// Query blocks; `None` if all queries attend at once.
-    pub(super) blocks: Option<Blocks>,
+    pub blocks: Option<Blocks>,
     /// Query and key rotations that layers have used so far.
     rotations: Vec<Rotation>,
-    pub(super) ids: Value,
+    pub ids: Value,
     /// 1 for tokens and 0 for padding.
-    pub(super) mask: Value,
+    pub mask: Value,
 }
 
 impl Writer<'_> {
     /// Embeddings of the text; after the token `start`, without the text's last one, if it is given.
-    pub(super) fn embeddings(&mut self, start: Option<usize>) -> Result<Value> {
+    pub fn embeddings(&mut self, start: Option<usize>) -> Result<Value> {
         let ids = &self.ids.clone();
         let EncoderConfig {
             vocabulary,
@@ -458,12 +458,7 @@ impl Writer<'_> {
     }
 
     /// Attention from the tokens in `attending` (all tokens in `input`, or the first) to `input`.
-    pub(super) fn attention(
-        &mut self,
-        layer: usize,
-        attending: &Value,
-        input: &Value,
-    ) -> Result<Value> {
+    pub fn attention(&mut self, layer: usize, attending: &Value, input: &Value) -> Result<Value> {
         let config = self.config;
         let (names, hidden) = (config.names, config.facts.hidden);
         let Heads {
@@ -608,7 +603,7 @@ impl Writer<'_> {
     }
 
     /// Attention with all queries at once.
-    pub(super) fn attend_at_once(
+    pub fn attend_at_once(
         &mut self,
         layer: usize,
         [query, key, value]: [&Value; 3],
@@ -638,7 +633,7 @@ impl Writer<'_> {
             .microsoft("MultiHeadAttention", &inputs, attributes))
     }
 
-    pub(super) fn feed_forward(&mut self, layer: usize, input: &Value) -> Result<Value> {
+    pub fn feed_forward(&mut self, layer: usize, input: &Value) -> Result<Value> {
         let config = self.config;
         let (hidden, part) = (config.facts.hidden, config.feed_forward);
         if let Some(ExpertLayers {
@@ -675,7 +670,7 @@ impl Writer<'_> {
     }
 
     /// Linear layers; in int8, families without native engine support have a scale per token too.
-    pub(super) fn project(
+    pub fn project(
         &mut self,
         projections: &[Projection],
         input: &Value,

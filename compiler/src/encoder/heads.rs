@@ -17,29 +17,29 @@ use kivu::{
 };
 
 /// Output with each vocabulary entry's maximum logit.
-pub(super) const LARGEST_LOGITS: &str = "largest_logits";
+pub const LARGEST_LOGITS: &str = "largest_logits";
 /// Output with a weight per token.
-pub(super) const TOKEN_WEIGHTS: &str = "token_weights";
+pub const TOKEN_WEIGHTS: &str = "token_weights";
 
 /// Graph outputs of a model without labels: vectors or span scores.
 #[derive(Debug, Default)]
-pub(super) struct OutputHeads {
+pub struct OutputHeads {
     /// Token vectors, or text vectors after modules.
-    pub(super) dense: Option<DenseHead>,
-    pub(super) sparse: Option<SparseHead>,
+    pub dense: Option<DenseHead>,
+    pub sparse: Option<SparseHead>,
     /// Consecutive layers that project token vectors.
-    pub(super) multi_vector: Option<Vec<Dense>>,
-    pub(super) spans: Option<SpanHead>,
+    pub multi_vector: Option<Vec<Dense>>,
+    pub spans: Option<SpanHead>,
 }
 
 #[derive(Debug)]
-pub(super) enum DenseHead {
+pub enum DenseHead {
     Tokens,
     Modules(Modules),
 }
 
 #[derive(Debug)]
-pub(super) enum SparseHead {
+pub enum SparseHead {
     /// A masked language model's prediction head.
     Vocabulary(Prediction),
     /// A layer with one output.
@@ -48,13 +48,13 @@ pub(super) enum SparseHead {
 
 /// Full weight names in a prediction head.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Prediction {
+pub struct Prediction {
     dense: &'static str,
     has_bias: bool,
     activation: Activation,
     norm: &'static str,
     /// Output matrix; models without one use the word embeddings.
-    pub(super) matrix: &'static str,
+    pub matrix: &'static str,
     /// Possible names for the logit bias; `None` in models without one.
     biases: Option<[&'static str; 2]>,
 }
@@ -70,14 +70,14 @@ const MASKED: [(&str, &str); 6] = [
 ];
 
 /// The class with a masked language model's head, for sparse vectors.
-pub(super) fn masked_class(model_type: &str) -> Option<&'static str> {
+pub fn masked_class(model_type: &str) -> Option<&'static str> {
     let (_, class) = MASKED.iter().find(|(own, _)| *own == model_type)?;
     Some(class)
 }
 
 impl Prediction {
     /// A masked language model's head.
-    pub(super) fn of(class: &str, config: &EncoderConfig) -> Result<Self> {
+    pub fn of(class: &str, config: &EncoderConfig) -> Result<Self> {
         let roberta = Self {
             dense: "lm_head.dense",
             has_bias: true,
@@ -125,7 +125,7 @@ impl Prediction {
     }
 
     /// Whether `weights` have the head.
-    pub(super) fn is_in(&self, weights: &Weights) -> bool {
+    pub fn is_in(&self, weights: &Weights) -> bool {
         weights.has(&format!("{}.weight", self.dense))
     }
 
@@ -166,7 +166,7 @@ impl Prediction {
 
 /// Finds the word table of a model whose output matrix is the same one: files have it under either name. `name` is the
 /// output matrix's.
-pub(super) fn tie_words(config: &EncoderConfig, weights: &mut Weights, name: &str) -> Result<()> {
+pub fn tie_words(config: &EncoderConfig, weights: &mut Weights, name: &str) -> Result<()> {
     let Names { prefix, words, .. } = *config.names;
     if !config.details.ties_words {
         return Ok(());
@@ -182,7 +182,7 @@ pub(super) fn tie_words(config: &EncoderConfig, weights: &mut Weights, name: &st
 }
 
 /// The output matrix: the word table, or in untied models the weight called `name`; see [`tie_words`].
-pub(super) fn logit_matrix<'a>(
+pub fn logit_matrix<'a>(
     config: &EncoderConfig,
     weights: &'a Weights,
     name: &str,
@@ -196,7 +196,7 @@ pub(super) fn logit_matrix<'a>(
 
 impl OutputHeads {
     /// Token vectors for pooling in the pipeline, or pooled by modules.
-    pub(super) fn dense(modules: Option<Modules>) -> Self {
+    pub fn dense(modules: Option<Modules>) -> Self {
         let dense = modules.map_or(DenseHead::Tokens, DenseHead::Modules);
         Self {
             dense: Some(dense),
@@ -205,7 +205,7 @@ impl OutputHeads {
     }
 
     /// SHA-256 of weights in other files than the model's.
-    pub(super) fn sources(&self) -> impl Iterator<Item = &str> {
+    pub fn sources(&self) -> impl Iterator<Item = &str> {
         let modules = match &self.dense {
             Some(DenseHead::Modules(modules)) => Some(modules.sources()),
             _ => None,
@@ -228,12 +228,12 @@ impl OutputHeads {
     }
 
     /// Whether its modules contain a label score layer.
-    pub(super) fn has_scores(&self) -> bool {
+    pub fn has_scores(&self) -> bool {
         matches!(&self.dense, Some(DenseHead::Modules(modules)) if modules.output() != POOLED)
     }
 
     /// Whether the native engine has the heads.
-    pub(super) fn suit_native_engine(&self) -> bool {
+    pub fn suit_native_engine(&self) -> bool {
         let suits = |head: &DenseHead| match head {
             DenseHead::Tokens => true,
             DenseHead::Modules(modules) => modules.suit_native_engine(),
@@ -244,7 +244,7 @@ impl OutputHeads {
     }
 
     /// Writes a graph's outputs from token vectors, token ids and the INT64 attention mask.
-    pub(super) fn write(
+    pub fn write(
         &self,
         layers: &mut Layers<'_>,
         config: &EncoderConfig,

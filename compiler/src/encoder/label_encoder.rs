@@ -24,7 +24,7 @@ use kivu::{
 };
 
 /// Folder with the tokenizer, and with the encoder's `config.json` if the model's settings lack it.
-pub(crate) const FOLDER: &str = "labels_tokenizer";
+pub const FOLDER: &str = "labels_tokenizer";
 /// Prefix for all tensors.
 const ALL: &str = "token_rep_layer.labels_";
 /// Prefix for encoder weights.
@@ -32,7 +32,7 @@ const PREFIX: &str = "token_rep_layer.labels_encoder.model.";
 const PROJECTION: &str = "token_rep_layer.labels_projection";
 
 /// Reads the encoder whose vectors have `width` values, and takes its weights out of the model's.
-pub(super) fn open(
+pub fn open(
     config: &ConfigFile,
     folder: &Path,
     weights: &mut Weights,

@@ -24,7 +24,7 @@ mod unnamed_heads;
 mod vectors;
 mod word_scores;
 
-pub(super) use self::{
+pub use self::{
     config::{Facts, Head, HeadKind},
     families::{JINA_V3, MODEL_TYPES, alternative, is_jinas},
     gliclass::{GLICLASS, is_gliclass, open_gliclass},

@@ -34,7 +34,7 @@ use kivu::{
 };
 
 /// Reads the encoder in the plan's folder and merges the plan's adapter, if any.
-pub(crate) fn open(plan: &Plan) -> Result<Source<'static>> {
+pub fn open(plan: &Plan) -> Result<Source<'static>> {
     let folder = plan.transformer()?;
     let described = plan.described()?;
     let file = ConfigFile::open(&described)?;
@@ -170,7 +170,7 @@ fn merge(
 ///
 /// # Errors
 /// The family reads other tokens, or its form is not the export's.
-pub(crate) fn source_of_layers(
+pub fn source_of_layers(
     plan: &Plan,
     file: &ConfigFile,
     (weights, head): (Weights, Option<Head>),
@@ -223,28 +223,28 @@ fn head_of_modules(
 }
 
 /// An encoder model's parts.
-pub(super) struct Parts {
-    pub(super) config: EncoderConfig,
-    pub(super) weights: Weights,
-    pub(super) heads: OutputHeads,
-    pub(super) settings: EncoderSettings,
+pub struct Parts {
+    pub config: EncoderConfig,
+    pub weights: Weights,
+    pub heads: OutputHeads,
+    pub settings: EncoderSettings,
     /// A `tokenizer.json`.
-    pub(super) tokenizer: Vec<u8>,
+    pub tokenizer: Vec<u8>,
     /// The encoder that reads labels, in models that have one.
-    pub(super) labels: Option<LabelParts>,
+    pub labels: Option<LabelParts>,
 }
 
 /// A second encoder in a bundle.
-pub(super) struct LabelParts {
-    pub(super) config: EncoderConfig,
-    pub(super) weights: Weights,
-    pub(super) heads: OutputHeads,
+pub struct LabelParts {
+    pub config: EncoderConfig,
+    pub weights: Weights,
+    pub heads: OutputHeads,
     /// A `tokenizer.json`.
-    pub(super) tokenizer: Vec<u8>,
+    pub tokenizer: Vec<u8>,
 }
 
 /// Builds an encoder source; its graph is written for the plan's engine.
-pub(super) fn of_parts(plan: &Plan, parts: Parts) -> Result<Source<'static>> {
+pub fn of_parts(plan: &Plan, parts: Parts) -> Result<Source<'static>> {
     let Parts {
         config,
         weights,
@@ -337,11 +337,7 @@ pub(super) fn of_parts(plan: &Plan, parts: Parts) -> Result<Source<'static>> {
 }
 
 /// Settings for a model with a value per text and label in its output [`LOGITS`].
-pub(crate) fn text_settings(
-    folder: &Path,
-    head: &Head,
-    facts: &Facts,
-) -> Result<ClassificationSettings> {
+pub fn text_settings(folder: &Path, head: &Head, facts: &Facts) -> Result<ClassificationSettings> {
     Ok(ClassificationSettings {
         output: LOGITS.to_owned(),
         labels: head.labels.clone(),
@@ -355,7 +351,7 @@ pub(crate) fn text_settings(
 }
 
 /// Settings for a model with a value per token and label in its output [`LOGITS`].
-pub(crate) fn token_settings(
+pub fn token_settings(
     folder: &Path,
     head: &Head,
     facts: &Facts,

@@ -9,17 +9,17 @@ use crate::{
 use kivu::error::Result;
 
 /// Constants of span layers, in the order in which the native engine reads them.
-pub(super) struct SpanLayers {
+pub struct SpanLayers {
     /// The last span layer.
-    pub(super) last: [Value; 2],
+    pub last: [Value; 2],
     /// The layers on the vectors of words that begin and that end spans, and on both together.
-    pub(super) start: [Value; 6],
-    pub(super) end: [Value; 5],
+    pub start: [Value; 6],
+    pub end: [Value; 5],
 }
 
 impl SpanLayers {
     /// Reads the layers called `name`.
-    pub(super) fn read(layers: &mut Layers<'_>, name: &str, width: usize) -> Result<Self> {
+    pub fn read(layers: &mut Layers<'_>, name: &str, width: usize) -> Result<Self> {
         let wide = 4 * width;
         let last_name = format!("{name}.out_project.3");
         let weight = layers
@@ -68,7 +68,7 @@ impl SpanLayers {
 
 /// Logits of the spans that begin with each word, by label and word count, from label vectors after their layers,
 /// word vectors and word numbers.
-pub(super) fn span_logits(
+pub fn span_logits(
     graph: &mut GraphBuilder,
     [labels, vectors, words]: [&Value; 3],
     constants: [&Value; 13],
@@ -110,7 +110,7 @@ pub(super) fn span_logits(
 }
 
 /// For each marker token, its label's number, from 1 on; 0 for all other tokens.
-pub(super) fn numbers_of_markers(graph: &mut GraphBuilder, ids: &Value, marker: &Value) -> Value {
+pub fn numbers_of_markers(graph: &mut GraphBuilder, ids: &Value, marker: &Value) -> Value {
     let is_marker = graph.node("Equal", &[ids, marker], vec![]);
     let is_marker = graph.cast(&is_marker, data_type::INT64);
     let counted = counted(graph, &is_marker);
@@ -118,7 +118,7 @@ pub(super) fn numbers_of_markers(graph: &mut GraphBuilder, ids: &Value, marker: 
 }
 
 /// For each token, the number of tokens up to it for which `is_marker` is 1.
-pub(super) fn counted(graph: &mut GraphBuilder, is_marker: &Value) -> Value {
+pub fn counted(graph: &mut GraphBuilder, is_marker: &Value) -> Value {
     let one = graph.integers("one", &[1]);
     graph.node("CumSum", &[is_marker, &one], vec![])
 }
@@ -136,7 +136,7 @@ fn indexes(graph: &mut GraphBuilder, numbers: &Value, max_tokens: usize) -> Valu
 
 /// Selects the vectors of tokens numbered from 1 on, zeros where no token in a text has the number; also returns
 /// the indexes from 0 on.
-pub(super) fn numbered(
+pub fn numbered(
     graph: &mut GraphBuilder,
     tokens: &Value,
     numbers: &Value,
@@ -153,17 +153,13 @@ pub(super) fn numbered(
 }
 
 /// The weights and biases of two layers; the first is four times as wide.
-pub(super) fn two_layers(layers: &mut Layers<'_>, name: &str, width: usize) -> Result<[Value; 4]> {
+pub fn two_layers(layers: &mut Layers<'_>, name: &str, width: usize) -> Result<[Value; 4]> {
     let [w0, b0] = layer(layers, &format!("{name}.0"), [width, 4 * width])?;
     let [w1, b1] = layer(layers, &format!("{name}.3"), [4 * width, width])?;
     Ok([w0, b0, w1, b1])
 }
 
-pub(super) fn apply_two(
-    graph: &mut GraphBuilder,
-    input: &Value,
-    [w0, b0, w1, b1]: [&Value; 4],
-) -> Value {
+pub fn apply_two(graph: &mut GraphBuilder, input: &Value, [w0, b0, w1, b1]: [&Value; 4]) -> Value {
     let wide = linear(graph, input, [w0, b0]);
     let wide = graph.node("Relu", &[&wide], vec![]);
     linear(graph, &wide, [w1, b1])

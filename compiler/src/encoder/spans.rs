@@ -27,11 +27,11 @@ use kivu::{
 /// Input with the number of the word that begins at each token, as in GLiNER's exports.
 const WORDS: &str = "words_mask";
 /// The output.
-pub(super) const SPAN_LOGITS: &str = "logits";
+pub const SPAN_LOGITS: &str = "logits";
 
 /// What a head scores for each label.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Scored {
+pub enum Scored {
     /// Spans of at most this many words.
     Spans(usize),
     /// Words.
@@ -46,23 +46,23 @@ pub(super) enum Scored {
 
 /// A head for spans, words or texts.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct SpanHead {
+pub struct SpanHead {
     /// Width of the encoder's vectors.
-    pub(super) encoder_width: usize,
+    pub encoder_width: usize,
     /// Width of the head's vectors; a layer projects to it if it differs.
-    pub(super) width: usize,
-    pub(super) scored: Scored,
+    pub width: usize,
+    pub scored: Scored,
     /// Number of LSTM layers between encoder and spans.
-    pub(super) recurrent_layers: usize,
+    pub recurrent_layers: usize,
     /// Token id before each label; `None` if another model reads the labels.
-    pub(super) marker: Option<u32>,
+    pub marker: Option<u32>,
     /// Maximum number of tokens, and therefore of words and labels.
-    pub(super) max_tokens: usize,
+    pub max_tokens: usize,
 }
 
 impl SpanHead {
     /// Whether the native engine has the layers.
-    pub(super) fn suits_native_engine(&self) -> bool {
+    pub fn suits_native_engine(&self) -> bool {
         let suits = match self.scored {
             Scored::Spans(_) | Scored::Words | Scored::CountedSpans(_) | Scored::Labels => true,
             Scored::Text(head) => head.hidden.is_multiple_of(LANES),
@@ -73,7 +73,7 @@ impl SpanHead {
     /// Writes logits by word and label: for the spans that begin with the word, by word count, or for the word as the
     /// first, the last and any word of an entity; or by label for the text. Logits for spans that end beyond the text have
     /// no meaning.
-    pub(super) fn write(&self, layers: &mut Layers<'_>, ids: &Value, tokens: &Value) -> Result<()> {
+    pub fn write(&self, layers: &mut Layers<'_>, ids: &Value, tokens: &Value) -> Result<()> {
         let Self {
             encoder_width,
             width,

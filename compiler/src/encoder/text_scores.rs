@@ -21,19 +21,19 @@ const OWN: usize = 10;
 
 /// A head's form.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct TextHead {
+pub struct TextHead {
     /// Width between the two layers on each vector.
-    pub(super) hidden: usize,
+    pub hidden: usize,
     /// Whether tokens are averaged, rather than added up.
-    pub(super) is_mean: bool,
+    pub is_mean: bool,
     /// Whether both vectors are normalized.
-    pub(super) is_normalized: bool,
-    pub(super) pairs: Pairs,
+    pub is_normalized: bool,
+    pub pairs: Pairs,
 }
 
 /// How a text's and a label's vector are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Pairs {
+pub enum Pairs {
     /// Their dot product.
     Dot,
     /// Layers on both vectors and on their product.
@@ -44,7 +44,7 @@ pub(super) enum Pairs {
 
 impl TextHead {
     /// Logits by label, with the axes of span logits, from label vectors, word vectors and word numbers.
-    pub(super) fn logits(
+    pub fn logits(
         &self,
         graph: &mut GraphBuilder,
         vectors: [&Value; 3],
@@ -70,7 +70,7 @@ impl TextHead {
     }
 
     /// Constants for both vectors, in the order in which the native engine reads them.
-    pub(super) fn constants(&self, layers: &mut Layers<'_>, width: usize) -> Result<[Value; OWN]> {
+    pub fn constants(&self, layers: &mut Layers<'_>, width: usize) -> Result<[Value; OWN]> {
         let form = [self.is_mean, self.is_normalized].map(i64::from);
         let form = layers.graph.integers("text_head", &form);
         // Models that do not normalize do not need it.
@@ -136,7 +136,7 @@ impl TextHead {
 }
 
 /// Three layers: the first one's parts for texts, with its bias, and for labels, and both others.
-pub(super) fn pair_layers(layers: &mut Layers<'_>, width: usize) -> Result<[Value; 7]> {
+pub fn pair_layers(layers: &mut Layers<'_>, width: usize) -> Result<[Value; 7]> {
     let rows = |layers: &Layers<'_>, place: usize| {
         let weight = layers
             .weights

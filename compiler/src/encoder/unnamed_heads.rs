@@ -22,7 +22,7 @@ use kivu::{
 };
 
 /// The kind of head that the requested task needs.
-pub(crate) fn kind_for_task(plan: &Plan) -> Option<HeadKind> {
+pub fn kind_for_task(plan: &Plan) -> Option<HeadKind> {
     match plan.task? {
         Task::TokenClassification => Some(HeadKind::Tokens),
         Task::TextClassification => Some(HeadKind::Text),
@@ -36,7 +36,7 @@ pub(crate) fn kind_for_task(plan: &Plan) -> Option<HeadKind> {
 }
 
 /// Whether `config` describes a classifier.
-pub(crate) fn reads_labels(plan: &Plan, config: &ConfigFile) -> Result<bool> {
+pub fn reads_labels(plan: &Plan, config: &ConfigFile) -> Result<bool> {
     let is_for_labels = match config.names_head() {
         true => Head::kind(config).is_some(),
         false => kind_for_task(plan).is_some() || is_transformer_only(&plan.folder)?,
@@ -45,7 +45,7 @@ pub(crate) fn reads_labels(plan: &Plan, config: &ConfigFile) -> Result<bool> {
 }
 
 /// The label head `found`, if the task asks for it; `None` if the build asks for vectors. Refused if nothing decides.
-pub(crate) fn label_head(plan: &Plan, config: &ConfigFile, found: &str) -> Result<Option<Head>> {
+pub fn label_head(plan: &Plan, config: &ConfigFile, found: &str) -> Result<Option<Head>> {
     let kind = match (kind_for_task(plan), plan.task) {
         (Some(kind), _) => kind,
         // A CrossEncoder, whose one module is the transformer with its head.
@@ -67,7 +67,7 @@ pub(crate) fn label_head(plan: &Plan, config: &ConfigFile, found: &str) -> Resul
 }
 
 /// The label head in `weights`: see [`label_head`].
-pub(super) fn in_weights(
+pub fn in_weights(
     plan: &Plan,
     config: &ConfigFile,
     names: &Names,

@@ -44,7 +44,7 @@ use kivu::{
 const SPARSE_LINEAR: &str = "sparse_linear.pt";
 const COLBERT_LINEAR: &str = "colbert_linear.pt";
 /// Files with bge-m3's heads.
-pub(crate) const HEADS: [&str; 2] = [COLBERT_LINEAR, SPARSE_LINEAR];
+pub const HEADS: [&str; 2] = [COLBERT_LINEAR, SPARSE_LINEAR];
 /// gte-multilingual-base's class; its head produces token weights.
 const GTE: &str = "NewForTokenClassification";
 /// Settings of Stanford's ColBERT.
@@ -57,7 +57,7 @@ const PROJECTION: &str = "linear.weight";
 const MASKED: &str = "ForMaskedLM";
 
 /// Settings and heads for the plan's model, with its tokenizer as JSON.
-pub(super) fn open(
+pub fn open(
     plan: &Plan,
     config: &EncoderConfig,
     weights: &mut Weights,
@@ -105,7 +105,7 @@ pub(super) fn open(
 }
 
 /// Names the class with a masked language model's head if `config.json` names none, but the model is for sparse vectors.
-pub(super) fn name_masked_class(
+pub fn name_masked_class(
     plan: &Plan,
     file: &ConfigFile,
     config: &mut EncoderConfig,
@@ -181,7 +181,7 @@ fn sparse(
 }
 
 /// Adds static query weights, if the model in `folder` has them; returns their file.
-pub(super) fn add_static_queries(
+pub fn add_static_queries(
     folder: &Path,
     config: &EncoderConfig,
     settings: &mut EmbeddingSettings,

@@ -14,7 +14,7 @@ use kivu_engine::program::WORD_SCORES;
 
 /// A head's weight names and size.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct WordLayers {
+pub struct WordLayers {
     /// The layers on words, or texts, and on labels.
     projections: [&'static str; 2],
     /// The layers after them.
@@ -25,13 +25,13 @@ pub(super) struct WordLayers {
 
 impl WordLayers {
     /// GLiNER's.
-    pub(super) const OF_WORDS: Self = Self {
+    pub const OF_WORDS: Self = Self {
         projections: ["scorer.proj_token", "scorer.proj_label"],
         out: "scorer.out_mlp",
         count: WORD_SCORES,
     };
     /// GLiClass's.
-    pub(super) const OF_TEXTS: Self = Self {
+    pub const OF_TEXTS: Self = Self {
         projections: ["model.scorer.proj_text", "model.scorer.proj_label"],
         out: "model.scorer.out_mlp",
         count: 1,
@@ -41,7 +41,7 @@ impl WordLayers {
 /// Constants in the order in which the native engine reads them: for words the layer of the first vector, its part in
 /// the sum, with the sum's bias, and the layer of the second vector; the same for labels, without a bias; the products'
 /// part; the last layer.
-pub(super) fn constants(
+pub fn constants(
     layers: &mut Layers<'_>,
     WordLayers {
         projections: [of_words, of_labels],
@@ -94,7 +94,7 @@ pub(super) fn constants(
 }
 
 /// Logits by word, label and kind.
-pub(super) fn logits(
+pub fn logits(
     graph: &mut GraphBuilder,
     [words, labels]: [&Value; 2],
     constants: [&Value; 14],
@@ -153,7 +153,7 @@ fn two_vectors(layers: &mut Layers<'_>, name: &str, width: usize) -> Result<[Val
 }
 
 /// A layer's weight, transposed, and its bias.
-pub(super) fn layer(
+pub fn layer(
     layers: &mut Layers<'_>,
     name: &str,
     [inputs, outputs]: [usize; 2],
@@ -174,17 +174,13 @@ pub(super) fn layer(
     ])
 }
 
-pub(super) fn linear(
-    graph: &mut GraphBuilder,
-    input: &Value,
-    [weight, bias]: [&Value; 2],
-) -> Value {
+pub fn linear(graph: &mut GraphBuilder, input: &Value, [weight, bias]: [&Value; 2]) -> Value {
     let product = graph.node("MatMul", &[input, weight], vec![]);
     graph.node("Add", &[&product, bias], vec![])
 }
 
 /// Both lists as one array of `COUNT` values.
-pub(super) fn joined<'a, const COUNT: usize>(
+pub fn joined<'a, const COUNT: usize>(
     first: &[&'a Value],
     second: &[&'a Value],
 ) -> [&'a Value; COUNT] {

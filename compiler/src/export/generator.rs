@@ -23,12 +23,12 @@ use kivu::{
 };
 
 /// Export files.
-pub(super) const ENCODER: &str = "encoder_model.onnx";
-pub(super) const MERGED: &str = "decoder_model_merged.onnx";
-pub(super) const FIRST: &str = "decoder_model.onnx";
-pub(super) const LATER: &str = "decoder_with_past_model.onnx";
+pub const ENCODER: &str = "encoder_model.onnx";
+pub const MERGED: &str = "decoder_model_merged.onnx";
+pub const FIRST: &str = "decoder_model.onnx";
+pub const LATER: &str = "decoder_with_past_model.onnx";
 /// Folders that may contain them.
-pub(super) const FOLDERS: [&str; 2] = ["", "onnx"];
+pub const FOLDERS: [&str; 2] = ["", "onnx"];
 
 /// Decoder inputs that come from the encoder, with the encoder's names.
 const SHARED: [(&str, &str); 2] = [
@@ -48,13 +48,13 @@ pub struct Seq2Seq {
 }
 
 /// Whether `folder` has such an export.
-pub(crate) fn is_in(folder: &Path) -> bool {
+pub fn is_in(folder: &Path) -> bool {
     inner(folder).join(ENCODER).is_file()
 }
 
 /// Reads the export in the plan's folder: the SHA-256 of its files' SHA-256s, whether its weights are quantized, and
 /// its graphs.
-pub(crate) fn open(build: Build<'_>) -> Result<(String, bool, WriteGraphs<'_>)> {
+pub fn open(build: Build<'_>) -> Result<(String, bool, WriteGraphs<'_>)> {
     let plan = build.plan;
     let inner = inner(&plan.folder);
     let paths = [ENCODER, MERGED, FIRST, LATER].map(|name| inner.join(name));

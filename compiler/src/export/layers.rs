@@ -29,26 +29,26 @@ use kivu::{
 };
 
 /// The output with a vector per text, which the graph has pooled.
-pub(super) const POOLED: &str = "sentence_embedding";
+pub const POOLED: &str = "sentence_embedding";
 /// Number of shortest and of longest sample texts on which layers and export are compared.
 const TEXTS: usize = 12;
 /// Largest difference of a value, relative to the largest value: the rounding of other operators.
 const TOLERANCE: f32 = 1e-3;
 
 /// An export with everything that was read from its folder.
-pub(super) struct Export<'a> {
-    pub(super) model: &'a ModelProto,
-    pub(super) config: &'a ConfigFile,
-    pub(super) head: Option<Head>,
-    pub(super) settings: &'a EncoderSettings,
-    pub(super) tokenizer: &'a [u8],
+pub struct Export<'a> {
+    pub model: &'a ModelProto,
+    pub config: &'a ConfigFile,
+    pub head: Option<Head>,
+    pub settings: &'a EncoderSettings,
+    pub tokenizer: &'a [u8],
 }
 
 /// Reads the layers of an export in a native family's form.
 ///
 /// # Errors
 /// The family or its form is not the native engine's, weights are missing or unknown, or the results differ.
-pub(super) fn read(build: Build<'_>, export: Export<'_>) -> Result<Source<'static>> {
+pub fn read(build: Build<'_>, export: Export<'_>) -> Result<Source<'static>> {
     let plan = build.plan;
     let Export {
         model,

@@ -5,18 +5,18 @@ use std::path::Path;
 use super::{generator, text_encoder::GRAPHS};
 
 /// Whether `folder` has an export.
-pub(crate) fn is_in(folder: &Path) -> bool {
+pub fn is_in(folder: &Path) -> bool {
     files(|path| folder.join(path).is_file(), []).is_some()
 }
 
 /// Whether a path names a graph.
-pub(crate) fn is_graph(path: &str) -> bool {
+pub fn is_graph(path: &str) -> bool {
     files(|graph| graph == path, []).is_some()
         || path.rsplit('/').next() == Some(generator::ENCODER)
 }
 
 /// An export's graphs and weight files among `paths`; `None` without an export.
-pub(crate) fn files<'a>(
+pub fn files<'a>(
     has: impl Fn(&str) -> bool,
     paths: impl IntoIterator<Item = &'a str> + Clone,
 ) -> Option<Vec<String>> {

@@ -5,14 +5,14 @@ use std::collections::BTreeSet;
 use kivu::onnx_proto::{GraphProto, NodeProto, TensorProto, data_type};
 
 /// Extracts a branch from `whole` as a separate graph, with the constants and inputs in its scope.
-pub(super) fn within(whole: &GraphProto, mut branch: GraphProto) -> GraphProto {
+pub fn within(whole: &GraphProto, mut branch: GraphProto) -> GraphProto {
     branch.initializer.extend(whole.initializer.iter().cloned());
     branch.input.extend(whole.input.iter().cloned());
     branch
 }
 
 /// Keeps the outputs whose names `is_kept`, and the nodes they depend on.
-pub(super) fn keep(mut graph: GraphProto, is_kept: impl Fn(&str) -> bool) -> GraphProto {
+pub fn keep(mut graph: GraphProto, is_kept: impl Fn(&str) -> bool) -> GraphProto {
     graph.output.retain(|output| is_kept(&output.name));
     let mut needed: BTreeSet<String> = graph
         .output
@@ -47,7 +47,7 @@ pub(super) fn keep(mut graph: GraphProto, is_kept: impl Fn(&str) -> bool) -> Gra
 ///
 /// Exports take the row count from any tensor, so even nodes that depend on the encoder alone would need the
 /// decoder's tokens.
-pub(super) fn with_rows_of(mut graph: GraphProto, source: &str) -> GraphProto {
+pub fn with_rows_of(mut graph: GraphProto, source: &str) -> GraphProto {
     let shapes: BTreeSet<&str> = outputs_of(&graph, |node| node.op_type == "Shape");
     let mut zeros: BTreeSet<&str> = outputs_of(&graph, is_zero);
     let constants = graph.initializer.iter().filter(|tensor| holds_zero(tensor));
@@ -124,7 +124,7 @@ fn read(node: &NodeProto, seen: &mut dyn FnMut(&str)) {
 }
 
 /// Renames all values and nodes.
-pub(super) fn rename(graph: &mut GraphProto, new: &impl Fn(&str) -> String) {
+pub fn rename(graph: &mut GraphProto, new: &impl Fn(&str) -> String) {
     let change = |name: &mut String| {
         // An empty name marks an omitted input or output.
         if !name.is_empty() {

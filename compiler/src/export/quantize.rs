@@ -26,11 +26,7 @@ type Constants = BTreeMap<String, TensorProto>;
 const MIN_TABLE_ROWS: usize = 1024;
 
 /// A graph with weights in `precision`, optimized by ONNX Runtime. Keeps a quantized graph's weights.
-pub(super) fn prepare(
-    model: &ModelProto,
-    precision: Precision,
-    build: Build<'_>,
-) -> Result<ModelProto> {
+pub fn prepare(model: &ModelProto, precision: Precision, build: Build<'_>) -> Result<ModelProto> {
     let mut model = model.clone();
     if precision == Precision::Int8 && !is_quantized(&model) {
         quantize(&mut model);
@@ -47,7 +43,7 @@ pub(super) fn prepare(
 }
 
 /// Checks that an export build supports `precision`. Only layers that were read back are written in blocks.
-pub(super) fn check_precision(
+pub fn check_precision(
     precision: Precision,
     [is_quantized, has_layers]: [bool; 2],
     folder: &Path,
@@ -66,7 +62,7 @@ pub(super) fn check_precision(
 }
 
 /// Whether the graph's weights are quantized.
-pub(crate) fn is_quantized(model: &ModelProto) -> bool {
+pub fn is_quantized(model: &ModelProto) -> bool {
     let nodes = model.graph.iter().flat_map(|graph| &graph.node);
     // Operators found only in quantized graphs.
     nodes.into_iter().any(|node| {
@@ -84,7 +80,7 @@ pub(crate) fn is_quantized(model: &ModelProto) -> bool {
 
 /// Quantizes each multiplication by a constant matrix, with one scale per output channel, and each large embedding
 /// table, with one scale per row.
-pub(crate) fn quantize(model: &mut ModelProto) {
+pub fn quantize(model: &mut ModelProto) {
     let Some(graph) = model.graph.as_mut() else {
         return;
     };
@@ -301,7 +297,7 @@ fn matrix(tensor: &TensorProto) -> Option<([usize; 2], Vec<f32>)> {
 }
 
 /// A float tensor's shape and values.
-pub(super) fn floats(tensor: &TensorProto) -> Option<(Vec<usize>, Vec<f32>)> {
+pub fn floats(tensor: &TensorProto) -> Option<(Vec<usize>, Vec<f32>)> {
     let shape: Vec<usize> = tensor
         .dims
         .iter()

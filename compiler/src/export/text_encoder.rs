@@ -26,7 +26,7 @@ use kivu::{
 };
 
 /// Graph files, in order of preference.
-pub(super) const GRAPHS: [&str; 4] = [
+pub const GRAPHS: [&str; 4] = [
     "model.onnx",
     "model_quantized.onnx",
     "onnx/model.onnx",
@@ -37,7 +37,7 @@ pub(super) const GRAPHS: [&str; 4] = [
 const OUTPUTS: [&str; 3] = ["last_hidden_state", "token_embeddings", POOLED];
 
 /// Reads the export in the plan's folder.
-pub(crate) fn open(build: Build<'_>) -> Result<Source<'_>> {
+pub fn open(build: Build<'_>) -> Result<Source<'_>> {
     let plan = build.plan;
     let path = GRAPHS
         .iter()
@@ -140,7 +140,7 @@ fn check_axes(model: &ModelProto) -> Result<()> {
 }
 
 /// Refuses outputs in half precision.
-pub(super) fn check_outputs(model: &ModelProto) -> Result<()> {
+pub fn check_outputs(model: &ModelProto) -> Result<()> {
     const HALVES: [i32; 2] = [data_type::FLOAT16, data_type::BFLOAT16];
     let is_half = |output: &&ValueInfoProto| {
         let tensor = output
@@ -217,7 +217,7 @@ fn embedding(plan: &Plan, model: &ModelProto, facts: &Facts) -> Result<Embedding
 }
 
 /// The output for embeddings. Unless the folder has pooling settings, prefers an output pooled by the graph.
-pub(crate) fn output(model: &ModelProto, has_pooling: bool) -> Result<&'static str> {
+pub fn output(model: &ModelProto, has_pooling: bool) -> Result<&'static str> {
     let found = outputs(model);
     let mut preferred = OUTPUTS;
     if !has_pooling {

@@ -8,17 +8,17 @@ const LABEL: &str = "__label__";
 /// The word at the end of texts.
 const END: &[u8] = b"</s>";
 
-pub(super) struct Dictionary<'a> {
+pub struct Dictionary<'a> {
     /// By row.
-    pub(super) words: Vec<&'a [u8]>,
+    pub words: Vec<&'a [u8]>,
     /// In the order of scores, with their counts in the training data.
     labels: Vec<(&'a [u8], i64)>,
     /// Hash and row of each n-gram with a vector; `None` if all have one.
-    pub(super) kept: Option<Vec<(u32, u32)>>,
+    pub kept: Option<Vec<(u32, u32)>>,
 }
 
 impl<'a> Dictionary<'a> {
-    pub(super) fn read(reader: &mut Reader<'a>) -> Result<Self> {
+    pub fn read(reader: &mut Reader<'a>) -> Result<Self> {
         let [size, words, labels] = ["entries", "words", "labels"].map(|what| reader.count(what));
         let (size, word_count, label_count) = (size?, words?, labels?);
         if word_count.checked_add(label_count) != Some(size) {
@@ -71,12 +71,12 @@ impl<'a> Dictionary<'a> {
     }
 
     /// How often each label occurs in the training data.
-    pub(super) fn label_counts(&self) -> Vec<i64> {
+    pub fn label_counts(&self) -> Vec<i64> {
         self.labels.iter().map(|(_, count)| *count).collect()
     }
 
     /// The labels, without prefix.
-    pub(super) fn label_names(&self) -> Result<Vec<String>> {
+    pub fn label_names(&self) -> Result<Vec<String>> {
         let name = |label: &[u8]| {
             let label = std::str::from_utf8(label).map_err(|_| {
                 Error::model(format!(
@@ -89,7 +89,7 @@ impl<'a> Dictionary<'a> {
         self.labels.iter().map(|(label, _)| name(label)).collect()
     }
 
-    pub(super) fn label_count(&self) -> usize {
+    pub fn label_count(&self) -> usize {
         self.labels.len()
     }
 }

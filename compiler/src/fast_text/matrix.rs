@@ -8,16 +8,16 @@ const CENTROIDS: usize = 256;
 /// Maximum values per code, which limits how far a file can expand. fastText's default is 2.
 const MAX_VALUES_PER_CODE: usize = 16;
 
-pub(super) struct Matrix {
-    pub(super) rows: usize,
-    pub(super) columns: usize,
+pub struct Matrix {
+    pub rows: usize,
+    pub columns: usize,
     /// Row by row.
-    pub(super) values: Vec<f32>,
+    pub values: Vec<f32>,
 }
 
 impl Matrix {
     /// Reads floats.
-    pub(super) fn read(reader: &mut Reader<'_>) -> Result<Self> {
+    pub fn read(reader: &mut Reader<'_>) -> Result<Self> {
         let [rows, columns] = ["rows", "columns"].map(|what| reader.long_count(what));
         let (rows, columns) = (rows?, columns?);
         Ok(Self {
@@ -28,7 +28,7 @@ impl Matrix {
     }
 
     /// Reads a quantized matrix, to the floats that fastText computes with.
-    pub(super) fn read_quantized(reader: &mut Reader<'_>) -> Result<Self> {
+    pub fn read_quantized(reader: &mut Reader<'_>) -> Result<Self> {
         let has_norms = reader.flag()?;
         let [rows, columns] = ["rows", "columns"].map(|what| reader.long_count(what));
         let (rows, columns, size) = (rows?, columns?, reader.count("codes")?);

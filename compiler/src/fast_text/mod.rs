@@ -4,7 +4,7 @@
 //! in which quantized ones are exact.
 
 mod dictionary;
-pub(super) mod file;
+pub mod file;
 mod matrix;
 mod model;
 mod reader;
@@ -39,7 +39,7 @@ use super::{
 };
 
 /// The architecture in the manifest.
-pub(super) const ARCHITECTURE: &str = FAST_TEXT;
+pub const ARCHITECTURE: &str = FAST_TEXT;
 /// Maximum features per text; some 350,000 characters with n-grams of 2 to 4 characters.
 const MAX_FEATURES: usize = 1 << 20;
 
@@ -54,12 +54,12 @@ fn model_files(folder: &Path) -> Vec<PathBuf> {
 }
 
 /// Whether `folder` has a model file.
-pub(super) fn is_in(folder: &Path) -> bool {
+pub fn is_in(folder: &Path) -> bool {
     !model_files(folder).is_empty()
 }
 
 /// Opens the model in the plan's folder.
-pub(super) fn open(plan: &Plan) -> Result<Source<'static>> {
+pub fn open(plan: &Plan) -> Result<Source<'static>> {
     let path = match (&plan.file, &model_files(&plan.folder)[..]) {
         (Some(file), _) => file.clone(),
         (None, [only]) => only.clone(),

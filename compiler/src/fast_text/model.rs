@@ -7,18 +7,18 @@ use kivu::error::{Error, Result};
 
 /// The output layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Loss {
+pub enum Loss {
     HierarchicalSoftmax,
     Softmax,
 }
 
-pub(super) struct FastText<'a> {
-    pub(super) loss: Loss,
-    pub(super) dictionary: Dictionary<'a>,
+pub struct FastText<'a> {
+    pub loss: Loss,
+    pub dictionary: Dictionary<'a>,
     /// A vector per word and n-gram.
-    pub(super) input: Matrix,
+    pub input: Matrix,
     /// A vector per label, or per inner node of the tree above them.
-    pub(super) output: Matrix,
+    pub output: Matrix,
     ngrams: Ngrams,
 }
 
@@ -51,7 +51,7 @@ struct Features<'a> {
 }
 
 impl<'a> FastText<'a> {
-    pub(super) fn read(bytes: &'a [u8]) -> Result<Self> {
+    pub fn read(bytes: &'a [u8]) -> Result<Self> {
         let mut reader = Reader::new(bytes);
         if reader.take(MAGIC.len())? != MAGIC {
             return Err(Error::model(
@@ -106,7 +106,7 @@ impl<'a> FastText<'a> {
     }
 
     /// A `tokenizer.json` that finds the features.
-    pub(super) fn tokenizer(&self) -> Result<Vec<u8>> {
+    pub fn tokenizer(&self) -> Result<Vec<u8>> {
         let words = self
             .dictionary
             .words

@@ -3,17 +3,17 @@
 use kivu::error::{Error, Result};
 
 /// The rest of a file.
-pub(super) struct Reader<'a> {
+pub struct Reader<'a> {
     bytes: &'a [u8],
 }
 
 impl<'a> Reader<'a> {
-    pub(super) fn new(bytes: &'a [u8]) -> Self {
+    pub fn new(bytes: &'a [u8]) -> Self {
         Self { bytes }
     }
 
     /// The next `count` bytes.
-    pub(super) fn take(&mut self, count: usize) -> Result<&'a [u8]> {
+    pub fn take(&mut self, count: usize) -> Result<&'a [u8]> {
         let (taken, rest) = self.bytes.split_at_checked(count).ok_or_else(|| {
             Error::model(format!(
                 "expected {count} more bytes of a fastText model, but found {}; the file is damaged",
@@ -31,12 +31,12 @@ impl<'a> Reader<'a> {
             .map_err(|_| Error::model("expected as many bytes as taken"))
     }
 
-    pub(super) fn byte(&mut self) -> Result<u8> {
+    pub fn byte(&mut self) -> Result<u8> {
         self.array().map(|[byte]| byte)
     }
 
     /// A flag, which is a byte.
-    pub(super) fn flag(&mut self) -> Result<bool> {
+    pub fn flag(&mut self) -> Result<bool> {
         match self.byte()? {
             byte @ 0..=1 => Ok(byte == 1),
             other => Err(Error::model(format!(
@@ -45,28 +45,28 @@ impl<'a> Reader<'a> {
         }
     }
 
-    pub(super) fn int(&mut self) -> Result<i32> {
+    pub fn int(&mut self) -> Result<i32> {
         self.array().map(i32::from_le_bytes)
     }
 
-    pub(super) fn long(&mut self) -> Result<i64> {
+    pub fn long(&mut self) -> Result<i64> {
         self.array().map(i64::from_le_bytes)
     }
 
     /// A count in 4 bytes.
-    pub(super) fn count(&mut self, what: &str) -> Result<usize> {
+    pub fn count(&mut self, what: &str) -> Result<usize> {
         let count = self.int()?;
         usize::try_from(count).map_err(|_| negative(what, count.into()))
     }
 
     /// A count in 8 bytes.
-    pub(super) fn long_count(&mut self, what: &str) -> Result<usize> {
+    pub fn long_count(&mut self, what: &str) -> Result<usize> {
         let count = self.long()?;
         usize::try_from(count).map_err(|_| negative(what, count))
     }
 
     /// Finite numbers in 4 bytes each.
-    pub(super) fn floats(&mut self, count: usize) -> Result<Vec<f32>> {
+    pub fn floats(&mut self, count: usize) -> Result<Vec<f32>> {
         let bytes = self.take(count.saturating_mul(4))?;
         let values: Vec<f32> = bytes
             .as_chunks()
@@ -83,7 +83,7 @@ impl<'a> Reader<'a> {
     }
 
     /// The bytes before the next zero, which is skipped.
-    pub(super) fn text(&mut self) -> Result<&'a [u8]> {
+    pub fn text(&mut self) -> Result<&'a [u8]> {
         let length = self.bytes.iter().position(|byte| *byte == 0).ok_or_else(|| {
             Error::model(
                 "expected the end of a word of a fastText model, but found none; the file is damaged",
@@ -95,7 +95,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Refuses bytes after the end.
-    pub(super) fn finish(self) -> Result<()> {
+    pub fn finish(self) -> Result<()> {
         match self.bytes.len() {
             0 => Ok(()),
             count => Err(Error::model(format!(

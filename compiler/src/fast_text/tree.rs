@@ -6,17 +6,17 @@ use kivu::error::{Error, Result};
 const UNKNOWN: i64 = 1_000_000_000_000_000;
 
 /// Paths from the root to the labels.
-pub(super) struct Tree {
-    pub(super) labels: usize,
+pub struct Tree {
+    pub labels: usize,
     /// Steps in the longest path, to which the others are filled up.
-    pub(super) depth: usize,
+    pub depth: usize,
     /// Per label: an inner node to go left, a node plus their number to go right, and twice their number for no step.
-    pub(super) paths: Vec<i64>,
+    pub paths: Vec<i64>,
 }
 
 impl Tree {
     /// Builds the tree for labels with these counts, which are in descending order.
-    pub(super) fn new(counts: &[i64]) -> Result<Self> {
+    pub fn new(counts: &[i64]) -> Result<Self> {
         let labels = counts.len();
         let total = counts.iter().try_fold(0_i64, |sum, count| {
             sum.checked_add(*count).filter(|sum| *sum < UNKNOWN)

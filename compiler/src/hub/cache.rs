@@ -33,13 +33,13 @@ const LOCK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A repository's folder in the cache.
 #[derive(Clone, Debug)]
-pub(super) struct RepositoryCache {
+pub struct RepositoryCache {
     folder: PathBuf,
     locks: PathBuf,
 }
 
 impl RepositoryCache {
-    pub(super) fn new(cache: &Path, name: &RepositoryName) -> Self {
+    pub fn new(cache: &Path, name: &RepositoryName) -> Self {
         let folder = format!("models--{}", name.folder());
         Self {
             locks: cache.join(".locks").join(&folder),
@@ -47,21 +47,21 @@ impl RepositoryCache {
         }
     }
 
-    pub(super) fn snapshot(&self, commit: &str) -> PathBuf {
+    pub fn snapshot(&self, commit: &str) -> PathBuf {
         self.folder.join("snapshots").join(commit)
     }
 
-    pub(super) fn blob(&self, hash: &str) -> PathBuf {
+    pub fn blob(&self, hash: &str) -> PathBuf {
         self.folder.join("blobs").join(hash)
     }
 
     /// Path for a download in progress.
-    pub(super) fn incomplete(&self, hash: &str) -> PathBuf {
+    pub fn incomplete(&self, hash: &str) -> PathBuf {
         self.blob(&format!("{hash}.incomplete"))
     }
 
     /// Commit that a revision referred to at its download.
-    pub(super) fn commit(&self, name: &RepositoryName) -> Option<String> {
+    pub fn commit(&self, name: &RepositoryName) -> Option<String> {
         if name.is_commit() {
             return Some(name.revision.clone());
         }
@@ -70,7 +70,7 @@ impl RepositoryCache {
         Some(commit.trim().to_owned()).filter(|commit| is_commit(commit))
     }
 
-    pub(super) fn store_commit(&self, name: &RepositoryName, commit: &str) -> Result<()> {
+    pub fn store_commit(&self, name: &RepositoryName, commit: &str) -> Result<()> {
         let path = self.folder.join("refs").join(&name.revision);
         if name.is_commit()
             || regular_file::read_to_string(&path).is_ok_and(|stored| stored == commit)
@@ -82,13 +82,13 @@ impl RepositoryCache {
     }
 
     /// A commit's full file list, stored once Kivu had downloaded what it needs.
-    pub(super) fn listing(&self, commit: &str) -> Option<Listing> {
+    pub fn listing(&self, commit: &str) -> Option<Listing> {
         let sealed = regular_file::read(&self.folder.join(LISTINGS).join(commit)).ok()?;
         let listing: Listing = serde_json::from_slice(sealed::open(&sealed)?).ok()?;
         Some(listing).filter(|listing| listing.commit == commit)
     }
 
-    pub(super) fn store_listing(&self, listing: &Listing) -> Result<()> {
+    pub fn store_listing(&self, listing: &Listing) -> Result<()> {
         if self
             .listing(&listing.commit)
             .is_some_and(|stored| stored == *listing)
@@ -104,7 +104,7 @@ impl RepositoryCache {
     }
 
     /// Whether `huggingface_hub` has noted that a commit lacks the file `path`.
-    pub(super) fn is_known_absent(&self, commit: &str, path: &str) -> bool {
+    pub fn is_known_absent(&self, commit: &str, path: &str) -> bool {
         self.folder
             .join(".no_exist")
             .join(commit)
@@ -113,7 +113,7 @@ impl RepositoryCache {
     }
 
     /// Links a snapshot's file `path` to its blob.
-    pub(super) fn link(&self, commit: &str, path: &str, hash: &str) -> Result<()> {
+    pub fn link(&self, commit: &str, path: &str, hash: &str) -> Result<()> {
         let link = self.snapshot(commit).join(path);
         let up = "../".repeat(2 + path.matches('/').count());
         let target = PathBuf::from(format!("{up}blobs/{hash}"));
@@ -135,7 +135,7 @@ impl RepositoryCache {
     }
 
     /// Removes everything; returns the blobs' size in bytes, `None` if there are none.
-    pub(super) fn remove(&self) -> Result<Option<u64>> {
+    pub fn remove(&self) -> Result<Option<u64>> {
         if !self.folder.is_dir() {
             return Ok(None);
         }
@@ -161,7 +161,7 @@ impl RepositoryCache {
     }
 
     /// Waits until no other process, including `huggingface_hub`, downloads the blob.
-    pub(super) async fn lock(&self, hash: &str) -> Result<File> {
+    pub async fn lock(&self, hash: &str) -> Result<File> {
         let path = self.locks.join(format!("{hash}.lock"));
         create_parent(&path)?;
         let failed = || Error::io(format!("cannot lock `{}`", path.display()));
@@ -185,7 +185,7 @@ impl RepositoryCache {
 ///
 /// # Errors
 /// A link leads nowhere, since its blob was removed.
-pub(super) fn files(snapshot: &Path) -> Result<Vec<String>> {
+pub fn files(snapshot: &Path) -> Result<Vec<String>> {
     let (mut files, mut folders) = (Vec::new(), vec![PathBuf::new()]);
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(snapshot.join(&folder))
@@ -217,7 +217,7 @@ fn missing(path: &Path) -> Error {
 }
 
 /// Expected hash for a snapshot file's blob: its name, or a copy's SHA-256.
-pub(super) fn blob_hash(path: &Path) -> Result<String> {
+pub fn blob_hash(path: &Path) -> Result<String> {
     let blob =
         fs::canonicalize(path).map_err(Error::io(format!("cannot read `{}`", path.display())))?;
     match blob.file_name().and_then(|name| name.to_str()) {
@@ -227,7 +227,7 @@ pub(super) fn blob_hash(path: &Path) -> Result<String> {
 }
 
 /// Refuses a snapshot file that is missing or has a different hash.
-pub(super) fn verify(path: &Path, hash: &str) -> Result<()> {
+pub fn verify(path: &Path, hash: &str) -> Result<()> {
     if !path.exists() {
         return Err(missing(path));
     }
@@ -248,7 +248,7 @@ fn is_hash(name: &str) -> bool {
 }
 
 /// Whether a file's contents have a hash.
-pub(super) fn is_intact(path: &Path, hash: &str) -> Result<bool> {
+pub fn is_intact(path: &Path, hash: &str) -> Result<bool> {
     let failed = || Error::io(format!("cannot read `{}`", path.display()));
     let mut file = regular_file::open(path).map_err(failed())?;
     let size = file.metadata().map_err(failed())?.len();
@@ -258,21 +258,21 @@ pub(super) fn is_intact(path: &Path, hash: &str) -> Result<bool> {
 }
 
 /// Blob hash: SHA-256, or for 40 digits Git's SHA-1.
-pub(super) enum Hasher {
+pub enum Hasher {
     Sha256(Sha256),
     Git(Sha1),
 }
 
 impl Hasher {
     /// Creates a hasher for `size` bytes with the expected hash `expected`.
-    pub(super) fn new(expected: &str, size: u64) -> Self {
+    pub fn new(expected: &str, size: u64) -> Self {
         match expected.len() {
             40 => Self::Git(Sha1::new().chain_update(format!("blob {size}\0"))),
             _ => Self::Sha256(Sha256::new()),
         }
     }
 
-    pub(super) fn update(&mut self, bytes: &[u8]) {
+    pub fn update(&mut self, bytes: &[u8]) {
         match self {
             Self::Sha256(hash) => hash.update(bytes),
             Self::Git(hash) => hash.update(bytes),
@@ -280,7 +280,7 @@ impl Hasher {
     }
 
     /// Hashes a file from its current position on.
-    pub(super) fn read(&mut self, file: &mut File) -> io::Result<()> {
+    pub fn read(&mut self, file: &mut File) -> io::Result<()> {
         let mut piece = vec![0; 1 << 18];
         loop {
             match file.read(&mut piece)? {
@@ -290,7 +290,7 @@ impl Hasher {
         }
     }
 
-    pub(super) fn finish(self) -> String {
+    pub fn finish(self) -> String {
         match self {
             Self::Sha256(hash) => hex(&hash.finalize()),
             Self::Git(hash) => hex(&hash.finalize()),
@@ -299,7 +299,7 @@ impl Hasher {
 }
 
 /// Creates a file's folder.
-pub(super) fn create_parent(path: &Path) -> Result<()> {
+pub fn create_parent(path: &Path) -> Result<()> {
     let parent = path.parent().unwrap_or(path);
     fs::create_dir_all(parent).map_err(Error::io(format!("cannot create `{}`", parent.display())))
 }

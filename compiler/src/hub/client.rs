@@ -43,7 +43,7 @@ const MAX_WAIT: Duration = Duration::from_secs(60);
 
 /// A failed attempt.
 #[derive(Debug)]
-pub(super) enum Failure {
+pub enum Failure {
     /// Further attempts would fail, too.
     Final(Error),
     /// Another attempt may succeed, after the wait that the hub asks for, if any.
@@ -51,7 +51,7 @@ pub(super) enum Failure {
 }
 
 /// An attempt's outcome.
-pub(super) type Attempt<T> = std::result::Result<T, Failure>;
+pub type Attempt<T> = std::result::Result<T, Failure>;
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
@@ -61,20 +61,20 @@ impl From<Error> for Failure {
 
 /// A repository's files at a commit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Listing {
-    pub(super) commit: String,
-    pub(super) files: Vec<HubFile>,
+pub struct Listing {
+    pub commit: String,
+    pub files: Vec<HubFile>,
     /// Whether these are all files in the commit.
-    pub(super) is_whole: bool,
+    pub is_whole: bool,
 }
 
 /// A file in a repository.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct HubFile {
-    pub(super) path: String,
-    pub(super) size: u64,
+pub struct HubFile {
+    pub path: String,
+    pub size: u64,
     /// A large file's SHA-256, or a small file's Git SHA-1: its blob's name in the cache.
-    pub(super) hash: String,
+    pub hash: String,
 }
 
 /// Response from `/api/models`.
@@ -102,16 +102,16 @@ struct Lfs {
 }
 
 /// A hub client.
-pub(super) struct Hub<'a> {
-    pub(super) config: &'a HubConfig,
+pub struct Hub<'a> {
+    pub config: &'a HubConfig,
     /// Without user information, which requests do not use, and neither errors nor the log may show.
-    pub(super) endpoint: String,
+    pub endpoint: String,
     http: HttpClient,
 }
 
 impl<'a> Hub<'a> {
     /// Connects with the first request.
-    pub(super) fn new(config: &'a HubConfig) -> Result<Self> {
+    pub fn new(config: &'a HubConfig) -> Result<Self> {
         Ok(Self {
             config,
             endpoint: without_user(&config.endpoint),
@@ -120,7 +120,7 @@ impl<'a> Hub<'a> {
     }
 
     /// Lists a repository's files; also resolves the commit.
-    pub(super) async fn list(&self, name: &RepositoryName) -> Result<Listing> {
+    pub async fn list(&self, name: &RepositoryName) -> Result<Listing> {
         let revision = utf8_percent_encode(&name.revision, RESERVED);
         let url = format!(
             "{}/api/models/{}/revision/{revision}?blobs=true",
@@ -154,7 +154,7 @@ impl<'a> Hub<'a> {
     }
 
     /// Opens a file's contents at byte `from`.
-    pub(super) async fn open(
+    pub async fn open(
         &self,
         name: &RepositoryName,
         commit: &str,
@@ -353,7 +353,7 @@ impl<'a> Hub<'a> {
 
 impl Listing {
     /// Reads the hub's response; also returns the repository's current name.
-    pub(crate) fn parse(body: &[u8], name: &RepositoryName) -> Result<(Option<String>, Self)> {
+    pub fn parse(body: &[u8], name: &RepositoryName) -> Result<(Option<String>, Self)> {
         let unreadable = |error| {
             Error::config_because(
                 format!("expected the files of `{name}` from the hub"),
@@ -380,7 +380,7 @@ impl Listing {
     }
 
     /// Identifies the files: the commit, or a hash if there may be others.
-    pub(super) fn id(&self) -> String {
+    pub fn id(&self) -> String {
         if self.is_whole {
             return self.commit.clone();
         }
@@ -467,13 +467,13 @@ fn wait(headers: &HeaderMap) -> Option<Duration> {
 }
 
 /// Attempts for one operation, with exponential back-off.
-pub(super) struct Attempts {
+pub struct Attempts {
     count: u32,
     pause: Duration,
 }
 
 impl Attempts {
-    pub(super) fn new(config: &HubConfig) -> Self {
+    pub fn new(config: &HubConfig) -> Self {
         Self {
             count: 0,
             pause: config.retry_pause,
@@ -481,7 +481,7 @@ impl Attempts {
     }
 
     /// Waits before the next attempt; returns the error if no attempt remains.
-    pub(super) async fn wait(&mut self, failure: Failure) -> Result<()> {
+    pub async fn wait(&mut self, failure: Failure) -> Result<()> {
         let (error, after) = match failure {
             Failure::Final(error) => return Err(error),
             Failure::Transient(error, after) => (error, after),
@@ -496,7 +496,7 @@ impl Attempts {
     }
 
     /// Resets the attempt count after progress.
-    pub(super) fn reset(&mut self) {
+    pub fn reset(&mut self) {
         self.count = 0;
     }
 }

@@ -27,12 +27,12 @@ use tower_service::Service;
 
 use kivu::error::{Error, Result};
 
-pub(super) use hyper_util::client::legacy::Error as ClientError;
+pub use hyper_util::client::legacy::Error as ClientError;
 
-pub(super) type HttpClient = Client<HttpsConnector<ProxyConnector>, Empty<Bytes>>;
+pub type HttpClient = Client<HttpsConnector<ProxyConnector>, Empty<Bytes>>;
 
 /// Creates a client that trusts the system's certificates, or the ones in `SSL_CERT_FILE`.
-pub(super) fn client() -> Result<HttpClient> {
+pub fn client() -> Result<HttpClient> {
     let mut direct = HttpConnector::new();
     direct.enforce_http(false);
     direct.set_nodelay(true);
@@ -52,7 +52,7 @@ pub(super) fn client() -> Result<HttpClient> {
 
 /// Opens TCP connections; for HTTPS through a proxy, if the environment names one for the host.
 #[derive(Clone, Debug)]
-pub(super) struct ProxyConnector {
+pub struct ProxyConnector {
     direct: HttpConnector,
     proxies: Arc<Matcher>,
 }

@@ -26,12 +26,12 @@ use kivu::{
 const MIN_RATE: u64 = 1024;
 
 /// A repository at a commit.
-pub(super) struct Snapshot<'a> {
-    pub(super) hub: &'a Hub<'a>,
-    pub(super) name: &'a RepositoryName,
-    pub(super) commit: &'a str,
-    pub(super) cache: &'a RepositoryCache,
-    pub(super) meter: &'a dyn Meter,
+pub struct Snapshot<'a> {
+    pub hub: &'a Hub<'a>,
+    pub name: &'a RepositoryName,
+    pub commit: &'a str,
+    pub cache: &'a RepositoryCache,
+    pub meter: &'a dyn Meter,
 }
 
 /// A download in progress.
@@ -47,7 +47,7 @@ struct Download<'a> {
 
 impl Snapshot<'_> {
     /// Stores a repository file in the cache, unless it exists, and links it.
-    pub(super) async fn fetch(&self, file: &HubFile) -> Result<()> {
+    pub async fn fetch(&self, file: &HubFile) -> Result<()> {
         let _lock = self.cache.lock(&file.hash).await?;
         let blob = self.cache.blob(&file.hash);
         let found = fs::metadata(&blob).map(|found| found.len());

@@ -4,7 +4,7 @@
 //! These files need two small crates beyond Kivu's other dependencies.
 
 mod cache;
-pub(super) mod client;
+pub mod client;
 mod connect;
 mod download;
 mod name;

@@ -30,12 +30,12 @@ impl RepositoryName {
     }
 
     /// The repository's folder name in a cache.
-    pub(crate) fn folder(&self) -> String {
+    pub fn folder(&self) -> String {
         self.id.replace('/', "--")
     }
 
     /// Whether the revision is a commit.
-    pub(crate) fn is_commit(&self) -> bool {
+    pub fn is_commit(&self) -> bool {
         is_commit(&self.revision)
     }
 }
@@ -86,12 +86,12 @@ fn is_part(part: &str) -> bool {
 }
 
 /// Whether `text` is a full commit hash.
-pub(super) fn is_commit(text: &str) -> bool {
+pub fn is_commit(text: &str) -> bool {
     is_hex(text, 40)
 }
 
 /// Whether `text` consists only of this many lowercase hexadecimal digits.
-pub(super) fn is_hex(text: &str, digits: usize) -> bool {
+pub fn is_hex(text: &str, digits: usize) -> bool {
     text.len() == digits
         && text
             .bytes()

@@ -42,15 +42,15 @@ const SETTINGS: &[&str] = &[
 ];
 
 /// A repository's paths.
-pub(super) struct Paths<'a>(pub(super) BTreeSet<&'a str>);
+pub struct Paths<'a>(pub BTreeSet<&'a str>);
 
 impl Paths<'_> {
-    pub(super) fn has(&self, path: &str) -> bool {
+    pub fn has(&self, path: &str) -> bool {
         self.0.contains(path)
     }
 
     /// Settings files.
-    pub(super) fn settings(&self) -> Vec<String> {
+    pub fn settings(&self) -> Vec<String> {
         self.0
             .iter()
             .filter(|path| is_settings(path))
@@ -60,7 +60,7 @@ impl Paths<'_> {
 
     /// Whether the repository has an adapter. As in `transformers`, it is applied to its base, even if the repository
     /// has a model too.
-    pub(super) fn is_adapter(&self) -> bool {
+    pub fn is_adapter(&self) -> bool {
         let has_model = self
             .0
             .iter()
@@ -69,7 +69,7 @@ impl Paths<'_> {
     }
 
     /// GLiNER's encoder repository, if it has files that this one lacks.
-    pub(super) fn encoder(&self, folder: &Path) -> Result<Option<String>> {
+    pub fn encoder(&self, folder: &Path) -> Result<Option<String>> {
         match self.has(encoder::GLINER) {
             true => encoder::missing_encoder(folder, |file| self.has(file)),
             false => Ok(None),
@@ -77,7 +77,7 @@ impl Paths<'_> {
     }
 
     /// Whether the model's vectors depend on `modules.json`: an encoder without a head for another task.
-    pub(super) fn may_need_modules(&self, folder: &Path) -> Result<bool> {
+    pub fn may_need_modules(&self, folder: &Path) -> Result<bool> {
         let is_other = encoder::is_gliclass(folder) || encoder::is_gliner2(folder);
         if !self.has(ConfigFile::NAME) || self.has(encoder::GLINER) || is_other {
             return Ok(false);
@@ -88,7 +88,7 @@ impl Paths<'_> {
     }
 
     /// Weight files for the adapter and its modules.
-    pub(super) fn adapter_weights(&self, name: &dyn std::fmt::Display) -> Result<Vec<String>> {
+    pub fn adapter_weights(&self, name: &dyn std::fmt::Display) -> Result<Vec<String>> {
         let found = lora::WEIGHTS.into_iter().find(|file| self.has(file));
         found
             .map(|file| [vec![file.to_owned()], self.module_weights()].concat())
@@ -102,11 +102,7 @@ impl Paths<'_> {
 
     /// The model's weight files: safetensors, or else a PyTorch checkpoint, or else an ONNX export. `folder` has the
     /// settings files.
-    pub(super) fn weights(
-        &self,
-        folder: &Path,
-        name: &dyn std::fmt::Display,
-    ) -> Result<Vec<String>> {
+    pub fn weights(&self, folder: &Path, name: &dyn std::fmt::Display) -> Result<Vec<String>> {
         if static_folder(folder)?.is_some() {
             let whole = weights::names(folder, |file| self.has(file))?.unwrap_or_default();
             return Ok([whole, self.module_weights()].concat());
@@ -261,7 +257,7 @@ fn is_module(folder: &str) -> bool {
 }
 
 /// An adapter's base, as `ORG/NAME@REVISION`.
-pub(super) fn base(folder: &Path, name: &dyn std::fmt::Display) -> Result<String> {
+pub fn base(folder: &Path, name: &dyn std::fmt::Display) -> Result<String> {
     let fields = read_json_if_exists(&folder.join(lora::CONFIG))?.unwrap_or_default();
     let config = ConfigFile::new(lora::CONFIG, fields);
     let base: String = config.require("base_model_name_or_path")?;

@@ -37,21 +37,21 @@ const CROSS_ENCODER: Rules = Rules {
 };
 
 /// How a CrossEncoder makes scores from logits.
-pub(super) const SCORE_FUNCTION: Rules = Rules {
+pub const SCORE_FUNCTION: Rules = Rules {
     read: &[],
     unused: &[&[CROSS_ENCODER_FUNCTION]],
     nested: &[("sentence_transformers", &CROSS_ENCODER)],
 };
 
 /// Label names, which the readers of all classifiers compare.
-pub(super) const LABELS: Rules = Rules {
+pub const LABELS: Rules = Rules {
     read: &[&["id2label", "label2id"]],
     unused: &[],
     nested: &[],
 };
 
 /// Token ids and settings read only by word prediction or text generation heads.
-pub(super) const ENCODER: &[Unused] = &[
+pub const ENCODER: &[Unused] = &[
     ("bos_token_id", Any),
     ("cls_token_id", Any),
     ("decoder_start_token_id", Any),
@@ -749,7 +749,7 @@ const KNOWN_CODE: [(&str, &[&str], &str); 6] = [
 ];
 
 /// Whether the code named by an `auto_map` entry, such as `ORG/NAME--modeling.NewModel`, belongs to a family.
-pub(super) fn is_known_code(model_type: &str, code: &str) -> bool {
+pub fn is_known_code(model_type: &str, code: &str) -> bool {
     let path = code.rsplit_once("--").map_or(code, |(_, path)| path);
     let Some((file, class)) = path.split_once('.') else {
         return false;
@@ -760,7 +760,7 @@ pub(super) fn is_known_code(model_type: &str, code: &str) -> bool {
 }
 
 /// `config.json` rules for an encoder with a supported `model_type`. Jina's families have those of BERT and XLM-RoBERTa.
-pub(super) fn encoder(model_type: &str, is_jina: bool) -> Option<&'static Rules> {
+pub fn encoder(model_type: &str, is_jina: bool) -> Option<&'static Rules> {
     Some(match model_type {
         "bert" if is_jina => &JINA,
         "bert" | "megatron-bert" => &BERT,
@@ -799,7 +799,7 @@ pub(super) fn encoder(model_type: &str, is_jina: bool) -> Option<&'static Rules>
 
 /// Keys read for a family, except shared keys and head keys.
 #[cfg(test)]
-pub(crate) fn own_keys(model_type: &str, is_jina: bool) -> Vec<&'static str> {
+pub fn own_keys(model_type: &str, is_jina: bool) -> Vec<&'static str> {
     let lists = encoder(model_type, is_jina)
         .into_iter()
         .flat_map(|rules| rules.read);

@@ -5,7 +5,7 @@ use super::rules::{
     Values::{Any, Only},
 };
 
-pub(super) const GENERATION: Rules = Rules {
+pub const GENERATION: Rules = Rules {
     read: &[&[
         "bad_words_ids",
         "begin_suppress_tokens",
@@ -96,7 +96,7 @@ const UNSUPPORTED: &[Unused] = &[
 ];
 
 /// One task's settings in `task_specific_params`.
-pub(super) const PREFIX: Rules = Rules {
+pub const PREFIX: Rules = Rules {
     read: &[&["prefix"]],
     unused: &[],
     nested: &[],
@@ -104,7 +104,7 @@ pub(super) const PREFIX: Rules = Rules {
 
 /// Generation keys in the `config.json` of a model that does not generate, or that has a `generation_config.json`:
 /// older `transformers` versions write them into all files.
-pub(super) const WITHOUT_GENERATION: &[Unused] = &[
+pub const WITHOUT_GENERATION: &[Unused] = &[
     ("bad_words_ids", Any),
     ("begin_suppress_tokens", Any),
     ("diversity_penalty", Any),
@@ -135,7 +135,7 @@ pub(super) const WITHOUT_GENERATION: &[Unused] = &[
 ];
 
 /// [`WITHOUT_GENERATION`] as rules.
-pub(super) const IGNORED: Rules = Rules {
+pub const IGNORED: Rules = Rules {
     read: &[&[
         "bos_token_id",
         "decoder_start_token_id",

@@ -74,7 +74,7 @@ seq2seq!(
 );
 
 /// `config.json` rules for a text generator.
-pub(super) fn rules(model_type: &str) -> Option<&'static Rules> {
+pub fn rules(model_type: &str) -> Option<&'static Rules> {
     Some(match model_type {
         "bart" | "mbart" | "pegasus" | "marian" | "m2m_100" => &BART,
         "t5" | "mt5" => &T5_WHOLE,

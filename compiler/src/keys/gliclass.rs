@@ -8,7 +8,7 @@ use super::{
 };
 
 /// `config.json`, without the encoder's settings.
-pub(super) const GLICLASS: Rules = Rules {
+pub const GLICLASS: Rules = Rules {
     read: &[
         SHARED_READ,
         &[

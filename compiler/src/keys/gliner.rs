@@ -9,7 +9,7 @@ use super::{
 };
 
 /// `gliner_config.json`, without the encoder settings.
-pub(super) const GLINER: Rules = Rules {
+pub const GLINER: Rules = Rules {
     read: &[&[
         "class_token_index",
         "embed_ent_token",

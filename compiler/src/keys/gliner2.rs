@@ -10,7 +10,7 @@ use super::{
 };
 
 /// `config.json`; the encoder's settings are in a file of their own.
-pub(super) const GLINER2: Rules = Rules {
+pub const GLINER2: Rules = Rules {
     read: &[
         SHARED_READ,
         &[

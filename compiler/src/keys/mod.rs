@@ -14,8 +14,8 @@ mod shared;
 mod tokenizer;
 mod walk;
 
-pub(super) use self::walk::{Kind, check};
+pub use self::walk::{Kind, check};
 
 /// Keys that an encoder family's reader must read, for its test.
 #[cfg(test)]
-pub(crate) use self::encoders::own_keys;
+pub use self::encoders::own_keys;

@@ -6,18 +6,18 @@ use kivu::error::{Error, Result, quoted};
 
 /// Keys that a file may have.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Rules {
+pub struct Rules {
     /// Lists of keys that are read.
-    pub(super) read: &'static [&'static [&'static str]],
+    pub read: &'static [&'static [&'static str]],
     /// Lists of keys without effect on results.
-    pub(super) unused: &'static [&'static [Unused]],
+    pub unused: &'static [&'static [Unused]],
     /// Objects, or lists of objects, with rules for their own keys.
-    pub(super) nested: &'static [(&'static str, &'static Self)],
+    pub nested: &'static [(&'static str, &'static Self)],
 }
 
 impl Rules {
     /// Whether a key has a rule.
-    pub(super) fn mentions(&self, key: &str) -> bool {
+    pub fn mentions(&self, key: &str) -> bool {
         let is_unused = |keys: &&[Unused]| keys.iter().any(|(name, _)| *name == key);
         self.reads(key)
             || self.unused.iter().any(is_unused)
@@ -25,16 +25,16 @@ impl Rules {
     }
 
     /// Whether a key is read.
-    pub(super) fn reads(&self, key: &str) -> bool {
+    pub fn reads(&self, key: &str) -> bool {
         self.read.iter().any(|keys| keys.contains(&key))
     }
 }
 
 /// A key, and the values with no effect on results.
-pub(super) type Unused = (&'static str, Values);
+pub type Unused = (&'static str, Values);
 
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Values {
+pub enum Values {
     Any,
     /// These values, as a JSON list. `null` stands for a missing key.
     Only(&'static str),
@@ -43,28 +43,28 @@ pub(super) enum Values {
 }
 
 /// CrossEncoder score functions: requests choose scores with or without the sigmoid.
-pub(super) const SCORES: Values = Values::Only(
+pub const SCORES: Values = Values::Only(
     r#"["torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Sigmoid", "torch.nn.Identity",
         "torch.nn.Sigmoid"]"#,
 );
 
 /// A file to check.
 #[derive(Clone, Debug)]
-pub(super) struct Document {
+pub struct Document {
     /// The path in the model's folder, for errors.
-    pub(super) name: String,
-    pub(super) fields: Map<String, Value>,
+    pub name: String,
+    pub fields: Map<String, Value>,
 }
 
 /// Keys that a build ignores at the user's risk.
 #[derive(Debug)]
-pub(super) struct Allowed<'a> {
+pub struct Allowed<'a> {
     keys: &'a [String],
     warnings: Vec<String>,
 }
 
 impl<'a> Allowed<'a> {
-    pub(super) fn new(keys: &'a [String]) -> Self {
+    pub fn new(keys: &'a [String]) -> Self {
         Self {
             keys,
             warnings: Vec::new(),
@@ -72,13 +72,7 @@ impl<'a> Allowed<'a> {
     }
 
     /// Passes an unsupported key that the user allowed, with a warning; refuses others.
-    pub(super) fn pass(
-        &mut self,
-        file: &str,
-        key: &str,
-        value: &Value,
-        expected: &str,
-    ) -> Result<()> {
+    pub fn pass(&mut self, file: &str, key: &str, value: &Value, expected: &str) -> Result<()> {
         if self.keys.iter().any(|allowed| allowed == key) {
             self.warnings.push(format!(
                 "`{key}` {} in `{file}` was ignored on request: results may differ from the model authors'",
@@ -94,7 +88,7 @@ impl<'a> Allowed<'a> {
     }
 
     /// Returns the warnings; an allowed key that no file has is an error.
-    pub(super) fn finish(self, known: &[Document]) -> Result<Vec<String>> {
+    pub fn finish(self, known: &[Document]) -> Result<Vec<String>> {
         let is_found = |key: &String| known.iter().any(|document| document.has(key));
         match self.keys.iter().find(|key| !is_found(key)) {
             None => Ok(self.warnings),
@@ -121,7 +115,7 @@ impl Document {
     }
 
     /// Refuses keys that are in none of these rules, or have values with an effect.
-    pub(super) fn check(&self, rules: &[&Rules], allowed: &mut Allowed<'_>) -> Result<()> {
+    pub fn check(&self, rules: &[&Rules], allowed: &mut Allowed<'_>) -> Result<()> {
         check_fields(&self.name, &self.fields, rules, allowed)
     }
 }

@@ -6,7 +6,7 @@ use super::rules::{
 };
 
 /// An entry in [`modules.json`](MODULES).
-pub(super) const MODULE: Rules = Rules {
+pub const MODULE: Rules = Rules {
     read: &[&["path", "type"]],
     // Request parameters that a module reads; Kivu has separate settings for the ones it passes on.
     unused: &[&[("idx", Any), ("kwargs", Any), ("name", Any)]],
@@ -14,7 +14,7 @@ pub(super) const MODULE: Rules = Rules {
 };
 
 /// `config_sentence_transformers.json`.
-pub(super) const SETTINGS: Rules = Rules {
+pub const SETTINGS: Rules = Rules {
     read: &[&[
         "attend_to_expansion_tokens",
         "default_prompt_name",
@@ -37,7 +37,7 @@ pub(super) const SETTINGS: Rules = Rules {
 };
 
 /// An embedding model's `sentence_bert_config.json`.
-pub(super) const TRANSFORMER: Rules = Rules {
+pub const TRANSFORMER: Rules = Rules {
     read: &[&[
         "do_lower_case",
         "document_length",
@@ -196,7 +196,7 @@ const STATIC_QUERIES: Rules = Rules {
 };
 
 /// `router_config.json`.
-pub(super) const ROUTER: Rules = Rules {
+pub const ROUTER: Rules = Rules {
     read: &[&["structure", "types"]],
     unused: &[],
     nested: &[("parameters", &ROUTER_PARAMETERS)],
@@ -208,7 +208,7 @@ const ROUTER_PARAMETERS: Rules = Rules {
 };
 
 /// Stanford ColBERT's `artifact.metadata`.
-pub(super) const ARTIFACT: Rules = Rules {
+pub const ARTIFACT: Rules = Rules {
     read: &[&[
         "attend_to_mask_tokens",
         "dim",
@@ -276,7 +276,7 @@ pub(super) const ARTIFACT: Rules = Rules {
 };
 
 /// Rules for a module's `config.json`, by class.
-pub(super) fn module(class: &str) -> Option<&'static Rules> {
+pub fn module(class: &str) -> Option<&'static Rules> {
     Some(match class {
         "Dense" => &DENSE,
         "Dropout" => &DROPOUT,

@@ -6,7 +6,7 @@ use super::rules::{
 };
 
 /// Keys read for all families.
-pub(super) const SHARED_READ: &[&str] = &[
+pub const SHARED_READ: &[&str] = &[
     "architectures",
     "auto_map",
     "model_type",
@@ -15,7 +15,7 @@ pub(super) const SHARED_READ: &[&str] = &[
 ];
 
 /// Keys that any family's files may have.
-pub(super) const SHARED: &[Unused] = &[
+pub const SHARED: &[Unused] = &[
     // Records of how the file was written.
     ("_commit_hash", Any),
     ("_name_or_path", Any),
@@ -55,10 +55,10 @@ pub(super) const SHARED: &[Unused] = &[
 ];
 
 /// A CrossEncoder's score function, before version 4 of sentence-transformers.
-pub(super) const CROSS_ENCODER_FUNCTION: Unused = ("sbert_ce_default_activation_function", SCORES);
+pub const CROSS_ENCODER_FUNCTION: Unused = ("sbert_ce_default_activation_function", SCORES);
 
 /// Keys for training.
-pub(super) const TRAINING: &[Unused] = &[
+pub const TRAINING: &[Unused] = &[
     ("activation_dropout", Any),
     ("attention_dropout", Any),
     ("attention_probs_dropout_prob", Any),
@@ -88,7 +88,7 @@ pub(super) const TRAINING: &[Unused] = &[
 ];
 
 /// T5 layer keys.
-pub(super) const T5_READ: &[&str] = &[
+pub const T5_READ: &[&str] = &[
     "d_ff",
     "d_kv",
     "d_model",
@@ -103,7 +103,7 @@ pub(super) const T5_READ: &[&str] = &[
     "relative_attention_num_buckets",
 ];
 /// Keys with two names in T5's code.
-pub(super) const T5_ALIASES: &[Unused] = &[
+pub const T5_ALIASES: &[Unused] = &[
     ("head_dim", SameAs("d_kv")),
     ("hidden_size", SameAs("d_model")),
     ("num_attention_heads", SameAs("num_heads")),
@@ -111,7 +111,7 @@ pub(super) const T5_ALIASES: &[Unused] = &[
     ("is_encoder_decoder", Any),
 ];
 /// Unread keys in BART's and its successors' files.
-pub(super) const BART_LEGACY: &[Unused] = &[
+pub const BART_LEGACY: &[Unused] = &[
     // For other forms of fairseq's and Marian's models. No `transformers` version since 4.0 reads them.
     ("add_bias_logits", Any),
     ("add_final_layer_norm", Any),

@@ -65,7 +65,7 @@ const SHARED: &[Unused] = &[
 ];
 
 /// Keys for all classes. Special token keys are also in `special_tokens_map.json`.
-pub(super) const ALL: Rules = Rules {
+pub const ALL: Rules = Rules {
     read: &[&[
         "added_tokens_decoder",
         "additional_special_tokens",
@@ -86,7 +86,7 @@ pub(super) const ALL: Rules = Rules {
     nested: &[],
 };
 
-pub(super) const SPECIAL_TOKENS: Rules = Rules {
+pub const SPECIAL_TOKENS: Rules = Rules {
     read: &[&[
         "additional_special_tokens",
         "bos_token",
@@ -103,7 +103,7 @@ pub(super) const SPECIAL_TOKENS: Rules = Rules {
 };
 
 /// `tokenizer.json`. The crate `tokenizers` ignores unknown keys below the top level.
-pub(super) static FILE: Rules = Rules {
+pub static FILE: Rules = Rules {
     read: &[&["version"]],
     // Requests and the model's limit decide.
     unused: &[&[("padding", Any), ("truncation", Any)]],
@@ -273,7 +273,7 @@ const BERT_ONLY: &[Unused] = &[
 ];
 
 /// Settings for text generators.
-pub(super) const SEQ2SEQ: Rules = Rules {
+pub const SEQ2SEQ: Rules = Rules {
     read: &[&[
         "extra_ids",
         "legacy_behaviour",
@@ -339,12 +339,12 @@ const TRANSLATORS: [(&str, &str); 5] = [
 const FOR_TEXTS: [&str; 2] = ["GemmaTokenizer", "LlamaTokenizer"];
 
 /// Whether a class, without the `Fast` at its end, is supported in models of GLiNER, which read words.
-pub(super) fn is_known_for_words(class: &str) -> bool {
+pub fn is_known_for_words(class: &str) -> bool {
     CLASSES.contains(&class) && !FOR_TEXTS.contains(&class)
 }
 
 /// Whether a class, without the `Fast` at its end, is supported.
-pub(super) fn is_known(class: &str, model_type: &str) -> bool {
+pub fn is_known(class: &str, model_type: &str) -> bool {
     // Version 5 of `transformers`, which alone has the family, makes other classes' tokenizers from their vocabularies.
     if model_type == "eurobert" {
         return ["PreTrainedTokenizer", "TokenizersBackend"].contains(&class);
@@ -359,7 +359,7 @@ pub(super) fn is_known(class: &str, model_type: &str) -> bool {
 }
 
 /// Rules for a class, without the `Fast` at its end.
-pub(super) fn class(class: &str) -> &'static Rules {
+pub fn class(class: &str) -> &'static Rules {
     match class {
         "BertTokenizer" | "DistilBertTokenizer" | "ElectraTokenizer" | "MPNetTokenizer" => &BERT,
         "RobertaTokenizer" | "BartTokenizer" | "GPT2Tokenizer" => &BYTE_PAIRS,

@@ -37,7 +37,7 @@ const SETTINGS: &str = "config_sentence_transformers.json";
 
 /// Model kind, which decides on the keys in its files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub enum Kind {
     Encoder,
     /// An encoder with its settings inside GLiNER's.
     Gliner,
@@ -51,7 +51,7 @@ pub(crate) enum Kind {
 }
 
 /// Checks all keys in the model's files; returns warnings about keys that the plan allows.
-pub(crate) fn check(plan: &Plan, kind: Kind) -> Result<Vec<String>> {
+pub fn check(plan: &Plan, kind: Kind) -> Result<Vec<String>> {
     let mut walk = Walk {
         root: &plan.folder,
         allowed: Allowed::new(&plan.allow),

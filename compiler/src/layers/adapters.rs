@@ -14,18 +14,18 @@ use crate::{
 use kivu::error::Result;
 
 /// Names for a module's adapters: a matrix to narrow rows, or these rows for each id, and a matrix from them.
-pub(crate) fn adapter_names(module: &str) -> [String; 3] {
+pub fn adapter_names(module: &str) -> [String; 3] {
     ["down", "rows", "up"].map(|part| format!("{module}.adapters.{part}"))
 }
 
 /// Name for a token type's vector for each task.
-pub(crate) fn type_adapter_name(module: &str) -> String {
+pub fn type_adapter_name(module: &str) -> String {
     format!("{module}.adapters")
 }
 
 impl Layers<'_> {
     /// Adds the product of a task's adapters to that of linear layers with the same input.
-    pub(super) fn adapt(
+    pub fn adapt(
         &mut self,
         product: Value,
         projections: &[Projection],
@@ -81,7 +81,7 @@ impl Layers<'_> {
     }
 
     /// Adds the product of a task's adapters to rows of an embedding table with the given number of rows and values.
-    pub(crate) fn adapt_lookup(
+    pub fn adapt_lookup(
         &mut self,
         sum: Value,
         module: &str,
@@ -126,7 +126,7 @@ impl Layers<'_> {
     }
 
     /// Adds a task's vector to all tokens.
-    pub(crate) fn adapt_type(&mut self, sum: Value, module: &str, width: usize) -> Result<Value> {
+    pub fn adapt_type(&mut self, sum: Value, module: &str, width: usize) -> Result<Value> {
         let Some(TaskInput { count, ids, .. }) = self.tasks.clone() else {
             return Ok(sum);
         };

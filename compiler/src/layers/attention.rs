@@ -18,16 +18,16 @@ const OUT_OF_REACH: f32 = -1e30;
 
 /// An attention window: the tokens that a token attends to, apart from itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct AttentionWindow {
+pub struct AttentionWindow {
     /// Tokens before it; `None` for all.
-    pub(crate) before: Option<usize>,
+    pub before: Option<usize>,
     /// Tokens after it; `None` for all.
-    pub(crate) after: Option<usize>,
+    pub after: Option<usize>,
 }
 
 /// How the distance between two tokens affects their attention score.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Distance {
+pub enum Distance {
     /// Without effect.
     Ignored,
     /// Subtracts the distance times a per-head slope (symmetric ALiBi).
@@ -36,49 +36,49 @@ pub(crate) enum Distance {
 
 /// Attention with several heads.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Attention {
+pub struct Attention {
     /// Query heads.
-    pub(crate) heads: usize,
+    pub heads: usize,
     /// Key and value heads; each serves the same number of query heads.
-    pub(crate) key_heads: usize,
+    pub key_heads: usize,
     /// Head width.
-    pub(crate) width: usize,
+    pub width: usize,
     /// Factor for query-key products.
-    pub(crate) scale: f32,
+    pub scale: f32,
     /// Scores are limited to this, with a hyperbolic tangent.
-    pub(crate) cap: Option<f32>,
-    pub(crate) window: AttentionWindow,
-    pub(crate) distance: Distance,
+    pub cap: Option<f32>,
+    pub window: AttentionWindow,
+    pub distance: Distance,
 }
 
 /// Query blocks of a text: as even as possible; the last is padded with the last token.
-pub(crate) struct Blocks {
+pub struct Blocks {
     /// Block count, as a scalar.
     count: Value,
     /// Queries per block.
     size: Value,
     /// Token count.
-    pub(crate) length: Value,
+    pub length: Value,
     /// Token indices for all blocks.
     tokens: Value,
     /// Query positions, including the last block's padding, as floats from 0.
-    pub(crate) positions: Value,
+    pub positions: Value,
 }
 
 impl AttentionWindow {
-    pub(crate) const ALL: Self = Self {
+    pub const ALL: Self = Self {
         before: None,
         after: None,
     };
 
     /// All tokens before it.
-    pub(crate) const BEFORE: Self = Self {
+    pub const BEFORE: Self = Self {
         before: None,
         after: Some(0),
     };
 
     /// The last `count` tokens, the own one included.
-    pub(crate) fn last(count: usize) -> Self {
+    pub fn last(count: usize) -> Self {
         Self {
             before: Some(count.saturating_sub(1)),
             after: Some(0),
@@ -86,7 +86,7 @@ impl AttentionWindow {
     }
 
     /// The same number of tokens on both sides.
-    pub(crate) fn within(distance: usize) -> Self {
+    pub fn within(distance: usize) -> Self {
         Self {
             before: Some(distance),
             after: Some(distance),
@@ -96,7 +96,7 @@ impl AttentionWindow {
 
 impl Blocks {
     /// Creates the blocks for texts with these ids.
-    pub(crate) fn new(graph: &mut GraphBuilder, ids: &Value) -> Self {
+    pub fn new(graph: &mut GraphBuilder, ids: &Value) -> Self {
         let length = functions::length(graph, ids);
         let mut constant = |name: &str, value: i64| graph.integers(name, &[value]);
         let (zero, one) = (constant("zero", 0), constant("one", 1));
@@ -131,7 +131,7 @@ impl Blocks {
     }
 
     /// Attention between all tokens; `mask` is 1 for tokens and 0 for padding.
-    pub(crate) fn attend(
+    pub fn attend(
         &self,
         graph: &mut GraphBuilder,
         attention: &Attention,
@@ -359,7 +359,7 @@ fn attend_with_cap(
 }
 
 /// Position-dependent attention for texts with these ids; rotates queries and keys first.
-pub(crate) fn attend_by_position(
+pub fn attend_by_position(
     graph: &mut GraphBuilder,
     attention: &Attention,
     rotary: Option<&Rotary>,
@@ -405,7 +405,7 @@ fn by_head(graph: &mut GraphBuilder, attention: &Attention, tokens: &Value) -> V
 
 /// ALiBi slopes: powers of 2 that end at 2^-8. If the head count is not a power of 2, the slopes for the next lower
 /// power, then every second slope for the next higher.
-pub(crate) fn alibi_slopes(heads: usize) -> Vec<f32> {
+pub fn alibi_slopes(heads: usize) -> Vec<f32> {
     let powers = |count: usize| {
         let ratio = (-8.0 / count as f64).exp2();
         (1..=count).map(move |head| ratio.powi(head as i32) as f32)

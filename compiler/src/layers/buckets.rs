@@ -6,26 +6,26 @@ use kivu::error::Result;
 
 /// How distances share values: near ones have one each, farther ones share them in logarithmic steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Buckets {
+pub struct Buckets {
     /// Bucket count for tokens before a token, including itself, or for tokens after it.
-    pub(crate) side: usize,
+    pub side: usize,
     /// From here on, all distances have the same bucket.
-    pub(crate) farthest: usize,
+    pub farthest: usize,
 }
 
 /// A model's values by bucket and head.
 #[derive(Clone, Copy)]
-pub(crate) struct BucketValues<'a> {
+pub struct BucketValues<'a> {
     /// The weight's name.
-    pub(crate) table: &'a str,
-    pub(crate) heads: usize,
+    pub table: &'a str,
+    pub heads: usize,
     /// Maximum number of tokens.
-    pub(crate) positions: usize,
+    pub positions: usize,
 }
 
 impl Buckets {
     /// Bucket for a distance in one direction.
-    pub(crate) fn on_side(self, steps: usize) -> usize {
+    pub fn on_side(self, steps: usize) -> usize {
         let exact = self.side / 2;
         if steps < exact {
             return steps;
@@ -42,7 +42,7 @@ impl Buckets {
     }
 
     /// Values added to attention scores for texts with these ids, by head; the first axis has the length 1.
-    pub(crate) fn bias(
+    pub fn bias(
         self,
         layers: &mut Layers<'_>,
         ids: &Value,

@@ -12,17 +12,17 @@ use kivu::{error::Result, repository::manifest::Precision};
 
 /// Experts in a layer.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Experts {
-    pub(crate) count: usize,
+pub struct Experts {
+    pub count: usize,
     /// Experts per token.
-    pub(crate) top: usize,
+    pub top: usize,
     /// Values between an expert's two matrices.
-    pub(crate) width: usize,
+    pub width: usize,
 }
 
 impl Layers<'_> {
     /// The feed-forward part called `name`, with GELU, for tokens with `hidden` values.
-    pub(crate) fn experts(
+    pub fn experts(
         &mut self,
         name: &str,
         input: &Value,

@@ -17,7 +17,7 @@ use kivu::{error::Result, repository::manifest::Precision};
 const INT8_ACTIVATIONS: i64 = 4;
 
 /// Weights and biases from linear layers, joined along their outputs.
-pub(crate) struct Linear {
+pub struct Linear {
     name: String,
     weight: Vec<f32>,
     bias: Option<Vec<f32>>,
@@ -27,7 +27,7 @@ pub(crate) struct Linear {
 
 impl Linear {
     /// Creates a layer with one weight row per output.
-    pub(crate) fn new(name: &str, weight: &Weight, bias: Option<Vec<f32>>) -> Self {
+    pub fn new(name: &str, weight: &Weight, bias: Option<Vec<f32>>) -> Self {
         let [outputs, inputs] = weight.shape[..] else {
             unreachable!("the caller passes a matrix")
         };
@@ -42,27 +42,27 @@ impl Linear {
 }
 
 /// A linear layer in int8 for the native engine.
-pub(super) struct Panels {
+pub struct Panels {
     /// Suffix for the names of functions with such a layer.
-    pub(super) suffix: &'static str,
+    pub suffix: &'static str,
     /// The layer's function.
-    pub(super) linear: QuantizedLinear,
+    pub linear: QuantizedLinear,
     /// Panels, scales, sums, bias and shape.
-    pub(super) constants: [Value; 5],
+    pub constants: [Value; 5],
 }
 
 /// A linear layer's weights in the file.
 #[derive(Clone, Debug)]
-pub(crate) struct Projection {
+pub struct Projection {
     /// The name without the body's prefix, and without `.weight`.
-    pub(crate) name: String,
-    pub(crate) outputs: usize,
-    pub(crate) has_bias: bool,
+    pub name: String,
+    pub outputs: usize,
+    pub has_bias: bool,
 }
 
 impl Layers<'_> {
     /// A linear layer in fp32; its weight and bias names are complete.
-    pub(crate) fn linear_in_fp32(
+    pub fn linear_in_fp32(
         &mut self,
         name: &str,
         bias: Option<&str>,
@@ -81,7 +81,7 @@ impl Layers<'_> {
     }
 
     /// Joins linear layers with the same inputs.
-    pub(crate) fn project(
+    pub fn project(
         &mut self,
         projections: &[Projection],
         input: &Value,
@@ -99,7 +99,7 @@ impl Layers<'_> {
     }
 
     /// A linear layer that, in int8, scales each token's values separately.
-    pub(crate) fn apply(&mut self, layer: &Linear, input: &Value) -> Result<Value> {
+    pub fn apply(&mut self, layer: &Linear, input: &Value) -> Result<Value> {
         Ok(match self.precision {
             Precision::Fp32 => {
                 let weight = quantize::transpose(&layer.weight, layer.inputs);
@@ -131,7 +131,7 @@ impl Layers<'_> {
 
     /// A linear layer's per-output maximum over a text's tokens; `mask` is 0 for padding. The native engine needs no
     /// memory for all tokens' outputs.
-    pub(crate) fn largest_outputs(
+    pub fn largest_outputs(
         &mut self,
         mut layer: Linear,
         input: &Value,
@@ -177,7 +177,7 @@ impl Layers<'_> {
     /// Linear layers that, in int8, scale each token's values separately. With one scale for all tokens, as in
     /// [`Layers::project`], the token with the largest value costs the others their precision. Models trained in int8
     /// do without these scales, which are a third of an encoder's operators.
-    pub(crate) fn project_by_token(
+    pub fn project_by_token(
         &mut self,
         projections: &[Projection],
         input: &Value,
@@ -335,7 +335,7 @@ impl Layers<'_> {
 
     /// A linear layer's weights in the order in which the native engine's kernels read them. Each output, or each block
     /// within an output, has a scale.
-    pub(super) fn panels(&mut self, layer: &Linear, fitted: Option<&FittedLayer>) -> Panels {
+    pub fn panels(&mut self, layer: &Linear, fitted: Option<&FittedLayer>) -> Panels {
         let Linear {
             name,
             inputs,
@@ -441,7 +441,7 @@ impl Layers<'_> {
 
     /// Multiplies `input` by a blockwise quantized matrix with the given shape: outputs, blocks per output, values per
     /// block.
-    pub(crate) fn multiply_in_blocks(
+    pub fn multiply_in_blocks(
         &mut self,
         input: &Value,
         [values, scales, bias]: [&Value; 3],

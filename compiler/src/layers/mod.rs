@@ -8,7 +8,7 @@ mod linear;
 mod norm;
 mod rotary;
 
-pub(super) use self::{
+pub use self::{
     adapters::{adapter_names, type_adapter_name},
     attention::{Attention, AttentionWindow, Blocks, Distance, alibi_slopes, attend_by_position},
     buckets::{BucketValues, Buckets},
@@ -32,9 +32,9 @@ use kivu::{
 const MASKED: f32 = f32::MIN;
 
 /// Weights per scale in block quantization, unless a graph uses a different number.
-pub(super) const BLOCK: usize = 32;
+pub const BLOCK: usize = 32;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Activation {
+pub enum Activation {
     Gelu,
     GeluTanh,
     Relu,
@@ -44,7 +44,7 @@ pub(super) enum Activation {
 
 impl Activation {
     /// The activation that a `config.json` names.
-    pub(super) fn named(name: &str) -> Result<Self> {
+    pub fn named(name: &str) -> Result<Self> {
         match name {
             "gelu" | "gelu_python" => Ok(Self::Gelu),
             "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Ok(Self::GeluTanh),
@@ -60,7 +60,7 @@ impl Activation {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum NormKind {
+pub enum NormKind {
     /// Mean 0 and variance 1, then times a gain, plus a bias in some models.
     Layer { has_bias: bool },
     /// Mean square 1, then times a gain: the weight, or 1 + the weight if `adds_one`.
@@ -69,42 +69,37 @@ pub(super) enum NormKind {
 
 /// What layers with adapters read, besides their input.
 #[derive(Clone, Debug)]
-pub(super) struct TaskInput {
+pub struct TaskInput {
     /// The number of each token's task, from 1 on; 0 for no task.
-    pub(super) ids: Value,
+    pub ids: Value,
     /// Number of tasks.
-    pub(super) count: usize,
+    pub count: usize,
     /// Numbers between a task's two matrices.
-    pub(super) rank: usize,
+    pub rank: usize,
 }
 
 /// A graph under construction, and the weights to write into it.
-pub(super) struct Layers<'a> {
-    pub(super) graph: GraphBuilder,
-    pub(super) weights: &'a Weights,
-    pub(super) precision: Precision,
+pub struct Layers<'a> {
+    pub graph: GraphBuilder,
+    pub weights: &'a Weights,
+    pub precision: Precision,
     /// Weights per scale in block quantization.
-    pub(super) block: usize,
-    pub(super) forms: LayerForms<'a>,
+    pub block: usize,
+    pub forms: LayerForms<'a>,
     /// Width of a token's vector.
-    pub(super) hidden: usize,
+    pub hidden: usize,
     /// Normalization epsilon.
-    pub(super) epsilon: f32,
-    pub(super) norm: NormKind,
+    pub epsilon: f32,
+    pub norm: NormKind,
     /// Tasks with adapters, if the model has them.
-    pub(super) tasks: Option<TaskInput>,
+    pub tasks: Option<TaskInput>,
     /// Whether the model was trained to run in int8, with one scale for all tokens in a text.
-    pub(super) is_trained_in_int8: bool,
+    pub is_trained_in_int8: bool,
 }
 
 impl<'a> Layers<'a> {
     /// An empty graph, for texts with `hidden` values per token.
-    pub(super) fn new(
-        weights: &'a Weights,
-        precision: Precision,
-        hidden: usize,
-        epsilon: f32,
-    ) -> Self {
+    pub fn new(weights: &'a Weights, precision: Precision, hidden: usize, epsilon: f32) -> Self {
         let graph = GraphBuilder::default();
         let norm = NormKind::Layer { has_bias: true };
         Self {
@@ -122,7 +117,7 @@ impl<'a> Layers<'a> {
     }
 
     /// Looks up embedding table rows: in int8 with one scale per row where weights are quantized.
-    pub(super) fn look_up(&mut self, name: &str, table: &Weight, ids: &Value) -> Value {
+    pub fn look_up(&mut self, name: &str, table: &Weight, ids: &Value) -> Value {
         if self.precision == Precision::Fp32 {
             let table = self.graph.floats(name, &table.shape, &table.values);
             return self.graph.node("Gather", &[&table, ids], vec![]);
@@ -147,7 +142,7 @@ impl<'a> Layers<'a> {
     ///
     /// Positions count from 0, or, if the model has a `padding` id, from the one after it, skipping padding (as in
     /// fairseq).
-    pub(super) fn positions(&mut self, table: &Value, ids: &Value, padding: Option<i64>) -> Value {
+    pub fn positions(&mut self, table: &Value, ids: &Value, padding: Option<i64>) -> Value {
         match padding {
             None => self
                 .graph
@@ -165,12 +160,12 @@ impl<'a> Layers<'a> {
     }
 
     /// First token's vector per text.
-    pub(super) fn first_token(&mut self, hidden: &Value) -> Value {
+    pub fn first_token(&mut self, hidden: &Value) -> Value {
         self.graph
             .function("FirstToken", [hidden], functions::first_token)
     }
 
-    pub(super) fn activate(&mut self, activation: Activation, value: &Value) -> Value {
+    pub fn activate(&mut self, activation: Activation, value: &Value) -> Value {
         match activation {
             Activation::Gelu => self.graph.microsoft("Gelu", &[value], vec![]),
             Activation::GeluTanh => self.graph.microsoft("FastGelu", &[value], vec![]),
@@ -184,19 +179,19 @@ impl<'a> Layers<'a> {
     }
 
     /// A weight in fp32.
-    pub(super) fn constant(&mut self, name: &str, shape: &[usize]) -> Result<Value> {
+    pub fn constant(&mut self, name: &str, shape: &[usize]) -> Result<Value> {
         let weight = self.weights.take(name, shape)?;
         Ok(self.graph.floats(name, &weight.shape, &weight.values))
     }
 
     /// Casts `value` to another element type, see [`data_type`].
-    pub(super) fn cast(&mut self, value: &Value, to: i32) -> Value {
+    pub fn cast(&mut self, value: &Value, to: i32) -> Value {
         self.graph.cast(value, to)
     }
 }
 
 /// Attributes for `MultiHeadAttention`.
-pub(super) fn attention(heads: usize) -> Vec<AttributeProto> {
+pub fn attention(heads: usize) -> Vec<AttributeProto> {
     vec![
         integer("num_heads", heads as i64),
         float("mask_filter_value", MASKED),

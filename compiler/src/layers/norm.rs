@@ -5,23 +5,18 @@ use crate::onnx::{Value, float, integer};
 use kivu::error::{Error, Result};
 
 impl Layers<'_> {
-    pub(crate) fn normalize(&mut self, value: &Value, name: &str) -> Result<Value> {
+    pub fn normalize(&mut self, value: &Value, name: &str) -> Result<Value> {
         self.normalize_rows(value, name, self.hidden)
     }
 
     /// The normalization called `name` for rows with `width` values.
-    pub(crate) fn normalize_rows(
-        &mut self,
-        value: &Value,
-        name: &str,
-        width: usize,
-    ) -> Result<Value> {
+    pub fn normalize_rows(&mut self, value: &Value, name: &str, width: usize) -> Result<Value> {
         let name = format!("{}{name}", self.weights.prefix);
         self.normalize_whole(value, &name, width)
     }
 
     /// The normalization called `name` for each head's values.
-    pub(crate) fn normalize_heads(
+    pub fn normalize_heads(
         &mut self,
         value: &Value,
         name: &str,
@@ -40,12 +35,7 @@ impl Layers<'_> {
     }
 
     /// The normalization with the full name `name`, for rows with `width` values.
-    pub(crate) fn normalize_whole(
-        &mut self,
-        value: &Value,
-        name: &str,
-        width: usize,
-    ) -> Result<Value> {
+    pub fn normalize_whole(&mut self, value: &Value, name: &str, width: usize) -> Result<Value> {
         let [gain, bias] = self.norm(name, width)?;
         let attributes = vec![integer("axis", -1), float("epsilon", self.epsilon)];
         Ok(match self.norm {
@@ -61,12 +51,7 @@ impl Layers<'_> {
     }
 
     /// Adds and applies the normalization called `name`.
-    pub(crate) fn add_and_norm(
-        &mut self,
-        value: &Value,
-        residual: &Value,
-        name: &str,
-    ) -> Result<Value> {
+    pub fn add_and_norm(&mut self, value: &Value, residual: &Value, name: &str) -> Result<Value> {
         let [gain, bias] = self.norm(&format!("{}{name}", self.weights.prefix), self.hidden)?;
         let attributes = vec![float("epsilon", self.epsilon)];
         Ok(match self.norm {
@@ -84,7 +69,7 @@ impl Layers<'_> {
     }
 
     /// Adds and applies the normalization called `name`; also returns the sum.
-    pub(crate) fn add_norm_and_sum(
+    pub fn add_norm_and_sum(
         &mut self,
         value: &Value,
         sum: &Value,

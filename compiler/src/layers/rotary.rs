@@ -4,17 +4,17 @@ use crate::onnx::{GraphBuilder, Value, data_type, integer};
 
 /// Head rotation: pairs each value in the first half of the rotated values with one in the second half.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Rotary {
+pub struct Rotary {
     /// Number of rotated values per head, from the first on; even.
-    pub(crate) width: usize,
+    pub width: usize,
     /// Frequency base (`rope_theta`).
-    pub(crate) base: f64,
-    pub(crate) scaling: Scaling,
+    pub base: f64,
+    pub scaling: Scaling,
 }
 
 /// Frequency scaling for texts longer than in training.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Scaling {
+pub enum Scaling {
     None,
     /// Divides frequencies by `factor`.
     Linear {
@@ -55,7 +55,7 @@ pub(crate) enum Scaling {
 
 /// Cosines and sines for a text's angles, a row per position.
 #[derive(Clone, Debug)]
-pub(crate) struct Rotation {
+pub struct Rotation {
     rotary: Rotary,
     cosines: Value,
     sines: Value,
@@ -63,7 +63,7 @@ pub(crate) struct Rotation {
 
 impl Rotary {
     /// The frequencies as a constant with one row, or with a second one for long texts.
-    pub(crate) fn constant(&self, graph: &mut GraphBuilder) -> Value {
+    pub fn constant(&self, graph: &mut GraphBuilder) -> Value {
         let name = format!("frequencies_{}_{}{}", self.width, self.base, self.suffix());
         let frequencies = self.frequencies();
         graph.floats(
@@ -86,7 +86,7 @@ impl Rotary {
 
     /// What the native engine needs besides the frequencies: a factor for cosines and sines, the number of tokens up to
     /// which texts are short, and the factor by which the base grows.
-    pub(crate) fn parameters(&self, graph: &mut GraphBuilder) -> Value {
+    pub fn parameters(&self, graph: &mut GraphBuilder) -> Value {
         let parameters = match self.scaling {
             Scaling::DynamicNtk { factor, positions } => vec![1.0, positions as f32, factor as f32],
             Scaling::Long {
@@ -185,7 +185,7 @@ impl Rotary {
 impl Rotation {
     /// Creates the rotation for texts with `length` tokens, a one-element list, at `positions`, a list of floats from
     /// 0.
-    pub(crate) fn new(
+    pub fn new(
         graph: &mut GraphBuilder,
         rotary: &Rotary,
         [length, positions]: [&Value; 2],
@@ -227,12 +227,12 @@ impl Rotation {
         }
     }
 
-    pub(crate) fn rotary(&self) -> &Rotary {
+    pub fn rotary(&self) -> &Rotary {
         &self.rotary
     }
 
     /// Rotates token vectors, which consist of `heads`.
-    pub(crate) fn apply(&self, graph: &mut GraphBuilder, tokens: &Value, heads: usize) -> Value {
+    pub fn apply(&self, graph: &mut GraphBuilder, tokens: &Value, heads: usize) -> Value {
         let zero = graph.integers("zero", &[0]);
         let attributes = vec![
             integer("interleaved", 0),

@@ -398,7 +398,7 @@ fn opsets<const COUNT: usize>(domains: [(&str, i64); COUNT]) -> Vec<OperatorSetI
 }
 
 /// A FLOAT constant.
-pub(crate) fn float_tensor(name: &str, shape: &[usize], values: &[f32]) -> TensorProto {
+pub fn float_tensor(name: &str, shape: &[usize], values: &[f32]) -> TensorProto {
     let bytes = values
         .iter()
         .flat_map(|value| value.to_le_bytes())
@@ -407,7 +407,7 @@ pub(crate) fn float_tensor(name: &str, shape: &[usize], values: &[f32]) -> Tenso
 }
 
 /// An INT8 constant.
-pub(crate) fn int8_tensor(name: &str, shape: &[usize], values: &[i8]) -> TensorProto {
+pub fn int8_tensor(name: &str, shape: &[usize], values: &[i8]) -> TensorProto {
     let bytes = values.iter().map(|value| value.cast_unsigned()).collect();
     tensor(name, data_type::INT8, shape, bytes)
 }

@@ -3,10 +3,10 @@
 mod file;
 mod graph;
 
-pub(super) use self::graph::{float_tensor, int8_tensor};
+pub use self::graph::{float_tensor, int8_tensor};
 pub use self::{
     file::{WEIGHTS, read, write, write_all},
     graph::{GraphBuilder, Value, any, fixed, float, integer, integers, string},
 };
 pub use kivu::onnx_proto as proto;
-pub(super) use kivu::onnx_proto::{AttributeProto, Dimension, ModelProto, data_type};
+pub use kivu::onnx_proto::{AttributeProto, Dimension, ModelProto, data_type};

@@ -11,7 +11,7 @@ const MAX_VALUES: usize = 1 << 18;
 const MAX_DEPTH: u8 = 8;
 /// A Python function or type that a pickle may name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Global {
+pub enum Global {
     OrderedDict,
     RebuildTensor,
     RebuildParameter,
@@ -45,7 +45,7 @@ impl Global {
 
 /// A stack value. Containers that may change are in [`Machine::containers`].
 #[derive(Clone, Debug)]
-pub(super) enum Value {
+pub enum Value {
     Mark,
     None,
     Bool(bool),
@@ -60,22 +60,22 @@ pub(super) enum Value {
 }
 
 /// A container's values; `None` if the pickled object is not a container.
-pub(super) struct Object(Option<Vec<Value>>);
+pub struct Object(Option<Vec<Value>>);
 
 impl Object {
-    pub(super) fn values(&self) -> Result<&[Value]> {
+    pub fn values(&self) -> Result<&[Value]> {
         let other = || Error::model("expected a dictionary of tensors, but found another object");
         self.0.as_deref().ok_or_else(other)
     }
 
     /// A dictionary's keys and values.
-    pub(super) fn items(&self) -> Result<impl Iterator<Item = &[Value; 2]>> {
+    pub fn items(&self) -> Result<impl Iterator<Item = &[Value; 2]>> {
         Ok(self.values()?.as_chunks().0.iter())
     }
 }
 
 /// A pickle program's state.
-pub(super) struct Machine<'a> {
+pub struct Machine<'a> {
     rest: &'a [u8],
     stack: Vec<Value>,
     memo: HashMap<u32, Value>,
@@ -87,7 +87,7 @@ pub(super) struct Machine<'a> {
 
 impl<'a> Machine<'a> {
     /// Runs a pickle; returns its object and the bytes after it.
-    pub(super) fn run(pickle: &'a [u8]) -> Result<(Object, &'a [u8])> {
+    pub fn run(pickle: &'a [u8]) -> Result<(Object, &'a [u8])> {
         let mut machine = Self {
             rest: pickle,
             stack: Vec::new(),
@@ -433,10 +433,10 @@ fn utf8(bytes: &[u8]) -> Result<&str> {
         .map_err(|error| Error::model_because("expected UTF-8 in the pickle", error))
 }
 
-pub(super) fn truncated() -> Error {
+pub fn truncated() -> Error {
     Error::model("expected the end of the pickle, but found the end of the file")
 }
 
-pub(super) fn underflow() -> Error {
+pub fn underflow() -> Error {
     Error::model("expected operands that fit the pickle's instruction, but found others")
 }

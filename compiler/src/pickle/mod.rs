@@ -38,7 +38,7 @@ const LEGACY: &[u8] =
     b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.\x80\x02M\xe9\x03.";
 
 /// Reads a checkpoint's tensors; integer tensors are left out.
-pub(super) fn read(file: &[u8]) -> Result<Weights> {
+pub fn read(file: &[u8]) -> Result<Weights> {
     match file.strip_prefix(LEGACY) {
         Some(rest) => read_legacy(rest),
         None => read_archive(file),
@@ -194,7 +194,7 @@ fn big_endian() -> Error {
 }
 
 /// Parses a pickled dictionary into named tensors; also returns the bytes after the pickle.
-pub(super) fn tensors(pickle: &[u8]) -> Result<(Tensors, &[u8])> {
+pub fn tensors(pickle: &[u8]) -> Result<(Tensors, &[u8])> {
     let (object, rest) = Machine::run(pickle)?;
     let mut names = HashSet::new();
     for item in object.items()? {

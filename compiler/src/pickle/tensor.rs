@@ -5,11 +5,11 @@ use std::rc::Rc;
 use kivu::error::{Error, Result};
 
 /// A tensor's shape and its values, row-major.
-pub(super) type Values = (Vec<usize>, Vec<f32>);
+pub type Values = (Vec<usize>, Vec<f32>);
 
 /// Value type in a storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub enum Kind {
     F16,
     BF16,
     F32,
@@ -19,7 +19,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    pub(super) fn bytes(self) -> usize {
+    pub fn bytes(self) -> usize {
         match self {
             Self::F16 | Self::BF16 => 2,
             Self::F32 => 4,
@@ -28,7 +28,7 @@ impl Kind {
         }
     }
 
-    pub(super) fn is_integer(self) -> bool {
+    pub fn is_integer(self) -> bool {
         matches!(self, Self::Integer(_))
     }
 
@@ -47,26 +47,26 @@ impl Kind {
 
 /// Values shared by one or more tensors.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Storage {
-    pub(super) kind: Kind,
+pub struct Storage {
+    pub kind: Kind,
     /// File name in the archive.
-    pub(super) key: Rc<str>,
+    pub key: Rc<str>,
     /// Number of values.
-    pub(super) len: usize,
+    pub len: usize,
 }
 
 /// A tensor with its values in a storage.
 #[derive(Clone, Debug)]
-pub(crate) struct Tensor {
-    pub(super) storage: Storage,
-    pub(super) offset: usize,
-    pub(super) shape: Vec<usize>,
-    pub(super) strides: Vec<usize>,
+pub struct Tensor {
+    pub storage: Storage,
+    pub offset: usize,
+    pub shape: Vec<usize>,
+    pub strides: Vec<usize>,
 }
 
 impl Tensor {
     /// Number of values; checks that each is in the storage.
-    pub(super) fn len(&self) -> Result<usize> {
+    pub fn len(&self) -> Result<usize> {
         let invalid = || {
             Error::model(format!(
                 "expected a tensor in its storage, but found the shape {:?} with the strides {:?} from {} of {}",
@@ -98,7 +98,7 @@ impl Tensor {
     }
 
     /// Reads the values from a storage that contains all of them.
-    pub(super) fn read(&self, bytes: &[u8]) -> Values {
+    pub fn read(&self, bytes: &[u8]) -> Values {
         let (kind, width) = (self.storage.kind, self.storage.kind.bytes());
         // In a tensor without values, other axes may have any length.
         if self.shape.contains(&0) {

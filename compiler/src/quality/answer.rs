@@ -6,7 +6,7 @@ use kivu::{
 };
 
 /// Entity labels in the sample texts.
-pub(super) const LABELS: [&str; 8] = [
+pub const LABELS: [&str; 8] = [
     "person",
     "organization",
     "location",
@@ -22,7 +22,7 @@ const SAME: f32 = 1e-5;
 
 /// A model's result for a text, at one output.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Answer {
+pub enum Answer {
     /// A dense vector, or label scores.
     Vector(Vec<f32>),
     Sparse(SparseVector),
@@ -31,11 +31,11 @@ pub(super) enum Answer {
 
 /// A text's vectors for late interaction, normalized, each with `width` values.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct MultiVectors {
-    pub(super) document: Vec<f32>,
+pub struct MultiVectors {
+    pub document: Vec<f32>,
     /// `None` if queries have the same form as documents.
-    pub(super) query: Option<Vec<f32>>,
-    pub(super) width: usize,
+    pub query: Option<Vec<f32>>,
+    pub width: usize,
 }
 
 impl MultiVectors {
@@ -63,7 +63,7 @@ impl MultiVectors {
 
 impl Answer {
     /// A dense vector, or scores; empty for other outputs.
-    pub(super) fn values(&self) -> &[f32] {
+    pub fn values(&self) -> &[f32] {
         match self {
             Self::Vector(values) => values,
             Self::Sparse(_) | Self::MultiVector(_) => &[],
@@ -71,7 +71,7 @@ impl Answer {
     }
 
     /// Whether another text's output is the same, apart from rounding.
-    pub(super) fn is_same(&self, other: &Self) -> bool {
+    pub fn is_same(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Vector(left), Self::Vector(right)) => {
                 let largest = left
@@ -88,7 +88,7 @@ impl Answer {
     }
 
     /// Values per output, for outputs with a fixed or token-dependent number of values.
-    pub(super) fn size(&self) -> usize {
+    pub fn size(&self) -> usize {
         match self {
             Self::Vector(values) => values.len(),
             Self::Sparse(_) => 0,
@@ -99,7 +99,7 @@ impl Answer {
     }
 
     /// Cosine with another model's output for the same text; for multi-vectors, the mean of their cosines.
-    pub(super) fn cosine(&self, other: &Self) -> f32 {
+    pub fn cosine(&self, other: &Self) -> f32 {
         match (self, other) {
             (Self::Vector(left), Self::Vector(right)) if left.len() == right.len() => {
                 cosine(left, right)
@@ -119,7 +119,7 @@ impl Answer {
 
     /// Similarity to the same output for each of other texts, as in a search: cosine for dense vectors, dot product for
     /// sparse ones, and mean maximum product (MaxSim) for multi-vectors, with this text as the query.
-    pub(super) fn similarities(&self, others: &[&Self]) -> Vec<f32> {
+    pub fn similarities(&self, others: &[&Self]) -> Vec<f32> {
         let similarity: Box<dyn Fn(&Self) -> f32> = match self {
             Self::Vector(_) => Box::new(|other| self.cosine(other)),
             Self::Sparse(own) => {
@@ -150,7 +150,7 @@ impl Answer {
     }
 
     /// Share of the ten top-weighted tokens common to both, for sparse vectors.
-    pub(super) fn terms_kept(&self, other: &Self) -> Option<f32> {
+    pub fn terms_kept(&self, other: &Self) -> Option<f32> {
         let (Self::Sparse(left), Self::Sparse(right)) = (self, other) else {
             return None;
         };

@@ -10,14 +10,14 @@ const RECALL: f64 = 4.0;
 
 /// Counts over all texts of a corpus.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Chrf {
+pub struct Chrf {
     /// Per n-gram length: n-grams in the texts, in the references, and in both.
     counts: [[usize; 3]; ORDER],
 }
 
 impl Chrf {
     /// Adds a text and its reference.
-    pub(super) fn add(&mut self, text: &str, reference: &str) {
+    pub fn add(&mut self, text: &str, reference: &str) {
         let [text, reference] = [text, reference].map(characters);
         for (length, counts) in (1..).zip(&mut self.counts) {
             let [text, reference] = [&text, &reference].map(|text| ngrams(text, length));
@@ -37,7 +37,7 @@ impl Chrf {
     }
 
     /// The score, from 0 to 100.
-    pub(super) fn score(&self) -> f64 {
+    pub fn score(&self) -> f64 {
         // Lengths that texts or references do not have are left out of the means.
         let known = self
             .counts

@@ -11,7 +11,7 @@ use kivu::{
 };
 
 /// Quality per output, from the fp32 and the quantized model's answers.
-pub(crate) fn qualities(settings: &EncoderSettings, forms: [&Answers; 2]) -> Vec<Quality> {
+pub fn qualities(settings: &EncoderSettings, forms: [&Answers; 2]) -> Vec<Quality> {
     let outputs = forms[0].texts.first().map_or(0, Vec::len);
     let forms = forms.map(|form| form.texts.as_slice());
     (0..outputs)
@@ -122,7 +122,7 @@ fn compare(settings: &EncoderSettings, forms: [&[Vec<Answer>]; 2], output: usize
 }
 
 /// Why figures say nothing about a model, if its outputs do not depend on the text.
-pub(crate) fn note(reference: &Answers) -> Option<String> {
+pub fn note(reference: &Answers) -> Option<String> {
     let mut pairs = reference.texts.windows(2);
     let is_same = |pair: &[Vec<Answer>]| {
         pair[0]
@@ -135,7 +135,7 @@ pub(crate) fn note(reference: &Answers) -> Option<String> {
 }
 
 /// Whether another form is better: in no figure worse, and in one better.
-pub(crate) fn is_better(found: &[Quality], other: &[Quality]) -> bool {
+pub fn is_better(found: &[Quality], other: &[Quality]) -> bool {
     let figures = |qualities: &[Quality]| qualities.iter().flat_map(figures).collect::<Vec<f32>>();
     let (found, other) = (figures(found), figures(other));
     let pairs = || found.iter().zip(&other);
@@ -259,7 +259,7 @@ fn neighbours(forms: &[Vec<Vec<f32>>; 2]) -> Neighbours {
 }
 
 /// Indices of `text`'s ten nearest other texts, by its similarities to all texts, most similar first.
-pub(crate) fn nearest(similarities: &[f32], text: usize) -> Vec<usize> {
+pub fn nearest(similarities: &[f32], text: usize) -> Vec<usize> {
     let mut others: Vec<usize> = (0..similarities.len())
         .filter(|other| *other != text)
         .collect();

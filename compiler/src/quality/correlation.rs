@@ -1,7 +1,7 @@
 //! Agreement of scores with what is expected: rank correlation, and accuracy at the best threshold.
 
 /// Spearman's rank correlation; `None` if all values of either side are equal.
-pub(super) fn spearman(scores: &[f32], expected: &[f64]) -> Option<f64> {
+pub fn spearman(scores: &[f32], expected: &[f64]) -> Option<f64> {
     let scores: Vec<f64> = scores.iter().copied().map(f64::from).collect();
     pearson(&ranks(&scores), &ranks(expected))
 }
@@ -36,15 +36,15 @@ fn pearson(left: &[f64], right: &[f64]) -> Option<f64> {
 
 /// Accuracy of "positive from this score on" with the best threshold.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct BestThreshold {
-    pub(super) accuracy: f64,
+pub struct BestThreshold {
+    pub accuracy: f64,
     /// Halfway between the scores around it.
-    pub(super) threshold: f32,
+    pub threshold: f32,
 }
 
 /// Finds the threshold between two different scores that separates positive from other pairs best; `None` if all scores
 /// are equal.
-pub(super) fn best_threshold(scores: &[f32], is_positive: &[bool]) -> Option<BestThreshold> {
+pub fn best_threshold(scores: &[f32], is_positive: &[bool]) -> Option<BestThreshold> {
     let mut sorted: Vec<(f32, bool)> = scores
         .iter()
         .copied()

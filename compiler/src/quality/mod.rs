@@ -2,15 +2,15 @@
 
 mod answer;
 mod chrf;
-pub(super) mod compare;
+pub mod compare;
 mod correlation;
 mod inputs;
-pub(super) mod pairs;
+pub mod pairs;
 mod peer;
 mod report;
-pub(super) mod samples;
-pub(super) mod served;
-pub(super) mod step_comparison;
+pub mod samples;
+pub mod served;
+pub mod step_comparison;
 
 use std::{future::Future, thread};
 
@@ -48,16 +48,16 @@ fn wait<T: Send, F: Future<Output = Result<T>>>(work: impl FnOnce() -> F + Send)
 
 /// How far a quality is below its floor.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Shortfall {
+pub struct Shortfall {
     /// The requirement, the measured value and their difference.
-    pub(super) description: String,
+    pub description: String,
     /// The limit's key in a recipe's `[quality]`.
     key: &'static str,
 }
 
 impl Shortfall {
     /// The build error. `others` are more exact precisions, to suggest.
-    pub(super) fn refusal(&self, others: &[Precision]) -> Error {
+    pub fn refusal(&self, others: &[Precision]) -> Error {
         let others: Vec<String> = others
             .iter()
             .map(|precision| format!("`--precision {precision}`"))
@@ -72,7 +72,7 @@ impl Shortfall {
 }
 
 /// Compares a quality with the floor. `None` if no measure is below it.
-pub(super) fn shortfall(quality: &Quality, floor: &QualityFloor) -> Option<Shortfall> {
+pub fn shortfall(quality: &Quality, floor: &QualityFloor) -> Option<Shortfall> {
     // The key, the requirement, the measured value and its distance to the limit: above zero or NaN is a failure.
     let at_least = |key, name: &str, found: f32, limit: f32| {
         (

@@ -49,7 +49,7 @@ pub struct PairQuality {
 
 impl PairQuality {
     /// Results on `pairs`.
-    pub(crate) fn new(pairs: &Pairs, model: PairFigures, other: Option<PairFigures>) -> Self {
+    pub fn new(pairs: &Pairs, model: PairFigures, other: Option<PairFigures>) -> Self {
         Self {
             kind: pairs.description(),
             pairs: pairs.len(),
@@ -95,7 +95,7 @@ pub enum PairFigures {
 }
 
 /// An encoder's results on pairs, with one `progress` step per text or pair that it reads.
-pub(crate) fn figures(
+pub fn figures(
     encoder: &ServedEncoder,
     pairs: &Pairs,
     progress: &dyn Progress,
@@ -147,7 +147,7 @@ pub(crate) fn figures(
 }
 
 /// The error for pairs that a model cannot be measured on.
-pub(super) fn unfit(pairs: &Pairs, expected: &str) -> Error {
+pub fn unfit(pairs: &Pairs, expected: &str) -> Error {
     Error::config(format!(
         "expected {expected} for {}, but found another model",
         pairs.description()

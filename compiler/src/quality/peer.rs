@@ -23,16 +23,16 @@ const MAX_VECTORS: usize = 5_000;
 const NPY_MAGIC: &[u8] = b"\x93NUMPY";
 
 /// A program's vectors for texts.
-pub(super) struct PeerVectors {
-    pub(super) texts: Texts,
+pub struct PeerVectors {
+    pub texts: Texts,
     /// Per text, in the form of a model's answers.
-    pub(super) answers: Vec<Vec<Answer>>,
-    pub(super) dimensions: usize,
+    pub answers: Vec<Vec<Answer>>,
+    pub dimensions: usize,
 }
 
 impl PeerVectors {
     /// Reads a file with a vector per text, in the order of `texts`; without them, the file has a column of texts.
-    pub(super) fn open(path: &Path, own: Option<&Texts>) -> Result<Self> {
+    pub fn open(path: &Path, own: Option<&Texts>) -> Result<Self> {
         let shown = path.display();
         let bytes_of_npy = is_npy(path)
             .then(|| files::read_weights(path))

@@ -63,7 +63,7 @@ impl Samples {
 #[derive(Clone, Debug)]
 pub struct Texts {
     /// At least one.
-    pub(crate) texts: Vec<String>,
+    pub texts: Vec<String>,
 }
 
 impl Default for Texts {
@@ -101,7 +101,7 @@ impl Texts {
     }
 
     /// Texts that were read from `path`.
-    pub(super) fn new(texts: Vec<String>, path: &Path) -> Result<Self> {
+    pub fn new(texts: Vec<String>, path: &Path) -> Result<Self> {
         if let Some(row) = texts.iter().position(|text| text.trim().is_empty()) {
             return Err(Error::config(format!(
                 "expected texts in `{}`, but found an empty one in row {}; remove it",
@@ -122,11 +122,11 @@ impl Texts {
         Ok(Self { texts })
     }
 
-    pub(crate) fn lines(&self) -> impl Iterator<Item = &str> {
+    pub fn lines(&self) -> impl Iterator<Item = &str> {
         self.texts.iter().map(String::as_str)
     }
 
-    pub(crate) fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.texts.len()
     }
 }
@@ -138,7 +138,7 @@ fn has_lines(path: &Path) -> bool {
 }
 
 /// The column with texts in a file.
-pub(super) fn text_column(path: &Path, file: &ColumnFile) -> Result<String> {
+pub fn text_column(path: &Path, file: &ColumnFile) -> Result<String> {
     match (named(file, &TEXT), file.names()) {
         (Some(name), _) => Ok(name),
         (None, [only]) => Ok(only.clone()),
@@ -235,7 +235,7 @@ impl Pairs {
     }
 
     /// Number of pairs.
-    pub(crate) fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         match self {
             Self::Scores(pairs, _)
             | Self::Labels(pairs, _)
@@ -246,7 +246,7 @@ impl Pairs {
     }
 
     /// What the pairs are, in words.
-    pub(super) fn description(&self) -> &'static str {
+    pub fn description(&self) -> &'static str {
         match self {
             Self::Scores(..) => "pairs with scores",
             Self::Labels(..) => "pairs with labels",
@@ -313,13 +313,13 @@ impl Columns {
 }
 
 /// The first of these names that a file has.
-pub(super) fn named(file: &ColumnFile, names: &[&str]) -> Option<String> {
+pub fn named(file: &ColumnFile, names: &[&str]) -> Option<String> {
     let known = |name: &&&str| file.names().iter().any(|found| found == **name);
     names.iter().find(known).map(|name| (*name).to_owned())
 }
 
 /// The texts in a column.
-pub(super) fn texts(
+pub fn texts(
     path: &Path,
     rows: &[Vec<Value>],
     names: &[&str],

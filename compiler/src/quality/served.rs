@@ -51,11 +51,11 @@ use kivu::{
 /// Texts that run together: enough to keep all CPUs busy, and few enough for regular progress updates.
 const PART: usize = 30;
 /// Timeout for [`PART`] texts.
-pub(super) const TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
-pub(super) const TRUNCATION: Truncation = Truncation::At(Side::Right);
+pub const TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
+pub const TRUNCATION: Truncation = Truncation::At(Side::Right);
 
 /// An encoder in the pipeline that serves it.
-pub(crate) enum ServedEncoder {
+pub enum ServedEncoder {
     Embedding(EmbeddingPipeline),
     Classification(ClassificationPipeline),
     TokenClassification(TokenClassificationPipeline),
@@ -64,17 +64,17 @@ pub(crate) enum ServedEncoder {
 }
 
 /// Answers to all sample texts, and the time that they took.
-pub(crate) struct Answers {
+pub struct Answers {
     /// Per text, an answer for each output.
-    pub(super) texts: Vec<Vec<Answer>>,
-    pub(crate) time: Duration,
+    pub texts: Vec<Vec<Answer>>,
+    pub time: Duration,
     /// Number of texts read, queries included.
-    pub(crate) reads: usize,
+    pub reads: usize,
 }
 
 impl Answers {
     /// Another program's answers.
-    pub(super) fn of(texts: Vec<Vec<Answer>>) -> Self {
+    pub fn of(texts: Vec<Vec<Answer>>) -> Self {
         Self {
             reads: texts.len(),
             texts,
@@ -83,7 +83,7 @@ impl Answers {
     }
 
     /// The same answers at the first output only.
-    pub(super) fn first_output(mut self) -> Self {
+    pub fn first_output(mut self) -> Self {
         self.texts
             .iter_mut()
             .for_each(|answers| answers.truncate(1));
@@ -91,7 +91,7 @@ impl Answers {
     }
 
     /// Whether all outputs have as many values as others'.
-    pub(super) fn has_sizes_of(&self, other: &Self) -> bool {
+    pub fn has_sizes_of(&self, other: &Self) -> bool {
         let sizes = |answers: &Self| -> Vec<usize> {
             answers.texts.iter().flatten().map(Answer::size).collect()
         };
@@ -99,7 +99,7 @@ impl Answers {
     }
 
     /// Dense document vectors, or scores.
-    pub(crate) fn values(&self) -> Vec<Vec<f32>> {
+    pub fn values(&self) -> Vec<Vec<f32>> {
         self.texts
             .iter()
             .filter_map(|answers| Some(answers.first()?.values().to_vec()))
@@ -109,23 +109,23 @@ impl Answers {
 
 /// A pipeline's parts other than the graph.
 #[derive(Clone, Copy)]
-pub(crate) struct EncoderParts<'a> {
-    pub(crate) runtime: Runtime,
-    pub(crate) tokenizer: &'a Arc<Tokenizer>,
-    pub(crate) settings: &'a EncoderSettings,
+pub struct EncoderParts<'a> {
+    pub runtime: Runtime,
+    pub tokenizer: &'a Arc<Tokenizer>,
+    pub settings: &'a EncoderSettings,
     /// For labels, if another model reads them.
-    pub(crate) labels: Option<&'a Arc<Tokenizer>>,
+    pub labels: Option<&'a Arc<Tokenizer>>,
 }
 
 impl ServedEncoder {
     /// Opens the graph in `folder`.
-    pub(crate) fn open(parts: EncoderParts<'_>, folder: &Path, engine: Engine) -> Result<Self> {
+    pub fn open(parts: EncoderParts<'_>, folder: &Path, engine: Engine) -> Result<Self> {
         let backend = open_graph(parts.runtime, &folder.join(MODEL), engine)?;
         Self::with_backend(parts, folder, engine, backend)
     }
 
     /// Like [`open`](Self::open), with `backend` in place of the text encoder's graph.
-    pub(crate) fn with_backend(
+    pub fn with_backend(
         parts: EncoderParts<'_>,
         folder: &Path,
         engine: Engine,
@@ -160,7 +160,7 @@ impl ServedEncoder {
     }
 
     /// An opened model's encoder; the pipeline of a model that generates texts.
-    pub(crate) fn of(pipeline: &Pipeline) -> std::result::Result<Self, &Seq2SeqPipeline> {
+    pub fn of(pipeline: &Pipeline) -> std::result::Result<Self, &Seq2SeqPipeline> {
         Ok(match pipeline {
             Pipeline::Embedding(pipeline)
             | Pipeline::ZeroShot(ZeroShotPipeline::Embedding(pipeline, _))
@@ -184,7 +184,7 @@ impl ServedEncoder {
     }
 
     /// The settings in the bundle's manifest.
-    pub(crate) fn settings(&self) -> EncoderSettings {
+    pub fn settings(&self) -> EncoderSettings {
         match self {
             Self::Embedding(pipeline) => EncoderSettings::Embedding(pipeline.settings().clone()),
             Self::Classification(pipeline) => {
@@ -203,7 +203,7 @@ impl ServedEncoder {
     }
 
     /// Runs one text. Fails if the outputs do not match the settings, or are not finite.
-    pub(crate) fn check(&self, texts: &Texts) -> Result<()> {
+    pub fn check(&self, texts: &Texts) -> Result<()> {
         let text = texts.lines().take(1).map(str::to_owned).collect();
         let answer = wait(|| self.answers(text));
         answer.map(drop).map_err(|error| {
@@ -215,7 +215,7 @@ impl ServedEncoder {
     }
 
     /// Runs texts, one per line, one after the other.
-    pub(crate) fn run(&self, texts: &str) -> Result<()> {
+    pub fn run(&self, texts: &str) -> Result<()> {
         wait(|| async {
             for text in texts.lines() {
                 self.answers(vec![text.to_owned()]).await?;
@@ -225,7 +225,7 @@ impl ServedEncoder {
     }
 
     /// Runs all texts, with one `progress` step per text.
-    pub(crate) fn measure(&self, texts: &Texts, progress: &dyn Progress) -> Result<Answers> {
+    pub fn measure(&self, texts: &Texts, progress: &dyn Progress) -> Result<Answers> {
         let started = Instant::now();
         let texts = in_parts(&texts.texts, progress, |texts| self.answers(texts))?;
         let reads = texts.len() * if self.query_form().is_some() { 2 } else { 1 };
@@ -359,7 +359,7 @@ fn fitting(pipeline: &LabelScoresPipeline, mut text: String, labels: &[String]) 
 }
 
 /// Runs inputs, [`PART`] at a time, with one `progress` step per input.
-pub(super) fn in_parts<I: Clone + Send + Sync, T: Send>(
+pub fn in_parts<I: Clone + Send + Sync, T: Send>(
     inputs: &[I],
     progress: &dyn Progress,
     run: impl AsyncFn(Vec<I>) -> Result<Vec<T>> + Sync,
@@ -373,7 +373,7 @@ pub(super) fn in_parts<I: Clone + Send + Sync, T: Send>(
 }
 
 /// Dense vectors for texts in a role, with one `progress` step per text.
-pub(crate) fn dense_vectors(
+pub fn dense_vectors(
     pipeline: &EmbeddingPipeline,
     role: TextRole,
     texts: &Texts,
@@ -389,7 +389,7 @@ pub(crate) fn dense_vectors(
 }
 
 /// The model's first kind of vectors for texts in a role, or with the default prompt.
-pub(super) async fn search_vectors(
+pub async fn search_vectors(
     pipeline: &EmbeddingPipeline,
     texts: Vec<String>,
     role: Option<TextRole>,
@@ -458,7 +458,7 @@ async fn embed(
 }
 
 /// Prompt name for texts in a role.
-pub(crate) fn prompt_name(settings: &EmbeddingSettings, role: TextRole) -> Result<Option<&str>> {
+pub fn prompt_name(settings: &EmbeddingSettings, role: TextRole) -> Result<Option<&str>> {
     // In these models, roles differ by more than their prompts.
     if settings.multi_vector.is_some() {
         return Ok(Some(role.name()));
@@ -477,7 +477,7 @@ fn unit_vectors(mut vectors: Vec<Vec<f32>>) -> Vec<f32> {
 }
 
 /// Opens the native engine's graph in `folder`, without threads.
-pub(crate) fn open_native(folder: &Path) -> Result<NativeModel> {
+pub fn open_native(folder: &Path) -> Result<NativeModel> {
     let path = folder.join(MODEL);
     let graph = files::read(&path)?;
     NativeModel::open(&graph, map_weights(&graph, &path)?)

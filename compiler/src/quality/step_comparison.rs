@@ -59,13 +59,13 @@ const UNKNOWN: u32 = 1;
 const TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Written graphs: fp32 and quantized. The second folder is the bundle's, with its tokenizers and its shortlist.
-pub(crate) struct Forms<'a> {
-    pub(crate) folders: [&'a Path; 2],
+pub struct Forms<'a> {
+    pub folders: [&'a Path; 2],
 }
 
 impl Forms<'_> {
     /// Opens both graphs, each for half the CPUs.
-    pub(crate) fn open(&self, runtime: Runtime, settings: &Seq2SeqSettings) -> Result<Pair> {
+    pub fn open(&self, runtime: Runtime, settings: &Seq2SeqSettings) -> Result<Pair> {
         let threads =
             thread::available_parallelism().map_or(1, |threads| threads.get().div_ceil(2));
         let threads = NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN);
@@ -94,7 +94,7 @@ impl Forms<'_> {
 }
 
 /// Generates texts with both forms in a build.
-pub(crate) fn measure(
+pub fn measure(
     pair: &Pair,
     own: Option<&Texts>,
     bytes: [u64; 2],
@@ -112,7 +112,7 @@ pub(crate) fn measure(
 }
 
 /// Quality of an opened model's texts against another form's, and the number of texts.
-pub(crate) fn quality_of(
+pub fn quality_of(
     [reference, quantized]: [&Seq2SeqPipeline; 2],
     own: Option<&Texts>,
     progress: &dyn Progress,
@@ -127,7 +127,7 @@ pub(crate) fn quality_of(
 }
 
 /// A generator's results on texts with references.
-pub(crate) fn references(
+pub fn references(
     pipeline: &Seq2SeqPipeline,
     pairs: &Pairs,
     progress: &dyn Progress,
@@ -136,7 +136,7 @@ pub(crate) fn references(
 }
 
 /// The languages between which sample texts are translated.
-pub(crate) fn languages(pipeline: &Seq2SeqPipeline) -> Option<String> {
+pub fn languages(pipeline: &Seq2SeqPipeline) -> Option<String> {
     let Seq2SeqOptions { source, target, .. } = options(pipeline, MAX_NEW_TOKENS);
     source
         .zip(target)
@@ -153,7 +153,7 @@ fn local(pipeline: &Seq2SeqPipeline) -> Result<Form> {
 }
 
 /// Generates a few tokens with the bundle's graphs, to check that they run. Returns the model.
-pub(crate) fn check(
+pub fn check(
     runtime: Runtime,
     folder: &Path,
     settings: &Seq2SeqSettings,
@@ -285,7 +285,7 @@ struct Generator {
 }
 
 /// A model in fp32 and quantized.
-pub(crate) struct Pair {
+pub struct Pair {
     generator: Generator,
     /// In fp32, and quantized.
     forms: [Form; 2],
@@ -336,11 +336,7 @@ impl Pair {
     }
 
     /// Both forms' results on texts with references.
-    pub(crate) fn references(
-        &self,
-        pairs: &Pairs,
-        progress: &dyn Progress,
-    ) -> Result<[PairFigures; 2]> {
+    pub fn references(&self, pairs: &Pairs, progress: &dyn Progress) -> Result<[PairFigures; 2]> {
         let [reference, quantized] = &self.forms;
         let figures = |form| self.generator.references(form, pairs, progress);
         Ok([figures(reference)?, figures(quantized)?])

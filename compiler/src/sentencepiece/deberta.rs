@@ -12,7 +12,7 @@ const MASK: &str = "[MASK]";
 
 impl SentencePieces {
     /// The `tokenizer.json`.
-    pub(crate) fn deberta(&self) -> Result<Vec<u8>> {
+    pub fn deberta(&self) -> Result<Vec<u8>> {
         if !self.pieces().take(FIRST.len()).eq(FIRST) {
             return Err(Error::model(format!(
                 "expected a SentencePiece model that begins with {}, as DeBERTa v3's does, but found a different one",

@@ -28,44 +28,44 @@ use kivu::{
 };
 
 /// Maximum number of ids, twice the largest known vocabularies.
-pub(super) const MAX_IDS: usize = 1 << 21;
+pub const MAX_IDS: usize = 1 << 21;
 /// Maximum number of unnamed ids beyond the model's table, since some files leave out a few.
 const MAX_UNNAMED: usize = 4096;
 /// The character for a space in pieces.
 const SPACE: &str = "▁";
 
 #[derive(Debug)]
-pub(super) struct SentencePieces(ModelProto);
+pub struct SentencePieces(ModelProto);
 
 /// A translation model's ids.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Vocabulary {
+pub struct Vocabulary {
     /// Id per piece.
-    pub(super) ids: BTreeMap<String, u32>,
+    pub ids: BTreeMap<String, u32>,
     /// Tokens that are never split: special tokens and language tokens.
-    pub(super) tokens: BTreeMap<String, Token>,
+    pub tokens: BTreeMap<String, Token>,
     /// Token for pieces outside the vocabulary.
-    pub(super) unknown: String,
+    pub unknown: String,
     /// Minimum number of ids in the model.
-    pub(super) size: usize,
+    pub size: usize,
     /// Token, one of `tokens`, that the tokenizer adds to a text's end. For translations, the pipeline adds it.
-    pub(super) end: Option<&'static str>,
+    pub end: Option<&'static str>,
 }
 
 /// A token that is never split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Token {
-    pub(super) id: u32,
+pub struct Token {
+    pub id: u32,
     /// Whether it is omitted from decoded texts.
-    pub(super) is_special: bool,
+    pub is_special: bool,
     /// Whether it includes the spaces before it.
-    pub(super) takes_left: bool,
+    pub takes_left: bool,
     /// Whether it includes the spaces after it.
-    pub(super) takes_right: bool,
+    pub takes_right: bool,
 }
 
 impl Token {
-    pub(super) fn new(id: u32, is_special: bool) -> Self {
+    pub fn new(id: u32, is_special: bool) -> Self {
         Self {
             id,
             is_special,
@@ -77,16 +77,16 @@ impl Token {
 
 /// A converted tokenizer.
 #[derive(Debug)]
-pub(super) struct BuiltTokenizer {
+pub struct BuiltTokenizer {
     /// The `tokenizer.json`.
-    pub(super) json: Vec<u8>,
+    pub json: Vec<u8>,
     /// Tokenizer ids that the translation model lacks.
-    pub(super) unknown_tokens: Option<UnknownTokens>,
+    pub unknown_tokens: Option<UnknownTokens>,
 }
 
 impl SentencePieces {
     /// Reads the model at `path`.
-    pub(super) fn open(path: &Path) -> Result<Self> {
+    pub fn open(path: &Path) -> Result<Self> {
         let bytes = read(path)?;
         let unusable = |what: &str| {
             Error::model(format!(
@@ -131,12 +131,12 @@ impl SentencePieces {
     }
 
     /// The pieces, ordered by their ids in the SentencePiece model.
-    pub(super) fn pieces(&self) -> impl ExactSizeIterator<Item = &str> {
+    pub fn pieces(&self) -> impl ExactSizeIterator<Item = &str> {
         self.0.pieces.iter().map(|piece| piece.piece.as_str())
     }
 
     /// Builds the tokenizer for `vocabulary`'s ids.
-    pub(super) fn tokenizer(&self, vocabulary: &Vocabulary) -> Result<BuiltTokenizer> {
+    pub fn tokenizer(&self, vocabulary: &Vocabulary) -> Result<BuiltTokenizer> {
         let unknown = vocabulary
             .tokens
             .get(&vocabulary.unknown)
@@ -311,7 +311,7 @@ fn precompiled(model: &ModelProto) -> Option<Value> {
 impl Vocabulary {
     /// Refuses ids too large for the number of names, since list sizes depend on the largest id, and tokens that are
     /// pieces with another id.
-    pub(super) fn checked(self) -> Result<Self> {
+    pub fn checked(self) -> Result<Self> {
         let piece = |(content, token): (&String, &Token)| {
             let id = self.ids.get(content).filter(|id| **id != token.id)?;
             Some(Error::model(format!(
@@ -361,7 +361,7 @@ impl Vocabulary {
     }
 
     /// Builds a decode-only tokenizer.
-    pub(super) fn decoder(&self) -> Result<Vec<u8>> {
+    pub fn decoder(&self) -> Result<Vec<u8>> {
         let model = json!({"type": "WordLevel", "vocab": self.all(), "unk_token": self.unknown});
         let no_pieces = SentencePieces(ModelProto::default());
         to_json(&model, &Value::Null, &no_pieces.added_tokens(self), None)

@@ -14,7 +14,7 @@ const MASK: &str = "<mask>";
 
 impl SentencePieces {
     /// The `tokenizer.json`.
-    pub(crate) fn xlm_roberta(&self) -> Result<Vec<u8>> {
+    pub fn xlm_roberta(&self) -> Result<Vec<u8>> {
         let first = FIRST.iter().map(|token| json!([token, 0.0]));
         let pieces = self
             .0

@@ -16,11 +16,7 @@ use kivu::{error::Result, repository::manifest::Precision};
 ///
 /// A step reads all weights for one or a few rows, so reading them dominates its time. Block quantization, with kernels
 /// made for this case, measured fastest and is the most exact.
-pub(super) fn write(
-    model: &Seq2SeqModel,
-    weights: &Weights,
-    precision: Precision,
-) -> Result<ModelProto> {
+pub fn write(model: &Seq2SeqModel, weights: &Weights, precision: Precision) -> Result<ModelProto> {
     let of_layers = match precision {
         Precision::Fp32 => Precision::Fp32,
         Precision::Int8 | Precision::Int8Blocks => Precision::Int8Blocks,

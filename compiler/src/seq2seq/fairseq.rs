@@ -13,23 +13,23 @@ use crate::{
 };
 use kivu::error::{Error, Result};
 
-pub(super) const M2M100: &str = "m2m_100";
-pub(super) const MARIAN: &str = "marian";
-pub(crate) const BART: &str = "bart";
-pub(super) const MBART: &str = "mbart";
-pub(super) const PEGASUS: &str = "pegasus";
+pub const M2M100: &str = "m2m_100";
+pub const MARIAN: &str = "marian";
+pub const BART: &str = "bart";
+pub const MBART: &str = "mbart";
+pub const PEGASUS: &str = "pegasus";
 
 /// Epsilon for families with files that do not state it.
 const EPSILON: f32 = 1e-5;
 
 /// Rows at the start of BART's position tables that no token uses.
-pub(crate) const UNUSED_POSITIONS: usize = 2;
+pub const UNUSED_POSITIONS: usize = 2;
 
 /// The last layer of BART's label head.
-pub(crate) const LABELS: &str = "classification_head.out_proj";
+pub const LABELS: &str = "classification_head.out_proj";
 
 /// Whether a config describes BART with a label head, which `encoder` builds; without a class, the task decides.
-pub(crate) fn has_labels(plan: &Plan, config: &ConfigFile) -> bool {
+pub fn has_labels(plan: &Plan, config: &ConfigFile) -> bool {
     let has_head = match config.names_head() {
         true => config.architecture().ends_with("ForSequenceClassification"),
         false => kind_for_task(plan).is_some(),
@@ -41,11 +41,7 @@ pub(crate) fn has_labels(plan: &Plan, config: &ConfigFile) -> bool {
 const MAX_POSITION_VALUES: usize = 1 << 28;
 
 /// Model shape for the given weights and source and target vocabulary sizes.
-pub(crate) fn model(
-    config: &ConfigFile,
-    weights: &Weights,
-    sizes: [usize; 2],
-) -> Result<Seq2SeqModel> {
+pub fn model(config: &ConfigFile, weights: &Weights, sizes: [usize; 2]) -> Result<Seq2SeqModel> {
     let (hidden, length) = (
         config.require_size("d_model")?,
         config.require_size("max_position_embeddings")?,

@@ -16,7 +16,7 @@ use kivu::{
 };
 
 /// Generation settings from `generation_config.json`, or from `config.json` if that file does not exist.
-pub(crate) fn generation(folder: &Path, config: &ConfigFile) -> Result<GenerationSettings> {
+pub fn generation(folder: &Path, config: &ConfigFile) -> Result<GenerationSettings> {
     let own = ConfigFile::open_if_exists(folder, "generation_config.json")?;
     let forced = if own.is_none() {
         forced_tokens(config)?
@@ -42,11 +42,7 @@ pub(crate) fn generation(folder: &Path, config: &ConfigFile) -> Result<Generatio
 
 /// Refuses tokens in `generation` beyond the model's `rows`, and start, end or padding tokens that the tokenizer does not
 /// treat as special, since they would be decoded into texts.
-pub(super) fn check_tokens(
-    generation: &GenerationSettings,
-    tokenizer: &[u8],
-    rows: usize,
-) -> Result<()> {
+pub fn check_tokens(generation: &GenerationSettings, tokenizer: &[u8], rows: usize) -> Result<()> {
     let special = special_ids(tokenizer)?;
     let ends = [
         ("decoder_start_token_id", generation.decoder_start_token_id),
@@ -162,7 +158,7 @@ fn options(fields: &Map<String, Value>) -> Result<GenerationOptions> {
 ///
 /// Pipeline defaults take precedence over the model's. Both yield to the task's parameters in `config.json`, except for
 /// the maximum number of new tokens, which takes precedence over a length there.
-pub(super) fn for_pipeline(
+pub fn for_pipeline(
     settings: GenerationSettings,
     config: &ConfigFile,
     task: &str,

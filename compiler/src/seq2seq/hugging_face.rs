@@ -30,7 +30,7 @@ use kivu::{
 };
 
 /// Supported `model_type`s.
-pub(crate) const MODEL_TYPES: [&str; 7] = [M2M100, MARIAN, BART, MBART, PEGASUS, t5::T5, t5::MT5];
+pub const MODEL_TYPES: [&str; 7] = [M2M100, MARIAN, BART, MBART, PEGASUS, t5::T5, t5::MT5];
 /// Class name suffixes for text generators. `Model` has no head: its output matrix is the embedding table.
 const ARCHITECTURES: [&str; 4] = [
     "ForConditionalGeneration",
@@ -43,7 +43,7 @@ const PREFIX: (&str, &str) = ("model.", "encoder.layers.0.fc1.weight");
 /// Whether `folder` has a supported model, or any model's encoder-decoder export.
 ///
 /// T5's encoder can also be a separate model, for embeddings.
-pub(crate) fn is_in(plan: &Plan) -> bool {
+pub fn is_in(plan: &Plan) -> bool {
     let folder = &plan.folder;
     let is_encoder = |config: &ConfigFile| {
         let is_whole = config.architecture().ends_with("EncoderModel") || has_pooling(folder);
@@ -56,7 +56,7 @@ pub(crate) fn is_in(plan: &Plan) -> bool {
 }
 
 /// Reads the weights or the export in the plan's folder.
-pub(crate) fn open(build: Build<'_>) -> Result<Source<'_>> {
+pub fn open(build: Build<'_>) -> Result<Source<'_>> {
     let folder = &build.plan.folder;
     let config = ConfigFile::open(folder)?;
     read(build, &config).map_err(|error| {

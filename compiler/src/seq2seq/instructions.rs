@@ -12,15 +12,15 @@ use kivu::{
 };
 
 /// A translation entry in `task_specific_params`, such as `translation_en_to_de`.
-pub(super) struct Instruction {
-    pub(super) task: String,
-    pub(super) source: String,
-    pub(super) target: String,
-    pub(super) prefix: String,
+pub struct Instruction {
+    pub task: String,
+    pub source: String,
+    pub target: String,
+    pub prefix: String,
 }
 
 /// Translations that T5 does by instruction, according to its config.
-pub(super) fn instructions(config: &ConfigFile) -> Result<Vec<Instruction>> {
+pub fn instructions(config: &ConfigFile) -> Result<Vec<Instruction>> {
     let instruction = |(task, of_task): (String, Value)| {
         let (source, target) = task.strip_prefix("translation_")?.split_once("_to_")?;
         let (source, target) = (source.to_owned(), target.to_owned());
@@ -41,10 +41,7 @@ pub(super) fn instructions(config: &ConfigFile) -> Result<Vec<Instruction>> {
 }
 
 /// Languages for translation by instruction; all must have the same generation settings.
-pub(super) fn by_instructions(
-    config: &ConfigFile,
-    instructions: &[Instruction],
-) -> Result<Languages> {
+pub fn by_instructions(config: &ConfigFile, instructions: &[Instruction]) -> Result<Languages> {
     let of_tasks = of_tasks(config)?;
     let options_of = |task: &str| {
         let mut fields = of_tasks
@@ -78,6 +75,6 @@ pub(super) fn by_instructions(
 }
 
 /// Task parameters in `config.json`.
-pub(super) fn of_tasks(config: &ConfigFile) -> Result<Map<String, Value>> {
+pub fn of_tasks(config: &ConfigFile) -> Result<Map<String, Value>> {
     Ok(config.get("task_specific_params")?.unwrap_or_default())
 }

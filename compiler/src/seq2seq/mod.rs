@@ -1,19 +1,19 @@
 //! Encoder-decoder models: read a text and generate another, token by token.
 
 mod decoder;
-pub(super) mod fairseq;
-pub(super) mod generation;
+pub mod fairseq;
+pub mod generation;
 mod hugging_face;
 mod instructions;
 mod model;
 mod names;
 mod parts;
 mod source_graph;
-pub(super) mod t5;
-pub(super) mod tokenizer_files;
+pub mod t5;
+pub mod tokenizer_files;
 mod tokenizer_json;
 
-pub(super) use self::{
+pub use self::{
     hugging_face::{MODEL_TYPES, is_in, open},
     model::{Memory, Norms, Positions, Seq2SeqModel, Sinusoids, Stack, Table, Tables, Waves},
     names::Names,
@@ -24,7 +24,7 @@ use super::{
 };
 
 /// Writes `model`'s encoder and decoder from weights in memory.
-pub(super) fn graphs(model: Seq2SeqModel, weights: Weights) -> WriteGraphs<'static> {
+pub fn graphs(model: Seq2SeqModel, weights: Weights) -> WriteGraphs<'static> {
     Box::new(move |precision, _| {
         let encoder = source_graph::write(&model, &weights, precision)?;
         let decoder = decoder::write(&model, &weights, precision)?;

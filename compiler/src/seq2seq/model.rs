@@ -16,79 +16,79 @@ const BIAS: &str = "final_logits_bias";
 
 /// An encoder, and a decoder that generates one token at a time.
 #[derive(Debug)]
-pub(crate) struct Seq2SeqModel {
+pub struct Seq2SeqModel {
     /// Class that the weights were trained as.
-    pub(crate) architecture: String,
+    pub architecture: String,
     /// Width of a token's vector.
-    pub(crate) hidden: usize,
-    pub(crate) encoder: Stack,
-    pub(crate) decoder: Stack,
-    pub(crate) tables: Tables,
-    pub(crate) names: Names,
+    pub hidden: usize,
+    pub encoder: Stack,
+    pub decoder: Stack,
+    pub tables: Tables,
+    pub names: Names,
     /// Whether linear layers have biases.
-    pub(crate) has_biases: bool,
-    pub(crate) activation: Activation,
+    pub has_biases: bool,
+    pub activation: Activation,
     /// Whether the feed-forward part multiplies its activated half by another.
-    pub(crate) is_gated: bool,
-    pub(crate) norms: Norms,
-    pub(crate) norm: NormKind,
+    pub is_gated: bool,
+    pub norms: Norms,
+    pub norm: NormKind,
     /// Normalization epsilon.
-    pub(crate) epsilon: f32,
-    pub(crate) positions: Positions,
+    pub epsilon: f32,
+    pub positions: Positions,
     /// Factor for embeddings before positions are added.
-    pub(crate) scale: f32,
+    pub scale: f32,
     /// Whether embeddings are normalized after positions are added.
-    pub(crate) normalizes_embeddings: bool,
+    pub normalizes_embeddings: bool,
     /// Factor for attention scores; by default one divided by the root of the head width.
-    pub(crate) attention_scale: Option<f32>,
+    pub attention_scale: Option<f32>,
     /// Factor for the decoder's vectors before the output matrix.
-    pub(crate) output_scale: f32,
-    pub(crate) memory: Memory,
+    pub output_scale: f32,
+    pub memory: Memory,
     /// Whether the model was trained to run in int8, with one scale for all tokens in a text.
-    pub(crate) is_trained_in_int8: bool,
+    pub is_trained_in_int8: bool,
     /// Whether the decoder's first step reads a zero vector in place of a token.
-    pub(crate) starts_empty: bool,
+    pub starts_empty: bool,
     /// Whether each text has a shortlist of tokens that can be generated.
-    pub(crate) has_shortlist: bool,
+    pub has_shortlist: bool,
 }
 
 /// Layers in an encoder or a decoder.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Stack {
-    pub(crate) layers: usize,
-    pub(crate) heads: usize,
+pub struct Stack {
+    pub layers: usize,
+    pub heads: usize,
     /// Head width.
-    pub(crate) head: usize,
-    pub(crate) intermediate: usize,
+    pub head: usize,
+    pub intermediate: usize,
 }
 
 impl Stack {
     /// Width of all heads together.
-    pub(super) fn width(self) -> usize {
+    pub fn width(self) -> usize {
         self.heads * self.head
     }
 }
 
 /// A matrix with one row per token, by its whole name in the weights.
 #[derive(Clone, Debug)]
-pub(crate) struct Table {
-    pub(crate) name: String,
-    pub(crate) rows: usize,
+pub struct Table {
+    pub name: String,
+    pub rows: usize,
 }
 
 /// Source and target embeddings, and the output matrix; in most models they are the same.
 #[derive(Clone, Debug)]
-pub(crate) struct Tables {
-    pub(crate) source: Table,
-    pub(crate) target: Table,
-    pub(crate) output: Table,
+pub struct Tables {
+    pub source: Table,
+    pub target: Table,
+    pub output: Table,
     /// Full name of the logit bias, if the model has one.
-    pub(crate) bias: Option<String>,
+    pub bias: Option<String>,
 }
 
 impl Tables {
     /// Finds the token tables. Files have a matrix that `transformers` shares between them under any of their names.
-    pub(super) fn find(
+    pub fn find(
         config: &ConfigFile,
         weights: &Weights,
         [rows, target_rows]: [usize; 2],
@@ -133,7 +133,7 @@ impl Tables {
 
 /// Position of the normalizations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Norms {
+pub enum Norms {
     /// Before each sublayer, and after the last layer.
     Before,
     /// After each sublayer.
@@ -142,7 +142,7 @@ pub(crate) enum Norms {
 
 /// How the decoder remembers generated tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Memory {
+pub enum Memory {
     /// Keys and values for all tokens.
     Attention,
     /// One vector per layer (SSRU, in Marian's small models).
@@ -151,7 +151,7 @@ pub(crate) enum Memory {
 
 /// How a model represents token positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Positions {
+pub enum Positions {
     /// Computed vectors, added to embeddings.
     Sinusoidal(Sinusoids),
     /// Learned vectors, in a table for each half; the first `unused` rows have no token.
@@ -162,25 +162,25 @@ pub(crate) enum Positions {
 
 /// Values per token distance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Distances {
-    pub(crate) buckets: Buckets,
+pub struct Distances {
+    pub buckets: Buckets,
     /// Maximum number of tokens in a source and in a target.
-    pub(crate) lengths: [usize; 2],
+    pub lengths: [usize; 2],
 }
 
 /// Sinusoidal positions: sines in the first half of a vector, cosines in the second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Sinusoids {
+pub struct Sinusoids {
     /// Number of tokens with positions.
-    pub(crate) length: usize,
-    pub(crate) waves: Waves,
+    pub length: usize,
+    pub waves: Waves,
     /// The id without a position, after which positions count (M2M100); if `None`, they count from 0.
-    pub(crate) padding: Option<i64>,
+    pub padding: Option<i64>,
 }
 
 /// Wavelengths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Waves {
+pub enum Waves {
     /// The longest is 10000 radians: exponents are divided by the number of waves minus one.
     ToTheEnd,
     /// The longest is one step short of 10000 radians (as in the paper).
@@ -189,16 +189,16 @@ pub(crate) enum Waves {
 
 impl Sinusoids {
     /// Row for a text's first token.
-    pub(super) fn first(&self) -> i64 {
+    pub fn first(&self) -> i64 {
         self.padding.map_or(0, |padding| padding + 1)
     }
 
-    pub(super) fn rows(&self) -> usize {
+    pub fn rows(&self) -> usize {
         self.length + usize::try_from(self.first()).unwrap_or(0)
     }
 
     /// The table, with `width` values per row.
-    pub(super) fn table(&self, width: usize) -> Vec<f32> {
+    pub fn table(&self, width: usize) -> Vec<f32> {
         let half = width / 2;
         let mut table = vec![0.0; self.rows() * width];
         for (position, row) in table.chunks_exact_mut(width).enumerate() {

@@ -2,12 +2,12 @@
 
 use std::fmt;
 
-pub(crate) const T5: &str = "t5";
-pub(crate) const MT5: &str = "mt5";
+pub const T5: &str = "t5";
+pub const MT5: &str = "mt5";
 
 /// Encoder or decoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Half {
+pub enum Half {
     Encoder,
     Decoder,
 }
@@ -23,7 +23,7 @@ impl fmt::Display for Half {
 
 /// A sublayer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Part {
+pub enum Part {
     /// Self-attention.
     Own,
     /// The decoder's attention to the source.
@@ -33,7 +33,7 @@ pub(super) enum Part {
 
 /// An attention projection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Projection {
+pub enum Projection {
     Query,
     Key,
     Value,
@@ -42,14 +42,14 @@ pub(super) enum Projection {
 
 /// A family's weight names, without the body prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Names {
+pub enum Names {
     /// fairseq's names, which most families share.
     Fairseq,
     T5,
 }
 
 impl Names {
-    pub(super) fn projection(
+    pub fn projection(
         self,
         half: Half,
         layer: usize,
@@ -71,7 +71,7 @@ impl Names {
     }
 
     /// Projections into the feed-forward part's inner layer: the activated one, and the factor if the part is gated.
-    pub(super) fn raising(self, half: Half, layer: usize, is_gated: bool) -> Vec<String> {
+    pub fn raising(self, half: Half, layer: usize, is_gated: bool) -> Vec<String> {
         let module = self.feed_forward(half, layer);
         let names: &[&str] = match (self, is_gated) {
             (Self::Fairseq, _) => &["fc1"],
@@ -85,7 +85,7 @@ impl Names {
     }
 
     /// Projection out of the feed-forward part's inner layer.
-    pub(super) fn lowering(self, half: Half, layer: usize) -> String {
+    pub fn lowering(self, half: Half, layer: usize) -> String {
         let name = if self == Self::Fairseq { "fc2" } else { "wo" };
         format!("{}.{name}", self.feed_forward(half, layer))
     }
@@ -100,7 +100,7 @@ impl Names {
         }
     }
 
-    pub(super) fn norm(self, half: Half, layer: usize, part: Part) -> String {
+    pub fn norm(self, half: Half, layer: usize, part: Part) -> String {
         match (self, part) {
             (Self::Fairseq, Part::Own) => format!("{half}.layers.{layer}.self_attn_layer_norm"),
             (Self::Fairseq, Part::Source) => {
@@ -116,24 +116,24 @@ impl Names {
     }
 
     /// The normalization after the last layer.
-    pub(super) fn last_norm(self, half: Half) -> String {
+    pub fn last_norm(self, half: Half) -> String {
         match self {
             Self::Fairseq => format!("{half}.layer_norm"),
             Self::T5 => format!("{half}.final_layer_norm"),
         }
     }
 
-    pub(super) fn embedding_norm(half: Half) -> String {
+    pub fn embedding_norm(half: Half) -> String {
         format!("{half}.layernorm_embedding")
     }
 
     /// Learned position table.
-    pub(super) fn positions(half: Half) -> String {
+    pub fn positions(half: Half) -> String {
         format!("{half}.embed_positions.weight")
     }
 
     /// Distance value table.
-    pub(super) fn distances(half: Half) -> String {
+    pub fn distances(half: Half) -> String {
         format!("{half}.block.0.layer.0.SelfAttention.relative_attention_bias.weight")
     }
 }

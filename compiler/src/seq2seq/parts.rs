@@ -21,18 +21,18 @@ const BLOCKS: [usize; 5] = [256, 128, 64, 32, 16];
 const MIN_BLOCKS: usize = 4;
 
 /// An encoder or decoder graph under construction.
-pub(super) struct Writer<'a> {
-    pub(super) model: &'a Seq2SeqModel,
-    pub(super) half: Half,
-    pub(super) layers: Layers<'a>,
+pub struct Writer<'a> {
+    pub model: &'a Seq2SeqModel,
+    pub half: Half,
+    pub layers: Layers<'a>,
     /// Names of the next normalizations, in order.
     norms: std::vec::IntoIter<String>,
 }
 
 /// Values that pass through a layer stack.
-pub(super) struct Stream {
+pub struct Stream {
     /// The next part's input.
-    pub(super) input: Value,
+    pub input: Value,
     /// The residual, to which the next part's output is added.
     residual: Value,
 }
@@ -48,7 +48,7 @@ enum Rows {
 
 impl<'a> Writer<'a> {
     /// Creates an empty graph with linear layers quantized to `precision`.
-    pub(super) fn new(
+    pub fn new(
         model: &'a Seq2SeqModel,
         half: Half,
         weights: &'a Weights,
@@ -66,7 +66,7 @@ impl<'a> Writer<'a> {
     }
 
     /// Begins a layer stack; each layer consists of `parts`.
-    pub(super) fn begin(&mut self, input: Value, layers: usize, parts: &[Part]) -> Result<Stream> {
+    pub fn begin(&mut self, input: Value, layers: usize, parts: &[Part]) -> Result<Stream> {
         let Seq2SeqModel { names, norms, .. } = *self.model;
         let of_layer = |layer| parts.iter().map(move |part| (layer, *part));
         let all = (0..layers)
@@ -86,7 +86,7 @@ impl<'a> Writer<'a> {
     }
 
     /// Ends a part: adds its output to the residual and normalizes the sum.
-    pub(super) fn end_part(&mut self, stream: &Stream, output: &Value) -> Result<Stream> {
+    pub fn end_part(&mut self, stream: &Stream, output: &Value) -> Result<Stream> {
         let name = self.norm();
         match self.model.norms {
             Norms::Before => {
@@ -110,12 +110,7 @@ impl<'a> Writer<'a> {
         self.norms.next().unwrap_or_default()
     }
 
-    pub(super) fn feed_forward(
-        &mut self,
-        layer: usize,
-        stream: &Stream,
-        width: usize,
-    ) -> Result<Stream> {
+    pub fn feed_forward(&mut self, layer: usize, stream: &Stream, width: usize) -> Result<Stream> {
         let Seq2SeqModel {
             hidden,
             names,
@@ -138,7 +133,7 @@ impl<'a> Writer<'a> {
     }
 
     /// Attention projections, by their weight names.
-    pub(super) fn projections<const COUNT: usize>(
+    pub fn projections<const COUNT: usize>(
         &self,
         layer: usize,
         part: Part,
@@ -152,18 +147,13 @@ impl<'a> Writer<'a> {
     }
 
     /// Joins the linear layers called `names`, each with the given numbers of inputs and outputs.
-    pub(super) fn linear(
-        &mut self,
-        names: &[String],
-        input: &Value,
-        shape: [usize; 2],
-    ) -> Result<Value> {
+    pub fn linear(&mut self, names: &[String], input: &Value, shape: [usize; 2]) -> Result<Value> {
         let projections = self.described(names, shape[1]);
         self.layers.project(&projections, input, shape[0])
     }
 
     /// The same, but in int8, each token's values are scaled separately; see [`Layers::project_by_token`].
-    pub(super) fn linear_by_token(
+    pub fn linear_by_token(
         &mut self,
         names: &[String],
         input: &Value,
@@ -190,12 +180,7 @@ impl<'a> Writer<'a> {
 
     /// Projections that attention compares: quantized in blocks even if other layers have one scale per output channel.
     /// In encoders not trained in int8, they cause most of the rounding error and take the least time.
-    pub(super) fn project(
-        &mut self,
-        names: &[String],
-        input: &Value,
-        outputs: usize,
-    ) -> Result<Value> {
+    pub fn project(&mut self, names: &[String], input: &Value, outputs: usize) -> Result<Value> {
         let precision = self.layers.precision;
         if precision == Precision::Int8 && !self.model.is_trained_in_int8 {
             self.layers.precision = Precision::Int8Blocks;
@@ -206,7 +191,7 @@ impl<'a> Writer<'a> {
     }
 
     /// Attention to `key` and `value` where `mask` is not zero, with `bias` added to the scores.
-    pub(super) fn attend(
+    pub fn attend(
         &mut self,
         [query, key, value]: [&Value; 3],
         mask: &Value,
@@ -220,7 +205,7 @@ impl<'a> Writer<'a> {
             .microsoft("MultiHeadAttention", &inputs, attributes)
     }
 
-    pub(super) fn attention(&self, heads: usize) -> Vec<AttributeProto> {
+    pub fn attention(&self, heads: usize) -> Vec<AttributeProto> {
         let scale = self
             .model
             .attention_scale
@@ -230,7 +215,7 @@ impl<'a> Writer<'a> {
 
     /// Adds embeddings and positions, where the model does so. In models that start empty, the embedding for −1 is
     /// zero.
-    pub(super) fn embed(
+    pub fn embed(
         &mut self,
         table: &Table,
         ids: &Value,
@@ -275,7 +260,7 @@ impl<'a> Writer<'a> {
 
     /// Looks up table rows for hundreds of ids. The operator that gathers and dequantizes blocks in one takes 15 times
     /// as long: 1.2 ms instead of 0.07 for 650 of 32000 rows.
-    pub(super) fn look_up_many(&mut self, table: &Table, ids: &Value) -> Result<Value> {
+    pub fn look_up_many(&mut self, table: &Table, ids: &Value) -> Result<Value> {
         let width = self.model.hidden as i64;
         let rows = self.rows(table)?;
         let graph = &mut self.layers.graph;
@@ -331,7 +316,7 @@ impl<'a> Writer<'a> {
 
     /// Products between `vectors` and all table rows, plus `bias`. The table's bytes equal its lookup's, and are stored
     /// once.
-    pub(super) fn multiply_by_all(
+    pub fn multiply_by_all(
         &mut self,
         table: &Table,
         vectors: &Value,
@@ -370,7 +355,7 @@ impl<'a> Writer<'a> {
     }
 
     /// Logit bias.
-    pub(super) fn output_bias(&mut self) -> Result<Value> {
+    pub fn output_bias(&mut self) -> Result<Value> {
         let rows = self.model.tables.output.rows;
         let values = match &self.model.tables.bias {
             Some(name) => self
@@ -385,7 +370,7 @@ impl<'a> Writer<'a> {
     }
 
     /// Position vectors, by number; `None` if the model has none.
-    pub(super) fn positions_table(&mut self) -> Result<Option<Value>> {
+    pub fn positions_table(&mut self) -> Result<Option<Value>> {
         let width = self.model.hidden;
         let (rows, values) = match self.model.positions {
             Positions::Sinusoidal(sinusoids) => (sinusoids.rows(), sinusoids.table(width)),
@@ -421,7 +406,7 @@ fn dequantize(graph: &mut GraphBuilder, bytes: &Value, name: &str, step: f32) ->
 }
 
 /// Block size for the decoder's linear layers: the most exact for `int8-blocks`, the fastest otherwise.
-pub(super) fn decoder_block(precision: Precision, hidden: usize) -> usize {
+pub fn decoder_block(precision: Precision, hidden: usize) -> usize {
     match precision {
         Precision::Int8Blocks => BLOCK,
         Precision::Int8 | Precision::Fp32 => largest_block(hidden).unwrap_or(BLOCK),

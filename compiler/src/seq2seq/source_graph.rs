@@ -14,11 +14,7 @@ use crate::{
 use kivu::{error::Result, repository::manifest::Precision};
 
 /// Writes `model`'s encoder.
-pub(super) fn write(
-    model: &Seq2SeqModel,
-    weights: &Weights,
-    precision: Precision,
-) -> Result<ModelProto> {
+pub fn write(model: &Seq2SeqModel, weights: &Weights, precision: Precision) -> Result<ModelProto> {
     let mut writer = Writer::new(model, Half::Encoder, weights, precision);
     let ids = writer.layers.graph.input("input_ids", &["rows", "source"]);
     let mask = writer

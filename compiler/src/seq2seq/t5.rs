@@ -11,7 +11,7 @@ use crate::{
 };
 use kivu::error::{Error, Result};
 
-pub(crate) use super::names::{MT5, T5};
+pub use super::names::{MT5, T5};
 
 /// Maximum number of source tokens if the files state none: mT5's training length.
 const MAX_TOKENS: usize = 1024;
@@ -21,15 +21,15 @@ const MAX_POSITIONS: usize = 4096;
 const MAX_TOKENIZER_LENGTH: usize = 16_384;
 const BUCKETS: usize = 32;
 const FARTHEST: usize = 128;
-pub(crate) const EPSILON: f32 = 1e-6;
+pub const EPSILON: f32 = 1e-6;
 
 /// Whether a config belongs to T5 or mT5.
-pub(super) fn is_described_by(config: &ConfigFile) -> bool {
+pub fn is_described_by(config: &ConfigFile) -> bool {
     [T5, MT5].contains(&config.model_type())
 }
 
 /// Maximum number of tokens in a source and in a target.
-pub(crate) fn lengths(config: &ConfigFile, max_tokens: Option<usize>) -> Result<[usize; 2]> {
+pub fn lengths(config: &ConfigFile, max_tokens: Option<usize>) -> Result<[usize; 2]> {
     let tokens = match max_tokens {
         Some(tokens) => tokens,
         None => config.get_size("n_positions")?.unwrap_or(MAX_TOKENS),
@@ -38,11 +38,7 @@ pub(crate) fn lengths(config: &ConfigFile, max_tokens: Option<usize>) -> Result<
 }
 
 /// Model shape for the given weights and token limits.
-pub(super) fn model(
-    config: &ConfigFile,
-    weights: &Weights,
-    lengths: [usize; 2],
-) -> Result<Seq2SeqModel> {
+pub fn model(config: &ConfigFile, weights: &Weights, lengths: [usize; 2]) -> Result<Seq2SeqModel> {
     let (hidden, rows) = (
         config.require_size("d_model")?,
         config.require_size("vocab_size")?,
@@ -106,7 +102,7 @@ pub(super) fn model(
 }
 
 /// Number of heads and head width; together, they may differ from the width of a token's vector.
-pub(crate) fn heads(config: &ConfigFile) -> Result<[usize; 2]> {
+pub fn heads(config: &ConfigFile) -> Result<[usize; 2]> {
     Ok([
         config.require_size("num_heads")?,
         config.require_size("d_kv")?,
@@ -114,13 +110,13 @@ pub(crate) fn heads(config: &ConfigFile) -> Result<[usize; 2]> {
 }
 
 /// The layers between two attentions.
-pub(crate) struct FeedForward {
-    pub(crate) width: usize,
-    pub(crate) is_gated: bool,
-    pub(crate) activation: Activation,
+pub struct FeedForward {
+    pub width: usize,
+    pub is_gated: bool,
+    pub activation: Activation,
 }
 
-pub(crate) fn feed_forward(config: &ConfigFile) -> Result<FeedForward> {
+pub fn feed_forward(config: &ConfigFile) -> Result<FeedForward> {
     let width = config.require_size("d_ff")?;
     let kind: Option<String> = config.get("feed_forward_proj")?;
     let kind = kind.as_deref().unwrap_or(if config.model_type() == MT5 {
@@ -145,7 +141,7 @@ pub(crate) fn feed_forward(config: &ConfigFile) -> Result<FeedForward> {
     })
 }
 
-pub(crate) fn buckets(config: &ConfigFile) -> Result<Buckets> {
+pub fn buckets(config: &ConfigFile) -> Result<Buckets> {
     let count = config
         .get_size("relative_attention_num_buckets")?
         .unwrap_or(BUCKETS);

@@ -66,18 +66,18 @@ const WMT21_LANGUAGES: &str = "en ha is ja cs ru zh de";
 const MBART_LANGUAGE: &str = "en_XX";
 
 /// A model's tokenizers.
-pub(crate) struct Tokenizers {
+pub struct Tokenizers {
     /// Source `tokenizer.json`.
-    pub(crate) source: Vec<u8>,
+    pub source: Vec<u8>,
     /// Target `tokenizer.json`, if different.
-    pub(super) target: Option<Vec<u8>>,
+    pub target: Option<Vec<u8>>,
     /// The token that a translator's tokenizer adds to sources, if its files name it.
-    pub(super) end: Option<i64>,
-    pub(super) unknown_tokens: Option<UnknownTokens>,
+    pub end: Option<i64>,
+    pub unknown_tokens: Option<UnknownTokens>,
     /// None if the files do not name them.
-    pub(super) languages: Option<Languages>,
+    pub languages: Option<Languages>,
     /// Maximum number of tokens per text, if the files set one.
-    pub(super) max_tokens: Option<usize>,
+    pub max_tokens: Option<usize>,
 }
 
 /// Used settings in `tokenizer_config.json` and, in older files, `special_tokens_map.json`.
@@ -144,7 +144,7 @@ impl Content {
 }
 
 /// M2M100's or NLLB's tokenizer in `folder`, for a model with `size` ids.
-pub(crate) fn many_to_many(folder: &Path, size: usize) -> Result<Tokenizers> {
+pub fn many_to_many(folder: &Path, size: usize) -> Result<Tokenizers> {
     let config = Config::open_multilingual(folder)?;
     let ids: Option<BTreeMap<String, u32>> = read_json_if_exists(&folder.join(VOCABULARY))?;
     let is_m2m100 = ids.is_some();
@@ -201,7 +201,7 @@ pub(crate) fn many_to_many(folder: &Path, size: usize) -> Result<Tokenizers> {
 
 /// mBART's or mBART-50's tokenizer in `folder`, for a model with `size` ids. `class` is the tokenizer class in
 /// `config.json`, if any. A model that does not translate reads texts in its files' language.
-pub(crate) fn mbart(
+pub fn mbart(
     folder: &Path,
     class: Option<&str>,
     size: usize,
@@ -318,7 +318,7 @@ fn numbered<'a>(tokens: impl Iterator<Item = &'a str>, next: u32) -> BTreeMap<St
 }
 
 /// Marian's tokenizers in `folder`, for a model with the given source and target vocabulary sizes.
-pub(crate) fn marian(folder: &Path, sizes: [usize; 2]) -> Result<Tokenizers> {
+pub fn marian(folder: &Path, sizes: [usize; 2]) -> Result<Tokenizers> {
     let config = Config::open(folder)?;
     let source: BTreeMap<String, u32> = read_json(&folder.join(VOCABULARY))?;
     let targets: BTreeMap<String, i64> = source
@@ -359,7 +359,7 @@ pub(crate) fn marian(folder: &Path, sizes: [usize; 2]) -> Result<Tokenizers> {
 
 /// A tokenizer without languages in `folder`, for a model with `size` ids: its `tokenizer.json`, or else its
 /// SentencePiece model.
-pub(crate) fn monolingual(folder: &Path, size: usize) -> Result<Tokenizers> {
+pub fn monolingual(folder: &Path, size: usize) -> Result<Tokenizers> {
     let config = Config::open(folder)?;
     let BuiltTokenizer {
         json: source,
@@ -377,7 +377,7 @@ pub(crate) fn monolingual(folder: &Path, size: usize) -> Result<Tokenizers> {
 }
 
 /// T5's `tokenizer.json` in `folder`, for a model with `size` ids.
-pub(crate) fn t5_tokenizer(folder: &Path, size: usize) -> Result<Vec<u8>> {
+pub fn t5_tokenizer(folder: &Path, size: usize) -> Result<Vec<u8>> {
     let config = Config::open(folder)?;
     Ok(own_tokenizer(folder, &config, size)?.json)
 }

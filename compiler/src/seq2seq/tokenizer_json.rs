@@ -12,7 +12,7 @@ use kivu::{
 
 /// Refuses a `tokenizer.json` for a SentencePiece model with other parts than the conversion writes: their tokenizer
 /// classes replace these parts, or settings in them.
-pub(super) fn check_pieces(json: &[u8]) -> Result<()> {
+pub fn check_pieces(json: &[u8]) -> Result<()> {
     const PARTS: [(&str, &str, &[&str]); 2] = [
         (
             "normalizer",
@@ -53,7 +53,7 @@ pub(super) fn check_pieces(json: &[u8]) -> Result<()> {
 }
 
 /// All ids by name: of the model's pieces and of added tokens.
-pub(super) fn ids(json: &[u8]) -> Result<BTreeMap<String, u32>> {
+pub fn ids(json: &[u8]) -> Result<BTreeMap<String, u32>> {
     let tokenizer = parsed(json)?;
     let name = |token: &Value| token.as_str().map(str::to_owned);
     let id = |id: &Value| u32::try_from(id.as_u64()?).ok();
@@ -69,13 +69,13 @@ pub(super) fn ids(json: &[u8]) -> Result<BTreeMap<String, u32>> {
 }
 
 /// Whether the tokenizer has SentencePiece's unigram model.
-pub(super) fn is_unigram(json: &[u8]) -> Result<bool> {
+pub fn is_unigram(json: &[u8]) -> Result<bool> {
     Ok(parsed(json)?["model"]["type"] == "Unigram")
 }
 
 /// The languages of a tokenizer with tags such as `<2pt>` in its vocabulary. Other tokens may have the form of a tag, so
 /// that nearly all have to be languages.
-pub(super) fn tags(json: &[u8]) -> Result<Option<Languages>> {
+pub fn tags(json: &[u8]) -> Result<Option<Languages>> {
     let tokenizer = parsed(json)?;
     let pieces = tokenizer["model"]["vocab"].as_array().into_iter().flatten();
     let added = tokenizer["added_tokens"].as_array().into_iter().flatten();
@@ -96,7 +96,7 @@ fn parsed(json: &[u8]) -> Result<Value> {
 }
 
 /// A `tokenizer.json` that adds these tokens before and after texts.
-pub(super) fn with_template(json: &[u8], [before, after]: [&[(&str, i64)]; 2]) -> Result<Vec<u8>> {
+pub fn with_template(json: &[u8], [before, after]: [&[(&str, i64)]; 2]) -> Result<Vec<u8>> {
     let mut tokenizer = parsed(json)?;
     let token = |(name, _): &(&str, i64)| json!({"SpecialToken": {"id": name, "type_id": 0}});
     let text = |name: &str| json!({"Sequence": {"id": name, "type_id": 0}});

@@ -145,7 +145,7 @@ fn transpose(mut rows: [__m512; LANES]) -> [__m512; LANES] {
 
 /// [`Kernel::tile`] with products by VNNI.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-pub(super) fn tile<K: Kernel>(_: K, rows: &[u8], panels: [Panel<'_>; 2], out: &mut [[Sums; 2]]) {
+pub fn tile<K: Kernel>(_: K, rows: &[u8], panels: [Panel<'_>; 2], out: &mut [[Sums; 2]]) {
     assert_tile::<K>(rows, &panels, out.len());
     let panels = [panels[0].blocks, panels[1].blocks];
     let size = row_size::<K>(panels[0].len() * GROUP);
@@ -166,7 +166,7 @@ pub(super) fn tile<K: Kernel>(_: K, rows: &[u8], panels: [Panel<'_>; 2], out: &m
 
 /// [`Kernel::add_tile`] with products by VNNI.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-pub(super) fn add_tile<K: Kernel<F32x16 = __m512>>(
+pub fn add_tile<K: Kernel<F32x16 = __m512>>(
     kernel: K,
     tile: &ScaledTile<'_>,
     totals: &mut [[Lanes; 2]],

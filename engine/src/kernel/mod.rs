@@ -315,7 +315,7 @@ fn part(rows: usize, max: usize) -> usize {
 }
 
 /// Bytes per activation row with `inputs` activations.
-pub(crate) const fn row_size<K: Kernel>(inputs: usize) -> usize {
+pub const fn row_size<K: Kernel>(inputs: usize) -> usize {
     inputs * K::ACTIVATION_SIZE + K::ROW_END_SIZE
 }
 

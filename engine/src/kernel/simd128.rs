@@ -95,7 +95,7 @@ fn map(f: impl Fn(usize) -> v128) -> [v128; 4] {
 
 impl Simd128 {
     /// The kernel. The module is compiled with 128-bit vectors, so that every host that accepts it has them.
-    pub(super) fn new() -> Self {
+    pub fn new() -> Self {
         Self(Emulated, Words)
     }
 }
@@ -103,7 +103,7 @@ impl Simd128 {
 #[cfg(target_feature = "relaxed-simd")]
 impl RelaxedMadd {
     /// The kernel, or `None` if this host rounds products before it adds them.
-    pub(super) fn new() -> Option<Self> {
+    pub fn new() -> Option<Self> {
         Some(Self(Fused::new()?, Words))
     }
 }
@@ -111,7 +111,7 @@ impl RelaxedMadd {
 #[cfg(target_feature = "relaxed-simd")]
 impl RelaxedDot {
     /// The kernel, or `None` if this host also has no exact 8-bit products.
-    pub(super) fn new() -> Option<Self> {
+    pub fn new() -> Option<Self> {
         Some(Self(Fused::new()?, Bytes::new()?))
     }
 }

@@ -10,7 +10,7 @@ use std::marker::PhantomData;
 use super::{COLUMNS, Kernel, LANES, Lanes, RowRange, RowsMut, ScaledTile, Sums};
 
 /// The numbers to which a tile's products are added, and the places for the results.
-pub(super) struct Totals<'a, K> {
+pub struct Totals<'a, K> {
     kernel: K,
     tile: &'a ScaledTile<'a>,
     /// Per panel, the first row's numbers; other rows' are `stride` numbers apart.
@@ -23,7 +23,7 @@ pub(super) struct Totals<'a, K> {
 
 /// A panel's scales, and its column sums times these.
 #[derive(Clone, Copy)]
-pub(super) struct Scales<K: Kernel> {
+pub struct Scales<K: Kernel> {
     scales: K::F32x16,
     column_sums: K::F32x16,
 }
@@ -32,7 +32,7 @@ impl<'a, K: Kernel> Totals<'a, K> {
     /// # Panics
     /// Unless there are as many totals as ranges, and `out` has as many rows with 32 values.
     #[inline(always)]
-    pub(super) fn new(
+    pub fn new(
         kernel: K,
         tile: &'a ScaledTile<'a>,
         totals: &'a mut [[Lanes; 2]],
@@ -73,7 +73,7 @@ impl<'a, K: Kernel> Totals<'a, K> {
 
     /// The scales of panel `n`.
     #[inline(always)]
-    pub(super) fn scales(&self, n: usize) -> Scales<K> {
+    pub fn scales(&self, n: usize) -> Scales<K> {
         let Self { kernel, tile, .. } = self;
         let scales = kernel.load(tile.scales[n]);
         Scales {
@@ -87,7 +87,7 @@ impl<'a, K: Kernel> Totals<'a, K> {
     /// # Safety
     /// The tile has the row, and `n` is less than 2.
     #[inline(always)]
-    pub(super) unsafe fn add(
+    pub unsafe fn add(
         &self,
         (row, n): (usize, usize),
         scales: Scales<K>,
@@ -111,7 +111,7 @@ impl<'a, K: Kernel> Totals<'a, K> {
     /// # Panics
     /// Unless there are as many sums as ranges.
     #[inline(always)]
-    pub(super) fn add_all(&self, sums: &[[Sums; 2]]) {
+    pub fn add_all(&self, sums: &[[Sums; 2]]) {
         assert_eq!(
             sums.len(),
             self.tile.ranges.len(),

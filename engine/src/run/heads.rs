@@ -12,7 +12,7 @@ use crate::{
 
 /// Attention for one text and head.
 #[inline(always)]
-pub(super) fn attend<K: Kernel>(
+pub fn attend<K: Kernel>(
     kernel: K,
     run: &Run,
     program: &Program,

@@ -10,7 +10,7 @@ use crate::{
 
 /// Computes the per-output maximum over each text, for one output range.
 #[inline(always)]
-pub(super) fn largest_outputs<K: Kernel>(
+pub fn largest_outputs<K: Kernel>(
     kernel: K,
     run: &Run,
     program: &Program,

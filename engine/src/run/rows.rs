@@ -17,7 +17,7 @@ use crate::{
 
 /// Executes a row stage for one block.
 #[inline(always)]
-pub(super) fn rows<K: Kernel>(
+pub fn rows<K: Kernel>(
     kernel: K,
     run: &Run,
     program: &Program,
@@ -296,7 +296,7 @@ fn join_heads(run: &Run, value: Value, heads: usize, rows: &Range<usize>, out: &
 ///
 /// By columns, with arrays: compilers replace loops along a row by a call per row, which takes longer than short rows.
 #[inline(always)]
-pub(super) fn copy_rows(
+pub fn copy_rows(
     [count, width]: [usize; 2],
     (from, from_stride): (&[f32], usize),
     (to, to_stride): (&mut [f32], usize),

@@ -9,7 +9,7 @@ use crate::{
 
 /// Scores the spans of one text.
 #[inline(always)]
-pub(super) fn score_spans<K: Kernel>(
+pub fn score_spans<K: Kernel>(
     kernel: K,
     run: &Run,
     program: &Program,

@@ -26,7 +26,7 @@ pub struct KeyLimits {
 
 impl KeyLimits {
     /// Checks that the limits can be written into a line.
-    pub(super) fn validate(&self) -> Result<()> {
+    pub fn validate(&self) -> Result<()> {
         match self.models.iter().find(|name| !is_model(name)) {
             Some(name) => Err(Error::config(format!(
                 "expected the name of a model without spaces, `,` and `:`, but found `{}`",
@@ -40,7 +40,7 @@ impl KeyLimits {
     }
 
     /// Parses the rest of a line after the hash, such as `expires=2027-01-31 models=minilm,rank per-minute=60`.
-    pub(super) fn parse<'a>(fields: impl Iterator<Item = &'a str>) -> Option<Self> {
+    pub fn parse<'a>(fields: impl Iterator<Item = &'a str>) -> Option<Self> {
         let mut limits = Self::default();
         for field in fields {
             let is_repeated = match field.split_once('=')? {

@@ -21,22 +21,22 @@ type Hash = [u8; 32];
 
 /// Valid keys, as SHA-256 hashes.
 #[derive(Debug, Default)]
-pub(super) struct Keyring {
+pub struct Keyring {
     keys: Vec<(Key, Hash)>,
 }
 
 /// A key without its secret.
 #[derive(Clone, Debug)]
-pub(super) struct Key {
-    pub(super) name: String,
-    pub(super) limits: KeyLimits,
+pub struct Key {
+    pub name: String,
+    pub limits: KeyLimits,
 }
 
 impl Keyring {
     /// Parses lines with `NAME:SHA256` and optional limits; empty lines and lines that begin with `#` are ignored.
     ///
     /// Errors name the line number but not its content, which may be a key pasted by mistake.
-    pub(super) fn parse(text: &str) -> Result<Self> {
+    pub fn parse(text: &str) -> Result<Self> {
         let lines = text.lines().map(str::trim).enumerate();
         let lines = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
         let keys = lines.map(|(index, line)| {
@@ -54,7 +54,7 @@ impl Keyring {
     }
 
     /// A ring with plain-text keys, which all have the same name.
-    pub(super) fn of<'a>(name: &str, keys: impl Iterator<Item = &'a str>) -> Self {
+    pub fn of<'a>(name: &str, keys: impl Iterator<Item = &'a str>) -> Self {
         let of = |key: &str| {
             (
                 Key {
@@ -70,7 +70,7 @@ impl Keyring {
     }
 
     /// Finds a key. The time taken does not depend on the keys in the ring.
-    pub(super) fn find(&self, key: &str) -> Option<&Key> {
+    pub fn find(&self, key: &str) -> Option<&Key> {
         let hash = hash(key.as_bytes());
         let (mut found, mut index) = (Choice::from(0), 0_u32);
         for (at, (_, known)) in (0_u32..).zip(&self.keys) {
@@ -119,7 +119,7 @@ fn is_name(name: &str) -> bool {
     (1..=MAX_NAME_CHARS).contains(&name.len()) && name.chars().all(is_plain)
 }
 
-pub(super) fn hash(key: &[u8]) -> Hash {
+pub fn hash(key: &[u8]) -> Hash {
     Sha256::digest(key).into()
 }
 

@@ -26,7 +26,7 @@ const TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Configured keys, and the source for more.
 #[derive(Debug)]
-pub(in crate::api) struct Keys {
+pub struct Keys {
     fixed: Keyring,
     source: Option<KeySource>,
     parse: fn(&str) -> Result<Keyring>,
@@ -53,25 +53,25 @@ struct Loaded {
 
 /// A time by two clocks: the monotonic one may stop while a function is frozen, the other may be set.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Timestamp(Instant, SystemTime);
+pub struct Timestamp(Instant, SystemTime);
 
 impl Timestamp {
-    pub(super) fn now() -> Self {
+    pub fn now() -> Self {
         Self(Instant::now(), SystemTime::now())
     }
 
-    pub(super) fn age(self) -> Duration {
+    pub fn age(self) -> Duration {
         self.0.elapsed().max(self.1.elapsed().unwrap_or_default())
     }
 
     #[cfg(test)]
-    pub(super) fn before(self, by: Duration) -> Self {
+    pub fn before(self, by: Duration) -> Self {
         Self(self.0.checked_sub(by).unwrap(), self.1 - by)
     }
 }
 
 impl Keys {
-    pub(super) fn new(config: &AuthConfig) -> Result<Self> {
+    pub fn new(config: &AuthConfig) -> Result<Self> {
         let source = match (&config.keys_file, &config.keys_secret) {
             (Some(_), Some(_)) => {
                 return Err(Error::config(
@@ -91,7 +91,7 @@ impl Keys {
     }
 
     /// The trusted proxy's secret, if there is one. During a rotation the previous one is valid, too.
-    pub(super) fn of_proxy(config: &AuthConfig) -> Result<Option<Self>> {
+    pub fn of_proxy(config: &AuthConfig) -> Result<Option<Self>> {
         let parse = |secrets: &str| {
             let secrets = secrets
                 .lines()
@@ -131,7 +131,7 @@ impl Keys {
         }
     }
 
-    pub(super) async fn prepare(&self) -> Result<()> {
+    pub async fn prepare(&self) -> Result<()> {
         match &self.source {
             Some(source) => self.read(source).await,
             None => Ok(()),
@@ -139,7 +139,7 @@ impl Keys {
     }
 
     /// The first valid key among those shown.
-    pub(super) async fn find(&self, shown: &[&str]) -> Result<Option<Key>> {
+    pub async fn find(&self, shown: &[&str]) -> Result<Option<Key>> {
         if let Some(key) = find_in(&self.fixed, shown) {
             return Ok(Some(key));
         }

@@ -23,7 +23,7 @@ const OTHER_ORIGIN: &str = "expected no `origin`, or one of this machine, but fo
 
 /// Refuses a request under a name that other machines may have, or from a page of another site. `pages` are origins
 /// whose pages are answered.
-pub(super) fn check(request: &Parts, pages: &[String]) -> Result<(), &'static str> {
+pub fn check(request: &Parts, pages: &[String]) -> Result<(), &'static str> {
     let host = host(request)?;
     // Only names can be resolved to another address later, so every address is one that the client connected to.
     let is_known = |name: String| is_this_machine(&name) || name.parse::<IpAddr>().is_ok();
@@ -47,7 +47,7 @@ pub(super) fn check(request: &Parts, pages: &[String]) -> Result<(), &'static st
 
 /// Whether a page of another site may have sent a request. Browsers send the `origin` of such a page with every POST, and
 /// since 2023 all of them say with `sec-fetch-site` if it is another site's.
-pub(in crate::api) fn may_be_of_other_page(request: &Parts) -> bool {
+pub fn may_be_of_other_page(request: &Parts) -> bool {
     match (text(&request.headers, &ORIGIN), host(request)) {
         (Ok(Some(origin)), Ok(host)) => is_other_page(origin, host),
         (Ok(None), Ok(_)) => request

@@ -14,7 +14,7 @@ use std::{
 
 use axum::http::{HeaderMap, HeaderName, StatusCode, header::AUTHORIZATION, request::Parts};
 
-pub(super) use self::local::may_be_of_other_page;
+pub use self::local::may_be_of_other_page;
 pub use self::{
     key_limits::{Date, KeyLimits},
     keyring::{make_key, make_limited_key},
@@ -32,10 +32,10 @@ const PROXY_SECRET: [&str; 2] = ["x-kivu-proxy-secret", "x-kivu-front"];
 /// Longer header values are ignored without being hashed.
 const MAX_KEY_BYTES: usize = 512;
 
-pub(super) const NO_KEY: &str = "expected a key in the header `authorization` as `Bearer KEY`, or in `x-api-key`, but found none";
+pub const NO_KEY: &str = "expected a key in the header `authorization` as `Bearer KEY`, or in `x-api-key`, but found none";
 const MISPLACED_KEY: &str = "expected a key in the header `authorization` as `Bearer KEY`, or in `x-api-key`, but found another header or form";
 const EXPIRED: &str = "expected a valid key, but found one that has expired";
-pub(super) const NOT_PROXIED: &str =
+pub const NOT_PROXIED: &str =
     "expected a request through the trusted proxy, but found a direct one; use the proxy's address";
 
 /// Where requests come from, which determines the default access mode.
@@ -71,15 +71,15 @@ pub struct Guard {
 
 /// A caller with a key.
 #[derive(Clone, Debug)]
-pub(super) struct Caller {
-    pub(super) name: String,
+pub struct Caller {
+    pub name: String,
     /// The models that the caller may use; all if there are none.
-    pub(super) models: Vec<String>,
+    pub models: Vec<String>,
 }
 
 /// The credentials that a request needs.
 #[derive(Debug)]
-pub(super) enum Access {
+pub enum Access {
     Open,
     /// Open to programs on this machine, and to the server's own pages.
     Local,
@@ -177,12 +177,12 @@ impl Guard {
         tokio::try_join!(keys, proxy).map(|_| ())
     }
 
-    pub(super) fn access(&self) -> &Access {
+    pub fn access(&self) -> &Access {
         &self.access
     }
 
     /// Admits a request to a route that is not open, with its caller where keys are required.
-    pub(super) async fn admit(&self, request: &Parts) -> Result<Option<Caller>, Refusal> {
+    pub async fn admit(&self, request: &Parts) -> Result<Option<Caller>, Refusal> {
         if let Some(proxy) = &self.proxy {
             let shown = PROXY_SECRET
                 .iter()
@@ -283,9 +283,9 @@ impl Guard {
 
 /// A rejected request: the reason for the log, and the response.
 #[derive(Debug)]
-pub(super) struct Refusal {
-    pub(super) reason: &'static str,
-    pub(super) rejection: Rejection,
+pub struct Refusal {
+    pub reason: &'static str,
+    pub rejection: Rejection,
 }
 
 impl Refusal {

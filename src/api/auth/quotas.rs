@@ -25,7 +25,7 @@ const LIMIT_DIVISOR: u32 = 100;
 
 /// Requests that keys may still send today, by key name.
 #[derive(Debug, Default)]
-pub(super) struct Quotas {
+pub struct Quotas {
     table: Option<QuotaTable>,
     /// Only known keys have counts, so their number is limited.
     counts: SyncMutex<HashMap<String, Arc<Mutex<Count>>>>,
@@ -46,7 +46,7 @@ struct Count {
 }
 
 impl Quotas {
-    pub(super) fn new(config: &AuthConfig) -> Result<Self> {
+    pub fn new(config: &AuthConfig) -> Result<Self> {
         let table = config
             .quota_table
             .as_deref()
@@ -61,7 +61,7 @@ impl Quotas {
     /// Counts a request by the key `name`, unless it exceeds `per_day`.
     ///
     /// If the table cannot be reached, the request is admitted: a table outage must not become a service outage.
-    pub(super) async fn admit(&self, name: &str, per_day: u32) -> bool {
+    pub async fn admit(&self, name: &str, per_day: u32) -> bool {
         let count = {
             let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
             Arc::clone(counts.entry(name.to_owned()).or_default())
@@ -132,7 +132,7 @@ fn portion(served: u32, per_day: u32) -> u32 {
 }
 
 /// The time until the next day, in UTC.
-pub(super) fn until_tomorrow() -> Duration {
+pub fn until_tomorrow() -> Duration {
     DAY - time_of_day().1
 }
 

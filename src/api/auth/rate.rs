@@ -12,7 +12,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 
 /// Requests that keys may still send, by key name: a bucket that refills at the key's rate.
 #[derive(Debug, Default)]
-pub(super) struct Rates {
+pub struct Rates {
     buckets: Mutex<HashMap<String, Bucket>>,
 }
 
@@ -26,7 +26,7 @@ impl Rates {
     /// Counts a request by the key `name`; the time until the next one is admitted if it exceeds `per_minute`.
     ///
     /// Only known keys have buckets, so their number is limited.
-    pub(super) fn admit(&self, name: &str, per_minute: u32) -> Result<(), Duration> {
+    pub fn admit(&self, name: &str, per_minute: u32) -> Result<(), Duration> {
         let full = f64::from(per_minute);
         let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
         let before = buckets.get(name).copied().unwrap_or(Bucket {

@@ -4,18 +4,17 @@ use super::{NONE, refused};
 use crate::json::{Fields, Known};
 
 /// The body of `/v1/embeddings`.
-pub(in crate::api) const EMBEDDINGS: Known =
-    &[&OPENAI, &VOYAGE, &JINA, &MISTRAL, &NVIDIA, &VLLM, &KIVU];
+pub const EMBEDDINGS: Known = &[&OPENAI, &VOYAGE, &JINA, &MISTRAL, &NVIDIA, &VLLM, &KIVU];
 
 const TEXTS_ONLY: &str = "models read texts";
 
-pub(super) static OPENAI: Fields = Fields {
+pub static OPENAI: Fields = Fields {
     read: &["dimensions", "encoding_format", "input", "model"],
     without_effect: &["user"],
     ..NONE
 };
 
-pub(super) static VOYAGE: Fields = Fields {
+pub static VOYAGE: Fields = Fields {
     read: &[
         "encoding_format",
         "input",
@@ -28,7 +27,7 @@ pub(super) static VOYAGE: Fields = Fields {
     ..NONE
 };
 
-pub(super) static JINA: Fields = Fields {
+pub static JINA: Fields = Fields {
     read: &[
         "dimensions",
         "embedding_type",
@@ -56,7 +55,7 @@ pub(super) static JINA: Fields = Fields {
 };
 
 /// An object in `input`.
-pub(super) static JINA_INPUT: Fields = Fields {
+pub static JINA_INPUT: Fields = Fields {
     read: &["text"],
     refused: &[
         refused("bytes", &[], TEXTS_ONLY),
@@ -67,7 +66,7 @@ pub(super) static JINA_INPUT: Fields = Fields {
     ..NONE
 };
 
-pub(super) static MISTRAL: Fields = Fields {
+pub static MISTRAL: Fields = Fields {
     read: &[
         "encoding_format",
         "input",
@@ -79,7 +78,7 @@ pub(super) static MISTRAL: Fields = Fields {
     ..NONE
 };
 
-pub(super) static NVIDIA: Fields = Fields {
+pub static NVIDIA: Fields = Fields {
     read: &[
         "dimensions",
         "embedding_type",
@@ -94,7 +93,7 @@ pub(super) static NVIDIA: Fields = Fields {
     ..NONE
 };
 
-pub(super) static VLLM: Fields = Fields {
+pub static VLLM: Fields = Fields {
     read: &[
         "dimensions",
         "encoding_format",

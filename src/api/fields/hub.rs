@@ -4,30 +4,29 @@ use super::{NONE, refused, tei};
 use crate::json::{Fields, Known};
 
 /// For embedding models, in TEI's form as well.
-pub(in crate::api) const FEATURES: Known = &[
+pub const FEATURES: Known = &[
     &FEATURES_BODY,
     &tei::EMBED_FIELDS,
     &tei::KIVU_EMBED,
     &tei::COMMON,
 ];
 /// For classification models, in TEI's form as well.
-pub(in crate::api) const CLASSIFICATION: Known = &[
+pub const CLASSIFICATION: Known = &[
     &CLASSIFICATION_BODY,
     &tei::PREDICT_FIELDS,
     &CLASSIFICATION_PARAMETERS,
     &tei::COMMON,
 ];
 /// For models that find entities with their own labels.
-pub(in crate::api) const TOKENS: Known = &[&TOKENS_BODY, &TOKENS_PARAMETERS, &tei::COMMON];
+pub const TOKENS: Known = &[&TOKENS_BODY, &TOKENS_PARAMETERS, &tei::COMMON];
 /// For models that find entities with a request's labels.
-pub(in crate::api) const ENTITIES: Known = &[&ENTITIES_BODY, &ENTITIES_PARAMETERS, &tei::COMMON];
+pub const ENTITIES: Known = &[&ENTITIES_BODY, &ENTITIES_PARAMETERS, &tei::COMMON];
 /// For zero-shot classification models.
-pub(in crate::api) const ZERO_SHOT: Known = &[&ZERO_SHOT_BODY, &ZERO_SHOT_PARAMETERS, &tei::COMMON];
+pub const ZERO_SHOT: Known = &[&ZERO_SHOT_BODY, &ZERO_SHOT_PARAMETERS, &tei::COMMON];
 /// For ranking models, in TEI's form as well.
-pub(in crate::api) const RANKING: Known =
-    &[&RANKING_BODY, &tei::RERANK, &tei::KIVU_RERANK, &tei::COMMON];
+pub const RANKING: Known = &[&RANKING_BODY, &tei::RERANK, &tei::KIVU_RERANK, &tei::COMMON];
 /// For models that generate texts, which refuse all unknown `parameters`.
-pub(in crate::api) const GENERATION: Known = &[
+pub const GENERATION: Known = &[
     &GENERATION_BODY,
     &GENERATION_PARAMETERS,
     &GENERATE,
@@ -37,7 +36,7 @@ pub(in crate::api) const GENERATION: Known = &[
 /// How the hub's servers handle a request: `use_cache`, `wait_for_model` and others.
 const OPTIONS: &[&str] = &["options"];
 
-pub(super) static FEATURES_BODY: Fields = Fields {
+pub static FEATURES_BODY: Fields = Fields {
     read: &[
         "inputs",
         "normalize",
@@ -54,14 +53,14 @@ pub(super) static FEATURES_BODY: Fields = Fields {
     ..NONE
 };
 
-pub(super) static CLASSIFICATION_BODY: Fields = Fields {
+pub static CLASSIFICATION_BODY: Fields = Fields {
     read: &["inputs", "parameters"],
     without_effect: OPTIONS,
     inner: &[("parameters", &[&CLASSIFICATION_PARAMETERS, &tei::COMMON])],
     ..NONE
 };
 
-pub(super) static CLASSIFICATION_PARAMETERS: Fields = Fields {
+pub static CLASSIFICATION_PARAMETERS: Fields = Fields {
     read: &["function_to_apply", "top_k"],
     refused: &[refused(
         "return_all_scores",
@@ -71,14 +70,14 @@ pub(super) static CLASSIFICATION_PARAMETERS: Fields = Fields {
     ..NONE
 };
 
-pub(super) static TOKENS_BODY: Fields = Fields {
+pub static TOKENS_BODY: Fields = Fields {
     read: &["inputs", "parameters"],
     without_effect: OPTIONS,
     inner: &[("parameters", &[&TOKENS_PARAMETERS, &tei::COMMON])],
     ..NONE
 };
 
-pub(super) static TOKENS_PARAMETERS: Fields = Fields {
+pub static TOKENS_PARAMETERS: Fields = Fields {
     read: &["aggregation_strategy", "ignore_labels", "redact", "stride"],
     refused: &[
         refused("grouped_entities", &["true"], STRATEGY),
@@ -89,7 +88,7 @@ pub(super) static TOKENS_PARAMETERS: Fields = Fields {
 
 const STRATEGY: &str = "send an `aggregation_strategy`";
 
-pub(super) static ENTITIES_BODY: Fields = Fields {
+pub static ENTITIES_BODY: Fields = Fields {
     read: &["inputs", "parameters"],
     without_effect: OPTIONS,
     inner: &[("parameters", &[&ENTITIES_PARAMETERS, &tei::COMMON])],
@@ -108,14 +107,14 @@ static ENTITIES_PARAMETERS: Fields = Fields {
     ..NONE
 };
 
-pub(super) static ZERO_SHOT_BODY: Fields = Fields {
+pub static ZERO_SHOT_BODY: Fields = Fields {
     read: &["inputs", "parameters"],
     without_effect: OPTIONS,
     inner: &[("parameters", &[&ZERO_SHOT_PARAMETERS, &tei::COMMON])],
     ..NONE
 };
 
-pub(super) static ZERO_SHOT_PARAMETERS: Fields = Fields {
+pub static ZERO_SHOT_PARAMETERS: Fields = Fields {
     read: &[
         "candidate_labels",
         "hypothesis_template",
@@ -126,7 +125,7 @@ pub(super) static ZERO_SHOT_PARAMETERS: Fields = Fields {
     ..NONE
 };
 
-pub(super) static RANKING_BODY: Fields = Fields {
+pub static RANKING_BODY: Fields = Fields {
     read: &["inputs", "parameters"],
     without_effect: OPTIONS,
     inner: &[
@@ -139,13 +138,13 @@ pub(super) static RANKING_BODY: Fields = Fields {
     ..NONE
 };
 
-pub(super) static GENERATION_BODY: Fields = Fields {
+pub static GENERATION_BODY: Fields = Fields {
     read: &["inputs", "parameters"],
     without_effect: OPTIONS,
     ..NONE
 };
 
-pub(super) static GENERATION_PARAMETERS: Fields = Fields {
+pub static GENERATION_PARAMETERS: Fields = Fields {
     read: &[
         "clean_up_tokenization_spaces",
         "generate_parameters",
@@ -157,7 +156,7 @@ pub(super) static GENERATION_PARAMETERS: Fields = Fields {
 };
 
 /// Options of `generate`.
-pub(super) static GENERATE: Fields = Fields {
+pub static GENERATE: Fields = Fields {
     read: &[
         "bad_words_ids",
         "begin_suppress_tokens",

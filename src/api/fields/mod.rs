@@ -3,13 +3,13 @@
 //! These tables decide which fields a request may have, and docs/request-fields.md is made from them. Kivu's own fields
 //! are in tables as well, since a name that is close to a known field is refused.
 
-pub(super) mod embeddings;
-pub(super) mod hub;
-pub(super) mod ollama;
-pub(super) mod others;
-pub(super) mod ranking;
-pub(super) mod tei;
-pub(super) mod translation;
+pub mod embeddings;
+pub mod hub;
+pub mod ollama;
+pub mod others;
+pub mod ranking;
+pub mod tei;
+pub mod translation;
 
 use crate::json::{Fields, Refused};
 

@@ -4,17 +4,17 @@ use super::{NONE, refused};
 use crate::json::{Fields, Known};
 
 /// The body of `/api/embed`.
-pub(in crate::api) const EMBED: Known = &[&EMBED_FIELDS];
+pub const EMBED: Known = &[&EMBED_FIELDS];
 /// The body of `/api/embeddings`.
-pub(in crate::api) const EMBEDDINGS: Known = &[&EMBEDDINGS_FIELDS];
+pub const EMBEDDINGS: Known = &[&EMBEDDINGS_FIELDS];
 /// The body of `/api/show`.
-pub(in crate::api) const SHOW: Known = &[&SHOW_FIELDS];
+pub const SHOW: Known = &[&SHOW_FIELDS];
 /// The body of `/api/pull`.
-pub(in crate::api) const PULL: Known = &[&PULL_FIELDS];
+pub const PULL: Known = &[&PULL_FIELDS];
 /// The body of `/embedding`.
-pub(in crate::api) const LLAMA_CPP: Known = &[&LLAMA_CPP_FIELDS];
+pub const LLAMA_CPP: Known = &[&LLAMA_CPP_FIELDS];
 
-pub(super) static EMBED_FIELDS: Fields = Fields {
+pub static EMBED_FIELDS: Fields = Fields {
     read: &[
         "dimensions",
         "input",
@@ -27,14 +27,14 @@ pub(super) static EMBED_FIELDS: Fields = Fields {
     ..NONE
 };
 
-pub(super) static EMBEDDINGS_FIELDS: Fields = Fields {
+pub static EMBEDDINGS_FIELDS: Fields = Fields {
     read: &["keep_alive", "model", "options", "prompt"],
     inner: &[("options", &[&OPTIONS])],
     ..NONE
 };
 
 /// Most options are about generated texts, or about the memory and the processors of Ollama's models.
-pub(super) static OPTIONS: Fields = Fields {
+pub static OPTIONS: Fields = Fields {
     read: &["num_ctx"],
     without_effect: &[
         "draft_num_predict",
@@ -75,13 +75,13 @@ pub(super) static OPTIONS: Fields = Fields {
     ..NONE
 };
 
-pub(super) static SHOW_FIELDS: Fields = Fields {
+pub static SHOW_FIELDS: Fields = Fields {
     read: &["model", "name"],
     without_effect: &["options", "system", "template", "verbose"],
     ..NONE
 };
 
-pub(super) static PULL_FIELDS: Fields = Fields {
+pub static PULL_FIELDS: Fields = Fields {
     read: &["model", "name", "stream"],
     without_effect: &["password", "username"],
     refused: &[refused(
@@ -92,7 +92,7 @@ pub(super) static PULL_FIELDS: Fields = Fields {
     ..NONE
 };
 
-pub(super) static LLAMA_CPP_FIELDS: Fields = Fields {
+pub static LLAMA_CPP_FIELDS: Fields = Fields {
     read: &["content", "embd_normalize", "input", "model"],
     refused: &[
         refused(

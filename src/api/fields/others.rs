@@ -4,25 +4,25 @@ use super::{NONE, hub, refused, tei};
 use crate::json::{Fields, Known};
 
 /// The body of `/v1/embed` and `/v2/embed`.
-pub(in crate::api) const COHERE_EMBED: Known = &[&COHERE_EMBED_V2, &COHERE_EMBED_V1];
+pub const COHERE_EMBED: Known = &[&COHERE_EMBED_V2, &COHERE_EMBED_V1];
 /// The body of `/classify`.
-pub(in crate::api) const CLASSIFY: Known = &[&VLLM_CLASSIFY, &tei::KIVU_LABELS];
+pub const CLASSIFY: Known = &[&VLLM_CLASSIFY, &tei::KIVU_LABELS];
 /// The body of `/v1/chat/completions`.
-pub(in crate::api) const CHAT: Known = &[&NVIDIA_CHAT, &OPENAI_CHAT];
+pub const CHAT: Known = &[&NVIDIA_CHAT, &OPENAI_CHAT];
 /// The body of `/gliner-2`.
-pub(in crate::api) const EXTRACTION: Known = &[&GLINER2, &KIVU_GLINER2];
+pub const EXTRACTION: Known = &[&GLINER2, &KIVU_GLINER2];
 /// Titan Text Embeddings' body.
-pub(in crate::api) const TITAN: Known = &[&TITAN_FIELDS];
+pub const TITAN: Known = &[&TITAN_FIELDS];
 /// Cohere Embed's body in Bedrock.
-pub(in crate::api) const BEDROCK_EMBED: Known = &[&BEDROCK_EMBED_FIELDS];
+pub const BEDROCK_EMBED: Known = &[&BEDROCK_EMBED_FIELDS];
 /// The body of Bedrock's ranking models.
-pub(in crate::api) const BEDROCK_RANK: Known = &[&BEDROCK_RANK_FIELDS];
+pub const BEDROCK_RANK: Known = &[&BEDROCK_RANK_FIELDS];
 /// The body of `/v2/models/{model}/infer`.
-pub(in crate::api) const INFER: Known = &[&KSERVE_INFER];
+pub const INFER: Known = &[&KSERVE_INFER];
 /// The body of `/v2/repository/index`.
-pub(in crate::api) const INDEX: Known = &[&KSERVE_INDEX];
+pub const INDEX: Known = &[&KSERVE_INDEX];
 
-pub(super) static COHERE_EMBED_V2: Fields = Fields {
+pub static COHERE_EMBED_V2: Fields = Fields {
     read: &[
         "embedding_types",
         "input_type",
@@ -38,7 +38,7 @@ pub(super) static COHERE_EMBED_V2: Fields = Fields {
     ..NONE
 };
 
-pub(super) static COHERE_EMBED_V1: Fields = Fields {
+pub static COHERE_EMBED_V1: Fields = Fields {
     read: &[
         "embedding_types",
         "input_type",
@@ -50,7 +50,7 @@ pub(super) static COHERE_EMBED_V1: Fields = Fields {
     ..NONE
 };
 
-pub(super) static VLLM_CLASSIFY: Fields = Fields {
+pub static VLLM_CLASSIFY: Fields = Fields {
     read: &[
         "input",
         "model",
@@ -78,7 +78,7 @@ pub(super) static VLLM_CLASSIFY: Fields = Fields {
     ..NONE
 };
 
-pub(super) static NVIDIA_CHAT: Fields = Fields {
+pub static NVIDIA_CHAT: Fields = Fields {
     read: &[
         "chunk_length",
         "flat_ner",
@@ -95,7 +95,7 @@ pub(super) static NVIDIA_CHAT: Fields = Fields {
 
 const NO_TEXT: &str = "models here find entities and generate no text";
 
-pub(super) static OPENAI_CHAT: Fields = Fields {
+pub static OPENAI_CHAT: Fields = Fields {
     read: &["messages", "model"],
     without_effect: &[
         "frequency_penalty",
@@ -139,7 +139,7 @@ pub(super) static OPENAI_CHAT: Fields = Fields {
     ..NONE
 };
 
-pub(super) static GLINER2: Fields = Fields {
+pub static GLINER2: Fields = Fields {
     read: &[
         "format_results",
         "include_confidence",
@@ -158,12 +158,12 @@ static KIVU_GLINER2: Fields = Fields {
 };
 
 /// Bedrock refuses all other fields.
-pub(super) static TITAN_FIELDS: Fields = Fields {
+pub static TITAN_FIELDS: Fields = Fields {
     read: &["dimensions", "embeddingTypes", "inputText", "normalize"],
     ..NONE
 };
 
-pub(super) static BEDROCK_EMBED_FIELDS: Fields = Fields {
+pub static BEDROCK_EMBED_FIELDS: Fields = Fields {
     read: &[
         "embedding_types",
         "input_type",
@@ -177,7 +177,7 @@ pub(super) static BEDROCK_EMBED_FIELDS: Fields = Fields {
     ..NONE
 };
 
-pub(super) static BEDROCK_RANK_FIELDS: Fields = Fields {
+pub static BEDROCK_RANK_FIELDS: Fields = Fields {
     read: &[
         "api_version",
         "documents",
@@ -188,7 +188,7 @@ pub(super) static BEDROCK_RANK_FIELDS: Fields = Fields {
     ..NONE
 };
 
-pub(super) static KSERVE_INFER: Fields = Fields {
+pub static KSERVE_INFER: Fields = Fields {
     read: &["id", "inputs", "outputs", "parameters"],
     inner: &[
         ("inputs", &[&KSERVE_INPUT]),
@@ -201,25 +201,25 @@ pub(super) static KSERVE_INFER: Fields = Fields {
     ..NONE
 };
 
-pub(super) static KSERVE_INPUT: Fields = Fields {
+pub static KSERVE_INPUT: Fields = Fields {
     read: &["data", "datatype", "name", "parameters", "shape"],
     inner: &[("parameters", &[&KSERVE_INPUT_PARAMETERS])],
     ..NONE
 };
 
-pub(super) static KSERVE_INPUT_PARAMETERS: Fields = Fields {
+pub static KSERVE_INPUT_PARAMETERS: Fields = Fields {
     read: &["binary_data_size"],
     refused: SHARED_MEMORY,
     ..NONE
 };
 
-pub(super) static KSERVE_OUTPUT: Fields = Fields {
+pub static KSERVE_OUTPUT: Fields = Fields {
     read: &["name", "parameters"],
     inner: &[("parameters", &[&KSERVE_OUTPUT_PARAMETERS])],
     ..NONE
 };
 
-pub(super) static KSERVE_OUTPUT_PARAMETERS: Fields = Fields {
+pub static KSERVE_OUTPUT_PARAMETERS: Fields = Fields {
     read: &["binary_data", "classification"],
     refused: SHARED_MEMORY,
     ..NONE
@@ -237,7 +237,7 @@ const SHARED_MEMORY: &[crate::json::Refused] = &[
 
 const NO_SEQUENCES: &str = "each request is independent";
 
-pub(super) static KSERVE_PARAMETERS: Fields = Fields {
+pub static KSERVE_PARAMETERS: Fields = Fields {
     read: &["binary_data_output"],
     without_effect: &["priority", "timeout"],
     refused: &[
@@ -283,7 +283,7 @@ static KIVU_PARAMETERS: Fields = Fields {
     ..NONE
 };
 
-pub(super) static KSERVE_INDEX: Fields = Fields {
+pub static KSERVE_INDEX: Fields = Fields {
     read: &["ready"],
     ..NONE
 };

@@ -4,12 +4,12 @@ use super::{NONE, refused};
 use crate::json::{Fields, Known};
 
 /// A query and documents.
-pub(in crate::api) const DOCUMENTS: Known = &[
+pub const DOCUMENTS: Known = &[
     &COHERE_V2, &COHERE_V1, &JINA, &VOYAGE, &VLLM, &INFINITY, &LLAMA_CPP, &KIVU,
 ];
 
 /// The body of `/rerank`, in TEI's form or with documents.
-pub(in crate::api) const RERANK: Known = &[
+pub const RERANK: Known = &[
     &super::tei::RERANK,
     &super::tei::KIVU_RERANK,
     &COHERE_V2,
@@ -23,9 +23,9 @@ pub(in crate::api) const RERANK: Known = &[
 ];
 
 /// The body of `/score`.
-pub(in crate::api) const SCORE: Known = &[&VLLM_SCORE];
+pub const SCORE: Known = &[&VLLM_SCORE];
 
-pub(super) static COHERE_V2: Fields = Fields {
+pub static COHERE_V2: Fields = Fields {
     read: &["documents", "max_tokens_per_doc", "model", "query", "top_n"],
     without_effect: &["priority"],
     refused: &[refused(
@@ -36,7 +36,7 @@ pub(super) static COHERE_V2: Fields = Fields {
     ..NONE
 };
 
-pub(super) static COHERE_V1: Fields = Fields {
+pub static COHERE_V1: Fields = Fields {
     read: &["documents", "model", "query", "return_documents", "top_n"],
     refused: &[
         refused(
@@ -53,7 +53,7 @@ pub(super) static COHERE_V1: Fields = Fields {
     ..NONE
 };
 
-pub(super) static JINA: Fields = Fields {
+pub static JINA: Fields = Fields {
     read: &["documents", "model", "query", "return_documents", "top_n"],
     refused: &[
         refused(
@@ -75,7 +75,7 @@ pub(super) static JINA: Fields = Fields {
     ..NONE
 };
 
-pub(super) static VOYAGE: Fields = Fields {
+pub static VOYAGE: Fields = Fields {
     read: &[
         "documents",
         "model",
@@ -87,7 +87,7 @@ pub(super) static VOYAGE: Fields = Fields {
     ..NONE
 };
 
-pub(super) static VLLM: Fields = Fields {
+pub static VLLM: Fields = Fields {
     read: &[
         "documents",
         "instruction",
@@ -126,7 +126,7 @@ const VLLM_PAIRS: &[crate::json::Refused] = &[
     refused("padding", &["\"do_not_pad\""], "texts are not padded"),
 ];
 
-pub(super) static INFINITY: Fields = Fields {
+pub static INFINITY: Fields = Fields {
     read: &[
         "documents",
         "model",
@@ -138,7 +138,7 @@ pub(super) static INFINITY: Fields = Fields {
     ..NONE
 };
 
-pub(super) static LLAMA_CPP: Fields = Fields {
+pub static LLAMA_CPP: Fields = Fields {
     read: &["documents", "model", "query", "top_n"],
     ..NONE
 };
@@ -148,7 +148,7 @@ static KIVU: Fields = Fields {
     ..NONE
 };
 
-pub(super) static VLLM_SCORE: Fields = Fields {
+pub static VLLM_SCORE: Fields = Fields {
     read: &[
         "data_1",
         "data_2",

@@ -4,26 +4,26 @@ use super::{NONE, refused};
 use crate::json::{Fields, Known};
 
 /// The body of `/embed`, `/embed_all` and `/embed_sparse`.
-pub(in crate::api) const EMBED: Known = &[&EMBED_FIELDS, &KIVU_EMBED];
+pub const EMBED: Known = &[&EMBED_FIELDS, &KIVU_EMBED];
 /// The body of `/predict`.
-pub(in crate::api) const PREDICT: Known = &[&PREDICT_FIELDS, &KIVU_LABELS];
+pub const PREDICT: Known = &[&PREDICT_FIELDS, &KIVU_LABELS];
 /// The body of `/similarity`, whose parameters may also be beside `inputs`.
-pub(in crate::api) const SIMILARITY: Known = &[
+pub const SIMILARITY: Known = &[
     &SIMILARITY_FIELDS,
     &SIMILARITY_PARAMETERS,
     &KIVU_EMBED,
     &COMMON,
 ];
 /// The body of `/tokenize`.
-pub(in crate::api) const TOKENIZE: Known = &[&TOKENIZE_FIELDS, &KIVU_TOKENIZE];
+pub const TOKENIZE: Known = &[&TOKENIZE_FIELDS, &KIVU_TOKENIZE];
 /// The body of `/decode`.
-pub(in crate::api) const DECODE: Known = &[&DECODE_FIELDS, &MODEL];
+pub const DECODE: Known = &[&DECODE_FIELDS, &MODEL];
 /// The body of `/vertex`.
-pub(in crate::api) const VERTEX: Known = &[&VERTEX_FIELDS];
+pub const VERTEX: Known = &[&VERTEX_FIELDS];
 
 /// Names that all tasks take in `parameters` or beside `inputs`. Labels for models that take none are refused with the
 /// model's name.
-pub(super) static COMMON: Fields = Fields {
+pub static COMMON: Fields = Fields {
     read: &[
         "candidate_labels",
         "labels",
@@ -35,7 +35,7 @@ pub(super) static COMMON: Fields = Fields {
     ..NONE
 };
 
-pub(super) static EMBED_FIELDS: Fields = Fields {
+pub static EMBED_FIELDS: Fields = Fields {
     read: &[
         "dimensions",
         "inputs",
@@ -47,7 +47,7 @@ pub(super) static EMBED_FIELDS: Fields = Fields {
     ..NONE
 };
 
-pub(super) static KIVU_EMBED: Fields = Fields {
+pub static KIVU_EMBED: Fields = Fields {
     read: &[
         "dimensions",
         "encoding_format",
@@ -64,18 +64,18 @@ pub(super) static KIVU_EMBED: Fields = Fields {
     ..NONE
 };
 
-pub(super) static PREDICT_FIELDS: Fields = Fields {
+pub static PREDICT_FIELDS: Fields = Fields {
     read: &["inputs", "raw_scores", "truncate", "truncation_direction"],
     ..NONE
 };
 
 /// Labels are refused with the model's name.
-pub(super) static KIVU_LABELS: Fields = Fields {
+pub static KIVU_LABELS: Fields = Fields {
     read: &["candidate_labels", "labels", "model"],
     ..NONE
 };
 
-pub(super) static RERANK: Fields = Fields {
+pub static RERANK: Fields = Fields {
     read: &[
         "query",
         "raw_scores",
@@ -87,12 +87,12 @@ pub(super) static RERANK: Fields = Fields {
     ..NONE
 };
 
-pub(super) static KIVU_RERANK: Fields = Fields {
+pub static KIVU_RERANK: Fields = Fields {
     read: &["instruction", "model", "prompt"],
     ..NONE
 };
 
-pub(super) static SIMILARITY_FIELDS: Fields = Fields {
+pub static SIMILARITY_FIELDS: Fields = Fields {
     read: &["inputs", "parameters"],
     inner: &[
         ("inputs", &[&SIMILARITY_INPUTS]),
@@ -104,17 +104,17 @@ pub(super) static SIMILARITY_FIELDS: Fields = Fields {
     ..NONE
 };
 
-pub(super) static SIMILARITY_INPUTS: Fields = Fields {
+pub static SIMILARITY_INPUTS: Fields = Fields {
     read: &["sentences", "source_sentence"],
     ..NONE
 };
 
-pub(super) static SIMILARITY_PARAMETERS: Fields = Fields {
+pub static SIMILARITY_PARAMETERS: Fields = Fields {
     read: &["prompt_name", "truncate", "truncation_direction"],
     ..NONE
 };
 
-pub(super) static TOKENIZE_FIELDS: Fields = Fields {
+pub static TOKENIZE_FIELDS: Fields = Fields {
     read: &["add_special_tokens", "inputs", "prompt_name"],
     ..NONE
 };
@@ -131,7 +131,7 @@ static KIVU_TOKENIZE: Fields = Fields {
     ..NONE
 };
 
-pub(super) static DECODE_FIELDS: Fields = Fields {
+pub static DECODE_FIELDS: Fields = Fields {
     read: &["ids", "skip_special_tokens"],
     ..NONE
 };
@@ -141,7 +141,7 @@ static MODEL: Fields = Fields {
     ..NONE
 };
 
-pub(super) static VERTEX_FIELDS: Fields = Fields {
+pub static VERTEX_FIELDS: Fields = Fields {
     read: &["instances"],
     refused: &[refused(
         "parameters",

@@ -4,18 +4,18 @@ use super::{NONE, refused};
 use crate::json::{Fields, Known};
 
 /// DeepL's body.
-pub(in crate::api) const DEEPL: Known = &[&DEEPL_FIELDS];
+pub const DEEPL: Known = &[&DEEPL_FIELDS];
 /// LibreTranslate's body for translation.
-pub(in crate::api) const LIBRE_TRANSLATE: Known = &[&LIBRE_TRANSLATE_FIELDS];
+pub const LIBRE_TRANSLATE: Known = &[&LIBRE_TRANSLATE_FIELDS];
 /// LibreTranslate's body for language identification.
-pub(in crate::api) const DETECT: Known = &[&DETECT_FIELDS];
+pub const DETECT: Known = &[&DETECT_FIELDS];
 /// Kivu's own body for translation.
-pub(in crate::api) const TRANSLATE: Known = &[&KIVU];
+pub const TRANSLATE: Known = &[&KIVU];
 
 const LEAVE_OUT: &str = "leave it out";
 const NO_GLOSSARY: &str = "the models have no glossaries";
 
-pub(super) static DEEPL_FIELDS: Fields = Fields {
+pub static DEEPL_FIELDS: Fields = Fields {
     read: &["source_lang", "split_sentences", "target_lang", "text"],
     without_effect: &[
         "enable_beta_languages",
@@ -46,14 +46,14 @@ pub(super) static DEEPL_FIELDS: Fields = Fields {
     ..NONE
 };
 
-pub(super) static LIBRE_TRANSLATE_FIELDS: Fields = Fields {
+pub static LIBRE_TRANSLATE_FIELDS: Fields = Fields {
     read: &["alternatives", "q", "source", "target"],
     without_effect: &["api_key"],
     refused: &[refused("format", &["\"text\""], "send texts without tags")],
     ..NONE
 };
 
-pub(super) static DETECT_FIELDS: Fields = Fields {
+pub static DETECT_FIELDS: Fields = Fields {
     read: &["q"],
     without_effect: &["api_key"],
     ..NONE

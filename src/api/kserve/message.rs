@@ -34,7 +34,7 @@ const BINARY_SIZE: &str = "binary_data_size";
 const CLASSIFICATION: &str = "classification";
 
 #[derive(Debug)]
-pub(super) enum InputElements {
+pub enum InputElements {
     /// `INT32` or `INT64`.
     Integers(Vec<i64>),
     /// `BYTES` in UTF-8.
@@ -49,10 +49,10 @@ impl Default for InputElements {
 
 /// A model's output, and its run.
 #[derive(Debug)]
-pub(super) struct Output {
-    pub(super) shape: Vec<usize>,
-    pub(super) elements: Elements,
-    pub(super) usage: Usage,
+pub struct Output {
+    pub shape: Vec<usize>,
+    pub elements: Elements,
+    pub usage: Usage,
 }
 
 /// Elements in JSON; byte strings are texts.
@@ -89,25 +89,25 @@ impl Serialize for JsonElements<'_> {
 // [`InferRequest::parse`] reads the elements of the inputs.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `inputs`")]
-pub(in crate::api) struct InferRequest {
+pub struct InferRequest {
     /// An identifier, which the response repeats.
-    pub(super) id: Option<String>,
+    pub id: Option<String>,
     /// The input tensors, as `GET /v2/models/{model}` lists them.
-    pub(super) inputs: Vec<InferInput>,
+    pub inputs: Vec<InferInput>,
     /// The output tensors to return; all by default.
     outputs: Option<Vec<OutputRequest>>,
     /// The task's parameters, and `binary_data_output`: whether all outputs are returned as bytes after the JSON.
     #[serde(default, deserialize_with = "json::fields")]
-    pub(super) parameters: Map<String, Value>,
+    pub parameters: Map<String, Value>,
 }
 
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `name`, `shape` and `datatype`")]
-pub(super) struct InferInput {
+pub struct InferInput {
     /// The tensor's name.
-    pub(super) name: String,
+    pub name: String,
     /// The tensor's dimensions.
-    pub(super) shape: Vec<usize>,
+    pub shape: Vec<usize>,
     /// `BYTES`, `INT32` or `INT64`.
     datatype: String,
     /// `binary_data_size`: the number of bytes after the JSON in place of `data`.
@@ -117,7 +117,7 @@ pub(super) struct InferInput {
     #[schemars(with = "Option<Value>")]
     data: Option<Data>,
     #[serde(skip)]
-    pub(super) elements: InputElements,
+    pub elements: InputElements,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -139,11 +139,7 @@ impl InferRequest {
     /// Parses a message, and checks every length in it.
     ///
     /// The request holds its elements' memory until its end.
-    pub(super) fn parse(
-        headers: &HeaderMap,
-        body: &[u8],
-        memory: &Arc<RequestMemory>,
-    ) -> Result<Self> {
+    pub fn parse(headers: &HeaderMap, body: &[u8], memory: &Arc<RequestMemory>) -> Result<Self> {
         /// Memory for a binary element, as a multiple of its length prefix.
         const MAX_FACTOR: usize = 12;
         let length = match headers.get(JSON_LENGTH) {
@@ -192,7 +188,7 @@ impl InferRequest {
         Ok(request)
     }
 
-    pub(super) fn parameter<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
+    pub fn parameter<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
         let value = self.parameters.get(name).filter(|value| !value.is_null());
         value
             .cloned()
@@ -202,12 +198,12 @@ impl InferRequest {
     }
 
     /// Task parameters. Unknown ones are ignored, since clients also send other servers' parameters.
-    pub(super) fn task_parameters<T: DeserializeOwned>(&self) -> Result<T> {
+    pub fn task_parameters<T: DeserializeOwned>(&self) -> Result<T> {
         request::from_parameters(self.parameters.clone())
     }
 
     /// Generation options. Clients send parameters for other servers as well, which are ignored.
-    pub(super) fn generation_options(&self) -> Result<GenerationOptions> {
+    pub fn generation_options(&self) -> Result<GenerationOptions> {
         let known = GenerationOptions::names();
         let mut options = self.parameters.clone();
         options.retain(|name, _| known.contains(name));
@@ -215,23 +211,19 @@ impl InferRequest {
     }
 
     /// The parameters of a task that takes labels, which are a tensor.
-    pub(super) fn parameters_with<T: DeserializeOwned>(&self, labels: Vec<String>) -> Result<T> {
+    pub fn parameters_with<T: DeserializeOwned>(&self, labels: Vec<String>) -> Result<T> {
         let mut parameters = self.parameters.clone();
         parameters.remove("labels");
         parameters.insert("candidate_labels".to_owned(), labels.into());
         request::from_parameters(parameters)
     }
 
-    pub(super) fn input(&self, name: &str) -> Option<&InferInput> {
+    pub fn input(&self, name: &str) -> Option<&InferInput> {
         self.inputs.iter().find(|input| input.name == name)
     }
 
     /// The requested output names among `known`, or all of `default` if the request names none.
-    pub(super) fn requested<'a>(
-        &'a self,
-        known: &[&'a str],
-        default: &[&'a str],
-    ) -> Result<Vec<&'a str>> {
+    pub fn requested<'a>(&'a self, known: &[&'a str], default: &[&'a str]) -> Result<Vec<&'a str>> {
         let Some(outputs) = self.outputs.as_ref().filter(|outputs| !outputs.is_empty()) else {
             return Ok(default.to_vec());
         };
@@ -258,7 +250,7 @@ impl InferRequest {
     }
 
     /// Whether an output is requested as binary data.
-    pub(super) fn is_binary_requested(&self, name: &str) -> Result<bool> {
+    pub fn is_binary_requested(&self, name: &str) -> Result<bool> {
         let all_binary = self.parameter("binary_data_output")?.unwrap_or(false);
         let output = self
             .outputs
@@ -459,7 +451,7 @@ fn unsupported(name: &str, datatype: &str) -> Error {
 }
 
 #[derive(Serialize, JsonSchema)]
-pub(in crate::api) struct InferResponse<'a> {
+pub struct InferResponse<'a> {
     /// The request's `id`, if it has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     id: Option<&'a str>,
@@ -495,7 +487,7 @@ struct BinaryParameters {
 }
 
 /// Refuses a response with too many numbers, including the padding to the longest row.
-pub(super) fn check_padded(numbers: usize, limit: usize) -> Result<()> {
+pub fn check_padded(numbers: usize, limit: usize) -> Result<()> {
     if numbers <= limit {
         return Ok(());
     }
@@ -506,7 +498,7 @@ pub(super) fn check_padded(numbers: usize, limit: usize) -> Result<()> {
 }
 
 /// A response with outputs in the JSON or, as far as they are requested as binary data, after it.
-pub(super) fn respond(
+pub fn respond(
     model: &str,
     version: &str,
     request: &InferRequest,

@@ -16,7 +16,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-pub(super) use self::message::{InferRequest, InferResponse};
+pub use self::message::{InferRequest, InferResponse};
 use self::tensors::{ConfiguredTensor, DeclaredTensor, Interface};
 use super::{
     app::App,
@@ -37,7 +37,7 @@ use crate::{
 const VERSION: &str = "1";
 
 #[derive(Deserialize)]
-pub(super) struct ModelPath {
+pub struct ModelPath {
     model: String,
     version: Option<String>,
 }
@@ -59,7 +59,7 @@ impl ModelPath {
 }
 
 #[derive(Serialize, JsonSchema)]
-pub(super) struct ServerMetadata {
+pub struct ServerMetadata {
     /// Supported extensions of the protocol.
     extensions: [&'static str; 3],
     /// `kivu`.
@@ -71,7 +71,7 @@ pub(super) struct ServerMetadata {
 /// The body of `/v2/repository/index`, which may be empty.
 #[derive(Default, Deserialize)]
 #[serde(expecting = "an object")]
-pub(super) struct IndexRequest {
+pub struct IndexRequest {
     /// Whether only loaded models are listed; false by default.
     ready: Option<bool>,
 }
@@ -83,7 +83,7 @@ impl RequestBody for IndexRequest {
 /// The body that loads or unloads a model, which may be empty.
 #[derive(Default, Deserialize)]
 #[serde(expecting = "an object")]
-pub(super) struct LoadRequest {
+pub struct LoadRequest {
     /// Only `unload_dependents`, which has no effect: no model depends on another one.
     parameters: Option<Map<String, Value>>,
 }
@@ -113,7 +113,7 @@ impl LoadRequest {
 }
 
 #[derive(Serialize, JsonSchema)]
-pub(super) struct IndexEntry {
+pub struct IndexEntry {
     /// The name in requests.
     name: String,
     /// Why the model is not ready.
@@ -126,7 +126,7 @@ pub(super) struct IndexEntry {
 }
 
 #[derive(Serialize, JsonSchema)]
-pub(super) struct ModelMetadata {
+pub struct ModelMetadata {
     /// The tensors that a request may have.
     inputs: Vec<DeclaredTensor>,
     /// The name in requests.
@@ -140,7 +140,7 @@ pub(super) struct ModelMetadata {
 }
 
 #[derive(Serialize, JsonSchema)]
-pub(super) struct ModelConfig {
+pub struct ModelConfig {
     /// `kivu`.
     backend: &'static str,
     /// The tensors that a request may have.
@@ -155,7 +155,7 @@ pub(super) struct ModelConfig {
     platform: &'static str,
 }
 
-pub(super) async fn server() -> Json<ServerMetadata> {
+pub async fn server() -> Json<ServerMetadata> {
     let extensions = [
         "binary_tensor_data",
         "model_configuration",
@@ -188,10 +188,7 @@ async fn read_optional<T: RequestBody + Default>(
     Ok((context, body))
 }
 
-pub(super) async fn index(
-    State(app): State<Arc<App>>,
-    request: Request,
-) -> Reply<Json<Vec<IndexEntry>>> {
+pub async fn index(State(app): State<Arc<App>>, request: Request) -> Reply<Json<Vec<IndexEntry>>> {
     let (context, IndexRequest { ready }) = read_optional(&app, request).await?;
     let is_listed = |model: &&Arc<Entry>| {
         !ready.unwrap_or(false) || matches!(model.state(), ModelState::Loaded)
@@ -224,7 +221,7 @@ pub(super) async fn index(
     ))
 }
 
-pub(super) async fn model_ready(
+pub async fn model_ready(
     State(app): State<Arc<App>>,
     models: CallerModels,
     InPath(path): InPath<ModelPath>,
@@ -242,7 +239,7 @@ pub(super) async fn model_ready(
 }
 
 /// Load a model
-pub(super) async fn load(
+pub async fn load(
     State(app): State<Arc<App>>,
     InPath(path): InPath<ModelPath>,
     request: Request,
@@ -254,7 +251,7 @@ pub(super) async fn load(
 }
 
 /// Take a model out of memory
-pub(super) async fn unload(
+pub async fn unload(
     State(app): State<Arc<App>>,
     InPath(path): InPath<ModelPath>,
     request: Request,
@@ -274,7 +271,7 @@ pub(super) async fn unload(
     Ok(StatusCode::OK)
 }
 
-pub(super) async fn metadata(
+pub async fn metadata(
     State(app): State<Arc<App>>,
     models: CallerModels,
     InPath(path): InPath<ModelPath>,
@@ -293,7 +290,7 @@ pub(super) async fn metadata(
     }))
 }
 
-pub(super) async fn config(
+pub async fn config(
     State(app): State<Arc<App>>,
     models: CallerModels,
     InPath(path): InPath<ModelPath>,
@@ -314,7 +311,7 @@ pub(super) async fn config(
     }))
 }
 
-pub(super) async fn infer(
+pub async fn infer(
     State(app): State<Arc<App>>,
     models: CallerModels,
     InPath(path): InPath<ModelPath>,

@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// A score per text and label.
-pub(super) fn matrix(scores: &Scores) -> Output {
+pub fn matrix(scores: &Scores) -> Output {
     let shape = vec![scores.rows.len(), scores.rows.first().map_or(0, Vec::len)];
     Output {
         shape,
@@ -25,7 +25,7 @@ pub(super) fn matrix(scores: &Scores) -> Output {
 }
 
 /// Logits per token and label: one row per input, padded with zeros to the longest.
-pub(super) async fn logits(
+pub async fn logits(
     context: &Context,
     pipeline: &TokenClassificationPipeline,
     rows: Vec<Vec<u32>>,
@@ -55,7 +55,7 @@ pub(super) async fn logits(
 }
 
 /// Entities per text, as JSON in the model hub's form.
-pub(super) async fn entities(
+pub async fn entities(
     finder: &EntityFinder,
     texts: Vec<String>,
     deadline: Deadline,
@@ -76,7 +76,7 @@ pub(super) async fn entities(
 }
 
 /// Generates from token ids: one row for each target, padded to the longest.
-pub(super) async fn generated_ids(
+pub async fn generated_ids(
     generator: &TextGenerator,
     rows: Vec<Vec<u32>>,
     deadline: Deadline,
@@ -97,7 +97,7 @@ pub(super) async fn generated_ids(
 }
 
 /// Generates from texts: one row per text, with the requested number of results.
-pub(super) async fn generated_texts(
+pub async fn generated_texts(
     generator: &TextGenerator,
     texts: Vec<String>,
     deadline: Deadline,
@@ -120,7 +120,7 @@ pub(super) async fn generated_texts(
 }
 
 /// The length of the longest row, and all rows padded to it.
-pub(super) fn padded<T: Clone>(rows: &[Vec<T>], padding: T) -> (usize, Vec<T>) {
+pub fn padded<T: Clone>(rows: &[Vec<T>], padding: T) -> (usize, Vec<T>) {
     let longest = rows.iter().map(Vec::len).max().unwrap_or(0);
     let padding = |row: &Vec<T>| vec![padding.clone(); longest - row.len()];
     (

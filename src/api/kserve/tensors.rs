@@ -31,18 +31,18 @@ const IDS: &str = "generated_indices";
 
 /// A tensor in a model's metadata.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
-pub(super) struct DeclaredTensor {
+pub struct DeclaredTensor {
     /// `FP32`, `INT32`, `INT64` or `BYTES`.
     datatype: &'static str,
     /// The name in requests and responses.
-    pub(super) name: String,
+    pub name: String,
     /// Dimensions; -1 for any size.
     shape: Vec<i64>,
 }
 
 impl DeclaredTensor {
     /// The tensor in a model's configuration.
-    pub(super) fn configuration(&self) -> ConfiguredTensor {
+    pub fn configuration(&self) -> ConfiguredTensor {
         let data_type = if self.datatype == "BYTES" {
             "STRING"
         } else {
@@ -58,7 +58,7 @@ impl DeclaredTensor {
 
 /// A tensor in a model's configuration.
 #[derive(Debug, Serialize, JsonSchema)]
-pub(super) struct ConfiguredTensor {
+pub struct ConfiguredTensor {
     /// Triton's name for the type, such as `TYPE_FP32`.
     data_type: String,
     /// Dimensions; -1 for any size.
@@ -69,16 +69,16 @@ pub(super) struct ConfiguredTensor {
 
 /// A model's tensors, with the names in its manifest.
 #[derive(Clone, Debug)]
-pub(super) struct Interface {
+pub struct Interface {
     /// All possible inputs; some exclude each other.
-    pub(super) inputs: Vec<DeclaredTensor>,
+    pub inputs: Vec<DeclaredTensor>,
     /// All possible outputs; a request's inputs determine which one it gets.
-    pub(super) outputs: Vec<DeclaredTensor>,
+    pub outputs: Vec<DeclaredTensor>,
     names: TensorNames,
 }
 
 impl Interface {
-    pub(super) fn of(manifest: &Manifest) -> Self {
+    pub fn of(manifest: &Manifest) -> Self {
         let names = manifest.tensors.clone();
         let spec = |name: &str, datatype, shape: &[i64]| DeclaredTensor {
             name: name.into(),
@@ -187,7 +187,7 @@ impl Interface {
 }
 
 /// Runs a model on a request's inputs, and returns the requested outputs.
-pub(super) async fn run<'a>(
+pub async fn run<'a>(
     context: &Context,
     model: &Model,
     interface: &'a Interface,

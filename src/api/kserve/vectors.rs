@@ -45,7 +45,7 @@ const OUTPUTS: [VectorOutput; 5] = [
 ];
 
 /// Names, types and shapes of a model's outputs. Dense vectors have the name `dense`, if there is one.
-pub(super) fn outputs<'a>(
+pub fn outputs<'a>(
     settings: &EmbeddingSettings,
     dense: Option<&'a str>,
 ) -> impl Iterator<Item = (&'a str, &'static str, Vec<i64>)> {
@@ -76,7 +76,7 @@ fn kind(name: &str) -> VectorKind {
 }
 
 /// Outputs for a request that names none: the first vector kind.
-pub(super) fn by_default<'a>(pipeline: &EmbeddingPipeline, outputs: &[&'a str]) -> Vec<&'a str> {
+pub fn by_default<'a>(pipeline: &EmbeddingPipeline, outputs: &[&'a str]) -> Vec<&'a str> {
     let first = pipeline.settings().outputs().first().map(|(kind, _)| *kind);
     outputs
         .iter()
@@ -86,7 +86,7 @@ pub(super) fn by_default<'a>(pipeline: &EmbeddingPipeline, outputs: &[&'a str]) 
 }
 
 /// A model with a request's parameters, for outputs with these names.
-pub(super) fn prepare(
+pub fn prepare(
     pipeline: &EmbeddingPipeline,
     names: &[&str],
     parameters: EmbeddingParameters,
@@ -102,7 +102,7 @@ pub(super) fn prepare(
 }
 
 /// Runs a model once, and returns its outputs with these names.
-pub(super) async fn run<'a>(
+pub async fn run<'a>(
     context: &Context,
     embedder: &Embedder,
     names: &[&'a str],

@@ -7,11 +7,11 @@ use serde::{Deserialize, Deserializer, de::Error};
 
 /// The time after a request for which its model stays loaded.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(in crate::api) struct KeepAlive(Option<Duration>);
+pub struct KeepAlive(Option<Duration>);
 
 impl KeepAlive {
     /// `None` for as long as possible.
-    pub(super) fn duration(self) -> Option<Duration> {
+    pub fn duration(self) -> Option<Duration> {
         self.0
     }
 

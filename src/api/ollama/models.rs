@@ -25,7 +25,7 @@ const NEVER: Duration = Duration::from_secs(253_402_300_799);
 
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `model`")]
-pub(in crate::api) struct OllamaShowRequest {
+pub struct OllamaShowRequest {
     /// Model name; the default is the first model.
     model: Option<String>,
     /// The older name for `model`.
@@ -38,7 +38,7 @@ impl RequestBody for OllamaShowRequest {
 
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "OllamaTags")]
-pub(in crate::api) struct Tags {
+pub struct Tags {
     /// All models, loaded or not.
     models: Vec<ListedModel>,
 }
@@ -77,7 +77,7 @@ struct Details {
 
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "OllamaShowResponse")]
-pub(in crate::api) struct ShowResponse {
+pub struct ShowResponse {
     /// `embedding`, if the model has dense vectors.
     capabilities: Vec<&'static str>,
     details: Details,
@@ -88,14 +88,14 @@ pub(in crate::api) struct ShowResponse {
 
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "OllamaVersion")]
-pub(in crate::api) struct Version {
+pub struct Version {
     /// Kivu's version.
     version: &'static str,
 }
 
 #[derive(Serialize, JsonSchema)]
 #[schemars(rename = "OllamaProcesses")]
-pub(in crate::api) struct Processes {
+pub struct Processes {
     /// The models in memory.
     models: Vec<Process>,
 }
@@ -121,7 +121,7 @@ struct Process {
 }
 
 /// List the loaded models, as Ollama does
-pub(in crate::api) async fn processes(models: CallerModels) -> Json<Processes> {
+pub async fn processes(models: CallerModels) -> Json<Processes> {
     let process = |model: &Arc<Entry>| {
         let size = model.memory()?;
         Some(Process {
@@ -141,7 +141,7 @@ pub(in crate::api) async fn processes(models: CallerModels) -> Json<Processes> {
 }
 
 /// List the models, as Ollama does
-pub(in crate::api) async fn tags(models: CallerModels) -> Json<Tags> {
+pub async fn tags(models: CallerModels) -> Json<Tags> {
     let model = |model: &Arc<Entry>| ListedModel {
         details: details(model),
         digest: model.digest.clone(),
@@ -155,7 +155,7 @@ pub(in crate::api) async fn tags(models: CallerModels) -> Json<Tags> {
 }
 
 /// Describe a model, as Ollama does
-pub(in crate::api) async fn show(
+pub async fn show(
     OllamaCall(context, body): OllamaCall<OllamaShowRequest>,
 ) -> Reply<Json<ShowResponse>> {
     let model = context
@@ -203,7 +203,7 @@ fn family(model: &Entry) -> String {
 }
 
 /// Return the version
-pub(in crate::api) async fn version() -> Json<Version> {
+pub async fn version() -> Json<Version> {
     Json(Version {
         version: env!("CARGO_PKG_VERSION"),
     })

@@ -37,7 +37,7 @@ const FAILED: &str = "fetching the model failed; the server's log has the cause"
 
 #[derive(Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `model`")]
-pub(in crate::api) struct OllamaPullRequest {
+pub struct OllamaPullRequest {
     /// A hub repository, as `ORG/NAME` or `ORG/NAME@REVISION`, or a recipe.
     model: Option<String>,
     /// The older name for `model`.
@@ -53,7 +53,7 @@ impl RequestBody for OllamaPullRequest {
 /// A line of the response; the last one has the status `success` or an error.
 #[derive(Debug, Default, Serialize, JsonSchema)]
 #[schemars(rename = "OllamaPullProgress")]
-pub(in crate::api) struct Line {
+pub struct Line {
     /// What is done at the moment, or `success`.
     #[serde(skip_serializing_if = "Option::is_none")]
     status: Option<String>,
@@ -118,9 +118,7 @@ impl Line {
 }
 
 /// Fetch a model, as Ollama does
-pub(in crate::api) async fn pull(
-    OllamaCall(context, body): OllamaCall<OllamaPullRequest>,
-) -> Reply {
+pub async fn pull(OllamaCall(context, body): OllamaCall<OllamaPullRequest>) -> Reply {
     let name = body.model.or(body.name).filter(|name| !name.is_empty());
     let name = name.ok_or_else(|| Error::invalid("expected a model in `model`, but found none"))?;
     let lines = start(&context, name)?;

@@ -67,7 +67,7 @@ static DOCS: LazyLock<Page> = LazyLock::new(|| {
     Page::new(include_str!("docs.html"), &style, include_str!("docs.js"))
 });
 
-pub(super) async fn page_or_health(State(app): State<Arc<App>>, headers: HeaderMap) -> Response {
+pub async fn page_or_health(State(app): State<Arc<App>>, headers: HeaderMap) -> Response {
     /// What clients of Ollama look for.
     const RUNNING: &str = "Ollama is running";
     match (app.has_page, accepts_html(&headers)) {
@@ -77,7 +77,7 @@ pub(super) async fn page_or_health(State(app): State<Arc<App>>, headers: HeaderM
     }
 }
 
-pub(super) async fn docs(State(app): State<Arc<App>>) -> Reply {
+pub async fn docs(State(app): State<Arc<App>>) -> Reply {
     app.require_page("/docs")?;
     Ok(DOCS.respond())
 }

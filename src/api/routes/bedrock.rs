@@ -6,7 +6,7 @@ use crate::api::{
     route::{Api, Route, RouteMethod, Runs, post},
 };
 
-pub(super) const BEDROCK: Api = Api {
+pub const BEDROCK: Api = Api {
     name: "Amazon Bedrock",
     description: "Embeddings and ranking with the AWS SDKs, in the formats of Titan and Cohere models.",
     dialect: Dialect::Bedrock,

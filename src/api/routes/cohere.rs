@@ -7,7 +7,7 @@ use crate::api::{
     route::{Api, Route, RouteMethod, Runs, post},
 };
 
-pub(super) const COHERE: Api = Api {
+pub const COHERE: Api = Api {
     name: "Cohere",
     description: "Embeddings and ranking in Cohere's API.",
     dialect: Dialect::Cohere,

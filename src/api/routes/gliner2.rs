@@ -6,7 +6,7 @@ use crate::api::{
     route::{Api, Route, RouteMethod, Runs, post},
 };
 
-pub(super) const GLINER2: Api = Api {
+pub const GLINER2: Api = Api {
     name: "GLiNER2",
     description: "Extraction by a schema.",
     dialect: Dialect::Jina,

@@ -7,7 +7,7 @@ use crate::api::{
     tasks,
 };
 
-pub(super) const HUB: Api = Api {
+pub const HUB: Api = Api {
     name: "model hub",
     description: "Every task in the model hub's inference API.",
     dialect: Dialect::Tei,

@@ -7,7 +7,7 @@ use crate::api::{
     server,
 };
 
-pub(super) const KSERVE: Api = Api {
+pub const KSERVE: Api = Api {
     name: "KServe v2",
     description: "Metadata, readiness and tensor inference, for Triton clients.",
     dialect: Dialect::KServe,
@@ -45,7 +45,7 @@ pub(super) const KSERVE: Api = Api {
     ],
 };
 
-pub(super) const HEALTH: Route = get!(
+pub const HEALTH: Route = get!(
     "/health",
     "health",
     server::health,

@@ -83,7 +83,7 @@ const SERVER: Api = Api {
     ],
 };
 
-pub(super) fn router() -> Router<Arc<App>> {
+pub fn router() -> Router<Arc<App>> {
     let add = |router: Router<_>, route: &Route| router.route(route.path, (route.handler)());
     // `allow` lists the methods in this order.
     let routes = [RouteMethod::Get, RouteMethod::Post].map(with_method);
@@ -91,7 +91,7 @@ pub(super) fn router() -> Router<Arc<App>> {
 }
 
 /// All routes for GET or POST.
-pub(super) fn with_method(method: RouteMethod) -> impl Iterator<Item = &'static Route> {
+pub fn with_method(method: RouteMethod) -> impl Iterator<Item = &'static Route> {
     all().filter(move |route| route.method == method)
 }
 
@@ -100,14 +100,14 @@ fn all() -> impl Iterator<Item = &'static Route> {
 }
 
 /// Whether a request needs no credentials: its path is open, and no route with its method needs them.
-pub(super) fn is_open(path: &str, method: &Method) -> bool {
+pub fn is_open(path: &str, method: &Method) -> bool {
     let at_path = || all().filter(|route| route.path == path);
     at_path().any(|route| route.is_open)
         && at_path().all(|route| route.is_open || !route.method.is(method))
 }
 
 /// A path's error bodies.
-pub(super) fn dialect(path: &str) -> Dialect {
+pub fn dialect(path: &str) -> Dialect {
     let by_route = APIS
         .iter()
         .find(|api| api.routes.iter().any(|route| route.matches(path)));

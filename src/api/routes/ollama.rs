@@ -10,7 +10,7 @@ use crate::api::{
     route::{Api, Route, RouteMethod, Runs, get, post},
 };
 
-pub(super) const OLLAMA: Api = Api {
+pub const OLLAMA: Api = Api {
     name: "Ollama",
     description: "Embeddings and models in Ollama's API.",
     dialect: Dialect::Tei,

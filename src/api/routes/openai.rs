@@ -12,7 +12,7 @@ use crate::api::{
     vllm::{self, LabelsRequest, LabelsResponse},
 };
 
-pub(super) const OPENAI: Api = Api {
+pub const OPENAI: Api = Api {
     name: "OpenAI",
     description: "Embeddings in the OpenAI, Voyage and Jina APIs, entities in NVIDIA's form, and labels and scores in vLLM's.",
     dialect: Dialect::OpenAi,
@@ -37,7 +37,7 @@ pub(super) const OPENAI: Api = Api {
     ],
 };
 
-pub(super) const LLAMA_CPP: Api = Api {
+pub const LLAMA_CPP: Api = Api {
     name: "llama.cpp",
     description: "Embeddings and ranking under the paths of llama.cpp's server, which also has `/v1/embeddings`.",
     dialect: Dialect::OpenAi,
@@ -64,7 +64,7 @@ const RERANKING: Route = tei::RERANK
     .at("/reranking", "llama_cpp_reranking")
     .summary("Rank texts or documents by a query, as `/rerank` does");
 
-pub(super) const JINA: Api = Api {
+pub const JINA: Api = Api {
     name: "Jina",
     description: "Ranking in the Jina and Voyage APIs.",
     dialect: Dialect::Jina,

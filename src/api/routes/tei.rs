@@ -17,7 +17,7 @@ use crate::api::{
 };
 use crate::task::tokens::TextToken;
 
-pub(super) const TEI: Api = Api {
+pub const TEI: Api = Api {
     name: "TEI",
     description: "Embeddings, classification, ranking and tokens in the text-embeddings-inference API.",
     dialect: Dialect::Tei,
@@ -102,7 +102,7 @@ pub(super) const TEI: Api = Api {
     ],
 };
 
-pub(super) const RERANK: Route =
+pub const RERANK: Route =
     post!("/rerank", "rerank", ranking::rerank, "Rank texts by a query")
             .description(
                 "With `documents` in place of `texts`, request and response are those of `/v1/rerank`, as clients of vLLM \
@@ -124,7 +124,7 @@ pub(super) const RERANK: Route =
             )
             .runs(Runs::ModelWithUsage);
 
-pub(super) const PLATFORMS: Api = Api {
+pub const PLATFORMS: Api = Api {
     name: "SageMaker and Vertex AI",
     description: "The first model, under the paths of these platforms.",
     dialect: Dialect::Tei,

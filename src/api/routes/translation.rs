@@ -10,7 +10,7 @@ use crate::api::{
     translators::{self, DeepLRequest, LibreTranslateRequest, LibreTranslateResponse},
 };
 
-pub(super) const DEEPL: Api = Api {
+pub const DEEPL: Api = Api {
     name: "DeepL",
     description: "Translation in DeepL's API.",
     dialect: Dialect::Cohere,
@@ -37,7 +37,7 @@ pub(super) const DEEPL: Api = Api {
     ],
 };
 
-pub(super) const LIBRE_TRANSLATE: Api = Api {
+pub const LIBRE_TRANSLATE: Api = Api {
     name: "LibreTranslate",
     description: "Language identification and translation languages in LibreTranslate's API; `/translate` takes its requests.",
     dialect: Dialect::Tei,
@@ -68,7 +68,7 @@ pub(super) const LIBRE_TRANSLATE: Api = Api {
     ],
 };
 
-pub(super) const KIVU: Api = Api {
+pub const KIVU: Api = Api {
     name: "Kivu",
     description: "Translation with all its options.",
     dialect: Dialect::Tei,

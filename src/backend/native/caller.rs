@@ -11,32 +11,32 @@ use super::model::{NativeModel, TextOutputs};
 use crate::{backend::Deadline, error::Result};
 
 /// Calls with fewer tokens are combined: one thread reads the weights once per call.
-pub(super) const MIN_CALL_TOKENS: usize = 192;
+pub const MIN_CALL_TOKENS: usize = 192;
 
 /// Outputs per text.
-pub(super) type Outputs = Vec<TextOutputs>;
+pub type Outputs = Vec<TextOutputs>;
 
 /// A model, with the buffers from its last run.
 #[derive(Debug)]
-pub(super) struct Workers {
+pub struct Workers {
     model: NativeModel,
     buffers: Mutex<(Values, Scratch)>,
 }
 
 impl Workers {
-    pub(super) fn start(model: NativeModel, _: NonZeroUsize) -> Result<Self> {
+    pub fn start(model: NativeModel, _: NonZeroUsize) -> Result<Self> {
         Ok(Self {
             model,
             buffers: Mutex::default(),
         })
     }
 
-    pub(super) fn model(&self) -> &NativeModel {
+    pub fn model(&self) -> &NativeModel {
         &self.model
     }
 
     /// Runs the model on texts.
-    pub(super) async fn run(&self, texts: Vec<Text>, _: Deadline) -> Result<Outputs> {
+    pub async fn run(&self, texts: Vec<Text>, _: Deadline) -> Result<Outputs> {
         let program = &self.model.program;
         let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
         let (values, scratch) = &mut *buffers;

@@ -20,12 +20,12 @@ const EPSILON: f32 = 1e-5;
 
 /// Label scores from mean vectors.
 #[derive(Debug)]
-pub(super) struct LabelHead {
+pub struct LabelHead {
     /// A row per product.
     matrix: Array<f32>,
     tree: Option<Tree>,
     /// Scores per text.
-    pub(super) labels: usize,
+    pub labels: usize,
 }
 
 /// Paths from the root of a binary tree to the labels.
@@ -38,13 +38,13 @@ struct Tree {
 
 impl LabelHead {
     /// Whether a node belongs to a head.
-    pub(super) fn has(node: &NodeProto) -> bool {
+    pub fn has(node: &NodeProto) -> bool {
         node.domain == FUNCTIONS
             && [ROW_PRODUCTS, HIERARCHICAL_SOFTMAX].contains(&node.op_type.as_str())
     }
 
     /// Reads the head after the node `mean`, whose vectors have `width` values; `None` if there is none.
-    pub(super) fn open(
+    pub fn open(
         graph: &GraphProto,
         mean: &NodeProto,
         width: usize,
@@ -113,7 +113,7 @@ impl LabelHead {
     }
 
     /// Writes a mean vector's scores.
-    pub(super) fn score(&self, mean: &[f32], scores: &mut [f32]) {
+    pub fn score(&self, mean: &[f32], scores: &mut [f32]) {
         let rows = self.matrix.chunks_exact(mean.len());
         let products = rows.map(|row| {
             row.iter()

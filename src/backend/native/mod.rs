@@ -7,7 +7,7 @@
 
 mod graph;
 mod label_head;
-pub(super) mod model;
+pub mod model;
 mod stages;
 mod table;
 mod weights;

@@ -27,13 +27,13 @@ use crate::{
 };
 
 /// One text's rows per output.
-pub(super) type TextOutputs = Vec<Vec<f32>>;
+pub type TextOutputs = Vec<Vec<f32>>;
 
 /// The weight files of one or several graphs.
 #[derive(Clone, Debug, Default)]
 pub struct WeightFiles {
-    pub(super) files: BTreeMap<String, Bytes>,
-    pub(super) mapped: Arc<MappedFiles>,
+    pub files: BTreeMap<String, Bytes>,
+    pub mapped: Arc<MappedFiles>,
 }
 
 impl WeightFiles {
@@ -81,9 +81,9 @@ impl WeightFiles {
 #[derive(Debug)]
 pub struct NativeModel {
     signature: Signature,
-    pub(super) program: Program,
+    pub program: Program,
     token_products: usize,
-    pub(super) instructions: InstructionSet,
+    pub instructions: InstructionSet,
     mapped: Arc<MappedFiles>,
 }
 
@@ -108,7 +108,7 @@ impl NativeModel {
 
     /// A model without inputs and outputs.
     #[cfg(test)]
-    pub(super) fn of(program: Program) -> Self {
+    pub fn of(program: Program) -> Self {
         let signature = Signature {
             inputs: Vec::new(),
             outputs: Vec::new(),
@@ -163,7 +163,7 @@ impl NativeModel {
     }
 
     /// Memory for running one text with `tokens` tokens, in bytes, its output included.
-    pub(super) fn text_bytes(&self, tokens: usize, threads: NonZeroUsize) -> u64 {
+    pub fn text_bytes(&self, tokens: usize, threads: NonZeroUsize) -> u64 {
         let numbers = |output: &ValueId| {
             let Value { width, per, .. } = self.program.values[*output];
             if per == Per::Token {
@@ -178,12 +178,12 @@ impl NativeModel {
     }
 
     /// Fails if mapped weights were written to.
-    pub(super) fn require_unchanged(&self) -> Result<()> {
+    pub fn require_unchanged(&self) -> Result<()> {
         self.mapped.require_unchanged()
     }
 
     /// Tokens per batch row.
-    pub(super) fn texts(&self, inputs: &[Tensor]) -> Result<Vec<Text>> {
+    pub fn texts(&self, inputs: &[Tensor]) -> Result<Vec<Text>> {
         self.signature.check_inputs(inputs)?;
         let shape = inputs.first().map(Tensor::shape).unwrap_or_default();
         let labels = self.place(LABEL_VECTORS);
@@ -330,7 +330,7 @@ impl NativeModel {
     }
 
     /// Joins row outputs into batch outputs. Vectors for dropped tokens are zeros.
-    pub(super) fn outputs(
+    pub fn outputs(
         &self,
         inputs: &[Tensor],
         outputs: &mut impl Iterator<Item = TextOutputs>,

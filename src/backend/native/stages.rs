@@ -7,7 +7,7 @@ use kivu_engine::program::{
 };
 
 /// An operation, and the values that it reads and writes.
-pub(super) enum Operation {
+pub enum Operation {
     Row(Per, RowOperation),
     Attention(Attention),
     Largest(Largest),
@@ -15,7 +15,7 @@ pub(super) enum Operation {
 }
 
 /// Divides operations into stages, which end where an operation needs rows that other threads may have computed.
-pub(super) fn divide(operations: Vec<Operation>, outputs: &[ValueId]) -> Vec<Stage> {
+pub fn divide(operations: Vec<Operation>, outputs: &[ValueId]) -> Vec<Stage> {
     let mut stages: Vec<Stage> = Vec::new();
     for operation in operations {
         match operation {
@@ -84,7 +84,7 @@ fn heads_of(stage: &Stage) -> Option<(ValueId, usize)> {
 
 /// Assigns memory slots to values: a value reuses the slot of one that no later operation reads. Returns the slot
 /// count.
-pub(super) fn assign_slots(values: &mut [Value], stages: &[Stage], outputs: &[ValueId]) -> usize {
+pub fn assign_slots(values: &mut [Value], stages: &[Stage], outputs: &[ValueId]) -> usize {
     // The values that each operation reads, and the one that it writes.
     let mut operations: Vec<(Vec<ValueId>, ValueId)> = Vec::new();
     let mut is_of_attention = vec![false; values.len()];

@@ -14,7 +14,7 @@ use crate::regular_file;
 /// The caller checks that the file does not change: see [`MappedFiles`](crate::backend::MappedFiles).
 #[cfg(not(target_family = "wasm"))]
 #[expect(unsafe_code, reason = "a file can change while it is mapped")]
-pub(super) fn map(path: &Path) -> Result<Bytes> {
+pub fn map(path: &Path) -> Result<Bytes> {
     let failed = || Error::io(format!("cannot map `{}`", path.display()));
     let file = regular_file::open(path).map_err(failed())?;
     // SAFETY: the mapping is read-only and private. Another process may still write to the file: every bit pattern
@@ -26,7 +26,7 @@ pub(super) fn map(path: &Path) -> Result<Bytes> {
 
 /// WebAssembly has no files.
 #[cfg(target_family = "wasm")]
-pub(super) fn map(path: &Path) -> Result<Bytes> {
+pub fn map(path: &Path) -> Result<Bytes> {
     Err(Error::model(format!(
         "expected weights in memory, but found the file `{}`",
         path.display()
@@ -77,7 +77,7 @@ impl Buffer {
     }
 
     /// The bytes; an error unless all were filled.
-    pub(super) fn finish(self) -> Result<Bytes> {
+    pub fn finish(self) -> Result<Bytes> {
         if self.filled < self.length {
             return Err(Error::model(format!(
                 "expected {} bytes of weights, but found {}",

@@ -37,7 +37,7 @@ use crate::{
 };
 
 /// Calls with fewer tokens are combined, so that their texts share weight reads.
-pub(super) const MIN_CALL_TOKENS: usize = 96;
+pub const MIN_CALL_TOKENS: usize = 96;
 /// A run takes calls until it has this many tokens: enough to read the weights rarely, and few enough that a short call
 /// does not wait long for other calls in its run.
 const RUN_TOKENS: usize = 192;
@@ -57,11 +57,11 @@ const MAX_BRIEF_PRODUCTS: usize = 1 << 30;
 const SPINS: usize = 2_000;
 
 /// Outputs per text.
-pub(super) type Outputs = Vec<TextOutputs>;
+pub type Outputs = Vec<TextOutputs>;
 
 /// Threads that run one model. They end once this value is dropped.
 #[derive(Debug)]
-pub(super) struct Workers {
+pub struct Workers {
     shared: Arc<Shared>,
 }
 
@@ -139,7 +139,7 @@ struct Progress {
 }
 
 impl Workers {
-    pub(super) fn start(model: NativeModel, threads: NonZeroUsize) -> Result<Self> {
+    pub fn start(model: NativeModel, threads: NonZeroUsize) -> Result<Self> {
         // If a thread cannot be started, this value's end stops those before it.
         let workers = Self {
             shared: Arc::new(Shared::new(model, threads)),
@@ -154,12 +154,12 @@ impl Workers {
         Ok(workers)
     }
 
-    pub(super) fn model(&self) -> &NativeModel {
+    pub fn model(&self) -> &NativeModel {
         &self.shared.model
     }
 
     /// Runs the model on texts.
-    pub(super) async fn run(&self, texts: Vec<Text>, deadline: Deadline) -> Result<Outputs> {
+    pub async fn run(&self, texts: Vec<Text>, deadline: Deadline) -> Result<Outputs> {
         if deadline.has_passed() {
             return Err(deadline.exceeded());
         }

@@ -17,23 +17,23 @@ const PRESENT: &str = "present.";
 const LOGITS: &str = "logits";
 
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct DecoderBindings {
-    pub(super) encoder: Vec<EncoderInput>,
-    pub(super) decoder: Vec<DecoderInput>,
+pub struct DecoderBindings {
+    pub encoder: Vec<EncoderInput>,
+    pub decoder: Vec<DecoderInput>,
     /// KV cache, in decoder input order.
-    pub(super) states: Vec<State>,
+    pub states: Vec<State>,
     /// Indexes of encoder outputs that have rows and are decoder inputs.
-    pub(super) encoded_rows: Vec<usize>,
+    pub encoded_rows: Vec<usize>,
     /// Decoder output index for the scores.
-    pub(super) logits: usize,
+    pub logits: usize,
     /// Scores per row, if fixed.
-    pub(super) vocabulary: Option<usize>,
-    pub(super) takes_shortlist: bool,
+    pub vocabulary: Option<usize>,
+    pub takes_shortlist: bool,
 }
 
 /// An encoder input's source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum EncoderInput {
+pub enum EncoderInput {
     Ids,
     Mask,
     Shortlist,
@@ -41,7 +41,7 @@ pub(super) enum EncoderInput {
 
 /// A decoder input's source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum DecoderInput {
+pub enum DecoderInput {
     Ids,
     Mask,
     /// Count of earlier steps.
@@ -54,15 +54,15 @@ pub(super) enum DecoderInput {
 
 /// A KV cache tensor.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct State {
-    pub(super) spec: TensorSpec,
+pub struct State {
+    pub spec: TensorSpec,
     /// Output index for its next value.
-    pub(super) output: usize,
+    pub output: usize,
 }
 
 impl DecoderBindings {
     /// Refuses graphs that do not fit together; the error lists both graphs' names.
-    pub(super) fn new(encoder: &Signature, decoder: &Signature) -> Result<Self> {
+    pub fn new(encoder: &Signature, decoder: &Signature) -> Result<Self> {
         Self::bind(encoder, decoder).ok_or_else(|| mismatch(encoder, decoder))
     }
 

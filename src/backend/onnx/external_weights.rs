@@ -94,7 +94,7 @@ impl ExternalWeights {
     }
 
     /// Tensors per graph; an error unless all were filled.
-    pub(super) fn into_initializers(self) -> Result<Vec<ExternalInitializers>> {
+    pub fn into_initializers(self) -> Result<Vec<ExternalInitializers>> {
         let values = self.tensors.into_iter().map(|(slice, data)| {
             let value = Arc::new(data.into_value(slice.shape.clone())?);
             Ok((slice, value))

@@ -38,7 +38,7 @@ pub fn file_name() -> String {
 /// ONNX Runtime, loaded into this process.
 #[derive(Clone, Copy, Debug)]
 pub struct Runtime {
-    pub(super) environment: &'static Environment,
+    pub environment: &'static Environment,
 }
 
 impl Runtime {

@@ -3,7 +3,7 @@
 /// Copies that reorder rows without overwriting a row before it is read. Each row is copied once: with five beams on a
 /// large model they are megabytes at every step.
 #[derive(Debug)]
-pub(super) struct RowPermutation(Vec<Copy>);
+pub struct RowPermutation(Vec<Copy>);
 
 /// A copy between two rows. `None` is a buffer outside the tensor, which breaks cycles.
 #[derive(Debug)]
@@ -14,7 +14,7 @@ struct Copy {
 
 impl RowPermutation {
     /// Copies after which row `i` has the values from row `rows[i]`.
-    pub(super) fn new(rows: &[usize]) -> Self {
+    pub fn new(rows: &[usize]) -> Self {
         let moved = rows.iter().enumerate().filter(|(to, from)| to != *from);
         let mut left: Vec<(usize, Option<usize>)> =
             moved.map(|(to, from)| (to, Some(*from))).collect();
@@ -42,7 +42,7 @@ impl RowPermutation {
     }
 
     /// Reorders rows with `width` values each. `values` must contain all rows.
-    pub(super) fn apply(&self, values: &mut [f32], width: usize) {
+    pub fn apply(&self, values: &mut [f32], width: usize) {
         let range = |row: usize| row * width..(row + 1) * width;
         let mut buffer = Vec::new();
         for Copy { from, to } in &self.0 {

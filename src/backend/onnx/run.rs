@@ -22,13 +22,13 @@ use crate::{
 
 /// A graph's input and output names as C strings.
 #[derive(Debug)]
-pub(super) struct Names {
+pub struct Names {
     inputs: Vec<CString>,
     outputs: Vec<CString>,
 }
 
 impl Names {
-    pub(super) fn new(signature: &Signature) -> Result<Self> {
+    pub fn new(signature: &Signature) -> Result<Self> {
         let names = |specs: &[TensorSpec]| {
             specs
                 .iter()
@@ -49,7 +49,7 @@ impl Names {
     unsafe_code,
     reason = "`ort` has no safe way to run one session on several threads at once"
 )]
-pub(super) fn run(
+pub fn run(
     session: &Session,
     names: &Names,
     inputs: &[SessionInputValue<'_>],

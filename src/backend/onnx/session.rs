@@ -194,7 +194,7 @@ impl Session {
     ///
     /// Fails if mapped weights were written to before or during the run. Truncating them during a run still ends the
     /// process; only a copy in memory could prevent that.
-    pub(super) fn run_values(&self, inputs: &[SessionInputValue<'_>]) -> Result<Vec<DynValue>> {
+    pub fn run_values(&self, inputs: &[SessionInputValue<'_>]) -> Result<Vec<DynValue>> {
         self.mapped.require_unchanged()?;
         let outputs = run(&self.session, &self.names, inputs).map_err(failed)?;
         self.mapped.require_unchanged()?;

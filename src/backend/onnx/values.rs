@@ -15,7 +15,7 @@ fn failed(error: ort::Error) -> Error {
     Error::inference_because("cannot create a tensor for the next step", error)
 }
 
-pub(super) fn tensor<T>(shape: Vec<usize>, values: Vec<T>) -> Result<DynValue>
+pub fn tensor<T>(shape: Vec<usize>, values: Vec<T>) -> Result<DynValue>
 where
     T: PrimitiveTensorElementType + Clone + Debug + 'static,
 {
@@ -25,7 +25,7 @@ where
 }
 
 /// A state's initial value: zeros, with length 0 along free axes.
-pub(super) fn zeros(spec: &TensorSpec, rows: usize) -> Result<DynValue> {
+pub fn zeros(spec: &TensorSpec, rows: usize) -> Result<DynValue> {
     let others = spec
         .shape
         .iter()
@@ -45,7 +45,7 @@ pub(super) fn zeros(spec: &TensorSpec, rows: usize) -> Result<DynValue> {
 }
 
 /// Copies `value`; row `i` is the row `rows[i]`.
-pub(super) fn gather(value: &DynValue, rows: &[usize]) -> Result<DynValue> {
+pub fn gather(value: &DynValue, rows: &[usize]) -> Result<DynValue> {
     if value.try_extract_tensor::<f32>().is_ok() {
         gather_of::<f32>(value, rows)
     } else if value.try_extract_tensor::<i64>().is_ok() {
@@ -75,11 +75,7 @@ where
 
 /// Reorders a value's rows without changing their number, in place if it contains floats. `permutation` is the
 /// [`RowPermutation`] for `rows`.
-pub(super) fn permute(
-    value: &mut DynValue,
-    rows: &[usize],
-    permutation: &RowPermutation,
-) -> Result<()> {
+pub fn permute(value: &mut DynValue, rows: &[usize], permutation: &RowPermutation) -> Result<()> {
     if value.try_extract_tensor::<f32>().is_err() {
         *value = gather(value, rows)?;
         return Ok(());

@@ -22,14 +22,14 @@ use crate::{
 /// - A panicking task fails, and its thread continues.
 /// - The threads end once the value is dropped and the queue is empty.
 #[derive(Debug)]
-pub(super) struct Workers<M> {
+pub struct Workers<M> {
     queue: flume::Sender<Task<M>>,
 }
 
 type Task<M> = Box<dyn FnOnce(&M) + Send>;
 
 impl<M: Send + Sync + 'static> Workers<M> {
-    pub(super) fn start(name: &str, threads: NonZeroUsize, model: M) -> Result<Self> {
+    pub fn start(name: &str, threads: NonZeroUsize, model: M) -> Result<Self> {
         let (sender, queue) = flume::unbounded::<Task<M>>();
         let model = Arc::new(model);
         for number in 0..threads.get() {
@@ -43,7 +43,7 @@ impl<M: Send + Sync + 'static> Workers<M> {
     }
 
     /// Runs `work` on one thread. Its second argument returns whether the caller has cancelled.
-    pub(super) async fn run<T: Send + 'static>(
+    pub async fn run<T: Send + 'static>(
         &self,
         deadline: Deadline,
         work: impl FnOnce(&M, &dyn Fn() -> bool) -> Result<T> + Send + 'static,

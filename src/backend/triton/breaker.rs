@@ -12,7 +12,7 @@ const PROBE_EXPIRY: Duration = Duration::from_secs(10);
 
 /// A server's health. All methods take the current time, so that tests control it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Breaker {
+pub enum Breaker {
     /// Requests are sent. `failures` counts the consecutive ones.
     Closed { failures: u32 },
     /// No requests are sent before `until`.
@@ -23,7 +23,7 @@ pub(super) enum Breaker {
 
 /// Whether a request may be sent to a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Admission {
+pub enum Admission {
     Yes,
     /// Only a probe.
     Probe,
@@ -37,7 +37,7 @@ impl Default for Breaker {
 }
 
 impl Breaker {
-    pub(super) fn admission(self, now: Instant) -> Admission {
+    pub fn admission(self, now: Instant) -> Admission {
         match self {
             Self::Closed { .. } => Admission::Yes,
             Self::Open { until, .. } if now >= until => Admission::Probe,
@@ -46,22 +46,22 @@ impl Breaker {
         }
     }
 
-    pub(super) fn is_closed(self) -> bool {
+    pub fn is_closed(self) -> bool {
         matches!(self, Self::Closed { .. })
     }
 
     /// Records a probe's start.
-    pub(super) fn probe(&mut self, now: Instant) {
+    pub fn probe(&mut self, now: Instant) {
         if let Self::Open { pause, .. } | Self::Probing { pause, .. } = *self {
             *self = Self::Probing { since: now, pause };
         }
     }
 
-    pub(super) fn succeeded(&mut self) {
+    pub fn succeeded(&mut self) {
         *self = Self::default();
     }
 
-    pub(super) fn failed(&mut self, now: Instant) {
+    pub fn failed(&mut self, now: Instant) {
         let open = |pause: Duration| Self::Open {
             until: now + pause,
             pause,
@@ -78,7 +78,7 @@ impl Breaker {
     }
 
     /// Opens at once.
-    pub(super) fn open(&mut self, now: Instant) {
+    pub fn open(&mut self, now: Instant) {
         if self.is_closed() {
             *self = Self::Closed {
                 failures: MAX_FAILURES,

@@ -33,16 +33,16 @@ const MIN_ATTEMPT: Duration = Duration::from_millis(1);
 const TIMEOUT_FACTOR: u32 = 10;
 const MIN_TIMEOUT: Duration = Duration::from_secs(1);
 
-pub(super) struct FleetClient {
-    pub(super) model: String,
-    pub(super) pool: Arc<Pool>,
+pub struct FleetClient {
+    pub model: String,
+    pub pool: Arc<Pool>,
     budget: RetryBudget,
     speed: Speed,
     is_signature_stale: AtomicBool,
 }
 
 impl FleetClient {
-    pub(super) fn new(model: String, pool: Arc<Pool>) -> Self {
+    pub fn new(model: String, pool: Arc<Pool>) -> Self {
         Self {
             model,
             pool,
@@ -54,11 +54,11 @@ impl FleetClient {
     }
 
     /// Whether the servers may have replaced the model since the last call.
-    pub(super) fn take_stale_signature(&self) -> bool {
+    pub fn take_stale_signature(&self) -> bool {
         self.is_signature_stale.swap(false, Ordering::AcqRel)
     }
 
-    pub(super) async fn describe(&self, deadline: Deadline) -> Result<Description> {
+    pub async fn describe(&self, deadline: Deadline) -> Result<Description> {
         let describe = |client: Arc<dyn KserveClient>, _| -> BoxFuture<'_, _> {
             Box::pin(async move { client.describe().await })
         };
@@ -66,7 +66,7 @@ impl FleetClient {
     }
 
     /// Runs the model on inputs with `tokens` tokens in total.
-    pub(super) async fn infer(
+    pub async fn infer(
         &self,
         call: &Call,
         tokens: usize,

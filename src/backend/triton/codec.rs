@@ -16,7 +16,7 @@ use crate::{
 
 /// The element type that a KServe `datatype` is decoded to: other floats become FP32, other integers INT64. `None`
 /// for UINT64 and unknown types.
-pub(super) fn element_type(datatype: &str) -> Option<ElementType> {
+pub fn element_type(datatype: &str) -> Option<ElementType> {
     match datatype {
         "FP16" | "BF16" | "FP32" | "FP64" => Some(ElementType::Fp32),
         "INT32" => Some(ElementType::Int32),
@@ -29,14 +29,14 @@ pub(super) fn element_type(datatype: &str) -> Option<ElementType> {
 }
 
 /// An output's contents.
-pub(super) enum Contents<'a> {
+pub enum Contents<'a> {
     Raw(&'a [u8]),
     /// A flat list, or nested lists.
     Json(Value),
 }
 
 /// Decodes the `wanted` outputs in a response, in that order, and checks them against the signature.
-pub(super) fn decode_outputs(
+pub fn decode_outputs(
     outputs: &[(impl Borrow<TensorMetadata>, Contents<'_>)],
     wanted: &[TensorSpec],
 ) -> Attempt<Vec<Tensor>> {

@@ -12,7 +12,7 @@ use std::{
 use futures::future::BoxFuture;
 use http::Uri;
 use http_body::Body;
-pub(super) use hyper_util::client::legacy::{Client, Error as ClientError};
+pub use hyper_util::client::legacy::{Client, Error as ClientError};
 use hyper_util::{
     client::legacy::connect::{Connected, Connection},
     rt::{TokioExecutor, TokioIo, TokioTimer},
@@ -46,19 +46,19 @@ const CONNECTION_WINDOW: u32 = 32 * 1024 * 1024;
 
 /// Settings shared by a fleet's servers.
 #[derive(Clone, Default)]
-pub(super) struct FleetSettings {
+pub struct FleetSettings {
     /// Model name on the servers.
-    pub(super) model: String,
+    pub model: String,
     /// Model version; the servers' default if unset.
-    pub(super) version: Option<String>,
+    pub version: Option<String>,
     /// Trusted root certificates; required for URLs with TLS.
-    pub(super) roots: Option<Arc<RootCertStore>>,
+    pub roots: Option<Arc<RootCertStore>>,
     /// `authorization` header for every request.
-    pub(super) authorization: Option<String>,
+    pub authorization: Option<String>,
 }
 
 /// Reads trusted root certificates from a PEM file, or from the system's store if there is no `path`.
-pub(super) fn load_roots(path: Option<&Path>) -> Result<Arc<RootCertStore>> {
+pub fn load_roots(path: Option<&Path>) -> Result<Arc<RootCertStore>> {
     let roots = trusted_roots(path, "fleet.ca")?;
     if roots.is_empty() {
         return Err(Error::config(
@@ -71,7 +71,7 @@ pub(super) fn load_roots(path: Option<&Path>) -> Result<Arc<RootCertStore>> {
 type Tls = (TlsConnector, ServerName<'static>);
 
 /// A client with a connection pool for the server `url` at `socket`. It connects with the first request.
-pub(super) fn client<B>(
+pub fn client<B>(
     url: &ServerUrl,
     socket: SocketAddr,
     settings: &FleetSettings,
@@ -107,7 +107,7 @@ fn tls(url: &ServerUrl, roots: Arc<RootCertStore>) -> Result<Tls> {
 }
 
 /// A TCP connection, with or without TLS.
-pub(super) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
@@ -119,7 +119,7 @@ impl Connection for Box<dyn Stream> {
 
 /// Opens connections to one address, whichever host a request names.
 #[derive(Clone)]
-pub(super) struct Connector {
+pub struct Connector {
     socket: SocketAddr,
     tls: Option<Tls>,
 }

@@ -24,13 +24,13 @@ use crate::{error::Result, telemetry};
 /// been dropped silently.
 const MAX_SILENCE: Duration = Duration::from_secs(5);
 
-pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-pub(super) struct Endpoint {
-    pub(super) url: ServerUrl,
-    pub(super) socket: SocketAddr,
+pub struct Endpoint {
+    pub url: ServerUrl,
+    pub socket: SocketAddr,
     settings: Arc<FleetSettings>,
     /// Its URL's index in the configuration, for metrics.
     server: usize,
@@ -45,7 +45,7 @@ struct State {
 }
 
 impl Endpoint {
-    pub(super) fn new(
+    pub fn new(
         server: usize,
         url: ServerUrl,
         socket: SocketAddr,
@@ -68,16 +68,16 @@ impl Endpoint {
         })
     }
 
-    pub(super) fn admission(&self) -> Admission {
+    pub fn admission(&self) -> Admission {
         locked(&self.state).breaker.admission(Instant::now())
     }
 
-    pub(super) fn in_flight(&self) -> usize {
+    pub fn in_flight(&self) -> usize {
         self.in_flight.load(Ordering::Relaxed)
     }
 
     /// Records a probe's start.
-    pub(super) fn probe(&self) {
+    pub fn probe(&self) {
         locked(&self.state).breaker.probe(Instant::now());
     }
 
@@ -125,16 +125,16 @@ fn client(
 }
 
 /// An attempt under way at an endpoint, which counts it until this value is dropped.
-pub(super) struct InFlight {
+pub struct InFlight {
     endpoint: Arc<Endpoint>,
-    pub(super) client: Arc<dyn KserveClient>,
+    pub client: Arc<dyn KserveClient>,
     started: Instant,
     /// The label in metrics.
     outcome: Mutex<&'static str>,
 }
 
 impl InFlight {
-    pub(super) fn new(endpoint: &Arc<Endpoint>) -> Self {
+    pub fn new(endpoint: &Arc<Endpoint>) -> Self {
         endpoint.in_flight.fetch_add(1, Ordering::Relaxed);
         let client = Arc::clone(&locked(&endpoint.state).client);
         // Outcome for an attempt that the caller has cancelled.
@@ -147,11 +147,11 @@ impl InFlight {
         }
     }
 
-    pub(super) fn socket(&self) -> SocketAddr {
+    pub fn socket(&self) -> SocketAddr {
         self.endpoint.socket
     }
 
-    pub(super) fn ended<T>(&self, outcome: &Attempt<T>) {
+    pub fn ended<T>(&self, outcome: &Attempt<T>) {
         let failure = outcome.as_ref().err().map(|failure| failure.kind);
         *locked(&self.outcome) = failure.map_or("ok", FailureKind::label);
         let change = match failure.is_some_and(FailureKind::is_unhealthy) {
@@ -162,7 +162,7 @@ impl InFlight {
     }
 
     /// Replaces the endpoint's connections. Requests under way keep theirs.
-    pub(super) fn reconnect(&self) -> Result<Arc<dyn KserveClient>> {
+    pub fn reconnect(&self) -> Result<Arc<dyn KserveClient>> {
         let Endpoint {
             url,
             socket,
@@ -175,7 +175,7 @@ impl InFlight {
     }
 
     /// Ends an attempt that timed out at an endpoint that then said whether the model is ready.
-    pub(super) fn timed_out(&self, is_ready: bool) {
+    pub fn timed_out(&self, is_ready: bool) {
         *locked(&self.outcome) = FailureKind::Timeout.label();
         match is_ready {
             true => self.endpoint.record(None, |breaker, _| breaker.succeeded()),

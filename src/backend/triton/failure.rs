@@ -6,7 +6,7 @@ use crate::error::Error;
 
 /// Why an attempt failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum FailureKind {
+pub enum FailureKind {
     /// No connection could be made.
     Unreachable,
     /// The connection ended before the response was complete.
@@ -45,22 +45,22 @@ impl FailureKind {
     }
 
     /// The label in metrics.
-    pub(super) fn label(self) -> &'static str {
+    pub fn label(self) -> &'static str {
         self.texts().0
     }
 
     /// Whether the same request may succeed later.
-    pub(super) fn is_transient(self) -> bool {
+    pub fn is_transient(self) -> bool {
         self == NotReady || self.is_unhealthy()
     }
 
     /// Whether the request may succeed on another server.
-    pub(super) fn may_succeed_elsewhere(self) -> bool {
+    pub fn may_succeed_elsewhere(self) -> bool {
         self.is_transient() || self == Missing
     }
 
     /// Whether the failure is a sign of an unhealthy server, rather than of a bad request or a full queue.
-    pub(super) fn is_unhealthy(self) -> bool {
+    pub fn is_unhealthy(self) -> bool {
         matches!(
             self,
             Unreachable | ConnectionLost | Timeout | InvalidResponse
@@ -68,7 +68,7 @@ impl FailureKind {
     }
 
     /// Whether the server may have replaced the model since its signature was read.
-    pub(super) fn suggests_stale_signature(self) -> bool {
+    pub fn suggests_stale_signature(self) -> bool {
         matches!(self, Missing | Refused | InvalidResponse)
     }
 }
@@ -84,12 +84,12 @@ const REFUSALS: [&str; 7] = [
     "byte size",
 ];
 
-pub(super) type Attempt<T> = Result<T, AttemptFailure>;
+pub type Attempt<T> = Result<T, AttemptFailure>;
 
 /// A failed attempt.
 #[derive(Clone, Debug)]
-pub(super) struct AttemptFailure {
-    pub(super) kind: FailureKind,
+pub struct AttemptFailure {
+    pub kind: FailureKind,
     /// Details that may be shown to clients.
     details: Option<String>,
 }
@@ -108,7 +108,7 @@ impl AttemptFailure {
     ///
     /// The message may be more specific than the status that `kind` was derived from. It is dropped if a model's code
     /// may have written it, since it may quote the text.
-    pub(super) fn reported(kind: FailureKind, message: &str) -> Self {
+    pub fn reported(kind: FailureKind, message: &str) -> Self {
         let lower = message.to_ascii_lowercase();
         let mentions = |parts: &[&str]| parts.iter().any(|part| lower.contains(part));
         let kind = if mentions(&[
@@ -140,7 +140,7 @@ impl AttemptFailure {
     }
 
     /// A response that cannot be decoded; `details` say why.
-    pub(super) fn invalid_response(details: impl Into<String>) -> Self {
+    pub fn invalid_response(details: impl Into<String>) -> Self {
         Self {
             kind: InvalidResponse,
             details: Some(details.into()),
@@ -148,7 +148,7 @@ impl AttemptFailure {
     }
 
     /// The error for a request to `model` after the last of `attempts`.
-    pub(super) fn into_error(self, model: &str, attempts: usize) -> Error {
+    pub fn into_error(self, model: &str, attempts: usize) -> Error {
         let attempts = if attempts == 1 {
             String::new()
         } else {

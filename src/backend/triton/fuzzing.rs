@@ -27,7 +27,7 @@ fn wanted() -> [TensorSpec; 3] {
 }
 
 /// The first two bytes are a status or the JSON length, the others a body.
-pub(crate) fn http(bytes: &[u8]) {
+pub fn http(bytes: &[u8]) {
     let Some((number, body)) = bytes.split_first_chunk() else {
         return;
     };
@@ -67,7 +67,7 @@ pub(crate) fn http(bytes: &[u8]) {
 }
 
 /// A message with any type.
-pub(crate) fn grpc(bytes: &[u8]) {
+pub fn grpc(bytes: &[u8]) {
     // Undecodable messages result in an error.
     let _ = (
         ReadyResponse::decode(bytes),

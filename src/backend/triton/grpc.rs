@@ -42,7 +42,7 @@ const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
 /// Connections per address. Requests can share one, but Triton runs requests on separate connections more in parallel.
 const CONNECTIONS: usize = 8;
 
-pub(super) struct GrpcClient {
+pub struct GrpcClient {
     model: ModelRequest,
     origin: Uri,
     /// One connection each. Requests under way hold a reference.
@@ -51,11 +51,7 @@ pub(super) struct GrpcClient {
 }
 
 impl GrpcClient {
-    pub(super) fn new(
-        url: &ServerUrl,
-        socket: SocketAddr,
-        settings: &FleetSettings,
-    ) -> Result<Self> {
+    pub fn new(url: &ServerUrl, socket: SocketAddr, settings: &FleetSettings) -> Result<Self> {
         let origin = url.to_string().parse().map_err(|error: InvalidUri| {
             Error::config_because("expected a host that gRPC accepts in `fleet.urls`", error)
         })?;
@@ -199,10 +195,7 @@ fn failure(status: &Status) -> AttemptFailure {
 }
 
 /// The `wanted` outputs in a response.
-pub(super) fn read_response(
-    response: &InferResponse,
-    wanted: &[TensorSpec],
-) -> Attempt<Vec<Tensor>> {
+pub fn read_response(response: &InferResponse, wanted: &[TensorSpec]) -> Attempt<Vec<Tensor>> {
     let outputs = response.outputs.iter().zip(&response.raw_output_contents);
     let outputs = outputs.map(|(output, bytes)| (output, Contents::Raw(bytes)));
     decode_outputs(&outputs.collect::<Vec<_>>(), wanted)

@@ -30,8 +30,7 @@ use crate::{
 };
 
 /// JSON length in a body. Tensor contents follow it, in JSON order.
-pub(super) const JSON_LENGTH: HeaderName =
-    HeaderName::from_static("inference-header-content-length");
+pub const JSON_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
 
 /// All but the unreserved characters in RFC 3986.
 const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
@@ -40,7 +39,7 @@ const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'.')
     .remove(b'~');
 
-pub(super) struct HttpClient {
+pub struct HttpClient {
     client: Client<Connector, Full<Bytes>>,
     /// Base URL for the model's routes.
     model_url: String,
@@ -68,11 +67,7 @@ struct OutputParameters {
 }
 
 impl HttpClient {
-    pub(super) fn new(
-        url: &ServerUrl,
-        socket: SocketAddr,
-        settings: &FleetSettings,
-    ) -> Result<Self> {
+    pub fn new(url: &ServerUrl, socket: SocketAddr, settings: &FleetSettings) -> Result<Self> {
         let encoded = |segment| utf8_percent_encode(segment, RESERVED);
         let mut model_url = format!("{url}/v2/models/{}", encoded(&settings.model));
         if let Some(version) = &settings.version {
@@ -182,7 +177,7 @@ impl KserveClient for HttpClient {
     }
 }
 
-pub(super) fn parse<T: DeserializeOwned>(body: &[u8]) -> Attempt<T> {
+pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Attempt<T> {
     json::read(body, Budget::new(body.len(), usize::MAX)).map_err(|error| {
         AttemptFailure::invalid_response(match error {
             ReadError::Refused(_) => {
@@ -194,7 +189,7 @@ pub(super) fn parse<T: DeserializeOwned>(body: &[u8]) -> Attempt<T> {
 }
 
 /// Classifies a response whose status is not 200.
-pub(super) fn failure(status: StatusCode, body: &[u8]) -> AttemptFailure {
+pub fn failure(status: StatusCode, body: &[u8]) -> AttemptFailure {
     #[derive(Deserialize)]
     struct ErrorBody {
         error: String,
@@ -217,10 +212,7 @@ pub(super) fn failure(status: StatusCode, body: &[u8]) -> AttemptFailure {
 }
 
 /// The `wanted` outputs in a response. All its lengths are checked.
-pub(super) fn read_response(
-    response: &Response<Bytes>,
-    wanted: &[TensorSpec],
-) -> Attempt<Vec<Tensor>> {
+pub fn read_response(response: &Response<Bytes>, wanted: &[TensorSpec]) -> Attempt<Vec<Tensor>> {
     let invalid = AttemptFailure::invalid_response;
     let body = response.body();
     let length = match response.headers().get(JSON_LENGTH) {

@@ -16,7 +16,7 @@ const CONCURRENCY: NonZeroUsize = NonZeroUsize::new(4).unwrap();
 
 impl Interface {
     /// Refuses decoupled models, and tensors with unsupported types.
-    pub(super) fn of(model: &str, description: Description) -> Result<Self> {
+    pub fn of(model: &str, description: Description) -> Result<Self> {
         let Description { metadata, config } = description;
         if config
             .transaction_policy

@@ -8,104 +8,104 @@ use serde::Deserialize;
 
 /// The request for a model's metadata, configuration or readiness: their fields are the same.
 #[derive(Clone, PartialEq, Eq, Message)]
-pub(super) struct ModelRequest {
+pub struct ModelRequest {
     #[prost(string, tag = "1")]
-    pub(super) name: String,
+    pub name: String,
     #[prost(string, tag = "2")]
-    pub(super) version: String,
+    pub version: String,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
-pub(super) struct ReadyResponse {
+pub struct ReadyResponse {
     #[prost(bool, tag = "1")]
-    pub(super) ready: bool,
+    pub ready: bool,
 }
 
 #[derive(Clone, PartialEq, Eq, Message, Deserialize)]
-pub(super) struct ModelMetadata {
+pub struct ModelMetadata {
     #[prost(message, repeated, tag = "4")]
-    pub(super) inputs: Vec<TensorMetadata>,
+    pub inputs: Vec<TensorMetadata>,
     #[prost(message, repeated, tag = "5")]
-    pub(super) outputs: Vec<TensorMetadata>,
+    pub outputs: Vec<TensorMetadata>,
 }
 
 /// A tensor without its contents, in model metadata, a request or a response.
 #[derive(Clone, PartialEq, Eq, Message, Deserialize)]
-pub(super) struct TensorMetadata {
+pub struct TensorMetadata {
     #[prost(string, tag = "1")]
-    pub(super) name: String,
+    pub name: String,
     /// The element type, as KServe v2 spells it.
     #[prost(string, tag = "2")]
-    pub(super) datatype: String,
+    pub datatype: String,
     /// -1 for an axis with any length.
     #[prost(int64, repeated, tag = "3")]
-    pub(super) shape: Vec<i64>,
+    pub shape: Vec<i64>,
 }
 
 #[derive(Clone, PartialEq, Eq, Message)]
-pub(super) struct ConfigResponse {
+pub struct ConfigResponse {
     #[prost(message, optional, tag = "1")]
-    pub(super) config: Option<ModelConfig>,
+    pub config: Option<ModelConfig>,
 }
 
 #[derive(Clone, PartialEq, Eq, Message, Deserialize)]
 #[serde(default)]
-pub(super) struct ModelConfig {
+pub struct ModelConfig {
     /// 0 if the model's tensors have no batch axis.
     #[prost(int32, tag = "4")]
-    pub(super) max_batch_size: i32,
+    pub max_batch_size: i32,
     #[prost(map = "string, message", tag = "14")]
-    pub(super) parameters: HashMap<String, ConfigParameter>,
+    pub parameters: HashMap<String, ConfigParameter>,
     #[prost(message, optional, tag = "19")]
     #[serde(rename = "model_transaction_policy")]
-    pub(super) transaction_policy: Option<TransactionPolicy>,
+    pub transaction_policy: Option<TransactionPolicy>,
 }
 
 #[derive(Clone, PartialEq, Eq, Message, Deserialize)]
 #[serde(default)]
-pub(super) struct ConfigParameter {
+pub struct ConfigParameter {
     #[prost(string, tag = "1")]
-    pub(super) string_value: String,
+    pub string_value: String,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Message, Deserialize)]
 #[serde(default)]
-pub(super) struct TransactionPolicy {
+pub struct TransactionPolicy {
     /// Whether the model may send any number of responses per request.
     #[prost(bool, tag = "1")]
-    pub(super) decoupled: bool,
+    pub decoupled: bool,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct InferRequest {
+pub struct InferRequest {
     #[prost(string, tag = "1")]
-    pub(super) model_name: String,
+    pub model_name: String,
     #[prost(string, tag = "2")]
-    pub(super) model_version: String,
+    pub model_version: String,
     #[prost(map = "string, message", tag = "4")]
-    pub(super) parameters: HashMap<String, Parameter>,
+    pub parameters: HashMap<String, Parameter>,
     #[prost(message, repeated, tag = "5")]
-    pub(super) inputs: Vec<TensorMetadata>,
+    pub inputs: Vec<TensorMetadata>,
     #[prost(message, repeated, tag = "6")]
-    pub(super) outputs: Vec<RequestedOutput>,
+    pub outputs: Vec<RequestedOutput>,
     #[prost(bytes = "bytes", repeated, tag = "7")]
-    pub(super) raw_input_contents: Vec<Bytes>,
+    pub raw_input_contents: Vec<Bytes>,
 }
 
 #[derive(Clone, PartialEq, Eq, Message)]
-pub(super) struct RequestedOutput {
+pub struct RequestedOutput {
     #[prost(string, tag = "1")]
-    pub(super) name: String,
+    pub name: String,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub(super) struct Parameter {
+pub struct Parameter {
     #[prost(oneof = "ParameterValue", tags = "2, 3")]
-    pub(super) value: Option<ParameterValue>,
+    pub value: Option<ParameterValue>,
 }
 
 #[derive(Clone, PartialEq, Eq, Oneof)]
-pub(super) enum ParameterValue {
+pub enum ParameterValue {
     #[prost(int64, tag = "2")]
     Integer(i64),
     #[prost(string, tag = "3")]
@@ -113,9 +113,9 @@ pub(super) enum ParameterValue {
 }
 
 #[derive(Clone, PartialEq, Eq, Message)]
-pub(super) struct InferResponse {
+pub struct InferResponse {
     #[prost(message, repeated, tag = "5")]
-    pub(super) outputs: Vec<TensorMetadata>,
+    pub outputs: Vec<TensorMetadata>,
     #[prost(bytes = "bytes", repeated, tag = "6")]
-    pub(super) raw_output_contents: Vec<Bytes>,
+    pub raw_output_contents: Vec<Bytes>,
 }

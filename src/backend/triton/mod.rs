@@ -7,7 +7,7 @@ mod connect;
 mod endpoint;
 mod failure;
 #[cfg(any(test, feature = "fuzzing"))]
-pub(crate) mod fuzzing;
+pub mod fuzzing;
 mod grpc;
 mod http;
 mod interface;

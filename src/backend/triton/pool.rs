@@ -30,11 +30,11 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Resolves host names. Tests replace it.
 #[async_trait]
-pub(super) trait Resolve: Send + Sync {
+pub trait Resolve: Send + Sync {
     async fn resolve(&self, host: &str, port: u16) -> io::Result<Vec<SocketAddr>>;
 }
 
-pub(super) struct SystemResolver;
+pub struct SystemResolver;
 
 #[async_trait]
 impl Resolve for SystemResolver {
@@ -43,7 +43,7 @@ impl Resolve for SystemResolver {
     }
 }
 
-pub(super) struct Pool {
+pub struct Pool {
     urls: Vec<ServerUrl>,
     settings: Arc<FleetSettings>,
     resolver: Arc<dyn Resolve>,
@@ -60,11 +60,7 @@ struct Resolved {
 }
 
 impl Pool {
-    pub(super) fn new(
-        urls: Vec<ServerUrl>,
-        settings: FleetSettings,
-        resolver: Arc<dyn Resolve>,
-    ) -> Self {
+    pub fn new(urls: Vec<ServerUrl>, settings: FleetSettings, resolver: Arc<dyn Resolve>) -> Self {
         Self {
             urls,
             settings: Arc::new(settings),
@@ -76,19 +72,19 @@ impl Pool {
     }
 
     /// Whether a request may be sent to an endpoint now, as far as is known. Probes endpoints that are due.
-    pub(super) fn is_available(&self) -> bool {
+    pub fn is_available(&self) -> bool {
         let endpoints = self.endpoints();
         probe_in_background(&endpoints);
         endpoints.is_empty() || endpoints.iter().any(is_healthy)
     }
 
     /// Closes all connections and forgets all endpoints.
-    pub(super) fn disconnect(&self) {
+    pub fn disconnect(&self) {
         *locked(&self.resolved) = Resolved::default();
     }
 
     /// Whether a healthy endpoint is not in `tried`.
-    pub(super) fn has_other(&self, tried: &[SocketAddr]) -> bool {
+    pub fn has_other(&self, tried: &[SocketAddr]) -> bool {
         let endpoints = self.endpoints();
         endpoints
             .iter()
@@ -98,7 +94,7 @@ impl Pool {
     /// Chooses the endpoint with the fewest requests under way, preferably one outside `tried`.
     ///
     /// If no endpoint is healthy, probes one that is due, and chooses it if it responds.
-    pub(super) async fn choose(self: &Arc<Self>, tried: &[SocketAddr]) -> Attempt<InFlight> {
+    pub async fn choose(self: &Arc<Self>, tried: &[SocketAddr]) -> Attempt<InFlight> {
         self.refresh().await;
         let endpoints = self.endpoints();
         if let Some(endpoint) = self.least_busy(&endpoints, tried) {
@@ -116,7 +112,7 @@ impl Pool {
 
     /// Ends an attempt that was given less than the request's time, at the last healthy endpoint, after checking the
     /// endpoint for at most `time`. If the model is ready, the endpoint is slow and stays in use; if not, it hangs.
-    pub(super) async fn check_slow(&self, attempt: &InFlight, time: Duration) {
+    pub async fn check_slow(&self, attempt: &InFlight, time: Duration) {
         // The old connections may have been dropped silently.
         let ready = match attempt.reconnect() {
             Ok(client) => timeout(time, check_ready(&*client)).await.ok(),

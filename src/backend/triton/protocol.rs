@@ -15,30 +15,30 @@ use crate::{
 };
 
 /// Larger responses are refused, so that a corrupted length cannot exhaust memory.
-pub(super) const MAX_RESPONSE_BYTES: usize = 512 * 1024 * 1024;
+pub const MAX_RESPONSE_BYTES: usize = 512 * 1024 * 1024;
 
 /// A server's model description.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Description {
-    pub(super) metadata: ModelMetadata,
+pub struct Description {
+    pub metadata: ModelMetadata,
     /// The default if the server reports none: the route is Triton's own.
-    pub(super) config: ModelConfig,
+    pub config: ModelConfig,
 }
 
 /// Model configuration or request parameters, by name.
-pub(super) type Parameters = BTreeMap<String, String>;
+pub type Parameters = BTreeMap<String, String>;
 
 /// An inference request, encoded once for all attempts.
 #[derive(Clone, Debug)]
-pub(super) struct Call {
-    pub(super) inputs: Vec<(TensorMetadata, Bytes)>,
-    pub(super) outputs: Vec<TensorSpec>,
-    pub(super) parameters: Parameters,
+pub struct Call {
+    pub inputs: Vec<(TensorMetadata, Bytes)>,
+    pub outputs: Vec<TensorSpec>,
+    pub parameters: Parameters,
 }
 
 impl Call {
     /// Encodes `inputs`, which are in signature order, and requests all signature outputs.
-    pub(super) fn new(signature: &Signature, inputs: &[Tensor], parameters: Parameters) -> Self {
+    pub fn new(signature: &Signature, inputs: &[Tensor], parameters: Parameters) -> Self {
         let inputs = signature.inputs.iter().zip(inputs).map(|(spec, tensor)| {
             let shape = tensor.shape().iter().map(|side| *side as i64).collect();
             let datatype = spec.element_type.to_string();
@@ -61,7 +61,7 @@ impl Call {
 
 /// A client for one model on one server.
 #[async_trait]
-pub(super) trait KserveClient: Send + Sync {
+pub trait KserveClient: Send + Sync {
     async fn metadata(&self) -> Attempt<ModelMetadata>;
 
     async fn config(&self) -> Attempt<ModelConfig>;
@@ -85,6 +85,6 @@ pub(super) trait KserveClient: Send + Sync {
 }
 
 /// Unit for Triton's `timeout` parameter.
-pub(super) fn microseconds(timeout: Duration) -> i64 {
+pub fn microseconds(timeout: Duration) -> i64 {
     i64::try_from(timeout.as_micros()).unwrap_or(i64::MAX)
 }

@@ -6,13 +6,13 @@ use std::{
 };
 
 /// Attempts for one request, including the first.
-pub(super) const MAX_ATTEMPTS: usize = 4;
+pub const MAX_ATTEMPTS: usize = 4;
 const MIN_PAUSE: Duration = Duration::from_millis(10);
 const MAX_PAUSE: Duration = Duration::from_millis(500);
 
 /// The pause after `attempts` failed attempts, with full jitter: `fraction`, from 0 to 1, of a bound that
 /// doubles with each attempt.
-pub(super) fn pause(attempts: usize, fraction: f64) -> Duration {
+pub fn pause(attempts: usize, fraction: f64) -> Duration {
     let doublings = u32::try_from(attempts.saturating_sub(1))
         .unwrap_or(u32::MAX)
         .min(16);
@@ -23,7 +23,7 @@ pub(super) fn pause(attempts: usize, fraction: f64) -> Duration {
 
 /// Limits retries to a share of the requests, so that they do not multiply the load on an overloaded fleet.
 #[derive(Debug)]
-pub(super) struct RetryBudget {
+pub struct RetryBudget {
     /// In hundredths of a retry.
     balance: AtomicI64,
 }
@@ -43,7 +43,7 @@ impl Default for RetryBudget {
 
 impl RetryBudget {
     /// Adds a request's share.
-    pub(super) fn earn(&self) {
+    pub fn earn(&self) {
         let add = |balance: i64| Some((balance + EARNED_PER_REQUEST).min(MAX_BALANCE));
         // `fetch_update` cannot fail, since the closure always returns a value.
         let _ = self
@@ -52,7 +52,7 @@ impl RetryBudget {
     }
 
     /// Takes a retry from the budget; `false` if the budget is spent.
-    pub(super) fn spend(&self) -> bool {
+    pub fn spend(&self) -> bool {
         let take = |balance: i64| (balance >= COST_PER_RETRY).then_some(balance - COST_PER_RETRY);
         self.balance
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, take)

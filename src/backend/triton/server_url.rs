@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 
 /// The protocol that carries KServe v2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Protocol {
+pub enum Protocol {
     Http,
     Grpc,
 }
@@ -23,12 +23,12 @@ const SCHEMES: [(&str, Protocol, bool, u16); 4] = [
 
 /// URL for one server, or for several behind one name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct ServerUrl {
-    pub(super) protocol: Protocol,
-    pub(super) tls: bool,
+pub struct ServerUrl {
+    pub protocol: Protocol,
+    pub tls: bool,
     /// A name, which may resolve to several addresses, or an IP address.
-    pub(super) host: String,
-    pub(super) port: u16,
+    pub host: String,
+    pub port: u16,
     /// Path prefix in front of every route, for servers behind a gateway; empty, or with a leading slash.
     prefix: String,
 }

@@ -11,48 +11,48 @@ use crate::{
 };
 
 /// Magic bytes at a Parquet file's start and end.
-pub(in crate::batch) const PARQUET_MAGIC: &[u8] = b"PAR1";
+pub const PARQUET_MAGIC: &[u8] = b"PAR1";
 /// Rows per chunk. Larger chunks delay the next chunk's first rows.
-pub(in crate::batch) const CHUNK_ROWS: usize = 64;
+pub const CHUNK_ROWS: usize = 64;
 /// A chunk that reaches this size ends before [`CHUNK_ROWS`] rows.
-pub(super) const CHUNK_BYTES: usize = 4 * 1024 * 1024;
-pub(super) const MAX_ROW_BYTES: usize = 64 * 1024 * 1024;
+pub const CHUNK_BYTES: usize = 4 * 1024 * 1024;
+pub const MAX_ROW_BYTES: usize = 64 * 1024 * 1024;
 
 /// Rows that are processed together.
-pub(in crate::batch) struct Chunk {
+pub struct Chunk {
     /// Text per row.
-    pub(in crate::batch) texts: Vec<Result<String, RowError>>,
-    pub(in crate::batch) rows: Rows,
+    pub texts: Vec<Result<String, RowError>>,
+    pub rows: Rows,
 }
 
 /// How a CSV file begins, and is written.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::batch) struct CsvHeader {
-    pub(in crate::batch) dialect: Dialect,
+pub struct CsvHeader {
+    pub dialect: Dialect,
     /// The output's delimiter.
-    pub(in crate::batch) written: u8,
-    pub(in crate::batch) has_header: bool,
+    pub written: u8,
+    pub has_header: bool,
     /// Column names; numbered without a header.
-    pub(in crate::batch) names: Vec<String>,
+    pub names: Vec<String>,
     /// The bytes before the first row, without the header's line end.
-    pub(super) start: Vec<u8>,
-    pub(super) line_end: Vec<u8>,
+    pub start: Vec<u8>,
+    pub line_end: Vec<u8>,
 }
 
 /// How a file's rows are read. Determined by the first rows, and kept in the checkpoint, so that all processes in a job
 /// read them the same way.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(in crate::batch) struct Layout {
+pub struct Layout {
     /// Text column; `None` if it must be detected.
-    pub(in crate::batch) column: Option<String>,
+    pub column: Option<String>,
     /// Ignored by other formats.
     #[serde(flatten)]
-    pub(in crate::batch) csv: CsvOptions,
+    pub csv: CsvOptions,
 }
 
 impl Layout {
     /// A layout with at most a known text column.
-    pub(in crate::batch) fn of_column(column: Option<&str>) -> Self {
+    pub fn of_column(column: Option<&str>) -> Self {
         Self {
             column: column.map(str::to_owned),
             ..Self::default()
@@ -62,29 +62,29 @@ impl Layout {
 
 /// A CSV record, as it is in the file.
 #[derive(Debug, Default)]
-pub(in crate::batch) struct CsvRow {
+pub struct CsvRow {
     /// The record with its line end.
-    pub(super) bytes: Vec<u8>,
+    pub bytes: Vec<u8>,
     /// Bytes without the line end.
-    pub(super) content: usize,
-    pub(super) fields: usize,
+    pub content: usize,
+    pub fields: usize,
 }
 
 impl CsvRow {
-    pub(super) fn content(&self) -> &[u8] {
+    pub fn content(&self) -> &[u8] {
         &self.bytes[..self.content]
     }
 }
 
 /// Footer for a Parquet piece, in base64.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(in crate::batch) struct Footer(pub(super) String);
+pub struct Footer(pub String);
 
 /// Footers for a Parquet file's pieces, each with its piece's size in bytes.
-pub(in crate::batch) type Footers = Vec<(u64, Footer)>;
+pub type Footers = Vec<(u64, Footer)>;
 
 /// Row contents, for the output.
-pub(in crate::batch) enum Rows {
+pub enum Rows {
     Lines(Vec<Vec<u8>>),
     Records(Vec<CsvRow>),
     Columns(arrow_array::RecordBatch),
@@ -92,7 +92,7 @@ pub(in crate::batch) enum Rows {
 
 /// Properties shared by a file's rows.
 #[derive(Clone)]
-pub(in crate::batch) enum Head {
+pub enum Head {
     JsonLines,
     Csv(CsvHeader),
     /// JSON Lines, where each response replaces its request.
@@ -101,7 +101,7 @@ pub(in crate::batch) enum Head {
 }
 
 /// Reads input rows.
-pub(in crate::batch) trait RowReader: Send {
+pub trait RowReader: Send {
     fn head(&self) -> Head;
 
     /// Text column.
@@ -140,7 +140,7 @@ pub(in crate::batch) trait RowReader: Send {
 }
 
 /// Writes rows with their answers, in the input format.
-pub(in crate::batch) trait RowWriter: Send {
+pub trait RowWriter: Send {
     /// Answers that the output cannot state become errors in `results`.
     fn write(&mut self, rows: Rows, results: &mut [RowResult]) -> Result<()>;
 
@@ -154,17 +154,17 @@ pub(in crate::batch) trait RowWriter: Send {
 }
 
 /// A piece's bytes, and its footer for Parquet.
-pub(in crate::batch) type WrittenPiece = (Vec<u8>, Option<Footer>);
+pub type WrittenPiece = (Vec<u8>, Option<Footer>);
 
 /// Error for rows whose format differs from the writer's.
-pub(super) fn mismatched<T>() -> Result<T> {
+pub fn mismatched<T>() -> Result<T> {
     Err(Error::invalid(
         "expected rows in their file's format, but found another format",
     ))
 }
 
 /// Error for an unreadable input: from S3 or the operating system, or for damaged contents.
-pub(in crate::batch) fn reading(error: io::Error) -> Error {
+pub fn reading(error: io::Error) -> Error {
     match error.downcast::<Error>() {
         Ok(error) => error,
         Err(error) => Error::invalid(format!(

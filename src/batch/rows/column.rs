@@ -10,7 +10,7 @@ const TEXT_COLUMNS: [&str; 12] = [
 
 /// A column's values, as far as they were read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Content {
+pub enum Content {
     /// Nothing: nulls.
     Empty,
     Other,
@@ -21,10 +21,7 @@ pub(super) enum Content {
 ///
 /// A known name takes precedence over the type, since a column that begins with nulls may have texts later, and
 /// another column may be an id.
-pub(super) fn find_column(
-    requested: Option<&str>,
-    columns: &[(String, Content)],
-) -> Result<String> {
+pub fn find_column(requested: Option<&str>, columns: &[(String, Content)]) -> Result<String> {
     let names: Vec<&str> = columns.iter().map(|(name, _)| name.as_str()).collect();
     let unique = |name: &str| match names.iter().filter(|other| **other == name).count() {
         1 => Ok(name.to_owned()),
@@ -77,12 +74,12 @@ fn is_named(name: &str, known: &str) -> bool {
 }
 
 /// Whether this name is recognized as a text column.
-pub(super) fn is_known(name: &str) -> bool {
+pub fn is_known(name: &str) -> bool {
     TEXT_COLUMNS.iter().any(|known| is_named(name, known))
 }
 
 /// An answer column name that the file does not use: `label`, `kivu_label`, `kivu_label_2`, ….
-pub(super) fn free_name(name: &str, is_taken: impl Fn(&str) -> bool) -> String {
+pub fn free_name(name: &str, is_taken: impl Fn(&str) -> bool) -> String {
     let numbered = (2_u64..).map(|number| format!("kivu_{name}_{number}"));
     let mut names = [name.to_owned(), format!("kivu_{name}")]
         .into_iter()

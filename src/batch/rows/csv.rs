@@ -22,7 +22,7 @@ use crate::{
     error::{Error, Result},
 };
 
-pub(in crate::batch) struct CsvReader {
+pub struct CsvReader {
     source: Source,
     splitter: Splitter,
     header: CsvHeader,
@@ -32,12 +32,12 @@ pub(in crate::batch) struct CsvReader {
 
 impl CsvReader {
     /// The column names of `file`.
-    pub(in crate::batch) fn names(file: impl Read + Send + 'static) -> Result<Vec<String>> {
+    pub fn names(file: impl Read + Send + 'static) -> Result<Vec<String>> {
         Ok(OpenedCsv::read(file, &Layout::default().csv)?.header.names)
     }
 
     /// Reads the header in `file`. Detects what `layout` leaves open: how the file is written, and the best text column.
-    pub(in crate::batch) fn new(file: impl Read + Send + 'static, layout: &Layout) -> Result<Self> {
+    pub fn new(file: impl Read + Send + 'static, layout: &Layout) -> Result<Self> {
         let OpenedCsv {
             source,
             splitter,
@@ -161,7 +161,7 @@ impl RowReader for CsvReader {
     }
 }
 
-pub(in crate::batch) struct CsvWriter {
+pub struct CsvWriter {
     target: Packer,
     /// Buffer for rows before compression.
     buffer: Vec<u8>,
@@ -178,7 +178,7 @@ impl CsvWriter {
     ///
     /// # Errors
     /// The output has another delimiter, and the dialect cannot state all fields with it.
-    pub(in crate::batch) fn new(
+    pub fn new(
         target: Packer,
         header: &CsvHeader,
         columns: Columns,

@@ -84,7 +84,7 @@ fn character(text: &str) -> Option<u8> {
 impl CsvOptions {
     /// Sets an option by its name in rules and metadata, or returns the expected value. `None` if there is no such
     /// option.
-    pub(in crate::batch) fn set(&mut self, name: &str, value: &str) -> Option<Result<(), String>> {
+    pub fn set(&mut self, name: &str, value: &str) -> Option<Result<(), String>> {
         let expected = |error: String| error.trim_start_matches("expected ").to_owned();
         let mark = || Mark::parse(value).map(Some).map_err(expected);
         let set = match name {
@@ -106,7 +106,7 @@ impl CsvOptions {
         Some(set)
     }
 
-    pub(super) fn has_header(&self) -> bool {
+    pub fn has_header(&self) -> bool {
         self.header.unwrap_or(true)
     }
 
@@ -114,7 +114,7 @@ impl CsvOptions {
     ///
     /// # Errors
     /// A character has two meanings.
-    pub(super) fn dialect(&self, delimiter: u8, line_end: LineEnd) -> Result<Dialect> {
+    pub fn dialect(&self, delimiter: u8, line_end: LineEnd) -> Result<Dialect> {
         let quote = self
             .quote
             .map_or(Some(Dialect::QUOTE), |mark| mark.character());
@@ -145,7 +145,7 @@ impl CsvOptions {
 
 /// How the records of a CSV file end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::batch) enum LineEnd {
+pub enum LineEnd {
     /// LF, or any number of CRs and LF.
     LineFeed,
     /// CR without LF.
@@ -154,24 +154,24 @@ pub(in crate::batch) enum LineEnd {
 
 /// How a CSV file is written.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::batch) struct Dialect {
-    pub(in crate::batch) delimiter: u8,
+pub struct Dialect {
+    pub delimiter: u8,
     /// `None` if quotes are part of the fields.
-    pub(super) quote: Option<u8>,
+    pub quote: Option<u8>,
     /// Makes the next character part of the field.
-    pub(super) escape: Option<u8>,
+    pub escape: Option<u8>,
     /// An unquoted field without a value.
-    pub(super) null: Vec<u8>,
-    pub(super) line_end: LineEnd,
+    pub null: Vec<u8>,
+    pub line_end: LineEnd,
     /// Whether the user or a checkpoint says how fields are quoted.
-    pub(super) is_quote_known: bool,
+    pub is_quote_known: bool,
 }
 
 impl Dialect {
-    pub(super) const QUOTE: u8 = b'"';
+    pub const QUOTE: u8 = b'"';
 
     /// The options that state this dialect.
-    pub(super) fn options(&self, has_header: bool) -> CsvOptions {
+    pub fn options(&self, has_header: bool) -> CsvOptions {
         CsvOptions {
             delimiter: Some(self.delimiter),
             quote: Some(self.quote.into()),
@@ -186,12 +186,12 @@ impl Dialect {
     }
 
     /// Whether a field, as it is in the file, has no value. Databases that write escapes also write `\N`.
-    pub(super) fn is_null(&self, raw: &[u8]) -> bool {
+    pub fn is_null(&self, raw: &[u8]) -> bool {
         raw == self.null || self.escape.is_some_and(|escape| raw == [escape, b'N'])
     }
 
     /// The value of a field: without quotes and escapes.
-    pub(super) fn value<'a>(&self, raw: &'a [u8]) -> Cow<'a, [u8]> {
+    pub fn value<'a>(&self, raw: &'a [u8]) -> Cow<'a, [u8]> {
         let is_quoted = self.is_quoted(raw);
         let inner = match (is_quoted, raw) {
             (true, [_, inner @ .., last]) if Some(*last) == self.quote => inner,
@@ -240,7 +240,7 @@ impl Dialect {
     }
 
     /// Appends a value as a field; `false` if this dialect cannot state it.
-    pub(super) fn write(&self, value: &[u8], output: &mut Vec<u8>) -> bool {
+    pub fn write(&self, value: &[u8], output: &mut Vec<u8>) -> bool {
         let is_special = |byte: &u8| {
             *byte == self.delimiter
                 || matches!(*byte, b'\r' | b'\n')
@@ -286,7 +286,7 @@ impl Dialect {
 
     /// Appends a field of another dialect, which differs by its delimiter only. Keeps its bytes, unless they would mean
     /// something else.
-    pub(super) fn convert(&self, raw: &[u8], from: &Self, output: &mut Vec<u8>) -> bool {
+    pub fn convert(&self, raw: &[u8], from: &Self, output: &mut Vec<u8>) -> bool {
         let is_ambiguous = (!self.is_quoted(raw) && raw.contains(&self.delimiter))
             || self.escape.is_some_and(|escape| raw.contains(&escape));
         if !is_ambiguous || self.is_null(raw) {
@@ -297,7 +297,7 @@ impl Dialect {
     }
 
     /// A message as this dialect can state it.
-    pub(super) fn plain<'a>(&self, message: &'a str) -> Cow<'a, str> {
+    pub fn plain<'a>(&self, message: &'a str) -> Cow<'a, str> {
         if self.quote.or(self.escape).is_some() {
             return Cow::Borrowed(message);
         }
@@ -309,7 +309,7 @@ impl Dialect {
 }
 
 /// A character in a message.
-pub(super) fn shown(character: u8) -> String {
+pub fn shown(character: u8) -> String {
     match character {
         b'\t' => "tabs".to_owned(),
         0..b' ' => format!("`^{}`", char::from(character + b'@')),

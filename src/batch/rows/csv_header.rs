@@ -24,17 +24,17 @@ const SAMPLE_BYTES: usize = HEAD_BYTES as usize;
 const ESCAPE: u8 = b'\\';
 
 /// A file whose next record is its first row.
-pub(super) struct OpenedCsv {
-    pub(super) source: Source,
-    pub(super) splitter: Splitter,
-    pub(super) header: CsvHeader,
+pub struct OpenedCsv {
+    pub source: Source,
+    pub splitter: Splitter,
+    pub header: CsvHeader,
     /// Decisions that may be wrong.
-    pub(super) notes: Vec<String>,
+    pub notes: Vec<String>,
 }
 
 impl OpenedCsv {
     /// Reads the start of `file`, and detects what `options` leave open.
-    pub(super) fn read(file: impl Read + Send + 'static, options: &CsvOptions) -> Result<Self> {
+    pub fn read(file: impl Read + Send + 'static, options: &CsvOptions) -> Result<Self> {
         let mut source = Source::new(file);
         while source.bytes().len() < SAMPLE_BYTES && !source.is_end() {
             source.fill(1)?;
@@ -443,7 +443,7 @@ fn foreign_byte(content: &[u8], has_header: bool) -> Option<u8> {
 
 impl Defect {
     /// The message of a row's error.
-    pub(super) fn message(self, dialect: &Dialect) -> String {
+    pub fn message(self, dialect: &Dialect) -> String {
         match self {
             Self::TextAfterQuote(field) => format!(
                 "expected {} or the row's end after the quote that closes field {field}, but found more text; see \

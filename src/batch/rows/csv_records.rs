@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 ///   file can be split after any of them, and each part read on its own with the same [`Dialect`].
 /// - An empty line is a record with one empty field. Whether it is a row depends on the number of columns.
 /// - The start of the file, such as its byte order mark, is not part of a record: see `csv_header.rs`.
-pub(in crate::batch) struct Splitter {
+pub struct Splitter {
     dialect: Dialect,
     classes: [Class; 256],
     /// Number of fields whose places are kept.
@@ -32,19 +32,19 @@ pub(in crate::batch) struct Splitter {
 
 /// A record's place in the bytes that [`Splitter::next`] got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::batch) struct Record {
+pub struct Record {
     /// Bytes without the line end.
-    pub(in crate::batch) content: usize,
+    pub content: usize,
     /// Bytes with the line end, which is missing at the end of a file.
-    pub(in crate::batch) length: usize,
+    pub length: usize,
     /// Number of fields, at least 1.
-    pub(in crate::batch) fields: usize,
-    pub(in crate::batch) defect: Option<Defect>,
+    pub fields: usize,
+    pub defect: Option<Defect>,
 }
 
 /// Why a record is malformed, with the number of the first such field, from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::batch) enum Defect {
+pub enum Defect {
     /// Text between a closing quote and the field's end.
     TextAfterQuote(usize),
     /// A CR outside of quotes that ends no line.
@@ -114,7 +114,7 @@ impl Scan {
 
 impl Splitter {
     /// Splits from the start of line `line`, and keeps the places of `kept` fields per record.
-    pub(in crate::batch) fn new(dialect: &Dialect, kept: usize, line: u64) -> Self {
+    pub fn new(dialect: &Dialect, kept: usize, line: u64) -> Self {
         let mut classes = [Class::Other; 256];
         classes[usize::from(b'\r')] = Class::CarriageReturn;
         classes[usize::from(b'\n')] = Class::LineFeed;
@@ -138,12 +138,12 @@ impl Splitter {
         }
     }
 
-    pub(in crate::batch) fn dialect(&self) -> &Dialect {
+    pub fn dialect(&self) -> &Dialect {
         &self.dialect
     }
 
     /// Line in which the next record begins, from 1.
-    pub(in crate::batch) fn line(&self) -> u64 {
+    pub fn line(&self) -> u64 {
         self.line
     }
 
@@ -159,7 +159,7 @@ impl Splitter {
     /// - Without known quotes, a quoted field has a line end and a delimiter that texts rarely have, such as a tab.
     /// - The file, or a line in a file with quotes, ends with an escape outside of quotes.
     /// - A line ends with LF, though the first one ends with CR.
-    pub(in crate::batch) fn next(&mut self, bytes: &[u8], is_end: bool) -> Result<Option<Record>> {
+    pub fn next(&mut self, bytes: &[u8], is_end: bool) -> Result<Option<Record>> {
         if self.scan.at == 0 {
             self.ends.clear();
         }
@@ -191,7 +191,7 @@ impl Splitter {
     }
 
     /// The place of field `number`, from 0, in the last record. It is one of the first `kept` fields.
-    pub(in crate::batch) fn field(&self, number: usize) -> Range<usize> {
+    pub fn field(&self, number: usize) -> Range<usize> {
         let start = match number.checked_sub(1) {
             Some(before) => self.ends[before] + 1,
             None => 0,
@@ -200,7 +200,7 @@ impl Splitter {
     }
 
     /// Splits one record, which was found before, and is malformed or not.
-    pub(in crate::batch) fn split(&mut self, content: &[u8]) -> Result<Option<Record>> {
+    pub fn split(&mut self, content: &[u8]) -> Result<Option<Record>> {
         (self.scan, self.doubtful) = (Scan::START, None);
         self.next(content, true)
     }

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 const BUFFER_BYTES: usize = 256 * 1024;
 
 /// A file, and the bytes that were read from it but not used.
-pub(super) struct Source {
+pub struct Source {
     file: Box<dyn Read + Send>,
     buffer: Vec<u8>,
     start: usize,
@@ -18,7 +18,7 @@ pub(super) struct Source {
 }
 
 impl Source {
-    pub(super) fn new(file: impl Read + Send + 'static) -> Self {
+    pub fn new(file: impl Read + Send + 'static) -> Self {
         Self {
             file: Box::new(file),
             buffer: vec![0; BUFFER_BYTES],
@@ -30,21 +30,21 @@ impl Source {
     }
 
     /// Bytes that are not used yet.
-    pub(super) fn bytes(&self) -> &[u8] {
+    pub fn bytes(&self) -> &[u8] {
         &self.buffer[self.start..self.end]
     }
 
     /// Whether the file ends after [`Self::bytes`]. Known only after a read that found nothing.
-    pub(super) fn is_end(&self) -> bool {
+    pub fn is_end(&self) -> bool {
         self.is_end
     }
 
     /// Number of bytes that were used.
-    pub(super) fn position(&self) -> u64 {
+    pub fn position(&self) -> u64 {
         self.position
     }
 
-    pub(super) fn consume(&mut self, length: usize) {
+    pub fn consume(&mut self, length: usize) {
         self.start += length;
         self.position += length as u64;
     }
@@ -53,7 +53,7 @@ impl Source {
     ///
     /// # Errors
     /// The file cannot be read, or [`MAX_ROW_BYTES`] are not used.
-    pub(super) fn fill(&mut self, line: u64) -> Result<()> {
+    pub fn fill(&mut self, line: u64) -> Result<()> {
         let rest = self.end - self.start;
         if rest >= MAX_ROW_BYTES {
             return Err(Error::invalid(format!(

@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// Columns of a file, by name.
-pub(in crate::batch) struct Fields {
+pub struct Fields {
     names: Vec<String>,
     /// Their places, in formats with a header.
     places: Option<Vec<usize>>,
@@ -38,12 +38,12 @@ impl Fields {
     ///
     /// # Errors
     /// The file does not have a column, has it twice, or with a type that has no JSON form.
-    pub(in crate::batch) fn new(head: &Head, names: Vec<String>) -> Result<Self> {
+    pub fn new(head: &Head, names: Vec<String>) -> Result<Self> {
         Self::checked(head, names, has_json_form)
     }
 
     /// Like [`new`](Self::new), but columns may also have lists of numbers, as vectors are stored.
-    pub(in crate::batch) fn with_vectors(head: &Head, names: Vec<String>) -> Result<Self> {
+    pub fn with_vectors(head: &Head, names: Vec<String>) -> Result<Self> {
         Self::checked(head, names, |found| {
             has_json_form(found) || item_type(found).is_some_and(|item| item.is_numeric())
         })
@@ -83,7 +83,7 @@ impl Fields {
     }
 
     /// The values in row `row`, in the order of the names; null for missing ones.
-    pub(in crate::batch) fn values(&self, rows: &Rows, row: usize) -> Result<Vec<Value>, RowError> {
+    pub fn values(&self, rows: &Rows, row: usize) -> Result<Vec<Value>, RowError> {
         let places = || self.places.iter().flatten().copied();
         match rows {
             Rows::Lines(lines) => {
@@ -252,7 +252,7 @@ fn float(value: f64) -> Value {
 }
 
 /// Rows, and their results, that are errors, in as few parts as their format permits.
-pub(in crate::batch) fn failed(rows: Rows, results: &[RowResult]) -> Vec<(Rows, Vec<RowResult>)> {
+pub fn failed(rows: Rows, results: &[RowResult]) -> Vec<(Rows, Vec<RowResult>)> {
     let is_failed = |place: &usize| results.get(*place).is_some_and(Result::is_err);
     let places: Vec<usize> = (0..results.len()).filter(is_failed).collect();
     let errors = || places.iter().map(|place| results[*place].clone()).collect();

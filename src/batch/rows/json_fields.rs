@@ -12,7 +12,7 @@ use serde_json::value::RawValue;
 use super::column::Content;
 
 /// A row's text field.
-pub(super) enum TextField<'a> {
+pub enum TextField<'a> {
     Missing,
     Found(&'a RawValue),
     /// Refused, since programs disagree about which value counts.
@@ -21,7 +21,7 @@ pub(super) enum TextField<'a> {
 
 impl<'a> TextField<'a> {
     /// Finds the field `column` in an object.
-    pub(super) fn of(json: &'a str, column: &str) -> serde_json::Result<Self> {
+    pub fn of(json: &'a str, column: &str) -> serde_json::Result<Self> {
         let mut parser = serde_json::Deserializer::from_str(json);
         let field = Search { column }.deserialize(&mut parser)?;
         parser.end().map(|()| field)
@@ -29,7 +29,7 @@ impl<'a> TextField<'a> {
 }
 
 /// A value's type name; `None` for a text.
-pub(super) fn other_type(value: &RawValue) -> Option<&'static str> {
+pub fn other_type(value: &RawValue) -> Option<&'static str> {
     match value.get().as_bytes().first() {
         Some(b'"') => None,
         Some(b'n') => Some("null"),
@@ -41,7 +41,7 @@ pub(super) fn other_type(value: &RawValue) -> Option<&'static str> {
 }
 
 /// Field contents in an object.
-pub(super) fn contents(json: &str) -> serde_json::Result<Vec<(Cow<'_, str>, Content)>> {
+pub fn contents(json: &str) -> serde_json::Result<Vec<(Cow<'_, str>, Content)>> {
     serde_json::from_str::<Contents<'_>>(json).map(|contents| contents.0)
 }
 

@@ -37,7 +37,7 @@ const MAX_ROWS_AHEAD: usize = 1000;
 const MAX_NAMES: usize = 10_000;
 
 /// Reads rows from lines.
-pub(in crate::batch) struct JsonLinesReader {
+pub struct JsonLinesReader {
     lines: Lines,
     column: String,
     /// Lines that were read ahead to find the column.
@@ -55,7 +55,7 @@ struct AheadLine {
 
 impl JsonLinesReader {
     /// Field names in the first line of `file`.
-    pub(in crate::batch) fn names(file: impl Read + Send + 'static) -> Result<Vec<String>> {
+    pub fn names(file: impl Read + Send + 'static) -> Result<Vec<String>> {
         let mut line = Vec::new();
         if !Lines::new(file).next(&mut line)? {
             return Err(Error::invalid("expected rows, but found only empty lines"));
@@ -74,10 +74,7 @@ impl JsonLinesReader {
     }
 
     /// Reads `file`, which has its texts in `column`, by default in the best field in its first rows.
-    pub(in crate::batch) fn new(
-        file: impl Read + Send + 'static,
-        column: Option<&str>,
-    ) -> Result<Self> {
+    pub fn new(file: impl Read + Send + 'static, column: Option<&str>) -> Result<Self> {
         let mut lines = Lines::new(file);
         let (column, ahead) = match column {
             Some(column) => (column.to_owned(), VecDeque::new()),
@@ -233,7 +230,7 @@ fn message(error: &serde_json::Error) -> String {
     }
 }
 
-pub(in crate::batch) struct JsonLinesWriter {
+pub struct JsonLinesWriter {
     target: Packer,
     columns: Columns,
     /// Buffer for a line before compression.
@@ -245,7 +242,7 @@ pub(in crate::batch) struct JsonLinesWriter {
 const MAX_COLUMNS: usize = 20;
 
 impl JsonLinesWriter {
-    pub(in crate::batch) fn new(target: Packer, columns: Columns) -> Self {
+    pub fn new(target: Packer, columns: Columns) -> Self {
         Self {
             target,
             columns,
@@ -294,7 +291,7 @@ impl RowWriter for JsonLinesWriter {
 }
 
 /// Appends a line with its answers, and adds their column names to `known`.
-pub(in crate::batch) fn write_line(
+pub fn write_line(
     output: &mut Vec<u8>,
     line: &[u8],
     (columns, result): (&[Column], &RowResult),

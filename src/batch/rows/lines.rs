@@ -6,17 +6,17 @@ use super::chunk::{MAX_ROW_BYTES, reading};
 use crate::error::Result;
 
 /// Some programs write it at the start of UTF-8 files.
-pub(in crate::batch) const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
+pub const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
 /// Reads a file's lines, except empty ones.
-pub(super) struct Lines {
+pub struct Lines {
     file: BufReader<Box<dyn Read + Send>>,
     is_begun: bool,
     position: u64,
 }
 
 impl Lines {
-    pub(super) fn new(file: impl Read + Send + 'static) -> Self {
+    pub fn new(file: impl Read + Send + 'static) -> Self {
         let file: Box<dyn Read + Send> = Box::new(file);
         Self {
             file: BufReader::with_capacity(256 * 1024, file),
@@ -26,14 +26,14 @@ impl Lines {
     }
 
     /// The bytes that were read, including empty lines.
-    pub(super) fn position(&self) -> u64 {
+    pub fn position(&self) -> u64 {
         self.position
     }
 
     /// Reads a line that is not empty, without its line end; `false` at the end of the file.
     ///
     /// A line longer than [`MAX_ROW_BYTES`] is cut to one byte more.
-    pub(super) fn next(&mut self, line: &mut Vec<u8>) -> Result<bool> {
+    pub fn next(&mut self, line: &mut Vec<u8>) -> Result<bool> {
         loop {
             self.skip_empty().map_err(reading)?;
             line.clear();

@@ -19,10 +19,10 @@ mod parquet_text;
 mod parquet_writer;
 mod request_lines;
 #[cfg(test)]
-pub(super) mod tests;
+pub mod tests;
 
 pub use self::csv_dialect::{CsvOptions, Mark};
-pub(super) use self::{
+pub use self::{
     chunk::{
         CHUNK_ROWS, Chunk, Footers, Head, Layout, PARQUET_MAGIC, RowReader, RowWriter, Rows,
         reading,
@@ -33,7 +33,7 @@ pub(super) use self::{
     lines::BYTE_ORDER_MARK,
     request_lines::{RequestReader, RequestWriter, is_request},
 };
-pub(super) use self::{
+pub use self::{
     parquet_reader::ParquetReader,
     parquet_writer::{ParquetWriter, join_footers},
 };

@@ -30,7 +30,7 @@ use crate::{
     error::{Error, Result, quoted},
 };
 
-pub(in crate::batch) struct ParquetReader {
+pub struct ParquetReader {
     source: Source,
     /// The rows' types.
     schema: SchemaRef,
@@ -45,7 +45,7 @@ pub(in crate::batch) struct ParquetReader {
 
 impl ParquetReader {
     /// Column names in `input`.
-    pub(in crate::batch) fn names(input: OpenInput) -> Result<Vec<String>> {
+    pub fn names(input: OpenInput) -> Result<Vec<String>> {
         let (_, schema, _) = metadata(&Source::new(input))?;
         Ok(schema
             .fields()
@@ -55,14 +55,14 @@ impl ParquetReader {
     }
 
     /// Reads `input`, whose best column has the texts, if `layout` does not name another.
-    pub(in crate::batch) fn new(input: OpenInput, layout: &Layout) -> Result<Self> {
+    pub fn new(input: OpenInput, layout: &Layout) -> Result<Self> {
         Self::with_column(input, |schema| {
             text_column(schema, layout.column.as_deref())
         })
     }
 
     /// Reads `input` for its columns, of any type; its first column is taken for the texts.
-    pub(in crate::batch) fn of_columns(input: OpenInput) -> Result<Self> {
+    pub fn of_columns(input: OpenInput) -> Result<Self> {
         Self::with_column(input, |schema| match schema.fields().is_empty() {
             true => Err(Error::invalid(
                 "expected columns in the Parquet file, but found none",
@@ -97,12 +97,12 @@ impl ParquetReader {
 
 impl ParquetReader {
     /// Rows in the file.
-    pub(in crate::batch) fn rows(&self) -> u64 {
+    pub fn rows(&self) -> u64 {
         self.rows
     }
 
     /// Reads only these rows.
-    pub(in crate::batch) fn range(mut self, rows: Range<u64>) -> Result<Self> {
+    pub fn range(mut self, rows: Range<u64>) -> Result<Self> {
         self.batches = batches(&self.source, &self.metadata, rows.clone())?;
         (self.done, self.rows) = (rows.start, rows.end);
         Ok(self)
@@ -372,7 +372,7 @@ fn check_intervals(metadata: &ParquetMetaData) -> Result<()> {
     )))
 }
 
-pub(super) fn holds_text(found: &DataType) -> bool {
+pub fn holds_text(found: &DataType) -> bool {
     match found {
         DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => true,
         DataType::Dictionary(_, values) => holds_text(values),
@@ -381,7 +381,7 @@ pub(super) fn holds_text(found: &DataType) -> bool {
 }
 
 /// A column's texts; `None` for a row without one.
-pub(super) fn texts(column: &dyn Array) -> Box<dyn Iterator<Item = Option<&str>> + '_> {
+pub fn texts(column: &dyn Array) -> Box<dyn Iterator<Item = Option<&str>> + '_> {
     if let Some(texts) = column.as_string_opt::<i32>() {
         return Box::new(texts.iter());
     }

@@ -22,13 +22,13 @@ const MAX_HEADER_BYTES: u64 = 16 * 1024;
 /// It keeps read errors, which may be temporary: the reader converts all errors to texts, although
 /// damaged pages are permanent.
 #[derive(Clone)]
-pub(super) struct Source {
+pub struct Source {
     input: OpenInput,
     failure: Arc<Mutex<Option<Error>>>,
 }
 
 impl Source {
-    pub(super) fn new(input: OpenInput) -> Self {
+    pub fn new(input: OpenInput) -> Self {
         Self {
             input,
             failure: Arc::default(),
@@ -36,7 +36,7 @@ impl Source {
     }
 
     /// Error from a failed read, or for a damaged file.
-    pub(super) fn error(&self, error: &dyn Display) -> Error {
+    pub fn error(&self, error: &dyn Display) -> Error {
         let failure = self
             .failure
             .lock()
@@ -99,7 +99,7 @@ impl ChunkReader for Source {
 }
 
 /// Reads the contents from an offset on.
-pub(super) struct SourceReader {
+pub struct SourceReader {
     source: Source,
     contents: Box<dyn Read + Send>,
     /// Where the bytes after the contents begin.

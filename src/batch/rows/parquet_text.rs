@@ -14,7 +14,7 @@ use parquet::{
 };
 
 /// The type of a text's bytes; other types stay.
-pub(super) fn bytes_of_text(found: &DataType) -> DataType {
+pub fn bytes_of_text(found: &DataType) -> DataType {
     match found {
         DataType::Utf8 => DataType::Binary,
         DataType::LargeUtf8 => DataType::LargeBinary,
@@ -27,7 +27,7 @@ pub(super) fn bytes_of_text(found: &DataType) -> DataType {
 }
 
 /// A file's schema without the annotations that make bytes texts.
-pub(super) fn stored_bytes(schema: &SchemaDescriptor) -> ParquetResult<Arc<SchemaDescriptor>> {
+pub fn stored_bytes(schema: &SchemaDescriptor) -> ParquetResult<Arc<SchemaDescriptor>> {
     let root = without_texts(&schema.root_schema_ptr())?;
     Ok(Arc::new(SchemaDescriptor::new(root)))
 }
@@ -66,10 +66,7 @@ fn without_texts(found: &TypePtr) -> ParquetResult<TypePtr> {
 
 /// An array of the type `target` from one whose texts are bytes, and whether it had bytes that are not UTF-8, which become
 /// U+FFFD.
-pub(super) fn text_of_bytes(
-    data: ArrayData,
-    target: &DataType,
-) -> Result<(ArrayData, bool), ArrowError> {
+pub fn text_of_bytes(data: ArrayData, target: &DataType) -> Result<(ArrayData, bool), ArrowError> {
     if data.data_type() == target {
         return Ok((data, false));
     }
@@ -132,7 +129,7 @@ fn bytes(column: &dyn Array, row: usize) -> Option<&[u8]> {
 }
 
 /// The first byte in a row that is not UTF-8, where the type `target` has texts.
-pub(super) fn invalid_byte(column: &dyn Array, row: usize, target: &DataType) -> Option<u8> {
+pub fn invalid_byte(column: &dyn Array, row: usize, target: &DataType) -> Option<u8> {
     if column.is_null(row) {
         return None;
     }

@@ -39,7 +39,7 @@ use crate::{
 const FOOTER_END: usize = 8;
 
 /// Writes an output piece.
-pub(in crate::batch) struct ParquetWriter {
+pub struct ParquetWriter {
     writer: ArrowWriter<Vec<u8>>,
     schema: SchemaRef,
     columns: Columns,
@@ -48,7 +48,7 @@ pub(in crate::batch) struct ParquetWriter {
 
 impl ParquetWriter {
     /// Writes the columns in `rows` and the answer columns.
-    pub(in crate::batch) fn new(rows: &SchemaRef, columns: Columns) -> Result<Self> {
+    pub fn new(rows: &SchemaRef, columns: Columns) -> Result<Self> {
         let is_taken = |name: &str| rows.column_with_name(name).is_some();
         let all = columns
             .iter()
@@ -212,7 +212,7 @@ fn metadata(footer: &Footer) -> Result<ParquetMetaData> {
 }
 
 /// Joins the pieces' footers into the file's footer.
-pub(in crate::batch) fn join_footers(pieces: &[(u64, Footer)]) -> Result<Vec<u8>> {
+pub fn join_footers(pieces: &[(u64, Footer)]) -> Result<Vec<u8>> {
     let (mut groups, mut file): (Vec<RowGroupMetaData>, Option<FileMetaData>) = (Vec::new(), None);
     let (mut position, mut rows) = (0, 0);
     for (length, footer) in pieces {

@@ -20,12 +20,12 @@ use crate::{
 const CHUNK_BYTES: usize = 16 * 1024;
 
 /// Reads requests, which are lines.
-pub(in crate::batch) struct RequestReader {
+pub struct RequestReader {
     lines: Lines,
 }
 
 impl RequestReader {
-    pub(in crate::batch) fn new(file: impl Read + Send + 'static) -> Self {
+    pub fn new(file: impl Read + Send + 'static) -> Self {
         Self {
             lines: Lines::new(file),
         }
@@ -91,14 +91,14 @@ impl RowReader for RequestReader {
 }
 
 /// Writes responses, which are lines.
-pub(in crate::batch) struct RequestWriter {
+pub struct RequestWriter {
     target: Packer,
     buffer: Vec<u8>,
     columns: BTreeSet<String>,
 }
 
 impl RequestWriter {
-    pub(in crate::batch) fn new(target: Packer) -> Self {
+    pub fn new(target: Packer) -> Self {
         Self {
             target,
             buffer: Vec::new(),
@@ -156,7 +156,7 @@ struct Beginning {
 }
 
 /// Whether a file's first line, which may be cut, is a request: an object with `custom_id` and `url`.
-pub(in crate::batch) fn is_request(line: &[u8]) -> bool {
+pub fn is_request(line: &[u8]) -> bool {
     struct Visitor<'a>(&'a mut Beginning);
 
     impl<'de> de::Visitor<'de> for Visitor<'_> {

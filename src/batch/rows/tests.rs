@@ -7,7 +7,7 @@ use bytes::Bytes;
 use parquet::arrow::{ArrowWriter, arrow_reader::ParquetRecordBatchReaderBuilder};
 
 /// A file with a column `text`.
-pub(in crate::batch) fn written<'a>(texts: impl Iterator<Item = Option<&'a str>>) -> Vec<u8> {
+pub fn written<'a>(texts: impl Iterator<Item = Option<&'a str>>) -> Vec<u8> {
     let column: ArrayRef = Arc::new(StringArray::from_iter(texts));
     let batch = RecordBatch::try_from_iter_with_nullable([("text", column, true)]).unwrap();
     let mut writer = ArrowWriter::try_new(Vec::new(), batch.schema(), None).unwrap();
@@ -16,7 +16,7 @@ pub(in crate::batch) fn written<'a>(texts: impl Iterator<Item = Option<&'a str>>
 }
 
 /// A file's rows, one by one.
-pub(in crate::batch) fn rows(file: Vec<u8>) -> Vec<RecordBatch> {
+pub fn rows(file: Vec<u8>) -> Vec<RecordBatch> {
     let builder = ParquetRecordBatchReaderBuilder::try_new(Bytes::from(file)).unwrap();
     builder
         .with_batch_size(1)

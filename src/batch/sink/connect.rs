@@ -11,7 +11,7 @@ use crate::error::Result;
     not(any(feature = "postgres", feature = "s3")),
     expect(unused_variables, reason = "no sink is built")
 )]
-pub(super) fn connect(settings: &SinkSettings, dimensions: usize) -> Result<Box<dyn Sink>> {
+pub fn connect(settings: &SinkSettings, dimensions: usize) -> Result<Box<dyn Sink>> {
     match &settings.url {
         #[cfg(feature = "s3")]
         SinkUrl::S3Vectors(index) => Ok(Box::new(super::s3_vectors::S3Vectors::connect(

@@ -4,10 +4,10 @@ use super::record::Record;
 use crate::error::{Error, Result};
 
 /// A refused record's place, and the reason.
-pub(super) type Refusal = (usize, String);
+pub type Refusal = (usize, String);
 
 /// Stores records.
-pub(super) trait Sink: Send {
+pub trait Sink: Send {
     /// Why the sink would refuse a record, as far as that is known before it is sent.
     fn check(&self, record: &Record) -> Result<(), String>;
 
@@ -19,7 +19,7 @@ pub(super) trait Sink: Send {
 }
 
 /// The error for a sink whose vectors have another number of dimensions.
-pub(super) fn other_dimensions(place: &str, expected: usize, found: i64) -> Error {
+pub fn other_dimensions(place: &str, expected: usize, found: i64) -> Error {
     Error::config(format!(
         "expected {place} for vectors of {expected} values, as the model's, but found {found}; choose another model or \
          `dimensions`"
@@ -27,10 +27,10 @@ pub(super) fn other_dimensions(place: &str, expected: usize, found: i64) -> Erro
 }
 
 /// A thread that waits for asynchronous work.
-pub(super) struct Waiting(Option<tokio::runtime::Runtime>);
+pub struct Waiting(Option<tokio::runtime::Runtime>);
 
 impl Waiting {
-    pub(super) fn new() -> Result<Self> {
+    pub fn new() -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build();
@@ -40,7 +40,7 @@ impl Waiting {
     }
 
     /// Must be called outside of asynchronous work.
-    pub(super) fn wait<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
+    pub fn wait<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
         let runtime = self
             .0
             .as_ref()

@@ -31,4 +31,4 @@ mod url;
 mod writer;
 
 pub use self::url::{SinkSettings, SinkUrl};
-pub(super) use self::writer::SinkWriter;
+pub use self::writer::SinkWriter;

@@ -25,7 +25,7 @@ const TOO_LARGE: u16 = 413;
 /// After this, a reason quotes the document.
 const PREVIEW: &str = ". Preview of field's value";
 
-pub(super) struct OpenSearch {
+pub struct OpenSearch {
     client: SignedClient,
     url: OpenSearchUrl,
     /// The URL, for messages.
@@ -35,7 +35,7 @@ pub(super) struct OpenSearch {
 }
 
 impl OpenSearch {
-    pub(super) fn connect(
+    pub fn connect(
         url: &OpenSearchUrl,
         settings: &SinkSettings,
         dimensions: usize,

@@ -22,7 +22,7 @@ use crate::error::{Error, Result};
 /// Name that the server shows for the connection.
 const APPLICATION: &str = "kivu batch";
 
-pub(super) struct Postgres {
+pub struct Postgres {
     connector: Connector,
     client: Option<Client>,
     statements: Statements,
@@ -39,11 +39,7 @@ struct Connector {
 }
 
 impl Postgres {
-    pub(super) fn connect(
-        url: &PostgresUrl,
-        settings: &SinkSettings,
-        dimensions: usize,
-    ) -> Result<Self> {
+    pub fn connect(url: &PostgresUrl, settings: &SinkSettings, dimensions: usize) -> Result<Self> {
         let connector = Connector::new(url, settings)?;
         let waiting = Waiting::new()?;
         let (client, statements) = waiting.wait(async {

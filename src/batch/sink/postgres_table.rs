@@ -40,13 +40,13 @@ impl Column {
 }
 
 /// Statements for a table whose columns are checked.
-pub(super) struct Statements {
-    pub(super) create: String,
-    pub(super) copy: String,
+pub struct Statements {
+    pub create: String,
+    pub copy: String,
     /// Inserts or replaces all rows of a batch.
-    pub(super) insert: String,
+    pub insert: String,
     /// The same for the row with the place `$1`.
-    pub(super) insert_one: String,
+    pub insert_one: String,
 }
 
 /// A name as SQL reads it literally.
@@ -55,18 +55,18 @@ fn quoted(name: &str) -> String {
 }
 
 /// Reads the columns of the table.
-pub(super) async fn read(client: &Client, table: &str) -> Result<Vec<Row>, PostgresError> {
+pub async fn read(client: &Client, table: &str) -> Result<Vec<Row>, PostgresError> {
     client.query(COLUMNS, &[&table]).await
 }
 
-pub(super) async fn has_extension(client: &Client) -> Result<bool, PostgresError> {
+pub async fn has_extension(client: &Client) -> Result<bool, PostgresError> {
     let found = client
         .query("SELECT FROM pg_extension WHERE extname = 'vector'", &[])
         .await?;
     Ok(!found.is_empty())
 }
 
-pub(super) fn name(url: &PostgresUrl) -> String {
+pub fn name(url: &PostgresUrl) -> String {
     url.table
         .iter()
         .map(|part| quoted(part))
@@ -76,7 +76,7 @@ pub(super) fn name(url: &PostgresUrl) -> String {
 
 impl Statements {
     /// Checks the table, whose columns were read.
-    pub(super) fn new(
+    pub fn new(
         rows: &[Row],
         url: &PostgresUrl,
         settings: &SinkSettings,

@@ -26,11 +26,11 @@ const PROTOCOL: &[u8] = b"postgresql";
 
 /// Makes connections with TLS.
 #[derive(Clone)]
-pub(super) struct Tls(TlsConnector);
+pub struct Tls(TlsConnector);
 
 impl Tls {
     /// Trusts the certificates in a PEM file, by default the system's.
-    pub(super) fn new(roots: Option<&Path>) -> Result<Self> {
+    pub fn new(roots: Option<&Path>) -> Result<Self> {
         let trusted = trusted_roots(roots, "sslrootcert")?;
         let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()
@@ -59,7 +59,7 @@ where
 }
 
 /// A connection's handshake with the host.
-pub(super) struct Handshake(TlsConnector, Option<ServerName<'static>>);
+pub struct Handshake(TlsConnector, Option<ServerName<'static>>);
 
 impl<S> TlsConnect<S> for Handshake
 where
@@ -80,7 +80,7 @@ where
 }
 
 /// An encrypted connection.
-pub(super) struct Encrypted<S>(client::TlsStream<S>);
+pub struct Encrypted<S>(client::TlsStream<S>);
 
 impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Encrypted<S> {
     fn poll_read(

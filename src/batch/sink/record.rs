@@ -7,20 +7,20 @@ use crate::pipeline::vectors::StoredVector;
 
 /// A row with its vector.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Record {
-    pub(super) id: String,
-    pub(super) vector: Vec<f32>,
+pub struct Record {
+    pub id: String,
+    pub vector: Vec<f32>,
     /// In the settings' order; null for missing values.
-    pub(super) metadata: Vec<Value>,
+    pub metadata: Vec<Value>,
 }
 
 /// A refused row's error, without its text.
-pub(super) fn refusal(message: impl Into<String>) -> RowError {
+pub fn refusal(message: impl Into<String>) -> RowError {
     RowError::new(ErrorKind::Sink, message)
 }
 
 /// A row's id: a text or an integer.
-pub(super) fn id(value: &Value, column: &str) -> Result<String, RowError> {
+pub fn id(value: &Value, column: &str) -> Result<String, RowError> {
     let wrong = |found: &str| {
         Err(refusal(format!(
             "expected a text or an integer as the id in `{column}`, but found {found}"
@@ -36,7 +36,7 @@ pub(super) fn id(value: &Value, column: &str) -> Result<String, RowError> {
 }
 
 /// The dense vector in an answer, which must have this many finite values.
-pub(super) fn vector(result: &mut RowResult, dimensions: usize) -> Result<Vec<f32>, RowError> {
+pub fn vector(result: &mut RowResult, dimensions: usize) -> Result<Vec<f32>, RowError> {
     let answer = match result {
         Ok(answer) => std::mem::take(answer),
         Err(error) => return Err(error.clone()),

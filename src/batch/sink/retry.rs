@@ -12,7 +12,7 @@ const MAX_PAUSE: Duration = Duration::from_secs(8);
 
 /// Why an attempt failed.
 #[derive(Debug)]
-pub(super) enum Failure {
+pub enum Failure {
     /// The same request may succeed later.
     Passing(String),
     Permanent(Error),
@@ -26,7 +26,7 @@ impl From<Error> for Failure {
 
 /// Tries until an attempt succeeds or fails permanently, about 30 seconds at most besides the attempts themselves.
 /// After that, the job stops and can be resumed.
-pub(super) async fn retried<T>(
+pub async fn retried<T>(
     action: &str,
     attempt: impl AsyncFnMut() -> Result<T, Failure>,
 ) -> Result<T> {

@@ -22,7 +22,7 @@ const MAX_FILTERABLE_BYTES: usize = 2 * 1024;
 const MAX_REQUEST_BYTES: usize = 16 * 1024 * 1024;
 const VALUE_BYTES: usize = 16;
 
-pub(super) struct S3Vectors {
+pub struct S3Vectors {
     index: VectorIndex,
     /// The URL, for messages.
     place: String,
@@ -33,11 +33,7 @@ pub(super) struct S3Vectors {
 }
 
 impl S3Vectors {
-    pub(super) fn connect(
-        id: &VectorIndexId,
-        settings: &SinkSettings,
-        dimensions: usize,
-    ) -> Result<Self> {
+    pub fn connect(id: &VectorIndexId, settings: &SinkSettings, dimensions: usize) -> Result<Self> {
         let (place, found) = (settings.url.to_string(), settings.metadata.len());
         if found > MAX_METADATA_NAMES {
             return Err(Error::config(format!(

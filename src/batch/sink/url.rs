@@ -48,33 +48,33 @@ pub enum VectorIndexId {
 #[derive(Clone, PartialEq, Eq)]
 pub struct OpenSearchUrl {
     /// Scheme, host and port.
-    pub(super) origin: String,
-    pub(super) host: String,
-    pub(super) user: Option<(String, String)>,
-    pub(super) index: String,
+    pub origin: String,
+    pub host: String,
+    pub user: Option<(String, String)>,
+    pub index: String,
     /// Field with the vectors.
-    pub(super) vector: String,
+    pub vector: String,
     /// Region for AWS signatures; from the host, unless the domain has a custom one.
-    pub(super) region: Option<String>,
+    pub region: Option<String>,
 }
 
 /// A table. The URL is libpq's, with a few more parameters.
 #[derive(Clone, PartialEq, Eq)]
 pub struct PostgresUrl {
     /// The URL without the parameters below.
-    pub(super) url: String,
+    pub url: String,
     /// Without credentials and parameters.
     shown: String,
     /// Parameters that select the server and the table, each after `&`.
     selecting: String,
     /// Schema and table, or only the table.
-    pub(super) table: Vec<String>,
+    pub table: Vec<String>,
     /// Column with the ids; the input's id column by default.
-    pub(super) id: Option<String>,
+    pub id: Option<String>,
     /// Column with the vectors.
-    pub(super) vector: String,
+    pub vector: String,
     /// PEM file with trusted certificates.
-    pub(super) roots: Option<String>,
+    pub roots: Option<String>,
 }
 
 impl SinkUrl {
@@ -135,7 +135,7 @@ impl VectorIndexId {
     }
 
     /// The ARN's region.
-    pub(super) fn region(&self) -> Option<&str> {
+    pub fn region(&self) -> Option<&str> {
         match self {
             Self::Names { .. } => None,
             Self::Arn(arn) => arn.split(':').nth(3),
@@ -368,7 +368,7 @@ impl SinkSettings {
     }
 
     /// All columns that are read: the id's first.
-    pub(super) fn columns(&self) -> Vec<String> {
+    pub fn columns(&self) -> Vec<String> {
         [&self.id]
             .into_iter()
             .chain(&self.metadata)

@@ -24,9 +24,9 @@ const BATCH_ROWS: usize = 500;
 const BATCH_BYTES: usize = 8 * 1024 * 1024;
 
 /// Rows that the sink does not have, with their errors, and the answers for all rows in their chunk.
-pub(in crate::batch) struct Sent {
-    pub(in crate::batch) failed: Vec<(Rows, Vec<RowResult>)>,
-    pub(in crate::batch) answers: Answers,
+pub struct Sent {
+    pub failed: Vec<(Rows, Vec<RowResult>)>,
+    pub answers: Answers,
 }
 
 /// A chunk's rows, and the places of the records among them.
@@ -37,7 +37,7 @@ struct Waiting {
 }
 
 /// Writes rows to a sink.
-pub(in crate::batch) struct SinkWriter {
+pub struct SinkWriter {
     sink: Box<dyn Sink>,
     fields: Fields,
     id_column: String,
@@ -52,11 +52,7 @@ pub(in crate::batch) struct SinkWriter {
 
 impl SinkWriter {
     /// Connects to the sink, and checks that the file's columns and the model's vectors fit.
-    pub(in crate::batch) fn connect(
-        settings: &SinkSettings,
-        dimensions: usize,
-        head: &Head,
-    ) -> Result<Self> {
+    pub fn connect(settings: &SinkSettings, dimensions: usize, head: &Head) -> Result<Self> {
         let fields = Fields::new(head, settings.columns())?;
         Ok(Self::new(
             connect(settings, dimensions)?,
@@ -81,7 +77,7 @@ impl SinkWriter {
     }
 
     /// Reads the ids in rows that are done, which no other row may have.
-    pub(in crate::batch) fn skip(&mut self, reader: &mut dyn RowReader, rows: u64) -> Result<()> {
+    pub fn skip(&mut self, reader: &mut dyn RowReader, rows: u64) -> Result<()> {
         let mut done = 0;
         while done < rows {
             let Some(chunk) = reader.next()? else { break };
@@ -101,7 +97,7 @@ impl SinkWriter {
     }
 
     /// Takes rows, which are sent with the next [`Self::flush`].
-    pub(in crate::batch) fn add(&mut self, rows: Rows, mut answers: Answers) {
+    pub fn add(&mut self, rows: Rows, mut answers: Answers) {
         let mut places = Vec::new();
         for (row, result) in answers.results.iter_mut().enumerate() {
             match self.record(&rows, row, result) {
@@ -125,12 +121,12 @@ impl SinkWriter {
     }
 
     /// Whether the next chunk's rows may be too many for a batch.
-    pub(in crate::batch) fn is_full(&self) -> bool {
+    pub fn is_full(&self) -> bool {
         self.rows + CHUNK_ROWS > BATCH_ROWS || self.bytes >= BATCH_BYTES
     }
 
     /// Sends all rows that were added, and returns the ones without a place in the sink.
-    pub(in crate::batch) fn flush(&mut self) -> Result<Vec<Sent>> {
+    pub fn flush(&mut self) -> Result<Vec<Sent>> {
         let refused = match self.records.as_slice() {
             [] => Vec::new(),
             records => self.sink.put(records)?,

@@ -7,7 +7,7 @@ use std::{
 
 /// A number of bytes that loaded models share.
 #[derive(Debug)]
-pub(super) struct Budget {
+pub struct Budget {
     max: u64,
     state: Mutex<State>,
     changed: Condvar,
@@ -22,13 +22,13 @@ struct State {
 
 /// Bytes that a model takes; they are free again once this is dropped.
 #[derive(Debug)]
-pub(super) struct Reserved {
+pub struct Reserved {
     budget: Arc<Budget>,
-    pub(super) bytes: u64,
+    pub bytes: u64,
 }
 
 impl Budget {
-    pub(super) fn new(max: u64) -> Arc<Self> {
+    pub fn new(max: u64) -> Arc<Self> {
         Arc::new(Self {
             max,
             state: Mutex::default(),
@@ -36,16 +36,16 @@ impl Budget {
         })
     }
 
-    pub(super) fn max(&self) -> u64 {
+    pub fn max(&self) -> u64 {
         self.max
     }
 
-    pub(super) fn used(&self) -> u64 {
+    pub fn used(&self) -> u64 {
         self.lock().used
     }
 
     /// Takes `bytes`; `None` if fewer are free.
-    pub(super) fn reserve(self: &Arc<Self>, bytes: u64) -> Option<Reserved> {
+    pub fn reserve(self: &Arc<Self>, bytes: u64) -> Option<Reserved> {
         let mut state = self.lock();
         state.used = state
             .used
@@ -58,20 +58,20 @@ impl Budget {
     }
 
     /// For [`Budget::wait`]: what happens from now on ends its wait.
-    pub(super) fn changes(&self) -> u64 {
+    pub fn changes(&self) -> u64 {
         self.lock().changes
     }
 
     /// Waits until bytes are freed or [`Budget::wake`] is called, if neither has happened since `changes`, but not longer
     /// than `limit`.
-    pub(super) fn wait(&self, changes: u64, limit: Duration) {
+    pub fn wait(&self, changes: u64, limit: Duration) {
         let is_same = |state: &mut State| state.changes == changes;
         let waited = self.changed.wait_timeout_while(self.lock(), limit, is_same);
         drop(waited.unwrap_or_else(PoisonError::into_inner));
     }
 
     /// Wakes those that wait: a model is idle that may leave, or another one is to be loaded.
-    pub(super) fn wake(&self) {
+    pub fn wake(&self) {
         self.change(|_| {});
     }
 
@@ -90,7 +90,7 @@ impl Budget {
 
 impl Reserved {
     /// Changes the number of bytes to what the model was found to take, even beyond the budget.
-    pub(super) fn correct(&mut self, bytes: u64) {
+    pub fn correct(&mut self, bytes: u64) {
         let before = std::mem::replace(&mut self.bytes, bytes);
         self.budget
             .change(|state| state.used = (state.used - before) + bytes);

@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// The pause before a model that could not be loaded is tried again.
-pub(super) const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+pub const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// How long a loaded model that no request has used yet is kept for the requests that wait for it.
 const UNUSED_TIME: Duration = Duration::from_secs(1);
 /// [`Entry::keep_ms`] of a model that stays until others need its memory.
@@ -40,10 +40,10 @@ pub struct Entry {
     /// Maximum tokens per input, special tokens included.
     pub max_tokens: usize,
     /// `None` for models that are always loaded.
-    pub(super) listed: Option<Listed>,
+    pub listed: Option<Listed>,
     slot: RwLock<Slot>,
     /// Woken when the slot changes.
-    pub(super) changed: Notify,
+    pub changed: Notify,
     /// How often the model was loaded.
     loads: AtomicU64,
     /// Milliseconds since 1970; 0 before the first use.
@@ -55,7 +55,7 @@ pub struct Entry {
 
 /// Whether an entry's model is in memory.
 #[derive(Debug)]
-pub(super) enum Slot {
+pub enum Slot {
     Absent,
     Loading,
     /// Not loaded: another bundle has taken the place of the entry's.
@@ -66,18 +66,18 @@ pub(super) enum Slot {
 
 /// Why a model could not be loaded.
 #[derive(Clone, Debug)]
-pub(super) struct Failure {
-    pub(super) at: Instant,
+pub struct Failure {
+    pub at: Instant,
     /// For clients.
-    pub(super) message: String,
+    pub message: String,
     /// Whether another attempt may succeed.
-    pub(super) is_temporary: bool,
+    pub is_temporary: bool,
 }
 
 /// A model in memory.
 #[derive(Debug)]
-pub(super) struct Resident {
-    pub(super) model: Model,
+pub struct Resident {
+    pub model: Model,
     users: AtomicUsize,
     has_been_used: AtomicUsize,
     loaded: Instant,
@@ -121,7 +121,7 @@ impl ModelState {
 
 impl Entry {
     /// A model that is loaded from now on.
-    pub(super) fn of_model(model: Model) -> Self {
+    pub fn of_model(model: Model) -> Self {
         let (name, manifest, digest) = (
             model.name.clone(),
             model.manifest.clone(),
@@ -136,7 +136,7 @@ impl Entry {
     }
 
     /// A model that its first request loads.
-    pub(super) fn of_listed(listed: Listed, max_tokens: Option<usize>) -> Self {
+    pub fn of_listed(listed: Listed, max_tokens: Option<usize>) -> Self {
         let (name, manifest) = (listed.name.clone(), listed.manifest.clone());
         let own = TaskSettings::of(&manifest).map_or(0, |settings| settings.max_tokens());
         let max_tokens = own.min(max_tokens.unwrap_or(usize::MAX));
@@ -237,13 +237,13 @@ impl Entry {
     }
 
     /// Whether the bundle is in this folder.
-    pub(super) fn is_in(&self, folder: &Path) -> bool {
+    pub fn is_in(&self, folder: &Path) -> bool {
         let home = self.listed.as_ref().map(|listed| listed.bundle.home());
         matches!(home, Some(Home::Folder(found)) if found == folder)
     }
 
     /// The order in which models leave: those that stay are last.
-    pub(super) fn rank(&self) -> (bool, u64) {
+    pub fn rank(&self) -> (bool, u64) {
         (
             self.keep_ms.load(Ordering::Relaxed) == STAYS,
             self.last_use.load(Ordering::Relaxed),
@@ -251,7 +251,7 @@ impl Entry {
     }
 
     /// Uses the model if it is loaded.
-    pub(super) fn lease(self: &Arc<Self>, budget: Option<&Arc<Budget>>) -> Option<ModelLease> {
+    pub fn lease(self: &Arc<Self>, budget: Option<&Arc<Budget>>) -> Option<ModelLease> {
         let slot = self.slot();
         let Slot::Loaded(resident) = &*slot else {
             return None;
@@ -268,12 +268,12 @@ impl Entry {
     }
 
     /// Takes the model out of memory once no request uses it; requests from now on load it again.
-    pub(super) fn unload(&self) -> bool {
+    pub fn unload(&self) -> bool {
         self.unload_if(|_| true)
     }
 
     /// Takes the model out of memory if nothing uses it.
-    pub(super) fn unload_idle(&self) -> bool {
+    pub fn unload_idle(&self) -> bool {
         self.unload_if(Resident::is_idle)
     }
 
@@ -300,12 +300,12 @@ impl Entry {
         }
     }
 
-    pub(super) fn is_idle(&self) -> bool {
+    pub fn is_idle(&self) -> bool {
         matches!(&*self.slot(), Slot::Loaded(resident) if resident.is_idle())
     }
 
     /// Whether the model's time is over, or its files were written to.
-    pub(super) fn must_leave(&self) -> bool {
+    pub fn must_leave(&self) -> bool {
         let now = Duration::from_millis(now_ms());
         match &*self.slot() {
             Slot::Loaded(resident) => {
@@ -316,7 +316,7 @@ impl Entry {
         }
     }
 
-    pub(super) fn set(&self, slot: Slot) {
+    pub fn set(&self, slot: Slot) {
         if matches!(slot, Slot::Loaded(_)) {
             self.loads.fetch_add(1, Ordering::Relaxed);
         }
@@ -324,17 +324,17 @@ impl Entry {
         self.changed.notify_waiters();
     }
 
-    pub(super) fn slot(&self) -> RwLockReadGuard<'_, Slot> {
+    pub fn slot(&self) -> RwLockReadGuard<'_, Slot> {
         self.slot.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn slot_mut(&self) -> RwLockWriteGuard<'_, Slot> {
+    pub fn slot_mut(&self) -> RwLockWriteGuard<'_, Slot> {
         self.slot.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Resident {
-    pub(super) fn new(model: Model, memory: Option<Reserved>) -> Self {
+    pub fn new(model: Model, memory: Option<Reserved>) -> Self {
         let (users, has_been_used) = (AtomicUsize::new(0), AtomicUsize::new(0));
         Self {
             model,

@@ -46,8 +46,8 @@ struct Waiting {
 }
 
 #[derive(Debug)]
-pub(super) struct Loads {
-    pub(super) budget: Arc<Budget>,
+pub struct Loads {
+    pub budget: Arc<Budget>,
     queue: flume::Sender<Arc<Entry>>,
 }
 
@@ -66,7 +66,7 @@ struct Loader {
 }
 
 impl Loads {
-    pub(super) fn start(config: &Config, shared: Arc<Shared>) -> Result<Self> {
+    pub fn start(config: &Config, shared: Arc<Shared>) -> Result<Self> {
         let budget = Budget::new(config.model_memory()?);
         let (queue, requested) = flume::unbounded();
         let waiting = Waiting {
@@ -98,7 +98,7 @@ impl Loads {
 
     /// Begins to load a model unless that has begun; `false` if its bundle was replaced, so that the list of models is
     /// out of date. An error if it failed a moment ago.
-    pub(super) fn request(&self, entry: &Arc<Entry>) -> Result<bool> {
+    pub fn request(&self, entry: &Arc<Entry>) -> Result<bool> {
         let mut slot = entry.slot_mut();
         match &*slot {
             Slot::Loading | Slot::Loaded(_) => return Ok(true),

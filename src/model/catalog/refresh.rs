@@ -32,7 +32,7 @@ const S3_INTERVAL: Duration = Duration::from_secs(30);
 const UNKNOWN_FACTOR: u32 = 10;
 
 #[derive(Debug)]
-pub(super) struct Refresh {
+pub struct Refresh {
     requests: flume::Sender<()>,
     /// Number of refreshes that have begun.
     begun: Arc<AtomicU64>,
@@ -60,7 +60,7 @@ struct Refresher {
 
 impl Refresh {
     /// Reads the list, and starts the thread that does so again.
-    pub(super) fn start(config: &Config, shared: Arc<Shared>) -> Result<Self> {
+    pub fn start(config: &Config, shared: Arc<Shared>) -> Result<Self> {
         let added = Arc::<Mutex<Vec<PathBuf>>>::default();
         let mut refresher = Refresher {
             config: config.clone(),
@@ -120,7 +120,7 @@ impl Refresh {
     }
 
     /// Asks for a refresh if the last one was a while ago.
-    pub(super) fn request_if_due(&self) {
+    pub fn request_if_due(&self) {
         if self.done.borrow().at.elapsed() >= self.interval {
             // A full queue contains a request that has not begun.
             let _ = self.requests.try_send(());
@@ -128,14 +128,14 @@ impl Refresh {
     }
 
     /// Asks for a refresh unless the last one was a moment ago.
-    pub(super) fn request_soon(&self) {
+    pub fn request_soon(&self) {
         if self.done.borrow().at.elapsed() >= self.interval / UNKNOWN_FACTOR {
             let _ = self.requests.try_send(());
         }
     }
 
     /// Waits for a refresh that begins from now on, unless the last one was a moment ago.
-    pub(super) async fn run(&self) {
+    pub async fn run(&self) {
         let is_due = self.done.borrow().at.elapsed() >= self.interval / UNKNOWN_FACTOR;
         if is_due || self.has_added() {
             self.run_now().await;
@@ -143,7 +143,7 @@ impl Refresh {
     }
 
     /// Waits for a refresh that begins from now on.
-    pub(super) async fn run_now(&self) {
+    pub async fn run_now(&self) {
         // One that has begun may have missed the change.
         let next = self.begun.load(Ordering::SeqCst) + 1;
         // A full queue contains a request that has not begun.
@@ -151,7 +151,7 @@ impl Refresh {
         let _ = self.done.clone().wait_for(|done| done.number >= next).await;
     }
 
-    pub(super) fn add(&self, path: PathBuf) {
+    pub fn add(&self, path: PathBuf) {
         self.added
             .lock()
             .unwrap_or_else(PoisonError::into_inner)

@@ -6,23 +6,23 @@ use super::entry::Entry;
 
 /// All entries, in configuration order.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub struct Shared {
     entries: RwLock<Arc<[Arc<Entry>]>>,
 }
 
 impl Shared {
-    pub(super) fn new(entries: Arc<[Arc<Entry>]>) -> Self {
+    pub fn new(entries: Arc<[Arc<Entry>]>) -> Self {
         Self {
             entries: RwLock::new(entries),
         }
     }
 
-    pub(super) fn entries(&self) -> Arc<[Arc<Entry>]> {
+    pub fn entries(&self) -> Arc<[Arc<Entry>]> {
         Arc::clone(&self.entries.read().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Replaces all entries, and wakes requests that wait for one that is gone.
-    pub(super) fn replace(&self, entries: &Arc<[Arc<Entry>]>) {
+    pub fn replace(&self, entries: &Arc<[Arc<Entry>]>) {
         let old = {
             let mut current = self.entries.write().unwrap_or_else(PoisonError::into_inner);
             std::mem::replace(&mut *current, Arc::clone(entries))
@@ -34,7 +34,7 @@ impl Shared {
         }
     }
 
-    pub(super) fn has(&self, entry: &Arc<Entry>) -> bool {
+    pub fn has(&self, entry: &Arc<Entry>) -> bool {
         self.entries().iter().any(|now| Arc::ptr_eq(now, entry))
     }
 }

@@ -267,7 +267,7 @@ impl EmbeddingSettings {
             .ok_or_else(|| self.lacks(VectorKind::MultiVector))
     }
 
-    pub(super) fn lacks(&self, kind: VectorKind) -> Error {
+    pub fn lacks(&self, kind: VectorKind) -> Error {
         let found: Vec<_> = self
             .outputs()
             .iter()
@@ -309,7 +309,7 @@ impl EmbeddingSettings {
     }
 
     /// The number of tokens that pooling leaves out in texts with this prompt, as in [`prompt`](Self::prompt).
-    pub(in crate::pipeline) fn unpooled(&self, name: Option<&str>) -> Result<usize> {
+    pub fn unpooled(&self, name: Option<&str>) -> Result<usize> {
         let Some(counts) = &self.unpooled else {
             return Ok(0);
         };
@@ -344,7 +344,7 @@ impl EmbeddingSettings {
     }
 
     /// The number of the task for texts with this prompt, as in [`prompt`](Self::prompt); 0 for none.
-    pub(in crate::pipeline) fn task_of_prompt(&self, name: Option<&str>) -> Result<u32> {
+    pub fn task_of_prompt(&self, name: Option<&str>) -> Result<u32> {
         if self.tasks.is_empty() {
             return Ok(0);
         }
@@ -354,7 +354,7 @@ impl EmbeddingSettings {
     }
 
     /// A task's number, from 1 on; 0 for none.
-    pub(in crate::pipeline) fn task_number(&self, name: &str) -> u32 {
+    pub fn task_number(&self, name: &str) -> u32 {
         let place = self.tasks.iter().position(|task| task == name);
         place.map_or(0, |place| u32::try_from(place + 1).unwrap_or(0))
     }
@@ -422,7 +422,7 @@ impl EmbeddingSettings {
     }
 
     /// Text form for a role, if the model has one.
-    pub(in crate::pipeline) fn form(&self, role: TextRole) -> Option<&RoleSettings> {
+    pub fn form(&self, role: TextRole) -> Option<&RoleSettings> {
         let of_queries = self.static_queries().filter(|_| role == TextRole::Query);
         let form = of_queries.map(|queries| &queries.form);
         let form = form.or_else(|| self.multi_vector.as_ref().map(|multi| multi.role(role)));
@@ -430,7 +430,7 @@ impl EmbeddingSettings {
     }
 
     /// Role for a prompt name: documents, unless the name is a query prompt.
-    pub(in crate::pipeline) fn text_role(&self, name: Option<&str>) -> TextRole {
+    pub fn text_role(&self, name: Option<&str>) -> TextRole {
         let name = name.or(self.default_prompt.as_deref());
         name.and_then(roles::text_role)
             .unwrap_or(TextRole::Document)

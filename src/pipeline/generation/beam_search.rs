@@ -14,7 +14,7 @@ const ASIDE: f32 = -1e9;
 
 /// Beams for one source.
 #[derive(Debug)]
-pub(super) struct BeamSearch<'a> {
+pub struct BeamSearch<'a> {
     config: &'a GenerationConfig,
     max_length: usize,
     running: Vec<Hypothesis>,
@@ -40,7 +40,7 @@ struct Finished {
 }
 
 impl<'a> BeamSearch<'a> {
-    pub(super) fn new(config: &'a GenerationConfig, max_length: usize, number: usize) -> Self {
+    pub fn new(config: &'a GenerationConfig, max_length: usize, number: usize) -> Self {
         let aside = Hypothesis {
             ids: vec![config.start_id],
             score: ASIDE,
@@ -65,11 +65,7 @@ impl<'a> BeamSearch<'a> {
     }
 
     /// Extends the beams by one token and returns their continuations; none if the search is finished.
-    pub(super) fn advance(
-        &mut self,
-        logits: &mut [f32],
-        width: usize,
-    ) -> Result<Vec<Continuation>> {
+    pub fn advance(&mut self, logits: &mut [f32], width: usize) -> Result<Vec<Continuation>> {
         let last_row = logits.len() / width - 1;
         let rows = self.rows(logits, width)?;
         let candidates = self.candidates(&rows);
@@ -234,7 +230,7 @@ impl<'a> BeamSearch<'a> {
             .any(|finished| best > if finished.has_ended { worst } else { ASIDE })
     }
 
-    pub(super) fn finish(self) -> Vec<Generated> {
+    pub fn finish(self) -> Vec<Generated> {
         let best = self
             .finished
             .into_iter()

@@ -29,47 +29,47 @@ pub struct Bounds {
 pub struct GenerationConfig {
     /// Below 0 if the decoder has no start token.
     #[serde(rename = "decoder_start_token_id", skip_serializing_if = "is_negative")]
-    pub(super) start_id: i64,
+    pub start_id: i64,
     #[serde(skip)]
-    pub(super) eos_ids: Vec<i64>,
+    pub eos_ids: Vec<i64>,
     #[serde(skip)]
-    pub(super) length_factor: Option<f32>,
-    pub(super) num_beams: usize,
-    pub(super) num_return_sequences: usize,
-    pub(super) length_penalty: f32,
-    pub(super) early_stopping: EarlyStopping,
-    pub(super) max_length: usize,
-    pub(super) min_length: usize,
-    pub(super) no_repeat_ngram_size: usize,
-    pub(super) repetition_penalty: f32,
-    pub(super) bad_words_ids: Vec<Vec<i64>>,
-    pub(super) suppress_tokens: Vec<i64>,
-    pub(super) begin_suppress_tokens: Vec<i64>,
+    pub length_factor: Option<f32>,
+    pub num_beams: usize,
+    pub num_return_sequences: usize,
+    pub length_penalty: f32,
+    pub early_stopping: EarlyStopping,
+    pub max_length: usize,
+    pub min_length: usize,
+    pub no_repeat_ngram_size: usize,
+    pub repetition_penalty: f32,
+    pub bad_words_ids: Vec<Vec<i64>>,
+    pub suppress_tokens: Vec<i64>,
+    pub begin_suppress_tokens: Vec<i64>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) forced_bos_token_id: Option<i64>,
+    pub forced_bos_token_id: Option<i64>,
     #[serde(skip_serializing_if = "Vec::is_empty", serialize_with = "one_or_many")]
-    pub(super) forced_eos_token_id: Vec<i64>,
-    pub(super) renormalize_logits: bool,
+    pub forced_eos_token_id: Vec<i64>,
+    pub renormalize_logits: bool,
     #[serde(flatten)]
-    pub(super) sampling: Option<Sampling>,
+    pub sampling: Option<Sampling>,
 }
 
 /// Sampling settings.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub(super) struct Sampling {
-    pub(super) temperature: f32,
-    pub(super) top_k: usize,
-    pub(super) top_p: f32,
+pub struct Sampling {
+    pub temperature: f32,
+    pub top_k: usize,
+    pub top_p: f32,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) min_p: Option<f32>,
+    pub min_p: Option<f32>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) typical_p: Option<f32>,
+    pub typical_p: Option<f32>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) epsilon_cutoff: Option<f32>,
+    pub epsilon_cutoff: Option<f32>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) eta_cutoff: Option<f32>,
+    pub eta_cutoff: Option<f32>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) seed: Option<u64>,
+    pub seed: Option<u64>,
 }
 
 impl GenerationConfig {

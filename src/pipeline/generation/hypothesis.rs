@@ -11,8 +11,8 @@ pub struct Generated {
 
 /// A row's next token.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Continuation {
+pub struct Continuation {
     /// The decoder row that it continues.
-    pub(super) row: usize,
-    pub(super) token: i64,
+    pub row: usize,
+    pub token: i64,
 }

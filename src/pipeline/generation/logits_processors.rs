@@ -13,7 +13,7 @@ const NEVER: f32 = f32::NEG_INFINITY;
 impl GenerationConfig {
     /// Whether [`process`](Self::process) computes with scores, rather than only setting some to minus infinity. Beam
     /// scores must then be log-probabilities beforehand.
-    pub(super) fn needs_log_probabilities(&self, ids: &[i64], max_length: usize) -> bool {
+    pub fn needs_log_probabilities(&self, ids: &[i64], max_length: usize) -> bool {
         self.repetition_penalty != 1.0
             || self.samples()
             || self.renormalize_logits
@@ -33,7 +33,7 @@ impl GenerationConfig {
 
     /// Processes the next token's scores after `ids`, which include the start token, in a sequence with at
     /// most `max_length` tokens.
-    pub(super) fn process(&self, ids: &[i64], max_length: usize, scores: &mut [f32]) -> Result<()> {
+    pub fn process(&self, ids: &[i64], max_length: usize, scores: &mut [f32]) -> Result<()> {
         if self.repetition_penalty != 1.0 {
             penalize_repetition(ids, self.repetition_penalty, scores);
         }
@@ -77,7 +77,7 @@ impl GenerationConfig {
     }
 
     /// Random numbers for source `number` in a request. Other seeds share none of them.
-    pub(super) fn random(&self, number: usize) -> fastrand::Rng {
+    pub fn random(&self, number: usize) -> fastrand::Rng {
         let seed = self.sampling.and_then(|sampling| sampling.seed);
         let of_seed = |seed| {
             fastrand::Rng::with_seed(seed)

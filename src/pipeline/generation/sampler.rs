@@ -9,7 +9,7 @@ use crate::error::Result;
 
 /// Sequences for one source.
 #[derive(Debug)]
-pub(super) struct Sampler<'a> {
+pub struct Sampler<'a> {
     config: &'a GenerationConfig,
     max_length: usize,
     /// Token ids per sequence, the start token included.
@@ -20,7 +20,7 @@ pub(super) struct Sampler<'a> {
 }
 
 impl<'a> Sampler<'a> {
-    pub(super) fn new(config: &'a GenerationConfig, max_length: usize, number: usize) -> Self {
+    pub fn new(config: &'a GenerationConfig, max_length: usize, number: usize) -> Self {
         Self {
             config,
             max_length,
@@ -31,11 +31,7 @@ impl<'a> Sampler<'a> {
     }
 
     /// Appends one token to each sequence. Returns continuations for unfinished sequences.
-    pub(super) fn advance(
-        &mut self,
-        logits: &mut [f32],
-        width: usize,
-    ) -> Result<Vec<Continuation>> {
+    pub fn advance(&mut self, logits: &mut [f32], width: usize) -> Result<Vec<Continuation>> {
         let mut rows: Vec<&mut [f32]> = logits.chunks_exact_mut(width).collect();
         let (mut next, mut live) = (Vec::with_capacity(self.live.len()), Vec::new());
         let mut processed = None;
@@ -63,7 +59,7 @@ impl<'a> Sampler<'a> {
         Ok(next)
     }
 
-    pub(super) fn finish(self) -> Vec<Generated> {
+    pub fn finish(self) -> Vec<Generated> {
         let sequences = self.sequences.into_iter();
         sequences
             .map(|mut ids| Generated {

@@ -13,28 +13,28 @@ const CHUNK: usize = 32 * BLOCK;
 
 /// A possible beam continuation.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Candidate {
+pub struct Candidate {
     /// Hypothesis score with this token.
-    pub(super) score: f32,
-    pub(super) beam: usize,
-    pub(super) token: usize,
+    pub score: f32,
+    pub beam: usize,
+    pub token: usize,
 }
 
 /// Scores for the tokens that may continue a hypothesis.
 #[derive(Clone, Debug)]
-pub(super) struct Row<'a> {
-    pub(super) scores: &'a [f32],
+pub struct Row<'a> {
+    pub scores: &'a [f32],
     /// Upper bound per score block.
-    pub(super) bounds: Vec<f32>,
+    pub bounds: Vec<f32>,
     /// To be subtracted from each score, which saves one write pass.
-    pub(super) shift: f32,
+    pub shift: f32,
     /// Hypothesis score so far.
-    pub(super) base: f32,
+    pub base: f32,
 }
 
 impl<'a> Row<'a> {
     /// A row whose scores are totals already.
-    pub(super) fn of(scores: &'a [f32]) -> Self {
+    pub fn of(scores: &'a [f32]) -> Self {
         Self {
             scores,
             bounds: bounds(scores),
@@ -44,17 +44,17 @@ impl<'a> Row<'a> {
     }
 
     /// Hypothesis score with a token that has this score.
-    pub(super) fn total(&self, score: f32) -> f32 {
+    pub fn total(&self, score: f32) -> f32 {
         score - self.shift + self.base
     }
 }
 
 /// Maximum per block.
-pub(super) fn bounds(scores: &[f32]) -> Vec<f32> {
+pub fn bounds(scores: &[f32]) -> Vec<f32> {
     scores.chunks(BLOCK).map(largest).collect()
 }
 
-pub(super) fn log_softmax(scores: &mut [f32]) -> Result<()> {
+pub fn log_softmax(scores: &mut [f32]) -> Result<()> {
     let (shift, _) = log_sum(scores)?;
     scores.iter_mut().for_each(|score| *score -= shift);
     Ok(())
@@ -63,7 +63,7 @@ pub(super) fn log_softmax(scores: &mut [f32]) -> Result<()> {
 /// Log-sum-exp, which turns scores into log-probabilities when subtracted, and the block bounds.
 ///
 /// One pass over memory: each chunk's exponentials are relative to its own maximum.
-pub(super) fn log_sum(scores: &[f32]) -> Result<(f32, Vec<f32>)> {
+pub fn log_sum(scores: &[f32]) -> Result<(f32, Vec<f32>)> {
     let mut bounds = Vec::with_capacity(scores.len().div_ceil(BLOCK));
     let mut sums = Vec::with_capacity(scores.len().div_ceil(CHUNK));
     for chunk in scores.chunks(CHUNK) {
@@ -81,7 +81,7 @@ pub(super) fn log_sum(scores: &[f32]) -> Result<(f32, Vec<f32>)> {
 }
 
 /// Index of the maximum; ties go to the first.
-pub(super) fn best(scores: &[f32]) -> Result<usize> {
+pub fn best(scores: &[f32]) -> Result<usize> {
     let is_nan = scores
         .iter()
         .fold(0_u32, |count, score| count + u32::from(score.is_nan()))
@@ -91,12 +91,12 @@ pub(super) fn best(scores: &[f32]) -> Result<usize> {
     index.filter(|_| !is_nan).ok_or_else(not_a_number)
 }
 
-pub(super) fn not_a_number() -> Error {
+pub fn not_a_number() -> Error {
     Error::inference("the model's output `logits` is not a number")
 }
 
 #[inline(always)]
-pub(super) fn largest(scores: &[f32]) -> f32 {
+pub fn largest(scores: &[f32]) -> f32 {
     let larger = |a: f32, b: f32| if a > b { a } else { b };
     let (chunks, rest) = scores.as_chunks::<LANES>();
     let mut lanes = [f32::NEG_INFINITY; LANES];
@@ -168,7 +168,7 @@ fn power(x: f32) -> f32 {
 }
 
 /// The `count` best continuations across all beams, in descending order; ties keep the input order.
-pub(super) fn top(beams: &[Row], count: usize) -> Vec<Candidate> {
+pub fn top(beams: &[Row], count: usize) -> Vec<Candidate> {
     let mut best: Vec<Candidate> = Vec::with_capacity(count + 1);
     for (beam, row) in beams.iter().enumerate() {
         for (number, (block, bound)) in row.scores.chunks(BLOCK).zip(&row.bounds).enumerate() {

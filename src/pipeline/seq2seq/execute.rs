@@ -28,15 +28,15 @@ const MAX_ROWS: usize = 32;
 /// Maximum source and target tokens per batch: 0.4 GB of cache for M2M100-418M.
 const MAX_TOKENS: usize = 4096;
 /// The unknown token in Bergamot models, which is never generated.
-pub(super) const UNKNOWN_ID: u32 = 1;
+pub const UNKNOWN_ID: u32 = 1;
 
 /// A sentence to translate.
 #[derive(Debug)]
-pub(super) struct SourceSentence {
+pub struct SourceSentence {
     /// Encoder input.
-    pub(super) ids: Vec<i64>,
+    pub ids: Vec<i64>,
     /// Target language token.
-    pub(super) language: Option<LanguageToken>,
+    pub language: Option<LanguageToken>,
 }
 
 /// Encoder input and decoder configuration.
@@ -49,7 +49,7 @@ pub struct Decoding {
 }
 
 impl Decoding {
-    pub(super) fn new(
+    pub fn new(
         rows: Vec<Vec<i64>>,
         config: &GenerationConfig,
         settings: &GenerationSettings,
@@ -82,19 +82,19 @@ impl Decoding {
 }
 
 /// A translation request's work.
-pub(super) struct Seq2SeqWork<'a> {
-    pub(super) sentences: &'a [SourceSentence],
+pub struct Seq2SeqWork<'a> {
+    pub sentences: &'a [SourceSentence],
     /// By target language.
-    pub(super) configs: BTreeMap<Option<LanguageToken>, GenerationConfig>,
+    pub configs: BTreeMap<Option<LanguageToken>, GenerationConfig>,
     /// The options that the model uses for a request without any.
-    pub(super) default_options: Map<String, Value>,
-    pub(super) settings: &'a GenerationSettings,
-    pub(super) shortlist: Option<&'a Shortlist>,
+    pub default_options: Map<String, Value>,
+    pub settings: &'a GenerationSettings,
+    pub shortlist: Option<&'a Shortlist>,
 }
 
 /// The model in this process.
 #[derive(Clone, Debug)]
-pub(super) struct LocalGenerator(pub(super) Arc<dyn Seq2SeqBackend>);
+pub struct LocalGenerator(pub Arc<dyn Seq2SeqBackend>);
 
 #[async_trait]
 impl Work<LocalGenerator, RemoteGenerator> for Seq2SeqWork<'_> {

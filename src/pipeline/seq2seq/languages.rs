@@ -422,10 +422,7 @@ impl Directions {
     }
 
     /// A request's source and target, as far as it names them or the model has only one.
-    pub(super) fn named(
-        &self,
-        requested: RequestedLanguages<'_>,
-    ) -> Result<(Option<&str>, Option<&str>)> {
+    pub fn named(&self, requested: RequestedLanguages<'_>) -> Result<(Option<&str>, Option<&str>)> {
         let source = pick(&self.sources, "src_lang", requested.source)?;
         Ok((source, pick(&self.targets, "tgt_lang", requested.target)?))
     }
@@ -436,7 +433,7 @@ impl Directions {
     }
 
     /// Whether a name means one of the target languages.
-    pub(super) fn has_target(&self, name: &str) -> bool {
+    pub fn has_target(&self, name: &str) -> bool {
         matches!(self.targets.chosen(Some(name)), Some(Some(_)))
     }
 
@@ -524,7 +521,7 @@ fn pick<'a>(
 }
 
 /// Whether the language is written without spaces between words.
-pub(super) fn is_written_without_spaces(code: &str) -> bool {
+pub fn is_written_without_spaces(code: &str) -> bool {
     const CODES: [&str; 10] = [
         "zho", "cmn", "yue", "wuu", "jpn", "tha", "lao", "khm", "mya", "bod",
     ];

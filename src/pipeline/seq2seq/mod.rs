@@ -4,7 +4,7 @@ mod execute;
 mod languages;
 mod pipeline;
 pub mod remote;
-pub(super) mod segmentation;
+pub mod segmentation;
 mod settings;
 pub mod shortlist;
 mod source_encoder;

@@ -31,7 +31,7 @@ const LANGUAGE: &str = "forced_bos_token_id";
 
 /// A model on a fleet that generates targets.
 #[derive(Clone, Debug)]
-pub(super) struct RemoteGenerator {
+pub struct RemoteGenerator {
     backend: Arc<dyn RemoteBackend>,
     inputs: ModelInputs,
     has_scores: bool,
@@ -44,12 +44,12 @@ pub(super) struct RemoteGenerator {
 
 /// Configuration for a request's targets in one language.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct RemoteRequest<'a> {
-    pub(super) config: &'a GenerationConfig,
+pub struct RemoteRequest<'a> {
+    pub config: &'a GenerationConfig,
     /// The options that the model uses for a request without any.
-    pub(super) default_options: &'a Map<String, Value>,
+    pub default_options: &'a Map<String, Value>,
     /// First target token, if it selects the language.
-    pub(super) first_token: Option<i64>,
+    pub first_token: Option<i64>,
 }
 
 impl RemoteModel for RemoteGenerator {
@@ -94,11 +94,11 @@ impl RemoteModel for RemoteGenerator {
 }
 
 impl RemoteGenerator {
-    pub(super) fn schedule(&self) -> Schedule {
+    pub fn schedule(&self) -> Schedule {
         self.inputs.schedule(self.backend.schedule())
     }
 
-    pub(super) fn check_length(&self, tokens: usize) -> Result<()> {
+    pub fn check_length(&self, tokens: usize) -> Result<()> {
         self.inputs.check_length(tokens)
     }
 
@@ -106,7 +106,7 @@ impl RemoteGenerator {
     /// that the model was observed to generate.
     ///
     /// The language may be requested without an option for it: the targets show whether the model generates it.
-    pub(super) fn check(&self, request: RemoteRequest<'_>) -> Result<()> {
+    pub fn check(&self, request: RemoteRequest<'_>) -> Result<()> {
         let (requested, defaults) = (request.config.options(), request.default_options);
         let names: BTreeSet<&String> = requested.keys().chain(defaults.keys()).collect();
         let fixed = names.into_iter().find(|name| {
@@ -143,7 +143,7 @@ impl RemoteGenerator {
 
     /// Generates `num_return_sequences` targets for each row in `rows`, the best first. Refuses targets in a language
     /// other than the requested one.
-    pub(super) async fn generate(
+    pub async fn generate(
         &self,
         rows: &[&[i64]],
         request: RemoteRequest<'_>,

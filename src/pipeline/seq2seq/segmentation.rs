@@ -13,7 +13,7 @@ const ABBREVIATIONS: [&str; 60] = [
 ];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::pipeline) enum Segment<S> {
+pub enum Segment<S> {
     /// A sentence, without white space around it.
     Sentence(S),
     /// White space; empty between adjacent sentences.
@@ -22,7 +22,7 @@ pub(in crate::pipeline) enum Segment<S> {
 
 /// Splits a text into segments that add up to it. Line breaks end sentences. If there are more than `max` sentences,
 /// reading stops after the first excess one.
-pub(in crate::pipeline) fn split(text: &str, max: usize) -> Vec<Segment<&str>> {
+pub fn split(text: &str, max: usize) -> Vec<Segment<&str>> {
     let (mut segments, mut found) = (Vec::new(), 0);
     for line in text.split_inclusive(['\n', '\r', '\u{2028}', '\u{2029}']) {
         for piece in sentences(line) {
@@ -36,7 +36,7 @@ pub(in crate::pipeline) fn split(text: &str, max: usize) -> Vec<Segment<&str>> {
 }
 
 /// A text as one sentence, with the white space around it.
-pub(super) fn whole(text: &str) -> Vec<Segment<&str>> {
+pub fn whole(text: &str) -> Vec<Segment<&str>> {
     let mut segments = Vec::new();
     push(&mut segments, text);
     segments
@@ -108,7 +108,7 @@ fn is_inside_of_a_word(sentence: &str, next: &str) -> bool {
 }
 
 /// Halves a sentence that is too long, at the white space nearest to its middle; `None` for a single word.
-pub(super) fn halves(sentence: &str) -> Option<(&str, &str)> {
+pub fn halves(sentence: &str) -> Option<(&str, &str)> {
     let middle = sentence.len() / 2;
     let spaces = sentence
         .char_indices()
@@ -122,7 +122,7 @@ pub(super) fn halves(sentence: &str) -> Option<(&str, &str)> {
 
 /// Joins a text's segments, with its sentences replaced by `translations` in order, and with a space between adjacent
 /// sentences if the target language needs one.
-pub(super) fn join<S: AsRef<str>>(
+pub fn join<S: AsRef<str>>(
     segments: &[Segment<S>],
     translations: &[String],
     needs_space: bool,

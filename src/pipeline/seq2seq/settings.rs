@@ -141,7 +141,7 @@ pub fn tagged(token: &str) -> Option<&str> {
 }
 
 /// Divides a text that begins with a tag into the tag's code and the rest.
-pub(super) fn split_tag(text: &str) -> Option<(&str, &str)> {
+pub fn split_tag(text: &str) -> Option<(&str, &str)> {
     let [begin, end] = TAG;
     let place = begin.len() + text.strip_prefix(begin)?.find(end)? + end.len();
     Some((tagged(&text[..place])?, text[place..].trim_start()))
@@ -176,14 +176,14 @@ impl TargetToken {
 
 /// Token that selects the target language.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct LanguageToken {
-    pub(super) id: i64,
-    pub(super) position: TargetToken,
+pub struct LanguageToken {
+    pub id: i64,
+    pub position: TargetToken,
 }
 
 impl LanguageToken {
     /// Token id, if it is generated.
-    pub(super) fn first(self) -> Option<i64> {
+    pub fn first(self) -> Option<i64> {
         (self.position == TargetToken::First).then_some(self.id)
     }
 
@@ -191,7 +191,7 @@ impl LanguageToken {
     ///
     /// # Errors
     /// If a request has another token in its place.
-    pub(super) fn request(self, options: &mut GenerationOptions) -> Result<()> {
+    pub fn request(self, options: &mut GenerationOptions) -> Result<()> {
         let (name, option) = match self.position {
             TargetToken::First => ("forced_bos_token_id", &mut options.forced_bos_token_id),
             TargetToken::Start => (

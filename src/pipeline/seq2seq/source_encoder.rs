@@ -57,28 +57,28 @@ pub enum SpecialTokens {
 
 /// A text as encoder inputs.
 #[derive(Debug)]
-pub(super) struct PreparedText<'a> {
-    pub(super) pair: LanguagePair,
-    pub(super) layout: Vec<Segment<&'a str>>,
+pub struct PreparedText<'a> {
+    pub pair: LanguagePair,
+    pub layout: Vec<Segment<&'a str>>,
     /// Token ids per sentence.
-    pub(super) sentences: Vec<Vec<i64>>,
+    pub sentences: Vec<Vec<i64>>,
     /// What stands in each sentence for text that the model cannot read.
-    pub(super) masked: Vec<Masked>,
+    pub masked: Vec<Masked>,
     /// Sentences that are copied, since the model can read nothing of them.
-    pub(super) copied: usize,
+    pub copied: usize,
     keeps_unknown: bool,
-    pub(super) is_truncated: bool,
+    pub is_truncated: bool,
 }
 
 impl PreparedText<'_> {
-    pub(super) fn count(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.sentences.len() + self.copied
     }
 }
 
 /// What becomes of text that a Bergamot model cannot read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum UnknownText {
+pub enum UnknownText {
     /// It is kept for the translation.
     Kept,
     /// The model reads unknown tokens.
@@ -87,15 +87,15 @@ pub(super) enum UnknownText {
 
 /// A model's source tokenizer with its languages.
 #[derive(Debug)]
-pub(super) struct SourceEncoder {
-    pub(super) tokenizer: Arc<Tokenizer>,
-    pub(super) directions: Directions,
-    pub(super) settings: Seq2SeqSettings,
+pub struct SourceEncoder {
+    pub tokenizer: Arc<Tokenizer>,
+    pub directions: Directions,
+    pub settings: Seq2SeqSettings,
 }
 
 impl SourceEncoder {
     /// Prepares a text. Tokenization stops beyond the sentence limit; the caller refuses the text.
-    pub(super) fn prepare<'a>(
+    pub fn prepare<'a>(
         &self,
         text: &'a str,
         options: &Seq2SeqOptions,
@@ -137,7 +137,7 @@ impl SourceEncoder {
     }
 
     /// Whether the model translates between languages.
-    pub(super) fn translates(&self) -> bool {
+    pub fn translates(&self) -> bool {
         self.settings.languages != Languages::None
     }
 
@@ -316,7 +316,7 @@ impl SourceEncoder {
     }
 
     /// A part of a sentence as encoder input.
-    pub(super) fn fragment(&self, text: &str, pair: &LanguagePair) -> Result<Vec<i64>> {
+    pub fn fragment(&self, text: &str, pair: &LanguagePair) -> Result<Vec<i64>> {
         Ok(self.special_ids(pair)?.around(&self.ids(text)?))
     }
 
@@ -388,7 +388,7 @@ impl SourceEncoder {
     /// Tokens for a single-sentence text; spans count characters from the start of the text.
     ///
     /// A language is required if its token is among the requested special tokens.
-    pub(super) fn tokens(
+    pub fn tokens(
         &self,
         text: &str,
         special: SpecialTokens,
@@ -539,7 +539,7 @@ impl SourceEncoder {
     }
 
     /// Token that selects the target language, if there is one.
-    pub(super) fn target_token(&self, target: &str) -> Option<LanguageToken> {
+    pub fn target_token(&self, target: &str) -> Option<LanguageToken> {
         match &self.settings.languages {
             Languages::Tokens {
                 codes,
@@ -558,7 +558,7 @@ impl SourceEncoder {
     }
 
     /// When texts are split by default: Bergamot models are trained on single sentences only.
-    pub(super) fn default_split(&self) -> Split {
+    pub fn default_split(&self) -> Split {
         match self.settings.generation.length_factor {
             Some(_) => Split::Sentences,
             None => Split::WhenLong,

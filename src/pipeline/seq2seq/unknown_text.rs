@@ -15,20 +15,20 @@ static UNITS: LazyLock<Option<Regex>> =
 
 /// A sentence with unknown characters, as the model reads it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Readable<'a> {
+pub struct Readable<'a> {
     /// What is copied before and after the part that is read.
-    pub(super) around: [&'a str; 2],
+    pub around: [&'a str; 2],
     /// The part that the model reads; `None` if it has nothing to read.
-    pub(super) read: Option<Masked>,
+    pub read: Option<Masked>,
 }
 
 /// A text in which numbers stand for its unknown words.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Masked {
-    pub(super) text: String,
+pub struct Masked {
+    pub text: String,
     kept: Vec<Kept>,
     /// The same text, divided into what the model can read and what is copied, for translations that lack a number.
-    pub(super) fragments: Vec<Segment<String>>,
+    pub fragments: Vec<Segment<String>>,
 }
 
 /// An unknown word.
@@ -43,7 +43,7 @@ struct Kept {
 
 impl Masked {
     /// Replaces the numbers in a translation; `None` if it does not have each of them once.
-    pub(super) fn restore(&self, translation: &str) -> Option<String> {
+    pub fn restore(&self, translation: &str) -> Option<String> {
         let mut places = Vec::new();
         for kept in &self.kept {
             let (start, _) = translation.match_indices(&kept.number).next()?;
@@ -76,7 +76,7 @@ impl Masked {
 
 /// Makes a sentence readable. `unknown` are the bytes of its characters that have no token, and `is_known` tells whether a
 /// text has tokens for all of its characters.
-pub(super) fn readable<'a>(
+pub fn readable<'a>(
     sentence: &'a str,
     unknown: &[Range<usize>],
     is_known: impl Fn(&str) -> bool,

@@ -46,7 +46,7 @@ pub enum Change {
 
 impl Change {
     /// The error for a job with the object at `url`.
-    pub(crate) fn error(self, url: &Url) -> Error {
+    pub fn error(self, url: &Url) -> Error {
         Error::Io {
             action: format!("expected `{url}` to stay as it was while it is read"),
             source: self.into(),
@@ -54,7 +54,7 @@ impl Change {
     }
 
     /// The change that caused an error.
-    pub(crate) fn of(error: &Error) -> Option<Self> {
+    pub fn of(error: &Error) -> Option<Self> {
         let Error::Io { source, .. } = error else {
             return None;
         };

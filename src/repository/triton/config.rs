@@ -52,7 +52,7 @@ pub enum Runner {
 }
 
 /// Creates a model's folder with its configuration, and returns its version folder.
-pub(super) fn begin(repository: &Path, name: &str, config: &str) -> Result<PathBuf> {
+pub fn begin(repository: &Path, name: &str, config: &str) -> Result<PathBuf> {
     let folder = repository.join(name);
     if folder.exists() {
         return Err(Error::config(format!(
@@ -67,19 +67,16 @@ pub(super) fn begin(repository: &Path, name: &str, config: &str) -> Result<PathB
     Ok(version)
 }
 
-pub(super) fn put(path: &Path, text: &str) -> Result<()> {
+pub fn put(path: &Path, text: &str) -> Result<()> {
     fs::write(path, text).map_err(Error::io(format!("cannot write `{}`", path.display())))
 }
 
-pub(super) fn copy(from: &Path, to: &Path) -> Result<()> {
+pub fn copy(from: &Path, to: &Path) -> Result<()> {
     regular_file::copy(from, to).map_err(Error::io(format!("cannot write `{}`", to.display())))
 }
 
 /// Tensors in the configuration's format, which omits the first axis, the batch.
-pub(super) fn tensors<'a>(
-    list: &str,
-    specs: impl IntoIterator<Item = &'a TensorSpec>,
-) -> Result<String> {
+pub fn tensors<'a>(list: &str, specs: impl IntoIterator<Item = &'a TensorSpec>) -> Result<String> {
     let mut text = String::new();
     for spec in specs {
         let (-1, dims) = spec
@@ -103,14 +100,14 @@ pub(super) fn tensors<'a>(
     Ok(text)
 }
 
-pub(super) fn type_name(element_type: ElementType) -> String {
+pub fn type_name(element_type: ElementType) -> String {
     match element_type {
         ElementType::Bytes => "TYPE_STRING".to_owned(),
         other => format!("TYPE_{other}"),
     }
 }
 
-pub(super) fn instances(options: &Options, is_on_cpu: bool) -> String {
+pub fn instances(options: &Options, is_on_cpu: bool) -> String {
     let kind = if is_on_cpu { "KIND_CPU" } else { "KIND_AUTO" };
     format!(
         "instance_group [ {{ count: {} kind: {kind} }} ]\n",
@@ -118,6 +115,6 @@ pub(super) fn instances(options: &Options, is_on_cpu: bool) -> String {
     )
 }
 
-pub(super) fn batching() -> String {
+pub fn batching() -> String {
     format!("dynamic_batching {{ max_queue_delay_microseconds: {MAX_QUEUE_DELAY_US} }}\n")
 }

@@ -26,7 +26,7 @@ const GENERATION_PROGRAM: &str = include_str!("generation.py");
 const SETTINGS: &str = "generation.json";
 
 /// Writes the graphs, the programs and their settings.
-pub(super) fn write(
+pub fn write(
     bundle: &Bundle,
     settings: &Seq2SeqSettings,
     repository: &Path,

@@ -30,7 +30,7 @@ type Connections = legacy::Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
 
 /// A client that any thread may wait for; its connections belong to a Tokio runtime.
 #[derive(Debug)]
-pub(super) struct Client {
+pub struct Client {
     /// What it sends, for the log.
     what: &'static str,
     connections: Connections,
@@ -41,7 +41,7 @@ pub(super) struct Client {
 }
 
 impl Client {
-    pub(super) fn new(what: &'static str, to: &OtlpReceiver, runtime: Handle) -> Result<Self> {
+    pub fn new(what: &'static str, to: &OtlpReceiver, runtime: Handle) -> Result<Self> {
         let mut direct = HttpConnector::new();
         direct.enforce_http(false);
         direct.set_nodelay(true);

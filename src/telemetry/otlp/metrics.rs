@@ -18,9 +18,9 @@ use opentelemetry::{
 use crate::telemetry::buckets::BUCKETS;
 
 /// Creates an instrument for each metric.
-pub(super) struct Instruments(pub(super) Meter);
+pub struct Instruments(pub Meter);
 
-pub(super) fn recorder(instruments: Instruments) -> impl Recorder + Send + Sync + 'static {
+pub fn recorder(instruments: Instruments) -> impl Recorder + Send + Sync + 'static {
     OtlpRecorder(Registry::new(instruments))
 }
 
@@ -87,7 +87,7 @@ impl Storage<Key> for Instruments {
     }
 }
 
-pub(super) struct CounterInstrument {
+pub struct CounterInstrument {
     counter: metrics::Counter<u64>,
     attributes: Vec<KeyValue>,
     total: AtomicU64,
@@ -107,7 +107,7 @@ impl CounterFn for CounterInstrument {
 }
 
 /// A value that goes up and down, as the sum of its changes.
-pub(super) struct GaugeInstrument {
+pub struct GaugeInstrument {
     sum: metrics::UpDownCounter<f64>,
     attributes: Vec<KeyValue>,
     value: Mutex<f64>,
@@ -136,7 +136,7 @@ impl GaugeFn for GaugeInstrument {
     }
 }
 
-pub(super) struct HistogramInstrument {
+pub struct HistogramInstrument {
     histogram: metrics::Histogram<f64>,
     attributes: Vec<KeyValue>,
 }

@@ -5,7 +5,7 @@
 
 mod client;
 mod metrics;
-pub(super) mod spans;
+pub mod spans;
 
 use std::{sync::Arc, thread, time::Duration};
 
@@ -91,7 +91,7 @@ impl Otlp {
     }
 
     /// A recorder for the metrics that this process records.
-    pub(super) fn recorder(&self) -> Option<impl Recorder + Send + Sync + 'static> {
+    pub fn recorder(&self) -> Option<impl Recorder + Send + Sync + 'static> {
         Some(metrics::recorder(Instruments(
             self.metrics.as_ref()?.meter(SCOPE),
         )))

@@ -30,7 +30,7 @@ const METHODS: [&str; 9] = [
 static TRACER: OnceLock<SdkTracer> = OnceLock::new();
 
 /// Traces requests from now on.
-pub(super) fn install(tracer: SdkTracer) -> Result<()> {
+pub fn install(tracer: SdkTracer) -> Result<()> {
     TRACER
         .set(tracer)
         .map_err(|_| Error::config("expected one OTLP exporter per process, but found two"))
@@ -42,13 +42,13 @@ struct Undecided;
 
 /// Samples a share of traces. If it follows parents, the decision of a request's trace is kept.
 #[derive(Clone, Debug)]
-pub(super) struct RequestSampler {
+pub struct RequestSampler {
     root: Sampler,
     follows_parent: bool,
 }
 
 impl RequestSampler {
-    pub(super) fn new(ratio: f64, follows_parent: bool) -> Self {
+    pub fn new(ratio: f64, follows_parent: bool) -> Self {
         Self {
             root: Sampler::TraceIdRatioBased(ratio),
             follows_parent,
@@ -85,14 +85,10 @@ impl ShouldSample for RequestSampler {
 
 /// A request's server span.
 #[derive(Debug)]
-pub(in crate::telemetry) struct RequestSpan(Span);
+pub struct RequestSpan(Span);
 
 /// Begins a request's span, if requests are traced.
-pub(in crate::telemetry) fn begin(
-    method: &str,
-    parent: Option<&Trace>,
-    clock: Clock,
-) -> Option<RequestSpan> {
+pub fn begin(method: &str, parent: Option<&Trace>, clock: Clock) -> Option<RequestSpan> {
     let tracer = TRACER.get()?;
     let builder = SpanBuilder::from_name(span_name(method))
         .with_kind(SpanKind::Server)
@@ -105,10 +101,10 @@ pub(in crate::telemetry) fn begin(
 
 /// A job's span, from now until its end.
 #[derive(Debug)]
-pub(in crate::telemetry) struct JobSpan(Span);
+pub struct JobSpan(Span);
 
 /// Begins a job's span, if there is an exporter of traces.
-pub(in crate::telemetry) fn begin_job(parent: Option<&Trace>) -> Option<JobSpan> {
+pub fn begin_job(parent: Option<&Trace>) -> Option<JobSpan> {
     let tracer = TRACER.get()?;
     let builder = SpanBuilder::from_name("batch job").with_kind(SpanKind::Internal);
     let context = parent.and_then(remote_context).unwrap_or_default();
@@ -116,7 +112,7 @@ pub(in crate::telemetry) fn begin_job(parent: Option<&Trace>) -> Option<JobSpan>
 }
 
 impl JobSpan {
-    pub(in crate::telemetry) fn end(mut self, outcome: &JobOutcome) {
+    pub fn end(mut self, outcome: &JobOutcome) {
         let JobOutcome {
             model,
             task,
@@ -177,7 +173,7 @@ fn span_name(method: &str) -> &'static str {
 
 impl RequestSpan {
     /// This span, for requests to other servers.
-    pub(in crate::telemetry) fn trace(&self) -> Trace {
+    pub fn trace(&self) -> Trace {
         let context = self.0.span_context();
         Trace {
             id: context.trace_id().to_string(),
@@ -188,7 +184,7 @@ impl RequestSpan {
     }
 
     /// Ends the span, with a child for each stage.
-    pub(in crate::telemetry) fn end(
+    pub fn end(
         mut self,
         clock: Clock,
         outcome: &Outcome<'_>,

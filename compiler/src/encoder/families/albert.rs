@@ -33,7 +33,7 @@ const NAMES: Names = Names {
 /// Far above any model's. No weight confirms the number, since all passes may share one layer.
 const MAX_LAYERS: usize = 1 << 10;
 
-pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
+pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     expect(config, "is_decoder", &false)?;
     expect_absolute_positions(config)?;
     let activation = match config.get::<String>("hidden_act")? {

@@ -1,7 +1,7 @@
 //! BART's label head: a decoder reads the encoder's text, shifted by one token, and the head its last token.
 
 use super::fields::{activation, expect};
-pub(super) use crate::seq2seq::fairseq::BART;
+pub use crate::seq2seq::fairseq::BART;
 use crate::{
     config::{ConfigFile, head_width},
     encoder::config::{
@@ -46,7 +46,7 @@ const DECODER: Names = Names {
     ..ENCODER
 };
 
-pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
+pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     if config.names_head() && Head::kind(config) != Some(HeadKind::Text) {
         return Err(Error::model(format!(
             "expected BART with a label head (`…ForSequenceClassification`), but found `{}`",
@@ -145,7 +145,7 @@ fn half(config: &ConfigFile, half: &'static str, names: &'static Names) -> Resul
 }
 
 /// Refuses BART without a label head, which generates texts.
-pub(crate) fn check_head(config: &EncoderConfig) -> Result<()> {
+pub fn check_head(config: &EncoderConfig) -> Result<()> {
     match config.decoder.is_some() && config.head.is_none() {
         true => Err(Error::model(format!(
             "expected BART with a label head (`{LABELS}.weight`), but found no such weight"
@@ -155,7 +155,7 @@ pub(crate) fn check_head(config: &EncoderConfig) -> Result<()> {
 }
 
 /// Refuses tokenizers whose texts do not end with the end token, which the head reads.
-pub(super) fn check_end(end: i64, tokenizer: &[u8]) -> Result<()> {
+pub fn check_end(end: i64, tokenizer: &[u8]) -> Result<()> {
     let tokenizer = Tokenizer::from_json(tokenizer)?;
     let text = tokenizer.encode("a", usize::MAX, Truncation::Off)?;
     let pair = tokenizer.encode_pair(["a", "a"], usize::MAX, Truncation::Off)?;

@@ -19,7 +19,7 @@ const BUCKETS: usize = 32;
 /// Distance from which MPNet uses a single bucket. The config does not name it.
 const FARTHEST: usize = 128;
 
-pub(super) const BERT: Names = Names {
+pub const BERT: Names = Names {
     prefix: "bert.",
     words: WORDS,
     words_aliases: &[],
@@ -42,13 +42,13 @@ pub(super) const BERT: Names = Names {
     dense_norm: None,
     labels: "classifier",
 };
-pub(super) const ROBERTA: Names = Names {
+pub const ROBERTA: Names = Names {
     prefix: "roberta.",
     dense: ("classifier.dense", false),
     labels: "classifier.out_proj",
     ..BERT
 };
-pub(super) const DATA2VEC: Names = Names {
+pub const DATA2VEC: Names = Names {
     prefix: "data2vec_text.",
     ..ROBERTA
 };
@@ -75,7 +75,7 @@ const DISTILBERT: Names = Names {
     labels: "classifier",
     ..BERT
 };
-pub(super) const DEBERTA: Names = Names {
+pub const DEBERTA: Names = Names {
     prefix: "deberta.",
     projections: &[
         "attention.self.query_proj",
@@ -100,7 +100,7 @@ const MPNET: Names = Names {
 const ELECTRA_WIDTH: usize = 128;
 
 /// Reads a family member's `config.json`.
-pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
+pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     let model_type = config.model_type();
     let is_deberta = ["deberta", "deberta-v2"].contains(&model_type);
     let (names, default_types, head_activation) = match model_type {

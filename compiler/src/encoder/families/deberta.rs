@@ -9,7 +9,7 @@ use crate::{
 use kivu::error::{Error, Result};
 
 /// Before [`arrange`], a matrix for the queries, keys and values of each head in turn.
-pub(super) const PACKED: Names = Names {
+pub const PACKED: Names = Names {
     projections: &["attention.self.in_proj"],
     ..DEBERTA
 };
@@ -26,7 +26,7 @@ const RENAMED: [(&str, &str); 5] = [
     ("pos_q_proj.bias", "pos_query_proj.bias"),
 ];
 
-pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
+pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     // Scores are divided by the number of terms, whether they are known or not.
     let terms = match config.get::<OneOrMany<String>>("pos_att_type")? {
         None => Vec::new(),
@@ -51,7 +51,7 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
 }
 
 /// Gives the weights the form of v2, in which keys and distance keys have biases.
-pub(super) fn arrange(config: &mut EncoderConfig, weights: &mut Weights) -> Result<()> {
+pub fn arrange(config: &mut EncoderConfig, weights: &mut Weights) -> Result<()> {
     if config.names.projections != PACKED.projections {
         return Ok(());
     }

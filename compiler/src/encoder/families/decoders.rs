@@ -11,7 +11,7 @@ use crate::{
 use kivu::error::{Error, Result};
 
 /// Weight names in most families.
-pub(super) const NAMES: Names = Names {
+pub const NAMES: Names = Names {
     prefix: "model.",
     words: "embed_tokens.weight",
     words_aliases: &[],
@@ -38,21 +38,21 @@ pub(super) const NAMES: Names = Names {
 const MAX_LENGTH: usize = 1 << 21;
 
 /// Values in a config class for keys that a file leaves out.
-pub(super) struct Defaults {
+pub struct Defaults {
     /// Key heads; `None` for as many as query heads.
-    pub(super) key_heads: Option<usize>,
+    pub key_heads: Option<usize>,
     /// Head width; `None` for the hidden size divided by the number of heads.
-    pub(super) head_width: Option<usize>,
-    pub(super) epsilon: f32,
+    pub head_width: Option<usize>,
+    pub epsilon: f32,
     /// The activation's key, and its value.
-    pub(super) activation: [&'static str; 2],
+    pub activation: [&'static str; 2],
     /// Whether the output matrix is the word embedding table.
-    pub(super) ties_words: bool,
+    pub ties_words: bool,
 }
 
 impl Defaults {
     /// Llama's.
-    pub(super) const LLAMA: Self = Self {
+    pub const LLAMA: Self = Self {
         key_heads: None,
         head_width: None,
         epsilon: 1e-6,
@@ -62,7 +62,7 @@ impl Defaults {
 }
 
 /// A decoder with gated feed-forward parts, root mean square norms and no biases. Layers cycle through `spans`.
-pub(super) fn read(
+pub fn read(
     config: &ConfigFile,
     names: &'static Names,
     defaults: &Defaults,
@@ -102,11 +102,7 @@ pub(super) fn read(
 
 /// Layers with full attention, and layers whose attention reaches `window` tokens, the own one included, or all. Both
 /// have the same rotary positions.
-pub(super) fn spans(
-    config: &ConfigFile,
-    defaults: &Defaults,
-    window: Option<usize>,
-) -> Result<[Span; 2]> {
+pub fn spans(config: &ConfigFile, defaults: &Defaults, window: Option<usize>) -> Result<[Span; 2]> {
     let rotary = rope::of_decoder(config, heads(config, defaults)?.width)?;
     // As in `transformers` 5; earlier versions ignore the key.
     let windows = match config.get("is_causal")?.unwrap_or(true) {
@@ -126,7 +122,7 @@ pub(super) fn spans(
 }
 
 /// Biases in all attention layers, or in none.
-pub(super) fn attention_biases(config: &ConfigFile) -> Result<Biases> {
+pub fn attention_biases(config: &ConfigFile) -> Result<Biases> {
     let bias = config.is_set("attention_bias")?;
     Ok(Biases {
         projections: bias,
@@ -138,7 +134,7 @@ pub(super) fn attention_biases(config: &ConfigFile) -> Result<Biases> {
 
 /// Attention heads: any width, with grouped keys and values. Without a number of key heads (`null`), each query head
 /// has its own.
-pub(super) fn heads(config: &ConfigFile, defaults: &Defaults) -> Result<Heads> {
+pub fn heads(config: &ConfigFile, defaults: &Defaults) -> Result<Heads> {
     let queries = config.require_size("num_attention_heads")?;
     let is_null = config.fields().contains_key("num_key_value_heads");
     let default = defaults.key_heads.filter(|_| !is_null).unwrap_or(queries);

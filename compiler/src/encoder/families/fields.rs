@@ -20,7 +20,7 @@ const HIDDEN: [&str; 4] = ["hidden_size", "dim", "n_embd", "d_model"];
 impl EncoderConfig {
     /// Defaults for most families: full attention, normalizations and linear layers with biases, no positions and no
     /// token types.
-    pub(super) fn new(
+    pub fn new(
         config: &ConfigFile,
         names: &'static Names,
         heads: Heads,
@@ -53,7 +53,7 @@ impl EncoderConfig {
 }
 
 impl Facts {
-    pub(crate) fn read(config: &ConfigFile) -> Result<Self> {
+    pub fn read(config: &ConfigFile) -> Result<Self> {
         let rows = config.require_any_size(&["max_position_embeddings", "n_positions"])?;
         // RoBERTa's positions start after the padding id, so the rows up to it are unused.
         let unusable = match config.model_type() {
@@ -80,7 +80,7 @@ impl Facts {
 
 impl Heads {
     /// As many key heads as query heads; they split the hidden size evenly.
-    pub(super) fn read(config: &ConfigFile) -> Result<Self> {
+    pub fn read(config: &ConfigFile) -> Result<Self> {
         let heads = config.require_any_size(&["num_attention_heads", "n_heads", "n_head"])?;
         let width = head_width(config.require_any_size(&HIDDEN)?, heads)?;
         Ok(Self {
@@ -92,7 +92,7 @@ impl Heads {
 }
 
 /// Padding id. MPNet ignores its config's value.
-pub(super) fn padding(config: &ConfigFile) -> Result<i64> {
+pub fn padding(config: &ConfigFile) -> Result<i64> {
     match config.model_type() {
         "mpnet" => Ok(1),
         _ => Ok(config.get("pad_token_id")?.unwrap_or(1)),
@@ -100,7 +100,7 @@ pub(super) fn padding(config: &ConfigFile) -> Result<i64> {
 }
 
 /// Activation named by the first field present; GELU by default.
-pub(super) fn activation(config: &ConfigFile, fields: &[&str]) -> Result<Activation> {
+pub fn activation(config: &ConfigFile, fields: &[&str]) -> Result<Activation> {
     Activation::named(
         config
             .get_any::<String>(fields)?
@@ -110,7 +110,7 @@ pub(super) fn activation(config: &ConfigFile, fields: &[&str]) -> Result<Activat
 }
 
 /// Refuses a config with a `field` other than `expected`; a missing field passes.
-pub(super) fn expect<T: DeserializeOwned + Debug + PartialEq>(
+pub fn expect<T: DeserializeOwned + Debug + PartialEq>(
     config: &ConfigFile,
     field: &str,
     expected: &T,
@@ -125,7 +125,7 @@ pub(super) fn expect<T: DeserializeOwned + Debug + PartialEq>(
 }
 
 /// Refuses relative positions. Without a value, models have no positions in `transformers` 4.57 if the key is null.
-pub(super) fn expect_absolute_positions(config: &ConfigFile) -> Result<()> {
+pub fn expect_absolute_positions(config: &ConfigFile) -> Result<()> {
     const FIELD: &str = "position_embedding_type";
     expect(config, FIELD, &"absolute".to_owned())?;
     match config
@@ -141,7 +141,7 @@ pub(super) fn expect_absolute_positions(config: &ConfigFile) -> Result<()> {
 }
 
 /// Window size in tokens for layers with local attention.
-pub(super) fn window(config: &ConfigFile, field: &str, default: usize) -> Result<usize> {
+pub fn window(config: &ConfigFile, field: &str, default: usize) -> Result<usize> {
     match config.get::<usize>(field)? {
         Some(found) if found < 2 => Err(Error::model(format!(
             "expected `{field}` of at least 2, but found {found}"
@@ -151,11 +151,7 @@ pub(super) fn window(config: &ConfigFile, field: &str, default: usize) -> Result
 }
 
 /// Window size in tokens; `None` if the file says `null`.
-pub(super) fn optional_window(
-    config: &ConfigFile,
-    field: &str,
-    default: usize,
-) -> Result<Option<usize>> {
+pub fn optional_window(config: &ConfigFile, field: &str, default: usize) -> Result<Option<usize>> {
     match config
         .fields()
         .get(field)
@@ -167,7 +163,7 @@ pub(super) fn optional_window(
 }
 
 /// Period, in layers, at which a layer has full attention.
-pub(super) fn period(config: &ConfigFile, fields: &[&str], default: usize) -> Result<usize> {
+pub fn period(config: &ConfigFile, fields: &[&str], default: usize) -> Result<usize> {
     /// Far above any model's.
     const MAX: usize = 1 << 12;
     match config.get_any(fields)?.unwrap_or(default) {
@@ -180,10 +176,7 @@ pub(super) fn period(config: &ConfigFile, fields: &[&str], default: usize) -> Re
 }
 
 /// Spans per layer from `layer_types`, full or sliding; `None` in files without the list.
-pub(super) fn spans_by_type(
-    config: &ConfigFile,
-    [full, sliding]: [Span; 2],
-) -> Result<Option<Vec<Span>>> {
+pub fn spans_by_type(config: &ConfigFile, [full, sliding]: [Span; 2]) -> Result<Option<Vec<Span>>> {
     let Some(types) = config.get::<Vec<String>>("layer_types")? else {
         return Ok(None);
     };

@@ -42,7 +42,7 @@ const DEFAULTS: Defaults = Defaults {
     ties_words: true,
 };
 
-pub(super) fn read_gemma(config: &ConfigFile) -> Result<EncoderConfig> {
+pub fn read_gemma(config: &ConfigFile) -> Result<EncoderConfig> {
     let activation = ["hidden_act", "gelu_pytorch_tanh"];
     let defaults = Defaults {
         key_heads: Some(16),
@@ -58,7 +58,7 @@ pub(super) fn read_gemma(config: &ConfigFile) -> Result<EncoderConfig> {
     Ok(shared)
 }
 
-pub(super) fn read_gemma2(config: &ConfigFile) -> Result<EncoderConfig> {
+pub fn read_gemma2(config: &ConfigFile) -> Result<EncoderConfig> {
     let window = fields::window(config, "sliding_window", 4096)?;
     let spans = decoders::spans(config, &DEFAULTS, Some(window))?;
     let spans = match fields::spans_by_type(config, spans.clone())? {
@@ -84,7 +84,7 @@ pub(super) fn read_gemma2(config: &ConfigFile) -> Result<EncoderConfig> {
     })
 }
 
-pub(super) fn read_gemma3(config: &ConfigFile) -> Result<EncoderConfig> {
+pub fn read_gemma3(config: &ConfigFile) -> Result<EncoderConfig> {
     if let Some(found) = config.get::<f64>(CAP)? {
         return Err(Error::model(format!(
             "expected no `{CAP}`, but found {found}"

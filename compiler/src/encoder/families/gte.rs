@@ -31,7 +31,7 @@ const NAMES: Names = Names {
     labels: "classifier",
 };
 
-pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
+pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     expect(config, "position_embedding_type", &"rope".to_owned())?;
     expect(config, "layer_norm_type", &"layer_norm".to_owned())?;
     expect(config, "pack_qkv", &true)?;

@@ -33,11 +33,11 @@ const CODE: Names = Names {
 };
 
 /// Whether a config with type `bert` belongs to this family.
-pub(super) fn is_described_by(config: &ConfigFile) -> Result<bool> {
+pub fn is_described_by(config: &ConfigFile) -> Result<bool> {
     Ok(config.get::<String>("position_embedding_type")?.as_deref() == Some("alibi"))
 }
 
-pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
+pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     expect(config, "is_decoder", &false)?;
     let gelu = activation(config, &["hidden_act"])?;
     let activation = match config.get::<String>("feed_forward_type")?.as_deref() {
@@ -68,7 +68,7 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
 }
 
 /// Switches to the code model's layout if the weights have it; the config does not state it.
-pub(super) fn adapt(config: &mut EncoderConfig, weights: &Weights) {
+pub fn adapt(config: &mut EncoderConfig, weights: &Weights) {
     let name = config.in_layer(0, CODE.up[0], 0, false).name;
     if std::ptr::eq(config.names, &NAMES)
         && weights.has(&format!("{}{name}.weight", weights.prefix))

@@ -28,7 +28,7 @@ use kivu::error::{Error, Result};
 use serde_json::Value;
 
 /// The `model_type` in `transformers`.
-pub(crate) const JINA_V3: &str = "jina_embeddings_v3";
+pub const JINA_V3: &str = "jina_embeddings_v3";
 
 /// The authors' names.
 const NAMES: Names = Names {
@@ -68,13 +68,13 @@ const ORIGINAL: &str = ".parametrizations.weight.original";
 const ADAPTERS: &str = ".parametrizations.weight.0";
 
 /// Whether a config with type `xlm-roberta` belongs to the authors' code. Other code is refused.
-pub(super) fn is_described_by(config: &ConfigFile) -> bool {
+pub fn is_described_by(config: &ConfigFile) -> bool {
     let field = |name: &str| config.fields().get(name);
     field("auto_map").is_some_and(Value::is_object)
         || field("position_embedding_type").is_some_and(|kind| kind == "rotary")
 }
 
-pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
+pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     let is_authors = config.model_type() != JINA_V3;
     expect(config, "is_decoder", &false)?;
     expect(config, "type_vocab_size", &1)?;
@@ -181,7 +181,7 @@ fn tasks(config: &ConfigFile) -> Result<Option<Tasks>> {
 }
 
 /// Reads the adapters next to a model for `transformers`, a folder for each task, in the form of the authors' files.
-pub(super) fn read_adapters(
+pub fn read_adapters(
     config: &mut EncoderConfig,
     weights: &mut Weights,
     folder: &Path,
@@ -383,7 +383,7 @@ fn is_table(module: &str) -> bool {
 }
 
 /// Gives weights with adapters their plain names, and arranges the adapters by task, with each task's factor.
-pub(super) fn arrange_adapters(config: &EncoderConfig, weights: &mut Weights) -> Result<()> {
+pub fn arrange_adapters(config: &EncoderConfig, weights: &mut Weights) -> Result<()> {
     let Some(tasks) = &config.tasks else {
         return Ok(());
     };
@@ -530,7 +530,7 @@ fn vectors(narrowing: &Weight, widening: &Weight, scale: f32) -> Weight {
 }
 
 /// Switches to the authors' names if a model for `transformers` has them, which it reads as well.
-pub(super) fn adapt(config: &mut EncoderConfig, weights: &Weights) {
+pub fn adapt(config: &mut EncoderConfig, weights: &Weights) {
     let name = format!("{}emb_ln.weight", weights.prefix);
     if std::ptr::eq(config.names, &TRANSFORMERS) && weights.has(&name) {
         config.names = &NAMES;

@@ -15,7 +15,7 @@ const EUROBERT: Names = Names {
     ..decoders::NAMES
 };
 
-pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
+pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     let [span, _] = decoders::spans(config, &Defaults::LLAMA, None)?;
     let shared = decoders::read(config, &decoders::NAMES, &Defaults::LLAMA, vec![span])?;
     Ok(EncoderConfig {
@@ -24,7 +24,7 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     })
 }
 
-pub(super) fn read_eurobert(config: &ConfigFile) -> Result<EncoderConfig> {
+pub fn read_eurobert(config: &ConfigFile) -> Result<EncoderConfig> {
     let defaults = Defaults {
         epsilon: 1e-5,
         ..Defaults::LLAMA

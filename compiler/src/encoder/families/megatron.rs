@@ -22,7 +22,7 @@ const NAMES: Names = Names {
     ..BERT
 };
 
-pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
+pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     expect(config, "is_decoder", &false)?;
     expect_absolute_positions(config)?;
     let feed_forward = FeedForward {

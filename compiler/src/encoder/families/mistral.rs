@@ -12,7 +12,7 @@ const DEFAULTS: Defaults = Defaults {
     ..Defaults::LLAMA
 };
 
-pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
+pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     let window = fields::optional_window(config, "sliding_window", 4096)?;
     let [_, span] = decoders::spans(config, &DEFAULTS, window)?;
     decoders::read(config, &decoders::NAMES, &DEFAULTS, vec![span])

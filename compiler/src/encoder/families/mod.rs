@@ -22,8 +22,8 @@ mod t5;
 
 use std::path::Path;
 
-pub(super) use self::bart::check_head as check_bart_head;
-pub(crate) use self::jina_v3::JINA_V3;
+pub use self::bart::check_head as check_bart_head;
+pub use self::jina_v3::JINA_V3;
 use super::config::{EncoderConfig, Names};
 use crate::{
     byte_pairs, config::ConfigFile, seq2seq::tokenizer_files::t5_tokenizer,
@@ -32,7 +32,7 @@ use crate::{
 use kivu::error::{Error, Result, quoted};
 
 /// Supported `model_type`s.
-pub(crate) const MODEL_TYPES: [&str; 31] = [
+pub const MODEL_TYPES: [&str; 31] = [
     "bert",
     "distilbert",
     "roberta",
@@ -82,7 +82,7 @@ const GATED_CONVOLUTIONS: &str = "Kivu does not run gated short convolutions; am
 const GLOBAL_TOKENS: &str = "Kivu does not run windows with global tokens; among encoders of long texts, it runs ModernBERT and NomicBERT";
 
 /// Reads an encoder's config in `folder`; unsupported architectures are refused.
-pub(super) fn of(config: &ConfigFile, folder: &Path) -> Result<EncoderConfig> {
+pub fn of(config: &ConfigFile, folder: &Path) -> Result<EncoderConfig> {
     read(config).map_err(|error| {
         Error::model_because(format!("cannot build from `{}`", folder.display()), error)
     })
@@ -125,7 +125,7 @@ fn read(config: &ConfigFile) -> Result<EncoderConfig> {
 }
 
 /// Why a known model is not built, or what to do with another unsupported model.
-pub(crate) fn alternative(config: &ConfigFile) -> &'static str {
+pub fn alternative(config: &ConfigFile) -> &'static str {
     const DECODERS: [&str; 2] = ["ForCausalLM", "LMHeadModel"];
     const MEDIA: [&str; 7] = [
         "Image",
@@ -166,7 +166,7 @@ pub(crate) fn alternative(config: &ConfigFile) -> &'static str {
 }
 
 /// Reads the model's `tokenizer.json` in `folder`.
-pub(super) fn tokenizer(folder: &Path, config: &EncoderConfig) -> Result<Vec<u8>> {
+pub fn tokenizer(folder: &Path, config: &EncoderConfig) -> Result<Vec<u8>> {
     if let Some(decoder) = &config.decoder {
         let tokenizer = byte_pairs::tokenizer(folder)?;
         bart::check_end(decoder.end, &tokenizer)?;
@@ -190,11 +190,7 @@ pub(super) fn tokenizer(folder: &Path, config: &EncoderConfig) -> Result<Vec<u8>
 }
 
 /// The body's weights, under their prefix in models with a head. `folder` may have adapters for tasks.
-pub(super) fn weights(
-    config: &mut EncoderConfig,
-    mut weights: Weights,
-    folder: &Path,
-) -> Result<Weights> {
+pub fn weights(config: &mut EncoderConfig, mut weights: Weights, folder: &Path) -> Result<Weights> {
     let Names {
         prefix,
         words,
@@ -213,18 +209,18 @@ pub(super) fn weights(
 }
 
 /// Gives an encoder's weights inside of another model the form that the layers read.
-pub(super) fn arrange(config: &mut EncoderConfig, weights: &mut Weights) -> Result<()> {
+pub fn arrange(config: &mut EncoderConfig, weights: &mut Weights) -> Result<()> {
     deberta::arrange(config, weights)
 }
 
 /// Completes a description with properties visible only in the weights.
-pub(super) fn adapt(config: &mut EncoderConfig, weights: &Weights) {
+pub fn adapt(config: &mut EncoderConfig, weights: &Weights) {
     jina::adapt(config, weights);
     jina_v3::adapt(config, weights);
 }
 
 /// Whether a config with the `model_type` of another family belongs to Jina's own code.
-pub(crate) fn is_jinas(config: &ConfigFile) -> Result<bool> {
+pub fn is_jinas(config: &ConfigFile) -> Result<bool> {
     match config.model_type() {
         "bert" => jina::is_described_by(config),
         "xlm-roberta" => Ok(jina_v3::is_described_by(config)),

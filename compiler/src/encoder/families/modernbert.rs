@@ -34,7 +34,7 @@ const NAMES: Names = Names {
     labels: "classifier",
 };
 
-pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
+pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     let heads = Heads::read(config)?;
     let feed_forward = FeedForward {
         width: config.require_size("intermediate_size")?,

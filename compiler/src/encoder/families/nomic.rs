@@ -16,7 +16,7 @@ use crate::{
 };
 use kivu::error::{Error, Result};
 
-pub(super) const NAMES: Names = Names {
+pub const NAMES: Names = Names {
     prefix: "bert.",
     words: WORDS,
     words_aliases: &[],
@@ -48,7 +48,7 @@ const MAX_EXPERTS: usize = 256;
 /// The positions in training, if the config does not state them.
 const TRAINED_POSITIONS: usize = 2048;
 
-pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
+pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     // Options in the authors' code; their text models do not use them.
     for field in [
         "causal",
@@ -105,7 +105,7 @@ pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
 }
 
 /// Reads the tokenizer in `folder`.
-pub(super) fn tokenizer(folder: &Path) -> Result<Vec<u8>> {
+pub fn tokenizer(folder: &Path) -> Result<Vec<u8>> {
     match is_authors_form(&ConfigFile::open(folder)?) {
         true => read_tokenizer(folder),
         false => read_bert_tokenizer(folder),

@@ -10,8 +10,8 @@ use crate::{
 };
 use kivu::error::Result;
 
-pub(super) const XLM_ROBERTA_XL: &str = "xlm-roberta-xl";
-pub(super) const ROBERTA_PRELAYERNORM: &str = "roberta-prelayernorm";
+pub const XLM_ROBERTA_XL: &str = "xlm-roberta-xl";
+pub const ROBERTA_PRELAYERNORM: &str = "roberta-prelayernorm";
 
 const XL: Names = Names {
     embedding_norm: None,
@@ -25,7 +25,7 @@ const XL: Names = Names {
     ..ROBERTA
 };
 /// Embeddings have a normalization of their own, before the first layer's.
-pub(super) const PRELAYERNORM: Names = Names {
+pub const PRELAYERNORM: Names = Names {
     prefix: "roberta_prelayernorm.",
     norms: Norms::Before {
         attention: "attention.LayerNorm",
@@ -37,7 +37,7 @@ pub(super) const PRELAYERNORM: Names = Names {
     ..ROBERTA
 };
 
-pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
+pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     let (names, default_epsilon, default_types) = match config.model_type() {
         XLM_ROBERTA_XL => (&XL, 1e-5, 1),
         _ => (&PRELAYERNORM, 1e-12, 2),

@@ -24,7 +24,7 @@ const DEFAULTS: Defaults = Defaults {
 /// Layers before the first one with a window, if the files do not name the number.
 const MAX_WINDOW_LAYERS: usize = 28;
 
-pub(super) fn read_qwen2(config: &ConfigFile) -> Result<EncoderConfig> {
+pub fn read_qwen2(config: &ConfigFile) -> Result<EncoderConfig> {
     let shared = decoders::read(
         config,
         &decoders::NAMES,
@@ -40,7 +40,7 @@ pub(super) fn read_qwen2(config: &ConfigFile) -> Result<EncoderConfig> {
     })
 }
 
-pub(super) fn read_qwen3(config: &ConfigFile) -> Result<EncoderConfig> {
+pub fn read_qwen3(config: &ConfigFile) -> Result<EncoderConfig> {
     let defaults = Defaults {
         head_width: Some(128),
         ..DEFAULTS

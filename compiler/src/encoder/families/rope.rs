@@ -12,15 +12,15 @@ use crate::{
 use kivu::error::{Error, Result, quoted};
 
 /// The type without scaling.
-pub(super) const DEFAULT: &str = "default";
+pub const DEFAULT: &str = "default";
 
 /// An entry in `rope_parameters`, or `rope_scaling` in older files.
 #[derive(Clone, Debug, Default, Deserialize)]
-pub(super) struct Rope {
+pub struct Rope {
     rope_type: Option<String>,
     /// Former name for `rope_type`; files by some `transformers` versions have both.
     r#type: Option<String>,
-    pub(super) rope_theta: Option<f64>,
+    pub rope_theta: Option<f64>,
     factor: Option<f64>,
     partial_rotary_factor: Option<f64>,
     /// Option in GTE's scaling.
@@ -49,7 +49,7 @@ fn truncates() -> Option<bool> {
 
 impl Rope {
     /// The settings for all layers. `rope_scaling` takes precedence, as in `transformers` 5.
-    pub(super) fn read(config: &ConfigFile) -> Result<Self> {
+    pub fn read(config: &ConfigFile) -> Result<Self> {
         let is_empty =
             |value: &Value| value.is_null() || value.as_object().is_some_and(Map::is_empty);
         let is_given = config
@@ -69,12 +69,12 @@ impl Rope {
     }
 
     /// Reads `rope_scaling` alone, for families with other per-layer settings.
-    pub(super) fn without_theta(config: &ConfigFile) -> Result<Self> {
+    pub fn without_theta(config: &ConfigFile) -> Result<Self> {
         Ok(config.get("rope_scaling")?.unwrap_or_default())
     }
 
     /// The scaling's type.
-    pub(super) fn kind(&self) -> &str {
+    pub fn kind(&self) -> &str {
         self.rope_type
             .as_ref()
             .or(self.r#type.as_ref())
@@ -82,7 +82,7 @@ impl Rope {
     }
 
     /// The scaling, which must be one of `supported`. `positions` is the training length.
-    pub(super) fn scaling(&self, supported: &[&str], positions: usize) -> Result<Scaling> {
+    pub fn scaling(&self, supported: &[&str], positions: usize) -> Result<Scaling> {
         let kind = self.kind();
         self.expect_whole_heads()?;
         if kind == DEFAULT {
@@ -272,7 +272,7 @@ impl Rope {
 }
 
 /// A decoder's rotary positions, the same in all layers, for heads with `width` values.
-pub(super) fn of_decoder(config: &ConfigFile, width: usize) -> Result<Rotary> {
+pub fn of_decoder(config: &ConfigFile, width: usize) -> Result<Rotary> {
     let rope = Rope::read(config)?;
     let base = rope.rope_theta.unwrap_or(10_000.0);
     let positions = config.require_size("max_position_embeddings")?;
@@ -282,7 +282,7 @@ pub(super) fn of_decoder(config: &ConfigFile, width: usize) -> Result<Rotary> {
 }
 
 /// Rotary embedding for `fraction` of a head's `width`.
-pub(super) fn rotary(width: usize, fraction: f64, base: f64, scaling: Scaling) -> Result<Rotary> {
+pub fn rotary(width: usize, fraction: f64, base: f64, scaling: Scaling) -> Result<Rotary> {
     let rotated = (width as f64 * fraction) as usize;
     if !(fraction > 0.0 && fraction <= 1.0) || rotated < 2 || !rotated.is_multiple_of(2) {
         return Err(Error::model(format!(

@@ -1,6 +1,6 @@
 //! T5 and mT5 encoders, v1.0 and v1.1: sentence-t5, GTR.
 
-pub(super) use crate::seq2seq::t5::{MT5, T5};
+pub use crate::seq2seq::t5::{MT5, T5};
 use crate::{
     config::ConfigFile,
     encoder::config::{
@@ -12,7 +12,7 @@ use crate::{
 };
 use kivu::error::Result;
 
-pub(super) const PLAIN: Names = Names {
+pub const PLAIN: Names = Names {
     prefix: "",
     words: "shared.weight",
     words_aliases: &["encoder.embed_tokens.weight"],
@@ -44,7 +44,7 @@ const GATED: Names = Names {
 };
 
 /// Reads a `config.json`; a decoder, if the files have one, is not used.
-pub(super) fn read(config: &ConfigFile) -> Result<EncoderConfig> {
+pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     let t5::FeedForward {
         width: inner,
         is_gated,

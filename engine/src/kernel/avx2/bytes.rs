@@ -136,7 +136,7 @@ impl Vnni {
 
 /// Products by `vpmaddubsw`, for weights with [small quads](crate::kernel#small-quads).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Maddubs(pub(super) ());
+pub struct Maddubs(pub ());
 
 /// Blocks per step.
 const STEP: usize = 2;

@@ -16,7 +16,7 @@ pub struct Fused(());
 
 impl Fused {
     /// `None` if this host does not fuse them.
-    pub(super) fn new() -> Option<Self> {
+    pub fn new() -> Option<Self> {
         const SMALL: f32 = 1.0 / 4096.0;
         // The square is 1 + 2 SMALL + SMALL², whose last term is lost if it is rounded.
         let factor = f32x4_splat(black_box(1.0 + SMALL));
@@ -103,7 +103,7 @@ pub struct Bytes {
 
 impl Bytes {
     /// `None` if this host's sums are not exact.
-    pub(super) fn new() -> Option<Self> {
+    pub fn new() -> Option<Self> {
         let product = |weight: i8, activation: u8| {
             let [weights, activations] = [
                 i8x16_splat(black_box(weight)),

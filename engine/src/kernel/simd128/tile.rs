@@ -13,7 +13,7 @@ const ROWS: usize = 5;
 ///
 /// # Safety
 /// `rows` has as many rows as `out`, each with one activation per input in `panel`.
-pub(super) unsafe fn tile<P: IntegerProducts>(
+pub unsafe fn tile<P: IntegerProducts>(
     products: P,
     rows: &[u8],
     panel: Panel<'_>,

@@ -27,7 +27,7 @@ struct Settings {
 
 impl<'a> Reader<'a> {
     /// ONNX Runtime's attention.
-    pub(super) fn attention(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
+    pub fn attention(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
         let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
         let [queries, keys, values, bias, mask, others @ ..] = &node.input[..] else {
             return Err(refuse());
@@ -81,7 +81,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Attention that depends on positions, see `compiler/src/functions.rs`.
-    pub(super) fn attention_by_position(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
+    pub fn attention_by_position(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
         let refuse = || unsupported(&format!("the arguments of `{}`", node.name));
         let [
             queries,
@@ -150,7 +150,7 @@ impl<'a> Reader<'a> {
     }
 
     /// DeBERTa's attention, see `compiler/src/functions.rs`.
-    pub(super) fn disentangled_attention(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
+    pub fn disentangled_attention(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
         let refuse = || unsupported(&format!("the arguments of `{}`", node.name));
         let [
             queries,

@@ -14,13 +14,13 @@ use crate::{
 };
 
 impl<'a> Reader<'a> {
-    pub(super) fn tensor(&self, name: &str) -> Result<&'a TensorProto> {
+    pub fn tensor(&self, name: &str) -> Result<&'a TensorProto> {
         let tensor = self.constants.get(name).copied();
         tensor.ok_or_else(|| unsupported(&format!("`{name}`, which is not a constant")))
     }
 
     /// Shape of a constant matrix.
-    pub(super) fn shape(&self, name: &str) -> Result<(usize, usize)> {
+    pub fn shape(&self, name: &str) -> Result<(usize, usize)> {
         let shape = &self.tensor(name)?.dims;
         let side = |side: i64| usize::try_from(side).ok();
         let found = if let [rows, width] = shape[..] {
@@ -32,11 +32,11 @@ impl<'a> Reader<'a> {
         found.ok_or_else(|| unsupported(&format!("`{name}` of shape {shape:?} as a matrix")))
     }
 
-    pub(super) fn scalar(&self, name: &str) -> Option<i64> {
+    pub fn scalar(&self, name: &str) -> Option<i64> {
         self.integers(name)?.first().copied()
     }
 
-    pub(super) fn integers(&self, name: &str) -> Option<Vec<i64>> {
+    pub fn integers(&self, name: &str) -> Option<Vec<i64>> {
         let tensor = self
             .constants
             .get(name)
@@ -53,7 +53,7 @@ impl<'a> Reader<'a> {
     }
 
     /// A constant with `length` elements.
-    pub(super) fn array<T: Pod + Send>(&self, name: &str, length: usize) -> Result<Array<T>> {
+    pub fn array<T: Pod + Send>(&self, name: &str, length: usize) -> Result<Array<T>> {
         let tensor = self.tensor(name)?;
         let bytes = data(tensor, self.files)?;
         if bytes.len() != length.saturating_mul(size_of::<T>()) {
@@ -67,10 +67,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-pub(in crate::backend::native) fn data(
-    tensor: &TensorProto,
-    files: &BTreeMap<String, Bytes>,
-) -> Result<Bytes> {
+pub fn data(tensor: &TensorProto, files: &BTreeMap<String, Bytes>) -> Result<Bytes> {
     if tensor.data_location != EXTERNAL {
         return Ok(tensor.raw_data.clone());
     }

@@ -22,7 +22,7 @@ use kivu_engine::{
     rotary::Rotary,
 };
 
-pub(super) use self::constants::data;
+pub use self::constants::data;
 use super::stages::{Operation, assign_slots, divide};
 use crate::{
     backend::{LABEL_VECTORS, Signature, TASK_IDS, TensorSpec},
@@ -36,7 +36,7 @@ use crate::{
 pub const MULTI_VECTORS: &str = "multi_vectors";
 
 /// Encoder inputs; a model has token types, or the word that begins with each token, or the number of each token's task.
-pub(super) const INPUTS: [&str; 5] = [
+pub const INPUTS: [&str; 5] = [
     "input_ids",
     "token_type_ids",
     "attention_mask",
@@ -44,10 +44,10 @@ pub(super) const INPUTS: [&str; 5] = [
     TASK_IDS,
 ];
 /// The number of the word that begins with each token, or 0.
-pub(super) const WORDS: &str = "words_mask";
+pub const WORDS: &str = "words_mask";
 
 /// Reads the program in `graph`; `files` has the external weights by name.
-pub(super) fn read(graph: &GraphProto, files: &BTreeMap<String, Bytes>) -> Result<Program> {
+pub fn read(graph: &GraphProto, files: &BTreeMap<String, Bytes>) -> Result<Program> {
     let constants = graph
         .initializer
         .iter()
@@ -124,7 +124,7 @@ pub(super) fn read(graph: &GraphProto, files: &BTreeMap<String, Bytes>) -> Resul
     })
 }
 
-pub(super) fn signature(graph: &GraphProto) -> Result<Signature> {
+pub fn signature(graph: &GraphProto) -> Result<Signature> {
     let signature = Signature::declared(graph)?;
     let is_known = |input: &TensorSpec| {
         let (is_known, axes, element_type) = match input.name.as_str() {

@@ -16,7 +16,7 @@ use crate::{error::Result, onnx_proto::NodeProto};
 const MAX_NEIGHBOURS: usize = 63;
 
 impl<'a> Reader<'a> {
-    pub(super) fn lookup(
+    pub fn lookup(
         &mut self,
         table: Table,
         rows: usize,
@@ -36,7 +36,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Each token's row between its neighbours' rows, see `compiler/src/functions.rs`.
-    pub(super) fn neighbours(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
+    pub fn neighbours(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
         let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
         let [input, mask, count] = &node.input[..] else {
             return Err(refuse());
@@ -65,7 +65,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Each token's row is its predecessor's.
-    pub(super) fn previous(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
+    pub fn previous(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
         let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
         let [input, mask] = &node.input[..] else {
             return Err(refuse());
@@ -89,7 +89,7 @@ impl<'a> Reader<'a> {
         Ok(self.all(out))
     }
 
-    pub(super) fn linear(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
+    pub fn linear(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
         let (input, constants, columns) = match &node.input[..] {
             [input, weights, scales, sums, bias, _] => (input, [weights, scales, sums, bias], None),
             [input, weights, scales, sums, bias, _, factors, offsets] => (
@@ -161,7 +161,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Per-output maximum of a linear layer over a text's tokens, without the layer's padding outputs.
-    pub(super) fn largest(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
+    pub fn largest(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
         let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
         let [input, mask, weights, scales, sums, bias, _, width] = &node.input[..] else {
             return Err(refuse());
@@ -186,7 +186,7 @@ impl<'a> Reader<'a> {
         Ok(Meaning::Largest(out))
     }
 
-    pub(super) fn dense(&mut self, input: &str, weights: &str) -> Result<Meaning<'a>> {
+    pub fn dense(&mut self, input: &str, weights: &str) -> Result<Meaning<'a>> {
         let input = self.whole(input)?;
         let Value { per, width, .. } = self.values[input];
         let (inputs, outputs) = self.shape(weights)?;
@@ -206,7 +206,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Adds two values, or a bias to the layer before.
-    pub(super) fn add(&mut self, left: &str, right: &str) -> Result<Meaning<'a>> {
+    pub fn add(&mut self, left: &str, right: &str) -> Result<Meaning<'a>> {
         let left = self.whole(left)?;
         let Value { per, width, .. } = self.values[left];
         if self.constants.contains_key(right) {
@@ -228,7 +228,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Adds the product of a task's adapters and an input, see `compiler/src/functions.rs`.
-    pub(super) fn adapted(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
+    pub fn adapted(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
         let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
         let (inputs, down, up, shape) = match &node.input[..] {
             [base, input, tasks, up, _, shape] => ([base, input, tasks], None, up, shape),
@@ -291,7 +291,7 @@ impl<'a> Reader<'a> {
     }
 
     /// A feed-forward part with experts, see `compiler/src/functions.rs`.
-    pub(super) fn chosen_experts(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
+    pub fn chosen_experts(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
         let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
         let [input, router, bias, shape, constants @ ..] = &node.input[..] else {
             return Err(refuse());
@@ -353,7 +353,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    pub(super) fn norm(&self, node: &NodeProto, [gain, bias]: [&str; 2]) -> Result<Norm> {
+    pub fn norm(&self, node: &NodeProto, [gain, bias]: [&str; 2]) -> Result<Norm> {
         let width = self.tensor(gain)?.dims.first().copied().unwrap_or(0);
         let width = usize::try_from(width).unwrap_or(0);
         let epsilon = float(node, "epsilon").unwrap_or(1e-5);
@@ -371,11 +371,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    pub(super) fn normalize(
-        &mut self,
-        [input, residual]: [&str; 2],
-        norm: Norm,
-    ) -> Result<Meaning<'a>> {
+    pub fn normalize(&mut self, [input, residual]: [&str; 2], norm: Norm) -> Result<Meaning<'a>> {
         let residual = match residual {
             "" => None,
             residual => Some(self.same(residual, self.whole(input)?)?),
@@ -402,7 +398,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Rows that are split into heads, which only a per-head normalization reads, or joined again.
-    pub(super) fn heads(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
+    pub fn heads(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
         let [input, shape] = &node.input[..] else {
             return Err(unsupported(&format!("the inputs of `{}`", node.name)));
         };
@@ -417,7 +413,7 @@ impl<'a> Reader<'a> {
     }
 
     /// An activation, fused into the preceding linear layer if there is one.
-    pub(super) fn activate(&mut self, function: Activation, input: &str) -> Result<Meaning<'a>> {
+    pub fn activate(&mut self, function: Activation, input: &str) -> Result<Meaning<'a>> {
         let view = self.view(input)?;
         if view.width < self.values[view.value].width {
             return Ok(Meaning::Activated(function, view));
@@ -446,7 +442,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Activates one half of a matrix, and multiplies it by the other half.
-    pub(super) fn gate(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
+    pub fn gate(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
         let refuse = || {
             unsupported(&format!(
                 "the product `{}`, which does not belong to a gate",
@@ -485,7 +481,7 @@ impl<'a> Reader<'a> {
         Ok(self.all(out))
     }
 
-    pub(super) fn split(&mut self, node: &'a NodeProto) -> Result<()> {
+    pub fn split(&mut self, node: &'a NodeProto) -> Result<()> {
         let name = node.input.first().map(String::as_str).unwrap_or_default();
         let View {
             value,

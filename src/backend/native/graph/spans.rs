@@ -24,7 +24,7 @@ const TRANSFORMER_EPSILON: f32 = 1e-5;
 
 impl<'a> Reader<'a> {
     /// Vectors of the tokens that begin words.
-    pub(super) fn words(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
+    pub fn words(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
         let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
         let [tokens, words] = &node.input[..] else {
             return Err(refuse());
@@ -43,7 +43,7 @@ impl<'a> Reader<'a> {
     }
 
     /// A recurrent layer; layers follow each other.
-    pub(super) fn word_lstm(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
+    pub fn word_lstm(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
         let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
         let [vectors, words, gates, states, biases] = &node.input[..] else {
             return Err(refuse());
@@ -72,7 +72,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Scores of spans by length.
-    pub(super) fn spans(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
+    pub fn spans(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
         let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
         let (head, constants) = self.head(node)?;
         let Ok::<&[String; 18], _>(constants) = constants.try_into() else {
@@ -130,7 +130,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Scores of spans by length, in texts with instances by count.
-    pub(super) fn counted_spans(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
+    pub fn counted_spans(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
         let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
         let (head, constants) = self.head(node)?;
         let [
@@ -292,7 +292,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Scores of labels.
-    pub(super) fn label_scores(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
+    pub fn label_scores(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
         let (head, constants) = self.head(node)?;
         let [w0, b0, w1, b1] = constants else {
             return Err(unsupported(&format!("the inputs of `{}`", node.name)));
@@ -306,7 +306,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Scores of words as the first, the last and any word of an entity.
-    pub(super) fn word_scores(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
+    pub fn word_scores(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
         let (head, constants) = self.head(node)?;
         let Ok::<&[String; 14], _>(constants) = constants.try_into() else {
             return Err(unsupported(&format!("the inputs of `{}`", node.name)));
@@ -341,7 +341,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Scores of texts by dot products, or by the layers whose constants follow.
-    pub(super) fn text_scores(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
+    pub fn text_scores(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
         let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
         let (head, constants) = self.head(node)?;
         let [form, scale, t0, t1, t2, t3, l0, l1, l2, l3, others @ ..] = constants else {

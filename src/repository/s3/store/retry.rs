@@ -21,16 +21,16 @@ const MAX_PAUSE: Duration = Duration::from_secs(5);
 
 /// A failed request.
 #[derive(Debug)]
-pub(super) struct RequestError {
+pub struct RequestError {
     error: io::Error,
     /// Whether the same request may succeed later.
     is_temporary: bool,
     /// Whether a request condition was false.
-    pub(super) is_refused: bool,
+    pub is_refused: bool,
 }
 
 impl RequestError {
-    pub(super) fn temporary(source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+    pub fn temporary(source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         Self {
             error: io::Error::other(source),
             is_temporary: true,
@@ -38,7 +38,7 @@ impl RequestError {
         }
     }
 
-    pub(super) fn permanent(source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+    pub fn permanent(source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         Self {
             is_temporary: false,
             ..Self::temporary(source)
@@ -46,7 +46,7 @@ impl RequestError {
     }
 
     /// Error for an object that was replaced.
-    pub(super) fn refused() -> Self {
+    pub fn refused() -> Self {
         Self {
             is_refused: true,
             ..Self::permanent("the object was replaced")
@@ -54,11 +54,11 @@ impl RequestError {
     }
 
     /// Whether the object, the bucket or the upload does not exist.
-    pub(super) fn is_not_found(&self) -> bool {
+    pub fn is_not_found(&self) -> bool {
         self.error.kind() == io::ErrorKind::NotFound
     }
 
-    pub(super) fn during(self, action: String) -> Error {
+    pub fn during(self, action: String) -> Error {
         Error::Io {
             action,
             source: self.error,
@@ -67,7 +67,7 @@ impl RequestError {
 }
 
 /// `None` for an object or an upload that does not exist.
-pub(super) fn found<T>(
+pub fn found<T>(
     result: Result<T, RequestError>,
     action: impl FnOnce() -> String,
 ) -> Result<Option<T>, Error> {
@@ -154,7 +154,7 @@ fn causes(error: &dyn StdError) -> Vec<String> {
 
 /// Sends `request` until it succeeds, fails permanently or `timeout` is over. Pauses grow, with random jitter, so that
 /// clients do not overload a server that restarts.
-pub(super) async fn retry<T, E: Into<RequestError>, F: Future<Output = Result<T, E>>>(
+pub async fn retry<T, E: Into<RequestError>, F: Future<Output = Result<T, E>>>(
     timeout: Duration,
     request: impl Fn() -> F,
 ) -> Result<T, RequestError> {
