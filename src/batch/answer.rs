@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize, Serializer, ser::Error as _};
 use serde_json::value::RawValue;
 
 use crate::{
+    error::Message,
     json::Ordered,
     pipeline::{entities::Entity, vectors::StoredVector},
 };
@@ -86,7 +87,7 @@ pub(super) type RowResult = Result<Answer, RowError>;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RowError {
     pub(super) kind: ErrorKind,
-    pub(super) message: String,
+    pub(super) message: Message,
     /// The output line, if the row is a request.
     pub(super) response: Option<String>,
 }
@@ -120,11 +121,18 @@ impl ErrorKind {
 }
 
 impl RowError {
-    pub(super) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+    pub(super) fn new(kind: ErrorKind, message: impl Into<Message>) -> Self {
         Self {
             kind,
             message: message.into(),
             response: None,
+        }
+    }
+
+    pub(super) fn with_hint(self, hint: &str) -> Self {
+        Self {
+            message: self.message.with_hint(hint),
+            ..self
         }
     }
 }

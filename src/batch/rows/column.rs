@@ -66,9 +66,10 @@ pub(super) fn find_column(
             quoted(&names)
         ))),
         (None, _) => Err(Error::invalid(format!(
-            "expected a column called `text` or another that is known, but found {}; say which one with `column` (`--column`)",
+            "expected a column called `text` or another that is known, but found {}",
             quoted(&texts)
-        ))),
+        ))
+        .with_hint("say which one with `column` (`--column`)")),
     }
 }
 

@@ -14,6 +14,7 @@ use tokio::sync::Notify;
 
 use super::budget::{Budget, Reserved};
 use crate::{
+    error::Message,
     model::{Model, loaded::Listed},
     pipeline::seq2seq::Directions,
     repository::{Manifest, TaskSettings, bundle::Home},
@@ -69,7 +70,7 @@ pub(super) enum Slot {
 pub(super) struct Failure {
     pub(super) at: Instant,
     /// For clients.
-    pub(super) message: String,
+    pub(super) message: Message,
     /// Whether another attempt may succeed.
     pub(super) is_temporary: bool,
 }
