@@ -195,7 +195,7 @@ impl Config {
                     path.display()
                 );
                 Error::Config {
-                    message,
+                    message: message.into(),
                     source: Some(Box::new(error)),
                 }
             })
@@ -222,8 +222,9 @@ impl Config {
     pub fn check_threads(&self) -> Result<()> {
         match self.threads.map_or(0, NonZeroUsize::get) {
             found if found > MAX_THREADS => Err(Error::config(format!(
-                "expected `threads` of at most {MAX_THREADS}, but found {found}; by default there is one for each CPU"
-            ))),
+                "expected `threads` of at most {MAX_THREADS}, but found {found}"
+            ))
+            .with_hint("by default there is one for each CPU")),
             _ => Ok(()),
         }
     }

@@ -1,6 +1,6 @@
 //! The crate's error type. Its variants correspond to what the caller can do.
 
-use std::time::Duration;
+use std::{borrow::Cow, fmt, time::Duration};
 
 /// Result for this crate's fallible functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -8,9 +8,101 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// Another crate's error, for the log.
 pub type Source = Box<dyn std::error::Error + Send + Sync>;
 
-/// An error. `Display` prints its message without the causes, which are in `source`.
+/// Separates a problem from its hint.
+const SEPARATOR: &str = "; ";
+
+/// The hint of [`Error::Overloaded`].
+const TRY_AGAIN: &str = "try again in a moment";
+
+/// The hint of [`Error::NoModel`].
+const LIST_MODELS: &str = "`GET /models` lists the models";
+
+/// What an error says: the problem, and what to do about it.
 ///
-/// Messages read: expected X, but found Y; what to do.
+/// `Display` prints both: expected X, but found Y; what to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    problem: String,
+    hint: Option<String>,
+}
+
+impl Message {
+    /// A message without a hint.
+    pub fn new(problem: impl Into<String>) -> Self {
+        Self {
+            problem: problem.into(),
+            hint: None,
+        }
+    }
+
+    /// What is wrong.
+    pub fn problem(&self) -> &str {
+        &self.problem
+    }
+
+    /// What to do about it.
+    pub fn hint(&self) -> Option<&str> {
+        self.hint.as_deref()
+    }
+
+    /// Says what to do about the problem, in addition to a hint that the message already has.
+    pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
+        let hint = hint.into();
+        self.hint = Some(match self.hint {
+            Some(first) => format!("{first}{SEPARATOR}{hint}"),
+            None => hint,
+        });
+        self
+    }
+
+    /// Rewrites the problem, as for a sentence that contains it, and keeps the hint.
+    pub fn map(self, rewrite: impl FnOnce(&str) -> String) -> Self {
+        Self {
+            problem: rewrite(&self.problem),
+            ..self
+        }
+    }
+
+    /// Puts a place before the problem, as in `text 2: expected …`.
+    pub fn at(self, place: impl fmt::Display) -> Self {
+        self.map(|problem| format!("{place}: {problem}"))
+    }
+
+    /// Appends to the whole text: to the hint, or to the problem if there is none.
+    pub fn append(mut self, end: &str) -> Self {
+        self.hint
+            .as_mut()
+            .unwrap_or(&mut self.problem)
+            .push_str(end);
+        self
+    }
+
+    /// Replaces a name in the problem and in the hint.
+    pub fn replace(&self, from: &str, to: &str) -> Self {
+        Self {
+            problem: self.problem.replace(from, to),
+            hint: self.hint.as_ref().map(|hint| hint.replace(from, to)),
+        }
+    }
+}
+
+impl<T: Into<String>> From<T> for Message {
+    fn from(problem: T) -> Self {
+        Self::new(problem)
+    }
+}
+
+impl fmt::Display for Message {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.problem)?;
+        match &self.hint {
+            Some(hint) => write!(formatter, "{SEPARATOR}{hint}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// An error. `Display` prints its message without the causes, which are in `source`.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -18,21 +110,21 @@ pub enum Error {
     #[error("{message}")]
     Malformed {
         /// The expected and the found value.
-        message: String,
+        message: Message,
     },
 
     /// The request is well-formed, but one of its values is invalid.
     #[error("{message}")]
     Invalid {
         /// The expected and the found value.
-        message: String,
+        message: Message,
     },
 
     /// The request exceeds a limit.
     #[error("{message}")]
     TooLarge {
         /// The field, its limit and the value found.
-        message: String,
+        message: Message,
     },
 
     /// No model with this name is served.
@@ -45,7 +137,10 @@ pub enum Error {
     },
 
     /// Too many requests are in progress, or they are too large together; the caller may retry shortly.
-    #[error("expected at most {limit} {unit} at once, but found more; try again in a moment")]
+    #[error(
+        "expected at most {limit} {unit} at once, but found more; {}",
+        TRY_AGAIN
+    )]
     Overloaded {
         /// Maximum for all requests.
         limit: usize,
@@ -55,7 +150,8 @@ pub enum Error {
 
     /// No model is served that the caller may use.
     #[error(
-        "expected a model to be served, but found none that the request may use; `GET /models` lists the models"
+        "expected a model to be served, but found none that the request may use; {}",
+        LIST_MODELS
     )]
     NoModel,
 
@@ -70,7 +166,7 @@ pub enum Error {
     #[error("{message}")]
     Inference {
         /// The failed operation.
-        message: String,
+        message: Message,
         /// The runtime's error.
         #[source]
         source: Option<Source>,
@@ -80,14 +176,14 @@ pub enum Error {
     #[error("{message}")]
     Unavailable {
         /// The operation and its outcome.
-        message: String,
+        message: Message,
     },
 
     /// A model, a bundle or a recipe is damaged, unsupported or below its minimum quality.
     #[error("{message}")]
     Model {
         /// The expected and the found value.
-        message: String,
+        message: Message,
         /// Another crate's error.
         #[source]
         source: Option<Source>,
@@ -97,7 +193,7 @@ pub enum Error {
     #[error("{message}")]
     Config {
         /// The key, what was expected and what was found.
-        message: String,
+        message: Message,
         /// Another crate's error.
         #[source]
         source: Option<Source>,
@@ -107,7 +203,7 @@ pub enum Error {
     #[error("{action}")]
     Io {
         /// The operation, with the path.
-        action: String,
+        action: Message,
         /// The system's error.
         #[source]
         source: std::io::Error,
@@ -116,28 +212,28 @@ pub enum Error {
 
 impl Error {
     /// [`Error::Malformed`].
-    pub fn malformed(message: impl Into<String>) -> Self {
+    pub fn malformed(message: impl Into<Message>) -> Self {
         Self::Malformed {
             message: message.into(),
         }
     }
 
     /// [`Error::Invalid`].
-    pub fn invalid(message: impl Into<String>) -> Self {
+    pub fn invalid(message: impl Into<Message>) -> Self {
         Self::Invalid {
             message: message.into(),
         }
     }
 
     /// [`Error::TooLarge`].
-    pub fn too_large(message: impl Into<String>) -> Self {
+    pub fn too_large(message: impl Into<Message>) -> Self {
         Self::TooLarge {
             message: message.into(),
         }
     }
 
     /// [`Error::Inference`] without a source.
-    pub fn inference(message: impl Into<String>) -> Self {
+    pub fn inference(message: impl Into<Message>) -> Self {
         Self::Inference {
             message: message.into(),
             source: None,
@@ -145,7 +241,7 @@ impl Error {
     }
 
     /// [`Error::Inference`] with another crate's error as its source.
-    pub fn inference_because(message: impl Into<String>, source: impl Into<Source>) -> Self {
+    pub fn inference_because(message: impl Into<Message>, source: impl Into<Source>) -> Self {
         Self::Inference {
             message: message.into(),
             source: Some(source.into()),
@@ -153,14 +249,14 @@ impl Error {
     }
 
     /// [`Error::Unavailable`].
-    pub fn unavailable(message: impl Into<String>) -> Self {
+    pub fn unavailable(message: impl Into<Message>) -> Self {
         Self::Unavailable {
             message: message.into(),
         }
     }
 
     /// [`Error::Model`] without a source.
-    pub fn model(message: impl Into<String>) -> Self {
+    pub fn model(message: impl Into<Message>) -> Self {
         Self::Model {
             message: message.into(),
             source: None,
@@ -168,7 +264,7 @@ impl Error {
     }
 
     /// [`Error::Model`] with another crate's error as its source.
-    pub fn model_because(message: impl Into<String>, source: impl Into<Source>) -> Self {
+    pub fn model_because(message: impl Into<Message>, source: impl Into<Source>) -> Self {
         Self::Model {
             message: message.into(),
             source: Some(source.into()),
@@ -176,7 +272,7 @@ impl Error {
     }
 
     /// [`Error::Config`] without a source.
-    pub fn config(message: impl Into<String>) -> Self {
+    pub fn config(message: impl Into<Message>) -> Self {
         Self::Config {
             message: message.into(),
             source: None,
@@ -184,7 +280,7 @@ impl Error {
     }
 
     /// [`Error::Config`] with another crate's error as its source.
-    pub fn config_because(message: impl Into<String>, source: impl Into<Source>) -> Self {
+    pub fn config_because(message: impl Into<Message>, source: impl Into<Source>) -> Self {
         Self::Config {
             message: message.into(),
             source: Some(source.into()),
@@ -192,14 +288,71 @@ impl Error {
     }
 
     /// A function for `map_err` that makes [`Error::Io`].
-    pub fn io(action: impl Into<String>) -> impl FnOnce(std::io::Error) -> Self {
+    pub fn io(action: impl Into<Message>) -> impl FnOnce(std::io::Error) -> Self {
         let action = action.into();
         move |source| Self::Io { action, source }
     }
 
+    /// Says what to do about the problem. Errors with a fixed message, such as [`Error::UnknownModel`], stay as they are.
+    pub fn with_hint(self, hint: impl Into<String>) -> Self {
+        self.map_message(|message| message.with_hint(hint))
+    }
+
+    /// Puts a place before the problem, as in `text 2: expected …`. Errors with a fixed message stay as they are.
+    pub fn at(self, place: impl fmt::Display) -> Self {
+        self.map_message(|message| message.at(place))
+    }
+
+    /// What to do about the problem.
+    pub fn hint(&self) -> Option<Cow<'_, str>> {
+        match self {
+            Self::UnknownModel { known, .. } => Some(served(known).into()),
+            Self::Overloaded { .. } => Some(TRY_AGAIN.into()),
+            Self::NoModel => Some(LIST_MODELS.into()),
+            Self::DeadlineExceeded { .. } => None,
+            Self::Malformed { message }
+            | Self::Invalid { message }
+            | Self::TooLarge { message }
+            | Self::Inference { message, .. }
+            | Self::Unavailable { message }
+            | Self::Model { message, .. }
+            | Self::Config { message, .. }
+            | Self::Io {
+                action: message, ..
+            } => message.hint().map(Cow::Borrowed),
+        }
+    }
+
+    /// The message without the hint and the causes.
+    pub fn problem(&self) -> String {
+        let mut line = self.to_string();
+        if let Some(hint) = self.hint() {
+            line.truncate(line.len() - SEPARATOR.len() - hint.len());
+        }
+        line
+    }
+
+    /// The problem and the hint, for an error of another class.
+    pub fn message(&self) -> Message {
+        Message {
+            problem: self.problem(),
+            hint: self.hint().map(Cow::into_owned),
+        }
+    }
+
     /// The message and all causes, on one line.
     pub fn chain(&self) -> String {
-        let mut line = self.to_string();
+        format!("{self}{}", self.causes())
+    }
+
+    /// The problem and all causes, on one line, and the hint apart from them.
+    pub fn with_causes(&self) -> Message {
+        self.message()
+            .map(|problem| format!("{problem}{}", self.causes()))
+    }
+
+    fn causes(&self) -> String {
+        let mut line = String::new();
         let mut source = std::error::Error::source(self);
         while let Some(cause) = source {
             line.push_str(": ");
@@ -208,32 +361,36 @@ impl Error {
         }
         line
     }
+
+    fn map_message(mut self, map: impl FnOnce(Message) -> Message) -> Self {
+        match &mut self {
+            Self::Malformed { message }
+            | Self::Invalid { message }
+            | Self::TooLarge { message }
+            | Self::Inference { message, .. }
+            | Self::Unavailable { message }
+            | Self::Model { message, .. }
+            | Self::Config { message, .. }
+            | Self::Io {
+                action: message, ..
+            } => *message = map(message.clone()),
+            Self::UnknownModel { .. }
+            | Self::Overloaded { .. }
+            | Self::NoModel
+            | Self::DeadlineExceeded { .. } => {}
+        }
+        self
+    }
 }
 
 /// Adds the text's index to an error, if there are several texts.
 pub fn at_text(error: Error, place: usize, count: usize) -> Error {
     match error {
-        Error::TooLarge { message } if count > 1 => {
-            Error::too_large(format!("text {place}: {message}"))
-        }
-        Error::Invalid { message } if count > 1 => {
-            Error::invalid(format!("text {place}: {message}"))
+        Error::TooLarge { .. } | Error::Invalid { .. } if count > 1 => {
+            error.at(format_args!("text {place}"))
         }
         other => other,
     }
-}
-
-/// Divides a message into the problem and the hint what to do, at the first `; ` that is not within a quoted name or value.
-///
-/// Names and values are in backticks or double quotes. A message in which one of them has such a character itself may stay
-/// whole.
-pub fn split_hint(message: &str) -> Option<(&str, &str)> {
-    let is_balanced =
-        |part: &str| ['`', '"'].map(|quote| part.matches(quote).count() % 2) == [0, 0];
-    message
-        .match_indices("; ")
-        .map(|(place, separator)| (&message[..place], &message[place + separator.len()..]))
-        .find(|(problem, hint)| is_balanced(problem) && is_balanced(hint))
 }
 
 /// The names in backticks, separated by commas.
@@ -266,26 +423,69 @@ mod tests {
     }
 
     #[test]
-    fn hints_begin_after_names_and_values() {
+    fn hints_are_apart_from_problems_with_any_names() {
         let hint = "choose another folder; `kivu models` lists them";
-        for name in ["out", "a; b", "; ", "a; b; c", "a `b`", "\"a; b\""] {
+        for name in ["out", "a; b", "; ", "a`; b", "a`b; c", "a\"; b", "\"a; b\""] {
             let problem = format!("expected an empty folder at `{name}`, but found `{name}`");
+            let error = Error::config(problem.as_str());
             assert_eq!(
-                split_hint(&format!("{problem}; {hint}")),
-                Some((problem.as_str(), hint))
-            );
-            assert_eq!(split_hint(&problem), None, "{name}");
-        }
-        // A cut in the wrong place would be worse than none.
-        for name in ["a`; b", "a`b; c", "a\"; b"] {
-            let message = format!("expected an empty folder, but found `{name}`; {hint}");
-            assert!(
-                split_hint(&message).is_none_or(|(_, found)| found == hint),
+                (error.problem(), error.hint()),
+                (problem.clone(), None),
                 "{name}"
             );
+            let error = error.with_hint(hint);
+            assert_eq!(error.to_string(), format!("{problem}; {hint}"));
+            assert_eq!(error.hint().as_deref(), Some(hint));
+            assert_eq!(error.problem(), problem);
+            let twice = error.message().with_hint("or not");
+            assert_eq!(twice.hint(), Some(format!("{hint}; or not").as_str()));
+            let error = error.at("text 2");
+            assert_eq!(error.hint().as_deref(), Some(hint));
+            assert_eq!(error.problem(), format!("text 2: {problem}"));
+            let whole = error.message().append(" (row 3)").to_string();
+            assert_eq!(whole, format!("{error} (row 3)"));
+            let error = Error::invalid(error.message());
+            assert_eq!(error.to_string(), format!("text 2: {problem}; {hint}"));
+            assert_eq!(error.hint().as_deref(), Some(hint));
         }
-        let value = r#"invalid `threads`: invalid type: string "2; 3", expected an integer"#;
-        assert_eq!(split_hint(value), None);
+    }
+
+    #[test]
+    fn causes_follow_the_problem_or_the_message() {
+        let source = std::io::Error::other("the port is in use; or not");
+        let error = Error::io("cannot listen")(source).with_hint("choose another port");
+        insta::assert_snapshot!(error.problem(), @"cannot listen");
+        insta::assert_snapshot!(error.with_causes().problem(), @"cannot listen: the port is in use; or not");
+        insta::assert_snapshot!(error.chain(), @"cannot listen; choose another port: the port is in use; or not");
+    }
+
+    #[test]
+    fn fixed_messages_have_hints() {
+        let parts = |error: Error| {
+            assert_eq!(error.message().to_string(), error.to_string());
+            let hint = error.hint().unwrap_or_default().into_owned();
+            format!("{}\n{hint}", error.problem())
+        };
+        insta::assert_snapshot!(parts(Error::NoModel), @"
+        expected a model to be served, but found none that the request may use
+        `GET /models` lists the models
+        ");
+        let overloaded = Error::Overloaded {
+            limit: 8,
+            unit: "requests",
+        };
+        insta::assert_snapshot!(parts(overloaded), @"
+        expected at most 8 requests at once, but found more
+        try again in a moment
+        ");
+        let unknown = Error::UnknownModel {
+            name: "a; b".into(),
+            known: vec!["c; d".into()],
+        };
+        insta::assert_snapshot!(parts(unknown), @"
+        unknown model `a; b`
+        known models: `c; d`
+        ");
     }
 
     #[test]

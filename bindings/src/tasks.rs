@@ -216,8 +216,9 @@ fn generation_parameters(parameters: &str) -> Result<TextToTextParameters> {
     match count.filter(|count| *count > 1) {
         None => Ok(parameters),
         Some(count) => Err(Error::invalid(format!(
-            "expected one text for each text, but found `num_return_sequences` {count}; leave it out"
-        ))),
+            "expected one text for each text, but found `num_return_sequences` {count}"
+        ))
+        .with_hint("leave it out")),
     }
 }
 

@@ -26,7 +26,7 @@ use kivu::{
         SinkUrl, Status,
     },
     config::{Config, OtlpConfig, parse_lists},
-    error::{Error, Result, quoted},
+    error::{Error, Message, Result, quoted},
     model::Model,
     pipeline::Task,
     repository::s3::{Store, Url},
@@ -139,7 +139,10 @@ pub fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> {
     watcher.clear();
     match ended? {
         Ended::Done(report) if report.status == Status::Failed => {
-            Err(Error::config(report.error.unwrap_or_default()))
+            let failure = report.failure;
+            Err(Error::config(
+                failure.unwrap_or_else(|| Message::new("the job failed")),
+            ))
         }
         Ended::Done(report) => {
             summarize(&summary(&report).join("\n"), is_stdout)?;
@@ -194,10 +197,10 @@ pub fn require_options_of(model: &Model, parameters: &Parameters) -> Result<()> 
         (parameters.query.is_some() && task != Task::TextRanking).then(|| "--query".to_owned());
     match query.or_else(|| parameters.options.without_effect(&model.pipeline)) {
         Some(option) => Err(Error::config(format!(
-            "expected options for `{}` (`{task}`), but found `{option}`, which has no effect on it; omit the option, \
-             or choose another model",
+            "expected options for `{}` (`{task}`), but found `{option}`, which has no effect on it",
             model.name
-        ))),
+        ))
+        .with_hint("omit the option, or choose another model")),
         None => Ok(()),
     }
 }
@@ -241,8 +244,9 @@ fn sink(arguments: &Arguments) -> Result<Option<SinkSettings>> {
     ];
     match options.iter().find(|(_, is_set)| *is_set) {
         Some((option, _)) => Err(Error::config(format!(
-            "expected a database's URL for OUTPUT with `{option}`, but found a file; omit the option"
-        ))),
+            "expected a database's URL for OUTPUT with `{option}`, but found a file"
+        ))
+        .with_hint("omit the option")),
         None => Ok(None),
     }
 }

@@ -165,11 +165,13 @@ fn require_own(source: &Path, out: &Path, config: &Config) -> Result<()> {
     }
     let name = out.file_name().unwrap_or_default().display();
     Err(Error::config(format!(
-        "expected a new name for the model in `{}`, but found a bundle of `{}` in `{}`; name this one with `--name NAME`, \
-         or replace that one with `--name {name}`",
+        "expected a new name for the model in `{}`, but found a bundle of `{}` in `{}`",
         source.display(),
         other.display(),
         out.display()
+    ))
+    .with_hint(format!(
+        "name this one with `--name NAME`, or replace that one with `--name {name}`"
     )))
 }
 
@@ -210,9 +212,10 @@ fn build_named(model: &NamedModel, arguments: Arguments, config: &Config) -> Res
     }
     if texts.is_some() || pairs.is_some() {
         return Err(Error::config(
-            "expected `--out DIR` or `--name NAME` with `--texts` or `--pairs`, since the bundle may exist already, but found \
-             neither; set one, or measure the bundle with `kivu quality`",
-        ));
+            "expected `--out DIR` or `--name NAME` with `--texts` or `--pairs`, since the bundle \
+             may exist already, but found neither",
+        )
+        .with_hint("set one, or measure the bundle with `kivu quality`"));
     }
     match NamedModels::new(config).build(model, &options, true, &tools)? {
         Outcome::Built(path, built) => {
@@ -257,7 +260,8 @@ fn default_name(source: &Path, name: Option<&str>) -> Result<OsString> {
     name.map(OsStr::to_owned).ok_or_else(|| {
         let source = source.display();
         Error::config(format!(
-            "expected a source with a name, but found `{source}`; set `--name`"
+            "expected a source with a name, but found `{source}`"
         ))
+        .with_hint("set `--name`")
     })
 }

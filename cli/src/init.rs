@@ -43,13 +43,15 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     }
     require_local(&arguments.out)?;
     let out = arguments.out.display();
-    let mut file =
-        OpenOptions::new().write(true).create_new(true).open(&arguments.out).map_err(|error| match error
-            .kind()
-        {
-            ErrorKind::AlreadyExists => Error::config(format!(
-                "expected no file at `{out}`, but found one; remove it, or choose another with `--out`"
-            )),
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .open(&arguments.out)
+        .map_err(|error| match error.kind() {
+            ErrorKind::AlreadyExists => {
+                Error::config(format!("expected no file at `{out}`, but found one"))
+                    .with_hint("remove it, or choose another with `--out`")
+            }
             _ => Error::io(format!("cannot write `{out}`"))(error),
         })?;
     file.write_all(text(&arguments.models).as_bytes())

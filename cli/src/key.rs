@@ -54,9 +54,8 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         per_day: *per_day,
     };
     if limits.models.is_empty() && !models.is_empty() {
-        return Err(Error::config(
-            "`--models` is empty; omit it for a key that may use all models",
-        ));
+        return Err(Error::config("`--models` is empty")
+            .with_hint("omit it for a key that may use all models"));
     }
     if let Some(date) = expires.filter(|_| limits.has_expired(SystemTime::now())) {
         return Err(Error::config(format!(

@@ -138,10 +138,11 @@ async fn ask(url: &str, key: Option<&str>) -> Result<Vec<Row>> {
         request.map_err(|error| Error::config_because("the key is not a header value", error))?;
     let client = Client::builder(TokioExecutor::new()).build_http::<Body>();
     let unreachable = |error: Box<dyn std::error::Error + Send + Sync>| {
-        let message = format!(
-            "expected a server at `{url}`, but found none; `kivu serve` starts one, `--url` selects another"
-        );
-        Error::config_because(message, error)
+        Error::config_because(
+            format!("expected a server at `{url}`, but found none"),
+            error,
+        )
+        .with_hint("`kivu serve` starts one, `--url` selects another")
     };
     let answer = async {
         let response = client
@@ -166,8 +167,9 @@ async fn ask(url: &str, key: Option<&str>) -> Result<Vec<Row>> {
         StatusCode::OK => {}
         StatusCode::UNAUTHORIZED => {
             return Err(Error::config(format!(
-                "expected a key for `{url}`, but found none that it accepts; use `--key`"
-            )));
+                "expected a key for `{url}`, but found none that it accepts"
+            ))
+            .with_hint("use `--key`"));
         }
         _ => {
             return Err(Error::config(format!(

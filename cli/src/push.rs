@@ -48,9 +48,10 @@ pub fn run(arguments: Arguments, config: Config) -> Result<ExitCode> {
 fn push(arguments: Arguments, config: &Config) -> Result<ExitCode> {
     if Url::of(&arguments.bundle).is_some() {
         return Err(Error::config(format!(
-            "expected a bundle in a folder, but found `{}`; `kivu pull` downloads it",
+            "expected a bundle in a folder, but found `{}`",
             arguments.bundle.display()
-        )));
+        ))
+        .with_hint("`kivu pull` downloads it"));
     }
     let bundle = Bundle::open(&resolve(
         &arguments.bundle,

@@ -56,8 +56,9 @@ pub fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
         }
         let bytes = removed.ok_or_else(|| {
             Error::config(format!(
-                "expected the name of a model on this machine, but found `{name}`; `kivu models` lists them"
+                "expected the name of a model on this machine, but found `{name}`"
             ))
+            .with_hint("`kivu models` lists them")
         })?;
         print(&format!("removed {name}, {:.1} MB", bytes as f64 / 1e6))?;
     }

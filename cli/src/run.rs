@@ -176,9 +176,10 @@ fn next_line(input: &mut impl BufRead) -> Result<Option<String>> {
     let line = line.strip_suffix(b"\r").unwrap_or(line);
     let text = std::str::from_utf8(line).map_err(|error| {
         Error::config(format!(
-            "expected UTF-8 on standard input, but found the byte 0x{:02x}; convert the file, such as with `iconv`",
+            "expected UTF-8 on standard input, but found the byte 0x{:02x}",
             line.get(error.valid_up_to()).copied().unwrap_or_default()
         ))
+        .with_hint("convert the file, such as with `iconv`")
     })?;
     Ok(Some(text.to_owned()))
 }

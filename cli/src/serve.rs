@@ -124,15 +124,10 @@ async fn serve(mut config: Config, options: Options, long_requests: Handle) -> R
     let guard = Guard::new(&config.auth, BindScope::Address(config.listen))?
         .with_pages(config.cors_origins.clone());
     // Bound before models are loaded: an occupied port is reported at once, and early requests wait.
-    let listener = TcpListener::bind(config.listen)
-        .await
-        .map_err(|source| Error::Io {
-            action: format!(
-                "cannot listen on `{}`; choose another port with `--port`",
-                config.listen
-            ),
-            source,
-        })?;
+    let listener = TcpListener::bind(config.listen).await.map_err(|error| {
+        Error::io(format!("cannot listen on `{}`", config.listen))(error)
+            .with_hint("choose another port with `--port`")
+    })?;
     let address = listener
         .local_addr()
         .map_err(Error::io("cannot read the listener's address"))?;
@@ -179,10 +174,13 @@ async fn serve(mut config: Config, options: Options, long_requests: Handle) -> R
         tokio::select! {
             _ = signals.next() => Ok(()),
             path = changed(&files, &catalog) => Err(Error::model(format!(
-                "expected `{}` to be unchanged since it was loaded, but it was written to; replace bundles as a whole \
-                 (`kivu build`, `kivu pull`, or a new folder and a rename), and start the server again",
+                "expected `{}` to be unchanged since it was loaded, but it was written to",
                 path.display()
-            ))),
+            ))
+            .with_hint(
+                "replace bundles as a whole (`kivu build`, `kivu pull`, or a new folder and a \
+                 rename), and start the server again",
+            )),
         }
     };
     let timeouts = Timeouts {

@@ -41,8 +41,9 @@ pub fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
     let model = arguments.model.display();
     let path = names::find(&arguments.model, &Options::default(), config)?.ok_or_else(|| {
         Error::config(format!(
-            "expected a built model, but `{model}` is not built yet; `kivu build {model}` builds it"
+            "expected a built model, but `{model}` is not built yet"
         ))
+        .with_hint(format!("`kivu build {model}` builds it"))
     })?;
     let bundle = match Url::of(&path) {
         Some(url) => remote::open(&Store::new(config.s3.timeout()), &url?)?,

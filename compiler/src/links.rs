@@ -34,10 +34,11 @@ pub fn check_links(folder: &Path) -> Result<()> {
                 .is_some_and(|blobs| target.parent() == Some(blobs));
             if !target.starts_with(&inside) && !is_blob {
                 return Err(Error::model(format!(
-                    "`{}` is a symbolic link out of the model's folder, to `{}`; copy the file into the folder",
+                    "`{}` is a symbolic link out of the model's folder, to `{}`",
                     path.display(),
                     target.display()
-                )));
+                ))
+                .with_hint("copy the file into the folder"));
             }
         }
     }

@@ -302,9 +302,10 @@ fn check_fields(config: &ConfigFile) -> Result<()> {
         Value::Null | Value::Bool(_) => Ok(()),
         Value::String(name) if INITIAL_VALUES.contains(&name.to_lowercase().as_str()) => Ok(()),
         _ => Err(Error::model(format!(
-            "expected `init_lora_weights` among true, false, `eva`, `gaussian`, `orthogonal`, but found {initial}, which \
-             changes the weights of the base; save the adapter with `path_initial_model_for_weight_conversion`"
-        ))),
+            "expected `init_lora_weights` among true, false, `eva`, `gaussian`, `orthogonal`, but \
+             found {initial}, which changes the weights of the base"
+        ))
+        .with_hint("save the adapter with `path_initial_model_for_weight_conversion`")),
     }
 }
 
@@ -347,13 +348,17 @@ pub fn ignored(folder: &Path) -> Error {
         "name the folder of {base}, and the adapter's in a recipe: `folder` and `adapter` of `[source]`"
     );
     let name = folder.display();
-    Error::model(match Weights::are_in(folder) {
-        true => format!(
-            "expected a model or an adapter in `{name}`, but found both (`transformers` applies the adapter to \
-             {base}); {hint}, or remove `{CONFIG}`"
-        ),
-        false => format!("expected a model in `{name}`, but found an adapter; {hint}"),
-    })
+    match Weights::are_in(folder) {
+        true => Error::model(format!(
+            "expected a model or an adapter in `{name}`, but found both (`transformers` applies \
+             the adapter to {base})"
+        ))
+        .with_hint(format!("{hint}, or remove `{CONFIG}`")),
+        false => Error::model(format!(
+            "expected a model in `{name}`, but found an adapter"
+        ))
+        .with_hint(hint),
+    }
 }
 
 fn missing(what: &str, module: &str) -> Error {

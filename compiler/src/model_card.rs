@@ -60,7 +60,7 @@ impl ModelCard {
         };
         let bytes = read_if_exists(&path)?.unwrap_or_default();
         if bytes.starts_with(b"\xff\xfe") || bytes.starts_with(b"\xfe\xff") {
-            return Err(unreadable("it is UTF-16; save it as UTF-8"));
+            return Err(unreadable("it is UTF-16").with_hint("save it as UTF-8"));
         }
         // As on the hub, a damaged character elsewhere does not hide the tags.
         let text = String::from_utf8_lossy(&bytes);

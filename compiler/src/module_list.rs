@@ -185,10 +185,11 @@ impl Router {
                     )
                 });
                 return Err(Error::model(format!(
-                    "expected a `Router` with one encoder, for documents with sparse vectors and queries with token \
-                     weights (`{STATIC_QUERIES}`), or for both alike, but found {queries} for queries and {documents} for \
-                     documents; build the models of both on their own"
-                )));
+                    "expected a `Router` with one encoder, for documents with sparse vectors and \
+                     queries with token weights (`{STATIC_QUERIES}`), or for both alike, but found \
+                     {queries} for queries and {documents} for documents"
+                ))
+                .with_hint("build the models of both on their own"));
             }
         };
         Ok(Some(Self {

@@ -112,10 +112,13 @@ impl Options {
             };
             if let Some((expected, found)) = self.contradiction(bundle.manifest()) {
                 return Err(Error::config(format!(
-                    "expected {expected} of the bundle in `{}`, but found {found}; leave the option out, or name the folder \
-                     or the hub repository that the model can be built from",
+                    "expected {expected} of the bundle in `{}`, but found {found}",
                     path.display()
-                )));
+                ))
+                .with_hint(
+                    "leave the option out, or name the folder or the hub repository that the model \
+                     can be built from",
+                ));
             }
         }
         Ok(())
@@ -368,8 +371,9 @@ impl NamedModels {
                     Ok(()) => {}
                     Err(TryLockError::WouldBlock) => {
                         return Err(Error::config(format!(
-                            "expected `{name}` not to be in use, but another process builds it; try again later"
-                        )));
+                            "expected `{name}` not to be in use, but another process builds it"
+                        ))
+                        .with_hint("try again later"));
                     }
                     Err(TryLockError::Error(error)) => return Err(cannot_lock(&folder)(error)),
                 }

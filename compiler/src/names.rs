@@ -31,10 +31,11 @@ impl Location {
         if Url::of(named).is_some() {
             if options.select_bundles() {
                 return Err(Error::config(format!(
-                    "expected no task, precision or allowed keys for `{}`, whose bundles are built already, but found \
-                     some; leave the options out",
+                    "expected no task, precision or allowed keys for `{}`, whose bundles are built \
+                     already, but found some",
                     named.display()
-                )));
+                ))
+                .with_hint("leave the options out"));
             }
             return Ok(Self::Bundle(named.to_owned()));
         }
@@ -78,11 +79,11 @@ impl Location {
         match model(named)? {
             Some(model) => Ok(Self::Model(model)),
             None if is_known => Err(Error::config(format!(
-                "expected `{}` to have been built with these options, but found others in `{}`; build it again, or omit \
-                 `--task`, `--precision` and `--allow`",
+                "expected `{}` to have been built with these options, but found others in `{}`",
                 named.display(),
                 bundle.display()
-            ))),
+            ))
+            .with_hint("build it again, or omit `--task`, `--precision` and `--allow`")),
             None => Ok(Self::Bundle(named.to_owned())),
         }
     }
@@ -274,10 +275,12 @@ fn require(path: PathBuf) -> Result<PathBuf> {
 pub fn unknown(expected: &str, named: &Path, hint: &str) -> Error {
     let recipes: Vec<&str> = RECIPES.iter().map(|recipe| recipe.name).collect();
     Error::config(format!(
-        "expected {expected}, a recipe ({}) or a Hugging Face hub repository as ORG/NAME, but found `{}`; {hint}",
+        "expected {expected}, a recipe ({}) or a Hugging Face hub repository as ORG/NAME, but \
+         found `{}`",
         quoted(&recipes),
         shown_value(&named.to_string_lossy())
     ))
+    .with_hint(hint)
 }
 
 fn is_plain(word: &str) -> bool {

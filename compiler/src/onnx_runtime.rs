@@ -76,9 +76,9 @@ impl Library {
             .find(|library| library.architectures.contains(&architecture));
         library.ok_or_else(|| {
             Error::config(format!(
-                "expected Linux on x86_64 or aarch64, but found {architecture}; \
-                 set `onnxruntime` to the path of a library for this system"
+                "expected Linux on x86_64 or aarch64, but found {architecture}"
             ))
+            .with_hint("set `onnxruntime` to the path of a library for this system")
         })
     }
 
@@ -89,10 +89,11 @@ impl Library {
             return Ok(());
         }
         Err(Error::model(format!(
-            "expected `{}` to have the SHA-256 {}, but found {found}; remove it and run `kivu doctor --fix`",
+            "expected `{}` to have the SHA-256 {}, but found {found}",
             path.display(),
             self.sha256
-        )))
+        ))
+        .with_hint("remove it and run `kivu doctor --fix`"))
     }
 
     /// Downloads the library and its licences into `home`.

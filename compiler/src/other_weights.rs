@@ -3,25 +3,29 @@
 use std::path::Path;
 
 use super::{export, files, weights};
-use kivu::error::quoted;
+use kivu::error::{Message, quoted};
 
 /// Name endings, whose files they are, and what to do with them.
-const KINDS: [(&[&str], &str); 8] = [
+const KINDS: [(&[&str], &str, &str); 8] = [
     (
         &[".gguf", ".ggml"],
-        "weights of llama.cpp; use the repository that they were converted from",
+        "weights of llama.cpp",
+        "use the repository that they were converted from",
     ),
     (
         &[".h5"],
-        "weights of TensorFlow; convert them with `from_tf=True` and `save_pretrained` of `transformers` 4",
+        "weights of TensorFlow",
+        "convert them with `from_tf=True` and `save_pretrained` of `transformers` 4",
     ),
     (
         &[".msgpack"],
-        "weights of Flax; convert them with `from_flax=True` and `save_pretrained` of `transformers` 4",
+        "weights of Flax",
+        "convert them with `from_flax=True` and `save_pretrained` of `transformers` 4",
     ),
     (
         &[".ot"],
-        "weights of rust-bert; use the model that they were converted from",
+        "weights of rust-bert",
+        "use the model that they were converted from",
     ),
     (
         &[
@@ -30,20 +34,24 @@ const KINDS: [(&[&str], &str); 8] = [
             "openvino_model.bin",
             "openvino_model.xml",
         ],
-        "a graph for another runtime; use the model that it was exported from",
+        "a graph for another runtime",
+        "use the model that it was exported from",
     ),
     (
         &[".onnx"],
-        "graphs in other precisions; Kivu reads `model.onnx` and `model_quantized.onnx`, which `optimum-cli export onnx` \
+        "graphs in other precisions",
+        "Kivu reads `model.onnx` and `model_quantized.onnx`, which `optimum-cli export onnx` \
          writes in fp32",
     ),
     (
         &[".safetensors"],
-        "safetensors under another name; Kivu reads `model.safetensors`, or shards that `model.safetensors.index.json` lists",
+        "safetensors under another name",
+        "Kivu reads `model.safetensors`, or shards that `model.safetensors.index.json` lists",
     ),
     (
         &[".pt", ".pth", ".ckpt", ".bin"],
-        "a checkpoint under another name; save the model with `save_pretrained`",
+        "a checkpoint under another name",
+        "save the model with `save_pretrained`",
     ),
 ];
 
@@ -59,13 +67,13 @@ const OF_TRAINING: [&str; 5] = [
 ];
 
 /// What `paths` contain in place of weights that Kivu reads: `only …`, or `none`.
-pub fn describe<'a>(paths: impl Iterator<Item = &'a str> + Clone) -> String {
+pub fn describe<'a>(paths: impl Iterator<Item = &'a str> + Clone) -> Message {
     let is_weights = |path: &&str| {
         let name = path.rsplit('/').next().unwrap_or(path);
         let is_read = weights::LAYOUTS.contains(&name) || export::is_graph(path);
         !is_read && !OF_TRAINING.iter().any(|start| name.starts_with(start))
     };
-    for (endings, kind) in KINDS {
+    for (endings, kind, hint) in KINDS {
         let is_of_kind = |path: &&str| endings.iter().any(|ending| path.ends_with(ending));
         let found: Vec<&str> = paths
             .clone()
@@ -74,14 +82,14 @@ pub fn describe<'a>(paths: impl Iterator<Item = &'a str> + Clone) -> String {
             .take(3)
             .collect();
         if !found.is_empty() {
-            return format!("only {}: {kind}", quoted(&found));
+            return Message::new(format!("only {}: {kind}", quoted(&found))).with_hint(hint);
         }
     }
-    NONE.to_owned()
+    Message::new(NONE)
 }
 
 /// The same for the files in `folder` and in its `onnx/`.
-pub fn describe_folder(folder: &Path) -> String {
+pub fn describe_folder(folder: &Path) -> Message {
     let paths = ["", "onnx"].map(|inner| files::list(&folder.join(inner)).unwrap_or_default());
     let paths: Vec<String> = paths
         .iter()
@@ -91,7 +99,8 @@ pub fn describe_folder(folder: &Path) -> String {
         .collect();
     let mut stand_ins = paths.iter().filter_map(|path| {
         let found = files::known_format(&folder.join(path))?;
-        (describe([path.as_str()].into_iter()) != NONE).then(|| format!("only `{path}`: {found}"))
+        (describe([path.as_str()].into_iter()).problem() != NONE)
+            .then(|| found.map(|found| format!("only `{path}`: {found}")))
     });
     match stand_ins.next() {
         Some(found) => found,
@@ -105,7 +114,7 @@ mod tests {
 
     #[test]
     fn weights_are_described_by_their_names() {
-        let of = |paths: &[&str]| describe(paths.iter().copied());
+        let of = |paths: &[&str]| describe(paths.iter().copied()).to_string();
         let unnamed = [
             "training_args.bin",
             "optimizer.pt",
@@ -143,8 +152,9 @@ mod tests {
         }
         let folder = tempfile::tempdir().unwrap();
         std::fs::create_dir(folder.path().join("onnx")).unwrap();
-        assert_eq!(describe_folder(folder.path()), "none");
+        assert_eq!(describe_folder(folder.path()), Message::new(NONE));
         std::fs::write(folder.path().join("onnx/model_fp16.onnx"), "").unwrap();
-        assert!(describe_folder(folder.path()).starts_with("only `onnx/model_fp16.onnx`: "));
+        let found = describe_folder(folder.path());
+        assert!(found.problem().starts_with("only `onnx/model_fp16.onnx`: "));
     }
 }

@@ -20,7 +20,7 @@ use super::{
 use kivu::{
     backend::onnx::Runtime,
     config::EngineChoice,
-    error::{Error, Result},
+    error::{Error, Message, Result},
     pipeline::{
         Task,
         seq2seq::{LanguagePair, Languages},
@@ -138,13 +138,17 @@ impl Plan {
     /// Languages for a translation model: the recipe's, or else the ones named by the model's files.
     pub fn languages(&self, of_files: Option<Languages>) -> Result<Languages> {
         let pair = |LanguagePair { source, target }| Languages::Pair { source, target };
-        self.languages.clone().map(pair).or(of_files).ok_or_else(|| {
-            Error::model(format!(
-                "expected the languages of `{}` in its files, but found none; name them in a recipe: \
-                 `[languages]` with `source` and `target`",
-                self.name
-            ))
-        })
+        self.languages
+            .clone()
+            .map(pair)
+            .or(of_files)
+            .ok_or_else(|| {
+                Error::model(format!(
+                    "expected the languages of `{}` in its files, but found none",
+                    self.name
+                ))
+                .with_hint("name them in a recipe: `[languages]` with `source` and `target`")
+            })
     }
 }
 
@@ -172,20 +176,7 @@ pub fn plan(request: &Request, progress: &dyn Progress) -> Result<Plan> {
     }
     let is_file = is_model(source);
     if !source.is_dir() && !is_file {
-        return Err(Error::config(format!(
-            "expected a recipe (`….toml`) or a folder, but found {} at `{}`{}",
-            match (source.exists(), known_format(source)) {
-                (_, Some(format)) => format,
-                (true, None) => "another file",
-                (false, None) => "nothing",
-            },
-            source.display(),
-            if source.exists() {
-                "; build the folder that contains it"
-            } else {
-                ""
-            }
-        )));
+        return Err(no_source(source));
     }
     let folder = source.canonicalize().ok();
     let name = if is_file {
@@ -218,15 +209,34 @@ pub fn plan(request: &Request, progress: &dyn Progress) -> Result<Plan> {
     })
 }
 
+/// The error for a file or a missing path in place of a folder.
+fn no_source(path: &Path) -> Error {
+    let found = match (path.exists(), known_format(path)) {
+        (_, Some(format)) => format,
+        (true, None) => Message::new("another file"),
+        (false, None) => Message::new("nothing"),
+    };
+    let found = found.append(&format!(" at `{}`", path.display()));
+    let error = Error::config(
+        found.map(|found| format!("expected a recipe (`….toml`) or a folder, but found {found}")),
+    );
+    match path.exists() {
+        true => error.with_hint("build the folder that contains it"),
+        false => error,
+    }
+}
+
 fn of_recipe(request: &Request, progress: &dyn Progress) -> Result<Plan> {
     let path = &request.source;
     let recipe = Recipe::open(path)?;
     if let Some(task) = request.task.filter(|task| *task != recipe.task) {
         return Err(Error::config(format!(
-            "expected the recipe's task `{}`, but found `--task {task}`; for another task, name the model's folder or hub \
-             repository instead of the recipe",
+            "expected the recipe's task `{}`, but found `--task {task}`",
             recipe.task
-        )));
+        ))
+        .with_hint(
+            "for another task, name the model's folder or hub repository instead of the recipe",
+        ));
     }
     let folder = recipe.folder(path, &request.cache, progress)?;
     let parent = path.parent().unwrap_or(Path::new("."));

@@ -187,8 +187,9 @@ pub fn layout(folder: &Path) -> Result<Layout> {
     }
     if !are_scaled {
         return Err(Error::model(
-            "expected `Normalize` in a model with `MultiVectorMask`, but found none; Kivu's multi-vectors have length 1",
-        ));
+            "expected `Normalize` in a model with `MultiVectorMask`, but found none",
+        )
+        .with_hint("Kivu's multi-vectors have length 1"));
     }
     let (query, document) = match mask {
         Some(mask) => multi_vector_roles(folder, &mask.folder(folder)?)?,
@@ -456,8 +457,10 @@ pub fn text_settings(
     let config = settings(folder)?;
     if let Some(found) = config.get::<usize>(TRUNCATION)?.filter(|_| dense.is_none()) {
         return Err(Error::model(format!(
-            "expected no `{TRUNCATION}` in `{SETTINGS}` of a model without dense vectors, but found {found}; remove it"
-        )));
+            "expected no `{TRUNCATION}` in `{SETTINGS}` of a model without dense vectors, but \
+             found {found}"
+        ))
+        .with_hint("remove it"));
     }
     let settings = EmbeddingSettings {
         dense,
@@ -597,9 +600,10 @@ fn within_positions(
     // Longer texts fail in families with a position table.
     match found > longest && UNLIMITED.contains(&model.model_type()) {
         true => Err(Error::model(format!(
-            "expected a `{name}` of at most {longest}, the positions of the model, but found {found}; set it to \
-             {longest}"
-        ))),
+            "expected a `{name}` of at most {longest}, the positions of the model, but found \
+             {found}"
+        ))
+        .with_hint(format!("set it to {longest}"))),
         false => Ok(found.min(longest)),
     }
 }

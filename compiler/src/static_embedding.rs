@@ -62,9 +62,10 @@ pub fn open(plan: &Plan) -> Result<Source<'static>> {
         EngineChoice::Auto => Engine::Onnx,
         EngineChoice::Native => {
             return Err(Error::model(
-                "expected a table without modules other than `Normalize` for the native engine, but found other modules; \
-                 use `--engine auto`",
-            ));
+                "expected a table without modules other than `Normalize` for the native engine, \
+                 but found other modules",
+            )
+            .with_hint("use `--engine auto`"));
         }
     };
     let sha256 = combined_sha256(&weights.sha256, modules.sources());

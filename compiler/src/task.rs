@@ -64,9 +64,12 @@ pub fn require_sparse(plan: &Plan, source: &Source<'_>) -> Result<()> {
         return Ok(());
     }
     Err(Error::model(format!(
-        "`{}` has no sparse vectors: they need a masked language model (`…ForMaskedLM`) or a sparse head; build it with \
-         `--task {}`",
-        source.architecture,
+        "`{}` has no sparse vectors: they need a masked language model (`…ForMaskedLM`) or a \
+         sparse head",
+        source.architecture
+    ))
+    .with_hint(format!(
+        "build it with `--task {}`",
         Task::FeatureExtraction
     )))
 }
@@ -146,11 +149,12 @@ pub fn name_entailment(plan: &Plan, labels: &mut [String]) -> Result<Option<Stri
         false => format!("name the labels in `{LABELS}` and `{LABEL_IDS}`"),
     };
     Err(Error::model(format!(
-        "expected one label that begins with `entail` in `{key}` of `{}` for `{}`, but found {}; use another task, or {hint}",
+        "expected one label that begins with `entail` in `{key}` of `{}` for `{}`, but found {}",
         ConfigFile::NAME,
         Task::ZeroShotClassification,
         quoted(&found)
-    )))
+    ))
+    .with_hint(format!("use another task, or {hint}")))
 }
 
 /// Heads for unsupported tasks, by class name suffix.
@@ -178,8 +182,11 @@ pub fn unused_head(plan: &Plan, source: &Source<'_>) -> Result<Option<String>> {
         plan.task.is_some() || pipeline_tag(&plan.folder) == Some(Task::FeatureExtraction);
     if !is_requested && OTHER_HEADS.iter().any(|head| architecture.ends_with(head)) {
         return Err(Error::model(format!(
-            "expected a model with a head that Kivu runs, or without one, but found `{architecture}`; use `--task \
-             {}` to leave out the head and compute embeddings",
+            "expected a model with a head that Kivu runs, or without one, but found \
+             `{architecture}`"
+        ))
+        .with_hint(format!(
+            "use `--task {}` to leave out the head and compute embeddings",
             Task::FeatureExtraction
         )));
     }
@@ -225,13 +232,13 @@ fn require(task: Task, strategy: Option<Strategy>, settings: &TaskSettings) -> R
     if can {
         return Ok(());
     }
-    let hint = match strategy.is_some() && require(task, None, settings).is_ok() {
-        true => "; omit `strategy` in the recipe",
-        false => "",
-    };
-    Err(Error::model(format!(
-        "expected a model for `{task}`, but found {found}{hint}"
-    )))
+    let error = Error::model(format!("expected a model for `{task}`, but found {found}"));
+    Err(
+        match strategy.is_some() && require(task, None, settings).is_ok() {
+            true => error.with_hint("omit `strategy` in the recipe"),
+            false => error,
+        },
+    )
 }
 
 /// Tasks that a model was probably trained for, most likely first.

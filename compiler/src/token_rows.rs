@@ -72,9 +72,13 @@ pub fn within_vocabulary_or_unknown(
             Ok(json)
         }
         Some((id, token)) => Err(Error::model(format!(
-            "expected tokens with ids below {rows}, the rows of the model's table, but found `{token}` with {id}; resize \
-             the model's table (`resize_token_embeddings`), or remove the token from the tokenizer"
-        ))),
+            "expected tokens with ids below {rows}, the rows of the model's table, but found \
+             `{token}` with {id}"
+        ))
+        .with_hint(
+            "resize the model's table (`resize_token_embeddings`), or remove the token from the \
+             tokenizer",
+        )),
     }
 }
 

@@ -506,9 +506,9 @@ fn check_truncation(tokenizer: &Map<String, Value>, config: &ConfigFile) -> Resu
     match side.filter(|side| !side.eq_ignore_ascii_case("right")) {
         None => Ok(()),
         Some(found) => Err(Error::model(format!(
-            "expected `truncation_side` `right` in `{NAME}`, but found `{found}`; set it to `right`, and \
-             `truncation_direction` to `left` in requests"
-        ))),
+            "expected `truncation_side` `right` in `{NAME}`, but found `{found}`"
+        ))
+        .with_hint("set it to `right`, and `truncation_direction` to `left` in requests")),
     }
 }
 

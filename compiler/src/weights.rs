@@ -88,11 +88,14 @@ impl Weights {
         match wrapped {
             None => Ok(weights),
             Some(name) => Err(Error::model(format!(
-                "the weight `{name}` in `{}` has the name that a training wrapper gave it; save the model inside \
-                 of the wrapper with `save_pretrained`: `model[0].auto_model` of sentence-transformers, \
-                 `model.module` of `DataParallel`, or `model._orig_mod` of `torch.compile`",
+                "the weight `{name}` in `{}` has the name that a training wrapper gave it",
                 folder.display()
-            ))),
+            ))
+            .with_hint(
+                "save the model inside of the wrapper with `save_pretrained`: \
+                 `model[0].auto_model` of sentence-transformers, `model.module` of `DataParallel`, \
+                 or `model._orig_mod` of `torch.compile`",
+            )),
         }
     }
 
@@ -110,7 +113,7 @@ impl Weights {
                         path.display(),
                         "convert it to safetensors with `save_pretrained`",
                     );
-                    Error::model_because(format!("cannot read `{name}`; {hint}"), error)
+                    Error::model_because(format!("cannot read `{name}`"), error).with_hint(hint)
                 };
                 let values = pickle::read(&bytes).map_err(failed)?.into_iter();
                 tensors
@@ -245,9 +248,10 @@ impl Weights {
         match names.clone().find(is_unknown) {
             None => Ok(()),
             Some(name) => Err(Error::model(format!(
-                "expected a model with only the weights of its family, but found `{name}`, whose effect on results is \
-                 not known; remove it from the file if the model does not use it"
-            ))),
+                "expected a model with only the weights of its family, but found `{name}`, whose \
+                 effect on results is not known"
+            ))
+            .with_hint("remove it from the file if the model does not use it")),
         }
     }
 
@@ -262,9 +266,10 @@ impl Weights {
         match found.find(|name| self.tensors[*name] != self.tensors[first]) {
             None => Ok(Some(first)),
             Some(other) => Err(Error::model(format!(
-                "`{other}` and `{first}` are one matrix in this model (`tie_word_embeddings`), but the file has two \
-                 different ones; save the model again with `save_pretrained`"
-            ))),
+                "`{other}` and `{first}` are one matrix in this model (`tie_word_embeddings`), but \
+                 the file has two different ones"
+            ))
+            .with_hint("save the model again with `save_pretrained`")),
         }
     }
 
@@ -310,10 +315,10 @@ pub fn check_finite(name: &str, weight: &Weight) -> Result<()> {
     match weight.values.iter().position(|value| !value.is_finite()) {
         None => Ok(()),
         Some(place) => Err(Error::model(format!(
-            "expected finite numbers in the weight `{name}`, but found {} at {place}; the training or the conversion of \
-             the model failed",
+            "expected finite numbers in the weight `{name}`, but found {} at {place}",
             weight.values[place]
-        ))),
+        ))
+        .with_hint("the training or the conversion of the model failed")),
     }
 }
 

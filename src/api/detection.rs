@@ -61,8 +61,9 @@ pub async fn identify(
 ) -> Result<(Vec<Vec<DetectedLanguage>>, Usage)> {
     if !is_available(&context.models) {
         return Err(Error::invalid(
-            "expected a served model that identifies languages, but found none; `models/text-language.toml` is a recipe for one",
-        ));
+            "expected a served model that identifies languages, but found none",
+        )
+        .with_hint("`models/text-language.toml` is a recipe for one"));
     }
     let (_, pipeline) = context
         .pipeline(
@@ -125,9 +126,9 @@ fn candidates(codes: &[String], scores: &[f32]) -> Vec<DetectedLanguage> {
 pub async fn detect(Submitted(context, body): Submitted) -> Reply {
     let body: DetectRequest = from_known(body, fields::translation::DETECT)?;
     if !body.q.is_text() {
-        return Err(
-            Error::invalid("expected `q` to be a string; send one request per text").into(),
-        );
+        return Err(Error::invalid("expected `q` to be a string")
+            .with_hint("send one request per text")
+            .into());
     }
     let texts = inputs::texts("q", body.q, &context.texts)?;
     let (mut found, usage) = identify(&context, texts).await?;

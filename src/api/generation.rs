@@ -81,9 +81,10 @@ pub fn check_parameters(body: &Value) -> Result<()> {
     {
         None => Ok(()),
         Some(name) => Err(Error::invalid(format!(
-            "expected a supported option of the task or of `generate`, but found `parameters.{}`; leave it out",
+            "expected a supported option of the task or of `generate`, but found `parameters.{}`",
             name.escape_debug()
-        ))),
+        ))
+        .with_hint("leave it out")),
     }
 }
 

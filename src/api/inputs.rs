@@ -124,16 +124,18 @@ pub fn at_least(field: &str, found: Option<usize>, limit: usize) -> Result<()> {
     match found.filter(|tokens| *tokens < limit) {
         None => Ok(()),
         Some(found) => Err(Error::invalid(format!(
-            "expected `{field}` of at least {limit}, the model's limit, but found {found}; leave it out"
-        ))),
+            "expected `{field}` of at least {limit}, the model's limit, but found {found}"
+        ))
+        .with_hint("leave it out")),
     }
 }
 
 /// The error for two fields that contradict each other.
 pub fn different(one: &str, other: &str) -> Error {
     Error::invalid(format!(
-        "expected `{one}` and `{other}` to agree, but found different values; leave one of them out"
+        "expected `{one}` and `{other}` to agree, but found different values"
     ))
+    .with_hint("leave one of them out")
 }
 
 /// A text, texts, token ids or token id lists: 1 to `texts` inputs, all non-empty.

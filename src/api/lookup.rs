@@ -61,8 +61,9 @@ impl Context {
         };
         let entry = entry.ok_or_else(|| {
             Error::invalid(format!(
-                "expected a served model for `{task}`, but found none; `GET /models` lists the models"
+                "expected a served model for `{task}`, but found none"
             ))
+            .with_hint("`GET /models` lists the models")
         })?;
         let model = self.load(&entry).await?;
         // A newer bundle may be for another task.

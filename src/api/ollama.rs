@@ -260,9 +260,10 @@ async fn check_tokens(
     let is_long = |tokens: &Vec<_>| tokens.len() > limit;
     tokens.iter().position(is_long).map_or(Ok(()), |place| {
         let error = Error::invalid(format!(
-            "expected at most {limit} tokens, the request's `options.num_ctx`, but found {}; leave it out",
+            "expected at most {limit} tokens, the request's `options.num_ctx`, but found {}",
             tokens[place].len()
-        ));
+        ))
+        .with_hint("leave it out");
         Err(at_text(error, place, texts.len()))
     })
 }

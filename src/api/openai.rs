@@ -340,10 +340,10 @@ pub async fn embeddings(headers: HeaderMap, Call(context, body): Call<Embeddings
 fn text_of_ids(input: Input) -> Result<Input> {
     match input {
         Input::Ids(ids) => cl100k::decode(&ids).map(Input::Text).map_err(|error| {
-            Error::invalid(format!(
-                "{error}; set `token_encoding` to `model` for the ids of the model's own tokenizer, or send texts \
-                 (`check_embedding_ctx_length=False` in LangChain)"
-            ))
+            Error::invalid(error.message()).with_hint(
+                "set `token_encoding` to `model` for the ids of the model's own tokenizer, or send \
+                 texts (`check_embedding_ctx_length=False` in LangChain)",
+            )
         }),
         text => Ok(text),
     }

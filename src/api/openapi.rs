@@ -185,8 +185,9 @@ impl Generators {
         for (name, schema) in self.responses.take_definitions(true) {
             if *schemas.entry(&name).or_insert_with(|| schema.clone()) != schema {
                 return Err(Error::config(format!(
-                    "expected one schema `{name}`, but found others in requests and responses; rename one of the types"
-                )));
+                    "expected one schema `{name}`, but found others in requests and responses"
+                ))
+                .with_hint("rename one of the types"));
             }
         }
         Ok(schemas)

@@ -88,8 +88,9 @@ pub async fn rerank(Call(context, Tree(body)): Call<Tree>) -> Reply {
     let has = |name: &str| body.get(name).is_some_and(|value| !value.is_null());
     match (has("texts"), has("documents")) {
         (true, true) => Err(Error::invalid(
-            "expected either `texts` or `documents`, but found both; leave one of them out",
+            "expected either `texts` or `documents`, but found both",
         )
+        .with_hint("leave one of them out")
         .into()),
         (false, true) => documents_with(&context, from_known(body, fields::ranking::RERANK)?).await,
         (_, false) => {

@@ -297,8 +297,9 @@ fn form(bytes: &[u8], max_texts: usize) -> Result<Value, Error> {
     );
     if found > max {
         return Err(Error::too_large(format!(
-            "expected a form of at most {max} fields, but found {found}; send fewer texts at once"
-        )));
+            "expected a form of at most {max} fields, but found {found}"
+        ))
+        .with_hint("send fewer texts at once"));
     }
     if percent_decode(bytes).decode_utf8().is_err() {
         return Err(Error::malformed(

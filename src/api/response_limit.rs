@@ -30,8 +30,9 @@ impl ResponseLimit {
             bytes, platform, ..
         } = self;
         Error::too_large(format!(
-            "expected a response of at most {bytes} bytes, the limit of {platform}, but {found}; send fewer texts at once"
+            "expected a response of at most {bytes} bytes, the limit of {platform}, but {found}"
         ))
+        .with_hint("send fewer texts at once")
     }
 }
 

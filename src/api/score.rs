@@ -151,8 +151,9 @@ impl ScoreRequest {
                     Some(items) if self.documents.is_none() => ("items", Some(items)),
                     Some(_) => {
                         return Err(Error::invalid(
-                            "expected either `documents` or `items`, but found both; leave one of them out",
-                        ));
+                            "expected either `documents` or `items`, but found both",
+                        )
+                        .with_hint("leave one of them out"));
                     }
                     None => ("documents", self.documents),
                 },

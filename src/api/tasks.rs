@@ -181,10 +181,10 @@ fn check_default(context: &Context, model: &Model, body: &Value) -> Result<()> {
     let is_hub_body = body.get("parameters").is_some_and(Value::is_object);
     if is_hub_body && model.pipeline.embedding().is_some() && context.models.list().len() > 1 {
         return Err(Error::invalid(format!(
-            "expected no `parameters` for `{}`, the first model, which is for `{}`; a client for another model needs \
-             its address, with the path `/models/NAME`",
+            "expected no `parameters` for `{}`, the first model, which is for `{}`",
             model.name, model.manifest.task
-        )));
+        ))
+        .with_hint("a client for another model needs its address, with the path `/models/NAME`"));
     }
     Ok(())
 }
@@ -241,10 +241,9 @@ async fn run_instances(context: &Context, instances: Vec<Tree>) -> Reply {
             .to_bytes();
         size += body.len();
         if size > limits.values.saturating_mul(BYTES_PER_VALUE) {
-            return Err(Error::too_large(
-                "expected fewer texts in all `instances`; send fewer at once",
-            )
-            .into());
+            return Err(Error::too_large("expected fewer texts in all `instances`")
+                .with_hint("send fewer at once")
+                .into());
         }
         predictions[index] = body;
         backend = parts.headers.get(BACKEND).cloned();

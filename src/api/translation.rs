@@ -282,8 +282,11 @@ fn untranslatable(error: Error, language: &DetectedLanguage, place: usize, count
     match error {
         Error::Invalid { message } => at_text(
             Error::invalid(format!(
-                "expected a text in a language that can be translated, but found `{language}` ({confidence} % sure); name \
-                 the language in `src_lang` if it is another: {message}"
+                "expected a text in a language that can be translated, but found `{language}` \
+                 ({confidence} % sure)"
+            ))
+            .with_hint(format!(
+                "name the language in `src_lang` if it is another: {message}"
             )),
             place,
             count,
@@ -414,8 +417,11 @@ fn unsupported_languages(
             .collect();
         if codes.len() <= MAX_LISTED {
             return Error::invalid(format!(
-                "expected a language of the models in `{field}`, but found {}; they have {}",
-                shown(name),
+                "expected a language of the models in `{field}`, but found {}",
+                shown(name)
+            ))
+            .with_hint(format!(
+                "they have {}",
                 quoted(&codes.into_iter().collect::<Vec<_>>())
             ));
         }

@@ -186,8 +186,11 @@ impl LanguageRequest {
                     .map(|language| &language.code)
                     .collect();
                 Err(Error::invalid(format!(
-                    "expected the language of the texts in `{source_field}`, since no served model identifies languages, but \
-                     found none; there are {} of them, such as {}",
+                    "expected the language of the texts in `{source_field}`, since no served model \
+                     identifies languages, but found none"
+                ))
+                .with_hint(format!(
+                    "there are {} of them, such as {}",
                     sources.listed.len(),
                     quoted(&codes)
                 )))
@@ -208,9 +211,12 @@ pub async fn translate(Submitted(context, body): Submitted) -> Reply {
         .find(|name| body.get(name).is_some_and(|value| !value.is_null()))
     {
         return Err(Error::invalid(format!(
-            "expected no `{other}` beside `{form}`, but found both; LibreTranslate's form has `q`, `source` and `target`, \
-             Kivu's own `inputs`, `src_lang` and `tgt_lang`"
+            "expected no `{other}` beside `{form}`, but found both"
         ))
+        .with_hint(
+            "LibreTranslate's form has `q`, `source` and `target`, Kivu's own `inputs`, `src_lang` \
+             and `tgt_lang`",
+        )
         .into());
     }
     match form {
@@ -301,9 +307,10 @@ pub async fn deepl(Submitted(context, body): Submitted) -> Reply {
         None | Some("1") => Split::Sentences,
         Some(other) => {
             return Err(Error::invalid(format!(
-                "expected `split_sentences` `0` or `1`, but found `{}`; leave it out",
+                "expected `split_sentences` `0` or `1`, but found `{}`",
                 other.escape_debug()
             ))
+            .with_hint("leave it out")
             .into());
         }
     };

@@ -14,9 +14,10 @@ pub struct Secret(Infallible);
 impl Secret {
     /// An error that names the missing feature.
     pub fn new(_: &str) -> Result<Self> {
-        Err(Error::config(
-            "this build has no support for AWS Secrets Manager; compile with `--features s3`",
-        ))
+        Err(
+            Error::config("this build has no support for AWS Secrets Manager")
+                .with_hint("compile with `--features s3`"),
+        )
     }
 
     pub async fn read(&self, _: Duration) -> Result<String> {
@@ -35,9 +36,10 @@ pub struct QuotaTable(Infallible);
 impl QuotaTable {
     /// An error that names the missing feature.
     pub fn new(_: &str) -> Result<Self> {
-        Err(Error::config(
-            "this build has no support for Amazon DynamoDB; compile with `--features s3`",
-        ))
+        Err(
+            Error::config("this build has no support for Amazon DynamoDB")
+                .with_hint("compile with `--features s3`"),
+        )
     }
 
     pub async fn add(&self, _: Claim<'_>) -> Result<bool> {
@@ -52,9 +54,10 @@ pub struct EventBus(Infallible);
 impl EventBus {
     /// An error that names the missing feature.
     pub fn new(_: &str) -> Result<Self> {
-        Err(Error::config(
-            "this build has no support for Amazon EventBridge; compile with `--features s3`",
-        ))
+        Err(
+            Error::config("this build has no support for Amazon EventBridge")
+                .with_hint("compile with `--features s3`"),
+        )
     }
 
     pub async fn send(&self, _: &str, _: &serde_json::Value) -> Result<()> {
@@ -69,9 +72,8 @@ pub struct Queue(Infallible);
 impl Queue {
     /// An error that names the missing feature.
     pub fn new(_: &str) -> Result<Self> {
-        Err(Error::config(
-            "this build has no support for Amazon SQS; compile with `--features s3`",
-        ))
+        Err(Error::config("this build has no support for Amazon SQS")
+            .with_hint("compile with `--features s3`"))
     }
 
     pub async fn send(&self, _: &str, _: &str, _: &str) -> Result<()> {

@@ -69,7 +69,7 @@ impl QuotaTable {
                 Ok(false)
             }
             Ok(Err(error)) => Err(Error::Config {
-                message: format!("cannot update the table `{}`", self.name),
+                message: format!("cannot update the table `{}`", self.name).into(),
                 source: Some(Box::new(error)),
             }),
             Err(_) => Err(Error::config(format!(

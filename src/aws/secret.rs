@@ -79,7 +79,7 @@ impl Secret {
                     return Ok(None);
                 }
                 return Err(Error::Config {
-                    message: format!("cannot read the secret `{}`", self.name),
+                    message: format!("cannot read the secret `{}`", self.name).into(),
                     source: Some(Box::new(error)),
                 });
             }

@@ -74,9 +74,10 @@ impl MappedFiles {
         {
             None => Ok(()),
             Some(file) => Err(Error::model(format!(
-                "expected `{}` to stay the same while it is loaded, but it changed; start again",
+                "expected `{}` to stay the same while it is loaded, but it changed",
                 file.path.display()
-            ))),
+            ))
+            .with_hint("start again")),
         }
     }
 
@@ -93,9 +94,9 @@ impl MappedFiles {
         match self.changed() {
             None => Ok(()),
             Some(_) => Err(Error::unavailable(
-                "the model's files have changed since it was loaded; restart the server, or retry later if it loads models \
-                 on demand",
-            )),
+                "the model's files have changed since it was loaded",
+            )
+            .with_hint("restart the server, or retry later if it loads models on demand")),
         }
     }
 }

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize, Serializer, ser::Error as _};
 use serde_json::value::RawValue;
 
 use crate::{
+    error::Message,
     json::Ordered,
     pipeline::{entities::Entity, vectors::StoredVector},
 };
@@ -86,7 +87,7 @@ pub type RowResult = Result<Answer, RowError>;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RowError {
     pub kind: ErrorKind,
-    pub message: String,
+    pub message: Message,
     /// The output line, if the row is a request.
     pub response: Option<String>,
 }
@@ -120,11 +121,18 @@ impl ErrorKind {
 }
 
 impl RowError {
-    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+    pub fn new(kind: ErrorKind, message: impl Into<Message>) -> Self {
         Self {
             kind,
             message: message.into(),
             response: None,
+        }
+    }
+
+    pub fn with_hint(self, hint: &str) -> Self {
+        Self {
+            message: self.message.with_hint(hint),
+            ..self
         }
     }
 }

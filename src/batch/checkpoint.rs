@@ -254,8 +254,10 @@ pub fn encode(state: &State, waiting: &[u8]) -> Result<Bytes> {
 pub fn parse(bytes: &[u8], place: &dyn Display) -> Result<(State, Vec<u8>)> {
     let wrong = || {
         Error::model(format!(
-            "expected a checkpoint of `kivu batch` in `{place}`, but found another file, or a damaged checkpoint; move it away"
+            "expected a checkpoint of `kivu batch` in `{place}`, but found another file, or a \
+             damaged checkpoint"
         ))
+        .with_hint("move it away")
     };
     // Checkpoints of earlier versions are not sealed, and do not say how the rows were read.
     let contents = sealed::open(bytes);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use super::{
-    answer::ErrorKind,
+    answer::{ErrorKind, RowError},
     compression::Compression,
     format::Format,
     input::{Gauge, OpenInput},
@@ -31,7 +31,8 @@ impl ColumnFile {
         if input.size().is_none() {
             return Err(in_file(
                 path,
-                Error::invalid("expected a regular file, but found a stream; save it first"),
+                Error::invalid("expected a regular file, but found a stream")
+                    .with_hint("save it first"),
             ));
         }
         let contents = || input.unpacked(compression, &Gauge::default());
@@ -73,8 +74,9 @@ impl ColumnFile {
         while let Some(chunk) = reader.next()? {
             for (row, text) in chunk.texts.iter().enumerate() {
                 let number = found.len() + 1;
-                let malformed =
-                    |message: &str| Error::invalid(format!("in row {number}: {message}"));
+                let malformed = |error: RowError| {
+                    Error::invalid(error.message.at(format_args!("in row {number}")))
+                };
                 if number > limit {
                     return Err(Error::invalid(format!(
                         "expected at most {limit} rows, but found more"
@@ -82,12 +84,12 @@ impl ColumnFile {
                 }
                 match text {
                     Err(error) if error.kind == ErrorKind::Row => {
-                        return Err(malformed(&error.message));
+                        return Err(malformed(error.clone()));
                     }
                     _ => {}
                 }
                 let values = fields.values(&chunk.rows, row);
-                found.push(values.map_err(|error| malformed(&error.message))?);
+                found.push(values.map_err(malformed)?);
             }
         }
         Ok(found)
@@ -109,7 +111,7 @@ impl ColumnFile {
 fn in_file(path: &Path, error: Error) -> Error {
     match error {
         Error::Io { .. } => error,
-        error => Error::config(format!("in `{}`: {error}", path.display())),
+        error => Error::config(error.message().at(format_args!("in `{}`", path.display()))),
     }
 }
 

@@ -172,9 +172,10 @@ impl Plan {
             return Ok(plan);
         }
         Err(Error::invalid(format!(
-            "the file `{}`, its model or the configuration was changed during the execution; start the state machine again",
+            "the file `{}`, its model or the configuration was changed during the execution",
             plan.url
-        )))
+        ))
+        .with_hint("start the state machine again"))
     }
 
     /// Prefix for a run's parts and ranges.
@@ -364,8 +365,9 @@ fn ranges_of_rows(count: u64, rows: u64) -> Result<Vec<RowRange>> {
 fn check_count(ranges: u64) -> Result<()> {
     if ranges > MAX_RANGES {
         return Err(Error::invalid(format!(
-            "expected at most {MAX_RANGES} ranges, but found more; set more `rows`"
-        )));
+            "expected at most {MAX_RANGES} ranges, but found more"
+        ))
+        .with_hint("set more `rows`"));
     }
     Ok(())
 }
@@ -415,9 +417,10 @@ pub async fn process_range(
     let rows: usize = answers.iter().map(|answers| answers.results.len()).sum();
     if rows as u64 != range.rows {
         return Err(Error::invalid(format!(
-            "expected {} rows after row {}, but found {rows}; start the state machine again",
+            "expected {} rows after row {}, but found {rows}",
             range.rows, range.first
-        )));
+        ))
+        .with_hint("start the state machine again"));
     }
     let results = || answers.iter().flat_map(|answers| &answers.results);
     let errors = results().filter(|result| result.is_err()).count();

@@ -13,7 +13,7 @@ use super::{
     rows::{PARQUET_MAGIC, is_request, reading},
 };
 use crate::{
-    error::{Error, Result},
+    error::{Error, Message, Result},
     foreign_file,
 };
 
@@ -142,11 +142,15 @@ impl Format {
         let mut start = Vec::new();
         // A compressed head is incomplete, and ends with an error.
         let _ = contents.take(HEAD_BYTES).read_to_end(&mut start);
-        if let Some((_, name)) = UNSUPPORTED
+        if let Some((_, found, hint)) = UNSUPPORTED
             .iter()
-            .find(|(magic, _)| start.starts_with(magic))
+            .find(|(magic, ..)| start.starts_with(magic))
         {
-            return Err(unsupported(name));
+            let error = unsupported(*found);
+            return Err(match hint {
+                Some(hint) => error.with_hint(*hint),
+                None => error,
+            });
         }
         let is_damaged =
             || std::str::from_utf8(&start).is_err_and(|error| error.error_len().is_some());
@@ -167,9 +171,9 @@ impl Format {
             Some(named) => named,
             None if start.is_empty() && head.len() as u64 >= HEAD_BYTES => {
                 return Err(Error::invalid(format!(
-                    "expected rows in the first {HEAD_BYTES} bytes, but found only white space; choose the format with \
-                     `--format`, or `format`"
-                )));
+                    "expected rows in the first {HEAD_BYTES} bytes, but found only white space"
+                ))
+                .with_hint("choose the format with `--format`, or `format`"));
             }
             None if start.contains(&0) => return Err(unsupported("a binary file")),
             None => Self::Csv,
@@ -180,38 +184,39 @@ impl Format {
 
 const ENCRYPTED_PARQUET_MAGIC: &[u8] = b"PARE";
 
-fn unsupported(found: &str) -> Error {
-    Error::invalid(format!(
-        "expected JSON Lines, CSV or Parquet, the first two plain or packed once with gzip or zstd, but found {found}"
-    ))
+fn unsupported(found: impl Into<Message>) -> Error {
+    Error::invalid(found.into().map(|found| {
+        format!(
+            "expected JSON Lines, CSV or Parquet, the first two plain or packed once with gzip or \
+             zstd, but found {found}"
+        )
+    }))
 }
 
-/// Leading bytes of unsupported contents, unpacked.
-const UNSUPPORTED: [(&[u8], &str); 11] = [
+/// Leading bytes of unsupported contents, unpacked, what they are, and what to do with them.
+const UNSUPPORTED: [(&[u8], &str, Option<&str>); 11] = [
     (
         ENCRYPTED_PARQUET_MAGIC,
-        "an encrypted Parquet file; decrypt it",
+        "an encrypted Parquet file",
+        Some("decrypt it"),
     ),
-    (
-        b"\xff\xfe",
-        "text in UTF-16; convert it, such as with `iconv`",
-    ),
-    (
-        b"\xfe\xff",
-        "text in UTF-16; convert it, such as with `iconv`",
-    ),
-    (PARQUET_MAGIC, "packed Parquet; unpack it"),
-    (b"\x1f\x8b", "a file that is packed twice"),
-    (b"\x28\xb5\x2f\xfd", "a file that is packed twice"),
+    (b"\xff\xfe", UTF_16, Some(CONVERT)),
+    (b"\xfe\xff", UTF_16, Some(CONVERT)),
+    (PARQUET_MAGIC, "packed Parquet", Some("unpack it")),
+    (b"\x1f\x8b", "a file that is packed twice", None),
+    (b"\x28\xb5\x2f\xfd", "a file that is packed twice", None),
     (
         b"PK\x03\x04",
-        "a ZIP archive or a spreadsheet; export the table as CSV",
+        "a ZIP archive or a spreadsheet",
+        Some("export the table as CSV"),
     ),
-    (b"BZh", "bzip2"),
-    (b"\xfd7zXZ\0", "xz"),
-    (b"\x04\x22\x4d\x18", "LZ4"),
-    (b"\0", "a binary file"),
+    (b"BZh", "bzip2", None),
+    (b"\xfd7zXZ\0", "xz", None),
+    (b"\x04\x22\x4d\x18", "LZ4", None),
+    (b"\0", "a binary file", None),
 ];
+const UTF_16: &str = "text in UTF-16";
+const CONVERT: &str = "convert it, such as with `iconv`";
 
 /// Whether a file begins with a JSON object, complete or on a long line, rather than a CSV header, which may begin
 /// with the same characters.
@@ -224,16 +229,16 @@ fn is_json(start: &[u8]) -> Result<bool> {
     let next = line.get(1..).unwrap_or_default().trim_ascii();
     match (line.first(), next.first()) {
         (Some(b'{'), None) if has_end => Err(Error::invalid(
-            "expected an object per line, but found one over several lines; write each on one line, for example \
-             with `jq -c .`",
-        )),
+            "expected an object per line, but found one over several lines",
+        )
+        .with_hint("write each on one line, for example with `jq -c .`")),
         (Some(b'['), first) => {
             let first = first.or_else(|| start[line.len()..].trim_ascii_start().first());
             match first {
                 Some(b'{' | b'"' | b'[') => Err(Error::invalid(
-                    "expected an object per line, but found a list; write each item on its own line, such \
-                     as with `jq -c '.[]'`",
-                )),
+                    "expected an object per line, but found a list",
+                )
+                .with_hint("write each item on its own line, such as with `jq -c '.[]'`")),
                 _ => Ok(false),
             }
         }

@@ -125,7 +125,7 @@ pub fn csv(bytes: &[u8]) {
     }) {
         found += chunk.texts.len();
         let wrong = format!("expected {} fields", written.names.len());
-        let is_wrong = |text: &Result<String, RowError>| matches!(text, Err(error) if error.message.starts_with(&wrong));
+        let is_wrong = |text: &Result<String, RowError>| matches!(text, Err(error) if error.message.problem().starts_with(&wrong));
         assert!(
             !chunk.texts.iter().any(is_wrong),
             "the number of fields changed"

@@ -219,10 +219,11 @@ impl OpenInput {
 
     fn not_seekable(&self) -> Error {
         Error::invalid(format!(
-            "expected a file that can be read from any place, as Parquet needs one, but found a stream in `{}`; save \
-             it to a file first",
+            "expected a file that can be read from any place, as Parquet needs one, but found a \
+             stream in `{}`",
             self.name()
         ))
+        .with_hint("save it to a file first")
     }
 
     /// The format and the compression; see [`Format::detect`].
@@ -286,7 +287,7 @@ impl Read for FilePart {
         }
         let failed = |source| {
             io::Error::other(Error::Io {
-                action: format!("cannot read `{}`", self.name),
+                action: format!("cannot read `{}`", self.name).into(),
                 source,
             })
         };

@@ -373,9 +373,8 @@ impl Job {
     /// Answers rows that are requests, which have their parameters themselves.
     fn responder(&self) -> Result<Arc<dyn Respond>> {
         let Some(Requests { limits, responder }) = &self.requests else {
-            return Err(Error::config(
-                "requests cannot be answered here; use `kivu batch` or an upload",
-            ));
+            return Err(Error::config("requests cannot be answered here")
+                .with_hint("use `kivu batch` or an upload"));
         };
         let parameters = Parameters {
             model: self.parameters.model.clone(),
@@ -383,10 +382,10 @@ impl Job {
             ..Parameters::default()
         };
         if self.sink.is_some() || *self.parameters != parameters {
-            return Err(Error::config(
-                "rows that are requests have their parameters in `body`; omit the column, the task's options and the \
-                 database",
-            ));
+            return Err(
+                Error::config("rows that are requests have their parameters in `body`")
+                    .with_hint("omit the column, the task's options and the database"),
+            );
         }
         Ok(responder(&self.model, limits))
     }
@@ -547,7 +546,7 @@ impl Job {
     fn refuse(&self, error: Error) -> Result<Ended> {
         match &self.output {
             JobOutput::File(_) if is_permanent(&error) => {
-                let report = self.report(Status::Failed, Some(error.chain()), Progress::default());
+                let report = self.report(Status::Failed, Some(&error), Progress::default());
                 Ok(Ended::Done(Box::new(report)))
             }
             _ => self.fail(error),
@@ -563,7 +562,7 @@ impl Job {
         if matches!(self.output, JobOutput::Object(..)) {
             self.input.check_current()?;
         }
-        let mut report = self.report(Status::Failed, Some(error.chain()), Progress::default());
+        let mut report = self.report(Status::Failed, Some(&error), Progress::default());
         // A later job may still replace an earlier one's output.
         report.output_digest = match &self.output {
             JobOutput::File(path) => report_file::known_digest(path),
@@ -573,7 +572,7 @@ impl Job {
         Ok(Ended::Done(Box::new(report)))
     }
 
-    pub fn report(&self, status: Status, error: Option<String>, progress: Progress) -> Report {
+    pub fn report(&self, status: Status, error: Option<&Error>, progress: Progress) -> Report {
         let version = match &self.input {
             JobInput::File(_) | JobInput::Stdin => None,
             JobInput::Object(_, _, object) => Some(
@@ -586,7 +585,8 @@ impl Job {
         let [model, model_digest, task] = self.model();
         Report {
             status,
-            error,
+            error: error.map(Error::chain),
+            failure: error.map(Error::with_causes),
             input: self.input.to_string(),
             version,
             output: self.output.to_string(),
@@ -654,9 +654,9 @@ fn outcome(model: String, task: String, ended: &Result<Ended>) -> JobOutcome {
 
 /// The error that makes the sender repeat an event.
 pub fn unfinished(url: &Url) -> Error {
-    let action =
-        format!("expected `{url}` to be done in time, but it is not; the next run resumes it");
+    let action = format!("expected `{url}` to be done in time, but it is not");
     Error::io(action)(io::Error::new(io::ErrorKind::TimedOut, "time is up"))
+        .with_hint("the next run resumes it")
 }
 
 /// Whether no other run can resume the job after this error.

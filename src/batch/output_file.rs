@@ -58,9 +58,10 @@ impl OutputFile {
         })?;
         if let Ok(target) = fs::read_link(path) {
             return Err(Error::config(format!(
-                "expected a file for the output, but `{shown}` is a link to `{}`; name that file instead",
+                "expected a file for the output, but `{shown}` is a link to `{}`",
                 target.display()
-            )));
+            ))
+            .with_hint("name that file instead"));
         }
         let hidden = |end: &str| {
             let mut hidden = std::ffi::OsString::from(".");
@@ -72,10 +73,10 @@ impl OutputFile {
         let max = MAX_NAME_BYTES - 1 - next.len();
         if name.len() > max {
             return Err(Error::config(format!(
-                "expected a name of at most {max} bytes for the output, but found {}; the files next to it have \
-                 longer names",
+                "expected a name of at most {max} bytes for the output, but found {}",
                 name.len()
-            )));
+            ))
+            .with_hint("the files next to it have longer names"));
         }
         let output = Self {
             partial: hidden(PARTIAL),
@@ -132,9 +133,10 @@ impl OutputFile {
             return Ok(());
         }
         Err(Error::config(format!(
-            "expected no file in `{shown}`, or the last output of `kivu batch`, but found another or a changed one; \
-             choose another output, or replace it with `--overwrite`"
-        )))
+            "expected no file in `{shown}`, or the last output of `kivu batch`, but found another \
+             or a changed one"
+        ))
+        .with_hint("choose another output, or replace it with `--overwrite`"))
     }
 
     /// Whether the report or the checkpoint describes the file.
@@ -225,24 +227,26 @@ impl OutputFile {
 
     pub fn other_job(&self) -> Error {
         Error::config(format!(
-            "expected the unfinished job's input, model and options for `{}`, but found different ones; run it as \
-             before to continue it, or start over with `--restart`",
+            "expected the unfinished job's input, model and options for `{}`, but found different \
+             ones",
             self.path.display()
         ))
+        .with_hint("run it as before to continue it, or start over with `--restart`")
     }
 
     pub fn damaged(&self, expected: &str, found: &str) -> Error {
         Error::config(format!(
-            "expected {expected} in `{}`, but found {found}; start over with `--restart`",
+            "expected {expected} in `{}`, but found {found}",
             self.partial.display()
         ))
+        .with_hint("start over with `--restart`")
     }
 
     pub fn unexpected(&self, path: &Path) -> Error {
         Error::config(format!(
-            "expected no file in `{}`, where an unfinished output is kept, but found one; move it away, or choose \
-             another output",
+            "expected no file in `{}`, where an unfinished output is kept, but found one",
             path.display()
         ))
+        .with_hint("move it away, or choose another output")
     }
 }

@@ -40,17 +40,19 @@ impl OutputForm {
             && input.format != other
         {
             return Err(Error::config(format!(
-                "expected an output name for {format}, the input's format, but found one for {named}; rename the output, \
-                 or convert the input"
-            )));
+                "expected an output name for {format}, the input's format, but found one for \
+                 {named}"
+            ))
+            .with_hint("rename the output, or convert the input"));
         }
         if let Some(extension) = output.unsupported
             && input.unsupported != output.unsupported
         {
             return Err(Error::config(format!(
-                "expected an output name for {format}, the input's format, but found one that ends in `.{extension}`; \
-                 rename the output"
-            )));
+                "expected an output name for {format}, the input's format, but found one that ends \
+                 in `.{extension}`"
+            ))
+            .with_hint("rename the output"));
         }
         let note = other.map(|named| {
             format!("the output is {format}, as the input is, though its name is one of {named}")

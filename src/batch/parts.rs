@@ -75,7 +75,7 @@ impl PartResult {
                 let cells = cells.iter().map(to_raw_value).collect::<Result<_, _>>();
                 Ok(Self::Answer(cells.map_err(unwritable)?))
             }
-            Err(error) => Ok(Self::Error(error.kind, error.message)),
+            Err(error) => Ok(Self::Error(error.kind, error.message.to_string())),
         }
     }
 
@@ -193,9 +193,10 @@ impl Parts {
         if part.job == self.job {
             return Ok(part);
         }
-        Err(Error::invalid(format!(
-            "the part `{url}` is for another job; start the state machine again"
-        )))
+        Err(
+            Error::invalid(format!("the part `{url}` is for another job"))
+                .with_hint("start the state machine again"),
+        )
     }
 }
 

@@ -83,9 +83,10 @@ impl Predictor {
             }
             Pipeline::ZeroShotEntities(pipeline) if options.has_schema() => {
                 if options.get("labels").is_some() {
-                    return Err(Error::invalid(
-                        "expected `labels` or `schema`, but found both; omit one of them",
-                    ));
+                    return Err(
+                        Error::invalid("expected `labels` or `schema`, but found both")
+                            .with_hint("omit one of them"),
+                    );
                 }
                 Self::Extraction(
                     options
@@ -128,9 +129,8 @@ impl Predictor {
                     pipeline
                         .check_languages(parameters.languages())
                         .map_err(|error| {
-                            Error::invalid(format!(
-                                "{error}; see `source-language` and `target-language`"
-                            ))
+                            Error::invalid(error.message())
+                                .with_hint("see `source-language` and `target-language`")
                         })?;
                 }
                 let generator = parameters.prepare(
@@ -273,7 +273,7 @@ impl Predictor {
         deadline: Deadline,
         answers: &mut Answers,
     ) -> Result<Vec<RowResult>> {
-        let refused = |error: &Error| Err(RowError::new(ErrorKind::Input, error.to_string()));
+        let refused = |error: &Error| Err(RowError::new(ErrorKind::Input, error.message()));
         match self.counted(texts.clone(), deadline, answers).await {
             Ok(found) => return Ok(found),
             Err(error) if texts.len() == 1 && !is_internal(&error) => {
@@ -291,7 +291,7 @@ impl Predictor {
                     if failed == count {
                         return Err(error);
                     }
-                    results.push(Err(RowError::new(ErrorKind::Model, error.to_string())));
+                    results.push(Err(RowError::new(ErrorKind::Model, error.message())));
                 }
                 Err(error) => results.push(refused(&error)),
             }

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use super::answer::{Answers, RowError};
+use crate::error::Message;
 
 /// The errors that are listed; others are only counted.
 const MAX_SAMPLES: usize = 20;
@@ -52,7 +53,7 @@ impl Progress {
                     self.samples.push(Sample {
                         row: self.rows,
                         kind,
-                        message: message.clone(),
+                        message: message.to_string(),
                     });
                 }
             }
@@ -87,6 +88,9 @@ pub struct Report {
     /// A failed job's error.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+    /// The same with the hint apart from the problem and its causes, for this process.
+    #[serde(skip)]
+    pub failure: Option<Message>,
     /// Input path or URL.
     pub input: String,
     /// An object's version, or its ETag.

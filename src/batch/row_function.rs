@@ -166,9 +166,9 @@ impl RowFunction {
                 ] => cosine(left, right),
                 _ => {
                     return Err(Error::invalid(
-                        "expected one dense vector of floats per text to compare, but found others; change `outputs` \
-                         and `vector-type`",
-                    ));
+                        "expected one dense vector of floats per text to compare, but found others",
+                    )
+                    .with_hint("change `outputs` and `vector-type`"));
                 }
             };
             similarities.push((pair[0].0, similarity));
@@ -194,9 +194,10 @@ fn arguments(row: usize, values: Vec<Value>) -> Result<Option<Arguments>> {
             Value::Null => texts.push(None),
             other => {
                 return Err(Error::invalid(format!(
-                    "expected texts in row {row}, but found {}; cast the argument",
+                    "expected texts in row {row}, but found {}",
                     kind(&other)
-                )));
+                ))
+                .with_hint("cast the argument"));
             }
         }
     }
@@ -243,16 +244,16 @@ pub fn deadline(until: Option<Instant>) -> Deadline {
 pub fn check_size(size: usize) -> Result<()> {
     if size > MAX_RESPONSE_BYTES {
         return Err(Error::too_large(format!(
-            "expected results of at most {MAX_RESPONSE_BYTES} bytes, but found at least {size}; set a smaller \
-             `MAX_BATCH_ROWS`"
-        )));
+            "expected results of at most {MAX_RESPONSE_BYTES} bytes, but found at least {size}"
+        ))
+        .with_hint("set a smaller `MAX_BATCH_ROWS`"));
     }
     Ok(())
 }
 
 fn checked(row: usize, result: RowResult) -> Result<Answer> {
     result.map_err(|error| {
-        let message = format!("{} (row {row})", error.message);
+        let message = error.message.append(&format!(" (row {row})"));
         match error.kind {
             ErrorKind::Model => Error::inference(message),
             ErrorKind::Row | ErrorKind::Text | ErrorKind::Input | ErrorKind::Sink => {

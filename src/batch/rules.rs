@@ -78,10 +78,10 @@ impl Rules {
             let is_input = |rule: &&Rule| output.output.starts_with(&rule.input);
             if let Some(input) = rules.iter().find(is_input) {
                 return Err(Error::config(format!(
-                    "expected an output outside the input prefix `{}`, but found `{}`; outputs would be \
-                     processed as inputs",
+                    "expected an output outside the input prefix `{}`, but found `{}`",
                     input.input, output.output
-                )));
+                ))
+                .with_hint("outputs would be processed as inputs"));
             }
         }
         Ok(Self {
@@ -191,9 +191,10 @@ impl Rules {
         });
         output.ok_or_else(|| {
             Error::config(format!(
-                "expected a rule with the input `{kind}:{name}` and an output in S3, but found none; add it to \
-                 `batch.rules`"
+                "expected a rule with the input `{kind}:{name}` and an output in S3, but found \
+                 none"
             ))
+            .with_hint("add it to `batch.rules`")
         })
     }
 
@@ -291,9 +292,10 @@ impl Rule {
         };
         if Url::of_location(Path::new(&rule.input))?.is_some() {
             return Err(Error::config(format!(
-                "expected a key's prefix for a rule's `input`, such as `in/`, but found `{}`; omit the bucket",
+                "expected a key's prefix for a rule's `input`, such as `in/`, but found `{}`",
                 rule.input
-            )));
+            ))
+            .with_hint("omit the bucket"));
         }
         let parameters = Parameters::of(&rule.ask)?;
         Ok(Self {

@@ -180,10 +180,10 @@ impl S3Storage {
 
     fn foreign(&self) -> Error {
         Error::config(format!(
-            "expected no object at `{}`, or one that Kivu wrote, but found another; choose another output, remove it, or \
-             replace it with `--overwrite`",
+            "expected no object at `{}`, or one that Kivu wrote, but found another",
             self.output
         ))
+        .with_hint("choose another output, remove it, or replace it with `--overwrite`")
     }
 
     fn lost(&self) -> Error {

@@ -227,12 +227,13 @@ impl StreamBatch {
             if record.get("eventName").and_then(Value::as_str) == Some("REMOVE") {
                 return Ok(None);
             }
-            let image = record.pointer("/dynamodb/NewImage").and_then(Value::as_object).ok_or_else(|| {
-                Error::invalid(
-                    "expected `NewImage` in the records, but found none; choose the view type `NEW_IMAGE` or \
-                     `NEW_AND_OLD_IMAGES`",
-                )
-            })?;
+            let image = record
+                .pointer("/dynamodb/NewImage")
+                .and_then(Value::as_object)
+                .ok_or_else(|| {
+                    Error::invalid("expected `NewImage` in the records, but found none")
+                        .with_hint("choose the view type `NEW_IMAGE` or `NEW_AND_OLD_IMAGES`")
+                })?;
             let number = text(Some(record), "/dynamodb/SequenceNumber")?.to_owned();
             Ok(Some((
                 number,

@@ -186,8 +186,9 @@ fn unpacked(body: Vec<u8>) -> Result<Vec<u8>> {
         .map_err(|_| Error::malformed("expected a body in gzip, but it is damaged"))?;
     if unpacked.len() as u64 > MAX_REQUEST_BYTES {
         return Err(Error::too_large(format!(
-            "expected a body of at most {MAX_REQUEST_BYTES} bytes, but found more; set `MAX_BATCH_ROWS`"
-        )));
+            "expected a body of at most {MAX_REQUEST_BYTES} bytes, but found more"
+        ))
+        .with_hint("set `MAX_BATCH_ROWS`"));
     }
     Ok(unpacked)
 }

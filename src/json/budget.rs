@@ -76,10 +76,11 @@ impl Budget {
         }
         if taken > max_memory(self.size) {
             return Err(Error::too_large(format!(
-                "expected JSON of texts and numbers, but found too many lists, objects or numbers for {} bytes; send \
-                 fewer at once",
+                "expected JSON of texts and numbers, but found too many lists, objects or numbers \
+                 for {} bytes",
                 self.size
-            )));
+            ))
+            .with_hint("send fewer at once"));
         }
         let held = taken
             .saturating_add(taken / STEP)

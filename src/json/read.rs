@@ -55,7 +55,8 @@ impl ReadError {
             return Error::malformed(format!("{} contains {problem} ({at})", field(&path)));
         }
         if let Some((word, instead)) = foreign_word(text, &cause) {
-            return Error::malformed(format!("`{word}` is not JSON ({at}); write {instead}"));
+            return Error::malformed(format!("`{word}` is not JSON ({at})"))
+                .with_hint(format!("write {instead}"));
         }
         if cause.is_eof() {
             return Error::malformed(format!("expected JSON, but the body ends too early ({at})"));

@@ -67,7 +67,8 @@ pub fn wrong_value(path: &str, cause: &str) -> Error {
         .and_then(|rest| rest.split_once("`, expected "))
     {
         let known = known.strip_prefix("one of ").unwrap_or(known);
-        return Error::invalid(format!("unknown field {field}; known fields: {known}"));
+        return Error::invalid(format!("unknown field {field}"))
+            .with_hint(format!("known fields: {known}"));
     }
     if let Some(name) = cause.strip_prefix("duplicate field ") {
         return Error::invalid(format!(

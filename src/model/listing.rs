@@ -174,9 +174,9 @@ impl From<remote::Found> for Place {
 
 /// The error for a configuration without models.
 pub fn none_found() -> Error {
-    Error::config(
-        "expected at least one model, but found none; name one, such as a bundle or ORG/NAME of the Hugging Face hub, or \
-         set `models` in `kivu.toml`",
+    Error::config("expected at least one model, but found none").with_hint(
+        "name one, such as a bundle or ORG/NAME of the Hugging Face hub, or set `models` in \
+         `kivu.toml`",
     )
 }
 
@@ -243,8 +243,9 @@ fn listed(
     let name = model.name.clone().unwrap_or_else(|| manifest.name.clone());
     if others.iter().any(|known| known.name == name) {
         return Err(Error::config(format!(
-            "expected a unique name for each model, but found `{name}` twice; set `name` in `kivu.toml`"
-        )));
+            "expected a unique name for each model, but found `{name}` twice"
+        ))
+        .with_hint("set `name` in `kivu.toml`"));
     }
     // If two bundles come from one hub repository, the first has the repository's name.
     let repository = manifest.source.from.split('@').next().unwrap_or_default();
@@ -286,9 +287,9 @@ fn check_aliases(listed: &[Listed], config: &Config) -> Result<()> {
     for alias in listed.iter().flat_map(|model| &model.manifest.aliases) {
         if known.contains(&alias.as_str()) {
             return Err(Error::config(format!(
-                "expected different aliases and names, but found `{alias}` twice; change `aliases` in \
-                 `kivu.toml` or in the recipe"
-            )));
+                "expected different aliases and names, but found `{alias}` twice"
+            ))
+            .with_hint("change `aliases` in `kivu.toml` or in the recipe"));
         }
         known.push(alias);
     }
@@ -299,9 +300,10 @@ fn check_aliases(listed: &[Listed], config: &Config) -> Result<()> {
             .filter(|(model, _)| known.contains(model));
         if name.trim().is_empty() || shadowed.is_some() {
             return Err(Error::config(format!(
-                "expected names and aliases other than \"\" and another name with a colon, but found `{name}`; change it \
-                 in `kivu.toml` or in the recipe"
-            )));
+                "expected names and aliases other than \"\" and another name with a colon, but \
+                 found `{name}`"
+            ))
+            .with_hint("change it in `kivu.toml` or in the recipe"));
         }
     }
     Ok(())

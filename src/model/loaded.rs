@@ -176,9 +176,10 @@ pub fn open_natively(
     let manifest = bundle.manifest();
     if manifest.seq2seq.is_some() {
         return Err(Error::config(format!(
-            "expected an encoder for the native engine, but found that `{}` generates texts; use `engine = \"auto\"`",
+            "expected an encoder for the native engine, but found that `{}` generates texts",
             manifest.name
-        )));
+        ))
+        .with_hint("use `engine = \"auto\"`"));
     }
     let graph = bundle.read(&manifest.graph)?;
     require_known_files(&graph, |name| manifest.file(name).is_some())?;
@@ -262,10 +263,10 @@ pub fn require_native(config: &Config, manifest: &Manifest) -> Result<()> {
     match engine(config, manifest) {
         Engine::Native => Ok(()),
         Engine::Onnx => Err(Error::config(format!(
-            "expected a bundle for the native engine, but found that `{}` is for ONNX Runtime; build it with \
-             `--engine native`",
+            "expected a bundle for the native engine, but found that `{}` is for ONNX Runtime",
             manifest.name
-        ))),
+        ))
+        .with_hint("build it with `--engine native`")),
     }
 }
 

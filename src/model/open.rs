@@ -75,9 +75,10 @@ impl Model {
         match models.len() {
             1 => Ok(models.remove(0)),
             found => Err(Error::config(format!(
-                "expected one bundle in `{}`, but found {found}; name one of them",
+                "expected one bundle in `{}`, but found {found}",
                 bundle.display()
-            ))),
+            ))
+            .with_hint("name one of them")),
         }
     }
 
@@ -136,8 +137,9 @@ fn placement(
     if policy == Policy::Local {
         if model.policy.is_some_and(|policy| policy != Policy::Local) {
             return Err(Error::config(format!(
-                "expected servers for `{name}`, whose policy needs a fleet, but found none; set `fleet.urls`"
-            )));
+                "expected servers for `{name}`, whose policy needs a fleet, but found none"
+            ))
+            .with_hint("set `fleet.urls`"));
         }
         return Ok(local);
     }

@@ -44,9 +44,10 @@ impl Chunks {
         }
         if spans.len() > max {
             return Err(Error::too_large(format!(
-                "expected a text of at most {max} sentences, since the model takes as many tokens, but found more; send a \
-                 shorter text"
-            )));
+                "expected a text of at most {max} sentences, since the model takes as many tokens, \
+                 but found more"
+            ))
+            .with_hint("send a shorter text"));
         }
         if spans.is_empty() {
             spans.push(0..text.len());

@@ -106,9 +106,10 @@ impl ClassificationPipeline {
             Some((prompt, replaced)) => *prompt = replaced,
             None => {
                 return Err(Error::invalid(
-                    "expected a model with an instruction in its template for `instruction`, but found one without; leave \
-                     it out",
-                ));
+                    "expected a model with an instruction in its template for `instruction`, but \
+                     found one without",
+                )
+                .with_hint("leave it out"));
             }
         }
         Ok(Self {
@@ -121,8 +122,9 @@ impl ClassificationPipeline {
     pub fn with_query_prompt(&self, prompt: &str) -> Result<Self> {
         if self.settings.template.is_some() {
             return Err(Error::invalid(
-                "expected no `prompt` for a model with a template, but found one; send an `instruction`",
-            ));
+                "expected no `prompt` for a model with a template, but found one",
+            )
+            .with_hint("send an `instruction`"));
         }
         let settings = ClassificationSettings {
             query_prompt: Some(prompt.to_owned()),

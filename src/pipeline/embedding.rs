@@ -541,6 +541,7 @@ fn check_values(max: usize, vectors: usize, dimensions: usize) -> Result<()> {
 
 fn too_many(max: usize, found: &str) -> Error {
     Error::too_large(format!(
-        "expected a response of at most {max} numbers, but found {found}; send fewer texts at once"
+        "expected a response of at most {max} numbers, but found {found}"
     ))
+    .with_hint("send fewer texts at once")
 }

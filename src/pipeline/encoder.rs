@@ -63,9 +63,10 @@ impl Encoder {
         let special: usize = tokenizer.special_ids().iter().map(Vec::len).sum();
         if max_tokens <= special {
             return Err(Error::model(format!(
-                "expected a token limit above {special}, the number of special tokens around a text, but found \
-                 {max_tokens}; raise `limits.tokens`"
-            )));
+                "expected a token limit above {special}, the number of special tokens around a \
+                 text, but found {max_tokens}"
+            ))
+            .with_hint("raise `limits.tokens`"));
         }
         let spec = Arc::new(OutputSpec {
             outputs,
@@ -296,9 +297,8 @@ impl<T: Send> EncoderWork<'_, T> {
 
 /// Error for an empty text whose tokenizer adds no special tokens.
 fn without_tokens() -> Error {
-    Error::invalid(
-        "expected a text of at least one token, but found a text without tokens; leave it out",
-    )
+    Error::invalid("expected a text of at least one token, but found a text without tokens")
+        .with_hint("leave it out")
 }
 
 /// Groups texts into batches, and small batches into calls with at least `min_call_tokens`, or at least a quarter of

@@ -309,9 +309,10 @@ impl InputTokenizer<'_> {
             match found.fetch_add(windows.len(), Ordering::Relaxed) + windows.len() {
                 found if found <= options.max_windows => Ok(windows),
                 _ => Err(Error::too_large(format!(
-                    "expected at most {} windows in all texts, but found more; send fewer texts, or a smaller `stride`",
+                    "expected at most {} windows in all texts, but found more",
                     options.max_windows
-                ))),
+                ))
+                .with_hint("send fewer texts, or a smaller `stride`")),
             }
         };
         let sizes = InputSizes {
@@ -366,8 +367,9 @@ impl InputTokenizer<'_> {
 pub fn check_size(found: usize, max: usize) -> Result<()> {
     if found > max {
         return Err(Error::too_large(format!(
-            "expected at most {max} bytes of text in all inputs, but found {found}; send fewer or shorter texts"
-        )));
+            "expected at most {max} bytes of text in all inputs, but found {found}"
+        ))
+        .with_hint("send fewer or shorter texts"));
     }
     Ok(())
 }

@@ -124,8 +124,9 @@ impl EntityCount {
         match self.0.fetch_add(entities.len(), Ordering::Relaxed) + entities.len() {
             ..=MAX_ENTITIES => Ok(entities),
             _ => Err(Error::too_large(format!(
-                "expected at most {MAX_ENTITIES} entities in all texts, but found more; send fewer texts at once"
-            ))),
+                "expected at most {MAX_ENTITIES} entities in all texts, but found more"
+            ))
+            .with_hint("send fewer texts at once")),
         }
     }
 }

@@ -207,8 +207,9 @@ impl ExtractionSchema {
         let size = sizes.sum::<usize>() + words.iter().map(String::len).sum::<usize>();
         if size > tokenizer::reach(max_tokens) {
             return Err(Error::too_large(format!(
-                "the schema has {size} bytes, but the model takes at most {max_tokens} tokens; send a smaller schema"
-            )));
+                "the schema has {size} bytes, but the model takes at most {max_tokens} tokens"
+            ))
+            .with_hint("send a smaller schema"));
         }
         // The model finds names and labels by the tokens in front of them.
         let own = [

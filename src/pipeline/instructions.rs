@@ -20,8 +20,9 @@ pub fn replaced(prompt: &str, instruction: &str) -> Option<String> {
 pub fn check_instruction(name: &str, instruction: &str) -> Result<()> {
     if instruction.trim().is_empty() {
         return Err(Error::invalid(format!(
-            "expected a text in `{name}`, but found an empty one; leave it out"
-        )));
+            "expected a text in `{name}`, but found an empty one"
+        ))
+        .with_hint("leave it out"));
     }
     check_size(name, instruction)
 }

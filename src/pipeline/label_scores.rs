@@ -146,16 +146,18 @@ impl LabelScoresSettings {
         if let Some(tokens) = encoding.truncated_from {
             if !self.labels_first {
                 return Err(Error::too_large(format!(
-                    "expected at most {limit} tokens of a text and the labels behind it, but found {tokens}; send a \
-                     shorter text, or fewer or shorter labels"
-                )));
+                    "expected at most {limit} tokens of a text and the labels behind it, but found \
+                     {tokens}"
+                ))
+                .with_hint("send a shorter text, or fewer or shorter labels"));
             }
             let [_, after] = tokenizer.special_ids();
             if separator.is_none_or(|separator| separator + 1 + after.len() >= ids.len()) {
                 return Err(Error::too_large(format!(
-                    "expected labels of less than {limit} tokens, which the text needs too, but found more; send fewer or \
-                     shorter labels"
-                )));
+                    "expected labels of less than {limit} tokens, which the text needs too, but \
+                     found more"
+                ))
+                .with_hint("send fewer or shorter labels"));
             }
         }
         if found != labels {

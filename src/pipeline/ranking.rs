@@ -47,8 +47,9 @@ impl RankingPipeline {
                 Ok(Self::CrossEncoder(pipeline.with_instruction(instruction)?))
             }
             Self::Embedding(_) => Err(Error::invalid(
-                "expected no `instruction`, since the model compares vectors, but found one; leave it out",
-            )),
+                "expected no `instruction`, since the model compares vectors, but found one",
+            )
+            .with_hint("leave it out")),
         }
     }
 
@@ -59,8 +60,9 @@ impl RankingPipeline {
                 Ok(Self::CrossEncoder(pipeline.with_query_prompt(prompt)?))
             }
             Self::Embedding(_) => Err(Error::invalid(
-                "expected no `prompt`, since the model compares vectors, but found one; leave it out",
-            )),
+                "expected no `prompt`, since the model compares vectors, but found one",
+            )
+            .with_hint("leave it out")),
         }
     }
 

@@ -55,9 +55,9 @@ impl Schema<'_> {
         let size = labels.iter().map(String::len).sum::<usize>() + name.len();
         if size > tokenizer::reach(max_tokens) {
             return Err(Error::too_large(format!(
-                "the labels have {size} bytes, but the model takes at most {max_tokens} tokens; send fewer or shorter \
-                 labels"
-            )));
+                "the labels have {size} bytes, but the model takes at most {max_tokens} tokens"
+            ))
+            .with_hint("send fewer or shorter labels"));
         }
         // The model finds the name and the labels by the tokens in front of them.
         let reserved: Vec<u32> = [token, label_token, separator]

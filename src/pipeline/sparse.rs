@@ -43,9 +43,10 @@ impl QueryWeights {
         let (weights, rest) = bytes.as_chunks();
         if weights.len() != dimensions || !rest.is_empty() {
             return Err(Error::model(format!(
-                "expected {dimensions} weights of queries, but found {} bytes; build the bundle again",
+                "expected {dimensions} weights of queries, but found {} bytes",
                 bytes.len()
-            )));
+            ))
+            .with_hint("build the bundle again"));
         }
         Ok(Self(
             weights

@@ -107,9 +107,10 @@ impl Conversion {
             VectorType::Int8 | VectorType::Uint8 => {
                 let ranges = ranges.ok_or_else(|| {
                     Error::invalid(format!(
-                        "expected a bundle with calibrated ranges for vectors of type `{wanted}`, but found none; build \
-                         the bundle again"
+                        "expected a bundle with calibrated ranges for vectors of type `{wanted}`, \
+                         but found none"
                     ))
+                    .with_hint("build the bundle again")
                 })?;
                 let steps = ranges.steps(size).ok_or_else(|| {
                     Error::invalid(format!(
@@ -210,9 +211,10 @@ impl Ranges {
         let size = |size: usize| 2 * size * size_of::<f32>();
         if dimensions > bytes.len() || sizes(dimensions).map(size).sum::<usize>() != bytes.len() {
             return Err(Error::model(format!(
-                "expected the ranges of vectors of {dimensions} values, but found {} bytes; build the bundle again",
+                "expected the ranges of vectors of {dimensions} values, but found {} bytes",
                 bytes.len()
-            )));
+            ))
+            .with_hint("build the bundle again"));
         }
         let values: Vec<f32> = bytes
             .as_chunks()

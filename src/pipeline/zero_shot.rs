@@ -128,9 +128,10 @@ impl Template {
         let found = bytes.fold(0, usize::saturating_add);
         if found > MAX_BYTES {
             return Err(Error::too_large(format!(
-                "expected at most {MAX_BYTES} bytes of labels in their sentences, but found {found}; \
-                 shorten `hypothesis_template` or send fewer labels"
-            )));
+                "expected at most {MAX_BYTES} bytes of labels in their sentences, but found \
+                 {found}"
+            ))
+            .with_hint("shorten `hypothesis_template` or send fewer labels"));
         }
         Ok(labels
             .iter()
@@ -171,8 +172,10 @@ impl ZeroShotPipeline {
         let labels = options.labels.as_slice();
         if options.prompt.is_some() && !matches!(self, Self::Labels(_)) {
             return Err(Error::invalid(
-                "expected a model that reads labels and text together for `prompt`, but found another; leave it out",
-            ));
+                "expected a model that reads labels and text together for `prompt`, but found \
+                 another",
+            )
+            .with_hint("leave it out"));
         }
         let truncation = if options.truncates {
             Truncation::At(Side::Right)
@@ -225,9 +228,10 @@ impl ZeroShotPipeline {
                     .any(|input| *input >= texts.len())
                 {
                     return Err(Error::too_large(format!(
-                        "expected labels of at most {} tokens, but found more; send shorter labels",
+                        "expected labels of at most {} tokens, but found more",
                         pipeline.settings().max_tokens
-                    )));
+                    ))
+                    .with_hint("send shorter labels"));
                 }
                 let mut embedded = embeddings.vectors;
                 let vectors = cache.complete(&hypotheses, kept, embedded.split_off(texts.len()))?;

@@ -91,9 +91,10 @@ impl ZeroShotEntitiesSettings {
         let size: usize = labels.iter().map(String::len).sum();
         if size > tokenizer::reach(self.max_tokens) {
             return Err(Error::too_large(format!(
-                "the labels have {size} bytes, but the model takes at most {} tokens; send fewer or shorter labels",
+                "the labels have {size} bytes, but the model takes at most {} tokens",
                 self.max_tokens
-            )));
+            ))
+            .with_hint("send fewer or shorter labels"));
         }
         let marker = tokenizer.ids(&self.label_token)?;
         let mut ids = Vec::new();
@@ -373,9 +374,10 @@ impl ZeroShotEntitiesPipeline {
         let pairs = longest * labels.as_slice().len();
         if self.settings.max_entity_words.is_none() && pairs > MAX_PAIRS {
             return Err(Error::too_large(format!(
-                "expected at most {MAX_PAIRS} pairs of a word and a label in a text, but found {pairs}; send fewer labels \
-                 or shorter texts"
-            )));
+                "expected at most {MAX_PAIRS} pairs of a word and a label in a text, but found \
+                 {pairs}"
+            ))
+            .with_hint("send fewer labels or shorter texts"));
         }
         if let Some(encoder) = &self.labels {
             windows.encodings.labels = Some(encoder.encode(labels.as_slice(), deadline).await?);
@@ -486,9 +488,9 @@ impl EntitySearch {
             }
             if found.len() > MAX_SPANS {
                 return Err(Error::too_large(format!(
-                    "expected at most {MAX_SPANS} overlapping entities in a text, but found more; send a higher \
-                     `threshold` or fewer labels"
-                )));
+                    "expected at most {MAX_SPANS} overlapping entities in a text, but found more"
+                ))
+                .with_hint("send a higher `threshold` or fewer labels"));
             }
         }
         Ok(found)

@@ -87,11 +87,12 @@ impl Bundle {
                 };
                 let folder = folder.display();
                 Error::model(format!(
-                    "expected a bundle in `{folder}`, but found {found}; `kivu build` makes bundles"
+                    "expected a bundle in `{folder}`, but found {found}"
                 ))
+                .with_hint("`kivu build` makes bundles")
             }
             _ => Error::Io {
-                action: format!("cannot read `{}`", path.display()),
+                action: format!("cannot read `{}`", path.display()).into(),
                 source,
             },
         })?;
@@ -200,9 +201,10 @@ impl Bundle {
             Home::Memory(files) => {
                 let found = files.get(name).ok_or_else(|| {
                     Error::model(format!(
-                        "expected `{name}` among the files of `{}`, but found no such file; pass all files of the bundle",
+                        "expected `{name}` among the files of `{}`, but found no such file",
                         self.manifest.name
                     ))
+                    .with_hint("pass all files of the bundle")
                 })?;
                 take(&found.contents);
                 return check(file, &self.path(name), found.size, found.digest);
@@ -231,15 +233,17 @@ impl Bundle {
 pub fn check(file: &File, path: &Path, size: u64, digest: blake3::Hash) -> Result<()> {
     let damaged = |expected: String, found: String| {
         Err(Error::model(format!(
-            "expected `{}` to have {expected}, but found {found}; the bundle is damaged: build or fetch it again",
+            "expected `{}` to have {expected}, but found {found}",
             path.display()
-        )))
+        ))
+        .with_hint("the bundle is damaged: build or fetch it again"))
     };
     let digest = digest.to_hex();
     // Only short files stand in place of others.
     let bytes = (size != file.size && size < 1024).then(|| regular_file::read(path).ok());
     if let Some(found) = bytes.flatten().as_deref().and_then(foreign_file::stand_in) {
-        Err(Error::model(format!("`{}` is {found}", path.display())))
+        let is_found = |found: &str| format!("`{}` is {found}", path.display());
+        Err(Error::model(found.map(is_found)))
     } else if size != file.size {
         damaged(format!("{} bytes", file.size), size.to_string())
     } else if digest.as_str() != file.blake3 {

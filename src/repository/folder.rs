@@ -55,15 +55,19 @@ impl Destination {
         let device = |path: &Path| path.metadata().map(|found| found.dev()).ok();
         let is_mounted = matches!((device(&self.path), device(self.parent())), (Some(own), Some(outer)) if own != outer);
         let is_working_folder = env::current_dir().is_ok_and(|here| here.starts_with(&self.path));
-        let found = match (is_mounted, is_working_folder) {
+        let (found, hint) = match (is_mounted, is_working_folder) {
             (false, false) => return Ok(()),
-            (true, _) => "a file system is mounted there; choose a folder in it",
-            (false, true) => "it is, or contains, the working folder; choose another folder",
+            (true, _) => ("a file system is mounted there", "choose a folder in it"),
+            (false, true) => (
+                "it is, or contains, the working folder",
+                "choose another folder",
+            ),
         };
         Err(Error::config(format!(
             "expected `{}` to be a folder that can be replaced, but {found}",
             self.name.display()
-        )))
+        ))
+        .with_hint(hint))
     }
 
     /// The parent folder; scratch folders in it are on the same file system.
@@ -106,12 +110,16 @@ impl Destination {
 
     /// Manifest of the bundle in `folder`; `None` if the folder is empty or missing.
     fn contents(&self, folder: &Path) -> Result<Option<Manifest>> {
-        let refused = |found: String, source: Option<Error>| Error::Config {
-            message: format!(
-                "expected `{}` to be a bundle, an empty folder or nothing, but found {found}; choose another folder",
+        let refused = |found: String, source: Option<Error>| {
+            let message = format!(
+                "expected `{}` to be a bundle, an empty folder or nothing, but found {found}",
                 self.name.display()
-            ),
-            source: source.map(Into::into),
+            );
+            let error = Error::Config {
+                message: message.into(),
+                source: source.map(Into::into),
+            };
+            error.with_hint("choose another folder")
         };
         match fs::symlink_metadata(folder) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -150,11 +158,11 @@ pub fn remove_bundle(folder: &Path, names: &[&str]) -> Result<u64> {
         let others: Vec<PathBuf> = found.into_iter().filter(|name| !is_known(name)).collect();
         if !others.is_empty() {
             return Err(Error::config(format!(
-                "expected only files of a bundle in `{}`, whose manifest is damaged, but found {}; move them away, or \
-                 remove the folder",
+                "expected only files of a bundle in `{}`, whose manifest is damaged, but found {}",
                 folder.display(),
                 list(&others)
-            )));
+            ))
+            .with_hint("move them away, or remove the folder"));
         }
     }
     let sizes = fs::read_dir(folder)
@@ -182,10 +190,11 @@ pub fn require_partial(folder: &Path, files: &[File]) -> Result<()> {
         return Ok(());
     }
     Err(Error::config(format!(
-        "expected `{}` to contain only files of an interrupted `kivu pull`, but found {}; move it away",
+        "expected `{}` to contain only files of an interrupted `kivu pull`, but found {}",
         folder.display(),
         list(&found)
-    )))
+    ))
+    .with_hint("move it away"))
 }
 
 /// `path` with `.ENDING` appended to its name.

@@ -326,19 +326,21 @@ impl Manifest {
             let found = blake3::hash(rest.as_bytes()).to_hex();
             if found.as_str() != expected {
                 return Err(Error::model(format!(
-                    "expected the BLAKE3 {expected} of all lines after the first one of the manifest, but found {found}; \
-                     the bundle is damaged or was edited: build or fetch it again"
-                )));
+                    "expected the BLAKE3 {expected} of all lines after the first one of the \
+                     manifest, but found {found}"
+                ))
+                .with_hint("the bundle is damaged or was edited: build or fetch it again"));
             }
         }
         let manifest: Self = toml::from_str(text)
             .map_err(|error| Error::model_because("the manifest cannot be read", error))?;
         if manifest.format != Self::FORMAT {
             return Err(Error::model(format!(
-                "expected a manifest of format {}, but found {}; build the bundle again",
+                "expected a manifest of format {}, but found {}",
                 Self::FORMAT,
                 manifest.format
-            )));
+            ))
+            .with_hint("build the bundle again"));
         }
         let labels = manifest
             .zero_shot_entities

@@ -138,9 +138,10 @@ impl RequestedPrompt<'_> {
                 Ok((name, Some(prompt)))
             }
             _ => Err(Error::invalid(
-                "expected `prompt` without `prompt_name` (or a role) and `instruction`, but found several; leave out the \
-                 others",
-            )),
+                "expected `prompt` without `prompt_name` (or a role) and `instruction`, but found \
+                 several",
+            )
+            .with_hint("leave out the others")),
         }
     }
 }

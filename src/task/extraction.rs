@@ -188,14 +188,16 @@ fn check_size(schema: &Ordered, max_labels: usize, max_tokens: usize) -> Result<
     let max = max_labels.saturating_mul(VALUES_PER_LABEL);
     if values > max {
         return Err(Error::too_large(format!(
-            "the schema has {values} values, but may have at most {max}; send a smaller schema"
-        )));
+            "the schema has {values} values, but may have at most {max}"
+        ))
+        .with_hint("send a smaller schema"));
     }
     let words = (2 * values).saturating_mul(WORD_BYTES);
     if bytes.saturating_sub(words) > tokenizer::reach(max_tokens) {
         return Err(Error::too_large(format!(
-            "the schema has {bytes} bytes, but the model takes at most {max_tokens} tokens; send a smaller schema"
-        )));
+            "the schema has {bytes} bytes, but the model takes at most {max_tokens} tokens"
+        ))
+        .with_hint("send a smaller schema"));
     }
     Ok(())
 }
@@ -243,10 +245,11 @@ fn check_names(schema: &ExtractionSchema) -> Result<()> {
     match names.find(|name| !seen.insert(name)) {
         None => Ok(()),
         Some(name) => Err(Error::invalid(format!(
-            "expected different names other than {} in the schema, but found `{}` twice; rename one of them",
+            "expected different names other than {} in the schema, but found `{}` twice",
             quoted(&ExtractionSchema::RESERVED),
             name.escape_default()
-        ))),
+        ))
+        .with_hint("rename one of them")),
     }
 }
 

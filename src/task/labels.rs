@@ -46,10 +46,10 @@ pub fn refuse_unused(model: &Model, parameters: &Map<String, Value>) -> Result<(
 /// The error for labels in a request to a model that takes none.
 pub fn unused(model: &Model, name: &str) -> Error {
     Error::invalid(format!(
-        "expected a model that takes `{name}`, but `{}` is for `{}`; `model`, or `models/NAME` in the path, selects \
-         another one",
+        "expected a model that takes `{name}`, but `{}` is for `{}`",
         model.name, model.manifest.task
     ))
+    .with_hint("`model`, or `models/NAME` in the path, selects another one")
 }
 
 impl FromStr for LabelList {

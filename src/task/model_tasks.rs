@@ -108,9 +108,10 @@ impl Model {
         match &self.pipeline {
             Pipeline::ZeroShotEntities(pipeline) => parameters.prepare(pipeline, &self.scope()),
             Pipeline::TokenClassification(_) => Err(Error::invalid(format!(
-                "expected no `labels` for `{}`, which has labels of its own, but found some; omit them",
+                "expected no `labels` for `{}`, which has labels of its own, but found some",
                 self.name
-            ))),
+            ))
+            .with_hint("omit them")),
             _ => Err(self.is_not_for(Task::TokenClassification)),
         }
     }

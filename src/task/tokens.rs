@@ -85,10 +85,8 @@ impl TokenParameters {
                 }
             }
             (None, Some(name)) => {
-                return Err(Error::invalid(format!(
-                    "unknown prompt `{name}`; `{}` has none",
-                    model.name
-                )));
+                return Err(Error::invalid(format!("unknown prompt `{name}`"))
+                    .with_hint(format!("`{}` has none", model.name)));
             }
             (None, None) => {
                 let given = [
@@ -98,9 +96,10 @@ impl TokenParameters {
                 ];
                 if let Some((field, _)) = given.into_iter().find(|(_, given)| given.is_some()) {
                     return Err(Error::invalid(format!(
-                        "expected an embedding model for `{field}`, but `{}` is for `{}`; leave it out",
+                        "expected an embedding model for `{field}`, but `{}` is for `{}`",
                         model.name, model.manifest.task
-                    )));
+                    ))
+                    .with_hint("leave it out"));
                 }
                 // Tasks that use an embedding model apply its default prompt only.
                 let pipeline = model.pipeline.embedding_of_any_task();
@@ -171,9 +170,10 @@ impl TokenReader {
 
     fn too_many(&self) -> Error {
         Error::too_large(format!(
-            "expected a response of at most {} tokens, but found more; send fewer or shorter texts at once",
+            "expected a response of at most {} tokens, but found more",
             self.max_tokens
         ))
+        .with_hint("send fewer or shorter texts at once")
     }
 }
 

@@ -84,10 +84,11 @@ impl Encoding {
     pub fn leave_unpooled(&mut self, count: usize) -> Result<()> {
         if count > 0 && count >= self.len() {
             return Err(Error::invalid(format!(
-                "expected a text with more than the {count} tokens of the prompt, which the model does not pool, but found \
-                 {}; send a longer text",
+                "expected a text with more than the {count} tokens of the prompt, which the model \
+                 does not pool, but found {}",
                 self.len()
-            )));
+            ))
+            .with_hint("send a longer text"));
         }
         self.unpooled = count;
         Ok(())
@@ -179,8 +180,9 @@ impl Tokenizer {
     ) -> Result<Encoding> {
         if !self.reads_pairs() {
             return Err(Error::invalid(
-                "expected a text, but found a pair of texts, which the model does not read; join them",
-            ));
+                "expected a text, but found a pair of texts, which the model does not read",
+            )
+            .with_hint("join them"));
         }
         let encode = |text| self.encode_raw(self.within_reach(text, limit, truncation)?);
         let [mut first, mut second] = [encode(pair[0])?, encode(pair[1])?];
@@ -208,11 +210,14 @@ impl Tokenizer {
                 stride: 0,
             };
             let of_second = second.len();
-            let (cut_first, cut_second) =
-                truncate_encodings(first, Some(second), &parameters).map_err(|_| {
+            let (cut_first, cut_second) = truncate_encodings(first, Some(second), &parameters)
+                .map_err(|_| {
                     Error::too_large(format!(
-                        "the pair's second text has {of_second} tokens, which leave no room for the first one; the \
-                         model takes at most {limit} in all, so shorten the second text"
+                        "the pair's second text has {of_second} tokens, which leave no room for \
+                         the first one"
+                    ))
+                    .with_hint(format!(
+                        "the model takes at most {limit} in all, so shorten the second text"
                     ))
                 })?;
             (first, second) = (cut_first, cut_second.unwrap_or_default());
@@ -255,9 +260,10 @@ impl Tokenizer {
     ) -> Result<(Encoding, Vec<Range<usize>>)> {
         let too_long = |found: usize, unit: &str| {
             Error::too_large(format!(
-                "the texts have {found} {unit} together, but the model takes at most {limit} tokens; send fewer texts at \
-                 once"
+                "the texts have {found} {unit} together, but the model takes at most {limit} \
+                 tokens"
             ))
+            .with_hint("send fewer texts at once")
         };
         if self.exceeds(text, limit)? {
             return Err(too_long(text.len(), "bytes"));
@@ -278,9 +284,10 @@ impl Tokenizer {
         let starts = [0].iter().chain(&cuts);
         if let Some(empty) = starts.zip(&cuts).position(|(start, end)| start == end) {
             return Err(Error::invalid(format!(
-                "expected at least one token in each chunk for late chunking, but found none in chunk {empty}, counted from \
-                 0; leave it out"
-            )));
+                "expected at least one token in each chunk for late chunking, but found none in \
+                 chunk {empty}, counted from 0"
+            ))
+            .with_hint("leave it out"));
         }
         let encoding = self.add_special_tokens(encoding, None)?;
         let before = encoding
@@ -346,9 +353,10 @@ impl Tokenizer {
         let part = self.with_more_tokens(text, limit, kept)?;
         if truncation == Truncation::Off && part.len() < text.len() {
             return Err(Error::too_large(format!(
-                "the text has {} bytes, but the model takes at most {limit} tokens; set `truncate` to shorten it",
+                "the text has {} bytes, but the model takes at most {limit} tokens",
                 text.len()
-            )));
+            ))
+            .with_hint("set `truncate` to shorten it"));
         }
         Ok(part)
     }
@@ -420,8 +428,9 @@ pub fn reach(limit: usize) -> usize {
 
 fn too_long(input: &str, found: usize, limit: usize) -> Error {
     Error::too_large(format!(
-        "the {input} has {found} tokens, but the model takes at most {limit}; set `truncate` to shorten it"
+        "the {input} has {found} tokens, but the model takes at most {limit}"
     ))
+    .with_hint("set `truncate` to shorten it")
 }
 
 #[cfg(test)]

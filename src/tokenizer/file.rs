@@ -138,7 +138,9 @@ fn has_complete_maps(settings: &Value) -> bool {
 /// Reads a `tokenizer.json`.
 pub fn read(json: &[u8]) -> Result<RawTokenizer> {
     if let Some(found) = foreign_file::stand_in(json) {
-        return Err(Error::model(format!("the tokenizer is {found}")));
+        return Err(Error::model(
+            found.map(|found| format!("the tokenizer is {found}")),
+        ));
     }
     check_prefixes(json)?;
     match parse::<TypedModel>(json) {
@@ -155,9 +157,8 @@ pub fn read(json: &[u8]) -> Result<RawTokenizer> {
 /// Reads the output from [`compile`].
 pub fn read_compiled(mut file: Bytes) -> Result<RawTokenizer> {
     let damaged = || {
-        Error::model(
-            "expected a compiled tokenizer, but found something else; build the bundle again",
-        )
+        Error::model("expected a compiled tokenizer, but found something else")
+            .with_hint("build the bundle again")
     };
     let length = file.try_get_u64_le().map_err(|_| damaged())?;
     let length = usize::try_from(length)

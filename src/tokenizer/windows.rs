@@ -84,9 +84,9 @@ impl Tokenizer {
         if truncated_from.is_some() {
             let side = truncation.side().ok_or_else(|| {
                 Error::too_large(format!(
-                    "the text has {found} tokens, but the model takes at most {limit}; set `stride` to read it in \
-                     windows"
+                    "the text has {found} tokens, but the model takes at most {limit}"
                 ))
+                .with_hint("set `stride` to read it in windows")
             })?;
             encoding.truncate(room, 0, side.into());
             encoding.take_overflowing();
@@ -117,9 +117,10 @@ impl Tokenizer {
         let step = room - stride;
         let refusal = || {
             Error::too_large(format!(
-                "expected at most {max} windows of {room} tokens that share {stride}, but found more; send fewer or \
-                 shorter texts, or a smaller `stride`"
+                "expected at most {max} windows of {room} tokens that share {stride}, but found \
+                 more"
             ))
+            .with_hint("send fewer or shorter texts, or a smaller `stride`")
         };
         if self.exceeds(text, step.saturating_mul(max).saturating_add(stride))? {
             return Err(refusal());

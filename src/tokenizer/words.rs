@@ -125,10 +125,11 @@ impl Tokenizer {
         let room = limit.saturating_sub(before.len() + after.len() + own);
         if room == 0 {
             return Err(Error::too_large(format!(
-                "the labels have {} tokens, but the model takes at most {limit}, text tokens included; send fewer \
-                 or shorter labels",
+                "the labels have {} tokens, but the model takes at most {limit}, text tokens \
+                 included",
                 own
-            )));
+            ))
+            .with_hint("send fewer or shorter labels"));
         }
         let (found, is_whole) = match options.stride {
             Some(stride) if stride >= *max_words => {
@@ -152,9 +153,10 @@ impl Tokenizer {
         let windows = match options.stride {
             None if !is_whole && options.truncation == Truncation::Off => {
                 return Err(Error::too_large(format!(
-                    "expected a text of at most {max_words} words and {room} tokens, without the labels' tokens, but \
-                     found a longer one; set `stride` to read it in windows"
-                )));
+                    "expected a text of at most {max_words} words and {room} tokens, without the \
+                     labels' tokens, but found a longer one"
+                ))
+                .with_hint("set `stride` to read it in windows"));
             }
             None if found.is_empty() => Vec::new(),
             None => vec![&found[..]],
@@ -162,10 +164,11 @@ impl Tokenizer {
                 let windows = overlapping(&found, [*max_words, room], stride);
                 if !is_whole || windows.len() > options.max_windows {
                     return Err(Error::too_large(format!(
-                        "expected at most {} windows of {max_words} words and {room} tokens that share {stride} words, \
-                         but found more; send fewer or shorter texts, or a smaller `stride`",
+                        "expected at most {} windows of {max_words} words and {room} tokens that \
+                         share {stride} words, but found more",
                         options.max_windows
-                    )));
+                    ))
+                    .with_hint("send fewer or shorter texts, or a smaller `stride`"));
                 }
                 windows
             }

@@ -32,8 +32,8 @@ const LAYERS: &[&[&str]] = &[
         "onnx_proto",
         "tensor",
     ],
-    &["json"],
-    &["address", "clock", "error", "foreign_file", "regular_file"],
+    &["foreign_file", "json"],
+    &["address", "clock", "error", "regular_file"],
 ];
 
 /// A file in `src/` as a module.

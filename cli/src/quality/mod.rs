@@ -114,9 +114,9 @@ fn run_quality(arguments: Arguments, mut config: Config) -> Result<ExitCode> {
         (Some(other), _) => Some(Against::of(other)),
         (None, Some(_)) if samples.texts.is_some() => {
             return Err(Error::config(
-                "expected `--against` with `--texts` and `--pairs`, but found none; say what to compare the texts with, \
-                 such as `--against fp32`",
-            ));
+                "expected `--against` with `--texts` and `--pairs`, but found none",
+            )
+            .with_hint("say what to compare the texts with, such as `--against fp32`"));
         }
         (None, Some(_)) => None,
         (None, None) => Some(Against::Precision(Precision::Fp32)),
@@ -185,10 +185,12 @@ fn in_precision(
     match origin {
         Some(model) => for_comparison(&model, &options, config),
         None => Err(Error::config(format!(
-            "expected to know the source of `{}`, but found only its name, `{}`; build it with `--precision {precision}` and \
-             name that bundle with `--against`",
+            "expected to know the source of `{}`, but found only its name, `{}`",
             named.display(),
             manifest.source.from
+        ))
+        .with_hint(format!(
+            "build it with `--precision {precision}` and name that bundle with `--against`"
         ))),
     }
 }
@@ -200,10 +202,10 @@ fn require_same(model: &Model, other: &Model, precision: Precision) -> Result<()
         return Ok(());
     }
     Err(Error::config(format!(
-        "expected the weights of `{}` with the SHA-256 {own} in {precision}, but found {found}; its source has changed since \
-         it was built: build it again",
+        "expected the weights of `{}` with the SHA-256 {own} in {precision}, but found {found}",
         model.name
-    )))
+    ))
+    .with_hint("its source has changed since it was built: build it again"))
 }
 
 fn print_report(report: &Report, json: bool) -> Result<()> {

@@ -135,9 +135,10 @@ fn matrix(name: &str, kind: u64, shape: Vec<usize>, data: &[u8]) -> Result<Optio
         }
         TEXT => Ok(None),
         other => Err(Error::model(format!(
-            "expected `{name}` in floats or in intgemm's 8-bit integers, but found the type {other:#x}; use the \
-             model's `intgemm` file"
-        ))),
+            "expected `{name}` in floats or in intgemm's 8-bit integers, but found the type \
+             {other:#x}"
+        ))
+        .with_hint("use the model's `intgemm` file")),
     }
 }
 

@@ -16,9 +16,9 @@ const HEADER: usize = 6;
 pub fn shortlist(bytes: &[u8], vocabulary: usize) -> Result<Shortlist> {
     let damaged = |what: &str| {
         Error::model(format!(
-            "expected a lexical shortlist for {vocabulary} tokens, but found {what}; take the `lex` file that \
-             belongs to the model"
+            "expected a lexical shortlist for {vocabulary} tokens, but found {what}"
         ))
+        .with_hint("take the `lex` file that belongs to the model")
     };
     let (header, rest) = bytes
         .split_at_checked(HEADER * 8)

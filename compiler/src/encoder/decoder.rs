@@ -165,10 +165,11 @@ fn tokens(
     }
     if plan.task.or_else(|| pipeline_tag(&plan.folder)) != Some(Task::TextRanking) {
         return Err(Error::model(format!(
-            "expected an embedding model with `modules.json`, or a model that ranks, but found `{}` without \
-             `modules.json`; if it is a Qwen3-Reranker, build it with `--task text-ranking`",
+            "expected an embedding model with `modules.json`, or a model that ranks, but found \
+             `{}` without `modules.json`",
             architecture
-        )));
+        ))
+        .with_hint("if it is a Qwen3-Reranker, build it with `--task text-ranking`"));
     }
     if ![QWEN3, QWEN3_TYPE].contains(&architecture.as_str()) {
         return Err(Error::model(format!(

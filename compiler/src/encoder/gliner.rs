@@ -270,13 +270,13 @@ fn tokens(config: &ConfigFile) -> Result<[String; 2]> {
 fn incomplete(config: &ConfigFile, error: Error) -> Error {
     let base: String = config.get("model_name").ok().flatten().unwrap_or_default();
     Error::model_because(
-        format!(
-            "expected the tokenizer and the config of the encoder next to `{GLINER}`; copy `config.json` and \
-             `tokenizer.json` or `{PIECES}` of `{base}` there, or load the model with the Python package `gliner` and \
-             save it again with `save_pretrained`"
-        ),
+        format!("expected the tokenizer and the config of the encoder next to `{GLINER}`"),
         error,
     )
+    .with_hint(format!(
+        "copy `config.json` and `tokenizer.json` or `{PIECES}` of `{base}` there, or load the \
+         model with the Python package `gliner` and save it again with `save_pretrained`"
+    ))
 }
 
 fn settings(

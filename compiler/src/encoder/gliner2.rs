@@ -238,9 +238,11 @@ fn token(tokenizer: &Tokenizer, token: &str) -> Result<u32> {
     match tokenizer.ids(token)?[..] {
         [id] if tokenizer.id(token) == Some(id) => Ok(id),
         _ => Err(Error::model(format!(
-            "expected the token `{token}` in the tokenizer, but found none; load the model with the package `gliner2` \
-             and save it again with `save_pretrained`"
-        ))),
+            "expected the token `{token}` in the tokenizer, but found none"
+        ))
+        .with_hint(
+            "load the model with the package `gliner2` and save it again with `save_pretrained`",
+        )),
     }
 }
 

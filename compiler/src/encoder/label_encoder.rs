@@ -87,10 +87,13 @@ fn incomplete(config: &ConfigFile, error: Error) -> Error {
         .unwrap_or_default();
     Error::model_because(
         format!(
-            "expected the tokenizer and the config of the encoder for labels in `{FOLDER}`, next to `{GLINER}`; copy \
-             `config.json`, `tokenizer.json` and `tokenizer_config.json` of `{base}` there, or load the model with the \
-             Python package `gliner` and save it again with `save_pretrained`"
+            "expected the tokenizer and the config of the encoder for labels in `{FOLDER}`, next \
+             to `{GLINER}`"
         ),
         error,
     )
+    .with_hint(format!(
+        "copy `config.json`, `tokenizer.json` and `tokenizer_config.json` of `{base}` there, or \
+         load the model with the Python package `gliner` and save it again with `save_pretrained`"
+    ))
 }

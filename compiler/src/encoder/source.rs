@@ -276,16 +276,18 @@ pub fn of_parts(plan: &Plan, parts: Parts) -> Result<Source<'static>> {
         EngineChoice::Auto => Engine::Onnx,
         EngineChoice::Native if !heads.suit_native_engine() => {
             return Err(Error::model(
-                "expected one pooling (cls, mean or last token), and then text layers without a sigmoid, for the native \
-                 engine, but found other modules, or spans; use `--engine auto`",
-            ));
+                "expected one pooling (cls, mean or last token), and then text layers without a \
+                 sigmoid, for the native engine, but found other modules, or spans",
+            )
+            .with_hint("use `--engine auto`"));
         }
         EngineChoice::Native => {
             return Err(Error::model(format!(
-                "expected a family that `docs/bundle-reference.md` lists, with vectors of a multiple of {LANES} \
-                 values, for the native engine, but found `{}` with {} values; use `--engine auto`",
+                "expected a family that `docs/bundle-reference.md` lists, with vectors of a \
+                 multiple of {LANES} values, for the native engine, but found `{}` with {} values",
                 facts.architecture, facts.hidden
-            )));
+            ))
+            .with_hint("use `--engine auto`"));
         }
     };
     Ok(Source {

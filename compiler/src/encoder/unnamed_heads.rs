@@ -52,8 +52,12 @@ pub fn label_head(plan: &Plan, config: &ConfigFile, found: &str) -> Result<Optio
         (None, None) if is_transformer_only(&plan.folder)? => HeadKind::Text,
         (None, None) if !has_pooling(&plan.folder) && !asks_for_vectors(plan) => {
             return Err(Error::model(format!(
-                "the model has a label head (`{found}`), but `architectures` in `config.json` names no class with one; use \
-                 `--task` with `{}`, `{}`, `{}` or `{}` to use the head, or `--task {}` to leave it out",
+                "the model has a label head (`{found}`), but `architectures` in `config.json` \
+                 names no class with one"
+            ))
+            .with_hint(format!(
+                "use `--task` with `{}`, `{}`, `{}` or `{}` to use the head, or `--task {}` to \
+                 leave it out",
                 Task::TextClassification,
                 Task::TextRanking,
                 Task::ZeroShotClassification,
@@ -81,9 +85,12 @@ pub fn in_weights(
             None | Some(Task::FeatureExtraction) => {}
             Some(task) => {
                 return Err(Error::model(format!(
-                    "expected `architectures` to name the label head of `{found}` for `{task}`, such as \
-                     `…ForSequenceClassification`, but found `{}`; correct it, or use `--task {}` to leave out the head",
-                    config.architecture(),
+                    "expected `architectures` to name the label head of `{found}` for `{task}`, \
+                     such as `…ForSequenceClassification`, but found `{}`",
+                    config.architecture()
+                ))
+                .with_hint(format!(
+                    "correct it, or use `--task {}` to leave out the head",
                     Task::FeatureExtraction
                 )));
             }
@@ -93,8 +100,10 @@ pub fn in_weights(
     let is_decided = names_head || has_modules || plan.task.is_some() || asks_for_vectors(plan);
     match weights.names().find(|name| name.starts_with(ANSWERS)) {
         Some(found) if !is_decided => Err(Error::model(format!(
-            "the model has a head that finds answers (`{found}`), which Kivu does not run; use `--task {}` to leave it out \
-             and compute embeddings",
+            "the model has a head that finds answers (`{found}`), which Kivu does not run"
+        ))
+        .with_hint(format!(
+            "use `--task {}` to leave it out and compute embeddings",
             Task::FeatureExtraction
         ))),
         _ => Ok(None),

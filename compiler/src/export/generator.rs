@@ -159,9 +159,10 @@ fn with_cross(mut encoder: GraphProto, first: GraphProto) -> Result<GraphProto> 
     });
     if moved.output.is_empty() {
         return Err(Error::model(format!(
-            "expected outputs `present.….encoder.key` of the decoder, but found {}; export the model with past",
+            "expected outputs `present.….encoder.key` of the decoder, but found {}",
             quoted(&outputs)
-        )));
+        ))
+        .with_hint("export the model with past"));
     }
     let shared = |name: &str| {
         SHARED

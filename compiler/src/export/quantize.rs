@@ -54,9 +54,10 @@ pub fn check_precision(
              encoders that the native engine runs",
         )),
         Precision::Fp32 if is_quantized => Err(Error::model(format!(
-            "expected fp32 weights in `{}`, but found quantized ones; leave out `--precision` to keep them",
+            "expected fp32 weights in `{}`, but found quantized ones",
             folder.display()
-        ))),
+        ))
+        .with_hint("leave out `--precision` to keep them")),
         Precision::Fp32 | Precision::Int8 | Precision::Int8Blocks => Ok(()),
     }
 }

@@ -129,11 +129,11 @@ fn check_axes(model: &ModelProto) -> Result<()> {
             .collect();
         if axes.len() == 2 && axes.iter().any(|axis| axis != "any") {
             return Err(Error::model(format!(
-                "the input `{}` has a fixed shape, ({}); export the model with dynamic axes, as `optimum-cli export onnx` \
-                 does",
+                "the input `{}` has a fixed shape, ({})",
                 input.name,
                 axes.join(", ")
-            )));
+            ))
+            .with_hint("export the model with dynamic axes, as `optimum-cli export onnx` does"));
         }
     }
     Ok(())
@@ -157,10 +157,12 @@ pub fn check_outputs(model: &ModelProto) -> Result<()> {
     {
         None => Ok(()),
         Some(output) => Err(Error::model(format!(
-            "the output `{}` of the export is in half precision; export the model in fp32, as `optimum-cli export onnx` \
-             does without `--dtype`",
+            "the output `{}` of the export is in half precision",
             output.name
-        ))),
+        ))
+        .with_hint(
+            "export the model in fp32, as `optimum-cli export onnx` does without `--dtype`",
+        )),
     }
 }
 
@@ -173,11 +175,11 @@ fn head(plan: &Plan, config: &ConfigFile, model: &ModelProto) -> Result<Option<H
         Some(head) => Ok(Some(head)),
         None if !config.names_head() => unnamed_label_head(plan, config, LOGITS),
         None => Err(Error::model(format!(
-            "expected `architectures` to name the label head of an export with the output `{LOGITS}`, such as \
-             `…ForSequenceClassification`, but found `{}`; for embeddings, export the model with \
-             `--task feature-extraction`",
+            "expected `architectures` to name the label head of an export with the output \
+             `{LOGITS}`, such as `…ForSequenceClassification`, but found `{}`",
             config.architecture()
-        ))),
+        ))
+        .with_hint("for embeddings, export the model with `--task feature-extraction`")),
     }
 }
 
@@ -186,9 +188,10 @@ fn check_padding(config: &ConfigFile, tokenizer: &[u8]) -> Result<()> {
     let found = Tokenizer::from_json(tokenizer)?.padding_id();
     match config.get::<u32>("pad_token_id")? {
         Some(expected) if expected != found => Err(Error::model(format!(
-            "expected `pad_token_id` {found}, with which texts are padded, in an export with a label head, but found \
-             {expected}; build from the weights"
-        ))),
+            "expected `pad_token_id` {found}, with which texts are padded, in an export with a \
+             label head, but found {expected}"
+        ))
+        .with_hint("build from the weights")),
         _ => Ok(()),
     }
 }
@@ -199,8 +202,9 @@ fn embedding(plan: &Plan, model: &ModelProto, facts: &Facts) -> Result<Embedding
     let (settings, _) = embedding_settings(&plan.folder, output, facts)?;
     if settings.unpooled.is_some() {
         return Err(Error::model(
-            "expected `include_prompt` true in the pooling of an export, but found false; build from the weights",
-        ));
+            "expected `include_prompt` true in the pooling of an export, but found false",
+        )
+        .with_hint("build from the weights"));
     }
     let read = settings
         .dense
@@ -208,10 +212,11 @@ fn embedding(plan: &Plan, model: &ModelProto, facts: &Facts) -> Result<Embedding
         .map_or("", |dense| dense.output.as_str());
     if !outputs(model).contains(&read) {
         return Err(Error::model(format!(
-            "expected an export with the output `{}`, since the model has modules after its pooling, but found only \
-             `{output}`; build from the weights, or export the model with sentence-transformers",
+            "expected an export with the output `{}`, since the model has modules after its \
+             pooling, but found only `{output}`",
             read
-        )));
+        ))
+        .with_hint("build from the weights, or export the model with sentence-transformers"));
     }
     Ok(settings)
 }

@@ -23,9 +23,10 @@ impl<'a> Dictionary<'a> {
         let (size, word_count, label_count) = (size?, words?, labels?);
         if word_count.checked_add(label_count) != Some(size) {
             return Err(Error::model(format!(
-                "expected {size} entries in the dictionary, but found {word_count} words and {label_count} labels; the file \
-                 is damaged"
-            )));
+                "expected {size} entries in the dictionary, but found {word_count} words and \
+                 {label_count} labels"
+            ))
+            .with_hint("the file is damaged"));
         }
         // The number of tokens in the training data.
         reader.long()?;
@@ -39,8 +40,9 @@ impl<'a> Dictionary<'a> {
                 (is_word, kind) => {
                     let expected = if is_word { "a word (0)" } else { "a label (1)" };
                     return Err(Error::model(format!(
-                        "expected {expected} as entry {entry} of the dictionary, but found {kind}; the file is damaged"
-                    )));
+                        "expected {expected} as entry {entry} of the dictionary, but found {kind}"
+                    ))
+                    .with_hint("the file is damaged"));
                 }
             }
         }

@@ -36,9 +36,11 @@ impl Matrix {
         let quantizer = Quantizer::read(reader)?;
         if quantizer.columns != columns || rows.checked_mul(quantizer.parts) != Some(size) {
             return Err(Error::model(format!(
-                "expected {rows} × {columns} quantized weights, but found {size} codes for rows of {}; the file is damaged",
+                "expected {rows} × {columns} quantized weights, but found {size} codes for rows of \
+                 {}",
                 quantizer.columns
-            )));
+            ))
+            .with_hint("the file is damaged"));
         }
         let norms = match has_norms {
             false => None,
@@ -46,9 +48,10 @@ impl Matrix {
                 let codes = reader.take(rows)?;
                 let quantizer = Quantizer::read(reader)?;
                 if (quantizer.columns, quantizer.parts) != (1, 1) {
-                    return Err(Error::model(
-                        "expected a norm for each row, but found vectors; the file is damaged",
-                    ));
+                    return Err(
+                        Error::model("expected a norm for each row, but found vectors")
+                            .with_hint("the file is damaged"),
+                    );
                 }
                 Some((codes, quantizer))
             }
@@ -104,9 +107,10 @@ impl Quantizer {
                 == Some(columns);
         if !is_whole || width > MAX_VALUES_PER_CODE {
             return Err(Error::model(format!(
-                "expected parts of 1 to {MAX_VALUES_PER_CODE} weights, but found {columns} weights in {parts} parts of \
-                 {width} and a last one of {last_width}; quantize the model again with `-dsub 2`"
-            )));
+                "expected parts of 1 to {MAX_VALUES_PER_CODE} weights, but found {columns} weights \
+                 in {parts} parts of {width} and a last one of {last_width}"
+            ))
+            .with_hint("quantize the model again with `-dsub 2`"));
         }
         let centroids = reader.floats(columns.saturating_mul(CENTROIDS))?;
         Ok(Self {

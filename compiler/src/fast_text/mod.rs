@@ -66,9 +66,10 @@ pub fn open(plan: &Plan) -> Result<Source<'static>> {
         (None, all) => {
             let names: Vec<_> = all.iter().filter_map(|path| path.file_name()).collect();
             return Err(Error::model(format!(
-                "expected one fastText model in `{}`, but found {names:?}; build one of these files",
+                "expected one fastText model in `{}`, but found {names:?}",
                 plan.folder.display()
-            )));
+            ))
+            .with_hint("build one of these files"));
         }
     };
     check(plan)?;
@@ -133,12 +134,10 @@ fn check(plan: &Plan) -> Result<()> {
         )));
     }
     match plan.precision {
-        precision if plan.is_precision_fixed && precision != Precision::Fp32 => {
-            Err(Error::model(format!(
-                "expected `--precision fp32` for a fastText model, but found `{precision}`; `fasttext quantize` makes models \
-             smaller"
-            )))
-        }
+        precision if plan.is_precision_fixed && precision != Precision::Fp32 => Err(Error::model(
+            format!("expected `--precision fp32` for a fastText model, but found `{precision}`"),
+        )
+        .with_hint("`fasttext quantize` makes models smaller")),
         _ => Ok(()),
     }
 }

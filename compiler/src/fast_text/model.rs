@@ -98,9 +98,10 @@ impl<'a> FastText<'a> {
         let Matrix { rows, columns, .. } = self.output;
         if rows != labels || columns != self.input.columns || columns == 0 {
             return Err(Error::model(format!(
-                "expected an output matrix of {labels} × {}, but found {rows} × {columns}; the file is damaged",
+                "expected an output matrix of {labels} × {}, but found {rows} × {columns}",
                 self.input.columns
-            )));
+            ))
+            .with_hint("the file is damaged"));
         }
         Ok(())
     }

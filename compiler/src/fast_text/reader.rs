@@ -16,9 +16,10 @@ impl<'a> Reader<'a> {
     pub fn take(&mut self, count: usize) -> Result<&'a [u8]> {
         let (taken, rest) = self.bytes.split_at_checked(count).ok_or_else(|| {
             Error::model(format!(
-                "expected {count} more bytes of a fastText model, but found {}; the file is damaged",
+                "expected {count} more bytes of a fastText model, but found {}",
                 self.bytes.len()
             ))
+            .with_hint("the file is damaged")
         })?;
         self.bytes = rest;
         Ok(taken)
@@ -39,9 +40,10 @@ impl<'a> Reader<'a> {
     pub fn flag(&mut self) -> Result<bool> {
         match self.byte()? {
             byte @ 0..=1 => Ok(byte == 1),
-            other => Err(Error::model(format!(
-                "expected a flag of 0 or 1, but found {other}; the file is damaged"
-            ))),
+            other => Err(
+                Error::model(format!("expected a flag of 0 or 1, but found {other}"))
+                    .with_hint("the file is damaged"),
+            ),
         }
     }
 
@@ -84,11 +86,14 @@ impl<'a> Reader<'a> {
 
     /// The bytes before the next zero, which is skipped.
     pub fn text(&mut self) -> Result<&'a [u8]> {
-        let length = self.bytes.iter().position(|byte| *byte == 0).ok_or_else(|| {
-            Error::model(
-                "expected the end of a word of a fastText model, but found none; the file is damaged",
-            )
-        })?;
+        let length = self
+            .bytes
+            .iter()
+            .position(|byte| *byte == 0)
+            .ok_or_else(|| {
+                Error::model("expected the end of a word of a fastText model, but found none")
+                    .with_hint("the file is damaged")
+            })?;
         let text = self.take(length)?;
         self.take(1)?;
         Ok(text)
@@ -99,14 +104,14 @@ impl<'a> Reader<'a> {
         match self.bytes.len() {
             0 => Ok(()),
             count => Err(Error::model(format!(
-                "expected a fastText model, but found {count} bytes after its end; the file is damaged"
-            ))),
+                "expected a fastText model, but found {count} bytes after its end"
+            ))
+            .with_hint("the file is damaged")),
         }
     }
 }
 
 fn negative(what: &str, count: i64) -> Error {
-    Error::model(format!(
-        "expected {what} of at least 0, but found {count}; the file is damaged"
-    ))
+    Error::model(format!("expected {what} of at least 0, but found {count}"))
+        .with_hint("the file is damaged")
 }

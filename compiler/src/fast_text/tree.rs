@@ -26,9 +26,10 @@ impl Tree {
             || !counts.is_sorted_by(|left, right| left >= right)
         {
             return Err(Error::model(
-                "expected label counts of at least 1, in descending order and 10^15 together at most, but found others; \
-                 the file is damaged",
-            ));
+                "expected label counts of at least 1, in descending order and 10^15 together at \
+                 most, but found others",
+            )
+            .with_hint("the file is damaged"));
         }
         let mut nodes = counts.to_vec();
         // Each node's parent, and whether it is the right child.

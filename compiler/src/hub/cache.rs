@@ -211,9 +211,10 @@ fn missing(path: &Path) -> Error {
         "none"
     };
     Error::config(format!(
-        "expected the file `{}`, but found {found}; connect to the hub, without HF_HUB_OFFLINE, and it is downloaded again",
+        "expected the file `{}`, but found {found}",
         path.display()
     ))
+    .with_hint("connect to the hub, without HF_HUB_OFFLINE, and it is downloaded again")
 }
 
 /// Expected hash for a snapshot file's blob: its name, or a copy's SHA-256.
@@ -236,8 +237,11 @@ pub fn verify(path: &Path, hash: &str) -> Result<()> {
     }
     let blob = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     Err(Error::model(format!(
-        "expected `{}` to have the hash {hash}, but found a different one; remove `{}`, and it is downloaded again",
-        path.display(),
+        "expected `{}` to have the hash {hash}, but found a different one",
+        path.display()
+    ))
+    .with_hint(format!(
+        "remove `{}`, and it is downloaded again",
         blob.display()
     )))
 }

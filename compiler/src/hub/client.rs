@@ -21,7 +21,7 @@ use super::{
 use kivu::{
     address::{shown, without_user},
     config::HubConfig,
-    error::{Error, Result},
+    error::{Error, Message, Result},
     repository::bundle::hex,
 };
 
@@ -238,12 +238,15 @@ impl<'a> Hub<'a> {
             causes = format!("{causes}{separator}{cause}");
             source = cause.source();
         }
-        let message = format!(
-            "expected a response from `{}` for `{}`, but found {causes}; check the name and the connection, or set \
-             HF_HUB_OFFLINE=1 to use files that were downloaded earlier",
+        let error = Error::unavailable(format!(
+            "expected a response from `{}` for `{}`, but found {causes}",
             self.endpoint, name.id
+        ))
+        .with_hint(
+            "check the name and the connection, or set HF_HUB_OFFLINE=1 to use files that were \
+             downloaded earlier",
         );
-        Failure::Transient(Error::unavailable(message), None)
+        Failure::Transient(error, None)
     }
 
     /// Classifies a response with a status other than success or redirection.
@@ -265,11 +268,12 @@ impl<'a> Hub<'a> {
             });
         }
         let error = Error::unavailable(format!(
-            "expected a response from `{}` for `{}`, but found the status {status}{}; try again later",
+            "expected a response from `{}` for `{}`, but found the status {status}{}",
             self.endpoint,
             name.id,
             because(reason)
-        ));
+        ))
+        .with_hint("try again later");
         match status.is_server_error() || status == StatusCode::REQUEST_TIMEOUT {
             true => Failure::Transient(error, wait(headers)),
             false => Failure::Final(error),
@@ -287,9 +291,10 @@ impl<'a> Hub<'a> {
             ", or set HF_TOKEN, which raises the limit"
         };
         let error = Error::unavailable(format!(
-            "expected a response from `{}`, but found that it limits requests; try again {when}{token}",
+            "expected a response from `{}`, but found that it limits requests",
             self.endpoint
-        ));
+        ))
+        .with_hint(format!("try again {when}{token}"));
         Failure::Transient(error, after)
     }
 
@@ -299,7 +304,7 @@ impl<'a> Hub<'a> {
         status: StatusCode,
         [code, reason]: [&str; 2],
         name: &RepositoryName,
-    ) -> Option<String> {
+    ) -> Option<Message> {
         let (endpoint, id) = (&self.endpoint, &name.id);
         let has_token = self.config.token.is_some();
         let is_disabled = code == "DisabledRepo"
@@ -311,41 +316,45 @@ impl<'a> Hub<'a> {
                 } else {
                     "and set HF_TOKEN"
                 };
-                format!(
-                    "expected access to `{id}`, but found that it is gated; accept its terms at {endpoint}/{id} {token}"
-                )
+                Message::new(format!(
+                    "expected access to `{id}`, but found that it is gated"
+                ))
+                .with_hint(format!("accept its terms at {endpoint}/{id} {token}"))
             }
-            (_, "RevisionNotFound") => format!(
-                "expected the revision `{}` of `{id}`, but found none; {endpoint}/{id}/tree/main lists them",
+            (_, "RevisionNotFound") => Message::new(format!(
+                "expected the revision `{}` of `{id}`, but found none",
                 name.revision
-            ),
-            (_, "EntryNotFound") => format!(
-                "expected the files that `{endpoint}` lists for `{id}`, but one is missing; try again later"
-            ),
-            _ if is_disabled => format!(
-                "expected access to `{id}`, but found that the hub has disabled it; choose another model"
-            ),
-            _ if is_about_token(status, reason) => format!(
-                "expected a valid token in HF_TOKEN or from `hf auth login`, but `{endpoint}` refused it; create one at \
-                 {endpoint}/settings/tokens"
-            ),
+            ))
+            .with_hint(format!("{endpoint}/{id}/tree/main lists them")),
+            (_, "EntryNotFound") => Message::new(format!(
+                "expected the files that `{endpoint}` lists for `{id}`, but one is missing"
+            ))
+            .with_hint("try again later"),
+            _ if is_disabled => Message::new(format!(
+                "expected access to `{id}`, but found that the hub has disabled it"
+            ))
+            .with_hint("choose another model"),
+            _ if is_about_token(status, reason) => Message::new(format!(
+                "expected a valid token in HF_TOKEN or from `hf auth login`, but `{endpoint}` \
+                 refused it"
+            ))
+            .with_hint(format!("create one at {endpoint}/settings/tokens")),
             (StatusCode::UNAUTHORIZED | StatusCode::NOT_FOUND, _) => {
                 let token = if has_token {
                     "that HF_TOKEN's account can read it"
                 } else {
                     "set HF_TOKEN"
                 };
-                format!(
-                    "expected a repository `{id}` at `{endpoint}`, but found none that is public; check the name or, if \
-                     it is private, {token}"
-                )
+                Message::new(format!(
+                    "expected a repository `{id}` at `{endpoint}`, but found none that is public"
+                ))
+                .with_hint(format!("check the name or, if it is private, {token}"))
             }
-            (StatusCode::FORBIDDEN, _) => {
-                format!(
-                    "expected access to `{id}`, but it was refused{}; check HF_TOKEN",
-                    because(reason)
-                )
-            }
+            (StatusCode::FORBIDDEN, _) => Message::new(format!(
+                "expected access to `{id}`, but it was refused{}",
+                because(reason)
+            ))
+            .with_hint("check HF_TOKEN"),
             _ => return None,
         })
     }
@@ -414,8 +423,10 @@ impl Sibling {
 
 fn invalid(name: &RepositoryName, found: &str) -> Error {
     Error::config(format!(
-        "expected the files of `{name}` with their sizes and hashes from the hub, but found {found}; check HF_ENDPOINT"
+        "expected the files of `{name}` with their sizes and hashes from the hub, but found \
+         {found}"
     ))
+    .with_hint("check HF_ENDPOINT")
 }
 
 fn because(reason: &str) -> String {

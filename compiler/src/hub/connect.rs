@@ -41,9 +41,9 @@ pub fn client() -> Result<HttpClient> {
         proxies: Arc::new(Matcher::from_env()),
     };
     let tls = HttpsConnectorBuilder::new().with_provider_and_native_roots(ring::default_provider());
-    let tls = tls.map_err(Error::io(
-        "cannot read trusted certificates; set SSL_CERT_FILE",
-    ))?;
+    let tls = tls.map_err(|error| {
+        Error::io("cannot read trusted certificates")(error).with_hint("set SSL_CERT_FILE")
+    })?;
     let https = tls.https_or_http().enable_http1().wrap_connector(connector);
     Ok(Client::builder(TokioExecutor::new())
         .pool_timer(TokioTimer::new())

@@ -77,10 +77,10 @@ impl Snapshot<'_> {
                 // The next attempt would also start with an empty file.
                 let _ = fs::remove_file(&download.path);
                 return Err(Error::model(format!(
-                    "expected `{}` of `{}` to have the hash {}, but `{}` sent one with {found}; try again, and check \
-                     HF_ENDPOINT",
+                    "expected `{}` of `{}` to have the hash {}, but `{}` sent one with {found}",
                     file.path, self.name, file.hash, self.hub.endpoint
-                )));
+                ))
+                .with_hint("try again, and check HF_ENDPOINT"));
             }
             may_restart = false;
         }
@@ -157,9 +157,10 @@ impl Snapshot<'_> {
     fn interrupted(&self, download: &Download<'_>, found: &str) -> Failure {
         let Download { file, offset, .. } = download;
         let error = Error::unavailable(format!(
-            "expected {} bytes of `{}` from `{}`, but found {found} after {offset}; run the command again to resume",
+            "expected {} bytes of `{}` from `{}`, but found {found} after {offset}",
             file.size, file.path, self.hub.endpoint
-        ));
+        ))
+        .with_hint("run the command again to resume");
         Failure::Transient(error, None)
     }
 }
@@ -250,13 +251,15 @@ impl<'a> Download<'a> {
 
 /// Error for a failed write; a full disk gets its own hint.
 fn unwritable(path: &std::path::Path, error: io::Error) -> Error {
-    let hint = match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            "; free space there, or set HF_HOME to a folder on another disk, and run the command again to resume"
-        }
-        _ => "",
-    };
-    Error::io(format!("cannot write `{}`{hint}", path.display()))(error)
+    let kind = error.kind();
+    let error = Error::io(format!("cannot write `{}`", path.display()))(error);
+    match kind {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => error.with_hint(
+            "free space there, or set HF_HOME to a folder on another disk, and run the command \
+             again to resume",
+        ),
+        _ => error,
+    }
 }
 
 #[cfg(test)]

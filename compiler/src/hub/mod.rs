@@ -173,10 +173,10 @@ async fn fetch_one(
         return downloaded(name, part, &cache).and_then(|found| {
             found.ok_or_else(|| {
                 Error::config(format!(
-                    "expected `{name}` in `{}`, since HF_HUB_OFFLINE is set, but found none; unset it to download the \
-                     model",
+                    "expected `{name}` in `{}`, since HF_HUB_OFFLINE is set, but found none",
                     config.cache.display()
                 ))
+                .with_hint("unset it to download the model")
             })
         });
     }
@@ -359,9 +359,12 @@ fn of_other_program(
         || cache.is_known_absent(commit, MODULES);
     if !is_known && paths.may_need_modules(&folder)? {
         return Err(Error::config(format!(
-            "expected all files of `{name}` in `{}`, but found another program's download, which may have \
-             left out `{MODULES}`; connect to the hub once, or run `hf download {}`",
-            folder.display(),
+            "expected all files of `{name}` in `{}`, but found another program's download, which \
+             may have left out `{MODULES}`",
+            folder.display()
+        ))
+        .with_hint(format!(
+            "connect to the hub once, or run `hf download {}`",
             name.id
         )));
     }
@@ -394,9 +397,10 @@ fn require_space(cache: &Path, bytes: u64) -> Result<()> {
         return Ok(());
     }
     Err(Error::config(format!(
-        "expected {:.1} MB of free space in `{}`, but found {:.1}; free some, or set HF_HOME to a folder on another disk",
+        "expected {:.1} MB of free space in `{}`, but found {:.1}",
         bytes as f64 / 1e6,
         cache.display(),
         free as f64 / 1e6
-    )))
+    ))
+    .with_hint("free some, or set HF_HOME to a folder on another disk"))
 }

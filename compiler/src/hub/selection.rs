@@ -10,7 +10,7 @@ use crate::{
     sentence_transformers::{static_folder, transformer_folder},
     seq2seq, weights,
 };
-use kivu::error::{Error, Result, quoted};
+use kivu::error::{Error, Message, Result, quoted};
 
 /// Model, tokenizer and generation settings files, and the model card.
 const SETTINGS: &[&str] = &[
@@ -93,10 +93,10 @@ impl Paths<'_> {
         found
             .map(|file| [vec![file.to_owned()], self.module_weights()].concat())
             .ok_or_else(|| {
-                let (files, others) = (quoted(&lora::WEIGHTS), self.others());
-                Error::model(format!(
-                    "expected one of {files} in `{name}`, but found {others}"
-                ))
+                let files = quoted(&lora::WEIGHTS);
+                Error::model(self.others().map(|others| {
+                    format!("expected one of {files} in `{name}`, but found {others}")
+                }))
             })
     }
 
@@ -109,11 +109,12 @@ impl Paths<'_> {
         }
         if self.has(encoder::GLINER) {
             return weights::names(folder, |file| self.has(file))?.ok_or_else(|| {
-                Error::model(format!(
-                    "expected weights in `{name}` ({}), but found {}",
-                    quoted(&weights::FILES),
-                    self.others()
-                ))
+                Error::model(self.others().map(|others| {
+                    format!(
+                        "expected weights in `{name}` ({}), but found {others}",
+                        quoted(&weights::FILES)
+                    )
+                }))
             });
         }
         let transformer = transformer_folder(folder)?;
@@ -122,11 +123,12 @@ impl Paths<'_> {
             Err(_) => file.to_owned(),
         };
         if !self.has(&path(ConfigFile::NAME)) {
-            return Err(Error::model(format!(
-                "expected a model in `{name}` with a `{}`, but found {}",
-                ConfigFile::NAME,
-                self.others()
-            )));
+            return Err(Error::model(self.others().map(|others| {
+                format!(
+                    "expected a model in `{name}` with a `{}`, but found {others}",
+                    ConfigFile::NAME
+                )
+            })));
         }
         let config = ConfigFile::open(&transformer)?;
         let mut types = encoder::MODEL_TYPES.to_vec();
@@ -142,29 +144,30 @@ impl Paths<'_> {
             found = weights::names(&transformer, |file| self.has(&path(file)))?;
             found = found.map(|files| files.iter().map(|file| path(file)).collect());
         }
-        let mut needed = match found
-            .or_else(|| export::files(|file| self.has(file), self.0.iter().copied()))
-        {
+        let found = found.or_else(|| export::files(|file| self.has(file), self.0.iter().copied()));
+        let mut needed = match found {
             Some(files) => files,
             None if is_supported => {
-                return Err(Error::model(format!(
-                    "expected weights in `{name}` ({}, or an ONNX export), but found {}",
-                    quoted(&weights::FILES),
-                    self.others()
-                )));
+                return Err(Error::model(self.others().map(|others| {
+                    format!(
+                        "expected weights in `{name}` ({}, or an ONNX export), but found {others}",
+                        quoted(&weights::FILES)
+                    )
+                })));
             }
             None => {
                 let has_code = config.fields().contains_key("auto_map");
                 return Err(Error::model(format!(
-                    "expected a `model_type` among {}, or an ONNX export, in `{name}`, but found `{}` ({}); {}",
+                    "expected a `model_type` among {}, or an ONNX export, in `{name}`, but found \
+                     `{}` ({})",
                     quoted(&types),
                     config.model_type(),
-                    config.architecture(),
-                    match has_code {
-                        true => "it needs code from the repository, and Kivu runs none",
-                        false => encoder::alternative(&config),
-                    }
-                )));
+                    config.architecture()
+                ))
+                .with_hint(match has_code {
+                    true => "it needs code from the repository, and Kivu runs none",
+                    false => encoder::alternative(&config),
+                }));
             }
         };
         if let Some(missing) = needed.iter().find(|path| !self.has(path)) {
@@ -224,7 +227,7 @@ impl Paths<'_> {
     }
 
     /// Weights in other formats, for a message.
-    fn others(&self) -> String {
+    fn others(&self) -> Message {
         other_weights::describe(self.0.iter().copied())
     }
 }
@@ -267,9 +270,10 @@ pub fn base(folder: &Path, name: &dyn std::fmt::Display) -> Result<String> {
         return Ok(base);
     }
     Err(Error::model(format!(
-        "expected the adapter `{name}` to name the repository of its base model, but found `{base}`; name both in a \
-         recipe: `folder` and `adapter` of `[source]`"
-    )))
+        "expected the adapter `{name}` to name the repository of its base model, but found \
+         `{base}`"
+    ))
+    .with_hint("name both in a recipe: `folder` and `adapter` of `[source]`"))
 }
 
 #[cfg(test)]

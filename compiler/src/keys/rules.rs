@@ -81,9 +81,12 @@ impl<'a> Allowed<'a> {
             return Ok(());
         }
         Err(Error::model(format!(
-            "expected {expected} in `{file}`, but found `{key}` {}; use `--allow {key}` to build the model as if the key \
-             were missing, if you know that it has no effect on results",
+            "expected {expected} in `{file}`, but found `{key}` {}",
             shortened(value)
+        ))
+        .with_hint(format!(
+            "use `--allow {key}` to build the model as if the key were missing, if you know that \
+             it has no effect on results"
         )))
     }
 

@@ -363,9 +363,10 @@ impl Walk<'_> {
                 .pass(tokenizer_config::NAME, "chat_template", &template, expected)?;
         }
         if transformer.join(TEMPLATE).is_file() {
-            return Err(Error::model(format!(
-                "expected {expected}, but found `{TEMPLATE}`; remove it"
-            )));
+            return Err(
+                Error::model(format!("expected {expected}, but found `{TEMPLATE}`"))
+                    .with_hint("remove it"),
+            );
         }
         Ok(())
     }

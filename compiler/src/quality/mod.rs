@@ -62,9 +62,8 @@ impl Shortfall {
             .iter()
             .map(|precision| format!("`--precision {precision}`"))
             .collect();
-        Error::model(format!(
-            "{}; build with {}, or from a recipe with another `{}` in `[quality]`",
-            self.description,
+        Error::model(self.description.as_str()).with_hint(format!(
+            "build with {}, or from a recipe with another `{}` in `[quality]`",
             others.join(" or "),
             self.key
         ))

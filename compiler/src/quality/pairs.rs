@@ -173,9 +173,10 @@ fn accuracy(
         .find(|label| !known.iter().any(|known| is(known, label)))
     {
         return Err(Error::config(format!(
-            "expected the model's labels ({}), but found `{unknown}`; rename the labels in the file",
+            "expected the model's labels ({}), but found `{unknown}`",
             quoted(known)
-        )));
+        ))
+        .with_hint("rename the labels in the file"));
     }
     let scores = scores(pipeline, inputs, progress)?;
     let right = scores.iter().zip(expected).filter(|(scores, expected)| {

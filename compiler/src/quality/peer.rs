@@ -12,7 +12,7 @@ use super::{
 use crate::files;
 use kivu::{
     batch::ColumnFile,
-    error::{Error, Result, quoted},
+    error::{Error, Message, Result, quoted},
 };
 
 const VECTOR: [&str; 3] = ["embedding", "vector", "kivu_embedding"];
@@ -40,13 +40,13 @@ impl PeerVectors {
         let (own_texts, vectors) = match (bytes_of_npy, own) {
             (Some(bytes), Some(own)) => (
                 own.clone(),
-                npy(&bytes).map_err(|found| unreadable(path, &found))?,
+                npy(&bytes).map_err(|found| unreadable(path, found))?,
             ),
             (Some(_), None) => {
                 return Err(Error::config(format!(
-                    "expected `--texts` with the texts of the vectors in `{shown}`, but found none; name the file that \
-                     has them in the same order"
-                )));
+                    "expected `--texts` with the texts of the vectors in `{shown}`, but found none"
+                ))
+                .with_hint("name the file that has them in the same order"));
             }
             (None, own) => columns(path, own)?,
         };
@@ -63,7 +63,7 @@ impl PeerVectors {
             if vector.len() != dimensions {
                 return Err(unreadable(
                     path,
-                    &format!(
+                    format!(
                         "{} values in row {row}, but {dimensions} in row 1",
                         vector.len()
                     ),
@@ -72,11 +72,11 @@ impl PeerVectors {
             if !vector.iter().all(|value| value.is_finite()) {
                 return Err(unreadable(
                     path,
-                    &format!("a value that is not finite in row {row}"),
+                    format!("a value that is not finite in row {row}"),
                 ));
             }
             if vector.iter().all(|value| *value == 0.0) {
-                return Err(unreadable(path, &format!("a vector of zeros in row {row}")));
+                return Err(unreadable(path, format!("a vector of zeros in row {row}")));
             }
         }
         let answers = vectors
@@ -96,11 +96,13 @@ fn is_npy(path: &Path) -> bool {
         .is_some_and(|extension| extension.eq_ignore_ascii_case("npy"))
 }
 
-fn unreadable(path: &Path, found: &str) -> Error {
-    Error::config(format!(
-        "expected a vector per text in `{}`, but found {found}",
-        path.display()
-    ))
+fn unreadable(path: &Path, found: impl Into<Message>) -> Error {
+    Error::config(found.into().map(|found| {
+        format!(
+            "expected a vector per text in `{}`, but found {found}",
+            path.display()
+        )
+    }))
 }
 
 /// Texts and vectors from a file's columns.
@@ -130,11 +132,11 @@ fn columns(path: &Path, own: Option<&Texts>) -> Result<(Texts, Vec<Vec<f32>>)> {
                 .position(|(found, expected)| found != expected)
             {
                 return Err(Error::config(format!(
-                    "expected the texts of `--texts` in `{}`, but found another one in row {}; leave out `--texts`, or the \
-                     column with the texts",
+                    "expected the texts of `--texts` in `{}`, but found another one in row {}",
                     path.display(),
                     row + 1
-                )));
+                ))
+                .with_hint("leave out `--texts`, or the column with the texts"));
             }
             own.clone()
         }
@@ -144,7 +146,7 @@ fn columns(path: &Path, own: Option<&Texts>) -> Result<(Texts, Vec<Vec<f32>>)> {
         numbers(&values[0]).ok_or_else(|| {
             unreadable(
                 path,
-                &format!(
+                format!(
                     "another value than a list of numbers in `{vector}` of row {}",
                     row + 1
                 ),
@@ -167,8 +169,8 @@ fn numbers(value: &Value) -> Option<Vec<f32>> {
 }
 
 /// The rows of a two-dimensional `.npy` array; the error says what was found instead.
-fn npy(bytes: &[u8]) -> Result<Vec<Vec<f32>>, String> {
-    let damaged = || "a damaged `.npy` file".to_owned();
+fn npy(bytes: &[u8]) -> Result<Vec<Vec<f32>>, Message> {
+    let damaged = || Message::new("a damaged `.npy` file");
     let rest = bytes.strip_prefix(NPY_MAGIC).ok_or("another file")?;
     let (length, rest) = match rest {
         [1, _, a, b, rest @ ..] => (usize::from(u16::from_le_bytes([*a, *b])), rest),
@@ -191,10 +193,8 @@ fn npy(bytes: &[u8]) -> Result<Vec<Vec<f32>>, String> {
         .ok_or_else(damaged)?
         .starts_with("False")
     {
-        return Err(
-            "an array in Fortran order; save it in C order, as with `numpy.ascontiguousarray`"
-                .to_owned(),
-        );
+        return Err(Message::new("an array in Fortran order")
+            .with_hint("save it in C order, as with `numpy.ascontiguousarray`"));
     }
     let shape = field("shape")
         .and_then(|rest| rest.strip_prefix('(')?.split_once(')'))
@@ -207,9 +207,8 @@ fn npy(bytes: &[u8]) -> Result<Vec<Vec<f32>>, String> {
         .map(|side| side.parse().ok())
         .collect();
     let [rows, width] = sides.ok_or_else(damaged)?[..] else {
-        return Err(format!(
-            "an array of the shape ({shape}); save one with a row per text"
-        ));
+        return Err(Message::new(format!("an array of the shape ({shape})"))
+            .with_hint("save one with a row per text"));
     };
     let read: fn(&[u8]) -> f32 = match kind {
         "<f4" => |bytes| bytes.try_into().map_or(f32::NAN, f32::from_le_bytes),
@@ -226,9 +225,8 @@ fn npy(bytes: &[u8]) -> Result<Vec<Vec<f32>>, String> {
         "|i1" => |bytes| f32::from(bytes[0].cast_signed()),
         "|u1" => |bytes| f32::from(bytes[0]),
         other => {
-            return Err(format!(
-                "values of the type `{other}`; save them as float32"
-            ));
+            return Err(Message::new(format!("values of the type `{other}`"))
+                .with_hint("save them as float32"));
         }
     };
     let size = match kind {
@@ -238,9 +236,8 @@ fn npy(bytes: &[u8]) -> Result<Vec<Vec<f32>>, String> {
         _ => 1,
     };
     if rows == 0 || width == 0 || rows > MAX_VECTORS {
-        return Err(format!(
-            "{rows} vectors of {width} values; expected 1 to {MAX_VECTORS}"
-        ));
+        return Err(Message::new(format!("{rows} vectors of {width} values"))
+            .with_hint(format!("expected 1 to {MAX_VECTORS}")));
     }
     if width
         .checked_mul(rows)

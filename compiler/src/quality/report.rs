@@ -159,10 +159,11 @@ fn measure_encoder(
             let own = encoder.measure(&texts, progress)?;
             if !reference.has_sizes_of(&own) {
                 return Err(Error::config(format!(
-                    "expected models with the same tokens for each text, but found others in `{}` and `{}`; their \
-                     outputs cannot be compared token by token",
+                    "expected models with the same tokens for each text, but found others in `{}` \
+                     and `{}`",
                     model.name, other.name
-                )));
+                ))
+                .with_hint("their outputs cannot be compared token by token"));
             }
             other_encoder = Some(found);
             Some([reference, own])
@@ -237,10 +238,11 @@ fn measure_generator(
                 .unwrap_or(TOKENIZER);
             if settings[0] != settings[1] || !is_same(TOKENIZER) || !is_same(target) {
                 return Err(Error::config(format!(
-                    "expected two forms of one model, which have the same tokens, but found `{}` and `{}`; compare other \
-                     models by `--pairs` with texts and references",
+                    "expected two forms of one model, which have the same tokens, but found `{}` \
+                     and `{}`",
                     model.name, other.name
-                )));
+                ))
+                .with_hint("compare other models by `--pairs` with texts and references"));
             }
             report.quality = Some(step_comparison::quality_of(
                 [found, generator],
@@ -307,11 +309,14 @@ fn require_comparable(
             if shown(left) == shown(right) {
                 return Ok(());
             }
-            Err(Some(Error::config(format!(
-                "expected models with the same vectors, but found {} and {}; `--pairs` measures each of them",
-                shown(left),
-                shown(right)
-            ))))
+            Err(Some(
+                Error::config(format!(
+                    "expected models with the same vectors, but found {} and {}",
+                    shown(left),
+                    shown(right)
+                ))
+                .with_hint("`--pairs` measures each of them"),
+            ))
         }
         (EncoderSettings::Classification(left), EncoderSettings::Classification(right)) => {
             same_labels(&left.labels, &right.labels)

@@ -8,7 +8,7 @@ use super::SENTENCES;
 use crate::files;
 use kivu::{
     batch::ColumnFile,
-    error::{Error, Result, quoted},
+    error::{Error, Message, Result, quoted},
 };
 
 /// Minimum number of texts: recall@10 of fewer would be nearly certain.
@@ -104,10 +104,11 @@ impl Texts {
     pub fn new(texts: Vec<String>, path: &Path) -> Result<Self> {
         if let Some(row) = texts.iter().position(|text| text.trim().is_empty()) {
             return Err(Error::config(format!(
-                "expected texts in `{}`, but found an empty one in row {}; remove it",
+                "expected texts in `{}`, but found an empty one in row {}",
                 path.display(),
                 row + 1
-            )));
+            ))
+            .with_hint("remove it"));
         }
         // Copies are each other's nearest neighbours, whatever the model.
         let distinct = texts.iter().collect::<BTreeSet<_>>().len();
@@ -143,10 +144,11 @@ pub fn text_column(path: &Path, file: &ColumnFile) -> Result<String> {
         (Some(name), _) => Ok(name),
         (None, [only]) => Ok(only.clone()),
         (None, names) => Err(Error::config(format!(
-            "expected a column `text` in `{}`, but found {}; rename the column with the texts",
+            "expected a column `text` in `{}`, but found {}",
             path.display(),
             quoted(names)
-        ))),
+        ))
+        .with_hint("rename the column with the texts")),
     }
 }
 
@@ -174,9 +176,9 @@ impl Pairs {
         let file = ColumnFile::open(path)?;
         let shown = path.display();
         let columns = Columns::of(&file).map_err(|found| {
-            Error::config(format!(
-                "expected columns {EXPECTED} in `{shown}`, but found {found}"
-            ))
+            Error::config(found.map(|found| {
+                format!("expected columns {EXPECTED} in `{shown}`, but found {found}")
+            }))
         })?;
         let names: Vec<&str> = columns.names.iter().map(String::as_str).collect();
         let rows = file.rows(&names, MAX_PAIRS)?;
@@ -201,9 +203,10 @@ impl Pairs {
                 let scores = scores(path, &rows, &names, 2)?;
                 if scores.iter().all(|score| *score == scores[0]) {
                     return Err(Error::config(format!(
-                        "expected different scores in `{shown}`, but found {} in all rows; ranks need differences",
+                        "expected different scores in `{shown}`, but found {} in all rows",
                         scores[0]
-                    )));
+                    ))
+                    .with_hint("ranks need differences"));
                 }
                 Ok(Self::Scores(pairs, scores))
             }
@@ -273,7 +276,7 @@ struct Columns {
 
 impl Columns {
     /// Finds the columns of exactly one kind. The error says what was found instead.
-    fn of(file: &ColumnFile) -> Result<Self, String> {
+    fn of(file: &ColumnFile) -> Result<Self, Message> {
         let one = |names: &[&str]| named(file, names);
         let two = || {
             PAIRS
@@ -302,12 +305,13 @@ impl Columns {
         });
         match (found.next(), found.next()) {
             (Some(only), None) => Ok(only),
-            (Some(one), Some(other)) => Err(format!(
-                "both {} and {}; remove a column",
+            (Some(one), Some(other)) => Err(Message::new(format!(
+                "both {} and {}",
                 quoted(&one.names),
                 quoted(&other.names)
-            )),
-            (None, _) => Err(format!("{}; rename the columns", quoted(file.names()))),
+            ))
+            .with_hint("remove a column")),
+            (None, _) => Err(Message::new(quoted(file.names())).with_hint("rename the columns")),
         }
     }
 }

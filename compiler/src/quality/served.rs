@@ -207,10 +207,8 @@ impl ServedEncoder {
         let text = texts.lines().take(1).map(str::to_owned).collect();
         let answer = wait(|| self.answers(text));
         answer.map(drop).map_err(|error| {
-            Error::model_because(
-                "the model fails on a sample text; check its weights and `config.json`",
-                error,
-            )
+            Error::model_because("the model fails on a sample text", error)
+                .with_hint("check its weights and `config.json`")
         })
     }
 

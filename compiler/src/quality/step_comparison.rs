@@ -146,9 +146,8 @@ pub fn languages(pipeline: &Seq2SeqPipeline) -> Option<String> {
 /// The graphs in this process.
 fn local(pipeline: &Seq2SeqPipeline) -> Result<Form> {
     pipeline.local().cloned().ok_or_else(|| {
-        Error::config(
-            "expected a model in this process, but found one on the fleet; set its policy to `local`",
-        )
+        Error::config("expected a model in this process, but found one on the fleet")
+            .with_hint("set its policy to `local`")
     })
 }
 
@@ -182,10 +181,8 @@ pub fn check(
         .collect();
     let generated = wait(|| pipeline.generate(text, &options, Deadline::within(TIMEOUT)));
     generated.map_err(|error| {
-        Error::model_because(
-            "the model fails on a sample text; check its weights and `config.json`",
-            error,
-        )
+        Error::model_because("the model fails on a sample text", error)
+            .with_hint("check its weights and `config.json`")
     })?;
     Ok(pipeline)
 }

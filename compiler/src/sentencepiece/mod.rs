@@ -123,9 +123,11 @@ impl SentencePieces {
             ),
         ];
         if let Some((_, found)) = unsupported.iter().find(|(is_found, _)| *is_found) {
-            return Err(unusable(&format!(
-                "one with {found}, which is not supported; save the fast tokenizer of `transformers` (`{TOKENIZER}`)"
-            )));
+            return Err(
+                unusable(&format!("one with {found}, which is not supported")).with_hint(format!(
+                    "save the fast tokenizer of `transformers` (`{TOKENIZER}`)"
+                )),
+            );
         }
         Ok(Self(model))
     }

@@ -69,10 +69,10 @@ fn read<'a>(build: Build<'a>, config: &ConfigFile) -> Result<Source<'a>> {
     let (folder, model_type) = (&plan.folder, config.model_type());
     if !MODEL_TYPES.contains(&model_type) {
         return Err(Error::model(format!(
-            "expected a `model_type` of {}, but found `{model_type}`; {}",
-            quoted(&MODEL_TYPES),
-            alternative(config)
-        )));
+            "expected a `model_type` of {}, but found `{model_type}`",
+            quoted(&MODEL_TYPES)
+        ))
+        .with_hint(alternative(config)));
     }
     check_head(config)?;
     check_prefix(config)?;
@@ -91,9 +91,10 @@ fn read<'a>(build: Build<'a>, config: &ConfigFile) -> Result<Source<'a>> {
     let translates = task == Task::Translation && tasks.contains(&task);
     if task == Task::Translation && !translates && t5::is_described_by(config) {
         return Err(Error::model(format!(
-            "expected `translation_…_to_…` with a `prefix` in `task_specific_params` of `config.json` for the task \
-             `{task}`, but found none; use another task, and write the instruction before each text"
-        )));
+            "expected `translation_…_to_…` with a `prefix` in `task_specific_params` of \
+             `config.json` for the task `{task}`, but found none"
+        ))
+        .with_hint("use another task, and write the instruction before each text"));
     }
     let sizes = [rows, config.get_size("decoder_vocab_size")?.unwrap_or(rows)];
     let Tokenizers {
@@ -201,9 +202,10 @@ fn own_tokenizer(plan: &Plan, model_type: &str, rows: usize) -> Result<Option<To
     };
     match tags(&own.source)? {
         Some(_) if plan.languages.is_some() => Err(Error::model(
-            "expected no `[languages]` in a recipe for a model with language tags in its tokenizer, but found a pair; \
-             requests select the language",
-        )),
+            "expected no `[languages]` in a recipe for a model with language tags in its \
+             tokenizer, but found a pair",
+        )
+        .with_hint("requests select the language")),
         languages => Ok(Some(Tokenizers { languages, ..own })),
     }
 }
@@ -228,8 +230,11 @@ fn check_labels(config: &ConfigFile, weights: &Weights) -> Result<()> {
     let labels = format!("{}.weight", fairseq::LABELS);
     match config.model_type() == BART && !config.names_head() && weights.has(&labels) {
         true => Err(Error::model(format!(
-            "the model has a label head (`{labels}`), but `architectures` in `config.json` names no class with one; use \
-             `--task {}` or `--task {}` to use the head",
+            "the model has a label head (`{labels}`), but `architectures` in `config.json` names \
+             no class with one"
+        ))
+        .with_hint(format!(
+            "use `--task {}` or `--task {}` to use the head",
             Task::TextClassification,
             Task::ZeroShotClassification
         ))),

@@ -172,10 +172,11 @@ pub fn many_to_many(folder: &Path, size: usize) -> Result<Tokenizers> {
         .collect();
     if codes.is_empty() {
         return Err(Error::model(format!(
-            "expected language tokens with their ids in `{}` (`{TOKENIZER}`, `{ADDED_FILE}`, or `added_tokens_decoder` \
-             of `{CONFIG}`), but found none; save the tokenizer again with `save_pretrained`",
+            "expected language tokens with their ids in `{}` (`{TOKENIZER}`, `{ADDED_FILE}`, or \
+             `added_tokens_decoder` of `{CONFIG}`), but found none",
             folder.display()
-        )));
+        ))
+        .with_hint("save the tokenizer again with `save_pretrained`"));
     }
     config.check_special(tokens.keys().filter(|token| code(token).is_some()))?;
     let side = if config.legacy_behaviour {
@@ -304,9 +305,10 @@ fn with_tokens(
 /// Error for a token with the first id by `source`, and with the other one in another file.
 fn contradiction(token: &str, [first, other]: [u32; 2], source: &str) -> Error {
     Error::model(format!(
-        "the token `{token}` has the id {first} by {source}, but {other} in another file of the tokenizer; save it again \
-         with `save_pretrained`"
+        "the token `{token}` has the id {first} by {source}, but {other} in another file of the \
+         tokenizer"
     ))
+    .with_hint("save it again with `save_pretrained`")
 }
 
 /// Tokens with consecutive ids from `next` on.
@@ -417,8 +419,9 @@ impl Config {
         for key in ["eos_token", "pad_token", "unk_token", "extra_ids", "offset"] {
             if file.fields().get(key).is_some_and(Value::is_null) {
                 return Err(Error::model(format!(
-                    "expected a value of `{key}` in `{CONFIG}`, but found null; remove the key"
-                )));
+                    "expected a value of `{key}` in `{CONFIG}`, but found null"
+                ))
+                .with_hint("remove the key"));
             }
         }
         Ok(Self {

@@ -42,10 +42,10 @@ impl Keyring {
         let keys = lines.map(|(index, line)| {
             parse_line(line).map_err(|expected| {
                 Error::config(format!(
-                    "expected {expected}, but found something else in line {}; \
-                     `kivu key NAME` prints such a line",
+                    "expected {expected}, but found something else in line {}",
                     index + 1
                 ))
+                .with_hint("`kivu key NAME` prints such a line")
             })
         });
         Ok(Self {

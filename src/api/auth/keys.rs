@@ -238,9 +238,10 @@ impl KeySource {
             }
         };
         if text.trim().is_empty() {
-            return Err(Error::config(format!(
-                "expected keys in `{field}`, but found nothing; to revoke all keys, leave a comment (`# none`)"
-            )));
+            return Err(
+                Error::config(format!("expected keys in `{field}`, but found nothing"))
+                    .with_hint("to revoke all keys, leave a comment (`# none`)"),
+            );
         }
         Ok(text)
     }

@@ -123,8 +123,12 @@ impl Guard {
             (None, scope) if scope.is_loopback() => Access::Local,
             (Some(AuthMode::Keys) | None, _) => {
                 return Err(Error::config(
-                    "expected keys for a server that is reachable from other machines, but found none; \
-                     `kivu key NAME` creates one for `auth.keys`, and `auth.mode = \"none\"` allows open access",
+                    "expected keys for a server that is reachable from other machines, but found \
+                     none",
+                )
+                .with_hint(
+                    "`kivu key NAME` creates one for `auth.keys`, and `auth.mode = \"none\"` \
+                     allows open access",
                 ));
             }
         };

@@ -194,7 +194,10 @@ impl InferRequest {
             .cloned()
             .map(request::from_value)
             .transpose()
-            .map_err(|error| Error::invalid(format!("invalid parameter `{name}`: {error}")))
+            .map_err(|error| {
+                let message = error.message();
+                Error::invalid(message.at(format_args!("invalid parameter `{name}`")))
+            })
     }
 
     /// Task parameters. Unknown ones are ignored, since clients also send other servers' parameters.
@@ -262,9 +265,9 @@ impl InferRequest {
         };
         if output.parameters.contains_key(CLASSIFICATION) {
             return Err(Error::invalid(format!(
-                "expected no parameter `{CLASSIFICATION}` of `{name}`, but found it; \
-                 `/predict` and `POST /models/MODEL` return labels"
-            )));
+                "expected no parameter `{CLASSIFICATION}` of `{name}`, but found it"
+            ))
+            .with_hint("`/predict` and `POST /models/MODEL` return labels"));
         }
         Ok(match output.parameters.get("binary_data") {
             Some(Value::Bool(is_binary)) => *is_binary,
@@ -492,9 +495,10 @@ pub fn check_padded(numbers: usize, limit: usize) -> Result<()> {
         return Ok(());
     }
     Err(Error::too_large(format!(
-        "expected a response of at most {limit} numbers, but found {numbers}, since rows are padded to the longest; send \
-         fewer rows, or rows of similar lengths, at once"
-    )))
+        "expected a response of at most {limit} numbers, but found {numbers}, since rows are \
+         padded to the longest"
+    ))
+    .with_hint("send fewer rows, or rows of similar lengths, at once"))
 }
 
 /// A response with outputs in the JSON or, as far as they are requested as binary data, after it.

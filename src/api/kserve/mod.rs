@@ -105,9 +105,10 @@ impl LoadRequest {
         match other {
             None => Ok(()),
             Some(name) => Err(Error::invalid(format!(
-                "expected no parameters, since bundles are immutable, but found `{}`; leave it out",
+                "expected no parameters, since bundles are immutable, but found `{}`",
                 name.escape_debug()
-            ))),
+            ))
+            .with_hint("leave it out")),
         }
     }
 }
@@ -230,9 +231,10 @@ pub async fn model_ready(
     let model = path.find(&app, &models).await?;
     match model.state() {
         ModelState::Failed => Err(Error::unavailable(format!(
-            "`{}` could not be loaded; try again in a moment",
+            "`{}` could not be loaded",
             model.name
         ))
+        .with_hint("try again in a moment")
         .into()),
         _ => Ok(StatusCode::OK),
     }
@@ -261,10 +263,10 @@ pub async fn unload(
     let model = path.find(&app, &context.models).await?;
     if !app.catalog.is_on_demand() {
         return Err(Error::invalid(format!(
-            "expected a model that is loaded on demand, but `{}` is always loaded; start the server with \
-             `load = \"on-demand\"`",
+            "expected a model that is loaded on demand, but `{}` is always loaded",
             model.name
         ))
+        .with_hint("start the server with `load = \"on-demand\"`")
         .into());
     }
     app.catalog.unload(&model);

@@ -382,10 +382,11 @@ fn unpadded(mask: &[i64]) -> Option<usize> {
 
 fn not_padded_on_the_right(mask: &InferInput, row: usize) -> Error {
     Error::invalid(format!(
-        "expected ones and then zeros in row {row} of `{}`, but found another order or other values; pad on the right \
-         (`padding_side=\"right\"` in transformers)",
+        "expected ones and then zeros in row {row} of `{}`, but found another order or other \
+         values",
         mask.name
     ))
+    .with_hint("pad on the right (`padding_side=\"right\"` in transformers)")
 }
 
 /// The token ids that the mask keeps, per text.

@@ -153,10 +153,10 @@ fn start(context: &Context, name: String) -> Reply<flume::Receiver<Line>> {
     }
     let Some(fetcher) = app.fetcher.clone().filter(|_| app.catalog.is_on_demand()) else {
         return Err(Error::invalid(format!(
-            "expected a model that this server has, but found `{}`; `kivu serve --load on-demand` fetches others from \
-             the Hugging Face Hub",
+            "expected a model that this server has, but found `{}`",
             name.escape_debug()
         ))
+        .with_hint("`kivu serve --load on-demand` fetches others from the Hugging Face Hub")
         .into());
     };
     // A caller with a list of models may fetch those.
@@ -165,7 +165,7 @@ fn start(context: &Context, name: String) -> Reply<flume::Receiver<Line>> {
     }
     fetcher
         .check(&name)
-        .map_err(|error| Error::invalid(error.to_string()))?;
+        .map_err(|error| Error::invalid(error.message()))?;
     let overloaded = |_| {
         Rejection::from(Error::Overloaded {
             limit: 1,
@@ -188,7 +188,7 @@ fn start(context: &Context, name: String) -> Reply<flume::Receiver<Line>> {
                 tracing::error!(model = name, error = error.chain(), "cannot pull");
                 Line::error(match error {
                     // The name's fault.
-                    Error::Invalid { message } => message,
+                    Error::Invalid { message } => message.to_string(),
                     _ => format!("`{name}` could not be fetched; the server's log has the cause"),
                 })
             }

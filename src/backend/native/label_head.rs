@@ -156,8 +156,9 @@ fn log_probabilities(product: f32) -> (f32, f32) {
 
 fn damaged(what: &str) -> Error {
     Error::model(format!(
-        "expected a label head after a vector table, but found {what}; build the bundle again"
+        "expected a label head after a vector table, but found {what}"
     ))
+    .with_hint("build the bundle again")
 }
 
 #[cfg(test)]

@@ -64,8 +64,9 @@ impl TableModel {
         let signature = graph::signature(&graph)?;
         let unsupported = |what: &str| {
             Error::model(format!(
-                "expected a graph with only a vector table, but found {what}; use `engine = \"onnx\"`"
+                "expected a graph with only a vector table, but found {what}"
             ))
+            .with_hint("use `engine = \"onnx\"`")
         };
         let is_known =
             |node: &NodeProto| is_mean(node) || LabelHead::has(node) || node.op_type == "Identity";

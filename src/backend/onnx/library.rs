@@ -19,6 +19,9 @@ pub const FOLDER: &str = "onnxruntime";
 /// The first version that sends telemetry by default. A server in a customer's account must not.
 const FIRST_WITH_TELEMETRY: (u32, u32) = (1, 29);
 
+/// The hint for a missing or unusable library.
+const FETCH: &str = "run `kivu doctor --fix` to fetch it";
+
 static ENVIRONMENT: OnceLock<Environment> = OnceLock::new();
 
 /// The library's folder in the package that this code is a part of, if it is no program.
@@ -52,10 +55,8 @@ impl Runtime {
         refuse_telemetry(path)?;
         let failed = |source: Box<dyn std::error::Error + Send + Sync>| {
             let path = path.display();
-            let message = format!(
-                "cannot load ONNX Runtime from `{path}`; run `kivu doctor --fix` to fetch it"
-            );
-            Error::model_because(message, source)
+            Error::model_because(format!("cannot load ONNX Runtime from `{path}`"), source)
+                .with_hint(FETCH)
         };
         let builder = ort::init_from(path).map_err(|error| failed(error.into()))?;
         let environment = builder
@@ -96,15 +97,17 @@ pub fn locate(configured: Option<&Path>, home: &Path) -> Result<PathBuf> {
     let found = candidates(configured, home)
         .into_iter()
         .find(|path| path.is_file());
-    found.ok_or_else(|| {
-        Error::model(match configured {
-            Some(path) => format!("expected ONNX Runtime at `{}`, but found no file", path.display()),
-            None => format!(
-                "expected ONNX Runtime as `{}` or in the folder `lib` or `../lib/kivu` next to this program, but found \
-                 none; run `kivu doctor --fix` to fetch it",
-                home.join(FOLDER).join(file_name()).display()
-            ),
-        })
+    found.ok_or_else(|| match configured {
+        Some(path) => Error::model(format!(
+            "expected ONNX Runtime at `{}`, but found no file",
+            path.display()
+        )),
+        None => Error::model(format!(
+            "expected ONNX Runtime as `{}` or in the folder `lib` or `../lib/kivu` next to this \
+             program, but found none",
+            home.join(FOLDER).join(file_name()).display()
+        ))
+        .with_hint(FETCH),
     })
 }
 

@@ -61,9 +61,10 @@ pub struct FleetSettings {
 pub fn load_roots(path: Option<&Path>) -> Result<Arc<RootCertStore>> {
     let roots = trusted_roots(path, "fleet.ca")?;
     if roots.is_empty() {
-        return Err(Error::config(
-            "expected trusted certificates, but found none; set `fleet.ca`",
-        ));
+        return Err(
+            Error::config("expected trusted certificates, but found none")
+                .with_hint("set `fleet.ca`"),
+        );
     }
     Ok(Arc::new(roots))
 }

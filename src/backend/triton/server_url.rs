@@ -50,7 +50,7 @@ impl FromStr for ServerUrl {
             *known.ok_or_else(|| wrong(&format!("the scheme `{scheme}`")))?;
         let authority = uri.authority().ok_or_else(|| wrong("no host"))?;
         if authority.as_str().contains('@') {
-            return Err(wrong("a user name or password in it; use `fleet.token`"));
+            return Err(wrong("a user name or password in it").with_hint("use `fleet.token`"));
         }
         let prefix = uri.path().trim_end_matches('/').to_owned();
         if protocol == Protocol::Grpc && !prefix.is_empty() {

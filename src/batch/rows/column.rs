@@ -63,9 +63,10 @@ pub fn find_column(requested: Option<&str>, columns: &[(String, Content)]) -> Re
             quoted(&names)
         ))),
         (None, _) => Err(Error::invalid(format!(
-            "expected a column called `text` or another that is known, but found {}; say which one with `column` (`--column`)",
+            "expected a column called `text` or another that is known, but found {}",
             quoted(&texts)
-        ))),
+        ))
+        .with_hint("say which one with `column` (`--column`)")),
     }
 }
 

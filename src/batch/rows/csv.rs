@@ -19,7 +19,7 @@ use crate::{
         answer::{Cell, Column, Columns, ErrorKind, RowError, RowResult, names},
         compression::Packer,
     },
-    error::{Error, Result},
+    error::{Error, Message, Result},
 };
 
 pub struct CsvReader {
@@ -85,23 +85,21 @@ impl CsvReader {
     }
 
     fn text(&self, content: &[u8], record: Record) -> Result<String, RowError> {
-        let malformed = |message| Err(RowError::new(ErrorKind::Row, message));
+        let malformed = |message: Message| Err(RowError::new(ErrorKind::Row, message));
         let dialect = self.splitter.dialect();
         if let Some(defect) = record.defect {
             return malformed(defect.message(dialect));
         }
         let expected = self.header.names.len();
         if record.fields != expected {
-            return malformed(format!(
-                "expected {expected} fields, but found {}",
-                record.fields
-            ));
+            let message = format!("expected {expected} fields, but found {}", record.fields);
+            return malformed(message.into());
         }
         let raw = &content[self.splitter.field(self.text)];
         let name = &self.header.names[self.text];
-        let wrong = |message| Err(RowError::new(ErrorKind::Text, message));
+        let wrong = |message: String| RowError::new(ErrorKind::Text, message);
         if !raw.is_empty() && dialect.is_null(raw) {
-            return wrong(format!("expected text in `{name}`, but found NULL"));
+            return Err(wrong(format!("expected text in `{name}`, but found NULL")));
         }
         let text = dialect.value(raw);
         let foreign = match std::str::from_utf8(&text) {
@@ -109,9 +107,10 @@ impl CsvReader {
             Ok(_) => 0,
             Err(error) => text[error.valid_up_to()],
         };
-        wrong(format!(
-            "expected UTF-8, but found the byte 0x{foreign:02x} in `{name}`; convert the file, such as with `iconv`"
-        ))
+        let error = wrong(format!(
+            "expected UTF-8, but found the byte 0x{foreign:02x} in `{name}`"
+        ));
+        Err(error.with_hint("convert the file, such as with `iconv`"))
     }
 }
 
@@ -346,11 +345,14 @@ fn write_result(
             return;
         }
         output.truncate(start);
-        *result = Err(RowError::new(
+        let error = RowError::new(
             ErrorKind::Model,
-            "the answer has the delimiter, a line end or the text that means NULL, which a file without quotes cannot \
-             state; set `escape` (`--escape`) or another `delimiter` (`--delimiter`)",
-        ));
+            "the answer has the delimiter, a line end or the text that means NULL, which a file \
+             without quotes cannot state",
+        );
+        *result = Err(
+            error.with_hint("set `escape` (`--escape`) or another `delimiter` (`--delimiter`)")
+        );
     }
     if let Err(error) = &*result {
         for _ in columns {
@@ -358,7 +360,7 @@ fn write_result(
             output.extend_from_slice(&dialect.null);
         }
         output.push(dialect.delimiter);
-        dialect.write(dialect.plain(&error.message).as_bytes(), output);
+        dialect.write(dialect.plain(&error.message.to_string()).as_bytes(), output);
     }
 }
 
@@ -377,9 +379,10 @@ impl CsvHeader {
         };
         if self.written != self.dialect.delimiter && dialect.quote.or(dialect.escape).is_none() {
             return Err(Error::config(
-                "a file without quotes and escapes cannot get another delimiter, but the output's name asks for one; choose \
-                 another extension",
-            ));
+                "a file without quotes and escapes cannot get another delimiter, but the output's \
+                 name asks for one",
+            )
+            .with_hint("choose another extension"));
         }
         Ok(dialect)
     }
@@ -423,7 +426,7 @@ mod tests {
         let mut texts = Vec::new();
         while let Some(chunk) = reader.next()? {
             let found = chunk.texts.into_iter();
-            texts.extend(found.map(|text| text.map_err(|error| error.message)));
+            texts.extend(found.map(|text| text.map_err(|error| error.message.to_string())));
         }
         Ok(texts)
     }

@@ -123,9 +123,10 @@ impl CsvOptions {
         let escape = escape.filter(|escape| Some(*escape) != quote);
         if [quote, escape].contains(&Some(delimiter)) {
             return Err(Error::invalid(format!(
-                "the `delimiter` {} is also `quote` or `escape`; choose another",
+                "the `delimiter` {} is also `quote` or `escape`",
                 shown(delimiter)
-            )));
+            ))
+            .with_hint("choose another"));
         }
         let null = match (&self.null, quote, escape) {
             (Some(null), ..) => null.clone().into_bytes(),

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     batch::format::HEAD_BYTES,
-    error::{Error, Result},
+    error::{Error, Message, Result},
 };
 
 /// The most frequent delimiter in the header is used, or the first in this list in a tie.
@@ -156,9 +156,10 @@ impl Separator {
                 length: end + line_end,
             })),
             _ => Err(Error::invalid(
-                "expected one ASCII character after `sep=` in the first line, but found another text; remove the line, and \
-                 set `delimiter` (`--delimiter`)",
-            )),
+                "expected one ASCII character after `sep=` in the first line, but found another \
+                 text",
+            )
+            .with_hint("remove the line, and set `delimiter` (`--delimiter`)")),
         }
     }
 }
@@ -350,9 +351,10 @@ impl FirstRecord {
         }
         match fitting.as_slice() {
             [delimiter] => Ok(*delimiter),
-            _ => Err(Error::invalid(
-                "the delimiter is unclear, since the file has no header; set `delimiter` (`--delimiter`)",
-            )),
+            _ => Err(
+                Error::invalid("the delimiter is unclear, since the file has no header")
+                    .with_hint("set `delimiter` (`--delimiter`)"),
+            ),
         }
     }
 
@@ -392,8 +394,9 @@ fn limit(has_header: bool) -> (&'static str, usize) {
 
 fn too_long(what: &str, max: usize) -> Error {
     Error::invalid(format!(
-        "expected {what} of at most {max} bytes, but found a longer one; is a quote never closed?"
+        "expected {what} of at most {max} bytes, but found a longer one"
     ))
+    .with_hint("is a quote never closed?")
 }
 
 /// The names in the first record, or numbered names if it is a row.
@@ -412,18 +415,17 @@ fn names(
     }
     if let Some(byte) = foreign_byte(content, has_header) {
         return Err(Error::invalid(format!(
-            "expected {what} in UTF-8, but found the byte 0x{byte:02x}; convert the file, such as with `iconv`"
-        )));
+            "expected {what} in UTF-8, but found the byte 0x{byte:02x}"
+        ))
+        .with_hint("convert the file, such as with `iconv`"));
     }
     if !has_header {
         let numbers = 1..=record.fields;
         return Ok(numbers.map(|number| format!("column{number}")).collect());
     }
     if let Some(defect) = record.defect {
-        return Err(Error::invalid(format!(
-            "in the header: {}",
-            defect.message(splitter.dialect())
-        )));
+        let message = defect.message(splitter.dialect());
+        return Err(Error::invalid(message.at("in the header")));
     }
     let name = |field| {
         let value = splitter.dialect().value(&content[splitter.field(field)]);
@@ -443,16 +445,18 @@ fn foreign_byte(content: &[u8], has_header: bool) -> Option<u8> {
 
 impl Defect {
     /// The message of a row's error.
-    pub fn message(self, dialect: &Dialect) -> String {
+    pub fn message(self, dialect: &Dialect) -> Message {
         match self {
-            Self::TextAfterQuote(field) => format!(
-                "expected {} or the row's end after the quote that closes field {field}, but found more text; see \
-                 `escape` (`--escape`) and `quote` (`--quote`)",
+            Self::TextAfterQuote(field) => Message::new(format!(
+                "expected {} or the row's end after the quote that closes field {field}, but found \
+                 more text",
                 shown(dialect.delimiter)
-            ),
-            Self::CarriageReturn(field) => format!(
-                "expected a line end or quotes around CR in field {field}, but found CR outside of quotes"
-            ),
+            ))
+            .with_hint("see `escape` (`--escape`) and `quote` (`--quote`)"),
+            Self::CarriageReturn(field) => Message::new(format!(
+                "expected a line end or quotes around CR in field {field}, but found CR outside of \
+                 quotes"
+            )),
         }
     }
 }

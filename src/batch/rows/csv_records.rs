@@ -370,44 +370,57 @@ impl Splitter {
 
     fn unclosed(&self) -> Error {
         Error::invalid(format!(
-            "expected a quote that closes the field in the row that begins in line {}, but found the end of the file; \
-             complete the file, or set `quote` (`--quote`) to `none` if quotes are part of its fields",
+            "expected a quote that closes the field in the row that begins in line {}, but found \
+             the end of the file",
             self.line
         ))
+        .with_hint(
+            "complete the file, or set `quote` (`--quote`) to `none` if quotes are part of its \
+             fields",
+        )
     }
 
     fn indistinct(&self, line: u64) -> Error {
         Error::invalid(format!(
-            "the row that begins in line {line} has text after a closing quote, so that its end is unclear; if quotes \
-             within fields follow another character, such as `\\`, set `escape` (`--escape`) to it, and if quotes are \
-             part of the fields, set `quote` (`--quote`) to `none`"
+            "the row that begins in line {line} has text after a closing quote, so that its end is \
+             unclear"
         ))
+        .with_hint(
+            "if quotes within fields follow another character, such as `\\`, set `escape` \
+             (`--escape`) to it, and if quotes are part of the fields, set `quote` (`--quote`) to \
+             `none`",
+        )
     }
 
     fn implausible(&self) -> Error {
         Error::invalid(format!(
-            "the row that begins in line {} has a field with {} and a line end within quotes, which may be part of \
-             several rows' texts instead; set `quote` (`--quote`) to `none` if they are, and otherwise to {}",
+            "the row that begins in line {} has a field with {} and a line end within quotes, \
+             which may be part of several rows' texts instead",
             self.line,
-            shown(self.dialect.delimiter),
+            shown(self.dialect.delimiter)
+        ))
+        .with_hint(format!(
+            "set `quote` (`--quote`) to `none` if they are, and otherwise to {}",
             shown(self.dialect.quote.unwrap_or(Dialect::QUOTE))
         ))
     }
 
     fn mixed_line_ends(&self) -> Error {
         Error::invalid(format!(
-            "line {} has a line end LF, but the first line ends with CR; convert the file to one of them",
+            "line {} has a line end LF, but the first line ends with CR",
             self.line
         ))
+        .with_hint("convert the file to one of them")
     }
 
     fn escaped_line_end(&self) -> Error {
         Error::invalid(format!(
-            "line {} ends with the `escape` {} outside of quotes, so that it is unclear whether the row continues; set \
-             `escape` (`--escape`) to `none`, or complete the row",
+            "line {} ends with the `escape` {} outside of quotes, so that it is unclear whether \
+             the row continues",
             self.line,
             shown(self.dialect.escape.unwrap_or(b'\\'))
         ))
+        .with_hint("set `escape` (`--escape`) to `none`, or complete the row")
     }
 }
 

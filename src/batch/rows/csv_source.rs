@@ -57,9 +57,10 @@ impl Source {
         let rest = self.end - self.start;
         if rest >= MAX_ROW_BYTES {
             return Err(Error::invalid(format!(
-                "expected rows of at most {MAX_ROW_BYTES} bytes, but found a longer one that begins in line {line}; is a \
-                 quote never closed?"
-            )));
+                "expected rows of at most {MAX_ROW_BYTES} bytes, but found a longer one that \
+                 begins in line {line}"
+            ))
+            .with_hint("is a quote never closed?"));
         }
         let size = (rest + 1).next_power_of_two().max(BUFFER_BYTES);
         if size == self.buffer.len() {

@@ -137,9 +137,10 @@ fn places(known: &[&str], names: &[String]) -> Result<Vec<usize>> {
                 quoted(known)
             ))),
             found => Err(Error::invalid(format!(
-                "expected one column `{name}`, but found {}; rename the others",
+                "expected one column `{name}`, but found {}",
                 found.len()
-            ))),
+            ))
+            .with_hint("rename the others")),
         }
     };
     names.iter().map(place).collect()
@@ -199,10 +200,9 @@ fn csv_field(field: &[u8], name: &str) -> Result<Value, RowError> {
             Ok(text) => Ok(text.into()),
             Err(_) => Err(RowError::new(
                 ErrorKind::Row,
-                format!(
-                    "expected UTF-8 in `{name}`, but found other bytes; convert the file, such as with `iconv`"
-                ),
-            )),
+                format!("expected UTF-8 in `{name}`, but found other bytes"),
+            )
+            .with_hint("convert the file, such as with `iconv`")),
         },
     }
 }

@@ -257,7 +257,7 @@ fn columns_come_out_byte_for_byte() {
                 (Some(_), Err(error)) => panic!("{context}: {shown}: {}", error.message),
                 (None, Err(error)) => {
                     assert!(
-                        error.message.ends_with("NULL"),
+                        error.message.problem().ends_with("NULL"),
                         "{context}: {}",
                         error.message
                     );

@@ -108,10 +108,11 @@ impl JsonLinesReader {
         let json = std::str::from_utf8(line).map_err(|error| {
             let place = error.valid_up_to();
             malformed(format!(
-                "expected UTF-8, but found the byte 0x{:02x} at column {}; convert the file, such as with `iconv`",
+                "expected UTF-8, but found the byte 0x{:02x} at column {}",
                 line.get(place).copied().unwrap_or_default(),
                 place + 1
             ))
+            .with_hint("convert the file, such as with `iconv`")
         })?;
         let column = &self.column;
         let field = TextField::of(json, column).map_err(|error| {
@@ -334,7 +335,10 @@ pub fn write_line(
                 write(comma, name, cell)?;
             }
         }
-        Err(error) => write("", ERROR_COLUMN, &Cell::Text(error.message.as_str().into()))?,
+        Err(error) => {
+            let message = Cell::Text(error.message.to_string().into());
+            write("", ERROR_COLUMN, &message)?;
+        }
     }
     output.extend_from_slice(b"}\n");
     Ok(())

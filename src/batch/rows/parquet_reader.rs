@@ -182,12 +182,11 @@ impl ParquetReader {
                     continue;
                 };
                 let message = format!(
-                    "expected UTF-8, but found the byte 0x{byte:02x} in `{}`; convert the column",
+                    "expected UTF-8, but found the byte 0x{byte:02x} in `{}`",
                     field.name()
                 );
-                errors
-                    .entry(row)
-                    .or_insert_with(|| RowError::new(ErrorKind::Row, message));
+                let error = RowError::new(ErrorKind::Row, message).with_hint("convert the column");
+                errors.entry(row).or_insert(error);
             }
         }
         let batch = RecordBatch::try_new(Arc::clone(&self.schema), columns).map_err(wrong)?;
@@ -310,9 +309,10 @@ fn text_column(schema: &Schema, requested: Option<&str>) -> Result<usize> {
         .unwrap_or_default();
     match columns.get(place) {
         Some((_, Content::Other)) => Err(Error::invalid(format!(
-            "expected texts in the column `{column}`, but found {}; say which column has them with `column`",
+            "expected texts in the column `{column}`, but found {}",
             schema.field(place).data_type()
-        ))),
+        ))
+        .with_hint("say which column has them with `column`")),
         _ => Ok(place),
     }
 }
@@ -346,10 +346,10 @@ fn check_codecs(metadata: &ParquetMetaData) -> Result<()> {
     unknown.map_or(Ok(()), |codec| {
         let name = codec.to_string();
         Err(Error::invalid(format!(
-            "expected Parquet that is uncompressed or uses Snappy, gzip, LZ4 or zstd, but found {}; write the file \
-             again with one of these",
+            "expected Parquet that is uncompressed or uses Snappy, gzip, LZ4 or zstd, but found {}",
             name.split('(').next().unwrap_or_default()
-        )))
+        ))
+        .with_hint("write the file again with one of these"))
     })
 }
 
@@ -366,10 +366,10 @@ fn check_intervals(metadata: &ParquetMetaData) -> Result<()> {
         return Ok(());
     }
     Err(Error::invalid(format!(
-        "expected columns of types that Kivu can write, but found the type INTERVAL in `{}`; write the file again \
-         with texts or numbers in its place",
+        "expected columns of types that Kivu can write, but found the type INTERVAL in `{}`",
         interval.path()
-    )))
+    ))
+    .with_hint("write the file again with texts or numbers in its place"))
 }
 
 pub fn holds_text(found: &DataType) -> bool {

@@ -110,7 +110,10 @@ impl RowWriter for ParquetWriter {
         }
         let errors: StringArray = results
             .iter()
-            .map(|result| result.as_ref().err().map(|error| error.message.as_str()))
+            .map(|result| {
+                let error = result.as_ref().err()?;
+                Some(error.message.to_string())
+            })
             .collect();
         columns.push(Arc::new(errors));
         let batch = RecordBatch::try_new(Arc::clone(&self.schema), columns)

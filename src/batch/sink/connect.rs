@@ -36,7 +36,6 @@ pub fn connect(settings: &SinkSettings, dimensions: usize) -> Result<Box<dyn Sin
 
 #[cfg(not(all(feature = "postgres", feature = "s3")))]
 fn missing(sink: &str, feature: &str) -> crate::error::Error {
-    crate::error::Error::config(format!(
-        "this build has no support for {sink}; compile with `--features {feature}`"
-    ))
+    crate::error::Error::config(format!("this build has no support for {sink}"))
+        .with_hint(format!("compile with `--features {feature}`"))
 }

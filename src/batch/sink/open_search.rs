@@ -81,9 +81,10 @@ impl OpenSearch {
                 Error::config(format!("{action}: expected JSON, but found other data"))
             }),
             404 => Err(Error::config(format!(
-                "expected an index at `{}`, but found none; create it with a `knn_vector` field",
+                "expected an index at `{}`, but found none",
                 self.place
-            ))),
+            ))
+            .with_hint("create it with a `knn_vector` field")),
             status => Err(Error::config(format!("{action}: the status is {status}"))),
         }
     }

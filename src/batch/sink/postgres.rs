@@ -45,21 +45,30 @@ impl Postgres {
         let (client, statements) = waiting.wait(async {
             let action = format!("cannot connect to `{}`", connector.place);
             let client = retried(&action, async || {
-                connector.connect().await.map_err(|error| connector.failure(&error))
+                connector
+                    .connect()
+                    .await
+                    .map_err(|error| connector.failure(&error))
             });
             let client = client.await?;
             let action = format!("cannot read the table for `{}`", connector.place);
-            let failed = |error: PostgresError| Error::config(format!("{action}: {}", reason(&error)));
+            let failed =
+                |error: PostgresError| Error::config(format!("{action}: {}", reason(&error)));
             if !table::has_extension(&client).await.map_err(failed)? {
                 return Err(Error::config(format!(
-                    "expected the extension `vector` in the database of `{}`, but found none; install pgvector, and run \
-                     `CREATE EXTENSION vector`",
+                    "expected the extension `vector` in the database of `{}`, but found none",
                     connector.place
-                )));
+                ))
+                .with_hint("install pgvector, and run `CREATE EXTENSION vector`"));
             }
-            let columns = table::read(&client, &table::name(url)).await.map_err(failed)?;
+            let columns = table::read(&client, &table::name(url))
+                .await
+                .map_err(failed)?;
             let statements = Statements::new(&columns, url, settings, dimensions)?;
-            client.batch_execute(&statements.create).await.map_err(failed)?;
+            client
+                .batch_execute(&statements.create)
+                .await
+                .map_err(failed)?;
             Ok((client, statements))
         })?;
         let metadata = settings.metadata.len();

@@ -85,9 +85,10 @@ impl Statements {
         let columns: Vec<Column> = rows.iter().map(Column::of).collect();
         let place = settings.url.to_string();
         if columns.is_empty() {
-            return Err(Error::config(format!(
-                "expected a table for `{place}`, but found none; create it first"
-            )));
+            return Err(
+                Error::config(format!("expected a table for `{place}`, but found none"))
+                    .with_hint("create it first"),
+            );
         }
         let column =
             |name: &str| {

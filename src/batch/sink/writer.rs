@@ -89,9 +89,10 @@ impl SinkWriter {
         }
         if done > rows {
             return Err(Error::invalid(format!(
-                "expected a job that was saved between two chunks of rows, but found it saved after {rows}; start \
-                 again with `--restart`"
-            )));
+                "expected a job that was saved between two chunks of rows, but found it saved \
+                 after {rows}"
+            ))
+            .with_hint("start again with `--restart`"));
         }
         Ok(())
     }
@@ -312,7 +313,9 @@ mod tests {
                     .iter()
                     .map(|result| result.as_ref().err());
                 errors
-                    .map(|error| error.map_or("stored".to_owned(), |error| error.message.clone()))
+                    .map(|error| {
+                        error.map_or("stored".to_owned(), |error| error.message.to_string())
+                    })
                     .collect()
             })
             .collect();

@@ -14,6 +14,7 @@ use tokio::sync::Notify;
 
 use super::budget::{Budget, Reserved};
 use crate::{
+    error::Message,
     model::{Model, loaded::Listed},
     pipeline::seq2seq::Directions,
     repository::{Manifest, TaskSettings, bundle::Home},
@@ -69,7 +70,7 @@ pub enum Slot {
 pub struct Failure {
     pub at: Instant,
     /// For clients.
-    pub message: String,
+    pub message: Message,
     /// Whether another attempt may succeed.
     pub is_temporary: bool,
 }

@@ -19,7 +19,7 @@ use super::{
 use crate::{
     backend::Engine,
     config::{Config, resident_memory},
-    error::{Error, Result},
+    error::{Error, Message, Result},
     model::{
         Model,
         listing::tag,
@@ -124,10 +124,8 @@ impl Failure {
         let (message, is_temporary) = match error {
             Error::TooLarge { message } => (message.clone(), false),
             _ => (
-                format!(
-                    "`{}` cannot be loaded at the moment; the server's log has the cause",
-                    entry.name
-                ),
+                Message::new(format!("`{}` cannot be loaded at the moment", entry.name))
+                    .with_hint("the server's log has the cause"),
                 true,
             ),
         };
@@ -270,11 +268,12 @@ impl Loader {
             return self.budget.reserve(bytes).map(Ok);
         }
         Some(Err(Error::too_large(format!(
-            "expected `{}` to fit into `max_memory`, {} MB, but it takes about {} MB; raise `max_memory`",
+            "expected `{}` to fit into `max_memory`, {} MB, but it takes about {} MB",
             entry.name,
             max / 1_000_000,
             bytes.div_ceil(1_000_000)
-        ))))
+        ))
+        .with_hint("raise `max_memory`")))
     }
 
     /// Lets the least recently used idle model leave; `false` if all idle ones together do not make room for `bytes`.

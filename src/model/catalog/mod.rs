@@ -104,9 +104,10 @@ impl Catalog {
         let loaded = tokio::time::timeout(deadline.remaining(), self.load(entry)).await;
         loaded.unwrap_or_else(|_| {
             Err(Error::unavailable(format!(
-                "`{}` was not loaded within the request's time; try again in a moment",
+                "`{}` was not loaded within the request's time",
                 entry.name
-            )))
+            ))
+            .with_hint("try again in a moment"))
         })
     }
 
@@ -198,9 +199,10 @@ impl Catalog {
                         continue;
                     }
                     return Err(Error::unavailable(format!(
-                        "`{}` was replaced, and its new bundle cannot be read; the server's log has the cause",
+                        "`{}` was replaced, and its new bundle cannot be read",
                         entry.name
-                    )));
+                    ))
+                    .with_hint("the server's log has the cause"));
                 }
                 Some(now) => (entry, unchanged) = (Arc::clone(now), 0),
                 None => return Ok(None),

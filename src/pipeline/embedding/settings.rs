@@ -274,10 +274,10 @@ impl EmbeddingSettings {
             .map(|(kind, _)| kind.to_string())
             .collect();
         Error::invalid(format!(
-            "expected a model with `{kind}` vectors, but found one with {}; `GET /models` lists the `outputs` of each \
-             model",
+            "expected a model with `{kind}` vectors, but found one with {}",
             quoted(&found)
         ))
+        .with_hint("`GET /models` lists the `outputs` of each model")
     }
 
     /// The prompt with this name or for this role, or the default prompt.
@@ -301,9 +301,10 @@ impl EmbeddingSettings {
             .and_then(|prompt| instructions::replaced(prompt, instruction));
         let prompt = prompt.ok_or_else(|| {
             Error::invalid(
-                "expected a model with an instruction (`Instruct: …`) in its prompt for `instruction`, but found none; send \
-                 the whole text before each text as `prompt`",
+                "expected a model with an instruction (`Instruct: …`) in its prompt for \
+                 `instruction`, but found none",
             )
+            .with_hint("send the whole text before each text as `prompt`")
         })?;
         Ok((name.map(str::to_owned), prompt))
     }
@@ -329,18 +330,20 @@ impl EmbeddingSettings {
         let is_same = |name: &&String| plain(name) == plain(task) || roles::are_same(name, task);
         let exact = self.tasks.iter().find(|name| *name == task);
         let found = exact.or_else(|| self.tasks.iter().find(is_same));
-        found.map(String::as_str).ok_or_else(|| match self.tasks.is_empty() {
-            true => Error::invalid(format!(
-                "expected no `task` for a model without tasks, but found `{}`; its `prompt_name` may be a role, such as \
-                 `query`",
-                shown(task)
-            )),
-            false => Error::invalid(format!(
-                "expected a `task` among {}, but found `{}`",
-                quoted(&self.tasks),
-                shown(task)
-            )),
-        })
+        found
+            .map(String::as_str)
+            .ok_or_else(|| match self.tasks.is_empty() {
+                true => Error::invalid(format!(
+                    "expected no `task` for a model without tasks, but found `{}`",
+                    shown(task)
+                ))
+                .with_hint("its `prompt_name` may be a role, such as `query`"),
+                false => Error::invalid(format!(
+                    "expected a `task` among {}, but found `{}`",
+                    quoted(&self.tasks),
+                    shown(task)
+                )),
+            })
     }
 
     /// The number of the task for texts with this prompt, as in [`prompt`](Self::prompt); 0 for none.
@@ -382,9 +385,8 @@ impl EmbeddingSettings {
         } else {
             quoted(&known)
         };
-        Err(Error::invalid(format!(
-            "unknown prompt `{name}`; the model's prompts: {known}"
-        )))
+        Err(Error::invalid(format!("unknown prompt `{name}`"))
+            .with_hint(format!("the model's prompts: {known}")))
     }
 
     /// Prompt name for a role, such as `query` or `search_document`, or for a prompt with this name. `None` selects the

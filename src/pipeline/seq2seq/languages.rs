@@ -157,9 +157,10 @@ impl LanguageNames {
             ),
         };
         Error::invalid(format!(
-            "expected a language of the model in `{field}`, but found `{}`; {hint}",
+            "expected a language of the model in `{field}`, but found `{}`",
             shown.escape_debug()
         ))
+        .with_hint(hint)
     }
 
     /// The most similar known name, with its first code.

@@ -564,9 +564,10 @@ fn plan(
         copied += prepared.copied;
         if sentences.len() + copied > options.max_sentences {
             return Err(Error::too_large(format!(
-                "expected at most {} sentences in all texts, but found more; send fewer or shorter texts",
+                "expected at most {} sentences in all texts, but found more",
                 options.max_sentences
-            )));
+            ))
+            .with_hint("send fewer or shorter texts"));
         }
         truncated.extend(prepared.is_truncated.then_some(index));
         // The sentence texts are no longer needed.

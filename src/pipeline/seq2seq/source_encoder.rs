@@ -346,9 +346,10 @@ impl SourceEncoder {
                 "`truncate`"
             };
             return Err(Error::too_large(format!(
-                "the text has {found}, but the model takes at most {} tokens; set {hint}",
+                "the text has {found}, but the model takes at most {} tokens",
                 self.settings.max_tokens
-            )));
+            ))
+            .with_hint(format!("set {hint}")));
         }
         let mut ids = match ids {
             Some(ids) => ids,
@@ -456,9 +457,9 @@ impl SourceEncoder {
         let (source, target) = self.directions.named(requested)?;
         let required = |field: &str, language: Option<&str>, is_required: bool| match language {
             None if is_required => Err(Error::invalid(format!(
-                "expected `{field}`, since a special token depends on the language, but found none; set it, or set \
-                 `add_special_tokens` to false"
-            ))),
+                "expected `{field}`, since a special token depends on the language, but found none"
+            ))
+            .with_hint("set it, or set `add_special_tokens` to false")),
             language => Ok(language.unwrap_or_default().to_owned()),
         };
         let languages = &self.settings.languages;

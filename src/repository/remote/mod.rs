@@ -31,18 +31,19 @@ pub fn open(store: &Store, url: &Url) -> Result<Bundle> {
     };
     let (bytes, _) = store.read(&home.join(MANIFEST))?.ok_or_else(|| {
         Error::model(format!(
-            "expected a bundle at `{home}`, but found no `{MANIFEST}`; `kivu push` writes it last"
+            "expected a bundle at `{home}`, but found no `{MANIFEST}`"
         ))
+        .with_hint("`kivu push` writes it last")
     })?;
     let text = str::from_utf8(&bytes)
         .map_err(|error| Error::model_because(format!("`{home}` is not a bundle"), error))?;
     let bundle = Bundle::parse(text, Home::S3(store.clone(), home.clone()), &home)?;
     if bundle.digest() != home.name() {
         return Err(Error::model(format!(
-            "expected the manifest at `{home}` to have the SHA-256 in its URL, but found {}; remove it and push the bundle \
-             again",
+            "expected the manifest at `{home}` to have the SHA-256 in its URL, but found {}",
             bundle.digest()
-        )));
+        ))
+        .with_hint("remove it and push the bundle again"));
     }
     Ok(bundle)
 }
@@ -106,8 +107,9 @@ fn latest(store: &Store, name: &Url) -> Result<String> {
     let place = name.join(LATEST);
     let (bytes, _) = store.read(&place)?.ok_or_else(|| {
         Error::model(format!(
-            "expected a bundle at `{name}`, but found no `{LATEST}`; `kivu push` puts bundles there"
+            "expected a bundle at `{name}`, but found no `{LATEST}`"
         ))
+        .with_hint("`kivu push` puts bundles there")
     })?;
     digest_in(&bytes, &place)
 }
@@ -119,9 +121,10 @@ fn digest_in(bytes: &[u8], place: &Url) -> Result<String> {
         return Ok(digest);
     }
     Err(Error::model(format!(
-        "expected a digest in `{place}`, but found {} bytes of other data; remove it and push the bundle again",
+        "expected a digest in `{place}`, but found {} bytes of other data",
         bytes.len()
-    )))
+    ))
+    .with_hint("remove it and push the bundle again"))
 }
 
 fn is_digest(text: &str) -> bool {

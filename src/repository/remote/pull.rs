@@ -112,8 +112,9 @@ fn fetch(bundle: &Bundle, folder: &Path, meter: &dyn Meter) -> Result<()> {
     let manifest = url.join(MANIFEST);
     let (text, _) = store.read(&manifest)?.ok_or_else(|| {
         Error::model(format!(
-            "expected `{manifest}` until the end of the download, but it was deleted; run the command again"
+            "expected `{manifest}` until the end of the download, but it was deleted"
         ))
+        .with_hint("run the command again")
     })?;
     fs::write(&path, text).map_err(Error::io(format!("cannot write `{}`", path.display())))
 }
@@ -156,9 +157,10 @@ fn fetch_file(
             // The next attempt starts from the beginning.
             let _ = fs::remove_file(path);
             return Err(Error::model(format!(
-                "expected `{url}` to have the BLAKE3 {}, but found {digest}; the bundle is damaged: push it again",
+                "expected `{url}` to have the BLAKE3 {}, but found {digest}",
                 file.blake3
-            )));
+            ))
+            .with_hint("the bundle is damaged: push it again"));
         }
         // An earlier attempt's part is damaged.
         target

@@ -17,9 +17,7 @@ use crate::error::{Error, Result};
 pub struct Store(());
 
 fn unsupported<T>() -> Result<T> {
-    Err(Error::config(
-        "this build has no support for S3; compile with `--features s3`",
-    ))
+    Err(Error::config("this build has no support for S3").with_hint("compile with `--features s3`"))
 }
 
 impl Store {

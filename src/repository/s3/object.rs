@@ -48,7 +48,7 @@ impl Change {
     /// The error for a job with the object at `url`.
     pub fn error(self, url: &Url) -> Error {
         Error::Io {
-            action: format!("expected `{url}` to stay as it was while it is read"),
+            action: format!("expected `{url}` to stay as it was while it is read").into(),
             source: self.into(),
         }
     }

@@ -115,21 +115,20 @@ fn foreign(text: &str) -> Option<Error> {
     if !is_url || text.starts_with(SCHEME) {
         return None;
     }
-    Some(Error::config(match known {
-        Some(known) => {
-            format!(
-                "the URL begins with `{name}:`, but is not as expected; begin it with `{known}`"
-            )
-        }
+    Some(match known {
+        Some(known) => Error::config(format!(
+            "the URL begins with `{name}:`, but is not as expected"
+        ))
+        .with_hint(format!("begin it with `{known}`")),
         None => {
             let shown = if after.is_empty() { name } else { "…" };
-            format!(
-                "URLs with `{shown}:` are not supported here, only those that begin with `{}`; a path with a colon \
-                 begins with `./`",
+            Error::config(format!(
+                "URLs with `{shown}:` are not supported here, only those that begin with `{}`",
                 KNOWN.join("`, `")
-            )
+            ))
+            .with_hint("a path with a colon begins with `./`")
         }
-    }))
+    })
 }
 
 /// Shortens a key to [`MAX_KEY_BYTES`]. A longer key keeps its beginning and its end, with a digest of the

@@ -55,10 +55,10 @@ pub enum Runner {
 pub fn begin(repository: &Path, name: &str, config: &str) -> Result<PathBuf> {
     let folder = repository.join(name);
     if folder.exists() {
-        return Err(Error::config(format!(
-            "expected no `{}`, but found it; remove it, or choose another folder",
-            folder.display()
-        )));
+        return Err(
+            Error::config(format!("expected no `{}`, but found it", folder.display()))
+                .with_hint("remove it, or choose another folder"),
+        );
     }
     let version = folder.join(VERSION);
     fs::create_dir_all(&version)

@@ -56,18 +56,25 @@ pub fn write(
 
 /// Refuses unsupported models and options.
 fn check(name: &str, settings: &Seq2SeqSettings, options: &Options) -> Result<()> {
-    let expected = if options.backend == Some(Runner::Onnx) || options.tensorrt {
-        "the backend `python` without TensorRT, since a program runs its graphs"
-    } else if options.text {
-        "no `--text`, since the program on the server takes token ids"
-    } else if settings.shortlist.is_some() {
-        "no shortlist, which only Kivu supports; such a model is small enough to run without a fleet"
-    } else {
-        return Ok(());
+    let refused = |expected: &str| {
+        Error::config(format!(
+            "expected for `{name}`, which generates texts, {expected}"
+        ))
     };
-    Err(Error::config(format!(
-        "expected for `{name}`, which generates texts, {expected}"
-    )))
+    if options.backend == Some(Runner::Onnx) || options.tensorrt {
+        Err(refused(
+            "the backend `python` without TensorRT, since a program runs its graphs",
+        ))
+    } else if options.text {
+        Err(refused(
+            "no `--text`, since the program on the server takes token ids",
+        ))
+    } else if settings.shortlist.is_some() {
+        Err(refused("no shortlist, which only Kivu supports")
+            .with_hint("such a model is small enough to run without a fleet"))
+    } else {
+        Ok(())
+    }
 }
 
 /// Program settings: special tokens, the maximum length, and request option defaults.

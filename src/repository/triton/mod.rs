@@ -44,18 +44,19 @@ pub fn write(bundle: &Bundle, repository: &Path, options: &Options) -> Result<Ve
             .is_some_and(|settings| settings.template.is_some())
     {
         return Err(Error::config(format!(
-            "expected no `--text` for `{}`, since its tokenizer on the server has no template for pairs; leave the \
-             option out, and let Kivu send token ids",
+            "expected no `--text` for `{}`, since its tokenizer on the server has no template for \
+             pairs",
             manifest.name
-        )));
+        ))
+        .with_hint("leave the option out, and let Kivu send token ids"));
     }
     let has_places = manifest.token_classification.is_some() || manifest.label_scores.is_some();
     if options.text && (has_places || manifest.zero_shot_entities.is_some()) {
         return Err(Error::config(format!(
-            "expected no `--text` for `{}`, since Kivu needs the places of tokens in texts; leave the option out, and let \
-             Kivu send token ids",
+            "expected no `--text` for `{}`, since Kivu needs the places of tokens in texts",
             manifest.name
-        )));
+        ))
+        .with_hint("leave the option out, and let Kivu send token ids"));
     }
     bundle.verify()?;
     let name = manifest.name.clone();

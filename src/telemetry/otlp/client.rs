@@ -87,9 +87,9 @@ fn tls(
     if is_needed {
         let tls =
             HttpsConnectorBuilder::new().with_provider_and_native_roots(ring::default_provider());
-        return tls.map_err(Error::io(
-            "cannot read trusted certificates; set SSL_CERT_FILE",
-        ));
+        return tls.map_err(|error| {
+            Error::io("cannot read trusted certificates")(error).with_hint("set SSL_CERT_FILE")
+        });
     }
     let config = ClientConfig::builder_with_provider(ring::default_provider().into())
         .with_safe_default_protocol_versions()

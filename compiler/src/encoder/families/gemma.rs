@@ -139,9 +139,10 @@ fn gemma3_spans(config: &ConfigFile) -> Result<Vec<Span>> {
     let mut parameters: BTreeMap<String, Rope> = config.get("rope_parameters")?.unwrap_or_default();
     let scaling = Rope::without_theta(config)?;
     if parameters.contains_key("full_attention") && scaling.kind() != DEFAULT {
-        return Err(Error::model(
-            "expected `rope_parameters` or `rope_scaling`, but found both; remove one",
-        ));
+        return Err(
+            Error::model("expected `rope_parameters` or `rope_scaling`, but found both")
+                .with_hint("remove one"),
+        );
     }
     let mut span = |kind: &str, field: &str, default, window, scaling: Rope| {
         let rope = parameters.remove(kind).unwrap_or(scaling);

@@ -393,10 +393,7 @@ pub fn arrange_adapters(config: &EncoderConfig, weights: &mut Weights) -> Result
         .map(str::to_owned)
         .collect();
     if modules.is_empty() {
-        return Err(Error::model(
-            "expected adapters (`…lora_A` and `…lora_B`) for the tasks in `lora_adaptations`, but found none; remove \
-             `lora_adaptations` and `task_instructions` from a model without tasks",
-        ));
+        return Err(no_adapters());
     }
     for module in modules {
         let mut take = |name: String| {
@@ -483,6 +480,14 @@ pub fn arrange_adapters(config: &EncoderConfig, weights: &mut Weights) -> Result
         weights.tensors.extend(arranged);
     }
     Ok(())
+}
+
+fn no_adapters() -> Error {
+    Error::model(
+        "expected adapters (`…lora_A` and `…lora_B`) for the tasks in `lora_adaptations`, but found \
+         none",
+    )
+    .with_hint("remove `lora_adaptations` and `task_instructions` from a model without tasks")
 }
 
 fn scaled(values: Vec<f32>, scale: f32) -> Vec<f32> {

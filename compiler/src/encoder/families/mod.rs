@@ -116,11 +116,11 @@ fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         t5::T5 | t5::MT5 => t5::read(config),
         bart::BART => bart::read(config),
         other => Err(Error::model(format!(
-            "expected a `model_type` among {}, but found `{other}` ({}); {}",
+            "expected a `model_type` among {}, but found `{other}` ({})",
             quoted(&MODEL_TYPES),
-            config.architecture(),
-            alternative(config)
-        ))),
+            config.architecture()
+        ))
+        .with_hint(alternative(config))),
     }
 }
 

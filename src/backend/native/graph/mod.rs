@@ -148,8 +148,9 @@ pub fn signature(graph: &GraphProto) -> Result<Signature> {
 
 fn unsupported(what: &str) -> Error {
     Error::model(format!(
-        "expected a graph that the native engine supports, but found {what}; use `engine = \"onnx\"`"
+        "expected a graph that the native engine supports, but found {what}"
     ))
+    .with_hint("use `engine = \"onnx\"`")
 }
 
 /// A graph value's meaning.

@@ -60,7 +60,7 @@ impl RequestError {
 
     pub fn during(self, action: String) -> Error {
         Error::Io {
-            action,
+            action: action.into(),
             source: self.error,
         }
     }
