@@ -30,7 +30,6 @@ use kivu::{
         seq2seq::{Decoder, Seq2SeqBackend},
         similarity::Query,
     },
-    batch::pass_through,
     config::Config,
     model::{Model, Pipeline},
     pipeline::{
@@ -44,6 +43,7 @@ use kivu::{
     tokenizer::{Encoding, Side, Tokenizer, Truncation},
 };
 use kivu_compiler::quality::{SENTENCES, inputs};
+use kivu_jobs::pass_through;
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 

@@ -50,39 +50,18 @@
     )
 )]
 
-pub mod address;
-#[cfg(not(target_family = "wasm"))]
-pub mod api;
 #[cfg(not(target_family = "wasm"))]
 pub mod aws;
-pub mod backend;
-#[cfg(not(target_family = "wasm"))]
-pub mod batch;
-#[cfg(not(target_family = "wasm"))]
-mod certificates;
-mod clock;
-pub mod config;
-pub mod error;
-pub mod foreign_file;
-#[cfg(not(target_family = "wasm"))]
-#[doc(hidden)]
-pub mod fuzzing;
-mod json;
-mod json_schemas;
 pub mod model;
-pub mod onnx_proto;
-pub mod pipeline;
-#[cfg_attr(target_family = "wasm", path = "regular_file/disabled.rs")]
-pub mod regular_file;
 pub mod repository;
 pub mod task;
-#[cfg_attr(target_family = "wasm", path = "telemetry/disabled.rs")]
-pub mod telemetry;
-pub mod tensor;
-pub mod tokenizer;
 
-pub use self::{
-    backend::Deadline,
+pub use kivu_base::{
+    address, certificates, clock, config, error,
     error::{Error, Result},
-    model::Model,
+    foreign_file, json, json_schemas, onnx_proto, regular_file, tensor,
 };
+pub use kivu_core::{backend, backend::Deadline, pipeline, telemetry};
+pub use kivu_text as tokenizer;
+
+pub use self::model::Model;

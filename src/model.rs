@@ -29,13 +29,12 @@ pub use self::{
     pipeline::Pipeline,
     settings::{FleetSettings, ModelSettings},
 };
-use crate::{
-    backend::MappedFiles,
+use crate::repository::{Bundle, Manifest};
+use kivu_base::{
     config::{Config, ModelConfig},
     error::{Error, Result},
-    pipeline::Task,
-    repository::{Bundle, Manifest},
 };
+use kivu_core::{backend::MappedFiles, pipeline::Task};
 
 /// A model that serves requests, or runs in a program.
 ///

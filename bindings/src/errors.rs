@@ -14,6 +14,5 @@ pub fn class(error: &Error) -> &'static str {
         Error::Model { .. } => "ModelError",
         Error::Config { .. } => "ConfigError",
         Error::Io { .. } => "KivuOSError",
-        _ => "KivuError",
     }
 }

@@ -20,17 +20,17 @@ use super::{
     terminal::{Progress as Bar, print, print_aside},
 };
 use kivu::{
-    api::batch_requests,
-    batch::{
-        Ended, Existing, Job, JobInput, JobOutput, Parameters, Progress, Report, SinkSettings,
-        SinkUrl, Status,
-    },
     config::{Config, OtlpConfig, parse_lists},
     error::{Error, Message, Result, quoted},
     model::Model,
     pipeline::Task,
     repository::s3::{Store, Url},
     telemetry::{Otlp, job::within, trace::Trace},
+};
+use kivu_http::batch_requests;
+use kivu_jobs::{
+    Ended, Existing, Job, JobInput, JobOutput, Parameters, Progress, Report, SinkSettings, SinkUrl,
+    Status,
 };
 
 const EXAMPLES: &str = "\

@@ -7,17 +7,13 @@ use std::{
 };
 
 use super::named::load_runtime;
-use kivu::{
-    api::{FetchModel, FetchProgress},
-    config::Config,
-    error::Result,
-    repository::Meter,
-};
+use kivu::{config::Config, error::Result, repository::Meter};
 use kivu_compiler::{
     Progress,
     named::{NamedModel, NamedModels, Options, Tools},
     names,
 };
+use kivu_http::{FetchModel, FetchProgress};
 
 /// Parts of a download that are reported.
 const PARTS: u64 = 100;

@@ -5,10 +5,8 @@ use std::{process::ExitCode, time::SystemTime};
 use clap::Args;
 
 use super::{batch::listed, terminal::print};
-use kivu::{
-    api::{Date, KeyLimits, make_limited_key},
-    error::{Error, Result},
-};
+use kivu::error::{Error, Result};
+use kivu_http::{Date, KeyLimits, make_limited_key};
 
 const EXAMPLES: &str = "\
 Examples:

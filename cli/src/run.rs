@@ -15,11 +15,11 @@ use super::{
     terminal::{print, print_aside},
 };
 use kivu::{
-    batch::{Parameters, Prediction, TextPredictor},
     config::Config,
     error::{Error, Result},
     task::JobOptions,
 };
+use kivu_jobs::{Parameters, Prediction, TextPredictor};
 
 const EXAMPLES: &str = "\
 Examples:

@@ -25,7 +25,6 @@ use super::{
     terminal::print,
 };
 use kivu::{
-    api::{App, BindScope, Guard, below, cors, router},
     backend::MappedFiles,
     config::{Config, Load, OtlpConfig, parse_address, parse_bytes},
     error::{Error, Result},
@@ -33,6 +32,7 @@ use kivu::{
     telemetry::{Otlp, Prometheus},
 };
 use kivu_compiler::{abandon, named::Options, names};
+use kivu_http::{App, BindScope, Guard, below, cors, router};
 
 /// Interval for sorting recorded durations into buckets, which bounds their memory.
 const METRICS_UPKEEP: Duration = Duration::from_secs(5);

@@ -8,11 +8,11 @@ use std::{
 use indicatif::{ProgressBar, ProgressStyle};
 
 use kivu::{
-    batch,
     error::{Error, Result},
     repository::Meter,
 };
 use kivu_compiler::Progress as BuildProgress;
+use kivu_jobs as batch;
 
 /// Writes a line to standard output. A closed pipe, as after `| head`, is not an error.
 pub fn print(line: &str) -> Result<()> {

@@ -21,30 +21,33 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod bergamot;
+#[doc(hidden)]
+pub mod bergamot;
 mod bundle;
-mod byte_pairs;
+#[doc(hidden)]
+pub mod byte_pairs;
 mod calibration;
-mod config;
+#[doc(hidden)]
+pub mod config;
 pub mod cost;
 mod elsewhere;
-mod encoder;
+#[doc(hidden)]
+pub mod encoder;
 pub mod export;
-mod fast_text;
+#[doc(hidden)]
+pub mod fast_text;
 pub mod fetch;
 mod files;
 #[cfg(test)]
 mod fixture;
 mod format;
 mod functions;
-#[cfg(any(test, feature = "fuzzing"))]
-#[doc(hidden)]
-pub mod fuzzing;
 pub mod hub;
 mod keys;
 mod label_maps;
 mod layer_calibration;
-mod layer_forms;
+#[doc(hidden)]
+pub mod layer_forms;
 mod layers;
 mod links;
 mod lora;
@@ -57,8 +60,10 @@ pub mod onnx;
 pub mod onnx_runtime;
 mod other_weights;
 pub mod path_id;
-mod pickle;
-mod plan;
+#[doc(hidden)]
+pub mod pickle;
+#[doc(hidden)]
+pub mod plan;
 mod poolings;
 mod progress;
 pub mod quality;
@@ -68,7 +73,8 @@ mod recipes;
 mod scratch;
 mod sentence_transformers;
 mod sentencepiece;
-mod seq2seq;
+#[doc(hidden)]
+pub mod seq2seq;
 mod source;
 mod static_embedding;
 mod task;
@@ -76,7 +82,8 @@ mod token_rows;
 mod token_types;
 mod tokenizer_config;
 mod vocabularies;
-mod weights;
+#[doc(hidden)]
+pub mod weights;
 
 use self::{cost::Comparison, hub::Fetched, plan::Build, quality::PairQuality, scratch::Scratch};
 pub use self::{

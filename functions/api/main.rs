@@ -15,12 +15,12 @@ use std::{
 use axum::Router;
 use futures::{FutureExt, future::BoxFuture};
 use kivu::{
-    api::{App, BindScope, GatewayVerified, Guard, LazyRouter, below, cors, router},
     backend::Deadline,
     config::{Config, LogFormat, OtlpConfig},
     model::Catalog,
     telemetry::{self, Embedded, Otlp, start_log},
 };
+use kivu_http::{App, BindScope, GatewayVerified, Guard, LazyRouter, below, cors, router};
 use lambda_http::{
     Adapter, Body, Error, IntoResponse, LambdaEvent, Request, RequestExt, Response,
     http::{HeaderValue, Uri},

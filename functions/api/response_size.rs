@@ -2,7 +2,7 @@
 
 use axum::body::Body as AxumBody;
 use futures::FutureExt;
-use kivu::api::ResponseLimit;
+use kivu_http::ResponseLimit;
 use lambda_http::{
     Body, IntoResponse, Request, RequestExt, Response,
     http::{HeaderName, HeaderValue},

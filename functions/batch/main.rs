@@ -8,8 +8,6 @@ use std::{
 };
 
 use kivu::{
-    api::batch_requests,
-    batch::Handler,
     config::{Config, LogFormat, OtlpConfig},
     model::Model,
     telemetry::{
@@ -19,6 +17,8 @@ use kivu::{
         trace::{Trace, X_RAY},
     },
 };
+use kivu_http::batch_requests;
+use kivu_jobs::Handler;
 use lambda_http::{
     Error, LambdaEvent,
     lambda_runtime::{self, Diagnostic},

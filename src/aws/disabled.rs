@@ -5,7 +5,7 @@
 use std::{convert::Infallible, time::Duration};
 
 use super::Claim;
-use crate::error::{Error, Result};
+use kivu_base::error::{Error, Result};
 
 /// Cannot be created.
 #[derive(Debug)]

@@ -6,7 +6,7 @@ use aws_sdk_eventbridge::{Client, types::PutEventsRequestEntry};
 use serde_json::Value;
 
 use super::client::{LazyClient, deliver};
-use crate::error::{Error, Result};
+use kivu_base::error::{Error, Result};
 
 const SOURCE: &str = "kivu";
 

@@ -5,7 +5,7 @@ use std::io;
 use aws_sdk_sqs::{Client, types::MessageAttributeValue};
 
 use super::client::{LazyClient, deliver};
-use crate::{
+use kivu_base::{
     address::shown,
     error::{Error, Result},
 };

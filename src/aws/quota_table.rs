@@ -6,7 +6,7 @@ use aws_sdk_dynamodb::{Client, types::AttributeValue};
 use tokio::time::timeout;
 
 use super::{Claim, client::LazyClient};
-use crate::error::{Error, Result};
+use kivu_base::error::{Error, Result};
 
 /// Timeout for table requests.
 const TIMEOUT: Duration = Duration::from_secs(1);

@@ -6,7 +6,7 @@ use aws_sdk_secretsmanager::Client;
 use tokio::time::timeout;
 
 use super::client::LazyClient;
-use crate::error::{Error, Result};
+use kivu_base::error::{Error, Result};
 
 /// Version labels: rotation moves `AWSPREVIOUS` to the value that it replaces.
 const CURRENT: &str = "AWSCURRENT";

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{Catalog, Entry, ModelState};
-use crate::telemetry::{Otlp, Reading};
+use kivu_core::telemetry::{Otlp, Reading};
 
 /// Metrics by model.
 pub const MODELS: [&str; 4] = [

@@ -3,16 +3,16 @@
 use std::collections::BTreeMap;
 
 use super::{Model, loaded::require_native};
-use crate::{
-    backend::native::Buffer,
+use crate::repository::{
+    Bundle,
+    bundle::{MemoryFile, loaded_files},
+    manifest::File,
+};
+use kivu_base::{
     config::Config,
     error::{Error, Result},
-    repository::{
-        Bundle,
-        bundle::{MemoryFile, loaded_files},
-        manifest::File,
-    },
 };
+use kivu_core::backend::native::Buffer;
 
 /// A model for the native engine that arrives in memory. Its files are hashed on arrival, and none is in memory twice.
 #[derive(Debug)]

@@ -10,15 +10,15 @@ use std::{
 };
 
 use super::loaded::Listed;
-use crate::{
+use crate::repository::{
+    Bundle, TaskSettings,
+    bundle::MANIFEST,
+    remote,
+    s3::{Store, Url},
+};
+use kivu_base::{
     config::{Config, ModelConfig},
     error::{Error, Result, quoted},
-    repository::{
-        Bundle, TaskSettings,
-        bundle::MANIFEST,
-        remote,
-        s3::{Store, Url},
-    },
 };
 
 /// Manifests that are read from S3 at once.

@@ -6,7 +6,16 @@ use super::loaded::{
     Loaded, LoadedRoute, Local, Placement, check_signature, engine, label_encoder, open_natively,
     read_tokenizers,
 };
-use crate::{
+use crate::repository::{
+    Bundle, Manifest, WeightForm,
+    bundle::{Home, PIECES, RANGES, TOKENIZER},
+    remote,
+};
+use kivu_base::{
+    config::{Config, Policy},
+    error::{Error, Result},
+};
+use kivu_core::{
     backend::{
         Backend, Engine, MappedFiles,
         onnx::{
@@ -17,14 +26,7 @@ use crate::{
         routing::Route,
         triton::Fleet,
     },
-    config::{Config, Policy},
-    error::{Error, Result},
     pipeline::embedding::EmbeddingSettings,
-    repository::{
-        Bundle, Manifest, WeightForm,
-        bundle::{Home, PIECES, RANGES, TOKENIZER},
-        remote,
-    },
     telemetry::time_start,
 };
 

@@ -2,7 +2,16 @@
 
 use std::sync::Arc;
 
-use crate::{
+use crate::repository::{
+    Bundle, Manifest, WeightForm,
+    bundle::{Home, RANGES},
+    manifest::File,
+};
+use kivu_base::{
+    config::{Config, EngineChoice, FleetConfig, ModelConfig, Policy},
+    error::{Error, Result},
+};
+use kivu_core::{
     backend::{
         Backend, Engine, MappedFiles, Signature,
         native::{Buffer, NativeBackend, NativeModel, TableBackend, TableModel, WeightFiles},
@@ -10,22 +19,15 @@ use crate::{
         routing::Route,
         seq2seq::Seq2SeqBackend,
     },
-    config::{Config, EngineChoice, FleetConfig, ModelConfig, Policy},
-    error::{Error, Result},
     pipeline::{
         label_vectors::LabelEncoderSettings,
         seq2seq::{Seq2SeqSettings, shortlist::Shortlist},
         sparse::QueryWeights,
         vectors::Ranges,
     },
-    repository::{
-        Bundle, Manifest, WeightForm,
-        bundle::{Home, RANGES},
-        manifest::File,
-    },
     telemetry::time_start,
-    tokenizer::Tokenizer,
 };
+use kivu_text::Tokenizer;
 
 /// A served model that is not loaded.
 #[derive(Clone, Debug)]

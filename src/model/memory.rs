@@ -1,6 +1,6 @@
 //! Compares the peak memory for the models' longest texts with this process's limit.
 
-use crate::config::resident_memory;
+use kivu_base::config::resident_memory;
 
 /// A model's longest text.
 pub struct LongestText<'a> {

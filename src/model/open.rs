@@ -9,12 +9,12 @@ use super::{
     loaded::{Listed, Loaded, Placement},
     memory::{self, LongestText},
 };
-use crate::{
-    backend::{Deadline, native},
+use crate::repository::Manifest;
+use kivu_base::{
     config::{Config, ModelConfig, Policy},
     error::{Error, Result},
-    repository::Manifest,
 };
+use kivu_core::backend::{Deadline, native};
 
 /// Timeout for the fleet's model description at startup; if it expires, the first request fetches the description.
 const FLEET_TIMEOUT: Duration = Duration::from_secs(1);

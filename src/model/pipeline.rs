@@ -1,9 +1,10 @@
 use std::sync::Arc;
 
 use super::loaded::{Loaded, LoadedRoute, Tokenizers};
-use crate::{
+use crate::repository::{Manifest, TaskSettings};
+use kivu_base::error::{Error, Result};
+use kivu_core::{
     backend::Deadline,
-    error::{Error, Result},
     pipeline::{
         classification::{ClassificationPipeline, ClassificationSettings},
         embedding::{EmbeddingPipeline, EmbeddingSettings},
@@ -16,9 +17,8 @@ use crate::{
         zero_shot::ZeroShotPipeline,
         zero_shot_entities::{ZeroShotEntitiesPipeline, ZeroShotEntitiesSettings},
     },
-    repository::{Manifest, TaskSettings},
-    tokenizer::Tokenizer,
 };
+use kivu_text::Tokenizer;
 
 /// A model's pipeline, by task.
 #[derive(Clone, Debug)]

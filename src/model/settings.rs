@@ -5,12 +5,10 @@ use std::path::Path;
 use serde::Serialize;
 
 use super::loaded::Placement;
+use kivu_base::config::{BatchConfig, Config, FleetConfig, Limits, Policy};
+use kivu_core::backend::Engine;
 #[cfg(not(target_family = "wasm"))]
-use crate::backend::onnx::library;
-use crate::{
-    backend::Engine,
-    config::{BatchConfig, Config, FleetConfig, Limits, Policy},
-};
+use kivu_core::backend::onnx::library;
 
 /// Effective settings that change a model's results, apart from its bundle and request parameters. A batch job is
 /// resumed only with the same ones.

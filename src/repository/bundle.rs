@@ -14,11 +14,11 @@ use super::{
     manifest::{File, Manifest},
     s3::{Object, Store, Url},
 };
-use crate::{
+use kivu_base::{
     error::{Error, Result},
     foreign_file, regular_file,
-    tokenizer::Tokenizer,
 };
+use kivu_text::Tokenizer;
 
 /// Manifest file name.
 pub const MANIFEST: &str = "manifest.toml";

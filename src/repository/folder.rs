@@ -11,10 +11,10 @@ use rustix::fs::{CWD, RenameFlags, renameat_with};
 use uuid::Uuid;
 
 use super::{bundle::MANIFEST, manifest::Manifest};
-use crate::{
+use crate::repository::manifest::File;
+use kivu_base::{
     error::{Error, Result},
     regular_file,
-    repository::manifest::File,
 };
 
 /// A folder that a bundle may be written to: missing, empty, or with a bundle and nothing else.

@@ -14,7 +14,7 @@ use blake3::hazmat::{
     ChainingValue, HasherExt, Mode, merge_subtrees_non_root, merge_subtrees_root,
 };
 
-use crate::{
+use kivu_base::{
     error::{Error, Result},
     regular_file,
 };

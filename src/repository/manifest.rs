@@ -9,9 +9,9 @@ use std::{
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{
+use kivu_base::error::{Error, Result};
+use kivu_core::{
     backend::{Engine, Signature},
-    error::{Error, Result},
     pipeline::{
         Task,
         classification::ClassificationSettings,

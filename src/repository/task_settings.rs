@@ -1,14 +1,12 @@
 //! What a bundle's model does, as far as its manifest says.
 
 use super::manifest::Manifest;
-use crate::{
-    error::{Error, Result},
-    pipeline::{
-        Task, classification::ClassificationSettings, embedding::EmbeddingSettings,
-        label_scores::LabelScoresSettings, seq2seq::Seq2SeqSettings,
-        token_classification::TokenClassificationSettings,
-        zero_shot_entities::ZeroShotEntitiesSettings,
-    },
+use kivu_base::error::{Error, Result};
+use kivu_core::pipeline::{
+    Task, classification::ClassificationSettings, embedding::EmbeddingSettings,
+    label_scores::LabelScoresSettings, seq2seq::Seq2SeqSettings,
+    token_classification::TokenClassificationSettings,
+    zero_shot_entities::ZeroShotEntitiesSettings,
 };
 
 /// The settings for a manifest's task.

@@ -7,7 +7,7 @@ use super::{
     hashes::FileHashes,
     manifest::File,
 };
-use crate::error::{Error, Result};
+use kivu_base::error::{Error, Result};
 
 /// Verifies a bundle's files; threads can share the work.
 #[derive(Debug)]

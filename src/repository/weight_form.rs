@@ -1,7 +1,7 @@
 //! Legal combinations of precision, engine and model kind, and what each of them means.
 
 use super::manifest::{Manifest, Precision};
-use crate::backend::{Engine, native, processor::Int8Instructions};
+use kivu_core::backend::{Engine, native, processor::Int8Instructions};
 
 /// Architecture name for static embeddings in manifests.
 pub const STATIC_EMBEDDING: &str = "StaticEmbedding";

@@ -6,11 +6,13 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::{Scope, TruncationParameters, labels::LabelList};
-use crate::{
-    backend::Deadline,
+use kivu_base::{
     error::{Error, Result},
     json::flattened,
     json_schemas::Alias,
+};
+use kivu_core::{
+    backend::Deadline,
     pipeline::{
         Input, Usage,
         classification::ClassificationPipeline,
@@ -18,8 +20,8 @@ use crate::{
         scores::ScoreFunction,
         zero_shot::{Labels, Template, ZeroShotOptions, ZeroShotPipeline},
     },
-    tokenizer::Truncation,
 };
+use kivu_text::Truncation;
 
 /// Text classification parameters.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema, Args)]

@@ -6,10 +6,12 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::{Scope, TruncationParameters};
-use crate::{
-    backend::Deadline,
+use kivu_base::{
     error::{Error, Result},
     json::flattened,
+};
+use kivu_core::{
+    backend::Deadline,
     pipeline::{
         Input,
         embedding::{

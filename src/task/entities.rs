@@ -6,11 +6,9 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::{Scope, TruncationParameters, labels::LabelList};
-use crate::{
+use kivu_base::{error::Result, json::flattened, json_schemas::Alias};
+use kivu_core::{
     backend::Deadline,
-    error::Result,
-    json::flattened,
-    json_schemas::Alias,
     pipeline::{
         entities::Aggregation,
         token_classification::{
@@ -19,8 +17,8 @@ use crate::{
         zero_shot::Labels,
         zero_shot_entities::{EntitySearch, ZeroShotEntitiesOptions, ZeroShotEntitiesPipeline},
     },
-    tokenizer::WindowOptions,
 };
+use kivu_text::WindowOptions;
 
 /// Token classification parameters.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema, Args)]

@@ -8,10 +8,12 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::Scope;
-use crate::{
-    backend::Deadline,
+use kivu_base::{
     error::{Error, Result, quoted},
     json::{self, Budget},
+};
+use kivu_core::{
+    backend::Deadline,
     pipeline::{
         extraction::{
             Extracted, ExtractionOptions, ExtractionSchema, Field, Ordered, Relation, Structure,
@@ -20,8 +22,9 @@ use crate::{
         scores::ScoreFunction,
         zero_shot_entities::{THRESHOLD, ZeroShotEntitiesPipeline},
     },
-    tokenizer::{self, Side, Truncation},
 };
+use kivu_text as tokenizer;
+use kivu_text::{Side, Truncation};
 
 /// The form of a schema.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema, ValueEnum)]
@@ -91,7 +94,7 @@ pub struct ExtractionParameters {
 }
 
 /// Reads a schema on the command line, in a rule or in metadata.
-fn parsed(text: &str) -> Result<Ordered, String> {
+pub fn parsed(text: &str) -> Result<Ordered, String> {
     serde_json::from_str(text).map_err(|error| format!("expected JSON, but found: {error}"))
 }
 
@@ -145,20 +148,6 @@ pub fn read_extraction_parameters(parameters: &str) -> Result<ExtractionParamete
         .map_err(|error| Error::invalid(format!("invalid parameters: {}", error.explain(text))))
 }
 
-/// A schema in any form: an error is a valid outcome, and so is a schema without labels.
-#[cfg(any(test, feature = "fuzzing"))]
-pub fn fuzz(bytes: &[u8]) {
-    let Ok(text) = std::str::from_utf8(bytes) else {
-        return;
-    };
-    let Ok(value) = parsed(text) else { return };
-    for form in SchemaForm::value_variants() {
-        if let Ok(schema) = read(*form, &value) {
-            assert!(schema.labels() > 0, "a schema without labels");
-        }
-    }
-}
-
 impl Extractor {
     /// Extracts from texts what the schema describes.
     pub fn run(&self, texts: Vec<String>, deadline: Deadline) -> BoxFuture<'_, Result<Extracted>> {
@@ -203,7 +192,7 @@ fn check_size(schema: &Ordered, max_labels: usize, max_tokens: usize) -> Result<
 }
 
 /// Reads a schema.
-fn read(form: SchemaForm, value: &Ordered) -> Result<ExtractionSchema> {
+pub fn read(form: SchemaForm, value: &Ordered) -> Result<ExtractionSchema> {
     let schema = match form {
         SchemaForm::Schema => Reader::new("schema", value)?.schema()?,
         SchemaForm::ExtractEntities => ExtractionSchema {

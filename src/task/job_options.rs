@@ -19,10 +19,10 @@ use super::{
     ranking::RankingParameters,
     text_to_text::TextToTextParameters,
 };
-use crate::{
+use crate::model::Pipeline;
+use kivu_base::{
     config::{list_text, parse_lists},
     error::{Error, Result, quoted},
-    model::Pipeline,
 };
 
 /// A job's task options, by name.

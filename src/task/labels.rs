@@ -7,12 +7,12 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::count;
-use crate::{
+use crate::model::{Model, Pipeline};
+use kivu_base::{
     config::Items,
     error::{Error, Result},
     json::{Content, List},
     json_schemas::Texts,
-    model::{Model, Pipeline},
 };
 
 /// A list of labels, or a string with commas between them or with a JSON list.

@@ -14,6 +14,7 @@ mod job_options;
 pub mod labels;
 mod model_tasks;
 pub mod ranking;
+pub mod requests;
 pub mod text_to_text;
 pub mod tokens;
 
@@ -24,12 +25,12 @@ use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 
 pub use self::job_options::JobOptions;
-use crate::{
+use kivu_base::{
     config::MAX_TEXTS,
     error::{Error, Result},
     json,
-    tokenizer::{Side, Truncation},
 };
+use kivu_text::{Side, Truncation};
 
 /// Defaults and limits for all tasks' parameters, in an API or a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,11 +12,9 @@ use super::{
     text_to_text::{TextGenerator, TextToTextParameters},
     tokens::{TokenParameters, TokenReader},
 };
-use crate::{
-    error::{Error, Result},
-    model::{Model, Pipeline},
-    pipeline::{Task, ranking::RankingPipeline},
-};
+use crate::model::{Model, Pipeline};
+use kivu_base::error::{Error, Result};
+use kivu_core::pipeline::{Task, ranking::RankingPipeline};
 
 /// Each of these methods fails if the model is for another task, or if the parameters do not fit the model.
 impl Model {

@@ -6,10 +6,9 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::{Scope, TruncationParameters};
-use crate::{
+use kivu_base::{error::Result, json::flattened};
+use kivu_core::{
     backend::Deadline,
-    error::Result,
-    json::flattened,
     pipeline::{
         Usage,
         instructions::{check_instruction, check_size},

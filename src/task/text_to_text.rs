@@ -6,9 +6,9 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::Scope;
-use crate::{
+use kivu_base::error::Result;
+use kivu_core::{
     backend::Deadline,
-    error::Result,
     pipeline::{
         generation::GenerationOptions,
         seq2seq::{

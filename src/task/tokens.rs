@@ -6,13 +6,13 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::embedding::{ChosenPrompt, RequestedPrompt};
-use crate::{
+use crate::model::Model;
+use kivu_base::error::{Error, Result};
+use kivu_core::{
     backend::Deadline,
-    error::{Error, Result},
-    model::Model,
     pipeline::seq2seq::{RequestedLanguages, Seq2SeqPipeline, SpecialTokens},
-    tokenizer::{Token, Tokenizer, UNMATCHED},
 };
+use kivu_text::{Token, Tokenizer, UNMATCHED};
 
 /// Tokenization parameters.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]

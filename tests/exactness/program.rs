@@ -14,7 +14,6 @@ use std::{
 use axum::{Router, body::Body, http::Request as HttpRequest};
 use http_body_util::BodyExt;
 use kivu::{
-    api::{App, router},
     backend::onnx::{Runtime, library},
     config::{Config, EngineChoice, Limits, ModelConfig},
     error::Result,
@@ -23,6 +22,7 @@ use kivu::{
     repository::manifest::Precision,
 };
 use kivu_compiler::{Request, build, quality::Samples};
+use kivu_http::{App, router};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tower::ServiceExt;

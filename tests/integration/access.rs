@@ -7,11 +7,9 @@ use axum::{
     response::IntoResponse,
     routing,
 };
-use kivu::{
-    api::{
-        BindScope, GatewayVerified, Guard, KeyLimits, below, make_key, make_limited_key, router,
-    },
-    config::{AuthConfig, AuthMode, Limits},
+use kivu::config::{AuthConfig, AuthMode, Limits};
+use kivu_http::{
+    BindScope, GatewayVerified, Guard, KeyLimits, below, make_key, make_limited_key, router,
 };
 use serde_json::{Value, json};
 use tower::ServiceExt;

@@ -11,7 +11,6 @@ use flate2::{Compression, write::GzEncoder};
 use http_body_util::BodyExt;
 use kivu::{
     Error,
-    api::{App, router},
     backend::{Backend, Deadline, Engine, Signature, TensorSpec},
     config::Limits,
     model::{Model, Pipeline},
@@ -29,6 +28,7 @@ use kivu::{
     tensor::{ElementType, Elements, Tensor},
     tokenizer::Tokenizer,
 };
+use kivu_http::{App, router};
 use serde_json::{Value, json};
 use tower::ServiceExt;
 

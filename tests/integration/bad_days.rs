@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use kivu::api::make_key;
+use kivu_http::make_key;
 
 use crate::serving::{Server, bundle, kivu, wait_for_continue};
 

@@ -16,16 +16,15 @@ use std::{
 };
 
 use kivu::{
-    api::batch_requests,
-    batch::{
-        Ended, Existing, Format, Job, JobInput, JobOutput, Mark, Parameters, Report, Status,
-        Watcher,
-    },
     config::{Config, EngineChoice, Limits},
     model::Model,
     pipeline::Task,
     repository::manifest::Precision,
     task::JobOptions,
+};
+use kivu_http::batch_requests;
+use kivu_jobs::{
+    Ended, Existing, Format, Job, JobInput, JobOutput, Mark, Parameters, Report, Status, Watcher,
 };
 use proptest::{prelude::*, sample::select};
 use serde_json::{Value, json};

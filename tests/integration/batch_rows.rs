@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path};
 
-use kivu::batch::{Ended, Mark, Report, Status};
+use kivu_jobs::{Ended, Mark, Report, Status};
 
 use crate::{
     batch::{finished, job, kivu, names, parameters_of, program, run, stopped, text},

@@ -8,10 +8,10 @@ use axum::{
     http::{Request, StatusCode},
 };
 use kivu::{
-    api::{App, BindScope, Guard, make_key, router},
     backend::Deadline,
     config::{AuthConfig, Limits},
 };
+use kivu_http::{App, BindScope, Guard, make_key, router};
 use serde_json::{Value, json};
 use tower::ServiceExt;
 

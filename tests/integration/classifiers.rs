@@ -8,7 +8,6 @@ use std::{
 use axum::{body::Body, http::Request};
 use http_body_util::BodyExt;
 use kivu::{
-    api::{App, router},
     backend::{Deadline, onnx::Runtime},
     config::Limits,
     model::{Model, Pipeline},
@@ -22,6 +21,7 @@ use kivu::{
     tokenizer::{Side, Truncation},
 };
 use kivu_compiler::build;
+use kivu_http::{App, router};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde::Deserialize;
 use serde_json::{Value, json};

@@ -3,7 +3,7 @@
 use std::{fs, io::Write, path::Path};
 
 use flate2::{Compression, write::GzEncoder};
-use kivu::batch::{Ended, Report, Status};
+use kivu_jobs::{Ended, Report, Status};
 
 use crate::{
     batch::{job, names, wait},

@@ -14,10 +14,10 @@ use axum::{
     http::{Request, StatusCode},
 };
 use kivu::{
-    api::{BindScope, Guard, make_key, router},
     config::{AuthConfig, AuthMode, Config, Limits, Load, Policy},
     telemetry::{self, Embedded},
 };
+use kivu_http::{BindScope, Guard, make_key, router};
 use serde_json::{Value, json};
 use tower::ServiceExt;
 

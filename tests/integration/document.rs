@@ -11,10 +11,8 @@ use axum::{
     body::Body,
     http::{Request, StatusCode},
 };
-use kivu::{
-    api::{App, BindScope, Guard, below, make_key, router},
-    config::{AuthConfig, Limits},
-};
+use kivu::config::{AuthConfig, Limits};
+use kivu_http::{App, BindScope, Guard, below, make_key, router};
 use serde_json::{Value, json};
 use tower::ServiceExt;
 

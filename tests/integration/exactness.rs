@@ -5,11 +5,8 @@ use std::{fs, path::Path};
 
 use axum::{body::Body, http::Request};
 use http_body_util::BodyExt;
-use kivu::{
-    api::{App, router},
-    config::Limits,
-    repository::manifest::Precision,
-};
+use kivu::{config::Limits, repository::manifest::Precision};
+use kivu_http::{App, router};
 use serde_json::{Value, json};
 use tower::ServiceExt;
 

@@ -13,7 +13,6 @@ use axum::{
 };
 use http_body_util::BodyExt;
 use kivu::{
-    api::{App, router},
     backend::{Engine, routing::Location},
     config::{Config, EngineChoice, Limits, ModelConfig},
     model::Model,
@@ -21,6 +20,7 @@ use kivu::{
     repository::{Bundle, manifest::Precision},
     task::{TruncationParameters, classification::ClassificationParameters},
 };
+use kivu_http::{App, router};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tower::ServiceExt;

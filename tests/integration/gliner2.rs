@@ -4,13 +4,13 @@ use std::{collections::BTreeMap, fs, path::Path, time::Duration};
 
 use kivu::{
     backend::{Deadline, Engine},
-    batch::{Job, Parameters, TextPredictor},
     model::{Model, Pipeline},
     pipeline::{Task, label_scores::LabelScoresPipeline, zero_shot::ZeroShotPipeline},
     repository::manifest::{Precision, Quality},
     tokenizer::{Side, Truncation, WindowOptions},
 };
 use kivu_compiler::build;
+use kivu_jobs::{Job, Parameters, TextPredictor};
 use serde::Deserialize;
 use serde_json::{Value, json};
 

@@ -3,12 +3,8 @@
 use std::fs;
 
 use axum::http::StatusCode;
-use kivu::{
-    api::{App, router},
-    config::Limits,
-    pipeline::chunks::Chunks,
-    repository::manifest::Precision,
-};
+use kivu::{config::Limits, pipeline::chunks::Chunks, repository::manifest::Precision};
+use kivu_http::{App, router};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tower::ServiceExt;

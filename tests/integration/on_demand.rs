@@ -15,7 +15,6 @@ use std::{
 use axum::{Router, body::Body, http::Request};
 use futures::future::join_all;
 use kivu::{
-    api::{App, FetchModel, FetchProgress, router},
     backend::Deadline,
     config::{Config, Limits, Load, ModelConfig},
     error::Error,
@@ -23,6 +22,7 @@ use kivu::{
     pipeline::Task,
     repository::{Bundle, bundle::MANIFEST, folder::Destination, manifest::Precision},
 };
+use kivu_http::{App, FetchModel, FetchProgress, router};
 use serde_json::{Value, json};
 use tower::ServiceExt;
 

@@ -11,10 +11,8 @@ use axum::{
     http::{Request, Response, StatusCode},
 };
 use http_body_util::BodyExt;
-use kivu::{
-    api::{make_key, router},
-    config::Limits,
-};
+use kivu::config::Limits;
+use kivu_http::{make_key, router};
 use serde_json::Value;
 use tower::ServiceExt;
 

@@ -6,9 +6,7 @@ use axum::{body::Body, http::Request};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use http_body_util::BodyExt;
 use kivu::{
-    api::router,
-    backend::scripted::ScriptedBackend,
-    backend::{Backend, Deadline, Schedule, Signature, TensorSpec},
+    backend::{Backend, Deadline, Schedule, Signature, TensorSpec, scripted::ScriptedBackend},
     config::Limits,
     model::Pipeline,
     pipeline::{
@@ -20,6 +18,7 @@ use kivu::{
     tensor::{ElementType, Elements, Tensor},
     tokenizer::{Side, Tokenizer, Truncation},
 };
+use kivu_http::router;
 use proptest::{collection::vec, prelude::*, test_runner::Config};
 use serde_json::{Value, json};
 use tower::ServiceExt;

@@ -14,10 +14,8 @@ use axum::{
     http::{Method, Request, StatusCode},
 };
 use futures::stream;
-use kivu::{
-    api::{App, below, router},
-    config::Limits,
-};
+use kivu::config::Limits;
+use kivu_http::{App, below, router};
 use serde_json::{Value, json};
 use tower::ServiceExt;
 

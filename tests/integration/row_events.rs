@@ -5,7 +5,8 @@ use std::{fs, io::Write, time::Instant};
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use flate2::{Compression, write::GzEncoder};
-use kivu::{batch::Handler, config::Config, pipeline::Task};
+use kivu::{config::Config, pipeline::Task};
+use kivu_jobs::Handler;
 use serde_json::{Value, json};
 
 use crate::{

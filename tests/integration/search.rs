@@ -5,9 +5,7 @@ use std::{collections::BTreeMap, fs, path::Path};
 
 use axum::http::StatusCode;
 use kivu::{
-    api::{App, router},
     backend::{Engine, onnx::Runtime},
-    batch::{Job, Parameters},
     config::Limits,
     model::Model,
     pipeline::{
@@ -20,6 +18,8 @@ use kivu::{
     repository::manifest::Precision,
     tokenizer::{Side, Truncation},
 };
+use kivu_http::{App, router};
+use kivu_jobs::{Job, Parameters};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use tower::ServiceExt;

@@ -13,7 +13,8 @@ use std::{
     time::Duration,
 };
 
-use kivu::{api::make_key, config::InstructionSet};
+use kivu::config::InstructionSet;
+use kivu_http::make_key;
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter};
 use serde_json::json;
 

@@ -4,7 +4,6 @@ use std::{collections::BTreeMap, fs, path::Path};
 
 use kivu::{
     backend::Engine,
-    batch::{Job, Parameters},
     model::Model,
     pipeline::{
         Input,
@@ -13,6 +12,7 @@ use kivu::{
     },
     repository::manifest::Precision,
 };
+use kivu_jobs::{Job, Parameters};
 use serde::Deserialize;
 use serde_json::{Value, json};
 

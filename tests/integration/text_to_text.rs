@@ -14,7 +14,6 @@ use axum::{
 };
 use http_body_util::BodyExt;
 use kivu::{
-    api::{App, router},
     backend::{Deadline, onnx::Runtime},
     config::Limits,
     model::{Model, Pipeline},
@@ -29,6 +28,7 @@ use kivu::{
     },
 };
 use kivu_compiler::Request;
+use kivu_http::{App, router};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use tower::ServiceExt;

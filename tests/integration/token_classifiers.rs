@@ -5,9 +5,7 @@ use std::{collections::BTreeSet, fs, path::Path};
 use axum::{body::Body, http};
 use http_body_util::BodyExt;
 use kivu::{
-    api::{App, router},
     backend::Engine,
-    batch::{Job, JobInput, JobOutput, Parameters},
     config::Limits,
     model::Model,
     pipeline::Task,
@@ -18,6 +16,8 @@ use kivu::{
     tokenizer::word_bounds,
 };
 use kivu_compiler::{Request, build};
+use kivu_http::{App, router};
+use kivu_jobs::{Job, JobInput, JobOutput, Parameters};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tower::ServiceExt;

@@ -8,8 +8,6 @@ use std::{
 use axum::{Router, http::StatusCode};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use kivu::{
-    api::{App, router},
-    batch::{Ended, Job, JobInput, JobOutput, Parameters, Status},
     config::{Config, Limits},
     model::{Model, Pipeline},
     pipeline::{
@@ -19,6 +17,8 @@ use kivu::{
     },
     repository::manifest::Precision,
 };
+use kivu_http::{App, router};
+use kivu_jobs::{Ended, Job, JobInput, JobOutput, Parameters, Status};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tower::ServiceExt;

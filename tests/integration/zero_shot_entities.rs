@@ -6,12 +6,12 @@ use std::{
 };
 
 use kivu::{
-    batch::Parameters,
     model::Model,
     pipeline::Task,
     repository::manifest::{Precision, Quality},
 };
 use kivu_compiler::build;
+use kivu_jobs::Parameters;
 use serde::Deserialize;
 use serde_json::{Value, json};
 

@@ -10,10 +10,8 @@ use super::{
     samples::{Texts, named, text_column, texts},
 };
 use crate::files;
-use kivu::{
-    batch::ColumnFile,
-    error::{Error, Message, Result, quoted},
-};
+use kivu::error::{Error, Message, Result, quoted};
+use kivu_jobs::ColumnFile;
 
 const VECTOR: [&str; 3] = ["embedding", "vector", "kivu_embedding"];
 const TEXT: [&str; 1] = ["text"];

@@ -6,10 +6,8 @@ use serde_json::Value;
 
 use super::SENTENCES;
 use crate::files;
-use kivu::{
-    batch::ColumnFile,
-    error::{Error, Message, Result, quoted},
-};
+use kivu::error::{Error, Message, Result, quoted};
+use kivu_jobs::ColumnFile;
 
 /// Minimum number of texts: recall@10 of fewer would be nearly certain.
 const MIN_TEXTS: usize = 20;

@@ -14,11 +14,11 @@ use tokio::sync::Notify;
 
 use super::budget::{Budget, Reserved};
 use crate::{
-    error::Message,
     model::{Model, loaded::Listed},
-    pipeline::seq2seq::Directions,
     repository::{Manifest, TaskSettings, bundle::Home},
 };
+use kivu_base::error::Message;
+use kivu_core::pipeline::seq2seq::Directions;
 
 /// The pause before a model that could not be loaded is tried again.
 pub const RETRY_INTERVAL: Duration = Duration::from_secs(1);

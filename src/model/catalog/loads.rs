@@ -17,17 +17,18 @@ use super::{
     shared::Shared,
 };
 use crate::{
-    backend::Engine,
-    config::{Config, resident_memory},
-    error::{Error, Message, Result},
     model::{
         Model,
         listing::tag,
         loaded::{Listed, engine},
     },
     repository::{Bundle, bundle::Home},
-    telemetry,
 };
+use kivu_base::{
+    config::{Config, resident_memory},
+    error::{Error, Message, Result},
+};
+use kivu_core::{backend::Engine, telemetry};
 
 /// Models that are loaded at once: each load uses two threads, and most functions have two CPUs.
 const THREADS: usize = 2;

@@ -18,11 +18,11 @@ use std::{
 pub use self::entry::{Entry, ModelLease, ModelState};
 use self::{loads::Loads, refresh::Refresh, shared::Shared};
 use super::Model;
-use crate::{
-    backend::{Deadline, MappedFiles, native},
+use kivu_base::{
     config::{Config, Load},
     error::{Error, Result},
 };
+use kivu_core::backend::{Deadline, MappedFiles, native};
 
 /// A server's models.
 #[derive(Debug)]

@@ -15,13 +15,15 @@ use tokio::sync::watch;
 
 use super::{entry::Entry, shared::Shared};
 use crate::{
-    config::Config,
-    error::{Error, Result},
     model::{
         listing::{Bundles, none_found},
         loaded::Listed,
     },
     repository::s3::Url,
+};
+use kivu_base::{
+    config::Config,
+    error::{Error, Result},
 };
 
 /// How often folders are read.

@@ -10,7 +10,7 @@ use super::{
     bundle::{Bundle, Home, MANIFEST},
     s3::{Store, Url},
 };
-use crate::error::{Error, Result};
+use kivu_base::error::{Error, Result};
 
 pub use self::{
     pull::{cached, pull, refetch},

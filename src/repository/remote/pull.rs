@@ -8,16 +8,14 @@ use std::{
 
 use uuid::Uuid;
 
-use crate::{
-    error::{Error, Result},
-    repository::{
-        Bundle, Meter,
-        bundle::{Home, MANIFEST},
-        folder::{self, Destination, sibling},
-        manifest,
-        s3::{Object, Store, Url},
-    },
+use crate::repository::{
+    Bundle, Meter,
+    bundle::{Home, MANIFEST},
+    folder::{self, Destination, sibling},
+    manifest,
+    s3::{Object, Store, Url},
 };
+use kivu_base::error::{Error, Result};
 
 /// Fetches `bundle` into the folder `out`; `false` if the folder already contains it.
 ///

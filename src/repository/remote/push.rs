@@ -17,16 +17,16 @@ use sha2::{Digest, Sha256};
 use tempfile::NamedTempFile;
 
 use super::{BLAKE3, LATEST, digest_in};
-use crate::{
+use crate::repository::{
+    Bundle, Meter,
+    bundle::{MANIFEST, hex},
+    manifest,
+    s3::{Condition, Multipart, Object, Part, Store, Url},
+    sealed,
+};
+use kivu_base::{
     error::{Error, Result},
     regular_file,
-    repository::{
-        Bundle, Meter,
-        bundle::{MANIFEST, hex},
-        manifest,
-        s3::{Condition, Multipart, Object, Part, Store, Url},
-        sealed,
-    },
 };
 
 /// Part size in bytes. S3 accepts 10,000 parts, which is 80 GB per file.

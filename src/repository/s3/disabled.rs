@@ -11,7 +11,7 @@ use super::{
     pieces::Pieces,
     url::Url,
 };
-use crate::error::{Error, Result};
+use kivu_base::error::{Error, Result};
 
 #[derive(Clone, Debug)]
 pub struct Store(());

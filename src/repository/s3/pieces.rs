@@ -7,7 +7,7 @@ use std::{
 
 use bytes::{Buf, Bytes};
 
-use crate::error::Result;
+use kivu_base::error::Result;
 
 /// An object's ranges, in order, each in chunks.
 pub type Pieces = Box<dyn Iterator<Item = Result<Vec<Bytes>>> + Send>;

@@ -2,7 +2,7 @@
 
 use std::{fmt, path::Path, str::FromStr};
 
-use crate::{
+use kivu_base::{
     address::shown,
     error::{Error, Result},
 };

@@ -6,12 +6,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::{
-    backend::TensorSpec,
+use kivu_base::{
     error::{Error, Result},
     regular_file,
     tensor::ElementType,
 };
+use kivu_core::backend::TensorSpec;
 
 const CONFIG: &str = "config.pbtxt";
 /// The only version, since bundles do not change.

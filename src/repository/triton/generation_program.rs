@@ -6,9 +6,13 @@ use std::{fmt::Write, path::Path};
 use serde_json::json;
 
 use super::config::{Options, Runner, batching, begin, copy, instances, put, tensors};
-use crate::{
-    backend::TensorSpec,
+use crate::repository::{Bundle, bundle::TOKENIZER};
+use kivu_base::{
     error::{Error, Result},
+    tensor::ElementType,
+};
+use kivu_core::{
+    backend::TensorSpec,
     pipeline::{
         generation::{Bounds, GenerationConfig, GenerationOptions},
         seq2seq::{
@@ -16,8 +20,6 @@ use crate::{
             remote::{OPTIONS, SCORES, TARGETS},
         },
     },
-    repository::{Bundle, bundle::TOKENIZER},
-    tensor::ElementType,
 };
 
 /// The Python program for Triton's `python` backend.

@@ -8,11 +8,11 @@ use std::{fmt::Write, path::Path};
 pub use self::config::{Options, Runner};
 use self::config::{batching, begin, copy, instances, put, tensors, type_name};
 use super::{Bundle, bundle::TOKENIZER};
-use crate::{
-    backend::TensorSpec,
+use kivu_base::{
     error::{Error, Result},
     tensor::ElementType,
 };
+use kivu_core::backend::TensorSpec;
 
 /// Runs a graph in the backend `python`.
 const GRAPH_PROGRAM: &str = include_str!("graph.py");

@@ -20,10 +20,10 @@ use axum::{
 };
 use http_body_util::BodyExt;
 use kivu::{
-    api::{App, router},
     config::{Config, ModelConfig, Policy},
     model::Model,
 };
+use kivu_http::{App, router};
 use serde_json::Value;
 use tower::ServiceExt;
 

@@ -9,7 +9,6 @@ use axum::{
 };
 use http_body_util::BodyExt;
 use kivu::{
-    api::{App, router},
     backend::{Engine, Signature, TensorSpec, seq2seq::Seq2SeqBackend},
     config::Limits,
     model::{Model, Pipeline},
@@ -28,6 +27,7 @@ use kivu::{
     tensor::ElementType,
     tokenizer::Tokenizer,
 };
+use kivu_http::{App, router};
 use serde_json::{Value, json};
 use tower::ServiceExt;
 

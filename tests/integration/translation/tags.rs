@@ -8,13 +8,8 @@ use axum::{
     http::{Request, StatusCode},
 };
 use http_body_util::BodyExt;
-use kivu::{
-    api::{App, router},
-    config::Limits,
-    model::Model,
-    pipeline::Task,
-    repository::manifest::Precision,
-};
+use kivu::{config::Limits, model::Model, pipeline::Task, repository::manifest::Precision};
+use kivu_http::{App, router};
 use serde_json::{Value, json};
 use tower::ServiceExt;
 

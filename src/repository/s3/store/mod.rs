@@ -22,10 +22,8 @@ use aws_sdk_s3::Client;
 use tokio::runtime::{Builder, Handle, Runtime};
 
 use self::retry::{RequestError, retry};
-use crate::{
-    aws::http,
-    error::{Error, Result},
-};
+use crate::aws::http;
+use kivu_base::error::{Error, Result};
 
 /// S3-compatible servers accept any region; AWS needs a configured one.
 const DEFAULT_REGION: &str = "us-east-1";

@@ -10,14 +10,12 @@ use super::{
     Store,
     retry::{RequestError, found, retry},
 };
-use crate::{
-    error::Result,
-    repository::s3::{
-        object::{Change, Object},
-        pieces::Pieces,
-        url::Url,
-    },
+use crate::repository::s3::{
+    object::{Change, Object},
+    pieces::Pieces,
+    url::Url,
 };
+use kivu_base::error::Result;
 
 /// Version id of an object that was written while its bucket had no versioning.
 const NO_VERSION: &str = "null";

@@ -8,13 +8,11 @@ use bytes::Bytes;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::{Store, retry::found};
-use crate::{
-    error::Result,
-    repository::s3::{
-        object::{Condition, Multipart, Part},
-        url::Url,
-    },
+use crate::repository::s3::{
+    object::{Condition, Multipart, Part},
+    url::Url,
 };
+use kivu_base::error::Result;
 
 /// Values for `If-None-Match` and `If-Match`.
 fn headers(condition: &Condition) -> [Option<String>; 2] {

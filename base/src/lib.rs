@@ -1,0 +1,15 @@
+//! What all crates use: errors, configuration, JSON, tensors and files.
+
+pub mod address;
+#[cfg(not(target_family = "wasm"))]
+pub mod certificates;
+pub mod clock;
+pub mod config;
+pub mod error;
+pub mod foreign_file;
+pub mod json;
+pub mod json_schemas;
+pub mod onnx_proto;
+#[cfg_attr(target_family = "wasm", path = "regular_file/disabled.rs")]
+pub mod regular_file;
+pub mod tensor;

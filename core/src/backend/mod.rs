@@ -1,0 +1,334 @@
+//! The interface between pipelines and model runtimes: ONNX Runtime in this process, or a fleet of servers.
+
+mod external_files;
+#[cfg_attr(target_family = "wasm", path = "mapped/disabled.rs")]
+mod mapped;
+pub mod native;
+#[cfg(not(target_family = "wasm"))]
+pub mod onnx;
+pub mod processor;
+pub mod routing;
+pub mod scripted;
+pub mod seq2seq;
+mod signature;
+pub mod similarity;
+pub mod speed;
+#[cfg_attr(target_family = "wasm", path = "triton/disabled.rs")]
+pub mod triton;
+
+use std::{
+    collections::BTreeMap,
+    fmt::{self, Debug},
+    future::Future,
+    num::NonZeroUsize,
+    sync::Arc,
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
+
+pub use external_files::require_known_files;
+pub use mapped::MappedFiles;
+pub use native::ABSENT;
+
+use kivu_base::{
+    clock::Instant,
+    error::{Error, Result},
+    tensor::{ElementType, Tensor},
+};
+
+/// Graph input with label vectors, for models whose labels another model reads.
+pub const LABEL_VECTORS: &str = "label_vectors";
+/// Input with the number of each token's task, from 1 on, or 0 for none, in models with task adapters.
+pub const TASK_IDS: &str = "task_ids";
+
+/// An engine for local models.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Engine {
+    /// Kivu's own, [`native`].
+    Native,
+    /// ONNX Runtime, [`onnx`].
+    #[default]
+    Onnx,
+}
+
+impl fmt::Display for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Native => "native",
+            Self::Onnx => "onnx",
+        })
+    }
+}
+
+/// Runs a model on named tensors.
+///
+/// # Contract
+/// - `inputs` are in [`Signature::inputs`] order and have equal row counts.
+/// - Outputs are in [`Signature::outputs`] order, with their rows in input order.
+/// - A batch that misses its deadline fails with [`Error::DeadlineExceeded`]. Work does not start once its caller has
+///   cancelled it.
+/// - A failed batch does not affect other batches.
+#[async_trait]
+pub trait Backend: Debug + Send + Sync {
+    /// The model's inputs and outputs.
+    fn signature(&self) -> &Signature;
+
+    /// The preferred batching.
+    fn schedule(&self) -> Schedule;
+
+    /// Peak memory for a text with `tokens` tokens, in bytes, without the weights; `None` if unknown.
+    fn text_bytes(&self, _tokens: usize) -> Option<u64> {
+        None
+    }
+
+    /// Runs batches in a single call. Returns the outputs per batch.
+    async fn infer_each(
+        &self,
+        batches: Vec<Vec<Tensor>>,
+        deadline: Deadline,
+    ) -> Result<Vec<Vec<Tensor>>>;
+
+    /// Runs one batch.
+    async fn infer(&self, inputs: Vec<Tensor>, deadline: Deadline) -> Result<Vec<Tensor>> {
+        let outputs = self.infer_each(vec![inputs], deadline).await?;
+        Ok(outputs.into_iter().next().unwrap_or_default())
+    }
+}
+
+/// A model on a fleet, with the servers' description.
+pub trait RemoteBackend: Backend {
+    /// The servers' description.
+    fn interface(&self) -> &Interface;
+
+    /// The same model with only these outputs, in this order. `outputs` are indexes into the signature's.
+    fn with_outputs(&self, outputs: &[usize]) -> Arc<dyn RemoteBackend>;
+
+    /// The same model with the parameter `name` in every request.
+    fn with_parameter(&self, name: &str, text: String) -> Arc<dyn RemoteBackend>;
+}
+
+/// A model's interface, as described by the servers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Interface {
+    /// The inputs and outputs.
+    pub signature: Signature,
+    /// The preferred batching.
+    pub schedule: Schedule,
+    /// From the model's configuration.
+    pub parameters: BTreeMap<String, String>,
+}
+
+/// The batching that a backend prefers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Schedule {
+    /// Rows per batch.
+    pub max_batch_size: NonZeroUsize,
+    /// Calls that run in parallel. A caller has at most twice as many under way, so that callers take turns.
+    pub concurrency: NonZeroUsize,
+    /// Batches with fewer tokens are combined into one call, which saves thread switches. If that would leave the
+    /// backend idle, calls have fewer tokens, but at least a quarter of this number.
+    pub min_call_tokens: usize,
+}
+
+impl Schedule {
+    /// Single-row batches, which need no padding.
+    pub fn row_by_row(concurrency: NonZeroUsize, min_call_tokens: usize) -> Self {
+        Self {
+            max_batch_size: NonZeroUsize::MIN,
+            concurrency,
+            min_call_tokens,
+        }
+    }
+}
+
+/// A model's inputs and outputs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Signature {
+    /// In the model's order.
+    pub inputs: Vec<TensorSpec>,
+    /// In the model's order.
+    pub outputs: Vec<TensorSpec>,
+}
+
+/// Name, element type and shape for one input or output.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TensorSpec {
+    /// The name in the graph.
+    pub name: String,
+    /// Element type.
+    pub element_type: ElementType,
+    /// Axis lengths; -1 for any length.
+    pub shape: Vec<i64>,
+}
+
+impl TensorSpec {
+    /// A tensor with this name, type and shape.
+    pub fn new(
+        name: impl Into<String>,
+        element_type: ElementType,
+        shape: impl Into<Vec<i64>>,
+    ) -> Self {
+        Self {
+            name: name.into(),
+            element_type,
+            shape: shape.into(),
+        }
+    }
+
+    fn accepts(&self, tensor: &Tensor) -> bool {
+        self.element_type == tensor.element_type()
+            && self.shape.len() == tensor.shape().len()
+            && self
+                .shape
+                .iter()
+                .zip(tensor.shape())
+                .all(|(side, found)| *side < 0 || *side as usize == *found)
+    }
+}
+
+impl fmt::Display for Signature {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let list = |specs: &[TensorSpec]| {
+            let specs = specs.iter();
+            specs
+                .map(|spec| format!("`{}` {} {:?}", spec.name, spec.element_type, spec.shape))
+                .collect::<Vec<_>>()
+                .join(", ")
+        };
+        write!(f, "{} → {}", list(&self.inputs), list(&self.outputs))
+    }
+}
+
+impl Signature {
+    /// Output index by name.
+    pub fn output(&self, name: &str) -> Option<usize> {
+        self.outputs.iter().position(|output| output.name == name)
+    }
+
+    /// Refuses inputs that do not match the signature, with both in the message.
+    pub fn check_inputs(&self, inputs: &[Tensor]) -> Result<()> {
+        if inputs.len() != self.inputs.len() {
+            return Err(Error::invalid(format!(
+                "expected {} inputs, but found {}",
+                self.inputs.len(),
+                inputs.len()
+            )));
+        }
+        for (spec, tensor) in self.inputs.iter().zip(inputs) {
+            if !spec.accepts(tensor) {
+                return Err(Error::invalid(format!(
+                    "expected `{}` as {} of shape {:?}, but found {} of shape {:?}",
+                    spec.name,
+                    spec.element_type,
+                    spec.shape,
+                    tensor.element_type(),
+                    tensor.shape()
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The time by which a result is needed.
+#[derive(Clone, Copy, Debug)]
+pub struct Deadline {
+    at: Instant,
+    /// The time that was granted, for the error message.
+    granted: Duration,
+}
+
+impl Deadline {
+    /// A deadline `time` from now.
+    pub fn within(time: Duration) -> Self {
+        Self {
+            at: Instant::now() + time,
+            granted: time,
+        }
+    }
+
+    /// No deadline that a program could miss: a year from now.
+    pub fn none() -> Self {
+        const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+        Self::within(YEAR)
+    }
+
+    /// Returns the earlier deadline.
+    pub fn or_earlier(self, other: Self) -> Self {
+        if other.at < self.at { other } else { self }
+    }
+
+    /// The time left; zero once the deadline has passed.
+    pub fn remaining(&self) -> Duration {
+        self.at.saturating_duration_since(Instant::now())
+    }
+
+    /// Whether no time is left.
+    pub fn has_passed(&self) -> bool {
+        self.remaining().is_zero()
+    }
+
+    /// Error for work that missed the deadline.
+    pub fn exceeded(&self) -> Error {
+        Error::DeadlineExceeded {
+            after: self.granted,
+        }
+    }
+
+    /// Runs `work` on an input with this size: here, or on another thread if it would delay other requests.
+    pub async fn run_sized<T: Send + 'static>(
+        &self,
+        bytes: usize,
+        work: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        const MAX_INLINE_BYTES: usize = 8 * 1024;
+        if bytes <= MAX_INLINE_BYTES {
+            work()
+        } else {
+            self.off_thread(work).await
+        }
+    }
+
+    /// Runs blocking `work` here: there are no other threads.
+    #[cfg(target_family = "wasm")]
+    pub async fn off_thread<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        work()
+    }
+
+    /// Waits for `work`: there is no clock.
+    #[cfg(target_family = "wasm")]
+    pub async fn bound<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
+        work.await
+    }
+
+    /// Runs blocking `work` on another thread, and waits for its result until the deadline.
+    #[cfg(not(target_family = "wasm"))]
+    pub async fn off_thread<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let task = tokio::task::spawn_blocking(work);
+        let failed = |error| {
+            Err(Error::inference_because(
+                "the work panicked or was cancelled",
+                error,
+            ))
+        };
+        self.bound(async { task.await.unwrap_or_else(failed) })
+            .await
+    }
+
+    /// Waits for `work` until the deadline.
+    #[cfg(not(target_family = "wasm"))]
+    pub async fn bound<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
+        tokio::time::timeout_at(self.at.into(), work)
+            .await
+            .unwrap_or_else(|_| Err(self.exceeded()))
+    }
+}

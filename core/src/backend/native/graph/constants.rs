@@ -1,0 +1,92 @@
+//! Graph constants, whose data is in the graph or in another file.
+
+use std::collections::BTreeMap;
+
+use bytemuck::Pod;
+use bytes::Bytes;
+
+use kivu_engine::array::Array;
+
+use super::{Reader, unsupported};
+use kivu_base::{
+    error::{Error, Result},
+    onnx_proto::{EXTERNAL, TensorProto, data_type},
+};
+
+impl<'a> Reader<'a> {
+    pub fn tensor(&self, name: &str) -> Result<&'a TensorProto> {
+        let tensor = self.constants.get(name).copied();
+        tensor.ok_or_else(|| unsupported(&format!("`{name}`, which is not a constant")))
+    }
+
+    /// Shape of a constant matrix.
+    pub fn shape(&self, name: &str) -> Result<(usize, usize)> {
+        let shape = &self.tensor(name)?.dims;
+        let side = |side: i64| usize::try_from(side).ok();
+        let found = if let [rows, width] = shape[..] {
+            side(rows).zip(side(width))
+        } else {
+            None
+        };
+        let found = found.filter(|(rows, width)| rows.checked_mul(*width).is_some());
+        found.ok_or_else(|| unsupported(&format!("`{name}` of shape {shape:?} as a matrix")))
+    }
+
+    pub fn scalar(&self, name: &str) -> Option<i64> {
+        self.integers(name)?.first().copied()
+    }
+
+    pub fn integers(&self, name: &str) -> Option<Vec<i64>> {
+        let tensor = self
+            .constants
+            .get(name)
+            .filter(|tensor| tensor.data_type == data_type::INT64)?;
+        Some(
+            tensor
+                .raw_data
+                .as_chunks()
+                .0
+                .iter()
+                .map(|bytes| i64::from_le_bytes(*bytes))
+                .collect(),
+        )
+    }
+
+    /// A constant with `length` elements.
+    pub fn array<T: Pod + Send>(&self, name: &str, length: usize) -> Result<Array<T>> {
+        let tensor = self.tensor(name)?;
+        let bytes = data(tensor, self.files)?;
+        if bytes.len() != length.saturating_mul(size_of::<T>()) {
+            return Err(Error::model(format!(
+                "expected `{name}` of {length} elements of {} bytes, but found {} bytes",
+                size_of::<T>(),
+                bytes.len()
+            )));
+        }
+        Ok(Array::new(&bytes))
+    }
+}
+
+pub fn data(tensor: &TensorProto, files: &BTreeMap<String, Bytes>) -> Result<Bytes> {
+    if tensor.data_location != EXTERNAL {
+        return Ok(tensor.raw_data.clone());
+    }
+    let entry = |key: &str| tensor.external_data.iter().find(|entry| entry.key == key);
+    let number = |key: &str| entry(key).and_then(|entry| entry.value.parse::<usize>().ok());
+    let file = entry("location").and_then(|entry| files.get(&entry.value));
+    let part =
+        file.zip(number("offset"))
+            .zip(number("length"))
+            .and_then(|((file, offset), length)| {
+                let end = offset
+                    .checked_add(length)
+                    .filter(|end| *end <= file.len())?;
+                Some(file.slice(offset..end))
+            });
+    part.ok_or_else(|| {
+        Error::model(format!(
+            "expected the data of `{}` in a file of the bundle, but found none",
+            tensor.name
+        ))
+    })
+}

@@ -1,0 +1,522 @@
+//! Lookups, linear layers, norms and activations: operations that compute each row on its own.
+
+use kivu_engine::{
+    array::Array,
+    kernel::LANES,
+    program::{
+        Activation, Adapters, Dense, ExpertLayers, Index, InputScaling, Largest, Linear, Norm, Per,
+        RowOperation, Table, Value, ValueId, View,
+    },
+};
+
+use super::{Meaning, Operation, Reader, float, integer, unsupported};
+use kivu_base::{error::Result, onnx_proto::NodeProto};
+
+/// Maximum number of rows that one row is joined from, far above published models'.
+const MAX_NEIGHBOURS: usize = 63;
+
+impl<'a> Reader<'a> {
+    pub fn lookup(
+        &mut self,
+        table: Table,
+        rows: usize,
+        width: usize,
+        index: Index,
+    ) -> Result<Meaning<'a>> {
+        self.check_width(width)?;
+        let limit = match index {
+            Index::Id => &mut self.limits.ids,
+            Index::Type => &mut self.limits.types,
+            Index::Position => &mut self.limits.positions,
+        };
+        *limit = rows.min(*limit);
+        let out = self.value(Per::Token, width);
+        self.row(Per::Token, RowOperation::Lookup { table, index, out });
+        Ok(self.all(out))
+    }
+
+    /// Each token's row between its neighbours' rows, see `compiler/src/functions.rs`.
+    pub fn neighbours(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
+        let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
+        let [input, mask, count] = &node.input[..] else {
+            return Err(refuse());
+        };
+        self.require_mask(node, mask)?;
+        self.by_row(input)?;
+        let input = self.whole(input)?;
+        let Value { per, width, .. } = self.values[input];
+        let count = self
+            .scalar(count)
+            .and_then(|count| usize::try_from(count).ok());
+        let odd = count.filter(|count| count % 2 == 1 && *count <= MAX_NEIGHBOURS);
+        let Some(count) = odd.filter(|_| per == Per::Token) else {
+            return Err(refuse());
+        };
+        let out = self.value(Per::Token, count * width);
+        self.row(
+            Per::Token,
+            RowOperation::Neighbours {
+                input,
+                before: count / 2,
+                out,
+            },
+        );
+        Ok(self.all(out))
+    }
+
+    /// Each token's row is its predecessor's.
+    pub fn previous(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
+        let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
+        let [input, mask] = &node.input[..] else {
+            return Err(refuse());
+        };
+        self.require_mask(node, mask)?;
+        self.by_row(input)?;
+        let input = self.whole(input)?;
+        let Value { per, width, .. } = self.values[input];
+        if per != Per::Token {
+            return Err(refuse());
+        }
+        let out = self.value(per, width);
+        self.row(
+            per,
+            RowOperation::Neighbours {
+                input,
+                before: 1,
+                out,
+            },
+        );
+        Ok(self.all(out))
+    }
+
+    pub fn linear(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
+        let (input, constants, columns) = match &node.input[..] {
+            [input, weights, scales, sums, bias, _] => (input, [weights, scales, sums, bias], None),
+            [input, weights, scales, sums, bias, _, factors, offsets] => (
+                input,
+                [weights, scales, sums, bias],
+                Some([factors, offsets]),
+            ),
+            _ => return Err(unsupported(&format!("the inputs of `{}`", node.name))),
+        };
+        let input = self.whole(input)?;
+        let Value {
+            per, width: inputs, ..
+        } = self.values[input];
+        let mut layer = self.layer(inputs, constants.map(String::as_str))?;
+        if let Some([factors, offsets]) = columns {
+            let groups = inputs / LANES;
+            let [factors, offsets] = [self.array(factors, groups)?, self.array(offsets, groups)?];
+            layer.scaling = Some(InputScaling { factors, offsets });
+        }
+        let out = self.value(per, layer.outputs);
+        self.row(per, RowOperation::Linear { input, layer, out });
+        Ok(self.all(out))
+    }
+
+    /// Weights for an int8 linear layer.
+    fn layer(&self, inputs: usize, [weights, scales, sums, bias]: [&str; 4]) -> Result<Linear> {
+        self.check_width(inputs)?;
+        let shape = self.tensor(weights)?.dims.clone();
+        let groups = inputs / 4;
+        let panels = match shape[..] {
+            [panels, found, 16, 4] if usize::try_from(found) == Ok(groups) => {
+                usize::try_from(panels).unwrap_or(0)
+            }
+            _ => {
+                return Err(unsupported(&format!(
+                    "weights of shape {shape:?} for {inputs} inputs"
+                )));
+            }
+        };
+        let shape = &self.tensor(scales)?.dims;
+        let blocks = match shape[..] {
+            // One for each output.
+            [_] => 1,
+            [_, blocks, _] => usize::try_from(blocks).unwrap_or(0),
+            _ => 0,
+        };
+        if blocks == 0 || !inputs.is_multiple_of(blocks) || !(inputs / blocks).is_multiple_of(LANES)
+        {
+            return Err(unsupported(&format!(
+                "scales of shape {shape:?} for {inputs} inputs"
+            )));
+        }
+        let all_blocks = panels.saturating_mul(blocks);
+        Ok(Linear {
+            name: weights
+                .strip_suffix(".panels")
+                .unwrap_or(weights)
+                .to_owned(),
+            scaling: None,
+            inputs,
+            block: inputs / blocks,
+            outputs: panels.saturating_mul(LANES),
+            panels: self.array(weights, panels.saturating_mul(groups))?.into(),
+            scales: self.array(scales, all_blocks)?,
+            sums: self.array(sums, all_blocks)?,
+            bias: self.array(bias, panels)?,
+            activation: None,
+        })
+    }
+
+    /// Per-output maximum of a linear layer over a text's tokens, without the layer's padding outputs.
+    pub fn largest(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
+        let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
+        let [input, mask, weights, scales, sums, bias, _, width] = &node.input[..] else {
+            return Err(refuse());
+        };
+        self.require_mask(node, mask)?;
+        self.by_row(input)?;
+        let input = self.whole(input)?;
+        let Value {
+            per, width: inputs, ..
+        } = self.values[input];
+        let layer = self.layer(inputs, [weights, scales, sums, bias])?;
+        let width = self
+            .scalar(width)
+            .and_then(|width| usize::try_from(width).ok())
+            .unwrap_or(0);
+        if per != Per::Token || width == 0 || layer.outputs != width.next_multiple_of(LANES) {
+            return Err(refuse());
+        }
+        let out = self.value(Per::Text, width);
+        self.operations
+            .push(Operation::Largest(Largest { input, layer, out }));
+        Ok(Meaning::Largest(out))
+    }
+
+    pub fn dense(&mut self, input: &str, weights: &str) -> Result<Meaning<'a>> {
+        let input = self.whole(input)?;
+        let Value { per, width, .. } = self.values[input];
+        let (inputs, outputs) = self.shape(weights)?;
+        if inputs != width || outputs == 0 {
+            return Err(unsupported(&format!(
+                "`{weights}` of shape [{inputs}, {outputs}] for {width} inputs"
+            )));
+        }
+        let layer = Dense {
+            outputs,
+            weights: self.array(weights, inputs * outputs)?,
+            bias: None,
+        };
+        let out = self.value(per, outputs);
+        self.row(per, RowOperation::Dense { input, layer, out });
+        Ok(self.all(out))
+    }
+
+    /// Adds two values, or a bias to the layer before.
+    pub fn add(&mut self, left: &str, right: &str) -> Result<Meaning<'a>> {
+        let left = self.whole(left)?;
+        let Value { per, width, .. } = self.values[left];
+        if self.constants.contains_key(right) {
+            let added: Array<f32> = self.array(right, width)?;
+            if let Some(Operation::Row(_, RowOperation::Dense { layer, out, .. })) =
+                self.operations.last_mut()
+                && *out == left
+                && layer.bias.is_none()
+            {
+                layer.bias = Some(added);
+                return Ok(self.all(left));
+            }
+            return Err(unsupported(&format!("the sum with the constant `{right}`")));
+        }
+        let inputs = [left, self.same(right, left)?];
+        let out = self.value(per, width);
+        self.row(per, RowOperation::Add { inputs, out });
+        Ok(self.all(out))
+    }
+
+    /// Adds the product of a task's adapters and an input, see `compiler/src/functions.rs`.
+    pub fn adapted(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
+        let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
+        let (inputs, down, up, shape) = match &node.input[..] {
+            [base, input, tasks, up, _, shape] => ([base, input, tasks], None, up, shape),
+            [base, input, tasks, up, _, shape, down] => {
+                ([base, input, tasks], Some(down), up, shape)
+            }
+            _ => return Err(refuse()),
+        };
+        let [base, input, tasks] = inputs;
+        let (base, input) = (self.whole(base)?, self.whole(input)?);
+        let (
+            Value {
+                per,
+                width: outputs,
+                ..
+            },
+            inputs,
+        ) = (self.values[base], self.values[input].width);
+        if self.index(tasks)? != Index::Type || per != Per::Token || self.values[input].per != per {
+            return Err(refuse());
+        }
+        self.check_width(inputs)?;
+        self.check_width(outputs)?;
+        let shape = self.integers(shape).unwrap_or_default();
+        let shape: Vec<usize> = shape
+            .into_iter()
+            .filter_map(|side| usize::try_from(side).ok())
+            .collect();
+        let [count, rank] = shape[..] else {
+            return Err(refuse());
+        };
+        let numbers = count
+            .checked_mul(rank)
+            .filter(|numbers| *numbers > 0)
+            .ok_or_else(refuse)?;
+        // Rows with the numbers of all tasks have zeros behind them, and so have the matrices behind their own rows.
+        let rows = if down.is_some() { numbers } else { inputs };
+        if numbers > rows {
+            return Err(refuse());
+        }
+        let size = |width: usize| rows.checked_mul(width / LANES).ok_or_else(refuse);
+        let adapters = Adapters {
+            rank,
+            down: down
+                .map(|down| self.array(down, size(inputs)?))
+                .transpose()?,
+            up: self.array(up, size(outputs)?)?,
+        };
+        self.limits.types = self.limits.types.min(count + 1);
+        let out = self.value(per, outputs);
+        self.row(
+            per,
+            RowOperation::Adapt {
+                inputs: [base, input],
+                adapters,
+                out,
+            },
+        );
+        Ok(self.all(out))
+    }
+
+    /// A feed-forward part with experts, see `compiler/src/functions.rs`.
+    pub fn chosen_experts(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
+        let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
+        let [input, router, bias, shape, constants @ ..] = &node.input[..] else {
+            return Err(refuse());
+        };
+        let input = self.whole(input)?;
+        let Value { per, width, .. } = self.values[input];
+        let shape = self.integers(shape).unwrap_or_default();
+        let shape: Vec<usize> = shape
+            .into_iter()
+            .filter_map(|side| usize::try_from(side).ok())
+            .collect();
+        let ([count, top], (constants, [])) = (&shape[..], constants.as_chunks::<10>()) else {
+            return Err(refuse());
+        };
+        if constants.len() != *count
+            || !(1..=*count).contains(top)
+            || self.shape(router)? != (width, *count)
+        {
+            return Err(refuse());
+        }
+        let weights = self.array(router, width * count)?;
+        let router = Dense {
+            outputs: *count,
+            weights,
+            bias: None,
+        };
+        let experts = constants.iter().map(|constants| {
+            let [first, second] = [&constants[..4], &constants[5..9]]
+                .map(|layer| [&*layer[0], &layer[1], &layer[2], &layer[3]]);
+            let mut first = self.layer(width, first)?;
+            first.activation = Some(Activation::Gelu);
+            let second = self.layer(first.outputs, second)?;
+            match second.outputs == width {
+                true => Ok([first, second]),
+                false => Err(refuse()),
+            }
+        });
+        let experts = experts.collect::<Result<_>>()?;
+        let bias = self.array(bias, width / LANES)?;
+        let part = Box::new(ExpertLayers {
+            router,
+            top: *top,
+            experts,
+            bias,
+        });
+        let out = self.value(per, width);
+        self.row(per, RowOperation::Experts { input, part, out });
+        Ok(self.all(out))
+    }
+
+    /// A value with the same rows and width as `other`.
+    fn same(&self, name: &str, other: ValueId) -> Result<ValueId> {
+        let found = self.whole(name)?;
+        match self.values[found] == self.values[other] {
+            true => Ok(found),
+            false => Err(unsupported(&format!(
+                "`{name}`, whose rows differ from the other addend's"
+            ))),
+        }
+    }
+
+    pub fn norm(&self, node: &NodeProto, [gain, bias]: [&str; 2]) -> Result<Norm> {
+        let width = self.tensor(gain)?.dims.first().copied().unwrap_or(0);
+        let width = usize::try_from(width).unwrap_or(0);
+        let epsilon = float(node, "epsilon").unwrap_or(1e-5);
+        let centers = !node.op_type.contains("Simplified");
+        self.check_width(width)?;
+        let bias = match bias {
+            "" => vec![[0.0; LANES]; width / LANES].into(),
+            name => self.array(name, width / LANES)?,
+        };
+        Ok(Norm {
+            centers,
+            gain: self.array(gain, width / LANES)?,
+            bias,
+            epsilon,
+        })
+    }
+
+    pub fn normalize(&mut self, [input, residual]: [&str; 2], norm: Norm) -> Result<Meaning<'a>> {
+        let residual = match residual {
+            "" => None,
+            residual => Some(self.same(residual, self.whole(input)?)?),
+        };
+        let input = self.view(input)?;
+        let (per, width) = (self.values[input.value].per, input.width);
+        if !width.is_multiple_of(norm.gain.len() * LANES) {
+            return Err(unsupported(&format!(
+                "a normalization of {} values for {width}",
+                norm.gain.len() * LANES
+            )));
+        }
+        let out = self.value(per, width);
+        self.row(
+            per,
+            RowOperation::Norm {
+                input,
+                residual,
+                norm,
+                out,
+            },
+        );
+        Ok(self.all(out))
+    }
+
+    /// Rows that are split into heads, which only a per-head normalization reads, or joined again.
+    pub fn heads(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
+        let [input, shape] = &node.input[..] else {
+            return Err(unsupported(&format!("the inputs of `{}`", node.name)));
+        };
+        let view = self.view(input)?;
+        let shape = self.integers(shape).unwrap_or_default();
+        match shape[..] {
+            [0, 0, ref widths @ ..] if widths.iter().product::<i64>() == view.width as i64 => {
+                Ok(Meaning::Rows(view))
+            }
+            _ => Err(unsupported(&format!("the shape of `{}`", node.name))),
+        }
+    }
+
+    /// An activation, fused into the preceding linear layer if there is one.
+    pub fn activate(&mut self, function: Activation, input: &str) -> Result<Meaning<'a>> {
+        let view = self.view(input)?;
+        if view.width < self.values[view.value].width {
+            return Ok(Meaning::Activated(function, view));
+        }
+        let input = self.whole(input)?;
+        if let Some(Operation::Row(_, RowOperation::Linear { layer, out, .. })) =
+            self.operations.last_mut()
+            && *out == input
+            && layer.activation.is_none()
+        {
+            layer.activation = Some(function);
+            return Ok(self.all(input));
+        }
+        let Value { per, width, .. } = self.values[input];
+        self.check_width(width)?;
+        let out = self.value(per, width);
+        self.row(
+            per,
+            RowOperation::Activation {
+                function,
+                input,
+                out,
+            },
+        );
+        Ok(self.all(out))
+    }
+
+    /// Activates one half of a matrix, and multiplies it by the other half.
+    pub fn gate(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
+        let refuse = || {
+            unsupported(&format!(
+                "the product `{}`, which does not belong to a gate",
+                node.name
+            ))
+        };
+        let [left, right] = &node.input[..] else {
+            return Err(refuse());
+        };
+        let (Meaning::Activated(function, activated), Meaning::Rows(other)) =
+            (self.meaning(left)?, self.meaning(right)?)
+        else {
+            return Err(refuse());
+        };
+        let (input, width) = (activated.value, activated.width);
+        let halves = [activated.offset, other.offset];
+        let are_halves = other.value == input
+            && other.width == width
+            && self.values[input].width == 2 * width
+            && (halves == [0, width] || halves == [width, 0]);
+        if !are_halves {
+            return Err(refuse());
+        }
+        self.check_width(width)?;
+        let per = self.values[input].per;
+        let out = self.value(per, width);
+        self.row(
+            per,
+            RowOperation::Gate {
+                function,
+                activates_second: halves[0] > 0,
+                input,
+                out,
+            },
+        );
+        Ok(self.all(out))
+    }
+
+    pub fn split(&mut self, node: &'a NodeProto) -> Result<()> {
+        let name = node.input.first().map(String::as_str).unwrap_or_default();
+        let View {
+            value,
+            offset,
+            width,
+        } = self.view(name)?;
+        let refuse = || unsupported(&format!("the arguments of `{}`", node.name));
+        let parts = node.output.len();
+        let widths = match node.input.get(1) {
+            Some(lengths) => self.integers(lengths).ok_or_else(refuse)?,
+            None if parts > 0 => vec![(width / parts) as i64; parts],
+            None => return Err(refuse()),
+        };
+        let widths: Vec<usize> = widths
+            .into_iter()
+            .filter_map(|width| usize::try_from(width).ok())
+            .collect();
+        let total = widths
+            .iter()
+            .try_fold(0_usize, |sum, width| sum.checked_add(*width));
+        if integer(node, "axis") != Some(-1) || widths.len() != parts || total != Some(width) {
+            return Err(refuse());
+        }
+        let mut offset = offset;
+        for (width, output) in widths.into_iter().zip(&node.output) {
+            self.meanings.insert(
+                output,
+                Meaning::Rows(View {
+                    value,
+                    offset,
+                    width,
+                }),
+            );
+            offset += width;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,264 @@
+//! Runs a request's work locally or on a fleet. The rules are the same for all tasks:
+//!
+//! - The [route](Route) chooses the location by the request's token count.
+//! - Work that the fleet's model is known not to support runs locally if the model is local.
+//! - The fleet's deadline leaves time for a local run.
+//! - Work that fails on the fleet runs locally if the model is local and there is time left.
+
+use std::{
+    fmt,
+    future::Future,
+    num::NonZeroUsize,
+    sync::{Arc, Mutex, OnceLock, PoisonError},
+};
+
+use async_trait::async_trait;
+use futures::{StreamExt, TryStreamExt, stream};
+use tokio::sync::Semaphore;
+
+use crate::{
+    backend::{
+        Deadline, RemoteBackend,
+        routing::{Location, Route},
+    },
+    telemetry::{
+        fleet::record_fallback,
+        request::{Stage, timed, timed_run},
+    },
+};
+use kivu_base::error::{Error, Result};
+
+/// A request's work, for a local model `L` or the fleet's model `R`.
+#[async_trait]
+pub trait Work<L, R>: Sync {
+    type Output: Send;
+
+    fn tokens(&self) -> usize;
+
+    /// Refuses work that the fleet's model cannot do.
+    fn check_remote(&self, remote: &R) -> Result<()>;
+
+    async fn run_locally(&self, local: &L, deadline: Deadline) -> Result<Self::Output>;
+
+    /// Runs work that [`check_remote`](Self::check_remote) has accepted.
+    async fn run_remotely(&self, remote: &R, deadline: Deadline) -> Result<Self::Output>;
+}
+
+/// A model on a fleet, ready to be run.
+pub trait RemoteModel: Clone + Send + Sync {
+    /// What the task requires of the model.
+    type Spec: Clone + fmt::Debug + Send + Sync;
+
+    /// Opens the model as its servers describe it. Fails for a different kind of model; the error names the expected
+    /// and the found one.
+    fn open(described: &dyn RemoteBackend, spec: &Self::Spec) -> Result<Self>;
+}
+
+/// A model at all locations where it runs.
+#[derive(Clone, Debug)]
+pub struct Executor<L, R: RemoteModel> {
+    route: Route<L>,
+    spec: R::Spec,
+    /// The fleet's model, as its servers last described it.
+    remote: Arc<Mutex<Option<Opened<R>>>>,
+}
+
+/// A fleet's model, opened as its servers described it.
+#[derive(Debug)]
+struct Opened<R> {
+    described: Arc<dyn RemoteBackend>,
+    model: R,
+}
+
+impl<L: Sync, R: RemoteModel> Executor<L, R> {
+    pub fn new(route: Route<L>, spec: R::Spec) -> Self {
+        Self {
+            route,
+            spec,
+            remote: Arc::default(),
+        }
+    }
+
+    pub fn local(&self) -> Option<&L> {
+        self.route.local()
+    }
+
+    pub fn has_fleet(&self) -> bool {
+        self.route.fleet().is_some()
+    }
+
+    /// The fleet's model, opened again whenever its description changes.
+    pub async fn remote(&self, deadline: Deadline) -> Result<R> {
+        let fleet = self.route.fleet().ok_or_else(not_loaded)?;
+        let described = fleet.connect(deadline).await?;
+        let mut known = self.remote.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(opened) = known.as_ref()
+            && opened.described.interface() == described.interface()
+        {
+            return Ok(opened.model.clone());
+        }
+        let model = R::open(&*described, &self.spec)?;
+        *known = Some(Opened {
+            described,
+            model: model.clone(),
+        });
+        Ok(model)
+    }
+
+    /// Fails if the fleet's model is of a different kind. An unreachable fleet is not an error. No connection is
+    /// kept, since this may run on a different Tokio runtime.
+    pub async fn check_fleet(&self, deadline: Deadline) -> Result<()> {
+        match self.route.fleet() {
+            None => Ok(()),
+            Some(fleet) => fleet.check_at_start(self.remote(deadline).await),
+        }
+    }
+
+    /// Runs `work`, and returns its output with the location where it ran.
+    pub async fn run<W: Work<L, R>>(
+        &self,
+        work: &W,
+        deadline: Deadline,
+    ) -> Result<(W::Output, Location)> {
+        timed_run(self.run_somewhere(work, deadline)).await
+    }
+
+    async fn run_somewhere<W: Work<L, R>>(
+        &self,
+        work: &W,
+        deadline: Deadline,
+    ) -> Result<(W::Output, Location)> {
+        let (tokens, local) = (work.tokens(), self.local());
+        if self.route.choose(tokens) == Location::Remote
+            && !(local.is_some() && self.is_known_unfit(work))
+        {
+            let request = self.route.begin(Location::Remote, tokens);
+            let done = self
+                .run_remotely(work, self.route.remote_deadline(tokens, deadline))
+                .await;
+            request.finish(done.is_ok());
+            match done {
+                Err(error) if local.is_some() && !deadline.has_passed() => {
+                    record_fallback();
+                    tracing::warn!(
+                        error = error.chain(),
+                        "the fleet failed; the request runs locally"
+                    );
+                }
+                done => return done.map(|output| (output, Location::Remote)),
+            }
+        }
+        let request = self.route.begin(self.route.here(), tokens);
+        let done = work
+            .run_locally(local.ok_or_else(not_loaded)?, deadline)
+            .await;
+        request.finish(done.is_ok());
+        done.map(|output| (output, self.route.here()))
+    }
+
+    async fn run_remotely<W: Work<L, R>>(&self, work: &W, deadline: Deadline) -> Result<W::Output> {
+        let remote = self.remote(deadline).await?;
+        work.check_remote(&remote)?;
+        work.run_remotely(&remote, deadline).await
+    }
+
+    fn is_known_unfit<W: Work<L, R>>(&self, work: &W) -> bool {
+        let known = self.remote.lock().unwrap_or_else(PoisonError::into_inner);
+        known
+            .as_ref()
+            .is_some_and(|opened| work.check_remote(&opened.model).is_err())
+    }
+}
+
+fn not_loaded() -> Error {
+    Error::model("expected a model to run, but none is loaded")
+}
+
+tokio::task_local! {
+    /// Turns shared by the parts of the current request.
+    static TURNS: Arc<Turns>;
+}
+
+/// The work that a request may have in progress, so that requests take turns.
+struct Turns {
+    /// Initialized with the first model's batch count.
+    batches: OnceLock<Semaphore>,
+    tokenization: Semaphore,
+}
+
+/// Runs a request whose parts share its turns.
+pub async fn sharing_turns<T>(request: impl Future<Output = T>) -> T {
+    let turns = Turns {
+        batches: OnceLock::new(),
+        tokenization: Semaphore::new(1),
+    };
+    TURNS.scope(Arc::new(turns), request).await
+}
+
+/// Runs a request's batches and returns the results in input order, which their indexes determine.
+///
+/// At most two per parallel run of the backend are in progress: the backend never waits for a request's next batch, and
+/// requests take turns.
+pub async fn run_batches<T: Send>(
+    batches: Vec<impl Future<Output = Result<Vec<(usize, T)>>> + Send>,
+    concurrency: NonZeroUsize,
+) -> Result<Vec<T>> {
+    let max = 2 * concurrency.get();
+    let turns = TURNS.try_with(Arc::clone).ok();
+    let turns = turns
+        .as_ref()
+        .map(|turns| turns.batches.get_or_init(|| Semaphore::new(max)));
+    let batches = batches.into_iter().map(|batch| async {
+        let _turn = match turns {
+            Some(turns) => turns.acquire().await.ok(),
+            None => None,
+        };
+        batch.await
+    });
+    let done = stream::iter(batches).buffer_unordered(max).try_concat();
+    let mut done: Vec<(usize, T)> = done.await?;
+    done.sort_by_key(|(index, _)| *index);
+    Ok(done.into_iter().map(|(_, result)| result).collect())
+}
+
+/// Runs a tokenization; texts above a few kB are tokenized outside the threads that serve connections.
+pub async fn tokenize<T: Send + 'static>(
+    bytes: usize,
+    deadline: Deadline,
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let turns = TURNS.try_with(Arc::clone).ok();
+    let _turn = match &turns {
+        Some(turns) => turns.tokenization.acquire().await.ok(),
+        None => None,
+    };
+    timed(Stage::Tokenization, deadline.run_sized(bytes, work)).await
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+    use super::*;
+
+    /// Peak batches in progress while two parts of a request run.
+    async fn in_progress() -> usize {
+        let (now, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let batch = async |index| {
+            most.fetch_max(now.fetch_add(1, SeqCst) + 1, SeqCst);
+            tokio::task::yield_now().await;
+            now.fetch_sub(1, SeqCst);
+            Ok(vec![(index, ())])
+        };
+        let part = || run_batches((0..8).map(batch).collect(), NonZeroUsize::MIN);
+        let (one, other) = futures::join!(part(), part());
+        assert_eq!((one.unwrap().len(), other.unwrap().len()), (8, 8));
+        most.into_inner()
+    }
+
+    #[tokio::test]
+    async fn the_parts_of_a_request_share_its_turns() {
+        assert_eq!(in_progress().await, 4, "two requests");
+        assert_eq!(sharing_turns(in_progress()).await, 2, "one request");
+    }
+}

@@ -1,0 +1,226 @@
+//! Transformer input tensors: which input carries which data, and sequences padded to one length.
+
+use std::num::NonZeroUsize;
+
+use crate::backend::{LABEL_VECTORS, Schedule, Signature, TASK_IDS, TensorSpec};
+use kivu_base::{
+    error::{Error, Result, quoted},
+    tensor::{ElementType, Elements, Tensor},
+};
+use kivu_text::Encoding;
+
+/// Graph input that tells which tokens are pooled, in models that pool no prompts.
+pub const POOLING_MASK: &str = "pooling_mask";
+/// Input names by role, case-insensitive, in their usual order. `words_mask` is the third input in models that read
+/// words.
+const NAMES: [(&str, Role); 7] = [
+    ("input_ids", Role::Ids),
+    ("attention_mask", Role::Mask),
+    ("token_type_ids", Role::Types),
+    ("words_mask", Role::Types),
+    (POOLING_MASK, Role::Pooled),
+    (LABEL_VECTORS, Role::Labels),
+    (TASK_IDS, Role::Task),
+];
+const MAX_INPUTS: usize = 3;
+
+/// The data that an input carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    Ids,
+    Mask,
+    Types,
+    /// 1 for tokens that are pooled.
+    Pooled,
+    /// Label vectors.
+    Labels,
+    /// The number of the text's task.
+    Task,
+    /// The text itself, for models with a built-in tokenizer.
+    Text,
+}
+
+/// An input sequence.
+#[derive(Clone, Copy, Debug)]
+pub struct Sequence<'a> {
+    pub encoding: &'a Encoding,
+    /// Source text, for models with a built-in tokenizer; pairs and token ids have none.
+    pub text: Option<&'a str>,
+    /// Concatenated label vectors, in models that take them.
+    pub labels: Option<&'a [f32]>,
+}
+
+#[derive(Clone, Debug)]
+pub struct ModelInputs(Vec<(Role, TensorSpec)>);
+
+impl ModelInputs {
+    /// Recognizes inputs by name, or by position if they are called `INPUT__0`, as TorchScript inputs on Triton are. A
+    /// single BYTES input takes texts. `None` for any other signature.
+    pub fn recognize(signature: &Signature) -> Option<Self> {
+        if let [text] = &signature.inputs[..]
+            && text.element_type == ElementType::Bytes
+        {
+            return Some(Self(vec![(Role::Text, text.clone())]));
+        }
+        let role = |spec: &TensorSpec| {
+            let name = spec.name.to_ascii_lowercase();
+            let by_name = || NAMES.iter().find(|(known, _)| *known == name);
+            let position = name
+                .strip_prefix("input__")
+                .and_then(|position| position.parse::<usize>().ok());
+            let (_, role) = position
+                .and_then(|position| NAMES[..MAX_INPUTS].get(position))
+                .or_else(by_name)?;
+            Some((*role, spec.clone()))
+        };
+        let inputs = Self(signature.inputs.iter().map(role).collect::<Option<_>>()?);
+        inputs.spec(Role::Ids).is_some().then_some(inputs)
+    }
+
+    /// Whether a graph distinguishes a pair's texts.
+    pub fn distinguish_pairs(signature: &Signature) -> bool {
+        signature
+            .inputs
+            .iter()
+            .any(|input| input.name == NAMES[2].0)
+    }
+
+    /// Error for an unrecognized signature; it names both sides.
+    pub fn mismatch(signature: &Signature, outputs: &str) -> Error {
+        let names = |specs: &[TensorSpec]| {
+            quoted(
+                &specs
+                    .iter()
+                    .map(|spec| spec.name.as_str())
+                    .collect::<Vec<_>>(),
+            )
+        };
+        Error::model(format!(
+            "expected a model with inputs among {} and the output {outputs}, but found inputs {} and outputs {}",
+            quoted(&NAMES.map(|(name, _)| name)),
+            names(&signature.inputs),
+            names(&signature.outputs)
+        ))
+    }
+
+    pub fn spec(&self, role: Role) -> Option<&TensorSpec> {
+        self.0
+            .iter()
+            .find(|(known, _)| *known == role)
+            .map(|(_, spec)| spec)
+    }
+
+    pub fn has(&self, role: Role) -> bool {
+        self.spec(role).is_some()
+    }
+
+    /// Tokens per sequence, if the model takes a fixed number.
+    pub fn fixed_length(&self) -> Option<usize> {
+        fixed(self.spec(Role::Ids)?.shape.last())
+    }
+
+    /// Refuses a sequence that is longer than the fixed length.
+    pub fn check_length(&self, found: usize) -> Result<()> {
+        match self.fixed_length() {
+            Some(max) if found > max => Err(Error::too_large(format!(
+                "expected at most {max} tokens, the fleet model's length, but found {found}"
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// The backend's schedule, without batches if the model has no mask and would read padding as words.
+    pub fn schedule(&self, schedule: Schedule) -> Schedule {
+        if self.has(Role::Mask) || self.has(Role::Text) {
+            return schedule;
+        }
+        Schedule {
+            max_batch_size: NonZeroUsize::MIN,
+            ..schedule
+        }
+    }
+
+    /// A batch's tensors, in the model's order; short sequences are padded with `padding_id`.
+    pub fn tensors(&self, batch: &[Sequence<'_>], padding_id: u32) -> Result<Vec<Tensor>> {
+        self.0
+            .iter()
+            .map(|(role, spec)| tensor(*role, spec, batch, padding_id))
+            .collect()
+    }
+}
+
+fn tensor(
+    role: Role,
+    spec: &TensorSpec,
+    batch: &[Sequence<'_>],
+    padding_id: u32,
+) -> Result<Tensor> {
+    let has_rows = spec.shape.len() > 1;
+    if role == Role::Text {
+        let texts = batch
+            .iter()
+            .map(|sequence| sequence.text.unwrap_or_default().as_bytes().to_vec());
+        let shape = if has_rows {
+            vec![batch.len(), 1]
+        } else {
+            vec![batch.len()]
+        };
+        return Tensor::new(shape, Elements::Bytes(texts.collect()));
+    }
+    if role == Role::Labels {
+        let width = fixed(spec.shape.last()).unwrap_or(1).max(1);
+        let rows = fixed(spec.shape.first()).unwrap_or(batch.len());
+        let labels = batch
+            .first()
+            .and_then(|sequence| sequence.labels)
+            .unwrap_or_default();
+        return Tensor::new(
+            vec![rows, labels.len() / width, width],
+            Elements::Fp32(labels.repeat(rows)),
+        );
+    }
+    let longest = batch
+        .iter()
+        .map(|sequence| sequence.encoding.len())
+        .max()
+        .unwrap_or(0);
+    let columns = fixed(spec.shape.last()).unwrap_or(longest);
+    let rows = if has_rows {
+        fixed(spec.shape.first()).unwrap_or(batch.len())
+    } else {
+        1
+    };
+    let padding = if role == Role::Ids {
+        i64::from(padding_id)
+    } else {
+        0
+    };
+    let mut values = Vec::with_capacity(rows * columns);
+    // A fixed number of rows is reached by repeating the batch, since a model may fail on an empty row.
+    for (row, Sequence { encoding, .. }) in batch.iter().cycle().take(rows).enumerate() {
+        match role {
+            Role::Ids => values.extend(encoding.ids.iter().map(|id| i64::from(*id))),
+            Role::Types => values.extend(encoding.type_ids.iter().map(|id| i64::from(*id))),
+            Role::Mask => values.extend(encoding.mask()),
+            Role::Pooled => values.extend(encoding.pooling_mask()),
+            Role::Task => values.extend(std::iter::repeat_n(
+                i64::from(encoding.task),
+                encoding.len(),
+            )),
+            // Handled above.
+            Role::Text | Role::Labels => {}
+        }
+        values.resize((row + 1) * columns, padding);
+    }
+    let shape = if has_rows {
+        vec![rows, columns]
+    } else {
+        vec![columns]
+    };
+    Tensor::integers(spec.element_type, shape, values)
+}
+
+/// An axis length, if it is fixed.
+fn fixed(side: Option<&i64>) -> Option<usize> {
+    side.and_then(|side| usize::try_from(*side).ok())
+}

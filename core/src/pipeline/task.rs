@@ -1,0 +1,89 @@
+use std::{fmt, str::FromStr};
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use kivu_base::error::{Error, Result, quoted};
+
+/// Model task, named as on the Hugging Face Hub.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Task {
+    /// A text to a vector.
+    FeatureExtraction,
+    /// A text or text pair to scores for the model's own labels.
+    TextClassification,
+    /// A text to token labels or entities.
+    TokenClassification,
+    /// A query and texts to a score for each text.
+    TextRanking,
+    /// A text to scores for labels in the request.
+    ZeroShotClassification,
+    /// A text to a text in another language.
+    Translation,
+    /// A text to a summary.
+    Summarization,
+    /// A text to any other text.
+    #[serde(rename = "text2text-generation")]
+    TextToText,
+}
+
+impl Task {
+    /// In variant order.
+    const NAMES: [(Self, &str); 8] = [
+        (Self::FeatureExtraction, "feature-extraction"),
+        (Self::TextClassification, "text-classification"),
+        (Self::TokenClassification, "token-classification"),
+        (Self::TextRanking, "text-ranking"),
+        (Self::ZeroShotClassification, "zero-shot-classification"),
+        (Self::Translation, "translation"),
+        (Self::Summarization, "summarization"),
+        (Self::TextToText, "text2text-generation"),
+    ];
+}
+
+impl Task {
+    /// Noun for the texts that this task generates.
+    pub fn generated_name(self) -> &'static str {
+        match self {
+            Self::Translation => "translation",
+            Self::Summarization => "summary",
+            _ => "generated_text",
+        }
+    }
+}
+
+impl fmt::Display for Task {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(Self::NAMES[*self as usize].1)
+    }
+}
+
+impl FromStr for Task {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        Self::NAMES
+            .iter()
+            .find(|(_, known)| *known == name)
+            .map(|(task, _)| *task)
+            .ok_or_else(|| {
+                let known = quoted(&Self::NAMES.map(|(_, known)| known));
+                Error::config(format!("expected a task of {known}, but found `{name}`"))
+            })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_those_of_the_manifest() {
+        for (task, name) in Task::NAMES {
+            assert_eq!(serde_json::to_value(task).unwrap(), name);
+            assert_eq!(task.to_string(), name);
+            assert_eq!(name.parse::<Task>().unwrap(), task);
+        }
+    }
+}

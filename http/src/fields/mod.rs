@@ -1,0 +1,737 @@
+//! Every field in the request schemas of the imitated APIs: read, without effect on results, or refused.
+//!
+//! These tables decide which fields a request may have, and docs/request-fields.md is made from them. Kivu's own fields
+//! are in tables as well, since a name that is close to a known field is refused.
+
+pub mod embeddings;
+pub mod hub;
+pub mod ollama;
+pub mod others;
+pub mod ranking;
+pub mod tei;
+pub mod translation;
+
+use kivu::json::{Fields, Refused};
+
+/// Where the other lists are empty.
+const NONE: Fields = Fields {
+    read: &[],
+    without_effect: &[],
+    refused: &[],
+    inner: &[],
+};
+
+const fn refused(
+    name: &'static str,
+    unless: &'static [&'static str],
+    hint: &'static str,
+) -> Refused {
+    Refused { name, unless, hint }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeSet, fs, path::Path, ptr};
+
+    use schemars::{JsonSchema, SchemaGenerator};
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::scripted::ask;
+    use crate::{
+        bedrock::{BedrockEmbedRequest, BedrockRankRequest, TitanRequest},
+        chat::ChatRequest,
+        classification::PredictRequest,
+        cohere::CohereEmbedRequest,
+        detection::DetectRequest,
+        embedding::{EmbedRequest, SimilarityRequest},
+        extraction::ExtractionRequest,
+        kserve::InferRequest,
+        llama_cpp::ContentRequest,
+        ollama::{
+            OllamaEmbedRequest, OllamaEmbeddingsRequest, models::OllamaShowRequest,
+            pull::OllamaPullRequest,
+        },
+        openai::EmbeddingsRequest,
+        ranking::{DocumentsRequest, RerankRequest},
+        request::RequestBody,
+        score::ScoreRequest,
+        tasks::VertexRequest,
+        tokens::{DecodeRequest, TokenizeRequest},
+        translation::TranslateRequest,
+        translators::{DeepLRequest, LibreTranslateRequest},
+        vllm::LabelsRequest,
+    };
+    use kivu::{
+        json::Known,
+        pipeline::generation::GenerationOptions,
+        task::{
+            classification::{ClassificationParameters, ZeroShotParameters},
+            entities::{TokenClassificationParameters, ZeroShotEntitiesParameters},
+        },
+    };
+
+    /// Tables with Kivu's own fields.
+    const OWN: &[&Fields] = &[&tei::COMMON, &tei::KIVU_EMBED, &tei::KIVU_RERANK];
+
+    /// Published request schemas: the API, the body, and its fields.
+    const PUBLISHED: &[(&str, &str, &Fields)] = &[
+        ("OpenAI", "embeddings", &embeddings::OPENAI),
+        ("OpenAI", "chat completions", &others::OPENAI_CHAT),
+        (
+            "text-embeddings-inference",
+            "`/embed`, `/embed_all`, `/embed_sparse`",
+            &tei::EMBED_FIELDS,
+        ),
+        (
+            "text-embeddings-inference",
+            "`/predict`",
+            &tei::PREDICT_FIELDS,
+        ),
+        ("text-embeddings-inference", "`/rerank`", &tei::RERANK),
+        (
+            "text-embeddings-inference",
+            "`/similarity`",
+            &tei::SIMILARITY_FIELDS,
+        ),
+        (
+            "text-embeddings-inference",
+            "`/tokenize`",
+            &tei::TOKENIZE_FIELDS,
+        ),
+        (
+            "text-embeddings-inference",
+            "`/decode`",
+            &tei::DECODE_FIELDS,
+        ),
+        (
+            "text-embeddings-inference",
+            "`/v1/embeddings`",
+            &embeddings::OPENAI,
+        ),
+        ("model hub", "`feature-extraction`", &hub::FEATURES_BODY),
+        (
+            "model hub",
+            "`text-classification`",
+            &hub::CLASSIFICATION_BODY,
+        ),
+        ("model hub", "`token-classification`", &hub::TOKENS_BODY),
+        (
+            "model hub",
+            "`zero-shot-classification`",
+            &hub::ZERO_SHOT_BODY,
+        ),
+        (
+            "model hub",
+            "`sentence-similarity`",
+            &tei::SIMILARITY_FIELDS,
+        ),
+        ("model hub", "`text-ranking`", &hub::RANKING_BODY),
+        (
+            "model hub",
+            "`translation`, `summarization`, `text2text-generation`",
+            &hub::GENERATION_BODY,
+        ),
+        ("Cohere", "`/v2/embed`", &others::COHERE_EMBED_V2),
+        ("Cohere", "`/v1/embed`", &others::COHERE_EMBED_V1),
+        ("Cohere", "`/v2/rerank`", &ranking::COHERE_V2),
+        ("Cohere", "`/v1/rerank`", &ranking::COHERE_V1),
+        ("Jina", "embeddings", &embeddings::JINA),
+        ("Jina", "ranking", &ranking::JINA),
+        ("Voyage", "embeddings", &embeddings::VOYAGE),
+        ("Voyage", "ranking", &ranking::VOYAGE),
+        (
+            "Amazon Bedrock",
+            "Titan Text Embeddings",
+            &others::TITAN_FIELDS,
+        ),
+        (
+            "Amazon Bedrock",
+            "Cohere Embed",
+            &others::BEDROCK_EMBED_FIELDS,
+        ),
+        (
+            "Amazon Bedrock",
+            "Cohere Rerank, Amazon Rerank",
+            &others::BEDROCK_RANK_FIELDS,
+        ),
+        ("Ollama", "`/api/embed`", &ollama::EMBED_FIELDS),
+        ("Ollama", "`/api/embeddings`", &ollama::EMBEDDINGS_FIELDS),
+        ("Ollama", "`/api/show`", &ollama::SHOW_FIELDS),
+        ("Ollama", "`/api/pull`", &ollama::PULL_FIELDS),
+        ("DeepL", "`/v2/translate`", &translation::DEEPL_FIELDS),
+        (
+            "LibreTranslate",
+            "`/translate`",
+            &translation::LIBRE_TRANSLATE_FIELDS,
+        ),
+        ("LibreTranslate", "`/detect`", &translation::DETECT_FIELDS),
+        ("KServe v2", "inference", &others::KSERVE_INFER),
+        ("KServe v2", "repository index", &others::KSERVE_INDEX),
+        ("Vertex AI", "`/vertex`", &tei::VERTEX_FIELDS),
+        ("vLLM", "embeddings", &embeddings::VLLM),
+        ("vLLM", "`/rerank`", &ranking::VLLM),
+        ("vLLM", "`/score`", &ranking::VLLM_SCORE),
+        ("vLLM", "`/classify`", &others::VLLM_CLASSIFY),
+        ("NVIDIA", "embeddings", &embeddings::NVIDIA),
+        (
+            "NVIDIA",
+            "chat completions for GLiNER",
+            &others::NVIDIA_CHAT,
+        ),
+        ("Mistral", "embeddings", &embeddings::MISTRAL),
+        ("infinity", "`/rerank`", &ranking::INFINITY),
+        ("llama.cpp", "`/embedding`", &ollama::LLAMA_CPP_FIELDS),
+        ("llama.cpp", "`/reranking`", &ranking::LLAMA_CPP),
+        ("GLiNER2", "`/gliner-2`", &others::GLINER2),
+    ];
+
+    /// Rows of a table, with the paths of inner fields, and the number of fields.
+    fn add_rows(path: &str, fields: &Fields, rows: &mut [Vec<String>; 3]) {
+        let named = |name: &str| format!("`{path}{name}`");
+        rows[0].extend(fields.read.iter().map(|name| named(name)));
+        rows[1].extend(fields.without_effect.iter().map(|name| named(name)));
+        rows[2].extend(fields.refused.iter().map(|field| {
+            let unless: Vec<_> = field
+                .unless
+                .iter()
+                .map(|value| format!("`{value}`"))
+                .collect();
+            match unless.is_empty() {
+                true => named(field.name),
+                false => format!("{} (except {})", named(field.name), unless.join(", ")),
+            }
+        }));
+        for (name, known) in fields.inner {
+            let is_published = |inner: &&&Fields| !OWN.iter().any(|own| ptr::eq(*own, **inner));
+            for inner in known.iter().filter(is_published) {
+                add_rows(&format!("{path}{name}."), inner, rows);
+            }
+        }
+    }
+
+    /// docs/request-fields.md.
+    fn page() -> String {
+        let (mut tables, mut counts, mut api_before) = (String::new(), [0; 3], "");
+        let mut apis = 0;
+        for (api, body, fields) in PUBLISHED {
+            let mut rows = <[Vec<String>; 3]>::default();
+            add_rows("", fields, &mut rows);
+            if *api != api_before {
+                tables += &format!(
+                    "\n## {api}\n\n| request | supported | without effect | refused |\n|---|---|---|---|\n"
+                );
+                (api_before, apis) = (api, apis + 1);
+            }
+            for (count, row) in counts.iter_mut().zip(&rows) {
+                *count += row.len();
+            }
+            let rows = rows.map(|row| row.join(", "));
+            tables += &format!("| {body} | {} |\n", rows.join(" | "));
+        }
+        let [read, without_effect, refused] = counts;
+        format!(
+            "# Request fields\n\nEach field in the request schemas of the imitated APIs is supported, accepted without an \
+             effect on results, or refused by name (422): {} fields in {} schemas of {apis} APIs, of which {read} are \
+             supported, {without_effect} have no effect and {refused} are refused. [The API](api.md) describes what \
+             supported fields do, and Kivu's own fields.\n\n- A refused field may be `null` or empty, or have a value in \
+             the table that asks for nothing.\n- APIs that share a route share their fields: `/v1/embeddings` takes \
+             Voyage's `output_dtype` beside OpenAI's `dimensions`.\n- Other fields are ignored, except for names within \
+             two edits of a field's (one edit for names of four characters), such as `dimension`, which are refused with \
+             the right name. Names of up to three characters, and fields of documents, are not compared.\n\n\
+             This page is made from the tables in `src/api/fields`; `UPDATE_DOCS=1 cargo test fields` writes it.\n{tables}",
+            read + without_effect + refused,
+            PUBLISHED.len(),
+        )
+    }
+
+    #[test]
+    fn the_documentation_lists_all_fields() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/request-fields.md");
+        let page = page();
+        if std::env::var_os("UPDATE_DOCS").is_some() {
+            fs::write(&path, &page).unwrap();
+        }
+        assert!(
+            fs::read_to_string(path).unwrap_or_default() == page,
+            "run `UPDATE_DOCS=1 cargo test fields`"
+        );
+    }
+
+    /// The fields of a type.
+    fn properties<T: JsonSchema>() -> BTreeSet<String> {
+        let schema = SchemaGenerator::default().into_root_schema_for::<T>();
+        let fields = schema
+            .get("properties")
+            .and_then(|fields| fields.as_object());
+        fields
+            .into_iter()
+            .flatten()
+            .map(|(name, _)| name.clone())
+            .collect()
+    }
+
+    /// Fields in the tables that are read, and not in the type, and the opposite.
+    fn differences<T: JsonSchema>(known: Known) -> BTreeSet<String> {
+        let read = known.iter().flat_map(|fields| fields.read);
+        let read: BTreeSet<String> = read.map(|name| (*name).to_owned()).collect();
+        &read ^ &properties::<T>()
+    }
+
+    /// Differences of bodies with their tables.
+    macro_rules! differences {
+        ($($body:ty),* $(,)?) => {
+            [$((stringify!($body), differences::<$body>(<$body>::KNOWN))),*]
+        };
+    }
+
+    fn lines(fields: &[(&str, BTreeSet<String>)]) -> String {
+        let lines = fields.iter().filter(|(_, names)| !names.is_empty());
+        lines.map(|line| format!("{line:?}\n")).collect()
+    }
+
+    #[test]
+    fn the_tables_have_the_fields_that_are_read() {
+        let found = differences![
+            EmbeddingsRequest,
+            DocumentsRequest,
+            ScoreRequest,
+            LabelsRequest,
+            ContentRequest,
+            ChatRequest,
+            CohereEmbedRequest,
+            EmbedRequest,
+            PredictRequest,
+            TokenizeRequest,
+            DecodeRequest,
+            VertexRequest,
+            ExtractionRequest,
+            InferRequest,
+            OllamaEmbedRequest,
+            OllamaEmbeddingsRequest,
+            OllamaShowRequest,
+            OllamaPullRequest,
+        ];
+        // Another name for `candidate_labels`.
+        insta::assert_snapshot!(lines(&found), @r#"
+        ("LabelsRequest", {"labels"})
+        ("PredictRequest", {"labels"})
+        "#);
+        const RERANK: Known = &[&tei::RERANK, &tei::KIVU_RERANK];
+        const SIMILARITY: Known = &[&tei::SIMILARITY_FIELDS];
+        let found = [
+            ("rerank", differences::<RerankRequest>(RERANK)),
+            ("similarity", differences::<SimilarityRequest>(SIMILARITY)),
+            ("titan", differences::<TitanRequest>(others::TITAN)),
+            (
+                "embed",
+                differences::<BedrockEmbedRequest>(others::BEDROCK_EMBED),
+            ),
+            (
+                "rank",
+                differences::<BedrockRankRequest>(others::BEDROCK_RANK),
+            ),
+            ("deepl", differences::<DeepLRequest>(translation::DEEPL)),
+            (
+                "libre",
+                differences::<LibreTranslateRequest>(translation::LIBRE_TRANSLATE),
+            ),
+            ("detect", differences::<DetectRequest>(translation::DETECT)),
+            (
+                "translate",
+                differences::<TranslateRequest>(translation::TRANSLATE),
+            ),
+        ];
+        // A name that may be in `parameters`, too.
+        insta::assert_snapshot!(lines(&found), @r#"("similarity", {"model"})"#);
+    }
+
+    /// Parameters in the model hub's bodies.
+    #[test]
+    fn the_tables_have_the_parameters_of_all_tasks() {
+        let missing = |names: BTreeSet<String>, known: Known| {
+            let listed: BTreeSet<&str> = known.iter().flat_map(|fields| fields.names()).collect();
+            let missing = names
+                .into_iter()
+                .filter(|name| !listed.contains(name.as_str()));
+            missing.collect::<BTreeSet<_>>()
+        };
+        let generation = GenerationOptions::names().iter().cloned().collect();
+        let found = [
+            (
+                "classification",
+                missing(
+                    properties::<ClassificationParameters>(),
+                    hub::CLASSIFICATION,
+                ),
+            ),
+            (
+                "tokens",
+                missing(properties::<TokenClassificationParameters>(), hub::TOKENS),
+            ),
+            (
+                "entities",
+                missing(properties::<ZeroShotEntitiesParameters>(), hub::ENTITIES),
+            ),
+            (
+                "zero-shot",
+                missing(properties::<ZeroShotParameters>(), hub::ZERO_SHOT),
+            ),
+            ("generation", missing(generation, hub::GENERATION)),
+        ];
+        insta::assert_snapshot!(lines(&found), @"");
+    }
+
+    #[test]
+    fn each_field_is_in_one_list() {
+        for (api, body, fields) in PUBLISHED {
+            let names: Vec<&str> = fields.names().collect();
+            let different: BTreeSet<&&str> = names.iter().collect();
+            assert_eq!(different.len(), names.len(), "{api} {body}");
+        }
+    }
+
+    /// The error's message, if a request is refused.
+    async fn refusal(path: &str, body: &Value) -> Option<String> {
+        let (status, answer) = ask(path, body).await;
+        let messages = [
+            &answer["error"]["message"],
+            &answer["error"],
+            &answer["message"],
+            &answer["detail"],
+        ];
+        let message = messages.into_iter().find_map(Value::as_str)?;
+        Some(format!("{} {message}", status.as_u16()))
+    }
+
+    /// The smallest request for each body, with more fields.
+    fn requests() -> Vec<(&'static str, Value)> {
+        let documents = json!({ "model": "ranking", "query": "cat", "documents": ["dog"] });
+        let message = json!([{ "role": "user", "content": "the cat" }]);
+        let similarity = json!({ "source_sentence": "cat", "sentences": ["dog"] });
+        let infer = json!([{ "name": "TEXT", "shape": [1], "datatype": "BYTES", "data": ["cat"] }]);
+        vec![
+            ("/v1/embeddings", json!({ "input": "cat" })),
+            ("/embed", json!({ "inputs": "cat" })),
+            ("/predict", json!({ "inputs": "cat" })),
+            (
+                "/rerank",
+                json!({ "query": "cat", "texts": ["dog"], "model": "ranking" }),
+            ),
+            ("/rerank", documents.clone()),
+            ("/reranking", documents.clone()),
+            ("/v1/rerank", documents.clone()),
+            ("/v2/rerank", documents),
+            (
+                "/v1/score",
+                json!({ "model": "ranking", "text_1": "cat", "text_2": "dog" }),
+            ),
+            ("/classify", json!({ "input": "cat" })),
+            ("/similarity", json!({ "inputs": similarity })),
+            ("/tokenize", json!({ "inputs": "cat" })),
+            ("/decode", json!({ "ids": [7] })),
+            ("/embedding", json!({ "content": "cat" })),
+            ("/v1/embed", json!({ "texts": ["cat"] })),
+            ("/v2/embed", json!({ "texts": ["cat"] })),
+            ("/api/embed", json!({ "input": "cat" })),
+            ("/api/embeddings", json!({ "prompt": "cat" })),
+            ("/api/show", json!({ "model": "embedding" })),
+            ("/model/embedding/invoke", json!({ "inputText": "cat" })),
+            ("/model/embedding/invoke", json!({ "texts": ["cat"] })),
+            (
+                "/model/ranking/invoke",
+                json!({ "query": "cat", "documents": ["dog"] }),
+            ),
+            (
+                "/v2/translate",
+                json!({ "text": ["cat"], "source_lang": "en", "target_lang": "pt" }),
+            ),
+            (
+                "/translate",
+                json!({ "q": "cat", "source": "en", "target": "pt" }),
+            ),
+            ("/translate", json!({ "inputs": "cat" })),
+            ("/v1/chat/completions", json!({ "messages": message })),
+            ("/v2/models/embedding/infer", json!({ "inputs": infer })),
+            ("/vertex", json!({ "instances": [{ "inputs": "cat" }] })),
+            ("/models/embedding", json!({ "inputs": "cat" })),
+            ("/models/classification", json!({ "inputs": "cat" })),
+            ("/models/token-classification", json!({ "inputs": "cat" })),
+            (
+                "/models/zero-shot",
+                json!({ "inputs": "cat", "parameters": { "candidate_labels": "a, b", "hypothesis_template": "{}" } }),
+            ),
+            ("/models/translation", json!({ "inputs": "cat" })),
+            (
+                "/models/ranking",
+                json!({ "inputs": { "query": "cat", "texts": ["dog"] } }),
+            ),
+        ]
+    }
+
+    fn with(body: &Value, more: &Value) -> Value {
+        let mut body = body.clone();
+        for (name, value) in more.as_object().unwrap() {
+            body[name] = value.clone();
+        }
+        body
+    }
+
+    #[tokio::test]
+    async fn fields_that_clients_add_are_ignored() {
+        let more = json!({
+            "extra": 1, "user_id": "a", "meta_info": {}, "timeout_s": 3, "x": null, "id_": 7, "api_base": "",
+            "custom_llm_provider": "a", "tags": ["a"], "source_type": "a", "trace_id": "a",
+        });
+        for (path, body) in requests() {
+            assert_eq!(refusal(path, &body).await, None, "{path} {body}");
+            // Bedrock refuses unknown fields.
+            if !path.starts_with("/model/") {
+                let body = with(&body, &more);
+                assert_eq!(refusal(path, &body).await, None, "{path} {body}");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn misspelt_fields_are_refused_with_the_right_name() {
+        let mut found = String::new();
+        for (path, body) in requests() {
+            // The first field with a long name, with an additional letter.
+            let mut names = body.as_object().unwrap().keys();
+            let Some(name) = names.find(|name| name.len() > 4) else {
+                continue;
+            };
+            let wrong = format!("{name}x");
+            let body = with(&body, &json!({ wrong: "a text" }));
+            found += &format!(
+                "{path}: {}\n",
+                refusal(path, &body).await.unwrap_or_default()
+            );
+        }
+        insta::assert_snapshot!(found, @r"
+        /v1/embeddings: 422 `inputx` is no field of this API; use `input`
+        /embed: 422 `inputsx` is no field of this API; use `inputs`
+        /predict: 422 `inputsx` is no field of this API; use `inputs`
+        /rerank: 422 `modelx` is no field of this API; use `model`
+        /rerank: 422 `documentsx` is no field of this API; use `documents`
+        /reranking: 422 `documentsx` is no field of this API; use `documents`
+        /v1/rerank: 422 `documentsx` is no field of this API; use `documents`
+        /v2/rerank: 422 `documentsx` is no field of this API; use `documents`
+        /v1/score: 422 `modelx` is no field of this API; use `model`
+        /classify: 422 `inputx` is no field of this API; use `input`
+        /similarity: 422 `inputsx` is no field of this API; use `inputs`
+        /tokenize: 422 `inputsx` is no field of this API; use `inputs`
+        /embedding: 422 `contentx` is no field of this API; use `content`
+        /v1/embed: 422 `textsx` is no field of this API; use `texts`
+        /v2/embed: 422 `textsx` is no field of this API; use `texts`
+        /api/embed: 422 `inputx` is no field of this API; use `input`
+        /api/embeddings: 422 `promptx` is no field of this API; use `prompt`
+        /api/show: 422 `modelx` is no field of this API; use `model`
+        /model/embedding/invoke: 400 `inputTextx` is no field of this API; use `inputText`
+        /model/embedding/invoke: 400 `textsx` is no field of this API; use `texts`
+        /model/ranking/invoke: 400 `documentsx` is no field of this API; use `documents`
+        /v2/translate: 422 `source_langx` is no field of this API; use `source_lang`
+        /translate: 422 `sourcex` is no field of this API; use `source`
+        /translate: 422 `inputsx` is no field of this API; use `inputs`
+        /v1/chat/completions: 422 `messagesx` is no field of this API; use `messages`
+        /v2/models/embedding/infer: 400 `inputsx` is no field of this API; use `inputs`
+        /vertex: 422 `instancesx` is no field of this API; use `instances`
+        /models/embedding: 422 `inputsx` is no field of this API; use `inputs`
+        /models/classification: 422 `inputsx` is no field of this API; use `inputs`
+        /models/token-classification: 422 `inputsx` is no field of this API; use `inputs`
+        /models/zero-shot: 422 `inputsx` is no field of this API; use `inputs`
+        /models/translation: 422 `inputsx` is no field of this API; use `inputs`
+        /models/ranking: 422 `inputsx` is no field of this API; use `inputs`
+        ");
+    }
+
+    /// Options, in the smallest request for a route.
+    fn unsupported() -> Vec<(&'static str, Value)> {
+        vec![
+            ("/v1/rerank", json!({ "rank_fields": ["title"] })),
+            ("/rerank", json!({ "rank_fields": ["title", "text"] })),
+            ("/v2/rerank", json!({ "max_chunks_per_doc": 10 })),
+            (
+                "/v2/rerank",
+                json!({ "relevant_spans": { "mode": "enabled" } }),
+            ),
+            ("/v1/embeddings", json!({ "return_multivector": true })),
+            ("/v1/embeddings", json!({ "dimension": 2 })),
+            ("/v1/embeddings", json!({ "embed_dtype": "float16" })),
+            (
+                "/v1/embeddings",
+                json!({ "input": [{ "text": "cat", "image": "data:" }] }),
+            ),
+            ("/v1/embeddings", json!({ "modality": ["text", "image"] })),
+            ("/v2/embed", json!({ "images": ["data:"] })),
+            ("/v2/translate", json!({ "style_id": "a" })),
+            ("/v2/translate", json!({ "custom_instructions": ["a"] })),
+            ("/v2/translate", json!({ "translation_memory_id": "a" })),
+            ("/v2/translate", json!({ "glossary_ids": ["a"] })),
+            ("/v2/translate", json!({ "context": "a" })),
+            ("/v2/translate", json!({ "tag_handling": "html" })),
+            ("/v2/translate", json!({ "formality": "more" })),
+            ("/translate", json!({ "format": "html" })),
+            ("/v1/score", json!({ "max_tokens_per_query": 5 })),
+            (
+                "/classify",
+                json!({ "messages": [] , "add_special_tokens": false }),
+            ),
+            ("/api/embed", json!({ "options": { "num_ctxx": 512 } })),
+            (
+                "/models/classification",
+                json!({ "parameters": { "topk": 1 } }),
+            ),
+            (
+                "/models/classification",
+                json!({ "parameters": { "return_all_scores": false } }),
+            ),
+            (
+                "/models/token-classification",
+                json!({ "parameters": { "grouped_entities": false } }),
+            ),
+            (
+                "/models/embedding",
+                json!({ "parameters": { "dimension": 1 } }),
+            ),
+            (
+                "/v2/models/embedding/infer",
+                json!({ "parameters": { "sequence_id": 7 } }),
+            ),
+            (
+                "/v2/models/embedding/infer",
+                json!({ "parameters": { "normalise": true } }),
+            ),
+            ("/v1/chat/completions", json!({ "stream": true })),
+            ("/v1/chat/completions", json!({ "n": 2 })),
+            (
+                "/v1/chat/completions",
+                json!({ "tools": [{}, { "type": "function" }] }),
+            ),
+            (
+                "/v1/chat/completions",
+                json!({ "response_format": { "type": "json_object" } }),
+            ),
+            ("/embedding", json!({ "image_data": [{ "id": 1 }] })),
+            ("/vertex", json!({ "parameters": { "truncate": true } })),
+            (
+                "/api/pull",
+                json!({ "model": "embedding", "insecure": true }),
+            ),
+        ]
+    }
+
+    #[tokio::test]
+    async fn unsupported_options_are_refused_by_name() {
+        let mut found = String::new();
+        for (path, more) in unsupported() {
+            let known = requests().into_iter().find(|(known, _)| *known == path);
+            let body = with(&known.map_or(json!({}), |(_, body)| body), &more);
+            found += &format!(
+                "{path}: {}\n",
+                refusal(path, &body).await.unwrap_or_default()
+            );
+        }
+        insta::assert_snapshot!(found, @r"
+        /v1/rerank: 422 `rank_fields` is not supported: send documents as texts with these fields
+        /rerank: 422 `rank_fields` is not supported: send documents as texts with these fields
+        /v2/rerank: 422 `max_chunks_per_doc: 10` is not supported: a document is read up to the model's token limit
+        /v2/rerank: 422 `relevant_spans` is not supported: documents are ranked as a whole
+        /v1/embeddings: 422 `return_multivector: true` is not supported: `/embed_all` returns a vector per token
+        /v1/embeddings: 422 `dimension` is no field of this API; use `dimensions`
+        /v1/embeddings: 422 `embed_dtype` is not supported: send `output_dtype`
+        /v1/embeddings: 422 `input[0].image` is not supported: models read texts
+        /v1/embeddings: 422 `modality` is not supported: models read texts
+        /v2/embed: 422 `images` is not supported: models read texts
+        /v2/translate: 422 `style_id` is not supported: leave it out
+        /v2/translate: 422 `custom_instructions` is not supported: leave it out
+        /v2/translate: 422 `translation_memory_id` is not supported: leave it out
+        /v2/translate: 422 `glossary_ids` is not supported: the models have no glossaries
+        /v2/translate: 422 `context` is not supported: the models read each text by itself
+        /v2/translate: 422 `tag_handling` is not supported: send texts without tags
+        /v2/translate: 422 `formality` is not supported: send `default`, `prefer_more` or `prefer_less`
+        /translate: 422 `format` is not supported: send texts without tags
+        /v1/score: 422 `max_tokens_per_query: 5` is not supported: a query is read up to the model's token limit
+        /classify: 422 `add_special_tokens: false` is not supported: leave it out
+        /api/embed: 422 `options.num_ctxx` is no field of this API; use `num_ctx`
+        /models/classification: 422 `parameters.topk` is no field of this API; use `top_k`
+        /models/classification: 422 `parameters.return_all_scores: false` is not supported: send `top_k` 1 for the best label
+        /models/token-classification: 422 `parameters.grouped_entities: false` is not supported: send an `aggregation_strategy`
+        /models/embedding: 422 `parameters.dimension` is no field of this API; use `dimensions`
+        /v2/models/embedding/infer: 400 `parameters.sequence_id: 7` is not supported: each request is independent
+        /v2/models/embedding/infer: 400 `parameters.normalise` is no field of this API; use `normalize`
+        /v1/chat/completions: 422 `stream: true` is not supported: models here find entities and generate no text
+        /v1/chat/completions: 422 `n: 2` is not supported: models here find entities and generate no text
+        /v1/chat/completions: 422 `tools` is not supported: models here find entities and generate no text
+        /v1/chat/completions: 422 `response_format` is not supported: models here find entities and generate no text
+        /embedding: 422 `image_data` is not supported: models read texts
+        /vertex: 422 `parameters` is not supported: put them into each of the `instances`
+        /api/pull: 422 `insecure: true` is not supported: the hub's certificate is always checked
+        ");
+    }
+
+    #[tokio::test]
+    async fn values_that_ask_for_nothing_are_accepted() {
+        for (path, more) in [
+            (
+                "/v1/rerank",
+                json!({ "rank_fields": ["text"], "max_chunks_per_doc": 1, "relevant_spans": { "mode": "disabled" } }),
+            ),
+            (
+                "/v1/embeddings",
+                json!({ "return_multivector": false, "modality": ["text"], "embed_dtype": "float32", "user": "me" }),
+            ),
+            ("/v2/embed", json!({ "images": [], "priority": 3 })),
+            (
+                "/v2/translate",
+                json!({ "formality": "prefer_more", "context": "", "preserve_formatting": true, "tag_handling": null }),
+            ),
+            ("/translate", json!({ "format": "text", "api_key": "" })),
+            (
+                "/v1/chat/completions",
+                json!({ "stream": false, "n": 1, "tools": [], "response_format": { "type": "text" }, "temperature": 0.5 }),
+            ),
+            (
+                "/api/embed",
+                json!({ "options": { "temperature": 0.1, "num_ctx": 2048, "num_gqa": 8 }, "keep_alive": "5m" }),
+            ),
+            (
+                "/models/embedding",
+                json!({ "options": { "wait_for_model": true } }),
+            ),
+            (
+                "/models/zero-shot",
+                json!({ "options": { "use_cache": false } }),
+            ),
+        ] {
+            let known = requests().into_iter().find(|(known, _)| *known == path);
+            let body = with(&known.unwrap().1, &more);
+            assert_eq!(refusal(path, &body).await, None, "{path} {body}");
+        }
+    }
+
+    /// `transformers` renamed the parameter.
+    #[tokio::test]
+    async fn multi_class_is_multi_label() {
+        let scores = async |name: &str, value: bool| {
+            let parameters = json!({ "candidate_labels": ["a", "b", "c"], "hypothesis_template": "{}", name: value });
+            let body = json!({ "inputs": "cat", "parameters": parameters });
+            let (status, answer) = ask("/models/zero-shot", &body).await;
+            assert_eq!(status, 200, "{answer}");
+            answer
+        };
+        assert_eq!(
+            scores("multi_class", true).await,
+            scores("multi_label", true).await
+        );
+        assert_ne!(
+            scores("multi_class", true).await,
+            scores("multi_class", false).await
+        );
+        let both = json!({ "candidate_labels": ["a"], "multi_class": true, "multi_label": false });
+        let body = json!({ "inputs": "cat", "parameters": both });
+        let found = refusal("/models/zero-shot", &body).await.unwrap();
+        insta::assert_snapshot!(found, @"422 expected each field once in `parameters`, but found `multi_label` twice");
+    }
+}

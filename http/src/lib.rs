@@ -1,0 +1,149 @@
+//! The HTTP API: one router for all dialects, for `kivu serve` and for the function behind API Gateway.
+
+mod app;
+mod auth;
+mod batch_requests;
+mod bedrock;
+mod body;
+mod body_memory;
+mod caller_models;
+mod chat;
+mod classification;
+mod cohere;
+mod content_encoding;
+mod cors;
+mod detection;
+mod dialect;
+mod embedding;
+mod extraction;
+mod fetch;
+mod fields;
+mod generation;
+mod hub_body;
+mod inputs;
+mod kserve;
+mod llama_cpp;
+mod lookup;
+mod observe;
+mod ollama;
+mod openai;
+mod openapi;
+mod page;
+mod permit_body;
+mod ranking;
+mod rejection;
+mod request;
+mod response;
+mod response_limit;
+#[doc(hidden)]
+pub mod route;
+#[doc(hidden)]
+pub mod routes;
+mod score;
+#[doc(hidden)]
+pub mod scripted;
+mod server;
+mod startup;
+mod task_schemas;
+mod tasks;
+mod token_classification;
+mod tokens;
+mod translation;
+mod translators;
+mod truncation;
+mod used_models;
+mod vectors;
+mod vllm;
+
+use std::sync::Arc;
+
+use axum::{
+    Router,
+    extract::Request,
+    http::StatusCode,
+    middleware,
+    response::{IntoResponse, Response},
+};
+
+pub use self::{
+    app::App,
+    auth::{BindScope, Date, GatewayVerified, Guard, KeyLimits, make_key, make_limited_key},
+    batch_requests::batch_requests,
+    cors::cors,
+    fetch::{FetchModel, FetchProgress},
+    response_limit::ResponseLimit,
+    startup::LazyRouter,
+};
+use self::{observe::Observed, rejection::Rejection};
+
+/// The router for all dialects.
+///
+/// Errors are responses. Client errors are not logged as errors; server errors are logged once with their causes, which
+/// the client does not see.
+pub fn router(app: App) -> Router {
+    let app = Arc::new(app);
+    let router = routes::router()
+        .fallback(no_route)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(middleware::from_fn_with_state(
+            Arc::clone(&app),
+            observe::observe,
+        ))
+        .with_state(app);
+    // A layer of the same router would run after a route is found.
+    Router::new()
+        .fallback_service(router)
+        .layer(middleware::map_request(without_last_slash))
+}
+
+/// Removes a slash at the end of the path.
+async fn without_last_slash(mut request: Request) -> Request {
+    let uri = request.uri();
+    let path = uri.path().strip_suffix('/').unwrap_or_default();
+    if !path.is_empty() && !path.ends_with('/') {
+        let mut parts = uri.clone().into_parts();
+        let target = match uri.query() {
+            Some(query) => format!("{path}?{query}").try_into(),
+            None => path.try_into(),
+        };
+        if let Ok(target) = target {
+            parts.path_and_query = Some(target);
+        }
+        if let Ok(uri) = parts.try_into() {
+            *request.uri_mut() = uri;
+        }
+    }
+    request
+}
+
+/// Nests a router below `prefix`, if there is one. Its root is at the prefix with and without a slash at the end. All
+/// other paths have no route.
+pub fn below(prefix: Option<&str>, router: Router) -> Router {
+    match prefix {
+        Some(prefix) => Router::new().nest_service(prefix, router).fallback(outside),
+        None => router,
+    }
+}
+
+async fn outside(mut request: Request) -> Response {
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let observed = Observed::new(&method, &path, request.headers_mut());
+    observed.finish(no_route(request).await.into_response(), &path)
+}
+
+async fn no_route(request: Request) -> Rejection {
+    let message = format!(
+        "no route `{}`; `/docs` lists the routes",
+        request.uri().path()
+    );
+    Rejection::new(StatusCode::NOT_FOUND, message)
+}
+
+async fn wrong_method(request: Request) -> Rejection {
+    let message = format!(
+        "`{}` does not take {}",
+        request.uri().path(),
+        request.method()
+    );
+    Rejection::new(StatusCode::METHOD_NOT_ALLOWED, message)
+}

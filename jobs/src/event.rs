@@ -1,0 +1,361 @@
+//! Object events from S3 or EventBridge, directly or in SQS and SNS messages.
+//!
+//! The types in `aws_lambda_events` are not used: they require fields that EventBridge and test events lack,
+//! and do not decode keys.
+
+use std::fmt;
+
+use percent_encoding::percent_decode_str;
+use serde_json::Value;
+
+use kivu::{
+    error::{Error, Result},
+    repository::s3::Url,
+};
+
+/// Maximum message nesting: an SQS message may contain an SNS message, which contains an event.
+const MAX_DEPTH: usize = 4;
+
+/// An object that was created or replaced.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ObjectEvent {
+    pub url: Url,
+    pub version: Option<String>,
+    /// The ETag, without quotes.
+    pub etag: Option<String>,
+}
+
+impl ObjectEvent {
+    pub fn new(url: Url) -> Self {
+        Self {
+            url,
+            version: None,
+            etag: None,
+        }
+    }
+
+    /// Whether the event is about whatever object has the URL: no event of S3, which has a version or an ETag.
+    pub fn is_by_name(&self) -> bool {
+        self.version.is_none() && self.etag.is_none()
+    }
+}
+
+/// A message and its objects.
+#[derive(Debug)]
+pub struct Message {
+    /// SQS message id.
+    pub id: Option<String>,
+    pub body: Option<String>,
+    /// Progress of the previous run.
+    pub reached: Reached,
+    pub objects: Result<Vec<ObjectEvent>>,
+}
+
+/// A message's progress: finished objects, and rows in the next one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Reached {
+    pub objects: u64,
+    pub rows: u64,
+}
+
+impl Reached {
+    /// Message attribute name.
+    pub const ATTRIBUTE: &str = "kivu-reached";
+
+    /// The attribute's value in an SQS record; nothing if it is missing or not Kivu's.
+    fn of(record: &Value) -> Self {
+        let attribute = record
+            .get("messageAttributes")
+            .and_then(|all| all.get(Self::ATTRIBUTE));
+        let text = attribute
+            .and_then(|attribute| attribute.get("stringValue"))
+            .and_then(Value::as_str);
+        let numbers = text.and_then(|text| text.split_once(' '));
+        numbers
+            .and_then(|(objects, rows)| {
+                Some(Self {
+                    objects: objects.parse().ok()?,
+                    rows: rows.parse().ok()?,
+                })
+            })
+            .unwrap_or_default()
+    }
+}
+
+impl fmt::Display for Reached {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.objects, self.rows)
+    }
+}
+
+/// An event's messages; an event that is not from SQS is one message.
+pub fn messages(event: &Value) -> Vec<Message> {
+    let is_sqs = |record: &&Value| source(record) == Some("aws:sqs");
+    let queued: Vec<&Value> = records(event).iter().filter(is_sqs).collect();
+    if queued.is_empty() {
+        return vec![Message {
+            id: None,
+            body: None,
+            reached: Reached::default(),
+            objects: objects(event, 0),
+        }];
+    }
+    let message = |record: &Value| Message {
+        id: record
+            .get("messageId")
+            .and_then(Value::as_str)
+            .map(str::to_owned),
+        body: text(record, "body").ok().map(str::to_owned),
+        reached: Reached::of(record),
+        objects: text(record, "body").and_then(|body| unwrap(body, 0)),
+    };
+    queued.into_iter().map(message).collect()
+}
+
+fn objects(event: &Value, depth: usize) -> Result<Vec<ObjectEvent>> {
+    // S3 sends this event when notifications are configured.
+    if event.get("Event").and_then(Value::as_str) == Some("s3:TestEvent") {
+        return Ok(Vec::new());
+    }
+    if is_warm_up(event) {
+        return Ok(Vec::new());
+    }
+    // Input from a rule or schedule.
+    if let Some(url) = event.get("input").and_then(Value::as_str) {
+        return Ok(vec![ObjectEvent::new(url.parse()?)]);
+    }
+    if event.get("source").and_then(Value::as_str) == Some("aws.s3") {
+        return Ok(from_event_bridge(event)?.into_iter().collect());
+    }
+    if event.get("Type").and_then(Value::as_str) == Some("Notification") {
+        return unwrap(text(event, "Message")?, depth);
+    }
+    let records = records(event);
+    if records.is_empty() {
+        return Err(Error::malformed(format!(
+            "expected an event of S3, EventBridge, SQS, SNS or Step Functions, but found {}",
+            kind(event)
+        )));
+    }
+    let mut found = Vec::new();
+    for record in records {
+        match source(record) {
+            Some("aws:s3") => found.extend(from_s3(record)?),
+            Some("aws:sns") => {
+                let inner = record.get("Sns").unwrap_or(&Value::Null);
+                found.extend(unwrap(text(inner, "Message")?, depth)?);
+            }
+            other => {
+                return Err(Error::malformed(format!(
+                    "expected records of `aws:s3`, `aws:sqs` or `aws:sns`, but found {}",
+                    other.map_or("none".into(), |other| format!("`{other}`"))
+                )));
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Whether the event only keeps the function warm: a schedule's default event, or one of the usual programs' for that.
+fn is_warm_up(event: &Value) -> bool {
+    let text = |name: &str| event.get(name).and_then(Value::as_str);
+    text("detail-type") == Some("Scheduled Event")
+        || text("source") == Some("serverless-plugin-warmup")
+        || event.get("warmer").and_then(Value::as_bool) == Some(true)
+}
+
+fn unwrap(body: &str, depth: usize) -> Result<Vec<ObjectEvent>> {
+    if depth >= MAX_DEPTH {
+        return Err(Error::malformed(format!(
+            "expected at most {MAX_DEPTH} nested messages, but found more"
+        )));
+    }
+    let event: Value = serde_json::from_str(body).map_err(|error| {
+        Error::malformed(format!(
+            "expected an event as JSON in the message, but found: {error}"
+        ))
+    })?;
+    objects(&event, depth + 1)
+}
+
+fn records(event: &Value) -> &[Value] {
+    event
+        .get("Records")
+        .and_then(Value::as_array)
+        .map_or(&[], Vec::as_slice)
+}
+
+/// The key begins with a capital in SNS events.
+fn source(record: &Value) -> Option<&str> {
+    record
+        .get("eventSource")
+        .or_else(|| record.get("EventSource"))
+        .and_then(Value::as_str)
+}
+
+fn text<'a>(value: &'a Value, field: &str) -> Result<&'a str> {
+    value.get(field).and_then(Value::as_str).ok_or_else(|| {
+        Error::malformed(format!(
+            "expected `{field}` in the message, but found {}",
+            kind(value)
+        ))
+    })
+}
+
+/// Describes an unexpected value.
+fn kind(value: &Value) -> String {
+    match value {
+        Value::Object(fields) => {
+            let names: Vec<&String> = fields.keys().take(8).collect();
+            format!("an object with {}", kivu::error::quoted(&names))
+        }
+        Value::Array(_) => "a list".into(),
+        _ => "something else".into(),
+    }
+}
+
+/// An S3 record; `None` unless an object was created.
+fn from_s3(record: &Value) -> Result<Option<ObjectEvent>> {
+    let name = record
+        .get("eventName")
+        .and_then(Value::as_str)
+        .unwrap_or_default();
+    if !name.starts_with("ObjectCreated:") {
+        return Ok(None);
+    }
+    let mut object = object(record.get("s3"), ["versionId", "eTag"], "the record of S3")?;
+    object.url.key = decode(&object.url.key)?;
+    Ok(Some(object))
+}
+
+/// An EventBridge event, whose keys are not encoded; `None` unless an object was created.
+fn from_event_bridge(event: &Value) -> Result<Option<ObjectEvent>> {
+    if event.get("detail-type").and_then(Value::as_str) != Some("Object Created") {
+        return Ok(None);
+    }
+    object(
+        event.get("detail"),
+        ["version-id", "etag"],
+        "the EventBridge event",
+    )
+    .map(Some)
+}
+
+/// The object that `place` describes in `details`; `names` are the fields with its version and its ETag.
+fn object(details: Option<&Value>, names: [&str; 2], place: &str) -> Result<ObjectEvent> {
+    let at = |pointer: &str| details?.pointer(pointer)?.as_str().map(str::to_owned);
+    let (Some(bucket), Some(key)) = (at("/bucket/name"), at("/object/key")) else {
+        return Err(Error::malformed(format!(
+            "expected a bucket and a key in {place}, but found none"
+        )));
+    };
+    let [version, etag] = names.map(|name| at(&format!("/object/{name}")));
+    Ok(ObjectEvent {
+        url: Url { bucket, key },
+        version: version.filter(|version| version != "null"),
+        etag,
+    })
+}
+
+/// Decodes a key in an S3 event, which is encoded like a form field.
+pub fn decode(key: &str) -> Result<String> {
+    let spaced = key.replace('+', " ");
+    let decoded = percent_decode_str(&spaced).decode_utf8();
+    decoded
+        .map(Into::into)
+        .map_err(|_| Error::malformed(format!("expected a key in UTF-8, but found `{key}`")))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn keys_are_decoded_once() {
+        assert_eq!(
+            decode("in/a+b%2Bc%3A%25d%C3%A9.jsonl").unwrap(),
+            "in/a b+c:%dé.jsonl"
+        );
+        assert_eq!(decode("a%2520b").unwrap(), "a%20b");
+        assert!(decode("%ff").is_err());
+    }
+
+    #[test]
+    fn messages_may_name_their_input() {
+        let message = |body: &str| {
+            messages(&json!({"Records": [{"eventSource": "aws:sqs", "body": body}]}))
+                .remove(0)
+                .objects
+        };
+        let url = Url {
+            bucket: "files".into(),
+            key: "in/a.csv".into(),
+        };
+        assert_eq!(
+            message(r#"{"input": "s3://files/in/a.csv"}"#).unwrap(),
+            [ObjectEvent::new(url)]
+        );
+        assert!(message(r#"{"input": "in/a.csv"}"#).is_err());
+    }
+
+    #[test]
+    fn attributes_have_how_far_a_message_is_processed() {
+        let reached = |text: &str| {
+            let attributes = json!({"kivu-reached": {"stringValue": text, "dataType": "String"}});
+            messages(&json!({"Records": [{"eventSource": "aws:sqs", "body": "{}", "messageAttributes": attributes}]}))
+                .remove(0)
+                .reached
+        };
+        let some = Reached {
+            objects: 2,
+            rows: 1500,
+        };
+        assert_eq!(reached(&some.to_string()), some);
+        assert_eq!(reached("all of them"), Reached::default());
+        assert!(
+            some > Reached {
+                objects: 1,
+                rows: 9000
+            } && some
+                < Reached {
+                    objects: 2,
+                    rows: 1501
+                }
+        );
+    }
+
+    #[test]
+    fn warm_up_events_name_no_objects() {
+        for event in [
+            json!({"version": "0", "detail-type": "Scheduled Event", "source": "aws.events", "resources": ["arn:aws:events:eu-west-1:1:rule/warm"], "detail": {}}),
+            json!({"detail-type": "Scheduled Event", "source": "aws.scheduler", "detail": "{}"}),
+            json!({"source": "serverless-plugin-warmup"}),
+            json!({"warmer": true, "concurrency": 3}),
+        ] {
+            let queued = json!({"Records": [{"eventSource": "aws:sqs", "messageId": "1", "body": event.to_string()}]});
+            for event in [event, queued] {
+                let [message] = messages(&event).try_into().unwrap();
+                assert_eq!(message.objects.unwrap(), [], "{event}");
+            }
+        }
+    }
+
+    #[test]
+    fn other_events_are_refused() {
+        let refused = |event: Value| messages(&event).remove(0).objects.unwrap_err().to_string();
+        insta::assert_snapshot!(refused(json!({"httpMethod": "GET"})), @"expected an event of S3, EventBridge, SQS, SNS or Step Functions, but found an object with `httpMethod`");
+        insta::assert_snapshot!(refused(json!({"Records": [{"eventSource": "aws:dynamodb"}]})), @"expected records of `aws:s3`, `aws:sqs` or `aws:sns`, but found `aws:dynamodb`");
+        insta::assert_snapshot!(refused(json!({"Records": [{"eventSource": "aws:sqs", "messageId": "1", "body": "hello"}]})), @"expected an event as JSON in the message, but found: expected value at line 1 column 1");
+        let nested = (0..9).fold("{}".to_owned(), |inner, _| {
+            json!({"Type": "Notification", "Message": inner}).to_string()
+        });
+        assert!(
+            unwrap(&nested, 0)
+                .unwrap_err()
+                .to_string()
+                .contains("nested messages")
+        );
+    }
+}

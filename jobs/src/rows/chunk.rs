@@ -1,0 +1,172 @@
+//! Types and limits shared by readers and writers.
+
+use std::{collections::BTreeSet, io};
+
+use serde::{Deserialize, Serialize};
+
+use super::csv_dialect::{CsvOptions, Dialect};
+use crate::answer::{RowError, RowResult};
+use kivu::error::{Error, Result};
+
+/// Magic bytes at a Parquet file's start and end.
+pub const PARQUET_MAGIC: &[u8] = b"PAR1";
+/// Rows per chunk. Larger chunks delay the next chunk's first rows.
+pub const CHUNK_ROWS: usize = 64;
+/// A chunk that reaches this size ends before [`CHUNK_ROWS`] rows.
+pub const CHUNK_BYTES: usize = 4 * 1024 * 1024;
+pub const MAX_ROW_BYTES: usize = 64 * 1024 * 1024;
+
+/// Rows that are processed together.
+pub struct Chunk {
+    /// Text per row.
+    pub texts: Vec<Result<String, RowError>>,
+    pub rows: Rows,
+}
+
+/// How a CSV file begins, and is written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CsvHeader {
+    pub dialect: Dialect,
+    /// The output's delimiter.
+    pub written: u8,
+    pub has_header: bool,
+    /// Column names; numbered without a header.
+    pub names: Vec<String>,
+    /// The bytes before the first row, without the header's line end.
+    pub start: Vec<u8>,
+    pub line_end: Vec<u8>,
+}
+
+/// How a file's rows are read. Determined by the first rows, and kept in the checkpoint, so that all processes in a job
+/// read them the same way.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Layout {
+    /// Text column; `None` if it must be detected.
+    pub column: Option<String>,
+    /// Ignored by other formats.
+    #[serde(flatten)]
+    pub csv: CsvOptions,
+}
+
+impl Layout {
+    /// A layout with at most a known text column.
+    pub fn of_column(column: Option<&str>) -> Self {
+        Self {
+            column: column.map(str::to_owned),
+            ..Self::default()
+        }
+    }
+}
+
+/// A CSV record, as it is in the file.
+#[derive(Debug, Default)]
+pub struct CsvRow {
+    /// The record with its line end.
+    pub bytes: Vec<u8>,
+    /// Bytes without the line end.
+    pub content: usize,
+    pub fields: usize,
+}
+
+impl CsvRow {
+    pub fn content(&self) -> &[u8] {
+        &self.bytes[..self.content]
+    }
+}
+
+/// Footer for a Parquet piece, in base64.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Footer(pub String);
+
+/// Footers for a Parquet file's pieces, each with its piece's size in bytes.
+pub type Footers = Vec<(u64, Footer)>;
+
+/// Row contents, for the output.
+pub enum Rows {
+    Lines(Vec<Vec<u8>>),
+    Records(Vec<CsvRow>),
+    Columns(arrow_array::RecordBatch),
+}
+
+/// Properties shared by a file's rows.
+#[derive(Clone)]
+pub enum Head {
+    JsonLines,
+    Csv(CsvHeader),
+    /// JSON Lines, where each response replaces its request.
+    Requests,
+    Parquet(arrow_schema::SchemaRef),
+}
+
+/// Reads input rows.
+pub trait RowReader: Send {
+    fn head(&self) -> Head;
+
+    /// Text column.
+    fn column(&self) -> &str;
+
+    /// How the rows are read.
+    fn layout(&self) -> Layout {
+        let csv = match self.head() {
+            Head::Csv(header) => header.dialect.options(header.has_header),
+            _ => CsvOptions::default(),
+        };
+        Layout {
+            column: Some(self.column().to_owned()),
+            csv,
+        }
+    }
+
+    /// Decisions about the file that may be wrong, for the report.
+    fn notes(&self) -> &[String] {
+        &[]
+    }
+
+    /// The next rows; `None` at the end.
+    fn next(&mut self) -> Result<Option<Chunk>>;
+
+    /// Skips rows that are done.
+    fn skip(&mut self, rows: u64) -> Result<()>;
+
+    /// Bytes in the rows so far, unpacked.
+    fn position(&self) -> u64;
+
+    /// Share of rows that were read, from 0 to 1, if the file states their number.
+    fn share(&self) -> Option<f64> {
+        None
+    }
+}
+
+/// Writes rows with their answers, in the input format.
+pub trait RowWriter: Send {
+    /// Answers that the output cannot state become errors in `results`.
+    fn write(&mut self, rows: Rows, results: &mut [RowResult]) -> Result<()>;
+
+    /// Names of added columns.
+    fn columns(&self) -> &BTreeSet<String>;
+
+    /// Output size so far, in bytes.
+    fn size(&self) -> usize;
+
+    fn finish(self: Box<Self>) -> Result<WrittenPiece>;
+}
+
+/// A piece's bytes, and its footer for Parquet.
+pub type WrittenPiece = (Vec<u8>, Option<Footer>);
+
+/// Error for rows whose format differs from the writer's.
+pub fn mismatched<T>() -> Result<T> {
+    Err(Error::invalid(
+        "expected rows in their file's format, but found another format",
+    ))
+}
+
+/// Error for an unreadable input: from S3 or the operating system, or for damaged contents.
+pub fn reading(error: io::Error) -> Error {
+    match error.downcast::<Error>() {
+        Ok(error) => error,
+        Err(error) => Error::invalid(format!(
+            "expected an input that can be read, but found: {error}"
+        )),
+    }
+}

@@ -1,0 +1,411 @@
+//! Values in a row's columns besides its text, for outputs that store some columns.
+
+use arrow_array::{
+    Array, ArrowPrimitiveType, RecordBatch,
+    cast::AsArray,
+    types::{
+        Float16Type, Float32Type, Float64Type, Int8Type, Int16Type, Int32Type, Int64Type,
+        UInt8Type, UInt16Type, UInt32Type, UInt64Type,
+    },
+};
+use arrow_schema::DataType;
+use serde_json::{Number, Value};
+
+use super::{
+    chunk::{CsvRow, Head, Rows},
+    csv_dialect::Dialect,
+    csv_records::Splitter,
+    json_fields::TextField,
+    parquet_reader::{holds_text, texts},
+};
+use crate::answer::{ErrorKind, RowError, RowResult};
+use kivu::{
+    error::{Error, Result, quoted},
+    json::wrong_scalar,
+};
+
+/// Columns of a file, by name.
+pub struct Fields {
+    names: Vec<String>,
+    /// Their places, in formats with a header.
+    places: Option<Vec<usize>>,
+    /// How a CSV file's rows are written.
+    dialect: Option<Dialect>,
+}
+
+impl Fields {
+    /// The columns `names` in a file with this head.
+    ///
+    /// # Errors
+    /// The file does not have a column, has it twice, or with a type that has no JSON form.
+    pub fn new(head: &Head, names: Vec<String>) -> Result<Self> {
+        Self::checked(head, names, has_json_form)
+    }
+
+    /// Like [`new`](Self::new), but columns may also have lists of numbers, as vectors are stored.
+    pub fn with_vectors(head: &Head, names: Vec<String>) -> Result<Self> {
+        Self::checked(head, names, |found| {
+            has_json_form(found) || item_type(found).is_some_and(|item| item.is_numeric())
+        })
+    }
+
+    fn checked(
+        head: &Head,
+        names: Vec<String>,
+        is_known: impl Fn(&DataType) -> bool,
+    ) -> Result<Self> {
+        let mut dialect = None;
+        let places = match head {
+            Head::JsonLines | Head::Requests => None,
+            Head::Csv(header) => {
+                let known: Vec<&str> = header.names.iter().map(String::as_str).collect();
+                dialect = Some(header.dialect.clone());
+                Some(places(&known, &names)?)
+            }
+            Head::Parquet(schema) => {
+                let known: Vec<&str> = schema
+                    .fields()
+                    .iter()
+                    .map(|field| field.name().as_str())
+                    .collect();
+                let places = places(&known, &names)?;
+                places
+                    .iter()
+                    .try_for_each(|place| check_type(schema.field(*place), &is_known))?;
+                Some(places)
+            }
+        };
+        Ok(Self {
+            names,
+            places,
+            dialect,
+        })
+    }
+
+    /// The values in row `row`, in the order of the names; null for missing ones.
+    pub fn values(&self, rows: &Rows, row: usize) -> Result<Vec<Value>, RowError> {
+        let places = || self.places.iter().flatten().copied();
+        match rows {
+            Rows::Lines(lines) => {
+                let line = lines
+                    .get(row)
+                    .and_then(|line| std::str::from_utf8(line).ok());
+                self.names
+                    .iter()
+                    .map(|name| json_field(line.unwrap_or_default(), name))
+                    .collect()
+            }
+            Rows::Records(records) => match (records.get(row), &self.dialect) {
+                (Some(record), Some(dialect)) => self.csv_fields(record, dialect),
+                _ => Ok(vec![Value::Null; self.names.len()]),
+            },
+            Rows::Columns(batch) => Ok(places()
+                .map(|place| cell(batch.column(place).as_ref(), row))
+                .collect()),
+        }
+    }
+
+    /// The values in a CSV row. NULL, empty and missing fields have none.
+    fn csv_fields(&self, row: &CsvRow, dialect: &Dialect) -> Result<Vec<Value>, RowError> {
+        let places = self.places.iter().flatten().copied();
+        let mut splitter = Splitter::new(dialect, row.fields, 1);
+        // Rows are split when they are read.
+        let _ = splitter.split(row.content());
+        let values = places.zip(&self.names).map(|(place, name)| {
+            let raw = match place < row.fields {
+                true => &row.content()[splitter.field(place)],
+                false => &[],
+            };
+            match dialect.is_null(raw) {
+                true => Ok(Value::Null),
+                false => csv_field(&dialect.value(raw), name),
+            }
+        });
+        values.collect()
+    }
+}
+
+fn places(known: &[&str], names: &[String]) -> Result<Vec<usize>> {
+    let place = |name: &String| {
+        let found: Vec<usize> = (0..known.len())
+            .filter(|place| known[*place] == name)
+            .collect();
+        match found.as_slice() {
+            [place] => Ok(*place),
+            [] => Err(Error::invalid(format!(
+                "expected a column `{name}`, but found only {}",
+                quoted(known)
+            ))),
+            found => Err(Error::invalid(format!(
+                "expected one column `{name}`, but found {}",
+                found.len()
+            ))
+            .with_hint("rename the others")),
+        }
+    };
+    names.iter().map(place).collect()
+}
+
+fn has_json_form(found: &DataType) -> bool {
+    found.is_integer()
+        || holds_text(found)
+        || matches!(
+            found,
+            DataType::Float32 | DataType::Float64 | DataType::Boolean | DataType::Null
+        )
+}
+
+/// The type of a list's items.
+fn item_type(list: &DataType) -> Option<&DataType> {
+    match list {
+        DataType::List(item) | DataType::LargeList(item) | DataType::FixedSizeList(item, _) => {
+            Some(item.data_type())
+        }
+        _ => None,
+    }
+}
+
+fn check_type(field: &arrow_schema::Field, is_known: impl Fn(&DataType) -> bool) -> Result<()> {
+    let found = field.data_type();
+    if is_known(found) {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "expected texts, numbers or booleans in the column `{}`, but found {found}",
+        field.name()
+    )))
+}
+
+fn json_field(line: &str, name: &str) -> Result<Value, RowError> {
+    let wrong = |found: &str| {
+        Err(RowError::new(
+            ErrorKind::Row,
+            format!("expected a JSON value in `{name}`, but found {found}"),
+        ))
+    };
+    match TextField::of(line, name) {
+        Ok(TextField::Found(value)) => serde_json::from_str(value.get())
+            .or_else(|error| wrong(wrong_scalar(&error).unwrap_or("another"))),
+        Ok(TextField::Missing) => Ok(Value::Null),
+        Ok(TextField::Repeated) => wrong("the field several times"),
+        Err(_) => wrong("a row that is no object"),
+    }
+}
+
+/// An empty field has no value.
+fn csv_field(field: &[u8], name: &str) -> Result<Value, RowError> {
+    match field {
+        [] => Ok(Value::Null),
+        bytes => match std::str::from_utf8(bytes) {
+            Ok(text) => Ok(text.into()),
+            Err(_) => Err(RowError::new(
+                ErrorKind::Row,
+                format!("expected UTF-8 in `{name}`, but found other bytes"),
+            )
+            .with_hint("convert the file, such as with `iconv`")),
+        },
+    }
+}
+
+/// A value in a column whose type [`Fields`] accepts.
+fn cell(column: &dyn Array, row: usize) -> Value {
+    if column.is_null(row) {
+        return Value::Null;
+    }
+    match column.data_type() {
+        DataType::Boolean => column.as_boolean().value(row).into(),
+        DataType::Int8 => integer::<Int8Type>(column, row),
+        DataType::Int16 => integer::<Int16Type>(column, row),
+        DataType::Int32 => integer::<Int32Type>(column, row),
+        DataType::Int64 => integer::<Int64Type>(column, row),
+        DataType::UInt8 => integer::<UInt8Type>(column, row),
+        DataType::UInt16 => integer::<UInt16Type>(column, row),
+        DataType::UInt32 => integer::<UInt32Type>(column, row),
+        DataType::UInt64 => integer::<UInt64Type>(column, row),
+        DataType::Float16 => float(column.as_primitive::<Float16Type>().value(row).into()),
+        DataType::Float32 => float(column.as_primitive::<Float32Type>().value(row).into()),
+        DataType::Float64 => float(column.as_primitive::<Float64Type>().value(row)),
+        DataType::List(_) => items(column.as_list::<i32>().value(row).as_ref()),
+        DataType::LargeList(_) => items(column.as_list::<i64>().value(row).as_ref()),
+        DataType::FixedSizeList(..) => items(column.as_fixed_size_list().value(row).as_ref()),
+        _ => texts(column)
+            .nth(row)
+            .flatten()
+            .map_or(Value::Null, Value::from),
+    }
+}
+
+fn items(list: &dyn Array) -> Value {
+    (0..list.len()).map(|item| cell(list, item)).collect()
+}
+
+fn integer<T: ArrowPrimitiveType>(column: &dyn Array, row: usize) -> Value
+where
+    Value: From<T::Native>,
+{
+    column.as_primitive::<T>().value(row).into()
+}
+
+/// JSON has no NaN and no infinity.
+fn float(value: f64) -> Value {
+    Number::from_f64(value).map_or(Value::Null, Value::Number)
+}
+
+/// Rows, and their results, that are errors, in as few parts as their format permits.
+pub fn failed(rows: Rows, results: &[RowResult]) -> Vec<(Rows, Vec<RowResult>)> {
+    let is_failed = |place: &usize| results.get(*place).is_some_and(Result::is_err);
+    let places: Vec<usize> = (0..results.len()).filter(is_failed).collect();
+    let errors = || places.iter().map(|place| results[*place].clone()).collect();
+    if places.is_empty() {
+        return Vec::new();
+    }
+    match rows {
+        Rows::Lines(mut lines) => {
+            let lines = places
+                .iter()
+                .map(|place| std::mem::take(&mut lines[*place]))
+                .collect();
+            vec![(Rows::Lines(lines), errors())]
+        }
+        Rows::Records(mut records) => {
+            let records = places
+                .iter()
+                .map(|place| std::mem::take(&mut records[*place]))
+                .collect();
+            vec![(Rows::Records(records), errors())]
+        }
+        Rows::Columns(batch) => places
+            .iter()
+            .map(|place| failed_row(&batch, *place, results))
+            .collect(),
+    }
+}
+
+fn failed_row(batch: &RecordBatch, place: usize, results: &[RowResult]) -> (Rows, Vec<RowResult>) {
+    (
+        Rows::Columns(batch.slice(place, 1)),
+        vec![results[place].clone()],
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use arrow_array::{
+        ArrayRef, BooleanArray, DictionaryArray, Float64Array, StringArray, UInt64Array,
+        types::Int8Type,
+    };
+    use serde_json::json;
+
+    use super::*;
+    use crate::rows::{CsvReader, Layout, RowReader};
+
+    fn names(names: &[&str]) -> Vec<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    #[test]
+    fn fields_of_json_lines_keep_their_types() {
+        let fields = Fields::new(&Head::JsonLines, names(&["id", "tags", "missing"])).unwrap();
+        let rows = Rows::Lines(vec![
+            br#"{"id": 7, "x": 1e400, "tags": ["a", null]}"#.to_vec(),
+        ]);
+        assert_eq!(
+            fields.values(&rows, 0).unwrap(),
+            [json!(7), json!(["a", null]), Value::Null]
+        );
+        let refused = |line: &str| {
+            fields
+                .values(&Rows::Lines(vec![line.as_bytes().to_vec()]), 0)
+                .unwrap_err()
+                .message
+        };
+        insta::assert_snapshot!(refused(r#"{"id": 1, "id": 2}"#), @"expected a JSON value in `id`, but found the field several times");
+        insta::assert_snapshot!(refused(r#"{"id": 1e400}"#), @"expected a JSON value in `id`, but found a number that is out of range");
+        insta::assert_snapshot!(refused(r#"{"id": ["\ud83d"]}"#), @"expected a JSON value in `id`, but found a lone surrogate, half of a character such as an emoji");
+    }
+
+    #[test]
+    fn columns_of_csv_are_found_once() {
+        let reader = |file: String| {
+            let layout = Layout::of_column(Some("text"));
+            CsvReader::new(std::io::Cursor::new(file), &layout).unwrap()
+        };
+        let head = |header: &str| reader(format!("{header}\n")).head();
+        let fields = Fields::new(&head("text,id"), names(&["id"])).unwrap();
+        let record = |fields: &[&str]| {
+            let mut reader = reader(format!("text,id\n{}\n", fields.join(",")));
+            reader.next().unwrap().unwrap().rows
+        };
+        assert_eq!(
+            fields.values(&record(&["a", "7"]), 0).unwrap(),
+            [json!("7")]
+        );
+        assert_eq!(
+            fields.values(&record(&["a", ""]), 0).unwrap(),
+            [Value::Null]
+        );
+        assert_eq!(fields.values(&record(&["a"]), 0).unwrap(), [Value::Null]);
+        let refused = |header| {
+            Fields::new(&head(header), names(&["id"]))
+                .err()
+                .unwrap()
+                .to_string()
+        };
+        insta::assert_snapshot!(refused("text,key"), @"expected a column `id`, but found only `text`, `key`");
+        insta::assert_snapshot!(refused("id,text,id"), @"expected one column `id`, but found 2; rename the others");
+    }
+
+    #[test]
+    fn columns_of_parquet_become_json() {
+        let words: DictionaryArray<Int8Type> = ["x", "y"].into_iter().collect();
+        let columns: [(&str, ArrayRef); 5] = [
+            ("number", Arc::new(UInt64Array::from(vec![u64::MAX, 1]))),
+            ("share", Arc::new(Float64Array::from(vec![0.5, f64::NAN]))),
+            (
+                "is_new",
+                Arc::new(BooleanArray::from(vec![Some(true), None])),
+            ),
+            ("word", Arc::new(words)),
+            ("name", Arc::new(StringArray::from(vec!["a", "b"]))),
+        ];
+        let batch = RecordBatch::try_from_iter(columns).unwrap();
+        let all = names(&["number", "share", "is_new", "word", "name"]);
+        let fields = Fields::new(&Head::Parquet(batch.schema()), all).unwrap();
+        let rows = Rows::Columns(batch);
+        let found = [0, 1].map(|row| Value::from(fields.values(&rows, row).unwrap()));
+        assert_eq!(
+            found,
+            [
+                json!([u64::MAX, 0.5, true, "x", "a"]),
+                json!([1, null, null, "y", "b"])
+            ]
+        );
+        let bytes = RecordBatch::try_from_iter([(
+            "raw",
+            Arc::new(arrow_array::BinaryArray::from(vec![b"a".as_slice()])) as ArrayRef,
+        )]);
+        let head = Head::Parquet(bytes.unwrap().schema());
+        let refused = Fields::new(&head, names(&["raw"])).err().unwrap();
+        insta::assert_snapshot!(refused, @"expected texts, numbers or booleans in the column `raw`, but found Binary");
+    }
+
+    #[test]
+    fn failed_rows_are_taken_with_their_errors() {
+        let error = || Err(RowError::new(ErrorKind::Text, "none"));
+        let results = [Ok(Vec::new()), error(), Ok(Vec::new()), error()];
+        let lines = Rows::Lines(
+            ["a", "b", "c", "d"]
+                .map(|line| line.as_bytes().to_vec())
+                .to_vec(),
+        );
+        let [(Rows::Lines(lines), errors)] = &failed(lines, &results)[..] else {
+            panic!("other parts")
+        };
+        assert_eq!((lines.concat(), errors.len()), (b"bd".to_vec(), 2));
+        let names: ArrayRef = Arc::new(StringArray::from(vec!["a", "b", "c", "d"]));
+        let batch = RecordBatch::try_from_iter([("name", names)]).unwrap();
+        assert_eq!(failed(Rows::Columns(batch), &results).len(), 2);
+    }
+}

@@ -1,0 +1,84 @@
+//! Reads a file's lines, with a limit on their length.
+
+use std::io::{self, BufRead, BufReader, Read};
+
+use super::chunk::{MAX_ROW_BYTES, reading};
+use kivu::error::Result;
+
+/// Some programs write it at the start of UTF-8 files.
+pub const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
+
+/// Reads a file's lines, except empty ones.
+pub struct Lines {
+    file: BufReader<Box<dyn Read + Send>>,
+    is_begun: bool,
+    position: u64,
+}
+
+impl Lines {
+    pub fn new(file: impl Read + Send + 'static) -> Self {
+        let file: Box<dyn Read + Send> = Box::new(file);
+        Self {
+            file: BufReader::with_capacity(256 * 1024, file),
+            is_begun: false,
+            position: 0,
+        }
+    }
+
+    /// The bytes that were read, including empty lines.
+    pub fn position(&self) -> u64 {
+        self.position
+    }
+
+    /// Reads a line that is not empty, without its line end; `false` at the end of the file.
+    ///
+    /// A line longer than [`MAX_ROW_BYTES`] is cut to one byte more.
+    pub fn next(&mut self, line: &mut Vec<u8>) -> Result<bool> {
+        loop {
+            self.skip_empty().map_err(reading)?;
+            line.clear();
+            if self.read(line).map_err(reading)? == 0 {
+                return Ok(false);
+            }
+            if !self.is_begun {
+                self.is_begun = true;
+                if line.starts_with(BYTE_ORDER_MARK) {
+                    line.drain(..BYTE_ORDER_MARK.len());
+                }
+            }
+            let end = line.trim_ascii_end().len();
+            line.truncate(end);
+            if !line.is_empty() {
+                return Ok(true);
+            }
+        }
+    }
+
+    fn read(&mut self, line: &mut Vec<u8>) -> io::Result<usize> {
+        let limit = MAX_ROW_BYTES as u64 + 1;
+        let mut read = (&mut self.file).take(limit).read_until(b'\n', line)?;
+        if line.len() > MAX_ROW_BYTES && line.last() != Some(&b'\n') {
+            line.truncate(MAX_ROW_BYTES + 1);
+            read += self.file.skip_until(b'\n')?;
+        }
+        self.position += read as u64;
+        Ok(read)
+    }
+
+    /// Skips empty lines without copying them, since a compressed file may have billions.
+    fn skip_empty(&mut self) -> io::Result<()> {
+        loop {
+            let buffer = self.file.fill_buf()?;
+            let mut empty = 0;
+            while let [b'\n', ..] | [b'\r', b'\n', ..] = buffer[empty..] {
+                empty += 1;
+            }
+            if empty == 0 {
+                return Ok(());
+            }
+            self.is_begun = true;
+            self.position += empty as u64;
+            self.file.consume(empty);
+        }
+    }
+}

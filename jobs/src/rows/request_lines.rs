@@ -1,0 +1,203 @@
+//! Files whose rows are requests: each row's response is a line of the output.
+
+use std::{collections::BTreeSet, fmt, io::Read};
+
+use serde::{Deserializer, de};
+
+use super::{
+    chunk::{CHUNK_ROWS, Chunk, Head, MAX_ROW_BYTES, RowReader, RowWriter, Rows, WrittenPiece},
+    lines::Lines,
+};
+use crate::{
+    answer::{Cell, ErrorKind, RowError, RowResult},
+    compression::Packer,
+};
+use kivu::error::{Error, Result};
+
+/// A chunk that reaches this size ends before [`CHUNK_ROWS`] rows: responses may be a thousand times longer.
+const CHUNK_BYTES: usize = 16 * 1024;
+
+/// Reads requests, which are lines.
+pub struct RequestReader {
+    lines: Lines,
+}
+
+impl RequestReader {
+    pub fn new(file: impl Read + Send + 'static) -> Self {
+        Self {
+            lines: Lines::new(file),
+        }
+    }
+
+    /// The next line; `None` at the end.
+    fn request(&mut self) -> Result<Option<Result<String, RowError>>> {
+        let mut line = Vec::new();
+        if !self.lines.next(&mut line)? {
+            return Ok(None);
+        }
+        let wrong = |message: String| RowError::new(ErrorKind::Row, message);
+        if line.len() > MAX_ROW_BYTES {
+            let message =
+                format!("expected a line of at most {MAX_ROW_BYTES} bytes, but found more");
+            return Ok(Some(Err(wrong(message))));
+        }
+        let line = String::from_utf8(line);
+        Ok(Some(line.map_err(|_| {
+            wrong("expected UTF-8, but found other bytes".to_owned())
+        })))
+    }
+}
+
+impl RowReader for RequestReader {
+    fn head(&self) -> Head {
+        Head::Requests
+    }
+
+    /// There is none.
+    fn column(&self) -> &str {
+        ""
+    }
+
+    fn position(&self) -> u64 {
+        self.lines.position()
+    }
+
+    fn skip(&mut self, rows: u64) -> Result<()> {
+        let mut line = Vec::new();
+        for _ in 0..rows {
+            if !self.lines.next(&mut line)? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn next(&mut self) -> Result<Option<Chunk>> {
+        let (mut texts, mut bytes) = (Vec::new(), 0);
+        while texts.len() < CHUNK_ROWS && bytes < CHUNK_BYTES {
+            let Some(request) = self.request()? else {
+                break;
+            };
+            bytes += request.as_ref().map_or(0, String::len);
+            texts.push(request);
+        }
+        Ok((!texts.is_empty()).then_some(Chunk {
+            texts,
+            rows: Rows::Lines(Vec::new()),
+        }))
+    }
+}
+
+/// Writes responses, which are lines.
+pub struct RequestWriter {
+    target: Packer,
+    buffer: Vec<u8>,
+    columns: BTreeSet<String>,
+}
+
+impl RequestWriter {
+    pub fn new(target: Packer) -> Self {
+        Self {
+            target,
+            buffer: Vec::new(),
+            columns: BTreeSet::new(),
+        }
+    }
+}
+
+impl RowWriter for RequestWriter {
+    fn write(&mut self, _: Rows, results: &mut [RowResult]) -> Result<()> {
+        for result in results {
+            let line = match result {
+                Ok(answer) => answer.iter().find_map(|cell| match cell {
+                    Cell::Text(line) => Some(&**line),
+                    _ => None,
+                }),
+                Err(error) => error.response.as_deref(),
+            };
+            let line = line.ok_or_else(|| {
+                Error::inference("expected a response per request, but found none")
+            })?;
+            let written = self.target.append(&mut self.buffer, |output| {
+                output.extend_from_slice(line.as_bytes());
+                output.push(b'\n');
+                Ok(())
+            });
+            written.map_err(Error::io("cannot write the output"))?;
+        }
+        Ok(())
+    }
+
+    fn columns(&self) -> &BTreeSet<String> {
+        &self.columns
+    }
+
+    fn size(&self) -> usize {
+        self.target.len()
+    }
+
+    fn finish(self: Box<Self>) -> Result<WrittenPiece> {
+        Ok((
+            self.target
+                .finish()
+                .map_err(Error::io("cannot write the output"))?,
+            None,
+        ))
+    }
+}
+
+/// The fields that begin a request, as far as a line's beginning has them.
+#[derive(Default)]
+struct Beginning {
+    has_id: bool,
+    has_url: bool,
+}
+
+/// Whether a file's first line, which may be cut, is a request: an object with `custom_id` and `url`.
+pub fn is_request(line: &[u8]) -> bool {
+    struct Visitor<'a>(&'a mut Beginning);
+
+    impl<'de> de::Visitor<'de> for Visitor<'_> {
+        type Value = ();
+
+        fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+            formatter.write_str("an object")
+        }
+
+        fn visit_map<A: de::MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+            while let Some(key) = map.next_key::<String>()? {
+                self.0.has_id |= key == "custom_id";
+                self.0.has_url |= key == "url";
+                map.next_value::<de::IgnoredAny>()?;
+            }
+            Ok(())
+        }
+    }
+
+    let mut beginning = Beginning::default();
+    let mut deserializer = serde_json::Deserializer::from_slice(line);
+    // A line that is cut ends with an error.
+    let _ = Deserializer::deserialize_map(&mut deserializer, Visitor(&mut beginning));
+    beginning.has_id && beginning.has_url
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_recognized_by_their_fields() {
+        let request = r#"{"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {"input": "x"}}"#;
+        assert!(is_request(request.as_bytes()));
+        assert!(is_request(&request.as_bytes()[..70]), "cut within the body");
+        for other in [
+            r#"{"url": "https://a", "text": "x"}"#,
+            r#"{"custom_id": "a", "text": "x"}"#,
+            r#"{"body": {"custom_id": "a", "url": "b"}}"#,
+            r#"["custom_id", "url"]"#,
+            "custom_id,url",
+        ] {
+            assert!(!is_request(other.as_bytes()), "{other}");
+        }
+    }
+}

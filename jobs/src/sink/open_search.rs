@@ -1,0 +1,481 @@
+//! OpenSearch: the bulk API, with the rows' ids.
+
+use std::env;
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::{
+    interface::{Refusal, Sink, Waiting, other_dimensions},
+    record::Record,
+    retry::{Failure, retried},
+    url::{OpenSearchUrl, SinkSettings},
+};
+use kivu::{
+    aws::signed_http::{Answer, Credentials, SendError, SignedClient},
+    error::{Error, Result},
+};
+
+const MAX_ID_BYTES: usize = 512;
+/// A domain's smallest limit for a request is 10 MiB. A record alone may be larger, and is refused by the server.
+const MAX_REQUEST_BYTES: usize = 8 * 1024 * 1024;
+/// Statuses of requests, and of documents, that may succeed later.
+const PASSING: [u16; 4] = [429, 502, 503, 504];
+const TOO_LARGE: u16 = 413;
+/// After this, a reason quotes the document.
+const PREVIEW: &str = ". Preview of field's value";
+
+pub struct OpenSearch {
+    client: SignedClient,
+    url: OpenSearchUrl,
+    /// The URL, for messages.
+    place: String,
+    metadata: Vec<String>,
+    waiting: Waiting,
+}
+
+impl OpenSearch {
+    pub fn connect(
+        url: &OpenSearchUrl,
+        settings: &SinkSettings,
+        dimensions: usize,
+    ) -> Result<Self> {
+        let credentials = credentials(url, |name| env::var(name).ok())?;
+        let waiting = Waiting::new()?;
+        let place = settings.url.to_string();
+        let client = waiting.wait(async {
+            SignedClient::new(credentials)
+                .await
+                .map_err(|error| match error {
+                    SendError::Passing(reason) | SendError::Other(reason) => {
+                        Error::config(format!("cannot connect to `{place}`: {reason}"))
+                    }
+                })
+        })?;
+        let sink = Self {
+            client,
+            url: url.clone(),
+            place,
+            metadata: settings.metadata.clone(),
+            waiting,
+        };
+        let mapping = sink.waiting.wait(sink.mapping())?;
+        check_mapping(&mapping, &sink.url.vector, &sink.place, dimensions)?;
+        Ok(sink)
+    }
+
+    fn address(&self, operation: &str) -> String {
+        let index = percent_encoding::utf8_percent_encode(
+            &self.url.index,
+            percent_encoding::NON_ALPHANUMERIC,
+        );
+        format!("{}/{index}/{operation}", self.url.origin)
+    }
+
+    async fn mapping(&self) -> Result<Value> {
+        let action = format!("cannot read the mapping of `{}`", self.place);
+        let address = self.address("_mapping");
+        let answer = retried(&action, async || self.answer("GET", &address, &[]).await).await?;
+        match answer.status {
+            200 => serde_json::from_slice(&answer.body).map_err(|_| {
+                Error::config(format!("{action}: expected JSON, but found other data"))
+            }),
+            404 => Err(Error::config(format!(
+                "expected an index at `{}`, but found none",
+                self.place
+            ))
+            .with_hint("create it with a `knn_vector` field")),
+            status => Err(Error::config(format!("{action}: the status is {status}"))),
+        }
+    }
+
+    async fn answer(&self, method: &str, address: &str, body: &[u8]) -> Result<Answer, Failure> {
+        match self
+            .client
+            .send(method, address, "application/x-ndjson", body)
+            .await
+        {
+            Ok(answer) if PASSING.contains(&answer.status) => {
+                Err(Failure::Passing(format!("the status is {}", answer.status)))
+            }
+            Ok(answer) => Ok(answer),
+            Err(SendError::Passing(reason)) => Err(Failure::Passing(reason)),
+            Err(SendError::Other(reason)) => {
+                Err(Error::config(format!("cannot write to `{}`: {reason}", self.place)).into())
+            }
+        }
+    }
+
+    /// A document, behind its action.
+    fn lines(&self, record: &Record) -> Vec<u8> {
+        let fields = self
+            .metadata
+            .iter()
+            .zip(&record.metadata)
+            .filter(|(_, value)| !value.is_null());
+        let mut document: Map<String, Value> = fields
+            .map(|(name, value)| (name.clone(), value.clone()))
+            .collect();
+        document.insert(self.url.vector.clone(), json!(record.vector));
+        let action = json!({ "index": { "_id": record.id } });
+        format!("{action}\n{}\n", Value::Object(document)).into_bytes()
+    }
+
+    /// Stores documents, until none of them has a passing failure.
+    async fn store(&self, documents: Vec<Document>, refusals: &mut Vec<Refusal>) -> Result<()> {
+        let (action, address) = (
+            format!("cannot write to `{}`", self.place),
+            self.address("_bulk"),
+        );
+        let mut batch = Batch {
+            pending: documents,
+            ..Batch::default()
+        };
+        retried(&action, async || self.attempt(&address, &mut batch).await).await?;
+        refusals.extend(batch.refused);
+        self.store_halves(batch.large, refusals).await
+    }
+
+    async fn attempt(&self, address: &str, batch: &mut Batch) -> Result<(), Failure> {
+        let lines: Vec<&[u8]> = batch
+            .pending
+            .iter()
+            .map(|document| document.lines.as_slice())
+            .collect();
+        let answer = self.answer("POST", address, &lines.concat()).await?;
+        let items = match self.outcome(&answer, lines.len())? {
+            Outcome::Items(items) => items,
+            Outcome::TooLarge => {
+                batch.large = std::mem::take(&mut batch.pending);
+                return Ok(());
+            }
+        };
+        for (document, item) in std::mem::take(&mut batch.pending).into_iter().zip(items) {
+            match item {
+                Item::Stored => {}
+                Item::Refused(reason) => batch.refused.push((document.place, reason)),
+                Item::Passing => batch.pending.push(document),
+            }
+        }
+        match batch.pending.len() {
+            0 => Ok(()),
+            count => Err(Failure::Passing(format!(
+                "the cluster is too busy for {count} documents"
+            ))),
+        }
+    }
+
+    /// Stores documents that are too large for one request.
+    async fn store_halves(
+        &self,
+        mut large: Vec<Document>,
+        refusals: &mut Vec<Refusal>,
+    ) -> Result<()> {
+        if large.len() <= 1 {
+            let refused = large.iter().map(|Document { place, lines }| {
+                (
+                    *place,
+                    format!(
+                        "expected a shorter document, but found {} bytes",
+                        lines.len()
+                    ),
+                )
+            });
+            refusals.extend(refused);
+            return Ok(());
+        }
+        let right = large.split_off(large.len() / 2);
+        Box::pin(self.store(large, refusals)).await?;
+        Box::pin(self.store(right, refusals)).await
+    }
+
+    fn outcome(&self, answer: &Answer, count: usize) -> Result<Outcome> {
+        match answer.status {
+            200 => {}
+            TOO_LARGE => return Ok(Outcome::TooLarge),
+            status => {
+                return Err(Error::config(format!(
+                    "cannot write to `{}`: the status is {status}",
+                    self.place
+                )));
+            }
+        }
+        let response: BulkResponse = serde_json::from_slice(&answer.body).map_err(|_| {
+            Error::config(format!(
+                "expected a bulk response from `{}`, but found other data",
+                self.place
+            ))
+        })?;
+        if response.items.len() != count {
+            return Err(Error::config(format!(
+                "expected {count} items in the bulk response from `{}`, but found {}",
+                self.place,
+                response.items.len()
+            )));
+        }
+        Ok(Outcome::Items(
+            response
+                .items
+                .into_iter()
+                .map(|item| item.index.into())
+                .collect(),
+        ))
+    }
+}
+
+/// A document with its action, and its record's place.
+struct Document {
+    place: usize,
+    lines: Vec<u8>,
+}
+
+/// Documents that are sent together.
+#[derive(Default)]
+struct Batch {
+    pending: Vec<Document>,
+    refused: Vec<Refusal>,
+    /// Too large for one request.
+    large: Vec<Document>,
+}
+
+enum Outcome {
+    Items(Vec<Item>),
+    TooLarge,
+}
+
+enum Item {
+    Stored,
+    Refused(String),
+    Passing,
+}
+
+#[derive(Deserialize)]
+struct BulkResponse {
+    items: Vec<BulkItem>,
+}
+
+#[derive(Deserialize)]
+struct BulkItem {
+    index: Indexed,
+}
+
+#[derive(Deserialize)]
+struct Indexed {
+    status: u16,
+    error: Option<Value>,
+}
+
+impl From<Indexed> for Item {
+    fn from(indexed: Indexed) -> Self {
+        match indexed.status {
+            200..300 => Self::Stored,
+            status if PASSING.contains(&status) => Self::Passing,
+            status => {
+                let error = indexed.error.unwrap_or_default();
+                let text = |name: &str| error.get(name).and_then(Value::as_str).unwrap_or_default();
+                let reason = text("reason")
+                    .split(PREVIEW)
+                    .next()
+                    .unwrap_or_default()
+                    .to_owned();
+                Self::Refused(format!("{status} {}: {reason}", text("type")))
+            }
+        }
+    }
+}
+
+/// The credentials in the URL, or in the environment, or AWS's for a domain of Amazon OpenSearch Service.
+fn credentials(
+    url: &OpenSearchUrl,
+    variable: impl Fn(&str) -> Option<String>,
+) -> Result<Credentials> {
+    if url.host.ends_with(".aoss.amazonaws.com") {
+        return Err(Error::config(
+            "expected a domain or a cluster, but found a collection of OpenSearch Serverless, which does not accept \
+             documents' ids, so that a resumed job would store rows twice",
+        ));
+    }
+    let user = url.user.clone().or_else(|| {
+        Some((
+            variable("OPENSEARCH_USERNAME")?,
+            variable("OPENSEARCH_PASSWORD").unwrap_or_default(),
+        ))
+    });
+    if let Some((name, password)) = user {
+        return Ok(Credentials::Basic(name, password));
+    }
+    // HOST.REGION.es.amazonaws.com
+    let labels: Vec<&str> = url.host.split('.').rev().collect();
+    let own_region = match labels.as_slice() {
+        ["com", "amazonaws", "es", region, ..] | ["cn", "com", "amazonaws", "es", region, ..] => {
+            Some((*region).to_owned())
+        }
+        _ => None,
+    };
+    Ok(match url.region.clone().or(own_region) {
+        Some(region) => Credentials::Signature {
+            region,
+            service: "es",
+        },
+        None => Credentials::None,
+    })
+}
+
+/// Checks that all indexes with the name have a vector field of this many dimensions.
+fn check_mapping(mapping: &Value, vector: &str, place: &str, dimensions: usize) -> Result<()> {
+    let indexes = mapping.as_object().filter(|indexes| !indexes.is_empty());
+    let indexes = indexes.ok_or_else(|| {
+        Error::config(format!(
+            "expected an index at `{place}`, but found none in its mapping"
+        ))
+    })?;
+    for index in indexes.values() {
+        let properties = index
+            .get("mappings")
+            .and_then(|mappings| mappings.get("properties"));
+        let field = properties.and_then(|properties| properties.get(vector));
+        let text = |name: &str| field.and_then(|field| field.get(name)?.as_str());
+        if text("type") != Some("knn_vector")
+            || text("data_type").is_some_and(|found| found != "float")
+        {
+            return Err(Error::config(format!(
+                "expected the field `{vector}` at `{place}` to be a `knn_vector` of floats, but found {}",
+                text("type").map_or("no such field".to_owned(), |found| format!("`{found}`"))
+            )));
+        }
+        match field.and_then(|field| field.get("dimension")?.as_i64()) {
+            Some(found) if found != dimensions as i64 => {
+                return Err(other_dimensions(
+                    &format!("`{vector}` at `{place}`"),
+                    dimensions,
+                    found,
+                ));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+impl Sink for OpenSearch {
+    fn check(&self, record: &Record) -> Result<(), String> {
+        match record.id.len() {
+            0..=MAX_ID_BYTES => Ok(()),
+            found => Err(format!(
+                "expected an id of at most {MAX_ID_BYTES} bytes, but found {found}"
+            )),
+        }
+    }
+
+    fn put(&mut self, records: &[Record]) -> Result<Vec<Refusal>> {
+        let mut refusals = Vec::new();
+        self.waiting.wait(async {
+            let (mut waiting, mut bytes) = (Vec::new(), 0);
+            for (place, record) in records.iter().enumerate() {
+                let lines = self.lines(record);
+                if bytes > 0 && bytes + lines.len() > MAX_REQUEST_BYTES {
+                    self.store(std::mem::take(&mut waiting), &mut refusals)
+                        .await?;
+                    bytes = 0;
+                }
+                bytes += lines.len();
+                waiting.push(Document { place, lines });
+            }
+            self.store(waiting, &mut refusals).await
+        })?;
+        refusals.sort_by_key(|(place, _)| *place);
+        Ok(refusals)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sink::SinkUrl;
+
+    fn url(text: &str) -> OpenSearchUrl {
+        match text.parse().unwrap() {
+            SinkUrl::OpenSearch(url) => url,
+            other => panic!("{other}"),
+        }
+    }
+
+    #[test]
+    fn domains_of_aws_get_signatures() {
+        let of = |text, variables: &[(&str, &str)]| {
+            let found = |name: &str| variables.iter().find(|(known, _)| *known == name);
+            credentials(&url(text), |name| {
+                found(name).map(|(_, value)| (*value).to_owned())
+            })
+        };
+        let domain = "opensearch+https://search-docs-abc.eu-west-1.es.amazonaws.com/docs";
+        assert!(
+            matches!(of(domain, &[]).unwrap(), Credentials::Signature { region, service: "es" } if region == "eu-west-1")
+        );
+        assert!(
+            matches!(of("opensearch+https://search.example/docs?region=us-east-2", &[]).unwrap(), Credentials::Signature { region, .. } if region == "us-east-2")
+        );
+        let variables = [
+            ("OPENSEARCH_USERNAME", "me"),
+            ("OPENSEARCH_PASSWORD", "secret"),
+        ];
+        assert!(
+            matches!(of(domain, &variables).unwrap(), Credentials::Basic(name, password) if name == "me" && password == "secret")
+        );
+        assert!(matches!(
+            of("opensearch+http://localhost/docs", &[]).unwrap(),
+            Credentials::None
+        ));
+        insta::assert_snapshot!(of("opensearch+https://abc.eu-west-1.aoss.amazonaws.com/docs", &[]).unwrap_err(), @"expected a domain or a cluster, but found a collection of OpenSearch Serverless, which does not accept documents' ids, so that a resumed job would store rows twice");
+    }
+
+    #[test]
+    fn vector_fields_are_checked() {
+        let check = |field: Value| {
+            let mapping =
+                json!({ "docs-1": { "mappings": { "properties": { "embedding": field } } } });
+            check_mapping(&mapping, "embedding", "here", 8).map_err(|error| error.to_string())
+        };
+        assert_eq!(
+            check(json!({ "type": "knn_vector", "dimension": 8 })),
+            Ok(())
+        );
+        insta::assert_snapshot!(check(json!({ "type": "knn_vector", "dimension": 3 })).unwrap_err(), @"expected `embedding` at `here` for vectors of 8 values, as the model's, but found 3; choose another model or `dimensions`");
+        insta::assert_snapshot!(check(json!({ "type": "float" })).unwrap_err(), @"expected the field `embedding` at `here` to be a `knn_vector` of floats, but found `float`");
+        assert!(
+            check(json!({ "type": "knn_vector", "dimension": 8, "data_type": "byte" })).is_err()
+        );
+        assert!(check_mapping(&json!({}), "embedding", "here", 8).is_err());
+        assert!(
+            check_mapping(
+                &json!({ "docs": { "mappings": {} } }),
+                "embedding",
+                "here",
+                8
+            )
+            .is_err()
+        );
+    }
+
+    #[test]
+    fn reasons_do_not_quote_documents() {
+        let item = |status: u16, error: Value| {
+            Item::from(Indexed {
+                status,
+                error: Some(error),
+            })
+        };
+        let error = json!({
+            "type": "mapper_parsing_exception",
+            "reason": "failed to parse field [price] of type [float] in document with id '1'. Preview of field's value: 'secret'",
+        });
+        let Item::Refused(reason) = item(400, error) else {
+            panic!("not refused")
+        };
+        insta::assert_snapshot!(reason, @"400 mapper_parsing_exception: failed to parse field [price] of type [float] in document with id '1'");
+        assert!(
+            matches!(item(429, Value::Null), Item::Passing)
+                && matches!(item(201, Value::Null), Item::Stored)
+        );
+    }
+}

@@ -1,0 +1,334 @@
+//! PostgreSQL with pgvector: a batch is copied to a temporary table and inserted from it, in one transaction.
+
+use std::{env, error::Error as StdError, io, path::Path, pin::pin};
+
+use serde_json::Value;
+use tokio_postgres::{
+    Client, Config, Error as PostgresError, Transaction,
+    binary_copy::BinaryCopyInWriter,
+    types::{ToSql, Type},
+};
+
+use super::{
+    interface::{Refusal, Sink, Waiting},
+    postgres_table::{self as table, Statements},
+    postgres_tls::Tls,
+    record::Record,
+    retry::{Failure, retried},
+    url::{PostgresUrl, SinkSettings},
+};
+use kivu::error::{Error, Result};
+
+/// Name that the server shows for the connection.
+const APPLICATION: &str = "kivu batch";
+
+pub struct Postgres {
+    connector: Connector,
+    client: Option<Client>,
+    statements: Statements,
+    metadata: usize,
+    waiting: Waiting,
+}
+
+/// Makes connections.
+struct Connector {
+    config: Config,
+    tls: Tls,
+    /// The URL, for messages.
+    place: String,
+}
+
+impl Postgres {
+    pub fn connect(url: &PostgresUrl, settings: &SinkSettings, dimensions: usize) -> Result<Self> {
+        let connector = Connector::new(url, settings)?;
+        let waiting = Waiting::new()?;
+        let (client, statements) = waiting.wait(async {
+            let action = format!("cannot connect to `{}`", connector.place);
+            let client = retried(&action, async || {
+                connector
+                    .connect()
+                    .await
+                    .map_err(|error| connector.failure(&error))
+            });
+            let client = client.await?;
+            let action = format!("cannot read the table for `{}`", connector.place);
+            let failed =
+                |error: PostgresError| Error::config(format!("{action}: {}", reason(&error)));
+            if !table::has_extension(&client).await.map_err(failed)? {
+                return Err(Error::config(format!(
+                    "expected the extension `vector` in the database of `{}`, but found none",
+                    connector.place
+                ))
+                .with_hint("install pgvector, and run `CREATE EXTENSION vector`"));
+            }
+            let columns = table::read(&client, &table::name(url))
+                .await
+                .map_err(failed)?;
+            let statements = Statements::new(&columns, url, settings, dimensions)?;
+            client
+                .batch_execute(&statements.create)
+                .await
+                .map_err(failed)?;
+            Ok((client, statements))
+        })?;
+        let metadata = settings.metadata.len();
+        Ok(Self {
+            connector,
+            client: Some(client),
+            statements,
+            metadata,
+            waiting,
+        })
+    }
+}
+
+impl Connector {
+    fn new(url: &PostgresUrl, settings: &SinkSettings) -> Result<Self> {
+        let place = settings.url.to_string();
+        // The parser's message has no part of the URL.
+        let mut config: Config = url.url.parse().map_err(|error: PostgresError| {
+            Error::config(format!("expected a URL for `{place}`: {}", chain(&error)))
+        })?;
+        config.application_name(APPLICATION);
+        if let (None, Ok(password)) = (config.get_password(), env::var("PGPASSWORD")) {
+            config.password(password);
+        }
+        Ok(Self {
+            config,
+            tls: Tls::new(url.roots.as_deref().map(Path::new))?,
+            place,
+        })
+    }
+
+    async fn connect(&self) -> Result<Client, PostgresError> {
+        let (client, connection) = self.config.connect(self.tls.clone()).await?;
+        // It ends with the client; errors are returned by the client too.
+        tokio::spawn(async move {
+            let _ = connection.await;
+        });
+        Ok(client)
+    }
+
+    fn failure(&self, error: &PostgresError) -> Failure {
+        let reason = reason(error);
+        if is_passing(error) {
+            return Failure::Passing(reason);
+        }
+        Failure::Permanent(Error::config(format!(
+            "cannot write to `{}`: {reason}",
+            self.place
+        )))
+    }
+}
+
+/// Whether a new connection may succeed later: network errors, conflicts, and servers that are full or restart.
+fn is_passing(error: &PostgresError) -> bool {
+    match error.code() {
+        Some(state) => {
+            let state = state.code();
+            ["08", "40", "53", "57P"]
+                .iter()
+                .any(|class| state.starts_with(class))
+                || state == "55P03"
+        }
+        None => {
+            error.is_closed()
+                || error
+                    .source()
+                    .and_then(|source| source.downcast_ref())
+                    .is_some_and(is_network)
+        }
+    }
+}
+
+/// Whether the network failed, and not a certificate's check.
+fn is_network(error: &io::Error) -> bool {
+    error.kind() != io::ErrorKind::InvalidData
+}
+
+/// Whether the error depends on a row: a value that its column does not accept, a constraint, or a trigger.
+fn is_of_row(error: &PostgresError) -> bool {
+    error.code().is_some_and(|state| {
+        ["21", "22", "23", "44", "P0"]
+            .iter()
+            .any(|class| state.code().starts_with(class))
+    })
+}
+
+/// The server's message, without quoted values; other errors with their causes.
+fn reason(error: &PostgresError) -> String {
+    let Some(found) = error.as_db_error() else {
+        return chain(error);
+    };
+    let message = match found.code().code().starts_with("22") {
+        // These quote values; others quote names.
+        true => without_quotes(found.message()),
+        false => found.message().to_owned(),
+    };
+    format!("{} {message}", found.code().code())
+}
+
+/// Without what is between the first and the last quote: values may have quotes, which PostgreSQL does not escape.
+fn without_quotes(message: &str) -> String {
+    let Some((before, quoted)) = message.split_once('"') else {
+        return message.to_owned();
+    };
+    let after = quoted.rsplit_once('"').map_or("", |(_, after)| after);
+    format!("{before}\"…\"{after}")
+}
+
+fn chain(error: &(dyn StdError + 'static)) -> String {
+    let causes = std::iter::successors(Some(error), |error| (*error).source());
+    causes
+        .map(ToString::to_string)
+        .collect::<Vec<_>>()
+        .join(": ")
+}
+
+/// A value as a column's cast reads it.
+fn text(value: &Value) -> Option<String> {
+    match value {
+        Value::Null => None,
+        Value::String(text) => Some(text.clone()),
+        other => Some(other.to_string()),
+    }
+}
+
+async fn copy(
+    transaction: &Transaction<'_>,
+    statements: &Statements,
+    records: &[Record],
+    metadata: usize,
+) -> Result<(), PostgresError> {
+    let texts = std::iter::repeat_n(Type::TEXT, metadata);
+    let types: Vec<Type> = [Type::INT4, Type::TEXT, Type::FLOAT4_ARRAY]
+        .into_iter()
+        .chain(texts)
+        .collect();
+    let sink = transaction.copy_in(&statements.copy).await?;
+    let mut writer = pin!(BinaryCopyInWriter::new(sink, &types));
+    for (place, record) in (0_i32..).zip(records) {
+        let texts: Vec<Option<String>> = record.metadata.iter().map(text).collect();
+        let mut values: Vec<&(dyn ToSql + Sync)> = vec![&place, &record.id, &record.vector];
+        values.extend(texts.iter().map(|text| text as &(dyn ToSql + Sync)));
+        writer.as_mut().write(&values).await?;
+    }
+    writer.as_mut().finish().await.map(drop)
+}
+
+/// Stores records in one transaction. If a row is refused, the rows are inserted one by one.
+async fn store(
+    client: &mut Client,
+    statements: &Statements,
+    records: &[Record],
+    metadata: usize,
+) -> Result<Vec<Refusal>, PostgresError> {
+    let mut transaction = client.transaction().await?;
+    copy(&transaction, statements, records, metadata).await?;
+    let mut refusals = Vec::new();
+    let all = transaction.transaction().await?;
+    match all.execute(&statements.insert, &[]).await {
+        Ok(_) => all.commit().await?,
+        Err(error) if is_of_row(&error) => {
+            all.rollback().await?;
+            for place in 0..records.len() {
+                let one = transaction.transaction().await?;
+                match one
+                    .execute(&statements.insert_one, &[&(place as i32)])
+                    .await
+                {
+                    Ok(_) => one.commit().await?,
+                    Err(error) if is_of_row(&error) => {
+                        one.rollback().await?;
+                        refusals.push((place, reason(&error)));
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Err(error) => return Err(error),
+    }
+    transaction.commit().await?;
+    Ok(refusals)
+}
+
+impl Sink for Postgres {
+    fn check(&self, record: &Record) -> Result<(), String> {
+        // It would end the batch's copy.
+        let has_nul = |text: &String| text.contains('\0');
+        if has_nul(&record.id)
+            || record
+                .metadata
+                .iter()
+                .filter_map(text)
+                .any(|text| has_nul(&text))
+        {
+            return Err(
+                "expected texts without the character U+0000 for PostgreSQL, but found one"
+                    .to_owned(),
+            );
+        }
+        Ok(())
+    }
+
+    fn put(&mut self, records: &[Record]) -> Result<Vec<Refusal>> {
+        let Self {
+            connector,
+            client,
+            statements,
+            metadata,
+            waiting,
+        } = self;
+        waiting.wait(retried(
+            &format!("cannot write to `{}`", connector.place),
+            async || {
+                let mut connected = match client.take().filter(|client| !client.is_closed()) {
+                    Some(client) => client,
+                    None => {
+                        let new = connector
+                            .connect()
+                            .await
+                            .map_err(|error| connector.failure(&error))?;
+                        let created = new.batch_execute(&statements.create).await;
+                        created.map_err(|error| connector.failure(&error))?;
+                        new
+                    }
+                };
+                let stored = store(&mut connected, statements, records, *metadata).await;
+                let refusals = stored.map_err(|error| connector.failure(&error))?;
+                *client = Some(connected);
+                Ok(refusals)
+            },
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_do_not_quote_values() {
+        insta::assert_snapshot!(without_quotes("invalid input syntax for type integer: \"secret\""), @r#"invalid input syntax for type integer: "…""#);
+        insta::assert_snapshot!(without_quotes("value \"99999999999\" is out of range for type integer"), @r#"value "…" is out of range for type integer"#);
+        insta::assert_snapshot!(without_quotes("invalid input syntax for type date: \"a \"secret\" b\""), @r#"invalid input syntax for type date: "…""#);
+        insta::assert_snapshot!(without_quotes("a quote \"secret"), @r#"a quote "…""#);
+        assert_eq!(
+            without_quotes("numeric field overflow"),
+            "numeric field overflow"
+        );
+    }
+
+    #[test]
+    fn values_are_texts_for_casts() {
+        assert_eq!(text(&serde_json::json!(1.5)).as_deref(), Some("1.5"));
+        assert_eq!(
+            text(&serde_json::json!({ "a": [1] })).as_deref(),
+            Some("{\"a\":[1]}")
+        );
+        assert_eq!(
+            (text(&"x".into()).as_deref(), text(&Value::Null)),
+            (Some("x"), None)
+        );
+    }
+}

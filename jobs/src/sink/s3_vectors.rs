@@ -1,0 +1,218 @@
+//! Amazon S3 Vectors.
+
+use serde_json::Value;
+
+use super::{
+    interface::{Refusal, Sink, Waiting, other_dimensions},
+    record::Record,
+    retry::{Failure, retried},
+    url::{SinkSettings, VectorIndexId},
+};
+use kivu::{
+    aws::vector_index::{IndexError, IndexForm, IndexName, IndexedVector, VectorIndex},
+    error::{Error, Result},
+};
+
+/// The service's limits: <https://docs.aws.amazon.com/AmazonS3/latest/userguide/s3-vectors-limitations.html>.
+const MAX_KEY_CHARACTERS: usize = 1024;
+const MAX_METADATA_NAMES: usize = 50;
+const MAX_METADATA_BYTES: usize = 40 * 1024;
+const MAX_FILTERABLE_BYTES: usize = 2 * 1024;
+/// A request has at most 20 MiB; a value takes up to 16 bytes as text.
+const MAX_REQUEST_BYTES: usize = 16 * 1024 * 1024;
+const VALUE_BYTES: usize = 16;
+
+pub struct S3Vectors {
+    index: VectorIndex,
+    /// The URL, for messages.
+    place: String,
+    form: IndexForm,
+    /// Metadata names, and whether queries can filter by them.
+    names: Vec<(String, bool)>,
+    waiting: Waiting,
+}
+
+impl S3Vectors {
+    pub fn connect(id: &VectorIndexId, settings: &SinkSettings, dimensions: usize) -> Result<Self> {
+        let (place, found) = (settings.url.to_string(), settings.metadata.len());
+        if found > MAX_METADATA_NAMES {
+            return Err(Error::config(format!(
+                "expected at most {MAX_METADATA_NAMES} names in `metadata` for S3 Vectors, but found {found}"
+            )));
+        }
+        let waiting = Waiting::new()?;
+        let name = match id.clone() {
+            VectorIndexId::Names { bucket, index } => IndexName::Names { bucket, index },
+            VectorIndexId::Arn(arn) => IndexName::Arn(arn),
+        };
+        let region = id.region().map(str::to_owned);
+        let action = format!("cannot read the vector index `{place}`");
+        let (index, form) = waiting.wait(async {
+            let index = VectorIndex::connect(name, region).await;
+            let form = retried(&action, async || match index.describe().await {
+                Ok(form) => Ok(form),
+                Err(IndexError::Passing(reason)) => Err(Failure::Passing(reason)),
+                Err(IndexError::Invalid(reason) | IndexError::Other(reason)) => {
+                    Err(Error::config(format!("{action}: {reason}")).into())
+                }
+            });
+            let form = form.await?;
+            Ok((index, form))
+        })?;
+        if form.dimensions != dimensions as i64 {
+            return Err(other_dimensions(
+                &format!("the index `{place}`"),
+                dimensions,
+                form.dimensions,
+            ));
+        }
+        let is_filterable = |name: &String| !form.unfilterable.contains(name);
+        let names = settings
+            .metadata
+            .iter()
+            .map(|name| (name.clone(), is_filterable(name)))
+            .collect();
+        Ok(Self {
+            index,
+            place,
+            form,
+            names,
+            waiting,
+        })
+    }
+
+    fn vector<'a>(&'a self, record: &'a Record) -> IndexedVector<'a> {
+        let fields = self
+            .names
+            .iter()
+            .zip(&record.metadata)
+            .filter(|(_, value)| !value.is_null());
+        let metadata = fields
+            .map(|((name, _), value)| (name.as_str(), value))
+            .collect();
+        IndexedVector {
+            key: &record.id,
+            values: &record.vector,
+            metadata,
+        }
+    }
+
+    /// Bytes in the names and values of the metadata, without punctuation, which counts no more than the service's.
+    fn metadata_bytes(&self, record: &Record, counts: impl Fn(bool) -> bool) -> usize {
+        let fields = self.names.iter().zip(&record.metadata);
+        let counted =
+            fields.filter(|((_, is_filterable), value)| counts(*is_filterable) && !value.is_null());
+        counted
+            .map(|((name, _), value)| name.len() + bytes(value))
+            .sum()
+    }
+
+    /// Stores records, or halves of them, until the ones that the service refuses are alone.
+    async fn store(
+        &self,
+        records: &[Record],
+        first: usize,
+        refusals: &mut Vec<Refusal>,
+    ) -> Result<()> {
+        let vectors: Vec<_> = records.iter().map(|record| self.vector(record)).collect();
+        let action = format!("cannot write to `{}`", self.place);
+        let stored = retried(&action, async || match self.index.put(&vectors).await {
+            Ok(()) => Ok(None),
+            Err(IndexError::Invalid(reason)) => Ok(Some(reason)),
+            Err(IndexError::Passing(reason)) => Err(Failure::Passing(reason)),
+            Err(IndexError::Other(reason)) => {
+                Err(Error::config(format!("{action}: {reason}")).into())
+            }
+        });
+        match stored.await? {
+            None => Ok(()),
+            Some(reason) if records.len() == 1 => {
+                refusals.push((first, reason));
+                Ok(())
+            }
+            Some(_) => {
+                let (left, right) = records.split_at(records.len() / 2);
+                Box::pin(self.store(left, first, refusals)).await?;
+                Box::pin(self.store(right, first + left.len(), refusals)).await
+            }
+        }
+    }
+
+    /// Places where a request ends, so that none is too large.
+    fn requests<'a>(&self, records: &'a [Record]) -> Vec<&'a [Record]> {
+        let size = |record: &Record| {
+            record.vector.len() * VALUE_BYTES
+                + record.id.len()
+                + 6 * self.metadata_bytes(record, |_| true)
+        };
+        let (mut requests, mut first, mut total) = (Vec::new(), 0, 0);
+        for (place, record) in records.iter().enumerate() {
+            if place > first && total + size(record) > MAX_REQUEST_BYTES {
+                requests.push(&records[first..place]);
+                (first, total) = (place, 0);
+            }
+            total += size(record);
+        }
+        requests.push(&records[first..]);
+        requests
+    }
+}
+
+/// A value's bytes without punctuation.
+fn bytes(value: &Value) -> usize {
+    match value {
+        Value::String(text) => text.len(),
+        Value::Array(values) => values.iter().map(bytes).sum(),
+        Value::Object(fields) => fields
+            .iter()
+            .map(|(name, value)| name.len() + bytes(value))
+            .sum(),
+        _ => 1,
+    }
+}
+
+impl Sink for S3Vectors {
+    fn check(&self, record: &Record) -> Result<(), String> {
+        let characters = record.id.chars().count();
+        if characters > MAX_KEY_CHARACTERS {
+            return Err(format!(
+                "expected an id of at most {MAX_KEY_CHARACTERS} characters, but found {characters}"
+            ));
+        }
+        if self.form.is_cosine && record.vector.iter().all(|value| *value == 0.0) {
+            return Err(
+                "expected a vector with a direction for cosine distance, but found only zeros"
+                    .to_owned(),
+            );
+        }
+        let (total, filterable) = (
+            self.metadata_bytes(record, |_| true),
+            self.metadata_bytes(record, |is_filterable| is_filterable),
+        );
+        if total > MAX_METADATA_BYTES {
+            return Err(format!(
+                "expected at most {MAX_METADATA_BYTES} bytes of metadata, but found {total}"
+            ));
+        }
+        if filterable > MAX_FILTERABLE_BYTES {
+            return Err(format!(
+                "expected at most {MAX_FILTERABLE_BYTES} bytes of metadata that queries can filter by, but found \
+                 {filterable}; name long ones in the index's `nonFilterableMetadataKeys`"
+            ));
+        }
+        Ok(())
+    }
+
+    fn put(&mut self, records: &[Record]) -> Result<Vec<Refusal>> {
+        let mut refusals = Vec::new();
+        self.waiting.wait(async {
+            let mut first = 0;
+            for request in self.requests(records) {
+                self.store(request, first, &mut refusals).await?;
+                first += request.len();
+            }
+            Ok(())
+        })?;
+        Ok(refusals)
+    }
+}

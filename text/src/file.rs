@@ -1,0 +1,378 @@
+//! Reads a `tokenizer.json` in one pass. The `tokenizers` crate takes twice as long, since it buffers the model in three
+//! generic forms.
+
+use std::{
+    fmt,
+    panic::{AssertUnwindSafe, catch_unwind},
+};
+
+use base64::{Engine, prelude::BASE64_STANDARD};
+use bytes::{Buf, Bytes};
+use serde::{
+    Deserialize, Deserializer,
+    de::{
+        DeserializeOwned, Error as _, IgnoredAny, MapAccess, Visitor, value::MapAccessDeserializer,
+    },
+};
+use serde_json::Value;
+use tokenizers::{
+    AddedToken, DecoderWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper,
+    TokenizerImpl,
+    models::{
+        ModelWrapper, bpe::BPE, unigram::Unigram, wordlevel::WordLevel, wordpiece::WordPiece,
+    },
+};
+
+use super::{
+    fast_text::{self, FastText},
+    patterns,
+    vocabulary::Vocabulary,
+};
+use kivu_base::{
+    error::{Error, Result},
+    foreign_file,
+};
+
+/// The crate's tokenizer, with one of our models or its own.
+pub type RawTokenizer = TokenizerImpl<
+    Vocabulary,
+    NormalizerWrapper,
+    PreTokenizerWrapper,
+    PostProcessorWrapper,
+    DecoderWrapper,
+>;
+
+/// A `tokenizer.json`, without its padding and truncation, which depend on the request.
+#[derive(Deserialize)]
+#[serde(bound(deserialize = "M: Deserialize<'de>"))]
+struct File<M> {
+    version: Option<String>,
+    #[serde(default)]
+    added_tokens: Vec<NumberedToken>,
+    #[serde(default, deserialize_with = "normalizer")]
+    normalizer: Option<NormalizerWrapper>,
+    #[serde(default, deserialize_with = "with_patterns")]
+    pre_tokenizer: Option<PreTokenizerWrapper>,
+    post_processor: Option<PostProcessorWrapper>,
+    #[serde(default, deserialize_with = "with_patterns")]
+    decoder: Option<DecoderWrapper>,
+    model: M,
+}
+
+/// Supported file format version.
+const VERSION: &str = "1.0";
+
+#[derive(Deserialize)]
+struct NumberedToken {
+    #[serde(flatten)]
+    token: AddedToken,
+}
+
+/// A normalizer with complete character maps: the crate allocates their claimed size before it checks it.
+fn normalizer<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> std::result::Result<Option<NormalizerWrapper>, D::Error> {
+    let Some(mut settings) = Option::<Value>::deserialize(deserializer)? else {
+        return Ok(None);
+    };
+    if !has_complete_maps(&settings) {
+        return Err(D::Error::custom(
+            "expected a character map, but found a truncated one",
+        ));
+    }
+    translate_patterns(&mut settings).map_err(D::Error::custom)?;
+    NormalizerWrapper::deserialize(settings)
+        .map(Some)
+        .map_err(D::Error::custom)
+}
+
+/// Reads a tokenizer part whose regular expressions follow Oniguruma.
+fn with_patterns<'de, D: Deserializer<'de>, T: DeserializeOwned>(
+    deserializer: D,
+) -> std::result::Result<Option<T>, D::Error> {
+    let Some(mut settings) = Option::<Value>::deserialize(deserializer)? else {
+        return Ok(None);
+    };
+    translate_patterns(&mut settings).map_err(D::Error::custom)?;
+    T::deserialize(settings).map(Some).map_err(D::Error::custom)
+}
+
+/// Translates the regular expressions in `settings`.
+fn translate_patterns(settings: &mut Value) -> std::result::Result<(), String> {
+    match settings {
+        Value::Object(members) => members
+            .iter_mut()
+            .try_for_each(|(name, value)| match value {
+                Value::String(pattern) if name == "Regex" => {
+                    *pattern = patterns::translate(pattern)?;
+                    Ok(())
+                }
+                value => translate_patterns(value),
+            }),
+        Value::Array(elements) => elements.iter_mut().try_for_each(translate_patterns),
+        _ => Ok(()),
+    }
+}
+
+/// Whether the character maps in `settings` contain the trie whose length in bytes they begin with, as in SentencePiece.
+/// Anything else is left to the crate.
+fn has_complete_maps(settings: &Value) -> bool {
+    match settings {
+        Value::Object(members) => members.iter().all(|(name, value)| match value {
+            Value::String(map) if name == "precompiled_charsmap" => {
+                let length = map
+                    .get(..8)
+                    .and_then(|start| BASE64_STANDARD.decode(start).ok());
+                let length = length
+                    .as_deref()
+                    .and_then(|start| start.first_chunk().copied());
+                length.is_none_or(|length| u32::from_le_bytes(length) as usize <= map.len() / 4 * 3)
+            }
+            value => has_complete_maps(value),
+        }),
+        Value::Array(elements) => elements.iter().all(has_complete_maps),
+        _ => true,
+    }
+}
+
+/// Reads a `tokenizer.json`.
+pub fn read(json: &[u8]) -> Result<RawTokenizer> {
+    if let Some(found) = foreign_file::stand_in(json) {
+        return Err(Error::model(
+            found.map(|found| format!("the tokenizer is {found}")),
+        ));
+    }
+    check_prefixes(json)?;
+    match parse::<TypedModel>(json) {
+        Ok(file) if matches!(file.model.0, Vocabulary::FastText(_)) && file.has_parts() => Err(
+            unreadable("expected only a model for fastText's features, but found other parts"),
+        ),
+        Ok(file) => file.assemble(|model| model.0),
+        Err(error) if is_fast_text(json) => Err(error),
+        // In files from older crate versions the type is not first, or missing.
+        Err(_) => parse::<ModelWrapper>(json)?.assemble(Vocabulary::Standard),
+    }
+}
+
+/// Reads the output from [`compile`].
+pub fn read_compiled(mut file: Bytes) -> Result<RawTokenizer> {
+    let damaged = || {
+        Error::model("expected a compiled tokenizer, but found something else")
+            .with_hint("build the bundle again")
+    };
+    let length = file.try_get_u64_le().map_err(|_| damaged())?;
+    let length = usize::try_from(length)
+        .ok()
+        .filter(|length| *length <= file.len())
+        .ok_or_else(damaged)?;
+    let json = file.split_to(length);
+    let vocabulary = Vocabulary::read(file).ok_or_else(damaged)?;
+    parse::<IgnoredAny>(&json)?.assemble(|_| vocabulary)
+}
+
+/// Compiles a `tokenizer.json` to: the length of the JSON without the model, that JSON, the model. `None`
+/// for unsupported models.
+pub fn compile(json: &[u8]) -> Result<Option<Vec<u8>>> {
+    if is_fast_text(json) {
+        return Ok(None);
+    }
+    check_prefixes(json)?;
+    let model = parse::<ModelWrapper>(json)?.model;
+    let mut file: Value = serde_json::from_slice(json).map_err(unreadable)?;
+    let Some(pieces) = Vocabulary::file_of(&model, &file["model"].take()) else {
+        return Ok(None);
+    };
+    let rest = serde_json::to_vec(&file).map_err(unreadable)?;
+    Ok(Some(
+        [&(rest.len() as u64).to_le_bytes(), rest.as_slice(), &pieces].concat(),
+    ))
+}
+
+/// Whether a file's model finds fastText's features, which the crate does not know.
+fn is_fast_text(json: &[u8]) -> bool {
+    #[derive(Deserialize)]
+    struct File<'a> {
+        #[serde(borrow)]
+        model: Model<'a>,
+    }
+    #[derive(Deserialize)]
+    struct Model<'a> {
+        r#type: &'a str,
+    }
+    serde_json::from_slice::<File<'_>>(json).is_ok_and(|file| file.model.r#type == fast_text::TYPE)
+}
+
+/// Refuses byte pairs without their model's prefix: the crate cuts its length off, without checking
+/// that the rest is text.
+fn check_prefixes(json: &[u8]) -> Result<()> {
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Model {
+        continuing_subword_prefix: Option<String>,
+        merges: Option<Vec<Merge>>,
+    }
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Merge {
+        Pair([String; 2]),
+        Line(String),
+    }
+    #[derive(Deserialize)]
+    struct File {
+        model: Model,
+    }
+    if !has_prefix(json) {
+        return Ok(());
+    }
+    // Invalid files are refused later.
+    let Ok(File { model }) = serde_json::from_slice(json) else {
+        return Ok(());
+    };
+    let prefix = model.continuing_subword_prefix.unwrap_or_default();
+    let merges = model.merges.unwrap_or_default();
+    let second = |merge: &Merge| match merge {
+        Merge::Pair([_, second]) => second.starts_with(&prefix),
+        Merge::Line(line) => line
+            .split_once(' ')
+            .is_none_or(|(_, second)| second.starts_with(&prefix)),
+    };
+    match merges.iter().all(second) {
+        true => Ok(()),
+        false => Err(Error::model(format!(
+            "expected `merges` whose second part begins with the `continuing_subword_prefix` `{}` in the tokenizer, but \
+             found another",
+            prefix.escape_debug()
+        ))),
+    }
+}
+
+/// Whether a file has a subword prefix, without parsing it: most have none.
+fn has_prefix(json: &[u8]) -> bool {
+    const KEY: &str = "\"continuing_subword_prefix\"";
+    let json = std::str::from_utf8(json).unwrap_or_default();
+    let Some((_, value)) = json.split_once(KEY) else {
+        return false;
+    };
+    let value = value.trim_start().trim_start_matches(':').trim_start();
+    !value.starts_with("null") && !value.starts_with("\"\"")
+}
+
+fn parse<'a, M: Deserialize<'a>>(json: &'a [u8]) -> Result<File<M>> {
+    let file: File<M> = guarded(|| serde_json::from_slice(json).map_err(unreadable))?;
+    if let Some(version) = file
+        .version
+        .as_deref()
+        .filter(|version| *version != VERSION)
+    {
+        return Err(Error::model(format!(
+            "expected a tokenizer of version {VERSION}, but found `{}`",
+            version.escape_default()
+        )));
+    }
+    Ok(file)
+}
+
+/// Calls the crate, which panics if a tokenizer's parts do not match.
+fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(work))
+        .unwrap_or_else(|_| Err(unreadable("its parts do not match")))
+}
+
+fn unreadable(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+    Error::model_because("cannot read the tokenizer", error)
+}
+
+impl<M> File<M> {
+    /// Whether there is anything but the model.
+    fn has_parts(&self) -> bool {
+        !self.added_tokens.is_empty()
+            || self.normalizer.is_some()
+            || self.pre_tokenizer.is_some()
+            || self.post_processor.is_some()
+            || self.decoder.is_some()
+    }
+
+    fn assemble(self, vocabulary: impl FnOnce(M) -> Vocabulary) -> Result<RawTokenizer> {
+        guarded(|| {
+            let mut tokenizer = RawTokenizer::new(vocabulary(self.model));
+            tokenizer
+                .with_normalizer(self.normalizer)
+                .map_err(unreadable)?;
+            tokenizer
+                .with_pre_tokenizer(self.pre_tokenizer)
+                .with_post_processor(self.post_processor)
+                .with_decoder(self.decoder);
+            let tokens = self.added_tokens.into_iter().map(|numbered| numbered.token);
+            tokenizer.add_tokens(tokens).map_err(unreadable)?;
+            Ok(tokenizer)
+        })
+    }
+}
+
+/// A model with its type first, as the crate writes it.
+struct TypedModel(Vocabulary);
+
+impl<'de> Deserialize<'de> for TypedModel {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        deserializer.deserialize_map(TypedModelVisitor)
+    }
+}
+
+struct TypedModelVisitor;
+
+impl<'de> Visitor<'de> for TypedModelVisitor {
+    type Value = TypedModel;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a model that begins with its `type`")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<TypedModel, A::Error> {
+        let kind = match map.next_entry::<&str, &str>()? {
+            Some(("type", kind)) => kind,
+            _ => return Err(A::Error::custom("expected `type` first")),
+        };
+        let rest = MapAccessDeserializer::new(map);
+        if kind == fast_text::TYPE {
+            return Ok(TypedModel(Vocabulary::FastText(FastText::deserialize(
+                rest,
+            )?)));
+        }
+        Ok(TypedModel(Vocabulary::Standard(match kind {
+            "BPE" => ModelWrapper::BPE(BPE::deserialize(rest)?),
+            "Unigram" => ModelWrapper::Unigram(Unigram::deserialize(rest)?),
+            "WordLevel" => ModelWrapper::WordLevel(WordLevel::deserialize(rest)?),
+            "WordPiece" => ModelWrapper::WordPiece(WordPiece::deserialize(rest)?),
+            other => {
+                return Err(A::Error::custom(format!(
+                    "expected a known model, but found `{other}`"
+                )));
+            }
+        })))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn byte_pairs_begin_with_the_prefix_of_their_model() {
+        let file = |prefix: Value, merge: Value| {
+            let model = json!({
+                "type": "BPE", "vocab": {"ã": 0, "x": 1, "xb": 2, "ãb": 3, "ãxb": 4},
+                "continuing_subword_prefix": prefix, "merges": [merge],
+            });
+            let file = json!({"version": "1.0", "added_tokens": [], "model": model});
+            read(&serde_json::to_vec_pretty(&file).unwrap()).map(drop)
+        };
+        file(json!("x"), json!(["ã", "xb"])).unwrap();
+        file(json!(null), json!(["ã", "xb"])).unwrap();
+        let merges = [json!(["ã", "ãb"]), json!("ã ãb")];
+        let refusals = merges.map(|merge| file(json!("x"), merge).unwrap_err().to_string());
+        assert_eq!(refusals[0], refusals[1]);
+        insta::assert_snapshot!(refusals[0], @"expected `merges` whose second part begins with the `continuing_subword_prefix` `x` in the tokenizer, but found another");
+    }
+}
