@@ -7,7 +7,7 @@ use kivu::{
     config::{Config, EngineChoice},
     repository::manifest::Precision,
 };
-use kivu_compiler::{RequestedTask, named::Options};
+use kivu_compiler::{RequestedTask, library::named::Options};
 use serde::Deserialize;
 
 use crate::tasks::read;

@@ -4,8 +4,10 @@
 use kivu::{
     Deadline, Error, Model, Result,
     pipeline::{
-        Input, embedding::EmbeddingPipeline, scores::descending, seq2seq::GeneratedText,
-        vectors::StoredVector,
+        Input,
+        classification::scores::descending,
+        embedding::{EmbeddingPipeline, vectors::StoredVector},
+        seq2seq::GeneratedText,
     },
     task::{
         classification::{ClassificationParameters, Scores, ZeroShotParameters},

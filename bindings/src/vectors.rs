@@ -1,6 +1,6 @@
 //! Vectors one after another, as packages return them in one array.
 
-use kivu::pipeline::vectors::StoredVector;
+use kivu::pipeline::embedding::vectors::StoredVector;
 
 /// Vectors per token.
 #[derive(Debug)]

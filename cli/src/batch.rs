@@ -16,7 +16,7 @@ use tokio::runtime::Builder;
 
 use super::{
     interrupt::{self, Signals, interruptible},
-    named::{BuildArguments, open},
+    library::named::{BuildArguments, open},
     terminal::{Progress as Bar, print, print_aside},
 };
 use kivu::{

@@ -22,7 +22,7 @@ use kivu::{
     config::{Config, InstructionSet},
     error::Result,
 };
-use kivu_compiler::onnx_runtime::Library;
+use kivu_compiler::library::onnx_runtime::Library;
 
 const EXAMPLES: &str = "\
 Examples:

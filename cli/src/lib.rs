@@ -2,29 +2,18 @@
 
 mod batch;
 mod bench;
-mod build;
 mod completions;
-mod connections;
 mod doctor;
 mod example;
-mod fetch;
 mod init;
 mod interrupt;
-mod key;
-mod models;
-mod named;
+mod library;
 mod program;
-mod ps;
-mod pull;
-mod push;
 mod quality;
-mod rm;
 mod run;
-mod serve;
-mod show;
+mod server;
 mod terminal;
 mod triton;
-mod unread_body;
 
 use std::{ffi::OsString, path::PathBuf, process::ExitCode};
 
@@ -69,21 +58,21 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Serve(serve::Arguments),
+    Serve(server::Arguments),
     Run(Box<run::Arguments>),
-    Build(build::Arguments),
+    Build(library::build::Arguments),
     #[command(visible_alias = "list")]
-    Models(models::Arguments),
-    Show(show::Arguments),
-    Ps(ps::Arguments),
-    Rm(rm::Arguments),
+    Models(library::models::Arguments),
+    Show(library::show::Arguments),
+    Ps(server::ps::Arguments),
+    Rm(library::rm::Arguments),
     Batch(Box<batch::Arguments>),
     Bench(bench::Arguments),
     Quality(Box<quality::Arguments>),
-    Push(push::Arguments),
-    Pull(pull::Arguments),
+    Push(library::push::Arguments),
+    Pull(library::pull::Arguments),
     Triton(triton::Arguments),
-    Key(key::Arguments),
+    Key(server::key::Arguments),
     Init(init::Arguments),
     Doctor(doctor::Arguments),
     Completions(completions::Arguments),
@@ -152,20 +141,20 @@ fn execute(arguments: Arguments) -> Result<ExitCode> {
     match arguments.command {
         Command::Batch(arguments) => batch::run(*arguments, config),
         Command::Bench(arguments) => bench::run(arguments, config),
-        Command::Build(arguments) => build::run(arguments, config),
+        Command::Build(arguments) => library::build::run(arguments, config),
         Command::Completions(arguments) => completions::run(&arguments, &mut Arguments::command()),
         Command::Doctor(arguments) => doctor::run(&arguments, &config),
         Command::Init(arguments) => init::run(&arguments),
-        Command::Key(arguments) => key::run(&arguments),
-        Command::Models(arguments) => models::run(&arguments, &config),
-        Command::Ps(arguments) => ps::run(&arguments, &config),
-        Command::Pull(arguments) => pull::run(&arguments, &config),
-        Command::Push(arguments) => push::run(arguments, config),
+        Command::Key(arguments) => server::key::run(&arguments),
+        Command::Models(arguments) => library::models::run(&arguments, &config),
+        Command::Ps(arguments) => server::ps::run(&arguments, &config),
+        Command::Pull(arguments) => library::pull::run(&arguments, &config),
+        Command::Push(arguments) => library::push::run(arguments, config),
         Command::Quality(arguments) => quality::run(*arguments, config),
-        Command::Rm(arguments) => rm::run(&arguments, &config),
+        Command::Rm(arguments) => library::rm::run(&arguments, &config),
         Command::Run(arguments) => run::run(*arguments, config),
-        Command::Serve(arguments) => serve::run(arguments, config),
-        Command::Show(arguments) => show::run(&arguments, &config),
+        Command::Serve(arguments) => server::run(arguments, config),
+        Command::Show(arguments) => library::show::run(&arguments, &config),
         Command::Triton(arguments) => triton::run(arguments, config),
     }
 }

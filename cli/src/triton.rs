@@ -6,7 +6,7 @@ use clap::Args;
 
 use super::{
     interrupt::{Ended, interruptible},
-    named::{BuildArguments, require_local, resolve},
+    library::named::{BuildArguments, require_local, resolve},
     terminal::{print, print_aside},
 };
 use kivu::{
@@ -18,7 +18,7 @@ use kivu::{
         triton::{Options, write},
     },
 };
-use kivu_compiler::named;
+use kivu_compiler::library::named;
 
 const EXAMPLES: &str = "\
 Examples:

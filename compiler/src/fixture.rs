@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::files;
+use super::files::io as files;
 
 /// A small BERT's `tokenizer.json`.
 pub fn tokenizer() -> Map<String, Value> {

@@ -5,7 +5,7 @@
 //! ```no_run
 //! # let home = tempfile::tempdir()?;
 //! use kivu::{Deadline, config::Config, task::{classification::ClassificationParameters, tokens::TokenParameters}};
-//! use kivu_compiler::named::Options;
+//! use kivu_compiler::library::named::Options;
 //!
 //! # let name = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/models/tiny-static");
 //! # let config = Config { home: home.path().to_owned(), ..Config::default() };
@@ -23,78 +23,46 @@
 
 #[doc(hidden)]
 pub mod bergamot;
-mod bundle;
-#[doc(hidden)]
-pub mod byte_pairs;
-mod calibration;
-#[doc(hidden)]
-pub mod config;
-pub mod cost;
-mod elsewhere;
+mod build;
 #[doc(hidden)]
 pub mod encoder;
 pub mod export;
 #[doc(hidden)]
 pub mod fast_text;
-pub mod fetch;
-mod files;
+#[doc(hidden)]
+pub mod files;
 #[cfg(test)]
 mod fixture;
-mod format;
-mod functions;
-pub mod hub;
 mod keys;
-mod label_maps;
-mod layer_calibration;
-#[doc(hidden)]
-pub mod layer_forms;
-mod layers;
-mod links;
-mod lora;
-mod model_card;
-mod module_list;
-mod modules;
-pub mod named;
-pub mod names;
+pub mod library;
 pub mod onnx;
-pub mod onnx_runtime;
-mod other_weights;
-pub mod path_id;
-#[doc(hidden)]
-pub mod pickle;
 #[doc(hidden)]
 pub mod plan;
-mod poolings;
-mod progress;
 pub mod quality;
-mod quantize;
-mod recipe;
-mod recipes;
-mod scratch;
+#[doc(hidden)]
+pub mod quantize;
 mod sentence_transformers;
-mod sentencepiece;
 #[doc(hidden)]
 pub mod seq2seq;
-mod source;
-mod static_embedding;
-mod task;
-mod token_rows;
-mod token_types;
-mod tokenizer_config;
-mod vocabularies;
 #[doc(hidden)]
-pub mod weights;
+pub mod tokenizers;
 
-use self::{cost::Comparison, hub::Fetched, plan::Build, quality::PairQuality, scratch::Scratch};
+use self::{
+    library::hub::Fetched,
+    plan::{Build, scratch::Scratch},
+    quality::{PairQuality, cost::Comparison},
+};
 pub use self::{
-    names::load,
-    plan::{LoadRuntime, Request},
-    progress::Progress,
-    recipe::{QualityFloor, Recipe, Strategy},
-    recipes::{EmbeddedRecipe, RECIPES},
-    scratch::abandon,
-    source::FILES as BUNDLE_FILES,
-    task::RequestedTask,
+    library::names::load,
+    plan::{
+        LoadRuntime, Request,
+        progress::Progress,
+        recipe::{QualityFloor, Recipe, Strategy},
+        recipes::{EmbeddedRecipe, RECIPES},
+        scratch::abandon,
+        source::FILES as BUNDLE_FILES,
+        task::RequestedTask,
+    },
 };
 use kivu::{
     error::Result,
@@ -162,13 +130,13 @@ fn build_from(
         runtime,
         progress,
     };
-    let bundle::Written {
+    let build::bundle::Written {
         folder,
         comparison,
         pairs,
         note,
         other_tasks,
-    } = bundle::write(build)?;
+    } = build::bundle::write(build)?;
     destination.replace(&folder)?;
     Ok(Built {
         bundle: Bundle::open(&request.out)?,

@@ -1,59 +1,17 @@
 //! The HTTP API: one router for all dialects, for `kivu serve` and for the function behind API Gateway.
 
-mod app;
 mod auth;
-mod batch_requests;
-mod bedrock;
-mod body;
-mod body_memory;
-mod caller_models;
-mod chat;
-mod classification;
-mod cohere;
-mod content_encoding;
-mod cors;
-mod detection;
-mod dialect;
-mod embedding;
-mod extraction;
-mod fetch;
+mod bodies;
+pub mod dialects;
 mod fields;
-mod generation;
-mod hub_body;
-mod inputs;
-mod kserve;
-mod llama_cpp;
-mod lookup;
-mod observe;
-mod ollama;
-mod openai;
-mod openapi;
 mod page;
-mod permit_body;
-mod ranking;
-mod rejection;
-mod request;
-mod response;
-mod response_limit;
-#[doc(hidden)]
-pub mod route;
 #[doc(hidden)]
 pub mod routes;
-mod score;
 #[doc(hidden)]
 pub mod scripted;
-mod server;
-mod startup;
-mod task_schemas;
+#[doc(hidden)]
+pub mod service;
 mod tasks;
-mod token_classification;
-mod tokens;
-mod translation;
-mod translators;
-mod truncation;
-mod used_models;
-mod vectors;
-mod vllm;
 
 use std::sync::Arc;
 
@@ -66,15 +24,17 @@ use axum::{
 };
 
 pub use self::{
-    app::App,
     auth::{BindScope, Date, GatewayVerified, Guard, KeyLimits, make_key, make_limited_key},
-    batch_requests::batch_requests,
-    cors::cors,
-    fetch::{FetchModel, FetchProgress},
-    response_limit::ResponseLimit,
-    startup::LazyRouter,
+    dialects::batch_requests::batch_requests,
+    service::{
+        app::App,
+        cors::cors,
+        fetch::{FetchModel, FetchProgress},
+        response_limit::ResponseLimit,
+        startup::LazyRouter,
+    },
 };
-use self::{observe::Observed, rejection::Rejection};
+use self::{bodies::rejection::Rejection, service::observe::Observed};
 
 /// The router for all dialects.
 ///
@@ -87,7 +47,7 @@ pub fn router(app: App) -> Router {
         .method_not_allowed_fallback(wrong_method)
         .layer(middleware::from_fn_with_state(
             Arc::clone(&app),
-            observe::observe,
+            service::observe::observe,
         ))
         .with_state(app);
     // A layer of the same router would run after a route is found.

@@ -21,16 +21,19 @@ use kivu::{
     model::{Model, ModelSettings, Pipeline},
     pipeline::{
         Task,
-        classification::{ClassificationPipeline, ClassificationSettings},
-        embedding::{DenseSettings, EmbeddingPipeline, EmbeddingSettings},
+        classification::{
+            ClassificationPipeline, ClassificationSettings, ranking::RankingPipeline,
+            scores::ScoreFunction, zero_shot::ZeroShotPipeline,
+        },
+        embedding::{
+            DenseSettings, EmbeddingPipeline, EmbeddingSettings, pooling::Pooling,
+            similarity::Similarity,
+        },
+        entities::token_classification::{
+            TokenClassificationPipeline, TokenClassificationSettings,
+        },
         generation::{GenerationOptions, GenerationSettings},
-        pooling::Pooling,
-        ranking::RankingPipeline,
-        scores::ScoreFunction,
         seq2seq::{Decoder, Languages, Seq2SeqParts, Seq2SeqPipeline, Seq2SeqSettings},
-        similarity::Similarity,
-        token_classification::{TokenClassificationPipeline, TokenClassificationSettings},
-        zero_shot::ZeroShotPipeline,
     },
     repository::{
         Manifest,
@@ -52,7 +55,10 @@ pub async fn ask(path: &str, body: &serde_json::Value) -> (StatusCode, serde_jso
         .header("content-type", "application/json")
         .body(Body::from(body.to_string()))
         .unwrap();
-    let mut router = router(App::new(models(TOKENIZER).unwrap(), kivu::config::Limits::default()));
+    let mut router = router(App::new(
+        models(TOKENIZER).unwrap(),
+        kivu::config::Limits::default(),
+    ));
     let response = router.call(request).await.unwrap();
     let status = response.status();
     let bytes = response.into_body().collect().await.unwrap().to_bytes();

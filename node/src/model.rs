@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use kivu::pipeline::vectors::StoredVector;
+use kivu::pipeline::embedding::vectors::StoredVector;
 use kivu_bindings::{
     Source, classify, describe, encode, entities, extract, generate, joined, multi_vectors,
     on_thread, rank, sparse, to_json, tokenize, translate, zero_shot,

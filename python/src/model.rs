@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use kivu::pipeline::vectors::StoredVector;
+use kivu::pipeline::embedding::vectors::StoredVector;
 use kivu_bindings::{
     Source, Token, Weights, classify, describe, encode, entities, extract, generate, multi_vectors,
     rank, sparse, tokenize, translate, zero_shot,

@@ -20,10 +20,9 @@ use kivu_core::{
         seq2seq::Seq2SeqBackend,
     },
     pipeline::{
-        label_vectors::LabelEncoderSettings,
+        classification::label_vectors::LabelEncoderSettings,
+        embedding::{sparse::QueryWeights, vectors::Ranges},
         seq2seq::{Seq2SeqSettings, shortlist::Shortlist},
-        sparse::QueryWeights,
-        vectors::Ranges,
     },
     telemetry::time_start,
 };

@@ -6,16 +6,20 @@ use kivu_base::error::{Error, Result};
 use kivu_core::{
     backend::Deadline,
     pipeline::{
-        classification::{ClassificationPipeline, ClassificationSettings},
+        classification::{
+            ClassificationPipeline, ClassificationSettings,
+            label_scores::{LabelScoresPipeline, LabelScoresSettings},
+            label_vectors::LabelEncoder,
+            ranking::RankingPipeline,
+            zero_shot::ZeroShotPipeline,
+        },
         embedding::{EmbeddingPipeline, EmbeddingSettings},
         encoder::Encoder,
-        label_scores::{LabelScoresPipeline, LabelScoresSettings},
-        label_vectors::LabelEncoder,
-        ranking::RankingPipeline,
+        entities::{
+            token_classification::{TokenClassificationPipeline, TokenClassificationSettings},
+            zero_shot_entities::{ZeroShotEntitiesPipeline, ZeroShotEntitiesSettings},
+        },
         seq2seq::{Seq2SeqParts, Seq2SeqPipeline, Seq2SeqSettings},
-        token_classification::{TokenClassificationPipeline, TokenClassificationSettings},
-        zero_shot::ZeroShotPipeline,
-        zero_shot_entities::{ZeroShotEntitiesPipeline, ZeroShotEntitiesSettings},
     },
 };
 use kivu_text::Tokenizer;

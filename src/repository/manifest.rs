@@ -14,12 +14,13 @@ use kivu_core::{
     backend::{Engine, Signature},
     pipeline::{
         Task,
-        classification::ClassificationSettings,
+        classification::{ClassificationSettings, label_scores::LabelScoresSettings},
         embedding::{EmbeddingSettings, VectorKind},
-        label_scores::LabelScoresSettings,
+        entities::{
+            token_classification::TokenClassificationSettings,
+            zero_shot_entities::ZeroShotEntitiesSettings,
+        },
         seq2seq::Seq2SeqSettings,
-        token_classification::TokenClassificationSettings,
-        zero_shot_entities::ZeroShotEntitiesSettings,
     },
 };
 

@@ -3,10 +3,14 @@
 use super::manifest::Manifest;
 use kivu_base::error::{Error, Result};
 use kivu_core::pipeline::{
-    Task, classification::ClassificationSettings, embedding::EmbeddingSettings,
-    label_scores::LabelScoresSettings, seq2seq::Seq2SeqSettings,
-    token_classification::TokenClassificationSettings,
-    zero_shot_entities::ZeroShotEntitiesSettings,
+    Task,
+    classification::{ClassificationSettings, label_scores::LabelScoresSettings},
+    embedding::EmbeddingSettings,
+    entities::{
+        token_classification::TokenClassificationSettings,
+        zero_shot_entities::ZeroShotEntitiesSettings,
+    },
+    seq2seq::Seq2SeqSettings,
 };
 
 /// The settings for a manifest's task.

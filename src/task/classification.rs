@@ -15,10 +15,12 @@ use kivu_core::{
     backend::Deadline,
     pipeline::{
         Input, Usage,
-        classification::ClassificationPipeline,
-        instructions::check_size,
-        scores::ScoreFunction,
-        zero_shot::{Labels, Template, ZeroShotOptions, ZeroShotPipeline},
+        classification::{
+            ClassificationPipeline,
+            scores::ScoreFunction,
+            zero_shot::{Labels, Template, ZeroShotOptions, ZeroShotPipeline},
+        },
+        embedding::instructions::check_size,
     },
 };
 use kivu_text::Truncation;

@@ -17,9 +17,9 @@ use kivu_core::{
         embedding::{
             EmbeddingOptions, EmbeddingPipeline, Embeddings, RequestedVectors, TextVectors,
             VectorKind,
+            instructions::{check_instruction, check_size},
+            vectors::{Conversion, VectorType},
         },
-        instructions::{check_instruction, check_size},
-        vectors::{Conversion, VectorType},
     },
 };
 

@@ -10,12 +10,14 @@ use kivu_base::{error::Result, json::flattened, json_schemas::Alias};
 use kivu_core::{
     backend::Deadline,
     pipeline::{
-        entities::Aggregation,
-        token_classification::{
-            FoundEntities, TokenClassificationOptions, TokenClassificationPipeline,
+        classification::zero_shot::Labels,
+        entities::{
+            Aggregation,
+            token_classification::{
+                FoundEntities, TokenClassificationOptions, TokenClassificationPipeline,
+            },
+            zero_shot_entities::{EntitySearch, ZeroShotEntitiesOptions, ZeroShotEntitiesPipeline},
         },
-        zero_shot::Labels,
-        zero_shot_entities::{EntitySearch, ZeroShotEntitiesOptions, ZeroShotEntitiesPipeline},
     },
 };
 use kivu_text::WindowOptions;

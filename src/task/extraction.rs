@@ -15,12 +15,14 @@ use kivu_base::{
 use kivu_core::{
     backend::Deadline,
     pipeline::{
-        extraction::{
-            Extracted, ExtractionOptions, ExtractionSchema, Field, Ordered, Relation, Structure,
-            TextLabels,
+        classification::scores::ScoreFunction,
+        entities::{
+            extraction::{
+                Extracted, ExtractionOptions, ExtractionSchema, Field, Ordered, Relation,
+                Structure, TextLabels,
+            },
+            zero_shot_entities::{THRESHOLD, ZeroShotEntitiesPipeline},
         },
-        scores::ScoreFunction,
-        zero_shot_entities::{THRESHOLD, ZeroShotEntitiesPipeline},
     },
 };
 use kivu_text as tokenizer;

@@ -11,9 +11,8 @@ use kivu_core::{
     backend::Deadline,
     pipeline::{
         Usage,
-        instructions::{check_instruction, check_size},
-        ranking::RankingPipeline,
-        scores::RankingOptions,
+        classification::{ranking::RankingPipeline, scores::RankingOptions},
+        embedding::instructions::{check_instruction, check_size},
     },
 };
 

@@ -16,10 +16,11 @@ use kivu::{
     model::{Model, Pipeline},
     pipeline::{
         Task,
-        embedding::{DenseSettings, EmbeddingPipeline, EmbeddingSettings},
-        pooling::Pooling,
-        ranking::RankingPipeline,
-        similarity::Similarity,
+        classification::ranking::RankingPipeline,
+        embedding::{
+            DenseSettings, EmbeddingPipeline, EmbeddingSettings, pooling::Pooling,
+            similarity::Similarity,
+        },
     },
     repository::{
         Manifest,

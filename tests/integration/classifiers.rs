@@ -13,9 +13,11 @@ use kivu::{
     model::{Model, Pipeline},
     pipeline::{
         Input, Task,
-        classification::ClassificationPipeline,
-        ranking::{RankingOptions, RankingPipeline},
-        zero_shot::ZeroShotPipeline,
+        classification::{
+            ClassificationPipeline,
+            ranking::{RankingOptions, RankingPipeline},
+            zero_shot::ZeroShotPipeline,
+        },
     },
     repository::{Bundle, manifest::Precision},
     tokenizer::{Side, Truncation},

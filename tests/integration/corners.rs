@@ -7,7 +7,7 @@ use kivu::{
     model::{Model, Pipeline},
     pipeline::{
         Input, Task,
-        ranking::{RankingOptions, RankingPipeline},
+        classification::ranking::{RankingOptions, RankingPipeline},
     },
     repository::manifest::Precision,
     tokenizer::{Side, Truncation},

@@ -7,8 +7,8 @@ use kivu::{
     model::{Model, Pipeline},
     pipeline::{
         Task,
-        ranking::{RankingOptions, RankingPipeline},
-        similarity::cosine,
+        classification::ranking::{RankingOptions, RankingPipeline},
+        embedding::similarity::cosine,
     },
     repository::{Bundle, manifest::Precision},
     tokenizer::{Side, Truncation},

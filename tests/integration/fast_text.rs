@@ -16,7 +16,7 @@ use kivu::{
     backend::{Engine, routing::Location},
     config::{Config, EngineChoice, Limits, ModelConfig},
     model::Model,
-    pipeline::{Input, Task, scores::ScoreFunction},
+    pipeline::{Input, Task, classification::scores::ScoreFunction},
     repository::{Bundle, manifest::Precision},
     task::{TruncationParameters, classification::ClassificationParameters},
 };

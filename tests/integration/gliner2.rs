@@ -5,7 +5,10 @@ use std::{collections::BTreeMap, fs, path::Path, time::Duration};
 use kivu::{
     backend::{Deadline, Engine},
     model::{Model, Pipeline},
-    pipeline::{Task, label_scores::LabelScoresPipeline, zero_shot::ZeroShotPipeline},
+    pipeline::{
+        Task,
+        classification::{label_scores::LabelScoresPipeline, zero_shot::ZeroShotPipeline},
+    },
     repository::manifest::{Precision, Quality},
     tokenizer::{Side, Truncation, WindowOptions},
 };
@@ -75,7 +78,9 @@ struct Extracted {
     output: Value,
 }
 
-fn entities(model: &Model) -> &kivu::pipeline::zero_shot_entities::ZeroShotEntitiesPipeline {
+fn entities(
+    model: &Model,
+) -> &kivu::pipeline::entities::zero_shot_entities::ZeroShotEntitiesPipeline {
     match &model.pipeline {
         Pipeline::ZeroShotEntities(pipeline) => pipeline,
         other => panic!("expected a model that finds entities, but found {other:?}"),

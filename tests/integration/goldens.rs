@@ -7,8 +7,7 @@ use kivu::{
     model::{Model, Pipeline},
     pipeline::{
         Input, Task,
-        embedding::{EmbeddingOptions, EmbeddingPipeline},
-        similarity::cosine,
+        embedding::{EmbeddingOptions, EmbeddingPipeline, similarity::cosine},
     },
     repository::manifest::Precision,
     tensor::Tensor,

@@ -5,8 +5,14 @@ use std::{fs, path::Path, time::Duration};
 use kivu::{
     backend::{Deadline, Engine},
     model::{Model, Pipeline},
-    pipeline::{Task, label_scores::LabelScoresPipeline, zero_shot::ZeroShotPipeline},
-    repository::{Bundle, manifest::Precision, manifest::Quality},
+    pipeline::{
+        Task,
+        classification::{label_scores::LabelScoresPipeline, zero_shot::ZeroShotPipeline},
+    },
+    repository::{
+        Bundle,
+        manifest::{Precision, Quality},
+    },
     tokenizer::{Side, Truncation},
 };
 use kivu_compiler::build;

@@ -3,7 +3,7 @@
 use std::fs;
 
 use axum::http::StatusCode;
-use kivu::{config::Limits, pipeline::chunks::Chunks, repository::manifest::Precision};
+use kivu::{config::Limits, pipeline::encoder::chunks::Chunks, repository::manifest::Precision};
 use kivu_http::{App, router};
 use serde::Deserialize;
 use serde_json::{Value, json};

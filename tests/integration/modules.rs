@@ -8,10 +8,11 @@ use kivu::{
     model::Pipeline,
     pipeline::{
         Input, Task,
-        embedding::EmbeddingOptions,
-        ranking::{RankingOptions, RankingPipeline},
-        scores::ScoreFunction,
-        similarity::cosine,
+        classification::{
+            ranking::{RankingOptions, RankingPipeline},
+            scores::ScoreFunction,
+        },
+        embedding::{EmbeddingOptions, similarity::cosine},
     },
     repository::{Bundle, manifest::Precision},
     task::{Scope, classification::ClassificationParameters},

@@ -18,7 +18,7 @@ use kivu::{
     config::{Config, EngineChoice, ModelConfig},
     model::Model,
     onnx_proto::{GraphProto, ModelProto},
-    pipeline::{Task, similarity::cosine},
+    pipeline::{Task, embedding::similarity::cosine},
     repository::{Bundle, manifest::Precision},
     tensor::{ElementType, Elements, Tensor},
 };

@@ -11,9 +11,10 @@ use kivu::{
     model::Pipeline,
     pipeline::{
         Input,
-        embedding::{DenseSettings, EmbeddingOptions, EmbeddingPipeline, EmbeddingSettings},
-        pooling::Pooling,
-        similarity::Similarity,
+        embedding::{
+            DenseSettings, EmbeddingOptions, EmbeddingPipeline, EmbeddingSettings,
+            pooling::Pooling, similarity::Similarity,
+        },
     },
     tensor::{ElementType, Elements, Tensor},
     tokenizer::{Side, Tokenizer, Truncation},

@@ -9,11 +9,11 @@ use kivu::{
     config::Limits,
     model::Model,
     pipeline::{
+        classification::ranking::{RankingOptions, RankingPipeline},
         embedding::{
             EmbeddingOptions, EmbeddingPipeline, RequestedVectors, TextVectors, VectorKind,
+            similarity::cosine,
         },
-        ranking::{RankingOptions, RankingPipeline},
-        similarity::cosine,
     },
     repository::manifest::Precision,
     tokenizer::{Side, Truncation},

@@ -11,7 +11,7 @@ use kivu::{
     },
     config::{Config, EngineChoice, ModelConfig},
     model::Model,
-    pipeline::similarity::cosine,
+    pipeline::embedding::similarity::cosine,
     repository::{Bundle, manifest::Precision},
     tensor::{ElementType, Tensor},
 };

@@ -7,8 +7,7 @@ use kivu::{
     model::Model,
     pipeline::{
         Input,
-        embedding::{EmbeddingOptions, EmbeddingPipeline},
-        similarity::cosine,
+        embedding::{EmbeddingOptions, EmbeddingPipeline, similarity::cosine},
     },
     repository::manifest::Precision,
 };

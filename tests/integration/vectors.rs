@@ -10,8 +10,8 @@ use base64::{Engine, prelude::BASE64_STANDARD};
 use kivu::{
     config::{Config, Limits},
     model::{Model, Pipeline},
-    pipeline::{
-        embedding::EmbeddingPipeline,
+    pipeline::embedding::{
+        EmbeddingPipeline,
         pooling::normalize,
         vectors::{Conversion, Ranges, StoredVector, VectorType},
     },

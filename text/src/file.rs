@@ -24,9 +24,11 @@ use tokenizers::{
 };
 
 use super::{
-    fast_text::{self, FastText},
+    models::{
+        fast_text::{self, FastText},
+        vocabulary::Vocabulary,
+    },
     patterns,
-    vocabulary::Vocabulary,
 };
 use kivu_base::{
     error::{Error, Result},

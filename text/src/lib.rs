@@ -1,18 +1,11 @@
 //! Texts to token ids and back. The only module that uses the `tokenizers` crate.
 
-mod bert;
-mod byte_pairs;
-mod byte_pieces;
-pub mod cl100k;
 mod encode;
-mod fast_text;
 mod file;
+#[doc(hidden)]
+pub mod models;
 mod patterns;
-mod trie;
-mod unigram;
-mod vocabulary;
 mod windows;
-mod word_pieces;
 mod words;
 
 use std::{
@@ -25,11 +18,14 @@ use tokenizers::{
     Decoder, Encoding as RawEncoding, PostProcessor, PostProcessorWrapper, Result as RawResult,
 };
 
-use self::{bert::BertWords, file::RawTokenizer, vocabulary::Vocabulary};
 pub use self::{
     encode::{Encoding, Side, Truncation, reach},
     windows::{Window, WindowOptions, word_bounds},
     words::{WordForm, WordPrompt},
+};
+use self::{
+    file::RawTokenizer,
+    models::{bert::BertWords, vocabulary::Vocabulary},
 };
 use kivu_base::{
     error::{Error, Result},
@@ -273,12 +269,12 @@ impl Tokenizer {
     pub fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String> {
         self.check_ids(ids)?;
         let decode = |raw: &RawTokenizer| match raw.get_decoder() {
-            Some(decoder) if byte_pieces::come_first(decoder) => {
+            Some(decoder) if models::byte_pieces::come_first(decoder) => {
                 let added = raw.get_added_vocabulary();
                 let tokens = ids.iter().filter_map(|id| raw.id_to_token(*id));
                 let tokens =
                     tokens.filter(|token| !skip_special_tokens || !added.is_special_token(token));
-                decoder.decode(byte_pieces::replace_invalid(tokens.collect()))
+                decoder.decode(models::byte_pieces::replace_invalid(tokens.collect()))
             }
             _ => raw.decode(ids, skip_special_tokens),
         };

@@ -8,7 +8,7 @@ use tokenizers::{
 };
 use unicode_segmentation::UnicodeSegmentation;
 
-use super::{Encoding, Side, Tokenizer, Truncation, vocabulary::Vocabulary};
+use super::{Encoding, Side, Tokenizer, Truncation, models::vocabulary::Vocabulary};
 use kivu_base::error::{Error, Result};
 
 const UNKNOWN_TOKENS: [&str; 2] = ["[UNK]", "<unk>"];

@@ -4,7 +4,7 @@ use std::future::Future;
 
 use futures::FutureExt;
 use js_sys::{Array, Float32Array, Int8Array, Uint8Array};
-use kivu::{Error, pipeline::vectors::StoredVector};
+use kivu::{Error, pipeline::embedding::vectors::StoredVector};
 use kivu_bindings::{
     TokenVectors, classify, describe, encode, entities, extract, generate, joined, multi_vectors,
     rank, sparse, to_json, tokenize, translate, zero_shot,

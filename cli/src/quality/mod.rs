@@ -13,7 +13,7 @@ use self::figures::{Row, pair_rows, rows};
 pub use self::figures::{short, text};
 use super::{
     interrupt::{Ended, interruptible},
-    named::{BuildArguments, for_comparison, resolve},
+    library::named::{BuildArguments, for_comparison, resolve},
     terminal::{Progress, print},
 };
 use kivu::{
@@ -23,8 +23,10 @@ use kivu::{
     repository::manifest::Precision,
 };
 use kivu_compiler::{
-    named::Options,
-    names::{self, Location},
+    library::{
+        named::Options,
+        names::{self, Location},
+    },
     quality::{Other, PairQuality, Report, Samples, measure},
 };
 

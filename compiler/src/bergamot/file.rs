@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::weights::Weight;
+use crate::files::weights::Weight;
 use kivu::error::{Error, Result};
 
 /// The only supported format version.

@@ -10,11 +10,12 @@ use sha2::{Digest, Sha256};
 
 use self::model::MAX_POSITIONS;
 use super::{
-    config::ConfigFile,
-    files,
-    plan::Plan,
+    files::{config::ConfigFile, io as files},
+    plan::{
+        Plan,
+        source::{SHORTLIST, Source, TaskSettings, unread_decoder},
+    },
     seq2seq::graphs,
-    source::{SHORTLIST, Source, TaskSettings, unread_decoder},
 };
 use kivu::{
     backend::Engine,

@@ -4,12 +4,14 @@ use std::collections::BTreeMap;
 
 use super::file::{File, Options, WORDS};
 use crate::{
-    config::head_width,
-    layers::{Activation, NormKind},
+    files::{
+        config::head_width,
+        weights::{Weight, Weights},
+    },
+    onnx::layers::{Activation, NormKind},
     seq2seq::{
         Memory, Names, Norms, Positions, Seq2SeqModel, Sinusoids, Stack, Table, Tables, Waves,
     },
-    weights::{Weight, Weights},
 };
 use kivu::error::{Error, Result};
 

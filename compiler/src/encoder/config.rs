@@ -4,18 +4,17 @@ use std::collections::BTreeMap;
 
 use kivu_engine::kernel::LANES;
 
+use super::attention::distances::{Convolution, Distances};
 pub use super::details::{Details, EmbeddingProjection, ExpertLayers, PositionTable};
-use super::distances::{Convolution, Distances};
 use crate::{
-    config::ConfigFile,
-    layers::{
+    files::{config::ConfigFile, weights::Weights},
+    onnx::layers::{
         Activation, Attention, AttentionWindow, Buckets, Distance, NormKind, Projection, Rotary,
     },
-    weights::Weights,
 };
 use kivu::{
     error::{Error, Result},
-    pipeline::scores::ScoreFunction,
+    pipeline::classification::scores::ScoreFunction,
 };
 
 /// Class name suffixes for models with a label head.

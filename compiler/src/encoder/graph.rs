@@ -5,23 +5,26 @@
 use std::collections::BTreeSet;
 
 use super::{
+    attention::{
+        disentangled::{Text, convolve_neighbours},
+        distance_tables::DistanceTables,
+    },
     config::{
         Bias, EmbeddingProjection, EncoderConfig, ExpertLayers, Gate, Head, HeadKind, HeadRead,
         Heads, Norms, PositionTable, Positions, Tasks,
     },
-    disentangled::{Text, convolve_neighbours},
-    distance_tables::DistanceTables,
     heads::OutputHeads,
 };
 use crate::{
-    functions,
-    layer_forms::LayerForms,
-    layers::{
-        AttentionWindow, Blocks, BucketValues, Distance, Experts, Layers, Projection, Rotation,
-        TaskInput, alibi_slopes, attend_by_position, attention,
+    files::weights::{Weight, Weights},
+    onnx::{
+        GraphBuilder, ModelProto, Value, any, data_type, fixed, float, functions,
+        layers::{
+            AttentionWindow, Blocks, BucketValues, Distance, Experts, Layers, Projection, Rotation,
+            TaskInput, alibi_slopes, attend_by_position, attention,
+        },
     },
-    onnx::{GraphBuilder, ModelProto, Value, any, data_type, fixed, float},
-    weights::{Weight, Weights},
+    quantize::layer_forms::LayerForms,
 };
 use kivu::{
     backend::{Engine, TASK_IDS},

@@ -3,13 +3,15 @@
 
 use super::{
     config::{EncoderConfig, Names},
-    spans::SpanHead,
+    zero_shot::spans::SpanHead,
 };
 use crate::{
-    layers::{Activation, Layers, Linear},
-    modules::{Dense, Modules, POOLED},
-    onnx::{Value, any, fixed},
-    weights::{Weight, Weights},
+    files::weights::{Weight, Weights},
+    onnx::{
+        Value, any, fixed,
+        layers::{Activation, Layers, Linear},
+    },
+    sentence_transformers::modules::{Dense, Modules, POOLED},
 };
 use kivu::{
     backend::native::MULTI_VECTORS,

@@ -6,29 +6,36 @@ use kivu_engine::kernel::LANES;
 use sha2::{Digest, Sha256};
 
 use super::{
+    attention::decoder,
     config::{EncoderConfig, Facts, Head, HeadKind, Positions},
-    decoder, families,
+    families,
     graph::{GraphForm, LOGITS, graph, unused_heads},
     heads::OutputHeads,
     unnamed_heads, vectors,
 };
 use crate::{
-    config::ConfigFile,
-    layer_forms::LayerForms,
-    lora::{Adapter, BaseNames},
-    modules::Modules,
-    plan::Plan,
-    sentence_transformers::{default_prompt, makes_vectors, max_tokens, score_modules},
-    source::{EncoderSettings, LABEL_TOKENIZER, LABELS, MODEL, Source, TaskSettings},
-    token_rows::{has_positions, other_unknown_token, within_types, within_vocabulary},
-    weights::{Weights, combined_sha256},
+    files::{
+        config::ConfigFile,
+        lora::{Adapter, BaseNames},
+        weights::{Weights, combined_sha256},
+    },
+    plan::{
+        Plan,
+        source::{EncoderSettings, LABEL_TOKENIZER, LABELS, MODEL, Source, TaskSettings},
+    },
+    quantize::layer_forms::LayerForms,
+    sentence_transformers::{
+        default_prompt, makes_vectors, max_tokens, modules::Modules, score_modules,
+    },
+    tokenizers::token_rows::{has_positions, other_unknown_token, within_types, within_vocabulary},
 };
 use kivu::{
     backend::Engine,
     config::EngineChoice,
     error::{Error, Result},
     pipeline::{
-        classification::ClassificationSettings, token_classification::TokenClassificationSettings,
+        classification::ClassificationSettings,
+        entities::token_classification::TokenClassificationSettings,
     },
     repository::{bundle::hex, manifest::Precision},
 };
@@ -375,7 +382,7 @@ mod tests {
 
     use super::*;
     use kivu::{
-        pipeline::{Task, roles::TextRole},
+        pipeline::{Task, embedding::roles::TextRole},
         tokenizer::{Side, Tokenizer, Truncation},
     };
 
@@ -920,7 +927,7 @@ mod tests {
             ..Plan::default()
         };
         let dense = open_sparse(&Copy::of("tiny-bert")).unwrap();
-        let refusal = crate::task::require_sparse(&plan, &dense).unwrap_err();
+        let refusal = crate::plan::task::require_sparse(&plan, &dense).unwrap_err();
         insta::assert_snapshot!(refusal, @"`BertModel` has no sparse vectors: they need a masked language model (`…ForMaskedLM`) or a sparse head; build it with `--task feature-extraction`");
     }
 

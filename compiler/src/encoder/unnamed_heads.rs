@@ -8,13 +8,13 @@ use super::{
     graph::ANSWERS,
 };
 use crate::{
-    config::ConfigFile,
-    model_card::pipeline_tag,
-    module_list::{has_pooling, modules},
-    plan::Plan,
-    recipe::Strategy,
+    files::{
+        config::ConfigFile,
+        module_list::{has_pooling, modules},
+        weights::Weights,
+    },
+    plan::{Plan, model_card::pipeline_tag, recipe::Strategy},
     sentence_transformers::makes_vectors,
-    weights::Weights,
 };
 use kivu::{
     error::{Error, Result},

@@ -12,27 +12,25 @@ use super::{
     },
 };
 use crate::{
-    config::ConfigFile,
-    files,
-    model_card::has_tag,
-    module_list::{has_pooling, static_queries},
-    modules::Dense,
-    pickle,
-    plan::Plan,
+    files::{
+        config::ConfigFile,
+        io as files,
+        module_list::{has_pooling, static_queries},
+        pickle,
+        weights::{Weight, Weights},
+    },
+    plan::{Plan, model_card::has_tag, source::QUERY_WEIGHTS, task::SPARSE},
     sentence_transformers::{
         Expanding, LateInteraction, Layout, OF_TOKENIZER, RoleFiles, embedding_settings, layout,
-        max_tokens, max_tokens_of_roles, punctuation, text_settings,
+        max_tokens, max_tokens_of_roles, modules::Dense, punctuation, text_settings,
     },
-    source::QUERY_WEIGHTS,
-    task::SPARSE,
-    tokenizer_config::{self, read_tokenizer},
-    weights::{Weight, Weights},
+    tokenizers::tokenizer_config::{self, read_tokenizer},
 };
 use kivu::{
     backend::native::MULTI_VECTORS,
     error::{Error, Result},
-    pipeline::{
-        embedding::EmbeddingSettings,
+    pipeline::embedding::{
+        EmbeddingSettings,
         multi_vector::{MaxSim, MultiVectorSettings},
         roles::{Expansion, RoleSettings},
         sparse::{SparseSettings, SparseValues, StaticQueries},

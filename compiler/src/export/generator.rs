@@ -11,10 +11,12 @@ use super::{
     text_encoder::check_outputs,
 };
 use crate::{
-    layer_forms::LayerForms,
     onnx,
-    plan::Build,
-    source::{self, WriteGraphs},
+    plan::{
+        Build,
+        source::{self, WriteGraphs},
+    },
+    quantize::layer_forms::LayerForms,
 };
 use kivu::{
     error::{Error, Result, quoted},

@@ -5,25 +5,28 @@ use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 use super::quantize::floats;
 use crate::{
-    config::ConfigFile,
     encoder::{Head, source_of_layers},
-    files,
-    layer_forms::LayerForms,
+    files::{
+        config::ConfigFile,
+        io as files,
+        weights::{Weight, Weights},
+    },
     onnx,
-    plan::Build,
+    plan::{
+        Build,
+        source::{EncoderSettings, Graphs, MODEL, Source, TaskSettings},
+    },
     quality::{
         Texts,
         served::{EncoderParts, ServedEncoder},
     },
-    quantize::transpose,
-    source::{EncoderSettings, Graphs, MODEL, Source, TaskSettings},
-    weights::{Weight, Weights},
+    quantize::{layer_forms::LayerForms, transpose},
 };
 use kivu::{
     backend::Engine,
     error::{Error, Result},
     onnx_proto::{GraphProto, ModelProto},
-    pipeline::{embedding::EmbeddingSettings, pooling::Pooling},
+    pipeline::embedding::{EmbeddingSettings, pooling::Pooling},
     repository::manifest::Precision,
     tokenizer::Tokenizer,
 };

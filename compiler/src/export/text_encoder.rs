@@ -5,22 +5,27 @@ use super::{
     quantize::{check_precision, is_quantized, prepare},
 };
 use crate::{
-    config::ConfigFile,
     encoder::{Facts, Head, HeadKind, LOGITS, text_settings, token_settings, unnamed_label_head},
-    module_list::has_pooling,
+    files::{config::ConfigFile, module_list::has_pooling},
     onnx,
-    plan::{Build, Plan},
+    plan::{
+        Build, Plan,
+        source::{EncoderSettings, MODEL, Source, TaskSettings},
+    },
     sentence_transformers::{embedding_settings, makes_vectors},
-    source::{EncoderSettings, MODEL, Source, TaskSettings},
-    token_rows::{other_unknown_token, within_vocabulary},
-    tokenizer_config::read_tokenizer,
+    tokenizers::{
+        token_rows::{other_unknown_token, within_vocabulary},
+        tokenizer_config::read_tokenizer,
+    },
 };
 use kivu::{
     backend::Engine,
     config::EngineChoice,
     error::{Error, Result, quoted},
     onnx_proto::{Dimension, DimensionProto, ModelProto, ValueInfoProto, data_type},
-    pipeline::{embedding::EmbeddingSettings, token_classification::TokenClassificationSettings},
+    pipeline::{
+        embedding::EmbeddingSettings, entities::token_classification::TokenClassificationSettings,
+    },
     repository::{bundle::sha256_of, manifest::Precision},
     tokenizer::Tokenizer,
 };

@@ -20,7 +20,9 @@ use kivu::{
     config::EngineChoice,
     error::{Error, Result},
     pipeline::{
-        Task, classification::ClassificationSettings, scores::ScoreFunction, seq2seq::are_languages,
+        Task,
+        classification::{ClassificationSettings, scores::ScoreFunction},
+        seq2seq::are_languages,
     },
     repository::{FAST_TEXT, bundle::sha256_of, manifest::Precision},
 };
@@ -32,10 +34,12 @@ use self::{
     tree::Tree,
 };
 use super::{
-    files, functions,
-    onnx::{GraphBuilder, ModelProto, any, fixed},
-    plan::Plan,
-    source::{EncoderSettings, MODEL, Source, TaskSettings},
+    files::io as files,
+    onnx::{GraphBuilder, ModelProto, any, fixed, functions},
+    plan::{
+        Plan,
+        source::{EncoderSettings, MODEL, Source, TaskSettings},
+    },
 };
 
 /// The architecture in the manifest.

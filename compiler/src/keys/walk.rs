@@ -14,17 +14,21 @@ use super::{
     sentence_transformers as modules, tokenizer,
 };
 use crate::{
-    config::ConfigFile,
     encoder::{
         DEFAULT_ENCODER, ENCODER_CONFIG, GLINER, LABELS_ENCODER_CONFIG, LABELS_TOKENIZER, is_jinas,
         reads_labels,
     },
-    files::{read_if_exists, read_json_if_exists},
-    label_maps::{LABEL_IDS, contradiction},
-    module_list::{self, Module},
-    plan::Plan,
+    files::{
+        config::ConfigFile,
+        io::{read_if_exists, read_json_if_exists},
+        module_list::{self, Module},
+    },
+    plan::{
+        Plan,
+        label_maps::{LABEL_IDS, contradiction},
+    },
     sentence_transformers::{TEMPLATE, TRANSFORMER, has_scores},
-    tokenizer_config,
+    tokenizers::tokenizer_config,
 };
 use kivu::{
     error::{Error, Result, quoted},

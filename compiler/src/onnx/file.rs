@@ -10,7 +10,7 @@ use std::{
 use bytes::Bytes;
 use prost::Message;
 
-use crate::files;
+use crate::files::io as files;
 use kivu::{
     error::{Error, Result},
     onnx_proto::{EXTERNAL, ModelProto, StringStringEntryProto, TensorProto},

@@ -1,7 +1,9 @@
 //! Reading and writing ONNX files without ONNX Runtime.
 
 mod file;
+pub mod functions;
 mod graph;
+pub mod layers;
 
 pub use self::graph::{float_tensor, int8_tensor};
 pub use self::{

@@ -2,7 +2,7 @@
 
 use kivu::{
     backend::similarity::Query,
-    pipeline::{similarity::cosine, sparse::SparseVector},
+    pipeline::embedding::{similarity::cosine, sparse::SparseVector},
 };
 
 /// Entity labels in the sample texts.

@@ -4,9 +4,9 @@ use super::{
     answer::{Answer, LABELS},
     served::Answers,
 };
-use crate::source::EncoderSettings;
+use crate::plan::source::EncoderSettings;
 use kivu::{
-    pipeline::{scores::descending, zero_shot_entities::THRESHOLD},
+    pipeline::{classification::scores::descending, entities::zero_shot_entities::THRESHOLD},
     repository::manifest::{Neighbours, Quality},
 };
 
@@ -272,7 +272,7 @@ pub fn nearest(similarities: &[f32], text: usize) -> Vec<usize> {
 mod tests {
     use super::*;
     use crate::quality::answer::MultiVectors;
-    use kivu::pipeline::{classification::ClassificationSettings, scores::ScoreFunction};
+    use kivu::pipeline::classification::{ClassificationSettings, scores::ScoreFunction};
 
     #[test]
     fn neighbours_are_compared_text_by_text() {

@@ -4,6 +4,7 @@ mod answer;
 mod chrf;
 pub mod compare;
 mod correlation;
+pub mod cost;
 mod inputs;
 pub mod pairs;
 mod peer;
@@ -20,7 +21,7 @@ pub use self::{
     report::{Other, Report, measure},
     samples::{Pairs, Samples, Texts},
 };
-use super::recipe::QualityFloor;
+use super::plan::recipe::QualityFloor;
 use kivu::{
     error::{Error, Result},
     repository::manifest::{Precision, Quality},

@@ -13,16 +13,14 @@ use super::{
     samples::Pairs,
     served::{ServedEncoder, TIMEOUT, TRUNCATION, in_parts, search_vectors},
 };
-use crate::progress::Progress;
+use crate::plan::progress::Progress;
 use kivu::{
     backend::Deadline,
     error::{Error, Result, quoted},
     pipeline::{
         Input,
-        classification::ClassificationPipeline,
-        embedding::{EmbeddingPipeline, VectorKind},
-        roles::TextRole,
-        scores::descending,
+        classification::{ClassificationPipeline, scores::descending},
+        embedding::{EmbeddingPipeline, VectorKind, roles::TextRole},
     },
 };
 

@@ -9,7 +9,7 @@ use super::{
     answer::Answer,
     samples::{Texts, named, text_column, texts},
 };
-use crate::files;
+use crate::files::io as files;
 use kivu::error::{Error, Message, Result, quoted};
 use kivu_jobs::ColumnFile;
 

@@ -12,7 +12,10 @@ use super::{
     served::{Answers, ServedEncoder},
     step_comparison,
 };
-use crate::{calibration, progress::Progress, source::EncoderSettings};
+use crate::{
+    build::calibration,
+    plan::{progress::Progress, source::EncoderSettings},
+};
 use kivu::{
     error::{Error, Result, quoted},
     model::Model,

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, path::Path};
 use serde_json::Value;
 
 use super::SENTENCES;
-use crate::files;
+use crate::files::io as files;
 use kivu::error::{Error, Message, Result, quoted};
 use kivu_jobs::ColumnFile;
 

@@ -14,9 +14,11 @@ use super::{
     wait,
 };
 use crate::{
-    files,
-    progress::Progress,
-    source::{EncoderSettings, MODEL},
+    files::io as files,
+    plan::{
+        progress::Progress,
+        source::{EncoderSettings, MODEL},
+    },
 };
 use kivu::{
     backend::{
@@ -28,22 +30,23 @@ use kivu::{
     model::Pipeline,
     pipeline::{
         Input,
-        classification::ClassificationPipeline,
+        classification::{
+            ClassificationPipeline,
+            label_scores::LabelScoresPipeline,
+            label_vectors::LabelEncoder,
+            ranking::RankingPipeline,
+            scores::ScoreFunction,
+            zero_shot::{Labels, ZeroShotPipeline},
+        },
         embedding::{
             EmbeddingOptions, EmbeddingPipeline, EmbeddingSettings, RequestedVectors, TextVectors,
-            VectorKind,
+            VectorKind, multi_vector::MultiVectorSettings, pooling::normalize, roles::TextRole,
         },
-        label_scores::LabelScoresPipeline,
-        label_vectors::LabelEncoder,
-        multi_vector::MultiVectorSettings,
-        pooling::normalize,
-        ranking::RankingPipeline,
-        roles::TextRole,
-        scores::ScoreFunction,
+        entities::{
+            token_classification::TokenClassificationPipeline,
+            zero_shot_entities::ZeroShotEntitiesPipeline,
+        },
         seq2seq::Seq2SeqPipeline,
-        token_classification::TokenClassificationPipeline,
-        zero_shot::{Labels, ZeroShotPipeline},
-        zero_shot_entities::ZeroShotEntitiesPipeline,
     },
     tokenizer::{Side, Tokenizer, Truncation},
 };

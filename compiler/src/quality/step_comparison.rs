@@ -17,10 +17,12 @@ use super::{
     wait,
 };
 use crate::{
-    cost::Comparison,
-    files::read,
-    progress::Progress,
-    source::{DECODER, ENCODER},
+    files::io::read,
+    plan::{
+        progress::Progress,
+        source::{DECODER, ENCODER},
+    },
+    quality::cost::Comparison,
 };
 use kivu::{
     backend::{

@@ -6,9 +6,8 @@ use super::{
     parts::{Stream, Writer, decoder_block},
 };
 use crate::{
-    layers::Buckets,
-    onnx::{Dimension, ModelProto, Value, any, data_type, fixed, integer},
-    weights::Weights,
+    files::weights::Weights,
+    onnx::{Dimension, ModelProto, Value, any, data_type, fixed, integer, layers::Buckets},
 };
 use kivu::{error::Result, repository::manifest::Precision};
 

@@ -5,11 +5,13 @@ use super::{
     names::{Half, Names},
 };
 use crate::{
-    config::{ConfigFile, head_width},
     encoder::kind_for_task,
-    layers::{Activation, NormKind},
+    files::{
+        config::{ConfigFile, head_width},
+        weights::Weights,
+    },
+    onnx::layers::{Activation, NormKind},
     plan::Plan,
-    weights::Weights,
 };
 use kivu::error::{Error, Result};
 
@@ -184,7 +186,7 @@ mod tests {
             serde_json::from_slice(&std::fs::read(folder.join(path)).unwrap()).unwrap()
         };
         let defaults = read("published/defaults.json");
-        let table = crate::weights::Weight {
+        let table = crate::files::weights::Weight {
             shape: vec![1, 1],
             values: vec![0.0],
         };

@@ -9,7 +9,7 @@ use super::{
     fairseq::{BART, MARIAN, MBART, PEGASUS},
     instructions::of_tasks,
 };
-use crate::config::{ConfigFile, OneOrMany};
+use crate::files::config::{ConfigFile, OneOrMany};
 use kivu::{
     error::{Error, Result},
     pipeline::generation::{GenerationOptions, GenerationSettings, TokenIds},

@@ -10,15 +10,15 @@ use super::{
     tokenizer_json::tags,
 };
 use crate::{
-    config::ConfigFile,
     encoder::alternative,
     export,
-    module_list::has_pooling,
-    plan::{Build, Plan},
-    source::{Source, TARGET_TOKENIZER, TaskSettings, unread_decoder},
-    task,
-    token_rows::{within_vocabulary, within_vocabulary_or_unknown},
-    weights::Weights,
+    files::{config::ConfigFile, module_list::has_pooling, weights::Weights},
+    plan::{
+        Build, Plan,
+        source::{Source, TARGET_TOKENIZER, TaskSettings, unread_decoder},
+        task,
+    },
+    tokenizers::token_rows::{within_vocabulary, within_vocabulary_or_unknown},
 };
 use kivu::{
     backend::Engine,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value};
 
 use super::t5;
-use crate::config::ConfigFile;
+use crate::files::config::ConfigFile;
 use kivu::{
     error::{Error, Result},
     pipeline::seq2seq::Languages,

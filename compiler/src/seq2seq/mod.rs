@@ -19,8 +19,8 @@ pub use self::{
     names::Names,
 };
 use super::{
-    source::{DECODER, ENCODER, WriteGraphs},
-    weights::Weights,
+    files::weights::Weights,
+    plan::source::{DECODER, ENCODER, WriteGraphs},
 };
 
 /// Writes `model`'s encoder and decoder from weights in memory.

@@ -2,9 +2,8 @@
 
 use super::names::{MT5, Names, T5};
 use crate::{
-    config::ConfigFile,
-    layers::{Activation, Buckets, NormKind},
-    weights::Weights,
+    files::{config::ConfigFile, weights::Weights},
+    onnx::layers::{Activation, Buckets, NormKind},
 };
 use kivu::error::{Error, Result, quoted};
 
@@ -234,7 +233,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::weights::Weight;
+    use crate::files::weights::Weight;
 
     #[test]
     fn untied_tables_are_those_of_their_half() {

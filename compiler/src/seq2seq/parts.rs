@@ -8,10 +8,12 @@ use super::{
     names::{Half, Names, Part, Projection},
 };
 use crate::{
-    layers::{self, BLOCK, Layers, attention},
-    onnx::{AttributeProto, GraphBuilder, Value, float, integer},
+    files::weights::Weights,
+    onnx::{
+        AttributeProto, GraphBuilder, Value, float, integer,
+        layers::{self, BLOCK, Layers, attention},
+    },
     quantize,
-    weights::Weights,
 };
 use kivu::{error::Result, repository::manifest::Precision};
 

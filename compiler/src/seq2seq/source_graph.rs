@@ -7,9 +7,8 @@ use super::{
     parts::Writer,
 };
 use crate::{
-    layers::BucketValues,
-    onnx::{ModelProto, Value, any, data_type, fixed, integers},
-    weights::Weights,
+    files::weights::Weights,
+    onnx::{ModelProto, Value, any, data_type, fixed, integers, layers::BucketValues},
 };
 use kivu::{error::Result, repository::manifest::Precision};
 

@@ -5,9 +5,8 @@ use super::{
     names::Names,
 };
 use crate::{
-    config::ConfigFile,
-    layers::{Activation, Buckets, NormKind},
-    weights::Weights,
+    files::{config::ConfigFile, weights::Weights},
+    onnx::layers::{Activation, Buckets, NormKind},
 };
 use kivu::error::{Error, Result};
 

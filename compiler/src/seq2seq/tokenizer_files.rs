@@ -10,11 +10,17 @@ use serde_json::Value;
 
 use super::tokenizer_json::{check_pieces, ids, is_unigram, with_template};
 use crate::{
-    byte_pairs,
-    config::ConfigFile,
-    files::{read_if_exists, read_json, read_json_if_exists},
-    sentencepiece::{BuiltTokenizer, MAX_IDS, SentencePieces, Token, Vocabulary},
-    tokenizer_config::{ADDED_FILE, AddedToken, listed_tokens, lists_tokens, with_special_tokens},
+    files::{
+        config::ConfigFile,
+        io::{read_if_exists, read_json, read_json_if_exists},
+    },
+    tokenizers::{
+        byte_pairs,
+        sentencepiece::{BuiltTokenizer, MAX_IDS, SentencePieces, Token, Vocabulary},
+        tokenizer_config::{
+            ADDED_FILE, AddedToken, listed_tokens, lists_tokens, with_special_tokens,
+        },
+    },
 };
 use kivu::{
     error::{Error, Result},
@@ -781,7 +787,7 @@ mod tests {
     use kivu::tokenizer::Tokenizer;
 
     use super::*;
-    use crate::token_rows::within_vocabulary_or_unknown;
+    use crate::tokenizers::token_rows::within_vocabulary_or_unknown;
 
     fn fixture(name: &str) -> std::path::PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR"))

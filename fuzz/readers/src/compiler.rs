@@ -4,14 +4,14 @@ use std::{collections::BTreeMap, fs, path::Path};
 
 use kivu::{backend, repository::manifest::Precision, tokenizer::Tokenizer};
 use kivu_compiler::{
-    Recipe, bergamot, byte_pairs,
-    config::ConfigFile,
-    encoder, export, fast_text, hub as hugging_face_hub,
-    layer_forms::LayerForms,
-    onnx, pickle,
+    Recipe, bergamot, encoder, export, fast_text,
+    files::{config::ConfigFile, pickle, weights::Weights},
+    library::hub as hugging_face_hub,
+    onnx,
     plan::Plan,
+    quantize::layer_forms::LayerForms,
     seq2seq::{fairseq, generation, tokenizer_files},
-    weights::Weights,
+    tokenizers::byte_pairs,
 };
 
 /// Calls `read` with a folder that contains the given files. The folder is reused.

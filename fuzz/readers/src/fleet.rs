@@ -5,7 +5,7 @@ use http::{Response, StatusCode};
 use prost::Message;
 
 use kivu::backend::Interface;
-use kivu::backend::triton::{
+use kivu::backend::triton::wire::{
     grpc,
     http::{JSON_LENGTH, failure, parse, read_response},
     messages::{ConfigResponse, InferResponse, ModelConfig, ModelMetadata, ReadyResponse},

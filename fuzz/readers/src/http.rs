@@ -12,9 +12,8 @@ use tower_service::Service;
 use kivu::config::{AuthConfig, Limits};
 use kivu_http::scripted::models;
 use kivu_http::{
-    App, BindScope, Guard,
-    route::{Route, RouteMethod},
-    router, routes,
+    App, BindScope, Guard, router, routes,
+    service::route::{Route, RouteMethod},
 };
 
 const TOKENIZER: &[u8] = include_bytes!("../../../tests/fixtures/models/tiny-bert/tokenizer.json");

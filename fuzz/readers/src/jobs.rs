@@ -12,14 +12,14 @@ use kivu::{
     repository::s3::{MAX_KEY_BYTES, Url, fit_key},
 };
 use kivu_jobs::{
-    answer::{Cell, RowError, RowResult, score_column},
-    checkpoint,
-    compression::Compression,
-    distributed_map::MapEvent,
-    event, kpl,
-    output::Shape,
-    output_form::OutputForm,
-    row_event::RowEvent,
+    events::{distributed_map::MapEvent, event, kpl, row_event::RowEvent},
+    input::compression::Compression,
+    output::{
+        answer::{Cell, RowError, RowResult, score_column},
+        checkpoint,
+        output_form::OutputForm,
+        pieces::Shape,
+    },
     rows::{CsvReader, Head, JsonLinesReader, Layout, RowReader},
     sink::SinkUrl,
 };

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::OnceLock};
 use clap::ValueEnum;
 use kivu::{
     config::Config,
-    pipeline::zero_shot_entities::ZeroShotEntitiesSettings,
+    pipeline::entities::zero_shot_entities::ZeroShotEntitiesSettings,
     repository::Manifest,
     task::extraction::{SchemaForm, parsed, read},
     tokenizer::{Side, Tokenizer, Truncation, WindowOptions},

@@ -20,7 +20,7 @@ pub use self::{
     keyring::{make_key, make_limited_key},
 };
 use self::{keyring::Key, keys::Keys, quotas::Quotas, rate::Rates};
-use super::rejection::Rejection;
+use super::bodies::rejection::Rejection;
 use kivu::{
     config::{AuthConfig, AuthMode},
     error::{Error, Result},

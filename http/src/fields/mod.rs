@@ -39,28 +39,32 @@ mod tests {
     use super::*;
     use crate::scripted::ask;
     use crate::{
-        bedrock::{BedrockEmbedRequest, BedrockRankRequest, TitanRequest},
-        chat::ChatRequest,
-        classification::PredictRequest,
-        cohere::CohereEmbedRequest,
-        detection::DetectRequest,
-        embedding::{EmbedRequest, SimilarityRequest},
-        extraction::ExtractionRequest,
-        kserve::InferRequest,
-        llama_cpp::ContentRequest,
-        ollama::{
-            OllamaEmbedRequest, OllamaEmbeddingsRequest, models::OllamaShowRequest,
-            pull::OllamaPullRequest,
+        bodies::request::RequestBody,
+        dialects::{
+            bedrock::{BedrockEmbedRequest, BedrockRankRequest, TitanRequest},
+            chat::ChatRequest,
+            cohere::CohereEmbedRequest,
+            kserve::InferRequest,
+            llama_cpp::ContentRequest,
+            ollama::{
+                OllamaEmbedRequest, OllamaEmbeddingsRequest, models::OllamaShowRequest,
+                pull::OllamaPullRequest,
+            },
+            openai::EmbeddingsRequest,
+            score::ScoreRequest,
+            translators::{DeepLRequest, LibreTranslateRequest},
+            vllm::LabelsRequest,
         },
-        openai::EmbeddingsRequest,
-        ranking::{DocumentsRequest, RerankRequest},
-        request::RequestBody,
-        score::ScoreRequest,
-        tasks::VertexRequest,
-        tokens::{DecodeRequest, TokenizeRequest},
-        translation::TranslateRequest,
-        translators::{DeepLRequest, LibreTranslateRequest},
-        vllm::LabelsRequest,
+        tasks::{
+            VertexRequest,
+            classification::PredictRequest,
+            detection::DetectRequest,
+            embedding::{EmbedRequest, SimilarityRequest},
+            extraction::ExtractionRequest,
+            ranking::{DocumentsRequest, RerankRequest},
+            tokens::{DecodeRequest, TokenizeRequest},
+            translation::TranslateRequest,
+        },
     };
     use kivu::{
         json::Known,

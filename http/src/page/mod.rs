@@ -18,7 +18,7 @@ use axum::{
 use base64::{Engine, prelude::BASE64_STANDARD};
 use sha2::{Digest, Sha256};
 
-use super::{app::App, rejection::Reply};
+use super::{bodies::rejection::Reply, service::app::App};
 
 const STYLE: &str = include_str!("style.css");
 

@@ -1,9 +1,11 @@
 //! Amazon Bedrock's route.
 
 use crate::{
-    bedrock::{self, BedrockRequest, BedrockResponse},
-    dialect::Dialect,
-    route::{Api, Route, RouteMethod, Runs, post},
+    dialects::{
+        Dialect,
+        bedrock::{self, BedrockRequest, BedrockResponse},
+    },
+    service::route::{Api, Route, RouteMethod, Runs, post},
 };
 
 pub const BEDROCK: Api = Api {

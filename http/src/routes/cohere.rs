@@ -1,10 +1,12 @@
 //! Cohere's routes.
 
 use crate::{
-    cohere::{self, CohereEmbedRequest},
-    dialect::Dialect,
-    ranking::{self, CohereResponse, DocumentsRequest},
-    route::{Api, Route, RouteMethod, Runs, post},
+    dialects::{
+        Dialect,
+        cohere::{self, CohereEmbedRequest},
+    },
+    service::route::{Api, Route, RouteMethod, Runs, post},
+    tasks::ranking::{self, CohereResponse, DocumentsRequest},
 };
 
 pub const COHERE: Api = Api {

@@ -1,9 +1,9 @@
 //! The route of the client in the package `gliner2`.
 
 use crate::{
-    dialect::Dialect,
-    extraction::{self, ExtractionRequest, ExtractionResponse},
-    route::{Api, Route, RouteMethod, Runs, post},
+    dialects::Dialect,
+    service::route::{Api, Route, RouteMethod, Runs, post},
+    tasks::extraction::{self, ExtractionRequest, ExtractionResponse},
 };
 
 pub const GLINER2: Api = Api {

@@ -1,10 +1,12 @@
 //! The model hub's route.
 
 use crate::{
-    dialect::Dialect,
-    route::{Api, Route, RouteMethod, Runs, post},
-    task_schemas::{HubRequest, TaskResponse},
-    tasks,
+    dialects::Dialect,
+    service::route::{Api, Route, RouteMethod, Runs, post},
+    tasks::{
+        self,
+        task_schemas::{HubRequest, TaskResponse},
+    },
 };
 
 pub const HUB: Api = Api {

@@ -1,10 +1,14 @@
 //! KServe v2 routes, and health checks.
 
 use crate::{
-    dialect::Dialect,
-    kserve::{self, InferRequest, InferResponse},
-    route::{Api, Route, RouteMethod, Runs, get, post},
-    server,
+    dialects::{
+        Dialect,
+        kserve::{self, InferRequest, InferResponse},
+    },
+    service::{
+        route::{Api, Route, RouteMethod, Runs, get, post},
+        server,
+    },
 };
 
 pub const KSERVE: Api = Api {

@@ -15,12 +15,15 @@ use std::sync::Arc;
 use axum::{Router, extract::State, http::Method};
 
 use super::{
-    app::App,
-    dialect::Dialect,
-    openapi, page,
-    rejection::Reply,
-    route::{Api, Route, RouteMethod, get},
-    server,
+    bodies::rejection::Reply,
+    dialects::Dialect,
+    page,
+    service::{
+        app::App,
+        openapi,
+        route::{Api, Route, RouteMethod, get},
+        server,
+    },
 };
 use kivu::json_schemas::Object;
 

@@ -1,13 +1,15 @@
 //! Ollama's routes.
 
 use crate::{
-    dialect::Dialect,
-    ollama::{
-        self, OllamaEmbedRequest, OllamaEmbeddingsRequest,
-        models::{self, OllamaShowRequest},
-        pull::{self, OllamaPullRequest},
+    dialects::{
+        Dialect,
+        ollama::{
+            self, OllamaEmbedRequest, OllamaEmbeddingsRequest,
+            models::{self, OllamaShowRequest},
+            pull::{self, OllamaPullRequest},
+        },
     },
-    route::{Api, Route, RouteMethod, Runs, get, post},
+    service::route::{Api, Route, RouteMethod, Runs, get, post},
 };
 
 pub const OLLAMA: Api = Api {

@@ -1,15 +1,17 @@
 //! OpenAI's routes, with NVIDIA's for entities, vLLM's for labels and scores, llama.cpp's, and Jina's for ranking.
 
 use crate::{
-    chat::{self, ChatCompletion, ChatRequest},
-    dialect::Dialect,
-    llama_cpp::{self, ContentEmbedding, ContentRequest},
-    openai::{self, EmbeddingsRequest, EmbeddingsResponse},
-    ranking::{self, DocumentsRequest, JinaResponse},
-    route::{Api, Route, RouteMethod, Runs, get, post},
+    dialects::{
+        Dialect,
+        chat::{self, ChatCompletion, ChatRequest},
+        llama_cpp::{self, ContentEmbedding, ContentRequest},
+        openai::{self, EmbeddingsRequest, EmbeddingsResponse},
+        score::{self, ScoreRequest, ScoreResponse},
+        vllm::{self, LabelsRequest, LabelsResponse},
+    },
     routes::tei,
-    score::{self, ScoreRequest, ScoreResponse},
-    vllm::{self, LabelsRequest, LabelsResponse},
+    service::route::{Api, Route, RouteMethod, Runs, get, post},
+    tasks::ranking::{self, DocumentsRequest, JinaResponse},
 };
 
 pub const OPENAI: Api = Api {

@@ -3,17 +3,23 @@
 use schemars::JsonSchema;
 
 use crate::{
-    classification::{self, PredictRequest},
-    dialect::Dialect,
-    embedding::{self, EmbedRequest, SimilarityRequest, SparseValue, VectorsByKind},
-    ranking::{self, JinaResponse, TextsOrDocuments},
-    response::{OneOrMany, Prediction, Rank},
-    route::{Api, Route, RouteMethod, Runs, get, post},
-    server,
-    task_schemas::{DefaultRequest, TaskResponse, VertexResponse},
-    tasks::{self, VertexRequest},
-    tokens::{self, DecodeRequest, TokenizeRequest},
-    vectors::Vector,
+    bodies::{
+        response::{OneOrMany, Prediction, Rank},
+        vectors::Vector,
+    },
+    dialects::Dialect,
+    service::{
+        route::{Api, Route, RouteMethod, Runs, get, post},
+        server,
+    },
+    tasks::{
+        self, VertexRequest,
+        classification::{self, PredictRequest},
+        embedding::{self, EmbedRequest, SimilarityRequest, SparseValue, VectorsByKind},
+        ranking::{self, JinaResponse, TextsOrDocuments},
+        task_schemas::{DefaultRequest, TaskResponse, VertexResponse},
+        tokens::{self, DecodeRequest, TokenizeRequest},
+    },
 };
 use kivu::task::tokens::TextToken;
 

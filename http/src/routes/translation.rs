@@ -3,11 +3,15 @@
 use schemars::JsonSchema;
 
 use crate::{
-    detection::{self, DetectRequest, DetectedLanguage},
-    dialect::Dialect,
-    route::{Api, Route, RouteMethod, Runs, get, post},
-    translation::{TranslateRequest, TranslateResponse},
-    translators::{self, DeepLRequest, LibreTranslateRequest, LibreTranslateResponse},
+    dialects::{
+        Dialect,
+        translators::{self, DeepLRequest, LibreTranslateRequest, LibreTranslateResponse},
+    },
+    service::route::{Api, Route, RouteMethod, Runs, get, post},
+    tasks::{
+        detection::{self, DetectRequest, DetectedLanguage},
+        translation::{TranslateRequest, TranslateResponse},
+    },
 };
 
 pub const DEEPL: Api = Api {

@@ -4,8 +4,8 @@ use std::{collections::BTreeSet, io};
 
 use serde::{Deserialize, Serialize};
 
-use super::csv_dialect::{CsvOptions, Dialect};
-use crate::answer::{RowError, RowResult};
+use super::csv::dialect::{CsvOptions, Dialect};
+use crate::output::answer::{RowError, RowResult};
 use kivu::error::{Error, Result};
 
 /// Magic bytes at a Parquet file's start and end.

@@ -13,12 +13,11 @@ use serde_json::{Number, Value};
 
 use super::{
     chunk::{CsvRow, Head, Rows},
-    csv_dialect::Dialect,
-    csv_records::Splitter,
+    csv::{dialect::Dialect, records::Splitter},
     json_fields::TextField,
-    parquet_reader::{holds_text, texts},
+    parquet::reader::{holds_text, texts},
 };
-use crate::answer::{ErrorKind, RowError, RowResult};
+use crate::output::answer::{ErrorKind, RowError, RowResult};
 use kivu::{
     error::{Error, Result, quoted},
     json::wrong_scalar,

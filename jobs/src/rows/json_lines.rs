@@ -21,8 +21,8 @@ use super::{
     lines::Lines,
 };
 use crate::{
-    answer::{Cell, Column, Columns, ERROR_COLUMN, ErrorKind, RowError, RowResult, names},
-    compression::Packer,
+    input::compression::Packer,
+    output::answer::{Cell, Column, Columns, ERROR_COLUMN, ErrorKind, RowError, RowResult, names},
 };
 use kivu::{
     error::{Error, Result},
@@ -368,7 +368,7 @@ fn open_malformed(target: &mut Vec<u8>, line: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::answer::score_column;
+    use crate::output::answer::score_column;
 
     fn written(text: &str) -> String {
         let contents = io::Cursor::new(text.as_bytes().to_vec());

@@ -9,8 +9,8 @@ use super::{
     lines::Lines,
 };
 use crate::{
-    answer::{Cell, ErrorKind, RowError, RowResult},
-    compression::Packer,
+    input::compression::Packer,
+    output::answer::{Cell, ErrorKind, RowError, RowResult},
 };
 use kivu::error::{Error, Result};
 

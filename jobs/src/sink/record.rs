@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use crate::answer::{Cell, ErrorKind, RowError, RowResult};
-use kivu::pipeline::vectors::StoredVector;
+use crate::output::answer::{Cell, ErrorKind, RowError, RowResult};
+use kivu::pipeline::embedding::vectors::StoredVector;
 
 /// A row with its vector.
 #[derive(Clone, Debug, PartialEq)]

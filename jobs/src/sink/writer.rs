@@ -11,7 +11,7 @@ use super::{
     url::SinkSettings,
 };
 use crate::{
-    answer::{Answers, RowError, RowResult},
+    output::answer::{Answers, RowError, RowResult},
     rows::{CHUNK_ROWS, Fields, Head, RowReader, Rows, failed},
 };
 use kivu::error::{Error, Result};
@@ -211,10 +211,10 @@ mod tests {
 
     use super::*;
     use crate::{
-        answer::{Cell, ErrorKind},
+        output::answer::{Cell, ErrorKind},
         rows::JsonLinesReader,
     };
-    use kivu::pipeline::vectors::StoredVector;
+    use kivu::pipeline::embedding::vectors::StoredVector;
 
     /// Keeps ids per batch, and refuses some.
     #[derive(Clone, Default)]

@@ -18,7 +18,7 @@ use kivu::{
     config::{HubConfig, Secret, Variables},
     repository::Meter,
 };
-use kivu_compiler::hub::{self, Fetched};
+use kivu_compiler::library::hub::{self, Fetched};
 
 use self::server::{COMMIT, Fault, HubServer, Seen, TOKEN, read_folder};
 use crate::{

@@ -2,7 +2,6 @@
 
 use super::fields::{activation, expect, expect_absolute_positions};
 use crate::{
-    config::ConfigFile,
     encoder::{
         config::{
             Details, EmbeddingProjection, EncoderConfig, FeedForward, Gate, Heads, Names, Norms,
@@ -11,7 +10,8 @@ use crate::{
         details::LayerSharing,
         families::bert::BERT,
     },
-    layers::Activation,
+    files::config::ConfigFile,
+    onnx::layers::Activation,
 };
 use kivu::error::{Error, Result};
 

@@ -3,12 +3,12 @@
 use super::fields::{activation, expect};
 pub use crate::seq2seq::fairseq::BART;
 use crate::{
-    config::{ConfigFile, head_width},
     encoder::config::{
         Bias, Biases, Decoder, Details, EncoderConfig, Facts, FeedForward, Gate, Head, HeadInput,
         HeadKind, HeadRead, Heads, Names, Norms, PositionTable, Positions, Span,
     },
-    layers::{Activation, AttentionWindow, NormKind},
+    files::config::{ConfigFile, head_width},
+    onnx::layers::{Activation, AttentionWindow, NormKind},
     seq2seq::fairseq::{LABELS, UNUSED_POSITIONS},
 };
 use kivu::{

@@ -2,15 +2,15 @@
 
 use super::fields::{activation, expect, expect_absolute_positions, padding};
 use crate::{
-    config::ConfigFile,
     encoder::{
+        attention::distances::{Convolution, Distances},
         config::{
             Bias, Details, Disentangled, EmbeddingProjection, EncoderConfig, FeedForward, Gate,
             HeadInput, Heads, Names, Norms, Positions, WORDS,
         },
-        distances::{Convolution, Distances},
     },
-    layers::{Activation, Buckets},
+    files::config::ConfigFile,
+    onnx::layers::{Activation, Buckets},
 };
 use kivu::error::Result;
 

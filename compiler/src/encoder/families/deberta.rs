@@ -2,9 +2,11 @@
 
 use super::bert::{self, DEBERTA};
 use crate::{
-    config::{ConfigFile, OneOrMany},
     encoder::config::{EncoderConfig, Names},
-    weights::{Weight, Weights},
+    files::{
+        config::{ConfigFile, OneOrMany},
+        weights::{Weight, Weights},
+    },
 };
 use kivu::error::{Error, Result};
 

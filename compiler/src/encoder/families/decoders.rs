@@ -2,11 +2,11 @@
 
 use super::rope;
 use crate::{
-    config::{ConfigFile, head_width},
     encoder::config::{
         Biases, Details, EncoderConfig, FeedForward, Gate, Heads, Names, Norms, Span,
     },
-    layers::{Activation, AttentionWindow, NormKind, Scaling},
+    files::config::{ConfigFile, head_width},
+    onnx::layers::{Activation, AttentionWindow, NormKind, Scaling},
 };
 use kivu::error::{Error, Result};
 

@@ -5,12 +5,12 @@ use std::fmt::Debug;
 use serde::de::DeserializeOwned;
 
 use crate::{
-    config::{ConfigFile, head_width},
     encoder::config::{
         Bias, Biases, Details, EncoderConfig, Facts, FeedForward, Head, HeadInput, Heads, Names,
         Positions, Span, rows_up_to,
     },
-    layers::{Activation, NormKind},
+    files::config::{ConfigFile, head_width},
+    onnx::layers::{Activation, NormKind},
 };
 use kivu::error::{Error, Result};
 

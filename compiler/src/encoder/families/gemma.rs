@@ -8,9 +8,9 @@ use super::{
     rope::{DEFAULT, Rope, rotary},
 };
 use crate::{
-    config::ConfigFile,
     encoder::config::{Details, EncoderConfig, Names, Norms, Span},
-    layers::{Activation, AttentionWindow, NormKind},
+    files::config::ConfigFile,
+    onnx::layers::{Activation, AttentionWindow, NormKind},
 };
 use kivu::error::{Error, Result};
 

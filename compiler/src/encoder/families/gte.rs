@@ -5,9 +5,9 @@ use super::{
     rope,
 };
 use crate::{
-    config::ConfigFile,
     encoder::config::{Biases, EncoderConfig, FeedForward, Gate, Heads, Names, Norms, Span, WORDS},
-    layers::AttentionWindow,
+    files::config::ConfigFile,
+    onnx::layers::AttentionWindow,
 };
 use kivu::error::Result;
 

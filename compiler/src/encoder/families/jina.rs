@@ -5,10 +5,9 @@ use super::{
     fields::{activation, expect},
 };
 use crate::{
-    config::ConfigFile,
     encoder::config::{Bias, Biases, EncoderConfig, FeedForward, Gate, Heads, Names, Norms},
-    layers::Activation,
-    weights::Weights,
+    files::{config::ConfigFile, weights::Weights},
+    onnx::layers::Activation,
 };
 use kivu::error::{Error, Result};
 

@@ -13,16 +13,18 @@ use super::{
     rope::{self, Rope},
 };
 use crate::{
-    config::ConfigFile,
     encoder::config::{
         Biases, EncoderConfig, Facts, FeedForward, Gate, HeadInput, Heads, Names, Norms, Positions,
         Span, Tasks,
     },
-    files,
-    layers::{Activation, AttentionWindow, Scaling, adapter_names, type_adapter_name},
-    lora::{self, Adapter, Matrices},
+    files::{
+        config::ConfigFile,
+        io as files,
+        lora::{self, Adapter, Matrices},
+        weights::{Weight, Weights},
+    },
+    onnx::layers::{Activation, AttentionWindow, Scaling, adapter_names, type_adapter_name},
     quantize::transpose,
-    weights::{Weight, Weights},
 };
 use kivu::error::{Error, Result};
 use serde_json::Value;

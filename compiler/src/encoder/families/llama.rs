@@ -2,9 +2,9 @@
 
 use super::decoders::{self, Defaults};
 use crate::{
-    config::ConfigFile,
     encoder::config::{Biases, EncoderConfig, HeadInput, HeadRead, Names, Span},
-    layers::{Activation, AttentionWindow},
+    files::config::ConfigFile,
+    onnx::layers::{Activation, AttentionWindow},
 };
 use kivu::error::{Error, Result};
 

@@ -5,8 +5,8 @@ use super::{
     fields::{activation, expect, expect_absolute_positions},
 };
 use crate::{
-    config::ConfigFile,
     encoder::config::{EncoderConfig, FeedForward, Gate, Heads, Names, Norms, Positions},
+    files::config::ConfigFile,
 };
 use kivu::error::Result;
 

@@ -4,7 +4,7 @@ use super::{
     decoders::{self, Defaults},
     fields,
 };
-use crate::{config::ConfigFile, encoder::config::EncoderConfig};
+use crate::{encoder::config::EncoderConfig, files::config::ConfigFile};
 use kivu::error::Result;
 
 const DEFAULTS: Defaults = Defaults {

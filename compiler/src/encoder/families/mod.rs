@@ -26,8 +26,9 @@ pub use self::bart::check_head as check_bart_head;
 pub use self::jina_v3::JINA_V3;
 use super::config::{EncoderConfig, Names};
 use crate::{
-    byte_pairs, config::ConfigFile, seq2seq::tokenizer_files::t5_tokenizer,
-    tokenizer_config::read_tokenizer, weights::Weights,
+    files::{config::ConfigFile, weights::Weights},
+    seq2seq::tokenizer_files::t5_tokenizer,
+    tokenizers::{byte_pairs, tokenizer_config::read_tokenizer},
 };
 use kivu::error::{Error, Result, quoted};
 
@@ -236,7 +237,7 @@ mod tests {
 
     use super::*;
     use crate::keys::own_keys;
-    use crate::layers::{Activation, AttentionWindow, Scaling};
+    use crate::onnx::layers::{Activation, AttentionWindow, Scaling};
 
     /// A fixture's config with one field changed.
     fn changed(fixture: &str, field: &str, value: Value) -> Result<EncoderConfig> {

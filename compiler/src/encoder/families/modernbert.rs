@@ -2,12 +2,12 @@
 
 use super::{fields, rope};
 use crate::{
-    config::ConfigFile,
     encoder::config::{
         Biases, Details, EncoderConfig, FeedForward, Gate, HeadInput, HeadRead, Heads, Names,
         Norms, Span,
     },
-    layers::{Activation, AttentionWindow, NormKind, Scaling},
+    files::config::ConfigFile,
+    onnx::layers::{Activation, AttentionWindow, NormKind, Scaling},
 };
 use kivu::error::{Error, Result};
 

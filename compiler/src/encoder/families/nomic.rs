@@ -6,13 +6,13 @@ use serde::de::DeserializeOwned;
 
 use super::{fields::expect, rope};
 use crate::{
-    config::ConfigFile,
     encoder::config::{
         Biases, Details, EncoderConfig, ExpertLayers, FeedForward, Gate, Heads, Names, Norms, Span,
         WORDS,
     },
-    layers::{Activation, AttentionWindow, Scaling},
-    tokenizer_config::{read_bert_tokenizer, read_tokenizer},
+    files::config::ConfigFile,
+    onnx::layers::{Activation, AttentionWindow, Scaling},
+    tokenizers::tokenizer_config::{read_bert_tokenizer, read_tokenizer},
 };
 use kivu::error::{Error, Result};
 

@@ -5,8 +5,8 @@ use super::{
     fields,
 };
 use crate::{
-    config::ConfigFile,
     encoder::config::{Biases, Details, EncoderConfig, Names, Span},
+    files::config::ConfigFile,
 };
 use kivu::error::{Error, Result};
 

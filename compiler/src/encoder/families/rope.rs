@@ -6,8 +6,8 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::{
-    config::ConfigFile,
-    layers::{Rotary, Scaling},
+    files::config::ConfigFile,
+    onnx::layers::{Rotary, Scaling},
 };
 use kivu::error::{Error, Result, quoted};
 

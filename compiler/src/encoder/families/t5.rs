@@ -2,12 +2,12 @@
 
 pub use crate::seq2seq::t5::{MT5, T5};
 use crate::{
-    config::ConfigFile,
     encoder::config::{
         Bias, Biases, Details, EncoderConfig, Facts, FeedForward, Gate, HeadInput, Heads, Names,
         Norms, Positions, Span,
     },
-    layers::{Activation, NormKind},
+    files::config::ConfigFile,
+    onnx::layers::{Activation, NormKind},
     seq2seq::t5::{self, EPSILON, buckets, feed_forward, heads, lengths},
 };
 use kivu::error::Result;

@@ -15,8 +15,8 @@ use tokio::time::{sleep, timeout};
 use super::{
     failure::{Attempt, AttemptFailure, FailureKind},
     pool::Pool,
-    protocol::{Call, Description, KserveClient},
     retry::{MAX_ATTEMPTS, RetryBudget, pause},
+    wire::protocol::{Call, Description, KserveClient},
 };
 use crate::{
     backend::{Deadline, speed::Speed},

@@ -28,7 +28,7 @@ use tokio_rustls::{
 };
 use tower_service::Service;
 
-use super::server_url::{Protocol, ServerUrl};
+use super::wire::server_url::{Protocol, ServerUrl};
 use kivu_base::{
     certificates::trusted_roots,
     error::{Error, Result},

@@ -13,10 +13,12 @@ use super::{
     breaker::{Admission, Breaker},
     connect::FleetSettings,
     failure::{Attempt, FailureKind},
-    grpc::GrpcClient,
-    http::HttpClient,
-    protocol::KserveClient,
-    server_url::{Protocol, ServerUrl},
+    wire::{
+        grpc::GrpcClient,
+        http::HttpClient,
+        protocol::KserveClient,
+        server_url::{Protocol, ServerUrl},
+    },
 };
 use crate::telemetry;
 use kivu_base::error::Result;

@@ -2,22 +2,13 @@
 
 mod breaker;
 mod client;
-mod codec;
 mod connect;
 mod endpoint;
 mod failure;
-#[doc(hidden)]
-pub mod grpc;
-#[doc(hidden)]
-pub mod http;
-mod interface;
-#[doc(hidden)]
-pub mod messages;
 mod pool;
-#[doc(hidden)]
-pub mod protocol;
 mod retry;
-mod server_url;
+#[doc(hidden)]
+pub mod wire;
 
 use std::{
     fmt,
@@ -32,8 +23,10 @@ use self::{
     connect::{FleetSettings, load_roots},
     endpoint::locked,
     pool::{Pool, SystemResolver},
-    protocol::{Call, Parameters},
-    server_url::ServerUrl,
+    wire::{
+        protocol::{Call, Parameters},
+        server_url::ServerUrl,
+    },
 };
 use super::{Backend, Deadline, Interface, RemoteBackend, Schedule, Signature};
 use crate::telemetry::{self, request::QueuedBatch};

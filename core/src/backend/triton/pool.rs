@@ -18,8 +18,7 @@ use super::{
     connect::FleetSettings,
     endpoint::{Endpoint, InFlight, locked},
     failure::{Attempt, FailureKind},
-    protocol::KserveClient,
-    server_url::ServerUrl,
+    wire::{protocol::KserveClient, server_url::ServerUrl},
 };
 
 /// DNS refresh interval.

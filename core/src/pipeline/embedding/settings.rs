@@ -9,7 +9,7 @@ use clap::ValueEnum;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::pipeline::{
+use crate::pipeline::embedding::{
     instructions,
     multi_vector::MultiVectorSettings,
     pooling::Pooling,
@@ -449,7 +449,7 @@ fn shown(name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pipeline::{multi_vector::MaxSim, sparse::SparseValues};
+    use crate::pipeline::embedding::{multi_vector::MaxSim, sparse::SparseValues};
 
     const DENSE: &str =
         "output = \"x\"\npooling = \"cls\"\nnormalize = true\ndimensions = 8\nmax_tokens = 16\n";

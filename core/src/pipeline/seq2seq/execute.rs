@@ -17,7 +17,7 @@ use crate::{
         seq2seq::{Decoder, Seq2SeqBackend, SourceBatch},
     },
     pipeline::{
-        executor::{Work, run_batches},
+        encoder::executor::{Work, run_batches},
         generation::{Generated, GenerationConfig, GenerationSettings, SourceInfo, generate},
     },
 };

@@ -17,9 +17,11 @@ use crate::{
         seq2seq::Seq2SeqBackend,
     },
     pipeline::{
-        executor::{Executor, tokenize},
+        encoder::{
+            executor::{Executor, tokenize},
+            usage::Usage,
+        },
         generation::{Bounds, Generated, GenerationConfig, GenerationOptions},
-        usage::Usage,
     },
     telemetry,
 };

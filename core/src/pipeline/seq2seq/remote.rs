@@ -11,9 +11,11 @@ use serde_json::{Map, Value};
 use crate::{
     backend::{Deadline, RemoteBackend, Schedule},
     pipeline::{
-        executor::RemoteModel,
+        encoder::{
+            executor::RemoteModel,
+            model_inputs::{ModelInputs, Role, Sequence},
+        },
         generation::{Generated, GenerationConfig, GenerationSettings},
-        model_inputs::{ModelInputs, Role, Sequence},
     },
 };
 use kivu_base::{

@@ -1,0 +1,269 @@
+//! `kivu build`: weights to bundles.
+
+mod report;
+
+use std::{
+    ffi::{OsStr, OsString},
+    fs,
+    io::ErrorKind,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use clap::Args;
+
+use self::report::Report;
+use super::named::{BuildArguments, load_runtime, require_local};
+use crate::{
+    interrupt::{Ended, interruptible},
+    terminal::{Progress, print},
+};
+use kivu::{
+    config::Config,
+    error::{Error, Result},
+    repository::manifest::check_name,
+};
+use kivu_compiler::{
+    Request, build,
+    library::{
+        named::{NamedModel, NamedModels, Options, Outcome, Tools, build_into},
+        names,
+    },
+    plan::path_id::path_id,
+    quality::Samples,
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  kivu build path/to/model --out my-model       a Hugging Face folder
+  kivu build path/to/model                      for `kivu serve`, which finds it by name
+  kivu build path/to/model --precision fp32     not quantized
+  kivu build path/to/export --task text-classification
+  kivu build path/to/model --json               for a script
+  kivu build BAAI/bge-small-en-v1.5             a hub repository, at its newest commit
+  kivu build models/minilm.toml --out minilm    a recipe, whose weights are downloaded";
+
+/// Build a bundle from weights: quantized, compared with fp32, ready to serve
+///
+/// SOURCE is a recipe (models/NAME.toml, or the NAME of a built-in recipe), a Hugging Face Hub repository (ORG/NAME, or
+/// ORG/NAME@REVISION), a Hugging Face folder (config.json, model.safetensors, tokenizer.json or SentencePiece models),
+/// an ONNX export from `optimum-cli export onnx`, or a Bergamot student's folder (model.….bin, lex.….bin,
+/// tokenizer.json).
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Arguments {
+    /// A recipe, a hub repository, a Hugging Face folder, an ONNX export or a Bergamot folder
+    source: PathBuf,
+    /// The bundle's folder; an existing bundle is replaced, other files are an error [default: bundles/NAME in `home`,
+    /// which `kivu serve NAME` serves; for a hub repository or a built-in recipe, the bundle that `kivu serve SOURCE`
+    /// serves]
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// The model name in requests [default: the recipe's, or the folder's]
+    #[arg(long)]
+    name: Option<String>,
+    /// File with texts for the quality gate and the ranges of int8 vectors, at least 20: see `kivu quality --help`
+    /// [default: Kivu's 300]
+    #[arg(long, value_name = "FILE")]
+    texts: Option<PathBuf>,
+    /// File with pairs that the bundle and fp32 are measured on: see `kivu quality --help`
+    #[arg(long, value_name = "FILE")]
+    pairs: Option<PathBuf>,
+    /// Print the report as JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    pub build: BuildArguments,
+}
+
+pub fn run(arguments: Arguments, config: Config) -> Result<ExitCode> {
+    interruptible(move || run_build(arguments, &config)).map(Ended::code)
+}
+
+fn run_build(arguments: Arguments, config: &Config) -> Result<ExitCode> {
+    // Before a folder is made of it.
+    arguments.name.as_deref().map_or(Ok(()), check_name)?;
+    arguments.out.as_deref().map_or(Ok(()), require_local)?;
+    if !arguments.source.exists()
+        && let Some(model) = names::model(&arguments.source)?
+    {
+        return build_named(&model, arguments, config);
+    }
+    let source = &arguments.source;
+    fs::metadata(source).map_err(|error| match error.kind() {
+        ErrorKind::NotFound => names::unknown(
+            "a folder with a model",
+            source,
+            "check the path or the name",
+        ),
+        _ => Error::io(format!("cannot read `{}`", source.display()))(error),
+    })?;
+    let default = match arguments.out {
+        Some(_) => None,
+        None => Some(PathBuf::from(default_name(
+            source,
+            arguments.name.as_deref(),
+        )?)),
+    };
+    let out = arguments
+        .out
+        .or_else(|| default.as_ref().map(|name| config.bundles().join(name)));
+    let out = out.unwrap_or_default();
+    // A bundle under its default name is found by `kivu serve SOURCE` until the source changes, so its id is
+    // recorded.
+    let is_own_name = |name: &str| default_name(source, None).is_ok_and(|default| default == name);
+    let is_default = default.is_some() && arguments.name.as_deref().is_none_or(is_own_name);
+    if is_default && arguments.name.is_none() {
+        require_own(source, &out, config)?;
+    }
+    let samples = Samples::open(arguments.texts.as_deref(), arguments.pairs.as_deref())?;
+    let id = if is_default {
+        path_id(source).ok()
+    } else {
+        None
+    };
+    let Options {
+        task,
+        is_sparse,
+        precision,
+        engine,
+        allow,
+    } = arguments.build.options(config);
+    let request = Request {
+        source: source.clone(),
+        out: out.clone(),
+        name: arguments.name,
+        task,
+        is_sparse,
+        precision,
+        engine,
+        allow,
+        samples,
+        is_for_comparison: false,
+        cache: config.home.clone(),
+    };
+    let built = build(&request, &|| load_runtime(config), &Progress::default())?;
+    if let Some(id) = &id {
+        NamedModels::new(config).add_elsewhere(source, id, &built.bundle, &out)?;
+    }
+    let report = Report::new(&built, &out, config);
+    print_report(
+        &report.served_as(
+            default
+                .as_deref()
+                .and_then(|name| serving(name, &out, config)),
+        ),
+        arguments.json,
+    )
+}
+
+/// Refuses to replace the bundle of another folder that happens to have the same name.
+fn require_own(source: &Path, out: &Path, config: &Config) -> Result<()> {
+    let Some(other) = NamedModels::new(config).source_of(out) else {
+        return Ok(());
+    };
+    if source.canonicalize().is_ok_and(|source| source == other) {
+        return Ok(());
+    }
+    let name = out.file_name().unwrap_or_default().display();
+    Err(Error::config(format!(
+        "expected a new name for the model in `{}`, but found a bundle of `{}` in `{}`",
+        source.display(),
+        other.display(),
+        out.display()
+    ))
+    .with_hint(format!(
+        "name this one with `--name NAME`, or replace that one with `--name {name}`"
+    )))
+}
+
+/// `name`, if `kivu serve NAME` and other commands use the bundle at `path`.
+fn serving<'a>(name: &'a Path, path: &Path, config: &Config) -> Option<&'a Path> {
+    let found = names::find(name, &Options::of(config), config)
+        .ok()
+        .flatten()?;
+    let is_same = matches!((found.canonicalize(), path.canonicalize()), (Ok(left), Ok(right)) if left == right);
+    is_same.then_some(name)
+}
+
+/// Builds a built-in recipe or a hub repository at its newest commit. Without `--out` and `--name`, `kivu serve` finds
+/// the bundle by the same name.
+fn build_named(model: &NamedModel, arguments: Arguments, config: &Config) -> Result<ExitCode> {
+    let progress = Progress::default();
+    let Arguments {
+        source,
+        out,
+        name,
+        texts,
+        pairs,
+        json,
+        build,
+    } = arguments;
+    let samples = Samples::open(texts.as_deref(), pairs.as_deref())?;
+    let tools = Tools {
+        config,
+        runtime: &|| load_runtime(config),
+        progress: &progress,
+    };
+    let options = build.options(config);
+    if out.is_some() || name.is_some() {
+        let default = || default_name(&source, name.as_deref());
+        let out = out.map_or_else(|| default().map(|name| config.bundles().join(name)), Ok)?;
+        let built = build_into(out.clone(), name, (model, samples), &options, &tools)?;
+        return print_report(&Report::new(&built, &out, config), json);
+    }
+    if texts.is_some() || pairs.is_some() {
+        return Err(Error::config(
+            "expected `--out DIR` or `--name NAME` with `--texts` or `--pairs`, since the bundle \
+             may exist already, but found neither",
+        )
+        .with_hint("set one, or measure the bundle with `kivu quality`"));
+    }
+    match NamedModels::new(config).build(model, &options, true, &tools)? {
+        Outcome::Built(path, built) => {
+            let report = Report::new(&built, &path, config);
+            print_report(&report.served_as(serving(&source, &path, config)), json)
+        }
+        Outcome::Known(path) => {
+            let served = serving(&source, &path, config).unwrap_or(&path).display();
+            print(&format!(
+                "known  {} in {}\nnext   kivu serve {served}",
+                source.display(),
+                path.display()
+            ))?;
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+fn print_report(report: &Report<'_>, as_json: bool) -> Result<ExitCode> {
+    print(&if as_json {
+        serde_json::to_string_pretty(report)
+            .map_err(|error| Error::model_because("cannot serialize the report", error))?
+    } else {
+        report.lines().join("\n")
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The bundle's folder name without `--out`: the model's name, or the source's.
+fn default_name(source: &Path, name: Option<&str>) -> Result<OsString> {
+    if let Some(name) = name {
+        return Ok(name.into());
+    }
+    let source = source
+        .canonicalize()
+        .map_err(Error::io(format!("cannot read `{}`", source.display())))?;
+    let name = if source.is_dir() {
+        source.file_name()
+    } else {
+        source.file_stem()
+    };
+    name.map(OsStr::to_owned).ok_or_else(|| {
+        let source = source.display();
+        Error::config(format!(
+            "expected a source with a name, but found `{source}`"
+        ))
+        .with_hint("set `--name`")
+    })
+}

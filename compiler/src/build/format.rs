@@ -1,0 +1,170 @@
+//! Detects a model's file format, and opens it with the format's reader.
+
+use std::path::Path;
+
+use crate::{
+    bergamot, encoder, export, fast_text,
+    files::{
+        config::ConfigFile,
+        module_list::{MODULES, modules},
+        other_weights,
+        weights::{self, Weights},
+    },
+    keys::{self, Kind},
+    plan::{Build, Plan, source::Source},
+    sentence_transformers::static_embedding,
+    seq2seq,
+};
+use kivu::{
+    error::{Error, Message, Result, quoted},
+    repository::bundle::{MANIFEST, TOKENIZER},
+};
+
+/// Model formats.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Format {
+    Bergamot,
+    FastText,
+    StaticEmbedding,
+    Gliner,
+    Gliclass,
+    Gliner2,
+    Seq2Seq,
+    Encoder,
+    Export,
+}
+
+/// Checks the keys in all model files; returns warnings about keys that the plan allows.
+pub fn check_keys(plan: &Plan) -> Result<Vec<String>> {
+    let kind = match format(plan)? {
+        Format::Bergamot | Format::FastText => return Ok(Vec::new()),
+        Format::StaticEmbedding | Format::Encoder => Kind::Encoder,
+        Format::Gliner => Kind::Gliner,
+        Format::Gliclass => Kind::Gliclass,
+        Format::Gliner2 => Kind::Gliner2,
+        Format::Seq2Seq => Kind::Seq2Seq,
+        Format::Export => Kind::Export,
+    };
+    keys::check(plan, kind)
+}
+
+/// Opens the model in the plan's folder.
+pub fn open(build: Build<'_>) -> Result<Source<'_>> {
+    let format = format(build.plan)?;
+    if build.plan.adapter.is_some() && format != Format::Encoder {
+        return Err(Error::model(format!(
+            "expected an encoder from safetensors or a PyTorch checkpoint as an adapter's base, \
+             but found another model in `{}`",
+            build.plan.folder.display()
+        ))
+        .with_hint("merge the adapter with `merge_and_unload` and `save_pretrained`"));
+    }
+    match format {
+        Format::Bergamot => bergamot::open(build.plan),
+        Format::FastText => fast_text::open(build.plan),
+        Format::StaticEmbedding => static_embedding::open(build.plan),
+        Format::Gliner => encoder::open_gliner(build.plan),
+        Format::Gliclass => encoder::open_gliclass(build.plan),
+        Format::Gliner2 => encoder::open_gliner2(build.plan),
+        Format::Seq2Seq => seq2seq::open(build),
+        Format::Encoder => encoder::open(build.plan),
+        Format::Export => export::open(build),
+    }
+}
+
+/// Detects the model format in the plan's folder.
+fn format(plan: &Plan) -> Result<Format> {
+    if plan.file.is_some() {
+        return Ok(Format::FastText);
+    }
+    let (folder, transformer) = (&plan.folder, &plan.transformer()?);
+    // A file's name may be a Bergamot student's, but not its first bytes.
+    if !transformer.join(ConfigFile::NAME).is_file() && fast_text::is_in(folder) {
+        Ok(Format::FastText)
+    } else if bergamot::is_in(folder) {
+        Ok(Format::Bergamot)
+    } else if static_embedding::is_in(folder)? {
+        Ok(Format::StaticEmbedding)
+    } else if encoder::is_gliner(folder) {
+        Ok(Format::Gliner)
+    } else if encoder::is_gliclass(folder) {
+        Ok(Format::Gliclass)
+    } else if encoder::is_gliner2(folder) {
+        Ok(Format::Gliner2)
+    } else if !transformer.join(ConfigFile::NAME).is_file() {
+        check_first_module(folder)?;
+        let found = match other_weights::describe_folder(transformer) {
+            _ if transformer.join(MANIFEST).is_file() => {
+                Message::new("a bundle").with_hint("`kivu serve` serves it")
+            }
+            none if none.problem() == other_weights::NONE => {
+                Message::new("neither `config.json` nor `model.….bin`")
+            }
+            others => others,
+        };
+        let expected = |found: &str| {
+            format!(
+                "expected a model in `{}` (`config.json`, `{TOKENIZER}`, and `model.safetensors` \
+                 or `model.onnx`, or for a Bergamot student `model.….bin`, `lex.….bin` and \
+                 `{TOKENIZER}`, or a fastText model `….bin` or `….ftz`), but found {found}",
+                transformer.display()
+            )
+        };
+        Err(Error::model(found.map(expected)))
+    } else if seq2seq::is_in(plan) {
+        Ok(Format::Seq2Seq)
+    } else if Weights::are_in(transformer) && (is_supported(transformer) || !export::is_in(folder))
+    {
+        Ok(Format::Encoder)
+    } else if export::is_in(folder) {
+        Ok(Format::Export)
+    } else {
+        Err(missing(transformer))
+    }
+}
+
+/// Refuses a folder with a `config.json`, but with neither weights nor an export.
+fn missing(folder: &Path) -> Error {
+    Error::model(other_weights::describe_folder(folder).map(|found| {
+        format!(
+            "expected {}, or an ONNX export (`model.onnx`), in `{}`, but found {found}",
+            quoted(&weights::FILES),
+            folder.display()
+        )
+    }))
+}
+
+/// Refuses a module list that begins with a class other than those that have a model's files.
+fn check_first_module(folder: &Path) -> Result<()> {
+    /// Names of `Transformer` in old versions of sentence-transformers, by architecture.
+    const OLD: [&str; 7] = [
+        "ALBERT",
+        "BERT",
+        "CamemBERT",
+        "DistilBERT",
+        "RoBERTa",
+        "XLMRoBERTa",
+        "XLNet",
+    ];
+    let list = modules(folder)?;
+    let Some(first) = list.first() else {
+        return Ok(());
+    };
+    let reason: Message = match first.class() {
+        "Transformer" | "MLMTransformer" | "StaticEmbedding" => return Ok(()),
+        class if OLD.contains(&class) => Message::new("an old name")
+            .with_hint("write `sentence_transformers.models.Transformer` in its place"),
+        "CLIPModel" => "Kivu runs models for texts only".into(),
+        _ => "Kivu runs models that begin with `Transformer` or `StaticEmbedding`".into(),
+    };
+    let place = format!(
+        "the first module in `{MODULES}`, `{}`, is not supported",
+        first.path_of_class()
+    );
+    Err(Error::model(reason.at(place)))
+}
+
+/// Whether `folder` has a supported encoder. Weights of other models are ignored if there is an export.
+fn is_supported(folder: &Path) -> bool {
+    ConfigFile::open(folder).is_ok_and(|config| encoder::MODEL_TYPES.contains(&config.model_type()))
+}

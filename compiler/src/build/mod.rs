@@ -1,0 +1,5 @@
+//! Bundles that are written, and their calibration.
+
+pub mod bundle;
+pub mod calibration;
+pub mod format;

@@ -1,0 +1,216 @@
+//! DeBERTa's distance keys and queries as the native engine reads them: tables of columns, and each distance's column.
+
+use kivu_engine::kernel::COLUMNS;
+
+use super::{
+    disentangled::embeddings,
+    distances::{Distances, Order, Side, head_by_head, project},
+};
+use crate::encoder::config::{Disentangled, EncoderConfig, Heads};
+use crate::{
+    onnx::{
+        GraphBuilder, Value, float, functions, integer, integers,
+        layers::{Layers, attention},
+    },
+    quantize::transpose,
+};
+use kivu::error::Result;
+
+/// Values that all layers share, in graphs for the native engine.
+pub struct DistanceTables {
+    distances: Distances,
+    heads: Heads,
+    /// Divisor for attention scores.
+    scale: f32,
+    /// Maximum text length in tokens.
+    positions: usize,
+    /// Distance embeddings, one per row.
+    embeddings: Vec<f32>,
+    /// The column of each distance, from the farthest token after another to the farthest before it.
+    columns: Value,
+}
+
+impl DistanceTables {
+    /// `None` for models that ignore distances.
+    pub fn new(
+        layers: &mut Layers<'_>,
+        config: &EncoderConfig,
+        settings: &Disentangled,
+    ) -> Result<Option<Self>> {
+        let Disentangled {
+            scale,
+            distances: Some(distances),
+            ..
+        } = *settings
+        else {
+            return Ok(None);
+        };
+        let positions = config.facts.max_positions;
+        let farthest = positions as i64 - 1;
+        // The table has no row for the farthest bucket behind, which uses the row before it.
+        let last = 2 * distances.span() - 1;
+        let columns: Vec<i64> = (-farthest..=farthest)
+            .map(|distance| distances.row(distance).min(last))
+            .collect();
+        Ok(Some(Self {
+            distances,
+            heads: config.heads,
+            scale,
+            positions,
+            embeddings: embeddings(layers, &distances)?,
+            columns: layers.graph.integers("distance_columns", &columns),
+        }))
+    }
+
+    /// Attention in a layer, whose weight names begin with `name`.
+    pub fn attend(
+        &self,
+        layers: &mut Layers<'_>,
+        name: &str,
+        [query, key, value, mask, ids]: [&Value; 5],
+    ) -> Result<Value> {
+        let Distances {
+            has_keys,
+            has_queries,
+            ..
+        } = self.distances;
+        let mut table = |is_used: bool, side: Side| match is_used {
+            true => self.table(layers, name, side),
+            false => Ok(Value::none()),
+        };
+        let (keys, queries) = (
+            table(has_keys, Side::Keys)?,
+            table(has_queries, Side::Queries)?,
+        );
+        let heads = layers
+            .graph
+            .integers("attention_heads", &[self.heads.queries as i64]);
+        let scale = layers
+            .graph
+            .floats("attention_scale", &[], &[1.0 / self.scale]);
+        let inputs = [
+            query,
+            key,
+            value,
+            mask,
+            ids,
+            &heads,
+            &scale,
+            &self.columns,
+            &keys,
+            &queries,
+        ];
+        Ok(layers
+            .graph
+            .function("DisentangledAttention", inputs, |graph, inputs| {
+                self.body(graph, inputs)
+            }))
+    }
+
+    /// A layer's table, divided by the score scale: for each head, panels with a row per number and 32 columns, one per
+    /// distance bucket. The last columns are padding.
+    fn table(&self, layers: &mut Layers<'_>, attention: &str, side: Side) -> Result<Value> {
+        let (
+            hidden,
+            Heads {
+                queries: heads,
+                width,
+                ..
+            },
+        ) = (layers.hidden, self.heads);
+        let name = format!("{attention}.{}", self.distances.projection(side));
+        let weight = layers
+            .weights
+            .take(&format!("{name}.weight"), &[hidden, hidden])?;
+        let bias = layers.weights.take(&format!("{name}.bias"), &[hidden])?;
+        let mut projected = project(&self.embeddings, &weight.values, &bias.values);
+        projected.iter_mut().for_each(|value| *value /= self.scale);
+        let mut rows = self.distances.order(Order::Rising);
+        rows.truncate(2 * self.distances.span() as usize);
+        let panels = rows.len().div_ceil(COLUMNS);
+        let mut values = Vec::with_capacity(heads * panels * width * COLUMNS);
+        for head in head_by_head(&projected, &rows, [heads, width]).chunks_exact(rows.len() * width)
+        {
+            for vectors in head.chunks(COLUMNS * width) {
+                for row in transpose(vectors, width).chunks_exact(vectors.len() / width) {
+                    values.extend_from_slice(row);
+                    values.resize(values.len() + COLUMNS - row.len(), 0.0);
+                }
+            }
+        }
+        Ok(layers.graph.floats(
+            &format!("{name}.distances"),
+            &[heads, panels, width, COLUMNS],
+            &values,
+        ))
+    }
+
+    /// Attention with the products of all tokens and distances, from which each pair's are gathered.
+    fn body(&self, graph: &mut GraphBuilder, inputs: [&Value; 10]) -> Value {
+        let [query, key, value, mask, ids, _, _, columns, keys, queries] = inputs;
+        let (zero, one) = (graph.integers("zero", &[0]), graph.integers("one", &[1]));
+        let counting: Vec<i64> = (0..self.positions as i64).collect();
+        let counting = graph.integers("counting", &counting);
+        let farthest = graph.integers("farthest", &[self.positions as i64 - 1]);
+        let (from, to) = (
+            functions::length(graph, query),
+            functions::length(graph, ids),
+        );
+        let own = graph.node("Slice", &[&counting, &zero, &from, &zero], vec![]);
+        let own = graph.node("Unsqueeze", &[&own, &one], vec![]);
+        let others = graph.node("Slice", &[&counting, &zero, &to, &zero], vec![]);
+        let distances = graph.node("Sub", &[&own, &others], vec![]);
+        let distances = graph.node("Add", &[&distances, &farthest], vec![]);
+        // A row per query, a column per key.
+        let places = graph.node("Gather", &[columns, &distances], vec![]);
+        let mut terms = Vec::new();
+        if self.distances.has_keys {
+            terms.push(self.gathered(graph, [query, keys, &places]));
+        }
+        if self.distances.has_queries {
+            let places = graph.node("Transpose", &[&places], vec![integers("perm", &[1, 0])]);
+            let term = self.gathered(graph, [key, queries, &places]);
+            terms.push(graph.node("Transpose", &[&term], vec![integers("perm", &[0, 1, 3, 2])]));
+        }
+        let add = |left: Value, right: Value| graph.node("Add", &[&left, &right], vec![]);
+        let bias = terms.into_iter().reduce(add).unwrap_or_else(Value::none);
+        let mut attributes = attention(self.heads.queries);
+        attributes.push(float("scale", 1.0 / self.scale));
+        graph.microsoft(
+            "MultiHeadAttention",
+            &[query, key, value, &Value::none(), mask, &bias],
+            attributes,
+        )
+    }
+
+    /// Multiplies tokens by a table, and gathers the columns at `places`.
+    fn gathered(&self, graph: &mut GraphBuilder, [tokens, table, places]: [&Value; 3]) -> Value {
+        let Heads {
+            queries: heads,
+            width,
+            ..
+        } = self.heads;
+        let shape = graph.integers("heads", &[0, 0, heads as i64, width as i64]);
+        let (zero, two) = (graph.integers("zero", &[0]), graph.integers("two", &[2]));
+        let tokens = graph.node("Reshape", &[tokens, &shape], vec![]);
+        let tokens = graph.node(
+            "Transpose",
+            &[&tokens],
+            vec![integers("perm", &[0, 2, 1, 3])],
+        );
+        let table = graph.node("Transpose", &[table], vec![integers("perm", &[0, 2, 1, 3])]);
+        let rows = graph.integers("rows", &[0, 0, -1]);
+        let table = graph.node("Reshape", &[&table, &rows], vec![]);
+        let products = graph.node("MatMul", &[&tokens, &table], vec![]);
+        let outer = graph.node("Shape", &[&products], vec![]);
+        let outer = graph.node("Slice", &[&outer, &zero, &two], vec![]);
+        let inner = graph.node("Shape", &[places], vec![]);
+        let shape = graph.node("Concat", &[&outer, &inner], vec![integer("axis", 0)]);
+        let places = graph.node("Expand", &[places, &shape], vec![]);
+        graph.node(
+            "GatherElements",
+            &[&products, &places],
+            vec![integer("axis", 3)],
+        )
+    }
+}

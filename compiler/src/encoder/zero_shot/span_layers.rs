@@ -1,0 +1,165 @@
+//! Layers on spans that GLiNER's and GLiNER2's heads share, and the selection of words and labels among tokens.
+
+use super::word_scores::{layer, linear};
+use crate::{
+    onnx::{GraphBuilder, Value, data_type, integer, integers, layers::Layers},
+    quantize::transpose,
+};
+use kivu::error::Result;
+
+/// Constants of span layers, in the order in which the native engine reads them.
+pub struct SpanLayers {
+    /// The last span layer.
+    pub last: [Value; 2],
+    /// The layers on the vectors of words that begin and that end spans, and on both together.
+    pub start: [Value; 6],
+    pub end: [Value; 5],
+}
+
+impl SpanLayers {
+    /// Reads the layers called `name`.
+    pub fn read(layers: &mut Layers<'_>, name: &str, width: usize) -> Result<Self> {
+        let wide = 4 * width;
+        let last_name = format!("{name}.out_project.3");
+        let weight = layers
+            .weights
+            .take_whole(&format!("{last_name}.weight"), &[width, wide])?;
+        let bias = layers
+            .weights
+            .take_whole(&format!("{last_name}.bias"), &[width])?;
+        let last = [
+            layers.graph.floats(
+                &format!("{last_name}.weight"),
+                &[width, wide],
+                &weight.values,
+            ),
+            layers
+                .graph
+                .floats(&format!("{last_name}.bias"), &[width, 1], &bias.values),
+        ];
+        let first_name = format!("{name}.out_project.0");
+        let weight = layers
+            .weights
+            .take_whole(&format!("{first_name}.weight"), &[wide, 2 * width])?;
+        let [start, end] = [("start", 0), ("end", width)].map(|(side, from)| {
+            let rows = weight
+                .values
+                .chunks_exact(2 * width)
+                .flat_map(|row| &row[from..][..width]);
+            let half = transpose(&rows.copied().collect::<Vec<f32>>(), width);
+            layers
+                .graph
+                .floats(&format!("{first_name}.{side}"), &[width, wide], &half)
+        });
+        let bias = layers
+            .weights
+            .take_whole(&format!("{first_name}.bias"), &[wide])?;
+        let bias = layers
+            .graph
+            .floats(&format!("{first_name}.bias"), &[wide], &bias.values);
+        let of_side = |side: &str| format!("{name}.project_{side}");
+        let [s0, s1, s2, s3] = two_layers(layers, &of_side("start"), width)?;
+        let [e0, e1, e2, e3] = two_layers(layers, &of_side("end"), width)?;
+        let (start, end) = ([s0, s1, s2, s3, start, bias], [e0, e1, e2, e3, end]);
+        Ok(Self { last, start, end })
+    }
+}
+
+/// Logits of the spans that begin with each word, by label and word count, from label vectors after their layers,
+/// word vectors and word numbers.
+pub fn span_logits(
+    graph: &mut GraphBuilder,
+    [labels, vectors, words]: [&Value; 3],
+    constants: [&Value; 13],
+    [longest, max_tokens]: [usize; 2],
+) -> Value {
+    let [l0, l1, start @ .., e0, e1, e2, e3, e4] = constants;
+    let [s0, s1, s2, s3, s4, s5] = start;
+    let [labels, biases] = [l0, l1].map(|factor| {
+        let product = graph.node("MatMul", &[labels, factor], vec![]);
+        graph.node("Transpose", &[&product], vec![integers("perm", &[0, 2, 1])])
+    });
+    let mut sides = [[s0, s1, s2, s3, s4], [e0, e1, e2, e3, e4]].map(|[w0, b0, w1, b1, half]| {
+        let part = apply_two(graph, vectors, [w0, b0, w1, b1]);
+        let part = graph.node("Relu", &[&part], vec![]);
+        graph.node("MatMul", &[&part, half], vec![])
+    });
+    sides[0] = graph.node("Add", &[&sides[0], s5], vec![]);
+    let [starts, ends] = sides;
+    let indexes = indexes(graph, words, max_tokens);
+    let last_axis = graph.integers("last_axis", &[-1]);
+    let last = graph.node("ReduceMax", &[&indexes], vec![integer("keepdims", 1)]);
+    let mut of_lengths = Vec::new();
+    for length in 0..longest {
+        let offset = graph.integers(&format!("span_{length}"), &[length as i64]);
+        let ends_at = graph.node("Add", &[&indexes, &offset], vec![]);
+        let ends_at = graph.node("Min", &[&ends_at, &last], vec![]);
+        let ends = graph.node("Gather", &[&ends, &ends_at], vec![integer("axis", 1)]);
+        let spans = graph.node("Add", &[&starts, &ends], vec![]);
+        let spans = graph.node("Relu", &[&spans], vec![]);
+        let products = graph.node("MatMul", &[&spans, &labels], vec![]);
+        let logits = graph.node("Add", &[&products, &biases], vec![]);
+        of_lengths.push(graph.node("Unsqueeze", &[&logits, &last_axis], vec![]));
+    }
+    graph.node(
+        "Concat",
+        &of_lengths.iter().collect::<Vec<_>>(),
+        vec![integer("axis", 3)],
+    )
+}
+
+/// For each marker token, its label's number, from 1 on; 0 for all other tokens.
+pub fn numbers_of_markers(graph: &mut GraphBuilder, ids: &Value, marker: &Value) -> Value {
+    let is_marker = graph.node("Equal", &[ids, marker], vec![]);
+    let is_marker = graph.cast(&is_marker, data_type::INT64);
+    let counted = counted(graph, &is_marker);
+    graph.node("Mul", &[&counted, &is_marker], vec![])
+}
+
+/// For each token, the number of tokens up to it for which `is_marker` is 1.
+pub fn counted(graph: &mut GraphBuilder, is_marker: &Value) -> Value {
+    let one = graph.integers("one", &[1]);
+    graph.node("CumSum", &[is_marker, &one], vec![])
+}
+
+/// The indexes from 0 on of tokens that are numbered from 1 on.
+fn indexes(graph: &mut GraphBuilder, numbers: &Value, max_tokens: usize) -> Value {
+    let counting: Vec<i64> = (0..max_tokens as i64).collect();
+    let zero = graph.integers("zero", &[0]);
+    let counting = graph.integers("span_indexes", &counting);
+    let flat = graph.integers("flat_list", &[-1]);
+    let count = graph.node("ReduceMax", &[numbers], vec![integer("keepdims", 1)]);
+    let count = graph.node("Reshape", &[&count, &flat], vec![]);
+    graph.node("Slice", &[&counting, &zero, &count, &zero], vec![])
+}
+
+/// Selects the vectors of tokens numbered from 1 on, zeros where no token in a text has the number; also returns
+/// the indexes from 0 on.
+pub fn numbered(
+    graph: &mut GraphBuilder,
+    tokens: &Value,
+    numbers: &Value,
+    max_tokens: usize,
+) -> (Value, Value) {
+    let one = graph.integers("one", &[1]);
+    let indexes = indexes(graph, numbers, max_tokens);
+    let expected = graph.node("Add", &[&indexes, &one], vec![]);
+    let expected = graph.node("Unsqueeze", &[&expected, &one], vec![]);
+    let numbers = graph.node("Unsqueeze", &[numbers, &one], vec![]);
+    let is_token = graph.node("Equal", &[&numbers, &expected], vec![]);
+    let is_token = graph.cast(&is_token, data_type::FLOAT);
+    (graph.node("MatMul", &[&is_token, tokens], vec![]), indexes)
+}
+
+/// The weights and biases of two layers; the first is four times as wide.
+pub fn two_layers(layers: &mut Layers<'_>, name: &str, width: usize) -> Result<[Value; 4]> {
+    let [w0, b0] = layer(layers, &format!("{name}.0"), [width, 4 * width])?;
+    let [w1, b1] = layer(layers, &format!("{name}.3"), [4 * width, width])?;
+    Ok([w0, b0, w1, b1])
+}
+
+pub fn apply_two(graph: &mut GraphBuilder, input: &Value, [w0, b0, w1, b1]: [&Value; 4]) -> Value {
+    let wide = linear(graph, input, [w0, b0]);
+    let wide = graph.node("Relu", &[&wide], vec![]);
+    linear(graph, &wide, [w1, b1])
+}

@@ -1,0 +1,390 @@
+//! GLiNER's head: a score for each word span and label, or word scores (`word_scores.rs`). Labels are in front of the text,
+//! or another model computes their vectors. GLiClass's head (`text_scores.rs`) has the text as its only word; GLiNER2's
+//! (`counted_spans.rs`) has other layers on labels.
+//!
+//! A span has two layers on the vectors of its first and last word, a label has two layers on its marker's vector, and
+//! their product is the logit. The last span layer is multiplied into the labels, which are fewer: a span then costs
+//! the sum of two vectors, for its first and last word, and a product with each label.
+
+use kivu_engine::{kernel::LANES, program::WORD_SCORES};
+
+use super::{
+    counted_spans::{CountedSpans, label_layers, label_logits},
+    span_layers::{SpanLayers, apply_two, numbered, numbers_of_markers, span_logits, two_layers},
+    text_scores::{Pairs, TextHead, pair_layers},
+    word_scores::{self, WordLayers, joined},
+};
+use crate::{
+    onnx::{GraphBuilder, Value, any, data_type, fixed, integer, integers, layers::Layers, string},
+    quantize::transpose,
+};
+use kivu::{
+    backend::LABEL_VECTORS,
+    error::{Error, Result},
+};
+
+/// Input with the number of the word that begins at each token, as in GLiNER's exports.
+const WORDS: &str = "words_mask";
+/// The output.
+pub const SPAN_LOGITS: &str = "logits";
+
+/// What a head scores for each label.
+#[derive(Clone, Copy, Debug)]
+pub enum Scored {
+    /// Spans of at most this many words.
+    Spans(usize),
+    /// Words.
+    Words,
+    /// The text.
+    Text(TextHead),
+    /// Spans, in texts with entities by count (GLiNER2).
+    CountedSpans(CountedSpans),
+    /// The label itself (GLiNER2).
+    Labels,
+}
+
+/// A head for spans, words or texts.
+#[derive(Clone, Copy, Debug)]
+pub struct SpanHead {
+    /// Width of the encoder's vectors.
+    pub encoder_width: usize,
+    /// Width of the head's vectors; a layer projects to it if it differs.
+    pub width: usize,
+    pub scored: Scored,
+    /// Number of LSTM layers between encoder and spans.
+    pub recurrent_layers: usize,
+    /// Token id before each label; `None` if another model reads the labels.
+    pub marker: Option<u32>,
+    /// Maximum number of tokens, and therefore of words and labels.
+    pub max_tokens: usize,
+}
+
+impl SpanHead {
+    /// Whether the native engine has the layers.
+    pub fn suits_native_engine(&self) -> bool {
+        let suits = match self.scored {
+            Scored::Spans(_) | Scored::Words | Scored::CountedSpans(_) | Scored::Labels => true,
+            Scored::Text(head) => head.hidden.is_multiple_of(LANES),
+        };
+        suits && self.width.is_multiple_of(LANES)
+    }
+
+    /// Writes logits by word and label: for the spans that begin with the word, by word count, or for the word as the
+    /// first, the last and any word of an entity; or by label for the text. Logits for spans that end beyond the text have
+    /// no meaning.
+    pub fn write(&self, layers: &mut Layers<'_>, ids: &Value, tokens: &Value) -> Result<()> {
+        let Self {
+            encoder_width,
+            width,
+            ..
+        } = *self;
+        let words = layers.graph.input(WORDS, &["batch", "sequence"]);
+        let mut tokens = tokens.clone();
+        if width != encoder_width {
+            tokens = projected(
+                layers,
+                "token_rep_layer.projection",
+                &tokens,
+                [encoder_width, width],
+            )?;
+        }
+        let inputs = [&tokens, &words];
+        let mut vectors = layers
+            .graph
+            .function("Words", inputs, |graph, [tokens, words]| {
+                numbered(graph, tokens, words, self.max_tokens).0
+            });
+        for layer in 0..self.recurrent_layers {
+            vectors = self.recur(layers, layer, &vectors, &words)?;
+        }
+        let inputs = [&tokens, ids, &vectors, &words];
+        let (logits, count) = match self.scored {
+            Scored::Spans(longest) => (self.spans(layers, inputs, longest)?, longest),
+            Scored::Words => (self.word_scores(layers, inputs)?, WORD_SCORES),
+            Scored::Text(head) => (self.text_scores(layers, inputs, head)?, 1),
+            Scored::CountedSpans(spans) => {
+                let marker = self
+                    .marker
+                    .ok_or_else(|| Error::model("expected labels in front of the text"))?;
+                let marker = layers.graph.integers("label_marker", &[i64::from(marker)]);
+                (
+                    spans.write(layers, [self.width, self.max_tokens], inputs, &marker)?,
+                    spans.longest,
+                )
+            }
+            Scored::Labels => (self.label_scores(layers, inputs)?, 1),
+        };
+        let words = if matches!(self.scored, Scored::Labels) {
+            fixed(1)
+        } else {
+            any("words")
+        };
+        let axes = [any("batch"), words, any("labels"), fixed(count)];
+        layers.graph.output(&logits, SPAN_LOGITS, axes);
+        Ok(())
+    }
+
+    fn spans(&self, layers: &mut Layers<'_>, inputs: [&Value; 4], longest: usize) -> Result<Value> {
+        let prompt = two_layers(layers, "prompt_rep_layer", self.width)?;
+        let SpanLayers { last, start, end } =
+            SpanLayers::read(layers, "span_rep_layer.span_rep_layer", self.width)?;
+        let longest_span = layers.graph.integers("longest_span", &[longest as i64]);
+        let [p0, p1, p2, p3] = &prompt;
+        let [l0, l1] = &last;
+        let [s0, s1, s2, s3, s4, s5] = &start;
+        let [e0, e1, e2, e3, e4] = &end;
+        let constants = [
+            &longest_span,
+            p0,
+            p1,
+            p2,
+            p3,
+            l0,
+            l1,
+            s0,
+            s1,
+            s2,
+            s3,
+            s4,
+            s5,
+            e0,
+            e1,
+            e2,
+            e3,
+            e4,
+        ];
+        Ok(self.call::<18, 23, 21>(
+            layers,
+            "Spans",
+            inputs,
+            constants,
+            |graph, inputs, constants| {
+                let [labels, vectors, words] = inputs;
+                let [_, p0, p1, p2, p3, spans @ ..] = constants;
+                let labels = apply_two(graph, labels, [p0, p1, p2, p3]);
+                span_logits(
+                    graph,
+                    [&labels, vectors, words],
+                    spans,
+                    [longest, self.max_tokens],
+                )
+            },
+        ))
+    }
+
+    fn label_scores(&self, layers: &mut Layers<'_>, inputs: [&Value; 4]) -> Result<Value> {
+        let constants = label_layers(layers, self.width)?;
+        Ok(self.call::<4, 9, 7>(
+            layers,
+            "LabelScores",
+            inputs,
+            constants.each_ref(),
+            |graph, [labels, ..], constants| label_logits(graph, labels, constants),
+        ))
+    }
+
+    fn word_scores(&self, layers: &mut Layers<'_>, inputs: [&Value; 4]) -> Result<Value> {
+        let constants = word_scores::constants(layers, WordLayers::OF_WORDS, self.width)?;
+        Ok(self.call::<14, 19, 17>(
+            layers,
+            "WordScores",
+            inputs,
+            constants.each_ref(),
+            |graph, [labels, vectors, _], constants| {
+                word_scores::logits(graph, [vectors, labels], constants)
+            },
+        ))
+    }
+
+    fn text_scores(
+        &self,
+        layers: &mut Layers<'_>,
+        inputs: [&Value; 4],
+        head: TextHead,
+    ) -> Result<Value> {
+        const NAME: &str = "TextScores";
+        let own = head.constants(layers, self.width)?;
+        Ok(match head.pairs {
+            Pairs::Dot => {
+                let all = own.each_ref();
+                self.call::<10, 15, 13>(layers, NAME, inputs, all, |graph, vectors, constants| {
+                    head.logits(graph, vectors, &constants)
+                })
+            }
+            Pairs::Products => {
+                let others = word_scores::constants(layers, WordLayers::OF_TEXTS, self.width)?;
+                let all = joined(&own.each_ref(), &others.each_ref());
+                self.call::<24, 29, 27>(layers, NAME, inputs, all, |graph, vectors, constants| {
+                    head.logits(graph, vectors, &constants)
+                })
+            }
+            Pairs::Layers => {
+                let others = pair_layers(layers, self.width)?;
+                let all = joined(&own.each_ref(), &others.each_ref());
+                self.call::<17, 22, 20>(layers, NAME, inputs, all, |graph, vectors, constants| {
+                    head.logits(graph, vectors, &constants)
+                })
+            }
+        })
+    }
+
+    /// Calls the function `name`, whose body gets label vectors, word vectors and word numbers: with the labels in front of
+    /// the text, or as `Labelled…` with label vectors as a graph input. `MARKED` and `LABELLED` are both functions' input
+    /// counts.
+    fn call<const CONSTANTS: usize, const MARKED: usize, const LABELLED: usize>(
+        &self,
+        layers: &mut Layers<'_>,
+        name: &str,
+        [tokens, ids, vectors, words]: [&Value; 4],
+        constants: [&Value; CONSTANTS],
+        body: impl Fn(&mut GraphBuilder, [&Value; 3], [&Value; CONSTANTS]) -> Value,
+    ) -> Value {
+        let Some(marker) = self.marker else {
+            let axes = [any("batch"), any("labels"), fixed(self.width)];
+            let labels = layers.graph.float_input(LABEL_VECTORS, axes);
+            let own = [&labels, vectors, words];
+            let inputs: [&Value; LABELLED] = joined(&own, &constants);
+            return layers
+                .graph
+                .function(&format!("Labelled{name}"), inputs, |graph, inputs| {
+                    body(graph, joined(&inputs[..3], &[]), joined(&[], &inputs[3..]))
+                });
+        };
+        let marker = layers.graph.integers("label_marker", &[i64::from(marker)]);
+        let own = [tokens, ids, vectors, words, &marker];
+        let inputs: [&Value; MARKED] = joined(&own, &constants);
+        layers.graph.function(name, inputs, |graph, inputs| {
+            let [tokens, ids, vectors, words, marker]: [&Value; 5] = joined(&inputs[..5], &[]);
+            let labels = self.labels(graph, [tokens, ids, marker]);
+            body(graph, [&labels, vectors, words], joined(&[], &inputs[5..]))
+        })
+    }
+
+    /// Label vectors: the marker tokens'.
+    fn labels(&self, graph: &mut GraphBuilder, [tokens, ids, marker]: [&Value; 3]) -> Value {
+        let markers = numbers_of_markers(graph, ids, marker);
+        numbered(graph, tokens, &markers, self.max_tokens).0
+    }
+
+    /// Bidirectional LSTM layer over each text's words.
+    fn recur(
+        &self,
+        layers: &mut Layers<'_>,
+        layer: usize,
+        vectors: &Value,
+        words: &Value,
+    ) -> Result<Value> {
+        let (width, half) = (self.width, self.width / 2);
+        // PyTorch has the gates input, forget, cell, output; ONNX input, output, forget, cell.
+        let reordered = |values: &[f32]| {
+            let gate = values.len() / 4;
+            [0, 3, 1, 2]
+                .map(|place| &values[place * gate..][..gate])
+                .concat()
+        };
+        let both = |kind: &str, shape: &[usize]| {
+            let mut values = Vec::new();
+            for direction in ["", "_reverse"] {
+                let name = format!("rnn.lstm.{kind}_l{layer}{direction}");
+                values.extend(reordered(&layers.weights.take_whole(&name, shape)?.values));
+            }
+            Ok::<_, Error>(values)
+        };
+        let inputs = both("weight_ih", &[4 * half, width])?;
+        let states = both("weight_hh", &[4 * half, half])?;
+        let biases = [both("bias_ih", &[4 * half])?, both("bias_hh", &[4 * half])?];
+        let name = |part: &str| format!("rnn.{layer}.{part}");
+        let graph = &mut layers.graph;
+        if !graph.has_functions() {
+            let [of_inputs, of_states] = biases
+                .each_ref()
+                .map(|biases| biases.chunks_exact(4 * half));
+            let biases: Vec<f32> = of_inputs
+                .zip(of_states)
+                .flat_map(|(left, right)| [left, right].concat())
+                .collect();
+            let inputs = graph.floats(&name("inputs"), &[2, 4 * half, width], &inputs);
+            let states = graph.floats(&name("states"), &[2, 4 * half, half], &states);
+            let biases = graph.floats(&name("biases"), &[2, 8 * half], &biases);
+            return Ok(lstm(
+                graph,
+                half,
+                [vectors, words, &inputs, &states, &biases],
+            ));
+        }
+        let states: Vec<f32> = states
+            .chunks_exact(4 * half * half)
+            .flat_map(|states| transpose(states, half))
+            .collect();
+        let biases: Vec<f32> = biases[0]
+            .iter()
+            .zip(&biases[1])
+            .map(|(left, right)| left + right)
+            .collect();
+        let inputs = graph.floats(
+            &name("inputs"),
+            &[width, 8 * half],
+            &transpose(&inputs, width),
+        );
+        let states = graph.floats(&name("states"), &[2, half, 4 * half], &states);
+        let biases = graph.floats(&name("biases"), &[8 * half], &biases);
+        let inputs = [vectors, words, &inputs, &states, &biases];
+        Ok(graph.function("WordLstm", inputs, |graph, inputs| {
+            word_lstm(graph, half, inputs)
+        }))
+    }
+}
+
+/// An LSTM layer whose constants have a column per gate and state, for both directions together.
+fn word_lstm(
+    graph: &mut GraphBuilder,
+    half: usize,
+    [vectors, words, inputs, states, biases]: [&Value; 5],
+) -> Value {
+    let gates = 4 * half as i64;
+    let by_direction = graph.integers("by_direction", &[2, gates, -1]);
+    let two_rows = graph.integers("two_rows", &[2, gates]);
+    let inputs = graph.node("Transpose", &[inputs], vec![integers("perm", &[1, 0])]);
+    let inputs = graph.node("Reshape", &[&inputs, &by_direction], vec![]);
+    let states = graph.node("Transpose", &[states], vec![integers("perm", &[0, 2, 1])]);
+    let biases = graph.node("Reshape", &[biases, &two_rows], vec![]);
+    // The operator has separate biases for inputs and states.
+    let zeros = graph.node("Sub", &[&biases, &biases], vec![]);
+    let biases = graph.node("Concat", &[&biases, &zeros], vec![integer("axis", 1)]);
+    lstm(graph, half, [vectors, words, &inputs, &states, &biases])
+}
+
+/// ONNX's operator for both directions, whose weights have a row per gate and state.
+fn lstm(
+    graph: &mut GraphBuilder,
+    half: usize,
+    [vectors, words, inputs, states, biases]: [&Value; 5],
+) -> Value {
+    let one = graph.integers("one", &[1]);
+    let lengths = graph.node("ReduceMax", &[words, &one], vec![integer("keepdims", 0)]);
+    let lengths = graph.cast(&lengths, data_type::INT32);
+    let steps = graph.node("Transpose", &[vectors], vec![integers("perm", &[1, 0, 2])]);
+    let attributes = vec![
+        string("direction", "bidirectional"),
+        integer("hidden_size", half as i64),
+    ];
+    let both = graph.node(
+        "LSTM",
+        &[&steps, inputs, states, biases, &lengths],
+        attributes,
+    );
+    let both = graph.node("Transpose", &[&both], vec![integers("perm", &[2, 0, 1, 3])]);
+    let joined = graph.integers("joined_directions", &[0, 0, -1]);
+    graph.node("Reshape", &[&both, &joined], vec![])
+}
+
+/// Linear layer. All head layers are in fp32 at all precisions: their errors go straight into the scores.
+fn projected(
+    layers: &mut Layers<'_>,
+    name: &str,
+    input: &Value,
+    shape: [usize; 2],
+) -> Result<Value> {
+    let [weight, bias] = ["weight", "bias"].map(|part| format!("{name}.{part}"));
+    layers.linear_in_fp32(&weight, Some(&bias), input, shape)
+}

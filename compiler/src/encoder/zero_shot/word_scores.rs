@@ -1,0 +1,192 @@
+//! GLiNER's word head: three logits per word and label, for an entity's first word, its last word, and any word in it. In
+//! one of GLiClass's heads, a text has one logit per label by the same layers.
+//!
+//! A word and a label each have two vectors, from one layer. The first layer on both first vectors and on the product of
+//! the second ones is divided into three, so that only the products are computed for each word and label.
+
+use crate::{
+    onnx::{GraphBuilder, Value, layers::Layers},
+    quantize::transpose,
+};
+use kivu::error::{Error, Result};
+use kivu_engine::program::WORD_SCORES;
+
+/// A head's weight names and size.
+#[derive(Clone, Copy, Debug)]
+pub struct WordLayers {
+    /// The layers on words, or texts, and on labels.
+    projections: [&'static str; 2],
+    /// The layers after them.
+    out: &'static str,
+    /// Logits per word and label.
+    count: usize,
+}
+
+impl WordLayers {
+    /// GLiNER's.
+    pub const OF_WORDS: Self = Self {
+        projections: ["scorer.proj_token", "scorer.proj_label"],
+        out: "scorer.out_mlp",
+        count: WORD_SCORES,
+    };
+    /// GLiClass's.
+    pub const OF_TEXTS: Self = Self {
+        projections: ["model.scorer.proj_text", "model.scorer.proj_label"],
+        out: "model.scorer.out_mlp",
+        count: 1,
+    };
+}
+
+/// Constants in the order in which the native engine reads them: for words the layer of the first vector, its part in
+/// the sum, with the sum's bias, and the layer of the second vector; the same for labels, without a bias; the products'
+/// part; the last layer.
+pub fn constants(
+    layers: &mut Layers<'_>,
+    WordLayers {
+        projections: [of_words, of_labels],
+        out,
+        count,
+    }: WordLayers,
+    width: usize,
+) -> Result<[Value; 14]> {
+    let wide = 4 * width;
+    let [w0, w1, w4, w5] = two_vectors(layers, of_words, width)?;
+    let [l0, l1, l3, l4] = two_vectors(layers, of_labels, width)?;
+    let name = format!("{out}.0");
+    let weight = layers
+        .weights
+        .take_whole(&format!("{name}.weight"), &[wide, 3 * width])?;
+    let [of_words, of_labels, of_products] =
+        [("words", 0), ("labels", width), ("products", 2 * width)].map(|(part, from)| {
+            let rows = weight
+                .values
+                .chunks_exact(3 * width)
+                .flat_map(|row| &row[from..][..width]);
+            let part_weight = transpose(&rows.copied().collect::<Vec<f32>>(), width);
+            layers
+                .graph
+                .floats(&format!("{name}.{part}"), &[width, wide], &part_weight)
+        });
+    let bias = layers
+        .weights
+        .take_whole(&format!("{name}.bias"), &[wide])?;
+    let bias = layers
+        .graph
+        .floats(&format!("{name}.bias"), &[wide], &bias.values);
+    let [weight, last_bias] = layer(layers, &format!("{out}.3"), [wide, count])?;
+    Ok([
+        w0,
+        w1,
+        of_words,
+        bias,
+        w4,
+        w5,
+        l0,
+        l1,
+        of_labels,
+        l3,
+        l4,
+        of_products,
+        weight,
+        last_bias,
+    ])
+}
+
+/// Logits by word, label and kind.
+pub fn logits(
+    graph: &mut GraphBuilder,
+    [words, labels]: [&Value; 2],
+    constants: [&Value; 14],
+) -> Value {
+    let [w0, w1, w2, w3, w4, w5, l0, l1, l2, l3, l4, products, s0, s1] = constants;
+    let [words_axis, labels_axis] =
+        [1, 2].map(|axis| graph.integers(&format!("axis_{axis}"), &[axis]));
+    let first = linear(graph, words, [w0, w1]);
+    let of_words = linear(graph, &first, [w2, w3]);
+    let factors = linear(graph, words, [w4, w5]);
+    let first = linear(graph, labels, [l0, l1]);
+    let of_labels = graph.node("MatMul", &[&first, l2], vec![]);
+    let label_factors = linear(graph, labels, [l3, l4]);
+    let mut paired = |operator: &str, words: &Value, labels: &Value| {
+        let words = graph.node("Unsqueeze", &[words, &labels_axis], vec![]);
+        let labels = graph.node("Unsqueeze", &[labels, &words_axis], vec![]);
+        graph.node(operator, &[&words, &labels], vec![])
+    };
+    let sums = paired("Add", &of_words, &of_labels);
+    let pairs = paired("Mul", &factors, &label_factors);
+    let pairs = graph.node("MatMul", &[&pairs, products], vec![]);
+    let sums = graph.node("Add", &[&pairs, &sums], vec![]);
+    let sums = graph.node("Relu", &[&sums], vec![]);
+    linear(graph, &sums, [s0, s1])
+}
+
+/// Layers for the first and second vector, which the weights store as one layer.
+fn two_vectors(layers: &mut Layers<'_>, name: &str, width: usize) -> Result<[Value; 4]> {
+    let weight = layers
+        .weights
+        .take_whole(&format!("{name}.weight"), &[2 * width, width])?;
+    let bias = layers
+        .weights
+        .take_whole(&format!("{name}.bias"), &[2 * width])?;
+    let rows = weight
+        .values
+        .chunks_exact(width * width)
+        .zip(bias.values.chunks_exact(width));
+    let mut layer = |(place, (weight, bias)): (usize, (&[f32], &[f32]))| {
+        let weight = transpose(weight, width);
+        let weight =
+            layers
+                .graph
+                .floats(&format!("{name}.weight.{place}"), &[width, width], &weight);
+        [
+            weight,
+            layers
+                .graph
+                .floats(&format!("{name}.bias.{place}"), &[width], bias),
+        ]
+    };
+    let layers: Vec<Value> = rows.enumerate().flat_map(&mut layer).collect();
+    layers
+        .try_into()
+        .map_err(|_| Error::model(format!("expected two layers in `{name}.weight`")))
+}
+
+/// A layer's weight, transposed, and its bias.
+pub fn layer(
+    layers: &mut Layers<'_>,
+    name: &str,
+    [inputs, outputs]: [usize; 2],
+) -> Result<[Value; 2]> {
+    let [weight, bias] = ["weight", "bias"].map(|part| format!("{name}.{part}"));
+    let values = transpose(
+        &layers
+            .weights
+            .take_whole(&weight, &[outputs, inputs])?
+            .values,
+        inputs,
+    );
+    let biases = layers.weights.take_whole(&bias, &[outputs])?;
+    let weight = layers.graph.floats(&weight, &[inputs, outputs], &values);
+    Ok([
+        weight,
+        layers.graph.floats(&bias, &[outputs], &biases.values),
+    ])
+}
+
+pub fn linear(graph: &mut GraphBuilder, input: &Value, [weight, bias]: [&Value; 2]) -> Value {
+    let product = graph.node("MatMul", &[input, weight], vec![]);
+    graph.node("Add", &[&product, bias], vec![])
+}
+
+/// Both lists as one array of `COUNT` values.
+pub fn joined<'a, const COUNT: usize>(
+    first: &[&'a Value],
+    second: &[&'a Value],
+) -> [&'a Value; COUNT] {
+    std::array::from_fn(|place| {
+        first
+            .get(place)
+            .copied()
+            .unwrap_or_else(|| second[place - first.len()])
+    })
+}

@@ -1,0 +1,12 @@
+//! The files in a model's folder.
+
+#[doc(hidden)]
+pub mod config;
+pub mod io;
+pub mod lora;
+pub mod module_list;
+pub mod other_weights;
+#[doc(hidden)]
+pub mod pickle;
+#[doc(hidden)]
+pub mod weights;

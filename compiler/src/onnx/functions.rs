@@ -1,0 +1,462 @@
+//! Subgraphs that the native engine executes by name. In its graphs they are model-local function calls, with these
+//! nodes as bodies, so that ONNX Runtime runs the same file; in other graphs they are the nodes.
+
+use super::{GraphBuilder, Value, data_type, integer, integers};
+
+type Graph = GraphBuilder;
+
+/// Looks up int8 table rows by id, with a scale per row.
+pub fn quantized_lookup(graph: &mut Graph, [values, scales, ids]: [&Value; 3]) -> Value {
+    let values = graph.node("Gather", &[values, ids], vec![]);
+    let values = graph.cast(&values, data_type::FLOAT);
+    let scales = graph.node("Gather", &[scales, ids], vec![]);
+    graph.node("Mul", &[&values, &scales], vec![])
+}
+
+/// The first rows of a position table, one per id.
+pub fn positions(graph: &mut Graph, [table, ids]: [&Value; 2]) -> Value {
+    let length = length(graph, ids);
+    let zero = graph.integers("zero", &[0]);
+    graph.node("Slice", &[table, &zero, &length, &zero], vec![])
+}
+
+/// Rows of a position table that counts from the one after the padding id, skipping padding (as in fairseq).
+pub fn positions_after_padding(graph: &mut Graph, [table, ids, padding]: [&Value; 3]) -> Value {
+    let one = graph.integers("one", &[1]);
+    let is_padding = graph.node("Equal", &[ids, padding], vec![]);
+    let counts = graph.node("Not", &[&is_padding], vec![]);
+    let counts = graph.cast(&counts, data_type::INT64);
+    let sum = graph.node("CumSum", &[&counts, &one], vec![]);
+    let sum = graph.node("Mul", &[&sum, &counts], vec![]);
+    let rows = graph.node("Add", &[&sum, padding], vec![]);
+    graph.node("Gather", &[table, &rows], vec![])
+}
+
+/// Number of tokens in texts with these ids, as a one-element list.
+pub fn length(graph: &mut Graph, ids: &Value) -> Value {
+    let (one, two) = (graph.integers("one", &[1]), graph.integers("two", &[2]));
+    let shape = graph.node("Shape", &[ids], vec![]);
+    graph.node("Slice", &[&shape, &one, &two], vec![])
+}
+
+/// Values for the distance between any two tokens of texts with these ids, by head. `values` has a value for each
+/// distance below `positions`, from the farthest token before another to the farthest after it; its first axis has the
+/// length 1.
+pub fn distance_values(graph: &mut Graph, [values, ids]: [&Value; 2], positions: usize) -> Value {
+    let counting: Vec<i64> = (0..positions as i64).collect();
+    let counting = graph.integers("counting", &counting);
+    let (zero, one) = (graph.integers("zero", &[0]), graph.integers("one", &[1]));
+    let farthest = graph.integers("farthest", &[positions as i64 - 1]);
+    let length = length(graph, ids);
+    let own = graph.node("Slice", &[&counting, &zero, &length, &zero], vec![]);
+    let others = graph.node("Add", &[&own, &farthest], vec![]);
+    let own = graph.node("Unsqueeze", &[&own, &one], vec![]);
+    let distances = graph.node("Sub", &[&others, &own], vec![]);
+    graph.node("Gather", &[values, &distances], vec![integer("axis", 2)])
+}
+
+/// Each token's row after as many rows before it as there are after it, `count` in all; zeros for padding and beyond the
+/// text.
+pub fn neighbours(graph: &mut Graph, [tokens, mask]: [&Value; 2], count: usize) -> Value {
+    let (one, two) = (graph.integers("one", &[1]), graph.integers("two", &[2]));
+    let before = (count / 2) as i64;
+    let pads = graph.integers("pads", &[0, before, 0, 0, before, 0]);
+    let length = length(graph, tokens);
+    let mask = graph.cast(mask, data_type::FLOAT);
+    let mask = graph.node("Unsqueeze", &[&mask, &two], vec![]);
+    let tokens = graph.node("Mul", &[tokens, &mask], vec![]);
+    let padded = graph.node("Pad", &[&tokens, &pads], vec![]);
+    let shifted: Vec<Value> = (0..count as i64)
+        .map(|place| {
+            let start = graph.integers(&format!("place_{place}"), &[place]);
+            let end = graph.node("Add", &[&start, &length], vec![]);
+            graph.node("Slice", &[&padded, &start, &end, &one], vec![])
+        })
+        .collect();
+    graph.node(
+        "Concat",
+        &shifted.iter().collect::<Vec<_>>(),
+        vec![integer("axis", -1)],
+    )
+}
+
+/// Each token's row is its predecessor's; zeros for the first.
+pub fn previous_row(graph: &mut Graph, [tokens, mask]: [&Value; 2]) -> Value {
+    let (zero, one, two) = (
+        graph.integers("zero", &[0]),
+        graph.integers("one", &[1]),
+        graph.integers("two", &[2]),
+    );
+    let pads = graph.integers("pads_before", &[0, 1, 0, 0, 0, 0]);
+    let length = length(graph, tokens);
+    let mask = graph.cast(mask, data_type::FLOAT);
+    let mask = graph.node("Unsqueeze", &[&mask, &two], vec![]);
+    let tokens = graph.node("Mul", &[tokens, &mask], vec![]);
+    let padded = graph.node("Pad", &[&tokens, &pads], vec![]);
+    graph.node("Slice", &[&padded, &zero, &length, &one], vec![])
+}
+
+/// Mean over each text's tokens, without padding; zeros for a text without tokens.
+pub fn mean_of_tokens(graph: &mut Graph, [tokens, mask]: [&Value; 2]) -> Value {
+    mean(graph, tokens, mask)
+}
+
+/// Vector of each text's first unmasked token; zeros for a text without tokens.
+pub fn first_of_tokens(graph: &mut Graph, [tokens, mask]: [&Value; 2]) -> Value {
+    let positions = positions_of_tokens(graph, mask);
+    let first = graph.floats("first_position", &[], &[1.0]);
+    let is_first = graph.node("Equal", &[&positions, &first], vec![]);
+    let is_first = graph.cast(&is_first, data_type::FLOAT);
+    weighted_sum(graph, tokens, &is_first)
+}
+
+/// Vector of each text's last unmasked token; zeros for a text without tokens.
+pub fn last_of_tokens(graph: &mut Graph, [tokens, mask]: [&Value; 2]) -> Value {
+    let one = graph.integers("one", &[1]);
+    let positions = positions_of_tokens(graph, mask);
+    let last = graph.node(
+        "ReduceMax",
+        &[&positions, &one],
+        vec![integer("keepdims", 1)],
+    );
+    let least = graph.floats("first_position", &[], &[1.0]);
+    let last = graph.node("Max", &[&last, &least], vec![]);
+    let is_last = graph.node("Equal", &[&positions, &last], vec![]);
+    let is_last = graph.cast(&is_last, data_type::FLOAT);
+    weighted_sum(graph, tokens, &is_last)
+}
+
+/// Token positions, from 1 on; 0 for padding.
+pub fn positions_of_tokens(graph: &mut Graph, mask: &Value) -> Value {
+    let one = graph.integers("one", &[1]);
+    let mask = graph.cast(mask, data_type::FLOAT);
+    let positions = graph.node("CumSum", &[&mask, &one], vec![]);
+    graph.node("Mul", &[&positions, &mask], vec![])
+}
+
+/// Weighted sum of each text's token vectors.
+pub fn weighted_sum(graph: &mut Graph, tokens: &Value, weights: &Value) -> Value {
+    let (one, last) = (
+        graph.integers("one", &[1]),
+        graph.integers("last_axis", &[-1]),
+    );
+    let weights = graph.node("Unsqueeze", &[weights, &last], vec![]);
+    let products = graph.node("Mul", &[tokens, &weights], vec![]);
+    graph.node(
+        "ReduceSum",
+        &[&products, &one],
+        vec![integer("keepdims", 0)],
+    )
+}
+
+/// First token's vector per text.
+pub fn first_token(graph: &mut Graph, [hidden]: [&Value; 1]) -> Value {
+    let (zero, one) = (graph.integers("zero", &[0]), graph.integers("one", &[1]));
+    graph.node("Slice", &[hidden, &zero, &one, &one], vec![])
+}
+
+/// Mean over the table rows for a text's unmasked tokens; zeros for a text without tokens.
+pub fn mean_of_rows(graph: &mut Graph, [table, ids, mask]: [&Value; 3]) -> Value {
+    let rows = graph.node("Gather", &[table, ids], vec![]);
+    mean(graph, &rows, mask)
+}
+
+/// Mean over int8 table rows, with a scale per row, as in [`mean_of_rows`].
+pub fn mean_of_int8_rows(graph: &mut Graph, [values, scales, ids, mask]: [&Value; 4]) -> Value {
+    let rows = quantized_lookup(graph, [values, scales, ids]);
+    mean(graph, &rows, mask)
+}
+
+/// Multiplies a text's vector by each matrix row.
+pub fn row_products(graph: &mut Graph, [vector, matrix]: [&Value; 2]) -> Value {
+    graph.node("Gemm", &[vector, matrix], vec![integer("transB", 1)])
+}
+
+/// Label probabilities in fastText's hierarchical softmax, from each inner node's product. `paths` are steps from the root to
+/// each label, of shape `shape`: see `Tree` in `fast_text/tree.rs`.
+pub fn hierarchical_softmax(graph: &mut Graph, [products, paths, shape]: [&Value; 3]) -> Value {
+    let (one, epsilon) = (
+        graph.floats("one_float", &[], &[1.0]),
+        graph.floats("epsilon", &[], &[1e-5]),
+    );
+    let right = graph.node("Sigmoid", &[products], vec![]);
+    let left = graph.node("Sub", &[&one, &right], vec![]);
+    let steps = graph.node("Concat", &[&left, &right], vec![integer("axis", 1)]);
+    let steps = graph.node("Add", &[&steps, &epsilon], vec![]);
+    let steps = graph.node("Log", &[&steps], vec![]);
+    // The value for no step.
+    let pads = graph.integers("pads", &[0, 0, 0, 1]);
+    let steps = graph.node("Pad", &[&steps, &pads], vec![]);
+    let steps = graph.node("Gather", &[&steps, paths], vec![integer("axis", 1)]);
+    let steps = graph.node("Reshape", &[&steps, shape], vec![]);
+    let axis = graph.integers("step_axis", &[2]);
+    let sum = graph.node("ReduceSum", &[&steps, &axis], vec![integer("keepdims", 0)]);
+    let probability = graph.node("Exp", &[&sum], vec![]);
+    graph.node("Min", &[&probability, &one], vec![])
+}
+
+fn mean(graph: &mut Graph, rows: &Value, mask: &Value) -> Value {
+    let one = graph.integers("one", &[1]);
+    let mask = graph.cast(mask, data_type::FLOAT);
+    let sum = weighted_sum(graph, rows, &mask);
+    let count = graph.node("ReduceSum", &[&mask, &one], vec![integer("keepdims", 1)]);
+    let least = graph.floats("least_count", &[], &[1.0]);
+    let count = graph.node("Max", &[&count, &least], vec![]);
+    graph.node("Div", &[&sum, &count], vec![])
+}
+
+/// A linear layer in int8, from its input, panels, scales, sums, bias and shape.
+pub type QuantizedLinear = fn(&mut Graph, [&Value; 6]) -> Value;
+
+/// A linear layer in int8. Each token is quantized to u8 with its own scale and minimum: the minimum is a float, so
+/// that nothing is lost to zero-point rounding.
+///
+/// `panels` have 16 outputs, in which four inputs' weights are adjacent; `sums` are weight sums per output; `shape` is
+/// the number of inputs and outputs.
+pub fn quantized_linear(
+    graph: &mut Graph,
+    [input, panels, scales, sums, bias, shape]: [&Value; 6],
+) -> Value {
+    let [quantized, scale, least] = quantized(graph, input);
+    let weights = without_panels(graph, panels, shape);
+    let product = integer_product(graph, &quantized, &weights);
+    let scale = graph.node("Mul", &[&scale, scales], vec![]);
+    let product = graph.node("Mul", &[&product, &scale], vec![]);
+    let sums = graph.cast(sums, data_type::FLOAT);
+    let sums = graph.node("Mul", &[&sums, scales], vec![]);
+    let base = graph.node("Mul", &[&least, &sums], vec![]);
+    let base = graph.node("Add", &[&base, bias], vec![]);
+    graph.node("Add", &[&product, &base], vec![])
+}
+
+/// Adds the product of an input and the adapters of each token's task. `down` and `up` have a row per task and number
+/// between both; `mask` has a row for no task, and then one per task, which keeps the task's own numbers. `shape` is the
+/// number of tasks, and of numbers per task.
+pub fn adapted(
+    graph: &mut Graph,
+    [base, input, tasks, up, mask, shape, down]: [&Value; 7],
+) -> Value {
+    let down = graph.node("Transpose", &[down], vec![integers("perm", &[1, 0])]);
+    let numbers = graph.node("MatMul", &[input, &down], vec![]);
+    adapted_rows(graph, [base, &numbers, tasks, up, mask, shape])
+}
+
+/// Like [`adapted`], from rows with the numbers of all tasks, and zeros behind them.
+pub fn adapted_rows(graph: &mut Graph, [base, numbers, tasks, up, mask, _]: [&Value; 6]) -> Value {
+    let mask = graph.node("Gather", &[mask, tasks], vec![]);
+    let numbers = graph.node("Mul", &[numbers, &mask], vec![]);
+    let product = graph.node("MatMul", &[&numbers, up], vec![]);
+    graph.node("Add", &[base, &product], vec![])
+}
+
+/// How experts are computed.
+#[derive(Clone, Copy)]
+pub struct ExpertForm {
+    /// Experts per token.
+    pub top: usize,
+    /// The functions for an expert's two layers.
+    pub linears: [QuantizedLinear; 2],
+}
+
+/// A weight per expert, from its logits in a router; 0 for all but the `top` largest.
+pub fn expert_gates(graph: &mut Graph, [input, router]: [&Value; 2], top: usize) -> Value {
+    let logits = graph.node("MatMul", &[input, router], vec![]);
+    let weights = graph.node("Softmax", &[&logits], vec![integer("axis", -1)]);
+    let count = graph.integers(&format!("top_{top}"), &[top as i64]);
+    let largest = graph.largest(&weights, &count);
+    let last = graph.integers("last_axis", &[-1]);
+    let least = graph.node(
+        "ReduceMin",
+        &[&largest, &last],
+        vec![integer("keepdims", 1)],
+    );
+    let is_kept = graph.node("GreaterOrEqual", &[&weights, &least], vec![]);
+    let is_kept = graph.cast(&is_kept, data_type::FLOAT);
+    graph.node("Mul", &[&weights, &is_kept], vec![])
+}
+
+/// A feed-forward part with experts: its input, router, bias and shape, and for each expert the panels, scales, sums, bias
+/// and shape of two int8 layers.
+pub fn experts(graph: &mut Graph, form: ExpertForm, inputs: &[&Value]) -> Value {
+    let [input, router, bias, _, constants @ ..] = inputs else {
+        unreachable!("the caller has these")
+    };
+    let gates = expert_gates(graph, [input, router], form.top);
+    let [raise, lower] = form.linears;
+    let mut sum = (*bias).clone();
+    for (expert, constants) in constants.as_chunks::<10>().0.iter().enumerate() {
+        let [panels, scales, sums, bias, shape, others @ ..] = *constants;
+        let raised = raise(graph, [input, panels, scales, sums, bias, shape]);
+        let raised = graph.microsoft("Gelu", &[&raised], vec![]);
+        let [panels, scales, sums, bias, shape] = others;
+        let lowered = lower(graph, [&raised, panels, scales, sums, bias, shape]);
+        let place = graph.integers(&format!("expert_{expert}"), &[expert as i64]);
+        let gate = graph.node("Gather", &[&gates, &place], vec![integer("axis", -1)]);
+        let product = graph.node("Mul", &[&lowered, &gate], vec![]);
+        sum = graph.node("Add", &[&product, &sum], vec![]);
+    }
+    sum
+}
+
+fn integer_product(graph: &mut Graph, rows: &Value, weights: &Value) -> Value {
+    let input_zero = graph.unsigned_bytes("input_zero_point", &[], &[0]);
+    // The runtime needs a zero point to make the weights unsigned where signed ones would saturate.
+    let weight_zero = graph.bytes("weight_zero_point", &[], &[0]);
+    let product = graph.node(
+        "MatMulInteger",
+        &[rows, weights, &input_zero, &weight_zero],
+        vec![],
+    );
+    graph.cast(&product, data_type::FLOAT)
+}
+
+/// An int8 linear layer with a factor and an offset for each input column, applied before the columns are quantized.
+pub fn scaled_linear(
+    graph: &mut Graph,
+    linear: QuantizedLinear,
+    [input, panels, scales, sums, bias, shape, factors, offsets]: [&Value; 8],
+) -> Value {
+    let input = graph.node("Mul", &[input, factors], vec![]);
+    let input = graph.node("Add", &[&input, offsets], vec![]);
+    linear(graph, [&input, panels, scales, sums, bias, shape])
+}
+
+/// Like [`quantized_linear`], with a scale and a minimum per token and block, and weight scales and sums per panel,
+/// block and output. `shape` is the number of blocks, inputs per block, and outputs.
+///
+/// Products are computed in fp32: ONNX Runtime is several times slower with integer products in many small blocks.
+pub fn quantized_linear_in_blocks(
+    graph: &mut Graph,
+    [input, panels, scales, _, bias, shape]: [&Value; 6],
+) -> Value {
+    let input = rounded(graph, input, shape);
+    // Scales and weights, ordered by block, input and output. ONNX Runtime computes these constants once.
+    let scales = by_block(graph, scales);
+    let weights = without_panels(graph, panels, shape);
+    let weights = graph.cast(&weights, data_type::FLOAT);
+    let weights = graph.node("Mul", &[&weights, &scales], vec![]);
+    let inputs = graph.integers("inputs", &[-1]);
+    let [two, three] = [2, 3].map(|number| graph.integers(&format!("place_{number}"), &[number]));
+    let outputs = graph.node("Slice", &[shape, &two, &three], vec![]);
+    let matrix = graph.node("Concat", &[&inputs, &outputs], vec![integer("axis", 0)]);
+    let weights = graph.node("Reshape", &[&weights, &matrix], vec![]);
+    let product = graph.node("MatMul", &[&input, &weights], vec![]);
+    graph.node("Add", &[&product, bias], vec![])
+}
+
+/// Like [`quantized_linear_in_blocks`], for a few large blocks, and in integer products.
+pub fn quantized_linear_in_wide_blocks(
+    graph: &mut Graph,
+    [input, panels, scales, sums, bias, shape]: [&Value; 6],
+) -> Value {
+    let input = in_blocks(graph, input, shape);
+    let input = graph.node(
+        "Transpose",
+        &[&input],
+        vec![integers("perm", &[0, 2, 1, 3])],
+    );
+    let [quantized, scale, least] = quantized(graph, &input);
+    let weights = without_panels(graph, panels, shape);
+    let product = integer_product(graph, &quantized, &weights);
+    let product = graph.node("Mul", &[&product, &scale], vec![]);
+    let sums = graph.cast(sums, data_type::FLOAT);
+    let sums = by_block(graph, &sums);
+    let base = graph.node("Mul", &[&least, &sums], vec![]);
+    let product = graph.node("Add", &[&product, &base], vec![]);
+    let scales = by_block(graph, scales);
+    let product = graph.node("Mul", &[&product, &scales], vec![]);
+    let axis = graph.integers("block_axis", &[1]);
+    let product = graph.node(
+        "ReduceSum",
+        &[&product, &axis],
+        vec![integer("keepdims", 0)],
+    );
+    graph.node("Add", &[&product, bias], vec![])
+}
+
+/// Rounds each token's values to 256 steps in each block; `shape` begins with the number of blocks and their size.
+pub fn rounded(graph: &mut Graph, input: &Value, shape: &Value) -> Value {
+    let input = in_blocks(graph, input, shape);
+    let [quantized, scale, least] = quantized(graph, &input);
+    let steps = graph.cast(&quantized, data_type::FLOAT);
+    let steps = graph.node("Mul", &[&steps, &scale], vec![]);
+    let input = graph.node("Add", &[&steps, &least], vec![]);
+    let flat = graph.integers("flat_rows", &[0, 0, -1]);
+    graph.node("Reshape", &[&input, &flat], vec![])
+}
+
+/// Divides each token's values into blocks; `shape` begins with their number and size.
+fn in_blocks(graph: &mut Graph, input: &Value, shape: &Value) -> Value {
+    let [zero, two] = [0, 2].map(|number| graph.integers(&format!("place_{number}"), &[number]));
+    let rows = graph.integers("rows", &[0, 0]);
+    let blocks = graph.node("Slice", &[shape, &zero, &two], vec![]);
+    let blocks = graph.node("Concat", &[&rows, &blocks], vec![integer("axis", 0)]);
+    graph.node("Reshape", &[input, &blocks], vec![])
+}
+
+/// A value per panel, block and lane, ordered by block and output.
+fn by_block(graph: &mut Graph, values: &Value) -> Value {
+    let values = graph.node("Transpose", &[values], vec![integers("perm", &[1, 0, 2])]);
+    let shape = graph.integers("by_block", &[0, 1, -1]);
+    graph.node("Reshape", &[&values, &shape], vec![])
+}
+
+/// Quantizes rows to u8, each with a scale and a minimum: `value ≈ minimum + scale × integer`.
+fn quantized(graph: &mut Graph, rows: &Value) -> [Value; 3] {
+    let last = graph.integers("last_axis", &[-1]);
+    let zero = graph.floats("zero_float", &[], &[0.0]);
+    let keep = || vec![integer("keepdims", 1)];
+    let least = graph.node("ReduceMin", &[rows, &last], keep());
+    let least = graph.node("Min", &[&least, &zero], vec![]);
+    let most = graph.node("ReduceMax", &[rows, &last], keep());
+    let most = graph.node("Max", &[&most, &zero], vec![]);
+    let span = graph.node("Sub", &[&most, &least], vec![]);
+    let steps = graph.floats("steps", &[], &[255.0]);
+    let scale = graph.node("Div", &[&span, &steps], vec![]);
+    // Avoids division by zero for all-zero rows.
+    let smallest = graph.floats("smallest", &[], &[f32::MIN_POSITIVE]);
+    let divisor = graph.node("Max", &[&scale, &smallest], vec![]);
+    let shifted = graph.node("Sub", &[rows, &least], vec![]);
+    let quantized = graph.node("Div", &[&shifted, &divisor], vec![]);
+    let quantized = graph.node("Round", &[&quantized], vec![]);
+    [graph.cast(&quantized, data_type::UINT8), scale, least]
+}
+
+/// Converts panels to a weight matrix with shape `shape`.
+fn without_panels(graph: &mut Graph, panels: &Value, shape: &Value) -> Value {
+    let weights = graph.node(
+        "Transpose",
+        &[panels],
+        vec![integers("perm", &[1, 3, 0, 2])],
+    );
+    graph.node("Reshape", &[&weights, shape], vec![])
+}
+
+/// An int8 linear layer's per-output maximum over a text's tokens, without the padding outputs from `width` on.
+pub fn largest_outputs(
+    graph: &mut Graph,
+    linear: QuantizedLinear,
+    [input, mask, panels, scales, sums, bias, shape, width]: [&Value; 8],
+) -> Value {
+    let outputs = linear(graph, [input, panels, scales, sums, bias, shape]);
+    let (zero, last) = (
+        graph.integers("first_output", &[0]),
+        graph.integers("last_axis", &[-1]),
+    );
+    let outputs = graph.node("Slice", &[&outputs, &zero, width, &last], vec![]);
+    largest_of_tokens(graph, [&outputs, mask])
+}
+
+/// Per-column maximum over a text's tokens; `f32::MIN` without tokens.
+pub fn largest_of_tokens(graph: &mut Graph, [tokens, mask]: [&Value; 2]) -> Value {
+    let mask = graph.cast(mask, data_type::FLOAT);
+    let two = graph.integers("mask_axis", &[2]);
+    let mask = graph.node("Unsqueeze", &[&mask, &two], vec![]);
+    let lowest = graph.floats("lowest", &[], &[f32::MIN]);
+    let one = graph.floats("one_float", &[], &[1.0]);
+    let is_padding = graph.node("Sub", &[&one, &mask], vec![]);
+    let penalty = graph.node("Mul", &[&is_padding, &lowest], vec![]);
+    let tokens = graph.node("Add", &[tokens, &penalty], vec![]);
+    let axis = graph.integers("token_axis", &[1]);
+    graph.node("ReduceMax", &[&tokens, &axis], vec![integer("keepdims", 0)])
+}

@@ -1,0 +1,159 @@
+//! sentence-transformers poolings: settings and graph nodes.
+
+use std::path::Path;
+
+use serde_json::Value as Json;
+
+use crate::{
+    files::config::{ConfigFile, OneOrMany},
+    onnx::{GraphBuilder, Value, data_type, functions, integer},
+};
+use kivu::error::{Error, Result, quoted};
+
+/// A pooling mode.
+#[derive(Clone, Copy, Debug)]
+pub enum Mode {
+    Cls,
+    Max,
+    Mean,
+    MeanSqrtLen,
+    WeightedMean,
+    LastToken,
+}
+
+/// A pooling module.
+#[derive(Debug)]
+pub struct Poolings {
+    /// In vector order.
+    pub modes: Vec<Mode>,
+    /// Whether a prompt's tokens are pooled.
+    pub includes_prompt: bool,
+}
+
+/// The masks of a text's tokens, INT64 (batch, sequence).
+pub struct Masks<'a> {
+    /// 1 for tokens and 0 for padding.
+    pub tokens: &'a Value,
+    /// 1 for tokens that are pooled.
+    pub pooled: &'a Value,
+}
+
+/// Reads the module in `folder`.
+pub fn open(folder: &Path) -> Result<Poolings> {
+    let config = ConfigFile::open(folder)?;
+    // sentence-transformers takes `null` as false.
+    if config
+        .fields()
+        .get("include_prompt")
+        .is_some_and(Json::is_null)
+    {
+        return Err(Error::model(
+            "expected `include_prompt` true or false, but found null",
+        ));
+    }
+    let includes_prompt = config.is_set_or("include_prompt", true)?;
+    Ok(Poolings {
+        modes: modes(&config)?,
+        includes_prompt,
+    })
+}
+
+/// Pooling modes, in vector order.
+fn modes(config: &ConfigFile) -> Result<Vec<Mode>> {
+    /// Flags in versions up to 4, in vector order.
+    const FLAGS: [&str; 6] = [
+        "cls_token",
+        "max_tokens",
+        "mean_tokens",
+        "mean_sqrt_len_tokens",
+        "weightedmean_tokens",
+        "lasttoken",
+    ];
+    let modes = match config.get::<OneOrMany<String>>("pooling_mode")? {
+        Some(modes) => modes.into_vec(),
+        None => {
+            let mut modes = Vec::new();
+            for flag in FLAGS {
+                if config.is_set(&format!("pooling_mode_{flag}"))? {
+                    modes.push(flag.to_owned());
+                }
+            }
+            modes
+        }
+    };
+    if modes.is_empty() {
+        return Ok(vec![Mode::Mean]);
+    }
+    let pooling = |mode: &String| match mode.as_str() {
+        "cls" | "cls_token" => Ok(Mode::Cls),
+        "max" | "max_tokens" => Ok(Mode::Max),
+        "mean" | "mean_tokens" => Ok(Mode::Mean),
+        "mean_sqrt_len_tokens" | "mean_sqrt_len" => Ok(Mode::MeanSqrtLen),
+        "weightedmean" | "weightedmean_tokens" => Ok(Mode::WeightedMean),
+        "lasttoken" => Ok(Mode::LastToken),
+        _ => Err(Error::model(format!(
+            "expected pooling modes among `cls`, `max`, `mean`, `mean_sqrt_len_tokens`, `weightedmean`, `lasttoken`, but \
+             found {}",
+            quoted(&modes)
+        ))),
+    };
+    modes.iter().map(pooling).collect()
+}
+
+/// Writes token vector poolings, and concatenates the results.
+pub fn write(graph: &mut GraphBuilder, modes: &[Mode], tokens: &Value, masks: &Masks<'_>) -> Value {
+    let vectors: Vec<Value> = modes
+        .iter()
+        .map(|mode| mode.write(graph, tokens, masks))
+        .collect();
+    match &vectors[..] {
+        [vector] => vector.clone(),
+        _ => graph.node(
+            "Concat",
+            &vectors.iter().collect::<Vec<_>>(),
+            vec![integer("axis", -1)],
+        ),
+    }
+}
+
+impl Mode {
+    /// Writes the pooling; as a function if the native engine supports it.
+    fn write(self, graph: &mut GraphBuilder, tokens: &Value, masks: &Masks<'_>) -> Value {
+        let mask = masks.pooled;
+        let inputs = [tokens, mask];
+        let (one, last) = (
+            graph.integers("one", &[1]),
+            graph.integers("last_axis", &[-1]),
+        );
+        match self {
+            Self::Cls => graph.function("FirstOfTokens", inputs, functions::first_of_tokens),
+            Self::LastToken => graph.function("LastOfTokens", inputs, functions::last_of_tokens),
+            Self::Mean => graph.function("MeanOfTokens", inputs, functions::mean_of_tokens),
+            Self::Max => {
+                let lowest = graph.floats("lowest", &[], &[f32::MIN]);
+                let is_token = graph.cast(mask, data_type::BOOL);
+                let is_token = graph.node("Unsqueeze", &[&is_token, &last], vec![]);
+                let kept = graph.node("Where", &[&is_token, tokens, &lowest], vec![]);
+                graph.node("ReduceMax", &[&kept, &one], vec![integer("keepdims", 0)])
+            }
+            Self::MeanSqrtLen => {
+                let weights = graph.cast(mask, data_type::FLOAT);
+                let sum = functions::weighted_sum(graph, tokens, &weights);
+                let count =
+                    graph.node("ReduceSum", &[&weights, &one], vec![integer("keepdims", 1)]);
+                let root = graph.node("Sqrt", &[&count], vec![]);
+                graph.node("Div", &[&sum, &root], vec![])
+            }
+            Self::WeightedMean => {
+                // Counted from the first token, whether it is pooled or not.
+                let positions = functions::positions_of_tokens(graph, masks.tokens);
+                let is_pooled = graph.cast(mask, data_type::FLOAT);
+                let weights = graph.node("Mul", &[&positions, &is_pooled], vec![]);
+                let sum = functions::weighted_sum(graph, tokens, &weights);
+                let total =
+                    graph.node("ReduceSum", &[&weights, &one], vec![integer("keepdims", 1)]);
+                graph.node("Div", &[&sum, &total], vec![])
+            }
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! Byte-pair tokenizers in slow form, `vocab.json` and `merges.txt`: RoBERTa's, BART's and DeBERTa v1's.
+
+use std::{collections::BTreeMap, path::Path};
+
+use serde_json::{Value, json};
+
+use super::tokenizer_config::read_tokenizer;
+use crate::files::{
+    config::ConfigFile,
+    io::{read, read_json},
+};
+use kivu::{
+    error::{Error, Result},
+    repository::bundle::TOKENIZER,
+};
+
+const VOCABULARY: &str = "vocab.json";
+const MERGES: &str = "merges.txt";
+/// Prefix of the first line in [`MERGES`].
+const VERSION: &str = "#version";
+/// Special tokens: before a text, padding, after a text, unknown, and the mask, which includes the spaces before it.
+type Special = [&'static str; 5];
+const ROBERTA: Special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"];
+const BERT: Special = ["[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"];
+
+/// Reads the `tokenizer.json` in `folder`, or converts the slow tokenizer's files as `transformers` does.
+pub fn tokenizer(folder: &Path) -> Result<Vec<u8>> {
+    read_or_convert(folder, ROBERTA)
+}
+
+/// The same with BERT's special tokens: pairs have one token between them.
+pub fn bert_tokenizer(folder: &Path) -> Result<Vec<u8>> {
+    read_or_convert(folder, BERT)
+}
+
+fn read_or_convert(folder: &Path, tokens: Special) -> Result<Vec<u8>> {
+    let merges = folder.join(MERGES);
+    if folder.join(TOKENIZER).is_file() || !merges.is_file() {
+        return read_tokenizer(folder);
+    }
+    let ids: BTreeMap<String, u32> = read_json(&folder.join(VOCABULARY))?;
+    let special = |token: &str| {
+        let missing = || {
+            Error::model(format!(
+                "expected `{token}` in `{VOCABULARY}`, but found none"
+            ))
+        };
+        ids.get(token).copied().ok_or_else(missing)
+    };
+    let [begin, _, end, _, mask] = tokens;
+    let [first, last] = [special(begin)?, special(end)?];
+    let merges = String::from_utf8_lossy(&read(&merges)?).into_owned();
+    let merges = merges
+        .lines()
+        .filter(|line| !line.is_empty() && !line.starts_with(VERSION));
+    let merges = merges.map(|line| {
+        line.split_once(' ')
+            .map(|(left, right)| [left, right])
+            .ok_or_else(|| {
+                Error::model(format!(
+                    "expected two pieces in each line of `{MERGES}`, but found `{line}`"
+                ))
+            })
+    });
+    let merges = merges.collect::<Result<Vec<_>>>()?;
+    let added = tokens.iter().filter_map(|token| Some((token, ids.get(*token)?))).map(|(token, id)| {
+        json!({
+            "id": id, "content": token, "single_word": false, "lstrip": *token == mask, "rstrip": false,
+            "normalized": false, "special": true,
+        })
+    });
+    let config = ConfigFile::open_or_empty(folder, "tokenizer_config.json")?;
+    let bytes = json!({
+        "type": "ByteLevel", "add_prefix_space": config.is_set("add_prefix_space")?, "trim_offsets": true,
+        "use_regex": true,
+    });
+    let post_processor = match tokens {
+        ROBERTA => json!({
+            "type": "RobertaProcessing", "sep": [end, last], "cls": [begin, first], "trim_offsets": true,
+            "add_prefix_space": bytes["add_prefix_space"],
+        }),
+        _ => {
+            let special =
+                |token: &str, side: u8| json!({ "SpecialToken": { "id": token, "type_id": side } });
+            let text =
+                |name: &str, side: u8| json!({ "Sequence": { "id": name, "type_id": side } });
+            let single = vec![special(begin, 0), text("A", 0), special(end, 0)];
+            let pair = [single.clone(), vec![text("B", 1), special(end, 1)]].concat();
+            let ids = |token: &str, id: u32| json!({ "id": token, "ids": [id], "tokens": [token] });
+            json!({
+                "type": "TemplateProcessing", "single": single, "pair": pair,
+                "special_tokens": { begin: ids(begin, first), end: ids(end, last) },
+            })
+        }
+    };
+    let tokenizer = json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": added.collect::<Vec<_>>(),
+        "normalizer": null, "pre_tokenizer": bytes, "decoder": bytes,
+        "post_processor": post_processor,
+        "model": {
+            "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": "",
+            "end_of_word_suffix": "", "fuse_unk": false, "byte_fallback": false, "vocab": ids, "merges": merges,
+        },
+    });
+    serde_json::to_vec::<Value>(&tokenizer)
+        .map_err(|error| Error::model_because("cannot write the tokenizer", error))
+}

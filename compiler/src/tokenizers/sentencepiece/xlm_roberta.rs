@@ -1,0 +1,55 @@
+//! XLM-RoBERTa's tokenizer from its SentencePiece model, converted as in `transformers`.
+
+use serde_json::{Value, json};
+
+use super::{SPACE, SentencePieces, precompiled};
+use crate::tokenizers::vocabularies::{added, named};
+use kivu::error::{Error, Result};
+
+/// The first ids, in place of the first three pieces.
+const FIRST: [&str; 4] = ["<s>", "<pad>", "</s>", "<unk>"];
+const REPLACED: usize = 3;
+/// The token after the pieces, which includes the spaces before it.
+const MASK: &str = "<mask>";
+
+impl SentencePieces {
+    /// The `tokenizer.json`.
+    pub fn xlm_roberta(&self) -> Result<Vec<u8>> {
+        let first = FIRST.iter().map(|token| json!([token, 0.0]));
+        let pieces = self
+            .0
+            .pieces
+            .iter()
+            .skip(REPLACED)
+            .map(|piece| json!([piece.piece, piece.score]));
+        let vocabulary: Vec<Value> = first.chain(pieces).chain([json!([MASK, 0.0])]).collect();
+        let ids = FIRST.iter().zip(0..).chain([(&MASK, vocabulary.len() - 1)]);
+        let tokens: Vec<Value> = ids
+            .map(|(token, id)| added(token, &json!(id), *token == MASK))
+            .collect();
+        let strip = json!({"type": "Strip", "strip_left": false, "strip_right": true});
+        let spaces = json!({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": SPACE});
+        let normalizers: Vec<Value> = [precompiled(&self.0), Some(strip), Some(spaces)]
+            .into_iter()
+            .flatten()
+            .collect();
+        let words = json!({"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "always", "split": true});
+        let [begin, _, end, _] = FIRST;
+        let special = |token| named("SpecialToken", token, 0);
+        let text = |name| named("Sequence", name, 0);
+        let token = |token: &str, id: u32| json!({"id": token, "ids": [id], "tokens": [token]});
+        let tokenizer = json!({
+            "version": "1.0", "truncation": null, "padding": null, "added_tokens": tokens,
+            "normalizer": {"type": "Sequence", "normalizers": normalizers}, "pre_tokenizer": words,
+            "post_processor": {
+                "type": "TemplateProcessing", "single": [special(begin), text("A"), special(end)],
+                "pair": [special(begin), text("A"), special(end), special(end), text("B"), special(end)],
+                "special_tokens": {begin: token(begin, 0), end: token(end, 2)},
+            },
+            "decoder": words,
+            "model": {"type": "Unigram", "unk_id": 3, "vocab": vocabulary, "byte_fallback": false},
+        });
+        serde_json::to_vec(&tokenizer)
+            .map_err(|error| Error::model_because("cannot write the tokenizer", error))
+    }
+}

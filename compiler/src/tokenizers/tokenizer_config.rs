@@ -1,0 +1,768 @@
+//! A model's `tokenizer.json` as `transformers` loads it: some settings in `tokenizer_config.json` take precedence.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::{
+    token_types,
+    vocabularies::{self, content},
+};
+use crate::files::{config::ConfigFile, io as files};
+use kivu::{
+    error::{Error, Result},
+    repository::bundle::TOKENIZER,
+};
+
+/// File name.
+pub const NAME: &str = "tokenizer_config.json";
+/// Classes with settings that replace a `BertNormalizer`'s.
+const BERT: [&str; 4] = [
+    "BertTokenizer",
+    "DistilBertTokenizer",
+    "ElectraTokenizer",
+    MPNET,
+];
+/// Ignores `tokenize_chinese_chars`, unlike the others in [`BERT`].
+const MPNET: &str = "MPNetTokenizer";
+/// Classes with settings that replace the byte-pair settings.
+const ROBERTA: [&str; 2] = ["RobertaTokenizer", "BartTokenizer"];
+
+/// The class of the first DeBERTa.
+const DEBERTA: &str = "DebertaTokenizer";
+
+/// Classes with settings that replace the tokens around a text, with their first and last token.
+const LLAMA: [(&str, (&str, &str)); 2] = [
+    ("LlamaTokenizer", ("<s>", "</s>")),
+    ("GemmaTokenizer", ("<bos>", "<eos>")),
+];
+/// Key of the token for unknown words.
+const UNKNOWN: &str = "unk_token";
+/// Special token keys.
+const SPECIAL: [&str; 7] = [
+    "bos_token",
+    "eos_token",
+    UNKNOWN,
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+];
+/// Keys for special token lists.
+const MORE_SPECIAL: [&str; 2] = ["additional_special_tokens", "extra_special_tokens"];
+const SPECIAL_FILE: &str = "special_tokens_map.json";
+
+/// Key of the full token list, which replaces older files.
+const LISTED: &str = "added_tokens_decoder";
+/// Added tokens with their ids, in older files.
+pub const ADDED_FILE: &str = "added_tokens.json";
+
+/// An entry in `added_tokens_decoder`, with `tokenizer.json` field names and `AddedToken` defaults.
+#[derive(Debug, Deserialize)]
+pub struct AddedToken {
+    pub content: String,
+    #[serde(default)]
+    single_word: bool,
+    #[serde(default)]
+    pub lstrip: bool,
+    #[serde(default)]
+    pub rstrip: bool,
+    normalized: Option<bool>,
+    #[serde(default)]
+    pub special: bool,
+}
+
+/// Reads the `tokenizer.json` in `folder` and applies the settings in its `tokenizer_config.json`.
+pub fn read_tokenizer(folder: &Path) -> Result<Vec<u8>> {
+    let class = class(folder)?;
+    let class = class.trim_end_matches("Fast");
+    let config = ConfigFile::open_or_empty(folder, NAME)?;
+    let special = ConfigFile::open_or_empty(folder, SPECIAL_FILE)?;
+    let json = match vocabularies::tokenizer(folder, class, [&config, &special])? {
+        Some(json) => json,
+        None => files::read_tokenizer(folder)?,
+    };
+    let unreadable = |error| Error::model_because("cannot read the tokenizer", error);
+    let before: Map<String, Value> = serde_json::from_slice(&json).map_err(unreadable)?;
+    check_model(before.get("model").unwrap_or(&Value::Null), class)?;
+    let mut tokenizer = before.clone();
+    match class {
+        class if ROBERTA.contains(&class) => set_byte_pairs(&mut tokenizer, &config)?,
+        class if BERT.contains(&class) => set_normalizer(&mut tokenizer, &config, class)?,
+        _ => {}
+    }
+    if !ROBERTA.contains(&class) {
+        set_prefix_space(&mut tokenizer, &config)?;
+    }
+    add_tokens(&mut tokenizer, folder, &config)?;
+    add_special_tokens(&mut tokenizer, folder, class, &config)?;
+    if let Some((begin, end)) = LLAMA
+        .iter()
+        .find_map(|(name, tokens)| (*name == class).then_some(*tokens))
+    {
+        set_ends(&mut tokenizer, &config, [begin, end])?;
+    }
+    if !token_types::returns_types(folder, &config)? {
+        token_types::remove_types(&mut tokenizer);
+    }
+    check_truncation(&tokenizer, &config)?;
+    if tokenizer == before {
+        return Ok(json);
+    }
+    serde_json::to_vec(&tokenizer)
+        .map_err(|error| Error::model_because("cannot write the tokenizer", error))
+}
+
+/// Refuses a `model` that is not of its class, or whose tokens depend on where a text is cut.
+fn check_model(model: &Value, class: &str) -> Result<()> {
+    let kind = model["type"].as_str().unwrap_or_default();
+    if class == DEBERTA && kind != "BPE" {
+        return Err(Error::model(format!(
+            "expected byte pairs for the class `{class}`, but found `{kind}`"
+        )));
+    }
+    match model["end_of_word_suffix"]
+        .as_str()
+        .filter(|suffix| !suffix.is_empty())
+    {
+        Some(found) => Err(Error::model(format!(
+            "expected no `end_of_word_suffix` in `{TOKENIZER}`, but found `{}`",
+            found.escape_debug()
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// Like [`read_tokenizer`], for models that `transformers` has since version 5 only: it makes BERT's tokenizer from the
+/// vocabulary.
+pub fn read_bert_tokenizer(folder: &Path) -> Result<Vec<u8>> {
+    let class = class(folder)?;
+    match class.trim_end_matches("Fast") {
+        "" | "BertTokenizer" if folder.join(TOKENIZER).is_file() => {
+            let [config, special] =
+                [NAME, SPECIAL_FILE].map(|name| ConfigFile::open_or_empty(folder, name));
+            vocabularies::check_word_pieces(folder, [&config?, &special?])?;
+        }
+        "" | "BertTokenizer" | "PreTrainedTokenizer" | "TokenizersBackend" => {}
+        _ => {
+            return Err(Error::model(format!(
+                "expected the tokenizer class `BertTokenizer` for this model, but found `{class}`"
+            )));
+        }
+    }
+    read_tokenizer(folder)
+}
+
+/// Class of the tokenizer in `folder`; depends on the model if no file names it.
+pub fn class(folder: &Path) -> Result<String> {
+    let config = ConfigFile::open_or_empty(folder, NAME)?;
+    let of_model = ConfigFile::open_or_empty(folder, ConfigFile::NAME)?;
+    let class = config
+        .get("tokenizer_class")?
+        .or(of_model.get("tokenizer_class")?);
+    Ok(class.unwrap_or_else(|| match of_model.model_type() {
+        "bert" | "ernie" | "megatron-bert" => "BertTokenizer".to_owned(),
+        "albert" => "AlbertTokenizer".to_owned(),
+        "electra" => "ElectraTokenizer".to_owned(),
+        "distilbert" => "DistilBertTokenizer".to_owned(),
+        "deberta" => DEBERTA.to_owned(),
+        "mpnet" => MPNET.to_owned(),
+        "roberta" | "roberta-prelayernorm" | "data2vec-text" => "RobertaTokenizer".to_owned(),
+        "bart" => "BartTokenizer".to_owned(),
+        "jina_embeddings_v3" | "xlm-roberta" | "xlm-roberta-xl" => "XLMRobertaTokenizer".to_owned(),
+        "gemma" | "gemma2" | "gemma3_text" => "GemmaTokenizer".to_owned(),
+        _ => String::new(),
+    }))
+}
+
+/// Sets letter case, accents and Chinese characters, where the file normalizes like BERT.
+fn set_normalizer(
+    tokenizer: &mut Map<String, Value>,
+    config: &ConfigFile,
+    class: &str,
+) -> Result<()> {
+    let normalizer = tokenizer
+        .get_mut("normalizer")
+        .and_then(Value::as_object_mut);
+    let Some(normalizer) = normalizer.filter(|normalizer| normalizer["type"] == "BertNormalizer")
+    else {
+        return Ok(());
+    };
+    let or_true = |field| Ok::<_, Error>(config.get(field)?.unwrap_or(true).into());
+    normalizer.insert("lowercase".to_owned(), or_true("do_lower_case")?);
+    normalizer.insert(
+        "strip_accents".to_owned(),
+        config.get::<bool>("strip_accents")?.into(),
+    );
+    if class != MPNET {
+        normalizer.insert(
+            "handle_chinese_chars".to_owned(),
+            or_true("tokenize_chinese_chars")?,
+        );
+    }
+    Ok(())
+}
+
+/// Sets whether texts begin with a space, and whether token offsets exclude spaces.
+fn set_byte_pairs(tokenizer: &mut Map<String, Value>, config: &ConfigFile) -> Result<()> {
+    let settings = [
+        ("add_prefix_space", config.is_set("add_prefix_space")?),
+        ("trim_offsets", config.get("trim_offsets")?.unwrap_or(true)),
+    ];
+    for (part, settings) in [
+        ("pre_tokenizer", &settings[..1]),
+        ("post_processor", &settings[..]),
+    ] {
+        let Some(fields) = tokenizer.get_mut(part).and_then(Value::as_object_mut) else {
+            continue;
+        };
+        for (field, value) in settings {
+            if let Some(found) = fields.get_mut(*field) {
+                *found = (*value).into();
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Sets whether byte-pair texts begin with a space, in classes without other byte-pair settings.
+fn set_prefix_space(tokenizer: &mut Map<String, Value>, config: &ConfigFile) -> Result<()> {
+    let has_space = config.is_set("add_prefix_space")?;
+    if let Some(part) = tokenizer
+        .get_mut("pre_tokenizer")
+        .filter(|part| part["type"] == "ByteLevel")
+    {
+        part["add_prefix_space"] = has_space.into();
+    }
+    Ok(())
+}
+
+/// Sets the tokens around a text, by the class's flags.
+fn set_ends(
+    tokenizer: &mut Map<String, Value>,
+    config: &ConfigFile,
+    defaults: [&str; 2],
+) -> Result<()> {
+    let flags = [
+        config.is_set_or("add_bos_token", true)?,
+        config.is_set("add_eos_token")?,
+    ];
+    let mut ends = Vec::new();
+    for ((key, default), _) in ["bos_token", "eos_token"]
+        .iter()
+        .zip(defaults)
+        .zip(flags)
+        .filter(|(_, flag)| *flag)
+    {
+        let token = config
+            .fields()
+            .get(*key)
+            .and_then(content)
+            .unwrap_or(default)
+            .to_owned();
+        let known = tokenizer
+            .get("added_tokens")
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten();
+        let id = known
+            .clone()
+            .find(|known| known["content"] == token)
+            .map(|known| known["id"].clone());
+        let id = id.ok_or_else(|| {
+            Error::model(format!(
+                "expected the token `{token}` of `{key}` in the tokenizer, but found none"
+            ))
+        })?;
+        ends.push((*key, token, id));
+    }
+    let special = |key: &str, kind: u32| {
+        let found = ends.iter().find(|(found, ..)| *found == key);
+        found.map(|(_, token, _)| json!({"SpecialToken": {"id": token, "type_id": kind}}))
+    };
+    let text = |name: &str, kind: u32| {
+        let text = json!({"Sequence": {"id": name, "type_id": kind}});
+        [
+            special("bos_token", kind),
+            Some(text),
+            special("eos_token", kind),
+        ]
+        .into_iter()
+        .flatten()
+        .collect::<Vec<_>>()
+    };
+    let tokens: Map<String, Value> = ends
+        .iter()
+        .map(|(_, token, id)| {
+            (
+                token.clone(),
+                json!({"id": token, "ids": [id], "tokens": [token]}),
+            )
+        })
+        .collect();
+    let pair = [text("A", 0), text("B", 1)].concat();
+    let template = json!({
+        "type": "TemplateProcessing", "single": text("A", 0), "pair": pair,
+        "special_tokens": tokens,
+    });
+    tokenizer.insert("post_processor".to_owned(), template);
+    Ok(())
+}
+
+/// Makes the special tokens named by the files unsplittable, as `transformers` does; refuses the ones that the
+/// tokenizer lacks, with ids beyond the model's table.
+fn add_special_tokens(
+    tokenizer: &mut Map<String, Value>,
+    folder: &Path,
+    class: &str,
+    config: &ConfigFile,
+) -> Result<()> {
+    let sources = token_files(folder, config)?;
+    let vocabulary = tokenizer
+        .get("model")
+        .and_then(|model| model.get("vocab"))
+        .cloned()
+        .unwrap_or_default();
+    let Some(Value::Array(known)) = tokenizer.get_mut("added_tokens") else {
+        return Ok(());
+    };
+    let has_key = |key: &str| sources.iter().any(|file| file.fields().contains_key(key));
+    let defaults = default_tokens(class)
+        .into_iter()
+        .filter(|(key, _)| !has_key(key));
+    for (key, token) in sources
+        .iter()
+        .flat_map(|file| special_tokens(file.fields()))
+        .chain(defaults)
+    {
+        if known.iter().any(|known| known["content"] == token) {
+            continue;
+        }
+        let id = id_of(&vocabulary, token).ok_or_else(|| {
+            Error::model(format!(
+                "expected the token `{token}` of `{key}` in `{TOKENIZER}`, but found none, so that the model has no \
+                 vector for it"
+            ))
+        })?;
+        known.push(json!({
+            "id": id, "content": token, "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": true,
+        }));
+    }
+    Ok(())
+}
+
+/// Whether the config has a full token list; then `special_tokens_map.json` and `added_tokens.json` are not read.
+pub fn lists_tokens(config: &ConfigFile) -> bool {
+    config
+        .fields()
+        .get(LISTED)
+        .is_some_and(|list| !list.is_null())
+}
+
+/// Tokens that the files in `folder` list, by id.
+pub fn listed_tokens(folder: &Path, config: &ConfigFile) -> Result<BTreeMap<u32, AddedToken>> {
+    if let Some(listed) = config.get(LISTED)? {
+        return Ok(listed);
+    }
+    let listed: Option<BTreeMap<String, u32>> =
+        files::read_json_if_exists(&folder.join(ADDED_FILE))?;
+    let sources = token_files(folder, config)?;
+    let named: BTreeSet<&str> = sources
+        .iter()
+        .flat_map(|file| special_tokens(file.fields()))
+        .map(|(_, token)| token)
+        .collect();
+    let token = |(content, id): (String, u32)| {
+        let token = AddedToken {
+            special: named.contains(content.as_str()),
+            content,
+            single_word: false,
+            lstrip: false,
+            rstrip: false,
+            normalized: None,
+        };
+        (id, token)
+    };
+    let listed = listed.unwrap_or_default();
+    let ids: BTreeSet<u32> = listed.values().copied().collect();
+    match ids.len() == listed.len() {
+        true => Ok(listed.into_iter().map(token).collect()),
+        false => Err(Error::model(format!(
+            "expected another id for each token in `{ADDED_FILE}`, but found one for several tokens"
+        ))),
+    }
+}
+
+/// The config with the special tokens that `special_tokens_map.json` names, if it is read. As in `transformers`, that
+/// file takes precedence, and its list is added to the config's.
+pub fn with_special_tokens(folder: &Path, config: ConfigFile) -> Result<ConfigFile> {
+    if lists_tokens(&config) {
+        return Ok(config);
+    }
+    let mut fields = config.fields().clone();
+    let special = ConfigFile::open_or_empty(folder, SPECIAL_FILE)?;
+    for (key, value) in special.fields().clone() {
+        match (fields.get_mut(&key), value) {
+            (Some(Value::Array(tokens)), Value::Array(more)) => {
+                let is_new =
+                    |token: &Value| !tokens.iter().any(|known| content(known) == content(token));
+                let more: Vec<Value> = more.into_iter().filter(is_new).collect();
+                tokens.extend(more);
+            }
+            (_, value) => drop(fields.insert(key, value)),
+        }
+    }
+    Ok(ConfigFile::new(NAME, fields))
+}
+
+/// Files that name special tokens; the first one that has a key decides.
+fn token_files(folder: &Path, config: &ConfigFile) -> Result<Vec<ConfigFile>> {
+    let mut files = vec![config.clone()];
+    if !lists_tokens(config) {
+        files.push(ConfigFile::open_or_empty(folder, SPECIAL_FILE)?);
+    }
+    Ok(files)
+}
+
+/// The token for unknown words: named by the files in `folder`, or by the tokenizer class.
+pub fn unknown_token(folder: &Path) -> Result<Option<String>> {
+    let files = token_files(folder, &ConfigFile::open_or_empty(folder, NAME)?)?;
+    if let Some(value) = files.iter().find_map(|file| file.fields().get(UNKNOWN)) {
+        return Ok(content(value).map(str::to_owned));
+    }
+    let class = class(folder)?;
+    let defaults = default_tokens(class.trim_end_matches("Fast"));
+    Ok(defaults
+        .into_iter()
+        .find_map(|(key, token)| (key == UNKNOWN).then(|| token.to_owned())))
+}
+
+/// Special tokens of a class that settings do not name, with their keys.
+fn default_tokens(class: &str) -> Vec<(&'static str, &'static str)> {
+    const KEYS: [&str; 5] = ["cls_token", "sep_token", UNKNOWN, "pad_token", "mask_token"];
+    let tokens = match class {
+        "BertTokenizer"
+        | "DistilBertTokenizer"
+        | "ElectraTokenizer"
+        | DEBERTA
+        | "DebertaV2Tokenizer" => ["[CLS]", "[SEP]", "[UNK]", "[PAD]", "[MASK]"],
+        "AlbertTokenizer" => ["[CLS]", "[SEP]", "<unk>", "<pad>", "[MASK]"],
+        MPNET => ["<s>", "</s>", "[UNK]", "<pad>", "<mask>"],
+        "BartTokenizer"
+        | "BarthezTokenizer"
+        | "CamembertTokenizer"
+        | "RobertaTokenizer"
+        | "XLMRobertaTokenizer" => ["<s>", "</s>", "<unk>", "<pad>", "<mask>"],
+        "XLNetTokenizer" => ["<cls>", "<sep>", "<unk>", "<pad>", "<mask>"],
+        _ => [""; 5],
+    };
+    KEYS.into_iter()
+        .zip(tokens)
+        .filter(|(_, token)| !token.is_empty())
+        .collect()
+}
+
+/// Special tokens named by settings, with their keys.
+fn special_tokens(fields: &Map<String, Value>) -> impl Iterator<Item = (&str, &str)> {
+    fields.iter().flat_map(|(key, value)| {
+        let tokens: Vec<&Value> = match value {
+            Value::Array(tokens) if MORE_SPECIAL.contains(&key.as_str()) => tokens.iter().collect(),
+            Value::Object(tokens) if key == MORE_SPECIAL[1] => tokens.values().collect(),
+            token if SPECIAL.contains(&key.as_str()) => vec![token],
+            _ => Vec::new(),
+        };
+        tokens
+            .into_iter()
+            .filter_map(content)
+            .map(move |token| (key.as_str(), token))
+    })
+}
+
+/// Id of a piece in the model: by name, or by index in a list with pieces and scores.
+fn id_of(vocabulary: &Value, piece: &str) -> Option<u64> {
+    match vocabulary {
+        Value::Object(ids) => ids.get(piece)?.as_u64(),
+        Value::Array(pieces) => pieces
+            .iter()
+            .position(|entry| entry[0] == piece)
+            .and_then(|place| place.try_into().ok()),
+        _ => None,
+    }
+}
+
+/// Refuses tokenizers that truncate texts at the start: here, requests choose the side, and the end is the default.
+fn check_truncation(tokenizer: &Map<String, Value>, config: &ConfigFile) -> Result<()> {
+    let of_file = tokenizer
+        .get("truncation")
+        .and_then(|truncation| truncation["direction"].as_str());
+    let side = config
+        .get::<String>("truncation_side")?
+        .or(of_file.map(str::to_owned));
+    match side.filter(|side| !side.eq_ignore_ascii_case("right")) {
+        None => Ok(()),
+        Some(found) => Err(Error::model(format!(
+            "expected `truncation_side` `right` in `{NAME}`, but found `{found}`"
+        ))
+        .with_hint("set it to `right`, and `truncation_direction` to `left` in requests")),
+    }
+}
+
+/// Adds the listed tokens, by ascending id; existing tokens keep their place, and existing special tokens are found before
+/// or after normalization as before. Older files only add tokens.
+fn add_tokens(
+    tokenizer: &mut Map<String, Value>,
+    folder: &Path,
+    config: &ConfigFile,
+) -> Result<()> {
+    let added = listed_tokens(folder, config)?;
+    let named: BTreeSet<&str> = special_tokens(config.fields())
+        .map(|(_, token)| token)
+        .collect();
+    let Some(Value::Array(known)) = tokenizer.get_mut("added_tokens") else {
+        return Ok(());
+    };
+    for (
+        id,
+        AddedToken {
+            content,
+            single_word,
+            lstrip,
+            rstrip,
+            normalized,
+            special,
+        },
+    ) in added
+    {
+        let special = special || named.contains(content.as_str());
+        let found = known.iter().position(|token| token["content"] == content);
+        if found.is_some() && !lists_tokens(config) {
+            continue;
+        }
+        let id = found.map_or_else(|| id.into(), |place| known[place]["id"].clone());
+        let before = found
+            .map(|place| &known[place])
+            .filter(|token| token["special"] == true && special);
+        let normalized = before
+            .and_then(|token| token["normalized"].as_bool())
+            .or(normalized);
+        let token = json!({
+            "id": id, "content": content, "single_word": single_word, "lstrip": lstrip, "rstrip": rstrip,
+            "normalized": normalized.unwrap_or(!special), "special": special,
+        });
+        match found {
+            Some(place) => known[place] = token,
+            None => known.push(token),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::PathBuf};
+
+    use super::*;
+
+    /// Reads a tokenizer with these settings and a post-processor that adds nothing.
+    fn read(config: &Value) -> Result<Map<String, Value>> {
+        let folder = tempfile::tempdir().unwrap();
+        let added = |id: u32, content: &str| {
+            json!({
+                "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+                "normalized": false, "special": true,
+            })
+        };
+        let file = json!({
+            "version": "1.0", "added_tokens": [added(0, "<bos>"), added(1, "<eos>")],
+            "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
+            "post_processor": null,
+            "model": {"type": "BPE", "vocab": {"<bos>": 0, "<eos>": 1, "a": 2}, "merges": []},
+        });
+        fs::write(folder.path().join(TOKENIZER), file.to_string()).unwrap();
+        fs::write(folder.path().join(NAME), config.to_string()).unwrap();
+        Ok(serde_json::from_slice(&read_tokenizer(folder.path())?).unwrap())
+    }
+
+    #[test]
+    fn flags_of_gemma_replace_the_tokens_around_a_text() {
+        let single = |flags: Value| {
+            let mut config = json!({"tokenizer_class": "GemmaTokenizerFast"});
+            config
+                .as_object_mut()
+                .unwrap()
+                .extend(flags.as_object().cloned().unwrap());
+            let tokenizer = read(&config).unwrap();
+            let parts = tokenizer["post_processor"]["single"]
+                .as_array()
+                .unwrap()
+                .iter();
+            let name =
+                |part: &Value| part.as_object().unwrap().values().next().unwrap()["id"].clone();
+            parts.map(name).collect::<Vec<_>>()
+        };
+        assert_eq!(single(json!({})), ["<bos>", "A"]);
+        assert_eq!(
+            single(json!({"add_eos_token": true})),
+            ["<bos>", "A", "<eos>"]
+        );
+        assert_eq!(single(json!({"add_bos_token": false})), ["A"]);
+        let tokenizer =
+            read(&json!({"tokenizer_class": "GemmaTokenizer", "add_eos_token": true})).unwrap();
+        let pair = tokenizer["post_processor"]["pair"].as_array().unwrap();
+        assert_eq!(pair.len(), 6);
+        assert_eq!(pair[4], json!({"Sequence": {"id": "B", "type_id": 1}}));
+        let other =
+            read(&json!({"tokenizer_class": "PreTrainedTokenizerFast", "add_eos_token": true}))
+                .unwrap();
+        assert_eq!(other["post_processor"], Value::Null);
+    }
+
+    #[test]
+    fn existing_special_tokens_are_found_before_normalization_as_before() {
+        let added = json!({
+            "0": {"content": "<bos>", "lstrip": true, "normalized": true, "special": true},
+            "3": {"content": "<new>", "normalized": true, "special": true},
+        });
+        let tokenizer = read(&json!({"added_tokens_decoder": added})).unwrap();
+        let tokens = tokenizer["added_tokens"].as_array().unwrap();
+        assert_eq!(
+            (&tokens[0]["lstrip"], &tokens[0]["normalized"]),
+            (&json!(true), &json!(false))
+        );
+        assert_eq!(
+            (&tokens[2]["content"], &tokens[2]["normalized"]),
+            (&json!("<new>"), &json!(true))
+        );
+    }
+
+    #[test]
+    fn named_tokens_are_special_whatever_their_entry_says() {
+        let added = json!({"0": {"content": "<bos>"}, "1": {"content": "<eos>", "special": false}});
+        let tokenizer =
+            read(&json!({"added_tokens_decoder": added, "bos_token": "<bos>"})).unwrap();
+        let tokens = tokenizer["added_tokens"].as_array().unwrap();
+        assert_eq!(
+            (&tokens[0]["special"], &tokens[1]["special"]),
+            (&json!(true), &json!(false))
+        );
+    }
+
+    #[test]
+    fn a_class_needs_its_special_tokens() {
+        let refusal = read(&json!({"tokenizer_class": "ElectraTokenizerFast"})).unwrap_err();
+        insta::assert_snapshot!(refusal, @"expected the token `[CLS]` of `cls_token` in `tokenizer.json`, but found none, so that the model has no vector for it");
+        let named = ["cls", "sep", "unk", "pad", "mask"]
+            .map(|name| (format!("{name}_token"), json!("<bos>")));
+        let mut settings: Map<String, Value> = named.into_iter().collect();
+        settings.insert("tokenizer_class".to_owned(), json!("ElectraTokenizerFast"));
+        read(&settings.into()).unwrap();
+    }
+
+    #[test]
+    fn special_tokens_are_never_split_and_have_an_id() {
+        let tokenizer =
+            read(&json!({"sep_token": "a", "cls_token": {"content": "<bos>"}})).unwrap();
+        let added = tokenizer["added_tokens"].as_array().unwrap();
+        assert_eq!(
+            (added.len(), &added[2]["content"], &added[2]["id"]),
+            (3, &json!("a"), &json!(2))
+        );
+        let refusal = read(&json!({"additional_special_tokens": ["<new>"]}))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            refusal.contains("the token `<new>` of `additional_special_tokens`"),
+            "{refusal}"
+        );
+    }
+
+    #[test]
+    fn the_space_before_a_text_is_a_setting_of_all_classes() {
+        let space =
+            |config: Value| read(&config).unwrap()["pre_tokenizer"]["add_prefix_space"].clone();
+        assert_eq!(
+            space(json!({"tokenizer_class": "PreTrainedTokenizerFast"})),
+            false
+        );
+        assert_eq!(space(json!({"tokenizer_class": "Qwen2Tokenizer"})), false);
+        assert_eq!(
+            space(json!({"tokenizer_class": "PreTrainedTokenizerFast", "add_prefix_space": true})),
+            true
+        );
+    }
+
+    fn fixtures() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures")
+    }
+
+    fn parse(json: &[u8]) -> Value {
+        serde_json::from_slice(json).unwrap()
+    }
+
+    #[test]
+    fn the_vocabulary_of_bert_makes_the_tokenizer_that_transformers_saves() {
+        let (folder, source) = (
+            tempfile::tempdir().unwrap(),
+            fixtures().join("models/tiny-bert"),
+        );
+        for name in ["vocab.txt", "config.json", "tokenizer_config.json"] {
+            fs::copy(source.join(name), folder.path().join(name)).unwrap();
+        }
+        let mut saved = parse(&fs::read(source.join(TOKENIZER)).unwrap());
+        (saved["truncation"], saved["padding"]) = (Value::Null, Value::Null);
+        assert_eq!(parse(&read_tokenizer(folder.path()).unwrap()), saved);
+        // The settings replace the defaults.
+        fs::write(
+            folder.path().join("tokenizer_config.json"),
+            r#"{"do_lower_case": false}"#,
+        )
+        .unwrap();
+        let cased = parse(&read_tokenizer(folder.path()).unwrap());
+        assert_eq!(cased["normalizer"]["lowercase"], false);
+        fs::write(folder.path().join("vocab.txt"), "[PAD]\n[UNK]\n[CLS]\n").unwrap();
+        let refusal = read_tokenizer(folder.path()).unwrap_err().to_string();
+        assert_eq!(
+            refusal,
+            "expected `[SEP]` (`sep_token`) in `vocab.txt`, but found none"
+        );
+    }
+
+    #[test]
+    fn the_pieces_of_xlm_roberta_make_the_tokenizer_that_transformers_converts() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::copy(
+            fixtures()
+                .join("models/tiny-mbart")
+                .join("sentencepiece.bpe.model"),
+            folder.path().join("sentencepiece.bpe.model"),
+        )
+        .unwrap();
+        fs::write(
+            folder.path().join("config.json"),
+            r#"{"model_type": "xlm-roberta"}"#,
+        )
+        .unwrap();
+        let mut built = parse(&read_tokenizer(folder.path()).unwrap());
+        // The golden file omits the character map, which equals the source file's.
+        assert!(
+            built["normalizer"]["normalizers"][0]["precompiled_charsmap"]
+                .take()
+                .is_string()
+        );
+        let golden = parse(&fs::read(fixtures().join("goldens/xlm_roberta_pieces.json")).unwrap());
+        // Scores are 32-bit floats.
+        let scores = |tokenizer: &mut Value| {
+            let pieces = tokenizer["model"]["vocab"].take();
+            let pieces: Vec<(String, f32)> = serde_json::from_value(pieces).unwrap();
+            pieces
+        };
+        let mut golden = golden;
+        assert_eq!(scores(&mut built), scores(&mut golden));
+        assert_eq!(built, golden);
+    }
+}

@@ -1,0 +1,156 @@
+//! Tokenizers for folders without a `tokenizer.json`, converted as in `transformers`: BERT's vocabulary, and
+//! XLM-RoBERTa's SentencePiece model.
+
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+
+use super::sentencepiece::SentencePieces;
+use crate::files::{config::ConfigFile, io as files, io::read};
+use kivu::{
+    error::{Error, Result},
+    repository::bundle::TOKENIZER,
+};
+
+const WORDS: &str = "vocab.txt";
+const PIECES: &str = "sentencepiece.bpe.model";
+/// Classes with [`WORDS`] as their vocabulary.
+const BERT: [&str; 3] = ["BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer"];
+/// Keys for BERT's special tokens, with their defaults.
+const SPECIAL: [(&str, &str); 5] = [
+    ("pad_token", "[PAD]"),
+    ("unk_token", "[UNK]"),
+    ("cls_token", "[CLS]"),
+    ("sep_token", "[SEP]"),
+    ("mask_token", "[MASK]"),
+];
+
+/// Converts the slow tokenizer in `folder`, for its class, to a `tokenizer.json`; `settings` contain its special
+/// tokens. `None` if the folder has a `tokenizer.json`, or other files.
+pub fn tokenizer(
+    folder: &Path,
+    class: &str,
+    settings: [&ConfigFile; 2],
+) -> Result<Option<Vec<u8>>> {
+    if folder.join(TOKENIZER).is_file() {
+        return Ok(None);
+    }
+    if BERT.contains(&class) && folder.join(WORDS).is_file() {
+        return word_pieces(folder, settings).map(Some);
+    }
+    if class == "XLMRobertaTokenizer" && folder.join(PIECES).is_file() {
+        return SentencePieces::open(&folder.join(PIECES))?
+            .xlm_roberta()
+            .map(Some);
+    }
+    Ok(None)
+}
+
+/// BERT's tokenizer, without settings from `tokenizer_config.json`.
+fn word_pieces(folder: &Path, settings: [&ConfigFile; 2]) -> Result<Vec<u8>> {
+    let text = read(&folder.join(WORDS))?;
+    let text = String::from_utf8(text)
+        .map_err(|error| Error::model_because(format!("expected UTF-8 in `{WORDS}`"), error))?;
+    // A piece is a line without its line feed; among duplicate pieces, the last one is used.
+    let lines = text.strip_suffix('\n').unwrap_or(&text).split('\n');
+    let ids = lines
+        .zip(0..)
+        .map(|(piece, id)| (piece.trim_end_matches('\r').to_owned(), json!(id)))
+        .collect();
+    let tokenizer = of_pieces(&ids, settings, WORDS)?;
+    serde_json::to_vec(&tokenizer)
+        .map_err(|error| Error::model_because("cannot write the tokenizer", error))
+}
+
+/// Refuses a `tokenizer.json` with other parts than [`word_pieces`] makes from its vocabulary. `transformers` 5 makes
+/// them for some models, whatever the file says.
+pub fn check_word_pieces(folder: &Path, settings: [&ConfigFile; 2]) -> Result<()> {
+    let found: Value = serde_json::from_slice(&files::read_tokenizer(folder)?)
+        .map_err(|error| Error::model_because("cannot read the tokenizer", error))?;
+    let ids = found["model"]["vocab"]
+        .as_object()
+        .cloned()
+        .unwrap_or_default();
+    let expected = of_pieces(&ids, settings, TOKENIZER)?;
+    let parts = [
+        "/normalizer/type",
+        "/normalizer/clean_text",
+        "/pre_tokenizer",
+        "/post_processor",
+        "/model",
+    ];
+    match parts
+        .into_iter()
+        .find(|part| found.pointer(part) != expected.pointer(part))
+    {
+        None => Ok(()),
+        Some(part) => Err(Error::model(format!(
+            "expected `{}` of `BertTokenizer` in `{TOKENIZER}`, which is what `transformers` 5 makes for this model, but \
+             found another one",
+            part.trim_start_matches('/').replace('/', ".")
+        ))),
+    }
+}
+
+/// BERT's tokenizer with these pieces, which come from the file `name`.
+fn of_pieces(ids: &Map<String, Value>, settings: [&ConfigFile; 2], name: &str) -> Result<Value> {
+    let token = |(key, default): &(&str, &str)| {
+        let named = settings.iter().find_map(|file| file.fields().get(*key));
+        let token = named.and_then(content).unwrap_or(default).to_owned();
+        let missing = || {
+            Error::model(format!(
+                "expected `{token}` (`{key}`) in `{name}`, but found none"
+            ))
+        };
+        let id = ids.get(&token).cloned().ok_or_else(missing)?;
+        Ok::<_, Error>((token, id))
+    };
+    let special: Vec<(String, Value)> = SPECIAL.iter().map(token).collect::<Result<_>>()?;
+    let mut added: Vec<Value> = special
+        .iter()
+        .map(|(token, id)| added(token, id, false))
+        .collect();
+    added.sort_by_key(|token| token["id"].as_u64());
+    let [_, unknown, first, last, _] = [0, 1, 2, 3, 4].map(|place| special[place].0.as_str());
+    let normalizer = json!({
+        "type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true, "strip_accents": null,
+        "lowercase": true,
+    });
+    let around = |token: &str, id: &Value| json!({"id": token, "ids": [id], "tokens": [token]});
+    Ok(json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": added, "normalizer": normalizer,
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [named("SpecialToken", first, 0), named("Sequence", "A", 0), named("SpecialToken", last, 0)],
+            "pair": [
+                named("SpecialToken", first, 0), named("Sequence", "A", 0), named("SpecialToken", last, 0),
+                named("Sequence", "B", 1), named("SpecialToken", last, 1),
+            ],
+            "special_tokens": {first: around(first, &special[2].1), last: around(last, &special[3].1)},
+        },
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": true},
+        "model": {
+            "type": "WordPiece", "unk_token": unknown, "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100, "vocab": ids,
+        },
+    }))
+}
+
+/// A token's text; the token is a string or an object.
+pub fn content(token: &Value) -> Option<&str> {
+    token.as_str().or_else(|| token.get("content")?.as_str())
+}
+
+/// A template part.
+pub fn named(kind: &str, name: &str, type_id: u32) -> Value {
+    json!({kind: {"id": name, "type_id": type_id}})
+}
+
+/// A token that is never split.
+pub fn added(content: &str, id: &Value, takes_left: bool) -> Value {
+    json!({
+        "id": id, "content": content, "single_word": false, "lstrip": takes_left, "rstrip": false,
+        "normalized": false, "special": true,
+    })
+}

@@ -1,0 +1,420 @@
+//! Inputs to tokens, within the limits of all locations where the model runs.
+
+use std::{
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use super::{executor::tokenize, usage::Usage};
+use crate::pipeline::{
+    classification::pair_template::PairTemplate, embedding::roles::RoleSettings,
+};
+use crate::{
+    backend::{Deadline, routing::Location},
+    telemetry,
+};
+use kivu_base::{
+    clock::Instant,
+    error::{Error, Result, at_text},
+};
+use kivu_text as tokenizer;
+use kivu_text::{Encoding, Tokenizer, Truncation, Window, WindowOptions, WordPrompt};
+
+/// Maximum input bytes per request, for tasks whose results are far larger than vectors or that read a text several
+/// times: a text paired with a thousand labels counts a thousand times.
+pub const MAX_BYTES: usize = 32 * 1024 * 1024;
+
+/// An encoder input.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Input {
+    /// A text.
+    Text(String),
+    /// Two texts that the model reads together. Shared, since a long text may be in many pairs.
+    Pair(Arc<str>, Arc<str>),
+    /// Token ids, special tokens included.
+    Ids(Vec<u32>),
+}
+
+impl From<String> for Input {
+    fn from(text: String) -> Self {
+        Self::Text(text)
+    }
+}
+
+impl From<&str> for Input {
+    fn from(text: &str) -> Self {
+        Self::Text(text.to_owned())
+    }
+}
+
+impl Input {
+    /// Its texts; none for token ids.
+    pub fn texts(&self) -> impl Iterator<Item = &str> {
+        let (first, second) = match self {
+            Self::Text(text) => (Some(text.as_str()), None),
+            Self::Pair(first, second) => (Some(&**first), Some(&**second)),
+            Self::Ids(_) => (None, None),
+        };
+        first.into_iter().chain(second)
+    }
+
+    /// Size in bytes; each text counts up to `reach`.
+    fn size(&self, reach: usize) -> usize {
+        match self {
+            Self::Text(text) => text.len().min(reach),
+            Self::Pair(first, second) => first.len().min(reach) + second.len().min(reach),
+            Self::Ids(ids) => size_of_val(ids.as_slice()),
+        }
+    }
+}
+
+/// How inputs become tokens.
+pub struct EncodingOptions<'a> {
+    /// Put before each text.
+    pub prompt: Option<&'a str>,
+    /// Leading tokens of texts with the prompt that pooling leaves out.
+    pub unpooled: usize,
+    /// Put around each pair.
+    pub template: Option<&'a PairTemplate>,
+    pub truncation: Truncation,
+    /// Maximum input bytes; each text counts up to the length that can be read.
+    pub max_bytes: usize,
+    /// Text form for the role.
+    pub role: Option<&'a RoleSettings>,
+    /// Number of inputs that are made from each text, one after the other.
+    pub inputs_per_text: usize,
+}
+
+impl EncodingOptions<'_> {
+    /// Options without prompt, template, size limit and role.
+    pub fn new(truncation: Truncation) -> Self {
+        Self {
+            prompt: None,
+            unpooled: 0,
+            template: None,
+            truncation,
+            max_bytes: usize::MAX,
+            role: None,
+            inputs_per_text: 1,
+        }
+    }
+}
+
+pub struct Encodings {
+    pub list: Vec<Encoding>,
+    /// Source texts per input, for models with a built-in tokenizer; `None` for pairs and token ids.
+    pub texts: Vec<Option<String>>,
+    /// Concatenated label vectors for all inputs, in models that take them.
+    pub labels: Option<Arc<[f32]>>,
+    tokenization: Duration,
+    /// See [`EncodingOptions::inputs_per_text`].
+    inputs_per_text: usize,
+}
+
+impl Encodings {
+    pub fn ids(&self, index: usize) -> &[u32] {
+        &self.list[index].ids
+    }
+
+    /// Sets all inputs' task, by its number.
+    pub fn set_task(&mut self, task: u32) {
+        self.list
+            .iter_mut()
+            .for_each(|encoding| encoding.task = task);
+    }
+
+    pub fn tokens(&self) -> usize {
+        self.list.iter().map(Encoding::len).sum()
+    }
+
+    pub fn count(&self) -> usize {
+        self.list.len()
+    }
+
+    /// Usage for inputs that skip the model.
+    pub fn usage_without_run(&self) -> Usage {
+        self.usage(Duration::ZERO, Location::default())
+    }
+
+    pub fn usage(&self, inference: Duration, location: Location) -> Usage {
+        let tokens = self.tokens();
+        telemetry::record_encoding(tokens, self.tokenization, inference);
+        let is_truncated =
+            |inputs: &[Encoding]| inputs.iter().any(|input| input.truncated_from.is_some());
+        let texts = self.list.chunks(self.inputs_per_text).enumerate();
+        Usage {
+            tokens,
+            generated: 0,
+            truncated: texts
+                .filter(|(_, inputs)| is_truncated(inputs))
+                .map(|(text, _)| text)
+                .collect(),
+            tokenization: self.tokenization,
+            inference,
+            location,
+        }
+    }
+}
+
+pub struct EncodedWindows {
+    pub encodings: Encodings,
+    /// One place per encoding.
+    pub places: Vec<WindowPlace>,
+}
+
+/// A window's place among a request's texts.
+pub struct WindowPlace {
+    /// Text index.
+    pub text: usize,
+    /// Token or word spans in the text, in characters; `None` for special tokens.
+    pub spans: Vec<Option<(usize, usize)>>,
+}
+
+impl EncodedWindows {
+    /// Ids and spans of a window's tokens.
+    pub fn tokens(&self, window: usize) -> impl Iterator<Item = (u32, Option<(usize, usize)>)> {
+        let ids = self.encodings.list[window].ids.iter().copied();
+        ids.zip(self.places[window].spans.iter().copied())
+    }
+}
+
+/// Tokenizes a request's inputs.
+pub struct InputTokenizer<'a> {
+    pub tokenizer: &'a Arc<Tokenizer>,
+    /// Maximum tokens per input.
+    pub limit: usize,
+    /// Whether the model may need texts for its built-in tokenizer.
+    pub keeps_text: bool,
+    /// Token dropped at the end of inputs.
+    pub trailing: Option<u32>,
+    pub deadline: Deadline,
+}
+
+impl InputTokenizer<'_> {
+    /// Tokenizes inputs. Errors name the text.
+    pub async fn encode(
+        &self,
+        inputs: Vec<Input>,
+        options: &EncodingOptions<'_>,
+    ) -> Result<Encodings> {
+        let role = options.role.cloned();
+        let limit = self.limit.min(
+            role.as_ref()
+                .and_then(|role| role.max_tokens)
+                .unwrap_or(usize::MAX),
+        );
+        let reach = tokenizer::reach(limit);
+        let size: usize = inputs.iter().map(|input| input.size(reach)).sum();
+        check_size(size, options.max_bytes)?;
+        // A role inserts tokens that are not in the text.
+        let (tokenizer, keeps_text) = (
+            Arc::clone(self.tokenizer),
+            self.keeps_text && role.is_none(),
+        );
+        let (prompt, unpooled) = (options.prompt.map(str::to_owned), options.unpooled);
+        let truncation = options.truncation;
+        let template = options.template.cloned();
+        let encode = move |input: Input| -> Result<(Encoding, Option<String>)> {
+            match input {
+                Input::Text(text) => {
+                    let text = match &prompt {
+                        None => text,
+                        Some(prompt) => format!("{prompt}{text}"),
+                    };
+                    if let Some(role) = &role {
+                        return Ok((role.encode(&tokenizer, &text, limit, truncation)?, None));
+                    }
+                    let mut encoding = tokenizer.encode(&text, limit, truncation)?;
+                    encoding.leave_unpooled(unpooled)?;
+                    let text = keeps_text
+                        .then(|| tokenizer.truncated_text(text, &encoding, limit, truncation));
+                    Ok((encoding, text.transpose()?))
+                }
+                Input::Pair(first, second) if let Some(template) = &template => Ok((
+                    template.encode(&tokenizer, [&first, &second], limit, truncation)?,
+                    None,
+                )),
+                Input::Pair(first, second) => Ok((
+                    tokenizer.encode_pair([&first, &second], limit, truncation)?,
+                    None,
+                )),
+                Input::Ids(ids) => Ok((tokenizer.accept(ids, limit, truncation)?, None)),
+            }
+        };
+        let trailing = self.trailing;
+        let encode = move |input| {
+            let (mut encoding, text) = encode(input)?;
+            trailing
+                .into_iter()
+                .for_each(|token| encoding.trim_end(token));
+            Ok((encoding, text))
+        };
+        let inputs_per_text = options.inputs_per_text;
+        let sizes = InputSizes {
+            bytes: size,
+            inputs_per_text,
+        };
+        let (encoded, tokenization) = tokenize_each(inputs, sizes, self.deadline, encode).await?;
+        let (list, texts) = encoded.into_iter().unzip();
+        Ok(Encodings {
+            list,
+            texts,
+            labels: None,
+            tokenization,
+            inputs_per_text,
+        })
+    }
+
+    /// Tokenizes texts in windows, at most `options.max_windows` in total. Errors name the text.
+    pub async fn encode_windows(
+        &self,
+        texts: &Arc<[String]>,
+        options: WindowOptions,
+    ) -> Result<EncodedWindows> {
+        let windows =
+            move |tokenizer: &Tokenizer, text: &str, limit| tokenizer.windows(text, limit, options);
+        self.split_each(texts, options, windows).await
+    }
+
+    /// Tokenizes pre-split texts after a prompt, in windows. Errors name the text.
+    pub async fn encode_words(
+        &self,
+        texts: &Arc<[String]>,
+        prompt: WordPrompt,
+        options: WindowOptions,
+    ) -> Result<EncodedWindows> {
+        let windows = move |tokenizer: &Tokenizer, text: &str, limit| {
+            tokenizer.word_windows(text, &prompt, limit, options)
+        };
+        self.split_each(texts, options, windows).await
+    }
+
+    async fn split_each(
+        &self,
+        texts: &Arc<[String]>,
+        options: WindowOptions,
+        split: impl Fn(&Tokenizer, &str, usize) -> Result<Vec<Window>> + Send + 'static,
+    ) -> Result<EncodedWindows> {
+        let limit = self.limit;
+        let reach = if options.stride.is_some() {
+            usize::MAX
+        } else {
+            tokenizer::reach(limit)
+        };
+        let size: usize = texts.iter().map(|text| text.len().min(reach)).sum();
+        check_size(size, MAX_BYTES)?;
+        let (tokenizer, shared) = (Arc::clone(self.tokenizer), Arc::clone(texts));
+        // Counted while texts are read: windows with large overlaps take far more memory than the texts.
+        let found = AtomicUsize::new(0);
+        let encode = move |text: usize| {
+            let windows = split(&tokenizer, &shared[text], limit)?;
+            match found.fetch_add(windows.len(), Ordering::Relaxed) + windows.len() {
+                found if found <= options.max_windows => Ok(windows),
+                _ => Err(Error::too_large(format!(
+                    "expected at most {} windows in all texts, but found more",
+                    options.max_windows
+                ))
+                .with_hint("send fewer texts, or a smaller `stride`")),
+            }
+        };
+        let sizes = InputSizes {
+            bytes: size,
+            inputs_per_text: 1,
+        };
+        let (windows, tokenization) =
+            tokenize_each((0..texts.len()).collect(), sizes, self.deadline, encode).await?;
+        let windows = windows.into_iter().enumerate().flat_map(|(text, windows)| {
+            windows
+                .into_iter()
+                .map(move |Window { encoding, spans }| (encoding, WindowPlace { text, spans }))
+        });
+        let (list, places): (Vec<_>, Vec<_>) = windows.unzip();
+        let texts = vec![None; list.len()];
+        let encodings = Encodings {
+            list,
+            texts,
+            labels: None,
+            tokenization,
+            inputs_per_text: 1,
+        };
+        Ok(EncodedWindows { encodings, places })
+    }
+
+    /// Tokenizes a text whose parts end at `ends`, in bytes. Also returns each part's tokens.
+    pub async fn encode_parts(
+        &self,
+        text: String,
+        ends: Vec<usize>,
+    ) -> Result<(Encodings, Vec<Range<usize>>)> {
+        let (limit, keeps_text) = (self.limit, self.keeps_text);
+        let (tokenizer, size, started) = (Arc::clone(self.tokenizer), text.len(), Instant::now());
+        let work = move || {
+            let (encoding, parts) = tokenizer.encode_parts(&text, &ends, limit)?;
+            Ok((encoding, keeps_text.then_some(text), parts))
+        };
+        let (encoding, text, parts) = tokenize(size, self.deadline, work).await?;
+        let tokenization = started.elapsed();
+        let (list, texts) = (vec![encoding], vec![text]);
+        let encodings = Encodings {
+            list,
+            texts,
+            labels: None,
+            tokenization,
+            inputs_per_text: 1,
+        };
+        Ok((encodings, parts))
+    }
+}
+
+pub fn check_size(found: usize, max: usize) -> Result<()> {
+    if found > max {
+        return Err(Error::too_large(format!(
+            "expected at most {max} bytes of text in all inputs, but found {found}"
+        ))
+        .with_hint("send fewer or shorter texts"));
+    }
+    Ok(())
+}
+
+/// The size of a request's inputs.
+#[derive(Clone, Copy, Debug)]
+struct InputSizes {
+    /// All inputs' bytes.
+    bytes: usize,
+    inputs_per_text: usize,
+}
+
+/// Applies `encode` to each input, and measures the time. Errors name the text.
+async fn tokenize_each<I: Send + 'static, T: Send + 'static>(
+    inputs: Vec<I>,
+    sizes: InputSizes,
+    deadline: Deadline,
+    encode: impl Fn(I) -> Result<T> + Send + 'static,
+) -> Result<(Vec<T>, Duration)> {
+    let work = move || {
+        let InputSizes {
+            inputs_per_text, ..
+        } = sizes;
+        let count = inputs.len() / inputs_per_text;
+        let encode = |(index, input): (usize, I)| {
+            if deadline.has_passed() {
+                return Err(deadline.exceeded());
+            }
+            encode(input).map_err(|error| at_text(error, index / inputs_per_text, count))
+        };
+        inputs
+            .into_iter()
+            .enumerate()
+            .map(encode)
+            .collect::<Result<Vec<_>>>()
+    };
+    let started = Instant::now();
+    Ok((
+        tokenize(sizes.bytes, deadline, work).await?,
+        started.elapsed(),
+    ))
+}

@@ -1,0 +1,345 @@
+//! Texts to entities, with the results of the `token-classification` pipeline in `transformers`.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Aggregation, Entity, EntityCount, Grouping, IndexedText, ScoredToken, TextEntities,
+    entity_group, redaction::redact, resolve_overlaps,
+};
+use crate::backend::{Deadline, routing::Route};
+use crate::pipeline::{
+    classification::scores::softmax,
+    encoder::{
+        Encoder, Granularity, Logits, NamedOutput, Row, Vectors,
+        encoding::{EncodedWindows, EncodingOptions, Input},
+        usage::Usage,
+    },
+};
+use kivu_base::error::{Error, Result};
+use kivu_text::{Tokenizer, Truncation, WindowOptions};
+
+/// Label for tokens outside entities.
+pub const OUTSIDE: &str = "O";
+
+/// Token classification settings, from `config.json`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TokenClassificationSettings {
+    /// Output name; one value per token and label.
+    pub output: String,
+    /// The labels, by id.
+    pub labels: Vec<String>,
+    /// Maximum tokens per text or window, special tokens included.
+    pub max_tokens: usize,
+    /// The token for unknown words, if it is neither `[UNK]` nor `<unk>`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unknown_token: Option<u32>,
+}
+
+impl TokenClassificationSettings {
+    /// The labels of entities, in order.
+    pub fn entity_labels(&self) -> BTreeSet<&str> {
+        let groups = self.labels.iter().map(|label| entity_group(label));
+        groups.filter(|group| *group != OUTSIDE).collect()
+    }
+}
+
+/// Request options.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokenClassificationOptions {
+    /// How token labels become entity labels.
+    pub aggregation: Aggregation,
+    /// Labels that are left out.
+    pub ignored: BTreeSet<String>,
+    /// How texts above the token limit are read.
+    pub windows: WindowOptions,
+    /// Whether to replace entities in texts by their labels.
+    pub redacts: bool,
+}
+
+impl TokenClassificationOptions {
+    /// Checks options; `None` selects the Hugging Face Hub's default.
+    pub fn new(
+        aggregation: Option<Aggregation>,
+        ignored: Option<Vec<String>>,
+        mut windows: WindowOptions,
+        redacts: bool,
+    ) -> Result<Self> {
+        let aggregation = aggregation.unwrap_or_default();
+        let needs_entities = [("stride", windows.stride.is_some()), ("redact", redacts)];
+        if let Some((name, _)) = needs_entities.iter().find(|(_, is_set)| *is_set)
+            && aggregation == Aggregation::None
+        {
+            return Err(Error::invalid(format!(
+                "expected an aggregation strategy among `simple`, `first`, `average`, `max` with `{name}`, but found \
+                 `none`"
+            )));
+        }
+        if redacts {
+            // The rest of a truncated text would be returned without redaction.
+            windows.truncation = Truncation::Off;
+            // A word cut by a window has less context that identifies it.
+            windows.begin_at_words = true;
+        }
+        let ignored = ignored.unwrap_or_else(|| vec![OUTSIDE.to_owned()]);
+        let ignored = ignored.into_iter().collect();
+        Ok(Self {
+            aggregation,
+            ignored,
+            windows,
+            redacts,
+        })
+    }
+}
+
+/// Entities found in a request's texts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FoundEntities {
+    /// In text order.
+    pub texts: Vec<TextEntities>,
+    /// Token counts and durations.
+    pub usage: Usage,
+}
+
+/// A model that labels tokens.
+#[derive(Clone, Debug)]
+pub struct TokenClassificationPipeline {
+    encoder: Encoder,
+    settings: TokenClassificationSettings,
+    labels: Arc<[Arc<str>]>,
+}
+
+impl TokenClassificationPipeline {
+    /// Joins a tokenizer and a model. Fails if the model's signature differs from the settings.
+    pub fn new(
+        tokenizer: Arc<Tokenizer>,
+        route: impl Into<Route>,
+        settings: TokenClassificationSettings,
+    ) -> Result<Self> {
+        if settings.labels.is_empty() {
+            return Err(Error::model(
+                "expected labels in the manifest, but found none",
+            ));
+        }
+        let (name, width) = (settings.output.clone(), settings.labels.len());
+        let output = vec![NamedOutput {
+            name,
+            width,
+            vectors: Vectors::PerToken,
+        }];
+        let encoder = Encoder::new(tokenizer, route.into(), output, None, settings.max_tokens)?;
+        let labels = settings
+            .labels
+            .iter()
+            .map(|label| label.as_str().into())
+            .collect();
+        Ok(Self {
+            encoder,
+            settings,
+            labels,
+        })
+    }
+
+    /// Settings from the bundle's manifest.
+    pub fn settings(&self) -> &TokenClassificationSettings {
+        &self.settings
+    }
+
+    /// The encoder, with the tokenizer and the token limit.
+    pub fn encoder(&self) -> &Encoder {
+        &self.encoder
+    }
+
+    /// Entities per text.
+    pub async fn entities(
+        &self,
+        texts: Vec<String>,
+        options: &TokenClassificationOptions,
+        deadline: Deadline,
+    ) -> Result<FoundEntities> {
+        let texts: Arc<[String]> = texts.into();
+        let tokenizer = self.encoder.input_tokenizer(deadline).await?;
+        let windows = tokenizer.encode_windows(&texts, options.windows).await?;
+        let indexed: Vec<IndexedText<'_>> =
+            texts.iter().map(|text| IndexedText::new(text)).collect();
+        let grouping = Grouping {
+            tokenizer: self.encoder.tokenizer(),
+            labels: &self.labels,
+            aggregation: options.aggregation,
+            ignored: &options.ignored,
+            unknown_token: self
+                .settings
+                .unknown_token
+                .or(self.encoder.tokenizer().unknown_id()),
+        };
+        let count = EntityCount::default();
+        let finish = |window: usize, rows: &[Row<'_>]| {
+            let text = &indexed[windows.places[window].text];
+            count.add(grouping.entities(text, scored_tokens(&windows, window, rows[0]))?)
+        };
+        let (found, usage) = self
+            .encoder
+            .run_all(&windows.encodings, Granularity::Tokens, deadline, finish)
+            .await?;
+        let mut by_text: Vec<Vec<Entity>> = vec![Vec::new(); texts.len()];
+        let mut counts = vec![0_usize; texts.len()];
+        for (place, entities) in windows.places.iter().zip(found) {
+            by_text[place.text].extend(entities?);
+            counts[place.text] += 1;
+        }
+        let resolved =
+            by_text
+                .into_iter()
+                .zip(counts)
+                .zip(texts.iter())
+                .map(|((entities, windows), text)| {
+                    // Includes entities that another window overrules, since they may cover more text.
+                    let redacted = options.redacts.then(|| redact(text, &entities));
+                    let entities = if windows > 1 {
+                        resolve_overlaps(entities)
+                    } else {
+                        entities
+                    };
+                    TextEntities::new(redacted, entities)
+                });
+        Ok(FoundEntities {
+            texts: resolved.collect(),
+            usage,
+        })
+    }
+
+    /// Scores of each text's tokens without special tokens, row-major: a value per token and label. A text is one window.
+    pub async fn token_scores(
+        &self,
+        texts: Vec<String>,
+        truncation: Truncation,
+        deadline: Deadline,
+    ) -> Result<Vec<Vec<f32>>> {
+        let options = WindowOptions::whole(truncation, texts.len());
+        let windows = self
+            .encoder
+            .input_tokenizer(deadline)
+            .await?
+            .encode_windows(&texts.into(), options)
+            .await?;
+        let finish = |window: usize, rows: &[Row<'_>]| -> Vec<f32> {
+            scored_tokens(&windows, window, rows[0])
+                .flat_map(|token| token.scores)
+                .collect()
+        };
+        let (scores, _) = self
+            .encoder
+            .run_all(&windows.encodings, Granularity::Tokens, deadline, finish)
+            .await?;
+        Ok(scores)
+    }
+
+    /// Logits for each input's tokens, special tokens included: one value per token and label, row-major.
+    pub async fn logits(
+        &self,
+        inputs: Vec<Input>,
+        truncation: Truncation,
+        deadline: Deadline,
+    ) -> Result<Logits> {
+        self.encoder
+            .logits(
+                inputs,
+                EncodingOptions::new(truncation),
+                Granularity::Tokens,
+                deadline,
+            )
+            .await
+    }
+}
+
+/// A window's tokens, without special tokens.
+fn scored_tokens(
+    windows: &EncodedWindows,
+    window: usize,
+    row: Row<'_>,
+) -> impl Iterator<Item = ScoredToken> {
+    let tokens = windows
+        .tokens(window)
+        .zip(row.values.chunks_exact(row.width))
+        .enumerate();
+    tokens.filter_map(|(index, ((id, span), logits))| {
+        Some(ScoredToken {
+            id,
+            index,
+            span: span?,
+            scores: softmax(logits),
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{path::Path, time::Duration};
+
+    use super::*;
+    use crate::backend::{Backend, Signature, TensorSpec, scripted::ScriptedBackend};
+    use kivu_base::tensor::{ElementType, Elements, Tensor};
+
+    #[tokio::test]
+    async fn texts_are_redacted_where_any_window_finds_an_entity() {
+        let file = "../tests/fixtures/models/tiny-bert-ner/tokenizer.json";
+        let tokenizer = Tokenizer::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap();
+        let [a, e, o, n] =
+            ["a", "e", "o", "n"].map(|token| i64::from(tokenizer.id(token).unwrap()));
+        let signature = Signature {
+            inputs: ["input_ids", "attention_mask"]
+                .map(|name| TensorSpec::new(name, ElementType::Int64, [-1, -1]))
+                .into(),
+            outputs: vec![TensorSpec::new("logits", ElementType::Fp32, [-1, -1, 3])],
+        };
+        // For windows `a e o` and `o n`: the first finds a person in `e o`, the second a more certain place in `o n`.
+        let backend = ScriptedBackend::new(signature, move |inputs| {
+            let Elements::Int64(ids) = inputs[0].elements() else {
+                unreachable!("declared")
+            };
+            let logits = |id: &i64| match ids.contains(&a) {
+                true if [e, o].contains(id) => [0.0, 3.0, 0.0],
+                false if [o, n].contains(id) => [0.0, 0.0, 9.0],
+                _ => [9.0, 0.0, 0.0],
+            };
+            let shape = [inputs[0].shape(), &[3]].concat();
+            Ok(vec![Tensor::new(
+                shape,
+                Elements::Fp32(ids.iter().flat_map(logits).collect()),
+            )?])
+        });
+        let labels = [OUTSIDE, "PER", "LOC"].map(str::to_owned).into();
+        let settings = TokenClassificationSettings {
+            output: "logits".into(),
+            labels,
+            max_tokens: 5,
+            unknown_token: None,
+        };
+        let route: Arc<dyn Backend> = Arc::new(backend);
+        let pipeline =
+            TokenClassificationPipeline::new(Arc::new(tokenizer), route, settings).unwrap();
+        let windows = WindowOptions {
+            stride: Some(1),
+            truncation: Truncation::Off,
+            max_windows: 2,
+            begin_at_words: false,
+        };
+        let options = TokenClassificationOptions::new(None, None, windows, true).unwrap();
+        let deadline = Deadline::within(Duration::from_secs(60));
+        let mut found = pipeline
+            .entities(vec!["a e o n".into()], &options, deadline)
+            .await
+            .unwrap();
+        let Some(TextEntities::Redacted { text, entities }) = found.texts.pop() else {
+            panic!("not redacted")
+        };
+        let places: Vec<_> = entities
+            .iter()
+            .map(|it| (it.label(), it.start, it.end))
+            .collect();
+        assert_eq!(places, [("LOC", 4, 7)]);
+        assert_eq!(text, "a [PER]");
+    }
+}

@@ -1,0 +1,513 @@
+//! Reading requests: bodies within the limit, as JSON, with errors that name the field.
+
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use axum::{
+    extract::{FromRequest, FromRequestParts, Path, Request},
+    http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header::CONTENT_TYPE, request::Parts},
+};
+use percent_encoding::percent_decode;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::{
+    body::{self, ReadBody},
+    body_memory::RequestMemory,
+    inputs::RequestTexts,
+    rejection::Rejection,
+};
+use crate::{
+    auth,
+    service::{app::App, caller_models::CallerModels, used_models::UsedModels},
+};
+pub use kivu::json::{from_known, from_parameters, from_value};
+use kivu::{
+    backend::Deadline,
+    error::Error,
+    json::{self, Budget, Known, Tree},
+    task::Scope,
+};
+
+pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// Longer ids are replaced, since ids are logged.
+const MAX_REQUEST_ID_CHARS: usize = 128;
+const BACKGROUND_TIMEOUT: Duration = Duration::from_hours(1);
+
+/// The id that the client gave, or a new one, which is added to the headers.
+pub fn request_id(headers: &mut HeaderMap) -> HeaderValue {
+    let given = headers.get(REQUEST_ID).filter(|id| {
+        (1..=MAX_REQUEST_ID_CHARS).contains(&id.len())
+            && id
+                .to_str()
+                .is_ok_and(|id| id.chars().all(|c| c.is_ascii_graphic()))
+    });
+    let id = given
+        .cloned()
+        .or_else(|| HeaderValue::from_str(&uuid::Uuid::new_v4().to_string()).ok());
+    let id = id.unwrap_or_else(|| HeaderValue::from_static("unknown"));
+    headers.insert(REQUEST_ID, id.clone());
+    id
+}
+
+/// Path parameters.
+pub struct InPath<T>(pub T);
+
+impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for InPath<T> {
+    type Rejection = Rejection;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Rejection> {
+        let Path(parameters) = Path::<T>::from_request_parts(parts, state)
+            .await
+            .map_err(|_| Error::malformed("expected UTF-8 in the path, but found other bytes"))?;
+        Ok(Self(parameters))
+    }
+}
+
+/// A request's JSON body.
+pub trait RequestBody: DeserializeOwned + Send + 'static {
+    /// Its fields, if they do not depend on the model.
+    const KNOWN: Known;
+}
+
+impl RequestBody for Tree {
+    const KNOWN: Known = &[];
+}
+
+/// A request with a JSON body, and the context in which it is handled.
+///
+/// The request is rejected if
+/// - its content type is not JSON (415),
+/// - its body is longer than the limit (413) or ends too early (400),
+/// - the body is not JSON (400), or JSON with another shape (422).
+pub struct Call<T>(pub Context, pub T);
+
+/// A request's state, deadline, limits and start time.
+#[derive(Clone)]
+pub struct Context {
+    pub app: Arc<App>,
+    pub deadline: Deadline,
+    /// When the request headers had been read.
+    pub started: Instant,
+    pub texts: RequestTexts,
+    /// Maximum sentences or windows that texts may be split into.
+    pub max_parts: usize,
+    /// Models that the caller may use.
+    pub models: CallerModels,
+    /// Models that the request uses.
+    pub used: Arc<UsedModels>,
+    /// Memory for the body and its values.
+    _memory: Arc<RequestMemory>,
+}
+
+impl Context {
+    pub fn new(
+        app: &Arc<App>,
+        models: CallerModels,
+        deadline: Deadline,
+        started: Instant,
+        memory: Arc<RequestMemory>,
+    ) -> Self {
+        let (texts, max_parts) = (RequestTexts::new(app.limits.texts), app.limits.texts);
+        Self {
+            app: Arc::clone(app),
+            models,
+            used: Arc::default(),
+            deadline,
+            started,
+            texts,
+            max_parts,
+            _memory: memory,
+        }
+    }
+
+    /// The context for a request that runs in the background, where nobody waits for it.
+    pub fn in_background(app: &Arc<App>, models: CallerModels) -> Self {
+        Self::new(
+            app,
+            models,
+            Deadline::within(BACKGROUND_TIMEOUT),
+            Instant::now(),
+            app.bodies.request(),
+        )
+    }
+
+    /// Defaults and limits of the request.
+    pub fn scope(&self) -> Scope {
+        Scope {
+            max_parts: self.max_parts,
+            ..self.app.scope()
+        }
+    }
+
+    /// The context for one of `count` requests in one, which share its limits. Its models may leave at its own end: all
+    /// of them need not fit into memory together.
+    pub fn of_part(&self, count: usize) -> Self {
+        let max_parts = (self.max_parts / count.max(1)).max(1);
+        Self {
+            max_parts,
+            used: Arc::default(),
+            ..self.clone()
+        }
+    }
+}
+
+impl<T: RequestBody> FromRequest<Arc<App>> for Call<T> {
+    type Rejection = Rejection;
+
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Rejection> {
+        require_json(request.headers())?;
+        let (context, body) = read_json(app, request, false).await?;
+        Ok(Self(context, body))
+    }
+}
+
+/// A [`Call`] whose body is used piece by piece while the request runs.
+pub struct PiecewiseCall<T>(pub Context, pub T);
+
+impl<T: RequestBody> FromRequest<Arc<App>> for PiecewiseCall<T> {
+    type Rejection = Rejection;
+
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Rejection> {
+        require_json(request.headers())?;
+        let (context, body) = read_json(app, request, true).await?;
+        Ok(Self(context, body))
+    }
+}
+
+/// A [`Call`] whose content type may be missing or `application/octet-stream`, the default of AWS SDKs for bodies that
+/// the client has written.
+pub struct UntypedCall<T>(pub Context, pub T);
+
+impl<T: RequestBody> FromRequest<Arc<App>> for UntypedCall<T> {
+    type Rejection = Rejection;
+
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Rejection> {
+        let request = require_json_or(&["none", "application/octet-stream"], request)?;
+        let (context, body) = read_json(app, request, false).await?;
+        Ok(Self(context, body))
+    }
+}
+
+/// A [`Call`] for Ollama's routes, whose clients send no content type, text or curl's form type with their JSON.
+pub struct OllamaCall<T>(pub Context, pub T);
+
+impl<T: RequestBody> FromRequest<Arc<App>> for OllamaCall<T> {
+    type Rejection = Rejection;
+
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Rejection> {
+        const OTHERS: &[&str] = &[
+            "none",
+            "text/plain",
+            "application/x-www-form-urlencoded",
+            "application/octet-stream",
+        ];
+        let request = require_json_or(OTHERS, request)?;
+        let (context, body) = read_json(app, request, false).await?;
+        Ok(Self(context, body))
+    }
+}
+
+/// Requires JSON's content type, or one of others, which pages of other sites may send without asking the server: from
+/// them, only JSON's is accepted.
+fn require_json_or(others: &[&str], request: Request) -> Result<Request, Rejection> {
+    let (parts, body) = request.into_parts();
+    let is_other = others.contains(&essence(&parts.headers).as_str());
+    if !is_other || auth::may_be_of_other_page(&parts) {
+        require_json(&parts.headers)?;
+    }
+    Ok(Request::from_parts(parts, body))
+}
+
+/// Reads a JSON body. Its values take more memory than its text; the request holds it until its end only if
+/// `is_piecewise`.
+async fn read_json<T: RequestBody>(
+    app: &Arc<App>,
+    request: Request,
+    is_piecewise: bool,
+) -> Result<(Context, T), Rejection> {
+    let started = Instant::now();
+    let ReadBody {
+        bytes,
+        deadline,
+        memory,
+        models,
+        ..
+    } = body::read(app, request).await?;
+    let (size, max_texts) = (bytes.capacity(), app.limits.texts);
+    let work = move || {
+        let held = Arc::clone(&memory);
+        let hold = move |values| held.resize(size.saturating_add(values));
+        let budget = Budget::new(bytes.len(), max_texts).held_by(hold);
+        let body = parse(&bytes, budget)?;
+        drop(bytes);
+        if !is_piecewise {
+            memory.resize(size)?;
+        }
+        Ok((body, memory))
+    };
+    let (body, memory) = deadline.run_sized(size, work).await?;
+    Ok((Context::new(app, models, deadline, started, memory), body))
+}
+
+/// A request whose body is a JSON object or a form, and the context in which it is answered. Form fields that occur
+/// several times are lists.
+///
+/// The body is a value tree, because its type, of the two that `/translate` takes, depends on a field that may be its
+/// last one.
+pub struct Submitted(pub Context, pub Value);
+
+impl FromRequest<Arc<App>> for Submitted {
+    type Rejection = Rejection;
+
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Rejection> {
+        if essence(request.headers()) != "application/x-www-form-urlencoded" {
+            let Call(context, Tree(body)) = Call::from_request(request, app).await?;
+            return Ok(Self(context, body));
+        }
+        let started = Instant::now();
+        let ReadBody {
+            bytes,
+            deadline,
+            memory,
+            models,
+            ..
+        } = body::read(app, request).await?;
+        let (size, max_texts) = (bytes.len(), app.limits.texts);
+        let form = deadline
+            .run_sized(size, move || form(&bytes, max_texts))
+            .await?;
+        Ok(Self(
+            Context::new(app, models, deadline, started, memory),
+            form,
+        ))
+    }
+}
+
+/// Form fields, as an object.
+fn form(bytes: &[u8], max_texts: usize) -> Result<Value, Error> {
+    /// Fields other than texts.
+    const MAX_OTHERS: usize = 64;
+    let (found, max) = (
+        form_urlencoded::parse(bytes).count(),
+        max_texts.saturating_add(MAX_OTHERS),
+    );
+    if found > max {
+        return Err(Error::too_large(format!(
+            "expected a form of at most {max} fields, but found {found}"
+        ))
+        .with_hint("send fewer texts at once"));
+    }
+    if percent_decode(bytes).decode_utf8().is_err() {
+        return Err(Error::malformed(
+            "expected UTF-8 in the form, but found other bytes",
+        ));
+    }
+    let mut fields: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for (name, value) in form_urlencoded::parse(bytes) {
+        fields
+            .entry(name.into_owned())
+            .or_default()
+            .push(value.into_owned());
+    }
+    let value = |mut values: Vec<String>| match values.len() {
+        1 => Value::from(values.remove(0)),
+        _ => Value::from(values),
+    };
+    Ok(Value::Object(
+        fields
+            .into_iter()
+            .map(|(name, values)| (name, value(values)))
+            .collect(),
+    ))
+}
+
+/// The content type without its parameters, in lower case.
+fn essence(headers: &HeaderMap) -> String {
+    let found = headers
+        .get(CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok())
+        .unwrap_or("none");
+    found
+        .split(';')
+        .next()
+        .unwrap_or_default()
+        .trim()
+        .to_ascii_lowercase()
+}
+
+fn require_json(headers: &HeaderMap) -> Result<(), Rejection> {
+    let essence = essence(headers);
+    if essence == "application/json"
+        || (essence.starts_with("application/") && essence.ends_with("+json"))
+    {
+        return Ok(());
+    }
+    Err(Rejection::new(
+        StatusCode::UNSUPPORTED_MEDIA_TYPE,
+        format!(
+            "expected the content type `application/json`, but found `{}`",
+            essence.escape_default()
+        ),
+    ))
+}
+
+/// Parses JSON; errors name the field.
+pub fn parse<T: RequestBody>(bytes: &[u8], budget: Budget) -> Result<T, Error> {
+    json::read_known(bytes, budget, T::KNOWN).map_err(|error| error.explain(bytes))
+}
+
+/// The model that a body names.
+pub fn model_name(body: &Value) -> Option<&str> {
+    body.get("model").and_then(Value::as_str)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread::{self, ThreadId};
+
+    use axum::body::Body;
+    use serde::{Deserialize, Deserializer, de::IgnoredAny};
+    use serde_json::json;
+
+    use super::*;
+    use crate::service::caller_models::AllowedModels;
+    use kivu::{config::Limits, task::text_to_text::TextToTextParameters};
+
+    /// The thread that parses a body.
+    struct ParsedBy(ThreadId);
+
+    impl RequestBody for ParsedBy {
+        const KNOWN: Known = &[];
+    }
+
+    impl RequestBody for bool {
+        const KNOWN: Known = &[];
+    }
+
+    impl<'de> Deserialize<'de> for ParsedBy {
+        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+            IgnoredAny::deserialize(deserializer).map(|_| Self(thread::current().id()))
+        }
+    }
+
+    #[tokio::test]
+    async fn long_bodies_are_parsed_on_other_threads() {
+        let app = Arc::new(App::new(Vec::new(), Limits::default()));
+        for (words, is_here) in [(1, true), (100_000, false)] {
+            let body = serde_json::json!({ "inputs": "word ".repeat(words) }).to_string();
+            let request = Request::post("/")
+                .header(CONTENT_TYPE, "application/json")
+                .extension(AllowedModels::All)
+                .body(Body::from(body));
+            let Call(_, ParsedBy(thread)) =
+                Call::from_request(request.unwrap(), &app).await.unwrap();
+            assert_eq!(thread == thread::current().id(), is_here, "{words} words");
+        }
+    }
+
+    #[test]
+    fn forms_have_as_many_fields_as_a_request_has_texts() {
+        assert_eq!(
+            form(b"q=a&q=b&source=en", 2).unwrap(),
+            serde_json::json!({ "q": ["a", "b"], "source": "en" })
+        );
+        let fields = "&a".repeat(1_000_000);
+        let refusal = || form(fields.as_bytes(), 2).unwrap_err().to_string();
+        insta::assert_snapshot!(refusal(), @"expected a form of at most 66 fields, but found 1000000; send fewer texts at once");
+        assert!(allocation_counter::measure(|| drop(refusal())).bytes_max < 100_000);
+    }
+
+    #[test]
+    fn forms_of_other_bytes_than_utf_8_are_refused() {
+        for bytes in [&b"text=%ff%fe"[..], b"te%ffxt=a", b"text=\xff"] {
+            let error = form(bytes, 2).unwrap_err().to_string();
+            assert_eq!(error, "expected UTF-8 in the form, but found other bytes");
+        }
+        assert_eq!(
+            form(b"text=ol%C3%A1+mundo", 2).unwrap(),
+            json!({ "text": "ol\u{e1} mundo" })
+        );
+    }
+
+    #[test]
+    fn errors_do_not_repeat_texts() {
+        let texts = ["a text", "at line 5, \", expected or not", "string \"", ""];
+        for text in texts {
+            let error = from_value::<bool>(text.into()).unwrap_err().to_string();
+            assert_eq!(
+                error, "expected the body to be a boolean, but found a string",
+                "{text}"
+            );
+            let error = parse::<bool>(
+                serde_json::json!(text).to_string().as_bytes(),
+                Budget::new(0, 1),
+            )
+            .unwrap_err()
+            .to_string();
+            assert_eq!(
+                error, "expected the body to be a boolean, but found a string",
+                "{text}"
+            );
+        }
+        #[derive(Debug, serde::Deserialize)]
+        enum Closed {
+            #[serde(rename = "a")]
+            A,
+            #[serde(rename = "b")]
+            B,
+        }
+        for text in ["a text", "at line 5, `, expected", "`", ""] {
+            let error = from_value::<Closed>(text.into()).unwrap_err().to_string();
+            assert_eq!(
+                error, "expected the body to be `a` or `b`, but found another value",
+                "{text}"
+            );
+        }
+        let error = from_value::<u8>((-1).into()).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "expected the body to be an integer from 0 to 255, but found `-1`"
+        );
+    }
+    #[test]
+    fn errors_in_flattened_fields_name_the_field() {
+        #[derive(Debug, Deserialize)]
+        struct Outer {
+            #[serde(rename = "own")]
+            _own: Option<bool>,
+            #[serde(flatten, deserialize_with = "json::flattened")]
+            _parameters: TextToTextParameters,
+            #[serde(rename = "inner")]
+            _inner: Option<Box<Self>>,
+        }
+        impl RequestBody for Outer {
+            const KNOWN: Known = &[];
+        }
+        let refusals = |body: Value| {
+            let read = parse::<Outer>(body.to_string().as_bytes(), Budget::new(0, 1)).unwrap_err();
+            assert_eq!(
+                from_value::<Outer>(body).unwrap_err().to_string(),
+                read.to_string()
+            );
+            read.to_string()
+        };
+        let bodies = [
+            json!({ "truncate": 7 }),
+            json!({ "split": 7, "own": true }),
+            json!({ "generate_parameters": { "num_beams": "a text" } }),
+            json!({ "inner": { "truncate": "a text" } }),
+            json!({ "own": 7 }),
+        ];
+        insta::assert_snapshot!(bodies.map(refusals).join("\n"), @r"
+        expected `truncate` to be a boolean, but found `7`
+        expected `split` to be one of `sentences`, `when-long`, `never`, but found `7`
+        expected `generate_parameters.num_beams` to be an integer from 0 on, but found a string
+        expected `inner.truncate` to be a boolean, but found a string
+        expected `own` to be a boolean, but found `7`
+        ");
+    }
+}

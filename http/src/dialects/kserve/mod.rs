@@ -1,0 +1,346 @@
+//! KServe v2, the API that Triton's clients use: metadata, readiness and inference by tensors.
+
+mod message;
+mod outputs;
+mod tensors;
+mod vectors;
+
+use std::{sync::Arc, time::Instant};
+
+use axum::{
+    Json,
+    extract::{Request, State},
+    http::StatusCode,
+};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+pub use self::message::{InferRequest, InferResponse};
+use self::tensors::{ConfiguredTensor, DeclaredTensor, Interface};
+use crate::{
+    bodies::{
+        body::{self, ReadBody},
+        rejection::Reply,
+        request::{self, Context, InPath, RequestBody},
+    },
+    fields,
+    service::{app::App, caller_models::CallerModels},
+};
+use kivu::{
+    backend::Deadline,
+    error::{Error, Result},
+    json::{Budget, Known},
+    model::{Entry, ModelState},
+};
+
+/// The only version per model: bundles are immutable.
+const VERSION: &str = "1";
+
+#[derive(Deserialize)]
+pub struct ModelPath {
+    model: String,
+    version: Option<String>,
+}
+
+impl ModelPath {
+    async fn find(&self, app: &App, models: &CallerModels) -> Result<Arc<Entry>> {
+        let model = models
+            .find_new(Some(&self.model), Deadline::within(app.limits.timeout()))
+            .await?;
+        match self.version.as_deref() {
+            None | Some(VERSION) => Ok(model),
+            Some(version) => Err(Error::invalid(format!(
+                "expected version {VERSION} of `{}`, but found `{}`",
+                model.name,
+                version.escape_default()
+            ))),
+        }
+    }
+}
+
+#[derive(Serialize, JsonSchema)]
+pub struct ServerMetadata {
+    /// Supported extensions of the protocol.
+    extensions: [&'static str; 3],
+    /// `kivu`.
+    name: &'static str,
+    /// Kivu's version.
+    version: &'static str,
+}
+
+/// The body of `/v2/repository/index`, which may be empty.
+#[derive(Default, Deserialize)]
+#[serde(expecting = "an object")]
+pub struct IndexRequest {
+    /// Whether only loaded models are listed; false by default.
+    ready: Option<bool>,
+}
+
+impl RequestBody for IndexRequest {
+    const KNOWN: Known = fields::others::INDEX;
+}
+
+/// The body that loads or unloads a model, which may be empty.
+#[derive(Default, Deserialize)]
+#[serde(expecting = "an object")]
+pub struct LoadRequest {
+    /// Only `unload_dependents`, which has no effect: no model depends on another one.
+    parameters: Option<Map<String, Value>>,
+}
+
+impl RequestBody for LoadRequest {
+    // Other parameters than `unload_dependents` are refused.
+    const KNOWN: Known = &[];
+}
+
+impl LoadRequest {
+    /// Refuses another configuration or other files for the model.
+    fn check(&self) -> Result<()> {
+        let other = self
+            .parameters
+            .iter()
+            .flatten()
+            .map(|(name, _)| name)
+            .find(|name| *name != "unload_dependents");
+        match other {
+            None => Ok(()),
+            Some(name) => Err(Error::invalid(format!(
+                "expected no parameters, since bundles are immutable, but found `{}`",
+                name.escape_debug()
+            ))
+            .with_hint("leave it out")),
+        }
+    }
+}
+
+#[derive(Serialize, JsonSchema)]
+pub struct IndexEntry {
+    /// The name in requests.
+    name: String,
+    /// Why the model is not ready.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<&'static str>,
+    /// `READY`, `LOADING` or `UNAVAILABLE`.
+    state: &'static str,
+    /// Always `1`.
+    version: &'static str,
+}
+
+#[derive(Serialize, JsonSchema)]
+pub struct ModelMetadata {
+    /// The tensors that a request may have.
+    inputs: Vec<DeclaredTensor>,
+    /// The name in requests.
+    name: String,
+    /// The tensors that a response may have.
+    outputs: Vec<DeclaredTensor>,
+    /// `kivu`.
+    platform: &'static str,
+    /// Always `["1"]`.
+    versions: [&'static str; 1],
+}
+
+#[derive(Serialize, JsonSchema)]
+pub struct ModelConfig {
+    /// `kivu`.
+    backend: &'static str,
+    /// The tensors that a request may have.
+    input: Vec<ConfiguredTensor>,
+    /// Always 0: the first dimension counts the texts.
+    max_batch_size: usize,
+    /// The name in requests.
+    name: String,
+    /// The tensors that a response may have.
+    output: Vec<ConfiguredTensor>,
+    /// `kivu`.
+    platform: &'static str,
+}
+
+pub async fn server() -> Json<ServerMetadata> {
+    let extensions = [
+        "binary_tensor_data",
+        "model_configuration",
+        "model_repository",
+    ];
+    Json(ServerMetadata {
+        extensions,
+        name: "kivu",
+        version: env!("CARGO_PKG_VERSION"),
+    })
+}
+
+/// Reads a body that may be empty; clients send no content type.
+async fn read_optional<T: RequestBody + Default>(
+    app: &Arc<App>,
+    request: Request,
+) -> Reply<(Context, T)> {
+    let ReadBody {
+        bytes,
+        deadline,
+        memory,
+        models,
+        ..
+    } = body::read(app, request).await?;
+    let body = match bytes.trim_ascii() {
+        [] => T::default(),
+        _ => request::parse(&bytes, Budget::new(bytes.len(), app.limits.texts))?,
+    };
+    let context = Context::new(app, models, deadline, Instant::now(), memory);
+    Ok((context, body))
+}
+
+pub async fn index(State(app): State<Arc<App>>, request: Request) -> Reply<Json<Vec<IndexEntry>>> {
+    let (context, IndexRequest { ready }) = read_optional(&app, request).await?;
+    let is_listed = |model: &&Arc<Entry>| {
+        !ready.unwrap_or(false) || matches!(model.state(), ModelState::Loaded)
+    };
+    let entry = |model: &Arc<Entry>| {
+        let (state, reason) = match model.state() {
+            ModelState::Loaded => ("READY", None),
+            ModelState::Loading => ("LOADING", None),
+            ModelState::Available => ("UNAVAILABLE", Some("the first request loads it")),
+            ModelState::Failed => (
+                "UNAVAILABLE",
+                Some("it could not be loaded; the server's log has the cause"),
+            ),
+        };
+        IndexEntry {
+            name: model.name.clone(),
+            reason,
+            state,
+            version: VERSION,
+        }
+    };
+    Ok(Json(
+        context
+            .models
+            .list()
+            .iter()
+            .filter(is_listed)
+            .map(entry)
+            .collect(),
+    ))
+}
+
+pub async fn model_ready(
+    State(app): State<Arc<App>>,
+    models: CallerModels,
+    InPath(path): InPath<ModelPath>,
+) -> Reply<StatusCode> {
+    // Other models are loaded by the request for which the client checks this.
+    let model = path.find(&app, &models).await?;
+    match model.state() {
+        ModelState::Failed => Err(Error::unavailable(format!(
+            "`{}` could not be loaded",
+            model.name
+        ))
+        .with_hint("try again in a moment")
+        .into()),
+        _ => Ok(StatusCode::OK),
+    }
+}
+
+/// Load a model
+pub async fn load(
+    State(app): State<Arc<App>>,
+    InPath(path): InPath<ModelPath>,
+    request: Request,
+) -> Reply<StatusCode> {
+    let (context, body) = read_optional::<LoadRequest>(&app, request).await?;
+    body.check()?;
+    context.model(Some(&path.model)).await?;
+    Ok(StatusCode::OK)
+}
+
+/// Take a model out of memory
+pub async fn unload(
+    State(app): State<Arc<App>>,
+    InPath(path): InPath<ModelPath>,
+    request: Request,
+) -> Reply<StatusCode> {
+    let (context, body) = read_optional::<LoadRequest>(&app, request).await?;
+    body.check()?;
+    let model = path.find(&app, &context.models).await?;
+    if !app.catalog.is_on_demand() {
+        return Err(Error::invalid(format!(
+            "expected a model that is loaded on demand, but `{}` is always loaded",
+            model.name
+        ))
+        .with_hint("start the server with `load = \"on-demand\"`")
+        .into());
+    }
+    app.catalog.unload(&model);
+    Ok(StatusCode::OK)
+}
+
+pub async fn metadata(
+    State(app): State<Arc<App>>,
+    models: CallerModels,
+    InPath(path): InPath<ModelPath>,
+) -> Reply<Json<ModelMetadata>> {
+    let model = path.find(&app, &models).await?;
+    let Interface {
+        inputs, outputs, ..
+    } = Interface::of(&model.manifest);
+    let (name, versions) = (model.name.clone(), [VERSION]);
+    Ok(Json(ModelMetadata {
+        inputs,
+        name,
+        outputs,
+        platform: "kivu",
+        versions,
+    }))
+}
+
+pub async fn config(
+    State(app): State<Arc<App>>,
+    models: CallerModels,
+    InPath(path): InPath<ModelPath>,
+) -> Reply<Json<ModelConfig>> {
+    let model = path.find(&app, &models).await?;
+    let Interface {
+        inputs, outputs, ..
+    } = Interface::of(&model.manifest);
+    let configuration =
+        |tensors: &[DeclaredTensor]| tensors.iter().map(DeclaredTensor::configuration).collect();
+    Ok(Json(ModelConfig {
+        backend: "kivu",
+        input: configuration(&inputs),
+        max_batch_size: 0,
+        name: model.name.clone(),
+        output: configuration(&outputs),
+        platform: "kivu",
+    }))
+}
+
+pub async fn infer(
+    State(app): State<Arc<App>>,
+    models: CallerModels,
+    InPath(path): InPath<ModelPath>,
+    request: Request,
+) -> Reply {
+    path.find(&app, &models).await?;
+    let ReadBody {
+        headers,
+        bytes,
+        deadline,
+        memory,
+        ..
+    } = body::read(&app, request).await?;
+    let size = bytes.len();
+    let started = Instant::now();
+    let context = Context::new(&app, models, deadline, started, Arc::clone(&memory));
+    let model = context.model(Some(&path.model)).await?;
+    let parse = move || InferRequest::parse(&headers, &bytes, &memory);
+    let mut request = deadline.run_sized(size, parse).await?;
+    if let Some(prompt) = context.models.named_prompt(Some(&path.model)) {
+        request
+            .parameters
+            .entry("prompt_name".to_owned())
+            .or_insert(prompt.into());
+    }
+    let interface = Interface::of(&model.manifest);
+    let outputs = tensors::run(&context, model, &interface, &request).await?;
+    message::respond(&model.name, VERSION, &request, &outputs)
+}

@@ -1,0 +1,468 @@
+//! Tensors per task: token ids or texts in; floats, ids or texts out.
+
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use super::{
+    message::{InferInput, InferRequest, InputElements, Output},
+    outputs, vectors,
+};
+use crate::{
+    bodies::{inputs as fields, request::Context},
+    tasks::classification::prepare_zero_shot,
+};
+use kivu::{
+    error::{Error, Result, quoted},
+    model::{Model, Pipeline},
+    pipeline::{Input, classification::scores::ScoreFunction},
+    repository::{Manifest, TaskSettings, manifest::TensorNames},
+    task::{
+        classification::ClassificationParameters,
+        entities::{TokenClassificationParameters, ZeroShotEntitiesParameters},
+        labels::refuse_unused,
+        ranking::RankingParameters,
+        text_to_text::TextToTextParameters,
+    },
+    tensor::Elements,
+};
+
+/// Default names for outputs.
+const LOGITS: &str = "logits";
+const SCORES: &str = "scores";
+const ENTITIES: &str = "entities";
+const IDS: &str = "generated_indices";
+
+/// A tensor in a model's metadata.
+#[derive(Clone, Debug, Serialize, JsonSchema)]
+pub struct DeclaredTensor {
+    /// `FP32`, `INT32`, `INT64` or `BYTES`.
+    datatype: &'static str,
+    /// The name in requests and responses.
+    pub name: String,
+    /// Dimensions; -1 for any size.
+    shape: Vec<i64>,
+}
+
+impl DeclaredTensor {
+    /// The tensor in a model's configuration.
+    pub fn configuration(&self) -> ConfiguredTensor {
+        let data_type = if self.datatype == "BYTES" {
+            "STRING"
+        } else {
+            self.datatype
+        };
+        ConfiguredTensor {
+            data_type: format!("TYPE_{data_type}"),
+            dims: self.shape.clone(),
+            name: self.name.clone(),
+        }
+    }
+}
+
+/// A tensor in a model's configuration.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct ConfiguredTensor {
+    /// Triton's name for the type, such as `TYPE_FP32`.
+    data_type: String,
+    /// Dimensions; -1 for any size.
+    dims: Vec<i64>,
+    /// The name in requests and responses.
+    name: String,
+}
+
+/// A model's tensors, with the names in its manifest.
+#[derive(Clone, Debug)]
+pub struct Interface {
+    /// All possible inputs; some exclude each other.
+    pub inputs: Vec<DeclaredTensor>,
+    /// All possible outputs; a request's inputs determine which one it gets.
+    pub outputs: Vec<DeclaredTensor>,
+    names: TensorNames,
+}
+
+impl Interface {
+    pub fn of(manifest: &Manifest) -> Self {
+        let names = manifest.tensors.clone();
+        let spec = |name: &str, datatype, shape: &[i64]| DeclaredTensor {
+            name: name.into(),
+            datatype,
+            shape: shape.into(),
+        };
+        let text = spec(&names.text, "BYTES", &[-1, 1]);
+        let tokens = [&names.ids, &names.mask].map(|name| spec(name, "INT64", &[-1, -1]));
+        let output = |default: &str, datatype, shape: &[i64]| {
+            spec(names.output.as_deref().unwrap_or(default), datatype, shape)
+        };
+        let entities = || output(ENTITIES, "BYTES", &[-1, 1]);
+        // Without settings, the model cannot be loaded.
+        let Ok(settings) = TaskSettings::of(manifest) else {
+            return Self {
+                inputs: Vec::new(),
+                outputs: Vec::new(),
+                names,
+            };
+        };
+        let labels = settings.labels().map_or(0, <[_]>::len) as i64;
+        let outputs = match settings {
+            TaskSettings::Embedding(own) => {
+                let outputs = vectors::outputs(own, names.output.as_deref());
+                outputs
+                    .map(|(name, datatype, shape)| spec(name, datatype, &shape))
+                    .collect()
+            }
+            TaskSettings::Classification(_) => vec![output(LOGITS, "FP32", &[-1, labels])],
+            TaskSettings::TokenClassification(_) => {
+                vec![output(LOGITS, "FP32", &[-1, -1, labels]), entities()]
+            }
+            TaskSettings::ZeroShotEntities(_) => vec![entities()],
+            TaskSettings::ZeroShotEmbedding(_)
+            | TaskSettings::Entailment(_)
+            | TaskSettings::LabelScores(_) => vec![output(SCORES, "FP32", &[-1, -1])],
+            TaskSettings::RankingEmbedding(_) | TaskSettings::CrossEncoder(_) => {
+                vec![output(SCORES, "FP32", &[-1])]
+            }
+            TaskSettings::Translation(_) | TaskSettings::TextToText(_) => {
+                let texts = output(manifest.task.generated_name(), "BYTES", &[-1, -1]);
+                vec![output(IDS, "INT64", &[-1, -1]), texts]
+            }
+        };
+        let inputs = match settings {
+            TaskSettings::ZeroShotEntities(_)
+            | TaskSettings::ZeroShotEmbedding(_)
+            | TaskSettings::Entailment(_)
+            | TaskSettings::LabelScores(_) => vec![text, spec(&names.labels, "BYTES", &[-1])],
+            TaskSettings::RankingEmbedding(_) | TaskSettings::CrossEncoder(_) => {
+                vec![spec(&names.query, "BYTES", &[1]), text]
+            }
+            _ => tokens.into_iter().chain([text]).collect(),
+        };
+        Self {
+            inputs,
+            outputs,
+            names,
+        }
+    }
+
+    /// Output names for a request: for an embedding model, any that it names; for other models, the last one for texts,
+    /// the first one for ids.
+    fn requested<'a>(
+        &'a self,
+        pipeline: &Pipeline,
+        request: &'a InferRequest,
+    ) -> Result<Vec<&'a str>> {
+        let known: Vec<&str> = self
+            .outputs
+            .iter()
+            .map(|output| output.name.as_str())
+            .collect();
+        if let Pipeline::Embedding(pipeline) = pipeline {
+            return request.requested(&known, &vectors::by_default(pipeline, &known));
+        }
+        let of_texts = request.input(&self.names.text).is_some();
+        let only = if of_texts {
+            known.last()
+        } else {
+            known.first()
+        };
+        let only: Vec<&str> = only.copied().into_iter().collect();
+        request.requested(&only, &only)
+    }
+
+    fn check_names(&self, request: &InferRequest) -> Result<()> {
+        let known: Vec<&str> = self
+            .inputs
+            .iter()
+            .map(|input| input.name.as_str())
+            .collect();
+        match request
+            .inputs
+            .iter()
+            .find(|input| !known.contains(&input.name.as_str()))
+        {
+            None => Ok(()),
+            Some(input) => Err(Error::invalid(format!(
+                "expected inputs among {}, but found `{}`",
+                quoted(&known),
+                input.name.escape_default()
+            ))),
+        }
+    }
+}
+
+/// Runs a model on a request's inputs, and returns the requested outputs.
+pub async fn run<'a>(
+    context: &Context,
+    model: &Model,
+    interface: &'a Interface,
+    request: &'a InferRequest,
+) -> Result<Vec<(&'a str, Output)>> {
+    let outputs = interface.requested(&model.pipeline, request)?;
+    outputs
+        .iter()
+        .try_for_each(|name| request.is_binary_requested(name).map(drop))?;
+    interface.check_names(request)?;
+    refuse_unused(model, &request.parameters)?;
+    let (scope, deadline) = (context.scope(), context.deadline);
+    let rows = || rows(context, &interface.names, request);
+    let labelled = || -> Result<_> {
+        let texts = texts(context, request, &interface.names.text)?;
+        Ok((
+            texts,
+            labels(
+                required(request, &interface.names.labels)?,
+                context.app.limits.texts,
+            )?,
+        ))
+    };
+    let output = match &model.pipeline {
+        Pipeline::Embedding(pipeline) => {
+            let inputs = rows()?.into_inputs();
+            let embedder =
+                vectors::prepare(pipeline, &outputs, request.task_parameters()?, &scope)?;
+            return vectors::run(context, &embedder, &outputs, inputs).await;
+        }
+        Pipeline::Classification(pipeline) => {
+            let inputs = rows()?.into_inputs();
+            let mut parameters: ClassificationParameters = request.task_parameters()?;
+            (parameters.function_to_apply, parameters.top_k) = (Some(ScoreFunction::None), None);
+            outputs::matrix(
+                &parameters
+                    .prepare(pipeline, &scope)?
+                    .run(inputs, deadline)
+                    .await?,
+            )
+        }
+        Pipeline::TokenClassification(pipeline) => {
+            let rows = rows()?;
+            let parameters: TokenClassificationParameters = request.task_parameters()?;
+            match rows {
+                Rows::Tokens(rows) => outputs::logits(context, pipeline, rows, &parameters).await?,
+                Rows::Texts(texts) => {
+                    outputs::entities(&parameters.prepare(pipeline, &scope)?, texts, deadline)
+                        .await?
+                }
+            }
+        }
+        Pipeline::ZeroShotEntities(pipeline) => {
+            let (texts, labels) = labelled()?;
+            let parameters: ZeroShotEntitiesParameters = request.parameters_with(labels)?;
+            outputs::entities(&parameters.prepare(pipeline, &scope)?, texts, deadline).await?
+        }
+        Pipeline::ZeroShot(pipeline) => {
+            let (texts, labels) = labelled()?;
+            let parameters = request.parameters_with(labels)?;
+            let classifier = prepare_zero_shot(context, pipeline, texts.len(), &parameters)?;
+            outputs::matrix(&classifier.run(&texts, deadline).await?)
+        }
+        Pipeline::Ranking(pipeline) => {
+            let query = text(required(request, &interface.names.query)?)?;
+            let texts = texts(context, request, &interface.names.text)?;
+            let ranker = request
+                .task_parameters::<RankingParameters>()?
+                .prepare(pipeline, &scope)?;
+            let (scores, usage) = ranker.run(query, texts, deadline).await?;
+            let shape = vec![scores.len()];
+            Output {
+                shape,
+                elements: Elements::Fp32(scores),
+                usage,
+            }
+        }
+        Pipeline::Translation(pipeline) | Pipeline::TextToText(pipeline) => {
+            let generate_parameters = Some(request.generation_options()?);
+            let parameters = TextToTextParameters {
+                generate_parameters,
+                ..request.task_parameters()?
+            };
+            let generator = parameters.prepare(pipeline, &scope);
+            match rows()? {
+                Rows::Tokens(rows) => outputs::generated_ids(&generator, rows, deadline).await?,
+                Rows::Texts(texts) => outputs::generated_texts(&generator, texts, deadline).await?,
+            }
+        }
+    };
+    Ok(outputs.into_iter().zip([output]).collect())
+}
+
+enum Rows {
+    Tokens(Vec<Vec<u32>>),
+    Texts(Vec<String>),
+}
+
+impl Rows {
+    fn into_inputs(self) -> Vec<Input> {
+        match self {
+            Self::Tokens(rows) => rows.into_iter().map(Input::Ids).collect(),
+            Self::Texts(texts) => texts.into_iter().map(Input::Text).collect(),
+        }
+    }
+}
+
+/// Texts, or the token ids that the mask keeps.
+fn rows(context: &Context, names: &TensorNames, request: &InferRequest) -> Result<Rows> {
+    let found = match (request.input(&names.text), request.input(&names.ids)) {
+        (Some(_), None) => return texts(context, request, &names.text).map(Rows::Texts),
+        (None, Some(ids)) => {
+            return tokens(ids, request.input(&names.mask), context.app.limits.texts)
+                .map(Rows::Tokens);
+        }
+        (Some(_), Some(_)) => "both",
+        (None, None) => "neither",
+    };
+    Err(Error::invalid(format!(
+        "expected `{}` or `{}`, but found {found}",
+        names.text, names.ids
+    )))
+}
+
+fn required<'a>(request: &'a InferRequest, name: &str) -> Result<&'a InferInput> {
+    request
+        .input(name)
+        .ok_or_else(|| Error::invalid(format!("expected the input `{name}`, but found none")))
+}
+
+fn strings(input: &InferInput) -> Result<&[String]> {
+    match &input.elements {
+        InputElements::Texts(texts) => Ok(texts),
+        InputElements::Integers(_) => Err(Error::invalid(format!(
+            "expected `{}` as BYTES, but found integers",
+            input.name
+        ))),
+    }
+}
+
+/// An input's only text.
+fn text(input: &InferInput) -> Result<String> {
+    let found = strings(input)?;
+    match found {
+        [text] if !text.is_empty() => Ok(text.clone()),
+        [_] => Err(Error::invalid(format!(
+            "expected a text in `{}`, but found an empty one",
+            input.name
+        ))),
+        _ => Err(Error::invalid(format!(
+            "expected one text in `{}`, but found {}",
+            input.name,
+            found.len()
+        ))),
+    }
+}
+
+/// Labels, which the pipeline checks. There are at most `limit`, before they are copied.
+fn labels(input: &InferInput, limit: usize) -> Result<Vec<String>> {
+    let labels = strings(input)?;
+    if labels.len() > limit {
+        fields::count(&input.name, labels.len(), limit)?;
+    }
+    Ok(labels.to_vec())
+}
+
+/// The texts of a required input.
+fn texts(context: &Context, request: &InferRequest, name: &str) -> Result<Vec<String>> {
+    fields::texts(
+        name,
+        strings(required(request, name)?)?.to_vec().into(),
+        &context.texts,
+    )
+}
+
+fn integers(input: &InferInput) -> Result<&[i64]> {
+    match &input.elements {
+        InputElements::Integers(values) => Ok(values),
+        InputElements::Texts(_) => Err(Error::invalid(format!(
+            "expected `{}` as INT32 or INT64, but found BYTES",
+            input.name
+        ))),
+    }
+}
+
+/// Number of tokens before the padding; `None` if the mask is not ones and then zeros. Tokens have their positions in the
+/// tensor, so padding on the left, or between tokens, would change the result of many models.
+fn unpadded(mask: &[i64]) -> Option<usize> {
+    let count = mask.iter().take_while(|kept| **kept == 1).count();
+    mask[count..].iter().all(|kept| *kept == 0).then_some(count)
+}
+
+fn not_padded_on_the_right(mask: &InferInput, row: usize) -> Error {
+    Error::invalid(format!(
+        "expected ones and then zeros in row {row} of `{}`, but found another order or other \
+         values",
+        mask.name
+    ))
+    .with_hint("pad on the right (`padding_side=\"right\"` in transformers)")
+}
+
+/// The token ids that the mask keeps, per text.
+fn tokens(ids: &InferInput, mask: Option<&InferInput>, limit: usize) -> Result<Vec<Vec<u32>>> {
+    let InferInput { name, shape, .. } = ids;
+    let (count, length) = match shape[..] {
+        [length] => (1, length),
+        [count, length] => (count, length),
+        _ => {
+            return Err(Error::invalid(format!(
+                "expected `{name}` of shape [texts, tokens], but found {shape:?}"
+            )));
+        }
+    };
+    fields::count(name, count, limit)?;
+    if length == 0 {
+        return Err(Error::invalid(format!(
+            "expected tokens in `{name}`, but found none"
+        )));
+    }
+    if let Some(mask) = mask.filter(|mask| mask.shape != *shape) {
+        return Err(Error::invalid(format!(
+            "expected `{}` of shape {shape:?}, like `{name}`, but found {:?}",
+            mask.name, mask.shape
+        )));
+    }
+    let (values, kept) = (integers(ids)?, mask.map(integers).transpose()?);
+    let row = |row: usize| {
+        let places = row * length..(row + 1) * length;
+        let count = match (kept, mask) {
+            (Some(kept), Some(mask)) => {
+                unpadded(&kept[places.clone()]).ok_or_else(|| not_padded_on_the_right(mask, row))?
+            }
+            _ => length,
+        };
+        let ids = places.take(count).map(|place| u32::try_from(values[place]));
+        let ids = ids.collect::<Result<Vec<_>, _>>().map_err(|_| {
+            Error::invalid(format!(
+                "expected token ids in `{name}`, but found other integers"
+            ))
+        })?;
+        match ids.is_empty() {
+            true => Err(Error::invalid(format!(
+                "expected tokens in row {row} of `{name}`, but found none"
+            ))),
+            false => Ok(ids),
+        }
+    };
+    (0..count).map(row).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{bodies::rejection::Rejection, dialects::Dialect};
+
+    #[test]
+    fn a_query_that_is_not_one_text_is_invalid() {
+        let refusal = |texts: &[&str]| {
+            let elements = InputElements::Texts(texts.iter().map(ToString::to_string).collect());
+            let mut input = InferInput::default();
+            (input.name, input.elements) = ("QUERY".into(), elements);
+            let rejection = Rejection::from(text(&input).unwrap_err());
+            format!(
+                "{} {}",
+                Dialect::KServe.status(rejection.status).as_u16(),
+                rejection.message
+            )
+        };
+        insta::assert_snapshot!([refusal(&["a", "b"]), refusal(&[]), refusal(&[""])].join("\n"), @r"
+        400 expected one text in `QUERY`, but found 2
+        400 expected one text in `QUERY`, but found 0
+        400 expected a text in `QUERY`, but found an empty one
+        ");
+    }
+}

@@ -1,0 +1,228 @@
+//! Error bodies, by API.
+
+pub mod batch_requests;
+pub mod bedrock;
+pub mod chat;
+pub mod cohere;
+pub mod kserve;
+pub mod llama_cpp;
+pub mod ollama;
+pub mod openai;
+pub mod score;
+pub mod translators;
+pub mod vllm;
+use axum::{
+    Json,
+    http::{
+        HeaderValue, StatusCode,
+        header::{CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE},
+    },
+    response::{IntoResponse, Response},
+};
+use schemars::{JsonSchema, Schema, SchemaGenerator};
+use serde::Serialize;
+
+use super::bodies::rejection::Rejection;
+
+/// Bedrock's header with the error type.
+const ERROR_TYPE: &str = "x-amzn-errortype";
+
+/// The format of error bodies, which several APIs may share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dialect {
+    /// TEI, the model hub, Ollama and LibreTranslate.
+    Tei,
+    OpenAi,
+    Jina,
+    /// Cohere and DeepL.
+    Cohere,
+    KServe,
+    Bedrock,
+}
+
+/// An error in the TEI, model hub, Ollama and LibreTranslate APIs.
+#[derive(Serialize, JsonSchema)]
+pub struct TeiError {
+    /// What is wrong, and what to do.
+    error: String,
+    /// `Validation`, `Overloaded` or `Backend`.
+    error_type: &'static str,
+}
+
+/// An error in the OpenAI API.
+#[derive(Serialize, JsonSchema)]
+pub struct OpenAiError {
+    /// What is wrong, and where.
+    error: OpenAiErrorDetails,
+}
+
+#[derive(Serialize, JsonSchema)]
+struct OpenAiErrorDetails {
+    /// `model_not_found`, `invalid_api_key`, `rate_limit_exceeded` or `null`.
+    code: Option<&'static str>,
+    /// What is wrong, and what to do.
+    message: String,
+    /// Always `null`: the message names the field.
+    param: Option<&'static str>,
+    /// `invalid_request_error`, `rate_limit_error` or `server_error`.
+    #[serde(rename = "type")]
+    kind: &'static str,
+}
+
+/// An error in the Jina and Voyage APIs.
+#[derive(Serialize, JsonSchema)]
+pub struct JinaError {
+    /// What is wrong, and what to do.
+    detail: String,
+}
+
+/// An error in the Cohere and DeepL APIs.
+#[derive(Serialize, JsonSchema)]
+pub struct CohereError {
+    /// What is wrong, and what to do.
+    message: String,
+}
+
+/// An error in the KServe v2 API.
+#[derive(Serialize, JsonSchema)]
+pub struct KServeError {
+    /// What is wrong, and what to do.
+    error: String,
+}
+
+/// An error in the Bedrock API; its type is in the header `x-amzn-errortype`.
+#[derive(Serialize, JsonSchema)]
+pub struct BedrockError {
+    /// What is wrong, and what to do.
+    message: String,
+}
+
+/// An error body.
+#[derive(Serialize)]
+#[serde(untagged)]
+pub enum ErrorBody {
+    Tei(TeiError),
+    OpenAi(OpenAiError),
+    Jina(JinaError),
+    Cohere(CohereError),
+    KServe(KServeError),
+    Bedrock(BedrockError),
+}
+
+impl ErrorBody {
+    pub fn schema(&self, generator: &mut SchemaGenerator) -> Schema {
+        match self {
+            Self::Tei(_) => generator.subschema_for::<TeiError>(),
+            Self::OpenAi(_) => generator.subschema_for::<OpenAiError>(),
+            Self::Jina(_) => generator.subschema_for::<JinaError>(),
+            Self::Cohere(_) => generator.subschema_for::<CohereError>(),
+            Self::KServe(_) => generator.subschema_for::<KServeError>(),
+            Self::Bedrock(_) => generator.subschema_for::<BedrockError>(),
+        }
+    }
+}
+
+impl Dialect {
+    /// The status that a dialect uses: KServe has no 422, and Bedrock only those in its service model.
+    pub fn status(self, status: StatusCode) -> StatusCode {
+        match (self, status) {
+            (Self::KServe, StatusCode::UNPROCESSABLE_ENTITY) => StatusCode::BAD_REQUEST,
+            (Self::Bedrock, StatusCode::UNAUTHORIZED) => StatusCode::FORBIDDEN,
+            (Self::Bedrock, StatusCode::BAD_GATEWAY) => StatusCode::FAILED_DEPENDENCY,
+            (Self::Bedrock, StatusCode::GATEWAY_TIMEOUT) => StatusCode::REQUEST_TIMEOUT,
+            (
+                Self::Bedrock,
+                StatusCode::UNPROCESSABLE_ENTITY
+                | StatusCode::PAYLOAD_TOO_LARGE
+                | StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            ) => StatusCode::BAD_REQUEST,
+            (_, status) => status,
+        }
+    }
+
+    /// A rejection's error body.
+    pub fn body(self, rejection: &Rejection) -> ErrorBody {
+        let (status, message) = (rejection.status, rejection.message.clone());
+        match self {
+            // TEI itself sends no body, so its clients read none.
+            Self::Tei if status == StatusCode::UNAUTHORIZED => {
+                ErrorBody::KServe(KServeError { error: message })
+            }
+            Self::Tei => {
+                let error_type = match status {
+                    StatusCode::TOO_MANY_REQUESTS => "Overloaded",
+                    status if status.is_server_error() => "Backend",
+                    _ => "Validation",
+                };
+                ErrorBody::Tei(TeiError {
+                    error: message,
+                    error_type,
+                })
+            }
+            Self::OpenAi => {
+                let (kind, code) = match status {
+                    StatusCode::NOT_FOUND if rejection.is_unknown_model() => {
+                        ("invalid_request_error", Some("model_not_found"))
+                    }
+                    StatusCode::UNAUTHORIZED => ("invalid_request_error", Some("invalid_api_key")),
+                    StatusCode::TOO_MANY_REQUESTS => {
+                        ("rate_limit_error", Some("rate_limit_exceeded"))
+                    }
+                    status if status.is_server_error() => ("server_error", None),
+                    _ => ("invalid_request_error", None),
+                };
+                let error = OpenAiErrorDetails {
+                    code,
+                    message,
+                    param: None,
+                    kind,
+                };
+                ErrorBody::OpenAi(OpenAiError { error })
+            }
+            Self::Jina => ErrorBody::Jina(JinaError { detail: message }),
+            Self::Cohere => ErrorBody::Cohere(CohereError { message }),
+            Self::KServe => ErrorBody::KServe(KServeError { error: message }),
+            Self::Bedrock => ErrorBody::Bedrock(BedrockError { message }),
+        }
+    }
+
+    /// Completes a rejected request's response: status, headers and body.
+    pub fn complete(self, rejection: &Rejection, response: &mut Response) {
+        let status = self.status(rejection.status);
+        *response.status_mut() = status;
+        let headers = response.headers_mut();
+        if self == Self::Bedrock {
+            headers.insert(
+                ERROR_TYPE,
+                HeaderValue::from_static(bedrock_type(status, rejection)),
+            );
+        }
+        match status {
+            StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
+                headers.insert(RETRY_AFTER, HeaderValue::from(rejection.retry_after_s));
+            }
+            StatusCode::UNAUTHORIZED => {
+                headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            }
+            _ => {}
+        }
+        headers.remove(CONTENT_LENGTH);
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        *response.body_mut() = Json(self.body(rejection)).into_response().into_body();
+    }
+}
+
+/// The exception in Bedrock's service model for a status.
+fn bedrock_type(status: StatusCode, rejection: &Rejection) -> &'static str {
+    match status {
+        StatusCode::FORBIDDEN => "AccessDeniedException",
+        StatusCode::NOT_FOUND if rejection.is_unknown_model() => "ResourceNotFoundException",
+        StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => "UnknownOperationException",
+        StatusCode::REQUEST_TIMEOUT => "ModelTimeoutException",
+        StatusCode::FAILED_DEPENDENCY => "ModelErrorException",
+        StatusCode::TOO_MANY_REQUESTS => "ThrottlingException",
+        StatusCode::SERVICE_UNAVAILABLE => "ServiceUnavailableException",
+        status if status.is_server_error() => "InternalServerException",
+        _ => "ValidationException",
+    }
+}

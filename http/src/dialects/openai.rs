@@ -1,0 +1,424 @@
+//! OpenAI's `/v1/embeddings`, which is also Voyage's, Jina's and (as `/embeddings`) TEI's, and `/v1/models`.
+
+use std::{mem, sync::Arc};
+
+use axum::{Json, extract::State, http::HeaderMap};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    bodies::{
+        inputs,
+        rejection::Reply,
+        request::{Call, InPath, RequestBody},
+        response::{TokenUsage, by_model},
+        truncation::{BooleanOrTruncate, RequestedTruncation},
+        vectors::{EncodingFormat, Form, Vector},
+    },
+    fields,
+    service::{app::App, caller_models::CallerModels, response_limit},
+};
+use kivu::{
+    backend::Deadline,
+    error::{Error, Result},
+    json::{Content, Known},
+    json_schemas::{Alias, InputsOrObjects},
+    pipeline::{
+        Input,
+        embedding::{VectorKind, vectors::VectorType},
+        encoder::chunks::Chunks,
+    },
+    task::embedding::EmbeddingParameters,
+    tokenizer::{Side, models::cl100k},
+};
+
+/// A header of OpenAI's clients.
+const OPENAI_CLIENT: &str = "x-stainless-lang";
+
+/// Fields from OpenAI, and from Voyage, Jina and TEI, which have the same route or extend it.
+#[derive(Deserialize, JsonSchema)]
+#[serde(expecting = "an object with `input`")]
+#[schemars(transform = Alias("normalized", "normalize"))]
+pub struct EmbeddingsRequest {
+    /// A text, a list of texts or objects with a `text`, token ids, or a list of token id lists.
+    #[schemars(with = "InputsOrObjects")]
+    input: Content,
+    /// Model name; the default is the first embedding model.
+    model: Option<String>,
+    /// Number of leading values to keep per vector, which is normalized again.
+    #[schemars(range(min = 1))]
+    dimensions: Option<usize>,
+    /// Voyage's name for `dimensions`.
+    #[schemars(range(min = 1))]
+    output_dimension: Option<usize>,
+    /// `float` by default: numbers, of the type in `output_dtype`.
+    encoding_format: Option<EncodingFormat>,
+    /// Jina's name for `encoding_format`, and the values' type beside it.
+    embedding_type: Option<EncodingFormat>,
+    /// The values' type, also in base64; `float` by default.
+    output_dtype: Option<VectorType>,
+    /// Prompt to put before each text, by name.
+    prompt_name: Option<String>,
+    /// A text to put before each text, instead of one of the model's prompts.
+    prompt: Option<String>,
+    /// Replaces the instruction in the model's prompt for queries, if it has one, or in the one that is named.
+    instruction: Option<String>,
+    /// The texts' role, for which the model may have a prompt, such as `query` or `document`.
+    input_type: Option<String>,
+    /// Jina's name for `input_type`; in a model with adapters for tasks, one of its tasks.
+    task: Option<String>,
+    /// The tokenizer for token ids; `cl100k_base` by default.
+    token_encoding: Option<TokenEncoding>,
+    /// Whether texts beyond the model's limit are truncated; otherwise they are rejected. NVIDIA's clients send `NONE`, or
+    /// the end that is cut off, `START` or `END`.
+    truncate: Option<BooleanOrTruncate>,
+    /// Voyage's name for `truncate`.
+    truncation: Option<bool>,
+    /// vLLM's: -1, or at least the model's limit, truncates longer texts.
+    #[schemars(range(min = -1))]
+    truncate_prompt_tokens: Option<i64>,
+    /// vLLM's: the text end that is cut off; the right one by default.
+    truncation_side: Option<Side>,
+    /// Whether vectors are scaled to length 1; true by default.
+    #[serde(alias = "normalize")]
+    normalized: Option<bool>,
+    /// vLLM's name for `normalized`.
+    use_activation: Option<bool>,
+    /// `true`: the model reads the texts as one text, and each is a chunk with its own vector; `sentences`: the model
+    /// reads a single text, whose sentences are the chunks.
+    late_chunking: Option<LateChunking>,
+}
+
+impl RequestBody for EmbeddingsRequest {
+    const KNOWN: Known = fields::embeddings::EMBEDDINGS;
+}
+
+#[derive(Clone, Copy, Deserialize, JsonSchema)]
+#[serde(untagged, expecting = "expected a boolean or `sentences`")]
+#[schemars(inline)]
+enum LateChunking {
+    /// As in Jina's API: the texts are the chunks.
+    Texts(bool),
+    Sentences(Sentences),
+}
+
+#[derive(Clone, Copy, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+#[schemars(inline)]
+enum Sentences {
+    Sentences,
+}
+
+impl LateChunking {
+    /// Input chunks; `None` if each input has its own vector. The model takes `max_tokens`.
+    async fn chunks(
+        self,
+        inputs: &[Input],
+        max_tokens: usize,
+        deadline: Deadline,
+    ) -> Result<Option<Chunks>> {
+        if let Self::Texts(false) = self {
+            return Ok(None);
+        }
+        let text = |input: &Input| match input {
+            Input::Text(text) => Ok(text.clone()),
+            _ => Err(Error::invalid(
+                "expected texts in `input` for `late_chunking`, but found token ids",
+            )),
+        };
+        let mut texts = inputs.iter().map(text).collect::<Result<Vec<_>>>()?;
+        match (self, texts.len()) {
+            (Self::Texts(_), _) => Ok(Some(Chunks::joined(texts))),
+            (Self::Sentences(_), 1) => {
+                let text = texts.remove(0);
+                let split = move || Chunks::sentences(text, max_tokens).map(Some);
+                deadline
+                    .run_sized(inputs[0].texts().map(str::len).sum(), split)
+                    .await
+            }
+            (Self::Sentences(_), count) => Err(Error::invalid(format!(
+                "expected one text in `input` for `late_chunking` by sentences, but found {count}"
+            ))),
+        }
+    }
+}
+
+/// Tokenizer for a request's token ids.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+enum TokenEncoding {
+    /// The tokenizer of OpenAI's embedding models.
+    #[default]
+    #[serde(rename = "cl100k_base")]
+    Cl100kBase,
+    /// The model's own tokenizer, special tokens included.
+    Model,
+}
+
+/// What a request's three fields say about the form of its vectors.
+struct VectorFormat {
+    vector_type: Option<VectorType>,
+    encoding: Option<EncodingFormat>,
+}
+
+impl VectorFormat {
+    /// In `encoding_format`, `float` means numbers of any type.
+    fn of(body: &EmbeddingsRequest, headers: &HeaderMap) -> Result<Self> {
+        let encoding = body
+            .encoding_format
+            .filter(|format| *format != EncodingFormat::Float);
+        let types = [
+            ("output_dtype", body.output_dtype),
+            (
+                "embedding_type",
+                body.embedding_type.and_then(EncodingFormat::vector_type),
+            ),
+            (
+                "encoding_format",
+                encoding.and_then(EncodingFormat::vector_type),
+            ),
+        ];
+        let mut found = types
+            .iter()
+            .filter_map(|(name, vector_type)| vector_type.map(|it| (name, it)));
+        let first = found.next();
+        if let Some((name, vector_type)) = first
+            && let Some((other, another)) = found.find(|(_, another)| *another != vector_type)
+        {
+            return Err(Error::invalid(format!(
+                "expected the same type in `{name}` and `{other}`, but found `{vector_type}` and `{another}`"
+            )));
+        }
+        let vector_type = first.map(|(_, vector_type)| vector_type);
+        let encoding = match (body.encoding_format, body.embedding_type) {
+            (None | Some(EncodingFormat::Base64), _) => {
+                body.encoding_format.or(body.embedding_type)
+            }
+            (Some(format), Some(EncodingFormat::Base64)) => {
+                return Err(Error::invalid(format!(
+                    "expected the same form in `encoding_format` and `embedding_type`, but found `{}` and `base64`",
+                    format.name()
+                )));
+            }
+            (Some(format), _) => Some(format),
+        };
+        let is_bytes = vector_type.is_some_and(|vector_type| vector_type != VectorType::Float);
+        if is_bytes
+            && encoding == Some(EncodingFormat::Base64)
+            && headers.contains_key(OPENAI_CLIENT)
+        {
+            return Err(Error::invalid(
+                "expected `encoding_format` `float`, which means numbers of the requested type, but found `base64`, which \
+                 OpenAI's client asks for by itself and reads as 32-bit floats",
+            ));
+        }
+        Ok(Self {
+            vector_type,
+            encoding,
+        })
+    }
+}
+
+#[derive(Serialize, JsonSchema)]
+struct Embedding {
+    /// `embedding`.
+    object: &'static str,
+    /// Position among the vectors, from 0.
+    index: usize,
+    /// The vector.
+    embedding: Vector,
+    /// The sentence's start and end in the text, in characters; only with `late_chunking` by sentences.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    span: Option<[usize; 2]>,
+}
+
+#[derive(Serialize, JsonSchema)]
+pub struct EmbeddingsResponse<'a> {
+    /// `list`.
+    object: &'static str,
+    /// A vector per input, in order; per sentence with `late_chunking` by sentences.
+    data: Vec<Embedding>,
+    /// The name of the model that ran.
+    model: &'a str,
+    /// Tokens of all inputs.
+    usage: TokenUsage,
+    /// Positions of truncated inputs; absent if there are none.
+    #[serde(skip_serializing_if = "<[usize]>::is_empty")]
+    truncated: &'a [usize],
+}
+
+/// Embed texts
+pub async fn embeddings(headers: HeaderMap, Call(context, body): Call<EmbeddingsRequest>) -> Reply {
+    let format = VectorFormat::of(&body, &headers)?;
+    let name = body.model.as_deref();
+    let (model, pipeline) = context.embedding(name).await?;
+    let inputs = inputs::read("input", texts_of_objects(body.input), &context.texts)?;
+    let inputs = match body.token_encoding.unwrap_or_default() {
+        TokenEncoding::Cl100kBase => inputs.into_iter().map(text_of_ids).collect::<Result<_>>()?,
+        TokenEncoding::Model => inputs,
+    };
+    pipeline.check_dimensions(body.output_dimension)?;
+    let dimensions = [
+        ("dimensions", body.dimensions),
+        ("output_dimension", body.output_dimension),
+    ];
+    let dimensions = inputs::one_value(dimensions)?;
+    // Other spellings of a task are no roles.
+    let task = match body.task {
+        Some(task) if !pipeline.settings().tasks.is_empty() => {
+            Some(pipeline.settings().task_name(&task)?.to_owned())
+        }
+        task => task,
+    };
+    let roles = [
+        ("input_type", body.input_type),
+        ("task", task),
+        ("model", context.models.named_prompt(name)),
+    ];
+    let of_role = match inputs::one_role(roles)? {
+        Some(role) => pipeline.prompt_name(&role)?.map(str::to_owned),
+        None => None,
+    };
+    let truncation = RequestedTruncation {
+        truncate: body.truncate,
+        truncation: body.truncation,
+        truncate_prompt_tokens: body.truncate_prompt_tokens,
+        truncation_side: body.truncation_side,
+    };
+    let truncation = truncation.parameters(pipeline.settings().max_tokens)?;
+    let normalized = inputs::one_value([
+        ("normalized", body.normalized),
+        ("use_activation", body.use_activation),
+    ])?;
+    let parameters = EmbeddingParameters {
+        truncation,
+        prompt_name: body.prompt_name.or(of_role),
+        prompt: body.prompt,
+        instruction: body.instruction,
+        normalize: Some(normalized.unwrap_or(true)),
+        dimensions,
+        output_dtype: format.vector_type,
+        outputs: Some(vec![VectorKind::Dense]),
+        ..EmbeddingParameters::default()
+    };
+    let embedder = parameters.prepare(pipeline, &context.scope())?;
+    let (form, options) = (Form::new(&embedder, format.encoding), &embedder.options);
+    let late_chunking = body.late_chunking.unwrap_or(LateChunking::Texts(false));
+    let chunks = late_chunking
+        .chunks(&inputs, pipeline.encoder().max_tokens(), context.deadline)
+        .await?;
+    let count = chunks.as_ref().map_or(inputs.len(), Chunks::count);
+    response_limit::check(count * form.min_bytes(pipeline.dimensions(dimensions)?))?;
+    let embeddings = match &chunks {
+        None => pipeline.embed(inputs, options, context.deadline).await?,
+        Some(chunks) => {
+            pipeline
+                .embed_chunks(chunks, options, context.deadline)
+                .await?
+        }
+    };
+    let spans = match (late_chunking, chunks) {
+        (LateChunking::Sentences(_), Some(chunks)) => chunks.spans(),
+        _ => Vec::new(),
+    };
+    let data = embeddings
+        .vectors
+        .into_iter()
+        .enumerate()
+        .map(|(index, vector)| Embedding {
+            object: "embedding",
+            index,
+            embedding: form.apply(vector),
+            span: spans.get(index).copied(),
+        });
+    let answer = EmbeddingsResponse {
+        object: "list",
+        data: data.collect(),
+        model: &model.name,
+        usage: TokenUsage::of(&embeddings.usage),
+        truncated: &embeddings.usage.truncated,
+    };
+    Ok(by_model(&answer, &embeddings.usage))
+}
+
+/// OpenAI clients such as LangChain send ids from its tokenizer, without declaring which tokenizer it is.
+fn text_of_ids(input: Input) -> Result<Input> {
+    match input {
+        Input::Ids(ids) => cl100k::decode(&ids).map(Input::Text).map_err(|error| {
+            Error::invalid(error.message()).with_hint(
+                "set `token_encoding` to `model` for the ids of the model's own tokenizer, or send \
+                 texts (`check_embedding_ctx_length=False` in LangChain)",
+            )
+        }),
+        text => Ok(text),
+    }
+}
+
+/// Jina clients may send objects with a `text` instead of texts.
+fn texts_of_objects(mut input: Content) -> Content {
+    let has_text =
+        |value: &&mut Content| matches!(value, Content::Object(texts) if texts[0].is_text());
+    if let Content::List(values) = &mut input {
+        values
+            .rest
+            .iter_mut()
+            .filter(has_text)
+            .for_each(|value| *value = mem::take(value).into_text());
+    }
+    input
+}
+
+#[derive(Serialize, JsonSchema)]
+pub struct ModelList {
+    /// The models, under their names and aliases.
+    data: Vec<ModelEntry>,
+    /// `list`.
+    object: &'static str,
+}
+
+#[derive(Serialize, JsonSchema)]
+pub struct ModelEntry {
+    /// Always 0.
+    created: u64,
+    /// A name or alias in requests.
+    id: String,
+    /// `model`.
+    object: &'static str,
+    /// `kivu`.
+    owned_by: &'static str,
+}
+
+impl ModelEntry {
+    fn new(id: &str) -> Self {
+        Self {
+            created: 0,
+            id: id.to_owned(),
+            object: "model",
+            owned_by: "kivu",
+        }
+    }
+}
+
+/// List the models
+pub async fn models(models: CallerModels) -> Json<ModelList> {
+    let models = models.list();
+    let names = models
+        .iter()
+        .flat_map(|model| [&model.name].into_iter().chain(&model.manifest.aliases));
+    Json(ModelList {
+        data: names.map(|name| ModelEntry::new(name)).collect(),
+        object: "list",
+    })
+}
+
+/// Describe a model
+pub async fn model(
+    State(app): State<Arc<App>>,
+    models: CallerModels,
+    InPath(name): InPath<String>,
+) -> Reply<Json<ModelEntry>> {
+    models
+        .find_new(Some(&name), Deadline::within(app.limits.timeout()))
+        .await?;
+    Ok(Json(ModelEntry::new(&name)))
+}

@@ -1,0 +1,15 @@
+//! The router's state and what surrounds each request.
+
+pub mod app;
+pub mod caller_models;
+pub mod cors;
+pub mod fetch;
+pub mod lookup;
+pub mod observe;
+pub mod openapi;
+pub mod response_limit;
+#[doc(hidden)]
+pub mod route;
+pub mod server;
+pub mod startup;
+pub mod used_models;

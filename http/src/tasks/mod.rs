@@ -1,0 +1,303 @@
+//! Routes whose body and response depend on the model's task: TEI's `POST /`, with SageMaker's `/invocations` and
+//! Vertex AI's `/vertex`, and the model hub's `POST /models/{model}`.
+
+pub mod classification;
+pub mod detection;
+pub mod embedding;
+pub mod extraction;
+pub mod generation;
+pub mod hub_body;
+pub mod ranking;
+pub mod task_schemas;
+pub mod token_classification;
+pub mod tokens;
+pub mod translation;
+use axum::{body::Bytes, http::header::CONTENT_TYPE, response::IntoResponse};
+use futures::{StreamExt, TryStreamExt, stream};
+use http_body_util::BodyExt;
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::Value;
+
+use self::{
+    classification::{classify_with, predict_with, zero_shot_with},
+    embedding::{EmbedRequest, embed_by_default, similarity_request, similarity_with},
+    generation::generate_with,
+    hub_body::HubBody,
+    ranking::rerank_with,
+    task_schemas::DefaultRequest,
+    token_classification::{FindEntitiesRequest, LabelTokensRequest, find_entities},
+};
+use super::{
+    bodies::{
+        inputs,
+        rejection::{Rejection, Reply},
+        request::{Call, Context, InPath, PiecewiseCall, RequestBody, from_value, model_name},
+        response::{BACKEND, TRUNCATED, truncated_header},
+    },
+    fields,
+};
+use kivu::{
+    error::{Error, Result},
+    json::{Known, Tree, check},
+    model::{Model, Pipeline},
+    pipeline::sharing_turns,
+    task::labels,
+};
+
+// Bodies are value trees, because their types depend on a model, whose name may be the last field.
+
+/// Run the first model
+///
+/// Accepts the body for `/embed`, `/predict`, `/rerank`, zero-shot or token classification, or texts to generate
+/// from, depending on the first model's task, or the `/similarity` body if `inputs` has a `source_sentence`. Returns
+/// that route's response.
+pub async fn default_task(Call(context, Tree(body)): Call<Tree>) -> Reply {
+    run_default(&context, body).await
+}
+
+async fn run_default(context: &Context, body: Value) -> Reply {
+    if is_similarity(&body) {
+        let request = similarity_request(body)?;
+        let name = request.model().map(str::to_owned);
+        let (_, pipeline) = context.embedding(name.as_deref()).await?;
+        return similarity_with(context, pipeline, name.as_deref(), request).await;
+    }
+    let name = model_name(&body).map(str::to_owned);
+    let model = context.model(name.as_deref()).await?;
+    if name.is_none() {
+        check_default(context, model, &body)?;
+    }
+    run_task(
+        context,
+        Selected {
+            model,
+            name: name.as_deref(),
+        },
+        body,
+        Form::Tei,
+    )
+    .await
+}
+
+/// The form of the bodies of classification and ranking.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Form {
+    /// As in `/predict` and `/rerank`.
+    Tei,
+    /// The model hub's.
+    Hub,
+}
+
+/// A model, and the name that selects it in the request.
+struct Selected<'a> {
+    model: &'a Model,
+    name: Option<&'a str>,
+}
+
+/// Runs a model's task.
+async fn run_task(
+    context: &Context,
+    Selected { model, name }: Selected<'_>,
+    body: Value,
+    form: Form,
+) -> Reply {
+    let scope = context.scope();
+    check_parameters(model, &body)?;
+    check(&body, known_fields(&model.pipeline))?;
+    let body = with_options(&model.pipeline, body, form)?;
+    match &model.pipeline {
+        Pipeline::Embedding(pipeline) => {
+            let mut body: EmbedRequest = from_value(body)?;
+            body.name = name.map(str::to_owned);
+            embed_by_default(context, pipeline, body).await
+        }
+        Pipeline::Classification(pipeline) => match form {
+            Form::Tei => predict_with(context, (pipeline, None), from_value(body)?).await,
+            Form::Hub => classify_with(context, pipeline, from_value(body)?).await,
+        },
+        Pipeline::TokenClassification(pipeline) => {
+            let LabelTokensRequest { inputs, parameters } = from_value(body)?;
+            let prepare = || parameters.unwrap_or_default().prepare(pipeline, &scope);
+            find_entities(context, inputs, prepare).await
+        }
+        Pipeline::ZeroShotEntities(pipeline) => {
+            let FindEntitiesRequest { inputs, parameters } = from_value(body)?;
+            find_entities(context, inputs, || parameters.prepare(pipeline, &scope)).await
+        }
+        Pipeline::ZeroShot(pipeline) => zero_shot_with(context, pipeline, from_value(body)?).await,
+        Pipeline::Ranking(pipeline) => rerank_with(context, pipeline, from_value(body)?).await,
+        Pipeline::Translation(pipeline) | Pipeline::TextToText(pipeline) => {
+            generate_with(context, pipeline, model.manifest.task, body).await
+        }
+    }
+}
+
+/// The fields of bodies for a model's task.
+fn known_fields(pipeline: &Pipeline) -> Known {
+    match pipeline {
+        Pipeline::Embedding(_) => fields::hub::FEATURES,
+        Pipeline::Classification(_) => fields::hub::CLASSIFICATION,
+        Pipeline::TokenClassification(_) => fields::hub::TOKENS,
+        Pipeline::ZeroShotEntities(_) => fields::hub::ENTITIES,
+        Pipeline::ZeroShot(_) => fields::hub::ZERO_SHOT,
+        Pipeline::Ranking(_) => fields::hub::RANKING,
+        Pipeline::Translation(_) | Pipeline::TextToText(_) => fields::hub::GENERATION,
+    }
+}
+
+/// The body with all options in one place: those in the model hub's `parameters`, and those beside them. TEI's own bodies
+/// for embedding, classification and ranking have them in one place only.
+fn with_options(pipeline: &Pipeline, body: Value, form: Form) -> Result<Value> {
+    let has_parameters = body.get("parameters").is_some();
+    let is_read = match pipeline {
+        Pipeline::Embedding(_) => form == Form::Hub || has_parameters,
+        Pipeline::Classification(_) | Pipeline::Ranking(_) => form == Form::Hub,
+        _ => true,
+    };
+    let found = match body {
+        Value::Object(fields) if is_read => HubBody::read(fields, pipeline.generator().is_some())?,
+        other => return Ok(other),
+    };
+    match pipeline {
+        Pipeline::Ranking(_) => found.in_inputs(),
+        Pipeline::Embedding(_) => Ok(found.beside_inputs()),
+        _ => Ok(found.in_parameters()),
+    }
+}
+
+/// Refuses requests for another task, whose response their client would misread, and unknown options for generated texts.
+fn check_parameters(model: &Model, body: &Value) -> Result<()> {
+    let given = body
+        .get("parameters")
+        .filter(|parameters| !parameters.is_null());
+    match &model.pipeline {
+        Pipeline::ZeroShot(_) | Pipeline::ZeroShotEntities(_) if given.is_none() => Err(
+            Error::invalid("expected the field `parameters.candidate_labels`, but found none"),
+        ),
+        pipeline => {
+            let fields = [Some(body), given]
+                .into_iter()
+                .flatten()
+                .filter_map(Value::as_object);
+            fields
+                .into_iter()
+                .try_for_each(|fields| labels::refuse_unused(model, fields))?;
+            pipeline
+                .generator()
+                .map_or(Ok(()), |_| generation::check_parameters(body))
+        }
+    }
+}
+
+/// Refuses the model hub's body where it reaches the first of several models, and that model embeds texts: hub clients
+/// send no `parameters` with texts to embed.
+fn check_default(context: &Context, model: &Model, body: &Value) -> Result<()> {
+    let is_hub_body = body.get("parameters").is_some_and(Value::is_object);
+    if is_hub_body && model.pipeline.embedding().is_some() && context.models.list().len() > 1 {
+        return Err(Error::invalid(format!(
+            "expected no `parameters` for `{}`, the first model, which is for `{}`",
+            model.name, model.manifest.task
+        ))
+        .with_hint("a client for another model needs its address, with the path `/models/NAME`"));
+    }
+    Ok(())
+}
+
+fn is_similarity(body: &Value) -> bool {
+    body.get("inputs")
+        .is_some_and(|inputs| inputs.get("source_sentence").is_some())
+}
+
+/// A request's instances that run at the same time.
+const CONCURRENT_INSTANCES: usize = 16;
+/// Response bytes that take as much memory as a value.
+const BYTES_PER_VALUE: usize = 12;
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(expecting = "an object with `instances`")]
+pub struct VertexRequest {
+    /// Bodies for `POST /`.
+    #[schemars(with = "Vec<DefaultRequest>", length(min = 1))]
+    instances: Vec<Tree>,
+}
+
+impl RequestBody for VertexRequest {
+    const KNOWN: Known = fields::tei::VERTEX;
+}
+
+/// Run the first model for several requests, as Vertex AI does
+///
+/// The instances share the request's limits and turns.
+pub async fn vertex(PiecewiseCall(context, body): PiecewiseCall<VertexRequest>) -> Reply {
+    inputs::count("instances", body.instances.len(), context.app.limits.texts)?;
+    sharing_turns(run_instances(&context, body.instances)).await
+}
+
+async fn run_instances(context: &Context, instances: Vec<Tree>) -> Reply {
+    let (limits, count) = (&context.app.limits, instances.len());
+    let (mut predictions, mut size) = (vec![Bytes::new(); count], 0);
+    let (mut backend, mut truncated) = (None, Vec::new());
+    let runs = instances
+        .into_iter()
+        .enumerate()
+        .map(|(index, Tree(instance))| async move {
+            let response = run_default(&context.of_part(count), instance).await?;
+            Ok::<_, Rejection>((index, response.into_parts()))
+        });
+    // The first error ends all instances.
+    let mut runs = stream::iter(runs).buffer_unordered(CONCURRENT_INSTANCES);
+    while let Some((index, (parts, body))) = runs.try_next().await? {
+        // Model responses are in memory, so that reading one does not wait.
+        let body = body
+            .collect()
+            .await
+            .map_err(|_| Error::inference("a response is incomplete"))?
+            .to_bytes();
+        size += body.len();
+        if size > limits.values.saturating_mul(BYTES_PER_VALUE) {
+            return Err(Error::too_large("expected fewer texts in all `instances`")
+                .with_hint("send fewer at once")
+                .into());
+        }
+        predictions[index] = body;
+        backend = parts.headers.get(BACKEND).cloned();
+        truncated.extend(parts.headers.contains_key(TRUNCATED).then_some(index));
+    }
+    let body = [
+        br#"{"predictions":["#.as_slice(),
+        &predictions.join(b",".as_slice()),
+        b"]}",
+    ]
+    .concat();
+    let backend = backend.map(|backend| [(BACKEND, backend)]);
+    truncated.sort_unstable();
+    Ok((
+        backend,
+        truncated_header(&truncated),
+        [(CONTENT_TYPE, "application/json")],
+        body,
+    )
+        .into_response())
+}
+
+/// Run a model
+pub async fn infer(InPath(name): InPath<String>, Call(context, Tree(body)): Call<Tree>) -> Reply {
+    if !body.is_object() {
+        return Err(Error::invalid("expected an object with `inputs`, but found none").into());
+    }
+    let model = context.model(Some(&name)).await?;
+    if let Some(pipeline) = model.pipeline.embedding().filter(|_| is_similarity(&body)) {
+        return similarity_with(&context, pipeline, Some(&name), similarity_request(body)?).await;
+    }
+    run_task(
+        &context,
+        Selected {
+            model,
+            name: Some(&name),
+        },
+        body,
+        Form::Hub,
+    )
+    .await
+}

@@ -1,0 +1,356 @@
+//! Ranks texts by a query: TEI's `/rerank`, which also takes documents, Cohere's `/v2/rerank` and Jina's `/v1/rerank`.
+
+use std::fmt::Display;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::{
+    bodies::{
+        inputs::{self, RequestTexts},
+        rejection::Reply,
+        request::{Call, Context, RequestBody, from_known},
+        response::{Rank, TokenUsage, by_model, with_usage},
+        truncation::{BooleanOrTruncate, RequestedTruncation},
+    },
+    fields,
+};
+use kivu::{
+    error::{Error, Result},
+    json::{Content, Known, Tree, flattened},
+    json_schemas::{Object, Text, TextOrObject, Texts},
+    pipeline::{
+        Usage,
+        classification::{ranking::RankingPipeline, scores::descending},
+    },
+    task::ranking::RankingParameters,
+    tokenizer::Side,
+};
+
+/// Texts with their scores.
+pub struct Ranked {
+    texts: Vec<String>,
+    scores: Vec<f32>,
+    /// Text indexes, the highest score first.
+    order: Vec<usize>,
+    pub usage: Usage,
+}
+
+struct Candidates {
+    query: String,
+    texts: Vec<String>,
+}
+
+async fn rank(
+    context: &Context,
+    pipeline: &RankingPipeline,
+    Candidates { query, texts }: Candidates,
+    parameters: RankingParameters,
+) -> Result<Ranked> {
+    let ranker = parameters.prepare(pipeline, &context.scope())?;
+    let (scores, usage) = ranker.run(query, texts.clone(), context.deadline).await?;
+    Ok(Ranked {
+        texts,
+        order: descending(&scores),
+        scores,
+        usage,
+    })
+}
+
+/// A query, and texts to rank by it.
+#[derive(Deserialize, JsonSchema)]
+#[serde(expecting = "an object with `query` and `texts`")]
+pub struct RerankRequest {
+    /// The text by which the others are ranked.
+    #[schemars(with = "Text")]
+    query: Content,
+    /// The texts to rank.
+    #[schemars(with = "Texts")]
+    texts: Content,
+    /// Model name; the default is the first ranking model.
+    model: Option<String>,
+    /// Whether the response has the texts; false by default.
+    return_text: Option<bool>,
+    #[serde(flatten, deserialize_with = "flattened")]
+    parameters: RankingParameters,
+}
+
+/// The body of `/rerank`: TEI's, or that of vLLM and infinity.
+#[derive(JsonSchema)]
+#[serde(untagged)]
+#[schemars(inline)]
+#[expect(dead_code, reason = "only its schema is used")]
+pub enum TextsOrDocuments {
+    Texts(RerankRequest),
+    Documents(DocumentsRequest),
+}
+
+/// Rank texts by a query
+///
+/// The body is a value tree, because its type depends on a field that may be its last one.
+pub async fn rerank(Call(context, Tree(body)): Call<Tree>) -> Reply {
+    let has = |name: &str| body.get(name).is_some_and(|value| !value.is_null());
+    match (has("texts"), has("documents")) {
+        (true, true) => Err(Error::invalid(
+            "expected either `texts` or `documents`, but found both",
+        )
+        .with_hint("leave one of them out")
+        .into()),
+        (false, true) => documents_with(&context, from_known(body, fields::ranking::RERANK)?).await,
+        (_, false) => {
+            let body: RerankRequest = from_known(body, fields::ranking::RERANK)?;
+            let (_, pipeline) = context.ranking(body.model.as_deref()).await?;
+            rerank_with(&context, &pipeline, body).await
+        }
+    }
+}
+
+/// Ranks documents as [`jina`] does, with the headers of TEI's routes.
+async fn documents_with(context: &Context, body: DocumentsRequest) -> Reply {
+    let (answer, usage) = jina_response(context, body).await?;
+    Ok(with_usage(context, &answer, &usage))
+}
+
+pub async fn rerank_with(
+    context: &Context,
+    pipeline: &RankingPipeline,
+    body: RerankRequest,
+) -> Reply {
+    let query = inputs::text(&"query", body.query, &context.texts)?;
+    let texts = inputs::texts("texts", body.texts, &context.texts)?;
+    let ranked = rank(
+        context,
+        pipeline,
+        Candidates { query, texts },
+        body.parameters,
+    )
+    .await?;
+    let with_text = body.return_text.unwrap_or(false);
+    let ranks = ranked.order.iter().map(|&index| Rank {
+        index,
+        score: ranked.scores[index],
+        text: with_text.then(|| ranked.texts[index].as_str()),
+    });
+    Ok(with_usage(
+        context,
+        &ranks.collect::<Vec<_>>(),
+        &ranked.usage,
+    ))
+}
+
+impl RequestBody for DocumentsRequest {
+    const KNOWN: Known = fields::ranking::DOCUMENTS;
+}
+
+#[derive(Default, Deserialize, JsonSchema)]
+#[serde(expecting = "an object with `query` and `documents`")]
+pub struct DocumentsRequest {
+    /// Model name; the default is the first ranking model.
+    pub model: Option<String>,
+    /// The text by which the documents are ranked.
+    #[schemars(with = "Text")]
+    pub query: Content,
+    /// Texts, or objects with a `text`.
+    #[schemars(with = "Vec<TextOrObject>", length(min = 1))]
+    pub documents: Content,
+    /// Number of documents to return; all by default.
+    #[schemars(range(min = 1))]
+    pub top_n: Option<usize>,
+    /// Whether the response has the documents, by default true for Jina and false for Voyage; Cohere's never has.
+    pub return_documents: Option<bool>,
+    /// What makes a document relevant: replaces the instruction in the model's template, if it has one.
+    pub instruction: Option<String>,
+    /// A text to put before the query, instead of the model's prompt.
+    pub prompt: Option<String>,
+    /// Voyage's name for `top_n`.
+    #[schemars(range(min = 1))]
+    pub top_k: Option<usize>,
+    /// Voyage's: whether texts beyond the model's limit are truncated; otherwise they are rejected. The response to a
+    /// request with this field or `top_k` is Voyage's.
+    pub truncation: Option<bool>,
+    /// Cohere's: number of tokens to read of each document; not below the model's limit.
+    #[schemars(range(min = 1))]
+    pub max_tokens_per_doc: Option<usize>,
+    /// Whether texts beyond the model's limit are truncated; otherwise they are rejected. NVIDIA's clients send `NONE`, or
+    /// the end that is cut off, `START` or `END`.
+    pub truncate: Option<BooleanOrTruncate>,
+    /// vLLM's: -1, or at least the model's limit, truncates longer texts.
+    #[schemars(range(min = -1))]
+    pub truncate_prompt_tokens: Option<i64>,
+    /// vLLM's: the text end that is cut off; the right one by default.
+    pub truncation_side: Option<Side>,
+    /// infinity's: whether scores are logits, cosines or product sums instead of numbers from 0 to 1.
+    pub raw_scores: Option<bool>,
+    /// vLLM's: the opposite of `raw_scores`.
+    pub use_activation: Option<bool>,
+}
+
+#[derive(Serialize, JsonSchema)]
+pub struct RankedDocument {
+    /// The document's position in the request, from 0.
+    index: usize,
+    /// From 0 to 1, the most relevant document first.
+    relevance_score: f32,
+    /// The document, if `return_documents` is true.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    document: Option<Document>,
+}
+
+#[derive(Serialize, JsonSchema)]
+pub struct Document {
+    /// The document's text.
+    text: String,
+}
+
+impl Ranked {
+    pub fn documents(&self, with_text: bool) -> Vec<RankedDocument> {
+        let document = |&index: &usize| RankedDocument {
+            index,
+            relevance_score: self.scores[index],
+            document: with_text.then(|| Document {
+                text: self.texts[index].clone(),
+            }),
+        };
+        self.order.iter().map(document).collect()
+    }
+}
+
+/// Ranks documents; also returns the model name.
+pub async fn rank_documents(context: &Context, body: DocumentsRequest) -> Result<(&str, Ranked)> {
+    let query = inputs::text(&"query", body.query, &context.texts)?;
+    if !matches!(body.documents, Content::List(_)) {
+        return Err(Error::invalid(
+            "expected `documents` to be a list of texts, but found no list",
+        ));
+    }
+    let texts = inputs::one_or_list("documents", body.documents, &context.texts, document)?;
+    inputs::above_zero("top_n", body.top_n)?;
+    inputs::above_zero("top_k", body.top_k)?;
+    let top = inputs::one_value([("top_n", body.top_n), ("top_k", body.top_k)])?;
+    let (model, pipeline) = context.ranking(body.model.as_deref()).await?;
+    inputs::at_least(
+        "max_tokens_per_doc",
+        body.max_tokens_per_doc,
+        pipeline.max_tokens(),
+    )?;
+    let truncation = RequestedTruncation {
+        truncate: body.truncate,
+        truncation: body.truncation,
+        truncate_prompt_tokens: body.truncate_prompt_tokens,
+        truncation_side: body.truncation_side,
+    };
+    let parameters = RankingParameters {
+        truncation: truncation.parameters(pipeline.max_tokens())?,
+        instruction: body.instruction,
+        prompt: body.prompt,
+        raw_scores: raw_scores(body.raw_scores, body.use_activation)?,
+    };
+    let mut ranked = rank(context, &pipeline, Candidates { query, texts }, parameters).await?;
+    ranked.order.truncate(top.unwrap_or(usize::MAX));
+    Ok((&model.name, ranked))
+}
+
+/// Whether scores are raw. vLLM's clients say the opposite.
+pub fn raw_scores(raw_scores: Option<bool>, use_activation: Option<bool>) -> Result<Option<bool>> {
+    inputs::one_value([
+        ("raw_scores", raw_scores),
+        ("use_activation", use_activation.map(|is_used| !is_used)),
+    ])
+}
+
+/// A text, or an object's `text`.
+fn document(field: &dyn Display, value: Content, texts: &RequestTexts) -> Result<String> {
+    let is_object = matches!(value, Content::Object(_));
+    match value.into_text() {
+        text if is_object && text.is_null() => Err(Error::invalid(format!(
+            "expected a text in `{field}.text`, but found none"
+        ))),
+        text => inputs::text(field, text, texts),
+    }
+}
+
+/// Cohere's response.
+#[derive(Serialize, JsonSchema)]
+pub struct CohereResponse {
+    /// The best documents, in descending order.
+    results: Vec<RankedDocument>,
+    /// A new UUID.
+    id: String,
+    /// The API version, one search as `billed_units`, and input tokens.
+    #[schemars(with = "Object")]
+    meta: Value,
+}
+
+/// Jina's response, or Voyage's.
+#[derive(Serialize, JsonSchema)]
+#[schemars(inline)]
+pub struct JinaResponse<'a> {
+    #[serde(flatten)]
+    ranks: JinaRanks,
+    /// The name of the model that ran.
+    model: &'a str,
+    /// `list`.
+    object: &'static str,
+    /// Tokens of the query and all documents.
+    usage: TokenUsage,
+}
+
+#[derive(Serialize, JsonSchema)]
+#[serde(untagged)]
+enum JinaRanks {
+    Jina {
+        /// The best documents, in descending order.
+        results: Vec<RankedDocument>,
+    },
+    Voyage {
+        /// The best documents, in descending order.
+        data: Vec<RankedDocument>,
+    },
+}
+
+/// Rank documents by a query, as Cohere does
+pub async fn cohere(Call(context, body): Call<DocumentsRequest>) -> Reply {
+    let (_, ranked) = rank_documents(&context, body).await?;
+    let meta = json!({
+        "api_version": { "version": "2" },
+        "billed_units": { "search_units": 1 },
+        "tokens": { "input_tokens": ranked.usage.tokens },
+    });
+    let id = uuid::Uuid::new_v4().to_string();
+    let answer = CohereResponse {
+        results: ranked.documents(false),
+        id,
+        meta,
+    };
+    Ok(by_model(&answer, &ranked.usage))
+}
+
+/// Rank documents by a query, as Jina and Voyage do
+pub async fn jina(Call(context, body): Call<DocumentsRequest>) -> Reply {
+    let (answer, usage) = jina_response(&context, body).await?;
+    Ok(by_model(&answer, &usage))
+}
+
+async fn jina_response(
+    context: &Context,
+    body: DocumentsRequest,
+) -> Result<(JinaResponse<'_>, Usage)> {
+    // Voyage's responses have other names.
+    let is_voyages = body.top_k.is_some() || body.truncation.is_some();
+    let with_text = body.return_documents.unwrap_or(!is_voyages);
+    let (model, ranked) = rank_documents(context, body).await?;
+    let usage = TokenUsage::of(&ranked.usage);
+    let documents = ranked.documents(with_text);
+    let ranks = match is_voyages {
+        true => JinaRanks::Voyage { data: documents },
+        false => JinaRanks::Jina { results: documents },
+    };
+    let answer = JinaResponse {
+        ranks,
+        model,
+        object: "list",
+        usage,
+    };
+    Ok((answer, ranked.usage))
+}

@@ -1,0 +1,113 @@
+//! TEI's `/tokenize` and `/decode`.
+
+use std::sync::Arc;
+
+use axum::Json;
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use crate::{
+    bodies::{
+        inputs,
+        rejection::Reply,
+        request::{Call, RequestBody},
+    },
+    fields,
+};
+use kivu::{
+    error::Error,
+    json::{Content, Known},
+    json_schemas::{Texts, TokenIdLists},
+    task::tokens::{TextToken, TokenParameters},
+};
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(expecting = "an object with `inputs`")]
+pub struct TokenizeRequest {
+    /// The texts to tokenize: one, or a list.
+    #[schemars(with = "Texts")]
+    inputs: Content,
+    /// Model name; the default is the first model.
+    model: Option<String>,
+    /// Whether the model's special tokens are added; true by default.
+    #[serde(default = "yes")]
+    add_special_tokens: bool,
+    /// Prompt to put before each text, by name.
+    prompt_name: Option<String>,
+    /// A text to put before each text, instead of one of the model's prompts.
+    prompt: Option<String>,
+    /// Replaces the instruction in the model's prompt for queries, if it has one, or in the one that is named.
+    instruction: Option<String>,
+    /// The task whose prompt is put before each text, in a model with tasks, unless another prompt is requested.
+    task: Option<String>,
+    /// The source language, for translation models with a special token for it.
+    src_lang: Option<String>,
+    /// The target language, for translation models with a special token for it.
+    tgt_lang: Option<String>,
+}
+
+impl RequestBody for TokenizeRequest {
+    const KNOWN: Known = fields::tei::TOKENIZE;
+}
+
+fn yes() -> bool {
+    true
+}
+
+pub async fn tokenize(
+    Call(context, body): Call<TokenizeRequest>,
+) -> Reply<Json<Vec<Vec<TextToken>>>> {
+    /// Response numbers that take as much memory as a token.
+    const VALUES_PER_TOKEN: usize = 8;
+    let max_tokens = context.app.limits.values / VALUES_PER_TOKEN;
+    let texts = inputs::texts("inputs", body.inputs, &context.texts)?;
+    let model = context.model(body.model.as_deref()).await?;
+    let parameters = TokenParameters {
+        add_special_tokens: Some(body.add_special_tokens),
+        prompt_name: body
+            .prompt_name
+            .or_else(|| context.models.named_prompt(body.model.as_deref())),
+        prompt: body.prompt,
+        instruction: body.instruction,
+        task: body.task,
+        src_lang: body.src_lang,
+        tgt_lang: body.tgt_lang,
+    };
+    let reader = model.token_reader(parameters)?.with_max_tokens(max_tokens);
+    Ok(Json(reader.run(texts, context.deadline).await?))
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(expecting = "an object with `ids`")]
+pub struct DecodeRequest {
+    /// A text's token ids, or a list of such lists.
+    #[schemars(with = "TokenIdLists")]
+    ids: Content,
+    /// Model name; the default is the first model.
+    model: Option<String>,
+    /// Whether special tokens are omitted; true by default.
+    #[serde(default = "yes")]
+    skip_special_tokens: bool,
+}
+
+impl RequestBody for DecodeRequest {
+    const KNOWN: Known = fields::tei::DECODE;
+}
+
+pub async fn decode(Call(context, body): Call<DecodeRequest>) -> Reply<Json<Vec<String>>> {
+    let lists = inputs::id_lists("ids", body.ids, &context.texts)?;
+    let tokenizer = Arc::clone(
+        context
+            .model(body.model.as_deref())
+            .await?
+            .pipeline
+            .tokenizer(),
+    );
+    let work = move || {
+        let texts = lists
+            .iter()
+            .map(|ids| tokenizer.decode(ids, body.skip_special_tokens));
+        texts.collect::<Result<Vec<_>, Error>>()
+    };
+    Ok(Json(context.deadline.off_thread(work).await?))
+}

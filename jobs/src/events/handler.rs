@@ -1,0 +1,365 @@
+//! The Lambda function for batch jobs.
+
+use std::time::{Duration, Instant};
+
+use futures::future::LocalBoxFuture;
+use serde_json::{Map, Value, json};
+
+use super::{
+    distributed_map::{self, Listed, Listing, MapEvent},
+    event::{self, Message, ObjectEvent, Reached},
+    row_event::RowEvent,
+    rules::Rules,
+};
+use crate::{
+    input::location::{JobInput, JobOutput},
+    job::{Ended, Job, unfinished},
+    output::report_file,
+};
+use kivu::{
+    aws::{EventBus, Queue},
+    config::Config,
+    error::{Error, Result},
+    model::Model,
+    repository::s3::{Change, Object, Store, Url},
+    task::requests::Requests,
+};
+
+/// Handles events about objects in S3.
+#[derive(Debug)]
+pub struct Handler {
+    rules: Rules,
+    store: Store,
+    interval: Duration,
+    margin: Duration,
+    queue: Option<Queue>,
+    event_bus: Option<EventBus>,
+    requests: Option<Requests>,
+}
+
+/// Type of the event at a job's end.
+const JOB_ENDED: &str = "Job Ended";
+/// Report fields in the event.
+const EVENT_FIELDS: [&str; 12] = [
+    "status",
+    "error",
+    "input",
+    "version",
+    "output",
+    "sink",
+    "model",
+    "rows",
+    "errors",
+    "tokens",
+    "truncated",
+    "seconds",
+];
+
+/// The result for an object.
+#[derive(Debug)]
+enum Outcome {
+    Ended(Ended),
+    /// Nothing to do, for this reason.
+    Skipped(&'static str),
+}
+
+impl Outcome {
+    /// The result for an object that is not the current one.
+    fn outdated(change: Change) -> Self {
+        Self::Skipped(match change {
+            Change::Replaced => "it was replaced, which is another event",
+            Change::Deleted => "it was deleted",
+        })
+    }
+
+    fn is_unfinished(&self) -> bool {
+        matches!(self, Self::Ended(Ended::Unfinished(_)))
+    }
+
+    fn log(&self, url: &Url) {
+        match self {
+            Self::Skipped(reason) => tracing::info!(%url, reason, "skipped"),
+            Self::Ended(Ended::Known) => tracing::info!(%url, "the output exists"),
+            Self::Ended(Ended::Unfinished(progress)) => {
+                tracing::info!(%url, rows = progress.rows, "unfinished");
+            }
+            Self::Ended(Ended::Done(report)) => {
+                let (progress, error) = (&report.progress, &report.error);
+                tracing::info!(%url, rows = progress.rows, seconds = progress.seconds, error, "done");
+            }
+        }
+    }
+
+    /// The result for a state machine.
+    fn json(&self) -> Value {
+        match self {
+            Self::Skipped(reason) => json!({ "status": "skipped", "reason": reason }),
+            Self::Ended(Ended::Known) => json!({ "status": "known" }),
+            Self::Ended(Ended::Unfinished(progress)) => {
+                json!({ "status": "unfinished", "rows": progress.rows })
+            }
+            Self::Ended(Ended::Done(report)) => json!(report),
+        }
+    }
+}
+
+impl Handler {
+    /// A handler for the rules in `config`.
+    pub fn new(models: Vec<Model>, config: &Config) -> Result<Self> {
+        Ok(Self {
+            rules: Rules::new(models, &config.batch)?,
+            store: Store::new(config.s3.timeout()),
+            interval: Duration::from_millis(config.batch.save_ms),
+            margin: Duration::from_millis(config.batch.margin_ms),
+            queue: config.batch.queue.as_deref().map(Queue::new).transpose()?,
+            event_bus: config
+                .batch
+                .event_bus
+                .as_deref()
+                .map(EventBus::new)
+                .transpose()?,
+            requests: None,
+        })
+    }
+
+    /// Answers rows that are requests.
+    #[must_use]
+    pub fn with_requests(self, requests: Requests) -> Self {
+        Self {
+            requests: Some(requests),
+            ..self
+        }
+    }
+
+    /// Handles an event until shortly before `deadline`.
+    ///
+    /// - For a queue event, the result lists the messages that failed or whose job is unfinished, so that the
+    ///   queue repeats them.
+    /// - For a state machine task, the result is the job status.
+    /// - For rows from a data warehouse or a stream, the result is the response that it expects.
+    /// - Other events that must be repeated return errors.
+    pub fn handle(
+        &self,
+        event: Value,
+        deadline: Option<Instant>,
+    ) -> LocalBoxFuture<'_, Result<Value>> {
+        Box::pin(self.handle_event(event, deadline))
+    }
+
+    async fn handle_event(&self, event: Value, deadline: Option<Instant>) -> Result<Value> {
+        let until = deadline.map(|deadline| {
+            let left = deadline.saturating_duration_since(Instant::now());
+            // Rows get at least half the time; otherwise, the job would never end.
+            deadline
+                .checked_sub(self.margin.min(left / 2))
+                .unwrap_or(deadline)
+        });
+        if let Some(rows) = RowEvent::of(&event)? {
+            return rows.answer(&self.rules, &self.store, until).await;
+        }
+        if let Some(event) = MapEvent::of(&event)? {
+            return self.map(event, until).await;
+        }
+        if let Some(url) = event.get("input").and_then(Value::as_str) {
+            return Ok(self
+                .object(&ObjectEvent::new(url.parse()?), until)
+                .await?
+                .json());
+        }
+        let messages = event::messages(&event);
+        let is_queue = messages.iter().any(|message| message.id.is_some());
+        let mut failures = Vec::new();
+        for message in messages {
+            let id = message.id.clone();
+            if let Err(error) = self.message(message, until).await {
+                if !is_queue {
+                    return Err(error);
+                }
+                tracing::error!(
+                    message = id,
+                    error = error.chain(),
+                    "the queue will repeat the message"
+                );
+                failures.push(json!({ "itemIdentifier": id }));
+            }
+        }
+        Ok(if is_queue {
+            json!({ "batchItemFailures": failures })
+        } else {
+            json!({ "status": "done" })
+        })
+    }
+
+    /// Handles a state machine's event.
+    async fn map(&self, event: MapEvent, until: Option<Instant>) -> Result<Value> {
+        let (rules, store) = (&self.rules, &self.store);
+        match event {
+            MapEvent::Index { index } => distributed_map::index(rules, store, index, until).await,
+            MapEvent::Range { range, of } => {
+                distributed_map::process_range(rules, store, &of, range, until).await
+            }
+            MapEvent::Join { join } => {
+                let (output, ended) = distributed_map::join(rules, store, &join, until).await?;
+                self.announce(&output).await?;
+                Ok(Outcome::Ended(ended).json())
+            }
+            MapEvent::Listing {
+                batch_input: Listing { bucket },
+                items,
+            } => {
+                let urls = items.into_iter().map(|Listed { key }| Url {
+                    bucket: bucket.clone(),
+                    key,
+                });
+                self.listed(urls, until).await
+            }
+        }
+    }
+
+    /// Handles a message; returns an error if the queue must deliver it again.
+    async fn message(&self, message: Message, until: Option<Instant>) -> Result<()> {
+        for (objects, object) in (0..).zip(message.objects?) {
+            let rows = if until.is_some_and(|until| Instant::now() >= until) {
+                0
+            } else if let Outcome::Ended(Ended::Unfinished(progress)) =
+                self.object(&object, until).await?
+            {
+                progress.rows
+            } else {
+                continue;
+            };
+            let body = message
+                .body
+                .filter(|_| Reached { objects, rows } > message.reached);
+            return self
+                .continue_later(&object.url, body, Reached { objects, rows })
+                .await;
+        }
+        Ok(())
+    }
+
+    /// Continues an unfinished message by sending a new one with the same body, since the queue limits how often a
+    /// message is delivered. Fails if there is no queue, or if the job has made no progress (`body` is `None`).
+    async fn continue_later(
+        &self,
+        url: &Url,
+        body: Option<String>,
+        reached: Reached,
+    ) -> Result<()> {
+        let (Some(queue), Some(body)) = (&self.queue, body) else {
+            return Err(unfinished(url));
+        };
+        queue
+            .send(&body, Reached::ATTRIBUTE, &reached.to_string())
+            .await?;
+        tracing::info!(%url, rows = reached.rows, "another message continues it");
+        Ok(())
+    }
+
+    /// Handles the objects in a listing.
+    async fn listed(
+        &self,
+        urls: impl Iterator<Item = Url>,
+        until: Option<Instant>,
+    ) -> Result<Value> {
+        let mut outcomes = Vec::new();
+        for url in urls {
+            let outcome = self.object(&ObjectEvent::new(url.clone()), until).await?;
+            if outcome.is_unfinished() {
+                return Err(unfinished(&url));
+            }
+            outcomes.push(outcome.json());
+        }
+        Ok(Value::from(outcomes))
+    }
+
+    async fn object(&self, object: &ObjectEvent, until: Option<Instant>) -> Result<Outcome> {
+        let outcome = self.run(object, until).await?;
+        outcome.log(&object.url);
+        Ok(outcome)
+    }
+
+    async fn run(&self, event: &ObjectEvent, until: Option<Instant>) -> Result<Outcome> {
+        let url = &event.url;
+        if url.key.ends_with('/') {
+            return Ok(Outcome::Skipped("its key is a folder's"));
+        }
+        if !self.rules.is_input(url) {
+            return Ok(Outcome::Skipped("it has no input prefix"));
+        }
+        if self.rules.is_hidden(url) {
+            return Ok(Outcome::Skipped(
+                "its name is one of a marker or a hidden file",
+            ));
+        }
+        let output = self.rules.output(url)?;
+        let Some(current) = self.store.current(url)? else {
+            return Ok(Outcome::outdated(Change::Deleted));
+        };
+        if current.size == 0 {
+            return Ok(Outcome::Skipped("it is empty"));
+        }
+        if !current.is_version(event.version.as_deref(), event.etag.as_deref()) {
+            return Ok(Outcome::outdated(Change::Replaced));
+        }
+        // Only a version that the event names is read by its id, which needs another permission.
+        let object = Object {
+            version: event.version.clone(),
+            ..current
+        };
+        let (model, parameters, error) = match self.rules.model(url, &object) {
+            Ok((model, parameters)) => (model, parameters, None),
+            Err(error) => match self.rules.fallback(url)? {
+                (Some(model), parameters) => (model.clone(), parameters, Some(error)),
+                (None, _) => return Err(error),
+            },
+        };
+        let input = JobInput::Object(self.store.clone(), url.clone(), object);
+        let target = JobOutput::Object(self.store.clone(), output.clone());
+        let sink = self.rules.sink(url)?.cloned();
+        let job = Job {
+            until,
+            interval: self.interval,
+            sink,
+            requests: self.requests.clone(),
+            ..Job::new(input, target, model, parameters)
+        };
+        let ended = match error {
+            None => job.run().await,
+            Some(error) => job.fail(error),
+        };
+        let ended = match ended {
+            Err(error) => match Change::of(&error) {
+                // Another event announces the new object, unless the sender named the input itself and has to repeat it.
+                Some(Change::Replaced) if event.is_by_name() => return Err(error),
+                Some(change) => return Ok(Outcome::outdated(change)),
+                None => return Err(error),
+            },
+            Ok(ended) => ended,
+        };
+        if !matches!(ended, Ended::Unfinished(_)) {
+            self.announce(&output).await?;
+        }
+        Ok(Outcome::Ended(ended))
+    }
+
+    /// Sends the event at a job's end. If sending fails, the run fails; the next run finds the output and sends the
+    /// event.
+    async fn announce(&self, output: &Url) -> Result<()> {
+        let Some(bus) = &self.event_bus else {
+            return Ok(());
+        };
+        let url = report_file::url_of(output);
+        let Some((bytes, _)) = self.store.read(&url)? else {
+            return Ok(());
+        };
+        let report: Map<String, Value> = serde_json::from_slice(&bytes)
+            .map_err(|error| Error::inference_because(format!("`{url}` cannot be read"), error))?;
+        let fields = EVENT_FIELDS
+            .iter()
+            .filter_map(|name| Some(((*name).to_owned(), report.get(*name)?.clone())));
+        let mut detail: Map<String, Value> = fields.collect();
+        detail.insert("report".into(), url.to_string().into());
+        bus.send(JOB_ENDED, &Value::Object(detail)).await
+    }
+}

@@ -1,0 +1,17 @@
+//! Events that start jobs or carry rows.
+
+#[doc(hidden)]
+pub mod distributed_map;
+#[doc(hidden)]
+pub mod event;
+pub mod handler;
+#[doc(hidden)]
+pub mod kpl;
+pub mod parts;
+#[doc(hidden)]
+pub mod row_event;
+pub mod row_function;
+pub mod rules;
+pub mod streams;
+pub mod text_predictor;
+pub mod warehouse;

@@ -1,0 +1,81 @@
+//! A model with a job's parameters for texts that are not in a file.
+
+use std::collections::BTreeSet;
+
+use futures::future::BoxFuture;
+
+use crate::{
+    job::{parameters::Parameters, predictor::Predictor},
+    output::answer::{Answer, Cell, Columns, RowResult},
+    rows::write_line,
+};
+use kivu::{
+    error::{Error, Result},
+    model::Model,
+};
+
+/// Runs a model on texts, with a job's parameters and results.
+#[derive(Clone, Debug)]
+pub struct TextPredictor {
+    predictor: Predictor,
+    columns: Columns,
+}
+
+/// A text's result.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prediction {
+    /// The object that a JSON Lines job adds to the text's row.
+    pub json: String,
+    /// The generated text, if the model generates one.
+    pub text: Option<String>,
+}
+
+impl TextPredictor {
+    /// Checks that the model supports the parameters.
+    pub fn new(model: &Model, parameters: &Parameters) -> Result<Self> {
+        let predictor = Predictor::new(model, parameters)?;
+        Ok(Self {
+            columns: predictor.columns(),
+            predictor,
+        })
+    }
+
+    /// Runs the model; a text that fails does not affect the others.
+    pub fn predict(&self, texts: Vec<String>) -> BoxFuture<'_, Result<Vec<Result<Prediction>>>> {
+        Box::pin(async move {
+            let answers = self
+                .predictor
+                .predict(texts.into_iter().map(Ok).collect())
+                .await?;
+            Ok(answers
+                .results
+                .into_iter()
+                .map(|result| self.prediction(result))
+                .collect())
+        })
+    }
+
+    fn prediction(&self, result: RowResult) -> Result<Prediction> {
+        let answer = result.map_err(|error| Error::invalid(error.message))?;
+        let text = self.generated(&answer);
+        let mut line = Vec::new();
+        write_line(
+            &mut line,
+            b"{}",
+            (&self.columns, &Ok(answer)),
+            &mut BTreeSet::new(),
+        )
+        .map_err(Error::io("cannot write a result"))?;
+        Ok(Prediction {
+            json: String::from_utf8_lossy(&line).trim_end().to_owned(),
+            text,
+        })
+    }
+
+    fn generated(&self, answer: &Answer) -> Option<String> {
+        match (&self.predictor, answer.as_slice()) {
+            (Predictor::TextToText(..), [Cell::Text(text)]) => Some(text.to_string()),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,10 @@
+//! Input files: their place, format and compression.
+
+pub mod columns;
+#[doc(hidden)]
+pub mod compression;
+#[cfg(test)]
+pub mod corruption;
+pub mod format;
+pub mod location;
+pub mod opened;

@@ -1,0 +1,441 @@
+//! Runs a model on texts. A text that fails does not affect the others.
+
+use std::{sync::Arc, time::Duration};
+
+use super::parameters::Parameters;
+use crate::output::answer::{
+    Answer, Answers, Cell, CellType, Columns, ErrorKind, RowError, RowResult, label_columns,
+    score_column,
+};
+use kivu::{
+    backend::Deadline,
+    error::{Error, Result},
+    model::{Model, Pipeline},
+    pipeline::{
+        Input, Task, Usage,
+        classification::scores::descending,
+        embedding::{TextVectors, VectorKind, vectors::VectorType},
+        entities::TextEntities,
+        seq2seq::GeneratedText,
+    },
+    task::{
+        Scope,
+        classification::{
+            ClassificationParameters, Classifier, ZeroShotClassifier, ZeroShotParameters,
+        },
+        embedding::{Embedder, EmbeddingParameters},
+        entities::{EntityFinder, TokenClassificationParameters, ZeroShotEntitiesParameters},
+        extraction::{ExtractionParameters, Extractor},
+        ranking::{Ranker, RankingParameters},
+        text_to_text::{TextGenerator, TextToTextParameters},
+    },
+};
+
+/// For one chunk's rows; the job as a whole has no timeout.
+const TIMEOUT: Duration = Duration::from_secs(600);
+
+/// A model with a job's parameters.
+#[derive(Clone, Debug)]
+pub enum Predictor {
+    Embedding(Embedder),
+    Classification(Classifier),
+    ZeroShot(ZeroShotClassifier),
+    Entities(EntityFinder),
+    Extraction(Extractor),
+    Ranking(Ranker, String),
+    /// Translations, summaries and other texts, with their column.
+    TextToText(TextGenerator, &'static str),
+}
+
+impl Predictor {
+    /// Checks that the model supports the parameters.
+    pub fn new(model: &Model, parameters: &Parameters) -> Result<Self> {
+        let options = &parameters.options;
+        let scope = Scope::of_texts(parameters.truncates(&model.settings));
+        let require_labels = || {
+            let labels = options.get("labels").filter(|labels| !labels.is_empty());
+            labels.map(drop).ok_or_else(|| lacks(model, "`labels`"))
+        };
+        Ok(match &model.pipeline {
+            Pipeline::Embedding(pipeline) => {
+                let parameters: EmbeddingParameters = options.parameters()?;
+                pipeline.prompt(parameters.prompt_name.as_deref())?;
+                Self::Embedding(parameters.prepare(pipeline, &scope)?)
+            }
+            Pipeline::Classification(pipeline) => Self::Classification(
+                options
+                    .parameters::<ClassificationParameters>()?
+                    .prepare(pipeline, &scope)?,
+            ),
+            Pipeline::TokenClassification(pipeline) => {
+                let parameters: TokenClassificationParameters = options.parameters()?;
+                // Labels that are left out have no cost, so their number is not limited.
+                Self::Entities(parameters.prepare(
+                    pipeline,
+                    &Scope {
+                        max_labels: usize::MAX,
+                        ..scope
+                    },
+                )?)
+            }
+            Pipeline::ZeroShotEntities(pipeline) if options.has_schema() => {
+                if options.get("labels").is_some() {
+                    return Err(
+                        Error::invalid("expected `labels` or `schema`, but found both")
+                            .with_hint("omit one of them"),
+                    );
+                }
+                Self::Extraction(
+                    options
+                        .parameters::<ExtractionParameters>()?
+                        .prepare(pipeline, &scope)?,
+                )
+            }
+            Pipeline::ZeroShotEntities(pipeline) => {
+                require_labels()?;
+                Self::Entities(
+                    options
+                        .parameters::<ZeroShotEntitiesParameters>()?
+                        .prepare(pipeline, &scope)?,
+                )
+            }
+            Pipeline::ZeroShot(pipeline) => {
+                require_labels()?;
+                Self::ZeroShot(
+                    options
+                        .parameters::<ZeroShotParameters>()?
+                        .prepare(pipeline, &scope)?,
+                )
+            }
+            Pipeline::Ranking(pipeline) => {
+                let query = parameters
+                    .query
+                    .clone()
+                    .filter(|query| !query.trim().is_empty());
+                let query = query.ok_or_else(|| lacks(model, "a `query`"))?;
+                Self::Ranking(
+                    options
+                        .parameters::<RankingParameters>()?
+                        .prepare(pipeline, &scope)?,
+                    query,
+                )
+            }
+            Pipeline::Translation(pipeline) | Pipeline::TextToText(pipeline) => {
+                let parameters: TextToTextParameters = options.parameters()?;
+                if model.manifest.task == Task::Translation {
+                    pipeline
+                        .check_languages(parameters.languages())
+                        .map_err(|error| {
+                            Error::invalid(error.message())
+                                .with_hint("see `source-language` and `target-language`")
+                        })?;
+                }
+                let generator = parameters.prepare(
+                    pipeline,
+                    &Scope {
+                        max_parts: usize::MAX,
+                        ..scope
+                    },
+                );
+                Self::TextToText(generator, model.manifest.task.generated_name())
+            }
+        })
+    }
+
+    /// Answer columns.
+    pub fn columns(&self) -> Columns {
+        let entities = ("entities", CellType::Json);
+        match self {
+            Self::Embedding(embedder) => {
+                let vectors = match embedder.output_dtype {
+                    VectorType::Float => CellType::Numbers,
+                    VectorType::Int8 | VectorType::Binary => CellType::Int8s,
+                    VectorType::Uint8 | VectorType::Ubinary => CellType::Uint8s,
+                };
+                let all = [
+                    (VectorKind::Dense, ("embedding", vectors)),
+                    (VectorKind::Sparse, ("sparse", CellType::Json)),
+                    (VectorKind::MultiVector, ("multi_vector", CellType::Json)),
+                ];
+                let requested = all
+                    .into_iter()
+                    .filter(|(kind, _)| embedder.requested.kinds.contains(kind));
+                requested.map(|(_, column)| column).collect()
+            }
+            Self::Classification(_) => label_columns(),
+            Self::ZeroShot(_) => {
+                [("labels", CellType::Texts), ("scores", CellType::Numbers)].into()
+            }
+            Self::Entities(finder) if finder.redacts() => {
+                [("redacted", CellType::Text), entities].into()
+            }
+            Self::Entities(_) => [entities].into(),
+            Self::Extraction(_) => [("extracted", CellType::Json)].into(),
+            Self::Ranking(..) => score_column(),
+            Self::TextToText(_, column) => [(*column, CellType::Text)].into(),
+        }
+    }
+
+    /// Dimensions of the vectors, which a sink stores.
+    ///
+    /// # Errors
+    /// The answers are no dense vectors of floats.
+    pub fn stored_dimensions(&self) -> Result<usize> {
+        let Self::Embedding(embedder) = self else {
+            return Err(Error::config(
+                "expected an embedding model for a sink, but found a model for another task",
+            ));
+        };
+        if embedder.requested.kinds != [VectorKind::Dense]
+            || embedder.output_dtype != VectorType::Float
+        {
+            return Err(Error::config(
+                "expected dense vectors of floats for a sink, but found other `outputs` or another `vector-type`",
+            ));
+        }
+        embedder.pipeline.dimensions(embedder.options.dimensions)
+    }
+
+    /// The fewest bytes that a text's answer has as JSON.
+    pub fn min_answer_bytes(&self) -> usize {
+        // A digit and a comma, and brackets.
+        let numbers = |count: usize| 2 * count + 1;
+        match self {
+            Self::Embedding(embedder) if embedder.requested.kinds.contains(&VectorKind::Dense) => {
+                let dimensions = embedder.pipeline.dimensions(embedder.options.dimensions);
+                numbers(match embedder.output_dtype {
+                    VectorType::Float | VectorType::Int8 | VectorType::Uint8 => {
+                        dimensions.unwrap_or_default()
+                    }
+                    VectorType::Binary | VectorType::Ubinary => dimensions.unwrap_or_default() / 8,
+                })
+            }
+            Self::ZeroShot(classifier) => {
+                let labels = classifier.labels();
+                let names: usize = labels.iter().map(|label| label.len() + 3).sum();
+                names + numbers(labels.len())
+            }
+            _ => 1,
+        }
+    }
+
+    /// Runs the model on a chunk's texts.
+    ///
+    /// If the model fails for all texts, the texts are not the cause, and the result is an error.
+    pub async fn predict(&self, texts: Vec<Result<String, RowError>>) -> Result<Answers> {
+        self.predict_by(texts, Deadline::within(TIMEOUT)).await
+    }
+
+    /// Runs the model on the texts of a caller that waits until `deadline`.
+    pub async fn predict_by(
+        &self,
+        texts: Vec<Result<String, RowError>>,
+        deadline: Deadline,
+    ) -> Result<Answers> {
+        if deadline.has_passed() {
+            return Err(deadline.exceeded());
+        }
+        let mut answers = Answers::default();
+        // A text with only spaces is valid, as it is over HTTP.
+        let refuse_empty = |text: String| match text.is_empty() {
+            true => Err(RowError::new(
+                ErrorKind::Text,
+                "expected a text, but found an empty one",
+            )),
+            false => Ok(text),
+        };
+        let texts: Vec<_> = texts
+            .into_iter()
+            .map(|text| text.and_then(refuse_empty))
+            .collect();
+        let valid: Vec<String> = texts.iter().flatten().cloned().collect();
+        let mut found = match valid.is_empty() {
+            true => Vec::new().into_iter(),
+            false => self
+                .results(valid, deadline, &mut answers)
+                .await?
+                .into_iter(),
+        };
+        let result = |text: Result<String, RowError>| {
+            text.and_then(|_| found.next().unwrap_or_else(missing))
+        };
+        answers.results = texts.into_iter().map(result).collect();
+        Ok(answers)
+    }
+
+    /// A result for each text, from one run, or from a run per text if that fails.
+    async fn results(
+        &self,
+        texts: Vec<String>,
+        deadline: Deadline,
+        answers: &mut Answers,
+    ) -> Result<Vec<RowResult>> {
+        let refused = |error: &Error| Err(RowError::new(ErrorKind::Input, error.message()));
+        match self.counted(texts.clone(), deadline, answers).await {
+            Ok(found) => return Ok(found),
+            Err(error) if texts.len() == 1 && !is_internal(&error) => {
+                return Ok(vec![refused(&error)]);
+            }
+            Err(error) if deadline.has_passed() => return Err(error),
+            Err(_) => {}
+        }
+        let (mut results, mut failed, count) = (Vec::new(), 0, texts.len());
+        for text in texts {
+            match self.counted(vec![text], deadline, answers).await {
+                Ok(found) => results.push(found.into_iter().next().unwrap_or_else(missing)),
+                Err(error) if is_internal(&error) => {
+                    failed += 1;
+                    if failed == count {
+                        return Err(error);
+                    }
+                    results.push(Err(RowError::new(ErrorKind::Model, error.message())));
+                }
+                Err(error) => results.push(refused(&error)),
+            }
+        }
+        Ok(results)
+    }
+
+    /// Runs the model once, and counts its usage.
+    async fn counted(
+        &self,
+        texts: Vec<String>,
+        deadline: Deadline,
+        answers: &mut Answers,
+    ) -> Result<Vec<RowResult>> {
+        // Boxed, since the task futures are large.
+        let (found, usage) = Box::pin(self.run(texts, deadline)).await?;
+        answers.tokens += usage.tokens as u64;
+        answers.truncated += usage.truncated.len() as u64;
+        Ok(found.into_iter().map(Ok).collect())
+    }
+
+    async fn run(&self, texts: Vec<String>, deadline: Deadline) -> Result<(Vec<Answer>, Usage)> {
+        match self {
+            Self::Embedding(embedder) => {
+                let found = embedder
+                    .run(texts.into_iter().map(Input::Text).collect(), deadline)
+                    .await?;
+                let cells = |text| vector_cells(embedder, text);
+                Ok((found.vectors.into_iter().map(cells).collect(), found.usage))
+            }
+            Self::Classification(classifier) => {
+                let scores = classifier
+                    .run(texts.into_iter().map(Input::Text).collect(), deadline)
+                    .await?;
+                let labels = shared(classifier.labels());
+                let best = |scores: &Vec<f32>| {
+                    let best = descending(scores)[0];
+                    vec![
+                        Cell::Text(Arc::clone(&labels[best])),
+                        Cell::Number(scores[best]),
+                    ]
+                };
+                Ok((scores.rows.iter().map(best).collect(), scores.usage))
+            }
+            Self::ZeroShot(classifier) => {
+                let scores = classifier.run(&texts, deadline).await?;
+                let labels = shared(classifier.labels());
+                let sorted = |scores: Vec<f32>| {
+                    let order = descending(&scores);
+                    let names = order
+                        .iter()
+                        .map(|label| Arc::clone(&labels[*label]))
+                        .collect();
+                    let scores = order.iter().map(|label| scores[*label]).collect();
+                    vec![Cell::Texts(names), Cell::Numbers(scores)]
+                };
+                Ok((scores.rows.into_iter().map(sorted).collect(), scores.usage))
+            }
+            Self::Entities(finder) => {
+                let found = finder.run(texts, deadline).await?;
+                let answer = |found| match found {
+                    TextEntities::Entities(entities) => vec![Cell::Entities(entities)],
+                    TextEntities::Redacted { text, entities } => {
+                        vec![Cell::Text(text.into()), Cell::Entities(entities)]
+                    }
+                };
+                Ok((found.texts.into_iter().map(answer).collect(), found.usage))
+            }
+            Self::Extraction(extractor) => {
+                let found = extractor.run(texts, deadline).await?;
+                Ok((
+                    found
+                        .texts
+                        .into_iter()
+                        .map(|own| vec![Cell::Extracted(own)])
+                        .collect(),
+                    found.usage,
+                ))
+            }
+            Self::Ranking(ranker, query) => {
+                let (scores, usage) = ranker.run(query.clone(), texts, deadline).await?;
+                Ok((
+                    scores
+                        .into_iter()
+                        .map(|score| vec![Cell::Number(score)])
+                        .collect(),
+                    usage,
+                ))
+            }
+            Self::TextToText(generator, _) => {
+                let generated = generator.run(texts, deadline).await?;
+                let best =
+                    |texts: Vec<GeneratedText>| texts.into_iter().map(|text| text.text).next();
+                let answer = |texts| vec![Cell::Text(best(texts).unwrap_or_default().into())];
+                Ok((
+                    generated.texts.into_iter().map(answer).collect(),
+                    generated.usage,
+                ))
+            }
+        }
+    }
+}
+
+fn vector_cells(embedder: &Embedder, text: TextVectors) -> Answer {
+    let dense = text
+        .dense
+        .map(|vector| Cell::Vector(embedder.conversion.convert(vector)));
+    let name = |id: u32| embedder.word(id).unwrap_or_else(|| id.to_string());
+    let sparse = text.sparse.map(|sparse| {
+        Cell::Weights(
+            sparse
+                .0
+                .into_iter()
+                .map(|(id, weight)| (name(id), weight))
+                .collect(),
+        )
+    });
+    dense
+        .into_iter()
+        .chain(sparse)
+        .chain(text.multi_vector.map(Cell::Vectors))
+        .collect()
+}
+
+fn shared(labels: &[String]) -> Vec<Arc<str>> {
+    labels.iter().map(|label| label.as_str().into()).collect()
+}
+
+fn lacks(model: &Model, parameter: &str) -> Error {
+    let Model { name, manifest, .. } = model;
+    Error::invalid(format!(
+        "expected {parameter} for `{name}`, which is for `{}`, but found none",
+        manifest.task
+    ))
+}
+
+fn missing() -> RowResult {
+    Err(RowError::new(
+        ErrorKind::Model,
+        "expected a result, but the model returned none",
+    ))
+}
+
+/// Whether the error has a cause other than the text.
+fn is_internal(error: &Error) -> bool {
+    !matches!(
+        error,
+        Error::Malformed { .. } | Error::Invalid { .. } | Error::TooLarge { .. }
+    )
+}

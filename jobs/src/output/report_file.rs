@@ -1,0 +1,131 @@
+//! The job report's file or object, next to the output. Files that are not reports are not overwritten.
+
+use std::{
+    fs::{self, Metadata, Permissions},
+    io::Write,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+};
+
+use super::{files::lookup, report::Report};
+use crate::input::location::JobOutput;
+use kivu::{
+    error::{Error, Result},
+    regular_file,
+    repository::s3::{Condition, Store, Url, fit_key},
+};
+
+/// Suffix for report names.
+const SUFFIX: &str = ".report.json";
+/// Larger files are not Kivu's reports.
+const MAX_BYTES: u64 = 16 * 1024 * 1024;
+/// Attempts to write the report while other processes write it.
+const TRIES: usize = 5;
+
+/// Report path for the output `path`.
+pub fn path_of(output: &Path) -> PathBuf {
+    let mut name = output.to_owned().into_os_string();
+    name.push(SUFFIX);
+    name.into()
+}
+
+/// Report URL for the output `url`.
+pub fn url_of(output: &Url) -> Url {
+    output.with_key(fit_key(&format!("{}{SUFFIX}", output.key)))
+}
+
+/// Output digest from the last job's report.
+pub fn known_digest(output: &Path) -> Option<String> {
+    read(&path_of(output)).and_then(|report| report.output_digest)
+}
+
+fn read(path: &Path) -> Option<Report> {
+    let found = fs::symlink_metadata(path).ok()?;
+    if !found.is_file() || found.len() > MAX_BYTES {
+        return None;
+    }
+    serde_json::from_slice(&regular_file::read(path).ok()?).ok()
+}
+
+fn taken(path: &dyn std::fmt::Display) -> Error {
+    Error::config(format!(
+        "expected `{path}` to be absent or a report of `kivu batch`, but found another file"
+    ))
+    .with_hint("choose another output")
+}
+
+/// Checks that a report may be written to `path`, and returns metadata for the report that it replaces.
+pub fn check(path: &Path) -> Result<Option<Metadata>> {
+    match lookup(path)? {
+        Some(found) if !found.is_file() || found.len() > 0 && read(path).is_none() => {
+            Err(taken(&path.display()))
+        }
+        found => Ok(found),
+    }
+}
+
+/// Checks that a report may be written to `url`, and returns the condition for writing it.
+pub fn check_object(store: &Store, url: &Url) -> Result<Condition> {
+    let Some(object) = store.head(url)? else {
+        return Ok(Condition::IsAbsent);
+    };
+    if object.size > MAX_BYTES {
+        return Err(taken(url));
+    }
+    match store.read(url)? {
+        None => Ok(Condition::IsAbsent),
+        Some((bytes, object))
+            if bytes.is_empty() || serde_json::from_slice::<Report>(&bytes).is_ok() =>
+        {
+            Ok(Condition::IsStill(object.etag))
+        }
+        Some(_) => Err(taken(url)),
+    }
+}
+
+/// Writes the report for an output that is not a stream.
+pub fn write(output: &JobOutput, report: &Report) -> Result<()> {
+    let text = serde_json::to_string_pretty(report)
+        .map_err(|error| Error::inference_because("the report cannot be written", error))?;
+    let text = text + "\n";
+    match output {
+        _ if output.stream().is_some() => Ok(()),
+        JobOutput::Stdout => Ok(()),
+        JobOutput::File(path) => write_file(&path_of(path), text.as_bytes()),
+        JobOutput::Object(store, url) => {
+            let url = url_of(url);
+            for _ in 0..TRIES {
+                let condition = check_object(store, &url)?;
+                if store.put(&url, text.clone(), &condition)?.is_some() {
+                    return Ok(());
+                }
+            }
+            Err(taken(&url))
+        }
+    }
+}
+
+fn write_file(path: &Path, text: &[u8]) -> Result<()> {
+    let replaced = check(path)?;
+    let failed = || Error::io(format!("cannot write `{}`", path.display()));
+    let folder = path
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
+    fs::create_dir_all(folder).map_err(failed())?;
+    let mode = Permissions::from_mode(0o666);
+    let file = tempfile::Builder::new()
+        .prefix(".kivu-report-")
+        .permissions(mode)
+        .tempfile_in(folder);
+    let mut file = file.map_err(failed())?;
+    if let Some(replaced) = replaced {
+        file.as_file()
+            .set_permissions(replaced.permissions())
+            .map_err(failed())?;
+    }
+    file.write_all(text).map_err(failed())?;
+    file.persist(path)
+        .map(drop)
+        .map_err(|refused| failed()(refused.error))
+}
