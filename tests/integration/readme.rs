@@ -11,7 +11,7 @@ use std::{
 };
 
 use crate::{
-    crate_boundaries::sources,
+    regular_files::sources,
     live::{root, succeed, tool},
     models::{library_path, runtime},
     serving::{Server, kivu},

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::{crate_boundaries::sources, live::root};
+use crate::{regular_files::sources, live::root};
 
 #[test]
 fn every_documented_fault_has_a_test() {

@@ -37,7 +37,7 @@ struct TokenizerFile<'a> {
     model: Features<'a>,
 }
 
-/// The model in a `tokenizer.json`, which has the type first: see `src/tokenizer/fast_text.rs`.
+/// The model in a `tokenizer.json`, which has the type first: see `text/src/models/fast_text.rs`.
 #[derive(Serialize)]
 struct Features<'a> {
     r#type: &'static str,

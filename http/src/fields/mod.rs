@@ -243,7 +243,7 @@ mod tests {
              Voyage's `output_dtype` beside OpenAI's `dimensions`.\n- Other fields are ignored, except for names within \
              two edits of a field's (one edit for names of four characters), such as `dimension`, which are refused with \
              the right name. Names of up to three characters, and fields of documents, are not compared.\n\n\
-             This page is made from the tables in `src/api/fields`; `UPDATE_DOCS=1 cargo test fields` writes it.\n{tables}",
+             This page is made from the tables in `http/src/fields`; `UPDATE_DOCS=1 cargo test fields` writes it.\n{tables}",
             read + without_effect + refused,
             PUBLISHED.len(),
         )

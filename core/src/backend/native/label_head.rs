@@ -11,7 +11,7 @@ use kivu_base::{
     onnx_proto::{FUNCTIONS, GraphProto, NodeProto, TensorProto},
 };
 
-/// Function for products of a mean vector and each row of a matrix: see `compiler/src/functions.rs`.
+/// Function for products of a mean vector and each row of a matrix: see `compiler/src/onnx/functions.rs`.
 pub const ROW_PRODUCTS: &str = "RowProducts";
 /// Function for label scores from the products for a tree's inner nodes.
 pub const HIERARCHICAL_SOFTMAX: &str = "HierarchicalSoftmax";

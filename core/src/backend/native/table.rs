@@ -23,7 +23,7 @@ use kivu_base::{
 /// Calls with fewer tokens are combined: a token takes less than a tenth of a microsecond.
 const MIN_CALL_TOKENS: usize = 16 * 1024;
 
-/// Function in graphs with nothing but a table: see `compiler/src/functions.rs`.
+/// Function in graphs with nothing but a table: see `compiler/src/onnx/functions.rs`.
 pub const MEAN_OF_ROWS: &str = "MeanOfRows";
 /// Function in graphs with nothing but an int8 table.
 pub const MEAN_OF_INT8_ROWS: &str = "MeanOfInt8Rows";

@@ -80,7 +80,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Attention that depends on positions, see `compiler/src/functions.rs`.
+    /// Attention that depends on positions, see `compiler/src/onnx/functions.rs`.
     pub fn attention_by_position(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
         let refuse = || unsupported(&format!("the arguments of `{}`", node.name));
         let [
@@ -149,7 +149,7 @@ impl<'a> Reader<'a> {
         self.attend(node, [queries, keys, values], settings)
     }
 
-    /// DeBERTa's attention, see `compiler/src/functions.rs`.
+    /// DeBERTa's attention, see `compiler/src/onnx/functions.rs`.
     pub fn disentangled_attention(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
         let refuse = || unsupported(&format!("the arguments of `{}`", node.name));
         let [

@@ -1,7 +1,7 @@
 //! Reads a program from an ONNX graph, as `kivu build` writes it.
 //!
 //! Supports some operators from ONNX and ONNX Runtime, and the model-local functions in the domain `kivu`, whose bodies
-//! in the file have the same results: see `compiler/src/functions.rs`. A graph with other operators, or a different
+//! in the file have the same results: see `compiler/src/onnx/functions.rs`. A graph with other operators, or a different
 //! arrangement, is refused with the first unsupported name; ONNX Runtime can run it.
 
 mod attention;

@@ -35,7 +35,7 @@ impl<'a> Reader<'a> {
         Ok(self.all(out))
     }
 
-    /// Each token's row between its neighbours' rows, see `compiler/src/functions.rs`.
+    /// Each token's row between its neighbours' rows, see `compiler/src/onnx/functions.rs`.
     pub fn neighbours(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
         let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
         let [input, mask, count] = &node.input[..] else {
@@ -227,7 +227,7 @@ impl<'a> Reader<'a> {
         Ok(self.all(out))
     }
 
-    /// Adds the product of a task's adapters and an input, see `compiler/src/functions.rs`.
+    /// Adds the product of a task's adapters and an input, see `compiler/src/onnx/functions.rs`.
     pub fn adapted(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
         let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
         let (inputs, down, up, shape) = match &node.input[..] {
@@ -290,7 +290,7 @@ impl<'a> Reader<'a> {
         Ok(self.all(out))
     }
 
-    /// A feed-forward part with experts, see `compiler/src/functions.rs`.
+    /// A feed-forward part with experts, see `compiler/src/onnx/functions.rs`.
     pub fn chosen_experts(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
         let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
         let [input, router, bias, shape, constants @ ..] = &node.input[..] else {

@@ -1,4 +1,4 @@
-//! GLiNER's, GLiNER2's and GLiClass's heads, see `compiler/src/encoder/spans.rs`.
+//! GLiNER's, GLiNER2's and GLiClass's heads, see `compiler/src/encoder/zero_shot/spans.rs`.
 
 use kivu_engine::{
     array::Array,
