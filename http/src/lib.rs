@@ -2,7 +2,7 @@
 
 mod auth;
 mod bodies;
-pub mod dialects;
+mod dialects;
 mod fields;
 mod page;
 #[doc(hidden)]

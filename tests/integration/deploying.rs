@@ -23,9 +23,9 @@ use tower::ServiceExt;
 
 use crate::{
     api::scripted,
-    regular_files::sources,
     document,
     live::{compiled, root, succeed, tool},
+    regular_files::sources,
     serving::bundle,
 };
 
@@ -1061,7 +1061,8 @@ fn the_load_balancer_keeps_connections_longer_than_the_functions() {
         .clone()
         .find(|attribute| attribute["Key"] == "idle_timeout.timeout_seconds")
         .unwrap();
-    let source = std::fs::read_to_string(root().join("core/src/backend/triton/connect.rs")).unwrap();
+    let source =
+        std::fs::read_to_string(root().join("core/src/backend/triton/connect.rs")).unwrap();
     let (_, kept) = source
         .split_once("const MAX_IDLE: Duration = Duration::from_secs(")
         .unwrap();

@@ -3,7 +3,7 @@
 
 use std::{fs, path::Path};
 
-use crate::{regular_files::sources, live::root};
+use crate::{live::root, regular_files::sources};
 
 /// A document's anchors, as GitHub derives them from headings.
 fn anchors(text: &str) -> Vec<String> {

@@ -11,9 +11,9 @@ use std::{
 };
 
 use crate::{
-    regular_files::sources,
     live::{root, succeed, tool},
     models::{library_path, runtime},
+    regular_files::sources,
     serving::{Server, kivu},
 };
 

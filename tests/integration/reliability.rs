@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::{regular_files::sources, live::root};
+use crate::{live::root, regular_files::sources};
 
 #[test]
 fn every_documented_fault_has_a_test() {

@@ -3,7 +3,7 @@
 mod file;
 pub mod functions;
 mod graph;
-pub mod layers;
+pub(crate) mod layers;
 
 pub use self::graph::{float_tensor, int8_tensor};
 pub use self::{
