@@ -1,6 +1,6 @@
 //! Schemas for JSON that handlers read or write as [`serde_json::Value`]. These types are never constructed.
 
-#![expect(dead_code, reason = "only their schemas are used")]
+#![expect(dead_code, missing_docs, reason = "only their schemas are used")]
 
 use schemars::{JsonSchema, Schema, transform::Transform};
 use serde_json::{Map, Value};

@@ -70,7 +70,9 @@ pub struct Table {
 
 /// A text's table.
 pub enum TextTable<'a> {
+    /// One of the settings' tables, for all texts that use it.
     Shared(&'a Table),
+    /// A table for the text's number of tokens.
     Own(Arc<Table>),
 }
 

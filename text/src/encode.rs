@@ -101,6 +101,7 @@ impl Encoding {
             .map(|(place, mask)| if place < self.unpooled { 0 } else { mask })
     }
 
+    /// Takes the ids and type ids; every token is attended to and pooled, and the text has no task.
     pub fn from_raw(encoding: &RawEncoding, truncated_from: Option<usize>) -> Self {
         let (ids, type_ids) = (
             encoding.get_ids().to_vec(),

@@ -117,7 +117,7 @@ fn unquoted(text: &str) -> Option<(String, &str)> {
 ///
 /// # Examples
 /// ```
-/// use crate::config::parse_lists;
+/// use kivu_base::config::parse_lists;
 ///
 /// let items = vec!["billing".to_owned(), "cancel, close".to_owned()];
 /// assert_eq!(parse_lists(["billing,\"cancel, close\""]), Ok(items.clone()));

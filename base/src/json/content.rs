@@ -18,14 +18,18 @@ pub trait FromJson<'de>: Sized {
     /// Null, a boolean or a number, in words.
     fn other(kind: &'static str) -> Self;
 
+    /// A number that fits in `i64`, without a fraction.
     fn whole_number(number: i64) -> Self {
         Self::other(if number < 0 { OTHER_NUMBER } else { NUMBER })
     }
 
+    /// A string, which may be empty.
     fn text(text: Cow<'_, str>) -> Self;
 
+    /// A list, read from its items; an error if one of them is invalid.
     fn list<A: SeqAccess<'de>>(items: A) -> Result<Self, A::Error>;
 
+    /// An object, read from its fields; an error if one of them is invalid.
     fn object<A: MapAccess<'de>>(fields: A) -> Result<Self, A::Error>;
 }
 
@@ -114,8 +118,11 @@ impl<'de> Deserialize<'de> for Kind {
 /// A value with texts or token ids.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Content {
+    /// A string, which may be empty.
     Text(String),
+    /// A whole number that fits in `u32`, as token ids do.
     Id(u32),
+    /// A list, which may be empty.
     List(Box<List>),
     /// An object with a text, and a second one that belongs to it.
     Object(Box<[Self; 2]>),
@@ -159,10 +166,12 @@ impl Content {
         }
     }
 
+    /// Whether it is null, as missing fields are by default.
     pub fn is_null(&self) -> bool {
         *self == Self::default()
     }
 
+    /// Whether it is a string, empty or not.
     pub fn is_text(&self) -> bool {
         matches!(self, Self::Text(_))
     }
@@ -193,6 +202,7 @@ impl List {
         !self.ids.is_empty() || self.rest.first().is_some_and(is_number)
     }
 
+    /// The values that were kept, in order: the token ids, then the rest.
     pub fn values(self) -> impl Iterator<Item = Content> {
         self.ids.into_iter().map(Content::Id).chain(self.rest)
     }

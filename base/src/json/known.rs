@@ -24,6 +24,7 @@ pub struct Fields {
 /// A field that is refused unless its value asks for nothing.
 #[derive(Debug)]
 pub struct Refused {
+    /// The field's name, without its object's path.
     pub name: &'static str,
     /// Values, as JSON, that are the same as a missing field, also in a list; apart from `null` and empty values.
     pub unless: &'static [&'static str],
@@ -71,6 +72,7 @@ impl Found {
 }
 
 impl Refused {
+    /// Whether the value is the same as a missing field: `null`, empty, one in `unless`, or a list of only such values.
     pub fn is_missing(&self, value: &Value) -> bool {
         let is_same = |literal: &&str| {
             serde_json::from_str::<Value>(literal).is_ok_and(|neutral| match neutral.as_f64() {

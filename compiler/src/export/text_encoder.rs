@@ -254,3 +254,49 @@ fn outputs(model: &ModelProto) -> Vec<&str> {
         .map(|output| output.name.as_str())
         .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    fn export() -> ModelProto {
+        let path = "../tests/fixtures/exports/tiny-bert-st/model.onnx";
+        onnx::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap()
+    }
+
+    fn tensor(value: &mut ValueInfoProto) -> &mut kivu::onnx_proto::TensorTypeProto {
+        value.r#type.as_mut().unwrap().tensor_type.as_mut().unwrap()
+    }
+
+    #[test]
+    fn fixed_shapes_are_refused() {
+        check_axes(&export()).unwrap();
+        let refused = |axis: usize, length| {
+            let mut model = export();
+            let input = &mut model.graph.as_mut().unwrap().input[1];
+            tensor(input).shape.as_mut().unwrap().dim[axis].value =
+                Some(Dimension::DimValue(length));
+            check_axes(&model).unwrap_err().to_string()
+        };
+        insta::assert_snapshot!(refused(0, 1), @"the input `attention_mask` has a fixed shape, (1, any); export the model with dynamic axes, as `optimum-cli export onnx` does");
+        insta::assert_snapshot!(refused(1, 128), @"the input `attention_mask` has a fixed shape, (any, 128); export the model with dynamic axes, as `optimum-cli export onnx` does");
+    }
+
+    #[test]
+    fn outputs_in_half_precision_are_refused() {
+        check_outputs(&export()).unwrap();
+        for half in [data_type::FLOAT16, data_type::BFLOAT16] {
+            let mut model = export();
+            let output = model.graph.as_mut().unwrap().output.last_mut().unwrap();
+            tensor(output).elem_type = half;
+            let error = check_outputs(&model).unwrap_err();
+            assert!(
+                error
+                    .problem()
+                    .ends_with("of the export is in half precision")
+            );
+        }
+    }
+}

@@ -32,7 +32,9 @@ pub type TextOutputs = Vec<Vec<f32>>;
 /// The weight files of one or several graphs.
 #[derive(Clone, Debug, Default)]
 pub struct WeightFiles {
+    /// Contents by the file name that graphs refer to.
     pub files: BTreeMap<String, Bytes>,
+    /// Mapped files; runs fail once one was written to.
     pub mapped: Arc<MappedFiles>,
 }
 
@@ -81,8 +83,10 @@ impl WeightFiles {
 #[derive(Debug)]
 pub struct NativeModel {
     signature: Signature,
+    /// The graph as stages that run in order.
     pub program: Program,
     token_products: usize,
+    /// The kernel that runs the program.
     pub instructions: InstructionSet,
     mapped: Arc<MappedFiles>,
 }

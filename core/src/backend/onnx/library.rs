@@ -41,6 +41,7 @@ pub fn file_name() -> String {
 /// ONNX Runtime, loaded into this process.
 #[derive(Clone, Copy, Debug)]
 pub struct Runtime {
+    /// The process's only environment, shared by all sessions.
     pub environment: &'static Environment,
 }
 

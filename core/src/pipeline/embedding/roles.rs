@@ -60,6 +60,7 @@ impl TextRole {
 }
 
 impl RoleSettings {
+    /// Whether texts in this role have the same form as other texts.
     pub fn is_default(&self) -> bool {
         *self == Self::default()
     }

@@ -265,6 +265,7 @@ impl EmbeddingSettings {
             .ok_or_else(|| self.lacks(VectorKind::MultiVector))
     }
 
+    /// Error for a model without `kind` vectors; it names the kinds that the model has.
     pub fn lacks(&self, kind: VectorKind) -> Error {
         let found: Vec<_> = self
             .outputs()

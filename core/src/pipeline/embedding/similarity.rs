@@ -44,6 +44,7 @@ pub fn cosine(left: &[f32], right: &[f32]) -> f32 {
     }
 }
 
+/// Dot product of two vectors of the same length.
 pub fn dot(left: &[f32], right: &[f32]) -> f32 {
     left.iter()
         .zip(right)

@@ -20,6 +20,7 @@ pub struct OutputSpec {
     pub outputs: Vec<NamedOutput>,
     /// Value labels and score function, for models that return labels instead of values.
     pub labels: Option<(Vec<String>, ScoreFunction)>,
+    /// Token id that pads short inputs.
     pub padding_id: u32,
     /// Whether the weights distinguish a pair's texts by token type.
     pub distinguishes_pairs: bool,
@@ -28,15 +29,18 @@ pub struct OutputSpec {
 /// An output that a task reads.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NamedOutput {
+    /// Its name in the model's signature.
     pub name: String,
     /// Last axis length.
     pub width: usize,
+    /// What it has vectors for.
     pub vectors: Vectors,
 }
 
 /// What an output has vectors for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Vectors {
+    /// One per token.
     PerToken,
     /// One per text.
     PerText,
@@ -229,6 +233,7 @@ impl Adapter {
         self.inputs.check_length(input.encoding.len())
     }
 
+    /// The backend's schedule, without batches if the model has no mask and would read padding as words.
     pub fn schedule(&self) -> Schedule {
         self.inputs.schedule(self.backend.schedule())
     }

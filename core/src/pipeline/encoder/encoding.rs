@@ -80,6 +80,7 @@ pub struct EncodingOptions<'a> {
     pub unpooled: usize,
     /// Put around each pair.
     pub template: Option<&'a PairTemplate>,
+    /// How inputs above the token limit are shortened or refused.
     pub truncation: Truncation,
     /// Maximum input bytes; each text counts up to the length that can be read.
     pub max_bytes: usize,
@@ -104,7 +105,9 @@ impl EncodingOptions<'_> {
     }
 }
 
+/// A request's inputs as tokens, with the tokenization time.
 pub struct Encodings {
+    /// Tokens per input.
     pub list: Vec<Encoding>,
     /// Source texts per input, for models with a built-in tokenizer; `None` for pairs and token ids.
     pub texts: Vec<Option<String>>,
@@ -116,6 +119,7 @@ pub struct Encodings {
 }
 
 impl Encodings {
+    /// Token ids of the input at `index`, special tokens included.
     pub fn ids(&self, index: usize) -> &[u32] {
         &self.list[index].ids
     }
@@ -127,10 +131,12 @@ impl Encodings {
             .for_each(|encoding| encoding.task = task);
     }
 
+    /// Token count of all inputs, special tokens included.
     pub fn tokens(&self) -> usize {
         self.list.iter().map(Encoding::len).sum()
     }
 
+    /// Input count.
     pub fn count(&self) -> usize {
         self.list.len()
     }
@@ -140,6 +146,7 @@ impl Encodings {
         self.usage(Duration::ZERO, Location::default())
     }
 
+    /// Usage for a run at `location` whose model time is `inference`; records it in the metrics.
     pub fn usage(&self, inference: Duration, location: Location) -> Usage {
         let tokens = self.tokens();
         telemetry::record_encoding(tokens, self.tokenization, inference);
@@ -160,7 +167,9 @@ impl Encodings {
     }
 }
 
+/// A request's texts as tokens, in windows.
 pub struct EncodedWindows {
+    /// Tokens per window, in text order.
     pub encodings: Encodings,
     /// One place per encoding.
     pub places: Vec<WindowPlace>,
@@ -184,6 +193,7 @@ impl EncodedWindows {
 
 /// Tokenizes a request's inputs.
 pub struct InputTokenizer<'a> {
+    /// The model's tokenizer.
     pub tokenizer: &'a Arc<Tokenizer>,
     /// Maximum tokens per input.
     pub limit: usize,
@@ -191,6 +201,7 @@ pub struct InputTokenizer<'a> {
     pub keeps_text: bool,
     /// Token dropped at the end of inputs.
     pub trailing: Option<u32>,
+    /// Tokenization fails once it has passed.
     pub deadline: Deadline,
 }
 
@@ -370,6 +381,7 @@ impl InputTokenizer<'_> {
     }
 }
 
+/// Refuses inputs with more than `max` bytes in total.
 pub fn check_size(found: usize, max: usize) -> Result<()> {
     if found > max {
         return Err(Error::too_large(format!(

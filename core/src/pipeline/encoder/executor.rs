@@ -31,13 +31,16 @@ use kivu_base::error::{Error, Result};
 /// A request's work, for a local model `L` or the fleet's model `R`.
 #[async_trait]
 pub trait Work<L, R>: Sync {
+    /// What a run returns.
     type Output: Send;
 
+    /// Token count of all inputs, by which the route chooses the location.
     fn tokens(&self) -> usize;
 
     /// Refuses work that the fleet's model cannot do.
     fn check_remote(&self, remote: &R) -> Result<()>;
 
+    /// Runs the work on the local model.
     async fn run_locally(&self, local: &L, deadline: Deadline) -> Result<Self::Output>;
 
     /// Runs work that [`check_remote`](Self::check_remote) has accepted.
@@ -71,6 +74,7 @@ struct Opened<R> {
 }
 
 impl<L: Sync, R: RemoteModel> Executor<L, R> {
+    /// An executor for `route`; the fleet's model must meet `spec`, which is checked once its description is known.
     pub fn new(route: Route<L>, spec: R::Spec) -> Self {
         Self {
             route,
@@ -79,10 +83,12 @@ impl<L: Sync, R: RemoteModel> Executor<L, R> {
         }
     }
 
+    /// The local model, if there is one.
     pub fn local(&self) -> Option<&L> {
         self.route.local()
     }
 
+    /// Whether work may run on a fleet.
     pub fn has_fleet(&self) -> bool {
         self.route.fleet().is_some()
     }

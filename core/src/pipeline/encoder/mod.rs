@@ -5,6 +5,7 @@ pub mod chunks;
 pub mod encoding;
 pub mod executor;
 pub mod model_inputs;
+/// What a request used: tokens and time.
 pub mod usage;
 use std::{cmp::Reverse, sync::Arc};
 
@@ -29,6 +30,7 @@ use kivu_base::{
 };
 use kivu_text::Tokenizer;
 
+/// What a task reads from the model's outputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Granularity {
     /// The output for each text, whatever its shape.

@@ -27,8 +27,11 @@ const MAX_INPUTS: usize = 3;
 /// The data that an input carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
+    /// Token ids.
     Ids,
+    /// 1 for tokens that others attend to.
     Mask,
+    /// Per token, the index of its text in a pair, or the number of the word that begins there.
     Types,
     /// 1 for tokens that are pooled.
     Pooled,
@@ -43,6 +46,7 @@ pub enum Role {
 /// An input sequence.
 #[derive(Clone, Copy, Debug)]
 pub struct Sequence<'a> {
+    /// Its tokens.
     pub encoding: &'a Encoding,
     /// Source text, for models with a built-in tokenizer; pairs and token ids have none.
     pub text: Option<&'a str>,
@@ -50,6 +54,7 @@ pub struct Sequence<'a> {
     pub labels: Option<&'a [f32]>,
 }
 
+/// A model's inputs with the data that each carries, in the model's order.
 #[derive(Clone, Debug)]
 pub struct ModelInputs(Vec<(Role, TensorSpec)>);
 
@@ -103,6 +108,7 @@ impl ModelInputs {
         ))
     }
 
+    /// The input that carries this data, if the model has one.
     pub fn spec(&self, role: Role) -> Option<&TensorSpec> {
         self.0
             .iter()
@@ -110,6 +116,7 @@ impl ModelInputs {
             .map(|(_, spec)| spec)
     }
 
+    /// Whether an input carries this data.
     pub fn has(&self, role: Role) -> bool {
         self.spec(role).is_some()
     }

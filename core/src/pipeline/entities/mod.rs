@@ -142,6 +142,7 @@ pub struct IndexedText<'a> {
 }
 
 impl<'a> IndexedText<'a> {
+    /// Indexes the text's characters.
     pub fn new(text: &'a str) -> Self {
         let starts = text
             .char_indices()
@@ -159,6 +160,7 @@ impl<'a> IndexedText<'a> {
             .unwrap_or(self.text.len())
     }
 
+    /// The text between two character positions, the end excluded; empty if the end is before the start.
     pub fn part(&self, start: usize, end: usize) -> &'a str {
         self.text
             .get(self.byte(start)..self.byte(end))
@@ -168,6 +170,7 @@ impl<'a> IndexedText<'a> {
 
 /// A token with its scores.
 pub struct ScoredToken {
+    /// Token id.
     pub id: u32,
     /// Its position, special tokens included.
     pub index: usize,
@@ -179,11 +182,15 @@ pub struct ScoredToken {
 
 /// Groups token scores to entities, with the model's labels and tokenizer.
 pub struct Grouping<'a> {
+    /// The model's tokenizer.
     pub tokenizer: &'a Tokenizer,
+    /// The model's labels, in the order of a token's scores.
     pub labels: &'a [Arc<str>],
+    /// How tokens become entities.
     pub aggregation: Aggregation,
     /// Labels that are left out.
     pub ignored: &'a BTreeSet<String>,
+    /// Id of the unknown token, whose word is its source text.
     pub unknown_token: Option<u32>,
 }
 

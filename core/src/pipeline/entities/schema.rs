@@ -33,9 +33,11 @@ pub const CLASSIFICATION: &str = "classification";
 pub struct Schema<'a> {
     /// The token in front of the name.
     pub token: &'a str,
+    /// What the schema is called, such as [`ENTITIES`].
     pub name: &'a str,
     /// The token before each label.
     pub label_token: &'a str,
+    /// The labels, in the order of the prompt.
     pub labels: &'a [String],
     /// The token between the schema and the text.
     pub separator: &'a str,

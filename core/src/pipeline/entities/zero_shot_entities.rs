@@ -177,7 +177,9 @@ pub struct ZeroShotEntitiesOptions {
 /// A model that finds entities with labels in the request.
 #[derive(Clone, Debug)]
 pub struct ZeroShotEntitiesPipeline {
+    /// Reads labels and text together, or only the text if labels have their own encoder.
     pub encoder: Encoder,
+    /// The model's settings.
     pub settings: Arc<ZeroShotEntitiesSettings>,
     labels: Option<LabelEncoder>,
 }

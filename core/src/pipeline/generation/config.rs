@@ -30,26 +30,43 @@ pub struct GenerationConfig {
     /// Below 0 if the decoder has no start token.
     #[serde(rename = "decoder_start_token_id", skip_serializing_if = "is_negative")]
     pub start_id: i64,
+    /// End-of-sequence tokens; at least one.
     #[serde(skip)]
     pub eos_ids: Vec<i64>,
+    /// Maximum steps, as a multiple of the source's token count; `None` for no such limit.
     #[serde(skip)]
     pub length_factor: Option<f32>,
+    /// Beam count, from 1 to [`MAX_BEAMS`]; 1 for no beam search.
     pub num_beams: usize,
+    /// Targets per source, from 1 to [`MAX_BEAMS`].
     pub num_return_sequences: usize,
+    /// Exponent: a beam's score is divided by its length to this power.
     pub length_penalty: f32,
+    /// When beam search stops.
     pub early_stopping: EarlyStopping,
+    /// Maximum target length in tokens, the start token included.
     pub max_length: usize,
+    /// Minimum target length in tokens, the start token included; 0 for none.
     pub min_length: usize,
+    /// Length of n-grams that may occur only once; 0 for no limit.
     pub no_repeat_ngram_size: usize,
+    /// Penalty on tokens that have occurred, above 0; 1 for none.
     pub repetition_penalty: f32,
+    /// Token sequences that are never generated.
     pub bad_words_ids: Vec<Vec<i64>>,
+    /// Tokens that are never generated.
     pub suppress_tokens: Vec<i64>,
+    /// Tokens that are never generated first, or first after a forced token.
     pub begin_suppress_tokens: Vec<i64>,
+    /// The first generated token, if it is forced.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub forced_bos_token_id: Option<i64>,
+    /// Last token for a target that reaches its maximum length; of several, the likeliest; empty for none.
     #[serde(skip_serializing_if = "Vec::is_empty", serialize_with = "one_or_many")]
     pub forced_eos_token_id: Vec<i64>,
+    /// Whether scores are normalized again after all processors, in beam search and sampling.
     pub renormalize_logits: bool,
+    /// Sampling settings; `None` to choose tokens by rank.
     #[serde(flatten)]
     pub sampling: Option<Sampling>,
 }

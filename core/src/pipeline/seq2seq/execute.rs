@@ -49,6 +49,7 @@ pub struct Decoding {
 }
 
 impl Decoding {
+    /// Prepares source `rows`. A shortlist leaves only the ids that it allows or that `config` requires.
     pub fn new(
         rows: Vec<Vec<i64>>,
         config: &GenerationConfig,

@@ -49,6 +49,7 @@ pub struct RemoteGenerator {
 /// Configuration for a request's targets in one language.
 #[derive(Clone, Copy, Debug)]
 pub struct RemoteRequest<'a> {
+    /// The model's settings merged with the request's options.
     pub config: &'a GenerationConfig,
     /// The options that the model uses for a request without any.
     pub default_options: &'a Map<String, Value>,
@@ -98,10 +99,12 @@ impl RemoteModel for RemoteGenerator {
 }
 
 impl RemoteGenerator {
+    /// The backend's schedule, without batches if the model has no mask and would read padding as words.
     pub fn schedule(&self) -> Schedule {
         self.inputs.schedule(self.backend.schedule())
     }
 
+    /// Refuses a source that is longer than the model's fixed length.
     pub fn check_length(&self, tokens: usize) -> Result<()> {
         self.inputs.check_length(tokens)
     }

@@ -12,6 +12,7 @@ const ABBREVIATIONS: [&str; 60] = [
     "srta", "st", "tel", "usw", "vol", "vs",
 ];
 
+/// A part of a text: a sentence or white space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Segment<S> {
     /// A sentence, without white space around it.
