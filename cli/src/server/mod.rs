@@ -4,6 +4,7 @@ pub mod connections;
 pub mod key;
 pub mod ps;
 pub mod unread_body;
+
 use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},

@@ -9,6 +9,7 @@ pub mod recipes;
 pub mod scratch;
 pub mod source;
 pub mod task;
+
 use std::{
     mem,
     path::{Path, PathBuf},

@@ -3,6 +3,7 @@
 pub mod layer_calibration;
 #[doc(hidden)]
 pub mod layer_forms;
+
 use kivu_engine::{
     kernel::{GROUP, LANES},
     rounding::MAX_INTEGER,

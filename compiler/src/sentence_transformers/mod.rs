@@ -5,6 +5,7 @@
 pub mod modules;
 pub mod poolings;
 pub mod static_embedding;
+
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},

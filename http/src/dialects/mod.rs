@@ -11,6 +11,7 @@ pub mod openai;
 pub mod score;
 pub mod translators;
 pub mod vllm;
+
 use axum::{
     Json,
     http::{

@@ -12,6 +12,7 @@ pub mod task_schemas;
 pub mod token_classification;
 pub mod tokens;
 pub mod translation;
+
 use axum::{body::Bytes, http::header::CONTENT_TYPE, response::IntoResponse};
 use futures::{StreamExt, TryStreamExt, stream};
 use http_body_util::BodyExt;

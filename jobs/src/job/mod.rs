@@ -7,6 +7,7 @@ pub mod predictor;
 pub mod process;
 pub mod requests;
 pub mod watcher;
+
 use std::{
     fs,
     future::{Future, pending},

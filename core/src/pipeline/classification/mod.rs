@@ -6,6 +6,7 @@ pub mod pair_template;
 pub mod ranking;
 pub mod scores;
 pub mod zero_shot;
+
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};

@@ -7,6 +7,7 @@ pub mod executor;
 pub mod model_inputs;
 /// What a request used: tokens and time.
 pub mod usage;
+
 use std::{cmp::Reverse, sync::Arc};
 
 use async_trait::async_trait;

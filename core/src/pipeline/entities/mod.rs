@@ -5,6 +5,7 @@ pub mod redaction;
 pub mod schema;
 pub mod token_classification;
 pub mod zero_shot_entities;
+
 use std::{
     collections::BTreeSet,
     sync::{

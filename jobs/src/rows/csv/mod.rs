@@ -6,6 +6,7 @@ pub mod generated;
 pub mod header;
 pub mod records;
 pub mod source;
+
 use std::{collections::BTreeSet, io::Read};
 
 use super::{
