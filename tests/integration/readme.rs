@@ -13,7 +13,7 @@ use std::{
 use crate::{
     live::{root, succeed, tool},
     models::{library_path, runtime},
-    regular_files::sources,
+    regular_files::{CRATES, sources},
     serving::{Server, kivu},
 };
 
@@ -435,7 +435,7 @@ fn requests_of_the_api_documentation_get_the_responses_in_it() {
 #[test]
 fn messages_of_troubleshooting_exist() {
     let page = fs::read_to_string(root().join("docs/troubleshooting.md")).unwrap();
-    let files = ["src", "compiler/src", "cli/src"]
+    let files = CRATES
         .map(|folder| sources(&root().join(folder), "rs"))
         .concat();
     let source: String = files

@@ -5,6 +5,21 @@ use std::{
     path::{Path, PathBuf},
 };
 
+/// The code of the crates.
+pub(crate) const CRATES: [&str; 11] = [
+    "base/src",
+    "bindings/src",
+    "cli/src",
+    "compiler/src",
+    "core/src",
+    "http/src",
+    "jobs/src",
+    "node/src",
+    "python/src",
+    "src",
+    "text/src",
+];
+
 /// All files with this extension in a folder and its subfolders.
 pub(crate) fn sources(folder: &Path, extension: &str) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder)
@@ -71,20 +86,7 @@ fn files_of_users_are_opened_as_regular_files() {
         "fs::copy(",
     ];
     let mut found = Vec::new();
-    let folders = [
-        "base/src",
-        "bindings/src",
-        "cli/src",
-        "compiler/src",
-        "core/src",
-        "http/src",
-        "jobs/src",
-        "node/src",
-        "python/src",
-        "src",
-        "text/src",
-    ];
-    for file in folders
+    for file in CRATES
         .iter()
         .flat_map(|folder| sources(&root.join(folder), "rs"))
     {

@@ -2,21 +2,20 @@
 
 use std::fs;
 
-use crate::{live::root, regular_files::sources};
+use crate::{
+    live::root,
+    regular_files::{CRATES, sources},
+};
 
 #[test]
 fn every_documented_fault_has_a_test() {
-    let tests: String = [
-        ("src", "rs"),
-        ("compiler/src", "rs"),
-        ("cli/src", "rs"),
-        ("tests", "rs"),
-        ("tests", "py"),
-    ]
-    .iter()
-    .flat_map(|(folder, extension)| sources(&root().join(folder), extension))
-    .map(|file| fs::read_to_string(file).unwrap())
-    .collect();
+    let folders = CRATES.map(|folder| (folder, "rs"));
+    let tests: String = folders
+        .iter()
+        .chain(&[("tests", "rs"), ("tests", "py")])
+        .flat_map(|(folder, extension)| sources(&root().join(folder), extension))
+        .map(|file| fs::read_to_string(file).unwrap())
+        .collect();
     let page = fs::read_to_string(root().join("docs/reliability.md")).unwrap();
     let (_, faults) = page
         .split_once("\n| fault |")
