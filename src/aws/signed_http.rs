@@ -21,12 +21,15 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// How a request proves who sends it.
 #[derive(Debug)]
 pub enum Credentials {
+    /// Requests are anonymous.
     None,
     /// User name and password.
     Basic(String, String),
     /// AWS Signature Version 4, with the environment's credentials.
     Signature {
+        /// AWS region, such as `eu-west-1`.
         region: String,
+        /// The service's name in signatures, such as `es`.
         service: &'static str,
     },
 }
@@ -34,7 +37,9 @@ pub enum Credentials {
 /// A response.
 #[derive(Debug)]
 pub struct Answer {
+    /// HTTP status code.
     pub status: u16,
+    /// The whole body; empty if there is none.
     pub body: Vec<u8>,
 }
 
@@ -43,6 +48,7 @@ pub struct Answer {
 pub enum SendError {
     /// The same request may succeed later.
     Passing(String),
+    /// The request or the credentials are wrong.
     Other(String),
 }
 
@@ -65,6 +71,7 @@ pub struct SignedClient {
 }
 
 impl SignedClient {
+    /// A client with these credentials; fails if AWS credentials are needed but have no source.
     pub async fn new(credentials: Credentials) -> Result<Self, SendError> {
         let authorization = match credentials {
             Credentials::None => Authorization::None,

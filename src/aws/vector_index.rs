@@ -20,23 +20,36 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// How an index is named.
 #[derive(Clone, Debug)]
 pub enum IndexName {
-    Names { bucket: String, index: String },
+    /// By bucket and index.
+    Names {
+        /// Name of the vector bucket.
+        bucket: String,
+        /// Name of the index in the bucket.
+        index: String,
+    },
+    /// By ARN.
     Arn(String),
 }
 
 /// An index's properties.
 #[derive(Clone, Debug)]
 pub struct IndexForm {
+    /// Values per vector.
     pub dimensions: i64,
+    /// Whether the distance metric is cosine.
     pub is_cosine: bool,
+    /// Names of the metadata that queries cannot filter by.
     pub unfilterable: Vec<String>,
 }
 
 /// A vector, its key, and its metadata.
 #[derive(Clone, Debug)]
 pub struct IndexedVector<'a> {
+    /// Unique in the index.
     pub key: &'a str,
+    /// As many as the index has dimensions.
     pub values: &'a [f32],
+    /// Names and JSON values.
     pub metadata: Vec<(&'a str, &'a Value)>,
 }
 
@@ -79,6 +92,7 @@ impl VectorIndex {
         }
     }
 
+    /// Reads the index's properties from the service.
     pub async fn describe(&self) -> Result<IndexForm, IndexError> {
         let request = self.client.get_index();
         let request = match self.name.clone() {

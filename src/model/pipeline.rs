@@ -76,11 +76,13 @@ impl Pipeline {
         )
     }
 
+    /// Whether the model may run on a fleet.
     pub fn has_fleet(&self) -> bool {
         self.encoder()
             .map_or_else(Seq2SeqPipeline::has_fleet, Encoder::has_fleet)
     }
 
+    /// Fails if the fleet's model does not fit the task; an unreachable fleet is not an error.
     pub async fn check_fleet(&self, deadline: Deadline) -> Result<()> {
         match self.encoder() {
             Ok(encoder) => encoder.check_fleet(deadline).await,

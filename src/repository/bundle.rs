@@ -61,6 +61,7 @@ pub struct MemoryFile {
     pub contents: Bytes,
     /// How many bytes arrived.
     pub size: u64,
+    /// BLAKE3 of the contents.
     pub digest: blake3::Hash,
 }
 
@@ -230,6 +231,7 @@ impl Bundle {
     }
 }
 
+/// Fails unless the file at `path`, read with this size in bytes and BLAKE3, is the one in the manifest.
 pub fn check(file: &File, path: &Path, size: u64, digest: blake3::Hash) -> Result<()> {
     let damaged = |expected: String, found: String| {
         Err(Error::model(format!(

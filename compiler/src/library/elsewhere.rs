@@ -48,6 +48,7 @@ impl Elsewhere {
         })
     }
 
+    /// Writes the entry into `folder`.
     pub fn write(&self, folder: &Path) -> Result<()> {
         let text = serde_json::to_vec(self)
             .map_err(|error| Error::model_because("cannot write the bundle's location", error))?;
@@ -79,6 +80,7 @@ impl Elsewhere {
     }
 }
 
+/// When the bundle's manifest was last written; `None` if that is unknown.
 pub fn built(bundle: &Path) -> Option<SystemTime> {
     fs::metadata(bundle.join(MANIFEST))
         .and_then(|found| found.modified())

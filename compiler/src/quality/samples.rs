@@ -121,10 +121,12 @@ impl Texts {
         Ok(Self { texts })
     }
 
+    /// The texts, in order.
     pub fn lines(&self) -> impl Iterator<Item = &str> {
         self.texts.iter().map(String::as_str)
     }
 
+    /// Number of texts, at least one.
     pub fn len(&self) -> usize {
         self.texts.len()
     }

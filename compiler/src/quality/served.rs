@@ -55,14 +55,20 @@ use kivu::{
 const PART: usize = 30;
 /// Timeout for [`PART`] texts.
 pub const TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
+/// Inputs above the model's token limit lose their end.
 pub const TRUNCATION: Truncation = Truncation::At(Side::Right);
 
 /// An encoder in the pipeline that serves it.
 pub enum ServedEncoder {
+    /// Embeds texts.
     Embedding(EmbeddingPipeline),
+    /// Scores a text, or a pair of texts, for the model's own labels.
     Classification(ClassificationPipeline),
+    /// Scores tokens for the model's own labels.
     TokenClassification(TokenClassificationPipeline),
+    /// Scores texts for labels that the model reads with them.
     LabelScores(LabelScoresPipeline),
+    /// Scores spans for labels that the model reads with the text or on their own.
     ZeroShotEntities(ZeroShotEntitiesPipeline),
 }
 
@@ -70,6 +76,7 @@ pub enum ServedEncoder {
 pub struct Answers {
     /// Per text, an answer for each output.
     pub texts: Vec<Vec<Answer>>,
+    /// Wall-clock time for all texts; zero for another program's answers.
     pub time: Duration,
     /// Number of texts read, queries included.
     pub reads: usize,
@@ -113,8 +120,11 @@ impl Answers {
 /// A pipeline's parts other than the graph.
 #[derive(Clone, Copy)]
 pub struct EncoderParts<'a> {
+    /// Runs the graph.
     pub runtime: Runtime,
+    /// For texts.
     pub tokenizer: &'a Arc<Tokenizer>,
+    /// The settings in the bundle's manifest, which decide on the pipeline.
     pub settings: &'a EncoderSettings,
     /// For labels, if another model reads them.
     pub labels: Option<&'a Arc<Tokenizer>>,

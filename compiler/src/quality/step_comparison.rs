@@ -62,6 +62,7 @@ const TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Written graphs: fp32 and quantized. The second folder is the bundle's, with its tokenizers and its shortlist.
 pub struct Forms<'a> {
+    /// Folder of the fp32 graphs, then of the quantized ones.
     pub folders: [&'a Path; 2],
 }
 

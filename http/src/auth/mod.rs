@@ -181,6 +181,7 @@ impl Guard {
         tokio::try_join!(keys, proxy).map(|_| ())
     }
 
+    /// The credentials that requests need.
     pub fn access(&self) -> &Access {
         &self.access
     }

@@ -586,6 +586,7 @@ impl Job {
         Ok(Ended::Done(Box::new(report)))
     }
 
+    /// The job's report with this progress, without output digest, text column or notes.
     pub fn report(&self, status: Status, error: Option<&Error>, progress: Progress) -> Report {
         let version = match &self.input {
             JobInput::File(_) | JobInput::Stdin => None,
@@ -624,6 +625,7 @@ impl Job {
         ]
     }
 
+    /// Writes the report next to the output; none for a stream.
     pub fn write_report(&self, report: &Report) -> Result<()> {
         report_file::write(&self.output, report)
     }

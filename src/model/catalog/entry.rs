@@ -301,6 +301,7 @@ impl Entry {
         }
     }
 
+    /// Whether the model is loaded, and no request uses it or is about to.
     pub fn is_idle(&self) -> bool {
         matches!(&*self.slot(), Slot::Loaded(resident) if resident.is_idle())
     }
@@ -317,6 +318,7 @@ impl Entry {
         }
     }
 
+    /// Sets the slot, counts a loaded model, and wakes those who wait for a change.
     pub fn set(&self, slot: Slot) {
         if matches!(slot, Slot::Loaded(_)) {
             self.loads.fetch_add(1, Ordering::Relaxed);
@@ -325,10 +327,12 @@ impl Entry {
         self.changed.notify_waiters();
     }
 
+    /// Locks the slot for reading.
     pub fn slot(&self) -> RwLockReadGuard<'_, Slot> {
         self.slot.read().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Locks the slot for writing, which does not wake those who wait for a change.
     pub fn slot_mut(&self) -> RwLockWriteGuard<'_, Slot> {
         self.slot.write().unwrap_or_else(PoisonError::into_inner)
     }

@@ -62,7 +62,9 @@ impl From<Error> for Failure {
 /// A repository's files at a commit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Listing {
+    /// The commit's hash.
     pub commit: String,
+    /// The commit's files, or those of them that are known.
     pub files: Vec<HubFile>,
     /// Whether these are all files in the commit.
     pub is_whole: bool,
@@ -71,7 +73,9 @@ pub struct Listing {
 /// A file in a repository.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HubFile {
+    /// Relative to the repository's root.
     pub path: String,
+    /// In bytes; 0 for a file that another program downloaded.
     pub size: u64,
     /// A large file's SHA-256, or a small file's Git SHA-1: its blob's name in the cache.
     pub hash: String,
@@ -103,6 +107,7 @@ struct Lfs {
 
 /// A hub client.
 pub struct Hub<'a> {
+    /// Where the hub is, how it is reached, and where its files are kept.
     pub config: &'a HubConfig,
     /// Without user information, which requests do not use, and neither errors nor the log may show.
     pub endpoint: String,
@@ -484,6 +489,7 @@ pub struct Attempts {
 }
 
 impl Attempts {
+    /// No attempts so far; the first pause is the configured one.
     pub fn new(config: &HubConfig) -> Self {
         Self {
             count: 0,
