@@ -1,6 +1,6 @@
 //! The crate's error type. Its variants correspond to what the caller can do.
 
-use std::{borrow::Cow, fmt, time::Duration};
+use std::{borrow::Cow, fmt, mem, time::Duration};
 
 /// Result for this crate's fallible functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -20,7 +20,7 @@ const LIST_MODELS: &str = "`GET /models` lists the models";
 /// What an error says: the problem, and what to do about it.
 ///
 /// `Display` prints both: expected X, but found Y; what to do.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Message {
     problem: String,
     hint: Option<String>,
@@ -372,7 +372,7 @@ impl Error {
             | Self::Config { message, .. }
             | Self::Io {
                 action: message, ..
-            } => *message = map(message.clone()),
+            } => *message = map(mem::take(message)),
             Self::UnknownModel { .. }
             | Self::Overloaded { .. }
             | Self::NoModel

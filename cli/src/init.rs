@@ -48,10 +48,8 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         .create_new(true)
         .open(&arguments.out)
         .map_err(|error| match error.kind() {
-            ErrorKind::AlreadyExists => {
-                Error::config(format!("expected no file at `{out}`, but found one"))
-                    .with_hint("remove it, or choose another with `--out`")
-            }
+            ErrorKind::AlreadyExists => Error::config(format!("`{out}` exists already"))
+                .with_hint("remove it, or choose another with `--out`"),
             _ => Error::io(format!("cannot write `{out}`"))(error),
         })?;
     file.write_all(text(&arguments.models).as_bytes())

@@ -73,6 +73,7 @@ fn angles(amplitude: f32, lengths: Lengths) -> Settings {
 
 /// Embeddings, attention with rotary positions and a window, a blockwise gated layer, head normalization, residuals,
 /// and the poolings: mean with an fp32 layer, first and last token, and a layer's per-output maximum.
+#[expect(clippy::too_many_lines, reason = "a list of stages")]
 fn program(activation: Activation) -> Program {
     use RowOperation::{
         Activation as Activate, Add, Dense as Project, Gate, Lookup, Norm as Normalize, Pool,

@@ -106,7 +106,7 @@ impl Model {
         match &self.pipeline {
             Pipeline::ZeroShotEntities(pipeline) => parameters.prepare(pipeline, &self.scope()),
             Pipeline::TokenClassification(_) => Err(Error::invalid(format!(
-                "expected no `labels` for `{}`, which has labels of its own, but found some",
+                "`labels` is not supported: `{}` has labels of its own",
                 self.name
             ))
             .with_hint("omit them")),

@@ -735,7 +735,7 @@ fn init_writes_all_documented_keys_with_their_defaults() {
     assert!(
         String::from_utf8(again.stderr)
             .unwrap()
-            .contains("expected no file at")
+            .contains("exists already")
     );
     assert_eq!(fs::read_to_string(&path).unwrap(), template);
     let printed = kivu(&["init", "--out", "-"]);

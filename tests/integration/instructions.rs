@@ -332,9 +332,9 @@ async fn instructions_that_a_model_does_not_take_are_refused() {
     expected `prompt` without `prompt_name` (or a role) and `instruction`, but found several; leave out the others
     expected `prompt` of at most 16384 bytes, but found 20000
     expected a model with an instruction in its template for `instruction`, but found one without; leave it out
-    expected no `instruction`, since the model compares vectors, but found one; leave it out
-    expected no `prompt`, since the model compares vectors, but found one; leave it out
-    expected no `prompt` for a model with a template, but found one; send an `instruction`
+    `instruction` is not supported: the model compares vectors; leave it out
+    `prompt` is not supported: the model compares vectors; leave it out
+    `prompt` is not supported: the model has a template; send an `instruction`
     expected a text in `instruction`, but found an empty one; leave it out
     expected `prompt` without `prompt_name` (or a role) and `instruction`, but found several; leave out the others
     expected an embedding model for `prompt`, but `text-ranking-tiny-bert-rank` is for `text-ranking`; leave it out

@@ -505,7 +505,7 @@ async fn the_hub_route_and_kserve_name_texts_by_their_task() {
         assert_eq!(refusal("tiny-bart", &body).await, expected, "{body}");
     }
     let languages = json!({"inputs": text, "parameters": {"src_lang": "en"}});
-    insta::assert_snapshot!(refusal("tiny-t5", &languages).await, @"422 expected no `src_lang`, since the model does not translate, but found one");
+    insta::assert_snapshot!(refusal("tiny-t5", &languages).await, @"422 `src_lang` is not supported: the model does not translate");
     let unknown = json!({"inputs": text, "parameters": {"num_beams": 1, "generate_parameters": {"beams": 1}}});
     let refused = refusal("tiny-t5", &unknown).await;
     assert!(

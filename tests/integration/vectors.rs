@@ -486,7 +486,16 @@ async fn frameworks_get_the_vectors_of_embed() {
         found(&app, "/invocations", json!({ "inputs": texts })).await,
         plain
     );
+}
 
+#[tokio::test]
+async fn errors_name_the_fields_of_frameworks() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(mut model) = tiny_bert(folder.path()) else {
+        return;
+    };
+    model.name = "tiny".into();
+    let app = router(App::new(vec![model], Limits::default()));
     let mut errors = Vec::new();
     for (path, body) in [
         ("/v2/embed", json!({})),

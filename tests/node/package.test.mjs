@@ -198,8 +198,8 @@ test("ranks, texts and tokens are the server's", async () => {
   const prompted = await cross.rank(query, TEXTS, { prompt: "query: " });
   assert.deepEqual(prompted, await served("/rerank", { query, texts: TEXTS, model: "rank-cross", prompt: "query: " }));
   assert.notDeepEqual(prompted, await cross.rank(query, TEXTS));
-  await assert.rejects((await model("rank")).rank(query, TEXTS, { prompt: "query: " }), { name: "InvalidError", message: /expected no `prompt`, since the model compares vectors/ });
-  await assert.rejects((await model("rank")).rank(query, TEXTS, { instruction: "Find ships" }), { name: "InvalidError", message: /expected no `instruction`, since the model compares vectors/ });
+  await assert.rejects((await model("rank")).rank(query, TEXTS, { prompt: "query: " }), { name: "InvalidError", message: /`prompt` is not supported: the model compares vectors/ });
+  await assert.rejects((await model("rank")).rank(query, TEXTS, { instruction: "Find ships" }), { name: "InvalidError", message: /`instruction` is not supported: the model compares vectors/ });
   const texts = ["Good morning.", "The cat sleeps. It is late."];
   const translated = await (await model("translate-en-pt")).translate(texts, { source: "en", target: "pt" });
   const expected = await served("/translate", { inputs: texts, model: "translate-en-pt" });
@@ -272,7 +272,7 @@ test("bad input has the server's words", async () => {
     [() => minilm.rank("", ["b"]), InvalidError, "expected a text in `query`, but found an empty one"],
     [() => minilm.rank("a", ["b", null]), TypeError, "expected `documents[1]` to be a string, but found `null`"],
     [() => labelled.entities("a"), InvalidError, "expected `labels` for `ner-labels`, which finds entities with labels that you choose, but found none"],
-    [() => ner.entities("a", { labels: ["b"] }), InvalidError, "expected no `labels` for `ner`, which has labels of its own, but found some; omit them"],
+    [() => ner.entities("a", { labels: ["b"] }), InvalidError, "`labels` is not supported: `ner` has labels of its own; omit them"],
     [() => sentiment.classify([["a", "b", "c"]]), InvalidError, "expected a text or a pair in `texts[0]`, but found 3 texts"],
     [() => sentiment.classify([["a", ""]]), InvalidError, "expected a text in `texts[0][1]`, but found an empty one"],
     [() => sentiment.classify([["a", null]]), TypeError, "expected `texts[0][1]` to be a string, but found `null`"],

@@ -205,9 +205,9 @@ class Tasks(unittest.TestCase):
         body = {"query": "ferry", "texts": TEXTS, "model": "rank-cross"}
         self.assertEqual([post("/rerank", {**body, "prompt": prompt}) for prompt in (None, "query: ")], ranked)
         self.assertNotEqual(*ranked)
-        with self.assertRaisesRegex(errors.InvalidError, "expected no `prompt`, since the model compares vectors"):
+        with self.assertRaisesRegex(errors.InvalidError, "`prompt` is not supported: the model compares vectors"):
             model("rank").rank("ferry", TEXTS, prompt="query: ")
-        with self.assertRaisesRegex(errors.InvalidError, "expected no `instruction`, since the model compares vectors"):
+        with self.assertRaisesRegex(errors.InvalidError, "`instruction` is not supported: the model compares vectors"):
             model("rank").rank("ferry", TEXTS, instruction="Find ships")
         with self.assertRaisesRegex(errors.InvalidError, "expected a model with an instruction"):
             model("minilm").encode(TEXTS, instruction="Find ships")
@@ -287,7 +287,7 @@ class Inputs(unittest.TestCase):
             (lambda: minilm.rank(None, ["b"]), TypeError, "expected `query` to be a string, but found `NoneType`"),
             (lambda: minilm.rank("a", ["b", None]), TypeError, "expected `documents[1]` to be a string, but found `NoneType`"),
             (lambda: model("ner-labels").entities("a"), ValueError, "expected `labels` for `ner-labels`, which finds entities with labels that you choose, but found none"),
-            (lambda: model("ner").entities("a", ["b"]), ValueError, "expected no `labels` for `ner`, which has labels of its own, but found some; omit them"),
+            (lambda: model("ner").entities("a", ["b"]), ValueError, "`labels` is not supported: `ner` has labels of its own; omit them"),
             (lambda: model("sentiment").classify([("a", "b", "c")]), ValueError, "expected a text or a pair in `texts[0]`, but found 3 texts"),
             (lambda: load(7), TypeError, "expected `name` to be a string or a path, but found `int`"),
             (lambda: load(BUNDLES / "minilm", threads=0), ValueError, None),

@@ -217,7 +217,7 @@ mod tests {
     }
 
     /// The error from a text, which is the same for a value.
-    fn error(body: Value) -> Option<String> {
+    fn error(body: &Value) -> Option<String> {
         let text = body.to_string();
         let read = read_known::<Body>(text.as_bytes(), Budget::new(text.len(), 8), KNOWN);
         let of_text = read.err().map(|error| match error {
@@ -227,7 +227,7 @@ mod tests {
             }
             other => panic!("{other:?}"),
         });
-        let of_value = check(&body, KNOWN).err().map(|error| error.to_string());
+        let of_value = check(body, KNOWN).err().map(|error| error.to_string());
         assert_eq!(of_text, of_value, "{text}");
         of_text
     }

@@ -507,7 +507,7 @@ impl<'a> Model<'a> {
             && precision != Precision::Fp32
         {
             let forms = 1 + usize::from(answers.is_none());
-            progress.stage("measure the quality", forms * self.texts.len());
+            progress.stage("measure the quality", forms * self.texts.count());
             let reference = match answers.take() {
                 Some(answers) => answers,
                 None => ServedEncoder::open(parts, &of_reference.folder, Engine::Onnx)?

@@ -33,7 +33,7 @@ pub fn calibrate(
     let has_queries = prompt(TextRole::Query)? != prompt(TextRole::Document)?;
     let vectors = |role| dense_vectors(pipeline, role, texts, progress);
     let runs = usize::from(documents.is_none()) + usize::from(has_queries);
-    progress.stage("calibrate the vectors", runs * texts.len());
+    progress.stage("calibrate the vectors", runs * texts.count());
     let documents = documents.map_or_else(|| vectors(TextRole::Document), Ok)?;
     let queries = if has_queries {
         vectors(TextRole::Query)?

@@ -68,7 +68,7 @@ const OF_TRAINING: [&str; 5] = [
 ];
 
 /// What `paths` contain in place of weights that Kivu reads: `only …`, or `none`.
-pub fn describe<'a>(paths: impl Iterator<Item = &'a str> + Clone) -> Message {
+pub fn describe<'a>(paths: &(impl Iterator<Item = &'a str> + Clone)) -> Message {
     let is_weights = |path: &&str| {
         let name = path.rsplit('/').next().unwrap_or(path);
         let is_read = weights::LAYOUTS.contains(&name) || export::is_graph(path);
@@ -100,12 +100,12 @@ pub fn describe_folder(folder: &Path) -> Message {
         .collect();
     let mut stand_ins = paths.iter().filter_map(|path| {
         let found = files::known_format(&folder.join(path))?;
-        (describe([path.as_str()].into_iter()).problem() != NONE)
+        (describe(&[path.as_str()].into_iter()).problem() != NONE)
             .then(|| found.map(|found| format!("only `{path}`: {found}")))
     });
     match stand_ins.next() {
         Some(found) => found,
-        None => describe(paths.iter().map(String::as_str)),
+        None => describe(&paths.iter().map(String::as_str)),
     }
 }
 
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn weights_are_described_by_their_names() {
-        let of = |paths: &[&str]| describe(paths.iter().copied()).to_string();
+        let of = |paths: &[&str]| describe(&paths.iter().copied()).to_string();
         let unnamed = [
             "training_args.bin",
             "optimizer.pt",

@@ -71,25 +71,21 @@ impl Shortfall {
     }
 }
 
+/// The floor's key, the requirement, the measured value and its distance to the limit: above zero or NaN is a failure.
+type Check = (&'static str, String, f32, f32);
+
+fn at_least(key: &'static str, name: &str, found: f32, limit: f32) -> Check {
+    let requirement = format!("{name} of at least {limit:.4}");
+    (key, requirement, found, limit - found)
+}
+
+fn at_most(key: &'static str, name: &str, found: f32, limit: f32) -> Check {
+    let requirement = format!("{name} of at most {limit:.4}");
+    (key, requirement, found, found - limit)
+}
+
 /// Compares a quality with the floor. `None` if no measure is below it.
 pub fn shortfall(quality: &Quality, floor: &QualityFloor) -> Option<Shortfall> {
-    // The key, the requirement, the measured value and its distance to the limit: above zero or NaN is a failure.
-    let at_least = |key, name: &str, found: f32, limit: f32| {
-        (
-            key,
-            format!("{name} of at least {limit:.4}"),
-            found,
-            limit - found,
-        )
-    };
-    let at_most = |key, name: &str, found: f32, limit: f32| {
-        (
-            key,
-            format!("{name} of at most {limit:.4}"),
-            found,
-            found - limit,
-        )
-    };
     let of_labels = |name, agreement, difference| {
         let (least, most) = (floor.agreement, floor.mean_difference);
         vec![
@@ -152,16 +148,9 @@ pub fn shortfall(quality: &Quality, floor: &QualityFloor) -> Option<Shortfall> {
             mean_difference,
             ..
         } => {
-            let name = "a mean score difference to fp32";
-            (
-                texts,
-                vec![at_most(
-                    "mean_difference",
-                    name,
-                    mean_difference,
-                    floor.mean_difference,
-                )],
-            )
+            let (name, most) = ("a mean score difference to fp32", floor.mean_difference);
+            let check = at_most("mean_difference", name, mean_difference, most);
+            (texts, vec![check])
         }
         Quality::Classification {
             texts,

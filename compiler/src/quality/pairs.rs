@@ -50,7 +50,7 @@ impl PairQuality {
     pub fn new(pairs: &Pairs, model: PairFigures, other: Option<PairFigures>) -> Self {
         Self {
             kind: pairs.description(),
-            pairs: pairs.len(),
+            pairs: pairs.count(),
             model,
             other,
         }

@@ -48,10 +48,10 @@ impl PeerVectors {
             }
             (None, own) => columns(path, own)?,
         };
-        if vectors.len() != own_texts.len() {
+        if vectors.len() != own_texts.count() {
             return Err(Error::config(format!(
                 "expected {} vectors in `{shown}`, one per text, but found {}",
-                own_texts.len(),
+                own_texts.count(),
                 vectors.len()
             )));
         }

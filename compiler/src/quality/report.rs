@@ -147,7 +147,7 @@ fn measure_encoder(
         Some(Other::Vectors(path)) => {
             let peer = PeerVectors::open(path, samples.texts.as_ref())?;
             require_dimensions(&settings, peer.dimensions, path)?;
-            progress.stage("measure the quality", peer.texts.len());
+            progress.stage("measure the quality", peer.texts.count());
             let own = encoder.measure(&peer.texts, progress)?.first_output();
             Some([Answers::of(peer.answers), own])
         }
@@ -157,7 +157,7 @@ fn measure_encoder(
             require_comparable(&settings, &found.settings())
                 .map_err(|reason| reason.unwrap_or_else(|| different_tasks(model, other)))?;
             let texts = samples.texts.clone().unwrap_or_default();
-            progress.stage("measure the quality", 2 * texts.len());
+            progress.stage("measure the quality", 2 * texts.count());
             let reference = found.measure(&texts, progress)?;
             let own = encoder.measure(&texts, progress)?;
             if !reference.has_sizes_of(&own) {

@@ -127,7 +127,7 @@ impl Texts {
     }
 
     /// Number of texts, at least one.
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.texts.len()
     }
 }
@@ -238,7 +238,7 @@ impl Pairs {
     }
 
     /// Number of pairs.
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         match self {
             Self::Scores(pairs, _)
             | Self::Labels(pairs, _)
@@ -435,7 +435,7 @@ mod tests {
         ];
         let found: Vec<_> = kinds
             .iter()
-            .map(|pairs| (pairs.description(), pairs.len()))
+            .map(|pairs| (pairs.description(), pairs.count()))
             .collect();
         assert_eq!(
             found,
@@ -486,8 +486,8 @@ mod tests {
         let column = Texts::open(&write("a.csv", "text", 24)).unwrap();
         assert_eq!(
             (
-                lines.len(),
-                column.len(),
+                lines.count(),
+                column.count(),
                 lines.lines().next(),
                 column.lines().next()
             ),

@@ -16,6 +16,7 @@ use crate::{
 };
 
 /// Executes a row stage for one block.
+#[expect(clippy::too_many_lines, reason = "one arm for each operation")]
 #[inline(always)]
 pub fn rows<K: Kernel>(
     kernel: K,

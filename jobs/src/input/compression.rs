@@ -163,7 +163,7 @@ pub enum Packer {
 
 impl Packer {
     /// Output size so far, in bytes.
-    pub fn len(&self) -> usize {
+    pub fn size(&self) -> usize {
         match self {
             Self::None(bytes) => bytes.len(),
             Self::Gzip(encoder) => encoder.get_ref().len(),

@@ -244,7 +244,7 @@ impl OutputFile {
 
     pub fn unexpected(&self, path: &Path) -> Error {
         Error::config(format!(
-            "expected no file in `{}`, where an unfinished output is kept, but found one",
+            "`{}` exists, where an unfinished output is kept",
             path.display()
         ))
         .with_hint("move it away, or choose another output")

@@ -278,7 +278,7 @@ impl RowWriter for JsonLinesWriter {
     }
 
     fn size(&self) -> usize {
-        self.target.len()
+        self.target.size()
     }
 
     fn finish(self: Box<Self>) -> Result<WrittenPiece> {

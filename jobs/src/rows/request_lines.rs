@@ -133,7 +133,7 @@ impl RowWriter for RequestWriter {
     }
 
     fn size(&self) -> usize {
-        self.target.len()
+        self.target.size()
     }
 
     fn finish(self: Box<Self>) -> Result<WrittenPiece> {

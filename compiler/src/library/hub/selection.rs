@@ -226,7 +226,7 @@ impl Paths<'_> {
 
     /// Weights in other formats, for a message.
     fn others(&self) -> Message {
-        other_weights::describe(self.0.iter().copied())
+        other_weights::describe(&self.0.iter().copied())
     }
 }
 

@@ -127,10 +127,10 @@ impl ClassificationPipeline {
     /// The same model with another prompt before queries. A model with a template is refused.
     pub fn with_query_prompt(&self, prompt: &str) -> Result<Self> {
         if self.settings.template.is_some() {
-            return Err(Error::invalid(
-                "expected no `prompt` for a model with a template, but found one",
-            )
-            .with_hint("send an `instruction`"));
+            return Err(
+                Error::invalid("`prompt` is not supported: the model has a template")
+                    .with_hint("send an `instruction`"),
+            );
         }
         let settings = ClassificationSettings {
             query_prompt: Some(prompt.to_owned()),

@@ -43,7 +43,7 @@ impl RankingPipeline {
                 Ok(Self::CrossEncoder(pipeline.with_instruction(instruction)?))
             }
             Self::Embedding(_) => Err(Error::invalid(
-                "expected no `instruction`, since the model compares vectors, but found one",
+                "`instruction` is not supported: the model compares vectors",
             )
             .with_hint("leave it out")),
         }
@@ -56,7 +56,7 @@ impl RankingPipeline {
                 Ok(Self::CrossEncoder(pipeline.with_query_prompt(prompt)?))
             }
             Self::Embedding(_) => Err(Error::invalid(
-                "expected no `prompt`, since the model compares vectors, but found one",
+                "`prompt` is not supported: the model compares vectors",
             )
             .with_hint("leave it out")),
         }

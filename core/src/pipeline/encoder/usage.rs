@@ -21,7 +21,7 @@ pub struct Usage {
 
 impl Usage {
     /// Adds a further run for the same texts.
-    pub fn add(&mut self, again: Self) {
+    pub fn add(&mut self, again: &Self) {
         self.tokens += again.tokens;
         self.generated += again.generated;
         self.inference += again.inference;

@@ -230,7 +230,7 @@ impl Seq2SeqPipeline {
                     None => {
                         let fragments = self.in_fragments(masked, pair, options, deadline);
                         let (texts, again) = fragments.await?;
-                        usage.add(again);
+                        usage.add(&again);
                         texts
                     }
                 });

@@ -148,13 +148,13 @@ impl SourceEncoder {
         for (field, language) in [("src_lang", &options.source), ("tgt_lang", &options.target)] {
             if language.is_some() {
                 return Err(Error::invalid(format!(
-                    "expected no `{field}`, since the model does not translate, but found one"
+                    "`{field}` is not supported: the model does not translate"
                 )));
             }
         }
         if options.split.is_some_and(|split| split != Split::Never) {
             return Err(Error::invalid(
-                "expected no `split`, since the model does not translate, but found one",
+                "`split` is not supported: the model does not translate",
             ));
         }
         let pair = LanguagePair {

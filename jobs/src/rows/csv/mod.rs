@@ -249,7 +249,7 @@ impl RowWriter for CsvWriter {
     }
 
     fn size(&self) -> usize {
-        self.target.len()
+        self.target.size()
     }
 
     fn write(&mut self, rows: Rows, results: &mut [RowResult]) -> Result<()> {
