@@ -224,7 +224,7 @@ fn outputs_that_would_cost_another_file_are_refused() {
         ("folder", "but found the folder"),
         ("new/", "but found the folder"),
         ("a", "to be absent or a report of `kivu batch`"),
-        ("b", "where an unfinished output is kept, but found one"),
+        ("b", "exists, where an unfinished output is kept"),
         ("c", "expected a checkpoint of `kivu batch` in"),
         ("d", "to be absent or a report of `kivu batch`"),
     ];

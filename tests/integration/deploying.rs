@@ -23,9 +23,9 @@ use tower::ServiceExt;
 
 use crate::{
     api::scripted,
+    crate_boundaries::{CRATES, sources},
     document,
     live::{compiled, root, succeed, tool},
-    regular_files::{CRATES, sources},
     serving::bundle,
 };
 

@@ -3,7 +3,7 @@
 
 use std::{fs, path::Path};
 
-use crate::{live::root, regular_files::sources};
+use crate::{crate_boundaries::sources, live::root};
 
 /// A document's anchors, as GitHub derives them from headings.
 fn anchors(text: &str) -> Vec<String> {

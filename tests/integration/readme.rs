@@ -11,9 +11,9 @@ use std::{
 };
 
 use crate::{
+    crate_boundaries::{CRATES, sources},
     live::{root, succeed, tool},
     models::{library_path, runtime},
-    regular_files::{CRATES, sources},
     serving::{Server, kivu},
 };
 

@@ -3,8 +3,8 @@
 use std::fs;
 
 use crate::{
+    crate_boundaries::{CRATES, sources},
     live::root,
-    regular_files::{CRATES, sources},
 };
 
 #[test]

@@ -243,7 +243,7 @@ mod tests {
             json!({ "texts": [{ "text": "a", "mode": "a text" }] }),
             json!({ "texts": [{ "text": "a" }, { "text": "a", "mode": true }] }),
         ];
-        let errors = errors.map(|body| error(body).unwrap());
+        let errors = errors.map(|body| error(&body).unwrap());
         insta::assert_snapshot!(errors.join("\n"), @r"
         `images` is not supported: models read texts
         `dimension` is no field of this API; use `dimensions`
@@ -269,7 +269,7 @@ mod tests {
             json!({ "user": "a", "extra": 1, "metadata": {}, "tops": 1, "to": 1, "toq": 1, "uzzr": 1 }),
             json!({ "options": null, "texts": ["a", { "text": "a", "text_pair": "b" }] }),
         ] {
-            assert_eq!(error(body.clone()), None, "{body}");
+            assert_eq!(error(&body), None, "{body}");
         }
     }
 }

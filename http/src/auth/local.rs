@@ -129,22 +129,22 @@ mod tests {
             "10.0.0.1",
             "kivu.localhost",
         ] {
-            assert_eq!(found("/v1/files", &[("host", host)]), Ok(()), "{host}");
+            assert_eq!(found("/v1/embeddings", &[("host", host)]), Ok(()), "{host}");
             let origin = format!("http://{host}");
             assert_eq!(
-                found("/v1/files", &[("host", host), ("origin", &origin)]),
+                found("/v1/embeddings", &[("host", host), ("origin", &origin)]),
                 Ok(()),
                 "{host}"
             );
         }
-        assert_eq!(found("/v1/files", &[]), Ok(()), "HTTP/1.0");
+        assert_eq!(found("/v1/embeddings", &[]), Ok(()), "HTTP/1.0");
         assert_eq!(
-            found("http://127.0.0.1:8080/v1/files", &[]),
+            found("http://127.0.0.1:8080/v1/embeddings", &[]),
             Ok(()),
             "HTTP/2"
         );
         let extension = [("host", "localhost"), ("origin", "chrome-extension://abc")];
-        assert_eq!(found("/v1/files", &extension), Ok(()));
+        assert_eq!(found("/v1/embeddings", &extension), Ok(()));
         let page = |site, destination| {
             let own = [
                 ("host", "localhost"),
@@ -175,22 +175,25 @@ mod tests {
             "evil.example@localhost x",
         ] {
             assert_eq!(
-                found("/v1/files", &[("host", host)]),
+                found("/v1/embeddings", &[("host", host)]),
                 Err(OTHER_HOST),
                 "{host}"
             );
         }
         assert_eq!(
-            found("http://evil.example/v1/files", &[("host", "localhost")]),
+            found(
+                "http://evil.example/v1/embeddings",
+                &[("host", "localhost")]
+            ),
             Err(OTHER_HOST)
         );
         let page = [("host", "localhost"), ("origin", "https://notes.example")];
-        assert_eq!(found("/v1/files", &page), Ok(()));
+        assert_eq!(found("/v1/embeddings", &page), Ok(()));
         let rebound = [
             ("host", "evil.example"),
             ("origin", "https://notes.example"),
         ];
-        assert_eq!(found("/v1/files", &rebound), Err(OTHER_HOST));
+        assert_eq!(found("/v1/embeddings", &rebound), Err(OTHER_HOST));
         for origin in [
             "https://evil.example",
             "https://notes.example.evil.example",
@@ -203,7 +206,11 @@ mod tests {
             "",
         ] {
             let headers = [("host", "127.0.0.1:8080"), ("origin", origin)];
-            assert_eq!(found("/v1/files", &headers), Err(OTHER_ORIGIN), "{origin}");
+            assert_eq!(
+                found("/v1/embeddings", &headers),
+                Err(OTHER_ORIGIN),
+                "{origin}"
+            );
         }
     }
 
