@@ -1,4 +1,4 @@
-//! Runs Hugging Face transformer models: in your program, in batch jobs, and behind HTTP APIs.
+//! Runs Hugging Face transformer models in your program. The crate `kivu-http` has the HTTP APIs, and `kivu-jobs` batch jobs.
 //!
 //! # In a program
 //! [`Model::open`] opens a bundle, a model in Kivu's format; `load` in the crate `kivu-compiler` also downloads and builds
@@ -56,8 +56,10 @@ pub mod model;
 pub mod repository;
 pub mod task;
 
+#[cfg(not(target_family = "wasm"))]
+pub use kivu_base::certificates;
 pub use kivu_base::{
-    address, certificates, clock, config, error,
+    address, clock, config, error,
     error::{Error, Result},
     foreign_file, json, json_schemas, onnx_proto, regular_file, tensor,
 };

@@ -15,14 +15,17 @@ mod stopped {
     pub struct Instant(Duration);
 
     impl Instant {
+        /// The only time.
         pub fn now() -> Self {
             Self::default()
         }
 
+        /// Zero.
         pub fn elapsed(&self) -> Duration {
             Self::now().saturating_duration_since(*self)
         }
 
+        /// The time since `earlier`; zero if that is later.
         pub fn saturating_duration_since(&self, earlier: Self) -> Duration {
             self.0.saturating_sub(earlier.0)
         }

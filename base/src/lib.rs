@@ -10,6 +10,5 @@ pub mod foreign_file;
 pub mod json;
 pub mod json_schemas;
 pub mod onnx_proto;
-#[cfg_attr(target_family = "wasm", path = "regular_file/disabled.rs")]
 pub mod regular_file;
 pub mod tensor;

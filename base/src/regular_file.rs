@@ -1,54 +1,21 @@
 //! Opens users' regular files only. Opening a FIFO would wait for a writer, and a device may have no end.
 
+#[cfg(not(target_family = "wasm"))]
+mod posix;
+
 use std::{
-    fs::{File, OpenOptions},
+    fs::File,
     io::{self, Read},
-    os::unix::fs::{FileTypeExt, OpenOptionsExt},
     path::Path,
 };
 
-use rustix::fs::OFlags;
+#[cfg(not(target_family = "wasm"))]
+pub use self::posix::{open, require_regular};
 
-/// Opens a file for reading.
-///
-/// # Errors
-/// [`io::ErrorKind::InvalidInput`] for a FIFO, a socket or a device. Folders can be opened, but not read.
+/// Opens a file: an error, since WebAssembly has no files.
+#[cfg(target_family = "wasm")]
 pub fn open(path: &Path) -> io::Result<File> {
-    // A FIFO without a writer would block otherwise; regular files ignore the flag.
-    let flags = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or_default();
-    let file = OpenOptions::new()
-        .read(true)
-        .custom_flags(flags)
-        .open(path)
-        .map_err(refused)?;
-    require_regular(&file).map(|()| file)
-}
-
-/// Refuses anything but a regular file or a folder.
-pub fn require_regular(file: &File) -> io::Result<()> {
-    let kind = file.metadata()?.file_type();
-    let found = match () {
-        () if kind.is_fifo() => "a FIFO",
-        () if kind.is_socket() => "a socket",
-        () if kind.is_block_device() || kind.is_char_device() => "a device",
-        () => return Ok(()),
-    };
-    Err(irregular(found))
-}
-
-fn irregular(found: &str) -> io::Error {
-    let message = format!("expected a regular file, but found {found}");
-    io::Error::new(io::ErrorKind::InvalidInput, message)
-}
-
-/// The system's error for a socket names a missing device.
-fn refused(error: io::Error) -> io::Error {
-    match error.raw_os_error() {
-        Some(code) if code == rustix::io::Errno::NXIO.raw_os_error() => {
-            irregular("a socket or a device")
-        }
-        _ => error,
-    }
+    File::open(path)
 }
 
 /// The maximum size of a settings file, vocabulary or other text, in bytes: far above real ones, and far below a

@@ -117,7 +117,7 @@ const BOUNDARIES: &[(&str, &[&str])] = &[
     (
         "rustix::",
         &[
-            "base/src/regular_file.rs",
+            "base/src/regular_file/posix.rs",
             "cli/src/lib.rs",
             "compiler/src/library/hub/mod.rs",
             "compiler/src/plan/scratch.rs",
@@ -191,6 +191,7 @@ const OPENERS: &[&str] = &[
     "cli/src/interrupt.rs",
     "base/src/config/memory.rs",
     "base/src/regular_file.rs",
+    "base/src/regular_file/posix.rs",
     "src/repository/remote/pull.rs",
 ];
 

@@ -335,6 +335,20 @@ mod tests {
         rows::Head,
     };
 
+    /// The pieces and the progress of a job after some rows.
+    fn progressed(rows: u64) -> (Pieces, Progress) {
+        let pieces = Pieces::new(Shape {
+            compression: Compression::None,
+            columns: label_columns(),
+            head: Head::JsonLines,
+        });
+        let progress = Progress {
+            rows,
+            ..Progress::default()
+        };
+        (pieces, progress)
+    }
+
     #[test]
     fn a_damaged_output_is_not_resumed() {
         let folder = tempfile::tempdir().unwrap();
@@ -347,18 +361,7 @@ mod tests {
             let output = OutputFile::new(&path, &JobInput::Stdin, existing).unwrap();
             claim(output, "job", true, Duration::MAX)
         };
-        let shape = Shape {
-            compression: Compression::None,
-            columns: label_columns(),
-            head: Head::JsonLines,
-        };
-        let (mut pieces, progress) = (
-            Pieces::new(shape),
-            Progress {
-                rows: 2,
-                ..Progress::default()
-            },
-        );
+        let (mut pieces, progress) = progressed(2);
         let mut first = claimed(false).unwrap();
         first
             .send(b"one\ntwo\n".to_vec(), &mut pieces, &progress)
@@ -381,18 +384,7 @@ mod tests {
         let path = folder.path().join("out.jsonl");
         let output = OutputFile::new(&path, &JobInput::Stdin, Existing::default()).unwrap();
         let claimed = |job| claim(output.clone(), job, true, Duration::MAX);
-        let shape = Shape {
-            compression: Compression::None,
-            columns: label_columns(),
-            head: Head::JsonLines,
-        };
-        let (mut pieces, progress) = (
-            Pieces::new(shape),
-            Progress {
-                rows: 64,
-                ..Progress::default()
-            },
-        );
+        let (mut pieces, progress) = progressed(64);
         claimed("job")
             .unwrap()
             .save(&mut pieces, &progress)
@@ -408,18 +400,7 @@ mod tests {
         let output = OutputFile::new(&path, &JobInput::Stdin, Existing::default()).unwrap();
         let claimed = || claim(output.clone(), "job", true, Duration::MAX).unwrap();
         let saved = || output.read_checkpoint().unwrap().unwrap().state.bytes;
-        let shape = Shape {
-            compression: Compression::None,
-            columns: label_columns(),
-            head: Head::JsonLines,
-        };
-        let (mut pieces, progress) = (
-            Pieces::new(shape),
-            Progress {
-                rows: 2,
-                ..Progress::default()
-            },
-        );
+        let (mut pieces, progress) = progressed(2);
         let mut first = claimed();
         first
             .send(b"one\n".to_vec(), &mut pieces, &progress)
