@@ -223,7 +223,7 @@ pub fn open(
 /// ```no_run
 /// # let home = tempfile::tempdir()?;
 /// use kivu::{Deadline, config::Config, task::embedding::EmbeddingParameters};
-/// use kivu_compiler::named::Options;
+/// use kivu_compiler::library::named::Options;
 ///
 /// # let name = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/models/tiny-static");
 /// # let home = home.path().to_owned();
