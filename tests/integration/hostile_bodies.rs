@@ -386,6 +386,7 @@ fn no_body_keeps_a_server_busy() {
             })
         };
         let (answers, health) = watched(address, both);
+        eprintln!("{path} {start}: {answers:?}, health {health:?}");
         assert!(health < MAX_HEALTH, "{path} {start}: {health:?}");
         for (status, took) in answers {
             assert_eq!(status == 200, is_accepted, "{path} {start}: {status}");
