@@ -164,7 +164,7 @@ check: lint test ## Run the tests and clippy
 
 .PHONY: features
 features: ## Check the program without optional features
-	cargo clippy --package kivu-cli --no-default-features -- --deny warnings
+	cargo clippy --package kivu-program --no-default-features -- --deny warnings
 
 .PHONY: lint
 lint:
@@ -338,7 +338,7 @@ python-lambda: wheel $(BUNDLE)/manifest.toml ## Make the folders of the Lambda f
 .PHONY: measure-engines
 measure-engines: wheel $(ENGINE_TOOLS) $(SPARK_TOOLS) $(BUNDLE)/manifest.toml ## Measure engines for data against kivu batch, with 100,000 rows
 	rm -rf .kivu/wheel-package && python3 -m zipfile -e target/wheels/kivuml-*.whl .kivu/wheel-package
-	cargo build --release --package kivu-cli
+	cargo build --release --package kivu-program
 	$(dir $(ENGINE_TOOLS))bin/python -B benches/engines.py $(BUNDLE) .kivu/wheel-package target/release/kivu
 	$(dir $(SPARK_TOOLS))bin/python -B benches/engines.py $(BUNDLE) .kivu/wheel-package target/release/kivu spark
 
@@ -546,7 +546,7 @@ SEED ?=
 EXACTNESS_OPTIONS ?=
 .PHONY: exactness
 exactness: program $(EXACTNESS_TOOLS) ## Compare changed models with transformers and sentence-transformers: make exactness MINUTES=30 SEED=1
-	cargo build --package kivu-cli --bench exactness
+	cargo build --package kivu-program --bench exactness
 	python3 tests/exactness/fuzz.py "$$(ls -t target/debug/deps/exactness-* | grep -v '[.]d$$' | head -1)" .kivu $(EXACTNESS) \
 	  --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(EXACTNESS_OPTIONS)
 
@@ -584,7 +584,7 @@ reliability: ## Write the results from fuzz, load, soak and processors into docs
 program:
 	@mkdir -p .kivu
 	@test -e $(KIVU) || echo "Compiling Kivu and its crates: 1 to 5 minutes on two cores, the first time only."
-	cargo build --profile $(PROFILE) --package kivu-cli $(FEATURES)
+	cargo build --profile $(PROFILE) --package kivu-program $(FEATURES)
 	$(KIVU) doctor --fix
 
 # The tools of tests and packaging, pinned by version and hash.

@@ -30,6 +30,7 @@ use kivu::{
         seq2seq::{Decoder, Seq2SeqBackend},
         similarity::Query,
     },
+    cloud::Cloud,
     config::Config,
     model::{Model, Pipeline},
     pipeline::{
@@ -259,10 +260,13 @@ fn ask(address: &str, files: &[&str]) -> Result<Value> {
 }
 
 fn decode(bundle: &Path) -> Result<Value> {
-    let models = Model::open_all(&Config {
-        models: vec![bundle.to_owned().into()],
-        ..config()
-    })?;
+    let models = Model::open_all(
+        &Config {
+            models: vec![bundle.to_owned().into()],
+            ..config()
+        },
+        &Cloud::default(),
+    )?;
     let Pipeline::Translation(pipeline) = &models[0].pipeline else {
         return Err(Error::config(
             "expected a bundle for translation, but found one for another task",
@@ -438,7 +442,7 @@ fn late(file: &str) -> Result<Value> {
 /// Time per text for all vector kinds from one run, for one kind after the other, and for a dense-only model.
 fn kinds(bundles: [&Path; 2]) -> Result<Value> {
     let models = bundles.map(|bundle| bundle.to_owned().into()).into();
-    let models = Model::open_all(&Config { models, ..config() })?;
+    let models = Model::open_all(&Config { models, ..config() }, &Cloud::default())?;
     let pipelines = models.iter().map(|model| match &model.pipeline {
         Pipeline::Embedding(pipeline) => Ok(pipeline),
         _ => Err(Error::config(

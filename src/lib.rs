@@ -1,7 +1,7 @@
 //! Runs Hugging Face transformer models in your program. The crate `kivu-http` has the HTTP APIs, and `kivu-jobs` batch jobs.
 //!
 //! # In a program
-//! [`Model::open`] opens a bundle, a model in Kivu's format; `load` in the crate `kivu-compiler` also downloads and builds
+//! [`Model::open`] opens a bundle, a model in Kivu's format, also from S3 with the crate `kivu-aws`; `load` in the crate `kivu-compiler` also downloads and builds
 //! models by name. A method per task checks its parameters, and returns a value that runs on texts:
 //!
 //! | task | method | parameters |
@@ -22,10 +22,10 @@
 //! ```no_run
 //! use std::path::Path;
 //!
-//! use kivu::{Deadline, Model, config::Config, task::embedding::EmbeddingParameters};
+//! use kivu::{Deadline, Model, cloud::Cloud, config::Config, task::embedding::EmbeddingParameters};
 //!
 //! # async fn run() -> kivu::Result<()> {
-//! let model = Model::open(Path::new("my-model"), &Config::default())?;
+//! let model = Model::open(Path::new("my-model"), &Config::default(), &Cloud::default())?;
 //! let parameters = EmbeddingParameters { prompt_name: Some("query".into()), ..Default::default() };
 //! let embedder = model.embedder(&parameters)?;
 //! let found = embedder.run(vec!["What is deep learning?".into()], Deadline::none()).await?;
@@ -51,7 +51,7 @@
 )]
 
 #[cfg(not(target_family = "wasm"))]
-pub mod aws;
+pub mod cloud;
 pub mod model;
 pub mod repository;
 pub mod task;

@@ -4,6 +4,7 @@ use std::{num::NonZeroUsize, path::PathBuf};
 
 use kivu::{
     Model, Result,
+    cloud::Cloud,
     config::{Config, EngineChoice},
     repository::manifest::Precision,
 };
@@ -46,8 +47,8 @@ impl Source {
         &self.name
     }
 
-    /// Loads the model, and builds it first if it is not built.
-    pub fn load(&self) -> Result<Model> {
+    /// Loads the model, and builds it first if it is not built. `cloud` has the store for `s3://` URLs.
+    pub fn load(&self, cloud: fn(&Config) -> Cloud) -> Result<Model> {
         let LoadOptions {
             task,
             precision,
@@ -68,6 +69,6 @@ impl Source {
             engine: engine.unwrap_or(config.engine),
             allow,
         };
-        kivu_compiler::load(&self.name, &options, &config)
+        kivu_compiler::load(&self.name, &options, &config, &cloud(&config))
     }
 }

@@ -15,16 +15,18 @@ use clap::Args;
 use tokio::runtime::Builder;
 
 use super::{
+    Services,
     interrupt::{self, Signals, interruptible},
     library::named::{BuildArguments, open},
     terminal::{Progress as Bar, print, print_aside},
 };
 use kivu::{
+    cloud::Cloud,
     config::{Config, OtlpConfig, parse_lists},
     error::{Error, Message, Result, quoted},
     model::Model,
     pipeline::Task,
-    repository::s3::{Store, Url},
+    repository::s3::Url,
     telemetry::{Otlp, job::within, trace::Trace},
 };
 use kivu_http::batch_requests;
@@ -83,21 +85,21 @@ pub struct Arguments {
     pub build: BuildArguments,
 }
 
-pub fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> {
-    let store = Store::new(config.s3.timeout());
+pub fn run(arguments: Arguments, mut config: Config, services: Services) -> Result<ExitCode> {
+    let Services { cloud, sinks } = services;
     let sink = sink(&arguments)?;
     let output = match &sink {
-        Some(_) => output(store.clone(), &failed_rows(&arguments)?)?,
-        None => output(store.clone(), &arguments.output)?,
+        Some(_) => output(&cloud, &failed_rows(&arguments)?)?,
+        None => output(&cloud, &arguments.output)?,
     };
-    let input = input(&store, &arguments.input)?;
+    let input = input(&cloud, &arguments.input)?;
     let is_stdout = output.is_stdout();
     let mut parameters = arguments.parameters;
     let named = parameters.model.take();
     let options = arguments.build.options(&config);
     config.engine = options.engine;
     let opened = interruptible(move || {
-        open(named.as_deref(), &options, &mut config).map(|model| (model, config))
+        open(named.as_deref(), &options, &mut config, &cloud).map(|model| (model, config))
     })?;
     let (model, config) = match opened {
         interrupt::Ended::Done(opened) => opened,
@@ -109,6 +111,7 @@ pub fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> {
         watcher: Arc::clone(&watcher) as _,
         interval: Duration::from_millis(config.batch.save_ms),
         sink,
+        sinks,
         existing: Existing {
             overwrite: arguments.overwrite,
             restart: arguments.restart,
@@ -215,9 +218,9 @@ pub fn listed(option: &str, lists: &[String]) -> Result<Vec<String>> {
     })
 }
 
-fn output(store: Store, output: &Path) -> Result<JobOutput> {
+fn output(cloud: &Cloud, output: &Path) -> Result<JobOutput> {
     match Url::of_location(output)? {
-        Some(url) => Ok(JobOutput::Object(store, url)),
+        Some(url) => Ok(JobOutput::Object(cloud.store()?, url)),
         None if output.as_os_str() == STANDARD => Ok(JobOutput::Stdout),
         None => Ok(JobOutput::File(output.to_owned())),
     }
@@ -267,17 +270,18 @@ fn failed_rows(arguments: &Arguments) -> Result<PathBuf> {
     }
 }
 
-fn input(store: &Store, input: &Path) -> Result<JobInput> {
+fn input(cloud: &Cloud, input: &Path) -> Result<JobInput> {
     if input.as_os_str() == STANDARD {
         return Ok(JobInput::Stdin);
     }
     let Some(url) = Url::of_location(input)? else {
         return Ok(JobInput::File(input.to_owned()));
     };
+    let store = cloud.store()?;
     let object = store.head(&url)?;
     let object = object
         .ok_or_else(|| Error::config(format!("expected a file at `{url}`, but found none")))?;
-    Ok(JobInput::Object(store.clone(), url, object))
+    Ok(JobInput::Object(store, url, object))
 }
 
 fn rows_text(rows: u64) -> String {

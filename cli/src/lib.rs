@@ -1,4 +1,4 @@
-//! The `kivu` command, which the program and the Python package run.
+//! The `kivu` command, which the program and the packages for Python and Node.js run.
 
 mod batch;
 mod bench;
@@ -26,10 +26,12 @@ use rustix::process::{Resource, Rlimit, setrlimit};
 use kivu::{
     address::shown_value,
     backend::native,
+    cloud::Cloud,
     config::{Config, InstructionSet},
     error::Result,
     telemetry,
 };
+use kivu_jobs::Sinks;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -95,17 +97,30 @@ impl Command {
     }
 }
 
+/// What a program links for the command besides files on this machine; by default nothing.
+#[derive(Debug, Default)]
+pub struct Services {
+    /// Objects, secrets and counts.
+    pub cloud: Cloud,
+    /// Databases and search indexes for `kivu batch`.
+    pub sinks: Sinks,
+}
+
 /// Runs the command in another program, which starts it again with `interpreter`, a program and its arguments.
 pub fn main_of_package(
     interpreter: Vec<OsString>,
     arguments: impl IntoIterator<Item = OsString>,
+    services: fn(&Config) -> Services,
 ) -> ExitCode {
     program::start_with(interpreter);
-    main(arguments)
+    main(arguments, services)
 }
 
 /// Runs the command with these arguments, of which the first is the program's name.
-pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+pub fn main(
+    arguments: impl IntoIterator<Item = OsString>,
+    services: fn(&Config) -> Services,
+) -> ExitCode {
     // A core dump would contain keys and request texts. Ignored if the system refuses.
     let _ = setrlimit(
         Resource::Core,
@@ -116,7 +131,7 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     );
     let arguments = Arguments::try_parse_from(arguments);
     let arguments = arguments.unwrap_or_else(|error| without_users(error).exit());
-    execute(arguments).unwrap_or_else(|error| {
+    execute(arguments, services).unwrap_or_else(|error| {
         terminal::print_error(&error);
         ExitCode::FAILURE
     })
@@ -133,13 +148,14 @@ fn without_users(mut error: clap::Error) -> clap::Error {
     error
 }
 
-fn execute(arguments: Arguments) -> Result<ExitCode> {
+fn execute(arguments: Arguments, services: fn(&Config) -> Services) -> Result<ExitCode> {
     let mut config = Config::load(arguments.config.as_deref(), &Config::variables())?;
     telemetry::start_log(config.log);
     config.instructions = arguments.command.instructions().or(config.instructions);
     native::use_instructions(config.instructions)?;
+    let services = services(&config);
     match arguments.command {
-        Command::Batch(arguments) => batch::run(*arguments, config),
+        Command::Batch(arguments) => batch::run(*arguments, config, services),
         Command::Bench(arguments) => bench::run(arguments, config),
         Command::Build(arguments) => library::build::run(arguments, config),
         Command::Completions(arguments) => completions::run(&arguments, &mut Arguments::command()),
@@ -148,13 +164,13 @@ fn execute(arguments: Arguments) -> Result<ExitCode> {
         Command::Key(arguments) => server::key::run(&arguments),
         Command::Models(arguments) => library::models::run(&arguments, &config),
         Command::Ps(arguments) => server::ps::run(&arguments, &config),
-        Command::Pull(arguments) => library::pull::run(&arguments, &config),
-        Command::Push(arguments) => library::push::run(arguments, config),
-        Command::Quality(arguments) => quality::run(*arguments, config),
+        Command::Pull(arguments) => library::pull::run(&arguments, &services.cloud),
+        Command::Push(arguments) => library::push::run(arguments, config, services.cloud),
+        Command::Quality(arguments) => quality::run(*arguments, config, services.cloud),
         Command::Rm(arguments) => library::rm::run(&arguments, &config),
-        Command::Run(arguments) => run::run(*arguments, config),
-        Command::Serve(arguments) => server::run(arguments, config),
-        Command::Show(arguments) => library::show::run(&arguments, &config),
+        Command::Run(arguments) => run::run(*arguments, config, services.cloud),
+        Command::Serve(arguments) => server::run(arguments, config, services.cloud),
+        Command::Show(arguments) => library::show::run(&arguments, &config, &services.cloud),
         Command::Triton(arguments) => triton::run(arguments, config),
     }
 }

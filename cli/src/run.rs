@@ -15,6 +15,7 @@ use super::{
     terminal::{print, print_aside},
 };
 use kivu::{
+    cloud::Cloud,
     config::Config,
     error::{Error, Result},
     task::JobOptions,
@@ -60,11 +61,11 @@ pub struct Arguments {
     pub build: BuildArguments,
 }
 
-pub fn run(arguments: Arguments, config: Config) -> Result<ExitCode> {
-    interruptible(move || run_texts(arguments, config)).map(Ended::code)
+pub fn run(arguments: Arguments, config: Config, cloud: Cloud) -> Result<ExitCode> {
+    interruptible(move || run_texts(arguments, config, &cloud)).map(Ended::code)
 }
 
-fn run_texts(arguments: Arguments, mut config: Config) -> Result<ExitCode> {
+fn run_texts(arguments: Arguments, mut config: Config, cloud: &Cloud) -> Result<ExitCode> {
     let Arguments {
         model,
         texts,
@@ -76,7 +77,7 @@ fn run_texts(arguments: Arguments, mut config: Config) -> Result<ExitCode> {
     } = arguments;
     let build = build.options(&config);
     config.engine = build.engine;
-    let model = open(Some(&model), &build, &mut config)?;
+    let model = open(Some(&model), &build, &mut config, cloud)?;
     let parameters = Parameters {
         query,
         options,

@@ -191,11 +191,12 @@ fn http_request(invocation: &LambdaInvocation) -> Option<Request> {
 }
 
 async fn load(config: Config, otlp: Option<Otlp>, started: Instant) -> kivu::Result<Router> {
-    let guard = Guard::new(&config.auth, BindScope::ApiGateway)?;
+    let cloud = kivu_aws::cloud(&config);
+    let guard = Guard::new(&config.auth, BindScope::ApiGateway, &cloud)?;
     let (limits, prefix, page) = (config.limits.clone(), config.prefix.clone(), config.page);
     let slow_request_ms = config.slow_request_ms;
     let cors_origins = config.cors_origins.clone();
-    let catalog = tokio::task::spawn_blocking(move || Catalog::open(&config));
+    let catalog = tokio::task::spawn_blocking(move || Catalog::open(&config, &cloud));
     // An error is logged here; the next request reads the keys again, and fails if that fails.
     let _ = guard.prepare().await;
     let catalog = catalog

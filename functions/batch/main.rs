@@ -8,6 +8,7 @@ use std::{
 };
 
 use kivu::{
+    cloud::Cloud,
     config::{Config, LogFormat, OtlpConfig},
     model::Model,
     telemetry::{
@@ -63,9 +64,16 @@ fn load() -> kivu::Result<(Handler, Option<Otlp>)> {
     let name = env::var("AWS_LAMBDA_FUNCTION_NAME").unwrap_or_else(|_| "batch".to_owned());
     let otlp = otlp.map(|config| Otlp::start(&config, &name)).transpose()?;
     otlp.as_ref().map_or(Ok(()), Otlp::install)?;
-    let models = Model::open_all(&config)?;
+    let cloud = Cloud {
+        store: Some(kivu_aws::store(&config)),
+        event_bus: Some(kivu_aws::event_bus),
+        queue: Some(kivu_aws::queue),
+        ..Cloud::default()
+    };
+    let models = Model::open_all(&config, &cloud)?;
     let requests = batch_requests(config.limits.clone());
-    let handler = Handler::new(models, &config)?.with_requests(requests);
+    let handler =
+        Handler::new(models, &config, cloud, kivu_sinks::sinks())?.with_requests(requests);
     Ok((handler, otlp))
 }
 

@@ -28,5 +28,5 @@ pub use self::{
     job::{Ended, Job, benchmark::pass_through, parameters::Parameters, watcher::Watcher},
     output::report::{Progress, Report, Status},
     rows::{CsvOptions, Mark},
-    sink::{SinkSettings, SinkUrl},
+    sink::{SinkSettings, SinkUrl, Sinks},
 };

@@ -31,7 +31,10 @@ use napi_derive::napi;
 pub fn command(interpreter: Vec<String>, arguments: Vec<String>) -> u8 {
     let [interpreter, arguments] = [interpreter, arguments]
         .map(|words| words.into_iter().map(OsString::from).collect::<Vec<_>>());
-    let code = kivu_cli::main_of_package(interpreter, arguments);
+    let code = kivu_cli::main_of_package(interpreter, arguments, |config| kivu_cli::Services {
+        cloud: kivu_aws::cloud(config),
+        sinks: kivu_sinks::sinks(),
+    });
     let _ = io::stdout().flush();
     // The standard library has no conversion.
     (0..=u8::MAX)

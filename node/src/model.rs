@@ -56,7 +56,7 @@ pub fn load<'env>(
     let work = async move {
         let source = Source::new(name, &options)?;
         let loading = source.clone();
-        let model = on_thread(move || loading.load()).await?;
+        let model = on_thread(move || loading.load(kivu_aws::cloud)).await?;
         Ok((source, model))
     };
     promise(env, cancellation, work, |(source, model)| Model {

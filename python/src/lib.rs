@@ -29,7 +29,11 @@ mod native {
     #[pyfunction]
     fn command(py: Python<'_>, interpreter: Vec<OsString>, arguments: Vec<OsString>) -> u8 {
         py.detach(|| {
-            let code = kivu_cli::main_of_package(interpreter, arguments);
+            let code =
+                kivu_cli::main_of_package(interpreter, arguments, |config| kivu_cli::Services {
+                    cloud: kivu_aws::cloud(config),
+                    sinks: kivu_sinks::sinks(),
+                });
             let _ = io::stdout().flush();
             // The standard library has no conversion.
             (0..=u8::MAX)

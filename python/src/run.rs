@@ -110,7 +110,7 @@ pub fn wait_for_load(py: Python<'_>, source: Source) -> PyResult<kivu::Model> {
     let call = Call::begin();
     let load = move || {
         let _call = call;
-        source.load()
+        source.load(kivu_aws::cloud)
     };
     wait(py, on_thread(load))
 }

@@ -10,11 +10,9 @@ use std::{
 };
 
 use super::loaded::Listed;
-use crate::repository::{
-    Bundle, TaskSettings,
-    bundle::MANIFEST,
-    remote,
-    s3::{Store, Url},
+use crate::{
+    cloud::Cloud,
+    repository::{Bundle, TaskSettings, bundle::MANIFEST, remote, s3::Url},
 };
 use kivu_base::{
     config::{Config, ModelConfig},
@@ -27,7 +25,7 @@ const PARALLEL: usize = 16;
 /// Finds bundles, and reads a manifest again only if it has changed.
 #[derive(Debug)]
 pub struct Bundles {
-    store: Store,
+    cloud: Cloud,
     /// Bundles by path or URL, with a tag that changes with the manifest.
     known: HashMap<PathBuf, (String, Bundle)>,
 }
@@ -47,9 +45,9 @@ struct Place {
 type OnError<'a> = &'a mut dyn FnMut(Error) -> Result<()>;
 
 impl Bundles {
-    pub fn new(config: &Config) -> Self {
+    pub fn new(cloud: &Cloud) -> Self {
         Self {
-            store: Store::new(config.s3.timeout()),
+            cloud: cloud.clone(),
             known: HashMap::new(),
         }
     }
@@ -81,7 +79,7 @@ impl Bundles {
     /// The bundle at a model's path, or the bundles in its folder.
     fn bundles(&mut self, model: &ModelConfig, on_error: OnError<'_>) -> Result<Vec<Bundle>> {
         let found: Vec<Place> = match Url::of(&model.path) {
-            Some(url) => remote::list(&self.store, &url?)?
+            Some(url) => remote::list(&self.cloud.store()?, &url?)?
                 .into_iter()
                 .map(Place::from)
                 .collect(),
@@ -127,7 +125,7 @@ impl Bundles {
     /// Opens bundles, in order: many in S3 at once.
     fn open(&self, places: &[&Place]) -> Vec<Result<Bundle>> {
         let open = |place: &Place| match Url::of(&place.open) {
-            Some(url) => remote::open(&self.store, &url?),
+            Some(url) => remote::open(&self.cloud.store()?, &url?),
             None => Bundle::open(&place.open),
         };
         let next = AtomicUsize::new(0);

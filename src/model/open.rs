@@ -9,7 +9,7 @@ use super::{
     loaded::{Listed, Loaded, Placement},
     memory::{self, LongestText},
 };
-use crate::repository::Manifest;
+use crate::{cloud::Cloud, repository::Manifest};
 use kivu_base::{
     config::{Config, ModelConfig, Policy},
     error::{Error, Result},
@@ -20,10 +20,11 @@ use kivu_core::backend::{Deadline, native};
 const FLEET_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Model {
-    /// Opens all models in configuration order. Models share the weights from equal files.
-    pub fn open_all(config: &Config) -> Result<Vec<Self>> {
+    /// Opens all models in configuration order; those at `s3://` URLs from the store in `cloud`. Models share the weights from
+    /// equal files.
+    pub fn open_all(config: &Config, cloud: &Cloud) -> Result<Vec<Self>> {
         native::use_instructions(config.instructions)?;
-        let listed = Bundles::new(config).list(config, &mut Err)?;
+        let listed = Bundles::new(cloud).list(config, &mut Err)?;
         if listed.is_empty() {
             return Err(none_found());
         }
@@ -47,7 +48,7 @@ impl Model {
         Ok(models)
     }
 
-    /// Opens one bundle: a local folder, or `s3://BUCKET/PREFIX`. Requests for other models are not in `config`'s way:
+    /// Opens one bundle: a local folder, or `s3://BUCKET/PREFIX` in the store of `cloud`. Requests for other models are not in `config`'s way:
     /// its models and aliases are left out.
     ///
     /// To load a model by its name in the Hugging Face hub, use `load` in the crate `kivu-compiler`.
@@ -59,19 +60,20 @@ impl Model {
     /// ```no_run
     /// use std::path::Path;
     ///
-    /// use kivu::{Model, config::Config};
+    /// use kivu::{Model, cloud::Cloud, config::Config};
     ///
-    /// let model = Model::open(Path::new("my-model"), &Config::default())?;
+    /// let model = Model::open(Path::new("my-model"), &Config::default(), &Cloud::default())?;
     /// println!("{} is for {}", model.name, model.manifest.task);
     /// # Ok::<(), kivu::Error>(())
     /// ```
-    pub fn open(bundle: &Path, config: &Config) -> Result<Self> {
+    pub fn open(bundle: &Path, config: &Config, cloud: &Cloud) -> Result<Self> {
         let models = vec![bundle.to_owned().into()];
-        let mut models = Self::open_all(&Config {
+        let config = Config {
             models,
             aliases: BTreeMap::new(),
             ..config.clone()
-        })?;
+        };
+        let mut models = Self::open_all(&config, cloud)?;
         match models.len() {
             1 => Ok(models.remove(0)),
             found => Err(Error::config(format!(

@@ -5,6 +5,7 @@ use std::{
     fmt,
     io::{ErrorKind, Read},
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use bytes::Bytes;
@@ -49,7 +50,7 @@ pub enum Home {
     /// A local folder.
     Folder(PathBuf),
     /// An S3 prefix.
-    S3(Store, Url),
+    S3(Arc<dyn Store>, Url),
     /// The files in memory, by name.
     Memory(BTreeMap<String, MemoryFile>),
 }

@@ -15,6 +15,7 @@ use axum::{Router, body::Body, http::Request as HttpRequest};
 use http_body_util::BodyExt;
 use kivu::{
     backend::onnx::{Runtime, library},
+    cloud::Cloud,
     config::{Config, EngineChoice, Limits, ModelConfig},
     error::Result,
     model::Model,
@@ -116,11 +117,14 @@ async fn answer(case: &Case, config: &Config, runtime: Runtime) -> Result<Vec<Va
 
 fn open(bundle: &Path, config: &Config) -> Result<Vec<Model>> {
     let models = vec![ModelConfig::from(bundle.to_owned())];
-    Model::open_all(&Config {
-        models,
-        home: config.home.clone(),
-        ..Config::default()
-    })
+    Model::open_all(
+        &Config {
+            models,
+            home: config.home.clone(),
+            ..Config::default()
+        },
+        &Cloud::default(),
+    )
 }
 
 /// A response's status and body.

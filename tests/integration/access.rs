@@ -7,7 +7,10 @@ use axum::{
     response::IntoResponse,
     routing,
 };
-use kivu::config::{AuthConfig, AuthMode, Limits};
+use kivu::{
+    cloud::Cloud,
+    config::{AuthConfig, AuthMode, Limits},
+};
 use kivu_http::{
     BindScope, GatewayVerified, Guard, KeyLimits, below, make_key, make_limited_key, router,
 };
@@ -21,7 +24,8 @@ use crate::{
 
 fn guarded(config: &AuthConfig) -> Router {
     router(
-        scripted(Limits::default()).with_guard(Guard::new(config, BindScope::ApiGateway).unwrap()),
+        scripted(Limits::default())
+            .with_guard(Guard::new(config, BindScope::ApiGateway, &Cloud::default()).unwrap()),
     )
 }
 
@@ -56,7 +60,7 @@ fn cat() -> Request<Body> {
 #[tokio::test]
 async fn a_server_without_keys_does_not_answer_the_pages_of_other_sites() {
     let listening = BindScope::Address("127.0.0.1:8080".parse().unwrap());
-    let guard = Guard::new(&AuthConfig::default(), listening).unwrap();
+    let guard = Guard::new(&AuthConfig::default(), listening, &Cloud::default()).unwrap();
     let router = router(scripted(Limits::default()).with_guard(guard));
     let found = async |headers: &[(&'static str, &str)]| {
         let (status, body) = answer(send(&router, cat(), headers).await).await;

@@ -16,6 +16,7 @@ use std::{
 };
 
 use kivu::{
+    cloud::Cloud,
     config::{Config, EngineChoice, Limits},
     model::Model,
     pipeline::Task,
@@ -502,7 +503,9 @@ fn rows_of_two_settings_are_never_mixed() {
         if let Some(change) = change {
             change(&mut config, &mut parameters);
         }
-        let model = Model::open_all(&config).unwrap().remove(0);
+        let model = Model::open_all(&config, &Cloud::default())
+            .unwrap()
+            .remove(0);
         let (input, output) = (JobInput::File(at("in.jsonl")), JobOutput::File(at(output)));
         Job::new(input, output, model, parameters)
     };

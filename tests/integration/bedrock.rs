@@ -9,6 +9,7 @@ use axum::{
 };
 use kivu::{
     backend::Deadline,
+    cloud::Cloud,
     config::{AuthConfig, Limits},
 };
 use kivu_http::{App, BindScope, Guard, make_key, router};
@@ -292,7 +293,7 @@ async fn signed_requests_need_a_key_only_if_there_are_keys() {
         keys: vec![line],
         ..AuthConfig::default()
     };
-    let guard = || Guard::new(&config, BindScope::ApiGateway).unwrap();
+    let guard = || Guard::new(&config, BindScope::ApiGateway, &Cloud::default()).unwrap();
     let locked = || router(scripted(Limits::default()).with_guard(guard()));
     insta::assert_snapshot!(refusal(locked(), signed(signature)).await, @"403 AccessDeniedException: expected a key in the header `authorization` as `Bearer KEY`, or in `x-api-key`, but found another header or form");
     let bearer = locked()

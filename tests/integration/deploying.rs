@@ -14,6 +14,7 @@ use axum::{
     http::{Request, StatusCode},
 };
 use kivu::{
+    cloud::Cloud,
     config::{AuthConfig, AuthMode, Config, Limits, Load, Policy},
     telemetry::{self, Embedded},
 };
@@ -391,7 +392,7 @@ fn functions_accept_their_configuration() {
             if name == "BatchFunction" {
                 continue;
             }
-            Guard::new(&config.auth, BindScope::ApiGateway)
+            Guard::new(&config.auth, BindScope::ApiGateway, &Cloud::default())
                 .unwrap_or_else(|error| panic!("{name}: {error}"));
             assert_eq!(
                 config.auth.proxy_secret_id.is_some(),
@@ -1196,6 +1197,7 @@ async fn open_routes_are_open_in_gateway_and_router() {
             ..AuthConfig::default()
         },
         BindScope::ApiGateway,
+        &Cloud::default(),
     )
     .unwrap();
     let router = router(scripted(Limits::default()).with_guard(guard));

@@ -11,7 +11,10 @@ use axum::{
     body::Body,
     http::{Request, StatusCode},
 };
-use kivu::config::{AuthConfig, Limits};
+use kivu::{
+    cloud::Cloud,
+    config::{AuthConfig, Limits},
+};
 use kivu_http::{App, BindScope, Guard, below, make_key, router};
 use serde_json::{Value, json};
 use tower::ServiceExt;
@@ -327,7 +330,7 @@ async fn operations_declare_whether_they_need_a_key() {
         keys: vec![line],
         ..AuthConfig::default()
     };
-    let guard = Guard::new(&config, BindScope::ApiGateway).unwrap();
+    let guard = Guard::new(&config, BindScope::ApiGateway, &Cloud::default()).unwrap();
     let locked = document_of(scripted(Limits::default()).with_guard(guard)).await;
     let schemes: Vec<_> = locked["components"]["securitySchemes"]
         .as_object()

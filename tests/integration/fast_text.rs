@@ -14,6 +14,7 @@ use axum::{
 use http_body_util::BodyExt;
 use kivu::{
     backend::{Engine, routing::Location},
+    cloud::Cloud,
     config::{Config, EngineChoice, Limits, ModelConfig},
     model::Model,
     pipeline::{Input, Task, classification::scores::ScoreFunction},
@@ -123,11 +124,14 @@ async fn scores_are_fast_texts_in_both_engines() {
         assert_eq!(bundle.manifest().task, Task::TextClassification);
         let open = |engine| {
             let models = vec![ModelConfig::from(bundle.path(""))];
-            Model::open_all(&Config {
-                models,
-                engine,
-                ..crate::models::config()
-            })
+            Model::open_all(
+                &Config {
+                    models,
+                    engine,
+                    ..crate::models::config()
+                },
+                &Cloud::default(),
+            )
             .unwrap()
             .remove(0)
         };

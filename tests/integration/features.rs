@@ -29,7 +29,7 @@ fn crates(options: &[&str]) -> BTreeSet<String> {
 #[test]
 fn tests_compile_no_crate_of_make_run_a_second_time() {
     let run = crates(&[
-        "--package=kivu-cli",
+        "--package=kivu-program",
         "--edges=normal,build",
         "--no-default-features",
     ]);

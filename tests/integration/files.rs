@@ -14,6 +14,7 @@ use std::{
 use kivu::{
     Error,
     backend::Deadline,
+    cloud::Cloud,
     config::{Config, ModelConfig},
     model::{Model, Pipeline},
     pipeline::{Input, embedding::EmbeddingOptions},
@@ -314,10 +315,13 @@ fn hidden_folders_are_not_served() {
     fs::create_dir(&hidden).unwrap();
     fs::write(hidden.join("manifest.toml"), "unfinished").unwrap();
     let models = vec![ModelConfig::from(folder.path().to_owned())];
-    let models = Model::open_all(&Config {
-        models,
-        ..crate::models::config()
-    })
+    let models = Model::open_all(
+        &Config {
+            models,
+            ..crate::models::config()
+        },
+        &Cloud::default(),
+    )
     .unwrap();
     let names: Vec<&str> = models.iter().map(|model| model.name.as_str()).collect();
     assert_eq!(names, ["tiny-bert"]);
@@ -343,11 +347,14 @@ fn weights_that_were_written_to_give_no_vectors() {
             return;
         };
         let models = vec![ModelConfig::from(bundle.clone())];
-        let model = Model::open_all(&Config {
-            models,
-            map_weights,
-            ..crate::models::config()
-        })
+        let model = Model::open_all(
+            &Config {
+                models,
+                map_weights,
+                ..crate::models::config()
+            },
+            &Cloud::default(),
+        )
         .unwrap()
         .remove(0);
         let Pipeline::Embedding(pipeline) = &model.pipeline else {

@@ -7,6 +7,7 @@ use std::{
 
 use kivu::{
     backend::onnx::{OnnxBackend, Runtime, library},
+    cloud::Cloud,
     config::{Config, EngineChoice, ModelConfig},
     model::{Model, ModelSettings},
     pipeline::Task,
@@ -144,7 +145,7 @@ pub(crate) fn settings(max_tokens: usize) -> ModelSettings {
 pub(crate) fn serve(bundle: &Path) -> kivu::Result<Model> {
     let models = vec![ModelConfig::from(bundle.to_owned())];
     let config = Config { models, ..config() };
-    Ok(Model::open_all(&config)?.remove(0))
+    Ok(Model::open_all(&config, &Cloud::default())?.remove(0))
 }
 
 /// A bundle's graph on two threads.

@@ -15,6 +15,7 @@ use kivu::{
         native::{NativeBackend, NativeModel, WeightFiles},
         onnx::Session,
     },
+    cloud::Cloud,
     config::{Config, EngineChoice, ModelConfig},
     model::Model,
     onnx_proto::{GraphProto, ModelProto},
@@ -72,7 +73,7 @@ fn open(graph: &[u8], bundle: &Bundle) -> kivu::error::Result<NativeModel> {
         names.map(|name| (name.clone(), bundle.path(&name))),
         Arc::default(),
     );
-    NativeModel::open(graph, files?)
+    NativeModel::open(graph, files?, &Cloud::default())
 }
 
 fn backend(bundle: &Bundle, threads: usize) -> NativeBackend {
@@ -851,11 +852,14 @@ fn each_engine_can_be_chosen() {
     };
     let open = |bundle: &Bundle, engine| {
         let models = vec![ModelConfig::from(bundle.path(""))];
-        Model::open_all(&Config {
-            models,
-            engine,
-            ..crate::models::config()
-        })
+        Model::open_all(
+            &Config {
+                models,
+                engine,
+                ..crate::models::config()
+            },
+            &Cloud::default(),
+        )
         .map(|mut models| models.remove(0))
     };
     let arithmetic = |engine| open(&bundle, engine).unwrap().arithmetic.unwrap();

@@ -16,6 +16,7 @@ use axum::{Router, body::Body, http::Request};
 use futures::future::join_all;
 use kivu::{
     backend::Deadline,
+    cloud::Cloud,
     config::{Config, Limits, Load, ModelConfig},
     error::Error,
     model::{Catalog, Entry, ModelState},
@@ -107,7 +108,7 @@ impl Folder {
     }
 
     fn serve(&self, max_memory: u64) -> Server {
-        Server::new(Catalog::open(&self.config(max_memory)).unwrap())
+        Server::new(Catalog::open(&self.config(max_memory), &Cloud::default()).unwrap())
     }
 }
 
@@ -534,7 +535,9 @@ async fn a_memory_limit_needs_models_on_demand() {
         max_memory: Some(1),
         ..crate::models::config()
     };
-    let error = Catalog::open(&config).unwrap_err().to_string();
+    let error = Catalog::open(&config, &Cloud::default())
+        .unwrap_err()
+        .to_string();
     insta::assert_snapshot!(error, @r#"expected `load = "on-demand"` with `max_memory`, since models that are loaded at start stay loaded, but found `start`"#);
 }
 
@@ -641,7 +644,7 @@ async fn triton_clients_load_and_unload_models() {
         max_memory: None,
         ..folder.config(1)
     };
-    let server = Server::new(Catalog::open(&start).unwrap());
+    let server = Server::new(Catalog::open(&start, &Cloud::default()).unwrap());
     assert_eq!(
         server
             .post("/v2/repository/models/a/load", json!({}))
@@ -725,7 +728,8 @@ async fn ollama_clients_pull_models_with_their_progress() {
         return;
     };
     let place = tempfile::tempdir().unwrap();
-    let catalog = Arc::new(Catalog::open(&folder.config(folder.memory_for(2))).unwrap());
+    let catalog =
+        Arc::new(Catalog::open(&folder.config(folder.memory_for(2)), &Cloud::default()).unwrap());
     let fetcher = Fetcher {
         bundle: folder.bundle.clone(),
         folder: place.path().to_owned(),

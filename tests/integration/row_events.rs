@@ -5,8 +5,8 @@ use std::{fs, io::Write, time::Instant};
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use flate2::{Compression, write::GzEncoder};
-use kivu::{config::Config, pipeline::Task};
-use kivu_jobs::Handler;
+use kivu::{cloud::Cloud, config::Config, pipeline::Task};
+use kivu_jobs::{Handler, Sinks};
 use serde_json::{Value, json};
 
 use crate::{
@@ -26,9 +26,14 @@ fn config(rules: &Value) -> Config {
 }
 
 async fn answer_with(rules: Value, event: Value) -> kivu::Result<Value> {
-    Handler::new(vec![scripted_model()], &config(&rules))?
-        .handle(event, None)
-        .await
+    Handler::new(
+        vec![scripted_model()],
+        &config(&rules),
+        Cloud::default(),
+        Sinks::default(),
+    )?
+    .handle(event, None)
+    .await
 }
 
 async fn answer(event: Value) -> Value {
@@ -75,8 +80,13 @@ async fn a_second_argument_is_compared_or_ranked() {
     assert!(results[1].as_f64().unwrap() < 1.0);
     assert_eq!(results[2..], [Value::Null, Value::Null]);
     let ranked = async |rules: Value, arguments: Value| {
-        let handler =
-            Handler::new(vec![scripted_model_of(Task::TextRanking)], &config(&rules)).unwrap();
+        let handler = Handler::new(
+            vec![scripted_model_of(Task::TextRanking)],
+            &config(&rules),
+            Cloud::default(),
+            Sinks::default(),
+        )
+        .unwrap();
         let call = json!({ "external_function": "f", "num_records": 2, "arguments": arguments });
         handler.handle(call, None).await.unwrap()["results"].take()
     };
@@ -114,7 +124,13 @@ async fn errors_end_a_query_of_redshift() {
 
 #[tokio::test]
 async fn callers_that_wait_are_answered_in_time() {
-    let handler = Handler::new(vec![scripted_model()], &config(&json!([]))).unwrap();
+    let handler = Handler::new(
+        vec![scripted_model()],
+        &config(&json!([])),
+        Cloud::default(),
+        Sinks::default(),
+    )
+    .unwrap();
     let late = async |event| handler.handle(event, Some(Instant::now())).await;
     let answer = late(recorded("redshift")).await.unwrap();
     assert_eq!(answer["success"], false);
@@ -143,7 +159,13 @@ async fn answers_that_must_become_too_long_are_refused_before_the_model_runs() {
     let labels: Vec<String> = (0..1000).map(|label| format!("{label:0100}")).collect();
     let labels = labels.join(",");
     let rules = json!([{ "input": "redshift:public.embed", "ask": { "labels": labels } }]);
-    let handler = Handler::new(vec![model], &config(&rules)).unwrap();
+    let handler = Handler::new(
+        vec![model],
+        &config(&rules),
+        Cloud::default(),
+        Sinks::default(),
+    )
+    .unwrap();
     // The first text would be refused when it is read.
     let rows = |count: usize| (0..count).map(|row| if row == 0 { "" } else { "cat" });
     let mut redshift = recorded("redshift");

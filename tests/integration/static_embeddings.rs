@@ -9,6 +9,7 @@ use kivu::{
         native::{TableBackend, TableModel, WeightFiles},
         routing::Location,
     },
+    cloud::Cloud,
     config::{Config, EngineChoice, ModelConfig},
     model::Model,
     pipeline::embedding::similarity::cosine,
@@ -51,7 +52,7 @@ fn table(bundle: &Bundle) -> TableModel {
         names.map(|name| (name.clone(), bundle.path(&name))),
         Default::default(),
     );
-    TableModel::open(&graph, files.unwrap()).unwrap()
+    TableModel::open(&graph, files.unwrap(), &Cloud::default()).unwrap()
 }
 
 #[tokio::test]
@@ -65,11 +66,14 @@ async fn vectors_are_those_of_sentence_transformers_in_both_engines() {
             assert_eq!(bundle.manifest().engine, Engine::Native);
             let open = |engine| {
                 let models = vec![ModelConfig::from(bundle.path(""))];
-                Model::open_all(&Config {
-                    models,
-                    engine,
-                    ..crate::models::config()
-                })
+                Model::open_all(
+                    &Config {
+                        models,
+                        engine,
+                        ..crate::models::config()
+                    },
+                    &Cloud::default(),
+                )
                 .unwrap()
                 .remove(0)
             };

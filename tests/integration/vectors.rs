@@ -8,6 +8,7 @@ use std::{
 use axum::{Router, http::StatusCode};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use kivu::{
+    cloud::Cloud,
     config::{Config, Limits},
     model::{Model, Pipeline},
     pipeline::embedding::{
@@ -675,11 +676,14 @@ fn recipes_and_the_configuration_name_prompts_and_aliases() {
             .iter()
             .map(|(alias, name)| ((*alias).to_owned(), (*name).to_owned()))
             .collect();
-        Model::open_all(&Config {
-            models: vec![out.clone().into()],
-            aliases,
-            ..crate::models::config()
-        })
+        Model::open_all(
+            &Config {
+                models: vec![out.clone().into()],
+                aliases,
+                ..crate::models::config()
+            },
+            &Cloud::default(),
+        )
     };
     let models = open(&[("text-embedding-3-small", "e5")]).unwrap();
     assert_eq!(

@@ -10,6 +10,7 @@ use crate::{
 };
 use kivu::{
     backend::onnx::Runtime,
+    cloud::Cloud,
     config::{Config, EngineChoice, InstructionSet, parse_instructions},
     error::{Error, Result, quoted},
     model::Model,
@@ -148,8 +149,13 @@ pub fn resolve_all(config: &mut Config, options: &Options) -> Result<()> {
 }
 
 /// Resolves a model name in the configuration, a bundle's path, or a name as in `kivu serve NAME`.
-pub fn open(name: Option<&str>, options: &Options, config: &mut Config) -> Result<Model> {
-    names::open(name, config, |named, config| {
+pub fn open(
+    name: Option<&str>,
+    options: &Options,
+    config: &mut Config,
+    cloud: &Cloud,
+) -> Result<Model> {
+    names::open(name, config, cloud, |named, config| {
         resolve(named, options, config)
     })
 }

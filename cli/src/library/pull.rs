@@ -7,12 +7,9 @@ use clap::Args;
 use super::named::require_local;
 use crate::terminal::{Progress, print};
 use kivu::{
-    config::Config,
+    cloud::Cloud,
     error::Result,
-    repository::{
-        remote,
-        s3::{Store, Url},
-    },
+    repository::{remote, s3::Url},
 };
 
 const EXAMPLES: &str = "\
@@ -33,9 +30,9 @@ pub struct Arguments {
     out: PathBuf,
 }
 
-pub fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
+pub fn run(arguments: &Arguments, cloud: &Cloud) -> Result<ExitCode> {
     require_local(&arguments.out)?;
-    let bundle = remote::open(&Store::new(config.s3.timeout()), &arguments.bundle)?;
+    let bundle = remote::open(&cloud.store()?, &arguments.bundle)?;
     let (digest, out) = (&bundle.digest()[..12], arguments.out.display());
     print(
         &match remote::pull(&bundle, &arguments.out, &Progress::default())? {

@@ -10,12 +10,10 @@ use crate::{
     terminal::{Progress, print},
 };
 use kivu::{
+    cloud::Cloud,
     config::Config,
     error::{Error, Result},
-    repository::{
-        Bundle, remote,
-        s3::{Store, Url},
-    },
+    repository::{Bundle, remote, s3::Url},
 };
 
 /// The folder in `home` with interrupted uploads' state.
@@ -41,11 +39,11 @@ pub struct Arguments {
     pub build: BuildArguments,
 }
 
-pub fn run(arguments: Arguments, config: Config) -> Result<ExitCode> {
-    interruptible(move || push(arguments, &config)).map(Ended::code)
+pub fn run(arguments: Arguments, config: Config, cloud: Cloud) -> Result<ExitCode> {
+    interruptible(move || push(arguments, &config, &cloud)).map(Ended::code)
 }
 
-fn push(arguments: Arguments, config: &Config) -> Result<ExitCode> {
+fn push(arguments: Arguments, config: &Config, cloud: &Cloud) -> Result<ExitCode> {
     if Url::of(&arguments.bundle).is_some() {
         return Err(Error::config(format!(
             "expected a bundle in a folder, but found `{}`",
@@ -59,8 +57,13 @@ fn push(arguments: Arguments, config: &Config) -> Result<ExitCode> {
         config,
     )?)?;
     let (state, progress) = (config.home.join(STATE), Progress::default());
-    let store = Store::new(config.s3.timeout());
-    let is_new = remote::push(&store, &bundle, &arguments.prefix, &state, &progress)?;
+    let is_new = remote::push(
+        &cloud.store()?,
+        &bundle,
+        &arguments.prefix,
+        &state,
+        &progress,
+    )?;
     let outcome = if is_new { "sent " } else { "known" };
     let name = arguments.prefix.join(&bundle.manifest().name);
     print(&format!(

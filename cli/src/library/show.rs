@@ -7,14 +7,10 @@ use serde_json::json;
 
 use crate::{quality, terminal::print};
 use kivu::{
+    cloud::Cloud,
     config::Config,
     error::{Error, Result, quoted},
-    repository::{
-        Bundle, Manifest,
-        manifest::Precision,
-        remote,
-        s3::{Store, Url},
-    },
+    repository::{Bundle, Manifest, manifest::Precision, remote, s3::Url},
 };
 use kivu_compiler::library::{
     named::{Options, size},
@@ -37,7 +33,7 @@ pub struct Arguments {
     json: bool,
 }
 
-pub fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
+pub fn run(arguments: &Arguments, config: &Config, cloud: &Cloud) -> Result<ExitCode> {
     let model = arguments.model.display();
     let path = names::find(&arguments.model, &Options::default(), config)?.ok_or_else(|| {
         Error::config(format!(
@@ -46,7 +42,7 @@ pub fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
         .with_hint(format!("`kivu build {model}` builds it"))
     })?;
     let bundle = match Url::of(&path) {
-        Some(url) => remote::open(&Store::new(config.s3.timeout()), &url?)?,
+        Some(url) => remote::open(&cloud.store()?, &url?)?,
         None => Bundle::open(&path)?,
     };
     let path = path.display().to_string();

@@ -17,6 +17,7 @@ use super::{
     terminal::{Progress, print},
 };
 use kivu::{
+    cloud::Cloud,
     config::{Config, FleetConfig},
     error::{Error, Result},
     model::Model,
@@ -97,11 +98,11 @@ impl Against {
     }
 }
 
-pub fn run(arguments: Arguments, config: Config) -> Result<ExitCode> {
-    interruptible(move || run_quality(arguments, config)).map(Ended::code)
+pub fn run(arguments: Arguments, config: Config, cloud: Cloud) -> Result<ExitCode> {
+    interruptible(move || run_quality(arguments, config, &cloud)).map(Ended::code)
 }
 
-fn run_quality(arguments: Arguments, mut config: Config) -> Result<ExitCode> {
+fn run_quality(arguments: Arguments, mut config: Config, cloud: &Cloud) -> Result<ExitCode> {
     let Arguments {
         model: named,
         against,
@@ -134,15 +135,18 @@ fn run_quality(arguments: Arguments, mut config: Config) -> Result<ExitCode> {
         }
         _ => resolve(&named, &options, &config)?,
     };
-    let model = Model::open(&path, &config)?;
+    let model = Model::open(&path, &config, cloud)?;
     let other = match &against {
         Some(Against::Precision(precision)) => Some(Model::open(
             &in_precision(&named, &path, &model, *precision, &options, &config)?,
             &config,
+            cloud,
         )?),
-        Some(Against::Model(other)) => {
-            Some(Model::open(&resolve(other, &options, &config)?, &config)?)
-        }
+        Some(Against::Model(other)) => Some(Model::open(
+            &resolve(other, &options, &config)?,
+            &config,
+            cloud,
+        )?),
         Some(Against::Vectors(_)) | None => None,
     };
     if let (Some(Against::Precision(precision)), Some(other)) = (&against, &other) {

@@ -33,6 +33,7 @@ use super::{
 };
 use kivu::{
     backend::MappedFiles,
+    cloud::Cloud,
     config::{Config, Load, OtlpConfig, parse_address, parse_bytes},
     error::{Error, Result},
     model::Catalog,
@@ -90,7 +91,7 @@ pub struct Arguments {
     pub build: BuildArguments,
 }
 
-pub fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> {
+pub fn run(arguments: Arguments, mut config: Config, cloud: Cloud) -> Result<ExitCode> {
     if arguments.until_stdin_closes {
         thread::spawn(|| {
             let _ = io::copy(&mut io::stdin(), &mut io::sink());
@@ -125,13 +126,23 @@ pub fn run(arguments: Arguments, mut config: Config) -> Result<ExitCode> {
     };
     // Connections stay responsive beside requests that take long to read or to answer.
     let (connections, long_requests) = (runtime()?, runtime()?);
-    let served = connections.block_on(serve(config, options, long_requests.handle().clone()));
+    let served = connections.block_on(serve(
+        config,
+        cloud,
+        options,
+        long_requests.handle().clone(),
+    ));
     long_requests.shutdown_background();
     served
 }
 
-async fn serve(mut config: Config, options: Options, long_requests: Handle) -> Result<ExitCode> {
-    let guard = Guard::new(&config.auth, BindScope::Address(config.listen))?
+async fn serve(
+    mut config: Config,
+    cloud: Cloud,
+    options: Options,
+    long_requests: Handle,
+) -> Result<ExitCode> {
+    let guard = Guard::new(&config.auth, BindScope::Address(config.listen), &cloud)?
         .with_pages(config.cors_origins.clone());
     // Bound before models are loaded: an occupied port is reported at once, and early requests wait.
     let listener = TcpListener::bind(config.listen).await.map_err(|error| {
@@ -163,7 +174,9 @@ async fn serve(mut config: Config, options: Options, long_requests: Handle) -> R
         };
         early_signals = Some(signals);
     }
-    let catalog = Arc::new(tokio::task::block_in_place(|| Catalog::open(&config))?);
+    let catalog = Arc::new(tokio::task::block_in_place(|| {
+        Catalog::open(&config, &cloud)
+    })?);
     let mut signals = early_signals.map_or_else(Signals::new, Ok)?;
     // A closed standard output does not keep the server from serving.
     let url = |address: SocketAddr| {

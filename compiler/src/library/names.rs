@@ -10,6 +10,7 @@ use super::{
 use crate::{Progress, RECIPES};
 use kivu::{
     address::shown_value,
+    cloud::Cloud,
     config::{Config, EngineChoice},
     error::{Error, Result, quoted},
     model::Model,
@@ -175,6 +176,7 @@ pub fn resolve<P: Progress>(
 pub fn open(
     name: Option<&str>,
     config: &mut Config,
+    cloud: &Cloud,
     resolve: impl Fn(&Path, &Config) -> Result<PathBuf>,
 ) -> Result<Model> {
     if let Some(name) = name {
@@ -191,13 +193,13 @@ pub fn open(
                 .retain(|model| model.name.as_deref() == Some(name));
             config.aliases.retain(|_, model| model == name);
         } else if is_bundle || is_named {
-            return Model::open(&resolve(path, config)?, config);
+            return Model::open(&resolve(path, config)?, config, cloud);
         }
     }
     for index in 0..config.models.len() {
         config.models[index].path = resolve(&config.models[index].path, config)?;
     }
-    let mut models = Model::open_all(config)?;
+    let mut models = Model::open_all(config, cloud)?;
     let known = models.iter().map(|model| model.name.clone()).collect();
     let index = models
         .iter()
@@ -211,7 +213,8 @@ pub fn open(
         .ok_or_else(unknown)
 }
 
-/// Loads a model for a program: a hub repository, a recipe's name, a folder with weights or a bundle, or `s3://…`.
+/// Loads a model for a program: a hub repository, a recipe's name, a folder with weights or a bundle, or `s3://…` in the store
+/// of `cloud`.
 ///
 /// A model that is not built yet is downloaded and built first, which takes seconds to minutes; later loads find its
 /// bundle in the configured `home`. [`Model`]'s methods run it.
@@ -222,13 +225,13 @@ pub fn open(
 /// # Examples
 /// ```no_run
 /// # let home = tempfile::tempdir()?;
-/// use kivu::{Deadline, config::Config, task::embedding::EmbeddingParameters};
+/// use kivu::{Deadline, cloud::Cloud, config::Config, task::embedding::EmbeddingParameters};
 /// use kivu_compiler::library::named::Options;
 ///
 /// # let name = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/models/tiny-static");
 /// # let home = home.path().to_owned();
 /// let config = Config { home, ..Config::default() };
-/// let model = kivu_compiler::load(name, &Options::of(&config), &config)?;
+/// let model = kivu_compiler::load(name, &Options::of(&config), &config, &Cloud::default())?;
 /// let embedder = model.embedder(&EmbeddingParameters::default())?;
 ///
 /// let runtime = tokio::runtime::Runtime::new()?;
@@ -238,7 +241,7 @@ pub fn open(
 /// assert!(found.vectors[0].dense.is_some());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-pub fn load(name: &str, options: &Options, config: &Config) -> Result<Model> {
+pub fn load(name: &str, options: &Options, config: &Config, cloud: &Cloud) -> Result<Model> {
     let runtime = || onnx_runtime::load(config, |_| {}, &());
     let tools = Tools {
         config,
@@ -252,6 +255,7 @@ pub fn load(name: &str, options: &Options, config: &Config) -> Result<Model> {
             engine: options.engine,
             ..config.clone()
         },
+        cloud,
         resolve,
     )
 }

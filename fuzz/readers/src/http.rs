@@ -9,7 +9,10 @@ use axum::{
 };
 use tower_service::Service;
 
-use kivu::config::{AuthConfig, Limits};
+use kivu::{
+    cloud::Cloud,
+    config::{AuthConfig, Limits},
+};
 use kivu_http::scripted::models;
 use kivu_http::{
     App, BindScope, Guard, router, routes,
@@ -131,6 +134,7 @@ pub fn keys(bytes: &[u8]) {
             ..AuthConfig::default()
         },
         BindScope::ApiGateway,
+        &Cloud::default(),
     );
     let (name, value) = text.split_once('\n').unwrap_or(("authorization", &text));
     let request = Request::builder()

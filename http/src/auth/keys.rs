@@ -11,7 +11,7 @@ use tokio::sync::Mutex;
 
 use super::keyring::{Key, Keyring};
 use kivu::{
-    aws::Secret,
+    cloud::{Cloud, Secret},
     config::AuthConfig,
     error::{Error, Result},
     regular_file,
@@ -40,9 +40,9 @@ pub struct Keys {
 enum KeySource {
     File(PathBuf),
     /// The setting that names it, and the secret.
-    Secret(&'static str, Secret),
+    Secret(&'static str, Box<dyn Secret>),
     /// The setting that names it, and a secret whose value before the last rotation is valid, too.
-    RotatedSecret(&'static str, Secret),
+    RotatedSecret(&'static str, Box<dyn Secret>),
 }
 
 #[derive(Clone, Debug)]
@@ -71,7 +71,7 @@ impl Timestamp {
 }
 
 impl Keys {
-    pub fn new(config: &AuthConfig) -> Result<Self> {
+    pub fn new(config: &AuthConfig, cloud: &Cloud) -> Result<Self> {
         let source = match (&config.keys_file, &config.keys_secret) {
             (Some(_), Some(_)) => {
                 return Err(Error::config(
@@ -79,7 +79,7 @@ impl Keys {
                 ));
             }
             (Some(file), None) => Some(KeySource::File(file.clone())),
-            (None, Some(name)) => Some(KeySource::Secret("auth.keys_secret", Secret::new(name)?)),
+            (None, Some(name)) => Some(KeySource::Secret("auth.keys_secret", cloud.secret(name)?)),
             (None, None) => None,
         };
         Ok(Self::from_parts(
@@ -91,7 +91,7 @@ impl Keys {
     }
 
     /// The trusted proxy's secret, if there is one. During a rotation the previous one is valid, too.
-    pub fn of_proxy(config: &AuthConfig) -> Result<Option<Self>> {
+    pub fn of_proxy(config: &AuthConfig, cloud: &Cloud) -> Result<Option<Self>> {
         let parse = |secrets: &str| {
             let secrets = secrets
                 .lines()
@@ -107,7 +107,7 @@ impl Keys {
             }
             (Some(secret), None) => (parse(&secret.0)?, None),
             (None, Some(name)) => {
-                let source = KeySource::RotatedSecret("auth.proxy_secret_id", Secret::new(name)?);
+                let source = KeySource::RotatedSecret("auth.proxy_secret_id", cloud.secret(name)?);
                 (Keyring::default(), Some(source))
             }
             (None, None) => return Ok(None),
@@ -258,7 +258,7 @@ mod tests {
             refresh_s: 3600,
             ..AuthConfig::default()
         };
-        Keys::new(&config).unwrap()
+        Keys::new(&config, &Cloud::default()).unwrap()
     }
 
     /// A key's name.

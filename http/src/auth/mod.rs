@@ -22,6 +22,7 @@ pub use self::{
 use self::{keyring::Key, keys::Keys, quotas::Quotas, rate::Rates};
 use super::bodies::rejection::Rejection;
 use kivu::{
+    cloud::Cloud,
     config::{AuthConfig, AuthMode},
     error::{Error, Result},
 };
@@ -101,11 +102,11 @@ impl Default for Guard {
 }
 
 impl Guard {
-    /// The configured guard.
+    /// The configured guard. Secrets and counts of requests are in `cloud`.
     ///
     /// Without configuration, a server on a loopback address is open to this machine and any other needs keys. Open access on a
     /// reachable address requires `auth.mode = "none"`.
-    pub fn new(config: &AuthConfig, scope: BindScope) -> Result<Self> {
+    pub fn new(config: &AuthConfig, scope: BindScope, cloud: &Cloud) -> Result<Self> {
         let has_keys =
             !config.keys.is_empty() || config.keys_file.is_some() || config.keys_secret.is_some();
         let access = match (config.mode, scope) {
@@ -118,7 +119,7 @@ impl Guard {
                 ));
             }
             (Some(AuthMode::Keys) | None, _) if has_keys => {
-                Access::Keys(Box::new(Keys::new(config)?))
+                Access::Keys(Box::new(Keys::new(config, cloud)?))
             }
             (None, scope) if scope.is_loopback() => Access::Local,
             (Some(AuthMode::Keys) | None, _) => {
@@ -140,7 +141,7 @@ impl Guard {
             };
             tracing::warn!(?scope, "open access: `auth.mode` is `none`{keys}");
         }
-        let (proxy, quotas) = (Keys::of_proxy(config)?, Quotas::new(config)?);
+        let (proxy, quotas) = (Keys::of_proxy(config, cloud)?, Quotas::new(config, cloud)?);
         Ok(Self {
             access,
             proxy,
@@ -416,7 +417,9 @@ mod tests {
         ];
         for Case(mode, has_keys, scope, expected) in cases {
             let keys: &[&str] = if has_keys { &[&line] } else { &[] };
-            let found = match Guard::new(&config(mode, keys), scope).map(|guard| guard.access) {
+            let found = match Guard::new(&config(mode, keys), scope, &Cloud::default())
+                .map(|guard| guard.access)
+            {
                 Ok(Access::Open) => "open",
                 Ok(Access::Local) => "local",
                 Ok(Access::GatewayVerified) => "gateway",

@@ -10,7 +10,7 @@ use tokio::sync::Mutex;
 
 use super::keys::Timestamp;
 use kivu::{
-    aws::{Claim, QuotaTable},
+    cloud::{Claim, Cloud, QuotaTable},
     config::AuthConfig,
     error::Result,
 };
@@ -26,7 +26,7 @@ const LIMIT_DIVISOR: u32 = 100;
 /// Requests that keys may still send today, by key name.
 #[derive(Debug, Default)]
 pub struct Quotas {
-    table: Option<QuotaTable>,
+    table: Option<Box<dyn QuotaTable>>,
     /// Only known keys have counts, so their number is limited.
     counts: SyncMutex<HashMap<String, Arc<Mutex<Count>>>>,
 }
@@ -46,11 +46,11 @@ struct Count {
 }
 
 impl Quotas {
-    pub fn new(config: &AuthConfig) -> Result<Self> {
+    pub fn new(config: &AuthConfig, cloud: &Cloud) -> Result<Self> {
         let table = config
             .quota_table
             .as_deref()
-            .map(QuotaTable::new)
+            .map(|name| cloud.quota_table(name))
             .transpose()?;
         Ok(Self {
             table,
@@ -76,7 +76,7 @@ impl Quotas {
             }
             Some(_) if count.exhausted == Some(per_day) => false,
             Some(_) if count.failed.is_some_and(|at| at.age() < PAUSE) => true,
-            Some(table) => match count.reserve(table, name, per_day).await {
+            Some(table) => match count.reserve(table.as_ref(), name, per_day).await {
                 Ok(is_admitted) => is_admitted,
                 Err(error) => {
                     tracing::error!(error = error.chain(), "cannot count the requests of a key");
@@ -103,7 +103,7 @@ impl Count {
     }
 
     /// Reserves quota for this request and a few more, if the limit allows.
-    async fn reserve(&mut self, table: &QuotaTable, name: &str, per_day: u32) -> Result<bool> {
+    async fn reserve(&mut self, table: &dyn QuotaTable, name: &str, per_day: u32) -> Result<bool> {
         let claim = |requests| Claim {
             key: name,
             day: self.day,

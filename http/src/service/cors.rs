@@ -79,7 +79,10 @@ mod tests {
 
     use super::*;
     use crate::{App, BindScope, Guard, below, router};
-    use kivu::config::{AuthConfig, Limits};
+    use kivu::{
+        cloud::Cloud,
+        config::{AuthConfig, Limits},
+    };
 
     /// The status, and the CORS headers in the order of their names.
     async fn ask(request: Builder, body: &str) -> (StatusCode, String) {
@@ -88,7 +91,7 @@ mod tests {
             "app://obsidian.md".to_owned(),
         ];
         let scope = BindScope::Address(([127, 0, 0, 1], 8080).into());
-        let guard = Guard::new(&AuthConfig::default(), scope).unwrap();
+        let guard = Guard::new(&AuthConfig::default(), scope, &Cloud::default()).unwrap();
         let app =
             App::new(Vec::new(), Limits::default()).with_guard(guard.with_pages(origins.clone()));
         let mut app = cors(below(Some("/large"), router(app)), origins);

@@ -4,7 +4,7 @@
 //! to a function, which reads these bytes and writes the rows' answers as a part. The last call runs the file's job with
 //! the answers in the parts, so that the output is the one of a job without a state machine.
 
-use std::time::Instant;
+use std::{sync::Arc, time::Instant};
 
 use futures::{StreamExt, TryStreamExt, stream};
 use serde::{Deserialize, Serialize};
@@ -141,7 +141,7 @@ struct Plan {
 }
 
 impl Plan {
-    fn new(rules: &Rules, store: &Store, url: &str) -> Result<Self> {
+    fn new(rules: &Rules, store: &Arc<dyn Store>, url: &str) -> Result<Self> {
         let url = url.parse::<Url>()?;
         let object = store.head(&url)?;
         let object = object
@@ -150,10 +150,10 @@ impl Plan {
         let predictor = Predictor::new(&model, &parameters)?;
         let layout = parameters.layout();
         let output = rules.output(&url)?;
-        let input = JobInput::Object(store.clone(), url.clone(), object);
+        let input = JobInput::Object(Arc::clone(store), url.clone(), object);
         let opened = OpenInput::new(&input)?;
         let (format, compression) = opened.format(parameters.format)?;
-        let target = JobOutput::Object(store.clone(), output.clone());
+        let target = JobOutput::Object(Arc::clone(store), output.clone());
         let job = Job::new(input, target, model, parameters);
         let id = job.id(opened.version()?)?;
         Ok(Self {
@@ -173,7 +173,7 @@ impl Plan {
     ///
     /// # Errors
     /// The file, its model or the settings have changed since.
-    fn of(rules: &Rules, store: &Store, index: &Index) -> Result<Self> {
+    fn of(rules: &Rules, store: &Arc<dyn Store>, index: &Index) -> Result<Self> {
         let plan = Self::new(rules, store, &index.input)?;
         if plan.id == index.job {
             return Ok(plan);
@@ -293,7 +293,7 @@ impl<'a> RangedFile<'a> {
 /// [`MAX_RANGES`], and for an unusable file, whose job reports the reason.
 pub async fn index(
     rules: &Rules,
-    store: &Store,
+    store: &Arc<dyn Store>,
     request: IndexRequest,
     until: Option<Instant>,
 ) -> Result<Value> {
@@ -316,7 +316,7 @@ pub async fn index(
 
 fn ranges(
     rules: &Rules,
-    store: &Store,
+    store: &Arc<dyn Store>,
     request: IndexRequest,
     until: Option<Instant>,
 ) -> Result<Index> {
@@ -345,7 +345,7 @@ fn ranges(
     };
     let is_complete = file.find(&mut found, request.rows, until)?;
     if !is_complete || found.len() > 1 {
-        store.put(&url, written(&found), &Condition::None)?;
+        store.put(&url, written(&found).into(), &Condition::None)?;
     }
     if !is_complete {
         return Err(unfinished(&plan.url));
@@ -398,7 +398,7 @@ fn parsed(bytes: &[u8], url: &Url) -> Result<Vec<RowRange>> {
 /// The answers are not complete at the time `until`.
 pub async fn process_range(
     rules: &Rules,
-    store: &Store,
+    store: &Arc<dyn Store>,
     index: &Index,
     range: RowRange,
     until: Option<Instant>,
@@ -444,7 +444,7 @@ pub async fn process_range(
 /// Runs the file's job with a run's parts, until the time `until`; another call continues it.
 pub async fn join(
     rules: &Rules,
-    store: &Store,
+    store: &Arc<dyn Store>,
     Join { of: index, results }: &Join,
     until: Option<Instant>,
 ) -> Result<(Url, Ended)> {
@@ -464,7 +464,7 @@ pub async fn join(
 }
 
 /// The parts that were written.
-fn written_parts(store: &Store, prefix: &Url) -> Result<Vec<(u64, Place)>> {
+fn written_parts(store: &Arc<dyn Store>, prefix: &Url) -> Result<Vec<(u64, Place)>> {
     let part = |key: String| {
         let first = key.rsplit('/').next()?.parse().ok()?;
         Some((first, Place::Written(prefix.with_key(key))))
@@ -473,7 +473,7 @@ fn written_parts(store: &Store, prefix: &Url) -> Result<Vec<(u64, Place)>> {
 }
 
 /// The ranges that failed permanently, according to the map run's results.
-fn failed(store: &Store, results: Option<&Results>) -> Result<Vec<(u64, Place)>> {
+fn failed(store: &Arc<dyn Store>, results: Option<&Results>) -> Result<Vec<(u64, Place)>> {
     let Some(results) = results else {
         return Ok(Vec::new());
     };

@@ -1,6 +1,9 @@
 //! The Lambda function for batch jobs.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use futures::future::LocalBoxFuture;
 use serde_json::{Map, Value, json};
@@ -15,13 +18,14 @@ use crate::{
     input::location::{JobInput, JobOutput},
     job::{Ended, Job, unfinished},
     output::report_file,
+    sink::Sinks,
 };
 use kivu::{
-    aws::{EventBus, Queue},
+    cloud::{Cloud, EventBus, Queue},
     config::Config,
     error::{Error, Result},
     model::Model,
-    repository::s3::{Change, Object, Store, Url},
+    repository::s3::{Change, Object, Url},
     task::requests::Requests,
 };
 
@@ -29,11 +33,12 @@ use kivu::{
 #[derive(Debug)]
 pub struct Handler {
     rules: Rules,
-    store: Store,
+    cloud: Cloud,
+    sinks: Sinks,
     interval: Duration,
     margin: Duration,
-    queue: Option<Queue>,
-    event_bus: Option<EventBus>,
+    queue: Option<Box<dyn Queue>>,
+    event_bus: Option<Box<dyn EventBus>>,
     requests: Option<Requests>,
 }
 
@@ -104,20 +109,20 @@ impl Outcome {
 }
 
 impl Handler {
-    /// A handler for the rules in `config`.
-    pub fn new(models: Vec<Model>, config: &Config) -> Result<Self> {
+    /// A handler for the rules in `config`, with objects, queues and events in `cloud`.
+    pub fn new(models: Vec<Model>, config: &Config, cloud: Cloud, sinks: Sinks) -> Result<Self> {
+        let (queue, event_bus) = (&config.batch.queue, &config.batch.event_bus);
         Ok(Self {
             rules: Rules::new(models, &config.batch)?,
-            store: Store::new(config.s3.timeout()),
             interval: Duration::from_millis(config.batch.save_ms),
             margin: Duration::from_millis(config.batch.margin_ms),
-            queue: config.batch.queue.as_deref().map(Queue::new).transpose()?,
-            event_bus: config
-                .batch
-                .event_bus
+            queue: queue.as_deref().map(|url| cloud.queue(url)).transpose()?,
+            event_bus: event_bus
                 .as_deref()
-                .map(EventBus::new)
+                .map(|name| cloud.event_bus(name))
                 .transpose()?,
+            cloud,
+            sinks,
             requests: None,
         })
     }
@@ -155,7 +160,7 @@ impl Handler {
                 .unwrap_or(deadline)
         });
         if let Some(rows) = RowEvent::of(&event)? {
-            return rows.answer(&self.rules, &self.store, until).await;
+            return rows.answer(&self.rules, &self.cloud, until).await;
         }
         if let Some(event) = MapEvent::of(&event)? {
             return self.map(event, until).await;
@@ -192,7 +197,7 @@ impl Handler {
 
     /// Handles a state machine's event.
     async fn map(&self, event: MapEvent, until: Option<Instant>) -> Result<Value> {
-        let (rules, store) = (&self.rules, &self.store);
+        let (rules, store) = (&self.rules, &self.cloud.store()?);
         match event {
             MapEvent::Index { index } => distributed_map::index(rules, store, index, until).await,
             MapEvent::Range { range, of } => {
@@ -293,7 +298,8 @@ impl Handler {
             ));
         }
         let output = self.rules.output(url)?;
-        let Some(current) = self.store.current(url)? else {
+        let store = self.cloud.store()?;
+        let Some(current) = store.current(url)? else {
             return Ok(Outcome::outdated(Change::Deleted));
         };
         if current.size == 0 {
@@ -314,13 +320,14 @@ impl Handler {
                 (None, _) => return Err(error),
             },
         };
-        let input = JobInput::Object(self.store.clone(), url.clone(), object);
-        let target = JobOutput::Object(self.store.clone(), output.clone());
+        let input = JobInput::Object(Arc::clone(&store), url.clone(), object);
+        let target = JobOutput::Object(store, output.clone());
         let sink = self.rules.sink(url)?.cloned();
         let job = Job {
             until,
             interval: self.interval,
             sink,
+            sinks: self.sinks.clone(),
             requests: self.requests.clone(),
             ..Job::new(input, target, model, parameters)
         };
@@ -350,7 +357,7 @@ impl Handler {
             return Ok(());
         };
         let url = report_file::url_of(output);
-        let Some((bytes, _)) = self.store.read(&url)? else {
+        let Some((bytes, _)) = self.cloud.store()?.read(&url)? else {
             return Ok(());
         };
         let report: Map<String, Value> = serde_json::from_slice(&bytes)

@@ -1,6 +1,6 @@
 //! Answers for ranges of a file's rows, which functions write as parts and a job reads.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::{RawValue, to_raw_value};
@@ -39,7 +39,7 @@ pub enum Place {
 
 /// Writes the part with the answers for the rows after `first` rows.
 pub fn write_part(
-    store: &Store,
+    store: &Arc<dyn Store>,
     prefix: &Url,
     first: u64,
     job: &str,
@@ -60,7 +60,7 @@ pub fn write_part(
     }
     let url = prefix.with_key(format!("{}{first:015}", prefix.key));
     let text = serde_json::to_vec(&part).map_err(unwritable)?;
-    store.put(&url, text, &Condition::None)?;
+    store.put(&url, text.into(), &Condition::None)?;
     Ok(())
 }
 
@@ -122,7 +122,7 @@ fn cell(json: &str, cell_type: CellType) -> Option<Cell> {
 
 /// The parts of a file, by their rows.
 pub struct Parts {
-    store: Store,
+    store: Arc<dyn Store>,
     job: String,
     columns: Columns,
     /// Each range by the number of rows before it.
@@ -132,12 +132,17 @@ pub struct Parts {
 }
 
 impl Parts {
-    pub fn new(store: &Store, job: &str, columns: Columns, mut places: Vec<(u64, Place)>) -> Self {
+    pub fn new(
+        store: &Arc<dyn Store>,
+        job: &str,
+        columns: Columns,
+        mut places: Vec<(u64, Place)>,
+    ) -> Self {
         // A range may have failed before another attempt wrote its part.
         places.sort_by_key(|(first, place)| (*first, matches!(place, Place::Failed(_))));
         places.dedup_by_key(|(first, _)| *first);
         Self {
-            store: store.clone(),
+            store: Arc::clone(store),
             job: job.to_owned(),
             columns,
             places,

@@ -11,8 +11,8 @@ use super::{
     warehouse::{self, Redshift, Snowflake},
 };
 use kivu::{
+    cloud::Cloud,
     error::{Error, Result},
-    repository::s3::Store,
 };
 
 /// Time for a response through API Gateway, which waits for 29 s.
@@ -58,7 +58,7 @@ impl RowEvent {
     pub async fn answer(
         self,
         rules: &Rules,
-        store: &Store,
+        cloud: &Cloud,
         until: Option<Instant>,
     ) -> Result<Value> {
         let within = |limit| {
@@ -69,7 +69,7 @@ impl RowEvent {
             Self::Redshift(call) => Ok(call.answer(rules, until).await),
             Self::Snowflake(request) => Ok(request.answer(rules, within(GATEWAY_TIMEOUT)).await),
             Self::Firehose(batch) => batch.answer(rules, within(FIREHOSE_TIMEOUT)).await,
-            Self::Stream(batch) => batch.answer(rules, store, until).await,
+            Self::Stream(batch) => batch.answer(rules, &cloud.store()?, until).await,
         }
     }
 }

@@ -6,6 +6,7 @@ use std::{
     io,
     os::fd::AsFd,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use kivu::{
@@ -21,7 +22,7 @@ pub enum JobInput {
     /// Standard input.
     Stdin,
     /// An object in S3, with its properties when the job was created. With a version, this version is read.
-    Object(Store, Url, Object),
+    Object(Arc<dyn Store>, Url, Object),
 }
 
 /// Job output.
@@ -32,7 +33,7 @@ pub enum JobOutput {
     /// Standard output.
     Stdout,
     /// An object in S3.
-    Object(Store, Url),
+    Object(Arc<dyn Store>, Url),
 }
 
 /// What to do with files from earlier runs.

@@ -33,7 +33,7 @@ pub enum OpenInput {
     /// A file, its path and its size when it was opened.
     File(Arc<File>, PathBuf, u64),
     Stream(Arc<InputStream>),
-    Object(Store, Url, Object),
+    Object(Arc<dyn Store>, Url, Object),
 }
 
 /// A pipe, a device or standard input.
@@ -56,7 +56,7 @@ impl OpenInput {
                 )
             }
             JobInput::Object(store, url, object) => {
-                Ok(Self::Object(store.clone(), url.clone(), object.clone()))
+                Ok(Self::Object(Arc::clone(store), url.clone(), object.clone()))
             }
         }
     }

@@ -47,7 +47,7 @@ use super::{
         target::{Target, Writer},
     },
     rows::{CsvOptions, Layout},
-    sink::{SinkSettings, SinkWriter},
+    sink::{SinkSettings, SinkWriter, Sinks},
 };
 use kivu::{
     error::{Error, Result},
@@ -80,6 +80,8 @@ pub struct Job {
     pub existing: Existing,
     /// Stores the vectors; then, the output gets only the rows that have errors.
     pub sink: Option<SinkSettings>,
+    /// The sinks that the program has.
+    pub sinks: Sinks,
 }
 
 /// How a job run ended.
@@ -121,7 +123,7 @@ struct Table {
 enum Destination {
     Stream(OutputStream),
     File(OutputFile),
-    Object(Store, Url),
+    Object(Arc<dyn Store>, Url),
 }
 
 impl Job {
@@ -139,6 +141,7 @@ impl Job {
             interval: Duration::MAX,
             existing,
             sink: None,
+            sinks: Sinks::default(),
         }
     }
 
@@ -410,7 +413,7 @@ impl Job {
             return Ok(None);
         };
         let dimensions = predictor.stored_dimensions()?;
-        SinkWriter::connect(settings, dimensions, &table.shape.head).map(Some)
+        SinkWriter::connect(&self.sinks, settings, dimensions, &table.shape.head).map(Some)
     }
 
     /// Rows in `input`, and an output in the form that its name selects.
@@ -469,7 +472,7 @@ impl Job {
                     )));
                 }
                 report_file::check_object(store, &report_file::url_of(url))?;
-                Ok(Destination::Object(store.clone(), url.clone()))
+                Ok(Destination::Object(Arc::clone(store), url.clone()))
             }
         }
     }

@@ -5,6 +5,7 @@ use std::{
     io::Write,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use super::{files::lookup, report::Report};
@@ -65,7 +66,7 @@ pub fn check(path: &Path) -> Result<Option<Metadata>> {
 }
 
 /// Checks that a report may be written to `url`, and returns the condition for writing it.
-pub fn check_object(store: &Store, url: &Url) -> Result<Condition> {
+pub fn check_object(store: &Arc<dyn Store>, url: &Url) -> Result<Condition> {
     let Some(object) = store.head(url)? else {
         return Ok(Condition::IsAbsent);
     };
@@ -96,7 +97,7 @@ pub fn write(output: &JobOutput, report: &Report) -> Result<()> {
             let url = url_of(url);
             for _ in 0..TRIES {
                 let condition = check_object(store, &url)?;
-                if store.put(&url, text.clone(), &condition)?.is_some() {
+                if store.put(&url, text.clone().into(), &condition)?.is_some() {
                     return Ok(());
                 }
             }

@@ -7,7 +7,7 @@
 //! An output gets its name only while its job's input is the current object: another job has the newer one, and may be
 //! done already.
 
-use std::{io, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use uuid::Uuid;
@@ -28,7 +28,7 @@ const PARTS_OF_SAME_SIZE: usize = 1_000;
 const TRIES: usize = 20;
 
 struct S3Storage {
-    store: Store,
+    store: Arc<dyn Store>,
     output: Url,
     checkpoint: Url,
     input: JobInput,
@@ -52,7 +52,7 @@ enum Found {
 /// # Errors
 /// The output is an object that Kivu did not write, unless it may be overwritten.
 pub fn claim(
-    store: &Store,
+    store: &Arc<dyn Store>,
     output: &Url,
     input: &JobInput,
     job: &str,
@@ -83,7 +83,7 @@ pub fn claim(
             continue;
         };
         state.sequence += 1;
-        let (store, output, input) = (store.clone(), output.clone(), input.clone());
+        let (store, output, input) = (Arc::clone(store), output.clone(), input.clone());
         let storage = S3Storage {
             store,
             output,
@@ -224,7 +224,7 @@ impl Storage for S3Storage {
         let upload = state.upload.as_ref().ok_or_else(|| self.lost())?;
         let part = self
             .store
-            .upload(upload, state.next, bytes)?
+            .upload(upload, state.next, bytes.into())?
             .ok_or_else(|| self.lost())?;
         state.parts.push(part);
         state.next += 1;

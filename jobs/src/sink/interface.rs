@@ -1,7 +1,12 @@
-//! What a sink does, and what sinks share.
+//! What a sink does.
 
-use super::record::Record;
-use kivu::error::{Error, Result};
+use std::{fmt, sync::Arc};
+
+use super::{
+    record::Record,
+    url::{SinkSettings, SinkUrl},
+};
+use kivu::{cloud::unsupported, error::Result};
 
 /// A refused record's place, and the reason.
 pub type Refusal = (usize, String);
@@ -18,43 +23,31 @@ pub trait Sink: Send {
     fn put(&mut self, records: &[Record]) -> Result<Vec<Refusal>>;
 }
 
-/// The error for a sink whose vectors have another number of dimensions.
-pub fn other_dimensions(place: &str, expected: usize, found: i64) -> Error {
-    Error::config(format!(
-        "expected {place} for vectors of {expected} values, as the model's, but found {found}"
-    ))
-    .with_hint("choose another model or `dimensions`")
+/// Connects to sinks.
+pub trait Connect: fmt::Debug + Send + Sync {
+    /// Connects to a sink, and checks that it stores vectors with this many dimensions.
+    fn connect(&self, settings: &SinkSettings, dimensions: usize) -> Result<Box<dyn Sink>>;
 }
 
-/// A thread that waits for asynchronous work.
-pub struct Waiting(Option<tokio::runtime::Runtime>);
+/// The sinks that a program has; by default none.
+#[derive(Clone, Debug, Default)]
+pub struct Sinks(Option<Arc<dyn Connect>>);
 
-impl Waiting {
-    pub fn new() -> Result<Self> {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build();
-        runtime
-            .map(|runtime| Self(Some(runtime)))
-            .map_err(Error::io("cannot start the sink's connection"))
+impl Sinks {
+    /// The sinks that `connect` knows.
+    pub fn new(connect: impl Connect + 'static) -> Self {
+        Self(Some(Arc::new(connect)))
     }
 
-    /// Must be called outside of asynchronous work.
-    pub fn wait<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
-        let runtime = self
-            .0
-            .as_ref()
-            .ok_or_else(|| Error::inference("the sink's connection has ended"))?;
-        runtime.block_on(work)
-    }
-}
-
-impl Drop for Waiting {
-    fn drop(&mut self) {
-        // A runtime must not be dropped, which blocks, inside another runtime.
-        self.0
-            .take()
-            .into_iter()
-            .for_each(tokio::runtime::Runtime::shutdown_background);
+    /// Connects to a sink, and checks that it stores vectors with this many dimensions.
+    pub fn connect(&self, settings: &SinkSettings, dimensions: usize) -> Result<Box<dyn Sink>> {
+        match &self.0 {
+            Some(sinks) => sinks.connect(settings, dimensions),
+            None => Err(unsupported(match settings.url {
+                SinkUrl::S3Vectors(_) => "Amazon S3 Vectors",
+                SinkUrl::OpenSearch(_) => "OpenSearch",
+                SinkUrl::Postgres(_) => "PostgreSQL",
+            })),
+        }
     }
 }

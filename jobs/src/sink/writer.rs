@@ -5,8 +5,7 @@ use std::collections::HashSet;
 use serde_json::Value;
 
 use super::{
-    connect::connect,
-    interface::Sink,
+    interface::{Sink, Sinks},
     record::{self, Record, refusal},
     url::SinkSettings,
 };
@@ -50,10 +49,15 @@ pub struct SinkWriter {
 
 impl SinkWriter {
     /// Connects to the sink, and checks that the file's columns and the model's vectors fit.
-    pub fn connect(settings: &SinkSettings, dimensions: usize, head: &Head) -> Result<Self> {
+    pub fn connect(
+        sinks: &Sinks,
+        settings: &SinkSettings,
+        dimensions: usize,
+        head: &Head,
+    ) -> Result<Self> {
         let fields = Fields::new(head, settings.columns())?;
         Ok(Self::new(
-            connect(settings, dimensions)?,
+            sinks.connect(settings, dimensions)?,
             fields,
             &settings.id,
             dimensions,

@@ -18,6 +18,7 @@ use std::{
 pub use self::entry::{Entry, ModelLease, ModelState};
 use self::{loads::Loads, refresh::Refresh, shared::Shared};
 use super::Model;
+use crate::cloud::Cloud;
 use kivu_base::{
     config::{Config, Load},
     error::{Error, Result},
@@ -41,11 +42,11 @@ struct Demand {
 
 impl Catalog {
     /// Reads the configured models, and loads them unless they are loaded on demand.
-    pub fn open(config: &Config) -> Result<Self> {
+    pub fn open(config: &Config, cloud: &Cloud) -> Result<Self> {
         config.check_load()?;
         match config.load {
-            Load::Start => Model::open_all(config).map(Self::of_models),
-            Load::OnDemand => Self::on_demand(config),
+            Load::Start => Model::open_all(config, cloud).map(Self::of_models),
+            Load::OnDemand => Self::on_demand(config, cloud),
         }
     }
 
@@ -60,10 +61,10 @@ impl Catalog {
         }
     }
 
-    fn on_demand(config: &Config) -> Result<Self> {
+    fn on_demand(config: &Config, cloud: &Cloud) -> Result<Self> {
         native::use_instructions(config.instructions)?;
         let shared = Arc::new(Shared::new(Arc::new([])));
-        let refresh = Refresh::start(config, Arc::clone(&shared))?;
+        let refresh = Refresh::start(config, cloud, Arc::clone(&shared))?;
         let loads = Loads::start(config, Arc::clone(&shared))?;
         Ok(Self {
             shared,

@@ -15,6 +15,7 @@ use tokio::sync::watch;
 
 use super::{entry::Entry, shared::Shared};
 use crate::{
+    cloud::Cloud,
     model::{
         listing::{Bundles, none_found},
         loaded::Listed,
@@ -62,11 +63,11 @@ struct Refresher {
 
 impl Refresh {
     /// Reads the list, and starts the thread that does so again.
-    pub fn start(config: &Config, shared: Arc<Shared>) -> Result<Self> {
+    pub fn start(config: &Config, cloud: &Cloud, shared: Arc<Shared>) -> Result<Self> {
         let added = Arc::<Mutex<Vec<PathBuf>>>::default();
         let mut refresher = Refresher {
             config: config.clone(),
-            bundles: Bundles::new(config),
+            bundles: Bundles::new(cloud),
             shared,
             added: Arc::clone(&added),
             known_errors: HashSet::new(),

@@ -4,7 +4,7 @@
 mod pull;
 mod push;
 
-use std::str;
+use std::{str, sync::Arc};
 
 use super::{
     bundle::{Bundle, Home, MANIFEST},
@@ -23,7 +23,7 @@ const LATEST: &str = "latest";
 const BLAKE3: &str = "blake3";
 
 /// Opens the bundle at `url`, which is `…/NAME` for the latest one, or `…/NAME/DIGEST`.
-pub fn open(store: &Store, url: &Url) -> Result<Bundle> {
+pub fn open(store: &Arc<dyn Store>, url: &Url) -> Result<Bundle> {
     let home = if is_digest(url.name()) {
         url.clone()
     } else {
@@ -37,7 +37,7 @@ pub fn open(store: &Store, url: &Url) -> Result<Bundle> {
     })?;
     let text = str::from_utf8(&bytes)
         .map_err(|error| Error::model_because(format!("`{home}` is not a bundle"), error))?;
-    let bundle = Bundle::parse(text, Home::S3(store.clone(), home.clone()), &home)?;
+    let bundle = Bundle::parse(text, Home::S3(Arc::clone(store), home.clone()), &home)?;
     if bundle.digest() != home.name() {
         return Err(Error::model(format!(
             "expected the manifest at `{home}` to have the SHA-256 in its URL, but found {}",
@@ -60,7 +60,7 @@ pub struct Found {
 }
 
 /// The bundles at `url`: a bundle, or all bundles whose names follow it, sorted.
-pub fn list(store: &Store, url: &Url) -> Result<Vec<Found>> {
+pub fn list(store: &Arc<dyn Store>, url: &Url) -> Result<Vec<Found>> {
     if is_digest(url.name()) {
         return Ok(vec![Found {
             url: url.clone(),
@@ -103,7 +103,7 @@ pub fn list(store: &Store, url: &Url) -> Result<Vec<Found>> {
 }
 
 /// Newest digest of the bundle `name`, from the object [`LATEST`].
-fn latest(store: &Store, name: &Url) -> Result<String> {
+fn latest(store: &Arc<dyn Store>, name: &Url) -> Result<String> {
     let place = name.join(LATEST);
     let (bytes, _) = store.read(&place)?.ok_or_else(|| {
         Error::model(format!(

@@ -4,6 +4,7 @@ use std::{
     fs::{self, OpenOptions},
     io::{Seek, SeekFrom, Write},
     path::Path,
+    sync::Arc,
 };
 
 use uuid::Uuid;
@@ -118,7 +119,7 @@ fn fetch(bundle: &Bundle, folder: &Path, meter: &dyn Meter) -> Result<()> {
 }
 
 fn fetch_file(
-    store: &Store,
+    store: &Arc<dyn Store>,
     url: &Url,
     file: &manifest::File,
     path: &Path,

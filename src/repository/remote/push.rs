@@ -6,7 +6,7 @@ use std::{
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
     sync::{
-        Mutex, PoisonError,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
     thread,
@@ -44,7 +44,7 @@ const PARALLEL: usize = 4;
 /// - An object that `push` did not write: a `latest` without a digest, or another file instead of the manifest.
 /// - Another process changed `latest` during the push; it is not overwritten.
 pub fn push(
-    store: &Store,
+    store: &Arc<dyn Store>,
     bundle: &Bundle,
     prefix: &Url,
     notes: &Path,
@@ -73,7 +73,7 @@ pub fn push(
         let text = regular_file::read(&path)
             .map_err(Error::io(format!("cannot read `{}`", path.display())))?;
         // If another process wrote it first, it is the same manifest, since its digest is in its URL.
-        store.put(&manifest, text, &Condition::IsAbsent)?;
+        store.put(&manifest, text.into(), &Condition::IsAbsent)?;
         is_new = true;
     }
     let condition = match &before {
@@ -82,7 +82,7 @@ pub fn push(
         Some((_, object)) => Condition::IsStill(object.etag.clone()),
     };
     if store
-        .put(&latest, bundle.digest().to_owned(), &condition)?
+        .put(&latest, bundle.digest().to_owned().into(), &condition)?
         .is_none()
     {
         let now = store.read(&latest)?;
@@ -109,7 +109,7 @@ struct Upload<'a> {
 
 /// Uploads the files that the store lacks; `false` if there are none.
 fn send_files(
-    store: &Store,
+    store: &Arc<dyn Store>,
     bundle: &Bundle,
     place: &Url,
     notes: &Path,
@@ -177,7 +177,7 @@ fn send_files(
 
 /// Whether the store has the complete file. Reads the contents, since a damaged object may still have the right
 /// metadata.
-fn is_stored(store: &Store, file: &manifest::File, target: &Url) -> Result<bool> {
+fn is_stored(store: &Arc<dyn Store>, file: &manifest::File, target: &Url) -> Result<bool> {
     let is_same = |object: &Object| {
         object.size == file.size && object.metadata.get(BLAKE3) == Some(&file.blake3)
     };
@@ -194,14 +194,14 @@ fn is_stored(store: &Store, file: &manifest::File, target: &Url) -> Result<bool>
 }
 
 impl Upload<'_> {
-    fn send_part(&self, store: &Store, number: i32, meter: &dyn Meter) -> Result<()> {
+    fn send_part(&self, store: &Arc<dyn Store>, number: i32, meter: &dyn Meter) -> Result<()> {
         let start = (number as u64 - 1) * PART_BYTES;
         let mut bytes = vec![0; PART_BYTES.min(self.file.size - start) as usize];
         self.source
             .read_exact_at(&mut bytes, start)
             .map_err(Error::io(format!("cannot read `{}`", self.file.name)))?;
         let size = bytes.len() as u64;
-        match store.upload(&self.note.upload, number, bytes)? {
+        match store.upload(&self.note.upload, number, bytes.into())? {
             Some(part) => self.note.add(part)?,
             // Another process that pushes this bundle has completed the upload.
             None if is_stored(store, self.file, &self.target)? => {}
@@ -211,7 +211,7 @@ impl Upload<'_> {
         Ok(())
     }
 
-    fn finish(self, store: &Store) -> Result<()> {
+    fn finish(self, store: &Arc<dyn Store>) -> Result<()> {
         let parts = self.note.parts();
         // Another process that pushes this bundle writes the same bytes, so that an existing object may be replaced.
         let is_done = store.complete(&self.note.upload, &parts, &Condition::None)?;
@@ -262,7 +262,12 @@ impl Written {
 
 impl Note {
     /// Resumes an earlier attempt's upload, or begins one.
-    fn take_up(store: &Store, notes: &Path, target: &Url, file: &manifest::File) -> Result<Self> {
+    fn take_up(
+        store: &Arc<dyn Store>,
+        notes: &Path,
+        target: &Url,
+        file: &manifest::File,
+    ) -> Result<Self> {
         let path = notes.join(format!(
             "{}.json",
             blake3::hash(target.to_string().as_bytes()).to_hex()

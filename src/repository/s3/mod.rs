@@ -1,10 +1,8 @@
-//! S3 and S3-compatible servers. The AWS SDK is used only here.
-
-#[cfg_attr(not(feature = "s3"), path = "disabled.rs")]
-mod store;
+//! Objects in S3 and S3-compatible servers.
 
 pub mod object;
 pub mod pieces;
+mod store;
 pub mod url;
 
 pub use self::{

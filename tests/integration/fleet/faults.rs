@@ -709,11 +709,14 @@ fn refusal(bundle: &Path, policy: Policy, fleet: FleetConfig) -> String {
         policy: Some(policy),
         ..ModelConfig::from(bundle.to_owned())
     }];
-    kivu::model::Model::open_all(&Config {
-        models,
-        fleet,
-        ..crate::models::config()
-    })
+    kivu::model::Model::open_all(
+        &Config {
+            models,
+            fleet,
+            ..crate::models::config()
+        },
+        &kivu::cloud::Cloud::default(),
+    )
     .unwrap_err()
     .to_string()
 }

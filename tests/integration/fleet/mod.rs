@@ -20,6 +20,7 @@ use axum::{
 };
 use http_body_util::BodyExt;
 use kivu::{
+    cloud::Cloud,
     config::{Config, ModelConfig, Policy},
     model::Model,
 };
@@ -39,7 +40,7 @@ fn model(bundle: &Path, policy: Policy, remote: &str, urls: &[&str]) -> ModelCon
 
 fn app(config: &Config) -> Router {
     router(App::new(
-        Model::open_all(config).unwrap(),
+        Model::open_all(config, &Cloud::default()).unwrap(),
         config.limits.clone(),
     ))
 }

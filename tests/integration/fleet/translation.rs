@@ -5,6 +5,7 @@ use std::{fs, path::Path, time::Duration};
 
 use kivu::{
     backend::Deadline,
+    cloud::Cloud,
     config::{Config, ModelConfig, Policy},
     model::{Model, Pipeline},
     pipeline::{
@@ -200,10 +201,13 @@ pub(super) fn check_log(triton: &Triton) {
 /// A bundle's pipeline whose model runs only on a fleet, as `remote`.
 pub(super) fn there(bundle: &Path, remote: &str, url: &str) -> Seq2SeqPipeline {
     let models = vec![model(bundle, Policy::Fleet, remote, &[url])];
-    let mut models = Model::open_all(&Config {
-        models,
-        ..crate::models::config()
-    })
+    let mut models = Model::open_all(
+        &Config {
+            models,
+            ..crate::models::config()
+        },
+        &Cloud::default(),
+    )
     .unwrap();
     match models.remove(0).pipeline {
         Pipeline::Translation(pipeline) | Pipeline::TextToText(pipeline) => pipeline,

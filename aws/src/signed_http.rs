@@ -1,4 +1,4 @@
-//! HTTP requests with AWS signatures or a password, in builds with the feature `s3`.
+//! HTTP requests with AWS signatures or a password.
 
 use std::time::{Duration, SystemTime};
 

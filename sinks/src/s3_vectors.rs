@@ -3,15 +3,13 @@
 use serde_json::Value;
 
 use super::{
-    interface::{Refusal, Sink, Waiting, other_dimensions},
-    record::Record,
+    other_dimensions,
     retry::{Failure, retried},
-    url::{SinkSettings, VectorIndexId},
+    waiting::Waiting,
 };
-use kivu::{
-    aws::vector_index::{IndexError, IndexForm, IndexName, IndexedVector, VectorIndex},
-    error::{Error, Result},
-};
+use kivu::error::{Error, Result};
+use kivu_aws::vector_index::{IndexError, IndexForm, IndexName, IndexedVector, VectorIndex};
+use kivu_jobs::sink::{Record, Refusal, Sink, SinkSettings, VectorIndexId};
 
 /// The service's limits: <https://docs.aws.amazon.com/AmazonS3/latest/userguide/s3-vectors-limitations.html>.
 const MAX_KEY_CHARACTERS: usize = 1024;

@@ -2,11 +2,9 @@
 
 use tokio_postgres::{Client, Error as PostgresError, Row};
 
-use super::{
-    interface::other_dimensions,
-    url::{PostgresUrl, SinkSettings},
-};
+use super::other_dimensions;
 use kivu::error::{Error, Result};
+use kivu_jobs::sink::{PostgresUrl, SinkSettings};
 
 /// Temporary table with the rows of a batch. Vectors become pgvector's when they are inserted.
 const STAGING: &str = "kivu_rows";

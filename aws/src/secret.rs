@@ -1,12 +1,16 @@
-//! Reads secrets, in builds with the feature `s3`.
+//! Reads secrets in AWS Secrets Manager.
 
 use std::time::Duration;
 
+use async_trait::async_trait;
 use aws_sdk_secretsmanager::Client;
 use tokio::time::timeout;
 
 use super::client::LazyClient;
-use kivu_base::error::{Error, Result};
+use kivu::{
+    cloud,
+    error::{Error, Result},
+};
 
 /// Version labels: rotation moves `AWSPREVIOUS` to the value that it replaces.
 const CURRENT: &str = "AWSCURRENT";
@@ -21,29 +25,11 @@ pub struct Secret {
 
 impl Secret {
     /// The secret called `name` in the environment's account and region.
-    pub fn new(name: &str) -> Result<Self> {
-        Ok(Self {
+    pub fn new(name: &str) -> Self {
+        Self {
             name: name.to_owned(),
             client: LazyClient::new(),
-        })
-    }
-
-    /// Current secret value.
-    pub async fn read(&self, time_limit: Duration) -> Result<String> {
-        let current = self.within(time_limit, self.fetch(CURRENT)).await?;
-        current.ok_or_else(|| {
-            Error::config(format!(
-                "expected a value in the secret `{}`, but found none",
-                self.name
-            ))
-        })
-    }
-
-    /// Current secret value, and the one before the last rotation, if there is one.
-    pub async fn read_versions(&self, time_limit: Duration) -> Result<Vec<String>> {
-        let both = async { tokio::try_join!(self.fetch(CURRENT), self.fetch(PREVIOUS)) };
-        let (current, previous) = self.within(time_limit, both).await?;
-        Ok(current.into_iter().chain(previous).collect())
+        }
     }
 
     async fn within<T>(
@@ -91,5 +77,24 @@ impl Secret {
             ))
         })?;
         Ok(Some(text))
+    }
+}
+
+#[async_trait]
+impl cloud::Secret for Secret {
+    async fn read(&self, time_limit: Duration) -> Result<String> {
+        let current = self.within(time_limit, self.fetch(CURRENT)).await?;
+        current.ok_or_else(|| {
+            Error::config(format!(
+                "expected a value in the secret `{}`, but found none",
+                self.name
+            ))
+        })
+    }
+
+    async fn read_versions(&self, time_limit: Duration) -> Result<Vec<String>> {
+        let both = async { tokio::try_join!(self.fetch(CURRENT), self.fetch(PREVIOUS)) };
+        let (current, previous) = self.within(time_limit, both).await?;
+        Ok(current.into_iter().chain(previous).collect())
     }
 }

@@ -10,14 +10,13 @@ use tokio_postgres::{
 };
 
 use super::{
-    interface::{Refusal, Sink, Waiting},
     postgres_table::{self as table, Statements},
     postgres_tls::Tls,
-    record::Record,
     retry::{Failure, retried},
-    url::{PostgresUrl, SinkSettings},
+    waiting::Waiting,
 };
 use kivu::error::{Error, Result};
+use kivu_jobs::sink::{PostgresUrl, Record, Refusal, Sink, SinkSettings};
 
 /// Name that the server shows for the connection.
 const APPLICATION: &str = "kivu batch";

@@ -1,12 +1,14 @@
-//! Sends messages to Amazon SQS, in builds with the feature `s3`.
+//! Sends messages to Amazon SQS.
 
 use std::io;
 
+use async_trait::async_trait;
 use aws_sdk_sqs::{Client, types::MessageAttributeValue};
 
 use super::client::{LazyClient, deliver};
-use kivu_base::{
+use kivu::{
     address::shown,
+    cloud,
     error::{Error, Result},
 };
 
@@ -31,9 +33,11 @@ impl Queue {
             client: LazyClient::new(),
         })
     }
+}
 
-    /// Sends a message with one string attribute.
-    pub async fn send(&self, body: &str, name: &str, value: &str) -> Result<()> {
+#[async_trait]
+impl cloud::Queue for Queue {
+    async fn send(&self, body: &str, name: &str, value: &str) -> Result<()> {
         let failed = || Error::io(format!("cannot send a message to `{}`", shown(&self.url)));
         let attribute = MessageAttributeValue::builder()
             .data_type("String")

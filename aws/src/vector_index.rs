@@ -1,4 +1,4 @@
-//! Writes to Amazon S3 Vectors, in builds with the feature `s3`.
+//! Writes to Amazon S3 Vectors.
 
 use std::{error::Error as StdError, time::Duration};
 

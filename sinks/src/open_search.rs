@@ -6,15 +6,13 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::{
-    interface::{Refusal, Sink, Waiting, other_dimensions},
-    record::Record,
+    other_dimensions,
     retry::{Failure, retried},
-    url::{OpenSearchUrl, SinkSettings},
+    waiting::Waiting,
 };
-use kivu::{
-    aws::signed_http::{Answer, Credentials, SendError, SignedClient},
-    error::{Error, Result},
-};
+use kivu::error::{Error, Result};
+use kivu_aws::signed_http::{Answer, Credentials, SendError, SignedClient};
+use kivu_jobs::sink::{OpenSearchUrl, Record, Refusal, Sink, SinkSettings};
 
 const MAX_ID_BYTES: usize = 512;
 /// A domain's smallest limit for a request is 10 MiB. A record alone may be larger, and is refused by the server.

@@ -1,12 +1,16 @@
-//! Request counts in DynamoDB, in builds with the feature `s3`.
+//! Request counts in DynamoDB.
 
 use std::time::Duration;
 
+use async_trait::async_trait;
 use aws_sdk_dynamodb::{Client, types::AttributeValue};
 use tokio::time::timeout;
 
-use super::{Claim, client::LazyClient};
-use kivu_base::error::{Error, Result};
+use super::client::LazyClient;
+use kivu::{
+    cloud::{self, Claim},
+    error::{Error, Result},
+};
 
 /// Timeout for table requests.
 const TIMEOUT: Duration = Duration::from_secs(1);
@@ -25,16 +29,17 @@ pub struct QuotaTable {
 
 impl QuotaTable {
     /// The table called `name` in the environment's account and region.
-    pub fn new(name: &str) -> Result<Self> {
-        Ok(Self {
+    pub fn new(name: &str) -> Self {
+        Self {
             name: name.to_owned(),
             client: LazyClient::new(),
-        })
+        }
     }
+}
 
-    /// Adds requests to the count for a key and day, unless the sum would exceed the limit; returns whether it added
-    /// them. The check and the addition are atomic.
-    pub async fn add(&self, claim: Claim<'_>) -> Result<bool> {
+#[async_trait]
+impl cloud::QuotaTable for QuotaTable {
+    async fn add(&self, claim: Claim<'_>) -> Result<bool> {
         let Some(most) = claim.limit.checked_sub(claim.requests) else {
             return Ok(false);
         };

@@ -1,17 +1,12 @@
-//! Connection to a store.
+//! Connection to S3.
 //!
 //! Requests run on the store's own threads, so that every function can be called from any thread, inside or outside an
 //! async runtime. The threads start with the first request.
 
-mod read;
+mod requests;
 mod retry;
-mod write;
 
-use std::{
-    future::Future,
-    sync::{Arc, OnceLock},
-    time::Duration,
-};
+use std::{future::Future, sync::OnceLock, time::Duration};
 
 use aws_config::{
     BehaviorVersion, Region, environment::EnvironmentVariableRegionProvider,
@@ -22,8 +17,8 @@ use aws_sdk_s3::Client;
 use tokio::runtime::{Builder, Handle, Runtime};
 
 use self::retry::{RequestError, retry};
-use crate::aws::http;
-use kivu_base::error::{Error, Result};
+use crate::http;
+use kivu::error::{Error, Result};
 
 /// S3-compatible servers accept any region; AWS needs a configured one.
 const DEFAULT_REGION: &str = "us-east-1";
@@ -35,12 +30,10 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(15);
 const UPLOAD_TIMEOUT: Duration = Duration::from_mins(5);
 
 /// AWS, or the server in `AWS_ENDPOINT_URL`. Region and credentials come from the usual variables, profiles and roles.
-///
-/// Clones share their connections.
-#[derive(Clone, Debug)]
-pub struct Store {
+#[derive(Debug)]
+pub struct S3 {
     retry_timeout: Duration,
-    connection: Arc<OnceLock<Connection>>,
+    connection: OnceLock<Connection>,
 }
 
 #[derive(Debug)]
@@ -52,12 +45,12 @@ struct Connection {
     runtime: Option<Runtime>,
 }
 
-impl Store {
+impl S3 {
     /// A store that retries each failed request for `retry_timeout`. It connects with the first request.
     pub fn new(retry_timeout: Duration) -> Self {
         Self {
             retry_timeout,
-            connection: Arc::default(),
+            connection: OnceLock::new(),
         }
     }
 

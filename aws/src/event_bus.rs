@@ -1,12 +1,16 @@
-//! Sends events to Amazon EventBridge, in builds with the feature `s3`.
+//! Sends events to Amazon EventBridge.
 
 use std::io;
 
+use async_trait::async_trait;
 use aws_sdk_eventbridge::{Client, types::PutEventsRequestEntry};
 use serde_json::Value;
 
 use super::client::{LazyClient, deliver};
-use kivu_base::error::{Error, Result};
+use kivu::{
+    cloud,
+    error::{Error, Result},
+};
 
 const SOURCE: &str = "kivu";
 
@@ -19,15 +23,17 @@ pub struct EventBus {
 
 impl EventBus {
     /// The bus with this name or ARN, in the environment's account and region.
-    pub fn new(name: &str) -> Result<Self> {
-        Ok(Self {
+    pub fn new(name: &str) -> Self {
+        Self {
             name: name.to_owned(),
             client: LazyClient::new(),
-        })
+        }
     }
+}
 
-    /// Sends an event with the source `kivu`.
-    pub async fn send(&self, kind: &str, detail: &Value) -> Result<()> {
+#[async_trait]
+impl cloud::EventBus for EventBus {
+    async fn send(&self, kind: &str, detail: &Value) -> Result<()> {
         let failed = || Error::io(format!("cannot send an event to the bus `{}`", self.name));
         let entry = PutEventsRequestEntry::builder()
             .event_bus_name(&self.name)

@@ -5,7 +5,7 @@ use std::{error::Error as StdError, future::Future, io, time::Duration};
 use aws_sdk_s3::error::{ProvideErrorMetadata, SdkError};
 use tokio::time::{Instant, sleep};
 
-use kivu_base::error::Error;
+use kivu::error::Error;
 
 /// Error codes after which the same request may succeed. S3 sends some in a response with status 200, which begins before a
 /// copy or a multipart upload is complete.

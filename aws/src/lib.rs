@@ -1,0 +1,58 @@
+//! AWS for Kivu: objects in S3, secrets in Secrets Manager, request counts in DynamoDB, messages to SQS, events to EventBridge,
+//! and the requests of sinks.
+
+mod client;
+mod event_bus;
+mod http;
+mod queue;
+mod quota_table;
+mod secret;
+pub mod signed_http;
+mod store;
+pub mod vector_index;
+
+use std::sync::Arc;
+
+use kivu::{
+    cloud::{self, Cloud},
+    config::Config,
+    error::Result,
+    repository::s3::Store,
+};
+
+use self::{event_bus::EventBus, queue::Queue, quota_table::QuotaTable, secret::Secret, store::S3};
+
+/// What commands and servers use.
+pub fn cloud(config: &Config) -> Cloud {
+    Cloud {
+        store: Some(store(config)),
+        secret: Some(secret),
+        quota_table: Some(quota_table),
+        ..Cloud::default()
+    }
+}
+
+/// S3, or the server in `AWS_ENDPOINT_URL`.
+pub fn store(config: &Config) -> Arc<dyn Store> {
+    Arc::new(S3::new(config.s3.timeout()))
+}
+
+/// The secret in AWS Secrets Manager with this name or ARN.
+pub fn secret(name: &str) -> Box<dyn cloud::Secret> {
+    Box::new(Secret::new(name))
+}
+
+/// The table in Amazon DynamoDB with this name.
+pub fn quota_table(name: &str) -> Box<dyn cloud::QuotaTable> {
+    Box::new(QuotaTable::new(name))
+}
+
+/// The bus in Amazon EventBridge with this name or ARN.
+pub fn event_bus(name: &str) -> Box<dyn cloud::EventBus> {
+    Box::new(EventBus::new(name))
+}
+
+/// The standard queue in Amazon SQS at this URL.
+pub fn queue(url: &str) -> Result<Box<dyn cloud::Queue>> {
+    Ok(Box::new(Queue::new(url)?))
+}
