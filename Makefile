@@ -112,13 +112,13 @@ test-unit: test-compile
 	  cargo test --workspace --doc'
 
 test-integration: test-tools test-compile test-bundles test-unit
-	$(TIMED) env $(TEST_TOOLS) cargo test --test integration -- --skip s3:: --skip the_template_can_be_deployed_and_used
+	$(TIMED) env $(TEST_TOOLS) cargo test --no-fail-fast --test models --test http --test packages
 
 test-s3: test-tools test-compile test-bundles
-	$(TIMED) env $(TEST_TOOLS) cargo test --test integration s3::
+	$(TIMED) env $(TEST_TOOLS) cargo test --test aws -- --skip the_template_can_be_deployed_and_used
 
 test-walk: test-s3
-	$(TIMED) env $(TEST_TOOLS) TEST_WALK=compiled cargo test --test integration the_template_can_be_deployed_and_used
+	$(TIMED) env $(TEST_TOOLS) TEST_WALK=compiled cargo test --test aws the_template_can_be_deployed_and_used
 
 EMULATES_ARM64 := $(filter aarch64,$(shell uname -m))$(shell grep -s VERSION_CODENAME=bookworm /etc/os-release)
 
@@ -157,7 +157,7 @@ bundles: program ## Build the models in models/, and download ONNX Runtime for t
 
 .PHONY: walk
 walk: tools prometheus bundles ## Compile the functions for Lambda, deploy them to an AWS emulator, and test the deployment
-	TEST_WALK=release $(TEST_TOOLS) cargo test --test integration the_template_can_be_deployed_and_used
+	TEST_WALK=release $(TEST_TOOLS) cargo test --test aws the_template_can_be_deployed_and_used
 
 .PHONY: check
 check: lint test ## Run the tests and clippy
@@ -327,7 +327,7 @@ measure-raw-engines: program $(PYTHON_PEERS)/installed $(BUNDLE)/manifest.toml #
 .PHONY: engines
 engines: $(ENGINE_TOOLS) $(SPARK_TOOLS) $(BUNDLE)/manifest.toml ## Test DuckDB, Daft, Ray and Spark with the Python package; needs Java 17
 	TEST_ENGINES=$(abspath $(dir $(ENGINE_TOOLS))bin/python) TEST_SPARK=$(abspath $(dir $(SPARK_TOOLS))bin/python) \
-	  cargo test --test integration engines:: -- --nocapture
+	  cargo test --test packages engines:: -- --nocapture
 
 # Python's version in the Lambda runtime.
 LAMBDA_PYTHON ?= 3.13
@@ -358,7 +358,7 @@ wasm: $(WASM)/cargo ## Make the npm package for WebAssembly, in target/wasm
 .PHONY: wasm-test
 wasm-test: wasm bundles $(WASM)/tools/installed browser ## Test the npm package for WebAssembly in Node.js, Chromium and workerd
 	TEST_WASM=$(abspath target/wasm) TEST_WORKERD="$$(echo $(abspath $(WASM))/$(WORKERD))" \
-	  TEST_CHROMIUM="$$($(PAGE) tests/page/chromium.py .kivu/chromium)" cargo test --test integration -- --nocapture wasm::
+	  TEST_CHROMIUM="$$($(PAGE) tests/page/chromium.py .kivu/chromium)" cargo test --test packages -- --nocapture wasm::
 
 $(WASM)/tools/installed: tests/wasm/package.json tests/wasm/package-lock.json
 	@mkdir -p $(@D)
@@ -495,12 +495,12 @@ GOLDENS := goldens:: classifiers:: token_classifiers:: zero_shot_entities:: glin
 
 .PHONY: arm64
 arm64: arm64-programs $(BUNDLE)/manifest.toml ## Build and test for arm64, emulated on other machines
-	cargo test $(ARM64_CARGO) --test integration -- $(GOLDENS) --skip bergamot --skip damaged_graphs
+	cargo test $(ARM64_CARGO) --test models -- $(GOLDENS) --skip bergamot --skip damaged_graphs
 	python3 tests/arm64/check.py $(ARM64_PROGRAMS) $(KIVU) $(BUNDLE) $(EMULATED)
 
 .PHONY: arm64-compile
 arm64-compile: $(ARM64)/cargo.toml
-	cargo test $(ARM64_CARGO) --test integration --no-run
+	cargo test $(ARM64_CARGO) --test models --no-run
 
 .PHONY: arm64-programs
 arm64-programs: program arm64-compile
@@ -520,7 +520,7 @@ kernels: $(ARM64)/cargo.toml ## Test the engine on emulated processors: arm64 wi
 
 .PHONY: avx2
 avx2: $(ARM64)/cargo.toml ## Test 8-bit products on an emulated x86-64 processor without VNNI
-	$(HASWELL) cargo test --test integration -- processors:: native::
+	$(HASWELL) cargo test --test models -- processors:: native::
 
 .PHONY: processors
 processors: arm64-programs $(MODELS:%=$(BUNDLES)/%/manifest.toml) $(PRECISIONS:%=.kivu/precisions/%/manifest.toml) ## Compare results on emulated processors

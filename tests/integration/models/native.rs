@@ -1,0 +1,888 @@
+//! The native engine: the backend contract, ONNX Runtime's results, and the same bits whatever else is in the run.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    num::NonZeroUsize,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use kivu::{
+    backend::{
+        Backend, Deadline, Engine,
+        native::{NativeBackend, NativeModel, WeightFiles},
+        onnx::Session,
+    },
+    cloud::Cloud,
+    config::{Config, EngineChoice, ModelConfig},
+    model::Model,
+    onnx_proto::{GraphProto, ModelProto},
+    pipeline::{Task, embedding::similarity::cosine},
+    repository::{Bundle, manifest::Precision},
+    tensor::{ElementType, Elements, Tensor},
+};
+use kivu_compiler::Request;
+
+use prost::Message;
+use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+
+use crate::{
+    contract::keeps_its_contract,
+    models::{build_request, fixtures, request_without_floor, runtime},
+};
+
+/// A fixture in int8, or in blocks if its name is followed by [`IN_BLOCKS`].
+fn build(name: &str, folder: &Path) -> Option<Bundle> {
+    build_request(&recipe(name, folder), runtime()?)
+        .map(Some)
+        .unwrap()
+}
+
+pub(crate) fn recipe(name: &str, folder: &Path) -> Request {
+    let (name, precision) = match name.strip_suffix(IN_BLOCKS) {
+        Some(name) => (name, Precision::Int8Blocks),
+        None => (name, Precision::Int8),
+    };
+    let task = match name {
+        name if name.ends_with("-rank") => Task::TextRanking,
+        name if name.ends_with("-cls") => Task::TextClassification,
+        name if name.ends_with("-nli") || name == "tiny-deberta-v2" => Task::TextClassification,
+        name if name.ends_with("-ner") || name.starts_with("tiny-gliner") => {
+            Task::TokenClassification
+        }
+        name if name.starts_with("tiny-gliclass") => Task::ZeroShotClassification,
+        _ => Task::FeatureExtraction,
+    };
+    let source = fixtures().join("models").join(name);
+    request_without_floor(task, &source, folder.join(name), Some(precision))
+}
+
+const IN_BLOCKS: &str = " in blocks";
+
+fn model(bundle: &Bundle) -> NativeModel {
+    let graph = bundle.read(&bundle.manifest().graph).unwrap();
+    open(&graph, bundle).unwrap()
+}
+
+/// A graph with the weights in `bundle`.
+fn open(graph: &[u8], bundle: &Bundle) -> kivu::error::Result<NativeModel> {
+    let names = WeightFiles::names(graph)?.into_iter();
+    let files = WeightFiles::map(
+        names.map(|name| (name.clone(), bundle.path(&name))),
+        Arc::default(),
+    );
+    NativeModel::open(graph, files?, &Cloud::default())
+}
+
+fn backend(bundle: &Bundle, threads: usize) -> NativeBackend {
+    NativeBackend::start(model(bundle), NonZeroUsize::new(threads).unwrap()).unwrap()
+}
+
+fn deadline() -> Deadline {
+    Deadline::within(Duration::from_secs(30))
+}
+
+/// Texts with the given lengths as one batch, padded with masked tokens.
+fn batch(backend: &dyn Backend, lengths: &[usize]) -> Vec<Tensor> {
+    let columns = lengths.iter().copied().max().unwrap_or(0);
+    let tensor = |name: &str| {
+        let value = |row: usize, column: usize| match name {
+            "input_ids" => 5 + (row * 31 + column * 7) as i64 % 40,
+            "attention_mask" => i64::from(column < lengths[row]),
+            "task_ids" => (row as i64 + 2) % 5,
+            _ => 0,
+        };
+        let values =
+            (0..lengths.len()).flat_map(|row| (0..columns).map(move |column| (row, column)));
+        let values = values.map(|(row, column)| value(row, column)).collect();
+        Tensor::integers(ElementType::Int64, [lengths.len(), columns], values).unwrap()
+    };
+    backend
+        .signature()
+        .inputs
+        .iter()
+        .map(|input| tensor(&input.name))
+        .collect()
+}
+
+/// One batch row, without padding.
+fn row(batch: &[Tensor], row: usize, length: usize) -> Vec<Tensor> {
+    let part = |tensor: &Tensor| {
+        let Elements::Int64(values) = tensor.elements() else {
+            panic!("expected integers")
+        };
+        let values = values[row * tensor.shape()[1]..][..length].to_vec();
+        Tensor::integers(ElementType::Int64, [1, length], values).unwrap()
+    };
+    batch.iter().map(part).collect()
+}
+
+/// Fixtures for every family and task that the engine supports.
+const MODELS: [&str; 8] = [
+    "tiny-bert",
+    "tiny-distilbert",
+    "tiny-roberta",
+    "tiny-xlm-roberta",
+    "tiny-bert-rank",
+    "tiny-roberta-nli",
+    "tiny-bert-ner",
+    "tiny-roberta-ner",
+];
+
+/// Fixtures for families in which positions affect attention, or feed-forward layers are gated.
+const OTHER_MODELS: [&str; 14] = [
+    "tiny-mpnet",
+    "tiny-nomic",
+    "tiny-nomic-moe",
+    "tiny-nomic-moe in blocks",
+    "tiny-gte",
+    "tiny-gte-types",
+    "tiny-jina",
+    "tiny-jina-v3",
+    "tiny-jina-v3-hf",
+    "tiny-modernbert",
+    "tiny-modernbert-cls",
+    "tiny-modernbert-rank",
+    "tiny-mpnet-ner",
+    "tiny-modernbert-ner",
+];
+
+/// Fixtures for BERT's successors: with narrow embeddings, shared layers, task types, other
+/// names, or a decoder.
+const SUCCESSORS: [&str; 22] = [
+    "tiny-electra",
+    "tiny-electra-rank",
+    "tiny-electra-ner",
+    "tiny-albert",
+    "tiny-albert-cls",
+    "tiny-albert-ner",
+    "tiny-ernie",
+    "tiny-ernie-cls",
+    "tiny-data2vec",
+    "tiny-megatron",
+    "tiny-megatron-cls",
+    "tiny-xlm-roberta-xl",
+    "tiny-xlm-roberta-xl-cls",
+    "tiny-xlm-roberta-xl-ner",
+    "tiny-roberta-prelayernorm",
+    "tiny-roberta-prelayernorm-cls",
+    "tiny-roberta-prelayernorm-ner",
+    "tiny-bart-nli",
+    "tiny-bart-nli in blocks",
+    "tiny-electra in blocks",
+    "tiny-xlm-roberta-xl in blocks",
+    "tiny-albert-cls in blocks",
+];
+
+/// Fixtures for RMSNorm families, most with layers after their pooling, and for block quantization.
+const RMS_MODELS: [&str; 7] = [
+    "tiny-qwen3",
+    "tiny-qwen3-rank",
+    "tiny-gemma3",
+    "tiny-sentence-t5",
+    "tiny-bert in blocks",
+    "tiny-gemma3 in blocks",
+    "tiny-splade-bert in blocks",
+];
+
+/// Fixtures for decoder families, with windows, limited scores, scaled rotary positions and heads.
+const DECODERS: [&str; 11] = [
+    "tiny-llama",
+    "tiny-mistral",
+    "tiny-qwen2",
+    "tiny-gemma2",
+    "tiny-eurobert",
+    "tiny-eurobert-cls",
+    "tiny-llama-cls",
+    "tiny-gemma-rank",
+    "tiny-llama in blocks",
+    "tiny-qwen2 in blocks",
+    "tiny-gemma2 in blocks",
+];
+
+/// The same for DeBERTa: all versions and heads, with a convolution, and weights in blocks.
+const DEBERTAS: [&str; 8] = [
+    "tiny-deberta",
+    "tiny-deberta-cls",
+    "tiny-deberta-cls in blocks",
+    "tiny-deberta-nli",
+    "tiny-deberta-v2",
+    "tiny-deberta-ner",
+    "tiny-deberta-nli in blocks",
+    "tiny-deberta-v2 in blocks",
+];
+
+#[tokio::test]
+async fn the_native_backend_keeps_the_contract() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["tiny-bert", "tiny-roberta"] {
+        let Some(bundle) = build(name, folder.path()) else {
+            return;
+        };
+        assert_eq!(bundle.manifest().engine, Engine::Native);
+        keeps_its_contract(&backend(&bundle, 2)).await;
+    }
+}
+
+/// Rounding differs, and a value that is rounded to a different integer changes the next layer.
+#[tokio::test]
+async fn the_results_are_those_of_onnx_runtime_on_the_same_file() {
+    has_the_results_of_onnx_runtime(MODELS).await;
+}
+
+#[tokio::test]
+async fn other_families_have_the_results_of_onnx_runtime_too() {
+    has_the_results_of_onnx_runtime(OTHER_MODELS).await;
+}
+
+#[tokio::test]
+async fn successors_of_bert_have_the_results_of_onnx_runtime_too() {
+    has_the_results_of_onnx_runtime(SUCCESSORS).await;
+}
+
+#[tokio::test]
+async fn deberta_has_the_results_of_onnx_runtime_too() {
+    has_the_results_of_onnx_runtime(DEBERTAS).await;
+}
+
+#[tokio::test]
+async fn decoders_and_t5_have_the_results_of_onnx_runtime_too() {
+    has_the_results_of_onnx_runtime(RMS_MODELS).await;
+}
+
+#[tokio::test]
+async fn llama_and_its_successors_have_the_results_of_onnx_runtime_too() {
+    has_the_results_of_onnx_runtime(DECODERS).await;
+}
+
+async fn has_the_results_of_onnx_runtime<const COUNT: usize>(models: [&str; COUNT]) {
+    let folder = tempfile::tempdir().unwrap();
+    for name in models {
+        let Some(bundle) = build(name, folder.path()) else {
+            return;
+        };
+        is_equal_in_onnx_runtime(name, &bundle).await;
+    }
+}
+
+async fn is_equal_in_onnx_runtime(name: &str, bundle: &Bundle) {
+    let session = Session::open(
+        runtime().unwrap(),
+        &bundle.path("model.onnx"),
+        NonZeroUsize::MIN,
+    )
+    .unwrap();
+    assert_eq!(bundle.manifest().engine, Engine::Native, "{name}");
+    let native = backend(bundle, 1);
+    assert_eq!(native.signature(), session.signature());
+    for length in [1, 2, 7, 13, 33, 60] {
+        let inputs = row(&batch(&native, &[length]), 0, length);
+        let found = native.infer(inputs.clone(), deadline()).await.unwrap();
+        let expected = session.run(&inputs).unwrap();
+        assert_eq!(found[0].shape(), expected[0].shape(), "{name}");
+        let [found, expected] = [&found[0], &expected[0]].map(|tensor| tensor.as_fp32().unwrap());
+        let similarity = cosine(found, expected);
+        assert!(similarity > 0.998, "{name}, {length} tokens: {similarity}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_text_has_the_same_bits_whatever_else_is_in_the_run() {
+    has_the_same_bits(MODELS).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn other_families_have_the_same_bits_too() {
+    has_the_same_bits(OTHER_MODELS).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn successors_of_bert_have_the_same_bits_too() {
+    has_the_same_bits(SUCCESSORS).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn deberta_has_the_same_bits_too() {
+    has_the_same_bits(DEBERTAS).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn decoders_and_t5_have_the_same_bits_too() {
+    has_the_same_bits(RMS_MODELS).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn llama_and_its_successors_have_the_same_bits_too() {
+    has_the_same_bits(DECODERS).await;
+}
+
+async fn has_the_same_bits<const COUNT: usize>(models: [&str; COUNT]) {
+    let folder = tempfile::tempdir().unwrap();
+    for name in models {
+        let Some(bundle) = build(name, folder.path()) else {
+            return;
+        };
+        let lengths = [3, 60, 1, 12, 33, 49, 2, 48];
+        let [one, many] = [1, 4].map(|threads| backend(&bundle, threads));
+        let padded = batch(&one, &lengths);
+        let alone = lengths
+            .iter()
+            .enumerate()
+            .map(|(index, length)| row(&padded, index, *length));
+        let alone: Vec<Vec<Tensor>> = alone.collect();
+        let expected = one.infer_each(alone.clone(), deadline()).await.unwrap();
+        for (inputs, expected) in alone.iter().zip(&expected) {
+            assert!(
+                &one.infer(inputs.clone(), deadline()).await.unwrap() == expected,
+                "{name}: alone"
+            );
+            assert!(
+                &many.infer(inputs.clone(), deadline()).await.unwrap() == expected,
+                "{name}: several threads"
+            );
+        }
+        // Concurrent calls share runs.
+        let calls = (0..20)
+            .flat_map(|_| &alone)
+            .map(|inputs| many.infer(inputs.clone(), deadline()));
+        for (index, output) in futures::future::join_all(calls)
+            .await
+            .into_iter()
+            .enumerate()
+        {
+            assert!(
+                output.unwrap() == expected[index % expected.len()],
+                "{name}: concurrently"
+            );
+        }
+        // Padding does not change results; its vectors are zeros.
+        let together = &one.infer(padded, deadline()).await.unwrap()[0];
+        let width = together.shape().last().unwrap();
+        let rows = together
+            .as_fp32()
+            .unwrap()
+            .chunks_exact(together.as_fp32().unwrap().len() / lengths.len());
+        for (row, expected) in rows.zip(&expected) {
+            let expected = expected[0].as_fp32().unwrap();
+            let (vectors, padding) = row.split_at(expected.len());
+            assert!(vectors == expected, "{name}: padded");
+            assert!(
+                padding.len().is_multiple_of(*width) && padding.iter().all(|value| *value == 0.0)
+            );
+        }
+    }
+}
+
+/// Two texts after two and three labels, in one batch; with the length of the shorter one.
+fn batch_with_words(backend: &dyn Backend, [first, marker]: [i64; 2]) -> (Vec<Tensor>, usize) {
+    let columns = 40;
+    let texts = [(2, columns), (3, 21)];
+    let tensor = |name: &str| {
+        let value = |(labels, length): (usize, usize), column: usize| match name {
+            "attention_mask" => i64::from(column < length),
+            "words_mask" if (10..length).contains(&column) && column % 3 != 1 => {
+                (10..=column).filter(|column| column % 3 != 1).count() as i64
+            }
+            "words_mask" => 0,
+            _ if column == 0 => first,
+            _ if column % 2 == 1 && column < 2 * labels => marker,
+            _ if column < length => 5 + (column * 7) as i64 % 40,
+            _ => 0,
+        };
+        let values = texts
+            .iter()
+            .flat_map(|text| (0..columns).map(move |column| value(*text, column)));
+        Tensor::integers(ElementType::Int64, [texts.len(), columns], values.collect()).unwrap()
+    };
+    (
+        backend
+            .signature()
+            .inputs
+            .iter()
+            .map(|input| tensor(&input.name))
+            .collect(),
+        texts[1].1,
+    )
+}
+
+/// GLiNER's, GLiNER2's and GLiClass's heads are in fp32 in both engines; a text's scores do not depend on others.
+#[tokio::test(flavor = "multi_thread")]
+async fn span_scores_are_those_of_onnx_runtime() {
+    let folder = tempfile::tempdir().unwrap();
+    let names = [
+        "tiny-gliner",
+        "tiny-gliner-deep",
+        "tiny-gliner in blocks",
+        "tiny-gliner-deberta",
+        "tiny-gliner-words",
+        "tiny-gliner-plain-words in blocks",
+        "tiny-gliclass",
+        "tiny-gliclass-mean in blocks",
+        "tiny-gliclass-weighted",
+        "tiny-gliclass-mlp",
+        "tiny-gliner2",
+        "tiny-gliner2-lstm in blocks",
+        "tiny-gliner2-moe",
+    ];
+    for name in names {
+        let Some(bundle) = build(name, folder.path()) else {
+            return;
+        };
+        assert_eq!(bundle.manifest().engine, Engine::Native);
+        let session = Session::open(
+            runtime().unwrap(),
+            &bundle.path("model.onnx"),
+            NonZeroUsize::MIN,
+        )
+        .unwrap();
+        let native = backend(&bundle, 2);
+        assert_eq!(native.signature(), session.signature());
+        let tokenizer = bundle.tokenizer().unwrap();
+        let marker = ["<<ENT>>", "<<LABEL>>", "[E]"]
+            .iter()
+            .find_map(|token| tokenizer.id(token))
+            .unwrap();
+        let first = tokenizer.id("[P]").unwrap_or(5);
+        let (inputs, shorter) = batch_with_words(&native, [first, marker].map(i64::from));
+        let together = native
+            .infer(inputs.clone(), deadline())
+            .await
+            .unwrap()
+            .remove(0);
+        let whole = together.as_fp32().unwrap();
+        assert_eq!(together.shape()[..3], [2, 20, 3], "{name}");
+        for (index, length, labels) in [(0, 40, 2), (1, shorter, 3)] {
+            let inputs = row(&inputs, index, length);
+            let found = native
+                .infer(inputs.clone(), deadline())
+                .await
+                .unwrap()
+                .remove(0);
+            let expected = session.run(&inputs).unwrap().remove(0);
+            assert_eq!(found.shape(), expected.shape(), "{name}");
+            let [words, longest] = [found.shape()[1], found.shape()[3]];
+            let [found, expected] = [&found, &expected].map(|tensor| tensor.as_fp32().unwrap());
+            let (mut own, mut others) = (Vec::new(), Vec::new());
+            for word in 0..words {
+                let part = word * labels * longest..(word + 1) * labels * longest;
+                let start = (index * 20 + word) * 3 * longest;
+                assert_eq!(
+                    found[part.clone()],
+                    whole[start..start + part.len()],
+                    "{name}: together"
+                );
+                // The scores of spans that end after the text have no meaning.
+                let scores = if name.contains("words") {
+                    longest
+                } else {
+                    longest.min(words - word)
+                };
+                for length in 0..scores {
+                    own.extend(found[part.clone()].iter().skip(length).step_by(longest));
+                    others.extend(expected[part.clone()].iter().skip(length).step_by(longest));
+                }
+            }
+            let similarity = cosine(&own, &others);
+            assert!(similarity > 0.998, "{name}, {length} tokens: {similarity}");
+        }
+    }
+}
+
+/// The fixture `tiny-bert` with vectors four times as wide and other weights: fixtures are too small to be fitted.
+fn wider_bert(folder: &Path) -> PathBuf {
+    let source = fixtures().join("models/tiny-bert");
+    let model = folder.join("wider-bert");
+    fs::create_dir(&model).unwrap();
+    for entry in fs::read_dir(&source)
+        .unwrap()
+        .map(Result::unwrap)
+        .filter(|entry| entry.path().is_file())
+    {
+        fs::copy(entry.path(), model.join(entry.file_name())).unwrap();
+    }
+    fs::create_dir(model.join("1_Pooling")).unwrap();
+    for file in ["config.json", "1_Pooling/config.json"] {
+        let config = fs::read_to_string(source.join(file)).unwrap();
+        let config = config
+            .replace("\"hidden_size\": 32", "\"hidden_size\": 128")
+            .replace("\"intermediate_size\": 64", "\"intermediate_size\": 256")
+            .replace(
+                "\"word_embedding_dimension\": 32",
+                "\"word_embedding_dimension\": 128",
+            );
+        fs::write(model.join(file), config).unwrap();
+    }
+    let file = fs::read(source.join("model.safetensors")).unwrap();
+    let mut random = fastrand::Rng::with_seed(3);
+    let tensors = SafeTensors::deserialize(&file).unwrap();
+    // By name: the file's own order changes from run to run, and the numbers with it.
+    let tensors: BTreeMap<_, _> = tensors.iter().collect();
+    let tensors = tensors.into_iter().map(|(name, tensor)| {
+        let is_table = name.contains("embeddings.") && tensor.shape().len() == 2;
+        let wider = |(axis, side): (usize, &usize)| {
+            if is_table && axis == 0 {
+                *side
+            } else {
+                4 * side
+            }
+        };
+        let shape: Vec<usize> = tensor.shape().iter().enumerate().map(wider).collect();
+        let center = if name.ends_with("LayerNorm.weight") {
+            1.0
+        } else {
+            0.0
+        };
+        // Few large numbers, as in trained weights: with more, small quads need scales so large that fitting does not pay.
+        let mut number =
+            || center + ((0..4).map(|_| random.f32()).sum::<f32>() - 2.0).powi(3) * 0.15;
+        let numbers = (0..shape.iter().product::<usize>()).flat_map(|_| number().to_le_bytes());
+        (name.to_owned(), shape, numbers.collect::<Vec<u8>>())
+    });
+    let tensors: Vec<_> = tensors.collect();
+    let views = tensors.iter().map(|(name, shape, bytes)| {
+        (
+            name.clone(),
+            TensorView::new(Dtype::F32, shape.clone(), bytes).unwrap(),
+        )
+    });
+    fs::write(
+        model.join("model.safetensors"),
+        safetensors::serialize(views, None).unwrap(),
+    )
+    .unwrap();
+    model
+}
+
+#[tokio::test]
+async fn int8_layers_are_fitted_to_sample_texts() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let source = wider_bert(folder.path());
+    let build = |name: &str, precision| {
+        let out = folder.path().join(name);
+        let request = request_without_floor(Task::FeatureExtraction, &source, out, Some(precision));
+        build_request(&request, runtime).unwrap()
+    };
+    let bundle = build("first", Precision::Int8);
+    let weights = &bundle.manifest().weights;
+    assert!(
+        weights.plan.contains("; 8 matrices fitted to "),
+        "{}",
+        weights.plan
+    );
+    let graph = ModelProto::from_bytes(&bundle.read("model.onnx").unwrap())
+        .unwrap()
+        .graph
+        .unwrap();
+    let calls = |name: &str| {
+        graph
+            .node
+            .iter()
+            .filter(|node| node.op_type == name)
+            .count()
+    };
+    let [scaled, plain] = ["ScaledLinearInWideBlocks", "QuantizedLinearInWideBlocks"].map(calls);
+    assert!(
+        scaled > 0 && scaled + plain == 8 && calls("QuantizedLinear") == 0,
+        "{scaled}, {plain}"
+    );
+    // The same build again has the same bits.
+    let again = build("second", Precision::Int8);
+    for file in ["model.onnx", "weights.bin"] {
+        assert!(
+            bundle.read(file).unwrap() == again.read(file).unwrap(),
+            "{file}"
+        );
+    }
+    is_equal_in_onnx_runtime("wider-bert", &bundle).await;
+}
+
+/// Checks vector bits by digests recorded on a processor with AVX-512 VNNI.
+#[test]
+fn the_bits_are_the_same_on_every_processor() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut digests = Vec::new();
+    for name in [
+        "tiny-xlm-roberta",
+        "tiny-modernbert",
+        "tiny-qwen3 in blocks",
+    ] {
+        let Some(bundle) = build(name, folder.path()) else {
+            return;
+        };
+        let backend = backend(&bundle, 1);
+        let output = model(&bundle)
+            .run(&row(&batch(&backend, &[60]), 0, 60))
+            .unwrap();
+        let bits = output[0]
+            .as_fp32()
+            .unwrap()
+            .iter()
+            .flat_map(|value| value.to_bits().to_le_bytes());
+        digests.push(blake3::hash(&bits.collect::<Vec<u8>>()).to_hex()[..16].to_owned());
+    }
+    insta::assert_snapshot!(digests.join(" "), @"db5c554c4e61cc57 93a2b0752bb074c4 8077cbf516210e60");
+}
+
+#[tokio::test]
+async fn texts_without_tokens_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(bundle) = build("tiny-bert", folder.path()) else {
+        return;
+    };
+    let first = backend(&bundle, 1);
+    let refusal = first
+        .infer(batch(&first, &[0, 0]), deadline())
+        .await
+        .unwrap_err();
+    insta::assert_snapshot!(refusal, @"expected texts of at least one token, but found texts without tokens");
+    // The first text's tokens are masked.
+    for name in ["tiny-bert-rank", "tiny-modernbert-rank"] {
+        let Some(bundle) = build(name, folder.path()) else {
+            return;
+        };
+        let backend = backend(&bundle, 1);
+        let mut inputs = batch(&backend, &[3, 3]);
+        let index = backend
+            .signature()
+            .inputs
+            .iter()
+            .position(|input| input.name == "attention_mask")
+            .unwrap();
+        inputs[index] =
+            Tensor::integers(ElementType::Int64, [2, 3], vec![0, 0, 0, 1, 1, 1]).unwrap();
+        let output = backend.infer(inputs.clone(), deadline()).await.unwrap();
+        assert!(
+            output[0]
+                .as_fp32()
+                .unwrap()
+                .iter()
+                .all(|value| value.is_finite()),
+            "{name}"
+        );
+        // Buffers of other texts are used again.
+        backend
+            .infer(batch(&backend, &[3, 3]), deadline())
+            .await
+            .unwrap();
+        assert_eq!(
+            backend.infer(inputs, deadline()).await.unwrap(),
+            output,
+            "{name}"
+        );
+    }
+    assert_eq!(
+        first.infer_each(Vec::new(), deadline()).await.unwrap(),
+        Vec::<Vec<Tensor>>::new()
+    );
+}
+
+#[tokio::test]
+async fn tokens_outside_of_the_tables_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(bundle) = build("tiny-bert", folder.path()) else {
+        return;
+    };
+    let backend = backend(&bundle, 1);
+    let refused = async |name: &str, value: i64| {
+        let mut inputs = batch(&backend, &[3]);
+        let index = backend
+            .signature()
+            .inputs
+            .iter()
+            .position(|input| input.name == name)
+            .unwrap();
+        inputs[index] = Tensor::integers(ElementType::Int64, [1, 3], vec![1, value, 1]).unwrap();
+        backend
+            .infer(inputs, deadline())
+            .await
+            .unwrap_err()
+            .to_string()
+    };
+    assert!(
+        refused("input_ids", -1)
+            .await
+            .starts_with("expected token ids from 0 to ")
+    );
+    assert!(
+        refused("input_ids", 1 << 40)
+            .await
+            .ends_with("but found 1099511627776")
+    );
+    insta::assert_snapshot!(refused("token_type_ids", 2).await, @"expected token types from 0 to 1, but found 2");
+    let error = backend
+        .infer(batch(&backend, &[2000]), deadline())
+        .await
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.starts_with("expected positions from 0 to "),
+        "{error}"
+    );
+}
+
+/// Graphs with one or two defects: a changed operator, name, shape, attribute or place in the weights file. They are
+/// refused when they are opened, or run without a panic.
+#[test]
+fn damaged_graphs_are_refused_or_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut refused, mut run) = (0, 0);
+    for name in [
+        "tiny-bert",
+        "tiny-roberta-nli",
+        "tiny-mpnet",
+        "tiny-jina",
+        "tiny-modernbert-rank",
+        "tiny-deberta-v2",
+    ] {
+        let Some(bundle) = build(name, folder.path()) else {
+            return;
+        };
+        let whole =
+            ModelProto::from_bytes(&bundle.read(&bundle.manifest().graph).unwrap()).unwrap();
+        let inputs = row(&batch(&backend(&bundle, 1), &[17]), 0, 17);
+        let mut random = fastrand::Rng::with_seed(20);
+        for number in 0..400 {
+            let mut damaged = whole.clone();
+            for _ in 0..=number % 2 {
+                damage(damaged.graph.as_mut().unwrap(), &mut random);
+            }
+            match open(&damaged.encode_to_vec(), &bundle) {
+                Err(_) => refused += 1,
+                Ok(model) => {
+                    run += 1;
+                    if let Ok(output) = model.run(&inputs) {
+                        assert!(!output[0].shape().is_empty());
+                    }
+                }
+            }
+        }
+    }
+    assert!(
+        refused > 1000 && run > 200,
+        "{refused} graphs were refused, and {run} were run"
+    );
+}
+
+fn damage(graph: &mut GraphProto, random: &mut fastrand::Rng) {
+    const LENGTHS: [i64; 10] = [-1, 0, 1, 2, 15, 16, 32, 33, 1 << 20, i64::MAX];
+    let names = graph
+        .node
+        .iter()
+        .flat_map(|node| node.input.iter().chain(&node.output));
+    let names: Vec<String> = names
+        .chain(graph.input.iter().map(|input| &input.name))
+        .cloned()
+        .collect();
+    let operators: Vec<_> = graph
+        .node
+        .iter()
+        .map(|node| (node.domain.clone(), node.op_type.clone()))
+        .collect();
+    let name = random.choice(names).unwrap();
+    let length = random.choice(LENGTHS).unwrap();
+    if random.u8(..3) > 0 {
+        let index = random.usize(..graph.node.len());
+        let node = &mut graph.node[index];
+        match random.u8(..6) {
+            0 => (node.domain, node.op_type) = random.choice(operators).unwrap(),
+            1 if !node.input.is_empty() => *random.choice(&mut node.input).unwrap() = name,
+            2 => *random.choice(&mut node.output).unwrap() = name,
+            3 if !node.attribute.is_empty() => {
+                let attribute = random.choice(&mut node.attribute).unwrap();
+                (attribute.i, attribute.f) = (length, f32::NAN);
+                attribute.ints.iter_mut().for_each(|int| *int = length);
+            }
+            4 => drop(node.input.pop()),
+            _ => drop(graph.node.remove(index)),
+        }
+    } else {
+        let tensor = random.choice(&mut graph.initializer).unwrap();
+        match random.u8(..4) {
+            0 if !tensor.dims.is_empty() => *random.choice(&mut tensor.dims).unwrap() = length,
+            1 => drop(tensor.dims.pop()),
+            2 => tensor.data_type = random.choice([1, 2, 3, 6, 7, 10]).unwrap(),
+            _ => {
+                let entries = tensor
+                    .external_data
+                    .iter_mut()
+                    .filter(|entry| entry.key != "location");
+                entries.for_each(|entry| entry.value = length.to_string());
+                tensor.raw_data.truncate(3);
+            }
+        }
+    }
+}
+
+/// The memory that the backend reports for each token, compared with what runs allocate.
+#[test]
+fn the_memory_of_a_text_is_known() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["tiny-modernbert", "tiny-jina", "tiny-gte"] {
+        let Some(bundle) = build(name, folder.path()) else {
+            return;
+        };
+        let (model, backend) = (model(&bundle), backend(&bundle, 1));
+        let memory = |tokens: usize| {
+            let inputs: Vec<Tensor> = model
+                .signature()
+                .inputs
+                .iter()
+                .map(|input| {
+                    let value = i64::from(input.name != "token_type_ids");
+                    Tensor::integers(input.element_type, [1, tokens], vec![value; tokens]).unwrap()
+                })
+                .collect();
+            let taken = allocation_counter::measure(|| drop(model.run(&inputs).unwrap())).bytes_max;
+            [backend.text_bytes(tokens).unwrap(), taken]
+        };
+        let (short, long) = (memory(64), memory(288));
+        let ratio = (long[0] - short[0]) as f64 / (long[1] - short[1]) as f64;
+        assert!((0.9..1.1).contains(&ratio), "{name}: {short:?}, {long:?}");
+    }
+}
+
+#[test]
+fn each_engine_can_be_chosen() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(bundle) = build("tiny-bert", folder.path()) else {
+        return;
+    };
+    let open = |bundle: &Bundle, engine| {
+        let models = vec![ModelConfig::from(bundle.path(""))];
+        Model::open_all(
+            &Config {
+                models,
+                engine,
+                ..crate::models::config()
+            },
+            &Cloud::default(),
+        )
+        .map(|mut models| models.remove(0))
+    };
+    let arithmetic = |engine| open(&bundle, engine).unwrap().arithmetic.unwrap();
+    assert!(arithmetic(EngineChoice::Auto).contains("native engine"));
+    assert!(arithmetic(EngineChoice::Native).contains("native engine"));
+    assert!(!arithmetic(EngineChoice::Onnx).contains("native engine"));
+
+    // A model that only ONNX Runtime can run.
+    let mut request = recipe("tiny-jina-code", folder.path());
+    let jina = build_request(&request, runtime().unwrap()).unwrap();
+    assert_eq!(jina.manifest().engine, Engine::Onnx);
+    assert!(open(&jina, EngineChoice::Auto).is_ok());
+    let error = open(&jina, EngineChoice::Native).unwrap_err().chain();
+    assert!(
+        error.contains("expected a graph that the native engine supports"),
+        "{error}"
+    );
+    request.engine = EngineChoice::Native;
+    let error = build_request(&request, runtime().unwrap())
+        .unwrap_err()
+        .chain();
+    assert!(
+        error.contains("for the native engine, but found `JinaBertForMaskedLM`"),
+        "{error}"
+    );
+}

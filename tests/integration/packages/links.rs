@@ -1,0 +1,97 @@
+//! Links and tables in the documentation: relative links lead to files and headings, and all rows in a table
+//! have equally many cells.
+
+use std::{fs, path::Path};
+
+use crate::{source_files::sources, tools::root};
+
+/// A document's anchors, as GitHub derives them from headings.
+fn anchors(text: &str) -> Vec<String> {
+    let headings = prose(text).filter_map(|(_, line)| {
+        line.strip_prefix('#')
+            .map(|rest| rest.trim_start_matches('#'))
+    });
+    let anchor = |heading: &str| {
+        let kept = heading.trim().to_lowercase().replace(' ', "-");
+        kept.chars()
+            .filter(|next| next.is_alphanumeric() || matches!(next, '-' | '_'))
+            .collect()
+    };
+    headings.map(anchor).collect()
+}
+
+/// Lines outside code blocks, with their numbers.
+fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let mut is_code = false;
+    text.lines()
+        .enumerate()
+        .map(|(at, line)| (at + 1, line))
+        .filter(move |(_, line)| {
+            let is_fence = line.trim_start().starts_with("```");
+            is_code ^= is_fence;
+            !is_code && !is_fence
+        })
+}
+
+/// Why a link target is wrong, if it is.
+fn fault(page: &Path, target: &str) -> Option<String> {
+    if target.contains("://") {
+        return None;
+    }
+    let (file, anchor) = target.split_once('#').unwrap_or((target, ""));
+    let path = if file.is_empty() {
+        page.to_owned()
+    } else {
+        page.parent().unwrap().join(file)
+    };
+    if !path.exists() {
+        return Some(format!("`{target}` does not exist"));
+    }
+    let is_known = || {
+        anchors(&fs::read_to_string(&path).unwrap())
+            .iter()
+            .any(|known| known == anchor)
+    };
+    (!anchor.is_empty() && !is_known()).then(|| format!("`{target}` leads to a missing heading"))
+}
+
+#[test]
+fn links_lead_to_files_and_headings_and_tables_are_regular() {
+    let folders = ["docs", "examples", "models", "tests"]
+        .iter()
+        .flat_map(|folder| sources(&root().join(folder), "md"));
+    let pages = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "RELEASE.md"]
+        .iter()
+        .map(|name| root().join(name));
+    let mut faults = Vec::new();
+    for page in folders.chain(pages) {
+        let text = fs::read_to_string(&page).unwrap();
+        let (mut columns, mut is_header) = (None, false);
+        for (at, line) in prose(&text) {
+            let targets = line
+                .split("](")
+                .skip(1)
+                .filter_map(|rest| rest.split_once(')'));
+            let mut found: Vec<_> = targets
+                .filter_map(|(target, _)| fault(&page, target))
+                .collect();
+            let cells = line
+                .starts_with('|')
+                .then(|| line.replace("\\|", "").matches('|').count());
+            if columns.is_some() && cells.is_some() && cells != columns {
+                found.push("a row has another number of cells than the one above".to_owned());
+            }
+            if is_header && !line.starts_with("|--") && !line.starts_with("| --") {
+                found.push("expected a row of dashes after the first row of a table".to_owned());
+            }
+            is_header = cells.is_some() && columns.is_none();
+            columns = cells;
+            faults.extend(
+                found
+                    .into_iter()
+                    .map(|fault| format!("{}:{at}: {fault}", page.display())),
+            );
+        }
+    }
+    assert!(faults.is_empty(), "{faults:#?}");
+}

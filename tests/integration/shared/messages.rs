@@ -1,0 +1,23 @@
+//! Requests for a router without a server, and its responses.
+
+use axum::{
+    body::Body,
+    http::{Request, Response, StatusCode},
+};
+use http_body_util::BodyExt;
+use serde_json::{Value, json};
+
+pub(crate) fn post(path: &str, body: impl Into<Body>) -> Request<Body> {
+    Request::post(path)
+        .header("content-type", "application/json")
+        .body(body.into())
+        .unwrap()
+}
+
+pub(crate) async fn answer(response: Response<Body>) -> (StatusCode, Value) {
+    let status = response.status();
+    let bytes = response.into_body().collect().await.unwrap().to_bytes();
+    let body =
+        serde_json::from_slice(&bytes).unwrap_or_else(|_| json!(String::from_utf8_lossy(&bytes)));
+    (status, body)
+}
