@@ -118,18 +118,12 @@ class HubEmbeddingTest(TaskTest):
 
     def test_feature_extraction(self):
         rows = self.client.feature_extraction(TEXTS)
-        self.assertEqual(rows.shape, (len(TEXTS), WIDTH))
-        expected = vector(self.post("/embed", {"inputs": TEXTS, "model": MODEL}))
-        for text, row, other in zip(TEXTS, rows, expected):
-            self.assert_unit(row)
-            self.assert_near(row, other, base.SAME_TEXT_SAME_BATCH, text)
+        self.assert_same_bits(rows, self.embed(TEXTS))
 
     def test_options_of_feature_extraction(self):
-        short = self.client.feature_extraction(QUESTION, dimensions=64)
-        self.assertEqual(short.shape, (1, 64))
-        raw = self.client.feature_extraction(QUESTION, normalize=False)[0]
-        norm = float(numpy.linalg.norm(raw))
-        self.assertGreater(abs(norm - 1.0), 0.01, "normalize=False was normalized all the same")
+        for options in ({"dimensions": 64}, {"normalize": False}):
+            rows = self.client.feature_extraction(QUESTION, **options)
+            self.assert_same_bits(rows, self.embed(QUESTION, **options))
 
     def test_sentence_similarity(self):
         near, far = self.client.sentence_similarity(
@@ -181,7 +175,8 @@ class HubZeroShotTest(TaskTest):
         other = self.classify(labels=TOPICS[::-1])
         self.assertEqual([e.label for e in one], [e.label for e in other])
         for left, right in zip(one, other):
-            self.assertAlmostEqual(left.score, right.score, delta=0.1, msg=left.label)
+            # A sum over the labels, in their order.
+            self.assertAlmostEqual(left.score, right.score, delta=1e-6, msg=left.label)
 
     def test_multi_label_scores_each_label_on_its_own(self):
         found = {e.label: e.score for e in self.classify(multi_label=True)}
@@ -190,7 +185,7 @@ class HubZeroShotTest(TaskTest):
             self.assertTrue(0.0 <= score <= 1.0, found)
         # The score of a label does not depend on the other labels.
         alone = self.classify(labels=["sport"], multi_label=True)[0].score
-        self.assertAlmostEqual(alone, found["sport"], delta=0.05)
+        self.assertEqual(alone, found["sport"])
 
     def test_one_label_is_scored_on_its_own(self):
         right = self.classify(labels=["sport"])[0].score
@@ -307,7 +302,7 @@ class SentimentTest(TaskTest):
         self.assertEqual(found[0]["label"], "positive")
         same = self.client.text_classification(self.GOOD)
         self.assertEqual([e.label for e in same], [prediction["label"] for prediction in found])
-        self.assertAlmostEqual(same[0].score, found[0]["score"], places=5)
+        self.assertEqual(same[0].score, found[0]["score"])
 
     def test_predict_one_pair_is_one_list(self):
         self.assert_predictions(self.predict([self.GOOD, self.BAD]))
@@ -333,7 +328,7 @@ class SentimentTest(TaskTest):
         self.assertEqual(len(found), 1, "both official clients want a list of one list")
         self.assert_predictions(found[0])
         direct = self.predict([self.GOOD, self.BAD])
-        self.assertAlmostEqual(found[0][0]["score"], direct[0]["score"], places=5)
+        self.assertEqual(found[0], direct)
         self.assertEqual(len(self.post(self.PATH, {"inputs": [self.GOOD, pair]})), 2)
 
     def test_wrong_inputs(self):
@@ -679,8 +674,8 @@ class TeiRerankTest(TaskTest):
         sentences = {"source_sentence": ASKED, "sentences": DOCUMENTS}
         cosines = self.post("/similarity", {"model": MODEL, "inputs": sentences})
         for index, cosine in enumerate(cosines):
-            self.assertAlmostEqual(raw[index], cosine, delta=0.02, msg=DOCUMENTS[index])
-            self.assertAlmostEqual(scores[index], min(max(raw[index], 0.0), 1.0), places=5)
+            self.assertEqual(raw[index], cosine, DOCUMENTS[index])
+            self.assertEqual(scores[index], min(max(raw[index], 0.0), 1.0))
 
     def test_all_dialects_have_equal_scores(self):
         tei = [(r["index"], r["score"]) for r in self.post("/rerank", self.BODY)]
@@ -693,9 +688,7 @@ class TeiRerankTest(TaskTest):
         )
         for name, found in (("hub", by_hub), ("jina", jina), ("cohere", v2)):
             with self.subTest(dialect=name):
-                self.assertEqual([index for index, _ in found], [index for index, _ in tei])
-                for (_, left), (_, right) in zip(found, tei):
-                    self.assertAlmostEqual(left, right, places=5)
+                self.assertEqual(found, tei)
 
     def test_invalid_requests(self):
         for change, statuses, named in (
@@ -751,12 +744,6 @@ class WrongTaskTest(TaskTest):
                     answer = self.refusal(f"/models/{model}", {"inputs": inputs}, [422])
                     self.assert_message("tei", answer, named)
 
-    def test_no_model_for_the_task_is_served(self):
-        if "sentiment" in served():
-            raise unittest.SkipTest("skipped: every task has a model here")
-        answer = self.refusal("/predict", {"inputs": "a"}, [422])
-        self.assert_message("tei", answer, "text-classification")
-
 
 class KServeTest(TaskTest):
     """The `tritonclient` package: KServe v2 under /v2."""
@@ -803,16 +790,10 @@ class KServeTest(TaskTest):
     def wanted(self, binary, name=None):
         return [triton.InferRequestedOutput(name or self.output, binary_data=binary)]
 
-    def expected(self, texts=TEXTS):
-        return vector(self.post("/embed", {"inputs": texts, "model": MODEL}))
-
     def assert_same_as_embed(self, answer, texts=TEXTS):
         rows = answer.as_numpy(self.output)
         self.assertEqual(rows.dtype, numpy.float32)
-        self.assertEqual(rows.shape, (len(texts), WIDTH))
-        for text, row, expected in zip(texts, rows, self.expected(texts)):
-            self.assert_unit(row)
-            self.assert_near(row, expected, base.SAME_TEXT_SAME_BATCH, text)
+        self.assert_same_bits(rows, self.embed(texts))
 
     def assert_infer_fails(self, inputs, *named, model=MODEL, status="400", **options):
         with self.assertRaises(InferenceServerException) as caught:
@@ -860,7 +841,6 @@ class KServeTest(TaskTest):
             self.assert_same_as_embed(self.client.infer(MODEL, inputs), one)
 
     def test_json_and_binary_both_ways(self):
-        answers = []
         for of_inputs in (self.text_input, self.token_inputs):
             for binary_in in (True, False):
                 for binary_out in (True, False):
@@ -872,9 +852,6 @@ class KServeTest(TaskTest):
                         self.assertEqual(size, 2 * WIDTH * 4 if binary_out else None)
                         self.assertEqual("data" in output, not binary_out)
                         self.assert_same_as_embed(answer)
-                        answers.append(answer.as_numpy(self.output))
-        for other in answers[1:]:
-            self.assertLess(float(numpy.abs(other - answers[0]).max()), 1e-5)
 
     def test_response_has_model_version_and_request_id(self):
         answer = self.client.infer(MODEL, self.text_input(), request_id="request-7").get_response()
@@ -932,8 +909,7 @@ class KServeTest(TaskTest):
         inputs = self.text_input([FOOTBALL]) + self.text_input(TOPICS, [len(TOPICS)], name="LABELS")
         answer = self.client.infer("zero-shot", inputs, parameters=parameters).as_numpy("scores")
         self.assertEqual(answer.shape, (1, len(TOPICS)))
-        for label, score in zip(TOPICS, answer[0]):
-            self.assertAlmostEqual(float(score), expected[label], delta=1e-5)
+        self.assert_same_bits(answer[0], [expected[label] for label in TOPICS])
         self.assert_infer_fails(inputs, "hypothesis_template", model="zero-shot", parameters={"hypothesis_template": 7})
         self.assert_infer_fails(inputs, "{}", model="zero-shot", parameters={"hypothesis_template": "no gap"})
 
@@ -951,8 +927,8 @@ class KServeTest(TaskTest):
             body = {"query": ASKED, "texts": DOCUMENTS, "raw_scores": raw_scores}
             expected = {entry["index"]: entry["score"] for entry in self.post("/rerank", body)}
             answer = self.client.infer("rank", inputs, parameters={"raw_scores": raw_scores})
-            for place, score in enumerate(answer.as_numpy("scores")):
-                self.assertAlmostEqual(float(score), expected[place], delta=1e-5)
+            places = range(len(DOCUMENTS))
+            self.assert_same_bits(answer.as_numpy("scores").ravel(), [expected[place] for place in places])
 
     def test_an_output_twice_or_as_classes(self):
         twice = self.wanted(True) + self.wanted(True)

@@ -59,6 +59,7 @@ class TensorNamesTest(ServerTest):
         self.assertEqual((logits.shape, logits.dtype), ((1, 3), numpy.float32))
         expected = self.post("/predict", {"inputs": [PREMISE, HYPOTHESIS], "raw_scores": True})
         expected = {entry["label"]: entry["score"] for entry in expected}
+        # In fp32 ONNX Runtime runs it, where padding may change the order of sums.
         for label, logit in zip(("CONTRADICTION", "NEUTRAL", "ENTAILMENT"), logits[0]):
             self.assertAlmostEqual(float(logit), expected[label], delta=1e-5)
 
@@ -69,8 +70,7 @@ class TensorNamesTest(ServerTest):
         output = triton.InferRequestedOutput("3391", binary_data=False)
         found = self.client.infer("ensemble_model", [tensor], outputs=[output]).as_numpy("3391")
         expected = self.post("/embed", {"inputs": text, "model": "ensemble_model"})
-        self.assertEqual(found.shape, (1, len(expected[0])))
-        self.assert_near(found[0], expected[0], base.SAME_TEXT_SAME_BATCH, text)
+        self.assert_same_bits(found, expected)
 
 
 if __name__ == "__main__":

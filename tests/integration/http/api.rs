@@ -89,6 +89,14 @@ async fn ids_from_tokenize_embed_like_their_text_and_decode_to_it() {
     assert_eq!(of_ids, of_text);
     let (_, decoded) = ask("/decode", &json!({ "ids": ids })).await;
     assert_eq!(decoded, json!(["cat dog"]));
+    let (_, whole) = ask(
+        "/decode",
+        &json!({ "ids": ids, "skip_special_tokens": false }),
+    )
+    .await;
+    assert_eq!(whole, json!(["[CLS] cat dog [SEP]"]));
+    let (_, both) = ask("/decode", &json!({ "ids": [ids, ids] })).await;
+    assert_eq!(both, json!(["cat dog", "cat dog"]));
     let first = &tokens[0][0];
     assert_eq!(
         (&first["special"], &first["start"]),
