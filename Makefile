@@ -550,6 +550,13 @@ exactness: program $(EXACTNESS_TOOLS) ## Compare changed models with transformer
 	python3 tests/exactness/fuzz.py "$$(ls -t target/debug/deps/exactness-* | grep -v '[.]d$$' | head -1)" .kivu $(EXACTNESS) \
 	  --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(EXACTNESS_OPTIONS)
 
+# The first script that runs, and --list to print the commands.
+FROM ?= make.py
+FIXTURES_OPTIONS ?=
+.PHONY: fixtures
+fixtures: $(UV) $(S3_TOOLS) $(PEER_TOOLS) $(FRAMEWORK_TOOLS) $(BUNDLES)/minilm/manifest.toml $(BUNDLES)/text-language/manifest.toml ## Make the fixtures of the tests again; installs PyTorch five times, 25 GB
+	python3 tests/fixtures/regenerate.py .kivu --from $(FROM) $(FIXTURES_OPTIONS)
+
 .PHONY: audit
 audit: $(AUDIT) ## Check dependencies for licences, sources, duplicates and vulnerabilities; needs GitHub
 	$(AUDIT) check licenses bans sources
