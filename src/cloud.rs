@@ -16,15 +16,18 @@ use kivu_base::error::{Error, Result};
 pub struct Cloud {
     /// Object storage.
     pub store: Option<Arc<dyn Store>>,
-    /// The secret with this name or id.
-    pub secret: Option<fn(&str) -> Box<dyn Secret>>,
-    /// The table with this name.
-    pub quota_table: Option<fn(&str) -> Box<dyn QuotaTable>>,
-    /// The event bus with this name or id.
-    pub event_bus: Option<fn(&str) -> Box<dyn EventBus>>,
-    /// The queue at this URL; fails for URLs of other things.
-    pub queue: Option<fn(&str) -> Result<Box<dyn Queue>>>,
+    /// Secrets, by name or id.
+    pub secret: Option<Client<dyn Secret>>,
+    /// Tables of request counts, by name.
+    pub quota_table: Option<Client<dyn QuotaTable>>,
+    /// Event buses, by name or id.
+    pub event_bus: Option<Client<dyn EventBus>>,
+    /// Queues, by URL.
+    pub queue: Option<Client<dyn Queue>>,
 }
+
+/// Makes the client for what has this name; fails if the name cannot be one.
+pub type Client<T> = fn(&str) -> Result<Box<T>>;
 
 /// A text that only some may read, and that is replaced from time to time.
 #[async_trait]
@@ -80,24 +83,19 @@ impl Cloud {
     /// The secret with this name or id.
     pub fn secret(&self, name: &str) -> Result<Box<dyn Secret>> {
         let secret = self.secret;
-        secret
-            .map(|secret| secret(name))
-            .ok_or_else(|| unsupported("AWS Secrets Manager"))
+        secret.ok_or_else(|| unsupported("AWS Secrets Manager"))?(name)
     }
 
     /// The table called `name`.
     pub fn quota_table(&self, name: &str) -> Result<Box<dyn QuotaTable>> {
         let table = self.quota_table;
-        table
-            .map(|table| table(name))
-            .ok_or_else(|| unsupported("Amazon DynamoDB"))
+        table.ok_or_else(|| unsupported("Amazon DynamoDB"))?(name)
     }
 
     /// The event bus with this name or id.
     pub fn event_bus(&self, name: &str) -> Result<Box<dyn EventBus>> {
         let bus = self.event_bus;
-        bus.map(|bus| bus(name))
-            .ok_or_else(|| unsupported("Amazon EventBridge"))
+        bus.ok_or_else(|| unsupported("Amazon EventBridge"))?(name)
     }
 
     /// The queue at `url`.

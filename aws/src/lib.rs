@@ -38,18 +38,18 @@ pub fn store(config: &Config) -> Arc<dyn Store> {
 }
 
 /// The secret in AWS Secrets Manager with this name or ARN.
-pub fn secret(name: &str) -> Box<dyn cloud::Secret> {
-    Box::new(Secret::new(name))
+pub fn secret(name: &str) -> Result<Box<dyn cloud::Secret>> {
+    Ok(Box::new(Secret::new(name)))
 }
 
 /// The table in Amazon DynamoDB with this name.
-pub fn quota_table(name: &str) -> Box<dyn cloud::QuotaTable> {
-    Box::new(QuotaTable::new(name))
+pub fn quota_table(name: &str) -> Result<Box<dyn cloud::QuotaTable>> {
+    Ok(Box::new(QuotaTable::new(name)))
 }
 
 /// The bus in Amazon EventBridge with this name or ARN.
-pub fn event_bus(name: &str) -> Box<dyn cloud::EventBus> {
-    Box::new(EventBus::new(name))
+pub fn event_bus(name: &str) -> Result<Box<dyn cloud::EventBus>> {
+    Ok(Box::new(EventBus::new(name)))
 }
 
 /// The standard queue in Amazon SQS at this URL.

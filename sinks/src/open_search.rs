@@ -389,7 +389,7 @@ impl Sink for OpenSearch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sink::SinkUrl;
+    use kivu_jobs::sink::SinkUrl;
 
     fn url(text: &str) -> OpenSearchUrl {
         match text.parse().unwrap() {

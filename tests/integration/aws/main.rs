@@ -23,7 +23,6 @@ mod server;
 mod skips;
 #[path = "../shared/source_files.rs"]
 mod source_files;
-#[cfg(feature = "s3")]
 #[path = "../shared/storage.rs"]
 mod storage;
 #[path = "../shared/tools.rs"]
@@ -33,5 +32,4 @@ mod bedrock;
 mod deploying;
 mod lambda;
 mod row_events;
-#[cfg(feature = "s3")]
 mod s3;

@@ -31,7 +31,6 @@ mod scripted;
 mod server;
 #[path = "../shared/skips.rs"]
 mod skips;
-#[cfg(feature = "s3")]
 #[path = "../shared/storage.rs"]
 mod storage;
 #[path = "../shared/tools.rs"]

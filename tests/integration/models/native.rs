@@ -73,7 +73,7 @@ fn open(graph: &[u8], bundle: &Bundle) -> kivu::error::Result<NativeModel> {
         names.map(|name| (name.clone(), bundle.path(&name))),
         Arc::default(),
     );
-    NativeModel::open(graph, files?, &Cloud::default())
+    NativeModel::open(graph, files?)
 }
 
 fn backend(bundle: &Bundle, threads: usize) -> NativeBackend {

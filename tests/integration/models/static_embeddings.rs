@@ -52,7 +52,7 @@ fn table(bundle: &Bundle) -> TableModel {
         names.map(|name| (name.clone(), bundle.path(&name))),
         Default::default(),
     );
-    TableModel::open(&graph, files.unwrap(), &Cloud::default()).unwrap()
+    TableModel::open(&graph, files.unwrap()).unwrap()
 }
 
 #[tokio::test]

@@ -22,7 +22,7 @@ use kivu::{
     tokenizer::Tokenizer,
 };
 
-use crate::models::{fixtures, settings};
+use crate::models::{self, fixtures};
 
 /// Words on whose ids the scripted model fails or panics.
 pub(crate) const FAILS: &str = "fish";
@@ -88,7 +88,7 @@ pub(crate) fn model_with(task: Task, default_prompt: Option<String>) -> Model {
         EmbeddingPipeline::new(Arc::new(tokenizer()), backend, settings.clone()).unwrap();
     Model {
         max_input_memory: None,
-        settings: settings(12),
+        settings: models::settings(12),
         name: "tiny".into(),
         digest: "d".repeat(64),
         arithmetic: None,

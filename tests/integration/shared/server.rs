@@ -15,7 +15,7 @@ use crate::models::{build_request, fixtures, library_path, request, runtime};
 
 /// A server that is killed when this value is dropped.
 pub(crate) struct Server {
-    process: Child,
+    pub(crate) process: Child,
     /// Host and port.
     pub(crate) address: String,
 }

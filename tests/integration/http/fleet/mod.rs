@@ -9,7 +9,6 @@ mod seeds;
 mod server;
 mod telemetry;
 mod text_to_text;
-#[cfg(feature = "s3")]
 mod together;
 mod translation;
 
