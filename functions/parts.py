@@ -25,7 +25,7 @@ def crates():
     packages = {package["id"]: package for package in metadata["packages"]}
     nodes = {node["id"]: node for node in metadata["resolve"]["nodes"]}
     ids = {packages[member]["name"]: member for member in metadata["workspace_members"]}
-    programs = {ids[name] for name in ("kivu-cli", "kivu-functions", "kivu-node", "kivu-python")}
+    programs = {ids[name] for name in ("kivu-program", "kivu-functions", "kivu-node", "kivu-python")}
     reached, waiting = set(programs), list(programs)
     while waiting:
         for needed in nodes[waiting.pop()]["deps"]:
@@ -34,7 +34,7 @@ def crates():
                 reached.add(needed["pkg"])
                 waiting.append(needed["pkg"])
     crates = (packages[each] for each in reached - programs)
-    return packages[ids["kivu-cli"]], sorted(crates, key=lambda crate: (crate["name"], crate["version"]))
+    return packages[ids["kivu-program"]], sorted(crates, key=lambda crate: (crate["name"], crate["version"]))
 
 
 def component(crate, kind, hashes):

@@ -19,7 +19,7 @@ use kivu::{
     },
 };
 use kivu_http::batch_requests;
-use kivu_jobs::Handler;
+use kivu_jobs::{Handler, Sinks};
 use lambda_http::{
     Error, LambdaEvent,
     lambda_runtime::{self, Diagnostic},
@@ -70,10 +70,16 @@ fn load() -> kivu::Result<(Handler, Option<Otlp>)> {
         queue: Some(kivu_aws::queue),
         ..Cloud::default()
     };
+    // Without PostgreSQL, which would make the archive larger.
+    let sinks = Sinks {
+        s3_vectors: Some(kivu_sinks::s3_vectors),
+        open_search: Some(kivu_sinks::open_search),
+        ..Sinks::default()
+    };
     let models = Model::open_all(&config, &cloud)?;
     let requests = batch_requests(config.limits.clone());
     let handler =
-        Handler::new(models, &config, cloud, kivu_sinks::sinks())?.with_requests(requests);
+        Handler::new(models, &config, cloud, sinks)?.with_requests(requests);
     Ok((handler, otlp))
 }
 

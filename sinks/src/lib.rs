@@ -9,26 +9,44 @@ mod s3_vectors;
 mod waiting;
 
 use kivu::error::{Error, Result};
-use kivu_jobs::sink::{Connect, Sink, SinkSettings, SinkUrl, Sinks};
+use kivu_jobs::sink::{OpenSearchUrl, PostgresUrl, Sink, SinkSettings, Sinks, VectorIndexId};
 
 use self::{open_search::OpenSearch, postgres::Postgres, s3_vectors::S3Vectors};
 
 /// All sinks.
 pub fn sinks() -> Sinks {
-    Sinks::new(All)
+    Sinks {
+        postgres: Some(postgres),
+        s3_vectors: Some(s3_vectors),
+        open_search: Some(open_search),
+    }
 }
 
-#[derive(Debug)]
-struct All;
+/// A table in PostgreSQL with pgvector.
+pub fn postgres(
+    url: &PostgresUrl,
+    settings: &SinkSettings,
+    dimensions: usize,
+) -> Result<Box<dyn Sink>> {
+    Ok(Box::new(Postgres::connect(url, settings, dimensions)?))
+}
 
-impl Connect for All {
-    fn connect(&self, settings: &SinkSettings, dimensions: usize) -> Result<Box<dyn Sink>> {
-        Ok(match &settings.url {
-            SinkUrl::S3Vectors(index) => Box::new(S3Vectors::connect(index, settings, dimensions)?),
-            SinkUrl::OpenSearch(url) => Box::new(OpenSearch::connect(url, settings, dimensions)?),
-            SinkUrl::Postgres(url) => Box::new(Postgres::connect(url, settings, dimensions)?),
-        })
-    }
+/// An index of Amazon S3 Vectors.
+pub fn s3_vectors(
+    index: &VectorIndexId,
+    settings: &SinkSettings,
+    dimensions: usize,
+) -> Result<Box<dyn Sink>> {
+    Ok(Box::new(S3Vectors::connect(index, settings, dimensions)?))
+}
+
+/// An index of OpenSearch.
+pub fn open_search(
+    url: &OpenSearchUrl,
+    settings: &SinkSettings,
+    dimensions: usize,
+) -> Result<Box<dyn Sink>> {
+    Ok(Box::new(OpenSearch::connect(url, settings, dimensions)?))
 }
 
 /// The error for a sink whose vectors have another number of dimensions.

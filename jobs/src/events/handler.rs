@@ -327,7 +327,7 @@ impl Handler {
             until,
             interval: self.interval,
             sink,
-            sinks: self.sinks.clone(),
+            sinks: self.sinks,
             requests: self.requests.clone(),
             ..Job::new(input, target, model, parameters)
         };

@@ -1,10 +1,8 @@
 //! What a sink does.
 
-use std::{fmt, sync::Arc};
-
 use super::{
     record::Record,
-    url::{SinkSettings, SinkUrl},
+    url::{OpenSearchUrl, PostgresUrl, SinkSettings, SinkUrl, VectorIndexId},
 };
 use kivu::{cloud::unsupported, error::Result};
 
@@ -23,31 +21,37 @@ pub trait Sink: Send {
     fn put(&mut self, records: &[Record]) -> Result<Vec<Refusal>>;
 }
 
-/// Connects to sinks.
-pub trait Connect: fmt::Debug + Send + Sync {
-    /// Connects to a sink, and checks that it stores vectors with this many dimensions.
-    fn connect(&self, settings: &SinkSettings, dimensions: usize) -> Result<Box<dyn Sink>>;
+/// Connects to the sink at a URL, and checks that it stores vectors with this many dimensions.
+pub type Connect<U> = fn(&U, &SinkSettings, usize) -> Result<Box<dyn Sink>>;
+
+/// The sinks that a program has; by default none. A program contains the clients that it names here, and no others.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Sinks {
+    /// PostgreSQL with pgvector.
+    pub postgres: Option<Connect<PostgresUrl>>,
+    /// Amazon S3 Vectors.
+    pub s3_vectors: Option<Connect<VectorIndexId>>,
+    /// OpenSearch.
+    pub open_search: Option<Connect<OpenSearchUrl>>,
 }
 
-/// The sinks that a program has; by default none.
-#[derive(Clone, Debug, Default)]
-pub struct Sinks(Option<Arc<dyn Connect>>);
-
 impl Sinks {
-    /// The sinks that `connect` knows.
-    pub fn new(connect: impl Connect + 'static) -> Self {
-        Self(Some(Arc::new(connect)))
-    }
-
     /// Connects to a sink, and checks that it stores vectors with this many dimensions.
     pub fn connect(&self, settings: &SinkSettings, dimensions: usize) -> Result<Box<dyn Sink>> {
-        match &self.0 {
-            Some(sinks) => sinks.connect(settings, dimensions),
-            None => Err(unsupported(match settings.url {
-                SinkUrl::S3Vectors(_) => "Amazon S3 Vectors",
-                SinkUrl::OpenSearch(_) => "OpenSearch",
-                SinkUrl::Postgres(_) => "PostgreSQL",
-            })),
+        let missing = |name| move || unsupported(name);
+        match &settings.url {
+            SinkUrl::Postgres(url) => {
+                let connect = self.postgres.ok_or_else(missing("PostgreSQL"))?;
+                connect(url, settings, dimensions)
+            }
+            SinkUrl::S3Vectors(index) => {
+                let connect = self.s3_vectors.ok_or_else(missing("Amazon S3 Vectors"))?;
+                connect(index, settings, dimensions)
+            }
+            SinkUrl::OpenSearch(url) => {
+                let connect = self.open_search.ok_or_else(missing("OpenSearch"))?;
+                connect(url, settings, dimensions)
+            }
         }
     }
 }

@@ -97,7 +97,7 @@ fn commands_that_are_not_run_are_make_targets() {
         .collect();
     insta::assert_snapshot!(codes.join("\n"), @"
     make wheel && pip install target/wheels/kivuml-*.whl
-    cargo install --path cli
+    cargo install --path program
     docker build --file Containerfile --tag kivu .
     kivu serve BAAI/bge-small-en-v1.5
     make deploy
