@@ -26,13 +26,13 @@ use kivu::{
     Error, Result,
     backend::{
         Deadline,
-        onnx::{ExternalWeights, Runtime, Session, library},
         seq2seq::{Decoder, Seq2SeqBackend},
         similarity::Query,
     },
     cloud::Cloud,
     config::Config,
     model::{Model, Pipeline},
+    onnx::{ExternalWeights, Runtime, Session, library},
     pipeline::{
         Input,
         embedding::{EmbeddingOptions, EmbeddingPipeline, RequestedVectors, VectorKind},

@@ -36,7 +36,7 @@
 //!
 //! # In WebAssembly
 //! `Model::from_memory` opens a bundle whose files are in memory, and encoders run on the caller's thread. There are no
-//! servers, jobs, fleets and ONNX Runtime: `disabled.rs` files replace the modules that the rest needs.
+//! servers, jobs, fleets, ONNX Runtime and telemetry.
 //!
 //! # In this crate
 //! `docs/design.md` describes the layers and their dependencies.
@@ -63,7 +63,13 @@ pub use kivu_base::{
     error::{Error, Result},
     foreign_file, json, json_schemas, onnx_proto, regular_file, tensor,
 };
-pub use kivu_core::{backend, backend::Deadline, pipeline, telemetry};
+pub use kivu_core::{backend, backend::Deadline, observer, pipeline};
+#[cfg(not(target_family = "wasm"))]
+pub use kivu_fleet as fleet;
+#[cfg(not(target_family = "wasm"))]
+pub use kivu_onnx as onnx;
+#[cfg(not(target_family = "wasm"))]
+pub use kivu_telemetry as telemetry;
 pub use kivu_text as tokenizer;
 
 pub use self::model::Model;

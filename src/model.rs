@@ -11,6 +11,8 @@ mod listing;
 mod load;
 mod loaded;
 #[cfg(not(target_family = "wasm"))]
+mod mapped_files;
+#[cfg(not(target_family = "wasm"))]
 mod memory;
 #[cfg(not(target_family = "wasm"))]
 mod open;
@@ -56,8 +58,8 @@ pub struct Model {
     pub pipeline: Pipeline,
     /// Peak memory for a text with the maximum tokens, in bytes; `None` if unknown.
     pub max_input_memory: Option<u64>,
-    /// Memory-mapped weight files; empty if the weights are in memory or on a fleet.
-    pub files: Arc<MappedFiles>,
+    /// Memory-mapped weight files; `None` if the weights are in memory or on a fleet.
+    pub files: Option<Arc<dyn MappedFiles>>,
 }
 
 impl Model {
@@ -106,7 +108,7 @@ impl Model {
             bundle,
             ..
         } = listed;
-        let (arithmetic, files) = (loaded.arithmetic.clone(), Arc::clone(&loaded.files));
+        let (arithmetic, files) = (loaded.arithmetic.clone(), loaded.files.clone());
         let backend = loaded.route.local_encoder().cloned();
         let pipeline = Pipeline::new(manifest, loaded, config.limits.tokens)?;
         let settings = ModelSettings::new(

@@ -11,16 +11,13 @@ use serde_json::json;
 
 use super::terminal::{Progress, print};
 use kivu::{
-    backend::{
-        native,
-        onnx::{
-            Runtime,
-            library::{FOLDER, locate},
-        },
-        processor::Int8Instructions,
-    },
+    backend::{native, processor::Int8Instructions},
     config::{Config, InstructionSet},
     error::Result,
+    onnx::{
+        Runtime,
+        library::{FOLDER, locate},
+    },
 };
 use kivu_compiler::library::onnx_runtime::Library;
 

@@ -10,6 +10,5 @@
 )]
 
 pub mod backend;
+pub mod observer;
 pub mod pipeline;
-#[cfg_attr(target_family = "wasm", path = "telemetry/disabled.rs")]
-pub mod telemetry;

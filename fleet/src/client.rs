@@ -18,11 +18,9 @@ use super::{
     retry::{MAX_ATTEMPTS, RetryBudget, pause},
     wire::protocol::{Call, Description, KserveClient},
 };
-use crate::{
-    backend::{Deadline, speed::Speed},
-    telemetry,
-};
 use kivu_base::{error::Result, tensor::Tensor};
+use kivu_core::backend::{Deadline, speed::Speed};
+use kivu_telemetry::fleet::record_retry;
 
 /// Time reserved for sending the response.
 const MARGIN: Duration = Duration::from_millis(10);
@@ -138,7 +136,7 @@ impl FleetClient {
         if attempts >= MAX_ATTEMPTS || !is_worthwhile || !self.budget.spend() {
             return None;
         }
-        telemetry::fleet::record_retry();
+        record_retry();
         // Another server needs no pause, and a connection may have been lost while it was idle.
         let is_immediate = attempts == 1 && (has_other || kind == FailureKind::ConnectionLost);
         Some(if is_immediate {

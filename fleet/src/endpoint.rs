@@ -20,8 +20,8 @@ use super::{
         server_url::{Protocol, ServerUrl},
     },
 };
-use crate::telemetry;
 use kivu_base::error::Result;
+use kivu_telemetry::fleet::{record_attempt, record_breaker_closed, record_breaker_opened};
 
 /// A request that times out replaces the connections if none received a response for this time: they may have
 /// been dropped silently.
@@ -94,8 +94,8 @@ impl Endpoint {
             state.responded_at = now;
         }
         match (was_closed, state.breaker.is_closed()) {
-            (true, false) => telemetry::fleet::record_breaker_opened(self.server),
-            (false, true) => telemetry::fleet::record_breaker_closed(self.server),
+            (true, false) => record_breaker_opened(self.server),
+            (false, true) => record_breaker_closed(self.server),
             _ => {}
         }
         let silence = now.saturating_duration_since(state.responded_at);
@@ -111,7 +111,7 @@ impl Endpoint {
 impl Drop for Endpoint {
     fn drop(&mut self) {
         if !locked(&self.state).breaker.is_closed() {
-            telemetry::fleet::record_breaker_closed(self.server);
+            record_breaker_closed(self.server);
         }
     }
 }
@@ -191,7 +191,7 @@ impl InFlight {
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        telemetry::fleet::record_attempt(
+        record_attempt(
             self.endpoint.server,
             *locked(&self.outcome),
             self.started.elapsed(),

@@ -24,16 +24,19 @@ use self::{
     endpoint::locked,
     pool::{Pool, SystemResolver},
     wire::{
+        interface::interface,
         protocol::{Call, Parameters},
         server_url::ServerUrl,
     },
 };
-use super::{Backend, Deadline, Interface, RemoteBackend, Schedule, Signature};
-use crate::telemetry::{self, request::QueuedBatch};
 use kivu_base::{
     config::FleetConfig,
-    error::{Error, Result},
+    error::Result,
     tensor::{Elements, Tensor},
+};
+use kivu_core::{
+    backend::{Backend, Deadline, Interface, RemoteBackend, RemoteSource, Schedule, Signature},
+    observer::{QueuedBatch, record_batch},
 };
 
 /// Text bytes that count as one token.
@@ -78,7 +81,7 @@ impl Backend for TritonBackend {
                 return Err(deadline.exceeded());
             }
             self.signature().check_inputs(&inputs)?;
-            telemetry::record_run("triton");
+            record_batch("triton");
             // Servers have queues of their own.
             QueuedBatch::new().begin();
             let tokens = inputs.first().map_or(0, tokens);
@@ -169,39 +172,23 @@ impl Fleet {
     pub fn model(&self) -> &str {
         &self.client.model
     }
+}
 
-    /// Whether a request can be sent now, as far as is known.
-    pub fn is_available(&self) -> bool {
+#[async_trait]
+impl RemoteSource for Fleet {
+    fn is_available(&self) -> bool {
         self.client.pool.is_available()
     }
 
-    /// The request's deadline or the fleet's timeout, whichever is earlier.
-    pub fn deadline(&self, request: Deadline) -> Deadline {
+    fn deadline(&self, request: Deadline) -> Deadline {
         request.or_earlier(Deadline::within(self.timeout))
     }
 
-    /// Closes all connections; the next request opens new ones. Call it before the runtime in which they were opened
-    /// ends.
-    pub fn disconnect(&self) {
+    fn disconnect(&self) {
         self.client.pool.disconnect();
     }
 
-    /// Ends a model check at startup: fails if the model does not fit, but not if the fleet does not respond, and
-    /// closes all connections.
-    pub fn check_at_start<T>(&self, checked: Result<T>) -> Result<()> {
-        self.disconnect();
-        match checked {
-            Err(error @ Error::Model { .. }) => Err(error),
-            Ok(_) => Ok(()),
-            Err(error) => {
-                tracing::warn!(error = error.chain(), "the fleet does not respond yet");
-                Ok(())
-            }
-        }
-    }
-
-    /// The model as the servers describe it. Sends a request only if necessary.
-    pub async fn connect(&self, deadline: Deadline) -> Result<Arc<dyn RemoteBackend>> {
+    async fn connect(&self, deadline: Deadline) -> Result<Arc<dyn RemoteBackend>> {
         let known = {
             let mut backend = locked(&self.backend);
             if self.client.take_stale_signature() {
@@ -213,7 +200,7 @@ impl Fleet {
             return Ok(backend);
         }
         let description = deadline.bound(self.client.describe(deadline)).await?;
-        let interface = Interface::of(self.model(), description)?;
+        let interface = interface(self.model(), description)?;
         let client = Arc::clone(&self.client);
         let request_parameters = Parameters::new();
         let backend: Arc<dyn RemoteBackend> = Arc::new(TritonBackend {

@@ -45,5 +45,5 @@ pub fn command(interpreter: Vec<String>, arguments: Vec<String>) -> u8 {
 /// Names the folder with the package's own ONNX Runtime.
 #[napi]
 pub fn add_package(folder: String) {
-    kivu::backend::onnx::library::add_package(PathBuf::from(folder));
+    kivu::onnx::library::add_package(PathBuf::from(folder));
 }

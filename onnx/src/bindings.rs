@@ -1,10 +1,10 @@
 //! The connections between an encoder and a decoder: which output becomes which input, by name.
 
-use crate::backend::{Signature, TensorSpec};
 use kivu_base::{
     error::{Error, Result, quoted},
     tensor::ElementType,
 };
+use kivu_core::backend::{Signature, TensorSpec};
 
 /// Prefix for encoder outputs with a row per source.
 const CROSS: &str = "cross.";

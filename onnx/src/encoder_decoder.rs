@@ -19,11 +19,11 @@ use super::{
     values::{gather, permute, tensor, zeros},
     workers::Workers,
 };
-use crate::backend::{
+use kivu_base::error::{Error, Result};
+use kivu_core::backend::{
     Deadline, Signature,
     seq2seq::{DecodeFn, Decoder, Logits, Seq2SeqBackend, SourceBatch},
 };
-use kivu_base::error::{Error, Result};
 
 /// Runs an encoder and a decoder on threads that share their sessions.
 #[derive(Debug)]

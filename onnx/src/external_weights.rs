@@ -11,11 +11,11 @@ use std::{
 use bytemuck::Pod;
 use ort::value::{DynValue, PrimitiveTensorElementType, Tensor};
 
-use crate::backend::external_files::{check_files, entry};
 use kivu_base::{
     error::{Error, Result},
     onnx_proto::{EXTERNAL, ModelProto, TensorProto, data_type},
 };
+use kivu_core::backend::external_files::{check_files, entry};
 
 /// External tensors for one or more graphs, to be filled from the files that hold their data.
 #[derive(Debug)]
@@ -264,8 +264,8 @@ mod tests {
     use prost::Message;
 
     use super::*;
-    use crate::backend::external_files::require_known_files;
     use kivu_base::onnx_proto::{AttributeProto, GraphProto, NodeProto, StringStringEntryProto};
+    use kivu_core::backend::external_files::require_known_files;
 
     fn graph(tensors: &[(&str, i32, &[i64], u64)]) -> Vec<u8> {
         let initializer = tensors

@@ -15,8 +15,8 @@ use ort::{
     value::DynValue,
 };
 
-use crate::backend::{Signature, TensorSpec};
 use kivu_base::error::{Error, Result};
+use kivu_core::backend::{Signature, TensorSpec};
 
 /// A graph's input and output names as C strings.
 #[derive(Debug)]

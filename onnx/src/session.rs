@@ -21,13 +21,13 @@ use super::{
     library::Runtime,
     run::{Names, run},
 };
-use crate::backend::{MappedFiles, Signature, TensorSpec, processor::Int8Instructions};
 use kivu_base::{
     error::{Error, Result},
     onnx_proto::ModelProto,
     regular_file,
     tensor::{ElementType, Elements, Tensor},
 };
+use kivu_core::backend::{MappedFiles, Signature, TensorSpec, processor::Int8Instructions};
 
 /// `kOrtSessionOptionsAvx2PrecisionMode`: ONNX Runtime replaces signed 8-bit weights w by unsigned ones, w + 128, and
 /// adjusts their zero points, which must be graph constants.
@@ -44,8 +44,8 @@ pub enum Graph {
     File {
         /// The ONNX file.
         path: PathBuf,
-        /// Weight files. Runs fail once one of them was written to.
-        mapped: Arc<MappedFiles>,
+        /// Weight files, if they may change. Runs fail once one of them was written to.
+        mapped: Option<Arc<dyn MappedFiles>>,
     },
     /// An ONNX file in memory. The weights are used in place.
     Memory {
@@ -88,7 +88,7 @@ impl<P: AsRef<Path> + ?Sized> From<&P> for Graph {
     fn from(path: &P) -> Self {
         Self::File {
             path: path.as_ref().to_owned(),
-            mapped: Arc::default(),
+            mapped: None,
         }
     }
 }
@@ -97,7 +97,7 @@ impl<P: AsRef<Path> + ?Sized> From<&P> for Graph {
 #[derive(Debug)]
 pub struct Session {
     session: OrtSession,
-    mapped: Arc<MappedFiles>,
+    mapped: Option<Arc<dyn MappedFiles>>,
     signature: Signature,
     names: Names,
 }
@@ -128,7 +128,7 @@ impl Session {
         };
         let (what, mapped) = match graph {
             Graph::File { path, mapped } => (format!("the graph `{}`", path.display()), mapped),
-            Graph::Memory { .. } => ("the graph".to_owned(), Arc::default()),
+            Graph::Memory { .. } => ("the graph".to_owned(), None),
         };
         let session =
             session.map_err(|error| Error::model_because(format!("cannot load {what}"), error))?;
@@ -195,10 +195,16 @@ impl Session {
     /// Fails if mapped weights were written to before or during the run. Truncating them during a run still ends the
     /// process; only a copy in memory could prevent that.
     pub fn run_values(&self, inputs: &[SessionInputValue<'_>]) -> Result<Vec<DynValue>> {
-        self.mapped.require_unchanged()?;
+        self.require_unchanged()?;
         let outputs = run(&self.session, &self.names, inputs).map_err(failed)?;
-        self.mapped.require_unchanged()?;
+        self.require_unchanged()?;
         Ok(outputs)
+    }
+
+    fn require_unchanged(&self) -> Result<()> {
+        self.mapped
+            .as_ref()
+            .map_or(Ok(()), |mapped| mapped.require_unchanged())
     }
 }
 

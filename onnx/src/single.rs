@@ -9,8 +9,8 @@ use super::{
     session::{Graph, Session},
     workers::Workers,
 };
-use crate::backend::{Backend, Deadline, Schedule, Signature};
 use kivu_base::{error::Result, tensor::Tensor};
+use kivu_core::backend::{Backend, Deadline, Schedule, Signature};
 
 /// Runs batches in parallel on threads that share one session. Each batch runs on a single thread, which scales
 /// better than several threads for one batch.

@@ -5,11 +5,11 @@ use std::fmt::Debug;
 use ort::value::{DynValue, PrimitiveTensorElementType, Tensor as OrtTensor};
 
 use super::row_permutation::RowPermutation;
-use crate::backend::TensorSpec;
 use kivu_base::{
     error::{Error, Result},
     tensor::ElementType,
 };
+use kivu_core::backend::TensorSpec;
 
 fn failed(error: ort::Error) -> Error {
     Error::inference_because("cannot create a tensor for the next step", error)

@@ -9,11 +9,11 @@ use std::{
 
 use tokio::sync::oneshot;
 
-use crate::{
-    backend::Deadline,
-    telemetry::{self, request::QueuedBatch},
-};
 use kivu_base::error::{Error, Result};
+use kivu_core::{
+    backend::Deadline,
+    observer::{QueuedBatch, record_batch},
+};
 
 /// Threads that share `M`.
 ///
@@ -48,7 +48,7 @@ impl<M: Send + Sync + 'static> Workers<M> {
         deadline: Deadline,
         work: impl FnOnce(&M, &dyn Fn() -> bool) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        telemetry::record_run("onnx");
+        record_batch("onnx");
         let stopped = || Error::inference("the threads of the ONNX session have stopped");
         let (sender, outcome) = oneshot::channel();
         let queued = QueuedBatch::new();

@@ -45,6 +45,6 @@ mod native {
     /// Names the folder with the package's own ONNX Runtime.
     #[pyfunction]
     fn add_package(folder: PathBuf) {
-        kivu::backend::onnx::library::add_package(folder);
+        kivu::onnx::library::add_package(folder);
     }
 }

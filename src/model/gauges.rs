@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{Catalog, Entry, ModelState};
-use kivu_core::telemetry::{Otlp, Reading};
+use kivu_telemetry::{Otlp, Reading};
 
 /// Metrics by model.
 pub const MODELS: [&str; 4] = [

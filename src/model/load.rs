@@ -2,9 +2,12 @@
 
 use std::{iter, sync::Arc, thread};
 
-use super::loaded::{
-    Loaded, LoadedRoute, Local, Placement, check_signature, engine, label_encoder, open_natively,
-    read_tokenizers,
+use super::{
+    loaded::{
+        Loaded, LoadedRoute, Local, Placement, check_signature, engine, label_encoder,
+        open_natively, read_tokenizers,
+    },
+    mapped_files::OpenedFiles,
 };
 use crate::repository::{
     Bundle, Manifest, WeightForm,
@@ -17,17 +20,16 @@ use kivu_base::{
 };
 use kivu_core::{
     backend::{
-        Backend, Engine, MappedFiles,
-        onnx::{
-            ExternalWeights, Graph, OnnxBackend, OnnxSeq2Seq, Parallelism, Runtime,
-            keeps_signed_weights, library,
-        },
-        require_known_files,
+        Backend, Engine, MappedFiles, RemoteSource, external_files::require_known_files,
         routing::Route,
-        triton::Fleet,
     },
+    observer::time_start,
     pipeline::embedding::EmbeddingSettings,
-    telemetry::time_start,
+};
+use kivu_fleet::Fleet;
+use kivu_onnx::{
+    ExternalWeights, Graph, OnnxBackend, OnnxSeq2Seq, Parallelism, Runtime, keeps_signed_weights,
+    library,
 };
 
 /// Loads a bundle. A bundle in S3 is read into memory, unless there is a cache on disk.
@@ -59,9 +61,10 @@ fn load_files(bundle: &Bundle, config: &Config, placement: &Placement) -> Result
         remote_name,
         ..
     } = placement;
-    let fleet = (*policy != Policy::Local)
-        .then(|| Fleet::new(fleet, remote_name).map(Arc::new))
-        .transpose()?;
+    let fleet: Option<Arc<dyn RemoteSource>> = match policy {
+        Policy::Local => None,
+        Policy::Auto | Policy::Fleet => Some(Arc::new(Fleet::new(fleet, remote_name)?)),
+    };
     let manifest = bundle.manifest();
     let settings = manifest.seq2seq.as_ref();
     let labels = label_encoder(manifest);
@@ -84,7 +87,7 @@ fn load_files(bundle: &Bundle, config: &Config, placement: &Placement) -> Result
             },
             label_encoder: None,
             arithmetic: None,
-            files: Arc::default(),
+            files: None,
         });
     }
     // Files that are verified while they are read; all others are mapped.
@@ -111,9 +114,12 @@ fn load_files(bundle: &Bundle, config: &Config, placement: &Placement) -> Result
     let is_mapped = config.map_weights && matches!(bundle.home(), Home::Folder(_));
     let mapped = manifest.files.iter().map(|file| file.name.as_str());
     let mapped = mapped
-        .filter(|name| is_mapped && !read.contains(name))
+        .filter(|name| !read.contains(name))
         .map(|name| bundle.path(name));
-    let files = Arc::new(MappedFiles::open(mapped)?);
+    let mapped = is_mapped
+        .then(|| OpenedFiles::open(mapped).map(Arc::new))
+        .transpose()?;
+    let files = mapped.clone().map(|mapped| mapped as Arc<dyn MappedFiles>);
     // Files that are read into memory are hashed while they are read.
     let verification = is_mapped.then(|| bundle.verification(&read)).transpose()?;
     let verify = || {
@@ -130,7 +136,7 @@ fn load_files(bundle: &Bundle, config: &Config, placement: &Placement) -> Result
             }
             Ok(tokenizers)
         });
-        let opened = open_graphs(bundle, config, is_mapped.then_some(&files));
+        let opened = open_graphs(bundle, config, files.as_ref());
         let helped = if opened.is_ok() { verify() } else { Ok(()) };
         let panicked = |_| {
             Err(Error::model(format!(
@@ -144,7 +150,7 @@ fn load_files(bundle: &Bundle, config: &Config, placement: &Placement) -> Result
             .as_ref()
             .map_or(Ok(()), |verification| verification.finish())?;
         let (local, arithmetic) = opened?;
-        files.require_loaded()?;
+        mapped.map_or(Ok(()), |mapped| mapped.require_loaded())?;
         let (route, label_encoder) = match local {
             Local::Encoder(backend, labels) => {
                 let route = Route::encoder(Some(backend), fleet, manifest.signature.clone());
@@ -158,13 +164,12 @@ fn load_files(bundle: &Bundle, config: &Config, placement: &Placement) -> Result
                 None,
             ),
         };
-        let (arithmetic, files) = (Some(arithmetic), Arc::clone(&files));
         Ok(Loaded {
             tokenizers,
             route,
             label_encoder,
-            arithmetic,
-            files,
+            arithmetic: Some(arithmetic),
+            files: files.clone(),
         })
     })
 }
@@ -174,7 +179,7 @@ fn load_files(bundle: &Bundle, config: &Config, placement: &Placement) -> Result
 fn open_graphs(
     bundle: &Bundle,
     config: &Config,
-    mapped: Option<&Arc<MappedFiles>>,
+    mapped: Option<&Arc<dyn MappedFiles>>,
 ) -> Result<(Local, String)> {
     if engine(config, bundle.manifest()) == Engine::Native {
         return open_natively(bundle, config, mapped);
@@ -226,7 +231,7 @@ fn open_graphs(
 fn read_graphs<const COUNT: usize>(
     bundle: &Bundle,
     names: [&str; COUNT],
-    mapped: Option<&Arc<MappedFiles>>,
+    mapped: Option<&Arc<dyn MappedFiles>>,
 ) -> Result<([Graph; COUNT], String)> {
     let manifest = bundle.manifest();
     // Verified while they are read, since they are parsed.
@@ -241,7 +246,7 @@ fn read_graphs<const COUNT: usize>(
         }
         let graphs = names.map(|name| Graph::File {
             path: bundle.path(name),
-            mapped: Arc::clone(mapped),
+            mapped: Some(Arc::clone(mapped)),
         });
         return Ok((graphs, arithmetic));
     }

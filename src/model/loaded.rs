@@ -14,17 +14,17 @@ use kivu_base::{
 use kivu_core::{
     backend::{
         Backend, Engine, MappedFiles, Signature,
+        external_files::require_known_files,
         native::{Buffer, NativeBackend, NativeModel, TableBackend, TableModel, WeightFiles},
-        require_known_files,
         routing::Route,
         seq2seq::Seq2SeqBackend,
     },
+    observer::time_start,
     pipeline::{
         classification::label_vectors::LabelEncoderSettings,
         embedding::{sparse::QueryWeights, vectors::Ranges},
         seq2seq::{Seq2SeqSettings, shortlist::Shortlist},
     },
-    telemetry::time_start,
 };
 use kivu_text::Tokenizer;
 
@@ -70,7 +70,7 @@ pub struct Loaded {
     /// The local model that reads labels, if the bundle has one.
     pub label_encoder: Option<Arc<dyn Backend>>,
     pub arithmetic: Option<String>,
-    pub files: Arc<MappedFiles>,
+    pub files: Option<Arc<dyn MappedFiles>>,
 }
 
 #[derive(Clone, Debug)]
@@ -172,7 +172,7 @@ pub fn engine(config: &Config, manifest: &Manifest) -> Engine {
 pub fn open_natively(
     bundle: &Bundle,
     config: &Config,
-    mapped: Option<&Arc<MappedFiles>>,
+    mapped: Option<&Arc<dyn MappedFiles>>,
 ) -> Result<(Local, String)> {
     let manifest = bundle.manifest();
     if manifest.seq2seq.is_some() {
@@ -209,7 +209,7 @@ pub fn open_natively(
             let paths = names
                 .into_iter()
                 .map(|name| (name.clone(), bundle.path(&name)));
-            WeightFiles::map(paths, Arc::clone(mapped))?
+            WeightFiles::map(paths, Some(Arc::clone(mapped)))?
         }
         (None, Home::Memory(_)) => {
             let shared = names
@@ -295,6 +295,6 @@ pub fn load_natively(bundle: &Bundle, config: &Config) -> Result<Loaded> {
         route,
         label_encoder,
         arithmetic: Some(arithmetic),
-        files: Arc::default(),
+        files: None,
     })
 }

@@ -11,17 +11,18 @@ use kivu_base::{
     error::{Error, Result},
     regular_file,
 };
+use kivu_core::backend::MappedFiles;
 
 /// Mapped files, and their state when they were opened.
 ///
 /// Replacing a file by renaming another, as `kivu build` does, does not count: the mapping keeps the old file.
-#[derive(Debug, Default)]
-pub struct MappedFiles {
-    files: Vec<MappedFile>,
+#[derive(Debug)]
+pub struct OpenedFiles {
+    files: Vec<OpenedFile>,
 }
 
 #[derive(Debug)]
-struct MappedFile {
+struct OpenedFile {
     path: PathBuf,
     /// Kept open, so that a rename does not matter.
     file: File,
@@ -41,14 +42,14 @@ fn version(metadata: &Metadata) -> Version {
     )
 }
 
-impl MappedFiles {
+impl OpenedFiles {
     /// Opens files that will be mapped. Call it before they are hashed, so that every change is noticed.
     pub fn open(paths: impl IntoIterator<Item = PathBuf>) -> Result<Self> {
         let open = |path: PathBuf| {
             let failed = || Error::io(format!("cannot read `{}`", path.display()));
             let file = regular_file::open(&path).map_err(failed())?;
             let version = version(&file.metadata().map_err(failed())?);
-            Ok(MappedFile {
+            Ok(OpenedFile {
                 path,
                 file,
                 version,
@@ -59,10 +60,10 @@ impl MappedFiles {
         })
     }
 
-    /// Fails if a file was changed or replaced since [`MappedFiles::open`]. Call it after the files were hashed and
+    /// Fails if a file was changed or replaced since [`OpenedFiles::open`]. Call it after the files were hashed and
     /// mapped by their paths.
     pub fn require_loaded(&self) -> Result<()> {
-        let is_same = |file: &MappedFile| {
+        let is_same = |file: &OpenedFile| {
             file.path
                 .metadata()
                 .is_ok_and(|now| file.version == version(&now))
@@ -80,28 +81,18 @@ impl MappedFiles {
             .with_hint("start again")),
         }
     }
+}
 
-    /// The first file that was written to since it was opened. Takes a system call per file.
-    pub fn changed(&self) -> Option<&Path> {
+impl MappedFiles for OpenedFiles {
+    fn changed(&self) -> Option<&Path> {
         self.files
             .iter()
             .find(|file| file.has_changed())
             .map(|file| file.path.as_path())
     }
-
-    /// Fails if a file was written to. The error is for clients, and contains no path.
-    pub fn require_unchanged(&self) -> Result<()> {
-        match self.changed() {
-            None => Ok(()),
-            Some(_) => Err(Error::unavailable(
-                "the model's files have changed since it was loaded",
-            )
-            .with_hint("restart the server, or retry later if it loads models on demand")),
-        }
-    }
 }
 
-impl MappedFile {
+impl OpenedFile {
     fn has_changed(&self) -> bool {
         // Files without metadata, for example on a network drive that is gone, cannot be read either.
         !self
@@ -151,7 +142,7 @@ mod tests {
         ];
         for (what, change, has_changed, is_loaded) in cases {
             write_again(b"bytes");
-            let mapped = MappedFiles::open([path.clone()]).unwrap();
+            let mapped = OpenedFiles::open([path.clone()]).unwrap();
             change();
             assert_eq!(
                 mapped.changed(),

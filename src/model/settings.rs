@@ -8,7 +8,7 @@ use super::loaded::Placement;
 use kivu_base::config::{BatchConfig, Config, FleetConfig, Limits, Policy};
 use kivu_core::backend::Engine;
 #[cfg(not(target_family = "wasm"))]
-use kivu_core::backend::onnx::library;
+use kivu_onnx::library;
 
 /// Effective settings that change a model's results, apart from its bundle and request parameters. A batch job is
 /// resumed only with the same ones.

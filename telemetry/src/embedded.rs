@@ -14,7 +14,7 @@ use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, Share
 use metrics_util::registry::{AtomicStorage, Registry};
 use serde_json::{Map, Value, json};
 
-use super::{Otlp, install};
+use super::{Otlp, install, request::record_reports};
 use kivu_base::error::Result;
 
 const NAMESPACE: &str = "Kivu";
@@ -35,6 +35,7 @@ pub struct Embedded {
 impl Embedded {
     /// An exporter for the function with this name, which is not installed.
     pub fn new(function: &str) -> Self {
+        record_reports();
         Self {
             registry: Arc::new(Registry::atomic()),
             function: function.into(),
@@ -176,18 +177,19 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::telemetry;
+    use crate::{fleet, record_cold_start, record_response};
+    use kivu_core::observer::{record_batch, record_encoding, time_start};
 
     #[test]
     fn metrics_are_one_line_in_the_embedded_metric_format() {
         let embedded = Embedded::new("kivu-api");
         metrics::with_local_recorder(&embedded, || {
-            telemetry::record_response(200, Duration::from_millis(5));
-            telemetry::record_response(503, Duration::from_millis(7));
-            telemetry::record_encoding(30, Duration::from_millis(1), Duration::from_millis(4));
-            telemetry::record_run("onnx");
-            telemetry::time_start("session", || ());
-            telemetry::record_cold_start(Duration::from_millis(90));
+            record_response(200, Duration::from_millis(5));
+            record_response(503, Duration::from_millis(7));
+            record_encoding(30, Duration::from_millis(1), Duration::from_millis(4));
+            record_batch("onnx");
+            time_start("session", || ());
+            record_cold_start(Duration::from_millis(90));
         });
         let lines = embedded.lines(UNIX_EPOCH + Duration::from_millis(1_700_000_000_000));
         insta::assert_json_snapshot!(lines, { "[0].ColdSessionMs" => "[ms]" }, @r#"
@@ -287,14 +289,14 @@ mod tests {
             line.to_string()
         };
         let happened = line(&|| {
-            telemetry::fleet::record_attempt(0, "ok", Duration::from_millis(3));
-            telemetry::fleet::record_attempt(1, "not_ready", Duration::from_millis(2));
-            telemetry::fleet::record_retry();
-            telemetry::fleet::record_breaker_opened(1);
+            fleet::record_attempt(0, "ok", Duration::from_millis(3));
+            fleet::record_attempt(1, "not_ready", Duration::from_millis(2));
+            fleet::record_retry();
+            fleet::record_breaker_opened(1);
         });
         insta::assert_snapshot!(happened, @r#"{"FleetOpenBreakers1":1.0,"FleetRequest0Ms":3.0,"FleetRequest1Ms":2.0,"FleetRequests0Ok":1.0,"FleetRequests1NotReady":1.0,"FleetRetries":1.0,"Function":"kivu-api"}"#);
         insta::assert_snapshot!(line(&|| ()), @r#"{"FleetOpenBreakers1":1.0,"Function":"kivu-api"}"#);
-        insta::assert_snapshot!(line(&|| telemetry::fleet::record_breaker_closed(1)), @"null");
+        insta::assert_snapshot!(line(&|| fleet::record_breaker_closed(1)), @"null");
     }
 
     #[test]
@@ -302,7 +304,7 @@ mod tests {
         let embedded = Embedded::new("kivu-api");
         metrics::with_local_recorder(&embedded, || {
             for _ in 0..250 {
-                telemetry::record_response(200, Duration::from_millis(5));
+                record_response(200, Duration::from_millis(5));
             }
         });
         let lines = embedded.lines(SystemTime::now());

@@ -17,11 +17,6 @@ pub fn record_retry() {
     counter!("kivu_fleet_retries_total").increment(1);
 }
 
-/// Records that work ran locally, since the fleet failed.
-pub fn record_fallback() {
-    counter!("kivu_fleet_fallbacks_total").increment(1);
-}
-
 /// Records that a server's circuit breaker opened.
 pub fn record_breaker_opened(server: usize) {
     gauge!("kivu_fleet_open_breakers", "server" => server.to_string()).increment(1.0);

@@ -1,7 +1,9 @@
 //! Metrics, traces and the log.
 //!
 //! The functions here record metrics; the program chooses the exporter once, with [`Prometheus::install`] or
-//! [`Embedded::install`], both with or without [`Otlp`]. Without one, recording does nothing. Metrics and log never contain request texts.
+//! [`Embedded::install`], both with or without [`Otlp`]. Without one, recording does nothing. With one, or in a
+//! [`RequestRecord`](request::RequestRecord), what pipelines and backends report is recorded as well. Metrics and log never contain
+//! request texts.
 
 mod buckets;
 mod embedded;
@@ -13,10 +15,7 @@ pub mod request;
 mod stages;
 pub mod trace;
 
-use std::{
-    io,
-    time::{Duration, Instant},
-};
+use std::{io, time::Duration};
 
 use metrics::{Recorder, counter, histogram};
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
@@ -43,28 +42,6 @@ pub fn record_response(status: u16, took: Duration) {
     if status >= 400 {
         counter!("kivu_errors_total", "status" => status.to_string()).increment(1);
     }
-}
-
-/// Records a request's tokens and stage durations.
-pub fn record_encoding(tokens: usize, tokenizing: Duration, inferring: Duration) {
-    counter!("kivu_tokens_total").increment(tokens as u64);
-    histogram!("kivu_tokenize_seconds").record(tokenizing);
-    histogram!("kivu_infer_seconds").record(inferring);
-    request::count_tokens(tokens);
-}
-
-/// Records a batch that a backend ran.
-pub fn record_run(backend: &'static str) {
-    counter!("kivu_runs_total", "backend" => backend).increment(1);
-    request::note_backend(backend);
-}
-
-/// Runs one stage in a cold start and records its duration.
-pub fn time_start<T>(part: &'static str, work: impl FnOnce() -> T) -> T {
-    let started = Instant::now();
-    let outcome = work();
-    histogram!("kivu_cold_seconds", "part" => part).record(started.elapsed());
-    outcome
 }
 
 /// Records that a model was loaded on demand.
@@ -103,6 +80,7 @@ impl Prometheus {
             .map(PrometheusBuilder::build_recorder);
         let recorder = recorder.map_err(cannot_register)?;
         let handle = recorder.handle();
+        request::record_reports();
         install(recorder, otlp)?;
         start_counters();
         Ok(Self(handle))

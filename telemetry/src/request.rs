@@ -2,7 +2,7 @@
 
 use std::{
     future::Future,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -14,6 +14,7 @@ use super::{
     stages::{Clock, TimedStage},
     trace::Trace,
 };
+use kivu_core::observer::{self, Observer, RunMark};
 
 /// Stages kept per request, for spans. Further ones only count for the log: a request may have thousands of texts that
 /// run one by one.
@@ -21,7 +22,6 @@ const MAX_STAGES: usize = 64;
 
 tokio::task_local! {
     static CURRENT: Arc<RequestRecord>;
-    static RUN: Arc<RunMark>;
 }
 
 /// A request while it runs.
@@ -49,6 +49,7 @@ impl RequestRecord {
 
     /// A request that began at `started`.
     pub fn begun(started: Instant, method: &str, parent: Option<Trace>) -> Arc<Self> {
+        record_reports();
         let clock = Clock::since(started);
         let span = spans::begin(method, parent.as_ref(), clock);
         let trace = span.as_ref().map(RequestSpan::trace).or(parent);
@@ -109,12 +110,8 @@ impl RequestRecord {
 
     /// Adds a run and its time in the queue. A run that failed before it began was only in the queue.
     fn add_run(&self, queued: Instant, mark: &RunMark, has_failed: bool) {
-        let (now, backend) = (Instant::now(), mark.backend.get().copied());
-        let began = mark
-            .began
-            .get()
-            .copied()
-            .or((!has_failed).then_some(queued));
+        let (now, backend) = (Instant::now(), mark.backend());
+        let began = mark.began().or((!has_failed).then_some(queued));
         let ended = began.unwrap_or(now);
         histogram!("kivu_queue_seconds").record(ended.saturating_duration_since(queued));
         if ended > queued {
@@ -145,12 +142,10 @@ impl RequestRecord {
 
 /// The current request's trace, for outgoing requests.
 pub fn current_trace() -> Option<Trace> {
-    current()?.trace.clone()
-}
-
-/// The current task's request.
-fn current() -> Option<Arc<RequestRecord>> {
-    CURRENT.try_with(Arc::clone).ok()
+    CURRENT
+        .try_with(|request| request.trace.clone())
+        .ok()
+        .flatten()
 }
 
 fn update(change: impl FnOnce(&mut RequestDetails)) {
@@ -168,62 +163,54 @@ pub fn count_texts(count: usize) {
     update(|details| details.texts += count);
 }
 
-/// Counts tokens that a model read for the current request.
-pub fn count_tokens(count: usize) {
-    update(|details| details.tokens += count);
+/// Records what pipelines and backends report, from now on.
+pub(crate) fn record_reports() {
+    observer::report_to(&Recorder);
 }
 
-/// Measures a stage of the current request.
-pub async fn timed<T, E>(stage: Stage, work: impl Future<Output = Result<T, E>>) -> Result<T, E> {
-    let started = Instant::now();
-    let done = work.await;
-    let _ = CURRENT.try_with(|request| request.add(stage, started, done.is_err(), None));
-    done
-}
+/// Records reports in metrics, and in the current request if there is one.
+struct Recorder;
 
-/// When a run's first batch began, and where.
-#[derive(Debug, Default)]
-struct RunMark {
-    began: OnceLock<Instant>,
-    backend: OnceLock<&'static str>,
-}
-
-/// Measures a model run for the current request, apart from its time in the queue.
-pub async fn timed_run<T, E>(run: impl Future<Output = Result<T, E>>) -> Result<T, E> {
-    let Some(request) = current() else {
-        return run.await;
-    };
-    let (queued, mark) = (Instant::now(), Arc::<RunMark>::default());
-    let done = RUN.scope(Arc::clone(&mark), run).await;
-    request.add_run(queued, &mark, done.is_err());
-    done
-}
-
-/// Notes the backend of the current run.
-pub fn note_backend(backend: &'static str) {
-    let _ = RUN.try_with(|mark| mark.backend.set(backend));
-}
-
-/// A batch in a backend's queue.
-#[derive(Clone, Debug, Default)]
-pub struct QueuedBatch(Option<Arc<RunMark>>);
-
-impl QueuedBatch {
-    /// A batch of the current run.
-    pub fn new() -> Self {
-        Self(RUN.try_with(Arc::clone).ok())
+impl Observer for Recorder {
+    fn encoded(&self, tokens: usize, tokenizing: Duration, inferring: Duration) {
+        counter!("kivu_tokens_total").increment(tokens as u64);
+        histogram!("kivu_tokenize_seconds").record(tokenizing);
+        histogram!("kivu_infer_seconds").record(inferring);
+        update(|details| details.tokens += tokens);
     }
 
-    /// Notes that the batch begins, on any thread.
-    pub fn begin(&self) {
-        if let Some(mark) = &self.0 {
-            mark.began.get_or_init(Instant::now);
-        }
+    fn ran_batch(&self, backend: &'static str) {
+        counter!("kivu_runs_total", "backend" => backend).increment(1);
+    }
+
+    fn fell_back(&self) {
+        counter!("kivu_fleet_fallbacks_total").increment(1);
+    }
+
+    fn started(&self, part: &'static str, took: Duration) {
+        histogram!("kivu_cold_seconds", "part" => part).record(took);
+    }
+
+    fn tokenized(&self, started: Instant, has_failed: bool) {
+        let _ =
+            CURRENT.try_with(|request| request.add(Stage::Tokenization, started, has_failed, None));
+    }
+
+    fn has_request(&self) -> bool {
+        CURRENT.try_with(|_| ()).is_ok()
+    }
+
+    fn ran(&self, queued: Instant, mark: &RunMark, has_failed: bool) {
+        let _ = CURRENT.try_with(|request| request.add_run(queued, mark, has_failed));
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use kivu_core::observer::{
+        QueuedBatch, record_batch, record_encoding, timed_run, timed_tokenization,
+    };
+
     use super::*;
 
     /// Until the clock has moved on.
@@ -255,11 +242,11 @@ mod tests {
             note_model("a");
             note_model("b");
             count_texts(2);
-            count_tokens(3);
-            let _ = timed(Stage::Tokenization, async { Ok::<_, ()>(()) }).await;
+            record_encoding(3, Duration::ZERO, Duration::ZERO);
+            let _ = timed_tokenization(async { Ok::<_, ()>(()) }).await;
             let batch = async {
                 let (first, second) = (QueuedBatch::new(), QueuedBatch::new());
-                note_backend("native");
+                record_batch("native");
                 wait();
                 std::thread::scope(|scope| {
                     scope.spawn(|| first.begin());
@@ -303,7 +290,7 @@ mod tests {
     async fn memory_is_bounded_and_durations_are_complete() {
         let (_, stages) = stages(async {
             for _ in 0..1000 {
-                let _ = timed(Stage::Tokenization, async { Ok::<_, ()>(()) }).await;
+                let _ = timed_tokenization(async { Ok::<_, ()>(()) }).await;
             }
         })
         .await;
@@ -327,6 +314,6 @@ mod tests {
         note_model("a");
         QueuedBatch::new().begin();
         assert_eq!(timed_run(async { Ok::<_, ()>(7) }).await, Ok(7));
-        assert!(current().is_none());
+        assert!(!Recorder.has_request());
     }
 }

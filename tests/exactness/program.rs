@@ -14,11 +14,11 @@ use std::{
 use axum::{Router, body::Body, http::Request as HttpRequest};
 use http_body_util::BodyExt;
 use kivu::{
-    backend::onnx::{Runtime, library},
     cloud::Cloud,
     config::{Config, EngineChoice, Limits, ModelConfig},
     error::Result,
     model::Model,
+    onnx::{Runtime, library},
     pipeline::Task,
     repository::manifest::Precision,
 };

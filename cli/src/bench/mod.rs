@@ -30,9 +30,9 @@ use super::{
     terminal::print,
 };
 use kivu::{
-    backend::onnx::{Runtime, library},
     config::Config,
     error::{Error, Result},
+    onnx::{Runtime, library},
     pipeline::{
         Task,
         seq2seq::{Directions, Languages},

@@ -10,8 +10,8 @@ use std::{
 
 use super::timing::{ms, throughput};
 use kivu::{
-    backend::onnx::{Runtime, Session},
     error::Result,
+    onnx::{Runtime, Session},
     tokenizer::Encoding,
 };
 use kivu_compiler::quality;

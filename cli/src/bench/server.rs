@@ -13,9 +13,9 @@ use clap::ValueEnum;
 use super::timing::{ms, throughput};
 use crate::program;
 use kivu::{
-    backend::onnx::library,
     config::{Config, memory_of},
     error::{Error, Result},
+    onnx::library,
     repository::Manifest,
 };
 

@@ -9,11 +9,11 @@ use crate::{
     terminal::{Progress, print_aside},
 };
 use kivu::{
-    backend::onnx::Runtime,
     cloud::Cloud,
     config::{Config, EngineChoice, InstructionSet, parse_instructions},
     error::{Error, Result, quoted},
     model::Model,
+    onnx::Runtime,
     repository::{manifest::Precision, s3::Url},
 };
 use kivu_compiler::{

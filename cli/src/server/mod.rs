@@ -255,7 +255,7 @@ async fn upkeep(prometheus: Prometheus) {
 }
 
 /// Waits until a weight file of a model that stays loaded is modified; returns its path. Tends the other models.
-async fn changed<'a>(files: &'a [Arc<MappedFiles>], catalog: &Catalog) -> &'a Path {
+async fn changed<'a>(files: &'a [Arc<dyn MappedFiles>], catalog: &Catalog) -> &'a Path {
     let mut interval = tokio::time::interval(FILE_CHECK);
     loop {
         interval.tick().await;

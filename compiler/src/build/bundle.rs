@@ -33,8 +33,9 @@ use crate::{
     tokenizers::token_rows::knows_unknown_words,
 };
 use kivu::{
-    backend::{Engine, Signature, onnx::Runtime},
+    backend::{Engine, Signature},
     error::{Error, Result},
+    onnx::Runtime,
     onnx_proto::{GraphProto, ModelProto},
     pipeline::{Task, embedding::EmbeddingSettings, seq2seq::Seq2SeqSettings},
     repository::{

@@ -40,7 +40,7 @@ const SHARED: [(&str, &str); 2] = [
 /// Prefix for names that move into the encoder, to avoid clashes.
 const MOVED: &str = "decoder/";
 
-/// An encoder and a decoder with [`OnnxSeq2Seq`](kivu::backend::onnx::OnnxSeq2Seq)'s inputs and outputs.
+/// An encoder and a decoder with [`OnnxSeq2Seq`](kivu::onnx::OnnxSeq2Seq)'s inputs and outputs.
 #[derive(Debug)]
 pub struct Seq2Seq {
     /// Runs once per text.

@@ -11,8 +11,8 @@ use crate::{
     quantize::{rows, transpose},
 };
 use kivu::{
-    backend::onnx::Session,
     error::{Error, Result},
+    onnx::Session,
     onnx_proto::{
         GraphProto, MICROSOFT, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, data_type,
     },

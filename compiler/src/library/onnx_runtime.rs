@@ -7,12 +7,12 @@ use tempfile::NamedTempFile;
 use super::fetch::{self, Package};
 use crate::plan::progress::Progress;
 use kivu::{
-    backend::onnx::{
+    config::Config,
+    error::{Error, Result},
+    onnx::{
         Runtime,
         library::{FOLDER, VERSION, file_name, locate},
     },
-    config::Config,
-    error::{Error, Result},
     regular_file,
     repository::bundle::sha256_of,
 };

@@ -27,9 +27,9 @@ use super::{
     sentence_transformers::transformer_folder,
 };
 use kivu::{
-    backend::onnx::Runtime,
     config::EngineChoice,
     error::{Error, Message, Result},
+    onnx::Runtime,
     pipeline::{
         Task,
         seq2seq::{LanguagePair, Languages},

@@ -24,10 +24,10 @@ use kivu::{
     backend::{
         Backend, Deadline, Engine,
         native::{NativeBackend, NativeModel, TableBackend, TableModel, WeightFiles},
-        onnx::{OnnxBackend, Runtime},
     },
     error::{Error, Result},
     model::Pipeline,
+    onnx::{OnnxBackend, Runtime},
     pipeline::{
         Input,
         classification::{
@@ -501,7 +501,7 @@ fn map_weights(graph: &[u8], path: &Path) -> Result<WeightFiles> {
         names
             .into_iter()
             .map(|name| (name.clone(), path.with_file_name(name))),
-        Arc::default(),
+        None,
     )
 }
 

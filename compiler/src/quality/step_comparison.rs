@@ -27,11 +27,11 @@ use crate::{
 use kivu::{
     backend::{
         Deadline,
-        onnx::{OnnxSeq2Seq, Parallelism, Runtime},
         routing::Route,
         seq2seq::{Decoder, Seq2SeqBackend, SourceBatch},
     },
     error::{Error, Result},
+    onnx::{OnnxSeq2Seq, Parallelism, Runtime},
     pipeline::{
         generation::{GenerationOptions, SourceInfo, generate},
         seq2seq::{

@@ -10,6 +10,7 @@ pub fn require_known_files(graph: &[u8], is_known: impl Fn(&str) -> bool) -> Res
     check_files(&ModelProto::from_bytes(graph)?, is_known)
 }
 
+/// Like [`require_known_files`], for a graph that was read.
 pub fn check_files(model: &ModelProto, is_known: impl Fn(&str) -> bool) -> Result<()> {
     let mut unknown = None;
     let mut check = |tensor: &TensorProto| {

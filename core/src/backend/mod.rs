@@ -1,11 +1,8 @@
-//! The interface between pipelines and model runtimes: ONNX Runtime in this process, or a fleet of servers.
+//! The interface between pipelines and model runtimes, and Kivu's own engine. ONNX Runtime and fleets of servers, in crates of
+//! their own, implement it as well.
 
-mod external_files;
-#[cfg_attr(target_family = "wasm", path = "mapped/disabled.rs")]
-mod mapped;
+pub mod external_files;
 pub mod native;
-#[cfg(not(target_family = "wasm"))]
-pub mod onnx;
 pub mod processor;
 pub mod routing;
 pub mod scripted;
@@ -13,14 +10,13 @@ pub mod seq2seq;
 mod signature;
 pub mod similarity;
 pub mod speed;
-#[cfg_attr(target_family = "wasm", path = "triton/disabled.rs")]
-pub mod triton;
 
 use std::{
     collections::BTreeMap,
     fmt::{self, Debug},
     future::Future,
     num::NonZeroUsize,
+    path::Path,
     sync::Arc,
     time::Duration,
 };
@@ -28,8 +24,6 @@ use std::{
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
-pub use external_files::require_known_files;
-pub use mapped::MappedFiles;
 pub use native::ABSENT;
 
 use kivu_base::{
@@ -49,7 +43,7 @@ pub const TASK_IDS: &str = "task_ids";
 pub enum Engine {
     /// Kivu's own, [`native`].
     Native,
-    /// ONNX Runtime, [`onnx`].
+    /// ONNX Runtime, in the crate `kivu-onnx`.
     #[default]
     Onnx,
 }
@@ -108,6 +102,40 @@ pub trait RemoteBackend: Backend {
 
     /// The same model with the parameter `name` in every request.
     fn with_parameter(&self, name: &str, text: String) -> Arc<dyn RemoteBackend>;
+}
+
+/// A model on a fleet whose servers may not be running yet.
+#[async_trait]
+pub trait RemoteSource: Debug + Send + Sync {
+    /// Whether a request can be sent now, as far as is known.
+    fn is_available(&self) -> bool;
+
+    /// The request's deadline or the fleet's timeout, whichever is earlier.
+    fn deadline(&self, request: Deadline) -> Deadline;
+
+    /// The model as the servers describe it. Sends a request only if necessary.
+    async fn connect(&self, deadline: Deadline) -> Result<Arc<dyn RemoteBackend>>;
+
+    /// Closes all connections; the next request opens new ones. Call it before the runtime in which they were opened
+    /// ends.
+    fn disconnect(&self);
+}
+
+/// Files that a model's weights are mapped from. Writing to one changes the model.
+pub trait MappedFiles: Debug + Send + Sync {
+    /// The first file that was written to since it was opened. Takes a system call per file.
+    fn changed(&self) -> Option<&Path>;
+
+    /// Fails if a file was written to. The error is for clients, and contains no path.
+    fn require_unchanged(&self) -> Result<()> {
+        match self.changed() {
+            None => Ok(()),
+            Some(_) => Err(Error::unavailable(
+                "the model's files have changed since it was loaded",
+            )
+            .with_hint("restart the server, or retry later if it loads models on demand")),
+        }
+    }
 }
 
 /// A model's interface, as described by the servers.

@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::{
-    Backend, Deadline, Engine, Signature, seq2seq::Seq2SeqBackend, speed::Speed, triton::Fleet,
+    Backend, Deadline, Engine, RemoteSource, Signature, seq2seq::Seq2SeqBackend, speed::Speed,
 };
 use kivu_base::{clock::Instant, error::Result};
 
@@ -35,7 +35,7 @@ impl Default for Location {
 pub struct Route<L = Arc<dyn Backend>> {
     local: Option<L>,
     engine: Engine,
-    fleet: Option<Arc<Fleet>>,
+    fleet: Option<Arc<dyn RemoteSource>>,
     signature: Signature,
     loads: Arc<Loads>,
 }
@@ -81,7 +81,7 @@ impl Route {
     /// A route for an encoder. `signature` comes from the bundle's graph, whether it runs locally or not.
     pub fn encoder(
         local: Option<Arc<dyn Backend>>,
-        fleet: Option<Arc<Fleet>>,
+        fleet: Option<Arc<dyn RemoteSource>>,
         signature: Signature,
     ) -> Self {
         Self::new(local, fleet, signature, Assumed::ENCODER)
@@ -95,7 +95,10 @@ impl Route {
 
 impl Route<Arc<dyn Seq2SeqBackend>> {
     /// A route for a model that generates sequences.
-    pub fn seq2seq(local: Option<Arc<dyn Seq2SeqBackend>>, fleet: Option<Arc<Fleet>>) -> Self {
+    pub fn seq2seq(
+        local: Option<Arc<dyn Seq2SeqBackend>>,
+        fleet: Option<Arc<dyn RemoteSource>>,
+    ) -> Self {
         Self::new(local, fleet, Signature::default(), Assumed::SEQ2SEQ)
     }
 }
@@ -103,7 +106,7 @@ impl Route<Arc<dyn Seq2SeqBackend>> {
 impl<L> Route<L> {
     fn new(
         local: Option<L>,
-        fleet: Option<Arc<Fleet>>,
+        fleet: Option<Arc<dyn RemoteSource>>,
         signature: Signature,
         assumed: Assumed,
     ) -> Self {
@@ -158,7 +161,7 @@ impl<L> Route<L> {
     }
 
     /// The fleet that runs the model.
-    pub fn fleet(&self) -> Option<&Arc<Fleet>> {
+    pub fn fleet(&self) -> Option<&Arc<dyn RemoteSource>> {
         self.fleet.as_ref()
     }
 
@@ -281,22 +284,40 @@ impl Drop for InProgress {
 
 #[cfg(test)]
 mod tests {
+    use async_trait::async_trait;
+
     use super::*;
-    use crate::backend::scripted::ScriptedBackend;
-    use kivu_base::config::FleetConfig;
+    use crate::backend::{RemoteBackend, scripted::ScriptedBackend};
+    use kivu_base::error::Error;
 
     const LOCAL: Location = Location::Local(Engine::Onnx);
+
+    /// A fleet that takes requests, with a timeout of a minute.
+    #[derive(Debug)]
+    struct Available;
+
+    #[async_trait]
+    impl RemoteSource for Available {
+        fn is_available(&self) -> bool {
+            true
+        }
+
+        fn deadline(&self, request: Deadline) -> Deadline {
+            request.or_earlier(Deadline::within(Duration::from_secs(60)))
+        }
+
+        async fn connect(&self, _: Deadline) -> Result<Arc<dyn RemoteBackend>> {
+            Err(Error::unavailable("no model is there"))
+        }
+
+        fn disconnect(&self) {}
+    }
 
     fn route() -> Route {
         let local = Arc::new(ScriptedBackend::new(Signature::default(), |_| {
             Ok(Vec::new())
         }));
-        let config = FleetConfig {
-            urls: vec!["http://127.0.0.1:1".into()],
-            ..FleetConfig::default()
-        };
-        let fleet = Arc::new(Fleet::new(&config, "m").unwrap());
-        Route::encoder(Some(local), Some(fleet), Signature::default())
+        Route::encoder(Some(local), Some(Arc::new(Available)), Signature::default())
     }
 
     #[tokio::test]

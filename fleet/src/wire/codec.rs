@@ -6,9 +6,9 @@ use half::{bf16, f16};
 use serde_json::Value;
 
 use super::messages::TensorMetadata;
-use crate::backend::TensorSpec;
-use crate::backend::triton::failure::{Attempt, AttemptFailure};
+use crate::failure::{Attempt, AttemptFailure};
 use kivu_base::tensor::{ElementType, Elements, Tensor, read_byte_strings, read_numbers};
+use kivu_core::backend::TensorSpec;
 
 /// The element type that a KServe `datatype` is decoded to: other floats become FP32, other integers INT64. `None`
 /// for UINT64 and unknown types.

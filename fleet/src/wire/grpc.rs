@@ -25,18 +25,16 @@ use super::{
     protocol::{Call, KserveClient, MAX_RESPONSE_BYTES, microseconds},
     server_url::ServerUrl,
 };
-use crate::backend::triton::{
+use crate::{
     connect::{Client, ClientError, Connector, FleetSettings, client},
     failure::{Attempt, AttemptFailure, FailureKind},
-};
-use crate::{
-    backend::TensorSpec,
-    telemetry::{request::current_trace, trace::Trace},
 };
 use kivu_base::{
     error::{Error, Result},
     tensor::Tensor,
 };
+use kivu_core::backend::TensorSpec;
+use kivu_telemetry::{request::current_trace, trace::Trace};
 
 const METADATA: &str = "/inference.GRPCInferenceService/ModelMetadata";
 const CONFIG: &str = "/inference.GRPCInferenceService/ModelConfig";

@@ -19,19 +19,17 @@ use super::{
     protocol::{Call, KserveClient, MAX_RESPONSE_BYTES, microseconds},
     server_url::ServerUrl,
 };
-use crate::backend::triton::{
+use crate::{
     connect::{Client, Connector, FleetSettings, client},
     failure::{Attempt, AttemptFailure, FailureKind},
-};
-use crate::{
-    backend::TensorSpec,
-    telemetry::{request::current_trace, trace::Trace},
 };
 use kivu_base::{
     error::Result,
     json::{self, Budget, ReadError},
     tensor::Tensor,
 };
+use kivu_core::backend::TensorSpec;
+use kivu_telemetry::{request::current_trace, trace::Trace};
 
 /// JSON length in a body. Tensor contents follow it, in JSON order.
 pub const JSON_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");

@@ -3,49 +3,47 @@
 use std::num::NonZeroUsize;
 
 use super::{codec, messages::TensorMetadata, protocol::Description};
-use crate::backend::{Interface, Schedule, Signature, TensorSpec};
 use kivu_base::{
     error::{Error, Result},
     tensor::ElementType,
 };
+use kivu_core::backend::{Interface, Schedule, Signature, TensorSpec};
 
 /// Rows per batch if the model sets no limit: enough for a GPU, with little padding.
 const MAX_BATCH_SIZE: usize = 32;
 /// Concurrent batches per request: some run while others are in transit.
 const CONCURRENCY: NonZeroUsize = NonZeroUsize::new(4).unwrap();
 
-impl Interface {
-    /// Refuses decoupled models, and tensors with unsupported types.
-    pub fn of(model: &str, description: Description) -> Result<Self> {
-        let Description { metadata, config } = description;
-        if config
-            .transaction_policy
-            .is_some_and(|policy| policy.decoupled)
-        {
-            return Err(Error::model(format!(
-                "expected `{model}` on the fleet to send one response per request, but it is decoupled"
-            )));
-        }
-        let signature = Signature {
-            inputs: specs(model, &metadata.inputs)?,
-            outputs: specs(model, &metadata.outputs)?,
-        };
-        let max_batch_size = max_batch_size(&signature, config.max_batch_size);
-        let schedule = Schedule {
-            max_batch_size,
-            concurrency: CONCURRENCY,
-            min_call_tokens: 0,
-        };
-        let parameters = config.parameters.into_iter();
-        let parameters = parameters
-            .map(|(name, parameter)| (name, parameter.string_value))
-            .collect();
-        Ok(Self {
-            signature,
-            schedule,
-            parameters,
-        })
+/// A model's interface. Refuses decoupled models, and tensors with unsupported types.
+pub fn interface(model: &str, description: Description) -> Result<Interface> {
+    let Description { metadata, config } = description;
+    if config
+        .transaction_policy
+        .is_some_and(|policy| policy.decoupled)
+    {
+        return Err(Error::model(format!(
+            "expected `{model}` on the fleet to send one response per request, but it is decoupled"
+        )));
     }
+    let signature = Signature {
+        inputs: specs(model, &metadata.inputs)?,
+        outputs: specs(model, &metadata.outputs)?,
+    };
+    let max_batch_size = max_batch_size(&signature, config.max_batch_size);
+    let schedule = Schedule {
+        max_batch_size,
+        concurrency: CONCURRENCY,
+        min_call_tokens: 0,
+    };
+    let parameters = config.parameters.into_iter();
+    let parameters = parameters
+        .map(|(name, parameter)| (name, parameter.string_value))
+        .collect();
+    Ok(Interface {
+        signature,
+        schedule,
+        parameters,
+    })
 }
 
 fn specs(model: &str, tensors: &[TensorMetadata]) -> Result<Vec<TensorSpec>> {
@@ -89,7 +87,7 @@ fn max_batch_size(signature: &Signature, configured: i32) -> NonZeroUsize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::triton::wire::messages::{ModelConfig, ModelMetadata, TransactionPolicy};
+    use crate::wire::messages::{ModelConfig, ModelMetadata, TransactionPolicy};
 
     fn tensor(name: &str, datatype: &str, shape: &[i64]) -> TensorMetadata {
         TensorMetadata {
@@ -139,7 +137,7 @@ mod tests {
                 inputs: vec![input],
                 outputs,
             };
-            let interface = Interface::of("m", Description { metadata, config }).unwrap();
+            let interface = interface("m", Description { metadata, config }).unwrap();
             assert_eq!(interface.schedule.max_batch_size.get(), expected, "{what}");
         }
     }
@@ -154,14 +152,14 @@ mod tests {
             metadata,
             config: ModelConfig::default(),
         };
-        let error = Interface::of("m", description.clone()).unwrap_err();
+        let error = interface("m", description.clone()).unwrap_err();
         insta::assert_snapshot!(error, @"expected the tensors of `m` on the fleet to be numbers or BYTES, but found `a` as UINT64");
         let transaction_policy = Some(TransactionPolicy { decoupled: true });
         let config = ModelConfig {
             transaction_policy,
             ..ModelConfig::default()
         };
-        let error = Interface::of(
+        let error = interface(
             "m",
             Description {
                 config,

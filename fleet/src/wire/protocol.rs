@@ -6,9 +6,9 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 use super::messages::{ModelConfig, ModelMetadata, TensorMetadata};
-use crate::backend::triton::failure::{Attempt, FailureKind};
-use crate::backend::{Signature, TensorSpec};
+use crate::failure::{Attempt, FailureKind};
 use kivu_base::tensor::Tensor;
+use kivu_core::backend::{Signature, TensorSpec};
 
 /// Larger responses are refused, so that a corrupted length cannot exhaust memory.
 pub const MAX_RESPONSE_BYTES: usize = 512 * 1024 * 1024;

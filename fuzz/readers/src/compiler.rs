@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fs, path::Path};
 
-use kivu::{backend, repository::manifest::Precision, tokenizer::Tokenizer};
+use kivu::{repository::manifest::Precision, tokenizer::Tokenizer};
 use kivu_compiler::{
     Recipe, bergamot, encoder, export, fast_text,
     files::{config::ConfigFile, pickle, weights::Weights},
@@ -112,10 +112,9 @@ pub fn fast_text_model(bytes: &[u8]) {
 
 /// An ONNX graph: in memory, as an encoder and a decoder, and as an export.
 pub fn graph(bytes: &[u8]) {
-    drop(backend::onnx::ExternalWeights::of(
-        &[bytes.to_vec()],
-        |_| Some(bytes.len() as u64),
-    ));
+    drop(kivu::onnx::ExternalWeights::of(&[bytes.to_vec()], |_| {
+        Some(bytes.len() as u64)
+    }));
     with_files(
         &[
             ("encoder_model.onnx", bytes),

@@ -4,10 +4,10 @@ use bytes::Bytes;
 use http::{Response, StatusCode};
 use prost::Message;
 
-use kivu::backend::Interface;
-use kivu::backend::triton::wire::{
+use kivu::fleet::wire::{
     grpc,
     http::{JSON_LENGTH, failure, parse, read_response},
+    interface::interface,
     messages::{ConfigResponse, InferResponse, ModelConfig, ModelMetadata, ReadyResponse},
     protocol::Description,
 };
@@ -41,7 +41,7 @@ pub fn http(bytes: &[u8]) {
     }
     if let (Ok(metadata), config) = (parse::<ModelMetadata>(body), parse::<ModelConfig>(body)) {
         // Unusable models result in an error.
-        let _ = Interface::of(
+        let _ = interface(
             "m",
             Description {
                 metadata,

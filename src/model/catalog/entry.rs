@@ -311,7 +311,8 @@ impl Entry {
         let now = Duration::from_millis(now_ms());
         match &*self.slot() {
             Slot::Loaded(resident) => {
-                resident.model.files.changed().is_some()
+                let files = resident.model.files.as_ref();
+                files.is_some_and(|files| files.changed().is_some())
                     || (resident.is_idle() && self.expires().is_some_and(|time| time <= now))
             }
             _ => false,

@@ -28,7 +28,8 @@ use kivu_base::{
     config::{Config, resident_memory},
     error::{Error, Message, Result},
 };
-use kivu_core::{backend::Engine, telemetry};
+use kivu_core::backend::Engine;
+use kivu_telemetry::{record_failed_load, record_load, record_unload};
 
 /// Models that are loaded at once: each load uses two threads, and most functions have two CPUs.
 const THREADS: usize = 2;
@@ -152,7 +153,7 @@ impl Loader {
         let loaded = loaded.unwrap_or_else(|_| Err(Error::model("loading the model panicked")));
         let slot = match loaded {
             Ok(Some(resident)) => {
-                telemetry::record_load(started.elapsed());
+                record_load(started.elapsed());
                 tracing::info!(
                     model = entry.name,
                     ms = started.elapsed().as_millis() as u64,
@@ -162,7 +163,7 @@ impl Loader {
             }
             Ok(None) => Slot::Replaced,
             Err(error) => {
-                telemetry::record_failed_load();
+                record_failed_load();
                 tracing::error!(model = entry.name, error = error.chain(), "cannot load");
                 Slot::Failed(Failure::new(entry, &error))
             }
@@ -288,7 +289,7 @@ impl Loader {
         let idle = idle().min_by_key(|entry| entry.rank());
         let has_left = idle.is_some_and(|entry| entry.unload_idle());
         if has_left {
-            telemetry::record_unload();
+            record_unload();
         }
         has_left
     }
@@ -308,7 +309,7 @@ impl Loader {
             }
             leaving += entry.memory().unwrap_or(0);
             entry.unload();
-            telemetry::record_unload();
+            record_unload();
         }
     }
 }

@@ -158,11 +158,11 @@ impl Catalog {
     }
 
     /// Mapped files of the models that stay loaded.
-    pub fn mapped_files(&self) -> Vec<Arc<MappedFiles>> {
+    pub fn mapped_files(&self) -> Vec<Arc<dyn MappedFiles>> {
         if self.is_on_demand() {
             return Vec::new();
         }
-        let files = |entry: &Arc<Entry>| entry.with_model(|model| Arc::clone(&model.files));
+        let files = |entry: &Arc<Entry>| entry.with_model(|model| model.files.clone()).flatten();
         self.entries().iter().filter_map(files).collect()
     }
 

@@ -15,7 +15,7 @@ use opentelemetry::{
     metrics::{self, Meter},
 };
 
-use crate::telemetry::buckets::BUCKETS;
+use crate::buckets::BUCKETS;
 
 /// Creates an instrument for each metric.
 pub struct Instruments(pub Meter);

@@ -22,6 +22,7 @@ use opentelemetry_sdk::{
 use tokio::{runtime::Handle, sync::Semaphore, time::timeout};
 
 use self::{client::Client, metrics::Instruments};
+use super::request::record_reports;
 use kivu_base::{
     config::{OtlpConfig, OtlpReceiver},
     error::{Error, Result},
@@ -60,6 +61,7 @@ impl Otlp {
     /// # Errors
     /// If an exporter cannot be made, or the process has one already.
     pub fn start(config: &OtlpConfig, default_service: &str) -> Result<Self> {
+        record_reports();
         let resource = resource(config, default_service);
         let traces = config
             .traces

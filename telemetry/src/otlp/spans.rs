@@ -14,7 +14,7 @@ use opentelemetry_sdk::trace::{
     Sampler, SamplingDecision, SamplingResult, SdkTracer, ShouldSample, Span,
 };
 
-use crate::telemetry::{
+use crate::{
     stages::{Clock, JobOutcome, Outcome, RequestDetails, TimedStage},
     trace::Trace,
 };

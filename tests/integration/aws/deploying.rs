@@ -16,6 +16,7 @@ use axum::{
 use kivu::{
     cloud::Cloud,
     config::{AuthConfig, AuthMode, Config, Limits, Load, Policy},
+    observer::record_encoding,
     telemetry::{self, Embedded},
 };
 use kivu_http::{BindScope, Guard, make_key, router};
@@ -1057,8 +1058,7 @@ fn the_load_balancer_keeps_connections_longer_than_the_functions() {
         .clone()
         .find(|attribute| attribute["Key"] == "idle_timeout.timeout_seconds")
         .unwrap();
-    let source =
-        std::fs::read_to_string(root().join("core/src/backend/triton/connect.rs")).unwrap();
+    let source = std::fs::read_to_string(root().join("fleet/src/connect.rs")).unwrap();
     let (_, kept) = source
         .split_once("const MAX_IDLE: Duration = Duration::from_secs(")
         .unwrap();
@@ -1601,7 +1601,7 @@ fn metrics_of_alarms_and_dashboard_exist() {
     let embedded = Embedded::new("kivu-api");
     metrics::with_local_recorder(&embedded, || {
         telemetry::record_response(200, Duration::ZERO);
-        telemetry::record_encoding(1, Duration::ZERO, Duration::ZERO);
+        record_encoding(1, Duration::ZERO, Duration::ZERO);
         telemetry::record_cold_start(Duration::ZERO);
     });
     let lines = embedded.lines(SystemTime::now());

@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use kivu::{backend::onnx::Runtime, pipeline::Task, repository::manifest::Precision};
+use kivu::{onnx::Runtime, pipeline::Task, repository::manifest::Precision};
 use serde_json::{Value, json};
 
 use crate::{

@@ -1,7 +1,8 @@
 //! The `Backend` contract, kept by the implementations in this process.
 
 use kivu::{
-    backend::{Backend, Schedule, onnx::OnnxBackend, scripted::ScriptedBackend},
+    backend::{Backend, Schedule, scripted::ScriptedBackend},
+    onnx::OnnxBackend,
     repository::manifest::Precision,
     tensor::{ElementType, Elements, Tensor},
 };

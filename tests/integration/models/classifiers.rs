@@ -8,9 +8,10 @@ use std::{
 use axum::{body::Body, http::Request};
 use http_body_util::BodyExt;
 use kivu::{
-    backend::{Deadline, onnx::Runtime},
+    backend::Deadline,
     config::Limits,
     model::{Model, Pipeline},
+    onnx::Runtime,
     pipeline::{
         Input, Task,
         classification::{

@@ -13,11 +13,11 @@ use kivu::{
     backend::{
         Backend, Deadline, Engine,
         native::{NativeBackend, NativeModel, WeightFiles},
-        onnx::Session,
     },
     cloud::Cloud,
     config::{Config, EngineChoice, ModelConfig},
     model::Model,
+    onnx::Session,
     onnx_proto::{GraphProto, ModelProto},
     pipeline::{Task, embedding::similarity::cosine},
     repository::{Bundle, manifest::Precision},
@@ -71,7 +71,7 @@ fn open(graph: &[u8], bundle: &Bundle) -> kivu::error::Result<NativeModel> {
     let names = WeightFiles::names(graph)?.into_iter();
     let files = WeightFiles::map(
         names.map(|name| (name.clone(), bundle.path(&name))),
-        Arc::default(),
+        None,
     );
     NativeModel::open(graph, files?)
 }

@@ -3,10 +3,8 @@
 use std::{fs, num::NonZeroUsize};
 
 use kivu::{
-    backend::{
-        onnx::{ExternalWeights, Graph, Session, keeps_signed_weights},
-        processor::Int8Instructions,
-    },
+    backend::processor::Int8Instructions,
+    onnx::{ExternalWeights, Graph, Session, keeps_signed_weights},
     pipeline::Task,
     repository::manifest::Precision,
     tensor::{Elements, Tensor},

@@ -5,9 +5,10 @@ use std::{collections::BTreeMap, fs, path::Path};
 
 use axum::http::StatusCode;
 use kivu::{
-    backend::{Engine, onnx::Runtime},
+    backend::Engine,
     config::Limits,
     model::Model,
+    onnx::Runtime,
     pipeline::{
         classification::ranking::{RankingOptions, RankingPipeline},
         embedding::{

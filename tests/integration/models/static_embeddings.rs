@@ -50,7 +50,7 @@ fn table(bundle: &Bundle) -> TableModel {
     let names = WeightFiles::names(&graph).unwrap().into_iter();
     let files = WeightFiles::map(
         names.map(|name| (name.clone(), bundle.path(&name))),
-        Default::default(),
+        None,
     );
     TableModel::open(&graph, files.unwrap()).unwrap()
 }

@@ -14,9 +14,10 @@ use axum::{
 };
 use http_body_util::BodyExt;
 use kivu::{
-    backend::{Deadline, onnx::Runtime},
+    backend::Deadline,
     config::Limits,
     model::{Model, Pipeline},
+    onnx::Runtime,
     pipeline::{
         Task,
         generation::GenerationOptions,

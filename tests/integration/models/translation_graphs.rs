@@ -3,7 +3,7 @@
 use std::{fs, num::NonZeroUsize, path::Path};
 
 use kivu::{
-    backend::onnx::{Runtime, Session},
+    onnx::{Runtime, Session},
     pipeline::seq2seq::Seq2SeqSettings,
     repository::{Bundle, manifest::Precision},
     tensor::{Elements, Tensor},

@@ -15,8 +15,8 @@ use std::{
 };
 
 use kivu::{
-    backend::onnx::library,
     config::Config,
+    onnx::library,
     repository::{bundle::sha256_of, manifest::Precision},
 };
 use serde_json::Value;

@@ -8,10 +8,10 @@ use std::{
 };
 
 use kivu::{
-    backend::onnx::{OnnxBackend, Runtime, library},
     cloud::Cloud,
     config::{Config, EngineChoice, ModelConfig},
     model::{Model, ModelSettings},
+    onnx::{OnnxBackend, Runtime, library},
     pipeline::{Task, embedding::EmbeddingOptions},
     repository::{Bundle, manifest::Precision},
     tokenizer::{Side, Truncation},

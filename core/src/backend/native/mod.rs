@@ -29,7 +29,7 @@ pub use self::{
     weights::Buffer,
 };
 use super::{Backend, Deadline, Schedule, Signature};
-use crate::telemetry;
+use crate::observer::record_batch;
 use kivu_base::{
     error::{Error, Result},
     tensor::Tensor,
@@ -101,7 +101,7 @@ impl Backend for NativeBackend {
         for inputs in &batches {
             texts.extend(model.texts(inputs)?);
         }
-        telemetry::record_run("native");
+        record_batch("native");
         model.require_unchanged()?;
         let mut outputs = self.workers.run(texts, deadline).await?.into_iter();
         model.require_unchanged()?;

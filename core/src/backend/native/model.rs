@@ -35,7 +35,7 @@ pub struct WeightFiles {
     /// Contents by the file name that graphs refer to.
     pub files: BTreeMap<String, Bytes>,
     /// Mapped files; runs fail once one was written to.
-    pub mapped: Arc<MappedFiles>,
+    pub mapped: Option<Arc<dyn MappedFiles>>,
 }
 
 impl WeightFiles {
@@ -54,14 +54,14 @@ impl WeightFiles {
     pub fn in_memory(files: BTreeMap<String, Bytes>) -> Self {
         Self {
             files,
-            mapped: Arc::default(),
+            mapped: None,
         }
     }
 
-    /// Maps files. Runs fail once a file in `mapped` was written to.
+    /// Maps files. Runs fail once a file in `mapped` was written to; `None` for files that do not change.
     pub fn map(
         files: impl IntoIterator<Item = (String, PathBuf)>,
-        mapped: Arc<MappedFiles>,
+        mapped: Option<Arc<dyn MappedFiles>>,
     ) -> Result<Self> {
         let files = files
             .into_iter()
@@ -88,7 +88,7 @@ pub struct NativeModel {
     token_products: usize,
     /// The kernel that runs the program.
     pub instructions: InstructionSet,
-    mapped: Arc<MappedFiles>,
+    mapped: Option<Arc<dyn MappedFiles>>,
 }
 
 impl NativeModel {
@@ -123,7 +123,7 @@ impl NativeModel {
             program,
             token_products,
             instructions,
-            mapped: Arc::default(),
+            mapped: None,
         }
     }
 
@@ -183,7 +183,9 @@ impl NativeModel {
 
     /// Fails if mapped weights were written to.
     pub fn require_unchanged(&self) -> Result<()> {
-        self.mapped.require_unchanged()
+        self.mapped
+            .as_ref()
+            .map_or(Ok(()), |mapped| mapped.require_unchanged())
     }
 
     /// Tokens per batch row.

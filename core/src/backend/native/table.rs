@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     backend::{Backend, Deadline, MappedFiles, Schedule, Signature},
-    telemetry,
+    observer::record_batch,
 };
 use kivu_base::{
     error::{Error, Result},
@@ -38,7 +38,7 @@ pub struct TableModel {
     /// Values per row.
     width: usize,
     head: Option<LabelHead>,
-    mapped: Arc<MappedFiles>,
+    mapped: Option<Arc<dyn MappedFiles>>,
 }
 
 #[derive(Debug)]
@@ -132,6 +132,13 @@ impl TableModel {
     /// Graph inputs and outputs.
     pub fn signature(&self) -> &Signature {
         &self.signature
+    }
+
+    /// Fails if mapped weights were written to.
+    fn require_unchanged(&self) -> Result<()> {
+        self.mapped
+            .as_ref()
+            .map_or(Ok(()), |mapped| mapped.require_unchanged())
     }
 
     /// Runs one batch on this thread. Inputs and outputs are in signature order.
@@ -261,7 +268,7 @@ impl Backend for TableBackend {
         if deadline.has_passed() {
             return Err(deadline.exceeded());
         }
-        telemetry::record_run("native");
+        record_batch("native");
         let tokens: usize = batches
             .iter()
             .filter_map(|inputs| inputs.first())
@@ -269,9 +276,9 @@ impl Backend for TableBackend {
             .sum();
         let model = Arc::clone(&self.model);
         let run = move || {
-            model.mapped.require_unchanged()?;
+            model.require_unchanged()?;
             let outputs = batches.iter().map(|inputs| model.run(inputs)).collect();
-            model.mapped.require_unchanged()?;
+            model.require_unchanged()?;
             outputs
         };
         if tokens < MIN_CALL_TOKENS {

@@ -30,7 +30,7 @@ use kivu_engine::run::{Run, Scratch, Text, Values};
 use tokio::{sync::oneshot, task};
 
 use super::model::{NativeModel, TextOutputs};
-use crate::{backend::Deadline, telemetry::request::QueuedBatch};
+use crate::{backend::Deadline, observer::QueuedBatch};
 use kivu_base::error::{Error, Result};
 
 /// Calls with fewer tokens are combined, so that their texts share weight reads.

@@ -15,7 +15,7 @@ use crate::pipeline::{
 };
 use crate::{
     backend::{Deadline, routing::Location},
-    telemetry,
+    observer::record_encoding,
 };
 use kivu_base::{
     clock::Instant,
@@ -149,7 +149,7 @@ impl Encodings {
     /// Usage for a run at `location` whose model time is `inference`; records it in the metrics.
     pub fn usage(&self, inference: Duration, location: Location) -> Usage {
         let tokens = self.tokens();
-        telemetry::record_encoding(tokens, self.tokenization, inference);
+        record_encoding(tokens, self.tokenization, inference);
         let is_truncated =
             |inputs: &[Encoding]| inputs.iter().any(|input| input.truncated_from.is_some());
         let texts = self.list.chunks(self.inputs_per_text).enumerate();

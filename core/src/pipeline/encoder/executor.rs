@@ -21,10 +21,7 @@ use crate::{
         Deadline, RemoteBackend,
         routing::{Location, Route},
     },
-    telemetry::{
-        fleet::record_fallback,
-        request::{Stage, timed, timed_run},
-    },
+    observer::{record_fallback, timed_run, timed_tokenization},
 };
 use kivu_base::error::{Error, Result};
 
@@ -93,7 +90,14 @@ impl<L: Sync, R: RemoteModel> Executor<L, R> {
         self.route.fleet().is_some()
     }
 
+    /// No model: without connections, there are no fleets.
+    #[cfg(target_family = "wasm")]
+    pub async fn remote(&self, _: Deadline) -> Result<R> {
+        Err(not_loaded())
+    }
+
     /// The fleet's model, opened again whenever its description changes.
+    #[cfg(not(target_family = "wasm"))]
     pub async fn remote(&self, deadline: Deadline) -> Result<R> {
         let fleet = self.route.fleet().ok_or_else(not_loaded)?;
         let described = fleet.connect(deadline).await?;
@@ -114,9 +118,18 @@ impl<L: Sync, R: RemoteModel> Executor<L, R> {
     /// Fails if the fleet's model is of a different kind. An unreachable fleet is not an error. No connection is
     /// kept, since this may run on a different Tokio runtime.
     pub async fn check_fleet(&self, deadline: Deadline) -> Result<()> {
-        match self.route.fleet() {
-            None => Ok(()),
-            Some(fleet) => fleet.check_at_start(self.remote(deadline).await),
+        let Some(fleet) = self.route.fleet() else {
+            return Ok(());
+        };
+        let opened = self.remote(deadline).await;
+        fleet.disconnect();
+        match opened {
+            Ok(_) => Ok(()),
+            Err(error @ Error::Model { .. }) => Err(error),
+            Err(error) => {
+                tracing::warn!(error = error.chain(), "the fleet does not respond yet");
+                Ok(())
+            }
         }
     }
 
@@ -135,6 +148,7 @@ impl<L: Sync, R: RemoteModel> Executor<L, R> {
         deadline: Deadline,
     ) -> Result<(W::Output, Location)> {
         let (tokens, local) = (work.tokens(), self.local());
+        #[cfg(not(target_family = "wasm"))]
         if self.route.choose(tokens) == Location::Remote
             && !(local.is_some() && self.is_known_unfit(work))
         {
@@ -238,7 +252,7 @@ pub async fn tokenize<T: Send + 'static>(
         Some(turns) => turns.tokenization.acquire().await.ok(),
         None => None,
     };
-    timed(Stage::Tokenization, deadline.run_sized(bytes, work)).await
+    timed_tokenization(deadline.run_sized(bytes, work)).await
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@ use crate::{
         routing::{Location, Route},
         seq2seq::Seq2SeqBackend,
     },
+    observer::record_encoding,
     pipeline::{
         encoder::{
             executor::{Executor, tokenize},
@@ -23,7 +24,6 @@ use crate::{
         },
         generation::{Bounds, Generated, GenerationConfig, GenerationOptions},
     },
-    telemetry,
 };
 use kivu_base::{
     clock::Instant,
@@ -242,7 +242,7 @@ impl Seq2SeqPipeline {
                     .collect(),
             );
         }
-        telemetry::record_encoding(usage.tokens, usage.tokenization, usage.inference);
+        record_encoding(usage.tokens, usage.tokenization, usage.inference);
         Ok(GeneratedTexts {
             texts,
             pairs: plan.texts.into_iter().map(|(_, pair)| pair).collect(),

@@ -3,8 +3,9 @@
 use std::{fs, time::Duration};
 
 use kivu::{
-    backend::{Deadline, triton::Fleet},
+    backend::{Deadline, RemoteSource},
     config::{FleetConfig, ModelConfig, Policy},
+    fleet::Fleet,
     pipeline::Task,
     repository::{
         Bundle,

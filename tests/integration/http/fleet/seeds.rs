@@ -4,8 +4,8 @@
 use std::{fs, path::Path};
 
 use kivu::{
-    backend::onnx::Runtime,
     config::{ModelConfig, Policy},
+    onnx::Runtime,
     pipeline::Task,
 };
 use serde_json::{Value, json};

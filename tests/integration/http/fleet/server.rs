@@ -12,7 +12,7 @@ use std::{
 };
 
 use kivu::{
-    backend::onnx::Runtime,
+    onnx::Runtime,
     pipeline::Task,
     repository::{Bundle, manifest::Precision},
 };

@@ -6,9 +6,9 @@ use kivu::repository::manifest::Precision;
 use kivu::{
     backend::{
         Deadline,
-        onnx::{OnnxSeq2Seq, Parallelism, Runtime},
         seq2seq::{Seq2SeqBackend, SourceBatch},
     },
+    onnx::{OnnxSeq2Seq, Parallelism, Runtime},
     pipeline::generation::{
         Bounds, Generated, GenerationConfig, GenerationOptions, GenerationSettings, SourceInfo,
         generate,
