@@ -59,7 +59,7 @@ def base(name):
 
 def recorded():
     """All metrics that the sources name."""
-    files = [*(ROOT / "core/src/telemetry").glob("*.rs"), ROOT / "src/model/gauges.rs", ROOT / "http/src/service/app.rs"]
+    files = [*(ROOT / "telemetry/src").glob("*.rs"), ROOT / "src/model/gauges.rs", ROOT / "http/src/service/app.rs"]
     return {name for file in files for name in re.findall(r'"(kivu_\w+)"', file.read_text())}
 
 

@@ -5,7 +5,6 @@ use std::{
     fs,
     num::NonZeroUsize,
     path::{Path, PathBuf},
-    sync::Arc,
     time::Duration,
 };
 
@@ -69,10 +68,7 @@ fn model(bundle: &Bundle) -> NativeModel {
 /// A graph with the weights in `bundle`.
 fn open(graph: &[u8], bundle: &Bundle) -> kivu::error::Result<NativeModel> {
     let names = WeightFiles::names(graph)?.into_iter();
-    let files = WeightFiles::map(
-        names.map(|name| (name.clone(), bundle.path(&name))),
-        None,
-    );
+    let files = WeightFiles::map(names.map(|name| (name.clone(), bundle.path(&name))), None);
     NativeModel::open(graph, files?)
 }
 

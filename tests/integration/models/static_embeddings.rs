@@ -48,10 +48,7 @@ fn table(bundle: &Bundle) -> TableModel {
     let graph = bundle.read(&bundle.manifest().graph).unwrap();
     assert!(TableModel::is_in(&graph).unwrap());
     let names = WeightFiles::names(&graph).unwrap().into_iter();
-    let files = WeightFiles::map(
-        names.map(|name| (name.clone(), bundle.path(&name))),
-        None,
-    );
+    let files = WeightFiles::map(names.map(|name| (name.clone(), bundle.path(&name))), None);
     TableModel::open(&graph, files.unwrap()).unwrap()
 }
 

@@ -8,7 +8,6 @@ use crate::source_files::{CRATES, sources};
 /// External crates, as paths begin with them, and the only files and folders that may use them, in crates with several
 /// purposes.
 const BOUNDARIES: &[(&str, &[&str])] = &[
-    ("ort::", &["core/src/backend/onnx/"]),
     (
         "kivu_engine::",
         &[
@@ -46,8 +45,7 @@ const BOUNDARIES: &[(&str, &[&str])] = &[
             "base/src/onnx_proto.rs",
             "compiler/src/onnx/",
             "compiler/src/tokenizers/sentencepiece/",
-            "core/src/backend/onnx/external_weights.rs",
-            "core/src/backend/triton/wire/",
+            "fleet/src/wire/",
             "jobs/src/events/kpl.rs",
         ],
     ),
@@ -69,7 +67,7 @@ const BOUNDARIES: &[(&str, &[&str])] = &[
         "hyper_rustls::",
         &[
             "compiler/src/library/hub/connect.rs",
-            "core/src/telemetry/otlp/client.rs",
+            "telemetry/src/otlp/client.rs",
         ],
     ),
     (
@@ -77,8 +75,8 @@ const BOUNDARIES: &[(&str, &[&str])] = &[
         &[
             "cli/src/server/",
             "compiler/src/library/hub/connect.rs",
-            "core/src/backend/triton/connect.rs",
-            "core/src/telemetry/otlp/client.rs",
+            "fleet/src/connect.rs",
+            "telemetry/src/otlp/client.rs",
         ],
     ),
     ("tokio_postgres::", &["jobs/src/sink/"]),
@@ -87,18 +85,11 @@ const BOUNDARIES: &[(&str, &[&str])] = &[
         &[
             "base/src/certificates.rs",
             "compiler/src/library/hub/connect.rs",
-            "core/src/backend/triton/connect.rs",
-            "core/src/telemetry/otlp/client.rs",
+            "fleet/src/connect.rs",
             "jobs/src/sink/postgres_tls.rs",
+            "telemetry/src/otlp/client.rs",
         ],
     ),
-    ("tonic::", &["core/src/backend/triton/wire/grpc.rs"]),
-    ("tonic_prost::", &["core/src/backend/triton/wire/grpc.rs"]),
-    ("metrics::", &["core/src/telemetry/"]),
-    ("opentelemetry::", &["core/src/telemetry/otlp/"]),
-    ("opentelemetry_http::", &["core/src/telemetry/otlp/"]),
-    ("opentelemetry_otlp::", &["core/src/telemetry/otlp/"]),
-    ("opentelemetry_sdk::", &["core/src/telemetry/otlp/"]),
     ("subtle::", &["http/src/auth/"]),
     ("axum::", &["cli/src/server/", "http/src/"]),
     (
@@ -108,7 +99,7 @@ const BOUNDARIES: &[(&str, &[&str])] = &[
     (
         "http_body::",
         &[
-            "core/src/backend/triton/connect.rs",
+            "fleet/src/connect.rs",
             "http/src/bodies/permit_body.rs",
             "http/src/service/observe.rs",
         ],
