@@ -253,7 +253,7 @@ fn model(name: &str, task: Task, pipeline: Pipeline) -> Model {
         signature: signature(&[-1, -1]),
         files: Vec::new(),
     };
-    let (arithmetic, files) = (None, Arc::default());
+    let (arithmetic, files) = (None, None);
     let (name, digest, max_input_memory) = (name.into(), String::new(), None);
     let max_tokens = pipeline.max_tokens();
     let settings = ModelSettings {

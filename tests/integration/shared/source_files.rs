@@ -6,17 +6,23 @@ use std::{
 };
 
 /// The code of the crates.
-pub(crate) const CRATES: [&str; 11] = [
+pub(crate) const CRATES: [&str; 17] = [
+    "aws/src",
     "base/src",
     "bindings/src",
     "cli/src",
     "compiler/src",
     "core/src",
+    "fleet/src",
     "http/src",
     "jobs/src",
     "node/src",
+    "onnx/src",
+    "program/src",
     "python/src",
+    "sinks/src",
     "src",
+    "telemetry/src",
     "text/src",
 ];
 
