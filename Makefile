@@ -3,8 +3,8 @@
 # `make run` and `make test` compile each crate once, in one profile; what is measured or deployed is compiled with
 # --release.
 PROFILE := dev
-# The crates for S3 take long to compile. The program that `make` builds in `dev` omits them; `cargo build` and
-# `cargo test` include them.
+# The clients for AWS and databases take long to compile. The program that `make` builds in `dev` omits them; `cargo build`
+# and `cargo test` include them.
 FEATURES = $(if $(filter dev,$(PROFILE)),--no-default-features)
 KIVU = target/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))/kivu
 BUNDLES := .kivu/bundles
@@ -72,8 +72,9 @@ help: ## List the targets
 	@grep -h -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
 
 .PHONY: run
-run: program $(MODELS:%=$(BUNDLES)/%/manifest.toml) ## Serve the models in models/ on http://127.0.0.1:8080
-	$(KIVU) serve $(BUNDLES)
+run: program $(BUNDLE)/manifest.toml ## Serve the models in models/ on http://127.0.0.1:8080
+	@$(MAKE) --no-print-directory --old-file=program $(MODELS:%=$(BUNDLES)/%/manifest.toml) & \
+	trap "kill $$! 2>/dev/null" EXIT; $(KIVU) serve $(BUNDLES) --load on-demand
 
 # Independent steps run concurrently; the output ends with a table of their durations.
 TIMES := .kivu/test-times
