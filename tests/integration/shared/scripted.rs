@@ -127,7 +127,7 @@ pub(crate) fn model_with(task: Task, default_prompt: Option<String>) -> Model {
             Task::TextRanking => Pipeline::Ranking(RankingPipeline::Embedding(pipeline)),
             _ => Pipeline::Embedding(pipeline),
         },
-        files: Arc::default(),
+        files: None,
     }
 }
 

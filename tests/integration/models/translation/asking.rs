@@ -160,7 +160,7 @@ fn model(name: &str, codes: &[&str]) -> Model {
             files: Vec::new(),
         },
         pipeline: Pipeline::Translation(pipeline),
-        files: Arc::default(),
+        files: None,
     }
 }
 
