@@ -78,8 +78,7 @@ fn load() -> kivu::Result<(Handler, Option<Otlp>)> {
     };
     let models = Model::open_all(&config, &cloud)?;
     let requests = batch_requests(config.limits.clone());
-    let handler =
-        Handler::new(models, &config, cloud, sinks)?.with_requests(requests);
+    let handler = Handler::new(models, &config, cloud, sinks)?.with_requests(requests);
     Ok((handler, otlp))
 }
 

@@ -26,7 +26,7 @@ use crate::{
         served::{Answers, EncoderParts, ServedEncoder, open_native},
     },
     quantize::{
-        layer_calibration::{CALIBRATION_TEXTS, Calibration, MAX_BLOCK, MIN_PRODUCTS},
+        layer_calibration::{CALIBRATION_TEXTS, Calibration, MIN_PRODUCTS},
         layer_forms::LayerForms,
     },
     sentence_transformers::static_embedding,
@@ -45,6 +45,7 @@ use kivu::{
     },
     tokenizer::{Side, Tokenizer, Truncation},
 };
+use kivu_engine::fit::MAX_BLOCK;
 
 /// A bundle in a folder inside the scratch folder.
 pub struct Written {

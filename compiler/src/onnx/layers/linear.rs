@@ -1,6 +1,9 @@
 //! Linear layers in each precision.
 
-use kivu_engine::kernel::{GROUP, LANES};
+use kivu_engine::{
+    fit::{Columns, FittedLayer},
+    kernel::{GROUP, LANES},
+};
 
 use super::Layers;
 use crate::{
@@ -10,11 +13,7 @@ use crate::{
         functions::{self, QuantizedLinear},
         integer,
     },
-    quantize::{
-        self,
-        layer_calibration::{Columns, FittedLayer},
-        layer_forms::LayerForms,
-    },
+    quantize::{self, layer_forms::LayerForms},
 };
 use kivu::{error::Result, repository::manifest::Precision};
 

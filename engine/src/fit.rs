@@ -1,0 +1,439 @@
+//! Fits a layer's 8-bit weights to the values that sample texts produce: input columns of similar ranges, and weights whose
+//! rounding errors cancel.
+//!
+//! The engine quantizes a token's values in a few blocks, with a scale each, so a few columns with large values cost the
+//! others in their block their precision. Each column gets a shift and a factor, which weights and bias make up for. The
+//! weights are then [rounded](rounding::round) for these inputs.
+
+use crate::{
+    kernel::LANES,
+    quantize,
+    rounding::{self, Moments, Permitted, Rounded},
+};
+
+/// Tokens for the choice of factors.
+const SAMPLE: usize = 512;
+/// Inputs of layers up to which weights are rounded for them: 256 MB of products between columns.
+const MAX_ROUNDED_INPUTS: usize = 8192;
+/// Share of a column's range, rather than its weights', in its factor.
+const EXPONENTS: [f32; 6] = [0.2, 0.3, 0.4, 0.5, 0.6, 0.7];
+/// Smallest range of a column or its weights, as a share of the mean over all columns.
+const MIN_RANGE: f32 = 0.05;
+/// Minimum number of inputs that share a scale.
+const MIN_BLOCK: usize = 32;
+/// Maximum number of inputs that share a scale in `int8-blocks`.
+pub const MAX_BLOCK: usize = 64;
+/// Squared error of rounded weights, as a share of the error with the nearest integers; as measured.
+const ROUNDED: f64 = 0.35;
+
+/// A layer as it is stored.
+#[derive(Clone, Debug)]
+pub struct FittedLayer {
+    /// `None` if the values are quantized as they are.
+    pub columns: Option<Columns>,
+    /// Inputs that share a scale.
+    pub block: usize,
+    /// The integers, and a scale per output and block.
+    pub rows: quantize::Rows,
+    /// Added to the bias.
+    pub bias: Vec<f32>,
+}
+
+/// What is done to each input column: `(value − shift) × factor`.
+#[derive(Clone, Debug)]
+pub struct Columns {
+    /// Subtracted from each column.
+    pub shifts: Vec<f32>,
+    /// Multiplied with each column.
+    pub factors: Vec<f32>,
+}
+
+/// Fits a layer's weights, a row per output, to input rows.
+pub fn fit(weight: &[f32], inputs: usize, form: Form, mut rows: Vec<f32>) -> FittedLayer {
+    let Form { block, permitted } = form;
+    let columns = choose_columns(weight, form, inputs, &rows);
+    let mut weight = weight.to_vec();
+    let mut bias = vec![0.0; weight.len() / inputs];
+    if let Some(columns) = &columns {
+        for (weights, bias) in weight.chunks_exact_mut(inputs).zip(&mut bias) {
+            let products = weights
+                .iter()
+                .zip(&columns.shifts)
+                .map(|(weight, shift)| weight * shift);
+            *bias = products.map(f64::from).sum::<f64>() as f32;
+            weights
+                .iter_mut()
+                .zip(&columns.factors)
+                .for_each(|(weight, factor)| *weight /= factor);
+        }
+        columns.apply(&mut rows);
+    }
+    let rows = if inputs <= MAX_ROUNDED_INPUTS {
+        rows.chunks_exact_mut(block).for_each(quantize_block);
+        let weights = rounding::Weights {
+            values: &weight,
+            inputs,
+            block,
+            permitted,
+        };
+        let Rounded {
+            integers,
+            scales,
+            offsets,
+        } = rounding::round(weights, Moments::new(rows, inputs));
+        bias.iter_mut()
+            .zip(offsets)
+            .for_each(|(bias, offset)| *bias += offset);
+        quantize::Rows {
+            values: integers,
+            scales,
+        }
+    } else {
+        quantize::rows(&weight, block)
+    };
+    FittedLayer {
+        columns,
+        block,
+        rows,
+        bias,
+    }
+}
+
+/// How a layer is stored.
+#[derive(Clone, Copy, Debug)]
+pub struct Form {
+    /// Inputs that share a scale.
+    pub block: usize,
+    /// The integers that weights may become.
+    pub permitted: Permitted,
+}
+
+impl Form {
+    /// A few scales per row: as many as cost a layer's product a few percent.
+    pub fn int8(inputs: usize) -> Self {
+        Self {
+            block: block(inputs),
+            permitted: Permitted::SmallQuads,
+        }
+    }
+
+    /// A scale per block of at most [`MAX_BLOCK`] inputs.
+    pub fn int8_blocks(inputs: usize) -> Self {
+        Self {
+            block: small_block(inputs),
+            permitted: Permitted::Any,
+        }
+    }
+}
+
+/// The largest size in [`MIN_BLOCK`] to [`MAX_BLOCK`] that divides a row.
+fn small_block(inputs: usize) -> usize {
+    let sizes = (MIN_BLOCK..=MAX_BLOCK)
+        .rev()
+        .filter(|size| size.is_multiple_of(LANES));
+    sizes
+        .into_iter()
+        .find(|size| inputs.is_multiple_of(*size))
+        .unwrap_or(inputs)
+}
+
+/// As many inputs as cost a layer's product a few percent.
+fn block(inputs: usize) -> usize {
+    let blocks = match inputs {
+        ..=512 => 2,
+        513..=2048 => 4,
+        _ => 8,
+    };
+    let fits =
+        |blocks: &usize| inputs.is_multiple_of(blocks * LANES) && inputs / blocks >= MIN_BLOCK;
+    inputs / [blocks, blocks / 2].into_iter().find(fits).unwrap_or(1)
+}
+
+impl Columns {
+    /// Applies shifts and factors to rows.
+    fn apply(&self, rows: &mut [f32]) {
+        for row in rows.chunks_exact_mut(self.shifts.len()) {
+            for ((value, shift), factor) in row.iter_mut().zip(&self.shifts).zip(&self.factors) {
+                *value = (*value - shift) * factor;
+            }
+        }
+    }
+}
+
+/// Rounds a block's values as the engine does.
+fn quantize_block(block: &mut [f32]) {
+    let [least, step] = step(block);
+    if step > 0.0 {
+        block
+            .iter_mut()
+            .for_each(|value| *value = ((*value - least) / step).round_ties_even() * step + least);
+    }
+}
+
+/// A block's minimum, at most 0, and its quantization step.
+fn step(block: &[f32]) -> [f32; 2] {
+    let (least, most) = block.iter().fold((0.0_f32, 0.0_f32), |(a, b), value| {
+        (a.min(*value), b.max(*value))
+    });
+    [least, (most - least) / 255.0]
+}
+
+/// The shifts and factors with the smallest expected error, unless it is smaller without.
+fn choose_columns(weight: &[f32], form: Form, inputs: usize, rows: &[f32]) -> Option<Columns> {
+    let count = rows.len() / inputs;
+    let mut means = vec![0.0_f64; inputs];
+    for row in rows.chunks_exact(inputs) {
+        means
+            .iter_mut()
+            .zip(row)
+            .for_each(|(mean, value)| *mean += f64::from(*value));
+    }
+    let means: Vec<f32> = means
+        .into_iter()
+        .map(|sum| (sum / count.max(1) as f64) as f32)
+        .collect();
+    let of_weights = column_maximum(weight, &vec![0.0; inputs]);
+    let stride = count.div_ceil(SAMPLE).max(1);
+    let sample: Vec<f32> = rows
+        .chunks_exact(inputs)
+        .step_by(stride)
+        .flatten()
+        .copied()
+        .collect();
+    let identity = Columns {
+        shifts: vec![0.0; inputs],
+        factors: vec![1.0; inputs],
+    };
+    let mut best = (expected_error(weight, form, &sample, &identity), None);
+    for shifts in [vec![0.0; inputs], means] {
+        let ranges = column_maximum(rows, &shifts);
+        for exponent in EXPONENTS {
+            let factors = factors(&ranges, &of_weights, exponent);
+            let columns = Columns {
+                shifts: shifts.clone(),
+                factors,
+            };
+            let error = expected_error(weight, form, &sample, &columns);
+            if error < best.0 {
+                best = (error, Some(columns));
+            }
+        }
+    }
+    best.1
+}
+
+/// Largest distance to `centers` in each column.
+fn column_maximum(rows: &[f32], centers: &[f32]) -> Vec<f32> {
+    let mut most = vec![0.0_f32; centers.len()];
+    for row in rows.chunks_exact(centers.len()) {
+        for ((most, value), center) in most.iter_mut().zip(row).zip(centers) {
+            *most = most.max((value - center).abs());
+        }
+    }
+    most
+}
+
+/// Factors that divide the quantization error between values and weights; their geometric mean is 1. The functions in the
+/// crate `libm` give the same bits on every processor.
+fn factors(ranges: &[f32], weights: &[f32], exponent: f32) -> Vec<f32> {
+    // A constant column has no range.
+    let logarithms = |values: &[f32]| -> Vec<f64> {
+        let mean = values.iter().map(|value| f64::from(*value)).sum::<f64>() / values.len() as f64;
+        let floor = (f64::from(MIN_RANGE) * mean).max(f64::from(f32::MIN_POSITIVE));
+        values
+            .iter()
+            .map(|value| libm::log(f64::from(*value).max(floor)))
+            .collect()
+    };
+    let exponent = f64::from(exponent);
+    let logarithms: Vec<f64> = logarithms(weights)
+        .into_iter()
+        .zip(logarithms(ranges))
+        .map(|(weight, range)| (1.0 - exponent) * weight - exponent * range)
+        .collect();
+    let mean = logarithms.iter().sum::<f64>() / logarithms.len() as f64;
+    logarithms
+        .into_iter()
+        .map(|logarithm| libm::exp(logarithm - mean) as f32)
+        .collect()
+}
+
+/// Expected squared output error per token, up to a factor: of values that are rounded in steps of their block's range,
+/// and of rounded weights.
+fn expected_error(weight: &[f32], form: Form, rows: &[f32], columns: &Columns) -> f64 {
+    let (inputs, Form { block, permitted }) = (columns.shifts.len(), form);
+    let mut rows = rows.to_vec();
+    columns.apply(&mut rows);
+    // By block: squared steps and values, summed over the rows, and squared steps and weights, over the outputs.
+    let mut sums = vec![[0.0_f64; 4]; inputs / block];
+    for row in rows.chunks_exact(inputs) {
+        for (values, sums) in row.chunks_exact(block).zip(&mut sums) {
+            sums[0] += f64::from(step(values)[1]).powi(2);
+            sums[1] += values
+                .iter()
+                .map(|value| f64::from(value * value))
+                .sum::<f64>();
+        }
+    }
+    let mut scaled = vec![0.0; block];
+    for row in weight.chunks_exact(inputs) {
+        let parts = row
+            .chunks_exact(block)
+            .zip(columns.factors.chunks_exact(block));
+        for ((weights, factors), sums) in parts.zip(&mut sums) {
+            for ((weight, factor), scaled) in weights.iter().zip(factors).zip(&mut scaled) {
+                *scaled = weight / factor;
+            }
+            sums[2] += f64::from(rounding::scale(&scaled, permitted)).powi(2);
+            sums[3] += scaled
+                .iter()
+                .map(|weight| f64::from(weight * weight))
+                .sum::<f64>();
+        }
+    }
+    let error = |[steps, values, weight_steps, weights]: &[f64; 4]| {
+        steps * weights + ROUNDED * weight_steps * values
+    };
+    sums.iter().map(error).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const INPUTS: usize = 64;
+    const OUTPUTS: usize = 16;
+
+    fn form(block: usize) -> Form {
+        Form {
+            block,
+            permitted: Permitted::SmallQuads,
+        }
+    }
+
+    fn numbers(seed: u64, count: usize) -> Vec<f32> {
+        let mut random = fastrand::Rng::with_seed(seed);
+        (0..count).map(|_| random.f32() * 2.0 - 1.0).collect()
+    }
+
+    /// Mean squared output error over the rows.
+    fn error(weight: &[f32], rows: &[f32], layer: &FittedLayer) -> f64 {
+        let FittedLayer {
+            columns,
+            block,
+            rows: quantized,
+            bias,
+        } = layer;
+        let mut fitted = rows.to_vec();
+        if let Some(columns) = columns {
+            columns.apply(&mut fitted);
+        }
+        fitted.chunks_exact_mut(*block).for_each(quantize_block);
+        let integers = quantized.values.iter().enumerate();
+        let stored: Vec<f32> = integers
+            .map(|(place, integer)| f32::from(*integer) * quantized.scales[place / block])
+            .collect();
+        let product = |row: &[f32], weights: &[f32]| {
+            row.iter()
+                .zip(weights)
+                .map(|(value, weight)| f64::from(value * weight))
+                .sum::<f64>()
+        };
+        let mut sum = 0.0;
+        for (row, fitted) in rows.chunks_exact(INPUTS).zip(fitted.chunks_exact(INPUTS)) {
+            let outputs = weight
+                .chunks_exact(INPUTS)
+                .zip(stored.chunks_exact(INPUTS))
+                .zip(bias);
+            for ((weights, stored), bias) in outputs {
+                sum += (product(fitted, stored) + f64::from(*bias) - product(row, weights)).powi(2);
+            }
+        }
+        sum / (rows.len() / INPUTS) as f64
+    }
+
+    /// Rows with a column that is far from zero, a constant one, and one that is zero.
+    fn rows(seed: u64, count: usize) -> Vec<f32> {
+        let mut rows = numbers(seed, count * INPUTS);
+        for row in rows.chunks_exact_mut(INPUTS) {
+            (row[3], row[7], row[9]) = (40.0 + 5.0 * row[3], -2.5, 0.0);
+        }
+        rows
+    }
+
+    #[test]
+    fn columns_with_large_values_do_not_cost_the_others_their_precision() {
+        let weight = numbers(1, OUTPUTS * INPUTS);
+        let layer = fit(&weight, INPUTS, form(INPUTS / 2), rows(2, 500));
+        let columns = layer.columns.as_ref().unwrap();
+        assert!(
+            columns
+                .factors
+                .iter()
+                .all(|factor| factor.is_normal() && *factor > 0.0),
+            "{columns:?}"
+        );
+        assert!(layer.rows.values.iter().all(|integer| *integer > i8::MIN));
+        let unfitted = FittedLayer {
+            columns: None,
+            block: INPUTS,
+            rows: quantize::rows(&weight, INPUTS),
+            bias: vec![0.0; OUTPUTS],
+        };
+        // On rows that the layer was not fitted to.
+        let unseen = rows(3, 200);
+        let [before, after] = [&unfitted, &layer].map(|layer| error(&weight, &unseen, layer));
+        assert!(after < before / 10.0, "{before}, {after}");
+    }
+
+    #[test]
+    fn a_layer_without_weights_or_values_is_stored_as_it_is() {
+        let zeros = fit(&[0.0; OUTPUTS * INPUTS], INPUTS, form(INPUTS), rows(2, 300));
+        assert!(zeros.columns.is_none() && zeros.rows.values.iter().all(|integer| *integer == 0));
+        let weight = numbers(1, OUTPUTS * INPUTS);
+        let without_values = fit(&weight, INPUTS, form(INPUTS / 2), vec![0.0; 300 * INPUTS]);
+        let quantize::Rows { values, scales } = &without_values.rows;
+        for (place, (weight, integer)) in weight.iter().zip(values).enumerate() {
+            let steps = weight / scales[place / without_values.block];
+            assert!(
+                (steps - f32::from(*integer)).abs() <= 1.0,
+                "{steps}, {integer}"
+            );
+        }
+        assert!(without_values.bias.iter().all(|bias| *bias == 0.0));
+    }
+
+    #[test]
+    fn blocks_divide_a_layers_inputs() {
+        for (inputs, in_int8, in_blocks) in [
+            (16, 16, 16),
+            (32, 32, 32),
+            (48, 48, 48),
+            (64, 32, 64),
+            (80, 80, 80),
+            (96, 48, 48),
+            (272, 272, 272),
+            (384, 192, 64),
+            (768, 192, 64),
+            (1536, 384, 64),
+            (3072, 384, 64),
+            (720, 720, 48),
+            (736, 368, 32),
+        ] {
+            let forms = [Form::int8(inputs), Form::int8_blocks(inputs)];
+            assert_eq!(
+                forms.map(|form| form.permitted),
+                [Permitted::SmallQuads, Permitted::Any],
+                "{inputs}"
+            );
+            let found = forms.map(|form| form.block);
+            assert_eq!(found, [in_int8, in_blocks], "{inputs}");
+            for block in found {
+                assert!(
+                    inputs.is_multiple_of(block) && block.is_multiple_of(LANES),
+                    "{inputs}"
+                );
+            }
+        }
+    }
+}
