@@ -4,13 +4,13 @@
 //!
 //! ```no_run
 //! # let home = tempfile::tempdir()?;
-//! use kivu::{Deadline, config::Config, task::{classification::ClassificationParameters, tokens::TokenParameters}};
+//! use kivu::{Deadline, cloud::Cloud, config::Config, task::{classification::ClassificationParameters, tokens::TokenParameters}};
 //! use kivu_compiler::library::named::Options;
 //!
 //! # let name = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/models/tiny-static");
 //! # let config = Config { home: home.path().to_owned(), ..Config::default() };
 //! # let runtime = tokio::runtime::Runtime::new()?;
-//! let model = kivu_compiler::load(name, &Options::default(), &config)?;
+//! let model = kivu_compiler::load(name, &Options::default(), &config, &Cloud::default())?;
 //! let reader = model.token_reader(TokenParameters::default())?;
 //! let tokens = runtime.block_on(reader.run(vec!["A cat sat.".to_owned()], Deadline::none()))?;
 //! assert!(tokens[0].len() >= 3);

@@ -69,7 +69,7 @@ impl RowEvent {
             Self::Redshift(call) => Ok(call.answer(rules, until).await),
             Self::Snowflake(request) => Ok(request.answer(rules, within(GATEWAY_TIMEOUT)).await),
             Self::Firehose(batch) => batch.answer(rules, within(FIREHOSE_TIMEOUT)).await,
-            Self::Stream(batch) => batch.answer(rules, &cloud.store()?, until).await,
+            Self::Stream(batch) => batch.answer(rules, cloud, until).await,
         }
     }
 }

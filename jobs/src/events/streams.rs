@@ -2,7 +2,7 @@
 //!
 //! A record is a row of JSON Lines, and its answer has the same form as in a file.
 
-use std::{collections::BTreeMap, io::Cursor, sync::Arc, time::Instant};
+use std::{collections::BTreeMap, io::Cursor, time::Instant};
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use serde::Deserialize;
@@ -23,8 +23,9 @@ use crate::{
     rows::{BYTE_ORDER_MARK, JsonLinesReader, RowReader},
 };
 use kivu::{
+    cloud::Cloud,
     error::{Error, Result},
-    repository::s3::{Condition, Store, fit_key},
+    repository::s3::{Condition, fit_key},
 };
 
 /// The text field, unless `column` names another.
@@ -260,7 +261,7 @@ impl StreamBatch {
     pub async fn answer(
         self,
         rules: &Rules,
-        store: &Arc<dyn Store>,
+        cloud: &Cloud,
         until: Option<Instant>,
     ) -> Result<Value> {
         let output = rules.stream_output(self.kind, &self.name)?;
@@ -279,7 +280,7 @@ impl StreamBatch {
             tracing::error!(error = error.chain(), "the stream will repeat records");
         }
         if !written.is_empty() {
-            store.put(&url, written.into(), &Condition::None)?;
+            cloud.store()?.put(&url, written.into(), &Condition::None)?;
             tracing::info!(%url, "written");
         }
         let failure = repeated.map(|number| json!({ "itemIdentifier": number }));

@@ -393,8 +393,12 @@ fn functions_accept_their_configuration() {
             if name == "BatchFunction" {
                 continue;
             }
-            Guard::new(&config.auth, BindScope::ApiGateway, &Cloud::default())
-                .unwrap_or_else(|error| panic!("{name}: {error}"));
+            Guard::new(
+                &config.auth,
+                BindScope::ApiGateway,
+                &kivu_aws::cloud(&config),
+            )
+            .unwrap_or_else(|error| panic!("{name}: {error}"));
             assert_eq!(
                 config.auth.proxy_secret_id.is_some(),
                 deployment.resources.contains_key("Distribution"),
