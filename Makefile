@@ -73,7 +73,7 @@ help: ## List the targets
 
 .PHONY: run
 run: program $(BUNDLE)/manifest.toml ## Serve the models in models/ on http://127.0.0.1:8080
-	@$(MAKE) --no-print-directory --old-file=program $(MODELS:%=$(BUNDLES)/%/manifest.toml) & \
+	@make --no-print-directory --old-file=program $(MODELS:%=$(BUNDLES)/%/manifest.toml) & \
 	trap "kill $$! 2>/dev/null" EXIT; $(KIVU) serve $(BUNDLES) --load on-demand
 
 # Independent steps run concurrently; the output ends with a table of their durations.

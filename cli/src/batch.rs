@@ -15,9 +15,9 @@ use clap::Args;
 use tokio::runtime::Builder;
 
 use super::{
-    Services,
     interrupt::{self, Signals, interruptible},
     library::named::{BuildArguments, open},
+    services::Services,
     terminal::{Progress as Bar, print, print_aside},
 };
 use kivu::{

@@ -12,6 +12,7 @@ mod program;
 mod quality;
 mod run;
 mod server;
+mod services;
 mod terminal;
 mod triton;
 
@@ -23,15 +24,14 @@ use clap::{
 };
 use rustix::process::{Resource, Rlimit, setrlimit};
 
+pub use self::services::Services;
 use kivu::{
     address::shown_value,
     backend::native,
-    cloud::Cloud,
     config::{Config, InstructionSet},
     error::Result,
     telemetry,
 };
-use kivu_jobs::Sinks;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -95,15 +95,6 @@ impl Command {
             _ => None,
         }
     }
-}
-
-/// What a program links for the command besides files on this machine; by default nothing.
-#[derive(Debug, Default)]
-pub struct Services {
-    /// Objects, secrets and counts.
-    pub cloud: Cloud,
-    /// Databases and search indexes for `kivu batch`.
-    pub sinks: Sinks,
 }
 
 /// Runs the command in another program, which starts it again with `interpreter`, a program and its arguments.

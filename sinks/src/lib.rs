@@ -1,5 +1,6 @@
 //! Sinks for Kivu's jobs: PostgreSQL with pgvector, Amazon S3 Vectors and OpenSearch.
 
+mod errors;
 mod open_search;
 mod postgres;
 mod postgres_table;
@@ -8,7 +9,7 @@ mod retry;
 mod s3_vectors;
 mod waiting;
 
-use kivu::error::{Error, Result};
+use kivu::error::Result;
 use kivu_jobs::sink::{OpenSearchUrl, PostgresUrl, Sink, SinkSettings, Sinks, VectorIndexId};
 
 use self::{open_search::OpenSearch, postgres::Postgres, s3_vectors::S3Vectors};
@@ -47,12 +48,4 @@ pub fn open_search(
     dimensions: usize,
 ) -> Result<Box<dyn Sink>> {
     Ok(Box::new(OpenSearch::connect(url, settings, dimensions)?))
-}
-
-/// The error for a sink whose vectors have another number of dimensions.
-fn other_dimensions(place: &str, expected: usize, found: i64) -> Error {
-    Error::config(format!(
-        "expected {place} for vectors of {expected} values, as the model's, but found {found}"
-    ))
-    .with_hint("choose another model or `dimensions`")
 }

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::{
-    other_dimensions,
+    errors::other_dimensions,
     retry::{Failure, retried},
     waiting::Waiting,
 };

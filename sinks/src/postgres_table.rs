@@ -2,7 +2,7 @@
 
 use tokio_postgres::{Client, Error as PostgresError, Row};
 
-use super::other_dimensions;
+use super::errors::other_dimensions;
 use kivu::error::{Error, Result};
 use kivu_jobs::sink::{PostgresUrl, SinkSettings};
 

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::{
-    other_dimensions,
+    errors::other_dimensions,
     retry::{Failure, retried},
     waiting::Waiting,
 };

@@ -177,12 +177,15 @@ fn make_run() -> Server {
         .env_remove("MAKELEVEL");
     let plan = plan.current_dir(root()).output().unwrap();
     let plan = String::from_utf8(plan.stdout).unwrap();
-    assert_eq!(
-        plan.lines().last(),
-        Some("target/debug/kivu serve .kivu/bundles")
+    let options = ["--load", "on-demand"];
+    let served = format!(
+        "; target/debug/kivu serve .kivu/bundles {}",
+        options.join(" ")
     );
+    assert!(plan.trim_end().ends_with(&served), "{plan}");
     Server::wait(
         kivu(&root().join(".kivu/bundles"))
+            .args(options)
             .stderr(Stdio::null())
             .spawn()
             .unwrap(),

@@ -1,0 +1,13 @@
+//! What a program adds to the command.
+
+use kivu::cloud::Cloud;
+use kivu_jobs::Sinks;
+
+/// What a program links for the command besides files on this machine; by default nothing.
+#[derive(Debug, Default)]
+pub struct Services {
+    /// Objects, secrets and counts.
+    pub cloud: Cloud,
+    /// Databases and search indexes for `kivu batch`.
+    pub sinks: Sinks,
+}
