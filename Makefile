@@ -170,7 +170,7 @@ format:
 
 .PHONY: rules
 rules: $(AUDIT_TOOLS)
-	$(AUDIT) --locked check licenses bans sources
+	$(AUDIT) --workspace --locked check licenses bans sources
 
 .PHONY: clippy
 clippy:
@@ -582,7 +582,7 @@ fixtures: $(UV) $(S3_TOOLS) $(PEER_TOOLS) $(FRAMEWORK_TOOLS) $(BUNDLES)/minilm/m
 
 .PHONY: audit
 audit: rules ## Check dependencies for licences, sources, duplicates and vulnerabilities; needs GitHub
-	$(AUDIT) check advisories
+	$(AUDIT) --workspace check advisories
 
 .PHONY: load
 load: PROFILE := release

@@ -109,3 +109,27 @@ pub fn unsupported(service: &str) -> Error {
     Error::config(format!("this program has no support for {service}"))
         .with_hint("compile it with the feature `services`, which is on by default")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn services_that_a_program_lacks_are_named() {
+        let cloud = Cloud::default();
+        let refused = [
+            cloud.store().unwrap_err(),
+            cloud.secret("s").unwrap_err(),
+            cloud.quota_table("t").unwrap_err(),
+            cloud.event_bus("b").unwrap_err(),
+            cloud.queue("https://q").unwrap_err(),
+        ];
+        insta::assert_snapshot!(refused.map(|error| error.to_string()).join("\n"), @r"
+        this program has no support for S3; compile it with the feature `services`, which is on by default
+        this program has no support for AWS Secrets Manager; compile it with the feature `services`, which is on by default
+        this program has no support for Amazon DynamoDB; compile it with the feature `services`, which is on by default
+        this program has no support for Amazon EventBridge; compile it with the feature `services`, which is on by default
+        this program has no support for Amazon SQS; compile it with the feature `services`, which is on by default
+        ");
+    }
+}

@@ -27,7 +27,9 @@ use kivu_base::{
     regular_file,
     tensor::{ElementType, Elements, Tensor},
 };
-use kivu_core::backend::{MappedFiles, Signature, TensorSpec, processor::Int8Instructions};
+use kivu_core::backend::{
+    MappedFiles, Signature, TensorSpec, processor::Int8Instructions, require_unchanged,
+};
 
 /// `kOrtSessionOptionsAvx2PrecisionMode`: ONNX Runtime replaces signed 8-bit weights w by unsigned ones, w + 128, and
 /// adjusts their zero points, which must be graph constants.
@@ -195,16 +197,10 @@ impl Session {
     /// Fails if mapped weights were written to before or during the run. Truncating them during a run still ends the
     /// process; only a copy in memory could prevent that.
     pub fn run_values(&self, inputs: &[SessionInputValue<'_>]) -> Result<Vec<DynValue>> {
-        self.require_unchanged()?;
+        require_unchanged(self.mapped.as_deref())?;
         let outputs = run(&self.session, &self.names, inputs).map_err(failed)?;
-        self.require_unchanged()?;
+        require_unchanged(self.mapped.as_deref())?;
         Ok(outputs)
-    }
-
-    fn require_unchanged(&self) -> Result<()> {
-        self.mapped
-            .as_ref()
-            .map_or(Ok(()), |mapped| mapped.require_unchanged())
     }
 }
 

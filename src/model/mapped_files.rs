@@ -107,6 +107,7 @@ mod tests {
     use std::fs;
 
     use super::*;
+    use kivu_core::backend::require_unchanged;
 
     #[test]
     fn writes_are_detected_and_renames_are_not() {
@@ -149,7 +150,11 @@ mod tests {
                 has_changed.then_some(path.as_path()),
                 "{what}"
             );
-            assert_eq!(mapped.require_unchanged().is_err(), has_changed, "{what}");
+            assert_eq!(
+                require_unchanged(Some(&mapped)).is_err(),
+                has_changed,
+                "{what}"
+            );
             assert_eq!(mapped.require_loaded().is_ok(), is_loaded, "{what}");
         }
     }

@@ -45,7 +45,7 @@ use kivu::{
     },
     tokenizer::{Side, Tokenizer, Truncation},
 };
-use kivu_engine::fit::MAX_BLOCK;
+use kivu_engine::quantize::fit::MAX_BLOCK;
 
 /// A bundle in a folder inside the scratch folder.
 pub struct Written {

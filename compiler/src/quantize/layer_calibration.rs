@@ -14,7 +14,7 @@ use kivu::{
     repository::manifest::Precision,
     tensor::Tensor,
 };
-use kivu_engine::fit::{FittedLayer, Form, fit};
+use kivu_engine::quantize::fit::{FittedLayer, Form, fit};
 
 /// Texts for calibration, one per line. None of them is among the quality gate's.
 pub const CALIBRATION_TEXTS: &str = include_str!("calibration-texts.txt");

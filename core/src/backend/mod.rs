@@ -125,16 +125,16 @@ pub trait RemoteSource: Debug + Send + Sync {
 pub trait MappedFiles: Debug + Send + Sync {
     /// The first file that was written to since it was opened. Takes a system call per file.
     fn changed(&self) -> Option<&Path>;
+}
 
-    /// Fails if a file was written to. The error is for clients, and contains no path.
-    fn require_unchanged(&self) -> Result<()> {
-        match self.changed() {
-            None => Ok(()),
-            Some(_) => Err(Error::unavailable(
-                "the model's files have changed since it was loaded",
-            )
-            .with_hint("restart the server, or retry later if it loads models on demand")),
-        }
+/// Fails if one of a model's mapped files was written to. The error is for clients, and contains no path.
+pub fn require_unchanged(mapped: Option<&dyn MappedFiles>) -> Result<()> {
+    match mapped.and_then(MappedFiles::changed) {
+        None => Ok(()),
+        Some(_) => Err(
+            Error::unavailable("the model's files have changed since it was loaded")
+                .with_hint("restart the server, or retry later if it loads models on demand"),
+        ),
     }
 }
 

@@ -20,7 +20,7 @@
 //! `vpmaddubsw` multiplies bytes and adds two products each in 16 bits, with saturation: those for a block's inputs 0 and
 //! 1, and those for inputs 2 and 3. Such sums of two blocks, an even one and the next, can be added in 16 bits, too. A
 //! column's four weights in a sum, a *quad*, are small if neither the positive nor the negative ones add up to more than
-//! 128 in magnitude: 128 × 255 fits into 16 bits, so sums are exact for all activations. [Rounding](crate::rounding) to
+//! 128 in magnitude: 128 × 255 fits into 16 bits, so sums are exact for all activations. [Rounding](crate::quantize::rounding) to
 //! sample inputs yields such weights; the kernel for AVX2 widens others before it multiplies them.
 //!
 //! # Unsafe code

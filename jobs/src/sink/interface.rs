@@ -55,3 +55,27 @@ impl Sinks {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sinks_that_a_program_lacks_are_named() {
+        let refused = |url: &str| {
+            let settings = SinkSettings::new(url.parse().unwrap(), None, &[]).unwrap();
+            let refused = Sinks::default().connect(&settings, 2).err().unwrap();
+            refused.problem()
+        };
+        assert_eq!(
+            [
+                "postgres://h/d?table=t",
+                "s3vectors://bucket/index",
+                "opensearch+https://host/index",
+            ]
+            .map(refused),
+            ["PostgreSQL", "Amazon S3 Vectors", "OpenSearch"]
+                .map(|service| format!("this program has no support for {service}"))
+        );
+    }
+}

@@ -1,8 +1,8 @@
 //! Linear layers in each precision.
 
 use kivu_engine::{
-    fit::{Columns, FittedLayer},
     kernel::{GROUP, LANES},
+    quantize::fit::{Columns, FittedLayer},
 };
 
 use super::Layers;

@@ -19,7 +19,7 @@ use super::{
     graph::{self, MULTI_VECTORS, WORDS},
     weights::{self, Buffer},
 };
-use crate::backend::{LABEL_VECTORS, MappedFiles, Signature, TASK_IDS};
+use crate::backend::{LABEL_VECTORS, MappedFiles, Signature, TASK_IDS, require_unchanged};
 use kivu_base::{
     error::{Error, Result},
     onnx_proto::ModelProto,
@@ -183,9 +183,7 @@ impl NativeModel {
 
     /// Fails if mapped weights were written to.
     pub fn require_unchanged(&self) -> Result<()> {
-        self.mapped
-            .as_ref()
-            .map_or(Ok(()), |mapped| mapped.require_unchanged())
+        require_unchanged(self.mapped.as_deref())
     }
 
     /// Tokens per batch row.

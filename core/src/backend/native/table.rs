@@ -11,7 +11,7 @@ use super::{
     model::WeightFiles,
 };
 use crate::{
-    backend::{Backend, Deadline, MappedFiles, Schedule, Signature},
+    backend::{Backend, Deadline, MappedFiles, Schedule, Signature, require_unchanged},
     observer::record_batch,
 };
 use kivu_base::{
@@ -132,13 +132,6 @@ impl TableModel {
     /// Graph inputs and outputs.
     pub fn signature(&self) -> &Signature {
         &self.signature
-    }
-
-    /// Fails if mapped weights were written to.
-    fn require_unchanged(&self) -> Result<()> {
-        self.mapped
-            .as_ref()
-            .map_or(Ok(()), |mapped| mapped.require_unchanged())
     }
 
     /// Runs one batch on this thread. Inputs and outputs are in signature order.
@@ -276,9 +269,9 @@ impl Backend for TableBackend {
             .sum();
         let model = Arc::clone(&self.model);
         let run = move || {
-            model.require_unchanged()?;
+            require_unchanged(model.mapped.as_deref())?;
             let outputs = batches.iter().map(|inputs| model.run(inputs)).collect();
-            model.require_unchanged()?;
+            require_unchanged(model.mapped.as_deref())?;
             outputs
         };
         if tokens < MIN_CALL_TOKENS {

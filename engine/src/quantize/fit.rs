@@ -5,11 +5,8 @@
 //! others in their block their precision. Each column gets a shift and a factor, which weights and bias make up for. The
 //! weights are then [rounded](rounding::round) for these inputs.
 
-use crate::{
-    kernel::LANES,
-    quantize,
-    rounding::{self, Moments, Permitted, Rounded},
-};
+use super::rounding::{self, Moments, Permitted, Rounded};
+use crate::{kernel::LANES, quantize};
 
 /// Tokens for the choice of factors.
 const SAMPLE: usize = 512;

@@ -1,9 +1,10 @@
 //! Symmetric 8-bit quantization with one scale per row.
 
-use crate::{
-    kernel::{GROUP, LANES},
-    rounding::MAX_INTEGER,
-};
+pub mod fit;
+pub mod rounding;
+
+use self::rounding::MAX_INTEGER;
+use crate::kernel::{GROUP, LANES};
 
 /// Tolerance for quotients of two rounded values to count as whole numbers.
 const TOLERANCE: f32 = 1e-3;
