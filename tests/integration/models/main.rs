@@ -30,35 +30,49 @@ mod skips;
 #[path = "../shared/tools.rs"]
 mod tools;
 
-mod backends;
-mod bergamot;
-mod building;
-mod classifiers;
-mod corners;
-mod damage;
-mod decoders;
-mod exactness;
-mod fast_text;
-mod gliner2;
-mod goldens;
-mod hostile_models;
-mod hub;
-mod instructions;
-mod label_scores;
-mod late_chunking;
-mod modules;
-mod native;
-mod processors;
-mod quality;
-mod refused_models;
-mod search;
-mod static_embeddings;
-mod t5_encoders;
-mod task_adapters;
-mod text_to_text;
-mod token_classifiers;
-mod tokenizer_settings;
-mod translation;
-mod translation_graphs;
-mod vectors;
-mod zero_shot_entities;
+mod builds {
+    pub mod building;
+    pub mod corners;
+    pub mod damage;
+    pub mod hostile_models;
+    pub mod hub;
+    pub mod quality;
+    pub mod refused_models;
+    pub mod tokenizer_settings;
+}
+
+mod classification {
+    pub mod classifiers;
+    pub mod fast_text;
+    pub mod gliner2;
+    pub mod label_scores;
+    pub mod token_classifiers;
+    pub mod zero_shot_entities;
+}
+
+mod embedding {
+    pub mod decoders;
+    pub mod goldens;
+    pub mod late_chunking;
+    pub mod modules;
+    pub mod search;
+    pub mod static_embeddings;
+    pub mod t5_encoders;
+    pub mod task_adapters;
+    pub mod vectors;
+}
+
+mod engines {
+    pub mod backends;
+    pub mod exactness;
+    pub mod instructions;
+    pub mod native;
+    pub mod processors;
+}
+
+mod generation {
+    pub mod bergamot;
+    pub mod text_to_text;
+    pub mod translation;
+    pub mod translation_graphs;
+}

@@ -31,7 +31,7 @@ use kivu_http::{App, router};
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
-use crate::{fast_text::identifying_model, models::fixtures};
+use crate::{classification::fast_text::identifying_model, models::fixtures};
 use kivu::backend::scripted::ScriptedSeq2Seq;
 
 const START: i64 = 2;

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tower::ServiceExt;
 
 use crate::{
-    goldens::{deadline, difference, pipeline, text},
+    embedding::goldens::{deadline, difference, pipeline, text},
     messages::{answer, post},
     models::{fixtures, open, options, runtime},
 };

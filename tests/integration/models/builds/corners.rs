@@ -19,10 +19,10 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::{
+    builds::tokenizer_settings::merge,
     copies::copy,
-    goldens::{deadline, difference, pipeline},
+    embedding::goldens::{deadline, difference, pipeline},
     models::{build_request, fixtures, options, request, request_without_floor, runtime, serve},
-    tokenizer_settings::merge,
 };
 
 const TOLERANCE: f32 = 3e-5;

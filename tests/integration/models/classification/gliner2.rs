@@ -18,12 +18,12 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::{
+    classification::token_classifiers::{are_equal, post, post_text},
     jobs::{finished, job},
     models::{
         build_request, fixtures, golden_entries, open_for, request, request_without_floor, runtime,
         serve,
     },
-    token_classifiers::{are_equal, post, post_text},
 };
 
 const TOLERANCE: f32 = 3e-5;

@@ -18,7 +18,7 @@ use serde_json::{Map, Value};
 
 use crate::{
     copies::{copy, edit},
-    goldens::{deadline, difference, pipeline, text, tiny},
+    embedding::goldens::{deadline, difference, pipeline, text, tiny},
     models::{
         build_request, fixtures, open_for, options, request, request_without_floor, runtime, serve,
     },

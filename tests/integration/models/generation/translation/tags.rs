@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use tower::ServiceExt;
 
 use crate::{
-    fast_text::identifying_model,
+    classification::fast_text::identifying_model,
     models::{build_request, fixtures, open_for, request, runtime},
 };
 

@@ -27,7 +27,7 @@ use serde_json::{Value, json};
 use tower::ServiceExt;
 
 use crate::{
-    goldens::deadline,
+    embedding::goldens::deadline,
     models::{build_request, fixtures, request, runtime, serve},
 };
 

@@ -20,11 +20,11 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::{
+    classification::token_classifiers::{are_equal, post},
     models::{
         build_request, fixtures, golden_entries, open_for, request, request_without_floor, runtime,
         serve,
     },
-    token_classifiers::{are_equal, post},
 };
 
 const TOLERANCE: f32 = 3e-5;

@@ -21,7 +21,7 @@ use serde::Deserialize;
 use crate::{
     contract::keeps_its_contract,
     copies::copy,
-    goldens::{deadline, difference, pipeline, text},
+    embedding::goldens::{deadline, difference, pipeline, text},
     models::{build_request, fixtures, options, request, runtime, serve},
 };
 

@@ -27,11 +27,11 @@ use tower::ServiceExt;
 
 use crate::{
     copies::{copy, edit},
-    goldens::{deadline, difference, pipeline, text},
+    embedding::goldens::{deadline, difference, pipeline, text},
+    engines::native::recipe,
     jobs::{finished, job},
     messages::{answer, post},
     models::{build_request, fixtures, options, request, runtime, serve},
-    native::recipe,
 };
 
 /// Tolerance for fp32 relative to the libraries.

@@ -7,8 +7,8 @@ use serde_json::Value;
 
 use crate::{
     copies::copy,
-    decoders::quantized_is_close_to_fp32,
-    goldens::{pipeline, tiny, tiny_in},
+    embedding::decoders::quantized_is_close_to_fp32,
+    embedding::goldens::{pipeline, tiny, tiny_in},
     models::{build_request, fixtures, request, runtime, serve},
 };
 

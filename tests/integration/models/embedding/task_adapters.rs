@@ -16,13 +16,13 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::{
+    classification::token_classifiers::post,
     copies::{copy, edit},
-    goldens::{deadline, difference, pipeline, text},
+    embedding::goldens::{deadline, difference, pipeline, text},
     jobs::{finished, job},
     models::{
         build_request, fixtures, open, options, request, request_without_floor, runtime, serve,
     },
-    token_classifiers::post,
 };
 
 const TOLERANCE: f32 = 2e-5;

@@ -7,10 +7,10 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::{
+    classification::token_classifiers::post,
     copies::copy,
-    goldens::difference,
+    embedding::goldens::difference,
     models::{fixtures, open, open_for, request_without_floor, runtime, serve},
-    token_classifiers::post,
 };
 
 const TOLERANCE: f32 = 3e-5;

@@ -16,10 +16,10 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::{
+    classification::token_classifiers::{are_equal, batch, post},
     models::{
         fixtures, golden_entries, open, open_for, request, request_without_floor, runtime, serve,
     },
-    token_classifiers::{are_equal, batch, post},
 };
 
 /// A call to `predict_entities`, and its result.

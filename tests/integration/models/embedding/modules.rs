@@ -23,7 +23,7 @@ use serde::Deserialize;
 
 use crate::{
     copies::{copy, edit},
-    goldens::{deadline, difference, pipeline, text},
+    embedding::goldens::{deadline, difference, pipeline, text},
     models::{
         backend, build_request, fixtures, options, request, request_without_floor, runtime, serve,
     },
