@@ -507,8 +507,8 @@ undeploy: $(DEPLOY_TOOLS) ## Delete the deployment; buckets with objects remain
 	$(OPERATE) undeploy
 
 # Cross compilation and emulation of arm64, with a target folder of its own. Not needed on an arm64 machine.
-ARM64_CARGO := --config $(ARM64)/cargo.toml --profile emulated --target-dir target/arm64
-ARM64_PROGRAMS := target/arm64/aarch64-unknown-linux-gnu/emulated
+ARM64_CARGO := --config $(ARM64)/cargo.toml --target-dir target/arm64
+ARM64_PROGRAMS := target/arm64/aarch64-unknown-linux-gnu/debug
 EMULATORS := $(ARM64)/host/usr/bin
 IS_ARM64 := $(filter aarch64,$(shell uname -m))
 # The core of Graviton2, the oldest arm64 processor of Lambda.
