@@ -130,8 +130,8 @@ fn runtime() -> Result<Runtime> {
 fn encode(tokenizer: &Tokenizer, bundle: &Bundle, text: &str) -> Encoding {
     let limit = bundle
         .manifest()
-        .embedding
-        .as_ref()
+        .settings
+        .embedding()
         .map_or(usize::MAX, |settings| settings.max_tokens);
     tokenizer
         .encode(text, limit, Truncation::At(Side::Right))

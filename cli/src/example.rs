@@ -13,7 +13,7 @@ pub fn body(manifest: &Manifest) -> String {
     let body = match manifest.task {
         Task::FeatureExtraction => r#"{"inputs": "What is deep learning?"}"#,
         Task::TextClassification => r#"{"inputs": "I like it"}"#,
-        Task::TokenClassification if manifest.zero_shot_entities.is_some() => {
+        Task::TokenClassification if manifest.settings.labels().is_none() => {
             r#"{"inputs": "My name is Sarah and I live in London", "parameters": {"labels": ["person", "city"]}}"#
         }
         Task::TokenClassification => r#"{"inputs": "My name is Sarah and I live in London"}"#,
@@ -33,8 +33,8 @@ pub fn body(manifest: &Manifest) -> String {
 fn translation(manifest: &Manifest) -> String {
     let inputs = "Where is the station?";
     let directions = manifest
-        .seq2seq
-        .as_ref()
+        .settings
+        .seq2seq()
         .map(|settings| Directions::new(&settings.languages));
     match directions.filter(|directions| directions.find(RequestedLanguages::default()).is_err()) {
         Some(directions) => {

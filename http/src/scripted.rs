@@ -36,7 +36,7 @@ use kivu::{
         seq2seq::{Decoder, Languages, Seq2SeqParts, Seq2SeqPipeline, Seq2SeqSettings},
     },
     repository::{
-        Manifest,
+        Manifest, TaskSettings,
         manifest::{Precision, Source, TensorNames, Weights},
     },
     tensor::{ElementType, Elements, Tensor},
@@ -234,19 +234,7 @@ fn model(name: &str, task: Task, pipeline: Pipeline) -> Model {
             quality: None,
             other_vectors: [].into(),
         },
-        embedding: pipeline
-            .embedding()
-            .map(|pipeline| pipeline.settings().clone()),
-        classification: classification(&pipeline).map(|pipeline| pipeline.settings().clone()),
-        token_classification: match &pipeline {
-            Pipeline::TokenClassification(pipeline) => Some(pipeline.settings().clone()),
-            _ => None,
-        },
-        label_scores: None,
-        zero_shot_entities: None,
-        seq2seq: pipeline
-            .generator()
-            .map(|pipeline| pipeline.settings().clone()),
+        settings: settings(&pipeline),
         tensors: TensorNames::default(),
         allowed: Vec::new(),
         warnings: Vec::new(),
@@ -275,11 +263,30 @@ fn model(name: &str, task: Task, pipeline: Pipeline) -> Model {
     }
 }
 
-fn classification(pipeline: &Pipeline) -> Option<&ClassificationPipeline> {
+/// The settings in a manifest for the pipeline.
+fn settings(pipeline: &Pipeline) -> TaskSettings {
     match pipeline {
+        Pipeline::Embedding(pipeline)
+        | Pipeline::ZeroShot(ZeroShotPipeline::Embedding(pipeline, _))
+        | Pipeline::Ranking(RankingPipeline::Embedding(pipeline)) => {
+            TaskSettings::Embedding(pipeline.settings().clone())
+        }
         Pipeline::Classification(pipeline)
         | Pipeline::ZeroShot(ZeroShotPipeline::Entailment(pipeline))
-        | Pipeline::Ranking(RankingPipeline::CrossEncoder(pipeline)) => Some(pipeline),
-        _ => None,
+        | Pipeline::Ranking(RankingPipeline::CrossEncoder(pipeline)) => {
+            TaskSettings::Classification(pipeline.settings().clone())
+        }
+        Pipeline::TokenClassification(pipeline) => {
+            TaskSettings::TokenClassification(pipeline.settings().clone())
+        }
+        Pipeline::ZeroShot(ZeroShotPipeline::Labels(pipeline)) => {
+            TaskSettings::LabelScores(pipeline.settings().clone())
+        }
+        Pipeline::ZeroShotEntities(pipeline) => {
+            TaskSettings::ZeroShotEntities(pipeline.settings().clone())
+        }
+        Pipeline::Translation(pipeline) | Pipeline::TextToText(pipeline) => {
+            TaskSettings::Seq2Seq(Box::new(pipeline.settings().clone()))
+        }
     }
 }

@@ -12,7 +12,7 @@ use std::{
 use super::loaded::Listed;
 use crate::{
     cloud::Cloud,
-    repository::{Bundle, TaskSettings, bundle::MANIFEST, remote, s3::Url},
+    repository::{Bundle, bundle::MANIFEST, remote, s3::Url},
 };
 use kivu_base::{
     config::{Config, ModelConfig},
@@ -237,7 +237,6 @@ fn listed(
     others: &[Listed],
 ) -> Result<Listed> {
     let mut manifest = bundle.manifest().clone();
-    TaskSettings::of(&manifest)?;
     let name = model.name.clone().unwrap_or_else(|| manifest.name.clone());
     if others.iter().any(|known| known.name == name) {
         return Err(Error::config(format!(

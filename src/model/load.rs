@@ -4,8 +4,8 @@ use std::{iter, sync::Arc, thread};
 
 use super::{
     loaded::{
-        Loaded, LoadedRoute, Local, Placement, check_signature, engine, label_encoder,
-        open_natively, read_tokenizers,
+        Loaded, LoadedRoute, Local, Placement, check_signature, engine, open_natively,
+        read_tokenizers,
     },
     mapped_files::OpenedFiles,
 };
@@ -66,8 +66,8 @@ fn load_files(bundle: &Bundle, config: &Config, placement: &Placement) -> Result
         Policy::Auto | Policy::Fleet => Some(Arc::new(Fleet::new(fleet, remote_name)?)),
     };
     let manifest = bundle.manifest();
-    let settings = manifest.seq2seq.as_ref();
-    let labels = label_encoder(manifest);
+    let settings = manifest.settings.seq2seq();
+    let labels = manifest.settings.label_encoder();
     if *policy == Policy::Fleet {
         if labels.is_some() {
             return Err(Error::config(format!(
@@ -97,8 +97,8 @@ fn load_files(bundle: &Bundle, config: &Config, placement: &Placement) -> Result
         .into_iter()
         .flat_map(|settings| [&settings.target_tokenizer, &settings.shortlist]);
     let queries = manifest
-        .embedding
-        .as_ref()
+        .settings
+        .embedding()
         .and_then(EmbeddingSettings::static_queries);
     let read: Vec<&str> = [TOKENIZER, PIECES, RANGES]
         .into_iter()
@@ -188,10 +188,10 @@ fn open_graphs(
     let runtime = time_start("library", || Runtime::load(&library))?;
     let manifest = bundle.manifest();
     let threads = config.threads();
-    let Some(settings) = &manifest.seq2seq else {
+    let Some(settings) = manifest.settings.seq2seq() else {
         let open =
             |graph: Graph| time_start("session", || OnnxBackend::open(runtime, graph, threads));
-        let (backend, labels, arithmetic) = match label_encoder(manifest) {
+        let (backend, labels, arithmetic) = match manifest.settings.label_encoder() {
             None => {
                 let ([graph], arithmetic) = read_graphs(bundle, [&manifest.graph], mapped)?;
                 (open(graph)?, None, arithmetic)

@@ -21,7 +21,6 @@ use kivu_core::{
     },
     observer::time_start,
     pipeline::{
-        classification::label_vectors::LabelEncoderSettings,
         embedding::{sparse::QueryWeights, vectors::Ranges},
         seq2seq::{Seq2SeqSettings, shortlist::Shortlist},
     },
@@ -123,16 +122,16 @@ pub fn read_tokenizers(bundle: &Bundle, settings: Option<&Seq2SeqSettings>) -> R
         .transpose()?;
     let dense = bundle
         .manifest()
-        .embedding
-        .as_ref()
+        .settings
+        .embedding()
         .and_then(|embedding| embedding.dense.as_ref());
     let dense = dense.filter(|_| bundle.manifest().file(RANGES).is_some());
     let ranges = dense
         .map(|dense| Ranges::from_bytes(&bundle.read(RANGES)?, dense.dimensions).map(Arc::new));
     let sparse = bundle
         .manifest()
-        .embedding
-        .as_ref()
+        .settings
+        .embedding()
         .and_then(|embedding| embedding.sparse.as_ref());
     let query_weights =
         sparse.and_then(|sparse| sparse.queries.as_ref().zip(Some(sparse.dimensions)));
@@ -140,7 +139,7 @@ pub fn read_tokenizers(bundle: &Bundle, settings: Option<&Seq2SeqSettings>) -> R
         QueryWeights::from_bytes(&bundle.read(&queries.weights)?, dimensions).map(Arc::new)
     });
     let (ranges, query_weights) = (ranges.transpose()?, query_weights.transpose()?);
-    let labels = label_encoder(bundle.manifest());
+    let labels = bundle.manifest().settings.label_encoder();
     let labels = labels
         .map(|labels| Tokenizer::from_json(&bundle.read(&labels.tokenizer)?).map(Arc::new))
         .transpose()?;
@@ -152,11 +151,6 @@ pub fn read_tokenizers(bundle: &Bundle, settings: Option<&Seq2SeqSettings>) -> R
         query_weights,
         labels,
     })
-}
-
-/// Settings for the model that reads labels, if there is one.
-pub fn label_encoder(manifest: &Manifest) -> Option<&LabelEncoderSettings> {
-    manifest.zero_shot_entities.as_ref()?.label_encoder.as_ref()
 }
 
 /// Engine for a local model.
@@ -175,7 +169,7 @@ pub fn open_natively(
     mapped: Option<&Arc<dyn MappedFiles>>,
 ) -> Result<(Local, String)> {
     let manifest = bundle.manifest();
-    if manifest.seq2seq.is_some() {
+    if manifest.settings.seq2seq().is_some() {
         return Err(Error::config(format!(
             "expected an encoder for the native engine, but found that `{}` generates texts",
             manifest.name
@@ -184,7 +178,9 @@ pub fn open_natively(
     }
     let graph = bundle.read(&manifest.graph)?;
     require_known_files(&graph, |name| manifest.file(name).is_some())?;
-    let labels = label_encoder(manifest)
+    let labels = manifest
+        .settings
+        .label_encoder()
         .map(|settings| bundle.read(&settings.graph))
         .transpose()?;
     let mut names = WeightFiles::names(&graph)?;

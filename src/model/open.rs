@@ -124,8 +124,8 @@ fn placement(
     let local = Placement::local(manifest);
     // Only Kivu reads shortlists, and models that have one are small.
     if manifest
-        .seq2seq
-        .as_ref()
+        .settings
+        .seq2seq()
         .is_some_and(|settings| settings.shortlist.is_some())
     {
         if policy == Policy::Fleet {

@@ -2,10 +2,11 @@ use std::sync::Arc;
 
 use super::loaded::{Loaded, LoadedRoute, Tokenizers};
 use crate::repository::{Manifest, TaskSettings};
-use kivu_base::error::{Error, Result};
+use kivu_base::error::Result;
 use kivu_core::{
     backend::Deadline,
     pipeline::{
+        Task,
         classification::{
             ClassificationPipeline, ClassificationSettings,
             label_scores::{LabelScoresPipeline, LabelScoresSettings},
@@ -157,13 +158,11 @@ impl Pipeline {
             labels,
         } = loaded.tokenizers;
         let max_tokens = |own: usize| own.min(limit.unwrap_or(usize::MAX));
-        let settings = TaskSettings::of(manifest)?;
-        let route = match (loaded.route, settings) {
-            (LoadedRoute::Encoder(route), _) => route,
-            (
-                LoadedRoute::Seq2Seq(route),
-                TaskSettings::Translation(own) | TaskSettings::TextToText(own),
-            ) => {
+        let route = match loaded.route {
+            LoadedRoute::Encoder(route) => route,
+            LoadedRoute::Seq2Seq(route) => {
+                let own = manifest.settings.seq2seq();
+                let own = own.ok_or_else(|| manifest.lacks_settings())?;
                 let own = Seq2SeqSettings {
                     max_tokens: max_tokens(own.max_tokens),
                     ..own.clone()
@@ -175,12 +174,11 @@ impl Pipeline {
                     route,
                 };
                 let pipeline = Seq2SeqPipeline::new(parts, own)?;
-                return Ok(match settings {
-                    TaskSettings::Translation(_) => Self::Translation(pipeline),
+                return Ok(match manifest.task {
+                    Task::Translation => Self::Translation(pipeline),
                     _ => Self::TextToText(pipeline),
                 });
             }
-            (LoadedRoute::Seq2Seq(_), _) => return Err(unfit(manifest)),
         };
         let embedding = |own: &EmbeddingSettings| {
             let own = EmbeddingSettings {
@@ -199,10 +197,14 @@ impl Pipeline {
             };
             ClassificationPipeline::new(Arc::clone(&tokenizer), route.clone(), own)
         };
-        Ok(match settings {
-            TaskSettings::Embedding(own) => Self::Embedding(embedding(own)?),
-            TaskSettings::Classification(own) => Self::Classification(classification(own)?),
-            TaskSettings::ZeroShotEntities(own) => {
+        Ok(match (manifest.task, &manifest.settings) {
+            (Task::FeatureExtraction, TaskSettings::Embedding(own)) => {
+                Self::Embedding(embedding(own)?)
+            }
+            (Task::TextClassification, TaskSettings::Classification(own)) => {
+                Self::Classification(classification(own)?)
+            }
+            (Task::TokenClassification, TaskSettings::ZeroShotEntities(own)) => {
                 let own = ZeroShotEntitiesSettings {
                     max_tokens: max_tokens(own.max_tokens),
                     ..own.clone()
@@ -219,26 +221,26 @@ impl Pipeline {
                     tokenizer, route, own, encoder,
                 )?)
             }
-            TaskSettings::TokenClassification(own) => {
+            (Task::TokenClassification, TaskSettings::TokenClassification(own)) => {
                 let own = TokenClassificationSettings {
                     max_tokens: max_tokens(own.max_tokens),
                     ..own.clone()
                 };
                 Self::TokenClassification(TokenClassificationPipeline::new(tokenizer, route, own)?)
             }
-            TaskSettings::RankingEmbedding(own) => {
+            (Task::TextRanking, TaskSettings::Embedding(own)) => {
                 Self::Ranking(RankingPipeline::Embedding(embedding(own)?))
             }
-            TaskSettings::CrossEncoder(own) => {
+            (Task::TextRanking, TaskSettings::Classification(own)) => {
                 Self::Ranking(RankingPipeline::cross_encoder(classification(own)?)?)
             }
-            TaskSettings::ZeroShotEmbedding(own) => {
+            (Task::ZeroShotClassification, TaskSettings::Embedding(own)) => {
                 Self::ZeroShot(ZeroShotPipeline::embedding(embedding(own)?))
             }
-            TaskSettings::Entailment(own) => {
+            (Task::ZeroShotClassification, TaskSettings::Classification(own)) => {
                 Self::ZeroShot(ZeroShotPipeline::entailment(classification(own)?)?)
             }
-            TaskSettings::LabelScores(own) => {
+            (Task::ZeroShotClassification, TaskSettings::LabelScores(own)) => {
                 let own = LabelScoresSettings {
                     max_tokens: max_tokens(own.max_tokens),
                     ..own.clone()
@@ -247,17 +249,7 @@ impl Pipeline {
                     tokenizer, route, own,
                 )?))
             }
-            TaskSettings::Translation(_) | TaskSettings::TextToText(_) => {
-                return Err(unfit(manifest));
-            }
+            _ => return Err(manifest.lacks_settings()),
         })
     }
-}
-
-/// The error for a graph of another kind than the task's.
-fn unfit(manifest: &Manifest) -> Error {
-    Error::model(format!(
-        "expected `seq2seq` in the manifest of `{}` only for tasks that generate texts, but its task is `{}`",
-        manifest.name, manifest.task
-    ))
 }

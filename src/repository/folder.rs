@@ -318,6 +318,12 @@ mod tests {
         source = { architecture = "BertModel", from = "tiny", sha256 = "" }
         weights = { precision = "fp32", plan = "fp32" }
         signature = { inputs = [], outputs = [] }
+        [embedding]
+        output = "last_hidden_state"
+        pooling = "mean"
+        normalize = true
+        dimensions = 4
+        max_tokens = 8
         [[files]]
         name = "model.onnx"
         size = 1

@@ -7,22 +7,19 @@ use std::{
 };
 
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de};
 
 use kivu_base::error::{Error, Result};
 use kivu_core::{
     backend::{Engine, Signature},
     pipeline::{
         Task,
-        classification::{ClassificationSettings, label_scores::LabelScoresSettings},
         embedding::{EmbeddingSettings, VectorKind},
-        entities::{
-            token_classification::TokenClassificationSettings,
-            zero_shot_entities::ZeroShotEntitiesSettings,
-        },
         seq2seq::Seq2SeqSettings,
     },
 };
+
+use super::task_settings::TaskSettings;
 
 /// First line's prefix, a comment; the BLAKE3 of all other lines follows.
 const SEAL: &str = "# BLAKE3 of the lines below: ";
@@ -52,19 +49,8 @@ pub struct Manifest {
     /// Quality of an embedding model's int8 and binary vectors.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vectors: Option<VectorQuality>,
-    /// Only for embedding models.
-    pub embedding: Option<EmbeddingSettings>,
-    /// Only for classifiers and rankers.
-    pub classification: Option<ClassificationSettings>,
-    /// Only for token classifiers.
-    pub token_classification: Option<TokenClassificationSettings>,
-    /// Only for models that read the request's labels together with a text.
-    pub label_scores: Option<LabelScoresSettings>,
-    /// Only for zero-shot entity models.
-    pub zero_shot_entities: Option<ZeroShotEntitiesSettings>,
-    /// Only for models that generate texts from texts.
-    #[serde(alias = "translation")]
-    pub seq2seq: Option<Seq2SeqSettings>,
+    /// Settings for the task.
+    pub settings: TaskSettings,
     /// Tensor names in the KServe API.
     #[serde(default, skip_serializing_if = "TensorNames::is_default")]
     pub tensors: TensorNames,
@@ -314,11 +300,11 @@ pub struct File {
 }
 
 impl Manifest {
-    /// Supported format version.
-    pub const FORMAT: u32 = 1;
+    /// Written format version. Format 1 is read, too.
+    pub const FORMAT: u32 = 2;
 
-    /// Parses a manifest. Refuses file names outside the bundle, and a text that does not match the BLAKE3 in its first
-    /// line. Manifests from versions before 0.3 have no such line.
+    /// Parses a manifest. Refuses settings for another task, file names outside the bundle, and a text that does not match
+    /// the BLAKE3 in its first line. Manifests from versions before 0.3 have no such line.
     pub fn parse(text: &str) -> Result<Self> {
         if let Some((expected, rest)) = text
             .strip_prefix(SEAL)
@@ -333,21 +319,27 @@ impl Manifest {
                 .with_hint("the bundle is damaged or was edited: build or fetch it again"));
             }
         }
-        let manifest: Self = toml::from_str(text)
-            .map_err(|error| Error::model_because("the manifest cannot be read", error))?;
-        if manifest.format != Self::FORMAT {
-            return Err(Error::model(format!(
-                "expected a manifest of format {}, but found {}",
-                Self::FORMAT,
-                manifest.format
-            ))
-            .with_hint("build the bundle again"));
+        let failed = |error| Error::model_because("the manifest cannot be read", error);
+        let Version { format } = toml::from_str(text).map_err(failed)?;
+        let manifest = match format {
+            1 => from_format_1(text),
+            Self::FORMAT => toml::from_str(text),
+            _ => {
+                return Err(Error::model(format!(
+                    "expected a manifest of format 1 or {}, but found {format}",
+                    Self::FORMAT
+                ))
+                .with_hint("build the bundle again"));
+            }
+        };
+        let manifest: Self = manifest.map_err(failed)?;
+        if !manifest.settings.fit(manifest.task) {
+            return Err(manifest.lacks_settings());
         }
-        let labels = manifest
-            .zero_shot_entities
-            .iter()
-            .flat_map(|settings| &settings.label_encoder);
-        let labels = labels.flat_map(|labels| [&labels.graph, &labels.tokenizer]);
+        let labels = manifest.settings.label_encoder();
+        let labels = labels
+            .into_iter()
+            .flat_map(|labels| [&labels.graph, &labels.tokenizer]);
         for name in manifest
             .files
             .iter()
@@ -374,36 +366,94 @@ impl Manifest {
         ))
     }
 
-    /// An encoder's maximum input tokens; `None` for models that translate.
+    /// An encoder's maximum input tokens; `None` for models that generate texts.
     pub fn max_tokens(&self) -> Option<usize> {
-        let embedding = self.embedding.as_ref().map(|settings| settings.max_tokens);
-        let classification = self
-            .classification
-            .as_ref()
-            .map(|settings| settings.max_tokens);
-        let token_classification = self
-            .token_classification
-            .as_ref()
-            .map(|settings| settings.max_tokens);
-        let label_scores = self
-            .label_scores
-            .as_ref()
-            .map(|settings| settings.max_tokens);
-        let zero_shot_entities = self
-            .zero_shot_entities
-            .as_ref()
-            .map(|settings| settings.max_tokens);
-        embedding
-            .or(classification)
-            .or(token_classification)
-            .or(label_scores)
-            .or(zero_shot_entities)
+        (self.settings.seq2seq().is_none()).then(|| self.settings.max_tokens())
+    }
+
+    /// For the task `feature-extraction`.
+    pub fn embedding(&self) -> Option<&EmbeddingSettings> {
+        (self.settings.embedding()).filter(|_| self.task == Task::FeatureExtraction)
+    }
+
+    /// The model's own labels, for texts or tokens, if they are its result.
+    pub fn labels(&self) -> Option<&[String]> {
+        let are_result = matches!(
+            self.task,
+            Task::TextClassification | Task::TokenClassification
+        );
+        self.settings.labels().filter(|_| are_result)
+    }
+
+    /// For the task `translation`.
+    pub fn translation(&self) -> Option<&Seq2SeqSettings> {
+        (self.settings.seq2seq()).filter(|_| self.task == Task::Translation)
+    }
+
+    /// How a model ranks or does zero-shot classification: `embedding` or `model`, as recipes name it.
+    pub fn strategy(&self) -> Option<&'static str> {
+        match (self.task, &self.settings) {
+            (Task::TextRanking | Task::ZeroShotClassification, TaskSettings::Embedding(_)) => {
+                Some("embedding")
+            }
+            (Task::TextRanking | Task::ZeroShotClassification, _) => Some("model"),
+            _ => None,
+        }
+    }
+
+    /// The error for settings that do not fit the task.
+    pub fn lacks_settings(&self) -> Error {
+        Error::model(format!(
+            "the manifest of `{}` has no settings for its task `{}`",
+            self.name, self.task
+        ))
     }
 
     /// Looks up a file's entry.
     pub fn file(&self, name: &str) -> Option<&File> {
         self.files.iter().find(|file| file.name == name)
     }
+}
+
+/// The key that all formats have.
+#[derive(Deserialize)]
+struct Version {
+    format: u32,
+}
+
+/// Reads format 1, whose settings are a section at the top.
+fn from_format_1(text: &str) -> std::result::Result<Manifest, toml::de::Error> {
+    const SECTIONS: [&str; 7] = [
+        "embedding",
+        "classification",
+        "token_classification",
+        "label_scores",
+        "zero_shot_entities",
+        "seq2seq",
+        "translation",
+    ];
+    let mut table: toml::Table = toml::from_str(text)?;
+    if table.contains_key("settings") {
+        return Err(de::Error::custom(
+            "unknown field `settings` in a manifest of format 1",
+        ));
+    }
+    let section = SECTIONS
+        .iter()
+        .find_map(|name| Some((*name, table.remove(*name)?)));
+    if let Some((name, section)) = section {
+        // The older name.
+        let kind = if name == "translation" {
+            "seq2seq"
+        } else {
+            name
+        };
+        let settings = toml::Table::from_iter([(kind.to_owned(), section)]);
+        table.insert("settings".to_owned(), settings.into());
+    }
+    table.insert("format".to_owned(), Manifest::FORMAT.into());
+    // A second section is an unknown field.
+    table.try_into()
 }
 
 fn is_inside(name: &str) -> bool {
@@ -424,6 +474,99 @@ mod tests {
             assert!(!is_inside(name), "{name}");
         }
     }
+    /// Manifests in format 1 with the names of their settings, there and in format 2.
+    const OLDER: [(&str, [&str; 2]); 9] = [
+        (
+            include_str!("../../tests/fixtures/manifests/feature-extraction.toml"),
+            ["embedding"; 2],
+        ),
+        (
+            include_str!("../../tests/fixtures/manifests/text-ranking.toml"),
+            ["embedding"; 2],
+        ),
+        (
+            include_str!("../../tests/fixtures/manifests/text-classification.toml"),
+            ["classification"; 2],
+        ),
+        (
+            include_str!("../../tests/fixtures/manifests/token-classification.toml"),
+            ["token_classification"; 2],
+        ),
+        (
+            include_str!("../../tests/fixtures/manifests/zero-shot-entities.toml"),
+            ["zero_shot_entities"; 2],
+        ),
+        (
+            include_str!("../../tests/fixtures/manifests/zero-shot-classification.toml"),
+            ["label_scores"; 2],
+        ),
+        (
+            include_str!("../../tests/fixtures/manifests/translation.toml"),
+            ["translation", "seq2seq"],
+        ),
+        (
+            include_str!("../../tests/fixtures/manifests/summarization.toml"),
+            ["seq2seq"; 2],
+        ),
+        (
+            include_str!("../../tests/fixtures/manifests/text2text-generation.toml"),
+            ["seq2seq"; 2],
+        ),
+    ];
+
+    /// The same manifest in format 2.
+    fn renewed(text: &str, [from, to]: [&str; 2]) -> String {
+        text.replace("format = 1", "format = 2")
+            .replace(&format!("[{from}"), &format!("[settings.{to}"))
+    }
+
+    #[test]
+    fn format_1_is_read_as_format_2() {
+        for (text, names) in OLDER {
+            let found = Manifest::parse(text).unwrap();
+            assert_eq!(found, Manifest::parse(&renewed(text, names)).unwrap());
+            let written = found.to_text().unwrap();
+            assert!(
+                written.contains(&format!("\n[settings.{}]\n", names[1])),
+                "{written}"
+            );
+            assert_eq!(found, Manifest::parse(&written).unwrap());
+        }
+    }
+
+    #[test]
+    fn unknown_keys_and_settings_for_another_task_are_refused() {
+        let refused = |text: &str| Manifest::parse(text).unwrap_err().chain().to_string();
+        for (text, names) in OLDER {
+            let renewed = renewed(text, names);
+            let renewed = renewed.as_str();
+            for text in [text, renewed] {
+                for (old, new) in [
+                    ("graph = ", "odd = 1\ngraph = "),
+                    ("max_tokens = ", "odd = 1\nmax_tokens = "),
+                ] {
+                    let found = refused(&text.replacen(old, new, 1));
+                    assert!(found.contains("unknown field `odd`"), "{found}");
+                }
+            }
+            // Each format has its own names.
+            for (format, text) in [(2, text), (1, renewed)] {
+                let other = format!("format = {}", 3 - format);
+                let found = refused(&text.replace(&other, &format!("format = {format}")));
+                assert!(found.contains("unknown field"), "{found}");
+            }
+        }
+        let (text, _) = OLDER[0];
+        insta::assert_snapshot!(refused(&text.replace("format = 1", "format = 3\nodd = 1")), @"expected a manifest of format 1 or 2, but found 3; build the bundle again");
+        insta::assert_snapshot!(refused(&text.replace("feature-extraction\"", "translation\"")), @"the manifest of `translation` has no settings for its task `translation`");
+        let two = text.replace(
+            "[embedding]",
+            "[classification]\nlabels = []\n\n[embedding]",
+        );
+        let found = refused(&two);
+        assert!(found.contains("unknown field `classification`"), "{found}");
+    }
+
     #[test]
     fn a_manifest_is_protected_by_its_first_line() {
         let text = "format = 1\nname = \"tiny\"\n";

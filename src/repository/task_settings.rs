@@ -1,10 +1,13 @@
-//! What a bundle's model does, as far as its manifest says.
+//! What a bundle's model does: the settings in its manifest.
 
-use super::manifest::Manifest;
-use kivu_base::error::{Error, Result};
+use serde::{Deserialize, Serialize};
+
 use kivu_core::pipeline::{
     Task,
-    classification::{ClassificationSettings, label_scores::LabelScoresSettings},
+    classification::{
+        ClassificationSettings, label_scores::LabelScoresSettings,
+        label_vectors::LabelEncoderSettings,
+    },
     embedding::EmbeddingSettings,
     entities::{
         token_classification::TokenClassificationSettings,
@@ -13,106 +16,64 @@ use kivu_core::pipeline::{
     seq2seq::Seq2SeqSettings,
 };
 
-/// The settings for a manifest's task.
-#[derive(Clone, Copy, Debug)]
-pub enum TaskSettings<'a> {
-    /// `feature-extraction`
-    Embedding(&'a EmbeddingSettings),
-    /// `text-classification`
-    Classification(&'a ClassificationSettings),
-    /// `token-classification`
-    TokenClassification(&'a TokenClassificationSettings),
-    /// `token-classification`, with labels in the request
-    ZeroShotEntities(&'a ZeroShotEntitiesSettings),
-    /// `zero-shot-classification` by cosines
-    ZeroShotEmbedding(&'a EmbeddingSettings),
-    /// `zero-shot-classification` by natural-language inference
-    Entailment(&'a ClassificationSettings),
-    /// `zero-shot-classification` by a model that reads labels and text together
-    LabelScores(&'a LabelScoresSettings),
-    /// `text-ranking` by vectors
-    RankingEmbedding(&'a EmbeddingSettings),
-    /// `text-ranking` by a model that reads query and text together
-    CrossEncoder(&'a ClassificationSettings),
-    /// `translation`
-    Translation(&'a Seq2SeqSettings),
-    /// `summarization`, `text2text-generation`
-    TextToText(&'a Seq2SeqSettings),
+/// A model's settings, by what it computes. The task says what that is used for.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TaskSettings {
+    /// Vectors: the result, or compared by cosines for ranking and zero-shot classification.
+    Embedding(EmbeddingSettings),
+    /// Scores for the model's own labels: the result, or a cross-encoder's ranking or an entailment.
+    Classification(ClassificationSettings),
+    /// Token scores for the model's own labels.
+    TokenClassification(TokenClassificationSettings),
+    /// Scores for labels in the request, which the model reads together with the text.
+    LabelScores(LabelScoresSettings),
+    /// Span scores for labels in the request.
+    ZeroShotEntities(ZeroShotEntitiesSettings),
+    /// Texts from texts.
+    #[serde(rename = "seq2seq")]
+    Seq2Seq(Box<Seq2SeqSettings>),
 }
 
-impl<'a> TaskSettings<'a> {
-    /// An error for a manifest that lacks the settings for its task.
-    pub fn of(manifest: &'a Manifest) -> Result<Self> {
-        let Manifest {
-            embedding,
-            classification,
-            token_classification,
-            ..
-        } = manifest;
-        let Manifest {
-            label_scores,
-            zero_shot_entities,
-            seq2seq,
-            ..
-        } = manifest;
-        let embeds = classification.is_none() && embedding.is_some();
-        let embedding = || {
-            embedding
-                .as_ref()
-                .ok_or_else(|| lacks(manifest, "embedding"))
+impl TaskSettings {
+    /// Whether a model with these settings can be for `task`.
+    pub fn fit(&self, task: Task) -> bool {
+        use Task::{
+            FeatureExtraction, Summarization, TextClassification, TextRanking, TextToText,
+            TokenClassification, Translation, ZeroShotClassification,
         };
-        let classification = || {
-            classification
-                .as_ref()
-                .ok_or_else(|| lacks(manifest, "classification"))
+        let tasks: &[Task] = match self {
+            Self::Embedding(_) => &[FeatureExtraction, TextRanking, ZeroShotClassification],
+            Self::Classification(_) => &[TextClassification, TextRanking, ZeroShotClassification],
+            Self::TokenClassification(_) | Self::ZeroShotEntities(_) => &[TokenClassification],
+            Self::LabelScores(_) => &[ZeroShotClassification],
+            Self::Seq2Seq(_) => &[Translation, Summarization, TextToText],
         };
-        let seq2seq = || seq2seq.as_ref().ok_or_else(|| lacks(manifest, "seq2seq"));
-        Ok(match manifest.task {
-            Task::FeatureExtraction => Self::Embedding(embedding()?),
-            Task::TextClassification => Self::Classification(classification()?),
-            Task::TokenClassification => match (zero_shot_entities, token_classification) {
-                (Some(settings), _) => Self::ZeroShotEntities(settings),
-                (None, Some(settings)) => Self::TokenClassification(settings),
-                (None, None) => return Err(lacks(manifest, "token_classification")),
-            },
-            Task::TextRanking if embeds => Self::RankingEmbedding(embedding()?),
-            Task::TextRanking => Self::CrossEncoder(classification()?),
-            Task::ZeroShotClassification if embeds => Self::ZeroShotEmbedding(embedding()?),
-            Task::ZeroShotClassification => match label_scores {
-                Some(settings) => Self::LabelScores(settings),
-                None => Self::Entailment(classification()?),
-            },
-            Task::Translation => Self::Translation(seq2seq()?),
-            Task::Summarization | Task::TextToText => Self::TextToText(seq2seq()?),
-        })
+        tasks.contains(&task)
     }
 
     /// Maximum tokens per input, special tokens included.
     pub fn max_tokens(&self) -> usize {
         match self {
-            Self::Embedding(settings)
-            | Self::ZeroShotEmbedding(settings)
-            | Self::RankingEmbedding(settings) => settings.max_tokens,
-            Self::Classification(settings)
-            | Self::Entailment(settings)
-            | Self::CrossEncoder(settings) => settings.max_tokens,
+            Self::Embedding(settings) => settings.max_tokens,
+            Self::Classification(settings) => settings.max_tokens,
             Self::TokenClassification(settings) => settings.max_tokens,
             Self::LabelScores(settings) => settings.max_tokens,
             Self::ZeroShotEntities(settings) => settings.max_tokens,
-            Self::Translation(settings) | Self::TextToText(settings) => settings.max_tokens,
+            Self::Seq2Seq(settings) => settings.max_tokens,
         }
     }
 
-    /// For the task `feature-extraction`.
-    pub fn embedding(&self) -> Option<&'a EmbeddingSettings> {
+    /// An embedding model's settings, for any task.
+    pub fn embedding(&self) -> Option<&EmbeddingSettings> {
         match self {
             Self::Embedding(settings) => Some(settings),
             _ => None,
         }
     }
 
-    /// The model's own labels, for texts or tokens.
-    pub fn labels(&self) -> Option<&'a [String]> {
+    /// The model's own labels, for any task.
+    pub fn labels(&self) -> Option<&[String]> {
         match self {
             Self::Classification(settings) => Some(&settings.labels),
             Self::TokenClassification(settings) => Some(&settings.labels),
@@ -120,27 +81,19 @@ impl<'a> TaskSettings<'a> {
         }
     }
 
-    /// How a model ranks or does zero-shot classification: `embedding` or `model`, as recipes name it.
-    pub fn strategy(&self) -> Option<&'static str> {
+    /// The settings of a model that generates texts.
+    pub fn seq2seq(&self) -> Option<&Seq2SeqSettings> {
         match self {
-            Self::RankingEmbedding(_) | Self::ZeroShotEmbedding(_) => Some("embedding"),
-            Self::CrossEncoder(_) | Self::Entailment(_) | Self::LabelScores(_) => Some("model"),
+            Self::Seq2Seq(settings) => Some(settings),
             _ => None,
         }
     }
 
-    /// For the task `translation`.
-    pub fn translation(&self) -> Option<&'a Seq2SeqSettings> {
+    /// The settings of the encoder that reads labels, if there is one.
+    pub fn label_encoder(&self) -> Option<&LabelEncoderSettings> {
         match self {
-            Self::Translation(settings) => Some(settings),
+            Self::ZeroShotEntities(settings) => settings.label_encoder.as_ref(),
             _ => None,
         }
     }
-}
-
-fn lacks(manifest: &Manifest, settings: &str) -> Error {
-    Error::model(format!(
-        "expected `{settings}` in the manifest of `{}`, whose task is `{}`",
-        manifest.name, manifest.task
-    ))
 }

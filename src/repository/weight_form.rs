@@ -63,7 +63,7 @@ impl WeightForm {
 
     /// A bundle's weight form. Exports count as encoders and generators, whose arithmetic they have.
     pub fn of(manifest: &Manifest) -> Self {
-        let kind = if manifest.seq2seq.is_some() {
+        let kind = if manifest.settings.seq2seq().is_some() {
             ModelKind::Generator
         } else if [STATIC_EMBEDDING, FAST_TEXT].contains(&manifest.source.architecture.as_str()) {
             ModelKind::Table

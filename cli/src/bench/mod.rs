@@ -275,8 +275,8 @@ fn speed(
 /// Generated tokens per second, greedily and with five beams, one request at a time.
 fn decoding(server: &Server, manifest: &Manifest) -> Result<Vec<Figure>> {
     let settings = manifest
-        .seq2seq
-        .as_ref()
+        .settings
+        .seq2seq()
         .filter(|settings| settings.languages != Languages::None);
     let pair = settings.map(|settings| Directions::new(&settings.languages).example_pair());
     let mut connection = server.connect()?;

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use kivu::{
     error::Result,
     pipeline::Task,
-    repository::Manifest,
+    repository::{Manifest, TaskSettings},
     tokenizer::{Encoding, Side, Tokenizer, Truncation, WindowOptions},
 };
 
@@ -20,7 +20,7 @@ pub fn body(manifest: &Manifest, texts: &[&str]) -> Value {
         Task::ZeroShotClassification => {
             json!({ "inputs": texts, "parameters": { "candidate_labels": LABELS } })
         }
-        _ if manifest.zero_shot_entities.is_some() => {
+        _ if matches!(manifest.settings, TaskSettings::ZeroShotEntities(_)) => {
             // By default, these models refuse long texts.
             let truncate = true;
             json!({ "inputs": texts, "parameters": { "candidate_labels": LABELS, "truncate": truncate } })
@@ -32,7 +32,7 @@ pub fn body(manifest: &Manifest, texts: &[&str]) -> Value {
 /// A request's rows: one per text, and for models that read pairs, one per text and query or label.
 pub fn rows(manifest: &Manifest, tokenizer: &Tokenizer, texts: &[&str]) -> Result<Vec<Encoding>> {
     let limit = manifest.max_tokens().unwrap_or(usize::MAX);
-    if let Some(settings) = &manifest.zero_shot_entities {
+    if let TaskSettings::ZeroShotEntities(settings) = &manifest.settings {
         let prompt = settings.prompt(&LABELS.map(str::to_owned), tokenizer)?;
         let options = WindowOptions {
             stride: None,
@@ -46,16 +46,16 @@ pub fn rows(manifest: &Manifest, tokenizer: &Tokenizer, texts: &[&str]) -> Resul
         let windows = windows.collect::<Result<Vec<_>>>()?.into_iter().flatten();
         return Ok(windows.map(|window| window.encoding).collect());
     }
-    if let Some(settings) = &manifest.label_scores {
+    if let TaskSettings::LabelScores(settings) = &manifest.settings {
         let labels = LABELS.map(str::to_owned);
         return texts
             .iter()
             .map(|text| settings.encode(tokenizer, text, &labels, limit))
             .collect();
     }
-    let seconds: &[&str] = match manifest.task {
-        Task::TextRanking if manifest.embedding.is_none() => &[QUERY],
-        Task::ZeroShotClassification if manifest.embedding.is_none() => &LABELS,
+    let seconds: &[&str] = match (manifest.task, &manifest.settings) {
+        (Task::TextRanking, TaskSettings::Classification(_)) => &[QUERY],
+        (Task::ZeroShotClassification, TaskSettings::Classification(_)) => &LABELS,
         _ => {
             return texts
                 .iter()

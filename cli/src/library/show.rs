@@ -93,7 +93,7 @@ fn lines(bundle: &Bundle, path: &str) -> Vec<(&'static str, String)> {
             .max_tokens()
             .map(|tokens| ("max tokens", tokens.to_string())),
     );
-    if let Some(embedding) = &manifest.embedding {
+    if let Some(embedding) = manifest.settings.embedding() {
         let outputs = embedding.outputs().into_iter();
         let outputs: Vec<_> = outputs
             .map(|(kind, values)| format!("{kind} ({values} values)"))
@@ -103,14 +103,7 @@ fn lines(bundle: &Bundle, path: &str) -> Vec<(&'static str, String)> {
         lines.extend((!prompts.is_empty()).then(|| ("prompts", quoted(&prompts))));
         lines.extend((!embedding.tasks.is_empty()).then(|| ("tasks", quoted(&embedding.tasks))));
     }
-    let labels = manifest
-        .classification
-        .as_ref()
-        .map(|settings| &settings.labels);
-    let labels = labels.or(manifest
-        .token_classification
-        .as_ref()
-        .map(|settings| &settings.labels));
+    let labels = manifest.settings.labels();
     lines.extend(labels.map(|labels| ("labels", quoted(labels))));
     lines.push(("quality", quality::text(weights.quality)));
     lines.extend((!aliases.is_empty()).then(|| ("aliases", quoted(aliases))));

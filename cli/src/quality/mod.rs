@@ -177,8 +177,8 @@ fn in_precision(
     let options = Options {
         task: Some(manifest.task),
         is_sparse: manifest
-            .embedding
-            .as_ref()
+            .settings
+            .embedding()
             .is_some_and(|settings| settings.sparse.is_some()),
         precision: Some(precision),
         engine: options.engine,

@@ -13,7 +13,7 @@ use super::{
     files::{config::ConfigFile, io as files},
     plan::{
         Plan,
-        source::{SHORTLIST, Source, TaskSettings, unread_decoder},
+        source::{SHORTLIST, Source, unread_decoder},
     },
     seq2seq::graphs,
 };
@@ -25,7 +25,7 @@ use kivu::{
         generation::{GenerationOptions, GenerationSettings},
         seq2seq::{Languages, Seq2SeqSettings},
     },
-    repository::bundle::hex,
+    repository::{TaskSettings, bundle::hex},
     tokenizer::UNMATCHED,
 };
 
@@ -78,7 +78,8 @@ pub fn open(plan: &Plan) -> Result<Source<'static>> {
     Ok(Source {
         architecture: model.architecture.clone(),
         sha256,
-        settings: TaskSettings::Seq2Seq(Box::new(settings), &[Task::Translation]),
+        settings: TaskSettings::Seq2Seq(Box::new(settings)),
+        generates: &[Task::Translation],
         tokenizer,
         files: vec![(SHORTLIST, shortlist.to_bytes())],
         unused_heads: Vec::new(),

@@ -15,7 +15,7 @@ use crate::{
     onnx,
     plan::{
         Build, Plan, model_card,
-        source::{DECODER, ENCODER, EncoderSettings, LABEL_TOKENIZER, MODEL, Source, TaskSettings},
+        source::{DECODER, ENCODER, LABEL_TOKENIZER, MODEL, Source},
         task::{name_entailment, require_sparse, task, unused_head},
     },
     quality::{
@@ -39,7 +39,7 @@ use kivu::{
     onnx_proto::{GraphProto, ModelProto},
     pipeline::{Task, embedding::EmbeddingSettings, seq2seq::Seq2SeqSettings},
     repository::{
-        ModelKind, WeightForm,
+        ModelKind, TaskSettings, WeightForm,
         bundle::{MANIFEST, PIECES, RANGES, TOKENIZER, describe},
         manifest::{self, Manifest, Precision, Quality, VectorQuality},
     },
@@ -131,7 +131,7 @@ pub fn count_unpooled(settings: &mut EmbeddingSettings, tokenizer: &[u8]) -> Res
 fn identify_languages(plan: &Plan, settings: &mut TaskSettings) -> Result<()> {
     match (plan.identifies_languages, settings) {
         (None, _) => Ok(()),
-        (Some(identifies), TaskSettings::Encoder(EncoderSettings::Classification(settings)))
+        (Some(identifies), TaskSettings::Classification(settings))
             if plan
                 .task
                 .is_none_or(|task| task == Task::TextClassification) =>
@@ -228,14 +228,13 @@ impl<'a> Model<'a> {
         let mut source = open(build)?;
         require_sparse(plan, &source)?;
         knows_unknown_words(&source.tokenizer)?;
-        if let TaskSettings::Encoder(EncoderSettings::Embedding(settings)) = &mut source.settings {
+        if let TaskSettings::Embedding(settings) = &mut source.settings {
             plan.prompts.apply(settings)?;
             count_unpooled(settings, &source.tokenizer)?;
         }
         identify_languages(plan, &mut source.settings)?;
-        let (task, other_tasks) = task(plan, &source.settings)?;
-        if let TaskSettings::Encoder(EncoderSettings::Classification(settings)) =
-            &mut source.settings
+        let (task, other_tasks) = task(plan, &source.settings, source.generates)?;
+        if let TaskSettings::Classification(settings) = &mut source.settings
             && task == Task::ZeroShotClassification
         {
             warnings.extend(name_entailment(plan, &mut settings.labels)?);
@@ -277,7 +276,11 @@ impl<'a> Model<'a> {
         let mut settings = self.source.settings.clone();
         let mut storage = self.form(precision).storage().to_owned();
         let (graph, measured) = match &mut settings {
-            TaskSettings::Encoder(settings) => {
+            TaskSettings::Seq2Seq(settings) => {
+                settings.decoder.signature = graphs.signature(DECODER)?;
+                (ENCODER, self.measure_generator(settings, &graphs)?)
+            }
+            settings => {
                 let labels = self
                     .source
                     .files
@@ -306,10 +309,6 @@ impl<'a> Model<'a> {
                         Some(self.measure_pairs(parts, &encoder.model, own)?);
                 }
                 (MODEL, self.calibrate_vectors(encoder, &graphs.folder)?)
-            }
-            TaskSettings::Seq2Seq(settings, _) => {
-                settings.decoder.signature = graphs.signature(DECODER)?;
-                (ENCODER, self.measure_generator(settings, &graphs)?)
             }
         };
         let Measured {
@@ -637,7 +636,7 @@ impl<'a> Model<'a> {
                 ModelKind::Table
             }
             TaskSettings::Seq2Seq(..) => ModelKind::Generator,
-            TaskSettings::Encoder(_) => ModelKind::Encoder,
+            _ => ModelKind::Encoder,
         }
     }
 
@@ -652,30 +651,11 @@ impl<'a> Model<'a> {
             vectors,
         } = measured;
         let (plan, source) = (self.build.plan, &self.source);
-        let (mut embedding, mut classification, mut token_classification) = (None, None, None);
-        let (mut label_scores, mut zero_shot_entities, mut seq2seq) = (None, None, None);
-        match settings {
-            TaskSettings::Encoder(EncoderSettings::Embedding(settings)) => {
-                embedding = Some(settings)
-            }
-            TaskSettings::Encoder(EncoderSettings::Classification(settings)) => {
-                classification = Some(settings)
-            }
-            TaskSettings::Encoder(EncoderSettings::TokenClassification(settings)) => {
-                token_classification = Some(settings);
-            }
-            TaskSettings::Encoder(EncoderSettings::LabelScores(settings)) => {
-                label_scores = Some(settings)
-            }
-            TaskSettings::Encoder(EncoderSettings::ZeroShotEntities(settings)) => {
-                zero_shot_entities = Some(settings);
-            }
-            TaskSettings::Seq2Seq(settings, _) => seq2seq = Some(*settings),
-        }
         let mut qualities = qualities.into_iter();
         let quality = qualities.next();
-        let kinds = embedding
-            .iter()
+        let kinds = settings
+            .embedding()
+            .into_iter()
             .flat_map(EmbeddingSettings::outputs)
             .skip(1);
         let other_vectors = kinds.map(|(kind, _)| kind).zip(qualities).collect();
@@ -698,12 +678,7 @@ impl<'a> Model<'a> {
                 other_vectors,
             },
             vectors,
-            embedding,
-            classification,
-            token_classification,
-            label_scores,
-            zero_shot_entities,
-            seq2seq,
+            settings,
             tensors: plan.tensors.clone(),
             allowed: plan.allow.clone(),
             warnings: self.warnings.clone(),

@@ -21,7 +21,7 @@ use crate::{
     },
     plan::{
         Plan,
-        source::{EncoderSettings, LABEL_TOKENIZER, LABELS, MODEL, Source, TaskSettings},
+        source::{LABEL_TOKENIZER, LABELS, MODEL, Source},
     },
     quantize::layer_forms::LayerForms,
     sentence_transformers::{
@@ -37,7 +37,7 @@ use kivu::{
         classification::ClassificationSettings,
         entities::token_classification::TokenClassificationSettings,
     },
-    repository::{bundle::hex, manifest::Precision},
+    repository::{TaskSettings, bundle::hex, manifest::Precision},
 };
 
 /// Reads the encoder in the plan's folder and merges the plan's adapter, if any.
@@ -85,7 +85,7 @@ pub fn open(plan: &Plan) -> Result<Source<'static>> {
     let mut files = Vec::new();
     let (settings, heads) = match (&config.head, scores) {
         (_, Some((settings, modules))) => (
-            EncoderSettings::Classification(settings),
+            TaskSettings::Classification(settings),
             OutputHeads::dense(Some(modules)),
         ),
         (Some(head), None) if head.kind == HeadKind::Tokens => {
@@ -95,14 +95,14 @@ pub fn open(plan: &Plan) -> Result<Source<'static>> {
                 ..token_settings(&plan.folder, head, facts)?
             };
             (
-                EncoderSettings::TokenClassification(settings),
+                TaskSettings::TokenClassification(settings),
                 OutputHeads::default(),
             )
         }
         (Some(head), None) => {
             let settings = text_settings(&plan.folder, head, facts)?;
             (
-                EncoderSettings::Classification(settings),
+                TaskSettings::Classification(settings),
                 OutputHeads::default(),
             )
         }
@@ -114,7 +114,7 @@ pub fn open(plan: &Plan) -> Result<Source<'static>> {
                 &mut settings,
                 &tokenizer,
             )?);
-            (EncoderSettings::Embedding(settings), heads)
+            (TaskSettings::Embedding(settings), heads)
         }
     };
     for (_, bytes) in &files {
@@ -181,7 +181,7 @@ pub fn source_of_layers(
     plan: &Plan,
     file: &ConfigFile,
     (weights, head): (Weights, Option<Head>),
-    (settings, tokenizer): (&EncoderSettings, &[u8]),
+    (settings, tokenizer): (&TaskSettings, &[u8]),
 ) -> Result<Source<'static>> {
     let mut config = families::of(file, &plan.folder)?;
     let mut heads = OutputHeads::default();
@@ -234,7 +234,7 @@ pub struct Parts {
     pub config: EncoderConfig,
     pub weights: Weights,
     pub heads: OutputHeads,
-    pub settings: EncoderSettings,
+    pub settings: TaskSettings,
     /// A `tokenizer.json`.
     pub tokenizer: Vec<u8>,
     /// The encoder that reads labels, in models that have one.
@@ -264,9 +264,7 @@ pub fn of_parts(plan: &Plan, parts: Parts) -> Result<Source<'static>> {
         has_positions(&tokenizer, padding)?;
     }
     let unused_heads = match &settings {
-        EncoderSettings::Embedding(found)
-            if found.dense.is_some() || found.multi_vector.is_some() =>
-        {
+        TaskSettings::Embedding(found) if found.dense.is_some() || found.multi_vector.is_some() => {
             unused_heads(&config, &weights).into_iter().collect()
         }
         _ => Vec::new(),
@@ -300,7 +298,8 @@ pub fn of_parts(plan: &Plan, parts: Parts) -> Result<Source<'static>> {
     Ok(Source {
         architecture: facts.architecture.clone(),
         sha256: combined_sha256(&weights.sha256, heads.sources()),
-        settings: TaskSettings::Encoder(settings),
+        settings,
+        generates: &[],
         tokenizer,
         files: labels
             .iter()
@@ -464,11 +463,11 @@ mod tests {
         }
 
         /// Reads the model and writes its graph in fp32.
-        fn open(&self) -> Result<EncoderSettings> {
+        fn open(&self) -> Result<TaskSettings> {
             self.open_for(None)
         }
 
-        fn open_for(&self, task: Option<Task>) -> Result<EncoderSettings> {
+        fn open_for(&self, task: Option<Task>) -> Result<TaskSettings> {
             let plan = Plan {
                 folder: self.0.path().to_owned(),
                 task,
@@ -476,10 +475,7 @@ mod tests {
             };
             let source = open(&plan)?;
             (source.graphs)(Precision::Fp32, LayerForms::Plain)?;
-            match source.settings {
-                TaskSettings::Encoder(settings) => Ok(settings),
-                TaskSettings::Seq2Seq(..) => panic!("expected an encoder"),
-            }
+            Ok(source.settings)
         }
 
         fn refusal(&self) -> String {
@@ -676,7 +672,7 @@ mod tests {
                     "{case}: {refusal}"
                 );
                 let built = model.open_for(Some(Task::FeatureExtraction)).unwrap();
-                assert!(matches!(built, EncoderSettings::Embedding(_)), "{case}");
+                assert!(matches!(built, TaskSettings::Embedding(_)), "{case}");
             });
         }
         let model = Copy::of("tiny-roberta-nli");
@@ -731,7 +727,7 @@ mod tests {
             without_class(fixture, |model, case| {
                 fs::remove_file(model.path("modules.json")).unwrap();
                 fs::write(model.path("README.md"), "---\ntags:\n- splade\n---\n").unwrap();
-                let EncoderSettings::Embedding(settings) = model.open().unwrap() else {
+                let TaskSettings::Embedding(settings) = model.open().unwrap() else {
                     panic!("expected an embedder")
                 };
                 assert!(
@@ -910,12 +906,9 @@ mod tests {
         };
         let model = Copy::of("tiny-splade-distilbert");
         fs::remove_file(model.path("modules.json")).unwrap();
-        let is_sparse = |settings: EncoderSettings| matches!(settings, EncoderSettings::Embedding(settings) if settings.sparse.is_some());
+        let is_sparse = |settings: TaskSettings| matches!(settings, TaskSettings::Embedding(settings) if settings.sparse.is_some());
         assert!(!is_sparse(model.open().unwrap()));
-        let TaskSettings::Encoder(settings) = open_sparse(&model).unwrap().settings else {
-            panic!("expected an encoder")
-        };
-        assert!(is_sparse(settings));
+        assert!(is_sparse(open_sparse(&model).unwrap().settings));
         fs::write(
             model.path("README.md"),
             "---\ntags:\n\n- splade # yes\n---\n",
@@ -1059,7 +1052,7 @@ mod tests {
         let model = Copy::of("tiny-bert-ner");
         assert!(matches!(
             model.open().unwrap(),
-            EncoderSettings::TokenClassification(_)
+            TaskSettings::TokenClassification(_)
         ));
         model.write(
             "modules.json",
@@ -1069,10 +1062,7 @@ mod tests {
             ]),
         );
         model.write("1_Pooling/config.json", &json!({"pooling_mode": "cls"}));
-        assert!(matches!(
-            model.open().unwrap(),
-            EncoderSettings::Embedding(_)
-        ));
+        assert!(matches!(model.open().unwrap(), TaskSettings::Embedding(_)));
         model.write(
             "modules.json",
             &json!([{"path": "", "type": "my_pool.Pooling"}]),
@@ -1105,7 +1095,7 @@ mod tests {
                 (Dtype::F32, vec![1], vec![0; 4]),
             );
         });
-        let EncoderSettings::Embedding(settings) = model.open().unwrap() else {
+        let TaskSettings::Embedding(settings) = model.open().unwrap() else {
             panic!("expected an embedder")
         };
         assert!(settings.dense.is_some() && settings.sparse.is_some());
@@ -1115,7 +1105,7 @@ mod tests {
     fn layers_of_pylate_transform_tokens_in_files_of_all_versions() {
         let model = Copy::of("tiny-colbert-pylate");
         model.set("1_Dense/config.json", "use_residual", None);
-        let EncoderSettings::Embedding(settings) = model.open().unwrap() else {
+        let TaskSettings::Embedding(settings) = model.open().unwrap() else {
             panic!("expected an embedder")
         };
         assert!(settings.multi_vector.is_some() && settings.dense.is_none());
@@ -1128,7 +1118,7 @@ mod tests {
             ..Plan::default()
         };
         let source = open(&plan).unwrap();
-        let TaskSettings::Encoder(EncoderSettings::Embedding(settings)) = source.settings else {
+        let TaskSettings::Embedding(settings) = source.settings else {
             panic!("expected an embedder")
         };
         let tokenizer = Tokenizer::from_json(&source.tokenizer).unwrap();
@@ -1248,7 +1238,7 @@ mod tests {
             let model = Copy::of("tiny-splade-modernbert");
             model.set("config.json", "decoder_bias", Some(no));
             model.change(|tensors| drop(tensors.remove("decoder.bias")));
-            let EncoderSettings::Embedding(settings) = model.open().unwrap() else {
+            let TaskSettings::Embedding(settings) = model.open().unwrap() else {
                 panic!("expected an embedder")
             };
             assert!(settings.sparse.is_some());

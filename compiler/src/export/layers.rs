@@ -14,7 +14,7 @@ use crate::{
     onnx,
     plan::{
         Build,
-        source::{EncoderSettings, Graphs, MODEL, Source, TaskSettings},
+        source::{Graphs, MODEL, Source},
     },
     quality::{
         Texts,
@@ -27,7 +27,7 @@ use kivu::{
     error::{Error, Result},
     onnx_proto::{GraphProto, ModelProto},
     pipeline::embedding::{EmbeddingSettings, pooling::Pooling},
-    repository::manifest::Precision,
+    repository::{TaskSettings, manifest::Precision},
     tokenizer::Tokenizer,
 };
 
@@ -43,7 +43,7 @@ pub struct Export<'a> {
     pub model: &'a ModelProto,
     pub config: &'a ConfigFile,
     pub head: Option<Head>,
-    pub settings: &'a EncoderSettings,
+    pub settings: &'a TaskSettings,
     pub tokenizer: &'a [u8],
 }
 
@@ -61,12 +61,12 @@ pub fn read(build: Build<'_>, export: Export<'_>) -> Result<Source<'static>> {
         tokenizer,
     } = export;
     let output = match settings {
-        EncoderSettings::Embedding(EmbeddingSettings {
+        TaskSettings::Embedding(EmbeddingSettings {
             dense: Some(dense), ..
         }) if dense.pooling != Pooling::Graph && dense.output != POOLED => {
             Some(dense.output.clone())
         }
-        EncoderSettings::Embedding(_) => {
+        TaskSettings::Embedding(_) => {
             return Err(Error::model("the export pools token vectors itself"));
         }
         _ => None,
@@ -181,14 +181,11 @@ fn name_output(graphs: &mut Graphs, name: &str) {
 
 /// Refuses layers with other results than the export's.
 fn compare(build: Build<'_>, source: &Source<'_>, export: &ModelProto) -> Result<()> {
-    let TaskSettings::Encoder(settings) = &source.settings else {
-        return Err(Error::model("the layers are not an encoder's"));
-    };
     let tokenizer = Arc::new(Tokenizer::from_json(&source.tokenizer)?);
     let parts = EncoderParts {
         runtime: (build.runtime)()?,
         tokenizer: &tokenizer,
-        settings,
+        settings: &source.settings,
         labels: None,
     };
     let mut texts = Texts::default();

@@ -10,7 +10,7 @@ use crate::{
     onnx,
     plan::{
         Build, Plan,
-        source::{EncoderSettings, MODEL, Source, TaskSettings},
+        source::{MODEL, Source},
     },
     sentence_transformers::{embedding_settings, makes_vectors},
     tokenizers::{
@@ -26,7 +26,7 @@ use kivu::{
     pipeline::{
         embedding::EmbeddingSettings, entities::token_classification::TokenClassificationSettings,
     },
-    repository::{bundle::sha256_of, manifest::Precision},
+    repository::{TaskSettings, bundle::sha256_of, manifest::Precision},
     tokenizer::Tokenizer,
 };
 
@@ -69,17 +69,17 @@ pub fn open(build: Build<'_>) -> Result<Source<'_>> {
     let settings = match &head {
         Some(head) if head.kind == HeadKind::Text => {
             check_padding(&config, &tokenizer)?;
-            EncoderSettings::Classification(text_settings(&plan.folder, head, &facts)?)
+            TaskSettings::Classification(text_settings(&plan.folder, head, &facts)?)
         }
         Some(head) => {
             let unknown_token = other_unknown_token(&plan.folder, &tokenizer)?;
             let settings = token_settings(&plan.folder, head, &facts)?;
-            EncoderSettings::TokenClassification(TokenClassificationSettings {
+            TaskSettings::TokenClassification(TokenClassificationSettings {
                 unknown_token,
                 ..settings
             })
         }
-        None => EncoderSettings::Embedding(embedding(plan, &model, &facts)?),
+        None => TaskSettings::Embedding(embedding(plan, &model, &facts)?),
     };
     let layers = match plan.engine {
         EngineChoice::Onnx => None,
@@ -99,7 +99,8 @@ pub fn open(build: Build<'_>) -> Result<Source<'_>> {
     };
     check_precision(plan.precision, [is_quantized, layers.is_some()], &path)?;
     Ok(Source {
-        settings: TaskSettings::Encoder(settings),
+        settings,
+        generates: &[],
         architecture: facts.architecture,
         sha256: sha256_of(&path)?,
         tokenizer,

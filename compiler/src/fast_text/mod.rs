@@ -24,7 +24,7 @@ use kivu::{
         classification::{ClassificationSettings, scores::ScoreFunction},
         seq2seq::are_languages,
     },
-    repository::{FAST_TEXT, bundle::sha256_of, manifest::Precision},
+    repository::{FAST_TEXT, TaskSettings, bundle::sha256_of, manifest::Precision},
 };
 
 use self::{
@@ -38,7 +38,7 @@ use super::{
     onnx::{GraphBuilder, ModelProto, any, fixed, functions},
     plan::{
         Plan,
-        source::{EncoderSettings, MODEL, Source, TaskSettings},
+        source::{MODEL, Source},
     },
 };
 
@@ -125,7 +125,8 @@ pub fn open(plan: &Plan) -> Result<Source<'static>> {
                 )])
             }
         }),
-        settings: TaskSettings::Encoder(EncoderSettings::Classification(settings)),
+        settings: TaskSettings::Classification(settings),
+        generates: &[],
     })
 }
 

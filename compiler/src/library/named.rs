@@ -140,8 +140,8 @@ impl Options {
         };
         let precision = manifest.weights.precision;
         let has_sparse = manifest
-            .embedding
-            .as_ref()
+            .settings
+            .embedding()
             .is_some_and(|settings| settings.sparse.is_some());
         match (self.task, self.precision) {
             (Some(task), _) if task != manifest.task => differs("task", &task, &manifest.task),

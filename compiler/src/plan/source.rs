@@ -5,17 +5,9 @@ use kivu::{
     backend::{Engine, Signature},
     error::Result,
     onnx_proto::ModelProto,
-    pipeline::{
-        Task,
-        classification::{ClassificationSettings, label_scores::LabelScoresSettings},
-        embedding::EmbeddingSettings,
-        entities::{
-            token_classification::TokenClassificationSettings,
-            zero_shot_entities::ZeroShotEntitiesSettings,
-        },
-        seq2seq::{Decoder, Seq2SeqSettings},
-    },
+    pipeline::{Task, seq2seq::Decoder},
     repository::{
+        TaskSettings,
         bundle::{PIECES, RANGES, TOKENIZER},
         manifest::Precision,
     },
@@ -67,6 +59,8 @@ pub struct Source<'a> {
     /// SHA-256 over the weights.
     pub sha256: String,
     pub settings: TaskSettings,
+    /// Tasks of a model that generates texts, most likely first; its settings belong to the chosen one.
+    pub generates: &'static [Task],
     /// `tokenizer.json` for texts that the model reads.
     pub tokenizer: Vec<u8>,
     /// Other files in the bundle.
@@ -91,21 +85,4 @@ pub fn unread_decoder() -> Decoder {
             outputs: Vec::new(),
         },
     }
-}
-
-/// A task's settings in the manifest.
-#[derive(Clone, Debug)]
-pub enum TaskSettings {
-    Encoder(EncoderSettings),
-    /// With the model's tasks, most likely first. The settings belong to the chosen one.
-    Seq2Seq(Box<Seq2SeqSettings>, &'static [Task]),
-}
-
-#[derive(Clone, Debug)]
-pub enum EncoderSettings {
-    Embedding(EmbeddingSettings),
-    Classification(ClassificationSettings),
-    TokenClassification(TokenClassificationSettings),
-    LabelScores(LabelScoresSettings),
-    ZeroShotEntities(ZeroShotEntitiesSettings),
 }

@@ -11,12 +11,13 @@ use super::{
     label_maps::{self, LABEL_IDS, LABELS, is_entailment},
     model_card::pipeline_tag,
     recipe::Strategy,
-    source::{EncoderSettings, Source, TaskSettings},
+    source::Source,
 };
 use crate::files::{config::ConfigFile, module_list::has_pooling};
 use kivu::{
     error::{Error, Result, quoted},
     pipeline::Task,
+    repository::TaskSettings,
 };
 
 /// Names for sparse vectors: the model card tags of SPLADE models, which a build can be asked for like a task.
@@ -57,7 +58,7 @@ impl TryFrom<String> for RequestedTask {
 pub fn require_sparse(plan: &Plan, source: &Source<'_>) -> Result<()> {
     let has_sparse = matches!(
         &source.settings,
-        TaskSettings::Encoder(EncoderSettings::Embedding(settings)) if settings.sparse.is_some()
+        TaskSettings::Embedding(settings) if settings.sparse.is_some()
     );
     if has_sparse || !plan.is_sparse {
         return Ok(());
@@ -76,12 +77,16 @@ pub fn require_sparse(plan: &Plan, source: &Source<'_>) -> Result<()> {
 /// The bundle's task, and other tasks as plausible.
 ///
 /// A requested task must be one that the model can do. Otherwise the model card decides between the plausible ones.
-pub fn task(plan: &Plan, settings: &TaskSettings) -> Result<(Task, Vec<Task>)> {
+pub fn task(
+    plan: &Plan,
+    settings: &TaskSettings,
+    generates: &'static [Task],
+) -> Result<(Task, Vec<Task>)> {
     if let Some(task) = plan.task {
-        require(task, plan.strategy, settings)?;
+        require(task, plan.strategy, settings, generates)?;
         return Ok((task, Vec::new()));
     }
-    Ok(choose(plan, plausible(settings)))
+    Ok(choose(plan, plausible(settings, generates)))
 }
 
 /// The requested task, or the model card's if it is among `plausible`, or the first plausible one; and the others if
@@ -167,7 +172,7 @@ const OTHER_HEADS: [&str; 3] = [
 /// embeddings.
 pub fn unused_head(plan: &Plan, source: &Source<'_>) -> Result<Option<String>> {
     let architecture = &source.architecture;
-    let TaskSettings::Encoder(EncoderSettings::Embedding(settings)) = &source.settings else {
+    let TaskSettings::Embedding(settings) = &source.settings else {
         return Ok(None);
     };
     // Sparse vectors come from the head. sentence-transformers files say that the model is for embeddings.
@@ -195,45 +200,37 @@ pub fn unused_head(plan: &Plan, source: &Source<'_>) -> Result<Option<String>> {
 }
 
 /// Refuses a task that the model cannot do.
-fn require(task: Task, strategy: Option<Strategy>, settings: &TaskSettings) -> Result<()> {
-    use EncoderSettings::{
-        Classification, Embedding, LabelScores, TokenClassification, ZeroShotEntities,
-    };
-    use TaskSettings::{Encoder, Seq2Seq};
-
+fn require(
+    task: Task,
+    strategy: Option<Strategy>,
+    settings: &TaskSettings,
+    generates: &'static [Task],
+) -> Result<()> {
     let found = match settings {
-        Seq2Seq(_, [Task::Translation]) => "one that translates",
-        Seq2Seq(..) => "one that generates texts",
-        Encoder(Embedding(_)) => "one without a label head, which computes embeddings",
-        Encoder(Classification(_)) => "one with a label head",
-        Encoder(TokenClassification(_)) => "one with a token label head",
-        Encoder(LabelScores(_)) => "one that scores the labels in requests",
-        Encoder(ZeroShotEntities(_)) => "one that finds entities by the labels in requests",
+        TaskSettings::Seq2Seq(_) if generates == [Task::Translation] => "one that translates",
+        TaskSettings::Seq2Seq(_) => "one that generates texts",
+        TaskSettings::Embedding(_) => "one without a label head, which computes embeddings",
+        TaskSettings::Classification(_) => "one with a label head",
+        TaskSettings::TokenClassification(_) => "one with a token label head",
+        TaskSettings::LabelScores(_) => "one that scores the labels in requests",
+        TaskSettings::ZeroShotEntities(_) => "one that finds entities by the labels in requests",
     };
-    let can = match (settings, task) {
-        (Seq2Seq(_, tasks), task) => tasks.contains(&task),
-        (Encoder(TokenClassification(_) | ZeroShotEntities(_)), task) => {
-            task == Task::TokenClassification
-        }
-        (Encoder(LabelScores(_)), task) => {
-            task == Task::ZeroShotClassification && strategy != Some(Strategy::Embedding)
-        }
-        (
-            Encoder(_),
-            Task::Translation | Task::Summarization | Task::TextToText | Task::TokenClassification,
-        )
-        | (Encoder(Embedding(_)), Task::TextClassification)
-        | (Encoder(Classification(_)), Task::FeatureExtraction) => false,
-        (Encoder(Embedding(_)), Task::FeatureExtraction) => true,
-        (Encoder(Embedding(_)), _) => strategy != Some(Strategy::Model),
-        (Encoder(Classification(_)), _) => strategy != Some(Strategy::Embedding),
-    };
+    let has_strategy = matches!(task, Task::TextRanking | Task::ZeroShotClassification);
+    let can = settings.fit(task)
+        && match settings {
+            TaskSettings::Seq2Seq(_) => generates.contains(&task),
+            TaskSettings::Embedding(_) => !has_strategy || strategy != Some(Strategy::Model),
+            TaskSettings::Classification(_) | TaskSettings::LabelScores(_) => {
+                strategy != Some(Strategy::Embedding)
+            }
+            TaskSettings::TokenClassification(_) | TaskSettings::ZeroShotEntities(_) => true,
+        };
     if can {
         return Ok(());
     }
     let error = Error::model(format!("expected a model for `{task}`, but found {found}"));
     Err(
-        match strategy.is_some() && require(task, None, settings).is_ok() {
+        match strategy.is_some() && require(task, None, settings, generates).is_ok() {
             true => error.with_hint("omit `strategy` in the recipe"),
             false => error,
         },
@@ -241,25 +238,19 @@ fn require(task: Task, strategy: Option<Strategy>, settings: &TaskSettings) -> R
 }
 
 /// Tasks that a model was probably trained for, most likely first.
-fn plausible(settings: &TaskSettings) -> Vec<Task> {
+fn plausible(settings: &TaskSettings, generates: &'static [Task]) -> Vec<Task> {
     let settings = match settings {
-        TaskSettings::Seq2Seq(_, tasks) => return tasks.to_vec(),
-        TaskSettings::Encoder(EncoderSettings::Embedding(_)) => {
-            return vec![Task::FeatureExtraction];
-        }
+        TaskSettings::Seq2Seq(_) => return generates.to_vec(),
+        TaskSettings::Embedding(_) => return vec![Task::FeatureExtraction],
         // GLiNER2 has heads for both tasks.
-        TaskSettings::Encoder(EncoderSettings::ZeroShotEntities(settings))
-            if settings.schema_token.is_some() =>
-        {
+        TaskSettings::ZeroShotEntities(settings) if settings.schema_token.is_some() => {
             return vec![Task::TokenClassification, Task::ZeroShotClassification];
         }
-        TaskSettings::Encoder(
-            EncoderSettings::TokenClassification(_) | EncoderSettings::ZeroShotEntities(_),
-        ) => return vec![Task::TokenClassification],
-        TaskSettings::Encoder(EncoderSettings::LabelScores(_)) => {
-            return vec![Task::ZeroShotClassification];
+        TaskSettings::TokenClassification(_) | TaskSettings::ZeroShotEntities(_) => {
+            return vec![Task::TokenClassification];
         }
-        TaskSettings::Encoder(EncoderSettings::Classification(settings)) => settings,
+        TaskSettings::LabelScores(_) => return vec![Task::ZeroShotClassification],
+        TaskSettings::Classification(settings) => settings,
     };
     match &settings.labels[..] {
         [label] if label.to_lowercase().starts_with("label_") => vec![Task::TextRanking],
@@ -295,11 +286,7 @@ mod tests {
             padding: None,
             identifies_languages: false,
         };
-        task(
-            &plan,
-            &TaskSettings::Encoder(EncoderSettings::Classification(settings)),
-        )
-        .unwrap()
+        task(&plan, &TaskSettings::Classification(settings), &[]).unwrap()
     }
 
     #[test]

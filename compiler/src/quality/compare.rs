@@ -4,23 +4,26 @@ use super::{
     answer::{Answer, LABELS},
     served::Answers,
 };
-use crate::plan::source::EncoderSettings;
 use kivu::{
     pipeline::{classification::scores::descending, entities::zero_shot_entities::THRESHOLD},
-    repository::manifest::{Neighbours, Quality},
+    repository::{
+        TaskSettings,
+        manifest::{Neighbours, Quality},
+    },
 };
 
 /// Quality per output, from the fp32 and the quantized model's answers.
-pub fn qualities(settings: &EncoderSettings, forms: [&Answers; 2]) -> Vec<Quality> {
+pub fn qualities(settings: &TaskSettings, forms: [&Answers; 2]) -> Vec<Quality> {
     let outputs = forms[0].texts.first().map_or(0, Vec::len);
     let forms = forms.map(|form| form.texts.as_slice());
     (0..outputs)
-        .map(|output| compare(settings, forms, output))
+        .filter_map(|output| compare(settings, forms, output))
         .collect()
 }
 
-/// Quality for one output, from the fp32 and the quantized model's answers to each text.
-fn compare(settings: &EncoderSettings, forms: [&[Vec<Answer>]; 2], output: usize) -> Quality {
+/// Quality for one output, from the fp32 and the quantized model's answers to each text; `None` for models that generate
+/// texts, whose steps are compared instead.
+fn compare(settings: &TaskSettings, forms: [&[Vec<Answer>]; 2], output: usize) -> Option<Quality> {
     let texts = forms[0].len();
     let pairs = || {
         forms[0]
@@ -29,8 +32,8 @@ fn compare(settings: &EncoderSettings, forms: [&[Vec<Answer>]; 2], output: usize
             .map(|(left, right)| (&left[output], &right[output]))
     };
     let mean = |sum: f32| sum / texts.max(1) as f32;
-    match settings {
-        EncoderSettings::Embedding(_) => {
+    Some(match settings {
+        TaskSettings::Embedding(_) => {
             let cosines: Vec<f32> = pairs().map(|(left, right)| left.cosine(right)).collect();
             let terms: Option<f32> = pairs().map(|(left, right)| left.terms_kept(right)).sum();
             let forms: [Vec<&Answer>; 2] = pairs().unzip::<_, _, Vec<_>, Vec<_>>().into();
@@ -49,7 +52,7 @@ fn compare(settings: &EncoderSettings, forms: [&[Vec<Answer>]; 2], output: usize
                 score_difference: is_scored.then(|| score_difference(&similarities)),
             }
         }
-        EncoderSettings::Classification(settings) if settings.labels.len() == 1 => {
+        TaskSettings::Classification(settings) if settings.labels.len() == 1 => {
             let pairs = || pairs().map(|(left, right)| (left.values(), right.values()));
             let scores: Vec<[f32; 2]> = pairs().map(|(left, right)| [left[0], right[0]]).collect();
             Quality::Ranking {
@@ -58,7 +61,7 @@ fn compare(settings: &EncoderSettings, forms: [&[Vec<Answer>]; 2], output: usize
                 mean_difference: differences(pairs())[0],
             }
         }
-        EncoderSettings::Classification(_) | EncoderSettings::LabelScores(_) => {
+        TaskSettings::Classification(_) | TaskSettings::LabelScores(_) => {
             let agree = |(left, right): &(&Answer, &Answer)| {
                 descending(left.values()).first() == descending(right.values()).first()
             };
@@ -76,7 +79,7 @@ fn compare(settings: &EncoderSettings, forms: [&[Vec<Answer>]; 2], output: usize
                 mean_difference: mean(pairs().map(difference).sum()),
             }
         }
-        EncoderSettings::TokenClassification(settings) => {
+        TaskSettings::TokenClassification(settings) => {
             let width = settings.labels.len();
             let pairs = || pairs().map(|(left, right)| (left.values(), right.values()));
             let tokens = || {
@@ -96,7 +99,7 @@ fn compare(settings: &EncoderSettings, forms: [&[Vec<Answer>]; 2], output: usize
                 worst_difference,
             }
         }
-        EncoderSettings::ZeroShotEntities(_) => {
+        TaskSettings::ZeroShotEntities(_) => {
             let pairs = || pairs().map(|(left, right)| (left.values(), right.values()));
             let scores = || pairs().flat_map(|(left, right)| left.iter().zip(right));
             // Entities above the default threshold, overlapping ones included.
@@ -118,7 +121,8 @@ fn compare(settings: &EncoderSettings, forms: [&[Vec<Answer>]; 2], output: usize
                 worst_difference,
             }
         }
-    }
+        TaskSettings::Seq2Seq(_) => return None,
+    })
 }
 
 /// Why figures say nothing about a model, if its outputs do not depend on the text.
@@ -347,7 +351,7 @@ mod tests {
     fn scores_of_a_single_label_are_compared_by_their_order() {
         let answers = |scores: [f32; 4]| scores.map(|score| vec![Answer::Vector(vec![score])]);
         let forms = [[0.1, 0.5, 0.6, 0.6], [0.2, 0.4, 0.3, 0.9]].map(answers);
-        let settings = EncoderSettings::Classification(ClassificationSettings {
+        let settings = TaskSettings::Classification(ClassificationSettings {
             output: "logits".into(),
             labels: vec!["LABEL_0".into()],
             function: ScoreFunction::Sigmoid,
@@ -357,7 +361,7 @@ mod tests {
             padding: None,
             identifies_languages: false,
         });
-        let quality = compare(&settings, [&forms[0], &forms[1]], 0);
+        let quality = compare(&settings, [&forms[0], &forms[1]], 0).unwrap();
         let Quality::Ranking {
             texts: 4,
             rank_agreement,

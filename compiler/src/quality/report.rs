@@ -12,10 +12,7 @@ use super::{
     served::{Answers, ServedEncoder},
     step_comparison,
 };
-use crate::{
-    build::calibration,
-    plan::{progress::Progress, source::EncoderSettings},
-};
+use crate::{build::calibration, plan::progress::Progress};
 use kivu::{
     error::{Error, Result, quoted},
     model::Model,
@@ -25,6 +22,7 @@ use kivu::{
         seq2seq::Seq2SeqPipeline,
     },
     repository::{
+        TaskSettings,
         bundle::TOKENIZER,
         manifest::{Quality, VectorQuality},
     },
@@ -140,13 +138,13 @@ fn measure_encoder(
     progress: &dyn Progress,
     report: &mut Report,
 ) -> Result<()> {
-    let settings = encoder.settings();
+    let settings = &model.manifest.settings;
     let mut other_encoder = None;
     let compared = match other {
         None => None,
         Some(Other::Vectors(path)) => {
             let peer = PeerVectors::open(path, samples.texts.as_ref())?;
-            require_dimensions(&settings, peer.dimensions, path)?;
+            require_dimensions(settings, peer.dimensions, path)?;
             progress.stage("measure the quality", peer.texts.count());
             let own = encoder.measure(&peer.texts, progress)?.first_output();
             Some([Answers::of(peer.answers), own])
@@ -154,7 +152,7 @@ fn measure_encoder(
         Some(Other::Model(other)) => {
             let found =
                 ServedEncoder::of(&other.pipeline).map_err(|_| different_tasks(model, other))?;
-            require_comparable(&settings, &found.settings())
+            require_comparable(settings, &other.manifest.settings)
                 .map_err(|reason| reason.unwrap_or_else(|| different_tasks(model, other)))?;
             let texts = samples.texts.clone().unwrap_or_default();
             progress.stage("measure the quality", 2 * texts.count());
@@ -173,14 +171,12 @@ fn measure_encoder(
         }
     };
     if let Some([reference, own]) = &compared {
-        let mut found = qualities(&settings, [reference, own]).into_iter();
+        let mut found = qualities(settings, [reference, own]).into_iter();
         report.quality = found.next();
-        let kinds = match &settings {
-            EncoderSettings::Embedding(settings) => settings.outputs(),
-            _ => Vec::new(),
-        };
-        report.other_vectors = kinds
+        report.other_vectors = settings
+            .embedding()
             .into_iter()
+            .flat_map(EmbeddingSettings::outputs)
             .skip(1)
             .map(|(kind, _)| kind)
             .zip(found)
@@ -288,10 +284,7 @@ fn different_tasks(model: &Model, other: &Model) -> Error {
 }
 
 /// Refuses outputs that cannot be compared; without an error if they are those of different tasks.
-fn require_comparable(
-    left: &EncoderSettings,
-    right: &EncoderSettings,
-) -> Result<(), Option<Error>> {
+fn require_comparable(left: &TaskSettings, right: &TaskSettings) -> Result<(), Option<Error>> {
     let same_labels = |left: &[String], right: &[String]| match left == right {
         true => Ok(()),
         false => Err(Some(Error::config(format!(
@@ -301,7 +294,7 @@ fn require_comparable(
         )))),
     };
     match (left, right) {
-        (EncoderSettings::Embedding(left), EncoderSettings::Embedding(right)) => {
+        (TaskSettings::Embedding(left), TaskSettings::Embedding(right)) => {
             let shown = |settings: &EmbeddingSettings| {
                 let outputs = settings.outputs().into_iter();
                 outputs
@@ -321,28 +314,25 @@ fn require_comparable(
                 .with_hint("`--pairs` measures each of them"),
             ))
         }
-        (EncoderSettings::Classification(left), EncoderSettings::Classification(right)) => {
+        (TaskSettings::Classification(left), TaskSettings::Classification(right)) => {
             same_labels(&left.labels, &right.labels)
         }
-        (
-            EncoderSettings::TokenClassification(left),
-            EncoderSettings::TokenClassification(right),
-        ) => same_labels(&left.labels, &right.labels),
-        (EncoderSettings::LabelScores(_), EncoderSettings::LabelScores(_))
-        | (EncoderSettings::ZeroShotEntities(_), EncoderSettings::ZeroShotEntities(_)) => Ok(()),
+        (TaskSettings::TokenClassification(left), TaskSettings::TokenClassification(right)) => {
+            same_labels(&left.labels, &right.labels)
+        }
+        (TaskSettings::LabelScores(_), TaskSettings::LabelScores(_))
+        | (TaskSettings::ZeroShotEntities(_), TaskSettings::ZeroShotEntities(_)) => Ok(()),
         _ => Err(None),
     }
 }
 
 /// Refuses vectors of another size than the model's.
-fn require_dimensions(settings: &EncoderSettings, found: usize, path: &Path) -> Result<()> {
-    let dense = match settings {
-        EncoderSettings::Embedding(settings) => settings
-            .outputs()
-            .into_iter()
-            .find(|(kind, _)| *kind == VectorKind::Dense),
-        _ => None,
-    };
+fn require_dimensions(settings: &TaskSettings, found: usize, path: &Path) -> Result<()> {
+    let dense = settings
+        .embedding()
+        .into_iter()
+        .flat_map(EmbeddingSettings::outputs)
+        .find(|(kind, _)| *kind == VectorKind::Dense);
     match dense {
         Some((_, dimensions)) if dimensions == found => Ok(()),
         Some((_, dimensions)) => Err(Error::config(format!(

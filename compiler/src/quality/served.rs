@@ -15,10 +15,7 @@ use super::{
 };
 use crate::{
     files::io as files,
-    plan::{
-        progress::Progress,
-        source::{EncoderSettings, MODEL},
-    },
+    plan::{progress::Progress, source::MODEL},
 };
 use kivu::{
     backend::{
@@ -48,6 +45,7 @@ use kivu::{
         },
         seq2seq::Seq2SeqPipeline,
     },
+    repository::TaskSettings,
     tokenizer::{Side, Tokenizer, Truncation},
 };
 
@@ -125,7 +123,7 @@ pub struct EncoderParts<'a> {
     /// For texts.
     pub tokenizer: &'a Arc<Tokenizer>,
     /// The settings in the bundle's manifest, which decide on the pipeline.
-    pub settings: &'a EncoderSettings,
+    pub settings: &'a TaskSettings,
     /// For labels, if another model reads them.
     pub labels: Option<&'a Arc<Tokenizer>>,
 }
@@ -146,19 +144,19 @@ impl ServedEncoder {
     ) -> Result<Self> {
         let tokenizer = Arc::clone(parts.tokenizer);
         Ok(match parts.settings.clone() {
-            EncoderSettings::Embedding(settings) => {
+            TaskSettings::Embedding(settings) => {
                 Self::Embedding(EmbeddingPipeline::new(tokenizer, backend, settings)?)
             }
-            EncoderSettings::Classification(settings) => {
+            TaskSettings::Classification(settings) => {
                 Self::Classification(ClassificationPipeline::new(tokenizer, backend, settings)?)
             }
-            EncoderSettings::TokenClassification(settings) => Self::TokenClassification(
+            TaskSettings::TokenClassification(settings) => Self::TokenClassification(
                 TokenClassificationPipeline::new(tokenizer, backend, settings)?,
             ),
-            EncoderSettings::LabelScores(settings) => {
+            TaskSettings::LabelScores(settings) => {
                 Self::LabelScores(LabelScoresPipeline::new(tokenizer, backend, settings)?)
             }
-            EncoderSettings::ZeroShotEntities(settings) => {
+            TaskSettings::ZeroShotEntities(settings) => {
                 let labels = settings.label_encoder.as_ref().zip(parts.labels);
                 let labels = labels.map(|(settings, tokenizer)| {
                     let backend = open_graph(parts.runtime, &folder.join(&settings.graph), engine)?;
@@ -168,6 +166,11 @@ impl ServedEncoder {
                 Self::ZeroShotEntities(ZeroShotEntitiesPipeline::new(
                     tokenizer, backend, settings, labels,
                 )?)
+            }
+            TaskSettings::Seq2Seq(_) => {
+                return Err(Error::model(
+                    "expected an encoder, but found a model that generates texts",
+                ));
             }
         })
     }
@@ -194,25 +197,6 @@ impl ServedEncoder {
                 return Err(pipeline);
             }
         })
-    }
-
-    /// The settings in the bundle's manifest.
-    pub fn settings(&self) -> EncoderSettings {
-        match self {
-            Self::Embedding(pipeline) => EncoderSettings::Embedding(pipeline.settings().clone()),
-            Self::Classification(pipeline) => {
-                EncoderSettings::Classification(pipeline.settings().clone())
-            }
-            Self::TokenClassification(pipeline) => {
-                EncoderSettings::TokenClassification(pipeline.settings().clone())
-            }
-            Self::LabelScores(pipeline) => {
-                EncoderSettings::LabelScores(pipeline.settings().clone())
-            }
-            Self::ZeroShotEntities(pipeline) => {
-                EncoderSettings::ZeroShotEntities(pipeline.settings().clone())
-            }
-        }
     }
 
     /// Runs one text. Fails if the outputs do not match the settings, or are not finite.

@@ -20,7 +20,7 @@ use crate::{
     onnx::{GraphBuilder, ModelProto, any, fixed, functions, layers::Layers},
     plan::{
         Plan,
-        source::{EncoderSettings, MODEL, Source, TaskSettings},
+        source::{MODEL, Source},
     },
     quantize,
 };
@@ -31,8 +31,8 @@ use kivu::{
     },
     config::EngineChoice,
     error::{Error, Result},
-    repository::STATIC_EMBEDDING,
     repository::manifest::Precision,
+    repository::{STATIC_EMBEDDING, TaskSettings},
     tokenizer::Tokenizer,
 };
 
@@ -76,7 +76,8 @@ pub fn open(plan: &Plan) -> Result<Source<'static>> {
     Ok(Source {
         architecture: ARCHITECTURE.to_owned(),
         sha256,
-        settings: TaskSettings::Encoder(EncoderSettings::Embedding(settings)),
+        settings: TaskSettings::Embedding(settings),
+        generates: &[],
         tokenizer,
         files: Vec::new(),
         unused_heads: Vec::new(),

@@ -15,7 +15,7 @@ use crate::{
     files::{config::ConfigFile, module_list::has_pooling, weights::Weights},
     plan::{
         Build, Plan,
-        source::{Source, TARGET_TOKENIZER, TaskSettings, unread_decoder},
+        source::{Source, TARGET_TOKENIZER, unread_decoder},
         task,
     },
     tokenizers::token_rows::{within_vocabulary, within_vocabulary_or_unknown},
@@ -27,6 +27,7 @@ use kivu::{
         Task,
         seq2seq::{LanguagePair, Languages, Seq2SeqSettings},
     },
+    repository::TaskSettings,
 };
 
 /// Supported `model_type`s.
@@ -179,7 +180,8 @@ fn read<'a>(build: Build<'a>, config: &ConfigFile) -> Result<Source<'a>> {
     Ok(Source {
         architecture: config.architecture().to_owned(),
         sha256,
-        settings: TaskSettings::Seq2Seq(Box::new(settings), tasks),
+        settings: TaskSettings::Seq2Seq(Box::new(settings)),
+        generates: tasks,
         tokenizer: source,
         files: target
             .map(|target| (TARGET_TOKENIZER, target))

@@ -26,7 +26,7 @@ use kivu::{
         Task, Usage,
         entities::{Entity, zero_shot_entities::THRESHOLD},
     },
-    repository::TaskSettings,
+    repository::{Manifest, TaskSettings},
     task::{
         TruncationParameters,
         entities::{EntityFinder, TokenClassificationParameters, ZeroShotEntitiesParameters},
@@ -183,9 +183,9 @@ struct TextEntity<'a> {
 /// Find entities, in the form of chat completions
 pub async fn completions(Call(context, body): Call<ChatRequest>) -> Reply {
     body.check_windows()?;
-    let takes_labels = |own: &TaskSettings<'_>| matches!(own, TaskSettings::ZeroShotEntities(_));
-    let has_labels = |own: &TaskSettings<'_>| matches!(own, TaskSettings::TokenClassification(_));
-    let serves: [&(dyn Fn(&TaskSettings<'_>) -> bool + Sync); 2] = [&takes_labels, &has_labels];
+    let takes_labels = |own: &Manifest| matches!(own.settings, TaskSettings::ZeroShotEntities(_));
+    let has_labels = |own: &Manifest| matches!(own.settings, TaskSettings::TokenClassification(_));
+    let serves: [&(dyn Fn(&Manifest) -> bool + Sync); 2] = [&takes_labels, &has_labels];
     let (model, pipeline) = context
         .pipeline(
             body.model.as_deref(),

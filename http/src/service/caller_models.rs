@@ -142,10 +142,7 @@ fn find<'a>(models: &'a [Arc<Entry>], name: &str) -> Option<(&'a Arc<Entry>, Opt
     if suffix == "latest" {
         return Some((model, None));
     }
-    Some((
-        model,
-        model.settings()?.embedding()?.prompt_name(suffix).ok()?,
-    ))
+    Some((model, model.manifest.embedding()?.prompt_name(suffix).ok()?))
 }
 
 #[cfg(test)]

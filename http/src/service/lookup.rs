@@ -16,7 +16,7 @@ use kivu::{
 };
 
 /// Whether a model does what a request needs, as far as its manifest says.
-type Serves<'a> = &'a (dyn Fn(&TaskSettings<'_>) -> bool + Sync);
+type Serves<'a> = &'a (dyn Fn(&Manifest) -> bool + Sync);
 
 impl Context {
     /// Looks up a model by name; `None` selects the first one.
@@ -39,8 +39,7 @@ impl Context {
         pick: impl Fn(&'a Pipeline) -> Option<P>,
     ) -> Result<(&'a Model, P)> {
         let wrong = |name: &str, found: &Manifest| Model::wrong_task(name, found.task, task);
-        let does =
-            |entry: &Entry, serves: &Serves<'_>| entry.settings().is_some_and(|own| serves(&own));
+        let does = |entry: &Entry, serves: &Serves<'_>| serves(&entry.manifest);
         let entry = match name {
             Some(_) => {
                 let entry = self.entry(name).await?;
@@ -81,10 +80,9 @@ impl Context {
         name: Option<&str>,
         kind: VectorKind,
     ) -> Result<(&Model, &EmbeddingPipeline)> {
-        let with_kind = move |own: &TaskSettings<'_>| {
-            own.embedding().is_some_and(|settings| settings.has(kind))
-        };
-        let any = |own: &TaskSettings<'_>| own.embedding().is_some();
+        let with_kind =
+            move |own: &Manifest| own.embedding().is_some_and(|settings| settings.has(kind));
+        let any = |own: &Manifest| own.embedding().is_some();
         self.pipeline(
             name,
             Task::FeatureExtraction,
@@ -100,8 +98,10 @@ impl Context {
         &self,
         name: Option<&str>,
     ) -> Result<(&Model, &ClassificationPipeline)> {
-        let classifies = |own: &TaskSettings<'_>| matches!(own, TaskSettings::Classification(_));
-        let has_one_label = |own: &TaskSettings<'_>| matches!(own, TaskSettings::CrossEncoder(_));
+        let classifies = |own: &Manifest| own.task == Task::TextClassification;
+        let has_one_label = |own: &Manifest| {
+            own.task == Task::TextRanking && matches!(own.settings, TaskSettings::Classification(_))
+        };
         self.pipeline(
             name,
             Task::TextClassification,
@@ -122,15 +122,9 @@ impl Context {
                 "expected a model's name without a role, since ranking has a query and texts, but found `{name}`"
             )));
         }
-        let ranks = |own: &TaskSettings<'_>| {
-            matches!(
-                own,
-                TaskSettings::RankingEmbedding(_) | TaskSettings::CrossEncoder(_)
-            )
-        };
-        let with = |kind| {
-            move |own: &TaskSettings<'_>| own.embedding().is_some_and(|settings| settings.has(kind))
-        };
+        let ranks = |own: &Manifest| own.task == Task::TextRanking;
+        let with =
+            |kind| move |own: &Manifest| own.embedding().is_some_and(|settings| settings.has(kind));
         let (multi_vector, dense) = (with(VectorKind::MultiVector), with(VectorKind::Dense));
         let pick = |pipeline: &Pipeline| {
             let embedding = || {

@@ -23,7 +23,7 @@ use kivu::{
         seq2seq::Directions,
     },
     repository::{
-        TaskSettings,
+        Manifest, TaskSettings,
         manifest::{Precision, Quality},
     },
     telemetry::Reading,
@@ -118,8 +118,8 @@ pub struct Info {
 
 pub async fn info(State(app): State<Arc<App>>, models: CallerModels) -> Reply<Json<Info>> {
     let model = models.find(None)?;
-    let (max_tokens, settings) = (model.max_tokens, model.settings());
-    let weights = &model.manifest.weights;
+    let (max_tokens, manifest) = (model.max_tokens, &model.manifest);
+    let weights = &manifest.weights;
     Ok(Json(Info {
         arithmetic: model.with_model(|model| model.arithmetic.clone()).flatten(),
         auto_truncate: app.limits.truncate,
@@ -136,10 +136,8 @@ pub async fn info(State(app): State<Arc<App>>, models: CallerModels) -> Reply<Js
         },
         model_id: model.manifest.source.from.clone(),
         model_sha: model.digest.clone(),
-        model_type: settings.map_or(Value::Null, model_type),
-        outputs: settings
-            .and_then(|settings| settings.embedding())
-            .map(outputs),
+        model_type: model_type(manifest),
+        outputs: manifest.embedding().map(outputs),
         quality: weights.quality,
         served_model_name: model.name.clone(),
         sha: None,
@@ -150,7 +148,7 @@ pub async fn info(State(app): State<Arc<App>>, models: CallerModels) -> Reply<Js
 }
 
 /// The model's task in TEI's terms.
-fn model_type(settings: TaskSettings<'_>) -> Value {
+fn model_type(manifest: &Manifest) -> Value {
     let labels = |labels: &[String]| {
         let labels = labels.iter().enumerate();
         let id2label: Map<String, Value> = labels
@@ -177,23 +175,23 @@ fn model_type(settings: TaskSettings<'_>) -> Value {
         };
         json!({ "pooling": mode })
     };
-    match settings {
-        TaskSettings::Embedding(own)
-        | TaskSettings::ZeroShotEmbedding(own)
-        | TaskSettings::RankingEmbedding(own) => json!({ "embedding": pooling(own) }),
-        TaskSettings::Classification(own) | TaskSettings::Entailment(own) => {
-            json!({ "classifier": labels(&own.labels) })
+    match &manifest.settings {
+        TaskSettings::Embedding(own) => json!({ "embedding": pooling(own) }),
+        TaskSettings::Classification(own) if manifest.task == Task::TextRanking => {
+            json!({ "reranker": labels(&own.labels) })
         }
+        TaskSettings::Classification(own) => json!({ "classifier": labels(&own.labels) }),
         // TEI has no such models.
         TaskSettings::TokenClassification(own) => {
             json!({ "token_classifier": labels(&own.labels) })
         }
         TaskSettings::ZeroShotEntities(_) => json!({ "token_classifier": labels(&[]) }),
         TaskSettings::LabelScores(_) => json!({ "classifier": labels(&[]) }),
-        TaskSettings::CrossEncoder(own) => json!({ "reranker": labels(&own.labels) }),
         // TEI has no models that generate.
-        TaskSettings::Translation(_) => json!({ "translation": {} }),
-        TaskSettings::TextToText(_) => json!({ "text_to_text": {} }),
+        TaskSettings::Seq2Seq(_) if manifest.task == Task::Translation => {
+            json!({ "translation": {} })
+        }
+        TaskSettings::Seq2Seq(_) => json!({ "text_to_text": {} }),
     }
 }
 
@@ -305,19 +303,17 @@ pub async fn list(State(app): State<Arc<App>>, models: CallerModels) -> Json<Mod
 }
 
 fn describe(model: &Arc<Entry>) -> ModelDescription {
-    let (manifest, settings) = (&model.manifest, model.settings());
+    let manifest = &model.manifest;
     let languages = |directions: &Directions| {
         let [from, to] = directions.codes().map(Clone::clone);
         Languages { from, to }
     };
-    let embedding = settings.and_then(|settings| settings.embedding());
+    let embedding = manifest.embedding();
     let dense = embedding.and_then(|embedding| embedding.dense.as_ref());
     ModelDescription {
         architecture: manifest.source.architecture.clone(),
         dimensions: dense.map(|dense| dense.dimensions),
-        labels: settings
-            .and_then(|settings| settings.labels())
-            .map(<[String]>::to_vec),
+        labels: manifest.labels().map(<[String]>::to_vec),
         languages: model.directions().map(languages),
         last_use: model.last_use().map(|time| time.as_secs_f64()),
         max_tokens: model.max_tokens,
@@ -329,7 +325,7 @@ fn describe(model: &Arc<Entry>) -> ModelDescription {
             .map(|dense| dense.similarity)
             .filter(|found| *found != Similarity::default()),
         state: model.state().name(),
-        strategy: settings.and_then(|settings| settings.strategy()),
+        strategy: manifest.strategy(),
         task: manifest.task,
     }
 }

@@ -20,7 +20,7 @@ use kivu::{
     json::Content,
     model::Pipeline,
     pipeline::{Input, Task, Usage, classification::scores::descending, seq2seq::identified_code},
-    repository::TaskSettings,
+    repository::{Manifest, TaskSettings},
     task::{TruncationParameters, classification::ClassificationParameters},
 };
 
@@ -45,8 +45,9 @@ pub struct DetectedLanguage {
 }
 
 /// Whether a model identifies languages.
-fn identifies(own: &TaskSettings<'_>) -> bool {
-    matches!(own, TaskSettings::Classification(own) if own.identifies_languages)
+fn identifies(own: &Manifest) -> bool {
+    own.task == Task::TextClassification
+        && matches!(&own.settings, TaskSettings::Classification(own) if own.identifies_languages)
 }
 
 /// Whether a served model identifies languages.
@@ -54,7 +55,7 @@ pub fn is_available(models: &CallerModels) -> bool {
     models
         .list()
         .iter()
-        .any(|model| model.settings().is_some_and(|own| identifies(&own)))
+        .any(|model| identifies(&model.manifest))
 }
 
 /// Each text's possible languages, the most likely first: the only one, or those with at least [`MIN_CONFIDENCE`].

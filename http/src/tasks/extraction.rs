@@ -17,7 +17,7 @@ use kivu::{
     json_schemas::Texts,
     model::Pipeline,
     pipeline::{Task, entities::extraction::Ordered},
-    repository::TaskSettings,
+    repository::{Manifest, TaskSettings},
     task::extraction::ExtractionParameters,
 };
 
@@ -46,8 +46,8 @@ pub struct ExtractionResponse {
 
 /// Extract structures, relations, entities and labels
 pub async fn extract(Call(context, body): Call<ExtractionRequest>) -> Reply {
-    let reads_schemas = |own: &TaskSettings<'_>| matches!(own, TaskSettings::ZeroShotEntities(settings) if settings.schema_token.is_some());
-    let any = |own: &TaskSettings<'_>| matches!(own, TaskSettings::ZeroShotEntities(_));
+    let reads_schemas = |own: &Manifest| matches!(&own.settings, TaskSettings::ZeroShotEntities(settings) if settings.schema_token.is_some());
+    let any = |own: &Manifest| matches!(own.settings, TaskSettings::ZeroShotEntities(_));
     let name = body.model.as_deref();
     let (_, pipeline) = context
         .pipeline(

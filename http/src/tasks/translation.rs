@@ -23,7 +23,7 @@ use kivu::{
             RequestedLanguages, Seq2SeqPipeline, Split,
         },
     },
-    repository::TaskSettings,
+    repository::Manifest,
     task::text_to_text::TextToTextParameters,
 };
 
@@ -343,7 +343,7 @@ async fn choose<'a>(
         .iter()
         .filter_map(|model| Some((model, model.directions()?)))
         .collect();
-    let serves = |own: &TaskSettings<'_>| own.translation().is_some();
+    let serves = |own: &Manifest| own.translation().is_some();
     if name.is_some() || all.len() < 2 {
         return context
             .pipeline(name, Task::Translation, &[&serves], Pipeline::translation)

@@ -15,7 +15,7 @@ use tokio::sync::Notify;
 use super::budget::{Budget, Reserved};
 use crate::{
     model::{Model, loaded::Listed},
-    repository::{Manifest, TaskSettings, bundle::Home},
+    repository::{Manifest, bundle::Home},
 };
 use kivu_base::error::Message;
 use kivu_core::pipeline::seq2seq::Directions;
@@ -139,8 +139,7 @@ impl Entry {
     /// A model that its first request loads.
     pub fn of_listed(listed: Listed, max_tokens: Option<usize>) -> Self {
         let (name, manifest) = (listed.name.clone(), listed.manifest.clone());
-        let own = TaskSettings::of(&manifest).map_or(0, |settings| settings.max_tokens());
-        let max_tokens = own.min(max_tokens.unwrap_or(usize::MAX));
+        let max_tokens = (manifest.settings.max_tokens()).min(max_tokens.unwrap_or(usize::MAX));
         let digest = listed.bundle.digest().to_owned();
         Self {
             listed: Some(listed),
@@ -164,14 +163,9 @@ impl Entry {
         }
     }
 
-    /// The settings for its task; `None` if the manifest lacks them, in which case the model cannot be loaded.
-    pub fn settings(&self) -> Option<TaskSettings<'_>> {
-        TaskSettings::of(&self.manifest).ok()
-    }
-
     /// Languages, for the task `translation`.
     pub fn directions(&self) -> Option<&Directions> {
-        let languages = || Some(Directions::new(&self.settings()?.translation()?.languages));
+        let languages = || Some(Directions::new(&self.manifest.translation()?.languages));
         self.directions.get_or_init(languages).as_ref()
     }
 

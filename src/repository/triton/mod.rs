@@ -7,7 +7,7 @@ use std::{fmt::Write, path::Path};
 
 pub use self::config::{Options, Runner};
 use self::config::{batching, begin, copy, instances, put, tensors, type_name};
-use super::{Bundle, bundle::TOKENIZER};
+use super::{Bundle, TaskSettings, bundle::TOKENIZER};
 use kivu_base::{
     error::{Error, Result},
     tensor::ElementType,
@@ -28,7 +28,7 @@ const WARM_UP: [usize; 2] = [16, 128];
 /// models are not overwritten.
 pub fn write(bundle: &Bundle, repository: &Path, options: &Options) -> Result<Vec<String>> {
     let manifest = bundle.manifest();
-    if let Some(settings) = &manifest.seq2seq {
+    if let Some(settings) = manifest.settings.seq2seq() {
         return generation_program::write(bundle, settings, repository, options);
     }
     let is_python = options.backend == Some(Runner::Python);
@@ -38,10 +38,7 @@ pub fn write(bundle: &Bundle, repository: &Path, options: &Options) -> Result<Ve
         ));
     }
     if options.text
-        && manifest
-            .classification
-            .as_ref()
-            .is_some_and(|settings| settings.template.is_some())
+        && matches!(&manifest.settings, TaskSettings::Classification(own) if own.template.is_some())
     {
         return Err(Error::config(format!(
             "expected no `--text` for `{}`, since its tokenizer on the server has no template for \
@@ -50,8 +47,13 @@ pub fn write(bundle: &Bundle, repository: &Path, options: &Options) -> Result<Ve
         ))
         .with_hint("leave the option out, and let Kivu send token ids"));
     }
-    let has_places = manifest.token_classification.is_some() || manifest.label_scores.is_some();
-    if options.text && (has_places || manifest.zero_shot_entities.is_some()) {
+    let has_places = matches!(
+        manifest.settings,
+        TaskSettings::TokenClassification(_)
+            | TaskSettings::LabelScores(_)
+            | TaskSettings::ZeroShotEntities(_)
+    );
+    if options.text && has_places {
         return Err(Error::config(format!(
             "expected no `--text` for `{}`, since Kivu needs the places of tokens in texts",
             manifest.name
@@ -117,7 +119,10 @@ fn graph_config(bundle: &Bundle, options: &Options) -> Result<String> {
         .to_vec();
     lengths.dedup();
     // Zeros have no words and no labels.
-    if manifest.zero_shot_entities.is_some() || manifest.label_scores.is_some() {
+    if matches!(
+        manifest.settings,
+        TaskSettings::ZeroShotEntities(_) | TaskSettings::LabelScores(_)
+    ) {
         lengths.clear();
     }
     for tokens in lengths {
@@ -140,7 +145,7 @@ fn graph_config(bundle: &Bundle, options: &Options) -> Result<String> {
 
 /// Maximum tokens per text.
 fn max_tokens(bundle: &Bundle) -> usize {
-    bundle.manifest().max_tokens().unwrap_or(usize::MAX)
+    bundle.manifest().settings.max_tokens()
 }
 
 /// Input for the ensemble and its tokenizer.

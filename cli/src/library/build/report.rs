@@ -78,8 +78,9 @@ impl<'a> Report<'a> {
             digest: built.bundle.digest(),
             bytes: files.iter().map(|file| file.size).sum(),
             outputs: manifest
-                .embedding
-                .iter()
+                .settings
+                .embedding()
+                .into_iter()
                 .flat_map(EmbeddingSettings::outputs)
                 .collect(),
             quality: weights.quality,

@@ -13,16 +13,14 @@ use super::{
 use crate::encoder::{config::EncoderConfig, families, heads::OutputHeads, source};
 use crate::{
     files::{config::ConfigFile, weights::Weights},
-    plan::{
-        Plan,
-        source::{EncoderSettings, Source},
-    },
+    plan::{Plan, source::Source},
     sentence_transformers::max_tokens,
     tokenizers::{token_rows::within_vocabulary, tokenizer_config::read_tokenizer},
 };
 use kivu::{
     error::{Error, Result, quoted},
     pipeline::classification::label_scores::{LabelScoresSettings, PooledTokens},
+    repository::TaskSettings,
     tokenizer::Tokenizer,
 };
 
@@ -93,7 +91,7 @@ pub fn open_gliclass(plan: &Plan) -> Result<Source<'static>> {
         spans: Some(head),
         ..OutputHeads::default()
     };
-    let settings = EncoderSettings::LabelScores(settings);
+    let settings = TaskSettings::LabelScores(settings);
     source::of_parts(
         plan,
         source::Parts {

@@ -13,10 +13,7 @@ use super::{
 use crate::encoder::{config::EncoderConfig, families, heads::OutputHeads, source};
 use crate::{
     files::{config::ConfigFile, io::read_json, weights::Weights},
-    plan::{
-        Plan,
-        source::{EncoderSettings, Source},
-    },
+    plan::{Plan, source::Source},
     sentence_transformers::max_tokens,
     tokenizers::{
         sentencepiece::SentencePieces, token_rows::within_vocabulary,
@@ -26,7 +23,7 @@ use crate::{
 use kivu::{
     error::{Error, Result, quoted},
     pipeline::entities::zero_shot_entities::ZeroShotEntitiesSettings,
-    repository::bundle::TOKENIZER,
+    repository::{TaskSettings, bundle::TOKENIZER},
     tokenizer::Tokenizer,
 };
 
@@ -138,7 +135,7 @@ pub fn open_gliner(plan: &Plan) -> Result<Source<'static>> {
         spans: Some(head),
         ..OutputHeads::default()
     };
-    let settings = EncoderSettings::ZeroShotEntities(settings);
+    let settings = TaskSettings::ZeroShotEntities(settings);
     source::of_parts(
         plan,
         source::Parts {

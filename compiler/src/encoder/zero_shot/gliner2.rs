@@ -14,11 +14,7 @@ use super::{
 use crate::encoder::{config::EncoderConfig, families, heads::OutputHeads, source};
 use crate::{
     files::{config::ConfigFile, weights::Weights},
-    plan::{
-        Plan,
-        source::{EncoderSettings, Source},
-        task::choose,
-    },
+    plan::{Plan, source::Source, task::choose},
     sentence_transformers::max_tokens,
     tokenizers::{token_rows::within_vocabulary, tokenizer_config::read_tokenizer},
 };
@@ -32,6 +28,7 @@ use kivu::{
             zero_shot_entities::ZeroShotEntitiesSettings,
         },
     },
+    repository::TaskSettings,
     tokenizer::Tokenizer,
 };
 
@@ -114,7 +111,7 @@ pub fn open_gliner2(plan: &Plan) -> Result<Source<'static>> {
         max_tokens,
     };
     let settings = match scores_labels {
-        true => EncoderSettings::LabelScores(LabelScoresSettings {
+        true => TaskSettings::LabelScores(LabelScoresSettings {
             output: SPAN_LOGITS.to_owned(),
             schema_token: Some(SCHEMA.to_owned()),
             label_token: LABEL.to_owned(),
@@ -123,7 +120,7 @@ pub fn open_gliner2(plan: &Plan) -> Result<Source<'static>> {
             pooled: PooledTokens::First,
             max_tokens,
         }),
-        false => EncoderSettings::ZeroShotEntities(ZeroShotEntitiesSettings {
+        false => TaskSettings::ZeroShotEntities(ZeroShotEntitiesSettings {
             output: SPAN_LOGITS.to_owned(),
             schema_token: Some(SCHEMA.to_owned()),
             label_token: ENTITY.to_owned(),

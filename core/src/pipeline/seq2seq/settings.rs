@@ -1,4 +1,4 @@
-//! The manifest section `[seq2seq]`.
+//! The manifest section `[settings.seq2seq]`.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -14,7 +14,7 @@ use crate::{
 use kivu::{
     error::{Error, Result, quoted},
     model::{Model, Pipeline},
-    pipeline::{Input, classification::scores::ScoreFunction},
+    pipeline::{Input, Task, classification::scores::ScoreFunction},
     repository::{Manifest, TaskSettings, manifest::TensorNames},
     task::{
         classification::ClassificationParameters,
@@ -94,46 +94,33 @@ impl Interface {
             spec(names.output.as_deref().unwrap_or(default), datatype, shape)
         };
         let entities = || output(ENTITIES, "BYTES", &[-1, 1]);
-        // Without settings, the model cannot be loaded.
-        let Ok(settings) = TaskSettings::of(manifest) else {
-            return Self {
-                inputs: Vec::new(),
-                outputs: Vec::new(),
-                names,
-            };
-        };
-        let labels = settings.labels().map_or(0, <[_]>::len) as i64;
-        let outputs = match settings {
-            TaskSettings::Embedding(own) => {
-                let outputs = vectors::outputs(own, names.output.as_deref());
-                outputs
-                    .map(|(name, datatype, shape)| spec(name, datatype, &shape))
-                    .collect()
-            }
-            TaskSettings::Classification(_) => vec![output(LOGITS, "FP32", &[-1, labels])],
-            TaskSettings::TokenClassification(_) => {
+        let takes_labels = matches!(manifest.settings, TaskSettings::ZeroShotEntities(_));
+        let labels = manifest.labels().map_or(0, <[_]>::len) as i64;
+        let outputs = match manifest.task {
+            Task::FeatureExtraction => manifest
+                .embedding()
+                .into_iter()
+                .flat_map(|own| vectors::outputs(own, names.output.as_deref()))
+                .map(|(name, datatype, shape)| spec(name, datatype, &shape))
+                .collect(),
+            Task::TextClassification => vec![output(LOGITS, "FP32", &[-1, labels])],
+            Task::TokenClassification if takes_labels => vec![entities()],
+            Task::TokenClassification => {
                 vec![output(LOGITS, "FP32", &[-1, -1, labels]), entities()]
             }
-            TaskSettings::ZeroShotEntities(_) => vec![entities()],
-            TaskSettings::ZeroShotEmbedding(_)
-            | TaskSettings::Entailment(_)
-            | TaskSettings::LabelScores(_) => vec![output(SCORES, "FP32", &[-1, -1])],
-            TaskSettings::RankingEmbedding(_) | TaskSettings::CrossEncoder(_) => {
-                vec![output(SCORES, "FP32", &[-1])]
-            }
-            TaskSettings::Translation(_) | TaskSettings::TextToText(_) => {
+            Task::ZeroShotClassification => vec![output(SCORES, "FP32", &[-1, -1])],
+            Task::TextRanking => vec![output(SCORES, "FP32", &[-1])],
+            Task::Translation | Task::Summarization | Task::TextToText => {
                 let texts = output(manifest.task.generated_name(), "BYTES", &[-1, -1]);
                 vec![output(IDS, "INT64", &[-1, -1]), texts]
             }
         };
-        let inputs = match settings {
-            TaskSettings::ZeroShotEntities(_)
-            | TaskSettings::ZeroShotEmbedding(_)
-            | TaskSettings::Entailment(_)
-            | TaskSettings::LabelScores(_) => vec![text, spec(&names.labels, "BYTES", &[-1])],
-            TaskSettings::RankingEmbedding(_) | TaskSettings::CrossEncoder(_) => {
-                vec![spec(&names.query, "BYTES", &[1]), text]
+        let inputs = match manifest.task {
+            Task::ZeroShotClassification => vec![text, spec(&names.labels, "BYTES", &[-1])],
+            Task::TokenClassification if takes_labels => {
+                vec![text, spec(&names.labels, "BYTES", &[-1])]
             }
+            Task::TextRanking => vec![spec(&names.query, "BYTES", &[1]), text],
             _ => tokens.into_iter().chain([text]).collect(),
         };
         Self {

@@ -164,8 +164,9 @@ pub async fn show(
     info[format!("{family}.context_length")] = model.max_tokens.into();
     let mut capabilities = Vec::new();
     if let Some(dense) = model
-        .settings()
-        .and_then(|own| own.embedding()?.dense.as_ref())
+        .manifest
+        .embedding()
+        .and_then(|own| own.dense.as_ref())
     {
         info[format!("{family}.embedding_length")] = dense.dimensions.into();
         capabilities.push("embedding");

@@ -247,7 +247,7 @@ impl Served<'_> {
             for file in &bundle.manifest().files {
                 fs::copy(bundle.path(&file.name), version.join(&file.name)).unwrap();
             }
-            let embedding = bundle.manifest().embedding.as_ref();
+            let embedding = bundle.manifest().settings.embedding();
             if let Some(dense) = embedding.and_then(|embedding| embedding.dense.as_ref()) {
                 config = config.replace("WIDTH", &dense.dimensions.to_string());
             }

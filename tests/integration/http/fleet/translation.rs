@@ -43,7 +43,7 @@ pub(super) fn options() -> Options {
 pub(super) fn write_translator(repository: &Path, bundle: &Path, language: &str) {
     let opened = Bundle::open(bundle).unwrap();
     let names = write(&opened, repository, &options()).unwrap();
-    let settings = opened.manifest().seq2seq.as_ref().unwrap();
+    let settings = opened.manifest().settings.seq2seq().unwrap();
     let kivu::pipeline::seq2seq::Languages::Tokens { codes, .. } = &settings.languages else {
         panic!("languages are tokens")
     };
@@ -275,8 +275,8 @@ fn goldens_start(bundle: &Path) -> i64 {
     let bundle = Bundle::open(bundle).unwrap();
     bundle
         .manifest()
-        .seq2seq
-        .as_ref()
+        .settings
+        .seq2seq()
         .unwrap()
         .generation
         .decoder_start_token_id
@@ -365,7 +365,7 @@ fn exported_translators_contain_their_settings() {
     parameters { key: "generate_parameters" value { string_value: "bad_words_ids,begin_suppress_tokens,decoder_start_token_id,early_stopping,forced_bos_token_id,forced_eos_token_id,length_penalty,max_length,max_new_tokens,min_length,min_new_tokens,no_repeat_ngram_size,num_beams,num_return_sequences,renormalize_logits,repetition_penalty,suppress_tokens" } }
     "#);
     let generation: Value = serde_json::from_str(&read("1/generation.json")).unwrap();
-    let settings = bundle.manifest().seq2seq.as_ref().unwrap();
+    let settings = bundle.manifest().settings.seq2seq().unwrap();
     assert_eq!(
         generation["decoder_start_token_id"],
         json!(settings.generation.decoder_start_token_id)

@@ -409,7 +409,7 @@ fn heads_without_a_class_are_built_or_left_out_by_the_task() {
         let (_folder, out, _) = built_with(fixture, &none, (Some(task), &[]), runtime).unwrap();
         let manifest = Bundle::open(&out).unwrap().manifest().clone();
         assert_eq!(manifest.task, task, "{fixture}");
-        assert!(manifest.embedding.is_none(), "{fixture}");
+        assert!(manifest.settings.embedding().is_none(), "{fixture}");
         let refusal = built_with(fixture, &none, (None, &[]), runtime).unwrap_err();
         let refusal = refusal.chain().to_string();
         assert!(
@@ -520,7 +520,7 @@ fn zero_shot_classification_needs_an_entailment() {
             built_with("models/tiny-bart-nli", changes, (task, &[]), runtime).unwrap();
         let manifest = Bundle::open(&out).unwrap().manifest().clone();
         assert_eq!(manifest.warnings, [""; 0]);
-        manifest.classification.unwrap().labels.join(" ")
+        manifest.settings.labels().unwrap().join(" ")
     };
     let named = json!({
         "id2label": { "0": "LABEL_0", "1": "LABEL_1", "2": "LABEL_2" },

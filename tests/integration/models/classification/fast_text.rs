@@ -18,7 +18,7 @@ use kivu::{
     config::{Config, EngineChoice, Limits, ModelConfig},
     model::Model,
     pipeline::{Input, Task, classification::scores::ScoreFunction},
-    repository::{Bundle, manifest::Precision},
+    repository::{Bundle, TaskSettings, manifest::Precision},
     task::{TruncationParameters, classification::ClassificationParameters},
 };
 use kivu_http::{App, router};
@@ -112,7 +112,9 @@ async fn scores_are_fast_texts_in_both_engines() {
         let Some(bundle) = build(fixtures().join("fast_text").join(&name), folder.path()) else {
             return;
         };
-        let settings = bundle.manifest().classification.as_ref().unwrap();
+        let TaskSettings::Classification(settings) = &bundle.manifest().settings else {
+            panic!("expected a classifier")
+        };
         let is_softmax = settings.function == ScoreFunction::Softmax;
         assert_eq!(
             is_softmax,
@@ -394,14 +396,7 @@ fn a_recipe_decides_whether_labels_are_languages() {
             runtime,
         )
     };
-    let identifies = |bundle: Bundle| {
-        bundle
-            .manifest()
-            .classification
-            .as_ref()
-            .unwrap()
-            .identifies_languages
-    };
+    let identifies = |bundle: Bundle| matches!(&bundle.manifest().settings, TaskSettings::Classification(own) if own.identifies_languages);
     assert!(identifies(
         build("", "text-classification", "model").unwrap()
     ));

@@ -364,8 +364,8 @@ async fn prompts_are_not_pooled_in_batches() {
     };
     let unpooled = bundle
         .manifest()
-        .embedding
-        .as_ref()
+        .settings
+        .embedding()
         .unwrap()
         .unpooled
         .as_ref()

@@ -230,7 +230,7 @@ async fn tables_in_a_folder_of_their_own_and_with_modules() {
         runtime,
     )
     .unwrap();
-    let settings = built.manifest().embedding.as_ref().unwrap();
+    let settings = built.manifest().settings.embedding().unwrap();
     assert!(settings.dense().unwrap().normalize && built.manifest().engine == Engine::Native);
     let model = serve(&built.path("")).unwrap();
     let found = pipeline(&model)
@@ -249,7 +249,7 @@ async fn tables_in_a_folder_of_their_own_and_with_modules() {
         runtime,
     )
     .unwrap();
-    let settings = built.manifest().embedding.as_ref().unwrap();
+    let settings = built.manifest().settings.embedding().unwrap();
     assert_eq!(
         (
             settings.dense().unwrap().dimensions,

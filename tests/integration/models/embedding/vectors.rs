@@ -662,7 +662,7 @@ fn recipes_and_the_configuration_name_prompts_and_aliases() {
     fs::write(&recipe, &text).unwrap();
     let out = folder.path().join("e5");
     let bundle = build_request(&request(recipe.clone(), out.clone(), None), runtime).unwrap();
-    let settings = bundle.manifest().embedding.clone().unwrap();
+    let settings = bundle.manifest().settings.embedding().unwrap().clone();
     assert_eq!(settings.prompt(None).unwrap(), Some("question: "));
     assert_eq!(
         settings.prompt(Some("passage")).unwrap(),

@@ -361,8 +361,8 @@ fn manifests_of_older_versions_are_read() {
     // Removes the hash in the first line.
     let (_, unsealed) = text.split_once('\n').unwrap();
     let older = unsealed
-        .replace("[seq2seq", "[translation")
-        .replace("[[seq2seq", "[[translation");
+        .replace("format = 2", "format = 1")
+        .replace("[settings.seq2seq", "[translation");
     assert_ne!(older, unsealed);
     assert_eq!(Manifest::parse(&older).unwrap(), model.manifest);
 }

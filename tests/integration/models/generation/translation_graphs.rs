@@ -172,7 +172,7 @@ fn run(session: &Session, known: &[(String, Tensor)]) -> Vec<(String, Tensor)> {
 }
 
 fn settings(bundle: &Bundle) -> &Seq2SeqSettings {
-    bundle.manifest().seq2seq.as_ref().unwrap()
+    bundle.manifest().settings.seq2seq().unwrap()
 }
 
 fn build(source: &Path, out: &Path, precision: Precision, runtime: Runtime) -> Bundle {
