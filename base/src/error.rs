@@ -24,6 +24,7 @@ const LIST_MODELS: &str = "`GET /models` lists the models";
 pub struct Message {
     problem: String,
     hint: Option<String>,
+    field: Option<String>,
 }
 
 impl Message {
@@ -32,6 +33,7 @@ impl Message {
         Self {
             problem: problem.into(),
             hint: None,
+            field: None,
         }
     }
 
@@ -43,6 +45,11 @@ impl Message {
     /// What to do about it.
     pub fn hint(&self) -> Option<&str> {
         self.hint.as_deref()
+    }
+
+    /// The path of the request's field that the problem is about, such as `options.num_ctx` or `input[2]`.
+    pub fn field(&self) -> Option<&str> {
+        self.field.as_deref()
     }
 
     /// Says what to do about the problem, in addition to a hint that the message already has.
@@ -77,11 +84,13 @@ impl Message {
         self
     }
 
-    /// Replaces a name in the problem and in the hint.
+    /// Replaces a name in the problem, the hint and the field.
     pub fn replace(&self, from: &str, to: &str) -> Self {
+        let replaced = |part: &Option<String>| part.as_ref().map(|part| part.replace(from, to));
         Self {
             problem: self.problem.replace(from, to),
-            hint: self.hint.as_ref().map(|hint| hint.replace(from, to)),
+            hint: replaced(&self.hint),
+            field: replaced(&self.field),
         }
     }
 }
@@ -302,13 +311,31 @@ impl Error {
         self.map_message(|message| message.at(place))
     }
 
+    /// Names the request's field that the problem is about, by its path. Errors with a fixed message are about none.
+    pub fn in_field(self, path: impl fmt::Display) -> Self {
+        self.map_message(|message| Message {
+            field: Some(path.to_string()),
+            ..message
+        })
+    }
+
+    /// The path of the request's field that the problem is about.
+    pub fn field(&self) -> Option<&str> {
+        self.own_message()?.field()
+    }
+
     /// What to do about the problem.
     pub fn hint(&self) -> Option<Cow<'_, str>> {
         match self {
             Self::UnknownModel { known, .. } => Some(served(known).into()),
             Self::Overloaded { .. } => Some(TRY_AGAIN.into()),
             Self::NoModel => Some(LIST_MODELS.into()),
-            Self::DeadlineExceeded { .. } => None,
+            _ => self.own_message()?.hint().map(Cow::Borrowed),
+        }
+    }
+
+    fn own_message(&self) -> Option<&Message> {
+        match self {
             Self::Malformed { message }
             | Self::Invalid { message }
             | Self::TooLarge { message }
@@ -318,7 +345,11 @@ impl Error {
             | Self::Config { message, .. }
             | Self::Io {
                 action: message, ..
-            } => message.hint().map(Cow::Borrowed),
+            } => Some(message),
+            Self::UnknownModel { .. }
+            | Self::Overloaded { .. }
+            | Self::NoModel
+            | Self::DeadlineExceeded { .. } => None,
         }
     }
 
@@ -336,6 +367,7 @@ impl Error {
         Message {
             problem: self.problem(),
             hint: self.hint().map(Cow::into_owned),
+            field: self.field().map(str::to_owned),
         }
     }
 
@@ -361,7 +393,8 @@ impl Error {
         line
     }
 
-    fn map_message(mut self, map: impl FnOnce(Message) -> Message) -> Self {
+    /// Rewrites the message. Errors with a fixed message stay as they are.
+    pub fn map_message(mut self, map: impl FnOnce(Message) -> Message) -> Self {
         match &mut self {
             Self::Malformed { message }
             | Self::Invalid { message }

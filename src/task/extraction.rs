@@ -121,7 +121,8 @@ impl ExtractionParameters {
             pipeline.settings().max_tokens,
         )?;
         let schema = read(self.task.unwrap_or_default(), &self.schema)?;
-        super::count("labels in the schema", schema.labels(), scope.max_labels)?;
+        super::count("labels in the schema", schema.labels(), scope.max_labels)
+            .map_err(|error| error.in_field("schema"))?;
         let truncation = match self.truncate.unwrap_or(scope.truncate) {
             true => Truncation::At(Side::Right),
             false => Truncation::Off,
@@ -407,7 +408,8 @@ fn probability(path: &str, found: f32) -> Result<f32> {
         true => Ok(found),
         false => Err(Error::invalid(format!(
             "expected a `{path}` from 0 to 1, but found {found}"
-        ))),
+        ))
+        .in_field(path)),
     }
 }
 

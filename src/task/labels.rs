@@ -65,18 +65,20 @@ impl LabelList {
     pub fn read(&self, field: &str, limit: usize) -> Result<Vec<String>> {
         let check = |found: usize| match found {
             0 => Ok(()),
-            found => count(field.rsplit('.').next().unwrap_or(field), found, limit),
+            found => count(field.rsplit('.').next().unwrap_or(field), found, limit)
+                .map_err(|error| error.in_field(field)),
         };
         let unexpected = |field: &str, expected: &str, found: &Content| {
             Error::invalid(format!(
                 "expected `{field}` to be {expected}, but found {}",
                 found.kind()
             ))
+            .in_field(field)
         };
         match &self.0 {
             Content::Text(labels) => {
                 let items = Items::read(labels, limit).map_err(|expected| {
-                    Error::invalid(format!("expected {expected} in `{field}`"))
+                    Error::invalid(format!("expected {expected} in `{field}`")).in_field(field)
                 })?;
                 check(items.count)?;
                 Ok(items.kept)

@@ -103,9 +103,10 @@ impl TruncationParameters {
 /// Checks that a value count is between 1 and `limit`.
 pub fn count(field: impl Display, found: usize, limit: usize) -> Result<()> {
     let message = || format!("expected 1 to {limit} `{field}`, but found {found}");
-    match found {
-        0 => Err(Error::invalid(message())),
-        _ if found > limit => Err(Error::too_large(message())),
-        _ => Ok(()),
-    }
+    let error = match found {
+        0 => Error::invalid(message()),
+        _ if found > limit => Error::too_large(message()),
+        _ => return Ok(()),
+    };
+    Err(error.in_field(field))
 }

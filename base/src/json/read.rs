@@ -52,7 +52,11 @@ impl ReadError {
             ));
         }
         if let Some(problem) = wrong_scalar(&cause) {
-            return Error::malformed(format!("{} contains {problem} ({at})", field(&path)));
+            let error = Error::malformed(format!("{} contains {problem} ({at})", field(&path)));
+            return match &*path {
+                "." => error,
+                path => error.in_field(path),
+            };
         }
         if let Some((word, instead)) = foreign_word(text, &cause) {
             return Error::malformed(format!("`{word}` is not JSON ({at})"))

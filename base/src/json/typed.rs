@@ -37,11 +37,19 @@ fn refusal(path: &str, cause: &str) -> Option<Error> {
     let message = message
         .rsplit_once(" at line ")
         .map_or(message, |(message, _)| message);
-    let object = match &*path {
+    // After the name: the end of the quote, or the value.
+    let end = message.find('`')?;
+    let name = message[..end].split(": ").next()?;
+    let object = parent(&path);
+    Some(Error::invalid(format!("`{object}{message}")).in_field(format_args!("{object}{name}")))
+}
+
+/// What precedes the names of fields of the object at `path`.
+fn parent(path: &str) -> String {
+    match path {
         "." => String::new(),
         path => format!("{path}."),
-    };
-    Some(Error::invalid(format!("`{object}{message}")))
+    }
 }
 
 /// Error for a value that does not fit its field.
@@ -50,17 +58,23 @@ pub fn wrong_value(path: &str, cause: &str) -> Error {
         return refusal;
     }
     let (path, cause) = located(path, cause);
-    let cause = redacted(cause);
-    let (is_body, field) = (path == ".", field(&path));
+    let error = unfit(&path, &redacted(cause));
+    match &*path {
+        "." => error,
+        _ if error.field().is_some() => error,
+        path => error.in_field(path),
+    }
+}
+
+fn unfit(path: &str, cause: &str) -> Error {
+    let field = field(path);
+    let within = |name: &str| format!("{}{}", parent(path), name.trim_matches('`'));
     if let Some(name) = cause.strip_prefix("missing field `") {
-        let parent = if is_body {
-            String::new()
-        } else {
-            format!("{path}.")
-        };
         return Error::invalid(format!(
-            "expected the field `{parent}{name}, but found none"
-        ));
+            "expected the field `{}{name}, but found none",
+            parent(path)
+        ))
+        .in_field(within(name));
     }
     if let Some((_, known)) = cause
         .strip_prefix("unknown field `")
@@ -73,7 +87,8 @@ pub fn wrong_value(path: &str, cause: &str) -> Error {
     if let Some(name) = cause.strip_prefix("duplicate field ") {
         return Error::invalid(format!(
             "expected each field once in {field}, but found {name} twice"
-        ));
+        ))
+        .in_field(within(name));
     }
     let prefixes = ["invalid type: ", "invalid value: ", "unknown variant: "];
     let described = prefixes
@@ -156,10 +171,8 @@ pub fn from_parameters<T: DeserializeOwned>(parameters: Map<String, Value>) -> R
         } else {
             within.trim_start_matches('.')
         };
-        Error::invalid(format!(
-            "invalid parameter `{name}`: {}",
-            wrong_value(within, cause)
-        ))
+        let wrong = wrong_value(within, cause);
+        Error::invalid(format!("invalid parameter `{name}`: {wrong}")).in_field(&path)
     })
 }
 
@@ -271,5 +284,41 @@ mod tests {
         ] {
             assert_eq!(error(&body), None, "{body}");
         }
+    }
+
+    #[test]
+    fn errors_have_the_path_of_their_field() {
+        let path = |body: Value| {
+            let text = body.to_string();
+            let read = read_known::<Body>(text.as_bytes(), Budget::new(text.len(), 8), KNOWN);
+            let error = read.err()?.explain(text.as_bytes());
+            error.field().map(str::to_owned)
+        };
+        for (body, expected) in [
+            (json!({ "options": { "num_ctx": "a" } }), "options.num_ctx"),
+            (json!({ "dimension": 7 }), "dimension"),
+            (json!({ "options": { "mode": 2 } }), "options.mode"),
+            (
+                json!({ "texts": [{ "text": "a", "mode": "b" }] }),
+                "texts[0].mode",
+            ),
+        ] {
+            assert_eq!(path(body).as_deref(), Some(expected));
+        }
+        assert_eq!(path(json!([])), None, "the body is no field");
+        let field = |error: Error| error.field().map(str::to_owned);
+        let missing = wrong_value("options", "missing field `num_ctx`");
+        assert_eq!(field(missing).as_deref(), Some("options.num_ctx"));
+        let missing = wrong_value(".", "missing field `input`");
+        assert_eq!(field(missing).as_deref(), Some("input"));
+        let twice = wrong_value("options", "duplicate field `num_ctx`");
+        assert_eq!(field(twice).as_deref(), Some("options.num_ctx"));
+        let unknown = wrong_value("options.a", "unknown field `a`, expected `num_ctx`");
+        assert_eq!(field(unknown).as_deref(), Some("options.a"));
+        let Value::Object(parameters) = json!({ "dimensions": "a" }) else {
+            panic!("an object")
+        };
+        let parameter = from_parameters::<Flat>(parameters).unwrap_err();
+        assert_eq!(field(parameter.at("text 2")).as_deref(), Some("dimensions"));
     }
 }

@@ -16,6 +16,7 @@ use memmap2::MmapMut;
 use super::{
     body_memory::RequestMemory,
     content_encoding::{ContentEncoding, too_long},
+    context::Context,
     rejection::Rejection,
 };
 use crate::service::{app::App, caller_models::CallerModels};
@@ -25,18 +26,15 @@ use kivu::{backend::Deadline, error::Error};
 const MAX_BYTES_WITHOUT_PERMIT: usize = 1024;
 
 /// A body that was read, and its request.
-#[derive(Debug)]
 pub struct ReadBody {
+    pub context: Context,
     pub headers: HeaderMap,
     /// Decompressed.
     pub bytes: Vec<u8>,
-    pub deadline: Deadline,
-    pub memory: Arc<RequestMemory>,
-    pub models: CallerModels,
 }
 
 /// Reads a request body.
-pub async fn read(app: &App, request: Request) -> Result<ReadBody, Rejection> {
+pub async fn read(app: &Arc<App>, request: Request) -> Result<ReadBody, Rejection> {
     let deadline = Deadline::within(app.limits.timeout());
     // A platform that ends the process at a fixed time, like Lambda, sets its own deadline.
     let deadline = match request.extensions().get::<Deadline>() {
@@ -45,6 +43,10 @@ pub async fn read(app: &App, request: Request) -> Result<ReadBody, Rejection> {
     };
     let (parts, body) = request.into_parts();
     let models = CallerModels::of_request(app, &parts.extensions)?;
+    let context = Context {
+        response_limit: parts.extensions.get().copied(),
+        ..Context::new(app, models, deadline)
+    };
     let limit = match parts.method {
         Method::POST => app.limits.body_bytes,
         _ => app.limits.body_bytes.min(MAX_BYTES_WITHOUT_PERMIT),
@@ -56,8 +58,8 @@ pub async fn read(app: &App, request: Request) -> Result<ReadBody, Rejection> {
         ))
         .into());
     }
-    let memory = app.bodies.request();
-    let mut bytes = deadline.bound(collect(body, limit, &memory)).await?;
+    let memory = &context.memory;
+    let mut bytes = deadline.bound(collect(body, limit, memory)).await?;
     if encoding != ContentEncoding::Identity {
         // The limit applies to the compressed and to the decompressed body.
         memory.resize(bytes.len() + limit)?;
@@ -67,11 +69,9 @@ pub async fn read(app: &App, request: Request) -> Result<ReadBody, Rejection> {
         memory.resize(bytes.capacity())?;
     }
     Ok(ReadBody {
+        context,
         headers: parts.headers,
         bytes,
-        deadline,
-        memory,
-        models,
     })
 }
 

@@ -126,6 +126,7 @@ pub fn at_least(field: &str, found: Option<usize>, limit: usize) -> Result<()> {
         Some(found) => Err(Error::invalid(format!(
             "expected `{field}` of at least {limit}, the model's limit, but found {found}"
         ))
+        .in_field(field)
         .with_hint("leave it out")),
     }
 }
@@ -195,7 +196,8 @@ pub fn text(field: &dyn Display, content: Content, texts: &RequestTexts) -> Resu
     match content {
         Content::Text(text) if text.is_empty() => Err(Error::invalid(format!(
             "expected a text in `{field}`, but found an empty one"
-        ))),
+        ))
+        .in_field(field)),
         Content::Text(text) => {
             texts.characters.fetch_add(text.chars().count(), Relaxed);
             Ok(text)
@@ -217,7 +219,8 @@ pub fn one_or_two(field: &dyn Display, content: Content, texts: &RequestTexts) -
         (2, Some(first), Some(second)) => Ok(Input::Pair(first?.into(), second?.into())),
         _ => Err(Error::invalid(format!(
             "expected a text or a pair in `{field}`, but found {found} texts"
-        ))),
+        ))
+        .in_field(field)),
     }
 }
 
@@ -251,7 +254,8 @@ pub fn id_lists(field: &str, content: Content, texts: &RequestTexts) -> Result<V
             Input::Ids(ids) => Ok(ids),
             Input::Text(_) | Input::Pair(..) => Err(Error::invalid(format!(
                 "expected `{field}` to be lists of token ids, but found a string"
-            ))),
+            ))
+            .in_field(field)),
         });
     inputs.collect()
 }
@@ -259,9 +263,9 @@ pub fn id_lists(field: &str, content: Content, texts: &RequestTexts) -> Result<V
 /// Refuses 0.
 pub fn above_zero(field: &str, value: Option<usize>) -> Result<()> {
     match value {
-        Some(0) => Err(Error::invalid(format!(
-            "expected `{field}` above 0, but found 0"
-        ))),
+        Some(0) => {
+            Err(Error::invalid(format!("expected `{field}` above 0, but found 0")).in_field(field))
+        }
         _ => Ok(()),
     }
 }
@@ -270,7 +274,8 @@ fn input(field: &dyn Display, content: Content, texts: &RequestTexts) -> Result<
     match content {
         Content::List(values) if values.count == 0 => Err(Error::invalid(format!(
             "expected token ids in `{field}`, but found an empty list"
-        ))),
+        ))
+        .in_field(field)),
         Content::List(values) => Ok(Input::Ids(ids(field, *values)?)),
         value => Ok(Input::Text(text(field, value, texts)?)),
     }
@@ -295,6 +300,7 @@ fn unexpected(field: impl Display, expected: &str, found: &Content) -> Error {
         "expected `{field}` to be {expected}, but found {}",
         found.kind()
     ))
+    .in_field(field)
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 pub mod body;
 pub mod body_memory;
 pub mod content_encoding;
+pub mod context;
 pub mod inputs;
 pub mod permit_body;
 pub mod rejection;

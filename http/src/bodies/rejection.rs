@@ -58,6 +58,14 @@ impl Rejection {
         )
     }
 
+    /// The path of the request's field that the message is about.
+    pub fn field(&self) -> Option<&str> {
+        self.error
+            .as_ref()
+            .filter(|_| self.status.is_client_error())?
+            .field()
+    }
+
     /// The whole error chain, for the log.
     pub fn chain(&self) -> String {
         self.error

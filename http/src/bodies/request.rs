@@ -1,10 +1,6 @@
 //! Reading requests: bodies within the limit, as JSON, with errors that name the field.
 
-use std::{
-    collections::BTreeMap,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use axum::{
     extract::{FromRequest, FromRequestParts, Path, Request},
@@ -14,28 +10,21 @@ use percent_encoding::percent_decode;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+pub use super::context::Context;
 use super::{
     body::{self, ReadBody},
-    body_memory::RequestMemory,
-    inputs::RequestTexts,
     rejection::Rejection,
 };
-use crate::{
-    auth,
-    service::{app::App, caller_models::CallerModels, used_models::UsedModels},
-};
+use crate::{auth, service::app::App};
 pub use kivu::json::{from_known, from_parameters, from_value};
 use kivu::{
-    backend::Deadline,
     error::Error,
     json::{self, Budget, Known, Tree},
-    task::Scope,
 };
 
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Longer ids are replaced, since ids are logged.
 const MAX_REQUEST_ID_CHARS: usize = 128;
-const BACKGROUND_TIMEOUT: Duration = Duration::from_hours(1);
 
 /// The id that the client gave, or a new one, which is added to the headers.
 pub fn request_id(headers: &mut HeaderMap) -> HeaderValue {
@@ -84,76 +73,6 @@ impl RequestBody for Tree {
 /// - its body is longer than the limit (413) or ends too early (400),
 /// - the body is not JSON (400), or JSON with another shape (422).
 pub struct Call<T>(pub Context, pub T);
-
-/// A request's state, deadline, limits and start time.
-#[derive(Clone)]
-pub struct Context {
-    pub app: Arc<App>,
-    pub deadline: Deadline,
-    /// When the request headers had been read.
-    pub started: Instant,
-    pub texts: RequestTexts,
-    /// Maximum sentences or windows that texts may be split into.
-    pub max_parts: usize,
-    /// Models that the caller may use.
-    pub models: CallerModels,
-    /// Models that the request uses.
-    pub used: Arc<UsedModels>,
-    /// Memory for the body and its values.
-    _memory: Arc<RequestMemory>,
-}
-
-impl Context {
-    pub fn new(
-        app: &Arc<App>,
-        models: CallerModels,
-        deadline: Deadline,
-        started: Instant,
-        memory: Arc<RequestMemory>,
-    ) -> Self {
-        let (texts, max_parts) = (RequestTexts::new(app.limits.texts), app.limits.texts);
-        Self {
-            app: Arc::clone(app),
-            models,
-            used: Arc::default(),
-            deadline,
-            started,
-            texts,
-            max_parts,
-            _memory: memory,
-        }
-    }
-
-    /// The context for a request that runs in the background, where nobody waits for it.
-    pub fn in_background(app: &Arc<App>, models: CallerModels) -> Self {
-        Self::new(
-            app,
-            models,
-            Deadline::within(BACKGROUND_TIMEOUT),
-            Instant::now(),
-            app.bodies.request(),
-        )
-    }
-
-    /// Defaults and limits of the request.
-    pub fn scope(&self) -> Scope {
-        Scope {
-            max_parts: self.max_parts,
-            ..self.app.scope()
-        }
-    }
-
-    /// The context for one of `count` requests in one, which share its limits. Its models may leave at its own end: all
-    /// of them need not fit into memory together.
-    pub fn of_part(&self, count: usize) -> Self {
-        let max_parts = (self.max_parts / count.max(1)).max(1);
-        Self {
-            max_parts,
-            used: Arc::default(),
-            ..self.clone()
-        }
-    }
-}
 
 impl<T: RequestBody> FromRequest<Arc<App>> for Call<T> {
     type Rejection = Rejection;
@@ -229,15 +148,9 @@ async fn read_json<T: RequestBody>(
     request: Request,
     is_piecewise: bool,
 ) -> Result<(Context, T), Rejection> {
-    let started = Instant::now();
-    let ReadBody {
-        bytes,
-        deadline,
-        memory,
-        models,
-        ..
-    } = body::read(app, request).await?;
+    let ReadBody { context, bytes, .. } = body::read(app, request).await?;
     let (size, max_texts) = (bytes.capacity(), app.limits.texts);
+    let memory = Arc::clone(&context.memory);
     let work = move || {
         let held = Arc::clone(&memory);
         let hold = move |values| held.resize(size.saturating_add(values));
@@ -247,10 +160,10 @@ async fn read_json<T: RequestBody>(
         if !is_piecewise {
             memory.resize(size)?;
         }
-        Ok((body, memory))
+        Ok(body)
     };
-    let (body, memory) = deadline.run_sized(size, work).await?;
-    Ok((Context::new(app, models, deadline, started, memory), body))
+    let body = context.deadline.run_sized(size, work).await?;
+    Ok((context, body))
 }
 
 /// A request whose body is a JSON object or a form, and the context in which it is answered. Form fields that occur
@@ -268,22 +181,11 @@ impl FromRequest<Arc<App>> for Submitted {
             let Call(context, Tree(body)) = Call::from_request(request, app).await?;
             return Ok(Self(context, body));
         }
-        let started = Instant::now();
-        let ReadBody {
-            bytes,
-            deadline,
-            memory,
-            models,
-            ..
-        } = body::read(app, request).await?;
+        let ReadBody { context, bytes, .. } = body::read(app, request).await?;
         let (size, max_texts) = (bytes.len(), app.limits.texts);
-        let form = deadline
-            .run_sized(size, move || form(&bytes, max_texts))
-            .await?;
-        Ok(Self(
-            Context::new(app, models, deadline, started, memory),
-            form,
-        ))
+        let form = move || form(&bytes, max_texts);
+        let form = context.deadline.run_sized(size, form).await?;
+        Ok(Self(context, form))
     }
 }
 

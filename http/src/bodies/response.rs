@@ -10,7 +10,6 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::request::Context;
-use crate::service::response_limit;
 use kivu::{
     backend::{Engine, routing::Location},
     error::Result,
@@ -62,13 +61,18 @@ pub fn predictions<'a>(
 }
 
 /// Rejects predictions that are too long for the response, before they are computed.
-pub fn check_predictions(texts: usize, labels: &[String], top: Option<usize>) -> Result<()> {
+pub fn check_predictions(
+    context: &Context,
+    texts: usize,
+    labels: &[String],
+    top: Option<usize>,
+) -> Result<()> {
     /// A prediction without its label, as JSON in a JSON string, with the shortest score.
     const MIN_BYTES: usize = r#"{\"score\":0.0,\"label\":\"\"},"#.len();
     let mut labels: Vec<usize> = labels.iter().map(String::len).collect();
     labels.sort_unstable();
     let labels = labels.iter().take(top.unwrap_or(usize::MAX));
-    response_limit::check(texts.saturating_mul(labels.map(|label| label + MIN_BYTES).sum()))
+    context.check_response(texts.saturating_mul(labels.map(|label| label + MIN_BYTES).sum()))
 }
 
 /// A ranked text's score.

@@ -81,6 +81,7 @@ impl RequestedTruncation {
                     Error::invalid(format!(
                         "expected `{TOKENS}` from -1 on, but found {tokens}"
                     ))
+                    .in_field(TOKENS)
                 })?;
                 inputs::at_least(TOKENS, Some(tokens), max_tokens)?;
                 Some(true)

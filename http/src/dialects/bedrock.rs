@@ -313,11 +313,12 @@ async fn rank(context: &Context, model: &str, body: BedrockRankRequest) -> Reply
         query: body.query,
         documents: body.documents,
         top_n: body.top_n,
+        return_documents: body.return_documents,
         ..DocumentsRequest::default()
     };
-    let (_, ranked) = rank_documents(context, request).await?;
+    let (_, mut ranked) = rank_documents(context, request).await?;
     let answer = BedrockRanks {
-        results: ranked.documents(body.return_documents.unwrap_or(false)),
+        results: ranked.documents(),
     };
     Ok(respond(context, &answer, &ranked.usage))
 }

@@ -16,7 +16,6 @@ use crate::{
         vectors::{EncodingFormat, Form, Vector},
     },
     fields,
-    service::response_limit,
 };
 use kivu::{
     error::{Error, Result},
@@ -193,7 +192,7 @@ pub async fn embedded(
     let options = parameters.options(pipeline, &scope)?;
     let dimensions = pipeline.dimensions(options.dimensions)?;
     let vectors: usize = forms.values().map(|form| form.min_bytes(dimensions)).sum();
-    response_limit::check(texts.iter().map(|text| text.len() + vectors).sum())?;
+    context.check_response(texts.iter().map(|text| text.len() + vectors).sum())?;
     let inputs = texts.iter().cloned().map(Input::Text).collect();
     let found = pipeline.embed(inputs, &options, context.deadline).await?;
     let of_type = |form: &Form| {

@@ -12,7 +12,6 @@ use crate::{
         vectors::Form,
     },
     fields,
-    service::response_limit,
 };
 use kivu::{
     error::{Error, Result},
@@ -74,7 +73,7 @@ pub async fn embedding(Call(context, body): Call<ContentRequest>) -> Reply {
     };
     let options = parameters.options(pipeline, &context.scope())?;
     let dimensions = pipeline.dimensions(None)?;
-    response_limit::check(inputs.len() * Form::FLOATS.min_bytes(dimensions))?;
+    context.check_response(inputs.len() * Form::FLOATS.min_bytes(dimensions))?;
     let found = pipeline.embed(inputs, &options, context.deadline).await?;
     let vectors = found.vectors.into_iter().enumerate();
     let vectors = vectors.map(|(index, vector)| ContentEmbedding {

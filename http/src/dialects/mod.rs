@@ -63,8 +63,8 @@ struct OpenAiErrorDetails {
     code: Option<&'static str>,
     /// What is wrong, and what to do.
     message: String,
-    /// Always `null`: the message names the field.
-    param: Option<&'static str>,
+    /// The path of the field that the error is about, such as `input[2]`; `null` if it is about none or several.
+    param: Option<String>,
     /// `invalid_request_error`, `rate_limit_error` or `server_error`.
     #[serde(rename = "type")]
     kind: &'static str,
@@ -175,7 +175,7 @@ impl Dialect {
                 let error = OpenAiErrorDetails {
                     code,
                     message,
-                    param: None,
+                    param: rejection.field().map(str::to_owned),
                     kind,
                 };
                 ErrorBody::OpenAi(OpenAiError { error })
@@ -225,5 +225,72 @@ fn bedrock_type(status: StatusCode, rejection: &Rejection) -> &'static str {
         StatusCode::SERVICE_UNAVAILABLE => "ServiceUnavailableException",
         status if status.is_server_error() => "InternalServerException",
         _ => "ValidationException",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use crate::scripted::ask;
+
+    #[tokio::test]
+    async fn errors_in_openais_form_name_the_field() {
+        let many = vec!["a"; 1025];
+        let requests = [
+            ("/v1/embeddings", json!({ "input": 7 })),
+            ("/v1/embeddings", json!({ "input": ["a", ""] })),
+            (
+                "/v1/embeddings",
+                json!({ "input": "a", "dimensions": "two" }),
+            ),
+            ("/v1/embeddings", json!({ "input": "a", "dimension": 2 })),
+            ("/v1/embeddings", json!({ "input": many })),
+            ("/v1/embeddings", json!({ "input": "a", "dimensions": 3 })),
+            ("/v1/embeddings", json!({ "model": "embedding" })),
+            (
+                "/v1/embeddings",
+                json!({ "input": "a", "dimensions": 1, "output_dimension": 2 }),
+            ),
+            ("/v1/embeddings", json!([])),
+            (
+                "/v1/embeddings",
+                json!({ "input": "a", "model": "another" }),
+            ),
+            ("/v1/chat/completions", json!({ "messages": [{}] })),
+            ("/v1/chat/completions", json!({ "messages": "a" })),
+        ];
+        let mut found = String::new();
+        for (path, body) in requests {
+            let (status, answer) = ask(path, &body).await;
+            let error = &answer["error"];
+            assert!(status.is_client_error() && error.is_object(), "{answer}");
+            let (param, message) = (&error["param"], error["message"].as_str().unwrap());
+            if let Value::String(field) = param {
+                assert!(message.contains(field), "{answer}");
+            }
+            found += &format!("{param} {message}\n");
+        }
+        insta::assert_snapshot!(found, @r#"
+        "input" expected `input` to be a string, a list of strings or lists of token ids, but found a number
+        "input[1]" expected a text in `input[1]`, but found an empty one
+        "dimensions" expected `dimensions` to be an integer from 0 on, but found a string
+        "dimension" `dimension` is no field of this API; use `dimensions`
+        "input" expected 1 to 1024 `input`, but found 1025
+        "dimensions" expected `dimensions` from 1 to 2, but found 3
+        "input" expected the field `input`, but found none
+        null expected `dimensions` and `output_dimension` to agree, but found different values; leave one of them out
+        null expected the body to be an object with `input`, but found a list
+        null unknown model `another`; known models: `embedding`, `classification`, `token-classification`, `zero-shot`, `ranking`, `translation`
+        "messages[0].role" expected the field `messages[0].role`, but found none
+        "messages" expected `messages` to be a list, but found a string
+        "#);
+    }
+
+    #[tokio::test]
+    async fn other_forms_have_no_place_for_the_field() {
+        let (_, tei) = ask("/embed", &json!({ "inputs": 7 })).await;
+        let fields: Vec<&String> = tei.as_object().unwrap().keys().collect();
+        assert_eq!(fields, ["error", "error_type"]);
     }
 }

@@ -16,7 +16,7 @@ use crate::{
         vectors::{EncodingFormat, Form, Vector},
     },
     fields,
-    service::{app::App, caller_models::CallerModels, response_limit},
+    service::{app::App, caller_models::CallerModels},
 };
 use kivu::{
     backend::Deadline,
@@ -308,7 +308,7 @@ pub async fn embeddings(headers: HeaderMap, Call(context, body): Call<Embeddings
         .chunks(&inputs, pipeline.encoder().max_tokens(), context.deadline)
         .await?;
     let count = chunks.as_ref().map_or(inputs.len(), Chunks::count);
-    response_limit::check(count * form.min_bytes(pipeline.dimensions(dimensions)?))?;
+    context.check_response(count * form.min_bytes(pipeline.dimensions(dimensions)?))?;
     let embeddings = match &chunks {
         None => pipeline.embed(inputs, options, context.deadline).await?,
         Some(chunks) => {

@@ -390,8 +390,8 @@ pub async fn deepl_languages(
     let query = request.uri().query().unwrap_or_default().to_owned();
     // The client for Python sends a form with its GET request.
     let ReadBody {
+        context,
         bytes: form,
-        models,
         ..
     } = body::read(&app, request).await?;
     let fields = form_urlencoded::parse(query.as_bytes()).chain(form_urlencoded::parse(&form));
@@ -404,7 +404,7 @@ pub async fn deepl_languages(
             "`source` or `target`",
         )?;
     }
-    let directions = directions(&models);
+    let directions = directions(&context.models);
     let languages: BTreeSet<&ListedLanguage> = match is_target {
         true => directions.values().flatten().collect(),
         false => directions.keys().collect(),

@@ -14,7 +14,6 @@ use crate::{
         truncation::RequestedTruncation,
     },
     fields,
-    service::response_limit,
     tasks::classification::score_function,
 };
 use kivu::{
@@ -106,7 +105,7 @@ pub async fn classify(Call(context, body): Call<LabelsRequest>) -> Reply {
         top_k: None,
     };
     let classifier = parameters.prepare(pipeline, &context.scope())?;
-    response_limit::check(texts.len() * classifier.labels().len() * MIN_SCORE_BYTES)?;
+    context.check_response(texts.len() * classifier.labels().len() * MIN_SCORE_BYTES)?;
     let inputs = texts.into_iter().map(Input::Text).collect();
     let scores = classifier.run(inputs, context.deadline).await?;
     let label = |(index, probs): (usize, Vec<f32>)| {

@@ -8,11 +8,6 @@ use futures::future::BoxFuture;
 use crate::bodies::rejection::Rejection;
 use kivu::error::{Error, Result};
 
-tokio::task_local! {
-    /// The limit for the current request's response.
-    static LIMIT: ResponseLimit;
-}
-
 /// A platform's limit for a response, in the form in which it is sent.
 #[derive(Clone, Copy, Debug)]
 pub struct ResponseLimit {
@@ -25,6 +20,14 @@ pub struct ResponseLimit {
 }
 
 impl ResponseLimit {
+    /// Rejects a response of at least `bytes`, before it is computed.
+    pub fn check(self, bytes: usize) -> Result<()> {
+        if bytes <= self.bytes {
+            return Ok(());
+        }
+        Err(self.exceeded(&format!("this one would take at least {bytes}")))
+    }
+
     fn exceeded(self, found: &str) -> Error {
         let Self {
             bytes, platform, ..
@@ -44,7 +47,7 @@ pub async fn within(
     let Some(limit) = limit else {
         return response.await;
     };
-    let response = LIMIT.scope(limit, response).await;
+    let response = response.await;
     if response.extensions().get::<Rejection>().is_some() {
         return response;
     }
@@ -54,16 +57,6 @@ pub async fn within(
     }
     tracing::warn!(bytes, limit = limit.bytes, "the response is too long");
     Rejection::from(limit.exceeded(&format!("found {bytes}"))).into_response()
-}
-
-/// Rejects a request whose response takes at least `bytes`, before it is computed.
-pub fn check(bytes: usize) -> Result<()> {
-    match LIMIT.try_with(|limit| *limit) {
-        Ok(limit) if bytes > limit.bytes => {
-            Err(limit.exceeded(&format!("this one would take at least {bytes}")))
-        }
-        _ => Ok(()),
-    }
 }
 
 #[cfg(test)]
@@ -89,9 +82,9 @@ mod tests {
 
     #[tokio::test]
     async fn responses_are_measured_before_they_are_sent_and_checked_before_they_are_computed() {
-        let run = |limit, known, body: &'static str| async move {
+        let run = |limit: Option<ResponseLimit>, known, body: &'static str| async move {
             let response = within(limit, async {
-                match check(known) {
+                match limit.map_or(Ok(()), |limit| limit.check(known)) {
                     Ok(()) => Response::new(Body::from(body)),
                     Err(error) => Rejection::from(error).into_response(),
                 }

@@ -39,7 +39,7 @@ async fn classify(
     inputs: Vec<Input>,
     is_single: bool,
 ) -> Reply {
-    check_predictions(inputs.len(), classifier.labels(), classifier.top)?;
+    check_predictions(context, inputs.len(), classifier.labels(), classifier.top)?;
     let scores = classifier.run(inputs, context.deadline).await?;
     let rows = scores
         .rows
@@ -176,7 +176,7 @@ pub async fn zero_shot_with(
     let is_single = body.inputs.is_text();
     let texts = inputs::texts("inputs", body.inputs, &context.texts)?;
     let classifier = prepare_zero_shot(context, pipeline, texts.len(), &body.parameters)?;
-    check_predictions(texts.len(), classifier.labels(), None)?;
+    check_predictions(context, texts.len(), classifier.labels(), None)?;
     let scores = classifier.run(&texts, context.deadline).await?;
     let rows = scores
         .rows

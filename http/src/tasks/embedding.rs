@@ -19,7 +19,7 @@ use crate::{
         vectors::{EncodingFormat, Form, Vector},
     },
     fields,
-    service::{caller_models::CallerModels, response_limit},
+    service::caller_models::CallerModels,
 };
 use kivu::{
     error::{Error, Result},
@@ -288,7 +288,7 @@ async fn embed_as(
     let form = Form::new(&embedder, format);
     if embedder.requested.kinds.contains(&VectorKind::Dense) {
         let dimensions = pipeline.dimensions(embedder.options.dimensions)?;
-        response_limit::check(inputs.len() * form.min_bytes(dimensions))?;
+        context.check_response(inputs.len() * form.min_bytes(dimensions))?;
     }
     let Embeddings { vectors, usage } = embedder.run(inputs, context.deadline).await?;
     let weight = |(index, value)| SparseValue {

@@ -1,6 +1,6 @@
 //! Ranks texts by a query: TEI's `/rerank`, which also takes documents, Cohere's `/v2/rerank` and Jina's `/v1/rerank`.
 
-use std::fmt::Display;
+use std::{fmt::Display, mem};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -30,6 +30,7 @@ use kivu::{
 
 /// Texts with their scores.
 pub struct Ranked {
+    /// Empty if the response has none.
     texts: Vec<String>,
     scores: Vec<f32>,
     /// Text indexes, the highest score first.
@@ -40,18 +41,25 @@ pub struct Ranked {
 struct Candidates {
     query: String,
     texts: Vec<String>,
+    /// Whether the response has the texts.
+    are_returned: bool,
 }
 
 async fn rank(
     context: &Context,
     pipeline: &RankingPipeline,
-    Candidates { query, texts }: Candidates,
+    Candidates {
+        query,
+        texts,
+        are_returned,
+    }: Candidates,
     parameters: RankingParameters,
 ) -> Result<Ranked> {
     let ranker = parameters.prepare(pipeline, &context.scope())?;
-    let (scores, usage) = ranker.run(query, texts.clone(), context.deadline).await?;
+    let returned = are_returned.then(|| texts.clone());
+    let (scores, usage) = ranker.run(query, texts, context.deadline).await?;
     Ok(Ranked {
-        texts,
+        texts: returned.unwrap_or_default(),
         order: descending(&scores),
         scores,
         usage,
@@ -119,18 +127,16 @@ pub async fn rerank_with(
 ) -> Reply {
     let query = inputs::text(&"query", body.query, &context.texts)?;
     let texts = inputs::texts("texts", body.texts, &context.texts)?;
-    let ranked = rank(
-        context,
-        pipeline,
-        Candidates { query, texts },
-        body.parameters,
-    )
-    .await?;
-    let with_text = body.return_text.unwrap_or(false);
+    let candidates = Candidates {
+        query,
+        texts,
+        are_returned: body.return_text.unwrap_or(false),
+    };
+    let ranked = rank(context, pipeline, candidates, body.parameters).await?;
     let ranks = ranked.order.iter().map(|&index| Rank {
         index,
         score: ranked.scores[index],
-        text: with_text.then(|| ranked.texts[index].as_str()),
+        text: ranked.texts.get(index).map(String::as_str),
     });
     Ok(with_usage(
         context,
@@ -204,31 +210,33 @@ pub struct Document {
 }
 
 impl Ranked {
-    pub fn documents(&self, with_text: bool) -> Vec<RankedDocument> {
+    /// The best documents, with their texts if the response has them.
+    pub fn documents(&mut self) -> Vec<RankedDocument> {
         let document = |&index: &usize| RankedDocument {
             index,
             relevance_score: self.scores[index],
-            document: with_text.then(|| Document {
-                text: self.texts[index].clone(),
+            document: self.texts.get_mut(index).map(|text| Document {
+                text: mem::take(text),
             }),
         };
         self.order.iter().map(document).collect()
     }
 }
 
-/// Ranks documents; also returns the model name.
+/// Ranks documents, and keeps their texts only if `return_documents` is true; also returns the model name.
 pub async fn rank_documents(context: &Context, body: DocumentsRequest) -> Result<(&str, Ranked)> {
+    let (model, pipeline) = context.ranking(body.model.as_deref()).await?;
     let query = inputs::text(&"query", body.query, &context.texts)?;
     if !matches!(body.documents, Content::List(_)) {
         return Err(Error::invalid(
             "expected `documents` to be a list of texts, but found no list",
-        ));
+        )
+        .in_field("documents"));
     }
     let texts = inputs::one_or_list("documents", body.documents, &context.texts, document)?;
     inputs::above_zero("top_n", body.top_n)?;
     inputs::above_zero("top_k", body.top_k)?;
     let top = inputs::one_value([("top_n", body.top_n), ("top_k", body.top_k)])?;
-    let (model, pipeline) = context.ranking(body.model.as_deref()).await?;
     inputs::at_least(
         "max_tokens_per_doc",
         body.max_tokens_per_doc,
@@ -246,7 +254,12 @@ pub async fn rank_documents(context: &Context, body: DocumentsRequest) -> Result
         prompt: body.prompt,
         raw_scores: raw_scores(body.raw_scores, body.use_activation)?,
     };
-    let mut ranked = rank(context, &pipeline, Candidates { query, texts }, parameters).await?;
+    let candidates = Candidates {
+        query,
+        texts,
+        are_returned: body.return_documents.unwrap_or(false),
+    };
+    let mut ranked = rank(context, &pipeline, candidates, parameters).await?;
     ranked.order.truncate(top.unwrap_or(usize::MAX));
     Ok((&model.name, ranked))
 }
@@ -265,7 +278,8 @@ fn document(field: &dyn Display, value: Content, texts: &RequestTexts) -> Result
     match value.into_text() {
         text if is_object && text.is_null() => Err(Error::invalid(format!(
             "expected a text in `{field}.text`, but found none"
-        ))),
+        ))
+        .in_field(format_args!("{field}.text"))),
         text => inputs::text(field, text, texts),
     }
 }
@@ -310,8 +324,9 @@ enum JinaRanks {
 }
 
 /// Rank documents by a query, as Cohere does
-pub async fn cohere(Call(context, body): Call<DocumentsRequest>) -> Reply {
-    let (_, ranked) = rank_documents(&context, body).await?;
+pub async fn cohere(Call(context, mut body): Call<DocumentsRequest>) -> Reply {
+    body.return_documents = Some(false);
+    let (_, mut ranked) = rank_documents(&context, body).await?;
     let meta = json!({
         "api_version": { "version": "2" },
         "billed_units": { "search_units": 1 },
@@ -319,7 +334,7 @@ pub async fn cohere(Call(context, body): Call<DocumentsRequest>) -> Reply {
     });
     let id = uuid::Uuid::new_v4().to_string();
     let answer = CohereResponse {
-        results: ranked.documents(false),
+        results: ranked.documents(),
         id,
         meta,
     };
@@ -334,14 +349,14 @@ pub async fn jina(Call(context, body): Call<DocumentsRequest>) -> Reply {
 
 async fn jina_response(
     context: &Context,
-    body: DocumentsRequest,
+    mut body: DocumentsRequest,
 ) -> Result<(JinaResponse<'_>, Usage)> {
     // Voyage's responses have other names.
     let is_voyages = body.top_k.is_some() || body.truncation.is_some();
-    let with_text = body.return_documents.unwrap_or(!is_voyages);
-    let (model, ranked) = rank_documents(context, body).await?;
+    body.return_documents.get_or_insert(!is_voyages);
+    let (model, mut ranked) = rank_documents(context, body).await?;
     let usage = TokenUsage::of(&ranked.usage);
-    let documents = ranked.documents(with_text);
+    let documents = ranked.documents();
     let ranks = match is_voyages {
         true => JinaRanks::Voyage { data: documents },
         false => JinaRanks::Jina { results: documents },

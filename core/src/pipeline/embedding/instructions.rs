@@ -22,6 +22,7 @@ pub fn check_instruction(name: &str, instruction: &str) -> Result<()> {
         return Err(Error::invalid(format!(
             "expected a text in `{name}`, but found an empty one"
         ))
+        .in_field(name)
         .with_hint("leave it out"));
     }
     check_size(name, instruction)
@@ -32,7 +33,8 @@ pub fn check_size(name: &str, prompt: &str) -> Result<()> {
     match prompt.len() {
         found if found > MAX_BYTES => Err(Error::too_large(format!(
             "expected `{name}` of at most {MAX_BYTES} bytes, but found {found}"
-        ))),
+        ))
+        .in_field(name)),
         _ => Ok(()),
     }
 }

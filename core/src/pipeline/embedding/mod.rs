@@ -479,7 +479,8 @@ impl EmbeddingPipeline {
             dimensions if (1..=max).contains(&dimensions) => Ok(dimensions),
             found => Err(Error::invalid(format!(
                 "expected `dimensions` from 1 to {max}, but found {found}"
-            ))),
+            ))
+            .in_field("dimensions")),
         }
     }
 

@@ -241,7 +241,8 @@ impl GenerationConfig {
             if let Some(id) = ids.iter().find(|id| !(0..vocabulary as i64).contains(id)) {
                 return Err(Error::invalid(format!(
                     "expected `{name}` below {vocabulary}, but found {id}"
-                )));
+                ))
+                .in_field(name));
             }
         }
         Ok(())
@@ -328,7 +329,8 @@ fn lengths(
             2 - start,
             bounds.max_length - start,
             max - start
-        )));
+        ))
+        .in_field(name));
     }
     let new_tokens = options
         .min_new_tokens
@@ -393,7 +395,8 @@ fn within(name: &str, found: Option<usize>, range: RangeInclusive<usize>) -> Res
     let (min, max) = (range.start(), range.end());
     Err(Error::invalid(format!(
         "expected `{name}` of {min} to {max}, but found {found}"
-    )))
+    ))
+    .in_field(name))
 }
 
 fn share(name: &str, value: Option<f32>) -> Result<Option<f32>> {
@@ -401,7 +404,8 @@ fn share(name: &str, value: Option<f32>) -> Result<Option<f32>> {
         None => Ok(value),
         Some(found) => Err(Error::invalid(format!(
             "expected `{name}` of 0 to 1, but found {found}"
-        ))),
+        ))
+        .in_field(name)),
     }
 }
 
@@ -411,7 +415,8 @@ fn finite(name: &str, value: f32) -> Result<f32> {
     }
     Err(Error::invalid(format!(
         "expected `{name}` to be a number, but found {value}"
-    )))
+    ))
+    .in_field(name))
 }
 
 fn above_zero(name: &str, value: Option<f32>) -> Result<f32> {
@@ -419,9 +424,7 @@ fn above_zero(name: &str, value: Option<f32>) -> Result<f32> {
     if value.is_finite() && value > 0.0 {
         return Ok(value);
     }
-    Err(Error::invalid(format!(
-        "expected `{name}` above 0, but found {value}"
-    )))
+    Err(Error::invalid(format!("expected `{name}` above 0, but found {value}")).in_field(name))
 }
 
 #[cfg(test)]

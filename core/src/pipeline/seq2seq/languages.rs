@@ -160,6 +160,7 @@ impl LanguageNames {
             "expected a language of the model in `{field}`, but found `{}`",
             shown.escape_debug()
         ))
+        .in_field(field)
         .with_hint(hint)
     }
 

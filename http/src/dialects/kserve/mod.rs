@@ -5,7 +5,7 @@ mod outputs;
 mod tensors;
 mod vectors;
 
-use std::{sync::Arc, time::Instant};
+use std::sync::Arc;
 
 use axum::{
     Json,
@@ -175,18 +175,11 @@ async fn read_optional<T: RequestBody + Default>(
     app: &Arc<App>,
     request: Request,
 ) -> Reply<(Context, T)> {
-    let ReadBody {
-        bytes,
-        deadline,
-        memory,
-        models,
-        ..
-    } = body::read(app, request).await?;
+    let ReadBody { context, bytes, .. } = body::read(app, request).await?;
     let body = match bytes.trim_ascii() {
         [] => T::default(),
         _ => request::parse(&bytes, Budget::new(bytes.len(), app.limits.texts))?,
     };
-    let context = Context::new(app, models, deadline, Instant::now(), memory);
     Ok((context, body))
 }
 
@@ -322,18 +315,14 @@ pub async fn infer(
 ) -> Reply {
     path.find(&app, &models).await?;
     let ReadBody {
+        context,
         headers,
         bytes,
-        deadline,
-        memory,
-        ..
     } = body::read(&app, request).await?;
-    let size = bytes.len();
-    let started = Instant::now();
-    let context = Context::new(&app, models, deadline, started, Arc::clone(&memory));
+    let (size, memory) = (bytes.len(), Arc::clone(&context.memory));
     let model = context.model(Some(&path.model)).await?;
     let parse = move || InferRequest::parse(&headers, &bytes, &memory);
-    let mut request = deadline.run_sized(size, parse).await?;
+    let mut request = context.deadline.run_sized(size, parse).await?;
     if let Some(prompt) = context.models.named_prompt(Some(&path.model)) {
         request
             .parameters

@@ -19,7 +19,6 @@ use crate::{
         vectors::Form,
     },
     fields,
-    service::response_limit,
 };
 use kivu::{
     error::{Error, Result, at_text},
@@ -227,7 +226,7 @@ async fn embed_with<'a>(
     let inputs: Vec<_> = texts.into_iter().map(kivu::pipeline::Input::Text).collect();
     let options = request.parameters.options(pipeline, &context.scope())?;
     let dimensions = pipeline.dimensions(options.dimensions)?;
-    response_limit::check(inputs.len() * Form::FLOATS.min_bytes(dimensions))?;
+    context.check_response(inputs.len() * Form::FLOATS.min_bytes(dimensions))?;
     let embeddings = pipeline.embed(inputs, &options, context.deadline).await?;
     Ok(Embedded {
         model,
