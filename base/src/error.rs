@@ -6,7 +6,7 @@ use std::{borrow::Cow, fmt, mem, time::Duration};
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Another crate's error, for the log.
-pub type Source = Box<dyn std::error::Error + Send + Sync>;
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Separates a problem from its hint.
 const SEPARATOR: &str = "; ";
@@ -177,7 +177,7 @@ pub enum Error {
         message: Message,
         /// The runtime's error.
         #[source]
-        source: Option<Source>,
+        source: Option<BoxError>,
     },
 
     /// The model cannot be reached at the moment; the caller may retry later.
@@ -194,7 +194,7 @@ pub enum Error {
         message: Message,
         /// Another crate's error.
         #[source]
-        source: Option<Source>,
+        source: Option<BoxError>,
     },
 
     /// The configuration or the command line is invalid.
@@ -204,7 +204,7 @@ pub enum Error {
         message: Message,
         /// Another crate's error.
         #[source]
-        source: Option<Source>,
+        source: Option<BoxError>,
     },
 
     /// An operating system call failed.
@@ -249,7 +249,7 @@ impl Error {
     }
 
     /// [`Error::Inference`] with another crate's error as its source.
-    pub fn inference_because(message: impl Into<Message>, source: impl Into<Source>) -> Self {
+    pub fn inference_because(message: impl Into<Message>, source: impl Into<BoxError>) -> Self {
         Self::Inference {
             message: message.into(),
             source: Some(source.into()),
@@ -272,7 +272,7 @@ impl Error {
     }
 
     /// [`Error::Model`] with another crate's error as its source.
-    pub fn model_because(message: impl Into<Message>, source: impl Into<Source>) -> Self {
+    pub fn model_because(message: impl Into<Message>, source: impl Into<BoxError>) -> Self {
         Self::Model {
             message: message.into(),
             source: Some(source.into()),
@@ -288,7 +288,7 @@ impl Error {
     }
 
     /// [`Error::Config`] with another crate's error as its source.
-    pub fn config_because(message: impl Into<Message>, source: impl Into<Source>) -> Self {
+    pub fn config_because(message: impl Into<Message>, source: impl Into<BoxError>) -> Self {
         Self::Config {
             message: message.into(),
             source: Some(source.into()),

@@ -8,7 +8,7 @@ use kivu::{
     config::{Config, EngineChoice},
     repository::manifest::Precision,
 };
-use kivu_compiler::{RequestedTask, library::named::Options};
+use kivu_compiler::{RequestedTask, library::model_library::Options};
 use serde::Deserialize;
 
 use crate::tasks::read;

@@ -16,7 +16,7 @@ use tokio::runtime::Builder;
 
 use super::{
     interrupt::{self, Signals, interruptible},
-    library::named::{BuildArguments, open},
+    library::resolve::{BuildArguments, open},
     services::Services,
     terminal::{Progress as Bar, print, print_aside},
 };

@@ -11,7 +11,7 @@ use tokio::runtime::{Builder, Runtime};
 use super::{
     batch::require_options_of,
     interrupt::{Ended, interruptible},
-    library::named::{BuildArguments, open},
+    library::resolve::{BuildArguments, open},
     terminal::{print, print_aside},
 };
 use kivu::{

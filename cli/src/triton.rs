@@ -6,7 +6,7 @@ use clap::Args;
 
 use super::{
     interrupt::{Ended, interruptible},
-    library::named::{BuildArguments, require_local, resolve},
+    library::resolve::{BuildArguments, require_local, resolve},
     terminal::{print, print_aside},
 };
 use kivu::{
@@ -18,7 +18,7 @@ use kivu::{
         triton::{Options, write},
     },
 };
-use kivu_compiler::library::named;
+use kivu_compiler::library::model_library as named;
 
 const EXAMPLES: &str = "\
 Examples:

@@ -53,14 +53,14 @@ use self::{
     quality::{PairQuality, cost::Comparison},
 };
 pub use self::{
-    library::names::load,
+    library::resolve::load,
     plan::{
         LoadRuntime, Request,
+        opened_model::FILES as BUNDLE_FILES,
         progress::Progress,
         recipe::{QualityFloor, Recipe, Strategy},
         recipes::{EmbeddedRecipe, RECIPES},
         scratch::abandon,
-        source::FILES as BUNDLE_FILES,
         task::RequestedTask,
     },
 };

@@ -29,7 +29,7 @@ pub use self::{
     service::{
         app::App,
         cors::cors,
-        fetch::{FetchModel, FetchProgress},
+        pull::{FetchModel, FetchProgress},
         response_limit::ResponseLimit,
         startup::LazyRouter,
     },

@@ -37,7 +37,7 @@ use kivu::{
     },
     repository::{
         Manifest, TaskSettings,
-        manifest::{Precision, Source, TensorNames, Weights},
+        manifest::{Origin, Precision, TensorNames, Weights},
     },
     tensor::{ElementType, Elements, Tensor},
     tokenizer::Tokenizer,
@@ -223,7 +223,7 @@ fn model(name: &str, task: Task, pipeline: Pipeline) -> Model {
         task,
         graph: "model.onnx".into(),
         engine: Engine::default(),
-        source: Source {
+        source: Origin {
             architecture: "Any".into(),
             from: "nowhere".into(),
             sha256: String::new(),

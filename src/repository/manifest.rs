@@ -43,7 +43,7 @@ pub struct Manifest {
     #[serde(default, skip_serializing_if = "is_default")]
     pub engine: Engine,
     /// Model origin.
-    pub source: Source,
+    pub source: Origin,
     /// Weight precision and quality loss.
     pub weights: Weights,
     /// Quality of an embedding model's int8 and binary vectors.
@@ -87,7 +87,7 @@ fn is_default(engine: &Engine) -> bool {
 /// Model origin.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Source {
+pub struct Origin {
     /// The architecture according to its `config.json`.
     pub architecture: String,
     /// The package, folder or repository, such as `ORG/NAME@COMMIT`.

@@ -25,7 +25,7 @@ use self::{
 use super::{
     example,
     interrupt::{Ended, interruptible},
-    library::named::{BuildArguments, require_local, resolve},
+    library::resolve::{BuildArguments, require_local, resolve},
     quality,
     terminal::print,
 };

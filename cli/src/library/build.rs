@@ -13,7 +13,7 @@ use std::{
 use clap::Args;
 
 use self::report::Report;
-use super::named::{BuildArguments, load_runtime, require_local};
+use super::resolve::{BuildArguments, load_runtime, require_local};
 use crate::{
     interrupt::{Ended, interruptible},
     terminal::{Progress, print},
@@ -26,8 +26,8 @@ use kivu::{
 use kivu_compiler::{
     Request, build,
     library::{
-        named::{NamedModel, NamedModels, Options, Outcome, Tools, build_into},
-        names,
+        model_library::{ModelLibrary, NamedModel, Options, Outcome, Tools, build_into},
+        resolve as names,
     },
     plan::path_id::path_id,
     quality::Samples,
@@ -144,7 +144,7 @@ fn run_build(arguments: Arguments, config: &Config) -> Result<ExitCode> {
     };
     let built = build(&request, &|| load_runtime(config), &Progress::default())?;
     if let Some(id) = &id {
-        NamedModels::new(config).add_elsewhere(source, id, &built.bundle, &out)?;
+        ModelLibrary::new(config).add_elsewhere(source, id, &built.bundle, &out)?;
     }
     let report = Report::new(&built, &out, config);
     print_report(
@@ -159,7 +159,7 @@ fn run_build(arguments: Arguments, config: &Config) -> Result<ExitCode> {
 
 /// Refuses to replace the bundle of another folder that happens to have the same name.
 fn require_own(source: &Path, out: &Path, config: &Config) -> Result<()> {
-    let Some(other) = NamedModels::new(config).source_of(out) else {
+    let Some(other) = ModelLibrary::new(config).source_of(out) else {
         return Ok(());
     };
     if source.canonicalize().is_ok_and(|source| source == other) {
@@ -219,7 +219,7 @@ fn build_named(model: &NamedModel, arguments: Arguments, config: &Config) -> Res
         )
         .with_hint("set one, or measure the bundle with `kivu quality`"));
     }
-    match NamedModels::new(config).build(model, &options, true, &tools)? {
+    match ModelLibrary::new(config).build(model, &options, true, &tools)? {
         Outcome::Built(path, built) => {
             let report = Report::new(&built, &path, config);
             print_report(&report.served_as(serving(&source, &path, config)), json)

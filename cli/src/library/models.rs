@@ -21,7 +21,7 @@ use kivu::{
         manifest::{Precision, Quality},
     },
 };
-use kivu_compiler::library::named::{NamedModels, size};
+use kivu_compiler::library::model_library::{ModelLibrary, size};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -95,7 +95,7 @@ impl Row {
 }
 
 pub fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
-    let named = NamedModels::new(config).list().into_iter();
+    let named = ModelLibrary::new(config).list().into_iter();
     let mut rows: Vec<Row> = named
         .map(|entry| Row::new(entry.name, &entry.bundle, entry.built, Some(entry.version)))
         .collect();

@@ -4,7 +4,7 @@ use std::{path::PathBuf, process::ExitCode};
 
 use clap::Args;
 
-use super::named::require_local;
+use super::resolve::require_local;
 use crate::terminal::{Progress, print};
 use kivu::{
     cloud::Cloud,

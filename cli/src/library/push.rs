@@ -4,7 +4,7 @@ use std::{path::PathBuf, process::ExitCode};
 
 use clap::Args;
 
-use super::named::{BuildArguments, resolve};
+use super::resolve::{BuildArguments, resolve};
 use crate::{
     interrupt::{Ended, interruptible},
     terminal::{Progress, print},

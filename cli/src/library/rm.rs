@@ -14,7 +14,7 @@ use kivu_compiler::{
     BUNDLE_FILES,
     library::{
         hub::{self, RepositoryName},
-        named::NamedModels,
+        model_library::ModelLibrary,
     },
 };
 
@@ -69,8 +69,8 @@ pub fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
 
 /// Removes all bundles built by this name; returns their size in bytes.
 fn remove_named(name: &str, config: &Config) -> Result<Option<u64>> {
-    let removed = NamedModels::new(config).remove(name)?;
-    let compared = NamedModels::for_comparison(config).remove(name)?;
+    let removed = ModelLibrary::new(config).remove(name)?;
+    let compared = ModelLibrary::for_comparison(config).remove(name)?;
     Ok(removed.map_or(compared, |bytes| Some(bytes + compared.unwrap_or(0))))
 }
 

@@ -13,8 +13,8 @@ use kivu::{
     repository::{Bundle, Manifest, manifest::Precision, remote, s3::Url},
 };
 use kivu_compiler::library::{
-    named::{Options, size},
-    names,
+    model_library::{Options, size},
+    resolve as names,
 };
 
 const EXAMPLES: &str = "\

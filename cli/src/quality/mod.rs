@@ -13,7 +13,7 @@ use self::figures::{Row, pair_rows, rows};
 pub use self::figures::{short, text};
 use super::{
     interrupt::{Ended, interruptible},
-    library::named::{BuildArguments, for_comparison, resolve},
+    library::resolve::{BuildArguments, for_comparison, resolve},
     terminal::{Progress, print},
 };
 use kivu::{
@@ -24,10 +24,7 @@ use kivu::{
     repository::manifest::Precision,
 };
 use kivu_compiler::{
-    library::{
-        named::Options,
-        names::{self, Location},
-    },
+    library::{model_library::Options, resolve as names, resolve::Location},
     quality::{Other, PairQuality, Report, Samples, measure},
 };
 

@@ -25,8 +25,8 @@ use super::{
     example,
     interrupt::{Ended, Signals, until_signal},
     library::{
-        fetch::Fetcher,
-        named::{BuildArguments, resolve_all},
+        fetcher::Fetcher,
+        resolve::{BuildArguments, resolve_all},
     },
     server::connections::Timeouts,
     terminal::print,
@@ -41,7 +41,7 @@ use kivu::{
 };
 use kivu_compiler::{
     abandon,
-    library::{named::Options, names},
+    library::{model_library::Options, resolve as names},
 };
 use kivu_http::{App, BindScope, Guard, below, cors, router};
 

@@ -13,7 +13,7 @@ use super::{
     files::{config::ConfigFile, io as files},
     plan::{
         Plan,
-        source::{SHORTLIST, Source, unread_decoder},
+        opened_model::{OpenedModel, SHORTLIST, unread_decoder},
     },
     seq2seq::graphs,
 };
@@ -42,7 +42,7 @@ pub fn is_in(folder: &Path) -> bool {
 }
 
 /// Reads the student in the plan's folder.
-pub fn open(plan: &Plan) -> Result<Source<'static>> {
+pub fn open(plan: &Plan) -> Result<OpenedModel<'static>> {
     let folder = &plan.folder;
     let in_folder =
         |error| Error::model_because(format!("cannot build from `{}`", folder.display()), error);
@@ -75,7 +75,7 @@ pub fn open(plan: &Plan) -> Result<Source<'static>> {
             },
         },
     };
-    Ok(Source {
+    Ok(OpenedModel {
         architecture: model.architecture.clone(),
         sha256,
         settings: TaskSettings::Seq2Seq(Box::new(settings)),

@@ -7,7 +7,7 @@ use std::{
 
 use super::{
     calibration,
-    format::{check_keys, open},
+    detect::{check_keys, open},
 };
 use crate::{
     fast_text,
@@ -15,7 +15,7 @@ use crate::{
     onnx,
     plan::{
         Build, Plan, model_card,
-        source::{DECODER, ENCODER, LABEL_TOKENIZER, MODEL, Source},
+        opened_model::{DECODER, ENCODER, LABEL_TOKENIZER, MODEL, OpenedModel},
         task::{name_entailment, require_sparse, task, unused_head},
     },
     quality::{
@@ -154,7 +154,7 @@ fn joined(first: Option<String>, second: Option<String>) -> Option<String> {
 /// An opened model, and the data that its bundles share across precisions.
 struct Model<'a> {
     build: Build<'a>,
-    source: Source<'a>,
+    source: OpenedModel<'a>,
     runtime: Runtime,
     task: Task,
     other_tasks: Vec<Task>,
@@ -473,7 +473,7 @@ impl<'a> Model<'a> {
 
     /// Writes a bundle's precision-independent files. Returns the tokenizer as served.
     fn write_files(&self, folder: &Path) -> Result<Tokenizer> {
-        let Source {
+        let OpenedModel {
             tokenizer, files, ..
         } = &self.source;
         files::write(&folder.join(TOKENIZER), tokenizer)?;
@@ -666,7 +666,7 @@ impl<'a> Model<'a> {
             task: self.task,
             graph: graph.to_owned(),
             engine: self.engine(precision),
-            source: manifest::Source {
+            source: manifest::Origin {
                 architecture: source.architecture.clone(),
                 from: plan.from.clone(),
                 sha256: source.sha256.clone(),

@@ -2,4 +2,4 @@
 
 pub mod bundle;
 pub mod calibration;
-pub mod format;
+pub mod detect;

@@ -31,7 +31,7 @@ const MAX_TOKENS_AT_ONCE: usize = 1024;
 
 /// Encoder properties for pooling and truncation, whether or not the weights are supported.
 #[derive(Clone, Debug)]
-pub struct Facts {
+pub struct EncoderLimits {
     /// Class that the weights were trained as, or the model type if no class is named.
     pub architecture: String,
     /// Width of a token's vector.
@@ -46,7 +46,7 @@ pub struct Facts {
 /// An encoder's layer structure.
 #[derive(Debug)]
 pub struct EncoderConfig {
-    pub facts: Facts,
+    pub facts: EncoderLimits,
     pub vocabulary: usize,
     pub layers: usize,
     pub heads: Heads,

@@ -12,7 +12,7 @@ mod vectors;
 mod zero_shot;
 
 pub use self::{
-    config::{Facts, Head, HeadKind},
+    config::{EncoderLimits, Head, HeadKind},
     families::{JINA_V3, MODEL_TYPES, alternative, is_jinas},
     graph::LOGITS,
     source::{open, source_of_layers, text_settings, token_settings},

@@ -7,7 +7,7 @@ use sha2::{Digest, Sha256};
 
 use super::{
     attention::decoder,
-    config::{EncoderConfig, Facts, Head, HeadKind, Positions},
+    config::{EncoderConfig, EncoderLimits, Head, HeadKind, Positions},
     families,
     graph::{GraphForm, LOGITS, graph, unused_heads},
     heads::OutputHeads,
@@ -21,7 +21,7 @@ use crate::{
     },
     plan::{
         Plan,
-        source::{LABEL_TOKENIZER, LABELS, MODEL, Source},
+        opened_model::{LABEL_TOKENIZER, LABELS, MODEL, OpenedModel},
     },
     quantize::layer_forms::LayerForms,
     sentence_transformers::{
@@ -41,7 +41,7 @@ use kivu::{
 };
 
 /// Reads the encoder in the plan's folder and merges the plan's adapter, if any.
-pub fn open(plan: &Plan) -> Result<Source<'static>> {
+pub fn open(plan: &Plan) -> Result<OpenedModel<'static>> {
     let folder = plan.transformer()?;
     let described = plan.described()?;
     let file = ConfigFile::open(&described)?;
@@ -120,7 +120,7 @@ pub fn open(plan: &Plan) -> Result<Source<'static>> {
     for (_, bytes) in &files {
         weights.add_source(&hex(&Sha256::digest(bytes)));
     }
-    Ok(Source {
+    Ok(OpenedModel {
         files,
         ..of_parts(
             plan,
@@ -182,7 +182,7 @@ pub fn source_of_layers(
     file: &ConfigFile,
     (weights, head): (Weights, Option<Head>),
     (settings, tokenizer): (&TaskSettings, &[u8]),
-) -> Result<Source<'static>> {
+) -> Result<OpenedModel<'static>> {
     let mut config = families::of(file, &plan.folder)?;
     let mut heads = OutputHeads::default();
     match &head {
@@ -219,7 +219,7 @@ pub fn source_of_layers(
 /// A CrossEncoder's label scores, from modules.
 fn head_of_modules(
     plan: &Plan,
-    facts: &Facts,
+    facts: &EncoderLimits,
     modules: Modules,
 ) -> Result<(ClassificationSettings, Modules)> {
     let head = Head::unnamed(HeadKind::Text, modules.dimensions()?);
@@ -251,7 +251,7 @@ pub struct LabelParts {
 }
 
 /// Builds an encoder source; its graph is written for the plan's engine.
-pub fn of_parts(plan: &Plan, parts: Parts) -> Result<Source<'static>> {
+pub fn of_parts(plan: &Plan, parts: Parts) -> Result<OpenedModel<'static>> {
     let Parts {
         config,
         weights,
@@ -295,7 +295,7 @@ pub fn of_parts(plan: &Plan, parts: Parts) -> Result<Source<'static>> {
             .with_hint("use `--engine auto`"));
         }
     };
-    Ok(Source {
+    Ok(OpenedModel {
         architecture: facts.architecture.clone(),
         sha256: combined_sha256(&weights.sha256, heads.sources()),
         settings,
@@ -345,7 +345,11 @@ pub fn of_parts(plan: &Plan, parts: Parts) -> Result<Source<'static>> {
 }
 
 /// Settings for a model with a value per text and label in its output [`LOGITS`].
-pub fn text_settings(folder: &Path, head: &Head, facts: &Facts) -> Result<ClassificationSettings> {
+pub fn text_settings(
+    folder: &Path,
+    head: &Head,
+    facts: &EncoderLimits,
+) -> Result<ClassificationSettings> {
     Ok(ClassificationSettings {
         output: LOGITS.to_owned(),
         labels: head.labels.clone(),
@@ -362,7 +366,7 @@ pub fn text_settings(folder: &Path, head: &Head, facts: &Facts) -> Result<Classi
 pub fn token_settings(
     folder: &Path,
     head: &Head,
-    facts: &Facts,
+    facts: &EncoderLimits,
 ) -> Result<TokenClassificationSettings> {
     Ok(TokenClassificationSettings {
         output: LOGITS.to_owned(),

@@ -19,7 +19,7 @@ use crate::{
         pickle,
         weights::{Weight, Weights},
     },
-    plan::{Plan, model_card::has_tag, source::QUERY_WEIGHTS, task::SPARSE},
+    plan::{Plan, model_card::has_tag, opened_model::QUERY_WEIGHTS, task::SPARSE},
     sentence_transformers::{
         Expanding, LateInteraction, Layout, OF_TOKENIZER, RoleFiles, embedding_settings, layout,
         max_tokens, max_tokens_of_roles, modules::Dense, punctuation, text_settings,

@@ -12,10 +12,7 @@ use super::{
 };
 use crate::{
     onnx,
-    plan::{
-        Build,
-        source::{self, WriteGraphs},
-    },
+    plan::{Build, opened_model as source, opened_model::WriteGraphs},
     quantize::layer_forms::LayerForms,
 };
 use kivu::{

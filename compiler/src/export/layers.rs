@@ -14,7 +14,7 @@ use crate::{
     onnx,
     plan::{
         Build,
-        source::{Graphs, MODEL, Source},
+        opened_model::{Graphs, MODEL, OpenedModel},
     },
     quality::{
         Texts,
@@ -51,7 +51,7 @@ pub struct Export<'a> {
 ///
 /// # Errors
 /// The family or its form is not the native engine's, weights are missing or unknown, or the results differ.
-pub fn read(build: Build<'_>, export: Export<'_>) -> Result<Source<'static>> {
+pub fn read(build: Build<'_>, export: Export<'_>) -> Result<OpenedModel<'static>> {
     let plan = build.plan;
     let Export {
         model,
@@ -78,7 +78,7 @@ pub fn read(build: Build<'_>, export: Export<'_>) -> Result<Source<'static>> {
         return Err(Error::model("the native engine does not run the layers"));
     }
     let graphs = source.graphs;
-    let source = Source {
+    let source = OpenedModel {
         graphs: Box::new(move |precision, forms| {
             let mut graphs = graphs(precision, forms)?;
             if let Some(output) = &output {
@@ -180,7 +180,7 @@ fn name_output(graphs: &mut Graphs, name: &str) {
 }
 
 /// Refuses layers with other results than the export's.
-fn compare(build: Build<'_>, source: &Source<'_>, export: &ModelProto) -> Result<()> {
+fn compare(build: Build<'_>, source: &OpenedModel<'_>, export: &ModelProto) -> Result<()> {
     let tokenizer = Arc::new(Tokenizer::from_json(&source.tokenizer)?);
     let parts = EncoderParts {
         runtime: (build.runtime)()?,

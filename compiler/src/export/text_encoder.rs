@@ -5,12 +5,14 @@ use super::{
     quantize::{check_precision, is_quantized, prepare},
 };
 use crate::{
-    encoder::{Facts, Head, HeadKind, LOGITS, text_settings, token_settings, unnamed_label_head},
+    encoder::{
+        EncoderLimits, Head, HeadKind, LOGITS, text_settings, token_settings, unnamed_label_head,
+    },
     files::{config::ConfigFile, module_list::has_pooling},
     onnx,
     plan::{
         Build, Plan,
-        source::{MODEL, Source},
+        opened_model::{MODEL, OpenedModel},
     },
     sentence_transformers::{embedding_settings, makes_vectors},
     tokenizers::{
@@ -42,7 +44,7 @@ pub const GRAPHS: [&str; 4] = [
 const OUTPUTS: [&str; 3] = ["last_hidden_state", "token_embeddings", POOLED];
 
 /// Reads the export in the plan's folder.
-pub fn open(build: Build<'_>) -> Result<Source<'_>> {
+pub fn open(build: Build<'_>) -> Result<OpenedModel<'_>> {
     let plan = build.plan;
     let path = GRAPHS
         .iter()
@@ -55,7 +57,7 @@ pub fn open(build: Build<'_>) -> Result<Source<'_>> {
             plan.folder.display()
         ))
     })?;
-    let facts = Facts::read(&config)?;
+    let facts = EncoderLimits::read(&config)?;
     let model = onnx::read(&path)?;
     check_axes(&model)?;
     check_outputs(&model)?;
@@ -98,7 +100,7 @@ pub fn open(build: Build<'_>) -> Result<Source<'_>> {
         }
     };
     check_precision(plan.precision, [is_quantized, layers.is_some()], &path)?;
-    Ok(Source {
+    Ok(OpenedModel {
         settings,
         generates: &[],
         architecture: facts.architecture,
@@ -203,7 +205,7 @@ fn check_padding(config: &ConfigFile, tokenizer: &[u8]) -> Result<()> {
 }
 
 /// Settings for an export that computes embeddings.
-fn embedding(plan: &Plan, model: &ModelProto, facts: &Facts) -> Result<EmbeddingSettings> {
+fn embedding(plan: &Plan, model: &ModelProto, facts: &EncoderLimits) -> Result<EmbeddingSettings> {
     let output = output(model, has_pooling(&plan.folder))?;
     let (settings, _) = embedding_settings(&plan.folder, output, facts)?;
     if settings.unpooled.is_some() {

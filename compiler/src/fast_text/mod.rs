@@ -38,7 +38,7 @@ use super::{
     onnx::{GraphBuilder, ModelProto, any, fixed, functions},
     plan::{
         Plan,
-        source::{MODEL, Source},
+        opened_model::{MODEL, OpenedModel},
     },
 };
 
@@ -63,7 +63,7 @@ pub fn is_in(folder: &Path) -> bool {
 }
 
 /// Opens the model in the plan's folder.
-pub fn open(plan: &Plan) -> Result<Source<'static>> {
+pub fn open(plan: &Plan) -> Result<OpenedModel<'static>> {
     let path = match (&plan.file, &model_files(&plan.folder)[..]) {
         (Some(file), _) => file.clone(),
         (None, [only]) => only.clone(),
@@ -103,7 +103,7 @@ pub fn open(plan: &Plan) -> Result<Source<'static>> {
         padding: None,
     };
     let FastText { input, output, .. } = model;
-    Ok(Source {
+    Ok(OpenedModel {
         architecture: ARCHITECTURE.to_owned(),
         sha256: sha256_of(&path)?,
         tokenizer,

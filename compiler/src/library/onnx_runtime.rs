@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use tempfile::NamedTempFile;
 
-use super::fetch::{self, Package};
+use super::{pip as fetch, pip::Package};
 use crate::plan::progress::Progress;
 use kivu::{
     config::Config,

@@ -2,12 +2,12 @@
 
 pub mod label_maps;
 pub mod model_card;
+pub mod opened_model;
 pub mod path_id;
 pub mod progress;
 pub mod recipe;
 pub mod recipes;
 pub mod scratch;
-pub mod source;
 pub mod task;
 
 use std::{

@@ -8,7 +8,7 @@ use std::{
 use serde::Deserialize;
 
 use super::progress::Progress;
-use crate::{files::io as files, library::fetch};
+use crate::{files::io as files, library::pip as fetch};
 use kivu::{
     error::{Error, Result},
     pipeline::{Task, embedding::EmbeddingSettings, seq2seq::LanguagePair},

@@ -10,8 +10,8 @@ use super::{
     Plan,
     label_maps::{self, LABEL_IDS, LABELS, is_entailment},
     model_card::pipeline_tag,
+    opened_model::OpenedModel,
     recipe::Strategy,
-    source::Source,
 };
 use crate::files::{config::ConfigFile, module_list::has_pooling};
 use kivu::{
@@ -55,7 +55,7 @@ impl TryFrom<String> for RequestedTask {
 }
 
 /// Refuses a model without sparse vectors if the build is asked for them.
-pub fn require_sparse(plan: &Plan, source: &Source<'_>) -> Result<()> {
+pub fn require_sparse(plan: &Plan, source: &OpenedModel<'_>) -> Result<()> {
     let has_sparse = matches!(
         &source.settings,
         TaskSettings::Embedding(settings) if settings.sparse.is_some()
@@ -170,7 +170,7 @@ const OTHER_HEADS: [&str; 3] = [
 
 /// A note on an embedding model's head that is left out. Refuses a model made for its head, unless the build asks for
 /// embeddings.
-pub fn unused_head(plan: &Plan, source: &Source<'_>) -> Result<Option<String>> {
+pub fn unused_head(plan: &Plan, source: &OpenedModel<'_>) -> Result<Option<String>> {
     let architecture = &source.architecture;
     let TaskSettings::Embedding(settings) = &source.settings else {
         return Ok(None);

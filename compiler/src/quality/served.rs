@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     files::io as files,
-    plan::{progress::Progress, source::MODEL},
+    plan::{opened_model::MODEL, progress::Progress},
 };
 use kivu::{
     backend::{

@@ -19,8 +19,8 @@ use super::{
 use crate::{
     files::io::read,
     plan::{
+        opened_model::{DECODER, ENCODER},
         progress::Progress,
-        source::{DECODER, ENCODER},
     },
     quality::cost::Comparison,
 };

@@ -15,7 +15,7 @@ use serde::Deserialize;
 use serde_json::Map;
 
 use super::{
-    encoder::Facts,
+    encoder::EncoderLimits,
     files::{
         config::{ConfigFile, OneOrMany},
         io::read,
@@ -75,7 +75,7 @@ pub const TRANSFORMER: [&str; 7] = [
 pub fn embedding_settings(
     folder: &Path,
     output: &str,
-    facts: &Facts,
+    facts: &EncoderLimits,
 ) -> Result<(EmbeddingSettings, Option<Modules>)> {
     let list = modules(folder)?;
     let mut modules = match &list[..] {
@@ -527,7 +527,7 @@ fn transformer(folder: &Path) -> Result<ConfigFile> {
 }
 
 /// Maximum number of tokens according to the files, or to the model's positions if that is less.
-pub fn max_tokens(folder: &Path, facts: &Facts) -> Result<usize> {
+pub fn max_tokens(folder: &Path, facts: &EncoderLimits) -> Result<usize> {
     let positions = facts.max_positions;
     let transformer = transformer(folder)?;
     check_case(&transformer)?;
@@ -552,7 +552,7 @@ pub fn max_tokens(folder: &Path, facts: &Facts) -> Result<usize> {
 /// own, with the tokens around them. As in PyLate and sentence-transformers, such a length replaces the model's.
 pub fn max_tokens_of_roles(
     folder: &Path,
-    facts: &Facts,
+    facts: &EncoderLimits,
     roles: [(&'static str, &mut RoleFiles); 2],
 ) -> Result<usize> {
     check_case(&transformer(folder)?)?;
@@ -590,7 +590,7 @@ fn check_case(transformer: &ConfigFile) -> Result<()> {
 /// The length `found` under a name in the files, of at least `least` tokens; or the model's positions if that is less.
 fn within_positions(
     folder: &Path,
-    facts: &Facts,
+    facts: &EncoderLimits,
     (name, found, least): (&str, usize, usize),
 ) -> Result<usize> {
     if found < least {
@@ -620,7 +620,7 @@ mod tests {
     use super::*;
 
     fn max_tokens_of(folder: &Path) -> Result<usize> {
-        let facts = Facts {
+        let facts = EncoderLimits {
             architecture: String::new(),
             hidden: 8,
             max_positions: 64,

@@ -20,7 +20,7 @@ use crate::{
     onnx::{GraphBuilder, ModelProto, any, fixed, functions, layers::Layers},
     plan::{
         Plan,
-        source::{MODEL, Source},
+        opened_model::{MODEL, OpenedModel},
     },
     quantize,
 };
@@ -47,7 +47,7 @@ pub fn is_in(folder: &Path) -> Result<bool> {
 }
 
 /// Opens the table in the plan's folder.
-pub fn open(plan: &Plan) -> Result<Source<'static>> {
+pub fn open(plan: &Plan) -> Result<OpenedModel<'static>> {
     let folder = static_folder(&plan.folder)?.unwrap_or_else(|| plan.folder.clone());
     let (tokenizer, max_tokens) = without_special_tokens(&read_tokenizer(&folder)?)?;
     let weights = Weights::open(&folder)?;
@@ -73,7 +73,7 @@ pub fn open(plan: &Plan) -> Result<Source<'static>> {
         }
     };
     let sha256 = combined_sha256(&weights.sha256, modules.sources());
-    Ok(Source {
+    Ok(OpenedModel {
         architecture: ARCHITECTURE.to_owned(),
         sha256,
         settings: TaskSettings::Embedding(settings),

@@ -2,8 +2,8 @@
 
 use super::{
     model::{Distances, Memory, Positions, Seq2SeqModel, Sinusoids},
-    names::{Half, Names, Part, Projection},
     parts::{Stream, Writer, decoder_block},
+    weight_names::{Half, Names, Part, Projection},
 };
 use crate::{
     files::weights::Weights,

@@ -2,7 +2,7 @@
 
 use super::{
     model::{Memory, Norms, Positions, Seq2SeqModel, Sinusoids, Stack, Tables, Waves},
-    names::{Half, Names},
+    weight_names::{Half, Names},
 };
 use crate::{
     encoder::kind_for_task,

@@ -15,7 +15,7 @@ use crate::{
     files::{config::ConfigFile, module_list::has_pooling, weights::Weights},
     plan::{
         Build, Plan,
-        source::{Source, TARGET_TOKENIZER, unread_decoder},
+        opened_model::{OpenedModel, TARGET_TOKENIZER, unread_decoder},
         task,
     },
     tokenizers::token_rows::{within_vocabulary, within_vocabulary_or_unknown},
@@ -57,7 +57,7 @@ pub fn is_in(plan: &Plan) -> bool {
 }
 
 /// Reads the weights or the export in the plan's folder.
-pub fn open(build: Build<'_>) -> Result<Source<'_>> {
+pub fn open(build: Build<'_>) -> Result<OpenedModel<'_>> {
     let folder = &build.plan.folder;
     let config = ConfigFile::open(folder)?;
     read(build, &config).map_err(|error| {
@@ -65,7 +65,7 @@ pub fn open(build: Build<'_>) -> Result<Source<'_>> {
     })
 }
 
-fn read<'a>(build: Build<'a>, config: &ConfigFile) -> Result<Source<'a>> {
+fn read<'a>(build: Build<'a>, config: &ConfigFile) -> Result<OpenedModel<'a>> {
     let plan = build.plan;
     let (folder, model_type) = (&plan.folder, config.model_type());
     if !MODEL_TYPES.contains(&model_type) {
@@ -177,7 +177,7 @@ fn read<'a>(build: Build<'a>, config: &ConfigFile) -> Result<Source<'a>> {
         languages,
         generation,
     };
-    Ok(Source {
+    Ok(OpenedModel {
         architecture: config.architecture().to_owned(),
         sha256,
         settings: TaskSettings::Seq2Seq(Box::new(settings)),

@@ -6,21 +6,21 @@ pub mod generation;
 mod hugging_face;
 mod instructions;
 mod model;
-mod names;
 mod parts;
 mod source_graph;
 pub mod t5;
 pub mod tokenizer_files;
 mod tokenizer_json;
+pub mod weight_names;
 
 pub use self::{
     hugging_face::{MODEL_TYPES, is_in, open},
     model::{Memory, Norms, Positions, Seq2SeqModel, Sinusoids, Stack, Table, Tables, Waves},
-    names::Names,
+    weight_names::Names,
 };
 use super::{
     files::weights::Weights,
-    plan::source::{DECODER, ENCODER, WriteGraphs},
+    plan::opened_model::{DECODER, ENCODER, WriteGraphs},
 };
 
 /// Writes `model`'s encoder and decoder from weights in memory.

@@ -1,6 +1,6 @@
 //! Sequence-to-sequence model shape, for any family.
 
-use super::names::{MT5, Names, T5};
+use super::weight_names::{MT5, Names, T5};
 use crate::{
     files::{config::ConfigFile, weights::Weights},
     onnx::layers::{Activation, Buckets, NormKind},

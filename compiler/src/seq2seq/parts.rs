@@ -5,7 +5,7 @@
 
 use super::{
     model::{Norms, Positions, Seq2SeqModel, Table},
-    names::{Half, Names, Part, Projection},
+    weight_names::{Half, Names, Part, Projection},
 };
 use crate::{
     files::weights::Weights,

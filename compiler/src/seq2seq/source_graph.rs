@@ -3,8 +3,8 @@
 
 use super::{
     model::{Positions, Seq2SeqModel},
-    names::{Half, Names, Part, Projection},
     parts::Writer,
+    weight_names::{Half, Names, Part, Projection},
 };
 use crate::{
     files::weights::Weights,

@@ -2,7 +2,7 @@
 
 use super::{
     model::{Distances, Memory, Norms, Positions, Seq2SeqModel, Stack, Tables},
-    names::Names,
+    weight_names::Names,
 };
 use crate::{
     files::{config::ConfigFile, weights::Weights},
@@ -10,7 +10,7 @@ use crate::{
 };
 use kivu::error::{Error, Result};
 
-pub use super::names::{MT5, T5};
+pub use super::weight_names::{MT5, T5};
 
 /// Maximum number of source tokens if the files state none: mT5's training length.
 const MAX_TOKENS: usize = 1024;

@@ -12,7 +12,7 @@ use kivu::{
     repository::s3::{MAX_KEY_BYTES, Url, fit_key},
 };
 use kivu_jobs::{
-    events::{distributed_map::MapEvent, event, kpl, row_event::RowEvent},
+    events::{distributed_map::MapEvent, event, kinesis_aggregation as kpl, row_event::RowEvent},
     input::compression::Compression,
     output::{
         answer::{Cell, RowError, RowResult, score_column},

@@ -120,7 +120,7 @@ fn one_of<T, const N: usize>(
 }
 
 /// Refuses a request's token limit below the model's: texts are read up to the model's.
-pub fn at_least(field: &str, found: Option<usize>, limit: usize) -> Result<()> {
+pub fn refuse_lower_token_limit(field: &str, found: Option<usize>, limit: usize) -> Result<()> {
     match found.filter(|tokens| *tokens < limit) {
         None => Ok(()),
         Some(found) => Err(Error::invalid(format!(

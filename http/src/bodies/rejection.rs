@@ -13,7 +13,7 @@ use kivu::error::Error;
 const RETRY_AFTER_S: u64 = 1;
 
 /// Handler result.
-pub type Reply<T = Response> = Result<T, Rejection>;
+pub type ApiResult<T = Response> = Result<T, Rejection>;
 
 /// A status and a message for the client, with the cause for the log.
 ///

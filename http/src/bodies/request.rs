@@ -72,9 +72,9 @@ impl RequestBody for Tree {
 /// - its content type is not JSON (415),
 /// - its body is longer than the limit (413) or ends too early (400),
 /// - the body is not JSON (400), or JSON with another shape (422).
-pub struct Call<T>(pub Context, pub T);
+pub struct JsonRequest<T>(pub Context, pub T);
 
-impl<T: RequestBody> FromRequest<Arc<App>> for Call<T> {
+impl<T: RequestBody> FromRequest<Arc<App>> for JsonRequest<T> {
     type Rejection = Rejection;
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Rejection> {
@@ -84,10 +84,10 @@ impl<T: RequestBody> FromRequest<Arc<App>> for Call<T> {
     }
 }
 
-/// A [`Call`] whose body is used piece by piece while the request runs.
-pub struct PiecewiseCall<T>(pub Context, pub T);
+/// A [`JsonRequest`] whose body is used piece by piece while the request runs.
+pub struct PiecewiseRequest<T>(pub Context, pub T);
 
-impl<T: RequestBody> FromRequest<Arc<App>> for PiecewiseCall<T> {
+impl<T: RequestBody> FromRequest<Arc<App>> for PiecewiseRequest<T> {
     type Rejection = Rejection;
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Rejection> {
@@ -97,11 +97,11 @@ impl<T: RequestBody> FromRequest<Arc<App>> for PiecewiseCall<T> {
     }
 }
 
-/// A [`Call`] whose content type may be missing or `application/octet-stream`, the default of AWS SDKs for bodies that
+/// A [`JsonRequest`] whose content type may be missing or `application/octet-stream`, the default of AWS SDKs for bodies that
 /// the client has written.
-pub struct UntypedCall<T>(pub Context, pub T);
+pub struct UntypedRequest<T>(pub Context, pub T);
 
-impl<T: RequestBody> FromRequest<Arc<App>> for UntypedCall<T> {
+impl<T: RequestBody> FromRequest<Arc<App>> for UntypedRequest<T> {
     type Rejection = Rejection;
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Rejection> {
@@ -111,7 +111,7 @@ impl<T: RequestBody> FromRequest<Arc<App>> for UntypedCall<T> {
     }
 }
 
-/// A [`Call`] for Ollama's routes, whose clients send no content type, text or curl's form type with their JSON.
+/// A [`JsonRequest`] for Ollama's routes, whose clients send no content type, text or curl's form type with their JSON.
 pub struct OllamaCall<T>(pub Context, pub T);
 
 impl<T: RequestBody> FromRequest<Arc<App>> for OllamaCall<T> {
@@ -171,14 +171,14 @@ async fn read_json<T: RequestBody>(
 ///
 /// The body is a value tree, because its type, of the two that `/translate` takes, depends on a field that may be its
 /// last one.
-pub struct Submitted(pub Context, pub Value);
+pub struct FormOrJson(pub Context, pub Value);
 
-impl FromRequest<Arc<App>> for Submitted {
+impl FromRequest<Arc<App>> for FormOrJson {
     type Rejection = Rejection;
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, Rejection> {
         if essence(request.headers()) != "application/x-www-form-urlencoded" {
-            let Call(context, Tree(body)) = Call::from_request(request, app).await?;
+            let JsonRequest(context, Tree(body)) = JsonRequest::from_request(request, app).await?;
             return Ok(Self(context, body));
         }
         let ReadBody { context, bytes, .. } = body::read(app, request).await?;
@@ -305,8 +305,10 @@ mod tests {
                 .header(CONTENT_TYPE, "application/json")
                 .extension(AllowedModels::All)
                 .body(Body::from(body));
-            let Call(_, ParsedBy(thread)) =
-                Call::from_request(request.unwrap(), &app).await.unwrap();
+            let JsonRequest(_, ParsedBy(thread)) =
+                JsonRequest::from_request(request.unwrap(), &app)
+                    .await
+                    .unwrap();
             assert_eq!(thread == thread::current().id(), is_here, "{words} words");
         }
     }

@@ -83,7 +83,7 @@ impl RequestedTruncation {
                     ))
                     .in_field(TOKENS)
                 })?;
-                inputs::at_least(TOKENS, Some(tokens), max_tokens)?;
+                inputs::refuse_lower_token_limit(TOKENS, Some(tokens), max_tokens)?;
                 Some(true)
             }
         };

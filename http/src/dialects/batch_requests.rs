@@ -13,8 +13,8 @@ use futures::FutureExt;
 use super::{Dialect, openai};
 use crate::{
     bodies::{
-        rejection::{Rejection, Reply},
-        request::{Call, Context, parse},
+        rejection::{ApiResult, Rejection},
+        request::{Context, JsonRequest, parse},
     },
     service::{
         app::App,
@@ -47,7 +47,7 @@ pub fn batch_requests(limits: Limits) -> Requests {
 struct Responder(Arc<App>);
 
 impl Responder {
-    async fn reply(&self, body: &str) -> Reply {
+    async fn reply(&self, body: &str) -> ApiResult {
         let limits = &self.0.limits;
         if body.len() > limits.body_bytes {
             return Err(Error::too_large(format!(
@@ -61,12 +61,12 @@ impl Responder {
         let models = CallerModels::new(&self.0, AllowedModels::All);
         let context = Context::in_background(&self.0, models);
         let body = parse(body.as_bytes(), Budget::new(body.len(), limits.texts))?;
-        openai::embeddings(HeaderMap::new(), Call(context, body)).await
+        openai::embeddings(HeaderMap::new(), JsonRequest(context, body)).await
     }
 }
 
 /// The status and the body of a reply, which OpenAI's errors have.
-async fn written(reply: Reply) -> (StatusCode, String) {
+async fn written(reply: ApiResult) -> (StatusCode, String) {
     let response = reply.unwrap_or_else(|rejection| {
         let mut response = StatusCode::OK.into_response();
         Dialect::OpenAi.complete(&rejection, &mut response);

@@ -10,8 +10,8 @@ use super::cohere::{self, CohereEmbedRequest, Embedded, Message};
 use crate::{
     bodies::{
         inputs,
-        rejection::Reply,
-        request::{Context, InPath, UntypedCall, from_value},
+        rejection::ApiResult,
+        request::{Context, InPath, UntypedRequest, from_value},
         response::by_model,
         truncation::Truncate,
         vectors::EncodingFormat,
@@ -162,8 +162,8 @@ pub struct BedrockRanks {
 /// API Gateway decodes the slash in an ARN, so that the id has several segments.
 pub async fn invoke(
     InPath(id): InPath<Vec<(String, String)>>,
-    UntypedCall(context, Tree(body)): UntypedCall<Tree>,
-) -> Reply {
+    UntypedRequest(context, Tree(body)): UntypedRequest<Tree>,
+) -> ApiResult {
     let id = id
         .into_iter()
         .map(|(_, segment)| segment)
@@ -231,7 +231,7 @@ impl Form {
     }
 }
 
-async fn titan(context: &Context, model: &str, body: TitanRequest) -> Reply {
+async fn titan(context: &Context, model: &str, body: TitanRequest) -> ApiResult {
     let (_, pipeline) = context.embedding(Some(model)).await?;
     let types = body
         .embedding_types
@@ -277,7 +277,7 @@ async fn titan(context: &Context, model: &str, body: TitanRequest) -> Reply {
     Ok(respond(context, &answer, &found.usage))
 }
 
-async fn cohere_embed(context: &Context, model: &str, body: BedrockEmbedRequest) -> Reply {
+async fn cohere_embed(context: &Context, model: &str, body: BedrockEmbedRequest) -> ApiResult {
     let is_list = body.embedding_types.is_none();
     let truncate = body.truncate.map(|truncate| match truncate {
         BedrockTruncate::None => Truncate::None,
@@ -298,7 +298,7 @@ async fn cohere_embed(context: &Context, model: &str, body: BedrockEmbedRequest)
     Ok(respond(context, &embedded, &usage))
 }
 
-async fn rank(context: &Context, model: &str, body: BedrockRankRequest) -> Reply {
+async fn rank(context: &Context, model: &str, body: BedrockRankRequest) -> ApiResult {
     if let Some(version) = body
         .api_version
         .filter(|version| !(1..=2).contains(version))

@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 use crate::{
     bodies::{
         inputs,
-        rejection::Reply,
-        request::{Call, Context, RequestBody},
+        rejection::ApiResult,
+        request::{Context, JsonRequest, RequestBody},
         response::with_usage,
     },
     fields,
@@ -181,7 +181,7 @@ struct TextEntity<'a> {
 }
 
 /// Find entities, in the form of chat completions
-pub async fn completions(Call(context, body): Call<ChatRequest>) -> Reply {
+pub async fn completions(JsonRequest(context, body): JsonRequest<ChatRequest>) -> ApiResult {
     body.check_windows()?;
     let takes_labels = |own: &Manifest| matches!(own.settings, TaskSettings::ZeroShotEntities(_));
     let has_labels = |own: &Manifest| matches!(own.settings, TaskSettings::TokenClassification(_));

@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use crate::{
     bodies::{
         inputs::{self, RequestTexts},
-        rejection::Reply,
-        request::{Call, Context, RequestBody},
+        rejection::ApiResult,
+        request::{Context, JsonRequest, RequestBody},
         response::by_model,
         truncation::Truncate,
         vectors::{EncodingFormat, Form, Vector},
@@ -117,16 +117,16 @@ enum Embeddings {
 }
 
 /// Embed texts, as Cohere does
-pub async fn embed(Call(context, body): Call<CohereEmbedRequest>) -> Reply {
+pub async fn embed(JsonRequest(context, body): JsonRequest<CohereEmbedRequest>) -> ApiResult {
     embed_with(&context, body, "2").await
 }
 
 /// Embed texts, as Cohere's first version does: without types the vectors are floats in a list
-pub async fn embed_v1(Call(context, body): Call<CohereEmbedRequest>) -> Reply {
+pub async fn embed_v1(JsonRequest(context, body): JsonRequest<CohereEmbedRequest>) -> ApiResult {
     embed_with(&context, body, "1").await
 }
 
-async fn embed_with(context: &Context, body: CohereEmbedRequest, version: &str) -> Reply {
+async fn embed_with(context: &Context, body: CohereEmbedRequest, version: &str) -> ApiResult {
     let is_list = version == "1" && body.embedding_types.is_none();
     let (embedded, usage) = embedded(context, body, is_list).await?;
     let meta = json!({
@@ -144,7 +144,7 @@ pub async fn embedded(
 ) -> Result<(Embedded, Usage)> {
     let name = body.model.as_deref();
     let (_, pipeline) = context.embedding(name).await?;
-    inputs::at_least(
+    inputs::refuse_lower_token_limit(
         "max_tokens",
         body.max_tokens,
         pipeline.settings().max_tokens,

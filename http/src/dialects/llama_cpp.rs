@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use crate::{
     bodies::{
         inputs,
-        rejection::Reply,
-        request::{Call, RequestBody},
+        rejection::ApiResult,
+        request::{JsonRequest, RequestBody},
         response::by_model,
         vectors::Form,
     },
@@ -51,7 +51,7 @@ pub struct ContentEmbedding {
 }
 
 /// Embed texts, as llama.cpp does
-pub async fn embedding(Call(context, body): Call<ContentRequest>) -> Reply {
+pub async fn embedding(JsonRequest(context, body): JsonRequest<ContentRequest>) -> ApiResult {
     let name = body.model.as_deref();
     let (_, pipeline) = context.embedding(name).await?;
     let (field, content) = match (body.content, body.input) {

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use crate::{
     bodies::{
         inputs,
-        rejection::Reply,
-        request::{Call, InPath, RequestBody},
+        rejection::ApiResult,
+        request::{InPath, JsonRequest, RequestBody},
         response::{TokenUsage, by_model},
         truncation::{BooleanOrTruncate, RequestedTruncation},
         vectors::{EncodingFormat, Form, Vector},
@@ -248,7 +248,10 @@ pub struct EmbeddingsResponse<'a> {
 }
 
 /// Embed texts
-pub async fn embeddings(headers: HeaderMap, Call(context, body): Call<EmbeddingsRequest>) -> Reply {
+pub async fn embeddings(
+    headers: HeaderMap,
+    JsonRequest(context, body): JsonRequest<EmbeddingsRequest>,
+) -> ApiResult {
     let format = VectorFormat::of(&body, &headers)?;
     let name = body.model.as_deref();
     let (model, pipeline) = context.embedding(name).await?;
@@ -416,7 +419,7 @@ pub async fn model(
     State(app): State<Arc<App>>,
     models: CallerModels,
     InPath(name): InPath<String>,
-) -> Reply<Json<ModelEntry>> {
+) -> ApiResult<Json<ModelEntry>> {
     models
         .find_new(Some(&name), Deadline::within(app.limits.timeout()))
         .await?;

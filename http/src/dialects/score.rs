@@ -10,8 +10,8 @@ use super::chat::created_now;
 use crate::{
     bodies::{
         inputs,
-        rejection::Reply,
-        request::{Call, Context, RequestBody},
+        rejection::ApiResult,
+        request::{Context, JsonRequest, RequestBody},
         response::{TokenUsage, with_usage},
         truncation::RequestedTruncation,
     },
@@ -101,9 +101,9 @@ struct TextScore {
 const CONCURRENT_QUERIES: usize = 16;
 
 /// Score texts by a query, as vLLM does
-pub async fn score(Call(context, body): Call<ScoreRequest>) -> Reply {
+pub async fn score(JsonRequest(context, body): JsonRequest<ScoreRequest>) -> ApiResult {
     let (model, pipeline) = context.ranking(body.model.as_deref()).await?;
-    inputs::at_least(
+    inputs::refuse_lower_token_limit(
         "max_tokens_per_doc",
         body.max_tokens_per_doc.filter(|tokens| *tokens > 0),
         pipeline.max_tokens(),

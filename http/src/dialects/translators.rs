@@ -17,8 +17,8 @@ use crate::{
     bodies::{
         body::{self, ReadBody},
         inputs,
-        rejection::Reply,
-        request::{Context, Submitted, from_known},
+        rejection::ApiResult,
+        request::{Context, FormOrJson, from_known},
         response::{OneOrMany, by_model, with_usage},
     },
     fields,
@@ -205,7 +205,7 @@ impl LanguageRequest {
 }
 
 /// Translate texts: Kivu's own request, or LibreTranslate's with `q`
-pub async fn translate(Submitted(context, body): Submitted) -> Reply {
+pub async fn translate(FormOrJson(context, body): FormOrJson) -> ApiResult {
     let (form, others) = match body.get("q") {
         Some(_) => ("q", ["inputs", "src_lang", "tgt_lang"]),
         None => ("inputs", ["source", "target", "alternatives"]),
@@ -235,7 +235,7 @@ pub async fn translate(Submitted(context, body): Submitted) -> Reply {
     }
 }
 
-async fn libre_translate(context: &Context, body: LibreTranslateRequest) -> Reply {
+async fn libre_translate(context: &Context, body: LibreTranslateRequest) -> ApiResult {
     const MAX_ALTERNATIVES: u64 = 9;
     let is_single = body.q.is_text();
     let texts = inputs::texts("q", body.q, &context.texts)?;
@@ -303,7 +303,7 @@ async fn libre_translate(context: &Context, body: LibreTranslateRequest) -> Repl
 }
 
 /// Translate texts, as DeepL does
-pub async fn deepl(Submitted(context, body): Submitted) -> Reply {
+pub async fn deepl(FormOrJson(context, body): FormOrJson) -> ApiResult {
     let body: DeepLRequest = from_known(body, fields::translation::DEEPL)?;
     let texts = inputs::texts("text", body.text, &context.texts)?;
     let split = match body.split_sentences.as_deref() {
@@ -386,7 +386,7 @@ pub async fn languages(models: CallerModels) -> Json<Vec<SourceLanguage>> {
 pub async fn deepl_languages(
     State(app): State<Arc<App>>,
     request: Request,
-) -> Reply<Json<Vec<DeepLLanguage>>> {
+) -> ApiResult<Json<Vec<DeepLLanguage>>> {
     let query = request.uri().query().unwrap_or_default().to_owned();
     // The client for Python sends a form with its GET request.
     let ReadBody {

@@ -8,8 +8,8 @@ use super::chat::created_now;
 use crate::{
     bodies::{
         inputs,
-        rejection::Reply,
-        request::{Call, RequestBody},
+        rejection::ApiResult,
+        request::{JsonRequest, RequestBody},
         response::{TokenUsage, with_usage},
         truncation::RequestedTruncation,
     },
@@ -85,7 +85,7 @@ struct TextLabel<'a> {
 }
 
 /// Classify texts, in vLLM's form
-pub async fn classify(Call(context, body): Call<LabelsRequest>) -> Reply {
+pub async fn classify(JsonRequest(context, body): JsonRequest<LabelsRequest>) -> ApiResult {
     let (model, pipeline) = context.classification(body.model.as_deref()).await?;
     if body.candidate_labels.is_some() {
         return Err(labels::unused(model, "candidate_labels").into());

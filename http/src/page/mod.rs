@@ -18,7 +18,7 @@ use axum::{
 use base64::{Engine, prelude::BASE64_STANDARD};
 use sha2::{Digest, Sha256};
 
-use super::{bodies::rejection::Reply, service::app::App};
+use super::{bodies::rejection::ApiResult, service::app::App};
 
 const STYLE: &str = include_str!("style.css");
 
@@ -77,7 +77,7 @@ pub async fn page_or_health(State(app): State<Arc<App>>, headers: HeaderMap) -> 
     }
 }
 
-pub async fn docs(State(app): State<Arc<App>>) -> Reply {
+pub async fn docs(State(app): State<Arc<App>>) -> ApiResult {
     app.require_page("/docs")?;
     Ok(DOCS.respond())
 }

@@ -6,8 +6,8 @@ use crate::{
         kserve::{self, InferRequest, InferResponse},
     },
     service::{
+        info as server,
         route::{Api, Route, RouteMethod, Runs, get, post},
-        server,
     },
 };
 

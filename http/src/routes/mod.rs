@@ -15,14 +15,13 @@ use std::sync::Arc;
 use axum::{Router, extract::State, http::Method};
 
 use super::{
-    bodies::rejection::Reply,
+    bodies::rejection::ApiResult,
     dialects::Dialect,
     page,
     service::{
         app::App,
-        openapi,
+        info as server, openapi,
         route::{Api, Route, RouteMethod, get},
-        server,
     },
 };
 use kivu::json_schemas::Object;
@@ -120,6 +119,6 @@ pub fn dialect(path: &str) -> Dialect {
         .map_or(Dialect::Tei, |api| api.dialect)
 }
 
-async fn document(State(app): State<Arc<App>>) -> Reply {
+async fn document(State(app): State<Arc<App>>) -> ApiResult {
     openapi::respond(&app, &APIS)
 }

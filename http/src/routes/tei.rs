@@ -9,8 +9,8 @@ use crate::{
     },
     dialects::Dialect,
     service::{
+        info as server,
         route::{Api, Route, RouteMethod, Runs, get, post},
-        server,
     },
     tasks::{
         self, VertexRequest,

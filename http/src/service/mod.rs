@@ -3,13 +3,13 @@
 pub mod app;
 pub mod caller_models;
 pub mod cors;
-pub mod fetch;
+pub mod info;
 pub mod lookup;
 pub mod observe;
 pub mod openapi;
+pub mod pull;
 pub mod response_limit;
 #[doc(hidden)]
 pub mod route;
-pub mod server;
 pub mod startup;
 pub mod used_models;

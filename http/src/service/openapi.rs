@@ -25,7 +25,7 @@ use crate::{
     auth::{Access, NO_KEY, NOT_PROXIED},
     bodies::{
         content_encoding::unsupported,
-        rejection::{Rejection, Reply},
+        rejection::{ApiResult, Rejection},
     },
     dialects::Dialect,
 };
@@ -105,7 +105,7 @@ enum Sent {
 }
 
 /// Responds with the document, which is made for the first request.
-pub fn respond(app: &App, apis: &[Api]) -> Reply {
+pub fn respond(app: &App, apis: &[Api]) -> ApiResult {
     app.require_page("/openapi.json")?;
     let json: &Bytes = match app.document.get() {
         Some(json) => json,

@@ -6,8 +6,8 @@ use serde::Deserialize;
 use crate::{
     bodies::{
         inputs::{self, RequestTexts},
-        rejection::Reply,
-        request::{Call, Context, RequestBody},
+        rejection::ApiResult,
+        request::{Context, JsonRequest, RequestBody},
         response::{OneOrMany, check_predictions, predictions, with_usage},
     },
     fields,
@@ -38,7 +38,7 @@ async fn classify(
     classifier: &Classifier,
     inputs: Vec<Input>,
     is_single: bool,
-) -> Reply {
+) -> ApiResult {
     check_predictions(context, inputs.len(), classifier.labels(), classifier.top)?;
     let scores = classifier.run(inputs, context.deadline).await?;
     let rows = scores
@@ -76,7 +76,7 @@ impl RequestBody for PredictRequest {
 }
 
 /// Classify texts
-pub async fn predict(Call(context, body): Call<PredictRequest>) -> Reply {
+pub async fn predict(JsonRequest(context, body): JsonRequest<PredictRequest>) -> ApiResult {
     let (model, pipeline) = context.classification(body.model.as_deref()).await?;
     if body.candidate_labels.is_some() {
         return Err(labels::unused(model, "candidate_labels").into());
@@ -93,7 +93,7 @@ pub async fn predict_with(
     context: &Context,
     (pipeline, function): (&ClassificationPipeline, Option<ScoreFunction>),
     body: PredictRequest,
-) -> Reply {
+) -> ApiResult {
     let (inputs, is_single) = predict_inputs(body.inputs, &context.texts)?;
     let parameters = ClassificationParameters {
         function_to_apply: match body.raw_scores {
@@ -140,7 +140,7 @@ pub async fn classify_with(
     context: &Context,
     pipeline: &ClassificationPipeline,
     body: ClassifyRequest,
-) -> Reply {
+) -> ApiResult {
     let inputs = inputs::one_or_list(
         "inputs",
         body.inputs,
@@ -172,7 +172,7 @@ pub async fn zero_shot_with(
     context: &Context,
     pipeline: &ZeroShotPipeline,
     body: ZeroShotRequest,
-) -> Reply {
+) -> ApiResult {
     let is_single = body.inputs.is_text();
     let texts = inputs::texts("inputs", body.inputs, &context.texts)?;
     let classifier = prepare_zero_shot(context, pipeline, texts.len(), &body.parameters)?;

@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use crate::{
     bodies::{
         inputs,
-        rejection::Reply,
-        request::{Context, Submitted, from_known},
+        rejection::ApiResult,
+        request::{Context, FormOrJson, from_known},
         response::with_usage,
     },
     fields,
@@ -127,7 +127,7 @@ fn candidates(codes: &[String], scores: &[f32]) -> Vec<DetectedLanguage> {
 }
 
 /// Identify a text's language
-pub async fn detect(Submitted(context, body): Submitted) -> Reply {
+pub async fn detect(FormOrJson(context, body): FormOrJson) -> ApiResult {
     let body: DetectRequest = from_known(body, fields::translation::DETECT)?;
     if !body.q.is_text() {
         return Err(Error::invalid("expected `q` to be a string")

@@ -13,8 +13,8 @@ use super::hub_body::HubBody;
 use crate::{
     bodies::{
         inputs,
-        rejection::Reply,
-        request::{self, Call, Context, RequestBody},
+        rejection::ApiResult,
+        request::{self, Context, JsonRequest, RequestBody},
         response::with_usage,
         vectors::{EncodingFormat, Form, Vector},
     },
@@ -213,13 +213,13 @@ struct SimilarityInputs {
 }
 
 /// Embed texts
-pub async fn embed(Call(context, body): Call<EmbedRequest>) -> Reply {
+pub async fn embed(JsonRequest(context, body): JsonRequest<EmbedRequest>) -> ApiResult {
     let (_, pipeline) = context.embedding(body.name.as_deref()).await?;
     embed_as(&context, pipeline, body, VectorKind::Dense).await
 }
 
 /// Embed texts as token weights
-pub async fn embed_sparse(Call(context, body): Call<EmbedRequest>) -> Reply {
+pub async fn embed_sparse(JsonRequest(context, body): JsonRequest<EmbedRequest>) -> ApiResult {
     let (_, pipeline) = context
         .embedding_with(body.name.as_deref(), VectorKind::Sparse)
         .await?;
@@ -229,7 +229,7 @@ pub async fn embed_sparse(Call(context, body): Call<EmbedRequest>) -> Reply {
 /// Embed each token
 ///
 /// A late-interaction model returns a document's projected vectors, or a query's if `prompt_name` is `query`.
-pub async fn embed_all(Call(context, body): Call<EmbedRequest>) -> Reply {
+pub async fn embed_all(JsonRequest(context, body): JsonRequest<EmbedRequest>) -> ApiResult {
     let (_, pipeline) = match context.embedding(body.name.as_deref()).await? {
         // The first model that has token vectors; before there were others, the first with dense vectors.
         (_, pipeline) if body.name.is_none() && !pipeline.settings().has(VectorKind::Dense) => {
@@ -247,7 +247,7 @@ pub async fn embed_by_default(
     context: &Context,
     pipeline: &EmbeddingPipeline,
     body: EmbedRequest,
-) -> Reply {
+) -> ApiResult {
     let has_outputs = body
         .options
         .get("outputs")
@@ -263,7 +263,7 @@ async fn embed_as(
     pipeline: &EmbeddingPipeline,
     mut body: EmbedRequest,
     kind: VectorKind,
-) -> Reply {
+) -> ApiResult {
     let name = body.name.take();
     let (inputs, options) = body.read(context)?;
     if kind != VectorKind::Dense {
@@ -314,7 +314,7 @@ async fn embed_as(
 }
 
 /// Compare sentences with a source sentence
-pub async fn similarity(Call(context, Tree(body)): Call<Tree>) -> Reply {
+pub async fn similarity(JsonRequest(context, Tree(body)): JsonRequest<Tree>) -> ApiResult {
     let body = similarity_request(body)?;
     let (_, pipeline) = context.embedding(body.model()).await?;
     let name = body.model().map(str::to_owned);
@@ -335,7 +335,7 @@ pub async fn similarity_with(
     pipeline: &EmbeddingPipeline,
     name: Option<&str>,
     body: SimilarityRequest,
-) -> Reply {
+) -> ApiResult {
     // The source sentence counts as one of the request's texts.
     let [one, others] =
         [1, context.texts.max().saturating_sub(1).max(1)].map(|max| context.texts.at_most(max));

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use crate::{
     bodies::{
         inputs,
-        rejection::Reply,
-        request::{Call, RequestBody},
+        rejection::ApiResult,
+        request::{JsonRequest, RequestBody},
         response::{OneOrMany, with_usage},
     },
     fields,
@@ -45,7 +45,7 @@ pub struct ExtractionResponse {
 }
 
 /// Extract structures, relations, entities and labels
-pub async fn extract(Call(context, body): Call<ExtractionRequest>) -> Reply {
+pub async fn extract(JsonRequest(context, body): JsonRequest<ExtractionRequest>) -> ApiResult {
     let reads_schemas = |own: &Manifest| matches!(&own.settings, TaskSettings::ZeroShotEntities(settings) if settings.schema_token.is_some());
     let any = |own: &Manifest| matches!(own.settings, TaskSettings::ZeroShotEntities(_));
     let name = body.model.as_deref();

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use crate::bodies::{
     inputs,
-    rejection::Reply,
+    rejection::ApiResult,
     request::{self, Context},
     response::{OneOrMany, with_usage},
 };
@@ -119,7 +119,7 @@ pub async fn generate_with(
     pipeline: &Seq2SeqPipeline,
     task: Task,
     mut body: Value,
-) -> Reply {
+) -> ApiResult {
     gather(&mut body);
     let body: HubGenerationRequest = request::from_value(body)?;
     let is_single = body.inputs.is_text();

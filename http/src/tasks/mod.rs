@@ -32,8 +32,10 @@ use self::{
 use super::{
     bodies::{
         inputs,
-        rejection::{Rejection, Reply},
-        request::{Call, Context, InPath, PiecewiseCall, RequestBody, from_value, model_name},
+        rejection::{ApiResult, Rejection},
+        request::{
+            Context, InPath, JsonRequest, PiecewiseRequest, RequestBody, from_value, model_name,
+        },
         response::{BACKEND, TRUNCATED, truncated_header},
     },
     fields,
@@ -53,11 +55,11 @@ use kivu::{
 /// Accepts the body for `/embed`, `/predict`, `/rerank`, zero-shot or token classification, or texts to generate
 /// from, depending on the first model's task, or the `/similarity` body if `inputs` has a `source_sentence`. Returns
 /// that route's response.
-pub async fn default_task(Call(context, Tree(body)): Call<Tree>) -> Reply {
+pub async fn default_task(JsonRequest(context, Tree(body)): JsonRequest<Tree>) -> ApiResult {
     run_default(&context, body).await
 }
 
-async fn run_default(context: &Context, body: Value) -> Reply {
+async fn run_default(context: &Context, body: Value) -> ApiResult {
     if is_similarity(&body) {
         let request = similarity_request(body)?;
         let name = request.model().map(str::to_owned);
@@ -102,7 +104,7 @@ async fn run_task(
     Selected { model, name }: Selected<'_>,
     body: Value,
     form: Form,
-) -> Reply {
+) -> ApiResult {
     let scope = context.scope();
     check_parameters(model, &body)?;
     check(&body, known_fields(&model.pipeline))?;
@@ -230,12 +232,12 @@ impl RequestBody for VertexRequest {
 /// Run the first model for several requests, as Vertex AI does
 ///
 /// The instances share the request's limits and turns.
-pub async fn vertex(PiecewiseCall(context, body): PiecewiseCall<VertexRequest>) -> Reply {
+pub async fn vertex(PiecewiseRequest(context, body): PiecewiseRequest<VertexRequest>) -> ApiResult {
     inputs::count("instances", body.instances.len(), context.app.limits.texts)?;
     sharing_turns(run_instances(&context, body.instances)).await
 }
 
-async fn run_instances(context: &Context, instances: Vec<Tree>) -> Reply {
+async fn run_instances(context: &Context, instances: Vec<Tree>) -> ApiResult {
     let (limits, count) = (&context.app.limits, instances.len());
     let (mut predictions, mut size) = (vec![Bytes::new(); count], 0);
     let (mut backend, mut truncated) = (None, Vec::new());
@@ -283,7 +285,10 @@ async fn run_instances(context: &Context, instances: Vec<Tree>) -> Reply {
 }
 
 /// Run a model
-pub async fn infer(InPath(name): InPath<String>, Call(context, Tree(body)): Call<Tree>) -> Reply {
+pub async fn infer(
+    InPath(name): InPath<String>,
+    JsonRequest(context, Tree(body)): JsonRequest<Tree>,
+) -> ApiResult {
     if !body.is_object() {
         return Err(Error::invalid("expected an object with `inputs`, but found none").into());
     }

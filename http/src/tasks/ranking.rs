@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use crate::{
     bodies::{
         inputs::{self, RequestTexts},
-        rejection::Reply,
-        request::{Call, Context, RequestBody, from_known},
+        rejection::ApiResult,
+        request::{Context, JsonRequest, RequestBody, from_known},
         response::{Rank, TokenUsage, by_model, with_usage},
         truncation::{BooleanOrTruncate, RequestedTruncation},
     },
@@ -97,7 +97,7 @@ pub enum TextsOrDocuments {
 /// Rank texts by a query
 ///
 /// The body is a value tree, because its type depends on a field that may be its last one.
-pub async fn rerank(Call(context, Tree(body)): Call<Tree>) -> Reply {
+pub async fn rerank(JsonRequest(context, Tree(body)): JsonRequest<Tree>) -> ApiResult {
     let has = |name: &str| body.get(name).is_some_and(|value| !value.is_null());
     match (has("texts"), has("documents")) {
         (true, true) => Err(Error::invalid(
@@ -115,7 +115,7 @@ pub async fn rerank(Call(context, Tree(body)): Call<Tree>) -> Reply {
 }
 
 /// Ranks documents as [`jina`] does, with the headers of TEI's routes.
-async fn documents_with(context: &Context, body: DocumentsRequest) -> Reply {
+async fn documents_with(context: &Context, body: DocumentsRequest) -> ApiResult {
     let (answer, usage) = jina_response(context, body).await?;
     Ok(with_usage(context, &answer, &usage))
 }
@@ -124,7 +124,7 @@ pub async fn rerank_with(
     context: &Context,
     pipeline: &RankingPipeline,
     body: RerankRequest,
-) -> Reply {
+) -> ApiResult {
     let query = inputs::text(&"query", body.query, &context.texts)?;
     let texts = inputs::texts("texts", body.texts, &context.texts)?;
     let candidates = Candidates {
@@ -237,7 +237,7 @@ pub async fn rank_documents(context: &Context, body: DocumentsRequest) -> Result
     inputs::above_zero("top_n", body.top_n)?;
     inputs::above_zero("top_k", body.top_k)?;
     let top = inputs::one_value([("top_n", body.top_n), ("top_k", body.top_k)])?;
-    inputs::at_least(
+    inputs::refuse_lower_token_limit(
         "max_tokens_per_doc",
         body.max_tokens_per_doc,
         pipeline.max_tokens(),
@@ -324,7 +324,7 @@ enum JinaRanks {
 }
 
 /// Rank documents by a query, as Cohere does
-pub async fn cohere(Call(context, mut body): Call<DocumentsRequest>) -> Reply {
+pub async fn cohere(JsonRequest(context, mut body): JsonRequest<DocumentsRequest>) -> ApiResult {
     body.return_documents = Some(false);
     let (_, mut ranked) = rank_documents(&context, body).await?;
     let meta = json!({
@@ -342,7 +342,7 @@ pub async fn cohere(Call(context, mut body): Call<DocumentsRequest>) -> Reply {
 }
 
 /// Rank documents by a query, as Jina and Voyage do
-pub async fn jina(Call(context, body): Call<DocumentsRequest>) -> Reply {
+pub async fn jina(JsonRequest(context, body): JsonRequest<DocumentsRequest>) -> ApiResult {
     let (answer, usage) = jina_response(&context, body).await?;
     Ok(by_model(&answer, &usage))
 }

@@ -5,7 +5,7 @@ use serde::Deserialize;
 
 use crate::bodies::{
     inputs,
-    rejection::Reply,
+    rejection::ApiResult,
     request::Context,
     response::{OneOrMany, with_usage},
 };
@@ -44,7 +44,7 @@ pub async fn find_entities(
     context: &Context,
     inputs: Content,
     prepare: impl FnOnce() -> Result<EntityFinder>,
-) -> Reply {
+) -> ApiResult {
     let is_single = inputs.is_text();
     let texts = inputs::texts("inputs", inputs, &context.texts)?;
     let found = prepare()?.run(texts, context.deadline).await?;

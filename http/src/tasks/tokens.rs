@@ -9,8 +9,8 @@ use serde::Deserialize;
 use crate::{
     bodies::{
         inputs,
-        rejection::Reply,
-        request::{Call, RequestBody},
+        rejection::ApiResult,
+        request::{JsonRequest, RequestBody},
     },
     fields,
 };
@@ -55,8 +55,8 @@ fn yes() -> bool {
 }
 
 pub async fn tokenize(
-    Call(context, body): Call<TokenizeRequest>,
-) -> Reply<Json<Vec<Vec<TextToken>>>> {
+    JsonRequest(context, body): JsonRequest<TokenizeRequest>,
+) -> ApiResult<Json<Vec<Vec<TextToken>>>> {
     /// Response numbers that take as much memory as a token.
     const VALUES_PER_TOKEN: usize = 8;
     let max_tokens = context.app.limits.values / VALUES_PER_TOKEN;
@@ -94,7 +94,9 @@ impl RequestBody for DecodeRequest {
     const KNOWN: Known = fields::tei::DECODE;
 }
 
-pub async fn decode(Call(context, body): Call<DecodeRequest>) -> Reply<Json<Vec<String>>> {
+pub async fn decode(
+    JsonRequest(context, body): JsonRequest<DecodeRequest>,
+) -> ApiResult<Json<Vec<String>>> {
     let lists = inputs::id_lists("ids", body.ids, &context.texts)?;
     let tokenizer = Arc::clone(
         context

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::detection::{self, DetectedLanguage, identify};
-use crate::bodies::{inputs, rejection::Reply, request::Context, response::with_usage};
+use crate::bodies::{inputs, rejection::ApiResult, request::Context, response::with_usage};
 use kivu::{
     error::{Error, Result, at_text, quoted},
     json::{Content, flattened},
@@ -83,7 +83,7 @@ struct Alternative<'a> {
 }
 
 /// Translates texts for a request in Kivu's own format.
-pub async fn translate_own(context: &Context, body: TranslateRequest) -> Reply {
+pub async fn translate_own(context: &Context, body: TranslateRequest) -> ApiResult {
     let texts = inputs::texts("inputs", body.inputs, &context.texts)?;
     let mut parameters = body.parameters;
     parameters.split = parameters.split.or(Some(Split::Sentences));

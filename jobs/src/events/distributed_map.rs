@@ -20,7 +20,7 @@ use crate::{
         compression::Compression,
         format::Format,
         location::{JobInput, JobOutput},
-        opened::{Gauge, OpenInput},
+        opened::{BytesRead, OpenInput},
     },
     job::{
         Ended, Job, is_permanent,
@@ -210,7 +210,7 @@ struct RangedFile<'a> {
 
 impl<'a> RangedFile<'a> {
     fn new(opened: &'a OpenInput, format: Format, layout: &Layout) -> Result<Self> {
-        let gauge = Gauge::default();
+        let gauge = BytesRead::default();
         let mut reader =
             catch_panic(|| open_rows(opened, (format, Compression::None), layout, &gauge))?;
         let layout = reader.layout();
@@ -537,7 +537,7 @@ pub mod tests {
         let path = folder.path().join("a");
         fs::write(&path, file).unwrap();
         let opened = OpenInput::file(&path).unwrap();
-        let gauge = Gauge::default();
+        let gauge = BytesRead::default();
         let whole = open_rows(&opened, (format, Compression::None), layout, &gauge).unwrap();
         let expected = texts(whole);
         let file = RangedFile::new(&opened, format, layout).unwrap();

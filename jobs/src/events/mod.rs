@@ -6,7 +6,7 @@ pub mod distributed_map;
 pub mod event;
 pub mod handler;
 #[doc(hidden)]
-pub mod kpl;
+pub mod kinesis_aggregation;
 pub mod parts;
 #[doc(hidden)]
 pub mod row_event;

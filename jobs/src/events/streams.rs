@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::{Map, Number, Value, json};
 
 use super::{
-    kpl,
+    kinesis_aggregation as kpl,
     row_function::{MAX_RESPONSE_BYTES, RowFunction, deadline},
     rules::Rules,
 };

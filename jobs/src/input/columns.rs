@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::{
     compression::Compression,
     format::Format,
-    opened::{Gauge, OpenInput},
+    opened::{BytesRead, OpenInput},
 };
 use crate::{
     output::answer::{ErrorKind, RowError},
@@ -37,7 +37,7 @@ impl ColumnFile {
                     .with_hint("save it first"),
             ));
         }
-        let contents = || input.unpacked(compression, &Gauge::default());
+        let contents = || input.unpacked(compression, &BytesRead::default());
         let names = match format {
             Format::Parquet => ParquetReader::names(input.clone()),
             Format::Csv => contents().and_then(CsvReader::names),
@@ -98,7 +98,7 @@ impl ColumnFile {
     }
 
     fn reader(&self, names: &[&str]) -> Result<Box<dyn RowReader>> {
-        let contents = || self.input.unpacked(self.compression, &Gauge::default());
+        let contents = || self.input.unpacked(self.compression, &BytesRead::default());
         let column = names.first().copied();
         Ok(match self.format {
             Format::Parquet => Box::new(ParquetReader::of_columns(self.input.clone())?),

@@ -5,7 +5,7 @@ use std::{env, fmt, fs, io::Write, path::Path};
 
 use super::{
     compression::Compression,
-    opened::{Gauge, OpenInput},
+    opened::{BytesRead, OpenInput},
 };
 use crate::{
     job::{
@@ -53,7 +53,7 @@ fn texts(path: &Path) -> Result<Texts> {
     catch_panic(|| {
         let input = OpenInput::file(path)?;
         let format = input.format(None)?;
-        let mut reader = open_rows(&input, format, &Layout::default(), &Gauge::default())?;
+        let mut reader = open_rows(&input, format, &Layout::default(), &BytesRead::default())?;
         let mut texts = Vec::new();
         while let Some(chunk) = reader.next()? {
             texts.extend(chunk.texts);

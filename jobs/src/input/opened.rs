@@ -185,7 +185,7 @@ impl OpenInput {
     pub fn unpacked(
         &self,
         compression: Compression,
-        gauge: &Gauge,
+        gauge: &BytesRead,
     ) -> Result<Box<dyn Read + Send>> {
         let contents = compression.unpack(self.read_from(0)?, &gauge.packed);
         let file = contents.map_err(crate::rows::reading)?;
@@ -252,12 +252,12 @@ impl OpenInput {
 
 /// Counts the input bytes read so far, for the share that is done.
 #[derive(Clone, Debug, Default)]
-pub struct Gauge {
+pub struct BytesRead {
     packed: Arc<AtomicU64>,
     unpacked: Arc<AtomicU64>,
 }
 
-impl Gauge {
+impl BytesRead {
     /// Share of an input with `size` bytes that is before `position`, in unpacked bytes.
     ///
     /// Bytes that are read ahead do not count, since a small file is read at once.

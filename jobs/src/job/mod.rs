@@ -25,7 +25,7 @@ use super::{
         compression::Compression,
         format::Format,
         location::{Existing, JobInput, JobOutput, OutputStream},
-        opened::{Gauge, OpenInput},
+        opened::{BytesRead, OpenInput},
     },
     job::{
         identity::Identity,
@@ -424,7 +424,7 @@ impl Job {
         layout: &Layout,
         columns: Columns,
     ) -> Result<Table> {
-        let gauge = Gauge::default();
+        let gauge = BytesRead::default();
         let (form, note) =
             OutputForm::of(&self.output.to_string(), &self.input.to_string(), format)?;
         let reader = open_rows(input, format, layout, &gauge)?;

@@ -20,7 +20,7 @@ use crate::{
     input::{
         compression::Compression,
         format::Format,
-        opened::{Gauge, OpenInput},
+        opened::{BytesRead, OpenInput},
     },
     output::{
         answer::{Answers, RowError},
@@ -37,7 +37,7 @@ pub const CHUNKS_AT_ONCE: usize = 3;
 
 pub struct RowInput {
     pub reader: Box<dyn RowReader>,
-    pub gauge: Gauge,
+    pub gauge: BytesRead,
     /// Input size in bytes, if known.
     pub size: Option<u64>,
 }
@@ -56,7 +56,7 @@ pub fn open_rows(
     input: &OpenInput,
     (format, compression): (Format, Compression),
     layout: &Layout,
-    gauge: &Gauge,
+    gauge: &BytesRead,
 ) -> Result<Box<dyn RowReader>> {
     match format {
         Format::Parquet => Ok(Box::new(ParquetReader::new(input.clone(), layout)?)),
@@ -279,7 +279,7 @@ mod tests {
             Box::new(JsonLinesReader::new(Cursor::new(lines).chain(Panics), None).unwrap());
         let input = RowInput {
             reader,
-            gauge: Gauge::default(),
+            gauge: BytesRead::default(),
             size: None,
         };
         let chunks: Vec<_> = read(input, None, Arc::default()).into_iter().collect();

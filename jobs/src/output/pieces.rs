@@ -226,7 +226,7 @@ mod tests {
     use crate::{
         input::{
             location::{Existing, JobInput},
-            opened::{Gauge, OpenInput},
+            opened::{BytesRead, OpenInput},
         },
         job::process::open_rows,
         output::{
@@ -272,7 +272,7 @@ mod tests {
             let mut checkpoint = claimed(&file);
             let mut progress = checkpoint.state.progress.clone();
             let layout = checkpoint.state.layout.clone().unwrap_or_default();
-            let mut reader = open_rows(&input, format, &layout, &Gauge::default()).unwrap();
+            let mut reader = open_rows(&input, format, &layout, &BytesRead::default()).unwrap();
             checkpoint.state.layout = Some(reader.layout());
             let form = OutputForm {
                 compression: format.1,
@@ -393,7 +393,7 @@ mod tests {
             };
             let progress = state.progress.clone();
             let layout = state.layout.clone().unwrap_or_default();
-            let mut reader = open_rows(&input, format, &layout, &Gauge::default()).unwrap();
+            let mut reader = open_rows(&input, format, &layout, &BytesRead::default()).unwrap();
             state.layout = Some(reader.layout());
             reader.skip(progress.rows).unwrap();
             let form = OutputForm {

@@ -16,7 +16,7 @@ use kivu::{
     },
     repository::{
         Manifest, TaskSettings,
-        manifest::{Precision, Source, TensorNames, Weights},
+        manifest::{Origin, Precision, TensorNames, Weights},
     },
     tensor::{ElementType, Elements, Tensor},
     tokenizer::Tokenizer,
@@ -101,7 +101,7 @@ pub(crate) fn model_with(task: Task, default_prompt: Option<String>) -> Model {
             task,
             graph: "model.onnx".into(),
             engine: Engine::default(),
-            source: Source {
+            source: Origin {
                 architecture: "BertModel".into(),
                 from: "tiny".into(),
                 sha256: String::new(),

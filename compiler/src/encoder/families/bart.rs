@@ -4,8 +4,8 @@ use super::fields::{activation, expect};
 pub use crate::seq2seq::fairseq::BART;
 use crate::{
     encoder::config::{
-        Bias, Biases, Decoder, Details, EncoderConfig, Facts, FeedForward, Gate, Head, HeadInput,
-        HeadKind, HeadRead, Heads, Names, Norms, PositionTable, Positions, Span,
+        Bias, Biases, Decoder, Details, EncoderConfig, EncoderLimits, FeedForward, Gate, Head,
+        HeadInput, HeadKind, HeadRead, Heads, Names, Norms, PositionTable, Positions, Span,
     },
     files::config::{ConfigFile, head_width},
     onnx::layers::{Activation, AttentionWindow, NormKind},
@@ -100,7 +100,7 @@ fn half(config: &ConfigFile, half: &'static str, names: &'static Names) -> Resul
     };
     let max_positions = config.require_size("max_position_embeddings")?;
     Ok(EncoderConfig {
-        facts: Facts {
+        facts: EncoderLimits {
             architecture: config.architecture().to_owned(),
             hidden,
             max_positions,

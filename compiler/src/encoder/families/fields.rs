@@ -6,8 +6,8 @@ use serde::de::DeserializeOwned;
 
 use crate::{
     encoder::config::{
-        Bias, Biases, Details, EncoderConfig, Facts, FeedForward, Head, HeadInput, Heads, Names,
-        Positions, Span, rows_up_to,
+        Bias, Biases, Details, EncoderConfig, EncoderLimits, FeedForward, Head, HeadInput, Heads,
+        Names, Positions, Span, rows_up_to,
     },
     files::config::{ConfigFile, head_width},
     onnx::layers::{Activation, NormKind},
@@ -27,7 +27,7 @@ impl EncoderConfig {
         feed_forward: FeedForward,
     ) -> Result<Self> {
         Ok(Self {
-            facts: Facts::read(config)?,
+            facts: EncoderLimits::read(config)?,
             vocabulary: config.require_size("vocab_size")?,
             layers: config.require_any_size(&["num_hidden_layers", "n_layers", "n_layer"])?,
             heads,
@@ -52,7 +52,7 @@ impl EncoderConfig {
     }
 }
 
-impl Facts {
+impl EncoderLimits {
     pub fn read(config: &ConfigFile) -> Result<Self> {
         let rows = config.require_any_size(&["max_position_embeddings", "n_positions"])?;
         // RoBERTa's positions start after the padding id, so the rows up to it are unused.

@@ -14,8 +14,8 @@ use super::{
 };
 use crate::{
     encoder::config::{
-        Biases, EncoderConfig, Facts, FeedForward, Gate, HeadInput, Heads, Names, Norms, Positions,
-        Span, Tasks,
+        Biases, EncoderConfig, EncoderLimits, FeedForward, Gate, HeadInput, Heads, Names, Norms,
+        Positions, Span, Tasks,
     },
     files::{
         config::ConfigFile,
@@ -143,9 +143,9 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
 }
 
 /// Rotary positions have no unused rows.
-fn without_table(config: &ConfigFile, facts: Facts) -> Result<Facts> {
+fn without_table(config: &ConfigFile, facts: EncoderLimits) -> Result<EncoderLimits> {
     let max_positions = config.require_size("max_position_embeddings")?;
-    Ok(Facts {
+    Ok(EncoderLimits {
         max_positions,
         longest: max_positions,
         ..facts

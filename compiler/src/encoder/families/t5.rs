@@ -3,8 +3,8 @@
 pub use crate::seq2seq::t5::{MT5, T5};
 use crate::{
     encoder::config::{
-        Bias, Biases, Details, EncoderConfig, Facts, FeedForward, Gate, HeadInput, Heads, Names,
-        Norms, Positions, Span,
+        Bias, Biases, Details, EncoderConfig, EncoderLimits, FeedForward, Gate, HeadInput, Heads,
+        Names, Norms, Positions, Span,
     },
     files::config::ConfigFile,
     onnx::layers::{Activation, NormKind},
@@ -53,7 +53,7 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     let [heads, width] = heads(config)?;
     let [max_positions, _] = lengths(config, None)?;
     Ok(EncoderConfig {
-        facts: Facts {
+        facts: EncoderLimits {
             architecture: config.architecture().to_owned(),
             hidden: config.require_size("d_model")?,
             max_positions,

@@ -13,7 +13,7 @@ use super::{
 use crate::encoder::{config::EncoderConfig, families, heads::OutputHeads, source};
 use crate::{
     files::{config::ConfigFile, weights::Weights},
-    plan::{Plan, source::Source},
+    plan::{Plan, opened_model::OpenedModel},
     sentence_transformers::max_tokens,
     tokenizers::{token_rows::within_vocabulary, tokenizer_config::read_tokenizer},
 };
@@ -49,7 +49,7 @@ pub fn is_gliclass(folder: &Path) -> bool {
 }
 
 /// Reads the model in the plan's folder.
-pub fn open_gliclass(plan: &Plan) -> Result<Source<'static>> {
+pub fn open_gliclass(plan: &Plan) -> Result<OpenedModel<'static>> {
     let folder = &plan.folder;
     let config = ConfigFile::open(folder)?;
     check(&config)?;

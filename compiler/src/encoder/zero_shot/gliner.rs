@@ -13,7 +13,7 @@ use super::{
 use crate::encoder::{config::EncoderConfig, families, heads::OutputHeads, source};
 use crate::{
     files::{config::ConfigFile, io::read_json, weights::Weights},
-    plan::{Plan, source::Source},
+    plan::{Plan, opened_model::OpenedModel},
     sentence_transformers::max_tokens,
     tokenizers::{
         sentencepiece::SentencePieces, token_rows::within_vocabulary,
@@ -71,7 +71,7 @@ pub fn missing_encoder(folder: &Path, has: impl Fn(&str) -> bool) -> Result<Opti
 }
 
 /// Reads the model in the plan's folder.
-pub fn open_gliner(plan: &Plan) -> Result<Source<'static>> {
+pub fn open_gliner(plan: &Plan) -> Result<OpenedModel<'static>> {
     let folder = &plan.folder;
     let config = ConfigFile::new(GLINER, read_json(&folder.join(GLINER))?);
     check(&config)?;

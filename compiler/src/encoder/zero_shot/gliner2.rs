@@ -7,14 +7,14 @@ use kivu_engine::program::SchemaTokens;
 use serde_json::{Map, Value};
 
 use super::{
-    counted_spans::{CountedSpans, Mixing},
     gliner_config::MAX_TOKENS,
+    gliner2_head::{CountedSpans, Mixing},
     spans::{SPAN_LOGITS, Scored, SpanHead},
 };
 use crate::encoder::{config::EncoderConfig, families, heads::OutputHeads, source};
 use crate::{
     files::{config::ConfigFile, weights::Weights},
-    plan::{Plan, source::Source, task::choose},
+    plan::{Plan, opened_model::OpenedModel, task::choose},
     sentence_transformers::max_tokens,
     tokenizers::{token_rows::within_vocabulary, tokenizer_config::read_tokenizer},
 };
@@ -53,7 +53,7 @@ pub fn is_gliner2(folder: &Path) -> bool {
 }
 
 /// Reads the model in the plan's folder: with the head for the plan's task.
-pub fn open_gliner2(plan: &Plan) -> Result<Source<'static>> {
+pub fn open_gliner2(plan: &Plan) -> Result<OpenedModel<'static>> {
     let folder = &plan.folder;
     let config = ConfigFile::open(folder)?;
     check(&config)?;

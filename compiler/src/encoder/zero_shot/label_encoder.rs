@@ -6,7 +6,7 @@ use super::gliner_config::{GLINER, LABELS_ENCODER, LABELS_ENCODER_CONFIG, own_en
 use crate::encoder::{config::Positions, families, heads::OutputHeads, source::LabelParts};
 use crate::{
     files::{config::ConfigFile, weights::Weights},
-    plan::source::{LABEL_TOKENIZER, LABELS},
+    plan::opened_model::{LABEL_TOKENIZER, LABELS},
     sentence_transformers::{
         max_tokens,
         modules::{Modules, POOLED},

@@ -1,9 +1,9 @@
 //! Encoders that read labels: GLiNER, GLiNER2 and GLiClass.
 
-pub mod counted_spans;
 pub mod gliclass;
 pub mod gliner;
 pub mod gliner2;
+pub mod gliner2_head;
 pub mod gliner_config;
 pub mod label_encoder;
 pub mod span_layers;

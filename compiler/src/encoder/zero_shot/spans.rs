@@ -9,7 +9,7 @@
 use kivu_engine::{kernel::LANES, program::WORD_SCORES};
 
 use super::{
-    counted_spans::{CountedSpans, label_layers, label_logits},
+    gliner2_head::{CountedSpans, label_layers, label_logits},
     span_layers::{SpanLayers, apply_two, numbered, numbers_of_markers, span_logits, two_layers},
     text_scores::{Pairs, TextHead, pair_layers},
     word_scores::{self, WordLayers, joined},

@@ -15,7 +15,7 @@ use tokio::time::sleep;
 
 use super::{
     client::Listing,
-    name::{RepositoryName, is_commit, is_hex},
+    repository_name::{RepositoryName, is_commit, is_hex},
 };
 use kivu::{
     error::{Error, Result},

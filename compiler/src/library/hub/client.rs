@@ -16,7 +16,7 @@ use tokio::time::{sleep, timeout};
 
 use super::{
     connect::{ClientError, HttpClient, client},
-    name::{RepositoryName, is_commit, is_hex},
+    repository_name::{RepositoryName, is_commit, is_hex},
 };
 use kivu::{
     address::{shown, without_user},

@@ -14,7 +14,7 @@ use tokio::time::{Instant, timeout_at};
 use super::{
     cache::{Hasher, RepositoryCache, create_parent, is_intact},
     client::{Attempt, Attempts, Failure, Hub, HubFile},
-    name::RepositoryName,
+    repository_name::RepositoryName,
 };
 use kivu::{
     error::{Error, Result},

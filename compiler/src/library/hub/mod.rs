@@ -7,7 +7,7 @@ mod cache;
 pub mod client;
 mod connect;
 mod download;
-mod name;
+pub mod repository_name;
 mod selection;
 
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use rustix::fs::statvfs;
 use sha2::{Digest, Sha256};
 use tokio::runtime::Builder;
 
-pub use self::name::RepositoryName;
+pub use self::repository_name::RepositoryName;
 use self::{
     cache::{RepositoryCache, verify},
     client::{Hub, HubFile, Listing},

@@ -196,11 +196,11 @@ fn not_loaded() -> Error {
 
 tokio::task_local! {
     /// Turns shared by the parts of the current request.
-    static TURNS: Arc<Turns>;
+    static TURNS: Arc<RequestConcurrency>;
 }
 
 /// The work that a request may have in progress, so that requests take turns.
-struct Turns {
+struct RequestConcurrency {
     /// Initialized with the first model's batch count.
     batches: OnceLock<Semaphore>,
     tokenization: Semaphore,
@@ -208,7 +208,7 @@ struct Turns {
 
 /// Runs a request whose parts share its turns.
 pub async fn sharing_turns<T>(request: impl Future<Output = T>) -> T {
-    let turns = Turns {
+    let turns = RequestConcurrency {
         batches: OnceLock::new(),
         tokenization: Semaphore::new(1),
     };

@@ -16,7 +16,7 @@ use serde_json::{Map, Value};
 use crate::{
     bodies::{
         body_memory::RequestMemory,
-        rejection::Reply,
+        rejection::ApiResult,
         request::{self, RequestBody},
         response::{by_model, model_headers},
     },
@@ -509,7 +509,7 @@ pub fn respond(
     version: &str,
     request: &InferRequest,
     outputs: &[(&str, Output)],
-) -> Reply {
+) -> ApiResult {
     // One run makes all outputs.
     let usage = outputs
         .first()

@@ -21,7 +21,7 @@ use self::tensors::{ConfiguredTensor, DeclaredTensor, Interface};
 use crate::{
     bodies::{
         body::{self, ReadBody},
-        rejection::Reply,
+        rejection::ApiResult,
         request::{self, Context, InPath, RequestBody},
     },
     fields,
@@ -174,7 +174,7 @@ pub async fn server() -> Json<ServerMetadata> {
 async fn read_optional<T: RequestBody + Default>(
     app: &Arc<App>,
     request: Request,
-) -> Reply<(Context, T)> {
+) -> ApiResult<(Context, T)> {
     let ReadBody { context, bytes, .. } = body::read(app, request).await?;
     let body = match bytes.trim_ascii() {
         [] => T::default(),
@@ -183,7 +183,10 @@ async fn read_optional<T: RequestBody + Default>(
     Ok((context, body))
 }
 
-pub async fn index(State(app): State<Arc<App>>, request: Request) -> Reply<Json<Vec<IndexEntry>>> {
+pub async fn index(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> ApiResult<Json<Vec<IndexEntry>>> {
     let (context, IndexRequest { ready }) = read_optional(&app, request).await?;
     let is_listed = |model: &&Arc<Entry>| {
         !ready.unwrap_or(false) || matches!(model.state(), ModelState::Loaded)
@@ -220,7 +223,7 @@ pub async fn model_ready(
     State(app): State<Arc<App>>,
     models: CallerModels,
     InPath(path): InPath<ModelPath>,
-) -> Reply<StatusCode> {
+) -> ApiResult<StatusCode> {
     // Other models are loaded by the request for which the client checks this.
     let model = path.find(&app, &models).await?;
     match model.state() {
@@ -239,7 +242,7 @@ pub async fn load(
     State(app): State<Arc<App>>,
     InPath(path): InPath<ModelPath>,
     request: Request,
-) -> Reply<StatusCode> {
+) -> ApiResult<StatusCode> {
     let (context, body) = read_optional::<LoadRequest>(&app, request).await?;
     body.check()?;
     context.model(Some(&path.model)).await?;
@@ -251,7 +254,7 @@ pub async fn unload(
     State(app): State<Arc<App>>,
     InPath(path): InPath<ModelPath>,
     request: Request,
-) -> Reply<StatusCode> {
+) -> ApiResult<StatusCode> {
     let (context, body) = read_optional::<LoadRequest>(&app, request).await?;
     body.check()?;
     let model = path.find(&app, &context.models).await?;
@@ -271,7 +274,7 @@ pub async fn metadata(
     State(app): State<Arc<App>>,
     models: CallerModels,
     InPath(path): InPath<ModelPath>,
-) -> Reply<Json<ModelMetadata>> {
+) -> ApiResult<Json<ModelMetadata>> {
     let model = path.find(&app, &models).await?;
     let Interface {
         inputs, outputs, ..
@@ -290,7 +293,7 @@ pub async fn config(
     State(app): State<Arc<App>>,
     models: CallerModels,
     InPath(path): InPath<ModelPath>,
-) -> Reply<Json<ModelConfig>> {
+) -> ApiResult<Json<ModelConfig>> {
     let model = path.find(&app, &models).await?;
     let Interface {
         inputs, outputs, ..
@@ -312,7 +315,7 @@ pub async fn infer(
     models: CallerModels,
     InPath(path): InPath<ModelPath>,
     request: Request,
-) -> Reply {
+) -> ApiResult {
     path.find(&app, &models).await?;
     let ReadBody {
         context,

@@ -13,7 +13,7 @@ use self::keep_alive::KeepAlive;
 use crate::{
     bodies::{
         inputs::{self, RequestTexts},
-        rejection::Reply,
+        rejection::ApiResult,
         request::{Context, OllamaCall, RequestBody},
         response::by_model,
         vectors::Form,
@@ -105,7 +105,7 @@ pub struct EmbeddingsResponse {
 }
 
 /// Embed texts, as Ollama does
-pub async fn embed(OllamaCall(context, body): OllamaCall<OllamaEmbedRequest>) -> Reply {
+pub async fn embed(OllamaCall(context, body): OllamaCall<OllamaEmbedRequest>) -> ApiResult {
     let parameters = EmbeddingParameters {
         truncation: TruncationParameters {
             truncate: body.truncate,
@@ -139,7 +139,9 @@ pub async fn embed(OllamaCall(context, body): OllamaCall<OllamaEmbedRequest>) ->
 }
 
 /// Embed a text, as earlier versions of Ollama do; the model's own settings say whether vectors have length 1
-pub async fn embeddings(OllamaCall(context, body): OllamaCall<OllamaEmbeddingsRequest>) -> Reply {
+pub async fn embeddings(
+    OllamaCall(context, body): OllamaCall<OllamaEmbeddingsRequest>,
+) -> ApiResult {
     let prompt_name = context.models.named_prompt(body.model.as_deref());
     let parameters = EmbeddingParameters {
         prompt_name,

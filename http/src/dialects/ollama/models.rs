@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::{
     bodies::{
-        rejection::Reply,
+        rejection::ApiResult,
         request::{OllamaCall, RequestBody},
     },
     fields,
@@ -155,7 +155,7 @@ pub async fn tags(models: CallerModels) -> Json<Tags> {
 /// Describe a model, as Ollama does
 pub async fn show(
     OllamaCall(context, body): OllamaCall<OllamaShowRequest>,
-) -> Reply<Json<ShowResponse>> {
+) -> ApiResult<Json<ShowResponse>> {
     let model = context
         .entry(body.model.as_deref().or(body.name.as_deref()))
         .await?;

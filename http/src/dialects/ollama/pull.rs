@@ -19,11 +19,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     bodies::{
-        rejection::{Rejection, Reply},
+        rejection::{ApiResult, Rejection},
         request::{Context, OllamaCall, RequestBody},
     },
     fields,
-    service::{app::App, fetch::FetchProgress},
+    service::{app::App, pull::FetchProgress},
 };
 use kivu::{backend::Deadline, error::Error, json::Known};
 
@@ -115,7 +115,7 @@ impl Line {
 }
 
 /// Fetch a model, as Ollama does
-pub async fn pull(OllamaCall(context, body): OllamaCall<OllamaPullRequest>) -> Reply {
+pub async fn pull(OllamaCall(context, body): OllamaCall<OllamaPullRequest>) -> ApiResult {
     let name = body.model.or(body.name).filter(|name| !name.is_empty());
     let name = name.ok_or_else(|| Error::invalid("expected a model in `model`, but found none"))?;
     let lines = start(&context, name)?;
@@ -141,7 +141,7 @@ pub async fn pull(OllamaCall(context, body): OllamaCall<OllamaPullRequest>) -> R
 }
 
 /// Begins to fetch a model. It goes on if the client disconnects, and a later request finds the model.
-fn start(context: &Context, name: String) -> Reply<flume::Receiver<Line>> {
+fn start(context: &Context, name: String) -> ApiResult<flume::Receiver<Line>> {
     let (sender, lines) = flume::unbounded();
     let app = &context.app;
     if context.models.find(Some(&name)).is_ok() {

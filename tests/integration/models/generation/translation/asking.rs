@@ -22,7 +22,7 @@ use kivu::{
     },
     repository::{
         Manifest, TaskSettings,
-        manifest::{Precision, Source, TensorNames, Weights},
+        manifest::{Origin, Precision, TensorNames, Weights},
     },
     tensor::ElementType,
     tokenizer::Tokenizer,
@@ -137,7 +137,7 @@ fn model(name: &str, codes: &[&str]) -> Model {
             task: Task::Translation,
             graph: "encoder.onnx".into(),
             engine: Engine::default(),
-            source: Source {
+            source: Origin {
                 architecture: "M2M100".into(),
                 from: "tiny".into(),
                 sha256: String::new(),

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::{
     hub::RepositoryName,
-    named::{NamedModel, NamedModels, Options, Outcome, Tools},
+    model_library::{ModelLibrary, NamedModel, Options, Outcome, Tools},
     onnx_runtime,
 };
 use crate::{Progress, RECIPES};
@@ -115,7 +115,7 @@ pub fn model(named: &Path) -> Result<Option<NamedModel>> {
 /// The model that the bundle at `path` was built from, as far as that is known: a folder or a recipe, an embedded recipe,
 /// or a hub repository's commit.
 pub fn origin(path: &Path, manifest: &Manifest, config: &Config) -> Result<Option<NamedModel>> {
-    let models = NamedModels::new(config);
+    let models = ModelLibrary::new(config);
     if let Some(source) = models.source_of(path) {
         return Ok(Some(NamedModel::Path(source)));
     }
@@ -141,7 +141,7 @@ pub fn origin(path: &Path, manifest: &Manifest, config: &Config) -> Result<Optio
 pub fn find(named: &Path, options: &Options, config: &Config) -> Result<Option<PathBuf>> {
     match Location::of(named, options, config)? {
         Location::Bundle(path) => require(path).map(Some),
-        Location::Model(model) => NamedModels::new(config).find(&model, options),
+        Location::Model(model) => ModelLibrary::new(config).find(&model, options),
     }
 }
 
@@ -166,7 +166,7 @@ pub fn resolve<P: Progress>(
     match Location::of(named, options, tools.config)? {
         Location::Bundle(path) => require(path).map(Outcome::Known),
         Location::Model(model) => {
-            NamedModels::new(tools.config).build(&model, options, false, tools)
+            ModelLibrary::new(tools.config).build(&model, options, false, tools)
         }
     }
 }

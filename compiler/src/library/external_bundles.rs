@@ -21,7 +21,7 @@ const NAME: &str = "elsewhere.json";
 
 /// A bundle built from a folder or a recipe into another folder.
 #[derive(Serialize, Deserialize)]
-pub struct Elsewhere {
+pub struct ExternalBundles {
     version: String,
     /// What the bundle was built from; earlier versions did not record it.
     source: Option<PathBuf>,
@@ -31,7 +31,7 @@ pub struct Elsewhere {
     digest: String,
 }
 
-impl Elsewhere {
+impl ExternalBundles {
     /// The bundle at `path`, built from `source`, which has this id.
     pub fn new(source: &Path, id: &str, bundle: &Bundle, path: &Path) -> Result<Self> {
         let (version, id, digest) = (

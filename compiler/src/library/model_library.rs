@@ -15,7 +15,7 @@ use std::{
 use sha2::{Digest, Sha256};
 
 use super::{
-    elsewhere::{Elsewhere, built},
+    external_bundles::{ExternalBundles, built},
     hub::{self, Fetched, RepositoryName},
 };
 use crate::{
@@ -183,7 +183,7 @@ pub struct Entry {
     pub built: SystemTime,
 }
 
-/// Outcome of [`NamedModels::build`].
+/// Outcome of [`ModelLibrary::build`].
 #[derive(Debug)]
 pub enum Outcome {
     /// The bundle existed.
@@ -203,12 +203,12 @@ impl Outcome {
 
 /// All bundles built by name.
 #[derive(Clone, Debug)]
-pub struct NamedModels {
+pub struct ModelLibrary {
     root: PathBuf,
     are_for_comparison: bool,
 }
 
-impl NamedModels {
+impl ModelLibrary {
     /// The bundles in the configured `home`.
     pub fn new(config: &Config) -> Self {
         Self {
@@ -232,7 +232,7 @@ impl NamedModels {
         };
         let folder = self.folder(model)?;
         let mut bundles = self.bundles(&folder.join(VERSION), &id);
-        bundles.extend(Elsewhere::read(&folder).and_then(|elsewhere| elsewhere.find(&id)));
+        bundles.extend(ExternalBundles::read(&folder).and_then(|elsewhere| elsewhere.find(&id)));
         bundles.sort_by_key(|(built, _)| Reverse(*built));
         Ok(bundles
             .into_iter()
@@ -250,7 +250,7 @@ impl NamedModels {
         path: &Path,
     ) -> Result<()> {
         let folder = files::create_folder(&self.folder(&NamedModel::Path(source.to_owned()))?)?;
-        Elsewhere::new(source, id, bundle, path)?.write(&folder)
+        ExternalBundles::new(source, id, bundle, path)?.write(&folder)
     }
 
     /// The folder or recipe that the bundle at `path` was built from, if [`add_elsewhere`](Self::add_elsewhere) has
@@ -259,7 +259,7 @@ impl NamedModels {
         let path = path.canonicalize().ok()?;
         folders(&self.root)
             .iter()
-            .find_map(|folder| Elsewhere::read(folder)?.source_of(&path))
+            .find_map(|folder| ExternalBundles::read(folder)?.source_of(&path))
     }
 
     /// The name of the model whose bundle is at `path`, among bundles built by name.

@@ -19,8 +19,8 @@ use kivu::{
 use kivu_compiler::{
     RequestedTask,
     library::{
-        named::{NamedModel, NamedModels, Options, Outcome, Tools, size},
-        names, onnx_runtime,
+        model_library::{ModelLibrary, NamedModel, Options, Outcome, Tools, size},
+        onnx_runtime, resolve as names,
     },
 };
 
@@ -92,10 +92,10 @@ pub fn resolve(named: &Path, options: &Options, config: &Config) -> Result<PathB
 /// Finds a model's bundle that complies with the options, or builds it for comparisons only: commands that name the model
 /// do not use it.
 pub fn for_comparison(model: &NamedModel, options: &Options, config: &Config) -> Result<PathBuf> {
-    match NamedModels::new(config).find(model, options)? {
+    match ModelLibrary::new(config).find(model, options)? {
         Some(path) => Ok(path),
         None => with_tools(config, |tools| {
-            NamedModels::for_comparison(config).build(model, options, false, tools)
+            ModelLibrary::for_comparison(config).build(model, options, false, tools)
         }),
     }
 }

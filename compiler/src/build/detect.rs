@@ -11,7 +11,7 @@ use crate::{
         weights::{self, Weights},
     },
     keys::{self, Kind},
-    plan::{Build, Plan, source::Source},
+    plan::{Build, Plan, opened_model::OpenedModel},
     sentence_transformers::static_embedding,
     seq2seq,
 };
@@ -49,7 +49,7 @@ pub fn check_keys(plan: &Plan) -> Result<Vec<String>> {
 }
 
 /// Opens the model in the plan's folder.
-pub fn open(build: Build<'_>) -> Result<Source<'_>> {
+pub fn open(build: Build<'_>) -> Result<OpenedModel<'_>> {
     let format = format(build.plan)?;
     if build.plan.adapter.is_some() && format != Format::Encoder {
         return Err(Error::model(format!(

@@ -6,13 +6,13 @@ use std::{
     sync::Mutex,
 };
 
-use super::named::load_runtime;
+use super::resolve::load_runtime;
 use kivu::{config::Config, error::Result, repository::Meter};
 use kivu_compiler::{
     Progress,
     library::{
-        named::{NamedModel, NamedModels, Options, Tools},
-        names,
+        model_library::{ModelLibrary, NamedModel, Options, Tools},
+        resolve as names,
     },
 };
 use kivu_http::{FetchModel, FetchProgress};
@@ -45,7 +45,8 @@ impl FetchModel for Fetcher {
             runtime: &runtime,
             progress: &progress,
         };
-        let outcome = NamedModels::new(&self.config).build(&model, &self.options, false, &tools)?;
+        let outcome =
+            ModelLibrary::new(&self.config).build(&model, &self.options, false, &tools)?;
         Ok(outcome.into_path())
     }
 }

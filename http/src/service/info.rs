@@ -13,7 +13,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::{app::App, caller_models::CallerModels};
-use crate::bodies::rejection::{Rejection, Reply};
+use crate::bodies::rejection::{ApiResult, Rejection};
 use kivu::{
     json_schemas::Object,
     model::Entry,
@@ -33,7 +33,7 @@ pub async fn health() -> StatusCode {
     StatusCode::OK
 }
 
-pub async fn metrics(State(app): State<Arc<App>>, models: CallerModels) -> Reply {
+pub async fn metrics(State(app): State<Arc<App>>, models: CallerModels) -> ApiResult {
     let Some(prometheus) = &app.prometheus else {
         let message = "this server has no metrics; those of a function are in CloudWatch, in the namespace `Kivu`";
         return Err(Rejection::new(StatusCode::NOT_FOUND, message));
@@ -116,7 +116,7 @@ pub struct Info {
     warnings: Vec<String>,
 }
 
-pub async fn info(State(app): State<Arc<App>>, models: CallerModels) -> Reply<Json<Info>> {
+pub async fn info(State(app): State<Arc<App>>, models: CallerModels) -> ApiResult<Json<Info>> {
     let model = models.find(None)?;
     let (max_tokens, manifest) = (model.max_tokens, &model.manifest);
     let weights = &manifest.weights;

@@ -53,7 +53,7 @@ pub type Graphs = Vec<(&'static str, ModelProto)>;
 pub type WriteGraphs<'a> = Box<dyn Fn(Precision, LayerForms<'_>) -> Result<Graphs> + 'a>;
 
 /// A model read from its source.
-pub struct Source<'a> {
+pub struct OpenedModel<'a> {
     /// Class that the weights were trained as.
     pub architecture: String,
     /// SHA-256 over the weights.
