@@ -34,17 +34,14 @@ const BOUNDARIES: &[(&str, &[&str])] = &[
             "compiler/src/onnx/",
             "compiler/src/tokenizers/sentencepiece/",
             "fleet/src/wire/",
-            "jobs/src/events/kpl.rs",
+            "jobs/src/events/kinesis_aggregation.rs",
         ],
     ),
-    ("md5::", &["jobs/src/events/kpl.rs"]),
+    ("md5::", &["jobs/src/events/kinesis_aggregation.rs"]),
     ("zstd::", &["jobs/src/input/compression.rs"]),
     (
         "zip::",
-        &[
-            "compiler/src/library/fetch.rs",
-            "compiler/src/files/pickle/",
-        ],
+        &["compiler/src/library/pip.rs", "compiler/src/files/pickle/"],
     ),
     ("indicatif::", &["cli/src/terminal.rs"]),
     (
@@ -129,7 +126,7 @@ const OPENERS: &[&str] = &[
     "jobs/src/output/output_file.rs",
     "compiler/src/library/hub/cache.rs",
     "compiler/src/library/hub/download.rs",
-    "compiler/src/library/named.rs",
+    "compiler/src/library/model_library.rs",
     "compiler/src/plan/scratch.rs",
     // Creates a new file.
     "cli/src/init.rs",

@@ -1,6 +1,6 @@
 //! GLiNER's head: a score for each word span and label, or word scores (`word_scores.rs`). Labels are in front of the text,
 //! or another model computes their vectors. GLiClass's head (`text_scores.rs`) has the text as its only word; GLiNER2's
-//! (`counted_spans.rs`) has other layers on labels.
+//! (`gliner2_head.rs`) has other layers on labels.
 //!
 //! A span has two layers on the vectors of its first and last word, a label has two layers on its marker's vector, and
 //! their product is the logit. The last span layer is multiplied into the labels, which are fewer: a span then costs
