@@ -5,7 +5,7 @@
 //! ```no_run
 //! # let home = tempfile::tempdir()?;
 //! use kivu::{Deadline, cloud::Cloud, config::Config, task::{classification::ClassificationParameters, tokens::TokenParameters}};
-//! use kivu_compiler::library::named::Options;
+//! use kivu_compiler::library::model_library::Options;
 //!
 //! # let name = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/models/tiny-static");
 //! # let config = Config { home: home.path().to_owned(), ..Config::default() };

@@ -226,7 +226,7 @@ pub fn open(
 /// ```no_run
 /// # let home = tempfile::tempdir()?;
 /// use kivu::{Deadline, cloud::Cloud, config::Config, task::embedding::EmbeddingParameters};
-/// use kivu_compiler::library::named::Options;
+/// use kivu_compiler::library::model_library::Options;
 ///
 /// # let name = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/models/tiny-static");
 /// # let home = home.path().to_owned();
