@@ -394,7 +394,7 @@ impl Error {
     }
 
     /// Rewrites the message. Errors with a fixed message stay as they are.
-    pub fn map_message(mut self, map: impl FnOnce(Message) -> Message) -> Self {
+    fn map_message(mut self, map: impl FnOnce(Message) -> Message) -> Self {
         match &mut self {
             Self::Malformed { message }
             | Self::Invalid { message }

@@ -18,7 +18,7 @@ use kivu::{
         triton::{Options, write},
     },
 };
-use kivu_compiler::library::model_library as named;
+use kivu_compiler::library::model_library;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -51,7 +51,7 @@ pub fn run(arguments: Arguments, config: Config) -> Result<ExitCode> {
 fn write_models(arguments: Arguments, config: &Config) -> Result<ExitCode> {
     require_local(&arguments.out)?;
     let engine = arguments.build.engine.unwrap_or(EngineChoice::Onnx);
-    let options = named::Options {
+    let options = model_library::Options {
         engine,
         ..arguments.build.options(config)
     };

@@ -27,7 +27,7 @@ use kivu_compiler::{
     Request, build,
     library::{
         model_library::{ModelLibrary, NamedModel, Options, Outcome, Tools, build_into},
-        resolve as names,
+        resolve,
     },
     plan::path_id::path_id,
     quality::Samples,
@@ -85,13 +85,13 @@ fn run_build(arguments: Arguments, config: &Config) -> Result<ExitCode> {
     arguments.name.as_deref().map_or(Ok(()), check_name)?;
     arguments.out.as_deref().map_or(Ok(()), require_local)?;
     if !arguments.source.exists()
-        && let Some(model) = names::model(&arguments.source)?
+        && let Some(model) = resolve::model(&arguments.source)?
     {
         return build_named(&model, arguments, config);
     }
     let source = &arguments.source;
     fs::metadata(source).map_err(|error| match error.kind() {
-        ErrorKind::NotFound => names::unknown(
+        ErrorKind::NotFound => resolve::unknown(
             "a folder with a model",
             source,
             "check the path or the name",
@@ -179,7 +179,7 @@ fn require_own(source: &Path, out: &Path, config: &Config) -> Result<()> {
 
 /// `name`, if `kivu serve NAME` and other commands use the bundle at `path`.
 fn serving<'a>(name: &'a Path, path: &Path, config: &Config) -> Option<&'a Path> {
-    let found = names::find(name, &Options::of(config), config)
+    let found = resolve::find(name, &Options::of(config), config)
         .ok()
         .flatten()?;
     let is_same = matches!((found.canonicalize(), path.canonicalize()), (Ok(left), Ok(right)) if left == right);

@@ -12,7 +12,7 @@ use kivu_compiler::{
     Progress,
     library::{
         model_library::{ModelLibrary, NamedModel, Options, Tools},
-        resolve as names,
+        resolve,
     },
 };
 use kivu_http::{FetchModel, FetchProgress};
@@ -55,13 +55,13 @@ impl FetchModel for Fetcher {
 fn named(name: &str) -> Result<NamedModel> {
     let name = Path::new(name.strip_suffix(":latest").unwrap_or(name));
     let unknown = || {
-        names::unknown(
+        resolve::unknown(
             "a model",
             name,
             "`GET /models` lists the models of this server",
         )
     };
-    names::model(name)?.ok_or_else(unknown)
+    resolve::model(name)?.ok_or_else(unknown)
 }
 
 /// Passes progress on.

@@ -20,7 +20,7 @@ use kivu_compiler::{
     RequestedTask,
     library::{
         model_library::{ModelLibrary, NamedModel, Options, Outcome, Tools, size},
-        onnx_runtime, resolve as names,
+        onnx_runtime, resolve,
     },
 };
 
@@ -86,7 +86,7 @@ pub fn require_local(out: &Path) -> Result<()> {
 
 /// Finds a bundle by name, or builds it.
 pub fn resolve(named: &Path, options: &Options, config: &Config) -> Result<PathBuf> {
-    with_tools(config, |tools| names::resolve(named, options, tools))
+    with_tools(config, |tools| resolve::resolve(named, options, tools))
 }
 
 /// Finds a model's bundle that complies with the options, or builds it for comparisons only: commands that name the model
@@ -155,7 +155,7 @@ pub fn open(
     config: &mut Config,
     cloud: &Cloud,
 ) -> Result<Model> {
-    names::open(name, config, cloud, |named, config| {
+    resolve::open(name, config, cloud, |named, config| {
         resolve(named, options, config)
     })
 }

@@ -14,7 +14,7 @@ use kivu::{
 };
 use kivu_compiler::library::{
     model_library::{Options, size},
-    resolve as names,
+    resolve,
 };
 
 const EXAMPLES: &str = "\
@@ -35,7 +35,7 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments, config: &Config, cloud: &Cloud) -> Result<ExitCode> {
     let model = arguments.model.display();
-    let path = names::find(&arguments.model, &Options::default(), config)?.ok_or_else(|| {
+    let path = resolve::find(&arguments.model, &Options::default(), config)?.ok_or_else(|| {
         Error::config(format!(
             "expected a built model, but `{model}` is not built yet"
         ))

@@ -24,7 +24,10 @@ use kivu::{
     repository::manifest::Precision,
 };
 use kivu_compiler::{
-    library::{model_library::Options, resolve as names, resolve::Location},
+    library::{
+        model_library::Options,
+        resolve::{self, Location},
+    },
     quality::{Other, PairQuality, Report, Samples, measure},
 };
 
@@ -183,7 +186,7 @@ fn in_precision(
     };
     let origin = match Location::of(named, &Options::default(), config)? {
         Location::Model(model) => Some(model),
-        Location::Bundle(_) => names::origin(path, manifest, config)?,
+        Location::Bundle(_) => resolve::origin(path, manifest, config)?,
     };
     match origin {
         Some(model) => for_comparison(&model, &options, config),

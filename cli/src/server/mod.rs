@@ -41,7 +41,7 @@ use kivu::{
 };
 use kivu_compiler::{
     abandon,
-    library::{model_library::Options, resolve as names},
+    library::{model_library::Options, resolve},
 };
 use kivu_http::{App, BindScope, Guard, below, cors, router};
 
@@ -163,7 +163,7 @@ async fn serve(
         options: options.clone(),
     };
     let mut early_signals = None;
-    if !names::find_all(&mut config, &options)? {
+    if !resolve::find_all(&mut config, &options)? {
         let mut signals = Signals::new()?;
         config = match until_signal(&mut signals, move || build_all(config, &options)).await? {
             Ended::Done(config) => config,

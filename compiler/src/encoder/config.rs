@@ -46,7 +46,7 @@ pub struct EncoderLimits {
 /// An encoder's layer structure.
 #[derive(Debug)]
 pub struct EncoderConfig {
-    pub facts: EncoderLimits,
+    pub encoder_limits: EncoderLimits,
     pub vocabulary: usize,
     pub layers: usize,
     pub heads: Heads,
@@ -268,7 +268,7 @@ impl EncoderConfig {
     /// Whether the native engine supports the whole graph.
     pub fn suits_native_engine(&self) -> bool {
         let widths = [
-            self.facts.hidden,
+            self.encoder_limits.hidden,
             self.embedding_width(),
             self.feed_forward.width,
         ];
@@ -305,7 +305,7 @@ impl EncoderConfig {
             _ if self.decoder.is_some() => true,
             Bias::Disentangled(_) | Bias::Relative { .. } => false,
             Bias::Alibi | Bias::None => {
-                self.attends_by_position() || self.facts.max_positions > MAX_TOKENS_AT_ONCE
+                self.attends_by_position() || self.encoder_limits.max_positions > MAX_TOKENS_AT_ONCE
             }
         }
     }
@@ -352,7 +352,7 @@ impl EncoderConfig {
     pub fn embedding_width(&self) -> usize {
         self.details
             .projection
-            .map_or(self.facts.hidden, |projection| projection.width)
+            .map_or(self.encoder_limits.hidden, |projection| projection.width)
     }
 
     /// The convolution after the first layer.
@@ -428,7 +428,7 @@ impl EncoderConfig {
             Positions::TableAfter { padding } => rows_up_to(padding),
             _ => 0,
         };
-        self.facts
+        self.encoder_limits
             .max_positions
             .saturating_add(unusable)
             .saturating_add(self.details.position_table.unused)

@@ -58,7 +58,7 @@ pub fn graph(
         engine,
         layers: forms,
     } = form;
-    let width = config.facts.hidden;
+    let width = config.encoder_limits.hidden;
     let mut layers = Layers::new(weights, precision, width, config.epsilon);
     layers.forms = forms;
     layers.norm = config.norm;
@@ -84,7 +84,7 @@ pub fn graph(
             text = Some(Text::new(&mut layers, config, settings, [&ids, &mask])?);
         }
         Bias::Relative { table, buckets } => {
-            let (heads, positions) = (config.heads.queries, config.facts.max_positions);
+            let (heads, positions) = (config.heads.queries, config.encoder_limits.max_positions);
             bias = buckets.bias(
                 &mut layers,
                 &ids,
@@ -147,7 +147,10 @@ pub fn graph(
         )?;
     }
     weights.check_all(|name| is_unused(config, heads, name))?;
-    Ok(writer.layers.graph.finish(&config.facts.architecture))
+    Ok(writer
+        .layers
+        .graph
+        .finish(&config.encoder_limits.architecture))
 }
 
 /// Token type table.
@@ -335,7 +338,7 @@ impl Writer<'_> {
         if let Some(EmbeddingProjection { name, has_bias, .. }) = projection {
             let projection = Projection {
                 name: name.to_owned(),
-                outputs: self.config.facts.hidden,
+                outputs: self.config.encoder_limits.hidden,
                 has_bias,
             };
             sum = layers.project_by_token(&[projection], &sum, width)?;
@@ -463,7 +466,7 @@ impl Writer<'_> {
     /// Attention from the tokens in `attending` (all tokens in `input`, or the first) to `input`.
     pub fn attention(&mut self, layer: usize, attending: &Value, input: &Value) -> Result<Value> {
         let config = self.config;
-        let (names, hidden) = (config.names, config.facts.hidden);
+        let (names, hidden) = (config.names, config.encoder_limits.hidden);
         let Heads {
             queries,
             keys,
@@ -638,7 +641,7 @@ impl Writer<'_> {
 
     pub fn feed_forward(&mut self, layer: usize, input: &Value) -> Result<Value> {
         let config = self.config;
-        let (hidden, part) = (config.facts.hidden, config.feed_forward);
+        let (hidden, part) = (config.encoder_limits.hidden, config.feed_forward);
         if let Some(ExpertLayers {
             every,
             count,
@@ -741,7 +744,7 @@ impl Writer<'_> {
         let EncoderConfig {
             names, head_input, ..
         } = *self.config;
-        let (layers, hidden) = (&mut self.layers, self.config.facts.hidden);
+        let (layers, hidden) = (&mut self.layers, self.config.encoder_limits.hidden);
         let (dense, is_of_body) = names.dense;
         let prefix = if is_of_body {
             layers.weights.prefix.as_str()
@@ -761,7 +764,7 @@ impl Writer<'_> {
     /// The layer called `name`, with an output per label.
     fn label(&mut self, name: &str, head: &Head, read: &Value) -> Result<Value> {
         let [weight, bias] = ["weight", "bias"].map(|part| format!("{name}.{part}"));
-        let shape = [self.config.facts.hidden, head.labels.len()];
+        let shape = [self.config.encoder_limits.hidden, head.labels.len()];
         self.layers
             .linear_in_fp32(&weight, Some(&bias), read, shape)
     }

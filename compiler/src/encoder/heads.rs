@@ -139,7 +139,7 @@ impl Prediction {
         tokens: &Value,
         mask: &Value,
     ) -> Result<Value> {
-        let (hidden, vocabulary) = (config.facts.hidden, config.vocabulary);
+        let (hidden, vocabulary) = (config.encoder_limits.hidden, config.vocabulary);
         let weights = layers.weights;
         let dense = weights.take_whole(&format!("{}.weight", self.dense), &[hidden, hidden])?;
         let bias = match self.has_bias {
@@ -189,7 +189,7 @@ pub fn logit_matrix<'a>(
     weights: &'a Weights,
     name: &str,
 ) -> Result<&'a Weight> {
-    let shape = &[config.vocabulary, config.facts.hidden];
+    let shape = &[config.vocabulary, config.encoder_limits.hidden];
     if !config.details.ties_words {
         return weights.take_whole(name, shape);
     }
@@ -259,7 +259,7 @@ impl OutputHeads {
             Some(DenseHead::Tokens) => {
                 layers
                     .graph
-                    .output(tokens, output, of_tokens(config.facts.hidden));
+                    .output(tokens, output, of_tokens(config.encoder_limits.hidden));
             }
             Some(DenseHead::Modules(modules)) => {
                 let vector = modules.write(layers, tokens, mask);
@@ -283,7 +283,7 @@ impl OutputHeads {
             }
         }
         if let Some(projections) = &self.multi_vector {
-            let (mut vectors, mut width) = (tokens.clone(), config.facts.hidden);
+            let (mut vectors, mut width) = (tokens.clone(), config.encoder_limits.hidden);
             for (place, layer) in projections.iter().enumerate() {
                 vectors = layer.write(layers, &format!("projections.{place}"), &vectors);
                 width = layer.outputs();

@@ -68,7 +68,7 @@ pub fn open(plan: &Plan) -> Result<OpenedModel<'static>> {
         vectors::name_masked_class(plan, &file, &mut config, &weights)?;
     }
     let modules = match plan.adapter.is_none() {
-        true => score_modules(&plan.folder, config.facts.hidden)?,
+        true => score_modules(&plan.folder, config.encoder_limits.hidden)?,
         false => None,
     };
     let reads_pairs = modules.is_some()
@@ -78,10 +78,10 @@ pub fn open(plan: &Plan) -> Result<OpenedModel<'static>> {
             .is_some_and(|head| head.kind == HeadKind::Text);
     within_types(&tokenizer, config.types, reads_pairs)?;
     let scores = match modules {
-        Some(modules) => Some(head_of_modules(plan, &config.facts, modules)?),
+        Some(modules) => Some(head_of_modules(plan, &config.encoder_limits, modules)?),
         None => decoder::head(plan, &mut config, &mut weights, (&tokenizer, LOGITS))?,
     };
-    let facts = &config.facts;
+    let encoder_limits = &config.encoder_limits;
     let mut files = Vec::new();
     let (settings, heads) = match (&config.head, scores) {
         (_, Some((settings, modules))) => (
@@ -92,7 +92,7 @@ pub fn open(plan: &Plan) -> Result<OpenedModel<'static>> {
             let unknown_token = other_unknown_token(&folder, &tokenizer)?;
             let settings = TokenClassificationSettings {
                 unknown_token,
-                ..token_settings(&plan.folder, head, facts)?
+                ..token_settings(&plan.folder, head, encoder_limits)?
             };
             (
                 TaskSettings::TokenClassification(settings),
@@ -100,7 +100,7 @@ pub fn open(plan: &Plan) -> Result<OpenedModel<'static>> {
             )
         }
         (Some(head), None) => {
-            let settings = text_settings(&plan.folder, head, facts)?;
+            let settings = text_settings(&plan.folder, head, encoder_limits)?;
             (
                 TaskSettings::Classification(settings),
                 OutputHeads::default(),
@@ -219,12 +219,12 @@ pub fn source_of_layers(
 /// A CrossEncoder's label scores, from modules.
 fn head_of_modules(
     plan: &Plan,
-    facts: &EncoderLimits,
+    encoder_limits: &EncoderLimits,
     modules: Modules,
 ) -> Result<(ClassificationSettings, Modules)> {
     let head = Head::unnamed(HeadKind::Text, modules.dimensions()?);
     Ok((
-        text_settings(&plan.folder, &head, facts)?,
+        text_settings(&plan.folder, &head, encoder_limits)?,
         modules.with_output(LOGITS),
     ))
 }
@@ -269,7 +269,7 @@ pub fn of_parts(plan: &Plan, parts: Parts) -> Result<OpenedModel<'static>> {
         }
         _ => Vec::new(),
     };
-    let facts = &config.facts;
+    let encoder_limits = &config.encoder_limits;
     let suits_native_engine = config.suits_native_engine()
         && heads.suit_native_engine()
         && labels.as_ref().is_none_or(|labels| {
@@ -290,13 +290,13 @@ pub fn of_parts(plan: &Plan, parts: Parts) -> Result<OpenedModel<'static>> {
             return Err(Error::model(format!(
                 "expected a family that `docs/bundle-reference.md` lists, with vectors of a \
                  multiple of {LANES} values, for the native engine, but found `{}` with {} values",
-                facts.architecture, facts.hidden
+                encoder_limits.architecture, encoder_limits.hidden
             ))
             .with_hint("use `--engine auto`"));
         }
     };
     Ok(OpenedModel {
-        architecture: facts.architecture.clone(),
+        architecture: encoder_limits.architecture.clone(),
         sha256: combined_sha256(&weights.sha256, heads.sources()),
         settings,
         generates: &[],
@@ -348,13 +348,13 @@ pub fn of_parts(plan: &Plan, parts: Parts) -> Result<OpenedModel<'static>> {
 pub fn text_settings(
     folder: &Path,
     head: &Head,
-    facts: &EncoderLimits,
+    encoder_limits: &EncoderLimits,
 ) -> Result<ClassificationSettings> {
     Ok(ClassificationSettings {
         output: LOGITS.to_owned(),
         labels: head.labels.clone(),
         function: head.function,
-        max_tokens: max_tokens(folder, facts)?,
+        max_tokens: max_tokens(folder, encoder_limits)?,
         template: None,
         query_prompt: default_prompt(folder)?,
         padding: None,
@@ -366,12 +366,12 @@ pub fn text_settings(
 pub fn token_settings(
     folder: &Path,
     head: &Head,
-    facts: &EncoderLimits,
+    encoder_limits: &EncoderLimits,
 ) -> Result<TokenClassificationSettings> {
     Ok(TokenClassificationSettings {
         output: LOGITS.to_owned(),
         labels: head.labels.clone(),
-        max_tokens: max_tokens(folder, facts)?,
+        max_tokens: max_tokens(folder, encoder_limits)?,
         unknown_token: None,
     })
 }

@@ -62,11 +62,11 @@ pub fn open(
     tokenizer: &[u8],
 ) -> Result<(EmbeddingSettings, OutputHeads)> {
     let (folder, is_sparse) = (&plan.folder, plan.is_sparse);
-    let facts = &config.facts;
-    let is_stanfords = facts.architecture == STANFORD || folder.join(ARTIFACT).is_file();
+    let encoder_limits = &config.encoder_limits;
+    let is_stanfords = encoder_limits.architecture == STANFORD || folder.join(ARTIFACT).is_file();
     match layout(folder)? {
         Layout::Sparse(module) => {
-            let settings = text_settings(folder, None, max_tokens(folder, facts)?)?;
+            let settings = text_settings(folder, None, max_tokens(folder, encoder_limits)?)?;
             sparse((config, weights), settings, Some(&module))
         }
         Layout::LateInteraction(files) => {
@@ -76,13 +76,14 @@ pub fn open(
             stanfords(folder, (config, weights), &Tokenizer::from_json(tokenizer)?)
         }
         Layout::None
-            if facts.architecture.ends_with(MASKED) && (is_sparse || has_tag(folder, &SPARSE)) =>
+            if encoder_limits.architecture.ends_with(MASKED)
+                && (is_sparse || has_tag(folder, &SPARSE)) =>
         {
-            let settings = text_settings(folder, None, max_tokens(folder, facts)?)?;
+            let settings = text_settings(folder, None, max_tokens(folder, encoder_limits)?)?;
             sparse((config, weights), settings, None)
         }
         Layout::None | Layout::Pooled => {
-            let (mut settings, modules) = embedding_settings(folder, OUTPUT, facts)?;
+            let (mut settings, modules) = embedding_settings(folder, OUTPUT, encoder_limits)?;
             add_tasks(config, &mut settings);
             let mut heads = OutputHeads::dense(modules);
             if HEADS.iter().all(|head| folder.join(head).is_file()) {
@@ -92,7 +93,7 @@ pub fn open(
                     (&mut settings, &mut heads),
                     &Tokenizer::from_json(tokenizer)?,
                 )?;
-            } else if has_pooling(folder) && facts.architecture == GTE {
+            } else if has_pooling(folder) && encoder_limits.architecture == GTE {
                 let layer = gte_weights(config, weights)?;
                 settings.sparse = Some(token_weights(config, &Tokenizer::from_json(tokenizer)?));
                 heads.sparse = Some(SparseHead::Tokens(layer));
@@ -121,7 +122,7 @@ pub fn name_masked_class(
         Layout::Pooled | Layout::LateInteraction(_) => false,
     };
     if is_sparse {
-        class.clone_into(&mut config.facts.architecture);
+        class.clone_into(&mut config.encoder_limits.architecture);
     }
     Ok(())
 }
@@ -169,7 +170,7 @@ fn sparse(
         values: SparseValues::Vocabulary { logarithms },
         queries: None,
     });
-    let prediction = Prediction::of(&config.facts.architecture, config)?;
+    let prediction = Prediction::of(&config.encoder_limits.architecture, config)?;
     tie_words(config, weights, prediction.matrix)?;
     let heads = OutputHeads {
         sparse: Some(SparseHead::Vocabulary(prediction)),
@@ -208,7 +209,7 @@ pub fn add_static_queries(
         )));
     }
     values.resize(sparse.dimensions, 0.0);
-    let positions = config.facts.max_positions;
+    let positions = config.encoder_limits.max_positions;
     let found =
         ConfigFile::open_or_empty(&folder, tokenizer_config::NAME)?.get::<f64>(OF_TOKENIZER)?;
     // Queries have no positions: longer ones would not be truncated.
@@ -220,7 +221,7 @@ pub fn add_static_queries(
             found.map_or("none".to_owned(), |length| length.to_string())
         )));
     }
-    let max_tokens = Some(max_tokens(&folder, &config.facts)?);
+    let max_tokens = Some(max_tokens(&folder, &config.encoder_limits)?);
     let form = RoleSettings {
         max_tokens,
         is_bare: true,
@@ -243,7 +244,7 @@ pub fn add_static_queries(
 fn gte_weights(config: &EncoderConfig, weights: &Weights) -> Result<Dense> {
     let bias = weights.take_whole("classifier.bias", &[1])?.values.clone();
     Dense::of_weights(
-        weights.take_whole("classifier.weight", &[1, config.facts.hidden])?,
+        weights.take_whole("classifier.weight", &[1, config.encoder_limits.hidden])?,
         Some(bias),
     )
 }
@@ -273,7 +274,7 @@ fn add_heads(
     (settings, heads): (&mut EmbeddingSettings, &mut OutputHeads),
     tokenizer: &Tokenizer,
 ) -> Result<()> {
-    let hidden = config.facts.hidden;
+    let hidden = config.encoder_limits.hidden;
     let layer = |file: &'static str, outputs: Option<usize>| {
         let bytes = files::read(&folder.join(file))?;
         let values = pickle::read(&bytes)?;
@@ -322,9 +323,9 @@ fn late_interaction(
         ("query_length", &mut files.query),
         ("document_length", &mut files.document),
     ];
-    let max_tokens = max_tokens_of_roles(folder, &config.facts, roles)?;
+    let max_tokens = max_tokens_of_roles(folder, &config.encoder_limits, roles)?;
     let mut settings = text_settings(folder, None, max_tokens)?;
-    let (mut projections, mut width) = (Vec::new(), config.facts.hidden);
+    let (mut projections, mut width) = (Vec::new(), config.encoder_limits.hidden);
     for (folder, is_pylates) in &files.projections {
         let layer = Dense::of_tokens(folder, width, *is_pylates)?;
         width = layer.outputs();
@@ -400,7 +401,7 @@ fn stanfords(
         },
     };
     let roles = [("query_maxlen", &mut query), ("doc_maxlen", &mut document)];
-    let max_tokens = max_tokens_of_roles(folder, &config.facts, roles)?;
+    let max_tokens = max_tokens_of_roles(folder, &config.encoder_limits, roles)?;
     let settings = text_settings(folder, None, max_tokens)?;
     let [query, document] = [query, document].map(|role| role_settings(role, true, tokenizer));
     let (query, document) = (query?, document?);
@@ -415,7 +416,7 @@ fn stanfords(
             "expected `dim` {rows} in `{ARTIFACT}`, the rows of `{PROJECTION}`, but found {found}"
         )));
     }
-    let weight = weights.take_whole(PROJECTION, &[rows, config.facts.hidden])?;
+    let weight = weights.take_whole(PROJECTION, &[rows, config.encoder_limits.hidden])?;
     let projection = Dense::of_weights(weight, None)?;
     let width = projection.outputs();
     Ok(with_multi_vectors(

@@ -12,7 +12,10 @@ use super::{
 };
 use crate::{
     onnx,
-    plan::{Build, opened_model as source, opened_model::WriteGraphs},
+    plan::{
+        Build,
+        opened_model::{self, WriteGraphs},
+    },
     quantize::layer_forms::LayerForms,
 };
 use kivu::{
@@ -68,8 +71,8 @@ pub fn open(build: Build<'_>) -> Result<(String, bool, WriteGraphs<'_>)> {
     let graphs = move |precision, _: LayerForms<'_>| {
         let encoder = prepare(&encoder, precision, build)?;
         Ok(vec![
-            (source::ENCODER, encoder),
-            (source::DECODER, prepare(&decoder, precision, build)?),
+            (opened_model::ENCODER, encoder),
+            (opened_model::DECODER, prepare(&decoder, precision, build)?),
         ])
     };
     Ok((sha256, is_quantized, Box::new(graphs)))

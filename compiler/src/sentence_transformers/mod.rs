@@ -75,21 +75,21 @@ pub const TRANSFORMER: [&str; 7] = [
 pub fn embedding_settings(
     folder: &Path,
     output: &str,
-    facts: &EncoderLimits,
+    encoder_limits: &EncoderLimits,
 ) -> Result<(EmbeddingSettings, Option<Modules>)> {
     let list = modules(folder)?;
     let mut modules = match &list[..] {
-        [] => Modules::mean(facts.hidden),
+        [] => Modules::mean(encoder_limits.hidden),
         [first, rest @ ..] if first.class() == "Transformer" => {
-            add_all(Modules::new(facts.hidden), rest, folder)?
+            add_all(Modules::new(encoder_limits.hidden), rest, folder)?
         }
-        list => add_all(Modules::new(facts.hidden), list, folder)?,
+        list => add_all(Modules::new(encoder_limits.hidden), list, folder)?,
     };
     truncate(&mut modules, folder)?;
     let pooling = modules.pooling();
     let output = if pooling.is_some() { output } else { POOLED };
     let dense = dense_settings(folder, output, &modules)?;
-    let mut settings = text_settings(folder, Some(dense), max_tokens(folder, facts)?)?;
+    let mut settings = text_settings(folder, Some(dense), max_tokens(folder, encoder_limits)?)?;
     settings.unpooled = (!modules.includes_prompt()).then(BTreeMap::new);
     Ok((settings, pooling.is_none().then_some(modules)))
 }
@@ -527,8 +527,8 @@ fn transformer(folder: &Path) -> Result<ConfigFile> {
 }
 
 /// Maximum number of tokens according to the files, or to the model's positions if that is less.
-pub fn max_tokens(folder: &Path, facts: &EncoderLimits) -> Result<usize> {
-    let positions = facts.max_positions;
+pub fn max_tokens(folder: &Path, encoder_limits: &EncoderLimits) -> Result<usize> {
+    let positions = encoder_limits.max_positions;
     let transformer = transformer(folder)?;
     check_case(&transformer)?;
     // A float, since "no limit" is written as 1e30.
@@ -543,7 +543,7 @@ pub fn max_tokens(folder: &Path, facts: &EncoderLimits) -> Result<usize> {
     }
     let of_tokenizer = of_tokenizer.map_or(positions, |length| length as usize);
     match transformer.get(LENGTH)? {
-        Some(found) => within_positions(folder, facts, (LENGTH, found, 2)),
+        Some(found) => within_positions(folder, encoder_limits, (LENGTH, found, 2)),
         None => Ok(of_tokenizer.min(positions)),
     }
 }
@@ -552,7 +552,7 @@ pub fn max_tokens(folder: &Path, facts: &EncoderLimits) -> Result<usize> {
 /// own, with the tokens around them. As in PyLate and sentence-transformers, such a length replaces the model's.
 pub fn max_tokens_of_roles(
     folder: &Path,
-    facts: &EncoderLimits,
+    encoder_limits: &EncoderLimits,
     roles: [(&'static str, &mut RoleFiles); 2],
 ) -> Result<usize> {
     check_case(&transformer(folder)?)?;
@@ -561,16 +561,16 @@ pub fn max_tokens_of_roles(
         // The special tokens and the marker.
         let least = 2 + usize::from(role.marker.is_some());
         *limit = match role.max_tokens {
-            Some(found) => within_positions(folder, facts, (length, found, least))?,
-            None => max_tokens(folder, facts)?,
+            Some(found) => within_positions(folder, encoder_limits, (length, found, least))?,
+            None => max_tokens(folder, encoder_limits)?,
         };
         role.max_tokens = Some(*limit);
         if let Some(expanding) = &role.expansion
-            && expanding.length > facts.longest
+            && expanding.length > encoder_limits.longest
         {
             return Err(Error::model(format!(
                 "expected queries that are padded to at most {} tokens, the positions of the model, but found {}",
-                facts.longest, expanding.length
+                encoder_limits.longest, expanding.length
             )));
         }
     }
@@ -590,7 +590,7 @@ fn check_case(transformer: &ConfigFile) -> Result<()> {
 /// The length `found` under a name in the files, of at least `least` tokens; or the model's positions if that is less.
 fn within_positions(
     folder: &Path,
-    facts: &EncoderLimits,
+    encoder_limits: &EncoderLimits,
     (name, found, least): (&str, usize, usize),
 ) -> Result<usize> {
     if found < least {
@@ -598,7 +598,7 @@ fn within_positions(
             "expected a `{name}` of at least {least}, but found {found}"
         )));
     }
-    let longest = facts.longest;
+    let longest = encoder_limits.longest;
     let model = ConfigFile::open_or_empty(&transformer_folder(folder)?, ConfigFile::NAME)?;
     // Longer texts fail in families with a position table.
     match found > longest && UNLIMITED.contains(&model.model_type()) {
@@ -620,13 +620,13 @@ mod tests {
     use super::*;
 
     fn max_tokens_of(folder: &Path) -> Result<usize> {
-        let facts = EncoderLimits {
+        let encoder_limits = EncoderLimits {
             architecture: String::new(),
             hidden: 8,
             max_positions: 64,
             longest: 64,
         };
-        max_tokens(folder, &facts)
+        max_tokens(folder, &encoder_limits)
     }
 
     #[test]

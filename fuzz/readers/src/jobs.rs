@@ -12,7 +12,7 @@ use kivu::{
     repository::s3::{MAX_KEY_BYTES, Url, fit_key},
 };
 use kivu_jobs::{
-    events::{distributed_map::MapEvent, event, kinesis_aggregation as kpl, row_event::RowEvent},
+    events::{distributed_map::MapEvent, event, kinesis_aggregation, row_event::RowEvent},
     input::compression::Compression,
     output::{
         answer::{Cell, RowError, RowResult, score_column},
@@ -26,7 +26,7 @@ use kivu_jobs::{
 
 /// A Lambda invocation's event, and a record of Kinesis.
 pub fn event(bytes: &[u8]) {
-    let _ = kpl::records(bytes.to_vec());
+    let _ = kinesis_aggregation::records(bytes.to_vec());
     let Ok(event) = serde_json::from_slice::<Value>(bytes) else {
         return;
     };

@@ -288,6 +288,15 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn rankings_look_the_model_up_before_they_read_texts() {
+        let body = json!({ "model": "another", "query": "", "documents": [7] });
+        for path in ["/v1/rerank", "/v2/rerank"] {
+            let (status, answer) = ask(path, &body).await;
+            assert_eq!(status, 404, "{path}: {answer}");
+        }
+    }
+
+    #[tokio::test]
     async fn other_forms_have_no_place_for_the_field() {
         let (_, tei) = ask("/embed", &json!({ "inputs": 7 })).await;
         let fields: Vec<&String> = tei.as_object().unwrap().keys().collect();

@@ -6,7 +6,7 @@ use crate::{
         kserve::{self, InferRequest, InferResponse},
     },
     service::{
-        info as server,
+        info,
         route::{Api, Route, RouteMethod, Runs, get, post},
     },
 };
@@ -52,7 +52,7 @@ pub const KSERVE: Api = Api {
 pub const HEALTH: Route = get!(
     "/health",
     "health",
-    server::health,
+    info::health,
     "Check that the server is up and its models are loaded"
 )
 .open()

@@ -20,7 +20,7 @@ use super::{
     page,
     service::{
         app::App,
-        info as server, openapi,
+        info, openapi,
         route::{Api, Route, RouteMethod, get},
     },
 };
@@ -66,14 +66,14 @@ const SERVER: Api = Api {
         kserve::HEALTH,
         kserve::HEALTH.at("/healthz", "healthz"),
         kserve::HEALTH.at("/ping", "ping"),
-        get!("/metrics", "metrics", server::metrics, "Metrics in Prometheus format")
+        get!("/metrics", "metrics", info::metrics, "Metrics in Prometheus format")
             .optional()
             .response_of::<String>(
                 "text/plain; charset=utf-8",
                 "Counters and durations.",
                 Some(r#""kivu_requests_total 7""#),
             ),
-        get!("/models", "list", server::list, "List the models").response::<server::Models>(
+        get!("/models", "list", info::list, "List the models").response::<info::Models>(
             "The models with their tasks, and the request limits.",
             r#"{"limits": {"body_bytes": 6291456, "texts": 1024}, "models": [{"architecture": "BertModel", "dimensions": 384, "max_tokens": 256, "memory": 24760849, "name": "minilm", "precision": "int8", "state": "loaded", "task": "feature-extraction"}], "version": "0.2.0"}"#,
         ),

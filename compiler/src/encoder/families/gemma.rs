@@ -114,7 +114,7 @@ fn read(
         norm: NormKind::RootMeanSquare { adds_one: true },
         biases: decoders::attention_biases(config)?,
         details: Details {
-            word_scale: Some((shared.facts.hidden as f32).sqrt()),
+            word_scale: Some((shared.encoder_limits.hidden as f32).sqrt()),
             ..shared.details
         },
         ..shared

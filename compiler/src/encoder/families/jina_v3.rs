@@ -99,7 +99,7 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     let (positions, span) = match kind.as_deref() {
         _ if !is_authors => {
             let rope = Rope::read(config)?;
-            let scaling = rope.scaling(&[], shared.facts.max_positions)?;
+            let scaling = rope.scaling(&[], shared.encoder_limits.max_positions)?;
             (
                 Positions::None,
                 rotary(rope.rope_theta.unwrap_or(BASE_IN_TRANSFORMERS), scaling)?,
@@ -125,12 +125,12 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
             )));
         }
     };
-    let facts = match positions {
-        Positions::None => without_table(config, shared.facts)?,
-        _ => shared.facts,
+    let encoder_limits = match positions {
+        Positions::None => without_table(config, shared.encoder_limits)?,
+        _ => shared.encoder_limits,
     };
     Ok(EncoderConfig {
-        facts,
+        encoder_limits,
         epsilon: config.get("layer_norm_eps")?.unwrap_or(1e-5),
         positions,
         types: 1,
@@ -143,12 +143,12 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
 }
 
 /// Rotary positions have no unused rows.
-fn without_table(config: &ConfigFile, facts: EncoderLimits) -> Result<EncoderLimits> {
+fn without_table(config: &ConfigFile, encoder_limits: EncoderLimits) -> Result<EncoderLimits> {
     let max_positions = config.require_size("max_position_embeddings")?;
     Ok(EncoderLimits {
         max_positions,
         longest: max_positions,
-        ..facts
+        ..encoder_limits
     })
 }
 

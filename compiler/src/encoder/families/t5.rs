@@ -53,7 +53,7 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     let [heads, width] = heads(config)?;
     let [max_positions, _] = lengths(config, None)?;
     Ok(EncoderConfig {
-        facts: EncoderLimits {
+        encoder_limits: EncoderLimits {
             architecture: config.architecture().to_owned(),
             hidden: config.require_size("d_model")?,
             max_positions,

@@ -72,7 +72,7 @@ pub fn open_gliclass(plan: &Plan) -> Result<OpenedModel<'static>> {
         }
         token(&config, &tokenizer, LABEL, "class_token_index")?
     };
-    let width = encoder.facts.hidden;
+    let width = encoder.encoder_limits.hidden;
     let head = TextHead {
         hidden: config.get_size("hidden_size")?.unwrap_or(width),
         is_mean: strategy(&config)? == "avg",
@@ -188,7 +188,7 @@ fn encoder(config: &ConfigFile, folder: &Path) -> Result<EncoderConfig> {
     let mut encoder = families::of(&own, folder)?;
     // The encoder's class may have a head, but this model lacks its weights.
     encoder.head = None;
-    encoder.facts.architecture = GLICLASS.to_owned();
+    encoder.encoder_limits.architecture = GLICLASS.to_owned();
     if encoder.types > 1 {
         return Err(Error::model(format!(
             "expected an encoder without token types in a {GLICLASS} model, but found {}",
@@ -196,7 +196,7 @@ fn encoder(config: &ConfigFile, folder: &Path) -> Result<EncoderConfig> {
         )));
     }
     if encoder.depends_on_distances_only() {
-        encoder.facts.max_positions = encoder.facts.max_positions.max(MAX_TOKENS);
+        encoder.encoder_limits.max_positions = encoder.encoder_limits.max_positions.max(MAX_TOKENS);
     }
     Ok(encoder)
 }
@@ -218,7 +218,7 @@ fn settings(
             "last" => PooledTokens::Last,
             _ => PooledTokens::All,
         },
-        max_tokens: max_tokens(folder, &encoder.facts)?,
+        max_tokens: max_tokens(folder, &encoder.encoder_limits)?,
     })
 }
 

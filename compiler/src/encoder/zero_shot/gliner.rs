@@ -114,7 +114,7 @@ pub fn open_gliner(plan: &Plan) -> Result<OpenedModel<'static>> {
         ..settings(&config, of_tokenizer, &encoder, reads_labels)?
     };
     let head = SpanHead {
-        encoder_width: encoder.facts.hidden,
+        encoder_width: encoder.encoder_limits.hidden,
         width: width(&config)?,
         scored: settings
             .max_entity_words
@@ -208,7 +208,7 @@ fn encoder(config: &ConfigFile, folder: &Path) -> Result<EncoderConfig> {
     let mut encoder = families::of(&file, folder)?;
     // The encoder's class may have a head, but this model lacks its weights.
     encoder.head = None;
-    encoder.facts.architecture = "GLiNER".to_owned();
+    encoder.encoder_limits.architecture = "GLiNER".to_owned();
     if encoder.types > 1 {
         return Err(Error::model(format!(
             "expected an encoder without token types, but found `{}` with {}",
@@ -217,7 +217,7 @@ fn encoder(config: &ConfigFile, folder: &Path) -> Result<EncoderConfig> {
         )));
     }
     if encoder.depends_on_distances_only() {
-        encoder.facts.max_positions = encoder.facts.max_positions.max(MAX_TOKENS);
+        encoder.encoder_limits.max_positions = encoder.encoder_limits.max_positions.max(MAX_TOKENS);
     }
     Ok(encoder)
 }
@@ -297,7 +297,7 @@ fn settings(
             false => Some(config.get("max_width")?.unwrap_or(12)),
         },
         max_words: config.get("max_len")?.unwrap_or(384),
-        max_tokens: max_tokens(folder, &encoder.facts)?,
+        max_tokens: max_tokens(folder, &encoder.encoder_limits)?,
     };
     // Each span length is a part of the graph.
     let width = settings.max_entity_words.unwrap_or(1);

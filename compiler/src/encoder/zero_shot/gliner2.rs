@@ -79,7 +79,7 @@ pub fn open_gliner2(plan: &Plan) -> Result<OpenedModel<'static>> {
         .unwrap_or(encoder.vocabulary);
     families::adapt(&mut encoder, &weights);
     let tokenizer = within_vocabulary(read_tokenizer(folder)?, encoder.vocabulary)?;
-    let max_tokens = max_tokens(folder, &encoder.facts)?;
+    let max_tokens = max_tokens(folder, &encoder.encoder_limits)?;
     let longest = max_width(&config)?;
     let parsed = Tokenizer::from_json(&tokenizer)?;
     for other in [SEPARATOR, SCHEMA_SEPARATOR] {
@@ -96,8 +96,8 @@ pub fn open_gliner2(plan: &Plan) -> Result<OpenedModel<'static>> {
         token(&parsed, ENTITY)?
     };
     let head = SpanHead {
-        encoder_width: encoder.facts.hidden,
-        width: encoder.facts.hidden,
+        encoder_width: encoder.encoder_limits.hidden,
+        width: encoder.encoder_limits.hidden,
         scored: match scores_labels {
             true => Scored::Labels,
             false => Scored::CountedSpans(CountedSpans {
@@ -215,7 +215,7 @@ fn encoder(folder: &Path) -> Result<EncoderConfig> {
     let mut encoder = families::of(&own, folder)?;
     // The encoder's class may have a head, but this model lacks its weights.
     encoder.head = None;
-    encoder.facts.architecture = "GLiNER2".to_owned();
+    encoder.encoder_limits.architecture = "GLiNER2".to_owned();
     if encoder.types > 1 {
         return Err(Error::model(format!(
             "expected an encoder without token types in a GLiNER2 model, but found `{}` with {}",
@@ -224,7 +224,7 @@ fn encoder(folder: &Path) -> Result<EncoderConfig> {
         )));
     }
     if encoder.depends_on_distances_only() {
-        encoder.facts.max_positions = encoder.facts.max_positions.max(MAX_TOKENS);
+        encoder.encoder_limits.max_positions = encoder.encoder_limits.max_positions.max(MAX_TOKENS);
     }
     Ok(encoder)
 }

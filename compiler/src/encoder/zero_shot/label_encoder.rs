@@ -53,8 +53,8 @@ pub fn open(
     if let Positions::TableAfter { padding } = encoder.positions {
         has_positions(&tokenizer, padding)?;
     }
-    let mut modules = Modules::mean(encoder.facts.hidden);
-    if encoder.facts.hidden != width {
+    let mut modules = Modules::mean(encoder.encoder_limits.hidden);
+    if encoder.encoder_limits.hidden != width {
         modules.project(&weights, PROJECTION, width)?;
     }
     let settings = LabelEncoderSettings {
@@ -62,7 +62,7 @@ pub fn open(
         tokenizer: LABEL_TOKENIZER.to_owned(),
         output: POOLED.to_owned(),
         dimensions: width,
-        max_tokens: max_tokens(folder, &encoder.facts)?,
+        max_tokens: max_tokens(folder, &encoder.encoder_limits)?,
     };
     let heads = OutputHeads::dense(Some(modules));
     Ok((
