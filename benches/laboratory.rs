@@ -26,6 +26,8 @@ use kivu::{
     Error, Result,
     backend::{
         Deadline,
+        encoder::Sequence,
+        model_inputs::ModelInputs,
         seq2seq::{Decoder, Seq2SeqBackend},
         similarity::Query,
     },
@@ -43,7 +45,7 @@ use kivu::{
     tensor::Tensor,
     tokenizer::{Encoding, Side, Tokenizer, Truncation},
 };
-use kivu_compiler::quality::{SENTENCES, inputs};
+use kivu_compiler::quality::SENTENCES;
 use kivu_jobs::pass_through;
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
@@ -154,7 +156,7 @@ fn parts(bundle: &Bundle) -> Result<Value> {
     let tokenizer_ms = lap();
     let encoding = encode(&tokenizer, bundle, SHORT);
     lap();
-    session.run(&inputs(session.signature(), &encoding)?)?;
+    session.run(&inputs(&session, &[Sequence::from(&encoding)]))?;
     Ok(
         json!({ "library": library, "session": session_ms, "first run": lap(), "tokenizer": tokenizer_ms }),
     )
@@ -188,30 +190,13 @@ fn unsorted(bundle: &Bundle, time: Duration) -> Result<Value> {
 }
 
 fn padded(session: &Session, batch: &[Encoding]) -> Vec<Tensor> {
-    let longest = batch.iter().map(Encoding::len).max().unwrap();
-    let input = |name: &str, element_type| {
-        let row = |encoding: &Encoding| -> Vec<i64> {
-            let mut row: Vec<i64> = match name {
-                "input_ids" => encoding.ids.iter().map(|id| i64::from(*id)).collect(),
-                "attention_mask" => vec![1; encoding.len()],
-                _ => vec![0; encoding.len()],
-            };
-            row.resize(longest, 0);
-            row
-        };
-        Tensor::integers(
-            element_type,
-            [batch.len(), longest],
-            batch.iter().flat_map(row).collect(),
-        )
-        .unwrap()
-    };
-    session
-        .signature()
-        .inputs
-        .iter()
-        .map(|declared| input(&declared.name, declared.element_type))
-        .collect()
+    let batch: Vec<_> = batch.iter().map(Sequence::from).collect();
+    inputs(session, &batch)
+}
+
+fn inputs(session: &Session, batch: &[Sequence<'_>]) -> Vec<Tensor> {
+    let inputs = ModelInputs::recognize(session.signature()).unwrap();
+    inputs.tensors(batch, 0).unwrap()
 }
 
 fn single(bundle: &Bundle) -> Result<Value> {
@@ -220,10 +205,8 @@ fn single(bundle: &Bundle) -> Result<Value> {
         bundle.path(&bundle.manifest().graph).as_path(),
         NonZeroUsize::MIN,
     )?;
-    let inputs = inputs(
-        session.signature(),
-        &encode(&bundle.tokenizer()?, bundle, SHORT),
-    )?;
+    let encoding = encode(&bundle.tokenizer()?, bundle, SHORT);
+    let inputs = inputs(&session, &[Sequence::from(&encoding)]);
     let run = |_| {
         let started = Instant::now();
         session.run(&inputs).unwrap();

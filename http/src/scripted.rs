@@ -14,8 +14,9 @@ use tower_service::Service;
 use crate::{App, router};
 use kivu::{
     backend::{
-        Backend, Engine, Signature, TensorSpec, routing,
+        Engine, Signature, TensorSpec, routing,
         scripted::{ScriptedBackend, ScriptedSeq2Seq},
+        tensors::TensorEncoder,
     },
     error::Result,
     model::{Model, ModelSettings, Pipeline},
@@ -95,10 +96,10 @@ pub fn models(tokenizer: &[u8]) -> Result<Vec<Model>> {
             padding: None,
             identifies_languages: true,
         };
-        let backend: Arc<dyn Backend> = Arc::new(scripted(&[-1, labels.len() as i64]));
+        let backend = TensorEncoder::shared(scripted(&[-1, labels.len() as i64]))?;
         ClassificationPipeline::new(Arc::clone(&tokenizer), backend, settings)
     };
-    let vectors: Arc<dyn Backend> = Arc::new(scripted(&[-1, -1, 2]));
+    let vectors = TensorEncoder::shared(scripted(&[-1, -1, 2]))?;
     let vectors = EmbeddingPipeline::new(Arc::clone(&tokenizer), vectors, embedding)?;
     let tokens = TokenClassificationSettings {
         output: "output".into(),
@@ -106,7 +107,7 @@ pub fn models(tokenizer: &[u8]) -> Result<Vec<Model>> {
         max_tokens: MAX_TOKENS,
         unknown_token: None,
     };
-    let labels: Arc<dyn Backend> = Arc::new(scripted(&[-1, -1, 3]));
+    let labels = TensorEncoder::shared(scripted(&[-1, -1, 3]))?;
     let tokens = TokenClassificationPipeline::new(Arc::clone(&tokenizer), labels, tokens)?;
     Ok(vec![
         model(

@@ -20,8 +20,8 @@ use kivu_base::{
 };
 use kivu_core::{
     backend::{
-        Backend, Engine, MappedFiles, RemoteSource, external_files::require_known_files,
-        routing::Route,
+        Engine, MappedFiles, RemoteSource, external_files::require_known_files, routing::Route,
+        tensors::TensorEncoder,
     },
     observer::time_start,
     pipeline::embedding::EmbeddingSettings,
@@ -189,8 +189,10 @@ fn open_graphs(
     let manifest = bundle.manifest();
     let threads = config.threads();
     let Some(settings) = manifest.settings.seq2seq() else {
-        let open =
-            |graph: Graph| time_start("session", || OnnxBackend::open(runtime, graph, threads));
+        let open = |graph: Graph| {
+            let backend = time_start("session", || OnnxBackend::open(runtime, graph, threads));
+            TensorEncoder::shared(backend?)
+        };
         let (backend, labels, arithmetic) = match manifest.settings.label_encoder() {
             None => {
                 let ([graph], arithmetic) = read_graphs(bundle, [&manifest.graph], mapped)?;
@@ -200,15 +202,11 @@ fn open_graphs(
                 let (graphs, arithmetic) =
                     read_graphs(bundle, [&manifest.graph, &settings.graph], mapped)?;
                 let [graph, labels] = graphs;
-                (
-                    open(graph)?,
-                    Some(Arc::new(open(labels)?) as Arc<dyn Backend>),
-                    arithmetic,
-                )
+                (open(graph)?, Some(open(labels)?), arithmetic)
             }
         };
         check_signature(manifest, &manifest.signature, backend.signature())?;
-        return Ok((Local::Encoder(Arc::new(backend), labels), arithmetic));
+        return Ok((Local::Encoder(backend, labels), arithmetic));
     };
     let (graphs, arithmetic) =
         read_graphs(bundle, [&manifest.graph, &settings.decoder.graph], mapped)?;

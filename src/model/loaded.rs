@@ -13,7 +13,8 @@ use kivu_base::{
 };
 use kivu_core::{
     backend::{
-        Backend, Engine, MappedFiles, Signature,
+        Engine, MappedFiles, Signature,
+        encoder::EncoderBackend,
         external_files::require_known_files,
         native::{Buffer, NativeBackend, NativeModel, TableBackend, TableModel, WeightFiles},
         routing::Route,
@@ -67,7 +68,7 @@ pub struct Loaded {
     pub tokenizers: Tokenizers,
     pub route: LoadedRoute,
     /// The local model that reads labels, if the bundle has one.
-    pub label_encoder: Option<Arc<dyn Backend>>,
+    pub label_encoder: Option<Arc<dyn EncoderBackend>>,
     pub arithmetic: Option<String>,
     pub files: Option<Arc<dyn MappedFiles>>,
 }
@@ -80,7 +81,7 @@ pub enum LoadedRoute {
 
 impl LoadedRoute {
     /// The local encoder, if there is one.
-    pub fn local_encoder(&self) -> Option<&Arc<dyn Backend>> {
+    pub fn local_encoder(&self) -> Option<&Arc<dyn EncoderBackend>> {
         match self {
             Self::Encoder(route) => route.local(),
             Self::Seq2Seq(_) => None,
@@ -105,7 +106,7 @@ pub struct Tokenizers {
 /// A bundle's graphs, opened in an engine.
 pub enum Local {
     /// With the encoder for labels, if there is one.
-    Encoder(Arc<dyn Backend>, Option<Arc<dyn Backend>>),
+    Encoder(Arc<dyn EncoderBackend>, Option<Arc<dyn EncoderBackend>>),
     Seq2Seq(Arc<dyn Seq2SeqBackend>),
 }
 
@@ -238,7 +239,7 @@ pub fn open_natively(
     check_signature(manifest, &manifest.signature, model.signature())?;
     let start = |model| NativeBackend::start(model, config.threads());
     let backend = Arc::new(start(model)?);
-    let labels: Option<Arc<dyn Backend>> = match labels {
+    let labels: Option<Arc<dyn EncoderBackend>> = match labels {
         Some(labels) => Some(Arc::new(start(open(&labels)?)?)),
         None => None,
     };

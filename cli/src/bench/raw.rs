@@ -10,11 +10,11 @@ use std::{
 
 use super::timing::{ms, throughput};
 use kivu::{
+    backend::{encoder::Sequence, model_inputs::ModelInputs},
     error::Result,
     onnx::{Runtime, Session},
     tokenizer::Encoding,
 };
-use kivu_compiler::quality;
 
 pub struct Raw {
     pub runtime: Runtime,
@@ -29,6 +29,7 @@ impl Raw {
         let mut rows: Vec<_> = rows.iter().collect();
         rows.sort_by_key(|row| Reverse(row.len()));
         let session = self.session()?;
+        let inputs = ModelInputs::recognize(session.signature())?;
         let (next, end) = (AtomicUsize::new(0), AtomicUsize::new(usize::MAX));
         let started = Instant::now();
         throughput(self.cpus.get(), |_| {
@@ -42,10 +43,8 @@ impl Raw {
                 if index >= end.load(Ordering::Relaxed) {
                     return Ok(done);
                 }
-                session.run(&quality::inputs(
-                    session.signature(),
-                    rows[index % rows.len()],
-                )?)?;
+                let text = Sequence::from(rows[index % rows.len()]);
+                session.run(&inputs.tensors(&[text], 0)?)?;
                 done += 1;
             }
         })
@@ -54,9 +53,10 @@ impl Raw {
     /// Returns a function that runs all `rows` on one thread and returns the time in milliseconds.
     pub fn runner(&self, rows: &[Encoding]) -> Result<impl FnMut() -> Result<f64> + use<>> {
         let session = self.session()?;
+        let inputs = ModelInputs::recognize(session.signature())?;
         let inputs = rows
             .iter()
-            .map(|row| quality::inputs(session.signature(), row))
+            .map(|row| inputs.tensors(&[row.into()], 0))
             .collect::<Result<Vec<_>>>()?;
         Ok(move || {
             let started = Instant::now();

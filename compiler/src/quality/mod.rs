@@ -5,7 +5,6 @@ mod chrf;
 pub mod compare;
 mod correlation;
 pub mod cost;
-mod inputs;
 pub mod pairs;
 mod peer;
 mod report;
@@ -16,7 +15,6 @@ pub mod step_comparison;
 use std::{future::Future, thread};
 
 pub use self::{
-    inputs::inputs,
     pairs::{PairFigures, PairQuality},
     report::{Other, Report, measure},
     samples::{Pairs, Samples, Texts},

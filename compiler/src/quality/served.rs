@@ -19,8 +19,10 @@ use crate::{
 };
 use kivu::{
     backend::{
-        Backend, Deadline, Engine,
+        Deadline, Engine,
+        encoder::EncoderBackend,
         native::{NativeBackend, NativeModel, TableBackend, TableModel, WeightFiles},
+        tensors::TensorEncoder,
     },
     error::{Error, Result},
     model::Pipeline,
@@ -140,7 +142,7 @@ impl ServedEncoder {
         parts: EncoderParts<'_>,
         folder: &Path,
         engine: Engine,
-        backend: Arc<dyn Backend>,
+        backend: Arc<dyn EncoderBackend>,
     ) -> Result<Self> {
         let tokenizer = Arc::clone(parts.tokenizer);
         Ok(match parts.settings.clone() {
@@ -490,10 +492,10 @@ fn map_weights(graph: &[u8], path: &Path) -> Result<WeightFiles> {
 }
 
 /// Opens an encoder's graph in an engine, on all CPUs.
-fn open_graph(runtime: Runtime, path: &Path, engine: Engine) -> Result<Arc<dyn Backend>> {
+fn open_graph(runtime: Runtime, path: &Path, engine: Engine) -> Result<Arc<dyn EncoderBackend>> {
     let threads = thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
     if engine == Engine::Onnx {
-        return Ok(Arc::new(OnnxBackend::open(runtime, path, threads)?));
+        return TensorEncoder::shared(OnnxBackend::open(runtime, path, threads)?);
     }
     let graph = files::read(path)?;
     let weights = map_weights(&graph, path)?;

@@ -4,15 +4,21 @@ use std::{
     cell::RefCell,
     collections::{BTreeMap, BTreeSet},
     mem,
+    num::NonZeroUsize,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use crate::quantize;
+use async_trait::async_trait;
 use kivu::{
-    backend::{Backend, native::NativeModel, scripted::ScriptedBackend},
+    backend::{
+        Schedule, Signature,
+        encoder::{EachText, EncoderBackend, EncoderCall, Sequence},
+        native::{NativeModel, TextOutputs},
+    },
     error::Result,
     repository::manifest::Precision,
-    tensor::Tensor,
+    tokenizer::Encoding,
 };
 use kivu_engine::quantize::fit::{FittedLayer, Form, fit};
 
@@ -34,8 +40,7 @@ pub struct Calibration {
     model: Arc<NativeModel>,
     /// `int8` or `int8-blocks`.
     precision: Precision,
-    /// Graph inputs per run.
-    runs: Vec<Vec<Tensor>>,
+    runs: Vec<Run>,
     /// Number of tokens in all runs.
     tokens: usize,
     /// Input count per layer.
@@ -51,8 +56,23 @@ struct State {
     fitted: BTreeMap<String, Option<Arc<FittedLayer>>>,
 }
 
+/// A text that the model ran on.
+#[derive(Debug)]
+struct Run {
+    encoding: Encoding,
+    labels: Option<Arc<[f32]>>,
+}
+
+/// Runs a model, and records the runs with its layers' inputs.
+#[derive(Debug)]
+struct Recorder {
+    model: Arc<NativeModel>,
+    runs: Arc<Mutex<Vec<Run>>>,
+    observed: Arc<Mutex<Observed>>,
+}
+
 /// What a model's layers get to see.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Observed {
     /// Input count per layer.
     widths: BTreeMap<String, usize>,
@@ -68,27 +88,18 @@ impl Calibration {
     /// Records the runs that `serve` makes on a backend with a model's graph.
     pub fn record(
         (model, precision): (NativeModel, Precision),
-        serve: impl FnOnce(Arc<dyn Backend>) -> Result<()>,
+        serve: impl FnOnce(Arc<dyn EncoderBackend>) -> Result<()>,
     ) -> Result<Self> {
         let model = Arc::new(model);
-        let runs: Arc<Mutex<Vec<Vec<Tensor>>>> = Arc::default();
+        let runs: Arc<Mutex<Vec<Run>>> = Arc::default();
         let observed: Arc<Mutex<Observed>> = Arc::default();
-        let backend = {
-            let (model, runs, observed) =
-                (Arc::clone(&model), Arc::clone(&runs), Arc::clone(&observed));
-            ScriptedBackend::new(model.signature().clone(), move |inputs| {
-                lock(&runs).push(inputs.to_vec());
-                observe(&model, inputs, &observed)
-            })
-        };
-        serve(Arc::new(backend))?;
+        serve(Arc::new(Recorder {
+            model: Arc::clone(&model),
+            runs: Arc::clone(&runs),
+            observed: Arc::clone(&observed),
+        }))?;
         let (runs, Observed { widths, rows, .. }) = (take(&runs), take(&observed));
-        let count = |inputs: &Vec<Tensor>| {
-            inputs
-                .first()
-                .map_or(0, |ids| ids.shape().iter().product::<usize>())
-        };
-        let tokens = runs.iter().map(count).sum::<usize>();
+        let tokens = runs.iter().map(|run| run.encoding.len()).sum();
         let state = RefCell::new(State {
             rows,
             ..State::default()
@@ -169,8 +180,8 @@ impl Calibration {
                 others,
                 ..Observed::default()
             }));
-            for inputs in &self.runs {
-                observe(&self.model, inputs, &observed)?;
+            for run in &self.runs {
+                observe(&self.model, run.sequence(), &observed)?;
             }
             state.rows = take(&observed).rows;
         }
@@ -181,13 +192,48 @@ impl Calibration {
 /// Runs a model, and adds its layers' inputs to `observed`.
 fn observe(
     model: &NativeModel,
-    inputs: &[Tensor],
+    sequence: Sequence<'_>,
     observed: &Arc<Mutex<Observed>>,
-) -> Result<Vec<Tensor>> {
+) -> Result<TextOutputs> {
     let observed = Arc::clone(observed);
-    model.observe(inputs, move |layer, width, rows| {
+    model.observe(sequence, move |layer, width, rows| {
         lock(&observed).add(layer, width, rows)
     })
+}
+
+impl Run {
+    fn sequence(&self) -> Sequence<'_> {
+        Sequence {
+            labels: self.labels.as_ref(),
+            ..Sequence::from(&self.encoding)
+        }
+    }
+}
+
+#[async_trait]
+impl EncoderBackend for Recorder {
+    fn signature(&self) -> &Signature {
+        self.model.signature()
+    }
+
+    fn schedule(&self) -> Schedule {
+        Schedule::row_by_row(NonZeroUsize::MIN, 0)
+    }
+
+    async fn run(&self, call: EncoderCall<'_>, each: &mut EachText<'_>) -> Result<()> {
+        for (text, sequence) in call.batches.iter().flatten().enumerate() {
+            lock(&self.runs).push(Run {
+                encoding: sequence.encoding.clone(),
+                labels: sequence.labels.cloned(),
+            });
+            let found = observe(&self.model, *sequence, &self.observed)?;
+            each(
+                text,
+                &self.model.rows(sequence.encoding, call.outputs, &found),
+            )?;
+        }
+        Ok(())
+    }
 }
 
 impl Observed {

@@ -1,7 +1,9 @@
 //! The interface between pipelines and model runtimes, and Kivu's own engine. ONNX Runtime and fleets of servers, in crates of
 //! their own, implement it as well.
 
+pub mod encoder;
 pub mod external_files;
+pub mod model_inputs;
 pub mod native;
 pub mod processor;
 pub mod routing;
@@ -10,6 +12,7 @@ pub mod seq2seq;
 mod signature;
 pub mod similarity;
 pub mod speed;
+pub mod tensors;
 
 use std::{
     collections::BTreeMap,
@@ -28,7 +31,7 @@ pub use native::ABSENT;
 
 use kivu_base::{
     clock::Instant,
-    error::{Error, Result},
+    error::{Error, Result, quoted},
     tensor::{ElementType, Tensor},
 };
 
@@ -72,11 +75,6 @@ pub trait Backend: Debug + Send + Sync {
 
     /// The preferred batching.
     fn schedule(&self) -> Schedule;
-
-    /// Peak memory for a text with `tokens` tokens, in bytes, without the weights; `None` if unknown.
-    fn text_bytes(&self, _tokens: usize) -> Option<u64> {
-        None
-    }
 
     /// Runs batches in a single call. Returns the outputs per batch.
     async fn infer_each(
@@ -204,6 +202,16 @@ impl TensorSpec {
             element_type,
             shape: shape.into(),
         }
+    }
+
+    /// Names for error messages.
+    pub fn names(specs: &[Self]) -> String {
+        quoted(
+            &specs
+                .iter()
+                .map(|spec| spec.name.as_str())
+                .collect::<Vec<_>>(),
+        )
     }
 
     fn accepts(&self, tensor: &Tensor) -> bool {

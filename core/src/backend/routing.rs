@@ -9,7 +9,8 @@ use std::{
 };
 
 use super::{
-    Backend, Deadline, Engine, RemoteSource, Signature, seq2seq::Seq2SeqBackend, speed::Speed,
+    Deadline, Engine, RemoteSource, Signature, encoder::EncoderBackend, seq2seq::Seq2SeqBackend,
+    speed::Speed,
 };
 use kivu_base::{clock::Instant, error::Result};
 
@@ -32,7 +33,7 @@ impl Default for Location {
 ///
 /// Models with the same weights share a route and its measurements. `L` runs the model in this process.
 #[derive(Clone, Debug)]
-pub struct Route<L = Arc<dyn Backend>> {
+pub struct Route<L = Arc<dyn EncoderBackend>> {
     local: Option<L>,
     engine: Engine,
     fleet: Option<Arc<dyn RemoteSource>>,
@@ -64,8 +65,8 @@ impl Assumed {
 /// at most half the time left.
 const RESERVE: u32 = 3;
 
-impl From<Arc<dyn Backend>> for Route {
-    fn from(local: Arc<dyn Backend>) -> Self {
+impl From<Arc<dyn EncoderBackend>> for Route {
+    fn from(local: Arc<dyn EncoderBackend>) -> Self {
         let signature = local.signature().clone();
         Self::encoder(Some(local), None, signature)
     }
@@ -80,7 +81,7 @@ impl From<Arc<dyn Seq2SeqBackend>> for Route<Arc<dyn Seq2SeqBackend>> {
 impl Route {
     /// A route for an encoder. `signature` comes from the bundle's graph, whether it runs locally or not.
     pub fn encoder(
-        local: Option<Arc<dyn Backend>>,
+        local: Option<Arc<dyn EncoderBackend>>,
         fleet: Option<Arc<dyn RemoteSource>>,
         signature: Signature,
     ) -> Self {
@@ -287,7 +288,7 @@ mod tests {
     use async_trait::async_trait;
 
     use super::*;
-    use crate::backend::{RemoteBackend, scripted::ScriptedBackend};
+    use crate::backend::RemoteBackend;
     use kivu_base::error::Error;
 
     const LOCAL: Location = Location::Local(Engine::Onnx);
@@ -313,11 +314,9 @@ mod tests {
         fn disconnect(&self) {}
     }
 
-    fn route() -> Route {
-        let local = Arc::new(ScriptedBackend::new(Signature::default(), |_| {
-            Ok(Vec::new())
-        }));
-        Route::encoder(Some(local), Some(Arc::new(Available)), Signature::default())
+    fn route() -> Route<()> {
+        let fleet = Some(Arc::new(Available) as Arc<dyn RemoteSource>);
+        Route::new(Some(()), fleet, Signature::default(), Assumed::ENCODER)
     }
 
     #[tokio::test]

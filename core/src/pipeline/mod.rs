@@ -10,6 +10,7 @@ mod task;
 
 pub use self::encoder::executor::sharing_turns;
 pub use self::{
-    encoder::{encoding::Input, model_inputs::POOLING_MASK, usage::Usage},
+    encoder::{encoding::Input, usage::Usage},
     task::Task,
 };
+pub use crate::backend::model_inputs::POOLING_MASK;

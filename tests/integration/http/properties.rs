@@ -6,7 +6,10 @@ use axum::{body::Body, http::Request};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use http_body_util::BodyExt;
 use kivu::{
-    backend::{Backend, Deadline, Schedule, Signature, TensorSpec, scripted::ScriptedBackend},
+    backend::{
+        Deadline, Schedule, Signature, TensorSpec, scripted::ScriptedBackend,
+        tensors::TensorEncoder,
+    },
     config::Limits,
     model::Pipeline,
     pipeline::{
@@ -121,7 +124,7 @@ fn signature() -> Signature {
 }
 
 fn embedder(backend: ScriptedBackend) -> EmbeddingPipeline {
-    let backend: Arc<dyn Backend> = Arc::new(backend);
+    let backend = TensorEncoder::shared(backend).unwrap();
     let settings = EmbeddingSettings {
         dense: Some(DenseSettings {
             output: "sentence_embedding".into(),

@@ -64,6 +64,7 @@ mod embedding {
 
 mod engines {
     pub mod backends;
+    pub mod encoders;
     pub mod exactness;
     pub mod instructions;
     pub mod native;

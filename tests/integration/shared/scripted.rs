@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kivu::{
     Error,
-    backend::{Backend, Engine, Signature, TensorSpec, scripted::ScriptedBackend},
+    backend::{Engine, Signature, TensorSpec, scripted::ScriptedBackend, tensors::TensorEncoder},
     model::{Model, Pipeline},
     pipeline::{
         Task,
@@ -83,7 +83,7 @@ pub(crate) fn model_with(task: Task, default_prompt: Option<String>) -> Model {
         unpooled: None,
         tasks: Vec::new(),
     };
-    let backend: Arc<dyn Backend> = Arc::new(backend);
+    let backend = TensorEncoder::shared(backend).unwrap();
     let pipeline =
         EmbeddingPipeline::new(Arc::new(tokenizer()), backend, settings.clone()).unwrap();
     Model {

@@ -24,16 +24,16 @@ use self::workers::{MIN_CALL_TOKENS, Workers};
 pub use self::{
     graph::MULTI_VECTORS,
     label_head::{HIERARCHICAL_SOFTMAX, ROW_PRODUCTS},
-    model::{NativeModel, WeightFiles},
+    model::{NativeModel, TextOutputs, WeightFiles},
     table::{MEAN_OF_INT8_ROWS, MEAN_OF_ROWS, TableBackend, TableModel},
     weights::Buffer,
 };
-use super::{Backend, Deadline, Schedule, Signature};
-use crate::observer::record_batch;
-use kivu_base::{
-    error::{Error, Result},
-    tensor::Tensor,
+use super::{
+    Schedule, Signature,
+    encoder::{EachText, EncoderBackend, EncoderCall},
 };
+use crate::observer::record_batch;
+use kivu_base::error::{Error, Result};
 
 /// The instructions that the engine uses in this process.
 pub fn instructions() -> InstructionSet {
@@ -77,7 +77,7 @@ impl NativeBackend {
 }
 
 #[async_trait]
-impl Backend for NativeBackend {
+impl EncoderBackend for NativeBackend {
     fn signature(&self) -> &Signature {
         self.model().signature()
     }
@@ -91,23 +91,18 @@ impl Backend for NativeBackend {
     }
 
     /// Runs all batches' texts together.
-    async fn infer_each(
-        &self,
-        batches: Vec<Vec<Tensor>>,
-        deadline: Deadline,
-    ) -> Result<Vec<Vec<Tensor>>> {
+    async fn run(&self, call: EncoderCall<'_>, each: &mut EachText<'_>) -> Result<()> {
         let model = self.model();
-        let mut texts = Vec::new();
-        for inputs in &batches {
-            texts.extend(model.texts(inputs)?);
-        }
+        let sequences = || call.batches.iter().flatten();
+        let texts = sequences().map(|sequence| model.text(*sequence));
+        let texts = texts.collect::<Result<_>>()?;
         record_batch("native");
         model.require_unchanged()?;
-        let mut outputs = self.workers.run(texts, deadline).await?.into_iter();
+        let outputs = self.workers.run(texts, call.deadline).await?;
         model.require_unchanged()?;
-        batches
-            .iter()
-            .map(|inputs| model.outputs(inputs, &mut outputs))
-            .collect()
+        for (text, (sequence, found)) in sequences().zip(&outputs).enumerate() {
+            each(text, &model.rows(sequence.encoding, call.outputs, found))?;
+        }
+        Ok(())
     }
 }

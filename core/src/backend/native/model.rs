@@ -14,16 +14,20 @@ use kivu_engine::{
     program::{Linear, Per, Program, Value, ValueId},
     run::{Scratch, Text, Token, Values},
 };
+use kivu_text::Encoding;
 
 use super::{
     graph::{self, MULTI_VECTORS, WORDS},
     weights::{self, Buffer},
 };
-use crate::backend::{LABEL_VECTORS, MappedFiles, Signature, TASK_IDS, require_unchanged};
+use crate::backend::{
+    MappedFiles, Signature, TASK_IDS,
+    encoder::{Row, Sequence},
+    require_unchanged,
+};
 use kivu_base::{
     error::{Error, Result},
     onnx_proto::ModelProto,
-    tensor::{Elements, Tensor},
 };
 
 /// One text's rows per output.
@@ -79,12 +83,37 @@ impl WeightFiles {
     }
 }
 
+/// What a model's tokens have beside their ids.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum TokenTypes {
+    Nothing,
+    /// The index of their text in a pair.
+    Texts,
+    /// The number of the word that begins there.
+    Words,
+    /// The number of their text's task.
+    Tasks,
+}
+
+impl TokenTypes {
+    fn of(signature: &Signature) -> Self {
+        let has = |name: &str| signature.inputs.iter().any(|input| input.name == name);
+        match () {
+            () if has(WORDS) => Self::Words,
+            () if has(TASK_IDS) => Self::Tasks,
+            () if has("token_type_ids") => Self::Texts,
+            () => Self::Nothing,
+        }
+    }
+}
+
 /// A model that is ready to run, on any number of threads.
 #[derive(Debug)]
 pub struct NativeModel {
     signature: Signature,
     /// The graph as stages that run in order.
     pub program: Program,
+    types: TokenTypes,
     token_products: usize,
     /// The kernel that runs the program.
     pub instructions: InstructionSet,
@@ -101,8 +130,10 @@ impl NativeModel {
             .graph
             .ok_or_else(|| Error::model("expected a graph in the ONNX file, but found none"))?;
         let program = graph::read(&graph, &files.files)?;
+        let signature = graph::signature(&graph)?;
         Ok(Self {
-            signature: graph::signature(&graph)?,
+            types: TokenTypes::of(&signature),
+            signature,
             token_products: program.token_products(),
             program,
             instructions: InstructionSet::current(),
@@ -120,6 +151,7 @@ impl NativeModel {
         let (token_products, instructions) = (program.token_products(), InstructionSet::current());
         Self {
             signature,
+            types: TokenTypes::Nothing,
             program,
             token_products,
             instructions,
@@ -137,33 +169,32 @@ impl NativeModel {
         self.token_products
     }
 
-    /// Runs one batch on this thread. Inputs and outputs are in signature order.
-    pub fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
-        self.execute(inputs, Scratch::default())
+    /// Runs one text on this thread.
+    pub fn run(&self, sequence: Sequence<'_>) -> Result<TextOutputs> {
+        self.execute(sequence, Scratch::default())
     }
 
     /// Like [`run`](Self::run); passes the names, input counts and input rows of int8 layers over tokens to `observe`.
     pub fn observe(
         &self,
-        inputs: &[Tensor],
+        sequence: Sequence<'_>,
         mut observe: impl FnMut(&str, usize, &[f32]) + Send + 'static,
-    ) -> Result<Vec<Tensor>> {
+    ) -> Result<TextOutputs> {
         let observe = move |layer: &Linear, rows: &[f32]| observe(&layer.name, layer.inputs, rows);
-        self.execute(inputs, Scratch::with_observer(observe))
+        self.execute(sequence, Scratch::with_observer(observe))
     }
 
-    fn execute(&self, inputs: &[Tensor], mut scratch: Scratch) -> Result<Vec<Tensor>> {
-        let texts = self.texts(inputs)?;
+    fn execute(&self, sequence: Sequence<'_>, mut scratch: Scratch) -> Result<TextOutputs> {
+        let text = self.text(sequence)?;
         let run = self
             .program
-            .pack(texts.iter(), NonZeroUsize::MIN, Values::new());
+            .pack([&text].into_iter(), NonZeroUsize::MIN, Values::new());
         for stage in &self.program.stages {
             for task in 0..run.tasks(stage) {
                 run.execute(&self.program, self.instructions, stage, task, &mut scratch);
             }
         }
-        let mut outputs = (0..texts.len()).map(|text| run.outputs(&self.program, text));
-        self.outputs(inputs, &mut outputs)
+        Ok(run.outputs(&self.program, 0))
     }
 
     /// Memory for running one text with `tokens` tokens, in bytes, its output included.
@@ -177,8 +208,7 @@ impl NativeModel {
             }
         };
         let outputs: usize = self.program.outputs.iter().map(numbers).sum();
-        // The text's rows, and their copy in the output tensor.
-        (self.program.bytes(tokens, threads) + 2 * outputs * size_of::<f32>()) as u64
+        (self.program.bytes(tokens, threads) + outputs * size_of::<f32>()) as u64
     }
 
     /// Fails if mapped weights were written to.
@@ -186,276 +216,100 @@ impl NativeModel {
         require_unchanged(self.mapped.as_deref())
     }
 
-    /// Tokens per batch row.
-    pub fn texts(&self, inputs: &[Tensor]) -> Result<Vec<Text>> {
-        self.signature.check_inputs(inputs)?;
-        let shape = inputs.first().map(Tensor::shape).unwrap_or_default();
-        let labels = self.place(LABEL_VECTORS);
-        let mut of_tokens = inputs
-            .iter()
-            .enumerate()
-            .filter(|(place, _)| Some(*place) != labels);
-        if let Some((_, other)) = of_tokens.find(|(_, input)| input.shape() != shape) {
-            return Err(Error::invalid(format!(
-                "expected inputs of the same shape, but found {shape:?} and {:?}",
-                other.shape()
-            )));
-        }
-        let [ids, types, mask, words, tasks] = graph::INPUTS.map(|name| self.input(inputs, name));
-        let types = types.or(words).or(tasks);
-        let ids =
-            ids.ok_or_else(|| Error::invalid("expected the input `input_ids`, but found none"))?;
-        let &[rows, columns] = shape else {
-            return Err(Error::invalid("expected inputs with two axes"));
+    /// A text's tokens, without those at the end that no other token attends to, unless the model has
+    /// [`MULTI_VECTORS`].
+    ///
+    /// Refuses texts without tokens, tokens outside the model's tables, and more tokens than the model takes.
+    pub fn text(
+        &self,
+        Sequence {
+            encoding, labels, ..
+        }: Sequence<'_>,
+    ) -> Result<Text> {
+        let limits = &self.program.limits;
+        let attended = encoding.len() - encoding.unattended;
+        let count = match self.signature.output(MULTI_VECTORS) {
+            Some(_) => encoding.len(),
+            None => attended,
         };
-        if rows > 0 && columns == 0 {
+        if attended == 0 {
             return Err(Error::inference(
                 "expected texts of at least one token, but found texts without tokens",
             ));
         }
-        let labels = self.labels(inputs, rows)?;
-        let row = |row: usize| {
-            let part = row * columns..(row + 1) * columns;
-            let [types, mask] =
-                [types, mask].map(|values| values.map(|values| &values[part.clone()]));
-            let labels = labels
-                .as_ref()
-                .map(|labels| Arc::clone(&labels[row]))
-                .unwrap_or_default();
-            Ok(Text {
-                labels,
-                ..self.tokens(&ids[part], types, mask)?
-            })
-        };
-        (0..rows).map(row).collect()
-    }
-
-    /// Label vectors per row, if the model takes them.
-    fn labels(&self, inputs: &[Tensor], rows: usize) -> Result<Option<Vec<Arc<[f32]>>>> {
-        let Some(input) = self
-            .place(LABEL_VECTORS)
-            .and_then(|place| inputs.get(place))
-        else {
-            return Ok(None);
-        };
-        match (input.shape(), input.as_fp32()) {
-            (&[found, labels, width], Some(values)) if found == rows => {
-                let size = labels * width;
-                Ok(Some(
-                    (0..rows)
-                        .map(|row| Arc::from(&values[row * size..][..size]))
-                        .collect(),
-                ))
-            }
-            (shape, _) => Err(Error::invalid(format!(
-                "expected vectors of labels for {rows} texts in `{LABEL_VECTORS}`, but found shape {shape:?}"
-            ))),
+        if count > limits.length {
+            return Err(Error::invalid(format!(
+                "expected at most {} tokens, but found {count}",
+                limits.length
+            )));
         }
-    }
-
-    /// The index of the input `name`, if the model has it.
-    fn place(&self, name: &str) -> Option<usize> {
-        self.signature
-            .inputs
-            .iter()
-            .position(|input| input.name == name)
-    }
-
-    /// A text's tokens from its ids, types and mask. Masked tokens are dropped, since no other token attends to them; a
-    /// model with [`MULTI_VECTORS`] keeps masked tokens after the last unmasked one.
-    ///
-    /// Refuses tokens outside the model's tables.
-    fn tokens(&self, ids: &[i64], types: Option<&[i64]>, mask: Option<&[i64]>) -> Result<Text> {
-        let limits = &self.program.limits;
-        let within = |name: &str, limit: usize, found: i64| match u32::try_from(found) {
-            Ok(number) if (number as usize) < limit => Ok(number),
-            _ => Err(Error::invalid(format!(
+        let within = |name: &str, limit: usize, found: u32| match (found as usize) < limit {
+            true => Ok(found),
+            false => Err(Error::invalid(format!(
                 "expected {name} from 0 to {}, but found {found}",
                 limit.saturating_sub(1)
             ))),
         };
-        let has = |name: &str| self.signature.inputs.iter().any(|input| input.name == name);
-        let (types_name, type_limit) = match () {
-            () if has(WORDS) => ("words", ids.len() + 1),
-            () if has(TASK_IDS) => ("tasks", limits.types),
-            () => ("token types", limits.types),
+        let type_of = |index: usize| encoding.type_ids.get(index).copied().unwrap_or(0);
+        let type_id = |index: usize| match self.types {
+            TokenTypes::Nothing => Ok(0),
+            TokenTypes::Texts => within("token types", limits.types, type_of(index)),
+            TokenTypes::Words => within("words", encoding.len() + 1, type_of(index)),
+            TokenTypes::Tasks => within("tasks", limits.types, encoding.task),
         };
-        let (mut count, mut attended) = (0, 0);
-        let mut tokens = Vec::with_capacity(ids.len());
-        let end = mask.map_or(ids.len(), |mask| self.end(mask));
-        for (index, id) in ids.iter().enumerate() {
+        let mut counted = 0;
+        let token = |(index, id): (usize, &u32)| {
             let id = within("token ids", limits.ids, *id)?;
             let position = match self.program.padding {
-                None => index as i64,
-                Some(padding) if padding == id => i64::from(padding),
+                None => index as u32,
+                Some(padding) if padding == id => padding,
                 Some(padding) => {
-                    count += 1;
-                    i64::from(padding) + count
+                    counted += 1;
+                    padding + counted
                 }
             };
-            let is_attended = mask.is_none_or(|mask| mask[index] != 0);
-            if !is_attended && index < end {
-                continue;
-            }
-            attended += usize::from(is_attended);
-            let type_id = within(
-                types_name,
-                type_limit,
-                types.map_or(0, |types| types[index]),
-            )?;
-            let position = within("positions", limits.positions, position)?;
-            tokens.push(Token {
+            Ok(Token {
                 id,
-                type_id,
-                position,
-            });
-        }
-        if tokens.len() > limits.length {
-            return Err(Error::invalid(format!(
-                "expected at most {} tokens, but found {}",
-                limits.length,
-                tokens.len()
-            )));
-        }
+                type_id: type_id(index)?,
+                position: within("positions", limits.positions, position)?,
+            })
+        };
+        let tokens = encoding.ids[..count].iter().enumerate();
         Ok(Text {
-            tokens,
+            tokens: tokens.map(token).collect::<Result<_>>()?,
             attended,
-            labels: Arc::default(),
+            labels: labels.map(Arc::clone).unwrap_or_default(),
         })
     }
 
-    /// Token count up to the last unmasked token, after which masked tokens get vectors too. Equals the mask length if
-    /// all tokens are masked, or if the model has no [`MULTI_VECTORS`].
-    fn end(&self, mask: &[i64]) -> usize {
-        let last = mask.iter().rposition(|mask| *mask != 0);
-        let has_masked = self.signature.output(MULTI_VECTORS).is_some();
-        last.filter(|_| has_masked)
-            .map_or(mask.len(), |last| last + 1)
-    }
-
-    /// Joins row outputs into batch outputs. Vectors for dropped tokens are zeros.
-    pub fn outputs(
+    /// A text's rows for some of the outputs, by their indexes.
+    pub fn rows<'a>(
         &self,
-        inputs: &[Tensor],
-        outputs: &mut impl Iterator<Item = TextOutputs>,
-    ) -> Result<Vec<Tensor>> {
-        let rows = inputs
-            .first()
-            .and_then(|input| input.shape().first().copied())
-            .unwrap_or(0);
-        let rows: Vec<TextOutputs> = outputs.take(rows).collect();
-        let values = self.program.outputs.iter().enumerate();
-        values
-            .map(|(place, value)| self.output(inputs, place, *value, &rows))
-            .collect()
-    }
-
-    fn output(
-        &self,
-        inputs: &[Tensor],
-        place: usize,
-        value: ValueId,
-        outputs: &[TextOutputs],
-    ) -> Result<Tensor> {
-        let shape = inputs.first().map(Tensor::shape).unwrap_or_default();
-        let &[rows, columns] = shape else {
-            return Err(Error::invalid("expected inputs with two axes"));
-        };
-        if self.program.spans(value).is_some() {
+        encoding: &Encoding,
+        outputs: &[usize],
+        found: &'a TextOutputs,
+    ) -> Vec<Row<'a>> {
+        let row = |output: &usize| {
+            let (value, values) = (self.program.outputs[*output], &found[*output][..]);
             let width = self.program.values[value].width;
-            return self.span_scores(
-                inputs,
-                width,
-                outputs.iter().map(|outputs| &outputs[place][..]),
-            );
-        }
-        let value = self.program.values[value];
-        let (width, has_tokens) = (value.width, value.per == Per::Token);
-        let mask = self.input(inputs, "attention_mask");
-        let mut values = Vec::with_capacity(rows * width * if has_tokens { columns } else { 1 });
-        for (row, output) in outputs.iter().map(|outputs| &outputs[place]).enumerate() {
-            let mask = mask.map(|mask| &mask[row * columns..][..columns]);
-            match mask.filter(|mask| has_tokens && mask.contains(&0)) {
-                None => values.extend(output),
-                Some(mask) => {
-                    let mut vectors = output.chunks_exact(width).peekable();
-                    let end = self.end(mask);
-                    for (index, is_token) in mask.iter().enumerate() {
-                        match vectors.next_if(|_| *is_token != 0 || index >= end) {
-                            Some(vector) => values.extend(vector),
-                            None => values.resize(values.len() + width, 0.0),
-                        }
-                    }
+            // Scores for each word and label.
+            let columns = match self.program.spans(value) {
+                None => 1,
+                Some(_) => {
+                    let words = encoding
+                        .type_ids
+                        .iter()
+                        .max()
+                        .map_or(0, |word| *word as usize);
+                    values.len() / (words * width).max(1)
                 }
+            };
+            Row {
+                values,
+                columns,
+                width,
             }
-        }
-        let shape = if has_tokens {
-            vec![rows, columns, width]
-        } else {
-            vec![rows, width]
         };
-        Tensor::new(shape, Elements::Fp32(values))
-    }
-
-    /// Joins texts' scores, `width` per word and label, into a batch; zeros where a text has fewer words or labels.
-    fn span_scores<'a>(
-        &self,
-        inputs: &[Tensor],
-        width: usize,
-        outputs: impl Iterator<Item = &'a [f32]>,
-    ) -> Result<Tensor> {
-        let columns = inputs
-            .first()
-            .and_then(|input| input.shape().last().copied())
-            .unwrap_or(0)
-            .max(1);
-        let [words, mask] = [WORDS, "attention_mask"].map(|name| self.input(inputs, name));
-        let words = words
-            .unwrap_or_default()
-            .chunks_exact(columns)
-            .enumerate()
-            .map(|(row, words)| {
-                let mask = mask.map(|mask| &mask[row * columns..][..columns]);
-                let is_token = |index: usize| mask.is_none_or(|mask| mask[index] != 0);
-                let words = words
-                    .iter()
-                    .enumerate()
-                    .filter(|(index, _)| is_token(*index));
-                words.map(|(_, word)| *word as usize).max().unwrap_or(0)
-            });
-        // Words, labels and scores of each text.
-        let texts: Vec<(usize, usize, &[f32])> = words
-            .zip(outputs)
-            .map(|(words, scores)| (words, scores.len() / (words * width).max(1), scores))
-            .collect();
-        let most_words = texts.iter().map(|(words, ..)| *words).max().unwrap_or(0);
-        let most_labels = texts
-            .iter()
-            .map(|(_, labels, _)| *labels)
-            .max()
-            .unwrap_or(0);
-        let mut values = vec![0.0; texts.len() * most_words * most_labels * width];
-        for (text, (_, labels, scores)) in texts
-            .iter()
-            .enumerate()
-            .filter(|(_, (_, labels, _))| *labels > 0)
-        {
-            for (word, scores) in scores.chunks_exact(labels * width).enumerate() {
-                let start = (text * most_words + word) * most_labels * width;
-                values[start..start + scores.len()].copy_from_slice(scores);
-            }
-        }
-        Tensor::new(
-            vec![texts.len(), most_words, most_labels, width],
-            Elements::Fp32(values),
-        )
-    }
-
-    /// The input `name`, if the model has it.
-    fn input<'a>(&self, inputs: &'a [Tensor], name: &str) -> Option<&'a [i64]> {
-        match inputs.get(self.place(name)?)?.elements() {
-            Elements::Int64(values) => Some(values),
-            _ => None,
-        }
+        outputs.iter().map(row).collect()
     }
 }

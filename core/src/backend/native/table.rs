@@ -11,14 +11,18 @@ use super::{
     model::WeightFiles,
 };
 use crate::{
-    backend::{Backend, Deadline, MappedFiles, Schedule, Signature, require_unchanged},
+    backend::{
+        MappedFiles, Schedule, Signature,
+        encoder::{EachText, EncoderBackend, EncoderCall, Row, Sequence},
+        require_unchanged,
+    },
     observer::record_batch,
 };
 use kivu_base::{
     error::{Error, Result},
     onnx_proto::{FUNCTIONS, ModelProto, NodeProto, TensorProto},
-    tensor::{Elements, Tensor},
 };
+use kivu_text::Encoding;
 
 /// Calls with fewer tokens are combined: a token takes less than a tenth of a microsecond.
 const MIN_CALL_TOKENS: usize = 16 * 1024;
@@ -134,73 +138,17 @@ impl TableModel {
         &self.signature
     }
 
-    /// Runs one batch on this thread. Inputs and outputs are in signature order.
-    pub fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
-        self.signature.check_inputs(inputs)?;
-        let input = |name: &str| {
-            let place = self
-                .signature
-                .inputs
-                .iter()
-                .position(|input| input.name == name)?;
-            match inputs.get(place)?.elements() {
-                Elements::Int64(values) => Some((values, inputs[place].shape())),
-                _ => None,
+    /// Runs one text, by the ids of the tokens that count.
+    pub fn run(&self, ids: &[u32]) -> Result<Vec<f32>> {
+        let mut mean = vec![0.0_f32; self.width];
+        for id in ids {
+            let row = *id as usize;
+            if row >= self.height {
+                let last = self.height.saturating_sub(1);
+                return Err(Error::invalid(format!(
+                    "expected token ids from 0 to {last}, but found {id}"
+                )));
             }
-        };
-        let (Some((ids, &[count, length])), Some((mask, of_mask))) =
-            (input("input_ids"), input("attention_mask"))
-        else {
-            return Err(Error::invalid(
-                "expected `input_ids` and `attention_mask`, but found other inputs",
-            ));
-        };
-        if of_mask != [count, length] {
-            return Err(Error::invalid(format!(
-                "expected inputs of the same shape, but found {:?} and {of_mask:?}",
-                [count, length]
-            )));
-        }
-        let mut means = vec![0.0_f32; count * self.width];
-        for (text, mean) in means.chunks_exact_mut(self.width).enumerate() {
-            let tokens = text * length..(text + 1) * length;
-            self.add_mean(&ids[tokens.clone()], &mask[tokens], mean)?;
-        }
-        let Some(head) = &self.head else {
-            return Ok(vec![Tensor::new(
-                vec![count, self.width],
-                Elements::Fp32(means),
-            )?]);
-        };
-        let mut scores = vec![0.0_f32; count * head.labels];
-        let texts = means
-            .chunks_exact(self.width)
-            .zip(scores.chunks_exact_mut(head.labels));
-        texts.for_each(|(mean, scores)| head.score(mean, scores));
-        Ok(vec![Tensor::new(
-            vec![count, head.labels],
-            Elements::Fp32(scores),
-        )?])
-    }
-
-    /// Adds the mean over unmasked tokens' rows to `mean`; nothing if there are none.
-    fn add_mean(&self, ids: &[i64], mask: &[i64], mean: &mut [f32]) -> Result<()> {
-        let mut count = 0;
-        for id in ids
-            .iter()
-            .zip(mask)
-            .filter(|(_, mask)| **mask != 0)
-            .map(|(id, _)| *id)
-        {
-            let row = usize::try_from(id)
-                .ok()
-                .filter(|row| *row < self.height)
-                .ok_or_else(|| {
-                    let last = self.height.saturating_sub(1);
-                    Error::invalid(format!(
-                        "expected token ids from 0 to {last}, but found {id}"
-                    ))
-                })?;
             let part = row * self.width..(row + 1) * self.width;
             match &self.rows {
                 Rows::Fp32(values) => {
@@ -214,11 +162,15 @@ impl TableModel {
                     values.for_each(|(sum, value)| *sum += f32::from(*value) * scale);
                 }
             }
-            count += 1;
         }
-        let count = count.max(1) as f32;
+        let count = ids.len().max(1) as f32;
         mean.iter_mut().for_each(|sum| *sum /= count);
-        Ok(())
+        let Some(head) = &self.head else {
+            return Ok(mean);
+        };
+        let mut scores = vec![0.0_f32; head.labels];
+        head.score(&mean, &mut scores);
+        Ok(scores)
     }
 }
 
@@ -244,7 +196,7 @@ impl TableBackend {
 }
 
 #[async_trait]
-impl Backend for TableBackend {
+impl EncoderBackend for TableBackend {
     fn signature(&self) -> &Signature {
         self.model.signature()
     }
@@ -253,35 +205,44 @@ impl Backend for TableBackend {
         Schedule::row_by_row(self.threads, MIN_CALL_TOKENS)
     }
 
-    async fn infer_each(
-        &self,
-        batches: Vec<Vec<Tensor>>,
-        deadline: Deadline,
-    ) -> Result<Vec<Vec<Tensor>>> {
+    async fn run(&self, call: EncoderCall<'_>, each: &mut EachText<'_>) -> Result<()> {
+        let deadline = call.deadline;
         if deadline.has_passed() {
             return Err(deadline.exceeded());
         }
         record_batch("native");
-        let tokens: usize = batches
-            .iter()
-            .filter_map(|inputs| inputs.first())
-            .map(tokens)
-            .sum();
+        let sequences = call.batches.iter().flatten();
+        let attended = |sequence: &Sequence<'_>| {
+            let Encoding {
+                ids, unattended, ..
+            } = sequence.encoding;
+            ids[..ids.len() - unattended].to_vec()
+        };
+        let texts: Vec<Vec<u32>> = sequences.map(attended).collect();
+        let tokens: usize = texts.iter().map(Vec::len).sum();
         let model = Arc::clone(&self.model);
         let run = move || {
             require_unchanged(model.mapped.as_deref())?;
-            let outputs = batches.iter().map(|inputs| model.run(inputs)).collect();
+            let rows = texts
+                .iter()
+                .map(|ids| model.run(ids))
+                .collect::<Result<Vec<_>>>();
             require_unchanged(model.mapped.as_deref())?;
-            outputs
+            rows
         };
-        if tokens < MIN_CALL_TOKENS {
-            run()
+        let rows = if tokens < MIN_CALL_TOKENS {
+            run()?
         } else {
-            deadline.off_thread(run).await
+            deadline.off_thread(run).await?
+        };
+        for (text, values) in rows.iter().enumerate() {
+            let row = Row {
+                values,
+                columns: 1,
+                width: values.len(),
+            };
+            each(text, &vec![row; call.outputs.len()])?;
         }
+        Ok(())
     }
-}
-
-fn tokens(ids: &Tensor) -> usize {
-    ids.shape().iter().product()
 }

@@ -8,7 +8,7 @@ use std::{
 use lru::LruCache;
 use serde::{Deserialize, Serialize};
 
-use crate::backend::{Backend, Deadline};
+use crate::backend::{Deadline, encoder::EncoderBackend};
 use crate::pipeline::encoder::{
     Encoder, Granularity, NamedOutput, Vectors,
     encoding::{EncodingOptions, Input},
@@ -104,7 +104,7 @@ impl LabelEncoder {
     /// Joins a tokenizer and a model. Fails if the model's signature differs from the settings.
     pub fn new(
         tokenizer: Arc<Tokenizer>,
-        backend: Arc<dyn Backend>,
+        backend: Arc<dyn EncoderBackend>,
         settings: &LabelEncoderSettings,
     ) -> Result<Self> {
         let LabelEncoderSettings {

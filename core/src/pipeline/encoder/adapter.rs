@@ -1,16 +1,18 @@
-//! Converts between encodings and an encoder's tensors, whatever their names, element types and shapes.
+//! The outputs that a task reads from an encoder, checked against what the encoder has.
 
-use std::{borrow::Cow, sync::Arc};
+use std::sync::Arc;
 
-use super::{
-    executor::RemoteModel,
-    model_inputs::{ModelInputs, POOLING_MASK, Role, Sequence},
+use super::executor::RemoteModel;
+use crate::backend::{
+    Deadline, RemoteBackend, Schedule, Signature, TASK_IDS, TensorSpec,
+    encoder::{EncoderBackend, EncoderCall, Row, Sequence},
+    model_inputs::{ModelInputs, POOLING_MASK, Role},
+    tensors::TensorEncoder,
 };
-use crate::backend::{Backend, Deadline, RemoteBackend, Schedule, Signature, TASK_IDS};
 use crate::pipeline::classification::scores::ScoreFunction;
 use kivu_base::{
     error::{Error, Result, quoted},
-    tensor::{ElementType, Elements, Tensor},
+    tensor::ElementType,
 };
 
 /// Outputs that a task reads, and the bundle properties that they depend on.
@@ -59,35 +61,66 @@ impl OutputSpec {
                 .collect::<Vec<_>>(),
         )
     }
+
+    /// Error for a model without these outputs.
+    fn mismatch(&self, found: &Signature) -> Error {
+        Error::model(format!(
+            "expected a model with the output {}, but found {}",
+            self.names(),
+            TensorSpec::names(&found.outputs)
+        ))
+    }
 }
 
-/// An encoder with the mapping to its tensors.
+impl NamedOutput {
+    /// Refuses another output than this one.
+    fn check(&self, found: &TensorSpec, has_token_vectors: bool) -> Result<()> {
+        if found.element_type != ElementType::Fp32 {
+            return Err(Error::model(format!(
+                "expected the model's output `{}` to be FP32, but found {}",
+                found.name, found.element_type
+            )));
+        }
+        let width = found
+            .shape
+            .last()
+            .and_then(|side| usize::try_from(*side).ok());
+        if let Some(width) = width.filter(|width| *width != self.width) {
+            return Err(Error::model(format!(
+                "expected `{}` with {} values per text, but found {width}",
+                found.name, self.width
+            )));
+        }
+        let expected = match self.vectors {
+            Vectors::PerToken if !has_token_vectors => "token",
+            Vectors::PerText if has_token_vectors => "text",
+            _ => return Ok(()),
+        };
+        Err(Error::model(format!(
+            "expected `{}` with a vector for each {expected}, but found {:?}",
+            found.name, found.shape
+        )))
+    }
+}
+
+/// An encoder with the outputs that a task reads.
 #[derive(Clone, Debug)]
 pub struct Adapter {
-    backend: Arc<dyn Backend>,
+    backend: Arc<dyn EncoderBackend>,
     inputs: ModelInputs,
-    output: Output,
+    /// Output indexes, in specification order.
+    outputs: Vec<usize>,
+    /// Undoes the score function of a model that returns scores for labels.
+    inverts: Option<ScoreFunction>,
     spec: Arc<OutputSpec>,
 }
 
-/// Indexes of the outputs with the values.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Output {
+/// Indexes of a fleet's outputs with the values.
+enum Output<'a> {
     /// In specification order.
     Values(Vec<usize>),
-    /// Labels, the best first, and their scores if the model returns them.
-    Labels { names: usize, scores: Option<usize> },
-}
-
-/// One text's output, without padding.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Row<'a> {
-    /// The values, row-major.
-    pub values: &'a [f32],
-    /// Length of the axis in front of the last one, in outputs with a matrix for each word; otherwise 1.
-    pub columns: usize,
-    /// Last axis length.
-    pub width: usize,
+    /// Labels, the best first, and their scores if the model returns them; with the labels in the manifest.
+    Labels(Vec<usize>, &'a (Vec<String>, ScoreFunction)),
 }
 
 impl RemoteModel for Adapter {
@@ -95,110 +128,70 @@ impl RemoteModel for Adapter {
 
     fn open(described: &dyn RemoteBackend, spec: &Arc<OutputSpec>) -> Result<Self> {
         let signature = described.signature();
-        let output = infer_output(signature, spec);
-        let output = output.ok_or_else(|| ModelInputs::mismatch(signature, &spec.names()))?;
+        let output = infer_output(signature, spec).ok_or_else(|| spec.mismatch(signature))?;
         // Unused outputs are not transferred.
-        let (used, output) = match output {
-            Output::Values(values) => {
-                let places = (0..values.len()).collect();
-                (values, Output::Values(places))
-            }
-            Output::Labels { names, scores } => {
-                let used = [names].into_iter().chain(scores).collect();
-                (
-                    used,
-                    Output::Labels {
-                        names: 0,
-                        scores: scores.map(|_| 1),
-                    },
-                )
+        let (encoder, inverts) = match output {
+            Output::Values(used) => (TensorEncoder::new(described.with_outputs(&used))?, None),
+            Output::Labels(used, (labels, function)) => {
+                let described = described.with_outputs(&used);
+                let encoder = TensorEncoder::of_labels(described, labels.clone())?;
+                (encoder, Some(*function))
             }
         };
-        Self::new(described.with_outputs(&used), Arc::clone(spec), output)
+        let outputs = (0..spec.outputs.len()).collect();
+        Self::new(Arc::new(encoder), spec, outputs, inverts)
     }
 }
 
 impl Adapter {
     /// An adapter for a bundle's graph, whose outputs have the names in the manifest.
-    pub fn local(backend: Arc<dyn Backend>, spec: &Arc<OutputSpec>) -> Result<Self> {
+    pub fn local(backend: Arc<dyn EncoderBackend>, spec: &Arc<OutputSpec>) -> Result<Self> {
         let found = spec
             .outputs
             .iter()
             .map(|output| backend.signature().output(&output.name));
-        let output = found.collect::<Option<_>>().map(Output::Values);
-        let output =
-            output.ok_or_else(|| ModelInputs::mismatch(backend.signature(), &spec.names()))?;
-        Self::new(backend, Arc::clone(spec), output)
+        let outputs = found.collect::<Option<_>>();
+        let outputs = outputs.ok_or_else(|| spec.mismatch(backend.signature()))?;
+        Self::new(backend, spec, outputs, None)
     }
 
-    fn new(backend: Arc<dyn Backend>, spec: Arc<OutputSpec>, output: Output) -> Result<Self> {
-        let signature = backend.signature().clone();
-        let inputs = ModelInputs::recognize(&signature);
-        let inputs = inputs.ok_or_else(|| ModelInputs::mismatch(&signature, &spec.names()))?;
+    fn new(
+        backend: Arc<dyn EncoderBackend>,
+        spec: &Arc<OutputSpec>,
+        outputs: Vec<usize>,
+        inverts: Option<ScoreFunction>,
+    ) -> Result<Self> {
         let adapter = Self {
+            inputs: ModelInputs::recognize(backend.signature())?,
             backend,
-            inputs,
-            output,
-            spec,
+            outputs,
+            inverts,
+            spec: Arc::clone(spec),
         };
-        if let Output::Values(places) = &adapter.output {
-            for (output, place) in adapter.spec.outputs.iter().zip(places) {
-                let found = &signature.outputs[*place];
-                if found.element_type != ElementType::Fp32 {
-                    return Err(Error::model(format!(
-                        "expected the model's output `{}` to be FP32, but found {}",
-                        found.name, found.element_type
-                    )));
-                }
-                let width = found
-                    .shape
-                    .last()
-                    .and_then(|side| usize::try_from(*side).ok());
-                if let Some(width) = width.filter(|width| *width != output.width) {
-                    return Err(Error::model(format!(
-                        "expected `{}` with {} values per text, but found {width}",
-                        found.name, output.width
-                    )));
-                }
-                let expected = match output.vectors {
-                    Vectors::PerToken if !adapter.has_token_vectors(*place) => "token",
-                    Vectors::PerText if adapter.has_token_vectors(*place) => "text",
-                    _ => continue,
-                };
-                return Err(Error::model(format!(
-                    "expected `{}` with a vector for each {expected}, but found {:?}",
-                    found.name, found.shape
-                )));
-            }
+        for (place, output) in adapter.spec.outputs.iter().enumerate() {
+            output.check(adapter.output(place), adapter.has_token_vectors(place))?;
         }
         Ok(adapter)
     }
 
-    /// Whether the output at an index has a vector for each token; otherwise it has one for each text.
-    fn has_token_vectors(&self, index: usize) -> bool {
-        let shape = &self.backend.signature().outputs[index].shape;
-        match self.inputs.spec(Role::Ids) {
-            // One text's tokens, without a batch axis.
-            Some(ids) if ids.shape.len() == 1 => shape.len() == 2 && shape[0] != 1,
-            _ => shape.len() == 3,
-        }
+    /// The graph's output for the specified one at `place`.
+    fn output(&self, place: usize) -> &TensorSpec {
+        &self.backend.signature().outputs[self.outputs[place]]
+    }
+
+    fn has_token_vectors(&self, place: usize) -> bool {
+        self.inverts.is_none() && self.inputs.has_token_vectors(self.output(place))
     }
 
     /// Refuses a model whose first output has no vector for each token.
     pub fn require_token_vectors(&self) -> Result<()> {
-        match &self.output {
-            Output::Values(places)
-                if places
-                    .first()
-                    .is_some_and(|place| self.has_token_vectors(*place)) =>
-            {
-                Ok(())
-            }
-            _ => Err(Error::invalid(format!(
-                "expected a model with a vector for each token, but its output {} has one for each text",
-                self.spec.names()
-            ))),
+        if self.has_token_vectors(0) {
+            return Ok(());
         }
+        Err(Error::invalid(format!(
+            "expected a model with a vector for each token, but its output {} has one for each text",
+            self.spec.names()
+        )))
     }
 
     /// Tokens per text, if the model takes a fixed number.
@@ -233,199 +226,74 @@ impl Adapter {
         self.inputs.check_length(input.encoding.len())
     }
 
-    /// The backend's schedule, without batches if the model has no mask and would read padding as words.
+    /// The backend's schedule.
     pub fn schedule(&self) -> Schedule {
-        self.inputs.schedule(self.backend.schedule())
+        self.backend.schedule()
     }
 
-    /// Runs batches in one call. Returns a tensor per specified output for each batch.
-    pub async fn infer(
+    /// Runs batches in one call, and passes each text's rows to `each`, one per specified output. Texts are numbered
+    /// through all batches.
+    pub async fn run(
         &self,
-        batches: &[Vec<Sequence<'_>>],
+        batches: Vec<Vec<Sequence<'_>>>,
         deadline: Deadline,
-    ) -> Result<Vec<Vec<Tensor>>> {
-        let tensors = batches
+        each: &mut (dyn FnMut(usize, &[Row<'_>]) + Send),
+    ) -> Result<()> {
+        let lengths: Vec<usize> = batches
             .iter()
-            .map(|batch| self.inputs.tensors(batch, self.spec.padding_id));
-        let outputs = self
-            .backend
-            .infer_each(tensors.collect::<Result<_>>()?, deadline)
-            .await?;
-        outputs
-            .into_iter()
-            .map(|outputs| self.values(outputs))
-            .collect()
-    }
-
-    fn values(&self, outputs: Vec<Tensor>) -> Result<Vec<Tensor>> {
-        let missing = || self.unexpected(0, "no such output");
-        match &self.output {
-            Output::Values(places) => {
-                let mut outputs: Vec<Option<Tensor>> = outputs.into_iter().map(Some).collect();
-                let mut take = |place: &usize| outputs.get_mut(*place).and_then(Option::take);
-                places
-                    .iter()
-                    .map(|place| take(place).ok_or_else(missing))
-                    .collect()
-            }
-            Output::Labels { names, scores } => {
-                let names = outputs.get(*names).ok_or_else(missing)?;
-                let scores = scores
-                    .map(|scores| outputs.get(scores).ok_or_else(missing))
-                    .transpose()?;
-                Ok(vec![self.values_of_labels(names, scores)?])
-            }
-        }
-    }
-
-    /// Logits for returned labels. The first label scores 1 if the model returns no scores; labels that it omits score
-    /// 0.
-    fn values_of_labels(&self, names: &Tensor, scores: Option<&Tensor>) -> Result<Tensor> {
-        let Some((labels, function)) = &self.spec.labels else {
-            return Err(self.unexpected(0, "labels"));
-        };
-        let returned = names
-            .as_bytes()
-            .ok_or_else(|| self.unexpected(0, "no labels"))?;
-        let rows = names.shape().first().copied().unwrap_or(1);
-        let per_row = returned.len().checked_div(rows).unwrap_or(0).max(1);
-        let scores =
-            match scores {
-                None => (0..returned.len())
-                    .map(|index| if index % per_row == 0 { 1.0 } else { 0.0 })
-                    .collect(),
-                Some(scores) => {
-                    let scores = scores
-                        .as_fp32()
-                        .filter(|scores| scores.len() == returned.len());
-                    Cow::Borrowed(scores.ok_or_else(|| {
-                        self.unexpected(0, "different numbers of scores and labels")
-                    })?)
-                }
-            };
-        let mut probabilities = vec![0.0; rows * labels.len()];
-        for (index, (name, score)) in returned.iter().zip(scores.iter()).enumerate() {
-            let label = labels.iter().position(|label| label.as_bytes() == name);
-            let label = label
-                .ok_or_else(|| self.unexpected(0, "a label that the manifest does not name"))?;
-            probabilities[index / per_row * labels.len() + label] = *score;
-        }
-        let logits = probabilities
-            .into_iter()
-            .map(|score| function.invert(score))
+            .flatten()
+            .map(|text| text.encoding.len())
             .collect();
-        Tensor::new(vec![rows, labels.len()], Elements::Fp32(logits))
-    }
-
-    fn unexpected(&self, place: usize, found: &str) -> Error {
-        let index = match &self.output {
-            Output::Values(places) => places.get(place).copied().unwrap_or_default(),
-            Output::Labels { names, .. } => *names,
+        let call = EncoderCall {
+            batches,
+            outputs: &self.outputs,
+            padding_id: self.spec.padding_id,
+            deadline,
         };
-        let name = self
-            .backend
-            .signature()
-            .outputs
-            .get(index)
-            .map_or("", |spec| &spec.name);
-        Error::inference(format!("expected values in `{name}`, but found {found}"))
-    }
-
-    /// Splits each output's values into rows, one per text; `lengths` counts the tokens of each.
-    pub fn rows<'a>(
-        &self,
-        outputs: &'a [Tensor],
-        lengths: &(impl ExactSizeIterator<Item = usize> + Clone),
-    ) -> Result<Vec<Vec<Row<'a>>>> {
-        let mut texts = vec![Vec::with_capacity(outputs.len()); lengths.len()];
-        for (place, output) in outputs.iter().enumerate() {
-            let rows = self.rows_of(place, output, lengths.clone())?;
-            texts
-                .iter_mut()
-                .zip(rows)
-                .for_each(|(text, row)| text.push(row));
-        }
-        Ok(texts)
-    }
-
-    fn rows_of<'a>(
-        &self,
-        place: usize,
-        output: &'a Tensor,
-        lengths: impl ExactSizeIterator<Item = usize>,
-    ) -> Result<Vec<Row<'a>>> {
-        let (count, shape) = (lengths.len(), output.shape());
-        let Some(values) = output.as_fp32() else {
-            return Err(self.unexpected(
-                place,
-                &format!("{} of shape {shape:?}", output.element_type()),
-            ));
-        };
-        let wrong_shape = || self.unexpected(place, &format!("shape {shape:?} for {count} texts"));
-        let has_tokens = match &self.output {
-            Output::Values(places) => self.has_token_vectors(places[place]),
-            Output::Labels { .. } => false,
-        };
-        let NamedOutput {
-            width: expected,
-            vectors,
-            ..
-        } = self.spec.outputs[place];
-        let has_rows = if has_tokens {
-            shape.len() == 3
-        } else {
-            matches!(shape.len(), 2 | 4)
-        };
-        let (rows, width) = match *shape {
-            [] => return Err(wrong_shape()),
-            // One value per text, or all values of one text.
-            [side] if !has_tokens && side == count => (count, 1),
-            [rows, .., width] if has_rows => (rows, width),
-            [.., width] => (1, width),
-        };
-        let has_other_vectors = vectors == Vectors::PerText && values.len() != rows * width;
-        if rows != count
-            || width == 0
-            || width != expected
-            || values.is_empty()
-            || has_other_vectors
-        {
-            return Err(wrong_shape());
-        }
-        let columns = if let [_, _, columns, _] = *shape {
-            columns
-        } else {
-            1
-        };
-        let row = |(row, length): (&'a [f32], usize)| {
-            let kept = if has_tokens {
-                row.get(..length * width)
-            } else {
-                Some(row)
-            };
-            let kept = kept.ok_or_else(|| {
-                self.unexpected(place, &format!("shape {shape:?} for {length} tokens"))
-            })?;
-            if kept.iter().any(|value| !value.is_finite()) {
-                return Err(self.unexpected(place, "a value that is not a finite number"));
+        let mut check_each = |text: usize, rows: &[Row<'_>]| {
+            for (place, row) in rows.iter().enumerate() {
+                self.check_row(place, row, lengths[text])?;
             }
-            Ok(Row {
-                values: kept,
-                columns,
-                width,
-            })
+            match self.inverts {
+                None => each(text, rows),
+                Some(function) => {
+                    let scores = rows[0].values.iter();
+                    let logits: Vec<f32> = scores.map(|score| function.invert(*score)).collect();
+                    let values = &logits[..];
+                    each(text, &[Row { values, ..rows[0] }]);
+                }
+            }
+            Ok(())
         };
-        values
-            .chunks_exact(values.len() / rows)
-            .zip(lengths)
-            .map(row)
-            .collect()
+        self.backend.run(call, &mut check_each).await
+    }
+
+    /// Refuses a row of another size than the specification's, or with values that are not finite.
+    fn check_row(&self, place: usize, row: &Row<'_>, tokens: usize) -> Result<()> {
+        let NamedOutput { width, vectors, .. } = self.spec.outputs[place];
+        let found = row.values.len();
+        let has_size = match vectors {
+            _ if self.has_token_vectors(place) => found == tokens * width,
+            Vectors::PerText => found == width,
+            Vectors::PerToken | Vectors::Any => found > 0 && found.is_multiple_of(width),
+        };
+        let found = if row.width != width || !has_size {
+            format!("{found} values for {tokens} tokens")
+        } else if row.values.iter().any(|value| !value.is_finite()) {
+            "a value that is not a finite number".to_owned()
+        } else {
+            return Ok(());
+        };
+        let name = &self.output(place).name;
+        Err(Error::inference(format!(
+            "expected values in `{name}`, but found {found}"
+        )))
     }
 }
 
 /// The outputs with the names in the manifest, or `OUTPUT__0` for a single one; otherwise labels, or the only FP32
 /// output.
-fn infer_output(signature: &Signature, spec: &OutputSpec) -> Option<Output> {
+fn infer_output<'a>(signature: &Signature, spec: &'a OutputSpec) -> Option<Output<'a>> {
     let outputs = &signature.outputs;
     let named = |name: &str| {
         outputs
@@ -452,14 +320,11 @@ fn infer_output(signature: &Signature, spec: &OutputSpec) -> Option<Output> {
     }
     let mut floats = of_type(ElementType::Fp32);
     let first = floats.next();
-    match of_type(ElementType::Bytes)
-        .next()
-        .filter(|_| spec.labels.is_some())
-    {
-        Some(names) => Some(Output::Labels {
-            names,
-            scores: first,
-        }),
+    match of_type(ElementType::Bytes).next().zip(spec.labels.as_ref()) {
+        Some((names, labels)) => {
+            let used = [names].into_iter().chain(first).collect();
+            Some(Output::Labels(used, labels))
+        }
         None => first
             .filter(|_| floats.next().is_none())
             .map(|index| Output::Values(vec![index])),

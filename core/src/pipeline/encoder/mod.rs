@@ -4,7 +4,6 @@ pub mod adapter;
 pub mod chunks;
 pub mod encoding;
 pub mod executor;
-pub mod model_inputs;
 /// What a request used: tokens and time.
 pub mod usage;
 
@@ -12,22 +11,26 @@ use std::{cmp::Reverse, sync::Arc};
 
 use async_trait::async_trait;
 
-pub use super::encoder::adapter::{NamedOutput, Row, Vectors};
+pub use super::encoder::adapter::{NamedOutput, Vectors};
 use super::{
     classification::scores::ScoreFunction,
     encoder::{
         adapter::{Adapter, OutputSpec},
         encoding::{EncodingOptions, Encodings, Input, InputTokenizer, MAX_BYTES},
         executor::{Executor, Work, run_batches},
-        model_inputs::{ModelInputs, Sequence},
         usage::Usage,
     },
 };
-use crate::backend::{Backend, Deadline, Schedule, routing::Route};
+pub use crate::backend::encoder::Row;
+use crate::backend::{
+    Deadline, Schedule,
+    encoder::{EncoderBackend, Sequence},
+    model_inputs::ModelInputs,
+    routing::Route,
+};
 use kivu_base::{
     clock::Instant,
     error::{Error, Result},
-    tensor::Tensor,
 };
 use kivu_text::Tokenizer;
 
@@ -85,7 +88,8 @@ impl Encoder {
             padding_id: tokenizer.padding_id(),
             distinguishes_pairs: ModelInputs::distinguish_pairs(route.signature()),
         });
-        let route = route.try_map(|backend: Arc<dyn Backend>| Adapter::local(backend, &spec))?;
+        let route =
+            route.try_map(|backend: Arc<dyn EncoderBackend>| Adapter::local(backend, &spec))?;
         Ok(Self {
             tokenizer,
             max_tokens,
@@ -191,7 +195,7 @@ impl Encoder {
     ) -> Result<(Vec<T>, Usage)> {
         let started = Instant::now();
         let texts = encodings.texts.iter().map(Option::as_deref);
-        let labels = encodings.labels.as_deref();
+        let labels = encodings.labels.as_ref();
         let inputs = encodings.list.iter().zip(texts);
         let inputs = inputs.map(|(encoding, text)| Sequence {
             encoding,
@@ -285,23 +289,13 @@ impl<T: Send> EncoderWork<'_, T> {
         deadline: Deadline,
     ) -> Result<Vec<(usize, T)>> {
         let inputs = |batch: &Vec<usize>| batch.iter().map(|index| self.inputs[*index]).collect();
-        let inputs: Vec<Vec<Sequence<'_>>> = batches.iter().map(inputs).collect();
-        let outputs = adapter.infer(&inputs, deadline).await?;
-        let mut done = Vec::new();
-        for ((batch, inputs), output) in batches.iter().zip(&inputs).zip(&outputs) {
-            let rows = adapter.rows(output, &inputs.iter().map(|input| input.encoding.len()))?;
-            let mut values = output.iter().filter_map(Tensor::as_fp32).flatten();
-            if inputs.iter().any(|input| input.encoding.is_empty())
-                && !values.all(|value| value.is_finite())
-            {
-                return Err(without_tokens());
-            }
-            let finished = batch
-                .iter()
-                .zip(rows)
-                .map(|(index, rows)| (*index, (self.finish)(*index, &rows)));
-            done.extend(finished);
-        }
+        let inputs = batches.iter().map(inputs).collect();
+        let order = batches.concat();
+        let mut done = Vec::with_capacity(order.len());
+        let mut finish = |text: usize, rows: &[Row<'_>]| {
+            done.push((order[text], (self.finish)(order[text], rows)));
+        };
+        adapter.run(inputs, deadline, &mut finish).await?;
         Ok(done)
     }
 }

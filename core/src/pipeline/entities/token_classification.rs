@@ -279,7 +279,9 @@ mod tests {
     use std::{path::Path, time::Duration};
 
     use super::*;
-    use crate::backend::{Backend, Signature, TensorSpec, scripted::ScriptedBackend};
+    use crate::backend::{
+        Signature, TensorSpec, scripted::ScriptedBackend, tensors::TensorEncoder,
+    };
     use kivu_base::tensor::{ElementType, Elements, Tensor};
 
     #[tokio::test]
@@ -317,7 +319,7 @@ mod tests {
             max_tokens: 5,
             unknown_token: None,
         };
-        let route: Arc<dyn Backend> = Arc::new(backend);
+        let route = TensorEncoder::shared(backend).unwrap();
         let pipeline =
             TokenClassificationPipeline::new(Arc::new(tokenizer), route, settings).unwrap();
         let windows = WindowOptions {

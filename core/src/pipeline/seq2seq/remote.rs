@@ -9,12 +9,13 @@ use std::{
 use serde_json::{Map, Value};
 
 use crate::{
-    backend::{Deadline, RemoteBackend, Schedule},
+    backend::{
+        Deadline, RemoteBackend, Schedule, TensorSpec,
+        encoder::Sequence,
+        model_inputs::{ModelInputs, Role},
+    },
     pipeline::{
-        encoder::{
-            executor::RemoteModel,
-            model_inputs::{ModelInputs, Role, Sequence},
-        },
+        encoder::executor::RemoteModel,
         generation::{Generated, GenerationConfig, GenerationSettings},
     },
 };
@@ -62,9 +63,13 @@ impl RemoteModel for RemoteGenerator {
 
     fn open(described: &dyn RemoteBackend, (): &()) -> Result<Self> {
         let signature = described.signature();
-        let mismatch = || ModelInputs::mismatch(signature, &format!("`{TARGETS}`"));
-        let inputs = ModelInputs::recognize(signature).filter(|inputs| !inputs.has(Role::Text));
-        let inputs = inputs.ok_or_else(mismatch)?;
+        let inputs = ModelInputs::recognize(signature)?;
+        if inputs.has(Role::Text) {
+            return Err(Error::model(format!(
+                "expected a model that takes token ids, but found the input {} for texts",
+                TensorSpec::names(&signature.inputs)
+            )));
+        }
         let scores = signature.output(SCORES);
         let others: Vec<usize> = (0..signature.outputs.len())
             .filter(|index| Some(*index) != scores)
@@ -75,7 +80,12 @@ impl RemoteModel for RemoteGenerator {
         } else {
             None
         };
-        let targets = signature.output(TARGETS).or(only).ok_or_else(mismatch)?;
+        let targets = signature.output(TARGETS).or(only).ok_or_else(|| {
+            Error::model(format!(
+                "expected a model with the output `{TARGETS}`, but found {}",
+                TensorSpec::names(&signature.outputs)
+            ))
+        })?;
         let options = described
             .interface()
             .parameters
@@ -168,14 +178,7 @@ impl RemoteGenerator {
             })
         };
         let encodings = rows.iter().map(encoding).collect::<Result<Vec<_>>>()?;
-        let batch: Vec<_> = encodings
-            .iter()
-            .map(|encoding| Sequence {
-                encoding,
-                text: None,
-                labels: None,
-            })
-            .collect();
+        let batch: Vec<_> = encodings.iter().map(Sequence::from).collect();
         let padding_id = u32::try_from(settings.pad_token_id).unwrap_or(0);
         let inputs = self.inputs.tensors(&batch, padding_id)?;
         let mut options = request.config.options();

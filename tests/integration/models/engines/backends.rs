@@ -1,7 +1,7 @@
 //! The `Backend` contract, kept by the implementations in this process.
 
 use kivu::{
-    backend::{Backend, Schedule, scripted::ScriptedBackend},
+    backend::{Backend, Schedule, scripted::ScriptedBackend, tensors::TensorEncoder},
     onnx::OnnxBackend,
     repository::manifest::Precision,
     tensor::{ElementType, Elements, Tensor},
@@ -9,6 +9,7 @@ use kivu::{
 
 use crate::{
     contract::{deadline, inputs, keeps_its_contract},
+    engines::encoders::encoder_keeps_its_contract,
     models::{backend, build_request, fixtures, request, runtime},
 };
 
@@ -58,6 +59,8 @@ async fn the_onnx_backend() {
             }
         );
         keeps_its_contract(&backend).await;
+        let encoder = TensorEncoder::shared(backend).unwrap();
+        encoder_keeps_its_contract(&*encoder).await;
     }
 }
 

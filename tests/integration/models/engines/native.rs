@@ -5,22 +5,24 @@ use std::{
     fs,
     num::NonZeroUsize,
     path::{Path, PathBuf},
+    slice,
     time::Duration,
 };
 
 use kivu::{
     backend::{
-        Backend, Deadline, Engine,
+        Deadline, Engine,
+        encoder::{EncoderBackend, Sequence},
         native::{NativeBackend, NativeModel, WeightFiles},
+        tensors::TensorEncoder,
     },
     cloud::Cloud,
     config::{Config, EngineChoice, ModelConfig},
     model::Model,
-    onnx::Session,
     onnx_proto::{GraphProto, ModelProto},
     pipeline::{Task, embedding::similarity::cosine},
     repository::{Bundle, manifest::Precision},
-    tensor::{ElementType, Elements, Tensor},
+    tokenizer::Encoding,
 };
 use kivu_compiler::Request;
 
@@ -28,7 +30,7 @@ use prost::Message;
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 
 use crate::{
-    contract::keeps_its_contract,
+    engines::encoders::{FirstOutput, encoder_keeps_its_contract, encoding, run},
     models::{build_request, fixtures, request_without_floor, runtime},
 };
 
@@ -80,39 +82,18 @@ fn deadline() -> Deadline {
     Deadline::within(Duration::from_secs(30))
 }
 
-/// Texts with the given lengths as one batch, padded with masked tokens.
-fn batch(backend: &dyn Backend, lengths: &[usize]) -> Vec<Tensor> {
-    let columns = lengths.iter().copied().max().unwrap_or(0);
-    let tensor = |name: &str| {
-        let value = |row: usize, column: usize| match name {
-            "input_ids" => 5 + (row * 31 + column * 7) as i64 % 40,
-            "attention_mask" => i64::from(column < lengths[row]),
-            "task_ids" => (row as i64 + 2) % 5,
-            _ => 0,
-        };
-        let values =
-            (0..lengths.len()).flat_map(|row| (0..columns).map(move |column| (row, column)));
-        let values = values.map(|(row, column)| value(row, column)).collect();
-        Tensor::integers(ElementType::Int64, [lengths.len(), columns], values).unwrap()
-    };
-    backend
-        .signature()
-        .inputs
-        .iter()
-        .map(|input| tensor(&input.name))
-        .collect()
+/// A text with this many tokens; texts with different numbers have different tokens.
+fn text(number: usize, length: usize) -> Encoding {
+    let id = |place: usize| 5 + ((number * 31 + place * 7) % 40) as u32;
+    Encoding {
+        task: (number as u32 + 2) % 5,
+        ..encoding((0..length).map(id).collect())
+    }
 }
 
-/// One batch row, without padding.
-fn row(batch: &[Tensor], row: usize, length: usize) -> Vec<Tensor> {
-    let part = |tensor: &Tensor| {
-        let Elements::Int64(values) = tensor.elements() else {
-            panic!("expected integers")
-        };
-        let values = values[row * tensor.shape()[1]..][..length].to_vec();
-        Tensor::integers(ElementType::Int64, [1, length], values).unwrap()
-    };
-    batch.iter().map(part).collect()
+async fn run_one(encoder: &dyn EncoderBackend, text: &Encoding) -> FirstOutput {
+    let found = run(encoder, slice::from_ref(text), deadline()).await;
+    found.unwrap().remove(0)
 }
 
 /// Fixtures for every family and task that the engine supports.
@@ -218,7 +199,7 @@ async fn the_native_backend_keeps_the_contract() {
             return;
         };
         assert_eq!(bundle.manifest().engine, Engine::Native);
-        keeps_its_contract(&backend(&bundle, 2)).await;
+        encoder_keeps_its_contract(&backend(&bundle, 2)).await;
     }
 }
 
@@ -264,22 +245,16 @@ async fn has_the_results_of_onnx_runtime<const COUNT: usize>(models: [&str; COUN
 }
 
 async fn is_equal_in_onnx_runtime(name: &str, bundle: &Bundle) {
-    let session = Session::open(
-        runtime().unwrap(),
-        &bundle.path("model.onnx"),
-        NonZeroUsize::MIN,
-    )
-    .unwrap();
+    let onnx = TensorEncoder::shared(crate::models::backend(bundle, runtime().unwrap())).unwrap();
     assert_eq!(bundle.manifest().engine, Engine::Native, "{name}");
     let native = backend(bundle, 1);
-    assert_eq!(native.signature(), session.signature());
+    assert_eq!(native.signature(), onnx.signature());
     for length in [1, 2, 7, 13, 33, 60] {
-        let inputs = row(&batch(&native, &[length]), 0, length);
-        let found = native.infer(inputs.clone(), deadline()).await.unwrap();
-        let expected = session.run(&inputs).unwrap();
-        assert_eq!(found[0].shape(), expected[0].shape(), "{name}");
-        let [found, expected] = [&found[0], &expected[0]].map(|tensor| tensor.as_fp32().unwrap());
-        let similarity = cosine(found, expected);
+        let text = text(0, length);
+        let (found, columns) = run_one(&native, &text).await;
+        let (expected, others) = run_one(&*onnx, &text).await;
+        assert_eq!((found.len(), columns), (expected.len(), others), "{name}");
+        let similarity = cosine(&found, &expected);
         assert!(similarity > 0.998, "{name}, {length} tokens: {similarity}");
     }
 }
@@ -322,85 +297,54 @@ async fn has_the_same_bits<const COUNT: usize>(models: [&str; COUNT]) {
         };
         let lengths = [3, 60, 1, 12, 33, 49, 2, 48];
         let [one, many] = [1, 4].map(|threads| backend(&bundle, threads));
-        let padded = batch(&one, &lengths);
-        let alone = lengths
-            .iter()
-            .enumerate()
-            .map(|(index, length)| row(&padded, index, *length));
-        let alone: Vec<Vec<Tensor>> = alone.collect();
-        let expected = one.infer_each(alone.clone(), deadline()).await.unwrap();
-        for (inputs, expected) in alone.iter().zip(&expected) {
+        let texts = lengths.iter().enumerate();
+        let texts: Vec<Encoding> = texts
+            .map(|(number, length)| text(number, *length))
+            .collect();
+        let expected = run(&one, &texts, deadline()).await.unwrap();
+        for (text, expected) in texts.iter().zip(&expected) {
+            assert!(&run_one(&one, text).await == expected, "{name}: alone");
             assert!(
-                &one.infer(inputs.clone(), deadline()).await.unwrap() == expected,
-                "{name}: alone"
-            );
-            assert!(
-                &many.infer(inputs.clone(), deadline()).await.unwrap() == expected,
+                &run_one(&many, text).await == expected,
                 "{name}: several threads"
             );
         }
         // Concurrent calls share runs.
         let calls = (0..20)
-            .flat_map(|_| &alone)
-            .map(|inputs| many.infer(inputs.clone(), deadline()));
+            .flat_map(|_| &texts)
+            .map(|text| run_one(&many, text));
         for (index, output) in futures::future::join_all(calls)
             .await
             .into_iter()
             .enumerate()
         {
             assert!(
-                output.unwrap() == expected[index % expected.len()],
+                output == expected[index % expected.len()],
                 "{name}: concurrently"
-            );
-        }
-        // Padding does not change results; its vectors are zeros.
-        let together = &one.infer(padded, deadline()).await.unwrap()[0];
-        let width = together.shape().last().unwrap();
-        let rows = together
-            .as_fp32()
-            .unwrap()
-            .chunks_exact(together.as_fp32().unwrap().len() / lengths.len());
-        for (row, expected) in rows.zip(&expected) {
-            let expected = expected[0].as_fp32().unwrap();
-            let (vectors, padding) = row.split_at(expected.len());
-            assert!(vectors == expected, "{name}: padded");
-            assert!(
-                padding.len().is_multiple_of(*width) && padding.iter().all(|value| *value == 0.0)
             );
         }
     }
 }
 
-/// Two texts after two and three labels, in one batch; with the length of the shorter one.
-fn batch_with_words(backend: &dyn Backend, [first, marker]: [i64; 2]) -> (Vec<Tensor>, usize) {
-    let columns = 40;
-    let texts = [(2, columns), (3, 21)];
-    let tensor = |name: &str| {
-        let value = |(labels, length): (usize, usize), column: usize| match name {
-            "attention_mask" => i64::from(column < length),
-            "words_mask" if (10..length).contains(&column) && column % 3 != 1 => {
-                (10..=column).filter(|column| column % 3 != 1).count() as i64
-            }
-            "words_mask" => 0,
-            _ if column == 0 => first,
-            _ if column % 2 == 1 && column < 2 * labels => marker,
-            _ if column < length => 5 + (column * 7) as i64 % 40,
-            _ => 0,
-        };
-        let values = texts
-            .iter()
-            .flat_map(|text| (0..columns).map(move |column| value(*text, column)));
-        Tensor::integers(ElementType::Int64, [texts.len(), columns], values.collect()).unwrap()
+/// A text after a number of labels, with the number of the word that begins at each token.
+fn text_with_words(length: usize, labels: usize, [first, marker]: [u32; 2]) -> Encoding {
+    let id = |place: usize| match place {
+        0 => first,
+        _ if place % 2 == 1 && place < 2 * labels => marker,
+        _ => 5 + (place * 7) as u32 % 40,
     };
-    (
-        backend
-            .signature()
-            .inputs
-            .iter()
-            .map(|input| tensor(&input.name))
-            .collect(),
-        texts[1].1,
-    )
+    let mut words = 0;
+    let word = |place: usize| match place >= 10 && place % 3 != 1 {
+        true => {
+            words += 1;
+            words
+        }
+        false => 0,
+    };
+    Encoding {
+        type_ids: (0..length).map(word).collect(),
+        ..encoding((0..length).map(id).collect())
+    }
 }
 
 /// GLiNER's, GLiNER2's and GLiClass's heads are in fp32 in both engines; a text's scores do not depend on others.
@@ -427,48 +371,32 @@ async fn span_scores_are_those_of_onnx_runtime() {
             return;
         };
         assert_eq!(bundle.manifest().engine, Engine::Native);
-        let session = Session::open(
-            runtime().unwrap(),
-            &bundle.path("model.onnx"),
-            NonZeroUsize::MIN,
-        )
-        .unwrap();
+        let onnx = crate::models::backend(&bundle, runtime().unwrap());
+        let onnx = TensorEncoder::shared(onnx).unwrap();
         let native = backend(&bundle, 2);
-        assert_eq!(native.signature(), session.signature());
+        assert_eq!(native.signature(), onnx.signature());
         let tokenizer = bundle.tokenizer().unwrap();
         let marker = ["<<ENT>>", "<<LABEL>>", "[E]"]
             .iter()
             .find_map(|token| tokenizer.id(token))
             .unwrap();
         let first = tokenizer.id("[P]").unwrap_or(5);
-        let (inputs, shorter) = batch_with_words(&native, [first, marker].map(i64::from));
-        let together = native
-            .infer(inputs.clone(), deadline())
-            .await
-            .unwrap()
-            .remove(0);
-        let whole = together.as_fp32().unwrap();
-        assert_eq!(together.shape()[..3], [2, 20, 3], "{name}");
-        for (index, length, labels) in [(0, 40, 2), (1, shorter, 3)] {
-            let inputs = row(&inputs, index, length);
-            let found = native
-                .infer(inputs.clone(), deadline())
-                .await
-                .unwrap()
-                .remove(0);
-            let expected = session.run(&inputs).unwrap().remove(0);
-            assert_eq!(found.shape(), expected.shape(), "{name}");
-            let [words, longest] = [found.shape()[1], found.shape()[3]];
-            let [found, expected] = [&found, &expected].map(|tensor| tensor.as_fp32().unwrap());
+        let texts = [(40, 2), (21, 3)]
+            .map(|(length, labels)| text_with_words(length, labels, [first, marker]));
+        let together = run(&native, &texts, deadline()).await.unwrap();
+        for (text, together) in texts.iter().zip(together) {
+            let (found, labels) = run_one(&native, text).await;
+            let (expected, others) = run_one(&*onnx, text).await;
+            assert_eq!((found.len(), labels), (expected.len(), others), "{name}");
+            assert!(
+                (&found, labels) == (&together.0, together.1),
+                "{name}: together"
+            );
+            let words = *text.type_ids.iter().max().unwrap() as usize;
+            let longest = found.len() / (words * labels);
             let (mut own, mut others) = (Vec::new(), Vec::new());
             for word in 0..words {
                 let part = word * labels * longest..(word + 1) * labels * longest;
-                let start = (index * 20 + word) * 3 * longest;
-                assert_eq!(
-                    found[part.clone()],
-                    whole[start..start + part.len()],
-                    "{name}: together"
-                );
                 // The scores of spans that end after the text have no meaning.
                 let scores = if name.contains("words") {
                     longest
@@ -481,7 +409,7 @@ async fn span_scores_are_those_of_onnx_runtime() {
                 }
             }
             let similarity = cosine(&own, &others);
-            assert!(similarity > 0.998, "{name}, {length} tokens: {similarity}");
+            assert!(similarity > 0.998, "{name}, {words} words: {similarity}");
         }
     }
 }
@@ -608,13 +536,8 @@ fn the_bits_are_the_same_on_every_processor() {
         let Some(bundle) = build(name, folder.path()) else {
             return;
         };
-        let backend = backend(&bundle, 1);
-        let output = model(&bundle)
-            .run(&row(&batch(&backend, &[60]), 0, 60))
-            .unwrap();
+        let output = model(&bundle).run(Sequence::from(&text(0, 60))).unwrap();
         let bits = output[0]
-            .as_fp32()
-            .unwrap()
             .iter()
             .flat_map(|value| value.to_bits().to_le_bytes());
         digests.push(blake3::hash(&bits.collect::<Vec<u8>>()).to_hex()[..16].to_owned());
@@ -628,51 +551,17 @@ async fn texts_without_tokens_are_refused() {
     let Some(bundle) = build("tiny-bert", folder.path()) else {
         return;
     };
-    let first = backend(&bundle, 1);
-    let refusal = first
-        .infer(batch(&first, &[0, 0]), deadline())
-        .await
-        .unwrap_err();
-    insta::assert_snapshot!(refusal, @"expected texts of at least one token, but found texts without tokens");
-    // The first text's tokens are masked.
-    for name in ["tiny-bert-rank", "tiny-modernbert-rank"] {
-        let Some(bundle) = build(name, folder.path()) else {
-            return;
-        };
-        let backend = backend(&bundle, 1);
-        let mut inputs = batch(&backend, &[3, 3]);
-        let index = backend
-            .signature()
-            .inputs
-            .iter()
-            .position(|input| input.name == "attention_mask")
-            .unwrap();
-        inputs[index] =
-            Tensor::integers(ElementType::Int64, [2, 3], vec![0, 0, 0, 1, 1, 1]).unwrap();
-        let output = backend.infer(inputs.clone(), deadline()).await.unwrap();
-        assert!(
-            output[0]
-                .as_fp32()
-                .unwrap()
-                .iter()
-                .all(|value| value.is_finite()),
-            "{name}"
-        );
-        // Buffers of other texts are used again.
-        backend
-            .infer(batch(&backend, &[3, 3]), deadline())
-            .await
-            .unwrap();
-        assert_eq!(
-            backend.infer(inputs, deadline()).await.unwrap(),
-            output,
-            "{name}"
-        );
+    let backend = backend(&bundle, 1);
+    let unattended = Encoding {
+        unattended: 3,
+        ..text(0, 3)
+    };
+    for empty in [text(0, 0), unattended] {
+        let refusal = run(&backend, &[text(0, 3), empty], deadline()).await;
+        insta::allow_duplicates! {
+            insta::assert_snapshot!(refusal.unwrap_err(), @"expected texts of at least one token, but found texts without tokens");
+        }
     }
-    assert_eq!(
-        first.infer_each(Vec::new(), deadline()).await.unwrap(),
-        Vec::<Vec<Tensor>>::new()
-    );
 }
 
 #[tokio::test]
@@ -682,37 +571,21 @@ async fn tokens_outside_of_the_tables_are_refused() {
         return;
     };
     let backend = backend(&bundle, 1);
-    let refused = async |name: &str, value: i64| {
-        let mut inputs = batch(&backend, &[3]);
-        let index = backend
-            .signature()
-            .inputs
-            .iter()
-            .position(|input| input.name == name)
-            .unwrap();
-        inputs[index] = Tensor::integers(ElementType::Int64, [1, 3], vec![1, value, 1]).unwrap();
-        backend
-            .infer(inputs, deadline())
-            .await
-            .unwrap_err()
-            .to_string()
+    let refused = async |text: Encoding| {
+        let error = run(&backend, &[text], deadline()).await.unwrap_err();
+        error.to_string()
     };
+    let error = refused(encoding(vec![1, u32::MAX, 1])).await;
     assert!(
-        refused("input_ids", -1)
-            .await
-            .starts_with("expected token ids from 0 to ")
+        error.starts_with("expected token ids from 0 to ") && error.ends_with("found 4294967295"),
+        "{error}"
     );
-    assert!(
-        refused("input_ids", 1 << 40)
-            .await
-            .ends_with("but found 1099511627776")
-    );
-    insta::assert_snapshot!(refused("token_type_ids", 2).await, @"expected token types from 0 to 1, but found 2");
-    let error = backend
-        .infer(batch(&backend, &[2000]), deadline())
-        .await
-        .unwrap_err()
-        .to_string();
+    let other_type = Encoding {
+        type_ids: vec![1, 2, 1],
+        ..text(0, 3)
+    };
+    insta::assert_snapshot!(refused(other_type).await, @"expected token types from 0 to 1, but found 2");
+    let error = refused(text(0, 2000)).await;
     assert!(
         error.starts_with("expected positions from 0 to "),
         "{error}"
@@ -738,7 +611,7 @@ fn damaged_graphs_are_refused_or_run() {
         };
         let whole =
             ModelProto::from_bytes(&bundle.read(&bundle.manifest().graph).unwrap()).unwrap();
-        let inputs = row(&batch(&backend(&bundle, 1), &[17]), 0, 17);
+        let text = text(0, 17);
         let mut random = fastrand::Rng::with_seed(20);
         for number in 0..400 {
             let mut damaged = whole.clone();
@@ -749,8 +622,8 @@ fn damaged_graphs_are_refused_or_run() {
                 Err(_) => refused += 1,
                 Ok(model) => {
                     run += 1;
-                    if let Ok(output) = model.run(&inputs) {
-                        assert!(!output[0].shape().is_empty());
+                    if let Ok(output) = model.run(Sequence::from(&text)) {
+                        assert!(!output.is_empty());
                     }
                 }
             }
@@ -822,16 +695,9 @@ fn the_memory_of_a_text_is_known() {
         };
         let (model, backend) = (model(&bundle), backend(&bundle, 1));
         let memory = |tokens: usize| {
-            let inputs: Vec<Tensor> = model
-                .signature()
-                .inputs
-                .iter()
-                .map(|input| {
-                    let value = i64::from(input.name != "token_type_ids");
-                    Tensor::integers(input.element_type, [1, tokens], vec![value; tokens]).unwrap()
-                })
-                .collect();
-            let taken = allocation_counter::measure(|| drop(model.run(&inputs).unwrap())).bytes_max;
+            let text = encoding(vec![1; tokens]);
+            let run = || drop(model.run(Sequence::from(&text)).unwrap());
+            let taken = allocation_counter::measure(run).bytes_max;
             [backend.text_bytes(tokens).unwrap(), taken]
         };
         let (short, long) = (memory(64), memory(288));

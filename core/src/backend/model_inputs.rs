@@ -2,12 +2,11 @@
 
 use std::num::NonZeroUsize;
 
-use crate::backend::{LABEL_VECTORS, Schedule, Signature, TASK_IDS, TensorSpec};
+use super::{LABEL_VECTORS, Schedule, Signature, TASK_IDS, TensorSpec, encoder::Sequence};
 use kivu_base::{
     error::{Error, Result, quoted},
     tensor::{ElementType, Elements, Tensor},
 };
-use kivu_text::Encoding;
 
 /// Graph input that tells which tokens are pooled, in models that pool no prompts.
 pub const POOLING_MASK: &str = "pooling_mask";
@@ -43,29 +42,20 @@ pub enum Role {
     Text,
 }
 
-/// An input sequence.
-#[derive(Clone, Copy, Debug)]
-pub struct Sequence<'a> {
-    /// Its tokens.
-    pub encoding: &'a Encoding,
-    /// Source text, for models with a built-in tokenizer; pairs and token ids have none.
-    pub text: Option<&'a str>,
-    /// Concatenated label vectors, in models that take them.
-    pub labels: Option<&'a [f32]>,
-}
-
 /// A model's inputs with the data that each carries, in the model's order.
 #[derive(Clone, Debug)]
 pub struct ModelInputs(Vec<(Role, TensorSpec)>);
 
 impl ModelInputs {
     /// Recognizes inputs by name, or by position if they are called `INPUT__0`, as TorchScript inputs on Triton are. A
-    /// single BYTES input takes texts. `None` for any other signature.
-    pub fn recognize(signature: &Signature) -> Option<Self> {
+    /// single BYTES input takes texts.
+    ///
+    /// Refuses any other signature; the error names both sides.
+    pub fn recognize(signature: &Signature) -> Result<Self> {
         if let [text] = &signature.inputs[..]
             && text.element_type == ElementType::Bytes
         {
-            return Some(Self(vec![(Role::Text, text.clone())]));
+            return Ok(Self(vec![(Role::Text, text.clone())]));
         }
         let role = |spec: &TensorSpec| {
             let name = spec.name.to_ascii_lowercase();
@@ -78,8 +68,15 @@ impl ModelInputs {
                 .or_else(by_name)?;
             Some((*role, spec.clone()))
         };
-        let inputs = Self(signature.inputs.iter().map(role).collect::<Option<_>>()?);
-        inputs.spec(Role::Ids).is_some().then_some(inputs)
+        let inputs = signature.inputs.iter().map(role).collect::<Option<_>>();
+        let inputs = inputs.map(Self).filter(|inputs| inputs.has(Role::Ids));
+        inputs.ok_or_else(|| {
+            Error::model(format!(
+                "expected a model with inputs among {}, but found {}",
+                quoted(&NAMES.map(|(name, _)| name)),
+                TensorSpec::names(&signature.inputs)
+            ))
+        })
     }
 
     /// Whether a graph distinguishes a pair's texts.
@@ -88,24 +85,6 @@ impl ModelInputs {
             .inputs
             .iter()
             .any(|input| input.name == NAMES[2].0)
-    }
-
-    /// Error for an unrecognized signature; it names both sides.
-    pub fn mismatch(signature: &Signature, outputs: &str) -> Error {
-        let names = |specs: &[TensorSpec]| {
-            quoted(
-                &specs
-                    .iter()
-                    .map(|spec| spec.name.as_str())
-                    .collect::<Vec<_>>(),
-            )
-        };
-        Error::model(format!(
-            "expected a model with inputs among {} and the output {outputs}, but found inputs {} and outputs {}",
-            quoted(&NAMES.map(|(name, _)| name)),
-            names(&signature.inputs),
-            names(&signature.outputs)
-        ))
     }
 
     /// The input that carries this data, if the model has one.
@@ -119,6 +98,15 @@ impl ModelInputs {
     /// Whether an input carries this data.
     pub fn has(&self, role: Role) -> bool {
         self.spec(role).is_some()
+    }
+
+    /// Whether an output has a vector for each token.
+    pub fn has_token_vectors(&self, output: &TensorSpec) -> bool {
+        match self.spec(Role::Ids) {
+            // One text's tokens, without a batch axis.
+            Some(ids) if ids.shape.len() == 1 => output.shape.len() == 2 && output.shape[0] != 1,
+            _ => output.shape.len() == 3,
+        }
     }
 
     /// Tokens per sequence, if the model takes a fixed number.
@@ -180,7 +168,7 @@ fn tensor(
         let labels = batch
             .first()
             .and_then(|sequence| sequence.labels)
-            .unwrap_or_default();
+            .map_or(&[][..], |labels| labels);
         return Tensor::new(
             vec![rows, labels.len() / width, width],
             Elements::Fp32(labels.repeat(rows)),
