@@ -197,7 +197,7 @@ impl NativeModel {
         Ok(run.outputs(&self.program, 0))
     }
 
-    /// Memory for running one text with `tokens` tokens, in bytes, its output included.
+    /// Memory for running one text with `tokens` tokens, in bytes, the tokens and their output included.
     pub fn text_bytes(&self, tokens: usize, threads: NonZeroUsize) -> u64 {
         let numbers = |output: &ValueId| {
             let Value { width, per, .. } = self.program.values[*output];
@@ -208,7 +208,8 @@ impl NativeModel {
             }
         };
         let outputs: usize = self.program.outputs.iter().map(numbers).sum();
-        (self.program.bytes(tokens, threads) + outputs * size_of::<f32>()) as u64
+        let text = tokens * size_of::<Token>() + outputs * size_of::<f32>();
+        (self.program.bytes(tokens, threads) + text) as u64
     }
 
     /// Fails if mapped weights were written to.
@@ -274,9 +275,12 @@ impl NativeModel {
                 position: within("positions", limits.positions, position)?,
             })
         };
-        let tokens = encoding.ids[..count].iter().enumerate();
+        let mut tokens = Vec::with_capacity(count);
+        for token in encoding.ids[..count].iter().enumerate().map(token) {
+            tokens.push(token?);
+        }
         Ok(Text {
-            tokens: tokens.map(token).collect::<Result<_>>()?,
+            tokens,
             attended,
             labels: labels.map(Arc::clone).unwrap_or_default(),
         })
