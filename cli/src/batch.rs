@@ -86,7 +86,11 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: Arguments, mut config: Config, services: Services) -> Result<ExitCode> {
-    let Services { cloud, sinks } = services;
+    let Services {
+        cloud,
+        sinks,
+        parquet,
+    } = services;
     let sink = sink(&arguments)?;
     let output = match &sink {
         Some(_) => output(&cloud, &failed_rows(&arguments)?)?,
@@ -112,6 +116,7 @@ pub fn run(arguments: Arguments, mut config: Config, services: Services) -> Resu
         interval: Duration::from_millis(config.batch.save_ms),
         sink,
         sinks,
+        parquet,
         existing: Existing {
             overwrite: arguments.overwrite,
             restart: arguments.restart,

@@ -148,7 +148,7 @@ fn execute(arguments: Arguments, services: fn(&Config) -> Services) -> Result<Ex
     match arguments.command {
         Command::Batch(arguments) => batch::run(*arguments, config, services),
         Command::Bench(arguments) => bench::run(arguments, config),
-        Command::Build(arguments) => library::build::run(arguments, config),
+        Command::Build(arguments) => library::build::run(arguments, config, services.parquet),
         Command::Completions(arguments) => completions::run(&arguments, &mut Arguments::command()),
         Command::Doctor(arguments) => doctor::run(&arguments, &config),
         Command::Init(arguments) => init::run(&arguments),
@@ -157,7 +157,7 @@ fn execute(arguments: Arguments, services: fn(&Config) -> Services) -> Result<Ex
         Command::Ps(arguments) => server::ps::run(&arguments, &config),
         Command::Pull(arguments) => library::pull::run(&arguments, &services.cloud),
         Command::Push(arguments) => library::push::run(arguments, config, services.cloud),
-        Command::Quality(arguments) => quality::run(*arguments, config, services.cloud),
+        Command::Quality(arguments) => quality::run(*arguments, config, services),
         Command::Rm(arguments) => library::rm::run(&arguments, &config),
         Command::Run(arguments) => run::run(*arguments, config, services.cloud),
         Command::Serve(arguments) => server::run(arguments, config, services.cloud),

@@ -1,7 +1,7 @@
 //! What a program adds to the command.
 
 use kivu::cloud::Cloud;
-use kivu_jobs::Sinks;
+use kivu_jobs::{Parquet, Sinks};
 
 /// What a program links for the command besides files on this machine; by default nothing.
 #[derive(Debug, Default)]
@@ -10,4 +10,6 @@ pub struct Services {
     pub cloud: Cloud,
     /// Databases and search indexes for `kivu batch`.
     pub sinks: Sinks,
+    /// Parquet files.
+    pub parquet: Parquet,
 }

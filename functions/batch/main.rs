@@ -78,7 +78,9 @@ fn load() -> kivu::Result<(Handler, Option<Otlp>)> {
     };
     let models = Model::open_all(&config, &cloud)?;
     let requests = batch_requests(config.limits.clone());
-    let handler = Handler::new(models, &config, cloud, sinks)?.with_requests(requests);
+    let handler = Handler::new(models, &config, cloud, sinks)?
+        .with_parquet(kivu_parquet::parquet())
+        .with_requests(requests);
     Ok((handler, otlp))
 }
 

@@ -34,6 +34,7 @@ pub fn command(interpreter: Vec<String>, arguments: Vec<String>) -> u8 {
     let code = kivu_cli::main_of_package(interpreter, arguments, |config| kivu_cli::Services {
         cloud: kivu_aws::cloud(config),
         sinks: kivu_sinks::sinks(),
+        parquet: kivu_parquet::parquet(),
     });
     let _ = io::stdout().flush();
     // The standard library has no conversion.

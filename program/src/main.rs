@@ -14,6 +14,7 @@ fn services(config: &Config) -> Services {
     Services {
         cloud: kivu_aws::cloud(config),
         sinks: kivu_sinks::sinks(),
+        parquet: kivu_parquet::parquet(),
     }
 }
 

@@ -32,6 +32,7 @@ use kivu_compiler::{
     plan::path_id::path_id,
     quality::Samples,
 };
+use kivu_jobs::Parquet;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -76,18 +77,18 @@ pub struct Arguments {
     pub build: BuildArguments,
 }
 
-pub fn run(arguments: Arguments, config: Config) -> Result<ExitCode> {
-    interruptible(move || run_build(arguments, &config)).map(Ended::code)
+pub fn run(arguments: Arguments, config: Config, parquet: Parquet) -> Result<ExitCode> {
+    interruptible(move || run_build(arguments, &config, parquet)).map(Ended::code)
 }
 
-fn run_build(arguments: Arguments, config: &Config) -> Result<ExitCode> {
+fn run_build(arguments: Arguments, config: &Config, parquet: Parquet) -> Result<ExitCode> {
     // Before a folder is made of it.
     arguments.name.as_deref().map_or(Ok(()), check_name)?;
     arguments.out.as_deref().map_or(Ok(()), require_local)?;
     if !arguments.source.exists()
         && let Some(model) = resolve::model(&arguments.source)?
     {
-        return build_named(&model, arguments, config);
+        return build_named(&model, arguments, config, parquet);
     }
     let source = &arguments.source;
     fs::metadata(source).map_err(|error| match error.kind() {
@@ -116,7 +117,8 @@ fn run_build(arguments: Arguments, config: &Config) -> Result<ExitCode> {
     if is_default && arguments.name.is_none() {
         require_own(source, &out, config)?;
     }
-    let samples = Samples::open(arguments.texts.as_deref(), arguments.pairs.as_deref())?;
+    let (texts, pairs) = (arguments.texts.as_deref(), arguments.pairs.as_deref());
+    let samples = Samples::open(texts, pairs, parquet)?;
     let id = if is_default {
         path_id(source).ok()
     } else {
@@ -188,7 +190,12 @@ fn serving<'a>(name: &'a Path, path: &Path, config: &Config) -> Option<&'a Path>
 
 /// Builds a built-in recipe or a hub repository at its newest commit. Without `--out` and `--name`, `kivu serve` finds
 /// the bundle by the same name.
-fn build_named(model: &NamedModel, arguments: Arguments, config: &Config) -> Result<ExitCode> {
+fn build_named(
+    model: &NamedModel,
+    arguments: Arguments,
+    config: &Config,
+    parquet: Parquet,
+) -> Result<ExitCode> {
     let progress = Progress::default();
     let Arguments {
         source,
@@ -199,7 +206,7 @@ fn build_named(model: &NamedModel, arguments: Arguments, config: &Config) -> Res
         json,
         build,
     } = arguments;
-    let samples = Samples::open(texts.as_deref(), pairs.as_deref())?;
+    let samples = Samples::open(texts.as_deref(), pairs.as_deref(), parquet)?;
     let tools = Tools {
         config,
         runtime: &|| load_runtime(config),

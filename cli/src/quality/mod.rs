@@ -14,10 +14,10 @@ pub use self::figures::{short, text};
 use super::{
     interrupt::{Ended, interruptible},
     library::resolve::{BuildArguments, for_comparison, resolve},
+    services::Services,
     terminal::{Progress, print},
 };
 use kivu::{
-    cloud::Cloud,
     config::{Config, FleetConfig},
     error::{Error, Result},
     model::Model,
@@ -98,11 +98,12 @@ impl Against {
     }
 }
 
-pub fn run(arguments: Arguments, config: Config, cloud: Cloud) -> Result<ExitCode> {
-    interruptible(move || run_quality(arguments, config, &cloud)).map(Ended::code)
+pub fn run(arguments: Arguments, config: Config, services: Services) -> Result<ExitCode> {
+    interruptible(move || run_quality(arguments, config, &services)).map(Ended::code)
 }
 
-fn run_quality(arguments: Arguments, mut config: Config, cloud: &Cloud) -> Result<ExitCode> {
+fn run_quality(arguments: Arguments, mut config: Config, services: &Services) -> Result<ExitCode> {
+    let (cloud, parquet) = (&services.cloud, services.parquet);
     let Arguments {
         model: named,
         against,
@@ -112,7 +113,7 @@ fn run_quality(arguments: Arguments, mut config: Config, cloud: &Cloud) -> Resul
         build,
     } = arguments;
     // Files are read first, since models may have to be built.
-    let samples = Samples::open(texts.as_deref(), pairs.as_deref())?;
+    let samples = Samples::open(texts.as_deref(), pairs.as_deref(), parquet)?;
     let against = match (against, &samples.pairs) {
         (Some(other), _) => Some(Against::of(other)),
         (None, Some(_)) if samples.texts.is_some() => {
@@ -154,7 +155,7 @@ fn run_quality(arguments: Arguments, mut config: Config, cloud: &Cloud) -> Resul
     }
     let other = match (&other, &against) {
         (Some(other), _) => Some(Other::Model(other)),
-        (None, Some(Against::Vectors(path))) => Some(Other::Vectors(path)),
+        (None, Some(Against::Vectors(path))) => Some(Other::Vectors(path, parquet)),
         _ => None,
     };
     let progress = Progress::default();

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::files::io as files;
 use kivu::error::{Error, Message, Result, quoted};
-use kivu_jobs::ColumnFile;
+use kivu_jobs::{ColumnFile, Parquet};
 
 const VECTOR: [&str; 3] = ["embedding", "vector", "kivu_embedding"];
 const TEXT: [&str; 1] = ["text"];
@@ -30,7 +30,7 @@ pub struct PeerVectors {
 
 impl PeerVectors {
     /// Reads a file with a vector per text, in the order of `texts`; without them, the file has a column of texts.
-    pub fn open(path: &Path, own: Option<&Texts>) -> Result<Self> {
+    pub fn open(path: &Path, own: Option<&Texts>, parquet: Parquet) -> Result<Self> {
         let shown = path.display();
         let bytes_of_npy = is_npy(path)
             .then(|| files::read_weights(path))
@@ -46,7 +46,7 @@ impl PeerVectors {
                 ))
                 .with_hint("name the file that has them in the same order"));
             }
-            (None, own) => columns(path, own)?,
+            (None, own) => columns(path, own, parquet)?,
         };
         if vectors.len() != own_texts.count() {
             return Err(Error::config(format!(
@@ -104,8 +104,8 @@ fn unreadable(path: &Path, found: impl Into<Message>) -> Error {
 }
 
 /// Texts and vectors from a file's columns.
-fn columns(path: &Path, own: Option<&Texts>) -> Result<(Texts, Vec<Vec<f32>>)> {
-    let file = ColumnFile::open(path)?;
+fn columns(path: &Path, own: Option<&Texts>, parquet: Parquet) -> Result<(Texts, Vec<Vec<f32>>)> {
+    let file = ColumnFile::open(path, parquet)?;
     let vector = named(&file, &VECTOR).ok_or_else(|| {
         Error::config(format!(
             "expected a column `embedding` or `vector` in `{}`, but found {}",

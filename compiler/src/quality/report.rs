@@ -27,6 +27,7 @@ use kivu::{
         manifest::{Quality, VectorQuality},
     },
 };
+use kivu_jobs::Parquet;
 
 /// What a model is compared with.
 #[derive(Clone, Copy, Debug)]
@@ -34,7 +35,7 @@ pub enum Other<'a> {
     /// Another form of the model, or another model for the same task.
     Model(&'a Model),
     /// A file with another program's vectors.
-    Vectors(&'a Path),
+    Vectors(&'a Path, Parquet),
 }
 
 /// A model's quality.
@@ -94,7 +95,7 @@ pub fn measure(
     let mut report = Report::of(model);
     report.other = other.map(|other| match other {
         Other::Model(other) => format!("{}, {}", other.name, other.manifest.weights.precision),
-        Other::Vectors(path) => path.display().to_string(),
+        Other::Vectors(path, _) => path.display().to_string(),
     });
     match ServedEncoder::of(&model.pipeline) {
         Ok(encoder) => measure_encoder(model, &encoder, other, samples, progress, &mut report)?,
@@ -142,8 +143,8 @@ fn measure_encoder(
     let mut other_encoder = None;
     let compared = match other {
         None => None,
-        Some(Other::Vectors(path)) => {
-            let peer = PeerVectors::open(path, samples.texts.as_ref())?;
+        Some(Other::Vectors(path, parquet)) => {
+            let peer = PeerVectors::open(path, samples.texts.as_ref(), parquet)?;
             require_dimensions(settings, peer.dimensions, path)?;
             progress.stage("measure the quality", peer.texts.count());
             let own = encoder.measure(&peer.texts, progress)?.first_output();
@@ -206,7 +207,7 @@ fn measure_generator(
 ) -> Result<()> {
     let other = match other {
         None => None,
-        Some(Other::Vectors(path)) => {
+        Some(Other::Vectors(path, _)) => {
             return Err(Error::config(format!(
                 "expected another model for `{}`, which generates texts, but found vectors in `{}`",
                 model.name,

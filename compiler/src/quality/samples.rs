@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::SENTENCES;
 use crate::files::io as files;
 use kivu::error::{Error, Message, Result, quoted};
-use kivu_jobs::ColumnFile;
+use kivu_jobs::{ColumnFile, Parquet};
 
 /// Minimum number of texts: recall@10 of fewer would be nearly certain.
 const MIN_TEXTS: usize = 20;
@@ -49,10 +49,10 @@ pub struct Samples {
 
 impl Samples {
     /// Reads both files.
-    pub fn open(texts: Option<&Path>, pairs: Option<&Path>) -> Result<Self> {
+    pub fn open(texts: Option<&Path>, pairs: Option<&Path>, parquet: Parquet) -> Result<Self> {
         Ok(Self {
-            texts: texts.map(Texts::open).transpose()?,
-            pairs: pairs.map(Pairs::open).transpose()?,
+            texts: texts.map(|path| Texts::open(path, parquet)).transpose()?,
+            pairs: pairs.map(|path| Pairs::open(path, parquet)).transpose()?,
         })
     }
 }
@@ -77,7 +77,7 @@ impl Texts {
     ///
     /// # Errors
     /// There are too few or too many texts, or an empty one.
-    pub fn open(path: &Path) -> Result<Self> {
+    pub fn open(path: &Path, parquet: Parquet) -> Result<Self> {
         let texts = if has_lines(path) {
             let text = String::from_utf8(files::read(path)?).map_err(|error| {
                 Error::config_because(
@@ -90,7 +90,7 @@ impl Texts {
             })?;
             text.lines().map(str::to_owned).collect()
         } else {
-            let file = ColumnFile::open(path)?;
+            let file = ColumnFile::open(path, parquet)?;
             let column = text_column(path, &file)?;
             let rows = file.rows(&[&column], MAX_TEXTS)?;
             texts(path, &rows, &[&column], 0)?
@@ -172,8 +172,8 @@ impl Pairs {
     ///
     /// # Errors
     /// The columns are unknown; a text or an expected value is missing; or there are too few pairs to tell anything.
-    pub fn open(path: &Path) -> Result<Self> {
-        let file = ColumnFile::open(path)?;
+    pub fn open(path: &Path, parquet: Parquet) -> Result<Self> {
+        let file = ColumnFile::open(path, parquet)?;
         let shown = path.display();
         let columns = Columns::of(&file).map_err(|found| {
             Error::config(found.map(|found| {
@@ -415,7 +415,8 @@ mod tests {
     fn columns_determine_what_is_measured() {
         let folder = tempfile::tempdir().unwrap();
         let pairs = |header: &str, row: &dyn Fn(usize) -> String| {
-            Pairs::open(&written(folder.path(), "pairs.csv", header, row, 24)).unwrap()
+            let path = written(folder.path(), "pairs.csv", header, row, 24);
+            Pairs::open(&path, Parquet::default()).unwrap()
         };
         let kinds = [
             pairs("id,sentence1,sentence2,score", &|n| {
@@ -462,7 +463,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let refused = |header: &str, rows: usize, row: &dyn Fn(usize) -> String| {
             let path = written(folder.path(), "p.csv", header, row, rows);
-            let error = Pairs::open(&path).unwrap_err().to_string();
+            let error = Pairs::open(&path, Parquet::default())
+                .unwrap_err()
+                .to_string();
             error.replace(&folder.path().display().to_string(), "[folder]")
         };
         insta::assert_snapshot!(refused("a,b", 20, &|n| format!("{n},{n}")), @"expected columns `text1`, `text2` (or `sentence1`, `sentence2`; `premise`, `hypothesis`; `question1`, `question2`) with `score` or `label`, `question` with `passage`, `text` with `label`, or `text` with `reference` in `[folder]/p.csv`, but found `a`, `b`; rename the columns");
@@ -482,8 +485,9 @@ mod tests {
         let write = |name, header: &str, rows| {
             written(folder.path(), name, header, |n| format!("text {n}"), rows)
         };
-        let lines = Texts::open(&write("a.txt", "first", 24)).unwrap();
-        let column = Texts::open(&write("a.csv", "text", 24)).unwrap();
+        let open = |path: &Path| Texts::open(path, Parquet::default());
+        let lines = open(&write("a.txt", "first", 24)).unwrap();
+        let column = open(&write("a.csv", "text", 24)).unwrap();
         assert_eq!(
             (
                 lines.count(),
@@ -494,7 +498,7 @@ mod tests {
             (25, 24, Some("first"), Some("text 0"))
         );
         let refused = |path: &Path| {
-            Texts::open(path)
+            open(path)
                 .unwrap_err()
                 .to_string()
                 .replace(&folder.path().display().to_string(), "[folder]")

@@ -9,7 +9,7 @@ use futures::future::LocalBoxFuture;
 use serde_json::{Map, Value, json};
 
 use super::{
-    distributed_map::{self, Listed, Listing, MapEvent},
+    distributed_map::{self, Files, Listed, Listing, MapEvent},
     event::{self, Message, ObjectEvent, Reached},
     row_event::RowEvent,
     rules::Rules,
@@ -18,6 +18,7 @@ use crate::{
     input::location::{JobInput, JobOutput},
     job::{Ended, Job, unfinished},
     output::report_file,
+    rows::Parquet,
     sink::Sinks,
 };
 use kivu::{
@@ -35,6 +36,7 @@ pub struct Handler {
     rules: Rules,
     cloud: Cloud,
     sinks: Sinks,
+    parquet: Parquet,
     interval: Duration,
     margin: Duration,
     queue: Option<Box<dyn Queue>>,
@@ -123,6 +125,7 @@ impl Handler {
                 .transpose()?,
             cloud,
             sinks,
+            parquet: Parquet::default(),
             requests: None,
         })
     }
@@ -134,6 +137,12 @@ impl Handler {
             requests: Some(requests),
             ..self
         }
+    }
+
+    /// Reads and writes Parquet.
+    #[must_use]
+    pub fn with_parquet(self, parquet: Parquet) -> Self {
+        Self { parquet, ..self }
     }
 
     /// Handles an event until shortly before `deadline`.
@@ -197,14 +206,18 @@ impl Handler {
 
     /// Handles a state machine's event.
     async fn map(&self, event: MapEvent, until: Option<Instant>) -> Result<Value> {
-        let (rules, store) = (&self.rules, &self.cloud.store()?);
+        let files = Files {
+            rules: &self.rules,
+            store: &self.cloud.store()?,
+            parquet: self.parquet,
+        };
         match event {
-            MapEvent::Index { index } => distributed_map::index(rules, store, index, until).await,
+            MapEvent::Index { index } => distributed_map::index(&files, index, until).await,
             MapEvent::Range { range, of } => {
-                distributed_map::process_range(rules, store, &of, range, until).await
+                distributed_map::process_range(&files, &of, range, until).await
             }
             MapEvent::Join { join } => {
-                let (output, ended) = distributed_map::join(rules, store, &join, until).await?;
+                let (output, ended) = distributed_map::join(&files, &join, until).await?;
                 self.announce(&output).await?;
                 Ok(Outcome::Ended(ended).json())
             }
@@ -328,6 +341,7 @@ impl Handler {
             interval: self.interval,
             sink,
             sinks: self.sinks,
+            parquet: self.parquet,
             requests: self.requests.clone(),
             ..Job::new(input, target, model, parameters)
         };

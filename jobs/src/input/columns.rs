@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     output::answer::{ErrorKind, RowError},
-    rows::{CsvReader, Fields, JsonLinesReader, Layout, ParquetReader, RowReader},
+    rows::{CsvReader, Fields, JsonLinesReader, Layout, Parquet, RowReader},
 };
 use kivu::error::{Error, Result};
 
@@ -22,11 +22,12 @@ pub struct ColumnFile {
     format: Format,
     compression: Compression,
     names: Vec<String>,
+    parquet: Parquet,
 }
 
 impl ColumnFile {
     /// Opens a file and reads its column names: the header's, or the first line's in JSON Lines.
-    pub fn open(path: &Path) -> Result<Self> {
+    pub fn open(path: &Path, parquet: Parquet) -> Result<Self> {
         let within = |error| in_file(path, error);
         let input = OpenInput::file(path)?;
         let (format, compression) = input.format(None).map_err(within)?;
@@ -39,7 +40,9 @@ impl ColumnFile {
         }
         let contents = || input.unpacked(compression, &BytesRead::default());
         let names = match format {
-            Format::Parquet => ParquetReader::names(input.clone()),
+            Format::Parquet => parquet
+                .format()
+                .and_then(|format| format.names(input.clone())),
             Format::Csv => contents().and_then(CsvReader::names),
             Format::JsonLines | Format::OpenAi => contents().and_then(JsonLinesReader::names),
         };
@@ -50,6 +53,7 @@ impl ColumnFile {
             format,
             compression,
             names,
+            parquet,
         })
     }
 
@@ -101,7 +105,7 @@ impl ColumnFile {
         let contents = || self.input.unpacked(self.compression, &BytesRead::default());
         let column = names.first().copied();
         Ok(match self.format {
-            Format::Parquet => Box::new(ParquetReader::of_columns(self.input.clone())?),
+            Format::Parquet => self.parquet.format()?.column_reader(self.input.clone())?,
             Format::Csv => Box::new(CsvReader::new(contents()?, &Layout::of_column(column))?),
             Format::JsonLines | Format::OpenAi => {
                 Box::new(JsonLinesReader::new(contents()?, column)?)
@@ -127,6 +131,7 @@ mod tests {
 
     #[test]
     fn columns_are_read_from_every_text_format() {
+        let open = |path: &Path| ColumnFile::open(path, Parquet::default());
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| {
             let path = folder.path().join(name);
@@ -140,7 +145,7 @@ mod tests {
             "{\"first\": \"a\", \"second\": \"b\", \"x\": [1, 2.5]}\n{\"first\": \"c,d\"}\n",
         );
         for path in [&csv, &tsv, &lines] {
-            let file = ColumnFile::open(path).unwrap();
+            let file = open(path).unwrap();
             assert!(
                 file.names().iter().any(|name| name == "second"),
                 "{:?}",
@@ -150,11 +155,11 @@ mod tests {
             assert_eq!(json!(rows), json!([["b", "a"], [null, "c,d"]]));
         }
         assert_eq!(
-            json!(ColumnFile::open(&lines).unwrap().rows(&["x"], 2).unwrap()),
+            json!(open(&lines).unwrap().rows(&["x"], 2).unwrap()),
             json!([[[1, 2.5]], [null]])
         );
         let refused = |path: &Path, limit| {
-            let found = ColumnFile::open(path).and_then(|file| file.rows(&["first"], limit));
+            let found = open(path).and_then(|file| file.rows(&["first"], limit));
             found
                 .unwrap_err()
                 .to_string()
@@ -167,5 +172,6 @@ mod tests {
         insta::assert_snapshot!(refused(&damaged, 9), @"in `[folder]/b.jsonl`: in row 2: expected a JSON object, but found an error at column 11: expected value");
         insta::assert_snapshot!(refused(&write("c.csv", ""), 9), @"in `[folder]/c.csv`: expected rows, but found an empty file");
         insta::assert_snapshot!(refused(&write("d.csv", "text\na\n"), 9), @"in `[folder]/d.csv`: expected a column `first`, but found `text`");
+        insta::assert_snapshot!(refused(&write("a.parquet", "PAR1"), 9), @"in `[folder]/a.parquet`: this program has no support for Parquet; compile it with the feature `services`, which is on by default");
     }
 }

@@ -46,7 +46,7 @@ use super::{
         report_file, s3_storage,
         target::{Target, Writer},
     },
-    rows::{CsvOptions, Layout},
+    rows::{CsvOptions, Layout, Parquet},
     sink::{SinkSettings, SinkWriter, Sinks},
 };
 use kivu::{
@@ -82,6 +82,8 @@ pub struct Job {
     pub sink: Option<SinkSettings>,
     /// The sinks that the program has.
     pub sinks: Sinks,
+    /// Reads and writes Parquet, if the program can.
+    pub parquet: Parquet,
 }
 
 /// How a job run ended.
@@ -142,6 +144,7 @@ impl Job {
             existing,
             sink: None,
             sinks: Sinks::default(),
+            parquet: Parquet::default(),
         }
     }
 
@@ -427,7 +430,7 @@ impl Job {
         let gauge = BytesRead::default();
         let (form, note) =
             OutputForm::of(&self.output.to_string(), &self.input.to_string(), format)?;
-        let reader = open_rows(input, format, layout, &gauge)?;
+        let reader = open_rows(input, format, layout, &gauge, self.parquet)?;
         let shape = Shape::of(reader.as_ref(), form, columns);
         // The output may need a codec that this build lacks.
         shape.packer()?;

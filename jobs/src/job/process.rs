@@ -26,9 +26,7 @@ use crate::{
         answer::{Answers, RowError},
         target::{Target, Writer},
     },
-    rows::{
-        Chunk, CsvReader, JsonLinesReader, Layout, ParquetReader, RequestReader, RowReader, Rows,
-    },
+    rows::{Chunk, CsvReader, JsonLinesReader, Layout, Parquet, RequestReader, RowReader, Rows},
 };
 use kivu::error::{Error, Result};
 
@@ -57,9 +55,10 @@ pub fn open_rows(
     (format, compression): (Format, Compression),
     layout: &Layout,
     gauge: &BytesRead,
+    parquet: Parquet,
 ) -> Result<Box<dyn RowReader>> {
     match format {
-        Format::Parquet => Ok(Box::new(ParquetReader::new(input.clone(), layout)?)),
+        Format::Parquet => parquet.format()?.reader(input.clone(), layout, None),
         format => read_text(input.unpacked(compression, gauge)?, format, layout),
     }
 }
@@ -99,6 +98,7 @@ pub fn open_range(
     layout: &Layout,
     second_row: u64,
     range: RowRange,
+    parquet: Parquet,
 ) -> Result<Box<dyn RowReader>> {
     let RowRange {
         first,
@@ -107,8 +107,8 @@ pub fn open_range(
         end,
     } = range;
     if format == Format::Parquet {
-        let reader = ParquetReader::new(input.clone(), layout)?;
-        return Ok(Box::new(reader.range(first..first + rows)?));
+        let range = first..first + rows;
+        return parquet.format()?.reader(input.clone(), layout, Some(range));
     }
     if first == 0 {
         return read_text(input.read(0..end)?, format, layout);

@@ -1,11 +1,12 @@
 //! Types and limits shared by readers and writers.
 
-use std::{collections::BTreeSet, io};
+use std::{any::Any, collections::BTreeSet, io, sync::Arc};
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::csv::dialect::{CsvOptions, Dialect};
-use crate::output::answer::{RowError, RowResult};
+use crate::output::answer::{Columns, RowError, RowResult};
 use kivu::error::{Error, Result};
 
 /// Magic bytes at a Parquet file's start and end.
@@ -85,7 +86,7 @@ pub type Footers = Vec<(u64, Footer)>;
 pub enum Rows {
     Lines(Vec<Vec<u8>>),
     Records(Vec<CsvRow>),
-    Columns(arrow_array::RecordBatch),
+    Columns(Box<dyn ParquetRows>),
 }
 
 /// Properties shared by a file's rows.
@@ -95,7 +96,40 @@ pub enum Head {
     Csv(CsvHeader),
     /// JSON Lines, where each response replaces its request.
     Requests,
-    Parquet(arrow_schema::SchemaRef),
+    Parquet(Arc<dyn ParquetColumns>),
+}
+
+/// Column types that have a JSON form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum JsonTypes {
+    /// Texts, numbers and booleans.
+    Scalars,
+    /// Also lists of numbers, as vectors are stored.
+    Vectors,
+}
+
+/// A Parquet file's columns.
+pub trait ParquetColumns: Send + Sync {
+    /// Column names.
+    fn names(&self) -> Vec<&str>;
+
+    /// Refuses the column at `place` if its type is not among `types`.
+    fn check(&self, place: usize, types: JsonTypes) -> Result<()>;
+
+    /// A writer for an output piece with these columns and the answer columns `added`.
+    fn writer(&self, added: Columns) -> Result<Box<dyn RowWriter>>;
+
+    /// Joins the pieces' footers into the file's footer.
+    fn join_footers(&self, pieces: &[(u64, Footer)]) -> Result<Vec<u8>>;
+}
+
+/// Rows in a Parquet file.
+pub trait ParquetRows: Any + Send {
+    /// A value in a column that [`ParquetColumns::check`] accepts.
+    fn value(&self, place: usize, row: usize) -> Value;
+
+    /// One of the rows.
+    fn row(&self, row: usize) -> Box<dyn ParquetRows>;
 }
 
 /// Reads input rows.
@@ -130,6 +164,11 @@ pub trait RowReader: Send {
 
     /// Bytes in the rows so far, unpacked.
     fn position(&self) -> u64;
+
+    /// Number of rows up to the last one that is read, if the file states it.
+    fn rows(&self) -> Option<u64> {
+        None
+    }
 
     /// Share of rows that were read, from 0 to 1, if the file states their number.
     fn share(&self) -> Option<f64> {

@@ -1,21 +1,11 @@
 //! Values in a row's columns besides its text, for outputs that store some columns.
 
-use arrow_array::{
-    Array, ArrowPrimitiveType, RecordBatch,
-    cast::AsArray,
-    types::{
-        Float16Type, Float32Type, Float64Type, Int8Type, Int16Type, Int32Type, Int64Type,
-        UInt8Type, UInt16Type, UInt32Type, UInt64Type,
-    },
-};
-use arrow_schema::DataType;
-use serde_json::{Number, Value};
+use serde_json::Value;
 
 use super::{
-    chunk::{CsvRow, Head, Rows},
+    chunk::{CsvRow, Head, JsonTypes, Rows},
     csv::{dialect::Dialect, records::Splitter},
     json_fields::TextField,
-    parquet::reader::{holds_text, texts},
 };
 use crate::output::answer::{ErrorKind, RowError, RowResult};
 use kivu::{
@@ -38,21 +28,15 @@ impl Fields {
     /// # Errors
     /// The file does not have a column, has it twice, or with a type that has no JSON form.
     pub fn new(head: &Head, names: Vec<String>) -> Result<Self> {
-        Self::checked(head, names, has_json_form)
+        Self::checked(head, names, JsonTypes::Scalars)
     }
 
     /// Like [`new`](Self::new), but columns may also have lists of numbers, as vectors are stored.
     pub fn with_vectors(head: &Head, names: Vec<String>) -> Result<Self> {
-        Self::checked(head, names, |found| {
-            has_json_form(found) || item_type(found).is_some_and(|item| item.is_numeric())
-        })
+        Self::checked(head, names, JsonTypes::Vectors)
     }
 
-    fn checked(
-        head: &Head,
-        names: Vec<String>,
-        is_known: impl Fn(&DataType) -> bool,
-    ) -> Result<Self> {
+    fn checked(head: &Head, names: Vec<String>, types: JsonTypes) -> Result<Self> {
         let mut dialect = None;
         let places = match head {
             Head::JsonLines | Head::Requests => None,
@@ -61,16 +45,11 @@ impl Fields {
                 dialect = Some(header.dialect.clone());
                 Some(places(&known, &names)?)
             }
-            Head::Parquet(schema) => {
-                let known: Vec<&str> = schema
-                    .fields()
-                    .iter()
-                    .map(|field| field.name().as_str())
-                    .collect();
-                let places = places(&known, &names)?;
+            Head::Parquet(columns) => {
+                let places = places(&columns.names(), &names)?;
                 places
                     .iter()
-                    .try_for_each(|place| check_type(schema.field(*place), &is_known))?;
+                    .try_for_each(|place| columns.check(*place, types))?;
                 Some(places)
             }
         };
@@ -83,7 +62,6 @@ impl Fields {
 
     /// The values in row `row`, in the order of the names; null for missing ones.
     pub fn values(&self, rows: &Rows, row: usize) -> Result<Vec<Value>, RowError> {
-        let places = || self.places.iter().flatten().copied();
         match rows {
             Rows::Lines(lines) => {
                 let line = lines
@@ -98,9 +76,10 @@ impl Fields {
                 (Some(record), Some(dialect)) => self.csv_fields(record, dialect),
                 _ => Ok(vec![Value::Null; self.names.len()]),
             },
-            Rows::Columns(batch) => Ok(places()
-                .map(|place| cell(batch.column(place).as_ref(), row))
-                .collect()),
+            Rows::Columns(rows) => {
+                let places = self.places.iter().flatten();
+                Ok(places.map(|place| rows.value(*place, row)).collect())
+            }
         }
     }
 
@@ -145,36 +124,6 @@ fn places(known: &[&str], names: &[String]) -> Result<Vec<usize>> {
     names.iter().map(place).collect()
 }
 
-fn has_json_form(found: &DataType) -> bool {
-    found.is_integer()
-        || holds_text(found)
-        || matches!(
-            found,
-            DataType::Float32 | DataType::Float64 | DataType::Boolean | DataType::Null
-        )
-}
-
-/// The type of a list's items.
-fn item_type(list: &DataType) -> Option<&DataType> {
-    match list {
-        DataType::List(item) | DataType::LargeList(item) | DataType::FixedSizeList(item, _) => {
-            Some(item.data_type())
-        }
-        _ => None,
-    }
-}
-
-fn check_type(field: &arrow_schema::Field, is_known: impl Fn(&DataType) -> bool) -> Result<()> {
-    let found = field.data_type();
-    if is_known(found) {
-        return Ok(());
-    }
-    Err(Error::invalid(format!(
-        "expected texts, numbers or booleans in the column `{}`, but found {found}",
-        field.name()
-    )))
-}
-
 fn json_field(line: &str, name: &str) -> Result<Value, RowError> {
     let wrong = |found: &str| {
         Err(RowError::new(
@@ -206,50 +155,6 @@ fn csv_field(field: &[u8], name: &str) -> Result<Value, RowError> {
     }
 }
 
-/// A value in a column whose type [`Fields`] accepts.
-fn cell(column: &dyn Array, row: usize) -> Value {
-    if column.is_null(row) {
-        return Value::Null;
-    }
-    match column.data_type() {
-        DataType::Boolean => column.as_boolean().value(row).into(),
-        DataType::Int8 => integer::<Int8Type>(column, row),
-        DataType::Int16 => integer::<Int16Type>(column, row),
-        DataType::Int32 => integer::<Int32Type>(column, row),
-        DataType::Int64 => integer::<Int64Type>(column, row),
-        DataType::UInt8 => integer::<UInt8Type>(column, row),
-        DataType::UInt16 => integer::<UInt16Type>(column, row),
-        DataType::UInt32 => integer::<UInt32Type>(column, row),
-        DataType::UInt64 => integer::<UInt64Type>(column, row),
-        DataType::Float16 => float(column.as_primitive::<Float16Type>().value(row).into()),
-        DataType::Float32 => float(column.as_primitive::<Float32Type>().value(row).into()),
-        DataType::Float64 => float(column.as_primitive::<Float64Type>().value(row)),
-        DataType::List(_) => items(column.as_list::<i32>().value(row).as_ref()),
-        DataType::LargeList(_) => items(column.as_list::<i64>().value(row).as_ref()),
-        DataType::FixedSizeList(..) => items(column.as_fixed_size_list().value(row).as_ref()),
-        _ => texts(column)
-            .nth(row)
-            .flatten()
-            .map_or(Value::Null, Value::from),
-    }
-}
-
-fn items(list: &dyn Array) -> Value {
-    (0..list.len()).map(|item| cell(list, item)).collect()
-}
-
-fn integer<T: ArrowPrimitiveType>(column: &dyn Array, row: usize) -> Value
-where
-    Value: From<T::Native>,
-{
-    column.as_primitive::<T>().value(row).into()
-}
-
-/// JSON has no NaN and no infinity.
-fn float(value: f64) -> Value {
-    Number::from_f64(value).map_or(Value::Null, Value::Number)
-}
-
 /// Rows, and their results, that are errors, in as few parts as their format permits.
 pub fn failed(rows: Rows, results: &[RowResult]) -> Vec<(Rows, Vec<RowResult>)> {
     let is_failed = |place: &usize| results.get(*place).is_some_and(Result::is_err);
@@ -273,28 +178,18 @@ pub fn failed(rows: Rows, results: &[RowResult]) -> Vec<(Rows, Vec<RowResult>)> 
                 .collect();
             vec![(Rows::Records(records), errors())]
         }
-        Rows::Columns(batch) => places
+        Rows::Columns(rows) => places
             .iter()
-            .map(|place| failed_row(&batch, *place, results))
+            .map(|place| {
+                let row = Rows::Columns(rows.row(*place));
+                (row, vec![results[*place].clone()])
+            })
             .collect(),
     }
 }
 
-fn failed_row(batch: &RecordBatch, place: usize, results: &[RowResult]) -> (Rows, Vec<RowResult>) {
-    (
-        Rows::Columns(batch.slice(place, 1)),
-        vec![results[place].clone()],
-    )
-}
-
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use arrow_array::{
-        ArrayRef, BooleanArray, DictionaryArray, Float64Array, StringArray, UInt64Array,
-        types::Int8Type,
-    };
     use serde_json::json;
 
     use super::*;
@@ -357,40 +252,6 @@ mod tests {
     }
 
     #[test]
-    fn columns_of_parquet_become_json() {
-        let words: DictionaryArray<Int8Type> = ["x", "y"].into_iter().collect();
-        let columns: [(&str, ArrayRef); 5] = [
-            ("number", Arc::new(UInt64Array::from(vec![u64::MAX, 1]))),
-            ("share", Arc::new(Float64Array::from(vec![0.5, f64::NAN]))),
-            (
-                "is_new",
-                Arc::new(BooleanArray::from(vec![Some(true), None])),
-            ),
-            ("word", Arc::new(words)),
-            ("name", Arc::new(StringArray::from(vec!["a", "b"]))),
-        ];
-        let batch = RecordBatch::try_from_iter(columns).unwrap();
-        let all = names(&["number", "share", "is_new", "word", "name"]);
-        let fields = Fields::new(&Head::Parquet(batch.schema()), all).unwrap();
-        let rows = Rows::Columns(batch);
-        let found = [0, 1].map(|row| Value::from(fields.values(&rows, row).unwrap()));
-        assert_eq!(
-            found,
-            [
-                json!([u64::MAX, 0.5, true, "x", "a"]),
-                json!([1, null, null, "y", "b"])
-            ]
-        );
-        let bytes = RecordBatch::try_from_iter([(
-            "raw",
-            Arc::new(arrow_array::BinaryArray::from(vec![b"a".as_slice()])) as ArrayRef,
-        )]);
-        let head = Head::Parquet(bytes.unwrap().schema());
-        let refused = Fields::new(&head, names(&["raw"])).err().unwrap();
-        insta::assert_snapshot!(refused, @"expected texts, numbers or booleans in the column `raw`, but found Binary");
-    }
-
-    #[test]
     fn failed_rows_are_taken_with_their_errors() {
         let error = || Err(RowError::new(ErrorKind::Text, "none"));
         let results = [Ok(Vec::new()), error(), Ok(Vec::new()), error()];
@@ -403,8 +264,5 @@ mod tests {
             panic!("other parts")
         };
         assert_eq!((lines.concat(), errors.len()), (b"bd".to_vec(), 2));
-        let names: ArrayRef = Arc::new(StringArray::from(vec!["a", "b", "c", "d"]));
-        let batch = RecordBatch::try_from_iter([("name", names)]).unwrap();
-        assert_eq!(failed(Rows::Columns(batch), &results).len(), 2);
     }
 }

@@ -9,22 +9,18 @@ mod json_lines;
 mod lines;
 mod parquet;
 mod request_lines;
-#[cfg(test)]
-pub mod tests;
 
 pub use self::csv::dialect::{CsvOptions, Mark};
-pub use self::parquet::{
-    reader::ParquetReader,
-    writer::{ParquetWriter, join_footers},
-};
 pub use self::{
     chunk::{
-        CHUNK_ROWS, Chunk, Footers, Head, Layout, PARQUET_MAGIC, RowReader, RowWriter, Rows,
-        reading,
+        CHUNK_ROWS, Chunk, Footer, Footers, Head, JsonTypes, Layout, PARQUET_MAGIC, ParquetColumns,
+        ParquetRows, RowReader, RowWriter, Rows, WrittenPiece, mismatched, reading,
     },
+    column::{Content, find_column, free_name},
     csv::{CsvReader, CsvWriter},
     fields::{Fields, failed},
     json_lines::{JsonLinesReader, JsonLinesWriter, write_line},
     lines::BYTE_ORDER_MARK,
+    parquet::{Parquet, ParquetFormat},
     request_lines::{RequestReader, RequestWriter, is_request},
 };

@@ -26,7 +26,6 @@ const BOUNDARIES: &[(&str, &[&str])] = &[
             "compiler/src/encoder/source.rs",
         ],
     ),
-    ("parquet::", &["jobs/src/rows/"]),
     (
         "prost::",
         &[
@@ -119,7 +118,7 @@ fn uses(line: &str, name: &str) -> bool {
 /// Files that may open files without `regular_file`: for writing, in `/proc`, or as streams.
 const OPENERS: &[&str] = &[
     // Only tests.
-    "jobs/src/input/corruption.rs",
+    "parquet/src/tests.rs",
     "jobs/src/input/opened.rs",
     "jobs/src/output/local_storage.rs",
     "jobs/src/input/location.rs",

@@ -10,6 +10,7 @@ use crate::scripted::scripted_model;
 pub(crate) fn job(input: &Path, output: &Path) -> Job {
     Job {
         interval: Duration::from_secs(60),
+        parquet: kivu_parquet::parquet(),
         ..Job::new(
             JobInput::File(input.to_owned()),
             JobOutput::File(output.to_owned()),

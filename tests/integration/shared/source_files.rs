@@ -6,7 +6,7 @@ use std::{
 };
 
 /// The code of the crates.
-pub(crate) const CRATES: [&str; 17] = [
+pub(crate) const CRATES: [&str; 18] = [
     "aws/src",
     "base/src",
     "bindings/src",
@@ -18,6 +18,7 @@ pub(crate) const CRATES: [&str; 17] = [
     "jobs/src",
     "node/src",
     "onnx/src",
+    "parquet/src",
     "program/src",
     "python/src",
     "sinks/src",

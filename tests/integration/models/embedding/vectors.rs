@@ -536,12 +536,15 @@ fn run_job(model: &Model, input: PathBuf, output: &Path, options: &[(&str, Strin
         .map(|(name, value)| ((*name).to_owned(), value.clone()))
         .collect();
     let parameters = Parameters::of(&options).unwrap();
-    let job = Job::new(
-        JobInput::File(input),
-        JobOutput::File(output.to_owned()),
-        model.clone(),
-        parameters,
-    );
+    let job = Job {
+        parquet: kivu_parquet::parquet(),
+        ..Job::new(
+            JobInput::File(input),
+            JobOutput::File(output.to_owned()),
+            model.clone(),
+            parameters,
+        )
+    };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

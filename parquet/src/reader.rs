@@ -2,8 +2,14 @@
 
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
-use arrow_array::{Array, RecordBatch, cast::AsArray, make_array};
+use arrow_array::{Array, RecordBatch, make_array};
 use arrow_schema::{DataType, FieldRef, Schema, SchemaRef, TimeUnit};
+use kivu::error::{Error, Result, quoted};
+use kivu_jobs::{
+    input::opened::OpenInput,
+    output::answer::{ErrorKind, RowError},
+    rows::{CHUNK_ROWS, Chunk, Content, Head, Layout, RowReader, Rows, find_column},
+};
 use parquet::{
     arrow::{
         ARROW_SCHEMA_META_KEY,
@@ -16,19 +22,12 @@ use parquet::{
     file::metadata::{ParquetMetaData, RowGroupMetaData},
 };
 
-use super::{
-    source::Source,
-    text::{bytes_of_text, invalid_byte, stored_bytes, text_of_bytes},
-};
-use crate::rows::{
-    chunk::{CHUNK_ROWS, Chunk, Head, Layout, RowReader, Rows},
-    column::{Content, find_column},
-};
 use crate::{
-    input::opened::OpenInput,
-    output::answer::{ErrorKind, RowError},
+    batch::Batch,
+    columns::FileColumns,
+    source::Source,
+    text::{bytes_of_text, holds_text, invalid_byte, stored_bytes, text_of_bytes, texts},
 };
-use kivu::error::{Error, Result, quoted};
 
 pub struct ParquetReader {
     source: Source,
@@ -38,7 +37,9 @@ pub struct ParquetReader {
     metadata: ArrowReaderMetadata,
     batches: ParquetRecordBatchReader,
     text: usize,
+    /// Rows before the next one.
     done: u64,
+    /// Rows up to the last one that is read.
     rows: u64,
     notes: Vec<String>,
 }
@@ -54,16 +55,16 @@ impl ParquetReader {
             .collect())
     }
 
-    /// Reads `input`, whose best column has the texts, if `layout` does not name another.
-    pub fn new(input: OpenInput, layout: &Layout) -> Result<Self> {
-        Self::with_column(input, |schema| {
+    /// Reads the rows in a range, or all. The best column has the texts, if `layout` does not name another.
+    pub fn new(input: OpenInput, layout: &Layout, range: Option<Range<u64>>) -> Result<Self> {
+        Self::with_column(input, range, |schema| {
             text_column(schema, layout.column.as_deref())
         })
     }
 
     /// Reads `input` for its columns, of any type; its first column is taken for the texts.
     pub fn of_columns(input: OpenInput) -> Result<Self> {
-        Self::with_column(input, |schema| match schema.fields().is_empty() {
+        Self::with_column(input, None, |schema| match schema.fields().is_empty() {
             true => Err(Error::invalid(
                 "expected columns in the Parquet file, but found none",
             )),
@@ -73,6 +74,7 @@ impl ParquetReader {
 
     fn with_column(
         input: OpenInput,
+        range: Option<Range<u64>>,
         choose: impl FnOnce(&Schema) -> Result<usize>,
     ) -> Result<Self> {
         let source = Source::new(input);
@@ -80,38 +82,27 @@ impl ParquetReader {
         check_codecs(metadata.metadata())?;
         check_intervals(metadata.metadata())?;
         let text = choose(&schema)?;
-        let rows = metadata.metadata().file_metadata().num_rows().max(0) as u64;
-        let batches = batches(&source, &metadata, 0..u64::MAX)?;
+        let count = metadata.metadata().file_metadata().num_rows().max(0) as u64;
+        let rows = range.as_ref().map_or(count, |range| range.end);
+        let range = range.unwrap_or(0..u64::MAX);
+        let done = range.start;
+        let batches = batches(&source, &metadata, range)?;
         Ok(Self {
             source,
             schema,
             metadata,
             batches,
             text,
-            done: 0,
+            done,
             rows,
             notes,
         })
     }
 }
 
-impl ParquetReader {
-    /// Rows in the file.
-    pub fn rows(&self) -> u64 {
-        self.rows
-    }
-
-    /// Reads only these rows.
-    pub fn range(mut self, rows: Range<u64>) -> Result<Self> {
-        self.batches = batches(&self.source, &self.metadata, rows.clone())?;
-        (self.done, self.rows) = (rows.start, rows.end);
-        Ok(self)
-    }
-}
-
 impl RowReader for ParquetReader {
     fn head(&self) -> Head {
-        Head::Parquet(Arc::clone(&self.schema))
+        Head::Parquet(Arc::new(FileColumns(Arc::clone(&self.schema))))
     }
 
     fn column(&self) -> &str {
@@ -124,6 +115,10 @@ impl RowReader for ParquetReader {
 
     fn position(&self) -> u64 {
         0
+    }
+
+    fn rows(&self) -> Option<u64> {
+        Some(self.rows)
     }
 
     fn share(&self) -> Option<f64> {
@@ -163,7 +158,7 @@ impl RowReader for ParquetReader {
             });
         Ok(Some(Chunk {
             texts: texts.collect(),
-            rows: Rows::Columns(batch.clone()),
+            rows: Rows::Columns(Box::new(Batch(batch.clone()))),
         }))
     }
 }
@@ -372,46 +367,23 @@ fn check_intervals(metadata: &ParquetMetaData) -> Result<()> {
     .with_hint("write the file again with texts or numbers in its place"))
 }
 
-pub fn holds_text(found: &DataType) -> bool {
-    match found {
-        DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => true,
-        DataType::Dictionary(_, values) => holds_text(values),
-        _ => false,
-    }
-}
-
-/// A column's texts; `None` for a row without one.
-pub fn texts(column: &dyn Array) -> Box<dyn Iterator<Item = Option<&str>> + '_> {
-    if let Some(texts) = column.as_string_opt::<i32>() {
-        return Box::new(texts.iter());
-    }
-    if let Some(texts) = column.as_string_opt::<i64>() {
-        return Box::new(texts.iter());
-    }
-    if let Some(texts) = column.as_string_view_opt() {
-        return Box::new(texts.iter());
-    }
-    let dictionary = column
-        .as_any_dictionary_opt()
-        .filter(|dictionary| !dictionary.values().is_empty());
-    let Some(dictionary) = dictionary else {
-        return Box::new(std::iter::repeat_n(None, column.len()));
-    };
-    let words: Vec<Option<&str>> = texts(dictionary.values()).collect();
-    let keys = dictionary.normalized_keys().into_iter().enumerate();
-    Box::new(keys.map(move |(row, key)| words[key].filter(|_| dictionary.keys().is_valid(row))))
-}
-
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use arrow_array::{
         ArrayRef, DictionaryArray, LargeStringArray, StringArray, StringViewArray, StructArray,
         builder::{ListBuilder, MapBuilder, StringBuilder},
+        cast::AsArray,
         types::{Date64Type, Int8Type, TimestampMicrosecondType},
     };
     use arrow_schema::Field;
+    use kivu_jobs::{
+        output::{
+            answer::{Cell, score_column},
+            output_form::OutputForm,
+            pieces::{Pieces, Shape},
+        },
+        rows::PARQUET_MAGIC,
+    };
     use parquet::{
         arrow::ArrowWriter,
         data_type::{ByteArray, ByteArrayType},
@@ -423,45 +395,12 @@ mod tests {
     };
 
     use super::*;
-    use crate::{
-        output::{
-            answer::{Cell, score_column},
-            output_form::OutputForm,
-            pieces::{Pieces, Shape},
-        },
-        rows::{chunk::PARQUET_MAGIC, tests::rows},
-    };
-
-    #[test]
-    fn texts_of_all_types_are_read() {
-        let rows = [Some("a"), None, Some("b"), Some("a")];
-        let none = [None, None];
-        let columns: [ArrayRef; 4] = [
-            Arc::new(StringArray::from_iter(rows)),
-            Arc::new(LargeStringArray::from_iter(rows)),
-            Arc::new(StringViewArray::from_iter(rows)),
-            Arc::new(DictionaryArray::<Int8Type>::from_iter(rows)),
-        ];
-        for column in columns {
-            assert!(holds_text(column.data_type()));
-            assert_eq!(
-                texts(&column).collect::<Vec<_>>(),
-                rows,
-                "{}",
-                column.data_type()
-            );
-        }
-        let empty: DictionaryArray<Int8Type> = none.into_iter().collect();
-        assert_eq!(texts(&empty).collect::<Vec<_>>(), none);
-    }
+    use crate::tests::{fixture, rows};
 
     /// Rows in a `tests/fixtures/parquet` file after they were read and written, and the notes.
     fn copied(name: &str) -> (Vec<RecordBatch>, Vec<String>) {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-            .join("../tests/fixtures/parquet")
-            .join(name);
-        let input = OpenInput::file(&path).unwrap();
-        let mut reader = ParquetReader::new(input, &Layout::default()).unwrap();
+        let input = OpenInput::file(&fixture(name)).unwrap();
+        let mut reader = ParquetReader::new(input, &Layout::default(), None).unwrap();
         let mut pieces = Pieces::new(Shape::of(&reader, OutputForm::default(), score_column()));
         while let Some(Chunk { texts, rows }) = reader.next().unwrap() {
             let mut results: Vec<_> = texts.iter().map(|_| Ok(vec![Cell::Number(0.5)])).collect();
@@ -515,7 +454,7 @@ mod tests {
         let path = folder.path().join("a.parquet");
         std::fs::write(&path, file).unwrap();
         let input = OpenInput::file(&path).unwrap();
-        let mut reader = ParquetReader::new(input, &Layout::default()).unwrap();
+        let mut reader = ParquetReader::new(input, &Layout::default(), None).unwrap();
         let mut pieces = Pieces::new(Shape::of(&reader, OutputForm::default(), score_column()));
         let mut errors = Vec::new();
         while let Some(Chunk { texts, rows }) = reader.next().unwrap() {
@@ -670,9 +609,7 @@ mod tests {
 
     #[test]
     fn references_outside_of_the_file_are_errors() {
-        let path =
-            Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/parquet/none.parquet");
-        let source = Source::new(OpenInput::file(&path).unwrap());
+        let source = Source::new(OpenInput::file(&fixture("none.parquet")).unwrap());
         let size = source.len();
         for (start, length) in [(0, 1 << 50), (size, 1), (size + 1, 0), (u64::MAX, 1)] {
             assert!(

@@ -7,13 +7,12 @@ use std::{
 };
 
 use bytes::Bytes;
+use kivu::error::Error;
+use kivu_jobs::input::opened::OpenInput;
 use parquet::{
     errors::{ParquetError, Result as ParquetResult},
     file::reader::{ChunkReader, Length},
 };
-
-use crate::input::opened::OpenInput;
-use kivu::error::Error;
 
 /// A reader from any place is used for a page's header, which is short: of an object in S3, no more is requested.
 const MAX_HEADER_BYTES: u64 = 16 * 1024;

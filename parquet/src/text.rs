@@ -1,4 +1,4 @@
-//! Texts in Parquet, read as bytes and checked row by row: one value that is not UTF-8 must not cost the file.
+//! Texts, read as bytes and checked row by row: one value that is not UTF-8 must not cost the file.
 
 use std::{str, sync::Arc};
 
@@ -12,6 +12,37 @@ use parquet::{
     errors::Result as ParquetResult,
     schema::types::{SchemaDescriptor, Type, TypePtr},
 };
+
+/// Whether a column of this type has texts.
+pub fn holds_text(found: &DataType) -> bool {
+    match found {
+        DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => true,
+        DataType::Dictionary(_, values) => holds_text(values),
+        _ => false,
+    }
+}
+
+/// A column's texts; `None` for a row without one.
+pub fn texts(column: &dyn Array) -> Box<dyn Iterator<Item = Option<&str>> + '_> {
+    if let Some(texts) = column.as_string_opt::<i32>() {
+        return Box::new(texts.iter());
+    }
+    if let Some(texts) = column.as_string_opt::<i64>() {
+        return Box::new(texts.iter());
+    }
+    if let Some(texts) = column.as_string_view_opt() {
+        return Box::new(texts.iter());
+    }
+    let dictionary = column
+        .as_any_dictionary_opt()
+        .filter(|dictionary| !dictionary.values().is_empty());
+    let Some(dictionary) = dictionary else {
+        return Box::new(std::iter::repeat_n(None, column.len()));
+    };
+    let words: Vec<Option<&str>> = texts(dictionary.values()).collect();
+    let keys = dictionary.normalized_keys().into_iter().enumerate();
+    Box::new(keys.map(move |(row, key)| words[key].filter(|_| dictionary.keys().is_valid(row))))
+}
 
 /// The type of a text's bytes; other types stay.
 pub fn bytes_of_text(found: &DataType) -> DataType {
@@ -173,5 +204,35 @@ pub fn invalid_byte(column: &dyn Array, row: usize, target: &DataType) -> Option
             in_items(&column.as_map_opt()?.value(row), entries.data_type())
         }
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use arrow_array::{ArrayRef, DictionaryArray, types::Int8Type};
+
+    use super::*;
+
+    #[test]
+    fn texts_of_all_types_are_read() {
+        let rows = [Some("a"), None, Some("b"), Some("a")];
+        let none = [None, None];
+        let columns: [ArrayRef; 4] = [
+            Arc::new(StringArray::from_iter(rows)),
+            Arc::new(LargeStringArray::from_iter(rows)),
+            Arc::new(StringViewArray::from_iter(rows)),
+            Arc::new(DictionaryArray::<Int8Type>::from_iter(rows)),
+        ];
+        for column in columns {
+            assert!(holds_text(column.data_type()));
+            assert_eq!(
+                texts(&column).collect::<Vec<_>>(),
+                rows,
+                "{}",
+                column.data_type()
+            );
+        }
+        let empty: DictionaryArray<Int8Type> = none.into_iter().collect();
+        assert_eq!(texts(&empty).collect::<Vec<_>>(), none);
     }
 }

@@ -3,7 +3,7 @@
 //! Output pieces are complete files in memory. The output contains their row groups, one after the other, and a footer
 //! with their offsets at its end. Therefore a job can stop and resume after any piece.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{any::Any, collections::BTreeSet, sync::Arc};
 
 use arrow_array::{
     ArrayRef, ArrowPrimitiveType, Float32Array, RecordBatch, StringArray,
@@ -12,6 +12,14 @@ use arrow_array::{
 };
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 use base64::{Engine, engine::general_purpose::STANDARD};
+use kivu::{
+    error::{Error, Result},
+    pipeline::embedding::vectors::StoredVector,
+};
+use kivu_jobs::{
+    output::answer::{Cell, CellType, Columns, ERROR_COLUMN, RowResult},
+    rows::{Footer, PARQUET_MAGIC, RowWriter, Rows, WrittenPiece, free_name, mismatched},
+};
 use parquet::{
     arrow::ArrowWriter,
     basic::{Compression, ZstdLevel},
@@ -25,15 +33,7 @@ use parquet::{
     },
 };
 
-use crate::output::answer::{Cell, CellType, Columns, ERROR_COLUMN, RowResult};
-use crate::rows::{
-    chunk::{Footer, PARQUET_MAGIC, RowWriter, Rows, WrittenPiece, mismatched},
-    column::free_name,
-};
-use kivu::{
-    error::{Error, Result},
-    pipeline::embedding::vectors::StoredVector,
-};
+use crate::batch::Batch;
 
 /// Size of the footer length and the magic bytes, in bytes.
 const FOOTER_END: usize = 8;
@@ -98,10 +98,14 @@ impl RowWriter for ParquetWriter {
     }
 
     fn write(&mut self, rows: Rows, results: &mut [RowResult]) -> Result<()> {
-        let Rows::Columns(batch) = rows else {
+        let Rows::Columns(rows) = rows else {
             return mismatched();
         };
-        let mut columns = batch.columns().to_vec();
+        let rows: Box<dyn Any> = rows;
+        let Ok(batch) = rows.downcast::<Batch>() else {
+            return mismatched();
+        };
+        let mut columns = batch.0.columns().to_vec();
         for (place, (_, cell_type)) in self.columns.iter().enumerate() {
             let cells = results
                 .iter()
@@ -273,10 +277,10 @@ fn moved(group: &RowGroupMetaData, by: i64, place: usize) -> Result<RowGroupMeta
 mod tests {
     use arrow_array::cast::AsArray;
     use bytes::Bytes;
+    use kivu_jobs::output::answer::score_column;
     use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
     use super::*;
-    use crate::output::answer::score_column;
 
     #[test]
     fn pieces_make_one_file() {
@@ -293,7 +297,8 @@ mod tests {
                 .collect();
             let column: ArrayRef = Arc::new(StringArray::from(texts));
             let rows = RecordBatch::try_new(Arc::clone(&schema), vec![column]).unwrap();
-            writer.write(Rows::Columns(rows), &mut results).unwrap();
+            let rows = Rows::Columns(Box::new(Batch(rows)));
+            writer.write(rows, &mut results).unwrap();
             let (bytes, footer) = Box::new(writer).finish().unwrap();
             pieces.push((bytes.len() as u64, footer.unwrap()));
             file.extend(bytes);

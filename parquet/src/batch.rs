@@ -1,0 +1,72 @@
+//! Rows and their values in JSON.
+
+use arrow_array::{
+    Array, ArrowPrimitiveType, RecordBatch,
+    cast::AsArray,
+    types::{
+        Float16Type, Float32Type, Float64Type, Int8Type, Int16Type, Int32Type, Int64Type,
+        UInt8Type, UInt16Type, UInt32Type, UInt64Type,
+    },
+};
+use arrow_schema::DataType;
+use kivu_jobs::rows::ParquetRows;
+use serde_json::{Number, Value};
+
+use crate::text::texts;
+
+/// Rows as columns.
+pub struct Batch(pub RecordBatch);
+
+impl ParquetRows for Batch {
+    fn value(&self, place: usize, row: usize) -> Value {
+        cell(self.0.column(place).as_ref(), row)
+    }
+
+    fn row(&self, row: usize) -> Box<dyn ParquetRows> {
+        Box::new(Self(self.0.slice(row, 1)))
+    }
+}
+
+/// A value in a column whose type has a JSON form.
+fn cell(column: &dyn Array, row: usize) -> Value {
+    if column.is_null(row) {
+        return Value::Null;
+    }
+    match column.data_type() {
+        DataType::Boolean => column.as_boolean().value(row).into(),
+        DataType::Int8 => integer::<Int8Type>(column, row),
+        DataType::Int16 => integer::<Int16Type>(column, row),
+        DataType::Int32 => integer::<Int32Type>(column, row),
+        DataType::Int64 => integer::<Int64Type>(column, row),
+        DataType::UInt8 => integer::<UInt8Type>(column, row),
+        DataType::UInt16 => integer::<UInt16Type>(column, row),
+        DataType::UInt32 => integer::<UInt32Type>(column, row),
+        DataType::UInt64 => integer::<UInt64Type>(column, row),
+        DataType::Float16 => float(column.as_primitive::<Float16Type>().value(row).into()),
+        DataType::Float32 => float(column.as_primitive::<Float32Type>().value(row).into()),
+        DataType::Float64 => float(column.as_primitive::<Float64Type>().value(row)),
+        DataType::List(_) => items(column.as_list::<i32>().value(row).as_ref()),
+        DataType::LargeList(_) => items(column.as_list::<i64>().value(row).as_ref()),
+        DataType::FixedSizeList(..) => items(column.as_fixed_size_list().value(row).as_ref()),
+        _ => texts(column)
+            .nth(row)
+            .flatten()
+            .map_or(Value::Null, Value::from),
+    }
+}
+
+fn items(list: &dyn Array) -> Value {
+    (0..list.len()).map(|item| cell(list, item)).collect()
+}
+
+fn integer<T: ArrowPrimitiveType>(column: &dyn Array, row: usize) -> Value
+where
+    Value: From<T::Native>,
+{
+    column.as_primitive::<T>().value(row).into()
+}
+
+/// JSON has no NaN and no infinity.
+fn float(value: f64) -> Value {
+    Number::from_f64(value).map_or(Value::Null, Value::Number)
+}
