@@ -3,8 +3,8 @@
 # `make run` and `make test` compile each crate once, in one profile; what is measured or deployed is compiled with
 # --release.
 PROFILE := dev
-# The clients for AWS and databases take long to compile. The program that `make` builds in `dev` omits them; `cargo build`
-# and `cargo test` include them.
+# Parquet and the clients for AWS and databases take long to compile. The program that `make` builds in `dev` omits them;
+# `cargo build` and `cargo test` include them.
 FEATURES = $(if $(filter dev,$(PROFILE)),--no-default-features)
 KIVU = target/$(if $(filter dev,$(PROFILE)),debug,$(PROFILE))/kivu
 BUNDLES := .kivu/bundles
