@@ -118,7 +118,7 @@ mod tests {
             [json!([[1.0, 2.5], "a"]), json!([null, "b"])]
         );
         let refused = Fields::new(&head, names(&["vector"])).err().unwrap();
-        insta::assert_snapshot!(refused, @"");
+        insta::assert_snapshot!(refused, @"expected texts, numbers or booleans in the column `vector`, but found List(Float32)");
         let raw: ArrayRef = Arc::new(BinaryArray::from(vec![b"a".as_slice()]));
         let schema = RecordBatch::try_from_iter([("raw", raw)]).unwrap().schema();
         let head = Head::Parquet(Arc::new(FileColumns(schema)));
