@@ -1,28 +1,26 @@
-//! What the packages for Python, Node and WebAssembly share: models by name with options in JSON, a function per task from
-//! parameters in JSON to results, and the classes of errors.
+//! What the packages for Python, Node and WebAssembly share: models by name with options in JSON, one function that runs
+//! tasks, and the classes of errors.
 //!
-//! The packages convert texts and results, and wait for the functions' futures.
+//! The packages convert inputs and results, and wait for the function's future.
 
 mod errors;
+mod json;
 #[cfg(not(target_family = "wasm"))]
 mod load;
-#[cfg(not(target_family = "wasm"))]
-mod run;
+mod results;
 mod tasks;
 mod texts;
-mod vectors;
+#[cfg(not(target_family = "wasm"))]
+mod threads;
 
 pub use self::{
     errors::class,
-    tasks::{
-        Token, Weights, classify, describe, encode, entities, extract, generate, multi_vectors,
-        rank, sparse, to_json, tokenize, translate, zero_shot,
-    },
+    results::{Joined, Results, Token, Weights},
+    tasks::{Task, describe, run},
     texts::{check, half_a_pair, no_pair},
-    vectors::{TokenVectors, joined},
 };
 #[cfg(not(target_family = "wasm"))]
 pub use self::{
     load::Source,
-    run::{on_thread, runtime},
+    threads::{on_thread, runtime},
 };

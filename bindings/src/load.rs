@@ -11,7 +11,7 @@ use kivu::{
 use kivu_compiler::{RequestedTask, library::model_library::Options};
 use serde::Deserialize;
 
-use crate::tasks::read;
+use crate::json::read;
 
 /// A model's name, and how it is built and opened.
 #[derive(Clone, Debug)]

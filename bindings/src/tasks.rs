@@ -1,5 +1,6 @@
-//! A function per task: parameters in JSON, texts, and results as the packages pass them on. Results without vectors
-//! are JSON, equal to the server's responses.
+//! The packages' tasks: parameters in JSON and inputs to results.
+
+use std::str::FromStr;
 
 use kivu::{
     Deadline, Error, Model, Result,
@@ -20,20 +21,64 @@ use kivu::{
         tokens::TokenParameters,
     },
 };
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use serde_json::{Map, Value, json};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
-/// A sparse vector: weights by token, by ascending token id.
-pub type Weights = Vec<(Token, f32)>;
+use crate::{
+    json::{fields, read, to_json},
+    results::{Results, Token},
+};
 
-/// A token in a sparse vector.
-#[derive(Debug, Serialize)]
-#[serde(untagged)]
-pub enum Token {
-    /// A token's id.
-    Id(u32),
-    /// A token's word, if words are requested and it has one.
-    Word(String),
+/// A task, by the name of its method.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Task {
+    /// Dense vectors.
+    Encode,
+    /// Vectors per token.
+    MultiVectors,
+    /// Sparse vectors.
+    Sparse,
+    /// Labels with scores for each text or pair.
+    Classify,
+    /// The requested labels with scores for each text.
+    ZeroShot,
+    /// Entities for each text. With labels, the model must take labels.
+    Entities,
+    /// An object for each text: values by the names in the schema.
+    Extract,
+    /// Indexes with scores, the highest first. The first input is the query, and the others are documents.
+    Rank,
+    /// A translation for each text.
+    Translate,
+    /// A generated text for each text.
+    Generate,
+    /// Each text's tokens.
+    Tokenize,
+}
+
+impl FromStr for Task {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        Self::deserialize(Value::from(name)).map_err(|error| Error::invalid(error.to_string()))
+    }
+}
+
+impl Task {
+    /// Whether an input may be a pair of texts.
+    pub fn reads_pairs(self) -> bool {
+        matches!(self, Self::Classify)
+    }
+
+    /// An input's name in errors.
+    pub fn place(self, index: usize) -> String {
+        match (self, index) {
+            (Self::Rank, 0) => "query".to_owned(),
+            (Self::Rank, _) => format!("documents[{}]", index - 1),
+            _ => format!("texts[{index}]"),
+        }
+    }
 }
 
 /// A label with its score.
@@ -64,7 +109,7 @@ pub fn describe(model: &Model) -> Result<String> {
     let dense = pipeline.and_then(|pipeline| pipeline.settings().dense.as_ref());
     let prompts = pipeline.map(|pipeline| pipeline.settings().prompts.keys().collect::<Vec<_>>());
     let prompt = |role: &str| pipeline.and_then(|pipeline| prompt_name(pipeline, role));
-    to_json(&json!({
+    to_json(&serde_json::json!({
         "name": model.name,
         "task": model.manifest.task.to_string(),
         "max_tokens": model.pipeline.max_tokens(),
@@ -79,69 +124,96 @@ pub fn describe(model: &Model) -> Result<String> {
     }))
 }
 
-/// Dense vectors.
-pub async fn encode(
+/// Runs a task.
+pub async fn run(
     model: &Model,
+    task: Task,
+    inputs: Vec<Input>,
     parameters: &str,
-    texts: Vec<String>,
-) -> Result<Vec<StoredVector>> {
-    let parameters: EmbeddingParameters = read(parameters)?;
-    let embedder = model.embedder(&parameters)?;
-    let found = embedder
-        .run(
-            texts.into_iter().map(Input::Text).collect(),
-            Deadline::none(),
-        )
-        .await?;
-    let dense = found.vectors.into_iter().filter_map(|text| text.dense);
-    Ok(dense
-        .map(|vector| embedder.conversion.convert(vector))
-        .collect())
+) -> Result<Results> {
+    match task {
+        Task::Encode => encode(model, parameters, texts(inputs)?).await,
+        Task::MultiVectors => multi_vectors(model, parameters, texts(inputs)?).await,
+        Task::Sparse => sparse(model, parameters, texts(inputs)?).await,
+        Task::Classify => classify(model, parameters, inputs).await,
+        Task::ZeroShot => zero_shot(model, parameters, texts(inputs)?).await,
+        Task::Entities => entities(model, parameters, texts(inputs)?).await,
+        Task::Extract => extract(model, parameters, texts(inputs)?).await,
+        Task::Rank => rank(model, parameters, texts(inputs)?).await,
+        Task::Translate => translate(model, parameters, texts(inputs)?).await,
+        Task::Generate => generate(model, parameters, texts(inputs)?).await,
+        Task::Tokenize => tokenize(model, parameters, texts(inputs)?).await,
+    }
 }
 
-/// Vectors per token.
-pub async fn multi_vectors(
-    model: &Model,
-    parameters: &str,
-    texts: Vec<String>,
-) -> Result<Vec<Vec<Vec<f32>>>> {
+/// The texts of a task without pairs.
+fn texts(inputs: Vec<Input>) -> Result<Vec<String>> {
+    let text = |input| match input {
+        Input::Text(text) => Ok(text),
+        _ => Err(Error::invalid("expected texts, but found a pair")),
+    };
+    inputs.into_iter().map(text).collect()
+}
+
+async fn encode(model: &Model, parameters: &str, texts: Vec<String>) -> Result<Results> {
+    let parameters: EmbeddingParameters = read(parameters)?;
+    let embedder = model.embedder(&parameters)?;
+    let texts = texts.into_iter().map(Input::Text).collect();
+    let found = embedder.run(texts, Deadline::none()).await?;
+    let dense = found.vectors.into_iter().filter_map(|text| text.dense);
+    let rows: Vec<_> = dense
+        .map(|vector| embedder.conversion.convert(vector))
+        .collect();
+    Ok(Results::Vectors {
+        counts: vec![1; rows.len()],
+        rows,
+    })
+}
+
+async fn multi_vectors(model: &Model, parameters: &str, texts: Vec<String>) -> Result<Results> {
     let parameters: EmbeddingParameters = read(parameters)?;
     let embedder = model.token_embedder(&parameters)?;
     let texts = texts.into_iter().map(Input::Text).collect();
-    Ok(embedder.run(texts, Deadline::none()).await?.vectors)
+    let found = embedder.run(texts, Deadline::none()).await?.vectors;
+    Ok(Results::Vectors {
+        counts: found.iter().map(|text| text.len() as u32).collect(),
+        rows: found
+            .into_iter()
+            .flatten()
+            .map(StoredVector::Float)
+            .collect(),
+    })
 }
 
-/// Sparse vectors.
-pub async fn sparse(model: &Model, parameters: &str, texts: Vec<String>) -> Result<Vec<Weights>> {
+async fn sparse(model: &Model, parameters: &str, texts: Vec<String>) -> Result<Results> {
     let parameters: EmbeddingParameters = read(parameters)?;
     let embedder = model.embedder(&parameters)?;
     let texts = texts.into_iter().map(Input::Text).collect();
     let found = embedder.run(texts, Deadline::none()).await?;
     let token = |(id, weight)| (embedder.word(id).map_or(Token::Id(id), Token::Word), weight);
     let weights = found.vectors.into_iter().filter_map(|text| text.sparse);
-    Ok(weights
-        .map(|sparse| sparse.0.into_iter().map(token).collect())
-        .collect())
+    Ok(Results::Sparse(
+        weights
+            .map(|sparse| sparse.0.into_iter().map(token).collect())
+            .collect(),
+    ))
 }
 
-/// Labels with scores for each text or pair.
-pub async fn classify(model: &Model, parameters: &str, inputs: Vec<Input>) -> Result<String> {
+async fn classify(model: &Model, parameters: &str, inputs: Vec<Input>) -> Result<Results> {
     let parameters: ClassificationParameters = read(parameters)?;
     let classifier = model.classifier(&parameters)?;
     let scores = classifier.run(inputs, Deadline::none()).await?;
-    to_json(&predictions(classifier.labels(), &scores, classifier.top))
+    json(&predictions(classifier.labels(), &scores, classifier.top))
 }
 
-/// The requested labels with scores for each text.
-pub async fn zero_shot(model: &Model, parameters: &str, texts: Vec<String>) -> Result<String> {
+async fn zero_shot(model: &Model, parameters: &str, texts: Vec<String>) -> Result<Results> {
     let parameters: ZeroShotParameters = read(parameters)?;
     let classifier = model.zero_shot_classifier(&parameters)?;
     let scores = classifier.run(&texts, Deadline::none()).await?;
-    to_json(&predictions(classifier.labels(), &scores, None))
+    json(&predictions(classifier.labels(), &scores, None))
 }
 
-/// Entities for each text. With labels, the model must take labels.
-pub async fn entities(model: &Model, parameters: &str, texts: Vec<String>) -> Result<String> {
+async fn entities(model: &Model, parameters: &str, texts: Vec<String>) -> Result<Results> {
     let fields = fields(parameters)?;
     let finder = if fields.contains_key("labels") {
         let parameters: ZeroShotEntitiesParameters = read_parameters(fields)?;
@@ -150,29 +222,26 @@ pub async fn entities(model: &Model, parameters: &str, texts: Vec<String>) -> Re
         let parameters: TokenClassificationParameters = read_parameters(fields)?;
         model.entity_finder(&parameters)?
     };
-    to_json(&finder.run(texts, Deadline::none()).await?.texts)
+    json(&finder.run(texts, Deadline::none()).await?.texts)
 }
 
-/// An object for each text: values by the names in the schema.
-pub async fn extract(model: &Model, parameters: &str, texts: Vec<String>) -> Result<String> {
+async fn extract(model: &Model, parameters: &str, texts: Vec<String>) -> Result<Results> {
     let extractor = model.extractor(&read_extraction_parameters(parameters)?)?;
-    to_json(&extractor.run(texts, Deadline::none()).await?.texts)
+    json(&extractor.run(texts, Deadline::none()).await?.texts)
 }
 
-/// Indexes with scores, the highest first.
-pub async fn rank(
-    model: &Model,
-    parameters: &str,
-    query: String,
-    documents: Vec<String>,
-) -> Result<String> {
+async fn rank(model: &Model, parameters: &str, texts: Vec<String>) -> Result<Results> {
+    let mut texts = texts.into_iter();
+    let query = texts
+        .next()
+        .ok_or_else(|| Error::invalid("expected a query, but found no text"))?;
     let Top { top_k } = read(parameters)?;
     if top_k == Some(0) {
         return Err(Error::invalid("expected `top_k` above 0, but found 0"));
     }
     let parameters: RankingParameters = read(parameters)?;
     let ranker = model.ranker(&parameters)?;
-    let (scores, _) = ranker.run(query, documents, Deadline::none()).await?;
+    let (scores, _) = ranker.run(query, texts.collect(), Deadline::none()).await?;
     let order = descending(&scores)
         .into_iter()
         .take(top_k.unwrap_or(usize::MAX));
@@ -182,25 +251,22 @@ pub async fn rank(
             score: scores[index],
         })
         .collect();
-    to_json(&ranks)
+    json(&ranks)
 }
 
-/// A translation for each text.
-pub async fn translate(model: &Model, parameters: &str, texts: Vec<String>) -> Result<Vec<String>> {
+async fn translate(model: &Model, parameters: &str, texts: Vec<String>) -> Result<Results> {
     let parameters = generation_parameters(parameters)?;
     generated(&model.translator(parameters)?, texts).await
 }
 
-/// A generated text for each text.
-pub async fn generate(model: &Model, parameters: &str, texts: Vec<String>) -> Result<Vec<String>> {
+async fn generate(model: &Model, parameters: &str, texts: Vec<String>) -> Result<Results> {
     let parameters = generation_parameters(parameters)?;
     generated(&model.text_generator(parameters)?, texts).await
 }
 
-/// Each text's tokens.
-pub async fn tokenize(model: &Model, parameters: &str, texts: Vec<String>) -> Result<String> {
+async fn tokenize(model: &Model, parameters: &str, texts: Vec<String>) -> Result<Results> {
     let parameters: TokenParameters = read(parameters)?;
-    to_json(
+    json(
         &model
             .token_reader(parameters)?
             .run(texts, Deadline::none())
@@ -225,7 +291,7 @@ fn generation_parameters(parameters: &str) -> Result<TextToTextParameters> {
 }
 
 /// The best text for each text; empty if generation was asked for none.
-async fn generated(generator: &TextGenerator, texts: Vec<String>) -> Result<Vec<String>> {
+async fn generated(generator: &TextGenerator, texts: Vec<String>) -> Result<Results> {
     let found = generator.run(texts, Deadline::none()).await?;
     let best = |texts: Vec<GeneratedText>| {
         texts
@@ -234,7 +300,7 @@ async fn generated(generator: &TextGenerator, texts: Vec<String>) -> Result<Vec<
             .map(|best| best.text)
             .unwrap_or_default()
     };
-    Ok(found.texts.into_iter().map(best).collect())
+    json(&found.texts.into_iter().map(best).collect::<Vec<_>>())
 }
 
 fn predictions<'a>(
@@ -258,17 +324,6 @@ fn prompt_name(pipeline: &EmbeddingPipeline, role: &str) -> Option<String> {
     pipeline.prompt_name(role).ok().flatten().map(str::to_owned)
 }
 
-fn fields(parameters: &str) -> Result<Map<String, Value>> {
-    serde_json::from_str(parameters).map_err(|error| Error::invalid(error.to_string()))
-}
-
-/// Reads parameters from JSON; errors name the parameter.
-pub fn read<T: DeserializeOwned>(parameters: &str) -> Result<T> {
-    read_parameters(fields(parameters)?)
-}
-
-/// Writes results.
-pub fn to_json(value: &impl Serialize) -> Result<String> {
-    serde_json::to_string(value)
-        .map_err(|error| Error::inference_because("cannot write the results", error))
+fn json(value: &impl Serialize) -> Result<Results> {
+    to_json(value).map(Results::Json)
 }

@@ -17,6 +17,7 @@ const OPENED = Symbol("opened");
 
 /** @typedef {import("./index").Model} Declared */
 /** @typedef {import("./native-module").Cancellation} Cancellation */
+/** @typedef {import("./native-module").Task} Task */
 /** @typedef {{ signal?: AbortSignal, onProgress?: (done: number, total: number) => void }} Run */
 
 /** @implements {Declared} */
@@ -102,7 +103,7 @@ class Model {
     const { texts: listed, isSingle } = asList(texts, "texts");
     const batches = await this.#batches("encode", listed, parameters, run);
     // One buffer for all vectors. Node.js does not transfer the native module's own buffers to other threads.
-    const all = joined(batches, ARRAYS[/** @type {keyof typeof ARRAYS} */ (precision)]);
+    const all = joined(batches.map(({ values }) => values), ARRAYS[/** @type {keyof typeof ARRAYS} */ (precision)]);
     const vectors = rows(all, all.length / listed.length, listed.length);
     return isSingle ? vectors[0] : vectors;
   }
@@ -115,19 +116,8 @@ class Model {
   async multiVectors(texts, options) {
     const known = /** @type {const} */ (["promptName", "normalize", "truncate", ...RUN]);
     const { promptName, normalize, truncate, ...run } = asOptions(options, known);
-    const { texts: listed, isSingle } = asList(texts, "texts");
-    const batches = await this.#batches("multiVectors", listed, { prompt_name: promptName, normalize, truncate }, run);
-    const found = batches.flatMap(({ values: all, counts, width }) => {
-      const values = all.slice();
-      let first = 0;
-      return counts.map((/** @type {number} */ count) => {
-        const end = first + count * width;
-        const vectors = rows(values.subarray(first, end), width, count);
-        first = end;
-        return vectors;
-      });
-    });
-    return isSingle ? found[0] : found;
+    const parameters = { prompt_name: promptName, normalize, truncate };
+    return this.#each("multi_vectors", asList(texts, "texts"), parameters, run, BATCH, split);
   }
 
   /**
@@ -139,10 +129,9 @@ class Model {
     const known = /** @type {const} */ (["promptName", "maxActiveDims", "words", "truncate", ...RUN]);
     const { promptName, maxActiveDims, words, truncate, ...run } = asOptions(options, known);
     const parameters = { prompt_name: promptName, max_active_dims: maxActiveDims, words, outputs: ["sparse"], truncate };
-    const { texts: listed, isSingle } = asList(texts, "texts");
-    const batches = await this.#batches("sparse", listed, parameters, run);
-    const found = batches.flatMap((json) => JSON.parse(json)).map((weights) => new Map(weights));
-    return isSingle ? found[0] : found;
+    /** @param {string} json */
+    const read = (json) => JSON.parse(json).map((/** @type {[number | string, number][]} */ weights) => new Map(weights));
+    return this.#each("sparse", asList(texts, "texts"), parameters, run, BATCH, read);
   }
 
   /**
@@ -157,7 +146,8 @@ class Model {
     const parameters = asJson({ top_k: topK, instruction, prompt, raw_scores: rawScores, truncate });
     const text = asText(query, "query");
     const { texts: listed } = asList(documents, "documents");
-    const found = await cancellable(signal, (cancellation) => this.#native.rank(text, listed, parameters, cancellation));
+    const inputs = [text, ...listed];
+    const found = await cancellable(signal, (cancellation) => this.#native.run("rank", inputs, 0, parameters, cancellation));
     /** @type {import("./index").Rank[]} */
     const ranks = JSON.parse(found);
     return returnDocuments ? ranks.map((rank) => ({ ...rank, text: listed[rank.index] })) : ranks;
@@ -191,7 +181,7 @@ class Model {
       prompt,
       truncate,
     };
-    return this.#each("zeroShot", asList(texts, "texts"), parameters, run);
+    return this.#each("zero_shot", asList(texts, "texts"), parameters, run);
   }
 
   /**
@@ -283,20 +273,20 @@ class Model {
   /**
    * Runs batches of texts; returns what the native module returns for each.
    *
-   * @param {"encode" | "multiVectors" | "sparse" | "classify" | "zeroShot" | "entities" | "extract" | "translate" | "generate" | "tokenize"} method
+   * @param {Task} task
    * @param {any[]} texts
    * @param {Record<string, unknown>} parameters
    * @param {Run} run
    * @returns {Promise<any[]>}
    */
-  async #batches(method, texts, parameters, { signal, onProgress }, size = BATCH) {
+  async #batches(task, texts, parameters, { signal, onProgress }, size = BATCH) {
     const json = asJson(parameters);
     return cancellable(signal, async (cancellation) => {
       const found = [];
       for (let first = 0; first < texts.length; first += size) {
         signal?.throwIfAborted();
         const batch = texts.length > size ? texts.slice(first, first + size) : texts;
-        found.push(await this.#native[method](batch, first, json, cancellation));
+        found.push(await this.#native.run(task, batch, first, json, cancellation));
         onProgress?.(first + batch.length, texts.length);
       }
       return found;
@@ -304,33 +294,33 @@ class Model {
   }
 
   /**
-   * A result per text, from JSON, or the result for a single text.
+   * A result per text, or the result for a single text.
    *
-   * @param {"classify" | "zeroShot" | "entities" | "extract" | "tokenize"} method
+   * @param {Task} task
    * @param {{ texts: any[], isSingle: boolean }} listed
    * @param {Record<string, unknown>} parameters
    * @param {Run} run
+   * @param {number} [size]
+   * @param {(found: any) => any[]} [read] Reads a batch's results.
    */
-  async #each(method, { texts, isSingle }, parameters, run) {
-    const batches = await this.#batches(method, texts, parameters, run);
-    const found = batches.flatMap((json) => JSON.parse(json));
+  async #each(task, { texts, isSingle }, parameters, run, size, read = JSON.parse) {
+    const batches = await this.#batches(task, texts, parameters, run, size);
+    const found = batches.flatMap((batch) => read(batch));
     return isSingle ? found[0] : found;
   }
 
   /**
    * A text per text, or the text for a single one.
    *
-   * @param {"translate" | "generate"} method
+   * @param {"translate" | "generate"} task
    * @param {unknown} texts
    * @param {Record<string, unknown> & { generate_parameters?: Record<string, unknown> | null }} parameters
    * @param {Run} run
    */
-  async #generated(method, texts, parameters, run) {
-    const { texts: listed, isSingle } = asList(texts, "texts");
+  async #generated(task, texts, parameters, run) {
     // A text's samples depend on the seed and on its position in the call.
-    const batch = parameters.generate_parameters?.seed == null ? GENERATED : Infinity;
-    const found = (await this.#batches(method, listed, parameters, run, batch)).flat();
-    return isSingle ? found[0] : found;
+    const size = parameters.generate_parameters?.seed == null ? GENERATED : Infinity;
+    return this.#each(task, asList(texts, "texts"), parameters, run, size);
   }
 }
 
@@ -381,6 +371,21 @@ function rethrow(error) {
 /** @param {unknown} labels @returns {unknown} Labels as a list, or a text with commas between them. */
 function asLabels(labels) {
   return typeof labels === "string" ? labels : asList(labels, "labels").texts;
+}
+
+/**
+ * @param {{ values: Float32Array, counts: number[] }} found
+ * @returns {Float32Array[][]} Each text's vectors, in one buffer.
+ */
+function split({ values, counts }) {
+  const all = values.slice();
+  const width = all.length / counts.reduce((sum, count) => sum + count, 0);
+  let end = 0;
+  return counts.map((count) => {
+    const first = end;
+    end += count * width;
+    return rows(all.subarray(first, end), width, count);
+  });
 }
 
 /**

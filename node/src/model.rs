@@ -1,15 +1,9 @@
 //! The class `Model`.
 
-use std::{
-    future::Future,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use kivu::pipeline::embedding::vectors::StoredVector;
-use kivu_bindings::{
-    Source, classify, describe, encode, entities, extract, generate, joined, multi_vectors,
-    on_thread, rank, sparse, to_json, tokenize, translate, zero_shot,
-};
+use kivu_bindings::{Joined, Source, Task, describe, on_thread, run};
 use napi::{
     Either, Env, JsString,
     bindgen_prelude::{ClassInstance, Either3, Float32Array, Int8Array, Object, Uint8Array},
@@ -19,11 +13,9 @@ use napi_derive::napi;
 use crate::{
     call::{Cancellation, in_background, promise},
     failure::Failure,
-    texts::{Inputs, Text, Texts},
+    texts::Inputs,
 };
 
-/// Dense vectors one after another.
-type Vectors = Either3<Float32Array, Int8Array, Uint8Array>;
 type Cancelled<'env> = Option<ClassInstance<'env, Cancellation>>;
 
 /// A model in this process.
@@ -34,15 +26,13 @@ pub struct Model {
     opened: Mutex<Option<Arc<kivu::Model>>>,
 }
 
-/// Vectors per token.
+/// Vectors of one format.
 #[napi(object)]
-pub struct TokenVectors {
+pub struct Vectors {
     /// The vectors one after another.
-    pub values: Float32Array,
+    pub values: Either3<Float32Array, Int8Array, Uint8Array>,
     /// How many vectors each text has.
     pub counts: Vec<u32>,
-    /// How many values each vector has.
-    pub width: u32,
 }
 
 /// Loads a model by name; the options are JSON.
@@ -74,197 +64,35 @@ impl Model {
         described.map_err(|failure| failure.into_error(env))
     }
 
-    /// Dense vectors one after another.
+    /// Runs a task on a batch of inputs, whose first one has the position `first`. Results without vectors are JSON.
     #[napi]
-    pub fn encode<'env>(
+    pub fn run<'env>(
         &self,
         env: &'env Env,
-        texts: Vec<JsString<'_>>,
+        task: String,
+        inputs: Vec<Either<JsString<'_>, Vec<JsString<'_>>>>,
         first: u32,
         parameters: String,
         cancellation: Cancelled<'_>,
     ) -> napi::Result<Object<'env>> {
-        let texts = Texts::copy(texts, "texts", first)?;
-        let work = self.run(|model| async move {
-            Ok(joined(encode(&model, &parameters, texts.texts()?).await?))
-        });
-        promise(env, cancellation, work, |vectors| -> Vectors {
-            match vectors {
-                StoredVector::Float(values) => Either3::A(values.into()),
-                StoredVector::Int8(values) => Either3::B(values.into()),
-                StoredVector::Uint8(values) => Either3::C(values.into()),
-            }
+        let inputs = Inputs::copy(inputs, first)?;
+        let model = self.model();
+        let work = async move {
+            let (model, task) = (model?, task.parse::<Task>()?);
+            let results = run(&model, task, inputs.read(task)?, &parameters).await?;
+            Ok(results.joined()?)
+        };
+        promise(env, cancellation, work, |joined| match joined {
+            Joined::Vectors { values, counts } => Either::A(Vectors {
+                values: match values {
+                    StoredVector::Float(values) => Either3::A(values.into()),
+                    StoredVector::Int8(values) => Either3::B(values.into()),
+                    StoredVector::Uint8(values) => Either3::C(values.into()),
+                },
+                counts,
+            }),
+            Joined::Json(json) => Either::B(json),
         })
-    }
-
-    /// Vectors per token.
-    #[napi]
-    pub fn multi_vectors<'env>(
-        &self,
-        env: &'env Env,
-        texts: Vec<JsString<'_>>,
-        first: u32,
-        parameters: String,
-        cancellation: Cancelled<'_>,
-    ) -> napi::Result<Object<'env>> {
-        let texts = Texts::copy(texts, "texts", first)?;
-        let work = self.run(|model| async move {
-            Ok(kivu_bindings::TokenVectors::new(
-                multi_vectors(&model, &parameters, texts.texts()?).await?,
-            ))
-        });
-        promise(env, cancellation, work, |found| TokenVectors {
-            values: found.values.into(),
-            counts: found.counts,
-            width: found.width,
-        })
-    }
-
-    /// For each text a list with pairs of a token id or word, and its weight, as JSON.
-    #[napi]
-    pub fn sparse<'env>(
-        &self,
-        env: &'env Env,
-        texts: Vec<JsString<'_>>,
-        first: u32,
-        parameters: String,
-        cancellation: Cancelled<'_>,
-    ) -> napi::Result<Object<'env>> {
-        let texts = Texts::copy(texts, "texts", first)?;
-        let work = self.run(|model| async move {
-            to_json(&sparse(&model, &parameters, texts.texts()?).await?)
-        });
-        promise(env, cancellation, work, |json| json)
-    }
-
-    /// Labels with scores for each text or pair, as JSON.
-    #[napi]
-    pub fn classify<'env>(
-        &self,
-        env: &'env Env,
-        texts: Vec<Either<JsString<'_>, Vec<JsString<'_>>>>,
-        first: u32,
-        parameters: String,
-        cancellation: Cancelled<'_>,
-    ) -> napi::Result<Object<'env>> {
-        let inputs = Inputs::copy(texts, first)?;
-        let work =
-            self.run(|model| async move { classify(&model, &parameters, inputs.inputs()?).await });
-        promise(env, cancellation, work, |json| json)
-    }
-
-    /// The requested labels with scores for each text, as JSON.
-    #[napi]
-    pub fn zero_shot<'env>(
-        &self,
-        env: &'env Env,
-        texts: Vec<JsString<'_>>,
-        first: u32,
-        parameters: String,
-        cancellation: Cancelled<'_>,
-    ) -> napi::Result<Object<'env>> {
-        let texts = Texts::copy(texts, "texts", first)?;
-        let work =
-            self.run(|model| async move { zero_shot(&model, &parameters, texts.texts()?).await });
-        promise(env, cancellation, work, |json| json)
-    }
-
-    /// Entities for each text, as JSON. With labels, the model must take labels.
-    #[napi]
-    pub fn entities<'env>(
-        &self,
-        env: &'env Env,
-        texts: Vec<JsString<'_>>,
-        first: u32,
-        parameters: String,
-        cancellation: Cancelled<'_>,
-    ) -> napi::Result<Object<'env>> {
-        let texts = Texts::copy(texts, "texts", first)?;
-        let work =
-            self.run(|model| async move { entities(&model, &parameters, texts.texts()?).await });
-        promise(env, cancellation, work, |json| json)
-    }
-
-    /// Values by the names in a schema for each text, as JSON.
-    #[napi]
-    pub fn extract<'env>(
-        &self,
-        env: &'env Env,
-        texts: Vec<JsString<'_>>,
-        first: u32,
-        parameters: String,
-        cancellation: Cancelled<'_>,
-    ) -> napi::Result<Object<'env>> {
-        let texts = Texts::copy(texts, "texts", first)?;
-        let work =
-            self.run(|model| async move { extract(&model, &parameters, texts.texts()?).await });
-        promise(env, cancellation, work, |json| json)
-    }
-
-    /// Indexes with scores, the highest first, as JSON.
-    #[napi]
-    pub fn rank<'env>(
-        &self,
-        env: &'env Env,
-        query: JsString<'_>,
-        documents: Vec<JsString<'_>>,
-        parameters: String,
-        cancellation: Cancelled<'_>,
-    ) -> napi::Result<Object<'env>> {
-        let query = Text::copy(query, "query")?;
-        let documents = Texts::copy(documents, "documents", 0)?;
-        let work = self.run(|model| async move {
-            rank(&model, &parameters, query.text()?, documents.texts()?).await
-        });
-        promise(env, cancellation, work, |json| json)
-    }
-
-    /// A translation for each text.
-    #[napi]
-    pub fn translate<'env>(
-        &self,
-        env: &'env Env,
-        texts: Vec<JsString<'_>>,
-        first: u32,
-        parameters: String,
-        cancellation: Cancelled<'_>,
-    ) -> napi::Result<Object<'env>> {
-        let texts = Texts::copy(texts, "texts", first)?;
-        let work =
-            self.run(|model| async move { translate(&model, &parameters, texts.texts()?).await });
-        promise(env, cancellation, work, |texts| texts)
-    }
-
-    /// A generated text for each text.
-    #[napi]
-    pub fn generate<'env>(
-        &self,
-        env: &'env Env,
-        texts: Vec<JsString<'_>>,
-        first: u32,
-        parameters: String,
-        cancellation: Cancelled<'_>,
-    ) -> napi::Result<Object<'env>> {
-        let texts = Texts::copy(texts, "texts", first)?;
-        let work =
-            self.run(|model| async move { generate(&model, &parameters, texts.texts()?).await });
-        promise(env, cancellation, work, |texts| texts)
-    }
-
-    /// Each text's tokens, as JSON.
-    #[napi]
-    pub fn tokenize<'env>(
-        &self,
-        env: &'env Env,
-        texts: Vec<JsString<'_>>,
-        first: u32,
-        parameters: String,
-        cancellation: Cancelled<'_>,
-    ) -> napi::Result<Object<'env>> {
-        let texts = Texts::copy(texts, "texts", first)?;
-        let work =
-            self.run(|model| async move { tokenize(&model, &parameters, texts.texts()?).await });
-        promise(env, cancellation, work, |json| json)
     }
 
     /// Frees the model once its calls end.
@@ -291,20 +119,6 @@ impl Model {
                 format!("expected an open model, but `{name}` is closed; load it again"),
             )
         })
-    }
-
-    /// Work with the model, or the error that it is closed.
-    fn run<T, W, F>(
-        &self,
-        work: F,
-    ) -> impl Future<Output = Result<T, Failure>> + Send + use<T, W, F>
-    where
-        T: 'static,
-        W: Future<Output = kivu::Result<T>> + Send + 'static,
-        F: FnOnce(Arc<kivu::Model>) -> W + 'static,
-    {
-        let work = self.model().map(work);
-        async move { Ok(work?.await?) }
     }
 }
 

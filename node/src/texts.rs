@@ -1,7 +1,7 @@
 //! JavaScript strings as texts. The thread of JavaScript only copies them; they are checked on another one.
 
 use kivu::{Result, pipeline::Input};
-use kivu_bindings::{check, half_a_pair, no_pair};
+use kivu_bindings::{Task, check, half_a_pair, no_pair};
 use napi::{Either, JsString};
 
 /// A string's UTF-16 code units.
@@ -22,60 +22,10 @@ impl Units {
     }
 }
 
-/// A single text.
-pub struct Text {
-    units: Units,
-    argument: &'static str,
-}
-
-impl Text {
-    pub fn copy(text: JsString<'_>, argument: &'static str) -> napi::Result<Self> {
-        Ok(Self {
-            units: Units::copy(text)?,
-            argument,
-        })
-    }
-
-    pub fn text(&self) -> Result<String> {
-        self.units.text(|| self.argument.to_owned())
-    }
-}
-
-/// A batch of texts among more of them.
-pub struct Texts {
-    units: Vec<Units>,
-    argument: &'static str,
-    /// The first text's position.
-    first: u32,
-}
-
-impl Texts {
-    pub fn copy(
-        texts: Vec<JsString<'_>>,
-        argument: &'static str,
-        first: u32,
-    ) -> napi::Result<Self> {
-        Ok(Self {
-            units: texts
-                .into_iter()
-                .map(Units::copy)
-                .collect::<napi::Result<_>>()?,
-            argument,
-            first,
-        })
-    }
-
-    pub fn texts(&self) -> Result<Vec<String>> {
-        let texts = self.units.iter().enumerate();
-        texts
-            .map(|(index, text)| text.text(|| place(self.argument, self.first, index)))
-            .collect()
-    }
-}
-
-/// A batch of texts and pairs of texts, which a model reads together.
+/// A batch of texts, or pairs of texts that a model reads together.
 pub struct Inputs {
     units: Vec<Either<Units, Vec<Units>>>,
+    /// The first one's position.
     first: u32,
 }
 
@@ -100,9 +50,9 @@ impl Inputs {
         })
     }
 
-    pub fn inputs(&self) -> Result<Vec<Input>> {
+    pub fn read(&self, task: Task) -> Result<Vec<Input>> {
         let input = |(index, input): (usize, &Either<Units, Vec<Units>>)| {
-            let place = || place("texts", self.first, index);
+            let place = || task.place(self.first as usize + index);
             let part = |part: &Units, number: usize| part.text(|| format!("{}[{number}]", place()));
             match input {
                 Either::A(text) => text.text(place).map(Input::Text),
@@ -114,8 +64,4 @@ impl Inputs {
         };
         self.units.iter().enumerate().map(input).collect()
     }
-}
-
-fn place(argument: &str, first: u32, index: usize) -> String {
-    format!("{argument}[{}]", first as usize + index)
 }

@@ -259,12 +259,12 @@ class Model:
         found = np.empty((0, 0), np.float32)
         for first in range(0, len(listed), _BATCH):
             batch = listed[first : first + _BATCH]
-            data, width = self._native.encode(batch, first, parameters)
-            vectors = np.frombuffer(data, DTYPES[precision]).reshape(len(batch), width)
+            data, _ = self._native.run("encode", batch, first, parameters)
+            vectors = np.frombuffer(data, DTYPES[precision]).reshape(len(batch), -1)
             if len(batch) == len(listed):
                 found = vectors
             else:
-                found = found if first else np.empty((len(listed), width), vectors.dtype)
+                found = found if first else np.empty((len(listed), vectors.shape[1]), vectors.dtype)
                 found[first : first + len(batch)] = vectors
             progress.advance(len(batch))
         return found[0] if is_single else found
@@ -296,7 +296,7 @@ class Model:
             "outputs": ["sparse"],
             "truncate": truncate,
         }
-        return self._each(self._native.sparse, texts, parameters, show_progress)
+        return self._each("sparse", texts, parameters, show_progress, read=iter)
 
     def multi_vectors(
         self,
@@ -311,14 +311,8 @@ class Model:
 
         Late-interaction models return their projected vectors, all others their token vectors before pooling.
         """
-
-        def split(batch: list[str], first: int, parameters: str) -> list[np.ndarray]:
-            data, counts, width = self._native.multi_vectors(batch, first, parameters)
-            vectors = np.frombuffer(data, np.float32).reshape(-1, width) if width else np.empty((0, 0), np.float32)
-            return np.split(vectors, np.cumsum(counts)[:-1])
-
         parameters = {"prompt_name": prompt_name, "normalize": normalize, "truncate": truncate}
-        return self._each(split, texts, parameters, show_progress)
+        return self._each("multi_vectors", texts, parameters, show_progress, read=_split)
 
     def rank(
         self,
@@ -352,7 +346,7 @@ class Model:
             "raw_scores": raw_scores,
             "truncate": truncate,
         })
-        ranks: list[Rank] = json.loads(self._native.rank(query, listed, parameters))
+        ranks: list[Rank] = json.loads(self._native.run("rank", [query, *listed], 0, parameters))
         if return_documents:
             for rank in ranks:
                 rank["text"] = listed[rank["index"]]
@@ -381,7 +375,7 @@ class Model:
         else:
             is_pair = False
         parameters = {"top_k": top_k, "function_to_apply": function_to_apply, "truncate": truncate}
-        found = self._each(_parsed(self._native.classify), texts, parameters, show_progress)
+        found = self._each("classify", texts, parameters, show_progress)
         return found[0] if is_pair else found
 
     def zero_shot(
@@ -413,7 +407,7 @@ class Model:
             "prompt": prompt,
             "truncate": truncate,
         }
-        return self._each(_parsed(self._native.zero_shot), texts, parameters, show_progress)
+        return self._each("zero_shot", texts, parameters, show_progress)
 
     def entities(
         self,
@@ -447,7 +441,7 @@ class Model:
             "stride": stride,
             "truncate": truncate,
         }
-        return self._each(_parsed(self._native.entities), texts, parameters, show_progress)
+        return self._each("entities", texts, parameters, show_progress)
 
     def extract(
         self,
@@ -481,7 +475,7 @@ class Model:
             "include_spans": spans,
             "truncate": truncate,
         }
-        return self._each(_parsed(self._native.extract), texts, parameters, show_progress)
+        return self._each("extract", texts, parameters, show_progress)
 
     def translate(
         self,
@@ -504,7 +498,7 @@ class Model:
             generation: Generation settings, such as `num_beams=4`.
         """
         parameters = {"src_lang": source, "tgt_lang": target, "split": "sentences"}
-        return self._generate(self._native.translate, texts, parameters, truncate, show_progress, generation)
+        return self._generate("translate", texts, parameters, truncate, show_progress, generation)
 
     def summarize(
         self, texts: str | Texts, *, truncate: bool | None = None, show_progress: bool = False, **generation: Any
@@ -517,7 +511,7 @@ class Model:
             show_progress: As in `encode`.
             generation: Generation settings, such as `max_new_tokens=60`.
         """
-        return self._generate(self._native.generate, texts, {}, truncate, show_progress, generation)
+        return self._generate("generate", texts, {}, truncate, show_progress, generation)
 
     #: Generates texts with a model for `text2text-generation`, as `summarize` does.
     generate = summarize
@@ -549,25 +543,33 @@ class Model:
             "task": task,
             "add_special_tokens": add_special_tokens,
         }
-        return self._each(_parsed(self._native.tokenize), texts, parameters, False)
+        return self._each("tokenize", texts, parameters, False)
 
-    def _each(self, run: Any, texts: Any, parameters: dict[str, Any], show_progress: bool, size: int = _BATCH) -> Any:
-        """Runs batches, and returns a result per text, or the result for a single text."""
+    def _each(
+        self,
+        task: str,
+        texts: Any,
+        parameters: dict[str, Any],
+        show_progress: bool,
+        size: int = _BATCH,
+        read: Callable[[Any], Iterable[Any]] = json.loads,
+    ) -> Any:
+        """Runs batches, and returns a result per text, which `read` takes from a batch's, or that of a single text."""
         text, (listed, is_single) = as_json(parameters), as_list(texts, "texts")
         progress, found = Progress(len(listed), show_progress), []
         for first in range(0, len(listed), size):
             batch = listed[first : first + size]
-            found.extend(run(batch, first, text))
+            found.extend(read(self._native.run(task, batch, first, text)))
             progress.advance(len(batch))
         return found[0] if is_single else found
 
     def _generate(
-        self, run: Any, texts: Any, parameters: dict[str, Any], truncate: Any, show_progress: bool, generation: Any
+        self, task: str, texts: Any, parameters: dict[str, Any], truncate: Any, show_progress: bool, generation: Any
     ) -> Any:
         parameters = parameters | {"truncate": truncate, "generate_parameters": generation or None}
         # A text's samples depend on the seed and on its position in the call.
         batch = sys.maxsize if generation.get("seed") is not None else _GENERATED
-        return self._each(run, texts, parameters, show_progress, batch)
+        return self._each(task, texts, parameters, show_progress, batch)
 
     aencode = _in_thread(encode)
     asparse = _in_thread(sparse)
@@ -583,8 +585,11 @@ class Model:
     atokenize = _in_thread(tokenize)
 
 
-def _parsed(run: Any) -> Any:
-    return lambda batch, first, parameters: json.loads(run(batch, first, parameters))
+def _split(found: tuple[bytearray, list[int]]) -> list[np.ndarray]:
+    """Vectors per token, as an array for each text."""
+    data, counts = found
+    vectors = np.frombuffer(data, np.float32).reshape(sum(counts), -1) if data else np.empty((0, 0), np.float32)
+    return np.split(vectors, np.cumsum(counts)[:-1])
 
 
 def _labels(labels: Any) -> Any:

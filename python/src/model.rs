@@ -7,19 +7,16 @@ use std::{
 };
 
 use kivu::pipeline::embedding::vectors::StoredVector;
-use kivu_bindings::{
-    Source, Token, Weights, classify, describe, encode, entities, extract, generate, multi_vectors,
-    rank, sparse, tokenize, translate, zero_shot,
-};
+use kivu_bindings::{Results, Source, Task, Token, Weights, describe, run};
 use pyo3::{
-    Bound, PyAny, PyResult, Python, pyclass, pymethods,
+    Bound, IntoPyObjectExt, PyAny, PyResult, Python, pyclass, pymethods,
     types::{PyByteArray, PyDict, PyDictMethods, PyList},
 };
 
 use crate::{
     errors::{exception, named},
     run::{wait, wait_for_load},
-    texts::{Batch, text_at},
+    texts::read,
 };
 
 /// A model in this process.
@@ -65,229 +62,27 @@ impl Model {
         describe(&model).map_err(|error| exception(py, &error))
     }
 
-    /// Dense vectors: their bytes one after another, and how many values each has.
-    fn encode<'py>(
+    /// Runs a task on a batch of inputs, whose first one has the position `first`. Returns vectors, as their bytes one after
+    /// another and how many each text has; sparse vectors, as dictionaries from token ids or words to weights; or JSON.
+    fn run<'py>(
         &self,
         py: Python<'py>,
-        texts: &Bound<'py, PyList>,
+        task: &str,
+        inputs: &Bound<'py, PyList>,
         first: usize,
         parameters: &str,
-    ) -> PyResult<(Bound<'py, PyByteArray>, usize)> {
+    ) -> PyResult<Bound<'py, PyAny>> {
         let model = self.model(py)?;
-        let texts = Batch {
-            texts,
-            argument: "texts",
-            first,
-        }
-        .texts()?;
-        let vectors = wait(py, encode(&model, parameters, texts))?;
-        let values = vectors.first().map_or(0, |vector| match vector {
-            StoredVector::Float(values) => values.len(),
-            StoredVector::Int8(values) => values.len(),
-            StoredVector::Uint8(values) => values.len(),
-        });
-        let rows: Vec<&[u8]> = vectors.iter().map(bytes_of).collect();
-        Ok((joined(py, &rows)?, values))
-    }
-
-    /// Vectors per token: their bytes one after another, how many each text has, and how many values each vector has.
-    fn multi_vectors<'py>(
-        &self,
-        py: Python<'py>,
-        texts: &Bound<'py, PyList>,
-        first: usize,
-        parameters: &str,
-    ) -> PyResult<(Bound<'py, PyByteArray>, Vec<usize>, usize)> {
-        let model = self.model(py)?;
-        let texts = Batch {
-            texts,
-            argument: "texts",
-            first,
-        }
-        .texts()?;
-        let vectors = wait(py, multi_vectors(&model, parameters, texts))?;
-        let counts = vectors.iter().map(Vec::len).collect();
-        let rows: Vec<&[u8]> = vectors
-            .iter()
-            .flatten()
-            .map(|vector| bytemuck::cast_slice(vector))
-            .collect();
-        let values = vectors.iter().flatten().next().map_or(0, Vec::len);
-        Ok((joined(py, &rows)?, counts, values))
-    }
-
-    /// A dictionary per text, from token ids or words to weights.
-    fn sparse<'py>(
-        &self,
-        py: Python<'py>,
-        texts: &Bound<'py, PyList>,
-        first: usize,
-        parameters: &str,
-    ) -> PyResult<Vec<Bound<'py, PyDict>>> {
-        let model = self.model(py)?;
-        let texts = Batch {
-            texts,
-            argument: "texts",
-            first,
-        }
-        .texts()?;
-        let found = wait(py, sparse(&model, parameters, texts))?;
-        let of_text = |weights: Weights| {
-            let dictionary = PyDict::new(py);
-            for (token, weight) in weights {
-                match token {
-                    Token::Id(id) => dictionary.set_item(id, weight)?,
-                    Token::Word(word) => dictionary.set_item(word, weight)?,
-                }
+        let task: Task = task.parse().map_err(|error| exception(py, &error))?;
+        let inputs = read(task, inputs, first)?;
+        match wait(py, run(&model, task, inputs, parameters))? {
+            Results::Vectors { rows, counts } => (joined(py, &rows)?, counts).into_bound_py_any(py),
+            Results::Sparse(found) => {
+                let found = found.into_iter().map(|weights| dictionary(py, weights));
+                found.collect::<PyResult<Vec<_>>>()?.into_bound_py_any(py)
             }
-            Ok(dictionary)
-        };
-        found.into_iter().map(of_text).collect()
-    }
-
-    /// Labels with scores for each text, as JSON.
-    fn classify(
-        &self,
-        py: Python<'_>,
-        texts: &Bound<'_, PyList>,
-        first: usize,
-        parameters: &str,
-    ) -> PyResult<String> {
-        let model = self.model(py)?;
-        let inputs = Batch {
-            texts,
-            argument: "texts",
-            first,
+            Results::Json(json) => json.into_bound_py_any(py),
         }
-        .inputs()?;
-        wait(py, classify(&model, parameters, inputs))
-    }
-
-    /// The requested labels with scores for each text, as JSON.
-    fn zero_shot(
-        &self,
-        py: Python<'_>,
-        texts: &Bound<'_, PyList>,
-        first: usize,
-        parameters: &str,
-    ) -> PyResult<String> {
-        let model = self.model(py)?;
-        let texts = Batch {
-            texts,
-            argument: "texts",
-            first,
-        }
-        .texts()?;
-        wait(py, zero_shot(&model, parameters, texts))
-    }
-
-    /// Entities for each text, as JSON. With labels, the model must take labels.
-    fn entities(
-        &self,
-        py: Python<'_>,
-        texts: &Bound<'_, PyList>,
-        first: usize,
-        parameters: &str,
-    ) -> PyResult<String> {
-        let model = self.model(py)?;
-        let texts = Batch {
-            texts,
-            argument: "texts",
-            first,
-        }
-        .texts()?;
-        wait(py, entities(&model, parameters, texts))
-    }
-
-    /// Values by the names in a schema for each text, as JSON.
-    fn extract(
-        &self,
-        py: Python<'_>,
-        texts: &Bound<'_, PyList>,
-        first: usize,
-        parameters: &str,
-    ) -> PyResult<String> {
-        let model = self.model(py)?;
-        let texts = Batch {
-            texts,
-            argument: "texts",
-            first,
-        }
-        .texts()?;
-        wait(py, extract(&model, parameters, texts))
-    }
-
-    /// Indexes with scores, the highest first, as JSON.
-    fn rank(
-        &self,
-        py: Python<'_>,
-        query: &Bound<'_, PyAny>,
-        documents: &Bound<'_, PyList>,
-        parameters: &str,
-    ) -> PyResult<String> {
-        let model = self.model(py)?;
-        let query = text_at(query, || "query".to_owned())?;
-        let documents = Batch {
-            texts: documents,
-            argument: "documents",
-            first: 0,
-        }
-        .texts()?;
-        wait(py, rank(&model, parameters, query, documents))
-    }
-
-    /// A translation for each text.
-    fn translate(
-        &self,
-        py: Python<'_>,
-        texts: &Bound<'_, PyList>,
-        first: usize,
-        parameters: &str,
-    ) -> PyResult<Vec<String>> {
-        let model = self.model(py)?;
-        let texts = Batch {
-            texts,
-            argument: "texts",
-            first,
-        }
-        .texts()?;
-        wait(py, translate(&model, parameters, texts))
-    }
-
-    /// A generated text for each text.
-    fn generate(
-        &self,
-        py: Python<'_>,
-        texts: &Bound<'_, PyList>,
-        first: usize,
-        parameters: &str,
-    ) -> PyResult<Vec<String>> {
-        let model = self.model(py)?;
-        let texts = Batch {
-            texts,
-            argument: "texts",
-            first,
-        }
-        .texts()?;
-        wait(py, generate(&model, parameters, texts))
-    }
-
-    /// Tokens of each text, as JSON.
-    fn tokenize(
-        &self,
-        py: Python<'_>,
-        texts: &Bound<'_, PyList>,
-        first: usize,
-        parameters: &str,
-    ) -> PyResult<String> {
-        let model = self.model(py)?;
-        let texts = Batch {
-            texts,
-            argument: "texts",
-            first,
-        }
-        .texts()?;
-        wait(py, tokenize(&model, parameters, texts))
     }
 
     /// Frees the model once its calls end.
@@ -342,17 +137,14 @@ fn leave(opened: Option<Opened>) {
     }
 }
 
-fn bytes_of(vector: &StoredVector) -> &[u8] {
-    match vector {
+/// The rows' bytes in memory that Python owns, which numpy uses without a copy.
+fn joined<'py>(py: Python<'py>, rows: &[StoredVector]) -> PyResult<Bound<'py, PyByteArray>> {
+    let rows = rows.iter().map(|row| match row {
         StoredVector::Float(values) => bytemuck::cast_slice(values),
         StoredVector::Int8(values) => bytemuck::cast_slice(values),
         StoredVector::Uint8(values) => values,
-    }
-}
-
-/// The rows' bytes in memory that Python owns, which numpy uses without a copy.
-fn joined<'py>(py: Python<'py>, rows: &[&[u8]]) -> PyResult<Bound<'py, PyByteArray>> {
-    let size = rows.iter().map(|row| row.len()).sum();
+    });
+    let size = rows.clone().map(<[u8]>::len).sum();
     PyByteArray::new_with(py, size, |mut bytes| {
         for row in rows {
             let (place, rest) = bytes.split_at_mut(row.len());
@@ -361,4 +153,15 @@ fn joined<'py>(py: Python<'py>, rows: &[&[u8]]) -> PyResult<Bound<'py, PyByteArr
         }
         Ok(())
     })
+}
+
+fn dictionary(py: Python<'_>, weights: Weights) -> PyResult<Bound<'_, PyDict>> {
+    let dictionary = PyDict::new(py);
+    for (token, weight) in weights {
+        match token {
+            Token::Id(id) => dictionary.set_item(id, weight)?,
+            Token::Word(word) => dictionary.set_item(word, weight)?,
+        }
+    }
+    Ok(dictionary)
 }

@@ -1,7 +1,7 @@
 //! Python strings as texts.
 
 use kivu::pipeline::Input;
-use kivu_bindings::{check, half_a_pair, no_pair};
+use kivu_bindings::{Task, check, half_a_pair, no_pair};
 use pyo3::{
     Bound, PyAny, PyErr, PyResult,
     exceptions::PyTypeError,
@@ -13,53 +13,26 @@ use pyo3::{
 
 use crate::errors::exception;
 
-/// A batch of texts among more of them.
-pub struct Batch<'a, 'py> {
-    pub texts: &'a Bound<'py, PyList>,
-    /// The argument's name, for errors.
-    pub argument: &'a str,
-    /// The first text's position.
-    pub first: usize,
-}
-
-impl Batch<'_, '_> {
-    /// The texts, none of which is empty.
-    pub fn texts(&self) -> PyResult<Vec<String>> {
-        let texts = self.texts.iter().enumerate();
-        texts
-            .map(|(index, text)| text_at(&text, || self.place(index)))
-            .collect()
-    }
-
-    /// Texts, or tuples with two texts that a model reads together.
-    pub fn inputs(&self) -> PyResult<Vec<Input>> {
-        let input = |(index, value): (usize, Bound<'_, PyAny>)| {
-            let Ok(pair) = value.cast::<PyTuple>() else {
-                return text_at(&value, || self.place(index)).map(Input::Text);
-            };
-            if pair.len() != 2 {
-                return Err(exception(
-                    value.py(),
-                    &no_pair(&self.place(index), pair.len()),
-                ));
-            }
-            let part = |part: usize| {
-                text_at(&pair.get_item(part)?, || {
-                    format!("{}[{part}]", self.place(index))
-                })
-            };
-            Ok(Input::Pair(part(0)?.into(), part(1)?.into()))
+/// A batch of inputs, whose first one has the position `first`: texts that are not empty, or tuples with two of them for a
+/// task that reads pairs.
+pub fn read(task: Task, inputs: &Bound<'_, PyList>, first: usize) -> PyResult<Vec<Input>> {
+    let input = |(index, value): (usize, Bound<'_, PyAny>)| {
+        let place = || task.place(first + index);
+        let pair = value.cast::<PyTuple>().ok();
+        let Some(pair) = pair.filter(|_| task.reads_pairs()) else {
+            return text(&value, place).map(Input::Text);
         };
-        self.texts.iter().enumerate().map(input).collect()
-    }
-
-    fn place(&self, index: usize) -> String {
-        format!("{}[{}]", self.argument, self.first + index)
-    }
+        if pair.len() != 2 {
+            return Err(exception(value.py(), &no_pair(&place(), pair.len())));
+        }
+        let part = |part: usize| text(&pair.get_item(part)?, || format!("{}[{part}]", place()));
+        Ok(Input::Pair(part(0)?.into(), part(1)?.into()))
+    };
+    inputs.iter().enumerate().map(input).collect()
 }
 
 /// A text that is not empty.
-pub fn text_at(value: &Bound<'_, PyAny>, place: impl Fn() -> String) -> PyResult<String> {
+fn text(value: &Bound<'_, PyAny>, place: impl Fn() -> String) -> PyResult<String> {
     let Ok(text) = value.cast::<PyString>() else {
         return Err(wrong_type(value, &place()));
     };

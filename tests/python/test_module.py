@@ -329,7 +329,7 @@ class Inputs(unittest.TestCase):
                 lambda: opened.sparse(pick(), max_active_dims=pick(), words=pick()),
                 lambda: opened.zero_shot(pick(), pick(), template=pick()),
                 lambda: opened.tokenize(pick(), add_special_tokens=pick()),
-                lambda: opened._native.encode(pick(), pick(), pick()),
+                lambda: opened._native.run(chance.choice(["encode", "rank", pick()]), pick(), pick(), pick()),
                 lambda: load("a", task=pick(), threads=pick(), precision=pick()),
             ])
             try:

@@ -185,77 +185,14 @@ export class Model {
     return this.#description;
   }
 
-  /** @param {unknown[]} call */
-  encode(...call) {
-    return this.#run("encode", call);
-  }
-
-  /** @param {unknown[]} call */
-  async multiVectors(...call) {
-    const found = await this.#run("multiVectors", call);
-    const { values, counts, width } = found;
-    found.free();
-    return { values, counts: Array.from(counts), width };
-  }
-
-  /** @param {unknown[]} call */
-  sparse(...call) {
-    return this.#run("sparse", call);
-  }
-
-  /** @param {unknown[]} call */
-  classify(...call) {
-    return this.#run("classify", call);
-  }
-
-  /** @param {unknown[]} call */
-  zeroShot(...call) {
-    return this.#run("zeroShot", call);
-  }
-
-  /** @param {unknown[]} call */
-  entities(...call) {
-    return this.#run("entities", call);
-  }
-
-  /** @param {unknown[]} call */
-  extract(...call) {
-    return this.#run("extract", call);
-  }
-
-  /** @param {unknown[]} call */
-  rank(...call) {
-    return this.#run("rank", call);
-  }
-
-  /** @param {unknown[]} call */
-  translate(...call) {
-    return this.#run("translate", call);
-  }
-
-  /** @param {unknown[]} call */
-  generate(...call) {
-    return this.#run("generate", call);
-  }
-
-  /** @param {unknown[]} call */
-  tokenize(...call) {
-    return this.#run("tokenize", call);
-  }
-
-  close() {
-    this.#isClosed = true;
-    if (this.#calls > 0 || !this.#opened) return;
-    if (owned.delete(this.#opened)) this.#opened.free();
-    this.#opened = undefined;
-  }
-
   /**
-   * @param {string} method
-   * @param {unknown[]} values
+   * @param {string} task
+   * @param {(string | string[])[]} inputs
+   * @param {number} first
+   * @param {string} parameters
    * @returns {Promise<any>}
    */
-  async #run(method, values) {
+  async run(task, inputs, first, parameters) {
     if (this.#isClosed) {
       const { name } = JSON.parse(this.#description);
       throw coded("ClosedError", `expected an open model, but \`${name}\` is closed; load it again`);
@@ -263,11 +200,18 @@ export class Model {
     this.#calls += 1;
     try {
       if (performance.now() - lastTurn > MAX_BUSY) await turn();
-      return call(this.#running, () => /** @type {any} */ (this.#opened)[method](...values.slice(0, 3)));
+      return call(this.#running, () => /** @type {Opened} */ (this.#opened).run(task, inputs, first, parameters));
     } finally {
       this.#calls -= 1;
       if (this.#isClosed) this.close();
     }
+  }
+
+  close() {
+    this.#isClosed = true;
+    if (this.#calls > 0 || !this.#opened) return;
+    if (owned.delete(this.#opened)) this.#opened.free();
+    this.#opened = undefined;
   }
 }
 

@@ -3,18 +3,12 @@
 use std::future::Future;
 
 use futures::FutureExt;
-use js_sys::{Array, Float32Array, Int8Array, Uint8Array};
+use js_sys::{Array, Float32Array, Int8Array, Object, Reflect, Uint8Array};
 use kivu::{Error, pipeline::embedding::vectors::StoredVector};
-use kivu_bindings::{
-    TokenVectors, classify, describe, encode, entities, extract, generate, joined, multi_vectors,
-    rank, sparse, to_json, tokenize, translate, zero_shot,
-};
+use kivu_bindings::{Joined, Task, describe, run};
 use wasm_bindgen::prelude::*;
 
-use crate::{
-    failure::Failure,
-    texts::{inputs, text, texts},
-};
+use crate::{failure::Failure, texts::inputs};
 
 /// A model whose files arrive in pieces.
 #[wasm_bindgen]
@@ -57,17 +51,6 @@ impl IncomingModel {
 #[wasm_bindgen]
 pub struct Model(kivu::Model);
 
-/// Vectors per token, one after another.
-#[wasm_bindgen(js_name = TokenVectors, getter_with_clone)]
-pub struct JoinedVectors {
-    /// The vectors.
-    pub values: Float32Array,
-    /// How many vectors each text has.
-    pub counts: Vec<u32>,
-    /// How many values each vector has.
-    pub width: u32,
-}
-
 #[wasm_bindgen]
 impl Model {
     /// The model's name, task, limits and vectors, as JSON.
@@ -75,133 +58,34 @@ impl Model {
         Ok(describe(&self.0).map_err(Failure::from)?)
     }
 
-    /// Dense vectors one after another, in an array of their number format.
-    pub fn encode(&self, values: &Array, first: u32, parameters: &str) -> Result<JsValue, JsValue> {
-        let vectors = now(async {
-            Ok(joined(
-                encode(&self.0, parameters, texts(values, "texts", first)?).await?,
-            ))
+    /// Runs a task on a batch of inputs, whose first one has the position `first`. Returns JSON, or an object with vectors
+    /// of one format, as `values` one after another, and how many each text has, `counts`.
+    pub fn run(
+        &self,
+        task: &str,
+        values: &Array,
+        first: u32,
+        parameters: &str,
+    ) -> Result<JsValue, JsValue> {
+        let joined = now(async {
+            let task: Task = task.parse()?;
+            let inputs = inputs(task, values, first)?;
+            run(&self.0, task, inputs, parameters).await?.joined()
         })?;
-        Ok(match vectors {
+        let (values, counts) = match joined {
+            Joined::Vectors { values, counts } => (values, counts),
+            Joined::Json(json) => return Ok(json.into()),
+        };
+        let values: JsValue = match values {
             StoredVector::Float(values) => Float32Array::from(&values[..]).into(),
             StoredVector::Int8(values) => Int8Array::from(&values[..]).into(),
             StoredVector::Uint8(values) => Uint8Array::from(&values[..]).into(),
-        })
-    }
-
-    /// Vectors per token.
-    #[wasm_bindgen(js_name = multiVectors)]
-    pub fn multi_vectors(
-        &self,
-        values: &Array,
-        first: u32,
-        parameters: &str,
-    ) -> Result<JoinedVectors, JsValue> {
-        let vectors = now(async {
-            let vectors =
-                multi_vectors(&self.0, parameters, texts(values, "texts", first)?).await?;
-            Ok(TokenVectors::new(vectors))
-        })?;
-        let TokenVectors {
-            values,
-            counts,
-            width,
-        } = vectors;
-        Ok(JoinedVectors {
-            values: Float32Array::from(&values[..]),
-            counts,
-            width,
-        })
-    }
-
-    /// For each text a list with pairs of a token id or word, and its weight, as JSON.
-    pub fn sparse(&self, values: &Array, first: u32, parameters: &str) -> Result<String, JsValue> {
-        now(async { to_json(&sparse(&self.0, parameters, texts(values, "texts", first)?).await?) })
-    }
-
-    /// Labels with scores for each text or pair, as JSON.
-    pub fn classify(
-        &self,
-        values: &Array,
-        first: u32,
-        parameters: &str,
-    ) -> Result<String, JsValue> {
-        now(async { classify(&self.0, parameters, inputs(values, first)?).await })
-    }
-
-    /// The requested labels with scores for each text, as JSON.
-    #[wasm_bindgen(js_name = zeroShot)]
-    pub fn zero_shot(
-        &self,
-        values: &Array,
-        first: u32,
-        parameters: &str,
-    ) -> Result<String, JsValue> {
-        now(async { zero_shot(&self.0, parameters, texts(values, "texts", first)?).await })
-    }
-
-    /// Entities for each text, as JSON. With labels, the model must take labels.
-    pub fn entities(
-        &self,
-        values: &Array,
-        first: u32,
-        parameters: &str,
-    ) -> Result<String, JsValue> {
-        now(async { entities(&self.0, parameters, texts(values, "texts", first)?).await })
-    }
-
-    /// Values by the names in a schema for each text, as JSON.
-    pub fn extract(&self, values: &Array, first: u32, parameters: &str) -> Result<String, JsValue> {
-        now(async { extract(&self.0, parameters, texts(values, "texts", first)?).await })
-    }
-
-    /// Indexes with scores, the highest first, as JSON.
-    pub fn rank(
-        &self,
-        query: &JsValue,
-        documents: &Array,
-        parameters: &str,
-    ) -> Result<String, JsValue> {
-        now(async {
-            let query = text(query, || "query".to_owned())?;
-            rank(
-                &self.0,
-                parameters,
-                query,
-                texts(documents, "documents", 0)?,
-            )
-            .await
-        })
-    }
-
-    /// The error that no such model is opened.
-    pub fn translate(
-        &self,
-        values: &Array,
-        first: u32,
-        parameters: &str,
-    ) -> Result<Vec<String>, JsValue> {
-        now(async { translate(&self.0, parameters, texts(values, "texts", first)?).await })
-    }
-
-    /// The error that no such model is opened.
-    pub fn generate(
-        &self,
-        values: &Array,
-        first: u32,
-        parameters: &str,
-    ) -> Result<Vec<String>, JsValue> {
-        now(async { generate(&self.0, parameters, texts(values, "texts", first)?).await })
-    }
-
-    /// Each text's tokens, as JSON.
-    pub fn tokenize(
-        &self,
-        values: &Array,
-        first: u32,
-        parameters: &str,
-    ) -> Result<String, JsValue> {
-        now(async { tokenize(&self.0, parameters, texts(values, "texts", first)?).await })
+        };
+        let counts: Array = counts.into_iter().map(JsValue::from).collect();
+        let found = Object::new();
+        Reflect::set(&found, &"values".into(), &values)?;
+        Reflect::set(&found, &"counts".into(), &counts)?;
+        Ok(found.into())
     }
 }
 

@@ -2,11 +2,11 @@
 
 use js_sys::{Array, JsString};
 use kivu::{Result, pipeline::Input};
-use kivu_bindings::{check, half_a_pair, no_pair};
+use kivu_bindings::{Task, check, half_a_pair, no_pair};
 use wasm_bindgen::{JsCast, JsValue};
 
 /// A string as a text, which is not empty.
-pub fn text(value: &JsValue, place: impl Fn() -> String) -> Result<String> {
+fn text(value: &JsValue, place: impl Fn() -> String) -> Result<String> {
     let string: &JsString = value.unchecked_ref();
     if !string.is_valid_utf16() {
         return Err(half_a_pair(&place()));
@@ -14,18 +14,10 @@ pub fn text(value: &JsValue, place: impl Fn() -> String) -> Result<String> {
     check(string.into(), place)
 }
 
-/// A batch of texts, whose first one has the position `first` in its argument.
-pub fn texts(values: &Array, argument: &str, first: u32) -> Result<Vec<String>> {
-    let values = values.iter().enumerate();
-    values
-        .map(|(index, value)| text(&value, || place(argument, first, index)))
-        .collect()
-}
-
-/// A batch of texts and pairs of texts, which a model reads together.
-pub fn inputs(values: &Array, first: u32) -> Result<Vec<Input>> {
+/// A batch of texts, or pairs of texts that a model reads together; the first one has the position `first`.
+pub fn inputs(task: Task, values: &Array, first: u32) -> Result<Vec<Input>> {
     let input = |(index, value): (usize, JsValue)| {
-        let place = || place("texts", first, index);
+        let place = || task.place(first as usize + index);
         let Some(pair) = value.dyn_ref::<Array>() else {
             return text(&value, place).map(Input::Text);
         };
@@ -36,8 +28,4 @@ pub fn inputs(values: &Array, first: u32) -> Result<Vec<Input>> {
         Ok(Input::Pair(part(0)?.into(), part(1)?.into()))
     };
     values.iter().enumerate().map(input).collect()
-}
-
-fn place(argument: &str, first: u32, index: usize) -> String {
-    format!("{argument}[{}]", first as usize + index)
 }
