@@ -75,12 +75,12 @@ impl Model {
         parameters: String,
         cancellation: Cancelled<'_>,
     ) -> napi::Result<Object<'env>> {
-        let inputs = Inputs::copy(inputs, first)?;
+        let inputs = Inputs::copy(inputs)?;
         let model = self.model();
         let work = async move {
             let (model, task) = (model?, task.parse::<Task>()?);
-            let results = run(&model, task, inputs.read(task)?, &parameters).await?;
-            Ok(results.joined()?)
+            let inputs = inputs.read(task, first)?;
+            Ok(run(&model, task, inputs, &parameters).await?.joined()?)
         };
         promise(env, cancellation, work, |joined| match joined {
             Joined::Vectors { values, counts } => Either::A(Vectors {

@@ -23,36 +23,31 @@ impl Units {
 }
 
 /// A batch of texts, or pairs of texts that a model reads together.
-pub struct Inputs {
-    units: Vec<Either<Units, Vec<Units>>>,
-    /// The first one's position.
-    first: u32,
-}
+pub struct Inputs(Vec<Either<Units, Vec<Units>>>);
 
 impl Inputs {
-    pub fn copy(
-        inputs: Vec<Either<JsString<'_>, Vec<JsString<'_>>>>,
-        first: u32,
-    ) -> napi::Result<Self> {
-        let copy = |input| {
+    pub fn copy(inputs: Vec<Either<JsString<'_>, Vec<JsString<'_>>>>) -> napi::Result<Self> {
+        let copy = |input: Either<JsString<'_>, Vec<JsString<'_>>>| {
             Ok(match input {
                 Either::A(text) => Either::A(Units::copy(text)?),
-                Either::B(texts) => Either::B(
-                    Vec::into_iter(texts)
+                Either::B(pair) => Either::B(
+                    pair.into_iter()
                         .map(Units::copy)
-                        .collect::<napi::Result<Vec<_>>>()?,
+                        .collect::<napi::Result<_>>()?,
                 ),
             })
         };
-        Ok(Self {
-            units: inputs.into_iter().map(copy).collect::<napi::Result<_>>()?,
-            first,
-        })
+        inputs
+            .into_iter()
+            .map(copy)
+            .collect::<napi::Result<_>>()
+            .map(Self)
     }
 
-    pub fn read(&self, task: Task) -> Result<Vec<Input>> {
+    /// The inputs for a task; the first one has the position `first`.
+    pub fn read(&self, task: Task, first: u32) -> Result<Vec<Input>> {
         let input = |(index, input): (usize, &Either<Units, Vec<Units>>)| {
-            let place = || task.place(self.first as usize + index);
+            let place = || task.place(first as usize + index);
             let part = |part: &Units, number: usize| part.text(|| format!("{}[{number}]", place()));
             match input {
                 Either::A(text) => text.text(place).map(Input::Text),
@@ -62,6 +57,6 @@ impl Inputs {
                 },
             }
         };
-        self.units.iter().enumerate().map(input).collect()
+        self.0.iter().enumerate().map(input).collect()
     }
 }
