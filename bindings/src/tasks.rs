@@ -61,7 +61,8 @@ impl FromStr for Task {
     type Err = Error;
 
     fn from_str(name: &str) -> Result<Self> {
-        Self::deserialize(Value::from(name)).map_err(|error| Error::invalid(error.to_string()))
+        Self::deserialize(Value::from(name))
+            .map_err(|_| Error::invalid(format!("unknown task `{name}`")))
     }
 }
 

@@ -275,6 +275,7 @@ class Inputs(unittest.TestCase):
             (lambda: minilm.encode({"a": "b"}), TypeError, "expected `texts` to be a string, or a list, an array or a series of strings, but found `dict`"),
             (lambda: minilm.encode({"a"}), TypeError, "expected `texts` to be a string, or a list, an array or a series of strings, but found `set`"),
             (lambda: minilm.encode([["a"]]), TypeError, "expected `texts[0]` to be a string, but found `list`"),
+            (lambda: minilm.encode([("a", "b")]), TypeError, "expected `texts[0]` to be a string, but found `tuple`"),
             (lambda: minilm.encode(["a"] * 1500 + [None]), TypeError, "expected `texts[1500]` to be a string, but found `NoneType`"),
             (lambda: minilm.encode([]), errors.InvalidError, "expected at least one text in `texts`, but found none"),
             (lambda: minilm.encode(["a", ""]), errors.InvalidError, "expected a text in `texts[1]`, but found an empty one"),
@@ -289,6 +290,7 @@ class Inputs(unittest.TestCase):
             (lambda: model("ner-labels").entities("a"), ValueError, "expected `labels` for `ner-labels`, which finds entities with labels that you choose, but found none"),
             (lambda: model("ner").entities("a", ["b"]), ValueError, "`labels` is not supported: `ner` has labels of its own; omit them"),
             (lambda: model("sentiment").classify([("a", "b", "c")]), ValueError, "expected a text or a pair in `texts[0]`, but found 3 texts"),
+            (lambda: minilm._native.run("nothing", ["a"], 0, "{}"), errors.InvalidError, "unknown task `nothing`"),
             (lambda: load(7), TypeError, "expected `name` to be a string or a path, but found `int`"),
             (lambda: load(BUNDLES / "minilm", threads=0), ValueError, None),
             (lambda: load(BUNDLES / "minilm", engine="fast"), ValueError, None),
@@ -329,7 +331,7 @@ class Inputs(unittest.TestCase):
                 lambda: opened.sparse(pick(), max_active_dims=pick(), words=pick()),
                 lambda: opened.zero_shot(pick(), pick(), template=pick()),
                 lambda: opened.tokenize(pick(), add_special_tokens=pick()),
-                lambda: opened._native.run(chance.choice(["encode", "rank", pick()]), pick(), pick(), pick()),
+                lambda: opened._native.run("encode", pick(), pick(), pick()),
                 lambda: load("a", task=pick(), threads=pick(), precision=pick()),
             ])
             try:
