@@ -113,7 +113,16 @@ fn commands_that_are_not_run_are_make_targets() {
         let target = command.split(' ').next().unwrap();
         assert!(makefile.contains(&format!("\n{target}:")), "{target}");
     }
-    assert!(root().join("Containerfile").is_file() && root().join("cli/Cargo.toml").is_file());
+    // `cargo install` needs a crate with a program.
+    let container = fs::read_to_string(root().join("Containerfile")).unwrap();
+    let installs = codes.iter().map(String::as_str).chain(container.lines());
+    let installs = installs.filter(|line| line.contains("cargo install "));
+    let paths: Vec<&str> = installs
+        .filter_map(|line| line.split("--path ").nth(1)?.split(' ').next())
+        .collect();
+    assert_eq!(paths, ["program", "program"]);
+    let program = fs::read_to_string(root().join("program/Cargo.toml")).unwrap();
+    assert!(program.contains("[[bin]]\nname = \"kivu\""));
 }
 
 /// A folder that resembles a checkout after `make run`, with the program that cargo built for these tests.
