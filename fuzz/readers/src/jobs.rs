@@ -12,7 +12,10 @@ use kivu::{
     repository::s3::{MAX_KEY_BYTES, Url, fit_key},
 };
 use kivu_jobs::{
-    events::{distributed_map::MapEvent, event, kinesis_aggregation, row_event::RowEvent},
+    events::{
+        event::{self, Event},
+        kinesis_aggregation,
+    },
     input::compression::Compression,
     output::{
         answer::{Cell, RowError, RowResult, score_column},
@@ -31,15 +34,22 @@ pub fn event(bytes: &[u8]) {
         return;
     };
     // An error is a valid outcome, here and below.
-    let _ = MapEvent::of(&event);
-    let _ = RowEvent::of(&event);
-    for message in event::messages(&event) {
-        for written in message.objects.into_iter().flatten() {
-            assert!(
-                fit_key(&written.url.key).len() <= MAX_KEY_BYTES,
-                "a key that is too long"
-            );
+    let objects = match Event::parse(&event) {
+        Ok(Event::Object(object)) => vec![object],
+        Ok(Event::Objects(objects)) => objects,
+        Ok(Event::Queue(messages)) => {
+            let objects = messages
+                .into_iter()
+                .filter_map(|message| message.objects.ok());
+            objects.flatten().collect()
         }
+        _ => Vec::new(),
+    };
+    for written in objects {
+        assert!(
+            fit_key(&written.url.key).len() <= MAX_KEY_BYTES,
+            "a key that is too long"
+        );
     }
 }
 

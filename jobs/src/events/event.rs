@@ -1,4 +1,5 @@
-//! Object events from S3 or EventBridge, directly or in SQS and SNS messages.
+//! Events: objects from S3 or EventBridge, directly or in SQS and SNS messages; tasks of a state machine; rows from data
+//! warehouses and streams.
 //!
 //! The types in `aws_lambda_events` are not used: they require fields that EventBridge and test events lack,
 //! and do not decode keys.
@@ -6,8 +7,14 @@
 use std::fmt;
 
 use percent_encoding::percent_decode_str;
+use serde::Deserialize;
 use serde_json::Value;
 
+use super::{
+    distributed_map::MapEvent,
+    streams::{Firehose, StreamBatch},
+    warehouse::{self, Redshift, Snowflake},
+};
 use kivu::{
     error::{Error, Result},
     repository::s3::Url,
@@ -15,6 +22,55 @@ use kivu::{
 
 /// Maximum message nesting: an SQS message may contain an SNS message, which contains an event.
 const MAX_DEPTH: usize = 4;
+
+/// A function's event.
+#[derive(Debug)]
+pub enum Event {
+    Redshift(Redshift),
+    Snowflake(Snowflake),
+    Firehose(Firehose),
+    Stream(StreamBatch),
+    Map(MapEvent),
+    /// A task of a state machine, a rule or a schedule, whose result is the job's status.
+    Object(ObjectEvent),
+    Objects(Vec<ObjectEvent>),
+    Queue(Vec<Message>),
+}
+
+impl Event {
+    /// Parses an event, whose shape tells its kind. Messages of a queue are parsed one by one, and so fail one by one.
+    pub fn parse(event: &Value) -> Result<Self> {
+        let records = records(event);
+        let has = |name: &str| event.get(name).is_some();
+        let source = records
+            .first()
+            .and_then(|first| first.get("eventSource")?.as_str());
+        Ok(match source {
+            Some("aws:kinesis") => Self::Stream(StreamBatch::of_kinesis(records)?),
+            Some("aws:dynamodb") => Self::Stream(StreamBatch::of_dynamodb(records)?),
+            None if has("deliveryStreamArn") => Self::Firehose(read(event, "Data Firehose")?),
+            None if has("arguments") => Self::Redshift(read(event, "Redshift")?),
+            None if warehouse::is_request(event) => Self::Snowflake(Snowflake::of(event)?),
+            _ => {
+                if let Some(event) = MapEvent::of(event)? {
+                    Self::Map(event)
+                } else if let Some(object) = named(event)? {
+                    Self::Object(object)
+                } else if records.iter().any(is_queued) {
+                    Self::Queue(messages(records))
+                } else {
+                    Self::Objects(objects(event, 0)?)
+                }
+            }
+        })
+    }
+}
+
+fn read<'a, T: Deserialize<'a>>(event: &'a Value, source: &str) -> Result<T> {
+    T::deserialize(event).map_err(|error| {
+        Error::malformed(format!("expected an event of {source}, but found: {error}"))
+    })
+}
 
 /// An object that was created or replaced.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,7 +90,7 @@ impl ObjectEvent {
         }
     }
 
-    /// Whether the event is about whatever object has the URL: no event of S3, which has a version or an ETag.
+    /// Whether the event names no version or ETag, so the object may have changed. S3's own events always name one.
     pub fn is_by_name(&self) -> bool {
         self.version.is_none() && self.etag.is_none()
     }
@@ -88,18 +144,8 @@ impl fmt::Display for Reached {
     }
 }
 
-/// An event's messages; an event that is not from SQS is one message.
-pub fn messages(event: &Value) -> Vec<Message> {
-    let is_sqs = |record: &&Value| source(record) == Some("aws:sqs");
-    let queued: Vec<&Value> = records(event).iter().filter(is_sqs).collect();
-    if queued.is_empty() {
-        return vec![Message {
-            id: None,
-            body: None,
-            reached: Reached::default(),
-            objects: objects(event, 0),
-        }];
-    }
+/// The messages among an event's records.
+fn messages(records: &[Value]) -> Vec<Message> {
     let message = |record: &Value| Message {
         id: record
             .get("messageId")
@@ -109,7 +155,11 @@ pub fn messages(event: &Value) -> Vec<Message> {
         reached: Reached::of(record),
         objects: text(record, "body").and_then(|body| unwrap(body, 0)),
     };
-    queued.into_iter().map(message).collect()
+    records
+        .iter()
+        .filter(|record| is_queued(record))
+        .map(message)
+        .collect()
 }
 
 fn objects(event: &Value, depth: usize) -> Result<Vec<ObjectEvent>> {
@@ -120,9 +170,8 @@ fn objects(event: &Value, depth: usize) -> Result<Vec<ObjectEvent>> {
     if is_warm_up(event) {
         return Ok(Vec::new());
     }
-    // Input from a rule or schedule.
-    if let Some(url) = event.get("input").and_then(Value::as_str) {
-        return Ok(vec![ObjectEvent::new(url.parse()?)]);
+    if let Some(object) = named(event)? {
+        return Ok(vec![object]);
     }
     if event.get("source").and_then(Value::as_str) == Some("aws.s3") {
         return Ok(from_event_bridge(event)?.into_iter().collect());
@@ -156,6 +205,13 @@ fn objects(event: &Value, depth: usize) -> Result<Vec<ObjectEvent>> {
     Ok(found)
 }
 
+/// The object that a state machine's task, a rule or a schedule names.
+fn named(event: &Value) -> Result<Option<ObjectEvent>> {
+    let url = event.get("input").and_then(Value::as_str);
+    url.map(|url| Ok(ObjectEvent::new(url.parse()?)))
+        .transpose()
+}
+
 /// Whether the event only keeps the function warm: a schedule's default event, or one of the usual programs' for that.
 fn is_warm_up(event: &Value) -> bool {
     let text = |name: &str| event.get(name).and_then(Value::as_str);
@@ -183,6 +239,10 @@ fn records(event: &Value) -> &[Value] {
         .get("Records")
         .and_then(Value::as_array)
         .map_or(&[], Vec::as_slice)
+}
+
+fn is_queued(record: &Value) -> bool {
+    source(record) == Some("aws:sqs")
 }
 
 /// The key begins with a capital in SNS events.
@@ -272,6 +332,13 @@ mod tests {
 
     use super::*;
 
+    fn parse_messages(event: &Value) -> Vec<Message> {
+        let Event::Queue(messages) = Event::parse(event).unwrap() else {
+            panic!("no queue's event: {event}");
+        };
+        messages
+    }
+
     #[test]
     fn keys_are_decoded_once() {
         assert_eq!(
@@ -285,7 +352,7 @@ mod tests {
     #[test]
     fn messages_may_name_their_input() {
         let message = |body: &str| {
-            messages(&json!({"Records": [{"eventSource": "aws:sqs", "body": body}]}))
+            parse_messages(&json!({"Records": [{"eventSource": "aws:sqs", "body": body}]}))
                 .remove(0)
                 .objects
         };
@@ -304,7 +371,7 @@ mod tests {
     fn attributes_have_how_far_a_message_is_processed() {
         let reached = |text: &str| {
             let attributes = json!({"kivu-reached": {"stringValue": text, "dataType": "String"}});
-            messages(&json!({"Records": [{"eventSource": "aws:sqs", "body": "{}", "messageAttributes": attributes}]}))
+            parse_messages(&json!({"Records": [{"eventSource": "aws:sqs", "body": "{}", "messageAttributes": attributes}]}))
                 .remove(0)
                 .reached
         };
@@ -335,18 +402,24 @@ mod tests {
             json!({"warmer": true, "concurrency": 3}),
         ] {
             let queued = json!({"Records": [{"eventSource": "aws:sqs", "messageId": "1", "body": event.to_string()}]});
-            for event in [event, queued] {
-                let [message] = messages(&event).try_into().unwrap();
-                assert_eq!(message.objects.unwrap(), [], "{event}");
-            }
+            let [message] = parse_messages(&queued).try_into().unwrap();
+            assert_eq!(message.objects.unwrap(), [], "{event}");
+            let parsed = Event::parse(&event).unwrap();
+            assert!(
+                matches!(parsed, Event::Objects(found) if found.is_empty()),
+                "{event}"
+            );
         }
     }
 
     #[test]
     fn other_events_are_refused() {
-        let refused = |event: Value| messages(&event).remove(0).objects.unwrap_err().to_string();
+        let refused = |event: Value| match Event::parse(&event) {
+            Ok(Event::Queue(mut messages)) => messages.remove(0).objects.unwrap_err().to_string(),
+            parsed => parsed.unwrap_err().to_string(),
+        };
         insta::assert_snapshot!(refused(json!({"httpMethod": "GET"})), @"expected an event of S3, EventBridge, SQS, SNS or Step Functions, but found an object with `httpMethod`");
-        insta::assert_snapshot!(refused(json!({"Records": [{"eventSource": "aws:dynamodb"}]})), @"expected records of `aws:s3`, `aws:sqs` or `aws:sns`, but found `aws:dynamodb`");
+        insta::assert_snapshot!(refused(json!({"Records": [{"eventSource": "aws:ses"}]})), @"expected records of `aws:s3`, `aws:sqs` or `aws:sns`, but found `aws:ses`");
         insta::assert_snapshot!(refused(json!({"Records": [{"eventSource": "aws:sqs", "messageId": "1", "body": "hello"}]})), @"expected an event as JSON in the message, but found: expected value at line 1 column 1");
         let nested = (0..9).fold("{}".to_owned(), |inner, _| {
             json!({"Type": "Notification", "Message": inner}).to_string()

@@ -10,8 +10,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     distributed_map::{self, Files, Listed, Listing, MapEvent},
-    event::{self, Message, ObjectEvent, Reached},
-    row_event::RowEvent,
+    event::{Event, Message, ObjectEvent, Reached},
     rules::Rules,
 };
 use crate::{
@@ -168,27 +167,31 @@ impl Handler {
                 .checked_sub(self.margin.min(left / 2))
                 .unwrap_or(deadline)
         });
-        if let Some(rows) = RowEvent::of(&event)? {
-            return rows.answer(&self.rules, &self.cloud, until).await;
+        let (rules, cloud) = (&self.rules, &self.cloud);
+        match Event::parse(&event)? {
+            Event::Redshift(call) => Ok(call.answer(rules, until).await),
+            Event::Snowflake(request) => Ok(request.answer(rules, until).await),
+            Event::Firehose(batch) => batch.answer(rules, until).await,
+            Event::Stream(batch) => batch.answer(rules, cloud, until).await,
+            Event::Map(event) => self.map(event, until).await,
+            Event::Object(object) => Ok(self.object(&object, until).await?.json()),
+            Event::Objects(objects) => match self.objects(&objects, until).await? {
+                Some((url, _)) => Err(unfinished(url)),
+                None => Ok(json!({ "status": "done" })),
+            },
+            Event::Queue(messages) => self.queue(messages, until).await,
         }
-        if let Some(event) = MapEvent::of(&event)? {
-            return self.map(event, until).await;
-        }
-        if let Some(url) = event.get("input").and_then(Value::as_str) {
-            return Ok(self
-                .object(&ObjectEvent::new(url.parse()?), until)
-                .await?
-                .json());
-        }
-        let messages = event::messages(&event);
-        let is_queue = messages.iter().any(|message| message.id.is_some());
+    }
+
+    /// Handles messages of a queue; returns those that it must deliver again.
+    async fn queue(&self, messages: Vec<Message>, until: Option<Instant>) -> Result<Value> {
         let mut failures = Vec::new();
-        for message in messages {
-            let id = message.id.clone();
+        for mut message in messages {
+            let id = message.id.take();
             if let Err(error) = self.message(message, until).await {
-                if !is_queue {
+                let Some(id) = id else {
                     return Err(error);
-                }
+                };
                 tracing::error!(
                     message = id,
                     error = error.chain(),
@@ -197,11 +200,7 @@ impl Handler {
                 failures.push(json!({ "itemIdentifier": id }));
             }
         }
-        Ok(if is_queue {
-            json!({ "batchItemFailures": failures })
-        } else {
-            json!({ "status": "done" })
-        })
+        Ok(json!({ "batchItemFailures": failures }))
     }
 
     /// Handles a state machine's event.
@@ -234,36 +233,37 @@ impl Handler {
         }
     }
 
-    /// Handles a message; returns an error if the queue must deliver it again.
-    async fn message(&self, message: Message, until: Option<Instant>) -> Result<()> {
-        for (objects, object) in (0..).zip(message.objects?) {
+    /// Handles objects in order; returns the first that is unfinished, and the progress.
+    async fn objects<'a>(
+        &self,
+        objects: &'a [ObjectEvent],
+        until: Option<Instant>,
+    ) -> Result<Option<(&'a Url, Reached)>> {
+        for (objects, object) in (0..).zip(objects) {
             let rows = if until.is_some_and(|until| Instant::now() >= until) {
                 0
             } else if let Outcome::Ended(Ended::Unfinished(progress)) =
-                self.object(&object, until).await?
+                self.object(object, until).await?
             {
                 progress.rows
             } else {
                 continue;
             };
-            let body = message
-                .body
-                .filter(|_| Reached { objects, rows } > message.reached);
-            return self
-                .continue_later(&object.url, body, Reached { objects, rows })
-                .await;
+            return Ok(Some((&object.url, Reached { objects, rows })));
         }
-        Ok(())
+        Ok(None)
     }
 
-    /// Continues an unfinished message by sending a new one with the same body, since the queue limits how often a
-    /// message is delivered. Fails if there is no queue, or if the job has made no progress (`body` is `None`).
-    async fn continue_later(
-        &self,
-        url: &Url,
-        body: Option<String>,
-        reached: Reached,
-    ) -> Result<()> {
+    /// Handles a message; returns an error if the queue must deliver it again.
+    ///
+    /// An unfinished message that has made progress is continued by a new one with the same body, since the queue limits
+    /// how often a message is delivered.
+    async fn message(&self, message: Message, until: Option<Instant>) -> Result<()> {
+        let objects = message.objects?;
+        let Some((url, reached)) = self.objects(&objects, until).await? else {
+            return Ok(());
+        };
+        let body = message.body.filter(|_| reached > message.reached);
         let (Some(queue), Some(body)) = (&self.queue, body) else {
             return Err(unfinished(url));
         };

@@ -8,8 +8,6 @@ pub mod handler;
 #[doc(hidden)]
 pub mod kinesis_aggregation;
 pub mod parts;
-#[doc(hidden)]
-pub mod row_event;
 pub mod row_function;
 pub mod rules;
 pub mod streams;

@@ -231,6 +231,12 @@ async fn answer_each(
     Ok(())
 }
 
+/// The time `until`, or the end of a caller's own limit if that is earlier.
+pub fn earlier(until: Option<Instant>, limit: Duration) -> Option<Instant> {
+    let limit = Instant::now() + limit;
+    Some(until.map_or(limit, |until| until.min(limit)))
+}
+
 /// The deadline of a caller that waits until this time.
 pub fn deadline(until: Option<Instant>) -> Deadline {
     let left = until.map_or(MAX_TIME, |until| {

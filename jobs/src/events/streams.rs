@@ -2,7 +2,11 @@
 //!
 //! A record is a row of JSON Lines, and its answer has the same form as in a file.
 
-use std::{collections::BTreeMap, io::Cursor, time::Instant};
+use std::{
+    collections::BTreeMap,
+    io::Cursor,
+    time::{Duration, Instant},
+};
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use serde::Deserialize;
@@ -10,7 +14,7 @@ use serde_json::{Map, Number, Value, json};
 
 use super::{
     kinesis_aggregation,
-    row_function::{MAX_RESPONSE_BYTES, RowFunction, deadline},
+    row_function::{MAX_RESPONSE_BYTES, RowFunction, deadline, earlier},
     rules::Rules,
 };
 use crate::{
@@ -30,6 +34,8 @@ use kivu::{
 
 /// The text field, unless `column` names another.
 const TEXT: &str = "text";
+/// Time for a response to Data Firehose, which waits for 5 minutes.
+const FIREHOSE_TIMEOUT: Duration = Duration::from_secs(290);
 
 /// A record's line with its answer.
 struct AnsweredLine {
@@ -129,6 +135,7 @@ impl Firehose {
     /// The records with their answers, in order. Blank records are dropped; records with an error, or beyond the size
     /// limit, keep their data and fail.
     pub async fn answer(self, rules: &Rules, until: Option<Instant>) -> Result<Value> {
+        let until = earlier(until, FIREHOSE_TIMEOUT);
         let name = resource_name(&self.delivery_stream_arn);
         let function = rules.function("firehose", name, &BTreeMap::new())?;
         let mut lines = Vec::with_capacity(self.records.len());

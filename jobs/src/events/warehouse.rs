@@ -1,18 +1,27 @@
 //! Functions that data warehouses call with rows: Lambda UDFs of Amazon Redshift, and external functions of Snowflake
 //! through API Gateway.
 
-use std::{collections::BTreeMap, io::Read, time::Instant};
+use std::{
+    collections::BTreeMap,
+    io::Read,
+    time::{Duration, Instant},
+};
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use flate2::read::MultiGzDecoder;
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
-use super::{row_function::check_size, rules::Rules};
+use super::{
+    row_function::{check_size, earlier},
+    rules::Rules,
+};
 use kivu::error::{Error, Result};
 
 /// Maximum unpacked size of a request.
 const MAX_REQUEST_BYTES: u64 = 64 * 1024 * 1024;
+/// Time for a response through API Gateway, which waits for 29 s.
+const GATEWAY_TIMEOUT: Duration = Duration::from_secs(28);
 /// Prefix of the header names that an external function's `HEADERS` have.
 const CUSTOM: &str = "sf-custom-";
 
@@ -115,6 +124,7 @@ impl Snowflake {
 
     /// An HTTP response. Snowflake repeats requests with the statuses 429 and 5xx; others end the query.
     pub async fn answer(self, rules: &Rules, until: Option<Instant>) -> Value {
+        let until = earlier(until, GATEWAY_TIMEOUT);
         let (status, body) = match self.rows(rules, until).await {
             Ok(body) => (200, body),
             Err(error) => {
@@ -223,8 +233,8 @@ fn escaped_len(json: &str) -> usize {
 }
 
 /// Whether an event is an HTTP request.
-pub fn is_request(event: &Map<String, Value>) -> bool {
-    event.contains_key("requestContext") && event.contains_key("body")
+pub fn is_request(event: &Value) -> bool {
+    event.get("requestContext").is_some() && event.get("body").is_some()
 }
 
 #[cfg(test)]
