@@ -27,7 +27,7 @@ use kivu::{
     model::Model,
     pipeline::Task,
     repository::s3::Url,
-    telemetry::{Otlp, job::within, trace::Trace},
+    telemetry::{Otlp, trace::Trace},
 };
 use kivu_http::batch_requests;
 use kivu_jobs::{
@@ -122,6 +122,7 @@ pub fn run(arguments: Arguments, mut config: Config, services: Services) -> Resu
             restart: arguments.restart,
         },
         requests: Some(batch_requests(config.limits.clone())),
+        trace: Trace::from_environment(),
         ..Job::new(input, output, model, parameters)
     };
     let otlp = OtlpConfig::new(&Config::variables());
@@ -184,7 +185,7 @@ async fn traced(
     let Some(config) = otlp else { return job.await };
     let otlp = Otlp::start(&config, "kivu")?;
     otlp.install()?;
-    let ended = within(Trace::from_environment(), job).await;
+    let ended = job.await;
     otlp.stop().await;
     ended
 }

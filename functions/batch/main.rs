@@ -12,9 +12,7 @@ use kivu::{
     config::{Config, LogFormat, OtlpConfig},
     model::Model,
     telemetry::{
-        Otlp,
-        job::within,
-        start_log,
+        Otlp, start_log,
         trace::{Trace, X_RAY},
     },
 };
@@ -46,8 +44,9 @@ async fn main() -> Result<(), Error> {
             } = event;
             let x_ray = context.xray_trace_id.as_deref();
             let trace = Trace::read(|name| x_ray.filter(|_| name == X_RAY));
-            let handled = function.handle(payload, deadline(context.deadline));
-            let handled = within(trace, handled).await;
+            let handled = function
+                .handle(payload, deadline(context.deadline), trace)
+                .await;
             if let Some(otlp) = otlp {
                 otlp.flush(FLUSH_TIMEOUT).await;
             }

@@ -1,7 +1,5 @@
 //! Batch jobs: a span for each run of a job, and counters of its rows.
 
-use std::future::Future;
-
 use metrics::counter;
 
 pub use super::stages::JobOutcome;
@@ -9,16 +7,6 @@ use super::{
     otlp::spans::{self, JobSpan},
     trace::Trace,
 };
-
-tokio::task_local! {
-    /// The trace that jobs belong to.
-    static PARENT: Option<Trace>;
-}
-
-/// Runs `work`, whose jobs belong to the trace `parent`.
-pub async fn within<T>(parent: Option<Trace>, work: impl Future<Output = T>) -> T {
-    PARENT.scope(parent, work).await
-}
 
 /// Counts rows that a job has finished, and how many of them have errors.
 pub fn record_rows(rows: usize, failed: usize) {
@@ -31,10 +19,9 @@ pub fn record_rows(rows: usize, failed: usize) {
 pub struct JobRecord(Option<JobSpan>);
 
 impl JobRecord {
-    /// Begins a run.
-    pub fn begin() -> Self {
-        let parent = PARENT.try_with(Clone::clone).ok().flatten();
-        Self(spans::begin_job(parent.as_ref()))
+    /// Begins a run, in the trace `parent` if there is one.
+    pub fn begin(parent: Option<&Trace>) -> Self {
+        Self(spans::begin_job(parent))
     }
 
     /// Ends the run.

@@ -34,6 +34,7 @@ use crate::{
 use kivu::{
     error::{Error, Result},
     repository::s3::{Condition, Store, Url, fit_key},
+    telemetry::trace::Trace,
 };
 
 /// A range with this many bytes has no further rows.
@@ -467,6 +468,7 @@ pub async fn join(
     files: &Files<'_>,
     Join { of: index, results }: &Join,
     until: Option<Instant>,
+    trace: Option<Trace>,
 ) -> Result<(Url, Ended)> {
     let store = files.store;
     let plan = Plan::of(files, index)?;
@@ -474,7 +476,12 @@ pub async fn join(
     let mut places = written_parts(store, &prefix)?;
     places.extend(failed(store, results.as_ref())?);
     let parts = Parts::new(store, &plan.id, plan.predictor.columns(), places);
-    let ended = Job { until, ..plan.job }.join(parts).await?;
+    let job = Job {
+        until,
+        trace,
+        ..plan.job
+    };
+    let ended = job.join(parts).await?;
     if matches!(ended, Ended::Unfinished(_)) {
         return Err(unfinished(&plan.url));
     }

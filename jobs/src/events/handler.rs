@@ -27,6 +27,7 @@ use kivu::{
     model::Model,
     repository::s3::{Change, Object, Url},
     task::requests::Requests,
+    telemetry::trace::Trace,
 };
 
 /// Handles events about objects in S3.
@@ -151,15 +152,14 @@ impl Handler {
     /// - For a state machine task, the result is the job status.
     /// - For rows from a data warehouse or a stream, the result is the response that it expects.
     /// - Other events that must be repeated return errors.
+    ///
+    /// The spans of its jobs belong to `trace`.
     pub fn handle(
         &self,
         event: Value,
         deadline: Option<Instant>,
+        trace: Option<Trace>,
     ) -> LocalBoxFuture<'_, Result<Value>> {
-        Box::pin(self.handle_event(event, deadline))
-    }
-
-    async fn handle_event(&self, event: Value, deadline: Option<Instant>) -> Result<Value> {
         let until = deadline.map(|deadline| {
             let left = deadline.saturating_duration_since(Instant::now());
             // Rows get at least half the time; otherwise, the job would never end.
@@ -167,28 +167,48 @@ impl Handler {
                 .checked_sub(self.margin.min(left / 2))
                 .unwrap_or(deadline)
         });
-        let (rules, cloud) = (&self.rules, &self.cloud);
-        match Event::parse(&event)? {
+        let invocation = Invocation {
+            handler: self,
+            until,
+            trace,
+        };
+        Box::pin(async move { invocation.handle(&event).await })
+    }
+}
+
+/// The function's call with an event.
+struct Invocation<'a> {
+    handler: &'a Handler,
+    /// When work stops that can be continued later.
+    until: Option<Instant>,
+    trace: Option<Trace>,
+}
+
+impl Invocation<'_> {
+    async fn handle(&self, event: &Value) -> Result<Value> {
+        let (rules, cloud) = (&self.handler.rules, &self.handler.cloud);
+        let until = self.until;
+        match Event::parse(event)? {
             Event::Redshift(call) => Ok(call.answer(rules, until).await),
             Event::Snowflake(request) => Ok(request.answer(rules, until).await),
             Event::Firehose(batch) => batch.answer(rules, until).await,
             Event::Stream(batch) => batch.answer(rules, cloud, until).await,
-            Event::Map(event) => self.map(event, until).await,
-            Event::Object(object) => Ok(self.object(&object, until).await?.json()),
-            Event::Objects(objects) => match self.objects(&objects, until).await? {
+            Event::Map(event) => self.map(event).await,
+            Event::Object(object) => Ok(self.object(&object).await?.json()),
+            Event::Objects(objects) => match self.objects(&objects).await? {
                 Some((url, _)) => Err(unfinished(url)),
                 None => Ok(json!({ "status": "done" })),
             },
-            Event::Queue(messages) => self.queue(messages, until).await,
+            Event::Queue(messages) => self.queue(messages).await,
         }
     }
 
     /// Handles messages of a queue; returns those that it must deliver again.
-    async fn queue(&self, messages: Vec<Message>, until: Option<Instant>) -> Result<Value> {
+    async fn queue(&self, messages: Vec<Message>) -> Result<Value> {
         let mut failures = Vec::new();
         for mut message in messages {
             let id = message.id.take();
-            if let Err(error) = self.message(message, until).await {
+            if let Err(error) = self.message(message).await {
                 let Some(id) = id else {
                     return Err(error);
                 };
@@ -204,19 +224,21 @@ impl Handler {
     }
 
     /// Handles a state machine's event.
-    async fn map(&self, event: MapEvent, until: Option<Instant>) -> Result<Value> {
+    async fn map(&self, event: MapEvent) -> Result<Value> {
         let files = Files {
-            rules: &self.rules,
-            store: &self.cloud.store()?,
-            parquet: self.parquet,
+            rules: &self.handler.rules,
+            store: &self.handler.cloud.store()?,
+            parquet: self.handler.parquet,
         };
+        let until = self.until;
         match event {
             MapEvent::Index { index } => distributed_map::index(&files, index, until).await,
             MapEvent::Range { range, of } => {
                 distributed_map::process_range(&files, &of, range, until).await
             }
             MapEvent::Join { join } => {
-                let (output, ended) = distributed_map::join(&files, &join, until).await?;
+                let trace = self.trace.clone();
+                let (output, ended) = distributed_map::join(&files, &join, until, trace).await?;
                 self.announce(&output).await?;
                 Ok(Outcome::Ended(ended).json())
             }
@@ -228,23 +250,17 @@ impl Handler {
                     bucket: bucket.clone(),
                     key,
                 });
-                self.listed(urls, until).await
+                self.listed(urls).await
             }
         }
     }
 
     /// Handles objects in order; returns the first that is unfinished, and the progress.
-    async fn objects<'a>(
-        &self,
-        objects: &'a [ObjectEvent],
-        until: Option<Instant>,
-    ) -> Result<Option<(&'a Url, Reached)>> {
+    async fn objects<'a>(&self, objects: &'a [ObjectEvent]) -> Result<Option<(&'a Url, Reached)>> {
         for (objects, object) in (0..).zip(objects) {
-            let rows = if until.is_some_and(|until| Instant::now() >= until) {
+            let rows = if self.until.is_some_and(|until| Instant::now() >= until) {
                 0
-            } else if let Outcome::Ended(Ended::Unfinished(progress)) =
-                self.object(object, until).await?
-            {
+            } else if let Outcome::Ended(Ended::Unfinished(progress)) = self.object(object).await? {
                 progress.rows
             } else {
                 continue;
@@ -258,13 +274,13 @@ impl Handler {
     ///
     /// An unfinished message that has made progress is continued by a new one with the same body, since the queue limits
     /// how often a message is delivered.
-    async fn message(&self, message: Message, until: Option<Instant>) -> Result<()> {
+    async fn message(&self, message: Message) -> Result<()> {
         let objects = message.objects?;
-        let Some((url, reached)) = self.objects(&objects, until).await? else {
+        let Some((url, reached)) = self.objects(&objects).await? else {
             return Ok(());
         };
         let body = message.body.filter(|_| reached > message.reached);
-        let (Some(queue), Some(body)) = (&self.queue, body) else {
+        let (Some(queue), Some(body)) = (&self.handler.queue, body) else {
             return Err(unfinished(url));
         };
         queue
@@ -275,14 +291,10 @@ impl Handler {
     }
 
     /// Handles the objects in a listing.
-    async fn listed(
-        &self,
-        urls: impl Iterator<Item = Url>,
-        until: Option<Instant>,
-    ) -> Result<Value> {
+    async fn listed(&self, urls: impl Iterator<Item = Url>) -> Result<Value> {
         let mut outcomes = Vec::new();
         for url in urls {
-            let outcome = self.object(&ObjectEvent::new(url.clone()), until).await?;
+            let outcome = self.object(&ObjectEvent::new(url.clone())).await?;
             if outcome.is_unfinished() {
                 return Err(unfinished(&url));
             }
@@ -291,27 +303,27 @@ impl Handler {
         Ok(Value::from(outcomes))
     }
 
-    async fn object(&self, object: &ObjectEvent, until: Option<Instant>) -> Result<Outcome> {
-        let outcome = self.run(object, until).await?;
+    async fn object(&self, object: &ObjectEvent) -> Result<Outcome> {
+        let outcome = self.run(object).await?;
         outcome.log(&object.url);
         Ok(outcome)
     }
 
-    async fn run(&self, event: &ObjectEvent, until: Option<Instant>) -> Result<Outcome> {
-        let url = &event.url;
+    async fn run(&self, event: &ObjectEvent) -> Result<Outcome> {
+        let (url, rules) = (&event.url, &self.handler.rules);
         if url.key.ends_with('/') {
             return Ok(Outcome::Skipped("its key is a folder's"));
         }
-        if !self.rules.is_input(url) {
+        if !rules.is_input(url) {
             return Ok(Outcome::Skipped("it has no input prefix"));
         }
-        if self.rules.is_hidden(url) {
+        if rules.is_hidden(url) {
             return Ok(Outcome::Skipped(
                 "its name is one of a marker or a hidden file",
             ));
         }
-        let output = self.rules.output(url)?;
-        let store = self.cloud.store()?;
+        let output = rules.output(url)?;
+        let store = self.handler.cloud.store()?;
         let Some(current) = store.current(url)? else {
             return Ok(Outcome::outdated(Change::Deleted));
         };
@@ -326,23 +338,24 @@ impl Handler {
             version: event.version.clone(),
             ..current
         };
-        let (model, parameters, error) = match self.rules.model(url, &object) {
+        let (model, parameters, error) = match rules.model(url, &object) {
             Ok((model, parameters)) => (model, parameters, None),
-            Err(error) => match self.rules.fallback(url)? {
+            Err(error) => match rules.fallback(url)? {
                 (Some(model), parameters) => (model.clone(), parameters, Some(error)),
                 (None, _) => return Err(error),
             },
         };
         let input = JobInput::Object(Arc::clone(&store), url.clone(), object);
         let target = JobOutput::Object(store, output.clone());
-        let sink = self.rules.sink(url)?.cloned();
+        let sink = rules.sink(url)?.cloned();
         let job = Job {
-            until,
-            interval: self.interval,
+            until: self.until,
+            trace: self.trace.clone(),
+            interval: self.handler.interval,
             sink,
-            sinks: self.sinks,
-            parquet: self.parquet,
-            requests: self.requests.clone(),
+            sinks: self.handler.sinks,
+            parquet: self.handler.parquet,
+            requests: self.handler.requests.clone(),
             ..Job::new(input, target, model, parameters)
         };
         let ended = match error {
@@ -367,11 +380,11 @@ impl Handler {
     /// Sends the event at a job's end. If sending fails, the run fails; the next run finds the output and sends the
     /// event.
     async fn announce(&self, output: &Url) -> Result<()> {
-        let Some(bus) = &self.event_bus else {
+        let Some(bus) = &self.handler.event_bus else {
             return Ok(());
         };
         let url = report_file::url_of(output);
-        let Some((bytes, _)) = self.cloud.store()?.read(&url)? else {
+        let Some((bytes, _)) = self.handler.cloud.store()?.read(&url)? else {
             return Ok(());
         };
         let report: Map<String, Value> = serde_json::from_slice(&bytes)

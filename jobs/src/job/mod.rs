@@ -54,7 +54,10 @@ use kivu::{
     model::Model,
     repository::s3::{Change, Store, Url},
     task::requests::{Requests, Respond},
-    telemetry::job::{JobOutcome, JobRecord},
+    telemetry::{
+        job::{JobOutcome, JobRecord},
+        trace::Trace,
+    },
 };
 
 /// A job: runs a model on one input's rows.
@@ -84,6 +87,8 @@ pub struct Job {
     pub sinks: Sinks,
     /// Reads and writes Parquet, if the program can.
     pub parquet: Parquet,
+    /// The trace that the job's spans belong to.
+    pub trace: Option<Trace>,
 }
 
 /// How a job run ended.
@@ -145,6 +150,7 @@ impl Job {
             sink: None,
             sinks: Sinks::default(),
             parquet: Parquet::default(),
+            trace: None,
         }
     }
 
@@ -176,7 +182,7 @@ impl Job {
         parts: Option<Parts>,
     ) -> LocalBoxFuture<'_, Result<Ended>> {
         Box::pin(async move {
-            let ([model, _, task], record) = (self.model(), JobRecord::begin());
+            let ([model, _, task], record) = (self.model(), JobRecord::begin(self.trace.as_ref()));
             let ended = self.run_or_stop(stop, parts).await;
             record.end(&outcome(model, task, &ended));
             ended

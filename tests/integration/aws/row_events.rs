@@ -32,7 +32,7 @@ async fn answer_with(rules: Value, event: Value) -> kivu::Result<Value> {
         Cloud::default(),
         Sinks::default(),
     )?
-    .handle(event, None)
+    .handle(event, None, None)
     .await
 }
 
@@ -88,7 +88,7 @@ async fn a_second_argument_is_compared_or_ranked() {
         )
         .unwrap();
         let call = json!({ "external_function": "f", "num_records": 2, "arguments": arguments });
-        handler.handle(call, None).await.unwrap()["results"].take()
+        handler.handle(call, None, None).await.unwrap()["results"].take()
     };
     let pairs = ranked(
         json!([]),
@@ -131,7 +131,7 @@ async fn callers_that_wait_are_answered_in_time() {
         Sinks::default(),
     )
     .unwrap();
-    let late = async |event| handler.handle(event, Some(Instant::now())).await;
+    let late = async |event| handler.handle(event, Some(Instant::now()), None).await;
     let answer = late(recorded("redshift")).await.unwrap();
     assert_eq!(answer["success"], false);
     let message = answer["error_msg"].as_str().unwrap();
@@ -170,10 +170,10 @@ async fn answers_that_must_become_too_long_are_refused_before_the_model_runs() {
     let rows = |count: usize| (0..count).map(|row| if row == 0 { "" } else { "cat" });
     let mut redshift = recorded("redshift");
     redshift["arguments"] = rows(60).map(|text| json!([text])).collect();
-    let answer = handler.handle(redshift.clone(), None).await.unwrap();
+    let answer = handler.handle(redshift.clone(), None, None).await.unwrap();
     insta::assert_snapshot!(answer["error_msg"], @r#""expected results of at most 6000000 bytes, but found at least 6300060; set a smaller `MAX_BATCH_ROWS`""#);
     redshift["arguments"] = rows(1).map(|text| json!([text])).collect();
-    let answer = handler.handle(redshift, None).await.unwrap();
+    let answer = handler.handle(redshift, None, None).await.unwrap();
     insta::assert_snapshot!(answer["error_msg"], @r#""expected a text, but found an empty one (row 0)""#);
     let mut snowflake = recorded("snowflake");
     let numbered: Vec<_> = rows(60).map(|text| json!([0, text])).collect();
@@ -181,7 +181,7 @@ async fn answers_that_must_become_too_long_are_refused_before_the_model_runs() {
     let headers = snowflake["headers"].as_object_mut().unwrap();
     headers.remove("sf-custom-normalize");
     headers.insert("sf-custom-labels".into(), labels.into());
-    let answer = handler.handle(snowflake, None).await.unwrap();
+    let answer = handler.handle(snowflake, None, None).await.unwrap();
     assert_eq!(answer["statusCode"], 413, "{answer}");
 }
 
