@@ -9,6 +9,7 @@ pub mod error;
 pub mod foreign_file;
 pub mod json;
 pub mod json_schemas;
+pub mod names;
 pub mod onnx_proto;
 pub mod regular_file;
 pub mod tensor;

@@ -15,9 +15,11 @@ use clap::Args;
 use tokio::runtime::Builder;
 
 use super::{
+    choices::choice,
     interrupt::{self, Signals, interruptible},
     library::resolve::{BuildArguments, open},
     services::Services,
+    task_options::{TaskOptions, argument},
     terminal::{Progress as Bar, print, print_aside},
 };
 use kivu::{
@@ -31,8 +33,8 @@ use kivu::{
 };
 use kivu_http::batch_requests;
 use kivu_jobs::{
-    Ended, Existing, Job, JobInput, JobOutput, Parameters, Progress, Report, SinkSettings, SinkUrl,
-    Status,
+    CsvOptions, Ended, Existing, Format, Job, JobInput, JobOutput, Mark, Parameters, Progress,
+    Report, SinkSettings, SinkUrl, Status, delimiter,
 };
 
 const EXAMPLES: &str = "\
@@ -65,7 +67,7 @@ pub struct Arguments {
     /// opensearch+https://HOST/INDEX
     output: PathBuf,
     #[command(flatten)]
-    parameters: Parameters,
+    parameters: ParameterArguments,
     /// The column with the rows' ids in the database [default: id]
     #[arg(long, value_name = "COLUMN")]
     id: Option<String>,
@@ -85,6 +87,65 @@ pub struct Arguments {
     pub build: BuildArguments,
 }
 
+/// How the model runs on rows.
+#[derive(Debug, Args)]
+struct ParameterArguments {
+    /// A model in kivu.toml, or a name as in `kivu serve` [default: the first in kivu.toml]
+    #[arg(long, value_name = "NAME")]
+    model: Option<String>,
+    /// The text column [default: `text`, or another common name]
+    #[arg(long)]
+    column: Option<String>,
+    /// INPUT's format [default: detected from the content]
+    #[arg(long, value_parser = choice::<Format>())]
+    format: Option<Format>,
+    /// CSV: the character between fields, such as `;`, `\t` or `^A` [default: detected in the header]
+    #[arg(long, value_name = "CHARACTER", value_parser = delimiter)]
+    delimiter: Option<u8>,
+    /// CSV: the character around fields, or `none` if quotes are part of the fields [default: `"`]
+    #[arg(long, value_name = "CHARACTER")]
+    quote: Option<Mark>,
+    /// CSV: the character before quotes within fields, such as `\`, or `none` if they are doubled [default: detected]
+    #[arg(long, value_name = "CHARACTER")]
+    escape: Option<Mark>,
+    /// CSV: an unquoted field that means NULL, such as `\N` [default: an empty one, or `\N` with --escape and without quotes]
+    #[arg(long, value_name = "TEXT")]
+    null: Option<String>,
+    /// CSV: the first line is a row, and the columns are `column1`, `column2`, …
+    #[arg(long = "no-header", num_args = 0, default_missing_value = "false")]
+    header: Option<bool>,
+    /// The ranking query
+    #[arg(long)]
+    query: Option<String>,
+    #[command(flatten)]
+    options: TaskOptions,
+    /// Report texts with too many tokens as errors instead of truncating them [default: `limits.truncate`]
+    #[arg(long = "no-truncate", num_args = 0, default_missing_value = "false")]
+    truncate: Option<bool>,
+}
+
+impl ParameterArguments {
+    /// The model's name, and the other parameters.
+    fn read(self) -> (Option<String>, Parameters) {
+        let parameters = Parameters {
+            model: None,
+            column: self.column,
+            format: self.format,
+            csv: CsvOptions {
+                delimiter: self.delimiter,
+                quote: self.quote,
+                escape: self.escape,
+                null: self.null,
+                header: self.header,
+            },
+            query: self.query,
+            options: self.options.0,
+            truncate: self.truncate,
+        };
+        (self.model, parameters)
+    }
+}
+
 pub fn run(arguments: Arguments, mut config: Config, services: Services) -> Result<ExitCode> {
     let Services {
         cloud,
@@ -98,8 +159,7 @@ pub fn run(arguments: Arguments, mut config: Config, services: Services) -> Resu
     };
     let input = input(&cloud, &arguments.input)?;
     let is_stdout = output.is_stdout();
-    let mut parameters = arguments.parameters;
-    let named = parameters.model.take();
+    let (named, parameters) = arguments.parameters.read();
     let options = arguments.build.options(&config);
     config.engine = options.engine;
     let opened = interruptible(move || {
@@ -202,12 +262,12 @@ fn summarize(summary: &str, is_stdout: bool) -> Result<()> {
 /// Refuses options without effect on the model.
 pub fn require_options_of(model: &Model, parameters: &Parameters) -> Result<()> {
     let task = model.manifest.task;
-    let query =
-        (parameters.query.is_some() && task != Task::TextRanking).then(|| "--query".to_owned());
+    let query = (parameters.query.is_some() && task != Task::TextRanking).then_some("query");
     match query.or_else(|| parameters.options.without_effect(&model.pipeline)) {
-        Some(option) => Err(Error::config(format!(
-            "expected options for `{}` (`{task}`), but found `{option}`, which has no effect on it",
-            model.name
+        Some(name) => Err(Error::config(format!(
+            "expected options for `{}` (`{task}`), but found `--{}`, which has no effect on it",
+            model.name,
+            argument(name)
         ))
         .with_hint("omit the option, or choose another model")),
         None => Ok(()),

@@ -2,6 +2,7 @@
 
 mod batch;
 mod bench;
+mod choices;
 mod completions;
 mod doctor;
 mod example;
@@ -13,6 +14,7 @@ mod quality;
 mod run;
 mod server;
 mod services;
+mod task_options;
 mod terminal;
 mod triton;
 

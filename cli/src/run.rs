@@ -12,13 +12,13 @@ use super::{
     batch::require_options_of,
     interrupt::{Ended, interruptible},
     library::resolve::{BuildArguments, open},
+    task_options::TaskOptions,
     terminal::{print, print_aside},
 };
 use kivu::{
     cloud::Cloud,
     config::Config,
     error::{Error, Result},
-    task::JobOptions,
 };
 use kivu_jobs::{Parameters, Prediction, TextPredictor};
 
@@ -53,7 +53,7 @@ pub struct Arguments {
     #[arg(long)]
     query: Option<String>,
     #[command(flatten)]
-    options: JobOptions,
+    options: TaskOptions,
     /// Report texts with too many tokens as errors instead of truncating them [default: `limits.truncate`]
     #[arg(long = "no-truncate", num_args = 0, default_missing_value = "false")]
     truncate: Option<bool>,
@@ -71,7 +71,7 @@ fn run_texts(arguments: Arguments, mut config: Config, cloud: &Cloud) -> Result<
         texts,
         json,
         query,
-        options,
+        options: TaskOptions(options),
         truncate,
         build,
     } = arguments;

@@ -5,6 +5,7 @@ use std::{path::PathBuf, process::ExitCode};
 use clap::Args;
 
 use super::{
+    choices::choice,
     interrupt::{Ended, interruptible},
     library::resolve::{BuildArguments, require_local, resolve},
     terminal::{print, print_aside},
@@ -15,7 +16,7 @@ use kivu::{
     error::Result,
     repository::{
         Bundle,
-        triton::{Options, write},
+        triton::{Options, Runner, write},
     },
 };
 use kivu_compiler::library::model_library;
@@ -38,8 +39,23 @@ pub struct Arguments {
     /// The model repository
     #[arg(long, value_name = "REPOSITORY")]
     out: PathBuf,
-    #[command(flatten)]
-    options: Options,
+    /// The Triton backend that runs the graph: onnxruntime, or python with the package onnxruntime
+    ///
+    /// The default is onnxruntime, and python for text-generating models, which need a program on the server.
+    #[arg(long, value_parser = choice::<Runner>())]
+    backend: Option<Runner>,
+    /// Maximum texts per batch
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
+    max_batch_size: u32,
+    /// Concurrent model instances
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    instances: u32,
+    /// Let TensorRT compile the graph, in half precision
+    #[arg(long)]
+    tensorrt: bool,
+    /// Also write a tokenizer, and an ensemble NAME_text whose inputs are texts
+    #[arg(long)]
+    text: bool,
     #[command(flatten)]
     pub build: BuildArguments,
 }
@@ -63,7 +79,14 @@ fn write_models(arguments: Arguments, config: &Config) -> Result<ExitCode> {
             manifest.name
         ));
     }
-    for name in write(&bundle, &arguments.out, &arguments.options)? {
+    let options = Options {
+        backend: arguments.backend,
+        max_batch_size: arguments.max_batch_size,
+        instances: arguments.instances,
+        tensorrt: arguments.tensorrt,
+        text: arguments.text,
+    };
+    for name in write(&bundle, &arguments.out, &options)? {
         print(&format!("wrote {}", arguments.out.join(name).display()))?;
     }
     Ok(ExitCode::SUCCESS)

@@ -27,6 +27,6 @@ pub use self::{
     },
     job::{Ended, Job, benchmark::pass_through, parameters::Parameters, watcher::Watcher},
     output::report::{Progress, Report, Status},
-    rows::{CsvOptions, Mark, Parquet},
+    rows::{CsvOptions, Mark, Parquet, delimiter},
     sink::{SinkSettings, SinkUrl, Sinks},
 };

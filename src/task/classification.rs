@@ -1,6 +1,5 @@
 //! Classification, with a model's own labels or with requested labels.
 
-use clap::Args;
 use futures::future::BoxFuture;
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -26,18 +25,15 @@ use kivu_core::{
 use kivu_text::Truncation;
 
 /// Text classification parameters.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema, Args)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(expecting = "an object")]
 pub struct ClassificationParameters {
     /// Maps the model's output to scores; the model's own function by default.
-    #[arg(skip)]
     pub function_to_apply: Option<ScoreFunction>,
     /// Number of labels to return; all by default.
-    #[arg(skip)]
     #[schemars(range(min = 1))]
     pub top_k: Option<usize>,
     /// How texts above the token limit are handled.
-    #[arg(skip)]
     #[serde(flatten, deserialize_with = "flattened")]
     pub truncation: TruncationParameters,
 }
@@ -112,30 +108,20 @@ impl Classifier {
 }
 
 /// Zero-shot classification parameters.
-#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema, Args)]
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `candidate_labels`")]
 #[schemars(transform = Alias("multi_label", "multi_class"))]
 pub struct ZeroShotParameters {
     /// A list of labels, or a string with commas between them or with a JSON list.
-    #[arg(
-        long = "labels",
-        help = "Labels for zero-shot classification or entities, separated by commas",
-        required = false,
-        action = clap::ArgAction::Append
-    )]
     pub candidate_labels: LabelList,
     /// The hypothesis for zero-shot classification, with {} for the label
-    #[arg(long = "template")]
     pub hypothesis_template: Option<String>,
     /// Describes the task, to models that read labels and text together.
-    #[arg(skip)]
     pub prompt: Option<String>,
     /// Score each label independently
     #[serde(alias = "multi_class")]
-    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub multi_label: Option<bool>,
     /// Whether texts above the token limit are truncated; otherwise they are refused.
-    #[arg(skip)]
     pub truncate: Option<bool>,
 }
 

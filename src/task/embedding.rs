@@ -1,6 +1,5 @@
 //! Embedding: dense vectors, sparse vectors and multi-vectors.
 
-use clap::Args;
 use futures::future::BoxFuture;
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -24,49 +23,34 @@ use kivu_core::{
 };
 
 /// Embedding parameters.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema, Args)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(expecting = "an object")]
 pub struct EmbeddingParameters {
     /// How texts above the token limit are handled.
-    #[arg(skip)]
     #[serde(flatten, deserialize_with = "flattened")]
     pub truncation: TruncationParameters,
     /// The model's prompt with this name or for this role, such as `query`
-    #[arg(long = "prompt", value_name = "PROMPT")]
     pub prompt_name: Option<String>,
     /// A text to put before each text, instead of one of the model's prompts.
-    #[arg(skip)]
     pub prompt: Option<String>,
     /// Replaces the instruction in the model's prompt for queries, if it has one, or in the one that is named.
-    #[arg(skip)]
     pub instruction: Option<String>,
     /// The task that texts are embedded for, in a model with adapters for tasks, with the task's prompt
-    #[arg(id = "embedding_task", long = "embedding-task", value_name = "TASK")]
     pub task: Option<String>,
-    /// Whether vectors are scaled to length 1 [default: the model's setting]
-    #[arg(long, value_name = "BOOLEAN")]
-    #[schemars(description = "Whether vectors are scaled to length 1; true by default.")]
+    /// Whether vectors are scaled to length 1; true by default.
     pub normalize: Option<bool>,
     /// Truncate vectors to this many values
-    #[arg(long)]
     #[schemars(range(min = 1))]
     pub dimensions: Option<usize>,
     /// The vectors' number format [default: float]
-    #[arg(long = "vector-type", value_name = "TYPE")]
     pub output_dtype: Option<VectorType>,
-    /// Vector kinds, separated by commas [default: the model's first among dense, sparse and multi_vector]
-    #[arg(long, value_name = "KINDS", value_delimiter = ',')]
-    #[schemars(
-        length(min = 1),
-        description = "Vector kinds, which `/embed` returns in an object for each text."
-    )]
+    /// Vector kinds, which `/embed` returns in an object for each text.
+    #[schemars(length(min = 1))]
     pub outputs: Option<Vec<VectorKind>>,
     /// Keep this many of a sparse vector's largest weights
-    #[arg(long, value_name = "NUMBER")]
     #[schemars(range(min = 1))]
     pub max_active_dims: Option<usize>,
     /// Name sparse vectors' weights by word instead of token id
-    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub words: Option<bool>,
 }
 

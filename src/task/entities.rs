@@ -1,6 +1,5 @@
 //! Token classification: entities with a model's own labels or with requested labels.
 
-use clap::Args;
 use futures::future::BoxFuture;
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -23,62 +22,44 @@ use kivu_core::{
 use kivu_text::WindowOptions;
 
 /// Token classification parameters.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema, Args)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(expecting = "an object")]
 pub struct TokenClassificationParameters {
     /// How token labels become entities [default: simple]
-    #[arg(long = "aggregation", value_name = "STRATEGY")]
     pub aggregation_strategy: Option<Aggregation>,
     /// Entity labels to leave out, separated by commas [default: O]
-    #[arg(long, value_name = "LABELS", action = clap::ArgAction::Append)]
     pub ignore_labels: Option<LabelList>,
     /// Read long texts in windows that overlap by this many tokens, or words with a model that takes labels
-    #[arg(long, value_name = "TOKENS")]
     pub stride: Option<usize>,
     /// Add texts in which entities are replaced by their labels
-    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub redact: Option<bool>,
     /// How texts above the token limit are handled.
-    #[arg(skip)]
     #[serde(flatten, deserialize_with = "flattened")]
     pub truncation: TruncationParameters,
 }
 
 /// Parameters for entities with requested labels, named as in zero-shot classification and in the package `gliner`.
-#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema, Args)]
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `candidate_labels`")]
 #[schemars(transform = Alias("candidate_labels", "labels"), transform = Alias("flat_ner", "flat"))]
 pub struct ZeroShotEntitiesParameters {
     /// A list of labels, or a string with commas between them or with a JSON list.
     #[serde(alias = "labels")]
-    #[arg(long = "labels", required = false, action = clap::ArgAction::Append)]
     pub candidate_labels: LabelList,
     /// Find entities with scores above this one, with a model that takes labels [default: 0.5]
-    #[arg(long, value_name = "SCORE")]
     #[schemars(range(min = 0, max = 1))]
     pub threshold: Option<f32>,
     /// Whether no entity is inside of another; true by default. GLiNER2 chooses entities for each label by itself unless a
     /// request has this parameter or `multi_label`.
     #[serde(alias = "flat")]
-    #[arg(
-        long = "nested",
-        help = "Also find nested entities, with a model that takes labels",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "false"
-    )]
     pub flat_ner: Option<bool>,
     /// Whether the same words may be several entities.
-    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub multi_label: Option<bool>,
     /// Reads long texts in windows that overlap by this many words.
-    #[arg(long)]
     pub stride: Option<usize>,
     /// Whether to return texts with labels in place of entities, too.
-    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub redact: Option<bool>,
     /// How texts above the token limit are handled; labels count towards the limit.
-    #[arg(skip)]
     #[serde(flatten, deserialize_with = "flattened")]
     pub truncation: TruncationParameters,
 }

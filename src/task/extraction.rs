@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use clap::{Args, ValueEnum};
 use futures::future::BoxFuture;
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -29,9 +28,8 @@ use kivu_text as tokenizer;
 use kivu_text::{Side, Truncation};
 
 /// The form of a schema.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-#[value(rename_all = "snake_case")]
 pub enum SchemaForm {
     /// Any of `entities`, `structures`, `relations` and `classifications`.
     #[default]
@@ -45,59 +43,24 @@ pub enum SchemaForm {
 }
 
 /// Extraction parameters, named as in the package `gliner2`.
-#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema, Args)]
+#[derive(Clone, Debug, PartialEq, Deserialize, JsonSchema)]
 #[serde(expecting = "an object with `schema`")]
 pub struct ExtractionParameters {
     /// The schema's form; `schema` by default.
-    #[arg(
-        id = "schema_form",
-        long = "schema-form",
-        value_name = "FORM",
-        help = "The form of `--schema` [default: schema]"
-    )]
     pub task: Option<SchemaForm>,
     /// What is extracted. The order of names is kept.
-    #[arg(
-        long,
-        value_name = "JSON",
-        required = false,
-        value_parser = parsed,
-        help = "Extract what this schema describes, as in `POST /gliner-2`, with a model that reads schemas"
-    )]
     pub schema: Ordered,
     /// Values have at least this score, 0.5 by default.
-    #[arg(long, value_name = "SCORE")]
     #[schemars(range(min = 0, max = 1))]
     pub threshold: Option<f32>,
     /// Whether values have scores; false by default.
-    #[arg(
-        long = "confidence",
-        help = "Add scores to extracted values",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true"
-    )]
     pub include_confidence: Option<bool>,
     /// Whether values have places in the text; false by default.
-    #[arg(
-        long = "spans",
-        help = "Add the places of extracted values in the text",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true"
-    )]
     pub include_spans: Option<bool>,
     /// Must be true: other results are the package's own tuples.
-    #[arg(skip)]
     pub format_results: Option<bool>,
     /// Whether texts above the token limit are truncated; otherwise they are refused.
-    #[arg(skip)]
     pub truncate: Option<bool>,
-}
-
-/// Reads a schema on the command line, in a rule or in metadata.
-pub fn parsed(text: &str) -> Result<Ordered, String> {
-    serde_json::from_str(text).map_err(|error| format!("expected JSON, but found: {error}"))
 }
 
 /// A model that reads schemas, with checked parameters.

@@ -1,28 +1,31 @@
 //! Job options: task parameters as texts, until the model and so its task is known.
 //!
-//! They are declared by the parameter types: each argument of the command line is an option of jobs, which rules and object
-//! metadata set by the argument's name. Lists are kept in one form, whichever they were given in.
+//! Rules, object metadata and the command line have the same options. Lists are kept in one form, whichever they were given
+//! in.
 
-use std::{borrow::Cow, collections::BTreeMap, ffi::OsStr};
+use std::collections::{BTreeMap, BTreeSet};
 
-use clap::{
-    Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, error::ErrorKind,
-    parser::ValueSource, value_parser,
-};
-use serde::Serialize;
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::value::{RawValue, to_raw_value};
 
 use super::{
     classification::{ClassificationParameters, ZeroShotParameters},
     embedding::EmbeddingParameters,
     entities::{TokenClassificationParameters, ZeroShotEntitiesParameters},
-    extraction::ExtractionParameters,
+    extraction::{ExtractionParameters, SchemaForm},
     ranking::RankingParameters,
     text_to_text::TextToTextParameters,
 };
 use crate::model::Pipeline;
 use kivu_base::{
     config::{list_text, parse_lists},
-    error::{Error, Result, quoted},
+    error::{Error, Result},
+    json::Ordered,
+    names::{choice, names},
+};
+use kivu_core::pipeline::{
+    embedding::{VectorKind, vectors::VectorType},
+    entities::Aggregation,
 };
 
 /// A job's task options, by name.
@@ -33,38 +36,21 @@ pub struct JobOptions(BTreeMap<String, String>);
 impl JobOptions {
     /// Sets an option, or returns the expected value if it has another form. `None` if there is no such option.
     pub fn set(&mut self, name: &str, value: &str) -> Option<Result<(), String>> {
-        let argument = all()
-            .into_iter()
-            .find(|argument| option_name(argument) == name)?;
-        let value = match is_list(&argument) {
-            true => match parse_lists([value]) {
+        let option = all().find(|option| option.name == name)?;
+        let value = match option.form {
+            Form::List | Form::Choices(_) => match parse_lists([value]) {
                 Ok(items) => list_text(&items),
                 Err(expected) => return Some(Err(expected)),
             },
-            false => value.to_owned(),
+            _ => value.to_owned(),
         };
-        let flag = flag(&argument, &value);
-        let choices: Vec<_> = match name {
-            SCHEMA => vec!["a schema in JSON".to_owned()],
-            _ => argument
-                .get_possible_values()
-                .iter()
-                .map(|value| format!("`{}`", value.get_name()))
-                .collect(),
-        };
-        if parser().arg(argument).try_get_matches_from([flag]).is_err() {
-            return Some(Err(expected(&choices)));
-        }
-        self.0.insert(name.to_owned(), value);
-        Some(Ok(()))
+        let json = option.form.json(&value);
+        Some(json.map(|_| drop(self.0.insert(name.to_owned(), value))))
     }
 
     /// All option names.
-    pub fn names() -> Vec<String> {
-        all()
-            .iter()
-            .map(|argument| option_name(argument).to_owned())
-            .collect()
+    pub fn names() -> BTreeSet<String> {
+        all().map(|option| option.name.to_owned()).collect()
     }
 
     /// An option's value.
@@ -73,13 +59,15 @@ impl JobOptions {
     }
 
     /// A task's parameters; other tasks' options are left out.
-    pub fn parameters<T: Args>(&self) -> Result<T> {
-        let own = arguments::<T>();
-        let flags = own
-            .iter()
-            .filter_map(|argument| Some(flag(argument, self.get(option_name(argument))?)));
-        let matches = T::augment_args(parser()).try_get_matches_from(flags);
-        let parameters = matches.and_then(|matches| T::from_arg_matches(&matches));
+    pub fn parameters<T: JobParameters>(&self) -> Result<T> {
+        let field = |option: &JobOption| {
+            let json = option.form.json(self.get(option.name)?).ok()?;
+            Some((option.field, json))
+        };
+        let fields: BTreeMap<_, _> = T::OPTIONS.iter().filter_map(field).collect();
+        // As text, which keeps the order of a schema's names.
+        let parameters =
+            serde_json::to_string(&fields).and_then(|text| serde_json::from_str(&text));
         parameters
             .map_err(|error| Error::invalid(format!("expected other options, but found: {error}")))
     }
@@ -93,178 +81,192 @@ impl JobOptions {
     pub fn has_effect(&self, name: &str, pipeline: &Pipeline) -> bool {
         own(pipeline, self.has_schema())
             .iter()
-            .any(|argument| option_name(argument) == name)
+            .any(|option| option.name == name)
     }
 
-    /// The argument for an option that has no effect on a model's task, or on the vectors that are requested.
-    pub fn without_effect(&self, pipeline: &Pipeline) -> Option<String> {
-        let other = all().into_iter().find(|argument| {
-            let name = option_name(argument);
-            self.0.contains_key(name) && !self.has_effect(name, pipeline)
-        });
-        let other = other.map(|argument| argument.get_long().unwrap_or_default().to_owned());
+    /// An option that has no effect on a model's task, or on the vectors that are requested.
+    pub fn without_effect(&self, pipeline: &Pipeline) -> Option<&'static str> {
+        let mut set = all().filter(|option| self.0.contains_key(option.name));
+        let other = set.find(|option| !self.has_effect(option.name, pipeline));
         let unused = || {
             let parameters = self.parameters::<EmbeddingParameters>().ok()?;
-            parameters
-                .without_effect(pipeline.embedding()?)
-                .map(str::to_owned)
+            parameters.without_effect(pipeline.embedding()?)
         };
-        other.or_else(unused).map(|name| format!("--{name}"))
+        other.map(|option| option.name).or_else(unused)
+    }
+}
+
+/// A task's parameters, some of which are options of jobs.
+pub trait JobParameters: DeserializeOwned {
+    /// These options.
+    const OPTIONS: &'static [JobOption];
+}
+
+/// An option of jobs.
+#[derive(Debug)]
+pub struct JobOption {
+    name: &'static str,
+    /// The parameter's name.
+    field: &'static str,
+    form: Form,
+}
+
+/// The form of an option's text.
+#[derive(Clone, Copy, Debug)]
+enum Form {
+    Text,
+    Flag,
+    /// A whole number.
+    Count,
+    Number,
+    /// A list of texts.
+    List,
+    /// One of these names.
+    Choice(fn() -> Vec<String>),
+    /// A list of these names.
+    Choices(fn() -> Vec<String>),
+    Schema,
+}
+
+impl Form {
+    /// The parameter's value, or what was expected.
+    fn json(self, text: &str) -> Result<Box<RawValue>, String> {
+        let number = "a number".to_owned();
+        let json = match self {
+            Self::Text | Self::List => to_raw_value(text),
+            Self::Flag => to_raw_value(&text.parse::<bool>().map_err(|_| "`true` or `false`")?),
+            Self::Count => to_raw_value(&text.parse::<usize>().map_err(|_| number)?),
+            Self::Number => {
+                let parsed = text.parse::<f32>().ok().filter(|parsed| parsed.is_finite());
+                to_raw_value(&parsed.ok_or(number)?)
+            }
+            Self::Choice(names) if names().iter().any(|name| name == text) => to_raw_value(text),
+            Self::Choices(names) => {
+                let items = parse_lists([text])?;
+                if !items.iter().all(|item| names().contains(item)) {
+                    return Err(choice(&names()));
+                }
+                to_raw_value(&items)
+            }
+            Self::Choice(names) => return Err(choice(&names())),
+            Self::Schema => serde_json::from_str::<Ordered>(text)
+                .and_then(|_| RawValue::from_string(text.to_owned())),
+        };
+        json.map_err(|_| "a schema in JSON".to_owned())
     }
 }
 
 /// The option with a schema.
 const SCHEMA: &str = "schema";
-/// The option with labels, and the one on the command line for one of them.
-const LABELS: &str = "labels";
-const LABEL: &str = "label";
 
-/// The arguments of a model's task.
-fn own(pipeline: &Pipeline, has_schema: bool) -> Vec<Arg> {
-    match pipeline {
-        Pipeline::ZeroShotEntities(_) if has_schema => arguments::<ExtractionParameters>(),
-        Pipeline::Embedding(_) => arguments::<EmbeddingParameters>(),
-        Pipeline::Classification(_) => arguments::<ClassificationParameters>(),
-        Pipeline::TokenClassification(_) => arguments::<TokenClassificationParameters>(),
-        Pipeline::ZeroShotEntities(_) => arguments::<ZeroShotEntitiesParameters>(),
-        Pipeline::ZeroShot(_) => arguments::<ZeroShotParameters>(),
-        Pipeline::Ranking(_) => arguments::<RankingParameters>(),
-        Pipeline::Translation(_) => arguments::<TextToTextParameters>(),
-        Pipeline::TextToText(_) => Vec::new(),
-    }
+const fn option(name: &'static str, field: &'static str, form: Form) -> JobOption {
+    JobOption { name, field, form }
 }
 
-/// All tasks' arguments. Where tasks share one, the first describes it.
-fn all() -> Vec<Arg> {
-    let tasks = [
-        arguments::<ZeroShotParameters>(),
-        arguments::<TokenClassificationParameters>(),
-        arguments::<ZeroShotEntitiesParameters>(),
-        arguments::<ClassificationParameters>(),
-        arguments::<RankingParameters>(),
-        arguments::<TextToTextParameters>(),
-        arguments::<EmbeddingParameters>(),
-        arguments::<ExtractionParameters>(),
+impl JobParameters for ZeroShotParameters {
+    const OPTIONS: &'static [JobOption] = &[
+        option("labels", "candidate_labels", Form::List),
+        option("template", "hypothesis_template", Form::Text),
+        option("multi-label", "multi_label", Form::Flag),
     ];
-    let mut all: Vec<Arg> = Vec::new();
-    for argument in tasks.into_iter().flatten() {
-        if all.iter().all(|known| known.get_id() != argument.get_id()) {
-            all.push(argument.required(false));
-        }
+}
+
+impl JobParameters for TokenClassificationParameters {
+    const OPTIONS: &'static [JobOption] = &[
+        option(
+            "aggregation",
+            "aggregation_strategy",
+            Form::Choice(names::<Aggregation>),
+        ),
+        option("ignore-labels", "ignore_labels", Form::List),
+        option("stride", "stride", Form::Count),
+        option("redact", "redact", Form::Flag),
+    ];
+}
+
+impl JobParameters for ZeroShotEntitiesParameters {
+    const OPTIONS: &'static [JobOption] = &[
+        option("labels", "candidate_labels", Form::List),
+        option("threshold", "threshold", Form::Number),
+        option("flat", "flat_ner", Form::Flag),
+        option("multi-label", "multi_label", Form::Flag),
+        option("stride", "stride", Form::Count),
+        option("redact", "redact", Form::Flag),
+    ];
+}
+
+impl JobParameters for ClassificationParameters {
+    const OPTIONS: &'static [JobOption] = &[];
+}
+
+impl JobParameters for RankingParameters {
+    const OPTIONS: &'static [JobOption] = &[
+        option("raw-scores", "raw_scores", Form::Flag),
+        option("instruction", "instruction", Form::Text),
+    ];
+}
+
+impl JobParameters for TextToTextParameters {
+    const OPTIONS: &'static [JobOption] = &[
+        option("source-language", "src_lang", Form::Text),
+        option("target-language", "tgt_lang", Form::Text),
+    ];
+}
+
+impl JobParameters for EmbeddingParameters {
+    const OPTIONS: &'static [JobOption] = &[
+        option("prompt", "prompt_name", Form::Text),
+        option("embedding-task", "task", Form::Text),
+        option("normalize", "normalize", Form::Flag),
+        option("dimensions", "dimensions", Form::Count),
+        option(
+            "vector-type",
+            "output_dtype",
+            Form::Choice(names::<VectorType>),
+        ),
+        option("outputs", "outputs", Form::Choices(names::<VectorKind>)),
+        option("max-active-dims", "max_active_dims", Form::Count),
+        option("words", "words", Form::Flag),
+    ];
+}
+
+impl JobParameters for ExtractionParameters {
+    const OPTIONS: &'static [JobOption] = &[
+        option("schema-form", "task", Form::Choice(names::<SchemaForm>)),
+        option(SCHEMA, "schema", Form::Schema),
+        option("threshold", "threshold", Form::Number),
+        option("confidence", "include_confidence", Form::Flag),
+        option("spans", "include_spans", Form::Flag),
+    ];
+}
+
+/// The options of a model's task.
+fn own(pipeline: &Pipeline, has_schema: bool) -> &'static [JobOption] {
+    match pipeline {
+        Pipeline::ZeroShotEntities(_) if has_schema => ExtractionParameters::OPTIONS,
+        Pipeline::Embedding(_) => EmbeddingParameters::OPTIONS,
+        Pipeline::Classification(_) => ClassificationParameters::OPTIONS,
+        Pipeline::TokenClassification(_) => TokenClassificationParameters::OPTIONS,
+        Pipeline::ZeroShotEntities(_) => ZeroShotEntitiesParameters::OPTIONS,
+        Pipeline::ZeroShot(_) => ZeroShotParameters::OPTIONS,
+        Pipeline::Ranking(_) => RankingParameters::OPTIONS,
+        Pipeline::Translation(_) => TextToTextParameters::OPTIONS,
+        Pipeline::TextToText(_) => &[],
     }
-    all
 }
 
-fn arguments<T: Args>() -> Vec<Arg> {
-    T::augment_args(Command::new(""))
-        .get_arguments()
-        .cloned()
-        .collect()
-}
-
-/// Whether an option's value is a list.
-fn is_list(argument: &Arg) -> bool {
-    matches!(argument.get_action(), ArgAction::Append)
-}
-
-fn parser() -> Command {
-    Command::new("").no_binary_name(true)
-}
-
-/// An argument's name in rules and metadata. A flag that negates its parameter has the parameter's name there.
-fn option_name(argument: &Arg) -> &str {
-    match argument.get_long().unwrap_or_default() {
-        "nested" => "flat",
-        long => long,
-    }
-}
-
-fn flag(argument: &Arg, value: &str) -> String {
-    format!("--{}={value}", argument.get_long().unwrap_or_default())
-}
-
-/// An option's values, as an error describes them; a number if there are none.
-fn expected(choices: &[String]) -> String {
-    match choices {
-        [] => "a number".to_owned(),
-        [only] => only.clone(),
-        [others @ .., last] => format!("{} or {last}", others.join(", ")),
-    }
-}
-
-impl Args for JobOptions {
-    fn augment_args(command: Command) -> Command {
-        // On the command line, a flag has no value. Each task has numbered its own arguments from 0.
-        let as_flag = |argument: Arg| match argument.get_num_args() {
-            Some(count) if count.min_values() == 0 => argument.num_args(0).require_equals(false),
-            _ => argument,
-        };
-        // Lists are read when all of an option's values are known.
-        let as_text = |argument: Arg| match is_list(&argument) {
-            true => argument
-                .value_delimiter(None)
-                .value_parser(value_parser!(String)),
-            false => argument,
-        };
-        let as_flag = |argument: Arg| as_text(as_flag(argument.display_order(None)));
-        let label = Arg::new(LABEL)
-            .long(LABEL)
-            .help("A label, which may contain commas; repeatable")
-            .action(ArgAction::Append);
-        command
-            .args(all().into_iter().map(as_flag))
-            .arg(label.value_parser(value_parser!(String)))
-    }
-
-    fn augment_args_for_update(command: Command) -> Command {
-        Self::augment_args(command)
-    }
-}
-
-impl FromArgMatches for JobOptions {
-    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
-        let mut options = Self::default();
-        options.update_from_arg_matches(matches)?;
-        Ok(options)
-    }
-
-    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
-        let values = |id: &str| -> Vec<Cow<'_, str>> {
-            let is_set = matches.value_source(id) == Some(ValueSource::CommandLine);
-            let values = matches.get_raw(id).filter(|_| is_set);
-            values
-                .into_iter()
-                .flatten()
-                .map(OsStr::to_string_lossy)
-                .collect()
-        };
-        for argument in all() {
-            let (name, mut given) = (option_name(&argument), values(argument.get_id().as_str()));
-            if name == LABELS {
-                let one = |label: Cow<'_, str>| list_text(&[label.into_owned()]).into();
-                given.extend(values(LABEL).into_iter().map(one));
-            }
-            if given.is_empty() {
-                continue;
-            }
-            if !is_list(&argument) {
-                self.0.insert(name.to_owned(), given.join(","));
-                continue;
-            }
-            let lists = parse_lists(given.iter().map(AsRef::as_ref));
-            let set = lists.map(|items| self.set(name, &list_text(&items)));
-            if let Err(expected) | Ok(Some(Err(expected))) = set {
-                return Err(clap::Error::raw(
-                    ErrorKind::ValueValidation,
-                    format!(
-                        "expected {expected} in `--{name}`, but found {}",
-                        quoted(&given)
-                    ),
-                ));
-            }
-        }
-        Ok(())
-    }
+/// All tasks' options; some tasks share one.
+fn all() -> impl Iterator<Item = &'static JobOption> {
+    let tasks = [
+        ZeroShotParameters::OPTIONS,
+        TokenClassificationParameters::OPTIONS,
+        ZeroShotEntitiesParameters::OPTIONS,
+        RankingParameters::OPTIONS,
+        TextToTextParameters::OPTIONS,
+        EmbeddingParameters::OPTIONS,
+        ExtractionParameters::OPTIONS,
+    ];
+    tasks.into_iter().flatten()
 }
 
 #[cfg(test)]
@@ -279,113 +281,60 @@ mod tests {
         options
     }
 
-    fn try_read(line: &[&str]) -> Result<JobOptions, clap::Error> {
-        let matches = JobOptions::augment_args(parser()).try_get_matches_from(line)?;
-        JobOptions::from_arg_matches(&matches)
-    }
-
     #[test]
-    fn items_of_lists_may_contain_commas() {
-        let read = |line: &[&str]| try_read(line).unwrap();
-        let expected = options(&[("labels", r#"["billing", "cancel, close"]"#)]);
-        for line in [
-            &["--labels", r#"["billing","cancel, close"]"#][..],
-            &["--labels", r#"billing,"cancel, close""#],
-            &["--labels", "billing", "--labels", r#""cancel, close""#],
-            &["--label", "billing", "--label", "cancel, close"],
-            &["--labels", "billing", "--label", "cancel, close"],
-        ] {
-            assert_eq!(read(line), expected, "{line:?}");
-        }
-        assert_eq!(
-            options(&[("labels", r#" billing , "cancel, close""#)]),
-            expected
-        );
-        let labels = |options: JobOptions| {
-            let parameters: ZeroShotParameters = options.parameters().unwrap();
-            parameters.candidate_labels.read("labels", 9).unwrap()
-        };
-        assert_eq!(labels(expected), ["billing", "cancel, close"]);
-        for label in ["say \"hi\"", "[a]", " a", "a\nb", "-1", "a=b"] {
-            assert_eq!(labels(read(&[&format!("--label={label}")])), [label]);
-        }
-        let ignored: TokenClassificationParameters = read(&["--ignore-labels", r#""B, I",O"#])
-            .parameters()
-            .unwrap();
-        let ignored = ignored.ignore_labels.unwrap();
-        assert_eq!(ignored.read("labels", 9).unwrap(), ["B, I", "O"]);
-        let kinds: EmbeddingParameters = read(&["--outputs", r#"["dense", "sparse"]"#])
-            .parameters()
-            .unwrap();
-        assert_eq!(kinds.outputs.unwrap().len(), 2);
-        // Other texts are no lists.
-        let template = read(&["--template", "a, {}"]);
-        assert_eq!(template.get("template"), Some("a, {}"));
-    }
-
-    #[test]
-    fn lists_of_other_forms_are_refused() {
-        let lines = [
-            &["--labels", "a,,b"][..],
-            &["--labels", "a", "--label", "a"],
-            &["--label", ""],
-            &["--labels", r#"a,"b"#],
-            &["--ignore-labels", "[1]"],
-            &["--outputs", "dense,x"],
-            &["--outputs", "dense,dense"],
-        ];
-        let messages = lines.map(|line| try_read(line).unwrap_err().to_string());
-        insta::assert_snapshot!(messages.join("\n"), @r#"
-        error: expected a text as item 2 in `--labels`, but found `a,,b`
-        error: expected distinct items (item 2 repeats item 1) in `--labels`, but found `a`, `a`
-        error: expected a text as item 1 in `--labels`, but found `[""]`
-        error: expected a closing quote for item 2 in `--labels`, but found `a,"b`
-        error: expected a JSON list of strings in `--ignore-labels`, but found `[1]`
-        error: expected `dense`, `sparse` or `multi_vector` in `--outputs`, but found `dense,x`
-        error: expected distinct items (item 2 repeats item 1) in `--outputs`, but found `dense,dense`
-        "#);
-    }
-
-    #[test]
-    fn options_of_the_command_line_are_those_of_metadata() {
-        let read = |line: &[&str]| try_read(line).unwrap();
-        assert_eq!(
-            read(&[
-                "--labels",
-                "a,b",
-                "--labels",
-                "c",
-                "--nested",
-                "--multi-label",
-                "--threshold",
-                "0.25"
-            ]),
-            options(&[
-                ("labels", "a,b,c"),
-                ("flat", "false"),
-                ("multi-label", "true"),
-                ("threshold", "0.25")
-            ])
-        );
-        let line = [
-            "--outputs",
-            "dense,sparse",
-            "--normalize",
-            "false",
-            "--words",
-        ];
+    fn options_become_parameters() {
         let found = options(&[
+            ("labels", r#"billing, "cancel, close""#),
+            ("multi-label", "true"),
+            ("ignore-labels", "O"),
             ("outputs", "dense, sparse"),
-            ("normalize", "false"),
-            ("words", "true"),
+            ("vector-type", "int8"),
+            ("dimensions", "128"),
+            ("embedding-task", "retrieval"),
+            ("schema-form", "extract_entities"),
+            ("schema", r#"["b", "a"]"#),
+            ("threshold", "0.25"),
         ]);
-        assert_eq!(read(&line), found);
-        let parameters: EmbeddingParameters = found.parameters().unwrap();
+        let labels: ZeroShotParameters = found.parameters().unwrap();
+        assert_eq!(labels.multi_label, Some(true));
+        let labels = labels.candidate_labels.read("labels", 9).unwrap();
+        assert_eq!(labels, ["billing", "cancel, close"]);
+        let ignored: TokenClassificationParameters = found.parameters().unwrap();
+        let ignored = ignored.ignore_labels.unwrap();
+        assert_eq!(ignored.read("labels", 9).unwrap(), ["O"]);
+        let embedding: EmbeddingParameters = found.parameters().unwrap();
+        let expected = EmbeddingParameters {
+            outputs: Some(vec![VectorKind::Dense, VectorKind::Sparse]),
+            output_dtype: Some(VectorType::Int8),
+            dimensions: Some(128),
+            task: Some("retrieval".into()),
+            ..EmbeddingParameters::default()
+        };
+        assert_eq!(embedding, expected);
+        let extraction: ExtractionParameters = found.parameters().unwrap();
         assert_eq!(
-            (parameters.normalize, parameters.words),
-            (Some(false), Some(true))
+            (extraction.task, extraction.threshold),
+            (Some(SchemaForm::ExtractEntities), Some(0.25))
         );
-        assert_eq!(parameters.outputs.unwrap().len(), 2);
+    }
+
+    /// Each field is a parameter's, since serde ignores unknown ones.
+    #[test]
+    fn fields_are_those_of_the_parameters() {
+        fn check<T: JobParameters + schemars::JsonSchema>() {
+            let schema = schemars::schema_for!(T);
+            for option in T::OPTIONS {
+                let field = format!("/properties/{}", option.field);
+                assert!(schema.pointer(&field).is_some(), "{}", option.name);
+            }
+        }
+        check::<ZeroShotParameters>();
+        check::<TokenClassificationParameters>();
+        check::<ZeroShotEntitiesParameters>();
+        check::<RankingParameters>();
+        check::<TextToTextParameters>();
+        check::<EmbeddingParameters>();
+        check::<ExtractionParameters>();
     }
 
     #[test]
@@ -409,7 +358,7 @@ mod tests {
             "a closing quote for item 2"
         );
         assert_eq!(refused("top-k", "1"), None);
-        // Each option is one of a parameter type, so that serde knows it as well.
-        assert!(all().iter().all(|argument| argument.get_long().is_some()));
+        assert_eq!(refused("threshold", "NaN").unwrap(), "a number");
+        assert_eq!(refused("schema", "{} x").unwrap(), "a schema in JSON");
     }
 }

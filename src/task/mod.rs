@@ -1,6 +1,6 @@
 //! Tasks as requests and jobs see them: parameters, defaults, checks and outputs.
 //!
-//! Parameters are read by serde from JSON and KServe parameters, and by clap from the command line, rules and object
+//! Parameters are read from JSON and KServe parameters, and as [`JobOptions`] from the command line, rules and object
 //! metadata. `prepare` checks them against a model; its result runs on texts any number of times.
 //!
 //! `run` returns a boxed future, like the library's other entrances for programs: the compiler generates an `async fn`'s

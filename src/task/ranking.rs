@@ -1,6 +1,5 @@
 //! Ranking: a query and texts to relevance scores.
 
-use clap::Args;
 use futures::future::BoxFuture;
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -17,20 +16,16 @@ use kivu_core::{
 };
 
 /// Ranking parameters.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema, Args)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(expecting = "an object")]
 pub struct RankingParameters {
     /// Return logits, cosines or product sums instead of scores from 0 to 1
-    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub raw_scores: Option<bool>,
     /// What makes a text relevant: replaces the instruction in the model's template, if it has one
-    #[arg(long, value_name = "TEXT")]
     pub instruction: Option<String>,
     /// A text to put before the query, instead of the model's prompt.
-    #[arg(skip)]
     pub prompt: Option<String>,
     /// How texts above the token limit are handled.
-    #[arg(skip)]
     #[serde(flatten, deserialize_with = "flattened")]
     pub truncation: TruncationParameters,
 }

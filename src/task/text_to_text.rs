@@ -1,6 +1,5 @@
 //! Texts from texts: translations, summaries and others.
 
-use clap::Args;
 use futures::future::BoxFuture;
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -19,26 +18,20 @@ use kivu_core::{
 };
 
 /// Parameters for models that generate texts.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema, Args)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
 #[serde(expecting = "an object")]
 pub struct TextToTextParameters {
     /// The language of the texts, if the model has several
-    #[arg(long = "source-language", value_name = "LANGUAGE")]
     pub src_lang: Option<String>,
     /// The language to translate to, if the model has several
-    #[arg(long = "target-language", value_name = "LANGUAGE")]
     pub tgt_lang: Option<String>,
     /// When texts are split. `/translate` splits at sentences by default; elsewhere it depends on the model.
-    #[arg(skip)]
     pub split: Option<Split>,
     /// Whether sentences above the token limit are truncated; otherwise they are refused.
-    #[arg(skip)]
     pub truncate: Option<bool>,
     /// Whether spaces before punctuation are removed.
-    #[arg(skip)]
     pub clean_up_tokenization_spaces: Option<bool>,
     /// Overrides of the model's generation settings.
-    #[arg(skip)]
     pub generate_parameters: Option<GenerationOptions>,
 }
 

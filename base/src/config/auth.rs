@@ -2,14 +2,17 @@
 
 use std::{fmt, path::PathBuf};
 
-use clap::ValueEnum;
-use serde::{Deserialize, Deserializer};
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use super::choice::some_of;
 
 /// How callers authenticate, and where the keys are.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AuthConfig {
     /// By default [`AuthMode::Keys`] if there are keys.
+    #[serde(deserialize_with = "some_of")]
     pub mode: Option<AuthMode>,
     /// Key hashes, as printed by `kivu key`.
     pub keys: Vec<String>,
@@ -45,7 +48,8 @@ impl Default for AuthConfig {
 }
 
 /// How callers authenticate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
 pub enum AuthMode {
     /// An API key.
     Keys,
@@ -55,12 +59,6 @@ pub enum AuthMode {
     Jwt,
     /// Every request is allowed.
     None,
-}
-
-impl<'de> Deserialize<'de> for AuthMode {
-    fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
-        super::choice::one_of(value)
-    }
 }
 
 /// A secret string that `Debug` does not print.

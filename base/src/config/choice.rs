@@ -2,24 +2,42 @@
 
 use std::net::SocketAddr;
 
-use clap::ValueEnum;
 use kivu_engine::kernel::InstructionSet;
-use serde::{Deserialize, Deserializer, de::Error};
+use schemars::JsonSchema;
+use serde::{
+    Deserialize, Deserializer,
+    de::{DeserializeOwned, Error},
+};
 
-use crate::error::{Result, quoted};
+use crate::{
+    error::{Result, quoted},
+    names::{named, names},
+};
 
 /// Deserializes a choice. In the `config` crate, a derived implementation's error does not name the alternatives.
-pub fn one_of<'de, D: Deserializer<'de>, T: ValueEnum>(value: D) -> Result<T, D::Error> {
-    let wrong = |found: &str| {
-        let values = T::value_variants()
-            .iter()
-            .filter_map(ValueEnum::to_possible_value);
-        let names: Vec<_> = values.map(|value| value.get_name().to_owned()).collect();
-        D::Error::custom(format!("expected {}, but found {found}", quoted(&names)))
-    };
+pub fn one_of<'de, D, T>(value: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: DeserializeOwned + JsonSchema,
+{
+    let expected = quoted(&names::<T>());
+    let wrong = |found| D::Error::custom(format!("expected {expected}, but found {found}"));
     // The `config` crate reads numbers and booleans as strings, too.
-    let found = String::deserialize(value).map_err(|_| wrong("a list or a table"))?;
-    T::from_str(&found, false).map_err(|_| wrong(&format!("`{}`", found.escape_debug())))
+    let found = String::deserialize(value).map_err(|_| wrong("a list or a table".to_owned()))?;
+    named(&found).ok_or_else(|| wrong(format!("`{}`", found.escape_debug())))
+}
+
+/// Deserializes a choice that may be absent.
+pub fn some_of<'de, D, T>(value: D) -> Result<Option<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: DeserializeOwned + JsonSchema,
+{
+    #[derive(Deserialize)]
+    #[serde(bound = "T: DeserializeOwned + JsonSchema")]
+    struct One<T>(#[serde(deserialize_with = "one_of")] T);
+    let one = Option::<One<T>>::deserialize(value)?;
+    Ok(one.map(|One(value)| value))
 }
 
 /// Deserializes an address with its port.
@@ -111,7 +129,8 @@ pub fn parse_bytes(found: &str) -> Result<u64, String> {
 }
 
 /// When models are loaded.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
 pub enum Load {
     /// All before the first request; they stay loaded.
     #[default]
@@ -120,14 +139,9 @@ pub enum Load {
     OnDemand,
 }
 
-impl<'de> Deserialize<'de> for Load {
-    fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
-        one_of(value)
-    }
-}
-
 /// The engine that runs local models.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
 pub enum EngineChoice {
     /// The engine that the bundle was built for; for a build, `native` if it supports the model.
     #[default]
@@ -138,24 +152,13 @@ pub enum EngineChoice {
     Onnx,
 }
 
-impl<'de> Deserialize<'de> for EngineChoice {
-    fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
-        one_of(value)
-    }
-}
-
 /// Log format.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
 pub enum LogFormat {
     /// One text line per event, coloured on a terminal.
     #[default]
     Text,
     /// One JSON object per line.
     Json,
-}
-
-impl<'de> Deserialize<'de> for LogFormat {
-    fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
-        one_of(value)
-    }
 }

@@ -85,6 +85,7 @@ pub struct Config {
     /// Path to ONNX Runtime's library, if it is not in a default location.
     pub onnxruntime: Option<PathBuf>,
     /// Engine for local models.
+    #[serde(deserialize_with = "choice::one_of")]
     pub engine: EngineChoice,
     /// Instructions for the native engine; by default the fastest that this processor has.
     #[serde(deserialize_with = "choice::instructions")]
@@ -92,6 +93,7 @@ pub struct Config {
     /// Rows that a model runs concurrently, each on its own thread; by default one per CPU.
     pub threads: Option<NonZeroUsize>,
     /// Log format on standard error.
+    #[serde(deserialize_with = "choice::one_of")]
     pub log: LogFormat,
     /// Requests that take longer are logged with the durations of their stages, in milliseconds.
     pub slow_request_ms: Option<NonZeroU64>,
@@ -108,6 +110,7 @@ pub struct Config {
     #[serde(deserialize_with = "models::paths_or_tables")]
     pub models: Vec<ModelConfig>,
     /// When models are loaded.
+    #[serde(deserialize_with = "choice::one_of")]
     pub load: Load,
     /// Memory for models that are loaded on demand, in bytes.
     #[serde(deserialize_with = "choice::bytes")]

@@ -2,13 +2,16 @@
 
 use std::{fmt, path::PathBuf, time::Duration};
 
-use clap::ValueEnum;
+use schemars::JsonSchema;
 use serde::{
     Deserialize, Deserializer,
     de::{MapAccess, Visitor, value::MapAccessDeserializer},
 };
 
-use super::auth::Secret;
+use super::{
+    auth::Secret,
+    choice::{one_of, some_of},
+};
 
 /// Servers with the KServe v2 protocol, such as Triton.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -17,6 +20,7 @@ pub struct FleetConfig {
     /// URLs with scheme `http`, `https`, `grpc` or `grpcs`, host and port. Empty if there is no fleet.
     pub urls: Vec<String>,
     /// Default policy for models without their own.
+    #[serde(deserialize_with = "one_of")]
     pub policy: Policy,
     /// Requested model version; by default the servers choose.
     pub version: Option<String>,
@@ -49,7 +53,8 @@ impl FleetConfig {
 }
 
 /// Where a model runs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
 pub enum Policy {
     /// In this process.
     Local,
@@ -58,12 +63,6 @@ pub enum Policy {
     /// Wherever requests finish sooner; in this process while the fleet is unavailable.
     #[default]
     Auto,
-}
-
-impl<'de> Deserialize<'de> for Policy {
-    fn deserialize<D: Deserializer<'de>>(value: D) -> Result<Self, D::Error> {
-        super::choice::one_of(value)
-    }
 }
 
 /// A served model.
@@ -75,6 +74,7 @@ pub struct ModelConfig {
     /// A bundle, a folder with bundles, or a bundle's `s3://` URL.
     pub path: PathBuf,
     /// Overrides [`FleetConfig::policy`].
+    #[serde(default, deserialize_with = "some_of")]
     pub policy: Option<Policy>,
     /// The model's name on the fleet; by default [`Self::name`].
     pub remote: Option<String>,

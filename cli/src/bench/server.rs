@@ -8,13 +8,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use clap::ValueEnum;
-
 use super::timing::{ms, throughput};
 use crate::program;
 use kivu::{
-    config::{Config, memory_of},
+    config::{Config, EngineChoice, memory_of},
     error::{Error, Result},
+    names::{named, names},
     onnx::library,
     repository::Manifest,
 };
@@ -106,10 +105,10 @@ impl Server {
                     .map(|set| format!("--instructions={}", set.name())),
             )
             .args(
-                config
-                    .engine
-                    .to_possible_value()
-                    .map(|engine| format!("--engine={}", engine.get_name())),
+                names::<EngineChoice>()
+                    .iter()
+                    .filter(|name| named(name) == Some(config.engine))
+                    .map(|name| format!("--engine={name}")),
             )
             // A bundle's folder has no kivu.toml.
             .current_dir(&bundle)

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 
 use crate::{
+    choices::choice,
     quality,
     terminal::{Progress, print_aside},
 };
@@ -33,10 +34,10 @@ pub struct BuildArguments {
     pub task: Option<RequestedTask>,
     /// The weights' number format [default: as in an earlier build or in the recipe, or int8; int8-blocks if an
     /// encoder's int8 quality is below the floor]
-    #[arg(long)]
+    #[arg(long, value_parser = choice::<Precision>())]
     pub precision: Option<Precision>,
     /// The engine for local encoders [default: as in kivu.toml, or auto]
-    #[arg(long)]
+    #[arg(long, value_parser = choice::<EngineChoice>())]
     pub engine: Option<EngineChoice>,
     /// The native engine's instructions: amx-int8, avx512-vnni, avx-vnni, avx2, neon-i8mm, neon-dotprod or portable
     /// [default: as in kivu.toml, or the fastest that this processor has]

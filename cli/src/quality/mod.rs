@@ -7,7 +7,7 @@ use std::{
     process::ExitCode,
 };
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 
 use self::figures::{Row, pair_rows, rows};
 pub use self::figures::{short, text};
@@ -21,6 +21,7 @@ use kivu::{
     config::{Config, FleetConfig},
     error::{Error, Result},
     model::Model,
+    names::named,
     repository::manifest::Precision,
 };
 use kivu_compiler::{
@@ -81,9 +82,7 @@ enum Against {
 
 impl Against {
     fn of(other: PathBuf) -> Self {
-        let precision = other
-            .to_str()
-            .and_then(|name| Precision::from_str(name, false).ok());
+        let precision = other.to_str().and_then(named::<Precision>);
         match precision {
             Some(precision) if !other.exists() => Self::Precision(precision),
             _ if other.is_file()

@@ -22,6 +22,7 @@ use tokio::{
 };
 
 use super::{
+    choices::choice,
     example,
     interrupt::{Ended, Signals, until_signal},
     library::{
@@ -78,7 +79,7 @@ pub struct Arguments {
     #[arg(long, conflicts_with = "listen")]
     port: Option<u16>,
     /// When models are loaded: all at start, or each by its first request [default: as in kivu.toml, or start]
-    #[arg(long)]
+    #[arg(long, value_parser = choice::<Load>())]
     load: Option<Load>,
     /// Memory for models that are loaded on demand, such as 2GB [default: as in kivu.toml, or half of what the process
     /// may use]

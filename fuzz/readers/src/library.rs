@@ -2,12 +2,12 @@
 
 use std::{collections::BTreeMap, sync::OnceLock};
 
-use clap::ValueEnum;
 use kivu::{
     config::Config,
+    names::{named, names},
     pipeline::entities::zero_shot_entities::ZeroShotEntitiesSettings,
     repository::Manifest,
-    task::extraction::{SchemaForm, parsed, read},
+    task::extraction::{SchemaForm, read},
     tokenizer::{Side, Tokenizer, Truncation, WindowOptions},
 };
 
@@ -146,9 +146,11 @@ pub fn extraction(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else {
         return;
     };
-    let Ok(value) = parsed(text) else { return };
-    for form in SchemaForm::value_variants() {
-        if let Ok(schema) = read(*form, &value) {
+    let Ok(value) = serde_json::from_str(text) else {
+        return;
+    };
+    for form in names::<SchemaForm>().iter().filter_map(|name| named(name)) {
+        if let Ok(schema) = read(form, &value) {
             assert!(schema.labels() > 0, "a schema without labels");
         }
     }

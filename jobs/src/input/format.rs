@@ -6,6 +6,7 @@ use std::{
     sync::Arc,
 };
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::compression::Compression;
@@ -36,7 +37,7 @@ pub fn head_bytes(head: &[u8]) -> u64 {
 }
 
 /// Input and output format.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Format {
     /// One JSON object per line.
@@ -47,7 +48,6 @@ pub enum Format {
     Parquet,
     /// Requests of OpenAI's Batch API, one per line.
     #[serde(rename = "openai")]
-    #[value(name = "openai")]
     OpenAi,
 }
 

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use crate::{
@@ -12,36 +11,30 @@ use crate::{
 use kivu::{
     error::{Error, Result},
     model::ModelSettings,
+    names::{choice, named, names},
     task::JobOptions,
 };
 
 /// Prefix for Kivu's metadata keys.
 const PREFIX: &str = "kivu-";
 
-/// Job parameters, which are also options for `kivu batch`; unset ones are up to the model.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Args)]
+/// Job parameters; unset ones are up to the model.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Parameters {
-    /// A model in kivu.toml, or a name as in `kivu serve` [default: the first in kivu.toml]
-    #[arg(long, value_name = "NAME")]
+    /// A model's name; by default the first.
     pub model: Option<String>,
-    /// The text column [default: `text`, or another common name]
-    #[arg(long)]
+    /// The text column; by default `text`, or another common name.
     pub column: Option<String>,
-    /// INPUT's format [default: detected from the content]
-    #[arg(long)]
+    /// The input's format; by default detected from the content.
     pub format: Option<Format>,
     /// How a CSV file is written.
-    #[command(flatten)]
     #[serde(flatten)]
     pub csv: CsvOptions,
-    /// The ranking query
-    #[arg(long)]
+    /// The ranking query.
     pub query: Option<String>,
     /// Options for the model's task.
-    #[command(flatten)]
     pub options: JobOptions,
-    /// Report texts with too many tokens as errors instead of truncating them [default: `limits.truncate`]
-    #[arg(long = "no-truncate", num_args = 0, default_missing_value = "false")]
+    /// Whether texts with too many tokens are truncated; otherwise they have errors. The default is `limits.truncate`.
     pub truncate: Option<bool>,
 }
 
@@ -87,10 +80,8 @@ impl Parameters {
                 "model" => self.model = Some(value.clone()),
                 "column" => self.column = Some(value.clone()),
                 "format" => {
-                    let format = Format::from_str(value, false);
-                    self.format = Some(
-                        format.map_err(|_| wrong("`json-lines`, `csv`, `parquet` or `openai`"))?,
-                    );
+                    let format = named(value);
+                    self.format = Some(format.ok_or_else(|| wrong(&choice(&names::<Format>())))?);
                 }
                 "query" => self.query = Some(value.clone()),
                 "truncate" => {

@@ -10,7 +10,7 @@ mod lines;
 mod parquet;
 mod request_lines;
 
-pub use self::csv::dialect::{CsvOptions, Mark};
+pub use self::csv::dialect::{CsvOptions, Mark, delimiter};
 pub use self::{
     chunk::{
         CHUNK_ROWS, Chunk, Footer, Footers, Head, JsonTypes, Layout, PARQUET_MAGIC, ParquetColumns,

@@ -6,6 +6,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use schemars::JsonSchema;
+use serde::Deserialize;
+
 use kivu_base::{
     error::{Error, Result},
     regular_file,
@@ -19,35 +22,29 @@ const VERSION: &str = "1";
 /// The time that a request may wait for others in its batch, in microseconds.
 const MAX_QUEUE_DELAY_US: u32 = 500;
 
-/// The configuration of a model, which are also options of `kivu triton`.
-#[derive(Clone, Debug, PartialEq, Eq, clap::Args)]
+/// How a model is configured.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// The Triton backend that runs the graph: onnxruntime, or python with the package onnxruntime
-    ///
-    /// The default is onnxruntime, and python for text-generating models, which need a program on the server.
-    #[arg(long, value_enum)]
+    /// Runs the graph. The default is [`Runner::Onnx`], or [`Runner::Python`] for models that generate texts.
     pub backend: Option<Runner>,
-    /// Maximum texts per batch
-    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
+    /// Maximum texts per batch.
     pub max_batch_size: u32,
-    /// Concurrent model instances
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    /// Concurrent model instances.
     pub instances: u32,
-    /// Let TensorRT compile the graph, in half precision
-    #[arg(long)]
+    /// Whether TensorRT compiles the graph, in half precision.
     pub tensorrt: bool,
-    /// Also write a tokenizer, and an ensemble NAME_text whose inputs are texts
-    #[arg(long)]
+    /// Whether a tokenizer is written, too, and an ensemble `NAME_text` whose inputs are texts.
     pub text: bool,
 }
 
 /// The Triton backend that runs a graph.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
 pub enum Runner {
-    /// The backend for ONNX
-    #[value(name = "onnxruntime")]
+    /// The backend for ONNX.
+    #[serde(rename = "onnxruntime")]
     Onnx,
-    /// The backend for Python, with the package `onnxruntime`
+    /// The backend for Python, with the package `onnxruntime`.
     Python,
 }
 

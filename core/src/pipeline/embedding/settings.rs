@@ -5,7 +5,6 @@ use std::{
     fmt,
 };
 
-use clap::ValueEnum;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -21,20 +20,9 @@ use kivu_base::error::{Error, Result, quoted};
 
 /// A text's vector kinds.
 #[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Serialize,
-    Deserialize,
-    JsonSchema,
-    ValueEnum,
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
 #[serde(rename_all = "snake_case")]
-#[value(rename_all = "snake_case")]
 pub enum VectorKind {
     /// A vector for the text.
     Dense,

@@ -2,7 +2,6 @@
 
 use std::{fmt, iter};
 
-use clap::ValueEnum;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -10,9 +9,7 @@ use super::pooling::normalize;
 use kivu_base::error::{Error, Result};
 
 /// Number format for vectors.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum, JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum VectorType {
     /// 32-bit floating point.

@@ -21,9 +21,7 @@ use kivu_base::error::{Error, Result};
 use kivu_text::Tokenizer;
 
 /// How token labels become entity labels.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema, clap::ValueEnum,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Aggregation {
     /// Each token has its own label.

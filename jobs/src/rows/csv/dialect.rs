@@ -1,29 +1,23 @@
 //! How CSV fields are separated, quoted and escaped.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, str::FromStr};
 
-use clap::Args;
 use serde::{Deserialize, Serialize};
 
 use kivu::error::{Error, Result};
 
 /// How a CSV file is written; `None` if it must be detected, or has its default.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, Args)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CsvOptions {
-    /// CSV: the character between fields, such as `;`, `\t` or `^A` [default: detected in the header]
-    #[arg(long, value_name = "CHARACTER", value_parser = delimiter)]
+    /// Between fields; detected in the header by default.
     pub delimiter: Option<u8>,
-    /// CSV: the character around fields, or `none` if quotes are part of the fields [default: `"`]
-    #[arg(long, value_name = "CHARACTER", value_parser = Mark::parse)]
+    /// Around fields; `"` by default. Without it, quotes are part of the fields.
     pub quote: Option<Mark>,
-    /// CSV: the character before quotes within fields, such as `\`, or `none` if they are doubled [default: detected]
-    #[arg(long, value_name = "CHARACTER", value_parser = Mark::parse)]
+    /// Before quotes within fields; detected by default. Without it, they are doubled.
     pub escape: Option<Mark>,
-    /// CSV: an unquoted field that means NULL, such as `\N` [default: an empty one, or `\N` with --escape and without quotes]
-    #[arg(long, value_name = "TEXT")]
+    /// An unquoted field that means NULL; by default an empty one, or `\N` with an escape character and without quotes.
     pub null: Option<String>,
-    /// CSV: the first line is a row, and the columns are `column1`, `column2`, …
-    #[arg(long = "no-header", num_args = 0, default_missing_value = "false")]
+    /// Whether the first line has the columns' names, as by default; otherwise they are `column1`, `column2`, …
     pub header: Option<bool>,
 }
 
@@ -37,8 +31,10 @@ pub enum Mark {
     Character(u8),
 }
 
-impl Mark {
-    fn parse(text: &str) -> Result<Self, String> {
+impl FromStr for Mark {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
         match text {
             "none" => Ok(Self::None),
             _ => character(text)
@@ -46,7 +42,9 @@ impl Mark {
                 .ok_or_else(|| format!("expected {CHARACTER}, or `none`")),
         }
     }
+}
 
+impl Mark {
     fn character(self) -> Option<u8> {
         match self {
             Self::None => None,
@@ -64,7 +62,8 @@ impl From<Option<u8>> for Mark {
 /// The forms of a character in options.
 const CHARACTER: &str = "an ASCII character, itself or as `\\t`, `^A` or `\\x01`";
 
-fn delimiter(text: &str) -> Result<u8, String> {
+/// Parses the character between fields.
+pub fn delimiter(text: &str) -> Result<u8, String> {
     character(text).ok_or_else(|| format!("expected {CHARACTER}"))
 }
 
@@ -86,7 +85,7 @@ impl CsvOptions {
     /// option.
     pub fn set(&mut self, name: &str, value: &str) -> Option<Result<(), String>> {
         let expected = |error: String| error.trim_start_matches("expected ").to_owned();
-        let mark = || Mark::parse(value).map(Some).map_err(expected);
+        let mark = || value.parse().map(Some).map_err(expected);
         let set = match name {
             "delimiter" => delimiter(value)
                 .map(|found| self.delimiter = Some(found))

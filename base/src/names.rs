@@ -1,0 +1,56 @@
+//! Names of an enum's values, as serde reads them.
+
+use schemars::{JsonSchema, schema_for};
+use serde::de::{DeserializeOwned, IntoDeserializer, value::Error};
+
+/// The names of an enum's values, each with its description, which it must have.
+pub fn described<T: JsonSchema>() -> Vec<(String, String)> {
+    let schema = schema_for!(T);
+    let values = schema.get("oneOf").and_then(|values| values.as_array());
+    let described = values.into_iter().flatten().map(|value| {
+        ["const", "description"].map(|key| value[key].as_str().unwrap_or_default().to_owned())
+    });
+    described.map(Into::into).collect()
+}
+
+/// The names of an enum's values.
+pub fn names<T: JsonSchema>() -> Vec<String> {
+    described::<T>().into_iter().map(|(name, _)| name).collect()
+}
+
+/// The value with this name.
+pub fn named<T: DeserializeOwned>(name: &str) -> Option<T> {
+    T::deserialize(IntoDeserializer::<Error>::into_deserializer(name)).ok()
+}
+
+/// A choice between names, such as "`a`, `b` or `c`".
+pub fn choice(names: &[String]) -> String {
+    let names: Vec<_> = names.iter().map(|name| format!("`{name}`")).collect();
+    match &names[..] {
+        [others @ .., last] if !others.is_empty() => format!("{} or {last}", others.join(", ")),
+        names => names.concat(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{AuthMode, EngineChoice, Load, LogFormat, Policy};
+
+    #[test]
+    fn enums_have_the_names_of_serde() {
+        assert_eq!(names::<Load>(), ["start", "on-demand"]);
+        assert_eq!(named("on-demand"), Some(Load::OnDemand));
+        assert_eq!(named::<Load>("OnDemand"), None);
+        let all = [
+            names::<AuthMode>(),
+            names::<EngineChoice>(),
+            names::<LogFormat>(),
+            names::<Policy>(),
+        ];
+        assert_eq!(all.map(|names| names.len()), [4, 3, 2, 3]);
+        let all = ["a", "b", "c"].map(str::to_owned);
+        let choices = [1, 2, 3].map(|count| choice(&all[..count]));
+        assert_eq!(choices, ["`a`", "`a` or `b`", "`a`, `b` or `c`"]);
+    }
+}
