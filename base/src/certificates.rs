@@ -1,13 +1,22 @@
-//! Trusted root certificates.
+//! TLS for clients, and the root certificates that they trust.
 
-use std::path::Path;
+use std::{path::Path, sync::Arc};
 
 use tokio_rustls::rustls::{
-    RootCertStore,
+    ClientConfig, RootCertStore,
+    crypto::ring,
     pki_types::{CertificateDer, pem::PemObject},
 };
 
 use crate::error::{Error, Result};
+
+/// TLS for clients that trust `roots`.
+pub fn client_tls(roots: impl Into<Arc<RootCertStore>>) -> Result<ClientConfig> {
+    let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(|error| Error::config_because("cannot set up TLS", error))?;
+    Ok(config.with_root_certificates(roots).with_no_client_auth())
+}
 
 /// Reads root certificates from a PEM file, whose path is the value of `setting`, or from the system's store if there
 /// is no `path`.

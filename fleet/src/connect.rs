@@ -24,13 +24,13 @@ use tokio::{
 };
 use tokio_rustls::{
     TlsConnector,
-    rustls::{ClientConfig, RootCertStore, crypto::ring, pki_types::ServerName},
+    rustls::{RootCertStore, pki_types::ServerName},
 };
 use tower_service::Service;
 
 use super::wire::server_url::{Protocol, ServerUrl};
 use kivu_base::{
-    certificates::trusted_roots,
+    certificates::{client_tls, trusted_roots},
     error::{Error, Result},
 };
 
@@ -96,10 +96,7 @@ fn tls(url: &ServerUrl, roots: Arc<RootCertStore>) -> Result<Tls> {
     let name = ServerName::try_from(url.host.clone()).map_err(|_| {
         Error::config("expected a host that a certificate can name in `fleet.urls`")
     })?;
-    let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .map_err(|error| Error::config_because("cannot set up TLS", error))?;
-    let mut config = config.with_root_certificates(roots).with_no_client_auth();
+    let mut config = client_tls(roots)?;
     config.alpn_protocols = match url.protocol {
         Protocol::Http => vec![b"http/1.1".to_vec()],
         Protocol::Grpc => vec![b"h2".to_vec()],

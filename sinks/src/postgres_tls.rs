@@ -11,14 +11,11 @@ use std::{
 use futures::future::BoxFuture;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_postgres::tls::{ChannelBinding, MakeTlsConnect, TlsConnect, TlsStream};
-use tokio_rustls::{
-    TlsConnector, client,
-    rustls::{ClientConfig, crypto::ring, pki_types::ServerName},
-};
+use tokio_rustls::{TlsConnector, client, rustls::pki_types::ServerName};
 
 use kivu::{
-    certificates::trusted_roots,
-    error::{Error, Result},
+    certificates::{client_tls, trusted_roots},
+    error::Result,
 };
 
 /// What PostgreSQL's protocol is called in a TLS handshake.
@@ -31,11 +28,7 @@ pub struct Tls(TlsConnector);
 impl Tls {
     /// Trusts the certificates in a PEM file, by default the system's.
     pub fn new(roots: Option<&Path>) -> Result<Self> {
-        let trusted = trusted_roots(roots, "sslrootcert")?;
-        let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
-            .with_safe_default_protocol_versions()
-            .map_err(|error| Error::config_because("cannot set up TLS", error))?;
-        let mut config = config.with_root_certificates(trusted).with_no_client_auth();
+        let mut config = client_tls(trusted_roots(roots, "sslrootcert")?)?;
         config.alpn_protocols = vec![PROTOCOL.to_vec()];
         Ok(Self(TlsConnector::from(Arc::new(config))))
     }

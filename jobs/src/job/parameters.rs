@@ -46,10 +46,7 @@ impl Parameters {
 
     /// Overrides parameters by name: `model`, `column`, and so on.
     pub fn with_options(self, options: &BTreeMap<String, String>) -> Result<Self> {
-        let metadata = options
-            .iter()
-            .map(|(name, value)| (format!("{PREFIX}{name}"), value.clone()));
-        self.with_metadata(&metadata.collect())
+        self.with(options.iter().map(|(name, value)| (name.as_str(), value)))
     }
 
     /// What is known about an input's rows.
@@ -66,11 +63,13 @@ impl Parameters {
     }
 
     /// Overrides parameters by object metadata: `kivu-model`, `kivu-column`, and so on.
-    pub fn with_metadata(mut self, metadata: &BTreeMap<String, String>) -> Result<Self> {
-        for (name, value) in metadata {
-            let Some(name) = name.strip_prefix(PREFIX) else {
-                continue;
-            };
+    pub fn with_metadata(self, metadata: &BTreeMap<String, String>) -> Result<Self> {
+        let own = metadata.iter();
+        self.with(own.filter_map(|(name, value)| Some((name.strip_prefix(PREFIX)?, value))))
+    }
+
+    fn with<'a>(mut self, options: impl Iterator<Item = (&'a str, &'a String)>) -> Result<Self> {
+        for (name, value) in options {
             let wrong = |expected: &str| {
                 Error::invalid(format!(
                     "expected {expected} in the metadata `{PREFIX}{name}`, but found `{value}`"

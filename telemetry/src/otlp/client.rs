@@ -14,9 +14,10 @@ use hyper_util::{
 };
 use opentelemetry_http::{Bytes, HttpClient, HttpError, Request, Response};
 use tokio::{runtime::Handle, time::timeout};
-use tokio_rustls::rustls::{ClientConfig, RootCertStore, crypto::ring};
+use tokio_rustls::rustls::{RootCertStore, crypto::ring};
 
 use kivu_base::{
+    certificates::client_tls,
     config::OtlpReceiver,
     error::{Error, Result},
 };
@@ -91,13 +92,7 @@ fn tls(
             Error::io("cannot read trusted certificates")(error).with_hint("set SSL_CERT_FILE")
         });
     }
-    let config = ClientConfig::builder_with_provider(ring::default_provider().into())
-        .with_safe_default_protocol_versions()
-        .map_err(|error| Error::config_because("cannot set up TLS", error))?;
-    let config = config
-        .with_root_certificates(RootCertStore::empty())
-        .with_no_client_auth();
-    Ok(HttpsConnectorBuilder::new().with_tls_config(config))
+    Ok(HttpsConnectorBuilder::new().with_tls_config(client_tls(RootCertStore::empty())?))
 }
 
 async fn send(
