@@ -283,7 +283,8 @@ fn texts(count: usize, tokens: RangeInclusive<usize>) -> Vec<Text> {
 
 /// Executes a run and returns the seconds of each part. Consecutive operations on rows pass each block, as within a stage.
 fn execute(
-    (program, parts): &(Program, Vec<usize>),
+    program: &Program,
+    parts: &[usize],
     run: &Run,
     instructions: InstructionSet,
     scratch: &mut Scratch,
@@ -335,13 +336,13 @@ fn main() {
         let (mut scratch, mut bits) = (Scratch::default(), 0);
         let (mut whole, mut apart) = (Vec::new(), vec![Vec::new(); PARTS.len()]);
         for is_apart in [false, true] {
-            let program = program(is_apart);
+            let (program, places) = program(is_apart);
             // Runs reuse the memory of earlier ones, as in a server.
             let mut memory = Values::new();
             for _ in 0..=repetitions {
                 let start = Instant::now();
-                let run = program.0.pack(texts.iter(), NonZeroUsize::MIN, memory);
-                let parts = execute(&program, &run, instructions, &mut scratch);
+                let run = program.pack(texts.iter(), NonZeroUsize::MIN, memory);
+                let parts = execute(&program, &places, &run, instructions, &mut scratch);
                 if is_apart {
                     apart
                         .iter_mut()
@@ -350,7 +351,7 @@ fn main() {
                 } else {
                     whole.push(start.elapsed().as_secs_f64());
                     let outputs = (0..count)
-                        .flat_map(|text| run.outputs(&program.0, text))
+                        .flat_map(|text| run.outputs(&program, text))
                         .flatten();
                     bits = outputs.fold(0, |sum: u64, value| {
                         sum.wrapping_mul(0x100_0000_01b3) ^ u64::from(value.to_bits())

@@ -116,16 +116,7 @@ impl KernelFn for Products {
         let mut out = [[[0.0; LANES]; 2]; MAX_ROWS];
         let nanoseconds = least(|| {
             for _ in 0..PRODUCTS {
-                let (a, b) = (
-                    Rows {
-                        values: &a,
-                        stride: depth,
-                    },
-                    Rows {
-                        values: &b,
-                        stride: COLUMNS,
-                    },
-                );
+                let (a, b) = (Rows::new(&a, depth), Rows::new(&b, COLUMNS));
                 kernel.product(depth, a, b, &mut out[..rows]);
             }
             black_box(&out);

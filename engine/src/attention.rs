@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use crate::{
     distances::{DistanceTerms, HeadVectors, QUERIES},
-    kernel::{COLUMNS, Kernel, LANES, Lanes, MAX_ROWS, Rows},
+    kernel::{COLUMNS, Kernel, LANES, Lanes, MAX_ROWS, Rows, RowsMut},
     math::{activate, exp, largest, sum},
     numbers::Numbers,
     program::{Activation, Attention, AttentionWindow, DistanceBias},
@@ -147,15 +147,7 @@ impl Head {
         let size = self.size;
         let (keys, stride) = (self.keys.len() / size, Self::value_stride(size));
         let rows = std::mem::take(&mut self.keys);
-        self.transpose_keys(
-            kernel,
-            Rows {
-                values: &rows,
-                stride: size,
-            },
-            keys,
-            settings.scale,
-        );
+        self.transpose_keys(kernel, Rows::new(&rows, size), keys, settings.scale);
         self.keys = rows;
         let group = settings.group(self.queries.len() / size);
         let groups = self
@@ -176,38 +168,38 @@ impl Head {
             score(
                 kernel,
                 settings,
-                (size, first_query, from..to),
-                queries,
+                Rows::new(queries, size),
+                first_query,
+                from..to,
                 &self.panels,
                 scores,
             );
             if let Bias::Vectors(vectors) = settings.bias {
                 // Such models have no windows: a group has a score for each key.
-                let place = (first_query, self.queries.len() / size);
                 self.terms.add(
                     kernel,
                     vectors,
-                    (queries, &self.keys, size),
-                    place,
-                    (&mut *scores, padded),
+                    Rows::new(&self.queries, size),
+                    first_query..first_query + rows,
+                    Rows::new(&self.keys, size),
+                    RowsMut::new(scores, padded),
                 );
             }
             let mut inverse = [0.0; MAX_ROWS];
             // Whole lanes beyond the last key would add nothing.
             let used = (to - from).div_ceil(LANES);
-            softmax(kernel, (&mut *scores, padded, used), &mut inverse[..rows]);
+            softmax(
+                kernel,
+                RowsMut::new(scores, padded),
+                used,
+                &mut inverse[..rows],
+            );
             let mut sums: [[Lanes; 2]; MAX_ROWS] = [[[0.0; LANES]; 2]; MAX_ROWS];
             for first in (0..size).step_by(COLUMNS) {
-                let values = Rows {
-                    values: &self.values[from * stride + first..],
-                    stride,
-                };
+                let values = Rows::new(&self.values[from * stride + first..], stride);
                 kernel.product(
                     to - from,
-                    Rows {
-                        values: scores,
-                        stride: padded,
-                    },
+                    Rows::new(scores, padded),
                     values,
                     &mut sums[..rows],
                 );
@@ -276,36 +268,27 @@ impl Head {
 fn score<K: Kernel>(
     kernel: K,
     settings: &Scores<'_>,
-    (size, first_query, keys): (usize, usize, Range<usize>),
-    queries: &[f32],
+    queries: Rows<'_>,
+    first_query: usize,
+    keys: Range<usize>,
     panels: &[f32],
     scores: &mut [f32],
 ) {
-    let rows = queries.len() / size;
+    let size = queries.stride;
+    let rows = queries.values.len() / size;
     let padded = keys.len().next_multiple_of(COLUMNS);
     let depends_on_positions = settings.depends_on_positions();
     let mut joined: [[Lanes; 2]; MAX_ROWS] = [[[0.0; LANES]; 2]; MAX_ROWS];
     let panels = panels[keys.start * size..].chunks_exact(COLUMNS * size);
     for (panel, first) in panels.zip((0..padded).step_by(COLUMNS)) {
-        let columns = Rows {
-            values: panel,
-            stride: COLUMNS,
-        };
+        let columns = Rows::new(panel, COLUMNS);
         let is_alone = padded == COLUMNS;
         let sums = if is_alone {
             scores.as_chunks_mut().0.as_chunks_mut().0
         } else {
             &mut joined[..rows]
         };
-        kernel.product(
-            size,
-            Rows {
-                values: queries,
-                stride: size,
-            },
-            columns,
-            sums,
-        );
+        kernel.product(size, queries, columns, sums);
         for (sums, query) in sums.iter_mut().zip(first_query..) {
             if let Some(cap) = settings.cap {
                 sums.iter_mut().for_each(|lanes| limit(kernel, cap, lanes));
@@ -345,11 +328,11 @@ fn limit<K: Kernel>(kernel: K, cap: f32, scores: &mut Lanes) {
 ///
 /// Rows pass each step together: steps of one row wait for each other.
 #[inline(always)]
-fn softmax<K: Kernel>(
-    kernel: K,
-    (scores, stride, used): (&mut [f32], usize, usize),
-    inverse: &mut [f32],
-) {
+fn softmax<K: Kernel>(kernel: K, scores: RowsMut<'_>, used: usize, inverse: &mut [f32]) {
+    let RowsMut {
+        values: scores,
+        stride,
+    } = scores;
     let (mut maxima, mut totals) = ([0.0; MAX_ROWS], [kernel.splat(0.0); MAX_ROWS]);
     for (maximum, scores) in maxima.iter_mut().zip(scores.chunks_exact(stride)) {
         let mut most = kernel.splat(f32::MIN);

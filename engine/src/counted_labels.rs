@@ -30,26 +30,13 @@ impl CountedLabels {
             ends,
             ..
         } = buffers;
-        let [first, second] = &self.classes;
-        two_layers(
-            kernel,
-            [first, second],
-            labels,
-            (width, &mut *hidden),
-            outputs,
-        );
+        two_layers(kernel, &self.classes, labels, hidden, outputs);
+        let scores = outputs.chunks_exact(self.classes[1].outputs);
         classes.clear();
-        classes.extend(outputs.chunks_exact(second.outputs).map(|scores| scores[0]));
-        let [first, second] = &self.counts;
-        two_layers(
-            kernel,
-            [first, second],
-            schemas,
-            (width, &mut *hidden),
-            outputs,
-        );
+        classes.extend(scores.map(|scores| scores[0]));
+        two_layers(kernel, &self.counts, schemas, hidden, outputs);
         let counts: Vec<usize> = outputs
-            .chunks_exact(second.outputs)
+            .chunks_exact(self.counts[1].outputs)
             .map(likeliest)
             .collect();
         instances.clear();
@@ -74,17 +61,17 @@ impl CountedLabels {
             ends.clear();
             ends.extend_from_slice(rows);
             for (instance, input) in self.steps.chunks_exact(3 * width).take(count).enumerate() {
-                apply(kernel, &self.gates, ends, width, hidden);
+                apply(kernel, &self.gates, ends, hidden);
                 starts.clear();
                 for (gates, state) in hidden
                     .chunks_exact_mut(3 * width)
                     .zip(ends.chunks_exact(width))
                 {
-                    step(kernel, input, (gates, state), starts);
+                    step(kernel, input, gates, state, starts);
                 }
                 std::mem::swap(starts, ends);
                 let mut mixed = Vec::new();
-                self.mix(kernel, width, (&ends[..], rows), (&mut *hidden, &mut mixed));
+                self.mix(kernel, width, ends, rows, hidden, &mut mixed);
                 outputs[instance * labels.len() + places.start * width..][..mixed.len()]
                     .copy_from_slice(&mixed);
             }
@@ -98,13 +85,15 @@ impl CountedLabels {
         &self,
         kernel: K,
         width: usize,
-        (states, labels): (&[f32], &[f32]),
-        (hidden, out): (&mut Vec<f32>, &mut Vec<f32>),
+        states: &[f32],
+        labels: &[f32],
+        hidden: &mut Vec<f32>,
+        out: &mut Vec<f32>,
     ) {
         match &self.mixing {
-            Mixing::Joined([first, second]) => {
+            Mixing::Joined(layers) => {
                 let rows = joined(states, labels, [width, width]);
-                two_layers(kernel, [first, second], &rows, (2 * width, hidden), out);
+                two_layers(kernel, layers, &rows, hidden, out);
             }
             Mixing::Attention(transformer) => {
                 let sums: Vec<f32> = states
@@ -112,9 +101,9 @@ impl CountedLabels {
                     .zip(labels)
                     .map(|(state, label)| state + label)
                     .collect();
-                transformer.write(kernel, width, &sums, (hidden, out));
+                transformer.write(kernel, width, &sums, hidden, out);
             }
-            Mixing::Experts(experts) => experts.write(kernel, width, states, (hidden, out)),
+            Mixing::Experts(experts) => experts.write(kernel, width, states, hidden, out),
         }
     }
 }
@@ -140,12 +129,7 @@ fn schema_ranges(kinds: &[(LabelKind, usize)]) -> Vec<Range<usize>> {
 
 /// Appends the state after a step. `gates` are the state's contributions to reset, update and new state.
 #[inline(always)]
-fn step<K: Kernel>(
-    kernel: K,
-    input: &[f32],
-    (gates, state): (&mut [f32], &[f32]),
-    out: &mut Vec<f32>,
-) {
+fn step<K: Kernel>(kernel: K, input: &[f32], gates: &mut [f32], state: &[f32], out: &mut Vec<f32>) {
     let width = state.len();
     let (sigmoids, new) = gates.split_at_mut(2 * width);
     let (of_sigmoids, of_new) = input.split_at(2 * width);
@@ -173,56 +157,46 @@ impl LabelTransformer {
         kernel: K,
         width: usize,
         rows: &[f32],
-        (hidden, out): (&mut Vec<f32>, &mut Vec<f32>),
+        hidden: &mut Vec<f32>,
+        out: &mut Vec<f32>,
     ) {
         let inner = self.input.outputs;
         let mut values = Vec::new();
-        apply(kernel, &self.input, rows, width, &mut values);
+        apply(kernel, &self.input, rows, &mut values);
         for layer in &self.layers {
-            layer.apply(
-                kernel,
-                (self.heads, inner),
-                &mut values,
-                (&mut *hidden, &mut *out),
-            );
+            layer.apply(kernel, self.heads, &mut values, hidden, out);
         }
         let rows = joined(&values, rows, [inner, width]);
-        let [first, second, third] = &self.output;
-        two_layers(
-            kernel,
-            [first, second],
-            &rows,
-            (inner + width, &mut *hidden),
-            &mut values,
-        );
+        let [layers @ .., last] = &self.output;
+        two_layers(kernel, layers, &rows, hidden, &mut values);
         values.iter_mut().for_each(positive);
-        apply(kernel, third, &values, second.outputs, out);
+        apply(kernel, last, &values, out);
     }
 }
 
 impl LabelTransformerLayer {
-    /// Replaces rows with `width` values each.
+    /// Replaces rows.
     #[inline(always)]
     fn apply<K: Kernel>(
         &self,
         kernel: K,
-        (heads, width): (usize, usize),
+        heads: usize,
         rows: &mut [f32],
-        (hidden, outputs): (&mut Vec<f32>, &mut Vec<f32>),
+        hidden: &mut Vec<f32>,
+        outputs: &mut Vec<f32>,
     ) {
-        apply(kernel, &self.projection, rows, width, hidden);
-        let attended = attend(kernel, (heads, width), hidden);
-        apply(kernel, &self.output, &attended, width, outputs);
+        apply(kernel, &self.projection, rows, hidden);
+        let attended = attend(kernel, heads, self.projection.inputs(), hidden);
+        apply(kernel, &self.output, &attended, outputs);
         add_and_normalize(kernel, rows, outputs, &self.norms[0]);
-        let [first, second] = &self.feed_forward;
-        two_layers(kernel, [first, second], rows, (width, hidden), outputs);
+        two_layers(kernel, &self.feed_forward, rows, hidden, outputs);
         add_and_normalize(kernel, rows, outputs, &self.norms[1]);
     }
 }
 
 /// Attention of each row to all rows, which have queries, keys and values, one after the other.
 #[inline(always)]
-fn attend<K: Kernel>(kernel: K, (heads, width): (usize, usize), rows: &[f32]) -> Vec<f32> {
+fn attend<K: Kernel>(kernel: K, heads: usize, width: usize, rows: &[f32]) -> Vec<f32> {
     let (count, size) = (rows.len() / (3 * width), width / heads);
     let scale = 1.0 / (size as f32).sqrt();
     let mut attended = vec![0.0; count * width];
@@ -281,19 +255,14 @@ impl Experts {
         kernel: K,
         width: usize,
         rows: &[f32],
-        (hidden, out): (&mut Vec<f32>, &mut Vec<f32>),
+        hidden: &mut Vec<f32>,
+        out: &mut Vec<f32>,
     ) {
         let (mut logits, mut weights) = (
             Vec::new(),
             vec![0.0; self.experts.len().next_multiple_of(LANES)],
         );
-        two_layers_with_gelu(
-            kernel,
-            &self.router,
-            rows,
-            (width, &mut *hidden),
-            &mut logits,
-        );
+        two_layers_with_gelu(kernel, &self.router, rows, hidden, &mut logits);
         out.clear();
         out.resize(rows.len(), 0.0);
         let mut results = Vec::new();
@@ -301,7 +270,7 @@ impl Experts {
             .experts
             .iter()
             .map(|layers| {
-                two_layers_with_gelu(kernel, layers, rows, (width, &mut *hidden), &mut results);
+                two_layers_with_gelu(kernel, layers, rows, hidden, &mut results);
                 std::mem::take(&mut results)
             })
             .collect();

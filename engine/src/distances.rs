@@ -9,7 +9,7 @@
 use std::ops::Range;
 
 use crate::{
-    kernel::{COLUMNS, Kernel, LANES, Lanes, Rows},
+    kernel::{COLUMNS, Kernel, LANES, Lanes, Rows, RowsMut},
     numbers::Numbers,
     program::DistanceVectors,
 };
@@ -68,31 +68,31 @@ impl DistanceTerms {
         2 * QUERIES * (tokens + BLOCK + 2 * COLUMNS) + BLOCK * stride(tokens)
     }
 
-    /// Adds the terms of a group of queries to their scores for all keys, with `size` numbers each. The group begins
-    /// with the query at position `first`; groups follow each other from position 0. A row of scores has `padded`
-    /// numbers.
+    /// Adds the terms of a group of queries to their scores for all keys. Groups follow each other from position 0.
     #[inline(always)]
     pub fn add<K: Kernel>(
         &mut self,
         kernel: K,
         head: HeadVectors<'_>,
-        (queries, keys, size): (&[f32], &[f32], usize),
-        (first, query_count): (usize, usize),
-        (scores, padded): (&mut [f32], usize),
+        queries: Rows<'_>,
+        group: Range<usize>,
+        keys: Rows<'_>,
+        scores: RowsMut<'_>,
     ) {
-        let (rows, count) = (queries.len() / size, keys.len() / size);
-        let stride = stride(count);
+        let (size, first, count) = (keys.stride, group.start, keys.values.len() / keys.stride);
+        let (stride, rows) = (stride(count), scores.values.chunks_exact_mut(scores.stride));
         if let Some(table) = head.queries
             && first.is_multiple_of(BLOCK)
         {
-            let block = first..query_count.min(first + BLOCK);
-            self.multiply_keys(kernel, (head.vectors, table), (keys, size), block);
+            let block = first..(queries.values.len() / size).min(first + BLOCK);
+            self.multiply_keys(kernel, head.vectors, table, keys, block);
         }
         if let Some(table) = head.keys {
-            let distances = first as isize - count as isize + 1..(first + rows) as isize;
+            let distances = first as isize - count as isize + 1..group.end as isize;
+            let queries = Rows::new(&queries.values[first * size..group.end * size], size);
             let Products { width, offset } =
-                self.multiply(kernel, (head.vectors, table), (queries, size), distances);
-            for (row, scores) in scores.chunks_exact_mut(padded).enumerate() {
+                self.multiply(kernel, head.vectors, table, queries, distances);
+            for (row, scores) in rows.enumerate() {
                 // From the first key on, distances fall.
                 let start = row * width + offset + row;
                 let products = self.products[start..start + count].iter().rev();
@@ -109,7 +109,7 @@ impl DistanceTerms {
                 }
             }
         } else if head.queries.is_some() {
-            for (row, scores) in scores.chunks_exact_mut(padded).enumerate() {
+            for (row, scores) in rows.enumerate() {
                 let terms = &self.of_keys[(first % BLOCK + row) * stride..][..count];
                 scores[..count]
                     .iter_mut()
@@ -124,11 +124,12 @@ impl DistanceTerms {
     fn multiply_keys<K: Kernel>(
         &mut self,
         kernel: K,
-        table: (&DistanceVectors, &[f32]),
-        (keys, size): (&[f32], usize),
+        vectors: &DistanceVectors,
+        table: &[f32],
+        keys: Rows<'_>,
         block: Range<usize>,
     ) {
-        let count = keys.len() / size;
+        let (size, count) = (keys.stride, keys.values.len() / keys.stride);
         let stride = stride(count);
         self.of_keys.resize(BLOCK * stride, 0.0);
         // Counted from the last key, groups are whole.
@@ -138,8 +139,8 @@ impl DistanceTerms {
             let rows = end - start;
             let distances =
                 block.start as isize - (end - 1) as isize..block.end as isize - start as isize;
-            let keys = &keys[start * size..end * size];
-            let Products { width, offset } = self.multiply(kernel, table, (keys, size), distances);
+            let keys = Rows::new(&keys.values[start * size..end * size], size);
+            let Products { width, offset } = self.multiply(kernel, vectors, table, keys, distances);
             for (query, out) in self
                 .of_keys
                 .chunks_exact_mut(stride)
@@ -171,8 +172,9 @@ impl DistanceTerms {
     fn multiply<K: Kernel>(
         &mut self,
         kernel: K,
-        (vectors, table): (&DistanceVectors, &[f32]),
-        (rows, size): (&[f32], usize),
+        vectors: &DistanceVectors,
+        table: &[f32],
+        rows: Rows<'_>,
         distances: Range<isize>,
     ) -> Products {
         let columns = vectors.columns_of(distances);
@@ -191,7 +193,8 @@ impl DistanceTerms {
         } else {
             &mut self.products
         };
-        let row_count = rows.len() / size;
+        let size = rows.stride;
+        let row_count = rows.values.len() / size;
         out.resize(row_count * width, 0.0);
         let mut sums: [[Lanes; 2]; QUERIES] = [[[0.0; LANES]; 2]; QUERIES];
         let sums = &mut sums[..row_count];
@@ -200,19 +203,8 @@ impl DistanceTerms {
             .chunks_exact(COLUMNS * size)
             .zip((0..width).step_by(COLUMNS))
         {
-            let part = Rows {
-                values: panel,
-                stride: COLUMNS,
-            };
-            kernel.product(
-                size,
-                Rows {
-                    values: rows,
-                    stride: size,
-                },
-                part,
-                sums,
-            );
+            let part = Rows::new(panel, COLUMNS);
+            kernel.product(size, rows, part, sums);
             for (sums, out) in sums.iter().zip(out.chunks_exact_mut(width)) {
                 out[column..column + COLUMNS].copy_from_slice(sums.as_flattened());
             }
@@ -263,18 +255,13 @@ mod tests {
         fn call<K: Kernel>(self, kernel: K) -> Vec<f32> {
             let Self(terms, head, queries, keys) = self;
             let (query_count, key_count) = (queries.len() / SIZE, keys.len() / SIZE);
+            let (queries, keys) = (Rows::new(queries, SIZE), Rows::new(keys, SIZE));
             let mut out = vec![0.0; query_count * key_count];
-            let groups = queries
-                .chunks(QUERIES * SIZE)
-                .zip(out.chunks_mut(QUERIES * key_count));
-            for ((queries, scores), first) in groups.zip((0..).step_by(QUERIES)) {
-                terms.add(
-                    kernel,
-                    head,
-                    (queries, keys, SIZE),
-                    (first, query_count),
-                    (scores, key_count),
-                );
+            let groups = out.chunks_mut(QUERIES * key_count);
+            for (scores, first) in groups.zip((0..).step_by(QUERIES)) {
+                let group = first..query_count.min(first + QUERIES);
+                let scores = RowsMut::new(scores, key_count);
+                terms.add(kernel, head, queries, group, keys, scores);
             }
             out
         }

@@ -12,14 +12,14 @@ use crate::{
 pub fn pass_experts<K: Kernel>(
     kernel: K,
     input: &[f32],
-    width: usize,
     part: &ExpertLayers,
     quantized: &mut Quantized,
     out: &mut [f32],
 ) {
-    let (rows, count) = (input.len() / width, part.experts.len());
+    let (width, count) = (part.router.inputs(), part.experts.len());
+    let rows = input.len() / width;
     let mut weights = vec![0.0; rows * count];
-    dense(kernel, input, width, &part.router, &mut weights);
+    dense(kernel, input, &part.router, &mut weights);
     for weights in weights.chunks_exact_mut(count) {
         soften(kernel, weights);
         keep_largest(weights, part.top);
@@ -44,7 +44,8 @@ pub fn pass_experts<K: Kernel>(
         linear(
             kernel,
             &inputs,
-            (first, 0..first.outputs / LANES),
+            first,
+            0..first.outputs / LANES,
             quantized,
             &mut inner,
         );
@@ -52,7 +53,8 @@ pub fn pass_experts<K: Kernel>(
         linear(
             kernel,
             &inner,
-            (second, 0..second.outputs / LANES),
+            second,
+            0..second.outputs / LANES,
             quantized,
             &mut results,
         );

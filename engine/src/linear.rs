@@ -48,7 +48,8 @@ impl Default for Part {
 pub fn linear<K: Kernel>(
     kernel: K,
     input: &[f32],
-    (layer, panels): (&Linear, Range<usize>),
+    layer: &Linear,
+    panels: Range<usize>,
     scratch: &mut Quantized,
     out: &mut [f32],
 ) {
@@ -123,9 +124,8 @@ impl KernelFn for Product<'_> {
                         let start = (part * MAX_TILE_ROWS + first) * blocks + block * totals.len();
                         tile.ranges = &ranges[start..start + totals.len()];
                         tile.rows = &activations[start * size..(start + totals.len()) * size];
-                        let out = (block + 1 == blocks && !is_written_later).then(|| RowsMut {
-                            values: &mut out[first * width + columns.start..],
-                            stride: width,
+                        let out = (block + 1 == blocks && !is_written_later).then(|| {
+                            RowsMut::new(&mut out[first * width + columns.start..], width)
                         });
                         kernel.add_tile(&tile, &mut sums[..totals.len()], totals, out);
                     }
@@ -248,7 +248,7 @@ fn quantize<K: Kernel>(kernel: K, input: &[f32], layer: &Linear, scratch: &mut Q
                     }
                     Some(scaling) => {
                         let columns = block * values.len();
-                        extent.include_scaled(kernel, values, scaling, (columns, &mut *scaled));
+                        extent.include_scaled(kernel, values, scaling, columns, scaled);
                         quantize_block(kernel, &extent, scaled, out)
                     }
                 };
@@ -301,7 +301,8 @@ impl<K: Kernel> Extent<K> {
         kernel: K,
         values: &[Lanes],
         scaling: &InputScaling,
-        (first, out): (usize, &mut [Lanes]),
+        first: usize,
+        out: &mut [Lanes],
     ) {
         let columns = scaling.factors[first..]
             .iter()
@@ -340,10 +341,10 @@ fn quantize_block<K: Kernel>(
     RowRange { scale, least }
 }
 
-/// Multiplies rows with `width` values each by `layer`'s fp32 weights, with bias.
+/// Multiplies rows by `layer`'s fp32 weights, with bias.
 #[inline(always)]
-pub fn dense<K: Kernel>(kernel: K, input: &[f32], width: usize, layer: &Dense, out: &mut [f32]) {
-    let outputs = layer.outputs;
+pub fn dense<K: Kernel>(kernel: K, input: &[f32], layer: &Dense, out: &mut [f32]) {
+    let (width, outputs) = (layer.inputs(), layer.outputs);
     let whole = outputs - outputs % (2 * LANES);
     let mut sums: [[Lanes; 2]; MAX_ROWS] = [[[0.0; LANES]; 2]; MAX_ROWS];
     // Rows are processed in groups, so that the weights are read once per group.
@@ -353,19 +354,8 @@ pub fn dense<K: Kernel>(kernel: K, input: &[f32], width: usize, layer: &Dense, o
     {
         let sums = &mut sums[..rows.len() / width];
         for first in (0..whole).step_by(2 * LANES) {
-            let weights = Rows {
-                values: &layer.weights[first..],
-                stride: outputs,
-            };
-            kernel.product(
-                width,
-                Rows {
-                    values: rows,
-                    stride: width,
-                },
-                weights,
-                sums,
-            );
+            let weights = Rows::new(&layer.weights[first..], outputs);
+            kernel.product(width, Rows::new(rows, width), weights, sums);
             for (sums, out) in sums.iter().zip(out.chunks_exact_mut(outputs)) {
                 out[first..first + 2 * LANES].copy_from_slice(sums.as_flattened());
             }
@@ -407,7 +397,8 @@ mod tests {
             linear(
                 kernel,
                 self.0,
-                (self.1, 0..PANELS),
+                self.1,
+                0..PANELS,
                 &mut Quantized::default(),
                 &mut out,
             );

@@ -259,6 +259,14 @@ pub struct Dense {
     pub bias: Option<Array<f32>>,
 }
 
+impl Dense {
+    /// Values per input row.
+    #[inline(always)]
+    pub fn inputs(&self) -> usize {
+        self.weights.len() / self.outputs
+    }
+}
+
 /// Experts, some of which a router chooses for each row.
 #[derive(Debug)]
 pub struct ExpertLayers {

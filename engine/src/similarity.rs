@@ -70,22 +70,11 @@ impl KernelFn for LargestProducts<'_> {
         let mut out = Vec::with_capacity(count.next_multiple_of(COLUMNS));
         let mut sums: [[Lanes; 2]; MAX_ROWS] = [[[0.0; LANES]; 2]; MAX_ROWS];
         for panel in panels.chunks_exact(COLUMNS * width) {
-            let columns = Rows {
-                values: panel,
-                stride: COLUMNS,
-            };
+            let columns = Rows::new(panel, COLUMNS);
             let mut largest: [Lanes; 2] = [[f32::MIN; LANES]; 2];
             for vectors in document.chunks(MAX_ROWS * width) {
                 let sums = &mut sums[..vectors.len() / width];
-                kernel.product(
-                    *width,
-                    Rows {
-                        values: vectors,
-                        stride: *width,
-                    },
-                    columns,
-                    sums,
-                );
+                kernel.product(*width, Rows::new(vectors, *width), columns, sums);
                 for sums in sums.iter() {
                     for (sums, largest) in sums.iter().zip(&mut largest) {
                         kernel.store(kernel.max(kernel.load(sums), kernel.load(largest)), largest);

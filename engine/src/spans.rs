@@ -78,14 +78,14 @@ impl SpanScorer {
     #[inline(always)]
     fn score<K: Kernel>(&self, kernel: K, width: usize, buffers: &mut Spans, out: &mut Vec<f32>) {
         let (count, has_spans) = match &self.labels {
-            LabelLayers::Plain([first, second]) => {
+            LabelLayers::Plain(layers) => {
                 let Spans {
                     labels,
                     hidden,
                     outputs,
                     ..
                 } = &mut *buffers;
-                two_layers(kernel, [first, second], labels, (width, hidden), outputs);
+                two_layers(kernel, layers, labels, hidden, outputs);
                 (buffers.labels.len() / width, true)
             }
             LabelLayers::Counted(layers) => {
@@ -148,73 +148,50 @@ impl SpanScorer {
             ..
         } = buffers;
         let [columns, bias] = &self.factors;
-        apply(kernel, bias, outputs, width, biases);
-        apply(kernel, columns, outputs, width, hidden);
+        apply(kernel, bias, outputs, biases);
+        apply(kernel, columns, outputs, hidden);
         let wide = columns.outputs;
         pack(hidden, wide, panels);
         for (side, part) in self.sides.iter().zip([&mut *starts, &mut *ends]) {
-            let [first, second, last] = side;
-            two_layers(
-                kernel,
-                [first, second],
-                words,
-                (width, &mut *hidden),
-                outputs,
-            );
+            let [layers @ .., last] = side;
+            two_layers(kernel, layers, words, hidden, outputs);
             outputs.iter_mut().for_each(positive);
-            apply(kernel, last, outputs, width, part);
+            apply(kernel, last, outputs, part);
         }
         out.clear();
         out.resize(words.len() / width * count * self.longest, 0.0);
         let rows = out.chunks_exact_mut((count * self.longest).max(1));
         for (word, (start, out)) in starts.chunks_exact(wide).zip(rows).enumerate() {
-            self.score_word(
-                kernel,
-                (word, start),
-                (&ends[..], &panels[..], &biases[..]),
-                hidden,
-                out,
-            );
+            hidden.clear();
+            for end in ends.chunks_exact(wide).skip(word).take(self.longest) {
+                hidden.extend(start.iter().zip(end).map(|(start, end)| start + end));
+            }
+            hidden.iter_mut().for_each(positive);
+            self.score_word(kernel, Rows::new(hidden, wide), panels, biases, out);
         }
     }
 
-    /// Writes the scores of the spans that begin with a word.
+    /// Writes the scores of the spans that begin with a word, from their parts' positive sums.
     #[inline(always)]
     fn score_word<K: Kernel>(
         &self,
         kernel: K,
-        (word, start): (usize, &[f32]),
-        (ends, panels, biases): (&[f32], &[f32], &[f32]),
-        spans: &mut Vec<f32>,
+        spans: Rows<'_>,
+        panels: &[f32],
+        biases: &[f32],
         out: &mut [f32],
     ) {
-        let wide = start.len();
-        let lengths = self.longest.min(ends.len() / wide - word);
-        spans.clear();
-        for end in ends.chunks_exact(wide).skip(word).take(lengths) {
-            spans.extend(start.iter().zip(end).map(|(start, end)| start + end));
-        }
-        spans.iter_mut().for_each(positive);
+        let wide = spans.stride;
         let mut sums: [[Lanes; 2]; MAX_ROWS] = [[[0.0; LANES]; 2]; MAX_ROWS];
-        for (rows, first_length) in spans.chunks(MAX_ROWS * wide).zip((0..).step_by(MAX_ROWS)) {
+        let rows = spans.values.chunks(MAX_ROWS * wide);
+        for (rows, first_length) in rows.zip((0..).step_by(MAX_ROWS)) {
             let sums = &mut sums[..rows.len() / wide];
             let labels = panels
                 .chunks_exact(COLUMNS * wide)
                 .zip((0..).step_by(COLUMNS));
             for (panel, first_label) in labels {
-                let columns = Rows {
-                    values: panel,
-                    stride: COLUMNS,
-                };
-                kernel.product(
-                    wide,
-                    Rows {
-                        values: rows,
-                        stride: wide,
-                    },
-                    columns,
-                    sums,
-                );
+                let columns = Rows::new(panel, COLUMNS);
+                kernel.product(wide, Rows::new(rows, wide), columns, sums);
                 let labels = biases.iter().enumerate().skip(first_label).take(COLUMNS);
                 for (label, bias) in labels {
                     for (length, sums) in sums.iter().enumerate() {
@@ -234,7 +211,7 @@ impl Lstm {
         let width = self.gates.outputs / 4;
         let (half, count) = (width / 2, words.len() / width);
         // For each word, both directions' gates: input, output, forget, cell.
-        apply(kernel, &self.gates, words, width, gates);
+        apply(kernel, &self.gates, words, gates);
         out.clear();
         out.resize(count * width, 0.0);
         let padded = half.next_multiple_of(LANES);
@@ -250,12 +227,7 @@ impl Lstm {
                     count - 1 - step
                 };
                 let gates = &gates[(2 * word + direction) * 4 * half..][..4 * half];
-                self.step(
-                    kernel,
-                    direction,
-                    (gates, &mut state, &mut cells),
-                    &mut sums,
-                );
+                self.step(kernel, direction, gates, &mut state, &mut cells, &mut sums);
                 out[word * width + direction * half..][..half].copy_from_slice(&state);
             }
         }
@@ -267,26 +239,17 @@ impl Lstm {
         &self,
         kernel: K,
         direction: usize,
-        (gates, state, cells): (&[f32], &mut [f32], &mut [f32]),
+        gates: &[f32],
+        state: &mut [f32],
+        cells: &mut [f32],
         sums: &mut [f32],
     ) {
         let (half, padded) = (state.len(), sums.len() / 4);
         let states = &self.states[direction * half * 4 * half..];
         let mut products = [[[0.0; LANES]; 2]];
         for column in (0..4 * half).step_by(COLUMNS) {
-            let part = Rows {
-                values: &states[column..],
-                stride: 4 * half,
-            };
-            kernel.product(
-                half,
-                Rows {
-                    values: state,
-                    stride: half,
-                },
-                part,
-                &mut products,
-            );
+            let part = Rows::new(&states[column..], 4 * half);
+            kernel.product(half, Rows::new(state, half), part, &mut products);
             let products = products.as_flattened().as_flattened();
             for (at, (product, gate)) in (column..).zip(products.iter().zip(&gates[column..])) {
                 sums[at / half * padded + at % half] = product + gate;
@@ -318,18 +281,18 @@ pub fn tanh<K: Kernel>(kernel: K, values: &mut [f32]) {
     }
 }
 
-/// Applies a layer to rows with `width` numbers each.
+/// Applies a layer to rows.
 #[inline(always)]
-pub fn apply<K: Kernel>(kernel: K, layer: &Dense, input: &[f32], width: usize, out: &mut Vec<f32>) {
-    out.resize(input.len() / width * layer.outputs, 0.0);
-    dense(kernel, input, width, layer, out);
+pub fn apply<K: Kernel>(kernel: K, layer: &Dense, input: &[f32], out: &mut Vec<f32>) {
+    out.resize(input.len() / layer.inputs() * layer.outputs, 0.0);
+    dense(kernel, input, layer, out);
 }
 
 /// Writes a score per label, for each word.
 #[inline(always)]
 fn score_labels<K: Kernel>(
     kernel: K,
-    [first, second]: &[Dense; 2],
+    layers: &[Dense; 2],
     width: usize,
     buffers: &mut Spans,
     out: &mut Vec<f32>,
@@ -341,10 +304,14 @@ fn score_labels<K: Kernel>(
         outputs,
         ..
     } = buffers;
-    two_layers(kernel, [first, second], labels, (width, hidden), outputs);
+    two_layers(kernel, layers, labels, hidden, outputs);
     out.clear();
     for _ in words.chunks_exact(width) {
-        out.extend(outputs.chunks_exact(second.outputs).map(|scores| scores[0]));
+        out.extend(
+            outputs
+                .chunks_exact(layers[1].outputs)
+                .map(|scores| scores[0]),
+        );
     }
 }
 
@@ -352,14 +319,14 @@ fn score_labels<K: Kernel>(
 #[inline(always)]
 pub fn two_layers<K: Kernel>(
     kernel: K,
-    [first, second]: [&Dense; 2],
+    [first, second]: &[Dense; 2],
     input: &[f32],
-    (width, hidden): (usize, &mut Vec<f32>),
+    hidden: &mut Vec<f32>,
     out: &mut Vec<f32>,
 ) {
-    apply(kernel, first, input, width, hidden);
+    apply(kernel, first, input, hidden);
     hidden.iter_mut().for_each(positive);
-    apply(kernel, second, hidden, first.outputs, out);
+    apply(kernel, second, hidden, out);
 }
 
 /// Applies two layers, with GELU between them.
@@ -368,17 +335,17 @@ pub fn two_layers_with_gelu<K: Kernel>(
     kernel: K,
     [first, second]: &[Dense; 2],
     input: &[f32],
-    (width, hidden): (usize, &mut Vec<f32>),
+    hidden: &mut Vec<f32>,
     out: &mut Vec<f32>,
 ) {
-    apply(kernel, first, input, width, hidden);
+    apply(kernel, first, input, hidden);
     for lanes in hidden.as_chunks_mut::<LANES>().0 {
         kernel.store(
             activate(kernel, Activation::Gelu, kernel.load(lanes)),
             lanes,
         );
     }
-    apply(kernel, second, hidden, first.outputs, out);
+    apply(kernel, second, hidden, out);
 }
 
 /// The positive part; 0 for NaN and for negative zero.

@@ -35,7 +35,7 @@ impl TextScorer {
             words.iter_mut().for_each(|value| *value /= count);
         }
         for (layers, rows) in [(&self.text, &mut *words), (&self.label, &mut *labels)] {
-            two_layers_with_gelu(kernel, layers, rows, (width, &mut *hidden), outputs);
+            two_layers_with_gelu(kernel, layers, rows, hidden, outputs);
             std::mem::swap(rows, outputs);
             if self.scale.is_some() {
                 rows.chunks_exact_mut(width).for_each(normalize);
@@ -49,7 +49,7 @@ impl TextScorer {
                 }
             }
             PairScorer::Products(scorer) => scorer.score(kernel, width, buffers, out),
-            PairScorer::Layers(layers) => layers.score(kernel, width, buffers, out),
+            PairScorer::Layers(layers) => layers.score(kernel, buffers, out),
         }
         if let Some(scale) = self.scale {
             out.iter_mut().for_each(|score| *score *= scale);
@@ -60,7 +60,7 @@ impl TextScorer {
 impl PairLayers {
     /// Writes texts' scores by label.
     #[inline(always)]
-    fn score<K: Kernel>(&self, kernel: K, width: usize, buffers: &mut Spans, out: &mut Vec<f32>) {
+    fn score<K: Kernel>(&self, kernel: K, buffers: &mut Spans, out: &mut Vec<f32>) {
         let Spans {
             words,
             labels,
@@ -71,8 +71,8 @@ impl PairLayers {
             biases,
             ..
         } = buffers;
-        apply(kernel, &self.text, words, width, starts);
-        apply(kernel, &self.label, labels, width, ends);
+        apply(kernel, &self.text, words, starts);
+        apply(kernel, &self.label, labels, ends);
         let wide = self.text.outputs;
         out.clear();
         for text in starts.chunks_exact(wide) {
@@ -81,9 +81,9 @@ impl PairLayers {
                 hidden.extend(text.iter().zip(label).map(|(text, label)| text + label));
             }
             hidden.iter_mut().for_each(positive);
-            apply(kernel, &self.middle, hidden, wide, outputs);
+            apply(kernel, &self.middle, hidden, outputs);
             outputs.iter_mut().for_each(positive);
-            apply(kernel, &self.last, outputs, self.middle.outputs, biases);
+            apply(kernel, &self.last, outputs, biases);
             out.extend(
                 biases
                     .chunks_exact(self.last.outputs)

@@ -35,13 +35,13 @@ impl WordScorer {
         } = buffers;
         let [first, contribution, second] = &self.words;
         let (wide, kinds) = (contribution.outputs, self.count);
-        apply(kernel, first, words, width, outputs);
-        apply(kernel, contribution, outputs, width, starts);
-        apply(kernel, second, words, width, ends);
+        apply(kernel, first, words, outputs);
+        apply(kernel, contribution, outputs, starts);
+        apply(kernel, second, words, ends);
         let [first, contribution, second] = &self.labels;
-        apply(kernel, first, labels, width, outputs);
-        apply(kernel, contribution, outputs, width, panels);
-        apply(kernel, second, labels, width, outputs);
+        apply(kernel, first, labels, outputs);
+        apply(kernel, contribution, outputs, panels);
+        apply(kernel, second, labels, outputs);
         let count = labels.len() / width;
         out.clear();
         out.resize(words.len() / width * count * kinds, 0.0);
@@ -61,14 +61,14 @@ impl WordScorer {
                             .map(|(word, label)| word * label),
                     );
                 }
-                apply(kernel, &self.products, words, width, hidden);
+                apply(kernel, &self.products, words, hidden);
                 for (sums, word) in hidden.chunks_exact_mut(wide).zip(starts.chunks_exact(wide)) {
                     for ((sum, word), label) in sums.iter_mut().zip(word).zip(contribution) {
                         *sum += word + label;
                         positive(sum);
                     }
                 }
-                apply(kernel, &self.scores, hidden, wide, biases);
+                apply(kernel, &self.scores, hidden, biases);
                 let rows = out.chunks_exact_mut(count * kinds);
                 for (scores, out) in biases.chunks_exact(COLUMNS).zip(rows) {
                     out[label * kinds..][..kinds].copy_from_slice(&scores[..kinds]);

@@ -154,7 +154,7 @@ pub fn tile<K: Kernel>(_: K, rows: &[u8], panels: [Panel<'_>; 2], out: &mut [[Su
         let rows = &rows[index * part * size..];
         // SAFETY: the row length was asserted.
         with_row_count!(out, R in 1 2 3 4 5 6 7 8 9 10 11 12 => unsafe {
-            multiply::<R, false, false>((rows, size), panels, 0, |sums| {
+            multiply::<R, false, false>(rows, size, panels, 0, |sums| {
                 for (sums, out) in sums.as_flattened().iter().zip(out.as_flattened_mut()) {
                     // `Sums` is 64 bytes long, as is a register.
                     _mm512_storeu_si512(out.as_mut_ptr().cast(), *sums);
@@ -193,10 +193,10 @@ pub fn add_tile<K: Kernel<F32x16 = __m512>>(
             // The first two parts prefetch for a panel each: more lines at once than the cache requests at a time
             // would stall.
             match (index, is_divided) {
-                (0, false) => add_rows::<R, true, true>(kernel, (&tile, size), totals, out),
-                (0, true) => add_rows::<R, true, false>(kernel, (&tile, size), totals, out),
-                (1, _) => add_rows::<R, false, true>(kernel, (&tile, size), totals, out),
-                _ => add_rows::<R, false, false>(kernel, (&tile, size), totals, out),
+                (0, false) => add_rows::<R, true, true>(kernel, &tile, size, totals, out),
+                (0, true) => add_rows::<R, true, false>(kernel, &tile, size, totals, out),
+                (1, _) => add_rows::<R, false, true>(kernel, &tile, size, totals, out),
+                _ => add_rows::<R, false, false>(kernel, &tile, size, totals, out),
             }
         });
     }
@@ -207,7 +207,8 @@ pub fn add_tile<K: Kernel<F32x16 = __m512>>(
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn add_rows<const R: usize, const LEFT: bool, const RIGHT: bool>(
     kernel: impl Kernel<F32x16 = __m512>,
-    (tile, size): (&ScaledTile<'_>, usize),
+    tile: &ScaledTile<'_>,
+    size: usize,
     totals: &mut [[Lanes; 2]; R],
     out: Option<RowsMut<'_>>,
 ) {
@@ -220,13 +221,13 @@ unsafe fn add_rows<const R: usize, const LEFT: bool, const RIGHT: bool>(
         for (row, (sums, range)) in sums.iter().zip(ranges).enumerate() {
             for n in 0..2 {
                 // SAFETY: the tile has a range per row.
-                unsafe { totals.add((row, n), scales[n], range, _mm512_cvtepi32_ps(sums[n])) };
+                unsafe { totals.add(row, n, scales[n], range, _mm512_cvtepi32_ps(sums[n])) };
             }
         }
     };
     let panels = [tile.panels[0].blocks, tile.panels[1].blocks];
     // SAFETY: per this function's contract.
-    unsafe { multiply::<R, LEFT, RIGHT>((tile.rows, size), panels, tile.prefetch_distance, add) }
+    unsafe { multiply::<R, LEFT, RIGHT>(tile.rows, size, panels, tile.prefetch_distance, add) }
 }
 
 /// Calls `finish` with the sums of `R` rows, in registers. Prefetches `distance` blocks ahead, in the left panel, in
@@ -236,7 +237,8 @@ unsafe fn add_rows<const R: usize, const LEFT: bool, const RIGHT: bool>(
 /// `rows` has `R` rows of `size` bytes, each with one activation per input in `left` and `right`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn multiply<const R: usize, const LEFT: bool, const RIGHT: bool>(
-    (rows, size): (&[u8], usize),
+    rows: &[u8],
+    size: usize,
     [left, right]: [&[Block]; 2],
     distance: usize,
     finish: impl FnOnce(&[[__m512i; 2]; R]),

@@ -126,6 +126,14 @@ pub struct Rows<'a> {
     pub stride: usize,
 }
 
+impl<'a> Rows<'a> {
+    /// Rows that begin every `stride` values.
+    #[inline(always)]
+    pub fn new(values: &'a [f32], stride: usize) -> Self {
+        Self { values, stride }
+    }
+}
+
 /// As [`Rows`], for results.
 #[derive(Debug)]
 pub struct RowsMut<'a> {
@@ -133,6 +141,14 @@ pub struct RowsMut<'a> {
     pub values: &'a mut [f32],
     /// Distance between row starts, in values.
     pub stride: usize,
+}
+
+impl<'a> RowsMut<'a> {
+    /// Rows that begin every `stride` values.
+    #[inline(always)]
+    pub fn new(values: &'a mut [f32], stride: usize) -> Self {
+        Self { values, stride }
+    }
 }
 
 /// A function compiled for every kernel.

@@ -351,14 +351,8 @@ impl KernelFn for Product {
 
     fn call<K: Kernel>(self, kernel: K) -> Vec<u32> {
         let mut out = vec![[[f32::NAN; LANES]; 2]; self.row_count];
-        let a = Rows {
-            values: &self.a,
-            stride: self.a_stride,
-        };
-        let b = Rows {
-            values: &self.b,
-            stride: self.b_stride,
-        };
+        let a = Rows::new(&self.a, self.a_stride);
+        let b = Rows::new(&self.b, self.b_stride);
         kernel.product(self.depth, a, b, &mut out);
         bits(out.as_flattened().as_flattened())
     }

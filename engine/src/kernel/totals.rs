@@ -89,7 +89,8 @@ impl<'a, K: Kernel> Totals<'a, K> {
     #[inline(always)]
     pub unsafe fn add(
         &self,
-        (row, n): (usize, usize),
+        row: usize,
+        n: usize,
         scales: Scales<K>,
         range: &RowRange,
         sums: K::F32x16,
@@ -121,7 +122,7 @@ impl<'a, K: Kernel> Totals<'a, K> {
         for (row, (range, sums)) in self.tile.ranges.iter().zip(sums).enumerate() {
             for n in 0..2 {
                 // SAFETY: there is a range per row.
-                unsafe { self.add((row, n), scales[n], range, self.kernel.load_i32(&sums[n])) };
+                unsafe { self.add(row, n, scales[n], range, self.kernel.load_i32(&sums[n])) };
             }
         }
     }

@@ -240,7 +240,6 @@ fn multiply(rows: &[f32], width: usize, weights: Array<f32>) -> Vec<f32> {
     each(parts, |(rows, out)| {
         InstructionSet::current().call(Multiply {
             rows,
-            width,
             layer: &layer,
             out,
         })
@@ -250,7 +249,6 @@ fn multiply(rows: &[f32], width: usize, weights: Array<f32>) -> Vec<f32> {
 
 struct Multiply<'a> {
     rows: &'a [f32],
-    width: usize,
     layer: &'a Dense,
     out: &'a mut [f32],
 }
@@ -260,13 +258,7 @@ impl KernelFn for Multiply<'_> {
 
     #[inline(always)]
     fn call<K: Kernel>(self, kernel: K) {
-        let Self {
-            rows,
-            width,
-            layer,
-            out,
-        } = self;
-        dense(kernel, rows, width, layer, out);
+        dense(kernel, self.rows, self.layer, self.out);
     }
 }
 

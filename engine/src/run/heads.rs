@@ -5,9 +5,9 @@ use std::ops::Range;
 use super::{Run, rows::copy_rows};
 use crate::{
     attention::{Head, Scores},
-    kernel::Kernel,
+    kernel::{Kernel, Rows, RowsMut},
     numbers::Numbers,
-    program::{Attention, Per, Program, Value, View},
+    program::{Attention, Per, Program, View},
 };
 
 /// Attention for one text and head.
@@ -17,7 +17,8 @@ pub fn attend<K: Kernel>(
     run: &Run,
     program: &Program,
     attention: &Attention,
-    (text, head): (usize, usize),
+    text: usize,
+    head: usize,
     scratch: &mut Head,
 ) {
     let size = attention.queries.width / attention.heads;
@@ -45,17 +46,18 @@ pub fn attend<K: Kernel>(
         width: size,
         ..view
     };
-    let value = |view: View| (program.values[view.value], view);
     copy_head(
         run,
-        value(view(attention.queries, head)),
+        program,
+        view(attention.queries, head),
         queries,
         size,
         &mut scratch.queries,
     );
     copy_head(
         run,
-        value(view(attention.keys, key_head)),
+        program,
+        view(attention.keys, key_head),
         tokens.clone(),
         size,
         &mut scratch.keys,
@@ -63,7 +65,8 @@ pub fn attend<K: Kernel>(
     let stride = Head::value_stride(size);
     copy_head(
         run,
-        value(view(attention.values, key_head)),
+        program,
+        view(attention.values, key_head),
         tokens,
         stride,
         &mut scratch.values,
@@ -85,11 +88,13 @@ pub fn attend<K: Kernel>(
 #[inline(always)]
 fn copy_head(
     run: &Run,
-    (value, view): (Value, View),
+    program: &Program,
+    view: View,
     rows: Range<usize>,
     stride: usize,
     out: &mut Numbers,
 ) {
+    let value = program.values[view.value];
     out.resize(rows.len() * stride, 0.0);
     let mut start = rows.start;
     while start < rows.end {
@@ -97,8 +102,8 @@ fn copy_head(
         let count = (rows.end - start).min(run.block_rows - first);
         let part = run.part(value.slot, block);
         let part = &part[first * value.width + view.offset..];
-        let out = &mut out[(start - rows.start) * stride..];
-        copy_rows([count, view.width], (part, value.width), (out, stride));
+        let out = RowsMut::new(&mut out[(start - rows.start) * stride..], stride);
+        copy_rows([count, view.width], Rows::new(part, value.width), out);
         start += count;
     }
 }

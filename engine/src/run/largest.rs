@@ -14,7 +14,8 @@ pub fn largest_outputs<K: Kernel>(
     kernel: K,
     run: &Run,
     program: &Program,
-    (largest, task): (&Largest, usize),
+    largest: &Largest,
+    task: usize,
     scratch: &mut Scratch,
 ) {
     let Scratch {
@@ -42,7 +43,8 @@ pub fn largest_outputs<K: Kernel>(
             linear(
                 kernel,
                 rows,
-                (&largest.layer, panels.clone()),
+                &largest.layer,
+                panels.clone(),
                 quantized,
                 outputs,
             );

@@ -6,7 +6,7 @@ use super::{Observer, Run, Scratch, Token};
 use crate::{
     adapters::adapt,
     experts::pass_experts,
-    kernel::{COLUMNS, Kernel, LANES},
+    kernel::{COLUMNS, Kernel, LANES, Rows, RowsMut},
     linear::{dense, linear},
     math::{activate, gate, normalize},
     numbers::Numbers,
@@ -41,7 +41,8 @@ pub fn rows<K: Kernel>(
             run,
             program.values[load.value],
             load,
-            (block, &rows),
+            block,
+            &rows,
             &mut values[slot(&load.value)],
         );
     }
@@ -65,16 +66,16 @@ pub fn rows<K: Kernel>(
                     *pooling,
                     program.values[*input],
                     &run.attended[rows.clone()],
-                    (&mut out, width),
+                    &mut out,
                 );
             }
             RowOperation::Neighbours { input, before, .. } => {
                 join_neighbours(
                     run,
                     program.values[*input],
-                    (width, *before),
+                    *before,
                     &rows,
-                    &mut out,
+                    RowsMut::new(&mut out, width),
                 );
             }
             RowOperation::Linear { input, layer, .. } => {
@@ -85,19 +86,14 @@ pub fn rows<K: Kernel>(
                 linear(
                     kernel,
                     &values[slot(input)],
-                    (layer, panels),
+                    layer,
+                    panels,
                     quantized,
                     &mut out,
                 );
             }
             RowOperation::Dense { input, layer, .. } => {
-                dense(
-                    kernel,
-                    &values[slot(input)],
-                    program.values[*input].width,
-                    layer,
-                    &mut out,
-                );
+                dense(kernel, &values[slot(input)], layer, &mut out);
             }
             RowOperation::Activation {
                 function, input, ..
@@ -141,25 +137,17 @@ pub fn rows<K: Kernel>(
                 ..
             } => {
                 out.copy_from_slice(&values[slot(base)]);
-                let input = (&values[slot(input)][..], program.values[*input].width);
+                let input = Rows::new(&values[slot(input)], program.values[*input].width);
                 adapt_block(
                     kernel,
                     &run.tokens[rows.clone()],
                     adapters,
                     input,
-                    (&mut out, width),
+                    RowsMut::new(&mut out, width),
                 );
             }
             RowOperation::Experts { input, part, .. } => {
-                let width = program.values[*input].width;
-                pass_experts(
-                    kernel,
-                    &values[slot(input)],
-                    width,
-                    part,
-                    quantized,
-                    &mut out,
-                );
+                pass_experts(kernel, &values[slot(input)], part, quantized, &mut out);
             }
             RowOperation::Norm {
                 input,
@@ -200,14 +188,8 @@ pub fn rows<K: Kernel>(
 
 /// Pools the rows of each text's tokens.
 #[inline(always)]
-fn pool(
-    run: &Run,
-    pooling: Pooling,
-    value: Value,
-    texts: &[Range<usize>],
-    (out, width): (&mut [f32], usize),
-) {
-    for (text, out) in texts.iter().zip(out.chunks_exact_mut(width)) {
+fn pool(run: &Run, pooling: Pooling, value: Value, texts: &[Range<usize>], out: &mut [f32]) {
+    for (text, out) in texts.iter().zip(out.chunks_exact_mut(value.width)) {
         let tokens = match pooling {
             Pooling::First => text.start..text.end.min(text.start + 1),
             Pooling::Last => text.start.max(text.end.saturating_sub(1))..text.end,
@@ -216,7 +198,8 @@ fn pool(
         let count = tokens.len().max(1) as f32;
         out.fill(0.0);
         run.each_part(value, tokens, |part| {
-            part.chunks_exact(width).for_each(|row| add_to(out, row));
+            part.chunks_exact(value.width)
+                .for_each(|row| add_to(out, row));
         });
         out.iter_mut().for_each(|value| *value /= count);
     }
@@ -228,10 +211,11 @@ fn adapt_block<K: Kernel>(
     kernel: K,
     tokens: &[Token],
     adapters: &Adapters,
-    (input, inputs): (&[f32], usize),
-    (out, width): (&mut [f32], usize),
+    input: Rows<'_>,
+    out: RowsMut<'_>,
 ) {
-    let rows = input.chunks_exact(inputs).zip(out.chunks_exact_mut(width));
+    let inputs = input.values.chunks_exact(input.stride);
+    let rows = inputs.zip(out.values.chunks_exact_mut(out.stride));
     for (token, (input, out)) in tokens.iter().zip(rows) {
         if let Some(task) = (token.type_id as usize).checked_sub(1) {
             adapt(
@@ -251,7 +235,8 @@ fn load_block(
     run: &Run,
     value: Value,
     load: &Load,
-    (block, rows): (usize, &Range<usize>),
+    block: usize,
+    rows: &Range<usize>,
     out: &mut Numbers,
 ) {
     match load.heads {
@@ -288,7 +273,11 @@ fn join_heads(run: &Run, value: Value, heads: usize, rows: &Range<usize>, out: &
             let contexts = run.part(slot, text * heads + head);
             let contexts = &contexts[(part.start - range.start) * size..];
             let out = &mut out[(part.start - rows.start) * width + head * size..];
-            copy_rows([part.len(), size], (contexts, size), (out, width));
+            copy_rows(
+                [part.len(), size],
+                Rows::new(contexts, size),
+                RowsMut::new(out, width),
+            );
         }
     }
 }
@@ -297,38 +286,32 @@ fn join_heads(run: &Run, value: Value, heads: usize, rows: &Range<usize>, out: &
 ///
 /// By columns, with arrays: compilers replace loops along a row by a call per row, which takes longer than short rows.
 #[inline(always)]
-pub fn copy_rows(
-    [count, width]: [usize; 2],
-    (from, from_stride): (&[f32], usize),
-    (to, to_stride): (&mut [f32], usize),
-) {
+pub fn copy_rows([count, width]: [usize; 2], from: Rows<'_>, to: RowsMut<'_>) {
     let whole = width - width % COLUMNS;
     for first in (0..whole).step_by(COLUMNS) {
         for row in 0..count {
-            let from = from[row * from_stride + first..].first_chunk::<COLUMNS>();
-            if let (Some(from), Some(to)) = (from, to[row * to_stride + first..].first_chunk_mut())
-            {
+            let from = from.values[row * from.stride + first..].first_chunk::<COLUMNS>();
+            let to = to.values[row * to.stride + first..].first_chunk_mut();
+            if let (Some(from), Some(to)) = (from, to) {
                 *to = *from;
             }
         }
     }
     if whole < width {
         for row in 0..count {
-            let from = &from[row * from_stride..][whole..width];
-            to[row * to_stride..][whole..width].copy_from_slice(from);
+            let from = &from.values[row * from.stride..][whole..width];
+            to.values[row * to.stride..][whole..width].copy_from_slice(from);
         }
     }
 }
 
-/// Joins consecutive rows into rows of `width` numbers; the first is `before` rows before each token's own.
+/// Joins consecutive rows into one; the first is `before` rows before each token's own.
 #[inline(always)]
-fn join_neighbours(
-    run: &Run,
-    value: Value,
-    (width, before): (usize, usize),
-    rows: &Range<usize>,
-    out: &mut [f32],
-) {
+fn join_neighbours(run: &Run, value: Value, before: usize, rows: &Range<usize>, out: RowsMut<'_>) {
+    let RowsMut {
+        values: out,
+        stride: width,
+    } = out;
     out.fill(0.0);
     let count = width / value.width;
     let first = run.texts.partition_point(|text| text.end <= rows.start);
@@ -410,7 +393,11 @@ mod tests {
             let (count, from_stride, to_stride) = (3, width + 5, width + 2);
             let from: Vec<f32> = (1..=count * from_stride).map(|at| at as f32).collect();
             let mut to = vec![0.0; count * to_stride];
-            copy_rows([count, width], (&from, from_stride), (&mut to, to_stride));
+            copy_rows(
+                [count, width],
+                Rows::new(&from, from_stride),
+                RowsMut::new(&mut to, to_stride),
+            );
             for (row, (from, to)) in from
                 .chunks(from_stride)
                 .zip(to.chunks(to_stride))

@@ -13,7 +13,8 @@ pub fn score_spans<K: Kernel>(
     kernel: K,
     run: &Run,
     program: &Program,
-    (head, text): (&SpanHead, usize),
+    head: &SpanHead,
+    text: usize,
     scratch: &mut Scratch,
 ) {
     let buffers = &mut scratch.spans;

@@ -99,7 +99,8 @@ impl KernelFn for Task<'_, Attention> {
                 run,
                 program,
                 attention,
-                (text, head),
+                text,
+                head,
                 &mut scratch.head,
             );
         }
@@ -115,7 +116,8 @@ impl KernelFn for Task<'_, Largest> {
             kernel,
             self.run,
             self.program,
-            (self.stage, self.task),
+            self.stage,
+            self.task,
             self.scratch,
         );
     }
@@ -130,7 +132,8 @@ impl KernelFn for Task<'_, SpanHead> {
             kernel,
             self.run,
             self.program,
-            (self.stage, self.task),
+            self.stage,
+            self.task,
             self.scratch,
         );
     }

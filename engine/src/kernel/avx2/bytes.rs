@@ -25,7 +25,8 @@ macro_rules! byte_products {
             unsafe fn add_panel<const R: usize, const PREFETCHES: bool>(
                 totals: &Totals<'_, Bits256<Self>>,
                 tile: &ScaledTile<'_>,
-                (first, n): (usize, usize),
+                first: usize,
+                n: usize,
             ) {
                 let blocks = tile.panels[n].blocks;
                 let rows = &tile.rows[first * blocks.len() * GROUP..];
@@ -35,11 +36,11 @@ macro_rules! byte_products {
                     for (row, (sums, range)) in sums.iter().zip(ranges).enumerate() {
                         let sums = [_mm256_cvtepi32_ps(sums[0]), _mm256_cvtepi32_ps(sums[1])];
                         // SAFETY: per this function's contract.
-                        unsafe { totals.add((first + row, n), scales, range, sums) };
+                        unsafe { totals.add(first + row, n, scales, range, sums) };
                     }
                 };
                 // SAFETY: per this function's contract.
-                unsafe { Self::multiply::<R, PREFETCHES>(rows, (blocks, tile.prefetch_distance), add) };
+                unsafe { Self::multiply::<R, PREFETCHES>(rows, blocks, tile.prefetch_distance, add) };
             }
         }
 
@@ -68,7 +69,7 @@ macro_rules! byte_products {
                     let rows = &rows[i * part * blocks.len() * GROUP..];
                     // SAFETY: per this function's contract.
                     with_row_count!(out, R in $($number)* => unsafe {
-                        Self::multiply::<R, false>(rows, (blocks, 0), |sums| store(sums, n, out));
+                        Self::multiply::<R, false>(rows, blocks, 0, |sums| store(sums, n, out));
                     });
                 }
             }
@@ -88,8 +89,8 @@ macro_rules! byte_products {
                         // SAFETY: per this function's contract. The constructor has asserted the number of ranges.
                         unsafe {
                             match (part.min(tile.ranges.len() - first), first) {
-                                $(($number, 0) => Self::add_panel::<$number, true>(&totals, tile, (first, n)),)*
-                                $(($number, _) => Self::add_panel::<$number, false>(&totals, tile, (first, n)),)*
+                                $(($number, 0) => Self::add_panel::<$number, true>(&totals, tile, first, n),)*
+                                $(($number, _) => Self::add_panel::<$number, false>(&totals, tile, first, n),)*
                                 (rows, _) => unreachable!("{rows} rows in a tile"),
                             }
                         }
@@ -114,7 +115,8 @@ impl Vnni {
     #[target_feature(enable = "avx2,fma,avxvnni")]
     unsafe fn multiply<const R: usize, const PREFETCHES: bool>(
         rows: &[u8],
-        (blocks, distance): (&[Block], usize),
+        blocks: &[Block],
+        distance: usize,
         finish: impl FnOnce(&[[__m256i; 2]; R]),
     ) {
         let mut sums = [[_mm256_setzero_si256(); 2]; R];
@@ -154,7 +156,8 @@ impl Maddubs {
     #[target_feature(enable = "avx2,fma")]
     unsafe fn multiply<const R: usize, const PREFETCHES: bool>(
         rows: &[u8],
-        (blocks, distance): (&[Block], usize),
+        blocks: &[Block],
+        distance: usize,
         finish: impl FnOnce(&[[__m256i; 2]; R]),
     ) {
         let (steps, rest) = blocks.as_chunks();

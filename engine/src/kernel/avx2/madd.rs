@@ -141,17 +141,33 @@ unsafe fn multiply_many(rows: &[u8], blocks: &[Block], n: usize, out: &mut [[[Su
             .zip(&mut *out)
             .enumerate()
         {
-            let mut sums = initial_sums((rows, row_size), i == 0, products, (n, out));
+            // The earlier chunks' sums, or the rows' ends subtracted from zero; less the chunk's own pair products.
+            let mut sums = [[_mm256_setzero_si256(); 2]; ROWS];
+            // Loops: what iterator adapters call in the standard library is not compiled for the processor's features.
+            for ((sums, row), out) in sums
+                .iter_mut()
+                .zip(rows.chunks_exact(row_size))
+                .zip(&mut *out)
+            {
+                if i == 0 {
+                    let end = row.last_chunk().map_or(0, |end| i32::from_le_bytes(*end));
+                    *sums = [_mm256_set1_epi32(end.wrapping_neg()); 2];
+                } else {
+                    let out: *const __m256i = out[n].as_ptr().cast();
+                    // SAFETY: `Sums` is 64 bytes long, as are two registers.
+                    *sums = unsafe { [_mm256_loadu_si256(out), _mm256_loadu_si256(out.add(1))] };
+                }
+                *sums = [
+                    _mm256_sub_epi32(sums[0], products[0]),
+                    _mm256_sub_epi32(sums[1], products[1]),
+                ];
+            }
             // SAFETY: the rows are as long as all blocks, per this function's contract. Any address may be prefetched.
             unsafe {
                 for block in j * prefetched..(j + 1) * prefetched {
                     _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(block).cast());
                 }
-                multiply(
-                    (&rows[i * depth * GROUP * SIZE..], row_size),
-                    wide,
-                    &mut sums,
-                );
+                multiply(&rows[i * depth * GROUP * SIZE..], row_size, wide, &mut sums);
             }
             store(&sums, n, out);
         }
@@ -240,7 +256,8 @@ macro_rules! row {
 /// `rows` begins with four activations per block, for each row. There is a block.
 #[target_feature(enable = "avx2,fma")]
 unsafe fn multiply(
-    (rows, row_size): (&[u8], usize),
+    rows: &[u8],
+    row_size: usize,
     blocks: &[WideBlock],
     sums: &mut [[__m256i; 2]; ROWS],
 ) {
@@ -323,33 +340,4 @@ unsafe fn pairs(group: *const u8) -> [__m256i; 2] {
             _mm256_set1_epi32(group.add(1).read_unaligned()),
         ]
     }
-}
-
-/// Sums to which a chunk's products are added: those of the chunks before it, or the rows' ends subtracted from zero;
-/// less the chunk's own pair products.
-#[target_feature(enable = "avx2")]
-#[inline]
-fn initial_sums(
-    (rows, row_size): (&[u8], usize),
-    is_first: bool,
-    products: [__m256i; 2],
-    (n, out): (usize, &[[Sums; 2]; ROWS]),
-) -> [[__m256i; 2]; ROWS] {
-    let mut sums = [[_mm256_setzero_si256(); 2]; ROWS];
-    // Loops: what iterator adapters call in the standard library is not compiled for the processor's features.
-    for ((sums, row), out) in sums.iter_mut().zip(rows.chunks_exact(row_size)).zip(out) {
-        if is_first {
-            let end = row.last_chunk().map_or(0, |end| i32::from_le_bytes(*end));
-            *sums = [_mm256_set1_epi32(end.wrapping_neg()); 2];
-        } else {
-            let out: *const __m256i = out[n].as_ptr().cast();
-            // SAFETY: `Sums` is 64 bytes long, as are two registers.
-            *sums = unsafe { [_mm256_loadu_si256(out), _mm256_loadu_si256(out.add(1))] };
-        }
-        *sums = [
-            _mm256_sub_epi32(sums[0], products[0]),
-            _mm256_sub_epi32(sums[1], products[1]),
-        ];
-    }
-    sums
 }
