@@ -10,9 +10,9 @@ use crate::model::Model;
 use kivu_base::error::{Error, Result};
 use kivu_core::{
     backend::Deadline,
-    pipeline::seq2seq::{RequestedLanguages, Seq2SeqPipeline, SpecialTokens},
+    pipeline::seq2seq::{RequestedLanguages, Seq2SeqPipeline},
 };
-use kivu_text::{Token, Tokenizer, UNMATCHED};
+use kivu_text::{SpecialTokens, Token, Tokenizer, UNMATCHED};
 
 /// Tokenization parameters.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -143,11 +143,9 @@ impl TokenReader {
             source: src_lang.as_deref(),
             target: tgt_lang.as_deref(),
         };
-        let has_special = add_special_tokens.unwrap_or(true);
-        let special = if has_special {
-            SpecialTokens::Added
-        } else {
-            SpecialTokens::LeftOut
+        let special = match add_special_tokens {
+            Some(false) => SpecialTokens::LeftOut,
+            _ => SpecialTokens::Added,
         };
         let (mut left, mut answer) = (self.max_tokens, Vec::with_capacity(texts.len()));
         for text in texts {
@@ -158,7 +156,7 @@ impl TokenReader {
             }
             let tokens = match &self.generator {
                 Some(generator) => generator.tokens(&text, special, wanted)?,
-                None => self.tokenizer.tokens(&text, has_special)?,
+                None => self.tokenizer.tokens(&text, special)?,
             };
             left = left
                 .checked_sub(tokens.len())

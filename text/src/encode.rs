@@ -9,7 +9,7 @@ use tokenizers::{
     TruncationStrategy, utils::truncation::truncate_encodings,
 };
 
-use super::{Tokenizer, cannot_tokenize};
+use super::{SpecialTokens, Tokenizer, cannot_tokenize};
 use kivu_base::error::{Error, Result};
 
 /// The text end that is cut off.
@@ -407,7 +407,7 @@ impl Tokenizer {
         let encoding = self
             .call(|raw| raw.encode(reachable, false))
             .map_err(cannot_tokenize)?;
-        let encoding = self.post_process(encoding, None, false)?;
+        let encoding = self.post_process(encoding, None, SpecialTokens::LeftOut)?;
         let kept = limit
             .saturating_sub(self.special_count())
             .min(encoding.len());

@@ -54,6 +54,15 @@ const PADDING_TOKENS: [&str; 2] = ["[PAD]", "<pad>"];
 /// match, such as `</s>`.
 pub const UNMATCHED: char = '\u{1}';
 
+/// Whether a text's tokens include special tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SpecialTokens {
+    /// With the model's special tokens around the text.
+    Added,
+    /// Text tokens only.
+    LeftOut,
+}
+
 /// A text token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Token {
@@ -167,19 +176,20 @@ impl Tokenizer {
         first: RawEncoding,
         second: Option<RawEncoding>,
     ) -> Result<RawEncoding> {
-        self.post_process(first, second, true)
+        self.post_process(first, second, SpecialTokens::Added)
     }
 
-    /// Trims token spans, and adds special tokens if `with_special_tokens`.
+    /// Trims token spans, and may add special tokens.
     fn post_process(
         &self,
         first: RawEncoding,
         second: Option<RawEncoding>,
-        with_special_tokens: bool,
+        special: SpecialTokens,
     ) -> Result<RawEncoding> {
+        let are_added = special == SpecialTokens::Added;
         let process = |raw: &RawTokenizer| match &self.post_processor {
-            Some(processor) => processor.process(first, second, with_special_tokens),
-            None => raw.post_process(first, second, with_special_tokens),
+            Some(processor) => processor.process(first, second, are_added),
+            None => raw.post_process(first, second, are_added),
         };
         self.call(process).map_err(cannot_tokenize)
     }
@@ -236,9 +246,8 @@ impl Tokenizer {
     }
 
     /// Tokenizes a text.
-    pub fn tokens(&self, text: &str, with_special_tokens: bool) -> Result<Vec<Token>> {
-        let encoding =
-            self.post_process(self.encode_with_spans(text)?, None, with_special_tokens)?;
+    pub fn tokens(&self, text: &str, special: SpecialTokens) -> Result<Vec<Token>> {
+        let encoding = self.post_process(self.encode_with_spans(text)?, None, special)?;
         let parts = encoding
             .get_ids()
             .iter()
@@ -373,8 +382,12 @@ mod tests {
                 Tokenizer::from_compiled(Tokenizer::compile(&json).unwrap().unwrap()).unwrap();
             assert_eq!(own.vocabulary_size(), quick.vocabulary_size());
             for text in SENTENCES.lines().chain(ODD) {
-                let tokens = own.tokens(text, true).unwrap();
-                assert_eq!(tokens, quick.tokens(text, true).unwrap(), "{model}: {text}");
+                let tokens = own.tokens(text, SpecialTokens::Added).unwrap();
+                assert_eq!(
+                    tokens,
+                    quick.tokens(text, SpecialTokens::Added).unwrap(),
+                    "{model}: {text}"
+                );
                 let ids: Vec<u32> = tokens.iter().map(|token| token.id).collect();
                 assert_eq!(
                     own.decode(&ids, false).unwrap(),
@@ -451,7 +464,10 @@ mod tests {
                 taken.bytes_max
             );
             // Texts within the bounds are accepted.
-            let tokens = tokenizer.tokens(&text[..1_000_000], false).unwrap().len();
+            let tokens = tokenizer
+                .tokens(&text[..1_000_000], SpecialTokens::LeftOut)
+                .unwrap()
+                .len();
             assert!(
                 !tokenizer.exceeds(&text[..1_000_000], tokens).unwrap(),
                 "{model}"
@@ -478,7 +494,7 @@ mod tests {
                 format!("the cat {rare}"),
             ] {
                 let all: Vec<u32> = tokenizer
-                    .tokens(&text, true)
+                    .tokens(&text, SpecialTokens::Added)
                     .unwrap()
                     .iter()
                     .map(|token| token.id)
@@ -527,7 +543,9 @@ mod tests {
     fn a_character_map_with_an_index_out_of_bounds_is_an_error_and_not_a_panic() {
         let damaged = include_bytes!("../../fuzz/corpus/pieces/a-map-that-leads-beyond-its-end");
         let tokenizer = Tokenizer::from_compiled(damaged.to_vec()).unwrap();
-        let refusal = tokenizer.tokens("Hello, wörld!", true).unwrap_err();
+        let refusal = tokenizer
+            .tokens("Hello, wörld!", SpecialTokens::Added)
+            .unwrap_err();
         insta::assert_snapshot!(refusal.chain(), @"the text cannot be tokenized");
     }
 

@@ -19,6 +19,7 @@ pub fn translate(pattern: &str) -> Result<String, String> {
         rest: pattern.chars().peekable(),
         output: String::new(),
         ignores_case: false,
+        depth: 0,
     };
     translator.expression().map_err(|found| {
         format!("expected a known regular expression, but found {found} in `{pattern}`")
@@ -45,6 +46,8 @@ struct Translator<'a> {
     output: String,
     /// Whether a part of the expression ignores case.
     ignores_case: bool,
+    /// Classes that the next character is in.
+    depth: usize,
 }
 
 /// The error names the unsupported syntax.
@@ -54,7 +57,7 @@ impl Translator<'_> {
     fn expression(&mut self) -> Outcome<()> {
         while let Some(next) = self.rest.next() {
             match next {
-                '\\' => self.escape(false).map(drop)?,
+                '\\' => self.escape().map(drop)?,
                 '[' => self.class()?,
                 '(' if self.rest.peek() == Some(&'?') => self.group()?,
                 '(' if self.rest.peek() == Some(&'*') => return Err("`(*`".to_owned()),
@@ -147,6 +150,7 @@ impl Translator<'_> {
 
     /// Translates the rest of a class after its bracket.
     fn class(&mut self) -> Outcome<()> {
+        self.depth += 1;
         self.output.push('[');
         if self.rest.next_if_eq(&'^').is_some() {
             self.output.push('^');
@@ -173,13 +177,13 @@ impl Translator<'_> {
                     self.output.push('-');
                     let last = self.rest.next().unwrap_or_default();
                     match last {
-                        '\\' if self.escape(true)? => {}
+                        '\\' if self.escape()? => {}
                         '\\' | '[' => return Err("a range that ends with a class".to_owned()),
                         last => self.literal(last),
                     }
                     is_character = false;
                 }
-                '\\' => is_character = self.escape(true)?,
+                '\\' => is_character = self.escape()?,
                 other => {
                     self.literal(other);
                     is_character = true;
@@ -188,6 +192,7 @@ impl Translator<'_> {
             is_first = false;
         }
         self.output.push(']');
+        self.depth -= 1;
         Ok(())
     }
 
@@ -210,37 +215,38 @@ impl Translator<'_> {
         if self.rest.next() != Some(']') {
             return Err(format!("`[:{name}`"));
         }
-        let (is_negated, name) = name
+        let (caret, name) = name
             .strip_prefix('^')
-            .map_or((false, name.as_str()), |name| (true, name));
+            .map_or(("", name.as_str()), |name| ("^", name));
         let items = match name {
             "word" => WORD,
             "punct" => r"\p{P}\p{S}",
             name => named(name).ok_or_else(|| format!("`[:{name}:]`"))?,
         };
-        self.items(items, is_negated, true);
+        self.items(caret, items);
         Ok(())
     }
 
-    /// Class items, alone or inside a class.
-    fn items(&mut self, items: &str, is_negated: bool, in_class: bool) {
-        match (is_negated, in_class) {
-            (false, true) => self.output.push_str(items),
-            (false, false) => self.output.push_str(&format!("[{items}]")),
-            (true, _) => self.output.push_str(&format!("[^{items}]")),
+    /// Class items, alone or inside a class; `caret` may negate them.
+    fn items(&mut self, caret: &str, items: &str) {
+        match self.depth > 0 && caret.is_empty() {
+            true => self.output.push_str(items),
+            false => self.output.push_str(&format!("[{caret}{items}]")),
         }
     }
 
     /// Translates the rest of an escape after its backslash. Returns whether it is a character.
-    fn escape(&mut self, in_class: bool) -> Outcome<bool> {
+    fn escape(&mut self) -> Outcome<bool> {
+        let in_class = self.depth > 0;
         let next = self.rest.next().ok_or("a backslash at the end")?;
+        let caret = if next.is_ascii_uppercase() { "^" } else { "" };
         let word = || format!("{WORD}{NUMBERS}");
         match next {
-            'w' | 'W' if in_class => self.items(WORD, next == 'W', true),
-            'w' | 'W' => self.items(&word(), next == 'W', false),
-            'h' | 'H' => self.items(HEXADECIMAL, next == 'H', in_class),
+            'w' | 'W' if in_class => self.items(caret, WORD),
+            'w' | 'W' => self.items(caret, &word()),
+            'h' | 'H' => self.items(caret, HEXADECIMAL),
             'd' | 'D' | 's' | 'S' => self.output.extend(['\\', next]),
-            'p' | 'P' => self.property(next == 'P', in_class)?,
+            'p' | 'P' => self.property(next)?,
             'b' if !in_class => {
                 let word = word();
                 self.output.push_str(&format!(
@@ -305,31 +311,30 @@ impl Translator<'_> {
     }
 
     /// Translates the rest of `\p{L}` after its letter.
-    fn property(&mut self, is_negated: bool, in_class: bool) -> Outcome<()> {
+    fn property(&mut self, letter: char) -> Outcome<()> {
         if self.rest.next() != Some('{') {
             return Err("`\\p` without braces".to_owned());
         }
         let name: String = self.rest.by_ref().take_while(|next| *next != '}').collect();
-        let (is_inverted, name) = name
-            .strip_prefix('^')
-            .map_or((false, name.as_str()), |name| (true, name));
+        let (letter, name) = match (name.strip_prefix('^'), letter) {
+            (None, letter) => (letter, name.as_str()),
+            (Some(name), 'p') => ('P', name),
+            (Some(name), _) => ('p', name),
+        };
         let plain: String = name
             .chars()
             .filter(|letter| !" _-".contains(*letter))
             .collect();
         let plain = plain.to_lowercase();
         let known = match plain.as_str() {
-            "word" if in_class => Some(WORD.to_owned()),
+            "word" if self.depth > 0 => Some(WORD.to_owned()),
             "word" => Some(format!("{WORD}{NUMBERS}")),
             "punct" => Some(r"\p{P}".to_owned()),
             plain => named(plain).map(str::to_owned),
         };
         match known {
-            Some(items) => self.items(&items, is_negated != is_inverted, in_class),
-            None => {
-                let letter = if is_negated == is_inverted { 'p' } else { 'P' };
-                self.output.push_str(&format!("\\{letter}{{{name}}}"));
-            }
+            Some(items) => self.items(if letter == 'P' { "^" } else { "" }, &items),
+            None => self.output.push_str(&format!("\\{letter}{{{name}}}")),
         }
         Ok(())
     }

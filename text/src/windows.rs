@@ -246,13 +246,17 @@ mod tests {
     use std::path::Path;
 
     use super::*;
+    use crate::SpecialTokens;
 
     #[test]
     fn windows_begin_at_words_if_required() {
         let file = "../tests/fixtures/models/tiny-bert-ner/tokenizer.json";
         let tokenizer = Tokenizer::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap();
         let text = "Xylophonist Brzezinski lives in Szczebrzeszyn";
-        let whole = tokenizer.tokens(text, false).unwrap().len();
+        let whole = tokenizer
+            .tokens(text, SpecialTokens::LeftOut)
+            .unwrap()
+            .len();
         let bounds = word_bounds(text);
         let starts = |begin_at_words, room| -> Vec<usize> {
             let options = WindowOptions {

@@ -8,7 +8,7 @@ use kivu::{
     pipeline::entities::zero_shot_entities::ZeroShotEntitiesSettings,
     repository::Manifest,
     task::extraction::{SchemaForm, read},
-    tokenizer::{Side, Tokenizer, Truncation, WindowOptions},
+    tokenizer::{Side, SpecialTokens, Tokenizer, Truncation, WindowOptions},
 };
 
 /// `kivu.toml`, and an environment after a line of dashes.
@@ -128,11 +128,14 @@ pub fn schema(bytes: &[u8]) {
 
 fn tokenize(tokenizer: &Tokenizer) {
     for text in ["Hello, wörld! [SEP] a\u{b}b", "", "\u{0}\u{10ffff} 漢字 👩‍👩‍👧"] {
-        if let Ok(tokens) = tokenizer.tokens(text, true) {
+        if let Ok(tokens) = tokenizer.tokens(text, SpecialTokens::Added) {
             let ids: Vec<u32> = tokens.iter().map(|token| token.id).collect();
             let _ = tokenizer.decode(&ids, true);
         }
-        if let (Ok(tokens), Ok(ids)) = (tokenizer.tokens(text, false), tokenizer.ids(text)) {
+        if let (Ok(tokens), Ok(ids)) = (
+            tokenizer.tokens(text, SpecialTokens::LeftOut),
+            tokenizer.ids(text),
+        ) {
             assert!(
                 tokens.iter().map(|token| token.id).eq(ids),
                 "other ids without spans"

@@ -19,7 +19,7 @@ use kivu::{
         manifest::{Origin, Precision, TensorNames, Weights},
     },
     tensor::{ElementType, Elements, Tensor},
-    tokenizer::Tokenizer,
+    tokenizer::{SpecialTokens, Tokenizer},
 };
 
 use crate::models::{self, fixtures};
@@ -131,6 +131,6 @@ fn tokenizer() -> Tokenizer {
 }
 
 fn last_id(word: &str) -> u32 {
-    let encoding = tokenizer().tokens(word, false).unwrap();
+    let encoding = tokenizer().tokens(word, SpecialTokens::LeftOut).unwrap();
     encoding.last().map(|token| token.id).unwrap()
 }

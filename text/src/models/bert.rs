@@ -122,7 +122,7 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::{Value, json};
 
-    use crate::Tokenizer;
+    use crate::{SpecialTokens, Tokenizer};
 
     fn tokenizers(normalizer: &Value, added: &Value) -> [Tokenizer; 2] {
         let json = include_bytes!("../../../tests/fixtures/models/tiny-bert/tokenizer.json");
@@ -160,7 +160,7 @@ mod tests {
             });
             let [own, quick] = tokenizers(&normalizer, &added);
             prop_assert_eq!(quick.bert.is_some(), !normalized);
-            let ids: Vec<u32> = own.tokens(&text, false).unwrap().iter().map(|token| token.id).collect();
+            let ids: Vec<u32> = own.tokens(&text, SpecialTokens::LeftOut).unwrap().iter().map(|token| token.id).collect();
             prop_assert_eq!(quick.ids(&text).unwrap(), ids);
         }
     }

@@ -261,7 +261,7 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::json;
 
-    use crate::{Tokenizer, models::byte_pairs::BytePairs};
+    use crate::{SpecialTokens, Tokenizer, models::byte_pairs::BytePairs};
 
     /// A `tokenizer.json` with merges for the pieces at these indexes.
     fn file(pairs: &[(usize, usize)], fuse_unk: bool, shares_unknown: bool) -> Vec<u8> {
@@ -305,7 +305,7 @@ mod tests {
         ) {
             let json = file(&pairs, fuse_unk, shares_unknown);
             let tokens = |tokenizer: &Tokenizer| {
-                let tokens = tokenizer.tokens(&word, false).unwrap();
+                let tokens = tokenizer.tokens(&word, SpecialTokens::LeftOut).unwrap();
                 tokens.into_iter().map(|token| (token.id, token.span)).collect::<Vec<_>>()
             };
             let own = Tokenizer::from_json(&json).unwrap();

@@ -29,13 +29,9 @@ struct Spelling {
 }
 
 impl Spelling {
-    fn improve(&mut self, score: f64, start: usize, is_unknown: bool) {
-        if self.start.is_none() || score > self.score {
-            *self = Self {
-                score,
-                start: Some(start),
-                is_unknown,
-            };
+    fn improve(&mut self, other: Self) {
+        if self.start.is_none() || other.score > self.score {
+            *self = other;
         }
     }
 }
@@ -151,17 +147,20 @@ impl Unigram {
             let score = spellings[start].score;
             let mut has_character = false;
             for (id, length) in self.pieces.prefixes(&word.as_bytes()[start..]) {
-                let score = score + self.score(id);
-                spellings[start + length].improve(score, start, Some(id) == self.unknown);
+                spellings[start + length].improve(Spelling {
+                    score: score + self.score(id),
+                    start: Some(start),
+                    is_unknown: Some(id) == self.unknown,
+                });
                 has_character |= length == character.len_utf8();
             }
             if !has_character {
                 self.unknown.ok_or(NO_UNKNOWN)?;
-                spellings[start + character.len_utf8()].improve(
-                    score + self.unknown_score,
-                    start,
-                    true,
-                );
+                spellings[start + character.len_utf8()].improve(Spelling {
+                    score: score + self.unknown_score,
+                    start: Some(start),
+                    is_unknown: true,
+                });
             }
         }
         let (mut pieces, mut end, mut unknown_end) = (Vec::new(), word.len(), None);

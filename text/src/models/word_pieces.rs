@@ -185,7 +185,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::WordPieces;
-    use crate::Tokenizer;
+    use crate::{SpecialTokens, Tokenizer};
 
     fn model(pieces: &[String], prefix: &str, max_characters: usize) -> Value {
         // Every third id is unused.
@@ -224,7 +224,7 @@ mod tests {
             .unwrap();
             let own = Tokenizer::from_json(&json).unwrap();
             let quick = Tokenizer::from_compiled(Tokenizer::compile(&json).unwrap().unwrap()).unwrap();
-            prop_assert_eq!(own.tokens(&word, false).unwrap(), quick.tokens(&word, false).unwrap());
+            prop_assert_eq!(own.tokens(&word, SpecialTokens::LeftOut).unwrap(), quick.tokens(&word, SpecialTokens::LeftOut).unwrap());
             prop_assert_eq!(own.vocabulary_size(), quick.vocabulary_size());
             for id in 0..40 {
                 prop_assert_eq!(own.token(id), quick.token(id));

@@ -20,5 +20,5 @@ pub use self::{
     settings::{
         Decoder, Languages, Seq2SeqSettings, TargetToken, TokenSide, UnknownTokens, tag, tagged,
     },
-    source_encoder::{Seq2SeqOptions, SpecialTokens, Split},
+    source_encoder::{Seq2SeqOptions, Split},
 };

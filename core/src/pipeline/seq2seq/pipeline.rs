@@ -7,7 +7,7 @@ use super::{
     segmentation::{Segment, join},
     settings::{LanguageToken, Languages, Seq2SeqSettings},
     shortlist::Shortlist,
-    source_encoder::{Seq2SeqOptions, SourceEncoder, SpecialTokens, Split, UnknownText},
+    source_encoder::{Seq2SeqOptions, SourceEncoder, Split, UnknownText},
     unknown_text::Masked,
 };
 use crate::{
@@ -29,7 +29,7 @@ use kivu_base::{
     clock::Instant,
     error::{Error, Result, at_text},
 };
-use kivu_text::{Token, Tokenizer};
+use kivu_text::{SpecialTokens, Token, Tokenizer};
 
 /// A model that generates texts from texts.
 #[derive(Clone, Debug)]
@@ -466,7 +466,7 @@ impl Seq2SeqPipeline {
         let decoded: Vec<Vec<GeneratedText>> = decoded.collect::<Result<_>>()?;
         let ranks = 0..decoded.first().map_or(0, Vec::len);
         let texts = ranks
-            .map(|rank| joined(&masked.fragments, &decoded, rank, false))
+            .map(|rank| joined(&masked.fragments, &decoded, rank, ""))
             .collect();
         Ok((texts, usage))
     }
@@ -519,12 +519,8 @@ fn assemble(
     match (layout, sentences) {
         // Unchanged, white space included.
         ([Segment::Sentence(_)], [only]) if only.len() > rank => only[rank].clone(),
-        _ => joined(
-            layout,
-            sentences,
-            rank,
-            !is_written_without_spaces(&pair.target),
-        ),
+        _ if is_written_without_spaces(&pair.target) => joined(layout, sentences, rank, ""),
+        _ => joined(layout, sentences, rank, " "),
     }
 }
 
@@ -532,13 +528,13 @@ fn joined(
     layout: &[Segment<String>],
     sentences: &[Vec<GeneratedText>],
     rank: usize,
-    needs_space: bool,
+    between: &str,
 ) -> GeneratedText {
     let ranked = || sentences.iter().filter_map(|texts| texts.get(rank));
     let texts: Vec<String> = ranked().map(|ranked| ranked.text.clone()).collect();
     let score = ranked().map(|ranked| ranked.score).sum::<Option<f32>>();
     GeneratedText {
-        text: join(layout, &texts, needs_space),
+        text: join(layout, &texts, between),
         score: score.filter(|_| !sentences.is_empty()),
     }
 }

@@ -121,12 +121,12 @@ pub fn halves(sentence: &str) -> Option<(&str, &str)> {
     (!before.is_empty() && !after.is_empty()).then_some((before, after))
 }
 
-/// Joins a text's segments, with its sentences replaced by `translations` in order, and with a space between adjacent
-/// sentences if the target language needs one.
+/// Joins a text's segments, with its sentences replaced by `translations` in order, and with `between` between adjacent
+/// sentences.
 pub fn join<S: AsRef<str>>(
     segments: &[Segment<S>],
     translations: &[String],
-    needs_space: bool,
+    between: &str,
 ) -> String {
     let mut translations = translations.iter();
     let mut text = String::new();
@@ -135,7 +135,7 @@ pub fn join<S: AsRef<str>>(
             Segment::Sentence(_) => {
                 text.push_str(translations.next().map_or("", |sentence| sentence.trim()))
             }
-            Segment::Space(space) if space.as_ref().is_empty() && needs_space => text.push(' '),
+            Segment::Space(space) if space.as_ref().is_empty() => text.push_str(between),
             Segment::Space(space) => text.push_str(space.as_ref()),
         }
     }
@@ -163,7 +163,7 @@ mod tests {
                 Segment::Space(_) => None,
             })
             .collect();
-        join(&segments, &sentences, false)
+        join(&segments, &sentences, "")
     }
 
     #[test]
@@ -216,8 +216,8 @@ mod tests {
     fn adjacent_sentences_are_separated_if_the_target_needs_it() {
         let segments = split("今日は。元気", usize::MAX);
         let translations = ["Hello.".to_owned(), "Fine".to_owned()];
-        assert_eq!(join(&segments, &translations, true), "Hello. Fine");
-        assert_eq!(join(&segments, &translations, false), "Hello.Fine");
+        assert_eq!(join(&segments, &translations, " "), "Hello. Fine");
+        assert_eq!(join(&segments, &translations, ""), "Hello.Fine");
     }
 
     proptest::proptest! {
@@ -232,7 +232,7 @@ mod tests {
                         Segment::Space(_) => None,
                     })
                     .collect();
-                assert_eq!(join(&split(&text, usize::MAX), &sentences, false), text);
+                assert_eq!(join(&split(&text, usize::MAX), &sentences, ""), text);
                 if let Some((before, after)) = halves(text.trim()) {
                     assert!(text.contains(before) && text.contains(after));
                 }

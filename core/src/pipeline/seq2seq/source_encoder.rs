@@ -11,7 +11,7 @@ use super::{
 };
 use crate::pipeline::generation::GenerationOptions;
 use kivu_base::error::{Error, Result};
-use kivu_text::{Token, Tokenizer};
+use kivu_text::{SpecialTokens, Token, Tokenizer};
 
 /// When a text is split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize, schemars::JsonSchema)]
@@ -42,15 +42,6 @@ pub struct Seq2SeqOptions {
     pub generation: GenerationOptions,
     /// Maximum sentences in all texts.
     pub max_sentences: usize,
-}
-
-/// Whether a text's tokens include special tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SpecialTokens {
-    /// With the model's special tokens around the text.
-    Added,
-    /// Text tokens only.
-    LeftOut,
 }
 
 /// A text as encoder inputs.
@@ -300,7 +291,7 @@ impl SourceEncoder {
         let byte = |place: usize| starts.get(place).copied().unwrap_or(sentence.len());
         let lost: Vec<_> = self
             .tokenizer
-            .tokens(sentence, false)?
+            .tokens(sentence, SpecialTokens::LeftOut)?
             .iter()
             .filter(|token| is_lost(token.id))
             .filter_map(|token| token.span)
@@ -394,7 +385,7 @@ impl SourceEncoder {
         requested: RequestedLanguages<'_>,
     ) -> Result<Vec<Token>> {
         if !self.translates() {
-            return self.tokenizer.tokens(text, special == SpecialTokens::Added);
+            return self.tokenizer.tokens(text, special);
         }
         let (requested, rest) = self.written_target(text, requested);
         let skipped = text.chars().count() - rest.chars().count();
@@ -413,7 +404,7 @@ impl SourceEncoder {
         };
         let own = self
             .tokenizer
-            .tokens(&whole, false)?
+            .tokens(&whole, SpecialTokens::LeftOut)?
             .into_iter()
             .filter_map(|token| {
                 let id = self.model_id(token.id)?;

@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeMap, fs};
 
-use kivu::{repository::manifest::Precision, tokenizer::Tokenizer};
+use kivu::{
+    repository::manifest::Precision,
+    tokenizer::{SpecialTokens, Tokenizer},
+};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -76,7 +79,7 @@ fn settings_of_tokenizers_have_the_precedence_of_transformers() {
         };
         let tokenizer = tokenizer.unwrap();
         for (text, expected) in golden.texts.iter().zip(ids) {
-            let found = tokenizer.tokens(text, true).unwrap();
+            let found = tokenizer.tokens(text, SpecialTokens::Added).unwrap();
             let found: Vec<u32> = found.iter().map(|token| token.id).collect();
             assert_eq!(found, *expected, "{model}, {patches:?}: {text}");
         }

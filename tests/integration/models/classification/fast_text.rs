@@ -20,6 +20,7 @@ use kivu::{
     pipeline::{Input, Task, classification::scores::ScoreFunction},
     repository::{Bundle, TaskSettings, manifest::Precision},
     task::{TruncationParameters, classification::ClassificationParameters},
+    tokenizer::SpecialTokens,
 };
 use kivu_http::{App, router};
 use serde::Deserialize;
@@ -169,7 +170,7 @@ async fn tokens_are_features_with_places_in_the_text() {
         "a\n\u{10ffff} 漢字",
         "x".repeat(300).as_str(),
     ] {
-        let tokens = tokenizer.tokens(text, true).unwrap();
+        let tokens = tokenizer.tokens(text, SpecialTokens::Added).unwrap();
         assert!(
             tokens
                 .iter()

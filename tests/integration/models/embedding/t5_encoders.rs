@@ -2,7 +2,9 @@
 
 use std::fs;
 
-use kivu::{backend::Engine, pipeline::Task, repository::manifest::Precision};
+use kivu::{
+    backend::Engine, pipeline::Task, repository::manifest::Precision, tokenizer::SpecialTokens,
+};
 use serde_json::Value;
 
 use crate::{
@@ -65,7 +67,7 @@ async fn the_encoder_of_mt5_is_built_with_its_sentencepiece_model() {
         let tokens = pipeline(&model)
             .encoder()
             .tokenizer()
-            .tokens(text, true)
+            .tokens(text, SpecialTokens::Added)
             .unwrap();
         let ids: Vec<u32> = tokens.iter().map(|token| token.id).collect();
         assert_eq!(Value::from(ids), case["ids"], "{text:?}");

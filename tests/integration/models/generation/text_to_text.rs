@@ -21,12 +21,13 @@ use kivu::{
     pipeline::{
         Task,
         generation::GenerationOptions,
-        seq2seq::{RequestedLanguages, Seq2SeqOptions, Seq2SeqPipeline, SpecialTokens},
+        seq2seq::{RequestedLanguages, Seq2SeqOptions, Seq2SeqPipeline},
     },
     repository::{
         Manifest,
         manifest::{Precision, Quality},
     },
+    tokenizer::SpecialTokens,
 };
 use kivu_compiler::Request;
 use kivu_http::{App, router};

@@ -7,7 +7,7 @@ use kivu::{
     pipeline::seq2seq::Seq2SeqSettings,
     repository::{Bundle, manifest::Precision},
     tensor::{Elements, Tensor},
-    tokenizer::Tokenizer,
+    tokenizer::{SpecialTokens, Tokenizer},
 };
 use serde::Deserialize;
 
@@ -270,7 +270,7 @@ fn ids_equal_those_of_the_slow_tokenizers_of_transformers() {
                 continue;
             }
             let found: Vec<u32> = tokenizer
-                .tokens(&text, false)
+                .tokens(&text, SpecialTokens::LeftOut)
                 .unwrap()
                 .iter()
                 .map(|token| token.id)

@@ -7,9 +7,10 @@ use kivu::{
     model::Pipeline,
     pipeline::{
         generation::GenerationOptions,
-        seq2seq::{RequestedLanguages, Seq2SeqOptions, Seq2SeqPipeline, SpecialTokens, Split},
+        seq2seq::{RequestedLanguages, Seq2SeqOptions, Seq2SeqPipeline, Split},
     },
     repository::manifest::Precision,
+    tokenizer::SpecialTokens,
 };
 use serde::Deserialize;
 use serde_json::{Map, Value};
