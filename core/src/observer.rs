@@ -9,6 +9,24 @@ use std::{
 
 use kivu_base::clock::Instant;
 
+/// How reported work ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// With a result.
+    Succeeded,
+    /// With an error.
+    Failed,
+}
+
+impl Ending {
+    fn of<T, E>(done: &Result<T, E>) -> Self {
+        match done {
+            Ok(_) => Self::Succeeded,
+            Err(_) => Self::Failed,
+        }
+    }
+}
+
 /// Records what is reported, on any thread.
 pub trait Observer: Sync {
     /// The tokens of texts that ran together, and how long their tokenization and the model took.
@@ -24,13 +42,13 @@ pub trait Observer: Sync {
     fn started(&self, part: &'static str, took: Duration);
 
     /// The current request's tokenization began at `started`, and ends now.
-    fn tokenized(&self, started: Instant, has_failed: bool);
+    fn tokenized(&self, started: Instant, ending: Ending);
 
     /// Whether the current task runs a request whose model runs are recorded.
     fn has_request(&self) -> bool;
 
     /// The current request's model run began to wait at `queued`, and ends now.
-    fn ran(&self, queued: Instant, mark: &RunMark, has_failed: bool);
+    fn ran(&self, queued: Instant, mark: &RunMark, ending: Ending);
 }
 
 static OBSERVER: OnceLock<&'static dyn Observer> = OnceLock::new();
@@ -81,7 +99,7 @@ pub async fn timed_tokenization<T, E>(work: impl Future<Output = Result<T, E>>) 
     let started = Instant::now();
     let done = work.await;
     if let Some(observer) = observer() {
-        observer.tokenized(started, done.is_err());
+        observer.tokenized(started, Ending::of(&done));
     }
     done
 }
@@ -117,7 +135,7 @@ pub async fn timed_run<T, E>(run: impl Future<Output = Result<T, E>>) -> Result<
     };
     let (queued, mark) = (Instant::now(), Arc::<RunMark>::default());
     let done = RUN.scope(Arc::clone(&mark), run).await;
-    observer.ran(queued, &mark, done.is_err());
+    observer.ran(queued, &mark, Ending::of(&done));
     done
 }
 

@@ -14,7 +14,7 @@ use super::{
     stages::{Clock, TimedStage},
     trace::Trace,
 };
-use kivu_core::observer::{self, Observer, RunMark};
+use kivu_core::observer::{self, Ending, Observer, RunMark};
 
 /// Stages kept per request, for spans. Further ones only count for the log: a request may have thousands of texts that
 /// run one by one.
@@ -75,7 +75,11 @@ impl RequestRecord {
     pub fn end(&self, outcome: &Outcome<'_>) -> RequestDetails {
         let last_end = self.progress().last_end;
         if let Some(started) = last_end {
-            self.add(Stage::Response, started, outcome.status >= 500, None);
+            let ending = match outcome.status {
+                500.. => Ending::Failed,
+                _ => Ending::Succeeded,
+            };
+            self.add(Stage::Response, started, ending, None);
         }
         let progress = self.progress();
         if let Some(span) = self
@@ -89,12 +93,12 @@ impl RequestRecord {
         progress.details.clone()
     }
 
-    fn add(&self, stage: Stage, started: Instant, has_failed: bool, backend: Option<&'static str>) {
+    fn add(&self, stage: Stage, started: Instant, ending: Ending, backend: Option<&'static str>) {
         self.add_until(TimedStage {
             stage,
             started,
             ended: Instant::now(),
-            has_failed,
+            ending,
             backend,
         });
     }
@@ -109,18 +113,23 @@ impl RequestRecord {
     }
 
     /// Adds a run and its time in the queue. A run that failed before it began was only in the queue.
-    fn add_run(&self, queued: Instant, mark: &RunMark, has_failed: bool) {
+    fn add_run(&self, queued: Instant, mark: &RunMark, ending: Ending) {
         let (now, backend) = (Instant::now(), mark.backend());
-        let began = mark.began().or((!has_failed).then_some(queued));
+        let began = mark
+            .began()
+            .or((ending == Ending::Succeeded).then_some(queued));
         let ended = began.unwrap_or(now);
         histogram!("kivu_queue_seconds").record(ended.saturating_duration_since(queued));
         if ended > queued {
-            let has_failed = began.is_none();
+            let ending = match began {
+                Some(_) => Ending::Succeeded,
+                None => Ending::Failed,
+            };
             self.add_until(TimedStage {
                 stage: Stage::Queue,
                 started: queued,
                 ended,
-                has_failed,
+                ending,
                 backend,
             });
         }
@@ -129,7 +138,7 @@ impl RequestRecord {
                 stage: Stage::Run,
                 started,
                 ended: now,
-                has_failed,
+                ending,
                 backend,
             });
         }
@@ -191,17 +200,16 @@ impl Observer for Recorder {
         histogram!("kivu_cold_seconds", "part" => part).record(took);
     }
 
-    fn tokenized(&self, started: Instant, has_failed: bool) {
-        let _ =
-            CURRENT.try_with(|request| request.add(Stage::Tokenization, started, has_failed, None));
+    fn tokenized(&self, started: Instant, ending: Ending) {
+        let _ = CURRENT.try_with(|request| request.add(Stage::Tokenization, started, ending, None));
     }
 
     fn has_request(&self) -> bool {
         CURRENT.try_with(|_| ()).is_ok()
     }
 
-    fn ran(&self, queued: Instant, mark: &RunMark, has_failed: bool) {
-        let _ = CURRENT.try_with(|request| request.add_run(queued, mark, has_failed));
+    fn ran(&self, queued: Instant, mark: &RunMark, ending: Ending) {
+        let _ = CURRENT.try_with(|request| request.add_run(queued, mark, ending));
     }
 }
 
@@ -231,7 +239,7 @@ mod tests {
             .progress()
             .stages
             .iter()
-            .map(|timed| (timed.stage, timed.has_failed))
+            .map(|timed| (timed.stage, timed.ending == Ending::Failed))
             .collect();
         (details, stages)
     }

@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
+use kivu_core::observer::Ending;
+
 /// A request's stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
@@ -33,7 +35,7 @@ pub struct TimedStage {
     pub stage: Stage,
     pub started: Instant,
     pub ended: Instant,
-    pub has_failed: bool,
+    pub ending: Ending,
     pub backend: Option<&'static str>,
 }
 

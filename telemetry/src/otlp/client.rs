@@ -7,7 +7,7 @@ use std::{
 
 use async_trait::async_trait;
 use http_body_util::{BodyExt, Full, Limited};
-use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder, builderstates::WantsSchemes};
 use hyper_util::{
     client::legacy::{self, connect::HttpConnector},
     rt::{TokioExecutor, TokioTimer},
@@ -46,10 +46,14 @@ impl Client {
         let mut direct = HttpConnector::new();
         direct.enforce_http(false);
         direct.set_nodelay(true);
-        let https = tls(to.url.starts_with("https:"))?
-            .https_or_http()
-            .enable_http1()
-            .wrap_connector(direct);
+        // Reading the system's certificates takes milliseconds.
+        let tls = match to.url.starts_with("https:") {
+            true => system_tls()?,
+            false => {
+                HttpsConnectorBuilder::new().with_tls_config(client_tls(RootCertStore::empty())?)
+            }
+        };
+        let https = tls.https_or_http().enable_http1().wrap_connector(direct);
         let connections = legacy::Client::builder(TokioExecutor::new())
             .pool_idle_timeout(MAX_IDLE)
             .pool_timer(TokioTimer::new())
@@ -81,18 +85,11 @@ impl Client {
     }
 }
 
-/// Reads the system's certificates only if they are needed, since that takes milliseconds.
-fn tls(
-    is_needed: bool,
-) -> Result<HttpsConnectorBuilder<hyper_rustls::builderstates::WantsSchemes>> {
-    if is_needed {
-        let tls =
-            HttpsConnectorBuilder::new().with_provider_and_native_roots(ring::default_provider());
-        return tls.map_err(|error| {
-            Error::io("cannot read trusted certificates")(error).with_hint("set SSL_CERT_FILE")
-        });
-    }
-    Ok(HttpsConnectorBuilder::new().with_tls_config(client_tls(RootCertStore::empty())?))
+fn system_tls() -> Result<HttpsConnectorBuilder<WantsSchemes>> {
+    let tls = HttpsConnectorBuilder::new().with_provider_and_native_roots(ring::default_provider());
+    tls.map_err(|error| {
+        Error::io("cannot read trusted certificates")(error).with_hint("set SSL_CERT_FILE")
+    })
 }
 
 async fn send(

@@ -212,10 +212,10 @@ fn traces(config: &OtlpConfig, to: &OtlpReceiver, resource: Resource) -> Result<
         .with_max_export_batch_size(config.queue.export)
         .build();
     let provider = SdkTracerProvider::builder()
-        .with_sampler(spans::RequestSampler::new(
-            config.ratio,
-            config.follows_parent,
-        ))
+        .with_sampler(spans::RequestSampler {
+            ratio: config.ratio,
+            follows_parent: config.follows_parent,
+        })
         .with_resource(resource)
         .with_span_processor(
             BatchSpanProcessor::builder(exporter)

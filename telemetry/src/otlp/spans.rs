@@ -19,6 +19,7 @@ use crate::{
     trace::Trace,
 };
 use kivu_base::error::{Error, Result};
+use kivu_core::observer::Ending;
 
 /// The methods that HTTP defines. Others may be any text, which must not get into spans.
 const METHODS: [&str; 9] = [
@@ -41,17 +42,8 @@ struct Undecided;
 /// Samples a share of traces. If it follows parents, the decision of a request's trace is kept.
 #[derive(Clone, Debug)]
 pub struct RequestSampler {
-    root: Sampler,
-    follows_parent: bool,
-}
-
-impl RequestSampler {
-    pub fn new(ratio: f64, follows_parent: bool) -> Self {
-        Self {
-            root: Sampler::TraceIdRatioBased(ratio),
-            follows_parent,
-        }
-    }
+    pub ratio: f64,
+    pub follows_parent: bool,
 }
 
 impl ShouldSample for RequestSampler {
@@ -69,9 +61,8 @@ impl ShouldSample for RequestSampler {
         let decided = decided
             .map(|context| context.span().span_context().clone())
             .filter(SpanContext::is_valid);
-        let result = self
-            .root
-            .should_sample(parent, trace, name, kind, attributes, links);
+        let root = Sampler::TraceIdRatioBased(self.ratio);
+        let result = root.should_sample(parent, trace, name, kind, attributes, links);
         let decision = match decided.map(|parent| parent.is_sampled()) {
             Some(true) => SamplingDecision::RecordAndSample,
             Some(false) => SamplingDecision::Drop,
@@ -243,7 +234,7 @@ fn add_child(timed: &TimedStage, context: &Context, clock: Clock) {
         .with_start_time(clock.time(timed.started))
         .with_attributes(backend);
     let mut span = tracer.build_with_context(builder, context);
-    if timed.has_failed {
+    if timed.ending == Ending::Failed {
         span.set_status(Status::error(""));
     }
     span.end_with_timestamp(clock.time(timed.ended));
@@ -278,7 +269,10 @@ mod tests {
 
     #[test]
     fn sampling_respects_the_parent_unless_it_is_told_not_to() {
-        let sampler = |ratio, follows_parent| RequestSampler::new(ratio, follows_parent);
+        let sampler = |ratio, follows_parent| RequestSampler {
+            ratio,
+            follows_parent,
+        };
         assert!(decides(&sampler(1.0, true), None, 1));
         assert!(!decides(&sampler(0.0, true), None, 1));
         assert!(decides(&sampler(0.0, true), Some(Some(true)), 1));
