@@ -206,8 +206,11 @@ impl ZeroShotPipeline {
                 let ids = EntailmentIds::of(&pipeline.settings().labels);
                 let rows = logits.rows.chunks_exact(labels.len());
                 Ok((
-                    rows.map(|rows| ids.scores(rows, options.multi_label))
-                        .collect(),
+                    rows.map(|rows| match options.multi_label || rows.len() == 1 {
+                        true => ids.probabilities(rows),
+                        false => ids.shares(rows),
+                    })
+                    .collect(),
                     logits.usage,
                 ))
             }
@@ -294,14 +297,16 @@ impl EntailmentIds {
         }
     }
 
-    /// Label scores from the pair logits.
-    fn scores(self, rows: &[Vec<f32>], multi_label: bool) -> Vec<f32> {
-        if multi_label || rows.len() == 1 {
-            let pairs = rows
-                .iter()
-                .map(|row| softmax(&[row[self.contradiction], row[self.entailment]]));
-            return pairs.map(|pair| pair[1]).collect();
-        }
+    /// Each label's own probability, from the pair logits.
+    fn probabilities(self, rows: &[Vec<f32>]) -> Vec<f32> {
+        let pairs = rows
+            .iter()
+            .map(|row| softmax(&[row[self.contradiction], row[self.entailment]]));
+        pairs.map(|pair| pair[1]).collect()
+    }
+
+    /// The labels' shares, which add up to 1, from the pair logits.
+    fn shares(self, rows: &[Vec<f32>]) -> Vec<f32> {
         softmax(
             &rows
                 .iter()

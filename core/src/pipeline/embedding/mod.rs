@@ -16,6 +16,7 @@ pub use self::settings::{DenseSettings, EmbeddingSettings, VectorKind};
 use super::{
     classification::scores::RankingOptions,
     embedding::{
+        multi_vector::mean_product,
         pooling::{Pooling, normalize},
         roles::TextRole,
         similarity::Similarity,
@@ -261,14 +262,16 @@ impl EmbeddingPipeline {
         let limit = requested.max_active_dims.unwrap_or(usize::MAX);
         let vectors = |index: usize, rows: &[Row<'_>]| {
             let ids = encodings.ids(index);
-            let normalize = options.normalize.unwrap_or(true);
             TextVectors {
                 dense: dense
                     .map(|(dense, place)| dense_vector(dense, dimensions, options, rows[place])),
                 sparse: sparse
                     .map(|(sparse, place)| sparse.vector(ids, rows[place].values).truncated(limit)),
                 multi_vector: multi.map(|(multi, place)| {
-                    let vectors = multi.vectors(role, ids, rows[place].values, normalize);
+                    let vectors = match options.normalize {
+                        Some(false) => multi.vectors(role, ids, rows[place].values),
+                        _ => multi.unit_vectors(role, ids, rows[place].values),
+                    };
                     vectors
                         .chunks_exact(multi.dimensions)
                         .map(<[f32]>::to_vec)
@@ -397,7 +400,7 @@ impl EmbeddingPipeline {
             .place(VectorKind::MultiVector)
             .unwrap_or_default();
         let vectors = |role| {
-            move |ids: &[u32], rows: &[Row<'_>]| multi.vectors(role, ids, rows[place].values, true)
+            move |ids: &[u32], rows: &[Row<'_>]| multi.unit_vectors(role, ids, rows[place].values)
         };
         let of_role = |role: TextRole| EmbeddingOptions {
             prompt_name: Some(role.name().to_owned()),
@@ -421,7 +424,11 @@ impl EmbeddingPipeline {
             .await?;
         let of_text = vectors(TextRole::Document);
         let score = |index: usize, rows: &[Row<'_>]| {
-            multi.score(&queries[0], &of_text(texts.ids(index), rows), raw_scores)
+            let document = of_text(texts.ids(index), rows);
+            match raw_scores {
+                true => multi.raw_score(&queries[0], &document),
+                false => mean_product(&queries[0], &document).clamp(0.0, 1.0),
+            }
         };
         let (scores, usage) = self
             .encoder

@@ -50,40 +50,38 @@ impl MultiVectorSettings {
     }
 
     /// Selects a text's vectors from `values`, one per token in `ids`, and concatenates them.
-    pub fn vectors(
-        &self,
-        role: TextRole,
-        ids: &[u32],
-        values: &[f32],
-        normalized: bool,
-    ) -> Vec<f32> {
+    pub fn vectors(&self, role: TextRole, ids: &[u32], values: &[f32]) -> Vec<f32> {
         let skipped = &self.role(role).skipped;
         let tokens = ids
             .iter()
             .zip(values.chunks_exact(self.dimensions))
             .skip(usize::from(self.skips_first));
         let kept = tokens.filter(|(id, _)| skipped.binary_search(id).is_err());
-        let mut vectors: Vec<f32> = kept.flat_map(|(_, vector)| vector).copied().collect();
-        if normalized {
-            vectors
-                .chunks_exact_mut(self.dimensions)
-                .for_each(normalize);
-        }
+        kept.flat_map(|(_, vector)| vector).copied().collect()
+    }
+
+    /// As [`vectors`](Self::vectors), each with length 1.
+    pub fn unit_vectors(&self, role: TextRole, ids: &[u32], values: &[f32]) -> Vec<f32> {
+        let mut vectors = self.vectors(role, ids, values);
+        vectors
+            .chunks_exact_mut(self.dimensions)
+            .for_each(normalize);
         vectors
     }
 
-    /// Scores a document for a query as the model's authors do, or, unless `is_raw`, by the mean, from 0 to 1. A text
-    /// without vectors scores 0.
-    pub fn score(&self, query: &Query, document: &[f32], is_raw: bool) -> f32 {
-        let largest = query.largest_products(document);
-        let sum: f32 = largest.iter().sum();
-        let mean = sum / largest.len().max(1) as f32;
-        match (is_raw, self.score) {
-            (true, MaxSim::Sum) => sum,
-            (true, MaxSim::Mean) => mean,
-            (false, _) => mean.clamp(0.0, 1.0),
+    /// Scores a document for a query as the model's authors do. A text without vectors scores 0.
+    pub fn raw_score(&self, query: &Query, document: &[f32]) -> f32 {
+        match self.score {
+            MaxSim::Sum => query.largest_products(document).iter().sum(),
+            MaxSim::Mean => mean_product(query, document),
         }
     }
+}
+
+/// The mean of the largest products of query and document vectors. A text without vectors scores 0.
+pub fn mean_product(query: &Query, document: &[f32]) -> f32 {
+    let largest = query.largest_products(document);
+    largest.iter().sum::<f32>() / largest.len().max(1) as f32
 }
 
 #[cfg(test)]
@@ -107,10 +105,10 @@ mod tests {
     #[test]
     fn vectors_of_skipped_tokens_are_left_out() {
         let values = [3.0, 4.0, 1.0, 1.0, 0.0, 2.0];
-        let of = |role| settings().vectors(role, &[1, 4, 2], &values, true);
+        let of = |role| settings().unit_vectors(role, &[1, 4, 2], &values);
         assert_eq!(of(TextRole::Document), [0.6, 0.8, 0.0, 1.0]);
         assert_eq!(of(TextRole::Query).len(), 6);
-        let raw = settings().vectors(TextRole::Document, &[1, 4, 2], &values, false);
+        let raw = settings().vectors(TextRole::Document, &[1, 4, 2], &values);
         assert_eq!(raw, [3.0, 4.0, 0.0, 2.0]);
     }
 
@@ -118,14 +116,14 @@ mod tests {
     fn scores_are_sums_or_means_of_the_largest_products() {
         let (query, document) = ([1.0, 0.0, 0.0, 1.0], [0.5, 0.1, 0.25, -0.5, 0.0, 0.25]);
         let (query, settings) = (Query::new(&query, 2), settings());
-        assert_eq!(settings.score(&query, &document, true), 0.75);
-        assert_eq!(settings.score(&query, &document, false), 0.375);
+        assert_eq!(settings.raw_score(&query, &document), 0.75);
+        assert_eq!(mean_product(&query, &document), 0.375);
         let mean = MultiVectorSettings {
             score: MaxSim::Mean,
             ..settings
         };
-        assert_eq!(mean.score(&query, &document, true), 0.375);
-        assert_eq!(mean.score(&query, &[], true), 0.0);
-        assert_eq!(mean.score(&Query::new(&[], 2), &document, true), 0.0);
+        assert_eq!(mean.raw_score(&query, &document), 0.375);
+        assert_eq!(mean.raw_score(&query, &[]), 0.0);
+        assert_eq!(mean.raw_score(&Query::new(&[], 2), &document), 0.0);
     }
 }

@@ -274,8 +274,9 @@ impl ZeroShotEntitiesPipeline {
                 words: &words,
                 logits: rows[0],
                 labels: labels.len(),
+                scores_words,
             };
-            let mut spans = search.select(search.spans(scores, scores_words)?);
+            let mut spans = search.select(search.spans(scores)?);
             if let Some(stop) = stop {
                 spans.retain_mut(|span| stop.leave_out(span));
             }
@@ -399,11 +400,13 @@ struct WindowScores<'a> {
     /// A row per word and label.
     logits: Row<'a>,
     labels: usize,
+    /// Whether a row has scores of the word, instead of spans by length.
+    scores_words: bool,
 }
 
 impl EntitySearch {
     /// Spans with scores above the threshold.
-    fn spans(&self, scores: WindowScores<'_>, scores_words: bool) -> Result<Vec<Span>> {
+    fn spans(&self, scores: WindowScores<'_>) -> Result<Vec<Span>> {
         let WindowScores {
             logits: Row { values, width, .. },
             labels,
@@ -415,7 +418,7 @@ impl EntitySearch {
                 values.len()
             )));
         }
-        match scores_words {
+        match scores.scores_words {
             true => self.spans_of_words(scores),
             false => Ok(self.spans_of_lengths(scores)),
         }
@@ -432,6 +435,7 @@ impl EntitySearch {
                     ..
                 },
             labels,
+            ..
         } = scores;
         let mut found = Vec::new();
         for (first, values) in values
@@ -462,6 +466,7 @@ impl EntitySearch {
             words,
             logits,
             labels,
+            ..
         } = scores;
         let scores = ScoreFunction::Sigmoid.apply(logits.values);
         let of_word = |word: usize, label: usize| &scores[(word * labels + label) * WORD_SCORES..];
@@ -728,8 +733,9 @@ mod tests {
             words: &[(0, 3), (4, 6)],
             logits,
             labels: 2,
+            scores_words: false,
         };
-        let found = search.spans(scores, false).unwrap();
+        let found = search.spans(scores).unwrap();
         let places: Vec<_> = found
             .iter()
             .map(|span| (span.start, span.end, span.label))
@@ -738,13 +744,10 @@ mod tests {
         assert!((found[1].score - 0.880_797).abs() < 1e-6);
         assert!(
             search
-                .spans(
-                    WindowScores {
-                        labels: 3,
-                        ..scores
-                    },
-                    false
-                )
+                .spans(WindowScores {
+                    labels: 3,
+                    ..scores
+                })
                 .is_err()
         );
         assert!(EntitySearch::new(Some(f32::NAN), None, None).is_err());
@@ -763,9 +766,10 @@ mod tests {
             words: &words,
             logits,
             labels: 1,
+            scores_words: true,
         };
         let search = EntitySearch::new(None, None, None).unwrap();
-        let found = search.spans(scores, true).unwrap();
+        let found = search.spans(scores).unwrap();
         let places: Vec<_> = found.iter().map(|span| (span.start, span.end)).collect();
         assert_eq!(places, [(0, 3), (2, 3), (6, 7)]);
         // The lowest of the first word's 3 and 2, and of the last word's 4 and 5.
@@ -781,14 +785,11 @@ mod tests {
             width: WORD_SCORES,
         };
         let found = search
-            .spans(
-                WindowScores {
-                    logits,
-                    labels: 2,
-                    ..scores
-                },
-                true,
-            )
+            .spans(WindowScores {
+                logits,
+                labels: 2,
+                ..scores
+            })
             .unwrap();
         assert_eq!(
             found.iter().map(|span| span.label).collect::<Vec<_>>(),
@@ -808,9 +809,10 @@ mod tests {
                 width: WORD_SCORES,
             },
             labels: 1,
+            scores_words: true,
         };
         let search = EntitySearch::new(None, None, None).unwrap();
-        let refusal = search.spans(scores, true).unwrap_err().to_string();
+        let refusal = search.spans(scores).unwrap_err().to_string();
         insta::assert_snapshot!(refusal, @"expected at most 1048576 overlapping entities in a text, but found more; send a higher `threshold` or fewer labels");
     }
 }

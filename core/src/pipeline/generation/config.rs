@@ -96,12 +96,12 @@ impl GenerationConfig {
         options: &GenerationOptions,
         bounds: Bounds,
     ) -> Result<Self> {
-        let sets_min = options.min_length.is_some() || options.min_new_tokens.is_some();
-        check_lists(options, bounds.vocabulary)?;
-        let options = options.or(&settings.defaults);
+        let requested = options;
+        check_lists(requested, bounds.vocabulary)?;
+        let options = requested.or(&settings.defaults);
         let num_beams = within("num_beams", options.num_beams, 1..=MAX_BEAMS)?;
         let sampling = sampling(&options)?;
-        let (max_length, min_length) = lengths(&options, settings, (bounds, sets_min))?;
+        let (max_length, min_length) = lengths(&options, requested, settings, bounds)?;
         let config = Self {
             start_id: options
                 .decoder_start_token_id
@@ -109,7 +109,7 @@ impl GenerationConfig {
             eos_ids: settings.eos_token_ids.clone(),
             length_factor: settings.length_factor,
             num_beams,
-            num_return_sequences: num_return_sequences(&options, num_beams, sampling.is_some())?,
+            num_return_sequences: num_return_sequences(&options, num_beams, sampling.as_ref())?,
             length_penalty: finite("length_penalty", options.length_penalty.unwrap_or(1.0))?,
             early_stopping: options.early_stopping.unwrap_or_default(),
             max_length,
@@ -292,14 +292,14 @@ fn is_negative(id: &i64) -> bool {
 fn num_return_sequences(
     options: &GenerationOptions,
     num_beams: usize,
-    samples: bool,
+    sampling: Option<&Sampling>,
 ) -> Result<usize> {
     let found = within(
         "num_return_sequences",
         options.num_return_sequences,
         1..=MAX_BEAMS,
     )?;
-    if found > num_beams && (num_beams > 1 || !samples) {
+    if found > num_beams && (num_beams > 1 || sampling.is_none()) {
         return Err(Error::invalid(format!(
             "expected `num_return_sequences` of at most `num_beams`, which is {num_beams}, but found {found}"
         )));
@@ -311,8 +311,9 @@ fn num_return_sequences(
 /// yields to its maximum.
 fn lengths(
     options: &GenerationOptions,
+    requested: &GenerationOptions,
     settings: &GenerationSettings,
-    (bounds, sets_min): (Bounds, bool),
+    bounds: Bounds,
 ) -> Result<(usize, usize)> {
     let default = match settings.length_factor {
         Some(_) => bounds.max_length,
@@ -336,6 +337,7 @@ fn lengths(
         .min_new_tokens
         .map(|tokens| tokens.saturating_add(1));
     let min = new_tokens.or(options.min_length).unwrap_or(0);
+    let sets_min = requested.min_length.is_some() || requested.min_new_tokens.is_some();
     if min > max && !sets_min {
         return Ok((max, max));
     }
