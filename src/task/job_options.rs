@@ -79,9 +79,22 @@ impl JobOptions {
 
     /// Whether an option has an effect on a model's task, next to these options.
     pub fn has_effect(&self, name: &str, pipeline: &Pipeline) -> bool {
-        own(pipeline, self.has_schema())
-            .iter()
-            .any(|option| option.name == name)
+        self.own(pipeline).iter().any(|option| option.name == name)
+    }
+
+    /// The options of a model's task.
+    fn own(&self, pipeline: &Pipeline) -> &'static [JobOption] {
+        match pipeline {
+            Pipeline::ZeroShotEntities(_) if self.has_schema() => ExtractionParameters::OPTIONS,
+            Pipeline::Embedding(_) => EmbeddingParameters::OPTIONS,
+            Pipeline::Classification(_) => ClassificationParameters::OPTIONS,
+            Pipeline::TokenClassification(_) => TokenClassificationParameters::OPTIONS,
+            Pipeline::ZeroShotEntities(_) => ZeroShotEntitiesParameters::OPTIONS,
+            Pipeline::ZeroShot(_) => ZeroShotParameters::OPTIONS,
+            Pipeline::Ranking(_) => RankingParameters::OPTIONS,
+            Pipeline::Translation(_) => TextToTextParameters::OPTIONS,
+            Pipeline::TextToText(_) => &[],
+        }
     }
 
     /// An option that has no effect on a model's task, or on the vectors that are requested.
@@ -238,21 +251,6 @@ impl JobParameters for ExtractionParameters {
         option("confidence", "include_confidence", Form::Flag),
         option("spans", "include_spans", Form::Flag),
     ];
-}
-
-/// The options of a model's task.
-fn own(pipeline: &Pipeline, has_schema: bool) -> &'static [JobOption] {
-    match pipeline {
-        Pipeline::ZeroShotEntities(_) if has_schema => ExtractionParameters::OPTIONS,
-        Pipeline::Embedding(_) => EmbeddingParameters::OPTIONS,
-        Pipeline::Classification(_) => ClassificationParameters::OPTIONS,
-        Pipeline::TokenClassification(_) => TokenClassificationParameters::OPTIONS,
-        Pipeline::ZeroShotEntities(_) => ZeroShotEntitiesParameters::OPTIONS,
-        Pipeline::ZeroShot(_) => ZeroShotParameters::OPTIONS,
-        Pipeline::Ranking(_) => RankingParameters::OPTIONS,
-        Pipeline::Translation(_) => TextToTextParameters::OPTIONS,
-        Pipeline::TextToText(_) => &[],
-    }
 }
 
 /// All tasks' options; some tasks share one.

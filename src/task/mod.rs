@@ -47,16 +47,13 @@ pub struct Scope {
 
 impl Scope {
     /// The scope of texts that a job or a program runs together, whose number and results it limits itself.
-    pub fn of_texts(truncate: bool) -> Self {
-        /// Long texts with a large stride must not exhaust memory.
-        const MAX_WINDOWS: usize = 8192;
-        Self {
-            truncate,
-            max_values: usize::MAX,
-            max_parts: MAX_WINDOWS,
-            max_labels: MAX_TEXTS,
-        }
-    }
+    pub const OF_TEXTS: Self = Self {
+        truncate: false,
+        max_values: usize::MAX,
+        // Long texts with a large stride must not exhaust memory.
+        max_parts: 8192,
+        max_labels: MAX_TEXTS,
+    };
 }
 
 /// Reads a task's parameters from JSON.

@@ -175,7 +175,10 @@ impl Model {
     }
 
     fn scope(&self) -> Scope {
-        Scope::of_texts(self.settings.truncate)
+        Scope {
+            truncate: self.settings.truncate,
+            ..Scope::OF_TEXTS
+        }
     }
 
     /// For texts with any number of sentences, which run one after another.

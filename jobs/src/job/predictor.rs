@@ -51,7 +51,10 @@ impl Predictor {
     /// Checks that the model supports the parameters.
     pub fn new(model: &Model, parameters: &Parameters) -> Result<Self> {
         let options = &parameters.options;
-        let scope = Scope::of_texts(parameters.truncates(&model.settings));
+        let scope = Scope {
+            truncate: parameters.truncates(&model.settings),
+            ..Scope::OF_TEXTS
+        };
         let require_labels = || {
             let labels = options.get("labels").filter(|labels| !labels.is_empty());
             labels.map(drop).ok_or_else(|| lacks(model, "`labels`"))

@@ -104,8 +104,7 @@ pub fn type_name(element_type: ElementType) -> String {
     }
 }
 
-pub fn instances(options: &Options, is_on_cpu: bool) -> String {
-    let kind = if is_on_cpu { "KIND_CPU" } else { "KIND_AUTO" };
+pub fn instances(options: &Options, kind: &str) -> String {
     format!(
         "instance_group [ {{ count: {} kind: {kind} }} ]\n",
         options.instances

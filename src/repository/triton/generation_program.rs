@@ -125,7 +125,7 @@ fn config(name: &str, options: &Options) -> Result<String> {
         ],
     )?;
     text += &batching();
-    text += &instances(options, true);
+    text += &instances(options, "KIND_CPU");
     // The program does not sample.
     let mut known: Vec<String> = GenerationOptions::names().into_iter().collect();
     known.retain(|name| !GenerationOptions::SAMPLING.contains(&name.as_str()));

@@ -109,7 +109,7 @@ fn graph_config(bundle: &Bundle, options: &Options) -> Result<String> {
     text += &tensors("input", &manifest.signature.inputs)?;
     text += &tensors("output", &manifest.signature.outputs)?;
     text += &batching();
-    text += &instances(options, is_python);
+    text += &instances(options, if is_python { "KIND_CPU" } else { "KIND_AUTO" });
     if options.tensorrt {
         text += "optimization { execution_accelerators { gpu_execution_accelerator [ { name: \"tensorrt\" \
                  parameters { key: \"precision_mode\" value: \"FP16\" } } ] } }\n";
@@ -161,7 +161,7 @@ fn tokenizer_config(bundle: &Bundle, name: &str, options: &Options) -> Result<St
     );
     text += &tensors("input", [&text_spec()])?;
     text += &tensors("output", &manifest.signature.inputs)?;
-    text += &instances(options, true);
+    text += &instances(options, "KIND_CPU");
     for (key, value) in [
         ("max_tokens", max_tokens(bundle)),
         ("padding_id", bundle.tokenizer()?.padding_id() as usize),
