@@ -33,6 +33,13 @@ impl<T> OneOrMany<T> {
             Err(items) => Self::Many(items),
         }
     }
+
+    pub fn into_items(self) -> Vec<T> {
+        match self {
+            Self::One(item) => vec![item],
+            Self::Many(items) => items,
+        }
+    }
 }
 
 /// A label's score.

@@ -278,7 +278,6 @@ async fn titan(context: &Context, model: &str, body: TitanRequest) -> ApiResult 
 }
 
 async fn cohere_embed(context: &Context, model: &str, body: BedrockEmbedRequest) -> ApiResult {
-    let is_list = body.embedding_types.is_none();
     let truncate = body.truncate.map(|truncate| match truncate {
         BedrockTruncate::None => Truncate::None,
         BedrockTruncate::Start | BedrockTruncate::Left => Truncate::Start,
@@ -294,7 +293,7 @@ async fn cohere_embed(context: &Context, model: &str, body: BedrockEmbedRequest)
         truncate,
         max_tokens: body.max_tokens,
     };
-    let (embedded, usage) = cohere::embedded(context, request, is_list).await?;
+    let (embedded, usage) = cohere::embedded(context, request).await?;
     Ok(respond(context, &embedded, &usage))
 }
 

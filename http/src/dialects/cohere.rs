@@ -117,7 +117,9 @@ enum Embeddings {
 }
 
 /// Embed texts, as Cohere does
-pub async fn embed(JsonRequest(context, body): JsonRequest<CohereEmbedRequest>) -> ApiResult {
+pub async fn embed(JsonRequest(context, mut body): JsonRequest<CohereEmbedRequest>) -> ApiResult {
+    body.embedding_types
+        .get_or_insert_with(|| vec![EncodingFormat::Float]);
     embed_with(&context, body, "2").await
 }
 
@@ -127,8 +129,7 @@ pub async fn embed_v1(JsonRequest(context, body): JsonRequest<CohereEmbedRequest
 }
 
 async fn embed_with(context: &Context, body: CohereEmbedRequest, version: &str) -> ApiResult {
-    let is_list = version == "1" && body.embedding_types.is_none();
-    let (embedded, usage) = embedded(context, body, is_list).await?;
+    let (embedded, usage) = embedded(context, body).await?;
     let meta = json!({
         "api_version": { "version": version },
         "billed_units": { "input_tokens": usage.tokens },
@@ -136,12 +137,8 @@ async fn embed_with(context: &Context, body: CohereEmbedRequest, version: &str) 
     Ok(by_model(&EmbedResponse { embedded, meta }, &usage))
 }
 
-/// Embeds texts; `is_list` says whether the vectors are floats in a list.
-pub async fn embedded(
-    context: &Context,
-    body: CohereEmbedRequest,
-    is_list: bool,
-) -> Result<(Embedded, Usage)> {
+/// Embeds texts. Without types the vectors are floats in a list.
+pub async fn embedded(context: &Context, body: CohereEmbedRequest) -> Result<(Embedded, Usage)> {
     let name = body.model.as_deref();
     let (_, pipeline) = context.embedding(name).await?;
     inputs::refuse_lower_token_limit(
@@ -149,6 +146,7 @@ pub async fn embedded(
         body.max_tokens,
         pipeline.settings().max_tokens,
     )?;
+    let is_list = body.embedding_types.is_none();
     let types = body
         .embedding_types
         .unwrap_or_else(|| vec![EncodingFormat::Float]);

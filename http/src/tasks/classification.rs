@@ -32,13 +32,14 @@ use kivu::{
     },
 };
 
-/// Scores inputs. The response holds one list of labels if `is_single`, instead of one for each input.
+/// Scores inputs. The response holds a list of labels, or one for each input.
 async fn classify(
     context: &Context,
     classifier: &Classifier,
-    inputs: Vec<Input>,
-    is_single: bool,
+    inputs: OneOrMany<Input>,
 ) -> ApiResult {
+    let is_single = matches!(inputs, OneOrMany::One(_));
+    let inputs = inputs.into_items();
     check_predictions(context, inputs.len(), classifier.labels(), classifier.top)?;
     let scores = classifier.run(inputs, context.deadline).await?;
     let rows = scores
@@ -81,7 +82,7 @@ pub async fn predict(JsonRequest(context, body): JsonRequest<PredictRequest>) ->
     if body.candidate_labels.is_some() {
         return Err(labels::unused(model, "candidate_labels").into());
     }
-    predict_with(&context, (pipeline, score_function(model)), body).await
+    predict_with(&context, pipeline, score_function(model), body).await
 }
 
 /// The function for a model's scores if it is not the one in its settings: a ranking model's scores are those of `/rerank`.
@@ -91,10 +92,11 @@ pub fn score_function(model: &Model) -> Option<ScoreFunction> {
 
 pub async fn predict_with(
     context: &Context,
-    (pipeline, function): (&ClassificationPipeline, Option<ScoreFunction>),
+    pipeline: &ClassificationPipeline,
+    function: Option<ScoreFunction>,
     body: PredictRequest,
 ) -> ApiResult {
-    let (inputs, is_single) = predict_inputs(body.inputs, &context.texts)?;
+    let inputs = predict_inputs(body.inputs, &context.texts)?;
     let parameters = ClassificationParameters {
         function_to_apply: match body.raw_scores {
             Some(true) => Some(ScoreFunction::None),
@@ -107,21 +109,18 @@ pub async fn predict_with(
         context,
         &parameters.prepare(pipeline, &context.scope())?,
         inputs,
-        is_single,
     )
     .await
 }
 
-/// Inputs in TEI's format, and whether there is a single one: a list is a pair, unless it has lists.
-fn predict_inputs(inputs: Content, texts: &RequestTexts) -> Result<(Vec<Input>, bool)> {
+/// Inputs in TEI's format: a list is a pair, unless it has lists.
+fn predict_inputs(inputs: Content, texts: &RequestTexts) -> Result<OneOrMany<Input>> {
     if matches!(&inputs, Content::List(values) if values.has_lists) {
-        return Ok((
-            inputs::one_or_list("inputs", inputs, texts, inputs::one_or_two)?,
-            false,
-        ));
+        let inputs = inputs::one_or_list("inputs", inputs, texts, inputs::one_or_two);
+        return inputs.map(OneOrMany::Many);
     }
     texts.count("inputs", 1)?;
-    Ok((vec![inputs::one_or_two(&"inputs", inputs, texts)?], true))
+    inputs::one_or_two(&"inputs", inputs, texts).map(OneOrMany::One)
 }
 
 /// The model hub's body for a classification model.
@@ -151,8 +150,7 @@ pub async fn classify_with(
     classify(
         context,
         &parameters.prepare(pipeline, &context.scope())?,
-        inputs,
-        false,
+        OneOrMany::Many(inputs),
     )
     .await
 }
@@ -238,6 +236,9 @@ mod tests {
         insta::assert_snapshot!(refusal(json!(["a", 7])), @"expected `inputs[1]` to be a string, but found a number");
         insta::assert_snapshot!(refusal(json!([7, ["a"]])), @"expected `inputs[0]` to be a string, but found a number");
         insta::assert_snapshot!(refusal(json!([7, 8])), @"expected `inputs[0]` to be a string, but found a number");
-        assert_eq!(read(json!([["a"], ["a", "b"]])).unwrap().0.len(), 2);
+        assert_eq!(
+            read(json!([["a"], ["a", "b"]])).unwrap().into_items().len(),
+            2
+        );
     }
 }

@@ -116,7 +116,7 @@ async fn run_task(
             embed_by_default(context, pipeline, body).await
         }
         Pipeline::Classification(pipeline) => match form {
-            Form::Tei => predict_with(context, (pipeline, None), from_value(body)?).await,
+            Form::Tei => predict_with(context, pipeline, None, from_value(body)?).await,
             Form::Hub => classify_with(context, pipeline, from_value(body)?).await,
         },
         Pipeline::TokenClassification(pipeline) => {
