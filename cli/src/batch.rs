@@ -158,7 +158,14 @@ pub fn run(arguments: Arguments, mut config: Config, services: Services) -> Resu
         None => output(&cloud, &arguments.output)?,
     };
     let input = input(&cloud, &arguments.input)?;
-    let is_stdout = output.is_stdout();
+    // Standard output may have the results.
+    let summarize = match output.is_stdout() {
+        true => |summary: &str| {
+            print_aside(summary);
+            Ok(())
+        },
+        false => print,
+    };
     let (named, parameters) = arguments.parameters.read();
     let options = arguments.build.options(&config);
     config.engine = options.engine;
@@ -214,7 +221,7 @@ pub fn run(arguments: Arguments, mut config: Config, services: Services) -> Resu
             ))
         }
         Ended::Done(report) => {
-            summarize(&summary(&report).join("\n"), is_stdout)?;
+            summarize(&summary(&report).join("\n"))?;
             if !report.has_only_errors() {
                 return Ok(ExitCode::SUCCESS);
             }
@@ -222,7 +229,7 @@ pub fn run(arguments: Arguments, mut config: Config, services: Services) -> Resu
             Ok(ExitCode::from(ONLY_ERRORS))
         }
         Ended::Known => {
-            summarize(&format!("known  {}", arguments.output.display()), is_stdout)?;
+            summarize(&format!("known  {}", arguments.output.display()))?;
             Ok(ExitCode::SUCCESS)
         }
         Ended::Unfinished(Progress { rows, .. }) => {
@@ -248,15 +255,6 @@ async fn traced(
     let ended = job.await;
     otlp.stop().await;
     ended
-}
-
-/// Prints a summary, to standard error if standard output has the results.
-fn summarize(summary: &str, is_stdout: bool) -> Result<()> {
-    if is_stdout {
-        print_aside(summary);
-        return Ok(());
-    }
-    print(summary)
 }
 
 /// Refuses options without effect on the model.

@@ -178,11 +178,11 @@ impl InFlight {
     }
 
     /// Ends an attempt that timed out at an endpoint that then said whether the model is ready.
-    pub fn timed_out(&self, is_ready: bool) {
+    pub fn timed_out(&self, ready: &Attempt<()>) {
         *locked(&self.outcome) = FailureKind::Timeout.label();
-        match is_ready {
-            true => self.endpoint.record(None, |breaker, _| breaker.succeeded()),
-            false => self
+        match ready {
+            Ok(()) => self.endpoint.record(None, |breaker, _| breaker.succeeded()),
+            Err(_) => self
                 .endpoint
                 .record(Some(FailureKind::Timeout), Breaker::open),
         }

@@ -118,7 +118,7 @@ impl Pool {
             Err(_) => None,
         };
         match ready {
-            Some(ready) => attempt.timed_out(ready.is_ok()),
+            Some(ready) => attempt.timed_out(&ready),
             None => attempt.ended::<()>(&Err(FailureKind::Timeout.into())),
         }
     }

@@ -160,7 +160,13 @@ fn run_quality(arguments: Arguments, mut config: Config, services: &Services) ->
     let progress = Progress::default();
     let report = measure(&model, other, &samples, &progress);
     progress.clear();
-    print_report(&report?, json)?;
+    let report = report?;
+    let text = match json {
+        true => serde_json::to_string_pretty(&report)
+            .map_err(|error| Error::model_because("cannot serialize the figures", error))?,
+        false => lines(&report).join("\n"),
+    };
+    print(&text)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -212,16 +218,6 @@ fn require_same(model: &Model, other: &Model, precision: Precision) -> Result<()
         model.name
     ))
     .with_hint("its source has changed since it was built: build it again"))
-}
-
-fn print_report(report: &Report, json: bool) -> Result<()> {
-    if json {
-        let text = serde_json::to_string_pretty(report);
-        return print(
-            &text.map_err(|error| Error::model_because("cannot serialize the figures", error))?,
-        );
-    }
-    lines(report).iter().try_for_each(|line| print(line))
 }
 
 /// The report as text.

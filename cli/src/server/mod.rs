@@ -186,12 +186,11 @@ async fn serve(
             config.prefix.as_deref().unwrap_or_default()
         )
     };
-    let requires_key = guard.requires_key();
     let _ = announce(
         [&url(address), &url(reachable(address))],
         &catalog,
-        config.page,
-        requires_key,
+        &config,
+        &guard,
     );
     let files = catalog.mapped_files();
     let stop = async {
@@ -212,6 +211,8 @@ async fn serve(
         idle: Duration::from_millis(config.limits.idle_ms),
     };
     let slow_request_ms = config.slow_request_ms;
+    // Anybody could fill the disk of an open server.
+    let has_known_callers = address.ip().is_loopback() || guard.requires_key();
     let app = App::of_catalog(Arc::clone(&catalog), config.limits);
     let mut app = app
         .with_guard(guard)
@@ -221,8 +222,6 @@ async fn serve(
     if let Some(otlp) = &otlp {
         app.export(otlp);
     }
-    // Anybody could fill the disk of an open server.
-    let has_known_callers = address.ip().is_loopback() || requires_key;
     if has_known_callers && !fetcher.config.hub.offline {
         app = app.with_fetcher(Arc::new(fetcher));
     }
@@ -281,8 +280,8 @@ fn reachable(mut address: SocketAddr) -> SocketAddr {
 fn announce(
     [url, local]: [&str; 2],
     catalog: &Catalog,
-    has_page: bool,
-    requires_key: bool,
+    config: &Config,
+    guard: &Guard,
 ) -> Result<()> {
     let models = catalog.entries();
     if let Some((memory, _)) = catalog.budget() {
@@ -305,12 +304,12 @@ fn announce(
     let Some(first) = models.first() else {
         return Ok(());
     };
-    print(&match has_page {
+    print(&match config.page {
         true => format!("try it: open {local}/ in a browser, or"),
         false => "try it:".to_owned(),
     })?;
     let (name, body) = (&first.name, example::body(&first.manifest));
-    let key = if requires_key {
+    let key = if guard.requires_key() {
         " -H 'authorization: Bearer KEY'"
     } else {
         ""
