@@ -1,6 +1,6 @@
 //! Fields in a model's `config.json` and similar files.
 
-use std::path::Path;
+use std::{cell::RefCell, collections::BTreeSet, path::Path};
 
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
@@ -12,10 +12,13 @@ use kivu::error::{Error, Result};
 const MAX_SIZE: usize = 1 << 21;
 
 /// A JSON object with model settings. A field that is `null` counts as missing.
+///
+/// It records which fields were asked for, so that those which no reader knows can be refused.
 #[derive(Clone, Debug)]
 pub struct ConfigFile {
     name: &'static str,
     fields: Map<String, Value>,
+    asked: RefCell<BTreeSet<String>>,
 }
 
 /// A value or a list.
@@ -40,7 +43,11 @@ impl ConfigFile {
     pub const NAME: &str = "config.json";
 
     pub fn new(name: &'static str, fields: Map<String, Value>) -> Self {
-        Self { name, fields }
+        Self {
+            name,
+            fields,
+            asked: RefCell::default(),
+        }
     }
 
     /// Reads the `config.json` in `folder`.
@@ -63,8 +70,30 @@ impl ConfigFile {
         Ok(Self::open_if_exists(folder, name)?.unwrap_or_else(|| Self::new(name, Map::new())))
     }
 
+    /// All fields; looking at them is not recorded.
     pub fn fields(&self) -> &Map<String, Value> {
         &self.fields
+    }
+
+    /// A field's value, which may be `null`.
+    pub fn value(&self, field: &str) -> Option<&Value> {
+        self.asked.borrow_mut().insert(field.to_owned());
+        self.fields.get(field)
+    }
+
+    /// Whether a field is there and `null`.
+    pub fn is_null(&self, field: &str) -> bool {
+        self.value(field).is_some_and(Value::is_null)
+    }
+
+    /// The same fields, before any of them was asked for.
+    pub fn unread(&self) -> Self {
+        Self::new(self.name, self.fields.clone())
+    }
+
+    /// The fields that were asked for until now, whether they are in the file or not.
+    pub fn asked(&self) -> BTreeSet<String> {
+        self.asked.borrow().clone()
     }
 
     pub fn get<T: DeserializeOwned>(&self, field: &str) -> Result<Option<T>> {
@@ -76,12 +105,13 @@ impl ConfigFile {
         Ok(self.find(fields)?.map(|(_, value)| value))
     }
 
-    /// Finds the first field that exists.
+    /// Finds the first field that exists. The others are other names of it, so they count as read, too.
     fn find<'a, T: DeserializeOwned>(&self, fields: &[&'a str]) -> Result<Option<(&'a str, T)>> {
-        let mut found = fields
+        let found: Vec<_> = fields
             .iter()
-            .filter_map(|field| Some((*field, self.fields.get(*field)?)));
-        let Some((field, value)) = found.find(|(_, value)| !value.is_null()) else {
+            .filter_map(|field| Some((*field, self.value(field)?)))
+            .collect();
+        let Some((field, value)) = found.into_iter().find(|(_, value)| !value.is_null()) else {
             return Ok(None);
         };
         let unreadable = |error| {
@@ -124,7 +154,7 @@ impl ConfigFile {
     pub fn is_set_or(&self, field: &str, default: bool) -> Result<bool> {
         Ok(self
             .get(field)?
-            .unwrap_or(default && !self.fields().contains_key(field)))
+            .unwrap_or(default && !self.fields.contains_key(field)))
     }
 
     /// Gets a required field.

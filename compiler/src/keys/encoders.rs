@@ -1,4 +1,4 @@
-//! Keys in an encoder's `config.json`, by family.
+//! Keys in an encoder's `config.json`, by family, that its reader does not ask for, always or in some files.
 
 use super::{
     generation,
@@ -6,28 +6,11 @@ use super::{
         Rules, SCORES, Unused,
         Values::{Any, Only, SameAs},
     },
-    shared::{
-        BART_LEGACY, CROSS_ENCODER_FUNCTION, SHARED, SHARED_READ, T5_ALIASES, T5_READ, TRAINING,
-    },
+    shared::{BART_LEGACY, CROSS_ENCODER_FUNCTION, SHARED, SHARED_READ, T5_ALIASES, TRAINING},
 };
 
-/// Head keys.
+/// Head keys, which are read if the class, or the weights, have a head.
 const HEADS: &[&str] = &["id2label", "num_labels", "problem_type"];
-/// Layer size keys.
-const SIZES: &[&str] = &[
-    "hidden_size",
-    "intermediate_size",
-    "max_position_embeddings",
-    "num_attention_heads",
-    "num_hidden_layers",
-];
-/// Further layer keys in BERT and its successors.
-const BERT_LIKE: &[&str] = &[
-    "hidden_act",
-    "is_decoder",
-    "layer_norm_eps",
-    "position_embedding_type",
-];
 
 /// CrossEncoder settings.
 const CROSS_ENCODER: Rules = Rules {
@@ -73,20 +56,16 @@ const PADDING: &[Unused] = &[("pad_token_id", Any)];
 const CAUSAL: &[Unused] = &[("is_causal", Only("[true]"))];
 
 macro_rules! family {
-    ($name:ident, [$($read:expr),* $(,)?], [$($unused:expr),* $(,)?] $(, nested $($nested:expr),*)?) => {
+    ($name:ident, [$($unused:expr),* $(,)?] $(, nested $($nested:expr),*)?) => {
         const $name: Rules = Rules {
-            read: &[SHARED_READ, HEADS, $($read),*],
+            read: &[SHARED_READ, HEADS],
             unused: &[SHARED, TRAINING, ENCODER, generation::WITHOUT_GENERATION, $($unused),*],
             nested: &[("sentence_transformers", &CROSS_ENCODER), $($($nested),*)?],
         };
     };
 }
 
-family!(
-    BERT,
-    [SIZES, BERT_LIKE, &["type_vocab_size"]],
-    [PADDING, BERT_LEGACY]
-);
+family!(BERT, [PADDING, BERT_LEGACY]);
 /// Keys from the first multilingual files, which no `transformers` version reads.
 const BERT_LEGACY: &[Unused] = &[
     ("directionality", Any),
@@ -98,7 +77,6 @@ const BERT_LEGACY: &[Unused] = &[
 ];
 family!(
     ELECTRA,
-    [SIZES, BERT_LIKE, &["embedding_size", "type_vocab_size"]],
     // For multiple choice.
     [
         PADDING,
@@ -113,16 +91,6 @@ family!(
 family!(
     ALBERT,
     [
-        SIZES,
-        BERT_LIKE,
-        &[
-            "embedding_size",
-            "inner_group_num",
-            "num_hidden_groups",
-            "type_vocab_size"
-        ]
-    ],
-    [
         PADDING,
         // Keys from the authors' code, which no `transformers` version reads.
         &[
@@ -136,38 +104,20 @@ family!(
 family!(
     ERNIE,
     [
-        SIZES,
-        BERT_LIKE,
-        &["task_type_vocab_size", "type_vocab_size", "use_task_id"]
-    ],
-    [
         PADDING,
         // Keys from the authors' code, which no `transformers` version reads.
         &[
             ("enable_recompute", Any),
             ("fuse", Any),
-            ("pool_act", Only(r#"["tanh"]"#))
+            ("pool_act", Only(r#"["tanh"]"#)),
+            // For task types, if they are used.
+            ("task_type_vocab_size", Any),
         ],
     ]
 );
-family!(
-    ROBERTA,
-    [SIZES, BERT_LIKE, &["pad_token_id", "type_vocab_size"]],
-    []
-);
+family!(ROBERTA, []);
 family!(
     DISTILBERT,
-    [&[
-        "activation",
-        "dim",
-        "hidden_dim",
-        "hidden_size",
-        "max_position_embeddings",
-        "n_heads",
-        "n_layers",
-        "num_attention_heads",
-        "num_hidden_layers"
-    ]],
     [
         PADDING,
         // The file contains the position table, sinusoidal or learned.
@@ -178,63 +128,26 @@ family!(
             ("intermediate_size", SameAs("hidden_dim")),
             ("layer_norm_eps", Any),
             ("type_vocab_size", Any),
-            ("position_embedding_type", Only(r#"["absolute"]"#)),
         ],
     ]
 );
 family!(
     MPNET,
-    [SIZES, BERT_LIKE, &["relative_attention_num_buckets"]],
     // The model's code has a fixed padding id, and no token types.
     [PADDING, &[("type_vocab_size", Any)]]
 );
 family!(
     DEBERTA,
+    // For the word prediction head, and for a convolution, if there is one.
     [
-        SIZES,
-        &[
-            "attention_head_size",
-            "conv_act",
-            "conv_groups",
-            "conv_kernel_size",
-            "embedding_size",
-            "hidden_act",
-            "is_decoder",
-            "layer_norm_eps",
-            "max_relative_positions",
-            "norm_rel_ebd",
-            "pooler_hidden_act",
-            "pooler_hidden_size",
-            "pos_att_type",
-            "position_biased_input",
-            "position_buckets",
-            "relative_attention",
-            "share_att_key",
-            "type_vocab_size"
-        ]
-    ],
-    // For the word prediction head.
-    [PADDING, &[("legacy", Any)], &[("z_steps", Only("[0]"))]]
+        PADDING,
+        &[("legacy", Any)],
+        &[("z_steps", Only("[0]"))],
+        &[("conv_act", Any)]
+    ]
 );
 family!(
     DEBERTA_V1,
-    [
-        SIZES,
-        &[
-            "attention_head_size",
-            "embedding_size",
-            "hidden_act",
-            "is_decoder",
-            "layer_norm_eps",
-            "max_relative_positions",
-            "pooler_hidden_act",
-            "pooler_hidden_size",
-            "pos_att_type",
-            "position_biased_input",
-            "relative_attention",
-            "type_vocab_size"
-        ]
-    ],
     // For the word prediction head, and another name for the padding id.
     [
         PADDING,
@@ -245,25 +158,6 @@ family!(
 family!(
     MODERNBERT,
     [
-        SIZES,
-        &[
-            "attention_bias",
-            "classifier_activation",
-            "classifier_bias",
-            "classifier_pooling",
-            "decoder_bias",
-            "global_attn_every_n_layers",
-            "global_rope_theta",
-            "hidden_activation",
-            "layer_types",
-            "local_attention",
-            "local_rope_theta",
-            "mlp_bias",
-            "norm_bias",
-            "norm_eps"
-        ]
-    ],
-    [
         PADDING,
         &[
             ("deterministic_flash_attn", Any),
@@ -272,6 +166,8 @@ family!(
             // Which words a prediction computes during training.
             ("sparse_pred_ignore_index", Any),
             ("sparse_prediction", Any),
+            // For files without `layer_types`.
+            ("global_attn_every_n_layers", Any),
         ],
         // BERT keys; the model's code uses other names.
         &[
@@ -286,45 +182,6 @@ family!(
 );
 family!(
     NOMIC,
-    [
-        SIZES,
-        &[
-            "activation_function",
-            "causal",
-            "expert_choice_router",
-            "ffn_div",
-            "head_dim",
-            "hidden_act",
-            "layer_norm_eps",
-            "layer_norm_epsilon",
-            "max_trained_positions",
-            "mlp_fc1_bias",
-            "mlp_fc2_bias",
-            "moe_every_n_layers",
-            "moe_normalize_expert_weights",
-            "moe_top_k",
-            "n_embd",
-            "n_head",
-            "n_inner",
-            "n_layer",
-            "n_positions",
-            "num_experts",
-            "num_shared_experts",
-            "pad_vocab_size_multiple",
-            "parallel_block",
-            "prenorm",
-            "qkv_proj_bias",
-            "rope_theta",
-            "rotary_emb_base",
-            "rotary_emb_fraction",
-            "rotary_emb_interleaved",
-            "rotary_emb_scale_base",
-            "rotary_scaling_factor",
-            "scale_attn_by_inverse_layer_idx",
-            "type_vocab_size",
-            "use_rms_norm"
-        ]
-    ],
     [
         PADDING,
         // Implementation choices without effect on results.
@@ -350,32 +207,26 @@ family!(
         ],
         // From GPT-2's code; the model's own code does not use it.
         &[("scale_attn_weights", Any)],
-        // Implementation and training of experts.
+        // For experts, if there are any, and for their implementation and training.
         &[
+            ("expert_choice_router", Any),
+            ("ffn_div", Any),
             ("moe_impl", Any),
+            ("moe_normalize_expert_weights", Any),
             ("moe_resid_pdrop", Any),
+            ("moe_top_k", Any),
+            ("num_experts", Any),
+            ("num_shared_experts", Any),
             ("router_aux_loss_coef", Any)
         ],
+        // For files without `intermediate_size`.
+        &[("n_inner", Any)],
     ],
     nested("rope_parameters", &ROPE),
     ("rope_scaling", &ROPE)
 );
 family!(
     GTE,
-    [
-        SIZES,
-        &[
-            "head_dim",
-            "hidden_act",
-            "layer_norm_eps",
-            "layer_norm_type",
-            "logn_attention_scale",
-            "pack_qkv",
-            "position_embedding_type",
-            "rope_theta",
-            "type_vocab_size"
-        ]
-    ],
     [
         PADDING,
         &[
@@ -390,20 +241,11 @@ family!(
 );
 family!(
     JINA,
-    [SIZES, BERT_LIKE, &["feed_forward_type", "type_vocab_size"]],
     // Pooling in a method that Kivu does not call.
     [PADDING, &[("emb_pooler", Any)]]
 );
-/// Layer keys in jina-embeddings-v3.
-const JINA_V3_LAYERS: &[&str] = &[
-    "hidden_act",
-    "is_decoder",
-    "layer_norm_eps",
-    "type_vocab_size",
-];
 family!(
     JINA_V3,
-    [SIZES, JINA_V3_LAYERS, &["rope_theta"]],
     // No version of `transformers` reads the kind of positions.
     [PADDING, &[("position_embedding_type", Any)]],
     nested("rope_parameters", &ROPE),
@@ -412,21 +254,15 @@ family!(
 family!(
     JINA_V3_AUTHORS,
     [
-        SIZES,
-        JINA_V3_LAYERS,
-        &[
-            "lora_adaptations",
-            "lora_alpha",
-            "lora_rank",
-            "pad_token_id",
-            "position_embedding_type",
-            "rotary_emb_base",
-            "task_instructions"
-        ]
-    ],
-    [
         // Implementation choices without effect on results.
         &[("use_flash_attn", Any), ("use_reentrant", Any)],
+        // For rotary positions, and for adapters, if there are any.
+        &[
+            ("lora_alpha", Any),
+            ("lora_rank", Any),
+            ("rotary_emb_base", Any),
+            ("task_instructions", Any),
+        ],
         // For training. Adapters are recognized by their weights.
         &[
             ("load_trained_adapters", Any),
@@ -440,14 +276,6 @@ family!(
         &[("truncate_dim", Only("[]"))],
     ]
 );
-/// Layer keys of decoders.
-const DECODER: &[&str] = &[
-    "head_dim",
-    "is_causal",
-    "num_key_value_heads",
-    "rms_norm_eps",
-    "rope_theta",
-];
 /// Keys for tensor parallel training, and for implementations of the same layers.
 const PARALLEL: &[Unused] = &[
     ("_flash_attn_2_enabled", Any),
@@ -455,11 +283,6 @@ const PARALLEL: &[Unused] = &[
 ];
 family!(
     LLAMA,
-    [
-        SIZES,
-        DECODER,
-        &["attention_bias", "hidden_act", "mlp_bias"]
-    ],
     [PADDING, PARALLEL],
     nested("rope_parameters", &SCALED_ROPE),
     ("rope_scaling", &SCALED_ROPE)
@@ -473,19 +296,6 @@ const TOKEN_NAMES: &[Unused] = &[
 ];
 family!(
     EUROBERT,
-    [
-        SIZES,
-        &[
-            "attention_bias",
-            "classifier_pooling",
-            "head_dim",
-            "hidden_act",
-            "mlp_bias",
-            "num_key_value_heads",
-            "rms_norm_eps",
-            "rope_theta",
-        ]
-    ],
     // The authors' own code has another key for the pooling, which `transformers` does not read.
     [
         PADDING,
@@ -499,21 +309,12 @@ family!(
 );
 family!(
     MISTRAL,
-    [SIZES, DECODER, &["hidden_act", "sliding_window"]],
     [PADDING, PARALLEL],
     nested("rope_parameters", &SCALED_ROPE),
     ("rope_scaling", &SCALED_ROPE)
 );
-/// Keys for windows in Qwen's layers.
-const QWEN_WINDOWS: &[&str] = &[
-    "layer_types",
-    "max_window_layers",
-    "sliding_window",
-    "use_sliding_window",
-];
 family!(
     QWEN2,
-    [SIZES, DECODER, QWEN_WINDOWS, &["hidden_act"]],
     // For images and sounds, and for a rotation by sections of them.
     [PADDING, &[("use_mrope", Only("[false]"))]],
     nested("rope_parameters", &SCALED_ROPE),
@@ -521,12 +322,6 @@ family!(
 );
 family!(
     QWEN3,
-    [
-        SIZES,
-        DECODER,
-        QWEN_WINDOWS,
-        &["attention_bias", "hidden_act"]
-    ],
     [PADDING],
     nested("rope_parameters", &SCALED_ROPE),
     ("rope_scaling", &SCALED_ROPE)
@@ -538,7 +333,6 @@ const GEMMA_CACHE: &[Unused] = &[
 ];
 family!(
     GEMMA,
-    [SIZES, DECODER, &["attention_bias", "hidden_act"]],
     // Version 4.57 of `transformers` has neither.
     [
         PADDING,
@@ -553,18 +347,6 @@ family!(
 );
 family!(
     GEMMA2,
-    [
-        SIZES,
-        DECODER,
-        &[
-            "attention_bias",
-            "attn_logit_softcapping",
-            "hidden_activation",
-            "layer_types",
-            "query_pre_attn_scalar",
-            "sliding_window",
-        ]
-    ],
     [
         PADDING,
         GEMMA_CACHE,
@@ -581,29 +363,14 @@ family!(
 family!(
     GEMMA3,
     [
-        SIZES,
-        &[
-            "attention_bias",
-            "attn_logit_softcapping",
-            "head_dim",
-            "hidden_activation",
-            "layer_types",
-            "num_key_value_heads",
-            "query_pre_attn_scalar",
-            "rms_norm_eps",
-            "rope_local_base_freq",
-            "rope_theta",
-            "sliding_window",
-            "sliding_window_pattern",
-            "use_bidirectional_attention"
-        ]
-    ],
-    [
         PADDING,
         CAUSAL,
         GEMMA_CACHE,
         // The period from which `layer_types` was made.
-        &[("_sliding_window_pattern", Any)],
+        &[
+            ("_sliding_window_pattern", Any),
+            ("sliding_window_pattern", Any)
+        ],
         &[("hidden_act", SameAs("hidden_activation"))],
     ],
     nested("rope_parameters", &ROPE_BY_LAYER),
@@ -612,7 +379,6 @@ family!(
 
 family!(
     T5,
-    [T5_READ],
     // For the decoder.
     [
         PADDING,
@@ -623,23 +389,6 @@ family!(
 
 family!(
     BART,
-    [&[
-        "activation_function",
-        "d_model",
-        "decoder_attention_heads",
-        "decoder_ffn_dim",
-        "decoder_layers",
-        "decoder_start_token_id",
-        "encoder_attention_heads",
-        "encoder_ffn_dim",
-        "encoder_layers",
-        "eos_token_id",
-        "is_decoder",
-        "is_encoder_decoder",
-        "max_position_embeddings",
-        "scale_embedding",
-        "tie_word_embeddings",
-    ]],
     [
         PADDING,
         BART_LEGACY,
@@ -693,7 +442,7 @@ const ROPE_BY_LAYER: Rules = Rules {
 };
 
 /// model2vec's settings for a vector table.
-const STATIC: Rules = Rules {
+pub const STATIC: Rules = Rules {
     read: &[&["model_type", "normalize"]],
     unused: &[
         SHARED,
@@ -792,21 +541,6 @@ pub fn encoder(model_type: &str, is_jina: bool) -> Option<&'static Rules> {
         "gemma3_text" => &GEMMA3,
         "t5" | "mt5" => &T5,
         "bart" => &BART,
-        "model2vec" => &STATIC,
         _ => return None,
     })
-}
-
-/// Keys read for a family, except shared keys and head keys.
-#[cfg(test)]
-pub fn own_keys(model_type: &str, is_jina: bool) -> Vec<&'static str> {
-    let lists = encoder(model_type, is_jina)
-        .into_iter()
-        .flat_map(|rules| rules.read);
-    lists
-        .filter(|keys| ![SHARED_READ, HEADS].contains(keys))
-        .copied()
-        .flatten()
-        .copied()
-        .collect()
 }

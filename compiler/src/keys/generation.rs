@@ -148,6 +148,8 @@ pub const IGNORED: Rules = Rules {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use serde_json::{Value, json};
 
     use super::*;
@@ -159,6 +161,7 @@ mod tests {
         Document {
             name: "generation_config.json".to_owned(),
             fields,
+            asked: BTreeSet::new(),
         }
         .check(&[&GENERATION], &mut Allowed::new(&[]))
     }

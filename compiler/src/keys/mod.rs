@@ -15,7 +15,3 @@ mod tokenizer;
 mod walk;
 
 pub use self::walk::{Kind, check};
-
-/// Keys that an encoder family's reader must read, for its test.
-#[cfg(test)]
-pub use self::encoders::own_keys;

@@ -1,5 +1,7 @@
 //! Rules for the keys in a file, and their check.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Map, Value};
 
 use kivu::error::{Error, Result, quoted};
@@ -54,6 +56,8 @@ pub struct Document {
     /// The path in the model's folder, for errors.
     pub name: String,
     pub fields: Map<String, Value>,
+    /// The keys that its reader asked for, besides those that the rules list.
+    pub asked: BTreeSet<String>,
 }
 
 /// Keys that a build ignores at the user's risk.
@@ -119,13 +123,14 @@ impl Document {
 
     /// Refuses keys that are in none of these rules, or have values with an effect.
     pub fn check(&self, rules: &[&Rules], allowed: &mut Allowed<'_>) -> Result<()> {
-        check_fields(&self.name, &self.fields, rules, allowed)
+        check_fields(&self.name, &self.fields, &self.asked, rules, allowed)
     }
 }
 
 fn check_fields(
     file: &str,
     fields: &Map<String, Value>,
+    asked: &BTreeSet<String>,
     rules: &[&Rules],
     allowed: &mut Allowed<'_>,
 ) -> Result<()> {
@@ -136,7 +141,7 @@ fn check_fields(
             .find(|(name, _)| name == key);
         if let Some((_, rules)) = nested {
             check_nested(&format!("{file}: {key}"), value, rules, allowed)?;
-        } else if !rules.iter().any(|rules| rules.reads(key)) {
+        } else if !asked.contains(key) && !rules.iter().any(|rules| rules.reads(key)) {
             let unused = rules
                 .iter()
                 .flat_map(|rules| rules.unused)
@@ -155,7 +160,7 @@ fn check_fields(
 
 fn check_nested(file: &str, value: &Value, rules: &Rules, allowed: &mut Allowed<'_>) -> Result<()> {
     match value {
-        Value::Object(fields) => check_fields(file, fields, &[rules], allowed),
+        Value::Object(fields) => check_fields(file, fields, &BTreeSet::new(), &[rules], allowed),
         Value::Array(values) => values
             .iter()
             .try_for_each(|value| check_nested(file, value, rules, allowed)),
@@ -263,6 +268,7 @@ mod tests {
         let document = Document {
             name: "config.json".to_owned(),
             fields,
+            asked: BTreeSet::from(["asked".to_owned()]),
         };
         document.check(&[&RULES], &mut allowed)?;
         allowed.finish(&[document])
@@ -272,6 +278,7 @@ mod tests {
     fn keys_are_read_or_without_effect_or_refused() {
         let known = json!({
             "d_model": 4, "dropout": 0.1, "chunks": 0.0, "hidden_size": 4, "rope": {"factor": 2.0}, "unknown": null,
+            "asked": 1,
         });
         assert_eq!(check(&known, &[]).unwrap(), [""; 0]);
         let refusals = [
@@ -280,6 +287,7 @@ mod tests {
             json!({"d_model": 4, "hidden_size": 8}),
             json!({"fp8": {"bits": 8}}),
             json!({"rope": {"factor": 2.0, "beta": 1}}),
+            json!({"rope": {"asked": 1}}),
             json!({"rope": [{"factor": 2.0}, {"beta": 1}]}),
             json!({"unknown": "a".repeat(100)}),
         ];
@@ -292,6 +300,7 @@ mod tests {
         expected the same value for `hidden_size` as for `d_model` in `config.json`, but found `hidden_size` 8
         expected no `fp8` in `config.json`, but found `fp8` {"bits":8}
         expected only keys that are supported, or known to have no effect on results, in `config.json: rope`, but found `beta` 1
+        expected only keys that are supported, or known to have no effect on results, in `config.json: rope`, but found `asked` 1
         expected only keys that are supported, or known to have no effect on results, in `config.json: rope`, but found `beta` 1
         expected only keys that are supported, or known to have no effect on results, in `config.json`, but found `unknown` "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa…
         "#);

@@ -1,7 +1,7 @@
 //! Walks the model files with checked keys, and applies each file's rules.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
 };
 
@@ -15,8 +15,8 @@ use super::{
 };
 use crate::{
     encoder::{
-        DEFAULT_ENCODER, ENCODER_CONFIG, GLINER, LABELS_ENCODER_CONFIG, LABELS_TOKENIZER, is_jinas,
-        reads_labels,
+        DEFAULT_ENCODER, ENCODER_CONFIG, GLINER, LABELS_ENCODER_CONFIG, LABELS_TOKENIZER,
+        asked_fields, is_jinas, reads_labels,
     },
     files::{
         config::ConfigFile,
@@ -27,7 +27,7 @@ use crate::{
         Plan,
         label_maps::{LABEL_IDS, contradiction},
     },
-    sentence_transformers::{TEMPLATE, TRANSFORMER, has_scores},
+    sentence_transformers::{MODEL2VEC, TEMPLATE, TRANSFORMER, has_scores},
     tokenizers::tokenizer_config,
 };
 use kivu::{
@@ -80,10 +80,35 @@ struct Walk<'a> {
 impl Walk<'_> {
     /// Checks an object against rules.
     fn check(&mut self, name: String, fields: Map<String, Value>, rules: &[&Rules]) -> Result<()> {
-        let document = Document { name, fields };
+        let asked = BTreeSet::new();
+        self.check_document(
+            Document {
+                name,
+                fields,
+                asked,
+            },
+            rules,
+        )
+    }
+
+    fn check_document(&mut self, document: Document, rules: &[&Rules]) -> Result<()> {
         document.check(rules, &mut self.allowed)?;
         self.documents.push(document);
         Ok(())
+    }
+
+    /// Checks an encoder's settings in `folder`: each key is asked for by its family's reader, or has no effect. Other
+    /// families are refused by name.
+    fn encoder(&mut self, name: String, config: &ConfigFile, folder: &Path) -> Result<()> {
+        let Some(rules) = encoder_rules(config) else {
+            return Ok(());
+        };
+        let document = Document {
+            name,
+            fields: config.fields().clone(),
+            asked: asked_fields(config, folder)?,
+        };
+        self.check_document(document, &[rules])
     }
 
     /// Checks a file, if it exists.
@@ -106,7 +131,8 @@ impl Walk<'_> {
         if kind == Kind::Gliner {
             return self.gliner(plan);
         }
-        let path = plan.described()?.join(ConfigFile::NAME);
+        let described = plan.described()?;
+        let path = described.join(ConfigFile::NAME);
         let Some(fields) = read_json_if_exists::<Map<_, _>>(&path)? else {
             return Ok(());
         };
@@ -124,10 +150,9 @@ impl Walk<'_> {
             }
             Kind::Gliner2 => {
                 let folder = self.root.join(ENCODER_CONFIG);
-                if let Some(config) = ConfigFile::open_if_exists(&folder, ConfigFile::NAME)?
-                    && let Some(rules) = encoder(&config)
-                {
-                    self.check_file(&folder.join(ConfigFile::NAME), &[rules])?;
+                if let Some(config) = ConfigFile::open_if_exists(&folder, ConfigFile::NAME)? {
+                    let name = self.name(&folder.join(ConfigFile::NAME));
+                    self.encoder(name, &config, &folder)?;
                 }
                 Some(vec![&gliner2::GLINER2])
             }
@@ -140,7 +165,13 @@ impl Walk<'_> {
                     .collect();
                 return self.check(ConfigFile::NAME.to_owned(), of_head, &rules);
             }
-            Kind::Encoder => encoder(&config).map(|rules| vec![rules]),
+            Kind::Encoder if model_type == MODEL2VEC => Some(vec![&encoders::STATIC]),
+            Kind::Encoder => {
+                if encoder_rules(&config).is_some() {
+                    self.code(&model_type, &fields)?;
+                }
+                return self.encoder(ConfigFile::NAME.to_owned(), &config, &described);
+            }
             Kind::Seq2Seq => {
                 self.check_file(&generation_file, &[&generation::GENERATION])?;
                 self.tasks(&fields)?;
@@ -199,9 +230,9 @@ impl Walk<'_> {
         let of_labels = self.root.join(LABELS_TOKENIZER);
         if !self.nested_encoder(GLINER, &fields, LABELS_ENCODER_CONFIG)?
             && let Some(config) = ConfigFile::open_if_exists(&of_labels, ConfigFile::NAME)?
-            && let Some(rules) = encoder(&config)
         {
-            self.check_file(&of_labels.join(ConfigFile::NAME), &[rules])?;
+            let name = self.name(&of_labels.join(ConfigFile::NAME));
+            self.encoder(name, &config, &of_labels)?;
         }
         self.tokenizer(&of_labels, Kind::Gliner)?;
         if !self.nested_encoder(GLINER, &fields, "encoder_config")? {
@@ -211,14 +242,9 @@ impl Walk<'_> {
             if let Some(folder) = folders
                 .into_iter()
                 .find(|folder| folder.join(ConfigFile::NAME).is_file())
-                && let config = ConfigFile::open(folder)?
-                && let Some(rules) = encoder(&config)
             {
-                self.check(
-                    ConfigFile::NAME.to_owned(),
-                    config.fields().clone(),
-                    &[rules],
-                )?;
+                let config = ConfigFile::open(folder)?;
+                self.encoder(ConfigFile::NAME.to_owned(), &config, folder)?;
             }
         }
         self.check(GLINER.to_owned(), fields, &[&gliner::GLINER])
@@ -237,13 +263,7 @@ impl Walk<'_> {
         own.entry("model_type")
             .or_insert_with(|| DEFAULT_ENCODER.into());
         let config = ConfigFile::new(name, own);
-        if let Some(rules) = encoder(&config) {
-            self.check(
-                format!("{name}: {field}"),
-                config.fields().clone(),
-                &[rules],
-            )?;
-        }
+        self.encoder(format!("{name}: {field}"), &config, self.root)?;
         Ok(true)
     }
 
@@ -481,8 +501,8 @@ impl Walk<'_> {
     }
 }
 
-/// Rules for an encoder's `config.json`; other families are refused by name.
-fn encoder(config: &ConfigFile) -> Option<&'static Rules> {
+/// Rules for an encoder's `config.json`, besides the keys that its reader asks for.
+fn encoder_rules(config: &ConfigFile) -> Option<&'static Rules> {
     encoders::encoder(config.model_type(), is_jinas(config).unwrap_or(false))
 }
 
@@ -611,6 +631,36 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(refusal.contains("`top_h` 0.4"), "{refusal}");
+    }
+
+    /// Families share readers, but not keys.
+    #[test]
+    fn keys_that_only_other_families_read_are_refused() {
+        let cases = [
+            ("tiny-bert", "n_positions", json!(64)),
+            ("tiny-deberta", "position_buckets", json!(256)),
+            ("tiny-eurobert", "is_causal", json!(true)),
+            ("tiny-llama", "layer_norm_eps", json!(1e-5)),
+            ("tiny-roberta", "dim", json!(32)),
+        ];
+        for (fixture, key, value) in cases {
+            let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+                .join("../tests/fixtures/models")
+                .join(fixture)
+                .join("config.json");
+            let mut config: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+            let check = |config: &Value| {
+                let files = [("config.json".to_owned(), config.clone())].into();
+                check_files(Kind::Encoder, &files, &[])
+            };
+            check(&config).unwrap();
+            config[key] = value;
+            let refusal = check(&config).unwrap_err().to_string();
+            assert!(
+                refusal.contains(&format!("but found `{key}`")),
+                "{fixture}: {refusal}"
+            );
+        }
     }
 
     #[test]

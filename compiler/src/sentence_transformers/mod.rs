@@ -56,7 +56,7 @@ const TRUNCATION: &str = "truncate_dim";
 /// A chat template, if `tokenizer_config.json` has none.
 pub const TEMPLATE: &str = "chat_template.jinja";
 /// model2vec's `model_type` in `config.json`.
-const MODEL2VEC: &str = "model2vec";
+pub const MODEL2VEC: &str = "model2vec";
 /// Transformer settings, in sentence-transformers' lookup order: old versions named the file after the architecture.
 pub const TRANSFORMER: [&str; 7] = [
     "sentence_bert_config.json",

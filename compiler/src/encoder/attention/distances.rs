@@ -71,8 +71,13 @@ pub enum Order {
 
 impl Distances {
     /// Reads the settings, `None` if the model ignores distances, and the number of terms listed in `config`.
-    /// `positions` is the maximum text length in tokens.
-    pub fn read(config: &ConfigFile, positions: usize) -> Result<(Option<Self>, usize)> {
+    /// `positions` is the maximum text length in tokens. Without `has_buckets`, the family has neither buckets nor
+    /// options for its table.
+    pub fn read(
+        config: &ConfigFile,
+        positions: usize,
+        has_buckets: bool,
+    ) -> Result<(Option<Self>, usize)> {
         // A list, or a string like `c2p|p2c`.
         let includes = |field: &str, word: &str| {
             Ok::<_, Error>(match config.get::<OneOrMany<String>>(field)? {
@@ -96,10 +101,13 @@ impl Distances {
         let distances = Self {
             has_keys: is_used && terms[0],
             has_queries: is_used && terms[1],
-            buckets: positive("position_buckets")?,
+            buckets: match has_buckets {
+                true => positive("position_buckets")?,
+                false => None,
+            },
             max: positive("max_relative_positions")?.unwrap_or(positions as i64),
-            is_normalized: includes("norm_rel_ebd", "layer_norm")?,
-            shares_projections: config.is_set("share_att_key")?,
+            is_normalized: has_buckets && includes("norm_rel_ebd", "layer_norm")?,
+            shares_projections: has_buckets && config.is_set("share_att_key")?,
         };
         let count = usize::from(terms[0]) + usize::from(terms[1]);
         if !distances.has_keys && !distances.has_queries {

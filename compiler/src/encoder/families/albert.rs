@@ -1,6 +1,6 @@
 //! ALBERT: narrow embeddings, and layers that share their weights.
 
-use super::fields::{activation, expect, expect_absolute_positions};
+use super::fields::{activation, epsilon, expect, expect_absolute_positions};
 use crate::{
     encoder::{
         config::{
@@ -57,6 +57,7 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     Ok(EncoderConfig {
         layers: sharing.passes * sharing.layers,
         positions: Positions::Table,
+        epsilon: epsilon(config)?,
         types: config.get("type_vocab_size")?.unwrap_or(2),
         details: Details {
             projection: Some(projection),

@@ -122,16 +122,13 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         }
         _ => expect_absolute_positions(config)?,
     }
+    let [width_field, activation_field] = match model_type {
+        "distilbert" => ["hidden_dim", "activation"],
+        _ => ["intermediate_size", "hidden_act"],
+    };
     let feed_forward = FeedForward {
-        width: config.require_any_size(&["intermediate_size", "hidden_dim"])?,
-        activation: activation(
-            config,
-            &[if model_type == "distilbert" {
-                "activation"
-            } else {
-                "hidden_act"
-            }],
-        )?,
+        width: config.require_size(width_field)?,
+        activation: activation(config, &[activation_field])?,
         gate: Gate::None,
     };
     let shared = EncoderConfig::new(config, names, Heads::read(config)?, feed_forward)?;
@@ -222,12 +219,17 @@ impl Disentangled {
         } = shared;
         expect(config, "attention_head_size", width)?;
         expect(config, "pooler_hidden_size", &encoder_limits.hidden)?;
-        let (distances, terms) = Distances::read(config, encoder_limits.max_positions)?;
+        let has_buckets = config.model_type() == "deberta-v2";
+        let (distances, terms) =
+            Distances::read(config, encoder_limits.max_positions, has_buckets)?;
         Ok(Self {
             // The model has one term for content and one for each use of distances.
             scale: ((width * (1 + terms)) as f32).sqrt(),
             distances,
-            convolution: Convolution::read(config)?,
+            convolution: match has_buckets {
+                true => Convolution::read(config)?,
+                false => None,
+            },
         })
     }
 }

@@ -136,7 +136,7 @@ pub fn attention_biases(config: &ConfigFile) -> Result<Biases> {
 /// has its own.
 pub fn heads(config: &ConfigFile, defaults: &Defaults) -> Result<Heads> {
     let queries = config.require_size("num_attention_heads")?;
-    let is_null = config.fields().contains_key("num_key_value_heads");
+    let is_null = config.value("num_key_value_heads").is_some();
     let default = defaults.key_heads.filter(|_| !is_null).unwrap_or(queries);
     let keys = config.get_size("num_key_value_heads")?.unwrap_or(default);
     let width = match config.get_size("head_dim")?.or(defaults.head_width) {

@@ -14,26 +14,70 @@ use crate::{
 };
 use kivu::error::{Error, Result};
 
-/// Field names for the hidden size.
-const HIDDEN: [&str; 4] = ["hidden_size", "dim", "n_embd", "d_model"];
+/// Names of the fields for sizes. A family's own class gives some of them another name, and reads both.
+struct SizeFields {
+    hidden: &'static [&'static str],
+    layers: &'static [&'static str],
+    heads: &'static [&'static str],
+    positions: &'static [&'static str],
+}
+
+impl SizeFields {
+    const SHARED: Self = Self {
+        hidden: &["hidden_size"],
+        layers: &["num_hidden_layers"],
+        heads: &["num_attention_heads"],
+        positions: &["max_position_embeddings"],
+    };
+    const DISTILBERT: Self = Self {
+        hidden: &["hidden_size", "dim"],
+        layers: &["num_hidden_layers", "n_layers"],
+        heads: &["num_attention_heads", "n_heads"],
+        ..Self::SHARED
+    };
+    const NOMIC: Self = Self {
+        hidden: &["hidden_size", "n_embd"],
+        layers: &["num_hidden_layers", "n_layer"],
+        heads: &["num_attention_heads", "n_head"],
+        positions: &["max_position_embeddings", "n_positions"],
+    };
+    /// Any class's, for exports.
+    const ANY: Self = Self {
+        hidden: &["hidden_size", "dim", "n_embd", "d_model"],
+        positions: Self::NOMIC.positions,
+        ..Self::SHARED
+    };
+
+    fn of_encoder(config: &ConfigFile) -> &'static Self {
+        match config.model_type() {
+            "distilbert" => &Self::DISTILBERT,
+            "nomic_bert" => &Self::NOMIC,
+            _ => &Self::SHARED,
+        }
+    }
+}
+
+/// BERT's default for the normalizations' epsilon.
+const EPSILON: f32 = 1e-12;
 
 impl EncoderConfig {
     /// Defaults for most families: full attention, normalizations and linear layers with biases, no positions and no
-    /// token types.
+    /// token types. The epsilon is BERT's default.
     pub fn new(
         config: &ConfigFile,
         names: &'static Names,
         heads: Heads,
         feed_forward: FeedForward,
     ) -> Result<Self> {
+        let fields = SizeFields::of_encoder(config);
         Ok(Self {
-            encoder_limits: EncoderLimits::read(config)?,
+            encoder_limits: EncoderLimits::of(config, fields)?,
             vocabulary: config.require_size("vocab_size")?,
-            layers: config.require_any_size(&["num_hidden_layers", "n_layers", "n_layer"])?,
+            layers: config.require_any_size(fields.layers)?,
             heads,
             feed_forward,
             norm: NormKind::Layer { has_bias: true },
-            epsilon: config.get("layer_norm_eps")?.unwrap_or(1e-12),
+            epsilon: EPSILON,
             positions: Positions::None,
             types: 0,
             spans: vec![Span::ALL],
@@ -53,8 +97,13 @@ impl EncoderConfig {
 }
 
 impl EncoderLimits {
+    /// Those of an export, whatever its family.
     pub fn read(config: &ConfigFile) -> Result<Self> {
-        let rows = config.require_any_size(&["max_position_embeddings", "n_positions"])?;
+        Self::of(config, &SizeFields::ANY)
+    }
+
+    fn of(config: &ConfigFile, fields: &SizeFields) -> Result<Self> {
+        let rows = config.require_any_size(fields.positions)?;
         // RoBERTa's positions start after the padding id, so the rows up to it are unused.
         let unusable = match config.model_type() {
             "roberta"
@@ -71,7 +120,7 @@ impl EncoderLimits {
         let max_positions = rows.saturating_sub(unusable);
         Ok(Self {
             architecture: config.architecture().to_owned(),
-            hidden: config.require_any_size(&HIDDEN)?,
+            hidden: config.require_any_size(fields.hidden)?,
             max_positions,
             longest: max_positions,
         })
@@ -81,14 +130,20 @@ impl EncoderLimits {
 impl Heads {
     /// As many key heads as query heads; they split the hidden size evenly.
     pub fn read(config: &ConfigFile) -> Result<Self> {
-        let heads = config.require_any_size(&["num_attention_heads", "n_heads", "n_head"])?;
-        let width = head_width(config.require_any_size(&HIDDEN)?, heads)?;
+        let fields = SizeFields::of_encoder(config);
+        let heads = config.require_any_size(fields.heads)?;
+        let width = head_width(config.require_any_size(fields.hidden)?, heads)?;
         Ok(Self {
             queries: heads,
             keys: heads,
             width,
         })
     }
+}
+
+/// The normalizations' epsilon, in files of BERT and its successors.
+pub fn epsilon(config: &ConfigFile) -> Result<f32> {
+    Ok(config.get("layer_norm_eps")?.unwrap_or(EPSILON))
 }
 
 /// Padding id. MPNet ignores its config's value.
@@ -128,11 +183,7 @@ pub fn expect<T: DeserializeOwned + Debug + PartialEq>(
 pub fn expect_absolute_positions(config: &ConfigFile) -> Result<()> {
     const FIELD: &str = "position_embedding_type";
     expect(config, FIELD, &"absolute".to_owned())?;
-    match config
-        .fields()
-        .get(FIELD)
-        .is_some_and(serde_json::Value::is_null)
-    {
+    match config.is_null(FIELD) {
         true => Err(Error::model(format!(
             "expected `{FIELD}` `absolute`, but found null"
         ))),
@@ -152,11 +203,7 @@ pub fn window(config: &ConfigFile, field: &str, default: usize) -> Result<usize>
 
 /// Window size in tokens; `None` if the file says `null`.
 pub fn optional_window(config: &ConfigFile, field: &str, default: usize) -> Result<Option<usize>> {
-    match config
-        .fields()
-        .get(field)
-        .is_some_and(serde_json::Value::is_null)
-    {
+    match config.is_null(field) {
         true => Ok(None),
         false => window(config, field, default).map(Some),
     }

@@ -66,7 +66,7 @@ pub fn read_gemma2(config: &ConfigFile) -> Result<EncoderConfig> {
         None => spans.into_iter().rev().collect(),
     };
     let shared = read(config, &GEMMA2, &DEFAULTS, spans)?;
-    let is_null = config.fields().contains_key(CAP);
+    let is_null = config.value(CAP).is_some();
     let cap: Option<f32> = config.get(CAP)?.or((!is_null).then_some(50.0));
     if let Some(found) = cap.filter(|cap| !(*cap > 0.0 && cap.is_finite())) {
         return Err(Error::model(format!(

@@ -1,7 +1,7 @@
 //! GTE v1.5 (`new`): gte-base-en-v1.5, gte-multilingual-base, snowflake-arctic-embed-m-v2.0.
 
 use super::{
-    fields::{activation, expect},
+    fields::{activation, epsilon, expect},
     rope,
 };
 use crate::{
@@ -52,6 +52,7 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         gate: Gate::Second,
     };
     Ok(EncoderConfig {
+        epsilon: epsilon(config)?,
         types: config.get("type_vocab_size")?.unwrap_or(1),
         spans: vec![Span {
             window: AttentionWindow::ALL,

@@ -2,7 +2,7 @@
 
 use super::{
     bert::BERT,
-    fields::{activation, expect},
+    fields::{activation, epsilon, expect},
 };
 use crate::{
     encoder::config::{Bias, Biases, EncoderConfig, FeedForward, Gate, Heads, Names, Norms},
@@ -56,6 +56,7 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         gate: Gate::First,
     };
     Ok(EncoderConfig {
+        epsilon: epsilon(config)?,
         types: config.get("type_vocab_size")?.unwrap_or(2),
         bias: Bias::Alibi,
         biases: Biases {

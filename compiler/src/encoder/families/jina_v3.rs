@@ -71,7 +71,7 @@ const ADAPTERS: &str = ".parametrizations.weight.0";
 
 /// Whether a config with type `xlm-roberta` belongs to the authors' code. Other code is refused.
 pub fn is_described_by(config: &ConfigFile) -> bool {
-    let field = |name: &str| config.fields().get(name);
+    let field = |name: &str| config.value(name);
     field("auto_map").is_some_and(Value::is_object)
         || field("position_embedding_type").is_some_and(|kind| kind == "rotary")
 }

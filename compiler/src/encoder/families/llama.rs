@@ -1,6 +1,9 @@
 //! Llama, and EuroBERT, which is the same without a causal mask.
 
-use super::decoders::{self, Defaults};
+use super::{
+    decoders::{self, Defaults},
+    rope,
+};
 use crate::{
     encoder::config::{Biases, EncoderConfig, HeadInput, HeadRead, Names, Span},
     files::config::ConfigFile,
@@ -29,10 +32,10 @@ pub fn read_eurobert(config: &ConfigFile) -> Result<EncoderConfig> {
         epsilon: 1e-5,
         ..Defaults::LLAMA
     };
-    let [span, _] = decoders::spans(config, &defaults, None)?;
+    let width = decoders::heads(config, &defaults)?.width;
     let spans = vec![Span {
         window: AttentionWindow::ALL,
-        ..span
+        rotary: Some(rope::of_decoder(config, width)?),
     }];
     let shared = decoders::read(config, &EUROBERT, &defaults, spans)?;
     let read = match config.get::<String>("classifier_pooling")?.as_deref() {

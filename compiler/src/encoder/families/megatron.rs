@@ -2,7 +2,7 @@
 
 use super::{
     bert::BERT,
-    fields::{activation, expect, expect_absolute_positions},
+    fields::{activation, epsilon, expect, expect_absolute_positions},
 };
 use crate::{
     encoder::config::{EncoderConfig, FeedForward, Gate, Heads, Names, Norms, Positions},
@@ -32,6 +32,7 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     };
     Ok(EncoderConfig {
         positions: Positions::Table,
+        epsilon: epsilon(config)?,
         types: config.get("type_vocab_size")?.unwrap_or(2),
         ..EncoderConfig::new(config, &NAMES, Heads::read(config)?, feed_forward)?
     })

@@ -20,7 +20,7 @@ mod qwen;
 mod rope;
 mod t5;
 
-use std::path::Path;
+use std::{collections::BTreeSet, path::Path};
 
 pub use self::bart::check_head as check_bart_head;
 pub use self::jina_v3::JINA_V3;
@@ -87,6 +87,16 @@ pub fn of(config: &ConfigFile, folder: &Path) -> Result<EncoderConfig> {
     read(config).map_err(|error| {
         Error::model_because(format!("cannot build from `{}`", folder.display()), error)
     })
+}
+
+/// The fields that the reader of an encoder's config in `folder` asks for.
+///
+/// # Errors
+/// The reader refuses the config, as in [`of`].
+pub fn asked_fields(config: &ConfigFile, folder: &Path) -> Result<BTreeSet<String>> {
+    let config = config.unread();
+    of(&config, folder)?;
+    Ok(config.asked())
 }
 
 fn read(config: &ConfigFile) -> Result<EncoderConfig> {
@@ -231,12 +241,11 @@ pub fn is_jinas(config: &ConfigFile) -> Result<bool> {
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::BTreeMap, fs};
+    use std::fs;
 
     use serde_json::{Map, Value, json};
 
     use super::*;
-    use crate::keys::own_keys;
     use crate::onnx::layers::{Activation, AttentionWindow, Scaling};
 
     /// A fixture's config with one field changed.
@@ -587,57 +596,5 @@ mod tests {
         let config = read(&ConfigFile::new("config.json", fields)).unwrap();
         assert_eq!((config.vocabulary, config.feed_forward.width), (70, 200));
         assert_eq!(rotary(config), own);
-    }
-
-    /// Keys read only if another is missing.
-    const ALTERNATIVES: [(&str, &str); 3] = [
-        ("hidden_act", "activation_function"),
-        ("rope_theta", "rope_parameters"),
-        ("sliding_window_pattern", "layer_types"),
-    ];
-
-    /// A key that is listed as read, but is not, would be ignored.
-    #[test]
-    fn every_key_that_is_listed_as_read_is_read() {
-        let path =
-            Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/published/models.json");
-        let models: Map<String, Value> = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
-        let mut configs: BTreeMap<(String, bool), Vec<Map<String, Value>>> = BTreeMap::new();
-        for model in models.values().filter(|model| model["kind"] == "encoder") {
-            let Some(fields) = model["files"]["config.json"].as_object() else {
-                continue;
-            };
-            let config = ConfigFile::new("config.json", fields.clone());
-            if read(&config).is_ok() {
-                let family = (config.model_type().to_owned(), is_jinas(&config).unwrap());
-                configs.entry(family).or_default().push(fields.clone());
-            }
-        }
-        let result = |fields: &Map<String, Value>| {
-            format!(
-                "{:?}",
-                read(&ConfigFile::new("config.json", fields.clone()))
-            )
-        };
-        let mut ignored = Vec::new();
-        for ((model_type, is_jina), configs) in &configs {
-            for key in own_keys(model_type, *is_jina) {
-                let is_read = |fields: &Map<String, Value>| {
-                    let mut fields = fields.clone();
-                    for (_, other) in ALTERNATIVES.iter().filter(|(name, _)| *name == key) {
-                        fields.remove(*other);
-                    }
-                    let before = result(&fields);
-                    // No key has such a value.
-                    fields.insert(key.to_owned(), json!({"none": []}));
-                    result(&fields) != before
-                };
-                if !configs.iter().any(is_read) {
-                    ignored.push(format!("{model_type}: {key}"));
-                }
-            }
-        }
-        assert!(configs.len() >= 20, "{:?}", configs.keys());
-        assert!(ignored.is_empty(), "{ignored:#?}");
     }
 }

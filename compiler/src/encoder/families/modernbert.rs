@@ -100,10 +100,7 @@ fn spans(config: &ConfigFile, width: usize) -> Result<Vec<Span>> {
         Ok::<Option<f64>, Error>(rope.rope_theta.or(config.get(field)?))
     };
     let global_base = base("full_attention", "global_rope_theta")?.unwrap_or(160_000.0);
-    let is_null = config
-        .fields()
-        .get("local_rope_theta")
-        .is_some_and(serde_json::Value::is_null);
+    let is_null = config.is_null("local_rope_theta");
     let local_base = base("sliding_attention", "local_rope_theta")?;
     let local_base = local_base.unwrap_or(if is_null { global_base } else { 10_000.0 });
     let span = |window, base| {

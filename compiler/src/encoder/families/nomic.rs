@@ -114,7 +114,7 @@ pub fn tokenizer(folder: &Path) -> Result<Vec<u8>> {
 
 /// Whether a config has the form of the authors' own code, and not of `transformers` 5.
 fn is_authors_form(config: &ConfigFile) -> bool {
-    config.fields().contains_key("n_embd")
+    config.value("n_embd").is_some()
 }
 
 /// A field in the authors' own config form, which all their files have; the default matches the `transformers` form.

@@ -53,8 +53,7 @@ impl Rope {
         let is_empty =
             |value: &Value| value.is_null() || value.as_object().is_some_and(Map::is_empty);
         let is_given = config
-            .fields()
-            .get("rope_scaling")
+            .value("rope_scaling")
             .is_some_and(|value| !is_empty(value));
         let field = if is_given {
             "rope_scaling"
@@ -62,8 +61,9 @@ impl Rope {
             "rope_parameters"
         };
         let mut rope: Self = config.get(field)?.unwrap_or_default();
+        let theta = config.get("rope_theta");
         if rope.rope_theta.is_none() {
-            rope.rope_theta = config.get("rope_theta")?;
+            rope.rope_theta = theta?;
         }
         Ok(rope)
     }
