@@ -35,6 +35,7 @@ pub mod files;
 mod fixture;
 mod keys;
 pub mod library;
+mod model_types;
 pub mod onnx;
 #[doc(hidden)]
 pub mod plan;

@@ -11,6 +11,7 @@ use crate::{
         weights::{self, Weights},
     },
     keys::{self, Kind},
+    model_types::Family,
     plan::{Build, Plan, opened_model::OpenedModel},
     sentence_transformers::static_embedding,
     seq2seq,
@@ -166,5 +167,5 @@ fn check_first_module(folder: &Path) -> Result<()> {
 
 /// Whether `folder` has a supported encoder. Weights of other models are ignored if there is an export.
 fn is_supported(folder: &Path) -> bool {
-    ConfigFile::open(folder).is_ok_and(|config| encoder::MODEL_TYPES.contains(&config.model_type()))
+    ConfigFile::open(folder).is_ok_and(|config| Family::named(config.model_type()).is_some())
 }

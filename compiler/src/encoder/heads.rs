@@ -7,6 +7,7 @@ use super::{
 };
 use crate::{
     files::weights::{Weight, Weights},
+    model_types::Family,
     onnx::{
         Value, any, fixed,
         layers::{Activation, Layers, Linear},
@@ -61,22 +62,6 @@ pub struct Prediction {
     biases: Option<[&'static str; 2]>,
 }
 
-/// The class with a masked language model's head, by `model_type`.
-const MASKED: [(&str, &str); 6] = [
-    ("bert", "BertForMaskedLM"),
-    ("distilbert", "DistilBertForMaskedLM"),
-    ("roberta", "RobertaForMaskedLM"),
-    ("xlm-roberta", "XLMRobertaForMaskedLM"),
-    ("mpnet", "MPNetForMaskedLM"),
-    ("modernbert", "ModernBertForMaskedLM"),
-];
-
-/// The class with a masked language model's head, for sparse vectors.
-pub fn masked_class(model_type: &str) -> Option<&'static str> {
-    let (_, class) = MASKED.iter().find(|(own, _)| *own == model_type)?;
-    Some(class)
-}
-
 impl Prediction {
     /// A masked language model's head.
     pub fn of(class: &str, config: &EncoderConfig) -> Result<Self> {
@@ -120,7 +105,7 @@ impl Prediction {
             other => {
                 return Err(Error::model(format!(
                     "expected a class among {} for sparse vectors, but found `{other}`",
-                    quoted(&MASKED.map(|(_, class)| class))
+                    quoted(&Family::masked_classes().collect::<Vec<_>>())
                 )));
             }
         })

@@ -13,7 +13,7 @@ mod zero_shot;
 
 pub use self::{
     config::{EncoderLimits, Head, HeadKind},
-    families::{JINA_V3, MODEL_TYPES, alternative, asked_fields, is_jinas},
+    families::{JINA_V3, alternative, asked_fields, jina_of},
     graph::LOGITS,
     source::{open, source_of_layers, text_settings, token_settings},
     unnamed_heads::{kind_for_task, label_head as unnamed_label_head, reads_labels},

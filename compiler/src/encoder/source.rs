@@ -46,7 +46,7 @@ pub fn open(plan: &Plan) -> Result<OpenedModel<'static>> {
     let described = plan.described()?;
     let file = ConfigFile::open(&described)?;
     let mut config = families::of(&file, &described)?;
-    let tokenizer = families::tokenizer(&folder, &config)?;
+    let tokenizer = families::tokenizer(&folder, &file, &config)?;
     // Models with a head store their body under a prefix.
     let prefix = config.names.prefix;
     let mut weights = families::weights(&mut config, Weights::open(&folder)?, &folder)?;
@@ -194,7 +194,7 @@ pub fn source_of_layers(
         }
         Some(_) => {}
     }
-    let own = families::tokenizer(&plan.folder, &config)?;
+    let own = families::tokenizer(&plan.folder, file, &config)?;
     if within_vocabulary(own, config.vocabulary)? != tokenizer {
         return Err(Error::model("the family reads other tokens"));
     }

@@ -7,9 +7,7 @@ use sha2::{Digest, Sha256};
 use super::{
     config::{EncoderConfig, Tasks},
     graph::OUTPUT,
-    heads::{
-        LARGEST_LOGITS, OutputHeads, Prediction, SparseHead, TOKEN_WEIGHTS, masked_class, tie_words,
-    },
+    heads::{LARGEST_LOGITS, OutputHeads, Prediction, SparseHead, TOKEN_WEIGHTS, tie_words},
 };
 use crate::{
     files::{
@@ -19,6 +17,7 @@ use crate::{
         pickle,
         weights::{Weight, Weights},
     },
+    model_types::Family,
     plan::{Plan, model_card::has_tag, opened_model::QUERY_WEIGHTS, task::SPARSE},
     sentence_transformers::{
         Expanding, LateInteraction, Layout, OF_TOKENIZER, RoleFiles, embedding_settings, layout,
@@ -110,7 +109,8 @@ pub fn name_masked_class(
     config: &mut EncoderConfig,
     weights: &Weights,
 ) -> Result<()> {
-    let Some(class) = masked_class(file.model_type()).filter(|_| !file.names_head()) else {
+    let family = Family::named(file.model_type()).filter(|_| !file.names_head());
+    let Some(class) = family.and_then(|family| family.masked_class) else {
         return Ok(());
     };
     let is_sparse = match layout(&plan.folder)? {

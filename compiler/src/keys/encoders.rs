@@ -8,6 +8,7 @@ use super::{
     },
     shared::{BART_LEGACY, CROSS_ENCODER_FUNCTION, SHARED, SHARED_READ, T5_ALIASES, TRAINING},
 };
+use crate::model_types::Family;
 
 /// Head keys, which are read if the class, or the weights, have a head.
 const HEADS: &[&str] = &["id2label", "num_labels", "problem_type"];
@@ -464,48 +465,15 @@ pub const STATIC: Rules = Rules {
     nested: &[],
 };
 
-/// Custom model code for families that Kivu implements itself: the type, the files and the class name prefix.
-const KNOWN_CODE: [(&str, &[&str], &str); 6] = [
-    (
-        "eurobert",
-        &["configuration_eurobert", "modeling_eurobert"],
-        "EuroBert",
-    ),
-    ("bert", &["configuration_bert", "modeling_bert"], "JinaBert"),
-    (
-        "gte",
-        &[
-            "configuration_hf_alibaba_nlp_gte",
-            "modeling_hf_alibaba_nlp_gte",
-        ],
-        "Gte",
-    ),
-    ("new", &["configuration", "modeling"], "New"),
-    (
-        "nomic_bert",
-        &["configuration_hf_nomic_bert", "modeling_hf_nomic_bert"],
-        "NomicBert",
-    ),
-    (
-        "xlm-roberta",
-        &[
-            "configuration_xlm_roberta",
-            "modeling_lora",
-            "modeling_xlm_roberta",
-        ],
-        "XLMRoberta",
-    ),
-];
-
 /// Whether the code named by an `auto_map` entry, such as `ORG/NAME--modeling.NewModel`, belongs to a family.
 pub fn is_known_code(model_type: &str, code: &str) -> bool {
     let path = code.rsplit_once("--").map_or(code, |(_, path)| path);
     let Some((file, class)) = path.split_once('.') else {
         return false;
     };
-    KNOWN_CODE.iter().any(|(known, files, classes)| {
-        *known == model_type && files.contains(&file) && class.starts_with(classes)
-    })
+    Family::named(model_type)
+        .and_then(|family| family.code.as_ref())
+        .is_some_and(|code| code.files.contains(&file) && class.starts_with(code.classes))
 }
 
 /// `config.json` rules for an encoder with a supported `model_type`. Jina's families have those of BERT and XLM-RoBERTa.

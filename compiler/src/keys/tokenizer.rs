@@ -4,6 +4,7 @@ use super::rules::{
     Rules, Unused,
     Values::{Any, Only},
 };
+use crate::model_types::Family;
 
 /// Keys that any class's files may have.
 const SHARED: &[Unused] = &[
@@ -345,9 +346,9 @@ pub fn is_known_for_words(class: &str) -> bool {
 
 /// Whether a class, without the `Fast` at its end, is supported.
 pub fn is_known(class: &str, model_type: &str) -> bool {
-    // Version 5 of `transformers`, which alone has the family, makes other classes' tokenizers from their vocabularies.
-    if model_type == "eurobert" {
-        return ["PreTrainedTokenizer", "TokenizersBackend"].contains(&class);
+    let own = Family::named(model_type).map_or(&[][..], |family| family.own_tokenizer_classes);
+    if !own.is_empty() {
+        return own.contains(&class);
     }
     match TRANSLATORS
         .iter()

@@ -16,7 +16,7 @@ use super::{
 use crate::{
     encoder::{
         DEFAULT_ENCODER, ENCODER_CONFIG, GLINER, LABELS_ENCODER_CONFIG, LABELS_TOKENIZER,
-        asked_fields, is_jinas, reads_labels,
+        asked_fields, jina_of, reads_labels,
     },
     files::{
         config::ConfigFile,
@@ -503,7 +503,7 @@ impl Walk<'_> {
 
 /// Rules for an encoder's `config.json`, besides the keys that its reader asks for.
 fn encoder_rules(config: &ConfigFile) -> Option<&'static Rules> {
-    encoders::encoder(config.model_type(), is_jinas(config).unwrap_or(false))
+    encoders::encoder(config.model_type(), matches!(jina_of(config), Ok(Some(_))))
 }
 
 /// A `tokenizer.json`'s parts, without the values of its model, which may be large.

@@ -21,6 +21,7 @@ use super::{
         io::read,
         module_list::{Module, modules},
     },
+    model_types::Family,
     sentence_transformers::modules::{Modules, POOLED, TOKENS, expect_normalized, makes_scores},
 };
 use kivu::{
@@ -34,23 +35,6 @@ const SETTINGS: &str = "config_sentence_transformers.json";
 const LENGTH: &str = "max_seq_length";
 /// Maximum tokens per text, in tokenizer settings.
 pub const OF_TOKENIZER: &str = "model_max_length";
-/// Families that compute longer texts than their files declare.
-const UNLIMITED: [&str; 14] = [
-    "eurobert",
-    "gemma",
-    "gemma2",
-    "gemma3_text",
-    "gte",
-    "llama",
-    "mistral",
-    "modernbert",
-    "mt5",
-    "new",
-    "nomic_bert",
-    "qwen2",
-    "qwen3",
-    "t5",
-];
 /// Key for the number of leading values to keep.
 const TRUNCATION: &str = "truncate_dim";
 /// A chat template, if `tokenizer_config.json` has none.
@@ -600,8 +584,9 @@ fn within_positions(
     }
     let longest = encoder_limits.longest;
     let model = ConfigFile::open_or_empty(&transformer_folder(folder)?, ConfigFile::NAME)?;
+    let family = Family::named(model.model_type());
     // Longer texts fail in families with a position table.
-    match found > longest && UNLIMITED.contains(&model.model_type()) {
+    match found > longest && family.is_some_and(|family| family.is_unlimited) {
         true => Err(Error::model(format!(
             "expected a `{name}` of at most {longest}, the positions of the model, but found \
              {found}"

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use crate::files::config::ConfigFile;
+use crate::{files::config::ConfigFile, model_types::Family};
 use kivu::error::Result;
 
 /// Classes with tokenizers that return no token types.
@@ -49,19 +49,6 @@ const WITHOUT_TYPES: [&str; 39] = [
     "XGLMTokenizer",
     "XLMRobertaTokenizer",
 ];
-/// Models with such a tokenizer class by default.
-const MODELS_WITHOUT_TYPES: [&str; 7] = [
-    "roberta",
-    "roberta-prelayernorm",
-    "xlm-roberta",
-    "xlm-roberta-xl",
-    "camembert",
-    "data2vec-text",
-    "mpnet",
-];
-/// Models with two token types by default.
-const MODELS_WITH_TYPES: [&str; 5] = ["albert", "bert", "electra", "ernie", "megatron-bert"];
-
 /// Whether the model gets token types, which distinguish the texts in a pair: according to the file's input names, or
 /// the class. Without token types, all tokens have type 0.
 pub fn returns_types(folder: &Path, config: &ConfigFile) -> Result<bool> {
@@ -69,11 +56,8 @@ pub fn returns_types(folder: &Path, config: &ConfigFile) -> Result<bool> {
         return Ok(names.iter().any(|name| name == "token_type_ids"));
     }
     let model = ConfigFile::open_or_empty(folder, ConfigFile::NAME)?;
-    let default = if MODELS_WITH_TYPES.contains(&model.model_type()) {
-        2
-    } else {
-        0
-    };
+    let family = Family::named(model.model_type());
+    let default = family.map_or(0, |family| family.types);
     if model.get::<usize>("type_vocab_size")?.unwrap_or(default) < 2 {
         // The graph has no input for token types.
         return Ok(true);
@@ -83,7 +67,7 @@ pub fn returns_types(folder: &Path, config: &ConfigFile) -> Result<bool> {
         .or(model.get("tokenizer_class")?);
     Ok(match class {
         Some(class) => !WITHOUT_TYPES.contains(&class.trim_end_matches("Fast")),
-        None => !MODELS_WITHOUT_TYPES.contains(&model.model_type()),
+        None => family.is_none_or(|family| family.returns_types),
     })
 }
 

@@ -12,7 +12,10 @@ use super::{
     token_types,
     vocabularies::{self, content},
 };
-use crate::files::{config::ConfigFile, io as files};
+use crate::{
+    files::{config::ConfigFile, io as files},
+    model_types::Family,
+};
 use kivu::{
     error::{Error, Result},
     repository::bundle::TOKENIZER,
@@ -164,18 +167,11 @@ pub fn class(folder: &Path) -> Result<String> {
     let class = config
         .get("tokenizer_class")?
         .or(of_model.get("tokenizer_class")?);
-    Ok(class.unwrap_or_else(|| match of_model.model_type() {
-        "bert" | "ernie" | "megatron-bert" => "BertTokenizer".to_owned(),
-        "albert" => "AlbertTokenizer".to_owned(),
-        "electra" => "ElectraTokenizer".to_owned(),
-        "distilbert" => "DistilBertTokenizer".to_owned(),
-        "deberta" => DEBERTA.to_owned(),
-        "mpnet" => MPNET.to_owned(),
-        "roberta" | "roberta-prelayernorm" | "data2vec-text" => "RobertaTokenizer".to_owned(),
-        "bart" => "BartTokenizer".to_owned(),
-        "jina_embeddings_v3" | "xlm-roberta" | "xlm-roberta-xl" => "XLMRobertaTokenizer".to_owned(),
-        "gemma" | "gemma2" | "gemma3_text" => "GemmaTokenizer".to_owned(),
-        _ => String::new(),
+    Ok(class.unwrap_or_else(|| {
+        let family = Family::named(of_model.model_type());
+        family
+            .map_or("", |family| family.tokenizer_class)
+            .to_owned()
     }))
 }
 

@@ -2,11 +2,11 @@
 
 use crate::encoder::{
     config::{EncoderConfig, HeadKind},
-    families::MODEL_TYPES,
     heads::{logit_matrix, tie_words},
 };
 use crate::{
     files::{config::ConfigFile, module_list::has_pooling, weights::Weights},
+    model_types::Family,
     plan::{Plan, model_card::pipeline_tag},
     sentence_transformers::{default_prompt, logit_score, max_tokens, modules::Modules},
 };
@@ -155,7 +155,7 @@ fn tokens(
     }
     let architecture = &config.encoder_limits.architecture;
     // Without a class, it is the model type. A generator's body has a prefix.
-    let is_unnamed = MODEL_TYPES.contains(&architecture.as_str())
+    let is_unnamed = Family::named(architecture).is_some()
         && !weights.prefix.is_empty()
         && config.names.label_weight(weights).is_none();
     if has_pooling(&plan.folder) || !architecture.ends_with(GENERATOR) && !is_unnamed {

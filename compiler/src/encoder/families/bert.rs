@@ -1,6 +1,6 @@
 //! The BERT family: BERT, ERNIE, RoBERTa, XLM-RoBERTa, CamemBERT, data2vec, ELECTRA, DistilBERT, DeBERTa and MPNet.
 
-use super::fields::{activation, expect, expect_absolute_positions, padding};
+use super::fields::{activation, epsilon, expect, expect_absolute_positions, positions};
 use crate::{
     encoder::{
         attention::distances::{Convolution, Distances},
@@ -99,31 +99,96 @@ const MPNET: Names = Names {
 /// Width of ELECTRA's embeddings, if the config does not name it.
 const ELECTRA_WIDTH: usize = 128;
 
+/// What differs between the members of the family.
+pub struct Member {
+    kind: Kind,
+    names: &'static Names,
+    /// Number of token types if the config does not say; `None` without them.
+    types: Option<usize>,
+    /// The activation in a label head; `None` if the config names it.
+    head_activation: Option<Activation>,
+}
+
+/// Members with layers, or fields, of their own.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Plain,
+    DistilBert,
+    Electra,
+    Ernie,
+    Mpnet,
+    /// DeBERTa; the first version has no buckets of distances and no convolution.
+    Deberta {
+        has_buckets: bool,
+    },
+}
+
+pub const BERT_MODEL: Member = Member {
+    kind: Kind::Plain,
+    names: &BERT,
+    types: Some(2),
+    head_activation: Some(Activation::Tanh),
+};
+pub const ROBERTA_MODEL: Member = Member {
+    names: &ROBERTA,
+    ..BERT_MODEL
+};
+pub const DATA2VEC_MODEL: Member = Member {
+    names: &DATA2VEC,
+    ..BERT_MODEL
+};
+pub const ERNIE_MODEL: Member = Member {
+    kind: Kind::Ernie,
+    names: &ERNIE,
+    ..BERT_MODEL
+};
+pub const ELECTRA_MODEL: Member = Member {
+    kind: Kind::Electra,
+    names: &ELECTRA,
+    head_activation: Some(Activation::Gelu),
+    ..BERT_MODEL
+};
+pub const DISTILBERT_MODEL: Member = Member {
+    kind: Kind::DistilBert,
+    names: &DISTILBERT,
+    types: None,
+    head_activation: Some(Activation::Relu),
+};
+pub const MPNET_MODEL: Member = Member {
+    kind: Kind::Mpnet,
+    names: &MPNET,
+    types: None,
+    ..BERT_MODEL
+};
+pub const DEBERTA_MODEL: Member = Member {
+    kind: Kind::Deberta { has_buckets: true },
+    names: &DEBERTA,
+    types: Some(0),
+    head_activation: None,
+};
+pub const DEBERTA_V1_MODEL: Member = Member {
+    kind: Kind::Deberta { has_buckets: false },
+    ..DEBERTA_MODEL
+};
+
 /// Reads a family member's `config.json`.
-pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
-    let model_type = config.model_type();
-    let is_deberta = ["deberta", "deberta-v2"].contains(&model_type);
-    let (names, default_types, head_activation) = match model_type {
-        "distilbert" => (&DISTILBERT, 0, Activation::Relu),
-        "roberta" | "xlm-roberta" | "camembert" => (&ROBERTA, 2, Activation::Tanh),
-        "data2vec-text" => (&DATA2VEC, 2, Activation::Tanh),
-        "electra" => (&ELECTRA, 2, Activation::Gelu),
-        "ernie" => (&ERNIE, 2, Activation::Tanh),
-        _ if is_deberta => (&DEBERTA, 0, activation(config, &["pooler_hidden_act"])?),
-        "mpnet" => (&MPNET, 0, Activation::Tanh),
-        _ => (&BERT, 2, Activation::Tanh),
+pub fn read(config: &ConfigFile, member: &Member) -> Result<EncoderConfig> {
+    let kind = member.kind;
+    let head_activation = match member.head_activation {
+        Some(activation) => activation,
+        None => activation(config, &["pooler_hidden_act"])?,
     };
     // A decoder's tokens attend only to earlier tokens.
     expect(config, "is_decoder", &false)?;
-    match model_type {
-        _ if is_deberta => {}
-        "distilbert" | "mpnet" => {
+    match kind {
+        Kind::Deberta { .. } => {}
+        Kind::DistilBert | Kind::Mpnet => {
             expect(config, "position_embedding_type", &"absolute".to_owned())?
         }
         _ => expect_absolute_positions(config)?,
     }
-    let [width_field, activation_field] = match model_type {
-        "distilbert" => ["hidden_dim", "activation"],
+    let [width_field, activation_field] = match kind {
+        Kind::DistilBert => ["hidden_dim", "activation"],
         _ => ["intermediate_size", "hidden_act"],
     };
     let feed_forward = FeedForward {
@@ -131,19 +196,12 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         activation: activation(config, &[activation_field])?,
         gate: Gate::None,
     };
-    let shared = EncoderConfig::new(config, names, Heads::read(config)?, feed_forward)?;
-    let positions = match model_type {
-        "roberta" | "xlm-roberta" | "camembert" | "data2vec-text" | "mpnet" => {
-            Positions::TableAfter {
-                padding: padding(config)?,
-            }
+    let shared = EncoderConfig::new(config, member.names, Heads::read(config)?, feed_forward)?;
+    let bias = match kind {
+        Kind::Deberta { has_buckets } => {
+            Bias::Disentangled(Disentangled::read(config, &shared, has_buckets)?)
         }
-        _ if is_deberta && !config.is_set_or("position_biased_input", true)? => Positions::None,
-        _ => Positions::Table,
-    };
-    let bias = match model_type {
-        _ if is_deberta => Bias::Disentangled(Disentangled::read(config, &shared)?),
-        "mpnet" => {
+        Kind::Mpnet => {
             expect(config, "relative_attention_num_buckets", &BUCKETS)?;
             let buckets = Buckets {
                 side: BUCKETS / 2,
@@ -157,29 +215,33 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         _ => Bias::None,
     };
     Ok(EncoderConfig {
-        epsilon: match model_type {
-            "distilbert" => 1e-12,
-            _ => config
-                .get("layer_norm_eps")?
-                .unwrap_or(if is_deberta { 1e-7 } else { 1e-12 }),
+        epsilon: match kind {
+            Kind::DistilBert => shared.epsilon,
+            Kind::Deberta { .. } => config.get("layer_norm_eps")?.unwrap_or(1e-7),
+            _ => epsilon(config)?,
         },
-        positions,
-        types: match model_type {
-            "mpnet" | "distilbert" => 0,
-            _ => config.get("type_vocab_size")?.unwrap_or(default_types),
+        positions: match kind {
+            Kind::Deberta { .. } if !config.is_set_or("position_biased_input", true)? => {
+                Positions::None
+            }
+            _ => positions(config)?,
+        },
+        types: match member.types {
+            None => 0,
+            Some(default) => config.get("type_vocab_size")?.unwrap_or(default),
         },
         bias,
         head_input: HeadInput::first(head_activation),
-        details: details(config, &shared)?,
+        details: details(config, kind, &shared)?,
         ..shared
     })
 }
 
-fn details(config: &ConfigFile, shared: &EncoderConfig) -> Result<Details> {
-    let is_electra = match config.model_type() {
-        "electra" => true,
-        "deberta" | "deberta-v2" => false,
-        "ernie" if config.is_set("use_task_id")? => {
+fn details(config: &ConfigFile, kind: Kind, shared: &EncoderConfig) -> Result<Details> {
+    let is_electra = match kind {
+        Kind::Electra => true,
+        Kind::Deberta { .. } => false,
+        Kind::Ernie if config.is_set("use_task_id")? => {
             let task_types = config.get_size("task_type_vocab_size")?.unwrap_or(3);
             return Ok(Details {
                 task_types,
@@ -211,7 +273,7 @@ fn details(config: &ConfigFile, shared: &EncoderConfig) -> Result<Details> {
 }
 
 impl Disentangled {
-    fn read(config: &ConfigFile, shared: &EncoderConfig) -> Result<Self> {
+    fn read(config: &ConfigFile, shared: &EncoderConfig, has_buckets: bool) -> Result<Self> {
         let EncoderConfig {
             encoder_limits,
             heads: Heads { width, .. },
@@ -219,7 +281,6 @@ impl Disentangled {
         } = shared;
         expect(config, "attention_head_size", width)?;
         expect(config, "pooler_hidden_size", &encoder_limits.hidden)?;
-        let has_buckets = config.model_type() == "deberta-v2";
         let (distances, terms) =
             Distances::read(config, encoder_limits.max_positions, has_buckets)?;
         Ok(Self {
@@ -261,7 +322,7 @@ mod tests {
         });
         config[name] = value;
         let fields = config.as_object().cloned().unwrap();
-        let config = read(&ConfigFile::new("config.json", fields))?;
+        let config = read(&ConfigFile::new("config.json", fields), &DEBERTA_MODEL)?;
         match config.bias {
             Bias::Disentangled(settings) => Ok(settings),
             other => panic!("expected disentangled attention, but found {other:?}"),

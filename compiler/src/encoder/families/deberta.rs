@@ -48,7 +48,7 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     }
     Ok(EncoderConfig {
         names: &PACKED,
-        ..bert::read(config)?
+        ..bert::read(config, &bert::DEBERTA_V1_MODEL)?
     })
 }
 

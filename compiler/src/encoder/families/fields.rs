@@ -10,52 +10,10 @@ use crate::{
         Names, Positions, Span, rows_up_to,
     },
     files::config::{ConfigFile, head_width},
+    model_types::{Family, FirstPosition, SizeFields},
     onnx::layers::{Activation, NormKind},
 };
 use kivu::error::{Error, Result};
-
-/// Names of the fields for sizes. A family's own class gives some of them another name, and reads both.
-struct SizeFields {
-    hidden: &'static [&'static str],
-    layers: &'static [&'static str],
-    heads: &'static [&'static str],
-    positions: &'static [&'static str],
-}
-
-impl SizeFields {
-    const SHARED: Self = Self {
-        hidden: &["hidden_size"],
-        layers: &["num_hidden_layers"],
-        heads: &["num_attention_heads"],
-        positions: &["max_position_embeddings"],
-    };
-    const DISTILBERT: Self = Self {
-        hidden: &["hidden_size", "dim"],
-        layers: &["num_hidden_layers", "n_layers"],
-        heads: &["num_attention_heads", "n_heads"],
-        ..Self::SHARED
-    };
-    const NOMIC: Self = Self {
-        hidden: &["hidden_size", "n_embd"],
-        layers: &["num_hidden_layers", "n_layer"],
-        heads: &["num_attention_heads", "n_head"],
-        positions: &["max_position_embeddings", "n_positions"],
-    };
-    /// Any class's, for exports.
-    const ANY: Self = Self {
-        hidden: &["hidden_size", "dim", "n_embd", "d_model"],
-        positions: Self::NOMIC.positions,
-        ..Self::SHARED
-    };
-
-    fn of_encoder(config: &ConfigFile) -> &'static Self {
-        match config.model_type() {
-            "distilbert" => &Self::DISTILBERT,
-            "nomic_bert" => &Self::NOMIC,
-            _ => &Self::SHARED,
-        }
-    }
-}
 
 /// BERT's default for the normalizations' epsilon.
 const EPSILON: f32 = 1e-12;
@@ -69,7 +27,7 @@ impl EncoderConfig {
         heads: Heads,
         feed_forward: FeedForward,
     ) -> Result<Self> {
-        let fields = SizeFields::of_encoder(config);
+        let fields = sizes(config);
         Ok(Self {
             encoder_limits: EncoderLimits::of(config, fields)?,
             vocabulary: config.require_size("vocab_size")?,
@@ -104,19 +62,8 @@ impl EncoderLimits {
 
     fn of(config: &ConfigFile, fields: &SizeFields) -> Result<Self> {
         let rows = config.require_any_size(fields.positions)?;
-        // RoBERTa's positions start after the padding id, so the rows up to it are unused.
-        let unusable = match config.model_type() {
-            "roberta"
-            | "xlm-roberta"
-            | "xlm-roberta-xl"
-            | "roberta-prelayernorm"
-            | "camembert"
-            | "mpnet"
-            | "longformer"
-            | "data2vec-text"
-            | "luke" => rows_up_to(padding(config)?),
-            _ => 0,
-        };
+        // Rows before the first position's are unused.
+        let unusable = padding(config)?.map_or(0, rows_up_to);
         let max_positions = rows.saturating_sub(unusable);
         Ok(Self {
             architecture: config.architecture().to_owned(),
@@ -130,7 +77,7 @@ impl EncoderLimits {
 impl Heads {
     /// As many key heads as query heads; they split the hidden size evenly.
     pub fn read(config: &ConfigFile) -> Result<Self> {
-        let fields = SizeFields::of_encoder(config);
+        let fields = sizes(config);
         let heads = config.require_any_size(fields.heads)?;
         let width = head_width(config.require_any_size(fields.hidden)?, heads)?;
         Ok(Self {
@@ -146,12 +93,30 @@ pub fn epsilon(config: &ConfigFile) -> Result<f32> {
     Ok(config.get("layer_norm_eps")?.unwrap_or(EPSILON))
 }
 
-/// Padding id. MPNet ignores its config's value.
-pub fn padding(config: &ConfigFile) -> Result<i64> {
-    match config.model_type() {
-        "mpnet" => Ok(1),
-        _ => Ok(config.get("pad_token_id")?.unwrap_or(1)),
-    }
+/// A position table, whose first rows may have no position.
+pub fn positions(config: &ConfigFile) -> Result<Positions> {
+    Ok(match padding(config)? {
+        Some(padding) => Positions::TableAfter { padding },
+        None => Positions::Table,
+    })
+}
+
+/// The padding id after which positions start, in families where they do.
+fn padding(config: &ConfigFile) -> Result<Option<i64>> {
+    let first = match config.model_type() {
+        // Exports only.
+        "longformer" | "luke" => FirstPosition::AfterPadding,
+        other => Family::named(other).map_or(FirstPosition::Zero, |family| family.positions),
+    };
+    Ok(match first {
+        FirstPosition::Zero => None,
+        FirstPosition::AfterPadding => Some(config.get("pad_token_id")?.unwrap_or(1)),
+        FirstPosition::AfterFixedPadding(padding) => Some(padding),
+    })
+}
+
+fn sizes(config: &ConfigFile) -> &'static SizeFields {
+    Family::named(config.model_type()).map_or(&SizeFields::ANY, |family| family.sizes)
 }
 
 /// Activation named by the first field present; GELU by default.

@@ -9,7 +9,7 @@ use std::{
 
 use super::{
     bert::ROBERTA,
-    fields::{activation, expect, padding},
+    fields::{activation, expect, positions},
     rope::{self, Rope},
 };
 use crate::{
@@ -113,12 +113,7 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
                 Scaling::None,
             )?,
         ),
-        Some("absolute") => (
-            Positions::TableAfter {
-                padding: padding(config)?,
-            },
-            Span::ALL,
-        ),
+        Some("absolute") => (positions(config)?, Span::ALL),
         Some(other) => {
             return Err(Error::model(format!(
                 "expected `position_embedding_type` `rotary` or `absolute`, but found `{other}`"

@@ -27,45 +27,11 @@ pub use self::jina_v3::JINA_V3;
 use super::config::{EncoderConfig, Names};
 use crate::{
     files::{config::ConfigFile, weights::Weights},
+    model_types::{Family, Jina, TokenizerFiles},
     seq2seq::tokenizer_files::t5_tokenizer,
     tokenizers::{byte_pairs, tokenizer_config::read_tokenizer},
 };
 use kivu::error::{Error, Result, quoted};
-
-/// Supported `model_type`s.
-pub const MODEL_TYPES: [&str; 31] = [
-    "bert",
-    "distilbert",
-    "roberta",
-    "xlm-roberta",
-    "camembert",
-    "data2vec-text",
-    prelayernorm::XLM_ROBERTA_XL,
-    prelayernorm::ROBERTA_PRELAYERNORM,
-    "electra",
-    "ernie",
-    "albert",
-    "megatron-bert",
-    "deberta",
-    "deberta-v2",
-    "mpnet",
-    "modernbert",
-    "nomic_bert",
-    JINA_V3,
-    "new",
-    "gte",
-    "eurobert",
-    "llama",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "gemma",
-    "gemma2",
-    "gemma3_text",
-    t5::T5,
-    t5::MT5,
-    bart::BART,
-];
 
 /// What published models need that is not built, by `model_type`: see "Models that are not built" in `docs/design.md`.
 const NOT_BUILT: [(&str, &str); 6] = [
@@ -100,13 +66,21 @@ pub fn asked_fields(config: &ConfigFile, folder: &Path) -> Result<BTreeSet<Strin
 }
 
 fn read(config: &ConfigFile) -> Result<EncoderConfig> {
-    let model_type = config.model_type();
-    match model_type {
-        "bert" if jina::is_described_by(config)? => jina::read(config),
-        "xlm-roberta" if jina_v3::is_described_by(config) => jina_v3::read(config),
+    match jina_of(config)? {
+        Some(Jina::V2) => return jina::read(config),
+        Some(Jina::V3) => return jina_v3::read(config),
+        None => {}
+    }
+    match config.model_type() {
         JINA_V3 => jina_v3::read(config),
-        "bert" | "distilbert" | "roberta" | "xlm-roberta" | "camembert" | "data2vec-text"
-        | "electra" | "ernie" | "deberta-v2" | "mpnet" => bert::read(config),
+        "bert" => bert::read(config, &bert::BERT_MODEL),
+        "distilbert" => bert::read(config, &bert::DISTILBERT_MODEL),
+        "roberta" | "xlm-roberta" | "camembert" => bert::read(config, &bert::ROBERTA_MODEL),
+        "data2vec-text" => bert::read(config, &bert::DATA2VEC_MODEL),
+        "electra" => bert::read(config, &bert::ELECTRA_MODEL),
+        "ernie" => bert::read(config, &bert::ERNIE_MODEL),
+        "deberta-v2" => bert::read(config, &bert::DEBERTA_MODEL),
+        "mpnet" => bert::read(config, &bert::MPNET_MODEL),
         "albert" => albert::read(config),
         "deberta" => deberta::read(config),
         "megatron-bert" => megatron::read(config),
@@ -128,7 +102,7 @@ fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         bart::BART => bart::read(config),
         other => Err(Error::model(format!(
             "expected a `model_type` among {}, but found `{other}` ({})",
-            quoted(&MODEL_TYPES),
+            quoted(&Family::names().collect::<Vec<_>>()),
             config.architecture()
         ))
         .with_hint(alternative(config))),
@@ -176,27 +150,22 @@ pub fn alternative(config: &ConfigFile) -> &'static str {
     }
 }
 
-/// Reads the model's `tokenizer.json` in `folder`.
-pub fn tokenizer(folder: &Path, config: &EncoderConfig) -> Result<Vec<u8>> {
-    if let Some(decoder) = &config.decoder {
-        let tokenizer = byte_pairs::tokenizer(folder)?;
-        bart::check_end(decoder.end, &tokenizer)?;
-        return Ok(tokenizer);
-    }
-    match config.names {
-        names if names.words == t5::PLAIN.words => t5_tokenizer(folder, config.vocabulary),
-        names
-            if [bert::ROBERTA, bert::DATA2VEC, prelayernorm::PRELAYERNORM]
-                .iter()
-                .any(|family| family.prefix == names.prefix) =>
-        {
-            byte_pairs::tokenizer(folder)
+/// Reads the tokenizer in `folder`, as a `tokenizer.json`, of the model that `file` and `config` describe.
+pub fn tokenizer(folder: &Path, file: &ConfigFile, config: &EncoderConfig) -> Result<Vec<u8>> {
+    let family = Family::named(file.model_type());
+    match family.map_or(TokenizerFiles::Any, |family| family.tokenizer) {
+        TokenizerFiles::Any => read_tokenizer(folder),
+        TokenizerFiles::BytePairs => byte_pairs::tokenizer(folder),
+        TokenizerFiles::BertBytePairs => byte_pairs::bert_tokenizer(folder),
+        TokenizerFiles::Nomic => nomic::tokenizer(folder),
+        TokenizerFiles::T5 => t5_tokenizer(folder, config.vocabulary),
+        TokenizerFiles::Bart => {
+            let tokenizer = byte_pairs::tokenizer(folder)?;
+            if let Some(decoder) = &config.decoder {
+                bart::check_end(decoder.end, &tokenizer)?;
+            }
+            Ok(tokenizer)
         }
-        names if names.projections == deberta::PACKED.projections => {
-            byte_pairs::bert_tokenizer(folder)
-        }
-        names if names.embedding_norm == nomic::NAMES.embedding_norm => nomic::tokenizer(folder),
-        _ => read_tokenizer(folder),
     }
 }
 
@@ -230,13 +199,15 @@ pub fn adapt(config: &mut EncoderConfig, weights: &Weights) {
     jina_v3::adapt(config, weights);
 }
 
-/// Whether a config with the `model_type` of another family belongs to Jina's own code.
-pub fn is_jinas(config: &ConfigFile) -> Result<bool> {
-    match config.model_type() {
-        "bert" => jina::is_described_by(config),
-        "xlm-roberta" => Ok(jina_v3::is_described_by(config)),
-        _ => Ok(false),
-    }
+/// The family of Jina's own code to which a config with another family's `model_type` belongs, if any.
+pub fn jina_of(config: &ConfigFile) -> Result<Option<Jina>> {
+    let jina = Family::named(config.model_type()).and_then(|family| family.jina);
+    let is_described = match jina {
+        Some(Jina::V2) => jina::is_described_by(config)?,
+        Some(Jina::V3) => jina_v3::is_described_by(config),
+        None => false,
+    };
+    Ok(jina.filter(|_| is_described))
 }
 
 #[cfg(test)]

@@ -2,10 +2,10 @@
 
 use super::{
     bert::ROBERTA,
-    fields::{activation, expect, expect_absolute_positions, padding},
+    fields::{activation, expect, expect_absolute_positions, positions},
 };
 use crate::{
-    encoder::config::{EncoderConfig, FeedForward, Gate, Heads, Names, Norms, Positions},
+    encoder::config::{EncoderConfig, FeedForward, Gate, Heads, Names, Norms},
     files::config::ConfigFile,
 };
 use kivu::error::Result;
@@ -51,9 +51,7 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     };
     Ok(EncoderConfig {
         epsilon: config.get("layer_norm_eps")?.unwrap_or(default_epsilon),
-        positions: Positions::TableAfter {
-            padding: padding(config)?,
-        },
+        positions: positions(config)?,
         types: config.get("type_vocab_size")?.unwrap_or(default_types),
         ..EncoderConfig::new(config, names, Heads::read(config)?, feed_forward)?
     })

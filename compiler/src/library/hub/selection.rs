@@ -5,6 +5,7 @@ use std::{collections::BTreeSet, path::Path};
 use crate::{
     encoder, export,
     files::{config::ConfigFile, io::read_json_if_exists, lora, other_weights, weights},
+    model_types::Family,
     sentence_transformers::{static_folder, transformer_folder},
     seq2seq,
 };
@@ -129,11 +130,11 @@ impl Paths<'_> {
             })));
         }
         let config = ConfigFile::open(&transformer)?;
-        let mut types = encoder::MODEL_TYPES.to_vec();
+        let mut types: Vec<_> = Family::names().collect();
         types.extend(
             seq2seq::MODEL_TYPES
                 .iter()
-                .filter(|name| !encoder::MODEL_TYPES.contains(name)),
+                .filter(|name| Family::named(name).is_none()),
         );
         types.extend([encoder::GLICLASS, encoder::GLINER2]);
         let is_supported = types.contains(&config.model_type());

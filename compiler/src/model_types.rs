@@ -1,0 +1,296 @@
+//! Encoder families: a row per `model_type` with what its files leave to the classes in `transformers`.
+//!
+//! A family's layers are read by its reader in `encoder/families`, and its keys without effect are in `keys/encoders.rs`.
+
+/// What a `model_type` says, whatever else is in the files.
+#[derive(Debug)]
+pub struct Family {
+    pub model_type: &'static str,
+    /// Fields with the sizes of the layers.
+    pub sizes: &'static SizeFields,
+    pub positions: FirstPosition,
+    pub tokenizer: TokenizerFiles,
+    /// The tokenizer's class if no file names one, without `Fast`; empty if the model's class has none.
+    pub tokenizer_class: &'static str,
+    /// The only classes with the tokenizer that the model's class has; empty if it reads those of other families, too.
+    pub own_tokenizer_classes: &'static [&'static str],
+    /// Whether the tokenizer returns token types if no file names its class.
+    pub returns_types: bool,
+    /// Number of token types if no file says.
+    pub types: usize,
+    /// The class with a masked language model's head, for sparse vectors.
+    pub masked_class: Option<&'static str>,
+    /// Whether it computes longer texts than its files declare.
+    pub is_unlimited: bool,
+    /// Code outside of `transformers` that Kivu implements.
+    pub code: Option<Code>,
+    /// Another family with the same `model_type`, told apart by other fields.
+    pub jina: Option<Jina>,
+}
+
+/// Families of Jina's own code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Jina {
+    /// jina-embeddings-v2.
+    V2,
+    /// jina-embeddings-v3 in its authors' form.
+    V3,
+}
+
+/// Names of the fields for sizes. Some classes have two names for a field.
+#[derive(Debug)]
+pub struct SizeFields {
+    pub hidden: &'static [&'static str],
+    pub layers: &'static [&'static str],
+    pub heads: &'static [&'static str],
+    pub positions: &'static [&'static str],
+}
+
+impl SizeFields {
+    const SHARED: Self = Self {
+        hidden: &["hidden_size"],
+        layers: &["num_hidden_layers"],
+        heads: &["num_attention_heads"],
+        positions: &["max_position_embeddings"],
+    };
+    const DISTILBERT: Self = Self {
+        hidden: &["hidden_size", "dim"],
+        layers: &["num_hidden_layers", "n_layers"],
+        heads: &["num_attention_heads", "n_heads"],
+        ..Self::SHARED
+    };
+    const NOMIC: Self = Self {
+        hidden: &["hidden_size", "n_embd"],
+        layers: &["num_hidden_layers", "n_layer"],
+        heads: &["num_attention_heads", "n_head"],
+        positions: &["max_position_embeddings", "n_positions"],
+    };
+    /// Those of any class, for exports.
+    pub const ANY: Self = Self {
+        hidden: &["hidden_size", "dim", "n_embd", "d_model"],
+        positions: Self::NOMIC.positions,
+        ..Self::SHARED
+    };
+}
+
+/// The row of a position table for a text's first token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FirstPosition {
+    Zero,
+    /// The row after the padding id.
+    AfterPadding,
+    /// The row after this padding id, whatever the config says.
+    AfterFixedPadding(i64),
+}
+
+/// The files with a tokenizer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TokenizerFiles {
+    /// `tokenizer.json`, or the vocabulary of its class.
+    Any,
+    /// Or else byte pairs with RoBERTa's special tokens.
+    BytePairs,
+    /// Or else byte pairs with BERT's special tokens.
+    BertBytePairs,
+    /// BERT's, in the form of the authors' code or of `transformers`.
+    Nomic,
+    T5,
+    /// Byte pairs, whose texts end with the end token.
+    Bart,
+}
+
+/// Custom model code: the files, and the prefix of the class names.
+#[derive(Debug)]
+pub struct Code {
+    pub files: &'static [&'static str],
+    pub classes: &'static str,
+}
+
+/// The defaults of most families.
+const fn family(model_type: &'static str) -> Family {
+    Family {
+        model_type,
+        sizes: &SizeFields::SHARED,
+        positions: FirstPosition::Zero,
+        tokenizer: TokenizerFiles::Any,
+        tokenizer_class: "",
+        own_tokenizer_classes: &[],
+        returns_types: true,
+        types: 0,
+        masked_class: None,
+        is_unlimited: false,
+        code: None,
+        jina: None,
+    }
+}
+
+/// BERT and its successors with token types.
+const fn bert(model_type: &'static str, tokenizer_class: &'static str) -> Family {
+    Family {
+        tokenizer_class,
+        types: 2,
+        ..family(model_type)
+    }
+}
+
+/// RoBERTa and its successors.
+const fn roberta(model_type: &'static str, tokenizer_class: &'static str) -> Family {
+    Family {
+        positions: FirstPosition::AfterPadding,
+        tokenizer: TokenizerFiles::BytePairs,
+        tokenizer_class,
+        returns_types: false,
+        ..family(model_type)
+    }
+}
+
+/// Families without a position table.
+const fn unlimited(model_type: &'static str) -> Family {
+    Family {
+        is_unlimited: true,
+        ..family(model_type)
+    }
+}
+
+const fn gemma(model_type: &'static str) -> Family {
+    Family {
+        tokenizer_class: "GemmaTokenizer",
+        ..unlimited(model_type)
+    }
+}
+
+const fn t5(model_type: &'static str) -> Family {
+    Family {
+        tokenizer: TokenizerFiles::T5,
+        ..unlimited(model_type)
+    }
+}
+
+const fn code(files: &'static [&'static str], classes: &'static str) -> Option<Code> {
+    Some(Code { files, classes })
+}
+
+/// Supported encoder families, in the order of error messages.
+static FAMILIES: [Family; 31] = [
+    Family {
+        masked_class: Some("BertForMaskedLM"),
+        code: code(&["configuration_bert", "modeling_bert"], "JinaBert"),
+        jina: Some(Jina::V2),
+        ..bert("bert", "BertTokenizer")
+    },
+    Family {
+        sizes: &SizeFields::DISTILBERT,
+        tokenizer_class: "DistilBertTokenizer",
+        masked_class: Some("DistilBertForMaskedLM"),
+        ..family("distilbert")
+    },
+    Family {
+        masked_class: Some("RobertaForMaskedLM"),
+        ..roberta("roberta", "RobertaTokenizer")
+    },
+    Family {
+        masked_class: Some("XLMRobertaForMaskedLM"),
+        code: code(
+            &[
+                "configuration_xlm_roberta",
+                "modeling_lora",
+                "modeling_xlm_roberta",
+            ],
+            "XLMRoberta",
+        ),
+        jina: Some(Jina::V3),
+        ..roberta("xlm-roberta", "XLMRobertaTokenizer")
+    },
+    roberta("camembert", ""),
+    roberta("data2vec-text", "RobertaTokenizer"),
+    roberta("xlm-roberta-xl", "XLMRobertaTokenizer"),
+    roberta("roberta-prelayernorm", "RobertaTokenizer"),
+    bert("electra", "ElectraTokenizer"),
+    bert("ernie", "BertTokenizer"),
+    bert("albert", "AlbertTokenizer"),
+    bert("megatron-bert", "BertTokenizer"),
+    Family {
+        tokenizer: TokenizerFiles::BertBytePairs,
+        tokenizer_class: "DebertaTokenizer",
+        ..family("deberta")
+    },
+    family("deberta-v2"),
+    Family {
+        positions: FirstPosition::AfterFixedPadding(1),
+        tokenizer_class: "MPNetTokenizer",
+        returns_types: false,
+        masked_class: Some("MPNetForMaskedLM"),
+        ..family("mpnet")
+    },
+    Family {
+        masked_class: Some("ModernBertForMaskedLM"),
+        ..unlimited("modernbert")
+    },
+    Family {
+        sizes: &SizeFields::NOMIC,
+        tokenizer: TokenizerFiles::Nomic,
+        code: code(
+            &["configuration_hf_nomic_bert", "modeling_hf_nomic_bert"],
+            "NomicBert",
+        ),
+        ..unlimited("nomic_bert")
+    },
+    Family {
+        tokenizer: TokenizerFiles::BytePairs,
+        tokenizer_class: "XLMRobertaTokenizer",
+        ..family("jina_embeddings_v3")
+    },
+    Family {
+        code: code(&["configuration", "modeling"], "New"),
+        ..unlimited("new")
+    },
+    Family {
+        code: code(
+            &[
+                "configuration_hf_alibaba_nlp_gte",
+                "modeling_hf_alibaba_nlp_gte",
+            ],
+            "Gte",
+        ),
+        ..unlimited("gte")
+    },
+    Family {
+        // Version 5 of `transformers`, which alone has the family, makes other classes' tokenizers from their
+        // vocabularies.
+        own_tokenizer_classes: &["PreTrainedTokenizer", "TokenizersBackend"],
+        code: code(&["configuration_eurobert", "modeling_eurobert"], "EuroBert"),
+        ..unlimited("eurobert")
+    },
+    unlimited("llama"),
+    unlimited("mistral"),
+    unlimited("qwen2"),
+    unlimited("qwen3"),
+    gemma("gemma"),
+    gemma("gemma2"),
+    gemma("gemma3_text"),
+    t5("t5"),
+    t5("mt5"),
+    Family {
+        tokenizer: TokenizerFiles::Bart,
+        tokenizer_class: "BartTokenizer",
+        ..family("bart")
+    },
+];
+
+impl Family {
+    /// The family of a `model_type`, if it is supported.
+    pub fn named(model_type: &str) -> Option<&'static Self> {
+        FAMILIES
+            .iter()
+            .find(|family| family.model_type == model_type)
+    }
+
+    /// Supported `model_type`s.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        FAMILIES.iter().map(|family| family.model_type)
+    }
+    /// Classes with a masked language model's head, for sparse vectors.
+    pub fn masked_classes() -> impl Iterator<Item = &'static str> {
+        FAMILIES.iter().filter_map(|family| family.masked_class)
+    }
+}
