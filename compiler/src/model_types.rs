@@ -1,6 +1,6 @@
 //! Encoder families: a row per `model_type` with what its files leave to the classes in `transformers`.
 //!
-//! A family's layers are read by its reader in `encoder/families`, and its keys without effect are in `keys/encoders.rs`.
+//! A family's layers are read by its reader in `encoder/families`, and its keys without effect are in `keys/keys.toml`.
 
 /// What a `model_type` says, whatever else is in the files.
 #[derive(Debug)]

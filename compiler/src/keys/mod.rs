@@ -1,17 +1,9 @@
 //! Accounts for a model's settings: every key in every file is read, or known to have no effect on results, or refused.
 //!
-//! Only the tables in this module say which keys a file may have. A family's new key is an entry in its list.
+//! Which keys an encoder's reader reads is recorded by `ConfigFile`. Only `keys.toml` says which others a file may have.
 
-mod encoders;
-mod generation;
-mod generators;
-mod gliclass;
-mod gliner;
-mod gliner2;
 mod rules;
-mod sentence_transformers;
-mod shared;
-mod tokenizer;
+mod tokenizer_classes;
 mod walk;
 
 pub use self::walk::{Kind, check};

@@ -1,54 +1,146 @@
-//! Rules for the keys in a file, and their check.
+//! Rules for the keys in files, from `keys.toml`, and their check.
 
-use std::collections::BTreeSet;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::LazyLock,
+};
 
+use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use kivu::error::{Error, Result, quoted};
 
-/// Keys that a file may have.
-#[derive(Clone, Copy, Debug)]
-pub struct Rules {
-    /// Lists of keys that are read.
-    pub read: &'static [&'static [&'static str]],
-    /// Lists of keys without effect on results.
-    pub unused: &'static [&'static [Unused]],
-    /// Objects, or lists of objects, with rules for their own keys.
-    pub nested: &'static [(&'static str, &'static Self)],
+/// Sets of keys by group and name.
+type Sets = BTreeMap<String, BTreeMap<String, Set>>;
+static SETS: LazyLock<std::result::Result<Sets, toml::de::Error>> =
+    LazyLock::new(|| toml::from_str(include_str!("keys.toml")));
+
+/// Keys that a file may have; `keys.toml` describes the fields.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Set {
+    uses: Vec<String>,
+    read: Keys,
+    any: Keys,
+    only: BTreeMap<String, Vec<Value>>,
+    same: BTreeMap<String, String>,
+    nested: BTreeMap<String, String>,
 }
 
+/// Keys, several in a string.
+#[derive(Debug, Default, Deserialize)]
+struct Keys(Vec<String>);
+
+impl Keys {
+    fn has(&self, key: &str) -> bool {
+        self.0
+            .iter()
+            .any(|keys| keys.split(' ').any(|other| other == key))
+    }
+}
+
+impl Set {
+    /// `None` if there is no set of this name, such as `encoder.bert`.
+    fn named(name: &str) -> Result<Option<&'static Self>> {
+        let sets = SETS.as_ref().map_err(|error| {
+            Error::config(format!("cannot read the sets of keys: {}", error.message()))
+        })?;
+        let (group, own) = name.split_once('.').unwrap_or_default();
+        Ok(sets.get(group).and_then(|sets| sets.get(own)))
+    }
+
+    /// Checks an unread key: passes if an entry says that its value has no effect on results; otherwise returns what
+    /// was expected, if the key is known.
+    fn passes(
+        &self,
+        fields: &Map<String, Value>,
+        key: &str,
+        value: &Value,
+    ) -> std::result::Result<(), Option<String>> {
+        let (only, same) = (self.only.get(key), self.same.get(key));
+        let is_other = |other: &Value| is_same(other, value);
+        if self.any.has(key)
+            || only.is_some_and(|values| values.iter().any(is_other))
+            || same.is_some_and(|other| fields.get(other).is_some_and(is_other))
+        {
+            return Ok(());
+        }
+        let values = only.map(|values| match &values[..] {
+            [] => format!("no `{key}`"),
+            values => {
+                let values: Vec<String> = values.iter().map(Value::to_string).collect();
+                format!("`{key}` {}", quoted(&values))
+            }
+        });
+        let other = same.map(|other| format!("the same value for `{key}` as for `{other}`"));
+        Err(other.or(values))
+    }
+}
+
+/// The keys in a set, and in those that it uses.
+pub struct Rules(Vec<&'static Set>);
+
 impl Rules {
+    /// Those of sets, such as `encoder.bert`.
+    pub fn of(names: &[&str]) -> Result<Self> {
+        let mut sets = Vec::new();
+        for name in names {
+            let set = Set::named(name)?.ok_or_else(|| {
+                Error::config(format!("expected a set of keys, but found `{name}`"))
+            })?;
+            let uses: Vec<&str> = set.uses.iter().map(String::as_str).collect();
+            sets.push(set);
+            sets.extend(Self::of(&uses)?.0);
+        }
+        Ok(Self(sets))
+    }
+
+    /// Whether there is a set of this name.
+    pub fn exist(name: &str) -> Result<bool> {
+        Ok(Set::named(name)?.is_some())
+    }
+
     /// Whether a key has a rule.
     pub fn mentions(&self, key: &str) -> bool {
-        let is_unused = |keys: &&[Unused]| keys.iter().any(|(name, _)| *name == key);
         self.reads(key)
-            || self.unused.iter().any(is_unused)
-            || self.nested.iter().any(|(name, _)| *name == key)
+            || self.0.iter().any(|set| {
+                set.any.has(key)
+                    || set.only.contains_key(key)
+                    || set.same.contains_key(key)
+                    || set.nested.contains_key(key)
+            })
     }
 
     /// Whether a key is read.
     pub fn reads(&self, key: &str) -> bool {
-        self.read.iter().any(|keys| keys.contains(&key))
+        self.0.iter().any(|set| set.read.has(key))
+    }
+
+    /// Rules for a key's own keys, if it is an object.
+    fn nested(&self, key: &str) -> Result<Option<Self>> {
+        let name = self.0.iter().find_map(|set| set.nested.get(key));
+        name.map(|name| Self::of(&[name])).transpose()
+    }
+
+    /// Checks an unread key; otherwise returns what was expected.
+    fn passes(
+        &self,
+        fields: &Map<String, Value>,
+        key: &str,
+        value: &Value,
+    ) -> std::result::Result<(), String> {
+        let mut expected = None;
+        for set in &self.0 {
+            match set.passes(fields, key, value) {
+                Ok(()) => return Ok(()),
+                Err(other) => expected = expected.or(other),
+            }
+        }
+        Err(expected.unwrap_or_else(|| {
+            "only keys that are supported, or known to have no effect on results,".to_owned()
+        }))
     }
 }
-
-/// A key, and the values with no effect on results.
-pub type Unused = (&'static str, Values);
-
-#[derive(Clone, Copy, Debug)]
-pub enum Values {
-    Any,
-    /// These values, as a JSON list. `null` stands for a missing key.
-    Only(&'static str),
-    /// The same value as another key, which is read.
-    SameAs(&'static str),
-}
-
-/// CrossEncoder score functions: requests choose scores with or without the sigmoid.
-pub const SCORES: Values = Values::Only(
-    r#"["torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Sigmoid", "torch.nn.Identity",
-        "torch.nn.Sigmoid"]"#,
-);
 
 /// A file to check.
 #[derive(Clone, Debug)]
@@ -121,8 +213,8 @@ impl Document {
         is_in(&self.fields, key)
     }
 
-    /// Refuses keys that are in none of these rules, or have values with an effect.
-    pub fn check(&self, rules: &[&Rules], allowed: &mut Allowed<'_>) -> Result<()> {
+    /// Refuses keys that are not in these rules, or have values with an effect.
+    pub fn check(&self, rules: &Rules, allowed: &mut Allowed<'_>) -> Result<()> {
         check_fields(&self.name, &self.fields, &self.asked, rules, allowed)
     }
 }
@@ -131,28 +223,17 @@ fn check_fields(
     file: &str,
     fields: &Map<String, Value>,
     asked: &BTreeSet<String>,
-    rules: &[&Rules],
+    rules: &Rules,
     allowed: &mut Allowed<'_>,
 ) -> Result<()> {
     for (key, value) in fields.iter().filter(|(_, value)| !value.is_null()) {
-        let nested = rules
-            .iter()
-            .flat_map(|rules| rules.nested)
-            .find(|(name, _)| name == key);
-        if let Some((_, rules)) = nested {
-            check_nested(&format!("{file}: {key}"), value, rules, allowed)?;
-        } else if !asked.contains(key) && !rules.iter().any(|rules| rules.reads(key)) {
-            let unused = rules
-                .iter()
-                .flat_map(|rules| rules.unused)
-                .copied()
-                .flatten();
-            let values = unused
-                .filter(|(name, _)| name == key)
-                .map(|(_, values)| values);
-            if let Err(expected) = expect_any(fields, key, value, values) {
-                allowed.pass(file, key, value, &expected)?;
-            }
+        if let Some(rules) = rules.nested(key)? {
+            check_nested(&format!("{file}: {key}"), value, &rules, allowed)?;
+        } else if !asked.contains(key)
+            && !rules.reads(key)
+            && let Err(expected) = rules.passes(fields, key, value)
+        {
+            allowed.pass(file, key, value, &expected)?;
         }
     }
     Ok(())
@@ -160,65 +241,13 @@ fn check_fields(
 
 fn check_nested(file: &str, value: &Value, rules: &Rules, allowed: &mut Allowed<'_>) -> Result<()> {
     match value {
-        Value::Object(fields) => check_fields(file, fields, &BTreeSet::new(), &[rules], allowed),
+        Value::Object(fields) => check_fields(file, fields, &BTreeSet::new(), rules, allowed),
         Value::Array(values) => values
             .iter()
             .try_for_each(|value| check_nested(file, value, rules, allowed)),
         // The key's reader refuses other types.
         _ => Ok(()),
     }
-}
-
-/// Checks an unread key: passes if one of its entries says that its value has no effect on results; otherwise returns
-/// what was expected.
-fn expect_any<'a>(
-    fields: &Map<String, Value>,
-    key: &str,
-    value: &Value,
-    entries: impl Iterator<Item = &'a Values>,
-) -> std::result::Result<(), String> {
-    let mut expected: Option<String> = None;
-    for values in entries {
-        match expect(fields, key, value, values) {
-            Ok(()) => return Ok(()),
-            Err(other) => expected = expected.or(Some(other)),
-        }
-    }
-    let unknown =
-        || "only keys that are supported, or known to have no effect on results,".to_owned();
-    Err(expected.unwrap_or_else(unknown))
-}
-
-/// Checks an unread key against one entry.
-fn expect(
-    fields: &Map<String, Value>,
-    key: &str,
-    value: &Value,
-    values: &Values,
-) -> std::result::Result<(), String> {
-    let (is_unused, expected) = match values {
-        Values::Any => (true, String::new()),
-        Values::Only(values) => {
-            let values: Vec<Value> = serde_json::from_str(values).unwrap_or_default();
-            let is_unused = values.iter().any(|supported| is_same(supported, value));
-            let values: Vec<String> = values.iter().map(Value::to_string).collect();
-            let expected = match &values[..] {
-                [] => format!("no `{key}`"),
-                values => format!("`{key}` {}", quoted(values)),
-            };
-            (is_unused, expected)
-        }
-        Values::SameAs(other) => {
-            let is_unused = fields
-                .get(*other)
-                .is_some_and(|other| is_same(other, value));
-            (
-                is_unused,
-                format!("the same value for `{key}` as for `{other}`"),
-            )
-        }
-    };
-    if is_unused { Ok(()) } else { Err(expected) }
 }
 
 /// Whether two values are equal; integers and floats are numbers alike.
@@ -244,51 +273,56 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-
-    const INNER: Rules = Rules {
-        read: &[&["factor"]],
-        unused: &[],
-        nested: &[],
-    };
-    const RULES: Rules = Rules {
-        read: &[&["d_model"]],
-        unused: &[&[
-            ("dropout", Values::Any),
-            ("chunks", Values::Only("[0, false]")),
-            ("hidden_size", Values::SameAs("d_model")),
-            ("fp8", Values::Only("[]")),
-        ]],
-        nested: &[("rope", &INNER)],
-    };
+    use crate::model_types::Family;
+    use kivu::pipeline::generation::GenerationOptions;
 
     fn check(fields: &Value, allowed: &[&str]) -> Result<Vec<String>> {
+        check_set("encoder.distilbert", fields, allowed)
+    }
+
+    fn check_set(set: &str, fields: &Value, allowed: &[&str]) -> Result<Vec<String>> {
         let keys: Vec<String> = allowed.iter().map(|key| (*key).to_owned()).collect();
         let mut allowed = Allowed::new(&keys);
         let fields = fields.as_object().cloned().unwrap();
         let document = Document {
             name: "config.json".to_owned(),
             fields,
-            asked: BTreeSet::from(["asked".to_owned()]),
+            asked: ["asked", "hidden_dim"].map(str::to_owned).into(),
         };
-        document.check(&[&RULES], &mut allowed)?;
+        document.check(&Rules::of(&[set])?, &mut allowed)?;
         allowed.finish(&[document])
+    }
+
+    #[test]
+    fn all_sets_that_are_named_exist() {
+        for set in SETS.as_ref().unwrap().values().flat_map(BTreeMap::values) {
+            for name in set.uses.iter().chain(set.nested.values()) {
+                assert!(Rules::exist(name).unwrap(), "{name}");
+            }
+        }
+        for family in Family::names() {
+            assert!(
+                Rules::exist(&format!("encoder.{family}")).unwrap(),
+                "{family}"
+            );
+        }
     }
 
     #[test]
     fn keys_are_read_or_without_effect_or_refused() {
         let known = json!({
-            "d_model": 4, "dropout": 0.1, "chunks": 0.0, "hidden_size": 4, "rope": {"factor": 2.0}, "unknown": null,
-            "asked": 1,
+            "vocab_size": 4, "dropout": 0.1, "pruned_heads": {}, "hidden_dim": 4, "intermediate_size": 4.0,
+            "sentence_transformers": {"version": "1"}, "unknown": null, "asked": 1,
         });
         assert_eq!(check(&known, &[]).unwrap(), [""; 0]);
         let refusals = [
             json!({"is_causal": false}),
-            json!({"chunks": 1}),
-            json!({"d_model": 4, "hidden_size": 8}),
-            json!({"fp8": {"bits": 8}}),
-            json!({"rope": {"factor": 2.0, "beta": 1}}),
-            json!({"rope": {"asked": 1}}),
-            json!({"rope": [{"factor": 2.0}, {"beta": 1}]}),
+            json!({"use_cache": 1}),
+            json!({"hidden_dim": 4, "intermediate_size": 8}),
+            json!({"quantization_config": {"bits": 8}}),
+            json!({"sentence_transformers": {"version": "1", "beta": 1}}),
+            json!({"sentence_transformers": {"asked": 1}}),
+            json!({"sentence_transformers": [{"version": "1"}, {"beta": 1}]}),
             json!({"unknown": "a".repeat(100)}),
         ];
         let refusals = refusals.map(|fields| check(&fields, &[]).unwrap_err().to_string());
@@ -296,21 +330,55 @@ mod tests {
             refusals.map(|refusal| refusal.split_once("; use `--allow").unwrap().0.to_owned());
         insta::assert_snapshot!(refusals.join("\n"), @r#"
         expected only keys that are supported, or known to have no effect on results, in `config.json`, but found `is_causal` false
-        expected `chunks` `0`, `false` in `config.json`, but found `chunks` 1
-        expected the same value for `hidden_size` as for `d_model` in `config.json`, but found `hidden_size` 8
-        expected no `fp8` in `config.json`, but found `fp8` {"bits":8}
-        expected only keys that are supported, or known to have no effect on results, in `config.json: rope`, but found `beta` 1
-        expected only keys that are supported, or known to have no effect on results, in `config.json: rope`, but found `asked` 1
-        expected only keys that are supported, or known to have no effect on results, in `config.json: rope`, but found `beta` 1
+        expected `use_cache` `true`, `false` in `config.json`, but found `use_cache` 1
+        expected the same value for `intermediate_size` as for `hidden_dim` in `config.json`, but found `intermediate_size` 8
+        expected no `quantization_config` in `config.json`, but found `quantization_config` {"bits":8}
+        expected only keys that are supported, or known to have no effect on results, in `config.json: sentence_transformers`, but found `beta` 1
+        expected only keys that are supported, or known to have no effect on results, in `config.json: sentence_transformers`, but found `asked` 1
+        expected only keys that are supported, or known to have no effect on results, in `config.json: sentence_transformers`, but found `beta` 1
         expected only keys that are supported, or known to have no effect on results, in `config.json`, but found `unknown` "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa…
         "#);
     }
 
     #[test]
+    fn unsupported_options_for_generating_are_refused() {
+        let check = |fields: &Value| check_set("generation.options", fields, &[]);
+        let unused = json!({"penalty_alpha": null, "guidance_scale": 1.0, "sequence_bias": null});
+        check(&unused).unwrap();
+        let refusals = [
+            json!({"exponential_decay_length_penalty": [2, 1.5]}),
+            json!({"num_beam_groups": 2}),
+            json!({"use_cache": 0}),
+            json!({"top_h": 0.4}),
+            json!({"watermarking_config": {"greenlist_ratio": 0.25}}),
+        ];
+        let refusals = refusals.map(|fields| check(&fields).unwrap_err().to_string());
+        let refusals =
+            refusals.map(|refusal| refusal.split_once("; use `--allow").unwrap().0.to_owned());
+        insta::assert_snapshot!(refusals.join("\n"), @r#"
+        expected no `exponential_decay_length_penalty` in `config.json`, but found `exponential_decay_length_penalty` [2,1.5]
+        expected `num_beam_groups` `1` in `config.json`, but found `num_beam_groups` 2
+        expected `use_cache` `true`, `false` in `config.json`, but found `use_cache` 0
+        expected no `top_h` in `config.json`, but found `top_h` 0.4
+        expected no `watermarking_config` in `config.json`, but found `watermarking_config` {"greenlist_ratio":0.25}
+        "#);
+    }
+
+    #[test]
+    fn all_options_of_requests_are_read() {
+        let rules = Rules::of(&["generation.options"]).unwrap();
+        let options = GenerationOptions::names().into_iter();
+        // Only requests can set a seed.
+        for name in options.filter(|name| name != "seed") {
+            assert!(rules.reads(&name), "{name}");
+        }
+    }
+
+    #[test]
     fn allowed_keys_become_warnings() {
-        let fields = json!({"rope": {"beta": 1}, "dropout": 0.1});
+        let fields = json!({"sentence_transformers": {"beta": 1}, "dropout": 0.1});
         let warnings = check(&fields, &["beta"]).unwrap().join("\n");
-        insta::assert_snapshot!(warnings, @"`beta` 1 in `config.json: rope` was ignored on request: results may differ from the model authors'");
+        insta::assert_snapshot!(warnings, @"`beta` 1 in `config.json: sentence_transformers` was ignored on request: results may differ from the model authors'");
         let refusal = check(&fields, &["beta", "gamma"]).unwrap_err();
         insta::assert_snapshot!(refusal, @"expected `--allow` with a key of the model's files, but found `gamma`, which none of them has");
     }

@@ -9,9 +9,8 @@ use serde::de::IgnoredAny;
 use serde_json::{Map, Value, value::RawValue};
 
 use super::{
-    encoders, generation, generators, gliclass, gliner, gliner2,
     rules::{Allowed, Document, Rules},
-    sentence_transformers as modules, tokenizer,
+    tokenizer_classes,
 };
 use crate::{
     encoder::{
@@ -23,11 +22,13 @@ use crate::{
         io::{read_if_exists, read_json_if_exists},
         module_list::{self, Module},
     },
+    model_types::{Family, Jina},
     plan::{
         Plan,
         label_maps::{LABEL_IDS, contradiction},
     },
     sentence_transformers::{MODEL2VEC, TEMPLATE, TRANSFORMER, has_scores},
+    seq2seq::{self, t5},
     tokenizers::tokenizer_config,
 };
 use kivu::{
@@ -78,8 +79,8 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    /// Checks an object against rules.
-    fn check(&mut self, name: String, fields: Map<String, Value>, rules: &[&Rules]) -> Result<()> {
+    /// Checks an object against sets of keys.
+    fn check(&mut self, name: String, fields: Map<String, Value>, sets: &[&str]) -> Result<()> {
         let asked = BTreeSet::new();
         self.check_document(
             Document {
@@ -87,12 +88,12 @@ impl Walk<'_> {
                 fields,
                 asked,
             },
-            rules,
+            sets,
         )
     }
 
-    fn check_document(&mut self, document: Document, rules: &[&Rules]) -> Result<()> {
-        document.check(rules, &mut self.allowed)?;
+    fn check_document(&mut self, document: Document, sets: &[&str]) -> Result<()> {
+        document.check(&Rules::of(sets)?, &mut self.allowed)?;
         self.documents.push(document);
         Ok(())
     }
@@ -100,7 +101,7 @@ impl Walk<'_> {
     /// Checks an encoder's settings in `folder`: each key is asked for by its family's reader, or has no effect. Other
     /// families are refused by name.
     fn encoder(&mut self, name: String, config: &ConfigFile, folder: &Path) -> Result<()> {
-        let Some(rules) = encoder_rules(config) else {
+        let Some(keys) = encoder_keys(config) else {
             return Ok(());
         };
         let document = Document {
@@ -108,13 +109,13 @@ impl Walk<'_> {
             fields: config.fields().clone(),
             asked: asked_fields(config, folder)?,
         };
-        self.check_document(document, &[rules])
+        self.check_document(document, &[&keys])
     }
 
     /// Checks a file, if it exists.
-    fn check_file(&mut self, path: &Path, rules: &[&Rules]) -> Result<()> {
+    fn check_file(&mut self, path: &Path, sets: &[&str]) -> Result<()> {
         match read_json_if_exists(path)? {
-            Some(fields) => self.check(self.name(path), fields, rules),
+            Some(fields) => self.check(self.name(path), fields, sets),
             None => Ok(()),
         }
     }
@@ -142,11 +143,11 @@ impl Walk<'_> {
         }
         let (model_type, fields) = (config.model_type().to_owned(), config.fields().clone());
         let generation_file = transformer.join("generation_config.json");
-        let rules = match kind {
+        let sets = match kind {
             Kind::Gliner => return Ok(()),
             Kind::Gliclass => {
                 self.nested_encoder(ConfigFile::NAME, &fields, "encoder_config")?;
-                Some(vec![&gliclass::GLICLASS])
+                vec!["config.gliclass"]
             }
             Kind::Gliner2 => {
                 let folder = self.root.join(ENCODER_CONFIG);
@@ -154,38 +155,41 @@ impl Walk<'_> {
                     let name = self.name(&folder.join(ConfigFile::NAME));
                     self.encoder(name, &config, &folder)?;
                 }
-                Some(vec![&gliner2::GLINER2])
+                vec!["config.gliner2"]
             }
             // The graph contains the layers.
             Kind::Export => {
-                let rules = [&encoders::SCORE_FUNCTION, &encoders::LABELS];
-                let of_head = fields
-                    .into_iter()
-                    .filter(|(key, _)| rules.iter().any(|rules| rules.mentions(key)))
-                    .collect();
-                return self.check(ConfigFile::NAME.to_owned(), of_head, &rules);
+                let sets = ["config.score", "config.labels"];
+                let rules = Rules::of(&sets)?;
+                let of_head = fields.into_iter().filter(|(key, _)| rules.mentions(key));
+                return self.check(ConfigFile::NAME.to_owned(), of_head.collect(), &sets);
             }
-            Kind::Encoder if model_type == MODEL2VEC => Some(vec![&encoders::STATIC]),
+            Kind::Encoder if model_type == MODEL2VEC => vec!["config.static"],
             Kind::Encoder => {
-                if encoder_rules(&config).is_some() {
+                if encoder_keys(&config).is_some() {
                     self.code(&model_type, &fields)?;
                 }
                 return self.encoder(ConfigFile::NAME.to_owned(), &config, &described);
             }
             Kind::Seq2Seq => {
-                self.check_file(&generation_file, &[&generation::GENERATION])?;
+                self.check_file(&generation_file, &["generation.options"])?;
                 self.tasks(&fields)?;
                 let of_generation = match generation_file.is_file() {
-                    true => &generation::IGNORED,
-                    false => &generation::GENERATION,
+                    true => "generation.ignored",
+                    false => "generation.options",
                 };
-                generators::rules(&model_type).map(|rules| vec![rules, of_generation])
+                match model_type.as_str() {
+                    t5::T5 | t5::MT5 => vec!["generator.t5", of_generation],
+                    other if seq2seq::MODEL_TYPES.contains(&other) => {
+                        vec!["generator.bart", of_generation]
+                    }
+                    // Other families are refused by name.
+                    _ => return Ok(()),
+                }
             }
         };
-        // Other families are refused by name.
-        let Some(rules) = rules else { return Ok(()) };
         self.code(&model_type, &fields)?;
-        self.check(ConfigFile::NAME.to_owned(), fields, &rules)
+        self.check(ConfigFile::NAME.to_owned(), fields, &sets)
     }
 
     /// Refuses a classifier's `label2id` if it contradicts `id2label`.
@@ -206,7 +210,7 @@ impl Walk<'_> {
         };
         let is_known = |code: &Value| {
             code.as_str()
-                .is_some_and(|code| encoders::is_known_code(model_type, code))
+                .is_some_and(|code| is_known_code(model_type, code))
         };
         if map
             .as_object()
@@ -247,7 +251,7 @@ impl Walk<'_> {
                 self.encoder(ConfigFile::NAME.to_owned(), &config, folder)?;
             }
         }
-        self.check(GLINER.to_owned(), fields, &[&gliner::GLINER])
+        self.check(GLINER.to_owned(), fields, &["config.gliner"])
     }
 
     /// Checks an encoder's settings inside the file `name`, if they are there.
@@ -277,11 +281,7 @@ impl Walk<'_> {
                 continue;
             };
             let name = format!("{}: task_specific_params: {task}", ConfigFile::NAME);
-            self.check(
-                name,
-                settings.clone(),
-                &[&generation::PREFIX, &generation::GENERATION],
-            )?;
+            self.check(name, settings.clone(), &["generation.task"])?;
         }
         Ok(())
     }
@@ -290,10 +290,10 @@ impl Walk<'_> {
         let class = tokenizer_config::class(folder)?;
         let base = class.trim_end_matches("Fast");
         let is_known = match kind {
-            Kind::Gliner => tokenizer::is_known_for_words(base),
+            Kind::Gliner => tokenizer_classes::is_known_for_words(base),
             _ => {
                 let model = ConfigFile::open_or_empty(folder, ConfigFile::NAME)?;
-                tokenizer::is_known(base, model.model_type())
+                tokenizer_classes::is_known(base, model.model_type())
             }
         };
         if !class.is_empty() && !is_known {
@@ -302,21 +302,19 @@ impl Walk<'_> {
             self.allowed
                 .pass(tokenizer_config::NAME, "tokenizer_class", &class, expected)?;
         }
-        let mut rules = vec![&tokenizer::ALL, tokenizer::class(base)];
+        let mut sets = vec!["tokenizer.shared", tokenizer_classes::keys(base)];
         if kind == Kind::Seq2Seq {
-            rules.push(&tokenizer::SEQ2SEQ);
+            sets.push("tokenizer.generator");
         }
-        self.check_file(&folder.join(tokenizer_config::NAME), &rules)?;
-        self.check_file(
-            &folder.join("special_tokens_map.json"),
-            &[&tokenizer::SPECIAL_TOKENS],
-        )?;
+        self.check_file(&folder.join(tokenizer_config::NAME), &sets)?;
+        let special = folder.join("special_tokens_map.json");
+        self.check_file(&special, &["tokenizer.special_tokens"])?;
         let file = folder.join(TOKENIZER);
         if let Some(json) = read_if_exists(&file)? {
             let parts = tokenizer_parts(&json).map_err(|error| {
                 Error::model_because(format!("cannot read `{}`", file.display()), error)
             })?;
-            self.check(self.name(&file), parts, &[&tokenizer::FILE])?;
+            self.check(self.name(&file), parts, &["tokenizer.file"])?;
         }
         Ok(())
     }
@@ -324,7 +322,7 @@ impl Walk<'_> {
     fn modules(&mut self) -> Result<()> {
         let root = self.root;
         for (fields, module) in module_list::described(root)? {
-            self.check(module_list::MODULES.to_owned(), fields, &[&modules::MODULE])?;
+            self.check(module_list::MODULES.to_owned(), fields, &["modules.entry"])?;
             self.module(&module.folder(root)?, &module)?;
         }
         for module in module_list::routed(root)? {
@@ -335,27 +333,28 @@ impl Walk<'_> {
 
     fn module(&mut self, folder: &Path, module: &Module) -> Result<()> {
         if module.is_router() {
-            return self.check_file(&folder.join(module_list::ROUTER), &[&modules::ROUTER]);
+            return self.check_file(&folder.join(module_list::ROUTER), &["modules.router"]);
         }
-        match modules::module(module.class()) {
-            Some(rules) => self.check_file(&folder.join(ConfigFile::NAME), &[rules]),
+        let keys = format!("module.{}", module.class());
+        match Rules::exist(&keys)? {
+            true => self.check_file(&folder.join(ConfigFile::NAME), &[&keys]),
             // Other classes are refused elsewhere, with an error that names them.
-            None => Ok(()),
+            false => Ok(()),
         }
     }
 
     /// Checks the settings for the whole model, and for its transformer.
     fn settings(&mut self, plan: &Plan, transformer: &Path) -> Result<()> {
         self.model_class()?;
-        self.check_file(&self.root.join(SETTINGS), &[&modules::SETTINGS])?;
-        self.check_file(&self.root.join("artifact.metadata"), &[&modules::ARTIFACT])?;
+        self.check_file(&self.root.join(SETTINGS), &["modules.settings"])?;
+        self.check_file(&self.root.join("artifact.metadata"), &["modules.artifact"])?;
         let paths: Vec<PathBuf> = TRANSFORMER
             .iter()
             .map(|name| transformer.join(name))
             .collect();
         let found = paths.iter().find(|path| path.is_file());
         if let Some(path) = found {
-            self.check_file(path, &[&modules::TRANSFORMER])?;
+            self.check_file(path, &["modules.transformer"])?;
         }
         self.task(found.unwrap_or(&paths[0]))?;
         self.chat_template(plan, transformer)
@@ -501,9 +500,25 @@ impl Walk<'_> {
     }
 }
 
-/// Rules for an encoder's `config.json`, besides the keys that its reader asks for.
-fn encoder_rules(config: &ConfigFile) -> Option<&'static Rules> {
-    encoders::encoder(config.model_type(), matches!(jina_of(config), Ok(Some(_))))
+/// The set of keys in an encoder's `config.json`, besides those that its reader asks for; `None` for other families.
+fn encoder_keys(config: &ConfigFile) -> Option<String> {
+    let family = Family::named(config.model_type())?;
+    Some(match jina_of(config) {
+        Ok(Some(Jina::V2)) => "encoder.jina".to_owned(),
+        Ok(Some(Jina::V3)) => "encoder.jina_v3".to_owned(),
+        _ => format!("encoder.{}", family.model_type),
+    })
+}
+
+/// Whether the code named by an `auto_map` entry, such as `ORG/NAME--modeling.NewModel`, belongs to a family.
+fn is_known_code(model_type: &str, code: &str) -> bool {
+    let path = code.rsplit_once("--").map_or(code, |(_, path)| path);
+    let Some((file, class)) = path.split_once('.') else {
+        return false;
+    };
+    Family::named(model_type)
+        .and_then(|family| family.code.as_ref())
+        .is_some_and(|code| code.files.contains(&file) && class.starts_with(code.classes))
 }
 
 /// A `tokenizer.json`'s parts, without the values of its model, which may be large.
