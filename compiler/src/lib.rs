@@ -49,6 +49,7 @@ pub mod seq2seq;
 pub mod tokenizers;
 
 use self::{
+    files::model_folder::ModelFolder,
     library::hub::Fetched,
     plan::{Build, scratch::Scratch},
     quality::{PairQuality, cost::Comparison},
@@ -120,8 +121,8 @@ fn build_from(
         // The repository's name is an alias in requests.
         plan.aliases
             .extend(origin.split('@').next().map(str::to_owned));
-        plan.adapter.clone_from(adapter);
-        plan.encoder.clone_from(encoder);
+        plan.adapter = adapter.as_deref().map(ModelFolder::new);
+        plan.encoder = encoder.as_deref().map(ModelFolder::new);
     }
     let plan = plan.with_adapters_modules()?;
     let scratch = Scratch::new_in(destination.parent())?;

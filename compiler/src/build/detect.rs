@@ -1,11 +1,10 @@
 //! Detects a model's file format, and opens it with the format's reader.
 
-use std::path::Path;
-
 use crate::{
     bergamot, encoder, export, fast_text,
     files::{
         config::ConfigFile,
+        model_folder::ModelFolder,
         module_list::{MODULES, modules},
         other_weights,
         weights::{self, Weights},
@@ -125,7 +124,7 @@ fn format(plan: &Plan) -> Result<Format> {
 }
 
 /// Refuses a folder with a `config.json`, but with neither weights nor an export.
-fn missing(folder: &Path) -> Error {
+fn missing(folder: &ModelFolder) -> Error {
     Error::model(other_weights::describe_folder(folder).map(|found| {
         format!(
             "expected {}, or an ONNX export (`model.onnx`), in `{}`, but found {found}",
@@ -136,7 +135,7 @@ fn missing(folder: &Path) -> Error {
 }
 
 /// Refuses a module list that begins with a class other than those that have a model's files.
-fn check_first_module(folder: &Path) -> Result<()> {
+fn check_first_module(folder: &ModelFolder) -> Result<()> {
     /// Names of `Transformer` in old versions of sentence-transformers, by architecture.
     const OLD: [&str; 7] = [
         "ALBERT",
@@ -166,6 +165,51 @@ fn check_first_module(folder: &Path) -> Result<()> {
 }
 
 /// Whether `folder` has a supported encoder. Weights of other models are ignored if there is an export.
-fn is_supported(folder: &Path) -> bool {
+fn is_supported(folder: &ModelFolder) -> bool {
     ConfigFile::open(folder).is_ok_and(|config| Family::named(config.model_type()).is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path};
+
+    use super::*;
+
+    #[test]
+    fn a_build_parses_a_settings_file_once() {
+        let source =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/models/tiny-bert");
+        let copy = tempfile::tempdir().unwrap();
+        let settings = ["config.json", "modules.json", "tokenizer_config.json"];
+        for name in
+            settings
+                .into_iter()
+                .chain(["1_Pooling/config.json", "model.safetensors", TOKENIZER])
+        {
+            let to = copy.path().join(name);
+            fs::create_dir_all(to.parent().unwrap()).unwrap();
+            fs::copy(source.join(name), to).unwrap();
+        }
+        let plan = Plan {
+            folder: ModelFolder::new(copy.path()),
+            ..Plan::default()
+        };
+        assert!(check_keys(&plan).unwrap().is_empty());
+        // From now on, none of them can be parsed.
+        for name in settings {
+            fs::write(copy.path().join(name), "{").unwrap();
+        }
+        let build = Build {
+            plan: &plan,
+            scratch: copy.path(),
+            runtime: &|| Err(Error::config("expected no runtime")),
+            progress: &(),
+        };
+        assert_eq!(open(build).unwrap().architecture, "BertModel");
+        let other = Plan {
+            folder: ModelFolder::new(copy.path()),
+            ..Plan::default()
+        };
+        assert!(check_keys(&other).is_err());
+    }
 }

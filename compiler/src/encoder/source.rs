@@ -17,6 +17,7 @@ use crate::{
     files::{
         config::ConfigFile,
         lora::{Adapter, BaseNames},
+        model_folder::ModelFolder,
         weights::{Weights, combined_sha256},
     },
     plan::{
@@ -346,7 +347,7 @@ pub fn of_parts(plan: &Plan, parts: Parts) -> Result<OpenedModel<'static>> {
 
 /// Settings for a model with a value per text and label in its output [`LOGITS`].
 pub fn text_settings(
-    folder: &Path,
+    folder: &ModelFolder,
     head: &Head,
     encoder_limits: &EncoderLimits,
 ) -> Result<ClassificationSettings> {
@@ -364,7 +365,7 @@ pub fn text_settings(
 
 /// Settings for a model with a value per token and label in its output [`LOGITS`].
 pub fn token_settings(
-    folder: &Path,
+    folder: &ModelFolder,
     head: &Head,
     encoder_limits: &EncoderLimits,
 ) -> Result<TokenClassificationSettings> {
@@ -454,7 +455,7 @@ mod tests {
 
         fn sha256(&self) -> String {
             let plan = Plan {
-                folder: self.0.path().to_owned(),
+                folder: ModelFolder::new(self.0.path()),
                 ..Plan::default()
             };
             open(&plan).unwrap().sha256
@@ -473,7 +474,7 @@ mod tests {
 
         fn open_for(&self, task: Option<Task>) -> Result<TaskSettings> {
             let plan = Plan {
-                folder: self.0.path().to_owned(),
+                folder: ModelFolder::new(self.0.path()),
                 task,
                 ..Plan::default()
             };
@@ -746,7 +747,7 @@ mod tests {
     fn heads_that_vectors_do_not_need_are_named() {
         let unused = |model: &Copy| {
             let plan = Plan {
-                folder: model.0.path().to_owned(),
+                folder: ModelFolder::new(model.0.path()),
                 task: Some(Task::FeatureExtraction),
                 ..Plan::default()
             };
@@ -850,7 +851,7 @@ mod tests {
             let task = (fixture == "tiny-qwen3-rank").then_some(Task::TextRanking);
             let graphs = |model: &Copy| {
                 let plan = Plan {
-                    folder: model.0.path().to_owned(),
+                    folder: ModelFolder::new(model.0.path()),
                     task,
                     ..Plan::default()
                 };
@@ -902,7 +903,7 @@ mod tests {
     fn a_build_may_ask_for_sparse_vectors() {
         let open_sparse = |model: &Copy| {
             let plan = Plan {
-                folder: model.0.path().to_owned(),
+                folder: ModelFolder::new(model.0.path()),
                 is_sparse: true,
                 ..Plan::default()
             };
@@ -948,7 +949,7 @@ mod tests {
             let model = Copy::of("tiny-albert");
             model.set("config.json", "num_hidden_layers", Some(json!(passes)));
             let plan = Plan {
-                folder: model.0.path().to_owned(),
+                folder: ModelFolder::new(model.0.path()),
                 ..Plan::default()
             };
             let source = open(&plan).unwrap();
@@ -1118,7 +1119,7 @@ mod tests {
     /// Token ids of a text in a role, up to the model's limit.
     fn encoded(model: &Copy, role: TextRole, text: &str) -> Vec<u32> {
         let plan = Plan {
-            folder: model.0.path().to_owned(),
+            folder: ModelFolder::new(model.0.path()),
             ..Plan::default()
         };
         let source = open(&plan).unwrap();

@@ -1,8 +1,6 @@
 //! Heads in weights or exports whose `config.json` names no class with a head. As in `transformers`, where each task has
 //! a class of its own, the requested task decides.
 
-use std::path::Path;
-
 use super::{
     config::{Head, HeadKind, Names},
     graph::ANSWERS,
@@ -10,6 +8,7 @@ use super::{
 use crate::{
     files::{
         config::ConfigFile,
+        model_folder::ModelFolder,
         module_list::{has_pooling, modules},
         weights::Weights,
     },
@@ -110,7 +109,7 @@ pub fn in_weights(
     }
 }
 
-fn is_transformer_only(folder: &Path) -> Result<bool> {
+fn is_transformer_only(folder: &ModelFolder) -> Result<bool> {
     let list = modules(folder)?;
     Ok(matches!(&list[..], [only] if only.class() == "Transformer"))
 }

@@ -1,7 +1,5 @@
 //! An embedding model's vectors, according to its files: dense, sparse, multi-vectors, or several kinds.
 
-use std::path::Path;
-
 use sha2::{Digest, Sha256};
 
 use super::{
@@ -13,6 +11,7 @@ use crate::{
     files::{
         config::ConfigFile,
         io as files,
+        model_folder::ModelFolder,
         module_list::{has_pooling, static_queries},
         pickle,
         weights::{Weight, Weights},
@@ -143,7 +142,7 @@ fn add_tasks(config: &EncoderConfig, settings: &mut EmbeddingSettings) {
 fn sparse(
     (config, weights): (&EncoderConfig, &mut Weights),
     mut settings: EmbeddingSettings,
-    module: Option<&Path>,
+    module: Option<&ModelFolder>,
 ) -> Result<(EmbeddingSettings, OutputHeads)> {
     let mut logarithms = 1;
     if let Some(module) = module {
@@ -181,7 +180,7 @@ fn sparse(
 
 /// Adds static query weights, if the model in `folder` has them; returns their file.
 pub fn add_static_queries(
-    folder: &Path,
+    folder: &ModelFolder,
     config: &EncoderConfig,
     settings: &mut EmbeddingSettings,
     tokenizer: &[u8],
@@ -269,7 +268,7 @@ fn token_weights(config: &EncoderConfig, tokenizer: &Tokenizer) -> SparseSetting
 
 /// bge-m3's heads, in addition to its dense vectors.
 fn add_heads(
-    folder: &Path,
+    folder: &ModelFolder,
     config: &EncoderConfig,
     (settings, heads): (&mut EmbeddingSettings, &mut OutputHeads),
     tokenizer: &Tokenizer,
@@ -314,7 +313,7 @@ fn add_heads(
 
 /// PyLate's models, and `MultiVectorEncoder`.
 fn late_interaction(
-    folder: &Path,
+    folder: &ModelFolder,
     config: &EncoderConfig,
     mut files: LateInteraction,
     tokenizer: &Tokenizer,
@@ -371,7 +370,7 @@ fn role_settings(
 
 /// Stanford's ColBERT.
 fn stanfords(
-    folder: &Path,
+    folder: &ModelFolder,
     (config, weights): (&EncoderConfig, &Weights),
     tokenizer: &Tokenizer,
 ) -> Result<(EmbeddingSettings, OutputHeads)> {

@@ -1,11 +1,11 @@
 //! Fields in a model's `config.json` and similar files.
 
-use std::{cell::RefCell, collections::BTreeSet, path::Path};
+use std::{cell::RefCell, collections::BTreeSet, rc::Rc};
 
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 
-use super::io::read_json_if_exists;
+use super::model_folder::ModelFolder;
 use kivu::error::{Error, Result};
 
 /// Maximum size, far above published models. Some tables are sized by values that no weight confirms.
@@ -17,7 +17,7 @@ const MAX_SIZE: usize = 1 << 21;
 #[derive(Clone, Debug)]
 pub struct ConfigFile {
     name: &'static str,
-    fields: Map<String, Value>,
+    fields: Rc<Map<String, Value>>,
     asked: RefCell<BTreeSet<String>>,
 }
 
@@ -43,6 +43,10 @@ impl ConfigFile {
     pub const NAME: &str = "config.json";
 
     pub fn new(name: &'static str, fields: Map<String, Value>) -> Self {
+        Self::of_shared(name, Rc::new(fields))
+    }
+
+    fn of_shared(name: &'static str, fields: Rc<Map<String, Value>>) -> Self {
         Self {
             name,
             fields,
@@ -51,7 +55,7 @@ impl ConfigFile {
     }
 
     /// Reads the `config.json` in `folder`.
-    pub fn open(folder: &Path) -> Result<Self> {
+    pub fn open(folder: &ModelFolder) -> Result<Self> {
         Self::open_if_exists(folder, Self::NAME)?.ok_or_else(|| {
             Error::model(format!(
                 "expected a model in `{}`, but found no `config.json`",
@@ -61,18 +65,24 @@ impl ConfigFile {
     }
 
     /// Reads the file called `name` in `folder`; `None` if it does not exist.
-    pub fn open_if_exists(folder: &Path, name: &'static str) -> Result<Option<Self>> {
-        Ok(read_json_if_exists(&folder.join(name))?.map(|fields| Self::new(name, fields)))
+    pub fn open_if_exists(folder: &ModelFolder, name: &'static str) -> Result<Option<Self>> {
+        let fields = folder.object(name)?;
+        Ok(fields.map(|fields| Self::of_shared(name, fields)))
     }
 
     /// Reads the file called `name` in `folder`; an empty object if it does not exist.
-    pub fn open_or_empty(folder: &Path, name: &'static str) -> Result<Self> {
+    pub fn open_or_empty(folder: &ModelFolder, name: &'static str) -> Result<Self> {
         Ok(Self::open_if_exists(folder, name)?.unwrap_or_else(|| Self::new(name, Map::new())))
     }
 
     /// All fields; looking at them is not recorded.
     pub fn fields(&self) -> &Map<String, Value> {
         &self.fields
+    }
+
+    /// [`fields`](Self::fields), without a copy.
+    pub fn shared_fields(&self) -> Rc<Map<String, Value>> {
+        Rc::clone(&self.fields)
     }
 
     /// A field's value, which may be `null`.
@@ -88,7 +98,7 @@ impl ConfigFile {
 
     /// The same fields, before any of them was asked for.
     pub fn unread(&self) -> Self {
-        Self::new(self.name, self.fields.clone())
+        Self::of_shared(self.name, Rc::clone(&self.fields))
     }
 
     /// The fields that were asked for until now, whether they are in the file or not.
@@ -120,6 +130,12 @@ impl ConfigFile {
         T::deserialize(value)
             .map(|value| Some((field, value)))
             .map_err(unreadable)
+    }
+
+    /// The whole file, with fields that are not recorded.
+    pub fn whole<T: DeserializeOwned>(&self) -> Result<T> {
+        T::deserialize(&*self.fields)
+            .map_err(|error| Error::model_because(format!("cannot read `{}`", self.name), error))
     }
 
     /// A count: values, layers, heads, tokens or positions. Refused above [`MAX_SIZE`].

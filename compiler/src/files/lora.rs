@@ -10,6 +10,7 @@ use serde_json::Value;
 use super::{
     config::{ConfigFile, OneOrMany},
     io::read_json,
+    model_folder::ModelFolder,
     weights::{Weight, Weights},
 };
 use kivu::error::{Error, Result};
@@ -336,7 +337,7 @@ fn replace(weights: &mut Weights, name: &str, tensor: &Weight, names: BaseNames<
 }
 
 /// Error for a folder with an adapter that the build would ignore.
-pub fn ignored(folder: &Path) -> Error {
+pub fn ignored(folder: &ModelFolder) -> Error {
     let base = ConfigFile::open_or_empty(folder, CONFIG)
         .and_then(|config| config.get("base_model_name_or_path"));
     let base: Option<String> = base.ok().flatten();

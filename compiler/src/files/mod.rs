@@ -4,6 +4,7 @@
 pub mod config;
 pub mod io;
 pub mod lora;
+pub mod model_folder;
 pub mod module_list;
 pub mod other_weights;
 #[doc(hidden)]

@@ -2,16 +2,13 @@
 
 use std::{
     collections::BTreeMap,
-    path::{Component, Path, PathBuf},
+    path::{Component, Path},
 };
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::{
-    config::ConfigFile,
-    io::{read_json, read_json_if_exists},
-};
+use super::{config::ConfigFile, model_folder::ModelFolder};
 use kivu::error::{Error, Result, quoted};
 
 pub const MODULES: &str = "modules.json";
@@ -75,7 +72,7 @@ impl Module {
     }
 
     /// The module's folder, which must be inside the model's.
-    pub fn folder(&self, folder: &Path) -> Result<PathBuf> {
+    pub fn folder(&self, folder: &ModelFolder) -> Result<ModelFolder> {
         let path = &self.path;
         let mut parts = Path::new(path).components();
         let is_inner = |part: Component<'_>| match part {
@@ -90,9 +87,9 @@ impl Module {
         }
         let is_here = path.is_empty() || path == ".";
         Ok(if is_here {
-            folder.to_owned()
+            folder.clone()
         } else {
-            folder.join(path)
+            folder.inner(path)
         })
     }
 
@@ -102,12 +99,12 @@ impl Module {
 }
 
 /// Whether the folder has settings for pooling.
-pub fn has_pooling(folder: &Path) -> bool {
+pub fn has_pooling(folder: &ModelFolder) -> bool {
     folder.join(MODULES).is_file()
 }
 
 /// The module list; empty if the folder has none. In a `Router`, the document modules.
-pub fn modules(folder: &Path) -> Result<Vec<Module>> {
+pub fn modules(folder: &ModelFolder) -> Result<Vec<Module>> {
     let mut list = listed(folder)?;
     if let Some(router) = Router::of(&list, folder)? {
         list.splice(..1, router.documents);
@@ -120,7 +117,7 @@ struct Router {
     documents: Vec<Module>,
     queries: Vec<Module>,
     /// Folder with query weights, if they are static; otherwise the model reads queries like documents.
-    static_queries: Option<PathBuf>,
+    static_queries: Option<ModelFolder>,
 }
 
 #[derive(Deserialize)]
@@ -139,16 +136,17 @@ struct RouterParameters {
 
 impl Router {
     /// The router at the start of a module list, if any. Routes with two encoders are refused.
-    fn of(list: &[Module], folder: &Path) -> Result<Option<Self>> {
+    fn of(list: &[Module], folder: &ModelFolder) -> Result<Option<Self>> {
         let Some(first) = list.first().filter(|first| first.is_router()) else {
             return Ok(None);
         };
         let files = first.folder(folder)?;
-        let file: RouterFile = match read_json_if_exists(&files.join(ROUTER))? {
+        let file = match ConfigFile::open_if_exists(&files, ROUTER)? {
             Some(file) => file,
             // Old versions.
-            None => read_json(&files.join(ConfigFile::NAME))?,
+            None => ConfigFile::open(&files)?,
         };
+        let file: RouterFile = file.whole()?;
         let route = |task| {
             let modules = file.structure.get(file.route(task)?).into_iter().flatten();
             let module = |name: &String| {
@@ -238,31 +236,34 @@ impl RouterFile {
 }
 
 /// Folder with query weights, if the model does not read queries.
-pub fn static_queries(folder: &Path) -> Result<Option<PathBuf>> {
+pub fn static_queries(folder: &ModelFolder) -> Result<Option<ModelFolder>> {
     let list = listed(folder)?;
     Ok(Router::of(&list, folder)?.and_then(|router| router.static_queries))
 }
 
 /// The listed modules, each with its description in the file.
-pub fn described(folder: &Path) -> Result<Vec<(Map<String, Value>, Module)>> {
-    let list: Option<Vec<Map<String, Value>>> = read_json_if_exists(&folder.join(MODULES))?;
-    Ok(list
-        .unwrap_or_default()
-        .into_iter()
-        .zip(listed(folder)?)
-        .collect())
+pub fn described(folder: &ModelFolder) -> Result<Vec<(Map<String, Value>, Module)>> {
+    let list = folder.list(MODULES)?.unwrap_or_default();
+    Ok(list.iter().cloned().zip(listed(folder)?).collect())
 }
 
 /// A `Router`'s modules, if there is one.
-pub fn routed(folder: &Path) -> Result<Vec<Module>> {
+pub fn routed(folder: &ModelFolder) -> Result<Vec<Module>> {
     let router = Router::of(&listed(folder)?, folder)?;
     Ok(router
         .map(|router| [router.documents, router.queries].concat())
         .unwrap_or_default())
 }
 
-fn listed(folder: &Path) -> Result<Vec<Module>> {
-    let mut list: Vec<Module> = read_json_if_exists(&folder.join(MODULES))?.unwrap_or_default();
+fn listed(folder: &ModelFolder) -> Result<Vec<Module>> {
+    let list = folder.list(MODULES)?.unwrap_or_default();
+    let module = |fields: &Map<String, Value>| {
+        Module::deserialize(fields).map_err(|error| {
+            let path = folder.join(MODULES);
+            Error::model_because(format!("cannot read `{}`", path.display()), error)
+        })
+    };
+    let mut list: Vec<Module> = list.iter().map(module).collect::<Result<_>>()?;
     if let Some(first) = list
         .first_mut()
         .filter(|first| first.r#type == TASK_TRANSFORMER)

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    rc::Rc,
     sync::LazyLock,
 };
 
@@ -27,15 +28,15 @@ struct Set {
     nested: BTreeMap<String, String>,
 }
 
-/// Keys, several in a string.
+/// Keys, which are written several in a string.
 #[derive(Debug, Default, Deserialize)]
-struct Keys(Vec<String>);
+#[serde(from = "Vec<String>")]
+struct Keys(BTreeSet<String>);
 
-impl Keys {
-    fn has(&self, key: &str) -> bool {
-        self.0
-            .iter()
-            .any(|keys| keys.split(' ').any(|other| other == key))
+impl From<Vec<String>> for Keys {
+    fn from(lists: Vec<String>) -> Self {
+        let keys = lists.iter().flat_map(|keys| keys.split(' '));
+        Self(keys.map(str::to_owned).collect())
     }
 }
 
@@ -59,7 +60,7 @@ impl Set {
     ) -> std::result::Result<(), Option<String>> {
         let (only, same) = (self.only.get(key), self.same.get(key));
         let is_other = |other: &Value| is_same(other, value);
-        if self.any.has(key)
+        if self.any.0.contains(key)
             || only.is_some_and(|values| values.iter().any(is_other))
             || same.is_some_and(|other| fields.get(other).is_some_and(is_other))
         {
@@ -104,7 +105,7 @@ impl Rules {
     pub fn mentions(&self, key: &str) -> bool {
         self.reads(key)
             || self.0.iter().any(|set| {
-                set.any.has(key)
+                set.any.0.contains(key)
                     || set.only.contains_key(key)
                     || set.same.contains_key(key)
                     || set.nested.contains_key(key)
@@ -113,7 +114,7 @@ impl Rules {
 
     /// Whether a key is read.
     pub fn reads(&self, key: &str) -> bool {
-        self.0.iter().any(|set| set.read.has(key))
+        self.0.iter().any(|set| set.read.0.contains(key))
     }
 
     /// Rules for a key's own keys, if it is an object.
@@ -147,7 +148,7 @@ impl Rules {
 pub struct Document {
     /// The path in the model's folder, for errors.
     pub name: String,
-    pub fields: Map<String, Value>,
+    pub fields: Rc<Map<String, Value>>,
     /// The keys that its reader asked for, besides those that the rules list.
     pub asked: BTreeSet<String>,
 }
@@ -283,7 +284,7 @@ mod tests {
     fn check_set(set: &str, fields: &Value, allowed: &[&str]) -> Result<Vec<String>> {
         let keys: Vec<String> = allowed.iter().map(|key| (*key).to_owned()).collect();
         let mut allowed = Allowed::new(&keys);
-        let fields = fields.as_object().cloned().unwrap();
+        let fields = Rc::new(fields.as_object().cloned().unwrap());
         let document = Document {
             name: "config.json".to_owned(),
             fields,

@@ -2,7 +2,8 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    path::{Path, PathBuf},
+    path::Path,
+    rc::Rc,
 };
 
 use serde::de::IgnoredAny;
@@ -19,7 +20,8 @@ use crate::{
     },
     files::{
         config::ConfigFile,
-        io::{read_if_exists, read_json_if_exists},
+        io::read_if_exists,
+        model_folder::ModelFolder,
         module_list::{self, Module},
     },
     model_types::{Family, Jina},
@@ -37,6 +39,8 @@ use kivu::{
     repository::bundle::TOKENIZER,
 };
 
+/// The settings of a text generator.
+const GENERATION: &str = "generation_config.json";
 /// The sentence-transformers model settings.
 const SETTINGS: &str = "config_sentence_transformers.json";
 
@@ -73,23 +77,25 @@ pub fn check(plan: &Plan, kind: Kind) -> Result<Vec<String>> {
 }
 
 struct Walk<'a> {
-    root: &'a Path,
+    root: &'a ModelFolder,
     allowed: Allowed<'a>,
     documents: Vec<Document>,
 }
 
 impl Walk<'_> {
     /// Checks an object against sets of keys.
-    fn check(&mut self, name: String, fields: Map<String, Value>, sets: &[&str]) -> Result<()> {
-        let asked = BTreeSet::new();
-        self.check_document(
-            Document {
-                name,
-                fields,
-                asked,
-            },
-            sets,
-        )
+    fn check(
+        &mut self,
+        name: String,
+        fields: impl Into<Rc<Map<String, Value>>>,
+        sets: &[&str],
+    ) -> Result<()> {
+        let document = Document {
+            name,
+            fields: fields.into(),
+            asked: BTreeSet::new(),
+        };
+        self.check_document(document, sets)
     }
 
     fn check_document(&mut self, document: Document, sets: &[&str]) -> Result<()> {
@@ -100,22 +106,22 @@ impl Walk<'_> {
 
     /// Checks an encoder's settings in `folder`: each key is asked for by its family's reader, or has no effect. Other
     /// families are refused by name.
-    fn encoder(&mut self, name: String, config: &ConfigFile, folder: &Path) -> Result<()> {
+    fn encoder(&mut self, name: String, config: &ConfigFile, folder: &ModelFolder) -> Result<()> {
         let Some(keys) = encoder_keys(config) else {
             return Ok(());
         };
         let document = Document {
             name,
-            fields: config.fields().clone(),
+            fields: config.shared_fields(),
             asked: asked_fields(config, folder)?,
         };
         self.check_document(document, &[&keys])
     }
 
     /// Checks a file, if it exists.
-    fn check_file(&mut self, path: &Path, sets: &[&str]) -> Result<()> {
-        match read_json_if_exists(path)? {
-            Some(fields) => self.check(self.name(path), fields, sets),
+    fn check_file(&mut self, folder: &ModelFolder, name: &str, sets: &[&str]) -> Result<()> {
+        match folder.object(name)? {
+            Some(fields) => self.check(self.name(&folder.join(name)), fields, sets),
             None => Ok(()),
         }
     }
@@ -128,21 +134,18 @@ impl Walk<'_> {
             .to_string()
     }
 
-    fn config(&mut self, plan: &Plan, transformer: &Path, kind: Kind) -> Result<()> {
+    fn config(&mut self, plan: &Plan, transformer: &ModelFolder, kind: Kind) -> Result<()> {
         if kind == Kind::Gliner {
             return self.gliner(plan);
         }
         let described = plan.described()?;
-        let path = described.join(ConfigFile::NAME);
-        let Some(fields) = read_json_if_exists::<Map<_, _>>(&path)? else {
+        let Some(config) = ConfigFile::open_if_exists(&described, ConfigFile::NAME)? else {
             return Ok(());
         };
-        let config = ConfigFile::new(ConfigFile::NAME, fields);
         if matches!(kind, Kind::Encoder | Kind::Export) && reads_labels(plan, &config)? {
             self.labels(&config)?;
         }
-        let (model_type, fields) = (config.model_type().to_owned(), config.fields().clone());
-        let generation_file = transformer.join("generation_config.json");
+        let (model_type, fields) = (config.model_type(), config.shared_fields());
         let sets = match kind {
             Kind::Gliner => return Ok(()),
             Kind::Gliclass => {
@@ -150,7 +153,7 @@ impl Walk<'_> {
                 vec!["config.gliclass"]
             }
             Kind::Gliner2 => {
-                let folder = self.root.join(ENCODER_CONFIG);
+                let folder = self.root.inner(ENCODER_CONFIG);
                 if let Some(config) = ConfigFile::open_if_exists(&folder, ConfigFile::NAME)? {
                     let name = self.name(&folder.join(ConfigFile::NAME));
                     self.encoder(name, &config, &folder)?;
@@ -161,24 +164,27 @@ impl Walk<'_> {
             Kind::Export => {
                 let sets = ["config.score", "config.labels"];
                 let rules = Rules::of(&sets)?;
-                let of_head = fields.into_iter().filter(|(key, _)| rules.mentions(key));
-                return self.check(ConfigFile::NAME.to_owned(), of_head.collect(), &sets);
+                let of_head = fields.iter().filter(|(key, _)| rules.mentions(key));
+                let of_head: Map<String, Value> = of_head
+                    .map(|(key, value)| (key.clone(), value.clone()))
+                    .collect();
+                return self.check(ConfigFile::NAME.to_owned(), of_head, &sets);
             }
             Kind::Encoder if model_type == MODEL2VEC => vec!["config.static"],
             Kind::Encoder => {
                 if encoder_keys(&config).is_some() {
-                    self.code(&model_type, &fields)?;
+                    self.code(model_type, &fields)?;
                 }
                 return self.encoder(ConfigFile::NAME.to_owned(), &config, &described);
             }
             Kind::Seq2Seq => {
-                self.check_file(&generation_file, &["generation.options"])?;
+                self.check_file(transformer, GENERATION, &["generation.options"])?;
                 self.tasks(&fields)?;
-                let of_generation = match generation_file.is_file() {
+                let of_generation = match transformer.join(GENERATION).is_file() {
                     true => "generation.ignored",
                     false => "generation.options",
                 };
-                match model_type.as_str() {
+                match model_type {
                     t5::T5 | t5::MT5 => vec!["generator.t5", of_generation],
                     other if seq2seq::MODEL_TYPES.contains(&other) => {
                         vec!["generator.bart", of_generation]
@@ -188,7 +194,7 @@ impl Walk<'_> {
                 }
             }
         };
-        self.code(&model_type, &fields)?;
+        self.code(model_type, &fields)?;
         self.check(ConfigFile::NAME.to_owned(), fields, &sets)
     }
 
@@ -228,10 +234,10 @@ impl Walk<'_> {
 
     /// Checks GLiNER's settings, and its encoder's.
     fn gliner(&mut self, plan: &Plan) -> Result<()> {
-        let Some(fields) = read_json_if_exists::<Map<_, _>>(&self.root.join(GLINER))? else {
+        let Some(fields) = self.root.object(GLINER)? else {
             return Ok(());
         };
-        let of_labels = self.root.join(LABELS_TOKENIZER);
+        let of_labels = self.root.inner(LABELS_TOKENIZER);
         if !self.nested_encoder(GLINER, &fields, LABELS_ENCODER_CONFIG)?
             && let Some(config) = ConfigFile::open_if_exists(&of_labels, ConfigFile::NAME)?
         {
@@ -286,7 +292,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    fn tokenizer(&mut self, folder: &Path, kind: Kind) -> Result<()> {
+    fn tokenizer(&mut self, folder: &ModelFolder, kind: Kind) -> Result<()> {
         let class = tokenizer_config::class(folder)?;
         let base = class.trim_end_matches("Fast");
         let is_known = match kind {
@@ -306,9 +312,9 @@ impl Walk<'_> {
         if kind == Kind::Seq2Seq {
             sets.push("tokenizer.generator");
         }
-        self.check_file(&folder.join(tokenizer_config::NAME), &sets)?;
-        let special = folder.join("special_tokens_map.json");
-        self.check_file(&special, &["tokenizer.special_tokens"])?;
+        self.check_file(folder, tokenizer_config::NAME, &sets)?;
+        let special = ["tokenizer.special_tokens"];
+        self.check_file(folder, "special_tokens_map.json", &special)?;
         let file = folder.join(TOKENIZER);
         if let Some(json) = read_if_exists(&file)? {
             let parts = tokenizer_parts(&json).map_err(|error| {
@@ -331,37 +337,35 @@ impl Walk<'_> {
         Ok(())
     }
 
-    fn module(&mut self, folder: &Path, module: &Module) -> Result<()> {
+    fn module(&mut self, folder: &ModelFolder, module: &Module) -> Result<()> {
         if module.is_router() {
-            return self.check_file(&folder.join(module_list::ROUTER), &["modules.router"]);
+            return self.check_file(folder, module_list::ROUTER, &["modules.router"]);
         }
         let keys = format!("module.{}", module.class());
         match Rules::exist(&keys)? {
-            true => self.check_file(&folder.join(ConfigFile::NAME), &[&keys]),
+            true => self.check_file(folder, ConfigFile::NAME, &[&keys]),
             // Other classes are refused elsewhere, with an error that names them.
             false => Ok(()),
         }
     }
 
     /// Checks the settings for the whole model, and for its transformer.
-    fn settings(&mut self, plan: &Plan, transformer: &Path) -> Result<()> {
+    fn settings(&mut self, plan: &Plan, transformer: &ModelFolder) -> Result<()> {
         self.model_class()?;
-        self.check_file(&self.root.join(SETTINGS), &["modules.settings"])?;
-        self.check_file(&self.root.join("artifact.metadata"), &["modules.artifact"])?;
-        let paths: Vec<PathBuf> = TRANSFORMER
-            .iter()
-            .map(|name| transformer.join(name))
-            .collect();
-        let found = paths.iter().find(|path| path.is_file());
-        if let Some(path) = found {
-            self.check_file(path, &["modules.transformer"])?;
+        self.check_file(self.root, SETTINGS, &["modules.settings"])?;
+        self.check_file(self.root, "artifact.metadata", &["modules.artifact"])?;
+        let found = TRANSFORMER
+            .into_iter()
+            .find(|name| transformer.join(name).is_file());
+        if let Some(name) = found {
+            self.check_file(transformer, name, &["modules.transformer"])?;
         }
-        self.task(found.unwrap_or(&paths[0]))?;
+        self.task(transformer, found.unwrap_or(TRANSFORMER[0]))?;
         self.chat_template(plan, transformer)
     }
 
     /// Refuses a chat template next to an embedder without a module list: sentence-transformers puts all texts into it.
-    fn chat_template(&mut self, plan: &Plan, transformer: &Path) -> Result<()> {
+    fn chat_template(&mut self, plan: &Plan, transformer: &ModelFolder) -> Result<()> {
         const OTHERS: [&str; 3] = [
             "ForCausalLM",
             "ForSequenceClassification",
@@ -397,8 +401,7 @@ impl Walk<'_> {
     /// Refuses a model saved for a different class, for which sentence-transformers does not use the listed modules.
     /// `ColBERT` is PyLate's.
     fn model_class(&mut self) -> Result<()> {
-        let fields: Map<String, Value> =
-            read_json_if_exists(&self.root.join(SETTINGS))?.unwrap_or_default();
+        let fields = self.root.object(SETTINGS)?.unwrap_or_default();
         let modules = module_list::modules(self.root)?;
         let has = |class: &str| modules.iter().any(|module| module.class() == class);
         // Models saved for another class than `CrossEncoder` get a default `LogitScore`.
@@ -429,8 +432,8 @@ impl Walk<'_> {
     }
 
     /// Refuses a transformer head, or a head's outputs, that the following modules do not expect.
-    fn task(&mut self, path: &Path) -> Result<()> {
-        let fields: Map<String, Value> = read_json_if_exists(path)?.unwrap_or_default();
+    fn task(&mut self, folder: &ModelFolder, name: &str) -> Result<()> {
+        let fields = folder.object(name)?.unwrap_or_default();
         let has = |class: &str| {
             Ok::<_, Error>(
                 module_list::modules(self.root)?
@@ -450,7 +453,7 @@ impl Walk<'_> {
                 .filter(|value| !value.is_null() && *value != expected)
                 .cloned()
         };
-        let name = self.name(path);
+        let name = self.name(&folder.join(name));
         let own_task = fields.get("transformer_task").unwrap_or(&Value::Null);
         // By default, a `Transformer` has no head.
         let lacks_head = task == "fill-mask" && own_task.is_null() && has("Transformer")?;
@@ -548,79 +551,82 @@ mod tests {
 
     use super::*;
 
+    type Files = BTreeMap<String, Value>;
+
     /// A published model's settings.
     #[derive(Deserialize)]
     struct Published {
         kind: String,
-        files: BTreeMap<String, Value>,
+        files: Files,
+    }
+
+    fn fixture<T: serde::de::DeserializeOwned>(name: &str) -> T {
+        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
+        serde_json::from_slice(&fs::read(fixtures.join(name)).unwrap()).unwrap()
     }
 
     fn published(name: &str) -> BTreeMap<String, Published> {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-            .join("../tests/fixtures/published")
-            .join(name);
-        serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+        fixture(&format!("published/{name}"))
     }
 
-    fn check_files(
-        kind: Kind,
-        files: &BTreeMap<String, Value>,
-        allow: &[&str],
-    ) -> Result<Vec<String>> {
+    fn embedder() -> Files {
+        let mut models = published("models.json");
+        let name = "sentence-transformers/all-MiniLM-L6-v2";
+        models.remove(name).unwrap().files
+    }
+
+    fn check_files(kind: Kind, files: &Files, allow: &[&str]) -> Result<Vec<String>> {
         let folder = tempfile::tempdir().unwrap();
         for (name, content) in files {
             let path = folder.path().join(name);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, content.to_string()).unwrap();
         }
-        let allow = allow.iter().map(|key| (*key).to_owned()).collect();
-        check(
-            &Plan {
-                folder: folder.path().to_owned(),
-                allow,
-                ..Plan::default()
-            },
-            kind,
-        )
+        let plan = Plan {
+            folder: ModelFolder::new(folder.path()),
+            allow: allow.iter().map(|key| (*key).to_owned()).collect(),
+            ..Plan::default()
+        };
+        check(&plan, kind)
     }
 
-    fn kind(model: &Published) -> Kind {
-        match model.kind.as_str() {
-            "encoder" => Kind::Encoder,
-            "seq2seq" => Kind::Seq2Seq,
-            "gliner" => Kind::Gliner,
-            other => panic!("expected a kind of model, but found {other}"),
+    /// The error for an encoder's files, without the hint.
+    fn refusal(files: &Files) -> String {
+        let refusal = check_files(Kind::Encoder, files, &[]).unwrap_err();
+        refusal.to_string().split("; ").next().unwrap().to_owned()
+    }
+
+    /// The files with a field set in one of them, or in its first entry.
+    fn changed(files: &Files, name: &str, field: &str, value: Value) -> Files {
+        let mut files = files.clone();
+        match files.get_mut(name).unwrap() {
+            Value::Array(list) => list[0][field] = value,
+            file => file[field] = value,
         }
+        files
     }
 
     #[test]
     fn settings_of_published_models_are_not_refused() {
-        let models = published("models.json")
-            .into_iter()
-            .chain(published("newer.json"));
-        let mut refusals = Vec::new();
-        for (name, model) in models {
-            if let Err(error) = check_files(kind(&model), &model.files, &[]) {
-                refusals.push(format!("{name}: {error}"));
-            }
-        }
-        assert!(refusals.is_empty(), "{}", refusals.join("\n"));
+        let mut models = published("models.json");
+        models.extend(published("newer.json"));
+        let refusals = models.iter().filter_map(|(name, model)| {
+            let kind = match model.kind.as_str() {
+                "encoder" => Kind::Encoder,
+                "seq2seq" => Kind::Seq2Seq,
+                "gliner" => Kind::Gliner,
+                other => panic!("expected a kind of model, but found {other}"),
+            };
+            let error = check_files(kind, &model.files, &[]).err()?;
+            Some(format!("{name}: {error}"))
+        });
+        assert_eq!(refusals.collect::<Vec<_>>(), [""; 0]);
     }
 
     #[test]
     fn unknown_keys_of_all_files_are_refused() {
         let models = published("models.json");
-        let embedder = &models["google/embeddinggemma-300m"].files;
-        let translator = &models["facebook/m2m100_418M"].files;
-        let changed = |files: &BTreeMap<String, Value>, name: &str, field: &str, value: Value| {
-            let mut files = files.clone();
-            match &mut files.get_mut(name).unwrap() {
-                Value::Array(list) => list[0][field] = value,
-                file => file[field] = value,
-            }
-            files
-        };
-        let names = [
+        for name in [
             "config.json",
             "tokenizer_config.json",
             "modules.json",
@@ -628,53 +634,38 @@ mod tests {
             "2_Dense/config.json",
             "sentence_bert_config.json",
             "config_sentence_transformers.json",
-        ];
-        for name in names {
+        ] {
+            let embedder = &models["google/embeddinggemma-300m"].files;
             let files = changed(embedder, name, "new_key", json!(1));
-            let refusal = check_files(Kind::Encoder, &files, &[])
-                .unwrap_err()
-                .to_string();
-            assert!(
-                refusal.contains(&format!("in `{name}`, but found `new_key` 1;")),
-                "{refusal}"
-            );
+            let refusal = refusal(&files);
+            let end = format!("in `{name}`, but found `new_key` 1");
+            assert!(refusal.ends_with(&end), "{refusal}");
             let warnings = check_files(Kind::Encoder, &files, &["new_key"]).unwrap();
             assert!(warnings[0].contains(name), "{warnings:?}");
         }
-        let files = changed(translator, "generation_config.json", "top_h", json!(0.4));
-        let refusal = check_files(Kind::Seq2Seq, &files, &[])
-            .unwrap_err()
-            .to_string();
+        let translator = &models["facebook/m2m100_418M"].files;
+        let files = changed(translator, GENERATION, "top_h", json!(0.4));
+        let refusal = check_files(Kind::Seq2Seq, &files, &[]).unwrap_err();
+        let refusal = refusal.to_string();
         assert!(refusal.contains("`top_h` 0.4"), "{refusal}");
     }
 
     /// Families share readers, but not keys.
     #[test]
     fn keys_that_only_other_families_read_are_refused() {
-        let cases = [
+        for (model, key, value) in [
             ("tiny-bert", "n_positions", json!(64)),
             ("tiny-deberta", "position_buckets", json!(256)),
             ("tiny-eurobert", "is_causal", json!(true)),
             ("tiny-llama", "layer_norm_eps", json!(1e-5)),
             ("tiny-roberta", "dim", json!(32)),
-        ];
-        for (fixture, key, value) in cases {
-            let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-                .join("../tests/fixtures/models")
-                .join(fixture)
-                .join("config.json");
-            let mut config: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
-            let check = |config: &Value| {
-                let files = [("config.json".to_owned(), config.clone())].into();
-                check_files(Kind::Encoder, &files, &[])
-            };
-            check(&config).unwrap();
-            config[key] = value;
-            let refusal = check(&config).unwrap_err().to_string();
-            assert!(
-                refusal.contains(&format!("but found `{key}`")),
-                "{fixture}: {refusal}"
-            );
+        ] {
+            let name = ConfigFile::NAME;
+            let config = fixture(&format!("models/{model}/{name}"));
+            let files = [(name.to_owned(), config)].into();
+            check_files(Kind::Encoder, &files, &[]).unwrap();
+            let refusal = refusal(&changed(&files, name, key, value));
+            assert!(refusal.contains(&format!("but found `{key}`")), "{refusal}");
         }
     }
 
@@ -694,32 +685,21 @@ mod tests {
             "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": true},
             "model": {"type": "WordPiece", "vocab": {"a": 0}, "unk_token": "a"},
         });
-        let refusal = |path: &str| {
-            let mut file = known.clone();
-            file.pointer_mut(path).unwrap()["new_key"] = json!(true);
-            let refusal = check_files(Kind::Encoder, &[(TOKENIZER.to_owned(), file)].into(), &[])
-                .unwrap_err();
-            refusal
-                .to_string()
-                .split_once("; use `--allow")
-                .unwrap()
-                .0
-                .to_owned()
-        };
-        check_files(
-            Kind::Encoder,
-            &[(TOKENIZER.to_owned(), known.clone())].into(),
-            &[],
-        )
-        .unwrap();
-        let paths = [
+        let files = |file| [(TOKENIZER.to_owned(), file)].into();
+        check_files(Kind::Encoder, &files(known.clone()), &[]).unwrap();
+        let refusals = [
             "/added_tokens/0",
             "/normalizer/normalizers/0",
             "/normalizer/normalizers/0/pattern",
             "/decoder",
             "/model",
         ];
-        insta::assert_snapshot!(paths.map(refusal).join("\n"), @"
+        let refusals = refusals.map(|path| {
+            let mut file = known.clone();
+            file.pointer_mut(path).unwrap()["new_key"] = json!(true);
+            refusal(&files(file))
+        });
+        insta::assert_snapshot!(refusals.join("\n"), @"
         expected only keys that are supported, or known to have no effect on results, in `tokenizer.json: added_tokens`, but found `new_key` true
         expected only keys that are supported, or known to have no effect on results, in `tokenizer.json: normalizer: normalizers`, but found `new_key` true
         expected only keys that are supported, or known to have no effect on results, in `tokenizer.json: normalizer: normalizers: pattern`, but found `new_key` true
@@ -730,47 +710,31 @@ mod tests {
 
     #[test]
     fn settings_that_sentence_transformers_infers_are_refused() {
-        let models = published("models.json");
-        let refusal = |files: &BTreeMap<String, Value>| {
-            let refusal = check_files(Kind::Encoder, files, &[])
-                .unwrap_err()
-                .to_string();
-            refusal.split_once("; ").unwrap().0.to_owned()
-        };
-        let embedder = &models["sentence-transformers/all-MiniLM-L6-v2"].files;
-        let mut plain = embedder.clone();
-        plain.get_mut("tokenizer_config.json").unwrap()["chat_template"] = json!("{{ messages }}");
+        let template = json!("{{ messages }}");
+        let embedder = embedder();
+        let mut plain = changed(&embedder, tokenizer_config::NAME, "chat_template", template);
         check_files(Kind::Encoder, &plain, &[]).unwrap();
-        plain.remove("modules.json");
-        let mut message = embedder.clone();
+        plain.remove(module_list::MODULES);
         let text = json!({"method": "forward", "method_output_name": "last_hidden_state"});
-        message.get_mut("sentence_bert_config.json").unwrap()["modality_config"] =
-            json!({"text": text, "message": text});
-        let mut sparse = models["naver/splade-cocondenser-ensembledistil"]
-            .files
-            .clone();
-        sparse.get_mut("modules.json").unwrap()[0]["type"] =
-            json!("sentence_transformers.models.Transformer");
-        let fixture = |name: &str| {
-            let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-                .join("../tests/fixtures")
-                .join(name);
-            serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
-        };
-        let mut ranker = BTreeMap::from([(
-            "config.json".to_owned(),
+        let both = json!({"text": text, "message": text});
+        let message = changed(&embedder, TRANSFORMER[0], "modality_config", both);
+        let sparse = &published("models.json")["naver/splade-cocondenser-ensembledistil"].files;
+        let class = json!("sentence_transformers.models.Transformer");
+        let sparse = changed(sparse, module_list::MODULES, "type", class);
+        let mut ranker = Files::from([(
+            ConfigFile::NAME.to_owned(),
             fixture("models/tiny-qwen3-rank/config.json"),
         )]);
         for name in [
-            "config_sentence_transformers.json",
-            "modules.json",
-            "sentence_bert_config.json",
+            SETTINGS,
+            module_list::MODULES,
+            TRANSFORMER[0],
             "1_LogitScore/config.json",
         ] {
             ranker.insert(name.to_owned(), fixture(&format!("logit-score/{name}")));
         }
         check_files(Kind::Encoder, &ranker, &[]).unwrap();
-        let settings = ranker.get_mut("sentence_bert_config.json").unwrap();
+        let settings = ranker.get_mut(TRANSFORMER[0]).unwrap();
         settings["modality_config"]["message"]["format"] = json!("structured");
         let refusals = [plain, message, sparse, ranker].map(|files| refusal(&files));
         insta::assert_snapshot!(refusals.join("\n"), @r#"
@@ -783,68 +747,33 @@ mod tests {
 
     #[test]
     fn other_classes_tasks_and_code_are_refused() {
-        let models = published("models.json");
-        let embedder = &models["sentence-transformers/all-MiniLM-L6-v2"].files;
-        let changed = |name: &str, field: &str, value: Value| {
-            let mut files = embedder.clone();
-            files.get_mut(name).unwrap()[field] = value;
-            let refusal = check_files(Kind::Encoder, &files, &[])
-                .unwrap_err()
-                .to_string();
-            refusal.split_once("; use `--allow").unwrap().0.to_owned()
-        };
+        let logits = json!({"text": {"method": "forward", "method_output_name": "logits"}});
+        let padding = json!({"text": {"padding": true}});
+        let code = json!({"AutoTokenizer": ["a.B", null]});
+        let [tokenizer, transformer] = [tokenizer_config::NAME, TRANSFORMER[0]];
+        let embedder = embedder();
         let refusals = [
-            changed(
+            (
                 "config.json",
                 "auto_map",
                 json!({"AutoModel": "modeling.Mine"}),
             ),
-            changed(
-                "tokenizer_config.json",
-                "tokenizer_class",
-                json!("BertJapaneseTokenizer"),
-            ),
-            changed(
-                "tokenizer_config.json",
-                "tokenizer_class",
-                json!("MBart50TokenizerFast"),
-            ),
-            changed(
-                "config_sentence_transformers.json",
-                "model_type",
-                json!("SparseEncoder"),
-            ),
-            changed(
-                "config_sentence_transformers.json",
-                "model_type",
-                json!(null),
-            ),
-            changed(
-                "tokenizer_config.json",
-                "auto_map",
-                json!({"AutoTokenizer": ["a.B", null]}),
-            ),
-            changed(
-                "sentence_bert_config.json",
-                "transformer_task",
-                json!("fill-mask"),
-            ),
-            changed(
-                "sentence_bert_config.json",
-                "modality_config",
-                json!({"text": {"method": "forward", "method_output_name": "logits"}}),
-            ),
-            changed(
-                "sentence_bert_config.json",
-                "processing_kwargs",
-                json!({"text": {"padding": true}}),
-            ),
-            changed(
-                "sentence_bert_config.json",
+            (tokenizer, "tokenizer_class", json!("BertJapaneseTokenizer")),
+            (tokenizer, "tokenizer_class", json!("MBart50TokenizerFast")),
+            (SETTINGS, "model_type", json!("SparseEncoder")),
+            (SETTINGS, "model_type", json!(null)),
+            (tokenizer, "auto_map", code),
+            (transformer, "transformer_task", json!("fill-mask")),
+            (transformer, "modality_config", logits),
+            (transformer, "processing_kwargs", padding),
+            (
+                transformer,
                 "tokenizer_args",
                 json!({"do_lower_case": false}),
             ),
         ];
+        let refusals =
+            refusals.map(|(name, field, value)| refusal(&changed(&embedder, name, field, value)));
         insta::assert_snapshot!(refusals.join("\n"), @r#"
         expected `bert` without code of its own in `config.json`, but found `auto_map` {"AutoModel":"modeling.Mine"}
         expected a `tokenizer_class` that matches `tokenizer.json` in `tokenizer_config.json`, but found `tokenizer_class` "BertJapaneseTokenizer"

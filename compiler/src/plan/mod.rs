@@ -17,7 +17,10 @@ use std::{
 
 use super::{
     fast_text::file::is_model,
-    files::{config::ConfigFile, io::known_format, lora, module_list::has_pooling},
+    files::{
+        config::ConfigFile, io::known_format, lora, model_folder::ModelFolder,
+        module_list::has_pooling,
+    },
     library::links::check_links,
     plan::{
         progress::Progress,
@@ -71,15 +74,15 @@ pub struct Plan {
     pub aliases: Vec<String>,
     /// The source package or folder, for the manifest.
     pub from: String,
-    pub folder: PathBuf,
+    pub folder: ModelFolder,
     /// The fastText model to build, if its folder has others.
     pub file: Option<PathBuf>,
     /// Folder with an adapter to merge into the weights.
-    pub adapter: Option<PathBuf>,
+    pub adapter: Option<ModelFolder>,
     /// Folder with the weights, if `folder` has only an adapter and its modules.
-    pub base: Option<PathBuf>,
+    pub base: Option<ModelFolder>,
     /// Folder with GLiNER's encoder files, if the model's own has none.
-    pub encoder: Option<PathBuf>,
+    pub encoder: Option<ModelFolder>,
     /// The requested task; by default the model's most likely one.
     pub task: Option<Task>,
     /// Whether the vectors have to be sparse.
@@ -104,13 +107,13 @@ pub struct Plan {
 
 impl Plan {
     /// The folder with the weights, the `config.json` and the tokenizer.
-    pub fn transformer(&self) -> Result<PathBuf> {
+    pub fn transformer(&self) -> Result<ModelFolder> {
         transformer_folder(self.base.as_ref().unwrap_or(&self.folder))
     }
 
     /// The folder with the `config.json` that describes the model: an adapter's own one describes the merged model.
-    pub fn described(&self) -> Result<PathBuf> {
-        let has_config = |adapter: &&PathBuf| adapter.join(ConfigFile::NAME).is_file();
+    pub fn described(&self) -> Result<ModelFolder> {
+        let has_config = |adapter: &&ModelFolder| adapter.join(ConfigFile::NAME).is_file();
         match self.adapter.as_ref().filter(has_config) {
             Some(adapter) => Ok(adapter.clone()),
             None => self.transformer(),
@@ -202,8 +205,8 @@ pub fn plan(request: &Request, progress: &dyn Progress) -> Result<Plan> {
         name: request.name.clone().unwrap_or_else(|| from.clone()),
         from,
         folder: match source.parent() {
-            Some(parent) if is_file => parent.to_owned(),
-            _ => source.clone(),
+            Some(parent) if is_file => ModelFolder::new(parent),
+            _ => ModelFolder::new(source),
         },
         file: is_file.then(|| source.clone()),
         task: request.task,
@@ -255,9 +258,11 @@ fn of_recipe(request: &Request, progress: &dyn Progress) -> Result<Plan> {
         from: source
             .package
             .unwrap_or_else(|| source.folder.display().to_string()),
-        folder,
+        folder: ModelFolder::new(folder),
         file: None,
-        adapter: source.adapter.map(|adapter| parent.join(adapter)),
+        adapter: source
+            .adapter
+            .map(|adapter| ModelFolder::new(parent.join(adapter))),
         base: None,
         encoder: None,
         task: Some(recipe.task),
@@ -288,9 +293,9 @@ mod tests {
     }
 
     fn planned(folder: &Path, adapter: Option<&Path>) -> Result<Plan> {
-        let adapter = adapter.map(Path::to_owned);
+        let adapter = adapter.map(ModelFolder::new);
         Plan {
-            folder: folder.to_owned(),
+            folder: ModelFolder::new(folder),
             adapter,
             ..Plan::default()
         }
@@ -331,8 +336,8 @@ mod tests {
         fs::write(folder.path().join("modules.json"), "[]").unwrap();
         let plan = planned(&base, Some(folder.path())).unwrap();
         assert_eq!(
-            (plan.folder.as_path(), plan.transformer().unwrap()),
-            (folder.path(), base)
+            (&*plan.folder, &*plan.transformer().unwrap()),
+            (folder.path(), &*base)
         );
     }
 }

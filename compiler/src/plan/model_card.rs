@@ -127,6 +127,7 @@ mod tests {
     use std::fs;
 
     use super::*;
+    use crate::files::model_folder::ModelFolder;
 
     fn opened(card: &[u8]) -> Result<ModelCard> {
         let folder = tempfile::tempdir().unwrap();
@@ -186,7 +187,7 @@ mod tests {
             let folder = tempfile::tempdir().unwrap();
             fs::write(folder.path().join(FILE), card).unwrap();
             let plan = Plan {
-                folder: folder.path().to_owned(),
+                folder: ModelFolder::new(folder.path()),
                 ..Plan::default()
             };
             let warning = warning(&plan).unwrap_or_default();

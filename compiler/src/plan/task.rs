@@ -267,13 +267,14 @@ mod tests {
     use std::fs;
 
     use super::*;
+    use crate::files::model_folder::ModelFolder;
     use kivu::pipeline::classification::{ClassificationSettings, scores::ScoreFunction};
 
     fn of_labels(labels: &[&str], card: &str) -> (Task, Vec<Task>) {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("README.md"), card).unwrap();
         let plan = Plan {
-            folder: folder.path().to_owned(),
+            folder: ModelFolder::new(folder.path()),
             ..Plan::default()
         };
         let settings = ClassificationSettings {

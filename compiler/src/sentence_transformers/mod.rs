@@ -6,10 +6,7 @@ pub mod modules;
 pub mod poolings;
 pub mod static_embedding;
 
-use std::{
-    collections::BTreeMap,
-    path::{Path, PathBuf},
-};
+use std::collections::BTreeMap;
 
 use serde::Deserialize;
 use serde_json::Map;
@@ -19,6 +16,7 @@ use super::{
     files::{
         config::{ConfigFile, OneOrMany},
         io::read,
+        model_folder::ModelFolder,
         module_list::{Module, modules},
     },
     model_types::Family,
@@ -57,7 +55,7 @@ pub const TRANSFORMER: [&str; 7] = [
 ///
 /// Without sentence-transformers files, uses mean pooling without normalization, as that package does.
 pub fn embedding_settings(
-    folder: &Path,
+    folder: &ModelFolder,
     output: &str,
     encoder_limits: &EncoderLimits,
 ) -> Result<(EmbeddingSettings, Option<Modules>)> {
@@ -85,7 +83,7 @@ pub enum Layout {
     /// Pooled token vectors.
     Pooled,
     /// Pooled logits, with the pooling in this folder.
-    Sparse(PathBuf),
+    Sparse(ModelFolder),
     /// Projected token vectors.
     LateInteraction(Box<LateInteraction>),
 }
@@ -93,7 +91,7 @@ pub enum Layout {
 /// A model with a vector per token, in PyLate's or `MultiVectorEncoder`'s form.
 pub struct LateInteraction {
     /// Layer folders, and whether they are PyLate's.
-    pub projections: Vec<(PathBuf, bool)>,
+    pub projections: Vec<(ModelFolder, bool)>,
     pub query: RoleFiles,
     pub document: RoleFiles,
     /// Whether unknown tokens are skipped if a skip word is not a token.
@@ -117,7 +115,7 @@ pub struct Expanding {
 }
 
 /// Whether the modules of the model in `folder` produce vectors, regardless of its class's head.
-pub fn makes_vectors(folder: &Path) -> Result<bool> {
+pub fn makes_vectors(folder: &ModelFolder) -> Result<bool> {
     let classes = ["Pooling", "SpladePooling", "MultiVectorMask"];
     let list = modules(folder)?;
     Ok(list
@@ -126,7 +124,7 @@ pub fn makes_vectors(folder: &Path) -> Result<bool> {
 }
 
 /// Modules after the transformer of the model in `folder`.
-pub fn layout(folder: &Path) -> Result<Layout> {
+pub fn layout(folder: &ModelFolder) -> Result<Layout> {
     let list = modules(folder)?;
     let is_of = |module: &&Module, name: &str| module.class() == name;
     let find = |name: &str| list.iter().find(|module| is_of(module, name));
@@ -193,7 +191,7 @@ pub fn layout(folder: &Path) -> Result<Layout> {
 }
 
 /// How PyLate's files encode queries and documents.
-fn pylate_roles(folder: &Path) -> Result<(RoleFiles, RoleFiles)> {
+fn pylate_roles(folder: &ModelFolder) -> Result<(RoleFiles, RoleFiles)> {
     let file = settings(folder)?;
     let marker = |field: &str, default: &str| {
         let marker: String = file.get(field)?.unwrap_or_else(|| default.to_owned());
@@ -222,7 +220,7 @@ fn pylate_roles(folder: &Path) -> Result<(RoleFiles, RoleFiles)> {
 }
 
 /// How `MultiVectorEncoder`'s files encode queries and documents; its markers are prompts.
-fn multi_vector_roles(folder: &Path, mask: &Path) -> Result<(RoleFiles, RoleFiles)> {
+fn multi_vector_roles(folder: &ModelFolder, mask: &ModelFolder) -> Result<(RoleFiles, RoleFiles)> {
     #[derive(Deserialize)]
     struct QueryExpansion {
         strategy: String,
@@ -300,21 +298,21 @@ pub fn punctuation() -> Vec<String> {
 }
 
 /// The folder with a static embedding model's table, if it is one: see [`static_settings`].
-pub fn static_folder(folder: &Path) -> Result<Option<PathBuf>> {
+pub fn static_folder(folder: &ModelFolder) -> Result<Option<ModelFolder>> {
     match modules(folder)?.first() {
         Some(first) if first.class() == "StaticEmbedding" => first.folder(folder).map(Some),
         Some(_) => Ok(None),
         // Old model2vec exports have no module list.
         None => {
             let config = ConfigFile::open_or_empty(folder, ConfigFile::NAME)?;
-            Ok((config.model_type() == MODEL2VEC).then(|| folder.to_owned()))
+            Ok((config.model_type() == MODEL2VEC).then(|| folder.clone()))
         }
     }
 }
 
 /// Tokens for a logit comparison, the better one first, if the model is a CrossEncoder that ranks by one. Its chat
 /// template must contain `parts`.
-pub fn logit_score(folder: &Path, parts: &[&str]) -> Result<Option<[u32; 2]>> {
+pub fn logit_score(folder: &ModelFolder, parts: &[&str]) -> Result<Option<[u32; 2]>> {
     let list = modules(folder)?;
     let Some(module) = list.iter().find(|module| module.class() == "LogitScore") else {
         return Ok(None);
@@ -341,7 +339,7 @@ pub fn logit_score(folder: &Path, parts: &[&str]) -> Result<Option<[u32; 2]>> {
 }
 
 /// Whether the last module makes label scores, in a CrossEncoder of separate modules.
-pub fn has_scores(folder: &Path) -> Result<bool> {
+pub fn has_scores(folder: &ModelFolder) -> Result<bool> {
     match modules(folder)?.last() {
         Some(last) if last.class() == "Dense" => makes_scores(&last.folder(folder)?),
         _ => Ok(false),
@@ -349,7 +347,7 @@ pub fn has_scores(folder: &Path) -> Result<bool> {
 }
 
 /// Modules from token vectors with `width` values to label scores; `None` if there are none: see [`has_scores`].
-pub fn score_modules(folder: &Path, width: usize) -> Result<Option<Modules>> {
+pub fn score_modules(folder: &ModelFolder, width: usize) -> Result<Option<Modules>> {
     if !has_scores(folder)? {
         return Ok(None);
     }
@@ -368,7 +366,7 @@ pub fn score_modules(folder: &Path, width: usize) -> Result<Option<Modules>> {
 }
 
 /// Text before a CrossEncoder's queries, if its files have a default prompt.
-pub fn default_prompt(folder: &Path) -> Result<Option<String>> {
+pub fn default_prompt(folder: &ModelFolder) -> Result<Option<String>> {
     let config = settings(folder)?;
     let Some(name) = config.get::<String>("default_prompt_name")? else {
         return Ok(None);
@@ -384,7 +382,7 @@ pub fn default_prompt(folder: &Path) -> Result<Option<String>> {
 
 /// Settings for static embeddings with `width` values, averaged per text, and the modules that follow.
 pub fn static_settings(
-    folder: &Path,
+    folder: &ModelFolder,
     width: usize,
     max_tokens: usize,
 ) -> Result<(EmbeddingSettings, Modules)> {
@@ -410,7 +408,7 @@ pub fn static_settings(
 }
 
 /// Truncates vectors to `truncate_dim`, which does not scale them to length 1 again.
-fn truncate(modules: &mut Modules, folder: &Path) -> Result<()> {
+fn truncate(modules: &mut Modules, folder: &ModelFolder) -> Result<()> {
     match settings(folder)?.get(TRUNCATION)? {
         None => Ok(()),
         Some(0) => Err(Error::model(format!(
@@ -423,7 +421,7 @@ fn truncate(modules: &mut Modules, folder: &Path) -> Result<()> {
     }
 }
 
-fn dense_settings(folder: &Path, output: &str, modules: &Modules) -> Result<DenseSettings> {
+fn dense_settings(folder: &ModelFolder, output: &str, modules: &Modules) -> Result<DenseSettings> {
     Ok(DenseSettings {
         output: output.to_owned(),
         pooling: modules.pooling().unwrap_or(Pooling::Graph),
@@ -437,7 +435,7 @@ fn dense_settings(folder: &Path, output: &str, modules: &Modules) -> Result<Dens
 
 /// Settings with these dense vectors, if any; callers add other kinds.
 pub fn text_settings(
-    folder: &Path,
+    folder: &ModelFolder,
     dense: Option<DenseSettings>,
     max_tokens: usize,
 ) -> Result<EmbeddingSettings> {
@@ -472,16 +470,16 @@ pub fn text_settings(
 }
 
 /// The folder with the transformer's weights, `config.json` and tokenizer, for the model in `folder`.
-pub fn transformer_folder(folder: &Path) -> Result<PathBuf> {
+pub fn transformer_folder(folder: &ModelFolder) -> Result<ModelFolder> {
     match modules(folder)?.first() {
         Some(first) if ["Transformer", "MLMTransformer"].contains(&first.class()) => {
             first.folder(folder)
         }
-        _ => Ok(folder.to_owned()),
+        _ => Ok(folder.clone()),
     }
 }
 
-fn add_all(mut modules: Modules, list: &[Module], folder: &Path) -> Result<Modules> {
+fn add_all(mut modules: Modules, list: &[Module], folder: &ModelFolder) -> Result<Modules> {
     for module in list {
         modules.add(module.class(), &module.folder(folder)?)?;
     }
@@ -489,7 +487,7 @@ fn add_all(mut modules: Modules, list: &[Module], folder: &Path) -> Result<Modul
 }
 
 /// Reads the model's settings. Without a module list, sentence-transformers reads none.
-fn settings(folder: &Path) -> Result<ConfigFile> {
+fn settings(folder: &ModelFolder) -> Result<ConfigFile> {
     match modules(folder)?.is_empty() {
         true => Ok(ConfigFile::new(SETTINGS, Map::new())),
         false => ConfigFile::open_or_empty(folder, SETTINGS),
@@ -497,7 +495,7 @@ fn settings(folder: &Path) -> Result<ConfigFile> {
 }
 
 /// Reads the transformer's settings; see [`settings`].
-fn transformer(folder: &Path) -> Result<ConfigFile> {
+fn transformer(folder: &ModelFolder) -> Result<ConfigFile> {
     if modules(folder)?.is_empty() {
         return Ok(ConfigFile::new(TRANSFORMER[0], Map::new()));
     }
@@ -511,7 +509,7 @@ fn transformer(folder: &Path) -> Result<ConfigFile> {
 }
 
 /// Maximum number of tokens according to the files, or to the model's positions if that is less.
-pub fn max_tokens(folder: &Path, encoder_limits: &EncoderLimits) -> Result<usize> {
+pub fn max_tokens(folder: &ModelFolder, encoder_limits: &EncoderLimits) -> Result<usize> {
     let positions = encoder_limits.max_positions;
     let transformer = transformer(folder)?;
     check_case(&transformer)?;
@@ -535,7 +533,7 @@ pub fn max_tokens(folder: &Path, encoder_limits: &EncoderLimits) -> Result<usize
 /// Maximum number of tokens in any text of a late-interaction model, whose queries and documents have lengths of their
 /// own, with the tokens around them. As in PyLate and sentence-transformers, such a length replaces the model's.
 pub fn max_tokens_of_roles(
-    folder: &Path,
+    folder: &ModelFolder,
     encoder_limits: &EncoderLimits,
     roles: [(&'static str, &mut RoleFiles); 2],
 ) -> Result<usize> {
@@ -573,7 +571,7 @@ fn check_case(transformer: &ConfigFile) -> Result<()> {
 
 /// The length `found` under a name in the files, of at least `least` tokens; or the model's positions if that is less.
 fn within_positions(
-    folder: &Path,
+    folder: &ModelFolder,
     encoder_limits: &EncoderLimits,
     (name, found, least): (&str, usize, usize),
 ) -> Result<usize> {
@@ -598,7 +596,7 @@ fn within_positions(
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::{fs, path::Path};
 
     use serde_json::{Value, json};
 
@@ -611,7 +609,7 @@ mod tests {
             max_positions: 64,
             longest: 64,
         };
-        max_tokens(folder, &encoder_limits)
+        max_tokens(&ModelFolder::new(folder), &encoder_limits)
     }
 
     #[test]
@@ -691,12 +689,16 @@ mod tests {
                 .map(|class| json!({"path": class, "type": format!("sentence_transformers.base.modules.{class}")}))
                 .collect();
             fs::write(folder.path().join("modules.json"), json!(list).to_string()).unwrap();
-            message(layout(folder.path()).map(drop).unwrap_err())
+            message(
+                layout(&ModelFolder::new(folder.path()))
+                    .map(drop)
+                    .unwrap_err(),
+            )
         };
         let text = || {
             message(
                 Modules::of_texts(8)
-                    .add("Normalize", &module("Normalize"))
+                    .add("Normalize", &ModelFolder::new(module("Normalize")))
                     .unwrap_err(),
             )
         };
@@ -715,11 +717,11 @@ mod tests {
         ");
         settings(POOLED, POOLED);
         Modules::of_texts(8)
-            .add("Normalize", &module("Normalize"))
+            .add("Normalize", &ModelFolder::new(module("Normalize")))
             .unwrap();
         fs::remove_file(module("Normalize").join("config.json")).unwrap();
         Modules::of_texts(8)
-            .add("Normalize", &module("Normalize"))
+            .add("Normalize", &ModelFolder::new(module("Normalize")))
             .unwrap();
     }
 }

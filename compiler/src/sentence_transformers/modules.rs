@@ -3,14 +3,13 @@
 //! A single pooling, with or without a normalization, is left to the pipeline, where token vectors remain available.
 //! Any other module list becomes part of the graph, which then returns a vector per text.
 
-use std::path::Path;
-
 use kivu_engine::kernel::LANES;
 
 use super::poolings::{self, Masks, Mode, Poolings};
 use crate::{
     files::{
         config::ConfigFile,
+        model_folder::ModelFolder,
         weights::{Weight, Weights},
     },
     onnx::{Value, float, integer, layers::Layers},
@@ -162,7 +161,7 @@ impl Modules {
     }
 
     /// Adds a module with the class `class` and its files in `folder`.
-    pub fn add(&mut self, class: &str, folder: &Path) -> Result<()> {
+    pub fn add(&mut self, class: &str, folder: &ModelFolder) -> Result<()> {
         if self.output == SCORES {
             return Err(Error::model(format!(
                 "expected no module after the one that makes `{SCORES}`, but found `{class}`"
@@ -411,7 +410,7 @@ impl Module {
 }
 
 /// Refuses a `Normalize` with its file in `folder` if it scales other vectors than those called `expected`.
-pub fn expect_normalized(folder: &Path, expected: &str) -> Result<()> {
+pub fn expect_normalized(folder: &ModelFolder, expected: &str) -> Result<()> {
     // Older versions of sentence-transformers write no file.
     let config = ConfigFile::open_or_empty(folder, ConfigFile::NAME)?;
     let input: String = config
@@ -433,7 +432,7 @@ impl Dense {
     /// Reads a layer for token or text vectors with the given widths; transforms the vectors called `default` if the
     /// file does not say.
     fn open(
-        folder: &Path,
+        folder: &ModelFolder,
         [of_tokens, of_text]: [Option<usize>; 2],
         default: &'static str,
     ) -> Result<Self> {
@@ -499,7 +498,7 @@ impl Dense {
 
     /// The layer in `folder` that transforms token vectors with `width` values. PyLate's layers all do, though their
     /// files do not say so.
-    pub fn of_tokens(folder: &Path, width: usize, is_pylates: bool) -> Result<Self> {
+    pub fn of_tokens(folder: &ModelFolder, width: usize, is_pylates: bool) -> Result<Self> {
         let default = if is_pylates { TOKENS } else { TEXT };
         let layer = Self::open(folder, [Some(width), None], default)?;
         match layer.is_of_tokens {
@@ -617,7 +616,7 @@ impl Activation {
 }
 
 /// Whether the layer in `folder` makes a CrossEncoder's scores.
-pub fn makes_scores(folder: &Path) -> Result<bool> {
+pub fn makes_scores(folder: &ModelFolder) -> Result<bool> {
     let config = ConfigFile::open_or_empty(folder, ConfigFile::NAME)?;
     Ok(config
         .get::<String>("module_output_name")?
@@ -625,7 +624,7 @@ pub fn makes_scores(folder: &Path) -> Result<bool> {
 }
 
 /// Reads the weights for the module in `folder`.
-fn open_weights(folder: &Path) -> Result<Weights> {
+fn open_weights(folder: &ModelFolder) -> Result<Weights> {
     if !Weights::are_in(folder) {
         return Err(Error::model(format!(
             "expected `model.safetensors` or `pytorch_model.bin` in `{}`, but found neither",
@@ -635,7 +634,7 @@ fn open_weights(folder: &Path) -> Result<Weights> {
     Weights::open(folder)
 }
 
-fn misplaced(folder: &Path, expected: usize, found: Option<usize>) -> Error {
+fn misplaced(folder: &ModelFolder, expected: usize, found: Option<usize>) -> Error {
     let found = match found {
         Some(width) => format!("the module before it gives {width}"),
         None => "no `Pooling` comes before it".to_owned(),

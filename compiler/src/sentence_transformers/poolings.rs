@@ -1,11 +1,12 @@
 //! sentence-transformers poolings: settings and graph nodes.
 
-use std::path::Path;
-
 use serde_json::Value as Json;
 
 use crate::{
-    files::config::{ConfigFile, OneOrMany},
+    files::{
+        config::{ConfigFile, OneOrMany},
+        model_folder::ModelFolder,
+    },
     onnx::{GraphBuilder, Value, data_type, functions, integer},
 };
 use kivu::error::{Error, Result, quoted};
@@ -39,7 +40,7 @@ pub struct Masks<'a> {
 }
 
 /// Reads the module in `folder`.
-pub fn open(folder: &Path) -> Result<Poolings> {
+pub fn open(folder: &ModelFolder) -> Result<Poolings> {
     let config = ConfigFile::open(folder)?;
     // sentence-transformers takes `null` as false.
     if config

@@ -4,8 +4,6 @@
 //! Results match sentence-transformers for both packages' files: unknown tokens have a row too, and texts are not
 //! truncated. (model2vec itself leaves unknown tokens out and truncates at 512 tokens.)
 
-use std::path::Path;
-
 use serde_json::Value as Json;
 
 use super::{
@@ -15,6 +13,7 @@ use super::{
 use crate::{
     files::{
         io::read_tokenizer,
+        model_folder::ModelFolder,
         weights::{Weight, Weights, check_finite, combined_sha256},
     },
     onnx::{GraphBuilder, ModelProto, any, fixed, functions, layers::Layers},
@@ -42,7 +41,7 @@ pub const ARCHITECTURE: &str = STATIC_EMBEDDING;
 const MAX_TOKENS: usize = 1 << 20;
 
 /// Whether the model in `folder` is a table.
-pub fn is_in(folder: &Path) -> Result<bool> {
+pub fn is_in(folder: &ModelFolder) -> Result<bool> {
     Ok(static_folder(folder)?.is_some())
 }
 

@@ -1,7 +1,5 @@
 //! Generation settings from model files and from `transformers` pipelines.
 
-use std::path::Path;
-
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -9,14 +7,17 @@ use super::{
     fairseq::{BART, MARIAN, MBART, PEGASUS},
     instructions::of_tasks,
 };
-use crate::files::config::{ConfigFile, OneOrMany};
+use crate::files::{
+    config::{ConfigFile, OneOrMany},
+    model_folder::ModelFolder,
+};
 use kivu::{
     error::{Error, Result},
     pipeline::generation::{GenerationOptions, GenerationSettings, TokenIds},
 };
 
 /// Generation settings from `generation_config.json`, or from `config.json` if that file does not exist.
-pub fn generation(folder: &Path, config: &ConfigFile) -> Result<GenerationSettings> {
+pub fn generation(folder: &ModelFolder, config: &ConfigFile) -> Result<GenerationSettings> {
     let own = ConfigFile::open_if_exists(folder, "generation_config.json")?;
     let forced = if own.is_none() {
         forced_tokens(config)?
@@ -220,7 +221,8 @@ mod tests {
             .unwrap()
             .extend(fields.as_object().cloned().unwrap());
         let config = ConfigFile::new("config.json", config.as_object().cloned().unwrap());
-        Ok(generation(tempfile::tempdir().unwrap().path(), &config)?.defaults)
+        let folder = tempfile::tempdir().unwrap();
+        Ok(generation(&ModelFolder::new(folder.path()), &config)?.defaults)
     }
 
     #[test]

@@ -1,9 +1,6 @@
 //! Text generators' tokenizers, and the languages named by their files.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    path::Path,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, de::IgnoredAny};
 use serde_json::Value;
@@ -13,6 +10,7 @@ use crate::{
     files::{
         config::ConfigFile,
         io::{read_if_exists, read_json, read_json_if_exists},
+        model_folder::ModelFolder,
     },
     tokenizers::{
         byte_pairs,
@@ -150,7 +148,7 @@ impl Content {
 }
 
 /// M2M100's or NLLB's tokenizer in `folder`, for a model with `size` ids.
-pub fn many_to_many(folder: &Path, size: usize) -> Result<Tokenizers> {
+pub fn many_to_many(folder: &ModelFolder, size: usize) -> Result<Tokenizers> {
     let config = Config::open_multilingual(folder)?;
     let ids: Option<BTreeMap<String, u32>> = read_json_if_exists(&folder.join(VOCABULARY))?;
     let is_m2m100 = ids.is_some();
@@ -209,7 +207,7 @@ pub fn many_to_many(folder: &Path, size: usize) -> Result<Tokenizers> {
 /// mBART's or mBART-50's tokenizer in `folder`, for a model with `size` ids. `class` is the tokenizer class in
 /// `config.json`, if any. A model that does not translate reads texts in its files' language.
 pub fn mbart(
-    folder: &Path,
+    folder: &ModelFolder,
     class: Option<&str>,
     size: usize,
     translates: bool,
@@ -270,7 +268,7 @@ pub fn mbart(
 /// vocabulary that `vocabulary` returns, unless there is only a `tokenizer.json`: that was converted from the
 /// SentencePiece model, and treats some white space differently.
 fn with_tokens(
-    folder: &Path,
+    folder: &ModelFolder,
     vocabulary: impl FnOnce(&SentencePieces) -> Result<Vocabulary>,
 ) -> Result<(BuiltTokenizer, BTreeMap<String, u32>)> {
     let json = read_if_exists(&folder.join(TOKENIZER))?;
@@ -326,7 +324,7 @@ fn numbered<'a>(tokens: impl Iterator<Item = &'a str>, next: u32) -> BTreeMap<St
 }
 
 /// Marian's tokenizers in `folder`, for a model with the given source and target vocabulary sizes.
-pub fn marian(folder: &Path, sizes: [usize; 2]) -> Result<Tokenizers> {
+pub fn marian(folder: &ModelFolder, sizes: [usize; 2]) -> Result<Tokenizers> {
     let config = Config::open(folder)?;
     let source: BTreeMap<String, u32> = read_json(&folder.join(VOCABULARY))?;
     let targets: BTreeMap<String, i64> = source
@@ -367,7 +365,7 @@ pub fn marian(folder: &Path, sizes: [usize; 2]) -> Result<Tokenizers> {
 
 /// A tokenizer without languages in `folder`, for a model with `size` ids: its `tokenizer.json`, or else its
 /// SentencePiece model.
-pub fn monolingual(folder: &Path, size: usize) -> Result<Tokenizers> {
+pub fn monolingual(folder: &ModelFolder, size: usize) -> Result<Tokenizers> {
     let config = Config::open(folder)?;
     let BuiltTokenizer {
         json: source,
@@ -385,13 +383,13 @@ pub fn monolingual(folder: &Path, size: usize) -> Result<Tokenizers> {
 }
 
 /// T5's `tokenizer.json` in `folder`, for a model with `size` ids.
-pub fn t5_tokenizer(folder: &Path, size: usize) -> Result<Vec<u8>> {
+pub fn t5_tokenizer(folder: &ModelFolder, size: usize) -> Result<Vec<u8>> {
     let config = Config::open(folder)?;
     Ok(own_tokenizer(folder, &config, size)?.json)
 }
 
 /// Reads the tokenizer in `folder`, or converts its byte pairs or its SentencePiece model.
-fn own_tokenizer(folder: &Path, config: &Config, size: usize) -> Result<BuiltTokenizer> {
+fn own_tokenizer(folder: &ModelFolder, config: &Config, size: usize) -> Result<BuiltTokenizer> {
     let pieces = folder.join(OWN_PIECES);
     if folder.join(TOKENIZER).is_file() || !pieces.is_file() {
         let json = byte_pairs::tokenizer(folder)?;
@@ -417,7 +415,7 @@ fn own_tokenizer(folder: &Path, config: &Config, size: usize) -> Result<BuiltTok
 
 impl Config {
     /// Reads the files in `folder`, if any.
-    fn open(folder: &Path) -> Result<Self> {
+    fn open(folder: &ModelFolder) -> Result<Self> {
         let file = ConfigFile::open_or_empty(folder, CONFIG)?;
         let is_listed = lists_tokens(&file);
         let file = with_special_tokens(folder, file)?;
@@ -453,7 +451,7 @@ impl Config {
     }
 
     /// Reads the files of a multilingual tokenizer: without a full list, `tokenizer.json` lists tokens, too.
-    fn open_multilingual(folder: &Path) -> Result<Self> {
+    fn open_multilingual(folder: &ModelFolder) -> Result<Self> {
         let mut config = Self::open(folder)?;
         if config.is_listed {
             return Ok(config);
@@ -782,17 +780,16 @@ fn added_tokens(json: &[u8]) -> Result<Vec<NumberedToken>> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::{fs, path::Path};
 
     use kivu::tokenizer::Tokenizer;
 
     use super::*;
     use crate::tokenizers::token_rows::within_vocabulary_or_unknown;
 
-    fn fixture(name: &str) -> std::path::PathBuf {
-        Path::new(env!("CARGO_MANIFEST_DIR"))
-            .join("../tests/fixtures/models")
-            .join(name)
+    fn fixture(name: &str) -> ModelFolder {
+        let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/models");
+        ModelFolder::new(models.join(name))
     }
 
     #[test]
@@ -814,7 +811,9 @@ mod tests {
             fs::copy(fixture("tiny-marian").join(file), other.path().join(file)).unwrap();
         }
         fs::write(other.path().join(CONFIG), r#"{"eos_token": "a"}"#).unwrap();
-        let refusal = marian(other.path(), [0, 0]).err().unwrap();
+        let refusal = marian(&ModelFolder::new(other.path()), [0, 0])
+            .err()
+            .unwrap();
         insta::assert_snapshot!(refusal, @"expected `eos_token` `</s>` in `tokenizer_config.json`, but found `a`");
     }
 
@@ -835,7 +834,9 @@ mod tests {
     fn tokens_that_texts_need_are_not_null() {
         let from = r#""pad_token": "<pad>""#;
         let folder = changed("tiny-mt5", CONFIG, from, r#""pad_token": null"#);
-        let refusal = monolingual(folder.path(), 0).err().unwrap();
+        let refusal = monolingual(&ModelFolder::new(folder.path()), 0)
+            .err()
+            .unwrap();
         insta::assert_snapshot!(refusal, @"expected a value of `pad_token` in `tokenizer_config.json`, but found null; remove the key");
     }
 
@@ -848,7 +849,7 @@ mod tests {
             pre_tokenizer.1,
             pre_tokenizer.2,
         );
-        let refusal = t5_tokenizer(folder.path(), 0).unwrap_err();
+        let refusal = t5_tokenizer(&ModelFolder::new(folder.path()), 0).unwrap_err();
         insta::assert_snapshot!(refusal, @"expected a `pre_tokenizer` among `Metaspace`, `WhitespaceSplit` in `tokenizer.json` for a SentencePiece model, but found `ByteLevel`");
         assert!(t5_tokenizer(&fixture("tiny-sentence-t5"), 0).is_ok());
         // Read next to the SentencePiece model, too.
@@ -858,7 +859,10 @@ mod tests {
             "\"Precompiled\"",
             "\"BertNormalizer\"",
         );
-        let refusal = many_to_many(folder.path(), 0).err().unwrap().to_string();
+        let refusal = many_to_many(&ModelFolder::new(folder.path()), 0)
+            .err()
+            .unwrap()
+            .to_string();
         assert!(
             refusal.starts_with("expected a `normalizer` among "),
             "{refusal}"
@@ -893,7 +897,7 @@ mod tests {
         let copy = |name: &str| changed(name, CONFIG, "{", "{");
         let refusal = |read: Result<Tokenizers>| read.err().unwrap().to_string();
         let nllb = copy("tiny-nllb");
-        let read = |folder: &Path| many_to_many(folder, 604);
+        let read = |folder: &Path| many_to_many(&ModelFolder::new(folder), 604);
         let expected = codes(read(nllb.path()).unwrap());
         assert_eq!(expected["eng_Latn"], 448);
         // Older files name the languages in `special_tokens_map.json`, and their ids in two others.
@@ -930,7 +934,7 @@ mod tests {
         });
         refusals.push(refusal(read(pieces.path())));
         let m2m100 = copy("tiny-m2m100");
-        let read = |folder: &Path| many_to_many(folder, 500);
+        let read = |folder: &Path| many_to_many(&ModelFolder::new(folder), 500);
         let expected = codes(read(m2m100.path()).unwrap());
         without(m2m100.path(), &LISTS);
         assert_eq!(codes(read(m2m100.path()).unwrap()), expected);
@@ -952,7 +956,12 @@ mod tests {
             let [arabic, czech] = ["281", "282"].map(|id| list.remove(id).unwrap());
             list.extend([("282".to_owned(), arabic), ("281".to_owned(), czech)]);
         });
-        refusals.push(refusal(mbart(mbart50.path(), None, 334, true)));
+        refusals.push(refusal(mbart(
+            &ModelFolder::new(mbart50.path()),
+            None,
+            334,
+            true,
+        )));
         insta::assert_snapshot!(refusals.join("\n"), @"
         the token `eng_Latn` has the id 447 by `added_tokens.json`, but 448 in another file of the tokenizer; save it again with `save_pretrained`
         expected language tokens with their ids in `[folder]` (`tokenizer.json`, `added_tokens.json`, or `added_tokens_decoder` of `tokenizer_config.json`), but found none; save the tokenizer again with `save_pretrained`
@@ -965,7 +974,7 @@ mod tests {
 
     #[test]
     fn null_settings_are_missing_ones() {
-        type Read = fn(&Path) -> Result<Tokenizers>;
+        type Read = fn(&ModelFolder) -> Result<Tokenizers>;
         let readers: [(&str, Read); 7] = [
             ("tiny-mt5", |folder| monolingual(folder, 0)),
             ("tiny-pegasus", |folder| monolingual(folder, 0)),
@@ -991,7 +1000,8 @@ mod tests {
             edit(nulls.path(), CONFIG, |config| {
                 keys.iter().for_each(|key| config[*key] = Value::Null);
             });
-            let [nulls, absent] = [nulls, absent].map(|folder| read(folder.path()).unwrap());
+            let [nulls, absent] =
+                [nulls, absent].map(|folder| read(&ModelFolder::new(folder.path())).unwrap());
             assert!(
                 nulls.source == absent.source && nulls.target == absent.target,
                 "{name}"
@@ -1003,7 +1013,7 @@ mod tests {
         edit(folder.path(), CONFIG, |config| {
             config["additional_special_tokens"] = 3.into()
         });
-        let refusal = monolingual(folder.path(), 0)
+        let refusal = monolingual(&ModelFolder::new(folder.path()), 0)
             .err()
             .unwrap()
             .chain()
@@ -1019,7 +1029,7 @@ mod tests {
             .pieces()
             .find(|piece| piece.starts_with('▁') && piece.chars().count() > 3)
             .unwrap();
-        let before = marian(folder.path(), [178, 178]).unwrap();
+        let before = marian(&ModelFolder::new(folder.path()), [178, 178]).unwrap();
         assert!(before.unknown_tokens.is_none());
         edit(folder.path(), VOCABULARY, |ids| {
             let ids = ids.as_object_mut().unwrap();
@@ -1030,7 +1040,7 @@ mod tests {
             source,
             unknown_tokens,
             ..
-        } = marian(folder.path(), [178, 178]).unwrap();
+        } = marian(&ModelFolder::new(folder.path()), [178, 178]).unwrap();
         let unknown = unknown_tokens.unwrap();
         assert_eq!((unknown.from, unknown.read_as), (178, 1));
         let source = within_vocabulary_or_unknown(source, 178, Some(&unknown)).unwrap();
@@ -1045,7 +1055,7 @@ mod tests {
     #[test]
     fn listed_tokens_are_no_pieces_with_another_id() {
         let folder = changed("tiny-mbart50", CONFIG, "\"sw_KE\"", "\"a\"");
-        let refusal = mbart(folder.path(), None, 0, true)
+        let refusal = mbart(&ModelFolder::new(folder.path()), None, 0, true)
             .err()
             .unwrap()
             .to_string();
@@ -1061,7 +1071,7 @@ mod tests {
             let folder = tempfile::tempdir().unwrap();
             let config = serde_json::json!({ "extra_special_tokens": listed });
             fs::write(folder.path().join(CONFIG), config.to_string()).unwrap();
-            let config = Config::open(folder.path()).unwrap();
+            let config = Config::open(&ModelFolder::new(folder.path())).unwrap();
             config.check_special(&["__de__".to_owned(), "__fr__".to_owned()])
         };
         for listed in [

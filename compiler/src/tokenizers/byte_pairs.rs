@@ -1,6 +1,6 @@
 //! Byte-pair tokenizers in slow form, `vocab.json` and `merges.txt`: RoBERTa's, BART's and DeBERTa v1's.
 
-use std::{collections::BTreeMap, path::Path};
+use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
@@ -8,6 +8,7 @@ use super::tokenizer_config::read_tokenizer;
 use crate::files::{
     config::ConfigFile,
     io::{read, read_json},
+    model_folder::ModelFolder,
 };
 use kivu::{
     error::{Error, Result},
@@ -24,16 +25,16 @@ const ROBERTA: Special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"];
 const BERT: Special = ["[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"];
 
 /// Reads the `tokenizer.json` in `folder`, or converts the slow tokenizer's files as `transformers` does.
-pub fn tokenizer(folder: &Path) -> Result<Vec<u8>> {
+pub fn tokenizer(folder: &ModelFolder) -> Result<Vec<u8>> {
     read_or_convert(folder, ROBERTA)
 }
 
 /// The same with BERT's special tokens: pairs have one token between them.
-pub fn bert_tokenizer(folder: &Path) -> Result<Vec<u8>> {
+pub fn bert_tokenizer(folder: &ModelFolder) -> Result<Vec<u8>> {
     read_or_convert(folder, BERT)
 }
 
-fn read_or_convert(folder: &Path, tokens: Special) -> Result<Vec<u8>> {
+fn read_or_convert(folder: &ModelFolder, tokens: Special) -> Result<Vec<u8>> {
     let merges = folder.join(MERGES);
     if folder.join(TOKENIZER).is_file() || !merges.is_file() {
         return read_tokenizer(folder);

@@ -1,10 +1,9 @@
 //! Token ids, which must have a row in the model's table.
 
-use std::path::Path;
-
 use serde_json::{Map, Value};
 
 use super::tokenizer_config::{NAME, unknown_token};
+use crate::files::model_folder::ModelFolder;
 use kivu::{
     error::{Error, Result},
     pipeline::seq2seq::UnknownTokens,
@@ -152,7 +151,7 @@ pub fn knows_unknown_words(json: &[u8]) -> Result<()> {
 
 /// The token for unknown words that the files name, if it is not the vocabulary's. Refuses files without one if the
 /// vocabulary has one: entities would contain the token instead of the word.
-pub fn other_unknown_token(folder: &Path, tokenizer: &[u8]) -> Result<Option<u32>> {
+pub fn other_unknown_token(folder: &ModelFolder, tokenizer: &[u8]) -> Result<Option<u32>> {
     let named = unknown_token(folder)?;
     let tokenizer = Tokenizer::from_json(tokenizer)?;
     match (

@@ -1,10 +1,11 @@
 //! Token types, which distinguish the texts in a pair.
 
-use std::path::Path;
-
 use serde_json::{Map, Value, json};
 
-use crate::{files::config::ConfigFile, model_types::Family};
+use crate::{
+    files::{config::ConfigFile, model_folder::ModelFolder},
+    model_types::Family,
+};
 use kivu::error::Result;
 
 /// Classes with tokenizers that return no token types.
@@ -51,7 +52,7 @@ const WITHOUT_TYPES: [&str; 39] = [
 ];
 /// Whether the model gets token types, which distinguish the texts in a pair: according to the file's input names, or
 /// the class. Without token types, all tokens have type 0.
-pub fn returns_types(folder: &Path, config: &ConfigFile) -> Result<bool> {
+pub fn returns_types(folder: &ModelFolder, config: &ConfigFile) -> Result<bool> {
     if let Some(names) = config.get::<Vec<String>>("model_input_names")? {
         return Ok(names.iter().any(|name| name == "token_type_ids"));
     }
@@ -203,7 +204,7 @@ mod tests {
             let folder = tempfile::tempdir().unwrap();
             fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
             let tokenizer = ConfigFile::new(NAME, tokenizer.as_object().cloned().unwrap());
-            returns_types(folder.path(), &tokenizer).unwrap()
+            returns_types(&ModelFolder::new(folder.path()), &tokenizer).unwrap()
         };
         let [bert, roberta] =
             ["bert", "roberta"].map(|kind| json!({"model_type": kind, "type_vocab_size": 2}));

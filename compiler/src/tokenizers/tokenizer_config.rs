@@ -1,9 +1,6 @@
 //! A model's `tokenizer.json` as `transformers` loads it: some settings in `tokenizer_config.json` take precedence.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    path::Path,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -13,7 +10,7 @@ use super::{
     vocabularies::{self, content},
 };
 use crate::{
-    files::{config::ConfigFile, io as files},
+    files::{config::ConfigFile, io as files, model_folder::ModelFolder},
     model_types::Family,
 };
 use kivu::{
@@ -80,7 +77,7 @@ pub struct AddedToken {
 }
 
 /// Reads the `tokenizer.json` in `folder` and applies the settings in its `tokenizer_config.json`.
-pub fn read_tokenizer(folder: &Path) -> Result<Vec<u8>> {
+pub fn read_tokenizer(folder: &ModelFolder) -> Result<Vec<u8>> {
     let class = class(folder)?;
     let class = class.trim_end_matches("Fast");
     let config = ConfigFile::open_or_empty(folder, NAME)?;
@@ -142,7 +139,7 @@ fn check_model(model: &Value, class: &str) -> Result<()> {
 
 /// Like [`read_tokenizer`], for models that `transformers` has since version 5 only: it makes BERT's tokenizer from the
 /// vocabulary.
-pub fn read_bert_tokenizer(folder: &Path) -> Result<Vec<u8>> {
+pub fn read_bert_tokenizer(folder: &ModelFolder) -> Result<Vec<u8>> {
     let class = class(folder)?;
     match class.trim_end_matches("Fast") {
         "" | "BertTokenizer" if folder.join(TOKENIZER).is_file() => {
@@ -161,7 +158,7 @@ pub fn read_bert_tokenizer(folder: &Path) -> Result<Vec<u8>> {
 }
 
 /// Class of the tokenizer in `folder`; depends on the model if no file names it.
-pub fn class(folder: &Path) -> Result<String> {
+pub fn class(folder: &ModelFolder) -> Result<String> {
     let config = ConfigFile::open_or_empty(folder, NAME)?;
     let of_model = ConfigFile::open_or_empty(folder, ConfigFile::NAME)?;
     let class = config
@@ -313,7 +310,7 @@ fn set_ends(
 /// tokenizer lacks, with ids beyond the model's table.
 fn add_special_tokens(
     tokenizer: &mut Map<String, Value>,
-    folder: &Path,
+    folder: &ModelFolder,
     class: &str,
     config: &ConfigFile,
 ) -> Result<()> {
@@ -361,7 +358,10 @@ pub fn lists_tokens(config: &ConfigFile) -> bool {
 }
 
 /// Tokens that the files in `folder` list, by id.
-pub fn listed_tokens(folder: &Path, config: &ConfigFile) -> Result<BTreeMap<u32, AddedToken>> {
+pub fn listed_tokens(
+    folder: &ModelFolder,
+    config: &ConfigFile,
+) -> Result<BTreeMap<u32, AddedToken>> {
     if let Some(listed) = config.get(LISTED)? {
         return Ok(listed);
     }
@@ -396,7 +396,7 @@ pub fn listed_tokens(folder: &Path, config: &ConfigFile) -> Result<BTreeMap<u32,
 
 /// The config with the special tokens that `special_tokens_map.json` names, if it is read. As in `transformers`, that
 /// file takes precedence, and its list is added to the config's.
-pub fn with_special_tokens(folder: &Path, config: ConfigFile) -> Result<ConfigFile> {
+pub fn with_special_tokens(folder: &ModelFolder, config: ConfigFile) -> Result<ConfigFile> {
     if lists_tokens(&config) {
         return Ok(config);
     }
@@ -417,7 +417,7 @@ pub fn with_special_tokens(folder: &Path, config: ConfigFile) -> Result<ConfigFi
 }
 
 /// Files that name special tokens; the first one that has a key decides.
-fn token_files(folder: &Path, config: &ConfigFile) -> Result<Vec<ConfigFile>> {
+fn token_files(folder: &ModelFolder, config: &ConfigFile) -> Result<Vec<ConfigFile>> {
     let mut files = vec![config.clone()];
     if !lists_tokens(config) {
         files.push(ConfigFile::open_or_empty(folder, SPECIAL_FILE)?);
@@ -426,7 +426,7 @@ fn token_files(folder: &Path, config: &ConfigFile) -> Result<Vec<ConfigFile>> {
 }
 
 /// The token for unknown words: named by the files in `folder`, or by the tokenizer class.
-pub fn unknown_token(folder: &Path) -> Result<Option<String>> {
+pub fn unknown_token(folder: &ModelFolder) -> Result<Option<String>> {
     let files = token_files(folder, &ConfigFile::open_or_empty(folder, NAME)?)?;
     if let Some(value) = files.iter().find_map(|file| file.fields().get(UNKNOWN)) {
         return Ok(content(value).map(str::to_owned));
@@ -512,7 +512,7 @@ fn check_truncation(tokenizer: &Map<String, Value>, config: &ConfigFile) -> Resu
 /// or after normalization as before. Older files only add tokens.
 fn add_tokens(
     tokenizer: &mut Map<String, Value>,
-    folder: &Path,
+    folder: &ModelFolder,
     config: &ConfigFile,
 ) -> Result<()> {
     let added = listed_tokens(folder, config)?;
@@ -560,7 +560,10 @@ fn add_tokens(
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, path::PathBuf};
+    use std::{
+        fs,
+        path::{Path, PathBuf},
+    };
 
     use super::*;
 
@@ -581,7 +584,7 @@ mod tests {
         });
         fs::write(folder.path().join(TOKENIZER), file.to_string()).unwrap();
         fs::write(folder.path().join(NAME), config.to_string()).unwrap();
-        Ok(serde_json::from_slice(&read_tokenizer(folder.path())?).unwrap())
+        Ok(serde_json::from_slice(&read_tokenizer(&ModelFolder::new(folder.path()))?).unwrap())
     }
 
     #[test]
@@ -711,17 +714,22 @@ mod tests {
         }
         let mut saved = parse(&fs::read(source.join(TOKENIZER)).unwrap());
         (saved["truncation"], saved["padding"]) = (Value::Null, Value::Null);
-        assert_eq!(parse(&read_tokenizer(folder.path()).unwrap()), saved);
+        assert_eq!(
+            parse(&read_tokenizer(&ModelFolder::new(folder.path())).unwrap()),
+            saved
+        );
         // The settings replace the defaults.
         fs::write(
             folder.path().join("tokenizer_config.json"),
             r#"{"do_lower_case": false}"#,
         )
         .unwrap();
-        let cased = parse(&read_tokenizer(folder.path()).unwrap());
+        let cased = parse(&read_tokenizer(&ModelFolder::new(folder.path())).unwrap());
         assert_eq!(cased["normalizer"]["lowercase"], false);
         fs::write(folder.path().join("vocab.txt"), "[PAD]\n[UNK]\n[CLS]\n").unwrap();
-        let refusal = read_tokenizer(folder.path()).unwrap_err().to_string();
+        let refusal = read_tokenizer(&ModelFolder::new(folder.path()))
+            .unwrap_err()
+            .to_string();
         assert_eq!(
             refusal,
             "expected `[SEP]` (`sep_token`) in `vocab.txt`, but found none"
@@ -743,7 +751,7 @@ mod tests {
             r#"{"model_type": "xlm-roberta"}"#,
         )
         .unwrap();
-        let mut built = parse(&read_tokenizer(folder.path()).unwrap());
+        let mut built = parse(&read_tokenizer(&ModelFolder::new(folder.path())).unwrap());
         // The golden file omits the character map, which equals the source file's.
         assert!(
             built["normalizer"]["normalizers"][0]["precompiled_charsmap"]

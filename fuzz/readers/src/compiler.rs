@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fs, path::Path};
 use kivu::{repository::manifest::Precision, tokenizer::Tokenizer};
 use kivu_compiler::{
     Recipe, bergamot, encoder, export, fast_text,
-    files::{config::ConfigFile, pickle, weights::Weights},
+    files::{config::ConfigFile, model_folder::ModelFolder, pickle, weights::Weights},
     library::hub as hugging_face_hub,
     onnx,
     plan::Plan,
@@ -73,7 +73,7 @@ pub fn weights(bytes: &[u8]) {
     ];
     with_files(&files, |folder| {
         let plan = Plan {
-            folder: folder.to_owned(),
+            folder: ModelFolder::new(folder),
             ..Plan::default()
         };
         if let Ok(source) = encoder::open(&plan) {
@@ -98,7 +98,7 @@ pub fn checkpoint(bytes: &[u8]) {
 pub fn fast_text_model(bytes: &[u8]) {
     with_files(&[("model.ftz", bytes)], |folder| {
         let Ok(source) = fast_text::open(&Plan {
-            folder: folder.to_owned(),
+            folder: ModelFolder::new(folder),
             ..Plan::default()
         }) else {
             return;
@@ -149,15 +149,20 @@ pub fn pieces_of_translation(bytes: &[u8]) {
         ("source.spm", pieces),
     ];
     with_files(&files, |folder| {
-        read(tokenizer_files::marian(folder, [4, 4]))
+        read(tokenizer_files::marian(&ModelFolder::new(folder), [4, 4]))
     });
     let files = [
         ("tokenizer_config.json", settings),
         ("sentencepiece.bpe.model", pieces),
     ];
     with_files(&files, |folder| {
-        read(tokenizer_files::many_to_many(folder, 4));
-        read(tokenizer_files::mbart(folder, None, 4, false));
+        read(tokenizer_files::many_to_many(&ModelFolder::new(folder), 4));
+        read(tokenizer_files::mbart(
+            &ModelFolder::new(folder),
+            None,
+            4,
+            false,
+        ));
     });
     let files = [
         ("tokenizer_config.json", settings),
@@ -165,7 +170,7 @@ pub fn pieces_of_translation(bytes: &[u8]) {
         ("merges.txt", pieces),
     ];
     with_files(&files, |folder| {
-        drop(byte_pairs::tokenizer(folder).map(|json| Tokenizer::compile(&json)))
+        drop(byte_pairs::tokenizer(&ModelFolder::new(folder)).map(|json| Tokenizer::compile(&json)))
     });
 }
 
@@ -183,6 +188,7 @@ pub fn translation_config(bytes: &[u8]) {
 
 /// Reads a translation model without its weights.
 fn translation_settings(folder: &Path) {
+    let folder = &ModelFolder::new(folder);
     let Ok(config) = ConfigFile::open(folder) else {
         return;
     };

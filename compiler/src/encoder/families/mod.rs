@@ -26,7 +26,7 @@ pub use self::bart::check_head as check_bart_head;
 pub use self::jina_v3::JINA_V3;
 use super::config::{EncoderConfig, Names};
 use crate::{
-    files::{config::ConfigFile, weights::Weights},
+    files::{config::ConfigFile, model_folder::ModelFolder, weights::Weights},
     model_types::{Family, Jina, TokenizerFiles},
     seq2seq::tokenizer_files::t5_tokenizer,
     tokenizers::{byte_pairs, tokenizer_config::read_tokenizer},
@@ -151,7 +151,11 @@ pub fn alternative(config: &ConfigFile) -> &'static str {
 }
 
 /// Reads the tokenizer in `folder`, as a `tokenizer.json`, of the model that `file` and `config` describe.
-pub fn tokenizer(folder: &Path, file: &ConfigFile, config: &EncoderConfig) -> Result<Vec<u8>> {
+pub fn tokenizer(
+    folder: &ModelFolder,
+    file: &ConfigFile,
+    config: &EncoderConfig,
+) -> Result<Vec<u8>> {
     let family = Family::named(file.model_type());
     match family.map_or(TokenizerFiles::Any, |family| family.tokenizer) {
         TokenizerFiles::Any => read_tokenizer(folder),

@@ -1,7 +1,5 @@
 //! NomicBERT: nomic-embed-text v1 and v1.5, and v2 with experts.
 
-use std::path::Path;
-
 use serde::de::DeserializeOwned;
 
 use super::{fields::expect, rope};
@@ -10,7 +8,7 @@ use crate::{
         Biases, Details, EncoderConfig, ExpertLayers, FeedForward, Gate, Heads, Names, Norms, Span,
         WORDS,
     },
-    files::config::ConfigFile,
+    files::{config::ConfigFile, model_folder::ModelFolder},
     onnx::layers::{Activation, AttentionWindow, Scaling},
     tokenizers::tokenizer_config::{read_bert_tokenizer, read_tokenizer},
 };
@@ -105,7 +103,7 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
 }
 
 /// Reads the tokenizer in `folder`.
-pub fn tokenizer(folder: &Path) -> Result<Vec<u8>> {
+pub fn tokenizer(folder: &ModelFolder) -> Result<Vec<u8>> {
     match is_authors_form(&ConfigFile::open(folder)?) {
         true => read_tokenizer(folder),
         false => read_bert_tokenizer(folder),

@@ -1,8 +1,6 @@
 //! GLiClass: an encoder that reads a text and labels together, and a head with a score for each label. The encoder's
 //! settings are inside the model's.
 
-use std::path::Path;
-
 use serde_json::{Map, Value};
 
 use super::{
@@ -12,7 +10,7 @@ use super::{
 };
 use crate::encoder::{config::EncoderConfig, families, heads::OutputHeads, source};
 use crate::{
-    files::{config::ConfigFile, weights::Weights},
+    files::{config::ConfigFile, model_folder::ModelFolder, weights::Weights},
     plan::{Plan, opened_model::OpenedModel},
     sentence_transformers::max_tokens,
     tokenizers::{token_rows::within_vocabulary, tokenizer_config::read_tokenizer},
@@ -44,7 +42,7 @@ const SCORERS: [(&str, Pairs); 3] = [
 const POOLINGS: [&str; 4] = ["first", "last", "avg", "sum"];
 
 /// Whether the model in `folder` is a GLiClass model.
-pub fn is_gliclass(folder: &Path) -> bool {
+pub fn is_gliclass(folder: &ModelFolder) -> bool {
     ConfigFile::open(folder).is_ok_and(|config| config.model_type() == GLICLASS)
 }
 
@@ -172,7 +170,7 @@ fn strategy(config: &ConfigFile) -> Result<&'static str> {
 }
 
 /// Reads the encoder description.
-fn encoder(config: &ConfigFile, folder: &Path) -> Result<EncoderConfig> {
+fn encoder(config: &ConfigFile, folder: &ModelFolder) -> Result<EncoderConfig> {
     let mut fields: Map<String, Value> = config.require("encoder_config")?;
     fields
         .entry("model_type")
@@ -203,7 +201,7 @@ fn encoder(config: &ConfigFile, folder: &Path) -> Result<EncoderConfig> {
 
 fn settings(
     config: &ConfigFile,
-    folder: &Path,
+    folder: &ModelFolder,
     encoder: &EncoderConfig,
 ) -> Result<LabelScoresSettings> {
     Ok(LabelScoresSettings {
@@ -249,7 +247,7 @@ mod tests {
         };
         let refusal = |field: &str, value: Value| {
             let config = config(field, value);
-            let encoder = || encoder(&config, Path::new("model")).map(drop);
+            let encoder = || encoder(&config, &ModelFolder::new("model")).map(drop);
             check(&config)
                 .and_then(|()| encoder())
                 .unwrap_err()

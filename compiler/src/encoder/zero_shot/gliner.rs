@@ -1,8 +1,6 @@
 //! GLiNER: an encoder that reads labels in front of a text, and a span head. Model and encoder settings are in
 //! `gliner_config.json`.
 
-use std::path::Path;
-
 use serde_json::{Map, Value, json};
 
 use super::{
@@ -12,7 +10,7 @@ use super::{
 };
 use crate::encoder::{config::EncoderConfig, families, heads::OutputHeads, source};
 use crate::{
-    files::{config::ConfigFile, io::read_json, weights::Weights},
+    files::{config::ConfigFile, model_folder::ModelFolder, weights::Weights},
     plan::{Plan, opened_model::OpenedModel},
     sentence_transformers::max_tokens,
     tokenizers::{
@@ -54,12 +52,12 @@ const OTHER_KINDS: [(&str, &str); 3] = [
 ];
 
 /// Whether `folder` has GLiNER settings.
-pub fn is_gliner(folder: &Path) -> bool {
+pub fn is_gliner(folder: &ModelFolder) -> bool {
     folder.join(GLINER).is_file()
 }
 
 /// The encoder's repository, if its files are missing. `folder` has the settings; `has` finds other files.
-pub fn missing_encoder(folder: &Path, has: impl Fn(&str) -> bool) -> Result<Option<String>> {
+pub fn missing_encoder(folder: &ModelFolder, has: impl Fn(&str) -> bool) -> Result<Option<String>> {
     let config = ConfigFile::open_or_empty(folder, GLINER)?;
     let has_tokenizer = TOKENIZERS.iter().any(|name| has(name));
     let has_config = is_set(&config, "encoder_config") || has(ConfigFile::NAME);
@@ -73,7 +71,7 @@ pub fn missing_encoder(folder: &Path, has: impl Fn(&str) -> bool) -> Result<Opti
 /// Reads the model in the plan's folder.
 pub fn open_gliner(plan: &Plan) -> Result<OpenedModel<'static>> {
     let folder = &plan.folder;
-    let config = ConfigFile::new(GLINER, read_json(&folder.join(GLINER))?);
+    let config = ConfigFile::open_or_empty(folder, GLINER)?;
     check(&config)?;
     let place = |names: &[&str]| {
         let is_own = names.iter().any(|name| folder.join(name).is_file());
@@ -200,7 +198,7 @@ fn check(config: &ConfigFile) -> Result<()> {
 }
 
 /// Reads the encoder description.
-fn encoder(config: &ConfigFile, folder: &Path) -> Result<EncoderConfig> {
+fn encoder(config: &ConfigFile, folder: &ModelFolder) -> Result<EncoderConfig> {
     let file = match own_encoder(config, "encoder_config")? {
         Some(file) => file,
         None => ConfigFile::open(folder).map_err(|error| incomplete(config, error))?,
@@ -223,7 +221,7 @@ fn encoder(config: &ConfigFile, folder: &Path) -> Result<EncoderConfig> {
 }
 
 /// Reads the `tokenizer.json`, or converts DeBERTa v3's SentencePiece model, and adds `gliner`'s tokens for labels.
-fn tokenizer(config: &ConfigFile, folder: &Path, reads_labels: bool) -> Result<Vec<u8>> {
+fn tokenizer(config: &ConfigFile, folder: &ModelFolder, reads_labels: bool) -> Result<Vec<u8>> {
     let pieces = folder.join(PIECES);
     let file = match !folder.join(TOKENIZER).is_file() && pieces.is_file() {
         true => SentencePieces::open(&pieces)?.deberta()?,
@@ -277,7 +275,7 @@ fn incomplete(config: &ConfigFile, error: Error) -> Error {
 
 fn settings(
     config: &ConfigFile,
-    folder: &Path,
+    folder: &ModelFolder,
     encoder: &EncoderConfig,
     reads_labels: bool,
 ) -> Result<ZeroShotEntitiesSettings> {

@@ -1,8 +1,6 @@
 //! GLiNER2: an encoder that reads a schema in front of a text, with heads for entities and for labels. The encoder's settings
 //! are in a folder of their own.
 
-use std::path::Path;
-
 use kivu_engine::program::SchemaTokens;
 use serde_json::{Map, Value};
 
@@ -13,7 +11,7 @@ use super::{
 };
 use crate::encoder::{config::EncoderConfig, families, heads::OutputHeads, source};
 use crate::{
-    files::{config::ConfigFile, weights::Weights},
+    files::{config::ConfigFile, model_folder::ModelFolder, weights::Weights},
     plan::{Plan, opened_model::OpenedModel, task::choose},
     sentence_transformers::max_tokens,
     tokenizers::{token_rows::within_vocabulary, tokenizer_config::read_tokenizer},
@@ -48,7 +46,7 @@ const COUNTING_LAYERS: [(&str, Mixing); 3] = [
 const ENTITY_HEADS: [&str; 3] = ["span_rep.", "count_embed.", "count_pred."];
 
 /// Whether the model in `folder` is a GLiNER2 model.
-pub fn is_gliner2(folder: &Path) -> bool {
+pub fn is_gliner2(folder: &ModelFolder) -> bool {
     ConfigFile::open(folder).is_ok_and(|config| config.model_type() == GLINER2)
 }
 
@@ -210,8 +208,8 @@ fn mixing(config: &ConfigFile) -> Result<Mixing> {
 }
 
 /// Reads the encoder description.
-fn encoder(folder: &Path) -> Result<EncoderConfig> {
-    let own = ConfigFile::open(&folder.join(ENCODER_CONFIG))?;
+fn encoder(folder: &ModelFolder) -> Result<EncoderConfig> {
+    let own = ConfigFile::open(&folder.inner(ENCODER_CONFIG))?;
     let mut encoder = families::of(&own, folder)?;
     // The encoder's class may have a head, but this model lacks its weights.
     encoder.head = None;

@@ -1,11 +1,9 @@
 //! GLiNER's second encoder, for labels: mean token vectors, as wide as the head.
 
-use std::path::Path;
-
 use super::gliner_config::{GLINER, LABELS_ENCODER, LABELS_ENCODER_CONFIG, own_encoder};
 use crate::encoder::{config::Positions, families, heads::OutputHeads, source::LabelParts};
 use crate::{
-    files::{config::ConfigFile, weights::Weights},
+    files::{config::ConfigFile, model_folder::ModelFolder, weights::Weights},
     plan::opened_model::{LABEL_TOKENIZER, LABELS},
     sentence_transformers::{
         max_tokens,
@@ -32,11 +30,11 @@ const PROJECTION: &str = "token_rep_layer.labels_projection";
 /// Reads the encoder whose vectors have `width` values, and takes its weights out of the model's.
 pub fn open(
     config: &ConfigFile,
-    folder: &Path,
+    folder: &ModelFolder,
     weights: &mut Weights,
     width: usize,
 ) -> Result<(LabelParts, LabelEncoderSettings)> {
-    let folder = &folder.join(FOLDER);
+    let folder = &folder.inner(FOLDER);
     let file = match own_encoder(config, LABELS_ENCODER_CONFIG)? {
         Some(file) => file,
         None => ConfigFile::open(folder).map_err(|error| incomplete(config, error))?,

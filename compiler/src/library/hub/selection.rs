@@ -4,7 +4,10 @@ use std::{collections::BTreeSet, path::Path};
 
 use crate::{
     encoder, export,
-    files::{config::ConfigFile, io::read_json_if_exists, lora, other_weights, weights},
+    files::{
+        config::ConfigFile, io::read_json_if_exists, lora, model_folder::ModelFolder,
+        other_weights, weights,
+    },
     model_types::Family,
     sentence_transformers::{static_folder, transformer_folder},
     seq2seq,
@@ -70,13 +73,14 @@ impl Paths<'_> {
     /// GLiNER's encoder repository, if it has files that this one lacks.
     pub fn encoder(&self, folder: &Path) -> Result<Option<String>> {
         match self.has(encoder::GLINER) {
-            true => encoder::missing_encoder(folder, |file| self.has(file)),
+            true => encoder::missing_encoder(&ModelFolder::new(folder), |file| self.has(file)),
             false => Ok(None),
         }
     }
 
     /// Whether the model's vectors depend on `modules.json`: an encoder without a head for another task.
     pub fn may_need_modules(&self, folder: &Path) -> Result<bool> {
+        let folder = &ModelFolder::new(folder);
         let is_other = encoder::is_gliclass(folder) || encoder::is_gliner2(folder);
         if !self.has(ConfigFile::NAME) || self.has(encoder::GLINER) || is_other {
             return Ok(false);
@@ -102,6 +106,7 @@ impl Paths<'_> {
     /// The model's weight files: safetensors, or else a PyTorch checkpoint, or else an ONNX export. `folder` has the
     /// settings files.
     pub fn weights(&self, folder: &Path, name: &dyn std::fmt::Display) -> Result<Vec<String>> {
+        let folder = &ModelFolder::new(folder);
         if static_folder(folder)?.is_some() {
             let whole = weights::names(folder, |file| self.has(file))?.unwrap_or_default();
             return Ok([whole, self.module_weights()].concat());
