@@ -80,7 +80,11 @@ impl DistanceTerms {
         scores: RowsMut<'_>,
     ) {
         let (size, first, count) = (keys.stride, group.start, keys.values.len() / keys.stride);
-        let (stride, rows) = (stride(count), scores.values.chunks_exact_mut(scores.stride));
+        let RowsMut {
+            values,
+            stride: apart,
+        } = scores;
+        let (stride, rows) = (stride(count), values.chunks_exact_mut(apart));
         if let Some(table) = head.queries
             && first.is_multiple_of(BLOCK)
         {

@@ -523,7 +523,10 @@ mod tests {
                 .encode(&text, 32, Truncation::At(Side::Right))
                 .unwrap();
             let expected = tokenizer
-                .tokens(&format!("{rare} {}", "the cat sat ".repeat(30)), true)
+                .tokens(
+                    &format!("{rare} {}", "the cat sat ".repeat(30)),
+                    SpecialTokens::Added,
+                )
                 .unwrap();
             let expected: Vec<u32> = expected.iter().map(|token| token.id).collect();
             assert_eq!(

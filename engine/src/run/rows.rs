@@ -215,7 +215,8 @@ fn adapt_block<K: Kernel>(
     out: RowsMut<'_>,
 ) {
     let inputs = input.values.chunks_exact(input.stride);
-    let rows = inputs.zip(out.values.chunks_exact_mut(out.stride));
+    let RowsMut { values, stride } = out;
+    let rows = inputs.zip(values.chunks_exact_mut(stride));
     for (token, (input, out)) in tokens.iter().zip(rows) {
         if let Some(task) = (token.type_id as usize).checked_sub(1) {
             adapt(
@@ -287,11 +288,12 @@ fn join_heads(run: &Run, value: Value, heads: usize, rows: &Range<usize>, out: &
 /// By columns, with arrays: compilers replace loops along a row by a call per row, which takes longer than short rows.
 #[inline(always)]
 pub fn copy_rows([count, width]: [usize; 2], from: Rows<'_>, to: RowsMut<'_>) {
+    let RowsMut { values, stride } = to;
     let whole = width - width % COLUMNS;
     for first in (0..whole).step_by(COLUMNS) {
         for row in 0..count {
             let from = from.values[row * from.stride + first..].first_chunk::<COLUMNS>();
-            let to = to.values[row * to.stride + first..].first_chunk_mut();
+            let to = values[row * stride + first..].first_chunk_mut();
             if let (Some(from), Some(to)) = (from, to) {
                 *to = *from;
             }
@@ -300,7 +302,7 @@ pub fn copy_rows([count, width]: [usize; 2], from: Rows<'_>, to: RowsMut<'_>) {
     if whole < width {
         for row in 0..count {
             let from = &from.values[row * from.stride..][whole..width];
-            to.values[row * to.stride..][whole..width].copy_from_slice(from);
+            values[row * stride..][whole..width].copy_from_slice(from);
         }
     }
 }
