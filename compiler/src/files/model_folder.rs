@@ -21,10 +21,11 @@ use kivu::error::Result;
 #[derive(Clone, Debug, Default)]
 pub struct ModelFolder {
     path: PathBuf,
-    objects: Parsed<Map<String, Value>>,
-    lists: Parsed<Vec<Map<String, Value>>>,
+    objects: Parsed<Object>,
+    lists: Parsed<Vec<Object>>,
 }
 
+type Object = Map<String, Value>;
 /// Parsed files by path.
 type Parsed<T> = Rc<RefCell<BTreeMap<PathBuf, Rc<T>>>>;
 
@@ -45,12 +46,12 @@ impl ModelFolder {
     }
 
     /// The JSON object in the file called `name`; `None` if it does not exist.
-    pub fn object(&self, name: &str) -> Result<Option<Rc<Map<String, Value>>>> {
+    pub fn object(&self, name: &str) -> Result<Option<Rc<Object>>> {
         parsed(&self.objects, self.path.join(name))
     }
 
     /// The JSON objects listed in the file called `name`; `None` if it does not exist.
-    pub fn list(&self, name: &str) -> Result<Option<Rc<Vec<Map<String, Value>>>>> {
+    pub fn list(&self, name: &str) -> Result<Option<Rc<Vec<Object>>>> {
         parsed(&self.lists, self.path.join(name))
     }
 }

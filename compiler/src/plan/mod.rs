@@ -141,7 +141,7 @@ impl Plan {
         if let Some(folder) = ignored {
             return Err(lora::ignored(folder));
         }
-        if let Some(adapter) = self.adapter.clone().filter(|adapter| has_pooling(adapter)) {
+        if let Some(adapter) = self.adapter.clone().filter(has_pooling) {
             self.base = Some(mem::replace(&mut self.folder, adapter));
         }
         Ok(self)
