@@ -17,7 +17,7 @@ use kivu::{
 };
 
 /// One item for a request with one input, or a list.
-#[derive(Serialize, JsonSchema)]
+#[derive(Debug, Serialize, JsonSchema)]
 #[serde(untagged)]
 #[schemars(inline)]
 pub enum OneOrMany<T> {
