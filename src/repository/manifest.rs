@@ -1,6 +1,7 @@
 //! A bundle's manifest, `manifest.toml`.
 
 use std::{
+    borrow::Cow,
     collections::BTreeMap,
     fmt,
     path::{Component, Path},
@@ -319,9 +320,9 @@ impl Manifest {
         }
         let failed = |error| Error::model_because("the manifest cannot be read", error);
         let Version { format } = toml::from_str(text).map_err(failed)?;
-        let manifest = match format {
-            1 => from_format_1(text),
-            Self::FORMAT => toml::from_str(text),
+        let text = match format {
+            1 => Cow::Owned(from_format_1(text).map_err(failed)?),
+            Self::FORMAT => Cow::Borrowed(text),
             _ => {
                 return Err(Error::model(format!(
                     "expected a manifest of format 1 or {}, but found {format}",
@@ -330,7 +331,7 @@ impl Manifest {
                 .with_hint("build the bundle again"));
             }
         };
-        let manifest: Self = manifest.map_err(failed)?;
+        let manifest: Self = toml::from_str(&text).map_err(failed)?;
         if !manifest.settings.fit(manifest.task) {
             return Err(manifest.lacks_settings());
         }
@@ -419,8 +420,9 @@ struct Version {
     format: u32,
 }
 
-/// Reads format 1, whose settings are a section at the top.
-fn from_format_1(text: &str) -> std::result::Result<Manifest, toml::de::Error> {
+/// Converts format 1, whose settings are a section at the top. The text is parsed again: a table's values would need all
+/// parsers of settings a second time, a sixth of the WebAssembly module.
+fn from_format_1(text: &str) -> std::result::Result<String, toml::de::Error> {
     const SECTIONS: [&str; 7] = [
         "embedding",
         "classification",
@@ -451,7 +453,7 @@ fn from_format_1(text: &str) -> std::result::Result<Manifest, toml::de::Error> {
     }
     table.insert("format".to_owned(), Manifest::FORMAT.into());
     // A second section is an unknown field.
-    table.try_into()
+    toml::to_string(&table).map_err(de::Error::custom)
 }
 
 fn is_inside(name: &str) -> bool {
