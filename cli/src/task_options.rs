@@ -137,7 +137,8 @@ impl FromArgMatches for TaskOptions {
         let mut given = Given::from_arg_matches(matches)?;
         let labels = given.label.drain(..).map(|label| list_text(&[label]));
         given.labels.extend(labels);
-        let fields = serde_json::to_value(given).unwrap_or_default();
+        let fields = serde_json::to_value(given)
+            .map_err(|error| clap::Error::raw(ErrorKind::ValueValidation, error))?;
         let mut options = JobOptions::default();
         for (name, value) in fields.as_object().into_iter().flatten() {
             let (texts, text) = match value {

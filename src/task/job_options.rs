@@ -61,10 +61,13 @@ impl JobOptions {
     /// A task's parameters; other tasks' options are left out.
     pub fn parameters<T: JobParameters>(&self) -> Result<T> {
         let field = |option: &JobOption| {
-            let json = option.form.json(self.get(option.name)?).ok()?;
-            Some((option.field, json))
+            let json = option.form.json(self.get(option.name)?);
+            let refused =
+                |expected| Error::invalid(format!("expected {expected} in `{}`", option.name));
+            Some(json.map(|json| (option.field, json)).map_err(refused))
         };
-        let fields: BTreeMap<_, _> = T::OPTIONS.iter().filter_map(field).collect();
+        let fields = T::OPTIONS.iter().filter_map(field);
+        let fields = fields.collect::<Result<BTreeMap<_, _>>>()?;
         // As text, which keeps the order of a schema's names.
         let parameters =
             serde_json::to_string(&fields).and_then(|text| serde_json::from_str(&text));

@@ -132,11 +132,7 @@ impl TensorEncoder {
             [rows, .., width] if has_rows => (rows, width),
             [.., width] => (1, width),
         };
-        let is_declared = declared
-            .shape
-            .last()
-            .is_none_or(|side| *side < 0 || *side as usize == width);
-        if rows != count || width == 0 || !is_declared || values.is_empty() {
+        if rows != count || width == 0 || values.is_empty() {
             return Err(wrong_shape());
         }
         let columns = if let [_, _, columns, _] = *shape {

@@ -268,16 +268,18 @@ impl Adapter {
         self.backend.run(call, &mut check_each).await
     }
 
-    /// Refuses a row of another size than the specification's, or with values that are not finite.
+    /// Refuses a row of another size than the specification's, without values, or with values that are not finite.
     fn check_row(&self, place: usize, row: &Row<'_>, tokens: usize) -> Result<()> {
         let NamedOutput { width, vectors, .. } = self.spec.outputs[place];
         let found = row.values.len();
         let has_size = match vectors {
             _ if self.has_token_vectors(place) => found == tokens * width,
             Vectors::PerText => found == width,
-            Vectors::PerToken | Vectors::Any => found > 0 && found.is_multiple_of(width),
+            Vectors::PerToken | Vectors::Any => found.is_multiple_of(width),
         };
-        let found = if row.width != width || !has_size {
+        let found = if row.width != width {
+            format!("{} values per vector in place of {width}", row.width)
+        } else if found == 0 || !has_size {
             format!("{found} values for {tokens} tokens")
         } else if row.values.iter().any(|value| !value.is_finite()) {
             "a value that is not a finite number".to_owned()
@@ -328,5 +330,79 @@ fn infer_output<'a>(signature: &Signature, spec: &'a OutputSpec) -> Option<Outpu
         None => first
             .filter(|_| floats.next().is_none())
             .map(|index| Output::Values(vec![index])),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::scripted::ScriptedBackend;
+    use kivu_base::tensor::{Elements, Tensor};
+    use kivu_text::Encoding;
+
+    /// Runs texts of these lengths on a model that returns a tensor of this shape, declared with any lengths.
+    async fn run(lengths: &[usize], shape: &'static [usize], value: f32) -> Result<Vec<usize>> {
+        let signature = Signature {
+            inputs: ["input_ids", "attention_mask"]
+                .map(|name| TensorSpec::new(name, ElementType::Int64, [-1, -1]))
+                .into(),
+            outputs: vec![TensorSpec::new(
+                "vectors",
+                ElementType::Fp32,
+                vec![-1; shape.len()],
+            )],
+        };
+        let backend = ScriptedBackend::new(signature, move |_| {
+            let values = vec![value; shape.iter().product()];
+            Ok(vec![Tensor::new(shape.to_vec(), Elements::Fp32(values))?])
+        });
+        let spec = Arc::new(OutputSpec {
+            outputs: vec![NamedOutput {
+                name: "vectors".into(),
+                width: 2,
+                vectors: Vectors::Any,
+            }],
+            labels: None,
+            padding_id: 0,
+            distinguishes_pairs: false,
+        });
+        let adapter = Adapter::local(TensorEncoder::shared(backend)?, &spec)?;
+        let text = |length: &usize| Encoding {
+            ids: vec![1; *length],
+            type_ids: vec![0; *length],
+            ..Encoding::default()
+        };
+        let texts: Vec<Encoding> = lengths.iter().map(text).collect();
+        let batch = texts.iter().map(Sequence::from).collect();
+        let mut found = Vec::new();
+        let mut each = |text: usize, rows: &[Row<'_>]| {
+            assert_eq!(text, found.len());
+            found.push(rows[0].values.len());
+        };
+        adapter
+            .run(vec![batch], Deadline::none(), &mut each)
+            .await?;
+        Ok(found)
+    }
+
+    #[tokio::test]
+    async fn rows_of_other_sizes_and_values_are_refused() {
+        assert_eq!(run(&[3, 1], &[2, 3, 2], 0.5).await.unwrap(), [6, 2]);
+        assert_eq!(run(&[3, 1], &[2, 2], 0.5).await.unwrap(), [2, 2]);
+        let refused = [
+            run(&[3], &[1, 3, 4], 0.5).await,
+            run(&[3], &[1, 2, 2], 0.5).await,
+            run(&[3], &[2, 3, 2], 0.5).await,
+            run(&[3, 0], &[2, 3, 2], 0.5).await,
+            run(&[3], &[1, 2], f32::NAN).await,
+        ];
+        let refused = refused.map(|result| result.unwrap_err().to_string());
+        insta::assert_snapshot!(refused.join("\n"), @"
+        expected values in `vectors`, but found 4 values per vector in place of 2
+        expected values in `vectors`, but found shape [1, 2, 2] for 3 tokens
+        expected values in `vectors`, but found shape [2, 3, 2] for 1 texts
+        expected values in `vectors`, but found 0 values for 0 tokens
+        expected values in `vectors`, but found a value that is not a finite number
+        ");
     }
 }
