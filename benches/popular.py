@@ -3,9 +3,9 @@
     python benches/popular.py KIVU FOLDER [--shapes SHAPE…] [--minutes 5] [--reduced | --docs docs/memory.md]
 
 For each shape that FOLDER/results.json lacks: makes the model, builds it in int8, serves the bundle, sends it texts, and
-deletes both. With --docs, it replaces what the page has between `<!-- popular -->` and `<!-- end -->`, also with
-`--minutes 0`, which measures nothing. With --reduced, it checks with narrow models and few layers that every shape is
-built and served. Needs Linux and only Python's standard library.
+deletes both. With --docs, it replaces what the page has between `<!-- popular -->` and `<!-- end -->`, and the figures in
+the catalogue of `kivu models --all`, also with `--minutes 0`, which measures nothing. With --reduced, it checks with
+narrow models and few layers that every shape is built and served. Needs Linux and only Python's standard library.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -25,67 +26,17 @@ sys.path[:0] = [str(ROOT / "benches")]
 
 import shapes
 
-# Ten or more of the most downloaded models per task, by common knowledge (November 2026) without a hub's counts.
-MODELS = {
-    "embedding": {
-        "all-MiniLM-L6-v2": "minilm-l6",
-        "all-MiniLM-L12-v2": "minilm-l12",
-        "bge-small-en-v1.5": "minilm-l12",
-        "paraphrase-multilingual-MiniLM-L12-v2": "minilm-l12-multilingual",
-        "multilingual-e5-small": "minilm-l12-multilingual",
-        "all-mpnet-base-v2": "mpnet-base",
-        "bge-base-en-v1.5": "bert-base",
-        "nomic-embed-text-v1.5": "nomic-base",
-        "multilingual-e5-base": "xlm-roberta-base",
-        "gte-multilingual-base": "gte-multilingual-base",
-        "embeddinggemma-300m": "gemma3-300m",
-        "bge-large-en-v1.5": "bert-large",
-        "bge-m3": "xlm-roberta-large",
-        "multilingual-e5-large": "xlm-roberta-large",
-        "Qwen3-Embedding-0.6B": "qwen3-0.6b",
-    },
-    "reranking": {
-        "ms-marco-TinyBERT-L2-v2": "bert-tiny-rank",
-        "ms-marco-MiniLM-L6-v2": "minilm-l6-rank",
-        "ms-marco-MiniLM-L12-v2": "minilm-l12-rank",
-        "gte-reranker-modernbert-base": "modernbert-base-rank",
-        "bge-reranker-base": "xlm-roberta-base-rank",
-        "jina-reranker-v2-base-multilingual": "jina-reranker-base",
-        "mxbai-rerank-base-v1": "deberta-base-rank",
-        "bge-reranker-large": "xlm-roberta-large-rank",
-        "bge-reranker-v2-m3": "xlm-roberta-large-rank",
-        "Qwen3-Reranker-0.6B": "qwen3-0.6b-rank",
-    },
-    "classification": {
-        "distilbert-base-uncased-finetuned-sst-2-english": "distilbert",
-        "emotion-english-distilroberta-base": "distilroberta",
-        "finbert": "bert-base-classes",
-        "toxic-bert": "bert-base-classes",
-        "twitter-roberta-base-sentiment-latest": "roberta-base",
-        "xlm-roberta-base-language-detection": "xlm-roberta-base-classes",
-        "twitter-xlm-roberta-base-sentiment": "xlm-roberta-base-classes",
-        "DeBERTa-v3-base-mnli-fever-anli": "deberta-base",
-        "deberta-v3-base-prompt-injection-v2": "deberta-base",
-        "bart-large-mnli": "bart-large",
-    },
-    "entities": {
-        "distilbert-NER": "distilbert-ner",
-        "bert-base-NER": "bert-base-ner",
-        "camembert-ner": "camembert-base-ner",
-        "gliner_small-v2.1": "gliner-small",
-        "gliner_medium-v2.1": "gliner-medium",
-        "gliner_multi-v2.1": "gliner-multi",
-        "gliner2-base-v1": "gliner2-base",
-        "bert-large-NER": "bert-large-ner",
-        "gliner_large-v2.1": "gliner-large",
-        "xlm-roberta-large-finetuned-conll03-english": "xlm-roberta-large-ner",
-    },
-}
-KINDS = {shape: kind for kind, models in MODELS.items() for shape in models.values()}
+CATALOGUE = ROOT / "cli/src/library/catalogue.toml"
+KNOWN = tomllib.loads(CATALOGUE.read_text())
 TASKS = {
     "embedding": "feature-extraction", "reranking": "text-ranking", "classification": "text-classification",
     "entities": "token-classification",
 }
+# Shapes by the names of published models, which have an organization; recipes have real weights.
+MODELS = {
+    kind: {name.split("/")[1]: its["shape"] for name, its in KNOWN[kind].items() if "/" in name} for kind in TASKS
+}
+KINDS = {shape: kind for kind, models in MODELS.items() for shape in models.values()}
 # Texts for the build, and tokens per text with the measured requests.
 TEXTS, LENGTHS = 20, {12: 30, 128: 10}
 INTRODUCTION = """## Popular models by shape
@@ -270,6 +221,16 @@ def main():
         page = options.docs.read_text()
         section = introduction + (UNMEASURED if "not measured" in text else "") + "\n" + text
         options.docs.write_text(re.sub(marked, lambda marks: marks[1] + section + marks[2], page, flags=re.DOTALL))
+        measured = {
+            shape: {"megabytes": round(found["megabytes"]), "memory": round(found["resident"])}
+            for shape, found in results.items() if "error" not in found
+        }
+        lines = [
+            f'"{shape}" = {{ megabytes = {its["megabytes"]}, memory = {its["memory"]} }}\n'
+            for shape, its in (KNOWN["shapes"] | measured).items()
+        ]
+        start, _ = CATALOGUE.read_text().split("[shapes]\n")
+        CATALOGUE.write_text(start + "[shapes]\n" + "".join(lines))
     if failed:
         sys.exit("some shapes failed: see the messages above")
 

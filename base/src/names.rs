@@ -1,7 +1,26 @@
-//! Names of an enum's values, as serde reads them.
+//! Names of an enum's values, as serde reads them, and names that are close to others.
 
 use schemars::{JsonSchema, schema_for};
 use serde::de::{DeserializeOwned, IntoDeserializer, value::Error};
+
+/// Names up to this length are too similar to each other for suggestions.
+const MAX_SHORT_NAME: usize = 3;
+
+/// The known name that `name` probably means: at most two edits away, or one for names with four characters.
+pub fn similar<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let length = name.chars().count();
+    let edits = match length {
+        0..=MAX_SHORT_NAME => return None,
+        4 => 1,
+        _ => 2,
+    };
+    let distance = |known: &'a str| {
+        let is_comparable = known.len() > MAX_SHORT_NAME && known.len().abs_diff(length) <= edits;
+        let distance = is_comparable.then(|| strsim::osa_distance(name, known))?;
+        (distance <= edits).then_some((distance, known))
+    };
+    known.filter_map(distance).min().map(|(_, known)| known)
+}
 
 /// The names of an enum's values, each with its description, which it must have.
 pub fn described<T: JsonSchema>() -> Vec<(String, String)> {

@@ -151,6 +151,7 @@ pub fn run(arguments: Arguments, mut config: Config, services: Services) -> Resu
         cloud,
         sinks,
         parquet,
+        ..
     } = services;
     let sink = sink(&arguments)?;
     let output = match &sink {

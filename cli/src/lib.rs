@@ -12,8 +12,10 @@ mod library;
 mod program;
 mod quality;
 mod run;
+mod search;
 mod server;
 mod services;
+mod start;
 mod task_options;
 mod terminal;
 mod triton;
@@ -26,7 +28,10 @@ use clap::{
 };
 use rustix::process::{Resource, Rlimit, setrlimit};
 
-pub use self::services::Services;
+pub use self::{
+    search::{Found, Hit, Search, SearchRequest},
+    services::Services,
+};
 use kivu::{
     address::shown_value,
     backend::native,
@@ -39,6 +44,8 @@ const EXAMPLES: &str = "\
 Examples:
   kivu serve BAAI/bge-small-en-v1.5          serve a model from the Hugging Face Hub
   kivu run translate-en-pt 'Good morning'    print a model's result for a text
+  kivu                                       choose a model from a list, and serve it
+  kivu search docs 'how do I roll back'      find passages of files by meaning
   kivu models                                list the models on this machine
   kivu ps                                    list the models of a running server
   kivu build path/to/model --out my-model    make a bundle from a folder with weights
@@ -50,20 +57,21 @@ Exit codes: 0 success; 1 failure, with the reason on standard error; 2 invalid c
 
 /// Serves Hugging Face transformer models from AWS Lambda and from a laptop.
 #[derive(Debug, Parser)]
-#[command(name = "kivu", version, arg_required_else_help = true, after_help = EXAMPLES)]
+#[command(name = "kivu", version, after_help = EXAMPLES)]
 struct Arguments {
     /// The configuration file [default: KIVU_CONFIG, or kivu.toml if it exists]
     #[arg(long, global = true, value_name = "FILE")]
     config: Option<PathBuf>,
 
     #[command(subcommand)]
-    command: Command,
+    command: Option<Command>,
 }
 
 #[derive(Debug, Subcommand)]
 enum Command {
     Serve(server::Arguments),
     Run(Box<run::Arguments>),
+    Search(search::Arguments),
     Build(library::build::Arguments),
     #[command(visible_alias = "list")]
     Models(library::models::Arguments),
@@ -88,6 +96,7 @@ impl Command {
         match self {
             Self::Serve(arguments) => arguments.build.instructions,
             Self::Run(arguments) => arguments.build.instructions,
+            Self::Search(arguments) => arguments.build.instructions,
             Self::Build(arguments) => arguments.build.instructions,
             Self::Batch(arguments) => arguments.build.instructions,
             Self::Bench(arguments) => arguments.build.instructions,
@@ -141,13 +150,26 @@ fn without_users(mut error: clap::Error) -> clap::Error {
     error
 }
 
+/// Without a command: what can be served, on a terminal; elsewhere the help, as after an invalid command line.
+fn start_or_help(config: Config, services: fn(&Config) -> Services) -> Result<ExitCode> {
+    if start::is_possible() {
+        let services = services(&config);
+        return start::run(config, services.cloud);
+    }
+    terminal::print_aside(&Arguments::command().render_help().to_string());
+    Ok(ExitCode::from(2))
+}
+
 fn execute(arguments: Arguments, services: fn(&Config) -> Services) -> Result<ExitCode> {
     let mut config = Config::load(arguments.config.as_deref(), &Config::variables())?;
     telemetry::start_log(config.log);
-    config.instructions = arguments.command.instructions().or(config.instructions);
+    let Some(command) = arguments.command else {
+        return start_or_help(config, services);
+    };
+    config.instructions = command.instructions().or(config.instructions);
     native::use_instructions(config.instructions)?;
     let services = services(&config);
-    match arguments.command {
+    match command {
         Command::Batch(arguments) => batch::run(*arguments, config, services),
         Command::Bench(arguments) => bench::run(arguments, config),
         Command::Build(arguments) => library::build::run(arguments, config, services.parquet),
@@ -162,6 +184,7 @@ fn execute(arguments: Arguments, services: fn(&Config) -> Services) -> Result<Ex
         Command::Quality(arguments) => quality::run(*arguments, config, services),
         Command::Rm(arguments) => library::rm::run(&arguments, &config),
         Command::Run(arguments) => run::run(*arguments, config, services.cloud),
+        Command::Search(arguments) => search::run(arguments, config, services),
         Command::Serve(arguments) => server::run(arguments, config, services.cloud),
         Command::Show(arguments) => library::show::run(&arguments, &config, &services.cloud),
         Command::Triton(arguments) => triton::run(arguments, config),

@@ -19,6 +19,7 @@ use kivu::{
     cloud::Cloud,
     config::Config,
     error::{Error, Result},
+    model::Pipeline,
 };
 use kivu_jobs::{Parameters, Prediction, TextPredictor};
 
@@ -36,8 +37,9 @@ const MAX_LINE_BYTES: usize = 16 << 20;
 
 /// Run a model on texts, and print the results
 ///
-/// Generated texts are printed as they are, with their line breaks; all other results, and with `--json` all results, are
-/// JSON objects, one line for each text. A text that fails has a line with its error, and the exit code is 1.
+/// Generated texts are printed as they are, with their line breaks, and ranked texts with rank and score, the best first;
+/// all other results, and with `--json` all results, are JSON objects, one line for each text. A text that fails has a
+/// line with its error, and the exit code is 1.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Arguments {
@@ -46,7 +48,7 @@ pub struct Arguments {
     /// Texts, or `-` for lines from standard input [default: -]
     #[arg(value_name = "TEXT")]
     texts: Vec<String>,
-    /// Print generated texts as JSON objects, too
+    /// Print generated and ranked texts as JSON objects, too, in the order of the texts
     #[arg(long)]
     json: bool,
     /// The ranking query
@@ -92,6 +94,7 @@ fn run_texts(arguments: Arguments, mut config: Config, cloud: &Cloud) -> Result<
         .map_err(Error::io("cannot start the model's threads"))?;
     let mut runs = Runs {
         runtime,
+        ranks: !json && matches!(model.pipeline, Pipeline::Ranking(_)),
         predictor: TextPredictor::new(&model, &parameters)?,
         json,
         failed: false,
@@ -111,6 +114,8 @@ struct Runs {
     runtime: Runtime,
     predictor: TextPredictor,
     json: bool,
+    /// Whether texts are printed in the order of their scores.
+    ranks: bool,
     /// Whether a text has an error.
     failed: bool,
 }
@@ -123,7 +128,11 @@ impl Runs {
         if is_terminal {
             print_aside("one text per line; Ctrl-D ends");
         }
-        let size = if is_terminal { 1 } else { LINES_PER_RUN };
+        let size = match (self.ranks, is_terminal) {
+            (true, _) => usize::MAX,
+            (false, true) => 1,
+            (false, false) => LINES_PER_RUN,
+        };
         loop {
             let mut lines = Vec::new();
             while lines.len() < size {
@@ -140,11 +149,33 @@ impl Runs {
     }
 
     fn print(&mut self, texts: Vec<String>) -> Result<()> {
-        for prediction in self.runtime.block_on(self.predictor.predict(texts))? {
-            self.failed |= prediction.is_err();
-            print(&self.line(prediction))?;
+        let mut ranked = if self.ranks {
+            texts.clone()
+        } else {
+            Vec::new()
+        };
+        let predictions = self.runtime.block_on(self.predictor.predict(texts))?;
+        self.failed |= predictions.iter().any(Result::is_err);
+        if !self.ranks {
+            return predictions
+                .into_iter()
+                .try_for_each(|prediction| print(&self.line(prediction)));
         }
-        Ok(())
+        let (mut scores, mut failed) = (Vec::new(), Vec::new());
+        for (text, prediction) in ranked.drain(..).zip(predictions) {
+            match prediction {
+                Ok(Prediction {
+                    score: Some(score), ..
+                }) => scores.push((score, text)),
+                other => failed.push(self.line(other)),
+            }
+        }
+        // Equal scores stay in the order of the texts.
+        scores.sort_by(|(left, _), (right, _)| right.total_cmp(left));
+        for (number, (score, text)) in scores.iter().enumerate() {
+            print(&format!("{:>3}  {score:.4}  {text}", number + 1))?;
+        }
+        failed.iter().try_for_each(|line| print(line))
     }
 
     fn line(&self, prediction: Result<Prediction>) -> String {

@@ -1,5 +1,6 @@
 //! What a program adds to the command.
 
+use super::search::Search;
 use kivu::cloud::Cloud;
 use kivu_jobs::{Parquet, Sinks};
 
@@ -12,4 +13,6 @@ pub struct Services {
     pub sinks: Sinks,
     /// Parquet files.
     pub parquet: Parquet,
+    /// Search in files.
+    pub search: Option<Search>,
 }

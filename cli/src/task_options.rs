@@ -27,6 +27,9 @@ struct Given {
     /// Score each label independently
     #[arg(long, num_args = 0, default_missing_value = "true")]
     multi_label: Option<String>,
+    /// Add lists with all labels and scores, the best first, to the best label and its score
+    #[arg(long, num_args = 0, default_missing_value = "true")]
+    all_scores: Option<String>,
     /// How token labels become entities [default: simple]
     #[arg(long, value_name = "STRATEGY", value_parser = choices::<Aggregation>())]
     aggregation: Option<String>,

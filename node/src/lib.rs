@@ -35,6 +35,7 @@ pub fn command(interpreter: Vec<String>, arguments: Vec<String>) -> u8 {
         cloud: kivu_aws::cloud(config),
         sinks: kivu_sinks::sinks(),
         parquet: kivu_parquet::parquet(),
+        search: Some(kivu_search::search),
     });
     let _ = io::stdout().flush();
     // The standard library has no conversion.

@@ -15,6 +15,7 @@ fn services(config: &Config) -> Services {
         cloud: kivu_aws::cloud(config),
         sinks: kivu_sinks::sinks(),
         parquet: kivu_parquet::parquet(),
+        search: Some(kivu_search::search),
     }
 }
 

@@ -34,6 +34,7 @@ mod native {
                     cloud: kivu_aws::cloud(config),
                     sinks: kivu_sinks::sinks(),
                     parquet: kivu_parquet::parquet(),
+                    search: Some(kivu_search::search),
                 });
             let _ = io::stdout().flush();
             // The standard library has no conversion.

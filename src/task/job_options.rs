@@ -66,13 +66,21 @@ impl JobOptions {
                 |expected| Error::invalid(format!("expected {expected} in `{}`", option.name));
             Some(json.map(|json| (option.field, json)).map_err(refused))
         };
-        let fields = T::OPTIONS.iter().filter_map(field);
+        let of_task = T::OPTIONS
+            .iter()
+            .filter(|option| option.name != ALL_SCORES.name);
+        let fields = of_task.filter_map(field);
         let fields = fields.collect::<Result<BTreeMap<_, _>>>()?;
         // As text, which keeps the order of a schema's names.
         let parameters =
             serde_json::to_string(&fields).and_then(|text| serde_json::from_str(&text));
         parameters
             .map_err(|error| Error::invalid(format!("expected other options, but found: {error}")))
+    }
+
+    /// Whether answers have all labels and scores, not only the best.
+    pub fn all_scores(&self) -> bool {
+        self.get(ALL_SCORES.name) == Some("true")
     }
 
     /// Whether a schema says what is extracted, in place of labels.
@@ -175,6 +183,9 @@ impl Form {
 /// The option with a schema.
 const SCHEMA: &str = "schema";
 
+/// The option with lists of labels and scores, which only jobs have.
+const ALL_SCORES: JobOption = option("all-scores", "", Form::Flag);
+
 const fn option(name: &'static str, field: &'static str, form: Form) -> JobOption {
     JobOption { name, field, form }
 }
@@ -184,6 +195,7 @@ impl JobParameters for ZeroShotParameters {
         option("labels", "candidate_labels", Form::List),
         option("template", "hypothesis_template", Form::Text),
         option("multi-label", "multi_label", Form::Flag),
+        ALL_SCORES,
     ];
 }
 
@@ -212,7 +224,7 @@ impl JobParameters for ZeroShotEntitiesParameters {
 }
 
 impl JobParameters for ClassificationParameters {
-    const OPTIONS: &'static [JobOption] = &[];
+    const OPTIONS: &'static [JobOption] = &[ALL_SCORES];
 }
 
 impl JobParameters for RankingParameters {

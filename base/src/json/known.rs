@@ -5,6 +5,8 @@
 
 use serde_json::Value;
 
+use crate::names::similar;
+
 /// Tables with all fields of an object: those of several APIs where these share a route.
 pub type Known = &'static [&'static Fields];
 
@@ -34,8 +36,6 @@ pub struct Refused {
 
 /// Begins the message for a refused field. What follows is added to its object's path.
 pub const REFUSED: &str = "refused field ";
-/// Names up to this length are too similar to each other for suggestions.
-const MAX_SHORT_NAME: usize = 3;
 /// Characters of a value in errors.
 const MAX_VALUE: usize = 20;
 
@@ -101,21 +101,9 @@ pub fn shown(value: &Value) -> String {
     }
 }
 
-/// The known field that a name probably means: at most two edits away, or one for names with four characters.
+/// The known field that a name probably means.
 fn nearest(name: &str, known: Known) -> Option<&'static str> {
-    let length = name.chars().count();
-    let edits = match length {
-        0..=MAX_SHORT_NAME => return None,
-        4 => 1,
-        _ => 2,
-    };
-    let names = known.iter().flat_map(|fields| fields.names());
-    let distance = |known: &'static str| {
-        let is_comparable = known.len() > MAX_SHORT_NAME && known.len().abs_diff(length) <= edits;
-        let distance = is_comparable.then(|| strsim::osa_distance(name, known))?;
-        (distance <= edits).then_some((distance, known))
-    };
-    names.filter_map(distance).min().map(|(_, known)| known)
+    similar(name, known.iter().flat_map(|fields| fields.names()))
 }
 
 impl Fields {

@@ -60,7 +60,7 @@ pub struct Arguments {
     /// serves]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// The model name in requests [default: the recipe's, or the folder's]
+    /// The model name in requests [default: the recipe's, or the last part of `--out`, or the source's]
     #[arg(long)]
     name: Option<String>,
     /// File with texts for the quality gate and the ranges of int8 vectors, at least 20: see `kivu quality --help`
@@ -92,19 +92,17 @@ fn run_build(arguments: Arguments, config: &Config, parquet: Parquet) -> Result<
     }
     let source = &arguments.source;
     fs::metadata(source).map_err(|error| match error.kind() {
-        ErrorKind::NotFound => resolve::unknown(
-            "a folder with a model",
-            source,
-            "check the path or the name",
-        ),
+        ErrorKind::NotFound => resolve::unknown("a folder with a model", source)
+            .with_hint("check the path or the name"),
         _ => Error::io(format!("cannot read `{}`", source.display()))(error),
     })?;
+    let name = match &arguments.out {
+        Some(out) if source.is_dir() => name_of(out, arguments.name)?,
+        _ => arguments.name,
+    };
     let default = match arguments.out {
         Some(_) => None,
-        None => Some(PathBuf::from(default_name(
-            source,
-            arguments.name.as_deref(),
-        )?)),
+        None => Some(PathBuf::from(default_name(source, name.as_deref())?)),
     };
     let out = arguments
         .out
@@ -113,8 +111,8 @@ fn run_build(arguments: Arguments, config: &Config, parquet: Parquet) -> Result<
     // A bundle under its default name is found by `kivu serve SOURCE` until the source changes, so its id is
     // recorded.
     let is_own_name = |name: &str| default_name(source, None).is_ok_and(|default| default == name);
-    let is_default = default.is_some() && arguments.name.as_deref().is_none_or(is_own_name);
-    if is_default && arguments.name.is_none() {
+    let is_default = default.is_some() && name.as_deref().is_none_or(is_own_name);
+    if is_default && name.is_none() {
         require_own(source, &out, config)?;
     }
     let (texts, pairs) = (arguments.texts.as_deref(), arguments.pairs.as_deref());
@@ -134,7 +132,7 @@ fn run_build(arguments: Arguments, config: &Config, parquet: Parquet) -> Result<
     let request = Request {
         source: source.clone(),
         out: out.clone(),
-        name: arguments.name,
+        name,
         task,
         is_sparse,
         precision,
@@ -213,6 +211,10 @@ fn build_named(
         progress: &progress,
     };
     let options = build.options(config);
+    let name = match (&out, model) {
+        (Some(out), NamedModel::Repository(_)) => name_of(out, name)?,
+        _ => name,
+    };
     if out.is_some() || name.is_some() {
         let default = || default_name(&source, name.as_deref());
         let out = out.map_or_else(|| default().map(|name| config.bundles().join(name)), Ok)?;
@@ -251,6 +253,16 @@ fn print_report(report: &Report<'_>, as_json: bool) -> Result<ExitCode> {
         report.lines().join("\n")
     })?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The model's name: as it was given, or the last part of the bundle's folder.
+fn name_of(out: &Path, name: Option<String>) -> Result<Option<String>> {
+    let last = out.file_name().filter(|_| name.is_none());
+    let Some(last) = last.map(|last| last.to_string_lossy().into_owned()) else {
+        return Ok(name);
+    };
+    check_name(&last).map_err(|error| error.with_hint("set `--name`"))?;
+    Ok(Some(last))
 }
 
 /// The bundle's folder name without `--out`: the model's name, or the source's.

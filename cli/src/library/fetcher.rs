@@ -55,11 +55,7 @@ impl FetchModel for Fetcher {
 fn named(name: &str) -> Result<NamedModel> {
     let name = Path::new(name.strip_suffix(":latest").unwrap_or(name));
     let unknown = || {
-        resolve::unknown(
-            "a model",
-            name,
-            "`GET /models` lists the models of this server",
-        )
+        resolve::unknown("a model", name).with_hint("`GET /models` lists the models of this server")
     };
     resolve::model(name)?.ok_or_else(unknown)
 }

@@ -10,6 +10,7 @@ use std::{
 use clap::Args;
 use serde::Serialize;
 
+use super::catalogue::{self, catalogue};
 use crate::{quality, terminal::print};
 use kivu::{
     config::Config,
@@ -26,12 +27,19 @@ use kivu_compiler::library::model_library::{ModelLibrary, size};
 const EXAMPLES: &str = "\
 Examples:
   kivu models
+  kivu models --all     also those that can be built
   kivu models --json    for a script";
 
 /// List the models on this machine: built by name, or without `--out`
+///
+/// With --all, the list has published models that people use most, and the recipes: `kivu serve NAME` downloads and
+/// builds one. Sizes and memory are those of int8, measured with each model's shape.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Arguments {
+    /// List models that can be built, instead of those on this machine
+    #[arg(long)]
+    all: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -39,8 +47,8 @@ pub struct Arguments {
 
 /// A model served by `kivu serve NAME`.
 #[derive(Debug, Serialize)]
-struct Row {
-    name: String,
+pub struct Row {
+    pub name: String,
     task: Task,
     precision: Precision,
     bytes: u64,
@@ -95,22 +103,36 @@ impl Row {
 }
 
 pub fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
+    let known = catalogue()?;
+    let rows = rows(config);
+    let lines = match (arguments.json, arguments.all) {
+        (true, true) => vec![json(&known)?],
+        (true, false) => vec![json(&rows)?],
+        (false, true) => catalogue::lines(known.iter()),
+        (false, false) if rows.is_empty() => {
+            vec!["no models yet; `kivu serve minilm` builds one".to_owned()]
+        }
+        (false, false) => lines(&rows),
+    };
+    lines.iter().try_for_each(|line| print(line))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn json(list: &impl Serialize) -> Result<String> {
+    serde_json::to_string_pretty(list)
+        .map_err(|error| Error::model_because("cannot serialize the list", error))
+}
+
+/// The models on this machine.
+pub fn rows(config: &Config) -> Vec<Row> {
     let named = ModelLibrary::new(config).list().into_iter();
-    let mut rows: Vec<Row> = named
-        .map(|entry| Row::new(entry.name, &entry.bundle, entry.built, Some(entry.version)))
-        .collect();
-    rows.extend(built_without_out(config));
-    if arguments.json {
-        return print(
-            &serde_json::to_string_pretty(&rows)
-                .map_err(|error| Error::model_because("cannot serialize the list", error))?,
-        )
-        .map(|()| ExitCode::SUCCESS);
-    }
-    if rows.is_empty() {
-        print("no models yet; `kivu serve minilm` builds one")?;
-        return Ok(ExitCode::SUCCESS);
-    }
+    let named =
+        named.map(|entry| Row::new(entry.name, &entry.bundle, entry.built, Some(entry.version)));
+    named.chain(built_without_out(config)).collect()
+}
+
+/// Lines of a table.
+pub fn lines(rows: &[Row]) -> Vec<String> {
     let width = rows
         .iter()
         .map(|row| row.name.len())
@@ -118,12 +140,14 @@ pub fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
         .unwrap_or_default()
         .max(4);
     let (name, task, precision) = ("NAME", "TASK", "PRECISION");
-    print(&format!(
+    let head = format!(
         "{name:width$}  {task:24}  {precision:11}  {:>11}  {:>8}  QUALITY",
         "SIZE", "AGE"
-    ))?;
-    rows.iter().try_for_each(|row| print(&row.line(width)))?;
-    Ok(ExitCode::SUCCESS)
+    );
+    [head]
+        .into_iter()
+        .chain(rows.iter().map(|row| row.line(width)))
+        .collect()
 }
 
 /// Bundles built without `--out`.

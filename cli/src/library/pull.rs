@@ -8,9 +8,10 @@ use super::resolve::require_local;
 use crate::terminal::{Progress, print};
 use kivu::{
     cloud::Cloud,
-    error::Result,
+    error::{Error, Result},
     repository::{remote, s3::Url},
 };
+use kivu_compiler::library::hub::RepositoryName;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -23,11 +24,23 @@ Examples:
 #[command(after_help = EXAMPLES)]
 pub struct Arguments {
     /// The bundle, as s3://BUCKET/PREFIX/NAME or s3://BUCKET/PREFIX/NAME/DIGEST
-    #[arg(value_name = "URL")]
+    #[arg(value_name = "URL", value_parser = bundle)]
     bundle: Url,
     /// The bundle's folder; an existing bundle is replaced, other files are an error
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
+}
+
+fn bundle(text: &str) -> Result<Url> {
+    if RepositoryName::is_name(text) {
+        return Err(Error::config(format!(
+            "expected a bundle's `s3://` URL, but found the hub repository `{text}`"
+        ))
+        .with_hint(format!(
+            "`kivu serve {text}` downloads, builds and serves it, and `kivu build {text}` only builds it"
+        )));
+    }
+    text.parse()
 }
 
 pub fn run(arguments: &Arguments, cloud: &Cloud) -> Result<ExitCode> {

@@ -30,14 +30,15 @@ use super::{
         resolve::{BuildArguments, resolve_all},
     },
     server::connections::Timeouts,
-    terminal::print,
+    terminal::{print, print_aside},
 };
 use kivu::{
     backend::MappedFiles,
     cloud::Cloud,
-    config::{Config, Load, OtlpConfig, parse_address, parse_bytes},
+    config::{Config, Load, ModelConfig, OtlpConfig, parse_address, parse_bytes},
     error::{Error, Result},
     model::Catalog,
+    repository::manifest::check_name,
     telemetry::{Otlp, Prometheus},
 };
 use kivu_compiler::{
@@ -58,6 +59,7 @@ Examples:
   kivu serve my-model                           a bundle, or a folder with weights
   kivu serve bundles --port 9000                all bundles in a folder, on another port
   kivu serve minilm                             a built-in recipe, or a model by its name
+  kivu serve search=BAAI/bge-small-en-v1.5      a model with another name in requests
   kivu serve                                    all models in kivu.toml, or on this machine";
 
 /// Serve models over HTTP
@@ -66,10 +68,11 @@ Examples:
 /// weights, a bundle from `kivu build` or its name, a folder of bundles, or a bundle's S3 URL, as
 /// s3://BUCKET/PREFIX/NAME[/DIGEST]. Models that are not bundles are built at the first start and kept. The default is
 /// the models in kivu.toml, or else all bundles that were built without `--out`.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Arguments {
-    /// A hub repository, a recipe, a bundle, a folder of bundles, or a bundle's URL
+    /// A hub repository, a recipe, a bundle, a folder of bundles, or a bundle's URL; also as NAME=MODEL, with the name in
+    /// requests
     #[arg(value_name = "MODEL")]
     models: Vec<PathBuf>,
     /// The address to listen on [default: as in kivu.toml, or 127.0.0.1:8080]
@@ -85,11 +88,25 @@ pub struct Arguments {
     /// may use]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     max_memory: Option<u64>,
+    /// Open the page in a browser, once models are served
+    #[arg(long)]
+    open: bool,
     /// Exit when standard input is closed, as it is when the parent process ends
     #[arg(long, hide = true)]
     until_stdin_closes: bool,
     #[command(flatten)]
     pub build: BuildArguments,
+}
+
+impl Arguments {
+    /// Serves one model, and opens its page.
+    pub fn of(model: &str) -> Self {
+        Self {
+            models: vec![model.into()],
+            open: true,
+            ..Self::default()
+        }
+    }
 }
 
 pub fn run(arguments: Arguments, mut config: Config, cloud: Cloud) -> Result<ExitCode> {
@@ -100,7 +117,7 @@ pub fn run(arguments: Arguments, mut config: Config, cloud: Cloud) -> Result<Exi
         });
     }
     if !arguments.models.is_empty() {
-        config.models = arguments.models.into_iter().map(Into::into).collect();
+        config.models = arguments.models.into_iter().map(named).collect();
     }
     if config.models.is_empty() && config.bundles().is_dir() {
         config.models = vec![config.bundles().into()];
@@ -127,14 +144,40 @@ pub fn run(arguments: Arguments, mut config: Config, cloud: Cloud) -> Result<Exi
     };
     // Connections stay responsive beside requests that take long to read or to answer.
     let (connections, long_requests) = (runtime()?, runtime()?);
+    let ready = match arguments.open && config.page {
+        true => open_page,
+        false => |_: &str| {},
+    };
     let served = connections.block_on(serve(
         config,
         cloud,
         options,
         long_requests.handle().clone(),
+        ready,
     ));
     long_requests.shutdown_background();
     served
+}
+
+/// Opens a page in the user's browser, if there is one.
+fn open_page(url: &str) {
+    if let Err(error) = open::that_detached(url) {
+        print_aside(&format!("note: cannot open a browser: {error}"));
+    }
+}
+
+/// A model, or `NAME=MODEL`. An existing path with `=` has no name.
+fn named(model: PathBuf) -> ModelConfig {
+    let text = model.to_str().filter(|_| !model.exists());
+    let named = text.and_then(|text| text.split_once('='));
+    match named.filter(|(name, _)| check_name(name).is_ok()) {
+        Some((name, path)) => ModelConfig {
+            name: Some(name.to_owned()),
+            path: path.into(),
+            ..ModelConfig::default()
+        },
+        None => model.into(),
+    }
 }
 
 async fn serve(
@@ -142,6 +185,7 @@ async fn serve(
     cloud: Cloud,
     options: Options,
     long_requests: Handle,
+    ready: fn(&str),
 ) -> Result<ExitCode> {
     let guard = Guard::new(&config.auth, BindScope::Address(config.listen), &cloud)?
         .with_pages(config.cors_origins.clone());
@@ -192,6 +236,7 @@ async fn serve(
         &config,
         &guard,
     );
+    ready(&url(reachable(address)));
     let files = catalog.mapped_files();
     let stop = async {
         tokio::select! {

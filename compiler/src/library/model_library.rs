@@ -612,7 +612,8 @@ fn recipe_id(recipe: &EmbeddedRecipe) -> String {
     hex(&hash.finalize())
 }
 
-fn folders(folder: &Path) -> Vec<PathBuf> {
+/// The folders in a folder, without hidden ones.
+pub fn folders(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let folders = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
     folders

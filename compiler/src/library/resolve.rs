@@ -1,10 +1,13 @@
 //! Resolves model names, for commands, `kivu.toml` and programs that embed Kivu.
 
-use std::path::{Path, PathBuf};
+use std::{
+    borrow::Cow,
+    path::{Path, PathBuf},
+};
 
 use super::{
     hub::RepositoryName,
-    model_library::{ModelLibrary, NamedModel, Options, Outcome, Tools},
+    model_library::{self, ModelLibrary, NamedModel, Options, Outcome, Tools},
     onnx_runtime,
 };
 use crate::{Progress, RECIPES};
@@ -14,6 +17,7 @@ use kivu::{
     config::{Config, EngineChoice},
     error::{Error, Result, quoted},
     model::Model,
+    names::similar,
     repository::{Manifest, bundle::MANIFEST, s3::Url},
 };
 
@@ -40,11 +44,10 @@ impl Location {
             }
             return Ok(Self::Bundle(named.to_owned()));
         }
-        if named.to_string_lossy().contains("://") {
-            return Err(unknown(
-                "a bundle",
-                named,
-                "the hub's address is in `HF_ENDPOINT`, and bundles may be at `s3://` addresses",
+        let text = named.to_string_lossy();
+        if text.contains("://") && !RepositoryName::is_name(&text) {
+            return Err(unknown("a bundle", named).with_hint(
+                "repositories may be at `hf://` or `https://huggingface.co/` addresses, and bundles at `s3://`",
             ));
         }
         if named.exists() {
@@ -140,7 +143,7 @@ pub fn origin(path: &Path, manifest: &Manifest, config: &Config) -> Result<Optio
 /// Finds a bundle by name; `None` if it must be built first.
 pub fn find(named: &Path, options: &Options, config: &Config) -> Result<Option<PathBuf>> {
     match Location::of(named, options, config)? {
-        Location::Bundle(path) => require(path).map(Some),
+        Location::Bundle(path) => require(path, config).map(Some),
         Location::Model(model) => ModelLibrary::new(config).find(&model, options),
     }
 }
@@ -164,7 +167,7 @@ pub fn resolve<P: Progress>(
     tools: &Tools<'_, P>,
 ) -> Result<Outcome> {
     match Location::of(named, options, tools.config)? {
-        Location::Bundle(path) => require(path).map(Outcome::Known),
+        Location::Bundle(path) => require(path, tools.config).map(Outcome::Known),
         Location::Model(model) => {
             ModelLibrary::new(tools.config).build(&model, options, false, tools)
         }
@@ -261,22 +264,34 @@ pub fn load(name: &str, options: &Options, config: &Config, cloud: &Cloud) -> Re
 }
 
 /// Refuses a single word that is not a known name. Errors about paths are reported when the path is read.
-fn require(path: PathBuf) -> Result<PathBuf> {
+fn require(path: PathBuf, config: &Config) -> Result<PathBuf> {
     let is_word = path.components().count() == 1
         && !path.is_absolute()
         && path.to_str().is_some_and(is_plain);
     if !is_word || path.exists() || Url::of(&path).is_some() {
         return Ok(path);
     }
-    Err(unknown(
-        "a bundle",
-        &path,
-        "`kivu models` lists the models on this machine",
-    ))
+    let name = path.to_string_lossy();
+    let built = ModelLibrary::new(config).list();
+    let folders = model_library::folders(&config.bundles());
+    let names = built.iter().map(|entry| Cow::from(&entry.name));
+    let names = names.chain(
+        folders
+            .iter()
+            .filter_map(|path| Some(path.file_name()?.to_string_lossy())),
+    );
+    let names: Vec<_> = names
+        .chain(RECIPES.iter().map(|recipe| recipe.name.into()))
+        .collect();
+    let hint = match similar(&name, names.iter().map(AsRef::as_ref)) {
+        Some(similar) => format!("did you mean `{similar}`?"),
+        None => "`kivu models` lists the models on this machine".to_owned(),
+    };
+    Err(unknown("a bundle", &path).with_hint(hint))
 }
 
 /// Error for a name that is not `expected`, a recipe or a hub repository.
-pub fn unknown(expected: &str, named: &Path, hint: &str) -> Error {
+pub fn unknown(expected: &str, named: &Path) -> Error {
     let recipes: Vec<&str> = RECIPES.iter().map(|recipe| recipe.name).collect();
     Error::config(format!(
         "expected {expected}, a recipe ({}) or a Hugging Face hub repository as ORG/NAME, but \
@@ -284,7 +299,6 @@ pub fn unknown(expected: &str, named: &Path, hint: &str) -> Error {
         quoted(&recipes),
         shown_value(&named.to_string_lossy())
     ))
-    .with_hint(hint)
 }
 
 fn is_plain(word: &str) -> bool {

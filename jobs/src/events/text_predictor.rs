@@ -22,12 +22,14 @@ pub struct TextPredictor {
 }
 
 /// A text's result.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Prediction {
     /// The object that a JSON Lines job adds to the text's row.
     pub json: String,
     /// The generated text, if the model generates one.
     pub text: Option<String>,
+    /// The text's score, if the model ranks.
+    pub score: Option<f32>,
 }
 
 impl TextPredictor {
@@ -58,6 +60,7 @@ impl TextPredictor {
     fn prediction(&self, result: RowResult) -> Result<Prediction> {
         let answer = result.map_err(|error| Error::invalid(error.message))?;
         let text = self.generated(&answer);
+        let score = self.score(&answer);
         let mut line = Vec::new();
         write_line(
             &mut line,
@@ -69,12 +72,20 @@ impl TextPredictor {
         Ok(Prediction {
             json: String::from_utf8_lossy(&line).trim_end().to_owned(),
             text,
+            score,
         })
     }
 
     fn generated(&self, answer: &Answer) -> Option<String> {
         match (&self.predictor, answer.as_slice()) {
             (Predictor::TextToText(..), [Cell::Text(text)]) => Some(text.to_string()),
+            _ => None,
+        }
+    }
+
+    fn score(&self, answer: &Answer) -> Option<f32> {
+        match (&self.predictor, answer.as_slice()) {
+            (Predictor::Ranking(..), [Cell::Number(score)]) => Some(*score),
             _ => None,
         }
     }

@@ -38,13 +38,52 @@ const TIMEOUT: Duration = Duration::from_secs(600);
 #[derive(Clone, Debug)]
 pub enum Predictor {
     Embedding(Embedder),
-    Classification(Classifier),
-    ZeroShot(ZeroShotClassifier),
+    Classification(Classifier, Scores),
+    ZeroShot(ZeroShotClassifier, Scores),
     Entities(EntityFinder),
     Extraction(Extractor),
     Ranking(Ranker, String),
     /// Translations, summaries and other texts, with their column.
     TextToText(TextGenerator, &'static str),
+}
+
+/// Which of a text's labels and scores an answer has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scores {
+    /// The best label and its score.
+    Best,
+    /// These two, and lists with all, the best first.
+    All,
+}
+
+impl Scores {
+    fn columns(self) -> Columns {
+        let all = [("labels", CellType::Texts), ("scores", CellType::Numbers)];
+        match self {
+            Self::Best => label_columns(),
+            Self::All => label_columns().iter().copied().chain(all).collect(),
+        }
+    }
+
+    fn answer(self, labels: &[Arc<str>], scores: &[f32]) -> Answer {
+        let order = descending(scores);
+        let best = [
+            Cell::Text(Arc::clone(&labels[order[0]])),
+            Cell::Number(scores[order[0]]),
+        ];
+        match self {
+            Self::Best => best.into(),
+            Self::All => {
+                let names = order.iter().map(|label| Arc::clone(&labels[*label]));
+                let sorted = order.iter().map(|label| scores[*label]);
+                let all = [
+                    Cell::Texts(names.collect()),
+                    Cell::Numbers(sorted.collect()),
+                ];
+                best.into_iter().chain(all).collect()
+            }
+        }
+    }
 }
 
 impl Predictor {
@@ -59,6 +98,10 @@ impl Predictor {
             let labels = options.get("labels").filter(|labels| !labels.is_empty());
             labels.map(drop).ok_or_else(|| lacks(model, "`labels`"))
         };
+        let scores = match options.all_scores() {
+            true => Scores::All,
+            false => Scores::Best,
+        };
         Ok(match &model.pipeline {
             Pipeline::Embedding(pipeline) => {
                 let parameters: EmbeddingParameters = options.parameters()?;
@@ -69,6 +112,7 @@ impl Predictor {
                 options
                     .parameters::<ClassificationParameters>()?
                     .prepare(pipeline, &scope)?,
+                scores,
             ),
             Pipeline::TokenClassification(pipeline) => {
                 let parameters: TokenClassificationParameters = options.parameters()?;
@@ -108,6 +152,7 @@ impl Predictor {
                     options
                         .parameters::<ZeroShotParameters>()?
                         .prepare(pipeline, &scope)?,
+                    scores,
                 )
             }
             Pipeline::Ranking(pipeline) => {
@@ -165,10 +210,7 @@ impl Predictor {
                     .filter(|(kind, _)| embedder.requested.kinds.contains(kind));
                 requested.map(|(_, column)| column).collect()
             }
-            Self::Classification(_) => label_columns(),
-            Self::ZeroShot(_) => {
-                [("labels", CellType::Texts), ("scores", CellType::Numbers)].into()
-            }
+            Self::Classification(_, scores) | Self::ZeroShot(_, scores) => scores.columns(),
             Self::Entities(finder) if finder.redacts() => {
                 [("redacted", CellType::Text), entities].into()
             }
@@ -213,7 +255,7 @@ impl Predictor {
                     VectorType::Binary | VectorType::Ubinary => dimensions.unwrap_or_default() / 8,
                 })
             }
-            Self::ZeroShot(classifier) => {
+            Self::ZeroShot(classifier, Scores::All) => {
                 let labels = classifier.labels();
                 let names: usize = labels.iter().map(|label| label.len() + 3).sum();
                 names + numbers(labels.len())
@@ -322,33 +364,19 @@ impl Predictor {
                 let cells = |text| vector_cells(embedder, text);
                 Ok((found.vectors.into_iter().map(cells).collect(), found.usage))
             }
-            Self::Classification(classifier) => {
-                let scores = classifier
+            Self::Classification(classifier, kept) => {
+                let found = classifier
                     .run(texts.into_iter().map(Input::Text).collect(), deadline)
                     .await?;
                 let labels = shared(classifier.labels());
-                let best = |scores: &Vec<f32>| {
-                    let best = descending(scores)[0];
-                    vec![
-                        Cell::Text(Arc::clone(&labels[best])),
-                        Cell::Number(scores[best]),
-                    ]
-                };
-                Ok((scores.rows.iter().map(best).collect(), scores.usage))
+                let answers = found.rows.iter().map(|scores| kept.answer(&labels, scores));
+                Ok((answers.collect(), found.usage))
             }
-            Self::ZeroShot(classifier) => {
-                let scores = classifier.run(&texts, deadline).await?;
+            Self::ZeroShot(classifier, kept) => {
+                let found = classifier.run(&texts, deadline).await?;
                 let labels = shared(classifier.labels());
-                let sorted = |scores: Vec<f32>| {
-                    let order = descending(&scores);
-                    let names = order
-                        .iter()
-                        .map(|label| Arc::clone(&labels[*label]))
-                        .collect();
-                    let scores = order.iter().map(|label| scores[*label]).collect();
-                    vec![Cell::Texts(names), Cell::Numbers(scores)]
-                };
-                Ok((scores.rows.into_iter().map(sorted).collect(), scores.usage))
+                let answers = found.rows.iter().map(|scores| kept.answer(&labels, scores));
+                Ok((answers.collect(), found.usage))
             }
             Self::Entities(finder) => {
                 let found = finder.run(texts, deadline).await?;

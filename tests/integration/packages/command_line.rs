@@ -59,6 +59,7 @@ fn the_help_of_every_command_has_examples() {
         "quality",
         "rm",
         "run",
+        "search",
         "serve",
         "show",
         "triton",

@@ -127,8 +127,9 @@ const OPENERS: &[&str] = &[
     "compiler/src/library/hub/download.rs",
     "compiler/src/library/model_library.rs",
     "compiler/src/plan/scratch.rs",
-    // Creates a new file.
+    // Create a new file.
     "cli/src/init.rs",
+    "search/src/index.rs",
     "cli/src/interrupt.rs",
     "base/src/config/memory.rs",
     "base/src/regular_file.rs",

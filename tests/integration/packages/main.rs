@@ -37,4 +37,5 @@ mod node;
 mod python;
 mod readme;
 mod reliability;
+mod search;
 mod wasm;

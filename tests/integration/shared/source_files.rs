@@ -6,7 +6,7 @@ use std::{
 };
 
 /// The code of the crates.
-pub(crate) const CRATES: [&str; 18] = [
+pub(crate) const CRATES: [&str; 19] = [
     "aws/src",
     "base/src",
     "bindings/src",
@@ -19,6 +19,7 @@ pub(crate) const CRATES: [&str; 18] = [
     "node/src",
     "onnx/src",
     "parquet/src",
+    "search/src",
     "program/src",
     "python/src",
     "sinks/src",

@@ -1,4 +1,4 @@
-//! Repository names: `ORG/NAME`, or `ORG/NAME@REVISION`.
+//! Repository names: `ORG/NAME`, or `ORG/NAME@REVISION`; also as their addresses.
 
 use std::{fmt, str::FromStr};
 
@@ -8,6 +8,13 @@ use kivu::error::{Error, Result};
 const MAIN: &str = "main";
 /// The hub's length limit.
 const MAX_LENGTH: usize = 96;
+
+/// What precedes a repository's name in its address, and then its revision.
+const ADDRESSES: [(&str, &str); 3] = [
+    ("hf://", "@"),
+    ("https://huggingface.co/", "/tree/"),
+    ("https://hf.co/", "/tree/"),
+];
 
 /// A model repository at a revision.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,7 +51,12 @@ impl FromStr for RepositoryName {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let (id, revision) = text.split_once('@').unwrap_or((text, MAIN));
+        let address = ADDRESSES.iter().find_map(|(start, revision)| {
+            let name = text.strip_prefix(start)?;
+            Some((name.strip_suffix('/').unwrap_or(name), *revision))
+        });
+        let (name, separator) = address.unwrap_or((text, "@"));
+        let (id, revision) = name.split_once(separator).unwrap_or((name, MAIN));
         let is_valid = id.len() <= MAX_LENGTH
             && id.split('/').count() == 2
             && id.split('/').all(is_part)
@@ -121,7 +133,36 @@ mod tests {
     }
 
     #[test]
-    fn paths_and_urls_are_not_names() {
+    fn addresses_of_repositories_are_names() {
+        for (address, name) in [
+            ("hf://a/b", "a/b"),
+            ("hf://a/b@v1.0", "a/b@v1.0"),
+            ("https://huggingface.co/a/b", "a/b"),
+            ("https://huggingface.co/a/b/", "a/b"),
+            ("https://hf.co/a/b/tree/refs/pr/1", "a/b@refs/pr/1"),
+        ] {
+            assert_eq!(
+                address.parse::<RepositoryName>().unwrap().to_string(),
+                name,
+                "{address}"
+            );
+        }
+        for address in [
+            "hf://a",
+            "hf://datasets/a/b",
+            "https://huggingface.co/a",
+            "https://huggingface.co/datasets/a/b",
+            "https://huggingface.co/a/b/blob/main/config.json",
+            "https://huggingface.co/a/b?x=1",
+            "https://user:word@huggingface.co/a/b",
+            "https://example.org/a/b",
+        ] {
+            assert!(!RepositoryName::is_name(address), "{address}");
+        }
+    }
+
+    #[test]
+    fn paths_and_other_urls_are_not_names() {
         let paths = [
             "", "a", "a/", "/a", "a/b/c", "./a", "../a", "a/..", "a/b@", "a/b@../c", "a/b@c//d",
             "a b/c", "-a/b", "a/b.git", "a--b/c", "~/a", "s3://a/b", "a/b?c", "a\\b/c", "é/b",

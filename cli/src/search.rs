@@ -1,0 +1,168 @@
+//! `kivu search`: passages of text files that are near to a question.
+
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use clap::Args;
+use serde::Serialize;
+
+use super::{
+    interrupt::{Ended, interruptible},
+    library::resolve::{BuildArguments, open},
+    services::Services,
+    terminal::{Progress, print, print_aside},
+};
+use kivu::{
+    cloud::{Cloud, unsupported},
+    config::Config,
+    error::{Error, Result},
+    model::Model,
+    pipeline::Task,
+};
+use kivu_compiler::{Progress as BuildProgress, library::model_library::ModelLibrary};
+
+const EXAMPLES: &str = "\
+Examples:
+  kivu search docs 'how do I roll back a deployment'
+  kivu search src tests 'where are passwords checked' --top 10
+  kivu search notes.md 'ideas for presents' --json    for a script";
+
+/// Search text files by meaning
+///
+/// Embeds the passages of text, Markdown, HTML and code files, and prints those that are nearest to QUESTION, the best
+/// first. An index in Kivu's home has the passages with their vectors, so that only files that are new or changed are
+/// embedded again; it is a Parquet file, which `--json` names, for programs such as DuckDB. Files that `.gitignore`
+/// names, hidden files and files without text are left out.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Arguments {
+    /// Files and folders
+    #[arg(value_name = "PATH", required = true)]
+    paths: Vec<PathBuf>,
+    /// What the passages are about
+    question: String,
+    /// The embedding model
+    #[arg(long, value_name = "NAME", default_value = "minilm")]
+    model: String,
+    /// A model that ranks the nearest passages [default: one on this machine that reads question and passage together]
+    #[arg(long, value_name = "NAME")]
+    rank: Option<String>,
+    /// The number of passages
+    #[arg(long, value_name = "NUMBER", default_value = "5", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    top: u16,
+    /// Print a JSON object
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    pub build: BuildArguments,
+}
+
+/// What a search needs.
+pub struct SearchRequest<'a> {
+    /// Files and folders.
+    pub paths: &'a [PathBuf],
+    /// What the passages are about.
+    pub question: &'a str,
+    /// The embedding model.
+    pub model: &'a Model,
+    /// The model that ranks the nearest passages.
+    pub ranker: Option<&'a Model>,
+    /// The maximum number of results.
+    pub top: usize,
+    /// The folder for indexes.
+    pub home: &'a Path,
+    /// Observes files whose passages get vectors.
+    pub progress: &'a dyn BuildProgress,
+}
+
+/// What a search has found.
+#[derive(Debug, Serialize)]
+pub struct Found {
+    /// The best first.
+    pub hits: Vec<Hit>,
+    /// What the user should know.
+    #[serde(skip)]
+    pub notes: Vec<String>,
+    /// The number of passages that were compared.
+    pub passages: usize,
+    /// The index.
+    pub index: PathBuf,
+}
+
+/// A passage.
+#[derive(Debug, Serialize)]
+pub struct Hit {
+    /// Its file.
+    pub file: String,
+    /// The line in which it begins, from 1.
+    pub line: u32,
+    /// The cosine, or the ranking model's score.
+    pub score: f32,
+    /// The passage.
+    pub text: String,
+}
+
+/// Searches files; a program that links `kivu-search` has it.
+pub type Search = fn(&SearchRequest<'_>) -> Result<Found>;
+
+pub fn run(arguments: Arguments, config: Config, services: Services) -> Result<ExitCode> {
+    let Services { cloud, search, .. } = services;
+    let search = search.ok_or_else(|| unsupported("`kivu search`"))?;
+    interruptible(move || print_hits(&arguments, config, &cloud, search)).map(Ended::code)
+}
+
+fn print_hits(
+    arguments: &Arguments,
+    mut config: Config,
+    cloud: &Cloud,
+    search: Search,
+) -> Result<ExitCode> {
+    let options = arguments.build.clone().options(&config);
+    config.engine = options.engine;
+    let mut opened = |name: &str| open(Some(name), &options, &mut config.clone(), cloud);
+    let model = opened(&arguments.model)?;
+    let ranker = arguments.rank.clone().or_else(|| built_ranker(&config));
+    let ranker = ranker.as_deref().map(&mut opened).transpose()?;
+    let progress = Progress::default();
+    let found = search(&SearchRequest {
+        paths: &arguments.paths,
+        question: &arguments.question,
+        model: &model,
+        ranker: ranker.as_ref(),
+        top: arguments.top.into(),
+        home: &config.home,
+        progress: &progress,
+    });
+    progress.clear();
+    let found = found?;
+    found
+        .notes
+        .iter()
+        .for_each(|note| print_aside(&format!("note: {note}")));
+    if arguments.json {
+        let json = serde_json::to_string_pretty(&found)
+            .map_err(|error| Error::model_because("cannot serialize the results", error))?;
+        print(&json)?;
+    } else {
+        for hit in &found.hits {
+            let text = hit.text.replace('\n', "\n  ");
+            print(&format!(
+                "{}:{}  {:.2}\n  {text}\n",
+                hit.file, hit.line, hit.score
+            ))?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The name of a ranking model on this machine that reads question and passage together.
+fn built_ranker(config: &Config) -> Option<String> {
+    let models = ModelLibrary::new(config).list().into_iter();
+    let mut rankers = models.filter(|entry| {
+        let manifest = entry.bundle.manifest();
+        manifest.task == Task::TextRanking && manifest.settings.embedding().is_none()
+    });
+    rankers.next().map(|entry| entry.name)
+}

@@ -1,0 +1,126 @@
+//! `kivu search`.
+
+use std::{
+    fs::{self, File},
+    path::Path,
+    process::{Command, Output, Stdio},
+};
+
+use arrow_array::RecordBatchReader;
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use serde_json::Value;
+
+use crate::tools::root;
+
+/// Searches `folder` with the model `minilm` and an index in `home`.
+fn search(home: &Path, folder: &Path, arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kivu"));
+    command.arg("search").arg(folder);
+    command.arg("where do I change my password").args(arguments);
+    command
+        .arg("--model")
+        .arg(root().join(".kivu/bundles/minilm"));
+    command.env("KIVU_HOME", home).stdin(Stdio::null());
+    command.output().unwrap()
+}
+
+fn found(output: &Output) -> (Value, String) {
+    let notes = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{notes}");
+    (serde_json::from_slice(&output.stdout).unwrap(), notes)
+}
+
+#[test]
+fn search_finds_passages_and_embeds_only_files_that_changed() {
+    let [home, folder] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
+    let filler = "The weather in the mountains was cold and clear all week long. ".repeat(8);
+    write(
+        "a.txt",
+        &format!("{filler}\n\nHens lay eggs every morning. {filler}\n"),
+    );
+    write(
+        "b.md",
+        &format!(
+            "# Account\n\n{filler}\n\n## Password\n\nOpen the settings to set a new password.\n"
+        ),
+    );
+    write("c.bin", "\0\u{1}");
+
+    let (first, notes) = found(&search(
+        home.path(),
+        folder.path(),
+        &["--json", "--top", "2"],
+    ));
+    let best = &first["hits"][0];
+    assert!(best["file"].as_str().unwrap().ends_with("b.md"), "{first}");
+    assert_eq!(best["line"], 5, "{first}");
+    assert!(best["text"].as_str().unwrap().contains("new password"));
+    assert_eq!(first["hits"].as_array().unwrap().len(), 2);
+    assert!(notes.contains("1 without text in UTF-8"), "{notes}");
+    let shown = search(home.path(), folder.path(), &[]);
+    let shown = String::from_utf8(shown.stdout).unwrap();
+    assert!(
+        shown.lines().next().unwrap().contains("b.md:5  0."),
+        "{shown}"
+    );
+
+    // Other programs read the index as a table.
+    let index = Path::new(first["index"].as_str().unwrap());
+    let table = ParquetRecordBatchReaderBuilder::try_new(File::open(index).unwrap()).unwrap();
+    let table = table.build().unwrap();
+    let schema = table.schema();
+    let columns: Vec<_> = schema.fields().iter().map(|field| field.name()).collect();
+    assert_eq!(
+        columns,
+        ["path", "line", "text", "modified_ns", "bytes", "embedding"]
+    );
+    let rows: usize = table.map(|batch| batch.unwrap().num_rows()).sum();
+    assert_eq!(rows, first["passages"].as_u64().unwrap() as usize);
+
+    let written = || fs::metadata(index).unwrap().modified().unwrap();
+    let before = written();
+    found(&search(home.path(), folder.path(), &["--json"]));
+    assert_eq!(written(), before, "nothing changed");
+    write("b.md", "gone");
+    write(
+        "d.html",
+        "<p>Passwords are changed <b>here</b>: enter the new password twice.</p>",
+    );
+    let (second, _) = found(&search(
+        home.path(),
+        folder.path(),
+        &["--json", "--top", "1"],
+    ));
+    assert!(
+        second["hits"][0]["file"]
+            .as_str()
+            .unwrap()
+            .ends_with("d.html"),
+        "{second}"
+    );
+    assert!(
+        second["hits"][0]["text"]
+            .as_str()
+            .unwrap()
+            .contains("changed here: enter")
+    );
+
+    fs::write(index, "another file").unwrap();
+    let (again, notes) = found(&search(
+        home.path(),
+        folder.path(),
+        &["--json", "--top", "1"],
+    ));
+    assert_eq!(again["hits"], second["hits"]);
+    assert!(notes.contains("the index is made again"), "{notes}");
+}
+
+#[test]
+fn search_refuses_what_it_cannot_read() {
+    let home = tempfile::tempdir().unwrap();
+    let missing = search(home.path(), Path::new("tests/nothing"), &[]);
+    assert_eq!(missing.status.code(), Some(1));
+    let message = String::from_utf8(missing.stderr).unwrap();
+    assert!(message.contains("cannot read `tests/nothing`"), "{message}");
+}
