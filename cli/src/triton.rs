@@ -89,5 +89,10 @@ fn write_models(arguments: Arguments, config: &Config) -> Result<ExitCode> {
     for name in write(&bundle, &arguments.out, &options)? {
         print(&format!("wrote {}", arguments.out.join(name).display()))?;
     }
+    print(&format!(
+        "next  tritonserver --model-repository {}\n      KIVU_FLEET__URLS=http://HOST:8000 kivu serve {}",
+        arguments.out.display(),
+        arguments.bundle.display()
+    ))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -60,9 +60,14 @@ fn links_lead_to_files_and_headings_and_tables_are_regular() {
     let folders = ["docs", "examples", "models", "tests"]
         .iter()
         .flat_map(|folder| sources(&root().join(folder), "md"));
-    let pages = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "RELEASE.md"]
-        .iter()
-        .map(|name| root().join(name));
+    let pages = [
+        "README.md",
+        "CONTRIBUTING.md",
+        "CHANGELOG.md",
+        "RELEASE.md",
+        "llms.txt",
+    ];
+    let pages = pages.iter().map(|name| root().join(name));
     let mut faults = Vec::new();
     for page in folders.chain(pages) {
         let text = fs::read_to_string(&page).unwrap();
@@ -94,4 +99,19 @@ fn links_lead_to_files_and_headings_and_tables_are_regular() {
         }
     }
     assert!(faults.is_empty(), "{faults:#?}");
+}
+
+/// `llms.txt` is the index for programs that read documentation.
+#[test]
+fn the_index_has_every_page() {
+    let index = fs::read_to_string(root().join("llms.txt")).unwrap();
+    let pages = sources(&root().join("docs"), "md");
+    let missing: Vec<_> = pages
+        .iter()
+        .filter(|page| {
+            let name = page.file_name().unwrap().to_string_lossy();
+            !index.contains(&format!("(docs/{name})"))
+        })
+        .collect();
+    assert!(missing.is_empty(), "{missing:?}");
 }
