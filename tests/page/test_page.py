@@ -594,7 +594,7 @@ class OnADesktop(PageTest):
         note = expect(self.page.locator("#embed"))
         (note.not_to_contain_text if has_both else note.to_contain_text)("this server has no such model")
 
-    def test_a_key_is_required_and_not_stored(self):
+    def test_a_key_is_required_and_kept_in_the_tab_only(self):
         if not LOCKED_URL:
             self.skipTest("skipped: TEST_LOCKED_URL is not set")
         self.expected = ["401"]
@@ -613,7 +613,13 @@ class OnADesktop(PageTest):
         expect(self.page.get_by_role("tabpanel")).to_contain_text("$API_KEY")
         self.assertNotIn(KEY, self.page.content())
         kept = self.page.evaluate("[localStorage.length, sessionStorage.length, document.cookie.length]")
-        self.assertEqual(kept, [0, 0, 0])
+        self.assertEqual(kept, [0, 1, 0])
+        self.page.reload()
+        expect(self.page.locator("#ask")).to_be_visible()
+        self.page.evaluate("document.getElementById('key').value = 'wrong'")
+        self.press_run()
+        expect(self.page.get_by_role("alert")).to_have_text("unknown key")
+        self.assertEqual(self.page.evaluate("sessionStorage.length"), 0)
         self.page.reload()
         expect(field).to_have_value("")
 

@@ -141,6 +141,18 @@ const TASKS = {
   },
 };
 
+/** Tasks in the list of models. */
+const NAMES = {
+  "feature-extraction": "embeddings",
+  "text-classification": "labels",
+  "token-classification": "entities",
+  "zero-shot-classification": "your own labels",
+  "text-ranking": "ranking",
+  "text2text-generation": "generated texts",
+  summarization: "summaries",
+  translation: "translations",
+};
+
 const OTHER = { title: "Run the model", note: "", example: "", body: ({ texts }) => ({ inputs: texts }), show: showJson, clients: () => [] };
 
 /** Models that find entities have labels, or take those of requests. */
@@ -176,6 +188,19 @@ function missing({ texts, query, labels }) {
 
 // ---- Requests.
 
+/** The name of the server's key in this tab's storage, where the browser has one. */
+const KEY = `kivu key ${base}`;
+try {
+  $("key").value = sessionStorage.getItem(KEY) ?? "";
+} catch {}
+
+function keepKey(key) {
+  try {
+    if (key) sessionStorage.setItem(KEY, key);
+    else sessionStorage.removeItem(KEY);
+  } catch {}
+}
+
 /** Sends a request; throws an error with the server's message. */
 async function request(way, body, signal) {
   const headers = { accept: "application/json" };
@@ -187,6 +212,7 @@ async function request(way, body, signal) {
   const text = await response.text();
   const took = performance.now() - started;
   if (response.status === 401 || response.status === 403) $("unlock").hidden = false;
+  keepKey(response.status === 401 ? "" : $("key").value);
   let answer;
   try {
     answer = JSON.parse(text);
@@ -284,12 +310,15 @@ function truncationNote(headers) {
 
 // ---- Results.
 
-/** A text with a bar for each score, as a part of `whole`. */
-function scored(text, scores, shown = percent, whole = 1) {
+/** A text with a bar for each score, as a part of `whole`; those after the first `most` are folded. */
+function scored(text, scores, shown = percent, whole = 1, most = 5) {
   const bars = scores.map(({ label, score }, place) =>
     el("li", { class: place ? "" : "best" }, el("span", {}, label), track(score / whole), el("span", { class: "number" }, shown(score))),
   );
-  return el("div", { class: "scored" }, el("p", { class: "text" }, text), el("ul", { class: "bars" }, ...bars));
+  const all = el("div", { class: "scored" }, el("p", { class: "text" }, text), el("ul", { class: "bars" }, ...bars.slice(0, most)));
+  const others = bars.slice(most);
+  if (others.length) all.append(el("details", {}, el("summary", {}, `${others.length} more`), el("ul", { class: "bars" }, ...others)));
+  return all;
 }
 
 /** The largest weights of a sparse vector. */
@@ -297,7 +326,7 @@ function showWeights(text, weights) {
   const max = 20;
   const sorted = weights.sort((left, right) => right.value - left.value);
   const shown = sorted.slice(0, max).map(({ index, value, word = `${index}` }) => ({ label: word, score: value }));
-  const bars = scored(text, shown, (value) => value.toFixed(3), shown[0]?.score);
+  const bars = scored(text, shown, (value) => value.toFixed(3), shown[0]?.score, max);
   const rest = weights.length > max ? `; the ${max} largest are shown` : "";
   bars.append(el("p", { class: "note" }, `${weights.length} weights${rest}.`));
   return bars;
@@ -678,7 +707,7 @@ function memory({ state: now, memory: bytes, last_use: used }) {
 function showModels() {
   const option = (model, place) => {
     const input = el("input", { type: "radio", name: "model", id: `model-${place}`, onchange: () => chooseModel(model) });
-    return el("label", { for: `model-${place}` }, input, model.name, el("span", {}, model.task.replaceAll("-", " "), memory(model)));
+    return el("label", { for: `model-${place}` }, input, model.name, el("span", {}, NAMES[model.task] ?? model.task, memory(model)));
   };
   $("model-list").replaceChildren(...state.models.map(option));
   $("models").hidden = false;
@@ -701,6 +730,8 @@ async function start() {
     showError("");
     $("about").textContent = `Try the ${state.models.length === 1 ? "model" : `${state.models.length} models`} of this server`;
     showModels();
+    // Models on demand would be loaded.
+    if (!state.memory) run();
   } catch (error) {
     const isFirst = !$("unlock").hidden && !$("key").value;
     showStatus(isFirst ? "Enter a key to see the models." : "");
