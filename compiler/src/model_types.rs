@@ -171,7 +171,7 @@ const fn code(files: &'static [&'static str], classes: &'static str) -> Option<C
 }
 
 /// Supported encoder families, in the order of error messages.
-static FAMILIES: [Family; 31] = [
+static FAMILIES: [Family; 32] = [
     Family {
         masked_class: Some("BertForMaskedLM"),
         code: code(&["configuration_bert", "modeling_bert"], "JinaBert"),
@@ -268,6 +268,10 @@ static FAMILIES: [Family; 31] = [
     gemma("gemma"),
     gemma("gemma2"),
     gemma("gemma3_text"),
+    Family {
+        own_tokenizer_classes: &["PreTrainedTokenizer", "TokenizersBackend"],
+        ..unlimited("openai_privacy_filter")
+    },
     t5("t5"),
     t5("mt5"),
     Family {

@@ -102,6 +102,7 @@ fn program(tokens: usize, heads: usize) -> Program {
         key_heads: heads,
         scale: 0.07,
         cap: None,
+        sinks: None,
         rotary: None,
         window: AttentionWindow::ALL,
         bias: DistanceBias::Vectors(vectors(random, heads)),

@@ -159,6 +159,7 @@ fn attention() -> Attention {
         key_heads: HEADS,
         scale: 1.0 / ((WIDTH / HEADS) as f32).sqrt(),
         cap: None,
+        sinks: None,
         rotary: None,
         window: AttentionWindow::ALL,
         bias: DistanceBias::None,

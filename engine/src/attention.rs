@@ -33,6 +33,7 @@ pub struct Head {
 pub struct Scores<'a> {
     scale: f32,
     cap: Option<f32>,
+    sink: Option<f32>,
     window: AttentionWindow,
     bias: Bias<'a>,
 }
@@ -63,6 +64,7 @@ impl<'a> Scores<'a> {
         Self {
             scale: attention.scale,
             cap: attention.cap,
+            sink: attention.sinks.as_ref().map(|sinks| sinks[head]),
             window: attention.window,
             bias,
         }
@@ -192,6 +194,7 @@ impl Head {
                 kernel,
                 RowsMut::new(scores, padded),
                 used,
+                settings.sink,
                 &mut inverse[..rows],
             );
             let mut sums: [[Lanes; 2]; MAX_ROWS] = [[[0.0; LANES]; 2]; MAX_ROWS];
@@ -324,11 +327,18 @@ fn limit<K: Kernel>(kernel: K, cap: f32, scores: &mut Lanes) {
     kernel.store(limited, scores);
 }
 
-/// Replaces the first `used` lanes of each row's scores by `exp(score - largest)`, and writes the sums' reciprocals.
+/// Replaces the first `used` lanes of each row's scores by `exp(score - largest)`, and writes the sums' reciprocals. A sink
+/// is one more score in the sums.
 ///
 /// Rows pass each step together: steps of one row wait for each other.
 #[inline(always)]
-fn softmax<K: Kernel>(kernel: K, scores: RowsMut<'_>, used: usize, inverse: &mut [f32]) {
+fn softmax<K: Kernel>(
+    kernel: K,
+    scores: RowsMut<'_>,
+    used: usize,
+    sink: Option<f32>,
+    inverse: &mut [f32],
+) {
     let RowsMut {
         values: scores,
         stride,
@@ -339,7 +349,8 @@ fn softmax<K: Kernel>(kernel: K, scores: RowsMut<'_>, used: usize, inverse: &mut
         for lanes in &scores.as_chunks().0[..used] {
             most = kernel.max(kernel.load(lanes), most);
         }
-        *maximum = largest(kernel, most);
+        let most = largest(kernel, most);
+        *maximum = sink.map_or(most, |sink| most.max(sink));
     }
     for ((total, maximum), scores) in totals
         .iter_mut()
@@ -347,6 +358,12 @@ fn softmax<K: Kernel>(kernel: K, scores: RowsMut<'_>, used: usize, inverse: &mut
         .zip(scores.chunks_exact_mut(stride))
     {
         let most = kernel.splat(*maximum);
+        if let Some(sink) = sink {
+            let mut lanes = [0.0; LANES];
+            kernel.store(exp(kernel, kernel.splat(sink - *maximum)), &mut lanes);
+            lanes[1..].fill(0.0);
+            *total = kernel.load(&lanes);
+        }
         for lanes in &mut scores.as_chunks_mut().0[..used] {
             let power = exp(kernel, kernel.sub(kernel.load(lanes), most));
             *total = kernel.add(*total, power);
@@ -410,16 +427,19 @@ mod tests {
             fill(&mut head, size, length);
             let scale = 1.0 / (size as f32).sqrt();
             for window in windows {
-                let biases = [
-                    Bias::None,
-                    Bias::Slope(0.25),
-                    Bias::Values(&values, 99),
-                    Bias::None,
+                let cases = [
+                    (Bias::None, None, None),
+                    (Bias::Slope(0.25), None, None),
+                    (Bias::Values(&values, 99), None, None),
+                    (Bias::None, Some(3.0), None),
+                    (Bias::None, None, Some(0.5)),
+                    (Bias::None, None, Some(60.0)),
                 ];
-                for (bias, cap) in biases.into_iter().zip([None, None, None, Some(3.0)]) {
+                for (bias, cap, sink) in cases {
                     let settings = Scores {
                         scale,
                         cap,
+                        sink,
                         window,
                         bias,
                     };
@@ -483,7 +503,8 @@ mod tests {
                 .enumerate()
                 .map(weight)
                 .collect();
-            let total: f64 = weights.iter().sum();
+            let sink = settings.sink.map(|sink| f64::from(sink).exp());
+            let total = weights.iter().sum::<f64>() + sink.unwrap_or(0.0);
             let values: Vec<&[f32]> = head.values.chunks_exact(Head::value_stride(size)).collect();
             out.extend((0..size).map(|column| {
                 let parts = values

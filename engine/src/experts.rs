@@ -1,71 +1,39 @@
-//! A feed-forward part with experts: a router chooses some of them for each row.
+//! A router for a feed-forward part with experts.
 
 use crate::{
-    kernel::{Kernel, LANES},
-    linear::{Quantized, dense, linear},
+    kernel::{Kernel, LANES, RowsMut},
+    linear::dense,
     math::exp,
-    program::ExpertLayers,
+    program::{Router, RouterSoftmax},
 };
 
-/// Sums the chosen experts' results for each row, each times its weight, and adds the bias.
+/// Writes the numbers of each row's experts, in rising order, and then their weights.
 #[inline(always)]
-pub fn pass_experts<K: Kernel>(
-    kernel: K,
-    input: &[f32],
-    part: &ExpertLayers,
-    quantized: &mut Quantized,
-    out: &mut [f32],
-) {
-    let (width, count) = (part.router.inputs(), part.experts.len());
-    let rows = input.len() / width;
-    let mut weights = vec![0.0; rows * count];
-    dense(kernel, input, &part.router, &mut weights);
-    for weights in weights.chunks_exact_mut(count) {
-        soften(kernel, weights);
-        keep_largest(weights, part.top);
-    }
-    let bias = part.bias.as_flattened();
-    for out in out.chunks_exact_mut(bias.len()) {
-        out.copy_from_slice(bias);
-    }
-    let (mut chosen, mut inputs) = (Vec::new(), Vec::new());
-    let (mut inner, mut results) = (Vec::new(), Vec::new());
-    for (expert, [first, second]) in part.experts.iter().enumerate() {
-        chosen.clear();
-        chosen.extend((0..rows).filter(|row| weights[row * count + expert] > 0.0));
-        if chosen.is_empty() {
-            continue;
+pub fn route<K: Kernel>(kernel: K, input: &[f32], router: &Router, out: RowsMut<'_>) {
+    let RowsMut { values, stride } = out;
+    let Router {
+        layer,
+        top,
+        softmax,
+    } = router;
+    let mut logits = vec![0.0; input.len() / layer.inputs() * layer.outputs];
+    dense(kernel, input, layer, &mut logits);
+    let (mut chosen, mut weights) = (Vec::new(), Vec::new());
+    let rows = logits.chunks_exact_mut(layer.outputs);
+    for (logits, out) in rows.zip(values.chunks_exact_mut(stride)) {
+        choose(logits, *top, &mut chosen);
+        if *softmax == RouterSoftmax::All {
+            soften(kernel, logits);
         }
-        inputs.clear();
-        for row in &chosen {
-            inputs.extend_from_slice(&input[row * width..][..width]);
+        weights.clear();
+        weights.extend(chosen.iter().map(|expert| logits[*expert]));
+        if *softmax == RouterSoftmax::Chosen {
+            soften(kernel, &mut weights);
         }
-        inner.resize(chosen.len() * first.outputs, 0.0);
-        linear(
-            kernel,
-            &inputs,
-            first,
-            0..first.outputs / LANES,
-            quantized,
-            &mut inner,
-        );
-        results.resize(chosen.len() * second.outputs, 0.0);
-        linear(
-            kernel,
-            &inner,
-            second,
-            0..second.outputs / LANES,
-            quantized,
-            &mut results,
-        );
-        for (row, result) in chosen.iter().zip(results.chunks_exact(second.outputs)) {
-            let weight = kernel.splat(weights[row * count + expert]);
-            let out = &mut out[row * second.outputs..][..second.outputs];
-            for (out, result) in out.as_chunks_mut().0.iter_mut().zip(result.as_chunks().0) {
-                let total = kernel.mul_add(weight, kernel.load(result), kernel.load(out));
-                kernel.store(total, out);
-            }
+        for (number, expert) in out.iter_mut().zip(&chosen) {
+            *number = *expert as f32;
         }
+        out[*top..2 * top].copy_from_slice(&weights);
     }
 }
 
@@ -90,18 +58,21 @@ fn soften<K: Kernel>(kernel: K, logits: &mut [f32]) {
     logits.iter_mut().for_each(|power| *power /= sum);
 }
 
-/// Sets all weights to 0 but the largest; of equal ones, the first.
+/// The places of the largest `count` logits, in rising order; of equal ones, the first.
 #[inline(always)]
-fn keep_largest(weights: &mut [f32], count: usize) {
-    for place in 0..weights.len() {
-        let own = weights[place];
-        // A weight that is 0 by now was smaller.
-        let larger =
-            |(other, weight): (usize, &f32)| *weight > own || *weight == own && other < place;
-        if weights.iter().enumerate().filter(|it| larger(*it)).count() >= count {
-            weights[place] = 0.0;
+fn choose(logits: &[f32], count: usize, chosen: &mut Vec<usize>) {
+    chosen.clear();
+    for _ in 0..count {
+        let mut best = None;
+        for (place, logit) in logits.iter().enumerate() {
+            let is_larger = best.is_none_or(|best: usize| *logit > logits[best]);
+            if is_larger && !chosen.contains(&place) {
+                best = Some(place);
+            }
         }
+        chosen.extend(best);
     }
+    chosen.sort_unstable();
 }
 
 #[cfg(test)]
@@ -122,15 +93,17 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_weights_are_kept() {
-        let kept = |mut weights: Vec<f32>, count| {
-            keep_largest(&mut weights, count);
-            weights
+    fn the_largest_logits_are_chosen() {
+        let chosen = |logits: &[f32], count| {
+            let mut chosen = Vec::new();
+            choose(logits, count, &mut chosen);
+            chosen
         };
-        assert_eq!(kept(vec![0.1, 0.4, 0.2, 0.3], 2), [0.0, 0.4, 0.0, 0.3]);
-        assert_eq!(kept(vec![0.25; 4], 2), [0.25, 0.25, 0.0, 0.0]);
-        assert_eq!(kept(vec![0.5, 0.5], 2), [0.5, 0.5]);
-        assert_eq!(kept(vec![0.2, 0.8], 1), [0.0, 0.8]);
+        assert_eq!(chosen(&[0.1, 0.4, 0.2, 0.3], 2), [1, 3]);
+        assert_eq!(chosen(&[0.25; 4], 2), [0, 1]);
+        assert_eq!(chosen(&[0.5, 0.5], 2), [0, 1]);
+        assert_eq!(chosen(&[-2.0, -1.0], 1), [1]);
+        assert_eq!(chosen(&[f32::NAN, 1.0, f32::NAN], 2), [0, 1]);
     }
 
     #[test]

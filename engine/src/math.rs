@@ -2,7 +2,7 @@
 
 use crate::{
     kernel::{Kernel, LANES, Lanes},
-    program::{Activation, Norm},
+    program::{Activation, LimitedGate, Norm},
 };
 
 /// Combines 16 lanes into one number: the upper half with the lower one, until one lane is left.
@@ -159,6 +159,26 @@ pub fn gate<K: Kernel>(
     for ((activated, other), out) in activated.iter().zip(other).zip(out) {
         let activated = activate(kernel, function, kernel.load(activated));
         kernel.store(kernel.mul(activated, kernel.load(other)), out);
+    }
+}
+
+/// Multiplies a row's halves, as a [`LimitedGate`].
+#[inline(always)]
+pub fn gate_with_limits<K: Kernel>(
+    kernel: K,
+    settings: LimitedGate,
+    [gates, others]: [&[Lanes]; 2],
+    out: &mut [Lanes],
+) {
+    let LimitedGate { alpha, limit } = settings;
+    let (alpha, most, one) = (kernel.splat(alpha), kernel.splat(limit), kernel.splat(1.0));
+    let least = kernel.splat(-limit);
+    for ((gate, other), out) in gates.iter().zip(others).zip(out) {
+        // In this argument order, NaN passes.
+        let gate = kernel.min(most, kernel.load(gate));
+        let other = kernel.min(most, kernel.max(least, kernel.load(other)));
+        let gate = kernel.mul(gate, sigmoid(kernel, kernel.mul(gate, alpha)));
+        kernel.store(kernel.mul(kernel.add(other, one), gate), out);
     }
 }
 

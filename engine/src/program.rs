@@ -79,6 +79,8 @@ pub enum Stage {
     Largest(Largest),
     /// Scores of word spans.
     Spans(Box<SpanHead>),
+    /// Experts, each for the rows that chose it.
+    Experts(ExpertStage),
 }
 
 /// Row-wise operations, executed block by block.
@@ -166,10 +168,20 @@ pub enum RowOperation {
         adapters: Adapters,
         out: ValueId,
     },
-    /// A feed-forward part with experts.
-    Experts {
+    /// Chooses experts for each row: their numbers in rising order, then their weights.
+    Route {
         input: ValueId,
-        part: Box<ExpertLayers>,
+        router: Router,
+        out: ValueId,
+    },
+    /// Sums the chosen experts' results, each times its weight, and adds the bias.
+    Combine {
+        choices: ValueId,
+        /// Experts per row.
+        top: usize,
+        /// From an [`ExpertStage`].
+        results: ValueId,
+        bias: Array<Lanes>,
         out: ValueId,
     },
     /// Normalizes an input, or the sum of two.
@@ -267,17 +279,51 @@ impl Dense {
     }
 }
 
-/// Experts, some of which a router chooses for each row.
+/// Chooses experts for a row. A softmax makes weights of their logits.
 #[derive(Debug)]
-pub struct ExpertLayers {
-    /// A logit per expert; a softmax makes weights of them.
-    pub router: Dense,
-    /// Experts per row, with the largest weights.
+pub struct Router {
+    /// A logit per expert.
+    pub layer: Dense,
+    /// Experts per row, with the largest logits.
     pub top: usize,
-    /// Two layers per expert; the first has an activation.
-    pub experts: Vec<[Linear; 2]>,
-    /// Added to the weighted sum of the experts' results.
-    pub bias: Array<Lanes>,
+    /// The logits in the softmax.
+    pub softmax: RouterSoftmax,
+}
+
+/// Which experts' logits are in a router's softmax.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RouterSoftmax {
+    /// All experts'.
+    All,
+    /// The chosen experts'.
+    Chosen,
+}
+
+/// Feed-forward layers of experts. A separate stage, with a task per expert, so that a run reads an expert's weights once.
+#[derive(Debug)]
+pub struct ExpertStage {
+    /// A row per token or text.
+    pub input: ValueId,
+    /// From [`RowOperation::Route`].
+    pub choices: ValueId,
+    /// Experts per row.
+    pub top: usize,
+    /// Two layers per expert.
+    pub layers: Vec<[Linear; 2]>,
+    /// Between both layers; without it, the first one has an activation.
+    pub gate: Option<LimitedGate>,
+    /// A part per expert: the results of the rows that chose it, and then the rows' numbers.
+    pub out: ValueId,
+}
+
+/// The halves `g` and `u` of a row become `(u + 1) × g × sigmoid(alpha × g)`, with `g` at most `limit`, and `u` from
+/// `-limit` to `limit`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LimitedGate {
+    /// Factor in the sigmoid.
+    pub alpha: f32,
+    /// Limit for both halves.
+    pub limit: f32,
 }
 
 /// Narrow matrices per task, in fp32 (LoRA).
@@ -337,6 +383,8 @@ pub struct Attention {
     pub scale: f32,
     /// Limit for scores, by a hyperbolic tangent.
     pub cap: Option<f32>,
+    /// A logit per query head that takes part in the softmax, without a value.
+    pub sinks: Option<Array<f32>>,
     /// Rotates queries and keys.
     pub rotary: Option<RotaryId>,
     /// Attention window.
@@ -698,23 +746,24 @@ pub struct Limits {
 impl Program {
     /// Multiplications in the linear layers of each token.
     pub fn token_products(&self) -> usize {
-        let operations = self.stages.iter().flat_map(|stage| match stage {
-            Stage::Rows(stage) if stage.per == Per::Token => stage.operations.as_slice(),
-            _ => &[],
-        });
-        let products = operations.map(|operation| match operation {
-            RowOperation::Linear { layer, .. } => layer.inputs * layer.outputs,
+        let size = |layer: &Linear| layer.inputs * layer.outputs;
+        let of_operation = |operation: &RowOperation| match operation {
+            RowOperation::Linear { layer, .. } => size(layer),
             RowOperation::Dense { layer, .. } => layer.weights.len(),
-            RowOperation::Experts { part, .. } => {
-                let layers = part.experts.first().into_iter().flatten();
-                part.top
-                    * layers
-                        .map(|layer| layer.inputs * layer.outputs)
-                        .sum::<usize>()
+            RowOperation::Route { router, .. } => router.layer.weights.len(),
+            _ => 0,
+        };
+        let of_stage = |stage: &Stage| match stage {
+            Stage::Rows(stage) if stage.per == Per::Token => {
+                stage.operations.iter().map(of_operation).sum()
+            }
+            Stage::Experts(stage) if self.values[stage.input].per == Per::Token => {
+                let layers = stage.layers.first().into_iter().flatten();
+                stage.top * layers.map(size).sum::<usize>()
             }
             _ => 0,
-        });
-        products.sum()
+        };
+        self.stages.iter().map(of_stage).sum()
     }
 
     /// The head that scores spans, if `value` has its scores.
@@ -752,7 +801,10 @@ impl Largest {
 impl RowOperation {
     /// Whether it reads rows of its input that other threads may have computed.
     pub fn reads_other_rows(&self) -> bool {
-        matches!(self, Self::Pool { .. } | Self::Neighbours { .. })
+        matches!(
+            self,
+            Self::Pool { .. } | Self::Neighbours { .. } | Self::Combine { .. }
+        )
     }
 
     /// Values the operation reads.
@@ -765,7 +817,7 @@ impl RowOperation {
             | Self::Dense { input, .. }
             | Self::Activation { input, .. }
             | Self::Gate { input, .. }
-            | Self::Experts { input, .. }
+            | Self::Route { input, .. }
             | Self::Norm {
                 input: View { value: input, .. },
                 residual: None,
@@ -779,6 +831,9 @@ impl RowOperation {
                 vec![input, residual]
             }
             Self::Add { inputs, .. } | Self::Adapt { inputs, .. } => inputs.to_vec(),
+            Self::Combine {
+                choices, results, ..
+            } => vec![choices, results],
         }
     }
 
@@ -792,7 +847,8 @@ impl RowOperation {
             | Self::Dense { out, .. }
             | Self::Activation { out, .. }
             | Self::Gate { out, .. }
-            | Self::Experts { out, .. }
+            | Self::Route { out, .. }
+            | Self::Combine { out, .. }
             | Self::Norm { out, .. }
             | Self::Add { out, .. }
             | Self::Adapt { out, .. } => out,

@@ -151,6 +151,7 @@ fn program(activation: Activation) -> Program {
         key_heads: HEADS,
         scale: 0.25,
         cap: None,
+        sinks: None,
         rotary: Some(0),
         window: AttentionWindow {
             before: 20,
@@ -309,6 +310,7 @@ fn program_with_distances() -> Program {
         key_heads: HEADS,
         scale: 0.15,
         cap: None,
+        sinks: None,
         rotary: None,
         window: AttentionWindow::ALL,
         bias: DistanceBias::Vectors(vectors),

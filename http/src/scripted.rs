@@ -106,6 +106,7 @@ pub fn models(tokenizer: &[u8]) -> Result<Vec<Model>> {
         labels: ["O", "B-PER", "I-PER"].map(str::to_owned).into(),
         max_tokens: MAX_TOKENS,
         unknown_token: None,
+        context: None,
     };
     let labels = TensorEncoder::shared(scripted(&[-1, -1, 3]))?;
     let tokens = TokenClassificationPipeline::new(Arc::clone(&tokenizer), labels, tokens)?;

@@ -12,6 +12,7 @@ use kivu_core::{
         classification::zero_shot::Labels,
         entities::{
             Aggregation,
+            tags::TransitionBiases,
             token_classification::{
                 FoundEntities, TokenClassificationOptions, TokenClassificationPipeline,
             },
@@ -33,6 +34,8 @@ pub struct TokenClassificationParameters {
     pub stride: Option<usize>,
     /// Add texts in which entities are replaced by their labels
     pub redact: Option<bool>,
+    /// Find more or longer entities, or fewer or shorter ones, with a model whose labels mark ends (`E-`, `S-`)
+    pub transition_biases: Option<TransitionBiases>,
     /// How texts above the token limit are handled.
     #[serde(flatten, deserialize_with = "flattened")]
     pub truncation: TruncationParameters,
@@ -96,6 +99,7 @@ impl TokenClassificationParameters {
             windows,
             redacts,
         )?;
+        let options = pipeline.with_biases(options, self.transition_biases)?;
         Ok(EntityFinder::Own(pipeline.clone(), options))
     }
 }

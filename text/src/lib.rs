@@ -137,7 +137,7 @@ impl Tokenizer {
     }
 
     /// Count of special tokens around a single text.
-    fn special_count(&self) -> usize {
+    pub fn special_count(&self) -> usize {
         self.around.iter().map(Vec::len).sum()
     }
 

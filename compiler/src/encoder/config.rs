@@ -10,6 +10,7 @@ use crate::{
     files::{config::ConfigFile, weights::Weights},
     onnx::layers::{
         Activation, Attention, AttentionWindow, Buckets, Distance, NormKind, Projection, Rotary,
+        Scaling,
     },
 };
 use kivu::{
@@ -267,10 +268,17 @@ pub const WORDS: &str = "embeddings.word_embeddings.weight";
 impl EncoderConfig {
     /// Whether the native engine supports the whole graph.
     pub fn suits_native_engine(&self) -> bool {
+        let Heads {
+            queries,
+            keys,
+            width,
+        } = self.heads;
         let widths = [
             self.encoder_limits.hidden,
             self.embedding_width(),
             self.feed_forward.width,
+            queries * width,
+            (queries + 2 * keys) * width,
         ];
         matches!(self.names.norms, Norms::Before { .. } | Norms::After { attention: [_], .. })
             && (!self.details.norms_each_head || self.heads.width.is_multiple_of(LANES))
@@ -292,6 +300,31 @@ impl EncoderConfig {
         matches!(self.bias, Bias::Alibi)
             || self.heads.keys != self.heads.queries
             || self.spans.iter().any(is_special)
+    }
+
+    /// Tokens on either side on which a token's vector depends, through the windows of all layers; `None` if there is no limit,
+    /// or if positions matter by themselves.
+    pub fn context(&self) -> Option<usize> {
+        let is_relative = matches!(self.bias, Bias::None | Bias::Alibi)
+            && self.positions == Positions::None
+            && self.decoder.is_none()
+            && self.tasks.is_none();
+        let reach = |layer: usize| {
+            let Span { window, rotary } = &self.spans[layer % self.spans.len()];
+            let depends_on_length = rotary.as_ref().is_some_and(|rotary| {
+                matches!(
+                    rotary.scaling,
+                    Scaling::DynamicNtk { .. } | Scaling::Long { .. }
+                )
+            });
+            let AttentionWindow { before, after } = *window;
+            before
+                .zip(after)
+                .map(|(before, after)| before.max(after))
+                .filter(|_| !depends_on_length)
+        };
+        let sum = (0..self.layers).map(reach).sum::<Option<usize>>();
+        sum.filter(|reach| is_relative && *reach > 0)
     }
 
     /// Whether tokens have no positions, only distances, so that the weights do not determine the maximum length.

@@ -1,5 +1,7 @@
 //! Encoder properties that most families lack.
 
+use crate::onnx::layers::ExpertKind;
+
 /// Details that most families lack.
 #[derive(Clone, Copy, Debug)]
 pub struct Details {
@@ -19,6 +21,10 @@ pub struct Details {
     pub attention_scale: Option<f32>,
     /// Limit for attention scores, by a hyperbolic tangent (Gemma 2).
     pub attention_cap: Option<f32>,
+    /// Name of the logits, one per head, that take part in each softmax of a layer's attention scores.
+    pub sinks: Option<&'static str>,
+    /// Whether rotations pair neighbouring values of a head, until the weights are rearranged.
+    pub pairs_neighbours: bool,
     /// Layers with experts in place of a feed-forward part.
     pub experts: Option<ExpertLayers>,
     /// Whether a word prediction head adds a bias to its logits.
@@ -41,6 +47,8 @@ impl Default for Details {
             word_scale: None,
             attention_scale: None,
             attention_cap: None,
+            sinks: None,
+            pairs_neighbours: false,
             experts: None,
             predicts_with_bias: true,
             ties_words: true,
@@ -60,8 +68,8 @@ pub struct EmbeddingProjection {
     pub is_normalized_before: bool,
 }
 
-/// Which layers have experts: every n-th one, after the first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Which layers have experts: all, or every n-th one, after the first.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ExpertLayers {
     pub every: usize,
     /// Experts in a layer.
@@ -70,6 +78,7 @@ pub struct ExpertLayers {
     pub top: usize,
     /// The part's name in a layer.
     pub name: &'static str,
+    pub kind: ExpertKind,
 }
 
 /// A position table in a file.

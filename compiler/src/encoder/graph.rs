@@ -497,6 +497,13 @@ impl Writer<'_> {
         };
         let (query, key) = self.prepare(layer, query, key)?;
         let parts = [&query, &key, &value];
+        let sinks = match config.details.sinks {
+            Some(name) => {
+                let name = config.name_in_layer(layer, name);
+                Some(self.layers.constant(&name, &[queries])?)
+            }
+            None => None,
+        };
         let context = if let Some(tables) = &self.tables {
             let name = config.name_in_layer(layer, "attention.self");
             let inputs = [&query, &key, &value, &self.mask, &self.ids];
@@ -507,9 +514,10 @@ impl Writer<'_> {
                 &config.attention(layer),
                 parts,
                 &self.mask,
+                sinks.as_ref(),
             )
         } else if config.attends_by_position() {
-            self.attend_by_position(layer, parts)
+            self.attend_by_position(layer, parts, sinks.as_ref())
         } else {
             self.attend_at_once(layer, parts, is_first_only)?
         };
@@ -561,7 +569,12 @@ impl Writer<'_> {
     }
 
     /// Position-dependent attention, as a function that the native engine executes by name.
-    fn attend_by_position(&mut self, layer: usize, [query, key, value]: [&Value; 3]) -> Value {
+    fn attend_by_position(
+        &mut self,
+        layer: usize,
+        [query, key, value]: [&Value; 3],
+        sinks: Option<&Value>,
+    ) -> Value {
         let attention = self.config.attention(layer);
         let place = layer % self.config.spans.len();
         let rotary = self.config.spans[place].rotary.as_ref();
@@ -589,7 +602,7 @@ impl Writer<'_> {
             }
         };
         let (mask, ids) = (&self.mask, &self.ids);
-        let inputs = [
+        let mut inputs = vec![
             query,
             key,
             value,
@@ -602,9 +615,13 @@ impl Writer<'_> {
             &rotation,
             &cap,
         ];
-        graph.function(&format!("Attention{place}"), inputs, |graph, inputs| {
-            let [query, key, value, mask, ids, ..] = inputs;
-            attend_by_position(graph, &attention, rotary, [query, key, value, mask, ids])
+        inputs.extend(sinks);
+        graph.function_of(&format!("Attention{place}"), &inputs, |graph, inputs| {
+            let [query, key, value, mask, ids, ..] = *inputs else {
+                unreachable!("listed above")
+            };
+            let parts = [query, key, value, mask, ids];
+            attend_by_position(graph, &attention, rotary, parts, inputs.get(11).copied())
         })
     }
 
@@ -647,13 +664,15 @@ impl Writer<'_> {
             count,
             top,
             name,
+            kind,
         }) = config.details.experts
-            && layer % every == 1
+            && (every == 1 || layer % every == 1)
         {
             let experts = Experts {
                 count,
                 top,
                 width: part.width,
+                kind,
             };
             return self
                 .layers

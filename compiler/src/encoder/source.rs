@@ -93,6 +93,7 @@ pub fn open(plan: &Plan) -> Result<OpenedModel<'static>> {
             let unknown_token = other_unknown_token(&folder, &tokenizer)?;
             let settings = TokenClassificationSettings {
                 unknown_token,
+                context: config.context(),
                 ..token_settings(&plan.folder, head, encoder_limits)?
             };
             (
@@ -374,6 +375,7 @@ pub fn token_settings(
         labels: head.labels.clone(),
         max_tokens: max_tokens(folder, encoder_limits)?,
         unknown_token: None,
+        context: None,
     })
 }
 

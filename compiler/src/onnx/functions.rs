@@ -1,7 +1,7 @@
 //! Subgraphs that the native engine executes by name. In its graphs they are model-local function calls, with these
 //! nodes as bodies, so that ONNX Runtime runs the same file; in other graphs they are the nodes.
 
-use super::{GraphBuilder, Value, data_type, integer, integers};
+use super::{GraphBuilder, Value, data_type, float, integer, integers, string};
 
 type Graph = GraphBuilder;
 
@@ -249,53 +249,178 @@ pub fn adapted_rows(graph: &mut Graph, [base, numbers, tasks, up, mask, _]: [&Va
     graph.node("Add", &[base, &product], vec![])
 }
 
+/// A gated activation with limits (gpt-oss): the halves `g` and `u` become `(u + 1) × g × sigmoid(alpha × g)`, with `g` at most
+/// `limit`, and `u` from `-limit` to `limit`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LimitedGate {
+    /// Factor in the sigmoid.
+    pub alpha: f32,
+    /// Limit for both halves.
+    pub limit: f32,
+}
+
+impl LimitedGate {
+    /// Activates the halves of each row.
+    pub fn write(self, graph: &mut Graph, rows: &Value) -> Value {
+        let Self { alpha, limit } = self;
+        let [gate, other] = graph.split(rows);
+        let [most, least, one] = [
+            ("gate_limit", limit),
+            ("gate_least", -limit),
+            ("one_float", 1.0),
+        ]
+        .map(|(name, value)| graph.floats(name, &[], &[value]));
+        let gate = graph.node("Min", &[&gate, &most], vec![]);
+        let gate = graph.microsoft("QuickGelu", &[&gate], vec![float("alpha", alpha)]);
+        let other = graph.node("Clip", &[&other, &least, &most], vec![]);
+        let other = graph.node("Add", &[&other, &one], vec![]);
+        graph.node("Mul", &[&other, &gate], vec![])
+    }
+}
+
 /// How experts are computed.
 #[derive(Clone, Copy)]
 pub struct ExpertForm {
     /// Experts per token.
     pub top: usize,
+    /// Between an expert's layers; GELU without it.
+    pub gate: Option<LimitedGate>,
     /// The functions for an expert's two layers.
     pub linears: [QuantizedLinear; 2],
 }
 
-/// A weight per expert, from its logits in a router; 0 for all but the `top` largest.
-pub fn expert_gates(graph: &mut Graph, [input, router]: [&Value; 2], top: usize) -> Value {
-    let logits = graph.node("MatMul", &[input, router], vec![]);
-    let weights = graph.node("Softmax", &[&logits], vec![integer("axis", -1)]);
+/// The weight of each expert for each token, 0 for all but the `top` largest: by a softmax over all experts, or, with a `bias`
+/// for their logits, over the chosen ones.
+pub fn expert_gates(
+    graph: &mut Graph,
+    [input, router]: [&Value; 2],
+    bias: Option<&Value>,
+    top: usize,
+) -> Value {
+    let softmax = |graph: &mut Graph, logits: &Value| {
+        graph.node("Softmax", &[logits], vec![integer("axis", -1)])
+    };
+    let mut logits = graph.node("MatMul", &[input, router], vec![]);
+    if let Some(bias) = bias {
+        logits = graph.node("Add", &[&logits, bias], vec![]);
+    }
     let count = graph.integers(&format!("top_{top}"), &[top as i64]);
-    let largest = graph.largest(&weights, &count);
+    let largest = graph.largest(&logits, &count);
     let last = graph.integers("last_axis", &[-1]);
     let least = graph.node(
         "ReduceMin",
         &[&largest, &last],
         vec![integer("keepdims", 1)],
     );
-    let is_kept = graph.node("GreaterOrEqual", &[&weights, &least], vec![]);
+    let is_kept = graph.node("GreaterOrEqual", &[&logits, &least], vec![]);
+    if bias.is_some() {
+        let lowest = graph.floats("lowest", &[], &[f32::MIN]);
+        let kept = graph.node("Where", &[&is_kept, &logits, &lowest], vec![]);
+        return softmax(graph, &kept);
+    }
     let is_kept = graph.cast(&is_kept, data_type::FLOAT);
+    let weights = softmax(graph, &logits);
     graph.node("Mul", &[&weights, &is_kept], vec![])
 }
 
-/// A feed-forward part with experts: its input, router, bias and shape, and for each expert the panels, scales, sums, bias
-/// and shape of two int8 layers.
+/// Tokens on their way through experts, each of which reads only those whose gate is not 0.
+pub struct RoutedTokens {
+    /// Of the experts' input and output.
+    shape: Value,
+    /// All texts' tokens, with 1 as the first axis.
+    tokens: Value,
+    gates: Value,
+    sum: Value,
+}
+
+/// An expert's tokens.
+pub struct ExpertTokens {
+    /// Their vectors, with 1 as the first axis.
+    pub tokens: Value,
+    places: Value,
+    weights: Value,
+}
+
+impl RoutedTokens {
+    /// Begins with a bias, whose width is the tokens'.
+    pub fn new(graph: &mut Graph, [input, gates, bias]: [&Value; 3]) -> Self {
+        let (zero, flat) = (
+            graph.integers("zero", &[0]),
+            graph.integers("all_tokens", &[1, -1, 0]),
+        );
+        let tokens = graph.node("Reshape", &[input, &flat], vec![]);
+        let rows = graph.node("Squeeze", &[&tokens, &zero], vec![]);
+        let rows = graph.node("Shape", &[&rows], vec![]);
+        Self {
+            shape: graph.node("Shape", &[input], vec![]),
+            gates: graph.node("Reshape", &[gates, &flat], vec![]),
+            sum: graph.node("Expand", &[bias, &rows], vec![]),
+            tokens,
+        }
+    }
+
+    /// The tokens that an expert reads.
+    pub fn of(&self, graph: &mut Graph, expert: usize) -> ExpertTokens {
+        let (zero, one) = (graph.integers("zero", &[0]), graph.integers("one", &[1]));
+        let expert = graph.integers(&format!("expert_{expert}"), &[expert as i64]);
+        let gate = graph.node("Gather", &[&self.gates, &expert], vec![integer("axis", -1)]);
+        let places = graph.node("NonZero", &[&gate], vec![]);
+        // The places on the second axis.
+        let places = graph.node("Gather", &[&places, &one], vec![integer("axis", 0)]);
+        let places = graph.node("Squeeze", &[&places, &zero], vec![]);
+        let [tokens, weights] = [&self.tokens, &gate]
+            .map(|rows| graph.node("Gather", &[rows, &places], vec![integer("axis", 1)]));
+        ExpertTokens {
+            tokens,
+            places,
+            weights,
+        }
+    }
+
+    /// Adds an expert's results.
+    pub fn add(&mut self, graph: &mut Graph, expert: &ExpertTokens, results: &Value) {
+        let (zero, one) = (graph.integers("zero", &[0]), graph.integers("one", &[1]));
+        let product = graph.node("Mul", &[results, &expert.weights], vec![]);
+        let product = graph.node("Squeeze", &[&product, &zero], vec![]);
+        let places = graph.node("Unsqueeze", &[&expert.places, &one], vec![]);
+        let inputs = [&self.sum, &places, &product];
+        self.sum = graph.node("ScatterND", &inputs, vec![string("reduction", "add")]);
+    }
+
+    /// The sum.
+    pub fn finish(self, graph: &mut Graph) -> Value {
+        graph.node("Reshape", &[&self.sum, &self.shape], vec![])
+    }
+}
+
+/// A feed-forward part with experts: its input, router, bias and shape, with a gate its two numbers, and for each expert the
+/// panels, scales, sums, bias and shape of two int8 layers. The bias is the router's in a form with a gate, and the part's in
+/// one without.
 pub fn experts(graph: &mut Graph, form: ExpertForm, inputs: &[&Value]) -> Value {
     let [input, router, bias, _, constants @ ..] = inputs else {
         unreachable!("the caller has these")
     };
-    let gates = expert_gates(graph, [input, router], form.top);
+    let (of_router, bias) = match form.gate {
+        None => (None, (*bias).clone()),
+        Some(_) => (Some(*bias), graph.floats("no_bias", &[1], &[0.0])),
+    };
+    let constants = &constants[usize::from(form.gate.is_some())..];
+    let gates = expert_gates(graph, [input, router], of_router, form.top);
     let [raise, lower] = form.linears;
-    let mut sum = (*bias).clone();
+    let mut routed = RoutedTokens::new(graph, [input, &gates, &bias]);
     for (expert, constants) in constants.as_chunks::<10>().0.iter().enumerate() {
+        let own = routed.of(graph, expert);
         let [panels, scales, sums, bias, shape, others @ ..] = *constants;
-        let raised = raise(graph, [input, panels, scales, sums, bias, shape]);
-        let raised = graph.microsoft("Gelu", &[&raised], vec![]);
+        let raised = raise(graph, [&own.tokens, panels, scales, sums, bias, shape]);
+        let raised = match form.gate {
+            None => graph.microsoft("Gelu", &[&raised], vec![]),
+            Some(gate) => gate.write(graph, &raised),
+        };
         let [panels, scales, sums, bias, shape] = others;
         let lowered = lower(graph, [&raised, panels, scales, sums, bias, shape]);
-        let place = graph.integers(&format!("expert_{expert}"), &[expert as i64]);
-        let gate = graph.node("Gather", &[&gates, &place], vec![integer("axis", -1)]);
-        let product = graph.node("Mul", &[&lowered, &gate], vec![]);
-        sum = graph.node("Add", &[&product, &sum], vec![]);
+        routed.add(graph, &own, &lowered);
     }
-    sum
+    routed.finish(graph)
 }
 
 fn integer_product(graph: &mut Graph, rows: &Value, weights: &Value) -> Value {

@@ -3,6 +3,7 @@
 //! A stage consists of tasks, which any threads can execute in any order: row blocks, or attention heads. Each value is
 //! kept in parts, behind locks that are never contended: a part has one writer, and is read in later stages.
 
+mod experts;
 mod heads;
 mod largest;
 mod rows;
@@ -164,6 +165,7 @@ impl Program {
                 }
                 Stage::Largest(largest) => reserve(largest.out, largest.tasks()),
                 Stage::Spans(spans) => reserve(spans.out, ranges.len()),
+                Stage::Experts(experts) => reserve(experts.out, experts.layers.len()),
                 Stage::Rows(stage) => {
                     let rows = if stage.per == Per::Token {
                         tokens.len()
@@ -211,6 +213,15 @@ impl Program {
                     head = head.max(16 * spans.width * tokens);
                     &[spans.out]
                 }
+                Stage::Experts(experts) => {
+                    // A block's rows, before and between the layers.
+                    let layers = experts.layers.first().into_iter().flatten();
+                    let row = layers
+                        .map(|layer| layer.inputs + layer.outputs)
+                        .sum::<usize>();
+                    head = head.max(MAX_BLOCK_ROWS * row);
+                    &[experts.out]
+                }
             };
             for value in stores {
                 let Value { per, width, slot } = self.values[*value];
@@ -237,6 +248,7 @@ impl Run {
             Stage::Attention(_) => self.heads.len(),
             Stage::Largest(largest) => largest.tasks(),
             Stage::Spans(_) => self.texts.len(),
+            Stage::Experts(experts) => experts.layers.len(),
         }
     }
 

@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use super::{Observer, Run, Scratch, Token};
+use super::{Observer, Run, Scratch, Token, experts::combine};
 use crate::{
     adapters::adapt,
-    experts::pass_experts,
+    experts::route,
     kernel::{COLUMNS, Kernel, LANES, Rows, RowsMut},
     linear::{dense, linear},
     math::{activate, gate, normalize},
@@ -146,8 +146,27 @@ pub fn rows<K: Kernel>(
                     RowsMut::new(&mut out, width),
                 );
             }
-            RowOperation::Experts { input, part, .. } => {
-                pass_experts(kernel, &values[slot(input)], part, quantized, &mut out);
+            RowOperation::Route { input, router, .. } => {
+                route(
+                    kernel,
+                    &values[slot(input)],
+                    router,
+                    RowsMut::new(&mut out, width),
+                );
+            }
+            RowOperation::Combine {
+                choices,
+                top,
+                results,
+                bias,
+                ..
+            } => {
+                let values = [choices, results].map(|value| program.values[*value]);
+                out.as_chunks_mut()
+                    .0
+                    .chunks_exact_mut(bias.len())
+                    .for_each(|row| row.copy_from_slice(bias));
+                combine(kernel, run, values, *top, block, &mut out);
             }
             RowOperation::Norm {
                 input,

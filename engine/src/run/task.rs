@@ -1,11 +1,12 @@
 //! Executes tasks with the processor's kernel.
 
 use super::{
-    HeadTask, Run, Scratch, heads::attend, largest::largest_outputs, rows::rows, spans::score_spans,
+    HeadTask, Run, Scratch, experts::pass_expert, heads::attend, largest::largest_outputs,
+    rows::rows, spans::score_spans,
 };
 use crate::{
     kernel::{InstructionSet, Kernel, KernelFn},
-    program::{Attention, Largest, Program, RowStage, SpanHead, Stage},
+    program::{Attention, ExpertStage, Largest, Program, RowStage, SpanHead, Stage},
 };
 
 impl Run {
@@ -50,6 +51,13 @@ impl Run {
                     scratch,
                 });
             }
+            Stage::Experts(stage) => instructions.call(Task {
+                run: self,
+                program,
+                stage,
+                task,
+                scratch,
+            }),
         }
     }
 }
@@ -129,6 +137,22 @@ impl KernelFn for Task<'_, SpanHead> {
     #[inline(always)]
     fn call<K: Kernel>(self, kernel: K) {
         score_spans(
+            kernel,
+            self.run,
+            self.program,
+            self.stage,
+            self.task,
+            self.scratch,
+        );
+    }
+}
+
+impl KernelFn for Task<'_, ExpertStage> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call<K: Kernel>(self, kernel: K) {
+        pass_expert(
             kernel,
             self.run,
             self.program,

@@ -60,7 +60,7 @@ impl<'a> Writer<'a> {
                     window: AttentionWindow::ALL,
                     ..config.attention(layer)
                 };
-                blocks.attend(&mut self.layers.graph, &attention, parts, &self.mask)
+                blocks.attend(&mut self.layers.graph, &attention, parts, &self.mask, None)
             }
             None => self.attend_at_once(layer, parts, false)?,
         };

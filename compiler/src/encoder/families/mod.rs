@@ -16,6 +16,7 @@ mod mistral;
 mod modernbert;
 mod nomic;
 mod prelayernorm;
+mod privacy_filter;
 mod qwen;
 mod rope;
 mod t5;
@@ -98,6 +99,7 @@ fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         "gemma" => gemma::read_gemma(config),
         "gemma2" => gemma::read_gemma2(config),
         "gemma3_text" => gemma::read_gemma3(config),
+        "openai_privacy_filter" => privacy_filter::read(config),
         t5::T5 | t5::MT5 => t5::read(config),
         bart::BART => bart::read(config),
         other => Err(Error::model(format!(
@@ -188,12 +190,13 @@ pub fn weights(config: &mut EncoderConfig, mut weights: Weights, folder: &Path) 
     }
     jina_v3::read_adapters(config, &mut weights, folder)?;
     jina_v3::arrange_adapters(config, &mut weights)?;
-    deberta::arrange(config, &mut weights)?;
+    arrange(config, &mut weights)?;
     Ok(weights.with_prefix(prefix, words))
 }
 
 /// Gives an encoder's weights inside of another model the form that the layers read.
 pub fn arrange(config: &mut EncoderConfig, weights: &mut Weights) -> Result<()> {
+    privacy_filter::arrange(config, weights);
     deberta::arrange(config, weights)
 }
 

@@ -9,7 +9,7 @@ use crate::{
         WORDS,
     },
     files::{config::ConfigFile, model_folder::ModelFolder},
-    onnx::layers::{Activation, AttentionWindow, Scaling},
+    onnx::layers::{Activation, AttentionWindow, ExpertKind, Scaling},
     tokenizers::tokenizer_config::{read_bert_tokenizer, read_tokenizer},
 };
 use kivu::error::{Error, Result};
@@ -179,6 +179,7 @@ fn experts(config: &ConfigFile, gate: Gate) -> Result<Option<ExpertLayers>> {
             count,
             top,
             name: "mlp",
+            kind: ExpertKind::Plain,
         })),
         Gate::First | Gate::Second => Err(Error::model(
             "expected `activation_function` `gelu` with experts, but found a gate",

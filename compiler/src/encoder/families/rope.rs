@@ -50,6 +50,11 @@ fn truncates() -> Option<bool> {
 impl Rope {
     /// The settings for all layers. `rope_scaling` takes precedence, as in `transformers` 5.
     pub fn read(config: &ConfigFile) -> Result<Self> {
+        Self::read_or(config, Self::default())
+    }
+
+    /// Reads the settings of a class with its own `default`.
+    pub fn read_or(config: &ConfigFile, default: Self) -> Result<Self> {
         let is_empty =
             |value: &Value| value.is_null() || value.as_object().is_some_and(Map::is_empty);
         let is_given = config
@@ -60,7 +65,7 @@ impl Rope {
         } else {
             "rope_parameters"
         };
-        let mut rope: Self = config.get(field)?.unwrap_or_default();
+        let mut rope: Self = config.get(field)?.unwrap_or(default);
         let theta = config.get("rope_theta");
         if rope.rope_theta.is_none() {
             rope.rope_theta = theta?;
@@ -273,8 +278,24 @@ impl Rope {
 
 /// A decoder's rotary positions, the same in all layers, for heads with `width` values.
 pub fn of_decoder(config: &ConfigFile, width: usize) -> Result<Rotary> {
-    let rope = Rope::read(config)?;
-    let base = rope.rope_theta.unwrap_or(10_000.0);
+    with_base(config, width, &Rope::read(config)?, 10_000.0)
+}
+
+/// Those of gpt-oss, which scales positions if the file does not say how.
+pub fn of_gpt_oss(config: &ConfigFile, width: usize) -> Result<Rotary> {
+    let default = Rope {
+        rope_type: Some("yarn".to_owned()),
+        factor: Some(32.0),
+        original_max_position_embeddings: Some(4096),
+        truncate: Some(false),
+        ..Rope::default()
+    };
+    with_base(config, width, &Rope::read_or(config, default)?, 150_000.0)
+}
+
+/// The positions that `rope` describes; `base` is the class' own.
+fn with_base(config: &ConfigFile, width: usize, rope: &Rope, base: f64) -> Result<Rotary> {
+    let base = rope.rope_theta.unwrap_or(base);
     let positions = config.require_size("max_position_embeddings")?;
     // YaRN divides by the base's logarithm.
     rotary(width, 1.0, base, Scaling::None)?;

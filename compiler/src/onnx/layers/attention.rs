@@ -127,13 +127,15 @@ impl Blocks {
         }
     }
 
-    /// Attention between all tokens; `mask` is 1 for tokens and 0 for padding.
+    /// Attention between all tokens; `mask` is 1 for tokens and 0 for padding, and `sinks` has a logit per head that takes
+    /// part in the softmax.
     pub fn attend(
         &self,
         graph: &mut GraphBuilder,
         attention: &Attention,
         [queries, keys, values]: [&Value; 3],
         mask: &Value,
+        sinks: Option<&Value>,
     ) -> Value {
         let [keys, values] = [keys, values].map(|value| by_head(graph, attention, value));
         let (zero, one, two) = (
@@ -183,13 +185,12 @@ impl Blocks {
                 .as_ref()
                 .zip(distances)
                 .map(|(bias, distances)| bias.of(graph, &distances));
-            if let Some(cap) = attention.cap {
-                return attend_with_cap(
+            if attention.cap.is_some() || sinks.is_some() {
+                return attend_in_steps(
                     graph,
                     attention,
-                    cap,
                     [&query, &keys, &values, &mask],
-                    bias.as_ref(),
+                    [bias.as_ref(), sinks],
                 );
             }
             let mut inputs = vec![query, keys, values, Value::none(), mask];
@@ -306,28 +307,26 @@ impl DistanceBias {
     }
 }
 
-/// Attention with limited scores, which ONNX Runtime's operator does not have; keys and values are by head.
-fn attend_with_cap(
+/// Attention with limited scores or with sinks, which ONNX Runtime's operator does not have; keys and values are by head.
+fn attend_in_steps(
     graph: &mut GraphBuilder,
     attention: &Attention,
-    cap: f32,
     [queries, keys, values, mask]: [&Value; 4],
-    bias: Option<&Value>,
+    [bias, sinks]: [Option<&Value>; 2],
 ) -> Value {
     let Attention {
         heads,
         width,
         scale,
+        cap,
         ..
     } = *attention;
     let constants = [
-        ("capped_scale", scale / cap),
-        ("cap", cap),
+        ("step_scale", scale / cap.unwrap_or(1.0)),
         ("one_float", 1.0),
         ("masked", MASKED),
     ];
-    let [scale, cap, one, masked] =
-        constants.map(|(name, value)| graph.floats(name, &[], &[value]));
+    let [scale, one, masked] = constants.map(|(name, value)| graph.floats(name, &[], &[value]));
     let by_head = graph.integers("query_heads", &[0, 0, heads as i64, width as i64]);
     let flat = graph.integers("flat_heads", &[0, 0, (heads * width) as i64]);
     let axes = graph.integers("score_axes", &[1, 2]);
@@ -338,9 +337,12 @@ fn attend_with_cap(
     let queries = transposed(graph, &queries, &[0, 2, 1, 3]);
     let keys = transposed(graph, keys, &[0, 1, 3, 2]);
     let scores = graph.node("MatMul", &[&queries, &keys], vec![]);
-    let scores = graph.node("Mul", &[&scores, &scale], vec![]);
-    let scores = graph.node("Tanh", &[&scores], vec![]);
-    let mut scores = graph.node("Mul", &[&scores, &cap], vec![]);
+    let mut scores = graph.node("Mul", &[&scores, &scale], vec![]);
+    if let Some(cap) = cap {
+        let cap = graph.floats("cap", &[], &[cap]);
+        scores = graph.node("Tanh", &[&scores], vec![]);
+        scores = graph.node("Mul", &[&scores, &cap], vec![]);
+    }
     if let Some(bias) = bias {
         scores = graph.node("Add", &[&scores, bias], vec![]);
     }
@@ -348,8 +350,24 @@ fn attend_with_cap(
     let padding = graph.node("Sub", &[&one, &mask], vec![]);
     let padding = graph.node("Mul", &[&padding, &masked], vec![]);
     let padding = graph.node("Unsqueeze", &[&padding, &axes], vec![]);
-    let scores = graph.node("Add", &[&scores, &padding], vec![]);
-    let weights = graph.node("Softmax", &[&scores], vec![integer("axis", -1)]);
+    let mut scores = graph.node("Add", &[&scores, &padding], vec![]);
+    let last = || vec![integer("axis", -1)];
+    if let Some(sinks) = sinks {
+        let by_head = graph.integers("by_head", &[1, heads as i64, 1, 1]);
+        let sinks = graph.node("Reshape", &[sinks, &by_head], vec![]);
+        // A column of zeros gives them the scores' other axes.
+        let first = graph.integers("zero", &[0]);
+        let first = graph.node("Gather", &[&scores, &first], last());
+        let zeros = graph.node("Sub", &[&first, &first], vec![]);
+        let sinks = graph.node("Add", &[&zeros, &sinks], vec![]);
+        scores = graph.node("Concat", &[&scores, &sinks], last());
+    }
+    let mut weights = graph.node("Softmax", &[&scores], last());
+    if sinks.is_some() {
+        let [zero, end, axis] = [("zero", 0), ("before_last", -1), ("last_axis", -1)]
+            .map(|(name, value)| graph.integers(name, &[value]));
+        weights = graph.node("Slice", &[&weights, &zero, &end, &axis], vec![]);
+    }
     let context = graph.node("MatMul", &[&weights, values], vec![]);
     let context = transposed(graph, &context, &[0, 2, 1, 3]);
     graph.node("Reshape", &[&context, &flat], vec![])
@@ -361,6 +379,7 @@ pub fn attend_by_position(
     attention: &Attention,
     rotary: Option<&Rotary>,
     [queries, keys, values, mask, ids]: [&Value; 5],
+    sinks: Option<&Value>,
 ) -> Value {
     let blocks = Blocks::new(graph, ids);
     let (mut queries, mut keys) = (queries.clone(), keys.clone());
@@ -369,7 +388,7 @@ pub fn attend_by_position(
         queries = rotation.apply(graph, &queries, attention.heads);
         keys = rotation.apply(graph, &keys, attention.key_heads);
     }
-    blocks.attend(graph, attention, [&queries, &keys, values], mask)
+    blocks.attend(graph, attention, [&queries, &keys, values], mask, sinks)
 }
 
 /// Keys or values by head, one for each query head.

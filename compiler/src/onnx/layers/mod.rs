@@ -12,7 +12,7 @@ pub use self::{
     adapters::{adapter_names, type_adapter_name},
     attention::{Attention, AttentionWindow, Blocks, Distance, alibi_slopes, attend_by_position},
     buckets::{BucketValues, Buckets},
-    experts::Experts,
+    experts::{ExpertKind, Experts},
     linear::{Linear, Projection},
     rotary::{Rotary, Rotation, Scaling},
 };

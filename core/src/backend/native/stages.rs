@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kivu_engine::program::{
-    Attention, Largest, Load, Per, RowOperation, RowStage, SpanHead, Stage, Value, ValueId,
+    Attention, ExpertStage, Largest, Load, Per, RowOperation, RowStage, SpanHead, Stage, Value,
+    ValueId,
 };
 
 /// An operation, and the values that it reads and writes.
@@ -12,6 +13,7 @@ pub enum Operation {
     Attention(Attention),
     Largest(Largest),
     Spans(Box<SpanHead>),
+    Experts(ExpertStage),
 }
 
 /// Divides operations into stages, which end where an operation needs rows that other threads may have computed.
@@ -22,6 +24,7 @@ pub fn divide(operations: Vec<Operation>, outputs: &[ValueId]) -> Vec<Stage> {
             Operation::Attention(attention) => stages.push(Stage::Attention(attention)),
             Operation::Largest(largest) => stages.push(Stage::Largest(largest)),
             Operation::Spans(spans) => stages.push(Stage::Spans(spans)),
+            Operation::Experts(experts) => stages.push(Stage::Experts(experts)),
             Operation::Row(per, operation) => {
                 let continues = !operation.reads_other_rows();
                 match stages.last_mut() {
@@ -49,6 +52,7 @@ pub fn divide(operations: Vec<Operation>, outputs: &[ValueId]) -> Vec<Stage> {
             }
             Stage::Largest(largest) => drop(read_later.insert(largest.input)),
             Stage::Spans(spans) => drop(read_later.insert(spans.input)),
+            Stage::Experts(experts) => read_later.extend([experts.input, experts.choices]),
             Stage::Rows(stage) => {
                 let computed: BTreeSet<ValueId> =
                     stage.operations.iter().map(RowOperation::output).collect();
@@ -78,7 +82,7 @@ pub fn divide(operations: Vec<Operation>, outputs: &[ValueId]) -> Vec<Stage> {
 fn heads_of(stage: &Stage) -> Option<(ValueId, usize)> {
     match stage {
         Stage::Attention(attention) => Some((attention.out, attention.heads)),
-        Stage::Rows(_) | Stage::Largest(_) | Stage::Spans(_) => None,
+        Stage::Rows(_) | Stage::Largest(_) | Stage::Spans(_) | Stage::Experts(_) => None,
     }
 }
 
@@ -87,7 +91,7 @@ fn heads_of(stage: &Stage) -> Option<(ValueId, usize)> {
 pub fn assign_slots(values: &mut [Value], stages: &[Stage], outputs: &[ValueId]) -> usize {
     // The values that each operation reads, and the one that it writes.
     let mut operations: Vec<(Vec<ValueId>, ValueId)> = Vec::new();
-    let mut is_of_attention = vec![false; values.len()];
+    let mut is_divided = vec![false; values.len()];
     // The last operation of a stage that reads a value's other rows: until then, no block may replace them.
     let mut read_until = vec![0; values.len()];
     for stage in stages {
@@ -99,11 +103,15 @@ pub fn assign_slots(values: &mut [Value], stages: &[Stage], outputs: &[ValueId])
                 out,
                 ..
             }) => {
-                is_of_attention[*out] = true;
+                is_divided[*out] = true;
                 operations.push(([queries, keys, values].map(|view| view.value).into(), *out));
             }
             Stage::Largest(Largest { input, out, .. }) => operations.push((vec![*input], *out)),
             Stage::Spans(head) => operations.push((vec![head.input], head.out)),
+            Stage::Experts(experts) => {
+                is_divided[experts.out] = true;
+                operations.push((vec![experts.input, experts.choices], experts.out));
+            }
             Stage::Rows(stage) => {
                 let end = operations.len() + stage.operations.len() - 1;
                 let others = stage.operations.iter().filter(|it| it.reads_other_rows());
@@ -137,14 +145,8 @@ pub fn assign_slots(values: &mut [Value], stages: &[Stage], outputs: &[ValueId])
     }
     let (mut slots, mut free) = (0, Vec::new());
     for (place, (_, out)) in operations.iter().enumerate() {
-        // Attention divides its output by heads, not by row blocks.
-        let shape = |value: ValueId| {
-            (
-                values[value].per,
-                values[value].width,
-                is_of_attention[value],
-            )
-        };
+        // Attention divides its output by heads, and experts divide theirs by experts, not by row blocks.
+        let shape = |value: ValueId| (values[value].per, values[value].width, is_divided[value]);
         let found = free.iter().position(|value| shape(*value) == shape(*out));
         let slot = match found.map(|index| free.swap_remove(index)) {
             Some(value) => values[value].slot,

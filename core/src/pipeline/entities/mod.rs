@@ -3,6 +3,7 @@
 pub mod extraction;
 pub mod redaction;
 pub mod schema;
+pub mod tags;
 pub mod token_classification;
 pub mod zero_shot_entities;
 
@@ -17,6 +18,7 @@ use std::{
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use self::tags::{TagScheme, TransitionBiases};
 use kivu_base::error::{Error, Result};
 use kivu_text::Tokenizer;
 
@@ -26,7 +28,7 @@ use kivu_text::Tokenizer;
 pub enum Aggregation {
     /// Each token has its own label.
     None,
-    /// Neighbouring tokens with labels of the same kind form an entity.
+    /// Neighbouring tokens with labels of the same kind form an entity; if labels mark ends, the likeliest entities do.
     #[default]
     Simple,
     /// Like `simple`, but each word gets its first token's label.
@@ -191,6 +193,8 @@ pub struct Grouping<'a> {
     pub ignored: &'a BTreeSet<String>,
     /// Id of the unknown token, whose word is its source text.
     pub unknown_token: Option<u32>,
+    /// How labels mark entities, if they mark ends, and what is added to the scores of neighbours.
+    pub tags: Option<(&'a TagScheme, TransitionBiases)>,
 }
 
 /// A token or multi-token word before grouping.
@@ -220,6 +224,12 @@ impl Grouping<'_> {
     ) -> Result<Vec<Entity>> {
         let parts = self.parts(text, tokens);
         let pieces = match self.aggregation {
+            Aggregation::Simple if let Some((scheme, biases)) = &self.tags => {
+                let scores: Vec<&[f32]> = parts.iter().map(|part| &*part.token.scores).collect();
+                let labels = scheme.decode(&scores, biases);
+                let pieces = parts.into_iter().zip(labels);
+                pieces.map(|(part, label)| part.with_label(label)).collect()
+            }
             Aggregation::None | Aggregation::Simple => {
                 parts.into_iter().map(WordPart::into_piece).collect()
             }
@@ -326,8 +336,17 @@ impl Grouping<'_> {
     /// Joins neighbours with labels of the same kind; a label with `B-` begins an entity.
     fn groups(&self, pieces: &[Piece]) -> Result<Vec<Entity>> {
         let continues = |piece: &Piece, next: &Piece| {
-            let ((_, kind), (begins, next)) = (self.kind(piece.label), self.kind(next.label));
-            kind == next && !begins
+            let (label, next) = (piece.label, next.label);
+            match &self.tags {
+                Some((scheme, _)) if self.aggregation == Aggregation::Simple => {
+                    let ((_, kind), (begins, next)) = (scheme.begins(label), scheme.begins(next));
+                    kind == next && !begins
+                }
+                _ => {
+                    let ((_, kind), (begins, next)) = (self.kind(label), self.kind(next));
+                    kind == next && !begins
+                }
+            }
         };
         pieces
             .chunk_by(continues)
@@ -374,7 +393,12 @@ pub fn entity_group(label: &str) -> &str {
 
 impl WordPart {
     fn into_piece(self) -> Piece {
-        let ((label, score), (start, end)) = (best(&self.token.scores), self.token.span);
+        let (label, _) = best(&self.token.scores);
+        self.with_label(label)
+    }
+
+    fn with_label(self, label: usize) -> Piece {
+        let (score, (start, end)) = (self.token.scores[label], self.token.span);
         Piece {
             label,
             score,

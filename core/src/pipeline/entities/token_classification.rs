@@ -1,12 +1,18 @@
 //! Texts to entities, with the results of the `token-classification` pipeline in `transformers`.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use serde::{Deserialize, Serialize};
 
 use super::{
     Aggregation, Entity, EntityCount, Grouping, IndexedText, ScoredToken, TextEntities,
-    entity_group, redaction::redact, resolve_overlaps,
+    entity_group,
+    redaction::redact,
+    resolve_overlaps,
+    tags::{TagScheme, TransitionBiases},
 };
 use crate::backend::{Deadline, routing::Route};
 use crate::pipeline::{
@@ -36,6 +42,9 @@ pub struct TokenClassificationSettings {
     /// The token for unknown words, if it is neither `[UNK]` nor `<unk>`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unknown_token: Option<u32>,
+    /// Tokens on either side on which a token's label depends; absent if it depends on the whole text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub context: Option<usize>,
 }
 
 impl TokenClassificationSettings {
@@ -47,7 +56,7 @@ impl TokenClassificationSettings {
 }
 
 /// Request options.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct TokenClassificationOptions {
     /// How token labels become entity labels.
     pub aggregation: Aggregation,
@@ -57,6 +66,8 @@ pub struct TokenClassificationOptions {
     pub windows: WindowOptions,
     /// Whether to replace entities in texts by their labels.
     pub redacts: bool,
+    /// For models whose labels mark ends of entities.
+    pub transition_biases: TransitionBiases,
 }
 
 impl TokenClassificationOptions {
@@ -90,6 +101,7 @@ impl TokenClassificationOptions {
             ignored,
             windows,
             redacts,
+            transition_biases: TransitionBiases::default(),
         })
     }
 }
@@ -109,6 +121,7 @@ pub struct TokenClassificationPipeline {
     encoder: Encoder,
     settings: TokenClassificationSettings,
     labels: Arc<[Arc<str>]>,
+    tags: Option<Arc<TagScheme>>,
 }
 
 impl TokenClassificationPipeline {
@@ -137,6 +150,7 @@ impl TokenClassificationPipeline {
             .collect();
         Ok(Self {
             encoder,
+            tags: TagScheme::new(&settings.labels).map(Arc::new),
             settings,
             labels,
         })
@@ -152,6 +166,35 @@ impl TokenClassificationPipeline {
         &self.encoder
     }
 
+    /// Adds a request's `biases` to its options.
+    ///
+    /// # Errors
+    /// No labels of the model mark ends of entities, the options have another aggregation strategy than `simple`, or a bias is
+    /// too large.
+    pub fn with_biases(
+        &self,
+        options: TokenClassificationOptions,
+        biases: Option<TransitionBiases>,
+    ) -> Result<TokenClassificationOptions> {
+        let Some(biases) = biases else {
+            return Ok(options);
+        };
+        if self.tags.is_none() {
+            return Err(Error::invalid(
+                "`transition_biases` is not supported: the model's labels do not mark ends of entities with `E-` or `S-`",
+            ));
+        }
+        if options.aggregation != Aggregation::Simple {
+            return Err(Error::invalid(
+                "`transition_biases` needs the aggregation strategy `simple`",
+            ));
+        }
+        Ok(TokenClassificationOptions {
+            transition_biases: biases.check()?,
+            ..options
+        })
+    }
+
     /// Entities per text.
     pub async fn entities(
         &self,
@@ -160,8 +203,21 @@ impl TokenClassificationPipeline {
         deadline: Deadline,
     ) -> Result<FoundEntities> {
         let texts: Arc<[String]> = texts.into();
-        let tokenizer = self.encoder.input_tokenizer(deadline).await?;
-        let windows = tokenizer.encode_windows(&texts, options.windows).await?;
+        let mut tokenizer = self.encoder.input_tokenizer(deadline).await?;
+        let special = self.encoder.tokenizer().special_count();
+        // Texts of which all is read are divided where that changes no label.
+        let context = self.settings.context.filter(|context| {
+            options.windows.stride.is_none()
+                && options.windows.truncation == Truncation::Off
+                && 2 * context + special < tokenizer.limit
+        });
+        let mut window_options = options.windows;
+        if let Some(context) = context {
+            tokenizer.limit = tokenizer.limit.min(WINDOW_CONTEXTS * context + special);
+            window_options.stride = Some(2 * context);
+            window_options.begin_at_words = false;
+        }
+        let windows = tokenizer.encode_windows(&texts, window_options).await?;
         let indexed: Vec<IndexedText<'_>> =
             texts.iter().map(|text| IndexedText::new(text)).collect();
         let grouping = Grouping {
@@ -173,21 +229,56 @@ impl TokenClassificationPipeline {
                 .settings
                 .unknown_token
                 .or(self.encoder.tokenizer().unknown_id()),
+            tags: self
+                .tags
+                .as_ref()
+                .map(|tags| (&**tags, options.transition_biases)),
         };
         let count = EntityCount::default();
         let finish = |window: usize, rows: &[Row<'_>]| {
-            let text = &indexed[windows.places[window].text];
-            count.add(grouping.entities(text, scored_tokens(&windows, window, rows[0]))?)
+            let place = windows.places[window].text;
+            let tokens = scored_tokens(&windows, window, rows[0]);
+            let is_same =
+                |other: usize| windows.places.get(other).is_some_and(|it| it.text == place);
+            let [before, after] = [window.wrapping_sub(1), window + 1].map(is_same);
+            if let Some(context) = context
+                && (before || after)
+            {
+                // The others are decided in the neighbouring windows, where they have their context.
+                let tokens: Vec<_> = tokens.collect();
+                let end = tokens.len().saturating_sub(if after { context } else { 0 });
+                let own = tokens
+                    .into_iter()
+                    .take(end)
+                    .skip(if before { context } else { 0 });
+                return Ok(Found::Part(own.collect()));
+            }
+            let entities = grouping.entities(&indexed[place], tokens)?;
+            count.add(entities).map(Found::Entities)
         };
         let (found, usage) = self
             .encoder
             .run_all(&windows.encodings, Granularity::Tokens, deadline, finish)
             .await?;
         let mut by_text: Vec<Vec<Entity>> = vec![Vec::new(); texts.len()];
+        let mut parts: BTreeMap<usize, Vec<ScoredToken>> = BTreeMap::new();
         let mut counts = vec![0_usize; texts.len()];
-        for (place, entities) in windows.places.iter().zip(found) {
-            by_text[place.text].extend(entities?);
-            counts[place.text] += 1;
+        for (place, found) in windows.places.iter().zip(found) {
+            match found? {
+                Found::Entities(entities) => {
+                    by_text[place.text].extend(entities);
+                    counts[place.text] += 1;
+                }
+                Found::Part(tokens) => parts.entry(place.text).or_default().extend(tokens),
+            }
+        }
+        for (text, mut tokens) in parts {
+            let first = tokens.first().map_or(0, |token| token.index);
+            tokens
+                .iter_mut()
+                .zip(first..)
+                .for_each(|(token, index)| token.index = index);
+            by_text[text] = count.add(grouping.entities(&indexed[text], tokens)?)?;
         }
         let resolved =
             by_text
@@ -254,6 +345,16 @@ impl TokenClassificationPipeline {
     }
 }
 
+/// Contexts in a window of a divided text, of which two are shared with other windows.
+const WINDOW_CONTEXTS: usize = 8;
+
+/// What a window has.
+enum Found {
+    Entities(Vec<Entity>),
+    /// The tokens of a divided text that other windows do not have.
+    Part(Vec<ScoredToken>),
+}
+
 /// A window's tokens, without special tokens.
 fn scored_tokens(
     windows: &EncodedWindows,
@@ -318,6 +419,7 @@ mod tests {
             labels,
             max_tokens: 5,
             unknown_token: None,
+            context: None,
         };
         let route = TensorEncoder::shared(backend).unwrap();
         let pipeline =

@@ -162,7 +162,7 @@ fn absurd_sizes_are_refused_by_name_in_all_families() {
         return;
     }
     let [bert, distilbert, nomic, grouped, t5, t5_decoder, fairseq] = SIZES;
-    let families: [(&str, &[&[&str]]); 29] = [
+    let families: [(&str, &[&[&str]]); 30] = [
         ("tiny-bert", &[bert]),
         ("tiny-distilbert", &[distilbert]),
         ("tiny-roberta", &[bert]),
@@ -190,6 +190,14 @@ fn absurd_sizes_are_refused_by_name_in_all_families() {
         ),
         ("tiny-gemma2", &[bert, grouped, &["sliding_window"]]),
         ("tiny-eurobert", &[bert, grouped]),
+        (
+            "tiny-privacy-filter",
+            &[
+                bert,
+                grouped,
+                &["num_experts_per_tok", "num_local_experts", "sliding_window"],
+            ],
+        ),
         ("tiny-sentence-t5", &[t5]),
         ("tiny-t5", &[t5, t5_decoder]),
         ("tiny-mt5", &[t5, t5_decoder]),

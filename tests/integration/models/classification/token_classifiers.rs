@@ -195,6 +195,12 @@ async fn qwen3() {
     compare("tiny-qwen3-ner").await;
 }
 
+/// Experts, attention sinks and windows; texts above the limit are divided.
+#[tokio::test]
+async fn privacy_filter_with_bioes_labels() {
+    compare("tiny-privacy-filter").await;
+}
+
 fn bert(folder: &Path) -> Option<Model> {
     Some(
         open_for(

@@ -165,7 +165,7 @@ const RMS_MODELS: [&str; 7] = [
 ];
 
 /// Fixtures for decoder families, with windows, limited scores, scaled rotary positions and heads.
-const DECODERS: [&str; 11] = [
+const DECODERS: [&str; 13] = [
     "tiny-llama",
     "tiny-mistral",
     "tiny-qwen2",
@@ -174,6 +174,8 @@ const DECODERS: [&str; 11] = [
     "tiny-eurobert-cls",
     "tiny-llama-cls",
     "tiny-gemma-rank",
+    "tiny-privacy-filter",
+    "tiny-privacy-filter in blocks",
     "tiny-llama in blocks",
     "tiny-qwen2 in blocks",
     "tiny-gemma2 in blocks",

@@ -20,6 +20,7 @@ struct Settings {
     /// Factor on query-key products; by default 1 / √(head width).
     scale: Option<f32>,
     cap: Option<f32>,
+    sinks: Option<Array<f32>>,
     rotary: Option<rotary::Settings>,
     window: AttentionWindow,
     bias: DistanceBias,
@@ -50,6 +51,7 @@ impl<'a> Reader<'a> {
             key_heads: heads,
             scale: float(node, "scale"),
             cap: None,
+            sinks: None,
             rotary: None,
             window: AttentionWindow::ALL,
             bias: distances,
@@ -98,12 +100,12 @@ impl<'a> Reader<'a> {
         else {
             return Err(refuse());
         };
-        // Former versions wrote neither.
-        let [rotation, cap] = match others {
-            [] => ["", ""],
-            [rotation, cap] => [rotation.as_str(), cap],
-            _ => return Err(refuse()),
-        };
+        // Former versions wrote none of them.
+        let mut others = others.iter().map(String::as_str);
+        let [rotation, cap, sinks] = [(); 3].map(|()| others.next().unwrap_or_default());
+        if others.next().is_some() {
+            return Err(refuse());
+        }
         self.require_mask(node, mask)?;
         let shape = self.integers(shape).ok_or_else(refuse)?;
         let number = |number: i64| usize::try_from(number).ok();
@@ -132,6 +134,10 @@ impl<'a> Reader<'a> {
             "" => None,
             name => Some(self.array::<f32>(name, 1)?[0]),
         };
+        let sinks = match sinks {
+            "" => None,
+            name => Some(self.array(name, heads)?),
+        };
         let is_of_tokens = matches!(self.meaning(ids)?, Meaning::Ids);
         let queries_are_tokens = self.values[self.view(queries)?.value].per == Per::Token;
         if !is_of_tokens || !queries_are_tokens {
@@ -142,6 +148,7 @@ impl<'a> Reader<'a> {
             key_heads,
             scale: Some(scale[0]),
             cap,
+            sinks,
             rotary,
             window,
             bias,
@@ -183,6 +190,7 @@ impl<'a> Reader<'a> {
             key_heads: heads,
             scale: Some(scale[0]),
             cap: None,
+            sinks: None,
             rotary: None,
             window: AttentionWindow::ALL,
             bias: DistanceBias::Vectors(vectors),
@@ -311,6 +319,7 @@ impl<'a> Reader<'a> {
             key_heads,
             scale,
             cap,
+            sinks,
             rotary,
             window,
             bias,
@@ -348,6 +357,7 @@ impl<'a> Reader<'a> {
             key_heads,
             scale,
             cap,
+            sinks,
             rotary,
             window,
             bias,

@@ -23,6 +23,7 @@ use kivu_engine::{
 };
 
 pub use self::constants::data;
+use self::rows::ExpertForm;
 use super::stages::{Operation, assign_slots, divide};
 use crate::backend::{LABEL_VECTORS, Signature, TASK_IDS, TensorSpec};
 use kivu_base::{
@@ -255,7 +256,12 @@ impl<'a> Reader<'a> {
             }
             (FUNCTIONS, "LabelScores") => self.label_scores(node)?,
             (FUNCTIONS, "Adapted" | "AdaptedRows") => self.adapted(node)?,
-            (FUNCTIONS, name) if name.starts_with("Experts") => self.chosen_experts(node)?,
+            (FUNCTIONS, name) if name.starts_with("Experts") => {
+                self.chosen_experts(node, ExpertForm::Plain)?
+            }
+            (FUNCTIONS, name) if name.starts_with("GatedExperts") => {
+                self.chosen_experts(node, ExpertForm::Gated)?
+            }
             ("", "MatMul") => self.dense(input(0), input(1))?,
             ("", "Add") => self.add(input(0), input(1))?,
             ("", "Mul") => self.gate(node)?,

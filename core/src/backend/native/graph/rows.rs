@@ -4,8 +4,8 @@ use kivu_engine::{
     array::Array,
     kernel::LANES,
     program::{
-        Activation, Adapters, Dense, ExpertLayers, Index, InputScaling, Largest, Linear, Norm, Per,
-        RowOperation, Table, Value, ValueId, View,
+        Activation, Adapters, Dense, ExpertStage, Index, InputScaling, Largest, LimitedGate,
+        Linear, Norm, Per, Router, RouterSoftmax, RowOperation, Table, Value, ValueId, View,
     },
 };
 
@@ -14,6 +14,15 @@ use kivu_base::{error::Result, onnx_proto::NodeProto};
 
 /// Maximum number of rows that one row is joined from, far above published models'.
 const MAX_NEIGHBOURS: usize = 63;
+
+/// A feed-forward part with experts.
+#[derive(Clone, Copy)]
+pub enum ExpertForm {
+    /// Layers with GELU between them; a softmax over all experts, and a bias after their sum.
+    Plain,
+    /// Layers with a gate between them; a softmax over the chosen experts.
+    Gated,
+}
 
 impl<'a> Reader<'a> {
     pub fn lookup(
@@ -291,11 +300,12 @@ impl<'a> Reader<'a> {
     }
 
     /// A feed-forward part with experts, see `compiler/src/onnx/functions.rs`.
-    pub fn chosen_experts(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
+    pub fn chosen_experts(&mut self, node: &NodeProto, form: ExpertForm) -> Result<Meaning<'a>> {
         let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
-        let [input, router, bias, shape, constants @ ..] = &node.input[..] else {
+        let [input, router, bias, shape, others @ ..] = &node.input[..] else {
             return Err(refuse());
         };
+        self.by_row(input)?;
         let input = self.whole(input)?;
         let Value { per, width, .. } = self.values[input];
         let shape = self.integers(shape).unwrap_or_default();
@@ -303,42 +313,89 @@ impl<'a> Reader<'a> {
             .into_iter()
             .filter_map(|side| usize::try_from(side).ok())
             .collect();
-        let ([count, top], (constants, [])) = (&shape[..], constants.as_chunks::<10>()) else {
+        let (gate, constants) = match (form, others) {
+            (ExpertForm::Plain, constants) => (None, constants),
+            (ExpertForm::Gated, [gate, constants @ ..]) => {
+                let numbers: Array<f32> = self.array(gate, 2)?;
+                let (alpha, limit) = (numbers[0], numbers[1]);
+                (Some(LimitedGate { alpha, limit }), constants)
+            }
+            (ExpertForm::Gated, []) => return Err(refuse()),
+        };
+        let (&[count, top], (constants, [])) = (&shape[..], constants.as_chunks::<10>()) else {
             return Err(refuse());
         };
-        if constants.len() != *count
-            || !(1..=*count).contains(top)
-            || self.shape(router)? != (width, *count)
+        if constants.len() != count
+            || !(1..=count).contains(&top)
+            || self.shape(router)? != (width, count)
         {
             return Err(refuse());
         }
         let weights = self.array(router, width * count)?;
-        let router = Dense {
-            outputs: *count,
-            weights,
-            bias: None,
+        // A plain form's bias is added to the result, and a gated form's to the logits.
+        let (of_logits, bias, softmax) = match form {
+            ExpertForm::Plain => (None, self.array(bias, width / LANES)?, RouterSoftmax::All),
+            ExpertForm::Gated => {
+                let zeros = vec![[0.0; LANES]; width / LANES].into();
+                (Some(self.array(bias, count)?), zeros, RouterSoftmax::Chosen)
+            }
         };
-        let experts = constants.iter().map(|constants| {
+        let router = Router {
+            layer: Dense {
+                outputs: count,
+                weights,
+                bias: of_logits,
+            },
+            top,
+            softmax,
+        };
+        let layers = constants.iter().map(|constants| {
             let [first, second] = [&constants[..4], &constants[5..9]]
                 .map(|layer| [&*layer[0], &layer[1], &layer[2], &layer[3]]);
             let mut first = self.layer(width, first)?;
-            first.activation = Some(Activation::Gelu);
-            let second = self.layer(first.outputs, second)?;
+            let inner = match form {
+                ExpertForm::Plain => {
+                    first.activation = Some(Activation::Gelu);
+                    first.outputs
+                }
+                ExpertForm::Gated => first.outputs / 2,
+            };
+            let second = self.layer(inner, second)?;
             match second.outputs == width {
                 true => Ok([first, second]),
                 false => Err(refuse()),
             }
         });
-        let experts = experts.collect::<Result<_>>()?;
-        let bias = self.array(bias, width / LANES)?;
-        let part = Box::new(ExpertLayers {
-            router,
-            top: *top,
-            experts,
-            bias,
-        });
+        let layers = layers.collect::<Result<_>>()?;
+        let choices = self.value(per, (2 * top).next_multiple_of(LANES));
+        let results = self.value(per, top * (width + 1));
         let out = self.value(per, width);
-        self.row(per, RowOperation::Experts { input, part, out });
+        self.row(
+            per,
+            RowOperation::Route {
+                input,
+                router,
+                out: choices,
+            },
+        );
+        self.operations.push(Operation::Experts(ExpertStage {
+            input,
+            choices,
+            top,
+            layers,
+            gate,
+            out: results,
+        }));
+        self.row(
+            per,
+            RowOperation::Combine {
+                choices,
+                top,
+                results,
+                bias,
+                out,
+            },
+        );
         Ok(self.all(out))
     }
 
