@@ -167,6 +167,9 @@ pub enum Quality {
         tokens: usize,
         /// Share of tokens with the same best label.
         agreement: f32,
+        /// Share of both forms' entities that the other form finds, too; absent in bundles of former versions.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        entity_agreement: Option<f32>,
         /// Mean absolute score difference, over all tokens and labels.
         mean_difference: f32,
         /// The largest difference.

@@ -20,7 +20,7 @@ use kivu_core::{
         },
     },
 };
-use kivu_text::WindowOptions;
+use kivu_text::{Truncation, WindowOptions};
 
 /// Token classification parameters.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
@@ -86,9 +86,18 @@ impl TokenClassificationParameters {
         let ignored = self.ignore_labels.as_ref();
         let ignored =
             ignored.map(|labels| labels.read("parameters.ignore_labels", scope.max_labels));
+        let TruncationParameters {
+            truncate,
+            truncation_direction,
+        } = self.truncation;
+        let truncation = match (truncate, truncation_direction) {
+            // No text is too long.
+            (None, None) if pipeline.divides_texts() => Truncation::Off,
+            _ => self.truncation.truncation(scope),
+        };
         let windows = WindowOptions {
             stride: self.stride,
-            truncation: self.truncation.truncation(scope),
+            truncation,
             max_windows: scope.max_parts,
             begin_at_words: false,
         };

@@ -41,11 +41,15 @@ pub fn text(quality: Option<Quality>) -> String {
             texts,
             tokens,
             agreement,
+            entity_agreement,
             mean_difference,
             worst_difference,
         }) => {
+            let entities = entity_agreement
+                .map(|share| format!(", same entities {:.1} %", share * 100.0))
+                .unwrap_or_default();
             format!(
-                "against fp32 over {tokens} tokens of {texts} texts: same label for {:.1} %, score difference: \
+                "against fp32 over {tokens} tokens of {texts} texts: same label for {:.1} %{entities}, score difference: \
                  mean {mean_difference:.4}, worst {worst_difference:.4}",
                 agreement * 100.0
             )
@@ -186,16 +190,21 @@ fn quality_rows(quality: &Quality) -> Vec<Row> {
             texts,
             tokens,
             agreement,
+            entity_agreement,
             mean_difference,
             worst_difference,
-        } => vec![
-            ("texts", texts.to_string()),
-            (
-                "same label",
-                format!("{} of {tokens} tokens", percent(agreement)),
-            ),
-            ("score", differences(mean_difference, worst_difference)),
-        ],
+        } => {
+            let mut rows = vec![
+                ("texts", texts.to_string()),
+                (
+                    "same label",
+                    format!("{} of {tokens} tokens", percent(agreement)),
+                ),
+                ("score", differences(mean_difference, worst_difference)),
+            ];
+            rows.extend(entity_agreement.map(|share| ("same entities", percent(share))));
+            rows
+        }
         Quality::ZeroShotEntities {
             texts,
             agreement,

@@ -2,6 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use bytes::Bytes;
+use kivu_engine::array::Array;
+
 use kivu::onnx_proto::{
     AttributeProto, Dimension, DimensionProto, FUNCTIONS, FunctionProto, GraphProto, MICROSOFT,
     ModelProto, NodeProto, OperatorSetIdProto, TensorProto, TensorShapeProto, TensorTypeProto,
@@ -167,7 +170,7 @@ impl GraphBuilder {
 
     /// Adds an INT32 constant.
     pub fn sums(&mut self, name: &str, shape: &[usize], values: &[i32]) -> Value {
-        let bytes = values
+        let bytes: Vec<u8> = values
             .iter()
             .flat_map(|value| value.to_le_bytes())
             .collect();
@@ -181,7 +184,7 @@ impl GraphBuilder {
 
     /// Adds an INT64 list: axes, sizes, bounds.
     pub fn integers(&mut self, name: &str, values: &[i64]) -> Value {
-        let bytes = values
+        let bytes: Vec<u8> = values
             .iter()
             .flat_map(|value| value.to_le_bytes())
             .collect();
@@ -399,20 +402,22 @@ fn opsets<const COUNT: usize>(domains: [(&str, i64); COUNT]) -> Vec<OperatorSetI
 
 /// A FLOAT constant.
 pub fn float_tensor(name: &str, shape: &[usize], values: &[f32]) -> TensorProto {
-    let bytes = values
-        .iter()
-        .flat_map(|value| value.to_le_bytes())
-        .collect();
+    // Little-endian, as all platforms are.
+    let bytes = Array::from(values.to_vec()).into_bytes();
     tensor(name, data_type::FLOAT, shape, bytes)
 }
 
 /// An INT8 constant.
 pub fn int8_tensor(name: &str, shape: &[usize], values: &[i8]) -> TensorProto {
-    let bytes = values.iter().map(|value| value.cast_unsigned()).collect();
-    tensor(name, data_type::INT8, shape, bytes)
+    tensor(
+        name,
+        data_type::INT8,
+        shape,
+        Array::from(values.to_vec()).into_bytes(),
+    )
 }
 
-fn tensor(name: &str, data_type: i32, shape: &[usize], bytes: Vec<u8>) -> TensorProto {
+fn tensor(name: &str, data_type: i32, shape: &[usize], bytes: impl Into<Bytes>) -> TensorProto {
     TensorProto {
         name: name.into(),
         data_type,

@@ -130,6 +130,8 @@ pub struct QualityFloor {
     pub similarity: f32,
     /// Minimum share of steps with the same most likely token.
     pub token_agreement: f32,
+    /// Minimum share of token classifiers' entities in common with fp32.
+    pub entity_agreement: f32,
 }
 
 impl Default for QualityFloor {
@@ -144,6 +146,7 @@ impl Default for QualityFloor {
             mean_difference: 0.01,
             similarity: 0.95,
             token_agreement: 0.97,
+            entity_agreement: 0.97,
         }
     }
 }

@@ -5,7 +5,10 @@ use super::{
     served::Answers,
 };
 use kivu::{
-    pipeline::{classification::scores::descending, entities::zero_shot_entities::THRESHOLD},
+    pipeline::{
+        classification::scores::descending,
+        entities::{entity_places, zero_shot_entities::THRESHOLD},
+    },
     repository::{
         TaskSettings,
         manifest::{Neighbours, Quality},
@@ -90,11 +93,27 @@ fn compare(settings: &TaskSettings, forms: [&[Vec<Answer>]; 2], output: usize) -
             let count = tokens().count();
             let agreeing =
                 tokens().filter(|(left, right)| descending(left)[0] == descending(right)[0]);
+            let entities = pairs().map(|pair| {
+                let [left, right] =
+                    <[&[f32]; 2]>::from(pair).map(|scores| entity_places(&settings.labels, scores));
+                [
+                    left.intersection(&right).count() * 2,
+                    left.len() + right.len(),
+                ]
+            });
+            let [common, all] = entities.fold([0, 0], |sums, counts| {
+                [sums[0] + counts[0], sums[1] + counts[1]]
+            });
             let [mean_difference, worst_difference] = differences(pairs());
             Quality::TokenClassification {
                 texts,
                 tokens: count,
                 agreement: (agreeing.count() as f64 / count.max(1) as f64) as f32,
+                entity_agreement: Some(if all == 0 {
+                    1.0
+                } else {
+                    common as f32 / all as f32
+                }),
                 mean_difference,
                 worst_difference,
             }

@@ -161,16 +161,17 @@ pub fn shortfall(quality: &Quality, floor: &QualityFloor) -> Option<Shortfall> {
         Quality::TokenClassification {
             texts,
             agreement,
+            entity_agreement,
             mean_difference,
             ..
-        } => (
-            texts,
-            of_labels(
-                "a token label agreement with fp32",
-                agreement,
-                mean_difference,
-            ),
-        ),
+        } => {
+            let name = "a token label agreement with fp32";
+            let mut checks = of_labels(name, agreement, mean_difference);
+            let (found, least) = (entity_agreement.unwrap_or(1.0), floor.entity_agreement);
+            let name = "an entity agreement with fp32";
+            checks.push(at_least("entity_agreement", name, found, least));
+            (texts, checks)
+        }
         Quality::ZeroShotEntities {
             texts,
             agreement,

@@ -72,7 +72,7 @@ pub struct Run {
     values: Values,
 }
 
-/// Parts per slot: row blocks, or for attention, a part per text and head.
+/// Parts per slot: row blocks, for attention a part per text and head, and for experts a part per expert.
 pub type Values = Vec<Vec<RwLock<Numbers>>>;
 
 #[derive(Clone, Copy, Debug)]

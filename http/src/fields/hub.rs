@@ -78,7 +78,13 @@ pub static TOKENS_BODY: Fields = Fields {
 };
 
 pub static TOKENS_PARAMETERS: Fields = Fields {
-    read: &["aggregation_strategy", "ignore_labels", "redact", "stride"],
+    read: &[
+        "aggregation_strategy",
+        "ignore_labels",
+        "redact",
+        "stride",
+        "transition_biases",
+    ],
     refused: &[
         refused("grouped_entities", &["true"], STRATEGY),
         refused("ignore_subwords", &["false"], STRATEGY),

@@ -276,6 +276,7 @@ static KIVU_PARAMETERS: Fields = Fields {
         "task",
         "tgt_lang",
         "threshold",
+        "transition_biases",
         "truncate",
         "truncation_direction",
         "words",

@@ -91,7 +91,7 @@ pub(crate) fn request_without_floor(
     let name = source.file_name().expect("a fixture has a name");
     let text = format!(
         "name = {name:?}\ntask = \"{task}\"\n[source]\nfolder = {source:?}\n[quality]\nmean_cosine = 0\n\
-         worst_cosine = 0\nneighbours = 0\nagreement = 0\nmean_difference = 1\nsimilarity = 0\ntoken_agreement = 0\n\
+         worst_cosine = 0\nneighbours = 0\nagreement = 0\nmean_difference = 1\nsimilarity = 0\ntoken_agreement = 0\nentity_agreement = 0\n\
          terms = 0\nscore_difference = 1\n"
     );
     let recipe = out.with_extension("toml");

@@ -156,3 +156,89 @@ pub fn arrange(config: &mut EncoderConfig, weights: &mut Weights) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Map, json};
+
+    use super::*;
+
+    /// The fields of a class whose other fields have their defaults, and some fields.
+    fn read_with(fields: &Value) -> Result<EncoderConfig> {
+        let mut all = json!({
+            "model_type": "openai_privacy_filter", "architectures": ["OpenAIPrivacyFilterForTokenClassification"],
+            "hidden_size": 640, "num_hidden_layers": 8, "num_attention_heads": 14, "intermediate_size": 640,
+            "max_position_embeddings": 131_072, "vocab_size": 200_064,
+        });
+        let all: &mut Map<_, _> = all.as_object_mut().unwrap();
+        all.extend(fields.as_object().unwrap().clone());
+        read(&ConfigFile::new(ConfigFile::NAME, all.clone()))
+    }
+
+    #[test]
+    fn defaults_are_those_of_the_config_class() {
+        let defaults = json!({
+            "attention_bias": true, "head_dim": 64, "num_experts_per_tok": 4, "num_key_value_heads": 2,
+            "num_local_experts": 128, "rms_norm_eps": 1e-5, "sliding_window": 128, "swiglu_alpha": 1.702, "swiglu_limit": 7.0,
+            "rope_parameters": {
+                "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": false,
+                "original_max_position_embeddings": 4096, "rope_theta": 150_000.0,
+            },
+        });
+        let found = read_with(&json!({})).unwrap();
+        assert_eq!(
+            format!("{found:?}"),
+            format!("{:?}", read_with(&defaults).unwrap())
+        );
+        for empty in [
+            json!({"rope_parameters": null}),
+            json!({"rope_scaling": {}, "num_experts": 128}),
+        ] {
+            assert_eq!(
+                format!("{found:?}"),
+                format!("{:?}", read_with(&empty).unwrap())
+            );
+        }
+        assert_eq!(
+            (found.context(), found.head.unwrap().labels.len()),
+            (Some(1024), 33)
+        );
+        let rotary = |fields| read_with(&fields).unwrap().spans.remove(0).rotary.unwrap();
+        let plain = rotary(json!({"rope_parameters": {}}));
+        assert_eq!(
+            (plain.base, plain.scaling),
+            (150_000.0, crate::onnx::layers::Scaling::None)
+        );
+        assert_eq!(rotary(json!({"rope_theta": 1e4})).base, 1e4);
+        let experts = |fields| read_with(&fields).unwrap().details.experts.unwrap().count;
+        assert_eq!(
+            experts(json!({"num_local_experts": 16, "num_experts": 8})),
+            8
+        );
+    }
+
+    #[test]
+    fn odd_configs_are_refused_by_name() {
+        let refusals = [
+            json!({"sliding_window": null}),
+            json!({"num_experts_per_tok": 129}),
+            json!({"swiglu_limit": -1.0}),
+            json!({"head_dim": 63}),
+            json!({"num_key_value_heads": 3}),
+            json!({"rope_parameters": {"rope_type": "proportional"}}),
+            json!({"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "partial_rotary_factor": 0.5}}),
+        ];
+        let refusals = refusals
+            .map(|fields| read_with(&fields).unwrap_err().to_string())
+            .join("\n");
+        insta::assert_snapshot!(refusals, @r"
+        expected a number as `sliding_window`, but found null
+        expected `num_local_experts` up to 1024 and `num_experts_per_tok` from 1 up to their number, but found 128 and 129
+        expected a finite `swiglu_alpha`, and a `swiglu_limit` of at least 0, but found 1.702 and -1
+        expected an even number of rotated values in a head, but found 1 of 63
+        expected `num_attention_heads` to be a multiple of `num_key_value_heads`, but found 14 and 3, of 64 values
+        expected rotary positions without scaling (`default`), `linear`, `dynamic`, `llama3`, `yarn`, `longrope`, but found `proportional`
+        expected rotary positions without `partial_rotary_factor`, but found 0.5
+        ");
+    }
+}

@@ -18,7 +18,10 @@ use std::{
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use self::tags::{TagScheme, TransitionBiases};
+use self::{
+    tags::{TagScheme, TransitionBiases},
+    token_classification::OUTSIDE,
+};
 use kivu_base::error::{Error, Result};
 use kivu_text::Tokenizer;
 
@@ -335,33 +338,14 @@ impl Grouping<'_> {
 
     /// Joins neighbours with labels of the same kind; a label with `B-` begins an entity.
     fn groups(&self, pieces: &[Piece]) -> Result<Vec<Entity>> {
-        let continues = |piece: &Piece, next: &Piece| {
-            let (label, next) = (piece.label, next.label);
-            match &self.tags {
-                Some((scheme, _)) if self.aggregation == Aggregation::Simple => {
-                    let ((_, kind), (begins, next)) = (scheme.begins(label), scheme.begins(next));
-                    kind == next && !begins
-                }
-                _ => {
-                    let ((_, kind), (begins, next)) = (self.kind(label), self.kind(next));
-                    kind == next && !begins
-                }
-            }
-        };
+        let tags = self.tags.as_ref().map(|(tags, _)| *tags);
+        let tags = tags.filter(|_| self.aggregation == Aggregation::Simple);
+        let continues =
+            |piece: &Piece, next: &Piece| continues(self.labels, tags, [piece.label, next.label]);
         pieces
             .chunk_by(continues)
             .map(|group| self.group(group))
             .collect()
-    }
-
-    /// Whether a label begins an entity, and its kind.
-    fn kind(&self, label: usize) -> (bool, &str) {
-        let label = &*self.labels[label];
-        match (label.strip_prefix("B-"), label.strip_prefix("I-")) {
-            (Some(kind), _) => (true, kind),
-            (None, Some(kind)) => (false, kind),
-            (None, None) => (false, label),
-        }
     }
 
     fn group(&self, pieces: &[Piece]) -> Result<Entity> {
@@ -383,6 +367,42 @@ impl Grouping<'_> {
             end: pieces.last().map_or(0, |last| last.end),
         })
     }
+}
+
+/// Whether a token with the second label continues the entity of one with the first.
+fn continues(labels: &[impl AsRef<str>], tags: Option<&TagScheme>, pair: [usize; 2]) -> bool {
+    if let Some(tags) = tags {
+        let [(_, kind), (begins, next)] = pair.map(|label| tags.begins(label));
+        return kind == next && !begins;
+    }
+    let [(_, kind), (begins, next)] = pair.map(|label| {
+        let label = labels[label].as_ref();
+        match (label.strip_prefix("B-"), label.strip_prefix("I-")) {
+            (Some(kind), _) => (true, kind),
+            (None, Some(kind)) => (false, kind),
+            (None, None) => (false, label),
+        }
+    });
+    kind == next && !begins
+}
+
+/// The entities of [`Aggregation::Simple`] in a text: the places of their tokens, and their labels. `scores` has a probability
+/// per token and label.
+pub fn entity_places(labels: &[String], scores: &[f32]) -> BTreeSet<(usize, usize, String)> {
+    let tags = TagScheme::new(labels);
+    let rows: Vec<&[f32]> = scores.chunks_exact(labels.len().max(1)).collect();
+    let found: Vec<usize> = match &tags {
+        Some(tags) => tags.decode(&rows, &TransitionBiases::default()),
+        None => rows.iter().map(|row| best(row).0).collect(),
+    };
+    let mut start = 0;
+    let groups = found.chunk_by(|label, next| continues(labels, tags.as_ref(), [*label, *next]));
+    let places = groups.map(|group| {
+        let first = start;
+        start += group.len();
+        (first, start, entity_group(&labels[group[0]]).to_owned())
+    });
+    places.filter(|(_, _, label)| label != OUTSIDE).collect()
 }
 
 /// The label of entities whose tokens have this label; as in `transformers`, it follows a hyphen even if the label begins

@@ -195,6 +195,25 @@ impl TokenClassificationPipeline {
         })
     }
 
+    /// Whether texts above the token limit are read in windows, since labels depend on the text around a token only.
+    pub fn divides_texts(&self) -> bool {
+        let shared = self
+            .settings
+            .context
+            .map(|context| context.saturating_mul(2));
+        shared.is_some_and(|shared| {
+            shared
+                < self
+                    .encoder
+                    .max_tokens()
+                    .saturating_sub(self.special_count())
+        })
+    }
+
+    fn special_count(&self) -> usize {
+        self.encoder.tokenizer().special_count()
+    }
+
     /// Entities per text.
     pub async fn entities(
         &self,
@@ -204,16 +223,18 @@ impl TokenClassificationPipeline {
     ) -> Result<FoundEntities> {
         let texts: Arc<[String]> = texts.into();
         let mut tokenizer = self.encoder.input_tokenizer(deadline).await?;
-        let special = self.encoder.tokenizer().special_count();
         // Texts of which all is read are divided where that changes no label.
-        let context = self.settings.context.filter(|context| {
-            options.windows.stride.is_none()
-                && options.windows.truncation == Truncation::Off
-                && 2 * context + special < tokenizer.limit
-        });
+        let is_whole =
+            options.windows.stride.is_none() && options.windows.truncation == Truncation::Off;
+        let context = self
+            .settings
+            .context
+            .filter(|_| is_whole && self.divides_texts());
         let mut window_options = options.windows;
         if let Some(context) = context {
-            tokenizer.limit = tokenizer.limit.min(WINDOW_CONTEXTS * context + special);
+            tokenizer.limit = tokenizer
+                .limit
+                .min(WINDOW_CONTEXTS * context + self.special_count());
             window_options.stride = Some(2 * context);
             window_options.begin_at_words = false;
         }

@@ -201,6 +201,119 @@ async fn privacy_filter_with_bioes_labels() {
     compare("tiny-privacy-filter").await;
 }
 
+/// Entities as their places and labels.
+fn spans(entities: &Value) -> Vec<(u64, u64, String)> {
+    let span = |entity: &Value| {
+        let [start, end] = ["start", "end"].map(|name| entity[name].as_u64().unwrap());
+        (
+            start,
+            end,
+            entity["entity_group"].as_str().unwrap().to_owned(),
+        )
+    };
+    entities.as_array().unwrap().iter().map(span).collect()
+}
+
+/// A token of this model depends on 8 tokens on either side, so texts are divided into windows of 64 tokens. A copy with a
+/// higher limit reads them whole if a request asks for truncation.
+#[tokio::test]
+async fn a_division_of_a_text_changes_no_entity() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("model");
+    fs::create_dir(&source).unwrap();
+    for entry in fs::read_dir(fixtures().join("models/tiny-privacy-filter")).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), source.join(entry.file_name())).unwrap();
+    }
+    for (file, key) in [
+        ("config.json", "max_position_embeddings"),
+        ("tokenizer_config.json", "model_max_length"),
+    ] {
+        let path = source.join(file);
+        let mut content: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        content[key] = 4096.into();
+        fs::write(&path, content.to_string()).unwrap();
+    }
+    let model = open(source, folder.path(), Some(Precision::Fp32), runtime).unwrap();
+    let path = format!("/models/{}", model.name);
+    let long = "Jose\u{301} met Ann Smith (ann.smith@example.org, +49 30 1234567) in Paris; they'll write to O'Neill. 👩\u{200d}👧 ".repeat(6);
+    for strategy in ["none", "simple", "first"] {
+        let ask = |parameters: Value| json!({ "inputs": long, "parameters": parameters });
+        let whole = ask(json!({ "aggregation_strategy": strategy, "truncate": true }));
+        let divided = ask(json!({ "aggregation_strategy": strategy }));
+        let (status, whole) = post(&model, &path, &whole).await;
+        assert_eq!(status, 200, "{whole}");
+        assert!(whole.as_array().unwrap().len() > 30, "{whole}");
+        let (status, divided) = post(&model, &path, &divided).await;
+        assert_eq!(status, 200, "{divided}");
+        assert!(
+            are_equal(&divided, &whole),
+            "{strategy}: {divided}\n{whole}"
+        );
+    }
+    // Two requests that share some text.
+    let characters: Vec<char> = long.chars().collect();
+    let (_, whole) = post(&model, &path, &json!({ "inputs": long })).await;
+    let whole = spans(&whole);
+    let shared = 80;
+    for cut in (shared..characters.len() - shared).step_by(3) {
+        let parts = [&characters[..cut + shared], &characters[cut - shared..]];
+        let parts = parts.map(|part| part.iter().collect::<String>());
+        let (_, found) = post(&model, &path, &json!({ "inputs": parts })).await;
+        let later = (cut - shared) as u64;
+        let cut = cut as u64;
+        let first = spans(&found[0]).into_iter().filter(|span| span.1 <= cut);
+        let second = spans(&found[1]).into_iter();
+        let second = second.map(|(start, end, label)| (start + later, end + later, label));
+        let joined: Vec<_> = first.chain(second.filter(|span| span.1 > cut)).collect();
+        assert_eq!(joined, whole, "cut at {cut}");
+    }
+}
+
+/// Biases change what is found; the likeliest single labels stay as they are.
+#[tokio::test]
+async fn biases_change_how_much_is_found() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let name = "tiny-privacy-filter";
+    let model = open_for(Task::TokenClassification, name, folder.path(), runtime).unwrap();
+    let path = format!("/models/{}", model.name);
+    let ask = async |parameters: Value| {
+        let body = json!({ "inputs": "Ann Smith writes to bob@example.org today", "parameters": parameters });
+        post(&model, &path, &body).await
+    };
+    let covered = |(status, entities): (u16, Value)| {
+        assert_eq!(status, 200, "{entities}");
+        spans(&entities)
+            .iter()
+            .map(|span| span.1 - span.0)
+            .sum::<u64>()
+    };
+    let plain = covered(ask(json!({})).await);
+    let more = covered(ask(json!({ "transition_biases": { "background_stay": -20 } })).await);
+    let rare = json!({ "background_to_start": -50, "end_to_start": -50 });
+    let less = covered(ask(json!({ "transition_biases": rare })).await);
+    assert!(less < plain && plain <= more, "{less}, {plain}, {more}");
+    let mut refusals = Vec::new();
+    for parameters in [
+        json!({ "transition_biases": { "background_stay": 1e9 } }),
+        json!({ "transition_biases": { "stay": 1 } }),
+        json!({ "transition_biases": 1 }),
+        json!({ "transition_biases": {}, "aggregation_strategy": "none" }),
+    ] {
+        let (status, body) = ask(parameters).await;
+        assert!([400, 422].contains(&status), "{status}: {body}");
+        refusals.push(body["error"].as_str().unwrap().to_owned());
+    }
+    insta::assert_snapshot!(refusals.join("\n"), @r"
+    expected `transition_biases` from -1000 to 1000, but found 1000000000
+    unknown field `parameters.transition_biases.stay`; known fields: `background_stay`, `background_to_start`, `inside_to_continue`, `inside_to_end`, `end_to_background`, `end_to_start`
+    expected `parameters.transition_biases` to be an object, but found `1`
+    `transition_biases` needs the aggregation strategy `simple`
+    ");
+}
+
 fn bert(folder: &Path) -> Option<Model> {
     Some(
         open_for(
@@ -547,7 +660,7 @@ fn the_quality_of_int8_is_measured_token_by_token() {
         request(path, folder.path().join("bundle"), Some(Precision::Int8))
     };
     let built = build(
-        &recipe("agreement = 0.5\nmean_difference = 0.5"),
+        &recipe("agreement = 0.5\nmean_difference = 0.5\nentity_agreement = 0.5"),
         &|| Ok(runtime),
         &(),
     )
@@ -558,6 +671,7 @@ fn the_quality_of_int8_is_measured_token_by_token() {
         texts,
         tokens,
         agreement,
+        entity_agreement: Some(entities),
         mean_difference,
         worst_difference,
     }) = manifest.weights.quality
@@ -571,21 +685,30 @@ fn the_quality_of_int8_is_measured_token_by_token() {
         texts >= 200 && tokens > 10 * texts,
         "{texts} texts, {tokens} tokens"
     );
-    assert!(agreement < 1.0 && mean_difference > 0.0 && worst_difference > mean_difference);
+    assert!(
+        entities <= 1.0
+            && agreement < 1.0
+            && mean_difference > 0.0
+            && worst_difference > mean_difference
+    );
     // The same manifest is read again.
     let text = manifest.to_text().unwrap();
     assert_eq!(
         Manifest::parse(&text).unwrap().weights.quality,
         manifest.weights.quality
     );
-    let refusal = build(&recipe("agreement = 0.99999"), &|| Ok(runtime), &())
-        .map(drop)
-        .unwrap_err()
-        .to_string();
-    assert!(
-        refusal.starts_with("expected a token label agreement with fp32 of at least 1.0000"),
-        "{refusal}"
-    );
+    for (floor, expected) in [
+        ("agreement = 0.99999", "expected a token label agreement"),
+        (
+            "agreement = 0\nmean_difference = 1\nentity_agreement = 0.99999",
+            "expected an entity agreement",
+        ),
+    ] {
+        let refusal = build(&recipe(floor), &|| Ok(runtime), &()).map(drop);
+        let refusal = refusal.unwrap_err().to_string();
+        let expected = format!("{expected} with fp32 of at least 1.0000");
+        assert!(refusal.starts_with(&expected), "{refusal}");
+    }
 }
 
 /// Output from a job on `rows`, called `name`.

@@ -50,7 +50,9 @@ pub(crate) fn recipe(name: &str, folder: &Path) -> Request {
         name if name.ends_with("-rank") => Task::TextRanking,
         name if name.ends_with("-cls") => Task::TextClassification,
         name if name.ends_with("-nli") || name == "tiny-deberta-v2" => Task::TextClassification,
-        name if name.ends_with("-ner") || name.starts_with("tiny-gliner") => {
+        name if ["-ner", "-filter"].iter().any(|end| name.ends_with(end))
+            || name.starts_with("tiny-gliner") =>
+        {
             Task::TokenClassification
         }
         name if name.starts_with("tiny-gliclass") => Task::ZeroShotClassification,
