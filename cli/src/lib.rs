@@ -28,10 +28,7 @@ use clap::{
 };
 use rustix::process::{Resource, Rlimit, setrlimit};
 
-pub use self::{
-    search::{Found, Hit, Search, SearchRequest},
-    services::Services,
-};
+pub use self::services::{Found, Hit, Search, SearchRequest, Services};
 use kivu::{
     address::shown_value,
     backend::native,

@@ -1,27 +1,22 @@
 //! `kivu search`: passages of text files that are near to a question.
 
-use std::{
-    path::{Path, PathBuf},
-    process::ExitCode,
-};
+use std::{path::PathBuf, process::ExitCode};
 
 use clap::Args;
-use serde::Serialize;
 
 use super::{
     interrupt::{Ended, interruptible},
     library::resolve::{BuildArguments, open},
-    services::Services,
+    services::{Search, SearchRequest, Services},
     terminal::{Progress, print, print_aside},
 };
 use kivu::{
     cloud::{Cloud, unsupported},
     config::Config,
     error::{Error, Result},
-    model::Model,
     pipeline::Task,
 };
-use kivu_compiler::{Progress as BuildProgress, library::model_library::ModelLibrary};
+use kivu_compiler::library::model_library::ModelLibrary;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -58,54 +53,6 @@ pub struct Arguments {
     #[command(flatten)]
     pub build: BuildArguments,
 }
-
-/// What a search needs.
-pub struct SearchRequest<'a> {
-    /// Files and folders.
-    pub paths: &'a [PathBuf],
-    /// What the passages are about.
-    pub question: &'a str,
-    /// The embedding model.
-    pub model: &'a Model,
-    /// The model that ranks the nearest passages.
-    pub ranker: Option<&'a Model>,
-    /// The maximum number of results.
-    pub top: usize,
-    /// The folder for indexes.
-    pub home: &'a Path,
-    /// Observes files whose passages get vectors.
-    pub progress: &'a dyn BuildProgress,
-}
-
-/// What a search has found.
-#[derive(Debug, Serialize)]
-pub struct Found {
-    /// The best first.
-    pub hits: Vec<Hit>,
-    /// What the user should know.
-    #[serde(skip)]
-    pub notes: Vec<String>,
-    /// The number of passages that were compared.
-    pub passages: usize,
-    /// The index.
-    pub index: PathBuf,
-}
-
-/// A passage.
-#[derive(Debug, Serialize)]
-pub struct Hit {
-    /// Its file.
-    pub file: String,
-    /// The line in which it begins, from 1.
-    pub line: u32,
-    /// The cosine, or the ranking model's score.
-    pub score: f32,
-    /// The passage.
-    pub text: String,
-}
-
-/// Searches files; a program that links `kivu-search` has it.
-pub type Search = fn(&SearchRequest<'_>) -> Result<Found>;
 
 pub fn run(arguments: Arguments, config: Config, services: Services) -> Result<ExitCode> {
     let Services { cloud, search, .. } = services;

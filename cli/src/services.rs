@@ -1,7 +1,11 @@
 //! What a program adds to the command.
 
-use super::search::Search;
-use kivu::cloud::Cloud;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use kivu::{cloud::Cloud, error::Result, model::Model};
+use kivu_compiler::Progress as BuildProgress;
 use kivu_jobs::{Parquet, Sinks};
 
 /// What a program links for the command besides files on this machine; by default nothing.
@@ -15,4 +19,52 @@ pub struct Services {
     pub parquet: Parquet,
     /// Search in files.
     pub search: Option<Search>,
+}
+
+/// Searches files; a program that links `kivu-search` has it.
+pub type Search = fn(&SearchRequest<'_>) -> Result<Found>;
+
+/// What a search needs.
+pub struct SearchRequest<'a> {
+    /// Files and folders.
+    pub paths: &'a [PathBuf],
+    /// What the passages are about.
+    pub question: &'a str,
+    /// The embedding model.
+    pub model: &'a Model,
+    /// The model that ranks the nearest passages.
+    pub ranker: Option<&'a Model>,
+    /// The maximum number of results.
+    pub top: usize,
+    /// The folder for indexes.
+    pub home: &'a Path,
+    /// Observes files whose passages get vectors.
+    pub progress: &'a dyn BuildProgress,
+}
+
+/// What a search has found.
+#[derive(Debug, Serialize)]
+pub struct Found {
+    /// The best first.
+    pub hits: Vec<Hit>,
+    /// What the user should know.
+    #[serde(skip)]
+    pub notes: Vec<String>,
+    /// The number of passages that were compared.
+    pub passages: usize,
+    /// The index.
+    pub index: PathBuf,
+}
+
+/// A passage.
+#[derive(Debug, Serialize)]
+pub struct Hit {
+    /// Its file.
+    pub file: String,
+    /// The line in which it begins, from 1.
+    pub line: u32,
+    /// The cosine, or the ranking model's score.
+    pub score: f32,
+    /// The passage.
+    pub text: String,
 }
