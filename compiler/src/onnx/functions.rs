@@ -368,8 +368,13 @@ impl RoutedTokens {
         // The places on the second axis.
         let places = graph.node("Gather", &[&places, &one], vec![integer("axis", 0)]);
         let places = graph.node("Squeeze", &[&places, &zero], vec![]);
-        let [tokens, weights] = [&self.tokens, &gate]
-            .map(|rows| graph.node("Gather", &[rows, &places], vec![integer("axis", 1)]));
+        let of_tokens = || vec![integer("axis", 1)];
+        let weights = graph.node("Gather", &[&gate, &places], of_tokens());
+        // One more token, with a weight of 0: some operators do not compute empty matrices.
+        let places = graph.node("Concat", &[&places, &zero], vec![integer("axis", 0)]);
+        let no_weight = graph.floats("no_weight", &[1, 1, 1], &[0.0]);
+        let weights = graph.node("Concat", &[&weights, &no_weight], of_tokens());
+        let tokens = graph.node("Gather", &[&self.tokens, &places], of_tokens());
         ExpertTokens {
             tokens,
             places,

@@ -59,13 +59,17 @@ pub(crate) async fn post_text(model: &Model, path: &str, body: String) -> (u16, 
 
 /// Whether two outputs are equal except for the score tolerance.
 pub(crate) fn are_equal(found: &Value, expected: &Value) -> bool {
+    are_close(found, expected, TOLERANCE)
+}
+
+fn are_close(found: &Value, expected: &Value, tolerance: f64) -> bool {
     match (found, expected) {
         (Value::Array(found), Value::Array(expected)) => {
             found.len() == expected.len()
                 && found
                     .iter()
                     .zip(expected)
-                    .all(|(found, expected)| are_equal(found, expected))
+                    .all(|(found, expected)| are_close(found, expected, tolerance))
         }
         (Value::Object(found), Value::Object(expected)) => {
             found.len() == expected.len()
@@ -74,7 +78,7 @@ pub(crate) fn are_equal(found: &Value, expected: &Value) -> bool {
                     .all(|(name, expected)| match (name.as_str(), &found[name]) {
                         ("score", found) => {
                             (found.as_f64().unwrap() - expected.as_f64().unwrap()).abs()
-                                <= TOLERANCE
+                                <= tolerance
                         }
                         (_, found) => found == expected,
                     })
@@ -235,7 +239,9 @@ async fn a_division_of_a_text_changes_no_entity() {
         content[key] = 4096.into();
         fs::write(&path, content.to_string()).unwrap();
     }
-    let model = open(source, folder.path(), Some(Precision::Fp32), runtime).unwrap();
+    let bundles = folder.path().join("bundles");
+    fs::create_dir(&bundles).unwrap();
+    let model = open(source, &bundles, Some(Precision::Fp32), runtime).unwrap();
     let path = format!("/models/{}", model.name);
     let long = "Jose\u{301} met Ann Smith (ann.smith@example.org, +49 30 1234567) in Paris; they'll write to O'Neill. 👩\u{200d}👧 ".repeat(6);
     for strategy in ["none", "simple", "first"] {
@@ -247,8 +253,9 @@ async fn a_division_of_a_text_changes_no_entity() {
         assert!(whole.as_array().unwrap().len() > 30, "{whole}");
         let (status, divided) = post(&model, &path, &divided).await;
         assert_eq!(status, 200, "{divided}");
+        // Positions differ, and with them the rounding of angles.
         assert!(
-            are_equal(&divided, &whole),
+            are_close(&divided, &whole, 3e-5),
             "{strategy}: {divided}\n{whole}"
         );
     }
@@ -257,7 +264,7 @@ async fn a_division_of_a_text_changes_no_entity() {
     let (_, whole) = post(&model, &path, &json!({ "inputs": long })).await;
     let whole = spans(&whole);
     let shared = 80;
-    for cut in (shared..characters.len() - shared).step_by(3) {
+    for cut in (shared..characters.len() - shared).step_by(7) {
         let parts = [&characters[..cut + shared], &characters[cut - shared..]];
         let parts = parts.map(|part| part.iter().collect::<String>());
         let (_, found) = post(&model, &path, &json!({ "inputs": parts })).await;
