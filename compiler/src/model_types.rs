@@ -171,7 +171,7 @@ const fn code(files: &'static [&'static str], classes: &'static str) -> Option<C
 }
 
 /// Supported encoder families, in the order of error messages.
-static FAMILIES: [Family; 32] = [
+static FAMILIES: [Family; 34] = [
     Family {
         masked_class: Some("BertForMaskedLM"),
         code: code(&["configuration_bert", "modeling_bert"], "JinaBert"),
@@ -241,10 +241,12 @@ static FAMILIES: [Family; 32] = [
         ..family("jina_embeddings_v3")
     },
     Family {
+        masked_class: Some("NewForMaskedLM"),
         code: code(&["configuration", "modeling"], "New"),
         ..unlimited("new")
     },
     Family {
+        masked_class: Some("GteForMaskedLM"),
         code: code(
             &[
                 "configuration_hf_alibaba_nlp_gte",
@@ -263,6 +265,8 @@ static FAMILIES: [Family; 32] = [
     },
     unlimited("llama"),
     unlimited("mistral"),
+    unlimited("ministral3"),
+    unlimited("lfm2"),
     unlimited("qwen2"),
     unlimited("qwen3"),
     gemma("gemma"),

@@ -133,6 +133,13 @@ pub enum RowOperation {
         before: usize,
         out: ValueId,
     },
+    /// Gates a short convolution: of each input row's thirds, the first times the last is convolved, then multiplied by the
+    /// second.
+    GatedConvolution {
+        input: ValueId,
+        convolution: Convolution,
+        out: ValueId,
+    },
     /// A linear layer in int8.
     Linear {
         input: ValueId,
@@ -258,6 +265,17 @@ pub struct Linear {
     pub bias: Array<Lanes>,
     /// Applied to the outputs, after the bias.
     pub activation: Option<Activation>,
+}
+
+/// A convolution of each column over a few rows; beyond the text are zeros.
+#[derive(Debug)]
+pub struct Convolution {
+    /// Factors: a row per neighbour, the first of which is `before` rows before a token's own.
+    pub taps: Array<f32>,
+    /// Rows before a token's own.
+    pub before: usize,
+    /// Added to each column.
+    pub bias: Option<Array<f32>>,
 }
 
 /// A linear layer in fp32.
@@ -803,7 +821,10 @@ impl RowOperation {
     pub fn reads_other_rows(&self) -> bool {
         matches!(
             self,
-            Self::Pool { .. } | Self::Neighbours { .. } | Self::Combine { .. }
+            Self::Pool { .. }
+                | Self::Neighbours { .. }
+                | Self::GatedConvolution { .. }
+                | Self::Combine { .. }
         )
     }
 
@@ -813,6 +834,7 @@ impl RowOperation {
             Self::Lookup { .. } => Vec::new(),
             Self::Pool { input, .. }
             | Self::Neighbours { input, .. }
+            | Self::GatedConvolution { input, .. }
             | Self::Linear { input, .. }
             | Self::Dense { input, .. }
             | Self::Activation { input, .. }
@@ -843,6 +865,7 @@ impl RowOperation {
             Self::Lookup { out, .. }
             | Self::Pool { out, .. }
             | Self::Neighbours { out, .. }
+            | Self::GatedConvolution { out, .. }
             | Self::Linear { out, .. }
             | Self::Dense { out, .. }
             | Self::Activation { out, .. }

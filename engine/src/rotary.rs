@@ -27,6 +27,17 @@ pub struct Settings {
     pub amplitude: f32,
     /// How angles depend on the text's length.
     pub lengths: Lengths,
+    /// Factors for rotated queries.
+    pub growth: Option<QueryGrowth>,
+}
+
+/// A factor for queries that grows with their position (Llama 4): 1 + `slope` × ln(1 + ⌊position / `period`⌋).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct QueryGrowth {
+    /// Growth with the logarithm.
+    pub slope: f32,
+    /// Positions with the same factor.
+    pub period: usize,
 }
 
 /// How a text's angles depend on its length.
@@ -139,6 +150,17 @@ impl Rotary {
     }
 }
 
+impl QueryGrowth {
+    /// Multiplies queries, rows of `size` numbers from the first position on.
+    #[inline(always)]
+    pub fn apply(self, queries: &mut [f32], size: usize) {
+        for (position, query) in queries.chunks_exact_mut(size).enumerate().skip(self.period) {
+            let factor = 1.0 + self.slope * libm::logf((1 + position / self.period) as f32);
+            query.iter_mut().for_each(|value| *value *= factor);
+        }
+    }
+}
+
 impl TextTable<'_> {
     /// The angles.
     pub fn get(&self) -> &Table {
@@ -204,6 +226,25 @@ mod tests {
             frequencies: frequencies.to_vec(),
             amplitude: 1.0,
             lengths,
+            growth: None,
+        }
+    }
+
+    #[test]
+    fn queries_grow_by_position() {
+        let growth = QueryGrowth {
+            slope: 0.5,
+            period: 2,
+        };
+        let mut queries = vec![2.0; 10];
+        growth.apply(&mut queries, 2);
+        let factor = |number: f32| 2.0 + number.ln();
+        let expected = [2.0, 2.0, factor(2.0), factor(2.0), factor(3.0)];
+        for (query, expected) in queries.chunks_exact(2).zip(expected) {
+            assert!(
+                query.iter().all(|value| (value - expected).abs() < 1e-6),
+                "{query:?}"
+            );
         }
     }
 

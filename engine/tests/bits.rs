@@ -68,6 +68,7 @@ fn angles(amplitude: f32, lengths: Lengths) -> Settings {
         frequencies,
         amplitude,
         lengths,
+        growth: None,
     }
 }
 

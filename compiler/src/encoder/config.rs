@@ -1,6 +1,6 @@
 //! Encoder description: layer structure and weight names. `config.json` readers are in `families`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use kivu_engine::kernel::LANES;
 
@@ -8,9 +8,12 @@ use super::attention::distances::{Convolution, Distances};
 pub use super::details::{Details, EmbeddingProjection, ExpertLayers, PositionTable};
 use crate::{
     files::{config::ConfigFile, weights::Weights},
-    onnx::layers::{
-        Activation, Attention, AttentionWindow, Buckets, Distance, NormKind, Projection, Rotary,
-        Scaling,
+    onnx::{
+        functions::ConvolutionForm,
+        layers::{
+            Activation, Attention, AttentionWindow, Buckets, Distance, NormKind, Projection,
+            Rotary, Scaling,
+        },
     },
 };
 use kivu::{
@@ -71,8 +74,17 @@ pub struct EncoderConfig {
     /// Layers after the encoder's, which the head reads.
     pub decoder: Option<Box<Decoder>>,
     pub details: Details,
+    /// Gated short convolutions in place of some layers' attention.
+    pub convolutions: Option<Convolutions>,
     /// Tasks with adapters, if the model has them.
     pub tasks: Option<Tasks>,
+}
+
+/// Layers with a gated short convolution in place of attention (LFM2).
+#[derive(Debug)]
+pub struct Convolutions {
+    pub layers: BTreeSet<usize>,
+    pub form: ConvolutionForm,
 }
 
 /// Tasks that a request may choose, each with narrow matrices that are added to the weights (LoRA).

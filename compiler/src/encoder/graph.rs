@@ -466,6 +466,11 @@ impl Writer<'_> {
     /// Attention from the tokens in `attending` (all tokens in `input`, or the first) to `input`.
     pub fn attention(&mut self, layer: usize, attending: &Value, input: &Value) -> Result<Value> {
         let config = self.config;
+        if let Some(convolutions) = &config.convolutions
+            && convolutions.layers.contains(&layer)
+        {
+            return self.convolve(layer, input, convolutions.form);
+        }
         let (names, hidden) = (config.names, config.encoder_limits.hidden);
         let Heads {
             queries,
@@ -560,9 +565,10 @@ impl Writer<'_> {
                     .push(Rotation::new(&mut self.layers.graph, rotary, of));
                 self.rotations.len() - 1
             });
-            for (value, heads) in &mut parts {
-                *value = self.rotations[place].apply(&mut self.layers.graph, value, *heads);
-            }
+            let (rotation, graph) = (&self.rotations[place], &mut self.layers.graph);
+            let [(query, _), (key, _)] = &mut parts;
+            *query = rotation.apply_to_queries(graph, query, queries);
+            *key = rotation.apply(graph, key, keys);
         }
         let [(query, _), (key, _)] = parts;
         Ok((query, key))
@@ -602,6 +608,10 @@ impl Writer<'_> {
             }
         };
         let (mask, ids) = (&self.mask, &self.ids);
+        let none = Value::none();
+        let growth = rotary
+            .and_then(|rotary| rotary.growth)
+            .map(|growth| growth.parameters(graph));
         let mut inputs = vec![
             query,
             key,
@@ -615,13 +625,18 @@ impl Writer<'_> {
             &rotation,
             &cap,
         ];
-        inputs.extend(sinks);
+        if let Some(growth) = &growth {
+            inputs.extend([sinks.unwrap_or(&none), growth]);
+        } else {
+            inputs.extend(sinks);
+        }
         graph.function_of(&format!("Attention{place}"), &inputs, |graph, inputs| {
             let [query, key, value, mask, ids, ..] = *inputs else {
                 unreachable!("listed above")
             };
             let parts = [query, key, value, mask, ids];
-            attend_by_position(graph, &attention, rotary, parts, inputs.get(11).copied())
+            let sinks = sinks.and_then(|_| inputs.get(11).copied());
+            attend_by_position(graph, &attention, rotary, parts, sinks)
         })
     }
 

@@ -91,6 +91,16 @@ impl Prediction {
                 ..roberta
             },
             "RobertaForMaskedLM" | "XLMRobertaForMaskedLM" | "MPNetForMaskedLM" => roberta,
+            "NewForMaskedLM" | "GteForMaskedLM" => Self {
+                // The class in `transformers` has no other activation, whatever the file says.
+                activation: match class {
+                    "NewForMaskedLM" => config.feed_forward.activation,
+                    _ => Activation::Gelu,
+                },
+                norm: "lm_head.norm",
+                biases: Some(["lm_head.decoder.bias"; 2]),
+                ..roberta
+            },
             "ModernBertForMaskedLM" => Self {
                 dense: "head.dense",
                 has_bias: config.head_input.has_bias,

@@ -655,6 +655,7 @@ mod tests {
             ("tiny-gemma-rank", TextRanking),
             ("tiny-jina-rank", TextRanking),
             ("tiny-llama-cls", TextClassification),
+            ("tiny-ministral3-rank", TextRanking),
             ("tiny-modernbert-cls", TextClassification),
             ("tiny-modernbert-ner", TokenClassification),
             ("tiny-modernbert-rank", TextRanking),
@@ -723,6 +724,7 @@ mod tests {
         for fixture in [
             "tiny-splade-bert",
             "tiny-splade-distilbert",
+            "tiny-splade-gte",
             "tiny-splade-modernbert",
             "tiny-splade-xlm-roberta",
         ] {
@@ -837,6 +839,11 @@ mod tests {
             (
                 "tiny-splade-xlm-roberta",
                 "roberta.embeddings.word_embeddings.weight",
+                "lm_head.decoder.weight",
+            ),
+            (
+                "tiny-splade-gte",
+                "gte.embeddings.word_embeddings.weight",
                 "lm_head.decoder.weight",
             ),
             (

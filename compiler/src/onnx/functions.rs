@@ -80,6 +80,55 @@ pub fn neighbours(graph: &mut Graph, [tokens, mask]: [&Value; 2], count: usize) 
     )
 }
 
+/// The form of a convolution.
+#[derive(Clone, Copy, Debug)]
+pub struct ConvolutionForm {
+    /// Rows that it reads for a token.
+    pub count: usize,
+    /// Those before the token's own.
+    pub before: usize,
+    /// Whether it, and the layers before and after it, have biases.
+    pub has_bias: bool,
+}
+
+/// A gated convolution of each column: of each row's thirds, the first times the last is convolved with `taps`, which have a
+/// row per neighbour, then multiplied by the second; zeros for padding and beyond the text.
+pub fn gated_convolution(
+    graph: &mut Graph,
+    form: ConvolutionForm,
+    [projected, mask, taps, _, bias]: [&Value; 5],
+) -> Value {
+    let ConvolutionForm {
+        count,
+        before,
+        has_bias,
+    } = form;
+    let (one, two) = (graph.integers("one", &[1]), graph.integers("two", &[2]));
+    let pads = [0, before as i64, 0, 0, (count - 1 - before) as i64, 0];
+    let pads = graph.integers("convolution_pads", &pads);
+    let length = length(graph, projected);
+    let mask = graph.cast(mask, data_type::FLOAT);
+    let mask = graph.node("Unsqueeze", &[&mask, &two], vec![]);
+    let [first, second, last] = graph.split(projected);
+    let product = graph.node("Mul", &[&first, &last], vec![]);
+    let product = graph.node("Mul", &[&product, &mask], vec![]);
+    let padded = graph.node("Pad", &[&product, &pads], vec![]);
+    let mut sum = has_bias.then(|| bias.clone());
+    for place in 0..count as i64 {
+        let start = graph.integers(&format!("place_{place}"), &[place]);
+        let end = graph.node("Add", &[&start, &length], vec![]);
+        let rows = graph.node("Slice", &[&padded, &start, &end, &one], vec![]);
+        let factors = graph.node("Gather", &[taps, &start], vec![]);
+        let rows = graph.node("Mul", &[&rows, &factors], vec![]);
+        sum = Some(match sum {
+            Some(sum) => graph.node("Add", &[&rows, &sum], vec![]),
+            None => rows,
+        });
+    }
+    let sum = sum.unwrap_or_else(Value::none);
+    graph.node("Mul", &[&second, &sum], vec![])
+}
+
 /// Each token's row is its predecessor's; zeros for the first.
 pub fn previous_row(graph: &mut Graph, [tokens, mask]: [&Value; 2]) -> Value {
     let (zero, one, two) = (

@@ -78,6 +78,9 @@ pub fn attend<K: Kernel>(
                 table.get().rotate(row, position);
             }
         }
+        if let Some(growth) = rotary.settings().growth {
+            growth.apply(&mut scratch.queries, size);
+        }
     }
     let mut out = out();
     out.resize(count * size, 0.0);

@@ -11,7 +11,8 @@ use crate::{
     math::{activate, gate, normalize},
     numbers::Numbers,
     program::{
-        Adapters, Index, Load, Per, Pooling, Program, RowOperation, RowStage, Table, Value, ValueId,
+        Adapters, Convolution, Index, Load, Per, Pooling, Program, RowOperation, RowStage, Table,
+        Value, ValueId,
     },
 };
 
@@ -74,6 +75,17 @@ pub fn rows<K: Kernel>(
                     run,
                     program.values[*input],
                     *before,
+                    &rows,
+                    RowsMut::new(&mut out, width),
+                );
+            }
+            RowOperation::GatedConvolution {
+                input, convolution, ..
+            } => {
+                convolve(
+                    run,
+                    program.values[*input],
+                    convolution,
                     &rows,
                     RowsMut::new(&mut out, width),
                 );
@@ -334,7 +346,79 @@ fn join_neighbours(run: &Run, value: Value, before: usize, rows: &Range<usize>, 
         stride: width,
     } = out;
     out.fill(0.0);
-    let count = width / value.width;
+    let neighbourhood = Neighbourhood {
+        count: width / value.width,
+        before,
+    };
+    each_neighbour(run, value, &neighbourhood, rows, |place, index, row| {
+        let start = index * width + place * value.width;
+        out[start..start + value.width].copy_from_slice(row);
+    });
+}
+
+/// See [`RowOperation::GatedConvolution`].
+#[inline(always)]
+fn convolve(
+    run: &Run,
+    value: Value,
+    convolution: &Convolution,
+    rows: &Range<usize>,
+    out: RowsMut<'_>,
+) {
+    let RowsMut {
+        values: out,
+        stride: width,
+    } = out;
+    out.fill(0.0);
+    let neighbourhood = Neighbourhood {
+        count: convolution.taps.len() / width,
+        before: convolution.before,
+    };
+    each_neighbour(run, value, &neighbourhood, rows, |place, index, row| {
+        let (gates, inputs) = (&row[..width], &row[2 * width..]);
+        let taps = &convolution.taps[place * width..][..width];
+        let products = taps.iter().zip(gates).zip(inputs);
+        for (out, ((tap, gate), input)) in out[index * width..][..width].iter_mut().zip(products) {
+            *out += tap * (gate * input);
+        }
+    });
+    each_neighbour(run, value, &Neighbourhood::OWN, rows, |_, index, row| {
+        let out = &mut out[index * width..][..width];
+        if let Some(bias) = &convolution.bias {
+            add_to(out, bias);
+        }
+        let gates = &row[width..2 * width];
+        out.iter_mut()
+            .zip(gates)
+            .for_each(|(out, gate)| *out *= gate);
+    });
+}
+
+/// Consecutive rows around a token's own.
+struct Neighbourhood {
+    count: usize,
+    /// Rows before the token's own.
+    before: usize,
+}
+
+impl Neighbourhood {
+    /// The token's own row.
+    const OWN: Self = Self {
+        count: 1,
+        before: 0,
+    };
+}
+
+/// Calls `read` for each of the tokens' neighbours within its text, with its place, the token's index in `rows`, and its row.
+#[inline(always)]
+fn each_neighbour(
+    run: &Run,
+    value: Value,
+    neighbourhood: &Neighbourhood,
+    rows: &Range<usize>,
+    mut read: impl FnMut(usize, usize, &[f32]),
+) {
+    let Neighbourhood { count, before } = *neighbourhood;
     let first = run.texts.partition_point(|text| text.end <= rows.start);
     let texts = run.texts.iter().zip(&run.attended).skip(first);
     for (text, attended) in texts.take_while(|(text, _)| text.start < rows.end) {
@@ -350,8 +434,7 @@ fn join_neighbours(run: &Run, value: Value, before: usize, rows: &Range<usize>, 
             let mut token = from + before;
             run.each_part(value, from..to, |part| {
                 for row in part.chunks_exact(value.width) {
-                    let start = (token - place - rows.start) * width + place * value.width;
-                    out[start..start + value.width].copy_from_slice(row);
+                    read(place, token - place - rows.start, row);
                     token += 1;
                 }
             });

@@ -5,3 +5,4 @@ pub mod decoder;
 pub mod disentangled;
 pub mod distance_tables;
 pub mod distances;
+mod short_convolution;

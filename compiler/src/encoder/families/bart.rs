@@ -132,6 +132,7 @@ fn half(config: &ConfigFile, half: &'static str, names: &'static Names) -> Resul
             ..HeadInput::first(Activation::Tanh)
         },
         decoder: None,
+        convolutions: None,
         tasks: None,
         details: Details {
             word_scale: scale,

@@ -6,7 +6,7 @@ use crate::{
         Biases, Details, EncoderConfig, FeedForward, Gate, Heads, Names, Norms, Span,
     },
     files::config::{ConfigFile, head_width},
-    onnx::layers::{Activation, AttentionWindow, NormKind, Scaling},
+    onnx::layers::{Activation, AttentionWindow, NormKind, Rotary, Scaling},
 };
 use kivu::error::{Error, Result};
 
@@ -75,7 +75,26 @@ pub fn read(
         activation: Activation::named(kind.as_deref().unwrap_or(default))?,
         gate: Gate::First,
     };
-    let mut shared = EncoderConfig::new(config, names, heads(config, defaults)?, feed_forward)?;
+    let shared = layers(config, names, heads(config, defaults)?, feed_forward, spans)?;
+    Ok(EncoderConfig {
+        epsilon: config.get("rms_norm_eps")?.unwrap_or(defaults.epsilon),
+        details: Details {
+            ties_words: config.is_set_or("tie_word_embeddings", defaults.ties_words)?,
+            ..shared.details
+        },
+        ..shared
+    })
+}
+
+/// The layers of [`read`], without the keys that some decoders name differently.
+pub fn layers(
+    config: &ConfigFile,
+    names: &'static Names,
+    heads: Heads,
+    feed_forward: FeedForward,
+    spans: Vec<Span>,
+) -> Result<EncoderConfig> {
+    let mut shared = EncoderConfig::new(config, names, heads, feed_forward)?;
     let scaling = spans
         .iter()
         .find_map(|span| Some(&span.rotary.as_ref()?.scaling));
@@ -84,17 +103,12 @@ pub fn read(
     }
     Ok(EncoderConfig {
         norm: NormKind::RootMeanSquare { adds_one: false },
-        epsilon: config.get("rms_norm_eps")?.unwrap_or(defaults.epsilon),
         spans,
         biases: Biases {
             projections: false,
             attention_output: false,
             up: false,
             down: false,
-        },
-        details: Details {
-            ties_words: config.is_set_or("tie_word_embeddings", defaults.ties_words)?,
-            ..shared.details
         },
         ..shared
     })
@@ -104,6 +118,11 @@ pub fn read(
 /// have the same rotary positions.
 pub fn spans(config: &ConfigFile, defaults: &Defaults, window: Option<usize>) -> Result<[Span; 2]> {
     let rotary = rope::of_decoder(config, heads(config, defaults)?.width)?;
+    spans_of(config, &rotary, window)
+}
+
+/// The same with these rotary positions.
+pub fn spans_of(config: &ConfigFile, rotary: &Rotary, window: Option<usize>) -> Result<[Span; 2]> {
     // As in `transformers` 5; earlier versions ignore the key.
     let windows = match config.get("is_causal")?.unwrap_or(true) {
         true => [

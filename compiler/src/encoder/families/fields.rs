@@ -49,6 +49,7 @@ impl EncoderConfig {
                 ties_words: config.is_set_or("tie_word_embeddings", true)?,
                 ..Details::default()
             },
+            convolutions: None,
             tasks: None,
         })
     }

@@ -31,6 +31,12 @@ const NAMES: Names = Names {
     labels: "classifier",
 };
 
+/// The same as `transformers` writes them.
+const GTE: Names = Names {
+    prefix: "gte.",
+    ..NAMES
+};
+
 pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     expect(config, "position_embedding_type", &"rope".to_owned())?;
     expect(config, "layer_norm_type", &"layer_norm".to_owned())?;
@@ -39,10 +45,9 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     let heads = Heads::read(config)?;
     expect(config, "head_dim", &heads.width)?;
     let rope = rope::Rope::read(config)?;
-    let default_base = if config.model_type() == "gte" {
-        160_000.0
-    } else {
-        10_000.0
+    let (names, default_base) = match config.model_type() {
+        "gte" => (&GTE, 160_000.0),
+        _ => (&NAMES, 10_000.0),
     };
     let base = rope.rope_theta.unwrap_or(default_base);
     let rotary = rope::rotary(heads.width, 1.0, base, rope.scaling(&["ntk"], 0)?)?;
@@ -62,6 +67,6 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
             up: false,
             ..Biases::ALL
         },
-        ..EncoderConfig::new(config, &NAMES, heads, feed_forward)?
+        ..EncoderConfig::new(config, names, heads, feed_forward)?
     })
 }

@@ -10,6 +10,7 @@ mod gemma;
 mod gte;
 mod jina;
 mod jina_v3;
+mod lfm2;
 mod llama;
 mod megatron;
 mod mistral;
@@ -40,13 +41,13 @@ const NOT_BUILT: [(&str, &str); 6] = [
     ("hunyuan_v1_moe", TRANSLATING_DECODER),
     // TranslateGemma. The text model alone, `gemma3_text`, is an encoder.
     ("gemma3", TRANSLATING_DECODER),
-    ("lfm2", GATED_CONVOLUTIONS),
-    ("lfm2_moe", GATED_CONVOLUTIONS),
+    ("lfm2_bidirectional", OTHER_LFM2),
+    ("lfm2_moe", OTHER_LFM2),
     ("longformer", GLOBAL_TOKENS),
 ];
 const TRANSLATING_DECODER: &str = "Kivu does not run decoders that generate texts; it translates with M2M100, NLLB, mBART, \
                                    MADLAD-400, Marian and Bergamot";
-const GATED_CONVOLUTIONS: &str = "Kivu does not run gated short convolutions; among small decoders, it embeds with Qwen3 and EmbeddingGemma";
+const OTHER_LFM2: &str = "among LFM2's models, Kivu runs causal ones without experts (`lfm2`)";
 const GLOBAL_TOKENS: &str = "Kivu does not run windows with global tokens; among encoders of long texts, it runs ModernBERT and NomicBERT";
 
 /// Reads an encoder's config in `folder`; unsupported architectures are refused.
@@ -94,6 +95,8 @@ fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         "llama" => llama::read(config),
         "eurobert" => llama::read_eurobert(config),
         "mistral" => mistral::read(config),
+        "ministral3" => mistral::read_ministral3(config),
+        "lfm2" => lfm2::read(config),
         "qwen2" => qwen::read_qwen2(config),
         "qwen3" => qwen::read_qwen3(config),
         "gemma" => gemma::read_gemma(config),

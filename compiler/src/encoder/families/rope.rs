@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use crate::{
     files::config::ConfigFile,
-    onnx::layers::{Rotary, Scaling},
+    onnx::layers::{QueryGrowth, Rotary, Scaling},
 };
 use kivu::error::{Error, Result, quoted};
 
@@ -40,6 +40,8 @@ pub struct Rope {
     truncate: Option<bool>,
     short_factor: Option<Vec<f64>>,
     long_factor: Option<Vec<f64>>,
+    /// Ministral 3's.
+    llama_4_scaling_beta: Option<f64>,
 }
 
 /// A missing key differs from `null`.
@@ -146,6 +148,23 @@ impl Rope {
                 &["linear", "dynamic", "llama3", "yarn", "longrope"],
                 positions,
             ),
+        }
+    }
+
+    /// Ministral 3's factor for queries. Types with an original length have the length of all positions by default.
+    pub fn query_growth(&self, config: &ConfigFile) -> Result<QueryGrowth> {
+        let positions = match self.kind() {
+            "llama3" | "yarn" | "longrope" => config.get_size("max_position_embeddings")?,
+            _ => None,
+        };
+        let period = self.original_max_position_embeddings.or(positions);
+        let slope = self.llama_4_scaling_beta.map(|slope| slope as f32);
+        match (slope.filter(|slope| slope.is_finite()), period) {
+            (Some(slope), Some(period)) if period > 0 => Ok(QueryGrowth { slope, period }),
+            _ => Err(Error::model(format!(
+                "expected a finite `llama_4_scaling_beta`, and an `original_max_position_embeddings` of at least 1, but \
+                 found {slope:?} and {period:?}"
+            ))),
         }
     }
 
@@ -293,6 +312,31 @@ pub fn of_gpt_oss(config: &ConfigFile, width: usize) -> Result<Rotary> {
     with_base(config, width, &Rope::read_or(config, default)?, 150_000.0)
 }
 
+/// Those of Ministral 3, whose queries grow, and whose class has a scaling for files without any.
+pub fn of_ministral3(config: &ConfigFile, width: usize) -> Result<Rotary> {
+    let default = Rope {
+        rope_type: Some("yarn".to_owned()),
+        rope_theta: Some(1e6),
+        factor: Some(16.0),
+        original_max_position_embeddings: Some(16_384),
+        mscale: Some(1.0),
+        mscale_all_dim: Some(1.0),
+        truncate: truncates(),
+        llama_4_scaling_beta: Some(0.1),
+        ..Rope::default()
+    };
+    let rope = Rope::read_or(config, default)?;
+    Ok(Rotary {
+        growth: Some(rope.query_growth(config)?),
+        ..with_base(config, width, &rope, 10_000.0)?
+    })
+}
+
+/// Those of LFM2, whose class has another base.
+pub fn of_lfm2(config: &ConfigFile, width: usize) -> Result<Rotary> {
+    with_base(config, width, &Rope::read(config)?, 1e6)
+}
+
 /// The positions that `rope` describes; `base` is the class' own.
 fn with_base(config: &ConfigFile, width: usize, rope: &Rope, base: f64) -> Result<Rotary> {
     let base = rope.rope_theta.unwrap_or(base);
@@ -324,5 +368,6 @@ pub fn rotary(width: usize, fraction: f64, base: f64, scaling: Scaling) -> Resul
         width: rotated,
         base,
         scaling,
+        growth: None,
     })
 }

@@ -90,6 +90,7 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         head: None,
         head_input: HeadInput::first(Activation::Tanh),
         decoder: None,
+        convolutions: None,
         tasks: None,
         details: Details {
             attention_scale: Some(1.0),

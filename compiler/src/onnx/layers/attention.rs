@@ -385,7 +385,7 @@ pub fn attend_by_position(
     let (mut queries, mut keys) = (queries.clone(), keys.clone());
     if let Some(rotary) = rotary {
         let rotation = Rotation::new(graph, rotary, [&blocks.length, &blocks.positions]);
-        queries = rotation.apply(graph, &queries, attention.heads);
+        queries = rotation.apply_to_queries(graph, &queries, attention.heads);
         keys = rotation.apply(graph, &keys, attention.key_heads);
     }
     blocks.attend(graph, attention, [&queries, &keys, values], mask, sinks)

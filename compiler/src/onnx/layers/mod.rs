@@ -14,7 +14,7 @@ pub use self::{
     buckets::{BucketValues, Buckets},
     experts::{ExpertKind, Experts},
     linear::{Linear, Projection},
-    rotary::{Rotary, Rotation, Scaling},
+    rotary::{QueryGrowth, Rotary, Rotation, Scaling},
 };
 use super::{AttributeProto, GraphBuilder, Value, float, functions, integer};
 use crate::{

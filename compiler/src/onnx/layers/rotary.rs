@@ -10,6 +10,16 @@ pub struct Rotary {
     /// Frequency base (`rope_theta`).
     pub base: f64,
     pub scaling: Scaling,
+    /// Factors for rotated queries.
+    pub growth: Option<QueryGrowth>,
+}
+
+/// A factor for queries that grows with their position (Llama 4): 1 + `slope` × ln(1 + ⌊position / `period`⌋).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct QueryGrowth {
+    pub slope: f32,
+    /// Positions with the same factor.
+    pub period: usize,
 }
 
 /// Frequency scaling for texts longer than in training.
@@ -59,6 +69,8 @@ pub struct Rotation {
     rotary: Rotary,
     cosines: Value,
     sines: Value,
+    /// A factor per token for queries.
+    factors: Option<Value>,
 }
 
 impl Rotary {
@@ -220,15 +232,33 @@ impl Rotation {
             let amplitude = graph.floats("rotary_amplitude", &[], &[amplitude]);
             graph.node("Mul", &[&values, &amplitude], vec![])
         });
+        let factors = rotary
+            .growth
+            .map(|growth| growth.factors(graph, [length, &positions]));
         Self {
             rotary: rotary.clone(),
             cosines,
             sines,
+            factors,
         }
     }
 
     pub fn rotary(&self) -> &Rotary {
         &self.rotary
+    }
+
+    /// Rotates queries, which consist of `heads`, and multiplies them by their factors.
+    pub fn apply_to_queries(
+        &self,
+        graph: &mut GraphBuilder,
+        queries: &Value,
+        heads: usize,
+    ) -> Value {
+        let rotated = self.apply(graph, queries, heads);
+        match &self.factors {
+            Some(factors) => graph.node("Mul", &[&rotated, factors], vec![]),
+            None => rotated,
+        }
     }
 
     /// Rotates token vectors, which consist of `heads`.
@@ -241,6 +271,32 @@ impl Rotation {
         ];
         let inputs = [tokens, &zero, &self.cosines, &self.sines];
         graph.microsoft("RotaryEmbedding", &inputs, attributes)
+    }
+}
+
+impl QueryGrowth {
+    /// What the native engine needs: slope and period.
+    pub fn parameters(self, graph: &mut GraphBuilder) -> Value {
+        graph.floats("query_growth", &[2], &[self.slope, self.period as f32])
+    }
+
+    /// Factors for `length` tokens, one per row, from a column of at least as many positions.
+    fn factors(self, graph: &mut GraphBuilder, [length, positions]: [&Value; 2]) -> Value {
+        let zero = graph.integers("zero", &[0]);
+        let mut constant = |name: &str, value: f32| graph.floats(name, &[], &[value]);
+        let (one, slope) = (
+            constant("one_float", 1.0),
+            constant("query_slope", self.slope),
+        );
+        let period = constant("query_period", self.period as f32);
+        let mut node = |operator: &str, inputs: &[&Value]| graph.node(operator, inputs, vec![]);
+        let positions = node("Slice", &[positions, &zero, length, &zero]);
+        let periods = node("Div", &[&positions, &period]);
+        let periods = node("Floor", &[&periods]);
+        let periods = node("Add", &[&periods, &one]);
+        let logarithms = node("Log", &[&periods]);
+        let growth = node("Mul", &[&logarithms, &slope]);
+        node("Add", &[&growth, &one])
     }
 }
 
@@ -266,6 +322,7 @@ mod tests {
             width: 4,
             base: 10_000.0,
             scaling: Scaling::None,
+            growth: None,
         };
         assert_eq!(plain.frequencies(), [1.0, 0.01]);
         let scaled = |scaling| {

@@ -162,7 +162,7 @@ fn absurd_sizes_are_refused_by_name_in_all_families() {
         return;
     }
     let [bert, distilbert, nomic, grouped, t5, t5_decoder, fairseq] = SIZES;
-    let families: [(&str, &[&[&str]]); 30] = [
+    let families: [(&str, &[&[&str]]); 32] = [
         ("tiny-bert", &[bert]),
         ("tiny-distilbert", &[distilbert]),
         ("tiny-roberta", &[bert]),
@@ -187,6 +187,14 @@ fn absurd_sizes_are_refused_by_name_in_all_families() {
         (
             "tiny-qwen2",
             &[bert, &["num_key_value_heads", "sliding_window"]],
+        ),
+        ("tiny-ministral3", &[bert, grouped]),
+        (
+            "tiny-lfm2",
+            &[
+                bert,
+                &["block_multiple_of", "conv_L_cache", "num_key_value_heads"],
+            ],
         ),
         ("tiny-gemma2", &[bert, grouped, &["sliding_window"]]),
         ("tiny-eurobert", &[bert, grouped]),

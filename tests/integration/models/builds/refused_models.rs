@@ -78,6 +78,41 @@ fn named_models_are_refused_by_what_they_need() {
             "but found `phi3`",
         ),
         (
+            "LFM2.5-Embedding",
+            "tiny-lfm2",
+            code("modeling_lfm2_bidirectional.Lfm2BidirectionalModel"),
+            None,
+            "`lfm2` without code of its own",
+        ),
+        (
+            "LFM2 with labels",
+            "tiny-lfm2",
+            json!({ "architectures": ["Lfm2ForSequenceClassification"] }),
+            None,
+            "`lfm2` has no label head",
+        ),
+        (
+            "LFM2 without kinds of layers",
+            "tiny-lfm2",
+            json!({ "layer_types": ["conv", "mamba", "conv", "full_attention"] }),
+            None,
+            "expected `layer_types` with `conv` or `full_attention` for each of 4 layers",
+        ),
+        (
+            "Ministral 3 without growth",
+            "tiny-ministral3",
+            json!({ "rope_parameters": { "rope_type": "yarn", "factor": 4.0 } }),
+            None,
+            "expected a finite `llama_4_scaling_beta`",
+        ),
+        (
+            "Ministral 3 with rotary positions for a part of each head",
+            "tiny-ministral3",
+            json!({ "partial_rotary_factor": 0.5 }),
+            None,
+            "found `partial_rotary_factor`",
+        ),
+        (
             "voyage-4-nano",
             "tiny-qwen3",
             json!({}),
@@ -117,19 +152,14 @@ fn models_that_are_not_built_are_refused_by_their_model_type() {
         ("hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM", translators),
         ("gemma3", "Gemma3ForConditionalGeneration", translators),
         (
-            "lfm2",
-            "Lfm2ForCausalLM",
-            "Kivu does not run gated short convolutions; ",
-        ),
-        (
-            "lfm2",
-            "Lfm2Model",
-            "Kivu does not run gated short convolutions; ",
-        ),
-        (
             "lfm2_moe",
             "Lfm2MoeForCausalLM",
-            "Kivu does not run gated short convolutions; ",
+            "among LFM2's models, Kivu runs ",
+        ),
+        (
+            "lfm2_bidirectional",
+            "Lfm2BidirectionalModel",
+            "among LFM2's models, Kivu runs ",
         ),
         (
             "longformer",

@@ -281,6 +281,7 @@ async fn llama_with_the_last_token() {
 #[tokio::test]
 async fn gemma_for_ranking() {
     compare("tiny-gemma-rank").await;
+    compare("tiny-ministral3-rank").await;
 }
 
 #[tokio::test]

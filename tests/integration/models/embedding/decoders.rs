@@ -82,6 +82,16 @@ async fn eurobert_without_a_causal_mask() {
     tiny("tiny-eurobert").await;
 }
 
+#[tokio::test]
+async fn ministral3_with_queries_that_grow() {
+    tiny("tiny-ministral3").await;
+}
+
+#[tokio::test]
+async fn lfm2_with_gated_convolutions() {
+    tiny("tiny-lfm2").await;
+}
+
 /// Results for fixtures with changed files.
 #[derive(Deserialize)]
 struct Families {
@@ -396,6 +406,8 @@ async fn quantized_decoders_are_close_to_fp32() {
         "tiny-qwen2",
         "tiny-gemma2",
         "tiny-eurobert",
+        "tiny-ministral3",
+        "tiny-lfm2",
     ] {
         quantized_is_close_to_fp32(name, Engine::Native).await;
     }

@@ -164,7 +164,8 @@ fn sparse_difference(found: &[(u32, f32)], expected: &[(u32, f32)]) -> f32 {
 async fn sparse_vectors_are_those_of_sentence_transformers() {
     let Some(runtime) = runtime() else { return };
     let folder = tempfile::tempdir().unwrap();
-    for (name, cases) in goldens::<Sparse>("splade") {
+    let made = ["splade", "splade_newer"].map(goldens::<Sparse>);
+    for (name, cases) in made.into_iter().flatten() {
         let model = build(&name, Precision::Fp32, folder.path(), runtime);
         let native = build(&name, Precision::Int8, folder.path(), runtime);
         assert_eq!(native.manifest.engine, Engine::Native, "{name}");

@@ -167,7 +167,7 @@ const RMS_MODELS: [&str; 7] = [
 ];
 
 /// Fixtures for decoder families, with windows, limited scores, scaled rotary positions and heads.
-const DECODERS: [&str; 13] = [
+const DECODERS: [&str; 18] = [
     "tiny-llama",
     "tiny-mistral",
     "tiny-qwen2",
@@ -176,6 +176,11 @@ const DECODERS: [&str; 13] = [
     "tiny-eurobert-cls",
     "tiny-llama-cls",
     "tiny-gemma-rank",
+    "tiny-ministral3",
+    "tiny-ministral3-rank",
+    "tiny-lfm2",
+    "tiny-ministral3 in blocks",
+    "tiny-lfm2 in blocks",
     "tiny-privacy-filter",
     "tiny-privacy-filter in blocks",
     "tiny-llama in blocks",

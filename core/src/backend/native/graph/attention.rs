@@ -7,7 +7,7 @@ use kivu_engine::{
         Attention, AttentionWindow, DistanceBias, DistanceTables, DistanceVectors, Per, RotaryId,
         View,
     },
-    rotary::{self, Lengths, MAX_POSITIONS, Rotary},
+    rotary::{self, Lengths, MAX_POSITIONS, QueryGrowth, Rotary},
 };
 
 use super::{Meaning, Operation, Reader, float, integer, unsupported};
@@ -102,7 +102,7 @@ impl<'a> Reader<'a> {
         };
         // Former versions wrote none of them.
         let mut others = others.iter().map(String::as_str);
-        let [rotation, cap, sinks] = [(); 3].map(|()| others.next().unwrap_or_default());
+        let [rotation, cap, sinks, growth] = [(); 4].map(|()| others.next().unwrap_or_default());
         if others.next().is_some() {
             return Err(refuse());
         }
@@ -128,7 +128,7 @@ impl<'a> Reader<'a> {
         };
         let rotary = match frequencies.as_str() {
             "" => None,
-            name => Some(self.rotary_settings(name, rotation)?),
+            name => Some(self.rotary_settings(name, rotation, growth)?),
         };
         let cap = match cap {
             "" => None,
@@ -246,8 +246,14 @@ impl<'a> Reader<'a> {
     }
 
     /// Rotary settings: frequencies in one row, or in two; `rotation` has a factor for cosines and sines, and then for
-    /// angles that depend on a text's length its maximum for the first row, and the base's growth.
-    fn rotary_settings(&self, name: &str, rotation: &str) -> Result<rotary::Settings> {
+    /// angles that depend on a text's length its maximum for the first row, and the base's growth; `growth` has the slope and
+    /// the period of factors for queries.
+    fn rotary_settings(
+        &self,
+        name: &str,
+        rotation: &str,
+        growth: &str,
+    ) -> Result<rotary::Settings> {
         let refuse = || unsupported(&format!("the parameters `{rotation}`"));
         let (rows, pairs) = self.shape(name)?;
         let frequencies: Array<f32> = self.array(name, rows.saturating_mul(pairs))?;
@@ -287,10 +293,21 @@ impl<'a> Reader<'a> {
             }
             _ => return Err(refuse()),
         };
+        let growth = match growth {
+            "" => None,
+            name => {
+                let numbers = self.array::<f32>(name, 2)?;
+                Some(QueryGrowth {
+                    slope: numbers[0],
+                    period: tokens(numbers[1]).ok_or_else(refuse)?,
+                })
+            }
+        };
         Ok(rotary::Settings {
             frequencies: frequencies[..pairs].to_vec(),
             amplitude,
             lengths,
+            growth,
         })
     }
 

@@ -234,6 +234,7 @@ impl<'a> Reader<'a> {
             }
             (FUNCTIONS, "Neighbours") => self.neighbours(node)?,
             (FUNCTIONS, "PreviousRow") => self.previous(node)?,
+            (FUNCTIONS, "GatedConvolution") => self.gated_convolution(node)?,
             (FUNCTIONS, "DisentangledAttention") => self.disentangled_attention(node)?,
             (FUNCTIONS, name) if name.starts_with("Attention") => {
                 self.attention_by_position(node)?

@@ -4,8 +4,9 @@ use kivu_engine::{
     array::Array,
     kernel::LANES,
     program::{
-        Activation, Adapters, Dense, ExpertStage, Index, InputScaling, Largest, LimitedGate,
-        Linear, Norm, Per, Router, RouterSoftmax, RowOperation, Table, Value, ValueId, View,
+        Activation, Adapters, Convolution, Dense, ExpertStage, Index, InputScaling, Largest,
+        LimitedGate, Linear, Norm, Per, Router, RouterSoftmax, RowOperation, Table, Value, ValueId,
+        View,
     },
 };
 
@@ -92,6 +93,46 @@ impl<'a> Reader<'a> {
             RowOperation::Neighbours {
                 input,
                 before: 1,
+                out,
+            },
+        );
+        Ok(self.all(out))
+    }
+
+    /// A gated convolution, see `compiler/src/onnx/functions.rs`.
+    pub fn gated_convolution(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
+        let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
+        let [input, mask, taps, before, bias] = &node.input[..] else {
+            return Err(refuse());
+        };
+        self.require_mask(node, mask)?;
+        self.by_row(input)?;
+        let input = self.whole(input)?;
+        let Value {
+            per, width: inputs, ..
+        } = self.values[input];
+        let (count, width) = self.shape(taps)?;
+        self.check_width(width)?;
+        let before = self
+            .scalar(before)
+            .and_then(|before| usize::try_from(before).ok())
+            .filter(|before| *before < count && count <= MAX_NEIGHBOURS)
+            .filter(|_| per == Per::Token && width.checked_mul(3) == Some(inputs))
+            .ok_or_else(refuse)?;
+        let convolution = Convolution {
+            taps: self.array(taps, count * width)?,
+            before,
+            bias: match bias.as_str() {
+                "" => None,
+                bias => Some(self.array(bias, width)?),
+            },
+        };
+        let out = self.value(per, width);
+        self.row(
+            per,
+            RowOperation::GatedConvolution {
+                input,
+                convolution,
                 out,
             },
         );
