@@ -266,7 +266,11 @@ static FAMILIES: [Family; 34] = [
     unlimited("llama"),
     unlimited("mistral"),
     unlimited("ministral3"),
-    unlimited("lfm2"),
+    Family {
+        // Other classes' tokenizers are made from their vocabularies, as EuroBERT's.
+        own_tokenizer_classes: &["PreTrainedTokenizer", "TokenizersBackend"],
+        ..unlimited("lfm2")
+    },
     unlimited("qwen2"),
     unlimited("qwen3"),
     gemma("gemma"),
