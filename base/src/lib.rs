@@ -11,5 +11,6 @@ pub mod json;
 pub mod json_schemas;
 pub mod names;
 pub mod onnx_proto;
+pub mod random;
 pub mod regular_file;
 pub mod tensor;

@@ -5,7 +5,6 @@ mod bench;
 mod choices;
 mod completions;
 mod doctor;
-mod example;
 mod init;
 mod interrupt;
 mod library;

@@ -18,7 +18,7 @@ use super::{
     retry::{MAX_ATTEMPTS, RetryBudget, pause},
     wire::protocol::{Call, Description, KserveClient},
 };
-use kivu_base::{error::Result, tensor::Tensor};
+use kivu_base::{error::Result, random, tensor::Tensor};
 use kivu_core::backend::{Deadline, speed::Speed};
 use kivu_telemetry::fleet::record_retry;
 
@@ -53,6 +53,12 @@ impl FleetClient {
     /// Whether the servers may have replaced the model since the last call.
     pub fn take_stale_signature(&self) -> bool {
         self.is_signature_stale.swap(false, Ordering::AcqRel)
+    }
+
+    /// Closes all connections, and forgets the endpoints and their speed.
+    pub fn disconnect(&self) {
+        self.pool.disconnect();
+        self.speed.forget();
     }
 
     pub async fn describe(&self, deadline: Deadline) -> Result<Description> {
@@ -142,7 +148,7 @@ impl FleetClient {
         Some(if is_immediate {
             Duration::ZERO
         } else {
-            pause(attempts, fastrand::f64())
+            pause(attempts, random::fraction())
         })
     }
 

@@ -185,7 +185,7 @@ impl RemoteSource for Fleet {
     }
 
     fn disconnect(&self) {
-        self.client.pool.disconnect();
+        self.client.disconnect();
     }
 
     async fn connect(&self, deadline: Deadline) -> Result<Arc<dyn RemoteBackend>> {

@@ -3,23 +3,25 @@
 
 use std::{
     future::Future,
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
 
 use futures::{FutureExt, future::BoxFuture};
-use kivu::telemetry::Otlp;
 use lambda_http::{
     lambda_runtime::LambdaInvocation,
     tower::{Layer, Service},
 };
+
+use crate::Function;
 
 /// Time limit for sending, which the function is charged for. The client has its response already.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Sends after the inner service has sent its response.
 #[derive(Clone)]
-pub(crate) struct FlushLayer(pub(crate) Option<Otlp>);
+pub(crate) struct FlushLayer(pub(crate) Arc<Function>);
 
 impl<S> Layer<S> for FlushLayer {
     type Service = FlushService<S>;
@@ -27,7 +29,7 @@ impl<S> Layer<S> for FlushLayer {
     fn layer(&self, inner: S) -> Self::Service {
         FlushService {
             inner,
-            otlp: self.0.clone(),
+            function: Arc::clone(&self.0),
         }
     }
 }
@@ -35,7 +37,7 @@ impl<S> Layer<S> for FlushLayer {
 #[derive(Clone)]
 pub(crate) struct FlushService<S> {
     inner: S,
-    otlp: Option<Otlp>,
+    function: Arc<Function>,
 }
 
 impl<S> Service<LambdaInvocation> for FlushService<S>
@@ -54,10 +56,10 @@ where
     }
 
     fn call(&mut self, invocation: LambdaInvocation) -> Self::Future {
-        let (response, otlp) = (self.inner.call(invocation), self.otlp.clone());
+        let (response, function) = (self.inner.call(invocation), Arc::clone(&self.function));
         async move {
             let sent = response.await;
-            if let Some(otlp) = otlp {
+            if let Some(otlp) = &function.service.wait().await.otlp {
                 otlp.flush(FLUSH_TIMEOUT).await;
             }
             sent

@@ -2,13 +2,15 @@
 
 mod flush;
 mod response_size;
+#[path = "../snapshot.rs"]
+mod snapshot;
 mod streaming;
 
 use std::{
     convert::Infallible,
     env,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -16,7 +18,8 @@ use axum::Router;
 use futures::{FutureExt, future::BoxFuture};
 use kivu::{
     backend::Deadline,
-    config::{Config, LogFormat, OtlpConfig},
+    cloud::Cloud,
+    config::{Config, Limits, LogFormat, OtlpConfig},
     model::Catalog,
     telemetry::{self, Embedded, Otlp, start_log},
 };
@@ -32,14 +35,15 @@ use lambda_http::{
 use lambda_runtime_api_client::PooledClient;
 use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_json::{Value, json};
+use tokio::sync::SetOnce;
 
-use crate::{flush::FlushLayer, streaming::StreamLayer};
+use crate::{flush::FlushLayer, snapshot::Restorable, streaming::StreamLayer};
 
 /// Time reserved for sending a response before the function's deadline.
 const MARGIN: Duration = Duration::from_millis(200);
 
-/// Lambda restarts an on-demand environment that is not ready after 10 s. Models with longer load times keep loading
-/// while the first requests wait.
+/// Lambda restarts an on-demand environment that is not ready after 10 s, and gives a restore as long. Models with longer load
+/// times keep loading while the first requests wait, and so do keys that cannot be read.
 const START_TIMEOUT: Duration = Duration::from_secs(9);
 
 /// Environments for provisioned concurrency and Managed Instances have minutes to start.
@@ -52,23 +56,15 @@ const MAX_TIME_LEFT: Duration = Duration::from_hours(24);
 async fn main() -> Result<(), Error> {
     let started = Instant::now();
     start_log(LogFormat::Json);
-    let name = env::var("AWS_LAMBDA_FUNCTION_NAME").unwrap_or_else(|_| "api".to_owned());
-    let configured = configure(&name)
+    let function = Function::configure()
         .inspect_err(|error| tracing::error!(error = error.chain(), "cannot start"))?;
-    let Configured {
-        config,
-        is_streaming,
-        otlp,
-        metrics,
-    } = configured;
-    let (prefix, exporter) = (config.prefix.clone(), otlp.clone());
-    let router = Arc::new(LazyRouter::new(prefix.as_deref(), move || {
-        load(config.clone(), exporter.clone(), started)
-    }));
-    router.prepare(start_timeout()).await?;
-    let (buffered, buffered_metrics) = (Arc::clone(&router), metrics.clone());
+    let (is_streaming, function) = (is_streaming()?, Arc::new(function));
+    if !snapshot::is_taken() {
+        function.serve(started, start_timeout()).await?;
+    }
+    let buffered = Arc::clone(&function);
     let handler = Adapter::from(service_fn(move |request| {
-        answer(Arc::clone(&buffered), buffered_metrics.clone(), request)
+        answer(Arc::clone(&buffered), request)
     }));
     let handler = handler.map_request(|event: LambdaEvent<Event>| {
         let LambdaEvent {
@@ -78,7 +74,9 @@ async fn main() -> Result<(), Error> {
         } = event;
         LambdaEvent::new(request, context)
     });
-    let (runtime, flush) = (Runtime::new(handler), FlushLayer(otlp));
+    let store = function.cloud.store.clone();
+    let runtime = snapshot::register(Runtime::new(handler), store, Arc::clone(&function) as _);
+    let flush = FlushLayer(Arc::clone(&function));
     // Concurrent requests occur on Lambda Managed Instances only.
     if !is_streaming {
         return runtime
@@ -87,7 +85,7 @@ async fn main() -> Result<(), Error> {
             .run_concurrent()
             .await;
     }
-    let handler = move |invocation: &LambdaInvocation| stream(&router, &metrics, invocation);
+    let handler = move |invocation: &LambdaInvocation| stream(&function, invocation);
     let layer = StreamLayer {
         handler,
         runtime_api: Arc::new(PooledClient::builder().build()),
@@ -100,27 +98,83 @@ async fn main() -> Result<(), Error> {
         .await
 }
 
-/// What is known before the models are loaded.
-struct Configured {
+/// The function, from its start on.
+struct Function {
+    name: String,
     config: Config,
-    is_streaming: bool,
+    otlp: Option<OtlpConfig>,
+    cloud: Cloud,
+    /// The models in a snapshot.
+    models: OnceLock<Arc<Catalog>>,
+    /// Set before the first request.
+    service: SetOnce<Service>,
+}
+
+/// What requests need besides the models.
+struct Service {
+    router: LazyRouter,
     otlp: Option<Otlp>,
     metrics: Embedded,
 }
 
-fn configure(name: &str) -> kivu::Result<Configured> {
-    let variables = Config::variables();
-    let (config, is_streaming) = (Config::load(None, &variables)?, is_streaming()?);
-    let otlp = OtlpConfig::new(&variables)
-        .map(|config| Otlp::start(&config, name))
-        .transpose()?;
-    let metrics = Embedded::install(name, otlp.as_ref())?;
-    Ok(Configured {
-        config,
-        is_streaming,
-        otlp,
-        metrics,
-    })
+impl Function {
+    fn configure() -> kivu::Result<Self> {
+        let variables = Config::variables();
+        let config = Config::load(None, &variables)?;
+        Ok(Self {
+            name: env::var("AWS_LAMBDA_FUNCTION_NAME").unwrap_or_else(|_| "api".to_owned()),
+            otlp: OtlpConfig::new(&variables),
+            cloud: kivu_aws::cloud(&config),
+            config,
+            models: OnceLock::new(),
+            service: SetOnce::new(),
+        })
+    }
+
+    /// Begins to serve requests. Waits up to `limit` for what they need.
+    async fn serve(self: &Arc<Self>, started: Instant, limit: Duration) -> Result<(), Error> {
+        let otlp = self.otlp.as_ref();
+        let otlp = otlp
+            .map(|config| Otlp::start(config, &self.name))
+            .transpose()?;
+        let metrics = Embedded::install(&self.name, otlp.as_ref())?;
+        let (function, exporter) = (Arc::clone(self), otlp.clone());
+        let router = LazyRouter::new(self.config.prefix.as_deref(), move || {
+            load(Arc::clone(&function), exporter.clone(), started)
+        });
+        let service = Service {
+            router,
+            otlp,
+            metrics,
+        };
+        // It is called once.
+        let _ = self.service.set(service);
+        self.service.wait().await.router.prepare(limit).await?;
+        Ok(())
+    }
+
+    /// The models, which a snapshot has already.
+    fn models(&self) -> kivu::Result<Arc<Catalog>> {
+        match self.models.get() {
+            Some(models) => Ok(Arc::clone(models)),
+            None => Catalog::open(&self.config, &self.cloud).map(Arc::new),
+        }
+    }
+}
+
+impl Restorable for Function {
+    fn load(&self) -> kivu::Result<Arc<Catalog>> {
+        let models = self.models()?;
+        Ok(Arc::clone(self.models.get_or_init(|| models)))
+    }
+
+    fn limits(&self) -> &Limits {
+        &self.config.limits
+    }
+
+    fn start(self: Arc<Self>) -> BoxFuture<'static, Result<(), Error>> {
+        async move { self.serve(Instant::now(), START_TIMEOUT).await }.boxed()
+    }
 }
 
 /// Whether responses are streamed, which a function URL and a REST API in streaming mode understand.
@@ -143,25 +197,24 @@ fn start_timeout() -> Duration {
 }
 
 /// Answers a request and writes the recorded metrics to the log.
-async fn answer(
-    router: Arc<LazyRouter>,
-    metrics: Embedded,
-    request: Request,
-) -> Result<Response<Body>, Infallible> {
+async fn answer(function: Arc<Function>, request: Request) -> Result<Response<Body>, Infallible> {
     let mut request = prepare(request);
     let limit = response_size::limit(&request);
     request.extensions_mut().insert(limit);
-    let response = router.respond(request.map(axum::body::Body::new)).await;
+    let service = function.service.wait().await;
+    let response = service
+        .router
+        .respond(request.map(axum::body::Body::new))
+        .await;
     let response = response.into_response().await;
-    metrics.flush();
+    service.metrics.flush();
     Ok(response)
 }
 
 /// The response to an invocation; `None` if it is no HTTP request, which the runtime reports, or a load balancer's, which
 /// does not read streams. Lambda accepts either form for each invocation.
 fn stream(
-    router: &Arc<LazyRouter>,
-    metrics: &Embedded,
+    function: &Arc<Function>,
     invocation: &LambdaInvocation,
 ) -> Option<BoxFuture<'static, Response<axum::body::Body>>> {
     // `lambda_http` panics at URLs that it cannot build.
@@ -169,12 +222,14 @@ fn stream(
     if response_size::is_balanced(&request) {
         return None;
     }
-    let (router, metrics) = (Arc::clone(router), metrics.clone());
+    let function = Arc::clone(function);
     let respond = async move {
-        let response = router
+        let service = function.service.wait().await;
+        let response = service
+            .router
             .respond(prepare(request).map(axum::body::Body::new))
             .await;
-        metrics.flush();
+        service.metrics.flush();
         response
     };
     Some(respond.boxed())
@@ -190,31 +245,32 @@ fn http_request(invocation: &LambdaInvocation) -> Option<Request> {
     Some(request.with_lambda_context(invocation.context.clone()))
 }
 
-async fn load(config: Config, otlp: Option<Otlp>, started: Instant) -> kivu::Result<Router> {
-    let cloud = kivu_aws::cloud(&config);
-    let guard = Guard::new(&config.auth, BindScope::ApiGateway, &cloud)?;
-    let (limits, prefix, page) = (config.limits.clone(), config.prefix.clone(), config.page);
-    let slow_request_ms = config.slow_request_ms;
-    let cors_origins = config.cors_origins.clone();
-    let catalog = tokio::task::spawn_blocking(move || Catalog::open(&config, &cloud));
+async fn load(
+    function: Arc<Function>,
+    otlp: Option<Otlp>,
+    started: Instant,
+) -> kivu::Result<Router> {
+    let Function { config, cloud, .. } = &*function;
+    let guard = Guard::new(&config.auth, BindScope::ApiGateway, cloud)?;
+    let loading = Arc::clone(&function);
+    let models = tokio::task::spawn_blocking(move || loading.models());
     // An error is logged here; the next request reads the keys again, and fails if that fails.
     let _ = guard.prepare().await;
-    let catalog = catalog
+    let models = models
         .await
         .map_err(|_| kivu::Error::model("loading the models panicked"))??;
     telemetry::record_cold_start(started.elapsed());
-    let catalog = Arc::new(catalog);
-    let app = App::of_catalog(catalog, limits)
+    let app = App::of_catalog(models, config.limits.clone())
         .with_guard(guard)
-        .with_page(page);
+        .with_page(config.page);
     if let Some(otlp) = &otlp {
         app.export(otlp);
     }
     let router = below(
-        prefix.as_deref(),
-        router(app.with_slow_log(slow_request_ms)),
+        config.prefix.as_deref(),
+        router(app.with_slow_log(config.slow_request_ms)),
     );
-    Ok(cors(router, cors_origins))
+    Ok(cors(router, config.cors_origins.clone()))
 }
 
 /// Type of a schedule's event, which keeps the function warm. It is answered as a health check.

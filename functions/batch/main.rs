@@ -1,16 +1,20 @@
 //! The Lambda function for batch jobs: processes the files named by S3 events and state machines, and rows from data
 //! warehouses and streams.
 
+#[path = "../snapshot.rs"]
+mod snapshot;
+
 use std::{
     env,
     sync::Arc,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
+use futures::{FutureExt, future::BoxFuture};
 use kivu::{
     cloud::Cloud,
-    config::{Config, LogFormat, OtlpConfig},
-    model::Model,
+    config::{Config, Limits, LogFormat, OtlpConfig},
+    model::{Catalog, Model},
     telemetry::{
         Otlp, start_log,
         trace::{Trace, X_RAY},
@@ -20,10 +24,13 @@ use kivu_http::batch_requests;
 use kivu_jobs::{Handler, Sinks};
 use lambda_http::{
     Error, LambdaEvent,
-    lambda_runtime::{self, Diagnostic},
+    lambda_runtime::{Diagnostic, Runtime, layers::TracingLayer},
     service_fn,
 };
 use serde_json::Value;
+use tokio::sync::SetOnce;
+
+use crate::snapshot::Restorable;
 
 /// Deadlines beyond this are invalid: the emulator's are in the past, others are years ahead.
 const MAX_TIME_LEFT: Duration = Duration::from_hours(24);
@@ -33,54 +40,111 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 #[tokio::main]
 async fn main() -> Result<(), Error> {
     start_log(LogFormat::Json);
-    let loaded = load().inspect_err(|error| tracing::error!(error = error.chain(), "cannot start"));
-    let (function, otlp) = loaded?;
+    let function = Function::configure().inspect_err(log)?;
     let function = Arc::new(function);
+    if !snapshot::is_taken() {
+        function.load().inspect_err(log)?;
+        function.start_telemetry().inspect_err(log)?;
+    }
+    let handling = Arc::clone(&function);
     let handler = service_fn(move |event: LambdaEvent<Value>| {
-        let (function, otlp) = (Arc::clone(&function), otlp.clone());
-        async move {
-            let LambdaEvent {
-                payload, context, ..
-            } = event;
-            let x_ray = context.xray_trace_id.as_deref();
-            let trace = Trace::read(|name| x_ray.filter(|_| name == X_RAY));
-            let handled = function
-                .handle(payload, deadline(context.deadline), trace)
-                .await;
-            if let Some(otlp) = otlp {
-                otlp.flush(FLUSH_TIMEOUT).await;
-            }
-            handled.map_err(|error| diagnostic(&error))
-        }
+        let function = Arc::clone(&handling);
+        async move { function.handle(event).await }
     });
-    lambda_runtime::run(handler).await
+    let runtime = Runtime::new(handler).layer(TracingLayer::new());
+    let store = function.cloud.store.clone();
+    snapshot::register(runtime, store, function).run().await
 }
 
-fn load() -> kivu::Result<(Handler, Option<Otlp>)> {
-    let variables = Config::variables();
-    let config = Config::load(None, &variables)?;
-    let otlp = OtlpConfig::new(&variables);
-    let name = env::var("AWS_LAMBDA_FUNCTION_NAME").unwrap_or_else(|_| "batch".to_owned());
-    let otlp = otlp.map(|config| Otlp::start(&config, &name)).transpose()?;
-    otlp.as_ref().map_or(Ok(()), Otlp::install)?;
-    let cloud = Cloud {
-        store: Some(kivu_aws::store(&config)),
-        event_bus: Some(kivu_aws::event_bus),
-        queue: Some(kivu_aws::queue),
-        ..Cloud::default()
-    };
-    // Without PostgreSQL, which would make the archive larger.
-    let sinks = Sinks {
-        s3_vectors: Some(kivu_sinks::s3_vectors),
-        open_search: Some(kivu_sinks::open_search),
-        ..Sinks::default()
-    };
-    let models = Model::open_all(&config, &cloud)?;
-    let requests = batch_requests(config.limits.clone());
-    let handler = Handler::new(models, &config, cloud, sinks)?
-        .with_parquet(kivu_parquet::parquet())
-        .with_requests(requests);
-    Ok((handler, otlp))
+fn log(error: &kivu::Error) {
+    tracing::error!(error = error.chain(), "cannot start");
+}
+
+/// The function, from its start on.
+struct Function {
+    name: String,
+    config: Config,
+    otlp: Option<OtlpConfig>,
+    cloud: Cloud,
+    /// Set before the first event.
+    handler: SetOnce<Handler>,
+    /// The exporter of traces and metrics, if there is one; set before the first event.
+    exporter: SetOnce<Option<Otlp>>,
+}
+
+impl Function {
+    fn configure() -> kivu::Result<Self> {
+        let variables = Config::variables();
+        let config = Config::load(None, &variables)?;
+        Ok(Self {
+            name: env::var("AWS_LAMBDA_FUNCTION_NAME").unwrap_or_else(|_| "batch".to_owned()),
+            otlp: OtlpConfig::new(&variables),
+            cloud: Cloud {
+                store: Some(kivu_aws::store(&config)),
+                event_bus: Some(kivu_aws::event_bus),
+                queue: Some(kivu_aws::queue),
+                ..Cloud::default()
+            },
+            config,
+            handler: SetOnce::new(),
+            exporter: SetOnce::new(),
+        })
+    }
+
+    fn start_telemetry(&self) -> kivu::Result<()> {
+        let otlp = self.otlp.as_ref();
+        let otlp = otlp
+            .map(|config| Otlp::start(config, &self.name))
+            .transpose()?;
+        otlp.as_ref().map_or(Ok(()), Otlp::install)?;
+        // It is called once.
+        let _ = self.exporter.set(otlp);
+        Ok(())
+    }
+
+    async fn handle(&self, event: LambdaEvent<Value>) -> Result<Value, Diagnostic> {
+        let LambdaEvent {
+            payload, context, ..
+        } = event;
+        let x_ray = context.xray_trace_id.as_deref();
+        let trace = Trace::read(|name| x_ray.filter(|_| name == X_RAY));
+        let handler = self.handler.wait().await;
+        let handled = handler
+            .handle(payload, deadline(context.deadline), trace)
+            .await;
+        if let Some(otlp) = self.exporter.wait().await {
+            otlp.flush(FLUSH_TIMEOUT).await;
+        }
+        handled.map_err(|error| diagnostic(&error))
+    }
+}
+
+impl Restorable for Function {
+    fn load(&self) -> kivu::Result<Arc<Catalog>> {
+        // Without PostgreSQL, which would make the archive larger.
+        let sinks = Sinks {
+            s3_vectors: Some(kivu_sinks::s3_vectors),
+            open_search: Some(kivu_sinks::open_search),
+            ..Sinks::default()
+        };
+        let (config, cloud) = (&self.config, &self.cloud);
+        let models = Model::open_all(config, cloud)?;
+        let catalog = Catalog::of_models(models.clone());
+        let handler = Handler::new(models, config, cloud.clone(), sinks)?
+            .with_parquet(kivu_parquet::parquet())
+            .with_requests(batch_requests(config.limits.clone()));
+        // It is called once.
+        let _ = self.handler.set(handler);
+        Ok(Arc::new(catalog))
+    }
+
+    fn limits(&self) -> &Limits {
+        &self.config.limits
+    }
+
+    fn start(self: Arc<Self>) -> BoxFuture<'static, Result<(), Error>> {
+        async move { Ok(self.start_telemetry()?) }.boxed()
+    }
 }
 
 /// The time at which Lambda ends the function, from milliseconds since 1970; `None` if implausible.

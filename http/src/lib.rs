@@ -29,9 +29,11 @@ pub use self::{
     service::{
         app::App,
         cors::cors,
+        example,
         pull::{FetchModel, FetchProgress},
         response_limit::ResponseLimit,
         startup::LazyRouter,
+        warm_up::warm_up,
     },
 };
 use self::{bodies::rejection::Rejection, service::observe::Observed};

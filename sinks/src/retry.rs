@@ -4,7 +4,10 @@ use std::{io, time::Duration};
 
 use tokio::time::sleep;
 
-use kivu::error::{Error, Result};
+use kivu::{
+    error::{Error, Result},
+    random,
+};
 
 const ATTEMPTS: u32 = 8;
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
@@ -49,7 +52,7 @@ async fn repeated<T>(
         }
         tracing::warn!(reason, attempt = number, "{action}; trying again");
         // At least half the pause, so that jobs that fail together do not return together.
-        sleep(pause.mul_f64(0.5 + 0.5 * fastrand::f64())).await;
+        sleep(pause.mul_f64(0.5 + 0.5 * random::fraction())).await;
         pause = MAX_PAUSE.min(pause * 2);
     }
     Err(Error::io(action)(io::Error::other("no attempt was made")))

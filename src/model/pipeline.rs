@@ -83,6 +83,12 @@ impl Pipeline {
             .map_or_else(Seq2SeqPipeline::has_fleet, Encoder::has_fleet)
     }
 
+    /// Forgets measured speeds, and closes the connections to the fleet.
+    pub fn forget(&self) {
+        self.encoder()
+            .map_or_else(Seq2SeqPipeline::forget, Encoder::forget);
+    }
+
     /// Fails if the fleet's model does not fit the task; an unreachable fleet is not an error.
     pub async fn check_fleet(&self, deadline: Deadline) -> Result<()> {
         match self.encoder() {

@@ -6,7 +6,11 @@
 mod requests;
 mod retry;
 
-use std::{future::Future, sync::OnceLock, time::Duration};
+use std::{
+    future::Future,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use aws_config::{
     BehaviorVersion, Region, environment::EnvironmentVariableRegionProvider,
@@ -33,7 +37,8 @@ const UPLOAD_TIMEOUT: Duration = Duration::from_mins(5);
 #[derive(Debug)]
 pub struct S3 {
     retry_timeout: Duration,
-    connection: OnceLock<Connection>,
+    /// `None` before the first request, and after [`disconnect`](kivu::repository::s3::Store::disconnect).
+    connection: Mutex<Option<Arc<Connection>>>,
 }
 
 #[derive(Debug)]
@@ -50,13 +55,17 @@ impl S3 {
     pub fn new(retry_timeout: Duration) -> Self {
         Self {
             retry_timeout,
-            connection: OnceLock::new(),
+            connection: Mutex::default(),
         }
     }
 
-    fn connection(&self) -> Result<&Connection> {
-        if let Some(connection) = self.connection.get() {
-            return Ok(connection);
+    fn connection(&self) -> Result<Arc<Connection>> {
+        let mut current = self
+            .connection
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(connection) = &*current {
+            return Ok(Arc::clone(connection));
         }
         let runtime = Builder::new_multi_thread()
             .worker_threads(2)
@@ -68,13 +77,14 @@ impl S3 {
         let [client, upload_client] = wait(&threads, connect()).ok_or_else(|| {
             Error::inference_because("cannot connect to S3", "its threads have stopped")
         })?;
-        Ok(self.connection.get_or_init(|| Connection {
+        let connection = Arc::new(Connection {
             client,
             upload_client,
             retry_timeout: self.retry_timeout,
             threads,
             runtime: Some(runtime),
-        }))
+        });
+        Ok(Arc::clone(current.insert(connection)))
     }
 }
 

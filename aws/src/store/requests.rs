@@ -1,6 +1,6 @@
 //! Requests: objects in one piece, in parallel ranges, or as a multipart upload that survives the process.
 
-use std::{collections::HashMap, ops::Range, time::Duration};
+use std::{collections::HashMap, ops::Range, sync::PoisonError, time::Duration};
 
 use aws_sdk_s3::{
     Client,
@@ -28,6 +28,13 @@ const RANGE_BYTES: u64 = 6 * 1024 * 1024;
 const PARALLEL: usize = 4;
 
 impl Store for S3 {
+    fn disconnect(&self) {
+        self.connection
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+    }
+
     fn current(&self, url: &Url) -> Result<Option<Object>> {
         let connection = self.connection()?;
         let request = connection

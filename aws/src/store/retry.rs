@@ -5,7 +5,7 @@ use std::{error::Error as StdError, future::Future, io, time::Duration};
 use aws_sdk_s3::error::{ProvideErrorMetadata, SdkError};
 use tokio::time::{Instant, sleep};
 
-use kivu::error::Error;
+use kivu::{error::Error, random};
 
 /// Error codes after which the same request may succeed. S3 sends some in a response with status 200, which begins before a
 /// copy or a multipart upload is complete.
@@ -164,7 +164,7 @@ pub async fn retry<T, E: Into<RequestError>, F: Future<Output = Result<T, E>>>(
         match request().await.map_err(E::into) {
             Err(failed) if failed.is_temporary && started.elapsed() + pause < timeout => {
                 tracing::warn!(error = %failed.error, "a request to S3 failed; retrying");
-                sleep(pause.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
+                sleep(pause.mul_f64(0.5 + random::fraction() / 2.0)).await;
                 pause = (pause * 2).min(MAX_PAUSE);
             }
             result => return result,

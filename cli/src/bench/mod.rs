@@ -23,7 +23,6 @@ use self::{
     workload::{body, rows},
 };
 use super::{
-    example,
     interrupt::{Ended, interruptible},
     library::resolve::{BuildArguments, require_local, resolve},
     quality,
@@ -40,6 +39,7 @@ use kivu::{
     repository::{Bundle, Manifest},
 };
 use kivu_compiler::quality::SENTENCES;
+use kivu_http::example;
 
 /// Throughput measurement: texts per request, and concurrent clients.
 const TEXTS: usize = 32;

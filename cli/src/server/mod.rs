@@ -23,7 +23,6 @@ use tokio::{
 
 use super::{
     choices::choice,
-    example,
     interrupt::{Ended, Signals, until_signal},
     library::{
         fetcher::Fetcher,
@@ -45,7 +44,7 @@ use kivu_compiler::{
     abandon,
     library::{model_library::Options, resolve},
 };
-use kivu_http::{App, BindScope, Guard, below, cors, router};
+use kivu_http::{App, BindScope, Guard, below, cors, example, router};
 
 /// Interval for sorting recorded durations into buckets, which bounds their memory.
 const METRICS_UPKEEP: Duration = Duration::from_secs(5);

@@ -114,8 +114,8 @@ pub trait RemoteSource: Debug + Send + Sync {
     /// The model as the servers describe it. Sends a request only if necessary.
     async fn connect(&self, deadline: Deadline) -> Result<Arc<dyn RemoteBackend>>;
 
-    /// Closes all connections; the next request opens new ones. Call it before the runtime in which they were opened
-    /// ends.
+    /// Closes all connections and forgets what was measured over them; the next request opens new ones. Call it before the
+    /// runtime in which they were opened ends.
     fn disconnect(&self);
 }
 

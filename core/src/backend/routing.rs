@@ -166,6 +166,13 @@ impl<L> Route<L> {
         self.fleet.as_ref()
     }
 
+    /// Forgets measured speeds, and closes the connections to the fleet.
+    pub fn forget(&self) {
+        self.loads.local.speed.forget();
+        self.loads.remote.speed.forget();
+        self.fleet.iter().for_each(|fleet| fleet.disconnect());
+    }
+
     /// Selects the first location for a request with `tokens`.
     pub fn choose(&self, tokens: usize) -> Location {
         match (&self.local, &self.fleet) {

@@ -111,6 +111,11 @@ impl Speed {
         };
     }
 
+    /// Forgets all measurements.
+    pub fn forget(&self) {
+        *self.measured.lock().unwrap_or_else(PoisonError::into_inner) = Measured::default();
+    }
+
     /// Expected time for work with `tokens`.
     pub fn estimate(&self, tokens: usize) -> Duration {
         self.estimate_at(tokens, Instant::now())

@@ -1,6 +1,11 @@
 //! Selects the kernel for this processor.
 
-use std::{fmt, sync::OnceLock};
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::{__cpuid_count, __get_cpuid_max, CpuidResult};
+use std::{
+    fmt,
+    sync::{PoisonError, RwLock},
+};
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 use super::AmxInt8;
@@ -48,18 +53,85 @@ pub enum InstructionSet {
     Plain(Plain),
 }
 
+/// A processor's answer to an unknown question.
+#[cfg(target_arch = "x86_64")]
+const UNKNOWN: CpuidResult = CpuidResult {
+    eax: 0,
+    ebx: 0,
+    ecx: 0,
+    edx: 0,
+};
+
 /// The process's kernel.
-static CURRENT: OnceLock<InstructionSet> = OnceLock::new();
+static CURRENT: RwLock<Option<InstructionSet>> = RwLock::new(None);
 
 impl InstructionSet {
     /// The process's kernel: as [chosen](Self::choose), or else [detected](Self::detected).
     pub fn current() -> Self {
-        *CURRENT.get_or_init(Self::detected)
+        let current = *CURRENT.read().unwrap_or_else(PoisonError::into_inner);
+        current.unwrap_or_else(|| Self::detected().set())
     }
 
     /// Chooses the process's kernel, before its first use. Returns `false` if another one is in use.
     pub fn choose(self) -> bool {
-        *CURRENT.get_or_init(|| self) == self
+        self.set() == self
+    }
+
+    /// Sets the process's kernel unless it has one, and returns it.
+    fn set(self) -> Self {
+        let mut current = CURRENT.write().unwrap_or_else(PoisonError::into_inner);
+        *current.get_or_insert(self)
+    }
+
+    /// Asks the processor again, in a process that may have moved to another one: a kernel that it cannot execute is replaced by
+    /// the fastest one that it can. Returns the replaced kernel.
+    ///
+    /// The features that the standard library detects are those of the first processor.
+    pub fn check_again() -> Option<Self> {
+        let mut current = CURRENT.write().unwrap_or_else(PoisonError::into_inner);
+        let lost = (*current).filter(|kernel| !kernel.runs_here())?;
+        *current = Self::available().find(|kernel| kernel.runs_here());
+        Some(lost)
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn runs_here(self) -> bool {
+        let (most, _) = __get_cpuid_max(0);
+        self.runs_on(|leaf, part| match leaf <= most {
+            true => __cpuid_count(leaf, part),
+            false => UNKNOWN,
+        })
+    }
+
+    /// Other processors do not describe themselves to programs.
+    #[cfg(not(target_arch = "x86_64"))]
+    fn runs_here(self) -> bool {
+        true
+    }
+
+    /// Whether a processor with these answers to `cpuid`, by leaf and part, has the kernel's features.
+    #[cfg(target_arch = "x86_64")]
+    fn runs_on(self, cpuid: impl Fn(u32, u32) -> CpuidResult) -> bool {
+        const FMA: u32 = 1 << 12;
+        const AVX2: u32 = 1 << 5;
+        /// F, DQ, BW and VL.
+        const AVX512: u32 = 1 << 16 | 1 << 17 | 1 << 30 | 1 << 31;
+        const AVX512_VNNI: u32 = 1 << 11;
+        const AVX_VNNI: u32 = 1 << 4;
+        #[cfg(target_os = "linux")]
+        const AMX: u32 = 1 << 24 | 1 << 25;
+        let has = |found: u32, features: u32| found & features == features;
+        let features = cpuid(7, 0);
+        let has_avx2 = has(cpuid(1, 0).ecx, FMA) && has(features.ebx, AVX2);
+        let has_avx512 = has_avx2 && has(features.ebx, AVX512) && has(features.ecx, AVX512_VNNI);
+        match self {
+            #[cfg(target_os = "linux")]
+            Self::AmxInt8(_) => has_avx512 && has(features.edx, AMX),
+            Self::Avx512Vnni(_) => has_avx512,
+            Self::AvxVnni(_) => has_avx2 && has(cpuid(7, 1).eax, AVX_VNNI),
+            Self::Avx2(_) => has_avx2,
+            Self::Plain(_) => true,
+        }
     }
 
     /// The name in configurations.
@@ -173,5 +245,42 @@ impl fmt::Display for InstructionSet {
 impl fmt::Debug for InstructionSet {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, formatter)
+    }
+}
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_are_dropped_with_their_features() {
+        let all: Vec<_> = InstructionSet::available().collect();
+        assert!(all.iter().all(|kernel| kernel.runs_here()));
+        let older = |leaf, part| match (leaf, part) {
+            // AVX2 and FMA, without what came later.
+            (1, 0) => CpuidResult {
+                ecx: 1 << 12,
+                ..UNKNOWN
+            },
+            (7, 0) => CpuidResult {
+                ebx: 1 << 5,
+                ..UNKNOWN
+            },
+            _ => UNKNOWN,
+        };
+        let kept = |cpuid: fn(u32, u32) -> CpuidResult| {
+            let kept = all.iter().filter(|kernel| kernel.runs_on(cpuid));
+            kept.map(|kernel| kernel.name()).collect::<Vec<_>>()
+        };
+        let plain = ["portable"];
+        assert!(
+            kept(older)
+                .iter()
+                .all(|name| ["avx2", plain[0]].contains(name))
+        );
+        assert_eq!(kept(|_, _| UNKNOWN), plain);
+        let chosen = InstructionSet::current();
+        assert_eq!(InstructionSet::check_again(), None);
+        assert_eq!(InstructionSet::current(), chosen);
     }
 }

@@ -3,6 +3,7 @@
 pub mod app;
 pub mod caller_models;
 pub mod cors;
+pub mod example;
 pub mod info;
 pub mod lookup;
 pub mod observe;
@@ -13,3 +14,4 @@ pub mod response_limit;
 pub mod route;
 pub mod startup;
 pub mod used_models;
+pub mod warm_up;

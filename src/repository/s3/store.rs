@@ -16,6 +16,9 @@ use kivu_base::error::Result;
 /// Every method can be called from any thread, inside or outside an async runtime, and waits for its result. It repeats
 /// requests that may succeed later.
 pub trait Store: fmt::Debug + Send + Sync {
+    /// Closes all connections and forgets credentials; the next request gets new ones.
+    fn disconnect(&self);
+
     /// An object's properties without its version, so that any version with this ETag is read; `None` if it does not
     /// exist.
     fn head(&self, url: &Url) -> Result<Option<Object>> {

@@ -5,7 +5,10 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use kivu_engine::run::{Scratch, Text, Values};
+use kivu_engine::{
+    kernel::InstructionSet,
+    run::{Scratch, Text, Values},
+};
 
 use super::model::{NativeModel, TextOutputs};
 use crate::backend::Deadline;
@@ -42,9 +45,10 @@ impl Workers {
         let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
         let (values, scratch) = &mut *buffers;
         let run = program.pack(texts.iter(), NonZeroUsize::MIN, std::mem::take(values));
+        let instructions = InstructionSet::current();
         for stage in &program.stages {
             for task in 0..run.tasks(stage) {
-                run.execute(program, self.model.instructions, stage, task, scratch);
+                run.execute(program, instructions, stage, task, scratch);
             }
         }
         let outputs = (0..texts.len())

@@ -40,7 +40,7 @@ pub fn instructions() -> InstructionSet {
     InstructionSet::current()
 }
 
-/// Selects the instructions for this process; `None` selects the fastest. Models that were opened before keep theirs.
+/// Selects the instructions for this process; `None` selects the fastest.
 ///
 /// # Errors
 /// If the process uses others already.
@@ -53,6 +53,12 @@ pub fn use_instructions(chosen: Option<InstructionSet>) -> Result<()> {
         ))),
         _ => Ok(()),
     }
+}
+
+/// Checks the instructions again after a restore from a snapshot, perhaps on another processor. Returns those that had to be
+/// replaced, for all models.
+pub fn check_instructions() -> Option<InstructionSet> {
+    InstructionSet::check_again()
 }
 
 /// A model, and the threads that run it.

@@ -115,8 +115,6 @@ pub struct NativeModel {
     pub program: Program,
     types: TokenTypes,
     token_products: usize,
-    /// The kernel that runs the program.
-    pub instructions: InstructionSet,
     mapped: Option<Arc<dyn MappedFiles>>,
 }
 
@@ -136,7 +134,6 @@ impl NativeModel {
             signature,
             token_products: program.token_products(),
             program,
-            instructions: InstructionSet::current(),
             mapped: files.mapped,
         })
     }
@@ -148,13 +145,12 @@ impl NativeModel {
             inputs: Vec::new(),
             outputs: Vec::new(),
         };
-        let (token_products, instructions) = (program.token_products(), InstructionSet::current());
+        let token_products = program.token_products();
         Self {
             signature,
             types: TokenTypes::Nothing,
             program,
             token_products,
-            instructions,
             mapped: None,
         }
     }
@@ -189,9 +185,10 @@ impl NativeModel {
         let run = self
             .program
             .pack([&text].into_iter(), NonZeroUsize::MIN, Values::new());
+        let instructions = InstructionSet::current();
         for stage in &self.program.stages {
             for task in 0..run.tasks(stage) {
-                run.execute(&self.program, self.instructions, stage, task, &mut scratch);
+                run.execute(&self.program, instructions, stage, task, &mut scratch);
             }
         }
         Ok(run.outputs(&self.program, 0))

@@ -26,7 +26,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use kivu_engine::run::{Run, Scratch, Text, Values};
+use kivu_engine::{
+    kernel::InstructionSet,
+    run::{Run, Scratch, Text, Values},
+};
 use tokio::{sync::oneshot, task};
 
 use super::model::{NativeModel, TextOutputs};
@@ -449,6 +452,7 @@ impl Shared {
         mut leaves: impl FnMut(&mut Scratch) -> bool,
     ) {
         let last = team.stages.len().saturating_sub(1);
+        let instructions = InstructionSet::current();
         for (index, (progress, stage)) in team
             .stages
             .iter()
@@ -461,13 +465,8 @@ impl Shared {
                     break;
                 }
                 let execute = || {
-                    team.run.execute(
-                        &self.model.program,
-                        self.model.instructions,
-                        stage,
-                        task,
-                        scratch,
-                    )
+                    team.run
+                        .execute(&self.model.program, instructions, stage, task, scratch)
                 };
                 if catch_unwind(AssertUnwindSafe(execute)).is_err() {
                     team.has_stopped.store(true, Ordering::Relaxed);

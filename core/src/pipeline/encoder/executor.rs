@@ -90,6 +90,11 @@ impl<L: Sync, R: RemoteModel> Executor<L, R> {
         self.route.fleet().is_some()
     }
 
+    /// Forgets measured speeds, and closes the connections to the fleet.
+    pub fn forget(&self) {
+        self.route.forget();
+    }
+
     /// No model: without connections, there are no fleets.
     #[cfg(target_family = "wasm")]
     pub async fn remote(&self, _: Deadline) -> Result<R> {

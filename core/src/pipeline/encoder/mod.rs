@@ -118,6 +118,11 @@ impl Encoder {
         self.executor.has_fleet()
     }
 
+    /// Forgets measured speeds, and closes the connections to the fleet.
+    pub fn forget(&self) {
+        self.executor.forget();
+    }
+
     /// Fails if the fleet's model does not fit the task; an unreachable fleet is not an error.
     pub async fn check_fleet(&self, deadline: Deadline) -> Result<()> {
         self.executor.check_fleet(deadline).await

@@ -6,7 +6,7 @@ use super::{
     config::{GenerationConfig, Sampling},
     scores::{largest, log_softmax},
 };
-use kivu_base::error::Result;
+use kivu_base::{error::Result, random};
 
 const NEVER: f32 = f32::NEG_INFINITY;
 
@@ -84,8 +84,7 @@ impl GenerationConfig {
                 .u64(..)
                 .wrapping_add(number as u64)
         };
-        seed.map(|seed| fastrand::Rng::with_seed(of_seed(seed)))
-            .unwrap_or_default()
+        fastrand::Rng::with_seed(seed.map_or_else(random::seed, of_seed))
     }
 }
 
