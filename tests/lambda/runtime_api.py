@@ -1,7 +1,8 @@
 """Lambda's runtime API on loopback, as AWS documents it, and a function that uses it: the function asks for events and
-posts its answers. Needs only Python's standard library.
+posts its answers; with SnapStart it first asks for a restore. Needs only Python's standard library.
 """
 
+import contextlib
 import json
 import queue
 import socket
@@ -15,6 +16,9 @@ from pathlib import Path
 
 TIMEOUT_S = 60
 NEXT = "/2018-06-01/runtime/invocation/next"
+RESTORE = "/2018-06-01/runtime/restore/next"
+# Where failures are reported that belong to no invocation.
+FAILURES = {"/2018-06-01/runtime/init/error": "init/error", "/2018-06-01/runtime/restore/error": "restore/error"}
 ARN = "arn:aws:lambda:eu-west-1:000000000000:function:test"
 
 
@@ -25,6 +29,11 @@ class Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
 
     def do_GET(self):
+        if self.path == RESTORE:
+            self.server.waiting.put(None)
+            self.server.restores.get()
+            self.server.restored_at = time.monotonic()
+            return self.reply(200)
         if self.path != NEXT:
             return self.reply(404)
         event, left_s = self.server.events.get()
@@ -47,8 +56,10 @@ class Handler(BaseHTTPRequestHandler):
             body, chunks = self.rfile.read(int(self.headers["Content-Length"])), 0
         else:
             body, chunks = self.chunked()
+        self.server.answered_at = time.monotonic()
         self.reply(202, b'{"status":"OK"}')
-        self.server.received.put((self.path.rpartition("/")[2], dict(self.headers), body, chunks))
+        route = FAILURES.get(self.path, self.path.rpartition("/")[2])
+        self.server.received.put((route, dict(self.headers), body, chunks))
 
     def chunked(self):
         chunks = []
@@ -82,6 +93,9 @@ class RuntimeApi(ThreadingHTTPServer):
         self.events = queue.Queue()
         # The route in the runtime API, headers, body and number of chunks.
         self.received = queue.Queue()
+        # An item when the function is ready for a snapshot; another one lets it go on.
+        self.waiting, self.restores = queue.Queue(), queue.Queue()
+        self.restored_at = self.answered_at = None
         # Whether to close the connection after the first byte of a response.
         self.cancels = False
         threading.Thread(target=self.serve_forever, daemon=True).start()
@@ -113,11 +127,25 @@ class Function:
     def next(self, event, left_s=TIMEOUT_S):
         """What the function sends for an event."""
         self.api.events.put((event, left_s))
-        try:
-            return self.api.received.get(timeout=TIMEOUT_S)
-        except queue.Empty:
-            self.log.seek(0)
-            sys.exit(f"expected a response, but found none (exit status {self.process.poll()})\n{self.log.read().decode()}")
+        return self.take(self.api.received)
+
+    def take(self, items):
+        """The next item, which the function causes."""
+        deadline, status = time.monotonic() + TIMEOUT_S, None
+        while status is None and time.monotonic() < deadline:
+            # What an ended process has sent is there already.
+            status = self.process.poll()
+            with contextlib.suppress(queue.Empty):
+                return items.get(timeout=0.2)
+        self.log.seek(0)
+        sys.exit(f"expected a request, but found none (exit status {status})\n{self.log.read().decode()}")
+
+    def restored(self, event, left_s=TIMEOUT_S):
+        """What the function sends for its first event after a restore, and the milliseconds that it takes."""
+        self.api.events.put((event, left_s))
+        self.api.restores.put(None)
+        received = self.take(self.api.received)
+        return received, (self.api.answered_at - self.api.restored_at) * 1000
 
 
 def expect(what, found, expected):

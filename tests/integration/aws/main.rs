@@ -31,5 +31,6 @@ mod tools;
 mod bedrock;
 mod deploying;
 mod lambda;
+mod restores;
 mod row_events;
 mod s3;
