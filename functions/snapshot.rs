@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use futures::{FutureExt, future::BoxFuture};
+use futures::{FutureExt, TryFutureExt, future::BoxFuture};
 use kivu::{backend::native, config::Limits, model::Catalog, repository::s3::Store};
 use kivu_http::warm_up;
 use lambda_http::{
@@ -76,18 +76,22 @@ impl SnapStartResource for Connections {
 /// The models, loaded and warm.
 struct Models(Arc<dyn Restorable>);
 
+impl Models {
+    async fn warm_up(&self) -> kivu::Result<()> {
+        let function = Arc::clone(&self.0);
+        let loaded = tokio::task::spawn_blocking(move || function.load()).await;
+        let loaded = loaded.map_err(|_| kivu::Error::model("loading the models panicked"))?;
+        warm_up(&loaded?, self.0.limits()).await
+    }
+}
+
 impl SnapStartResource for Models {
     fn before_snapshot(&self) -> BoxFuture<'_, Result<(), Error>> {
-        async {
-            let function = Arc::clone(&self.0);
-            let catalog = tokio::task::spawn_blocking(move || function.load()).await?;
-            warm_up(&catalog?, self.0.limits()).await?;
-            Ok(())
-        }
-        .map(|ready: Result<(), Error>| {
-            ready.inspect_err(|error| tracing::error!(%error, "cannot start"))
-        })
-        .boxed()
+        let failed = |error: kivu::Error| {
+            tracing::error!(error = error.chain(), "cannot start");
+            error.chain().into()
+        };
+        self.warm_up().map_err(failed).boxed()
     }
 }
 

@@ -6,6 +6,36 @@ pub use std::time::Instant;
 #[cfg(target_family = "wasm")]
 pub use self::stopped::Instant;
 
+#[cfg(not(target_family = "wasm"))]
+use std::time::{Duration, SystemTime};
+
+/// A time by two clocks: the monotonic one may stop while a function is frozen or a snapshot, the other may be set.
+#[cfg(not(target_family = "wasm"))]
+#[derive(Clone, Copy, Debug)]
+pub struct Timestamp(pub Instant, pub SystemTime);
+
+#[cfg(not(target_family = "wasm"))]
+impl Timestamp {
+    /// The current time.
+    pub fn now() -> Self {
+        Self(Instant::now(), SystemTime::now())
+    }
+
+    /// The time since then by the clock that says more.
+    pub fn age(self) -> Duration {
+        self.0.elapsed().max(self.1.elapsed().unwrap_or_default())
+    }
+
+    /// An earlier time, for tests.
+    ///
+    /// # Panics
+    /// If there was no such time.
+    #[doc(hidden)]
+    pub fn before(self, by: Duration) -> Self {
+        Self(self.0 - by, self.1 - by)
+    }
+}
+
 #[cfg(target_family = "wasm")]
 mod stopped {
     use std::{ops::Add, time::Duration};

@@ -164,6 +164,8 @@ impl Function {
 
 impl Restorable for Function {
     fn load(&self) -> kivu::Result<Arc<Catalog>> {
+        // Wrong settings end the deployment instead of all restores.
+        Guard::new(&self.config.auth, BindScope::ApiGateway, &self.cloud)?;
         let models = self.models()?;
         Ok(Arc::clone(self.models.get_or_init(|| models)))
     }

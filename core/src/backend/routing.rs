@@ -327,6 +327,16 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn forgotten_measurements_choose_no_location() {
+        let route = route();
+        let slow = Duration::from_secs(60);
+        route.begin(Location::Remote, 5_000).record(slow, true);
+        assert_eq!(route.choose(5_000), LOCAL);
+        route.forget();
+        assert_eq!(route.choose(5_000), Location::Remote);
+    }
+
+    #[tokio::test]
     async fn small_requests_run_locally_and_large_ones_on_the_fleet() {
         let route = route();
         assert_eq!(route.choose(20), LOCAL);

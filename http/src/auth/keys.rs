@@ -4,13 +4,14 @@
 use std::{
     path::PathBuf,
     sync::{Arc, PoisonError, RwLock},
-    time::{Duration, Instant, SystemTime},
+    time::Duration,
 };
 
 use tokio::sync::Mutex;
 
 use super::keyring::{Key, Keyring};
 use kivu::{
+    clock::Timestamp,
     cloud::{Cloud, Secret},
     config::AuthConfig,
     error::{Error, Result},
@@ -49,25 +50,6 @@ enum KeySource {
 struct Loaded {
     ring: Arc<Keyring>,
     at: Timestamp,
-}
-
-/// A time by two clocks: the monotonic one may stop while a function is frozen, the other may be set.
-#[derive(Clone, Copy, Debug)]
-pub struct Timestamp(Instant, SystemTime);
-
-impl Timestamp {
-    pub fn now() -> Self {
-        Self(Instant::now(), SystemTime::now())
-    }
-
-    pub fn age(self) -> Duration {
-        self.0.elapsed().max(self.1.elapsed().unwrap_or_default())
-    }
-
-    #[cfg(test)]
-    pub fn before(self, by: Duration) -> Self {
-        Self(self.0.checked_sub(by).unwrap(), self.1 - by)
-    }
 }
 
 impl Keys {

@@ -8,8 +8,8 @@ use std::{
 
 use tokio::sync::Mutex;
 
-use super::keys::Timestamp;
 use kivu::{
+    clock::Timestamp,
     cloud::{Claim, Cloud, QuotaTable},
     config::AuthConfig,
     error::Result,

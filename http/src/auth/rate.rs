@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use super::keys::Timestamp;
+use kivu::clock::Timestamp;
 
 const MINUTE: Duration = Duration::from_secs(60);
 

@@ -8,7 +8,7 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use tokio::sync::watch;
@@ -23,6 +23,7 @@ use crate::{
     repository::s3::Url,
 };
 use kivu_base::{
+    clock::Timestamp,
     config::Config,
     error::{Error, Result},
 };
@@ -49,7 +50,7 @@ pub struct Refresh {
 struct Done {
     /// Its number.
     number: u64,
-    at: Instant,
+    at: Timestamp,
 }
 
 struct Refresher {
@@ -94,7 +95,7 @@ impl Refresh {
         let (requests, waiting) = flume::bounded(1);
         let (done, is_done) = watch::channel(Done {
             number: 0,
-            at: Instant::now(),
+            at: Timestamp::now(),
         });
         let begun = Arc::<AtomicU64>::default();
         let begins = Arc::clone(&begun);
@@ -106,7 +107,7 @@ impl Refresh {
                     refresh();
                     done.send_replace(Done {
                         number,
-                        at: Instant::now(),
+                        at: Timestamp::now(),
                     });
                 }
             })
@@ -124,7 +125,7 @@ impl Refresh {
 
     /// Asks for a refresh if the last one was a while ago.
     pub fn request_if_due(&self) {
-        if self.done.borrow().at.elapsed() >= self.interval {
+        if self.done.borrow().at.age() >= self.interval {
             // A full queue contains a request that has not begun.
             let _ = self.requests.try_send(());
         }
@@ -132,14 +133,14 @@ impl Refresh {
 
     /// Asks for a refresh unless the last one was a moment ago.
     pub fn request_soon(&self) {
-        if self.done.borrow().at.elapsed() >= self.interval / UNKNOWN_FACTOR {
+        if self.done.borrow().at.age() >= self.interval / UNKNOWN_FACTOR {
             let _ = self.requests.try_send(());
         }
     }
 
     /// Waits for a refresh that begins from now on, unless the last one was a moment ago.
     pub async fn run(&self) {
-        let is_due = self.done.borrow().at.elapsed() >= self.interval / UNKNOWN_FACTOR;
+        let is_due = self.done.borrow().at.age() >= self.interval / UNKNOWN_FACTOR;
         if is_due || self.has_added() {
             self.run_now().await;
         }

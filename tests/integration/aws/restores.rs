@@ -43,8 +43,9 @@ fn functions_are_restored_from_snapshots() {
 }
 
 /// What a process answers, and its random numbers: ids of a request and of a response, a seed, a jitter, and an API key.
-fn answers(router: Router) -> Value {
-    let body = json!({ "texts": ["A hen lays eggs."], "input_type": "search_query", "model": "a" });
+fn answers(router: Router, model: &str) -> Value {
+    let body =
+        json!({ "texts": ["A hen lays eggs."], "input_type": "search_query", "model": model });
     let request = Request::post("/v2/embed").header("content-type", "application/json");
     let request = request.body(Body::from(body.to_string())).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -67,7 +68,7 @@ fn answers(router: Router) -> Value {
 
 /// The answers of a fork of this process.
 #[expect(unsafe_code, reason = "a fork has only this thread")]
-fn forked(router: &Router) -> Value {
+fn forked(router: &Router, model: &str) -> Value {
     let (mut answered, mut answering) = io::pipe().unwrap();
     // SAFETY: the C library's allocator can be used in a fork, no lock of another thread is, and a fork that waits for one
     // ends. It leaves without running anything of this process.
@@ -76,7 +77,7 @@ fn forked(router: &Router) -> Value {
     if child == 0 {
         // SAFETY: sets a timer.
         unsafe { libc::alarm(LIFETIME_S) };
-        let answers = answers(router.clone()).to_string();
+        let answers = answers(router.clone(), model).to_string();
         let is_written = answering.write_all(answers.as_bytes()).is_ok();
         // SAFETY: ends the fork.
         unsafe { libc::_exit(i32::from(!is_written)) };
@@ -98,12 +99,14 @@ fn restored_processes_share_vectors_and_no_random_number() {
     let source = fixtures().join("models/tiny-static");
     let out = folder.path().join("static");
     build_request(&request(source, out.clone(), None), runtime).unwrap();
-    let router = router(App::new(vec![serve(&out).unwrap()], Limits::default()));
+    let model = serve(&out).unwrap();
+    let name = model.name.clone();
+    let router = router(App::new(vec![model], Limits::default()));
     // Generators of this process would have their seeds from here on.
-    let first = answers(router.clone());
+    let first = answers(router.clone(), &name);
     let (vectors, mut random) = (&first["vectors"], vec![HashSet::new(); 5]);
     assert_eq!(vectors["float"].as_array().unwrap().len(), 1, "{first}");
-    for restored in (0..RESTORES).map(|_| forked(&router)) {
+    for restored in (0..RESTORES).map(|_| forked(&router, &name)) {
         assert_eq!(restored["vectors"], *vectors);
         for (seen, value) in random
             .iter_mut()

@@ -38,4 +38,5 @@ mod python;
 mod readme;
 mod reliability;
 mod search;
+mod snapshots;
 mod wasm;
