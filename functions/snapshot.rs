@@ -18,6 +18,11 @@ pub(crate) fn is_taken() -> bool {
     std::env::var("AWS_LAMBDA_INITIALIZATION_TYPE").is_ok_and(|kind| kind == "snap-start")
 }
 
+/// Logs an error at the start of a function or of its restore.
+pub(crate) fn log(error: &kivu::Error) {
+    tracing::error!(error = error.chain(), "cannot start");
+}
+
 /// A function that can be restored.
 pub(crate) trait Restorable: Send + Sync {
     /// Loads the models for the snapshot.
@@ -87,11 +92,8 @@ impl Models {
 
 impl SnapStartResource for Models {
     fn before_snapshot(&self) -> BoxFuture<'_, Result<(), Error>> {
-        let failed = |error: kivu::Error| {
-            tracing::error!(error = error.chain(), "cannot start");
-            error.chain().into()
-        };
-        self.warm_up().map_err(failed).boxed()
+        let reported = |error: kivu::Error| error.chain().into();
+        self.warm_up().inspect_err(log).map_err(reported).boxed()
     }
 }
 

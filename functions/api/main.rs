@@ -37,7 +37,11 @@ use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_json::{Value, json};
 use tokio::sync::SetOnce;
 
-use crate::{flush::FlushLayer, snapshot::Restorable, streaming::StreamLayer};
+use crate::{
+    flush::FlushLayer,
+    snapshot::{Restorable, log},
+    streaming::StreamLayer,
+};
 
 /// Time reserved for sending a response before the function's deadline.
 const MARGIN: Duration = Duration::from_millis(200);
@@ -56,9 +60,9 @@ const MAX_TIME_LEFT: Duration = Duration::from_hours(24);
 async fn main() -> Result<(), Error> {
     let started = Instant::now();
     start_log(LogFormat::Json);
-    let function = Function::configure()
-        .inspect_err(|error| tracing::error!(error = error.chain(), "cannot start"))?;
-    let (is_streaming, function) = (is_streaming()?, Arc::new(function));
+    let configured = Function::configure().and_then(|function| Ok((function, is_streaming()?)));
+    let (function, is_streaming) = configured.inspect_err(log)?;
+    let function = Arc::new(function);
     if !snapshot::is_taken() {
         function.serve(started, start_timeout()).await?;
     }
@@ -131,13 +135,18 @@ impl Function {
         })
     }
 
-    /// Begins to serve requests. Waits up to `limit` for what they need.
-    async fn serve(self: &Arc<Self>, started: Instant, limit: Duration) -> Result<(), Error> {
+    fn start_telemetry(&self) -> kivu::Result<(Option<Otlp>, Embedded)> {
         let otlp = self.otlp.as_ref();
         let otlp = otlp
             .map(|config| Otlp::start(config, &self.name))
             .transpose()?;
         let metrics = Embedded::install(&self.name, otlp.as_ref())?;
+        Ok((otlp, metrics))
+    }
+
+    /// Begins to serve requests. Waits up to `limit` for what they need.
+    async fn serve(self: &Arc<Self>, started: Instant, limit: Duration) -> Result<(), Error> {
+        let (otlp, metrics) = self.start_telemetry().inspect_err(log)?;
         let (function, exporter) = (Arc::clone(self), otlp.clone());
         let router = LazyRouter::new(self.config.prefix.as_deref(), move || {
             load(Arc::clone(&function), exporter.clone(), started)

@@ -30,7 +30,7 @@ use lambda_http::{
 use serde_json::Value;
 use tokio::sync::SetOnce;
 
-use crate::snapshot::Restorable;
+use crate::snapshot::{Restorable, log};
 
 /// Deadlines beyond this are invalid: the emulator's are in the past, others are years ahead.
 const MAX_TIME_LEFT: Duration = Duration::from_hours(24);
@@ -43,8 +43,8 @@ async fn main() -> Result<(), Error> {
     let function = Function::configure().inspect_err(log)?;
     let function = Arc::new(function);
     if !snapshot::is_taken() {
-        function.load().inspect_err(log)?;
         function.start_telemetry().inspect_err(log)?;
+        function.load().inspect_err(log)?;
     }
     let handling = Arc::clone(&function);
     let handler = service_fn(move |event: LambdaEvent<Value>| {
@@ -54,10 +54,6 @@ async fn main() -> Result<(), Error> {
     let runtime = Runtime::new(handler).layer(TracingLayer::new());
     let store = function.cloud.store.clone();
     snapshot::register(runtime, store, function).run().await
-}
-
-fn log(error: &kivu::Error) {
-    tracing::error!(error = error.chain(), "cannot start");
 }
 
 /// The function, from its start on.
@@ -143,7 +139,7 @@ impl Restorable for Function {
     }
 
     fn start(self: Arc<Self>) -> BoxFuture<'static, Result<(), Error>> {
-        async move { Ok(self.start_telemetry()?) }.boxed()
+        async move { Ok(self.start_telemetry().inspect_err(log)?) }.boxed()
     }
 }
 
