@@ -11,8 +11,6 @@ only Python's standard library.
 import datetime
 import hashlib
 import json
-import queue
-import socket
 import statistics
 import sys
 import tempfile
@@ -126,8 +124,8 @@ class Services(ThreadingHTTPServer):
     def services(self):
         return {service for service, _ in self.seen}
 
-    def end_connections(self):
-        """Breaks what the function has not closed by itself."""
+    def expect_closed(self):
+        """Waits until the function has closed its connections."""
         deadline = time.monotonic() + 5
         while self.connections and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -195,7 +193,7 @@ def check_renewal(api, bundle, folder):
         expect("the services before the snapshot", services.services(), {"credentials", "s3"})
         warm_up = [line for line in function.lines() if line.get("message") == "request"]
         expect("the examples", [line["status"] for line in warm_up], [200])
-        services.end_connections()
+        services.expect_closed()
         services.key = "AFTER"
         services.seen.clear()
         time.sleep(LIST_S)
