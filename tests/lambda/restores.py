@@ -29,6 +29,8 @@ DAY_S = 24 * 60 * 60
 LIST_S = 3.1
 # Above a warm request's time; development builds on busy machines are slow.
 MAX_OVERHEAD_MS = 1000
+# Lambda ends a restore that takes longer.
+RESTORE_S = 10
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -84,6 +86,8 @@ class Handler(BaseHTTPRequestHandler):
             self.server.seen.append(("otlp", ""))
             return self.reply(200, b"")
         is_current = self.record("secret")
+        if self.server.hangs:
+            time.sleep(TIMEOUT_S)
         self.reply(200 if is_current else 400, {"SecretString": KEYS} if is_current else {"__type": "ExpiredTokenException"})
 
     def reply(self, status, body, headers=()):
@@ -108,6 +112,8 @@ class Services(ThreadingHTTPServer):
     def __init__(self, bundle):
         super().__init__(("127.0.0.1", 0), Handler)
         self.key, self.seen, self.connections = "BEFORE", [], set()
+        # Whether secrets take longer than any client waits.
+        self.hangs = False
         files = {file.name: file.read_bytes() for file in bundle.iterdir()}
         digest = hashlib.sha256(files["manifest.toml"]).hexdigest()
         objects = {f"tiny/{digest}/{name}": data for name, data in files.items()} | {"tiny/latest": digest.encode()}
@@ -211,6 +217,20 @@ def check_renewal(api, bundle, folder):
         expect("the credentials", {key for service, key in services.seen if service in ("s3", "secret")}, {"AFTER"})
 
 
+def check_time_limit(api, bundle, folder):
+    """A secret that cannot be read delays a restore and its first request, but not beyond their limits."""
+    services = Services(bundle)
+    services.hangs = True
+    variables = services.variables() | {"KIVU_MODELS": str(bundle), "KIVU_AUTH__KEYS_SECRET": "keys"}
+    with Snapshot(api, "api", variables, folder) as function:
+        function.take(function.api.waiting)
+        (_, _, body, _), first_ms = function.restored(embed("a cat"))
+        expect("the status without keys", json.loads(body)["statusCode"], 503)
+        print(f"keys that cannot be read: {first_ms:.0f} ms after the restore")
+        if first_ms > RESTORE_S * 1000:
+            sys.exit(f"expected a response within {RESTORE_S} s")
+
+
 def check_api(api, bundle, folder):
     with Snapshot(api, "api", {"KIVU_MODELS": str(bundle), "KIVU_AUTH__MODE": "none"}, folder) as function:
         function.take(function.api.waiting)
@@ -255,6 +275,7 @@ def main():
         check_api(api, bundle, folder)
         check_batch(batch, bundle, folder)
         check_renewal(api, bundle, folder)
+        check_time_limit(api, bundle, folder)
         check_failures(api, batch, bundle, folder)
 
 
