@@ -94,7 +94,7 @@ test: ## Install the test tools and run all tests
 test-all: test-kernels test-integration test-s3 test-walk
 
 test-tools:
-	$(TIMED) make --silent tools browser prometheus
+	$(TIMED) make --silent tools browser prometheus image-tools
 
 test-program:
 	$(TIMED) cargo build --workspace --lib --bins
@@ -132,7 +132,7 @@ endif
 TERRAFORM := $(shell command -v terraform)
 # With TEST_COMPLETE, a test without one of its parts fails instead of being skipped.
 TEST_TOOLS = TEST_COMPLETE=yes TEST_PYTHON=$(abspath $(PYTHON)) TEST_CARGO_LAMBDA=$(abspath $(LAMBDA)/cargo-lambda) \
-  TEST_DEPLOY=$(abspath $(DEPLOY)) TEST_CHECKOV=$(abspath $(CHECKOV)) TEST_S3_PYTHON=$(abspath $(S3_PYTHON)) \
+  TEST_DEPLOY=$(abspath $(DEPLOY)) TEST_IMAGES="$$(python3 -B tests/deploy/image_tools.py .kivu/images)" TEST_CHECKOV=$(abspath $(CHECKOV)) TEST_S3_PYTHON=$(abspath $(S3_PYTHON)) \
   TEST_TRITON=$(abspath $(FLEET)) TEST_PAGE=$(abspath $(PAGE)) TEST_DOCUMENT=$(abspath $(DOCUMENT)) \
   TEST_NODE=$(abspath $(NODE)) TEST_TELEMETRY=$(abspath $(TELEMETRY)) TEST_FRAMEWORKS=$(abspath $(dir $(FRAMEWORK_TOOLS))bin/python) \
   TEST_ENGINES=$(abspath $(dir $(ENGINE_TOOLS))bin/python) \
@@ -147,6 +147,10 @@ browser: $(PAGE_TOOLS)
 .PHONY: prometheus
 prometheus:
 	python3 -B tests/telemetry/prometheus.py .kivu/prometheus
+
+.PHONY: image-tools
+image-tools:
+	python3 -B tests/deploy/image_tools.py .kivu/images
 
 .PHONY: bundles
 bundles: program ## Build the models in models/, and download ONNX Runtime for the functions
@@ -422,12 +426,16 @@ TAGS ?=
 PACKED ?= $(BUNDLE)
 # Set to pack ONNX Runtime even if no packed bundle needs it, for bundles in S3; ONNX=no packs none again.
 ONNX ?=
+# As the parameter Package, from which `make deploy` sets it.
+PACKAGE ?= zip
+# The base of images: REGISTRY/NAME:TAG, or REGISTRY/NAME@sha256:...
+BASE ?= public.ecr.aws/lambda/provided:al2023
 # The folder of `cargo-lambda`, which compiles the functions.
 CARGO_LAMBDA ?= $(abspath $(LAMBDA))
 SAM := SAM_CLI_TELEMETRY=0 $(DEPLOY)/sam
 OPERATE := $(DEPLOY)/python functions/operate.py $(STACK)
 
-SAM_BUILD = ARCHITECTURE=$(ARCHITECTURE) PACKED="$(PACKED)" ONNX="$(filter-out no,$(ONNX))" CARGO_LAMBDA=$(CARGO_LAMBDA) \
+SAM_BUILD = ARCHITECTURE=$(ARCHITECTURE) PACKAGE=$(PACKAGE) PACKED="$(PACKED)" ONNX="$(filter-out no,$(ONNX))" CARGO_LAMBDA=$(CARGO_LAMBDA) \
   $(SAM) build --parameter-overrides Architecture=$(ARCHITECTURE)
 
 # As the SDKs of AWS; SAM reads only the other name.
@@ -448,10 +456,20 @@ deploy: program $(DEPLOY_TOOLS) ## Deploy to AWS, with the credentials in the en
 # Builds and deploys with the settings of `make deploy`.
 .PHONY: release
 release: packed $(DEPLOY_TOOLS)
+	$(OPERATE) check '$(PARAMETERS)' --packed '$(PACKED)'
 	$(SAM_BUILD)
 	$(OPERATE) quotas '$(PARAMETERS)'
-	$(SAM) deploy --stack-name $(STACK) --parameter-overrides '$(RECORDED) $(PARAMETERS)' $(if $(TAGS),--tags '$(TAGS)')
+	options=$$($(OPERATE) image '$(RECORDED) $(PARAMETERS)' --base $(BASE)) && $(SAM) deploy $$options --stack-name $(STACK) --parameter-overrides '$(RECORDED) $(PARAMETERS)' $(if $(TAGS),--tags '$(TAGS)')
 	$(OPERATE) served
+
+# Docker reads the archive with `docker load`, skopeo as an OCI archive.
+.PHONY: image
+image: PACKAGE := image
+image: packed $(DEPLOY_TOOLS) ## Make the function's container image for ARCHITECTURE, in target/image; needs no Docker
+	rm -rf target/image/api
+	$(MAKE) --no-print-directory --file functions/Makefile build-ApiFunction ARTIFACTS_DIR=$(abspath target/image/api) PACKAGE=image \
+	  ARCHITECTURE=$(ARCHITECTURE) PACKED="$(PACKED)" ONNX="$(filter-out no,$(ONNX))" CARGO_LAMBDA=$(CARGO_LAMBDA)
+	$(DEPLOY)/python functions/image.py target/image/api --architecture $(ARCHITECTURE) --base $(BASE) --out target/image/kivu-api-$(ARCHITECTURE).tar
 
 .PHONY: local
 local: ARCHITECTURE := $(subst aarch64,arm64,$(shell uname -m))

@@ -1,7 +1,9 @@
-"""Operates a deployment: quotas, keys, releases, failed files, models of the fleet, status, logs, removal.
+"""Operates a deployment: checks, images, quotas, keys, releases, failed files, models of the fleet, status, logs, removal.
 
     python functions/operate.py STACK settings [PARAMETERS] [--packed BUNDLES] [--onnx yes|no] [--architecture NAME]
+    python functions/operate.py STACK check [PARAMETERS] --packed BUNDLES
     python functions/operate.py STACK quotas [PARAMETERS]
+    python functions/operate.py STACK image [PARAMETERS] --base IMAGE
     python functions/operate.py STACK served
     python functions/operate.py STACK key NAME --kivu KIVU [--limits OPTIONS]
     python functions/operate.py STACK rotate
@@ -13,7 +15,7 @@
     python functions/operate.py STACK logs
     python functions/operate.py STACK undeploy
 
-`make deploy` runs the first three, targets with the names of the others run those, with the credentials and the region of
+`make deploy` runs the first five, targets with the names of the others run those, with the credentials and the region of
 the environment.
 """
 
@@ -36,6 +38,8 @@ if "AWS_REGION" in os.environ:
 
 ROOT = Path(__file__).resolve().parents[1]
 TEMPLATE = ROOT / "template.yaml"
+# The templates and functions of `sam build`.
+BUILT_STACK = ROOT / ".aws-sam/build"
 # Folder of the bundles that `make` builds.
 BUILT = Path(".kivu/bundles")
 # Lambda keeps this much concurrency out of reservations.
@@ -62,6 +66,12 @@ def main():
     settings_parser.add_argument("--packed", help="bundles to pack, separated by spaces")
     settings_parser.add_argument("--onnx", choices=("yes", "no"), help="whether to pack ONNX Runtime without such a bundle")
     settings_parser.add_argument("--architecture", choices=("arm64", "x86_64"))
+    check_parser = commands.add_parser("check", help="refuse parameters that contradict each other or the packed bundles")
+    check_parser.add_argument("parameters", nargs="?", default="", help="parameters of the template: 'NAME=VALUE ...'")
+    check_parser.add_argument("--packed", default="", help="packed bundles, separated by spaces")
+    image_parser = commands.add_parser("image", help="with Package=image, push the built functions as images")
+    image_parser.add_argument("parameters", nargs="?", default="", help="parameters of the template: 'NAME=VALUE ...'")
+    image_parser.add_argument("--base", required=True, help="the base of the images: REGISTRY/NAME:TAG")
     quotas_parser = commands.add_parser("quotas", help="compare the account's quotas with what the deployment needs")
     quotas_parser.add_argument("parameters", nargs="?", default="", help="parameters of the template: 'NAME=VALUE ...'")
     commands.add_parser("served", help="check that requests get what was deployed")
@@ -113,10 +123,12 @@ def settings(options):
     if packed is None and described(options.stack):
         packed = recorded_bundles(options.stack, recorded["Packed"])
     onnx = options.onnx or recorded["PackedOnnx"]
+    check_rules(recorded | given)
     variables = {
         "ARCHITECTURE": architecture or recorded["Architecture"],
         "PACKED": packed if packed is not None else str(BUILT / "minilm"),
         "ONNX": "yes" if onnx == "yes" else "",
+        "PACKAGE": (recorded | given)["Package"],
     }
     print(shlex.join(f"{name}={value}" for name, value in variables.items()))
 
@@ -137,10 +149,66 @@ def given_parameters(options):
     return dict(pair.partition("=")[::2] for pair in shlex.split(options.parameters))
 
 
+def check_rules(parameters):
+    """Refuses what the template's rules refuse, before anything is built or sent."""
+    from samcli.yamlhelper import yaml_parse
+
+    for rule in yaml_parse(TEMPLATE.read_text())["Rules"].values():
+        for assertion in rule["Assertions"]:
+            if not holds(assertion["Assert"], parameters):
+                sys.exit(f"error: {assertion['AssertDescription']}")
+
+
+def holds(test, parameters):
+    """Whether a test of a rule holds."""
+    (kind, of), = test.items()
+    value = lambda written: str(parameters[written["Ref"]] if isinstance(written, dict) else written)
+    if kind == "Fn::Equals":
+        return value(of[0]) == value(of[1])
+    if kind == "Fn::Contains":
+        return value(of[1]) in map(str, of[0])
+    tests = [holds(one, parameters) for one in of]
+    return {"Fn::Not": not tests[0], "Fn::And": all(tests), "Fn::Or": any(tests)}[kind]
+
+
+def check(options):
+    """Refuses contradictory parameters, and bundles that a function's memory cannot hold."""
+    parameters = parameters_of(options.stack) | given_parameters(options)
+    check_rules(parameters)
+    sizes = [sum(file.stat().st_size for file in (ROOT / bundle).iterdir()) for bundle in options.packed.split()]
+    # With models on demand, a function unloads models for others.
+    needed = (max if parameters["LoadModels"] == "on-demand" else sum)(sizes or [0])
+    memories = {"Memory": True, "StreamingMemory": parameters["Streaming"] != "no", "BatchMemory": parameters["Batch"] == "yes"}
+    for name in (name for name, is_used in memories.items() if is_used):
+        if needed > int(parameters[name]) << 20:
+            sys.exit(f"error: {name}={parameters[name]} cannot hold the packed bundles' {needed / (1 << 20):.0f} MB; set {name} to more, or pack fewer bundles")
+
+
+def image(options):
+    """Pushes the built functions as images, puts them into the built templates, and prints SAM's option for them."""
+    parameters = parameters_of(options.stack) | given_parameters(options)
+    if parameters["Package"] != "image":
+        return
+    import image_stack
+    from image import LAYOUT, ImageError, make
+    from registry import Registry, RegistryError
+
+    templates, folders = image_stack.packed(BUILT_STACK)
+    try:
+        images = {program: make(folder, program, parameters["Architecture"], options.base, LAYOUT / program) for program, folder in folders.items()}
+        uri, password = ecr_repository(images_of(options.stack))
+        pushed = {program: each.push(Registry(uri, password)) for program, each in images.items()}
+    except (ImageError, RegistryError) as error:
+        sys.exit(f"error: {error}")
+    image_stack.replace(templates, pushed, parameters["SnapStart"] == "yes")
+    print(f"--image-repository {uri}")
+
+
 def served(options):
-    """Checks that aliases refer to the deployed configuration, since requests get their versions."""
+    """Checks that aliases refer to the deployed configuration, since requests get their versions. Deletes old snapshots."""
     functions, stale = boto3.client("lambda"), []
     for alias in resources(options.stack, "AWS::Lambda::Alias"):
+        delete_old_snapshots(functions, alias)
         name = alias.removesuffix(f":{ALIAS}")
         latest, version = (functions.get_function_configuration(FunctionName=each) for each in (name, alias))
         differing = [field for field in CONFIGURATION if latest.get(field) != version.get(field)]
@@ -153,6 +221,26 @@ def served(options):
             )
     if stale:
         sys.exit("\n".join(stale))
+
+
+def delete_old_snapshots(functions, alias):
+    """Deletes versions with snapshots, which cost until then, except for those in use and the one for `make rollback`."""
+    name = alias.removesuffix(f":{ALIAS}")
+    versions = [version for version in versions_of(functions, name) if version.get("SnapStart", {}).get("ApplyOn") == "PublishedVersions"]
+    if not versions:
+        return
+    served = functions.get_alias(FunctionName=name, Name=ALIAS)
+    used = {served["FunctionVersion"], *(served.get("RoutingConfig") or {}).get("AdditionalVersionWeights", {})}
+    numbers = sorted(int(version["Version"]) for version in versions)
+    earlier = [number for number in numbers if number < min(map(int, used))]
+    for number in earlier[:-1]:
+        functions.delete_function(FunctionName=name, Qualifier=str(number))
+
+
+def versions_of(functions, name):
+    """A function's published versions."""
+    pages = functions.get_paginator("list_versions_by_function").paginate(FunctionName=name)
+    return [version for page in pages for version in page["Versions"] if version["Version"].isdigit()]
 
 
 def quotas(options):
@@ -265,9 +353,7 @@ def rollback(options):
     if (alias.get("RoutingConfig") or {}).get("AdditionalVersionWeights"):
         sys.exit("error: expected no release in progress, but found one; `aws deploy stop-deployment` rolls it back")
     current = int(alias["FunctionVersion"])
-    pages = functions.get_paginator("list_versions_by_function").paginate(FunctionName=name)
-    versions = [version["Version"] for page in pages for version in page["Versions"]]
-    earlier = [int(version) for version in versions if version.isdigit() and int(version) < current]
+    earlier = [number for version in versions_of(functions, name) if (number := int(version["Version"])) < current]
     if not earlier:
         sys.exit(f"error: expected a version before {current}, but found none")
     functions.update_alias(FunctionName=name, Name=ALIAS, FunctionVersion=str(max(earlier)))
@@ -316,20 +402,31 @@ def repository_of(stack):
     return f"{stack}-triton"
 
 
-def mirror(options):
-    """Copies an image to ECR, from which the fleet pulls it, and prints the parameter."""
-    registry, repository = boto3.client("ecr"), repository_of(options.stack)
-    tag = options.image.rpartition("/")[2].partition("@")[0].rpartition(":")[2]
+def images_of(stack):
+    """The name of the repository for the functions' images."""
+    return f"{stack}-functions"
+
+
+def ecr_repository(name):
+    """The URI of a repository, which is created if it does not exist, and its registry's password."""
+    registry = boto3.client("ecr")
     try:
         registry.create_repository(
-            repositoryName=repository, imageTagMutability="IMMUTABLE", imageScanningConfiguration={"scanOnPush": True}
+            repositoryName=name, imageTagMutability="IMMUTABLE", imageScanningConfiguration={"scanOnPush": True}
         )
     except ClientError as error:
         if error.response["Error"]["Code"] != "RepositoryAlreadyExistsException":
             raise
-    uri = registry.describe_repositories(repositoryNames=[repository])["repositories"][0]["repositoryUri"]
     token = registry.get_authorization_token()["authorizationData"][0]["authorizationToken"]
-    password = base64.b64decode(token).decode().partition(":")[2]
+    uri = registry.describe_repositories(repositoryNames=[name])["repositories"][0]["repositoryUri"]
+    return uri, base64.b64decode(token).decode().partition(":")[2]
+
+
+def mirror(options):
+    """Copies an image to ECR, from which the fleet pulls it, and prints the parameter."""
+    repository = repository_of(options.stack)
+    tag = options.image.rpartition("/")[2].partition("@")[0].rpartition(":")[2]
+    uri, password = ecr_repository(repository)
     target = f"{uri}:{tag}"
     for command, given in (
         (["login", "--username", "AWS", "--password-stdin", uri.partition("/")[0]], password),
@@ -339,8 +436,8 @@ def mirror(options):
     ):
         if subprocess.run(["docker", *command], input=given, text=True).returncode:
             sys.exit(f"error: `docker {command[0]}` failed")
-    image = registry.describe_images(repositoryName=repository, imageIds=[{"imageTag": tag}])["imageDetails"][0]
-    print(f"TritonImage={uri}@{image['imageDigest']}")
+    pushed = boto3.client("ecr").describe_images(repositoryName=repository, imageIds=[{"imageTag": tag}])["imageDetails"][0]
+    print(f"TritonImage={uri}@{pushed['imageDigest']}")
 
 
 def upload(options):
@@ -404,16 +501,17 @@ def undeploy(options):
     client = boto3.client("cloudformation")
     client.delete_stack(StackName=options.stack)
     client.get_waiter("stack_delete_complete").wait(StackName=options.stack)
-    try:
-        boto3.client("ecr").delete_repository(repositoryName=repository_of(options.stack), force=True)
-    except ClientError as error:
-        if error.response["Error"]["Code"] != "RepositoryNotFoundException":
-            raise
-    print(f"{options.stack} is deleted, with the images of `make mirror`; its buckets remain, with their objects")
+    for repository in (repository_of(options.stack), images_of(options.stack)):
+        try:
+            boto3.client("ecr").delete_repository(repositoryName=repository, force=True)
+        except ClientError as error:
+            if error.response["Error"]["Code"] != "RepositoryNotFoundException":
+                raise
+    print(f"{options.stack} is deleted, with its images in ECR; its buckets remain, with their objects")
 
 
 COMMANDS = {
-    "settings": settings, "quotas": quotas, "served": served, "key": key, "rotate": rotate, "rollback": rollback, "redrive": redrive, "mirror": mirror,
+    "settings": settings, "check": check, "image": image, "quotas": quotas, "served": served, "key": key, "rotate": rotate, "rollback": rollback, "redrive": redrive, "mirror": mirror,
     "upload": upload, "status": status, "logs": logs, "undeploy": undeploy,
 }
 

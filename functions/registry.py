@@ -1,0 +1,149 @@
+"""The parts of the OCI distribution protocol that copy an image from one registry to another.
+
+    base = Registry("public.ecr.aws/lambda/provided")
+    manifest = base.manifest("al2023")
+
+Blobs and manifests are verified by their digests. A blob that the registry has is not sent, so a push that broke off
+continues with the first missing blob when it is repeated.
+"""
+
+import hashlib
+import ipaddress
+import json
+import time
+from urllib.parse import urljoin
+
+import requests
+from requests.utils import parse_dict_header
+
+# Seconds to connect, and between two pieces of a response.
+TIMEOUT_S = (10, 300)
+TRIES = 3
+CHUNK = 1 << 20
+MANIFESTS = (
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+    "application/vnd.docker.distribution.manifest.v2+json",
+)
+
+
+class RegistryError(Exception):
+    """What a registry refused, or that it did not answer."""
+
+
+class Interrupted(RegistryError):
+    """A failure that another try may not have."""
+
+
+class Registry:
+    """A repository in a registry, `HOST/NAME`, with the password for the user AWS, or without credentials."""
+
+    def __init__(self, repository, password=None):
+        self.repository = repository
+        host, _, name = repository.partition("/")
+        if not name:
+            raise RegistryError(f"expected REGISTRY/NAME, but found `{repository}`")
+        self.url = f"{'http' if is_loopback(host) else 'https'}://{host}/v2/{name}/"
+        self.session = requests.Session()
+        self.session.auth = self.credentials = ("AWS", password) if password else None
+
+    def manifest(self, reference):
+        """A manifest or an index, by a tag or a digest."""
+        content = self._try(lambda: self._request("GET", f"manifests/{reference}", headers={"Accept": ", ".join(MANIFESTS)}).content)
+        if reference.startswith("sha256:"):
+            self._verify(reference, hashlib.sha256(content))
+        return json.loads(content)
+
+    def download(self, digest, path):
+        """Writes a blob to a file, which appears once it is complete."""
+        part = path.with_name(f"{path.name}.part")
+
+        def receive():
+            found = hashlib.sha256()
+            with self._request("GET", f"blobs/{digest}", stream=True) as response, part.open("wb") as file:
+                for chunk in response.iter_content(CHUNK):
+                    found.update(chunk)
+                    file.write(chunk)
+            self._verify(digest, found)
+
+        self._try(receive)
+        part.rename(path)
+
+    def upload(self, digest, path):
+        """Sends a blob unless the registry has it; whether it was sent."""
+
+        def send():
+            if self._request("HEAD", f"blobs/{digest}", missing=True).ok:
+                return False
+            location = self._request("POST", "blobs/uploads/").headers["Location"]
+            with path.open("rb") as file:
+                self._request("PUT", location, params={"digest": digest}, data=file, headers={"Content-Type": "application/octet-stream"})
+            return True
+
+        return self._try(send)
+
+    def put_manifest(self, digest, tag, media_type, path):
+        """Publishes an image, whose blobs the registry must have."""
+
+        def put():
+            if not self._request("HEAD", f"manifests/{digest}", missing=True, headers={"Accept": media_type}).ok:
+                self._request("PUT", f"manifests/{tag}", data=path.read_bytes(), headers={"Content-Type": media_type})
+
+        self._try(put)
+
+    def _try(self, action):
+        for wait_s in range(1, TRIES):
+            try:
+                return action()
+            except Interrupted:
+                time.sleep(wait_s)
+        return action()
+
+    def _request(self, method, path, missing=False, **options):
+        """A response of success, or a 404 where `missing` permits that."""
+        url = urljoin(self.url, path)
+        try:
+            response = self.session.request(method, url, timeout=TIMEOUT_S, **options)
+            challenge = response.headers.get("WWW-Authenticate", "")
+            if response.status_code == 401 and challenge.startswith("Bearer "):
+                self._authenticate(parse_dict_header(challenge.removeprefix("Bearer ")))
+                response = self.session.request(method, url, timeout=TIMEOUT_S, **options)
+        except requests.RequestException as error:
+            raise Interrupted(f"{self.repository}: the connection failed: {error}") from error
+        if response.ok or (missing and response.status_code == 404):
+            return response
+        kind = Interrupted if response.status_code == 429 or response.status_code >= 500 else RegistryError
+        raise kind(f"{self.repository}: the registry refused {method} {url.partition('?')[0]}: {response.status_code} {reason(response)}")
+
+    def _authenticate(self, challenge):
+        """Gets a token, anonymously without a password. Public registries require one for reading, too."""
+        asked = {name: challenge[name] for name in ("service", "scope") if name in challenge}
+        found = requests.get(challenge["realm"], params=asked, auth=self.credentials, timeout=TIMEOUT_S)
+        if not found.ok:
+            raise RegistryError(f"{self.repository}: the registry gave no token: {found.status_code} {reason(found)}")
+        self.session.auth = None
+        token = found.json()
+        self.session.headers["Authorization"] = f"Bearer {token.get('token') or token['access_token']}"
+
+    def _verify(self, digest, found):
+        if digest != f"sha256:{found.hexdigest()}":
+            raise Interrupted(f"{self.repository}: expected {digest}, but found sha256:{found.hexdigest()}")
+
+
+def is_loopback(host):
+    """Whether a registry is on this machine, and so needs no TLS."""
+    name = host.rpartition(":")[0] or host
+    try:
+        return name == "localhost" or ipaddress.ip_address(name.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def reason(response):
+    """The message in a registry's error, or the status in words."""
+    try:
+        error = response.json()["errors"][0]
+        return f"{error['code']}: {error['message']}"
+    except (ValueError, LookupError, TypeError):
+        return response.reason
