@@ -24,6 +24,8 @@ def packed(built):
 def replace(templates, images, snapshots):
     """Puts images, by program, into the built templates; `snapshots` is whether versions have snapshots."""
     for file, written in templates.items():
+        if "Package" in written["Parameters"]:
+            written["Parameters"]["Package"] |= {"Default": "image", "AllowedValues": ["image"], "ConstraintDescription": "image; `make deploy` deploys archives, too"}
         for name in PROGRAMS.keys() & written["Resources"].keys():
             properties = written["Resources"][name]["Properties"]
             for field in ("CodeUri", "Runtime", "Handler"):

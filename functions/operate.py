@@ -153,6 +153,8 @@ def check_rules(parameters):
     """Refuses what the template's rules refuse, before anything is built or sent."""
     from samcli.yamlhelper import yaml_parse
 
+    if parameters["Package"] not in ("zip", "image"):
+        sys.exit(f"error: expected Package=zip or Package=image, but found Package={parameters['Package']}")
     for rule in yaml_parse(TEMPLATE.read_text())["Rules"].values():
         for assertion in rule["Assertions"]:
             if not holds(assertion["Assert"], parameters):

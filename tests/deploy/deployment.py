@@ -9,11 +9,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 # Each stub records its variables and arguments. `settings` is what operate.py printed.
 SAM = """#!/bin/bash
-echo "sam region=$AWS_DEFAULT_REGION packed=$PACKED onnx=$ONNX architecture=$ARCHITECTURE $*" >>FOLDER/calls
+echo "sam region=$AWS_DEFAULT_REGION packed=$PACKED onnx=$ONNX architecture=$ARCHITECTURE package=$PACKAGE $*" >>FOLDER/calls
 """
 PYTHON = """#!/bin/bash
 echo "operate region=$AWS_DEFAULT_REGION $*" >>FOLDER/calls
-case "$*" in *" settings "*) cat FOLDER/settings || exit 1;; esac
+case "$*" in
+  *" settings "*) cat FOLDER/settings || exit 1 ;;
+  *" image "*"Package=image"*) test "$AWS_REGION" != broken && echo "--image-repository REPOSITORY" ;;
+esac
 """
 
 
@@ -43,11 +46,15 @@ def expect(what, holds, found):
 
 
 def main():
-    remembered = "ARCHITECTURE=x86_64 'PACKED=FOLDER/one FOLDER/two' ONNX=yes"
+    remembered = "ARCHITECTURE=x86_64 'PACKED=FOLDER/one FOLDER/two' ONNX=yes PACKAGE=zip"
     status, calls = deploy(remembered, "PARAMETERS=Memory=1024", AWS_REGION="eu-west-3")
     expect("success", status == 0, calls)
     build, release = (next(line for line in calls.splitlines() if f" {verb} " in line) for verb in ("build", "deploy"))
-    expect("the recorded build", "packed=FOLDER/one FOLDER/two onnx=yes architecture=x86_64" in build, build)
+    expect("the recorded build", "packed=FOLDER/one FOLDER/two onnx=yes architecture=x86_64 package=zip" in build, build)
+    expect("no option for images", " deploy --stack-name" in release, release)
+    steps = [line.replace("operate.py kivu ", "package=zip ").partition("package=zip ")[2].split()[0] for line in calls.splitlines()]
+    expect("the steps in this order", steps == ["settings", "check", "build", "quotas", "image", "deploy", "served"], steps)
+    expect("a check of the bundles", "check Memory=1024 --packed FOLDER/one FOLDER/two" in calls, calls)
     expect("a record of it", 'Architecture=x86_64 Packed="FOLDER/one FOLDER/two" PackedOnnx=yes Memory=1024' in release, release)
     expect("no settings of its own", "settings Memory=1024\n" in calls, calls)
     expect("a check of the aliases at the end", calls.splitlines()[-1].endswith("operate.py kivu served"), calls)
@@ -59,6 +66,13 @@ def main():
     expect("the given settings", given in calls and "region=eu-west-1 " in calls, calls)
     status, calls = deploy("ARCHITECTURE=arm64 PACKED= ONNX=yes", "PACKED=")
     expect("a record that nothing is packed", "settings  --packed " in calls and 'Packed="none" PackedOnnx=yes' in calls, calls)
+    image = remembered.replace("zip", "image")
+    status, calls = deploy(image, "PARAMETERS=Package=image", "BASE=registry/base:1")
+    expect("a build for images", "package=image build" in calls, calls)
+    expect("their base, and all parameters", 'image Architecture=x86_64 Packed="FOLDER/one FOLDER/two" PackedOnnx=yes Package=image --base registry/base:1' in calls, calls)
+    expect("SAM's option", "deploy --image-repository REPOSITORY --stack-name" in calls, calls)
+    status, calls = deploy(image, "PARAMETERS=Package=image", AWS_REGION="broken")
+    expect("no deployment without the images", status != 0 and " deploy " not in calls, calls)
     status, calls = deploy(None)
     expect("no build after a refusal", status != 0 and "build" not in calls, calls)
 

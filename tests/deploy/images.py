@@ -10,6 +10,7 @@ import base64
 import contextlib
 import io
 import json
+import logging
 import os
 import shutil
 import socket
@@ -28,7 +29,6 @@ sys.path.insert(0, str(ROOT / "functions"))
 os.environ.setdefault("AWS_DEFAULT_REGION", "eu-west-1")
 
 import image  # noqa: E402
-import image_stack  # noqa: E402
 import operate  # noqa: E402
 import package  # noqa: E402
 import registry  # noqa: E402
@@ -36,7 +36,10 @@ import requests  # noqa: E402
 import samcli  # noqa: E402
 from emulator import free_port  # noqa: E402
 from samcli.yamlhelper import yaml_dump  # noqa: E402
-from template import EVERYTHING, FILES, Template, source  # noqa: E402
+from template import EVERYTHING, FILES, Refused, Template, source  # noqa: E402
+
+# The translator of SAM warns about metrics that it does not send.
+logging.disable(logging.WARNING)
 
 API, BUNDLE, TOOLS = (Path(argument).absolute() for argument in sys.argv[1:])
 RIE = Path(samcli.__file__).parent / "local/rapid/aws-lambda-rie-x86_64"
@@ -367,8 +370,15 @@ def stacks_get_images(ecr, folder, function, base):
     # Another parameter publishes another version.
     versions = lambda days: {name for name in Template(given | {"KeepDays": days}, operate.BUILT_STACK / "template.yaml").resources if name.startswith("BatchFunctionVersion")}
     expect("versions of the batch function", (1, 1, 0), (len(versions("7")), len(versions("8")), len(versions("7") & versions("8"))))
-    for other in operate.BUILT_STACK.rglob("template.yaml"):
-        expect(f"unknown functions in {other}", True, image_stack.PROGRAMS.keys() >= {name for name, resource in source(other)["Resources"].items() if resource.get("Properties", {}).get("PackageType") == "Image"})
+    for other, message in (({"ProvisionedConcurrency": "1"}, "does not work with ProvisionedConcurrency"), ({"Package": "zip"}, "deploys archives, too")):
+        try:
+            Template(given | other, operate.BUILT_STACK / "template.yaml")
+        except Refused as refused:
+            expect(f"the refusal of {other}", True, message in str(refused))
+        else:
+            sys.exit(f"expected {other} to be refused")
+    lint = subprocess.run([Path(sys.executable).parent / "cfn-lint", *operate.BUILT_STACK.rglob("template.yaml")], capture_output=True, text=True)
+    expect("findings of cfn-lint", "", lint.stdout)
 
 
 def main():

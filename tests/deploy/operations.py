@@ -1,4 +1,4 @@
-"""Tests commands that the emulator cannot run, with stubs for AWS and Docker: `settings`, `served`, `rotate`, `rollback`
+"""Tests commands that the emulator cannot run, with stubs for AWS and Docker: `settings`, `check`, `served`, `rotate`, `rollback`
 during a release, `redrive` of executions, `mirror`, `upload`.
 """
 
@@ -122,13 +122,19 @@ def expect(what, expected, found):
 
 
 class Functions(Aws):
-    """A deployment whose alias differs in one field from what was deployed."""
+    """A deployment whose alias differs in one field from what was deployed, and whose versions have snapshots or not."""
 
-    def __init__(self, stale):
-        super().__init__()
-        self.stale = stale
+    def __init__(self, stale, snapshots="None", weights=None):
+        super().__init__(weights=weights)
+        self.stale, self.snapshots = stale, snapshots
+
+    def delete_function(self, FunctionName, Qualifier):
+        self.deleted.append(f"{FunctionName}:{Qualifier}")
 
     def get_paginator(self, name):
+        if name == "list_versions_by_function":
+            versions = [{"Version": version, "SnapStart": {"ApplyOn": self.snapshots}} for version in ("$LATEST", "1", "2", "3", "4", "10")]
+            return SimpleNamespace(paginate=lambda **_: [{"Versions": versions}])
         alias = {"ResourceType": "AWS::Lambda::Alias", "PhysicalResourceId": "arn:aws:lambda:eu-west-1:0:function:kivu-api:live"}
         return SimpleNamespace(paginate=lambda **_: [{"StackResourceSummaries": [alias]}])
 
@@ -152,6 +158,7 @@ def settings():
     minilm, unknown = ".kivu/bundles/minilm", "expected a record of the bundles"
     stack = {"Architecture": "x86_64", "Packed": ".kivu/bundles/rank", "PackedOnnx": "yes"}
     nothing = {"packed": None, "onnx": None, "architecture": None, "parameters": "Memory=1024"}
+    image = {"Package": "image", "SnapStart": "yes"}
     for parameters, given, expected in (
         (None, {}, f"ARCHITECTURE=arm64 PACKED={minilm} ONNX="),
         (None, {"architecture": "x86_64", "packed": "a b", "onnx": "yes"}, "ARCHITECTURE=x86_64 'PACKED=a b' ONNX=yes"),
@@ -161,11 +168,47 @@ def settings():
         (stack, {"parameters": "Architecture=arm64", "architecture": "x86_64"}, "expected one architecture"),
         (stack | {"Packed": "my-model"}, {}, "found no `my-model/manifest.toml`"),
         (stack | {"Packed": "none"}, {}, "ARCHITECTURE=x86_64 PACKED= ONNX=yes"),
+        (stack, {}, "PACKAGE=zip"),
+        (None, {"parameters": "Package=image"}, "PACKAGE=image"),
+        (stack | image, {}, "PACKAGE=image"),
+        (stack | image, {"parameters": "Package=zip"}, "error: SnapStart=yes needs Package=image"),
+        (stack | image, {"parameters": "ProvisionedConcurrency=1"}, "error: SnapStart=yes does not work with ProvisionedConcurrency"),
+        (None, {"parameters": "Package=docker"}, "error: expected Package=zip or Package=image, but found Package=docker"),
+        (None, {"parameters": "LargeModels=s3://b/m LargeRunsOn=instances LargeMemory=3008"}, "error: LargeRunsOn=instances needs whole CPUs"),
         ({"Architecture": "arm64"}, {}, unknown),
         ({"Architecture": "arm64"}, {"packed": "a"}, "ARCHITECTURE=arm64 PACKED=a ONNX="),
     ):
         found = run("settings", Aws(parameters=parameters), **nothing | given)
         expect(f"settings of {parameters} with {given}: {found}", True, expected in found)
+
+
+def memory():
+    """Bundles that a function cannot hold are refused before anything is built."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("one", "two"):
+            Path(folder, name).mkdir()
+            with Path(folder, name, "weights.bin").open("wb") as file:
+                file.truncate(400 << 20)
+        both = f"{folder}/one {folder}/two"
+        for parameters, packed, expected in (
+            ("Memory=1024", both, ""),
+            ("Memory=512", f"{folder}/one", ""),
+            ("Memory=512", both, "error: Memory=512 cannot hold the packed bundles' 800 MB; set Memory to more, or pack fewer bundles"),
+            ("Memory=512 LoadModels=on-demand", both, ""),
+            ("BatchMemory=512", both, ""),
+            ("Batch=yes BatchMemory=512", both, "error: BatchMemory=512 cannot hold"),
+            ("SnapStart=yes", "", "error: SnapStart=yes needs Package=image"),
+        ):
+            found = run("check", Aws(), parameters=parameters, packed=packed)
+            expect(f"check of {parameters}: {found}", True, expected in found and bool(found) == bool(expected))
+
+
+def snapshots():
+    """Versions with snapshots cost; those in use and the one before them remain."""
+    for kind, weights, expected in (("None", None, []), ("PublishedVersions", None, ["1"]), ("PublishedVersions", {"10": 0.1}, ["1"]), ("PublishedVersions", {"2": 0.1}, [])):
+        aws = Functions(None, kind, weights)
+        run("served", aws)
+        expect(f"deleted versions, with {kind} and {weights}", expected, [each.rpartition(":")[2] for each in aws.deleted])
 
 
 def main():
@@ -182,6 +225,8 @@ def main():
 
     missing_settings()
     settings()
+    memory()
+    snapshots()
     for stale, expected in ((None, ""), ("MemorySize", "found version 3 with another MemorySize")):
         found = run("served", Functions(stale))
         expect(f"aliases with another {stale}", True, expected in found and bool(found) == bool(stale))
@@ -200,7 +245,7 @@ def main():
         aws = Aws()
         aws.has_repository = has_repository
         expect("undeploy", True, "kivu is deleted" in run("undeploy", aws))
-        expect("what it deletes", ["kivu", "kivu-triton"], aws.deleted)
+        expect("what it deletes", ["kivu", "kivu-triton", "kivu-functions"], aws.deleted)
 
     commands = []
     record = lambda command, input=None, **_: commands.append((command[1], command[-1], input)) or SimpleNamespace(returncode=0)

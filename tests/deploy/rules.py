@@ -60,6 +60,8 @@ REFUSED = (
     (CHECKS | {"ReleaseKey": ""}, "needs ReleaseKey"),
     (CHECKS | {"ReleaseKey": "kivu_key"}, "ReleaseKey=kivu_key"),
     (WARM | {"ProvisionedConcurrency": "1", "WarmStop": "0 6 * * 1-5"}, "six fields"),
+    ({"SnapStart": "yes"}, "SnapStart=yes needs Package=image"),
+    ({"Package": "image"}, "only `make deploy` deploys images"),
     ({"LogGroup": "a b"}, "LogGroup=a b"),
     ({"BatchSink": SINK}, "BatchSink needs Batch=yes"),
     (FLEET | {"Batch": "yes", "BatchSink": SINK}, "does not work with Fleet=yes"),

@@ -189,6 +189,21 @@ fn instances_of_the_fleet_report_their_start() {
     succeed(&mut fleet);
 }
 
+/// Container images with Debian's registry and tools, and AWS's emulator.
+#[test]
+fn images_are_made_pushed_and_run() {
+    let (Some(mut images), Some(tools), Some((_folder, bundle))) =
+        (script("images"), tool("TEST_IMAGES"), bundle())
+    else {
+        return;
+    };
+    if tools.as_os_str().is_empty() {
+        crate::skips::unsupported("the tools for images are Debian 12's");
+        return;
+    }
+    succeed(images.arg(compiled("api")).arg(bundle).arg(tools));
+}
+
 #[test]
 fn archives_are_reproducible() {
     let mut command = Command::new("python3");
