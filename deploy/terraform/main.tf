@@ -1,8 +1,8 @@
 # template.yaml's smallest deployment, for Terraform: an HTTP API that requires keys, and one function that has its
-# models packed in. `make package` makes the archive.
+# models packed in. `make package` makes the archive, `make image` the container image.
 
 terraform {
-  required_version = ">= 1.5"
+  required_version = ">= 1.9"
   required_providers {
     aws = { source = "hashicorp/aws", version = "~> 5.80" }
   }
@@ -20,8 +20,25 @@ variable "archive" {
   default     = "../../target/lambda/kivu-api.zip"
 }
 
+variable "image" {
+  description = "An image in ECR by its digest, instead of the archive: ACCOUNT.dkr.ecr.REGION.amazonaws.com/NAME@sha256:..."
+  type        = string
+  default     = ""
+}
+
+variable "snap_start" {
+  description = "Start environments of the image from a snapshot in which models are loaded"
+  type        = bool
+  default     = false
+
+  validation {
+    condition     = !var.snap_start || var.image != ""
+    error_message = "snap_start needs image, because Lambda takes no snapshots of archives for this runtime"
+  }
+}
+
 variable "architecture" {
-  description = "Processor architecture of the archive: that of the machine that made it"
+  description = "Processor architecture of the archive or image: that of the machine that made an archive"
   type        = string
   default     = "x86_64"
 
@@ -41,6 +58,11 @@ variable "log_days" {
   description = "Log retention in days"
   type        = number
   default     = 30
+}
+
+locals {
+  is_image = var.image != ""
+  suffix   = local.is_image ? "-image" : ""
 }
 
 # The keys: `kivu key NAME` makes a key and its line, `aws secretsmanager put-secret-value` stores the lines.
@@ -84,16 +106,28 @@ resource "aws_cloudwatch_log_group" "function" {
 }
 
 resource "aws_lambda_function" "api" {
-  function_name    = "${var.name}-api"
+  # Lambda cannot change a function's kind of package, so an image is another function.
+  function_name    = "${var.name}-api${local.suffix}"
   role             = aws_iam_role.function.arn
-  runtime          = "provided.al2023"
-  handler          = "bootstrap"
+  package_type     = local.is_image ? "Image" : "Zip"
+  image_uri        = local.is_image ? var.image : null
+  runtime          = local.is_image ? null : "provided.al2023"
+  handler          = local.is_image ? null : "bootstrap"
   architectures    = [var.architecture]
-  filename         = var.archive
-  source_code_hash = filebase64sha256(var.archive)
+  filename         = local.is_image ? null : var.archive
+  source_code_hash = local.is_image ? null : filebase64sha256(var.archive)
   memory_size      = var.memory
   # Below API Gateway's 30 s, so that the function itself answers a request that timed out.
   timeout = 29
+  # Only versions have snapshots.
+  publish = var.snap_start
+
+  dynamic "snap_start" {
+    for_each = var.snap_start ? ["PublishedVersions"] : []
+    content {
+      apply_on = snap_start.value
+    }
+  }
 
   logging_config {
     log_format = "JSON"
@@ -117,7 +151,7 @@ resource "aws_apigatewayv2_api" "api" {
 resource "aws_apigatewayv2_integration" "api" {
   api_id                 = aws_apigatewayv2_api.api.id
   integration_type       = "AWS_PROXY"
-  integration_uri        = aws_lambda_function.api.arn
+  integration_uri        = var.snap_start ? aws_lambda_function.api.qualified_arn : aws_lambda_function.api.arn
   payload_format_version = "2.0"
   timeout_milliseconds   = 30000
 }
@@ -143,6 +177,7 @@ resource "aws_apigatewayv2_stage" "api" {
 resource "aws_lambda_permission" "api" {
   action        = "lambda:InvokeFunction"
   function_name = aws_lambda_function.api.function_name
+  qualifier     = var.snap_start ? aws_lambda_function.api.version : null
   principal     = "apigateway.amazonaws.com"
   source_arn    = "${aws_apigatewayv2_api.api.execution_arn}/*"
 }

@@ -345,31 +345,30 @@ def stacks_get_images(ecr, folder, function, base):
     archives = (operate.BUILT_STACK / "template.yaml")
     expect("archives", "", command("Architecture=x86_64"))
     expect("their template", True, "CodeUri" in archives.read_text() and "ImageUri" not in archives.read_text())
-    for snapshots in ("no", "yes"):
-        parameters = f"Architecture=x86_64 Package=image SnapStart={snapshots}"
-        expect("SAM's option", f"--image-repository {ecr.host}/kivu-functions\n", command(parameters))
-        given = {name: value for name, value in EVERYTHING.items() if not name.startswith(("Warm", "Provisioned"))}
-        given |= {"Package": "image", "SnapStart": snapshots, "Streaming": "unlimited", "WebAclArn": ""}
-        stack = Template(given, operate.BUILT_STACK / "template.yaml")
-        for name, suffix in (("ApiFunction", "api"), ("StreamFunction", "stream"), ("BatchFunction", "batch")):
-            found = stack.properties(name)
-            expect(f"{name}'s name", f"kivu-{suffix}-image", found["FunctionName"])
-            expect(f"{name}'s package", ("Image", True), (found["PackageType"], found["Code"]["ImageUri"].startswith(f"{ecr.host}/kivu-functions@sha256:")))
-            expect(f"{name}'s snapshots", {"ApplyOn": "PublishedVersions"} if snapshots == "yes" else None, found.get("SnapStart"))
-            # What Lambda refuses together with snapshots, and what archives have.
-            expect(f"{name}'s other fields", [], [field for field in ("Runtime", "Handler", "EphemeralStorage", "FileSystemConfigs") if field in found])
-            has_alias = f"{name}Aliaslive" in stack.resources
-            expect(f"{name}'s alias", name != "BatchFunction" or snapshots == "yes", has_alias)
-        expect("an archive without models", "provided.al2023", stack.properties("LargeFunction")["Runtime"])
-        alias = ":live" if snapshots == "yes" else ""
-        arn = f"arn:aws:lambda:eu-west-1:000000000000:function:kivu-batch-image{alias}"
-        expect("the event source's function", arn.removeprefix("" if alias else "arn:aws:lambda:eu-west-1:000000000000:function:"), stack.properties("BatchFunctionUploads")["FunctionName"])
-        expect("the state machine's function", arn, stack.properties("LargeFiles")["DefinitionSubstitutions"]["BatchFunction"])
-        granted = json.dumps(stack.policies())
-        expect("roles for the function's name", (True, False), ("function:kivu-api-image:*" in granted, '"arn:aws:lambda:eu-west-1:000000000000:function:kivu-api"' in granted))
-    # Another parameter publishes another version.
-    versions = lambda days: {name for name in Template(given | {"KeepDays": days}, operate.BUILT_STACK / "template.yaml").resources if name.startswith("BatchFunctionVersion")}
-    expect("versions of the batch function", (1, 1, 0), (len(versions("7")), len(versions("8")), len(versions("7") & versions("8"))))
+    expect("SAM's option", f"--image-repository {ecr.host}/kivu-functions\n", command("Architecture=x86_64 Package=image"))
+    for name in ("template.yaml", "StreamStack/template.yaml", "BatchStack/template.yaml"):
+        text = (operate.BUILT_STACK / name).read_text()
+        expect(f"an image without snapshots in {name}", (1, 0), (text.count(f"ImageUri: {ecr.host}/kivu-functions@sha256:"), text.count("PublishedVersions")))
+    command("Architecture=x86_64 Package=image SnapStart=yes")
+    given = {name: value for name, value in EVERYTHING.items() if not name.startswith(("Warm", "Provisioned"))}
+    given |= {"Package": "image", "SnapStart": "yes", "Streaming": "unlimited", "WebAclArn": ""}
+    stack, other = (Template(given | {"KeepDays": days}, operate.BUILT_STACK / "template.yaml") for days in ("7", "8"))
+    for name, suffix in (("ApiFunction", "api"), ("StreamFunction", "stream"), ("BatchFunction", "batch")):
+        found = stack.properties(name)
+        expect(f"{name}'s name", f"kivu-{suffix}-image", found["FunctionName"])
+        expect(f"{name}'s package", ("Image", True), (found["PackageType"], found["Code"]["ImageUri"].startswith(f"{ecr.host}/kivu-functions@sha256:")))
+        expect(f"{name}'s snapshots", {"ApplyOn": "PublishedVersions"}, found["SnapStart"])
+        # What Lambda refuses together with snapshots, and what archives have.
+        expect(f"{name}'s other fields", [], [field for field in ("Runtime", "Handler", "EphemeralStorage", "FileSystemConfigs") if field in found])
+        versions = [{each for each in of.resources if each.startswith(f"{name}Version")} for of in (stack, other)]
+        # KeepDays is no parameter of the function with streamed responses.
+        expect(f"{name}'s versions, with another parameter", (1, 1, name == "StreamFunction"), (*map(len, versions), versions[0] == versions[1]))
+    expect("an archive without models", "provided.al2023", stack.properties("LargeFunction")["Runtime"])
+    alias = "arn:aws:lambda:eu-west-1:000000000000:function:kivu-batch-image:live"
+    expect("the functions that files reach", (alias, alias),
+           (stack.properties("BatchFunctionUploads")["FunctionName"], stack.properties("LargeFiles")["DefinitionSubstitutions"]["BatchFunction"]))
+    granted = json.dumps(stack.policies())
+    expect("roles for the function's name", (True, False), ("function:kivu-api-image:*" in granted, '"arn:aws:lambda:eu-west-1:000000000000:function:kivu-api"' in granted))
     for other, message in (({"ProvisionedConcurrency": "1"}, "does not work with ProvisionedConcurrency"), ({"Package": "zip"}, "deploys archives, too")):
         try:
             Template(given | other, operate.BUILT_STACK / "template.yaml")

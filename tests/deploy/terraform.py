@@ -44,15 +44,17 @@ def main():
             with zipfile.ZipFile(archive, "w") as file:
                 file.writestr("bootstrap", "#!/bin/sh\n")
             with Emulator(Path(name, "log")) as emulator:
-                variables = emulator.environment | {"TF_VAR_archive": str(archive)}
-                print(run("apply", "-auto-approve", "-no-color", **variables)[-600:])
-                print(run("plan", "-detailed-exitcode", "-no-color", **variables)[-200:])
+                image = {"TF_VAR_image": "000000000000.dkr.ecr.eu-west-1.amazonaws.com/a@sha256:" + "0" * 64}
+                for given in ({"TF_VAR_archive": str(archive)}, image, image | {"TF_VAR_snap_start": "true"}):
+                    variables = emulator.environment | given
+                    print(run("apply", "-auto-approve", "-no-color", **variables)[-600:])
+                    print(run("plan", "-detailed-exitcode", "-no-color", **variables)[-200:])
 
 
 def compare(example):
     """The function of the example is configured as that of the smallest deployment."""
     function = Template().properties("ApiFunction")
-    text = lambda field: re.search(rf'^ +{field} += "?([^"\n]+)"?$', example, re.MULTILINE)[1]
+    text = lambda field: re.search(rf'^ +{field} += (?:local.is_image \? null : )?"?([^"\n]+)"?$', example, re.MULTILINE)[1]
     found = {field: text(field) for field in ("runtime", "handler", "timeout", "KIVU_MODELS", "KIVU_AUTH__MODE")}
     variables = function["Environment"]["Variables"]
     expected = {
