@@ -475,7 +475,8 @@ image: packed $(DEPLOY_TOOLS) ## Make the function's container image for ARCHITE
 local: ARCHITECTURE := $(subst aarch64,arm64,$(shell uname -m))
 local: packed $(DEPLOY_TOOLS) ## Serve the function on this machine with `sam local`, which needs Docker
 	$(SAM_BUILD)
-	$(SAM) local start-api --parameter-overrides 'AuthMode=none Architecture=$(ARCHITECTURE)'
+	$(OPERATE) image 'Package=$(PACKAGE) Architecture=$(ARCHITECTURE)' --base $(BASE) --local
+	$(SAM) local start-api --parameter-overrides 'AuthMode=none Package=$(PACKAGE) Architecture=$(ARCHITECTURE)'
 
 # Everything that functions/Makefile packs.
 .PHONY: packed

@@ -3,7 +3,7 @@
     python functions/operate.py STACK settings [PARAMETERS] [--packed BUNDLES] [--onnx yes|no] [--architecture NAME]
     python functions/operate.py STACK check [PARAMETERS] --packed BUNDLES
     python functions/operate.py STACK quotas [PARAMETERS]
-    python functions/operate.py STACK image [PARAMETERS] --base IMAGE
+    python functions/operate.py STACK image [PARAMETERS] --base IMAGE [--local]
     python functions/operate.py STACK served
     python functions/operate.py STACK key NAME --kivu KIVU [--limits OPTIONS]
     python functions/operate.py STACK rotate
@@ -72,6 +72,7 @@ def main():
     image_parser = commands.add_parser("image", help="with Package=image, push the built functions as images")
     image_parser.add_argument("parameters", nargs="?", default="", help="parameters of the template: 'NAME=VALUE ...'")
     image_parser.add_argument("--base", required=True, help="the base of the images: REGISTRY/NAME:TAG")
+    image_parser.add_argument("--local", action="store_true", help="load them into Docker instead")
     quotas_parser = commands.add_parser("quotas", help="compare the account's quotas with what the deployment needs")
     quotas_parser.add_argument("parameters", nargs="?", default="", help="parameters of the template: 'NAME=VALUE ...'")
     commands.add_parser("served", help="check that requests get what was deployed")
@@ -188,7 +189,7 @@ def check(options):
 
 def image(options):
     """Pushes the built functions as images, puts them into the built templates, and prints SAM's option for them."""
-    parameters = parameters_of(options.stack) | given_parameters(options)
+    parameters = given_parameters(options) if options.local else parameters_of(options.stack) | given_parameters(options)
     if parameters["Package"] != "image":
         return
     import image_stack
@@ -197,13 +198,23 @@ def image(options):
 
     templates, folders = image_stack.packed(BUILT_STACK)
     try:
-        images = {program: make(folder, program, parameters["Architecture"], options.base, LAYOUT / program) for program, folder in folders.items()}
+        made = {program: make(folder, program, parameters["Architecture"], options.base, LAYOUT / program) for program, folder in folders.items()}
+        if options.local:
+            return image_stack.replace(templates, {program: loaded(each, LAYOUT / f"{program}.tar") for program, each in made.items()}, snapshots=False)
         uri, password = ecr_repository(images_of(options.stack))
-        pushed = {program: each.push(Registry(uri, password)) for program, each in images.items()}
+        pushed = {program: each.push(Registry(uri, password)) for program, each in made.items()}
     except (ImageError, RegistryError) as error:
         sys.exit(f"error: {error}")
     image_stack.replace(templates, pushed, parameters["SnapStart"] == "yes")
     print(f"--image-repository {uri}")
+
+
+def loaded(made, archive):
+    """The name of an image in Docker, which reads it from an archive."""
+    made.save(archive)
+    if subprocess.run(["docker", "load", "--input", archive], stdout=sys.stderr).returncode:
+        sys.exit("error: `docker load` failed")
+    return f"{made.name}:{made.architecture}"
 
 
 def served(options):

@@ -35,6 +35,8 @@ import registry  # noqa: E402
 import requests  # noqa: E402
 import samcli  # noqa: E402
 from emulator import free_port  # noqa: E402
+from samcli.lib.providers.sam_function_provider import SamFunctionProvider  # noqa: E402
+from samcli.lib.providers.sam_stack_provider import SamLocalStackProvider  # noqa: E402
 from samcli.yamlhelper import yaml_dump  # noqa: E402
 from template import EVERYTHING, FILES, Refused, Template, source  # noqa: E402
 
@@ -243,6 +245,16 @@ def functions_run(base, target, folder):
     return function
 
 
+def containerfiles_configure_the_same(made):
+    """Docker's image has the same configuration."""
+    config = json.loads(made.blob(made.config).read_bytes())["config"]
+    lines = [line.split(maxsplit=1) for line in (ROOT / "functions/Containerfile").read_text().splitlines() if line and line[0] != "#"]
+    found = {name: value for name, value in lines}
+    expect("functions/Containerfile", (f"BASE={image.BASE}", "${BASE}", f". {config['WorkingDir']}", config["WorkingDir"], config["Entrypoint"], []),
+           (found["ARG"], found["FROM"], found["COPY"], found["WORKDIR"], json.loads(found["ENTRYPOINT"]), json.loads(found["CMD"])))
+    expect("its variable", True, found["ENV"] in config["Env"] and "Cmd" not in config)
+
+
 def images_share_layers(base, target, folder, function):
     """The same files make the same image; another program, model or architecture changes only its layer."""
     make = lambda name, architecture="x86_64": image.make(folder / name / "ApiFunction", "api", architecture, base, folder / f"{name}-layout")
@@ -252,6 +264,7 @@ def images_share_layers(base, target, folder, function):
         (folder / name / "ApiFunction/bootstrap").write_bytes(program("x86_64"))
         (folder / name / "ApiFunction/bootstrap").chmod(0o600 if name == "one" else 0o777)
     made = make("one")
+    containerfiles_configure_the_same(made)
     expect("the digest of a second build", made.manifest, make("two").manifest)
     expect("layers that are pushed already: base and model", 2, sent(made, target)[1])
     expect("blobs of a second push", 0, sent(made, target)[1])
@@ -336,22 +349,30 @@ def stacks_get_images(ecr, folder, function, base):
     operate.boto3 = SimpleNamespace(client=lambda _: clients)
     image.LAYOUT = folder / "layouts"
 
-    def command(parameters):
+    def command(parameters, local=False):
         built_stack(operate.BUILT_STACK, function)
         with contextlib.redirect_stdout(io.StringIO()) as out:
-            operate.image(SimpleNamespace(stack="kivu", parameters=parameters, base=base))
+            operate.image(SimpleNamespace(stack="kivu", parameters=parameters, base=base, local=local))
         return out.getvalue()
 
     archives = (operate.BUILT_STACK / "template.yaml")
     expect("archives", "", command("Architecture=x86_64"))
     expect("their template", True, "CodeUri" in archives.read_text() and "ImageUri" not in archives.read_text())
+    # `make local`: Docker reads the archives, and SAM's own code finds the image of the function.
+    docker = []
+    operate.subprocess = SimpleNamespace(run=lambda of, **_: docker.append(of[:2]) or SimpleNamespace(returncode=0))
+    expect("the output for `sam local`", "", command("Architecture=x86_64 Package=image", local=True))
+    expect("Docker's commands", [["docker", "load"]] * 2, docker)
+    stacks, _ = SamLocalStackProvider.get_stacks(str(archives), parameter_overrides={})
+    function_in_sam = SamFunctionProvider(stacks).get("ApiFunction")
+    expect("the function of `sam local`", ("Image", "kivu-api:x86_64"), (function_in_sam.packagetype, function_in_sam.imageuri))
     expect("SAM's option", f"--image-repository {ecr.host}/kivu-functions\n", command("Architecture=x86_64 Package=image"))
     for name in ("template.yaml", "StreamStack/template.yaml", "BatchStack/template.yaml"):
         text = (operate.BUILT_STACK / name).read_text()
         expect(f"an image without snapshots in {name}", (1, 0), (text.count(f"ImageUri: {ecr.host}/kivu-functions@sha256:"), text.count("PublishedVersions")))
     command("Architecture=x86_64 Package=image SnapStart=yes")
-    given = {name: value for name, value in EVERYTHING.items() if not name.startswith(("Warm", "Provisioned"))}
-    given |= {"Package": "image", "SnapStart": "yes", "Streaming": "unlimited", "WebAclArn": ""}
+    given = {name: EVERYTHING[name] for name in ("Batch", "LargeModels", "Release", "ReleaseChecks", "ReleaseKey")}
+    given |= {"Package": "image", "SnapStart": "yes", "Streaming": "unlimited"}
     stack, other = (Template(given | {"KeepDays": days}, operate.BUILT_STACK / "template.yaml") for days in ("7", "8"))
     for name, suffix in (("ApiFunction", "api"), ("StreamFunction", "stream"), ("BatchFunction", "batch")):
         found = stack.properties(name)

@@ -1,10 +1,11 @@
-"""Tests commands that the emulator cannot run, with stubs for AWS and Docker: `settings`, `check`, `served`, `rotate`, `rollback`
+"""Tests commands that the emulator cannot run, with stubs for AWS and Docker: `settings`, `check`, `served`, starts, `rotate`, `rollback`
 during a release, `redrive` of executions, `mirror`, `upload`.
 """
 
 import base64
 import contextlib
 import io
+import json
 import os
 import subprocess
 import sys
@@ -12,10 +13,11 @@ import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "functions"))
+sys.path[:0] = [str(Path(__file__).resolve().parents[2] / folder) for folder in ("functions", "benches")]
 os.environ.setdefault("AWS_DEFAULT_REGION", "eu-west-1")
 
 import operate  # noqa: E402
+import restores  # noqa: E402
 
 OUTPUTS = {
     "ProxySecret": "secret", "Distribution": "E1", "Function": "kivu-api", "Uploads": "uploads", "DeadLetters": "dead",
@@ -211,6 +213,19 @@ def snapshots():
         expect(f"deleted versions, with {kind} and {weights}", expected, [each.rpartition(":")[2] for each in aws.deleted])
 
 
+def starts():
+    """Lambda's reports, in the form of its documentation, become a table."""
+    results = []
+    for metrics in ({"restoreDurationMs": 40.5}, {"restoreDurationMs": 60.5}, {"initDurationMs": 26.0}, {}):
+        record = {"requestId": "1", "metrics": {"durationMs": 3.5, "billedDurationMs": 44, "memorySizeMB": 1769, "maxMemoryUsedMB": 40, **metrics}, "status": "success"}
+        log = "\n".join(map(json.dumps, ({"type": "platform.start"}, {"type": "platform.report", "record": record})))
+        answer = {"LogResult": base64.b64encode(log.encode()), "Payload": io.BytesIO(b'{"statusCode": 200}')}
+        results.append(restores.invoke(SimpleNamespace(invoke=lambda **_: answer), "kivu-api-image:live", b"{}"))
+    rows = [line.split(" | ") for line in restores.table(results).splitlines()[2:]]
+    expect("the table's rows", [["| restored", "2", "50.5, 60.5", "3.5, 3.5"], ["| initialized", "1", "26.0, 26.0", "3.5, 3.5"], ["| warm", "1", "0.0, 0.0", "3.5, 3.5"]],
+           [row[:4] for row in rows])
+
+
 def main():
     aws = Aws()
     run("rotate", aws)
@@ -227,6 +242,7 @@ def main():
     settings()
     memory()
     snapshots()
+    starts()
     for stale, expected in ((None, ""), ("MemorySize", "found version 3 with another MemorySize")):
         found = run("served", Functions(stale))
         expect(f"aliases with another {stale}", True, expected in found and bool(found) == bool(stale))
