@@ -8,6 +8,7 @@ API is the compiled function, BUNDLE an embedding model, TOOLS the folder of tes
 
 import base64
 import contextlib
+import datetime
 import io
 import json
 import logging
@@ -21,8 +22,10 @@ import tempfile
 import threading
 import time
 import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.parse import parse_qsl, urlsplit
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "functions"))
@@ -34,6 +37,9 @@ import package  # noqa: E402
 import registry  # noqa: E402
 import requests  # noqa: E402
 import samcli  # noqa: E402
+from cryptography import x509  # noqa: E402
+from cryptography.hazmat.primitives import hashes, serialization  # noqa: E402
+from cryptography.hazmat.primitives.asymmetric import padding, rsa  # noqa: E402
 from emulator import free_port  # noqa: E402
 from samcli.lib.providers.sam_function_provider import SamFunctionProvider  # noqa: E402
 from samcli.lib.providers.sam_stack_provider import SamLocalStackProvider  # noqa: E402
@@ -106,6 +112,46 @@ class DockerRegistry:
         """The manifests of a repository."""
         found = self.folder / "registry/docker/registry/v2/repositories" / name / "_manifests/revisions/sha256"
         return sorted(each.name for each in found.glob("*"))
+
+
+class TokenServer(ThreadingHTTPServer):
+    """Gives anyone a token for reading, as public registries do; `certificate` verifies its signature."""
+
+    daemon_threads = True
+
+    def __init__(self, certificate):
+        self.key, self.asked = rsa.generate_private_key(65537, 2048), []
+        name, now = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "tokens")]), datetime.datetime.now(datetime.timezone.utc)
+        day = datetime.timedelta(days=1)
+        signed = x509.CertificateBuilder(name, name, self.key.public_key(), 1, now - day, now + day).sign(self.key, hashes.SHA256())
+        certificate.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+        self.header = {"typ": "JWT", "alg": "RS256", "x5c": [base64.b64encode(signed.public_bytes(serialization.Encoding.DER)).decode()]}
+        super().__init__(("127.0.0.1", 0), TokenHandler)
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def token(self, scope):
+        kind, name, actions = scope.split(":")
+        now = int(time.time())
+        claims = {"iss": "tokens", "sub": "", "aud": "registry", "exp": now + 60, "nbf": now - 60, "iat": now, "jti": "1",
+                  "access": [{"type": kind, "name": name, "actions": [action for action in actions.split(",") if action == "pull"]}]}
+        text = ".".join(unpadded(json.dumps(part).encode()) for part in (self.header, claims))
+        return f"{text}.{unpadded(self.key.sign(text.encode(), padding.PKCS1v15(), hashes.SHA256()))}"
+
+
+class TokenHandler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        asked = dict(parse_qsl(urlsplit(self.path).query))
+        self.server.asked.append((asked["service"], asked["scope"], self.headers["Authorization"]))
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps({"token": self.server.token(asked["scope"])}).encode())
+
+    def log_message(self, *_):
+        pass
+
+
+def unpadded(content):
+    return base64.urlsafe_b64encode(content).rstrip(b"=").decode()
 
 
 class Breaking(socketserver.ThreadingTCPServer):
@@ -280,8 +326,24 @@ def images_share_layers(base, target, folder, function):
     return folder / "one/ApiFunction"
 
 
+def public_bases_are_read_with_tokens(open_registry, folder, function, made):
+    """A registry with the same base that gives a token to anyone, for reading."""
+    tokens = TokenServer(folder / "certificate.pem")
+    options = {
+        "REGISTRY_AUTH": "token", "REGISTRY_AUTH_TOKEN_REALM": f"http://127.0.0.1:{tokens.server_port}/token/", "REGISTRY_AUTH_TOKEN_SERVICE": "registry",
+        "REGISTRY_AUTH_TOKEN_ISSUER": "tokens", "REGISTRY_AUTH_TOKEN_ROOTCERTBUNDLE": str(folder / "certificate.pem"),
+        "REGISTRY_STORAGE_FILESYSTEM_ROOTDIRECTORY": str(open_registry.folder / "registry"),
+    }
+    with DockerRegistry(folder / "public", *options.items()) as public:
+        again = image.make(function, "api", "x86_64", f"{public.host}/base:al2023", folder / "public-layout")
+        expect("the image with the same base", made.manifest, again.manifest)
+        expect("one token, without credentials", [("registry", "repository:base:pull", None)], tokens.asked)
+        expect_refusal("a push without permission", "401 UNAUTHORIZED", again.push, registry.Registry(f"{public.host}/kivu"))
+
+
 def broken_registries_publish_nothing(open_registry, ecr, folder, function, base):
     made = image.make(function, "api", "x86_64", base, folder / "broken")
+    public_bases_are_read_with_tokens(open_registry, folder, function, made)
     registry.time = SimpleNamespace(sleep=lambda _: None)
     breaking = Breaking(open_registry.host, made.base_size + 2500)
     target = registry.Registry(f"{breaking.host}/broken")
