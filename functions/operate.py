@@ -32,6 +32,8 @@ from pathlib import Path
 import boto3
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError
 
+from package import MAX_UNPACKED
+
 # The SDKs of AWS and its command line read AWS_REGION first; boto3 reads only the other name.
 if "AWS_REGION" in os.environ:
     os.environ["AWS_DEFAULT_REGION"] = os.environ["AWS_REGION"]
@@ -175,10 +177,12 @@ def holds(test, parameters):
 
 
 def check(options):
-    """Refuses contradictory parameters, and bundles that a function's memory cannot hold."""
+    """Refuses contradictory parameters, and bundles that an archive or a function's memory cannot hold."""
     parameters = parameters_of(options.stack) | given_parameters(options)
     check_rules(parameters)
     sizes = [sum(file.stat().st_size for file in (ROOT / bundle).iterdir()) for bundle in options.packed.split()]
+    if parameters["Package"] == "zip" and sum(sizes) > MAX_UNPACKED:
+        sys.exit(f"error: Package=zip holds {MAX_UNPACKED >> 20} MB, but the packed bundles have {sum(sizes) / (1 << 20):.0f} MB; set Package=image, or pack fewer bundles")
     # With models on demand, a function unloads models for others.
     needed = (max if parameters["LoadModels"] == "on-demand" else sum)(sizes or [0])
     memories = {"Memory": True, "StreamingMemory": parameters["Streaming"] != "no", "BatchMemory": parameters["Batch"] == "yes"}

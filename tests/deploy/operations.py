@@ -185,7 +185,7 @@ def settings():
 
 
 def memory():
-    """Bundles that a function cannot hold are refused before anything is built."""
+    """Bundles that an archive or a function cannot hold are refused before anything is built."""
     with tempfile.TemporaryDirectory() as folder:
         for name in ("one", "two"):
             Path(folder, name).mkdir()
@@ -193,12 +193,14 @@ def memory():
                 file.truncate(400 << 20)
         both = f"{folder}/one {folder}/two"
         for parameters, packed, expected in (
-            ("Memory=1024", both, ""),
-            ("Memory=512", f"{folder}/one", ""),
-            ("Memory=512", both, "error: Memory=512 cannot hold the packed bundles' 800 MB; set Memory to more, or pack fewer bundles"),
-            ("Memory=512 LoadModels=on-demand", both, ""),
-            ("BatchMemory=512", both, ""),
-            ("Batch=yes BatchMemory=512", both, "error: BatchMemory=512 cannot hold"),
+            ("Package=image Memory=1024", both, ""),
+            ("Package=image Memory=512", f"{folder}/one", ""),
+            ("Package=image Memory=512", both, "error: Memory=512 cannot hold the packed bundles' 800 MB; set Memory to more, or pack fewer bundles"),
+            ("Package=image Memory=512 LoadModels=on-demand", both, ""),
+            ("Package=image BatchMemory=512", both, ""),
+            ("Package=image Batch=yes BatchMemory=512", both, "error: BatchMemory=512 cannot hold"),
+            ("Memory=1024", f"{folder}/one", "error: Package=zip holds 250 MB, but the packed bundles have 400 MB; set Package=image"),
+            ("Package=image SnapStart=yes LoadModels=on-demand", "", "error: SnapStart=yes needs LoadModels=start"),
             ("SnapStart=yes", "", "error: SnapStart=yes needs Package=image"),
         ):
             found = run("check", Aws(), parameters=parameters, packed=packed)
