@@ -11,7 +11,6 @@ import argparse
 import gzip
 import hashlib
 import json
-import shutil
 import sys
 import tarfile
 import zlib
@@ -119,7 +118,7 @@ class Image:
             raise ImageError(f"expected an image of at most {MAX_UNPACKED} bytes unpacked, Lambda's limit, but found more than {self.unpacked}; pack fewer models")
 
     def finish(self, base):
-        """Writes configuration, manifest and index; returns the manifest's digest."""
+        """Writes configuration, manifest and index, and removes blobs of other images."""
         inherited = {name: value for name, value in (base.get("config") or {}).items() if name != "Cmd"}
         variables = [each for each in inherited.get("Env") or [] if not each.startswith("LAMBDA_TASK_ROOT=")]
         config = {name: base[name] for name in ("architecture", "os", "variant") if name in base} | {

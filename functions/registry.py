@@ -46,6 +46,8 @@ class Registry:
             raise RegistryError(f"expected REGISTRY/NAME, but found `{repository}`")
         self.url = f"{'http' if is_loopback(host) else 'https'}://{host}/v2/{name}/"
         self.session = requests.Session()
+        # Blobs arrive as they are stored.
+        self.session.headers["Accept-Encoding"] = "identity"
         self.session.auth = self.credentials = ("AWS", password) if password else None
 
     def manifest(self, reference):
