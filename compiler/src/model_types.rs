@@ -152,6 +152,14 @@ const fn unlimited(model_type: &'static str) -> Family {
     }
 }
 
+/// Families that only version 5 of `transformers` has. It makes other classes' tokenizers from their vocabularies.
+const fn newer(model_type: &'static str) -> Family {
+    Family {
+        own_tokenizer_classes: &["PreTrainedTokenizer", "TokenizersBackend"],
+        ..unlimited(model_type)
+    }
+}
+
 const fn gemma(model_type: &'static str) -> Family {
     Family {
         tokenizer_class: "GemmaTokenizer",
@@ -171,7 +179,7 @@ const fn code(files: &'static [&'static str], classes: &'static str) -> Option<C
 }
 
 /// Supported encoder families, in the order of error messages.
-static FAMILIES: [Family; 34] = [
+static FAMILIES: [Family; 37] = [
     Family {
         masked_class: Some("BertForMaskedLM"),
         code: code(&["configuration_bert", "modeling_bert"], "JinaBert"),
@@ -257,11 +265,12 @@ static FAMILIES: [Family; 34] = [
         ..unlimited("gte")
     },
     Family {
-        // Version 5 of `transformers`, which alone has the family, makes other classes' tokenizers from their
-        // vocabularies.
-        own_tokenizer_classes: &["PreTrainedTokenizer", "TokenizersBackend"],
         code: code(&["configuration_eurobert", "modeling_eurobert"], "EuroBert"),
-        ..unlimited("eurobert")
+        ..newer("eurobert")
+    },
+    Family {
+        masked_class: Some("UltrabertForMaskedLM"),
+        ..newer("ultrabert")
     },
     unlimited("llama"),
     unlimited("mistral"),
@@ -276,10 +285,9 @@ static FAMILIES: [Family; 34] = [
     gemma("gemma"),
     gemma("gemma2"),
     gemma("gemma3_text"),
-    Family {
-        own_tokenizer_classes: &["PreTrainedTokenizer", "TokenizersBackend"],
-        ..unlimited("openai_privacy_filter")
-    },
+    newer("openai_privacy_filter"),
+    newer("embedding_gemma2"),
+    newer("embedding_gemma2_text"),
     t5("t5"),
     t5("mt5"),
     Family {

@@ -168,6 +168,14 @@ pub enum RowOperation {
     },
     /// Adds two values.
     Add { inputs: [ValueId; 2], out: ValueId },
+    /// Multiplies two values.
+    Multiply { inputs: [ValueId; 2], out: ValueId },
+    /// Multiplies a value by a number.
+    Scale {
+        input: ValueId,
+        factor: f32,
+        out: ValueId,
+    },
     /// Adds the product of a task's adapters and the second value to the first. A token's type is the number of its task,
     /// from 1 on; 0 adds nothing.
     Adapt {
@@ -840,6 +848,7 @@ impl RowOperation {
             | Self::Activation { input, .. }
             | Self::Gate { input, .. }
             | Self::Route { input, .. }
+            | Self::Scale { input, .. }
             | Self::Norm {
                 input: View { value: input, .. },
                 residual: None,
@@ -852,7 +861,9 @@ impl RowOperation {
             } => {
                 vec![input, residual]
             }
-            Self::Add { inputs, .. } | Self::Adapt { inputs, .. } => inputs.to_vec(),
+            Self::Add { inputs, .. }
+            | Self::Multiply { inputs, .. }
+            | Self::Adapt { inputs, .. } => inputs.to_vec(),
             Self::Combine {
                 choices, results, ..
             } => vec![choices, results],
@@ -874,6 +885,8 @@ impl RowOperation {
             | Self::Combine { out, .. }
             | Self::Norm { out, .. }
             | Self::Add { out, .. }
+            | Self::Multiply { out, .. }
+            | Self::Scale { out, .. }
             | Self::Adapt { out, .. } => out,
         }
     }

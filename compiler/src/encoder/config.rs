@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use kivu_engine::kernel::LANES;
 
 use super::attention::distances::{Convolution, Distances};
-pub use super::details::{Details, EmbeddingProjection, ExpertLayers, PositionTable};
+pub use super::details::{
+    Details, EmbeddingProjection, ExpertLayers, OutputProjection, PositionTable,
+};
 use crate::{
     files::{config::ConfigFile, weights::Weights},
     onnx::{
@@ -113,7 +115,7 @@ pub struct Decoder {
 }
 
 /// Attention heads.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Heads {
     pub queries: usize,
     /// Key and value heads; each serves the same number of query heads.
@@ -287,13 +289,18 @@ impl EncoderConfig {
         } = self.heads;
         let widths = [
             self.encoder_limits.hidden,
+            self.layer_width(),
             self.embedding_width(),
             self.feed_forward.width,
             queries * width,
             (queries + 2 * keys) * width,
+            self.details
+                .layer_signals
+                .map_or(LANES, |signals| signals.width),
         ];
+        let mut heads = (0..self.layers).map(|layer| self.heads(layer));
         matches!(self.names.norms, Norms::Before { .. } | Norms::After { attention: [_], .. })
-            && (!self.details.norms_each_head || self.heads.width.is_multiple_of(LANES))
+            && (!self.details.norms_each_head || heads.all(|heads| heads.width.is_multiple_of(LANES)))
             // Tasks take the place of types.
             && (self.types < 2 || self.tasks.is_none())
             && self.decoder.as_ref().is_none_or(|decoder| decoder.layers.suits_native_engine())
@@ -355,13 +362,22 @@ impl EncoderConfig {
         }
     }
 
+    /// Attention heads in the given layer.
+    pub fn heads(&self, layer: usize) -> Heads {
+        let is_full = self.spans[layer % self.spans.len()].window == AttentionWindow::ALL;
+        self.details
+            .full_heads
+            .filter(|_| is_full)
+            .unwrap_or(self.heads)
+    }
+
     /// Attention in the given layer.
     pub fn attention(&self, layer: usize) -> Attention {
         let Heads {
             queries,
             keys,
             width,
-        } = self.heads;
+        } = self.heads(layer);
         Attention {
             heads: queries,
             key_heads: keys,
@@ -397,7 +413,14 @@ impl EncoderConfig {
     pub fn embedding_width(&self) -> usize {
         self.details
             .projection
-            .map_or(self.encoder_limits.hidden, |projection| projection.width)
+            .map_or(self.layer_width(), |projection| projection.width)
+    }
+
+    /// Width of the layers.
+    pub fn layer_width(&self) -> usize {
+        self.details
+            .output_projection
+            .map_or(self.encoder_limits.hidden, |projection| projection.inputs)
     }
 
     /// The convolution after the first layer.
@@ -411,7 +434,7 @@ impl EncoderConfig {
             queries,
             keys,
             width,
-        } = self.heads;
+        } = self.heads(layer);
         let outputs = match self.names.projections {
             [_] => vec![(queries + 2 * keys) * width],
             _ => vec![queries * width, keys * width, keys * width],
@@ -577,11 +600,16 @@ impl Head {
 }
 
 impl Names {
+    /// Whether a text's head, if there is one, is a decoder's: a layer without bias on the last token.
+    pub fn has_decoder_head(&self) -> bool {
+        self.dense.0.is_empty() && self.labels != "classifier"
+    }
+
     /// The layer with an output per label.
     pub fn label_layer(&self, kind: HeadKind) -> &'static str {
         match kind {
             HeadKind::Text => self.labels,
-            // Decoders' heads have nothing before the labels.
+            // Some heads have nothing before the labels.
             HeadKind::Tokens if self.dense.0.is_empty() => self.labels,
             HeadKind::Tokens => "classifier",
         }

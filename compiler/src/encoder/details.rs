@@ -1,5 +1,6 @@
 //! Encoder properties that most families lack.
 
+use super::{config::Heads, layer_signals::LayerSignals};
 use crate::onnx::layers::ExpertKind;
 
 /// Details that most families lack.
@@ -15,6 +16,16 @@ pub struct Details {
     pub position_table: PositionTable,
     /// Layers that share their weights.
     pub sharing: Option<LayerSharing>,
+    /// Heads in layers that attend to all tokens, if the others have different ones.
+    pub full_heads: Option<Heads>,
+    /// Each head's normalization of values.
+    pub value_norm: Option<&'static str>,
+    /// Signals from the embeddings to each layer.
+    pub layer_signals: Option<LayerSignals>,
+    /// Tokens in place of which other inputs are read.
+    pub placeholders: [Option<u32>; 3],
+    /// The layer from the last layer's width to token vectors.
+    pub output_projection: Option<OutputProjection>,
     /// Factor for word embeddings.
     pub word_scale: Option<f32>,
     /// Factor for query-key products, if not derived from the head width.
@@ -31,6 +42,8 @@ pub struct Details {
     pub predicts_with_bias: bool,
     /// Whether the output matrix is the word embedding table.
     pub ties_words: bool,
+    /// Width between the two layers of a word prediction head (UltraBERT).
+    pub prediction_width: Option<usize>,
 }
 
 impl Default for Details {
@@ -44,6 +57,11 @@ impl Default for Details {
                 unused: 0,
             },
             sharing: None,
+            full_heads: None,
+            value_norm: None,
+            layer_signals: None,
+            placeholders: [None; 3],
+            output_projection: None,
             word_scale: None,
             attention_scale: None,
             attention_cap: None,
@@ -52,6 +70,7 @@ impl Default for Details {
             experts: None,
             predicts_with_bias: true,
             ties_words: true,
+            prediction_width: None,
         }
     }
 }
@@ -66,6 +85,15 @@ pub struct EmbeddingProjection {
     pub has_bias: bool,
     /// Whether the embedding normalization is before the projection instead of after it.
     pub is_normalized_before: bool,
+}
+
+/// A linear layer without bias on all token vectors.
+#[derive(Clone, Copy, Debug)]
+pub struct OutputProjection {
+    /// Weight name.
+    pub name: &'static str,
+    /// Width of the layers.
+    pub inputs: usize,
 }
 
 /// Which layers have experts: all, or every n-th one, after the first.

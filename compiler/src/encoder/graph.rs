@@ -11,7 +11,7 @@ use super::{
     },
     config::{
         Bias, EmbeddingProjection, EncoderConfig, ExpertLayers, Gate, Head, HeadKind, HeadRead,
-        Heads, Norms, PositionTable, Positions, Tasks,
+        Heads, Norms, OutputProjection, PositionTable, Positions, Tasks,
     },
     heads::OutputHeads,
 };
@@ -58,7 +58,7 @@ pub fn graph(
         engine,
         layers: forms,
     } = form;
-    let width = config.encoder_limits.hidden;
+    let width = config.layer_width();
     let mut layers = Layers::new(weights, precision, width, config.epsilon);
     layers.forms = forms;
     layers.norm = config.norm;
@@ -122,6 +122,17 @@ pub fn graph(
         Some(decoder) => writer.decode(decoder, &hidden)?,
         None => hidden,
     };
+    let hidden = match config.details.output_projection {
+        Some(OutputProjection { name, inputs }) => {
+            let projection = Projection {
+                name: name.to_owned(),
+                outputs: config.encoder_limits.hidden,
+                has_bias: false,
+            };
+            writer.project(&[projection], &hidden, inputs)?
+        }
+        None => hidden,
+    };
     if let Some(head) = &config.head {
         let logits = writer.head(head, &hidden)?;
         let labels = fixed(head.labels.len());
@@ -157,11 +168,15 @@ pub fn graph(
 const TYPES: &str = "embeddings.token_type_embeddings.weight";
 /// ERNIE's task type table.
 const TASK_TYPES: &str = "embeddings.task_type_embeddings.weight";
-/// Name prefixes for heads that predict words, answers, or another model's words.
-const OTHER_HEADS: [&str; 15] = [
+/// Name prefixes for heads that predict words, answers, or another model's words, and for towers that read images and
+/// sound.
+const OTHER_HEADS: [&str; 19] = [
+    "audio_tower.",
     "cls.",
     "decoder.",
     "discriminator_predictions.",
+    "embed_audio.",
+    "embed_vision.",
     "generator_lm_head.",
     "generator_predictions.",
     "head.",
@@ -171,6 +186,7 @@ const OTHER_HEADS: [&str; 15] = [
     "predictions.",
     ANSWERS,
     "sop_classifier.",
+    "vision_tower.",
     "vocab_layer_norm.",
     "vocab_projector.",
     "vocab_transform.",
@@ -338,7 +354,7 @@ impl Writer<'_> {
         if let Some(EmbeddingProjection { name, has_bias, .. }) = projection {
             let projection = Projection {
                 name: name.to_owned(),
-                outputs: self.config.encoder_limits.hidden,
+                outputs: self.config.layer_width(),
                 has_bias,
             };
             sum = layers.project_by_token(&[projection], &sum, width)?;
@@ -453,6 +469,13 @@ impl Writer<'_> {
             if let Some([_, name]) = after {
                 lowered = self.layers.normalize(&lowered, &at(layer, name))?;
             }
+            if let Some(signals) = config.details.layer_signals {
+                sum = self.with_signal(layer, signals, [embedded, &lowered, &sum])?;
+                if layer + 1 < config.layers {
+                    input = self.layers.normalize(&sum, &at(layer + 1, attention))?;
+                }
+                continue;
+            }
             if layer + 1 == self.config.layers {
                 return self.layers.add_and_norm(&lowered, &sum, last);
             }
@@ -471,12 +494,12 @@ impl Writer<'_> {
         {
             return self.convolve(layer, input, convolutions.form);
         }
-        let (names, hidden) = (config.names, config.encoder_limits.hidden);
+        let (names, hidden) = (config.names, config.layer_width());
         let Heads {
             queries,
             keys,
             width,
-        } = config.heads;
+        } = config.heads(layer);
         let projections = config.projections(layer);
         let is_first_only = attending != input;
         let [query, key, value] = match &projections[..] {
@@ -501,6 +524,13 @@ impl Writer<'_> {
             }
         };
         let (query, key) = self.prepare(layer, query, key)?;
+        let value = match config.details.value_norm {
+            Some(name) => {
+                let name = config.name_in_layer(layer, name);
+                self.layers.normalize_heads(&value, &name, [keys, width])?
+            }
+            None => value,
+        };
         let parts = [&query, &key, &value];
         let sinks = match config.details.sinks {
             Some(name) => {
@@ -542,7 +572,7 @@ impl Writer<'_> {
             queries,
             keys,
             width,
-        } = config.heads;
+        } = config.heads(layer);
         let mut parts = [(query, queries), (key, keys)];
         if let Some(names) = config.names.query_key_norms {
             for ((value, heads), name) in parts.iter_mut().zip(names) {
@@ -673,7 +703,7 @@ impl Writer<'_> {
 
     pub fn feed_forward(&mut self, layer: usize, input: &Value) -> Result<Value> {
         let config = self.config;
-        let (hidden, part) = (config.encoder_limits.hidden, config.feed_forward);
+        let (hidden, part) = (config.layer_width(), config.feed_forward);
         if let Some(ExpertLayers {
             every,
             count,
@@ -780,6 +810,9 @@ impl Writer<'_> {
         } = *self.config;
         let (layers, hidden) = (&mut self.layers, self.config.encoder_limits.hidden);
         let (dense, is_of_body) = names.dense;
+        if dense.is_empty() {
+            return Ok(read.clone());
+        }
         let prefix = if is_of_body {
             layers.weights.prefix.as_str()
         } else {

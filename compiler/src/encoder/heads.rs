@@ -1,6 +1,8 @@
 //! Heads for models without labels: vocabulary weights (SPLADE), token weights and projections (bge-m3, ColBERT), and
 //! span scores (GLiNER).
 
+use kivu_engine::kernel::LANES;
+
 use super::{
     config::{EncoderConfig, Names},
     zero_shot::spans::SpanHead,
@@ -52,10 +54,13 @@ pub enum SparseHead {
 /// Full weight names in a prediction head.
 #[derive(Clone, Copy, Debug)]
 pub struct Prediction {
-    dense: &'static str,
+    /// Layers before the output matrix, each with an activation.
+    dense: &'static [&'static str],
+    /// Values between two layers.
+    width: usize,
     has_bias: bool,
     activation: Activation,
-    norm: &'static str,
+    norm: Option<&'static str>,
     /// Output matrix; models without one use the word embeddings.
     pub matrix: &'static str,
     /// Possible names for the logit bias; `None` in models without one.
@@ -66,26 +71,27 @@ impl Prediction {
     /// A masked language model's head.
     pub fn of(class: &str, config: &EncoderConfig) -> Result<Self> {
         let roberta = Self {
-            dense: "lm_head.dense",
+            dense: &["lm_head.dense"],
+            width: config.encoder_limits.hidden,
             has_bias: true,
             activation: Activation::Gelu,
-            norm: "lm_head.layer_norm",
+            norm: Some("lm_head.layer_norm"),
             matrix: "lm_head.decoder.weight",
             biases: Some(["lm_head.bias", "lm_head.decoder.bias"]),
         };
         Ok(match class {
             "BertForMaskedLM" => Self {
-                dense: "cls.predictions.transform.dense",
+                dense: &["cls.predictions.transform.dense"],
                 activation: config.feed_forward.activation,
-                norm: "cls.predictions.transform.LayerNorm",
+                norm: Some("cls.predictions.transform.LayerNorm"),
                 matrix: "cls.predictions.decoder.weight",
                 biases: Some(["cls.predictions.bias", "cls.predictions.decoder.bias"]),
                 ..roberta
             },
             "DistilBertForMaskedLM" => Self {
-                dense: "vocab_transform",
+                dense: &["vocab_transform"],
                 activation: config.feed_forward.activation,
-                norm: "vocab_layer_norm",
+                norm: Some("vocab_layer_norm"),
                 matrix: "vocab_projector.weight",
                 biases: Some(["vocab_projector.bias"; 2]),
                 ..roberta
@@ -102,15 +108,25 @@ impl Prediction {
                 ..roberta
             },
             "ModernBertForMaskedLM" => Self {
-                dense: "head.dense",
+                dense: &["head.dense"],
                 has_bias: config.head_input.has_bias,
                 activation: config.head_input.activation,
-                norm: "head.norm",
+                norm: Some("head.norm"),
                 matrix: "decoder.weight",
                 biases: config
                     .details
                     .predicts_with_bias
                     .then_some(["decoder.bias"; 2]),
+                ..roberta
+            },
+            "UltrabertForMaskedLM" => Self {
+                dense: &["head.linear1", "head.linear2"],
+                width: config.details.prediction_width.unwrap_or(roberta.width),
+                has_bias: false,
+                activation: Activation::GeluTanh,
+                norm: None,
+                matrix: "head.decoder.weight",
+                biases: None,
             },
             other => {
                 return Err(Error::model(format!(
@@ -123,7 +139,7 @@ impl Prediction {
 
     /// Whether `weights` have the head.
     pub fn is_in(&self, weights: &Weights) -> bool {
-        weights.has(&format!("{}.weight", self.dense))
+        weights.has(&format!("{}.weight", self.dense[0]))
     }
 
     /// Writes each word's maximum logit over a text's tokens.
@@ -136,19 +152,25 @@ impl Prediction {
     ) -> Result<Value> {
         let (hidden, vocabulary) = (config.encoder_limits.hidden, config.vocabulary);
         let weights = layers.weights;
-        let dense = weights.take_whole(&format!("{}.weight", self.dense), &[hidden, hidden])?;
-        let bias = match self.has_bias {
-            true => Some(
-                weights
-                    .take_whole(&format!("{}.bias", self.dense), &[hidden])?
-                    .values
-                    .clone(),
-            ),
-            false => None,
-        };
-        let transformed = layers.apply(&Linear::new(self.dense, dense, bias), tokens)?;
-        let transformed = layers.activate(self.activation, &transformed);
-        let transformed = layers.normalize_whole(&transformed, self.norm, hidden)?;
+        let (mut transformed, mut inputs) = (tokens.clone(), hidden);
+        for (place, name) in self.dense.iter().enumerate() {
+            let is_last = place + 1 == self.dense.len();
+            let outputs = if is_last { hidden } else { self.width };
+            let dense = weights.take_whole(&format!("{name}.weight"), &[outputs, inputs])?;
+            let bias = match self.has_bias {
+                true => {
+                    let bias = weights.take_whole(&format!("{name}.bias"), &[outputs])?;
+                    Some(bias.values.clone())
+                }
+                false => None,
+            };
+            transformed = layers.apply(&Linear::new(name, dense, bias), &transformed)?;
+            transformed = layers.activate(self.activation, &transformed);
+            inputs = outputs;
+        }
+        if let Some(norm) = self.norm {
+            transformed = layers.normalize_whole(&transformed, norm, hidden)?;
+        }
         let matrix = logit_matrix(config, weights, self.matrix)?;
         let bias = match &self.biases {
             None => None,
@@ -235,7 +257,12 @@ impl OutputHeads {
             DenseHead::Tokens => true,
             DenseHead::Modules(modules) => modules.suit_native_engine(),
         };
+        let has_lanes = |head: &SparseHead| match head {
+            SparseHead::Vocabulary(prediction) => prediction.width.is_multiple_of(LANES),
+            SparseHead::Tokens(_) => true,
+        };
         self.dense.as_ref().is_none_or(suits)
+            && self.sparse.as_ref().is_none_or(has_lanes)
             && self.spans.is_none_or(|spans| spans.suits_native_engine())
             && self.layers().all(Dense::is_linear)
     }

@@ -6,6 +6,7 @@ mod details;
 mod families;
 mod graph;
 mod heads;
+mod layer_signals;
 mod source;
 mod unnamed_heads;
 mod vectors;
@@ -13,7 +14,10 @@ mod zero_shot;
 
 pub use self::{
     config::{EncoderLimits, Head, HeadKind},
-    families::{JINA_V3, alternative, asked_fields, jina_of},
+    families::{
+        EMBEDDING_GEMMA2, EMBEDDING_GEMMA2_TEXT, JINA_V3, TEXT_CONFIG, alternative, asked_fields,
+        jina_of,
+    },
     graph::LOGITS,
     source::{open, source_of_layers, text_settings, token_settings},
     unnamed_heads::{kind_for_task, label_head as unnamed_label_head, reads_labels},

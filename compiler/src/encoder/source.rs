@@ -110,6 +110,8 @@ pub fn open(plan: &Plan) -> Result<OpenedModel<'static>> {
         }
         (None, None) => {
             let (mut settings, heads) = vectors::open(plan, &config, &mut weights, &tokenizer)?;
+            let placeholders = config.details.placeholders.into_iter().flatten();
+            settings.placeholders = placeholders.collect();
             files.extend(vectors::add_static_queries(
                 &plan.folder,
                 &config,
@@ -189,7 +191,7 @@ pub fn source_of_layers(
     let mut heads = OutputHeads::default();
     match &head {
         None => heads = OutputHeads::dense(None),
-        Some(head) if head.kind == HeadKind::Text && config.names.dense.0.is_empty() => {
+        Some(head) if head.kind == HeadKind::Text && config.names.has_decoder_head() => {
             return Err(Error::model(
                 "the head of a decoder reads the token that the export chooses",
             ));

@@ -15,8 +15,8 @@ use super::{
 };
 use crate::{
     encoder::{
-        DEFAULT_ENCODER, ENCODER_CONFIG, GLINER, LABELS_ENCODER_CONFIG, LABELS_TOKENIZER,
-        asked_fields, jina_of, reads_labels,
+        DEFAULT_ENCODER, EMBEDDING_GEMMA2, EMBEDDING_GEMMA2_TEXT, ENCODER_CONFIG, GLINER,
+        LABELS_ENCODER_CONFIG, LABELS_TOKENIZER, TEXT_CONFIG, asked_fields, jina_of, reads_labels,
     },
     files::{
         config::ConfigFile,
@@ -115,6 +115,14 @@ impl Walk<'_> {
             fields: config.shared_fields(),
             asked: asked_fields(config, folder)?,
         };
+        if config.model_type() == EMBEDDING_GEMMA2 {
+            let fields = config.fields();
+            self.nested_encoder(
+                ConfigFile::NAME,
+                fields,
+                [TEXT_CONFIG, EMBEDDING_GEMMA2_TEXT],
+            )?;
+        }
         self.check_document(document, &[&keys])
     }
 
@@ -149,7 +157,11 @@ impl Walk<'_> {
         let sets = match kind {
             Kind::Gliner => return Ok(()),
             Kind::Gliclass => {
-                self.nested_encoder(ConfigFile::NAME, &fields, "encoder_config")?;
+                self.nested_encoder(
+                    ConfigFile::NAME,
+                    &fields,
+                    ["encoder_config", DEFAULT_ENCODER],
+                )?;
                 vec!["config.gliclass"]
             }
             Kind::Gliner2 => {
@@ -238,14 +250,14 @@ impl Walk<'_> {
             return Ok(());
         };
         let of_labels = self.root.inner(LABELS_TOKENIZER);
-        if !self.nested_encoder(GLINER, &fields, LABELS_ENCODER_CONFIG)?
+        if !self.nested_encoder(GLINER, &fields, [LABELS_ENCODER_CONFIG, DEFAULT_ENCODER])?
             && let Some(config) = ConfigFile::open_if_exists(&of_labels, ConfigFile::NAME)?
         {
             let name = self.name(&of_labels.join(ConfigFile::NAME));
             self.encoder(name, &config, &of_labels)?;
         }
         self.tokenizer(&of_labels, Kind::Gliner)?;
-        if !self.nested_encoder(GLINER, &fields, "encoder_config")? {
+        if !self.nested_encoder(GLINER, &fields, ["encoder_config", DEFAULT_ENCODER])? {
             let folders = [Some(&plan.folder), plan.encoder.as_ref()]
                 .into_iter()
                 .flatten();
@@ -265,13 +277,12 @@ impl Walk<'_> {
         &mut self,
         name: &'static str,
         fields: &Map<String, Value>,
-        field: &str,
+        [field, default]: [&str; 2],
     ) -> Result<bool> {
         let Some(mut own) = fields.get(field).and_then(Value::as_object).cloned() else {
             return Ok(false);
         };
-        own.entry("model_type")
-            .or_insert_with(|| DEFAULT_ENCODER.into());
+        own.entry("model_type").or_insert_with(|| default.into());
         let config = ConfigFile::new(name, own);
         self.encoder(format!("{name}: {field}"), &config, self.root)?;
         Ok(true)

@@ -456,6 +456,7 @@ pub fn text_settings(
         prompts: config.get("prompts")?.unwrap_or_default(),
         unpooled: None,
         tasks: Vec::new(),
+        placeholders: Vec::new(),
     };
     match settings
         .default_prompt

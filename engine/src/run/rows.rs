@@ -143,6 +143,20 @@ pub fn rows<K: Kernel>(
                 inputs: [left, right],
                 ..
             } => add(&values[slot(left)], &values[slot(right)], &mut out),
+            RowOperation::Multiply {
+                inputs: [left, right],
+                ..
+            } => {
+                let factors = values[slot(left)].iter().zip(&values[slot(right)][..]);
+                for ((left, right), out) in factors.zip(&mut out[..]) {
+                    *out = left * right;
+                }
+            }
+            RowOperation::Scale { input, factor, .. } => {
+                for (value, out) in values[slot(input)].iter().zip(&mut out[..]) {
+                    *out = value * factor;
+                }
+            }
             RowOperation::Adapt {
                 inputs: [base, input],
                 adapters,

@@ -57,8 +57,7 @@ pub fn head(
     weights: &mut Weights,
     (tokenizer, output): (&[u8], &'static str),
 ) -> Result<Option<(ClassificationSettings, Modules)>> {
-    // Heads in other families begin with a dense layer.
-    if !config.names.dense.0.is_empty() {
+    if !config.names.has_decoder_head() {
         return Ok(None);
     }
     let hidden = config.encoder_limits.hidden;

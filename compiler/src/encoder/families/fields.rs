@@ -1,17 +1,18 @@
 //! `config.json` fields shared between families.
 
-use std::fmt::Debug;
+use std::{collections::BTreeMap, fmt::Debug};
 
 use serde::de::DeserializeOwned;
 
+use super::rope::{Rope, rotary};
 use crate::{
     encoder::config::{
-        Bias, Biases, Details, EncoderConfig, EncoderLimits, FeedForward, Head, HeadInput, Heads,
-        Names, Positions, Span, rows_up_to,
+        Bias, Biases, Details, EncoderConfig, EncoderLimits, FeedForward, Head, HeadInput,
+        HeadRead, Heads, Names, Positions, Span, rows_up_to,
     },
     files::config::{ConfigFile, head_width},
     model_types::{Family, FirstPosition, SizeFields},
-    onnx::layers::{Activation, NormKind},
+    onnx::layers::{Activation, AttentionWindow, NormKind},
 };
 use kivu::error::{Error, Result};
 
@@ -130,6 +131,17 @@ pub fn activation(config: &ConfigFile, fields: &[&str]) -> Result<Activation> {
     )
 }
 
+/// The vector that a head without layers before the labels reads.
+pub fn head_read(config: &ConfigFile) -> Result<HeadRead> {
+    match config.get::<String>("classifier_pooling")?.as_deref() {
+        None | Some("cls") => Ok(HeadRead::First),
+        Some("mean") => Ok(HeadRead::Mean),
+        Some(other) => Err(Error::model(format!(
+            "expected `classifier_pooling` `cls` or `mean`, but found `{other}`"
+        ))),
+    }
+}
+
 /// Refuses a config with a `field` other than `expected`; a missing field passes.
 pub fn expect<T: DeserializeOwned + Debug + PartialEq>(
     config: &ConfigFile,
@@ -193,6 +205,19 @@ pub fn spans_by_type(config: &ConfigFile, [full, sliding]: [Span; 2]) -> Result<
     let Some(types) = config.get::<Vec<String>>("layer_types")? else {
         return Ok(None);
     };
+    let spans = spans_of(config, &types, |is_full| match is_full {
+        true => Ok(full.clone()),
+        false => Ok(sliding.clone()),
+    });
+    spans.map(Some)
+}
+
+/// The span of each layer, by whether it has full attention.
+fn spans_of(
+    config: &ConfigFile,
+    types: &[String],
+    span: impl Fn(bool) -> Result<Span>,
+) -> Result<Vec<Span>> {
     let layers = config.require_size("num_hidden_layers")?;
     if types.len() != layers {
         return Err(Error::model(format!(
@@ -200,12 +225,72 @@ pub fn spans_by_type(config: &ConfigFile, [full, sliding]: [Span; 2]) -> Result<
             types.len()
         )));
     }
-    let spans = types.iter().map(|name| match name.as_str() {
-        "full_attention" => Ok(full.clone()),
-        "sliding_attention" => Ok(sliding.clone()),
+    let [full, sliding] = LayerKinds::NAMES;
+    let spans = types.iter().map(|name| match name {
+        name if name == full => span(true),
+        name if name == sliding => span(false),
         other => Err(Error::model(format!(
-            "expected `layer_types` `full_attention` or `sliding_attention`, but found `{other}`"
+            "expected `layer_types` `{full}` or `{sliding}`, but found `{other}`"
         ))),
     });
-    spans.collect::<Result<_>>().map(Some)
+    spans.collect()
+}
+
+/// Layers with full attention, and layers with a window to both sides; each kind has rotary positions of its own.
+pub struct LayerKinds {
+    /// The kind of each layer, by name.
+    pub types: Vec<String>,
+    /// Rotary positions by the kind's name.
+    pub ropes: BTreeMap<String, Rope>,
+    /// Tokens on each side of a token.
+    pub window: usize,
+    /// Head width in layers with full attention, and in the others.
+    pub widths: [usize; 2],
+}
+
+impl LayerKinds {
+    /// Full attention, and a window.
+    pub const NAMES: [&str; 2] = ["full_attention", "sliding_attention"];
+
+    /// A kind's name.
+    pub fn name(is_full: bool) -> &'static str {
+        Self::NAMES[usize::from(!is_full)]
+    }
+
+    /// Rotary positions by kind, if the file has them.
+    pub fn ropes(config: &ConfigFile) -> Result<Option<BTreeMap<String, Rope>>> {
+        config.get("rope_parameters")
+    }
+
+    /// Rotary positions with a base for full attention, and one for the others.
+    pub fn ropes_of_bases(bases: [f64; 2]) -> BTreeMap<String, Rope> {
+        let named = Self::NAMES.map(str::to_owned).into_iter().zip(bases);
+        named
+            .map(|(kind, base)| (kind, Rope::of_base(base)))
+            .collect()
+    }
+
+    /// Spans per layer.
+    pub fn spans(&self, config: &ConfigFile) -> Result<Vec<Span>> {
+        spans_of(config, &self.types, |is_full| {
+            let place = usize::from(!is_full);
+            let kind = Self::NAMES[place];
+            let rope = self.ropes.get(kind);
+            let base = rope.and_then(|rope| rope.rope_theta);
+            let (Some(rope), Some(base)) = (rope, base) else {
+                return Err(Error::model(format!(
+                    "expected a `rope_theta` for `{kind}` in `rope_parameters`, but found none"
+                )));
+            };
+            let scaling = rope.scaling(&["linear"], 0)?;
+            let window = match is_full {
+                true => AttentionWindow::ALL,
+                false => AttentionWindow::within(self.window),
+            };
+            Ok(Span {
+                window,
+                rotary: Some(rotary(self.widths[place], 1.0, base, scaling)?),
+            })
+        })
+    }
 }

@@ -25,7 +25,7 @@ const GEMMA2: Names = Names {
     },
     ..decoders::NAMES
 };
-const GEMMA3: Names = Names {
+pub const GEMMA3: Names = Names {
     query_key_norms: Some(["self_attn.q_norm", "self_attn.k_norm"]),
     ..GEMMA2
 };
@@ -34,7 +34,7 @@ const GEMMA3: Names = Names {
 const CAP: &str = "attn_logit_softcapping";
 
 /// Gemma 2's and 3's.
-const DEFAULTS: Defaults = Defaults {
+pub const DEFAULTS: Defaults = Defaults {
     key_heads: Some(4),
     head_width: Some(256),
     epsilon: 1e-6,

@@ -58,7 +58,7 @@ pub fn read_eurobert(config: &ConfigFile) -> Result<EncoderConfig> {
     })
 }
 
-fn biases(config: &ConfigFile) -> Result<Biases> {
+pub fn biases(config: &ConfigFile) -> Result<Biases> {
     let bias = config.is_set("mlp_bias")?;
     Ok(Biases {
         up: bias,

@@ -5,6 +5,7 @@ mod bart;
 mod bert;
 mod deberta;
 mod decoders;
+mod embedding_gemma2;
 mod fields;
 mod gemma;
 mod gte;
@@ -21,10 +22,14 @@ mod privacy_filter;
 mod qwen;
 mod rope;
 mod t5;
+mod ultrabert;
 
 use std::{collections::BTreeSet, path::Path};
 
 pub use self::bart::check_head as check_bart_head;
+pub use self::embedding_gemma2::{
+    TEXT as EMBEDDING_GEMMA2_TEXT, TEXT_CONFIG, WHOLE as EMBEDDING_GEMMA2,
+};
 pub use self::jina_v3::JINA_V3;
 use super::config::{EncoderConfig, Names};
 use crate::{
@@ -94,6 +99,7 @@ fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         "new" | "gte" => gte::read(config),
         "llama" => llama::read(config),
         "eurobert" => llama::read_eurobert(config),
+        "ultrabert" => ultrabert::read(config),
         "mistral" => mistral::read(config),
         "ministral3" => mistral::read_ministral3(config),
         "lfm2" => lfm2::read(config),
@@ -103,6 +109,7 @@ fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         "gemma2" => gemma::read_gemma2(config),
         "gemma3_text" => gemma::read_gemma3(config),
         "openai_privacy_filter" => privacy_filter::read(config),
+        embedding_gemma2::WHOLE | embedding_gemma2::TEXT => embedding_gemma2::read(config),
         t5::T5 | t5::MT5 => t5::read(config),
         bart::BART => bart::read(config),
         other => Err(Error::model(format!(
@@ -180,6 +187,7 @@ pub fn tokenizer(
 
 /// The body's weights, under their prefix in models with a head. `folder` may have adapters for tasks.
 pub fn weights(config: &mut EncoderConfig, mut weights: Weights, folder: &Path) -> Result<Weights> {
+    ultrabert::rename(config, &mut weights);
     let Names {
         prefix,
         words,
@@ -200,6 +208,7 @@ pub fn weights(config: &mut EncoderConfig, mut weights: Weights, folder: &Path) 
 /// Gives an encoder's weights inside of another model the form that the layers read.
 pub fn arrange(config: &mut EncoderConfig, weights: &mut Weights) -> Result<()> {
     privacy_filter::arrange(config, weights);
+    embedding_gemma2::arrange(config, weights)?;
     deberta::arrange(config, weights)
 }
 
@@ -504,7 +513,7 @@ mod tests {
 
     #[test]
     fn defaults_are_those_of_the_config_classes() {
-        const FIXTURES: [(&str, &str); 26] = [
+        const FIXTURES: [(&str, &str); 29] = [
             ("albert", "tiny-albert"),
             ("bart", "tiny-bart-nli"),
             ("bert", "tiny-bert"),
@@ -514,7 +523,9 @@ mod tests {
             ("deberta-v2", "tiny-deberta-v2"),
             ("distilbert", "tiny-distilbert"),
             ("electra", "tiny-electra"),
+            ("embedding_gemma2_text", "tiny-embedding-gemma2-text"),
             ("ernie", "tiny-ernie"),
+            ("eurobert", "tiny-eurobert-cls"),
             ("gemma", "tiny-gemma-rank"),
             ("gemma2", "tiny-gemma2"),
             ("gemma3_text", "tiny-gemma3"),
@@ -529,12 +540,16 @@ mod tests {
             ("roberta", "tiny-roberta"),
             ("roberta-prelayernorm", "tiny-roberta-prelayernorm"),
             ("t5", "tiny-t5"),
+            ("ultrabert", "tiny-ultrabert"),
             ("xlm-roberta", "tiny-xlm-roberta"),
             ("xlm-roberta-xl", "tiny-xlm-roberta-xl"),
         ];
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
-        let defaults = fs::read(folder.join("published/defaults.json")).unwrap();
-        let defaults: Map<String, Value> = serde_json::from_slice(&defaults).unwrap();
+        let defaults = ["defaults.json", "newer_defaults.json"].map(|name| {
+            let defaults = fs::read(folder.join("published").join(name)).unwrap();
+            serde_json::from_slice::<Map<String, Value>>(&defaults).unwrap()
+        });
+        let defaults: Map<String, Value> = defaults.into_iter().flatten().collect();
         for (model_type, fixture) in FIXTURES {
             let text = fs::read(folder.join("models").join(fixture).join("config.json")).unwrap();
             let fields: Map<String, Value> = serde_json::from_slice(&text).unwrap();

@@ -3,8 +3,7 @@
 use super::{fields, rope};
 use crate::{
     encoder::config::{
-        Biases, Details, EncoderConfig, FeedForward, Gate, HeadInput, HeadRead, Heads, Names,
-        Norms, Span,
+        Biases, Details, EncoderConfig, FeedForward, Gate, HeadInput, Heads, Names, Norms, Span,
     },
     files::config::ConfigFile,
     onnx::layers::{Activation, AttentionWindow, NormKind, Scaling},
@@ -58,11 +57,7 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         head_input: HeadInput {
             activation: activation(config, "classifier_activation")?,
             has_bias: config.is_set("classifier_bias")?,
-            read: if is_mean(config)? {
-                HeadRead::Mean
-            } else {
-                HeadRead::First
-            },
+            read: fields::head_read(config)?,
         },
         details: Details {
             predicts_with_bias: config.is_set_or("decoder_bias", true)?,
@@ -75,16 +70,6 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
 
 fn activation(config: &ConfigFile, field: &str) -> Result<Activation> {
     fields::activation(config, &[field])
-}
-
-fn is_mean(config: &ConfigFile) -> Result<bool> {
-    match config.get::<String>("classifier_pooling")?.as_deref() {
-        None | Some("cls") => Ok(false),
-        Some("mean") => Ok(true),
-        Some(other) => Err(Error::model(format!(
-            "expected `classifier_pooling` `cls` or `mean`, but found `{other}`"
-        ))),
-    }
 }
 
 /// Full attention in every n-th layer, with a separate base, and a window in the others. `transformers` 5 files list

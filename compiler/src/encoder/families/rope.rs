@@ -50,6 +50,14 @@ fn truncates() -> Option<bool> {
 }
 
 impl Rope {
+    /// Rotary positions without scaling.
+    pub fn of_base(base: f64) -> Self {
+        Self {
+            rope_theta: Some(base),
+            ..Self::default()
+        }
+    }
+
     /// The settings for all layers. `rope_scaling` takes precedence, as in `transformers` 5.
     pub fn read(config: &ConfigFile) -> Result<Self> {
         Self::read_or(config, Self::default())

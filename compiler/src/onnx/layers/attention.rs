@@ -207,7 +207,7 @@ impl Blocks {
             )
         });
         let flat = graph.integers(
-            "flat_blocks",
+            &format!("flat_blocks_{}", attention.heads * attention.width),
             &[0, -1, (attention.heads * attention.width) as i64],
         );
         let blocks = graph.node(
@@ -400,7 +400,7 @@ fn by_head(graph: &mut GraphBuilder, attention: &Attention, tokens: &Value) -> V
         ..
     } = *attention;
     let shape = graph.integers(
-        &format!("heads_{key_heads}"),
+        &format!("heads_{key_heads}_{width}"),
         &[0, 0, key_heads as i64, width as i64],
     );
     let tokens = graph.node("Reshape", &[tokens, &shape], vec![]);
@@ -415,7 +415,7 @@ fn by_head(graph: &mut GraphBuilder, attention: &Attention, tokens: &Value) -> V
     let rows: Vec<i64> = (0..heads)
         .map(|head| (head * key_heads / heads) as i64)
         .collect();
-    let rows = graph.integers("key_heads", &rows);
+    let rows = graph.integers(&format!("key_heads_{key_heads}"), &rows);
     graph.node("Gather", &[&tokens, &rows], vec![integer("axis", 1)])
 }
 

@@ -23,12 +23,13 @@ impl Layers<'_> {
         [heads, width]: [usize; 2],
     ) -> Result<Value> {
         let by_head = self.graph.integers(
-            &format!("heads_{heads}"),
+            &format!("heads_{heads}_{width}"),
             &[0, 0, heads as i64, width as i64],
         );
-        let flat = self
-            .graph
-            .integers(&format!("flat_{heads}"), &[0, 0, (heads * width) as i64]);
+        let flat = self.graph.integers(
+            &format!("flat_{}", heads * width),
+            &[0, 0, (heads * width) as i64],
+        );
         let value = self.graph.node("Reshape", &[value, &by_head], vec![]);
         let value = self.normalize_rows(&value, name, width)?;
         Ok(self.graph.node("Reshape", &[&value, &flat], vec![]))

@@ -328,6 +328,7 @@ impl EmbeddingPipeline {
         let tokenizer = self.encoder.input_tokenizer(deadline).await?;
         let (mut encodings, parts) = tokenizer.encode_parts(text, ends).await?;
         encodings.set_task(self.task(options)?);
+        encodings.refuse(&self.settings.placeholders)?;
         let vectors = |row: Row<'_>| -> Vec<Vec<f32>> {
             let part = |tokens: &Range<usize>| {
                 let values = &row.values[tokens.start * row.width..tokens.end * row.width];
@@ -515,6 +516,7 @@ impl EmbeddingPipeline {
             .encode(inputs, &options)
             .await?;
         encodings.set_task(task);
+        encodings.refuse(&settings.placeholders)?;
         Ok(encodings)
     }
 

@@ -62,6 +62,8 @@ pub struct EmbeddingSettings {
     pub unpooled: Option<BTreeMap<String, usize>>,
     /// Tasks for which the model has adapters, in the graph's order; each is the name of a prompt, too.
     pub tasks: Vec<String>,
+    /// Tokens in place of which the model reads images and sound; texts with them are refused.
+    pub placeholders: Vec<u32>,
 }
 
 /// Dense vector settings: the graph output, and how it is pooled.
@@ -96,6 +98,8 @@ struct Table {
     unpooled: Option<BTreeMap<String, usize>>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     tasks: Vec<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    placeholders: Vec<u32>,
     sparse: Option<SparseSettings>,
     multi_vector: Option<Box<MultiVectorSettings>>,
 }
@@ -110,6 +114,7 @@ impl TryFrom<Table> for EmbeddingSettings {
             prompts,
             unpooled,
             tasks,
+            placeholders,
             sparse,
             multi_vector,
             ..
@@ -161,6 +166,7 @@ impl TryFrom<Table> for EmbeddingSettings {
             prompts,
             unpooled,
             tasks,
+            placeholders,
         })
     }
 }
@@ -176,6 +182,7 @@ impl From<EmbeddingSettings> for Table {
             prompts,
             unpooled,
             tasks,
+            placeholders,
         } = settings;
         let (mut output, mut pooling, mut normalize, mut dimensions) = (None, None, None, None);
         let mut similarity = None;
@@ -198,6 +205,7 @@ impl From<EmbeddingSettings> for Table {
             prompts,
             unpooled,
             tasks,
+            placeholders,
             sparse,
             multi_vector,
         }

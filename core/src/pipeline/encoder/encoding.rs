@@ -131,6 +131,21 @@ impl Encodings {
             .for_each(|encoding| encoding.task = task);
     }
 
+    /// Refuses inputs with one of these tokens, in place of which a model reads images or sound.
+    pub fn refuse(&self, placeholders: &[u32]) -> Result<()> {
+        let texts = self.list.len() / self.inputs_per_text;
+        for (index, encoding) in self.list.iter().enumerate() {
+            if let Some(id) = encoding.ids.iter().find(|id| placeholders.contains(id)) {
+                let error = Error::invalid(format!(
+                    "token {id} is the place of an image or a sound, which the model does not read"
+                ))
+                .with_hint("remove it from the text");
+                return Err(at_text(error, index / self.inputs_per_text, texts));
+            }
+        }
+        Ok(())
+    }
+
     /// Token count of all inputs, special tokens included.
     pub fn tokens(&self) -> usize {
         self.list.iter().map(Encoding::len).sum()

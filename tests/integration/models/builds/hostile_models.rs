@@ -162,7 +162,7 @@ fn absurd_sizes_are_refused_by_name_in_all_families() {
         return;
     }
     let [bert, distilbert, nomic, grouped, t5, t5_decoder, fairseq] = SIZES;
-    let families: [(&str, &[&[&str]]); 32] = [
+    let families: [(&str, &[&[&str]]); 34] = [
         ("tiny-bert", &[bert]),
         ("tiny-distilbert", &[distilbert]),
         ("tiny-roberta", &[bert]),
@@ -204,6 +204,22 @@ fn absurd_sizes_are_refused_by_name_in_all_families() {
                 bert,
                 grouped,
                 &["num_experts_per_tok", "num_local_experts", "sliding_window"],
+            ],
+        ),
+        (
+            "tiny-ultrabert",
+            &[bert, grouped, &["sliding_window", "prediction_head_size"]],
+        ),
+        (
+            "tiny-embedding-gemma2-text",
+            &[
+                bert,
+                grouped,
+                &[
+                    "sliding_window",
+                    "embedding_dim",
+                    "hidden_size_per_layer_input",
+                ],
             ],
         ),
         ("tiny-sentence-t5", &[t5]),

@@ -285,6 +285,11 @@ async fn gemma_for_ranking() {
 }
 
 #[tokio::test]
+async fn ultrabert_in_its_older_form() {
+    compare("tiny-ultrabert-cls").await;
+}
+
+#[tokio::test]
 async fn modernbert_with_the_first_token() {
     compare("tiny-modernbert-cls").await;
 }

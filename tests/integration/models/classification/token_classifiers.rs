@@ -190,6 +190,11 @@ async fn mpnet() {
 }
 
 #[tokio::test]
+async fn ultrabert() {
+    compare("tiny-ultrabert-ner").await;
+}
+
+#[tokio::test]
 async fn modernbert() {
     compare("tiny-modernbert-ner").await;
 }

@@ -283,6 +283,36 @@ async fn modernbert_with_windows() {
 }
 
 #[tokio::test]
+async fn ultrabert_with_grouped_keys() {
+    tiny("tiny-ultrabert").await;
+}
+
+#[tokio::test]
+async fn embedding_gemma2_beside_a_tower_for_images() {
+    tiny("tiny-embedding-gemma2").await;
+}
+
+#[tokio::test]
+async fn embedding_gemma2_refuses_the_places_of_images() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let source = fixtures().join("models/tiny-embedding-gemma2");
+    let model = open(source, folder.path(), Some(Precision::Fp32), runtime).unwrap();
+    let inputs = ["a", "a <|image|>"].map(|text| Input::Text(text.to_owned()));
+    let refusal = pipeline(&model)
+        .embed(inputs.into(), &options(), deadline())
+        .await
+        .err()
+        .unwrap();
+    insta::assert_snapshot!(refusal.chain().to_string(), @"text 1: token 320 is the place of an image or a sound, which the model does not read; remove it from the text");
+}
+
+#[tokio::test]
+async fn embedding_gemma2_for_texts() {
+    tiny("tiny-embedding-gemma2-text").await;
+}
+
+#[tokio::test]
 async fn nomic_bert_with_dynamic_scaling() {
     tiny("tiny-nomic").await;
 }
@@ -326,6 +356,8 @@ async fn padding_does_not_change_vectors() {
     let families = [
         ("tiny-mpnet", [0, 3]),
         ("tiny-modernbert", [0, 3]),
+        ("tiny-ultrabert", [0, 3]),
+        ("tiny-embedding-gemma2", [0, 3]),
         ("tiny-nomic", [10, 0]),
         ("tiny-gte", [0, 3]),
         ("tiny-gte-types", [0, 3]),

@@ -167,13 +167,20 @@ const RMS_MODELS: [&str; 7] = [
 ];
 
 /// Fixtures for decoder families, with windows, limited scores, scaled rotary positions and heads.
-const DECODERS: [&str; 18] = [
+const DECODERS: [&str; 25] = [
     "tiny-llama",
     "tiny-mistral",
     "tiny-qwen2",
     "tiny-gemma2",
     "tiny-eurobert",
     "tiny-eurobert-cls",
+    "tiny-ultrabert",
+    "tiny-ultrabert-cls",
+    "tiny-ultrabert-ner",
+    "tiny-ultrabert in blocks",
+    "tiny-embedding-gemma2",
+    "tiny-embedding-gemma2-text",
+    "tiny-embedding-gemma2-text in blocks",
     "tiny-llama-cls",
     "tiny-gemma-rank",
     "tiny-ministral3",

@@ -265,7 +265,7 @@ impl<'a> Reader<'a> {
             }
             ("", "MatMul") => self.dense(input(0), input(1))?,
             ("", "Add") => self.add(input(0), input(1))?,
-            ("", "Mul") => self.gate(node)?,
+            ("", "Mul") => self.multiply(node)?,
             ("", "LayerNormalization" | "SimplifiedLayerNormalization") => {
                 let norm = self.norm(node, [input(1), input(2)])?;
                 self.normalize([input(0), ""], norm)?

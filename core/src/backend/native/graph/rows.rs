@@ -539,8 +539,40 @@ impl<'a> Reader<'a> {
         Ok(self.all(out))
     }
 
+    /// Multiplies by a number, or by a value of the same shape, or by the activated half of the same matrix.
+    pub fn multiply(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
+        let ([left, right], Ok(Meaning::Rows(_))) = (
+            &node.input[..],
+            self.meaning(node.input.first().map_or("", String::as_str)),
+        ) else {
+            return self.gate(node);
+        };
+        let input = self.whole(left)?;
+        let Value { per, width, .. } = self.values[input];
+        let factor = match self.constants.contains_key(right.as_str()) {
+            true => Some(self.array::<f32>(right, 1)?[0]),
+            false => None,
+        };
+        let other = match factor {
+            Some(_) => input,
+            None => self.same(right, input)?,
+        };
+        let out = self.value(per, width);
+        self.row(
+            per,
+            match factor {
+                Some(factor) => RowOperation::Scale { input, factor, out },
+                None => RowOperation::Multiply {
+                    inputs: [input, other],
+                    out,
+                },
+            },
+        );
+        Ok(self.all(out))
+    }
+
     /// Activates one half of a matrix, and multiplies it by the other half.
-    pub fn gate(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
+    fn gate(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
         let refuse = || {
             unsupported(&format!(
                 "the product `{}`, which does not belong to a gate",

@@ -1,0 +1,97 @@
+//! UltraBERT: EuroBERT's layers, with windows in most of them, and a rotary base per kind of layer.
+
+use super::{
+    decoders::{self, Defaults},
+    fields::{self, LayerKinds},
+    llama,
+    rope::Rope,
+};
+use crate::{
+    encoder::config::{Details, EncoderConfig, HeadInput, Names},
+    files::{config::ConfigFile, weights::Weights},
+    onnx::layers::Activation,
+};
+use kivu::error::Result;
+
+const NAMES: Names = Names {
+    labels: "classifier",
+    ..decoders::NAMES
+};
+
+/// Prefixes in files, and those in the class.
+const PREFIXES: [[&str; 2]; 2] = [["ultrabert.", NAMES.prefix], ["cls.", "head.decoder."]];
+
+/// Rotary base of an entry that has none.
+const BASE: f64 = 10_000.0;
+
+pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
+    let defaults = Defaults::LLAMA;
+    let spans = kinds(config, &defaults)?.spans(config)?;
+    let shared = decoders::read(config, &NAMES, &defaults, spans)?;
+    let width = config.get_size("prediction_head_size")?.unwrap_or(768);
+    Ok(EncoderConfig {
+        biases: llama::biases(config)?,
+        head_input: HeadInput {
+            read: fields::head_read(config)?,
+            ..HeadInput::first(Activation::Tanh)
+        },
+        details: Details {
+            prediction_width: Some(width),
+            ..shared.details
+        },
+        ..shared
+    })
+}
+
+/// Gives weights the names in the class: `transformers` saves others.
+pub fn rename(config: &EncoderConfig, weights: &mut Weights) {
+    if config.details.prediction_width.is_none() {
+        return;
+    }
+    for [old, new] in PREFIXES {
+        let found = weights.split_off(old).tensors.into_iter();
+        let renamed = found.map(|(name, weight)| (name.replacen(old, new, 1), weight));
+        weights.tensors.extend(renamed);
+    }
+}
+
+/// Older files list a window and a rotary base for each layer, of which one for each kind of layer counts.
+fn kinds(config: &ConfigFile, defaults: &Defaults) -> Result<LayerKinds> {
+    let kind = |is_full| LayerKinds::name(is_full).to_owned();
+    let windows: Option<Vec<Option<usize>>> = config.get("attention_windows")?;
+    let types: Vec<String> = match (config.get("layer_types")?, &windows) {
+        (Some(types), _) => types,
+        (None, Some(windows)) => windows
+            .iter()
+            .map(|window| kind(window.unwrap_or(0) == 0))
+            .collect(),
+        (None, None) => (1..=config.require_size("num_hidden_layers")?)
+            .map(|layer| kind(layer % 3 == 0))
+            .collect(),
+    };
+    let listed = windows.into_iter().flatten().flatten();
+    let window = config.get_size("sliding_window")?.unwrap_or(128);
+    let bases: Option<Vec<f64>> = config.get("rope_theta")?;
+    let mut ropes = match (LayerKinds::ropes(config)?, bases) {
+        (Some(ropes), _) => ropes,
+        (None, Some(bases)) => {
+            let listed = types.iter().cloned().zip(bases);
+            listed
+                .map(|(kind, base)| (kind, Rope::of_base(base)))
+                .collect()
+        }
+        (None, None) => LayerKinds::ropes_of_bases([2_560_000.0, BASE]),
+    };
+    for rope in ropes.values_mut() {
+        rope.rope_theta.get_or_insert(BASE);
+    }
+    Ok(LayerKinds {
+        types,
+        ropes,
+        window: listed
+            .into_iter()
+            .find(|window| *window > 0)
+            .unwrap_or(window),
+        widths: [decoders::heads(config, defaults)?.width; 2],
+    })
+}
