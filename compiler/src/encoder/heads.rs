@@ -103,7 +103,7 @@ impl Prediction {
                     "NewForMaskedLM" => config.feed_forward.activation,
                     _ => Activation::Gelu,
                 },
-                norm: "lm_head.norm",
+                norm: Some("lm_head.norm"),
                 biases: Some(["lm_head.decoder.bias"; 2]),
                 ..roberta
             },
