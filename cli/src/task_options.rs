@@ -10,7 +10,9 @@ use super::choices::choices;
 use kivu::{
     config::{list_text, parse_lists},
     error::quoted,
-    pipeline::{embedding::vectors::VectorType, entities::Aggregation},
+    pipeline::{
+        embedding::vectors::VectorType, entities::Aggregation, redaction::placeholders::Style,
+    },
     task::{JobOptions, extraction::SchemaForm},
 };
 
@@ -42,6 +44,12 @@ struct Given {
     /// Add texts in which entities are replaced by their labels
     #[arg(long, num_args = 0, default_missing_value = "true")]
     redact: Option<String>,
+    /// What replacements have besides labels; `hash` and `encrypt` need the key in KIVU_REDACT_KEY [default: label]
+    #[arg(long, value_name = "STYLE", value_parser = choices::<Style>())]
+    redact_style: Option<String>,
+    /// Also find these patterns, separated by commas, or `all`: numbers with check digits, addresses, keys
+    #[arg(long, value_name = "PATTERNS")]
+    patterns: Vec<String>,
     /// Find entities with scores above this one, with a model that takes labels [default: 0.5]
     #[arg(long, value_name = "SCORE", value_parser = number::<f32>)]
     threshold: Option<String>,

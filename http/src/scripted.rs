@@ -253,6 +253,7 @@ fn model(name: &str, task: Task, pipeline: Pipeline) -> Model {
         engine: None,
         runtime: None,
         fleet: None,
+        redact_key: None,
     };
     Model {
         name,

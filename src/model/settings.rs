@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::loaded::Placement;
-use kivu_base::config::{BatchConfig, Config, FleetConfig, Limits, Policy};
+use kivu_base::config::{BatchConfig, Config, FleetConfig, Limits, Policy, Secret};
 use kivu_core::backend::Engine;
 #[cfg(not(target_family = "wasm"))]
 use kivu_onnx::library;
@@ -24,6 +24,14 @@ pub struct ModelSettings {
     pub runtime: Option<String>,
     /// The servers that may run the model; `None` without any.
     pub fleet: Option<FleetSettings>,
+    /// Key for replacements in jobs, of which a hash identifies a job.
+    #[serde(serialize_with = "hashed", skip_serializing_if = "Option::is_none")]
+    pub redact_key: Option<Secret>,
+}
+
+fn hashed<S: Serializer>(key: &Option<Secret>, serializer: S) -> Result<S::Ok, S::Error> {
+    let hash = |key: &Secret| blake3::hash(key.0.as_bytes()).to_hex().to_string();
+    key.as_ref().map(hash).serialize(serializer)
 }
 
 /// A model's fleet, and when it is used.
@@ -70,6 +78,7 @@ impl ModelSettings {
             memory_limit: _,
             slow_request_ms: _,
             cors_origins: _,
+            redact_key,
         } = config;
         let Limits {
             truncate,
@@ -125,6 +134,7 @@ impl ModelSettings {
                 version: version.clone(),
                 is_required: *policy == Policy::Fleet,
             }),
+            redact_key: redact_key.clone(),
         }
     }
 }

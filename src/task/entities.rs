@@ -5,7 +5,11 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::{Scope, TruncationParameters, labels::LabelList};
-use kivu_base::{error::Result, json::flattened, json_schemas::Alias};
+use kivu_base::{
+    error::{Error, Result},
+    json::flattened,
+    json_schemas::Alias,
+};
 use kivu_core::{
     backend::Deadline,
     pipeline::{
@@ -18,9 +22,72 @@ use kivu_core::{
             },
             zero_shot_entities::{EntitySearch, ZeroShotEntitiesOptions, ZeroShotEntitiesPipeline},
         },
+        redaction::{
+            Key, Redaction,
+            patterns::{PATTERNS, Patterns},
+            placeholders::{Mapping, NumberScope, Replacement, Style},
+        },
     },
 };
 use kivu_text::{Truncation, WindowOptions};
+
+/// Patterns beside a model's entities, and how what is found is replaced.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
+#[serde(expecting = "an object")]
+pub struct RedactionParameters {
+    /// Also find these patterns, separated by commas, or `all`: numbers with check digits, addresses, keys
+    pub patterns: Option<LabelList>,
+    /// Add texts in which entities are replaced by their labels
+    pub redact: Option<bool>,
+    /// What the replacements have besides labels: nothing, a number, a keyed hash, or the encrypted original [default: label]
+    pub redact_style: Option<Style>,
+    /// Where the same original has the same number [default: text]
+    pub redact_scope: Option<NumberScope>,
+    /// The key for the styles `hash` and `encrypt`: 64 hexadecimal digits.
+    pub redact_key: Option<Key>,
+    /// The originals by placeholder from earlier texts, whose numbers are continued.
+    pub redact_mapping: Option<Mapping>,
+}
+
+impl RedactionParameters {
+    /// Checks the parameters.
+    ///
+    /// # Errors
+    /// A pattern is unknown, the key does not fit the style, or a parameter has no effect.
+    pub fn prepare(&self) -> Result<Redaction> {
+        let patterns = match &self.patterns {
+            Some(names) => Patterns::new(&names.read("parameters.patterns", PATTERNS.len())?)?,
+            None => Patterns::default(),
+        };
+        let style = self.redact_style.unwrap_or_default();
+        let redacts = self.redact.unwrap_or(false);
+        let refuse = |given: &[(&str, bool)], needed: &str| match given.iter().find(|given| given.1)
+        {
+            Some((name, _)) => Err(Error::invalid(format!(
+                "`{name}` has no effect without {needed}"
+            ))),
+            None => Ok(()),
+        };
+        let numbers = [
+            ("redact_scope", self.redact_scope.is_some()),
+            ("redact_mapping", self.redact_mapping.is_some()),
+        ];
+        if !redacts {
+            let style = ("redact_style", self.redact_style.is_some());
+            let key = ("redact_key", self.redact_key.is_some());
+            refuse(&[style, key, numbers[0], numbers[1]], "`redact`")?;
+        } else if style != Style::Number {
+            refuse(&numbers, "the `redact_style` `number`")?;
+        }
+        let replacement = redacts.then(|| Replacement::new(style, self.redact_key.clone()));
+        Ok(Redaction {
+            patterns,
+            replacement: replacement.transpose()?,
+            scope: self.redact_scope.unwrap_or_default(),
+            known: self.redact_mapping.clone().unwrap_or_default(),
+        })
+    }
+}
 
 /// Token classification parameters.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
@@ -32,10 +99,11 @@ pub struct TokenClassificationParameters {
     pub ignore_labels: Option<LabelList>,
     /// Read long texts in windows that overlap by this many tokens, or words with a model that takes labels
     pub stride: Option<usize>,
-    /// Add texts in which entities are replaced by their labels
-    pub redact: Option<bool>,
     /// Find more or longer entities, or fewer or shorter ones, with a model whose labels mark ends (`E-`, `S-`)
     pub transition_biases: Option<TransitionBiases>,
+    /// What else is found, and how it is replaced.
+    #[serde(flatten, deserialize_with = "flattened")]
+    pub redaction: RedactionParameters,
     /// How texts above the token limit are handled.
     #[serde(flatten, deserialize_with = "flattened")]
     pub truncation: TruncationParameters,
@@ -60,8 +128,9 @@ pub struct ZeroShotEntitiesParameters {
     pub multi_label: Option<bool>,
     /// Reads long texts in windows that overlap by this many words.
     pub stride: Option<usize>,
-    /// Whether to return texts with labels in place of entities, too.
-    pub redact: Option<bool>,
+    /// What else is found, and how it is replaced.
+    #[serde(flatten, deserialize_with = "flattened")]
+    pub redaction: RedactionParameters,
     /// How texts above the token limit are handled; labels count towards the limit.
     #[serde(flatten, deserialize_with = "flattened")]
     pub truncation: TruncationParameters,
@@ -101,12 +170,11 @@ impl TokenClassificationParameters {
             max_windows: scope.max_parts,
             begin_at_words: false,
         };
-        let redacts = self.redact.unwrap_or(false);
         let options = TokenClassificationOptions::new(
             self.aggregation_strategy,
             ignored.transpose()?,
             windows,
-            redacts,
+            self.redaction.prepare()?,
         )?;
         let options = pipeline.with_biases(options, self.transition_biases)?;
         Ok(EntityFinder::Own(pipeline.clone(), options))
@@ -136,7 +204,7 @@ impl ZeroShotEntitiesParameters {
                 max_windows: scope.max_parts,
                 begin_at_words: false,
             },
-            redacts: self.redact.unwrap_or(false),
+            redaction: self.redaction.prepare()?,
         };
         Ok(EntityFinder::Labels(pipeline.clone(), options))
     }
@@ -145,10 +213,11 @@ impl ZeroShotEntitiesParameters {
 impl EntityFinder {
     /// Whether entities are replaced in texts.
     pub fn redacts(&self) -> bool {
-        match self {
-            Self::Own(_, options) => options.redacts,
-            Self::Labels(_, options) => options.redacts,
-        }
+        let redaction = match self {
+            Self::Own(_, options) => &options.redaction,
+            Self::Labels(_, options) => &options.redaction,
+        };
+        redaction.replacement.is_some()
     }
 
     /// Finds entities in texts.

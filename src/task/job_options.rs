@@ -26,6 +26,7 @@ use kivu_base::{
 use kivu_core::pipeline::{
     embedding::{VectorKind, vectors::VectorType},
     entities::Aggregation,
+    redaction::placeholders::Style,
 };
 
 /// A job's task options, by name.
@@ -209,6 +210,8 @@ impl JobParameters for TokenClassificationParameters {
         option("ignore-labels", "ignore_labels", Form::List),
         option("stride", "stride", Form::Count),
         option("redact", "redact", Form::Flag),
+        option("redact-style", "redact_style", Form::Choice(names::<Style>)),
+        option("patterns", "patterns", Form::List),
     ];
 }
 
@@ -220,6 +223,8 @@ impl JobParameters for ZeroShotEntitiesParameters {
         option("multi-label", "multi_label", Form::Flag),
         option("stride", "stride", Form::Count),
         option("redact", "redact", Form::Flag),
+        option("redact-style", "redact_style", Form::Choice(names::<Style>)),
+        option("patterns", "patterns", Form::List),
     ];
 }
 

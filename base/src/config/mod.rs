@@ -127,6 +127,8 @@ pub struct Config {
     /// This process's memory limit in bytes, set by the Lambda function or the control group.
     #[serde(skip)]
     pub memory_limit: Option<u64>,
+    /// Key for the styles `hash` and `encrypt` of replacements in jobs and commands: 64 hexadecimal digits.
+    pub redact_key: Option<Secret>,
     /// Request limits.
     pub limits: Limits,
     /// Settings for batch jobs in the Lambda function.
@@ -158,6 +160,7 @@ impl Default for Config {
             s3: S3Config::default(),
             hub: HubConfig::default(),
             memory_limit: None,
+            redact_key: None,
             limits: Limits::default(),
             batch: BatchConfig::default(),
         }

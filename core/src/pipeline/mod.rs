@@ -5,6 +5,7 @@ pub mod embedding;
 pub mod encoder;
 pub mod entities;
 pub mod generation;
+pub mod redaction;
 pub mod seq2seq;
 mod task;
 

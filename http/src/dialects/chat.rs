@@ -29,7 +29,10 @@ use kivu::{
     repository::{Manifest, TaskSettings},
     task::{
         TruncationParameters,
-        entities::{EntityFinder, TokenClassificationParameters, ZeroShotEntitiesParameters},
+        entities::{
+            EntityFinder, RedactionParameters, TokenClassificationParameters,
+            ZeroShotEntitiesParameters,
+        },
         labels::LabelList,
     },
 };
@@ -287,7 +290,7 @@ impl ChatRequest {
                     flat_ner: Some(self.flat_ner.unwrap_or(false)),
                     multi_label: None,
                     stride: stride(pipeline.settings().max_words),
-                    redact: None,
+                    redaction: RedactionParameters::default(),
                     truncation: TruncationParameters::default(),
                 };
                 parameters.prepare(pipeline, &context.scope())

@@ -87,6 +87,7 @@ mod tests {
                     version: None,
                     is_required: false,
                 }),
+                redact_key: None,
             },
             parameters: Parameters::default(),
             sink: Some("s3vectors://bucket/index".into()),

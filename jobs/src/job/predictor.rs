@@ -16,6 +16,7 @@ use kivu::{
         classification::scores::descending,
         embedding::{TextVectors, VectorKind, vectors::VectorType},
         entities::TextEntities,
+        redaction::{Key, placeholders::Style},
         seq2seq::GeneratedText,
     },
     task::{
@@ -24,7 +25,10 @@ use kivu::{
             ClassificationParameters, Classifier, ZeroShotClassifier, ZeroShotParameters,
         },
         embedding::{Embedder, EmbeddingParameters},
-        entities::{EntityFinder, TokenClassificationParameters, ZeroShotEntitiesParameters},
+        entities::{
+            EntityFinder, RedactionParameters, TokenClassificationParameters,
+            ZeroShotEntitiesParameters,
+        },
         extraction::{ExtractionParameters, Extractor},
         ranking::{Ranker, RankingParameters},
         text_to_text::{TextGenerator, TextToTextParameters},
@@ -115,7 +119,8 @@ impl Predictor {
                 scores,
             ),
             Pipeline::TokenClassification(pipeline) => {
-                let parameters: TokenClassificationParameters = options.parameters()?;
+                let mut parameters: TokenClassificationParameters = options.parameters()?;
+                add_key(&mut parameters.redaction, model)?;
                 // Labels that are left out have no cost, so their number is not limited.
                 Self::Entities(parameters.prepare(
                     pipeline,
@@ -140,11 +145,9 @@ impl Predictor {
             }
             Pipeline::ZeroShotEntities(pipeline) => {
                 require_labels()?;
-                Self::Entities(
-                    options
-                        .parameters::<ZeroShotEntitiesParameters>()?
-                        .prepare(pipeline, &scope)?,
-                )
+                let mut parameters: ZeroShotEntitiesParameters = options.parameters()?;
+                add_key(&mut parameters.redaction, model)?;
+                Self::Entities(parameters.prepare(pipeline, &scope)?)
             }
             Pipeline::ZeroShot(pipeline) => {
                 require_labels()?;
@@ -382,7 +385,7 @@ impl Predictor {
                 let found = finder.run(texts, deadline).await?;
                 let answer = |found| match found {
                     TextEntities::Entities(entities) => vec![Cell::Entities(entities)],
-                    TextEntities::Redacted { text, entities } => {
+                    TextEntities::Redacted { text, entities, .. } => {
                         vec![Cell::Text(text.into()), Cell::Entities(entities)]
                     }
                 };
@@ -421,6 +424,17 @@ impl Predictor {
             }
         }
     }
+}
+
+/// Adds the configured key, if the style needs one.
+fn add_key(redaction: &mut RedactionParameters, model: &Model) -> Result<()> {
+    let key = model.settings.redact_key.as_ref();
+    if let Some(key) = key
+        && matches!(redaction.redact_style, Some(Style::Hash | Style::Encrypt))
+    {
+        redaction.redact_key = Some(Key::from_hex(&key.0)?);
+    }
+    Ok(())
 }
 
 fn vector_cells(embedder: &Embedder, text: TextVectors) -> Answer {

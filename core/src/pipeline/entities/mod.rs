@@ -1,7 +1,6 @@
 //! Token scores to entities, with the results of the `token-classification` pipeline in `transformers`.
 
 pub mod extraction;
-pub mod redaction;
 pub mod schema;
 pub mod tags;
 pub mod token_classification;
@@ -22,6 +21,7 @@ use self::{
     tags::{TagScheme, TransitionBiases},
     token_classification::OUTSIDE,
 };
+use super::redaction::placeholders::Mapping;
 use kivu_base::error::{Error, Result};
 use kivu_text::Tokenizer;
 
@@ -84,10 +84,13 @@ pub enum TextEntities {
     Entities(Vec<Entity>),
     /// The entities, and the text in which they are replaced.
     Redacted {
-        /// The text, with each entity replaced by its label.
+        /// The text, with a placeholder in place of each entity.
         text: String,
         /// The entities, with their places in the text as it was sent.
         entities: Vec<Entity>,
+        /// Originals by placeholder, if they are numbers or hashes.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        mapping: Option<Mapping>,
     },
 }
 
@@ -102,14 +105,6 @@ impl Entity {
 }
 
 impl TextEntities {
-    /// With the redacted text, if there is one.
-    pub fn new(redacted: Option<String>, entities: Vec<Entity>) -> Self {
-        match redacted {
-            Some(text) => Self::Redacted { text, entities },
-            None => Self::Entities(entities),
-        }
-    }
-
     /// The entities, with their places in the text as it was sent.
     pub fn entities(&self) -> &[Entity] {
         match self {

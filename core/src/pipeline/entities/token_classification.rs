@@ -9,9 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Aggregation, Entity, EntityCount, Grouping, IndexedText, ScoredToken, TextEntities,
-    entity_group,
-    redaction::redact,
-    resolve_overlaps,
+    entity_group, resolve_overlaps,
     tags::{TagScheme, TransitionBiases},
 };
 use crate::backend::{Deadline, routing::Route};
@@ -22,6 +20,7 @@ use crate::pipeline::{
         encoding::{EncodedWindows, EncodingOptions, Input},
         usage::Usage,
     },
+    redaction::Redaction,
 };
 use kivu_base::error::{Error, Result};
 use kivu_text::{Tokenizer, Truncation, WindowOptions};
@@ -64,8 +63,8 @@ pub struct TokenClassificationOptions {
     pub ignored: BTreeSet<String>,
     /// How texts above the token limit are read.
     pub windows: WindowOptions,
-    /// Whether to replace entities in texts by their labels.
-    pub redacts: bool,
+    /// What else is found, and how it is replaced.
+    pub redaction: Redaction,
     /// For models whose labels mark ends of entities.
     pub transition_biases: TransitionBiases,
 }
@@ -76,10 +75,15 @@ impl TokenClassificationOptions {
         aggregation: Option<Aggregation>,
         ignored: Option<Vec<String>>,
         mut windows: WindowOptions,
-        redacts: bool,
+        redaction: Redaction,
     ) -> Result<Self> {
         let aggregation = aggregation.unwrap_or_default();
-        let needs_entities = [("stride", windows.stride.is_some()), ("redact", redacts)];
+        let redacts = redaction.replacement.is_some();
+        let needs_entities = [
+            ("stride", windows.stride.is_some()),
+            ("redact", redacts),
+            ("patterns", !redaction.patterns.is_empty()),
+        ];
         if let Some((name, _)) = needs_entities.iter().find(|(_, is_set)| *is_set)
             && aggregation == Aggregation::None
         {
@@ -100,7 +104,7 @@ impl TokenClassificationOptions {
             aggregation,
             ignored,
             windows,
-            redacts,
+            redaction,
             transition_biases: TransitionBiases::default(),
         })
     }
@@ -301,23 +305,16 @@ impl TokenClassificationPipeline {
                 .for_each(|(token, index)| token.index = index);
             by_text[text] = count.add(grouping.entities(&indexed[text], tokens)?)?;
         }
-        let resolved =
-            by_text
-                .into_iter()
-                .zip(counts)
-                .zip(texts.iter())
-                .map(|((entities, windows), text)| {
-                    // Includes entities that another window overrules, since they may cover more text.
-                    let redacted = options.redacts.then(|| redact(text, &entities));
-                    let entities = if windows > 1 {
-                        resolve_overlaps(entities)
-                    } else {
-                        entities
-                    };
-                    TextEntities::new(redacted, entities)
-                });
+        let (mut redactor, mut found) = (options.redaction.begin()?, Vec::new());
+        for ((entities, windows), text) in by_text.into_iter().zip(counts).zip(texts.iter()) {
+            let resolved = match windows {
+                ..=1 => entities.clone(),
+                _ => resolve_overlaps(entities.clone()),
+            };
+            found.push(redactor.text(text, &entities, resolved)?);
+        }
         Ok(FoundEntities {
-            texts: resolved.collect(),
+            texts: found,
             usage,
         })
     }
@@ -401,8 +398,9 @@ mod tests {
     use std::{path::Path, time::Duration};
 
     use super::*;
-    use crate::backend::{
-        Signature, TensorSpec, scripted::ScriptedBackend, tensors::TensorEncoder,
+    use crate::{
+        backend::{Signature, TensorSpec, scripted::ScriptedBackend, tensors::TensorEncoder},
+        pipeline::redaction::placeholders::Replacement,
     };
     use kivu_base::tensor::{ElementType, Elements, Tensor};
 
@@ -451,13 +449,17 @@ mod tests {
             max_windows: 2,
             begin_at_words: false,
         };
-        let options = TokenClassificationOptions::new(None, None, windows, true).unwrap();
+        let redaction = Redaction {
+            replacement: Some(Replacement::Label),
+            ..Redaction::default()
+        };
+        let options = TokenClassificationOptions::new(None, None, windows, redaction).unwrap();
         let deadline = Deadline::within(Duration::from_secs(60));
         let mut found = pipeline
             .entities(vec!["a e o n".into()], &options, deadline)
             .await
             .unwrap();
-        let Some(TextEntities::Redacted { text, entities }) = found.texts.pop() else {
+        let Some(TextEntities::Redacted { text, entities, .. }) = found.texts.pop() else {
             panic!("not redacted")
         };
         let places: Vec<_> = entities

@@ -6,8 +6,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Entity, EntityCount, EntityLabel, IndexedText, TextEntities,
-    redaction::redact,
+    Entity, EntityCount, EntityLabel, IndexedText,
     schema::{self, Schema},
     token_classification::FoundEntities,
 };
@@ -22,6 +21,7 @@ use crate::pipeline::{
         Encoder, Granularity, NamedOutput, Row, Vectors, encoding::EncodedWindows,
         executor::tokenize,
     },
+    redaction::Redaction,
 };
 use kivu_base::error::{Error, Result};
 use kivu_text as tokenizer;
@@ -170,8 +170,8 @@ pub struct ZeroShotEntitiesOptions {
     pub search: EntitySearch,
     /// How texts above the word limit are read. With redaction, they are refused instead of truncated.
     pub windows: WindowOptions,
-    /// Whether to replace entities in texts by their labels.
-    pub redacts: bool,
+    /// What else is found, and how it is replaced.
+    pub redaction: Redaction,
 }
 
 /// A model that finds entities with labels in the request.
@@ -253,9 +253,9 @@ impl ZeroShotEntitiesPipeline {
             labels,
             search,
             mut windows,
-            redacts,
+            redaction,
         } = options.clone();
-        if redacts {
+        if redaction.replacement.is_some() {
             windows.truncation = Truncation::Off;
         }
         let texts: Arc<[String]> = texts.into();
@@ -295,7 +295,8 @@ impl ZeroShotEntitiesPipeline {
         for (place, spans) in windows.places.iter().zip(found) {
             by_text[place.text].extend(spans?);
         }
-        let texts = texts.iter().zip(by_text).map(|(text, spans)| {
+        let (mut redactor, mut found) = (redaction.begin()?, Vec::new());
+        for (text, spans) in texts.iter().zip(by_text) {
             let index = IndexedText::new(text);
             let entities = |spans: Vec<Span>| -> Vec<Entity> {
                 spans
@@ -303,12 +304,11 @@ impl ZeroShotEntitiesPipeline {
                     .map(|span| span.entity(&index, labels))
                     .collect()
             };
-            // Includes entities that another window overrules, since they may cover more text.
-            let redacted = redacts.then(|| redact(text, &entities(spans.clone())));
-            TextEntities::new(redacted, entities(search.select(spans)))
-        });
+            let all = entities(spans.clone());
+            found.push(redactor.text(text, &all, entities(search.select(spans)))?);
+        }
         Ok(FoundEntities {
-            texts: texts.collect(),
+            texts: found,
             usage,
         })
     }

@@ -1,13 +1,17 @@
-//! Texts in which entities are replaced by their labels.
+//! Places in a text that are replaced.
 
-use super::{Entity, IndexedText};
+use std::{collections::BTreeMap, ops::Range};
+
+use unicode_segmentation::GraphemeCursor;
+
+use crate::pipeline::entities::{Entity, IndexedText};
 use kivu_text::word_bounds;
 
-/// Replaces each entity by its label in brackets: `[PER] lives in [LOC].`
+/// The words of a model's entities, in bytes, with their labels.
 ///
 /// Whole words are replaced, so that no name fragment, combining mark or emoji component remains; white space at an
 /// entity's ends is kept. Entities that share a word are merged and get the first one's label.
-pub fn redact(text: &str, entities: &[Entity]) -> String {
+pub fn entity_places<'a>(text: &str, entities: &'a [Entity]) -> Vec<(Range<usize>, &'a str)> {
     let index = IndexedText::new(text);
     let bytes = |entity: &Entity| -> (usize, usize) {
         let (start, end) = (index.byte(entity.start), index.byte(entity.end));
@@ -23,24 +27,90 @@ pub fn redact(text: &str, entities: &[Entity]) -> String {
         .filter(|((start, end), _)| start < end)
         .collect();
     if places.is_empty() {
-        return text.to_owned();
+        return Vec::new();
     }
     places.sort_by_key(|(place, _)| *place);
     let bounds = word_bounds(text);
-    let (mut redacted, mut covered) = (String::new(), 0);
+    let mut merged: Vec<(Range<usize>, &str)> = Vec::new();
     for ((start, end), label) in places {
         let word = bounds.range(..=start).next_back().copied().unwrap_or(0);
         // An invisible mark belongs to the white space before it.
         let start = start - text[word..start].trim_start().len();
         let end = bounds.range(end..).next().copied().unwrap_or(text.len());
-        if start >= covered {
-            redacted.push_str(&text[covered..start]);
-            redacted.extend(["[", label, "]"]);
+        match merged.last_mut() {
+            Some((last, _)) if start < last.end => last.end = last.end.max(end),
+            _ => merged.push((start..end, label)),
         }
-        covered = covered.max(end);
     }
-    redacted.push_str(&text[covered..]);
-    redacted
+    merged
+}
+
+/// Places that do not overlap, with their labels.
+#[derive(Debug, Default)]
+pub struct Places<'a>(BTreeMap<usize, (usize, &'a str)>);
+
+impl<'a> Places<'a> {
+    /// Adds a place, widened to whole grapheme clusters. Of a place that overlaps earlier ones, the parts between them are
+    /// added, without white space and punctuation at their ends. Returns whether all of it was free.
+    pub fn add(&mut self, text: &str, range: &Range<usize>, label: &'a str) -> bool {
+        let range = cluster_start(text, range.start)..cluster_end(text, range.end);
+        let overlapping = self.overlapping(&range);
+        if overlapping.is_empty() {
+            self.0.insert(range.start, (range.end, label));
+            return true;
+        }
+        let mut start = range.start;
+        for taken in overlapping.into_iter().chain([range.end..range.end]) {
+            let part = text.get(start..taken.start).unwrap_or_default();
+            let is_edge = |c: char| c.is_whitespace() || c.is_ascii_punctuation();
+            let first = start + part.len() - part.trim_start_matches(is_edge).len();
+            let part = part.trim_matches(is_edge);
+            if !part.is_empty() {
+                self.0.insert(first, (first + part.len(), label));
+            }
+            start = taken.end;
+        }
+        false
+    }
+
+    /// Whether no place overlaps `range`.
+    pub fn is_free(&self, range: &Range<usize>) -> bool {
+        self.overlapping(range).is_empty()
+    }
+
+    /// The places in the text's order.
+    pub fn iter(&self) -> impl Iterator<Item = (Range<usize>, &'a str)> {
+        self.0
+            .iter()
+            .map(|(start, (end, label))| (*start..*end, *label))
+    }
+
+    fn overlapping(&self, range: &Range<usize>) -> Vec<Range<usize>> {
+        let before = self.0.range(..range.start).next_back();
+        let before = before.filter(|(_, (end, _))| *end > range.start);
+        let places = before.into_iter().chain(self.0.range(range.clone()));
+        places.map(|(start, (end, _))| *start..*end).collect()
+    }
+}
+
+fn cluster_start(text: &str, at: usize) -> usize {
+    let mut cursor = GraphemeCursor::new(at, text.len(), true);
+    match cursor.is_boundary(text, 0) {
+        Ok(false) => cursor.prev_boundary(text, 0).ok().flatten().unwrap_or(0),
+        _ => at,
+    }
+}
+
+fn cluster_end(text: &str, at: usize) -> usize {
+    let mut cursor = GraphemeCursor::new(at, text.len(), true);
+    match cursor.is_boundary(text, 0) {
+        Ok(false) => cursor
+            .next_boundary(text, 0)
+            .ok()
+            .flatten()
+            .unwrap_or(text.len()),
+        _ => at,
+    }
 }
 
 #[cfg(test)]
@@ -58,7 +128,14 @@ mod tests {
             start: *start,
             end: *end,
         };
-        redact(text, &spans.iter().map(entity).collect::<Vec<_>>())
+        let entities: Vec<Entity> = spans.iter().map(entity).collect();
+        let (mut redacted, mut covered) = (String::new(), 0);
+        for (range, label) in entity_places(text, &entities) {
+            redacted.push_str(&text[covered..range.start]);
+            redacted.extend(["[", label, "]"]);
+            covered = range.end;
+        }
+        redacted + &text[covered..]
     }
 
     #[test]

@@ -1,0 +1,281 @@
+//! Check digits and other rules of the numbers in [`patterns`](super::patterns). Separators between digits are ignored.
+
+use std::net::IpAddr;
+
+/// IBAN lengths by country, from the registry of ISO 13616.
+const IBAN_LENGTHS: &str = "AD24 AE23 AL28 AT20 AZ28 BA20 BE16 BG22 BH22 BI27 BR29 BY28 CH21 CR22 CY28 CZ24 DE22 DJ27 \
+    DK18 DO28 EE20 EG29 ES24 FI18 FK18 FO18 FR27 GB22 GE22 GI23 GL18 GR27 GT28 HN28 HR21 HU28 IE22 IL23 IQ23 IS26 IT27 \
+    JO30 KW30 KZ20 LB28 LC32 LI21 LT20 LU20 LV21 LY25 MC27 MD24 ME22 MK19 MN20 MR27 MT31 MU30 NI28 NL18 NO15 OM23 PK24 \
+    PL28 PS29 PT25 QA29 RO24 RS22 RU33 SA24 SC31 SD18 SE24 SI19 SK24 SM27 SO23 ST25 SV28 TL23 TN24 TR26 UA29 VA22 VG24 \
+    XK20 YE30";
+/// Country codes of E.164 that ITU has assigned; those with one digit are 1 and 7.
+const COUNTRY_CODES: &str = "1 7 20 27 30 31 32 33 34 36 39 40 41 43 44 45 46 47 48 49 51 52 53 54 55 56 57 58 60 61 62 \
+    63 64 65 66 81 82 84 86 90 91 92 93 94 95 98 211 212 213 216 218 220 221 222 223 224 225 226 227 228 229 230 231 232 \
+    233 234 235 236 237 238 239 240 241 242 243 244 245 246 247 248 249 250 251 252 253 254 255 256 257 258 260 261 262 \
+    263 264 265 266 267 268 269 290 291 297 298 299 350 351 352 353 354 355 356 357 358 359 370 371 372 373 374 375 376 \
+    377 378 379 380 381 382 383 385 386 387 389 420 421 423 500 501 502 503 504 505 506 507 508 509 590 591 592 593 594 \
+    595 596 597 598 599 670 672 673 674 675 676 677 678 679 680 681 682 683 685 686 687 688 689 690 691 692 800 808 850 \
+    852 853 855 856 870 878 880 881 882 883 886 888 960 961 962 963 964 965 966 967 968 970 971 972 973 974 975 976 977 \
+    979 992 993 994 995 996 998";
+const MONTHS: [&str; 12] = [
+    "jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec",
+];
+
+/// The expression is the whole rule.
+pub fn any(_: &str) -> bool {
+    true
+}
+
+fn digits(text: &str) -> Vec<u32> {
+    text.chars().filter_map(|c| c.to_digit(10)).collect()
+}
+
+fn number(digits: &[u32]) -> u64 {
+    digits
+        .iter()
+        .fold(0, |number, digit| number * 10 + u64::from(*digit))
+}
+
+/// Sum of digits, each multiplied by its weight.
+fn weighted(digits: &[u32], weights: &[u32]) -> u32 {
+    digits
+        .iter()
+        .zip(weights)
+        .map(|(digit, weight)| digit * weight)
+        .sum()
+}
+
+/// Whether Luhn's sum of the digits is a multiple of 10.
+fn is_luhn(digits: &[u32]) -> bool {
+    let doubled = |(place, digit): (usize, &u32)| match place % 2 {
+        0 => *digit,
+        _ => digit * 2 / 10 + digit * 2 % 10,
+    };
+    digits.iter().rev().enumerate().map(doubled).sum::<u32>() % 10 == 0
+}
+
+/// ISO/IEC 7812-1: Luhn over all digits, which are not all equal.
+pub fn card(text: &str) -> bool {
+    let digits = digits(text);
+    is_luhn(&digits) && digits.iter().any(|digit| *digit != digits[0])
+}
+
+/// The remainder by 97 of digits and letters, which count from 10.
+fn remainder_97(characters: impl Iterator<Item = char>) -> u32 {
+    characters
+        .filter_map(|c| c.to_digit(36))
+        .fold(0, |remainder, value| match value {
+            0..10 => (remainder * 10 + value) % 97,
+            _ => (remainder * 100 + value) % 97,
+        })
+}
+
+/// ISO 13616: the country's length, and remainder 1 by 97 with the first four characters at the end.
+pub fn iban(text: &str) -> bool {
+    let compact: String = text.chars().filter(char::is_ascii_alphanumeric).collect();
+    let (Some(country), Some(rest)) = (compact.get(..2), compact.get(4..)) else {
+        return false;
+    };
+    let length = format!("{country}{}", compact.len());
+    IBAN_LENGTHS.split(' ').any(|known| known == length)
+        && remainder_97(rest.chars().chain(compact.chars().take(4))) == 1
+}
+
+/// An IPv4 or IPv6 address, the latter with a decimal digit, since `a::b` is also a path in programs.
+pub fn ip(text: &str) -> bool {
+    text.parse::<IpAddr>().is_ok() && text.contains(|c: char| c.is_ascii_digit())
+}
+
+/// E.164: an assigned country code, and 7 to 15 digits. Numbers without `+` follow the expression.
+pub fn phone(text: &str) -> bool {
+    let Some(international) = text.strip_prefix('+') else {
+        return true;
+    };
+    let digits: String = international.chars().filter(char::is_ascii_digit).collect();
+    (7..=15).contains(&digits.len())
+        && COUNTRY_CODES
+            .split(' ')
+            .any(|code| digits.starts_with(code))
+}
+
+/// A day that exists: year, month and day in any order in which they are written.
+pub fn date(text: &str) -> bool {
+    let text = text.to_ascii_lowercase();
+    // A time may follow the date.
+    let parts: Vec<&str> = text
+        .split(|c: char| !c.is_ascii_alphanumeric())
+        .filter(|part| !part.is_empty())
+        .take(3)
+        .collect();
+    let month = parts
+        .iter()
+        .find_map(|part| MONTHS.iter().position(|name| part.starts_with(name)));
+    let numbers: Vec<u32> = parts
+        .iter()
+        .map(|part| {
+            let end = part.find(|c: char| !c.is_ascii_digit());
+            part[..end.unwrap_or(part.len())].parse().unwrap_or(0)
+        })
+        .collect();
+    match (month, numbers.as_slice()) {
+        (Some(month), [day, 0, year] | [0, day, year]) => is_day(*year, month as u32 + 1, *day),
+        (None, [year, month, day]) if *year > 31 => is_day(*year, *month, *day),
+        (None, [first, second, year]) => {
+            is_day(*year, *second, *first) || is_day(*year, *first, *second)
+        }
+        _ => false,
+    }
+}
+
+fn is_day(year: u32, month: u32, day: u32) -> bool {
+    let is_leap = year.is_multiple_of(4) && !year.is_multiple_of(100) || year.is_multiple_of(400);
+    let days = match month {
+        4 | 6 | 9 | 11 => 30,
+        2 if is_leap => 29,
+        2 => 28,
+        1..=12 => 31,
+        _ => 0,
+    };
+    (1..=days).contains(&day)
+}
+
+/// Social Security numbers that the administration assigns.
+pub fn us_ssn(text: &str) -> bool {
+    let digits = digits(text);
+    let [area, group, serial] = [&digits[..3], &digits[3..5], &digits[5..]].map(number);
+    !matches!(area, 0 | 666 | 900..) && group != 0 && serial != 0
+}
+
+/// The groups of individual taxpayer numbers.
+pub fn us_itin(text: &str) -> bool {
+    matches!(
+        number(&digits(text)[3..5]),
+        50..=65 | 70..=88 | 90..=92 | 94..=99
+    )
+}
+
+/// A Federal Reserve district, and a sum with weights 3, 7 and 1.
+pub fn us_routing(text: &str) -> bool {
+    let digits = digits(text);
+    matches!(number(&digits[..2]), 1..=12 | 21..=32 | 61..=72 | 80)
+        && weighted(&digits, &[3, 7, 1, 3, 7, 1, 3, 7, 1]).is_multiple_of(10)
+}
+
+/// Luhn with the prefix 80840.
+pub fn us_npi(text: &str) -> bool {
+    let digits: Vec<u32> = [8, 0, 8, 4, 0].into_iter().chain(digits(text)).collect();
+    is_luhn(&digits)
+}
+
+/// Modulo 11 with weights 10 to 1.
+pub fn uk_nhs(text: &str) -> bool {
+    let digits = digits(text);
+    weighted(&digits, &[10, 9, 8, 7, 6, 5, 4, 3, 2, 1]).is_multiple_of(11)
+        && digits.iter().any(|digit| *digit != digits[0])
+}
+
+/// The letter for the remainder by 23; a foreigner's `X`, `Y` or `Z` counts as 0, 1 or 2.
+pub fn es_nif(text: &str) -> bool {
+    let text = text.replace('-', "");
+    let (number, letter) = text.split_at(text.len() - 1);
+    let number = number.replace('X', "0").replace('Y', "1").replace('Z', "2");
+    let number: Result<usize, _> = number.parse();
+    number.is_ok_and(|number| {
+        "TRWAGMYFPDXBNJZSQVHLCKE".get(number % 23..=number % 23) == Some(letter)
+    })
+}
+
+/// The letter for the remainder by 26 of values that differ by the place.
+pub fn it_fiscal_code(text: &str) -> bool {
+    const ODD: [u32; 26] = [
+        1, 0, 5, 7, 9, 13, 15, 17, 19, 21, 2, 4, 18, 20, 11, 3, 6, 8, 12, 14, 16, 10, 22, 25, 24,
+        23,
+    ];
+    let mut values: Vec<u32> = text
+        .chars()
+        .filter_map(|c| c.to_digit(36))
+        .map(|value| if value < 10 { value } else { value - 10 })
+        .collect();
+    let Some(check) = values.pop() else {
+        return false;
+    };
+    let value = |(place, value): (usize, &u32)| match place % 2 {
+        0 => ODD[*value as usize],
+        _ => *value,
+    };
+    values.iter().enumerate().map(value).sum::<u32>() % 26 == check
+}
+
+/// A month with its century's offset, a day, and a sum with weights 1, 3, 7 and 9.
+pub fn pl_pesel(text: &str) -> bool {
+    let digits = digits(text);
+    (1..=12).contains(&(number(&digits[2..4]) % 20))
+        && (1..=31).contains(&number(&digits[4..6]))
+        && weighted(&digits, &[1, 3, 7, 9, 1, 3, 7, 9, 1, 3, 1]).is_multiple_of(10)
+}
+
+/// ISO 7064, MOD 11,10; among the first ten digits, exactly one occurs two or three times.
+pub fn de_tax_id(text: &str) -> bool {
+    let digits = digits(text);
+    let (first, check) = digits.split_at(10);
+    let counts = (0..10).map(|digit| first.iter().filter(|found| **found == digit).count());
+    let repeated: Vec<usize> = counts.filter(|count| *count > 1).collect();
+    let product = first.iter().fold(10, |product, digit| {
+        let sum = match (digit + product) % 10 {
+            0 => 10,
+            sum => sum,
+        };
+        sum * 2 % 11
+    });
+    matches!(repeated[..], [2 | 3]) && (11 - product) % 10 == check[0]
+}
+
+/// 97 minus the remainder by 97; Corsica's `2A` and `2B` count as 19 and 18.
+pub fn fr_nir(text: &str) -> bool {
+    let digits = digits(&text.replace("2A", "19").replace("2B", "18"));
+    let (person, key) = digits.split_at(digits.len().min(13));
+    97 - number(person) % 97 == number(key)
+}
+
+/// Modulo 11 with weights 9 to 2, and -1 for the last digit.
+pub fn nl_bsn(text: &str) -> bool {
+    let digits = digits(text);
+    number(&digits) > 0 && weighted(&digits, &[9, 8, 7, 6, 5, 4, 3, 2, 10]).is_multiple_of(11)
+}
+
+/// A day in 19 or 20, if the century is written, and Luhn over the other ten digits.
+pub fn se_personnummer(text: &str) -> bool {
+    let digits = digits(text);
+    let (century, digits) = digits.split_at(digits.len() - 10);
+    (century.is_empty() || matches!(number(century), 19 | 20))
+        && (1..=12).contains(&number(&digits[2..4]))
+        // 60 is added for numbers that are assigned without a permit of residence.
+        && matches!(number(&digits[4..6]), 1..=31 | 61..=91)
+        && is_luhn(digits)
+}
+
+/// The character for the remainder by 31.
+pub fn fi_hetu(text: &str) -> bool {
+    let (person, check) = text.split_at(text.len() - 1);
+    let remainder = number(
+        &digits(&person[..6])
+            .into_iter()
+            .chain(digits(&person[7..]))
+            .collect::<Vec<_>>(),
+    ) as usize
+        % 31;
+    "0123456789ABCDEFHJKLMNPRSTUVWXY".get(remainder..=remainder) == Some(check)
+}
+
+/// Two digits, each modulo 11.
+pub fn no_national_id(text: &str) -> bool {
+    let digits = digits(text);
+    weighted(&digits, &[3, 7, 6, 1, 8, 9, 4, 5, 2, 1]).is_multiple_of(11)
+        && weighted(&digits, &[5, 4, 3, 2, 7, 6, 5, 4, 3, 2, 1]).is_multiple_of(11)
+        && (1..=12).contains(&(number(&digits[2..4]) % 40))
+}
+
+/// EAN-13.
+pub fn ch_ahv(text: &str) -> bool {
+    weighted(&digits(text), &[1, 3, 1, 3, 1, 3, 1, 3, 1, 3, 1, 3, 1]).is_multiple_of(10)
+}

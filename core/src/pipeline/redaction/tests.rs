@@ -1,0 +1,460 @@
+//! Generated numbers, and texts that are redacted and restored.
+
+use std::ops::Range;
+
+use fastrand::Rng;
+
+use super::{
+    Key, Redaction,
+    patterns::{PATTERNS, Patterns},
+    placeholders::{Mapping, Memory, NumberScope, Replacement, Style, restore},
+};
+use crate::pipeline::entities::{Entity, EntityLabel, TextEntities};
+
+const DIGITS: &str = "0123456789";
+const LETTERS: &str = "ABCDEFGHIJKLMNOPQRSTUVWXYZ";
+
+/// A pattern's names in a text, with what they cover.
+fn found<'a>(names: &[&str], text: &'a str) -> Vec<&'a str> {
+    let found = Patterns::new(names).unwrap().matches(text);
+    found.into_iter().map(|found| &text[found.range]).collect()
+}
+
+/// Texts in a form: `#` is a digit, `?` a letter, `*` any of `check`, and others stay.
+fn filled(form: &str, check: &[char], random: &mut Rng) -> Vec<String> {
+    let mut any = |characters: &str| {
+        let characters: Vec<char> = characters.chars().collect();
+        characters[random.usize(..characters.len())]
+    };
+    let base: String = form
+        .chars()
+        .map(|c| match c {
+            '#' => any(DIGITS),
+            '?' => any(LETTERS),
+            c => c,
+        })
+        .collect();
+    // Each combination of check characters.
+    base.chars().fold(vec![String::new()], |texts, c| match c {
+        '*' => texts
+            .iter()
+            .flat_map(|text| check.iter().map(move |check| format!("{text}{check}")))
+            .collect(),
+        c => texts.iter().map(|text| format!("{text}{c}")).collect(),
+    })
+}
+
+/// Forms with check characters: the others are random, and one combination of check characters is right.
+#[rustfmt::skip]
+const CHECKED: [(&str, &[&str]); 17] = [
+    ("CREDIT_CARD", &["4##############*", "5### #### #### ###*", "3### ###### ####*", "6###-####-####-###*"]),
+    ("IBAN_CODE", &["DE**##################", "GB** ???? #### #### #### ##", "FR**####################?##"]),
+    ("US_NPI", &["1########*"]),
+    ("US_BANK_ROUTING", &["02######*", "12######*"]),
+    ("UK_NHS", &["### ### ###*", "#########*"]),
+    ("ES_NIF", &["########*", "X#######*", "Y-#######-*"]),
+    ("IT_FISCAL_CODE", &["??????##A##?###*"]),
+    ("PL_PESEL", &["##0#1####*", "##2#0#####*"]),
+    ("DE_TAX_ID", &["12345678##*", "8609574271*"]),
+    ("FR_NIR", &["1########6##0**", "2 85 05 78 006 084 **", "1 ## ## 2A ### ### **"]),
+    ("NL_BSN", &["1#######*"]),
+    ("SE_PERSONNUMMER", &["##0#1#-###*", "19##0#1#-###*"]),
+    ("FI_HETU", &["######-###*", "######A###*"]),
+    ("NO_NATIONAL_ID", &["##0######**", "##0### ###**"]),
+    ("CH_AHV", &["756.####.####.#*", "756########*#"]),
+    ("CREDIT_CARD", &["2##################*"]),
+    ("IBAN_CODE", &["NO** #### #### ###"]),
+];
+
+/// 10,000 numbers of each kind, half of them with another digit in one place.
+#[test]
+fn numbers_with_check_digits_are_found_and_wrong_ones_are_not() {
+    let mut random = Rng::with_seed(62);
+    for (name, forms) in CHECKED {
+        let (mut right, mut wrong) = (0, 0);
+        let check: Vec<char> = match name {
+            "ES_NIF" | "IT_FISCAL_CODE" => LETTERS.chars().collect(),
+            "FI_HETU" => format!("{DIGITS}{LETTERS}").chars().collect(),
+            _ => DIGITS.chars().collect(),
+        };
+        let patterns = Patterns::new(&[name]).unwrap();
+        while right < 5000 || wrong < 5000 {
+            let form = forms[random.usize(..forms.len())];
+            let candidates = filled(form, &check, &mut random);
+            // Exactly one combination is right, unless the other digits allow none.
+            let (before, after) = [
+                ("", ""),
+                ("No. ", ", paid"),
+                ("番号は", "です。"),
+                ("(", ")."),
+            ][random.usize(..4)];
+            let text = |number: &str| format!("{before}{number}{after}");
+            let matches = |number: &str| {
+                let text = text(number);
+                let found = patterns.matches(&text);
+                assert!(found.len() < 2, "{name} {text}");
+                found
+                    .first()
+                    .is_some_and(|found| &text[found.range.clone()] == number)
+            };
+            let all: Vec<&String> = candidates.iter().filter(|number| matches(number)).collect();
+            assert!(all.len() <= 1, "{name} {all:?}");
+            let [number] = all[..] else { continue };
+            right += 1;
+            let places: Vec<usize> = number
+                .char_indices()
+                .filter(|(_, c)| c.is_ascii_digit())
+                .map(|(place, _)| place)
+                .collect();
+            let place = places[random.usize(..places.len())];
+            let digit = number.as_bytes()[place] - b'0';
+            let other = (digit + random.u8(1..10)) % 10;
+            let changed = format!("{}{other}{}", &number[..place], &number[place + 1..]);
+            assert_eq!(found(&[name], &text(&changed)), [""; 0], "{name} {number}");
+            wrong += 1;
+        }
+    }
+}
+
+/// Published examples, each with its place.
+#[test]
+fn published_examples_are_found() {
+    let cases = [
+        (
+            "CREDIT_CARD",
+            "4111 1111 1111 1111 378282246310005 5555-5555-5555-4444 6011111111111117",
+            4,
+        ),
+        (
+            "IBAN_CODE",
+            "DE89 3704 0044 0532 0130 00 IS MINE, GB29NWBK60161331926819; MT84MALT011000012345MTLCAST001S",
+            3,
+        ),
+        (
+            "EMAIL_ADDRESS",
+            "Write to ann.lee+x@mail.example.org. José: josé@exämple.com, 请联系a@b.cn谢谢",
+            3,
+        ),
+        (
+            "URL",
+            "See https://example.org/a_(b)?c=d, (www.example.org) and ftp://h/x.",
+            3,
+        ),
+        (
+            "IP_ADDRESS",
+            "10.0.0.1:80, 2001:db8::8a2e:370:7334, ::ffff:192.0.2.1; std::io, 1.2.3.4.5 and 300.1.1.1",
+            3,
+        ),
+        (
+            "MAC_ADDRESS",
+            "00:1B:44:11:3A:B7 and 00-1b-44-11-3a-b7, not 00:11:22:33:44",
+            2,
+        ),
+        (
+            "PHONE_NUMBER",
+            "+44 20 7946 0958, (212) 555-0123, +1-202-555-0143 and +999 1234567",
+            3,
+        ),
+        (
+            "DATE_TIME",
+            "2024-02-29T10:00:00Z, 31.12.1999, 4 July 1976, July 4th, 1976; 2023-02-29, 99/99/2000",
+            4,
+        ),
+        (
+            "US_SSN",
+            "123-45-6789, not 666-45-6789, 123-00-6789 or 123-45-0000",
+            1,
+        ),
+        ("US_ITIN", "912-70-1234, not 912-69-1234", 1),
+        ("US_NPI", "1234567893", 1),
+        ("US_BANK_ROUTING", "021000021 and 122105155", 2),
+        ("UK_NHS", "943 476 5919", 1),
+        ("UK_NINO", "AB 12 34 56 C, not BG123456C or DA123456A", 1),
+        ("ES_NIF", "12345678Z, X1234567L", 2),
+        ("IT_FISCAL_CODE", "RSSMRA85T10A562S", 1),
+        ("PL_PESEL", "44051401359", 1),
+        ("DE_TAX_ID", "86095742719 and 47 036 892 816", 2),
+        ("FR_NIR", "2 55 08 14 168 025 38", 1),
+        ("NL_BSN", "111222333", 1),
+        ("SE_PERSONNUMMER", "811218-9876 and 19811218-9876", 2),
+        ("FI_HETU", "131052-308T", 1),
+        ("CH_AHV", "756.9217.0769.85", 1),
+        ("AWS_ACCESS_KEY", "AKIAIOSFODNN7EXAMPLE", 1),
+        ("JWT", "eyJhbGciOiJub25lIn0.eyJpc3MiOiJqb2UifQ.", 1),
+    ];
+    for (name, text, count) in cases {
+        assert_eq!(
+            found(&[name], text).len(),
+            count,
+            "{name}: {:?}",
+            found(&[name], text)
+        );
+    }
+    let tokens = [
+        format!("ghp_{}", "a1".repeat(18)),
+        format!("hf_{}", "aB".repeat(17)),
+        format!("sk-ant-api03-{}", "a-".repeat(20)) + "b",
+        format!("xoxb-{}", "1234567890-abc"),
+        format!("sk_live_{}", "a1".repeat(12)),
+        format!("AIza{}", "a_-1B".repeat(7)),
+        format!(
+            "-----BEGIN RSA PRIVATE KEY-----\n{}\n-----END RSA PRIVATE KEY-----",
+            "MIIE".repeat(99)
+        ),
+    ];
+    for token in tokens {
+        let text = format!("key={token};");
+        let found = Patterns::all().matches(&text);
+        assert_eq!(&text[found[0].range.clone()], token);
+    }
+    // Every expression compiles, and every rule has a source.
+    for pattern in &PATTERNS {
+        assert!(
+            pattern.compiles() && !pattern.source.is_empty(),
+            "{}",
+            pattern.name
+        );
+    }
+    let error = Patterns::new(&["EMAIL"]).unwrap_err().to_string();
+    assert!(
+        error.starts_with("unknown pattern `EMAIL`; choose `all`, `CREDIT_CARD`,"),
+        "{error}"
+    );
+}
+
+fn entity(text: &str, range: Range<usize>, label: &str) -> Entity {
+    let character = |byte: usize| text[..byte].chars().count();
+    Entity {
+        label: EntityLabel::Group {
+            entity_group: label.into(),
+        },
+        score: 0.5,
+        word: text[range.clone()].into(),
+        start: character(range.start),
+        end: character(range.end),
+    }
+}
+
+fn redaction(replacement: Replacement) -> Redaction {
+    Redaction {
+        patterns: Patterns::all(),
+        replacement: Some(replacement),
+        ..Redaction::default()
+    }
+}
+
+/// A text with the model's entities, given by what they cover.
+fn redact(
+    redaction: &Redaction,
+    text: &str,
+    names: &[(&str, &str)],
+) -> (String, Vec<String>, Mapping) {
+    let place = |part: &str| {
+        text.find(part)
+            .map(|start| start..start + part.len())
+            .unwrap()
+    };
+    let entities: Vec<Entity> = names
+        .iter()
+        .map(|(part, label)| entity(text, place(part), label))
+        .collect();
+    let found = redaction
+        .begin()
+        .unwrap()
+        .text(text, &entities, entities.clone());
+    let TextEntities::Redacted {
+        text: redacted,
+        entities,
+        mapping,
+    } = found.unwrap()
+    else {
+        panic!("not redacted")
+    };
+    let of = |entity: &Entity| {
+        let word: String = text
+            .chars()
+            .skip(entity.start)
+            .take(entity.end - entity.start)
+            .collect();
+        assert_eq!(word, entity.word);
+        format!("{}={word}", entity.label())
+    };
+    (
+        redacted,
+        entities.iter().map(of).collect(),
+        mapping.unwrap_or_default(),
+    )
+}
+
+fn key() -> Key {
+    Key::from_hex(&"0f".repeat(32)).unwrap()
+}
+
+#[test]
+fn a_pattern_wins_over_an_entity_that_crosses_it() {
+    let numbered = redaction(Replacement::Number);
+    let text = "Ann <ann@x.org>, Bob";
+    let names = [("Ann <ann@x", "PER"), ("Bob", "PER")];
+    let (redacted, entities, mapping) = redact(&numbered, text, &names);
+    assert_eq!(redacted, "[PER_1] <[EMAIL_ADDRESS_1]>, [PER_2]");
+    assert_eq!(entities, ["EMAIL_ADDRESS=ann@x.org", "PER=Bob"]);
+    assert_eq!(restore(&redacted, &mapping, None).text, text);
+    // The same original has the same number, and an address in a URL is a part of it.
+    let text = "Ann, Bob, Ann: https://x.org/a@b.org 10.0.0.1";
+    let names = [("Ann", "PER"), ("Bob", "PER")];
+    let (redacted, entities, _) = redact(&numbered, text, &names);
+    assert_eq!(redacted, "[PER_1], [PER_2], Ann: [URL_1] [IP_ADDRESS_1]");
+    assert_eq!(entities.len(), 4);
+    // Grapheme clusters stay whole.
+    let (redacted, _, _) = redact(&numbered, "a 10.0.0.1\u{301} b", &[]);
+    assert_eq!(redacted, "a [IP_ADDRESS_1] b");
+    let (redacted, ..) = redact(
+        &redaction(Replacement::Label),
+        "[PER_1] Ann a@b.org",
+        &[("Ann", "PER")],
+    );
+    assert_eq!(redacted, "[PER_1] [PER] [EMAIL_ADDRESS]");
+}
+
+#[test]
+fn placeholders_that_stood_in_the_text_are_escaped() {
+    let text = "[PER_1] met Ann and [X:AAAAAAAAAAAAAAAAAAAAAAAA].";
+    for replacement in [
+        Replacement::Number,
+        Replacement::Hash(key()),
+        Replacement::Encrypt(key()),
+    ] {
+        let (redacted, _, mapping) = redact(&redaction(replacement), text, &[("Ann", "PER")]);
+        assert!(!redacted.contains("[PER_1] met"), "{redacted}");
+        let restored = restore(&redacted, &mapping, Some(&key()));
+        assert_eq!(
+            (restored.text.as_str(), restored.restored, restored.unknown),
+            (text, 3, 0)
+        );
+    }
+}
+
+#[test]
+fn placeholders_are_restored_in_other_texts() {
+    let (_, _, mapping) = redact(
+        &redaction(Replacement::Number),
+        "Ann, Bob",
+        &[("Ann", "PER"), ("Bob", "PER")],
+    );
+    let answer = "Dear [PER_2] and [PER_1]! [PER_3] and [ORG#00112233445566778899aabbccddeeff] are unknown, [1] and [a b] none.";
+    let restored = restore(answer, &mapping, None);
+    assert_eq!(
+        restored.text,
+        answer.replace("[PER_2]", "Bob").replace("[PER_1]", "Ann")
+    );
+    assert_eq!((restored.restored, restored.unknown), (2, 2));
+    // Numbers continue, also in another text.
+    let continued = Redaction {
+        known: mapping,
+        scope: NumberScope::Request,
+        ..redaction(Replacement::Number)
+    };
+    let (redacted, ..) = redact(&continued, "Eve, Bob", &[("Eve", "PER"), ("Bob", "PER")]);
+    assert_eq!(redacted, "[PER_3], [PER_2]");
+    let mapping = Mapping([("x".to_owned(), "secret".to_owned())].into());
+    let error = Memory::continued(&mapping).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "expected placeholders such as `[PERSON_1]` as names in the mapping, but found another name in place 1"
+    );
+    assert_eq!(
+        format!("{mapping:?} {:?}", key()),
+        "Mapping(1 placeholders) Key(…)"
+    );
+}
+
+#[test]
+fn keys_are_checked_and_bind_placeholders() {
+    let refused = |text: &str| Key::from_hex(text).unwrap_err().to_string();
+    insta::assert_snapshot!(refused("secret"), @"expected a key of 32 bytes, as 64 hexadecimal digits, but found 6 characters; make one with `openssl rand -hex 32`");
+    insta::assert_snapshot!(refused(&"xy".repeat(32)), @"expected a key of 32 bytes, as 64 hexadecimal digits, but found other characters; make one with `openssl rand -hex 32`");
+    insta::assert_snapshot!(serde_json::from_str::<Key>("\"secret\"").unwrap_err(), @"expected a key of 32 bytes, as 64 hexadecimal digits, but found 6 characters; make one with `openssl rand -hex 32`");
+    insta::assert_snapshot!(Replacement::new(Style::Hash, None).unwrap_err(), @"the styles `hash` and `encrypt` need a key, but there is none; make one with `openssl rand -hex 32`");
+    insta::assert_snapshot!(Replacement::new(Style::Number, Some(key())).unwrap_err(), @"a key has an effect only on the styles `hash` and `encrypt`; omit it, or choose one of them");
+    let sealed = key().seal("PER", "Ann").unwrap();
+    assert_eq!(key().open("PER", &sealed).as_deref(), Some("Ann"));
+    let other = Key::from_hex(&"0e".repeat(32)).unwrap();
+    assert_eq!(
+        (key().open("ORG", &sealed), other.open("PER", &sealed)),
+        (None, None)
+    );
+    let restored = restore(
+        &format!("[PER:{sealed}]"),
+        &Mapping::default(),
+        Some(&other),
+    );
+    assert_eq!((restored.restored, restored.unknown), (0, 1));
+    // HMAC-SHA-256, by Python's `hmac`.
+    assert_eq!(key().hash("PER", "Ann"), "f042c7b2d9df9f16738abe710030f032");
+}
+
+/// 1,000 texts in 12 scripts, with places that begin and end anywhere.
+#[test]
+fn redacted_texts_are_restored() {
+    const WORDS: [&str; 14] = [
+        "Ann Lee, a@b.org",
+        "Анна Ли живёт",
+        "Άννα Λη",
+        "王明在北京工作。",
+        "サクラさんは",
+        "김민수는 서울에",
+        "מרים כהן",
+        "فاطمة الزهراء",
+        "सीता शर्मा",
+        "สมชายอยู่กรุงเทพ",
+        "Նարե",
+        "ნინო",
+        "[PER_1] [X_2",
+        "👩\u{200d}👧 e\u{301}\r\n4111111111111111",
+    ];
+    let mut random = Rng::with_seed(12);
+    let mut count = 0;
+    for _ in 0..1000 {
+        let mut text = String::new();
+        for _ in 0..random.usize(1..8) {
+            text.push_str(WORDS[random.usize(..WORDS.len())]);
+            text.push_str(["", " ", "[", "]", "_1]", ". "][random.usize(..6)]);
+        }
+        let characters = text.chars().count();
+        let mut entities: Vec<Entity> = Vec::new();
+        for _ in 0..random.usize(..6) {
+            let start = random.usize(..characters);
+            let end = random.usize(start..=characters).min(start + 12);
+            let mut found = entity(&text, 0..0, ["PER", "a [b]\n", "LOC"][random.usize(..3)]);
+            (found.start, found.end) = (start, end);
+            entities.push(found);
+        }
+        for replacement in [
+            Replacement::Number,
+            Replacement::Hash(key()),
+            Replacement::Encrypt(key()),
+        ] {
+            for scope in [NumberScope::Text, NumberScope::Request] {
+                let redaction = Redaction {
+                    scope,
+                    ..redaction(replacement.clone())
+                };
+                let mut redactor = redaction.begin().unwrap();
+                let found = redactor.text(&text, &entities, entities.clone()).unwrap();
+                let TextEntities::Redacted {
+                    text: redacted,
+                    mapping,
+                    ..
+                } = found
+                else {
+                    panic!("not redacted")
+                };
+                let restored = restore(&redacted, &mapping.unwrap_or_default(), Some(&key()));
+                assert_eq!(restored.text, text, "{redacted}");
+                assert_eq!(restored.unknown, 0, "{redacted}");
+                count += restored.restored;
+            }
+        }
+    }
+    assert!(count > 10_000, "{count}");
+}
