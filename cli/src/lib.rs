@@ -10,6 +10,7 @@ mod interrupt;
 mod library;
 mod program;
 mod quality;
+mod redact;
 mod run;
 mod search;
 mod server;
@@ -75,6 +76,8 @@ enum Command {
     Ps(server::ps::Arguments),
     Rm(library::rm::Arguments),
     Batch(Box<batch::Arguments>),
+    Redact(redact::Arguments),
+    Restore(redact::RestoreArguments),
     Bench(bench::Arguments),
     Quality(Box<quality::Arguments>),
     Push(library::push::Arguments),
@@ -178,6 +181,8 @@ fn execute(arguments: Arguments, services: fn(&Config) -> Services) -> Result<Ex
         Command::Pull(arguments) => library::pull::run(&arguments, &services.cloud),
         Command::Push(arguments) => library::push::run(arguments, config, services.cloud),
         Command::Quality(arguments) => quality::run(*arguments, config, services),
+        Command::Redact(arguments) => redact::run(&arguments, &config),
+        Command::Restore(arguments) => redact::run_restore(&arguments, &config),
         Command::Rm(arguments) => library::rm::run(&arguments, &config),
         Command::Run(arguments) => run::run(*arguments, config, services.cloud),
         Command::Search(arguments) => search::run(arguments, config, services),

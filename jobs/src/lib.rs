@@ -10,6 +10,7 @@ pub mod input;
 mod job;
 #[doc(hidden)]
 pub mod output;
+pub mod rewrite;
 #[doc(hidden)]
 pub mod rows;
 #[doc(hidden)]

@@ -190,11 +190,14 @@ class Model {
    * @returns {Promise<any>}
    */
   async entities(texts, options) {
-    const known = /** @type {const} */ (["labels", "redact", "aggregation", "threshold", "stride", "truncate", ...RUN]);
-    const { labels, redact, aggregation, threshold, stride, truncate, ...run } = asOptions(options, known);
+    const known = /** @type {const} */ (["labels", "patterns", "redact", "style", "key", "aggregation", "threshold", "stride", "truncate", ...RUN]);
+    const { labels, patterns, redact, style, key, aggregation, threshold, stride, truncate, ...run } = asOptions(options, known);
     const parameters = {
       labels: labels === undefined || labels === null ? undefined : asLabels(labels),
+      patterns: patterns === undefined || patterns === null ? undefined : asLabels(patterns),
       redact,
+      redact_style: style,
+      redact_key: key,
       aggregation_strategy: aggregation,
       threshold,
       stride,

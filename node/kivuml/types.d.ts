@@ -89,6 +89,12 @@ export interface EntityOptions<R extends boolean = boolean> extends RunOptions, 
   labels?: string | Iterable<string>;
   /** Whether to return texts in which entities are replaced by their labels, too. */
   redact?: R;
+  /** What replacements have besides labels; `hash` and `encrypt` need a key. */
+  style?: "label" | "number" | "hash" | "encrypt";
+  /** The key: 64 hexadecimal digits. */
+  key?: string;
+  /** Patterns to find as well, or `all`: numbers with check digits, addresses, keys. */
+  patterns?: string | Iterable<string>;
   /** How token labels become entities. */
   aggregation?: "none" | "simple" | "first" | "average" | "max";
   /** The lowest score, with a model that takes labels. */
@@ -162,6 +168,8 @@ export interface Entity {
 export interface Redacted {
   text: string;
   entities: Entity[];
+  /** Originals by placeholder, with the styles `number` and `hash`. */
+  mapping?: Record<string, string>;
 }
 
 /** A token, and the part of the text that it represents. */

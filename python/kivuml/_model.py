@@ -415,18 +415,25 @@ class Model:
         labels: Sequence[str] | str | None = None,
         *,
         redact: bool = False,
+        style: Literal["label", "number", "hash", "encrypt"] | None = None,
+        key: str | None = None,
+        patterns: Sequence[str] | str | None = None,
         aggregation: Literal["none", "simple", "first", "average", "max"] | None = None,
         threshold: float | None = None,
         stride: int | None = None,
         truncate: bool | None = None,
         show_progress: bool = False,
     ) -> Any:
-        """Finds entities: a list for each text; with `redact`, a dictionary with `text` and `entities`.
+        """Finds entities: a list for each text; with `redact`, a dictionary with `text` and `entities`, and with the styles
+        `number` and `hash` also `mapping`, the originals by placeholder.
 
         Args:
             texts: A text or any number of texts.
             labels: The entities to find, with a model that takes labels.
             redact: Whether to return texts in which entities are replaced by their labels, too.
+            style: What replacements have besides labels; `hash` and `encrypt` need a key.
+            key: 64 hexadecimal digits.
+            patterns: Patterns to find as well, or `all`: numbers with check digits, addresses, keys.
             aggregation: How token labels become entities.
             threshold: The lowest score, with a model that takes labels.
             stride: Reads long texts in windows that overlap by this many tokens, or words with a model that takes labels.
@@ -435,7 +442,10 @@ class Model:
         """
         parameters = {
             "labels": None if labels is None else _labels(labels),
+            "patterns": None if patterns is None else _labels(patterns),
             "redact": redact,
+            "redact_style": style,
+            "redact_key": key,
             "aggregation_strategy": aggregation,
             "threshold": threshold,
             "stride": stride,

@@ -8,6 +8,7 @@ mod json_fields;
 mod json_lines;
 mod lines;
 mod parquet;
+mod replace;
 mod request_lines;
 
 pub use self::csv::dialect::{CsvOptions, Mark, delimiter};
@@ -22,5 +23,6 @@ pub use self::{
     json_lines::{JsonLinesReader, JsonLinesWriter, write_line},
     lines::BYTE_ORDER_MARK,
     parquet::{Parquet, ParquetFormat},
+    replace::{Replace, ReplacedColumns},
     request_lines::{RequestReader, RequestWriter, is_request},
 };

@@ -423,6 +423,8 @@ fn changes(bundles: &Path) -> Vec<(&'static str, Change)> {
         option("flat", "false"),
         option("stride", "2"),
         option("redact", "true"),
+        option("redact-style", "number"),
+        option("patterns", "all"),
         set("query", |it| it.query = Some("a".into())),
         option("raw-scores", "true"),
         option("instruction", "Find proofs"),

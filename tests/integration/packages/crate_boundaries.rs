@@ -45,8 +45,14 @@ const BOUNDARIES: &[(&str, &[&str])] = &[
     ("indicatif::", &["cli/src/terminal.rs"]),
     (
         "regex::",
-        &["text/src/", "core/src/pipeline/seq2seq/unknown_text.rs"],
+        &[
+            "text/src/",
+            "core/src/pipeline/redaction/patterns.rs",
+            "core/src/pipeline/redaction/placeholders.rs",
+            "core/src/pipeline/seq2seq/unknown_text.rs",
+        ],
     ),
+    ("aes_gcm_siv::", &["core/src/pipeline/redaction/key.rs"]),
     (
         "hyper_rustls::",
         &[
@@ -129,6 +135,7 @@ const OPENERS: &[&str] = &[
     "compiler/src/plan/scratch.rs",
     // Create a new file.
     "cli/src/init.rs",
+    "cli/src/redact.rs",
     "search/src/index.rs",
     "cli/src/interrupt.rs",
     "base/src/config/memory.rs",

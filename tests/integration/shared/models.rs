@@ -143,6 +143,7 @@ pub(crate) fn settings(max_tokens: usize) -> ModelSettings {
         engine: None,
         runtime: None,
         fleet: None,
+        redact_key: None,
     }
 }
 

@@ -70,14 +70,16 @@ fn remainder_97(characters: impl Iterator<Item = char>) -> u32 {
         })
 }
 
-/// ISO 13616: the country's length, and remainder 1 by 97 with the first four characters at the end.
+/// ISO 13616: the country's length, check digits from 02 to 98, and remainder 1 by 97 with the first four characters at the end.
 pub fn iban(text: &str) -> bool {
     let compact: String = text.chars().filter(char::is_ascii_alphanumeric).collect();
     let (Some(country), Some(rest)) = (compact.get(..2), compact.get(4..)) else {
         return false;
     };
     let length = format!("{country}{}", compact.len());
+    let check: u8 = compact[2..4].parse().unwrap_or(0);
     IBAN_LENGTHS.split(' ').any(|known| known == length)
+        && (2..=98).contains(&check)
         && remainder_97(rest.chars().chain(compact.chars().take(4))) == 1
 }
 
@@ -172,6 +174,11 @@ pub fn uk_nhs(text: &str) -> bool {
     let digits = digits(text);
     weighted(&digits, &[10, 9, 8, 7, 6, 5, 4, 3, 2, 1]).is_multiple_of(11)
         && digits.iter().any(|digit| *digit != digits[0])
+}
+
+/// A prefix that HMRC allocates.
+pub fn uk_nino(text: &str) -> bool {
+    !matches!(&text[..2], "BG" | "GB" | "KN" | "NK" | "NT" | "TN" | "ZZ")
 }
 
 /// The letter for the remainder by 23; a foreigner's `X`, `Y` or `Z` counts as 0, 1 or 2.

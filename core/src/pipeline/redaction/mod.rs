@@ -56,6 +56,11 @@ impl Redaction {
 }
 
 impl Redactor<'_> {
+    /// Begins with another request's texts, whose number of matches is limited by itself.
+    pub fn begin_request(&mut self) {
+        self.count = EntityCount::default();
+    }
+
     /// All placeholders so far, with their originals.
     pub fn mapping(&self) -> &Mapping {
         &self.memory.mapping

@@ -65,7 +65,7 @@ pub static PATTERNS: [Pattern; 41] = [
     pattern("US_NPI", r"[12][0-9]{9}", checks::us_npi, "45 CFR 162.406"),
     pattern("US_BANK_ROUTING", r"[0-9]{9}", checks::us_routing, "American Bankers Association, ANSI X9.100-160"),
     pattern("UK_NHS", r"[0-9]{3}[ -]?[0-9]{3}[ -]?[0-9]{4}", checks::uk_nhs, "NHS Data Dictionary, NHS number"),
-    pattern("UK_NINO", r"[A-CEGHJ-PR-TW-Z][A-CEGHJ-NPR-TW-Z] ?[0-9]{2} ?[0-9]{2} ?[0-9]{2} ?[A-D]", checks::any, "HMRC, National Insurance Manual NIM39110"),
+    pattern("UK_NINO", r"[A-CEGHJ-PR-TW-Z][A-CEGHJ-NPR-TW-Z] ?[0-9]{2} ?[0-9]{2} ?[0-9]{2} ?[A-D]", checks::uk_nino, "HMRC, National Insurance Manual NIM39110"),
     pattern("ES_NIF", r"(?:[0-9]{8}|[XYZ]-?[0-9]{7})-?[A-Z]", checks::es_nif, "Real Decreto 1553/2005, Real Decreto 557/2011"),
     pattern("IT_FISCAL_CODE", IT_FISCAL_CODE, checks::it_fiscal_code, "Decreto Ministeriale 23 dicembre 1976"),
     pattern("PL_PESEL", r"[0-9]{11}", checks::pl_pesel, "Ustawa o ewidencji ludności, art. 15"),

@@ -1,6 +1,6 @@
 //! Places in a text that are replaced.
 
-use std::{collections::BTreeMap, ops::Range};
+use std::{collections::BTreeMap, iter, ops::Range};
 
 use unicode_segmentation::GraphemeCursor;
 
@@ -60,7 +60,8 @@ impl<'a> Places<'a> {
             return true;
         }
         let mut start = range.start;
-        for taken in overlapping.into_iter().chain([range.end..range.end]) {
+        let end = range.end..range.end;
+        for taken in overlapping.into_iter().chain(iter::once(end)) {
             let part = text.get(start..taken.start).unwrap_or_default();
             let is_edge = |c: char| c.is_whitespace() || c.is_ascii_punctuation();
             let first = start + part.len() - part.trim_start_matches(is_edge).len();

@@ -1,0 +1,420 @@
+//! `kivu redact` and `kivu restore`: patterns in a file, without a model, and back.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{Read, Write},
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use clap::Args;
+use serde::{Deserialize, Serialize};
+
+use super::{batch::listed, choices::choice, terminal::print};
+use kivu::{
+    config::Config,
+    error::{Error, Result},
+    pipeline::{
+        entities::TextEntities,
+        redaction::{
+            Key, Redaction,
+            patterns::Patterns,
+            placeholders::{Mapping, NumberScope, Replacement, Style, restore},
+        },
+    },
+    regular_file,
+};
+use kivu_jobs::rewrite;
+
+const EXAMPLES: &str = "\
+Examples:
+  kivu redact tickets.csv shared.csv --columns ticket
+  kivu redact mail.txt shared.txt --style number --mapping mail.secret.json
+  KIVU_REDACT_KEY=$(cat key) kivu redact tickets.csv shared.csv --columns ticket --style encrypt";
+
+/// Permissions of a file, which the user's mask restricts.
+const SHARED: u32 = 0o666;
+/// Permissions of a secret.
+const SECRET: u32 = 0o600;
+
+/// Replace patterns in a file: numbers with check digits, addresses and keys, without a model
+///
+/// INPUT is CSV or JSON Lines by its name, and text otherwise. The columns keep their names, and no originals. Patterns find
+/// only what has a written form, and no names: for those, see `kivu batch --redact`.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Arguments {
+    /// A file
+    input: PathBuf,
+    /// A new file
+    output: PathBuf,
+    /// Columns with texts, separated by commas [default: `text`, or another common name]
+    #[arg(long, value_name = "COLUMNS")]
+    columns: Vec<String>,
+    /// Patterns, separated by commas, or `all`
+    #[arg(long, value_name = "PATTERNS", default_value = "all")]
+    patterns: Vec<String>,
+    /// What replacements have besides labels; `hash` and `encrypt` need the key in KIVU_REDACT_KEY
+    #[arg(long, value_parser = choice::<Style>(), default_value = "label")]
+    style: Style,
+    /// A new file for the originals of `number` and `hash`, which only its owner can read
+    #[arg(long, value_name = "FILE")]
+    mapping: Option<PathBuf>,
+}
+
+/// Put the originals back into a file that `kivu redact` wrote, or a text with its placeholders
+///
+/// Placeholders that are unknown stay, and are counted.
+#[derive(Debug, Args)]
+pub struct RestoreArguments {
+    /// A file: CSV or JSON Lines by its name, and text otherwise
+    input: PathBuf,
+    /// A new file
+    output: PathBuf,
+    /// Columns with placeholders, separated by commas [default: `text`, or another common name]
+    #[arg(long, value_name = "COLUMNS")]
+    columns: Vec<String>,
+    /// The file with the originals [default: none; encrypted ones need the key in KIVU_REDACT_KEY]
+    #[arg(long, value_name = "FILE")]
+    mapping: Option<PathBuf>,
+    /// INPUT is not the file that the mapping was made with, but a text with its placeholders
+    #[arg(long, requires = "mapping")]
+    edited: bool,
+}
+
+/// The originals of a file.
+#[derive(Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+struct MappingFile {
+    /// BLAKE3 of the redacted file.
+    file: String,
+    placeholders: Mapping,
+}
+
+pub fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
+    let Arguments {
+        input,
+        output,
+        columns,
+        patterns,
+        style,
+        mapping,
+    } = arguments;
+    let needs_key = matches!(style, Style::Hash | Style::Encrypt);
+    let key = match &config.redact_key {
+        Some(key) if needs_key => Some(Key::from_hex(&key.0)?),
+        _ => None,
+    };
+    if mapping.is_some() && !matches!(style, Style::Number | Style::Hash) {
+        return Err(Error::config(
+            "`--mapping` has no effect without the style `number` or `hash`",
+        ));
+    }
+    let redaction = Redaction {
+        patterns: Patterns::new(&listed("--patterns", patterns)?)?,
+        replacement: Some(Replacement::new(*style, key)?),
+        scope: NumberScope::Request,
+        known: Mapping::default(),
+    };
+    let mut count = 0;
+    let mut redactor = redaction.begin()?;
+    let mut file = NewFile::create(output, SHARED)?;
+    let mut replace = |text: &str| {
+        redactor.begin_request();
+        let found = redactor.text(text, &[], Vec::new())?;
+        count += found.entities().len();
+        match found {
+            TextEntities::Redacted { text, .. } => Ok(text),
+            TextEntities::Entities(_) => Ok(text.to_owned()),
+        }
+    };
+    replace_texts(
+        input,
+        &listed("--columns", columns)?,
+        &mut file,
+        &mut replace,
+    )?;
+    if let Some(path) = mapping {
+        let contents = MappingFile {
+            file: digest(output)?,
+            placeholders: redactor.mapping().clone(),
+        };
+        let contents = serde_json::to_string(&contents)
+            .map_err(|_| Error::config("cannot write the mapping as JSON"))?;
+        let mut secret = NewFile::create(path, SECRET)?;
+        secret.write(contents.as_bytes())?;
+        secret.keep();
+    }
+    file.keep();
+    print(&format!("replaced {count} matches in {}", output.display()))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+pub fn run_restore(arguments: &RestoreArguments, config: &Config) -> Result<ExitCode> {
+    let RestoreArguments {
+        input,
+        output,
+        columns,
+        mapping,
+        edited,
+    } = arguments;
+    let key = config.redact_key.as_ref().map(|key| Key::from_hex(&key.0));
+    let key = key.transpose()?;
+    let mapping = match mapping {
+        Some(path) => read_mapping(path, input, *edited)?,
+        None if key.is_none() => {
+            return Err(
+                Error::config("expected `--mapping` or a key, but found neither")
+                    .with_hint("set KIVU_REDACT_KEY for encrypted originals"),
+            );
+        }
+        None => Mapping::default(),
+    };
+    let (mut restored, mut unknown) = (0, 0);
+    let mut file = NewFile::create(output, SHARED)?;
+    let mut replace = |text: &str| {
+        let found = restore(text, &mapping, key.as_ref());
+        restored += found.restored;
+        unknown += found.unknown;
+        Ok(found.text)
+    };
+    replace_texts(
+        input,
+        &listed("--columns", columns)?,
+        &mut file,
+        &mut replace,
+    )?;
+    file.keep();
+    print(&format!(
+        "restored {restored} placeholders in {}; {unknown} are unknown",
+        output.display()
+    ))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn read_mapping(path: &Path, input: &Path, is_edited: bool) -> Result<Mapping> {
+    let text = regular_file::read_to_string(path)
+        .map_err(Error::io(format!("cannot read `{}`", path.display())))?;
+    // The parser's message may contain an original.
+    let found: MappingFile = serde_json::from_str(&text).map_err(|_| {
+        Error::config(format!(
+            "`{}` is no mapping of `kivu redact`",
+            path.display()
+        ))
+    })?;
+    if !is_edited && found.file != digest(input)? {
+        return Err(Error::config(format!(
+            "`{}` is the mapping of another file than `{}`",
+            path.display(),
+            input.display()
+        ))
+        .with_hint("set `--edited` for a text with placeholders of that file"));
+    }
+    Ok(found.placeholders)
+}
+
+fn digest(path: &Path) -> Result<String> {
+    kivu_jobs::output::files::digest(path)
+}
+
+/// Replaces texts in a file's columns, or in all of a file that has none.
+fn replace_texts(
+    input: &Path,
+    columns: &[String],
+    output: &mut NewFile,
+    replace: &mut rewrite::Replace<'_>,
+) -> Result<()> {
+    let name = input.to_string_lossy().to_lowercase();
+    let has_rows = [
+        ".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".gz", ".zst", ".parquet",
+    ]
+    .iter()
+    .any(|end| name.ends_with(end));
+    if has_rows || !columns.is_empty() {
+        rewrite::rewrite(input, columns, &mut output.file, replace)?;
+        return output.sync();
+    }
+    let mut text = String::new();
+    regular_file::open(input)
+        .and_then(|mut file| file.read_to_string(&mut text))
+        .map_err(Error::io(format!("cannot read `{}`", input.display())))?;
+    output.write(replace(&text)?.as_bytes())?;
+    output.sync()
+}
+
+/// A file that did not exist, and is removed unless it is kept.
+struct NewFile {
+    path: PathBuf,
+    file: File,
+    is_kept: bool,
+}
+
+impl NewFile {
+    fn create(path: &Path, mode: u32) -> Result<Self> {
+        let file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(mode)
+            .open(path)
+            .map_err(Error::io(format!("cannot create `{}`", path.display())))?;
+        Ok(Self {
+            path: path.to_owned(),
+            file,
+            is_kept: false,
+        })
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        let written = self.file.write_all(bytes);
+        written.map_err(Error::io(format!("cannot write `{}`", self.path.display())))
+    }
+
+    fn sync(&self) -> Result<()> {
+        let synced = self.file.sync_all();
+        synced.map_err(Error::io(format!("cannot write `{}`", self.path.display())))
+    }
+
+    fn keep(mut self) {
+        self.is_kept = true;
+    }
+}
+
+impl Drop for NewFile {
+    fn drop(&mut self) {
+        if !self.is_kept {
+            // There is nobody to tell.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use kivu::config::Secret;
+
+    use super::*;
+
+    fn arguments(folder: &Path, from: &str, to: &str, style: Style) -> Arguments {
+        let has_mapping = matches!(style, Style::Number | Style::Hash);
+        Arguments {
+            input: folder.join(from),
+            output: folder.join(to),
+            columns: Vec::new(),
+            patterns: vec!["all".into()],
+            style,
+            mapping: has_mapping.then(|| folder.join(format!("{to}.secret"))),
+        }
+    }
+
+    #[test]
+    fn files_are_restored_byte_by_byte() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let config = Config {
+            redact_key: Some(Secret("0f".repeat(32))),
+            ..Config::default()
+        };
+        let files = [
+            (
+                "a.csv",
+                "id,text\r\n1,\"a@b.org, \"\"c\"\"\"\r\n2,\r\n3,no [PER_1] b@b.org\r\n4,a@b.org",
+            ),
+            (
+                "a.jsonl",
+                "{\"id\": 1, \"text\": \"a@b.org é\", \"x\": [1]}\n{\"text\": null}\n{\"id\": 2}\n",
+            ),
+            ("a.txt", "Call +44 20 7946 0958\r\nor a@b.org.\n"),
+        ];
+        for (name, text) in files {
+            fs::write(at(name), text).unwrap();
+            for style in [Style::Number, Style::Hash, Style::Encrypt] {
+                let redacted = format!("{style:?}-{name}");
+                let given = arguments(folder.path(), name, &redacted, style);
+                run(&given, &config).unwrap();
+                let shared = fs::read_to_string(at(&redacted)).unwrap();
+                assert!(!shared.contains("@b.org"), "{shared}");
+                if let Some(mapping) = &given.mapping {
+                    let mode = fs::metadata(mapping).unwrap().permissions().mode();
+                    assert_eq!(mode & 0o777, SECRET);
+                }
+                let restored = RestoreArguments {
+                    input: given.output,
+                    output: at(&format!("back-{redacted}")),
+                    columns: Vec::new(),
+                    mapping: given.mapping,
+                    edited: false,
+                };
+                run_restore(&restored, &config).unwrap();
+                assert_eq!(fs::read_to_string(restored.output).unwrap(), text);
+            }
+        }
+        let shared = fs::read_to_string(at("Number-a.csv")).unwrap();
+        insta::assert_snapshot!(shared, @r#"
+        id,text
+        1,"[EMAIL_ADDRESS_1], ""c"""
+        2,
+        3,no [PLACEHOLDER_1] [EMAIL_ADDRESS_2]
+        4,[EMAIL_ADDRESS_1]
+        "#);
+    }
+
+    #[test]
+    fn files_that_do_not_fit_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let shown = |error: Error| {
+            error
+                .to_string()
+                .replace(&folder.path().display().to_string(), "[folder]")
+        };
+        let config = Config::default();
+        fs::write(at("a.txt"), "a@b.org").unwrap();
+        fs::write(at("a.csv"), "text\na@b.org\n").unwrap();
+        fs::write(at("bad.csv"), "id,text\n1,a@b.org\n2\n").unwrap();
+        let refused = |from: &str, style| {
+            let given = arguments(folder.path(), from, "new", style);
+            let error = shown(run(&given, &config).unwrap_err());
+            assert!(!at("new").exists());
+            error
+        };
+        insta::assert_snapshot!(refused("a.txt", Style::Encrypt), @"the styles `hash` and `encrypt` need a key, but there is none; make one with `openssl rand -hex 32`");
+        insta::assert_snapshot!(refused("bad.csv", Style::Number), @"in row 2: expected 2 fields, but found 1");
+        run(
+            &arguments(folder.path(), "a.csv", "b.csv", Style::Number),
+            &config,
+        )
+        .unwrap();
+        run(
+            &arguments(folder.path(), "a.txt", "b.txt", Style::Number),
+            &config,
+        )
+        .unwrap();
+        let again = run(
+            &arguments(folder.path(), "a.txt", "b.txt", Style::Label),
+            &config,
+        );
+        assert!(shown(again.unwrap_err()).starts_with("cannot create `[folder]/b.txt`"));
+        let mut restored = RestoreArguments {
+            input: at("b.csv"),
+            output: at("back"),
+            columns: Vec::new(),
+            mapping: Some(at("b.txt.secret")),
+            edited: false,
+        };
+        let error = shown(run_restore(&restored, &config).unwrap_err());
+        insta::assert_snapshot!(error, @"`[folder]/b.txt.secret` is the mapping of another file than `[folder]/b.csv`; set `--edited` for a text with placeholders of that file");
+        fs::write(
+            at("answer.txt"),
+            "Write to [EMAIL_ADDRESS_1], not [EMAIL_ADDRESS_2].",
+        )
+        .unwrap();
+        restored.input = at("answer.txt");
+        restored.edited = true;
+        run_restore(&restored, &config).unwrap();
+        let text = fs::read_to_string(at("back")).unwrap();
+        assert_eq!(text, "Write to a@b.org, not [EMAIL_ADDRESS_2].");
+    }
+}

@@ -1,0 +1,161 @@
+//! Other texts in some columns of rows, whose other bytes stay.
+
+use super::{
+    chunk::{CsvHeader, CsvRow, Head, Rows, mismatched},
+    csv::records::Splitter,
+    json_fields::{TextField, other_type},
+};
+use kivu::error::{Error, Message, Result, quoted};
+
+/// Replaces a text.
+pub type Replace<'a> = dyn FnMut(&str) -> Result<String> + 'a;
+
+/// Columns whose texts are replaced.
+pub struct ReplacedColumns {
+    names: Vec<String>,
+    /// Their places in CSV, and the header.
+    csv: Option<(Vec<usize>, CsvHeader)>,
+}
+
+impl ReplacedColumns {
+    /// The columns `names` in a file with this head.
+    ///
+    /// # Errors
+    /// A CSV file does not have a column once, or the file has another format.
+    pub fn new(head: &Head, names: Vec<String>) -> Result<Self> {
+        let csv = match head {
+            Head::JsonLines => None,
+            Head::Csv(header) => {
+                let place = |name: &String| {
+                    let mut places =
+                        (0..header.names.len()).filter(|at| header.names[*at] == *name);
+                    match (places.next(), places.next()) {
+                        (Some(place), None) => Ok(place),
+                        (None, _) => Err(Error::invalid(format!(
+                            "no column `{name}`; the file has {}",
+                            quoted(&header.names)
+                        ))),
+                        _ => Err(
+                            Error::invalid(format!("several columns are called `{name}`"))
+                                .with_hint("rename the others"),
+                        ),
+                    }
+                };
+                let places = names.iter().map(place).collect::<Result<_>>()?;
+                Some((places, header.clone()))
+            }
+            Head::Requests | Head::Parquet(_) => return mismatched(),
+        };
+        Ok(Self { names, csv })
+    }
+
+    /// What precedes the first row.
+    pub fn start(&self) -> Vec<u8> {
+        match &self.csv {
+            Some((_, header)) if header.has_header => {
+                [&header.start[..], &header.line_end].concat()
+            }
+            Some((_, header)) => header.start.clone(),
+            None => Vec::new(),
+        }
+    }
+
+    /// Appends a row with other texts. Missing and empty values stay.
+    ///
+    /// # Errors
+    /// The row is malformed, a value is no text, or a new text cannot be written; no message has a text.
+    pub fn write(
+        &self,
+        rows: &Rows,
+        row: usize,
+        replace: &mut Replace<'_>,
+        output: &mut Vec<u8>,
+    ) -> Result<()> {
+        match (rows, &self.csv) {
+            (Rows::Lines(lines), None) => {
+                let line = String::from_utf8(lines[row].clone());
+                let mut line =
+                    line.map_err(|_| Error::invalid("expected UTF-8, but found other bytes"))?;
+                for name in &self.names {
+                    line = replaced_field(line, name, replace)?;
+                }
+                output.extend_from_slice(line.as_bytes());
+                output.push(b'\n');
+                Ok(())
+            }
+            (Rows::Records(records), Some((places, header))) => {
+                replaced_record(&records[row], (places, header), replace, output)
+            }
+            _ => mismatched(),
+        }
+    }
+}
+
+fn replaced_field(line: String, name: &str, replace: &mut Replace<'_>) -> Result<String> {
+    let wrong = |found: &str| {
+        Err(Error::invalid(format!(
+            "expected text in `{name}`, but found {found}"
+        )))
+    };
+    let value = match TextField::of(&line, name) {
+        Ok(TextField::Found(value)) => value,
+        Ok(TextField::Missing) => return Ok(line),
+        Ok(TextField::Repeated) => return wrong("the field several times"),
+        Err(_) => return wrong("a row that is no JSON object"),
+    };
+    let text: String = match (other_type(value), serde_json::from_str(value.get())) {
+        (Some("null"), _) => return Ok(line),
+        (Some(found), _) => return wrong(found),
+        (None, Ok(text)) => text,
+        (None, Err(_)) => return wrong("a malformed one"),
+    };
+    let new = serde_json::Value::from(replace(&text)?).to_string();
+    // The value is a part of the line.
+    let start = value.get().as_ptr() as usize - line.as_ptr() as usize;
+    let end = start + value.get().len();
+    Ok([&line[..start], &new, &line[end..]].concat())
+}
+
+fn replaced_record(
+    row: &CsvRow,
+    (places, header): (&[usize], &CsvHeader),
+    replace: &mut Replace<'_>,
+    output: &mut Vec<u8>,
+) -> Result<()> {
+    let (dialect, content) = (&header.dialect, row.content());
+    let wrong = |message: String| Err(Error::invalid(Message::new(message)));
+    if row.fields != header.names.len() {
+        return wrong(format!(
+            "expected {} fields, but found {}",
+            header.names.len(),
+            row.fields
+        ));
+    }
+    let mut splitter = Splitter::new(dialect, row.fields, 1);
+    splitter.split(content)?;
+    for field in 0..row.fields {
+        if field > 0 {
+            output.push(dialect.delimiter);
+        }
+        let raw = &content[splitter.field(field)];
+        if raw.is_empty() || dialect.is_null(raw) || !places.contains(&field) {
+            output.extend_from_slice(raw);
+            continue;
+        }
+        let name = &header.names[field];
+        let value = dialect.value(raw);
+        let Ok(text) = std::str::from_utf8(&value) else {
+            return wrong(format!("expected UTF-8 in `{name}`, but found other bytes"));
+        };
+        let new = replace(text)?;
+        if new == text {
+            output.extend_from_slice(raw);
+        } else if !dialect.write(new.as_bytes(), output) {
+            return wrong(format!(
+                "a file without quotes cannot state the new text in `{name}`"
+            ));
+        }
+    }
+    output.extend_from_slice(&row.bytes[row.content..]);
+    Ok(())
+}
