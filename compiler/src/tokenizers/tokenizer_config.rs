@@ -35,10 +35,13 @@ const ROBERTA: [&str; 2] = ["RobertaTokenizer", "BartTokenizer"];
 /// The class of the first DeBERTa.
 const DEBERTA: &str = "DebertaTokenizer";
 
+/// The class of Gemma.
+const GEMMA: &str = "GemmaTokenizer";
+
 /// Classes with settings that replace the tokens around a text, with their first and last token.
 const LLAMA: [(&str, (&str, &str)); 2] = [
     ("LlamaTokenizer", ("<s>", "</s>")),
-    ("GemmaTokenizer", ("<bos>", "<eos>")),
+    (GEMMA, ("<bos>", "<eos>")),
 ];
 /// Key of the token for unknown words.
 const UNKNOWN: &str = "unk_token";
@@ -161,15 +164,74 @@ pub fn read_bert_tokenizer(folder: &ModelFolder) -> Result<Vec<u8>> {
 pub fn class(folder: &ModelFolder) -> Result<String> {
     let config = ConfigFile::open_or_empty(folder, NAME)?;
     let of_model = ConfigFile::open_or_empty(folder, ConfigFile::NAME)?;
-    let class = config
+    let class: Option<String> = config
         .get("tokenizer_class")?
         .or(of_model.get("tokenizer_class")?);
-    Ok(class.unwrap_or_else(|| {
-        let family = Family::named(of_model.model_type());
-        family
+    let family = Family::named(of_model.model_type());
+    let is_newer = family.is_some_and(|family| !family.own_tokenizer_classes.is_empty());
+    Ok(match class {
+        // Flags of the class have no effect in version 5 of `transformers`.
+        Some(class) if is_newer && class.trim_end_matches("Fast") == GEMMA && is_gemmas(folder) => {
+            "TokenizersBackend".to_owned()
+        }
+        Some(class) => class,
+        None => family
             .map_or("", |family| family.tokenizer_class)
-            .to_owned()
-    }))
+            .to_owned(),
+    })
+}
+
+/// Whether `tokenizer.json` is what version 5 of `transformers`, which makes this class' tokenizers from their vocabularies,
+/// makes of it.
+fn is_gemmas(folder: &ModelFolder) -> bool {
+    #[derive(Deserialize)]
+    struct Parts {
+        normalizer: Value,
+        pre_tokenizer: Value,
+        model: Model,
+    }
+    #[derive(Deserialize)]
+    struct Model {
+        r#type: String,
+        unk_token: Option<String>,
+        fuse_unk: bool,
+        byte_fallback: bool,
+        dropout: Option<f32>,
+        continuing_subword_prefix: Option<String>,
+        end_of_word_suffix: Option<String>,
+        #[serde(default)]
+        ignore_merges: bool,
+    }
+    let parts = files::read(&folder.join(TOKENIZER)).ok();
+    let parts: Option<Parts> = parts.and_then(|json| serde_json::from_slice(&json).ok());
+    parts.is_some_and(
+        |Parts {
+             normalizer,
+             pre_tokenizer,
+             model,
+         }| {
+            normalizer == json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"})
+                && pre_tokenizer
+                    == json!({
+                        "type": "Split",
+                        "pattern": {"String": " "},
+                        "behavior": "MergedWithPrevious",
+                        "invert": false,
+                    })
+                && model.r#type == "BPE"
+                && model.unk_token.as_deref() == Some("<unk>")
+                && model.fuse_unk
+                && model.byte_fallback
+                && !model.ignore_merges
+                && model.dropout.is_none()
+                && model
+                    .continuing_subword_prefix
+                    .is_none_or(|prefix| prefix.is_empty())
+                && model
+                    .end_of_word_suffix
+                    .is_none_or(|suffix| suffix.is_empty())
+        },
+    )
 }
 
 /// Sets letter case, accents and Chinese characters, where the file normalizes like BERT.
@@ -619,6 +681,39 @@ mod tests {
             read(&json!({"tokenizer_class": "PreTrainedTokenizerFast", "add_eos_token": true}))
                 .unwrap();
         assert_eq!(other["post_processor"], Value::Null);
+    }
+
+    #[test]
+    fn newer_models_may_name_gemmas_class_for_its_own_tokenizer() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, value: &Value| {
+            std::fs::write(folder.path().join(name), value.to_string()).unwrap();
+        };
+        write(
+            "config.json",
+            &json!({"model_type": "embedding_gemma2_text"}),
+        );
+        write(
+            NAME,
+            &json!({"tokenizer_class": "GemmaTokenizerFast", "add_eos_token": false}),
+        );
+        let mut tokenizer = json!({
+            "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+            "pre_tokenizer": {
+                "type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": false
+            },
+            "model": {
+                "type": "BPE", "dropout": null, "unk_token": "<unk>", "continuing_subword_prefix": null,
+                "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true, "vocab": {}, "merges": []
+            }
+        });
+        let class_of = |tokenizer: &Value| {
+            write(TOKENIZER, tokenizer);
+            class(&ModelFolder::new(folder.path())).unwrap()
+        };
+        assert_eq!(class_of(&tokenizer), "TokenizersBackend");
+        tokenizer["model"]["fuse_unk"] = json!(false);
+        assert_eq!(class_of(&tokenizer), "GemmaTokenizerFast");
     }
 
     #[test]
