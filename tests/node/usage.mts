@@ -54,7 +54,9 @@ found.forEach((each) => has(each, entity));
 const raw: Entity[][] = await ner.entities(["Ada lived in London."], { aggregation: "none", redact: false });
 raw.flat().forEach((each) => has(each, entity));
 const redacted: Redacted = await ner.entities("Ada lived in London.", { redact: true });
-has(redacted, { text: ["string"], entities: ["object"] });
+has(redacted, { text: ["string"], entities: ["object"], mapping: ["object", "undefined"] });
+const numbered: Redacted = await ner.entities("Write to ann@example.org.", { redact: true, style: "number", patterns: "EMAIL_ADDRESS" });
+assert.equal(numbered.mapping?.["[EMAIL_ADDRESS_1]"], "ann@example.org");
 
 const splade = await open("vectors-splade");
 const weights: Map<number, number> = await splade.sparse("a");

@@ -1,6 +1,6 @@
 //! Encoder properties that most families lack.
 
-use super::{config::Heads, layer_signals::LayerSignals};
+use super::config::Heads;
 use crate::onnx::layers::ExpertKind;
 
 /// Details that most families lack.
@@ -167,4 +167,11 @@ mod tests {
         // With more groups than passes, some are unused.
         assert_eq!(groups(2, 4, 1), "0.layers.0. 2.layers.0.");
     }
+}
+
+/// Signals that a layer multiplies its output by.
+#[derive(Clone, Copy, Debug)]
+pub struct LayerSignals {
+    /// Values per token.
+    pub width: usize,
 }

@@ -1,15 +1,8 @@
 //! Signals from the embeddings to each layer (EmbeddingGemma 2).
 
-use super::graph::Writer;
+use super::{details::LayerSignals, graph::Writer};
 use crate::onnx::Value;
 use kivu::error::Result;
-
-/// Signals that a layer multiplies its output by.
-#[derive(Clone, Copy, Debug)]
-pub struct LayerSignals {
-    /// Values per token.
-    pub width: usize,
-}
 
 /// From embeddings to a layer's signal, and the normalization of all layers' signals.
 pub const SIGNAL: &str = "ple_block.model_projection";

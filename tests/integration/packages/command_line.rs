@@ -157,8 +157,8 @@ fn a_build_prints_a_report() {
         serde_json::from_slice(&output.stdout).unwrap()
     };
     let (int8, fp32) = (built("int8"), built("fp32"));
-    for report in [&int8, &fp32] {
-        assert_eq!(report["name"], "tiny-bert");
+    for (name, report) in [("int8", &int8), ("fp32", &fp32)] {
+        assert_eq!(report["name"], name);
         assert!(
             report["serving"]["resident_mb"].as_f64().unwrap() > 1.0,
             "{report}"

@@ -133,10 +133,9 @@ const OPENERS: &[&str] = &[
     "compiler/src/library/hub/download.rs",
     "compiler/src/library/model_library.rs",
     "compiler/src/plan/scratch.rs",
-    // Create a new file.
+    // Create new files.
     "cli/src/init.rs",
     "cli/src/redact.rs",
-    "search/src/index.rs",
     "cli/src/interrupt.rs",
     "base/src/config/memory.rs",
     "base/src/regular_file.rs",

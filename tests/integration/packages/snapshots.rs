@@ -114,6 +114,8 @@ const RENEWED: [(&str, &[&str]); 7] = [
         "constants",
         &[
             "core/src/backend/processor.rs",
+            "core/src/pipeline/redaction/patterns.rs",
+            "core/src/pipeline/redaction/placeholders.rs",
             "core/src/pipeline/seq2seq/unknown_text.rs",
             "engine/src/panels.rs",
             "engine/src/rotary.rs",

@@ -13,7 +13,8 @@ use super::{
 use crate::{
     encoder::{
         config::{Details, EncoderConfig, Head, Heads, Names, OutputProjection},
-        layer_signals::{self, LayerSignals},
+        details::LayerSignals,
+        layer_signals,
     },
     files::{
         config::ConfigFile,
