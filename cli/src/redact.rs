@@ -33,6 +33,11 @@ Examples:
   kivu redact mail.txt shared.txt --style number --mapping mail.secret.json
   KIVU_REDACT_KEY=$(cat key) kivu redact tickets.csv shared.csv --columns ticket --style encrypt";
 
+const RESTORE_EXAMPLES: &str = "\
+Examples:
+  kivu restore shared.txt mail.txt --mapping mail.secret.json
+  kivu restore answer.txt answer-with-names.txt --mapping mail.secret.json --edited";
+
 /// Permissions of a file, which the user's mask restricts.
 const SHARED: u32 = 0o666;
 /// Permissions of a secret.
@@ -67,6 +72,7 @@ pub struct Arguments {
 ///
 /// Placeholders that are unknown stay, and are counted.
 #[derive(Debug, Args)]
+#[command(after_help = RESTORE_EXAMPLES)]
 pub struct RestoreArguments {
     /// A file: CSV or JSON Lines by its name, and text otherwise
     input: PathBuf,

@@ -57,6 +57,8 @@ fn the_help_of_every_command_has_examples() {
         "pull",
         "push",
         "quality",
+        "redact",
+        "restore",
         "rm",
         "run",
         "search",

@@ -173,6 +173,12 @@ impl Pattern {
         Regex::new(self.expression).is_ok()
     }
 
+    /// Whether a text in the expression's form passes the check.
+    #[cfg(test)]
+    pub fn accepts(&self, text: &str) -> bool {
+        (self.is_valid)(text)
+    }
+
     fn find_all(&self, expression: &Regex, text: &str, found: &mut Vec<Match>) {
         let mut at = 0;
         while let Some(candidate) = expression.find_at(text, at) {
