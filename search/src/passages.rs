@@ -236,7 +236,7 @@ mod tests {
 
     #[test]
     fn long_paragraphs_are_divided_at_sentences_or_words() {
-        let sentence = format!("{}. ", "word ".repeat(60).trim());
+        let sentence = format!("A {}. ", "word ".repeat(60).trim());
         let divided = found("txt", &format!("\n{}", sentence.repeat(9)));
         assert_eq!(divided.len(), 3);
         assert!(
