@@ -687,7 +687,7 @@ mod tests {
     fn newer_models_may_name_gemmas_class_for_its_own_tokenizer() {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, value: &Value| {
-            std::fs::write(folder.path().join(name), value.to_string()).unwrap();
+            fs::write(folder.path().join(name), value.to_string()).unwrap();
         };
         write(
             "config.json",
