@@ -6,7 +6,7 @@ use kivu_engine::kernel::LANES;
 
 use super::attention::distances::{Convolution, Distances};
 pub use super::details::{
-    Details, EmbeddingProjection, ExpertLayers, OutputProjection, PositionTable,
+    Details, EmbeddingProjection, ExpertLayers, Heads, OutputProjection, PositionTable,
 };
 use crate::{
     files::{config::ConfigFile, weights::Weights},
@@ -112,16 +112,6 @@ pub struct Decoder {
     pub end: i64,
     /// Layers, without their attention to the encoder.
     pub layers: EncoderConfig,
-}
-
-/// Attention heads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Heads {
-    pub queries: usize,
-    /// Key and value heads; each serves the same number of query heads.
-    pub keys: usize,
-    /// Head width.
-    pub width: usize,
 }
 
 /// A layer's feed-forward part.

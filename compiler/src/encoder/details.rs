@@ -1,6 +1,5 @@
 //! Encoder properties that most families lack.
 
-use super::config::Heads;
 use crate::onnx::layers::ExpertKind;
 
 /// Details that most families lack.
@@ -173,5 +172,15 @@ mod tests {
 #[derive(Clone, Copy, Debug)]
 pub struct LayerSignals {
     /// Values per token.
+    pub width: usize,
+}
+
+/// Attention heads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Heads {
+    pub queries: usize,
+    /// Key and value heads; each serves the same number of query heads.
+    pub keys: usize,
+    /// Head width.
     pub width: usize,
 }
