@@ -629,9 +629,10 @@ class OnADesktop(PageTest):
         policy = answer.headers["content-security-policy"]
         self.assertIn("default-src 'none'", policy)
         self.assertNotIn("unsafe", policy)
-        expect(self.page.locator("#ask")).to_be_visible()
+        # The first model's example is run.
+        self.settle()
         loaded = self.page.evaluate("performance.getEntriesByType('resource').map(entry => entry.name)")
-        self.assertEqual(loaded, [f"{URL}/models"])
+        self.assertEqual(loaded, [f"{URL}/{path}" for path in ("models", "embed", "tokenize")])
         # The entry appears shortly after the paint. `wait_for_function` would evaluate text, which the policy forbids.
         painted, deadline = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime", time.monotonic() + 20
         while (paint := self.page.evaluate(painted)) is None and time.monotonic() < deadline:

@@ -230,7 +230,8 @@ function errorMessage(status, answer) {
   return status === 401 ? "The server requires a valid key." : `The server responded with status ${status}.`;
 }
 
-async function run() {
+/** Sends the form's request. The page scrolls to the result, unless nobody has asked for it. */
+async function run(scrolls = true) {
   const input = readForm();
   const gap = missing(input);
   if (gap) {
@@ -255,7 +256,7 @@ async function run() {
     showStatus(`${count} ${count === 1 ? "text" : "texts"} answered in ${milliseconds(took)}.${truncationNote(headers)}`);
     state.shown = model.name;
     // On a phone the result is below the form.
-    if ($("answer").getBoundingClientRect().top > innerHeight * 0.8) $("answer").scrollIntoView({ block: "start" });
+    if (scrolls && $("answer").getBoundingClientRect().top > innerHeight * 0.8) $("answer").scrollIntoView({ block: "start" });
     showTime(headers, took);
     $("details").hidden = false;
     showTokens(input, running.signal);
@@ -731,7 +732,7 @@ async function start() {
     $("about").textContent = `Try the ${state.models.length === 1 ? "model" : `${state.models.length} models`} of this server`;
     showModels();
     // Models on demand would be loaded.
-    if (!state.memory) run();
+    if (!state.memory) run(false);
   } catch (error) {
     const isFirst = !$("unlock").hidden && !$("key").value;
     showStatus(isFirst ? "Enter a key to see the models." : "");

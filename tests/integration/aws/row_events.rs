@@ -158,7 +158,7 @@ async fn answers_that_must_become_too_long_are_refused_before_the_model_runs() {
     let model = open_for(task, "tiny-deberta-nli", folder.path(), runtime).unwrap();
     let labels: Vec<String> = (0..1000).map(|label| format!("{label:0100}")).collect();
     let labels = labels.join(",");
-    let rules = json!([{ "input": "redshift:public.embed", "ask": { "labels": labels } }]);
+    let rules = json!([{ "input": "redshift:public.embed", "ask": { "labels": labels, "all-scores": "true" } }]);
     let handler = Handler::new(
         vec![model],
         &config(&rules),
@@ -181,6 +181,7 @@ async fn answers_that_must_become_too_long_are_refused_before_the_model_runs() {
     let headers = snowflake["headers"].as_object_mut().unwrap();
     headers.remove("sf-custom-normalize");
     headers.insert("sf-custom-labels".into(), labels.into());
+    headers.insert("sf-custom-all-scores".into(), "true".into());
     let answer = handler.handle(snowflake, None, None).await.unwrap();
     assert_eq!(answer["statusCode"], 413, "{answer}");
 }

@@ -417,6 +417,7 @@ fn changes(bundles: &Path) -> Vec<(&'static str, Change)> {
         option("labels", "a"),
         option("template", "a {}"),
         option("multi-label", "true"),
+        option("all-scores", "true"),
         option("aggregation", "max"),
         option("ignore-labels", "a"),
         option("threshold", "0.25"),
