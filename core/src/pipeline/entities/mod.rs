@@ -17,10 +17,7 @@ use std::{
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use self::{
-    tags::{TagScheme, TransitionBiases},
-    token_classification::OUTSIDE,
-};
+use self::tags::{OUTSIDE, TagScheme, TransitionBiases};
 use super::redaction::placeholders::Mapping;
 use kivu_base::error::{Error, Result};
 use kivu_text::Tokenizer;

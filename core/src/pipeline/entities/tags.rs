@@ -6,8 +6,10 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::token_classification::OUTSIDE;
 use kivu_base::error::{Error, Result};
+
+/// Label for tokens outside entities.
+pub const OUTSIDE: &str = "O";
 
 /// Added to a pair of labels of neighbouring tokens, whose scores are logarithms of probabilities: a number above 0 makes the
 /// pair likelier. More entities are found with `background_to_start` above 0 or `background_stay` below 0, and longer ones with

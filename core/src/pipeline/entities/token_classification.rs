@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     Aggregation, Entity, EntityCount, Grouping, IndexedText, ScoredToken, TextEntities,
     entity_group, resolve_overlaps,
-    tags::{TagScheme, TransitionBiases},
+    tags::{OUTSIDE, TagScheme, TransitionBiases},
 };
 use crate::backend::{Deadline, routing::Route};
 use crate::pipeline::{
@@ -24,9 +24,6 @@ use crate::pipeline::{
 };
 use kivu_base::error::{Error, Result};
 use kivu_text::{Tokenizer, Truncation, WindowOptions};
-
-/// Label for tokens outside entities.
-pub const OUTSIDE: &str = "O";
 
 /// Token classification settings, from `config.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

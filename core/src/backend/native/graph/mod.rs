@@ -23,7 +23,6 @@ use kivu_engine::{
 };
 
 pub use self::constants::data;
-use self::rows::ExpertForm;
 use super::stages::{Operation, assign_slots, divide};
 use crate::backend::{LABEL_VECTORS, Signature, TASK_IDS, TensorSpec};
 use kivu_base::{
@@ -46,6 +45,15 @@ pub const INPUTS: [&str; 5] = [
 ];
 /// The number of the word that begins with each token, or 0.
 pub const WORDS: &str = "words_mask";
+
+/// A feed-forward part with experts.
+#[derive(Clone, Copy)]
+pub enum ExpertForm {
+    /// Layers with GELU between them; a softmax over all experts, and a bias after their sum.
+    Plain,
+    /// Layers with a gate between them; a softmax over the chosen experts.
+    Gated,
+}
 
 /// Reads the program in `graph`; `files` has the external weights by name.
 pub fn read(graph: &GraphProto, files: &BTreeMap<String, Bytes>) -> Result<Program> {

@@ -10,20 +10,11 @@ use kivu_engine::{
     },
 };
 
-use super::{Meaning, Operation, Reader, float, integer, unsupported};
+use super::{ExpertForm, Meaning, Operation, Reader, float, integer, unsupported};
 use kivu_base::{error::Result, onnx_proto::NodeProto};
 
 /// Maximum number of rows that one row is joined from, far above published models'.
 const MAX_NEIGHBOURS: usize = 63;
-
-/// A feed-forward part with experts.
-#[derive(Clone, Copy)]
-pub enum ExpertForm {
-    /// Layers with GELU between them; a softmax over all experts, and a bias after their sum.
-    Plain,
-    /// Layers with a gate between them; a softmax over the chosen experts.
-    Gated,
-}
 
 impl<'a> Reader<'a> {
     pub fn lookup(
