@@ -172,6 +172,9 @@ impl Index {
 pub fn location(home: &Path, roots: &[PathBuf], model: &str) -> Result<PathBuf> {
     let mut hash = blake3::Hasher::new();
     for root in roots {
+        // Rows have their paths as they were given.
+        hash.update(root.as_os_str().as_encoded_bytes());
+        hash.update(&[0]);
         let root = root
             .canonicalize()
             .map_err(Error::io(format!("cannot read `{}`", root.display())))?;
