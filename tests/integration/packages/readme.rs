@@ -269,6 +269,30 @@ fn commands_and_programs_of_the_readme_run() {
     }
 }
 
+/// Commands on the page about redaction print what it shows, and restore the file.
+#[test]
+fn commands_of_the_page_about_redaction_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = Path::new(env!("CARGO_BIN_EXE_kivu")).parent().unwrap();
+    let path = format!("{}:{}", program.display(), std::env::var("PATH").unwrap());
+    let blocks = blocks_of("docs/redaction.md");
+    let commands = blocks.iter().filter(|block| block.language == "sh");
+    let code: String = commands.map(|block| block.code.as_str()).collect();
+    let mut shell = shell(folder.path());
+    let output = shell
+        .env("PATH", path)
+        .args(["-e", "-c", &code])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let found = String::from_utf8(output.stdout).unwrap();
+    let shown = blocks.iter().find(|block| block.language != "sh").unwrap();
+    assert!(found.contains(&*shown.code), "{found}");
+    let [given, restored] = ["tickets.csv", "restored-by-key.csv"]
+        .map(|name| fs::read_to_string(folder.path().join(name)).unwrap());
+    assert_eq!(given, restored);
+}
+
 /// Commands in the tutorials print what the page shows. A test model replaces the one from the hub.
 #[test]
 fn commands_of_the_tutorials_run() {
