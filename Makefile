@@ -218,14 +218,14 @@ measure-tracing: program $(TELEMETRY_TOOLS) $(BUNDLE)/manifest.toml ## Measure t
 
 .PHONY: measure-lambda
 measure-lambda: PROFILE := release
-measure-lambda: program $(BUNDLE)/manifest.toml ## Measure the function with Lambda's instructions and CPU share, and update docs/memory.md; needs root
+measure-lambda: program $(BUNDLE)/manifest.toml ## Measure the function with Lambda's instructions and CPU share, and update docs/sizing.md; needs root
 	cargo build --release --package kivu-functions --bin api
-	python3 -B benches/lambda.py target/release/api $(KIVU) $(BUNDLE) .kivu/shapes --docs docs/memory.md
+	python3 -B benches/lambda.py target/release/api $(KIVU) $(BUNDLE) .kivu/shapes --docs docs/sizing.md
 
 .PHONY: measure-popular
 measure-popular: PROFILE := release
-measure-popular: program ## Build and serve the shapes of popular models with random weights, and update docs/memory.md; takes 40 minutes
-	python3 -B benches/popular.py $(KIVU) .kivu/popular --docs docs/memory.md
+measure-popular: program ## Build and serve the shapes of popular models with random weights, and update docs/sizing.md; takes 40 minutes
+	python3 -B benches/popular.py $(KIVU) .kivu/popular --docs docs/sizing.md
 
 .PHONY: measure-quality
 measure-quality: program $(QUALITY_TOOLS) ## Measure the recipes in every precision on sets from package registries, and update docs/quality.md

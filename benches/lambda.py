@@ -1,6 +1,6 @@
 """Measures the function with the instructions, the CPU share and the memory of Lambda, by model.
 
-    python benches/lambda.py FUNCTION KIVU MINILM FOLDER [--instructions avx2] [--megabytes 1769 3008] [--docs docs/memory.md]
+    python benches/lambda.py FUNCTION KIVU MINILM FOLDER [--instructions avx2] [--megabytes 1769 3008] [--docs docs/sizing.md]
 
 FUNCTION is the function's program, KIVU the command that builds models with published dimensions and random weights in
 FOLDER, unless they are there, and MINILM a bundle. Prints a table: the time from the start of the process until it

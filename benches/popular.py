@@ -1,6 +1,6 @@
 """Builds and serves the shapes of the most downloaded models, with random weights, and tells their memory.
 
-    python benches/popular.py KIVU FOLDER [--shapes SHAPE…] [--minutes 5] [--reduced | --docs docs/memory.md]
+    python benches/popular.py KIVU FOLDER [--shapes SHAPE…] [--minutes 5] [--reduced | --docs docs/sizing.md]
 
 For each shape that FOLDER/results.json lacks: makes the model, builds it in int8, serves the bundle, sends it texts, and
 deletes both. With --docs, it replaces what the page has between `<!-- popular -->` and `<!-- end -->`, and the figures in

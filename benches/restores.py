@@ -6,7 +6,7 @@
 Sends requests at once, so that Lambda starts as many environments, then again, so that some are warm. Lambda's own report
 of each request has the times; `client` is the time of the whole call from this machine. A function that was idle for some
 20 minutes, or was just published, has no warm environments. Needs `lambda:InvokeFunction`, the variables of AWS's SDK, and
-the packages of tests/deploy/requirements.txt. Each start costs what docs/costs.md says.
+the packages of tests/deploy/requirements.txt. Each start costs what docs/sizing.md says.
 """
 
 import argparse

@@ -199,8 +199,8 @@ class Spark(Engine, unittest.TestCase):
         self.assert_complete(output)
 
     def test_pandas_rows_equal_batch(self):
-        """The variant on the page `docs/data-engines.md`."""
-        page = (ROOT / "docs/data-engines.md").read_text()
+        """The variant on the page `docs/batch.md`."""
+        page = (ROOT / "docs/batch.md").read_text()
         (function,) = re.findall(r"```python\n(def add_vectors.*?)```", page, re.S)
         example = (EXAMPLES / self.script).read_text()
         changed = re.sub(r"    def add_vectors\(.*?\n\n", re.sub("(?m)^(?=.)", "    ", function) + "\n", example, flags=re.S)

@@ -4,7 +4,7 @@
 
 FOLDER is the unpacked function (`.aws-sam/build/ApiFunction` after `make deploy`). Needs root, cgroups of version 1,
 and only Python's standard library. M MB have M/1769 of a CPU. --instructions selects the native engine's, by default
-all that the processor has. Prints one row of docs/memory.md per size: the time from
+all that the processor has. Prints one row of docs/sizing.md per size: the time from
 the start of the process to its readiness, the first response, the median and 99th percentile of the others, the peak
 memory, and the cost of a million requests at the median (x86-64, us-east-1, Lambda only).
 """

@@ -4,7 +4,7 @@
 
 Starts `kivu serve` with its default limits. For each method and route, and for bodies that stop at different positions,
 opens all connections at once, waits until the server has read what was sent, and compares its memory with the bound in
-docs/memory.md. The exit code is 0 if no case exceeds it. Needs only the standard library.
+docs/sizing.md. The exit code is 0 if no case exceeds it. Needs only the standard library.
 """
 
 import argparse
