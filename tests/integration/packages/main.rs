@@ -35,6 +35,7 @@ mod imports;
 mod links;
 mod node;
 mod python;
+mod questions;
 mod readme;
 mod reliability;
 mod search;

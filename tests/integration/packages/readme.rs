@@ -99,10 +99,7 @@ fn commands_that_are_not_run_are_make_targets() {
     make wheel && pip install target/wheels/kivuml-*.whl
     cargo install --path program
     docker build --file Containerfile --tag kivu .
-    kivu serve BAAI/bge-small-en-v1.5
     make deploy
-    make invoke
-    make package
     make test
     ");
     let makefile = fs::read_to_string(root().join("Makefile")).unwrap();
@@ -201,7 +198,9 @@ fn make_run() -> Server {
     )
 }
 
-fn run_shell(code: &str, folder: &Path, server: &mut Option<Server>) {
+/// Runs a block's commands, and returns what the last one printed.
+fn run_shell(code: &str, folder: &Path, server: &mut Option<Server>) -> String {
+    let mut printed = String::new();
     for command in commands(code) {
         if command == "make run" {
             *server = Some(make_run());
@@ -216,11 +215,12 @@ fn run_shell(code: &str, folder: &Path, server: &mut Option<Server>) {
             ));
             continue;
         }
-        succeed(shell(folder).args([
+        printed = succeed(shell(folder).args([
             "-c",
             &format!("{CURL}\n{}", with_address(server.as_ref(), &command)),
         ]));
     }
+    printed
 }
 
 fn shell(folder: &Path) -> Command {
@@ -247,10 +247,15 @@ fn commands_and_programs_of_the_readme_run() {
     runtime().expect("`make test` installs ONNX Runtime");
     let folder = checkout();
     let mut server = None;
+    let mut printed = String::new();
     for block in readme().iter().filter(|block| block.not_run.is_none()) {
         let (program, option) = match block.language.as_str() {
             "sh" => {
-                run_shell(&block.code, folder.path(), &mut server);
+                printed = run_shell(&block.code, folder.path(), &mut server);
+                continue;
+            }
+            "text" => {
+                assert_shown(&printed, &block.code);
                 continue;
             }
             "python" => (python.clone(), "-c"),
@@ -259,7 +264,7 @@ fn commands_and_programs_of_the_readme_run() {
                 crate::skips::unsupported("node is not installed");
                 continue;
             }
-            other => panic!("expected sh, python or js, but found {other}"),
+            other => panic!("expected sh, text, python or js, but found {other}"),
         };
         let mut command = Command::new(program);
         if block.language == "js" {
@@ -329,14 +334,7 @@ fn commands_of_the_tutorials_run() {
         assert!(output.status.success(), "{code}\n{output:?}");
         let found = String::from_utf8(output.stdout).unwrap();
         if let Some(shown) = next.filter(|next| next.language == "text") {
-            let is_equal = found
-                .lines()
-                .zip(shown.code.lines())
-                .all(|(found, shown)| is_shown(found, shown));
-            assert!(
-                is_equal && found.lines().count() >= shown.code.lines().count(),
-                "{code}\n{found}"
-            );
+            assert_shown(&found, &shown.code);
         }
         count += 1;
     }
@@ -395,6 +393,18 @@ fn code_on_the_page_about_clients_runs() {
     let commands = code("sh");
     assert!(commands.contains("/translate"));
     succeed(shell(&root()).args(["-e", "-c", &format!("{CURL}\n{commands}")]));
+}
+
+/// Every shown line is printed, in order.
+fn assert_shown(found: &str, shown: &str) {
+    let is_equal = found
+        .lines()
+        .zip(shown.lines())
+        .all(|(found, shown)| is_shown(found, shown));
+    assert!(
+        is_equal && found.lines().count() >= shown.lines().count(),
+        "expected {shown}, but found {found}"
+    );
 }
 
 /// Whether a response is the one in the documentation, in which `…` is any text, apart from white space.

@@ -24,7 +24,8 @@ pub(crate) fn root() -> PathBuf {
     Path::new(ROOT).canonicalize().unwrap()
 }
 
-pub(crate) fn succeed(command: &mut Command) {
+/// Runs a command that must succeed, and returns what it printed.
+pub(crate) fn succeed(command: &mut Command) -> String {
     let _alone = alone();
     let output = command.stdin(Stdio::null()).output().unwrap();
     let (stdout, stderr) = (
@@ -32,4 +33,5 @@ pub(crate) fn succeed(command: &mut Command) {
         String::from_utf8_lossy(&output.stderr),
     );
     assert!(output.status.success(), "{command:?}\n{stdout}\n{stderr}");
+    stdout.into_owned()
 }
