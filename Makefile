@@ -52,6 +52,7 @@ TELEMETRY_TOOLS := .kivu/telemetry/installed
 PEER_TOOLS := .kivu/peers/installed
 FIGURE_TOOLS := .kivu/figures/installed
 QUALITY_TOOLS := .kivu/quality-tools/installed
+WORKFLOW_TOOLS := .kivu/workflows/installed
 SITE := .kivu/site
 SITE_TOOLS := .kivu/site-tools/installed
 WHEEL_TOOLS := .kivu/maturin/installed
@@ -137,7 +138,7 @@ TEST_TOOLS = TEST_COMPLETE=yes TEST_PYTHON=$(abspath $(PYTHON)) TEST_CARGO_LAMBD
   TEST_DEPLOY=$(abspath $(DEPLOY)) TEST_IMAGES="$$(python3 -B tests/deploy/image_tools.py .kivu/images)" TEST_CHECKOV=$(abspath $(CHECKOV)) TEST_S3_PYTHON=$(abspath $(S3_PYTHON)) \
   TEST_TRITON=$(abspath $(FLEET)) TEST_PAGE=$(abspath $(PAGE)) TEST_DOCUMENT=$(abspath $(DOCUMENT)) \
   TEST_NODE=$(abspath $(NODE)) TEST_TELEMETRY=$(abspath $(TELEMETRY)) TEST_FRAMEWORKS=$(abspath $(dir $(FRAMEWORK_TOOLS))bin/python) \
-  TEST_ENGINES=$(abspath $(dir $(ENGINE_TOOLS))bin/python) \
+  TEST_ENGINES=$(abspath $(dir $(ENGINE_TOOLS))bin/python) TEST_WORKFLOWS=$(abspath $(dir $(WORKFLOW_TOOLS))bin) \
   TEST_CHROMIUM="$$($(PAGE) tests/page/chromium.py .kivu/chromium)" \
   TEST_PROMETHEUS="$$(python3 -B tests/telemetry/prometheus.py .kivu/prometheus)" \
   $(if $(TERRAFORM),TEST_TERRAFORM=$(TERRAFORM))
@@ -289,20 +290,49 @@ package: $(LAMBDA_TOOLS) $(BUNDLE)/manifest.toml ## Make the archive to deploy: 
 	python3 functions/package.py $(PACKAGE) --binary api --bundle $(BUNDLE)
 	python3 tests/lambda/archive.py $(PACKAGE) tests/lambda/rest_plain.json
 
-# The packages of a release, in $(DIST)/packages. The other architecture is compiled with the tools of `make arm64`.
+# The packages of a release, in $(DIST)/packages. The other architecture is compiled with the tools of `make arm64`, or on
+# another machine: .github/workflows/release.yml runs these steps on several.
 DIST := target/dist
+ARCHITECTURES := x86_64 arm64
+TARGET_x86_64 := x86_64-unknown-linux-gnu
+TARGET_arm64 := aarch64-unknown-linux-gnu
+PACKED_PROGRAMS := kivu api batch libkivu_python.so libkivu_node.so
+# The folder of `make wasm`, whose package belongs to the release.
+WASM_PACKAGE ?=
+
 .PHONY: dist
-dist: $(LAMBDA_TOOLS) $(DEPLOY_TOOLS) $(BUNDLE)/manifest.toml $(ARM64)/cargo.toml ## Make a release's packages, and try each one
-	for architecture in x86_64 arm64; do \
+dist: $(ARM64)/cargo.toml ## Make a release's packages, and try each one
+	$(MAKE) --no-print-directory programs
+	$(MAKE) --no-print-directory pack
+	$(MAKE) --no-print-directory try
+
+.PHONY: programs
+programs: program $(LAMBDA_TOOLS)
+	for architecture in $(ARCHITECTURES); do \
 	  $(KIVU) doctor --fix --function $$architecture && \
 	  $(LAMBDA)/python packaging/compile.py $$architecture $(DIST) || exit 1; done
-	$(MAKE) --no-print-directory packages
 
-.PHONY: packages
-packages:
-	python3 packaging/dist.py $(DIST)/packages x86_64=$(DIST)/build/x86_64-unknown-linux-gnu/packaged \
-	  arm64=$(DIST)/build/aarch64-unknown-linux-gnu/packaged
-	$(DEPLOY)/python packaging/try.py $(DIST)/packages $(BUNDLE) $(EMULATED)
+# For another machine, which runs `make pack`.
+.PHONY: programs-archive
+programs-archive: programs
+	for architecture in $(ARCHITECTURES); do \
+	  case $$architecture in arm64) target=$(TARGET_arm64);; *) target=$(TARGET_x86_64);; esac; \
+	  tar --create --file $(DIST)/programs-$$architecture.tar .kivu/$$architecture/onnxruntime \
+	    $(PACKED_PROGRAMS:%=$(DIST)/build/$$target/packaged/%) || exit 1; done
+
+.PHONY: pack
+pack:
+	python3 packaging/dist.py $(DIST)/packages $(foreach each,$(ARCHITECTURES),$(each)=$(DIST)/build/$(TARGET_$(each))/packaged) \
+	  $(WASM_PACKAGE:%=wasm=%)
+
+.PHONY: try
+try: $(DEPLOY_TOOLS) $(BUNDLE)/manifest.toml
+	$(DEPLOY)/python packaging/try.py $(DIST)/packages $(BUNDLE) $(if $(wildcard $(EMULATORS)/qemu-aarch64-static),$(EMULATED))
+
+# By trusted publishing, from the workflow.
+.PHONY: publish-wheels
+publish-wheels: $(UV)
+	$(UV) publish --trusted-publishing always --check-url https://pypi.org/simple/ $(DIST)/packages/*.whl
 
 .PHONY: wheel
 wheel: program $(WHEEL_TOOLS) ## Make the Python wheel for this machine, in target/wheels
@@ -640,7 +670,7 @@ program:
 # The tools of tests and packaging, pinned by version and hash.
 .PHONY: tools
 tools: $(CLIENT_TOOLS) $(LAMBDA_TOOLS) $(DEPLOY_TOOLS) $(CHECKOV_TOOLS) $(S3_TOOLS) $(FLEET_TOOLS) $(PAGE_TOOLS) $(DOCUMENT_TOOLS) \
-  $(FRAMEWORK_TOOLS) $(NODE_TOOLS) $(TELEMETRY_TOOLS) $(ENGINE_TOOLS)
+  $(FRAMEWORK_TOOLS) $(NODE_TOOLS) $(TELEMETRY_TOOLS) $(ENGINE_TOOLS) $(WORKFLOW_TOOLS)
 
 $(CLIENT_TOOLS): tests/clients/requirements.txt
 $(LAMBDA_TOOLS): tests/lambda/requirements.txt
@@ -660,6 +690,7 @@ $(SITE_TOOLS): packaging/site/requirements.txt
 $(WHEEL_TOOLS): packaging/wheel/requirements.txt
 $(ENGINE_TOOLS): tests/engines/requirements.txt
 $(AUDIT_TOOLS): tests/tools/deny.txt
+$(WORKFLOW_TOOLS): tests/tools/workflows.txt
 $(SPARK_TOOLS): tests/engines/spark.txt
 $(PYTHON_PEERS)/installed: benches/python_peers.txt
 $(EXACTNESS)/new/installed: tests/exactness/new.txt

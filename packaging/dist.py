@@ -4,14 +4,16 @@
 
 PROGRAMS is a folder of packaging/compile.py. For each architecture this writes to OUT a wheel, an archive, the npm
 package of the platform and the archives of both functions without models; and the templates for AWS, the list of crates
-with their licences, and `SHA256SUMS`. The same programs make the same packages. Needs the library of `kivu doctor --fix
---function`, and only Python's standard library.
+with their licences, and `SHA256SUMS`. `wasm=FOLDER` adds the npm package of `make wasm`. If program/Cargo.toml has a
+`repository`, whose GitHub releases have the files, it also makes the installer and the Homebrew formula. The same
+programs make the same packages. Needs the library of `kivu doctor --fix --function`, and only Python's standard library.
 """
 
 import base64
 import gzip
 import hashlib
 import io
+import re
 import subprocess
 import sys
 import tarfile
@@ -43,6 +45,7 @@ class Release:
         self.out = out
         manifest = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["package"]
         self.version, self.license = manifest["version"], manifest["license"]
+        self.repository = npm.repository()
         self.crates, self.licenses = out / f"kivu-{self.version}.cdx.json", out / f"kivu-{self.version}-licenses.txt"
 
     def notices(self):
@@ -66,9 +69,10 @@ class Release:
         info = f"{PACKAGE}-{self.version}.dist-info"
         project = tomllib.loads((ROOT / "python/pyproject.toml").read_text())["project"]
         required = "".join(f"Requires-Dist: {each}\n" for each in project["dependencies"])
+        address = f"Project-URL: Repository, {self.repository}\n" if self.repository else ""
         metadata = (
             f"Metadata-Version: 2.4\nName: {PACKAGE}\nVersion: {self.version}\nSummary: {project['description']}\n"
-            f"License-Expression: {self.license}\nLicense-File: LICENSE\nLicense-File: third-party-licenses.txt\nRequires-Python: {project['requires-python']}\n{required}"
+            f"License-Expression: {self.license}\nLicense-File: LICENSE\nLicense-File: third-party-licenses.txt\nRequires-Python: {project['requires-python']}\n{required}{address}"
             f"Description-Content-Type: text/markdown\n\n{(ROOT / 'python/README.md').read_text()}"
         )
         sources = sorted(file for file in (ROOT / "python" / PACKAGE).iterdir() if file.suffix in (".py", ".pyi", ".typed"))
@@ -115,6 +119,11 @@ class Release:
         files["package/package.json"] = npm.manifest(optionalDependencies=packages)
         self.tar(f"{PACKAGE}-{self.version}.tgz", files, {f"package/{npm.PROGRAM}"})
 
+    def npm_wasm(self, folder):
+        """The package of `make wasm`."""
+        files = {f"package/{file.name}": file.read_bytes() for file in folder.iterdir()}
+        self.tar(f"{PACKAGE}-wasm-{self.version}.tgz", files)
+
     def functions(self, architecture, programs, library):
         """The archives of both functions, without models."""
         for name in ("api", "batch"):
@@ -153,6 +162,24 @@ class Release:
                 entry.size, entry.mtime, entry.mode = len(content), TIME, 0o755 if path in programs else 0o644
                 archive.addfile(entry, io.BytesIO(content))
 
+    def installers(self, architectures):
+        """The shell script and the formula that install the archives from the repository's release."""
+        words = {
+            "VERSION": self.version, "GLIBC": GLIBC, "LICENSE": self.license, "REPOSITORY": self.repository,
+            "BASE": f"{self.repository}/releases/download/v{self.version}",
+        }
+        self.fill("install.sh", words)
+        if set(architectures) == set(MACHINES):
+            for machine in MACHINES.values():
+                archive = self.out / f"kivu-{self.version}-linux-{machine}.tar.gz"
+                words[f"SHA256_{machine}"] = hashlib.sha256(archive.read_bytes()).hexdigest()
+            self.fill("kivu.rb", words)
+
+    def fill(self, name, words):
+        """Writes a template of this folder with its `@WORDS@`."""
+        text = (ROOT / "packaging" / name).read_text()
+        (self.out / name).write_text(re.sub("@([A-Za-z0-9_]+)@", lambda found: words[found[1]], text))
+
     def sums(self):
         files = sorted(file for file in self.out.iterdir() if file.name != "SHA256SUMS")
         lines = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in files]
@@ -174,6 +201,8 @@ def main():
     subprocess.run([sys.executable, ROOT / "functions/parts.py", release.crates], check=True)
     release.collect_licenses()
     built = dict(pair.split("=", 1) for pair in sys.argv[2:])
+    if wasm := built.pop("wasm", None):
+        release.npm_wasm(Path(wasm))
     for architecture, programs in built.items():
         programs, folder = Path(programs), ROOT / ".kivu" / architecture / "onnxruntime"
         program = programs / "kivu"
@@ -190,6 +219,10 @@ def main():
         release.functions(architecture, programs, folder)
     release.npm_main(built)
     release.templates()
+    if release.repository:
+        release.installers(built)
+    else:
+        print("skipped: the installer and the formula need a `repository` in program/Cargo.toml")
     release.sums()
 
 

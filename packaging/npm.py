@@ -37,6 +37,12 @@ def template():
     return json.loads((ROOT / "node/package.json").read_text())
 
 
+def repository():
+    """The address of the repository on GitHub, once it has one: npm compares it with the workflow that publishes."""
+    found = re.search(r'^repository = "(.*)"', (ROOT / "program/Cargo.toml").read_text(), re.M)
+    return found and found[1]
+
+
 def manifest(name=None, **fields):
     """The manifest of `kivuml`, or the one of a package with another name."""
     # Not `tomllib`, which needs Python 3.11: tests make a package, too.
@@ -45,6 +51,8 @@ def manifest(name=None, **fields):
     found = template()
     kept = found if name is None else {key: found[key] for key in ("description", "engines")}
     made = {"name": name or found["name"], "version": version, "license": license} | kept | fields
+    if address := repository():
+        made["repository"] = {"type": "git", "url": f"git+{address}.git"}
     return as_json(made)
 
 
@@ -78,7 +86,7 @@ def wasm_files(generated):
     made = {name: (generated / file).read_bytes() for file, name in ({GLUE: GLUE} | WASM).items()}
     notices = {"README.md": (ROOT / "wasm/README.md").read_bytes(), "LICENSE": (ROOT / "LICENSE").read_bytes()}
     template = json.loads((ROOT / "wasm/package.json").read_text())
-    released = {key: json.loads(manifest())[key] for key in ("version", "license")}
+    released = {key: value for key, value in json.loads(manifest()).items() if key in ("version", "license", "repository")}
     return own | shared | types | made | notices | {"package.json": as_json(template | released)}
 
 

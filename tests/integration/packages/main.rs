@@ -37,6 +37,7 @@ mod node;
 mod python;
 mod questions;
 mod readme;
+mod releases;
 mod reliability;
 mod search;
 mod snapshots;
