@@ -30,7 +30,7 @@ use kivu_compiler::{
         resolve,
     },
     plan::path_id::path_id,
-    quality::Samples,
+    quality::{ColumnNames, Samples},
 };
 use kivu_jobs::Parquet;
 
@@ -116,7 +116,7 @@ fn run_build(arguments: Arguments, config: &Config, parquet: Parquet) -> Result<
         require_own(source, &out, config)?;
     }
     let (texts, pairs) = (arguments.texts.as_deref(), arguments.pairs.as_deref());
-    let samples = Samples::open(texts, pairs, parquet)?;
+    let samples = Samples::open(texts, pairs, &ColumnNames::default(), parquet)?;
     let id = if is_default {
         path_id(source).ok()
     } else {
@@ -204,7 +204,12 @@ fn build_named(
         json,
         build,
     } = arguments;
-    let samples = Samples::open(texts.as_deref(), pairs.as_deref(), parquet)?;
+    let samples = Samples::open(
+        texts.as_deref(),
+        pairs.as_deref(),
+        &ColumnNames::default(),
+        parquet,
+    )?;
     let tools = Tools {
         config,
         runtime: &|| load_runtime(config),

@@ -1,6 +1,7 @@
 //! `kivu quality`: how close a model is to another form of it, and how well it does on a user's pairs.
 
 mod figures;
+mod table;
 
 use std::{
     path::{Path, PathBuf},
@@ -8,6 +9,7 @@ use std::{
 };
 
 use clap::Args;
+use serde::Serialize;
 
 use self::figures::{Row, pair_rows, rows};
 pub use self::figures::{short, text};
@@ -18,6 +20,7 @@ use super::{
     terminal::{Progress, print},
 };
 use kivu::{
+    cloud::Cloud,
     config::{Config, FleetConfig},
     error::{Error, Result},
     model::Model,
@@ -26,10 +29,12 @@ use kivu::{
 };
 use kivu_compiler::{
     library::{
-        model_library::Options,
+        model_library::{Options, size},
         resolve::{self, Location},
     },
-    quality::{Other, PairQuality, Report, Samples, measure},
+    quality::{
+        ColumnNames, Other, PairQuality, Report, Samples, measure, table::table as measure_table,
+    },
 };
 
 const EXAMPLES: &str = "\
@@ -40,7 +45,9 @@ Examples:
   kivu quality minilm --against other-bundle                against another bundle
   kivu quality minilm --against peer.npy --texts mine.txt   against another program's vectors
   kivu quality minilm --pairs judged.csv                    rank correlation, accuracy or recall@10
-  kivu quality minilm --pairs judged.csv --against fp32     beside fp32's";
+  kivu quality minilm --pairs judged.csv --against fp32     beside fp32's
+  kivu quality text-language --pairs mine.csv --all --column label=language
+                                                            all precisions, labels and wrong rows";
 
 /// Measure a model's quality: against fp32, another bundle or another program's vectors, and on pairs
 ///
@@ -63,11 +70,24 @@ pub struct Arguments {
     /// File with pairs and what is expected of them, at least 10
     #[arg(long, value_name = "FILE")]
     pairs: Option<PathBuf>,
+    /// Compare all precisions in one table: results, size and speed, and for classifiers figures per label and wrong rows
+    #[arg(long, conflicts_with_all = ["against", "precision"])]
+    all: bool,
+    /// A column's name in the files, such as `label=category`; repeatable
+    #[arg(long, value_name = "NAME=COLUMN", value_parser = column)]
+    column: Vec<(String, String)>,
     /// Print the figures as JSON
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     pub build: BuildArguments,
+}
+
+/// `NAME=COLUMN`.
+fn column(text: &str) -> std::result::Result<(String, String), String> {
+    text.split_once('=')
+        .map(|(name, column)| (name.to_owned(), column.to_owned()))
+        .ok_or_else(|| "expected NAME=COLUMN, such as `label=category`".to_owned())
 }
 
 /// What to compare with, on the command line.
@@ -108,12 +128,21 @@ fn run_quality(arguments: Arguments, mut config: Config, services: &Services) ->
         against,
         texts,
         pairs,
+        all,
+        column,
         json,
         build,
     } = arguments;
     // Files are read first, since models may have to be built.
-    let samples = Samples::open(texts.as_deref(), pairs.as_deref(), parquet)?;
+    let columns = ColumnNames::new(column)?;
+    let samples = Samples::open(texts.as_deref(), pairs.as_deref(), &columns, parquet)?;
+    if all && samples.texts.is_some() && samples.pairs.is_some() {
+        return Err(Error::config(
+            "`--all` measures either `--texts` or `--pairs`, but found both",
+        ));
+    }
     let against = match (against, &samples.pairs) {
+        (None, _) if all => None,
         (Some(other), _) => Some(Against::of(other)),
         (None, Some(_)) if samples.texts.is_some() => {
             return Err(Error::config(
@@ -124,7 +153,10 @@ fn run_quality(arguments: Arguments, mut config: Config, services: &Services) ->
         (None, Some(_)) => None,
         (None, None) => Some(Against::Precision(Precision::Fp32)),
     };
-    let options = build.options(&config);
+    let mut options = build.options(&config);
+    if all {
+        options.precision = Some(Precision::Fp32);
+    }
     config.engine = options.engine;
     // Only local models can be compared.
     config.fleet = FleetConfig::default();
@@ -136,6 +168,21 @@ fn run_quality(arguments: Arguments, mut config: Config, services: &Services) ->
         _ => resolve(&named, &options, &config)?,
     };
     let model = Model::open(&path, &config, cloud)?;
+    let progress = Progress::default();
+    if all {
+        let own = Own {
+            named: &named,
+            path,
+            model,
+        };
+        let mut notes = Vec::new();
+        let forms = own.in_all_precisions(&options, &config, cloud, &mut notes)?;
+        let table = measure_table(&forms, &samples, &progress);
+        progress.clear();
+        let mut table = table?;
+        table.notes.extend(notes);
+        return print(&shown(json, &table, table::lines)?).map(|()| ExitCode::SUCCESS);
+    }
     let other = match &against {
         Some(Against::Precision(precision)) => Some(Model::open(
             &in_precision(&named, &path, &model, *precision, &options, &config)?,
@@ -157,17 +204,78 @@ fn run_quality(arguments: Arguments, mut config: Config, services: &Services) ->
         (None, Some(Against::Vectors(path))) => Some(Other::Vectors(path, parquet)),
         _ => None,
     };
-    let progress = Progress::default();
     let report = measure(&model, other, &samples, &progress);
     progress.clear();
     let report = report?;
-    let text = match json {
-        true => serde_json::to_string_pretty(&report)
-            .map_err(|error| Error::model_because("cannot serialize the figures", error))?,
-        false => lines(&report).join("\n"),
-    };
-    print(&text)?;
+    print(&shown(json, &report, lines)?)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Figures as JSON or as lines.
+fn shown<T: Serialize>(
+    json: bool,
+    figures: &T,
+    lines: impl FnOnce(&T) -> Vec<String>,
+) -> Result<String> {
+    match json {
+        true => serde_json::to_string_pretty(figures)
+            .map_err(|error| Error::model_because("cannot serialize the figures", error)),
+        false => Ok(lines(figures).join("\n")),
+    }
+}
+
+/// The model to measure, as it was named.
+struct Own<'a> {
+    named: &'a Path,
+    path: PathBuf,
+    model: Model,
+}
+
+impl Own<'_> {
+    /// Opens the model in every precision, fp32 first, with the bundles' sizes. Missing ones are built; a note says why a
+    /// quantized one cannot be.
+    fn in_all_precisions(
+        self,
+        options: &Options,
+        config: &Config,
+        cloud: &Cloud,
+        notes: &mut Vec<String>,
+    ) -> Result<Vec<(Model, u64)>> {
+        let own = self.model.manifest.weights.precision;
+        let all = [Precision::Fp32, Precision::Int8Blocks, Precision::Int8];
+        let mut others = Vec::new();
+        for precision in all.into_iter().filter(|precision| *precision != own) {
+            let built = in_precision(
+                self.named,
+                &self.path,
+                &self.model,
+                precision,
+                options,
+                config,
+            );
+            let path = match built {
+                Err(error)
+                    if precision != Precision::Fp32 && !matches!(error, Error::Io { .. }) =>
+                {
+                    notes.push(format!("no {precision}: {}", error.with_causes()));
+                    continue;
+                }
+                built => built?,
+            };
+            let other = Model::open(&path, config, cloud)?;
+            require_same(&self.model, &other, precision)?;
+            let bytes = size(&other.manifest);
+            others.push((other, bytes));
+        }
+        let bytes = size(&self.model.manifest);
+        others.push((self.model, bytes));
+        let order = |(model, _): &(Model, u64)| {
+            let own = model.manifest.weights.precision;
+            all.iter().position(|precision| *precision == own)
+        };
+        others.sort_by_key(order);
+        Ok(others)
+    }
 }
 
 /// The bundle of the same model in another precision, which is built if it does not exist.

@@ -5,19 +5,21 @@ mod chrf;
 pub mod compare;
 mod correlation;
 pub mod cost;
+mod interval;
 pub mod pairs;
 mod peer;
 mod report;
 pub mod samples;
 pub mod served;
 pub mod step_comparison;
+pub mod table;
 
 use std::{future::Future, thread};
 
 pub use self::{
     pairs::{PairFigures, PairQuality},
     report::{Other, Report, measure},
-    samples::{Pairs, Samples, Texts},
+    samples::{ColumnNames, Pairs, Samples, Texts},
 };
 use super::plan::recipe::QualityFloor;
 use kivu::{

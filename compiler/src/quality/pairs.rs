@@ -98,18 +98,11 @@ pub fn figures(
     pairs: &Pairs,
     progress: &dyn Progress,
 ) -> Result<PairFigures> {
+    if let Some(verdicts) = Verdicts::of(encoder, pairs, progress)? {
+        return Ok(verdicts.figures());
+    }
     match (encoder, pairs) {
         (_, Pairs::References(_)) => Err(unfit(pairs, "a model that generates texts")),
-        (ServedEncoder::Classification(pipeline), Pairs::LabelledTexts(texts, labels)) => {
-            let inputs: Vec<Input> = texts.iter().cloned().map(Input::Text).collect();
-            accuracy(pipeline, &inputs, labels, progress)
-        }
-        (ServedEncoder::Classification(pipeline), Pairs::Labels(pairs, labels))
-            if pipeline.settings().labels.len() > 1 =>
-        {
-            let inputs: Vec<Input> = pairs.iter().map(|pair| input(pipeline, pair)).collect();
-            accuracy(pipeline, &inputs, labels, progress)
-        }
         (ServedEncoder::Classification(pipeline), _) if pipeline.settings().labels.len() > 1 => {
             Err(unfit(pairs, "a model that compares two texts"))
         }
@@ -157,36 +150,79 @@ fn input(pipeline: &ClassificationPipeline, [first, second]: &[String; 2]) -> In
     Input::Pair(pipeline.prompted(first), Arc::from(second.as_str()))
 }
 
-/// Share of inputs whose best label is the expected one.
-fn accuracy(
-    pipeline: &ClassificationPipeline,
-    inputs: &[Input],
-    expected: &[String],
-    progress: &dyn Progress,
-) -> Result<PairFigures> {
-    let known = &pipeline.settings().labels;
-    let is = |label: &String, expected: &str| label.eq_ignore_ascii_case(expected);
-    if let Some(unknown) = expected
-        .iter()
-        .find(|label| !known.iter().any(|known| is(known, label)))
-    {
-        return Err(Error::config(format!(
-            "expected the model's labels ({}), but found `{unknown}`",
-            quoted(known)
-        ))
-        .with_hint("rename the labels in the file"));
+/// A classifier's label for each row, and the expected one.
+#[derive(Clone, Debug)]
+pub struct Verdicts {
+    /// The model's labels.
+    pub labels: Vec<String>,
+    /// The best label of each row, by its place among the labels.
+    pub found: Vec<usize>,
+    /// The expected label of each row.
+    pub expected: Vec<usize>,
+}
+
+impl Verdicts {
+    /// Classifies all rows; `None` if the model or the pairs have no labels to compare.
+    ///
+    /// # Errors
+    /// The model does not have one of the expected labels.
+    pub fn of(
+        encoder: &ServedEncoder,
+        pairs: &Pairs,
+        progress: &dyn Progress,
+    ) -> Result<Option<Self>> {
+        let (pipeline, inputs, expected): (_, Vec<Input>, _) = match (encoder, pairs) {
+            (ServedEncoder::Classification(pipeline), Pairs::LabelledTexts(texts, labels)) => {
+                let inputs = texts.iter().cloned().map(Input::Text);
+                (pipeline, inputs.collect(), labels)
+            }
+            (ServedEncoder::Classification(pipeline), Pairs::Labels(pairs, labels))
+                if pipeline.settings().labels.len() > 1 =>
+            {
+                let inputs = pairs.iter().map(|pair| input(pipeline, pair));
+                (pipeline, inputs.collect(), labels)
+            }
+            _ => return Ok(None),
+        };
+        let known = &pipeline.settings().labels;
+        let place = |label: &String| {
+            known
+                .iter()
+                .position(|known| known.eq_ignore_ascii_case(label))
+                .ok_or_else(|| {
+                    Error::config(format!(
+                        "expected the model's labels ({}), but found `{label}`",
+                        quoted(known)
+                    ))
+                    .with_hint("rename the labels in the file")
+                })
+        };
+        let expected = expected.iter().map(place).collect::<Result<Vec<usize>>>()?;
+        let scores = scores(pipeline, &inputs, progress)?;
+        let best = |scores: &Vec<f32>| descending(scores).first().copied().unwrap_or_default();
+        Ok(Some(Self {
+            labels: known.clone(),
+            found: scores.iter().map(best).collect(),
+            expected,
+        }))
     }
-    let scores = scores(pipeline, inputs, progress)?;
-    let right = scores.iter().zip(expected).filter(|(scores, expected)| {
-        descending(scores)
-            .first()
-            .is_some_and(|best| is(&known[*best], expected))
-    });
-    let accuracy = right.count() as f64 / expected.len() as f64;
-    Ok(PairFigures::Labels {
-        accuracy: Some(accuracy),
-        threshold: None,
-    })
+
+    /// Rows with their found and expected labels.
+    pub fn rows(&self) -> impl Iterator<Item = (usize, usize)> {
+        self.found
+            .iter()
+            .copied()
+            .zip(self.expected.iter().copied())
+    }
+
+    /// The share of right labels.
+    pub fn figures(&self) -> PairFigures {
+        let right = self.rows().filter(|(found, expected)| found == expected);
+        PairFigures::Labels {
+            accuracy: Some(right.count() as f64 / self.expected.len() as f64),
+            threshold: None,
+        }
+    }
 }
 
 fn scores(

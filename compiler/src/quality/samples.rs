@@ -1,6 +1,9 @@
 //! Texts and pairs that a user measures quality with, from files.
 
-use std::{collections::BTreeSet, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
 
 use serde_json::Value;
 
@@ -49,11 +52,76 @@ pub struct Samples {
 
 impl Samples {
     /// Reads both files.
-    pub fn open(texts: Option<&Path>, pairs: Option<&Path>, parquet: Parquet) -> Result<Self> {
+    pub fn open(
+        texts: Option<&Path>,
+        pairs: Option<&Path>,
+        columns: &ColumnNames,
+        parquet: Parquet,
+    ) -> Result<Self> {
         Ok(Self {
-            texts: texts.map(|path| Texts::open(path, parquet)).transpose()?,
-            pairs: pairs.map(|path| Pairs::open(path, parquet)).transpose()?,
+            texts: texts
+                .map(|path| Texts::open(path, columns, parquet))
+                .transpose()?,
+            pairs: pairs
+                .map(|path| Pairs::open(path, columns, parquet))
+                .transpose()?,
         })
+    }
+}
+
+/// What a user's columns are called, by the names that [`Samples`] expects.
+#[derive(Clone, Debug, Default)]
+pub struct ColumnNames(BTreeMap<String, String>);
+
+impl ColumnNames {
+    /// Names from `EXPECTED=COLUMN`.
+    ///
+    /// # Errors
+    /// Such a column is not expected.
+    pub fn new(pairs: Vec<(String, String)>) -> Result<Self> {
+        let known: Vec<&str> = PAIRS
+            .iter()
+            .flatten()
+            .chain(&TEXT)
+            .chain(&QUESTION)
+            .chain(&PASSAGE)
+            .chain(&SCORE)
+            .chain(&LABEL)
+            .chain(&REFERENCE)
+            .copied()
+            .collect();
+        match pairs
+            .iter()
+            .find(|(name, _)| !known.contains(&name.as_str()))
+        {
+            Some((unknown, _)) => Err(Error::config(format!(
+                "unknown column `{unknown}`; known columns: {}",
+                quoted(&known)
+            ))),
+            None => Ok(Self(pairs.into_iter().collect())),
+        }
+    }
+
+    /// Refuses names of columns that a file does not have.
+    fn require(&self, path: &Path, file: &ColumnFile) -> Result<()> {
+        match self
+            .0
+            .values()
+            .find(|column| !file.names().contains(column))
+        {
+            Some(missing) => Err(Error::config(format!(
+                "no column `{missing}` in `{}`; the file has {}",
+                path.display(),
+                quoted(file.names())
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// The column for the first of these names that was given or that the file has.
+    fn column(&self, file: &ColumnFile, names: &[&str]) -> Option<String> {
+        let given = names.iter().find_map(|name| self.0.get(*name)).cloned();
+        given.or_else(|| named(file, names))
     }
 }
 
@@ -77,7 +145,7 @@ impl Texts {
     ///
     /// # Errors
     /// There are too few or too many texts, or an empty one.
-    pub fn open(path: &Path, parquet: Parquet) -> Result<Self> {
+    pub fn open(path: &Path, columns: &ColumnNames, parquet: Parquet) -> Result<Self> {
         let texts = if has_lines(path) {
             let text = String::from_utf8(files::read(path)?).map_err(|error| {
                 Error::config_because(
@@ -91,7 +159,11 @@ impl Texts {
             text.lines().map(str::to_owned).collect()
         } else {
             let file = ColumnFile::open(path, parquet)?;
-            let column = text_column(path, &file)?;
+            columns.require(path, &file)?;
+            let column = match columns.column(&file, &TEXT) {
+                Some(column) => column,
+                None => text_column(path, &file)?,
+            };
             let rows = file.rows(&[&column], MAX_TEXTS)?;
             texts(path, &rows, &[&column], 0)?
         };
@@ -172,10 +244,11 @@ impl Pairs {
     ///
     /// # Errors
     /// The columns are unknown; a text or an expected value is missing; or there are too few pairs to tell anything.
-    pub fn open(path: &Path, parquet: Parquet) -> Result<Self> {
+    pub fn open(path: &Path, columns: &ColumnNames, parquet: Parquet) -> Result<Self> {
         let file = ColumnFile::open(path, parquet)?;
+        columns.require(path, &file)?;
         let shown = path.display();
-        let columns = Columns::of(&file).map_err(|found| {
+        let columns = Columns::of(&file, columns).map_err(|found| {
             Error::config(found.map(|found| {
                 format!("expected columns {EXPECTED} in `{shown}`, but found {found}")
             }))
@@ -276,8 +349,8 @@ struct Columns {
 
 impl Columns {
     /// Finds the columns of exactly one kind. The error says what was found instead.
-    fn of(file: &ColumnFile) -> Result<Self, Message> {
-        let one = |names: &[&str]| named(file, names);
+    fn of(file: &ColumnFile, columns: &ColumnNames) -> Result<Self, Message> {
+        let one = |names: &[&str]| columns.column(file, names);
         let two = || {
             PAIRS
                 .iter()
@@ -311,7 +384,8 @@ impl Columns {
                 quoted(&other.names)
             ))
             .with_hint("remove a column")),
-            (None, _) => Err(Message::new(quoted(file.names())).with_hint("rename the columns")),
+            (None, _) => Err(Message::new(quoted(file.names()))
+                .with_hint("rename the columns; `kivu quality --column` takes other names")),
         }
     }
 }
@@ -416,7 +490,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let pairs = |header: &str, row: &dyn Fn(usize) -> String| {
             let path = written(folder.path(), "pairs.csv", header, row, 24);
-            Pairs::open(&path, Parquet::default()).unwrap()
+            Pairs::open(&path, &ColumnNames::default(), Parquet::default()).unwrap()
         };
         let kinds = [
             pairs("id,sentence1,sentence2,score", &|n| {
@@ -463,12 +537,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let refused = |header: &str, rows: usize, row: &dyn Fn(usize) -> String| {
             let path = written(folder.path(), "p.csv", header, row, rows);
-            let error = Pairs::open(&path, Parquet::default())
+            let error = Pairs::open(&path, &ColumnNames::default(), Parquet::default())
                 .unwrap_err()
                 .to_string();
             error.replace(&folder.path().display().to_string(), "[folder]")
         };
-        insta::assert_snapshot!(refused("a,b", 20, &|n| format!("{n},{n}")), @"expected columns `text1`, `text2` (or `sentence1`, `sentence2`; `premise`, `hypothesis`; `question1`, `question2`) with `score` or `label`, `question` with `passage`, `text` with `label`, or `text` with `reference` in `[folder]/p.csv`, but found `a`, `b`; rename the columns");
+        insta::assert_snapshot!(refused("a,b", 20, &|n| format!("{n},{n}")), @"expected columns `text1`, `text2` (or `sentence1`, `sentence2`; `premise`, `hypothesis`; `question1`, `question2`) with `score` or `label`, `question` with `passage`, `text` with `label`, or `text` with `reference` in `[folder]/p.csv`, but found `a`, `b`; rename the columns; `kivu quality --column` takes other names");
         insta::assert_snapshot!(refused("text1,text2,score,label", 20, &|n| format!("a,b,{n},x")), @"expected columns `text1`, `text2` (or `sentence1`, `sentence2`; `premise`, `hypothesis`; `question1`, `question2`) with `score` or `label`, `question` with `passage`, `text` with `label`, or `text` with `reference` in `[folder]/p.csv`, but found both `text1`, `text2`, `score` and `text1`, `text2`, `label`; remove a column");
         insta::assert_snapshot!(refused("text1,text2,score", 9, &|n| format!("a,b,{n}")), @"expected at least 10 rows in `[folder]/p.csv`, but found 9");
         insta::assert_snapshot!(refused("text1,text2,score", 20, &|n| format!("a,b,{}", if n == 4 { "nan" } else { "1" })), @"expected a finite number in `score` of `[folder]/p.csv`, but found another text in row 5");
@@ -485,7 +559,7 @@ mod tests {
         let write = |name, header: &str, rows| {
             written(folder.path(), name, header, |n| format!("text {n}"), rows)
         };
-        let open = |path: &Path| Texts::open(path, Parquet::default());
+        let open = |path: &Path| Texts::open(path, &ColumnNames::default(), Parquet::default());
         let lines = open(&write("a.txt", "first", 24)).unwrap();
         let column = open(&write("a.csv", "text", 24)).unwrap();
         assert_eq!(

@@ -896,3 +896,123 @@ fn a_model_with_equal_outputs_is_noted() {
         json!(["all texts have the same output, so the quality says nothing"])
     );
 }
+
+/// All precisions of a model on a user's file, whose columns have other names.
+#[test]
+fn all_precisions_are_measured_in_one_table() {
+    let Some(home) = Home::new() else { return };
+    let source = fixtures().join("models/tiny-bert-sentiment");
+    let sentiment = home.built(
+        "tiny-bert-sentiment",
+        Task::TextClassification,
+        Precision::Fp32,
+    );
+    let texts = sentences(30);
+    let found = rows(&home.batch(&sentiment, &texts, "labels.jsonl"));
+    let mut csv = "comment,category\n".to_owned();
+    for (row, (text, found)) in texts.iter().zip(&found).enumerate() {
+        // Two rows are wrong in fp32.
+        let label = match (row, found["label"].as_str().unwrap()) {
+            (4 | 9, "neutral") => "negative",
+            (4 | 9, _) => "neutral",
+            (_, label) => label,
+        };
+        writeln!(csv, "\"{}\",{label}", text.replace('"', "\"\"")).unwrap();
+    }
+    let file = home.write("mine.csv", &csv);
+    let named: [(&str, &Path); 3] = [
+        ("--pairs", &file),
+        ("--column", Path::new("text=comment")),
+        ("--column", Path::new("label=category")),
+    ];
+    let all = |json: bool| {
+        let mut arguments = vec![Path::new("quality"), &source, Path::new("--all")];
+        arguments.extend(json.then_some(Path::new("--json")));
+        named
+            .iter()
+            .for_each(|(option, value)| arguments.extend([Path::new(option), value]));
+        let output = home.run(&arguments);
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let table: Value = serde_json::from_str(&all(true)).unwrap();
+    assert_eq!(
+        (&table["samples"], &table["rows"]),
+        (&json!("texts with labels"), &json!(30))
+    );
+    let precisions = table["precisions"].as_array().unwrap();
+    let names: Vec<&Value> = precisions.iter().map(|form| &form["precision"]).collect();
+    assert_eq!(names, ["fp32", "int8-blocks", "int8"]);
+    let figure = &precisions[0]["figures"][0];
+    assert_eq!(figure["name"], "accuracy");
+    close(&figure["value"], 28.0 / 30.0, 1e-9);
+    // Wilson's interval for 28 of 30.
+    close(&figure["interval"][0], 0.786_76, 1e-4);
+    close(&figure["interval"][1], 0.981_53, 1e-4);
+    assert!(
+        precisions
+            .iter()
+            .all(|form| number(&form["rows_per_second"]) > 0.0)
+    );
+    assert!(number(&precisions[0]["bytes"]) > number(&precisions[2]["bytes"]));
+    let labels = precisions[0]["labels"].as_array().unwrap();
+    let expected: f64 = labels.iter().map(|label| number(&label["rows"])).sum();
+    let given: f64 = labels.iter().map(|label| number(&label["found"])).sum();
+    assert_eq!((expected, given), (30.0, 30.0), "{labels:?}");
+    let wrong = table["wrong"].as_array().unwrap();
+    for row in [5, 10] {
+        let wrong = wrong.iter().find(|wrong| wrong["row"] == row).unwrap();
+        assert_ne!(wrong["expected"], wrong["found"]["fp32"], "{wrong}");
+    }
+    let text = all(false);
+    for part in [
+        "accuracy",
+        "95 % interval",
+        "int8-blocks",
+        "labels, int8",
+        "wrong rows",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    // Neither the errors nor the table have a user's texts.
+    assert!(!text.contains(texts[4].as_str()), "{text}");
+    insta::assert_snapshot!(
+        home.refusal(&sentiment, &[("--pairs", &file), ("--column", Path::new("label=kind"))]),
+        @"no column `kind` in `[home]/mine.csv`; the file has `comment`, `category`"
+    );
+    insta::assert_snapshot!(
+        home.refusal(&sentiment, &[("--pairs", &file), ("--column", Path::new("labels=kind"))]),
+        @"unknown column `labels`; known columns: `text1`, `text2`, `sentence1`, `sentence2`, `premise`, `hypothesis`, `question1`, `question2`, `text`, `source`, `sentence`, `question`, `query`, `passage`, `answer`, `document`, `score`, `label`, `is_duplicate`, `reference`, `target`"
+    );
+}
+
+#[test]
+fn a_table_without_labels_has_the_agreement_with_fp32() {
+    let Some(home) = Home::new() else { return };
+    let list = home.write("texts.txt", &sentences(40).join("\n"));
+    let cases = [
+        ("tiny-bert", "mean cosine"),
+        ("tiny-bert-rank", "same order"),
+        ("tiny-bert-ner", "same label"),
+    ];
+    for (fixture, figure) in cases {
+        let output = home.run(&[
+            Path::new("quality"),
+            &fixtures().join("models").join(fixture),
+            Path::new("--all"),
+            Path::new("--json"),
+            Path::new("--texts"),
+            &list,
+        ]);
+        assert!(output.status.success(), "{output:?}");
+        let table: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(table["rows"], 40);
+        let precisions = table["precisions"].as_array().unwrap();
+        assert_eq!(precisions.len(), 3, "{table}");
+        for form in precisions {
+            assert_eq!(form["figures"][0]["name"], figure, "{table}");
+        }
+        close(&precisions[0]["figures"][0]["value"], 1.0, 1e-5);
+        assert!(number(&precisions[2]["figures"][0]["value"]) < 1.0 + 1e-5);
+    }
+}
