@@ -7,6 +7,7 @@ mod completions;
 mod doctor;
 mod init;
 mod interrupt;
+mod jobs;
 mod library;
 mod program;
 mod quality;
@@ -76,6 +77,7 @@ enum Command {
     Ps(server::ps::Arguments),
     Rm(library::rm::Arguments),
     Batch(Box<batch::Arguments>),
+    Jobs(jobs::Arguments),
     Redact(redact::Arguments),
     Restore(redact::RestoreArguments),
     Bench(bench::Arguments),
@@ -175,6 +177,7 @@ fn execute(arguments: Arguments, services: fn(&Config) -> Services) -> Result<Ex
         Command::Completions(arguments) => completions::run(&arguments, &mut Arguments::command()),
         Command::Doctor(arguments) => doctor::run(&arguments, &config),
         Command::Init(arguments) => init::run(&arguments),
+        Command::Jobs(arguments) => jobs::run(&arguments, &services.cloud),
         Command::Key(arguments) => server::key::run(&arguments),
         Command::Models(arguments) => library::models::run(&arguments, &config),
         Command::Ps(arguments) => server::ps::run(&arguments, &config),

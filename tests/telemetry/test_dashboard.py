@@ -32,7 +32,10 @@ PROGRAMS = Path(os.environ["TEST_PROMETHEUS"])
 BUNDLE = Path(os.environ["TEST_BUNDLE"]).resolve()
 METRIC = re.compile(r"\bkivu_\w+")
 # Functions and jobs record these, which Prometheus does not scrape.
-UNSCRAPED = {"kivu_cold_starts_total", "kivu_cold_start_seconds", "kivu_rows_total", "kivu_failed_rows_total"}
+UNSCRAPED = {
+    "kivu_cold_starts_total", "kivu_cold_start_seconds", "kivu_rows_total", "kivu_failed_rows_total",
+    "kivu_job_rows_per_second", "kivu_job_seconds_left",
+}
 WAIT_S = 60
 
 

@@ -2,6 +2,7 @@
 
 pub mod benchmark;
 pub mod identity;
+pub mod listing;
 pub mod parameters;
 pub mod predictor;
 pub mod process;
@@ -11,7 +12,7 @@ pub mod watcher;
 use std::{
     fs,
     future::{Future, pending},
-    io,
+    io, mem,
     ops::ControlFlow,
     sync::Arc,
     time::{Duration, Instant},
@@ -42,6 +43,7 @@ use super::{
         output_file::OutputFile,
         output_form::OutputForm,
         pieces::{Pieces, Shape},
+        progress_object::{JobFacts, ProgressObject},
         report::{Progress, Report, Status},
         report_file, s3_storage,
         target::{Target, Writer},
@@ -249,6 +251,7 @@ impl Job {
                     column,
                     is_resumable,
                     sink,
+                    published: None,
                 };
                 self.watcher.begin(&self.input.to_string(), 0);
                 return Ok(ControlFlow::Continue(Ready {
@@ -294,6 +297,7 @@ impl Job {
             table,
             mut sink,
         } = opened;
+        let mut published = self.published(&checkpoint.state);
         let Table { rows, shape, notes } = match catch_panic(|| {
             self.skip_done(
                 &mut checkpoint.state,
@@ -304,6 +308,9 @@ impl Job {
         }) {
             Err(error) if is_final(&error) => {
                 checkpoint.abandon()?;
+                if let Some(published) = &mut published {
+                    published.end();
+                }
                 return self.fail(error).map(ControlFlow::Break);
             }
             table => table?,
@@ -334,6 +341,7 @@ impl Job {
             column,
             is_resumable,
             sink,
+            published,
         };
         if is_whole {
             return self.done(writer).map(ControlFlow::Break);
@@ -534,6 +542,11 @@ impl Job {
                 if let Target::Checkpoint(checkpoint) = &writer.target {
                     checkpoint.abandon()?;
                 }
+                blocking(move || {
+                    writer.end_progress();
+                    Ok(())
+                })
+                .await?;
                 return self.fail(error);
             }
             End::Rows(error) => {
@@ -548,7 +561,13 @@ impl Job {
                     .notes
                     .push("the input was changed while it was read".to_owned());
             }
-            writer.finish()?;
+            if let Err(error) = writer.finish() {
+                // The job was abandoned.
+                if Change::of(&error).is_some() {
+                    writer.end_progress();
+                }
+                return Err(error);
+            }
             writer.progress.seconds += started.elapsed().as_secs_f64();
             Ok::<_, Error>(writer)
         });
@@ -556,15 +575,18 @@ impl Job {
     }
 
     /// Writes the report for a complete output, and deletes its checkpoint.
-    fn done(&self, writer: Writer) -> Result<Ended> {
-        let mut report = self.report(Status::Finished, None, writer.progress);
-        report.notes = writer.notes;
-        report.text_column = Some(writer.column).filter(|column| !column.is_empty());
+    fn done(&self, mut writer: Writer) -> Result<Ended> {
+        let progress = mem::take(&mut writer.progress);
+        let mut report = self.report(Status::Finished, None, progress);
+        report.notes = mem::take(&mut writer.notes);
+        report.text_column =
+            Some(mem::take(&mut writer.column)).filter(|column| !column.is_empty());
         if let Target::Checkpoint(checkpoint) = &writer.target {
             report.output_digest.clone_from(&checkpoint.state.digest);
             self.write_report(&report)?;
             checkpoint.forget()?;
         }
+        writer.end_progress();
         Ok(Ended::Done(Box::new(report)))
     }
 
@@ -600,22 +622,13 @@ impl Job {
 
     /// The job's report with this progress, without output digest, text column or notes.
     pub fn report(&self, status: Status, error: Option<&Error>, progress: Progress) -> Report {
-        let version = match &self.input {
-            JobInput::File(_) | JobInput::Stdin => None,
-            JobInput::Object(_, _, object) => Some(
-                object
-                    .version
-                    .clone()
-                    .unwrap_or_else(|| object.etag.clone()),
-            ),
-        };
         let [model, model_digest, task] = self.model();
         Report {
             status,
             error: error.map(Error::chain),
             failure: error.map(Error::with_causes),
             input: self.input.to_string(),
-            version,
+            version: self.object_version(),
             output: self.output.to_string(),
             sink: self.sink.as_ref().map(|sink| sink.url.to_string()),
             model,
@@ -626,6 +639,32 @@ impl Job {
             notes: Vec::new(),
             progress,
         }
+    }
+
+    /// An input object's version, or its ETag.
+    fn object_version(&self) -> Option<String> {
+        match &self.input {
+            JobInput::File(_) | JobInput::Stdin => None,
+            JobInput::Object(_, _, object) => Some(
+                object
+                    .version
+                    .clone()
+                    .unwrap_or_else(|| object.etag.clone()),
+            ),
+        }
+    }
+
+    /// Where a claimed job's progress is published; `None` for local outputs.
+    fn published(&self, state: &State) -> Option<ProgressObject> {
+        let JobOutput::Object(store, url) = &self.output else {
+            return None;
+        };
+        let facts = JobFacts {
+            input: self.input.to_string(),
+            version: self.object_version(),
+            model: self.model.name.clone(),
+        };
+        Some(ProgressObject::new(store, url, state, facts, self.interval))
     }
 
     /// The model's name, digest and task.

@@ -154,6 +154,7 @@ pub async fn process(
             let written = to_write.iter().try_for_each(|(rows, answers, share)| {
                 writer.progress.seconds = before + started.elapsed().as_secs_f64();
                 writer.write(rows, answers)?;
+                writer.publish(share);
                 watcher.advance(writer.progress.rows, share);
                 Ok(())
             });

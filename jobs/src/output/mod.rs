@@ -12,6 +12,7 @@ pub mod output_file;
 pub mod output_form;
 #[doc(hidden)]
 pub mod pieces;
+pub mod progress_object;
 pub mod report;
 pub mod report_file;
 pub mod s3_storage;

@@ -420,6 +420,7 @@ mod tests {
                 column,
                 is_resumable,
                 sink,
+                published: None,
             };
             for _ in 0..chunks {
                 let Some(Chunk { texts, rows }) = reader.next().unwrap() else {

@@ -17,7 +17,7 @@ use kivu::{
 };
 
 /// Suffix for report names.
-const SUFFIX: &str = ".report.json";
+pub const SUFFIX: &str = ".report.json";
 /// Larger files are not Kivu's reports.
 const MAX_BYTES: u64 = 16 * 1024 * 1024;
 /// Attempts to write the report while other processes write it.

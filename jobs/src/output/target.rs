@@ -4,7 +4,7 @@ use std::{fs::File, io::Write};
 
 use super::{
     answer::Answers, checkpoint::Checkpoint, local_storage::PART_BYTES, pieces::Pieces,
-    report::Progress,
+    progress_object::ProgressObject, report::Progress,
 };
 use crate::{rows::Rows, sink::SinkWriter};
 use kivu::{
@@ -33,6 +33,8 @@ pub struct Writer {
     pub is_resumable: bool,
     /// Gets the vectors; then, the target gets only rows with errors.
     pub sink: Option<SinkWriter>,
+    /// Publishes the progress of a job with an output in S3.
+    pub published: Option<ProgressObject>,
 }
 
 impl Writer {
@@ -55,6 +57,20 @@ impl Writer {
         }
         self.progress.name_columns(self.pieces.columns());
         self.save_if_due()
+    }
+
+    /// Publishes the progress, if it is time; `share` is the share of the input.
+    pub fn publish(&mut self, share: Option<f64>) {
+        if let Some(published) = &mut self.published {
+            published.advance(&self.progress, share);
+        }
+    }
+
+    /// Deletes the published progress of a job that has ended.
+    pub fn end_progress(&mut self) {
+        if let Some(published) = &mut self.published {
+            published.end();
+        }
     }
 
     /// Sends the rows that wait for the sink.
@@ -111,6 +127,9 @@ impl Writer {
             Target::Checkpoint(checkpoint) if self.is_resumable => {
                 checkpoint.begin()?;
                 checkpoint.save(&mut self.pieces, &self.progress)?;
+                if let Some(published) = &mut self.published {
+                    published.wait(&self.progress);
+                }
             }
             _ => self.abandon_unresumable()?,
         }

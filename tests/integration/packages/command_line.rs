@@ -51,6 +51,7 @@ fn the_help_of_every_command_has_examples() {
         "completions",
         "doctor",
         "init",
+        "jobs",
         "key",
         "models",
         "ps",

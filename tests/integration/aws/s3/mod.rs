@@ -86,6 +86,11 @@ fn jobs_survive_failures() {
 }
 
 #[test]
+fn jobs_are_watched_while_they_run() {
+    run("test_progress.py");
+}
+
+#[test]
 fn vectors_go_to_databases_and_indexes() {
     run("test_sinks.py");
 }

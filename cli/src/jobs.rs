@@ -1,0 +1,129 @@
+//! `kivu jobs`: jobs with outputs in S3.
+
+use std::{
+    process::ExitCode,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use clap::Args;
+
+use crate::{
+    library::models::age,
+    terminal::{print, print_aside},
+};
+use kivu::{
+    cloud::Cloud,
+    error::{Error, Result},
+    repository::s3::Url,
+};
+use kivu_jobs::{JobState, ListedJob, list};
+
+const EXAMPLES: &str = "\
+Examples:
+  kivu jobs s3://bucket/out/          all jobs whose outputs are there
+  kivu jobs s3://bucket/out/2027-01   those with this beginning
+  kivu jobs s3://bucket/ --json       for a script";
+
+/// List jobs with outputs in S3: running, waiting, stale, failed and finished ones
+///
+/// A running job publishes its progress as often as it is saved; a job whose progress is late is stale: its process has
+/// probably died, and the next run continues it.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Arguments {
+    /// Where the outputs are, as s3://BUCKET/PREFIX
+    #[arg(value_name = "URL")]
+    prefix: Url,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(arguments: &Arguments, cloud: &Cloud) -> Result<ExitCode> {
+    let found = list(&cloud.store()?, &arguments.prefix)?;
+    if found.unread > 0 {
+        print_aside(&format!(
+            "{} reports were not read; name a longer prefix to see them",
+            found.unread
+        ));
+    }
+    if arguments.json {
+        let text = serde_json::to_string_pretty(&found.jobs)
+            .map_err(|error| Error::model_because("cannot serialize the list", error))?;
+        return print(&text).map(|()| ExitCode::SUCCESS);
+    }
+    if found.jobs.is_empty() {
+        print_aside(&format!("no jobs below {}", arguments.prefix));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_secs();
+    print(&format!(
+        "{:8}  {:>10}  {:>8}  {:26}  OUTPUT",
+        "STATE", "ROWS", "ERRORS", ""
+    ))?;
+    for job in &found.jobs {
+        print(&line(job, now))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn line(job: &ListedJob, now: u64) -> String {
+    let state = match job.state {
+        JobState::Running => "running",
+        JobState::Begun => "begun",
+        JobState::Waiting => "waiting",
+        JobState::Stale => "stale",
+        JobState::Failed => "failed",
+        JobState::Finished => "finished",
+    };
+    let count = |count: Option<u64>| count.map_or("-".to_owned(), |count| count.to_string());
+    let since = |time: Option<u64>| age(now.saturating_sub(time.unwrap_or(now)));
+    let about = match (job.state, job.rows_per_second) {
+        (JobState::Running, Some(speed)) => {
+            let left = job
+                .seconds_left
+                .map(|left| format!(", {} left", age(left)))
+                .unwrap_or_default();
+            format!("{speed:.0} rows/s{left}")
+        }
+        (JobState::Stale | JobState::Waiting, _) => format!("last seen {} ago", since(job.updated)),
+        _ => String::new(),
+    };
+    let error = job
+        .error
+        .as_ref()
+        .map(|error| format!(": {error}"))
+        .unwrap_or_default();
+    format!(
+        "{state:8}  {:>10}  {:>8}  {about:26}  {}{error}",
+        count(job.rows),
+        count(job.errors),
+        job.output
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_say_what_a_job_does() {
+        let job = |text: &str| serde_json::from_str::<ListedJob>(text).unwrap();
+        let jobs = [
+            r#"{"state": "running", "output": "s3://b/out/a", "rows": 1000, "errors": 2, "rows_per_second": 99.6, "seconds_left": 240}"#,
+            r#"{"state": "stale", "output": "s3://b/out/b", "rows": 5, "errors": 0, "updated": 1000}"#,
+            r#"{"state": "begun", "output": "s3://b/out/c"}"#,
+            r#"{"state": "failed", "output": "s3://b/out/d", "rows": 0, "errors": 0, "error": "expected rows, but found an empty file"}"#,
+        ];
+        let lines: Vec<String> = jobs.iter().map(|text| line(&job(text), 8200)).collect();
+        insta::assert_snapshot!(lines.join("\n"), @"
+        running         1000         2  100 rows/s, 4 min left      s3://b/out/a
+        stale              5         0  last seen 2 h ago           s3://b/out/b
+        begun              -         -                              s3://b/out/c
+        failed             0         0                              s3://b/out/d: expected rows, but found an empty file
+        ");
+    }
+}
