@@ -196,14 +196,11 @@ impl Config {
                     .build()
             })
             .map_err(|error| {
-                let message = format!(
-                    "cannot read `{}` or the variables `{PREFIX}_…`",
-                    path.display()
-                );
-                Error::Config {
-                    message: message.into(),
-                    source: Some(Box::new(error)),
-                }
+                Error::config(format!(
+                    "cannot read `{}` or the variables `{PREFIX}_…`: {}",
+                    path.display(),
+                    without_lines(error)
+                ))
             })
             .and_then(|config| {
                 serde_path_to_error::deserialize(config).map_err(|error| invalid(&path, &error))
@@ -331,6 +328,20 @@ fn overrides(variables: &Variables) -> impl Iterator<Item = Result<(String, Valu
         };
         Some(Ok((key, value)))
     })
+}
+
+/// The message without the lines that a parser quotes, which may have keys.
+fn without_lines(error: config::ConfigError) -> String {
+    let message = match error {
+        config::ConfigError::FileParse { cause, .. } => cause.to_string(),
+        other => other.to_string(),
+    };
+    let is_quoted = |line: &&str| {
+        line.trim_start_matches(|c: char| c.is_ascii_digit() || c == ' ')
+            .starts_with('|')
+    };
+    let lines: Vec<&str> = message.lines().filter(|line| !is_quoted(line)).collect();
+    lines.join(": ")
 }
 
 /// Error for a key whose value cannot be read.
@@ -776,6 +787,15 @@ mod tests {
     #[test]
     fn a_file_named_explicitly_has_to_exist() {
         assert!(Config::load(Some(Path::new("/nowhere/kivu.toml")), &variables(&[])).is_err());
+    }
+
+    #[test]
+    fn malformed_files_are_not_quoted() {
+        let error = load("log = \"text\"\nredact_key = \"0f", &[])
+            .unwrap_err()
+            .chain();
+        let (_, parser) = error.split_once(": TOML ").unwrap();
+        insta::assert_snapshot!(parser, @r#"parse error at line 2, column 17: invalid basic string, expected `"`"#);
     }
 
     #[test]

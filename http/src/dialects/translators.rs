@@ -309,11 +309,10 @@ pub async fn deepl(FormOrJson(context, body): FormOrJson) -> ApiResult {
     let split = match body.split_sentences.as_deref() {
         Some("0") => Split::WhenLong,
         None | Some("1") => Split::Sentences,
-        Some(other) => {
-            return Err(Error::invalid(format!(
-                "expected `split_sentences` `0` or `1`, but found `{}`",
-                other.escape_debug()
-            ))
+        Some(_) => {
+            return Err(Error::invalid(
+                "expected `split_sentences` `0` or `1`, but found another value",
+            )
             .with_hint("leave it out")
             .into());
         }

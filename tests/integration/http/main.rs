@@ -49,5 +49,6 @@ mod on_demand;
 mod page;
 mod properties;
 mod requests;
+mod secrets;
 mod serving;
 mod telemetry;

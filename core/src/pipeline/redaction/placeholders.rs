@@ -9,7 +9,8 @@ use std::{
 
 use regex::Regex;
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de};
+use serde_json::Value;
 
 use super::key::Key;
 use kivu_base::error::{Error, Result};
@@ -83,10 +84,26 @@ impl Replacement {
 }
 
 /// Originals by placeholder: a secret.
-#[derive(Clone, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[derive(Clone, Default, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(transparent)]
 #[schemars(inline)]
 pub struct Mapping(pub BTreeMap<String, String>);
+
+/// Reads any values, since an error in one would have its name, which may be an original.
+impl<'de> Deserialize<'de> for Mapping {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let values = BTreeMap::<String, Value>::deserialize(deserializer)?;
+        let text = |(place, (name, value))| match value {
+            Value::String(original) => Ok((name, original)),
+            _ => Err(de::Error::custom(format!(
+                "expected a text for each placeholder, but found another value in place {}",
+                place + 1
+            ))),
+        };
+        let texts = values.into_iter().enumerate().map(text);
+        texts.collect::<Result<_, D::Error>>().map(Self)
+    }
+}
 
 impl fmt::Debug for Mapping {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -95,7 +112,7 @@ impl fmt::Debug for Mapping {
 }
 
 /// The placeholders that were given out so far.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct Memory {
     /// Originals by placeholder, for styles that need it.
     pub mapping: Mapping,

@@ -365,7 +365,7 @@ fn placeholders_are_restored_in_other_texts() {
     let (redacted, ..) = redact(&continued, "Eve, Bob", &[("Eve", "PER"), ("Bob", "PER")]);
     assert_eq!(redacted, "[PER_3], [PER_2]");
     let mapping = Mapping([("x".to_owned(), "secret".to_owned())].into());
-    let error = Memory::continued(&mapping).unwrap_err().to_string();
+    let error = Memory::continued(&mapping).err().unwrap().to_string();
     assert_eq!(
         error,
         "expected placeholders such as `[PERSON_1]` as names in the mapping, but found another name in place 1"
