@@ -1,4 +1,4 @@
-//! `kivu redact` and `kivu restore`: patterns in a file, without a model, and back.
+//! `kivu redact` and `kivu restore`: personal data in a file, and back.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -10,11 +10,22 @@ use std::{
 
 use clap::Args;
 use serde::{Deserialize, Serialize};
+use tokio::runtime::{Builder, Runtime};
 
-use super::{batch::listed, choices::choice, terminal::print};
+use super::{
+    batch::{listed, require_options_of},
+    choices::choice,
+    interrupt::{Ended, interruptible},
+    library::resolve::{BuildArguments, open},
+    services::Services,
+    terminal::print,
+};
 use kivu::{
-    config::Config,
+    Deadline,
+    cloud::Cloud,
+    config::{Config, list_text},
     error::{Error, Result},
+    model::{Model, Pipeline},
     pipeline::{
         entities::TextEntities,
         redaction::{
@@ -24,12 +35,17 @@ use kivu::{
         },
     },
     regular_file,
+    task::{JobOptions, entities::EntityFinder},
 };
-use kivu_jobs::rewrite;
+use kivu_jobs::{
+    Parameters, Parquet,
+    rewrite::{Replace, entity_finder, rewrite},
+};
 
 const EXAMPLES: &str = "\
 Examples:
   kivu redact tickets.csv shared.csv --columns ticket
+  kivu redact tickets.csv shared.csv --columns ticket --model openai/privacy-filter
   kivu redact mail.txt shared.txt --style number --mapping mail.secret.json
   KIVU_REDACT_KEY=$(cat key) kivu redact tickets.csv shared.csv --columns ticket --style encrypt";
 
@@ -42,21 +58,35 @@ Examples:
 const SHARED: u32 = 0o666;
 /// Permissions of a secret.
 const SECRET: u32 = 0o600;
+/// Windows of a long text share at most this many tokens, or words with a model that takes labels.
+const MAX_STRIDE: usize = 128;
 
-/// Replace patterns in a file: numbers with check digits, addresses and keys, without a model
-///
-/// INPUT is CSV or JSON Lines by its name, and text otherwise. The columns keep their names, and no originals. Patterns find
-/// only what has a written form, and no names: for those, see `kivu batch --redact`.
-#[derive(Debug, Args)]
-#[command(after_help = EXAMPLES)]
-pub struct Arguments {
-    /// A file
+/// The files of both commands.
+#[derive(Clone, Debug, Args)]
+struct Files {
+    /// A file: CSV, JSON Lines or Parquet by its name, and text otherwise
     input: PathBuf,
     /// A new file
     output: PathBuf,
     /// Columns with texts, separated by commas [default: `text`, or another common name]
     #[arg(long, value_name = "COLUMNS")]
     columns: Vec<String>,
+}
+
+/// Replace personal data in a file: numbers with check digits, addresses and keys, and what a model finds
+///
+/// The columns keep their names, and no originals. Patterns find only what has a written form: names need a model.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Arguments {
+    #[command(flatten)]
+    files: Files,
+    /// A model that finds entities, in kivu.toml or a name as in `kivu serve` [default: none]
+    #[arg(long, value_name = "NAME")]
+    model: Option<String>,
+    /// What a model that takes labels finds, separated by commas
+    #[arg(long, value_name = "LABELS", requires = "model")]
+    labels: Vec<String>,
     /// Patterns, separated by commas, or `all`
     #[arg(long, value_name = "PATTERNS", default_value = "all")]
     patterns: Vec<String>,
@@ -66,6 +96,8 @@ pub struct Arguments {
     /// A new file for the originals of `number` and `hash`, which only its owner can read
     #[arg(long, value_name = "FILE")]
     mapping: Option<PathBuf>,
+    #[command(flatten)]
+    pub build: BuildArguments,
 }
 
 /// Put the originals back into a file that `kivu redact` wrote, or a text with its placeholders
@@ -74,13 +106,8 @@ pub struct Arguments {
 #[derive(Debug, Args)]
 #[command(after_help = RESTORE_EXAMPLES)]
 pub struct RestoreArguments {
-    /// A file: CSV or JSON Lines by its name, and text otherwise
-    input: PathBuf,
-    /// A new file
-    output: PathBuf,
-    /// Columns with placeholders, separated by commas [default: `text`, or another common name]
-    #[arg(long, value_name = "COLUMNS")]
-    columns: Vec<String>,
+    #[command(flatten)]
+    files: Files,
     /// The file with the originals [default: none; encrypted ones need the key in KIVU_REDACT_KEY]
     #[arg(long, value_name = "FILE")]
     mapping: Option<PathBuf>,
@@ -98,14 +125,16 @@ struct MappingFile {
     placeholders: Mapping,
 }
 
-pub fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
+pub fn run(arguments: Arguments, config: Config, services: Services) -> Result<ExitCode> {
+    interruptible(move || redact(&arguments, config, services)).map(Ended::code)
+}
+
+fn redact(arguments: &Arguments, mut config: Config, services: Services) -> Result<ExitCode> {
     let Arguments {
-        input,
-        output,
-        columns,
-        patterns,
+        files,
         style,
         mapping,
+        ..
     } = arguments;
     let needs_key = matches!(style, Style::Hash | Style::Encrypt);
     let key = match &config.redact_key {
@@ -118,32 +147,39 @@ pub fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
         ));
     }
     let redaction = Redaction {
-        patterns: Patterns::new(&listed("--patterns", patterns)?)?,
+        patterns: Patterns::new(&listed("--patterns", &arguments.patterns)?)?,
         replacement: Some(Replacement::new(*style, key)?),
         scope: NumberScope::Request,
         known: Mapping::default(),
     };
+    let finder = finder(arguments, &mut config, &services.cloud)?;
     let mut count = 0;
     let mut redactor = redaction.begin()?;
-    let mut file = NewFile::create(output, SHARED)?;
-    let mut replace = |text: &str| {
-        redactor.begin_request();
-        let found = redactor.text(text, &[], Vec::new())?;
+    let mut replaced = |found: TextEntities| {
         count += found.entities().len();
         match found {
-            TextEntities::Redacted { text, .. } => Ok(text),
-            TextEntities::Entities(_) => Ok(text.to_owned()),
+            TextEntities::Redacted { text, .. } => text,
+            // Everything is replaced.
+            TextEntities::Entities(_) => String::new(),
         }
     };
-    replace_texts(
-        input,
-        &listed("--columns", columns)?,
-        &mut file,
-        &mut replace,
-    )?;
+    let file = files.rewritten(services.parquet, &mut |texts| match &finder {
+        Some((finder, runtime)) if !texts.is_empty() => {
+            let found = finder.run_with(texts, &mut redactor, Deadline::none());
+            let found = runtime.block_on(found)?;
+            Ok(found.texts.into_iter().map(&mut replaced).collect())
+        }
+        _ => texts
+            .iter()
+            .map(|text| {
+                redactor.begin_request();
+                redactor.text(text, &[], Vec::new()).map(&mut replaced)
+            })
+            .collect(),
+    })?;
     if let Some(path) = mapping {
         let contents = MappingFile {
-            file: digest(output)?,
+            file: digest(&files.output)?,
             placeholders: redactor.mapping().clone(),
         };
         let contents = serde_json::to_string(&contents)
@@ -153,22 +189,80 @@ pub fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
         secret.keep();
     }
     file.keep();
-    print(&format!("replaced {count} matches in {}", output.display()))?;
+    let found = if finder.is_some() {
+        "entities and matches"
+    } else {
+        "matches"
+    };
+    print(&format!(
+        "replaced {count} {found} in {}",
+        files.output.display()
+    ))?;
     Ok(ExitCode::SUCCESS)
 }
 
-pub fn run_restore(arguments: &RestoreArguments, config: &Config) -> Result<ExitCode> {
+/// The model, with parameters that read texts of any length, and the runtime that waits for it.
+fn finder(
+    arguments: &Arguments,
+    config: &mut Config,
+    cloud: &Cloud,
+) -> Result<Option<(EntityFinder, Runtime)>> {
+    let Some(name) = &arguments.model else {
+        return Ok(None);
+    };
+    let build = arguments.build.clone().options(config);
+    config.engine = build.engine;
+    let model = open(Some(name), &build, config, cloud)?;
+    let mut options = JobOptions::default();
+    let labels = list_text(&listed("--labels", &arguments.labels)?);
+    let stride = stride(&model).map(|stride| stride.to_string());
+    for (name, value) in [
+        ("redact", Some("true".to_owned())),
+        ("labels", Some(labels).filter(|labels| !labels.is_empty())),
+        ("stride", stride),
+    ] {
+        if let Some(Err(expected)) = value.and_then(|value| options.set(name, &value)) {
+            return Err(Error::config(format!("expected {expected} in `--{name}`")));
+        }
+    }
+    let parameters = Parameters {
+        options,
+        ..Parameters::default()
+    };
+    require_options_of(&model, &parameters)?;
+    let runtime = Builder::new_multi_thread()
+        .enable_all()
+        .max_blocking_threads(config.threads().get() + 1)
+        .build()
+        .map_err(Error::io("cannot start the model's threads"))?;
+    Ok(Some((entity_finder(&model, &parameters)?, runtime)))
+}
+
+/// What windows of a long text share, unless the model reads texts of any length.
+fn stride(model: &Model) -> Option<usize> {
+    let length = match &model.pipeline {
+        Pipeline::TokenClassification(pipeline) if pipeline.divides_texts() => return None,
+        Pipeline::TokenClassification(pipeline) => pipeline.settings().max_tokens,
+        Pipeline::ZeroShotEntities(pipeline) => pipeline.settings().max_words,
+        _ => return None,
+    };
+    Some((length / 4).min(MAX_STRIDE))
+}
+
+pub fn run_restore(
+    arguments: &RestoreArguments,
+    config: &Config,
+    parquet: Parquet,
+) -> Result<ExitCode> {
     let RestoreArguments {
-        input,
-        output,
-        columns,
+        files,
         mapping,
         edited,
     } = arguments;
     let key = config.redact_key.as_ref().map(|key| Key::from_hex(&key.0));
     let key = key.transpose()?;
     let mapping = match mapping {
-        Some(path) => read_mapping(path, input, *edited)?,
+        Some(path) => read_mapping(path, &files.input, *edited)?,
         None if key.is_none() => {
             return Err(
                 Error::config("expected `--mapping` or a key, but found neither")
@@ -178,23 +272,19 @@ pub fn run_restore(arguments: &RestoreArguments, config: &Config) -> Result<Exit
         None => Mapping::default(),
     };
     let (mut restored, mut unknown) = (0, 0);
-    let mut file = NewFile::create(output, SHARED)?;
-    let mut replace = |text: &str| {
-        let found = restore(text, &mapping, key.as_ref());
+    let mut replace = |text: String| {
+        let found = restore(&text, &mapping, key.as_ref());
         restored += found.restored;
         unknown += found.unknown;
-        Ok(found.text)
+        found.text
     };
-    replace_texts(
-        input,
-        &listed("--columns", columns)?,
-        &mut file,
-        &mut replace,
-    )?;
+    let file = files.rewritten(parquet, &mut |texts| {
+        Ok(texts.into_iter().map(&mut replace).collect())
+    })?;
     file.keep();
     print(&format!(
         "restored {restored} placeholders in {}; {unknown} are unknown",
-        output.display()
+        files.output.display()
     ))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -224,29 +314,30 @@ fn digest(path: &Path) -> Result<String> {
     kivu_jobs::output::files::digest(path)
 }
 
-/// Replaces texts in a file's columns, or in all of a file that has none.
-fn replace_texts(
-    input: &Path,
-    columns: &[String],
-    output: &mut NewFile,
-    replace: &mut rewrite::Replace<'_>,
-) -> Result<()> {
-    let name = input.to_string_lossy().to_lowercase();
-    let has_rows = [
-        ".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".gz", ".zst", ".parquet",
-    ]
-    .iter()
-    .any(|end| name.ends_with(end));
-    if has_rows || !columns.is_empty() {
-        rewrite::rewrite(input, columns, &mut output.file, replace)?;
-        return output.sync();
+impl Files {
+    /// The output with other texts in the input's columns, or in all of an input that has none.
+    fn rewritten(&self, parquet: Parquet, replace: &mut Replace<'_>) -> Result<NewFile> {
+        let Self { input, output, .. } = self;
+        let columns = listed("--columns", &self.columns)?;
+        let mut output = NewFile::create(output, SHARED)?;
+        let name = input.to_string_lossy().to_lowercase();
+        let has_rows = [
+            ".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".gz", ".zst", ".parquet",
+        ]
+        .iter()
+        .any(|end| name.ends_with(end));
+        if has_rows || !columns.is_empty() {
+            rewrite(input, &columns, &mut output.file, parquet, replace)?;
+        } else {
+            let mut text = String::new();
+            regular_file::open(input)
+                .and_then(|mut file| file.read_to_string(&mut text))
+                .map_err(Error::io(format!("cannot read `{}`", input.display())))?;
+            output.write(replace(vec![text])?.concat().as_bytes())?;
+        }
+        output.sync()?;
+        Ok(output)
     }
-    let mut text = String::new();
-    regular_file::open(input)
-        .and_then(|mut file| file.read_to_string(&mut text))
-        .map_err(Error::io(format!("cannot read `{}`", input.display())))?;
-    output.write(replace(&text)?.as_bytes())?;
-    output.sync()
 }
 
 /// A file that did not exist, and is removed unless it is kept.
@@ -306,13 +397,30 @@ mod tests {
     fn arguments(folder: &Path, from: &str, to: &str, style: Style) -> Arguments {
         let has_mapping = matches!(style, Style::Number | Style::Hash);
         Arguments {
-            input: folder.join(from),
-            output: folder.join(to),
-            columns: Vec::new(),
+            files: files(folder, from, to),
+            model: None,
+            labels: Vec::new(),
             patterns: vec!["all".into()],
             style,
             mapping: has_mapping.then(|| folder.join(format!("{to}.secret"))),
+            build: BuildArguments::default(),
         }
+    }
+
+    fn files(folder: &Path, from: &str, to: &str) -> Files {
+        Files {
+            input: folder.join(from),
+            output: folder.join(to),
+            columns: Vec::new(),
+        }
+    }
+
+    fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
+        redact(arguments, config.clone(), Services::default())
+    }
+
+    fn run_restore(arguments: &RestoreArguments, config: &Config) -> Result<ExitCode> {
+        super::run_restore(arguments, config, Parquet::default())
     }
 
     #[test]
@@ -323,7 +431,7 @@ mod tests {
             redact_key: Some(Secret("0f".repeat(32))),
             ..Config::default()
         };
-        let files = [
+        let cases = [
             (
                 "a.csv",
                 "id,text\r\n1,\"a@b.org, \"\"c\"\"\"\r\n2,\r\n3,no [PER_1] b@b.org\r\n4,a@b.org",
@@ -334,7 +442,7 @@ mod tests {
             ),
             ("a.txt", "Call +44 20 7946 0958\r\nor a@b.org.\n"),
         ];
-        for (name, text) in files {
+        for (name, text) in cases {
             fs::write(at(name), text).unwrap();
             for style in [Style::Number, Style::Hash, Style::Encrypt] {
                 let redacted = format!("{style:?}-{name}");
@@ -347,14 +455,12 @@ mod tests {
                     assert_eq!(mode & 0o777, SECRET);
                 }
                 let restored = RestoreArguments {
-                    input: given.output,
-                    output: at(&format!("back-{redacted}")),
-                    columns: Vec::new(),
+                    files: files(folder.path(), &redacted, &format!("back-{redacted}")),
                     mapping: given.mapping,
                     edited: false,
                 };
                 run_restore(&restored, &config).unwrap();
-                assert_eq!(fs::read_to_string(restored.output).unwrap(), text);
+                assert_eq!(fs::read_to_string(restored.files.output).unwrap(), text);
             }
         }
         let shared = fs::read_to_string(at("Number-a.csv")).unwrap();
@@ -404,9 +510,7 @@ mod tests {
         );
         assert!(shown(again.unwrap_err()).starts_with("cannot create `[folder]/b.txt`"));
         let mut restored = RestoreArguments {
-            input: at("b.csv"),
-            output: at("back"),
-            columns: Vec::new(),
+            files: files(folder.path(), "b.csv", "back"),
             mapping: Some(at("b.txt.secret")),
             edited: false,
         };
@@ -417,7 +521,7 @@ mod tests {
             "Write to [EMAIL_ADDRESS_1], not [EMAIL_ADDRESS_2].",
         )
         .unwrap();
-        restored.input = at("answer.txt");
+        restored.files.input = at("answer.txt");
         restored.edited = true;
         run_restore(&restored, &config).unwrap();
         let text = fs::read_to_string(at("back")).unwrap();

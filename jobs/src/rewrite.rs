@@ -1,21 +1,49 @@
 //! Files in which the texts of some columns are replaced.
 
-use std::{io::Write, path::Path};
+use std::{io::Write, path::Path, sync::Arc};
+
+use serde_json::Value;
 
 use crate::{
     input::{
         format::Format,
         opened::{BytesRead, OpenInput},
     },
+    job::{parameters::Parameters, predictor::Predictor, process::open_rows},
     output::answer::ErrorKind,
-    rows::{CsvReader, JsonLinesReader, Layout, ReplacedColumns, RowReader},
+    rows::{
+        Chunk, Footers, Head, Layout, PARQUET_MAGIC, Parquet, ParquetColumns, ReplacedColumns,
+        RowWriter, Rows, mismatched, places,
+    },
 };
-use kivu::error::{Error, Result};
+use kivu::{
+    error::{Error, Result},
+    model::Model,
+    task::entities::EntityFinder,
+};
 
-pub use crate::rows::Replace;
+/// Replaces texts that are read together.
+pub type Replace<'a> = dyn FnMut(Vec<String>) -> Result<Vec<String>> + 'a;
 
-/// Copies a file of CSV or JSON Lines to `output` with other texts in `columns`, without any in its text column. Compressed
-/// files are unpacked. Returns the number of rows.
+/// Unwritten bytes of a Parquet file.
+const PIECE_BYTES: usize = 16 * 1024 * 1024;
+
+/// A model that finds entities, with a job's parameters.
+///
+/// # Errors
+/// The model is for another task, or a parameter does not fit it.
+pub fn entity_finder(model: &Model, parameters: &Parameters) -> Result<EntityFinder> {
+    match Predictor::new(model, parameters)? {
+        Predictor::Entities(finder) => Ok(finder),
+        _ => Err(Error::invalid(format!(
+            "`{}` is for `{}`; names are found by models for `token-classification`",
+            model.name, model.manifest.task
+        ))),
+    }
+}
+
+/// Copies a file of CSV, JSON Lines or Parquet to `output` with other texts in `columns`, without any in its text column.
+/// Compressed files are unpacked. Returns the number of rows.
 ///
 /// # Errors
 /// The file has another format, no such column, or a malformed row.
@@ -23,49 +51,160 @@ pub fn rewrite(
     input: &Path,
     columns: &[String],
     output: &mut dyn Write,
+    parquet: Parquet,
     replace: &mut Replace<'_>,
 ) -> Result<u64> {
     let opened = OpenInput::file(input)?;
-    let (format, compression) = opened.format(None)?;
-    let contents = opened.unpacked(compression, &BytesRead::default())?;
+    let format = opened.format(None)?;
+    if format.0 == Format::OpenAi {
+        return Err(Error::config(
+            "expected CSV, JSON Lines, Parquet or text, but found requests",
+        ));
+    }
     let layout = Layout::of_column(columns.first().map(String::as_str));
-    let mut reader: Box<dyn RowReader> = match format {
-        Format::Csv => Box::new(CsvReader::new(contents, &layout)?),
-        Format::JsonLines => Box::new(JsonLinesReader::new(contents, layout.column.as_deref())?),
-        Format::Parquet | Format::OpenAi => {
-            return Err(Error::config(
-                "expected CSV, JSON Lines or text, but found another format",
-            ));
-        }
-    };
+    let mut reader = open_rows(&opened, format, &layout, &BytesRead::default(), parquet)?;
     let names = match columns {
         [] => vec![reader.column().to_owned()],
         names => names.to_vec(),
     };
-    let columns = ReplacedColumns::new(&reader.head(), names)?;
+    let mut copy = match reader.head() {
+        Head::Parquet(columns) => Copy::Parquet(ParquetCopy::new(columns, &names)?),
+        head => Copy::Texts(ReplacedColumns::new(&head, names)?),
+    };
     let mut write = |bytes: &[u8]| {
         output
             .write_all(bytes)
             .map_err(Error::io("cannot write the output"))
     };
-    write(&columns.start())?;
-    let mut count = 0;
+    write(&match &copy {
+        Copy::Texts(columns) => columns.start(),
+        Copy::Parquet(_) => PARQUET_MAGIC.to_vec(),
+    })?;
+    let mut done = 0;
     while let Some(chunk) = reader.next()? {
-        let mut bytes = Vec::new();
-        for (row, text) in chunk.texts.iter().enumerate() {
-            count += 1;
-            let in_row = |error: Error| error.at(format_args!("in row {count}"));
-            match text {
-                Err(error) if error.kind == ErrorKind::Row => {
-                    return Err(in_row(Error::invalid(error.message.clone())));
-                }
-                _ => {}
+        let count = check_rows(&chunk, done)?;
+        let mut replaced = |texts: Vec<String>| {
+            let rows = format_args!("in rows {} to {}", done + 1, done + count).to_string();
+            replace(texts).map_err(|error| error.at(rows))
+        };
+        let bytes = match &mut copy {
+            Copy::Texts(columns) => replaced_rows(columns, &chunk, done, &mut replaced)?,
+            Copy::Parquet(copy) => copy.add(chunk, &mut replaced)?,
+        };
+        write(&bytes)?;
+        done += count;
+    }
+    if let Copy::Parquet(copy) = copy {
+        write(&copy.finish()?)?;
+    }
+    Ok(done)
+}
+
+/// The rows of a file that is copied.
+enum Copy {
+    Texts(ReplacedColumns),
+    Parquet(ParquetCopy),
+}
+
+/// The number of rows in a chunk after `done` others, none of which is malformed.
+fn check_rows(chunk: &Chunk, done: u64) -> Result<u64> {
+    for (text, row) in chunk.texts.iter().zip(done + 1..) {
+        match text {
+            Err(error) if error.kind == ErrorKind::Row => {
+                return Err(Error::invalid(error.message.clone()).at(format_args!("in row {row}")));
             }
+            _ => {}
+        }
+    }
+    Ok(chunk.texts.len() as u64)
+}
+
+/// The bytes of a chunk's rows, which are read twice: for their texts, and to replace them.
+fn replaced_rows(
+    columns: &ReplacedColumns,
+    chunk: &Chunk,
+    done: u64,
+    replace: &mut Replace<'_>,
+) -> Result<Vec<u8>> {
+    let each = |replace: &mut dyn FnMut(&str) -> Result<String>| {
+        let mut bytes = Vec::new();
+        for row in 0..chunk.texts.len() {
+            let place = done + row as u64 + 1;
             columns
                 .write(&chunk.rows, row, replace, &mut bytes)
-                .map_err(in_row)?;
+                .map_err(|error| error.at(format_args!("in row {place}")))?;
         }
-        write(&bytes)?;
+        Ok::<_, Error>(bytes)
+    };
+    let mut texts = Vec::new();
+    each(&mut |text| {
+        texts.push(text.to_owned());
+        Ok(text.to_owned())
+    })?;
+    let mut found = replace(texts)?.into_iter();
+    each(&mut |_| Ok(found.next().unwrap_or_default()))
+}
+
+/// A Parquet file that is copied piece by piece.
+struct ParquetCopy {
+    columns: Arc<dyn ParquetColumns>,
+    places: Vec<usize>,
+    writer: Box<dyn RowWriter>,
+    footers: Footers,
+}
+
+impl ParquetCopy {
+    fn new(columns: Arc<dyn ParquetColumns>, names: &[String]) -> Result<Self> {
+        let places = places(&columns.names(), names)?;
+        Ok(Self {
+            writer: columns.copier(&places)?,
+            columns,
+            places,
+            footers: Footers::new(),
+        })
     }
-    Ok(count)
+
+    /// Adds rows, and returns a piece if it is complete.
+    fn add(&mut self, chunk: Chunk, replace: &mut Replace<'_>) -> Result<Vec<u8>> {
+        let (Rows::Columns(mut rows), count) = (chunk.rows, chunk.texts.len()) else {
+            return mismatched();
+        };
+        let mut texts = Vec::new();
+        for place in &self.places {
+            texts.extend((0..count).map(|row| match rows.value(*place, row) {
+                Value::String(text) => Some(text),
+                _ => None,
+            }));
+        }
+        let mut found = replace(texts.iter().flatten().cloned().collect())?.into_iter();
+        let mut new = texts
+            .into_iter()
+            .map(|text| text.and_then(|_| found.next()));
+        for place in &self.places {
+            rows = rows.with_texts(*place, new.by_ref().take(count).collect())?;
+        }
+        self.writer.write(Rows::Columns(rows), &mut [])?;
+        match self.writer.size() {
+            ..PIECE_BYTES => Ok(Vec::new()),
+            _ => {
+                let next = self.columns.copier(&self.places)?;
+                let writer = std::mem::replace(&mut self.writer, next);
+                piece(writer, &mut self.footers)
+            }
+        }
+    }
+
+    /// The last piece, and the end of the file.
+    fn finish(mut self) -> Result<Vec<u8>> {
+        let mut bytes = piece(self.writer, &mut self.footers)?;
+        bytes.extend(self.columns.join_footers(&self.footers)?);
+        Ok(bytes)
+    }
+}
+
+/// A finished piece, whose footer is added to `footers`.
+fn piece(writer: Box<dyn RowWriter>, footers: &mut Footers) -> Result<Vec<u8>> {
+    let (bytes, footer) = writer.finish()?;
+    footers.extend(footer.map(|footer| (bytes.len() as u64, footer)));
+    Ok(bytes)
 }

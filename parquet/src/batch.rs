@@ -1,7 +1,9 @@
 //! Rows and their values in JSON.
 
+use std::sync::Arc;
+
 use arrow_array::{
-    Array, ArrowPrimitiveType, RecordBatch,
+    Array, ArrowPrimitiveType, RecordBatch, StringArray,
     cast::AsArray,
     types::{
         Float16Type, Float32Type, Float64Type, Int8Type, Int16Type, Int32Type, Int64Type,
@@ -9,10 +11,11 @@ use arrow_array::{
     },
 };
 use arrow_schema::DataType;
+use kivu::error::Result;
 use kivu_jobs::rows::ParquetRows;
 use serde_json::{Number, Value};
 
-use crate::text::texts;
+use crate::{columns::with_texts, text::texts, writer::unwritable};
 
 /// Rows as columns.
 pub struct Batch(pub RecordBatch);
@@ -24,6 +27,15 @@ impl ParquetRows for Batch {
 
     fn row(&self, row: usize) -> Box<dyn ParquetRows> {
         Box::new(Self(self.0.slice(row, 1)))
+    }
+
+    fn with_texts(&self, place: usize, texts: Vec<Option<String>>) -> Result<Box<dyn ParquetRows>> {
+        let mut columns = self.0.columns().to_vec();
+        columns[place] = Arc::new(StringArray::from(texts));
+        let schema = with_texts(&self.0.schema(), place);
+        let batch =
+            RecordBatch::try_new(schema, columns).map_err(|error| unwritable(error.into()))?;
+        Ok(Box::new(Self(batch)))
     }
 }
 

@@ -1,6 +1,8 @@
 //! A file's columns.
 
-use arrow_schema::{DataType, SchemaRef};
+use std::sync::Arc;
+
+use arrow_schema::{DataType, FieldRef, Schema, SchemaRef};
 use kivu::error::{Error, Result};
 use kivu_jobs::{
     output::answer::Columns,
@@ -38,9 +40,33 @@ impl ParquetColumns for FileColumns {
         Ok(Box::new(ParquetWriter::new(&self.0, added)?))
     }
 
+    fn copier(&self, replaced: &[usize]) -> Result<Box<dyn RowWriter>> {
+        let mut schema = Arc::clone(&self.0);
+        for place in replaced {
+            let field = self.0.field(*place);
+            if !holds_text(field.data_type()) {
+                return Err(Error::invalid(format!(
+                    "expected texts in the column `{}`, but found {}",
+                    field.name(),
+                    field.data_type()
+                )));
+            }
+            schema = with_texts(&schema, *place);
+        }
+        Ok(Box::new(ParquetWriter::copying(schema)?))
+    }
+
     fn join_footers(&self, pieces: &[(u64, Footer)]) -> Result<Vec<u8>> {
         join_footers(pieces)
     }
+}
+
+/// The schema with texts in the column at `place`.
+pub fn with_texts(schema: &Schema, place: usize) -> SchemaRef {
+    let mut fields: Vec<FieldRef> = schema.fields().iter().cloned().collect();
+    let texts = fields[place].as_ref().clone();
+    fields[place] = Arc::new(texts.with_data_type(DataType::Utf8).with_nullable(true));
+    Arc::new(Schema::new_with_metadata(fields, schema.metadata().clone()))
 }
 
 fn has_json_form(found: &DataType) -> bool {
@@ -64,8 +90,6 @@ fn item_type(list: &DataType) -> Option<&DataType> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use arrow_array::{
         ArrayRef, BinaryArray, BooleanArray, DictionaryArray, Float64Array, ListArray, RecordBatch,
         StringArray, UInt64Array,

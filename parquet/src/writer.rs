@@ -70,6 +70,15 @@ impl ParquetWriter {
         let names = added.iter().map(|field| field.name().clone()).collect();
         let fields: Vec<_> = rows.fields().iter().cloned().chain(added).collect();
         let schema = Arc::new(Schema::new_with_metadata(fields, rows.metadata().clone()));
+        Self::with_schema(schema, columns, names)
+    }
+
+    /// Writes the columns in `schema` only.
+    pub fn copying(schema: SchemaRef) -> Result<Self> {
+        Self::with_schema(schema, [].into(), BTreeSet::new())
+    }
+
+    fn with_schema(schema: SchemaRef, columns: Columns, names: BTreeSet<String>) -> Result<Self> {
         let properties = WriterProperties::builder()
             .set_compression(Compression::ZSTD(ZstdLevel::default()))
             // Page statistics would be between the row groups of two pieces.
@@ -112,14 +121,16 @@ impl RowWriter for ParquetWriter {
                 .map(|result| result.as_ref().ok()?.get(place));
             columns.push(column(*cell_type, cells));
         }
-        let errors: StringArray = results
-            .iter()
-            .map(|result| {
-                let error = result.as_ref().err()?;
-                Some(error.message.to_string())
-            })
-            .collect();
-        columns.push(Arc::new(errors));
+        if !self.names.is_empty() {
+            let errors: StringArray = results
+                .iter()
+                .map(|result| {
+                    let error = result.as_ref().err()?;
+                    Some(error.message.to_string())
+                })
+                .collect();
+            columns.push(Arc::new(errors));
+        }
         let batch = RecordBatch::try_new(Arc::clone(&self.schema), columns)
             .map_err(|error| unwritable(error.into()))?;
         self.writer.write(&batch).map_err(unwritable)
@@ -204,7 +215,7 @@ fn footer_start(file: &[u8]) -> Option<usize> {
         .checked_sub(FOOTER_END + u32::from_le_bytes(*length) as usize)
 }
 
-fn unwritable(error: ParquetError) -> Error {
+pub fn unwritable(error: ParquetError) -> Error {
     Error::Io {
         action: "cannot write the output".into(),
         source: std::io::Error::other(error),

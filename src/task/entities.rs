@@ -23,7 +23,7 @@ use kivu_core::{
             zero_shot_entities::{EntitySearch, ZeroShotEntitiesOptions, ZeroShotEntitiesPipeline},
         },
         redaction::{
-            Key, Redaction,
+            Key, Redaction, Redactor,
             patterns::{PATTERNS, Patterns},
             placeholders::{Mapping, NumberScope, Replacement, Style},
         },
@@ -213,11 +213,14 @@ impl ZeroShotEntitiesParameters {
 impl EntityFinder {
     /// Whether entities are replaced in texts.
     pub fn redacts(&self) -> bool {
-        let redaction = match self {
+        self.redaction().replacement.is_some()
+    }
+
+    fn redaction(&self) -> &Redaction {
+        match self {
             Self::Own(_, options) => &options.redaction,
             Self::Labels(_, options) => &options.redaction,
-        };
-        redaction.replacement.is_some()
+        }
     }
 
     /// Finds entities in texts.
@@ -227,10 +230,26 @@ impl EntityFinder {
         deadline: Deadline,
     ) -> BoxFuture<'_, Result<FoundEntities>> {
         Box::pin(async move {
+            let mut redactor = self.redaction().begin()?;
+            self.run_with(texts, &mut redactor, deadline).await
+        })
+    }
+
+    /// Finds entities in texts that follow others, whose numbers `redactor` continues.
+    pub fn run_with<'a>(
+        &'a self,
+        texts: Vec<String>,
+        redactor: &'a mut Redactor<'_>,
+        deadline: Deadline,
+    ) -> BoxFuture<'a, Result<FoundEntities>> {
+        Box::pin(async move {
+            redactor.begin_request();
             match self {
-                Self::Own(pipeline, options) => pipeline.entities(texts, options, deadline).await,
+                Self::Own(pipeline, options) => {
+                    pipeline.entities(texts, options, redactor, deadline).await
+                }
                 Self::Labels(pipeline, options) => {
-                    pipeline.entities(texts, options, deadline).await
+                    pipeline.entities(texts, options, redactor, deadline).await
                 }
             }
         })

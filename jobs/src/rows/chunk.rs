@@ -119,6 +119,12 @@ pub trait ParquetColumns: Send + Sync {
     /// A writer for an output piece with these columns and the answer columns `added`.
     fn writer(&self, added: Columns) -> Result<Box<dyn RowWriter>>;
 
+    /// A writer for a piece with these columns only, some of which get other texts.
+    ///
+    /// # Errors
+    /// A column in `replaced` has no texts.
+    fn copier(&self, replaced: &[usize]) -> Result<Box<dyn RowWriter>>;
+
     /// Joins the pieces' footers into the file's footer.
     fn join_footers(&self, pieces: &[(u64, Footer)]) -> Result<Vec<u8>>;
 }
@@ -130,6 +136,9 @@ pub trait ParquetRows: Any + Send {
 
     /// One of the rows.
     fn row(&self, row: usize) -> Box<dyn ParquetRows>;
+
+    /// The rows with other texts in a column, in the types of [`ParquetColumns::copier`].
+    fn with_texts(&self, place: usize, texts: Vec<Option<String>>) -> Result<Box<dyn ParquetRows>>;
 }
 
 /// Reads input rows.

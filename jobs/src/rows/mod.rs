@@ -23,6 +23,6 @@ pub use self::{
     json_lines::{JsonLinesReader, JsonLinesWriter, write_line},
     lines::BYTE_ORDER_MARK,
     parquet::{Parquet, ParquetFormat},
-    replace::{Replace, ReplacedColumns},
+    replace::{ReplacedColumns, places},
     request_lines::{RequestReader, RequestWriter, is_request},
 };

@@ -8,7 +8,29 @@ use super::{
 use kivu::error::{Error, Message, Result, quoted};
 
 /// Replaces a text.
-pub type Replace<'a> = dyn FnMut(&str) -> Result<String> + 'a;
+type Replace<'a> = dyn FnMut(&str) -> Result<String> + 'a;
+
+/// The places of the columns `names` among a file's, `known`.
+///
+/// # Errors
+/// The file does not have a column once.
+pub fn places(known: &[&str], names: &[String]) -> Result<Vec<usize>> {
+    let place = |name: &String| {
+        let mut places = (0..known.len()).filter(|at| known[*at] == *name);
+        match (places.next(), places.next()) {
+            (Some(place), None) => Ok(place),
+            (None, _) => Err(Error::invalid(format!(
+                "no column `{name}`; the file has {}",
+                quoted(known)
+            ))),
+            _ => Err(
+                Error::invalid(format!("several columns are called `{name}`"))
+                    .with_hint("rename the others"),
+            ),
+        }
+    };
+    names.iter().map(place).collect()
+}
 
 /// Columns whose texts are replaced.
 pub struct ReplacedColumns {
@@ -21,28 +43,13 @@ impl ReplacedColumns {
     /// The columns `names` in a file with this head.
     ///
     /// # Errors
-    /// A CSV file does not have a column once, or the file has another format.
+    /// A CSV file does not have a column once, or the file is neither CSV nor JSON Lines.
     pub fn new(head: &Head, names: Vec<String>) -> Result<Self> {
         let csv = match head {
             Head::JsonLines => None,
             Head::Csv(header) => {
-                let place = |name: &String| {
-                    let mut places =
-                        (0..header.names.len()).filter(|at| header.names[*at] == *name);
-                    match (places.next(), places.next()) {
-                        (Some(place), None) => Ok(place),
-                        (None, _) => Err(Error::invalid(format!(
-                            "no column `{name}`; the file has {}",
-                            quoted(&header.names)
-                        ))),
-                        _ => Err(
-                            Error::invalid(format!("several columns are called `{name}`"))
-                                .with_hint("rename the others"),
-                        ),
-                    }
-                };
-                let places = names.iter().map(place).collect::<Result<_>>()?;
-                Some((places, header.clone()))
+                let known: Vec<&str> = header.names.iter().map(String::as_str).collect();
+                Some((places(&known, &names)?, header.clone()))
             }
             Head::Requests | Head::Parquet(_) => return mismatched(),
         };

@@ -20,7 +20,7 @@ use crate::pipeline::{
         encoding::{EncodedWindows, EncodingOptions, Input},
         usage::Usage,
     },
-    redaction::Redaction,
+    redaction::{Redaction, Redactor},
 };
 use kivu_base::error::{Error, Result};
 use kivu_text::{Tokenizer, Truncation, WindowOptions};
@@ -215,11 +215,12 @@ impl TokenClassificationPipeline {
         self.encoder.tokenizer().special_count()
     }
 
-    /// Entities per text.
+    /// Entities per text, replaced by `redactor`.
     pub async fn entities(
         &self,
         texts: Vec<String>,
         options: &TokenClassificationOptions,
+        redactor: &mut Redactor<'_>,
         deadline: Deadline,
     ) -> Result<FoundEntities> {
         let texts: Arc<[String]> = texts.into();
@@ -302,7 +303,7 @@ impl TokenClassificationPipeline {
                 .for_each(|(token, index)| token.index = index);
             by_text[text] = count.add(grouping.entities(&indexed[text], tokens)?)?;
         }
-        let (mut redactor, mut found) = (options.redaction.begin()?, Vec::new());
+        let mut found = Vec::new();
         for ((entities, windows), text) in by_text.into_iter().zip(counts).zip(texts.iter()) {
             let resolved = match windows {
                 ..=1 => entities.clone(),
@@ -453,7 +454,12 @@ mod tests {
         let options = TokenClassificationOptions::new(None, None, windows, redaction).unwrap();
         let deadline = Deadline::within(Duration::from_secs(60));
         let mut found = pipeline
-            .entities(vec!["a e o n".into()], &options, deadline)
+            .entities(
+                vec!["a e o n".into()],
+                &options,
+                &mut options.redaction.begin().unwrap(),
+                deadline,
+            )
             .await
             .unwrap();
         let Some(TextEntities::Redacted { text, entities, .. }) = found.texts.pop() else {

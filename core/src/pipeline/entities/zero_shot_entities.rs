@@ -21,7 +21,7 @@ use crate::pipeline::{
         Encoder, Granularity, NamedOutput, Row, Vectors, encoding::EncodedWindows,
         executor::tokenize,
     },
-    redaction::Redaction,
+    redaction::{Redaction, Redactor},
 };
 use kivu_base::error::{Error, Result};
 use kivu_text as tokenizer;
@@ -242,11 +242,12 @@ impl ZeroShotEntitiesPipeline {
         &self.encoder
     }
 
-    /// Entities per text.
+    /// Entities per text, replaced by `redactor`.
     pub async fn entities(
         &self,
         texts: Vec<String>,
         options: &ZeroShotEntitiesOptions,
+        redactor: &mut Redactor<'_>,
         deadline: Deadline,
     ) -> Result<FoundEntities> {
         let ZeroShotEntitiesOptions {
@@ -295,7 +296,7 @@ impl ZeroShotEntitiesPipeline {
         for (place, spans) in windows.places.iter().zip(found) {
             by_text[place.text].extend(spans?);
         }
-        let (mut redactor, mut found) = (redaction.begin()?, Vec::new());
+        let mut found = Vec::new();
         for (text, spans) in texts.iter().zip(by_text) {
             let index = IndexedText::new(text);
             let entities = |spans: Vec<Span>| -> Vec<Entity> {
