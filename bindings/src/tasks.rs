@@ -13,7 +13,9 @@ use kivu::{
     task::{
         classification::{ClassificationParameters, Scores, ZeroShotParameters},
         embedding::EmbeddingParameters,
-        entities::{TokenClassificationParameters, ZeroShotEntitiesParameters},
+        entities::{
+            RestorationParameters, TokenClassificationParameters, ZeroShotEntitiesParameters,
+        },
         extraction::read_extraction_parameters,
         ranking::RankingParameters,
         read_parameters,
@@ -55,6 +57,8 @@ pub enum Task {
     Generate,
     /// Each text's tokens.
     Tokenize,
+    /// Each text with its originals. The model does not run.
+    Restore,
 }
 
 impl FromStr for Task {
@@ -144,6 +148,7 @@ pub async fn run(
         Task::Translate => translate(model, parameters, texts(inputs)?).await,
         Task::Generate => generate(model, parameters, texts(inputs)?).await,
         Task::Tokenize => tokenize(model, parameters, texts(inputs)?).await,
+        Task::Restore => restore(parameters, &texts(inputs)?),
     }
 }
 
@@ -273,6 +278,11 @@ async fn tokenize(model: &Model, parameters: &str, texts: Vec<String>) -> Result
             .run(texts, Deadline::none())
             .await?,
     )
+}
+
+fn restore(parameters: &str, texts: &[String]) -> Result<Results> {
+    let parameters: RestorationParameters = read(parameters)?;
+    json(&parameters.restore(texts, usize::MAX)?)
 }
 
 /// Parameters for one generated text for each text.

@@ -229,13 +229,14 @@ fn finder(
         options,
         ..Parameters::default()
     };
+    let finder = entity_finder(&model, &parameters)?;
     require_options_of(&model, &parameters)?;
     let runtime = Builder::new_multi_thread()
         .enable_all()
         .max_blocking_threads(config.threads().get() + 1)
         .build()
         .map_err(Error::io("cannot start the model's threads"))?;
-    Ok(Some((entity_finder(&model, &parameters)?, runtime)))
+    Ok(Some((finder, runtime)))
 }
 
 /// What windows of a long text share, unless the model reads texts of any length.
@@ -273,13 +274,13 @@ pub fn run_restore(
     };
     let (mut restored, mut unknown) = (0, 0);
     let mut replace = |text: String| {
-        let found = restore(&text, &mapping, key.as_ref());
+        let found = restore(&text, &mapping, key.as_ref(), usize::MAX)?;
         restored += found.restored;
         unknown += found.unknown;
-        found.text
+        Ok(found.text)
     };
     let file = files.rewritten(parquet, &mut |texts| {
-        Ok(texts.into_iter().map(&mut replace).collect())
+        texts.into_iter().map(&mut replace).collect()
     })?;
     file.keep();
     print(&format!(

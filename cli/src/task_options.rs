@@ -41,6 +41,9 @@ struct Given {
     /// Read long texts in windows that overlap by this many tokens, or words with a model that takes labels
     #[arg(long, value_name = "TOKENS", value_parser = number::<usize>)]
     stride: Option<String>,
+    /// Find more or longer entities, or fewer or shorter ones, with a model whose labels mark ends
+    #[arg(long, value_name = "JSON", value_parser = json)]
+    transition_biases: Option<String>,
     /// Add texts in which entities are replaced by their labels
     #[arg(long, num_args = 0, default_missing_value = "true")]
     redact: Option<String>,

@@ -190,8 +190,8 @@ class Model {
    * @returns {Promise<any>}
    */
   async entities(texts, options) {
-    const known = /** @type {const} */ (["labels", "patterns", "redact", "style", "key", "aggregation", "threshold", "stride", "truncate", ...RUN]);
-    const { labels, patterns, redact, style, key, aggregation, threshold, stride, truncate, ...run } = asOptions(options, known);
+    const known = /** @type {const} */ (["labels", "patterns", "redact", "style", "key", "aggregation", "transitionBiases", "threshold", "stride", "truncate", ...RUN]);
+    const { labels, patterns, redact, style, key, aggregation, transitionBiases, threshold, stride, truncate, ...run } = asOptions(options, known);
     const parameters = {
       labels: labels === undefined || labels === null ? undefined : asLabels(labels),
       patterns: patterns === undefined || patterns === null ? undefined : asLabels(patterns),
@@ -199,11 +199,22 @@ class Model {
       redact_style: style,
       redact_key: key,
       aggregation_strategy: aggregation,
+      transition_biases: transitionBiases,
       threshold,
       stride,
       truncate,
     };
     return this.#each("entities", asList(texts, "texts"), parameters, run);
+  }
+
+  /**
+   * @param {string | Iterable<string>} texts
+   * @param {import("./index").RestoreOptions} options
+   * @returns {Promise<any>}
+   */
+  async restore(texts, options) {
+    const { mapping, key, ...run } = asOptions(options, /** @type {const} */ (["mapping", "key", ...RUN]));
+    return this.#each("restore", asList(texts, "texts"), { redact_mapping: mapping, redact_key: key }, run);
   }
 
   /**

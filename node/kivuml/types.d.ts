@@ -97,10 +97,29 @@ export interface EntityOptions<R extends boolean = boolean> extends RunOptions, 
   patterns?: string | Iterable<string>;
   /** How token labels become entities. */
   aggregation?: "none" | "simple" | "first" | "average" | "max";
+  /** Finds more or longer entities, or fewer or shorter ones, with a model whose labels mark ends. */
+  transitionBiases?: TransitionBiases;
   /** The lowest score, with a model that takes labels. */
   threshold?: number;
   /** Reads long texts in windows that overlap by this many tokens, or words with a model that takes labels. */
   stride?: number;
+}
+
+/** Numbers that are added to the logarithms of probabilities for pairs of neighbouring tokens. */
+export interface TransitionBiases {
+  background_stay?: number;
+  background_to_start?: number;
+  inside_to_continue?: number;
+  inside_to_end?: number;
+  end_to_background?: number;
+  end_to_start?: number;
+}
+
+export interface RestoreOptions extends RunOptions {
+  /** The originals by placeholder, from `entities`. */
+  mapping?: Readonly<Record<string, string>>;
+  /** The key of encrypted originals. */
+  key?: string;
 }
 
 /** What is extracted, in one of the forms of the package `gliner2`; the order of names is kept. */
@@ -170,6 +189,13 @@ export interface Redacted {
   entities: Entity[];
   /** Originals by placeholder, with the styles `number` and `hash`. */
   mapping?: Record<string, string>;
+}
+
+/** A text with its originals, and the numbers of placeholders that were replaced, and that are unknown. */
+export interface Restored {
+  text: string;
+  restored: number;
+  unknown: number;
 }
 
 /** A token, and the part of the text that it represents. */
@@ -242,6 +268,10 @@ export class Model {
   entities(texts: Iterable<string>, options: EntityOptions<true>): Promise<Redacted[]>;
   entities(text: string, options?: EntityOptions<false>): Promise<Entity[]>;
   entities(texts: Iterable<string>, options?: EntityOptions<false>): Promise<Entity[][]>;
+
+  /** Puts originals back in place of placeholders. The model does not run. */
+  restore(text: string, options: RestoreOptions): Promise<Restored>;
+  restore(texts: Iterable<string>, options: RestoreOptions): Promise<Restored[]>;
 
   /** Extracts what a schema describes, with a model that reads schemas: values by the schema's names. */
   extract(text: string, schema: Schema, options?: ExtractOptions): Promise<Record<string, unknown>>;

@@ -6,7 +6,7 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Union
 
 import numpy as np
@@ -419,6 +419,7 @@ class Model:
         key: str | None = None,
         patterns: Sequence[str] | str | None = None,
         aggregation: Literal["none", "simple", "first", "average", "max"] | None = None,
+        transition_biases: Mapping[str, float] | None = None,
         threshold: float | None = None,
         stride: int | None = None,
         truncate: bool | None = None,
@@ -435,6 +436,7 @@ class Model:
             key: 64 hexadecimal digits.
             patterns: Patterns to find as well, or `all`: numbers with check digits, addresses, keys.
             aggregation: How token labels become entities.
+            transition_biases: Finds more or longer entities, or fewer or shorter ones, with a model whose labels mark ends.
             threshold: The lowest score, with a model that takes labels.
             stride: Reads long texts in windows that overlap by this many tokens, or words with a model that takes labels.
             truncate: As in `encode`.
@@ -447,11 +449,32 @@ class Model:
             "redact_style": style,
             "redact_key": key,
             "aggregation_strategy": aggregation,
+            "transition_biases": None if transition_biases is None else dict(transition_biases),
             "threshold": threshold,
             "stride": stride,
             "truncate": truncate,
         }
         return self._each("entities", texts, parameters, show_progress)
+
+    def restore(
+        self,
+        texts: str | Texts,
+        mapping: Mapping[str, str] | None = None,
+        *,
+        key: str | None = None,
+        show_progress: bool = False,
+    ) -> Any:
+        """Puts originals back: a dictionary for each text, with `text` and the numbers of placeholders that were `restored`
+        and that are `unknown`. The model does not run.
+
+        Args:
+            texts: A text or any number of texts, also of another program around the placeholders.
+            mapping: The originals by placeholder, from `entities`.
+            key: The key of encrypted originals.
+            show_progress: As in `encode`.
+        """
+        parameters = {"redact_mapping": None if mapping is None else dict(mapping), "redact_key": key}
+        return self._each("restore", texts, parameters, show_progress)
 
     def extract(
         self,
@@ -588,6 +611,7 @@ class Model:
     aclassify = _in_thread(classify)
     azero_shot = _in_thread(zero_shot)
     aentities = _in_thread(entities)
+    arestore = _in_thread(restore)
     aextract = _in_thread(extract)
     atranslate = _in_thread(translate)
     asummarize = _in_thread(summarize)

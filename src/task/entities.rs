@@ -25,7 +25,7 @@ use kivu_core::{
         redaction::{
             Key, Redaction, Redactor,
             patterns::{PATTERNS, Patterns},
-            placeholders::{Mapping, NumberScope, Replacement, Style},
+            placeholders::{Mapping, NumberScope, Replacement, Restored, Style, restore},
         },
     },
 };
@@ -86,6 +86,39 @@ impl RedactionParameters {
             scope: self.redact_scope.unwrap_or_default(),
             known: self.redact_mapping.clone().unwrap_or_default(),
         })
+    }
+}
+
+/// What puts originals back into texts.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
+#[serde(expecting = "an object")]
+pub struct RestorationParameters {
+    /// The originals by placeholder, from the styles `number` and `hash`.
+    pub redact_mapping: Option<Mapping>,
+    /// The key of encrypted originals: 64 hexadecimal digits.
+    pub redact_key: Option<Key>,
+}
+
+impl RestorationParameters {
+    /// Puts the originals back into texts that have at most `max_bytes` bytes with them.
+    ///
+    /// # Errors
+    /// There is neither a mapping nor a key, or a text is too long.
+    pub fn restore(&self, texts: &[String], max_bytes: usize) -> Result<Vec<Restored>> {
+        let (mapping, key) = (self.redact_mapping.as_ref(), self.redact_key.as_ref());
+        if mapping.is_none() && key.is_none() {
+            return Err(Error::invalid(
+                "expected `redact_mapping` or `redact_key`, but found neither",
+            ));
+        }
+        let none = Mapping::default();
+        let (mut rest, mut restored) = (max_bytes, Vec::new());
+        for text in texts {
+            let found = restore(text, mapping.unwrap_or(&none), key, rest)?;
+            rest = rest.saturating_sub(found.text.len());
+            restored.push(found);
+        }
+        Ok(restored)
     }
 }
 

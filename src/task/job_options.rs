@@ -25,7 +25,7 @@ use kivu_base::{
 };
 use kivu_core::pipeline::{
     embedding::{VectorKind, vectors::VectorType},
-    entities::Aggregation,
+    entities::{Aggregation, tags::TransitionBiases},
     redaction::placeholders::Style,
 };
 
@@ -151,6 +151,7 @@ enum Form {
     /// A list of these names.
     Choices(fn() -> Vec<String>),
     Schema,
+    Biases,
 }
 
 impl Form {
@@ -174,6 +175,11 @@ impl Form {
                 to_raw_value(&items)
             }
             Self::Choice(names) => return Err(choice(&names())),
+            Self::Biases => {
+                let expected = "numbers such as `{\"background_stay\": -1}`";
+                serde_json::from_str::<TransitionBiases>(text).map_err(|_| expected)?;
+                RawValue::from_string(text.to_owned())
+            }
             Self::Schema => serde_json::from_str::<Ordered>(text)
                 .and_then(|_| RawValue::from_string(text.to_owned())),
         };
@@ -209,6 +215,7 @@ impl JobParameters for TokenClassificationParameters {
         ),
         option("ignore-labels", "ignore_labels", Form::List),
         option("stride", "stride", Form::Count),
+        option("transition-biases", "transition_biases", Form::Biases),
         option("redact", "redact", Form::Flag),
         option("redact-style", "redact_style", Form::Choice(names::<Style>)),
         option("patterns", "patterns", Form::List),
@@ -380,6 +387,10 @@ mod tests {
         );
         assert_eq!(refused("top-k", "1"), None);
         assert_eq!(refused("threshold", "NaN").unwrap(), "a number");
+        assert_eq!(
+            refused("transition-biases", "{\"background\": 1}").unwrap(),
+            "numbers such as `{\"background_stay\": -1}`"
+        );
         assert_eq!(refused("schema", "{} x").unwrap(), "a schema in JSON");
     }
 }

@@ -152,6 +152,10 @@ test("classes and entities are the server's", async () => {
   assert.deepEqual(await zero.zeroShot(TEXTS[0], "travel,animals"), await zero.zeroShot(TEXTS[0], new Set(["travel", "animals"])));
   const redacted = await (await model("ner")).entities(PEOPLE, { redact: true, aggregation: "first" });
   assert.deepEqual(redacted, await served("/models/ner", { inputs: PEOPLE, parameters: { redact: true, aggregation_strategy: "first" } }));
+  const { text, mapping } = await (await model("ner")).entities(PEOPLE[0], { redact: true, style: "number", patterns: "all" });
+  const restored = await (await model("ner")).restore([`Dear ${text}`], { mapping });
+  assert.deepEqual(restored, await served("/restore", { inputs: [`Dear ${text}`], redact_mapping: mapping }));
+  assert.equal(restored[0].text, `Dear ${PEOPLE[0]}`);
   const labelled = await (await model("ner-labels")).entities(PEOPLE, { labels: ["person", "city"], threshold: 0.1 });
   const labels = { labels: ["person", "city"], threshold: 0.1 };
   assert.deepEqual(labelled, await served("/models/ner-labels", { inputs: PEOPLE, parameters: labels }));

@@ -2,7 +2,7 @@
 // it, which checks that results have them. Lines that must not compile are marked.
 
 import assert from "node:assert/strict";
-import { InvalidError, KivuError, load, type Entity, type Model, type Prediction, type Rank, type Redacted, type Token } from "kivuml";
+import { InvalidError, KivuError, load, type Entity, type Model, type Prediction, type Rank, type Redacted, type Restored, type Token } from "kivuml";
 
 const bundles = process.env.TEST_BUNDLES;
 const open = (name: string): Promise<Model> => load(`${bundles}/${name}`, { engine: "auto", threads: 2 });
@@ -57,6 +57,8 @@ const redacted: Redacted = await ner.entities("Ada lived in London.", { redact: 
 has(redacted, { text: ["string"], entities: ["object"], mapping: ["object", "undefined"] });
 const numbered: Redacted = await ner.entities("Write to ann@example.org.", { redact: true, style: "number", patterns: "EMAIL_ADDRESS" });
 assert.equal(numbered.mapping?.["[EMAIL_ADDRESS_1]"], "ann@example.org");
+const back: Restored = await ner.restore("Ask [EMAIL_ADDRESS_1].", { mapping: numbered.mapping });
+assert.equal(back.text, "Ask ann@example.org.");
 
 const splade = await open("vectors-splade");
 const weights: Map<number, number> = await splade.sparse("a");

@@ -258,6 +258,19 @@ class OnADesktop(PageTest):
         )
         self.assertEqual(unmarked, text)
         self.picture("entities")
+        # The redacted text beside the original.
+        text = "Sarah lives in London, sarah@example.org"
+        self.page.get_by_role("textbox", name="Texts, one per line").fill(text)
+        self.page.get_by_role("checkbox", name="Show the redacted text").check()
+        self.settle()
+        parameters = {"aggregation_strategy": "first", "redact": True, "redact_style": "number", "patterns": "all"}
+        redacted = post(f"models/{name}", {"inputs": text, "parameters": parameters})
+        self.assertIn("[EMAIL_ADDRESS_1]", redacted["text"])
+        cells = self.page.locator("#result td")
+        expect(cells).to_have_count(2)
+        expect(cells.nth(1)).to_have_text(redacted["text"])
+        expect(marks).to_have_count(len(redacted["entities"]))
+        self.picture("redacted")
 
     def test_entities_of_edited_labels_are_searched_again(self):
         name = of_task("token-classification", has_labels=False)

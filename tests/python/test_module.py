@@ -157,6 +157,13 @@ class Tasks(unittest.TestCase):
     def test_entities(self):
         body = {"inputs": PEOPLE, "parameters": {"redact": True, "aggregation_strategy": "first"}}
         as_server(self, "/models/ner", body, model("ner").entities(PEOPLE, redact=True, aggregation="first"))
+        numbered = model("ner").entities(PEOPLE[0], redact=True, style="number", patterns="all")
+        restored = model("ner").restore(f"Dear {numbered['text']}", numbered["mapping"])
+        body = {"inputs": f"Dear {numbered['text']}", "redact_mapping": numbered["mapping"]}
+        as_server(self, "/restore", body, restored)
+        self.assertEqual(restored["text"], f"Dear {PEOPLE[0]}")
+        with self.assertRaisesRegex(errors.InvalidError, "do not mark ends of entities"):
+            model("ner").entities(PEOPLE, transition_biases={"background_stay": -1})
         body = {"inputs": PEOPLE, "parameters": {"labels": ["person", "city"], "threshold": 0.1}}
         as_server(self, "/models/ner-labels", body, model("ner-labels").entities(PEOPLE, ["person", "city"], threshold=0.1))
 

@@ -18,9 +18,20 @@ pub const CLASSIFICATION: Known = &[
     &tei::COMMON,
 ];
 /// For models that find entities with their own labels.
-pub const TOKENS: Known = &[&TOKENS_BODY, &TOKENS_PARAMETERS, &tei::COMMON];
+pub const TOKENS: Known = &[
+    &TOKENS_BODY,
+    &TOKENS_PARAMETERS,
+    &KIVU_TOKENS,
+    &REDACTION,
+    &tei::COMMON,
+];
 /// For models that find entities with a request's labels.
-pub const ENTITIES: Known = &[&ENTITIES_BODY, &ENTITIES_PARAMETERS, &tei::COMMON];
+pub const ENTITIES: Known = &[
+    &ENTITIES_BODY,
+    &ENTITIES_PARAMETERS,
+    &REDACTION,
+    &tei::COMMON,
+];
 /// For zero-shot classification models.
 pub const ZERO_SHOT: Known = &[&ZERO_SHOT_BODY, &ZERO_SHOT_PARAMETERS, &tei::COMMON];
 /// For ranking models, in TEI's form as well.
@@ -73,27 +84,46 @@ pub static CLASSIFICATION_PARAMETERS: Fields = Fields {
 pub static TOKENS_BODY: Fields = Fields {
     read: &["inputs", "parameters"],
     without_effect: OPTIONS,
-    inner: &[("parameters", &[&TOKENS_PARAMETERS, &tei::COMMON])],
+    inner: &[(
+        "parameters",
+        &[&TOKENS_PARAMETERS, &KIVU_TOKENS, &REDACTION, &tei::COMMON],
+    )],
     ..NONE
 };
 
 pub static TOKENS_PARAMETERS: Fields = Fields {
+    read: &["aggregation_strategy", "ignore_labels", "stride"],
+    refused: &[
+        refused("grouped_entities", &["true"], STRATEGY),
+        refused("ignore_subwords", &["false"], STRATEGY),
+    ],
+    ..NONE
+};
+
+/// For models whose labels mark ends of entities.
+pub static KIVU_TOKENS: Fields = Fields {
+    read: &["transition_biases"],
+    ..NONE
+};
+
+/// Patterns and replacements, for all models that find entities.
+pub static REDACTION: Fields = Fields {
     read: &[
-        "aggregation_strategy",
-        "ignore_labels",
         "patterns",
         "redact",
         "redact_key",
         "redact_mapping",
         "redact_scope",
         "redact_style",
-        "stride",
-        "transition_biases",
     ],
-    refused: &[
-        refused("grouped_entities", &["true"], STRATEGY),
-        refused("ignore_subwords", &["false"], STRATEGY),
-    ],
+    ..NONE
+};
+
+/// The body of `/restore`.
+pub const RESTORE: Known = &[&RESTORE_FIELDS];
+
+static RESTORE_FIELDS: Fields = Fields {
+    read: &["inputs", "redact_key", "redact_mapping"],
     ..NONE
 };
 
@@ -102,24 +132,15 @@ const STRATEGY: &str = "send an `aggregation_strategy`";
 pub static ENTITIES_BODY: Fields = Fields {
     read: &["inputs", "parameters"],
     without_effect: OPTIONS,
-    inner: &[("parameters", &[&ENTITIES_PARAMETERS, &tei::COMMON])],
+    inner: &[(
+        "parameters",
+        &[&ENTITIES_PARAMETERS, &REDACTION, &tei::COMMON],
+    )],
     ..NONE
 };
 
 static ENTITIES_PARAMETERS: Fields = Fields {
-    read: &[
-        "flat",
-        "flat_ner",
-        "multi_label",
-        "patterns",
-        "redact",
-        "redact_key",
-        "redact_mapping",
-        "redact_scope",
-        "redact_style",
-        "stride",
-        "threshold",
-    ],
+    read: &["flat", "flat_ner", "multi_label", "stride", "threshold"],
     ..NONE
 };
 

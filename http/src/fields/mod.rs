@@ -62,6 +62,7 @@ mod tests {
             embedding::{EmbedRequest, SimilarityRequest},
             extraction::ExtractionRequest,
             ranking::{DocumentsRequest, RerankRequest},
+            restoration::RestoreRequest,
             tokens::{DecodeRequest, TokenizeRequest},
             translation::TranslateRequest,
         },
@@ -76,7 +77,13 @@ mod tests {
     };
 
     /// Tables with Kivu's own fields.
-    const OWN: &[&Fields] = &[&tei::COMMON, &tei::KIVU_EMBED, &tei::KIVU_RERANK];
+    const OWN: &[&Fields] = &[
+        &hub::KIVU_TOKENS,
+        &hub::REDACTION,
+        &tei::COMMON,
+        &tei::KIVU_EMBED,
+        &tei::KIVU_RERANK,
+    ];
 
     /// Published request schemas: the API, the body, and its fields.
     const PUBLISHED: &[(&str, &str, &Fields)] = &[
@@ -315,6 +322,7 @@ mod tests {
             OllamaEmbeddingsRequest,
             OllamaShowRequest,
             OllamaPullRequest,
+            RestoreRequest,
         ];
         // Another name for `candidate_labels`.
         insta::assert_snapshot!(lines(&found), @r#"

@@ -74,20 +74,22 @@ const TASKS = {
     title: "Find entities",
     note: (model) => `The model's labels: ${list(model.labels ?? [])}.`,
     example: EXAMPLES.entities,
-    body: ({ texts }) => ({ inputs: texts, parameters: { aggregation_strategy: "first" } }),
-    show: (answer, { texts }) => answer.map((entities, place) => marked(texts[place], entities)),
-    clients: ({ texts }) => hub(texts, 'token_classification(text, aggregation_strategy="first")'),
+    redacts: true,
+    body: ({ texts, redact }) => ({ inputs: texts, parameters: { aggregation_strategy: "first", ...redact } }),
+    show: showEntities,
+    clients: ({ texts, redact }) => (redact ? [] : hub(texts, 'token_classification(text, aggregation_strategy="first")')),
   },
   "zero-shot-entities": {
     title: "Find entities by your own labels",
     note: "The model was not trained for these labels. Change them to search the texts again.",
     example: EXAMPLES.entities,
     labels: ["person", "city", "month"],
-    body: ({ texts, labels, several }) => ({
+    redacts: true,
+    body: ({ texts, labels, several, redact }) => ({
       inputs: texts,
-      parameters: { candidate_labels: labels, ...(several && { multi_label: true }) },
+      parameters: { candidate_labels: labels, ...(several && { multi_label: true }), ...redact },
     }),
-    show: (answer, { texts }) => answer.map((entities, place) => marked(texts[place], entities)),
+    show: showEntities,
     clients: () => [],
   },
   "zero-shot-classification": {
@@ -173,6 +175,7 @@ function readForm() {
     query: $("query").value.trim(),
     labels: state.labels[state.model.name] ?? [],
     several: $("several").checked,
+    redact: task().redacts && $("redact").checked ? { redact: true, redact_style: "number", patterns: "all" } : undefined,
     source: $("source").value,
     target: $("target").value,
   };
@@ -332,6 +335,11 @@ function showWeights(text, weights) {
   bars.append(el("p", { class: "note" }, `${weights.length} weights${rest}.`));
   return bars;
 }
+/** Texts with marked entities, beside the texts in which they are replaced if that was asked for. */
+function showEntities(answer, { texts, redact }) {
+  if (!redact) return answer.map((entities, place) => marked(texts[place], entities));
+  return sides(["Text", "Redacted"], answer.map(({ text, entities }, place) => [marked(texts[place], entities), text]));
+}
 
 /** A text whose entities are marked; their places count characters, not UTF-16 units. */
 function marked(text, entities) {
@@ -396,9 +404,14 @@ function showTranslation(answer, { texts, source, target }) {
 }
 
 function showGenerated(answer, texts, title, field) {
-  const row = (generated, place) => el("tr", {}, el("td", {}, texts[place]), el("td", {}, generated[field]));
-  const head = ["Text", title].map((name) => el("th", { scope: "col" }, name));
-  return el("table", { class: "sides" }, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...answer.map(row)));
+  return sides(["Text", title], answer.map((generated, place) => [texts[place], generated[field]]));
+}
+
+/** A table with two columns. */
+function sides(names, rows) {
+  const head = names.map((name) => el("th", { scope: "col" }, name));
+  const row = (cells) => el("tr", {}, ...cells.map((cell) => el("td", {}, cell)));
+  return el("table", { class: "sides" }, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...rows.map(row)));
 }
 
 function showJson(answer) {
@@ -660,6 +673,7 @@ function showForm() {
   $("query").value = draft.query;
   $("query-field").hidden = query === undefined;
   $("labels-field").hidden = labels === undefined;
+  $("redact-field").hidden = !task().redacts;
   showLabels();
   $("ask").hidden = $("code").hidden = false;
   $("run").removeAttribute("aria-busy");
@@ -767,7 +781,7 @@ $("kind").addEventListener("change", () => {
   keepDraft();
   showForm();
 });
-for (const id of ["several", "source", "target"]) $(id).addEventListener("change", edited);
+for (const id of ["several", "redact", "source", "target"]) $(id).addEventListener("change", edited);
 $("add-label").addEventListener("click", addLabel);
 $("unlock").addEventListener("submit", (event) => {
   event.preventDefault();

@@ -1,8 +1,11 @@
-//! Translation routes: Kivu's own, DeepL's and LibreTranslate's.
+//! Kivu's own routes, and translation as in DeepL and LibreTranslate.
 
 use schemars::JsonSchema;
 
+use kivu::pipeline::redaction::placeholders::Restored;
+
 use crate::{
+    bodies::response::OneOrMany,
     dialects::{
         Dialect,
         translators::{self, DeepLRequest, LibreTranslateRequest, LibreTranslateResponse},
@@ -10,6 +13,7 @@ use crate::{
     service::route::{Api, Route, RouteMethod, Runs, get, post},
     tasks::{
         detection::{self, DetectRequest, DetectedLanguage},
+        restoration::{self, RestoreRequest},
         translation::{TranslateRequest, TranslateResponse},
     },
 };
@@ -74,10 +78,11 @@ pub const LIBRE_TRANSLATE: Api = Api {
 
 pub const KIVU: Api = Api {
     name: "Kivu",
-    description: "Translation with all its options.",
+    description: "Translation with all its options, and originals in place of placeholders.",
     dialect: Dialect::Tei,
     prefix: None,
-    routes: &[post!("/translate", "translate", translators::translate, "Translate texts")
+    routes: &[
+        post!("/translate", "translate", translators::translate, "Translate texts")
         .requests::<AnyTranslateRequest>(&[
             (
                 "Kivu's own",
@@ -89,7 +94,20 @@ pub const KIVU: Api = Api {
             "The best translation per text.",
             r#"{"model": "translate-en-pt", "translations": [{"src_lang": "en", "text": "Bom dia!", "tgt_lang": "pt", "truncated": false}], "usage": {"input_tokens": 4, "output_tokens": 4}}"#,
         )
-        .runs(Runs::ModelWithUsage)],
+        .runs(Runs::ModelWithUsage),
+        post!("/restore", "restore", restoration::restore, "Put originals back into texts")
+            .description(
+                "The mapping is from a response with `redact`, or the key is that request's: the server stores neither. \
+                 Unknown placeholders stay, and are counted. No model runs.",
+            )
+            .request::<RestoreRequest>(
+                r#"{"inputs": "Dear [PERSON_1], thank you.", "redact_mapping": {"[PERSON_1]": "Sarah"}}"#,
+            )
+            .response::<OneOrMany<Restored>>(
+                "The text with its originals, or for a list of texts a list.",
+                r#"{"text": "Dear Sarah, thank you.", "restored": 1, "unknown": 0}"#,
+            ),
+    ],
 };
 
 #[derive(JsonSchema)]

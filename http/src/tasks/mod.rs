@@ -8,6 +8,7 @@ pub mod extraction;
 pub mod generation;
 pub mod hub_body;
 pub mod ranking;
+pub mod restoration;
 pub mod task_schemas;
 pub mod token_classification;
 pub mod tokens;

@@ -53,6 +53,31 @@ async fn refusal(path: &str, body: impl Into<Body>) -> String {
 }
 
 #[tokio::test]
+async fn originals_are_put_back() {
+    let mapping = json!({ "[PER_1]": "Ann", "[PER_2]": "B".repeat(3000) });
+    let body = |inputs: Value| json!({ "inputs": inputs, "redact_mapping": mapping });
+    let (status, one) = ask("/restore", &body(json!("[PER_1], [PER_3]"))).await;
+    let ann = json!({ "text": "Ann, [PER_3]", "restored": 1, "unknown": 1 });
+    assert_eq!((status, &one), (StatusCode::OK, &ann));
+    let (_, two) = ask("/restore", &body(json!(["[PER_1], [PER_3]", "a"]))).await;
+    let a = json!({ "text": "a", "restored": 0, "unknown": 0 });
+    assert_eq!(two, json!([ann, a]));
+    let small = Limits {
+        values: 1000,
+        ..Limits::default()
+    };
+    let long = body(json!(["[PER_2] [PER_2]", "[PER_2] [PER_2]"])).to_string();
+    let sent = app_with(small).oneshot(post("/restore", long)).await;
+    let (status, refused) = answer(sent.unwrap()).await;
+    assert_eq!(status, StatusCode::PAYLOAD_TOO_LARGE);
+    insta::assert_snapshot!(refused["error"].as_str().unwrap(), @"");
+    let neither = json!({ "inputs": "a" }).to_string();
+    insta::assert_snapshot!(refusal("/restore", neither).await, @"422: expected `redact_mapping` or `redact_key`, but found neither");
+    let key = json!({ "inputs": "a", "redact_key": "0f" }).to_string();
+    insta::assert_snapshot!(refusal("/restore", key).await, @"");
+}
+
+#[tokio::test]
 async fn embed_returns_a_list_of_vectors_even_for_one_text() {
     let (status, one) = ask("/embed", &json!({ "inputs": "cat" })).await;
     assert_eq!(status, StatusCode::OK);

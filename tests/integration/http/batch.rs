@@ -423,6 +423,7 @@ fn changes(bundles: &Path) -> Vec<(&'static str, Change)> {
         option("threshold", "0.25"),
         option("flat", "false"),
         option("stride", "2"),
+        option("transition-biases", r#"{"background_stay": -1}"#),
         option("redact", "true"),
         option("redact-style", "number"),
         option("patterns", "all"),

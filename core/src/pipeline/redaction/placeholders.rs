@@ -213,7 +213,15 @@ pub struct Restored {
 }
 
 /// Replaces placeholders by their originals: those in `mapping`, and those encrypted with `key`.
-pub fn restore(text: &str, mapping: &Mapping, key: Option<&Key>) -> Restored {
+///
+/// # Errors
+/// The text would have more than `max_bytes` bytes: a mapping may have long originals.
+pub fn restore(
+    text: &str,
+    mapping: &Mapping,
+    key: Option<&Key>,
+    max_bytes: usize,
+) -> Result<Restored> {
     let (mut found, mut end) = (
         Restored {
             text: String::with_capacity(text.len()),
@@ -222,6 +230,13 @@ pub fn restore(text: &str, mapping: &Mapping, key: Option<&Key>) -> Restored {
         },
         0,
     );
+    let fits = |bytes: usize| match bytes > max_bytes {
+        false => Ok(()),
+        true => Err(Error::too_large(format!(
+            "expected at most {max_bytes} bytes with the originals, but found more"
+        ))
+        .with_hint("send fewer or shorter texts")),
+    };
     for place in PLACEHOLDER
         .iter()
         .flat_map(|known| known.captures_iter(text))
@@ -237,10 +252,12 @@ pub fn restore(text: &str, mapping: &Mapping, key: Option<&Key>) -> Restored {
             continue;
         };
         found.text.push_str(&text[end..whole.start()]);
+        fits(found.text.len() + original.len())?;
         found.text.push_str(&original);
         found.restored += 1;
         end = whole.end();
     }
     found.text.push_str(&text[end..]);
-    found
+    fits(found.text.len())?;
+    Ok(found)
 }

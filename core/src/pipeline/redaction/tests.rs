@@ -306,7 +306,10 @@ fn a_pattern_wins_over_an_entity_that_crosses_it() {
     let (redacted, entities, mapping) = redact(&numbered, text, &names);
     assert_eq!(redacted, "[PER_1] <[EMAIL_ADDRESS_1]>, [PER_2]");
     assert_eq!(entities, ["EMAIL_ADDRESS=ann@x.org", "PER=Bob"]);
-    assert_eq!(restore(&redacted, &mapping, None).text, text);
+    assert_eq!(
+        restore(&redacted, &mapping, None, usize::MAX).unwrap().text,
+        text
+    );
     // The same original has the same number, and an address in a URL is a part of it.
     let text = "Ann, Bob, Ann: https://x.org/a@b.org 10.0.0.1";
     let names = [("Ann", "PER"), ("Bob", "PER")];
@@ -334,7 +337,7 @@ fn placeholders_that_stood_in_the_text_are_escaped() {
     ] {
         let (redacted, _, mapping) = redact(&redaction(replacement), text, &[("Ann", "PER")]);
         assert!(!redacted.contains("[PER_1] met"), "{redacted}");
-        let restored = restore(&redacted, &mapping, Some(&key()));
+        let restored = restore(&redacted, &mapping, Some(&key()), usize::MAX).unwrap();
         assert_eq!(
             (restored.text.as_str(), restored.restored, restored.unknown),
             (text, 3, 0)
@@ -350,7 +353,12 @@ fn placeholders_are_restored_in_other_texts() {
         &[("Ann", "PER"), ("Bob", "PER")],
     );
     let answer = "Dear [PER_2] and [PER_1]! [PER_3] and [ORG#00112233445566778899aabbccddeeff] are unknown, [1] and [a b] none.";
-    let restored = restore(answer, &mapping, None);
+    let restored = restore(answer, &mapping, None, usize::MAX).unwrap();
+    // Two placeholders of 7 bytes become names of 3.
+    let exact = answer.len() - 8;
+    assert!(restore(answer, &mapping, None, exact).is_ok());
+    let error = restore(answer, &mapping, None, exact - 1).unwrap_err();
+    insta::assert_snapshot!(error, @"expected at most 102 bytes with the originals, but found more; send fewer or shorter texts");
     assert_eq!(
         restored.text,
         answer.replace("[PER_2]", "Bob").replace("[PER_1]", "Ann")
@@ -395,7 +403,9 @@ fn keys_are_checked_and_bind_placeholders() {
         &format!("[PER:{sealed}]"),
         &Mapping::default(),
         Some(&other),
-    );
+        usize::MAX,
+    )
+    .unwrap();
     assert_eq!((restored.restored, restored.unknown), (0, 1));
     // HMAC-SHA-256, by Python's `hmac`.
     assert_eq!(key().hash("PER", "Ann"), "f042c7b2d9df9f16738abe710030f032");
@@ -457,7 +467,13 @@ fn redacted_texts_are_restored() {
                 else {
                     panic!("not redacted")
                 };
-                let restored = restore(&redacted, &mapping.unwrap_or_default(), Some(&key()));
+                let restored = restore(
+                    &redacted,
+                    &mapping.unwrap_or_default(),
+                    Some(&key()),
+                    usize::MAX,
+                )
+                .unwrap();
                 assert_eq!(restored.text, text, "{redacted}");
                 assert_eq!(restored.unknown, 0, "{redacted}");
                 count += restored.restored;
