@@ -94,6 +94,8 @@ pub enum TokenizerFiles {
     BertBytePairs,
     /// BERT's, in the form of the authors' code or of `transformers`.
     Nomic,
+    /// That of any class, in the form of the authors' code or of `transformers`.
+    Gte,
     T5,
     /// Byte pairs, whose texts end with the end token.
     Bart,
@@ -179,7 +181,7 @@ const fn code(files: &'static [&'static str], classes: &'static str) -> Option<C
 }
 
 /// Supported encoder families, in the order of error messages.
-static FAMILIES: [Family; 37] = [
+static FAMILIES: [Family; 38] = [
     Family {
         masked_class: Some("BertForMaskedLM"),
         code: code(&["configuration_bert", "modeling_bert"], "JinaBert"),
@@ -217,6 +219,8 @@ static FAMILIES: [Family; 37] = [
     bert("ernie", "BertTokenizer"),
     bert("albert", "AlbertTokenizer"),
     bert("megatron-bert", "BertTokenizer"),
+    // Its own tokenizer divides Chinese by a dictionary: see `tokenizer_classes.rs`.
+    bert("roformer", "RoFormerTokenizer"),
     Family {
         tokenizer: TokenizerFiles::BertBytePairs,
         tokenizer_class: "DebertaTokenizer",
@@ -254,6 +258,7 @@ static FAMILIES: [Family; 37] = [
         ..unlimited("new")
     },
     Family {
+        tokenizer: TokenizerFiles::Gte,
         masked_class: Some("GteForMaskedLM"),
         code: code(
             &[

@@ -8,12 +8,15 @@ import inspect
 import json
 import sys
 import textwrap
+import typing
 from pathlib import Path
 
 import sentence_transformers.sentence_transformer.modules as modules
 import tokenizers
 import transformers
-from transformers import CONFIG_MAPPING, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
+from transformers import (
+    CONFIG_MAPPING, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase, configuration_utils, modeling_rope_utils,
+)
 
 OWN = ("transformers", "sentence_transformers", "gliclass", "gliner", "gliner2")
 
@@ -124,6 +127,22 @@ def config_keys(model_type):
     return found
 
 
+def inner_keys(model_type):
+    """The keys of the configs inside of a family's config, by name; without those whose class depends on the file."""
+    kinds = getattr(config_class(model_type), "sub_configs", None) or {}
+    return {name: config_keys(kind.model_type) for name, kind in kinds.items() if config_class(getattr(kind, "model_type", None)) is kind}
+
+
+@functools.cache
+def rope():
+    """Keys of rotary positions with a value of their type, which `transformers` declares since version 5; and their types."""
+    values = {float: 4.0, int: 24, bool: True, str: "default", list[float]: [1.0, 2.0] * 4, list[int]: [4, 2, 2]}
+    declared = typing.get_type_hints(getattr(modeling_rope_utils, "RopeParameters", object))
+    keys = {name: values[typing.get_args(kind)[0]] for name, kind in declared.items()}
+    types = ["default", *modeling_rope_utils.ROPE_INIT_FUNCTIONS]
+    return {"keys": {**keys, "type": "default"} if keys else {}, "types": types}
+
+
 def architectures(model_type):
     """The models of a family: they share the beginning of a config class's name."""
     prefix = config_class(model_type).__name__.removesuffix("Config")
@@ -177,6 +196,10 @@ def declared(folder):
         tokenizer = PreTrainedTokenizerBase
     return {
         "config": config_keys(model_type) if is_known else {},
+        "inner": inner_keys(model_type) if is_known else {},
+        "rope": rope()["keys"],
+        "rope_types": rope()["types"],
+        "layer_types": list(configuration_utils.ALLOWED_LAYER_TYPES),
         "architectures": architectures(model_type) if is_known else [],
         "gliner": gliner_keys() if (folder / "gliner_config.json").is_file() else {},
         "activations": list(transformers.activations.ACT2FN),

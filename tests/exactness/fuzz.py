@@ -153,12 +153,12 @@ def all_fixtures(comparison):
     return {name: Fixture(folder, kind, comparison) for name, folder, kind in with_kinds if kind}
 
 
-def case(fixture, seed, number):
-    """The change of a case, which depends on nothing but the seed and the number."""
+def case(fixture, seed, number, ways=None):
+    """The change of a case, which depends on nothing but the seed, the number and the ways to change."""
     mutator = mutations.Mutator(fixture.folder, fixture.declarations, random.Random(f"{seed} {number}"))
     is_generator = fixture.kind == "generator"
     while True:
-        change = mutator.change(mutations.GENERATION if is_generator else mutations.ENCODERS)
+        change = mutator.change(ways or (mutations.GENERATION if is_generator else mutations.ENCODERS))
         # Kivu splits texts beyond it; `generate` ignores it.
         is_ignored = is_generator and "model_max_length" in change.text
         # The only reference for this kind is version 5 of `transformers`, which does not read all of the file.
@@ -192,7 +192,7 @@ def fuzz(options, comparison):
         number += 1
         if not fixture.usable:
             continue
-        change = case(fixture, seed, number - 1)
+        change = case(fixture, seed, number - 1, options.change)
         outcome, details = comparison.outcome(fixture.folder, change.files, fixture.kind, fixture.usable)
         counts["generation" if fixture.kind == "generator" else "encoders", outcome] += 1
         if outcome in ("DIFFERS", "BROKEN") or "only" in outcome:
@@ -232,6 +232,7 @@ def main():
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--kind", action="append")
     parser.add_argument("--fixture", action="append")
+    parser.add_argument("--change", action="append", choices=sorted({*mutations.ENCODERS, *mutations.GENERATION}))
     parser.add_argument("--replay", type=Path, nargs="+")
     options = parser.parse_args()
     references = [Reference(options.environments / name) for name in ("new", "old")]

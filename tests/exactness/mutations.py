@@ -17,6 +17,8 @@ FILES = {
     "sentence_bert_config.json": "transformer",
     "config_sentence_transformers.json": "model",
 }
+# Objects with the settings of rotary positions.
+ROPE = {"rope_parameters", "rope_scaling"}
 STRINGS = ["", "none", "mean", "cls", "left", "right", "max", "absolute", "relative_key", "eager", "float16", "[UNK]", "a"]
 NUMBERS = [0, 1, 2, 3, 5, 8, 16, -1, 0.0, 0.5, 1.5, 1e-3, 64, 10000.0]
 
@@ -81,14 +83,17 @@ class Mutator:
     def listed(self, part):
         return sorted({name for declaration in self.declarations for name in declaration[part]})
 
-    def pool(self, key):
-        """Values for a key of strings."""
+    def pool(self, path):
+        """Values for the strings at a place."""
+        key = next(name for name in reversed(path) if isinstance(name, str))
         if "act" in key or key in ("dense_act_fn", "feed_forward_proj"):
             return self.listed("activations")
         return {
             "architectures": self.listed("architectures"),
             "tokenizer_class": self.listed("tokenizer_classes"),
-            "type": self.listed("modules"),
+            "type": self.listed("rope_types" if ROPE & {*path} else "modules"),
+            "rope_type": self.listed("rope_types"),
+            "layer_types": self.listed("layer_types"),
             "pooling_mode": ["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"],
             "classifier_pooling": ["cls", "mean"],
             "problem_type": ["regression", "single_label_classification", "multi_label_classification"],
@@ -140,15 +145,48 @@ class Mutator:
         name = self.chosen.choice([name for name in FILES if name in self.json])
         return self.add(name, self.declared(FILES[name]))
 
-    def add(self, name, declared):
+    def inner_key(self):
+        """A declared key of an object inside of a config: of another config, of a layer or of rotary positions."""
+        name = "config.json"
+        content = self.json.get(name, {})
+        inner = self.declared("inner")
+        owners = [(), *((key,) for key in inner if isinstance(content.get(key), dict))]
+        found = [(path, inner[path[0]] if path else self.declared("config")) for path in owners]
+        made = []
+        for path, declared in found:
+            for key, value in at(content, path).items():
+                below = [(*path, key), *((*path, key, *rest) for rest in places(value))] if isinstance(value, dict) else []
+                kind = self.declared("rope") if key in ROPE else declared if key == "per_layer_config" else None
+                made += [(place, kind) for place in below if kind and isinstance(at(content, place), dict)]
+        found = [(path, declared) for path, declared in found if path] + made
+        return self.add(name, *reversed(self.chosen.choice(found))) if found else None
+
+    def rope(self):
+        """Other rotary positions, with a few keys."""
+        name, declared = "config.json", self.declared("rope")
+        if name not in self.json or not declared:
+            return None
+        content = copy.deepcopy(self.json[name])
+        owner = content.get(self.chosen.choice([None, *self.declared("inner")]), content)
+        key = self.chosen.choice(sorted(ROPE))
+        keys = self.chosen.sample(sorted(declared), self.chosen.randrange(5))
+        made = {"rope_type": self.chosen.choice(self.listed("rope_types")), **{key: declared[key] for key in keys}}
+        before = (owner if isinstance(owner, dict) else content).get(key)
+        kinds = [kind for kind in before if isinstance(before[kind], dict)] if isinstance(before, dict) else []
+        if kinds:
+            made = {**before, self.chosen.choice(kinds): made}
+        (owner if isinstance(owner, dict) else content)[key] = made
+        return self.written(name, content, f"{key} = {json.dumps(made)[:300]}")
+
+    def add(self, name, declared, path=()):
         if not declared:
             return None
         key = self.chosen.choice(sorted(declared))
         default = declared[key]
-        value = default if self.chosen.random() < 0.1 else other_value(default, self.chosen, self.pool(key))
+        value = default if self.chosen.random() < 0.1 else other_value(default, self.chosen, self.pool((*path, key)))
         content = copy.deepcopy(self.json[name])
-        content[key] = value
-        return self.written(name, content, f"{key} = {json.dumps(value)[:80]}")
+        at(content, path)[key] = value
+        return self.written(name, content, f"{'.'.join(map(str, (*path, key)))} = {json.dumps(value)[:80]}")
 
     def generation_key(self):
         name = "generation_config.json"
@@ -184,7 +222,7 @@ class Mutator:
             at(self.json[name], path)
         except (KeyError, IndexError, TypeError):
             return None
-        return self.set(name, path, self.chosen.choice(self.pool(str(path[-1] or path[0]))))
+        return self.set(name, path, self.chosen.choice(self.pool(path)))
 
     def component(self):
         """Another part of `tokenizer.json`, or another value in one."""
@@ -232,8 +270,8 @@ class Mutator:
         return Change({name: None}, f"without {name}")
 
 
-ENCODERS = ["value"] * 5 + ["declared_key"] * 6 + ["removal"] * 3 + ["module_key"] * 2 + ["component"] * 4 + [
-    "class_name", "tensor", "tensor", "file",
+ENCODERS = ["value"] * 5 + ["declared_key"] * 6 + ["removal"] * 3 + ["module_key"] * 2 + ["component"] * 4 + ["inner_key"] * 4 + [
+    "rope", "class_name", "tensor", "tensor", "file",
 ]
 GENERATION = ["generation_key"] * 6 + ["generation_value"] * 3 + ["value"] * 2 + ["removal"] * 2 + ["declared_key"] * 2 + [
     "class_name", "tensor", "component",

@@ -4,17 +4,26 @@ import json
 
 import torch
 import transformers
-from kinds import LABELS, LANGUAGES, OPTIONS, PAIRS, SHORT, SOURCES, TEXTS, THRESHOLD, first, normalized, ordered, sources, task_of
+from kinds import LABELS, LANGUAGES, OPTIONS, PAIRS, SHORT, SOURCES, TEXTS, THRESHOLD, first, normalized, ordered, sources, tagged, task_of
 from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
 from transformers import (
-    AutoModelForSeq2SeqLM, AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer, pipeline,
+    AutoModelForSeq2SeqLM, AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoProcessor, AutoTokenizer,
+    pipeline,
 )
 
 IS_OLD = transformers.__version__.startswith("4.")
 FLOAT32 = {"dtype": torch.float32}
 
 
+# Models with towers, whose processors need packages that the environment leaves out.
+TOWERS = ["tiny-embedding-gemma2"]
+
+
 def embedder(folder, name):
+    if not IS_OLD:
+        from sentence_transformers.base.modules import transformer
+
+        transformer.AutoProcessor = AutoTokenizer if name in TOWERS else AutoProcessor
     model = SentenceTransformer(folder, device="cpu", model_kwargs=FLOAT32).float()
     rows = lambda vectors: [[float(value) for value in vector] for vector in vectors]
     unit = lambda vectors: [normalized(vector) for vector in rows(vectors)]
@@ -97,10 +106,19 @@ def ranker(folder, name):
     return scores
 
 
+def is_local(pipe):
+    """Whether all layers have windows, and a text within the limit is wider than they are: Kivu divides longer ones."""
+    config = pipe.model.config
+    kinds = getattr(config, "layer_types", None) or [""]
+    has_windows = config.model_type == "openai_privacy_filter" or {*kinds} == {"sliding_attention"}
+    special = pipe.tokenizer.num_special_tokens_to_add()
+    return has_windows and 2 * config.num_hidden_layers * config.sliding_window < limit(pipe) - special
+
+
 def tagger(folder, name):
     pipe = pipeline("token-classification", **loaded(folder, AutoModelForTokenClassification))
-    pipe.tokenizer.model_max_length = limit(pipe)
-    rows = [pipe(text, aggregation_strategy="none", ignore_labels=[]) for text in TEXTS]
+    pipe.tokenizer.model_max_length = 1 << 20 if is_local(pipe) else limit(pipe)
+    rows = [pipe(text, aggregation_strategy="none", ignore_labels=[]) for text in tagged(name)]
     plain = lambda value: value if isinstance(value, str) else None if value is None else float(value)
     return {"entities": [[{key: plain(value) for key, value in entry.items()} for entry in row] for row in rows]}
 

@@ -12,7 +12,7 @@ use serde::Deserialize;
 use serde_json::Map;
 
 use super::{
-    encoder::EncoderLimits,
+    encoder::{EMBEDDING_GEMMA2, EncoderLimits},
     files::{
         config::{ConfigFile, OneOrMany},
         io::read,
@@ -33,6 +33,8 @@ const SETTINGS: &str = "config_sentence_transformers.json";
 const LENGTH: &str = "max_seq_length";
 /// Maximum tokens per text, in tokenizer settings.
 pub const OF_TOKENIZER: &str = "model_max_length";
+/// Number of tokens above which texts that are to be embedded do not matter.
+const UNREACHED: usize = 1 << 14;
 /// Key for the number of leading values to keep.
 const TRUNCATION: &str = "truncate_dim";
 /// A chat template, if `tokenizer_config.json` has none.
@@ -524,11 +526,23 @@ pub fn max_tokens(folder: &ModelFolder, encoder_limits: &EncoderLimits) -> Resul
             "expected a `{OF_TOKENIZER}` of at least 2, but found {found}"
         )));
     }
-    let of_tokenizer = of_tokenizer.map_or(positions, |length| length as usize);
-    match transformer.get(LENGTH)? {
-        Some(found) => within_positions(folder, encoder_limits, (LENGTH, found, 2)),
-        None => Ok(of_tokenizer.min(positions)),
+    let stated = of_tokenizer.map(|length| length as usize);
+    if let Some(found) = transformer.get(LENGTH)? {
+        return within_positions(folder, encoder_limits, (LENGTH, found, 2));
     }
+    let model = ConfigFile::open_or_empty(&transformer_folder(folder)?, ConfigFile::NAME)?;
+    // sentence-transformers does not see the positions inside of `text_config`.
+    if model.model_type() == EMBEDDING_GEMMA2
+        && positions < UNREACHED
+        && stated.is_none_or(|length| length > positions)
+    {
+        return Err(Error::model(format!(
+            "expected a `{OF_TOKENIZER}` of at most {positions}, the positions of the model, in `tokenizer_config.json`: \
+             without it, sentence-transformers reads longer texts whole"
+        ))
+        .with_hint(format!("set it to {positions}")));
+    }
+    Ok(stated.unwrap_or(positions).min(positions))
 }
 
 /// Maximum number of tokens in any text of a late-interaction model, whose queries and documents have lengths of their
@@ -648,11 +662,19 @@ mod tests {
             max_tokens_of(folder.path())
         };
         assert_eq!(of_tokenizer(20).unwrap(), 20);
+        let without_length = |model_type: &str| {
+            let folder = tempfile::tempdir().unwrap();
+            let config = json!({ "model_type": model_type }).to_string();
+            fs::write(folder.path().join(ConfigFile::NAME), config).unwrap();
+            max_tokens_of(folder.path())
+        };
+        assert_eq!(without_length("modernbert").unwrap(), 64);
         let refusals = [
             length("modernbert", 80),
             length("bert", 1),
             of_tokenizer(1),
             of_tokenizer(-1),
+            without_length(EMBEDDING_GEMMA2),
         ];
         let refusals = refusals
             .map(|refusal| refusal.unwrap_err().to_string())
@@ -662,6 +684,7 @@ mod tests {
         expected a `max_seq_length` of at least 2, but found 1
         expected a `model_max_length` of at least 2, but found 1
         expected a `model_max_length` of at least 2, but found -1
+        expected a `model_max_length` of at most 64, the positions of the model, in `tokenizer_config.json`: without it, sentence-transformers reads longer texts whole; set it to 64
         ");
     }
 

@@ -98,7 +98,8 @@ pub fn read_tokenizer(folder: &ModelFolder) -> Result<Vec<u8>> {
         class if BERT.contains(&class) => set_normalizer(&mut tokenizer, &config, class)?,
         _ => {}
     }
-    if !ROBERTA.contains(&class) {
+    if !ROBERTA.contains(&class) && !is_newer(&ConfigFile::open_or_empty(folder, ConfigFile::NAME)?)
+    {
         set_prefix_space(&mut tokenizer, &config)?;
     }
     add_tokens(&mut tokenizer, folder, &config)?;
@@ -140,24 +141,37 @@ fn check_model(model: &Value, class: &str) -> Result<()> {
     }
 }
 
-/// Like [`read_tokenizer`], for models that `transformers` has since version 5 only: it makes BERT's tokenizer from the
-/// vocabulary.
+/// Like [`read_tokenizer`], for models that `transformers` has since version 5 only: it makes the tokenizers of
+/// `BertTokenizer` from the vocabulary.
+pub fn read_newer_tokenizer(folder: &ModelFolder) -> Result<Vec<u8>> {
+    if class(folder)?.trim_end_matches("Fast") == BERT[0] {
+        check_word_pieces(folder)?;
+    }
+    read_tokenizer(folder)
+}
+
+/// Like [`read_newer_tokenizer`], for families with BERT's tokenizer only.
 pub fn read_bert_tokenizer(folder: &ModelFolder) -> Result<Vec<u8>> {
     let class = class(folder)?;
     match class.trim_end_matches("Fast") {
-        "" | "BertTokenizer" if folder.join(TOKENIZER).is_file() => {
-            let [config, special] =
-                [NAME, SPECIAL_FILE].map(|name| ConfigFile::open_or_empty(folder, name));
-            vocabularies::check_word_pieces(folder, [&config?, &special?])?;
-        }
-        "" | "BertTokenizer" | "PreTrainedTokenizer" | "TokenizersBackend" => {}
+        "" => check_word_pieces(folder)?,
+        "BertTokenizer" | "PreTrainedTokenizer" | "TokenizersBackend" => {}
         _ => {
             return Err(Error::model(format!(
                 "expected the tokenizer class `BertTokenizer` for this model, but found `{class}`"
             )));
         }
     }
-    read_tokenizer(folder)
+    read_newer_tokenizer(folder)
+}
+
+fn check_word_pieces(folder: &ModelFolder) -> Result<()> {
+    if !folder.join(TOKENIZER).is_file() {
+        return Ok(());
+    }
+    let [config, special] =
+        [NAME, SPECIAL_FILE].map(|name| ConfigFile::open_or_empty(folder, name));
+    vocabularies::check_word_pieces(folder, [&config?, &special?])
 }
 
 /// Class of the tokenizer in `folder`; depends on the model if no file names it.
@@ -168,10 +182,13 @@ pub fn class(folder: &ModelFolder) -> Result<String> {
         .get("tokenizer_class")?
         .or(of_model.get("tokenizer_class")?);
     let family = Family::named(of_model.model_type());
-    let is_newer = family.is_some_and(|family| !family.own_tokenizer_classes.is_empty());
     Ok(match class {
         // Flags of the class have no effect in version 5 of `transformers`.
-        Some(class) if is_newer && class.trim_end_matches("Fast") == GEMMA && is_gemmas(folder) => {
+        Some(class)
+            if is_newer(&of_model)
+                && class.trim_end_matches("Fast") == GEMMA
+                && is_gemmas(folder) =>
+        {
             "TokenizersBackend".to_owned()
         }
         Some(class) => class,
@@ -179,6 +196,12 @@ pub fn class(folder: &ModelFolder) -> Result<String> {
             .map_or("", |family| family.tokenizer_class)
             .to_owned(),
     })
+}
+
+/// Whether only version 5 of `transformers` has a model's family, and its tokenizer is `tokenizer.json`.
+fn is_newer(model: &ConfigFile) -> bool {
+    let family = Family::named(model.model_type());
+    family.is_some_and(|family| !family.own_tokenizer_classes.is_empty())
 }
 
 /// Whether `tokenizer.json` is what version 5 of `transformers`, which makes this class' tokenizers from their vocabularies,
@@ -631,6 +654,10 @@ mod tests {
 
     /// Reads a tokenizer with these settings and a post-processor that adds nothing.
     fn read(config: &Value) -> Result<Map<String, Value>> {
+        read_of_model("llama", config)
+    }
+
+    fn read_of_model(model_type: &str, config: &Value) -> Result<Map<String, Value>> {
         let folder = tempfile::tempdir().unwrap();
         let added = |id: u32, content: &str| {
             json!({
@@ -646,6 +673,8 @@ mod tests {
         });
         fs::write(folder.path().join(TOKENIZER), file.to_string()).unwrap();
         fs::write(folder.path().join(NAME), config.to_string()).unwrap();
+        let model = json!({ "model_type": model_type });
+        fs::write(folder.path().join(ConfigFile::NAME), model.to_string()).unwrap();
         Ok(serde_json::from_slice(&read_tokenizer(&ModelFolder::new(folder.path()))?).unwrap())
     }
 
@@ -776,7 +805,7 @@ mod tests {
     }
 
     #[test]
-    fn the_space_before_a_text_is_a_setting_of_all_classes() {
+    fn the_space_before_a_text_is_a_setting_of_all_classes_before_version_5() {
         let space =
             |config: Value| read(&config).unwrap()["pre_tokenizer"]["add_prefix_space"].clone();
         assert_eq!(
@@ -788,6 +817,28 @@ mod tests {
             space(json!({"tokenizer_class": "PreTrainedTokenizerFast", "add_prefix_space": true})),
             true
         );
+        let newer = read_of_model(
+            "ultrabert",
+            &json!({"tokenizer_class": "TokenizersBackend"}),
+        );
+        assert_eq!(newer.unwrap()["pre_tokenizer"]["add_prefix_space"], true);
+    }
+
+    #[test]
+    fn the_tokenizer_of_a_newer_model_is_that_of_its_class() {
+        let (folder, source) = (
+            tempfile::tempdir().unwrap(),
+            fixtures().join("models/tiny-splade-gte"),
+        );
+        fs::copy(source.join(NAME), folder.path().join(NAME)).unwrap();
+        let mut tokenizer = parse(&fs::read(source.join(TOKENIZER)).unwrap());
+        let read = |tokenizer: &Value| {
+            fs::write(folder.path().join(TOKENIZER), tokenizer.to_string()).unwrap();
+            read_newer_tokenizer(&ModelFolder::new(folder.path()))
+        };
+        read(&tokenizer).unwrap();
+        tokenizer["pre_tokenizer"] = json!({"type": "Digits", "individual_digits": false});
+        insta::assert_snapshot!(read(&tokenizer).unwrap_err(), @"expected `pre_tokenizer` of `BertTokenizer` in `tokenizer.json`, which is what `transformers` 5 makes for this model, but found another one");
     }
 
     fn fixtures() -> PathBuf {

@@ -20,6 +20,7 @@ mod nomic;
 mod prelayernorm;
 mod privacy_filter;
 mod qwen;
+mod roformer;
 mod rope;
 mod t5;
 mod ultrabert;
@@ -36,7 +37,10 @@ use crate::{
     files::{config::ConfigFile, model_folder::ModelFolder, weights::Weights},
     model_types::{Family, Jina, TokenizerFiles},
     seq2seq::tokenizer_files::t5_tokenizer,
-    tokenizers::{byte_pairs, tokenizer_config::read_tokenizer},
+    tokenizers::{
+        byte_pairs,
+        tokenizer_config::{read_newer_tokenizer, read_tokenizer},
+    },
 };
 use kivu::error::{Error, Result, quoted};
 
@@ -91,6 +95,7 @@ fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         "albert" => albert::read(config),
         "deberta" => deberta::read(config),
         "megatron-bert" => megatron::read(config),
+        "roformer" => roformer::read(config),
         prelayernorm::XLM_ROBERTA_XL | prelayernorm::ROBERTA_PRELAYERNORM => {
             prelayernorm::read(config)
         }
@@ -174,6 +179,8 @@ pub fn tokenizer(
         TokenizerFiles::BytePairs => byte_pairs::tokenizer(folder),
         TokenizerFiles::BertBytePairs => byte_pairs::bert_tokenizer(folder),
         TokenizerFiles::Nomic => nomic::tokenizer(folder),
+        TokenizerFiles::Gte if file.value("auto_map").is_none() => read_newer_tokenizer(folder),
+        TokenizerFiles::Gte => read_tokenizer(folder),
         TokenizerFiles::T5 => t5_tokenizer(folder, config.vocabulary),
         TokenizerFiles::Bart => {
             let tokenizer = byte_pairs::tokenizer(folder)?;
@@ -207,6 +214,7 @@ pub fn weights(config: &mut EncoderConfig, mut weights: Weights, folder: &Path) 
 
 /// Gives an encoder's weights inside of another model the form that the layers read.
 pub fn arrange(config: &mut EncoderConfig, weights: &mut Weights) -> Result<()> {
+    roformer::check_table(config, weights)?;
     privacy_filter::arrange(config, weights);
     embedding_gemma2::arrange(config, weights)?;
     deberta::arrange(config, weights)
@@ -262,6 +270,8 @@ mod tests {
             changed("tiny-albert", "num_hidden_layers", json!(2000)),
             changed("tiny-ernie", "task_type_vocab_size", json!(0)),
             changed("tiny-megatron", "is_decoder", json!(true)),
+            changed("tiny-roformer", "is_decoder", json!(true)),
+            changed("tiny-roformer", "rotary_value", json!(true)),
             changed("tiny-bart-nli", "is_encoder_decoder", json!(false)),
             changed("tiny-bart-nli", "tie_word_embeddings", json!(false)),
             changed("tiny-bart-nli", "decoder_start_token_id", json!(-1)),
@@ -341,6 +351,8 @@ mod tests {
         expected at most 1024 layers (`num_hidden_layers` times `inner_group_num`), but found 2000
         expected `task_type_vocab_size` from 1 to 2097152, but found 0
         expected `is_decoder` false, but found true
+        expected `is_decoder` false, but found true
+        expected `rotary_value` false, but found true
         expected `is_encoder_decoder` true, but found false
         expected `tie_word_embeddings` true, but found false
         expected `decoder_start_token_id` below 295, the `vocab_size`, but found -1
@@ -513,7 +525,7 @@ mod tests {
 
     #[test]
     fn defaults_are_those_of_the_config_classes() {
-        const FIXTURES: [(&str, &str); 29] = [
+        const FIXTURES: [(&str, &str); 30] = [
             ("albert", "tiny-albert"),
             ("bart", "tiny-bart-nli"),
             ("bert", "tiny-bert"),
@@ -539,6 +551,7 @@ mod tests {
             ("qwen3", "tiny-qwen3"),
             ("roberta", "tiny-roberta"),
             ("roberta-prelayernorm", "tiny-roberta-prelayernorm"),
+            ("roformer", "tiny-roformer"),
             ("t5", "tiny-t5"),
             ("ultrabert", "tiny-ultrabert"),
             ("xlm-roberta", "tiny-xlm-roberta"),

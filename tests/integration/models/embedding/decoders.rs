@@ -171,7 +171,7 @@ async fn changed_decoders_have_the_vectors_of_transformers() {
                 .await
                 .unwrap();
             let difference = difference(&found.vectors[0], &embedding);
-            if difference > 3e-5 {
+            if difference > 4e-6 {
                 failures.push(format!(
                     "{}, {} letters: off by {difference}",
                     change.name,

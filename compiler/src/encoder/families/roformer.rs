@@ -1,0 +1,99 @@
+//! RoFormer: BERT with rotary positions, in pairs of neighbouring values, in place of a table.
+
+use super::{
+    bert::ROBERTA,
+    fields::{activation, epsilon, expect},
+    rope,
+};
+use crate::{
+    encoder::config::{
+        Details, EmbeddingProjection, EncoderConfig, FeedForward, Gate, HeadInput, Heads, Names,
+        Span,
+    },
+    files::{config::ConfigFile, weights::Weights},
+    onnx::layers::{AttentionWindow, Scaling},
+};
+use kivu::error::{Error, Result};
+
+const NAMES: Names = Names {
+    prefix: "roformer.",
+    ..ROBERTA
+};
+
+/// The rotations' base, which no file names.
+const BASE: f64 = 10_000.0;
+/// A table with their sines and cosines, which `transformers` reads if a file has it.
+const TABLE: &str = "encoder.embed_positions.weight";
+
+pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
+    expect(config, "is_decoder", &false)?;
+    expect(config, "rotary_value", &false)?;
+    let feed_forward = FeedForward {
+        width: config.require_size("intermediate_size")?,
+        activation: activation(config, &["hidden_act"])?,
+        gate: Gate::None,
+    };
+    let heads = Heads::read(config)?;
+    let shared = EncoderConfig::new(config, &NAMES, heads, feed_forward)?;
+    let hidden = shared.encoder_limits.hidden;
+    let width = config.get_size("embedding_size")?.unwrap_or(hidden);
+    Ok(EncoderConfig {
+        epsilon: epsilon(config)?,
+        types: config.get("type_vocab_size")?.unwrap_or(2),
+        spans: vec![Span {
+            window: AttentionWindow::ALL,
+            rotary: Some(rope::rotary(heads.width, 1.0, BASE, Scaling::None)?),
+        }],
+        head_input: HeadInput::first(feed_forward.activation),
+        details: Details {
+            pairs_neighbours: true,
+            projection: (width != hidden).then_some(EmbeddingProjection {
+                name: "embeddings_project",
+                width,
+                has_bias: true,
+                is_normalized_before: true,
+            }),
+            ..shared.details
+        },
+        ..shared
+    })
+}
+
+/// Refuses other positions than the layers compute.
+pub fn check_table(config: &EncoderConfig, weights: &mut Weights) -> Result<()> {
+    /// The rounding of `f32`.
+    const TOLERANCE: f64 = 1e-6;
+    if config.names.prefix != NAMES.prefix {
+        return Ok(());
+    }
+    let names = [TABLE.to_owned(), format!("{}{TABLE}", NAMES.prefix)];
+    for name in names {
+        if !weights.has(&name) {
+            continue;
+        }
+        let width = config.heads.width;
+        let table = weights.take_whole(&name, &[config.encoder_limits.max_positions, width])?;
+        let expected = |position: usize, column: usize| {
+            let pair = column % (width / 2);
+            let angle = position as f64 / BASE.powf((2 * pair) as f64 / width as f64);
+            if column < width / 2 {
+                angle.sin()
+            } else {
+                angle.cos()
+            }
+        };
+        let mut values = table.values.iter().enumerate();
+        let other = values.find(|(place, value)| {
+            let expected = expected(place / width, place % width);
+            (f64::from(**value) - expected).abs() > TOLERANCE
+        });
+        if let Some((place, value)) = other {
+            return Err(Error::model(format!(
+                "expected sines and cosines to the base {BASE} in `{name}`, but found {value} in row {}",
+                place / width
+            )));
+        }
+        weights.tensors.remove(&name);
+    }
+    Ok(())
+}
