@@ -59,6 +59,10 @@ impl SizeFields {
         heads: &["num_attention_heads", "n_heads"],
         ..Self::SHARED
     };
+    const NEOBERT: Self = Self {
+        positions: &["max_length"],
+        ..Self::SHARED
+    };
     const NOMIC: Self = Self {
         hidden: &["hidden_size", "n_embd"],
         layers: &["num_hidden_layers", "n_layer"],
@@ -181,7 +185,7 @@ const fn code(files: &'static [&'static str], classes: &'static str) -> Option<C
 }
 
 /// Supported encoder families, in the order of error messages.
-static FAMILIES: [Family; 38] = [
+static FAMILIES: [Family; 39] = [
     Family {
         masked_class: Some("BertForMaskedLM"),
         code: code(&["configuration_bert", "modeling_bert"], "JinaBert"),
@@ -237,6 +241,12 @@ static FAMILIES: [Family; 38] = [
     Family {
         masked_class: Some("ModernBertForMaskedLM"),
         ..unlimited("modernbert")
+    },
+    Family {
+        sizes: &SizeFields::NEOBERT,
+        tokenizer_class: "BertTokenizer",
+        code: code(&["model"], "NeoBERT"),
+        ..family("neobert")
     },
     Family {
         sizes: &SizeFields::NOMIC,

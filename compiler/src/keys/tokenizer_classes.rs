@@ -62,6 +62,16 @@ pub fn is_known(class: &str, model_type: &str) -> bool {
     }
 }
 
+/// What is expected in place of an unsupported class, without the `Fast` at its end.
+pub fn expected(class: &str) -> &'static str {
+    match class {
+        "RoFormerTokenizer" => {
+            "a `tokenizer_class` that divides texts without a dictionary (jieba's is not part of Kivu)"
+        }
+        _ => "a `tokenizer_class` that matches `tokenizer.json`",
+    }
+}
+
 /// The set of keys for a class, without the `Fast` at its end.
 pub fn keys(class: &str) -> &'static str {
     match class {

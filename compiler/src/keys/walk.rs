@@ -314,7 +314,7 @@ impl Walk<'_> {
             }
         };
         if !class.is_empty() && !is_known {
-            let expected = "a `tokenizer_class` that matches `tokenizer.json`";
+            let expected = tokenizer_classes::expected(base);
             let class = Value::String(class.clone());
             self.allowed
                 .pass(tokenizer_config::NAME, "tokenizer_class", &class, expected)?;

@@ -38,6 +38,7 @@ mod builds {
     pub mod hub;
     pub mod quality;
     pub mod refused_models;
+    pub mod report_card;
     pub mod tokenizer_settings;
 }
 

@@ -16,6 +16,7 @@ mod llama;
 mod megatron;
 mod mistral;
 mod modernbert;
+mod neobert;
 mod nomic;
 mod prelayernorm;
 mod privacy_filter;
@@ -100,6 +101,7 @@ fn read(config: &ConfigFile) -> Result<EncoderConfig> {
             prelayernorm::read(config)
         }
         "modernbert" => modernbert::read(config),
+        "neobert" => neobert::read(config),
         "nomic_bert" => nomic::read(config),
         "new" | "gte" => gte::read(config),
         "llama" => llama::read(config),
@@ -215,6 +217,7 @@ pub fn weights(config: &mut EncoderConfig, mut weights: Weights, folder: &Path) 
 /// Gives an encoder's weights inside of another model the form that the layers read.
 pub fn arrange(config: &mut EncoderConfig, weights: &mut Weights) -> Result<()> {
     roformer::check_table(config, weights)?;
+    neobert::arrange(config, weights);
     privacy_filter::arrange(config, weights);
     embedding_gemma2::arrange(config, weights)?;
     deberta::arrange(config, weights)

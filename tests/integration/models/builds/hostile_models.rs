@@ -106,9 +106,9 @@ fn sizes_beyond_memory_are_refused() {
     }
 }
 
-/// Size fields in configs: most families, DistilBERT, NomicBERT, Qwen3 and Gemma 3, T5's encoder, T5's decoder, the
-/// families after fairseq.
-const SIZES: [&[&str]; 7] = [
+/// Size fields in configs: most families, DistilBERT, NeoBERT, NomicBERT, Qwen3 and Gemma 3, T5's encoder, T5's decoder,
+/// the families after fairseq.
+const SIZES: [&[&str]; 8] = [
     &[
         "hidden_size",
         "intermediate_size",
@@ -123,6 +123,14 @@ const SIZES: [&[&str]; 7] = [
         "max_position_embeddings",
         "n_heads",
         "n_layers",
+        "vocab_size",
+    ],
+    &[
+        "hidden_size",
+        "intermediate_size",
+        "max_length",
+        "num_attention_heads",
+        "num_hidden_layers",
         "vocab_size",
     ],
     &[
@@ -161,8 +169,17 @@ fn absurd_sizes_are_refused_by_name_in_all_families() {
     if runtime().is_none() {
         return;
     }
-    let [bert, distilbert, nomic, grouped, t5, t5_decoder, fairseq] = SIZES;
-    let families: [(&str, &[&[&str]]); 34] = [
+    let [
+        bert,
+        distilbert,
+        neobert,
+        nomic,
+        grouped,
+        t5,
+        t5_decoder,
+        fairseq,
+    ] = SIZES;
+    let families: [(&str, &[&[&str]]); 36] = [
         ("tiny-bert", &[bert]),
         ("tiny-distilbert", &[distilbert]),
         ("tiny-roberta", &[bert]),
@@ -173,6 +190,8 @@ fn absurd_sizes_are_refused_by_name_in_all_families() {
         ("tiny-deberta-v2", &[bert, &["position_buckets"]]),
         ("tiny-mpnet", &[bert]),
         ("tiny-modernbert", &[bert, &["local_attention"]]),
+        ("tiny-roformer", &[bert, &["embedding_size"]]),
+        ("tiny-neobert", &[neobert]),
         ("tiny-nomic", &[nomic]),
         ("tiny-gte", &[bert]),
         ("tiny-jina", &[bert]),

@@ -249,6 +249,16 @@ async fn data2vec_for_three_labels() {
 }
 
 #[tokio::test]
+async fn roformer_for_three_labels() {
+    compare("tiny-roformer-cls").await;
+}
+
+#[tokio::test]
+async fn neobert_for_three_labels() {
+    compare("tiny-neobert-cls").await;
+}
+
+#[tokio::test]
 async fn megatron_bert_for_three_labels() {
     compare("tiny-megatron-cls").await;
 }

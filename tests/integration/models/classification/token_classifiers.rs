@@ -195,6 +195,11 @@ async fn ultrabert() {
 }
 
 #[tokio::test]
+async fn roformer() {
+    compare("tiny-roformer-ner").await;
+}
+
+#[tokio::test]
 async fn modernbert() {
     compare("tiny-modernbert-ner").await;
 }

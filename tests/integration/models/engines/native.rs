@@ -111,7 +111,7 @@ const MODELS: [&str; 8] = [
 ];
 
 /// Fixtures for families in which positions affect attention, or feed-forward layers are gated.
-const OTHER_MODELS: [&str; 14] = [
+const OTHER_MODELS: [&str; 16] = [
     "tiny-mpnet",
     "tiny-nomic",
     "tiny-nomic-moe",
@@ -121,6 +121,8 @@ const OTHER_MODELS: [&str; 14] = [
     "tiny-jina",
     "tiny-jina-v3",
     "tiny-jina-v3-hf",
+    "tiny-neobert",
+    "tiny-neobert-cls",
     "tiny-modernbert",
     "tiny-modernbert-cls",
     "tiny-modernbert-rank",
@@ -130,7 +132,7 @@ const OTHER_MODELS: [&str; 14] = [
 
 /// Fixtures for BERT's successors: with narrow embeddings, shared layers, task types, other
 /// names, or a decoder.
-const SUCCESSORS: [&str; 22] = [
+const SUCCESSORS: [&str; 26] = [
     "tiny-electra",
     "tiny-electra-rank",
     "tiny-electra-ner",
@@ -140,6 +142,10 @@ const SUCCESSORS: [&str; 22] = [
     "tiny-ernie",
     "tiny-ernie-cls",
     "tiny-data2vec",
+    "tiny-roformer",
+    "tiny-roformer-cls",
+    "tiny-roformer-ner",
+    "tiny-roformer in blocks",
     "tiny-megatron",
     "tiny-megatron-cls",
     "tiny-xlm-roberta-xl",

@@ -1,0 +1,95 @@
+//! NeoBERT, whose class is code in its repository.
+
+use super::{decoders, fields, rope};
+use crate::{
+    encoder::config::{Biases, EncoderConfig, FeedForward, Gate, Heads, Names, Norms, Span},
+    files::{config::ConfigFile, weights::Weights},
+    onnx::layers::{Activation, AttentionWindow, NormKind, Scaling},
+};
+use kivu::error::Result;
+
+const NAMES: Names = Names {
+    words: "encoder.weight",
+    layer: "transformer_encoder.",
+    projections: &["qkv"],
+    attention_output: "wo",
+    norms: Norms::Before {
+        attention: "attention_norm",
+        feed_forward: "ffn_norm",
+        after: None,
+        last: "layer_norm",
+        is_first_normal: true,
+    },
+    up: &["ffn.w12"],
+    down: "ffn.w3",
+    dense: ("dense", false),
+    labels: "classifier",
+    ..decoders::NAMES
+};
+
+/// The rotations' base, which the code does not let files choose.
+const BASE: f64 = 10_000.0;
+/// Feed-forward parts have a multiple of this width.
+const MULTIPLE: usize = 8;
+
+pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
+    let heads = Heads::read(config)?;
+    let feed_forward = FeedForward {
+        width: (2 * config.require_size("intermediate_size")? / 3).next_multiple_of(MULTIPLE),
+        activation: Activation::Swish,
+        gate: Gate::First,
+    };
+    fields::expect(config, "dim_head", &heads.width)?;
+    Ok(EncoderConfig {
+        norm: NormKind::RootMeanSquare { adds_one: false },
+        epsilon: config.get("norm_eps")?.unwrap_or(1e-6),
+        spans: vec![Span {
+            window: AttentionWindow::ALL,
+            rotary: Some(rope::rotary(heads.width, 1.0, BASE, Scaling::None)?),
+        }],
+        biases: Biases {
+            projections: false,
+            attention_output: false,
+            up: false,
+            down: false,
+        },
+        ..EncoderConfig::new(config, &NAMES, heads, feed_forward)?
+    })
+}
+
+/// Sorts the rows of queries, keys and values, which files have head by head, with rotations of neighbouring values.
+pub fn arrange(config: &EncoderConfig, weights: &mut Weights) {
+    if config.names.projections != NAMES.projections {
+        return;
+    }
+    let Heads { queries, width, .. } = config.heads;
+    let halves = (0..width).step_by(2).chain((1..width).step_by(2));
+    let in_order = 0..width;
+    for layer in 0..config.layers {
+        let name = format!(
+            "{}.weight",
+            config.name_in_layer(layer, NAMES.projections[0])
+        );
+        let Some(found) = weights.find_mut(&name, NAMES.prefix) else {
+            continue;
+        };
+        let columns = found.shape.get(1).copied().unwrap_or(1).max(1);
+        if found.values.len() != 3 * queries * width * columns {
+            continue; // refused by its shape
+        }
+        let mut sorted = Vec::with_capacity(found.values.len());
+        for part in 0..3 {
+            let order: Vec<usize> = match part {
+                2 => in_order.clone().collect(),
+                _ => halves.clone().collect(),
+            };
+            for head in 0..queries {
+                for row in &order {
+                    let start = ((head * 3 + part) * width + row) * columns;
+                    sorted.extend_from_slice(&found.values[start..start + columns]);
+                }
+            }
+        }
+        found.values = sorted;
+    }
+}
