@@ -343,6 +343,7 @@ mod tests {
     fn layer(inputs: usize, outputs: usize, seed: usize) -> Dense {
         Dense {
             outputs,
+            panel: outputs,
             weights: numbers(inputs * outputs, seed).into(),
             bias: Some(numbers(outputs, seed + 1).into()),
         }

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use crate::{
     kernel::{
-        GROUP, Kernel, KernelFn, LANES, Lanes, MAX_ROWS, MAX_TILE_ROWS, Panel, RowRange, Rows,
-        RowsMut, ScaledTile, Sums, row_size,
+        COLUMNS, GROUP, Kernel, KernelFn, LANES, Lanes, MAX_ROWS, MAX_TILE_ROWS, Panel, RowRange,
+        Rows, RowsMut, ScaledTile, Sums, row_size,
     },
     math::{activate, largest, smallest, sum},
     numbers::Numbers,
@@ -344,35 +344,36 @@ fn quantize_block<K: Kernel>(
 /// Multiplies rows by `layer`'s fp32 weights, with bias.
 #[inline(always)]
 pub fn dense<K: Kernel>(kernel: K, input: &[f32], layer: &Dense, out: &mut [f32]) {
-    let (width, outputs) = (layer.inputs(), layer.outputs);
-    let whole = outputs - outputs % (2 * LANES);
+    let (width, outputs, panel) = (layer.inputs(), layer.outputs, layer.panel);
+    let whole = outputs - outputs % COLUMNS;
     let mut sums: [[Lanes; 2]; MAX_ROWS] = [[[0.0; LANES]; 2]; MAX_ROWS];
-    // Rows are processed in groups, so that the weights are read once per group.
-    for (rows, out) in input
-        .chunks(MAX_ROWS * width)
-        .zip(out.chunks_mut(MAX_ROWS * outputs))
-    {
-        let sums = &mut sums[..rows.len() / width];
-        for first in (0..whole).step_by(2 * LANES) {
-            let weights = Rows::new(&layer.weights[first..], outputs);
+    // All rows are multiplied by some columns before the next ones, so that the weights are read from memory once.
+    for first in (0..whole).step_by(COLUMNS) {
+        let weights = &layer.weights[first / panel * panel * width + first % panel..];
+        let weights = Rows::new(weights, panel);
+        for (rows, out) in input
+            .chunks(MAX_ROWS * width)
+            .zip(out.chunks_mut(MAX_ROWS * outputs))
+        {
+            let sums = &mut sums[..rows.len() / width];
             kernel.product(width, Rows::new(rows, width), weights, sums);
             for (sums, out) in sums.iter().zip(out.chunks_exact_mut(outputs)) {
-                out[first..first + 2 * LANES].copy_from_slice(sums.as_flattened());
+                out[first..first + COLUMNS].copy_from_slice(sums.as_flattened());
             }
         }
-        for (row, out) in rows.chunks_exact(width).zip(out.chunks_exact_mut(outputs)) {
-            for (column, out) in out.iter_mut().enumerate().skip(whole) {
-                let weights = layer.weights[column..].iter().step_by(outputs);
-                let products = row.iter().zip(weights);
-                *out = products.fold(0.0, |sum, (value, weight)| {
-                    kernel.mul_add_one(*value, *weight, sum)
-                });
-            }
-            if let Some(bias) = &layer.bias {
-                out.iter_mut()
-                    .zip(bias.iter())
-                    .for_each(|(out, bias)| *out += bias);
-            }
+    }
+    for (row, out) in input.chunks_exact(width).zip(out.chunks_exact_mut(outputs)) {
+        for (column, out) in out.iter_mut().enumerate().skip(whole) {
+            let weights = layer.weights[column..].iter().step_by(outputs);
+            let products = row.iter().zip(weights);
+            *out = products.fold(0.0, |sum, (value, weight)| {
+                kernel.mul_add_one(*value, *weight, sum)
+            });
+        }
+        if let Some(bias) = &layer.bias {
+            out.iter_mut()
+                .zip(bias.iter())
+                .for_each(|(out, bias)| *out += bias);
         }
     }
 }

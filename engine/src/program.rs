@@ -291,7 +291,9 @@ pub struct Convolution {
 pub struct Dense {
     /// Values per output row.
     pub outputs: usize,
-    /// A row per input.
+    /// Outputs of a panel, which has a row per input: all of them, or [`COLUMNS`](crate::kernel::COLUMNS).
+    pub panel: usize,
+    /// Panels, one after the other.
     pub weights: Array<f32>,
     /// Added to each output.
     pub bias: Option<Array<f32>>,

@@ -121,6 +121,7 @@ mod tests {
         let bias = has_bias.then(|| numbers(outputs, seed + 1).into());
         Dense {
             outputs,
+            panel: outputs,
             weights: numbers(inputs * outputs, seed).into(),
             bias,
         }

@@ -86,6 +86,7 @@ pub fn open(plan: &Plan) -> Result<OpenedModel<'static>> {
         is_export: false,
         is_quantized: false,
         engine: Engine::Onnx,
+        fp32_engine: Engine::Onnx,
         graphs: graphs(model, weights),
     })
 }

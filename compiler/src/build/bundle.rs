@@ -496,7 +496,7 @@ impl<'a> Model<'a> {
         graphs: &WrittenGraphs,
         precision: Precision,
     ) -> Result<MeasuredEncoder> {
-        let engine = self.engine(precision);
+        let [engine, of_fp32] = [precision, Precision::Fp32].map(|it| self.engine(it));
         let progress = self.build.progress;
         let model = ServedEncoder::open(parts, &graphs.folder, engine)?;
         model.check(&self.texts)?;
@@ -511,7 +511,7 @@ impl<'a> Model<'a> {
             progress.stage("measure the quality", forms * self.texts.count());
             let reference = match answers.take() {
                 Some(answers) => answers,
-                None => ServedEncoder::open(parts, &of_reference.folder, Engine::Onnx)?
+                None => ServedEncoder::open(parts, &of_reference.folder, of_fp32)?
                     .measure(&self.texts, progress)?,
             };
             let built = model.measure(&self.texts, progress)?;
@@ -562,7 +562,7 @@ impl<'a> Model<'a> {
         let progress = self.build.progress;
         let reference = self.reference.as_ref().map(|Reference { graphs, .. }| {
             pairs::figures(
-                &ServedEncoder::open(parts, &graphs.folder, Engine::Onnx)?,
+                &ServedEncoder::open(parts, &graphs.folder, self.engine(Precision::Fp32))?,
                 own,
                 progress,
             )
@@ -614,11 +614,9 @@ impl<'a> Model<'a> {
 
     /// The engine that a bundle in this precision is for.
     fn engine(&self, precision: Precision) -> Engine {
-        let is_table = matches!(self.kind(), ModelKind::Table);
-        if precision == Precision::Fp32 && !is_table {
-            Engine::Onnx
-        } else {
-            self.source.engine
+        match precision {
+            Precision::Fp32 => self.source.fp32_engine,
+            Precision::Int8 | Precision::Int8Blocks => self.source.engine,
         }
     }
 

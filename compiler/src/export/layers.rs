@@ -191,18 +191,17 @@ fn compare(build: Build<'_>, source: &OpenedModel<'_>, export: &ModelProto) -> R
     let mut texts = Texts::default();
     texts.texts.sort_by_key(String::len);
     texts.texts.drain(TEXTS..texts.texts.len() - TEXTS);
-    let answers = |graphs: Graphs, name: &str| {
+    let answers = |graphs: Graphs, name: &str, engine: Engine| {
         let folder = files::create_folder(&build.scratch.join(name))?;
         onnx::write_all(graphs, &folder)?;
-        let answers = run(parts, &folder, &texts);
+        let answers = run(parts, &folder, engine, &texts);
         std::fs::remove_dir_all(&folder).map_err(Error::io("cannot remove a folder"))?;
         answers
     };
-    let expected = answers(vec![(MODEL, export.clone())], "export")?;
-    let found = answers(
-        (source.graphs)(Precision::Fp32, LayerForms::Plain)?,
-        "layers",
-    )?;
+    let export = vec![(MODEL, export.clone())];
+    let expected = answers(export, "export", Engine::Onnx)?;
+    let layers = (source.graphs)(Precision::Fp32, LayerForms::Plain)?;
+    let found = answers(layers, "layers", source.fp32_engine)?;
     let largest = expected
         .iter()
         .flatten()
@@ -224,8 +223,13 @@ fn compare(build: Build<'_>, source: &OpenedModel<'_>, export: &ModelProto) -> R
     }
 }
 
-fn run(parts: EncoderParts<'_>, folder: &Path, texts: &Texts) -> Result<Vec<Vec<f32>>> {
-    let model = ServedEncoder::open(parts, folder, Engine::Onnx)?;
+fn run(
+    parts: EncoderParts<'_>,
+    folder: &Path,
+    engine: Engine,
+    texts: &Texts,
+) -> Result<Vec<Vec<f32>>> {
+    let model = ServedEncoder::open(parts, folder, engine)?;
     Ok(model.measure(texts, &())?.values())
 }
 

@@ -114,6 +114,7 @@ pub fn open(build: Build<'_>) -> Result<OpenedModel<'_>> {
             Some(_) => Engine::Native,
             None => Engine::Onnx,
         },
+        fp32_engine: Engine::Onnx,
         graphs: Box::new(move |precision, forms| match &layers {
             Some(layers) if precision != Precision::Fp32 => (layers.graphs)(precision, forms),
             _ => Ok(vec![(MODEL, prepare(&model, precision, build)?)]),

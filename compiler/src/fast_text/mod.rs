@@ -103,6 +103,10 @@ pub fn open(plan: &Plan) -> Result<OpenedModel<'static>> {
         padding: None,
     };
     let FastText { input, output, .. } = model;
+    let engine = match plan.engine {
+        EngineChoice::Onnx => Engine::Onnx,
+        EngineChoice::Auto | EngineChoice::Native => Engine::Native,
+    };
     Ok(OpenedModel {
         architecture: ARCHITECTURE.to_owned(),
         sha256: sha256_of(&path)?,
@@ -111,11 +115,8 @@ pub fn open(plan: &Plan) -> Result<OpenedModel<'static>> {
         unused_heads: Vec::new(),
         is_export: false,
         is_quantized: false,
-        engine: if plan.engine == EngineChoice::Onnx {
-            Engine::Onnx
-        } else {
-            Engine::Native
-        },
+        engine,
+        fp32_engine: engine,
         graphs: Box::new({
             let name = settings.output.clone();
             move |_, _| {

@@ -257,6 +257,14 @@ fn mean(graph: &mut Graph, rows: &Value, mask: &Value) -> Value {
 /// A linear layer in int8, from its input, panels, scales, sums, bias and shape.
 pub type QuantizedLinear = fn(&mut Graph, [&Value; 6]) -> Value;
 
+/// The product with a matrix in `panels` of 32 outputs, with a row per input.
+pub fn panel_product(graph: &mut Graph, [input, panels]: [&Value; 2]) -> Value {
+    let weights = graph.node("Transpose", &[panels], vec![integers("perm", &[1, 0, 2])]);
+    let matrix = graph.integers("matrix", &[0, -1]);
+    let weights = graph.node("Reshape", &[&weights, &matrix], vec![]);
+    graph.node("MatMul", &[input, &weights], vec![])
+}
+
 /// A linear layer in int8. Each token is quantized to u8 with its own scale and minimum: the minimum is a float, so
 /// that nothing is lost to zero-point rounding.
 ///

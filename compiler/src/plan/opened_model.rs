@@ -73,6 +73,8 @@ pub struct OpenedModel<'a> {
     pub is_export: bool,
     /// Target engine for the quantized graph.
     pub engine: Engine,
+    /// Target engine for the graph in fp32.
+    pub fp32_engine: Engine,
     pub graphs: WriteGraphs<'a>,
 }
 

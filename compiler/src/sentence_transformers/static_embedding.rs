@@ -83,6 +83,7 @@ pub fn open(plan: &Plan) -> Result<OpenedModel<'static>> {
         is_export: false,
         is_quantized: false,
         engine,
+        fp32_engine: engine,
         graphs: Box::new(move |precision, _| {
             Ok(vec![(MODEL, graph(&weights, &table, &modules, precision)?)])
         }),

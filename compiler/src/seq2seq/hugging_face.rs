@@ -191,6 +191,7 @@ fn read<'a>(build: Build<'a>, config: &ConfigFile) -> Result<OpenedModel<'a>> {
         is_export: !Weights::are_in(folder),
         is_quantized,
         engine: Engine::Onnx,
+        fp32_engine: Engine::Onnx,
         graphs,
     })
 }

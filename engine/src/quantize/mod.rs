@@ -4,7 +4,7 @@ pub mod fit;
 pub mod rounding;
 
 use self::rounding::MAX_INTEGER;
-use crate::kernel::{GROUP, LANES};
+use crate::kernel::{COLUMNS, GROUP, LANES};
 
 /// Tolerance for quotients of two rounded values to count as whole numbers.
 const TOLERANCE: f32 = 1e-3;
@@ -99,6 +99,13 @@ pub fn panels(rows: &[i8], inputs: usize) -> Vec<i8> {
         }
     }
     panels
+}
+
+/// Rearranges a row-major matrix in fp32, with a row of `inputs` weights per output, into panels: 32 outputs each, with
+/// a row per input.
+pub fn panels_in_fp32(rows: &[f32], inputs: usize) -> Vec<f32> {
+    let panels = rows.chunks_exact(inputs * COLUMNS);
+    panels.flat_map(|rows| transpose(rows, inputs)).collect()
 }
 
 #[cfg(test)]

@@ -228,6 +228,7 @@ fn multiply(rows: &[f32], width: usize, weights: Array<f32>) -> Vec<f32> {
     let outputs = weights.len() / width.max(1);
     let layer = Dense {
         outputs,
+        panel: outputs,
         weights,
         bias: None,
     };

@@ -1,7 +1,7 @@
 //! Linear layers in each precision.
 
 use kivu_engine::{
-    kernel::{GROUP, LANES},
+    kernel::{COLUMNS, GROUP, LANES},
     quantize::fit::{Columns, FittedLayer},
 };
 
@@ -105,6 +105,19 @@ impl Layers<'_> {
     /// A linear layer that, in int8, scales each token's values separately.
     pub fn apply(&mut self, layer: &Linear, input: &Value) -> Result<Value> {
         Ok(match self.precision {
+            Precision::Fp32
+                if self.graph.has_functions() && layer.outputs.is_multiple_of(COLUMNS) =>
+            {
+                let panels = quantize::panels_in_fp32(&layer.weight, layer.inputs);
+                let shape = [layer.outputs / COLUMNS, layer.inputs, COLUMNS];
+                let name = format!("{}.columns", layer.name);
+                let panels = self.graph.floats(&name, &shape, &panels);
+                let inputs = [input, &panels];
+                let product = self
+                    .graph
+                    .function("PanelProduct", inputs, functions::panel_product);
+                self.add_bias(product, layer)
+            }
             Precision::Fp32 => {
                 let weight = quantize::transpose(&layer.weight, layer.inputs);
                 let weight =

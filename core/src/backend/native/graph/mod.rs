@@ -271,7 +271,7 @@ impl<'a> Reader<'a> {
             (FUNCTIONS, name) if name.starts_with("GatedExperts") => {
                 self.chosen_experts(node, ExpertForm::Gated)?
             }
-            ("", "MatMul") => self.dense(input(0), input(1))?,
+            ("", "MatMul") | (FUNCTIONS, "PanelProduct") => self.dense(input(0), input(1))?,
             ("", "Add") => self.add(input(0), input(1))?,
             ("", "Mul") => self.multiply(node)?,
             ("", "LayerNormalization" | "SimplifiedLayerNormalization") => {

@@ -2,7 +2,7 @@
 
 use kivu_engine::{
     array::Array,
-    kernel::LANES,
+    kernel::{COLUMNS, LANES},
     program::{
         Activation, Adapters, Convolution, Dense, ExpertStage, Index, InputScaling, Largest,
         LimitedGate, Linear, Norm, Per, Router, RouterSoftmax, RowOperation, Table, Value, ValueId,
@@ -227,18 +227,29 @@ impl<'a> Reader<'a> {
         Ok(Meaning::Largest(out))
     }
 
+    /// A linear layer in fp32, with a matrix or panels of 32 outputs.
     pub fn dense(&mut self, input: &str, weights: &str) -> Result<Meaning<'a>> {
         let input = self.whole(input)?;
         let Value { per, width, .. } = self.values[input];
-        let (inputs, outputs) = self.shape(weights)?;
-        if inputs != width || outputs == 0 {
-            return Err(unsupported(&format!(
-                "`{weights}` of shape [{inputs}, {outputs}] for {width} inputs"
-            )));
-        }
+        let shape = &self.tensor(weights)?.dims;
+        let sides = shape.iter().map(|side| usize::try_from(*side).unwrap_or(0));
+        let (outputs, panel) = match sides.collect::<Vec<_>>()[..] {
+            [inputs, outputs] if inputs == width => (outputs, outputs),
+            [panels, inputs, COLUMNS] if inputs == width => {
+                (panels.saturating_mul(COLUMNS), COLUMNS)
+            }
+            _ => (0, 0),
+        };
+        let size = outputs.checked_mul(width).filter(|size| *size > 0);
+        let size = size.ok_or_else(|| {
+            unsupported(&format!(
+                "`{weights}` of shape {shape:?} for {width} inputs"
+            ))
+        })?;
         let layer = Dense {
             outputs,
-            weights: self.array(weights, inputs * outputs)?,
+            panel,
+            weights: self.array(weights, size)?,
             bias: None,
         };
         let out = self.value(per, outputs);
@@ -375,6 +386,7 @@ impl<'a> Reader<'a> {
         let router = Router {
             layer: Dense {
                 outputs: count,
+                panel: count,
                 weights,
                 bias: of_logits,
             },

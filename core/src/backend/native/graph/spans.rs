@@ -483,6 +483,7 @@ impl<'a> Reader<'a> {
         let weights = self.array(weights, inputs.saturating_mul(outputs))?;
         Ok(Dense {
             outputs,
+            panel: outputs,
             weights,
             bias,
         })
@@ -507,6 +508,7 @@ fn padded(layer: &Dense) -> Dense {
     };
     Dense {
         outputs: COLUMNS,
+        panel: COLUMNS,
         weights: Array::from(pad(&layer.weights)),
         bias: layer.bias.as_ref().map(|bias| Array::from(pad(bias))),
     }
