@@ -9,7 +9,7 @@ use crate::{
 use kivu::error::Result;
 
 /// Classes with tokenizers that return no token types.
-const WITHOUT_TYPES: [&str; 39] = [
+const WITHOUT_TYPES: [&str; 40] = [
     "BartTokenizer",
     "BarthezTokenizer",
     "BigBirdTokenizer",
@@ -45,11 +45,14 @@ const WITHOUT_TYPES: [&str; 39] = [
     "RobertaTokenizer",
     "SeamlessM4TTokenizer",
     "T5Tokenizer",
+    // In version 5 of `transformers`, the only one with this class.
+    "TokenizersBackend",
     "UdopTokenizer",
     "WhisperTokenizer",
     "XGLMTokenizer",
     "XLMRobertaTokenizer",
 ];
+
 /// Whether the model gets token types, which distinguish the texts in a pair: according to the file's input names, or
 /// the class. Without token types, all tokens have type 0.
 pub fn returns_types(folder: &ModelFolder, config: &ConfigFile) -> Result<bool> {
@@ -213,10 +216,9 @@ mod tests {
             bert.clone(),
             json!({"model_input_names": ["input_ids", "attention_mask"]})
         ));
-        assert!(!returns(
-            bert,
-            json!({"tokenizer_class": "RobertaTokenizerFast"})
-        ));
+        for class in ["RobertaTokenizerFast", "TokenizersBackend"] {
+            assert!(!returns(bert.clone(), json!({"tokenizer_class": class})));
+        }
         assert!(!returns(roberta.clone(), json!({})));
         let prelayernorm = json!({"model_type": "roberta-prelayernorm", "type_vocab_size": 2});
         assert!(!returns(prelayernorm, json!({})));

@@ -46,7 +46,7 @@ use crate::{
 use kivu::error::{Error, Result, quoted};
 
 /// What published models need that is not built, by `model_type`: see "Models that are not built" in `docs/design.md`.
-const NOT_BUILT: [(&str, &str); 6] = [
+const NOT_BUILT: [(&str, &str); 7] = [
     ("hunyuan_v1_dense", TRANSLATING_DECODER),
     ("hunyuan_v1_moe", TRANSLATING_DECODER),
     // TranslateGemma. The text model alone, `gemma3_text`, is an encoder.
@@ -54,10 +54,12 @@ const NOT_BUILT: [(&str, &str); 6] = [
     ("lfm2_bidirectional", OTHER_LFM2),
     ("lfm2_moe", OTHER_LFM2),
     ("longformer", GLOBAL_TOKENS),
+    ("mobilebert", BOTTLENECKS),
 ];
 const TRANSLATING_DECODER: &str = "Kivu does not run decoders that generate texts; it translates with M2M100, NLLB, mBART, \
                                    MADLAD-400, Marian and Bergamot";
 const OTHER_LFM2: &str = "among LFM2's models, Kivu runs causal ones without experts (`lfm2`)";
+const BOTTLENECKS: &str = "Kivu does not run layers with bottlenecks; among small encoders, it runs DistilBERT and BERT with few layers (MiniLM)";
 const GLOBAL_TOKENS: &str = "Kivu does not run windows with global tokens; among encoders of long texts, it runs ModernBERT and NomicBERT";
 
 /// Reads an encoder's config in `folder`; unsupported architectures are refused.

@@ -97,3 +97,42 @@ pub fn check_table(config: &EncoderConfig, weights: &mut Weights) -> Result<()> 
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::files::weights::Weight;
+
+    #[test]
+    fn another_table_of_positions_is_refused() {
+        let fields = json!({
+            "model_type": "roformer", "architectures": ["RoFormerModel"], "hidden_size": 8, "num_attention_heads": 2,
+            "num_hidden_layers": 1, "intermediate_size": 16, "max_position_embeddings": 3, "vocab_size": 9,
+        });
+        let fields = fields.as_object().cloned().unwrap();
+        let config = read(&ConfigFile::new(ConfigFile::NAME, fields)).unwrap();
+        // The second pair of a head's values turns a hundredth as far.
+        let row = |position: f32| {
+            let angles = [position, position / 100.0];
+            [angles.map(f32::sin), angles.map(f32::cos)].concat()
+        };
+        let check = |values: Vec<f32>| {
+            let table = Weight {
+                shape: vec![3, 4],
+                values,
+            };
+            let tensors = BTreeMap::from([(format!("roformer.{TABLE}"), table)]);
+            let mut weights = Weights::of_tensors(tensors, String::new());
+            check_table(&config, &mut weights).map(|()| weights.tensors.len())
+        };
+        let table = [row(0.0), row(1.0), row(2.0)].concat();
+        assert_eq!(check(table.clone()).unwrap(), 0);
+        let mut rounded = table;
+        rounded[4] = 0.8415;
+        insta::assert_snapshot!(check(rounded).unwrap_err(), @"expected sines and cosines to the base 10000 in `roformer.encoder.embed_positions.weight`, but found 0.8415 in row 1");
+    }
+}
