@@ -103,7 +103,7 @@ async fn cross_encoders_of_modules_have_the_scores_of_sentence_transformers() {
         let golden = fs::read(fixtures().join(format!("goldens/{name}.json"))).unwrap();
         let golden: Scored = serde_json::from_slice(&golden).unwrap();
         for (precision, engine, tolerance) in [
-            (Precision::Fp32, Engine::Onnx, 3e-5),
+            (Precision::Fp32, Engine::Native, 3e-5),
             (Precision::Int8Blocks, Engine::Native, in_blocks),
         ] {
             let out = folder.path().join(format!("{name}-{precision}"));
