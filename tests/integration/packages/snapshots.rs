@@ -146,6 +146,7 @@ const RENEWED: [(&str, &[&str]); 7] = [
             "jobs/src/job/mod.rs",
             "jobs/src/job/process.rs",
             "jobs/src/output/checkpoint.rs",
+            "jobs/src/output/progress_object.rs",
             "parquet/src/source.rs",
             "src/repository/hashes.rs",
             "src/repository/remote/push.rs",
