@@ -14,6 +14,8 @@ pub struct Family {
     pub tokenizer_class: &'static str,
     /// The only classes with the tokenizer that the model's class has; empty if it reads those of other families, too.
     pub own_tokenizer_classes: &'static [&'static str],
+    /// Whether the tokenizer is that of version 5 of `transformers`, in which `tokenizer.json` decides on a space before a text.
+    pub is_newer: bool,
     /// Whether the tokenizer returns token types if no file names its class.
     pub returns_types: bool,
     /// Number of token types if no file says.
@@ -121,6 +123,7 @@ const fn family(model_type: &'static str) -> Family {
         tokenizer: TokenizerFiles::Any,
         tokenizer_class: "",
         own_tokenizer_classes: &[],
+        is_newer: false,
         returns_types: true,
         types: 0,
         masked_class: None,
@@ -162,6 +165,7 @@ const fn unlimited(model_type: &'static str) -> Family {
 const fn newer(model_type: &'static str) -> Family {
     Family {
         own_tokenizer_classes: &["PreTrainedTokenizer", "TokenizersBackend"],
+        is_newer: true,
         ..unlimited(model_type)
     }
 }
@@ -289,12 +293,12 @@ static FAMILIES: [Family; 39] = [
     },
     unlimited("llama"),
     unlimited("mistral"),
-    unlimited("ministral3"),
     Family {
-        // Other classes' tokenizers are made from their vocabularies, as EuroBERT's.
-        own_tokenizer_classes: &["PreTrainedTokenizer", "TokenizersBackend"],
-        ..unlimited("lfm2")
+        is_newer: true,
+        ..unlimited("ministral3")
     },
+    // Version 4.57 has it, too, but no other tokenizers.
+    newer("lfm2"),
     unlimited("qwen2"),
     unlimited("qwen3"),
     gemma("gemma"),

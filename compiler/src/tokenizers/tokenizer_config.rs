@@ -141,28 +141,21 @@ fn check_model(model: &Value, class: &str) -> Result<()> {
     }
 }
 
-/// Like [`read_tokenizer`], for models that `transformers` has since version 5 only: it makes the tokenizers of
-/// `BertTokenizer` from the vocabulary.
-pub fn read_newer_tokenizer(folder: &ModelFolder) -> Result<Vec<u8>> {
-    if class(folder)?.trim_end_matches("Fast") == BERT[0] {
-        check_word_pieces(folder)?;
-    }
-    read_tokenizer(folder)
-}
-
-/// Like [`read_newer_tokenizer`], for families with BERT's tokenizer only.
-pub fn read_bert_tokenizer(folder: &ModelFolder) -> Result<Vec<u8>> {
+/// Like [`read_tokenizer`], for models that `transformers` has since version 5 only: it makes the tokenizer of
+/// `BertTokenizer`, which is the default, from the vocabulary. `others` are further classes that may be named.
+pub fn read_newer_tokenizer(folder: &ModelFolder, others: &[&str]) -> Result<Vec<u8>> {
     let class = class(folder)?;
     match class.trim_end_matches("Fast") {
-        "" => check_word_pieces(folder)?,
-        "BertTokenizer" | "PreTrainedTokenizer" | "TokenizersBackend" => {}
+        "" | "BertTokenizer" => check_word_pieces(folder)?,
+        "PreTrainedTokenizer" | "TokenizersBackend" => {}
+        other if others.contains(&other) => {}
         _ => {
             return Err(Error::model(format!(
                 "expected the tokenizer class `BertTokenizer` for this model, but found `{class}`"
             )));
         }
     }
-    read_newer_tokenizer(folder)
+    read_tokenizer(folder)
 }
 
 fn check_word_pieces(folder: &ModelFolder) -> Result<()> {
@@ -198,10 +191,9 @@ pub fn class(folder: &ModelFolder) -> Result<String> {
     })
 }
 
-/// Whether only version 5 of `transformers` has a model's family, and its tokenizer is `tokenizer.json`.
+/// Whether a model's tokenizer is that of version 5 of `transformers`.
 fn is_newer(model: &ConfigFile) -> bool {
-    let family = Family::named(model.model_type());
-    family.is_some_and(|family| !family.own_tokenizer_classes.is_empty())
+    Family::named(model.model_type()).is_some_and(|family| family.is_newer)
 }
 
 /// Whether `tokenizer.json` is what version 5 of `transformers`, which makes this class' tokenizers from their vocabularies,
@@ -817,11 +809,13 @@ mod tests {
             space(json!({"tokenizer_class": "PreTrainedTokenizerFast", "add_prefix_space": true})),
             true
         );
-        let newer = read_of_model(
-            "ultrabert",
-            &json!({"tokenizer_class": "TokenizersBackend"}),
-        );
-        assert_eq!(newer.unwrap()["pre_tokenizer"]["add_prefix_space"], true);
+        for (model_type, class) in [
+            ("ultrabert", "TokenizersBackend"),
+            ("ministral3", "Qwen2Tokenizer"),
+        ] {
+            let newer = read_of_model(model_type, &json!({ "tokenizer_class": class }));
+            assert_eq!(newer.unwrap()["pre_tokenizer"]["add_prefix_space"], true);
+        }
     }
 
     #[test]
@@ -834,7 +828,7 @@ mod tests {
         let mut tokenizer = parse(&fs::read(source.join(TOKENIZER)).unwrap());
         let read = |tokenizer: &Value| {
             fs::write(folder.path().join(TOKENIZER), tokenizer.to_string()).unwrap();
-            read_newer_tokenizer(&ModelFolder::new(folder.path()))
+            read_newer_tokenizer(&ModelFolder::new(folder.path()), &[])
         };
         read(&tokenizer).unwrap();
         tokenizer["pre_tokenizer"] = json!({"type": "Digits", "individual_digits": false});

@@ -183,7 +183,9 @@ pub fn tokenizer(
         TokenizerFiles::BytePairs => byte_pairs::tokenizer(folder),
         TokenizerFiles::BertBytePairs => byte_pairs::bert_tokenizer(folder),
         TokenizerFiles::Nomic => nomic::tokenizer(folder),
-        TokenizerFiles::Gte if file.value("auto_map").is_none() => read_newer_tokenizer(folder),
+        TokenizerFiles::Gte if file.value("auto_map").is_none() => {
+            read_newer_tokenizer(folder, &["XLMRobertaTokenizer"])
+        }
         TokenizerFiles::Gte => read_tokenizer(folder),
         TokenizerFiles::T5 => t5_tokenizer(folder, config.vocabulary),
         TokenizerFiles::Bart => {

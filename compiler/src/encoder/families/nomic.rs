@@ -10,7 +10,7 @@ use crate::{
     },
     files::{config::ConfigFile, model_folder::ModelFolder},
     onnx::layers::{Activation, AttentionWindow, ExpertKind, Scaling},
-    tokenizers::tokenizer_config::{read_bert_tokenizer, read_tokenizer},
+    tokenizers::tokenizer_config::{read_newer_tokenizer, read_tokenizer},
 };
 use kivu::error::{Error, Result};
 
@@ -106,7 +106,7 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
 pub fn tokenizer(folder: &ModelFolder) -> Result<Vec<u8>> {
     match is_authors_form(&ConfigFile::open(folder)?) {
         true => read_tokenizer(folder),
-        false => read_bert_tokenizer(folder),
+        false => read_newer_tokenizer(folder, &[]),
     }
 }
 
