@@ -277,7 +277,6 @@ mod tests {
             changed("tiny-albert", "num_hidden_layers", json!(2000)),
             changed("tiny-ernie", "task_type_vocab_size", json!(0)),
             changed("tiny-megatron", "is_decoder", json!(true)),
-            changed("tiny-roformer", "is_decoder", json!(true)),
             changed("tiny-roformer", "rotary_value", json!(true)),
             changed("tiny-bart-nli", "is_encoder_decoder", json!(false)),
             changed("tiny-bart-nli", "tie_word_embeddings", json!(false)),
@@ -357,7 +356,6 @@ mod tests {
         expected `num_hidden_groups` from 1 to 2097152, but found 0
         expected at most 1024 layers (`num_hidden_layers` times `inner_group_num`), but found 2000
         expected `task_type_vocab_size` from 1 to 2097152, but found 0
-        expected `is_decoder` false, but found true
         expected `is_decoder` false, but found true
         expected `rotary_value` false, but found true
         expected `is_encoder_decoder` true, but found false
