@@ -12,10 +12,10 @@ use arrow_array::{
 };
 use arrow_schema::DataType;
 use kivu::error::Result;
-use kivu_jobs::rows::ParquetRows;
+use kivu_jobs::rows::{ParquetRows, mismatched};
 use serde_json::{Number, Value};
 
-use crate::{columns::with_texts, text::texts, writer::unwritable};
+use crate::text::{texts, with_texts};
 
 /// Rows as columns.
 pub struct Batch(pub RecordBatch);
@@ -33,8 +33,7 @@ impl ParquetRows for Batch {
         let mut columns = self.0.columns().to_vec();
         columns[place] = Arc::new(StringArray::from(texts));
         let schema = with_texts(&self.0.schema(), place);
-        let batch =
-            RecordBatch::try_new(schema, columns).map_err(|error| unwritable(error.into()))?;
+        let batch = RecordBatch::try_new(schema, columns).or_else(|_| mismatched())?;
         Ok(Box::new(Self(batch)))
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use arrow_schema::{DataType, FieldRef, Schema, SchemaRef};
+use arrow_schema::{DataType, SchemaRef};
 use kivu::error::{Error, Result};
 use kivu_jobs::{
     output::answer::Columns,
@@ -10,7 +10,7 @@ use kivu_jobs::{
 };
 
 use crate::{
-    text::holds_text,
+    text::{holds_text, with_texts},
     writer::{ParquetWriter, join_footers},
 };
 
@@ -59,14 +59,6 @@ impl ParquetColumns for FileColumns {
     fn join_footers(&self, pieces: &[(u64, Footer)]) -> Result<Vec<u8>> {
         join_footers(pieces)
     }
-}
-
-/// The schema with texts in the column at `place`.
-pub fn with_texts(schema: &Schema, place: usize) -> SchemaRef {
-    let mut fields: Vec<FieldRef> = schema.fields().iter().cloned().collect();
-    let texts = fields[place].as_ref().clone();
-    fields[place] = Arc::new(texts.with_data_type(DataType::Utf8).with_nullable(true));
-    Arc::new(Schema::new_with_metadata(fields, schema.metadata().clone()))
 }
 
 fn has_json_form(found: &DataType) -> bool {

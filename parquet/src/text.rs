@@ -6,7 +6,7 @@ use arrow_array::{
     Array, LargeStringArray, StringArray, StringViewArray, cast::AsArray, make_array,
 };
 use arrow_data::ArrayData;
-use arrow_schema::{ArrowError, DataType};
+use arrow_schema::{ArrowError, DataType, FieldRef, Schema, SchemaRef};
 use parquet::{
     basic::{ConvertedType, LogicalType},
     errors::Result as ParquetResult,
@@ -20,6 +20,14 @@ pub fn holds_text(found: &DataType) -> bool {
         DataType::Dictionary(_, values) => holds_text(values),
         _ => false,
     }
+}
+
+/// The schema with texts in the column at `place`.
+pub fn with_texts(schema: &Schema, place: usize) -> SchemaRef {
+    let mut fields: Vec<FieldRef> = schema.fields().iter().cloned().collect();
+    let texts = fields[place].as_ref().clone();
+    fields[place] = Arc::new(texts.with_data_type(DataType::Utf8).with_nullable(true));
+    Arc::new(Schema::new_with_metadata(fields, schema.metadata().clone()))
 }
 
 /// A column's texts; `None` for a row without one.

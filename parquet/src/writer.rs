@@ -215,7 +215,7 @@ fn footer_start(file: &[u8]) -> Option<usize> {
         .checked_sub(FOOTER_END + u32::from_le_bytes(*length) as usize)
 }
 
-pub fn unwritable(error: ParquetError) -> Error {
+fn unwritable(error: ParquetError) -> Error {
     Error::Io {
         action: "cannot write the output".into(),
         source: std::io::Error::other(error),

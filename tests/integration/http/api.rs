@@ -70,11 +70,11 @@ async fn originals_are_put_back() {
     let sent = app_with(small).oneshot(post("/restore", long)).await;
     let (status, refused) = answer(sent.unwrap()).await;
     assert_eq!(status, StatusCode::PAYLOAD_TOO_LARGE);
-    insta::assert_snapshot!(refused["error"].as_str().unwrap(), @"");
+    insta::assert_snapshot!(refused["error"].as_str().unwrap(), @"the texts would be too long with their originals; send fewer or shorter ones");
     let neither = json!({ "inputs": "a" }).to_string();
     insta::assert_snapshot!(refusal("/restore", neither).await, @"422: expected `redact_mapping` or `redact_key`, but found neither");
     let key = json!({ "inputs": "a", "redact_key": "0f" }).to_string();
-    insta::assert_snapshot!(refusal("/restore", key).await, @"");
+    insta::assert_snapshot!(refusal("/restore", key).await, @"422: wrong value in `redact_key`: expected a key of 32 bytes, as 64 hexadecimal digits, but found 2 characters; make one with `openssl rand -hex 32`");
 }
 
 #[tokio::test]

@@ -232,10 +232,10 @@ pub fn restore(
     );
     let fits = |bytes: usize| match bytes > max_bytes {
         false => Ok(()),
-        true => Err(Error::too_large(format!(
-            "expected at most {max_bytes} bytes with the originals, but found more"
-        ))
-        .with_hint("send fewer or shorter texts")),
+        true => Err(
+            Error::too_large("the texts would be too long with their originals")
+                .with_hint("send fewer or shorter ones"),
+        ),
     };
     for place in PLACEHOLDER
         .iter()

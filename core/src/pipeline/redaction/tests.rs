@@ -358,7 +358,7 @@ fn placeholders_are_restored_in_other_texts() {
     let exact = answer.len() - 8;
     assert!(restore(answer, &mapping, None, exact).is_ok());
     let error = restore(answer, &mapping, None, exact - 1).unwrap_err();
-    insta::assert_snapshot!(error, @"expected at most 102 bytes with the originals, but found more; send fewer or shorter texts");
+    insta::assert_snapshot!(error, @"the texts would be too long with their originals; send fewer or shorter ones");
     assert_eq!(
         restored.text,
         answer.replace("[PER_2]", "Bob").replace("[PER_1]", "Ann")
