@@ -126,10 +126,10 @@ struct MappingFile {
 }
 
 pub fn run(arguments: Arguments, config: Config, services: Services) -> Result<ExitCode> {
-    interruptible(move || redact(&arguments, config, services)).map(Ended::code)
+    interruptible(move || redact(&arguments, config, &services)).map(Ended::code)
 }
 
-fn redact(arguments: &Arguments, mut config: Config, services: Services) -> Result<ExitCode> {
+fn redact(arguments: &Arguments, mut config: Config, services: &Services) -> Result<ExitCode> {
     let Arguments {
         files,
         style,
@@ -417,7 +417,7 @@ mod tests {
     }
 
     fn run(arguments: &Arguments, config: &Config) -> Result<ExitCode> {
-        redact(arguments, config.clone(), Services::default())
+        redact(arguments, config.clone(), &Services::default())
     }
 
     fn run_restore(arguments: &RestoreArguments, config: &Config) -> Result<ExitCode> {

@@ -367,30 +367,33 @@ const ROWS: [(&str, &str); 4] = [
     ),
 ];
 
+/// Runs the command in `folder` and searches what it prints.
+fn run(folder: &Path, arguments: &[&str], key: &str) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kivu"));
+    command
+        .args(arguments)
+        .current_dir(folder)
+        .env("RUST_LOG", "trace")
+        .env("KIVU_REDACT_KEY", key)
+        .env("KIVU_ONNXRUNTIME", library_path().unwrap_or_default())
+        .stdin(Stdio::null());
+    if key.is_empty() {
+        command.env_remove("KIVU_REDACT_KEY");
+    }
+    let output = command.output().unwrap();
+    let what = format!("{arguments:?}");
+    search(&what, &output.stderr);
+    search(&what, &output.stdout);
+    output
+}
+
 #[test]
 fn no_report_or_message_of_a_command_has_an_original_or_a_key() {
     let Some(runtime) = runtime() else { return };
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     build(&at("models"), runtime, &["bert", "tokens"]);
-    let run = |arguments: &[&str], key: &str| -> Output {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_kivu"));
-        command
-            .args(arguments)
-            .current_dir(folder.path())
-            .env("RUST_LOG", "trace")
-            .env("KIVU_REDACT_KEY", key)
-            .env("KIVU_ONNXRUNTIME", library_path().unwrap_or_default())
-            .stdin(Stdio::null());
-        if key.is_empty() {
-            command.env_remove("KIVU_REDACT_KEY");
-        }
-        let output = command.output().unwrap();
-        let what = format!("{arguments:?}");
-        search(&what, &output.stderr);
-        search(&what, &output.stdout);
-        output
-    };
+    let run = |arguments: &[&str], key: &str| run(folder.path(), arguments, key);
     for (name, rows) in ROWS {
         fs::write(at(name), rows).unwrap();
         let model = match name {
@@ -466,7 +469,18 @@ fn no_report_or_message_of_a_command_has_an_original_or_a_key() {
         assert!(output.status.success(), "{output:?}");
         search(&shared, fs::read(at(&shared)).unwrap());
     }
-    // Other keys.
+}
+
+#[test]
+fn no_message_about_a_key_has_one() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    build(&at("models"), runtime, &["tokens"]);
+    let run = |arguments: &[&str], key: &str| run(folder.path(), arguments, key);
+    fs::write(at("text.txt"), "Write to ann@quatrebras.example.").unwrap();
+    fs::write(at("encrypt.txt"), "Write to [PERSON:q83v].").unwrap();
+    fs::write(at("fields.csv"), "text\na\n").unwrap();
     let inputs = [
         &["redact", "text.txt", "new.txt", "--style", "encrypt"][..],
         &["restore", "encrypt.txt", "new.txt"],
