@@ -21,7 +21,8 @@ export type Task =
   | "rank"
   | "translate"
   | "generate"
-  | "tokenize";
+  | "tokenize"
+  | "restore";
 
 /** Texts per call, if it is not the default. */
 export const batch: number | undefined;
