@@ -2,26 +2,21 @@
 //! rounding errors cancel.
 //!
 //! The engine quantizes a token's values in a few blocks, with a scale each, so a few columns with large values cost the
-//! others in their block their precision. Each column gets a shift and a factor, which weights and bias make up for. The
-//! weights are then [rounded](rounding::round) for these inputs.
+//! others in their block their precision. Each [column](Columns) gets a shift and a factor, which weights and bias make up
+//! for. The weights are then [rounded](rounding::round) for these inputs.
 
-use super::rounding::{self, Moments, Permitted, Rounded};
+use super::{
+    columns::{Columns, step},
+    rounding::{self, Moments, Permitted, Rounded, Weights},
+};
 use crate::{kernel::LANES, quantize};
 
-/// Tokens for the choice of factors.
-const SAMPLE: usize = 512;
 /// Inputs of layers up to which weights are rounded for them: 256 MB of products between columns.
 const MAX_ROUNDED_INPUTS: usize = 8192;
-/// Share of a column's range, rather than its weights', in its factor.
-const EXPONENTS: [f32; 6] = [0.2, 0.3, 0.4, 0.5, 0.6, 0.7];
-/// Smallest range of a column or its weights, as a share of the mean over all columns.
-const MIN_RANGE: f32 = 0.05;
 /// Minimum number of inputs that share a scale.
 const MIN_BLOCK: usize = 32;
 /// Maximum number of inputs that share a scale in `int8-blocks`.
 pub const MAX_BLOCK: usize = 64;
-/// Squared error of rounded weights, as a share of the error with the nearest integers; as measured.
-const ROUNDED: f64 = 0.35;
 
 /// A layer as it is stored.
 #[derive(Clone, Debug)]
@@ -36,19 +31,16 @@ pub struct FittedLayer {
     pub bias: Vec<f32>,
 }
 
-/// What is done to each input column: `(value − shift) × factor`.
-#[derive(Clone, Debug)]
-pub struct Columns {
-    /// Subtracted from each column.
-    pub shifts: Vec<f32>,
-    /// Multiplied with each column.
-    pub factors: Vec<f32>,
-}
-
 /// Fits a layer's weights, a row per output, to input rows.
 pub fn fit(weight: &[f32], inputs: usize, form: Form, mut rows: Vec<f32>) -> FittedLayer {
     let Form { block, permitted } = form;
-    let columns = choose_columns(weight, form, inputs, &rows);
+    let layer = Weights {
+        values: weight,
+        inputs,
+        block,
+        permitted,
+    };
+    let columns = Columns::choose(layer, &rows);
     let mut weight = weight.to_vec();
     let mut bias = vec![0.0; weight.len() / inputs];
     if let Some(columns) = &columns {
@@ -67,11 +59,9 @@ pub fn fit(weight: &[f32], inputs: usize, form: Form, mut rows: Vec<f32>) -> Fit
     }
     let rows = if inputs <= MAX_ROUNDED_INPUTS {
         rows.chunks_exact_mut(block).for_each(quantize_block);
-        let weights = rounding::Weights {
+        let weights = Weights {
             values: &weight,
-            inputs,
-            block,
-            permitted,
+            ..layer
         };
         let Rounded {
             integers,
@@ -137,24 +127,18 @@ fn small_block(inputs: usize) -> usize {
 /// As many inputs as cost a layer's product a few percent.
 fn block(inputs: usize) -> usize {
     let blocks = match inputs {
-        ..=512 => 2,
-        513..=2048 => 4,
+        ..=256 => 2,
+        257..=1024 => 4,
         _ => 8,
     };
     let fits =
         |blocks: &usize| inputs.is_multiple_of(blocks * LANES) && inputs / blocks >= MIN_BLOCK;
-    inputs / [blocks, blocks / 2].into_iter().find(fits).unwrap_or(1)
-}
-
-impl Columns {
-    /// Applies shifts and factors to rows.
-    fn apply(&self, rows: &mut [f32]) {
-        for row in rows.chunks_exact_mut(self.shifts.len()) {
-            for ((value, shift), factor) in row.iter_mut().zip(&self.shifts).zip(&self.factors) {
-                *value = (*value - shift) * factor;
-            }
-        }
-    }
+    let divisors = [blocks, blocks / 2, blocks / 4];
+    inputs
+        / divisors
+            .into_iter()
+            .find(|blocks| *blocks > 0 && fits(blocks))
+            .unwrap_or(1)
 }
 
 /// Rounds a block's values as the engine does.
@@ -165,133 +149,6 @@ fn quantize_block(block: &mut [f32]) {
             .iter_mut()
             .for_each(|value| *value = ((*value - least) / step).round_ties_even() * step + least);
     }
-}
-
-/// A block's minimum, at most 0, and its quantization step.
-fn step(block: &[f32]) -> [f32; 2] {
-    let (least, most) = block.iter().fold((0.0_f32, 0.0_f32), |(a, b), value| {
-        (a.min(*value), b.max(*value))
-    });
-    [least, (most - least) / 255.0]
-}
-
-/// The shifts and factors with the smallest expected error, unless it is smaller without.
-fn choose_columns(weight: &[f32], form: Form, inputs: usize, rows: &[f32]) -> Option<Columns> {
-    let count = rows.len() / inputs;
-    let mut means = vec![0.0_f64; inputs];
-    for row in rows.chunks_exact(inputs) {
-        means
-            .iter_mut()
-            .zip(row)
-            .for_each(|(mean, value)| *mean += f64::from(*value));
-    }
-    let means: Vec<f32> = means
-        .into_iter()
-        .map(|sum| (sum / count.max(1) as f64) as f32)
-        .collect();
-    let of_weights = column_maximum(weight, &vec![0.0; inputs]);
-    let stride = count.div_ceil(SAMPLE).max(1);
-    let sample: Vec<f32> = rows
-        .chunks_exact(inputs)
-        .step_by(stride)
-        .flatten()
-        .copied()
-        .collect();
-    let identity = Columns {
-        shifts: vec![0.0; inputs],
-        factors: vec![1.0; inputs],
-    };
-    let mut best = (expected_error(weight, form, &sample, &identity), None);
-    for shifts in [vec![0.0; inputs], means] {
-        let ranges = column_maximum(rows, &shifts);
-        for exponent in EXPONENTS {
-            let factors = factors(&ranges, &of_weights, exponent);
-            let columns = Columns {
-                shifts: shifts.clone(),
-                factors,
-            };
-            let error = expected_error(weight, form, &sample, &columns);
-            if error < best.0 {
-                best = (error, Some(columns));
-            }
-        }
-    }
-    best.1
-}
-
-/// Largest distance to `centers` in each column.
-fn column_maximum(rows: &[f32], centers: &[f32]) -> Vec<f32> {
-    let mut most = vec![0.0_f32; centers.len()];
-    for row in rows.chunks_exact(centers.len()) {
-        for ((most, value), center) in most.iter_mut().zip(row).zip(centers) {
-            *most = most.max((value - center).abs());
-        }
-    }
-    most
-}
-
-/// Factors that divide the quantization error between values and weights; their geometric mean is 1. The functions in the
-/// crate `libm` give the same bits on every processor.
-fn factors(ranges: &[f32], weights: &[f32], exponent: f32) -> Vec<f32> {
-    // A constant column has no range.
-    let logarithms = |values: &[f32]| -> Vec<f64> {
-        let mean = values.iter().map(|value| f64::from(*value)).sum::<f64>() / values.len() as f64;
-        let floor = (f64::from(MIN_RANGE) * mean).max(f64::from(f32::MIN_POSITIVE));
-        values
-            .iter()
-            .map(|value| libm::log(f64::from(*value).max(floor)))
-            .collect()
-    };
-    let exponent = f64::from(exponent);
-    let logarithms: Vec<f64> = logarithms(weights)
-        .into_iter()
-        .zip(logarithms(ranges))
-        .map(|(weight, range)| (1.0 - exponent) * weight - exponent * range)
-        .collect();
-    let mean = logarithms.iter().sum::<f64>() / logarithms.len() as f64;
-    logarithms
-        .into_iter()
-        .map(|logarithm| libm::exp(logarithm - mean) as f32)
-        .collect()
-}
-
-/// Expected squared output error per token, up to a factor: of values that are rounded in steps of their block's range,
-/// and of rounded weights.
-fn expected_error(weight: &[f32], form: Form, rows: &[f32], columns: &Columns) -> f64 {
-    let (inputs, Form { block, permitted }) = (columns.shifts.len(), form);
-    let mut rows = rows.to_vec();
-    columns.apply(&mut rows);
-    // By block: squared steps and values, summed over the rows, and squared steps and weights, over the outputs.
-    let mut sums = vec![[0.0_f64; 4]; inputs / block];
-    for row in rows.chunks_exact(inputs) {
-        for (values, sums) in row.chunks_exact(block).zip(&mut sums) {
-            sums[0] += f64::from(step(values)[1]).powi(2);
-            sums[1] += values
-                .iter()
-                .map(|value| f64::from(value * value))
-                .sum::<f64>();
-        }
-    }
-    let mut scaled = vec![0.0; block];
-    for row in weight.chunks_exact(inputs) {
-        let parts = row
-            .chunks_exact(block)
-            .zip(columns.factors.chunks_exact(block));
-        for ((weights, factors), sums) in parts.zip(&mut sums) {
-            for ((weight, factor), scaled) in weights.iter().zip(factors).zip(&mut scaled) {
-                *scaled = weight / factor;
-            }
-            sums[2] += f64::from(rounding::scale(&scaled, permitted)).powi(2);
-            sums[3] += scaled
-                .iter()
-                .map(|weight| f64::from(weight * weight))
-                .sum::<f64>();
-        }
-    }
-    let error = |[steps, values, weight_steps, weights]: &[f64; 4]| {
-        steps * weights + ROUNDED * weight_steps * values
-    };
-    sums.iter().map(error).sum()
 }
 
 #[cfg(test)]
@@ -410,9 +267,9 @@ mod tests {
             (80, 80, 80),
             (96, 48, 48),
             (272, 272, 272),
-            (384, 192, 64),
+            (384, 96, 64),
             (768, 192, 64),
-            (1536, 384, 64),
+            (1536, 192, 64),
             (3072, 384, 64),
             (720, 720, 48),
             (736, 368, 32),

@@ -1,5 +1,6 @@
 //! Symmetric 8-bit quantization with one scale per row.
 
+pub mod columns;
 pub mod fit;
 pub mod rounding;
 

@@ -123,7 +123,7 @@ pub fn round(weights: Weights<'_>, moments: Moments) -> Rounded {
     let positive = |scale| if scale > 0.0 { scale } else { 1.0 };
     let scales: Vec<f32> = values
         .chunks_exact(block)
-        .map(|block| positive(scale(block, permitted)))
+        .map(|block| positive(scale(block, permitted).value))
         .collect();
     let steps: Vec<f32> = scales
         .iter()
@@ -190,14 +190,43 @@ pub fn round(weights: Weights<'_>, moments: Moments) -> Rounded {
     }
 }
 
-/// The smallest scale of a block's weights with which neither an integer nor a quad's sum is too large; 0 for zeros. A
-/// smaller one would lose more by the few weights that it limits than it gains for all others.
-pub fn scale(weights: &[f32], permitted: Permitted) -> f32 {
-    let largest = weights
-        .iter()
-        .fold(0.0_f32, |most, weight| most.max(weight.abs()));
-    let sums = quads(weights.len()).flat_map(|quad| sums(quad.map(|input| weights[input])));
-    (largest / MAX_INTEGER).max(sums.fold(0.0, f32::max) / permitted.max_sum())
+/// A block's scale for an output.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scale {
+    /// 0 if all weights are.
+    pub value: f32,
+    /// The inputs from whose weights it follows, which have one sign.
+    pub inputs: Vec<usize>,
+}
+
+/// The smallest scale of a block's weights with which neither an integer nor a quad's sum is too large. A smaller one would
+/// lose more by the few weights that it limits than it gains for all others.
+pub fn scale(weights: &[f32], permitted: Permitted) -> Scale {
+    let mut largest = 0;
+    for (input, weight) in weights.iter().enumerate() {
+        if weight.abs() > weights[largest].abs() {
+            largest = input;
+        }
+    }
+    let mut value = weights[largest].abs() / MAX_INTEGER;
+    let mut deciding = None;
+    for quad in quads(weights.len()) {
+        let of_quad = sums(quad.map(|input| weights[input]));
+        for (sum, sign) in of_quad.into_iter().zip([1.0, -1.0]) {
+            if sum / permitted.max_sum() > value {
+                (value, deciding) = (sum / permitted.max_sum(), Some((quad, sign)));
+            }
+        }
+    }
+    let inputs = match deciding {
+        Some((quad, sign)) => quad
+            .into_iter()
+            .filter(|input| weights[*input] * sign > 0.0)
+            .collect(),
+        None if value > 0.0 => vec![largest],
+        None => Vec::new(),
+    };
+    Scale { value, inputs }
 }
 
 /// The bits in an input's number in which a quad's inputs differ: its place in a pair, and the block.
@@ -496,7 +525,7 @@ mod tests {
             ([0.0, 1.0, 1.0, 0.0, -1.0, 0.0, 0.0, -1.0], 1.0 / 127.0),
         ] {
             assert_eq!(
-                scale(&weights, Permitted::SmallQuads),
+                scale(&weights, Permitted::SmallQuads).value,
                 expected,
                 "{weights:?}"
             );
@@ -504,7 +533,7 @@ mod tests {
                 .iter()
                 .fold(0.0_f32, |most, weight| most.max(weight.abs()));
             assert_eq!(
-                scale(&weights, Permitted::Any),
+                scale(&weights, Permitted::Any).value,
                 largest / 127.0,
                 "{weights:?}"
             );

@@ -2,7 +2,7 @@
 
 use kivu_engine::{
     kernel::{COLUMNS, GROUP, LANES},
-    quantize::fit::{Columns, FittedLayer},
+    quantize::{columns::Columns, fit::FittedLayer},
 };
 
 use super::Layers;
