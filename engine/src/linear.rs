@@ -381,7 +381,10 @@ pub fn dense<K: Kernel>(kernel: K, input: &[f32], layer: &Dense, out: &mut [f32]
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::{Block, InstructionSet};
+    use crate::{
+        kernel::{Block, InstructionSet},
+        quantize::{panels_in_fp32, transpose},
+    };
 
     const INPUTS: usize = 32;
     /// An odd panel count.
@@ -573,6 +576,53 @@ mod tests {
                         .iter()
                         .all(|value| value.is_nan())
                 );
+            }
+        }
+    }
+
+    struct DenseCall<'a>(&'a [f32], &'a Dense);
+
+    impl KernelFn for DenseCall<'_> {
+        type Output = Vec<f32>;
+
+        #[inline(always)]
+        fn call<K: Kernel>(self, kernel: K) -> Vec<f32> {
+            let Self(input, layer) = self;
+            let mut out = vec![0.0; input.len() / layer.inputs() * layer.outputs];
+            dense(kernel, input, layer, &mut out);
+            out
+        }
+    }
+
+    #[test]
+    fn panels_in_fp32_have_the_bits_of_the_matrix() {
+        let outputs = 3 * COLUMNS;
+        let numbers = |count: usize| -> Vec<f32> {
+            let number = |at: usize| ((at * 7919) % 1013) as f32 / 97.0 - 5.0;
+            (0..count).map(number).collect()
+        };
+        // A row per output, as models have them.
+        let rows = numbers(outputs * INPUTS);
+        let layers = [
+            (outputs, transpose(&rows, INPUTS)),
+            (COLUMNS, panels_in_fp32(&rows, INPUTS)),
+        ];
+        let [matrix, panels] = layers.map(|(panel, weights)| Dense {
+            outputs,
+            panel,
+            weights: weights.into(),
+            bias: Some(numbers(outputs).into()),
+        });
+        for count in [1, MAX_ROWS, 4 * MAX_ROWS + 1] {
+            let input = numbers(count * INPUTS);
+            for instructions in InstructionSet::available() {
+                let found = instructions.call(DenseCall(&input, &panels));
+                let expected = instructions.call(DenseCall(&input, &matrix));
+                assert_eq!(found, expected, "{instructions}, {count} rows");
+                let products = input[..INPUTS].iter().zip(&rows[INPUTS..2 * INPUTS]);
+                let sum: f32 = products.map(|(left, right)| left * right).sum();
+                let second = sum + numbers(2)[1];
+                assert!((found[1] - second).abs() < 1e-2, "{} {second}", found[1]);
             }
         }
     }

@@ -199,6 +199,7 @@ fn program(activation: Activation) -> Program {
     let (weights, bias) = (numbers(random, WIDTH * OUTPUTS), numbers(random, OUTPUTS));
     let layer = Dense {
         outputs: OUTPUTS,
+        panel: OUTPUTS,
         weights: weights.into(),
         bias: Some(bias.into()),
     };
@@ -334,6 +335,7 @@ fn program_with_distances() -> Program {
     let weights = numbers(random, 3 * WIDTH * WIDTH).into();
     let convolution = Dense {
         outputs: WIDTH,
+        panel: WIDTH,
         weights,
         bias: None,
     };
