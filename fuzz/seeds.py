@@ -67,6 +67,7 @@ REQUESTS = [
     ("/embedding", {"content": ["the cat", [101, 7, 102]], "embd_normalize": -1}),
     ("/reranking", {"query": "cat", "documents": ["dog"], "top_n": 1}),
     ("/v1/reranking", {"query": "cat", "texts": ["dog"]}),
+    ("/restore", {"inputs": ["Dear [PERSON_1]"], "redact_mapping": {"[PERSON_1]": "Ann"}}),
 ]
 
 

@@ -35,7 +35,6 @@ use crate::{
 use kivu::{
     backend::{Engine, Signature},
     error::{Error, Result},
-    onnx::Runtime,
     onnx_proto::{GraphProto, ModelProto},
     pipeline::{Task, embedding::EmbeddingSettings, seq2seq::Seq2SeqSettings},
     repository::{
@@ -155,7 +154,6 @@ fn joined(first: Option<String>, second: Option<String>) -> Option<String> {
 struct Model<'a> {
     build: Build<'a>,
     source: OpenedModel<'a>,
-    runtime: Runtime,
     task: Task,
     other_tasks: Vec<Task>,
     /// Note on the head that is left out.
@@ -240,13 +238,11 @@ impl<'a> Model<'a> {
             warnings.extend(name_entailment(plan, &mut settings.labels)?);
         }
         let head = unused_head(plan, &source)?;
-        let runtime = (build.runtime)()?;
         progress.step();
         let texts = plan.samples.texts.clone().unwrap_or_default();
         Ok(Self {
             build,
             source,
-            runtime,
             task,
             other_tasks,
             head,
@@ -289,7 +285,7 @@ impl<'a> Model<'a> {
                 let labels = labels
                     .map(|(_, json)| Tokenizer::from_json(json).map(Arc::new))
                     .transpose()?;
-                let (runtime, labels) = (self.runtime, labels.as_ref());
+                let (runtime, labels) = (self.build.runtime, labels.as_ref());
                 let parts = EncoderParts {
                     runtime,
                     tokenizer: &tokenizer,
@@ -581,11 +577,12 @@ impl<'a> Model<'a> {
         graphs: &WrittenGraphs,
     ) -> Result<Measured> {
         let (samples, progress) = (&self.build.plan.samples, self.build.progress);
+        let runtime = (self.build.runtime)()?;
         let Some(Reference {
             graphs: reference, ..
         }) = &self.reference
         else {
-            let model = quality::step_comparison::check(self.runtime, &graphs.folder, settings)?;
+            let model = quality::step_comparison::check(runtime, &graphs.folder, settings)?;
             let pairs = samples.pairs.as_ref().map(|own| {
                 let found = quality::step_comparison::references(&model, own, progress)?;
                 Ok::<_, Error>(PairQuality::new(own, found, None))
@@ -596,7 +593,7 @@ impl<'a> Model<'a> {
             });
         };
         let folders = [reference.folder.as_path(), &graphs.folder];
-        let pair = quality::step_comparison::Forms { folders }.open(self.runtime, settings)?;
+        let pair = quality::step_comparison::Forms { folders }.open(runtime, settings)?;
         let bytes = [reference.bytes, graphs.bytes];
         let (quality, comparison) =
             quality::step_comparison::measure(&pair, samples.texts.as_ref(), bytes, progress)?;

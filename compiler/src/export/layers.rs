@@ -183,7 +183,7 @@ fn name_output(graphs: &mut Graphs, name: &str) {
 fn compare(build: Build<'_>, source: &OpenedModel<'_>, export: &ModelProto) -> Result<()> {
     let tokenizer = Arc::new(Tokenizer::from_json(&source.tokenizer)?);
     let parts = EncoderParts {
-        runtime: (build.runtime)()?,
+        runtime: build.runtime,
         tokenizer: &tokenizer,
         settings: &source.settings,
         labels: None,

@@ -164,7 +164,7 @@ impl Plan {
     }
 }
 
-/// Loads ONNX Runtime, or downloads it first. Called only once the source is known to be usable.
+/// Loads ONNX Runtime, or downloads it first. Called for graphs that run there only.
 pub type LoadRuntime<'a> = &'a dyn Fn() -> Result<Runtime>;
 
 /// A plan and its build resources.

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     files::io as files,
-    plan::{opened_model::MODEL, progress::Progress},
+    plan::{LoadRuntime, opened_model::MODEL, progress::Progress},
 };
 use kivu::{
     backend::{
@@ -26,7 +26,7 @@ use kivu::{
     },
     error::{Error, Result},
     model::Pipeline,
-    onnx::{OnnxBackend, Runtime},
+    onnx::OnnxBackend,
     pipeline::{
         Input,
         classification::{
@@ -121,7 +121,7 @@ impl Answers {
 #[derive(Clone, Copy)]
 pub struct EncoderParts<'a> {
     /// Runs the graph.
-    pub runtime: Runtime,
+    pub runtime: LoadRuntime<'a>,
     /// For texts.
     pub tokenizer: &'a Arc<Tokenizer>,
     /// The settings in the bundle's manifest, which decide on the pipeline.
@@ -492,10 +492,14 @@ fn map_weights(graph: &[u8], path: &Path) -> Result<WeightFiles> {
 }
 
 /// Opens an encoder's graph in an engine, on all CPUs.
-fn open_graph(runtime: Runtime, path: &Path, engine: Engine) -> Result<Arc<dyn EncoderBackend>> {
+fn open_graph(
+    runtime: LoadRuntime<'_>,
+    path: &Path,
+    engine: Engine,
+) -> Result<Arc<dyn EncoderBackend>> {
     let threads = thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
     if engine == Engine::Onnx {
-        return TensorEncoder::shared(OnnxBackend::open(runtime, path, threads)?);
+        return TensorEncoder::shared(OnnxBackend::open(runtime()?, path, threads)?);
     }
     let graph = files::read(path)?;
     let weights = map_weights(&graph, path)?;

@@ -5,6 +5,7 @@ use std::{fs, path::Path, sync::Mutex};
 use kivu::{
     backend::Engine,
     config::EngineChoice,
+    error::Error,
     pipeline::Task,
     repository::{
         Bundle, Meter,
@@ -651,4 +652,28 @@ fn the_same_source_gives_the_same_bundle() {
         })
         .into();
     assert_eq!(digests[0], digests[1]);
+}
+
+/// Models that run in the native engine are built, measured and fitted without ONNX Runtime.
+#[test]
+fn encoders_are_built_without_onnx_runtime() {
+    let folder = tempfile::tempdir().unwrap();
+    let none = || Err(Error::config("expected no ONNX Runtime"));
+    for precision in [Precision::Int8, Precision::Int8Blocks, Precision::Fp32] {
+        let source = fixtures().join("models/tiny-bert");
+        let task = Task::FeatureExtraction;
+        let out = folder.path().join(precision.to_string());
+        let request = request_without_floor(task, &source, out, Some(precision));
+        let bundle = build(&request, &none, &()).unwrap().bundle;
+        assert_eq!(bundle.manifest().engine, Engine::Native);
+        let is_measured = bundle.manifest().weights.quality.is_some();
+        assert_eq!(is_measured, precision != Precision::Fp32);
+    }
+    let request = request(
+        fixtures().join("models/tiny-splade-bert"),
+        folder.path().join("splade"),
+        Some(Precision::Fp32),
+    );
+    let refusal = build(&request, &none, &()).unwrap_err();
+    assert_eq!(refusal.to_string(), "expected no ONNX Runtime");
 }
