@@ -159,7 +159,7 @@ async fn compare(name: &str, model: &Model, tolerance: f32) {
         );
         for (found, expected) in found.vectors[0].iter().zip(&case.values) {
             let difference = difference(found, expected);
-            if difference > tolerance * 5.0 {
+            if difference > tolerance * length(expected) {
                 failures.push(format!("{:?}: token vector off by {difference}", case.text));
             }
         }

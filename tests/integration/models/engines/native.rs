@@ -270,7 +270,9 @@ async fn has_the_results_of_onnx_runtime<const COUNT: usize>(models: [&str; COUN
 /// Both engines have the same results in fp32, each from the graph that is written for it.
 async fn is_equal_in_fp32(name: &str, folder: &Path) {
     let [native, onnx] = [EngineChoice::Auto, EngineChoice::Onnx].map(|engine| {
-        let mut request = recipe(name, &folder.join(format!("fp32-{engine:?}")));
+        let folder = folder.join(format!("fp32-{engine:?}"));
+        fs::create_dir_all(&folder).unwrap();
+        let mut request = recipe(name, &folder);
         request.precision = Some(Precision::Fp32);
         request.engine = engine;
         build_request(&request, runtime().unwrap()).unwrap()
