@@ -697,7 +697,7 @@ fn show_describes_a_bundle() {
     for line in [
         "name          tiny-bert-sentiment",
         "task          text-classification",
-        "engine        onnx",
+        "engine        native",
     ] {
         assert!(shown.lines().any(|found| found == line), "{line}: {shown}");
     }

@@ -104,11 +104,11 @@ async fn bundles_in_memory_have_the_bits_of_folders() {
             );
         }
     }
-    let (_, manifest, files) = build("tiny-bert", Precision::Fp32);
+    let (_, manifest, files) = build("tiny-nomic-moe", Precision::Fp32);
     let refused = Model::from_memory(&manifest, files)
         .unwrap_err()
         .to_string();
-    insta::assert_snapshot!(refused, @"expected a bundle for the native engine, but found that `tiny-bert` is for ONNX Runtime; build it with `--engine native`");
+    insta::assert_snapshot!(refused, @"expected a bundle for the native engine, but found that `tiny-nomic-moe` is for ONNX Runtime; build it with `--engine native`");
     // Before any file arrives.
     assert_eq!(
         IncomingModel::new(&manifest).unwrap_err().to_string(),

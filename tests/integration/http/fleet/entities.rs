@@ -35,7 +35,7 @@ async fn entities_on_the_fleet_are_those_of_the_local_model() {
     let here = post(&app_of(ModelConfig::from(bundle.clone())), &path, &body).await;
     assert_eq!(
         (here.status, here.backend()),
-        (200, "onnx"),
+        (200, "native"),
         "{}",
         here.body
     );

@@ -224,7 +224,7 @@ async fn the_whole_fleet_fails_under_load() {
     });
     assert!(failed(&answers).is_empty(), "{:#?}", failed(&answers));
     assert!(answers.iter().all(|(answer, _)| agree(&answer.body, &here)));
-    assert_eq!(answers.last().unwrap().0.backend(), "onnx");
+    assert_eq!(answers.last().unwrap().0.backend(), "native");
     // Without a local model the response is an error, immediately and without details.
     let (answer, took) = timed(embed(&fleet, &small())).await;
     assert_eq!(answer.status, 503, "{}", answer.body);
@@ -278,7 +278,7 @@ async fn a_frozen_server_costs_no_more_than_the_deadline() {
     let (answer, took) = timed(embed(&auto, &large())).await;
     assert_eq!(
         (answer.status, answer.backend()),
-        (200, "onnx"),
+        (200, "native"),
         "{} after {took:?}",
         answer.body
     );
@@ -623,13 +623,13 @@ async fn auto_chooses_by_the_work() {
     let triton = stage.triton();
     let app = stage.app(Policy::Auto, &triton.urls()[..1], LONG);
     let answer = embed(&app, &small()).await;
-    assert_eq!((answer.status, answer.backend()), (200, "onnx"));
+    assert_eq!((answer.status, answer.backend()), (200, "native"));
     let answer = embed(&app, &large()).await;
     assert_eq!((answer.status, answer.backend()), (200, "triton"));
     let by_token = post(&app, "/embed_all", &large()).await;
     assert_eq!(
         (by_token.status, by_token.backend()),
-        (200, "onnx"),
+        (200, "native"),
         "the model on the fleet returns one vector per text"
     );
 }
@@ -648,7 +648,7 @@ async fn auto_leaves_a_slow_fleet() {
         assert_eq!(answer.status, 200, "{}", answer.body);
         backends.push(answer.backend().to_owned());
     }
-    assert_eq!(backends, ["triton", "onnx", "onnx", "onnx", "onnx"]);
+    assert_eq!(backends, ["triton", "native", "native", "native", "native"]);
 }
 
 /// The only server becomes much slower than its earlier responses: its requests still succeed.

@@ -119,7 +119,7 @@ async fn requests_that_the_fleet_refuses_run_locally() {
         let expected = post(&app_of(ModelConfig::from(bundle.clone())), path, &request).await;
         assert_eq!(
             (expected.status, expected.backend()),
-            (200, "onnx"),
+            (200, "native"),
             "{}",
             expected.body
         );
@@ -133,7 +133,7 @@ async fn requests_that_the_fleet_refuses_run_locally() {
             );
             assert_eq!(
                 (answer.status, answer.backend()),
-                (200, "onnx"),
+                (200, "native"),
                 "{task}: {}",
                 answer.body
             );

@@ -251,7 +251,7 @@ async fn each_fleet_responds_like_a_local_model() {
                 );
                 assert_eq!(
                     (expected.status, expected.backend()),
-                    (200, "onnx"),
+                    (200, "native"),
                     "{what}: {}",
                     expected.body
                 );
@@ -290,5 +290,5 @@ async fn refuses_pairs(bundle: &Path, triton: &Triton) {
     insta::assert_snapshot!(refused.body["error"], @r#""expected single texts, since the model on the fleet has no input `token_type_ids`, but found a pair""#);
     let either = app_of(model(bundle, Policy::Auto, "sentiment_classifier", &[&url]));
     let answer = post(&either, "/predict", &pair).await;
-    assert_eq!((answer.status, answer.backend()), (200, "onnx"));
+    assert_eq!((answer.status, answer.backend()), (200, "native"));
 }

@@ -366,7 +366,7 @@ fn an_export_of_a_known_encoder_is_quantized_for_the_native_engine() {
         request.engine = engine;
         let bundle = build_request(&request, runtime)?;
         serve(&out)?;
-        Ok::<_, kivu::Error>(bundle.manifest().clone())
+        Ok::<_, Error>(bundle.manifest().clone())
     };
     let (int8, blocks) = (Precision::Int8, Precision::Int8Blocks);
     let auto = EngineChoice::Auto;
