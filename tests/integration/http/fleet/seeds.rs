@@ -249,9 +249,8 @@ async fn each_fleet_responds_like_a_local_model() {
                     post(&here, path, body).await,
                     post(&there, path, body).await,
                 );
-                assert_eq!(
-                    (expected.status, expected.backend()),
-                    (200, "native"),
+                assert!(
+                    expected.status == 200 && expected.backend() != "triton",
                     "{what}: {}",
                     expected.body
                 );
