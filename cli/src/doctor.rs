@@ -29,7 +29,7 @@ Examples:
 
 /// Report what this machine lacks, and how to install it
 ///
-/// The exit code is 1 if ONNX Runtime is missing: builds need it, and models that the native engine does not run.
+/// The exit code is 1 if ONNX Runtime is missing: models that the native engine does not run need it, and their builds.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Arguments {

@@ -1,4 +1,4 @@
-//! Kivu's native engine: runs encoders in int8 on packed texts.
+//! Kivu's native engine: runs encoders on packed texts.
 //!
 //! A [`Program`](program::Program) is a model as an operation list. A [`Run`](run::Run) executes it on packed texts, as
 //! tasks that any number of threads can share. The operations are written once, in terms of the [`kernel`], which has

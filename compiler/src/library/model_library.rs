@@ -73,7 +73,7 @@ pub struct Options {
     pub is_sparse: bool,
     /// The required precision, if any.
     pub precision: Option<Precision>,
-    /// The target engine for an encoder in int8.
+    /// The target engine for an encoder.
     pub engine: EngineChoice,
     /// Keys in the model's files that the build ignores at the user's risk.
     pub allow: Vec<String>,

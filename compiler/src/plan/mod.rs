@@ -55,7 +55,7 @@ pub struct Request {
     pub is_sparse: bool,
     /// Weight precision; by default the recipe's, or int8 unless its quality is below the floor.
     pub precision: Option<Precision>,
-    /// Target engine for an encoder in int8.
+    /// Target engine for an encoder.
     pub engine: EngineChoice,
     /// Keys in the model's files that the build ignores at the user's risk, though they may change results.
     pub allow: Vec<String>,

@@ -1,4 +1,4 @@
-//! Kivu's own engine for int8 encoders.
+//! Kivu's own engine for encoders.
 //!
 //! It reads the graphs that `kivu build` writes. ONNX Runtime rounds differently, and a value that is rounded to a
 //! different 8-bit integer changes all later layers, so both engines' results agree as well as int8 agrees
