@@ -382,7 +382,7 @@ fn outside_a_checkout_everything_is_in_the_users_cache() {
     build
         .arg("build")
         .arg(fixtures().join("models/tiny-bert"))
-        .args(["--precision", "fp32"]);
+        .args(["--precision", "fp32", "--engine", "onnx"]);
     build
         .current_dir(folder.path())
         .env("XDG_CACHE_HOME", &cache);
