@@ -332,7 +332,7 @@ try: $(DEPLOY_TOOLS) $(BUNDLE)/manifest.toml
 # By trusted publishing, from the workflow.
 .PHONY: publish-wheels
 publish-wheels: $(UV)
-	$(UV) publish --trusted-publishing always --check-url https://pypi.org/simple/ $(DIST)/packages/*.whl
+	$(UV) publish --trusted-publishing always $(DIST)/packages/*.whl
 
 .PHONY: wheel
 wheel: program $(WHEEL_TOOLS) ## Make the Python wheel for this machine, in target/wheels

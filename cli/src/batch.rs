@@ -12,7 +12,7 @@ use std::{
 };
 
 use clap::Args;
-use tokio::runtime::Builder;
+use tokio::runtime::{Builder, Runtime};
 
 use super::{
     choices::choice,
@@ -195,11 +195,7 @@ pub fn run(arguments: Arguments, mut config: Config, services: Services) -> Resu
     };
     let otlp = OtlpConfig::new(&Config::variables());
     let is_resumable = job.is_resumable();
-    let runtime = Builder::new_multi_thread()
-        .enable_all()
-        .max_blocking_threads(config.threads().get() + 1)
-        .build()
-        .map_err(Error::io("cannot start the job's threads"))?;
+    let runtime = model_threads(&config)?;
     let code = Arc::new(AtomicU8::new(0));
     let stopped = Arc::clone(&code);
     let ended = runtime.block_on(async {
@@ -256,6 +252,15 @@ async fn traced(
     let ended = job.await;
     otlp.stop().await;
     ended
+}
+
+/// The runtime of a command that waits for a model.
+pub fn model_threads(config: &Config) -> Result<Runtime> {
+    Builder::new_multi_thread()
+        .enable_all()
+        .max_blocking_threads(config.threads().get() + 1)
+        .build()
+        .map_err(Error::io("cannot start the model's threads"))
 }
 
 /// Refuses options without effect on the model.

@@ -10,10 +10,10 @@ use std::{
 
 use clap::Args;
 use serde::{Deserialize, Serialize};
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::Runtime;
 
 use super::{
-    batch::{listed, require_options_of},
+    batch::{listed, model_threads, require_options_of},
     choices::choice,
     interrupt::{Ended, interruptible},
     library::resolve::{BuildArguments, open},
@@ -158,22 +158,23 @@ fn redact(arguments: &Arguments, mut config: Config, services: &Services) -> Res
     let mut replaced = |found: TextEntities| {
         count += found.entities().len();
         match found {
-            TextEntities::Redacted { text, .. } => text,
-            // Everything is replaced.
-            TextEntities::Entities(_) => String::new(),
+            TextEntities::Redacted { text, .. } => Ok(text),
+            TextEntities::Entities(_) => Err(Error::model(
+                "expected a text with replacements, but found entities alone",
+            )),
         }
     };
     let file = files.rewritten(services.parquet, &mut |texts| match &finder {
         Some((finder, runtime)) if !texts.is_empty() => {
             let found = finder.run_with(texts, &mut redactor, Deadline::none());
             let found = runtime.block_on(found)?;
-            Ok(found.texts.into_iter().map(&mut replaced).collect())
+            found.texts.into_iter().map(&mut replaced).collect()
         }
         _ => texts
             .iter()
             .map(|text| {
                 redactor.begin_request();
-                redactor.text(text, &[], Vec::new()).map(&mut replaced)
+                redactor.text(text, &[], Vec::new()).and_then(&mut replaced)
             })
             .collect(),
     })?;
@@ -231,12 +232,7 @@ fn finder(
     };
     let finder = entity_finder(&model, &parameters)?;
     require_options_of(&model, &parameters)?;
-    let runtime = Builder::new_multi_thread()
-        .enable_all()
-        .max_blocking_threads(config.threads().get() + 1)
-        .build()
-        .map_err(Error::io("cannot start the model's threads"))?;
-    Ok(Some((finder, runtime)))
+    Ok(Some((finder, model_threads(config)?)))
 }
 
 /// What windows of a long text share, unless the model reads texts of any length.

@@ -6,10 +6,10 @@ use std::{
 };
 
 use clap::Args;
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::Runtime;
 
 use super::{
-    batch::require_options_of,
+    batch::{model_threads, require_options_of},
     interrupt::{Ended, interruptible},
     library::resolve::{BuildArguments, open},
     task_options::TaskOptions,
@@ -87,13 +87,8 @@ fn run_texts(arguments: Arguments, mut config: Config, cloud: &Cloud) -> Result<
         ..Parameters::default()
     };
     require_options_of(&model, &parameters)?;
-    let runtime = Builder::new_multi_thread()
-        .enable_all()
-        .max_blocking_threads(config.threads().get() + 1)
-        .build()
-        .map_err(Error::io("cannot start the model's threads"))?;
     let mut runs = Runs {
-        runtime,
+        runtime: model_threads(&config)?,
         ranks: !json && matches!(model.pipeline, Pipeline::Ranking(_)),
         predictor: TextPredictor::new(&model, &parameters)?,
         json,

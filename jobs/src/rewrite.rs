@@ -85,7 +85,14 @@ pub fn rewrite(
         let count = check_rows(&chunk, done)?;
         let mut replaced = |texts: Vec<String>| {
             let rows = format_args!("in rows {} to {}", done + 1, done + count).to_string();
-            replace(texts).map_err(|error| error.at(rows))
+            let expected = texts.len();
+            match replace(texts) {
+                Ok(found) if found.len() != expected => Err(Error::model(format!(
+                    "expected {expected} replaced texts {rows}, but found {}",
+                    found.len()
+                ))),
+                found => found.map_err(|error| error.at(rows)),
+            }
         };
         let bytes = match &mut copy {
             Copy::Texts(columns) => replaced_rows(columns, &chunk, done, &mut replaced)?,
@@ -207,4 +214,25 @@ fn piece(writer: Box<dyn RowWriter>, footers: &mut Footers) -> Result<Vec<u8>> {
     let (bytes, footer) = writer.finish()?;
     footers.extend(footer.map(|footer| (bytes.len() as u64, footer)));
     Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn a_missing_text_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.csv");
+        fs::write(&path, "text\na\nb\n").unwrap();
+        let mut drops_one = |mut texts: Vec<String>| {
+            texts.pop();
+            Ok(texts)
+        };
+        let mut output = Vec::new();
+        let refusal = rewrite(&path, &[], &mut output, Parquet::default(), &mut drops_one);
+        insta::assert_snapshot!(refusal.unwrap_err(), @"expected 2 replaced texts in rows 1 to 2, but found 1");
+    }
 }

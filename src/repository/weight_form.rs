@@ -149,11 +149,19 @@ impl WeightForm {
 
     fn native_arithmetic(self) -> String {
         let instructions = native::instructions();
-        match self {
-            Self::Table(precision) => format!("{precision} (table)"),
-            Self::NativeBlocks => format!("int8-blocks (native engine, {instructions})"),
-            _ => format!("int8 by token (native engine, {instructions})"),
-        }
+        let numbers = match self {
+            Self::Table(precision) => return format!("{precision} (table)"),
+            Self::Fp32 | Self::Exported(Precision::Fp32) => "fp32",
+            Self::NativeBlocks
+            | Self::OnnxBlocks
+            | Self::GeneratorBlocks
+            | Self::Exported(Precision::Int8Blocks) => "int8-blocks",
+            Self::NativeInt8
+            | Self::OnnxInt8
+            | Self::GeneratorInt8
+            | Self::Exported(Precision::Int8) => "int8 by token",
+        };
+        format!("{numbers} (native engine, {instructions})")
     }
 }
 
@@ -194,6 +202,7 @@ mod tests {
             arithmetic(WeightForm::NativeInt8, Engine::Native)
                 .starts_with("int8 by token (native engine")
         );
+        assert!(arithmetic(WeightForm::Fp32, Engine::Native).starts_with("fp32 (native engine"));
         assert_eq!(
             arithmetic(WeightForm::NativeBlocks, Engine::Onnx),
             "fp32, from int8-blocks"

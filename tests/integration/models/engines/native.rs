@@ -281,6 +281,7 @@ async fn is_equal_in_fp32(name: &str, folder: &Path) {
     if native.manifest().engine == Engine::Onnx {
         return;
     }
+    is_equal_in_onnx_runtime(name, &native).await;
     let onnx = TensorEncoder::shared(crate::models::backend(&onnx, runtime().unwrap())).unwrap();
     let native = backend(&native, 1);
     for length in [1, 13, 60] {
