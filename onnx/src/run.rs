@@ -1,4 +1,4 @@
-//! Runs a session from several threads at once: with `native/weights.rs`, the only unsafe code in this crate.
+//! Runs a session from several threads at once, with the only unsafe code in this crate.
 //!
 //! `ort` allows one thread at a time, since some execution providers (CUDA, DirectML, …) require it. ONNX Runtime
 //! itself allows concurrent `Run` calls: its CPU kernels are stateless, and the CPU is the only execution provider

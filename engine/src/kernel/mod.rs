@@ -7,8 +7,8 @@
 //! - lane operations are correctly rounded, as in IEEE 754; `min` and `max` are comparisons with a defined result for
 //!   NaN and for positive and negative zero.
 //!
-//! Only a NaN's sign and payload are unspecified. WebAssembly has no fused multiply-add without relaxed instructions, and
-//! its kernel's differs in one of some 2^29 cases.
+//! Only a NaN's sign and payload are unspecified. WebAssembly has no fused multiply-add without relaxed instructions: its
+//! kernel calculates one in `f64`, whose results differ for subnormal numbers only.
 //!
 //! # Weights
 //! All kernels read the same layout, so one weight file serves every processor: 16-column [panels](Panel), in which
