@@ -656,7 +656,7 @@ soak: program $(LOAD) $(BUNDLE)/manifest.toml ##measure The same traffic, mixed,
 	python3 tests/load/load.py $(KIVU) $(BUNDLE) $(LOAD) --json $(MEASURED)/soak.json --soak $(SOAK)
 
 .PHONY: reliability
-reliability: ##measure Write the results from fuzz, load, soak and processors into docs/reliability.md
+reliability: ##measure Write the results from fuzz and processors into docs/reliability.md
 	python3 tests/load/table.py $(MEASURED) docs/reliability.md
 
 # The program, and ONNX Runtime, which is downloaded if it is missing and verified by its hash.
