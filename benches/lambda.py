@@ -28,12 +28,11 @@ import memory
 import shapes
 
 # What the page has above the table.
-INTRODUCTION = """## Models by size
+INTRODUCTION = """### Models by size
 x86-64 functions have AVX2 only, and 1769 MB give them one CPU. `make measure-lambda` measures the function's program \
 under these limits, as above, with `KIVU_INSTRUCTIONS={instructions}`: one text per request, {starts} starts per length, \
-medians. BERT-base and DeBERTa-base have random weights and the published dimensions, but tokenizers with 280 tokens: \
-with a real one of 30,000 or 128,000 tokens, the start takes longer. Texts per second are for requests with 32 \
-texts, 57 tokens each on average. Dollars are computed as above. {processor}.
+medians. BERT-base and DeBERTa-base have random weights and tokenizers with 280 tokens: with real ones, the start takes \
+longer. Texts per second are for requests with 32 texts, 57 tokens each on average. {processor}.
 """
 # For each model in the table: the shape that is made for it, if any, and its task.
 MODELS = {

@@ -39,22 +39,20 @@ MODELS = {
 KINDS = {shape: kind for kind, models in MODELS.items() for shape in models.values()}
 # Texts for the build, and tokens per text with the measured requests.
 TEXTS, LENGTHS = 20, {12: 30, 128: 10}
-INTRODUCTION = """## Popular models by shape
-Ten or more of the most downloaded models per task, chosen from common knowledge (November 2026), not from a hub's counts. \
-`make measure-popular` makes each distinct shape with the published dimensions and vocabulary size and random weights, \
-builds it in `int8` and serves the bundle: {machine}, {threads} threads, {arithmetic}. The quality floors are off, since \
-random weights say nothing about quality; a trained model below a floor is built in `int8-blocks` or `fp32` instead.
+INTRODUCTION = """### Popular models by shape
+Much downloaded models per task, chosen from common knowledge (November 2026), not from a hub's counts. `make measure-popular` \
+makes each shape with the published dimensions and vocabulary size and random weights, builds it in `int8` without a quality \
+floor and serves the bundle: {machine}, {threads} threads, {arithmetic}. A trained model below a floor is built in \
+`int8-blocks` or `fp32` instead.
 
-- Private, resident: the server's memory after the requests. Private memory excludes, and resident memory includes, the \
-program and the pages of the weights file that were read.
-- Peak: the server's, measured by `kivu build` with the longest text. All shapes are limited to {longest} tokens, also where \
-the published model reads more.
-- Times: median of one request with one text. Rerankers get a query of one token in addition, GLiNER models two labels.
+- Private, resident: the server's memory after the requests, without and with the program and the pages of the weights file \
+that were read.
+- Peak: with the longest text, of {longest} tokens, also where the published model reads more.
+- Times: median of one request with one text. Rerankers get a query of one token in addition (decoders also a prompt), \
+GLiNER models two labels.
 - Build: with {texts} texts for the quality gate instead of 300, without a download.
 - Tokenizers have some 300 tokens: a real one takes more private memory, and real texts read more rows of the word \
-embeddings, at most all, so resident memory is at most the private memory, the bundle and 25 MB of program.
-- Reranking models that are decoders put the query and the text into a prompt, whose tokens come on top.
-- Classifiers have up to 20 labels and entity models 5, whatever the published number is.
+embeddings, so resident memory is at most the private memory, the bundle and 25 MB of program.
 """
 # What the page has below it, while shapes are missing.
 UNMEASURED = """- Not measured: built and served only with few layers and small widths (`benches/popular.py --reduced`, a minute for all \
@@ -164,19 +162,19 @@ def table(results):
     lengths = [f"{tokens} tokens, ms" for tokens in LENGTHS]
     lines = []
     for kind, models in MODELS.items():
-        rows = [[kind, "shape", "build, s", "bundle", "precision", "private", "resident", "peak", *lengths]]
+        rows = [[kind, "build, s", "bundle, MB", "private, MB", "resident, MB", "peak, MB", *lengths]]
         rows.append(["---"] * len(rows[0]))
         for shape in dict.fromkeys(models.values()):
             names = ", ".join(model for model, its in models.items() if its == shape)
             found = results.get(shape)
             if not found or "error" in found:
-                cells = ["failed" if found else "not measured"] + ["–"] * (len(rows[0]) - 3)
+                cells = ["failed" if found else "not measured"] + ["–"] * (len(rows[0]) - 2)
             else:
                 longest = found["serving"]["longest"]
-                megabytes = [f"{size:.0f} MB" for size in (found["private"], found["resident"], longest["peak_mb"])]
+                megabytes = [f"{size:.0f}" for size in (found["megabytes"], found["private"], found["resident"], longest["peak_mb"])]
                 times = [f"{median:.2f}" if median < 10 else f"{median:.1f}" for median in found["medians"]]
-                cells = [f"{found['seconds']:.0f}", f"{found['megabytes']:.0f} MB", f"`{found['precision']}`", *megabytes, *times]
-            rows.append([names, f"`{shape}`", *cells])
+                cells = [f"{found['seconds']:.0f}", *megabytes, *times]
+            rows.append([names, *cells])
         lines += [f"| {' | '.join(row)} |" for row in rows] + [""]
     return "\n".join(lines)
 
