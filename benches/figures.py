@@ -96,8 +96,8 @@ def quality(precisions, path):
 
 
 def number(value, unit):
-    decimals = 0 if value >= 50 else 1 if value >= 2 else 4 if not unit else 2
-    return f"{value:.{decimals}f} {unit}".strip()
+    decimals = 0 if value >= 50 else 1 if value >= 2 else 2
+    return f"{value:.{decimals}f} {unit}"
 
 
 def table(figures, on_lambda=None):
@@ -125,7 +125,9 @@ def main():
         cold_start(figures, folder / "cold-start.svg")
         quality(found["precisions"], folder / "quality.svg")
     text = page.read_text()
-    tables = {"bench": table(found["figures"], found["on_lambda"]), "search": table(json.loads(search.read_text())["figures"])}
+    # Quality, without a unit, is on its own page.
+    measured = [figure for figure in found["figures"] if figure["unit"]]
+    tables = {"bench": table(measured, found["on_lambda"]), "search": table(json.loads(search.read_text())["figures"])}
     for name, lines in tables.items():
         marked = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
         text = re.sub(marked, lambda marks: f"{marks[1]}{lines}\n{marks[2]}", text, flags=re.DOTALL)
