@@ -211,10 +211,7 @@ class Measurement:
     def figures(self):
         product, limited = self.bench(self.minilm, {}), self.bench(self.minilm, LIMITED)
         throughput, latency, start = "throughput, 32 texts, 4 clients", "one short text, median", "start to first response, median"
-        quality = tomllib.loads((self.minilm / "manifest.toml").read_text())["weights"]["quality"]
         best = product[throughput]["baseline"]
-        yield figure("mean cosine similarity to fp32", quality["mean_cosine"], None, "", None)
-        yield figure("worst cosine similarity to fp32", quality["worst_cosine"], None, "", None)
         name = "32 texts of mixed length per request, 4 clients, tokenization included"
         yield figure(name, product[throughput]["value"], best, "texts/s", "plain ONNX Runtime, best schedule", limited[throughput]["value"])
         yield figure("plain ONNX Runtime, best schedule", best, self.lab("unsorted", self.baseline, 8), "texts/s", "plain ONNX Runtime, batches of 32 texts in input order")

@@ -125,9 +125,7 @@ def main():
         cold_start(figures, folder / "cold-start.svg")
         quality(found["precisions"], folder / "quality.svg")
     text = page.read_text()
-    # Quality, without a unit, is on its own page.
-    measured = [figure for figure in found["figures"] if figure["unit"]]
-    tables = {"bench": table(measured, found["on_lambda"]), "search": table(json.loads(search.read_text())["figures"])}
+    tables = {"bench": table(found["figures"], found["on_lambda"]), "search": table(json.loads(search.read_text())["figures"])}
     for name, lines in tables.items():
         marked = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
         text = re.sub(marked, lambda marks: f"{marks[1]}{lines}\n{marks[2]}", text, flags=re.DOTALL)
