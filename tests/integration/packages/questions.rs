@@ -36,7 +36,7 @@ const QUESTIONS: &str = "
     What happens to a row that fails? | batch.md | Row errors | error
     How long are results kept? | batch.md | The function | KeepDays
     How do I call a model from Redshift? | batch.md | Amazon Redshift | CREATE
-    How do I replace personal data, and restore it? | redaction.md | A column of a table | kivu restore
+    How do I replace personal data, and restore it? | tutorials.md | A column of a table | kivu restore
     How do I deploy to AWS? | deploy.md | Quick start | make deploy
     How do I roll back? | deploy.md | Releases | make rollback
     How do I deploy a model above 250 MB? | deploy.md | Container images | Package=image
