@@ -50,7 +50,6 @@ that were read.
 - Peak: with the longest text, of {longest} tokens, also where the published model reads more.
 - Times: median of one request with one text. Rerankers get a query of one token in addition (decoders also a prompt), \
 GLiNER models two labels.
-- Build: with {texts} texts for the quality gate instead of 300, without a download.
 - Tokenizers have some 300 tokens: a real one takes more private memory, and real texts read more rows of the word \
 embeddings, so resident memory is at most the private memory, the bundle and 25 MB of program.
 """
@@ -162,7 +161,7 @@ def table(results):
     lengths = [f"{tokens} tokens, ms" for tokens in LENGTHS]
     lines = []
     for kind, models in MODELS.items():
-        rows = [[kind, "build, s", "bundle, MB", "private, MB", "resident, MB", "peak, MB", *lengths]]
+        rows = [[kind, "bundle, MB", "private, MB", "resident, MB", "peak, MB", *lengths]]
         rows.append(["---"] * len(rows[0]))
         for shape in dict.fromkeys(models.values()):
             names = ", ".join(model for model, its in models.items() if its == shape)
@@ -173,7 +172,7 @@ def table(results):
                 longest = found["serving"]["longest"]
                 megabytes = [f"{size:.0f}" for size in (found["megabytes"], found["private"], found["resident"], longest["peak_mb"])]
                 times = [f"{median:.2f}" if median < 10 else f"{median:.1f}" for median in found["medians"]]
-                cells = [f"{found['seconds']:.0f}", *megabytes, *times]
+                cells = [*megabytes, *times]
             rows.append([names, *cells])
         lines += [f"| {' | '.join(row)} |" for row in rows] + [""]
     return "\n".join(lines)
@@ -213,7 +212,7 @@ def main():
         arithmetic = {found["arithmetic"] or "unknown arithmetic" for found in results.values() if "error" not in found}
         introduction = INTRODUCTION.format(
             machine=machine[1] if machine else "unknown processor", threads=len(os.sched_getaffinity(0)),
-            arithmetic=", ".join(sorted(arithmetic)), texts=TEXTS, longest=shapes.TOKENS,
+            arithmetic=", ".join(sorted(arithmetic)), longest=shapes.TOKENS,
         )
         marked = r"(<!-- popular -->\n).*?(<!-- end -->)"
         page = options.docs.read_text()
