@@ -22,10 +22,17 @@ def fuzzed(done):
 
 
 def processors(found):
-    lines = [row("processor", "model", "`arithmetic` of `/info`", "identical to the first"), row(*["---"] * 4)]
     # Vectors in the native engine are the same on all.
-    translators = (result for result in found["rows"] if "same" in result)
-    return lines + [row(its["processor"], its["model"], its["arithmetic"], f"{its['same']} of {its['of']}") for its in translators]
+    translators = {}
+    for its in found["rows"]:
+        if "same" in its:
+            translators.setdefault(its["processor"], {})[its["model"]] = its
+    models = list(next(iter(translators.values())))
+    lines = [row("processor", "`arithmetic` of `/info`", *models), row(*["---"] * (2 + len(models)))]
+    for processor, by_model in translators.items():
+        same = (f"{its['same']} of {its['of']}" for its in by_model.values())
+        lines.append(row(processor, by_model[models[0]]["arithmetic"], *same))
+    return lines
 
 
 def main():
