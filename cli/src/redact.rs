@@ -431,7 +431,7 @@ mod tests {
         let cases = [
             (
                 "a.csv",
-                "id,text\r\n1,\"a@b.org, \"\"c\"\"\"\r\n2,\r\n3,no [PER_1] b@b.org\r\n4,a@b.org",
+                "id,text\r\n1,\"a@b.org, \"\"c\"\"\"\r\n2,\r\n3,no [PER_1] b@b.org\r\n4,\"a@b.org\"",
             ),
             (
                 "a.jsonl",
@@ -466,7 +466,7 @@ mod tests {
         1,"[EMAIL_ADDRESS_1], ""c"""
         2,
         3,no [PLACEHOLDER_1] [EMAIL_ADDRESS_2]
-        4,[EMAIL_ADDRESS_1]
+        4,"[EMAIL_ADDRESS_1]"
         "#);
     }
 

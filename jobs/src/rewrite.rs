@@ -101,8 +101,10 @@ pub fn rewrite(
         write(&bytes)?;
         done += count;
     }
-    if let Copy::Parquet(copy) = copy {
-        write(&copy.finish()?)?;
+    match copy {
+        Copy::Texts(columns) if done > 0 => columns.check()?,
+        Copy::Texts(_) => {}
+        Copy::Parquet(copy) => write(&copy.finish()?)?,
     }
     Ok(done)
 }
@@ -128,12 +130,12 @@ fn check_rows(chunk: &Chunk, done: u64) -> Result<u64> {
 
 /// The bytes of a chunk's rows, which are read twice: for their texts, and to replace them.
 fn replaced_rows(
-    columns: &ReplacedColumns,
+    columns: &mut ReplacedColumns,
     chunk: &Chunk,
     done: u64,
     replace: &mut Replace<'_>,
 ) -> Result<Vec<u8>> {
-    let each = |replace: &mut dyn FnMut(&str) -> Result<String>| {
+    let mut each = |replace: &mut dyn FnMut(&str) -> Result<String>| {
         let mut bytes = Vec::new();
         for row in 0..chunk.texts.len() {
             let place = done + row as u64 + 1;
@@ -221,6 +223,32 @@ mod tests {
     use std::fs;
 
     use super::*;
+
+    #[test]
+    fn a_column_that_no_row_has_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.jsonl");
+        let mut rewritten = |text: &str, columns: &[&str]| {
+            fs::write(&path, text).unwrap();
+            let columns = columns
+                .iter()
+                .map(|name| (*name).to_owned())
+                .collect::<Vec<_>>();
+            let mut output = Vec::new();
+            let mut upper =
+                |texts: Vec<String>| Ok(texts.iter().map(|text| text.to_uppercase()).collect());
+            rewrite(&path, &columns, &mut output, Parquet::default(), &mut upper)
+                .map(|_| String::from_utf8(output).unwrap())
+        };
+        let sparse = "{\"a\": \"x\"}\n{\"b\": null}\n";
+        assert_eq!(
+            rewritten(sparse, &["a", "b"]).unwrap(),
+            "{\"a\": \"X\"}\n{\"b\": null}\n"
+        );
+        let refusal = rewritten(sparse, &["a", "c"]).unwrap_err();
+        insta::assert_snapshot!(refusal, @"no row has the column `c`");
+        assert_eq!(rewritten("", &["c"]).unwrap(), "");
+    }
 
     #[test]
     fn a_missing_text_is_an_error() {

@@ -35,6 +35,8 @@ pub fn places(known: &[&str], names: &[String]) -> Result<Vec<usize>> {
 /// Columns whose texts are replaced.
 pub struct ReplacedColumns {
     names: Vec<String>,
+    /// Whether a row in JSON Lines has each column.
+    is_found: Vec<bool>,
     /// Their places in CSV, and the header.
     csv: Option<(Vec<usize>, CsvHeader)>,
 }
@@ -53,7 +55,11 @@ impl ReplacedColumns {
             }
             Head::Requests | Head::Parquet(_) => return mismatched(),
         };
-        Ok(Self { names, csv })
+        Ok(Self {
+            is_found: vec![false; names.len()],
+            names,
+            csv,
+        })
     }
 
     /// What precedes the first row.
@@ -67,12 +73,26 @@ impl ReplacedColumns {
         }
     }
 
+    /// Checks a file whose rows were all written.
+    ///
+    /// # Errors
+    /// No row in JSON Lines has one of the columns: its name is probably misspelt.
+    pub fn check(&self) -> Result<()> {
+        let mut columns = self.names.iter().zip(&self.is_found);
+        match columns.find(|(_, is_found)| !**is_found) {
+            Some((name, _)) if self.csv.is_none() => {
+                Err(Error::invalid(format!("no row has the column `{name}`")))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Appends a row with other texts. Missing and empty values stay.
     ///
     /// # Errors
     /// The row is malformed, a value is no text, or a new text cannot be written; no message has a text.
     pub fn write(
-        &self,
+        &mut self,
         rows: &Rows,
         row: usize,
         replace: &mut Replace<'_>,
@@ -83,8 +103,10 @@ impl ReplacedColumns {
                 let line = String::from_utf8(lines[row].clone());
                 let mut line =
                     line.map_err(|_| Error::invalid("expected UTF-8, but found other bytes"))?;
-                for name in &self.names {
-                    line = replaced_field(line, name, replace)?;
+                for (name, is_found) in self.names.iter().zip(&mut self.is_found) {
+                    if let Some(new) = replaced_field(&line, name, replace)? {
+                        (line, *is_found) = (new, true);
+                    }
                 }
                 output.extend_from_slice(line.as_bytes());
                 output.push(b'\n');
@@ -98,20 +120,21 @@ impl ReplacedColumns {
     }
 }
 
-fn replaced_field(line: String, name: &str, replace: &mut Replace<'_>) -> Result<String> {
+/// The line with another text, or `None` if it lacks the field.
+fn replaced_field(line: &str, name: &str, replace: &mut Replace<'_>) -> Result<Option<String>> {
     let wrong = |found: &str| {
         Err(Error::invalid(format!(
             "expected text in `{name}`, but found {found}"
         )))
     };
-    let value = match TextField::of(&line, name) {
+    let value = match TextField::of(line, name) {
         Ok(TextField::Found(value)) => value,
-        Ok(TextField::Missing) => return Ok(line),
+        Ok(TextField::Missing) => return Ok(None),
         Ok(TextField::Repeated) => return wrong("the field several times"),
         Err(_) => return wrong("a row that is no JSON object"),
     };
     let text: String = match (other_type(value), serde_json::from_str(value.get())) {
-        (Some("null"), _) => return Ok(line),
+        (Some("null"), _) => return Ok(Some(line.to_owned())),
         (Some(found), _) => return wrong(found),
         (None, Ok(text)) => text,
         (None, Err(_)) => return wrong("a malformed one"),
@@ -120,7 +143,7 @@ fn replaced_field(line: String, name: &str, replace: &mut Replace<'_>) -> Result
     // The value is a part of the line.
     let start = value.get().as_ptr() as usize - line.as_ptr() as usize;
     let end = start + value.get().len();
-    Ok([&line[..start], &new, &line[end..]].concat())
+    Ok(Some([&line[..start], &new, &line[end..]].concat()))
 }
 
 fn replaced_record(
@@ -157,6 +180,9 @@ fn replaced_record(
         let new = replace(text)?;
         if new == text {
             output.extend_from_slice(raw);
+        } else if let Some(quote) = dialect.quote.filter(|quote| raw.first() == Some(quote)) {
+            // So that a restored file has the bytes of the original.
+            dialect.write_quoted(quote, new.as_bytes(), output);
         } else if !dialect.write(new.as_bytes(), output) {
             return wrong(format!(
                 "a file without quotes cannot state the new text in `{name}`"

@@ -75,6 +75,8 @@ async fn originals_are_put_back() {
     insta::assert_snapshot!(refusal("/restore", neither).await, @"422: expected `redact_mapping` or `redact_key`, but found neither");
     let key = json!({ "inputs": "a", "redact_key": "0f" }).to_string();
     insta::assert_snapshot!(refusal("/restore", key).await, @"422: wrong value in `redact_key`: expected a key of 32 bytes, as 64 hexadecimal digits, but found 2 characters; make one with `openssl rand -hex 32`");
+    let twice = r#"{"inputs": "a", "redact_mapping": {"[A_1]": "x", "[A_1]": "y"}}"#;
+    insta::assert_snapshot!(refusal("/restore", twice.to_owned()).await, @"422: wrong value in `redact_mapping`: expected each placeholder once, but found an earlier one in place 2");
 }
 
 #[tokio::test]

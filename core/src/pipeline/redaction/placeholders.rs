@@ -9,7 +9,10 @@ use std::{
 
 use regex::Regex;
 use schemars::JsonSchema;
-use serde::{Deserialize, Deserializer, Serialize, de};
+use serde::{
+    Deserialize, Deserializer, Serialize,
+    de::{Error as _, MapAccess, Visitor},
+};
 use serde_json::Value;
 
 use super::key::Key;
@@ -89,19 +92,39 @@ impl Replacement {
 #[schemars(inline)]
 pub struct Mapping(pub BTreeMap<String, String>);
 
-/// Reads any values, since an error in one would have its name, which may be an original.
 impl<'de> Deserialize<'de> for Mapping {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let values = BTreeMap::<String, Value>::deserialize(deserializer)?;
-        let text = |(place, (name, value))| match value {
-            Value::String(original) => Ok((name, original)),
-            _ => Err(de::Error::custom(format!(
-                "expected a text for each placeholder, but found another value in place {}",
-                place + 1
-            ))),
-        };
-        let texts = values.into_iter().enumerate().map(text);
-        texts.collect::<Result<_, D::Error>>().map(Self)
+        deserializer.deserialize_map(MappingVisitor)
+    }
+}
+
+/// Reads any values, since an error in one would have its name, which may be an original.
+struct MappingVisitor;
+
+impl<'de> Visitor<'de> for MappingVisitor {
+    type Value = Mapping;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("an object with originals by placeholder")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Mapping, A::Error> {
+        let mut originals = BTreeMap::new();
+        let mut place = 0;
+        while let Some((name, value)) = entries.next_entry::<String, Value>()? {
+            place += 1;
+            let Value::String(original) = value else {
+                return Err(A::Error::custom(format_args!(
+                    "expected a text for each placeholder, but found another value in place {place}"
+                )));
+            };
+            if originals.insert(name, original).is_some() {
+                return Err(A::Error::custom(format_args!(
+                    "expected each placeholder once, but found an earlier one in place {place}"
+                )));
+            }
+        }
+        Ok(Mapping(originals))
     }
 }
 

@@ -253,17 +253,8 @@ impl Dialect {
             return true;
         }
         match (self.quote, self.escape) {
-            (Some(quote), escape) => {
-                output.push(quote);
-                for byte in value {
-                    if *byte == quote {
-                        output.push(escape.unwrap_or(quote));
-                    } else if Some(*byte) == escape {
-                        output.push(*byte);
-                    }
-                    output.push(*byte);
-                }
-                output.push(quote);
+            (Some(quote), _) => {
+                self.write_quoted(quote, value, output);
                 true
             }
             (None, Some(escape)) if !is_null || value.first() == Some(&escape) => {
@@ -282,6 +273,20 @@ impl Dialect {
             }
             (None, _) => false,
         }
+    }
+
+    /// Appends a value as a field in quotes.
+    pub fn write_quoted(&self, quote: u8, value: &[u8], output: &mut Vec<u8>) {
+        output.push(quote);
+        for byte in value {
+            if *byte == quote {
+                output.push(self.escape.unwrap_or(quote));
+            } else if Some(*byte) == self.escape {
+                output.push(*byte);
+            }
+            output.push(*byte);
+        }
+        output.push(quote);
     }
 
     /// Appends a field of another dialect, which differs by its delimiter only. Keeps its bytes, unless they would mean
