@@ -27,7 +27,7 @@ GRAFANA = ROOT / "deploy/grafana"
 DASHBOARD = json.loads((GRAFANA / "dashboard.json").read_text())
 ALERTS = (GRAFANA / "alerts.yml").read_text()
 TESTS = Path(__file__).with_name("alerts.test.yml").read_text()
-RUNBOOKS = (ROOT / "docs/monitoring.md").read_text()
+RUNBOOKS = (ROOT / "docs/troubleshooting.md").read_text()
 PROGRAMS = Path(os.environ["TEST_PROMETHEUS"])
 BUNDLE = Path(os.environ["TEST_BUNDLE"]).resolve()
 METRIC = re.compile(r"\bkivu_\w+")
@@ -106,7 +106,7 @@ class Structure(unittest.TestCase):
             name = rule.split()[0]
             with self.subTest(name):
                 self.assertRegex(rule, r"severity: (critical|warning)\n")
-                self.assertRegex(rule, r"summary: .+\n +description: .+\n +runbook: docs/monitoring.md#" + name.lower())
+                self.assertRegex(rule, r"summary: .+\n +description: .+\n +runbook: docs/troubleshooting.md#" + name.lower())
                 self.assertIn(f"### {name}\n", RUNBOOKS)
                 tests = re.split(r"- alertname: ", TESTS)[1:]
                 fires = {"exp_alerts" in test for test in tests if test.split()[0] == name}

@@ -246,10 +246,9 @@ mod tests {
              effect on results, or refused by name (422): {} fields in {} schemas of {apis} APIs, of which {read} are \
              supported, {without_effect} have no effect and {refused} are refused. [The API](api.md) describes what \
              supported fields do, and Kivu's own fields.\n\n- A refused field may be `null` or empty, or have a value in \
-             the table that asks for nothing.\n- APIs that share a route share their fields: `/v1/embeddings` takes \
-             Voyage's `output_dtype` beside OpenAI's `dimensions`.\n- Other fields are ignored, except for names within \
-             two edits of a field's (one edit for names of four characters), such as `dimension`, which are refused with \
-             the right name. Names of up to three characters, and fields of documents, are not compared.\n\n\
+             the table that asks for nothing.\n- APIs that share a route share their fields.\n- Other fields are \
+             ignored, except for names of four or more characters within two edits of a field's (one for four), such as \
+             `dimension`, which are refused with the right name. Fields of documents are not compared.\n\n\
              This page is made from the tables in `http/src/fields`; `UPDATE_DOCS=1 cargo test fields` writes it.\n{tables}",
             read + without_effect + refused,
             PUBLISHED.len(),

@@ -45,7 +45,7 @@ const QUESTIONS: &str = "
     How much memory does bge-m3 need? | sizing.md | Popular models by shape | bge-m3
     How do I create an API key, and limit it? | security.md | Keys | --per-day
     What is not defended against? | security.md | Not defended | ONNX Runtime
-    What do I do when KivuSlow fires? | monitoring.md | KivuSlow | queue
+    What do I do when KivuSlow fires? | troubleshooting.md | KivuSlow | queue
     How do I use a GPU fleet? | fleet.md | Setup on AWS | Fleet=yes
     How fast is Kivu beside text-embeddings-inference? | benchmarks.md | Over HTTP | TEI
     How good is int8 for my own texts? | quality.md | Your texts and pairs | --pairs
