@@ -53,21 +53,16 @@ pub fn linear<K: Kernel>(
     scratch: &mut Quantized,
     out: &mut [f32],
 ) {
-    let product = Product {
+    kernel.call(Product {
         input,
         layer,
         panels,
         scratch,
         out,
-    };
-    if K::HAS_SMALL_QUADS && layer.panels.have_small_quads() {
-        kernel.call_for_small_quads(product);
-    } else {
-        product.call(kernel);
-    }
+    });
 }
 
-/// The arguments of [`linear`].
+/// The arguments of [`linear`], which is compiled once for a kernel, and not at each place that calls it.
 struct Product<'a> {
     input: &'a [f32],
     layer: &'a Linear,
@@ -81,13 +76,30 @@ impl KernelFn for Product<'_> {
 
     #[inline(always)]
     fn call<K: Kernel>(self, kernel: K) {
-        let Self {
+        let product = TileProduct(self);
+        if K::HAS_SMALL_QUADS && product.0.layer.panels.have_small_quads() {
+            kernel.call_for_small_quads(product);
+        } else {
+            product.call(kernel);
+        }
+    }
+}
+
+/// A product by the kernel's tiles.
+struct TileProduct<'a>(Product<'a>);
+
+impl KernelFn for TileProduct<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call<K: Kernel>(self, kernel: K) {
+        let Product {
             input,
             layer,
             panels,
             scratch,
             out,
-        } = self;
+        } = self.0;
         const { assert!(MAX_TILE_ROWS.is_multiple_of(K::TILE_ROWS)) };
         quantize(kernel, input, layer, scratch);
         let (blocks, size) = (layer.blocks(), row_size::<K>(layer.block));
@@ -344,36 +356,53 @@ fn quantize_block<K: Kernel>(
 /// Multiplies rows by `layer`'s fp32 weights, with bias.
 #[inline(always)]
 pub fn dense<K: Kernel>(kernel: K, input: &[f32], layer: &Dense, out: &mut [f32]) {
-    let (width, outputs, panel) = (layer.inputs(), layer.outputs, layer.panel);
-    let whole = outputs - outputs % COLUMNS;
-    let mut sums: [[Lanes; 2]; MAX_ROWS] = [[[0.0; LANES]; 2]; MAX_ROWS];
-    // All rows are multiplied by some columns before the next ones, so that the weights are read from memory once.
-    for first in (0..whole).step_by(COLUMNS) {
-        let weights = &layer.weights[first / panel * panel * width + first % panel..];
-        let weights = Rows::new(weights, panel);
-        for (rows, out) in input
-            .chunks(MAX_ROWS * width)
-            .zip(out.chunks_mut(MAX_ROWS * outputs))
-        {
-            let sums = &mut sums[..rows.len() / width];
-            kernel.product(width, Rows::new(rows, width), weights, sums);
-            for (sums, out) in sums.iter().zip(out.chunks_exact_mut(outputs)) {
-                out[first..first + COLUMNS].copy_from_slice(sums.as_flattened());
+    kernel.call(DenseProduct { input, layer, out });
+}
+
+/// The arguments of [`dense`], which is compiled as [`linear`] is.
+struct DenseProduct<'a> {
+    input: &'a [f32],
+    layer: &'a Dense,
+    out: &'a mut [f32],
+}
+
+impl KernelFn for DenseProduct<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn call<K: Kernel>(self, kernel: K) {
+        let Self { input, layer, out } = self;
+        let (width, outputs, panel) = (layer.inputs(), layer.outputs, layer.panel);
+        let whole = outputs - outputs % COLUMNS;
+        let mut sums: [[Lanes; 2]; MAX_ROWS] = [[[0.0; LANES]; 2]; MAX_ROWS];
+        // All rows are multiplied by some columns before the next ones, so that the weights are read from memory once.
+        for first in (0..whole).step_by(COLUMNS) {
+            let weights = &layer.weights[first / panel * panel * width + first % panel..];
+            let weights = Rows::new(weights, panel);
+            for (rows, out) in input
+                .chunks(MAX_ROWS * width)
+                .zip(out.chunks_mut(MAX_ROWS * outputs))
+            {
+                let sums = &mut sums[..rows.len() / width];
+                kernel.product(width, Rows::new(rows, width), weights, sums);
+                for (sums, out) in sums.iter().zip(out.chunks_exact_mut(outputs)) {
+                    out[first..first + COLUMNS].copy_from_slice(sums.as_flattened());
+                }
             }
         }
-    }
-    for (row, out) in input.chunks_exact(width).zip(out.chunks_exact_mut(outputs)) {
-        for (column, out) in out.iter_mut().enumerate().skip(whole) {
-            let weights = layer.weights[column..].iter().step_by(outputs);
-            let products = row.iter().zip(weights);
-            *out = products.fold(0.0, |sum, (value, weight)| {
-                kernel.mul_add_one(*value, *weight, sum)
-            });
-        }
-        if let Some(bias) = &layer.bias {
-            out.iter_mut()
-                .zip(bias.iter())
-                .for_each(|(out, bias)| *out += bias);
+        for (row, out) in input.chunks_exact(width).zip(out.chunks_exact_mut(outputs)) {
+            for (column, out) in out.iter_mut().enumerate().skip(whole) {
+                let weights = layer.weights[column..].iter().step_by(outputs);
+                let products = row.iter().zip(weights);
+                *out = products.fold(0.0, |sum, (value, weight)| {
+                    kernel.mul_add_one(*value, *weight, sum)
+                });
+            }
+            if let Some(bias) = &layer.bias {
+                out.iter_mut()
+                    .zip(bias.iter())
+                    .for_each(|(out, bias)| *out += bias);
+            }
         }
     }
 }

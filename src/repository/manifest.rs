@@ -120,7 +120,7 @@ pub enum Precision {
     /// 8-bit integers with one scale per output channel: the fastest.
     #[default]
     Int8,
-    /// 8-bit integers with one scale per 32 weights and 32 activations: nearly fp32, but slower.
+    /// 8-bit integers with a scale per block of weights and of activations: nearly fp32, but slower.
     Int8Blocks,
     /// 32-bit floating point.
     Fp32,

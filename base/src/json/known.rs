@@ -24,7 +24,7 @@ pub struct Fields {
 }
 
 /// A field that is refused unless its value asks for nothing.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Refused {
     /// The field's name, without its object's path.
     pub name: &'static str,

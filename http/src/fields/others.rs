@@ -220,12 +220,21 @@ pub static KSERVE_OUTPUT: Fields = Fields {
 };
 
 pub static KSERVE_OUTPUT_PARAMETERS: Fields = Fields {
-    read: &["binary_data", "classification"],
-    refused: SHARED_MEMORY,
+    read: &["binary_data"],
+    refused: &[
+        refused(
+            "classification",
+            &["0"],
+            "`/predict` and `POST /models/MODEL` return labels",
+        ),
+        SHARED_MEMORY[0],
+        SHARED_MEMORY[1],
+        SHARED_MEMORY[2],
+    ],
     ..NONE
 };
 
-const SHARED_MEMORY: &[kivu::json::Refused] = &[
+const SHARED_MEMORY: &[kivu::json::Refused; 3] = &[
     refused(
         "shared_memory_byte_size",
         &["0"],
@@ -264,8 +273,6 @@ static KIVU_PARAMETERS: Fields = Fields {
         "multi_class",
         "multi_label",
         "normalize",
-        "output_dtype",
-        "outputs",
         "patterns",
         "prompt",
         "prompt_name",
@@ -285,6 +292,14 @@ static KIVU_PARAMETERS: Fields = Fields {
         "truncate",
         "truncation_direction",
         "words",
+    ],
+    refused: &[
+        refused(
+            "output_dtype",
+            &["\"float\""],
+            "vectors are tensors of `FP32`",
+        ),
+        refused("outputs", &[], "name outputs in the request's `outputs`"),
     ],
     ..NONE
 };

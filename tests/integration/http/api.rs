@@ -1094,8 +1094,19 @@ async fn kserve_takes_the_parameters_of_embed() {
         infer(&long, &json!({ "truncate": false })).await.0,
         StatusCode::PAYLOAD_TOO_LARGE
     );
-    let (_, refusal) = infer("dog", &json!({ "normalize": 1 })).await;
-    insta::assert_snapshot!(refusal["error"].as_str().unwrap(), @"invalid parameter `normalize`: expected the body to be a boolean, but found `1`");
+    let (_, wrong) = infer("dog", &json!({ "normalize": 1 })).await;
+    insta::assert_snapshot!(wrong["error"].as_str().unwrap(), @"invalid parameter `normalize`: expected the body to be a boolean, but found `1`");
+    let refused = async |parameters: Value, of_output: Value| {
+        let tensor =
+            json!({ "name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "data": ["dog"] });
+        let output = json!({ "name": "embedding", "parameters": of_output });
+        let body = json!({ "inputs": [tensor], "outputs": [output], "parameters": parameters });
+        refusal("/v2/models/tiny/infer", body.to_string()).await
+    };
+    insta::assert_snapshot!(refused(json!({ "output_dtype": "int8" }), json!({})).await, @"");
+    insta::assert_snapshot!(refused(json!({ "outputs": ["dense"] }), json!({})).await, @"");
+    insta::assert_snapshot!(refused(json!({}), json!({ "classification": 2 })).await, @"");
+    insta::assert_snapshot!(refused(json!({}), json!({ "binary_data": "yes" })).await, @"");
 }
 
 #[tokio::test]

@@ -383,7 +383,7 @@ fn placeholders_are_restored_in_other_texts() {
             .unwrap_err()
             .to_string()
     };
-    insta::assert_snapshot!(refused(r#"{"[A_1]": "x", "[A_1]": "y"}"#), @"expected each placeholder once, but found an earlier one in place 2 at line 1 column 29");
+    insta::assert_snapshot!(refused(r#"{"[A_1]": "x", "[A_1]": "y"}"#), @"expected each placeholder once, but found an earlier one in place 2 at line 1 column 28");
     insta::assert_snapshot!(refused(r#"{"[A_1]": "x", "y": 1}"#), @"expected a text for each placeholder, but found another value in place 2 at line 1 column 22");
     assert_eq!(
         format!("{mapping:?} {:?}", key()),

@@ -32,8 +32,6 @@ use kivu::{
 /// JSON length in bytes; the tensors follow in JSON order.
 const JSON_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
 const BINARY_SIZE: &str = "binary_data_size";
-/// Triton's parameter for the labels with the highest scores.
-const CLASSIFICATION: &str = "classification";
 
 #[derive(Debug)]
 pub enum InputElements {
@@ -265,16 +263,13 @@ impl InferRequest {
         let Some(output) = output else {
             return Ok(all_binary);
         };
-        if output.parameters.contains_key(CLASSIFICATION) {
-            return Err(Error::invalid(format!(
-                "expected no parameter `{CLASSIFICATION}` of `{name}`, but found it"
-            ))
-            .with_hint("`/predict` and `POST /models/MODEL` return labels"));
+        match output.parameters.get("binary_data") {
+            Some(Value::Bool(is_binary)) => Ok(*is_binary),
+            None | Some(Value::Null) => Ok(all_binary),
+            Some(_) => Err(Error::invalid(format!(
+                "expected a boolean in the parameter `binary_data` of `{name}`, but found another value"
+            ))),
         }
-        Ok(match output.parameters.get("binary_data") {
-            Some(Value::Bool(is_binary)) => *is_binary,
-            _ => all_binary,
-        })
     }
 }
 
