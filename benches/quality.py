@@ -19,6 +19,7 @@ import tarfile
 import zipfile
 
 import yaml
+from page import write
 
 # Requirement, file, SHA-256.
 PACKAGES = {
@@ -267,9 +268,7 @@ def main():
         print(lines[-1], flush=True)
     if lost:
         sys.exit("\n".join(["error: the default build lost quality; the page is unchanged", *lost]))
-    table = "\n".join(lines)
-    text = page.read_text()
-    page.write_text(re.sub(r"(<!-- quality -->\n).*?(<!-- end -->)", lambda marks: f"{marks[1]}{table}\n{marks[2]}", text, flags=re.DOTALL))
+    write(page, "quality", "\n".join(lines))
 
 
 if __name__ == "__main__":

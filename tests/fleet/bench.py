@@ -1,6 +1,6 @@
 """The cost of forwarding to Triton: `kivu serve` in front of a real server, compared with clients of the server.
 
-    make fleet
+    benches/run.py fleet
 
 runs it with the program and a bundle of an embedding model. Every figure has a baseline from the same run.
 """

@@ -2,8 +2,10 @@
 
 import json
 import pathlib
-import re
 import sys
+
+sys.path.append(str(pathlib.Path(__file__).parents[2] / "benches"))
+from page import write  # noqa: E402
 
 
 def read(folder, name):
@@ -37,13 +39,10 @@ def processors(found):
 
 def main():
     folder, page = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
-    text = page.read_text()
-    for name, write in (("fuzz", fuzzed), ("processors", processors)):
+    for name, lines in (("fuzz", fuzzed), ("processors", processors)):
         found = read(folder, f"{name}.json")
         if found is not None:
-            table = "\n".join(write(found))
-            text = re.sub(rf"(<!-- {name} -->\n).*?(<!-- end -->)", lambda marks: f"{marks[1]}{table}\n{marks[2]}", text, flags=re.DOTALL)
-    page.write_text(text)
+            write(page, name, "\n".join(lines(found)), folder / f"{name}.json")
 
 
 if __name__ == "__main__":

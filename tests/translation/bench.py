@@ -1,10 +1,10 @@
 """Generation against its peers: models of the size of M2M100 and BART against CTranslate2, a student against the engine
 that it was made for. Both sides of a ratio are taken in turns, in one run.
 
-    make peers        # translation
-    make summaries    # BART, which is part of `make bench`
+    benches/run.py translation
+    benches/run.py summaries    # BART
 
-which call it with the program, a folder for random weights in the shapes of M2M100-418M and BART-large, and, for
+call it with the program, a folder for random weights in the shapes of M2M100-418M and BART-large, and, for
 translation, the folder of bundles.
 """
 
