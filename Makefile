@@ -357,7 +357,7 @@ BASE ?= public.ecr.aws/lambda/provided:al2023
 # The folder of `cargo-lambda`, which compiles the functions.
 CARGO_LAMBDA ?= $(abspath $(LAMBDA))
 SAM := SAM_CLI_TELEMETRY=0 $(DEPLOY)/sam
-OPERATE := $(DEPLOY)/python functions/operate.py $(STACK)
+OPERATE := $(DEPLOY)/python functions/operate.py --stack $(STACK)
 
 SAM_BUILD = ARCHITECTURE=$(ARCHITECTURE) PACKAGE=$(PACKAGE) PACKED="$(PACKED)" ONNX="$(filter-out no,$(ONNX))" CARGO_LAMBDA=$(CARGO_LAMBDA) \
   $(SAM) build --parameter-overrides Architecture=$(ARCHITECTURE)
@@ -374,7 +374,7 @@ GIVEN = $(if $(call IS_GIVEN,PACKED BUNDLE),--packed '$(PACKED)') $(if $(call IS
 RECORDED = Architecture=$(ARCHITECTURE) Packed="$(or $(PACKED),none)" PackedOnnx=$(if $(filter-out no,$(ONNX)),yes,no)
 
 .PHONY: deploy
-deploy: program $(DEPLOY_TOOLS) ## Deploy to AWS, with the credentials in the environment
+deploy: program $(DEPLOY_TOOLS) ## Deploy to AWS, with the credentials in the environment; deploy/operate has the commands after it
 	settings=$$($(OPERATE) settings '$(PARAMETERS)' $(GIVEN)) && eval make --no-print-directory --old-file=program release "$$settings"
 
 # Builds and deploys with the settings of `make deploy`.
@@ -397,7 +397,7 @@ image: packed $(DEPLOY_TOOLS) ## Make the function's container image for ARCHITE
 
 .PHONY: local
 local: ARCHITECTURE := $(subst aarch64,arm64,$(shell uname -m))
-local: packed $(DEPLOY_TOOLS) ##operate Serve the function on this machine with `sam local`, which needs Docker
+local: packed $(DEPLOY_TOOLS) ## Serve the function on this machine with `sam local`, which needs Docker
 	$(SAM_BUILD)
 	$(OPERATE) image 'Package=$(PACKAGE) Architecture=$(ARCHITECTURE)' --base $(BASE) --local
 	$(SAM) local start-api --parameter-overrides 'AuthMode=none Package=$(PACKAGE) Architecture=$(ARCHITECTURE)'
@@ -406,48 +406,6 @@ local: packed $(DEPLOY_TOOLS) ##operate Serve the function on this machine with 
 .PHONY: packed
 packed: program $(LAMBDA_TOOLS) $(PACKED:%=%/manifest.toml)
 	$(KIVU) doctor --fix --function $(ARCHITECTURE)
-
-# Options of `kivu key`: make key NAME=alice LIMITS="--expires 2027-01-31"
-LIMITS ?=
-.PHONY: key
-key: $(DEPLOY_TOOLS) program ##operate Create an API key: make key NAME=alice
-	$(OPERATE) key $(NAME) --kivu $(KIVU) --limits="$(LIMITS)"
-
-.PHONY: rollback
-rollback: $(DEPLOY_TOOLS) ##operate Return to the function's previous version
-	$(OPERATE) rollback
-
-.PHONY: redrive
-redrive: $(DEPLOY_TOOLS) ##operate Process failed files again
-	$(OPERATE) redrive
-
-.PHONY: rotate
-rotate: $(DEPLOY_TOOLS) ##operate Replace the secret that CloudFront sends to the functions
-	$(OPERATE) rotate
-
-.PHONY: mirror
-mirror: $(DEPLOY_TOOLS) ##operate Copy Triton's container image to ECR: make mirror IMAGE=...
-	$(OPERATE) mirror $(IMAGE)
-
-# A bundle for the fleet, and options of `kivu triton`.
-MODEL ?= $(BUNDLE)
-TRITON ?=
-.PHONY: upload
-upload: $(DEPLOY_TOOLS) program $(MODEL)/manifest.toml ##operate Upload a bundle for the fleet: make upload MODEL=my-model
-	rm -rf target/triton && $(KIVU) triton $(MODEL) --out target/triton $(TRITON)
-	$(OPERATE) upload target/triton
-
-.PHONY: status
-status: $(DEPLOY_TOOLS) ##operate Show the deployment's URL, buckets, alarms and queues
-	$(OPERATE) status
-
-.PHONY: logs
-logs: $(DEPLOY_TOOLS) ##operate Follow the deployment's logs
-	$(OPERATE) logs
-
-.PHONY: undeploy
-undeploy: $(DEPLOY_TOOLS) ##operate Delete the deployment; buckets with objects remain
-	$(OPERATE) undeploy
 
 # Cross compilation and emulation of arm64, with a target folder of its own. Not needed on an arm64 machine.
 ARM64_CARGO := --config $(ARM64)/cargo.toml --target-dir target/arm64

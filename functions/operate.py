@@ -1,22 +1,8 @@
-"""Operates a deployment: checks, images, quotas, keys, releases, failed files, models of the fleet, status, logs, removal.
+"""Operates a deployment, with the credentials and the region of the environment.
 
-    python functions/operate.py STACK settings [PARAMETERS] [--packed BUNDLES] [--onnx yes|no] [--architecture NAME]
-    python functions/operate.py STACK check [PARAMETERS] --packed BUNDLES
-    python functions/operate.py STACK quotas [PARAMETERS]
-    python functions/operate.py STACK image [PARAMETERS] --base IMAGE [--local]
-    python functions/operate.py STACK served
-    python functions/operate.py STACK key NAME --kivu KIVU [--limits OPTIONS]
-    python functions/operate.py STACK rotate
-    python functions/operate.py STACK rollback
-    python functions/operate.py STACK redrive
-    python functions/operate.py STACK mirror IMAGE
-    python functions/operate.py STACK upload FOLDER
-    python functions/operate.py STACK status
-    python functions/operate.py STACK logs
-    python functions/operate.py STACK undeploy
+    deploy/operate [--stack kivu] COMMAND
 
-`make deploy` runs the first five, targets with the names of the others run those, with the credentials and the region of
-the environment.
+`make deploy` runs `settings`, `check`, `quotas`, `image` and `served`.
 """
 
 import argparse
@@ -25,6 +11,7 @@ import os
 import shlex
 import subprocess
 import sys
+import tempfile
 import time
 from datetime import datetime, timezone
 from pathlib import Path
@@ -61,7 +48,7 @@ ON_DEMAND_GPUS, SPOT_GPUS = ("ec2", "L-DB2E81BA"), ("ec2", "L-3819A6DF")
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("stack")
+    parser.add_argument("--stack", default="kivu", help="the deployment's name [default: kivu]")
     commands = parser.add_subparsers(dest="command", required=True)
     settings_parser = commands.add_parser("settings", help="print how to build the functions, as variables of make")
     settings_parser.add_argument("parameters", nargs="?", default="", help="parameters of the template: 'NAME=VALUE ...'")
@@ -80,15 +67,17 @@ def main():
     commands.add_parser("served", help="check that requests get what was deployed")
     key_parser = commands.add_parser("key", help="create an API key")
     key_parser.add_argument("name")
-    key_parser.add_argument("--kivu", required=True, help="the `kivu` command")
-    key_parser.add_argument("--limits", default="", help="options of `kivu key`, in quotes")
+    key_parser.add_argument("limits", nargs=argparse.REMAINDER, help="options of `kivu key`: --expires 2027-01-31")
     commands.add_parser("rotate", help="replace the secret that CloudFront sends")
     commands.add_parser("rollback", help="return to the version before the current one")
     commands.add_parser("redrive", help="process failed files again")
     mirror_parser = commands.add_parser("mirror", help="copy a container image to ECR")
     mirror_parser.add_argument("image")
-    upload_parser = commands.add_parser("upload", help="upload models for the fleet")
-    upload_parser.add_argument("folder", type=Path, help="a folder written by `kivu triton`")
+    upload_parser = commands.add_parser("upload", help="upload a bundle for the fleet")
+    upload_parser.add_argument("bundle")
+    upload_parser.add_argument("triton", nargs=argparse.REMAINDER, help="options of `kivu triton`")
+    for each in (key_parser, upload_parser):
+        each.add_argument("--kivu", help="the `kivu` command [default: compiled if needed]")
     commands.add_parser("status", help="URL, buckets, alarms and queues")
     commands.add_parser("logs", help="follow the logs")
     commands.add_parser("undeploy", help="delete the deployment")
@@ -241,7 +230,7 @@ def served(options):
 
 
 def delete_old_snapshots(functions, alias):
-    """Deletes versions with snapshots, which cost until then, except for those in use and the one for `make rollback`."""
+    """Deletes versions with snapshots, which cost until then, except for those in use and the one for `rollback`."""
     name = alias.removesuffix(f":{ALIAS}")
     versions = [version for version in versions_of(functions, name) if version.get("SnapStart", {}).get("ApplyOn") == "PublishedVersions"]
     if not versions:
@@ -325,17 +314,22 @@ def key(options):
     secret = outputs(options.stack).get("Keys")
     if not secret:
         sys.exit("error: expected a deployment with AuthMode=keys, but found no secret of keys")
-    made = subprocess.run(
-        [options.kivu, "key", options.name, *shlex.split(options.limits)], capture_output=True, text=True
-    )
-    if made.returncode:
-        sys.exit(made.stderr.strip())
-    lines = dict(line.split(": ", 1) for line in made.stdout.splitlines())
+    lines = dict(line.split(": ", 1) for line in kivu(options, "key", options.name, *options.limits).splitlines())
     secrets = boto3.client("secretsmanager")
     known = secrets.get_secret_value(SecretId=secret)["SecretString"]
     secrets.put_secret_value(SecretId=secret, SecretString=f"{known.rstrip()}\n{lines['line'].strip()}\n")
     print(lines["key"].strip())
     print("It is valid within seconds; to revoke it, remove its line from the secret.", file=sys.stderr)
+
+
+def kivu(options, *arguments):
+    """What a `kivu` command prints."""
+    if not options.kivu:
+        subprocess.run(["make", "--silent", "program"], cwd=ROOT, stdout=sys.stderr, check=True)
+    made = subprocess.run([options.kivu or ROOT / "target/debug/kivu", *arguments], capture_output=True, text=True)
+    if made.returncode:
+        sys.exit(made.stderr.strip())
+    return made.stdout
 
 
 def rotate(options):
@@ -415,7 +409,7 @@ def redriven(states, execution):
 
 
 def repository_of(stack):
-    """The name of the repository of `make mirror`."""
+    """The name of the repository of `mirror`."""
     return f"{stack}-triton"
 
 
@@ -458,16 +452,16 @@ def mirror(options):
 
 
 def upload(options):
-    """Uploads models to the repository of the fleet, which loads them within a minute."""
+    """Uploads a bundle to the repository of the fleet, which loads it within a minute."""
     bucket, s3 = outputs(options.stack)["ModelBucket"], boto3.client("s3")
-    # The configuration of a model is last, so that a new model is complete when Triton finds it.
-    files = sorted((file for file in options.folder.rglob("*") if file.is_file()), key=lambda file: (file.name == "config.pbtxt", file))
-    if not any(file.name == "config.pbtxt" for file in files):
-        sys.exit(f"error: expected a folder written by `kivu triton`, but found no config.pbtxt in {options.folder}")
-    for file in files:
-        name = f"triton/{file.relative_to(options.folder).as_posix()}"
-        s3.upload_file(str(file), bucket, name)
-        print(f"s3://{bucket}/{name}")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "models"
+        kivu(options, "triton", options.bundle, "--out", folder, *options.triton)
+        # The configuration of a model is last, so that a new model is complete when Triton finds it.
+        for file in sorted((file for file in folder.rglob("*") if file.is_file()), key=lambda file: (file.name == "config.pbtxt", file)):
+            name = f"triton/{file.relative_to(folder).as_posix()}"
+            s3.upload_file(str(file), bucket, name)
+            print(f"s3://{bucket}/{name}")
 
 
 def status(options):

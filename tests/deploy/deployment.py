@@ -52,12 +52,12 @@ def main():
     build, release = (next(line for line in calls.splitlines() if f" {verb} " in line) for verb in ("build", "deploy"))
     expect("the recorded build", "packed=FOLDER/one FOLDER/two onnx=yes architecture=x86_64 package=zip" in build, build)
     expect("no option for images", " deploy --stack-name" in release, release)
-    steps = [line.replace("operate.py kivu ", "package=zip ").partition("package=zip ")[2].split()[0] for line in calls.splitlines()]
+    steps = [line.replace("operate.py --stack kivu ", "package=zip ").partition("package=zip ")[2].split()[0] for line in calls.splitlines()]
     expect("the steps in this order", steps == ["settings", "check", "build", "quotas", "image", "deploy", "served"], steps)
     expect("a check of the bundles", "check Memory=1024 --packed FOLDER/one FOLDER/two" in calls, calls)
     expect("a record of it", 'Architecture=x86_64 Packed="FOLDER/one FOLDER/two" PackedOnnx=yes Memory=1024' in release, release)
     expect("no settings of its own", "settings Memory=1024\n" in calls, calls)
-    expect("a check of the aliases at the end", calls.splitlines()[-1].endswith("operate.py kivu served"), calls)
+    expect("a check of the aliases at the end", calls.splitlines()[-1].endswith("operate.py --stack kivu served"), calls)
     for line in calls.splitlines():
         expect("AWS_REGION in every call", "region=eu-west-3 " in line, line)
 

@@ -149,7 +149,7 @@ def missing_settings():
     """Without credentials or a region, as on a machine that has never used AWS."""
     empty = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "AWS_EC2_METADATA_DISABLED": "true"}
     for variables, expected in (({}, "AWS_REGION"), ({"AWS_REGION": "eu-west-1"}, "AWS_PROFILE")):
-        command = [sys.executable, "-B", operate.__file__, "kivu", "settings"]
+        command = [sys.executable, "-B", operate.__file__, "settings"]
         done = subprocess.run(command, env=empty | variables, capture_output=True, text=True)
         expect(f"exit code with {variables}", 1, done.returncode)
         expect(f"the missing setting in {done.stderr!r}", True, done.stderr.startswith("error: expected ") and f"set {expected}" in done.stderr)
@@ -275,15 +275,15 @@ def main():
     expect("Docker's commands", [("login", host, "sesame"), ("pull", source, None), ("tag", f"{uri}:25.10-py3", None),
                                  ("push", f"{uri}:25.10-py3", None)], commands)
 
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    def triton(command, **_):
         for file in ("minilm/config.pbtxt", "minilm/1/model.onnx"):
-            (folder / file).parent.mkdir(parents=True, exist_ok=True)
-            (folder / file).write_text("")
-        aws = Aws()
-        run("upload", aws, folder=folder)
-        expect("uploads", ["models/triton/minilm/1/model.onnx", "models/triton/minilm/config.pbtxt"], aws.uploaded)
-    expect("a folder without models", True, "no config.pbtxt" in run("upload", Aws(), folder=Path("/nowhere")))
+            (command[4] / file).parent.mkdir(parents=True, exist_ok=True)
+            (command[4] / file).write_text("")
+        return SimpleNamespace(returncode=0, stdout="")
+
+    operate.subprocess, aws = SimpleNamespace(run=triton), Aws()
+    run("upload", aws, bundle="minilm", kivu="kivu", triton=[])
+    expect("uploads", ["models/triton/minilm/1/model.onnx", "models/triton/minilm/config.pbtxt"], aws.uploaded)
 
 
 if __name__ == "__main__":

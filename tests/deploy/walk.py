@@ -74,6 +74,9 @@ class Walk:
             return self.run("make", *given, target, *variables, COMPILED=str(self.compiled.parent))
         return self.run("make", *given, target, *variables)
 
+    def operate(self, *command):
+        return self.run("deploy/operate", "--stack", STACK, *command)
+
     def deploy(self, **parameters):
         given = " ".join(f"{name}={value}" for name, value in parameters.items())
         self.make("deploy", f"PARAMETERS={given}")
@@ -129,7 +132,7 @@ class Walk:
         expect("a wrong key", (401, "invalid_api_key"), (status, json.loads(body)["error"]["code"]))
 
     def a_new_key_is_accepted(self):
-        self.key = self.make("key", "NAME=alice", "LIMITS=--models minilm --expires 9999-12-31").split()[-1]
+        self.key = self.operate("key", "--kivu", self.kivu, "alice", "--models", "minilm", "--expires", "9999-12-31").split()[-1]
         eventually("a new key", 200, lambda: self.send("GET", "/v1/models", x_api_key=self.key)[0])
         status, headers, body = self.send("POST", "/embed", {"inputs": SECRET_TEXT}, x_api_key=self.key)
         expect("/embed with a key", (200, 384), (status, len(json.loads(body)[0])))
@@ -203,7 +206,7 @@ class Walk:
         functions, name = self.emulator.client("lambda"), self.outputs["Function"]
         version = lambda: int(functions.get_alias(FunctionName=name, Name="live")["FunctionVersion"])
         before = version()
-        self.make("rollback")
+        self.operate("rollback")
         expect("the version after a rollback", before - 1, version())
 
     def the_log_has_requests_but_no_texts(self):
@@ -235,7 +238,7 @@ class Walk:
             return [message["Body"] for message in found]
 
         eventually("the dead letters", ["no event"], dead, within_s=60)
-        expect("redrive", "1 messages are in the queue again, 0 executions are resumed", self.make("redrive").splitlines()[-1])
+        expect("redrive", "1 messages are in the queue again, 0 executions are resumed", self.operate("redrive").splitlines()[-1])
         eventually("the dead letters after another try", ["no event"], dead, within_s=60)
 
     def a_large_file_is_processed_by_the_state_machine(self):
@@ -269,15 +272,15 @@ class Walk:
                 time.sleep(0.5)
 
     def status_and_logs_are_shown(self):
-        said = self.make("status")
+        said = self.operate("status")
         for part in (self.outputs["Url"], self.outputs["DataBucket"], f"{STACK}-", "messages in Uploads", "messages in DeadLetters"):
             if part not in said:
-                raise Problem(f"expected {part} from `make status`, but found {said}")
+                raise Problem(f"expected {part} from `status`, but found {said}")
         expect("the followed log", True, self.follows(b'"message":"done"'))
 
     def follows(self, expected, within_s=120):
-        """Whether `make logs` prints a line with `expected` before it is interrupted."""
-        command = ["make", "logs", f"STACK={STACK}"]
+        """Whether `logs` prints a line with `expected` before it is interrupted."""
+        command = ["deploy/operate", "--stack", STACK, "logs"]
         environment = os.environ | self.emulator.environment
         process = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, start_new_session=True,
@@ -294,12 +297,12 @@ class Walk:
         return found
 
     def the_deployment_is_deleted(self):
-        self.make("undeploy")
+        self.operate("undeploy")
         try:
             self.emulator.client("cloudformation").describe_stacks(StackName=STACK)
         except self.emulator.client("cloudformation").exceptions.ClientError:
             return
-        raise Problem("expected no deployment after `make undeploy`, but found it")
+        raise Problem("expected no deployment after `undeploy`, but found it")
 
     def steps(self):
         return [
