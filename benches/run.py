@@ -124,7 +124,7 @@ MEASUREMENTS = [
       f"{FUNCTION} batch",
       "TEST_KIVU={kivu} TEST_BATCH=target/release/batch TEST_LABORATORY={laboratory} TEST_BUNDLE={minilm} TEST_ONNXRUNTIME={onnxruntime} "
      "TEST_TOKENIZER=$(echo {weights}/tokenizer.json) .kivu/s3/bin/python tests/s3/bench.py"]),
-    ("restore", "what the first request after a restore reads", "design.md#snapshots", ("root",), 2, 2, "",
+    ("restore", "what the first request after a restore reads", "", ("root",), 2, 2, "",
      [f"{FUNCTION} api", "python3 benches/restore.py target/release/api {minilm} --cold"]),
     ("restores", "starts of a deployed function: restored, initialized or warm", "",
      ("FUNCTION=NAME:live in AWS, with credentials",), 2, 10, ".kivu/deploy/installed",

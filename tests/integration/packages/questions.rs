@@ -38,7 +38,7 @@ const QUESTIONS: &str = "
     How do I call a model from Redshift? | batch.md | Amazon Redshift | CREATE
     How do I replace personal data, and restore it? | tutorials.md | A column of a table | kivu restore
     How do I deploy to AWS? | deploy.md | Quick start | make deploy
-    How do I roll back? | deploy.md | Releases | make rollback
+    How do I roll back? | deploy.md | Releases | deploy/operate rollback
     How do I deploy a model above 250 MB? | deploy.md | Container images | Package=image
     What does a million requests cost? | sizing.md | A million short requests | 2.66
     What does bge-m3 cost for 3 million texts a month? | sizing.md | Archive, image or snapshot | bge-m3
