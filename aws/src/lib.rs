@@ -22,7 +22,7 @@ use kivu::{
 
 use self::{event_bus::EventBus, queue::Queue, quota_table::QuotaTable, secret::Secret, store::S3};
 
-/// What commands and servers use.
+/// The S3 stores, secrets and tables that commands and servers use.
 pub fn cloud(config: &Config) -> Cloud {
     Cloud {
         store: Some(store(config)),

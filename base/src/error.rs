@@ -17,7 +17,7 @@ const TRY_AGAIN: &str = "try again in a moment";
 /// The hint of [`Error::NoModel`].
 const LIST_MODELS: &str = "`GET /models` lists the models";
 
-/// What an error says: the problem, and what to do about it.
+/// The text of an error: the problem, and a hint that says what to do.
 ///
 /// `Display` prints both: expected X, but found Y; what to do.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -42,7 +42,7 @@ impl Message {
         &self.problem
     }
 
-    /// What to do about it.
+    /// The hint that says what to do, if there is one.
     pub fn hint(&self) -> Option<&str> {
         self.hint.as_deref()
     }
@@ -324,7 +324,7 @@ impl Error {
         self.own_message()?.field()
     }
 
-    /// What to do about the problem.
+    /// The hint that says what to do about the problem.
     pub fn hint(&self) -> Option<Cow<'_, str>> {
         match self {
             Self::UnknownModel { known, .. } => Some(served(known).into()),
@@ -362,7 +362,7 @@ impl Error {
         line
     }
 
-    /// The problem and the hint, for an error of another class.
+    /// The problem, the hint and the field, to make an error of another class from them.
     pub fn message(&self) -> Message {
         Message {
             problem: self.problem(),

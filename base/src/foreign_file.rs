@@ -2,7 +2,7 @@
 
 use crate::error::Message;
 
-/// What a file is, and what to do with it.
+/// A file format's name, and a hint that says what to do with such a file.
 type Description = (&'static str, Option<&'static str>);
 
 /// First bytes of text that a failed download left in place of a file, and what it is.
@@ -71,7 +71,8 @@ const FORMATS: [(&[u8], Description); 8] = [
     (b"%PDF-", ("a PDF document", None)),
 ];
 
-/// What stands in place of the file that begins with `bytes`, and what to do; `None` if it may be the file itself.
+/// Recognizes a placeholder, such as a git-lfs pointer, by the first `bytes`, and says what to do; `None` if it may be
+/// the file itself.
 pub fn stand_in(bytes: &[u8]) -> Option<Message> {
     let text = bytes.strip_prefix("\u{feff}".as_bytes()).unwrap_or(bytes);
     let text = text.trim_ascii_start();
@@ -82,7 +83,7 @@ pub fn stand_in(bytes: &[u8]) -> Option<Message> {
     find(&STAND_INS, begins)
 }
 
-/// What a file that could not be read is by its first bytes, and what to do with it; `None` for unknown formats.
+/// Recognizes the format of an unreadable file by its first bytes, and says what to do; `None` for unknown formats.
 pub fn format(bytes: &[u8]) -> Option<Message> {
     stand_in(bytes).or_else(|| find(&FORMATS, |start| bytes.starts_with(start)))
 }

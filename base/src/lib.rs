@@ -1,4 +1,4 @@
-//! What all crates use: errors, configuration, JSON, tensors and files.
+//! Shared by all crates: errors, configuration, JSON, tensors and files.
 
 pub mod address;
 #[cfg(not(target_family = "wasm"))]

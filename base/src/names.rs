@@ -37,7 +37,7 @@ pub fn names<T: JsonSchema>() -> Vec<String> {
     described::<T>().into_iter().map(|(name, _)| name).collect()
 }
 
-/// The value with this name.
+/// Parses a variant's serialized name.
 pub fn named<T: DeserializeOwned>(name: &str) -> Option<T> {
     T::deserialize(IntoDeserializer::<Error>::into_deserializer(name)).ok()
 }

@@ -1,4 +1,4 @@
-//! What the packages for Python, Node and WebAssembly share: models by name with options in JSON, one function that runs
+//! Shared by the packages for Python, Node and WebAssembly: models by name with options in JSON, one function that runs
 //! tasks, and the classes of errors.
 //!
 //! The packages convert inputs and results, and wait for the function's future.

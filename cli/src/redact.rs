@@ -235,7 +235,7 @@ fn finder(
     Ok(Some((finder, model_threads(config)?)))
 }
 
-/// What windows of a long text share, unless the model reads texts of any length.
+/// Tokens that neighbouring windows of a long text share; `None` if the model reads texts of any length.
 fn stride(model: &Model) -> Option<usize> {
     let length = match &model.pipeline {
         Pipeline::TokenClassification(pipeline) if pipeline.divides_texts() => return None,

@@ -1,4 +1,4 @@
-//! What a program adds to the command.
+//! Optional services that a program links into the command.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use kivu::{cloud::Cloud, error::Result, model::Model};
 use kivu_compiler::Progress as BuildProgress;
 use kivu_jobs::{Parquet, Sinks};
 
-/// What a program links for the command besides files on this machine; by default nothing.
+/// Services besides files on this machine; by default there are none.
 #[derive(Debug, Default)]
 pub struct Services {
     /// Objects, secrets and counts.
@@ -24,11 +24,11 @@ pub struct Services {
 /// Searches files; a program that links `kivu-search` has it.
 pub type Search = fn(&SearchRequest<'_>) -> Result<Found>;
 
-/// What a search needs.
+/// The arguments of a search.
 pub struct SearchRequest<'a> {
     /// Files and folders.
     pub paths: &'a [PathBuf],
-    /// What the passages are about.
+    /// The question that passages are ranked by.
     pub question: &'a str,
     /// The embedding model.
     pub model: &'a Model,
@@ -42,12 +42,12 @@ pub struct SearchRequest<'a> {
     pub progress: &'a dyn BuildProgress,
 }
 
-/// What a search has found.
+/// The results of a search.
 #[derive(Debug, Serialize)]
 pub struct Found {
     /// The best first.
     pub hits: Vec<Hit>,
-    /// What the user should know.
+    /// Notes for the user, such as skipped files.
     #[serde(skip)]
     pub notes: Vec<String>,
     /// The number of passages that were compared.

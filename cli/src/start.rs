@@ -1,4 +1,4 @@
-//! `kivu` without arguments, on a terminal: the models that can be served, and one of them.
+//! `kivu` without arguments, on a terminal: lists the models that can be served, and serves the chosen one.
 
 use std::{
     io::{self, IsTerminal},
@@ -71,7 +71,7 @@ pub fn run(config: Config, cloud: Cloud) -> Result<ExitCode> {
     }
 }
 
-/// What Enter serves, if it is there.
+/// The model that Enter serves, if it is listed.
 const DEFAULT: &str = "minilm";
 
 /// Prints a table's head, and its rows with their numbers.

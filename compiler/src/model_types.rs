@@ -2,7 +2,7 @@
 //!
 //! A family's layers are read by its reader in `encoder/families`, and its keys without effect are in `keys/keys.toml`.
 
-/// What a `model_type` says, whatever else is in the files.
+/// Properties that a `model_type` determines, whatever else is in the files.
 #[derive(Debug)]
 pub struct Family {
     pub model_type: &'static str,
@@ -71,7 +71,7 @@ impl SizeFields {
         heads: &["num_attention_heads", "n_head"],
         positions: &["max_position_embeddings", "n_positions"],
     };
-    /// Those of any class, for exports.
+    /// Names in any class, for exports.
     pub const ANY: Self = Self {
         hidden: &["hidden_size", "dim", "n_embd", "d_model"],
         positions: Self::NOMIC.positions,

@@ -1,5 +1,5 @@
-//! What pipelines and backends report about their work. The program may have an [`Observer`], which records it; without one,
-//! reports have no effect.
+//! Observations that pipelines and backends report about their work. The program may have an [`Observer`], which
+//! records it; without one, reports have no effect.
 
 use std::{
     future::Future,

@@ -225,7 +225,7 @@ fn attend<K: Kernel>(kernel: K, heads: usize, width: usize, rows: &[f32]) -> Vec
     attended
 }
 
-/// Replaces the first `count` values; there is a multiple of [`LANES`] values.
+/// Replaces the first `count` values, whose number is a multiple of [`LANES`].
 #[inline(always)]
 fn softmax<K: Kernel>(kernel: K, values: &mut [f32], count: usize) {
     let largest = values[..count].iter().copied().fold(f32::MIN, f32::max);

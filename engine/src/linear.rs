@@ -18,7 +18,7 @@ pub struct Quantized {
     ranges: Vec<RowRange>,
     /// In the kernel's format.
     activations: Vec<u8>,
-    /// A row's block after its layer's factors and offsets.
+    /// A block of one row's activations, with the layer's factors and offsets applied.
     scaled: Numbers,
     part: Box<Part>,
 }

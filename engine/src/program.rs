@@ -48,7 +48,7 @@ pub struct Value {
     pub slot: usize,
 }
 
-/// What a matrix row belongs to.
+/// The token or text that a matrix row belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Per {
     /// A token in any text.
@@ -60,7 +60,7 @@ pub enum Per {
 /// A column range in a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct View {
-    /// The value with the columns.
+    /// The value that the columns belong to.
     pub value: ValueId,
     /// The first column.
     pub offset: usize,
@@ -117,7 +117,7 @@ pub enum RowOperation {
     /// Looks up table rows by id.
     Lookup {
         table: Table,
-        /// What selects the row.
+        /// The index that selects the row.
         index: Index,
         out: ValueId,
     },
@@ -221,7 +221,7 @@ pub enum Pooling {
     Mean,
 }
 
-/// What selects a table row.
+/// The index that selects a table row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Index {
     /// Token id.
@@ -453,7 +453,7 @@ pub struct SpanHead {
     pub schemas: Option<SchemaTokens>,
     /// Recurrent layers over a text's words.
     pub layers: Vec<Lstm>,
-    /// What is scored for each word and label.
+    /// The scorer for each word and label.
     pub scorer: Scorer,
     /// A part per text: scores by word and label. Its width is the number of scores per word and label.
     pub out: ValueId,
@@ -492,7 +492,7 @@ pub struct SpanScorer {
     pub longest: usize,
     /// From a label's vector to the one that spans are compared with.
     pub labels: LabelLayers,
-    /// From that vector to its factors and to its bias.
+    /// Layers from that vector to the label's factors and bias.
     pub factors: [Dense; 2],
     /// Layers on a word's vector, for spans that begin and that end with it.
     pub sides: [[Dense; 3]; 2],

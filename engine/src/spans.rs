@@ -39,7 +39,7 @@ pub struct Spans {
     pub biases: Vec<f32>,
 }
 
-/// What a label is for.
+/// The use of a label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LabelKind {
     /// Spans anywhere in the text.

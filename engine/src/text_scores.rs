@@ -1,7 +1,7 @@
 //! GLiClass's head: a text's score for each label, which is in front of the text or behind it.
 //!
-//! All tokens that are pooled begin the same word, so that the text is the only word. Its vector and the labels' pass two
-//! layers each. A score is their dot product, or the result of further layers.
+//! All tokens that are pooled begin the same word, so that the text is the only word. The text's vector and the labels'
+//! vectors pass two layers each. A score is their dot product, or the result of further layers.
 
 use crate::{
     kernel::{Kernel, LANES},

@@ -114,7 +114,7 @@ struct Function {
     service: SetOnce<Service>,
 }
 
-/// What requests need besides the models.
+/// Shared state of requests, besides the models.
 struct Service {
     router: LazyRouter,
     otlp: Option<Otlp>,

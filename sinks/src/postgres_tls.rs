@@ -18,7 +18,7 @@ use kivu::{
     error::Result,
 };
 
-/// What PostgreSQL's protocol is called in a TLS handshake.
+/// The name of PostgreSQL's protocol in a TLS handshake.
 const PROTOCOL: &[u8] = b"postgresql";
 
 /// Makes connections with TLS.

@@ -1,4 +1,4 @@
-//! What metrics say about models: state, memory and last use, by model.
+//! Metrics of models: state, memory and last use.
 
 use std::sync::Arc;
 

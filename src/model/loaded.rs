@@ -1,4 +1,4 @@
-//! What is loaded from a bundle, and its parts that need neither ONNX Runtime nor threads.
+//! A loaded bundle, and its parts that need neither ONNX Runtime nor threads.
 
 use std::sync::Arc;
 

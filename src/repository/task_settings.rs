@@ -1,4 +1,4 @@
-//! What a bundle's model does: the settings in its manifest.
+//! A bundle's task: the settings in its manifest.
 
 use serde::{Deserialize, Serialize};
 

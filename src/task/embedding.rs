@@ -70,7 +70,7 @@ pub struct Embedder {
     has_words: bool,
 }
 
-/// What a request says about the prompt before its texts.
+/// A request's prompt settings.
 #[derive(Clone, Copy, Debug)]
 pub struct RequestedPrompt<'a> {
     /// The task, which selects adapters, and its prompt unless another is requested.

@@ -1,4 +1,4 @@
-//! What is known about a request while it runs: its trace, its model, its size, and the durations of its stages.
+//! State of a running request: its trace, its model, its size, and the durations of its stages.
 
 use std::{
     future::Future,

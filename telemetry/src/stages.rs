@@ -1,4 +1,4 @@
-//! What is reported about a request, in its spans and in the log if it was slow, and about a job.
+//! Details of a request, for its spans and for the log of slow requests, and details of a job.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -70,7 +70,7 @@ impl Clock {
     }
 }
 
-/// What a request asked for, and how long its stages took in total. Parts of a request may run at the same time, so the
+/// A request's parameters, and the total duration of each stage. Parts of a request may run at the same time, so the
 /// sum may exceed the request's own duration.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RequestDetails {
@@ -101,7 +101,7 @@ pub struct Outcome<'a> {
     pub status: u16,
 }
 
-/// What a job's span reports. It has no paths or messages, which may contain texts.
+/// Attributes of a job's span. It has no paths or messages, which may contain texts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JobOutcome {
     /// Model name; empty for jobs whose rows name their models.

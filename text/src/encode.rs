@@ -187,7 +187,7 @@ impl Tokenizer {
         }
         let encode = |text| self.encode_raw(self.within_reach(text, limit, truncation)?);
         let [mut first, mut second] = [encode(pair[0])?, encode(pair[1])?];
-        // As in the crate; most post-processors set their own types.
+        // The `tokenizers` crate does the same; most post-processors set their own types.
         second.set_type_ids(vec![1; second.len()]);
         let special_tokens = self
             .post_processor

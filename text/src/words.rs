@@ -47,9 +47,9 @@ pub struct WordPrompt {
 /// How texts become words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WordForm {
-    /// As in the package `gliner`.
+    /// Words of the package `gliner`.
     Gliner,
-    /// As in the package `gliner2`: with whole addresses, and in lower case. A text that does not end with a full stop, an
+    /// Words of the package `gliner2`: whole addresses, and lower case. A text that does not end with a full stop, an
     /// exclamation mark or a question mark gets a full stop, a word with an empty span, or the end of an address. There are no special tokens around
     /// a text.
     Gliner2,

@@ -398,7 +398,7 @@ fn is_prefix(prefix: &str) -> bool {
         .is_some_and(|segments| segments.split('/').all(is_segment))
 }
 
-/// The CPUs that a function with this memory has. The system reports more than it may use.
+/// The CPUs that a function with this memory has. The system reports more CPUs than the function may use.
 fn lambda_cpus(memory_mb: &str) -> Option<NonZeroUsize> {
     NonZeroUsize::new(memory_mb.parse::<usize>().ok()?.div_ceil(LAMBDA_MB_PER_CPU))
 }

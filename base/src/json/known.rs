@@ -19,7 +19,7 @@ pub struct Fields {
     pub without_effect: &'static [&'static str],
     /// Fields that would change results, but are not supported.
     pub refused: &'static [Refused],
-    /// What the values of fields that are read have in turn, in lists as well.
+    /// Known fields of nested objects, by the name of the outer field; also for objects in lists.
     pub inner: &'static [(&'static str, Known)],
 }
 
@@ -30,16 +30,16 @@ pub struct Refused {
     pub name: &'static str,
     /// Values, as JSON, that are the same as a missing field, also in a list; apart from `null` and empty values.
     pub unless: &'static [&'static str],
-    /// What to do instead.
+    /// A hint that says what to use instead.
     pub hint: &'static str,
 }
 
-/// Begins the message for a refused field. What follows is added to its object's path.
+/// Begins the message for a refused field. The refused field's name follows, and is added to its object's path.
 pub const REFUSED: &str = "refused field ";
 /// Characters of a value in errors.
 const MAX_VALUE: usize = 20;
 
-/// What is known about a field that was found.
+/// How a field that was found is treated.
 #[derive(Default)]
 pub enum Found {
     #[default]

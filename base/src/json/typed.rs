@@ -44,7 +44,7 @@ fn refusal(path: &str, cause: &str) -> Option<Error> {
     Some(Error::invalid(format!("`{object}{message}")).in_field(format_args!("{object}{name}")))
 }
 
-/// What precedes the names of fields of the object at `path`.
+/// The prefix of field names in the object at `path`.
 fn parent(path: &str) -> String {
     match path {
         "." => String::new(),

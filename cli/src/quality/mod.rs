@@ -90,7 +90,7 @@ fn column(text: &str) -> std::result::Result<(String, String), String> {
         .ok_or_else(|| "expected NAME=COLUMN, such as `label=category`".to_owned())
 }
 
-/// What to compare with, on the command line.
+/// The reference of a comparison, as given on the command line.
 enum Against {
     /// Another precision of the same model.
     Precision(Precision),
@@ -161,7 +161,7 @@ fn run_quality(arguments: Arguments, mut config: Config, services: &Services) ->
     // Only local models can be compared.
     config.fleet = FleetConfig::default();
     let path = match Location::of(&named, &options, &config)? {
-        // What is asked for is measured, whatever its quality.
+        // A requested precision is measured, however poor its quality.
         Location::Model(model) if options.precision.is_some() => {
             for_comparison(&model, &options, &config)?
         }

@@ -37,7 +37,7 @@ pub const OUTPUT: &str = "last_hidden_state";
 /// Output for encoders with a head: one value per label.
 pub const LOGITS: &str = "logits";
 
-/// What a graph is written for.
+/// The precision, engine and layers that a graph is written for.
 #[derive(Clone, Copy)]
 pub struct GraphForm<'a> {
     pub precision: Precision,
@@ -191,7 +191,7 @@ const OTHER_HEADS: [&str; 19] = [
     "vocab_projector.",
     "vocab_transform.",
 ];
-/// The prefix of a head that finds answers, among them.
+/// The prefix of a question-answering head, one of these.
 pub const ANSWERS: &str = "qa_outputs.";
 /// Frequencies, which are computed from the config.
 const FREQUENCIES: &str = ".rotary_emb.inv_freq";

@@ -44,7 +44,7 @@ fn check_contents(path: &Path, bytes: Vec<u8>) -> Result<Vec<u8>> {
     }
 }
 
-/// What the file at `path` is, if its first bytes tell.
+/// Recognizes the format of the file at `path` by its first bytes.
 pub fn known_format(path: &Path) -> Option<Message> {
     const HEAD_BYTES: u64 = 256;
     let mut head = Vec::new();

@@ -83,7 +83,7 @@ pub struct Matrices {
     pub rank: usize,
     /// Factor for the products.
     pub scale: f32,
-    /// By their names in the model: of linear layers and of embedding tables.
+    /// Low-rank weights of linear layers and embedding tables, by the weight's name in the model.
     pub named: BTreeMap<String, Weight>,
     /// SHA-256 over the file.
     pub sha256: String,

@@ -67,7 +67,7 @@ const OF_TRAINING: [&str; 5] = [
     "training_args",
 ];
 
-/// What `paths` contain in place of weights that Kivu reads: `only …`, or `none`.
+/// Describes `paths` without weights that Kivu reads, for errors: `only …`, or `none`.
 pub fn describe<'a>(paths: &(impl Iterator<Item = &'a str> + Clone)) -> Message {
     let is_weights = |path: &&str| {
         let name = path.rsplit('/').next().unwrap_or(path);

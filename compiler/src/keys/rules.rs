@@ -82,7 +82,7 @@ impl Set {
 pub struct Rules(Vec<&'static Set>);
 
 impl Rules {
-    /// Those of sets, such as `encoder.bert`.
+    /// The rules of named sets, such as `encoder.bert`.
     pub fn of(names: &[&str]) -> Result<Self> {
         let mut sets = Vec::new();
         for name in names {

@@ -62,7 +62,7 @@ pub fn is_known(class: &str, model_type: &str) -> bool {
     }
 }
 
-/// What is expected in place of an unsupported class, without the `Fast` at its end.
+/// The supported class to use in place of an unsupported one, without the suffix `Fast`.
 pub fn expected(class: &str) -> &'static str {
     match class {
         "RoFormerTokenizer" => {

@@ -23,7 +23,7 @@ const NAME: &str = "elsewhere.json";
 #[derive(Serialize, Deserialize)]
 pub struct ExternalBundles {
     version: String,
-    /// What the bundle was built from; earlier versions did not record it.
+    /// The source of the bundle; earlier versions did not record it.
     source: Option<PathBuf>,
     id: String,
     bundle: PathBuf,
@@ -69,7 +69,7 @@ impl ExternalBundles {
         Some((built(&self.bundle)?, self.bundle))
     }
 
-    /// What the bundle at `path` was built from, if it is this one.
+    /// The source of the bundle at `path`, if this record is for it.
     pub fn source_of(self, path: &Path) -> Option<PathBuf> {
         (self.bundle == path && self.is_there()).then_some(self.source)?
     }

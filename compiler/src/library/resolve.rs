@@ -21,7 +21,7 @@ use kivu::{
     repository::{Manifest, bundle::MANIFEST, s3::Url},
 };
 
-/// What a name refers to.
+/// The bundle or the model that a name refers to.
 pub enum Location {
     /// A bundle's path or URL, or a folder with bundles.
     Bundle(PathBuf),

@@ -85,7 +85,7 @@ pub fn neighbours(graph: &mut Graph, [tokens, mask]: [&Value; 2], count: usize) 
 pub struct ConvolutionForm {
     /// Rows that it reads for a token.
     pub count: usize,
-    /// Those before the token's own.
+    /// Tokens before the token itself.
     pub before: usize,
     /// Whether it, and the layers before and after it, have biases.
     pub has_bias: bool,
@@ -233,7 +233,7 @@ pub fn hierarchical_softmax(graph: &mut Graph, [products, paths, shape]: [&Value
     let steps = graph.node("Concat", &[&left, &right], vec![integer("axis", 1)]);
     let steps = graph.node("Add", &[&steps, &epsilon], vec![]);
     let steps = graph.node("Log", &[&steps], vec![]);
-    // The value for no step.
+    // Adds a column of zeros, the value for no step.
     let pads = graph.integers("pads", &[0, 0, 0, 1]);
     let steps = graph.node("Pad", &[&steps, &pads], vec![]);
     let steps = graph.node("Gather", &[&steps, paths], vec![integer("axis", 1)]);

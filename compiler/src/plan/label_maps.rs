@@ -12,7 +12,7 @@ pub const LABELS: &str = "id2label";
 /// Ids by label.
 pub const LABEL_IDS: &str = "label2id";
 
-/// What was expected of `label2id`, if it contradicts `id2label`.
+/// Describes the expected `label2id`, if the file's contradicts `id2label`.
 ///
 /// Ids may be numbers or digits. Either map may leave labels out, or have only the default names: `transformers` writes
 /// these for the map that was not set.

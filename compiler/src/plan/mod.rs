@@ -40,7 +40,7 @@ use kivu::{
     repository::manifest::{Precision, TensorNames},
 };
 
-/// What to build and where, and settings that override the source's.
+/// A build's source and destination, and settings that override the source's.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// A recipe, a Hugging Face folder, an ONNX export or a fastText model.

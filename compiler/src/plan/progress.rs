@@ -1,4 +1,4 @@
-//! What a build tells its caller while it runs.
+//! Progress that a build reports to its caller.
 
 use kivu::repository::Meter;
 

@@ -34,7 +34,7 @@ const POSITIVE: [&str; 6] = ["1", "true", "yes", "duplicate", "paraphrase", "ent
 /// A model's results on pairs, and those of the model that it is compared with.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct PairQuality {
-    /// What the pairs are, in words.
+    /// The kind of pairs in words, for reports and errors.
     pub kind: &'static str,
     /// Number of pairs.
     pub pairs: usize,

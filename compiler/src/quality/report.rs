@@ -29,7 +29,7 @@ use kivu::{
 };
 use kivu_jobs::Parquet;
 
-/// What a model is compared with.
+/// The reference that a model is compared with.
 #[derive(Clone, Copy, Debug)]
 pub enum Other<'a> {
     /// Another form of the model, or another model for the same task.
@@ -43,9 +43,9 @@ pub enum Other<'a> {
 pub struct Report {
     /// The model's name.
     pub name: String,
-    /// What it is, such as `int8`.
+    /// The precision's name, such as `int8`.
     pub precision: String,
-    /// What it was compared with: `NAME, PRECISION`, or a file.
+    /// The reference of the comparison: `NAME, PRECISION`, or a file.
     pub other: Option<String>,
     /// Agreement with the other model, for the model's first output.
     pub quality: Option<Quality>,
@@ -61,7 +61,7 @@ pub struct Report {
     /// The languages between which a model translated.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub languages: Option<String>,
-    /// What to know about the figures.
+    /// Remarks on the figures, such as skipped texts.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
 }

@@ -36,7 +36,7 @@ const SCORE: [&str; 1] = ["score"];
 const LABEL: [&str; 2] = ["label", "is_duplicate"];
 const REFERENCE: [&str; 2] = ["reference", "target"];
 
-/// What the columns of a file with pairs are called, for errors.
+/// Column names of files with pairs, for errors.
 const EXPECTED: &str = "`text1`, `text2` (or `sentence1`, `sentence2`; `premise`, `hypothesis`; `question1`, \
                         `question2`) with `score` or `label`, `question` with `passage`, `text` with `label`, or \
                         `text` with `reference`";
@@ -69,7 +69,7 @@ impl Samples {
     }
 }
 
-/// What a user's columns are called, by the names that [`Samples`] expects.
+/// The user's column names, by the names that [`Samples`] expects.
 #[derive(Clone, Debug, Default)]
 pub struct ColumnNames(BTreeMap<String, String>);
 
@@ -321,7 +321,7 @@ impl Pairs {
         }
     }
 
-    /// What the pairs are, in words.
+    /// The kind of pairs in words, for reports and errors.
     pub fn description(&self) -> &'static str {
         match self {
             Self::Scores(..) => "pairs with scores",

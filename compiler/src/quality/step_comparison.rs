@@ -146,7 +146,7 @@ pub fn languages(pipeline: &Seq2SeqPipeline) -> Option<String> {
         .map(|(source, target)| format!("{source} to {target}"))
 }
 
-/// The graphs in this process.
+/// The local form of a model; refuses one on the fleet.
 fn local(pipeline: &Seq2SeqPipeline) -> Result<Form> {
     pipeline.local().cloned().ok_or_else(|| {
         Error::config("expected a model in this process, but found one on the fleet")

@@ -27,7 +27,7 @@ const WARM_UP: usize = 8;
 pub struct Table {
     /// The model's name.
     pub name: String,
-    /// What the rows are, in words.
+    /// The kind of rows in words.
     pub samples: &'static str,
     /// Number of rows.
     pub rows: usize,
@@ -36,7 +36,7 @@ pub struct Table {
     /// Rows whose label is wrong in at least one precision.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub wrong: Vec<Wrong>,
-    /// What to know about the figures.
+    /// Remarks on the figures.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
 }

@@ -71,7 +71,7 @@ struct Recorder {
     observed: Arc<Mutex<Observed>>,
 }
 
-/// What a model's layers get to see.
+/// Inputs of a model's layers on sample texts.
 #[derive(Debug, Default)]
 struct Observed {
     /// Input count per layer.

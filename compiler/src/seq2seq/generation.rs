@@ -103,7 +103,8 @@ fn special_ids(tokenizer: &[u8]) -> Result<Vec<i64>> {
         .collect())
 }
 
-/// The decoder's start token, alone or as a one-element list. Longer lists have one per text in a batch.
+/// The decoder's start token, alone or as a one-element list. A longer list has a start token per text of a batch, and
+/// is refused.
 fn start(config: &ConfigFile) -> Result<i64> {
     let ids: TokenIds = config.require_any(&["decoder_start_token_id", "bos_token_id"])?;
     match ids.as_slice() {

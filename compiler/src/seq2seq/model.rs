@@ -86,7 +86,8 @@ pub struct Tables {
 }
 
 impl Tables {
-    /// Finds the token tables. Files have a matrix that `transformers` shares between them under any of their names.
+    /// Finds the token tables. A matrix that `transformers` shares between several tables is in files under any of
+    /// their names.
     pub fn find(
         config: &ConfigFile,
         weights: &Weights,

@@ -125,7 +125,7 @@ enum Content {
     Described { content: String },
 }
 
-/// Names, or tokens by name.
+/// Additional special tokens, as a list or as an object by name.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 enum ExtraTokens {

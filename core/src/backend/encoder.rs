@@ -29,7 +29,7 @@ impl<'a> From<&'a Encoding> for Sequence<'a> {
     }
 }
 
-/// What an encoder runs at once.
+/// The texts and options of one encoder run.
 #[derive(Debug)]
 pub struct EncoderCall<'a> {
     /// Texts that may be padded to one length, per batch.

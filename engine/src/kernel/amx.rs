@@ -202,7 +202,7 @@ fn is_whole(blocks: &[Block]) -> bool {
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma")]
 fn call<F: KernelFn>(kernel: AmxInt8, function: F) -> F::Output {
-    // What earlier code on this thread has configured is unknown.
+    // Earlier code on this thread may have configured the tiles in another way.
     CONFIGURED.set(0);
     let output = function.call(kernel);
     // SAFETY: `kernel` is proof that the processor has the instructions.

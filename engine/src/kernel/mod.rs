@@ -113,7 +113,7 @@ pub struct ScaledTile<'a> {
     pub prefetch_distance: usize,
     /// A scale per column.
     pub scales: [&'a Lanes; 2],
-    /// What the products are added to, the same for all rows; `None` for the earlier totals.
+    /// Initial values of the sums, the same for all rows; `None` continues with the earlier totals.
     pub bias: Option<[&'a Lanes; 2]>,
 }
 

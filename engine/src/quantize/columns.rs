@@ -1,4 +1,4 @@
-//! What is done to a layer's input columns before they are quantized.
+//! Shifts and factors of a layer's input columns before they are quantized.
 
 use super::rounding::{self, Scale, Weights};
 
@@ -14,12 +14,12 @@ const ROUNDED: f64 = 0.35;
 const STEPS: usize = 24;
 /// Change of a factor's logarithm in the first step, as a quadratic mean.
 const RATE: f64 = 0.2;
-/// What remains of the rate after a step that made the error larger.
+/// Factor for the rate after a step that made the error larger.
 const SLOWER: f64 = 0.7;
 /// Maximum change of a factor's logarithm, in rates.
 const MAX_CHANGE: f64 = 3.0;
 
-/// What is done to each input column: `(value − shift) × factor`.
+/// The map of each input column: `(value − shift) × factor`.
 #[derive(Clone, Debug)]
 pub struct Columns {
     /// Subtracted from each column.
@@ -64,7 +64,7 @@ impl Columns {
         chosen.map(|columns| columns.improve(weights, &sample))
     }
 
-    /// Descends along the logarithms of the factors, and slows down where that makes the error larger.
+    /// Gradient descent on the factors' logarithms, with a lower rate after a step that makes the error larger.
     fn improve(self, weights: Weights<'_>, rows: &[f32]) -> Self {
         let (mut best, mut rate) = (self, RATE);
         let mut expected = Expected::new(weights, rows, &best);

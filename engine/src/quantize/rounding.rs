@@ -31,7 +31,7 @@ pub struct Weights<'a> {
     pub inputs: usize,
     /// Inputs that share a scale, a multiple of 8.
     pub block: usize,
-    /// What weights are rounded to.
+    /// The values that weights are rounded to.
     pub permitted: Permitted,
 }
 
@@ -40,7 +40,7 @@ pub struct Weights<'a> {
 pub enum Permitted {
     /// Any.
     Any,
-    /// Those in [small quads](crate::kernel#small-quads). Scales are larger.
+    /// Values in [small quads](crate::kernel#small-quads). Scales are larger.
     SmallQuads,
 }
 

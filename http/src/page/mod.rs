@@ -68,7 +68,7 @@ static DOCS: LazyLock<Page> = LazyLock::new(|| {
 });
 
 pub async fn page_or_health(State(app): State<Arc<App>>, headers: HeaderMap) -> Response {
-    /// What clients of Ollama look for.
+    /// The answer by which clients recognize Ollama.
     const RUNNING: &str = "Ollama is running";
     match (app.has_page, accepts_html(&headers)) {
         (true, true) => TRY.respond(),

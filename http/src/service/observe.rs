@@ -1,4 +1,4 @@
-//! What all requests share: an id, access control, a permit, an error body, and one log line.
+//! Applied to all requests: an id, access control, a permit, an error body, and one log line.
 
 use std::{
     panic::AssertUnwindSafe,

@@ -46,7 +46,7 @@ impl RouteMethod {
     }
 }
 
-/// What a route runs, which determines its response headers.
+/// The work that a route does, which determines its response headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Runs {
     NoModel,
@@ -96,7 +96,7 @@ pub struct Route {
     pub runs: Runs,
     pub query: [Option<QueryParameter>; MAX_QUERY],
     pub request: Option<Content>,
-    /// What status 200 means.
+    /// The description of status 200.
     pub success: &'static str,
     pub response: Option<Content>,
     /// Whether the response may also be binary data.

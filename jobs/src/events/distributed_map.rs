@@ -127,7 +127,7 @@ impl MapEvent {
     }
 }
 
-/// What all calls use.
+/// The stores and settings that all calls use.
 pub struct Files<'a> {
     pub rules: &'a Rules,
     pub store: &'a Arc<dyn Store>,

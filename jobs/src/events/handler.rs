@@ -62,7 +62,7 @@ const EVENT_FIELDS: [&str; 12] = [
     "seconds",
 ];
 
-/// The result for an object.
+/// The outcome for an object.
 #[derive(Debug)]
 enum Outcome {
     Ended(Ended),

@@ -102,7 +102,7 @@ fn line(mut data: Vec<u8>) -> Option<Vec<u8>> {
     (!trimmed.is_empty()).then(|| trimmed.to_vec())
 }
 
-/// What follows the last slash in a resource's ARN.
+/// The part of a resource's ARN after the last slash.
 fn resource_name(arn: &str) -> &str {
     arn.rsplit('/').next().unwrap_or_default()
 }
@@ -123,7 +123,7 @@ struct FirehoseRecord {
     data: String,
 }
 
-/// What a record contains.
+/// The contents of a record.
 enum Contents {
     /// The number of its line.
     Line(usize),

@@ -36,7 +36,7 @@ pub enum JobOutput {
     Object(Arc<dyn Store>, Url),
 }
 
-/// What to do with files from earlier runs.
+/// The treatment of files from earlier runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Existing {
     /// Replace an output that Kivu did not write, or that was changed since.

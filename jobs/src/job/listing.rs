@@ -43,7 +43,7 @@ pub enum JobState {
 /// A job with an output in S3.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ListedJob {
-    /// What the job is doing.
+    /// The job's state.
     pub state: JobState,
     /// Output URL.
     pub output: String,

@@ -81,7 +81,7 @@ pub struct Job {
     pub until: Option<Instant>,
     /// Maximum time between saves if the output grows by less than a part.
     pub interval: Duration,
-    /// What to do with files from earlier runs, for local outputs.
+    /// The treatment of files from earlier runs, for local outputs.
     pub existing: Existing,
     /// Stores the vectors; then, the output gets only the rows that have errors.
     pub sink: Option<SinkSettings>,

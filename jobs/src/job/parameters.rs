@@ -49,7 +49,7 @@ impl Parameters {
         self.with(options.iter().map(|(name, value)| (name.as_str(), value)))
     }
 
-    /// What is known about an input's rows.
+    /// The known layout of an input's rows.
     pub fn layout(&self) -> Layout {
         Layout {
             column: self.column.clone(),

@@ -56,7 +56,7 @@ pub enum Predictor {
 pub enum Scores {
     /// The best label and its score.
     Best,
-    /// These two, and lists with all, the best first.
+    /// The best label and score, and lists with all, the best first.
     All,
 }
 

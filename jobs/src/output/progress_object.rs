@@ -73,7 +73,7 @@ impl JobProgress {
     }
 }
 
-/// What a job's progress says from its beginning on.
+/// The constant part of a job's progress.
 #[derive(Clone, Debug)]
 pub struct JobFacts {
     pub input: String,

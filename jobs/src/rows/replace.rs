@@ -62,7 +62,7 @@ impl ReplacedColumns {
         })
     }
 
-    /// What precedes the first row.
+    /// The bytes before the first row, such as a header.
     pub fn start(&self) -> Vec<u8> {
         match &self.csv {
             Some((_, header)) if header.has_header => {

@@ -1,4 +1,4 @@
-//! What a sink does.
+//! The interface of sinks.
 
 use super::{
     record::Record,

@@ -324,7 +324,7 @@ impl fmt::Debug for SinkUrl {
     }
 }
 
-/// What a job stores in a sink.
+/// The columns and vectors that a job stores in a sink.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SinkSettings {
     /// The sink.

@@ -32,7 +32,7 @@ type Connections = legacy::Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
 /// A client that any thread may wait for; its connections belong to a Tokio runtime.
 #[derive(Debug)]
 pub struct Client {
-    /// What it sends, for the log.
+    /// The signal's name, for the log.
     what: &'static str,
     connections: Connections,
     runtime: Handle,

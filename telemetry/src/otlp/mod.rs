@@ -167,7 +167,7 @@ impl Otlp {
                 let _ = waiting.await;
             }
         };
-        // What is late is sent in the background, or lost at the process's end.
+        // Later spans are sent in the background, or lost at the process's end.
         let _ = timeout(limit, flushed).await;
     }
 }

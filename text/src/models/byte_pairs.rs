@@ -240,7 +240,7 @@ impl BytePairs {
     }
 }
 
-/// Ranks and merged ids by pair ids. As in the crate, the last one of duplicate pairs is used.
+/// Ranks and merged ids by pair ids. Like the `tokenizers` crate, uses the last of duplicate pairs.
 fn merges(list: &Value, ids: &BTreeMap<&str, u32>) -> Option<BTreeMap<[u32; 2], [u32; 2]>> {
     let merge = |(rank, pair): (u32, &Value)| {
         let (left, right) = match pair {

@@ -56,7 +56,7 @@ impl Unigram {
         let byte_fallback = u64::from(model.byte_fallback());
         let pieces: Vec<&(String, f64)> = model.iter().collect();
 
-        // As in the crate, the last one of duplicate pieces is used.
+        // Like the `tokenizers` crate, uses the last of duplicate pieces.
         let mut keys: Vec<(&[u8], u32)> = pieces
             .iter()
             .zip(0..)

@@ -2,7 +2,7 @@
 //!
 //! One term in an attention score is the product of a token's query and another token's key. Two more terms depend on
 //! the distance between the tokens: the query times a distance key, and the key times a distance query. Distance keys
-//! and queries are the same for all texts and are graph constants. Far distances share them in buckets.
+//! and queries are the same for all texts and are graph constants. Far distances share keys and queries in buckets.
 
 use super::distances::{Convolution, Distances, Order, Side, head_by_head, normalize, project};
 use crate::encoder::config::{Disentangled, EncoderConfig};

@@ -99,7 +99,7 @@ const MPNET: Names = Names {
 /// Width of ELECTRA's embeddings, if the config does not name it.
 const ELECTRA_WIDTH: usize = 128;
 
-/// What differs between the members of the family.
+/// Differences between the members of the family.
 pub struct Member {
     kind: Kind,
     names: &'static Names,

@@ -50,7 +50,7 @@ const DEFAULTS: Defaults = Defaults {
     ..gemma::DEFAULTS
 };
 
-/// What some layers have in place of the settings for all.
+/// Settings that replace the general ones in some layers.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct LayerSettings {

@@ -57,7 +57,7 @@ impl EncoderConfig {
 }
 
 impl EncoderLimits {
-    /// Those of an export, whatever its family.
+    /// Reads an export's fields, which are the same in all families.
     pub fn read(config: &ConfigFile) -> Result<Self> {
         Self::of(config, &SizeFields::ANY)
     }

@@ -102,7 +102,7 @@ pub fn read_gemma3(config: &ConfigFile) -> Result<EncoderConfig> {
     })
 }
 
-/// What all versions share.
+/// Reads the settings that all versions share.
 fn read(
     config: &ConfigFile,
     names: &'static Names,

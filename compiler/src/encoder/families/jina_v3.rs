@@ -65,7 +65,7 @@ const BASE_IN_TRANSFORMERS: f64 = 20_000.0;
 /// Far above published models'.
 const MAX_TASKS: usize = 100;
 
-/// What the authors' code adds to the name of a weight with adapters, and to the adapters' names.
+/// Suffixes that the authors' code adds to the names of weights with adapters, and of adapters.
 const ORIGINAL: &str = ".parametrizations.weight.original";
 const ADAPTERS: &str = ".parametrizations.weight.0";
 
@@ -491,7 +491,7 @@ fn scaled(values: Vec<f32>, scale: f32) -> Vec<f32> {
     values.into_iter().map(|value| value * scale).collect()
 }
 
-/// From tasks, rows and numbers to rows, tasks and numbers.
+/// Transposes the axes from (task, row, number) to (row, task, number).
 fn by_row(narrowing: &Weight) -> Vec<f32> {
     let [tasks, rows, rank] = narrowing.shape[..] else {
         unreachable!("the caller checked the shape")

@@ -45,7 +45,7 @@ use crate::{
 };
 use kivu::error::{Error, Result, quoted};
 
-/// What published models need that is not built, by `model_type`: see "Models that are not built" in `docs/design.md`.
+/// Unsupported features that published models need, by `model_type`: see "Models that are not built" in `docs/design.md`.
 const NOT_BUILT: [(&str, &str); 7] = [
     ("hunyuan_v1_dense", TRANSLATING_DECODER),
     ("hunyuan_v1_moe", TRANSLATING_DECODER),

@@ -57,7 +57,7 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     })
 }
 
-/// Sorts the rows of queries, keys and values, which files have head by head, with rotations of neighbouring values.
+/// Reorders the rows of queries, keys and values: files interleave them by head, and rotate neighbouring values.
 pub fn arrange(config: &EncoderConfig, weights: &mut Weights) {
     if config.names.projections != NAMES.projections {
         return;

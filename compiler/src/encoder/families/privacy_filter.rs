@@ -128,7 +128,7 @@ fn experts(config: &ConfigFile) -> Result<ExpertLayers> {
 }
 
 /// Reorders the rows of queries and keys where rotations pair neighbouring values of a head: all first values, and then all
-/// second ones, as rotations pair them in other families. Their products stay the same.
+/// second ones, as rotations pair them in other families. The products of queries and keys stay the same.
 pub fn arrange(config: &mut EncoderConfig, weights: &mut Weights) {
     if !std::mem::take(&mut config.details.pairs_neighbours) {
         return;

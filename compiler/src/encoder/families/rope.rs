@@ -308,7 +308,7 @@ pub fn of_decoder(config: &ConfigFile, width: usize) -> Result<Rotary> {
     with_base(config, width, &Rope::read(config)?, 10_000.0)
 }
 
-/// Those of gpt-oss, which scales positions if the file does not say how.
+/// Rotary settings of gpt-oss, whose class scales positions by default.
 pub fn of_gpt_oss(config: &ConfigFile, width: usize) -> Result<Rotary> {
     let default = Rope {
         rope_type: Some("yarn".to_owned()),
@@ -320,7 +320,7 @@ pub fn of_gpt_oss(config: &ConfigFile, width: usize) -> Result<Rotary> {
     with_base(config, width, &Rope::read_or(config, default)?, 150_000.0)
 }
 
-/// Those of Ministral 3, whose queries grow, and whose class has a scaling for files without any.
+/// Rotary settings of Ministral 3, whose queries grow with the position, and whose class scales positions by default.
 pub fn of_ministral3(config: &ConfigFile, width: usize) -> Result<Rotary> {
     let default = Rope {
         rope_type: Some("yarn".to_owned()),
@@ -340,7 +340,7 @@ pub fn of_ministral3(config: &ConfigFile, width: usize) -> Result<Rotary> {
     })
 }
 
-/// Those of LFM2, whose class has another base.
+/// Rotary settings of LFM2, whose class has a different default base.
 pub fn of_lfm2(config: &ConfigFile, width: usize) -> Result<Rotary> {
     with_base(config, width, &Rope::read(config)?, 1e6)
 }

@@ -43,7 +43,7 @@ const INPUTS: usize = 5;
 pub struct CountedSpans {
     /// Maximum number of words in a span.
     pub longest: usize,
-    /// Tokens around labels other than entities'.
+    /// Tokens around labels of structures, relations and classifications.
     pub tokens: SchemaTokens,
     pub mixing: Mixing,
 }
@@ -300,7 +300,7 @@ impl CountedSpans {
     }
 }
 
-/// What is known of labels: a row per text, and in it a number per label.
+/// Label features: one row per text, with one number per label.
 struct LabelFeatures {
     /// Number of instances.
     instances: Value,

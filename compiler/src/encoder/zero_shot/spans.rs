@@ -28,7 +28,7 @@ const WORDS: &str = "words_mask";
 /// The output.
 pub const SPAN_LOGITS: &str = "logits";
 
-/// What a head scores for each label.
+/// The units that a head scores for each label.
 #[derive(Clone, Copy, Debug)]
 pub enum Scored {
     /// Spans of at most this many words.

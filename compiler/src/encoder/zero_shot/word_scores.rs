@@ -178,7 +178,7 @@ pub fn linear(graph: &mut GraphBuilder, input: &Value, [weight, bias]: [&Value; 
     graph.node("Add", &[&product, bias], vec![])
 }
 
-/// Both lists as one array of `COUNT` values.
+/// Joins two lists into an array of `COUNT` values.
 pub fn joined<'a, const COUNT: usize>(
     first: &[&'a Value],
     second: &[&'a Value],

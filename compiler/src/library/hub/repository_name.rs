@@ -9,7 +9,7 @@ const MAIN: &str = "main";
 /// The hub's length limit.
 const MAX_LENGTH: usize = 96;
 
-/// What precedes a repository's name in its address, and then its revision.
+/// Prefixes of repository addresses, and the part between name and revision.
 const ADDRESSES: [(&str, &str); 3] = [
     ("hf://", "@"),
     ("https://huggingface.co/", "/tree/"),

@@ -74,7 +74,7 @@ impl AttentionWindow {
         after: Some(0),
     };
 
-    /// The last `count` tokens, the own one included.
+    /// A window over the last `count` tokens, including the token itself.
     pub fn last(count: usize) -> Self {
         Self {
             before: Some(count.saturating_sub(1)),

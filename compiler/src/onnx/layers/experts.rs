@@ -170,7 +170,7 @@ struct ExpertLayer<'a> {
     size: [usize; 2],
 }
 
-/// What the rows of a matrix are.
+/// The layout of a matrix's rows.
 #[derive(Clone, Copy)]
 enum Rows {
     Inputs,

@@ -65,7 +65,7 @@ pub enum NormKind {
     RootMeanSquare { adds_one: bool },
 }
 
-/// What layers with adapters read, besides their input.
+/// Task input of layers with adapters.
 #[derive(Clone, Debug)]
 pub struct TaskInput {
     /// The number of each token's task, from 1 on; 0 for no task.

@@ -96,7 +96,7 @@ impl Rotary {
         }
     }
 
-    /// What the native engine needs besides the frequencies: a factor for cosines and sines, the number of tokens up to
+    /// Parameters for the native engine besides the frequencies: a factor for cosines and sines, the number of tokens up to
     /// which texts are short, and the factor by which the base grows.
     pub fn parameters(&self, graph: &mut GraphBuilder) -> Value {
         let parameters = match self.scaling {
@@ -275,7 +275,7 @@ impl Rotation {
 }
 
 impl QueryGrowth {
-    /// What the native engine needs: slope and period.
+    /// Parameters for the native engine: slope and period.
     pub fn parameters(self, graph: &mut GraphBuilder) -> Value {
         graph.floats("query_growth", &[2], &[self.slope, self.period as f32])
     }

@@ -55,8 +55,8 @@ pub fn use_instructions(chosen: Option<InstructionSet>) -> Result<()> {
     }
 }
 
-/// Checks the instructions again after a restore from a snapshot, perhaps on another processor. Returns those that had to be
-/// replaced, for all models.
+/// Checks the instructions again after a restore from a snapshot, perhaps on another processor. Returns the
+/// instructions that all models used before, if the processor lacks them.
 pub fn check_instructions() -> Option<InstructionSet> {
     InstructionSet::check_again()
 }

@@ -83,7 +83,7 @@ impl WeightFiles {
     }
 }
 
-/// What a model's tokens have beside their ids.
+/// The token types that a model reads beside token ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TokenTypes {
     Nothing,

@@ -60,7 +60,7 @@ pub fn divide(operations: Vec<Operation>, outputs: &[ValueId]) -> Vec<Stage> {
                 let mut read = BTreeSet::new();
                 for operation in &stage.operations {
                     match operation.reads_other_rows() {
-                        // From their blocks, not from the stage's own.
+                        // Read from other rows' blocks, so earlier stages have to store them.
                         true => read_later.extend(operation.inputs()),
                         false => read.extend(operation.inputs()),
                     }

@@ -169,7 +169,7 @@ impl LabelScoresSettings {
         let pooled = match self.pooled {
             PooledTokens::First => Some(0),
             PooledTokens::Last => ids.len().checked_sub(1),
-            // As in the package, the first token if there is no separator.
+            // The package takes the first token if there is no separator.
             PooledTokens::Separator => Some(separator.unwrap_or(0)),
             PooledTokens::All => None,
         };

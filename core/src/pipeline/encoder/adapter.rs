@@ -35,11 +35,11 @@ pub struct NamedOutput {
     pub name: String,
     /// Last axis length.
     pub width: usize,
-    /// What it has vectors for.
+    /// The units that the output has vectors for.
     pub vectors: Vectors,
 }
 
-/// What an output has vectors for.
+/// The units that an output has vectors for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Vectors {
     /// One per token.

@@ -62,7 +62,7 @@ impl Input {
         first.into_iter().chain(second)
     }
 
-    /// Size in bytes; each text counts up to `reach`.
+    /// Size in bytes; a text longer than `reach` counts as `reach`.
     fn size(&self, reach: usize) -> usize {
         match self {
             Self::Text(text) => text.len().min(reach),

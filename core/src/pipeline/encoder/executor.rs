@@ -28,7 +28,7 @@ use kivu_base::error::{Error, Result};
 /// A request's work, for a local model `L` or the fleet's model `R`.
 #[async_trait]
 pub trait Work<L, R>: Sync {
-    /// What a run returns.
+    /// The result of a run.
     type Output: Send;
 
     /// Token count of all inputs, by which the route chooses the location.
@@ -46,7 +46,7 @@ pub trait Work<L, R>: Sync {
 
 /// A model on a fleet, ready to be run.
 pub trait RemoteModel: Clone + Send + Sync {
-    /// What the task requires of the model.
+    /// The task's requirements for the model.
     type Spec: Clone + fmt::Debug + Send + Sync;
 
     /// Opens the model as its servers describe it. Fails for a different kind of model; the error names the expected

@@ -4,7 +4,7 @@ pub mod adapter;
 pub mod chunks;
 pub mod encoding;
 pub mod executor;
-/// What a request used: tokens and time.
+/// A request's usage: tokens and time.
 pub mod usage;
 
 use std::{cmp::Reverse, sync::Arc};
@@ -34,7 +34,7 @@ use kivu_base::{
 };
 use kivu_text::Tokenizer;
 
-/// What a task reads from the model's outputs.
+/// The granularity of the outputs that a task reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Granularity {
     /// The output for each text, whatever its shape.

@@ -20,7 +20,7 @@ pub use kivu_base::json::Ordered;
 use kivu_text as tokenizer;
 use kivu_text::{Tokenizer, Truncation, WindowOptions, WordForm, WordPrompt};
 
-/// What is extracted from texts. All names are different.
+/// The parts that are extracted from texts. All names are different.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ExtractionSchema {
     /// Structures, of which a text may have several instances.
@@ -585,7 +585,7 @@ impl Scores<'_> {
 
     /// The choices above the threshold, or the best one.
     fn choice(&self, place: [usize; 2], field: &Field, threshold: f32) -> Ordered {
-        // As in the package, a choice is the first word that equals it, of any field.
+        // The package takes a choice's first equal word, of any field.
         let scored = field.choices.iter().filter_map(|choice| {
             let lower = choice.to_lowercase();
             let word = self.choices.iter().position(|word| *word == lower)?;

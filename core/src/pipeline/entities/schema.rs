@@ -33,7 +33,7 @@ pub const CLASSIFICATION: &str = "classification";
 pub struct Schema<'a> {
     /// The token in front of the name.
     pub token: &'a str,
-    /// What the schema is called, such as [`ENTITIES`].
+    /// The schema's name, such as [`ENTITIES`].
     pub name: &'a str,
     /// The token before each label.
     pub label_token: &'a str,

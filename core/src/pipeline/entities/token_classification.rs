@@ -60,7 +60,7 @@ pub struct TokenClassificationOptions {
     pub ignored: BTreeSet<String>,
     /// How texts above the token limit are read.
     pub windows: WindowOptions,
-    /// What else is found, and how it is replaced.
+    /// Patterns to find besides entities, and the style of replacements.
     pub redaction: Redaction,
     /// For models whose labels mark ends of entities.
     pub transition_biases: TransitionBiases,
@@ -364,7 +364,7 @@ impl TokenClassificationPipeline {
 /// Contexts in a window of a divided text, of which two are shared with other windows.
 const WINDOW_CONTEXTS: usize = 8;
 
-/// What a window has.
+/// The entities that were found in a window.
 enum Found {
     Entities(Vec<Entity>),
     /// The tokens of a divided text that other windows do not have.

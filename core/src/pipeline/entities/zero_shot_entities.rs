@@ -170,7 +170,7 @@ pub struct ZeroShotEntitiesOptions {
     pub search: EntitySearch,
     /// How texts above the word limit are read. With redaction, they are refused instead of truncated.
     pub windows: WindowOptions,
-    /// What else is found, and how it is replaced.
+    /// Patterns to find besides entities, and the style of replacements.
     pub redaction: Redaction,
 }
 

@@ -20,7 +20,7 @@ use kivu_base::error::Result;
 /// The label of a placeholder that stood in the text before.
 pub const LITERAL: &str = "PLACEHOLDER";
 
-/// What is found besides a model's entities, and how everything that is found is replaced.
+/// Patterns to find besides a model's entities, and the style of all replacements.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Redaction {
     /// Patterns that are found beside the model's entities.
@@ -100,7 +100,7 @@ impl Redactor<'_> {
         for (range, label) in entity_places(text, all) {
             places.add(text, &range, label);
         }
-        // They would be taken for ones that replace something.
+        // Placeholders that the text has already would be taken for replacements.
         for range in placeholders(text).filter(|_| replacement.is_reversible()) {
             if places.is_free(&range) {
                 places.add(text, &range, LITERAL);

@@ -13,7 +13,7 @@ use kivu_base::{
     names::choice,
 };
 
-/// What is found, and where its rule is published.
+/// A pattern to find, and the publication of its rule.
 #[derive(Debug)]
 pub struct Pattern {
     /// Its label in results.

@@ -89,7 +89,7 @@ struct Plan {
     /// Each text's segments and languages.
     texts: Vec<(Vec<Segment<String>>, LanguagePair)>,
     sentences: Vec<SourceSentence>,
-    /// What stands in each sentence for text that the model cannot read.
+    /// Stand-ins in each sentence for text that the model cannot read.
     masked: Vec<Masked>,
     truncated: Vec<usize>,
 }

@@ -124,7 +124,7 @@ pub enum Languages {
 /// Beginning and end of a [tag](tag).
 const TAG: [&str; 2] = ["<2", ">"];
 
-/// What selects a target language in a model with [tags](Languages::Tags).
+/// The tag that selects a target language in a model with [tags](Languages::Tags).
 pub fn tag(code: &str) -> String {
     let [begin, end] = TAG;
     format!("{begin}{code}{end}")

@@ -51,7 +51,7 @@ pub struct PreparedText<'a> {
     pub layout: Vec<Segment<&'a str>>,
     /// Token ids per sentence.
     pub sentences: Vec<Vec<i64>>,
-    /// What stands in each sentence for text that the model cannot read.
+    /// Stand-ins in each sentence for text that the model cannot read.
     pub masked: Vec<Masked>,
     /// Sentences that are copied, since the model can read nothing of them.
     pub copied: usize,
@@ -65,7 +65,7 @@ impl PreparedText<'_> {
     }
 }
 
-/// What becomes of text that a Bergamot model cannot read.
+/// The treatment of text that a Bergamot model cannot read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnknownText {
     /// It is kept for the translation.

@@ -16,7 +16,7 @@ static UNITS: LazyLock<Option<Regex>> =
 /// A sentence with unknown characters, as the model reads it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Readable<'a> {
-    /// What is copied before and after the part that is read.
+    /// Text that is copied before and after the part that the model reads.
     pub around: [&'a str; 2],
     /// The part that the model reads; `None` if it has nothing to read.
     pub read: Option<Masked>,

@@ -97,7 +97,7 @@ unsafe fn product<const R: usize>(
 /// as signed or as unsigned, and may saturate sums of two products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bytes {
-    /// What is subtracted from activations before they are stored: nothing if they are unsigned, otherwise 128.
+    /// Subtracted from activations before they are stored: 0 if they are unsigned, otherwise 128.
     offset: u8,
 }
 
@@ -142,7 +142,7 @@ impl IntegerProducts for Bytes {
 
     #[inline(always)]
     fn begin(self, column_sums: &[i32]) -> [v128; 2] {
-        // What the offset has taken from the sums.
+        // The part of the sums that the offset has subtracted.
         let taken = |register: usize| {
             let sums = &column_sums.as_chunks::<WIDTH>().0[register];
             // SAFETY: the array is one register long.

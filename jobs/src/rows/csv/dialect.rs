@@ -313,7 +313,7 @@ impl Dialect {
     }
 }
 
-/// A character in a message.
+/// Shows a character in a message.
 pub fn shown(character: u8) -> String {
     match character {
         b'\t' => "tabs".to_owned(),

@@ -384,7 +384,7 @@ impl FirstRecord {
     }
 }
 
-/// What the first record is, and its maximum bytes.
+/// The first record's kind, and its maximum bytes.
 fn limit(has_header: bool) -> (&'static str, usize) {
     match has_header {
         true => ("a header", MAX_HEADER_BYTES),

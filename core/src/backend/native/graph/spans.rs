@@ -490,7 +490,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// What a head reads.
+/// The inputs of a head.
 #[derive(Clone, Copy)]
 struct HeadInputs {
     input: ValueId,
