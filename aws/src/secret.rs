@@ -72,7 +72,7 @@ impl Secret {
         };
         let text = response.secret_string.ok_or_else(|| {
             Error::config(format!(
-                "expected text in the secret `{}`, but found something else",
+                "the secret `{}` is binary, not text; store the keys as `SecretString`",
                 self.name
             ))
         })?;

@@ -120,7 +120,7 @@ fn number<T: FromStr>(text: &str) -> Result<String, T::Err> {
 fn json(text: &str) -> Result<String, String> {
     match serde_json::from_str::<IgnoredAny>(text) {
         Ok(_) => Ok(text.to_owned()),
-        Err(error) => Err(format!("expected JSON, but found: {error}")),
+        Err(error) => Err(format!("invalid JSON: {error}")),
     }
 }
 

@@ -76,8 +76,7 @@ fn runtime(py: Python<'_>) -> PyResult<Arc<Runtime>> {
     }
     let runtime = started.as_ref().and_then(|started| started.runtime.clone());
     runtime.ok_or_else(|| {
-        let message = "expected no call in other threads while the process was forked, but found one; fork before the \
-                       first call, or start processes with the method `spawn` or `forkserver`";
+        let message = "the process was forked during a call in another thread; fork before the first call, or start processes with the method `spawn` or `forkserver`";
         named(py, "ForkError", message.to_owned())
     })
 }

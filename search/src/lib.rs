@@ -120,7 +120,7 @@ async fn vectors(embedder: &Embedder, texts: Vec<String>) -> Result<Vec<Vec<f32>
     let dense = found.vectors.into_iter().map(|text| text.dense);
     dense
         .collect::<Option<_>>()
-        .ok_or_else(|| Error::config("expected a model with dense vectors, but found another one"))
+        .ok_or_else(|| Error::config("search needs a model with dense vectors"))
 }
 
 /// The passages with the highest scores, the best first; more of them if a ranking model reads them.

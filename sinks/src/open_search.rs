@@ -75,9 +75,8 @@ impl OpenSearch {
         let address = self.address("_mapping");
         let answer = retried(&action, async || self.answer("GET", &address, &[]).await).await?;
         match answer.status {
-            200 => serde_json::from_slice(&answer.body).map_err(|_| {
-                Error::config(format!("{action}: expected JSON, but found other data"))
-            }),
+            200 => serde_json::from_slice(&answer.body)
+                .map_err(|_| Error::config(format!("{action}: the response is not JSON"))),
             404 => Err(Error::config(format!(
                 "expected an index at `{}`, but found none",
                 self.place
@@ -200,7 +199,7 @@ impl OpenSearch {
         }
         let response: BulkResponse = serde_json::from_slice(&answer.body).map_err(|_| {
             Error::config(format!(
-                "expected a bulk response from `{}`, but found other data",
+                "the response from `{}` is not a bulk response",
                 self.place
             ))
         })?;

@@ -263,8 +263,7 @@ impl Sink for Postgres {
                 .any(|text| has_nul(&text))
         {
             return Err(
-                "expected texts without the character U+0000 for PostgreSQL, but found one"
-                    .to_owned(),
+                "PostgreSQL does not store the character U+0000, which a text has".to_owned(),
             );
         }
         Ok(())

@@ -88,16 +88,19 @@ impl Statements {
                     .with_hint("create it first"),
             );
         }
-        let column =
-            |name: &str| {
-                columns.iter().find(|column| column.name == name).ok_or_else(|| {
-                let known: Vec<&str> = columns.iter().map(|column| column.name.as_str()).collect();
-                Error::config(format!(
-                    "expected a column `{name}` in the table for `{place}`, but found only {}",
-                    kivu::error::quoted(&known)
-                ))
-            })
-            };
+        let column = |name: &str| {
+            columns
+                .iter()
+                .find(|column| column.name == name)
+                .ok_or_else(|| {
+                    let known: Vec<&str> =
+                        columns.iter().map(|column| column.name.as_str()).collect();
+                    Error::config(format!(
+                        "no column `{name}` in the table for `{place}`, which has {}",
+                        kivu::error::quoted(&known)
+                    ))
+                })
+        };
         let id = column(url.id.as_ref().unwrap_or(&settings.id))?;
         if !id.is_unique {
             return Err(Error::config(format!(

@@ -178,10 +178,7 @@ impl Sink for S3Vectors {
             ));
         }
         if self.form.is_cosine && record.vector.iter().all(|value| *value == 0.0) {
-            return Err(
-                "expected a vector with a direction for cosine distance, but found only zeros"
-                    .to_owned(),
-            );
+            return Err("a vector of zeros has no cosine distance".to_owned());
         }
         let (total, filterable) = (
             self.metadata_bytes(record, |_| true),

@@ -75,7 +75,7 @@ impl OpenedFiles {
         {
             None => Ok(()),
             Some(file) => Err(Error::model(format!(
-                "expected `{}` to stay the same while it is loaded, but it changed",
+                "`{}` changed while it was loaded",
                 file.path.display()
             ))
             .with_hint("start again")),

@@ -130,8 +130,7 @@ fn placement(
     {
         if policy == Policy::Fleet {
             return Err(Error::config(format!(
-                "expected the policy `local` or `auto` for `{name}`, since models with a shortlist do not run on a \
-                 fleet, but found `fleet`"
+                "the policy `fleet` is not supported for `{name}`: models with a shortlist do not run on a fleet; set `local` or `auto`"
             )));
         }
         return Ok(local);

@@ -63,11 +63,10 @@ impl Destination {
                 "choose another folder",
             ),
         };
-        Err(Error::config(format!(
-            "expected `{}` to be a folder that can be replaced, but {found}",
-            self.name.display()
-        ))
-        .with_hint(hint))
+        Err(
+            Error::config(format!("cannot replace `{}`: {found}", self.name.display()))
+                .with_hint(hint),
+        )
     }
 
     /// The parent folder; scratch folders in it are on the same file system.

@@ -332,7 +332,7 @@ impl<'a> Reader<'a> {
         match self.fields.first() {
             None => Ok(()),
             Some((name, _)) => Err(Error::invalid(format!(
-                "expected supported fields only in `{}`, but found `{}`",
+                "unknown field in `{}`: `{}`",
                 self.path,
                 name.escape_default()
             ))),
@@ -819,9 +819,9 @@ mod tests {
         expected an object in `schema`, but found a list
         expected entries in `schema.entities`, but found none
         expected different names in `schema.entities`, but found `a` twice
-        expected supported fields only in `schema`, but found `entity_attributes`
-        expected supported fields only in `schema.structures.order`, but found `mode`
-        expected supported fields only in `schema.structures.order`, but found `exclusive`
+        unknown field in `schema`: `entity_attributes`
+        unknown field in `schema.structures.order`: `mode`
+        unknown field in `schema.structures.order`: `exclusive`
         expected different names in `schema.structures.order`, but found `item` twice
         expected different names other than `entities`, `relation_extraction` in the schema, but found `entities` twice; rename one of them
         expected different names other than `entities`, `relation_extraction` in the schema, but found `order` twice; rename one of them

@@ -75,8 +75,7 @@ impl JobOptions {
         // As text, which keeps the order of a schema's names.
         let parameters =
             serde_json::to_string(&fields).and_then(|text| serde_json::from_str(&text));
-        parameters
-            .map_err(|error| Error::invalid(format!("expected other options, but found: {error}")))
+        parameters.map_err(|error| Error::invalid(format!("invalid options: {error}")))
     }
 
     /// Whether answers have all labels and scores, not only the best.

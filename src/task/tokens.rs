@@ -168,7 +168,7 @@ impl TokenReader {
 
     fn too_many(&self) -> Error {
         Error::too_large(format!(
-            "expected a response of at most {} tokens, but found more",
+            "the response would have more than {} tokens",
             self.max_tokens
         ))
         .with_hint("send fewer or shorter texts at once")

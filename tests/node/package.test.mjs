@@ -147,7 +147,7 @@ test("classes and entities are the server's", async () => {
   const parameters = { candidate_labels: ["travel", "animals"], multi_label: true };
   const chosen = await zero.zeroShot(TEXTS.slice(0, 2), ["travel", "animals"], { multiLabel: true });
   assert.deepEqual(chosen, await served("/models/zero-shot", { inputs: TEXTS.slice(0, 2), parameters }));
-  await assert.rejects(zero.zeroShot(TEXTS, "a,b", { prompt: "topic" }), { name: "InvalidError", message: /expected a model that reads labels and text together for `prompt`/ });
+  await assert.rejects(zero.zeroShot(TEXTS, "a,b", { prompt: "topic" }), { name: "InvalidError", message: /`prompt` is not supported: the model does not read labels and text together/ });
   await assert.rejects(zero.zeroShot("word ".repeat(600), "a,b", { truncate: false }), { name: "TooLargeError" });
   assert.deepEqual(await zero.zeroShot(TEXTS[0], "travel,animals"), await zero.zeroShot(TEXTS[0], new Set(["travel", "animals"])));
   const redacted = await (await model("ner")).entities(PEOPLE, { redact: true, aggregation: "first" });

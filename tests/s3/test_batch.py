@@ -163,8 +163,8 @@ class Files(Base):
             "empty.jsonl": (b"", "expected rows, but found an empty file"),
             "no-text.csv": (b"a,b\n1,2\n", "expected a column called `text` or another that is known, but found `a`, `b`"),
             "list.json": (b'[{"text": "a"}]', "expected an object per line, but found a list"),
-            "not.parquet": (b"text\nhello\n", "expected a Parquet file, as its name says"),
-            "cut.jsonl.gz": (gzip.compress(lines(rows(5000)))[:-200], "expected an input that can be read"),
+            "not.parquet": (b"text\nhello\n", "the file is not Parquet, though its name says so"),
+            "cut.jsonl.gz": (gzip.compress(lines(rows(5000)))[:-200], "cannot read the input"),
             "torn.parquet": (b"PAR1 and nothing else PAR1", "expected a Parquet file, but found one that cannot be read"),
         }
         table = pyarrow.table({"text": [1, 2], "x": [1.0, 2.0]})
@@ -350,7 +350,7 @@ class Events(Base):
         self.weed.put("out/mine.jsonl", b"mine")
         self.function.call(s3_event("in/mine.jsonl", self.put("in/mine.jsonl")))
         self.assertEqual(self.weed.get("out/mine.jsonl"), b"mine")
-        self.assertIn("or one that Kivu wrote, but found another", self.report("out/mine.jsonl")["error"])
+        self.assertIn("was not written by Kivu", self.report("out/mine.jsonl")["error"])
         self.assertEqual([key for key in self.weed.keys("out/mine") if "checkpoint" in key], [])
 
     def test_an_object_that_appears_during_a_job_stays(self):
@@ -369,7 +369,7 @@ class Events(Base):
         # Before the upload was completed, and then before the job was resumed.
         for process in (refused, kivu(self.weed.endpoint, *job, env=self.env, check=False)):
             self.assertEqual(process.returncode, 1, process.stdout)
-            self.assertIn("or one that Kivu wrote, but found another", process.stderr)
+            self.assertIn("was not written by Kivu", process.stderr)
             self.assertEqual(self.weed.get("out/late.jsonl"), b"mine")
         # The rows were kept.
         self.weed.s3.delete_object(Bucket=BUCKET, Key="out/late.jsonl")

@@ -183,7 +183,7 @@ class ToPostgres(Base):
             '23505 duplicate key value violates unique constraint "refused_title_key"',
             "22001 value too long for type character varying(8)",
             "expected a text, but found an empty one",
-            "expected different ids in `id`, but found one that an earlier row has",
+            "the id in `id` is also that of an earlier row",
             "expected a text or an integer as the id in `id`, but found nothing",
         ])
         self.assertEqual(list(csv.DictReader(failed.open()))[0], rows[1] | {"error": errors[0]})
@@ -208,7 +208,7 @@ class ToPostgres(Base):
             (url("missing"), "expected a table for"),
             (url("other"), f"for vectors of {self.dimension} values, as the model's, but found 3"),
             (url("other", "&vector=numbers"), "to be a `vector` or a `halfvec`, but found `_float4`"),
-            (url("other", "&vector=none"), "expected a column `none` in the table"),
+            (url("other", "&vector=none"), "no column `none` in the table"),
             (url("keyless"), "expected a primary key or a unique index of only `id`"),
             (url("other").replace("/postgres?", "/bare?"), "run `CREATE EXTENSION vector`"),
             (url("other").replace("/postgres?", "/none?"), "database \"none\" does not exist"),
@@ -216,8 +216,8 @@ class ToPostgres(Base):
         ]:
             self.assertIn(expected, self.refusal(source, found))
         self.assertIn("expected a column `key`", self.refusal(self.source(texts(3), "docs.csv"), url("other"), "--id", "key"))
-        self.assertIn("expected an embedding model for a sink", self.refusal(source, url("other"), model=CLASSIFIER))
-        self.assertIn("expected dense vectors of floats", self.refusal(source, url("other"), "--vector-type", "int8"))
+        self.assertIn("a sink takes vectors, but the model is not an embedding model", self.refusal(source, url("other"), model=CLASSIFIER))
+        self.assertIn("a sink takes dense vectors of floats", self.refusal(source, url("other"), "--vector-type", "int8"))
 
     def test_certificates_are_verified(self):
         self.table("encrypted")

@@ -170,13 +170,13 @@ class Staging(unittest.TestCase):
             refused = self.push(prefix=f"s3://{BUCKET}/meddled", endpoint=faults.endpoint, check=False)
         finally:
             faults.stop()
-        self.assertIn("another process changed it", refused.stderr)
+        self.assertIn("another process changed", refused.stderr)
         self.assertEqual(self.weed.get(f"meddled/{NAME}/latest"), b"1" * 64)
 
     def test_objects_that_no_push_wrote_are_left_alone(self):
         refused = {
             f"occupied/{NAME}/latest": "expected a digest in",
-            f"taken/{NAME}/{self.digest}/manifest.toml": "but found another file",
+            f"taken/{NAME}/{self.digest}/manifest.toml": "is not the bundle's manifest",
         }
         for key, message in refused.items():
             self.weed.put(key, b"mine")

@@ -227,7 +227,7 @@ test("bad input has the server's words in Chromium", { timeout: 120_000 }, async
   const found = await reported("bad");
   assert.equal(found.error, undefined);
   for (const [name, message] of Object.entries({
-    memory: /^TooLargeError: expected more memory, but the memory cannot grow; use a smaller model, or fewer and shorter texts$/,
+    memory: /^TooLargeError: the memory cannot grow further; use a smaller model, or fewer and shorter texts$/,
     truncated: /^ModelError: expected `weights\.bin` to have \d+ bytes, but found 100; the bundle is damaged: build or fetch it again$/,
     interrupted: /^UnavailableError: cannot fetch `http:.*\/interrupted\/vectors-static\/weights\.bin`$/,
     other: /^ConfigError: expected a bundle for the native engine, but found that `translate-en-pt` is for ONNX Runtime; build it with `--engine native`$/,

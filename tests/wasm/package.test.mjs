@@ -282,7 +282,7 @@ test("memory that cannot grow is an error, and other models load again", async (
     const small = await load(bundles + "/vectors-static");
     return [error, (await small.encode("a")).length];`;
   const [error, length] = await inWorker(code, withMaximum(readFileSync(MODULE), 384));
-  assert.deepEqual(error, { name: "TooLargeError", message: "expected more memory, but the memory cannot grow; use a smaller model, or fewer and shorter texts" });
+  assert.deepEqual(error, { name: "TooLargeError", message: "the memory cannot grow further; use a smaller model, or fewer and shorter texts" });
   assert.ok(length > 0);
 });
 

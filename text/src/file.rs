@@ -78,9 +78,7 @@ fn normalizer<'de, D: Deserializer<'de>>(
         return Ok(None);
     };
     if !has_complete_maps(&settings) {
-        return Err(D::Error::custom(
-            "expected a character map, but found a truncated one",
-        ));
+        return Err(D::Error::custom("the character map is truncated"));
     }
     translate_patterns(&mut settings).map_err(D::Error::custom)?;
     NormalizerWrapper::deserialize(settings)
@@ -158,10 +156,8 @@ pub fn read(json: &[u8]) -> Result<RawTokenizer> {
 
 /// Reads the output from [`compile`].
 pub fn read_compiled(mut file: Bytes) -> Result<RawTokenizer> {
-    let damaged = || {
-        Error::model("expected a compiled tokenizer, but found something else")
-            .with_hint("build the bundle again")
-    };
+    let damaged =
+        || Error::model("the file is not a compiled tokenizer").with_hint("build the bundle again");
     let length = file.try_get_u64_le().map_err(|_| damaged())?;
     let length = usize::try_from(length)
         .ok()
@@ -347,7 +343,7 @@ impl<'de> Visitor<'de> for TypedModelVisitor {
             "WordPiece" => ModelWrapper::WordPiece(WordPiece::deserialize(rest)?),
             other => {
                 return Err(A::Error::custom(format!(
-                    "expected a known model, but found `{other}`"
+                    "unknown model `{other}` of the tokenizer"
                 )));
             }
         })))

@@ -21,9 +21,9 @@ pub fn translate(pattern: &str) -> Result<String, String> {
         ignores_case: false,
         depth: 0,
     };
-    translator.expression().map_err(|found| {
-        format!("expected a known regular expression, but found {found} in `{pattern}`")
-    })?;
+    translator
+        .expression()
+        .map_err(|found| format!("unsupported regular expression: found {found} in `{pattern}`"))?;
     let lower = pattern.to_lowercase();
     if translator.ignores_case
         && (FOLDED.iter().any(|text| lower.contains(*text)) || has_letters_beyond_ascii(pattern))

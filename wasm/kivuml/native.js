@@ -15,7 +15,7 @@ import start, {
 export const batch = 16;
 /** The longest time without other events, in milliseconds, apart from a single call. */
 const MAX_BUSY = 50;
-const NO_MEMORY = "expected more memory";
+const NO_MEMORY = "the memory cannot grow";
 /** A module that only hosts with relaxed SIMD accept: a function with `f32x4.relaxed_madd`. */
 const RELAXED = new Uint8Array([
   0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 19, 1, 17, 0, 65, 0, 253, 15, 65, 0, 253, 15, 65, 0,

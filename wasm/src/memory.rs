@@ -40,7 +40,7 @@ unsafe impl GlobalAlloc for Memory {
 fn allocated(memory: *mut u8) -> *mut u8 {
     if memory.is_null() {
         throw_str(
-            "expected more memory, but the memory cannot grow; use a smaller model, or fewer and shorter texts",
+            "the memory cannot grow further; use a smaller model, or fewer and shorter texts",
         );
     }
     memory

@@ -263,8 +263,7 @@ impl Config {
     pub fn check_load(&self) -> Result<()> {
         match (self.load, self.max_memory) {
             (Load::Start, Some(_)) => Err(Error::config(
-                "expected `load = \"on-demand\"` with `max_memory`, since models that are loaded at start stay loaded, but \
-                 found `start`",
+                "`max_memory` needs `load = \"on-demand\"`: models that are loaded at start stay loaded",
             )),
             _ => Ok(()),
         }

@@ -228,8 +228,7 @@ fn build_named(
     }
     if texts.is_some() || pairs.is_some() {
         return Err(Error::config(
-            "expected `--out DIR` or `--name NAME` with `--texts` or `--pairs`, since the bundle \
-             may exist already, but found neither",
+            "`--texts` and `--pairs` need `--out DIR` or `--name NAME`, since the bundle may exist already",
         )
         .with_hint("set one, or measure the bundle with `kivu quality`"));
     }

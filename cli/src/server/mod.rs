@@ -241,7 +241,7 @@ async fn serve(
         tokio::select! {
             _ = signals.next() => Ok(()),
             path = changed(&files, &catalog) => Err(Error::model(format!(
-                "expected `{}` to be unchanged since it was loaded, but it was written to",
+                "`{}` was written to after it was loaded",
                 path.display()
             ))
             .with_hint(

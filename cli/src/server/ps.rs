@@ -179,7 +179,7 @@ async fn ask(url: &str, key: Option<&str>) -> Result<Vec<Row>> {
     }
     let response: Response = serde_json::from_slice(&bytes).map_err(|error| {
         Error::config_because(
-            format!("expected Kivu's list of models from `{url}/models`, but found another"),
+            format!("`{url}/models` did not answer with Kivu's list of models"),
             error,
         )
     })?;

@@ -139,7 +139,7 @@ fn identify_languages(plan: &Plan, settings: &mut TaskSettings) -> Result<()> {
             Ok(())
         }
         (Some(_), _) => Err(Error::model(format!(
-            "expected `identifies_languages` in the recipe only for `{}`, but found another task",
+            "`identifies_languages` is only for recipes with the task `{}`",
             Task::TextClassification
         ))),
     }

@@ -53,8 +53,7 @@ pub fn open(build: Build<'_>) -> Result<OpenedModel<'_>> {
     let format = format(build.plan)?;
     if build.plan.adapter.is_some() && format != Format::Encoder {
         return Err(Error::model(format!(
-            "expected an encoder from safetensors or a PyTorch checkpoint as an adapter's base, \
-             but found another model in `{}`",
+            "the adapter's base in `{}` is not an encoder in safetensors or a PyTorch checkpoint",
             build.plan.folder.display()
         ))
         .with_hint("merge the adapter with `merge_and_unload` and `save_pretrained`"));

@@ -130,7 +130,7 @@ impl Prediction {
             },
             other => {
                 return Err(Error::model(format!(
-                    "expected a class among {} for sparse vectors, but found `{other}`",
+                    "the class `{other}` is not supported for sparse vectors; supported: {}",
                     quoted(&Family::masked_classes().collect::<Vec<_>>())
                 )));
             }

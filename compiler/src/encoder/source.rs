@@ -1014,7 +1014,7 @@ mod tests {
         assert!(
             model
                 .refusal()
-                .contains("expected `normalizer.type` of `BertTokenizer` in `tokenizer.json`")
+                .contains("`normalizer.type` of `BertTokenizer` in `tokenizer.json` is not")
         );
         change("normalizer", &before["normalizer"]);
         model.open().unwrap();

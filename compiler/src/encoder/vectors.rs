@@ -190,7 +190,7 @@ pub fn add_static_queries(
     };
     if !files::are_same_tokenizers(&read_tokenizer(&folder)?, tokenizer)? {
         return Err(Error::model(format!(
-            "expected the document tokenizer for queries as well, but found another in `{}`",
+            "queries have a tokenizer of their own in `{}`, which is not supported",
             folder.display()
         )));
     }

@@ -54,9 +54,7 @@ impl<'a> FastText<'a> {
     pub fn read(bytes: &'a [u8]) -> Result<Self> {
         let mut reader = Reader::new(bytes);
         if reader.take(MAGIC.len())? != MAGIC {
-            return Err(Error::model(
-                "expected a fastText model, but found another file",
-            ));
+            return Err(Error::model("the file is not a fastText model"));
         }
         let version = reader.int()?;
         if !(11..=12).contains(&version) {

@@ -292,7 +292,7 @@ fn check_fields(config: &ConfigFile) -> Result<()> {
         .find(|(field, value)| !is_known(field) && !is_unset(value))
     {
         return Err(Error::model(format!(
-            "expected an adapter without `{field}`, but found one with it"
+            "the adapter has `{field}`, which is not supported"
         )));
     }
     let initial = config

@@ -374,10 +374,8 @@ impl ModelLibrary {
                 match lock.try_lock() {
                     Ok(()) => {}
                     Err(TryLockError::WouldBlock) => {
-                        return Err(Error::config(format!(
-                            "expected `{name}` not to be in use, but another process builds it"
-                        ))
-                        .with_hint("try again later"));
+                        return Err(Error::config(format!("another process builds `{name}`"))
+                            .with_hint("try again later"));
                     }
                     Err(TryLockError::Error(error)) => return Err(cannot_lock(&folder)(error)),
                 }

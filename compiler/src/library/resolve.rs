@@ -36,8 +36,7 @@ impl Location {
         if Url::of(named).is_some() {
             if options.select_bundles() {
                 return Err(Error::config(format!(
-                    "expected no task, precision or allowed keys for `{}`, whose bundles are built \
-                     already, but found some",
+                    "task, precision and allowed keys have no effect on `{}`, whose bundles are built already",
                     named.display()
                 ))
                 .with_hint("leave the options out"));
@@ -83,7 +82,7 @@ impl Location {
         match model(named)? {
             Some(model) => Ok(Self::Model(model)),
             None if is_known => Err(Error::config(format!(
-                "expected `{}` to have been built with these options, but found others in `{}`",
+                "`{}` was built with other options, in `{}`",
                 named.display(),
                 bundle.display()
             ))

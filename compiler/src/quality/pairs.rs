@@ -140,7 +140,7 @@ pub fn figures(
 /// The error for pairs that a model cannot be measured on.
 pub fn unfit(pairs: &Pairs, expected: &str) -> Error {
     Error::config(format!(
-        "expected {expected} for {}, but found another model",
+        "the model cannot be measured: {expected} is needed for {}",
         pairs.description()
     ))
 }
@@ -278,7 +278,7 @@ fn similarities(
         }
         _ => {
             return Err(Error::config(
-                "expected a model that scores pairs, but found another",
+                "the model does not score pairs; use an embedding or ranking model",
             ));
         }
     };
@@ -365,7 +365,7 @@ fn recall(encoder: &ServedEncoder, pairs: &[[String; 2]], progress: &dyn Progres
         }
         _ => {
             return Err(Error::config(
-                "expected a model that compares texts, but found another",
+                "the model does not compare texts; use an embedding or ranking model",
             ));
         }
     }

@@ -130,7 +130,7 @@ fn columns(path: &Path, own: Option<&Texts>, parquet: Parquet) -> Result<(Texts,
                 .position(|(found, expected)| found != expected)
             {
                 return Err(Error::config(format!(
-                    "expected the texts of `--texts` in `{}`, but found another one in row {}",
+                    "`{}` does not have the texts of `--texts`: row {} differs",
                     path.display(),
                     row + 1
                 ))

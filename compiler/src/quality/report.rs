@@ -161,8 +161,7 @@ fn measure_encoder(
             let own = encoder.measure(&texts, progress)?;
             if !reference.has_sizes_of(&own) {
                 return Err(Error::config(format!(
-                    "expected models with the same tokens for each text, but found others in `{}` \
-                     and `{}`",
+                    "the models in `{}` and `{}` have different tokens for a text",
                     model.name, other.name
                 ))
                 .with_hint("their outputs cannot be compared token by token"));
@@ -341,7 +340,7 @@ fn require_dimensions(settings: &TaskSettings, found: usize, path: &Path) -> Res
             path.display()
         ))),
         None => Err(Error::config(format!(
-            "expected a model with dense vectors for the vectors in `{}`, but found another",
+            "the vectors in `{}` need a model with dense vectors",
             path.display()
         ))),
     }

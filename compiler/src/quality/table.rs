@@ -134,7 +134,7 @@ pub struct Wrong {
 /// The samples do not fit the model.
 pub fn table(models: &[(Model, u64)], samples: &Samples, progress: &dyn Progress) -> Result<Table> {
     let Some((first, _)) = models.first() else {
-        return Err(Error::model("expected a model to measure, but found none"));
+        return Err(Error::model("no model to measure"));
     };
     let texts = samples.texts.clone().unwrap_or_default();
     let (samples_shown, rows) = match &samples.pairs {
@@ -253,7 +253,7 @@ fn on_texts(
         }
         (Ok(_), Err(_)) => {
             return Err(Error::model(
-                "expected forms of one model, but found others",
+                "the models differ in kind, so their forms cannot be compared",
             ));
         }
     };

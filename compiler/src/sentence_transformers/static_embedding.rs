@@ -65,8 +65,7 @@ pub fn open(plan: &Plan) -> Result<OpenedModel<'static>> {
         EngineChoice::Auto => Engine::Onnx,
         EngineChoice::Native => {
             return Err(Error::model(
-                "expected a table without modules other than `Normalize` for the native engine, \
-                 but found other modules",
+                "the native engine runs static embeddings with no module other than `Normalize`",
             )
             .with_hint("use `--engine auto`"));
         }

@@ -154,7 +154,7 @@ fn check_sinusoids(sinusoids: &Sinusoids, weights: &Weights, hidden: usize) -> R
         let is_same = |(found, expected): (&f32, &f32)| (found - expected).abs() <= TOLERANCE;
         if !found.values.iter().zip(&expected).all(is_same) {
             return Err(Error::model(format!(
-                "expected sinusoids in `{name}`, but found other positions"
+                "the positions in `{name}` are not sinusoids"
             )));
         }
     }

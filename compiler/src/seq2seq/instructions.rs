@@ -62,7 +62,7 @@ pub fn by_instructions(config: &ConfigFile, instructions: &[Instruction]) -> Res
     {
         if options_of(task) != options_of(&instructions[0].task) {
             return Err(Error::model(format!(
-                "expected the same settings in `{task}` and `{}` of `task_specific_params`, but found others",
+                "`{task}` and `{}` of `task_specific_params` have different settings",
                 instructions[0].task
             )));
         }

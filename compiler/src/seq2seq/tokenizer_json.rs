@@ -41,7 +41,7 @@ pub fn check_pieces(json: &[u8]) -> Result<()> {
                 Some("Sequence") => open.extend(value[list].as_array().into_iter().flatten()),
                 Some(found) if !known.contains(&found) => {
                     return Err(Error::model(format!(
-                        "expected a `{part}` among {} in `{TOKENIZER}` for a SentencePiece model, but found `{found}`",
+                        "`{part}` `{found}` in `{TOKENIZER}` is not supported for a SentencePiece model; supported: {}",
                         quoted(known)
                     )));
                 }

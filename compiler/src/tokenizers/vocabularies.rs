@@ -85,8 +85,7 @@ pub fn check_word_pieces(folder: &Path, settings: [&ConfigFile; 2]) -> Result<()
     {
         None => Ok(()),
         Some(part) => Err(Error::model(format!(
-            "expected `{}` of `BertTokenizer` in `{TOKENIZER}`, which is what `transformers` 5 makes for this model, but \
-             found another one",
+            "`{}` of `BertTokenizer` in `{TOKENIZER}` is not what `transformers` 5 makes for this model",
             part.trim_start_matches('/').replace('/', ".")
         ))),
     }

@@ -185,7 +185,7 @@ pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Attempt<T> {
             ReadError::Refused(_) => {
                 "expected KServe's JSON, but found too many values for its size"
             }
-            _ => "expected KServe's JSON, but found something else",
+            _ => "the response is not KServe's JSON",
         })
     })
 }
@@ -221,7 +221,7 @@ pub fn read_response(response: &Response<Bytes>, wanted: &[TensorSpec]) -> Attem
         None => body.len(),
         Some(length) => {
             let length = length.to_str().ok().and_then(|length| length.parse().ok());
-            length.ok_or_else(|| invalid("expected the JSON's length, but found something else"))?
+            length.ok_or_else(|| invalid("the header with the JSON's length is not a number"))?
         }
     };
     let (json, mut rest) = body

@@ -22,7 +22,7 @@ pub fn interface(model: &str, description: Description) -> Result<Interface> {
         .is_some_and(|policy| policy.decoupled)
     {
         return Err(Error::model(format!(
-            "expected `{model}` on the fleet to send one response per request, but it is decoupled"
+            "`{model}` on the fleet is decoupled, but has to send one response per request"
         )));
     }
     let signature = Signature {
@@ -167,6 +167,6 @@ mod tests {
             },
         )
         .unwrap_err();
-        insta::assert_snapshot!(error, @"expected `m` on the fleet to send one response per request, but it is decoupled");
+        insta::assert_snapshot!(error, @"`m` on the fleet is decoupled, but has to send one response per request");
     }
 }

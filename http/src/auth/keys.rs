@@ -175,7 +175,7 @@ impl Keys {
             None if self.loaded().is_some() => return Ok(()),
             None if is_within(RETRY_INTERVAL) => {
                 return Err(Error::config(
-                    "expected keys, but their source could not be read a moment ago",
+                    "the source of the keys could not be read a moment ago",
                 ));
             }
             _ => {}
@@ -220,10 +220,8 @@ impl KeySource {
             }
         };
         if text.trim().is_empty() {
-            return Err(
-                Error::config(format!("expected keys in `{field}`, but found nothing"))
-                    .with_hint("to revoke all keys, leave a comment (`# none`)"),
-            );
+            return Err(Error::config(format!("`{field}` has no keys"))
+                .with_hint("to revoke all keys, leave a comment (`# none`)"));
         }
         Ok(text)
     }
@@ -307,7 +305,7 @@ mod tests {
             let (found, read) = read_again(text).await;
             assert_eq!(found.as_deref(), Some("alice"), "{text:?}");
             insta::allow_duplicates! {
-                insta::assert_snapshot!(read.unwrap_err(), @"expected keys in `auth.keys_file`, but found nothing; to revoke all keys, leave a comment (`# none`)");
+                insta::assert_snapshot!(read.unwrap_err(), @"`auth.keys_file` has no keys; to revoke all keys, leave a comment (`# none`)");
             }
         }
         assert!(matches!(read_again("# none").await, (None, Ok(()))));

@@ -114,8 +114,7 @@ impl Guard {
             (Some(AuthMode::Iam | AuthMode::Jwt), BindScope::ApiGateway) => Access::GatewayVerified,
             (Some(AuthMode::Iam | AuthMode::Jwt), BindScope::Address(_)) => {
                 return Err(Error::config(
-                    "expected `auth.mode` to be `keys` or `none`, since only API Gateway checks signatures and \
-                     tokens, but found `iam` or `jwt`",
+                    "`auth.mode` is `iam` or `jwt`, but only API Gateway checks signatures and tokens; set it to `keys` or `none`",
                 ));
             }
             (Some(AuthMode::Keys) | None, _) if has_keys => {

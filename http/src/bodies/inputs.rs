@@ -133,10 +133,8 @@ pub fn refuse_lower_token_limit(field: &str, found: Option<usize>, limit: usize)
 
 /// The error for two fields that contradict each other.
 pub fn different(one: &str, other: &str) -> Error {
-    Error::invalid(format!(
-        "expected `{one}` and `{other}` to agree, but found different values"
-    ))
-    .with_hint("leave one of them out")
+    Error::invalid(format!("`{one}` and `{other}` have different values"))
+        .with_hint("leave one of them out")
 }
 
 /// A text, texts, token ids or token id lists: 1 to `texts` inputs, all non-empty.

@@ -164,9 +164,9 @@ mod tests {
         ];
         let refusals = refusals.map(|one| one.parameters(8).unwrap_err().to_string());
         insta::assert_snapshot!(refusals.join("\n"), @r"
-        expected `truncate` and `truncation` to agree, but found different values; leave one of them out
-        expected `truncate` and `truncation_side` to agree, but found different values; leave one of them out
-        expected `truncate` and `truncate_prompt_tokens` to agree, but found different values; leave one of them out
+        `truncate` and `truncation` have different values; leave one of them out
+        `truncate` and `truncation_side` have different values; leave one of them out
+        `truncate` and `truncate_prompt_tokens` have different values; leave one of them out
         expected `truncate_prompt_tokens` of at least 8, the model's limit, but found 7; leave it out
         expected `truncate_prompt_tokens` from -1 on, but found -2
         ");

@@ -311,9 +311,7 @@ impl ChatRequest {
                 };
                 parameters.prepare(pipeline, &context.scope())
             }
-            _ => Err(Error::invalid(
-                "expected a model that finds entities, but found another",
-            )),
+            _ => Err(Error::invalid("the model does not find entities")),
         }
     }
 }

@@ -279,7 +279,7 @@ mod tests {
         "input" expected 1 to 1024 `input`, but found 1025
         "dimensions" expected `dimensions` from 1 to 2, but found 3
         "input" expected the field `input`, but found none
-        null expected `dimensions` and `output_dimension` to agree, but found different values; leave one of them out
+        null `dimensions` and `output_dimension` have different values; leave one of them out
         null expected the body to be an object with `input`, but found a list
         null unknown model `another`; known models: `embedding`, `classification`, `token-classification`, `zero-shot`, `ranking`, `translation`
         "messages[0].role" expected the field `messages[0].role`, but found none

@@ -190,8 +190,7 @@ impl LanguageRequest {
                     .map(|language| &language.code)
                     .collect();
                 Err(Error::invalid(format!(
-                    "expected the language of the texts in `{source_field}`, since no served model \
-                     identifies languages, but found none"
+                    "`{source_field}` is missing: no served model identifies languages"
                 ))
                 .with_hint(format!(
                     "there are {} of them, such as {}",
@@ -215,7 +214,7 @@ pub async fn translate(FormOrJson(context, body): FormOrJson) -> ApiResult {
         .find(|name| body.get(name).is_some_and(|value| !value.is_null()))
     {
         return Err(Error::invalid(format!(
-            "expected no `{other}` beside `{form}`, but found both"
+            "`{other}` and `{form}` belong to different forms of the request, but found both"
         ))
         .with_hint(
             "LibreTranslate's form has `q`, `source` and `target`, Kivu's own `inputs`, `src_lang` \

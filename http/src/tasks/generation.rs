@@ -81,7 +81,7 @@ pub fn check_parameters(body: &Value) -> Result<()> {
     {
         None => Ok(()),
         Some(name) => Err(Error::invalid(format!(
-            "expected a supported option of the task or of `generate`, but found `parameters.{}`",
+            "unknown option of the task or of `generate`: `parameters.{}`",
             name.escape_debug()
         ))
         .with_hint("leave it out")),

@@ -200,7 +200,7 @@ fn check_default(context: &Context, model: &Model, body: &Value) -> Result<()> {
     let is_hub_body = body.get("parameters").is_some_and(Value::is_object);
     if is_hub_body && model.pipeline.embedding().is_some() && context.models.list().len() > 1 {
         return Err(Error::invalid(format!(
-            "expected no `parameters` for `{}`, the first model, which is for `{}`",
+            "`parameters` is not supported: `{}`, the first model, is for `{}`",
             model.name, model.manifest.task
         ))
         .with_hint("a client for another model needs its address, with the path `/models/NAME`"));

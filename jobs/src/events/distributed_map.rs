@@ -120,7 +120,7 @@ impl MapEvent {
         }
         let wrong = |error| {
             Error::malformed(format!(
-                "expected an event of the state machine, but found: {error}"
+                "cannot read the event of the state machine: {error}"
             ))
         };
         Self::deserialize(event).map(Some).map_err(wrong)
@@ -505,11 +505,8 @@ fn failed(store: &Arc<dyn Store>, results: Option<&Results>) -> Result<Vec<(u64,
     let Some(results) = results else {
         return Ok(Vec::new());
     };
-    let wrong = |error| {
-        Error::malformed(format!(
-            "expected a state machine's results, but found: {error}"
-        ))
-    };
+    let wrong =
+        |error| Error::malformed(format!("cannot read the state machine's results: {error}"));
     let read = |key: &str| {
         let url = Url {
             bucket: results.bucket.clone(),
@@ -517,7 +514,7 @@ fn failed(store: &Arc<dyn Store>, results: Option<&Results>) -> Result<Vec<(u64,
         };
         let found = store
             .read(&url)?
-            .ok_or_else(|| Error::invalid(format!("expected `{url}`, but found nothing")))?;
+            .ok_or_else(|| Error::invalid(format!("`{url}` does not exist")))?;
         serde_json::from_slice::<Value>(&found.0).map_err(wrong)
     };
     let manifest = read(&results.key)?;
@@ -646,6 +643,6 @@ pub mod tests {
         assert!(matches!(parsed(event), Some(MapEvent::Listing { .. })));
         assert!(parsed(json!({ "input": "s3://b/in/a.csv" })).is_none());
         let refused = MapEvent::of(&json!({ "range": range })).unwrap_err();
-        insta::assert_snapshot!(refused, @"expected an event of the state machine, but found: other fields");
+        insta::assert_snapshot!(refused, @"cannot read the event of the state machine: other fields");
     }
 }

@@ -67,9 +67,8 @@ impl Event {
 }
 
 fn read<'a, T: Deserialize<'a>>(event: &'a Value, source: &str) -> Result<T> {
-    T::deserialize(event).map_err(|error| {
-        Error::malformed(format!("expected an event of {source}, but found: {error}"))
-    })
+    T::deserialize(event)
+        .map_err(|error| Error::malformed(format!("cannot read the event of {source}: {error}")))
 }
 
 /// An object that was created or replaced.
@@ -227,9 +226,7 @@ fn unwrap(body: &str, depth: usize) -> Result<Vec<ObjectEvent>> {
         )));
     }
     let event: Value = serde_json::from_str(body).map_err(|error| {
-        Error::malformed(format!(
-            "expected an event as JSON in the message, but found: {error}"
-        ))
+        Error::malformed(format!("the message is not an event as JSON: {error}"))
     })?;
     objects(&event, depth + 1)
 }
@@ -420,7 +417,7 @@ mod tests {
         };
         insta::assert_snapshot!(refused(json!({"httpMethod": "GET"})), @"expected an event of S3, EventBridge, SQS, SNS or Step Functions, but found an object with `httpMethod`");
         insta::assert_snapshot!(refused(json!({"Records": [{"eventSource": "aws:ses"}]})), @"expected records of `aws:s3`, `aws:sqs` or `aws:sns`, but found `aws:ses`");
-        insta::assert_snapshot!(refused(json!({"Records": [{"eventSource": "aws:sqs", "messageId": "1", "body": "hello"}]})), @"expected an event as JSON in the message, but found: expected value at line 1 column 1");
+        insta::assert_snapshot!(refused(json!({"Records": [{"eventSource": "aws:sqs", "messageId": "1", "body": "hello"}]})), @"the message is not an event as JSON: expected value at line 1 column 1");
         let nested = (0..9).fold("{}".to_owned(), |inner, _| {
             json!({"Type": "Notification", "Message": inner}).to_string()
         });

@@ -206,9 +206,7 @@ impl Parts {
 }
 
 fn damaged(url: &Url) -> Error {
-    Error::model(format!(
-        "expected a part in `{url}`, but found something else"
-    ))
+    Error::model(format!("`{url}` is not a part of an output"))
 }
 
 #[cfg(test)]

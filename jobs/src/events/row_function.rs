@@ -130,7 +130,7 @@ impl RowFunction {
         };
         match parameters.options.set(option, shared) {
             Some(Err(expected)) => Err(Error::invalid(format!(
-                "expected {expected} as the second argument, but found another value"
+                "the second argument is not {expected}"
             ))),
             _ => Ok(parameters),
         }
@@ -165,7 +165,7 @@ impl RowFunction {
                 ] => cosine(left, right),
                 _ => {
                     return Err(Error::invalid(
-                        "expected one dense vector of floats per text to compare, but found others",
+                        "comparing texts needs a model with one dense vector of floats per text",
                     )
                     .with_hint("change `outputs` and `vector-type`"));
                 }

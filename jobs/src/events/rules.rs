@@ -359,7 +359,7 @@ mod tests {
             };
             Rules::new(Vec::new(), &config).unwrap_err().to_string()
         };
-        insta::assert_snapshot!(refused("a/", "S3://me:secret@bucket/out/", None), @"the URL begins with `S3:`, but is not as expected; begin it with `s3://`");
+        insta::assert_snapshot!(refused("a/", "S3://me:secret@bucket/out/", None), @"the URL begins with `S3:`, but has another form; begin it with `s3://`");
         insta::assert_snapshot!(refused("s3://bucket/a/", "b/", None), @"expected a key's prefix for a rule's `input`, such as `in/`, but found `s3://bucket/a/`; omit the bucket");
         for (input, output, sink) in [
             ("a/", "Postgres://me:secret@host/db", None),

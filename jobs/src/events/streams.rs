@@ -216,9 +216,7 @@ impl StreamBatch {
         let mut found = Vec::with_capacity(records.len());
         for record in records {
             let data = BASE64_STANDARD.decode(text(Some(record), "/kinesis/data")?);
-            let data = data.map_err(|_| {
-                Error::malformed("expected a record in base64, but found other data")
-            })?;
+            let data = data.map_err(|_| Error::malformed("the record is not base64"))?;
             let number = text(Some(record), "/kinesis/sequenceNumber")?;
             let lines = kinesis_aggregation::records(data)
                 .into_iter()
@@ -340,8 +338,7 @@ fn plain_fields(item: &Map<String, Value>) -> Result<Map<String, Value>> {
 
 /// An attribute value without its type.
 fn plain(value: &Value) -> Result<Value> {
-    let wrong =
-        || Error::malformed("expected a DynamoDB attribute value with its type, but found another");
+    let wrong = || Error::malformed("a value is not a DynamoDB attribute value with its type");
     let (kind, value) = value
         .as_object()
         .filter(|value| value.len() == 1)

@@ -114,9 +114,9 @@ impl Snowflake {
             .and_then(Value::as_str)
             .unwrap_or_default();
         let body = match event.get("isBase64Encoded").and_then(Value::as_bool) {
-            Some(true) => BASE64_STANDARD.decode(body).map_err(|_| {
-                Error::malformed("expected a body in base64, but found other characters")
-            })?,
+            Some(true) => BASE64_STANDARD
+                .decode(body)
+                .map_err(|_| Error::malformed("the body is not base64"))?,
             _ => body.as_bytes().to_vec(),
         };
         Ok(Self { headers, body })
@@ -193,7 +193,7 @@ fn unpacked(body: Vec<u8>) -> Result<Vec<u8>> {
     let mut decoder = MultiGzDecoder::new(body.as_slice()).take(MAX_REQUEST_BYTES + 1);
     decoder
         .read_to_end(&mut unpacked)
-        .map_err(|_| Error::malformed("expected a body in gzip, but it is damaged"))?;
+        .map_err(|_| Error::malformed("the body is damaged gzip data"))?;
     if unpacked.len() as u64 > MAX_REQUEST_BYTES {
         return Err(Error::too_large(format!(
             "expected a body of at most {MAX_REQUEST_BYTES} bytes, but found more"

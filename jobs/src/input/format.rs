@@ -131,7 +131,7 @@ impl Format {
         let named = NamedForm::of(name);
         if named.format == Some(Self::Parquet) && !head.starts_with(ENCRYPTED_PARQUET_MAGIC) {
             return Err(Error::invalid(
-                "expected a Parquet file, as its name says, but found something else",
+                "the file is not Parquet, though its name says so",
             ));
         }
         let contents = compression

@@ -219,8 +219,7 @@ impl OpenInput {
 
     fn not_seekable(&self) -> Error {
         Error::invalid(format!(
-            "expected a file that can be read from any place, as Parquet needs one, but found a \
-             stream in `{}`",
+            "Parquet needs a file that can be read from any place, but `{}` is a stream",
             self.name()
         ))
         .with_hint("save it to a file first")

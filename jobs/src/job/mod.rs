@@ -485,7 +485,7 @@ impl Job {
                 }
                 if matches!(&self.input, JobInput::Object(_, input, _) if input == url) {
                     return Err(Error::config(format!(
-                        "expected an output other than the input, but both are `{url}`"
+                        "the output would overwrite the input `{url}`"
                     )));
                 }
                 report_file::check_object(store, &report_file::url_of(url))?;
@@ -721,7 +721,7 @@ fn outcome(model: String, task: String, ended: &Result<Ended>) -> JobOutcome {
 
 /// The error that makes the sender repeat an event.
 pub fn unfinished(url: &Url) -> Error {
-    let action = format!("expected `{url}` to be done in time, but it is not");
+    let action = format!("`{url}` was not done in time");
     Error::io(action)(io::Error::new(io::ErrorKind::TimedOut, "time is up"))
         .with_hint("the next run resumes it")
 }

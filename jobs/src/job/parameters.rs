@@ -95,9 +95,7 @@ impl Parameters {
                 {
                     Some(set) => set.map_err(|expected| wrong(&expected))?,
                     None => {
-                        return Err(Error::invalid(format!(
-                            "expected known metadata, but found `{PREFIX}{name}`"
-                        )));
+                        return Err(Error::invalid(format!("unknown metadata `{PREFIX}{name}`")));
                     }
                 },
             }
@@ -165,6 +163,6 @@ mod tests {
         insta::assert_snapshot!(refused(&[("kivu-format", "xml")]), @"expected `json-lines`, `csv`, `parquet` or `openai` in the metadata `kivu-format`, but found `xml`");
         insta::assert_snapshot!(refused(&[("kivu-labels", "a,,b")]), @"expected a text as item 2 in the metadata `kivu-labels`, but found `a,,b`");
         insta::assert_snapshot!(refused(&[("kivu-delimiter", "||")]), @r#"expected an ASCII character, itself or as `\t`, `^A` or `\x01` in the metadata `kivu-delimiter`, but found `||`"#);
-        insta::assert_snapshot!(refused(&[("kivu-colum", "x")]), @"expected known metadata, but found `kivu-colum`");
+        insta::assert_snapshot!(refused(&[("kivu-colum", "x")]), @"unknown metadata `kivu-colum`");
     }
 }

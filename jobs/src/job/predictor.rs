@@ -231,14 +231,14 @@ impl Predictor {
     pub fn stored_dimensions(&self) -> Result<usize> {
         let Self::Embedding(embedder) = self else {
             return Err(Error::config(
-                "expected an embedding model for a sink, but found a model for another task",
+                "a sink takes vectors, but the model is not an embedding model",
             ));
         };
         if embedder.requested.kinds != [VectorKind::Dense]
             || embedder.output_dtype != VectorType::Float
         {
             return Err(Error::config(
-                "expected dense vectors of floats for a sink, but found other `outputs` or another `vector-type`",
+                "a sink takes dense vectors of floats; omit `outputs` and `vector-type`",
             ));
         }
         embedder.pipeline.dimensions(embedder.options.dimensions)
@@ -473,7 +473,7 @@ fn lacks(model: &Model, parameter: &str) -> Error {
 fn missing() -> RowResult {
     Err(RowError::new(
         ErrorKind::Model,
-        "expected a result, but the model returned none",
+        "the model returned no result",
     ))
 }
 

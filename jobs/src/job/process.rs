@@ -250,11 +250,7 @@ pub fn panicked() -> Error {
 /// Converts a reader's panic into an error. Parquet may panic on damaged files, and the rows before a panic must not be
 /// mistaken for the whole file.
 pub fn catch_panic<T>(read: impl FnOnce() -> Result<T>) -> Result<T> {
-    let panicked = |_| {
-        Err(Error::invalid(
-            "expected a file that can be read, but its reader panicked",
-        ))
-    };
+    let panicked = |_| Err(Error::invalid("cannot read the file: its reader panicked"));
     catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(panicked)
 }
 

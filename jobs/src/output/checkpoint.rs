@@ -251,8 +251,7 @@ pub fn encode(state: &State, waiting: &[u8]) -> Result<Bytes> {
 pub fn parse(bytes: &[u8], place: &dyn Display) -> Result<(State, Vec<u8>)> {
     let wrong = || {
         Error::model(format!(
-            "expected a checkpoint of `kivu batch` in `{place}`, but found another file, or a \
-             damaged checkpoint"
+            "`{place}` is not a checkpoint of `kivu batch`, or is damaged"
         ))
         .with_hint("move it away")
     };
@@ -319,6 +318,6 @@ mod tests {
             damaged[bit / 8] ^= 1 << (bit % 8);
             assert!(parse(&damaged, &"here").is_err(), "bit {bit}");
         }
-        insta::assert_snapshot!(parse(b"{}", &"here").unwrap_err(), @"expected a checkpoint of `kivu batch` in `here`, but found another file, or a damaged checkpoint; move it away");
+        insta::assert_snapshot!(parse(b"{}", &"here").unwrap_err(), @"`here` is not a checkpoint of `kivu batch`, or is damaged; move it away");
     }
 }

@@ -107,7 +107,7 @@ impl OutputFile {
         ] {
             if fs::metadata(path).is_ok_and(|found| (found.dev(), found.ino()) == input) {
                 return Err(Error::config(format!(
-                    "expected an output other than the input, but `{}` is the same file",
+                    "the output would overwrite the input: `{}` is the same file",
                     path.display()
                 )));
             }
@@ -122,9 +122,7 @@ impl OutputFile {
             return Ok(());
         };
         if !found.is_file() {
-            return Err(Error::config(format!(
-                "expected a file in `{shown}`, but found something else"
-            )));
+            return Err(Error::config(format!("`{shown}` is not a regular file")));
         }
         // A file that the user cannot write is not replaced, even if the folder permits it.
         let writable = OpenOptions::new().write(true).open(&self.path);
@@ -133,8 +131,7 @@ impl OutputFile {
             return Ok(());
         }
         Err(Error::config(format!(
-            "expected no file in `{shown}`, or the last output of `kivu batch`, but found another \
-             or a changed one"
+            "`{shown}` was not written by `kivu batch`, or has changed since"
         ))
         .with_hint("choose another output, or replace it with `--overwrite`"))
     }
@@ -220,15 +217,14 @@ impl OutputFile {
 
     pub fn busy(&self) -> Error {
         Error::config(format!(
-            "expected one `kivu batch` at a time for `{}`, but another one is writing it",
+            "another `kivu batch` is writing `{}`",
             self.path.display()
         ))
     }
 
     pub fn other_job(&self) -> Error {
         Error::config(format!(
-            "expected the unfinished job's input, model and options for `{}`, but found different \
-             ones",
+            "the unfinished job for `{}` has a different input, model or options",
             self.path.display()
         ))
         .with_hint("run it as before to continue it, or start over with `--restart`")

@@ -61,8 +61,7 @@ impl OutputForm {
             return match output.compression {
                 None => Ok((Self::default(), note)),
                 Some(_) => Err(Error::config(
-                    "expected an output of Parquet without further compression, since its columns are compressed, but \
-                     found the name of a compressed file",
+                    "the output's name asks to compress a Parquet file, whose columns are compressed already",
                 )),
             };
         }
@@ -150,7 +149,7 @@ mod tests {
                 "{output}"
             );
         }
-        insta::assert_snapshot!(refused("b.parquet.gz", "a.parquet", Format::Parquet), @"expected an output of Parquet without further compression, since its columns are compressed, but found the name of a compressed file");
+        insta::assert_snapshot!(refused("b.parquet.gz", "a.parquet", Format::Parquet), @"the output's name asks to compress a Parquet file, whose columns are compressed already");
         insta::assert_snapshot!(refused("b.XLSX", "a.csv", Format::Csv), @"expected an output name for CSV, the input's format, but found one that ends in `.xlsx`; rename the output");
         insta::assert_snapshot!(refused("b.csv.bz2", "a.csv", Format::Csv), @"expected an output name for CSV, the input's format, but found one that ends in `.bz2`; rename the output");
         // Both names are wrong, as in a bucket where an input's name determines the output's.

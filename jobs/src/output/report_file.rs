@@ -49,10 +49,8 @@ fn read(path: &Path) -> Option<Report> {
 }
 
 fn taken(path: &dyn std::fmt::Display) -> Error {
-    Error::config(format!(
-        "expected `{path}` to be absent or a report of `kivu batch`, but found another file"
-    ))
-    .with_hint("choose another output")
+    Error::config(format!("`{path}` is not a report of `kivu batch`"))
+        .with_hint("choose another output")
 }
 
 /// Checks that a report may be written to `path`, and returns metadata for the report that it replaces.

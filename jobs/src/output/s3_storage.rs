@@ -178,17 +178,14 @@ impl S3Storage {
 
     fn foreign(&self) -> Error {
         Error::config(format!(
-            "expected no object at `{}`, or one that Kivu wrote, but found another",
+            "the object at `{}` was not written by Kivu",
             self.output
         ))
         .with_hint("choose another output, remove it, or replace it with `--overwrite`")
     }
 
     fn lost(&self) -> Error {
-        let action = format!(
-            "expected an upload for `{}`, but the server does not have it any more",
-            self.output
-        );
+        let action = format!("the server no longer has the upload for `{}`", self.output);
         Error::io(action)(io::Error::new(io::ErrorKind::NotFound, "no such upload"))
     }
 }
@@ -298,9 +295,7 @@ impl Storage for S3Storage {
 
 /// Error for a job that another process has claimed.
 fn taken(output: &Url) -> Error {
-    let action = format!(
-        "expected one process for the job that writes `{output}`, but another one took it over"
-    );
+    let action = format!("another process took over the job that writes `{output}`");
     Error::io(action)(io::Error::new(
         io::ErrorKind::ResourceBusy,
         "another process resumed it",

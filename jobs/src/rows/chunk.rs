@@ -204,17 +204,13 @@ pub type WrittenPiece = (Vec<u8>, Option<Footer>);
 
 /// Error for rows whose format differs from the writer's.
 pub fn mismatched<T>() -> Result<T> {
-    Err(Error::invalid(
-        "expected rows in their file's format, but found another format",
-    ))
+    Err(Error::invalid("the rows do not have their file's format"))
 }
 
 /// Error for an unreadable input: from S3 or the operating system, or for damaged contents.
 pub fn reading(error: io::Error) -> Error {
     match error.downcast::<Error>() {
         Ok(error) => error,
-        Err(error) => Error::invalid(format!(
-            "expected an input that can be read, but found: {error}"
-        )),
+        Err(error) => Error::invalid(format!("cannot read the input: {error}")),
     }
 }

@@ -42,9 +42,7 @@ pub fn vector(result: &mut RowResult, dimensions: usize) -> Result<Vec<f32>, Row
         Err(error) => return Err(error.clone()),
     };
     let Some(Cell::Vector(StoredVector::Float(vector))) = answer.into_iter().next() else {
-        return Err(refusal(
-            "expected a vector of floats, but the model returned another answer",
-        ));
+        return Err(refusal("the model returned no vector of floats"));
     };
     if vector.len() != dimensions {
         return Err(refusal(format!(

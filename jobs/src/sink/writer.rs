@@ -186,7 +186,7 @@ impl SinkWriter {
         if !self.ids.insert(u128::from_le_bytes(hash)) {
             let column = &self.id_column;
             return Err(refusal(format!(
-                "expected different ids in `{column}`, but found one that an earlier row has"
+                "the id in `{column}` is also that of an earlier row"
             )));
         }
         Ok((id, values.collect()))
@@ -319,7 +319,7 @@ mod tests {
                     .collect()
             })
             .collect();
-        let repeated = "expected different ids in `id`, but found one that an earlier row has";
+        let repeated = "the id in `id` is also that of an earlier row";
         let missing = "expected a text or an integer as the id in `id`, but found nothing";
         assert_eq!(
             errors[0],

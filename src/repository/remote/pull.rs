@@ -110,10 +110,8 @@ fn fetch(bundle: &Bundle, folder: &Path, meter: &dyn Meter) -> Result<()> {
     let path = folder.join(MANIFEST);
     let manifest = url.join(MANIFEST);
     let (text, _) = store.read(&manifest)?.ok_or_else(|| {
-        Error::model(format!(
-            "expected `{manifest}` until the end of the download, but it was deleted"
-        ))
-        .with_hint("run the command again")
+        Error::model(format!("`{manifest}` was deleted during the download"))
+            .with_hint("run the command again")
     })?;
     fs::write(&path, text).map_err(Error::io(format!("cannot write `{}`", path.display())))
 }

@@ -61,10 +61,10 @@ pub fn push(
         None => false,
         Some((bytes, _)) if hex(&Sha256::digest(&bytes)) == bundle.digest() => true,
         Some(_) => {
-            return Err(Error::config(format!(
-                "expected the manifest of the bundle at `{manifest}`, but found another file"
-            ))
-            .with_hint("choose another prefix, or remove it"));
+            return Err(
+                Error::config(format!("`{manifest}` is not the bundle's manifest"))
+                    .with_hint("choose another prefix, or remove it"),
+            );
         }
     };
     let mut is_new = send_files(store, bundle, &place, notes, meter)?;
@@ -88,8 +88,7 @@ pub fn push(
         let now = store.read(&latest)?;
         if now.is_none_or(|(digest, _)| digest != bundle.digest()) {
             return Err(Error::config(format!(
-                "expected `{latest}` to stay as it was during the push, but another process \
-                 changed it"
+                "another process changed `{latest}` during the push"
             ))
             .with_hint(format!(
                 "the bundle is at `{place}`: push it again to point `latest` to it"
@@ -226,7 +225,7 @@ impl Upload<'_> {
     fn lost(&self) -> Error {
         self.note.forget();
         Error::model(format!(
-            "expected the upload of `{}` to exist, but the server does not have it any more",
+            "the server no longer has the upload of `{}`",
             self.target
         ))
         .with_hint("push the bundle again")

@@ -53,7 +53,7 @@ pub fn begin(repository: &Path, name: &str, config: &str) -> Result<PathBuf> {
     let folder = repository.join(name);
     if folder.exists() {
         return Err(
-            Error::config(format!("expected no `{}`, but found it", folder.display()))
+            Error::config(format!("`{}` exists already", folder.display()))
                 .with_hint("remove it, or choose another folder"),
         );
     }

@@ -41,8 +41,7 @@ pub fn write(bundle: &Bundle, repository: &Path, options: &Options) -> Result<Ve
         && matches!(&manifest.settings, TaskSettings::Classification(own) if own.template.is_some())
     {
         return Err(Error::config(format!(
-            "expected no `--text` for `{}`, since its tokenizer on the server has no template for \
-             pairs",
+            "`--text` is not supported for `{}`: its tokenizer on the server has no template for pairs",
             manifest.name
         ))
         .with_hint("leave the option out, and let Kivu send token ids"));
@@ -55,7 +54,7 @@ pub fn write(bundle: &Bundle, repository: &Path, options: &Options) -> Result<Ve
     );
     if options.text && has_places {
         return Err(Error::config(format!(
-            "expected no `--text` for `{}`, since Kivu needs the places of tokens in texts",
+            "`--text` is not supported for `{}`: Kivu needs the places of tokens in texts",
             manifest.name
         ))
         .with_hint("leave the option out, and let Kivu send token ids"));

@@ -410,7 +410,7 @@ async fn requests_for_another_models_task_are_refused() {
             .unwrap(),
     )
     .await;
-    insta::assert_snapshot!(format!("{status} {}", body["error"]), @r#"422 Unprocessable Entity "expected no `parameters` for `tiny`, the first model, which is for `feature-extraction`; a client for another model needs its address, with the path `/models/NAME`""#);
+    insta::assert_snapshot!(format!("{status} {}", body["error"]), @r#"422 Unprocessable Entity "`parameters` is not supported: `tiny`, the first model, is for `feature-extraction`; a client for another model needs its address, with the path `/models/NAME`""#);
     for (path, body) in [
         ("/models/tiny", hub),
         ("/", json!({ "inputs": "cat" }).to_string()),
@@ -451,8 +451,8 @@ async fn fields_that_are_given_twice_are_refused() {
 
 #[tokio::test]
 async fn fields_that_contradict_each_other_are_refused() {
-    insta::assert_snapshot!(refusal("/v1/embeddings", r#"{"input": "a", "dimensions": 1, "output_dimension": 2}"#).await, @"422: expected `dimensions` and `output_dimension` to agree, but found different values; leave one of them out");
-    insta::assert_snapshot!(refusal("/v1/rerank", r#"{"query": "cat", "documents": ["a", "b"], "top_n": 1, "top_k": 2}"#).await, @"422: expected `top_n` and `top_k` to agree, but found different values; leave one of them out");
+    insta::assert_snapshot!(refusal("/v1/embeddings", r#"{"input": "a", "dimensions": 1, "output_dimension": 2}"#).await, @"422: `dimensions` and `output_dimension` have different values; leave one of them out");
+    insta::assert_snapshot!(refusal("/v1/rerank", r#"{"query": "cat", "documents": ["a", "b"], "top_n": 1, "top_k": 2}"#).await, @"422: `top_n` and `top_k` have different values; leave one of them out");
     let pairs = [
         (
             "/v1/embeddings",
@@ -487,8 +487,7 @@ async fn fields_that_contradict_each_other_are_refused() {
     ];
     for (path, body, [one, other]) in pairs {
         let found = refusal(path, body.to_string()).await;
-        let expected =
-            format!("422: expected `{one}` and `{other}` to agree, but found different values;");
+        let expected = format!("422: `{one}` and `{other}` have different values;");
         assert!(found.starts_with(&expected), "{path} {body}: {found}");
     }
     for body in [
@@ -1141,7 +1140,7 @@ async fn kserve_describes_models() {
     )
     .await
     .1;
-    insta::assert_snapshot!(refusal["error"].as_str().unwrap(), @"expected no parameters, since bundles are immutable, but found `config`; leave it out");
+    insta::assert_snapshot!(refusal["error"].as_str().unwrap(), @"parameters are not supported, since bundles are immutable, but found `config`; leave it out");
 }
 
 #[tokio::test]
@@ -1169,12 +1168,12 @@ async fn kserve_rejects_inconsistent_tensors() {
     insta::assert_snapshot!(refusal(ids(json!([1, 1]), json!({})), b"", None).await, @"400: expected `input_ids` with `data` or with bytes, but found neither");
     insta::assert_snapshot!(refusal(ids(json!([u64::MAX, 2]), json!({ "data": [5] })), b"", None).await, @"400: expected `input_ids` of a representable size, but found shape [18446744073709551615, 2]");
     insta::assert_snapshot!(refusal(ids(json!([1, 1]), json!({ "data": [-5] })), b"", None).await, @"400: expected token ids in `input_ids`, but found other integers");
-    insta::assert_snapshot!(refusal(ids(json!([1, 1]), json!({ "data": [0.5] })), b"", None).await, @"400: expected `input_ids` with elements of INT64, but found something else");
+    insta::assert_snapshot!(refusal(ids(json!([1, 1]), json!({ "data": [0.5] })), b"", None).await, @"400: `input_ids` has elements that are not INT64");
     insta::assert_snapshot!(refusal(ids(json!([1, 1, 1]), json!({ "data": [5] })), b"", None).await, @"400: expected `input_ids` of shape [texts, tokens], but found [1, 1, 1]");
     let named = |name: &str, datatype: &str, data: Value| json!({ "name": name, "shape": [1], "datatype": datatype, "data": data });
     insta::assert_snapshot!(refusal(named("other", "BYTES", json!(["a"])), b"", None).await, @"400: expected inputs among `input_ids`, `attention_mask`, `TEXT`, but found `other`");
     insta::assert_snapshot!(refusal(named("TEXT", "FP16", json!([1])), b"", None).await, @"400: expected `TEXT` as INT32, INT64 or BYTES, but found `FP16`");
-    insta::assert_snapshot!(refusal(named("TEXT", "BYTES", json!([1])), b"", None).await, @"400: expected `TEXT` with elements of BYTES, but found something else");
+    insta::assert_snapshot!(refusal(named("TEXT", "BYTES", json!([1])), b"", None).await, @"400: `TEXT` has elements that are not BYTES");
     insta::assert_snapshot!(refusal(named("TEXT", "BYTES", json!([""])), b"", None).await, @"400: expected a text in `TEXT[0]`, but found an empty one");
     insta::assert_snapshot!(refusal(named("attention_mask", "INT64", json!([1])), b"", None).await, @"400: expected `TEXT` or `input_ids`, but found neither");
 }

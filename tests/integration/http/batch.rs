@@ -148,7 +148,7 @@ fn a_pipe_is_read_to_its_end() {
     writing.join().unwrap().unwrap();
     let writing = write(b"PAR1 and more".to_vec());
     let report = run(job(&fifo, &output)).unwrap();
-    assert!(report.error.unwrap().contains("but found a stream in"));
+    assert!(report.error.unwrap().contains("` is a stream"));
     let _ = writing.join().unwrap();
     let report = run(job(Path::new("/dev/null"), &empty)).unwrap();
     assert_eq!(
@@ -181,7 +181,7 @@ fn outputs_that_would_cost_another_file_are_refused() {
     let cases = [
         (
             "notes.txt",
-            "or the last output of `kivu batch`, but found another or a changed one",
+            "was not written by `kivu batch`, or has changed since",
         ),
         ("in.jsonl", "is the same file"),
         ("same.jsonl", "is the same file"),
@@ -189,10 +189,10 @@ fn outputs_that_would_cost_another_file_are_refused() {
         ("dangling", "is a link to"),
         ("folder", "but found the folder"),
         ("new/", "but found the folder"),
-        ("a", "to be absent or a report of `kivu batch`"),
+        ("a", "is not a report of `kivu batch`"),
         ("b", "exists, where an unfinished output is kept"),
-        ("c", "expected a checkpoint of `kivu batch` in"),
-        ("d", "to be absent or a report of `kivu batch`"),
+        ("c", "is not a checkpoint of `kivu batch`"),
+        ("d", "is not a report of `kivu batch`"),
     ];
     for (name, message) in cases {
         let refused = refused(job(&at("in.jsonl"), &at(name)));
@@ -336,7 +336,7 @@ fn an_unfinished_job_is_not_continued_with_another_input_or_other_options() {
         .set("dimensions", "1")
         .unwrap()
         .unwrap();
-    let message = "expected the unfinished job's input, model and options for";
+    let message = "the unfinished job for";
     assert!(refused(other.clone()).starts_with(message));
     // Same size and modification time.
     let written = fs::metadata(&input).unwrap().modified().unwrap();
@@ -501,7 +501,7 @@ fn rows_of_two_settings_are_never_mixed() {
         assert!((1..400).contains(&progress.rows), "{}", progress.rows);
         let refusal = refused(changed(Some(&change), "out"));
         assert!(
-            refusal.starts_with("expected the unfinished job's input, model and options"),
+            refusal.starts_with("the unfinished job for"),
             "{name}: {refusal}"
         );
         let whole = format!("{name}-whole");
@@ -586,7 +586,10 @@ fn two_jobs_for_one_output_are_not_mixed() {
         fn begin(&self, _: &str, _: u64) {
             let second = self.0.clone();
             let refused = thread::spawn(move || refused(second)).join().unwrap();
-            assert!(refused.contains("one `kivu batch` at a time"), "{refused}");
+            assert!(
+                refused.contains("another `kivu batch` is writing"),
+                "{refused}"
+            );
         }
         fn advance(&self, _: u64, _: Option<f64>) {}
     }

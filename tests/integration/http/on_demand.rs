@@ -538,7 +538,7 @@ async fn a_memory_limit_needs_models_on_demand() {
     let error = Catalog::open(&config, &Cloud::default())
         .unwrap_err()
         .to_string();
-    insta::assert_snapshot!(error, @r#"expected `load = "on-demand"` with `max_memory`, since models that are loaded at start stay loaded, but found `start`"#);
+    insta::assert_snapshot!(error, @r#"`max_memory` needs `load = "on-demand"`: models that are loaded at start stay loaded"#);
 }
 
 #[tokio::test]

@@ -222,7 +222,7 @@ pub fn read_adapters(
                     continue;
                 }
                 return Err(Error::model(format!(
-                    "expected the model's own `{module}` in an adapter, but found another"
+                    "the adapter has a `{module}` that differs from the model's"
                 )));
             }
             let sides = [

@@ -182,7 +182,7 @@ impl Rope {
             (self.original_max_position_embeddings, found)
         else {
             return Err(Error::model(format!(
-                "expected {} for `llama3` scaling, but found them not all",
+                "`llama3` scaling needs {}",
                 quoted(&[
                     "low_freq_factor",
                     "high_freq_factor",

@@ -148,7 +148,7 @@ fn scorer(config: &ConfigFile) -> Result<Pairs> {
     match SCORERS.iter().find(|(name, _)| *name == found) {
         Some((_, pairs)) => Ok(*pairs),
         None => Err(Error::model(format!(
-            "expected a `scorer_type` among {} in `config.json`, but found `{found}`",
+            "`scorer_type` `{found}` in `config.json` is not supported; supported: {}",
             quoted(&SCORERS.map(|(name, _)| name))
         ))),
     }
@@ -163,7 +163,7 @@ fn strategy(config: &ConfigFile) -> Result<&'static str> {
         .find(|name| *name == found)
         .ok_or_else(|| {
             Error::model(format!(
-                "expected a `pooling_strategy` among {} in `config.json`, but found `{found}`",
+                "`pooling_strategy` `{found}` in `config.json` is not supported; supported: {}",
                 quoted(&POOLINGS)
             ))
         })
@@ -278,8 +278,8 @@ mod tests {
         expected `squeeze_layers` false in `config.json`, but found true
         expected `use_lstm` false in `config.json`, but found true
         expected `use_segment_embeddings` false in `config.json`, but found true
-        expected a `scorer_type` among `simple`, `weighted-dot`, `mlp` in `config.json`, but found `hopfield`
-        expected a `pooling_strategy` among `first`, `last`, `avg`, `sum` in `config.json`, but found `rms`
+        `scorer_type` `hopfield` in `config.json` is not supported; supported: `simple`, `weighted-dot`, `mlp`
+        `pooling_strategy` `rms` in `config.json` is not supported; supported: `first`, `last`, `avg`, `sum`
         expected a `model_type` among `deberta-v2`, `modernbert` in the `encoder_config` of a GLiClass model, but found `qwen2`
         expected `encoder_config` in `config.json`, but found none
         "#);

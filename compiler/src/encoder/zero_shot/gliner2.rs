@@ -201,7 +201,7 @@ fn mixing(config: &ConfigFile) -> Result<Mixing> {
     match COUNTING_LAYERS.iter().find(|(name, _)| *name == found) {
         Some((_, mixing)) => Ok(*mixing),
         None => Err(Error::model(format!(
-            "expected a `counting_layer` among {} in `config.json`, but found `{found}`",
+            "`counting_layer` `{found}` in `config.json` is not supported; supported: {}",
             quoted(&COUNTING_LAYERS.map(|(name, _)| name))
         ))),
     }
@@ -268,7 +268,7 @@ mod tests {
         insta::assert_snapshot!(refusals.join("\n"), @r#"
         expected `architecture` "span" in `config.json`, but found "boundary"
         expected `token_pooling` "first" in `config.json`, but found "mean"
-        expected a `counting_layer` among `count_lstm`, `count_lstm_v2`, `count_lstm_moe` in `config.json`, but found `count_transformer`
+        `counting_layer` `count_transformer` in `config.json` is not supported; supported: `count_lstm`, `count_lstm_v2`, `count_lstm_moe`
         expected `span_mode` "markerV0" in the `span_head` of `config.json`, but found "marker"
         expected a `max_width` from 1 to 256 in `config.json`, but found 0
         expected a `max_width` from 1 to 256 in `config.json`, but found 1000

@@ -64,7 +64,7 @@ pub struct Object(Option<Vec<Value>>);
 
 impl Object {
     pub fn values(&self) -> Result<&[Value]> {
-        let other = || Error::model("expected a dictionary of tensors, but found another object");
+        let other = || Error::model("the checkpoint is not a dictionary of tensors");
         self.0.as_deref().ok_or_else(other)
     }
 
@@ -361,7 +361,7 @@ impl<'a> Machine<'a> {
                 };
                 if !others.get(2).is_none_or(is_empty) {
                     return Err(Error::model(
-                        "expected a tensor without additional properties, but found some",
+                        "a tensor has additional properties, which are not supported",
                     ));
                 }
                 let tensor = Tensor {

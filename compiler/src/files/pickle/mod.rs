@@ -190,7 +190,7 @@ fn entry(archive: &mut ZipArchive<Cursor<&[u8]>>, name: &str, max: u64) -> Resul
 }
 
 fn big_endian() -> Error {
-    Error::model("expected values in little-endian order, but found another order")
+    Error::model("the values are not in little-endian order")
 }
 
 /// Parses a pickled dictionary into named tensors; also returns the bytes after the pickle.
@@ -208,12 +208,8 @@ pub fn tensors(pickle: &[u8]) -> Result<(Tensors, &[u8])> {
     }
     let items = object.items()?.map(|item| match item {
         [Value::Text(name), Value::Tensor(tensor)] => Ok((Rc::clone(name), Tensor::clone(tensor))),
-        [Value::Text(name), _] => Err(Error::model(format!(
-            "expected a tensor for `{name}`, but found another object"
-        ))),
-        _ => Err(Error::model(
-            "expected tensor names, but found another object",
-        )),
+        [Value::Text(name), _] => Err(Error::model(format!("`{name}` is not a tensor"))),
+        _ => Err(Error::model("a tensor's name is not a string")),
     });
     Ok((items.collect::<Result<_>>()?, rest))
 }
@@ -279,8 +275,8 @@ mod tests {
         expected only tensors in the pickle, but found `torch.storage._load_from_bytes`, which Kivu does not run
         expected only tensors in the pickle, but found `builtins.eval`, which Kivu does not run
         expected only tensors in the pickle, but found the instruction 0x81, which Kivu does not run
-        expected a tensor for `a`, but found another object
-        expected a dictionary of tensors, but found another object
+        `a` is not a tensor
+        the checkpoint is not a dictionary of tensors
         expected the end of the pickle, but found the end of the file
         expected operands that fit the pickle's instruction, but found others
         ");
@@ -321,7 +317,7 @@ mod tests {
         let refusals = [twice, negative, part].map(|pickle| read(pickle).unwrap_err().to_string());
         insta::assert_snapshot!(refusals.join("\n"), @"
         expected one tensor called `a`, but found several
-        expected a tensor without additional properties, but found some
+        a tensor has additional properties, which are not supported
         expected a whole storage `0`, but found a part of another
         ");
     }

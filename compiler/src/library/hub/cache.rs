@@ -237,7 +237,7 @@ pub fn verify(path: &Path, hash: &str) -> Result<()> {
     }
     let blob = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     Err(Error::model(format!(
-        "expected `{}` to have the hash {hash}, but found a different one",
+        "`{}` does not have the hash {hash}",
         path.display()
     ))
     .with_hint(format!(

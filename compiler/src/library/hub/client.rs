@@ -295,11 +295,8 @@ impl<'a> Hub<'a> {
         } else {
             ", or set HF_TOKEN, which raises the limit"
         };
-        let error = Error::unavailable(format!(
-            "expected a response from `{}`, but found that it limits requests",
-            self.endpoint
-        ))
-        .with_hint(format!("try again {when}{token}"));
+        let error = Error::unavailable(format!("`{}` limits requests", self.endpoint))
+            .with_hint(format!("try again {when}{token}"));
         Failure::Transient(error, after)
     }
 
@@ -321,10 +318,8 @@ impl<'a> Hub<'a> {
                 } else {
                     "and set HF_TOKEN"
                 };
-                Message::new(format!(
-                    "expected access to `{id}`, but found that it is gated"
-                ))
-                .with_hint(format!("accept its terms at {endpoint}/{id} {token}"))
+                Message::new(format!("`{id}` is gated"))
+                    .with_hint(format!("accept its terms at {endpoint}/{id} {token}"))
             }
             (_, "RevisionNotFound") => Message::new(format!(
                 "expected the revision `{}` of `{id}`, but found none",
@@ -332,13 +327,11 @@ impl<'a> Hub<'a> {
             ))
             .with_hint(format!("{endpoint}/{id}/tree/main lists them")),
             (_, "EntryNotFound") => Message::new(format!(
-                "expected the files that `{endpoint}` lists for `{id}`, but one is missing"
+                "a file that `{endpoint}` lists for `{id}` is missing"
             ))
             .with_hint("try again later"),
-            _ if is_disabled => Message::new(format!(
-                "expected access to `{id}`, but found that the hub has disabled it"
-            ))
-            .with_hint("choose another model"),
+            _ if is_disabled => Message::new(format!("the hub has disabled `{id}`"))
+                .with_hint("choose another model"),
             _ if is_about_token(status, reason) => Message::new(format!(
                 "expected a valid token in HF_TOKEN or from `hf auth login`, but `{endpoint}` \
                  refused it"

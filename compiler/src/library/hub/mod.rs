@@ -84,7 +84,7 @@ pub fn fetch(name: &RepositoryName, config: &HubConfig, meter: &dyn Meter) -> Re
             let base = fetch_one(&base.parse()?, RepositoryPart::Model, config, meter).await?;
             if base.base.is_some() {
                 return Err(Error::model(format!(
-                    "expected `{}` to be a model, but found an adapter",
+                    "`{}` is an adapter, not a model",
                     base.origin
                 )));
             }
@@ -173,7 +173,7 @@ async fn fetch_one(
         return downloaded(name, part, &cache).and_then(|found| {
             found.ok_or_else(|| {
                 Error::config(format!(
-                    "expected `{name}` in `{}`, since HF_HUB_OFFLINE is set, but found none",
+                    "no `{name}` in `{}`, and HF_HUB_OFFLINE is set",
                     config.cache.display()
                 ))
                 .with_hint("unset it to download the model")

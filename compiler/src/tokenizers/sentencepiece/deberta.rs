@@ -15,7 +15,7 @@ impl SentencePieces {
     pub fn deberta(&self) -> Result<Vec<u8>> {
         if !self.pieces().take(FIRST.len()).eq(FIRST) {
             return Err(Error::model(format!(
-                "expected a SentencePiece model that begins with {}, as DeBERTa v3's does, but found a different one",
+                "the SentencePiece model does not begin with {}, as DeBERTa v3's does",
                 quoted(&FIRST)
             )));
         }

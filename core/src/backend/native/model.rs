@@ -231,9 +231,7 @@ impl NativeModel {
             None => attended,
         };
         if attended == 0 {
-            return Err(Error::inference(
-                "expected texts of at least one token, but found texts without tokens",
-            ));
+            return Err(Error::inference("a text has no tokens"));
         }
         if count > limits.length {
             return Err(Error::invalid(format!(

@@ -112,8 +112,7 @@ impl ClassificationPipeline {
             Some((prompt, replaced)) => *prompt = replaced,
             None => {
                 return Err(Error::invalid(
-                    "expected a model with an instruction in its template for `instruction`, but \
-                     found one without",
+                    "`instruction` is not supported: the model's template has none",
                 )
                 .with_hint("leave it out"));
             }

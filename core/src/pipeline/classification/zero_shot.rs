@@ -173,8 +173,7 @@ impl ZeroShotPipeline {
         let labels = options.labels.as_slice();
         if options.prompt.is_some() && !matches!(self, Self::Labels(_)) {
             return Err(Error::invalid(
-                "expected a model that reads labels and text together for `prompt`, but found \
-                 another",
+                "`prompt` is not supported: the model does not read labels and text together",
             )
             .with_hint("leave it out"));
         }

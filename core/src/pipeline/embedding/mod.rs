@@ -318,7 +318,7 @@ impl EmbeddingPipeline {
         let dense = self.settings.dense()?;
         if dense.pooling == Pooling::Cls {
             return Err(Error::invalid(
-                "expected a model that pools all tokens for late chunking, but found one that pools the first token",
+                "late chunking is not supported: the model pools the first token, not all tokens",
             ));
         }
         let dimensions = self.dimensions(options.dimensions)?;

@@ -329,7 +329,7 @@ impl EmbeddingSettings {
             .map(String::as_str)
             .ok_or_else(|| match self.tasks.is_empty() {
                 true => Error::invalid(format!(
-                    "expected no `task` for a model without tasks, but found `{}`",
+                    "`task` is not supported: the model has no tasks, but found `{}`",
                     shown(task)
                 ))
                 .with_hint("its `prompt_name` may be a role, such as `query`"),

@@ -203,24 +203,24 @@ impl Adapter {
     pub fn check(&self, input: Sequence<'_>) -> Result<()> {
         if input.encoding.task > 0 && !self.inputs.has(Role::Task) {
             return Err(Error::invalid(format!(
-                "expected texts without a task, since the model on the fleet has no input `{TASK_IDS}`, but found one"
+                "`task` is not supported: the model on the fleet has no input `{TASK_IDS}`"
             )));
         }
         if self.inputs.has(Role::Text) && input.text.is_none() {
             return Err(Error::invalid(
-                "expected single texts, since the model on the fleet takes no pairs or token ids, but found one",
+                "pairs and token ids are not supported by the model on the fleet, which reads single texts",
             ));
         }
         let is_pair =
             self.spec.distinguishes_pairs && input.encoding.type_ids.iter().any(|id| *id != 0);
         if is_pair && !self.inputs.has(Role::Types) {
             return Err(Error::invalid(
-                "expected single texts, since the model on the fleet has no input `token_type_ids`, but found a pair",
+                "pairs are not supported: the model on the fleet has no input `token_type_ids`",
             ));
         }
         if input.encoding.unpooled > 0 && !self.inputs.has(Role::Pooled) {
             return Err(Error::invalid(format!(
-                "expected texts without prompt, since the model on the fleet has no input `{POOLING_MASK}`, but found one"
+                "prompts are not supported: the model on the fleet has no input `{POOLING_MASK}`"
             )));
         }
         self.inputs.check_length(input.encoding.len())

@@ -196,7 +196,7 @@ impl<L: Sync, R: RemoteModel> Executor<L, R> {
 }
 
 fn not_loaded() -> Error {
-    Error::model("expected a model to run, but none is loaded")
+    Error::model("no model is loaded")
 }
 
 tokio::task_local! {

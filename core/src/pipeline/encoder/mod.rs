@@ -307,8 +307,7 @@ impl<T: Send> EncoderWork<'_, T> {
 
 /// Error for an empty text whose tokenizer adds no special tokens.
 fn without_tokens() -> Error {
-    Error::invalid("expected a text of at least one token, but found a text without tokens")
-        .with_hint("leave it out")
+    Error::invalid("the text has no tokens").with_hint("leave it out")
 }
 
 /// Groups texts into batches, and small batches into calls with at least `min_call_tokens`, or at least a quarter of

@@ -317,7 +317,7 @@ impl ZeroShotEntitiesPipeline {
         let tokenizer = Arc::clone(self.encoder.tokenizer());
         if self.settings.schema_token.is_none() || tokenizer.id(schema::FIELD).is_none() {
             return Err(Error::invalid(
-                "expected a model that reads schemas (GLiNER2), but found one that finds entities only",
+                "schemas are not supported: the model is not GLiNER2, and finds entities only",
             ));
         }
         let options = Arc::new(options.clone());

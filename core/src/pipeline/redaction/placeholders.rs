@@ -172,8 +172,7 @@ impl Memory {
             });
             let (label, number) = parts.ok_or_else(|| {
                 Error::invalid(format!(
-                    "expected placeholders such as `[PERSON_1]` as names in the mapping, but found another name in \
-                     place {}",
+                    "the mapping's name in place {} is not a placeholder such as `[PERSON_1]`",
                     place + 1
                 ))
             })?;

@@ -376,7 +376,7 @@ fn placeholders_are_restored_in_other_texts() {
     let error = Memory::continued(&mapping).err().unwrap().to_string();
     assert_eq!(
         error,
-        "expected placeholders such as `[PERSON_1]` as names in the mapping, but found another name in place 1"
+        "the mapping's name in place 1 is not a placeholder such as `[PERSON_1]`"
     );
     let refused = |text: &str| {
         serde_json::from_str::<Mapping>(text)

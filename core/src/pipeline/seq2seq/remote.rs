@@ -223,9 +223,7 @@ impl RemoteGenerator {
 }
 
 fn wrong_language() -> Error {
-    Error::invalid(
-        "expected `tgt_lang` to be the fleet model's language, but found a different one",
-    )
+    Error::invalid("`tgt_lang` is not the language of the model on the fleet")
 }
 
 fn unexpected(found: &str) -> Error {

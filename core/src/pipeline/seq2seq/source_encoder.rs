@@ -446,7 +446,7 @@ impl SourceEncoder {
         let (source, target) = self.directions.named(requested)?;
         let required = |field: &str, language: Option<&str>, is_required: bool| match language {
             None if is_required => Err(Error::invalid(format!(
-                "expected `{field}`, since a special token depends on the language, but found none"
+                "`{field}` is missing: a special token depends on the language"
             ))
             .with_hint("set it, or set `add_special_tokens` to false")),
             language => Ok(language.unwrap_or_default().to_owned()),

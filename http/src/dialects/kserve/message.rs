@@ -236,10 +236,7 @@ impl InferRequest {
                 let found = name.escape_default();
                 return Err(Error::invalid(match known {
                     [only] => format!("expected the output `{only}`, but found `{found}`"),
-                    known => format!(
-                        "expected outputs among {}, but found `{found}`",
-                        quoted(known)
-                    ),
+                    known => format!("unknown output `{found}`; the model has {}", quoted(known)),
                 }));
             }
             if names.contains(&name.as_str()) {
@@ -412,7 +409,7 @@ fn from_json(name: &str, datatype: &str, data: Data) -> Result<InputElements> {
         ("BYTES", Data::Text(text)) => Ok(InputElements::Texts(vec![text])),
         ("BYTES", Data::Texts(texts)) => Ok(InputElements::Texts(texts)),
         ("INT32" | "INT64" | "BYTES", _) => Err(Error::invalid(format!(
-            "expected `{name}` with elements of {datatype}, but found something else"
+            "`{name}` has elements that are not {datatype}"
         ))),
         (other, _) => Err(unsupported(name, other)),
     }

@@ -106,7 +106,7 @@ impl LoadRequest {
         match other {
             None => Ok(()),
             Some(name) => Err(Error::invalid(format!(
-                "expected no parameters, since bundles are immutable, but found `{}`",
+                "parameters are not supported, since bundles are immutable, but found `{}`",
                 name.escape_debug()
             ))
             .with_hint("leave it out")),

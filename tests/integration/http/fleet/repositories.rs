@@ -161,7 +161,7 @@ fn configurations_follow_the_options() {
     let again = write(&bundle, &repository, &options())
         .unwrap_err()
         .to_string();
-    insta::assert_snapshot!(again.replace(&folder.path().display().to_string(), "[folder]"), @"expected no `[folder]/repository/feature-extraction`, but found it; remove it, or choose another folder");
+    insta::assert_snapshot!(again.replace(&folder.path().display().to_string(), "[folder]"), @"`[folder]/repository/feature-extraction` exists already; remove it, or choose another folder");
     let error = write(
         &bundle,
         &repository,

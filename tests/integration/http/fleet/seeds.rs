@@ -292,7 +292,7 @@ async fn refuses_pairs(bundle: &Path, triton: &Triton) {
     ));
     let refused = post(&there, "/predict", &pair).await;
     assert_eq!(refused.status, 422);
-    insta::assert_snapshot!(refused.body["error"], @r#""expected single texts, since the model on the fleet has no input `token_type_ids`, but found a pair""#);
+    insta::assert_snapshot!(refused.body["error"], @r#""pairs are not supported: the model on the fleet has no input `token_type_ids`""#);
     let either = app_of(model(bundle, Policy::Auto, "sentiment_classifier", &[&url]));
     let answer = post(&either, "/predict", &pair).await;
     assert_eq!((answer.status, answer.backend()), (200, "native"));

@@ -169,7 +169,7 @@ async fn a_translator_on_the_fleet_matches_the_local_one() {
         let refused = post(&fleet, "/translate", &ask("de", json!({}))).await;
         assert_eq!(
             refused.body["error"],
-            "expected `tgt_lang` to be the fleet model's language, but found a different one"
+            "`tgt_lang` is not the language of the model on the fleet"
         );
         for _ in 0..2 {
             let answered = post(&auto, "/translate", &ask("de", json!({}))).await;

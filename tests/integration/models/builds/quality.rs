@@ -392,7 +392,7 @@ fn vectors_in_files_are_compared_like_bundles() {
     swapped.swap(2, 3);
     let swapped = home.write("swapped.txt", &swapped.join("\n"));
     insta::assert_snapshot!(home.refusal(&int8, &[("--against", &lines), ("--texts", &swapped)]), @r"
-    expected the texts of `--texts` in `[home]/vectors.jsonl`, but found another one in row 3
+    `[home]/vectors.jsonl` does not have the texts of `--texts`: row 3 differs
     hint: leave out `--texts`, or the column with the texts
     ");
     let fewer = home.write("fewer.txt", &texts[..30].join("\n"));
@@ -414,7 +414,7 @@ fn vectors_in_files_are_compared_like_bundles() {
         Task::TextClassification,
         Precision::Fp32,
     );
-    insta::assert_snapshot!(home.refusal(&labels, &[("--against", &lines)]), @"expected a model with dense vectors for the vectors in `[home]/vectors.jsonl`, but found another");
+    insta::assert_snapshot!(home.refusal(&labels, &[("--against", &lines)]), @"the vectors in `[home]/vectors.jsonl` need a model with dense vectors");
     insta::assert_snapshot!(home.refusal(&labels, &[("--against", &fp32)]), @"expected models for the same task, but `tiny-bert-sentiment` is for `text-classification` and `tiny-bert` for `feature-extraction`");
     let zero = fs::read_to_string(&lines).unwrap();
     let zero = home.write(
@@ -641,9 +641,9 @@ fn labels_are_measured_by_accuracy() {
             .map(|n| json!({"text1": "a", "text2": "b", "score": n}).to_string() + "\n")
             .collect::<String>(),
     );
-    insta::assert_snapshot!(home.refusal(&nli, &[("--pairs", &scores)]), @"expected a model that compares two texts for pairs with scores, but found another model");
+    insta::assert_snapshot!(home.refusal(&nli, &[("--pairs", &scores)]), @"the model cannot be measured: a model that compares two texts is needed for pairs with scores");
     let ner = home.built("tiny-bert-ner", Task::TokenClassification, Precision::Fp32);
-    insta::assert_snapshot!(home.refusal(&ner, &[("--pairs", &scores)]), @"expected a model with vectors or a ranker for pairs with scores, but found another model");
+    insta::assert_snapshot!(home.refusal(&ner, &[("--pairs", &scores)]), @"the model cannot be measured: a model with vectors or a ranker is needed for pairs with scores");
     // A cross-encoder scores pairs.
     let rank = home.built("tiny-bert-rank", Task::TextRanking, Precision::Fp32);
     let ranked = home.write(
@@ -769,7 +769,7 @@ fn generated_texts_are_compared_with_references() {
     );
     assert!(
         home.refusal(&fp32, &[("--pairs", &wrong)])
-            .starts_with("expected a model with vectors or labels for pairs with scores")
+            .starts_with("the model cannot be measured: a model with vectors or labels is needed")
     );
 }
 

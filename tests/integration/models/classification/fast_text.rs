@@ -411,7 +411,7 @@ fn a_recipe_decides_whether_labels_are_languages() {
     ));
     let other = fixtures().join("models/tiny-bert").display().to_string();
     let refusal = build("identifies_languages = true", "feature-extraction", &other).unwrap_err();
-    insta::assert_snapshot!(refusal, @"expected `identifies_languages` in the recipe only for `text-classification`, but found another task");
+    insta::assert_snapshot!(refusal, @"`identifies_languages` is only for recipes with the task `text-classification`");
 }
 
 #[tokio::test]

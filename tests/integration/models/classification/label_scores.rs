@@ -361,7 +361,7 @@ fn other_files_are_refused_by_name() {
             "scorer",
             "scorer_type",
             json!("cross-attn"),
-            "expected a `scorer_type` among `simple`,",
+            "is not supported; supported: `simple`,",
         ),
         (
             "weights",

@@ -134,7 +134,7 @@ async fn chunks_are_texts_or_sentences() {
     413: the texts have 62 tokens together, but the model takes at most 48 tokens; send fewer texts at once
     422: expected one text in `input` for `late_chunking` by sentences, but found 2
     422: wrong value in `late_chunking`: expected a boolean or `sentences`
-    422: expected a model that pools all tokens for late chunking, but found one that pools the first token
+    422: late chunking is not supported: the model pools the first token, not all tokens
     422: expected texts in `input` for `late_chunking`, but found token ids
     422: expected at least one token in each chunk for late chunking, but found none in chunk 1, counted from 0; leave it out
     ");

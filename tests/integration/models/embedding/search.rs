@@ -348,7 +348,7 @@ async fn queries_of_a_router_are_those_of_sentence_transformers() {
         .join("\n")
         .replace(&folder.path().display().to_string(), "[folder]");
     insta::assert_snapshot!(refusals, @r"
-    expected the document tokenizer for queries as well, but found another in `[folder]/moved/query_0_SparseStaticEmbedding`
+    queries have a tokenizer of their own in `[folder]/moved/query_0_SparseStaticEmbedding`, which is not supported
     expected a `Router` with one encoder, for documents with sparse vectors and queries with token weights (`SparseStaticEmbedding`), or for both alike, but found `Transformer` for queries and `Transformer`, `SpladePooling` for documents; build the models of both on their own
     expected a route `document` in `router_config.json`, but found `passage`, `query`
     ");

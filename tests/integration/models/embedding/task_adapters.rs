@@ -275,7 +275,7 @@ async fn requests_choose_a_task_in_every_dialect() {
     insta::assert_snapshot!(refusals, @r#"
     {"error":"expected a `task` among `retrieval.query`, `retrieval.passage`, `separation`, `classification`, `text-matching`, but found `summaries`","error_type":"Validation"}
     {"error":{"code":null,"message":"expected a `task` among `retrieval.query`, `retrieval.passage`, `separation`, `classification`, `text-matching`, but found `summaries`","param":null,"type":"invalid_request_error"}}
-    {"error":{"code":null,"message":"expected `input_type` and `task` to agree, but found different values; leave one of them out","param":null,"type":"invalid_request_error"}}
+    {"error":{"code":null,"message":"`input_type` and `task` have different values; leave one of them out","param":null,"type":"invalid_request_error"}}
     "#);
 }
 
@@ -293,7 +293,7 @@ async fn a_task_for_a_model_without_tasks_is_refused_by_name() {
     .await;
     insta::assert_snapshot!(
         refusal.unwrap_err(),
-        @r#"{"error":"expected no `task` for a model without tasks, but found `retrieval.query`; its `prompt_name` may be a role, such as `query`","error_type":"Validation"}"#
+        @r#"{"error":"`task` is not supported: the model has no tasks, but found `retrieval.query`; its `prompt_name` may be a role, such as `query`","error_type":"Validation"}"#
     );
 }
 
@@ -417,7 +417,7 @@ async fn tokens_of_a_task_are_those_of_its_prompt() {
         refusals.map(|(status, body)| format!("{status} {}", body["error"].as_str().unwrap()));
     insta::assert_snapshot!(refusals.join("\n"), @"
     422 expected a `task` among `retrieval.query`, `retrieval.passage`, `separation`, `classification`, `text-matching`, but found `summaries`
-    422 expected no `task` for a model without tasks, but found `separation`; its `prompt_name` may be a role, such as `query`
+    422 `task` is not supported: the model has no tasks, but found `separation`; its `prompt_name` may be a role, such as `query`
     ");
 }
 
@@ -512,9 +512,9 @@ fn adapters_of_peft_in_an_unknown_form_are_refused_by_name() {
         .collect();
     insta::assert_snapshot!(refusals.join("\n"), @"
     expected an adapter of rank 3, which is `r` in `adapter_config.json`, for `embeddings.token_type_embeddings`, but found the shape [2, 1]
-    expected an adapter without `rank_pattern`, but found one with it
-    expected an adapter without `alpha_pattern`, but found one with it
-    expected an adapter without `use_dora`, but found one with it
+    the adapter has `rank_pattern`, which is not supported
+    the adapter has `alpha_pattern`, which is not supported
+    the adapter has `use_dora`, which is not supported
     expected an adapter of `peft_type` `LORA`, but found `IA3`
     expected low-rank matrices for `target_modules` only, but found `base_model.model.layers.0.mlp.fc1.lora_A.weight`
     ");

@@ -331,7 +331,7 @@ async fn instructions_that_a_model_does_not_take_are_refused() {
     expected `prompt` without `prompt_name` (or a role) and `instruction`, but found several; leave out the others
     expected `prompt` without `prompt_name` (or a role) and `instruction`, but found several; leave out the others
     expected `prompt` of at most 16384 bytes, but found 20000
-    expected a model with an instruction in its template for `instruction`, but found one without; leave it out
+    `instruction` is not supported: the model's template has none; leave it out
     `instruction` is not supported: the model compares vectors; leave it out
     `prompt` is not supported: the model compares vectors; leave it out
     `prompt` is not supported: the model has a template; send an `instruction`

@@ -275,7 +275,7 @@ fn files_with_other_contents_are_refused() {
     config.offline = true;
     let error = fetch("tests/tiny-bert", &config).unwrap_err().to_string();
     assert!(
-        error.contains("model.safetensors` to have the hash") && error.contains("; remove `"),
+        error.contains("model.safetensors` does not have the hash") && error.contains("; remove `"),
         "{error}"
     );
 }
@@ -369,15 +369,15 @@ fn errors_say_what_to_do() {
         "nothing is left behind"
     );
     insta::assert_snapshot!(errors.join("\n"), @"
-    expected access to `tests/gated`, but found that it is gated; accept its terms at [hub]/tests/gated and set HF_TOKEN
-    expected access to `tests/gated`, but found that it is gated; accept its terms at [hub]/tests/gated with HF_TOKEN's account
+    `tests/gated` is gated; accept its terms at [hub]/tests/gated and set HF_TOKEN
+    `tests/gated` is gated; accept its terms at [hub]/tests/gated with HF_TOKEN's account
     expected a repository `tests/private` at `[hub]`, but found none that is public; check the name or, if it is private, set HF_TOKEN
     expected a repository `tests/nothing` at `[hub]`, but found none that is public; check the name or, if it is private, that HF_TOKEN's account can read it
     expected the revision `v9` of `tests/tiny-bert`, but found none; [hub]/tests/tiny-bert/tree/main lists them
-    expected a response from `[hub]`, but found that it limits requests; try again in 290 s, or set HF_TOKEN, which raises the limit
+    `[hub]` limits requests; try again in 290 s, or set HF_TOKEN, which raises the limit
     expected a valid token in HF_TOKEN or from `hf auth login`, but `[hub]` refused it; create one at [hub]/settings/tokens
-    expected access to `tests/tiny-bert`, but found that the hub has disabled it; choose another model
-    expected `tests/tiny-bert` in `[cache]`, since HF_HUB_OFFLINE is set, but found none; unset it to download the model
+    the hub has disabled `tests/tiny-bert`; choose another model
+    no `tests/tiny-bert` in `[cache]`, and HF_HUB_OFFLINE is set; unset it to download the model
     expected a response from `http://127.0.0.1:1` for `tests/tiny-bert`, but found tcp connect error: Connection refused (os error 111); check the name and the connection, or set HF_HUB_OFFLINE=1 to use files that were downloaded earlier
     ");
 }

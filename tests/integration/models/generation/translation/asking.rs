@@ -522,7 +522,7 @@ async fn tokens_are_those_that_the_encoder_reads() {
             [vec![added("fra_Latn")], own.clone(), vec![added("</s>")]].concat()
         );
     }
-    insta::assert_snapshot!(refusal("/tokenize", asked(json!({}))).await, @"422: expected `src_lang`, since a special token depends on the language, but found none; set it, or set `add_special_tokens` to false");
+    insta::assert_snapshot!(refusal("/tokenize", asked(json!({}))).await, @"422: `src_lang` is missing: a special token depends on the language; set it, or set `add_special_tokens` to false");
 }
 
 #[tokio::test]
@@ -547,7 +547,7 @@ async fn contradictory_and_invalid_options_are_refused_before_work_starts() {
         )
     );
     let mixed = json!({ "inputs": "the cat", "source": "fr", "target": "en" });
-    insta::assert_snapshot!(refusal("/translate", mixed).await, @"422: expected no `source` beside `inputs`, but found both; LibreTranslate's form has `q`, `source` and `target`, Kivu's own `inputs`, `src_lang` and `tgt_lang`");
+    insta::assert_snapshot!(refusal("/translate", mixed).await, @"422: `source` and `inputs` belong to different forms of the request, but found both; LibreTranslate's form has `q`, `source` and `target`, Kivu's own `inputs`, `src_lang` and `tgt_lang`");
     let mixed = json!({ "q": "the cat", "inputs": "the dog", "source": "en", "target": "fr" });
     assert!(
         refusal("/translate", mixed)
@@ -555,7 +555,7 @@ async fn contradictory_and_invalid_options_are_refused_before_work_starts() {
             .starts_with("422: expected no `inputs` beside `q`")
     );
     let both = json!({ "src_lang": "en", "tgt_lang": "fr", "truncate": true, "truncation": "do_not_truncate" });
-    insta::assert_snapshot!(refusal("/models/two", cat(&both)).await, @"422: expected `truncation` and `truncate` to agree, but found different values; leave one of them out");
+    insta::assert_snapshot!(refusal("/models/two", cat(&both)).await, @"422: `truncation` and `truncate` have different values; leave one of them out");
     let empty = json!({ "inputs": "", "src_lang": "en", "tgt_lang": "fr" });
     insta::assert_snapshot!(refusal("/translate", empty).await, @"422: expected a text in `inputs`, but found an empty one");
     insta::assert_snapshot!(refusal("/translate", json!({ "src_lang": "en" })).await, @"422: expected the field `inputs`, but found none");
@@ -776,12 +776,12 @@ async fn libre_translate_and_deepl_have_the_translations_of_kivu() {
         errors.push(format!("{status} {body}"));
     }
     insta::assert_snapshot!(errors.join("\n"), @r#"
-    422 Unprocessable Entity {"error":"expected the language of the texts in `source`, since no served model identifies languages, but found none; there are 6 of them, such as `de`, `en`, `fr`, `pt`, `zho_Hans`, `zho_Hant`","error_type":"Validation"}
+    422 Unprocessable Entity {"error":"`source` is missing: no served model identifies languages; there are 6 of them, such as `de`, `en`, `fr`, `pt`, `zho_Hans`, `zho_Hant`","error_type":"Validation"}
     422 Unprocessable Entity {"error":"expected a language in `target`, but found none","error_type":"Validation"}
     422 Unprocessable Entity {"error":"`format` is not supported: send texts without tags","error_type":"Validation"}
     422 Unprocessable Entity {"error":"expected `alternatives` from 0 to 9, but found another value","error_type":"Validation"}
     422 Unprocessable Entity {"error":"expected a language of the models in `source`, but found `tlh`; they have `deu_Latn`, `eng_Latn`, `fra_Latn`, `por_Latn`, `zho_Hans`, `zho_Hant`","error_type":"Validation"}
-    422 Unprocessable Entity {"message":"expected the language of the texts in `source_lang`, since no served model identifies languages, but found none; there are 6 of them, such as `de`, `en`, `fr`, `pt`, `zho_Hans`, `zho_Hant`"}
+    422 Unprocessable Entity {"message":"`source_lang` is missing: no served model identifies languages; there are 6 of them, such as `de`, `en`, `fr`, `pt`, `zho_Hans`, `zho_Hant`"}
     422 Unprocessable Entity {"message":"`tag_handling` is not supported: send texts without tags"}
     422 Unprocessable Entity {"message":"`formality` is not supported: send `default`, `prefer_more` or `prefer_less`"}
     "#);

@@ -197,7 +197,7 @@ async fn a_target_is_enough() {
     422: expected a language of the model in `tgt_lang`, but found `Portugese`; the nearest is `pt` (portuguese)
     422: expected a language of the model in `src_lang`, but found `Klingon`; it has `ceb`, `de`, `en`, `pt`, `yue`, `zh`, `zh_Latn`
     422: expected a language of the model in `tgt_lang`, but found `fr`; it has `ceb`, `de`, `en`, `pt`, `yue`, `zh`, `zh_Latn`
-    422: expected `tgt_lang`, since a special token depends on the language, but found none; set it, or set `add_special_tokens` to false
+    422: `tgt_lang` is missing: a special token depends on the language; set it, or set `add_special_tokens` to false
     ");
 }
 
