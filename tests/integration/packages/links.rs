@@ -1,7 +1,7 @@
 //! Links and tables in the documentation: relative links lead to files and headings, and all rows in a table
 //! have equally many cells.
 
-use std::{fs, path::Path};
+use std::{fs, path::Path, process::Command};
 
 use crate::{source_files::sources, tools::root};
 
@@ -113,4 +113,25 @@ fn the_index_has_every_page() {
         })
         .collect();
     assert!(missing.is_empty(), "{missing:?}");
+}
+
+#[test]
+fn measurements_renew_pages_that_exist() {
+    let mut list = Command::new("python3");
+    list.args(["-B", "benches/run.py"]).current_dir(root());
+    let list = list.output().unwrap();
+    assert!(list.status.success(), "{list:?}");
+    let list = String::from_utf8(list.stdout).unwrap();
+    let pages: Vec<&str> = list
+        .lines()
+        .filter_map(|line| Some(line.trim_start().split_once("; ")?.0))
+        .filter(|page| page.contains(".md"))
+        .collect();
+    assert!(pages.len() > 20, "{list}");
+    let index = root().join("docs/README.md");
+    let faults: Vec<String> = pages
+        .iter()
+        .filter_map(|page| fault(&index, page))
+        .collect();
+    assert!(faults.is_empty(), "{faults:#?}");
 }
