@@ -40,7 +40,7 @@ impl Query {
 
     /// Each query vector's maximum product with a document vector; 0 if there are none.
     pub fn largest_products(&self, document: &[f32]) -> Vec<f32> {
-        self.instructions.call(LargestProducts {
+        self.instructions.call_in_fp32(LargestProducts {
             query: self,
             document,
         })

@@ -36,6 +36,11 @@ impl AmxInt8 {
         let kernel = Avx512Vnni::new()?;
         (has_amx() && is_permitted()).then_some(Self(kernel))
     }
+
+    /// The kernel whose operations on numbers this one has.
+    pub fn avx512(self) -> Avx512Vnni {
+        self.0
+    }
 }
 
 /// Whether the processor has the instructions, which the standard library does not detect yet.

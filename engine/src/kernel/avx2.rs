@@ -87,6 +87,13 @@ impl<I: Int8Products> Bits256<I> {
     }
 }
 
+impl AvxVnni {
+    /// The kernel with the same operations on numbers.
+    pub fn avx2(self) -> Avx2 {
+        Bits256(Madd::from(self.0))
+    }
+}
+
 impl<I: Int8Products> Kernel for Bits256<I> {
     type F32x16 = [__m256; 2];
 

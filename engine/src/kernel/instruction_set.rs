@@ -201,17 +201,32 @@ impl InstructionSet {
             #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
             Self::AmxInt8(kernel) => kernel.call(function),
             #[cfg(target_arch = "x86_64")]
+            Self::AvxVnni(kernel) => kernel.call(function),
+            #[cfg(target_arch = "aarch64")]
+            Self::NeonI8mm(kernel) => kernel.call(function),
+            #[cfg(target_feature = "relaxed-simd")]
+            Self::RelaxedDot(kernel) => kernel.call(function),
+            other => other.call_in_fp32(function),
+        }
+    }
+
+    /// Calls a function without 8-bit products. It is compiled once for kernels that differ in these alone.
+    pub fn call_in_fp32<F: KernelFn>(self, function: F) -> F::Output {
+        match self {
+            #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+            Self::AmxInt8(kernel) => kernel.avx512().call(function),
+            #[cfg(target_arch = "x86_64")]
             Self::Avx512Vnni(kernel) => kernel.call(function),
             #[cfg(target_arch = "x86_64")]
-            Self::AvxVnni(kernel) => kernel.call(function),
+            Self::AvxVnni(kernel) => kernel.avx2().call(function),
             #[cfg(target_arch = "x86_64")]
             Self::Avx2(kernel) => kernel.call(function),
             #[cfg(target_arch = "aarch64")]
-            Self::NeonI8mm(kernel) => kernel.call(function),
+            Self::NeonI8mm(kernel) => kernel.dot_product().call(function),
             #[cfg(target_arch = "aarch64")]
             Self::NeonDotProduct(kernel) => kernel.call(function),
             #[cfg(target_feature = "relaxed-simd")]
-            Self::RelaxedDot(kernel) => kernel.call(function),
+            Self::RelaxedDot(kernel) => kernel.madd().call(function),
             #[cfg(target_feature = "relaxed-simd")]
             Self::RelaxedMadd(kernel) => kernel.call(function),
             #[cfg(target_feature = "simd128")]

@@ -80,6 +80,13 @@ impl<I: Int8Products> Neon<I> {
     }
 }
 
+impl NeonI8mm {
+    /// The kernel with the same operations on numbers.
+    pub fn dot_product(self) -> NeonDotProduct {
+        Neon(self.0.0)
+    }
+}
+
 impl<I: Int8Products> Kernel for Neon<I> {
     type F32x16 = F32x16;
 
@@ -219,13 +226,14 @@ impl Int8Products for Sdot {
 
 /// Products by `sudot`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sudot(());
+pub struct Sudot(Sdot);
 
 impl Int8Products for Sudot {
     const INVERTED_BITS: u8 = 0;
 
     fn new() -> Option<Self> {
-        is_aarch64_feature_detected!("i8mm").then_some(Self(()))
+        let products = Sdot::new()?;
+        is_aarch64_feature_detected!("i8mm").then_some(Self(products))
     }
 
     #[target_feature(enable = "neon,i8mm")]

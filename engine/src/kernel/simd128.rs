@@ -37,6 +37,14 @@ pub type RelaxedMadd = Bits128<Fused, Words>;
 #[cfg(target_feature = "relaxed-simd")]
 pub type RelaxedDot = Bits128<Fused, Bytes>;
 
+#[cfg(target_feature = "relaxed-simd")]
+impl RelaxedDot {
+    /// The kernel with the same operations on numbers.
+    pub fn madd(self) -> RelaxedMadd {
+        Bits128(self.0, Words)
+    }
+}
+
 /// Instructions for multiply-adds.
 pub trait MultiplyAdds: Copy + Send + Sync + 'static {
     /// As [`Kernel::mul_add`].

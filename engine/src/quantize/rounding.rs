@@ -169,7 +169,7 @@ pub fn round(weights: Weights<'_>, moments: Moments) -> Rounded {
                 covariances: &covariances,
                 order: &order,
             };
-            InstructionSet::current().call(row);
+            InstructionSet::current().call_in_fp32(row);
         }
     });
     let mean_error = |errors: &[f32]| {
@@ -268,7 +268,7 @@ fn multiply(rows: &[f32], width: usize, weights: Array<f32>) -> Vec<f32> {
         .chunks(part * width.max(1))
         .zip(out.chunks_mut(part * outputs.max(1)));
     each(parts, |(rows, out)| {
-        InstructionSet::current().call(Multiply {
+        InstructionSet::current().call_in_fp32(Multiply {
             rows,
             layer: &layer,
             out,

@@ -28,7 +28,7 @@ impl Run {
                 task,
                 scratch,
             }),
-            Stage::Attention(stage) => instructions.call(Task {
+            Stage::Attention(stage) => instructions.call_in_fp32(Task {
                 run: self,
                 program,
                 stage,
@@ -43,7 +43,7 @@ impl Run {
                 scratch,
             }),
             Stage::Spans(stage) => {
-                instructions.call(Task {
+                instructions.call_in_fp32(Task {
                     run: self,
                     program,
                     stage: &**stage,

@@ -14,7 +14,11 @@ use std::{
     mem::{MaybeUninit, size_of},
 };
 
-use super::{Avx2, Bits256, Int8Products, bytes::Maddubs, store};
+use super::{
+    Avx2, Bits256, Int8Products,
+    bytes::{Maddubs, Vnni},
+    store,
+};
 use crate::kernel::{Block, GROUP, KernelFn, LANES, MAX_TILE_ROWS, Sums, part, with_row_count};
 
 /// Products by `vpmaddwd`, which multiplies 16-bit integers.
@@ -22,6 +26,13 @@ use crate::kernel::{Block, GROUP, KernelFn, LANES, MAX_TILE_ROWS, Sums, part, wi
 /// In rows, activations 1 and 2 of each four are exchanged. Each row ends with the sum of its pairs' products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Madd(());
+
+impl From<Vnni> for Madd {
+    /// Processors with AVX-VNNI have AVX2.
+    fn from(_: Vnni) -> Self {
+        Self(())
+    }
+}
 
 /// Rows per register tile. Sums, weights and operands occupy all 16 registers.
 const ROWS: usize = 4;
