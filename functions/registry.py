@@ -4,12 +4,15 @@
     manifest = base.manifest("al2023")
 
 Blobs and manifests are verified by their digests. A blob that the registry has is not sent, so a push that broke off
-continues with the first missing blob when it is repeated.
+continues with the first missing blob when it is repeated. Large blobs are sent in parts: after a break, an upload
+continues where the registry's copy ends, if the registry keeps it.
 """
 
 import hashlib
 import ipaddress
 import json
+import os
+import re
 import time
 from urllib.parse import urljoin
 
@@ -20,6 +23,9 @@ from requests.utils import parse_dict_header
 TIMEOUT_S = (10, 300)
 TRIES = 3
 CHUNK = 1 << 20
+# Bytes of a blob in one request; ECR takes at most 20 MiB, and at least 5.
+PART = 16 << 20
+BLOB = {"Content-Type": "application/octet-stream"}
 MANIFESTS = (
     "application/vnd.oci.image.index.v1+json",
     "application/vnd.oci.image.manifest.v1+json",
@@ -30,6 +36,10 @@ MANIFESTS = (
 
 class RegistryError(Exception):
     """What a registry refused, or that it did not answer."""
+
+
+class Refused(RegistryError):
+    """A request that the registry does not take."""
 
 
 class Interrupted(RegistryError):
@@ -49,6 +59,7 @@ class Registry:
         # Blobs arrive as they are stored.
         self.session.headers["Accept-Encoding"] = "identity"
         self.session.auth = self.credentials = ("AWS", password) if password else None
+        self.takes_parts = True
 
     def manifest(self, reference):
         """A manifest or an index, by a tag or a digest."""
@@ -78,12 +89,57 @@ class Registry:
         def send():
             if self._request("HEAD", f"blobs/{digest}", missing=True).ok:
                 return False
-            location = self._request("POST", "blobs/uploads/").headers["Location"]
             with path.open("rb") as file:
-                self._request("PUT", location, params={"digest": digest}, data=file, headers={"Content-Type": "application/octet-stream"})
+                if self.takes_parts and path.stat().st_size > PART:
+                    try:
+                        self._finish(self._send_parts(file), digest)
+                        return True
+                    except Refused:
+                        self.takes_parts = False
+                        file.seek(0)
+                self._finish(self._begin(), digest, file)
             return True
 
         return self._try(send)
+
+    def _begin(self):
+        return self._request("POST", "blobs/uploads/").headers["Location"]
+
+    def _finish(self, location, digest, content=None):
+        self._request("PUT", location, params={"digest": digest}, data=content, headers=BLOB)
+
+    def _send_parts(self, file):
+        """Sends a file in parts; returns the upload's location. A part that broke off is sent again from where the
+        registry's copy ends: some keep the part's beginning, and ECR states too little.
+        """
+        location, size, sent, breaks = self._begin(), os.fstat(file.fileno()).st_size, 0, 0
+        while sent < size:
+            file.seek(sent)
+            part = file.read(PART)
+            headers = BLOB | {"Content-Range": f"{sent}-{sent + len(part) - 1}"}
+            try:
+                found = self._request("PATCH", location, data=part, headers=headers).headers
+                sent, breaks = sent + len(part), 0
+            except Interrupted:
+                breaks += 1
+                if breaks == TRIES:
+                    raise
+                time.sleep(breaks)
+                found = self._try(lambda: self._state(location))
+                sent = max(sent, end(found))
+            except Refused as error:
+                if breaks:
+                    raise Interrupted(str(error)) from error
+                raise
+            location = found.get("Location", location)
+        return location
+
+    def _state(self, location):
+        """The headers with an upload's state; none if the registry does not tell or know it."""
+        try:
+            return self._request("GET", location).headers
+        except Refused:
+            return {}
 
     def put_manifest(self, digest, tag, media_type, path):
         """Publishes an image, whose blobs the registry must have."""
@@ -115,7 +171,7 @@ class Registry:
             raise Interrupted(f"{self.repository}: the connection failed: {error}") from error
         if response.ok or (missing and response.status_code == 404):
             return response
-        kind = Interrupted if response.status_code == 429 or response.status_code >= 500 else RegistryError
+        kind = Interrupted if response.status_code == 429 or response.status_code >= 500 else Refused
         raise kind(f"{self.repository}: the registry refused {method} {url.partition('?')[0]}: {response.status_code} {reason(response)}")
 
     def _authenticate(self, challenge):
@@ -131,6 +187,12 @@ class Registry:
     def _verify(self, digest, found):
         if digest != f"sha256:{found.hexdigest()}":
             raise Interrupted(f"{self.repository}: expected {digest}, but found sha256:{found.hexdigest()}")
+
+
+def end(headers):
+    """How many bytes of an upload a registry has, by the last one's place; `0-0` is an empty upload."""
+    last = re.fullmatch(r"(?:bytes=)?0-(\d+)", headers.get("Range", ""))
+    return int(last[1]) + 1 if last and int(last[1]) else 0
 
 
 def is_loopback(host):

@@ -9,10 +9,12 @@ API is the compiled function, BUNDLE an embedding model, TOOLS the folder of tes
 import base64
 import contextlib
 import datetime
+import hashlib
 import io
 import json
 import logging
 import os
+import random
 import shutil
 import socket
 import socketserver
@@ -155,12 +157,12 @@ def unpadded(content):
 
 
 class Breaking(socketserver.ThreadingTCPServer):
-    """Forwards to a registry, and breaks all connections off after so many bytes until it is repaired."""
+    """Forwards to a registry, and breaks connections off where `breaks`, a function of what arrives, says so."""
 
     daemon_threads = True
 
-    def __init__(self, target, limit):
-        self.target, self.limit, self.sent, self.broken = target.split(":"), limit, 0, 0
+    def __init__(self, target, breaks):
+        self.target, self.breaks, self.sent, self.broken, self.methods = target.split(":"), breaks, 0, 0, []
         super().__init__(("127.0.0.1", 0), None)
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
@@ -171,9 +173,11 @@ class Breaking(socketserver.ThreadingTCPServer):
     def finish_request(self, client, _):
         with socket.create_connection(self.target) as server:
             threading.Thread(target=self.forward, args=(server, client), daemon=True).start()
-            while data := client.recv(65536):
+            while data := client.recv(8192):
                 self.sent += len(data)
-                if self.limit is not None and self.sent > self.limit:
+                # A request begins with its headers, which are sent alone.
+                self.methods += [data.split()[0]] if data.partition(b"\r\n")[0].endswith(b"HTTP/1.1") else []
+                if self.breaks(self):
                     self.broken += 1
                     break
                 server.sendall(data)
@@ -345,12 +349,12 @@ def broken_registries_publish_nothing(open_registry, ecr, folder, function, base
     made = image.make(function, "api", "x86_64", base, folder / "broken")
     public_bases_are_read_with_tokens(open_registry, folder, function, made)
     registry.time = SimpleNamespace(sleep=lambda _: None)
-    breaking = Breaking(open_registry.host, made.base_size + 2500)
+    breaking = Breaking(open_registry.host, lambda of: of.sent > made.base_size + 2500)
     target = registry.Registry(f"{breaking.host}/broken")
     expect_refusal("a push that breaks off", "the connection failed", made.push, target)
     expect("tries", registry.TRIES, breaking.broken)
     expect("images after it", [], open_registry.images("broken"))
-    breaking.limit = None
+    breaking.breaks = lambda _: False
     expect("its continuation, without the base's layer", len(made.layers), sent(made, target)[1])
     expect("the image", [made.manifest.removeprefix("sha256:")], open_registry.images("broken"))
 
@@ -361,6 +365,23 @@ def broken_registries_publish_nothing(open_registry, ecr, folder, function, base
         expect_refusal("a registry that takes nothing", "405 Method Not Allowed", *push(full.host))
     expect_refusal("no registry", "the connection failed", *push(full.host))
     expect_refusal("no name", "REGISTRY/NAME", registry.Registry, "kivu")
+
+
+def large_blobs_continue(open_registry, folder):
+    """Between parts, an upload continues; Debian's version of the registry forgets one that broke off within a part."""
+    part, registry.PART = registry.PART, 1 << 16
+    for what, breaks, uploads in (
+        ("between parts", lambda of: not of.broken and of.methods.count(b"PATCH") == 3, 1),
+        ("within a part", lambda of: not of.broken and of.sent > 150_000, 2),
+    ):
+        content = random.Random(what).randbytes(250_000)
+        digest, blob, breaking = f"sha256:{hashlib.sha256(content).hexdigest()}", folder / "blob", Breaking(open_registry.host, breaks)
+        blob.write_bytes(content)
+        expect(f"a large blob, broken off {what}", True, registry.Registry(f"{breaking.host}/large").upload(digest, blob))
+        expect(f"breaks and uploads, {what}", (1, uploads), (breaking.broken, breaking.methods.count(b"POST")))
+        expect("the blob", True, requests.get(f"http://{open_registry.host}/v2/large/blobs/{digest}").content == content)
+        expect("sent once", True, uploads > 1 or breaking.sent < len(content) + 10_000)
+    registry.PART = part
 
 
 def bad_images_are_refused(open_registry, folder, function, base):
@@ -411,7 +432,7 @@ def stacks_get_images(ecr, folder, function, base):
     operate.boto3 = SimpleNamespace(client=lambda _: clients)
     image.LAYOUT = folder / "layouts"
 
-    def command(parameters, local=False):
+    def command(parameters, local=False, base=base):
         built_stack(operate.BUILT_STACK, function)
         with contextlib.redirect_stdout(io.StringIO()) as out:
             operate.image(SimpleNamespace(stack="kivu", parameters=parameters, base=base, local=local))
@@ -428,6 +449,28 @@ def stacks_get_images(ecr, folder, function, base):
     stacks, _ = SamLocalStackProvider.get_stacks(str(archives), parameter_overrides={})
     function_in_sam = SamFunctionProvider(stacks).get("ApiFunction")
     expect("the function of `sam local`", ("Image", "kivu-api:x86_64"), (function_in_sam.packagetype, function_in_sam.imageuri))
+    # A push that ends after the first image, and a base that is missing, change no template.
+    built_stack(operate.BUILT_STACK, function)
+    written = {file: file.read_text() for file in operate.BUILT_STACK.rglob("template.yaml")}
+    push, pushes = image.Image.push, []
+
+    def refused(made, target):
+        pushes.append(made.name)
+        if len(pushes) > 1:
+            raise registry.RegistryError("full")
+        return push(made, target)
+
+    image.Image.push = refused
+    for what, of, message in (("a push", base, "error: full"), ("a base", f"{base}-none", "404 MANIFEST_UNKNOWN")):
+        try:
+            command("Architecture=x86_64 Package=image", base=of)
+        except SystemExit as end:
+            expect(f"the end of {what}: {end}", True, message in str(end))
+        else:
+            sys.exit(f"expected {what} to be refused")
+        expect(f"templates after {what}", True, {file: file.read_text() for file in written} == written)
+    image.Image.push = push
+    expect("pushes", 2, len(pushes))
     expect("SAM's option", f"--image-repository {ecr.host}/kivu-functions\n", command("Architecture=x86_64 Package=image"))
     for name in ("template.yaml", "StreamStack/template.yaml", "BatchStack/template.yaml"):
         text = (operate.BUILT_STACK / name).read_text()
@@ -475,6 +518,7 @@ def main():
             base, target = f"{open_registry.host}/base:al2023", registry.Registry(f"{ecr.host}/kivu-functions", "sesame")
             function = images_share_layers(base, target, folder, functions_run(base, target, folder))
             broken_registries_publish_nothing(open_registry, ecr, folder, function, base)
+            large_blobs_continue(open_registry, folder)
             stacks_get_images(ecr, folder, function, base)
             bad_images_are_refused(open_registry, folder, function, base)
 

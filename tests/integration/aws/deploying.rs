@@ -189,6 +189,14 @@ fn instances_of_the_fleet_report_their_start() {
     succeed(&mut fleet);
 }
 
+#[test]
+fn large_layers_are_sent_in_parts() {
+    let Some(mut uploads) = script("uploads") else {
+        return;
+    };
+    succeed(&mut uploads);
+}
+
 /// Container images with Debian's registry and tools, and AWS's emulator.
 #[test]
 fn images_are_made_pushed_and_run() {
