@@ -33,7 +33,8 @@ use kivu_compiler::{
         resolve::{self, Location},
     },
     quality::{
-        ColumnNames, Other, PairQuality, Report, Samples, measure, table::table as measure_table,
+        Candidates, ColumnNames, Other, PairQuality, Pairs, Report, Samples, measure,
+        table::table as measure_table,
     },
 };
 
@@ -47,7 +48,9 @@ Examples:
   kivu quality minilm --pairs judged.csv                    rank correlation, accuracy or recall@10
   kivu quality minilm --pairs judged.csv --against fp32     beside fp32's
   kivu quality text-language --pairs mine.csv --all --column label=language
-                                                            all precisions, labels and wrong rows";
+                                                            all precisions, labels and wrong rows
+  kivu quality zero-shot --pairs mine.csv --all --label bug --label billing
+                                                            the same for labels of your own";
 
 /// Measure a model's quality: against fp32, another bundle or another program's vectors, and on pairs
 ///
@@ -76,6 +79,12 @@ pub struct Arguments {
     /// A column's name in the files, such as `label=category`; repeatable
     #[arg(long, value_name = "NAME=COLUMN", value_parser = column)]
     column: Vec<(String, String)>,
+    /// A label that a zero-shot model chooses among; repeatable [default: the labels in `--pairs`]
+    #[arg(long, requires = "pairs")]
+    label: Vec<String>,
+    /// The hypothesis for a zero-shot model, with {} for the label
+    #[arg(long, value_name = "HYPOTHESIS_TEMPLATE", requires = "pairs")]
+    template: Option<String>,
     /// Print the figures as JSON
     #[arg(long)]
     json: bool,
@@ -130,12 +139,14 @@ fn run_quality(arguments: Arguments, mut config: Config, services: &Services) ->
         pairs,
         all,
         column,
+        label,
+        template,
         json,
         build,
     } = arguments;
     // Files are read first, since models may have to be built.
     let columns = ColumnNames::new(column)?;
-    let samples = Samples::open(texts.as_deref(), pairs.as_deref(), &columns, parquet)?;
+    let mut samples = Samples::open(texts.as_deref(), pairs.as_deref(), &columns, parquet)?;
     if all && samples.texts.is_some() && samples.pairs.is_some() {
         return Err(Error::config(
             "`--all` measures either `--texts` or `--pairs`, but found both",
@@ -168,6 +179,12 @@ fn run_quality(arguments: Arguments, mut config: Config, services: &Services) ->
         _ => resolve(&named, &options, &config)?,
     };
     let model = Model::open(&path, &config, cloud)?;
+    let candidates = Candidates {
+        labels: label,
+        template,
+    };
+    let for_task = |pairs: Pairs| pairs.for_task(model.manifest.task, candidates);
+    samples.pairs = samples.pairs.map(for_task).transpose()?;
     let progress = Progress::default();
     if all {
         let own = Own {

@@ -19,7 +19,7 @@ use crate::{
         task::{name_entailment, require_sparse, task, unused_head},
     },
     quality::{
-        self, PairQuality, Pairs, Shortfall, Texts,
+        self, Candidates, PairQuality, Pairs, Shortfall, Texts,
         compare::{is_better, note, qualities},
         cost::{self, Comparison},
         pairs,
@@ -161,6 +161,8 @@ struct Model<'a> {
     warnings: Vec<String>,
     /// For the quality gate.
     texts: Texts,
+    /// To measure the bundle and its fp32 form on.
+    pairs: Option<Pairs>,
     /// Written and measured once, for all quantized bundles.
     reference: Option<Reference>,
 }
@@ -240,6 +242,8 @@ impl<'a> Model<'a> {
         let head = unused_head(plan, &source)?;
         progress.step();
         let texts = plan.samples.texts.clone().unwrap_or_default();
+        let pairs = plan.samples.pairs.clone();
+        let for_task = |pairs: Pairs| pairs.for_task(task, Candidates::default());
         Ok(Self {
             build,
             source,
@@ -248,6 +252,7 @@ impl<'a> Model<'a> {
             head,
             warnings,
             texts,
+            pairs: pairs.map(for_task).transpose()?,
             reference: None,
         })
     }
@@ -300,7 +305,7 @@ impl<'a> Model<'a> {
                     let fitting = self.fit((parts, precision), &mut graphs, &mut encoder)?;
                     storage = format!("{storage}; {fitting}");
                 }
-                if let Some(own) = &plan.samples.pairs {
+                if let Some(own) = &self.pairs {
                     encoder.measured.pairs =
                         Some(self.measure_pairs(parts, &encoder.model, own)?);
                 }
@@ -576,14 +581,14 @@ impl<'a> Model<'a> {
         settings: &Seq2SeqSettings,
         graphs: &WrittenGraphs,
     ) -> Result<Measured> {
-        let (samples, progress) = (&self.build.plan.samples, self.build.progress);
+        let (texts, progress) = (self.build.plan.samples.texts.as_ref(), self.build.progress);
         let runtime = (self.build.runtime)()?;
         let Some(Reference {
             graphs: reference, ..
         }) = &self.reference
         else {
             let model = quality::step_comparison::check(runtime, &graphs.folder, settings)?;
-            let pairs = samples.pairs.as_ref().map(|own| {
+            let pairs = self.pairs.as_ref().map(|own| {
                 let found = quality::step_comparison::references(&model, own, progress)?;
                 Ok::<_, Error>(PairQuality::new(own, found, None))
             });
@@ -596,8 +601,8 @@ impl<'a> Model<'a> {
         let pair = quality::step_comparison::Forms { folders }.open(runtime, settings)?;
         let bytes = [reference.bytes, graphs.bytes];
         let (quality, comparison) =
-            quality::step_comparison::measure(&pair, samples.texts.as_ref(), bytes, progress)?;
-        let pairs = samples.pairs.as_ref().map(|own| {
+            quality::step_comparison::measure(&pair, texts, bytes, progress)?;
+        let pairs = self.pairs.as_ref().map(|own| {
             let [reference, built] = pair.references(own, progress)?;
             Ok::<_, Error>(PairQuality::new(own, built, Some(reference)))
         });

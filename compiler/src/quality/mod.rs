@@ -19,7 +19,7 @@ use std::{future::Future, thread};
 pub use self::{
     pairs::{PairFigures, PairQuality},
     report::{Other, Report, measure},
-    samples::{ColumnNames, Pairs, Samples, Texts},
+    samples::{Candidates, ColumnNames, Pairs, Samples, Texts},
 };
 use super::plan::recipe::QualityFloor;
 use kivu::{

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    mem,
     sync::Arc,
 };
 
@@ -10,8 +11,8 @@ use serde::Serialize;
 use super::{
     answer::Answer,
     correlation::{BestThreshold, best_threshold, spearman},
-    samples::Pairs,
-    served::{ServedEncoder, TIMEOUT, TRUNCATION, in_parts, search_vectors},
+    samples::{LabelledTexts, Pairs},
+    served::{ServedEncoder, TIMEOUT, TRUNCATION, fitting, in_parts, search_vectors},
 };
 use crate::plan::progress::Progress;
 use kivu::{
@@ -19,7 +20,11 @@ use kivu::{
     error::{Error, Result, quoted},
     pipeline::{
         Input,
-        classification::{ClassificationPipeline, scores::descending},
+        classification::{
+            ClassificationPipeline,
+            scores::descending,
+            zero_shot::{ZeroShotOptions, ZeroShotPipeline},
+        },
         embedding::{EmbeddingPipeline, VectorKind, roles::TextRole},
     },
 };
@@ -132,7 +137,7 @@ pub fn figures(
         ) => Ok(PairFigures::Passages {
             recall_at_10: recall(encoder, pairs, progress)?,
         }),
-        (_, Pairs::LabelledTexts(..)) => Err(unfit(pairs, "a text classifier")),
+        (_, Pairs::LabelledTexts(_)) => Err(unfit(pairs, "a classifier")),
         _ => Err(unfit(pairs, "a model with vectors or a ranker")),
     }
 }
@@ -171,20 +176,43 @@ impl Verdicts {
         pairs: &Pairs,
         progress: &dyn Progress,
     ) -> Result<Option<Self>> {
-        let (pipeline, inputs, expected): (_, Vec<Input>, _) = match (encoder, pairs) {
-            (ServedEncoder::Classification(pipeline), Pairs::LabelledTexts(texts, labels)) => {
-                let inputs = texts.iter().cloned().map(Input::Text);
-                (pipeline, inputs.collect(), labels)
+        match (encoder, pairs) {
+            (
+                encoder,
+                Pairs::LabelledTexts(LabelledTexts {
+                    texts,
+                    labels,
+                    asked: Some(asked),
+                }),
+            ) => {
+                let scores = || chosen(encoder, asked, texts, progress);
+                Self::new(asked.labels.as_slice(), labels, scores).map(Some)
+            }
+            (
+                ServedEncoder::Classification(pipeline),
+                Pairs::LabelledTexts(LabelledTexts { texts, labels, .. }),
+            ) => {
+                let inputs: Vec<Input> = texts.iter().cloned().map(Input::Text).collect();
+                let scores = || scores(pipeline, &inputs, progress);
+                Self::new(&pipeline.settings().labels, labels, scores).map(Some)
             }
             (ServedEncoder::Classification(pipeline), Pairs::Labels(pairs, labels))
                 if pipeline.settings().labels.len() > 1 =>
             {
-                let inputs = pairs.iter().map(|pair| input(pipeline, pair));
-                (pipeline, inputs.collect(), labels)
+                let inputs: Vec<Input> = pairs.iter().map(|pair| input(pipeline, pair)).collect();
+                let scores = || scores(pipeline, &inputs, progress);
+                Self::new(&pipeline.settings().labels, labels, scores).map(Some)
             }
-            _ => return Ok(None),
-        };
-        let known = &pipeline.settings().labels;
+            _ => Ok(None),
+        }
+    }
+
+    /// The best of the `known` labels by each row's scores, which are computed once all expected labels are known.
+    fn new(
+        known: &[String],
+        expected: &[String],
+        scores: impl FnOnce() -> Result<Vec<Vec<f32>>>,
+    ) -> Result<Self> {
         let place = |label: &String| {
             known
                 .iter()
@@ -198,13 +226,12 @@ impl Verdicts {
                 })
         };
         let expected = expected.iter().map(place).collect::<Result<Vec<usize>>>()?;
-        let scores = scores(pipeline, &inputs, progress)?;
         let best = |scores: &Vec<f32>| descending(scores).first().copied().unwrap_or_default();
-        Ok(Some(Self {
-            labels: known.clone(),
-            found: scores.iter().map(best).collect(),
+        Ok(Self {
+            labels: known.to_vec(),
+            found: scores()?.iter().map(best).collect(),
             expected,
-        }))
+        })
     }
 
     /// Rows with their found and expected labels.
@@ -223,6 +250,36 @@ impl Verdicts {
             threshold: None,
         }
     }
+}
+
+/// A zero-shot model's scores for the labels that it is asked for.
+fn chosen(
+    encoder: &ServedEncoder,
+    asked: &ZeroShotOptions,
+    texts: &[String],
+    progress: &dyn Progress,
+) -> Result<Vec<Vec<f32>>> {
+    let pipeline = match encoder {
+        ServedEncoder::Embedding(pipeline) => ZeroShotPipeline::embedding(pipeline.clone()),
+        ServedEncoder::Classification(pipeline) => ZeroShotPipeline::entailment(pipeline.clone())?,
+        ServedEncoder::LabelScores(pipeline) => ZeroShotPipeline::Labels(pipeline.clone()),
+        _ => {
+            return Err(Error::model(
+                "expected a zero-shot classifier, but found another model",
+            ));
+        }
+    };
+    let filled = asked.filled()?;
+    progress.stage("read the pairs", texts.len());
+    in_parts(texts, progress, async |mut texts| {
+        if let ZeroShotPipeline::Labels(pipeline) = &pipeline {
+            for text in &mut texts {
+                *text = fitting(pipeline, mem::take(text), &filled);
+            }
+        }
+        let deadline = Deadline::within(TIMEOUT);
+        Ok(pipeline.score(&texts, asked, deadline).await?.0)
+    })
 }
 
 fn scores(

@@ -9,7 +9,13 @@ use serde_json::Value;
 
 use super::SENTENCES;
 use crate::files::io as files;
-use kivu::error::{Error, Message, Result, quoted};
+use kivu::{
+    error::{Error, Message, Result, quoted},
+    pipeline::{
+        Task,
+        classification::zero_shot::{Labels, Template, ZeroShotOptions},
+    },
+};
 use kivu_jobs::{ColumnFile, Parquet};
 
 /// Minimum number of texts: recall@10 of fewer would be nearly certain.
@@ -20,6 +26,8 @@ const MAX_TEXTS: usize = 5_000;
 const MIN_PAIRS: usize = 10;
 /// Maximum number of pairs.
 const MAX_PAIRS: usize = 50_000;
+/// Maximum number of labels that a zero-shot model chooses among, each of which may cost a run per text.
+const MAX_LABELS: usize = 200;
 
 /// Names for columns with texts, most likely first.
 const TEXT: [&str; 3] = ["text", "source", "sentence"];
@@ -234,7 +242,7 @@ pub enum Pairs {
     /// Questions, each with the passage that answers it.
     Passages(Vec<[String; 2]>),
     /// Texts with labels.
-    LabelledTexts(Vec<String>, Vec<String>),
+    LabelledTexts(LabelledTexts),
     /// Texts with the texts that a model should generate for them.
     References(Vec<[String; 2]>),
 }
@@ -287,10 +295,11 @@ impl Pairs {
                 pairs()?,
                 several(path, labels(path, &rows, &names, 2)?)?,
             )),
-            Kind::LabelledTexts => Ok(Self::LabelledTexts(
-                column(0)?,
-                several(path, labels(path, &rows, &names, 1)?)?,
-            )),
+            Kind::LabelledTexts => Ok(Self::LabelledTexts(LabelledTexts {
+                texts: column(0)?,
+                labels: several(path, labels(path, &rows, &names, 1)?)?,
+                asked: None,
+            })),
             Kind::References => Ok(Self::References(pairs()?)),
             Kind::Passages => {
                 let pairs = pairs()?;
@@ -310,6 +319,27 @@ impl Pairs {
         }
     }
 
+    /// Pairs for a task: texts with labels ask a zero-shot model for `candidates`, or else for the file's labels.
+    ///
+    /// # Errors
+    /// There are too many labels, or candidates for a model or a file that have no use for them.
+    pub fn for_task(mut self, task: Task, candidates: Candidates) -> Result<Self> {
+        let unused = |found: String| {
+            let expected = "expected a zero-shot classifier, and texts with labels, for `--label` and \
+                            `--template`, but found";
+            Err(Error::config(format!("{expected} {found}")))
+        };
+        match &mut self {
+            Self::LabelledTexts(rows) if task == Task::ZeroShotClassification => {
+                rows.asked = Some(candidates.asked(&rows.labels)?);
+            }
+            _ if candidates == Candidates::default() => {}
+            Self::LabelledTexts(_) => return unused(format!("a model for `{task}`")),
+            other => return unused(other.description().to_owned()),
+        }
+        Ok(self)
+    }
+
     /// Number of pairs.
     pub fn count(&self) -> usize {
         match self {
@@ -317,7 +347,7 @@ impl Pairs {
             | Self::Labels(pairs, _)
             | Self::Passages(pairs)
             | Self::References(pairs) => pairs.len(),
-            Self::LabelledTexts(texts, _) => texts.len(),
+            Self::LabelledTexts(rows) => rows.texts.len(),
         }
     }
 
@@ -330,6 +360,64 @@ impl Pairs {
             Self::LabelledTexts(..) => "texts with labels",
             Self::References(_) => "texts with references",
         }
+    }
+}
+
+/// Texts, each with the label that a model should give it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LabelledTexts {
+    /// The texts.
+    pub texts: Vec<String>,
+    /// The expected label of each text.
+    pub labels: Vec<String>,
+    /// What a zero-shot model is asked; `None` for models with labels of their own.
+    pub asked: Option<ZeroShotOptions>,
+}
+
+/// What a zero-shot model chooses among, as a user gave it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Candidates {
+    /// The labels; by default the file's, by their first rows.
+    pub labels: Vec<String>,
+    /// The sentence around a label; by default the task's.
+    pub template: Option<String>,
+}
+
+impl Candidates {
+    /// The request for texts with these labels, which are compared regardless of case.
+    fn asked(self, expected: &[String]) -> Result<ZeroShotOptions> {
+        let given = match self.labels.is_empty() {
+            true => expected.to_vec(),
+            false => self.labels,
+        };
+        let mut known = BTreeSet::new();
+        let distinct: Vec<String> = given
+            .into_iter()
+            .filter(|label| known.insert(label.to_ascii_lowercase()))
+            .collect();
+        if distinct.len() > MAX_LABELS {
+            return Err(Error::config(format!(
+                "expected at most {MAX_LABELS} different labels for a zero-shot model, but found {}",
+                distinct.len()
+            )));
+        }
+        if let Some(other) = expected
+            .iter()
+            .find(|label| !known.contains(&label.to_ascii_lowercase()))
+        {
+            return Err(Error::config(format!(
+                "expected the file's labels among {}, but found `{other}`",
+                quoted(&distinct)
+            ))
+            .with_hint("add it with `--label`"));
+        }
+        Ok(ZeroShotOptions {
+            labels: Labels::new(distinct, MAX_LABELS)?,
+            template: self.template.map(Template::new).transpose()?,
+            prompt: None,
+            multi_label: false,
+            truncates: true,
+        })
     }
 }
 

@@ -343,7 +343,7 @@ impl ServedEncoder {
 }
 
 /// A text without its last words, if the model refuses it: labels behind a text are not truncated.
-fn fitting(pipeline: &LabelScoresPipeline, mut text: String, labels: &[String]) -> String {
+pub fn fitting(pipeline: &LabelScoresPipeline, mut text: String, labels: &[String]) -> String {
     let (tokenizer, settings) = (pipeline.encoder().tokenizer(), pipeline.settings());
     while settings
         .encode(tokenizer, &text, labels, settings.max_tokens)

@@ -58,6 +58,16 @@ pub struct ZeroShotOptions {
     pub truncates: bool,
 }
 
+impl ZeroShotOptions {
+    /// The labels as models read them together with a text: alone, or in the template.
+    pub fn filled(&self) -> Result<Vec<String>> {
+        match &self.template {
+            None => Ok(self.labels.as_slice().to_vec()),
+            Some(template) => template.fill(self.labels.as_slice()),
+        }
+    }
+}
+
 /// At least one label, all distinct and not blank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Labels(Vec<String>);
@@ -253,13 +263,9 @@ impl ZeroShotPipeline {
                 Ok((embedded.iter().map(score).collect(), embeddings.usage))
             }
             Self::Labels(pipeline) => {
-                let filled = match &options.template {
-                    None => labels.to_vec(),
-                    Some(template) => template.fill(labels)?,
-                };
                 let prompt = options.prompt.as_deref().unwrap_or_default();
                 let logits = pipeline
-                    .logits(texts, &filled, prompt, truncation, deadline)
+                    .logits(texts, &options.filled()?, prompt, truncation, deadline)
                     .await?;
                 let function = match options.multi_label || labels.len() == 1 {
                     true => ScoreFunction::Sigmoid,

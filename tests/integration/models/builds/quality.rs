@@ -986,6 +986,102 @@ fn all_precisions_are_measured_in_one_table() {
     );
 }
 
+/// Zero-shot models of all kinds choose as `kivu batch` lets them.
+#[test]
+fn zero_shot_models_are_measured_on_a_users_labels() {
+    let Some(home) = Home::new() else { return };
+    let task = Task::ZeroShotClassification;
+    let texts = sentences(30);
+    let known = ["support", "Sales, new", "press"];
+    let options: Vec<&str> = known.iter().flat_map(|label| ["--label", label]).collect();
+    let labelled = |fixture: &str| {
+        let bundle = home.built(fixture, task, Precision::Fp32);
+        let found = rows(&home.batch_with(&bundle, &texts, "labels.jsonl", &options));
+        let rows = texts.iter().zip(&found).enumerate();
+        let row = |(place, (text, found)): (usize, (&String, &Value))| {
+            let found = found["label"].as_str().unwrap();
+            let other = known.iter().find(|label| **label != found).unwrap();
+            // Two rows are wrong; letters' case is not.
+            let label = match place {
+                4 | 9 => (*other).to_owned(),
+                _ => found.to_uppercase(),
+            };
+            json!({ "text": text, "label": label }).to_string() + "\n"
+        };
+        (bundle, rows.map(row).collect::<Vec<String>>())
+    };
+    for fixture in ["tiny-bert", "tiny-gliclass", "tiny-roberta-nli"] {
+        let (bundle, mut rows) = labelled(fixture);
+        // A text above the token limit is truncated, as in the quality gate.
+        let long = json!({ "text": "word ".repeat(3000), "label": "press" });
+        rows.push(long.to_string() + "\n");
+        let file = home.write("mine.jsonl", &rows.concat());
+        let mut named = vec![("--pairs", file.as_path())];
+        named.extend(known.iter().map(|label| ("--label", Path::new(label))));
+        let report = home.report(&bundle, &named);
+        let right = number(&report["pairs"]["model"]["accuracy"]) * 31.0;
+        assert!(
+            (right - 28.0).abs() < 1e-6 || (right - 29.0).abs() < 1e-6,
+            "{fixture}: {right}"
+        );
+    }
+
+    let (bundle, rows) = labelled("tiny-roberta-nli");
+    let file = home.write("mine.jsonl", &rows.concat());
+    let source = fixtures().join("models/tiny-roberta-nli");
+    let all = |options: &[&str]| {
+        let mut arguments = vec![Path::new("quality"), &source, Path::new("--all")];
+        arguments.extend([Path::new("--pairs"), &file, Path::new("--task")]);
+        arguments.push(Path::new("zero-shot-classification"));
+        arguments.extend(options.iter().map(Path::new));
+        let output = home.run(&arguments);
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let json = [&options[..], &["--label", "other", "--json"]].concat();
+    let table: Value = serde_json::from_str(&all(&json)).unwrap();
+    let precisions = table["precisions"].as_array().unwrap();
+    let names: Vec<&Value> = precisions.iter().map(|form| &form["precision"]).collect();
+    assert_eq!(names, ["fp32", "int8-blocks", "int8"]);
+    assert_eq!(precisions[0]["figures"][0]["name"], "accuracy");
+    assert!(precisions[0]["figures"][0]["interval"].is_array());
+    for form in precisions {
+        let labels = form["labels"].as_array().unwrap();
+        let expected: f64 = labels.iter().map(|label| number(&label["rows"])).sum();
+        assert_eq!(expected, 30.0, "{labels:?}");
+    }
+    let wrong = table["wrong"].as_array().unwrap();
+    for row in [5, 10] {
+        let wrong = wrong.iter().find(|wrong| wrong["row"] == row).unwrap();
+        assert_ne!(wrong["expected"], wrong["found"]["fp32"], "{wrong}");
+    }
+    // Without `--label`, the labels are the file's; another sentence around them gives other answers.
+    let own = all(&[]);
+    for part in ["accuracy", "95 % interval", "labels, int8", "wrong rows"] {
+        assert!(own.contains(part), "{part}: {own}");
+    }
+    assert!(!own.contains(texts[4].as_str()), "{own}");
+    let other = home.report(&bundle, &[("--pairs", &file), ("--template", Path::new("{}"))]);
+    let same = home.report(&bundle, &[("--pairs", &file)]);
+    close(&same["pairs"]["model"]["accuracy"], 28.0 / 30.0, 1e-9);
+    assert_ne!(other["pairs"], same["pairs"]);
+
+    let named = [("--pairs", &*file), ("--label", Path::new("press"))];
+    let refusal = home.refusal(&bundle, &named);
+    let refusal = refusal.replace("SUPPORT", "SALES, NEW");
+    insta::assert_snapshot!(refusal, @"");
+    let sentiment = home.built("tiny-bert-sentiment", Task::TextClassification, Precision::Fp32);
+    insta::assert_snapshot!(home.refusal(&sentiment, &named), @"");
+    let many = (0..201).map(|n| json!({"text": "a", "label": n}).to_string() + "\n");
+    let many = home.write("many.jsonl", &many.collect::<String>());
+    insta::assert_snapshot!(home.refusal(&bundle, &[("--pairs", &many)]), @"");
+    let scores = home.write("scores.csv", &format!("text1,text2,score\n{}", "a,b,1\nc,d,2\n".repeat(6)));
+    insta::assert_snapshot!(
+        home.refusal(&bundle, &[("--pairs", &scores), ("--template", Path::new("{}"))]),
+        @""
+    );
+}
+
 #[test]
 fn a_table_without_labels_has_the_agreement_with_fp32() {
     let Some(home) = Home::new() else { return };
