@@ -1,23 +1,16 @@
 //! The `kivu` command, which the program and the packages for Python and Node.js run.
 
-mod batch;
 mod bench;
 mod choices;
-mod completions;
-mod doctor;
-mod init;
 mod interrupt;
-mod jobs;
 mod library;
 mod program;
 mod quality;
-mod redact;
-mod run;
-mod search;
 mod server;
 mod services;
+mod setup;
 mod start;
-mod task_options;
+mod tasks;
 mod terminal;
 mod triton;
 
@@ -30,6 +23,10 @@ use clap::{
 use rustix::process::{Resource, Rlimit, setrlimit};
 
 pub use self::services::{Found, Hit, Search, SearchRequest, Services};
+use self::{
+    setup::{completions, doctor, init},
+    tasks::{batch, jobs, redact, run, search},
+};
 use kivu::{
     address::shown_value,
     backend::native,

@@ -4,7 +4,7 @@ use std::{process::ExitCode, time::SystemTime};
 
 use clap::Args;
 
-use crate::{batch::listed, terminal::print};
+use crate::{tasks::batch::listed, terminal::print};
 use kivu::error::{Error, Result};
 use kivu_http::{Date, KeyLimits, make_limited_key};
 

@@ -134,8 +134,8 @@ const OPENERS: &[&str] = &[
     "compiler/src/library/model_library.rs",
     "compiler/src/plan/scratch.rs",
     // Create new files.
-    "cli/src/init.rs",
-    "cli/src/redact.rs",
+    "cli/src/setup/init.rs",
+    "cli/src/tasks/redact.rs",
     "cli/src/interrupt.rs",
     "base/src/config/memory.rs",
     "base/src/regular_file.rs",

@@ -14,12 +14,12 @@ use std::{
 use clap::Args;
 use tokio::runtime::{Builder, Runtime};
 
-use super::{
+use super::task_options::{TaskOptions, argument};
+use crate::{
     choices::choice,
     interrupt::{self, Signals, interruptible},
     library::resolve::{BuildArguments, open},
     services::Services,
-    task_options::{TaskOptions, argument},
     terminal::{Progress as Bar, print, print_aside},
 };
 use kivu::{

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::{Args, Command};
 use clap_complete::Shell;
 
-use super::terminal::print;
+use crate::terminal::print;
 use kivu::error::Result;
 
 const EXAMPLES: &str = "\

@@ -4,7 +4,7 @@ use std::{path::PathBuf, process::ExitCode};
 
 use clap::Args;
 
-use super::{
+use crate::{
     interrupt::{Ended, interruptible},
     library::resolve::{BuildArguments, open},
     services::{Search, SearchRequest, Services},

@@ -6,7 +6,7 @@ use clap::{ArgMatches, Args, Command, FromArgMatches, error::ErrorKind};
 use serde::{Serialize, de::IgnoredAny};
 use serde_json::Value;
 
-use super::choices::choices;
+use crate::choices::choices;
 use kivu::{
     config::{list_text, parse_lists},
     error::quoted,

@@ -12,8 +12,8 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Runtime;
 
-use super::{
-    batch::{listed, model_threads, require_options_of},
+use super::batch::{listed, model_threads, require_options_of};
+use crate::{
     choices::choice,
     interrupt::{Ended, interruptible},
     library::resolve::{BuildArguments, open},

@@ -9,7 +9,7 @@ use clap::Args;
 use serde::Serialize;
 use serde_json::json;
 
-use super::terminal::{Progress, print};
+use crate::terminal::{Progress, print};
 use kivu::{
     backend::{native, processor::Int8Instructions},
     config::{Config, InstructionSet},

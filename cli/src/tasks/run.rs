@@ -10,9 +10,11 @@ use tokio::runtime::Runtime;
 
 use super::{
     batch::{model_threads, require_options_of},
+    task_options::TaskOptions,
+};
+use crate::{
     interrupt::{Ended, interruptible},
     library::resolve::{BuildArguments, open},
-    task_options::TaskOptions,
     terminal::{print, print_aside},
 };
 use kivu::{

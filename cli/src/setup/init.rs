@@ -9,7 +9,7 @@ use std::{
 
 use clap::Args;
 
-use super::{library::resolve::require_local, terminal::print};
+use crate::{library::resolve::require_local, terminal::print};
 use kivu::{
     config,
     error::{Error, Result},
