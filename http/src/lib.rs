@@ -30,7 +30,7 @@ pub use self::{
         app::App,
         cors::cors,
         example,
-        pull::{FetchModel, FetchProgress},
+        models::pull::{FetchModel, FetchProgress},
         response_limit::ResponseLimit,
         startup::LazyRouter,
         warm_up::warm_up,

@@ -19,7 +19,7 @@ use super::{
     context::Context,
     rejection::Rejection,
 };
-use crate::service::{app::App, caller_models::CallerModels};
+use crate::service::{app::App, models::caller_models::CallerModels};
 use kivu::{backend::Deadline, error::Error};
 
 /// The limit for methods other than POST, which need no permit: no route reads more from them than a form with a word.

@@ -7,7 +7,8 @@ use std::{
 
 use super::{body_memory::RequestMemory, inputs::RequestTexts};
 use crate::service::{
-    app::App, caller_models::CallerModels, response_limit::ResponseLimit, used_models::UsedModels,
+    app::App, models::caller_models::CallerModels, models::used_models::UsedModels,
+    response_limit::ResponseLimit,
 };
 use kivu::{backend::Deadline, error::Result, task::Scope};
 

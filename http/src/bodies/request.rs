@@ -276,7 +276,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::service::caller_models::AllowedModels;
+    use crate::service::models::caller_models::AllowedModels;
     use kivu::{config::Limits, task::text_to_text::TextToTextParameters};
 
     /// The thread that parses a body.

@@ -18,7 +18,7 @@ use crate::{
     },
     service::{
         app::App,
-        caller_models::{AllowedModels, CallerModels},
+        models::caller_models::{AllowedModels, CallerModels},
     },
 };
 use kivu::{

@@ -17,7 +17,7 @@ use crate::{
         vectors::EncodingFormat,
     },
     fields::others::{BEDROCK_EMBED, BEDROCK_RANK, TITAN},
-    service::caller_models::CallerModels,
+    service::models::caller_models::CallerModels,
     tasks::ranking::{DocumentsRequest, RankedDocument, rank_documents},
 };
 use kivu::{

@@ -16,7 +16,7 @@ use crate::{
         vectors::{EncodingFormat, Form, Vector},
     },
     fields,
-    service::{app::App, caller_models::CallerModels},
+    service::{app::App, models::caller_models::CallerModels},
 };
 use kivu::{
     backend::Deadline,

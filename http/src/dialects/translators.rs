@@ -22,7 +22,7 @@ use crate::{
         response::{OneOrMany, by_model, with_usage},
     },
     fields,
-    service::{app::App, caller_models::CallerModels},
+    service::{app::App, models::caller_models::CallerModels},
     tasks::{
         detection::{self, DetectedLanguage},
         translation::{

@@ -9,7 +9,7 @@ use std::{
 use axum::{body::Bytes, http::StatusCode};
 use tokio::{runtime::Handle, sync::Semaphore};
 
-use super::pull::FetchModel;
+use super::models::pull::FetchModel;
 use crate::{
     auth::Guard,
     bodies::{body_memory::BodyMemory, rejection::Rejection},

@@ -12,7 +12,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::{app::App, caller_models::CallerModels};
+use super::{app::App, models::caller_models::CallerModels};
 use crate::bodies::rejection::{ApiResult, Rejection};
 use kivu::{
     json_schemas::Object,

@@ -19,7 +19,7 @@ use futures::FutureExt;
 use http_body::Body;
 use tokio::task::JoinSet;
 
-use super::{app::App, caller_models::AllowedModels, response_limit};
+use super::{app::App, models::caller_models::AllowedModels, response_limit};
 use crate::{
     bodies::{
         permit_body,

@@ -13,7 +13,7 @@ use crate::{
         response::with_usage,
     },
     fields,
-    service::caller_models::CallerModels,
+    service::models::caller_models::CallerModels,
 };
 use kivu::{
     error::{Error, Result},

@@ -19,7 +19,7 @@ use crate::{
         vectors::{EncodingFormat, Form, Vector},
     },
     fields,
-    service::caller_models::CallerModels,
+    service::models::caller_models::CallerModels,
 };
 use kivu::{
     error::{Error, Result},

@@ -135,7 +135,7 @@ const RENEWED: [(&str, &[&str]); 7] = [
             "core/src/pipeline/entities/mod.rs",
             "http/src/bodies/context.rs",
             "http/src/bodies/inputs.rs",
-            "http/src/service/used_models.rs",
+            "http/src/service/models/used_models.rs",
             "jobs/src/events/distributed_map.rs",
             "jobs/src/events/handler.rs",
             "jobs/src/events/parts.rs",

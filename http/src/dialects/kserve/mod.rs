@@ -25,7 +25,7 @@ use crate::{
         request::{self, Context, InPath, RequestBody},
     },
     fields,
-    service::{app::App, caller_models::CallerModels},
+    service::{app::App, models::caller_models::CallerModels},
 };
 use kivu::{
     backend::Deadline,

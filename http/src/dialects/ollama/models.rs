@@ -13,7 +13,7 @@ use crate::{
         request::{OllamaCall, RequestBody},
     },
     fields,
-    service::caller_models::CallerModels,
+    service::models::caller_models::CallerModels,
 };
 use kivu::{json::Known, json_schemas::Object, model::Entry};
 

@@ -23,7 +23,7 @@ use crate::{
         request::{Context, OllamaCall, RequestBody},
     },
     fields,
-    service::{app::App, pull::FetchProgress},
+    service::{app::App, models::pull::FetchProgress},
 };
 use kivu::{backend::Deadline, error::Error, json::Known};
 

@@ -7,8 +7,7 @@ use axum::{
     http::{Extensions, request::Parts},
 };
 
-use super::app::App;
-use crate::{auth::Caller, bodies::rejection::Rejection};
+use crate::{auth::Caller, bodies::rejection::Rejection, service::app::App};
 use kivu::{
     backend::Deadline,
     error::{Error, Result},
