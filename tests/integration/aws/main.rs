@@ -7,15 +7,15 @@
     reason = "a test that meets what it does not expect fails"
 )]
 
-#[path = "../shared/app.rs"]
+#[path = "../shared/scripted/app.rs"]
 mod app;
 #[path = "../shared/built.rs"]
 mod built;
-#[path = "../shared/messages.rs"]
+#[path = "../shared/scripted/messages.rs"]
 mod messages;
 #[path = "../shared/models.rs"]
 mod models;
-#[path = "../shared/scripted.rs"]
+#[path = "../shared/scripted/model.rs"]
 mod scripted;
 #[path = "../shared/server.rs"]
 mod server;

@@ -7,25 +7,25 @@
     reason = "a test that meets what it does not expect fails"
 )]
 
-#[path = "../shared/app.rs"]
+#[path = "../shared/scripted/app.rs"]
 mod app;
 #[path = "../shared/built.rs"]
 mod built;
 #[path = "../shared/bundles.rs"]
 mod bundles;
-#[path = "../shared/contract.rs"]
+#[path = "../shared/scripted/contract.rs"]
 mod contract;
 #[path = "../shared/flips.rs"]
 mod flips;
-#[path = "../shared/jobs.rs"]
+#[path = "../shared/scripted/jobs.rs"]
 mod jobs;
-#[path = "../shared/messages.rs"]
+#[path = "../shared/scripted/messages.rs"]
 mod messages;
 #[path = "../shared/models.rs"]
 mod models;
 #[path = "../shared/pipelines.rs"]
 mod pipelines;
-#[path = "../shared/scripted.rs"]
+#[path = "../shared/scripted/model.rs"]
 mod scripted;
 #[path = "../shared/server.rs"]
 mod server;
@@ -40,8 +40,6 @@ mod access;
 mod api;
 mod bad_days;
 mod batch;
-mod batch_rows;
-mod corruption;
 mod document;
 mod fleet;
 mod hostile_bodies;

@@ -7,21 +7,21 @@
     reason = "a test that meets what it does not expect fails"
 )]
 
-#[path = "../shared/contract.rs"]
+#[path = "../shared/scripted/contract.rs"]
 mod contract;
 #[path = "../shared/copies.rs"]
 mod copies;
 #[path = "../shared/flips.rs"]
 mod flips;
-#[path = "../shared/jobs.rs"]
+#[path = "../shared/scripted/jobs.rs"]
 mod jobs;
-#[path = "../shared/messages.rs"]
+#[path = "../shared/scripted/messages.rs"]
 mod messages;
 #[path = "../shared/models.rs"]
 mod models;
 #[path = "../shared/pipelines.rs"]
 mod pipelines;
-#[path = "../shared/scripted.rs"]
+#[path = "../shared/scripted/model.rs"]
 mod scripted;
 #[path = "../shared/server.rs"]
 mod server;

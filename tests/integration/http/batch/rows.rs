@@ -4,9 +4,9 @@ use std::{fs, path::Path};
 
 use kivu_jobs::{Ended, Mark, Report, Status};
 
+use super::corruption::gzip;
 use crate::{
     batch::{kivu, names, parameters_of, program, stopped, text},
-    corruption::gzip,
     jobs::{finished, job, run},
     models::fixtures,
 };

@@ -1,5 +1,8 @@
 //! Jobs on local files: outputs, existing files, stopping and resuming.
 
+mod corruption;
+mod rows;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::{self, File, Permissions},
