@@ -1061,7 +1061,10 @@ fn zero_shot_models_are_measured_on_a_users_labels() {
         assert!(own.contains(part), "{part}: {own}");
     }
     assert!(!own.contains(texts[4].as_str()), "{own}");
-    let other = home.report(&bundle, &[("--pairs", &file), ("--template", Path::new("{}"))]);
+    let other = home.report(
+        &bundle,
+        &[("--pairs", &file), ("--template", Path::new("{}"))],
+    );
     let same = home.report(&bundle, &[("--pairs", &file)]);
     close(&same["pairs"]["model"]["accuracy"], 28.0 / 30.0, 1e-9);
     assert_ne!(other["pairs"], same["pairs"]);
@@ -1070,12 +1073,19 @@ fn zero_shot_models_are_measured_on_a_users_labels() {
     let refusal = home.refusal(&bundle, &named);
     let refusal = refusal.replace("SUPPORT", "SALES, NEW");
     insta::assert_snapshot!(refusal, @"");
-    let sentiment = home.built("tiny-bert-sentiment", Task::TextClassification, Precision::Fp32);
+    let sentiment = home.built(
+        "tiny-bert-sentiment",
+        Task::TextClassification,
+        Precision::Fp32,
+    );
     insta::assert_snapshot!(home.refusal(&sentiment, &named), @"");
     let many = (0..201).map(|n| json!({"text": "a", "label": n}).to_string() + "\n");
     let many = home.write("many.jsonl", &many.collect::<String>());
     insta::assert_snapshot!(home.refusal(&bundle, &[("--pairs", &many)]), @"");
-    let scores = home.write("scores.csv", &format!("text1,text2,score\n{}", "a,b,1\nc,d,2\n".repeat(6)));
+    let scores = home.write(
+        "scores.csv",
+        &format!("text1,text2,score\n{}", "a,b,1\nc,d,2\n".repeat(6)),
+    );
     insta::assert_snapshot!(
         home.refusal(&bundle, &[("--pairs", &scores), ("--template", Path::new("{}"))]),
         @""
