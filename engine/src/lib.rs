@@ -9,9 +9,9 @@
 mod adapters;
 pub mod array;
 mod attention;
-mod counted_labels;
 mod distances;
 mod experts;
+mod heads;
 pub mod kernel;
 mod linear;
 mod math;
@@ -22,6 +22,3 @@ pub mod quantize;
 pub mod rotary;
 pub mod run;
 pub mod similarity;
-mod spans;
-mod text_scores;
-mod word_scores;

@@ -19,11 +19,11 @@ use std::{
 
 use crate::{
     attention::Head,
+    heads::spans::Spans,
     kernel::{LANES, MAX_TILE_ROWS},
     linear::Quantized,
     numbers::Numbers,
     program::{Linear, Per, Program, RowOperation, Stage, Value, ValueId},
-    spans::Spans,
 };
 
 /// Rows per block; all operations in a stage process a block before the next. Its values fit into the second-level

@@ -2,9 +2,9 @@
 
 use super::{Run, Scratch};
 use crate::{
+    heads::spans::LabelKind,
     kernel::Kernel,
     program::{Program, SpanHead},
-    spans::LabelKind,
 };
 
 /// Scores the spans of one text.

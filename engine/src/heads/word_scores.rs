@@ -3,10 +3,10 @@
 //! A word's second vector times a label's, number by number, is multiplied by a matrix; both first vectors have been
 //! multiplied by matrices of their own. The sum's positive values are the last layer's input.
 
+use super::spans::{Spans, apply, positive};
 use crate::{
     kernel::{COLUMNS, Kernel},
     program::WordScorer,
-    spans::{Spans, apply, positive},
 };
 
 /// Words whose products with a label are computed together: few enough for the cache.

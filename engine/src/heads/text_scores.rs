@@ -3,10 +3,10 @@
 //! All tokens that are pooled begin the same word, so that the text is the only word. The text's vector and the labels'
 //! vectors pass two layers each. A score is their dot product, or the result of further layers.
 
+use super::spans::{Spans, apply, positive, two_layers_with_gelu};
 use crate::{
     kernel::{Kernel, LANES},
     program::{PairLayers, PairScorer, TextScorer},
-    spans::{Spans, apply, positive, two_layers_with_gelu},
 };
 
 /// Added to a vector's length before it is divided by it, as in the package `gliclass`.

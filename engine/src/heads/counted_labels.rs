@@ -6,11 +6,11 @@
 
 use std::ops::Range;
 
+use super::spans::{LabelKind, Spans, apply, positive, tanh, two_layers, two_layers_with_gelu};
 use crate::{
     kernel::{Kernel, LANES},
     math::{exp, normalize, sigmoid},
     program::{CountedLabels, Experts, LabelTransformer, LabelTransformerLayer, Mixing, Norm},
-    spans::{LabelKind, Spans, apply, positive, tanh, two_layers, two_layers_with_gelu},
 };
 
 impl CountedLabels {
