@@ -324,18 +324,22 @@ impl Pairs {
     /// # Errors
     /// There are too many labels, or candidates for a model or a file that have no use for them.
     pub fn for_task(mut self, task: Task, candidates: Candidates) -> Result<Self> {
-        let unused = |found: String| {
-            let expected = "expected a zero-shot classifier, and texts with labels, for `--label` and \
-                            `--template`, but found";
-            Err(Error::config(format!("{expected} {found}")))
+        let unused = |reason: String| {
+            let options = "`--label` and `--template` are for";
+            Err(Error::config(format!("{options} {reason}")))
         };
         match &mut self {
             Self::LabelledTexts(rows) if task == Task::ZeroShotClassification => {
                 rows.asked = Some(candidates.asked(&rows.labels)?);
             }
             _ if candidates == Candidates::default() => {}
-            Self::LabelledTexts(_) => return unused(format!("a model for `{task}`")),
-            other => return unused(other.description().to_owned()),
+            Self::LabelledTexts(_) => {
+                return unused(format!("zero-shot classifiers: the model is for `{task}`"));
+            }
+            other => {
+                let found = other.description();
+                return unused(format!("texts with labels: the file has {found}"));
+            }
         }
         Ok(self)
     }
