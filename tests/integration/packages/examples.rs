@@ -13,7 +13,7 @@ use crate::{
     tools::{root, tool},
 };
 
-const MAX_LINES: usize = 60;
+const MAX_LINES: usize = 90;
 
 fn examples() -> PathBuf {
     root().join("examples")
