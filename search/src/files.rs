@@ -10,12 +10,14 @@ use std::{
 use ignore::WalkBuilder;
 
 use kivu::{
-    error::{Error, Result},
+    error::{Error, Result, quoted},
     regular_file,
 };
 
 /// Larger files are data rather than texts.
 const MAX_BYTES: u64 = 10_000_000;
+/// Skipped files that are named, for each reason.
+const MAX_NAMED: usize = 3;
 
 /// A file as the index knows it: another time or size is another content.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,26 +30,36 @@ pub struct Version {
 /// Files that are not searched.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Skipped {
-    binary: usize,
-    large: usize,
+    binary: Vec<PathBuf>,
+    large: Vec<PathBuf>,
+    /// Not every error of the walk has a path.
     unreadable: usize,
 }
 
 impl fmt::Display for Skipped {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let large = format!("above {} MB", MAX_BYTES / 1_000_000);
-        let parts = [
-            (self.binary, "without text in UTF-8"),
-            (self.large, large.as_str()),
-            (self.unreadable, "that cannot be read"),
-        ];
-        let parts: Vec<_> = parts
-            .iter()
-            .filter(|(count, _)| *count > 0)
-            .map(|(count, what)| format!("{count} {what}"))
-            .collect();
+        let mut parts: Vec<_> = [
+            (&self.binary, "without text in UTF-8"),
+            (&self.large, large.as_str()),
+        ]
+        .into_iter()
+        .filter(|(files, _)| !files.is_empty())
+        .map(|(files, what)| format!("{} {what} ({})", files.len(), named(files)))
+        .collect();
+        if self.unreadable > 0 {
+            parts.push(format!("{} that cannot be read", self.unreadable));
+        }
         write!(f, "skipped files: {}", parts.join(", "))
     }
+}
+
+/// The first files, of which a folder with pictures may have thousands.
+fn named(files: &[PathBuf]) -> String {
+    let first = files.iter().take(MAX_NAMED);
+    let names: Vec<_> = first.map(|path| path.to_string_lossy()).collect();
+    let more = if files.len() > MAX_NAMED { ", …" } else { "" };
+    format!("{}{more}", quoted(&names))
 }
 
 impl Skipped {
@@ -65,9 +77,9 @@ impl Skipped {
             return None;
         }
         match String::from_utf8(bytes) {
-            Ok(text) if text.len() as u64 > MAX_BYTES => self.large += 1,
+            Ok(text) if text.len() as u64 > MAX_BYTES => self.large.push(path.to_owned()),
             Ok(text) if !text.contains('\0') => return Some(text),
-            _ => self.binary += 1,
+            _ => self.binary.push(path.to_owned()),
         }
         None
     }
@@ -94,7 +106,7 @@ pub fn walk(roots: &[PathBuf], skipped: &mut Skipped) -> Result<Vec<(PathBuf, Ve
                 continue;
             }
             if metadata.len() > MAX_BYTES {
-                skipped.large += 1;
+                skipped.large.push(path);
                 continue;
             }
             let modified = metadata.modified().ok();
@@ -136,9 +148,21 @@ mod tests {
             .filter_map(|(path, _)| skipped.read(path))
             .collect();
         assert_eq!(texts, ["yes"]);
+        let shown = |skipped: &Skipped| {
+            let folder = format!("{}/", folder.path().display());
+            skipped.to_string().replace(&folder, "")
+        };
         assert_eq!(
-            skipped.to_string(),
-            "skipped files: 1 without text in UTF-8, 1 above 10 MB"
+            shown(&skipped),
+            "skipped files: 1 without text in UTF-8 (`b.bin`), 1 above 10 MB (`c.log`)"
+        );
+        for name in ["d.bin", "e.bin", "f.bin"] {
+            write(name, b"\xff");
+            assert!(skipped.read(&folder.path().join(name)).is_none());
+        }
+        assert_eq!(
+            shown(&skipped),
+            "skipped files: 4 without text in UTF-8 (`b.bin`, `d.bin`, `e.bin`, …), 1 above 10 MB (`c.log`)"
         );
         assert!(walk(&[folder.path().join("missing")], &mut skipped).is_err());
     }

@@ -18,7 +18,7 @@ use self::{
 };
 use kivu::{
     Deadline,
-    error::{Error, Result},
+    error::{Error, Result, quoted},
     model::Pipeline,
     pipeline::Input,
     task::{
@@ -85,6 +85,15 @@ pub fn search(request: &SearchRequest<'_>) -> Result<Found> {
     }
     if update.is_changed {
         update.index.write(&path, &origin)?;
+    }
+    if update.index.rows.is_empty() {
+        let paths = request.paths.iter();
+        let paths: Vec<_> = paths.map(|path| path.to_string_lossy()).collect();
+        let error = Error::config(format!("found no text in {}", quoted(&paths)));
+        return Err(match update.skipped.is_empty() {
+            true => error,
+            false => error.with_hint(update.skipped.to_string()),
+        });
     }
     if !update.skipped.is_empty() {
         notes.push(update.skipped.to_string());

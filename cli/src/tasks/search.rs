@@ -1,6 +1,6 @@
 //! `kivu search`: passages of text files that are near to a question.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{fs, path::PathBuf, process::ExitCode};
 
 use clap::Args;
 
@@ -57,7 +57,25 @@ pub struct Arguments {
 pub fn run(arguments: Arguments, config: Config, services: Services) -> Result<ExitCode> {
     let Services { cloud, search, .. } = services;
     let search = search.ok_or_else(|| unsupported("`kivu search`"))?;
+    check(&arguments)?;
     interruptible(move || print_hits(&arguments, config, &cloud, search)).map(Ended::code)
+}
+
+/// Refuses what needs no model to be refused, since models may have to be built.
+fn check(arguments: &Arguments) -> Result<()> {
+    if arguments.question.trim().is_empty() {
+        return Err(Error::config("expected a question, but found an empty one"));
+    }
+    for path in &arguments.paths {
+        fs::metadata(path).map_err(|error| {
+            let error = Error::io(format!("cannot read `{}`", path.display()))(error);
+            match arguments.paths.len() {
+                1 => error,
+                _ => error.with_hint("put quotes around a question of several words"),
+            }
+        })?;
+    }
+    Ok(())
 }
 
 fn print_hits(

@@ -14,9 +14,13 @@ use crate::tools::root;
 
 /// Searches `folder` with the model `minilm` and an index in `home`.
 fn search(home: &Path, folder: &Path, arguments: &[&str]) -> Output {
+    ask(home, folder, "where do I change my password", arguments)
+}
+
+fn ask(home: &Path, folder: &Path, question: &str, arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kivu"));
     command.arg("search").arg(folder);
-    command.arg("where do I change my password").args(arguments);
+    command.arg(question).args(arguments);
     command
         .arg("--model")
         .arg(root().join(".kivu/bundles/minilm"));
@@ -118,9 +122,22 @@ fn search_finds_passages_and_embeds_only_files_that_changed() {
 
 #[test]
 fn search_refuses_what_it_cannot_read() {
-    let home = tempfile::tempdir().unwrap();
-    let missing = search(home.path(), Path::new("tests/nothing"), &[]);
-    assert_eq!(missing.status.code(), Some(1));
-    let message = String::from_utf8(missing.stderr).unwrap();
-    assert!(message.contains("cannot read `tests/nothing`"), "{message}");
+    let [home, folder] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let folder = folder.path();
+    fs::write(folder.join("a.bin"), b"\xff").unwrap();
+    let nothing = Path::new("tests/nothing");
+    let cases = [
+        (nothing, "why", &[][..], "cannot read `tests/nothing`"),
+        (folder, "why", &["is it"][..], "hint: put quotes around"),
+        (folder, " ", &[][..], "expected a question"),
+        (folder, "why", &[][..], "found no text in"),
+        (folder, "why", &[][..], "1 without text in UTF-8 ("),
+    ];
+    for (path, question, arguments, expected) in cases {
+        let refused = ask(home.path(), path, question, arguments);
+        assert_eq!(refused.status.code(), Some(1));
+        let message = String::from_utf8(refused.stderr).unwrap();
+        assert!(message.contains(expected), "{message}");
+        assert!(refused.stdout.is_empty());
+    }
 }
