@@ -18,7 +18,7 @@ use crate::{
     interrupt::{Ended, interruptible},
     library::resolve::{BuildArguments, open},
     services::Services,
-    terminal::print,
+    terminal::{print, print_aside},
 };
 use kivu::{
     Deadline,
@@ -69,7 +69,7 @@ struct Files {
     /// A new file
     output: PathBuf,
     /// Columns with texts, separated by commas [default: `text`, or another common name]
-    #[arg(long, value_name = "COLUMNS")]
+    #[arg(long, value_name = "COLUMNS", alias = "column")]
     columns: Vec<String>,
 }
 
@@ -199,6 +199,9 @@ fn redact(arguments: &Arguments, mut config: Config, services: &Services) -> Res
         "replaced {count} {found} in {}",
         files.output.display()
     ))?;
+    if mapping.is_none() && matches!(style, Style::Number | Style::Hash) {
+        print_aside("note: without `--mapping`, the originals cannot be restored");
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -278,6 +281,14 @@ pub fn run_restore(
     let file = files.rewritten(parquet, &mut |texts| {
         texts.into_iter().map(&mut replace).collect()
     })?;
+    // Nothing else shows that the key is another one.
+    if restored == 0 && unknown > 0 && !edited {
+        return Err(Error::config(format!(
+            "none of the placeholders in `{}` is known",
+            files.input.display()
+        ))
+        .with_hint("use the key that they were made with, or their mapping"));
+    }
     file.keep();
     print(&format!(
         "restored {restored} placeholders in {}; {unknown} are unknown",
@@ -523,5 +534,22 @@ mod tests {
         run_restore(&restored, &config).unwrap();
         let text = fs::read_to_string(at("back")).unwrap();
         assert_eq!(text, "Write to a@b.org, not [EMAIL_ADDRESS_2].");
+        let [config, other] = ["0f", "1e"].map(|digits| Config {
+            redact_key: Some(Secret(digits.repeat(32))),
+            ..Config::default()
+        });
+        run(
+            &arguments(folder.path(), "a.txt", "e.txt", Style::Encrypt),
+            &config,
+        )
+        .unwrap();
+        let restored = RestoreArguments {
+            files: files(folder.path(), "e.txt", "by-another-key"),
+            mapping: None,
+            edited: false,
+        };
+        let error = shown(run_restore(&restored, &other).unwrap_err());
+        insta::assert_snapshot!(error, @"none of the placeholders in `[folder]/e.txt` is known; use the key that they were made with, or their mapping");
+        assert!(!at("by-another-key").exists());
     }
 }
