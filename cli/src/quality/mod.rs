@@ -165,13 +165,15 @@ fn run_quality(arguments: Arguments, mut config: Config, services: &Services) ->
         (None, None) => Some(Against::Precision(Precision::Fp32)),
     };
     let mut options = build.options(&config);
-    if all {
+    let location = Location::of(&named, &options, &config)?;
+    // The other precisions are built from a bundle's source.
+    if all && matches!(location, Location::Model(_)) {
         options.precision = Some(Precision::Fp32);
     }
     config.engine = options.engine;
     // Only local models can be compared.
     config.fleet = FleetConfig::default();
-    let path = match Location::of(&named, &options, &config)? {
+    let path = match location {
         // A requested precision is measured, however poor its quality.
         Location::Model(model) if options.precision.is_some() => {
             for_comparison(&model, &options, &config)?

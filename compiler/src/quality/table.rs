@@ -21,6 +21,8 @@ use kivu::{
 
 /// Texts that are read before the time is taken, so that weights are in memory.
 const WARM_UP: usize = 8;
+/// Shorter runs say little about the speed.
+const MIN_SECONDS: f64 = 0.5;
 
 /// A model in several precisions.
 #[derive(Clone, Debug, Serialize)]
@@ -142,6 +144,7 @@ pub fn table(models: &[(Model, u64)], samples: &Samples, progress: &dyn Progress
         None => ("texts", texts.count()),
     };
     let mut reference = None;
+    let mut shortest = f64::INFINITY;
     let (mut precisions, mut verdicts) = (Vec::new(), Vec::new());
     for (model, bytes) in models {
         let precision = model.manifest.weights.precision.to_string();
@@ -149,6 +152,7 @@ pub fn table(models: &[(Model, u64)], samples: &Samples, progress: &dyn Progress
             Some(pairs) => on_pairs(model, pairs, progress)?,
             None => on_texts([first, model], &texts, &mut reference, progress)?,
         };
+        shortest = seconds.unwrap_or(shortest).min(shortest);
         precisions.push(Measured {
             figures,
             bytes: *bytes,
@@ -164,7 +168,17 @@ pub fn table(models: &[(Model, u64)], samples: &Samples, progress: &dyn Progress
         rows,
         precisions,
         wrong: wrong(&verdicts),
-        notes: Vec::new(),
+        notes: short(shortest).into_iter().collect(),
+    })
+}
+
+/// What the speeds are worth if a precision's rows took little time.
+fn short(seconds: f64) -> Option<String> {
+    (seconds < MIN_SECONDS).then(|| {
+        format!(
+            "the speeds are from runs of as little as {:.0} ms; use more rows to compare them",
+            seconds * 1e3
+        )
     })
 }
 

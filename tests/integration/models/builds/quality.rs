@@ -270,6 +270,19 @@ fn fp32_of_the_same_model_is_found_or_built() {
     );
     let own = home.report(Path::new("model"), &[("--against", Path::new("int8"))]);
     close(&own["quality"]["worst_cosine"], 1.0, 1e-6);
+    let list = home.write("texts.txt", &sentences(40).join("\n"));
+    let table = home.run(&[
+        Path::new("quality"),
+        Path::new("model"),
+        Path::new("--all"),
+        Path::new("--texts"),
+        &list,
+    ]);
+    assert!(table.status.success(), "{table:?}");
+    let table = String::from_utf8(table.stdout).unwrap();
+    for part in ["fp32", "int8-blocks", "note: the speeds are from runs"] {
+        assert!(table.contains(part), "{part}: {table}");
+    }
     // A bundle whose source nobody knows.
     let out = home.path("out");
     build_request(
