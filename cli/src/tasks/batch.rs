@@ -379,6 +379,7 @@ fn summary(report: &Report) -> Vec<String> {
         rows,
         seconds,
         tokens,
+        truncated,
         errors,
         samples,
         columns,
@@ -406,6 +407,11 @@ fn summary(report: &Report) -> Vec<String> {
             .iter()
             .map(|column| format!("  texts   {}", quoted(&[column]))),
     );
+    if *truncated > 0 {
+        lines.push(format!(
+            "  note    texts truncated to the model's token limit: {truncated}"
+        ));
+    }
     lines.extend(report.notes.iter().map(|note| format!("  note    {note}")));
     if !columns.is_empty() {
         lines.push(format!(

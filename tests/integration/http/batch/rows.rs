@@ -333,3 +333,19 @@ fn the_exit_code_says_that_every_row_has_an_error() {
     assert_eq!(code("\n").0, Some(0), "a file without rows");
     assert!(output.exists());
 }
+
+#[test]
+fn the_summary_counts_truncated_texts() {
+    let Some((folder, bundle)) = program() else {
+        return;
+    };
+    let [input, output] = ["in.jsonl", "out.jsonl"].map(|name| folder.path().join(name));
+    fs::write(&input, "{\"text\": \"a b c d e f\"}\n").unwrap();
+    let done = kivu(&[&input, &output, Path::new("--model"), &bundle])
+        .env("KIVU_LIMITS__TOKENS", "4")
+        .output()
+        .unwrap();
+    let said = String::from_utf8(done.stdout).unwrap();
+    let note = "  note    texts truncated to the model's token limit: 1\n";
+    assert!(said.contains(note), "{said}");
+}
