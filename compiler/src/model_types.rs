@@ -112,7 +112,18 @@ pub enum TokenizerFiles {
 pub struct Code {
     pub files: &'static [&'static str],
     pub classes: &'static str,
+    /// SHA-256 of the known files; empty if their names are enough.
+    pub known: &'static [&'static str],
 }
+
+/// The module that rounds vectors to 8 bits (pplx-embed-v1), with its file.
+pub const QUANTIZER: &str = "st_quantize.FlexibleQuantizer";
+pub const QUANTIZER_FILE: &str = "st_quantize.py";
+/// SHA-256 of that file: in pplx-embed-v1, and in `tests/fixtures/models`.
+pub const QUANTIZERS: [&str; 2] = [
+    "320c54decc6a150bbfbef5eff4765291e66fb7506503ee65776809d99938faad",
+    "b132c54f5bedc836649c07ca8eb6232c9a65604c86687783588d215d1704c7a1",
+];
 
 /// The defaults of most families.
 const fn family(model_type: &'static str) -> Family {
@@ -185,11 +196,41 @@ const fn t5(model_type: &'static str) -> Family {
 }
 
 const fn code(files: &'static [&'static str], classes: &'static str) -> Option<Code> {
-    Some(Code { files, classes })
+    known_code(files, classes, &[])
 }
 
+const fn known_code(
+    files: &'static [&'static str],
+    classes: &'static str,
+    known: &'static [&'static str],
+) -> Option<Code> {
+    Some(Code {
+        files,
+        classes,
+        known,
+    })
+}
+
+/// LFM2 that attends to all tokens: in LFM2.5-Encoder-350M, and in `tests/fixtures/models`.
+const LFM2_CODE: [&str; 2] = [
+    "f171f518be2a07da48b17fdea5655cad0a2452ab548e90e8ae903143686647e2",
+    "c1c7413824c33a5f62f1fa60728c03867a15fb46b46c440298298ea1eea8630e",
+];
+/// Qwen3 that attends to all tokens: in pplx-embed-v1-0.6b (two files), and in `tests/fixtures/models`.
+const PPLX_CODE: [&str; 4] = [
+    "baf57b645c7ca3f9e2bd57bd0de82c540c7b455665f1b0ef5ee2f29d60cb8ed5",
+    "e914aa73614c91703364c77917313da0821ea04a14d73a7836b5cb40abab1671",
+    "fda4b97412e0e0b918a25f3370a1b3beead2ff0c0897ec82bd25773c2ac4c096",
+    "3e3071942ca0609b7dd19a180e5566ad17f0a1c8e29d11e6fead92e4bd221027",
+];
+/// The same with a projection: in voyage-4-nano, and in `tests/fixtures/models`.
+const VOYAGE_CODE: [&str; 2] = [
+    "f4340347ce92a764e6ce6dc76fb4e412a6ab876dd33e61a9ed4de7595c697728",
+    "1c8400bf55846da87ab1587fc12d77dcea5931e0de3d30148ec23e2fb65a70a8",
+];
+
 /// Supported encoder families, in the order of error messages.
-static FAMILIES: [Family; 39] = [
+static FAMILIES: [Family; 41] = [
     Family {
         masked_class: Some("BertForMaskedLM"),
         code: code(&["configuration_bert", "modeling_bert"], "JinaBert"),
@@ -227,6 +268,7 @@ static FAMILIES: [Family; 39] = [
     bert("ernie", "BertTokenizer"),
     bert("albert", "AlbertTokenizer"),
     bert("megatron-bert", "BertTokenizer"),
+    bert("mobilebert", "BertTokenizer"),
     // Its own tokenizer divides Chinese by a dictionary: see `tokenizer_classes.rs`.
     bert("roformer", "RoFormerTokenizer"),
     Family {
@@ -298,9 +340,27 @@ static FAMILIES: [Family; 39] = [
         ..unlimited("ministral3")
     },
     // Version 4.57 has it, too, but no other tokenizers.
-    newer("lfm2"),
+    Family {
+        code: known_code(
+            &["modeling_lfm2_bidirectional"],
+            "Lfm2Bidirectional",
+            &LFM2_CODE,
+        ),
+        ..newer("lfm2")
+    },
     unlimited("qwen2"),
-    unlimited("qwen3"),
+    Family {
+        code: known_code(
+            &["modeling_qwen3_bidirectional"],
+            "Qwen3Bidirectional",
+            &VOYAGE_CODE,
+        ),
+        ..unlimited("qwen3")
+    },
+    Family {
+        code: known_code(&["configuration", "modeling"], "PPLXQwen3", &PPLX_CODE),
+        ..unlimited("bidirectional_pplx_qwen3")
+    },
     gemma("gemma"),
     gemma("gemma2"),
     gemma("gemma3_text"),
@@ -322,6 +382,14 @@ impl Family {
         FAMILIES
             .iter()
             .find(|family| family.model_type == model_type)
+    }
+
+    /// Whether a file is code that is compared with a known file.
+    pub fn compares_code(file: &str) -> bool {
+        let codes = FAMILIES.iter().filter_map(|family| family.code.as_ref());
+        let mut known = codes.filter(|code| !code.known.is_empty());
+        let is_of_family = |name: &str| known.any(|code| code.files.contains(&name));
+        file == QUANTIZER_FILE || file.strip_suffix(".py").is_some_and(is_of_family)
     }
 
     /// Supported `model_type`s.

@@ -137,15 +137,25 @@ pub fn activate<K: Kernel>(kernel: K, function: Activation, x: K::F32x16) -> K::
         }
         Activation::Relu => kernel.max(kernel.splat(0.0), x),
         Activation::Swish => kernel.mul(x, sigmoid(kernel, x)),
-        Activation::Tanh => {
-            let twice = kernel.splat(2.0);
-            kernel.mul_add(
-                twice,
-                sigmoid(kernel, kernel.mul(x, twice)),
-                kernel.splat(-1.0),
-            )
+        Activation::Tanh => tanh(kernel, x),
+        Activation::RoundedTanh => {
+            // A sum with it has no bits below 1.
+            let magic = kernel.splat(12_582_912.0);
+            let shifted = kernel.mul_add(tanh(kernel, x), kernel.splat(127.0), magic);
+            kernel.sub(shifted, magic)
         }
     }
+}
+
+/// `2 sigmoid(2 x) - 1`
+#[inline(always)]
+fn tanh<K: Kernel>(kernel: K, x: K::F32x16) -> K::F32x16 {
+    let twice = kernel.splat(2.0);
+    kernel.mul_add(
+        twice,
+        sigmoid(kernel, kernel.mul(x, twice)),
+        kernel.splat(-1.0),
+    )
 }
 
 /// Multiplies an activated row by another.
@@ -186,6 +196,16 @@ pub fn gate_with_limits<K: Kernel>(
 #[inline(always)]
 pub fn normalize<K: Kernel>(kernel: K, rows: &mut [Lanes], norm: &Norm) {
     let width = norm.gain.len();
+    if !norm.scales {
+        for row in rows.chunks_exact_mut(width) {
+            for ((lanes, gain), bias) in row.iter_mut().zip(&norm.gain[..]).zip(&norm.bias[..]) {
+                let value = kernel.load(lanes);
+                let value = kernel.mul_add(value, kernel.load(gain), kernel.load(bias));
+                kernel.store(value, lanes);
+            }
+        }
+        return;
+    }
     let mut groups = rows.chunks_exact_mut(ROWS * width);
     for rows in &mut groups {
         normalize_together::<K, ROWS>(kernel, rows, norm);
@@ -265,7 +285,7 @@ mod tests {
         let tanh_form =
             |x: f64| 2.0 * (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x * x * x);
         type Definition<'a> = &'a dyn Fn(f64) -> f64;
-        let definitions: [(Activation, Definition<'_>); 5] = [
+        let definitions: [(Activation, Definition<'_>); 6] = [
             (Activation::Gelu, &|x| {
                 x / 2.0 * (1.0 + exact_erf(x / std::f64::consts::SQRT_2))
             }),
@@ -273,6 +293,9 @@ mod tests {
             (Activation::Relu, &|x| x.max(0.0)),
             (Activation::Swish, &|x| x * sigmoid(x)),
             (Activation::Tanh, &f64::tanh),
+            (Activation::RoundedTanh, &|x| {
+                (127.0 * x.tanh()).round_ties_even()
+            }),
         ];
         for (function, exact) in definitions {
             for step in -400..=400 {
@@ -311,6 +334,7 @@ mod tests {
             let (gain, bias) = (vec![[2.0; LANES]; 2].into(), vec![[0.5; LANES]; 2].into());
             Norm {
                 centers,
+                scales: true,
                 gain,
                 bias,
                 epsilon: 0.0,
@@ -348,6 +372,7 @@ mod tests {
         let (gain, bias) = (vec![[2.0; LANES]; 2].into(), vec![[0.5; LANES]; 2].into());
         let norm = Norm {
             centers: true,
+            scales: true,
             gain,
             bias,
             epsilon: 1e-5,

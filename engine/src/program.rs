@@ -379,6 +379,8 @@ pub enum Activation {
     Swish,
     /// The hyperbolic tangent.
     Tanh,
+    /// 127 times the hyperbolic tangent, rounded; halves to even.
+    RoundedTanh,
 }
 
 /// Normalizes each row, or each head if the gain is as wide as a head.
@@ -386,6 +388,8 @@ pub enum Activation {
 pub struct Norm {
     /// Whether the mean is subtracted first (layer normalization, rather than root mean square).
     pub centers: bool,
+    /// Whether rows are normalized at all, before the gain and the bias.
+    pub scales: bool,
     /// Factor per column.
     pub gain: Array<Lanes>,
     /// Bias per column.

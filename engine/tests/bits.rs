@@ -93,6 +93,7 @@ fn program(activation: Activation) -> Program {
         let mut row = || lanes(&numbers(random, WIDTH)).into();
         Norm {
             centers: true,
+            scales: true,
             gain: row(),
             bias: row(),
             epsilon: 1e-5,
@@ -102,6 +103,7 @@ fn program(activation: Activation) -> Program {
         let mut part = || lanes(&numbers(random, WIDTH / HEADS)).into();
         Norm {
             centers: false,
+            scales: true,
             gain: part(),
             bias: part(),
             epsilon: 1e-6,
@@ -342,6 +344,7 @@ fn program_with_distances() -> Program {
     let mut row = || lanes(&numbers(random, WIDTH)).into();
     let norm = Norm {
         centers: true,
+        scales: true,
         gain: row(),
         bias: row(),
         epsilon: 1e-7,

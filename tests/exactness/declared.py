@@ -18,6 +18,8 @@ from transformers import (
     CONFIG_MAPPING, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase, configuration_utils, modeling_rope_utils,
 )
 
+# Families in code of their own, with the config of another.
+LIKE = {"bidirectional_pplx_qwen3": "qwen3"}
 OWN = ("transformers", "sentence_transformers", "gliclass", "gliner", "gliner2")
 
 
@@ -94,6 +96,7 @@ def keys(kind, objects=(), others=()):
 
 def config_class(model_type):
     """A family's config class; nothing if no library here has the family."""
+    model_type = LIKE.get(model_type, model_type)
     with contextlib.suppress(ImportError):
         if model_type == "GLiClass":
             from gliclass import GLiClassModelConfig

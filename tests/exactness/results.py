@@ -1,6 +1,7 @@
 """The results of `transformers` and sentence-transformers for a model, by its kind."""
 
 import json
+from pathlib import Path
 
 import torch
 import transformers
@@ -19,12 +20,17 @@ FLOAT32 = {"dtype": torch.float32}
 TOWERS = ["tiny-embedding-gemma2"]
 
 
+def with_code(folder):
+    """Options for models with code of their own, which is Kivu's in fixtures."""
+    return {"trust_remote_code": True} if any(Path(folder).glob("*.py")) else {}
+
+
 def embedder(folder, name):
     if not IS_OLD:
         from sentence_transformers.base.modules import transformer
 
         transformer.AutoProcessor = AutoTokenizer if name in TOWERS else AutoProcessor
-    model = SentenceTransformer(folder, device="cpu", model_kwargs=FLOAT32).float()
+    model = SentenceTransformer(folder, device="cpu", model_kwargs=FLOAT32, **with_code(folder)).float()
     rows = lambda vectors: [[float(value) for value in vector] for vector in vectors]
     unit = lambda vectors: [normalized(vector) for vector in rows(vectors)]
     one_by_one = {"batch_size": 1, "show_progress_bar": False}
@@ -54,7 +60,7 @@ def multi_vector(folder, name):
     """Vectors for late interaction; only one environment has the class."""
     from sentence_transformers import MultiVectorEncoder
 
-    model = MultiVectorEncoder(folder, device="cpu", model_kwargs=FLOAT32).float()
+    model = MultiVectorEncoder(folder, device="cpu", model_kwargs=FLOAT32, **with_code(folder)).float()
     rows = lambda texts: [[[float(value) for value in vector] for vector in vectors] for vectors in texts]
     one_by_one = {"batch_size": 1, "show_progress_bar": False}
     return {

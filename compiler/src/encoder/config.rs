@@ -283,6 +283,9 @@ impl EncoderConfig {
             self.embedding_width(),
             self.feed_forward.width,
             queries * width,
+            self.details
+                .bottlenecks
+                .map_or(LANES, |layers| layers.width),
             (queries + 2 * keys) * width,
             self.details
                 .layer_signals
@@ -298,9 +301,9 @@ impl EncoderConfig {
     }
 
     /// Whether int8 linear layers have a per-token scale in ONNX Runtime even without query blocks: after root mean
-    /// square normalization, some values remain outliers.
+    /// square normalization, or without a normalization, some values remain outliers.
     pub fn scales_each_token(&self) -> bool {
-        matches!(self.norm, NormKind::RootMeanSquare { .. })
+        matches!(self.norm, NormKind::RootMeanSquare { .. } | NormKind::None)
     }
 
     /// Whether positions affect attention itself, not only token vectors.
@@ -309,6 +312,12 @@ impl EncoderConfig {
         matches!(self.bias, Bias::Alibi)
             || self.heads.keys != self.heads.queries
             || self.spans.iter().any(is_special)
+    }
+
+    /// Whether convolutions read rows after a token's own.
+    pub fn reads_later_rows(&self) -> bool {
+        let form = self.convolutions.as_ref().map(|found| found.form);
+        form.is_some_and(|form| form.before + 1 < form.count)
     }
 
     /// Tokens on either side on which a token's vector depends, through the windows of all layers; `None` if there is no limit,

@@ -35,6 +35,8 @@ pub struct Details {
     pub sinks: Option<&'static str>,
     /// Whether rotations pair neighbouring values of a head, until the weights are rearranged.
     pub pairs_neighbours: bool,
+    /// Layers that are narrower inside.
+    pub bottlenecks: Option<BottleneckLayers>,
     /// Layers with experts in place of a feed-forward part.
     pub experts: Option<ExpertLayers>,
     /// Whether a word prediction head adds a bias to its logits.
@@ -66,11 +68,26 @@ impl Default for Details {
             attention_cap: None,
             sinks: None,
             pairs_neighbours: false,
+            bottlenecks: None,
             experts: None,
             predicts_with_bias: true,
             ties_words: true,
             prediction_width: None,
         }
+    }
+}
+
+impl Details {
+    /// Whether a weight belongs to narrower vectors, or to a projection of words, that no layer reads.
+    pub fn is_unused_bottleneck(&self, name: &str) -> bool {
+        self.bottlenecks
+            .is_some_and(|layers| match layers.bottleneck {
+                Bottleneck::All => name.contains(".bottleneck.attention."),
+                _ => false,
+            })
+            || self.bottlenecks.is_some()
+                && self.projection.is_none()
+                && name.starts_with("embeddings.embedding_transformation.")
     }
 }
 
@@ -84,6 +101,32 @@ pub struct EmbeddingProjection {
     pub has_bias: bool,
     /// Whether the embedding normalization is before the projection instead of after it.
     pub is_normalized_before: bool,
+    /// Words that are joined for a token, its own and its neighbours, if words alone are projected; types and positions are
+    /// then as wide as token vectors.
+    pub joined_words: Option<usize>,
+}
+
+/// Layers with one or more feed-forward parts on vectors that are narrower than a token's.
+#[derive(Clone, Copy, Debug)]
+pub struct BottleneckLayers {
+    pub bottleneck: Bottleneck,
+    /// Width inside of layers.
+    pub width: usize,
+    /// Feed-forward parts in a layer.
+    pub parts: usize,
+    /// Epsilon of all normalizations but those of the embeddings and of the last feed-forward part.
+    pub epsilon: f32,
+}
+
+/// What attention reads from narrower vectors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bottleneck {
+    /// Layers are as wide as token vectors.
+    None,
+    All,
+    /// Queries and keys from narrower vectors of their own, and the residual.
+    QueriesAndKeys,
+    Residual,
 }
 
 /// A linear layer without bias on all token vectors.

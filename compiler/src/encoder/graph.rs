@@ -204,6 +204,7 @@ fn is_unused(config: &EncoderConfig, heads: &OutputHeads, name: &str) -> bool {
     let has_labels = config.head.is_some() || heads.has_scores() || heads.spans.is_some();
     let has_decoder = config.decoder.is_some();
     config.is_in_unused_layer(name)
+        || config.details.is_unused_bottleneck(name)
         || config.decoder.as_ref().is_some_and(|decoder| decoder.layers.is_in_unused_layer(name))
         || name.starts_with("pooler.")
         || config.spans.iter().any(|span| span.rotary.is_some()) && name.ends_with(FREQUENCIES)
@@ -256,9 +257,12 @@ impl Writer<'_> {
         } = *self.config;
         let (layers, width) = (&mut self.layers, self.config.embedding_width());
         let words = layers.weights.take(names.words, &[vocabulary, width])?;
+        let projection = self.config.details.projection;
+        let of_words = projection.filter(|projection| projection.joined_words.is_some());
+        let table_width = of_words.map_or(width, |_| layers.hidden);
         let type_table = match types {
             0 => None,
-            _ => Some(layers.weights.take(TYPES, &[types, width])?),
+            _ => Some(layers.weights.take(TYPES, &[types, table_width])?),
         };
         // A single type is added to all tokens, and therefore to all positions, or to all words.
         let is_of_positions = types == 1 && positions != Positions::None;
@@ -289,6 +293,9 @@ impl Writer<'_> {
             sum = layers.adapt_lookup(sum, module, ids, [vocabulary, width])?;
             sum = layers.adapt_type(sum, TYPES.trim_end_matches(".weight"), width)?;
         }
+        if let Some(projection) = of_words {
+            sum = layers.project_words(&sum, &self.mask, projection)?;
+        }
         let start = start.map(|start| words.values[start * width..][..width].to_vec());
         if start.is_some() {
             sum = layers
@@ -307,9 +314,9 @@ impl Writer<'_> {
             let PositionTable { name, unused } = self.config.details.position_table;
             let mut table = layers
                 .weights
-                .take(name, &[self.config.position_rows(), width])?
+                .take(name, &[self.config.position_rows(), table_width])?
                 .clone();
-            table.values.drain(..unused * width);
+            table.values.drain(..unused * table_width);
             table.shape[0] -= unused;
             // Shifted texts have zeros in place of the first word.
             let scale = self.config.details.word_scale.unwrap_or(1.0);
@@ -318,14 +325,14 @@ impl Writer<'_> {
             // So is the first task type.
             let task_types = match self.config.details.task_types {
                 0 => None,
-                rows => Some(layers.weights.take(TASK_TYPES, &[rows, width])?),
+                rows => Some(layers.weights.take(TASK_TYPES, &[rows, table_width])?),
             };
             for shared in type_table
                 .filter(|_| is_of_positions)
                 .into_iter()
                 .chain(task_types)
             {
-                for row in table.values.chunks_exact_mut(width) {
+                for row in table.values.chunks_exact_mut(table_width) {
                     row.iter_mut()
                         .zip(&shared.values)
                         .for_each(|(position, shared)| *position += shared);
@@ -345,7 +352,7 @@ impl Writer<'_> {
             let positions = layers.positions(&table, ids, padding);
             sum = layers.graph.node("Add", &[&sum, &positions], vec![]);
         }
-        let projection = self.config.details.projection;
+        let projection = projection.filter(|projection| projection.joined_words.is_none());
         let is_normalized_before =
             projection.is_some_and(|projection| projection.is_normalized_before);
         if let Some(name) = names.embedding_norm.filter(|_| is_normalized_before) {
@@ -407,8 +414,9 @@ impl Writer<'_> {
         let is_convolved = self.config.layers == 1 && self.config.convolution().is_some();
         let is_norm_after = matches!(self.config.names.norms, Norms::After { .. });
         // Queries apart from keys and values would be a second copy of weights that other layers use joined.
-        let has_own_weights =
-            self.config.details.sharing.is_none() && self.config.names.projections.len() > 1;
+        let has_own_weights = self.config.details.bottlenecks.is_none()
+            && self.config.details.sharing.is_none()
+            && self.config.names.projections.len() > 1;
         has_one_row
             && is_norm_after
             && has_own_weights
@@ -426,6 +434,9 @@ impl Writer<'_> {
         input: &Value,
     ) -> Result<Value> {
         let config = self.config;
+        if let Some(layers) = config.details.bottlenecks {
+            return self.layer_with_bottlenecks(layer, layers, input);
+        }
         let Norms::After { attention, output } = &config.names.norms else {
             unreachable!("the caller matched")
         };

@@ -1,6 +1,7 @@
 //! Encoders, with and without a head for labels: from `config.json` and weights to a graph.
 
 mod attention;
+mod bottleneck;
 mod config;
 mod details;
 mod families;

@@ -21,6 +21,7 @@ use crate::{
     sentence_transformers::{
         Expanding, LateInteraction, Layout, OF_TOKENIZER, RoleFiles, embedding_settings, layout,
         max_tokens, max_tokens_of_roles, modules::Dense, punctuation, text_settings,
+        transformer_folder,
     },
     tokenizers::tokenizer_config::{self, read_tokenizer},
 };
@@ -318,6 +319,21 @@ fn late_interaction(
     mut files: LateInteraction,
     tokenizer: &Tokenizer,
 ) -> Result<(EmbeddingSettings, OutputHeads)> {
+    let expansion = files.query.expansion.as_ref();
+    let tokenizer_file =
+        ConfigFile::open_or_empty(&transformer_folder(folder)?, tokenizer_config::NAME)?;
+    let side: Option<String> = tokenizer_file.get("padding_side")?;
+    if expansion.is_some() && side.as_deref() == Some("left") {
+        return Err(Error::model(
+            "expected `padding_side` `right` in a model that pads queries, but found `left`",
+        ));
+    }
+    if config.reads_later_rows() && expansion.is_some_and(|expansion| !expansion.is_attended) {
+        return Err(Error::model(
+            "expected convolutions that read no rows after a token's own in a model that pads queries, but found others: \
+             the code of LFM2.5-ColBERT does not set padding to zero, unlike that of LFM2.5-Encoder, which Kivu implements",
+        ));
+    }
     let roles = [
         ("query_length", &mut files.query),
         ("document_length", &mut files.document),

@@ -187,6 +187,23 @@ impl<'a> Allowed<'a> {
         )))
     }
 
+    /// Passes code other than the known files if the user allowed `key`, which names it; refuses it otherwise.
+    pub fn pass_code(&mut self, key: &str, file: &str, found: &str) -> Result<()> {
+        if self.keys.iter().any(|allowed| allowed == key) {
+            self.warnings.push(format!(
+                "Kivu does not know `{file}` ({found}), and built the model as another file with its class describes it: \
+                 results may differ from the model authors'"
+            ));
+            return Ok(());
+        }
+        Err(Error::model(format!(
+            "expected `{file}` as Kivu knows it, since no code is run, but found {found}"
+        ))
+        .with_hint(format!(
+            "use `--allow {key}` to build the model as the known file describes it, if you know that both compute the same"
+        )))
+    }
+
     /// Returns the warnings; an allowed key that no file has is an error.
     pub fn finish(self, known: &[Document]) -> Result<Vec<String>> {
         let is_found = |key: &String| known.iter().any(|document| document.has(key));

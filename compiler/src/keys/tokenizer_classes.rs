@@ -4,7 +4,7 @@ use crate::model_types::Family;
 
 /// Classes with the same tokenizer as `tokenizer.json`, apart from settings that are read, or built as in
 /// `transformers`.
-const CLASSES: [&str; 22] = [
+const CLASSES: [&str; 23] = [
     "AlbertTokenizer",
     "BarthezTokenizer",
     "BartTokenizer",
@@ -19,6 +19,7 @@ const CLASSES: [&str; 22] = [
     "LlamaTokenizer",
     "MPNetTokenizer",
     "MT5Tokenizer",
+    "MobileBertTokenizer",
     "PegasusTokenizer",
     "PreTrainedTokenizer",
     "Qwen2Tokenizer",
@@ -75,9 +76,11 @@ pub fn expected(class: &str) -> &'static str {
 /// The set of keys for a class, without the `Fast` at its end.
 pub fn keys(class: &str) -> &'static str {
     match class {
-        "BertTokenizer" | "DistilBertTokenizer" | "ElectraTokenizer" | "MPNetTokenizer" => {
-            "tokenizer.bert"
-        }
+        "BertTokenizer"
+        | "DistilBertTokenizer"
+        | "ElectraTokenizer"
+        | "MPNetTokenizer"
+        | "MobileBertTokenizer" => "tokenizer.bert",
         "RobertaTokenizer" | "BartTokenizer" | "GPT2Tokenizer" => "tokenizer.byte_pairs",
         "LlamaTokenizer" | "GemmaTokenizer" => "tokenizer.llama",
         "T5Tokenizer" => "tokenizer.t5",

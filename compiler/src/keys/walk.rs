@@ -8,6 +8,7 @@ use std::{
 
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value, value::RawValue};
+use sha2::{Digest, Sha256};
 
 use super::{
     rules::{Allowed, Document, Rules},
@@ -24,7 +25,7 @@ use crate::{
         model_folder::ModelFolder,
         module_list::{self, Module},
     },
-    model_types::{Family, Jina},
+    model_types::{Family, Jina, QUANTIZER, QUANTIZER_FILE, QUANTIZERS},
     plan::{
         Plan,
         label_maps::{LABEL_IDS, contradiction},
@@ -36,7 +37,7 @@ use crate::{
 use kivu::{
     error::{Error, Result, quoted},
     pipeline::Task,
-    repository::bundle::TOKENIZER,
+    repository::bundle::{TOKENIZER, hex},
 };
 
 /// The settings of a text generator.
@@ -185,7 +186,7 @@ impl Walk<'_> {
             Kind::Encoder if model_type == MODEL2VEC => vec!["config.static"],
             Kind::Encoder => {
                 if encoder_keys(&config).is_some() {
-                    self.code(model_type, &fields)?;
+                    self.code(model_type, &fields, &described)?;
                 }
                 return self.encoder(ConfigFile::NAME.to_owned(), &config, &described);
             }
@@ -206,7 +207,7 @@ impl Walk<'_> {
                 }
             }
         };
-        self.code(model_type, &fields)?;
+        self.code(model_type, &fields, &described)?;
         self.check(ConfigFile::NAME.to_owned(), fields, &sets)
     }
 
@@ -221,8 +222,13 @@ impl Walk<'_> {
         }
     }
 
-    /// Refuses custom model code, unless Kivu implements the family.
-    fn code(&mut self, model_type: &str, config: &Map<String, Value>) -> Result<()> {
+    /// Refuses custom model code, unless Kivu implements the family, and the code in `folder` is known if it is compared.
+    fn code(
+        &mut self,
+        model_type: &str,
+        config: &Map<String, Value>,
+        folder: &ModelFolder,
+    ) -> Result<()> {
         let Some(map) = config.get("auto_map").filter(|map| !map.is_null()) else {
             return Ok(());
         };
@@ -234,7 +240,18 @@ impl Walk<'_> {
             .as_object()
             .is_some_and(|map| map.values().all(is_known))
         {
-            return Ok(());
+            let code = Family::named(model_type).and_then(|family| family.code.as_ref());
+            let compared = code.filter(|code| !code.known.is_empty());
+            let of_map = map.as_object().into_iter().flat_map(Map::values);
+            let files: BTreeSet<&str> = of_map
+                .filter_map(|code| Some(code_path(code.as_str()?)?.0))
+                .collect();
+            return compared.map_or(Ok(()), |code| {
+                let mut files = files.iter();
+                files.try_for_each(|file| {
+                    self.known_file(folder, ("auto_map", &format!("{file}.py")), code.known)
+                })
+            });
         }
         self.allowed.pass(
             ConfigFile::NAME,
@@ -242,6 +259,23 @@ impl Walk<'_> {
             map,
             &format!("`{model_type}` without code of its own"),
         )
+    }
+
+    /// Refuses code that `key` names if its SHA-256 is not among the known ones.
+    fn known_file(
+        &mut self,
+        folder: &ModelFolder,
+        (key, file): (&str, &str),
+        known: &[&str],
+    ) -> Result<()> {
+        let found = read_if_exists(&folder.join(file))?.map(|code| hex(&Sha256::digest(&code)));
+        if found.as_deref().is_some_and(|found| known.contains(&found)) {
+            return Ok(());
+        }
+        let found = found.map_or("no such file".to_owned(), |found| {
+            format!("SHA-256 {found}")
+        });
+        self.allowed.pass_code(key, file, &found)
     }
 
     /// Checks GLiNER's settings, and its encoder's.
@@ -341,6 +375,9 @@ impl Walk<'_> {
         for (fields, module) in module_list::described(root)? {
             self.check(module_list::MODULES.to_owned(), fields, &["modules.entry"])?;
             self.module(&module.folder(root)?, &module)?;
+            if module.class() == QUANTIZER {
+                self.known_file(root, ("type", QUANTIZER_FILE), &QUANTIZERS)?;
+            }
         }
         for module in module_list::routed(root)? {
             self.module(&module.folder(root)?, &module)?;
@@ -526,13 +563,18 @@ fn encoder_keys(config: &ConfigFile) -> Option<String> {
 
 /// Whether the code named by an `auto_map` entry, such as `ORG/NAME--modeling.NewModel`, belongs to a family.
 fn is_known_code(model_type: &str, code: &str) -> bool {
-    let path = code.rsplit_once("--").map_or(code, |(_, path)| path);
-    let Some((file, class)) = path.split_once('.') else {
+    let Some((file, class)) = code_path(code) else {
         return false;
     };
     Family::named(model_type)
         .and_then(|family| family.code.as_ref())
         .is_some_and(|code| code.files.contains(&file) && class.starts_with(code.classes))
+}
+
+/// The file and the class of an `auto_map` entry.
+fn code_path(code: &str) -> Option<(&str, &str)> {
+    let path = code.rsplit_once("--").map_or(code, |(_, path)| path);
+    path.split_once('.')
 }
 
 /// A `tokenizer.json`'s parts, without the values of its model, which may be large.

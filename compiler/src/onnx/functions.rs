@@ -129,6 +129,14 @@ pub fn gated_convolution(
     graph.node("Mul", &[&second, &sum], vec![])
 }
 
+/// Hyperbolic tangents in steps of 1/127, as integers.
+pub fn rounded_tanh(graph: &mut Graph, [values]: [&Value; 1]) -> Value {
+    let steps = graph.floats("steps", &[], &[127.0]);
+    let tangents = graph.node("Tanh", &[values], vec![]);
+    let scaled = graph.node("Mul", &[&tangents, &steps], vec![]);
+    graph.node("Round", &[&scaled], vec![])
+}
+
 /// Each token's row is its predecessor's; zeros for the first.
 pub fn previous_row(graph: &mut Graph, [tokens, mask]: [&Value; 2]) -> Value {
     let (zero, one, two) = (

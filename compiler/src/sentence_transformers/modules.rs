@@ -12,7 +12,8 @@ use crate::{
         model_folder::ModelFolder,
         weights::{Weight, Weights},
     },
-    onnx::{Value, float, integer, layers::Layers},
+    model_types::QUANTIZER,
+    onnx::{Value, float, functions, integer, layers::Layers},
     quantize::transpose,
 };
 use kivu::{
@@ -52,6 +53,8 @@ enum Module {
         source: String,
     },
     Normalize,
+    /// Rounds hyperbolic tangents to 8 bits (pplx-embed-v1).
+    Quantizer,
     /// Keeps this many leading values.
     Truncation(usize),
 }
@@ -208,6 +211,7 @@ impl Modules {
                     "expected `Normalize` after `Pooling`, but found it before",
                 ));
             }
+            QUANTIZER if self.text.is_some() => Module::Quantizer,
             // Dropout has an effect in training only.
             "Dropout" => return Ok(()),
             other => {
@@ -292,7 +296,9 @@ impl Modules {
         self.list.iter().filter_map(|module| match module {
             Module::Dense(layer) => layer.source(),
             Module::LayerNorm { source, .. } => Some(source),
-            Module::Pooling(_) | Module::Normalize | Module::Truncation(_) => None,
+            Module::Pooling(_) | Module::Normalize | Module::Quantizer | Module::Truncation(_) => {
+                None
+            }
         })
     }
 
@@ -362,6 +368,11 @@ impl Modules {
                     let length = graph.node("Max", &[&length, &least], vec![]);
                     text = graph.node("Div", &[&text, &length], vec![]);
                 }
+                Module::Quantizer => {
+                    text = layers
+                        .graph
+                        .function("RoundedTanh", [&text], functions::rounded_tanh);
+                }
                 Module::Truncation(dimensions) => {
                     let graph = &mut layers.graph;
                     let (first, last) = (
@@ -404,6 +415,7 @@ impl Module {
                 is_known && !layer.is_of_tokens && matches!(layer.residual, Residual::None)
             }
             Self::LayerNorm { gain, .. } => gain.len().is_multiple_of(LANES),
+            Self::Quantizer => true,
             Self::Normalize | Self::Truncation(_) => false,
         }
     }

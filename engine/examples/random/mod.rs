@@ -69,6 +69,7 @@ pub(crate) fn scaling(random: &mut fastrand::Rng, inputs: usize) -> InputScaling
 pub(crate) fn norm(random: &mut fastrand::Rng, width: usize, epsilon: f32) -> Norm {
     Norm {
         centers: true,
+        scales: true,
         gain: lanes(random, width).into(),
         bias: lanes(random, width).into(),
         epsilon,

@@ -353,6 +353,7 @@ mod tests {
         let lanes = |seed| numbers(INNER, seed).as_chunks::<LANES>().0.to_vec().into();
         Norm {
             centers: true,
+            scales: true,
             gain: lanes(seed),
             bias: lanes(seed + 1),
             epsilon: 1e-5,

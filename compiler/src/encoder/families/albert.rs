@@ -53,6 +53,7 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         width: config.get_size("embedding_size")?.unwrap_or(128),
         has_bias: true,
         is_normalized_before: true,
+        joined_words: None,
     };
     Ok(EncoderConfig {
         layers: sharing.passes * sharing.layers,

@@ -265,6 +265,7 @@ fn details(config: &ConfigFile, kind: Kind, shared: &EncoderConfig) -> Result<De
         width,
         has_bias: is_electra,
         is_normalized_before: is_electra,
+        joined_words: None,
     };
     Ok(Details {
         projection: (width != shared.encoder_limits.hidden).then_some(projection),

@@ -294,3 +294,9 @@ impl LayerKinds {
         })
     }
 }
+
+/// The class with the model's own code for vectors, if `auto_map` names one.
+pub fn code_class(config: &ConfigFile) -> Option<&str> {
+    let path = config.value("auto_map")?.get("AutoModel")?.as_str()?;
+    path.rsplit('.').next()
+}

@@ -1,17 +1,20 @@
-//! LFM2: a decoder with gated short convolutions in most layers.
+//! LFM2: a decoder with gated short convolutions in most layers; also with code of its own that attends to all tokens.
 
 use std::collections::BTreeSet;
 
 use super::{
     decoders::{self, Defaults},
-    rope,
+    fields, rope,
 };
 use crate::{
     encoder::config::{
         Convolutions, Details, EncoderConfig, FeedForward, Gate, Head, Names, Norms,
     },
     files::config::ConfigFile,
-    onnx::{functions::ConvolutionForm, layers::Activation},
+    onnx::{
+        functions::ConvolutionForm,
+        layers::{Activation, AttentionWindow},
+    },
 };
 use kivu::error::{Error, Result};
 
@@ -35,6 +38,9 @@ const DEFAULTS: Defaults = Defaults {
     ..Defaults::LLAMA
 };
 
+/// The class in code of its own, whose convolutions read as many rows after a token's own as before it.
+const BIDIRECTIONAL: &str = "Lfm2BidirectionalModel";
+
 /// Maximum number of rows that a convolution reads for a token, far above published models'.
 const MAX_ROWS: usize = 63;
 /// Maximum number of values in a feed-forward part.
@@ -49,7 +55,11 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     }
     let heads = decoders::heads(config, &DEFAULTS)?;
     let rotary = rope::of_lfm2(config, heads.width)?;
-    let [span, _] = decoders::spans_of(config, &rotary, None)?;
+    let [mut span, _] = decoders::spans_of(config, &rotary, None)?;
+    let is_bidirectional = fields::code_class(config) == Some(BIDIRECTIONAL);
+    if is_bidirectional {
+        span.window = AttentionWindow::ALL;
+    }
     let shared = decoders::layers(config, &NAMES, heads, feed_forward(config)?, vec![span])?;
     let count = config.get_size("conv_L_cache")?.unwrap_or(3);
     if count > MAX_ROWS {
@@ -63,7 +73,11 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
             layers: layers_with_convolution(config, shared.layers)?,
             form: ConvolutionForm {
                 count,
-                before: count - 1,
+                before: if is_bidirectional {
+                    count / 2
+                } else {
+                    count - 1
+                },
                 has_bias: config.is_set("conv_bias")?,
             },
         }),

@@ -15,6 +15,7 @@ mod lfm2;
 mod llama;
 mod megatron;
 mod mistral;
+mod mobilebert;
 mod modernbert;
 mod neobert;
 mod nomic;
@@ -47,6 +48,7 @@ use kivu::error::{Error, Result, quoted};
 
 /// Unsupported features that published models need, by `model_type`: see "Models that are not built" in `docs/design.md`.
 const NOT_BUILT: [(&str, &str); 7] = [
+    ("bidirlm", OWN_CODE),
     ("hunyuan_v1_dense", TRANSLATING_DECODER),
     ("hunyuan_v1_moe", TRANSLATING_DECODER),
     // TranslateGemma. The text model alone, `gemma3_text`, is an encoder.
@@ -54,12 +56,12 @@ const NOT_BUILT: [(&str, &str); 7] = [
     ("lfm2_bidirectional", OTHER_LFM2),
     ("lfm2_moe", OTHER_LFM2),
     ("longformer", GLOBAL_TOKENS),
-    ("mobilebert", BOTTLENECKS),
 ];
 const TRANSLATING_DECODER: &str = "Kivu does not run decoders that generate texts; it translates with M2M100, NLLB, mBART, \
                                    MADLAD-400, Marian and Bergamot";
-const OTHER_LFM2: &str = "among LFM2's models, Kivu runs causal ones without experts (`lfm2`)";
-const BOTTLENECKS: &str = "Kivu does not run layers with bottlenecks; among small encoders, it runs DistilBERT and BERT with few layers (MiniLM)";
+const OTHER_LFM2: &str = "among LFM2's models, Kivu runs those without experts (`lfm2`)";
+const OWN_CODE: &str = "Kivu does not know what the model's own code computes; among such models, it runs pplx-embed-v1 and \
+                        voyage-4-nano";
 const GLOBAL_TOKENS: &str = "Kivu does not run windows with global tokens; among encoders of long texts, it runs ModernBERT and NomicBERT";
 
 /// Reads an encoder's config in `folder`; unsupported architectures are refused.
@@ -98,6 +100,7 @@ fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         "albert" => albert::read(config),
         "deberta" => deberta::read(config),
         "megatron-bert" => megatron::read(config),
+        "mobilebert" => mobilebert::read(config),
         "roformer" => roformer::read(config),
         prelayernorm::XLM_ROBERTA_XL | prelayernorm::ROBERTA_PRELAYERNORM => {
             prelayernorm::read(config)
@@ -114,6 +117,7 @@ fn read(config: &ConfigFile) -> Result<EncoderConfig> {
         "lfm2" => lfm2::read(config),
         "qwen2" => qwen::read_qwen2(config),
         "qwen3" => qwen::read_qwen3(config),
+        qwen::PPLX => qwen::read_pplx(config),
         "gemma" => gemma::read_gemma(config),
         "gemma2" => gemma::read_gemma2(config),
         "gemma3_text" => gemma::read_gemma3(config),
@@ -201,6 +205,7 @@ pub fn tokenizer(
 /// The body's weights, under their prefix in models with a head. `folder` may have adapters for tasks.
 pub fn weights(config: &mut EncoderConfig, mut weights: Weights, folder: &Path) -> Result<Weights> {
     ultrabert::rename(config, &mut weights);
+    qwen::rename(config, &mut weights);
     let Names {
         prefix,
         words,
@@ -222,6 +227,7 @@ pub fn weights(config: &mut EncoderConfig, mut weights: Weights, folder: &Path) 
 pub fn arrange(config: &mut EncoderConfig, weights: &mut Weights) -> Result<()> {
     roformer::check_table(config, weights)?;
     neobert::arrange(config, weights);
+    mobilebert::arrange(config, weights);
     privacy_filter::arrange(config, weights);
     embedding_gemma2::arrange(config, weights)?;
     deberta::arrange(config, weights)
@@ -530,7 +536,7 @@ mod tests {
 
     #[test]
     fn defaults_are_those_of_the_config_classes() {
-        const FIXTURES: [(&str, &str); 30] = [
+        const FIXTURES: [(&str, &str); 31] = [
             ("albert", "tiny-albert"),
             ("bart", "tiny-bart-nli"),
             ("bert", "tiny-bert"),
@@ -549,6 +555,7 @@ mod tests {
             ("llama", "tiny-llama"),
             ("megatron-bert", "tiny-megatron"),
             ("mistral", "tiny-mistral"),
+            ("mobilebert", "tiny-mobilebert"),
             ("modernbert", "tiny-modernbert-cls"),
             ("mpnet", "tiny-mpnet"),
             ("mt5", "tiny-mt5"),

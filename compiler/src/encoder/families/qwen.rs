@@ -1,12 +1,16 @@
-//! Qwen2 and Qwen3: gte-Qwen2, mxbai-rerank-v2, Qwen3-Embedding, Qwen3-Reranker.
+//! Qwen2 and Qwen3: gte-Qwen2, mxbai-rerank-v2, Qwen3-Embedding, Qwen3-Reranker; and Qwen3 in code of its own, which
+//! attends to all tokens: pplx-embed-v1, voyage-4-nano.
 
 use super::{
     decoders::{self, Defaults},
     fields,
 };
 use crate::{
-    encoder::config::{Biases, Details, EncoderConfig, Names, Span},
-    files::config::ConfigFile,
+    encoder::config::{
+        Biases, Details, EncoderConfig, Head, HeadKind, Names, OutputProjection, Span,
+    },
+    files::{config::ConfigFile, weights::Weights},
+    onnx::layers::AttentionWindow,
 };
 use kivu::error::{Error, Result};
 
@@ -20,6 +24,13 @@ const DEFAULTS: Defaults = Defaults {
     key_heads: Some(32),
     ..Defaults::LLAMA
 };
+
+/// The `model_type` of pplx-embed-v1, and its class.
+pub const PPLX: &str = "bidirectional_pplx_qwen3";
+const PPLX_CLASS: &str = "PPLXQwen3Model";
+/// The class of voyage-4-nano, and its projection.
+const VOYAGE_CLASS: &str = "Qwen3BidirectionalModel";
+const PROJECTION: &str = "linear";
 
 /// Layers before the first one with a window, if the files do not name the number.
 const MAX_WINDOW_LAYERS: usize = 28;
@@ -41,6 +52,74 @@ pub fn read_qwen2(config: &ConfigFile) -> Result<EncoderConfig> {
 }
 
 pub fn read_qwen3(config: &ConfigFile) -> Result<EncoderConfig> {
+    match fields::code_class(config) {
+        Some(VOYAGE_CLASS) => read_voyage(config),
+        _ => read_layers(config),
+    }
+}
+
+/// pplx-embed-v1, whose tokens attend to all others. Its code for chunks of documents is another class.
+pub fn read_pplx(config: &ConfigFile) -> Result<EncoderConfig> {
+    let class = fields::code_class(config).unwrap_or(PPLX_CLASS);
+    match [class, config.architecture()]
+        .into_iter()
+        .find(|class| *class != PPLX_CLASS)
+    {
+        None => attending_to_all(read_layers(config)?),
+        Some(other) => Err(Error::model(format!(
+            "expected `{PPLX_CLASS}` in `{PPLX}`, but found `{other}`"
+        ))),
+    }
+}
+
+/// voyage-4-nano: the same, with a projection that has an output per label.
+fn read_voyage(config: &ConfigFile) -> Result<EncoderConfig> {
+    // The class does not read it.
+    config.get::<bool>("use_bidirectional_attention")?;
+    let mut shared = attending_to_all(read_layers(config)?)?;
+    let outputs = Head::of(HeadKind::Text, config)?.labels.len();
+    let inputs = std::mem::replace(&mut shared.encoder_limits.hidden, outputs);
+    shared.details.output_projection = Some(OutputProjection {
+        name: PROJECTION,
+        inputs,
+    });
+    Ok(shared)
+}
+
+/// The same layers without a causal mask. The classes have no masks for windows, and no label heads.
+fn attending_to_all(mut layers: EncoderConfig) -> Result<EncoderConfig> {
+    if layers.head.is_some() {
+        return Err(Error::model(format!(
+            "expected a model without a label head in code of its own, but found `{}`",
+            layers.encoder_limits.architecture
+        )));
+    }
+    for span in &mut layers.spans {
+        if span.window.before.is_some() {
+            return Err(Error::model(
+                "expected layers without windows in code of its own, which attends to all tokens, but found a \
+                 `sliding_window`",
+            ));
+        }
+        span.window = AttentionWindow::ALL;
+    }
+    Ok(layers)
+}
+
+/// Moves the projection beside the body into it.
+pub fn rename(config: &EncoderConfig, weights: &mut Weights) {
+    let projection = config.details.output_projection;
+    let [own, inner] =
+        ["", config.names.prefix].map(|prefix| format!("{prefix}{PROJECTION}.weight"));
+    if projection.is_some_and(|projection| projection.name == PROJECTION)
+        && weights.has(&format!("{}{}", config.names.prefix, config.names.words))
+        && let Some(weight) = weights.tensors.remove(&own)
+    {
+        weights.tensors.insert(inner, weight);
+    }
+}
+
+fn read_layers(config: &ConfigFile) -> Result<EncoderConfig> {
     let defaults = Defaults {
         head_width: Some(128),
         ..DEFAULTS

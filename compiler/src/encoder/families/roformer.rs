@@ -52,6 +52,7 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
                 width,
                 has_bias: true,
                 is_normalized_before: true,
+                joined_words: None,
             }),
             ..shared.details
         },

@@ -242,7 +242,7 @@ fn is_settings(path: &str) -> bool {
         SETTINGS.contains(&file) || file.starts_with("sentence_") && file.ends_with("_config.json")
     };
     match path.split_once('/') {
-        None => is_known(path),
+        None => is_known(path) || Family::compares_code(path),
         Some((folder, file)) if is_module(folder) => is_known(file),
         Some((folder, "config.json" | "tokenizer.json" | "tokenizer_config.json")) => {
             [encoder::LABELS_TOKENIZER, encoder::ENCODER_CONFIG].contains(&folder)

@@ -63,6 +63,8 @@ pub enum NormKind {
     Layer { has_bias: bool },
     /// Mean square 1, then times a gain: the weight, or 1 + the weight if `adds_one`.
     RootMeanSquare { adds_one: bool },
+    /// Times a gain, plus a bias, without a normalization.
+    None,
 }
 
 /// Task input of layers with adapters.

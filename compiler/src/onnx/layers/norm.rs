@@ -48,6 +48,14 @@ impl Layers<'_> {
                 self.graph
                     .node("SimplifiedLayerNormalization", &[value, &gain], attributes)
             }
+            NormKind::None => {
+                let inputs = [value, &gain, &bias];
+                self.graph
+                    .function("Affine", inputs, |graph, [value, gain, bias]| {
+                        let scaled = graph.node("Mul", &[value, gain], vec![]);
+                        graph.node("Add", &[&scaled, bias], vec![])
+                    })
+            }
         })
     }
 
@@ -66,6 +74,7 @@ impl Layers<'_> {
                 self.graph
                     .microsoft("SkipSimplifiedLayerNormalization", &inputs, attributes)
             }
+            NormKind::None => unreachable!("such models add sums themselves"),
         })
     }
 
@@ -96,6 +105,7 @@ impl Layers<'_> {
                     keep,
                 )
             }
+            NormKind::None => unreachable!("such models add sums themselves"),
         };
         Ok([normalized, sum])
     }
@@ -116,6 +126,7 @@ impl Layers<'_> {
                 };
                 [gain, bias]
             }
+            NormKind::None => [constant(&weight)?, constant(&format!("{name}.bias"))?],
             NormKind::RootMeanSquare { adds_one: false } => [constant(&weight)?, Value::none()],
             NormKind::RootMeanSquare { adds_one: true } => {
                 let gain = self.weights.take_whole(&weight, &[width])?;

@@ -179,7 +179,7 @@ fn absurd_sizes_are_refused_by_name_in_all_families() {
         t5_decoder,
         fairseq,
     ] = SIZES;
-    let families: [(&str, &[&[&str]]); 36] = [
+    let families: [(&str, &[&[&str]]); 37] = [
         ("tiny-bert", &[bert]),
         ("tiny-distilbert", &[distilbert]),
         ("tiny-roberta", &[bert]),
@@ -192,6 +192,17 @@ fn absurd_sizes_are_refused_by_name_in_all_families() {
         ("tiny-modernbert", &[bert, &["local_attention"]]),
         ("tiny-roformer", &[bert, &["embedding_size"]]),
         ("tiny-neobert", &[neobert]),
+        (
+            "tiny-mobilebert",
+            &[
+                bert,
+                &[
+                    "embedding_size",
+                    "intra_bottleneck_size",
+                    "num_feedforward_networks",
+                ],
+            ],
+        ),
         ("tiny-nomic", &[nomic]),
         ("tiny-gte", &[bert]),
         ("tiny-jina", &[bert]),

@@ -82,7 +82,28 @@ fn named_models_are_refused_by_what_they_need() {
             "tiny-lfm2",
             code("modeling_lfm2_bidirectional.Lfm2BidirectionalModel"),
             None,
-            "`lfm2` without code of its own",
+            "expected `modeling_lfm2_bidirectional.py` as Kivu knows it, since no code is run, but found no such file",
+        ),
+        (
+            "pplx-embed-context",
+            "tiny-pplx",
+            code("modeling.PPLXQwen3ContextualModel"),
+            None,
+            "expected `PPLXQwen3Model` in `bidirectional_pplx_qwen3`, but found `PPLXQwen3ContextualModel`",
+        ),
+        (
+            "voyage-4-nano with windows",
+            "tiny-voyage",
+            json!({ "use_sliding_window": true, "sliding_window": 8, "max_window_layers": 1 }),
+            None,
+            "expected layers without windows in code of its own",
+        ),
+        (
+            "MobileBERT with other widths",
+            "tiny-mobilebert",
+            json!({ "true_hidden_size": 32 }),
+            None,
+            "expected a `true_hidden_size` of 16",
         ),
         (
             "LFM2 with labels",
@@ -140,6 +161,56 @@ fn named_models_are_refused_by_what_they_need() {
     }
 }
 
+/// Code is known by its bytes; another file builds the same model on request, with a warning.
+#[test]
+fn changed_code_is_refused_by_its_hash_unless_it_is_allowed() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("model");
+    copy(&fixtures().join("models/tiny-pplx"), &model);
+    for (file, key) in [("modeling.py", "auto_map"), ("st_quantize.py", "type")] {
+        let path = model.join(file);
+        let known = fs::read_to_string(&path).unwrap();
+        fs::write(&path, format!("{known}\n")).unwrap();
+        let mut request = request(
+            model.clone(),
+            folder.path().join(key),
+            Some(Precision::Fp32),
+        );
+        let refusal = build_request(&request, runtime).unwrap_err().chain();
+        let expected =
+            format!("expected `{file}` as Kivu knows it, since no code is run, but found SHA-256 ");
+        let hint = format!("use `--allow {key}` to build the model as the known file describes it");
+        assert!(
+            refusal.contains(&expected) && refusal.contains(&hint),
+            "{refusal}"
+        );
+        request.allow = vec![key.to_owned()];
+        build_request(&request, runtime).unwrap();
+        fs::write(&path, known).unwrap();
+    }
+}
+
+/// Kivu pads queries at their end.
+#[test]
+fn queries_that_are_padded_at_the_left_are_refused() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("model");
+    copy(&fixtures().join("models/tiny-pplx-late"), &model);
+    let path = model.join("tokenizer_config.json");
+    let settings = fs::read_to_string(&path).unwrap();
+    let left = settings.replace("\"right\"", "\"left\"");
+    assert_ne!(settings, left);
+    fs::write(path, left).unwrap();
+    let request = request(model, folder.path().join("built"), Some(Precision::Fp32));
+    let refusal = build_request(&request, runtime).unwrap_err().chain();
+    assert!(
+        refusal.contains("expected `padding_side` `right` in a model that pads queries"),
+        "{refusal}"
+    );
+}
+
 /// `docs/design.md` has what these models need.
 #[test]
 fn models_that_are_not_built_are_refused_by_their_model_type() {
@@ -160,6 +231,11 @@ fn models_that_are_not_built_are_refused_by_their_model_type() {
             "lfm2_bidirectional",
             "Lfm2BidirectionalModel",
             "among LFM2's models, Kivu runs ",
+        ),
+        (
+            "bidirlm",
+            "BidirLMModel",
+            "Kivu does not know what the model's own code computes; ",
         ),
         (
             "longformer",

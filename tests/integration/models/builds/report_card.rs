@@ -36,6 +36,12 @@ const TOKENIZERS: [(&str, &str); 13] = [
     ("xlm-roberta", "tiny-xlm-roberta"),
 ];
 
+/// Code that Kivu knows, in place of which models have a fixture's, which it knows as well.
+const CODE: [(&str, &str); 2] = [
+    ("modeling.PPLXQwen3Model", "tiny-pplx"),
+    ("modeling_qwen3_bidirectional.", "tiny-voyage"),
+];
+
 /// A tokenizer of the kind of the model's, with the tokens that its settings name.
 fn tokenizer(files: &BTreeMap<String, Value>) -> Value {
     let field = |file: &str, key: &str| files.get(file).and_then(|file| file[key].as_str());
@@ -104,6 +110,16 @@ fn outcome(files: &BTreeMap<String, Value>, task: Option<&str>, runtime: Runtime
         let path = source.join(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, content.to_string()).unwrap();
+    }
+    for (code, fixture) in CODE {
+        if files["config.json"].to_string().contains(code) {
+            let fixture = fixtures().join("models").join(fixture);
+            for file in fs::read_dir(fixture).unwrap().map(Result::unwrap) {
+                if file.path().extension().is_some_and(|end| end == "py") {
+                    fs::copy(file.path(), source.join(file.file_name())).unwrap();
+                }
+            }
+        }
     }
     write_placeholder(&source);
     let mut request = request(source.clone(), folder.path().join("out"), None);

@@ -259,6 +259,11 @@ async fn neobert_for_three_labels() {
 }
 
 #[tokio::test]
+async fn mobilebert_for_three_labels() {
+    compare("tiny-mobilebert-cls").await;
+}
+
+#[tokio::test]
 async fn megatron_bert_for_three_labels() {
     compare("tiny-megatron-cls").await;
 }

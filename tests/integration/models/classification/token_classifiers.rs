@@ -195,6 +195,11 @@ async fn ultrabert() {
 }
 
 #[tokio::test]
+async fn mobilebert() {
+    compare("tiny-mobilebert-ner").await;
+}
+
+#[tokio::test]
 async fn roformer() {
     compare("tiny-roformer-ner").await;
 }

@@ -92,6 +92,21 @@ async fn lfm2_with_gated_convolutions() {
     tiny("tiny-lfm2").await;
 }
 
+#[tokio::test]
+async fn lfm2_with_convolutions_to_both_sides_by_its_known_code() {
+    tiny("tiny-lfm2-encoder").await;
+}
+
+#[tokio::test]
+async fn qwen3_without_a_causal_mask_and_rounded_vectors_by_its_known_code() {
+    tiny("tiny-pplx").await;
+}
+
+#[tokio::test]
+async fn qwen3_with_a_projection_by_its_known_code() {
+    tiny("tiny-voyage").await;
+}
+
 /// Results for fixtures with changed files.
 #[derive(Deserialize)]
 struct Families {

@@ -279,6 +279,11 @@ async fn neobert() {
 }
 
 #[tokio::test]
+async fn mobilebert_with_neighbours_and_narrow_layers() {
+    tiny("tiny-mobilebert").await;
+}
+
+#[tokio::test]
 async fn megatron_bert() {
     tiny("tiny-megatron").await;
 }

@@ -408,6 +408,16 @@ async fn compare_multi_vectors(name: &str, model: &Model, cases: &[MultiVector],
 }
 
 #[tokio::test]
+async fn multi_vectors_by_known_code_are_those_of_sentence_transformers() {
+    let Some(runtime) = runtime() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    for (name, cases) in goldens::<MultiVector>("described_multi_vectors") {
+        let model = build(&name, Precision::Fp32, folder.path(), runtime);
+        compare_multi_vectors(&name, &model, &cases, TOLERANCE).await;
+    }
+}
+
+#[tokio::test]
 async fn multi_vectors_are_those_of_pylate_and_sentence_transformers() {
     let Some(runtime) = runtime() else { return };
     let folder = tempfile::tempdir().unwrap();

@@ -132,7 +132,7 @@ const OTHER_MODELS: [&str; 16] = [
 
 /// Fixtures for BERT's successors: with narrow embeddings, shared layers, task types, other
 /// names, or a decoder.
-const SUCCESSORS: [&str; 26] = [
+const SUCCESSORS: [&str; 30] = [
     "tiny-electra",
     "tiny-electra-rank",
     "tiny-electra-ner",
@@ -147,6 +147,10 @@ const SUCCESSORS: [&str; 26] = [
     "tiny-roformer-ner",
     "tiny-roformer in blocks",
     "tiny-megatron",
+    "tiny-mobilebert",
+    "tiny-mobilebert-cls",
+    "tiny-mobilebert-ner",
+    "tiny-mobilebert in blocks",
     "tiny-megatron-cls",
     "tiny-xlm-roberta-xl",
     "tiny-xlm-roberta-xl-cls",
@@ -173,7 +177,7 @@ const RMS_MODELS: [&str; 7] = [
 ];
 
 /// Fixtures for decoder families, with windows, limited scores, scaled rotary positions and heads.
-const DECODERS: [&str; 25] = [
+const DECODERS: [&str; 28] = [
     "tiny-llama",
     "tiny-mistral",
     "tiny-qwen2",
@@ -192,6 +196,9 @@ const DECODERS: [&str; 25] = [
     "tiny-ministral3",
     "tiny-ministral3-rank",
     "tiny-lfm2",
+    "tiny-lfm2-encoder",
+    "tiny-pplx",
+    "tiny-voyage",
     "tiny-ministral3 in blocks",
     "tiny-lfm2 in blocks",
     "tiny-privacy-filter",

@@ -274,7 +274,7 @@ impl<'a> Reader<'a> {
             ("", "MatMul") | (FUNCTIONS, "PanelProduct") => self.dense(input(0), input(1))?,
             ("", "Add") => self.add(input(0), input(1))?,
             ("", "Mul") => self.multiply(node)?,
-            ("", "LayerNormalization" | "SimplifiedLayerNormalization") => {
+            ("", "LayerNormalization" | "SimplifiedLayerNormalization") | (FUNCTIONS, "Affine") => {
                 let norm = self.norm(node, [input(1), input(2)])?;
                 self.normalize([input(0), ""], norm)?
             }
@@ -298,6 +298,7 @@ impl<'a> Reader<'a> {
             }
             ("", "Relu") => self.activate(Activation::Relu, input(0))?,
             ("", "Tanh") => self.activate(Activation::Tanh, input(0))?,
+            (FUNCTIONS, "RoundedTanh") => self.activate(Activation::RoundedTanh, input(0))?,
             ("", "Split") => return self.split(node),
             (MICROSOFT, "MultiHeadAttention") => self.attention(node)?,
             // Values have a row per text or per token, whatever their axes.

@@ -466,6 +466,7 @@ impl<'a> Reader<'a> {
         };
         Ok(Norm {
             centers,
+            scales: node.op_type != "Affine",
             gain: self.array(gain, width / LANES)?,
             bias,
             epsilon,

@@ -275,6 +275,7 @@ impl<'a> Reader<'a> {
             let [gain, bias] = [gain, bias].map(|name| self.array(name, inner / LANES));
             Ok::<_, Error>(Norm {
                 centers: true,
+                scales: true,
                 gain: gain?,
                 bias: bias?,
                 epsilon: TRANSFORMER_EPSILON,

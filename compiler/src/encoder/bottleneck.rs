@@ -1,0 +1,141 @@
+//! Layers that are narrower inside (MobileBERT).
+
+use super::{
+    details::{Bottleneck, BottleneckLayers, EmbeddingProjection},
+    graph::Writer,
+};
+use crate::onnx::{
+    Value, functions,
+    layers::{Layers, Projection},
+};
+use kivu::error::Result;
+
+impl Writer<'_> {
+    /// Writes one layer.
+    pub fn layer_with_bottlenecks(
+        &mut self,
+        layer: usize,
+        layers: BottleneckLayers,
+        input: &Value,
+    ) -> Result<Value> {
+        let (config, hidden, width) = (self.config, self.layers.hidden, layers.width);
+        let own_epsilon = std::mem::replace(&mut self.layers.epsilon, layers.epsilon);
+        let residual = match layers.bottleneck {
+            Bottleneck::None => input.clone(),
+            _ => self.narrowed(layer, "bottleneck.input", [hidden, width], input)?,
+        };
+        let (asking, asking_width) = match layers.bottleneck {
+            Bottleneck::None | Bottleneck::Residual => (input.clone(), hidden),
+            Bottleneck::All => (residual.clone(), width),
+            Bottleneck::QueriesAndKeys => {
+                let name = "bottleneck.attention";
+                (self.narrowed(layer, name, [hidden, width], input)?, width)
+            }
+        };
+        let (valued, value_width) = match layers.bottleneck {
+            Bottleneck::All => (residual.clone(), width),
+            _ => (input.clone(), hidden),
+        };
+        let projections = config.projections(layer);
+        let [asked @ .., of_value] = &projections[..] else {
+            unreachable!("the family has three matrices")
+        };
+        let projected = self.project(asked, &asking, asking_width)?;
+        let [query, key] = self.layers.graph.split(&projected);
+        let value = self.project(std::slice::from_ref(of_value), &valued, value_width)?;
+        let context = self.attend_at_once(layer, [&query, &key, &value], false)?;
+        let output = config.in_layer(layer, config.names.attention_output, width, true);
+        let attended = self.project(&[output], &context, width)?;
+        let name = "attention.output.LayerNorm";
+        let mut sum = self.added_and_normed(layer, [&attended, &residual], (name, width))?;
+        for part in 0..layers.parts.saturating_sub(1) {
+            let lowered = self.part(layer, &format!("ffn.{part}."), &sum, width)?;
+            let name = format!("ffn.{part}.output.LayerNorm");
+            sum = self.added_and_normed(layer, [&lowered, &sum], (&name, width))?;
+        }
+        let lowered = self.part(layer, "", &sum, width)?;
+        self.layers.epsilon = own_epsilon;
+        let lowered =
+            self.added_and_normed(layer, [&lowered, &sum], ("output.LayerNorm", width))?;
+        if layers.bottleneck == Bottleneck::None {
+            return Ok(lowered);
+        }
+        self.layers.epsilon = layers.epsilon;
+        let widening = config.in_layer(layer, "output.bottleneck.dense", hidden, true);
+        let widened = self.project(&[widening], &lowered, width)?;
+        let name = "output.bottleneck.LayerNorm";
+        let output = self.added_and_normed(layer, [&widened, input], (name, hidden))?;
+        self.layers.epsilon = own_epsilon;
+        Ok(output)
+    }
+
+    /// A narrower vector for each token.
+    fn narrowed(
+        &mut self,
+        layer: usize,
+        name: &str,
+        [hidden, width]: [usize; 2],
+        input: &Value,
+    ) -> Result<Value> {
+        let dense = self
+            .config
+            .in_layer(layer, &format!("{name}.dense"), width, true);
+        let narrowed = self.project(&[dense], input, hidden)?;
+        let norm = self
+            .config
+            .name_in_layer(layer, &format!("{name}.LayerNorm"));
+        self.layers.normalize_rows(&narrowed, &norm, width)
+    }
+
+    /// A feed-forward part.
+    fn part(&mut self, layer: usize, prefix: &str, input: &Value, width: usize) -> Result<Value> {
+        let (config, inner) = (self.config, self.config.feed_forward);
+        let [up, down] =
+            [("intermediate", inner.width), ("output", width)].map(|(name, outputs)| {
+                config.in_layer(layer, &format!("{prefix}{name}.dense"), outputs, true)
+            });
+        let raised = self.project(&[up], input, width)?;
+        let raised = self.layers.activate(inner.activation, &raised);
+        self.project(&[down], &raised, inner.width)
+    }
+
+    fn added_and_normed(
+        &mut self,
+        layer: usize,
+        [value, residual]: [&Value; 2],
+        (name, width): (&str, usize),
+    ) -> Result<Value> {
+        let sum = self.layers.graph.node("Add", &[value, residual], vec![]);
+        let name = self.config.name_in_layer(layer, name);
+        self.layers.normalize_rows(&sum, &name, width)
+    }
+}
+
+impl Layers<'_> {
+    /// Token vectors from words, each joined with its neighbours if there is more than one.
+    pub fn project_words(
+        &mut self,
+        words: &Value,
+        mask: &Value,
+        projection: EmbeddingProjection,
+    ) -> Result<Value> {
+        let count = projection.joined_words.unwrap_or(1);
+        let joined = match count {
+            1 => words.clone(),
+            _ => {
+                let neighbours = self.graph.integers("neighbours", &[count as i64]);
+                let inputs = [words, mask, &neighbours];
+                self.graph
+                    .function("Neighbours", inputs, |graph, [words, mask, _]| {
+                        functions::neighbours(graph, [words, mask], count)
+                    })
+            }
+        };
+        let layer = Projection {
+            name: projection.name.to_owned(),
+            outputs: self.hidden,
+            has_bias: projection.has_bias,
+        };
+        self.project_by_token(&[layer], &joined, count * projection.width)
+    }
+}
