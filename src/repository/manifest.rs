@@ -120,11 +120,7 @@ pub enum Precision {
     /// 8-bit integers with one scale per output channel: the fastest.
     #[default]
     Int8,
-<<<<<<< HEAD
-    /// 8-bit integers with a scale per block of weights and of activations: nearly fp32, but slower.
-=======
     /// 8-bit integers with one scale per block, mostly of 64 weights: nearly fp32, but slower.
->>>>>>> f63726d4 (Correct the help on int8-blocks)
     Int8Blocks,
     /// 32-bit floating point.
     Fp32,
