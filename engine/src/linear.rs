@@ -9,7 +9,7 @@ use crate::{
     },
     math::{activate, largest, smallest, sum},
     numbers::Numbers,
-    program::{Activation, Dense, InputScaling, Linear},
+    program::{Activation, Dense, InputScaling, Layer, Linear},
 };
 
 /// Quantized rows. Tiles of [`Kernel::TILE_ROWS`] rows follow each other; within a tile, rows are grouped by input block.
@@ -353,16 +353,53 @@ fn quantize_block<K: Kernel>(
     RowRange { scale, least }
 }
 
+/// Multiplies rows by `layer`'s weights for the outputs in `columns`, which are whole panels, with bias.
+#[inline(always)]
+pub fn layer<K: Kernel>(
+    kernel: K,
+    input: &[f32],
+    layer: &Layer,
+    columns: Range<usize>,
+    scratch: &mut Quantized,
+    out: &mut [f32],
+) {
+    match layer {
+        Layer::Int8(layer) => {
+            let panels = columns.start / LANES..columns.end / LANES;
+            linear(kernel, input, layer, panels, scratch, out);
+        }
+        Layer::Fp32(layer) => dense_columns(kernel, input, layer, columns, out),
+    }
+}
+
 /// Multiplies rows by `layer`'s fp32 weights, with bias.
 #[inline(always)]
 pub fn dense<K: Kernel>(kernel: K, input: &[f32], layer: &Dense, out: &mut [f32]) {
-    kernel.call(DenseProduct { input, layer, out });
+    dense_columns(kernel, input, layer, 0..layer.outputs, out);
 }
 
-/// The arguments of [`dense`], which is compiled as [`linear`] is.
+/// [`dense`], for the outputs in `columns`.
+#[inline(always)]
+fn dense_columns<K: Kernel>(
+    kernel: K,
+    input: &[f32],
+    layer: &Dense,
+    columns: Range<usize>,
+    out: &mut [f32],
+) {
+    kernel.call(DenseProduct {
+        input,
+        layer,
+        columns,
+        out,
+    });
+}
+
+/// The arguments of [`dense_columns`], which is compiled as [`linear`] is.
 struct DenseProduct<'a> {
     input: &'a [f32],
     layer: &'a Dense,
+    columns: Range<usize>,
     out: &'a mut [f32],
 }
 
@@ -371,13 +408,19 @@ impl KernelFn for DenseProduct<'_> {
 
     #[inline(always)]
     fn call<K: Kernel>(self, kernel: K) {
-        let Self { input, layer, out } = self;
-        let (width, outputs, panel) = (layer.inputs(), layer.outputs, layer.panel);
+        let Self {
+            input,
+            layer,
+            columns,
+            out,
+        } = self;
+        let (width, panel, outputs) = (layer.inputs(), layer.panel, columns.len());
         let whole = outputs - outputs % COLUMNS;
         let mut sums: [[Lanes; 2]; MAX_ROWS] = [[[0.0; LANES]; 2]; MAX_ROWS];
         // All rows are multiplied by some columns before the next ones, so that the weights are read from memory once.
         for first in (0..whole).step_by(COLUMNS) {
-            let weights = &layer.weights[first / panel * panel * width + first % panel..];
+            let column = columns.start + first;
+            let weights = &layer.weights[column / panel * panel * width + column % panel..];
             let weights = Rows::new(weights, panel);
             for (rows, out) in input
                 .chunks(MAX_ROWS * width)
@@ -392,7 +435,9 @@ impl KernelFn for DenseProduct<'_> {
         }
         for (row, out) in input.chunks_exact(width).zip(out.chunks_exact_mut(outputs)) {
             for (column, out) in out.iter_mut().enumerate().skip(whole) {
-                let weights = layer.weights[column..].iter().step_by(outputs);
+                let weights = layer.weights[columns.start + column..]
+                    .iter()
+                    .step_by(layer.outputs);
                 let products = row.iter().zip(weights);
                 *out = products.fold(0.0, |sum, (value, weight)| {
                     kernel.mul_add_one(*value, *weight, sum)
@@ -400,9 +445,8 @@ impl KernelFn for DenseProduct<'_> {
             }
             if let Some(bias) = &layer.bias {
                 out.iter_mut()
-                    .zip(bias.iter())
+                    .zip(&bias[columns.clone()])
                     .for_each(|(out, bias)| *out += bias);
-            }
         }
     }
 }
@@ -609,16 +653,16 @@ mod tests {
         }
     }
 
-    struct DenseCall<'a>(&'a [f32], &'a Dense);
+    struct DenseCall<'a>(&'a [f32], &'a Dense, Range<usize>);
 
     impl KernelFn for DenseCall<'_> {
         type Output = Vec<f32>;
 
         #[inline(always)]
         fn call<K: Kernel>(self, kernel: K) -> Vec<f32> {
-            let Self(input, layer) = self;
-            let mut out = vec![0.0; input.len() / layer.inputs() * layer.outputs];
-            dense(kernel, input, layer, &mut out);
+            let Self(input, layer, columns) = self;
+            let mut out = vec![0.0; input.len() / layer.inputs() * columns.len()];
+            dense_columns(kernel, input, layer, columns, &mut out);
             out
         }
     }
@@ -645,9 +689,20 @@ mod tests {
         for count in [1, MAX_ROWS, 4 * MAX_ROWS + 1] {
             let input = numbers(count * INPUTS);
             for instructions in InstructionSet::available() {
-                let found = instructions.call(DenseCall(&input, &panels));
-                let expected = instructions.call(DenseCall(&input, &matrix));
+                let all = 0..outputs;
+                let found = instructions.call(DenseCall(&input, &panels, all.clone()));
+                let expected = instructions.call(DenseCall(&input, &matrix, all));
                 assert_eq!(found, expected, "{instructions}, {count} rows");
+                // The last panels, by themselves.
+                let part = COLUMNS..outputs;
+                let of_part: Vec<f32> = found
+                    .chunks_exact(outputs)
+                    .flat_map(|row| row[part.clone()].to_vec())
+                    .collect();
+                for layer in [&panels, &matrix] {
+                    let found = instructions.call(DenseCall(&input, layer, part.clone()));
+                    assert_eq!(found, of_part, "{instructions}, {count} rows");
+                }
                 let products = input[..INPUTS].iter().zip(&rows[INPUTS..2 * INPUTS]);
                 let sum: f32 = products.map(|(left, right)| left * right).sum();
                 let second = sum + numbers(2)[1];

@@ -219,7 +219,7 @@ fn program(activation: Activation) -> Program {
     ];
     let largest = Largest {
         input: 9,
-        layer: linear(random, (WIDTH, WIDTH), None),
+        layer: Layer::Int8(linear(random, (WIDTH, WIDTH), None)),
         out: 13,
     };
     Program {

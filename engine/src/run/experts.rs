@@ -2,11 +2,11 @@
 
 use super::{MAX_BLOCK_ROWS, Run, Scratch};
 use crate::{
-    kernel::{Kernel, LANES},
-    linear::linear,
-    math::gate_with_limits,
+    kernel::Kernel,
+    linear::layer,
+    math::{activate, gate_with_limits},
     numbers::Numbers,
-    program::{ExpertStage, Program, Value},
+    program::{Activation, ExpertStage, Program, Value},
 };
 
 /// Passes the rows that chose an expert through its layers.
@@ -37,7 +37,7 @@ pub fn pass_expert<K: Kernel>(
         }
     });
     let [first, second] = &stage.layers[expert];
-    let width = second.outputs;
+    let (raised, width) = (first.outputs(), second.outputs());
     let mut out = run.part_mut(program.values[stage.out].slot, expert);
     out.resize(chosen.len() * (width + 1), 0.0);
     let (results, numbers) = out.split_at_mut(chosen.len() * width);
@@ -50,25 +50,30 @@ pub fn pass_expert<K: Kernel>(
         for row in rows {
             run.each_part(input, *row..row + 1, |part| inputs.extend_from_slice(part));
         }
-        inner.resize(rows.len() * first.outputs, 0.0);
-        let panels = 0..first.outputs / LANES;
-        linear(kernel, inputs, first, panels, quantized, inner);
+        inner.resize(rows.len() * raised, 0.0);
+        layer(kernel, inputs, first, 0..raised, quantized, inner);
         let inner = match stage.gate {
-            None => &*inner,
+            None => {
+                for lanes in inner.as_chunks_mut().0 {
+                    kernel.store(
+                        activate(kernel, Activation::Gelu, kernel.load(lanes)),
+                        lanes,
+                    );
+                }
+                &*inner
+            }
             Some(gate) => {
-                gated.resize(rows.len() * second.inputs, 0.0);
-                for (row, out) in inner
-                    .chunks_exact(first.outputs)
-                    .zip(gated.chunks_exact_mut(second.inputs))
-                {
-                    let (gates, others) = row.split_at(second.inputs);
+                let half = raised / 2;
+                gated.resize(rows.len() * half, 0.0);
+                for (row, out) in inner.chunks_exact(raised).zip(gated.chunks_exact_mut(half)) {
+                    let (gates, others) = row.split_at(half);
                     let halves = [gates.as_chunks().0, others.as_chunks().0];
                     gate_with_limits(kernel, gate, halves, out.as_chunks_mut().0);
                 }
                 &*gated
             }
         };
-        linear(kernel, inner, second, 0..width / LANES, quantized, out);
+        layer(kernel, inner, second, 0..width, quantized, out);
     }
 }
 

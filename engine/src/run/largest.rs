@@ -3,7 +3,7 @@
 use super::{MAX_BLOCK_ROWS, Run, Scratch};
 use crate::{
     kernel::{Kernel, LANES},
-    linear::linear,
+    linear::layer,
     numbers::Numbers,
     program::{Largest, Program},
 };
@@ -25,8 +25,8 @@ pub fn largest_outputs<K: Kernel>(
     let [rows, outputs, ..] = &mut values[..] else {
         return;
     };
-    let (input, panels) = (program.values[largest.input], largest.panels(task));
-    let width = panels.len() * LANES;
+    let (input, columns) = (program.values[largest.input], largest.outputs(task));
+    let width = columns.len();
     let mut out = run.part_mut(program.values[largest.out].slot, task);
     out.clear();
     out.resize(run.texts.len() * width, f32::MIN);
@@ -40,11 +40,11 @@ pub fn largest_outputs<K: Kernel>(
             run.each_part(input, start..end, |part| rows.extend_from_slice(part));
             is_valid &= rows.iter().all(|value| value.is_finite());
             outputs.resize((end - start) * width, 0.0);
-            linear(
+            layer(
                 kernel,
                 rows,
                 &largest.layer,
-                panels.clone(),
+                columns.clone(),
                 quantized,
                 outputs,
             );

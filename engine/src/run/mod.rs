@@ -20,7 +20,7 @@ use std::{
 use crate::{
     attention::Head,
     heads::spans::Spans,
-    kernel::{LANES, MAX_TILE_ROWS},
+    kernel::MAX_TILE_ROWS,
     linear::Quantized,
     numbers::Numbers,
     program::{Linear, Per, Program, RowOperation, Stage, Value, ValueId},
@@ -217,7 +217,7 @@ impl Program {
                     // A block's rows, before and between the layers.
                     let layers = experts.layers.first().into_iter().flatten();
                     let row = layers
-                        .map(|layer| layer.inputs + layer.outputs)
+                        .map(|layer| layer.inputs() + layer.outputs())
                         .sum::<usize>();
                     head = head.max(MAX_BLOCK_ROWS * row);
                     &[experts.out]
@@ -275,9 +275,9 @@ impl Run {
             _ => None,
         });
         if let Some(largest) = largest {
-            let mut out = Vec::with_capacity(largest.layer.outputs);
+            let mut out = Vec::with_capacity(largest.layer.outputs());
             for task in 0..largest.tasks() {
-                let width = largest.panels(task).len() * LANES;
+                let width = largest.outputs(task).len();
                 out.extend_from_slice(
                     &self.part(value.slot, task)[text * width..(text + 1) * width],
                 );

@@ -254,7 +254,7 @@ impl<'a> Reader<'a> {
                 | "QuantizedLinearInWideBlocks"
                 | "ScaledLinearInWideBlocks",
             ) => self.linear(node)?,
-            (FUNCTIONS, "LargestOutputs" | "LargestOutputsInBlocks") => self.largest(node)?,
+            (FUNCTIONS, name) if name.starts_with("LargestOutputs") => self.largest(node)?,
             (FUNCTIONS, "Words") => self.words(node)?,
             (FUNCTIONS, "WordLstm") => self.word_lstm(node)?,
             (FUNCTIONS, "Spans" | "LabelledSpans") => self.spans(node)?,

@@ -4,7 +4,7 @@ use kivu_engine::{
     array::Array,
     kernel::{COLUMNS, LANES},
     program::{
-        Activation, Adapters, Convolution, Dense, ExpertStage, Index, InputScaling, Largest,
+        Activation, Adapters, Convolution, Dense, ExpertStage, Index, InputScaling, Largest, Layer,
         LimitedGate, Linear, Norm, Per, Router, RouterSoftmax, RowOperation, Table, Value, ValueId,
         View,
     },
@@ -204,7 +204,7 @@ impl<'a> Reader<'a> {
     /// Per-output maximum of a linear layer over a text's tokens, without the layer's padding outputs.
     pub fn largest(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
         let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
-        let [input, mask, weights, scales, sums, bias, _, width] = &node.input[..] else {
+        let [input, mask, constants @ .., width] = &node.input[..] else {
             return Err(refuse());
         };
         self.require_mask(node, mask)?;
@@ -213,12 +213,16 @@ impl<'a> Reader<'a> {
         let Value {
             per, width: inputs, ..
         } = self.values[input];
-        let layer = self.layer(inputs, [weights, scales, sums, bias])?;
+        let layer = self.either_layer(inputs, constants)?.ok_or_else(refuse)?;
         let width = self
             .scalar(width)
             .and_then(|width| usize::try_from(width).ok())
             .unwrap_or(0);
-        if per != Per::Token || width == 0 || layer.outputs != width.next_multiple_of(LANES) {
+        let panel = match layer {
+            Layer::Int8(_) => LANES,
+            Layer::Fp32(_) => COLUMNS,
+        };
+        if per != Per::Token || width == 0 || layer.outputs() != width.next_multiple_of(panel) {
             return Err(refuse());
         }
         let out = self.value(Per::Text, width);
@@ -227,34 +231,55 @@ impl<'a> Reader<'a> {
         Ok(Meaning::Largest(out))
     }
 
-    /// A linear layer in fp32, with a matrix or panels of 32 outputs.
+    /// A layer in int8, from its panels, scales, sums, bias and shape, or in fp32, from its weights and bias; `None` with
+    /// another number of constants.
+    fn either_layer(&self, inputs: usize, constants: &[String]) -> Result<Option<Layer>> {
+        Ok(match constants {
+            [panels, scales, sums, bias, _] => Some(Layer::Int8(
+                self.layer(inputs, [panels, scales, sums, bias])?,
+            )),
+            [weights, bias] => {
+                let layer = self.matrix(inputs, weights)?;
+                let bias = Some(self.array(bias, layer.outputs)?);
+                Some(Layer::Fp32(Dense { bias, ..layer }))
+            }
+            _ => None,
+        })
+    }
+
+    /// A linear layer in fp32.
     pub fn dense(&mut self, input: &str, weights: &str) -> Result<Meaning<'a>> {
         let input = self.whole(input)?;
         let Value { per, width, .. } = self.values[input];
+        let layer = self.matrix(width, weights)?;
+        let out = self.value(per, layer.outputs);
+        self.row(per, RowOperation::Dense { input, layer, out });
+        Ok(self.all(out))
+    }
+
+    /// Weights in fp32, as a matrix or in panels of 32 outputs.
+    fn matrix(&self, inputs: usize, weights: &str) -> Result<Dense> {
         let shape = &self.tensor(weights)?.dims;
         let sides = shape.iter().map(|side| usize::try_from(*side).unwrap_or(0));
         let (outputs, panel) = match sides.collect::<Vec<_>>()[..] {
-            [inputs, outputs] if inputs == width => (outputs, outputs),
-            [panels, inputs, COLUMNS] if inputs == width => {
+            [found, outputs] if found == inputs => (outputs, outputs),
+            [panels, found, COLUMNS] if found == inputs => {
                 (panels.saturating_mul(COLUMNS), COLUMNS)
             }
             _ => (0, 0),
         };
-        let size = outputs.checked_mul(width).filter(|size| *size > 0);
+        let size = outputs.checked_mul(inputs).filter(|size| *size > 0);
         let size = size.ok_or_else(|| {
             unsupported(&format!(
-                "`{weights}` of shape {shape:?} for {width} inputs"
+                "`{weights}` of shape {shape:?} for {inputs} inputs"
             ))
         })?;
-        let layer = Dense {
+        Ok(Dense {
             outputs,
             panel,
             weights: self.array(weights, size)?,
             bias: None,
-        };
-        let out = self.value(per, outputs);
-        self.row(per, RowOperation::Dense { input, layer, out });
-        Ok(self.all(out))
+        })
     }
 
     /// Adds two values, or a bias to the layer before.
@@ -365,13 +390,14 @@ impl<'a> Reader<'a> {
             }
             (ExpertForm::Gated, []) => return Err(refuse()),
         };
-        let (&[count, top], (constants, [])) = (&shape[..], constants.as_chunks::<10>()) else {
+        let &[count, top] = &shape[..] else {
             return Err(refuse());
         };
-        if constants.len() != count
-            || !(1..=count).contains(&top)
-            || self.shape(router)? != (width, count)
-        {
+        if !(1..=count).contains(&top) || self.shape(router)? != (width, count) {
+            return Err(refuse());
+        }
+        let of_each = constants.len() / count;
+        if of_each == 0 || of_each * count != constants.len() {
             return Err(refuse());
         }
         let weights = self.array(router, width * count)?;
@@ -393,24 +419,22 @@ impl<'a> Reader<'a> {
             top,
             softmax,
         };
-        let layers = constants.iter().map(|constants| {
-            let [first, second] = [&constants[..4], &constants[5..9]]
-                .map(|layer| [&*layer[0], &layer[1], &layer[2], &layer[3]]);
-            let mut first = self.layer(width, first)?;
+        let of_expert = |constants: &[String]| {
+            let (first, second) = constants.split_at(of_each / 2);
+            let first = self.either_layer(width, first)?.ok_or_else(refuse)?;
             let inner = match form {
-                ExpertForm::Plain => {
-                    first.activation = Some(Activation::Gelu);
-                    first.outputs
-                }
-                ExpertForm::Gated => first.outputs / 2,
+                ExpertForm::Plain => first.outputs(),
+                ExpertForm::Gated => first.outputs() / 2,
             };
-            let second = self.layer(inner, second)?;
-            match second.outputs == width {
+            self.check_width(inner)?;
+            let second = self.either_layer(inner, second)?.ok_or_else(refuse)?;
+            match second.outputs() == width {
                 true => Ok([first, second]),
                 false => Err(refuse()),
             }
-        });
-        let layers = layers.collect::<Result<_>>()?;
+        };
+        let layers = constants.chunks(of_each);
+        let layers = layers.map(of_expert).collect::<Result<_>>()?;
         let choices = self.value(per, (2 * top).next_multiple_of(LANES));
         let results = self.value(per, top * (width + 1));
         let out = self.value(per, width);
