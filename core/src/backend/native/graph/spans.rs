@@ -72,320 +72,126 @@ impl<'a> Reader<'a> {
     }
 
     /// Scores of spans by length.
-    pub fn spans(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
-        let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
-        let (head, constants) = self.head(node)?;
-        let Ok::<&[String; 18], _>(constants) = constants.try_into() else {
-            return Err(refuse());
-        };
-        let [longest, p0, p1, p2, p3, spans @ ..] = constants;
+    pub fn spans(&mut self, node: &'a NodeProto) -> Result<Meaning<'a>> {
+        let (head, mut constants) = self.head(node)?;
         let width = head.width;
-        let labels = LabelLayers::Plain([
-            self.dense_layer([p0, p1], [width, 4 * width])?,
-            self.dense_layer([p2, p3], [4 * width, width])?,
-        ]);
-        let scorer = self
-            .span_scorer(longest, labels, spans, width)?
-            .ok_or_else(refuse)?;
-        let longest = scorer.longest;
+        let longest = constants.longest()?;
+        let labels = constants.layers([[width, 4 * width], [4 * width, width]])?;
+        let (factors, sides) = constants.span_layers(width)?;
+        constants.end()?;
+        let scorer = SpanScorer {
+            longest,
+            labels: LabelLayers::Plain(labels),
+            factors,
+            sides,
+        };
         Ok(self.scores(head, Scorer::Spans(scorer), longest))
     }
 
-    /// The layers on spans; `None` if the maximum span length is none.
-    fn span_scorer(
-        &self,
-        longest: &str,
-        labels: LabelLayers,
-        constants: &[String; 13],
-        width: usize,
-    ) -> Result<Option<SpanScorer>> {
-        let [l0, l1, s0, s1, s2, s3, s4, s5, e0, e1, e2, e3, e4] = constants;
-        let longest = self
-            .scalar(longest)
-            .and_then(|longest| usize::try_from(longest).ok());
-        let Some(longest) = longest.filter(|longest| (1..=MAX_LENGTHS).contains(longest)) else {
-            return Ok(None);
-        };
-        let (up, down, across) = ([width, 4 * width], [4 * width, width], [width, 4 * width]);
-        Ok(Some(SpanScorer {
-            longest,
-            labels,
-            factors: [
-                self.dense_layer([l0, ""], across)?,
-                self.dense_layer([l1, ""], [width, 1])?,
-            ],
-            sides: [
-                [
-                    self.dense_layer([s0, s1], up)?,
-                    self.dense_layer([s2, s3], down)?,
-                    self.dense_layer([s4, s5], across)?,
-                ],
-                [
-                    self.dense_layer([e0, e1], up)?,
-                    self.dense_layer([e2, e3], down)?,
-                    self.dense_layer([e4, ""], across)?,
-                ],
-            ],
-        }))
-    }
-
     /// Scores of spans by length, in texts with instances by count.
-    pub fn counted_spans(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
-        let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
-        let (head, constants) = self.head(node)?;
-        let [
-            longest,
-            tokens,
-            c0,
-            c1,
-            c2,
-            c3,
-            steps,
-            g0,
-            g1,
-            k0,
-            k1,
-            k2,
-            k3,
-            others @ ..,
-        ] = constants
-        else {
-            return Err(refuse());
-        };
-        let Some((spans, mixing)) = others.split_first_chunk::<13>() else {
-            return Err(refuse());
-        };
-        let tokens = self.integers(tokens).unwrap_or_default();
+    pub fn counted_spans(&mut self, node: &'a NodeProto) -> Result<Meaning<'a>> {
+        let (mut head, mut constants) = self.head(node)?;
+        let (width, wide) = (head.width, 2 * head.width);
+        let longest = constants.longest()?;
+        let tokens = self.integers(constants.next()?).unwrap_or_default();
         let tokens: Option<Vec<u32>> = tokens
             .iter()
             .map(|token| u32::try_from(*token).ok())
             .collect();
         let Some(&[schema, field, end, class]) = tokens.as_deref() else {
-            return Err(refuse());
+            return Err(constants.refusal());
         };
-        let schemas = SchemaTokens {
+        head.schemas = Some(SchemaTokens {
             schema,
             fields: [field, end],
             class,
-        };
-        let (width, (_, counts), (count, _)) = (head.width, self.shape(c2)?, self.shape(steps)?);
-        let labels = CountedLabels {
-            counts: [
-                self.dense_layer([c0, c1], [width, 2 * width])?,
-                self.dense_layer([c2, c3], [2 * width, counts])?,
-            ],
-            steps: self.array(steps, count.saturating_mul(3 * width))?,
-            gates: self.dense_layer([g0, g1], [width, 3 * width])?,
-            mixing: match node.op_type.as_str() {
-                "JoinedSpans" => self.joined(mixing, width)?,
-                "AttendedSpans" => self.label_transformer(mixing, width)?,
-                _ => self.experts(mixing, width)?,
+        });
+        let hidden = constants.layer([width, wide])?;
+        let instances = constants.next_outputs()?;
+        let counts = [hidden, constants.layer([wide, instances])?];
+        let steps = constants.next()?;
+        let steps = self.array(steps, self.shape(steps)?.0.saturating_mul(3 * width))?;
+        let gates = constants.layer([width, 3 * width])?;
+        let classes = constants.label_layers(width)?;
+        let (factors, sides) = constants.span_layers(width)?;
+        let mixing = match node.op_type.as_str() {
+            "JoinedSpans" => {
+                Mixing::Joined(constants.layers([[wide, 2 * wide], [2 * wide, width]])?)
             }
-            .ok_or_else(refuse)?,
-            classes: [
-                self.dense_layer([k0, k1], [width, 2 * width])?,
-                padded(&self.dense_layer([k2, k3], [2 * width, 1])?),
-            ],
+            "AttendedSpans" => Mixing::Attention(Box::new(constants.label_transformer(width)?)),
+            _ => Mixing::Experts(Box::new(constants.experts(width)?)),
         };
-        let labels = LabelLayers::Counted(Box::new(labels));
-        let scorer = self
-            .span_scorer(longest, labels, spans, width)?
-            .ok_or_else(refuse)?;
-        let (head, longest) = (
-            HeadInputs {
-                schemas: Some(schemas),
-                ..head
-            },
-            scorer.longest,
-        );
+        constants.end()?;
+        let labels = LabelLayers::Counted(Box::new(CountedLabels {
+            counts,
+            steps,
+            gates,
+            mixing,
+            classes,
+        }));
+        let scorer = SpanScorer {
+            longest,
+            labels,
+            factors,
+            sides,
+        };
         Ok(self.scores(head, Scorer::Spans(scorer), longest))
     }
 
-    /// Two layers on state and label; `None` with another number of constants.
-    fn joined(&self, constants: &[String], width: usize) -> Result<Option<Mixing>> {
-        let [w0, b0, w1, b1] = constants else {
-            return Ok(None);
-        };
-        let (joined, wide) = (2 * width, 4 * width);
-        Ok(Some(Mixing::Joined([
-            self.dense_layer([w0, b0], [joined, wide])?,
-            self.dense_layer([w1, b1], [wide, width])?,
-        ])))
-    }
-
-    fn experts(&self, constants: &[String], width: usize) -> Result<Option<Mixing>> {
-        let [r0, r1, r2, r3, experts @ ..] = constants else {
-            return Ok(None);
-        };
-        let (experts, rest) = experts.as_chunks::<4>();
-        if experts.is_empty() || !rest.is_empty() {
-            return Ok(None);
-        }
-        let layers = |[w0, b0, w1, b1]: &[String; 4]| {
-            let (up, down) = ([width, 2 * width], [2 * width, width]);
-            Ok::<_, Error>([
-                self.dense_layer([w0, b0], up)?,
-                self.dense_layer([w1, b1], down)?,
-            ])
-        };
-        Ok(Some(Mixing::Experts(Box::new(Experts {
-            router: [
-                self.dense_layer([r0, r1], [width, width])?,
-                self.dense_layer([r2, r3], [width, experts.len()])?,
-            ],
-            experts: experts.iter().map(layers).collect::<Result<_>>()?,
-        }))))
-    }
-
-    fn label_transformer(&self, constants: &[String], width: usize) -> Result<Option<Mixing>> {
-        let Some((input, others)) = constants.split_first_chunk::<2>() else {
-            return Ok(None);
-        };
-        let Some((layers, output)) = others.split_last_chunk::<6>() else {
-            return Ok(None);
-        };
-        let (_, inner) = self.shape(&input[0])?;
-        let (layers, rest) = layers.as_chunks::<12>();
-        if !rest.is_empty() || inner == 0 || !inner.is_multiple_of(TRANSFORMER_HEADS * LANES) {
-            return Ok(None);
-        }
-        let [o0, o1, o2, o3, o4, o5] = output;
-        Ok(Some(Mixing::Attention(Box::new(LabelTransformer {
-            heads: TRANSFORMER_HEADS,
-            input: self.dense_layer([&input[0], &input[1]], [width, inner])?,
-            layers: layers
-                .iter()
-                .map(|layer| self.label_transformer_layer(layer, inner))
-                .collect::<Result<_>>()?,
-            output: [
-                self.dense_layer([o0, o1], [inner + width, width])?,
-                self.dense_layer([o2, o3], [width, width])?,
-                self.dense_layer([o4, o5], [width, width])?,
-            ],
-        }))))
-    }
-
-    fn label_transformer_layer(
-        &self,
-        constants: &[String; 12],
-        inner: usize,
-    ) -> Result<LabelTransformerLayer> {
-        let [p0, p1, o0, o1, n0, n1, u0, u1, d0, d1, n2, n3] = constants;
-        let norm = |gain: &str, bias: &str| {
-            let [gain, bias] = [gain, bias].map(|name| self.array(name, inner / LANES));
-            Ok::<_, Error>(Norm {
-                centers: true,
-                scales: true,
-                gain: gain?,
-                bias: bias?,
-                epsilon: TRANSFORMER_EPSILON,
-            })
-        };
-        Ok(LabelTransformerLayer {
-            projection: self.dense_layer([p0, p1], [inner, 3 * inner])?,
-            output: self.dense_layer([o0, o1], [inner, inner])?,
-            norms: [norm(n0, n1)?, norm(n2, n3)?],
-            feed_forward: [
-                self.dense_layer([u0, u1], [inner, 2 * inner])?,
-                self.dense_layer([d0, d1], [2 * inner, inner])?,
-            ],
-        })
-    }
-
     /// Scores of labels.
-    pub fn label_scores(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
-        let (head, constants) = self.head(node)?;
-        let [w0, b0, w1, b1] = constants else {
-            return Err(unsupported(&format!("the inputs of `{}`", node.name)));
-        };
-        let width = head.width;
-        let layers = [
-            self.dense_layer([w0, b0], [width, 2 * width])?,
-            padded(&self.dense_layer([w1, b1], [2 * width, 1])?),
-        ];
+    pub fn label_scores(&mut self, node: &'a NodeProto) -> Result<Meaning<'a>> {
+        let (head, mut constants) = self.head(node)?;
+        let layers = constants.label_layers(head.width)?;
+        constants.end()?;
         Ok(self.scores(head, Scorer::Labels(layers), 1))
     }
 
     /// Scores of words as the first, the last and any word of an entity.
-    pub fn word_scores(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
-        let (head, constants) = self.head(node)?;
-        let Ok::<&[String; 14], _>(constants) = constants.try_into() else {
-            return Err(unsupported(&format!("the inputs of `{}`", node.name)));
-        };
-        let scorer = Scorer::Words(self.word_scorer(constants, head.width, WORD_SCORES)?);
-        Ok(self.scores(head, scorer, WORD_SCORES))
-    }
-
-    fn word_scorer(
-        &self,
-        constants: &[String; 14],
-        width: usize,
-        count: usize,
-    ) -> Result<WordScorer> {
-        let [w0, w1, w2, w3, w4, w5, l0, l1, l2, l3, l4, products, s0, s1] = constants;
-        let (own, wide) = ([width; 2], [width, 4 * width]);
-        Ok(WordScorer {
-            count,
-            words: [
-                self.dense_layer([w0, w1], own)?,
-                self.dense_layer([w2, w3], wide)?,
-                self.dense_layer([w4, w5], own)?,
-            ],
-            labels: [
-                self.dense_layer([l0, l1], own)?,
-                self.dense_layer([l2, ""], wide)?,
-                self.dense_layer([l3, l4], own)?,
-            ],
-            products: self.dense_layer([products, ""], wide)?,
-            scores: padded(&self.dense_layer([s0, s1], [4 * width, count])?),
-        })
+    pub fn word_scores(&mut self, node: &'a NodeProto) -> Result<Meaning<'a>> {
+        let (head, mut constants) = self.head(node)?;
+        let scorer = constants.word_scorer(head.width, WORD_SCORES)?;
+        constants.end()?;
+        Ok(self.scores(head, Scorer::Words(scorer), WORD_SCORES))
     }
 
     /// Scores of texts by dot products, or by the layers whose constants follow.
-    pub fn text_scores(&mut self, node: &NodeProto) -> Result<Meaning<'a>> {
-        let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
-        let (head, constants) = self.head(node)?;
-        let [form, scale, t0, t1, t2, t3, l0, l1, l2, l3, others @ ..] = constants else {
-            return Err(refuse());
-        };
-        let Some(&[is_mean, is_normalized]) = self.integers(form).as_deref() else {
-            return Err(refuse());
-        };
+    pub fn text_scores(&mut self, node: &'a NodeProto) -> Result<Meaning<'a>> {
+        let (head, mut constants) = self.head(node)?;
         let width = head.width;
-        let layers = |[w0, b0, w1, b1]: [&str; 4]| {
-            let (inputs, hidden) = self.shape(w0)?;
-            if inputs != width || hidden == 0 || !hidden.is_multiple_of(LANES) {
-                return Err(refuse());
-            }
-            let first = self.dense_layer([w0, b0], [width, hidden])?;
-            Ok([first, self.dense_layer([w1, b1], [hidden, width])?])
+        let Some(&[is_mean, is_normalized]) = self.integers(constants.next()?).as_deref() else {
+            return Err(constants.refusal());
         };
-        let pairs = match others {
-            [] => PairScorer::Dot,
-            [of_text, bias, of_label, m0, m1, s0, s1] => {
-                let ((_, wide), (_, narrow)) = (self.shape(of_text)?, self.shape(m0)?);
-                if wide == 0 || narrow == 0 {
-                    return Err(refuse());
-                }
+        let scale: Array<f32> = self.array(constants.next()?, 1)?;
+        let mut on_vector = || {
+            let hidden = constants.next_outputs()?;
+            match hidden.is_multiple_of(LANES) {
+                true => constants.layers([[width, hidden], [hidden, width]]),
+                false => Err(constants.refusal()),
+            }
+        };
+        let (text, label) = (on_vector()?, on_vector()?);
+        let pairs = match constants.names.len() {
+            0 => PairScorer::Dot,
+            7 => {
+                let wide = constants.next_outputs()?;
+                let text = constants.layer([width, wide])?;
+                let label = constants.matrix([width, wide])?;
+                let narrow = constants.next_outputs()?;
+                let [middle, last] = constants.layers([[wide, narrow], [narrow, 1]])?;
                 PairScorer::Layers(Box::new(PairLayers {
-                    text: self.dense_layer([of_text, bias], [width, wide])?,
-                    label: self.dense_layer([of_label, ""], [width, wide])?,
-                    middle: self.dense_layer([m0, m1], [wide, narrow])?,
-                    last: padded(&self.dense_layer([s0, s1], [narrow, 1])?),
+                    text,
+                    label,
+                    middle,
+                    last: padded(&last),
                 }))
             }
-            others => {
-                let Ok::<&[String; 14], _>(constants) = others.try_into() else {
-                    return Err(refuse());
-                };
-                PairScorer::Products(Box::new(self.word_scorer(constants, width, 1)?))
-            }
+            _ => PairScorer::Products(Box::new(constants.word_scorer(width, 1)?)),
         };
-        let scale: Array<f32> = self.array(scale, 1)?;
+        constants.end()?;
         let scorer = TextScorer {
             is_mean: is_mean != 0,
-            text: layers([t0, t1, t2, t3])?,
-            label: layers([l0, l1, l2, l3])?,
+            text,
+            label,
             scale: (is_normalized != 0).then(|| scale[0]),
             pairs,
         };
@@ -393,7 +199,7 @@ impl<'a> Reader<'a> {
     }
 
     /// The parts that all heads have, and the node's other constants.
-    fn head(&self, node: &'a NodeProto) -> Result<(HeadInputs, &'a [String])> {
+    fn head(&self, node: &'a NodeProto) -> Result<(HeadInputs, Constants<'_, 'a>)> {
         let refuse = || unsupported(&format!("the inputs of `{}`", node.name));
         let (vectors, words, marker, constants) = match &node.input[..] {
             [tokens, ids, vectors, words, marker, constants @ ..]
@@ -441,7 +247,11 @@ impl<'a> Reader<'a> {
                 marker,
                 schemas: None,
             },
-            constants,
+            Constants {
+                reader: self,
+                node,
+                names: constants,
+            },
         ))
     }
 
@@ -491,7 +301,146 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The inputs of a head.
+/// A head's constants, from the first to the last.
+struct Constants<'r, 'a> {
+    reader: &'r Reader<'a>,
+    node: &'a NodeProto,
+    names: &'a [String],
+}
+
+impl<'a> Constants<'_, 'a> {
+    fn refusal(&self) -> Error {
+        unsupported(&format!("the inputs of `{}`", self.node.name))
+    }
+
+    fn next(&mut self) -> Result<&'a str> {
+        let (first, others) = self.names.split_first().ok_or_else(|| self.refusal())?;
+        self.names = others;
+        Ok(first)
+    }
+
+    fn end(&self) -> Result<()> {
+        match self.names {
+            [] => Ok(()),
+            _ => Err(self.refusal()),
+        }
+    }
+
+    /// Outputs of the layer that follows.
+    fn next_outputs(&self) -> Result<usize> {
+        let name = self.names.first().ok_or_else(|| self.refusal())?;
+        match self.reader.shape(name)? {
+            (_, 0) => Err(self.refusal()),
+            (_, outputs) => Ok(outputs),
+        }
+    }
+
+    /// A layer with a bias.
+    fn layer(&mut self, shape: [usize; 2]) -> Result<Dense> {
+        let names = [self.next()?, self.next()?];
+        self.reader.dense_layer(names, shape)
+    }
+
+    /// A layer without a bias.
+    fn matrix(&mut self, shape: [usize; 2]) -> Result<Dense> {
+        let name = self.next()?;
+        self.reader.dense_layer([name, ""], shape)
+    }
+
+    /// Layers with a bias.
+    fn layers<const COUNT: usize>(
+        &mut self,
+        shapes: [[usize; 2]; COUNT],
+    ) -> Result<[Dense; COUNT]> {
+        let layers = shapes.map(|shape| self.layer(shape));
+        let layers: Vec<Dense> = layers.into_iter().collect::<Result<_>>()?;
+        layers.try_into().map_err(|_| self.refusal())
+    }
+
+    /// Two layers that score a label.
+    fn label_layers(&mut self, width: usize) -> Result<[Dense; 2]> {
+        let [hidden, last] = self.layers([[width, 2 * width], [2 * width, 1]])?;
+        Ok([hidden, padded(&last)])
+    }
+
+    /// The maximum number of words in a span.
+    fn longest(&mut self) -> Result<usize> {
+        let longest = self.reader.scalar(self.next()?);
+        longest
+            .and_then(|longest| usize::try_from(longest).ok())
+            .filter(|longest| (1..=MAX_LENGTHS).contains(longest))
+            .ok_or_else(|| self.refusal())
+    }
+
+    /// From labels to their factors and biases, and layers on both sides of spans.
+    fn span_layers(&mut self, width: usize) -> Result<([Dense; 2], [[Dense; 3]; 2])> {
+        let (up, down) = ([width, 4 * width], [4 * width, width]);
+        let factors = [self.matrix(up)?, self.matrix([width, 1])?];
+        let start = self.layers([up, down, up])?;
+        let [first, second] = self.layers([up, down])?;
+        Ok((factors, [start, [first, second, self.matrix(up)?]]))
+    }
+
+    fn word_scorer(&mut self, width: usize, count: usize) -> Result<WordScorer> {
+        let (own, wide) = ([width; 2], [width, 4 * width]);
+        Ok(WordScorer {
+            count,
+            words: self.layers([own, wide, own])?,
+            labels: [self.layer(own)?, self.matrix(wide)?, self.layer(own)?],
+            products: self.matrix(wide)?,
+            scores: padded(&self.layer([4 * width, count])?),
+        })
+    }
+
+    fn experts(&mut self, width: usize) -> Result<Experts> {
+        let hidden = self.layer([width, width])?;
+        let count = self.next_outputs()?;
+        let router = [hidden, self.layer([width, count])?];
+        let layers = |_| self.layers([[width, 2 * width], [2 * width, width]]);
+        let experts = (0..count).map(layers).collect::<Result<_>>()?;
+        Ok(Experts { router, experts })
+    }
+
+    fn label_transformer(&mut self, width: usize) -> Result<LabelTransformer> {
+        let inner = self.next_outputs()?;
+        if !inner.is_multiple_of(TRANSFORMER_HEADS * LANES) {
+            return Err(self.refusal());
+        }
+        let input = self.layer([width, inner])?;
+        let mut layers = Vec::new();
+        // Twelve constants a layer, and six of those after them.
+        while self.names.len() > 6 {
+            let [projection, output] = self.layers([[inner, 3 * inner], [inner, inner]])?;
+            let first = self.norm(inner)?;
+            let feed_forward = self.layers([[inner, 2 * inner], [2 * inner, inner]])?;
+            layers.push(LabelTransformerLayer {
+                projection,
+                output,
+                norms: [first, self.norm(inner)?],
+                feed_forward,
+            });
+        }
+        Ok(LabelTransformer {
+            heads: TRANSFORMER_HEADS,
+            input,
+            layers,
+            output: self.layers([[inner + width, width], [width, width], [width, width]])?,
+        })
+    }
+
+    fn norm(&mut self, width: usize) -> Result<Norm> {
+        let names = [self.next()?, self.next()?];
+        let [gain, bias] = names.map(|name| self.reader.array(name, width / LANES));
+        Ok(Norm {
+            centers: true,
+            gain: gain?,
+            bias: bias?,
+            epsilon: TRANSFORMER_EPSILON,
+        })
+    }
+}
+
+/// What a head reads.
 #[derive(Clone, Copy)]
 struct HeadInputs {
     input: ValueId,
