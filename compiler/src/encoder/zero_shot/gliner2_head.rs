@@ -7,14 +7,14 @@
 use kivu_engine::program::{ABSENT, SchemaTokens};
 
 use super::{
-    span_layers::{SpanLayers, apply_two, counted, numbered, numbers_of_markers, span_logits},
-    word_scores::{joined, layer, linear},
+    span_layers::{apply_two, counted, numbered, numbers_of_markers, span_layers, span_logits},
+    word_scores::{layer, linear, listed},
 };
 use crate::{
     onnx::{GraphBuilder, Value, data_type, float, functions, integer, integers, layers::Layers},
     quantize::transpose,
 };
-use kivu::error::{Error, Result};
+use kivu::error::Result;
 
 /// Prefix for the layers on labels.
 const LABELS: &str = "count_embed";
@@ -31,10 +31,6 @@ const EPSILON: f32 = 1e-5;
 const EXPERTS: usize = 4;
 /// Constants that all forms have.
 const OWN: usize = 26;
-/// All constants, by form.
-const WITH_JOINED: usize = OWN + 4;
-const WITH_TRANSFORMER: usize = OWN + 2 + 12 * TRANSFORMER_LAYERS + 6;
-const WITH_EXPERTS: usize = OWN + 4 + 4 * EXPERTS;
 /// Inputs in front of the constants.
 const INPUTS: usize = 5;
 
@@ -66,49 +62,21 @@ impl CountedSpans {
         self,
         layers: &mut Layers<'_>,
         sizes: [usize; 2],
-        inputs: [&Value; 4],
-        marker: &Value,
-    ) -> Result<Value> {
-        match self.mixing {
-            Mixing::Joined => {
-                self.call::<WITH_JOINED, { WITH_JOINED + INPUTS }>(layers, sizes, inputs, marker)
-            }
-            Mixing::Attention => self.call::<WITH_TRANSFORMER, { WITH_TRANSFORMER + INPUTS }>(
-                layers, sizes, inputs, marker,
-            ),
-            Mixing::Experts => {
-                self.call::<WITH_EXPERTS, { WITH_EXPERTS + INPUTS }>(layers, sizes, inputs, marker)
-            }
-        }
-    }
-
-    fn call<const CONSTANTS: usize, const ALL: usize>(
-        self,
-        layers: &mut Layers<'_>,
-        [width, max_tokens]: [usize; 2],
         [tokens, ids, vectors, words]: [&Value; 4],
         marker: &Value,
     ) -> Result<Value> {
-        let constants = self.constants(layers, width)?;
-        let constants: Vec<&Value> = constants.iter().collect();
-        let own = [tokens, ids, vectors, words, marker];
-        if own.len() + constants.len() != ALL || constants.len() != CONSTANTS {
-            return Err(Error::model(format!(
-                "expected {CONSTANTS} constants, but found {}",
-                constants.len()
-            )));
-        }
-        let inputs: [&Value; ALL] = joined(&own, &constants);
+        let constants = self.constants(layers, sizes[0])?;
+        let own: [&Value; INPUTS] = [tokens, ids, vectors, words, marker];
+        let inputs: Vec<&Value> = own.into_iter().chain(&constants).collect();
         // The native engine knows the layers by this name.
         let name = match self.mixing {
             Mixing::Joined => "JoinedSpans",
             Mixing::Attention => "AttendedSpans",
             Mixing::Experts => "ExpertSpans",
         };
-        Ok(layers.graph.function(name, inputs, |graph, inputs| {
-            let own: [&Value; INPUTS] = joined(&inputs[..INPUTS], &[]);
-            let constants: [&Value; CONSTANTS] = joined(&[], &inputs[INPUTS..]);
-            self.logits(graph, [width, max_tokens], own, &constants)
+        Ok(layers.graph.function_of(name, &inputs, |graph, inputs| {
+            let (own, constants) = inputs.split_at(INPUTS);
+            self.logits(graph, sizes, listed(own), constants)
         }))
     }
 
@@ -129,15 +97,10 @@ impl CountedSpans {
         let [c2, c3] = layer(layers, &format!("{COUNTS}.2"), [2 * width, MAX_INSTANCES])?;
         let [steps, g0, g1] = recurrent_layer(layers, width)?;
         let [k0, k1, k2, k3] = label_layers(layers, width)?;
-        let SpanLayers {
-            last: [l0, l1],
-            start,
-            end,
-        } = SpanLayers::read(layers, "span_rep.span_rep_layer", width)?;
         let mut all = vec![
-            longest, tokens, c0, c1, c2, c3, steps, g0, g1, k0, k1, k2, k3, l0, l1,
+            longest, tokens, c0, c1, c2, c3, steps, g0, g1, k0, k1, k2, k3,
         ];
-        all.extend(start.into_iter().chain(end));
+        all.extend(span_layers(layers, "span_rep.span_rep_layer", width)?);
         all.extend(match self.mixing {
             Mixing::Joined => joined_layers(layers, width)?,
             Mixing::Attention => transformer_layers(layers, width)?,
@@ -154,22 +117,8 @@ impl CountedSpans {
         constants: &[&Value],
     ) -> Value {
         let (own, others) = constants.split_at(OWN);
-        let [
-            _,
-            _,
-            c0,
-            c1,
-            c2,
-            c3,
-            steps,
-            g0,
-            g1,
-            k0,
-            k1,
-            k2,
-            k3,
-            spans @ ..,
-        ]: [&Value; OWN] = joined(own, &[]);
+        let [_, _, c0, c1, c2, c3, steps, g0, g1, k0, k1, k2, k3] = listed(own);
+        let spans = &own[13..];
         let (labels, features) =
             self.labels(graph, max_tokens, [tokens, ids, marker], [c0, c1, c2, c3]);
         let LabelFeatures {
@@ -183,7 +132,7 @@ impl CountedSpans {
         let count = graph.node("Max", &[&count, &one], vec![]);
         let states = recur(graph, [&labels, &count], width, [steps, g0, g1]);
         let queries = match self.mixing {
-            Mixing::Joined => mix_joined(graph, [&states, &labels], joined(others, &[])),
+            Mixing::Joined => mix_joined(graph, [&states, &labels], listed(others)),
             Mixing::Attention => mix_labels(graph, [&states, &labels, &schemas], width, others),
             Mixing::Experts => mix_experts(graph, &states, others),
         };
@@ -529,10 +478,9 @@ fn mix_labels(
         vec![integer("axis", 0)],
     );
     let bias = graph.node("Reshape", &[&bias, &by_row], vec![]);
-    let mut rows = linear(graph, &sums, joined(input, &[]));
+    let mut rows = linear(graph, &sums, listed(input));
     for constants in by_layer.chunks_exact(12) {
-        let [qkv0, qkv1, out0, out1, n0, n1, u0, u1, d0, d1, n2, n3]: [&Value; 12] =
-            joined(constants, &[]);
+        let [qkv0, qkv1, out0, out1, n0, n1, u0, u1, d0, d1, n2, n3] = listed(constants);
         let all = linear(graph, &rows, [qkv0, qkv1]);
         let [queries, keys, values] = graph.split(&all);
         let heads = vec![integer("num_heads", TRANSFORMER_HEADS as i64)];
@@ -551,7 +499,7 @@ fn mix_labels(
         rows = add_and_normalize(graph, [&rows, &changed], [n2, n3]);
     }
     let rows = graph.node("Concat", &[&rows, &sums], vec![integer("axis", 2)]);
-    let [w0, b0, w1, b1, w2, b2] = joined(output, &[]);
+    let [w0, b0, w1, b1, w2, b2] = listed(output);
     let rows = apply_two(graph, &rows, [w0, b0, w1, b1]);
     let rows = graph.node("Relu", &[&rows], vec![]);
     let rows = linear(graph, &rows, [w2, b2]);
@@ -610,12 +558,12 @@ fn expert_layers(layers: &mut Layers<'_>, width: usize) -> Result<Vec<Value>> {
 /// A sum of experts.
 fn mix_experts(graph: &mut GraphBuilder, state: &Value, constants: &[&Value]) -> Value {
     let (router, experts) = constants.split_at(4);
-    let logits = gelu_layers(graph, state, joined(router, &[]));
+    let logits = gelu_layers(graph, state, listed(router));
     let weights = graph.node("Softmax", &[&logits], vec![integer("axis", -1)]);
     let weights: [Value; EXPERTS] = graph.split(&weights);
     let mut sum: Option<Value> = None;
     for (constants, weight) in experts.chunks_exact(4).zip(&weights) {
-        let rows = gelu_layers(graph, state, joined(constants, &[]));
+        let rows = gelu_layers(graph, state, listed(constants));
         let rows = graph.node("Mul", &[&rows, weight], vec![]);
         sum = Some(match sum {
             None => rows,

@@ -1,68 +1,28 @@
 //! Layers on spans that GLiNER's and GLiNER2's heads share, and the selection of words and labels among tokens.
 
-use super::word_scores::{layer, linear};
-use crate::{
-    onnx::{GraphBuilder, Value, data_type, integer, integers, layers::Layers},
-    quantize::transpose,
-};
+use super::word_scores::{divided, layer, linear, listed};
+use crate::onnx::{GraphBuilder, Value, data_type, integer, integers, layers::Layers};
 use kivu::error::Result;
 
-/// Constants of span layers, in the order in which the native engine reads them.
-pub struct SpanLayers {
-    /// The last span layer.
-    pub last: [Value; 2],
-    /// The layers on the vectors of words that begin and that end spans, and on both together.
-    pub start: [Value; 6],
-    pub end: [Value; 5],
-}
-
-impl SpanLayers {
-    /// Reads the layers called `name`.
-    pub fn read(layers: &mut Layers<'_>, name: &str, width: usize) -> Result<Self> {
-        let wide = 4 * width;
-        let last_name = format!("{name}.out_project.3");
-        let weight = layers
-            .weights
-            .take_whole(&format!("{last_name}.weight"), &[width, wide])?;
-        let bias = layers
-            .weights
-            .take_whole(&format!("{last_name}.bias"), &[width])?;
-        let last = [
-            layers.graph.floats(
-                &format!("{last_name}.weight"),
-                &[width, wide],
-                &weight.values,
-            ),
-            layers
-                .graph
-                .floats(&format!("{last_name}.bias"), &[width, 1], &bias.values),
-        ];
-        let first_name = format!("{name}.out_project.0");
-        let weight = layers
-            .weights
-            .take_whole(&format!("{first_name}.weight"), &[wide, 2 * width])?;
-        let [start, end] = [("start", 0), ("end", width)].map(|(side, from)| {
-            let rows = weight
-                .values
-                .chunks_exact(2 * width)
-                .flat_map(|row| &row[from..][..width]);
-            let half = transpose(&rows.copied().collect::<Vec<f32>>(), width);
-            layers
-                .graph
-                .floats(&format!("{first_name}.{side}"), &[width, wide], &half)
-        });
-        let bias = layers
-            .weights
-            .take_whole(&format!("{first_name}.bias"), &[wide])?;
-        let bias = layers
-            .graph
-            .floats(&format!("{first_name}.bias"), &[wide], &bias.values);
-        let of_side = |side: &str| format!("{name}.project_{side}");
-        let [s0, s1, s2, s3] = two_layers(layers, &of_side("start"), width)?;
-        let [e0, e1, e2, e3] = two_layers(layers, &of_side("end"), width)?;
-        let (start, end) = ([s0, s1, s2, s3, start, bias], [e0, e1, e2, e3, end]);
-        Ok(Self { last, start, end })
-    }
+/// Constants of the span layers called `name`, in the order in which the native engine reads them: the last layer; the
+/// layers on the vectors of words that begin spans, and on both together; the same for words that end spans, without the
+/// bias of the layer on both.
+pub fn span_layers(layers: &mut Layers<'_>, name: &str, width: usize) -> Result<Vec<Value>> {
+    let wide = 4 * width;
+    let [last, last_bias] = ["weight", "bias"].map(|part| format!("{name}.out_project.3.{part}"));
+    let weight = layers.weights.take_whole(&last, &[width, wide])?;
+    let bias = layers.weights.take_whole(&last_bias, &[width])?;
+    let mut all = vec![
+        layers.graph.floats(&last, &[width, wide], &weight.values),
+        layers.graph.floats(&last_bias, &[width, 1], &bias.values),
+    ];
+    let first = format!("{name}.out_project.0");
+    let ([start, end], bias) = divided(layers, &first, ["start", "end"], [width, wide])?;
+    all.extend(two_layers(layers, &format!("{name}.project_start"), width)?);
+    all.extend([start, bias]);
+    all.extend(two_layers(layers, &format!("{name}.project_end"), width)?);
+    all.push(end);
+    Ok(all)
 }
 
 /// Logits of the spans that begin with each word, by label and word count, from label vectors after their layers,
@@ -70,11 +30,10 @@ impl SpanLayers {
 pub fn span_logits(
     graph: &mut GraphBuilder,
     [labels, vectors, words]: [&Value; 3],
-    constants: [&Value; 13],
+    constants: &[&Value],
     [longest, max_tokens]: [usize; 2],
 ) -> Value {
-    let [l0, l1, start @ .., e0, e1, e2, e3, e4] = constants;
-    let [s0, s1, s2, s3, s4, s5] = start;
+    let [l0, l1, s0, s1, s2, s3, s4, s5, e0, e1, e2, e3, e4] = listed(constants);
     let [labels, biases] = [l0, l1].map(|factor| {
         let product = graph.node("MatMul", &[labels, factor], vec![]);
         graph.node("Transpose", &[&product], vec![integers("perm", &[0, 2, 1])])

@@ -10,9 +10,9 @@ use kivu_engine::{kernel::LANES, program::WORD_SCORES};
 
 use super::{
     gliner2_head::{CountedSpans, label_layers, label_logits},
-    span_layers::{SpanLayers, apply_two, numbered, numbers_of_markers, span_logits, two_layers},
+    span_layers::{apply_two, numbered, numbers_of_markers, span_layers, span_logits, two_layers},
     text_scores::{Pairs, TextHead, pair_layers},
-    word_scores::{self, WordLayers, joined},
+    word_scores::{self, WordLayers, listed},
 };
 use crate::{
     onnx::{GraphBuilder, Value, any, data_type, fixed, integer, integers, layers::Layers, string},
@@ -125,75 +125,39 @@ impl SpanHead {
     }
 
     fn spans(&self, layers: &mut Layers<'_>, inputs: [&Value; 4], longest: usize) -> Result<Value> {
-        let prompt = two_layers(layers, "prompt_rep_layer", self.width)?;
-        let SpanLayers { last, start, end } =
-            SpanLayers::read(layers, "span_rep_layer.span_rep_layer", self.width)?;
-        let longest_span = layers.graph.integers("longest_span", &[longest as i64]);
-        let [p0, p1, p2, p3] = &prompt;
-        let [l0, l1] = &last;
-        let [s0, s1, s2, s3, s4, s5] = &start;
-        let [e0, e1, e2, e3, e4] = &end;
-        let constants = [
-            &longest_span,
-            p0,
-            p1,
-            p2,
-            p3,
-            l0,
-            l1,
-            s0,
-            s1,
-            s2,
-            s3,
-            s4,
-            s5,
-            e0,
-            e1,
-            e2,
-            e3,
-            e4,
-        ];
-        Ok(self.call::<18, 23, 21>(
+        let mut constants = vec![layers.graph.integers("longest_span", &[longest as i64])];
+        constants.extend(two_layers(layers, "prompt_rep_layer", self.width)?);
+        let name = "span_rep_layer.span_rep_layer";
+        constants.extend(span_layers(layers, name, self.width)?);
+        let sizes = [longest, self.max_tokens];
+        Ok(self.call(
             layers,
             "Spans",
             inputs,
-            constants,
+            &constants,
             |graph, inputs, constants| {
-                let [labels, vectors, words] = inputs;
-                let [_, p0, p1, p2, p3, spans @ ..] = constants;
-                let labels = apply_two(graph, labels, [p0, p1, p2, p3]);
-                span_logits(
-                    graph,
-                    [&labels, vectors, words],
-                    spans,
-                    [longest, self.max_tokens],
-                )
+                let ([labels, vectors, words], (prompt, spans)) =
+                    (inputs, constants[1..].split_at(4));
+                let labels = apply_two(graph, labels, listed(prompt));
+                span_logits(graph, [&labels, vectors, words], spans, sizes)
             },
         ))
     }
 
     fn label_scores(&self, layers: &mut Layers<'_>, inputs: [&Value; 4]) -> Result<Value> {
         let constants = label_layers(layers, self.width)?;
-        Ok(self.call::<4, 9, 7>(
-            layers,
-            "LabelScores",
-            inputs,
-            constants.each_ref(),
-            |graph, [labels, ..], constants| label_logits(graph, labels, constants),
-        ))
+        let body = |graph: &mut _, [labels, ..]: [&Value; 3], constants: &[&Value]| {
+            label_logits(graph, labels, listed(constants))
+        };
+        Ok(self.call(layers, "LabelScores", inputs, &constants, body))
     }
 
     fn word_scores(&self, layers: &mut Layers<'_>, inputs: [&Value; 4]) -> Result<Value> {
         let constants = word_scores::constants(layers, WordLayers::OF_WORDS, self.width)?;
-        Ok(self.call::<14, 19, 17>(
-            layers,
-            "WordScores",
-            inputs,
-            constants.each_ref(),
-            |graph, [labels, vectors, _], constants| {
-                word_scores::logits(graph, [vectors, labels], constants)
-            },
-        ))
+        let body = |graph: &mut _, [labels, vectors, _]: [&Value; 3], constants: &[&Value]| {
+            word_scores::logits(graph, [vectors, labels], listed(constants))
+        };
+        Ok(self.call(layers, "WordScores", inputs, &constants, body))
     }
 
     fn text_scores(
@@ -202,61 +166,48 @@ impl SpanHead {
         inputs: [&Value; 4],
         head: TextHead,
     ) -> Result<Value> {
-        const NAME: &str = "TextScores";
-        let own = head.constants(layers, self.width)?;
-        Ok(match head.pairs {
-            Pairs::Dot => {
-                let all = own.each_ref();
-                self.call::<10, 15, 13>(layers, NAME, inputs, all, |graph, vectors, constants| {
-                    head.logits(graph, vectors, &constants)
-                })
-            }
+        let mut constants = Vec::from(head.constants(layers, self.width)?);
+        match head.pairs {
+            Pairs::Dot => {}
             Pairs::Products => {
-                let others = word_scores::constants(layers, WordLayers::OF_TEXTS, self.width)?;
-                let all = joined(&own.each_ref(), &others.each_ref());
-                self.call::<24, 29, 27>(layers, NAME, inputs, all, |graph, vectors, constants| {
-                    head.logits(graph, vectors, &constants)
-                })
+                let form = WordLayers::OF_TEXTS;
+                constants.extend(word_scores::constants(layers, form, self.width)?);
             }
-            Pairs::Layers => {
-                let others = pair_layers(layers, self.width)?;
-                let all = joined(&own.each_ref(), &others.each_ref());
-                self.call::<17, 22, 20>(layers, NAME, inputs, all, |graph, vectors, constants| {
-                    head.logits(graph, vectors, &constants)
-                })
-            }
-        })
+            Pairs::Layers => constants.extend(pair_layers(layers, self.width)?),
+        }
+        let body = |graph: &mut _, vectors: [&Value; 3], constants: &[&Value]| {
+            head.logits(graph, vectors, constants)
+        };
+        Ok(self.call(layers, "TextScores", inputs, &constants, body))
     }
 
     /// Calls the function `name`, whose body gets label vectors, word vectors and word numbers: with the labels in front of
-    /// the text, or as `Labelled…` with label vectors as a graph input. `MARKED` and `LABELLED` are both functions' input
-    /// counts.
-    fn call<const CONSTANTS: usize, const MARKED: usize, const LABELLED: usize>(
+    /// the text, or as `Labelled…` with label vectors as a graph input.
+    fn call(
         &self,
         layers: &mut Layers<'_>,
         name: &str,
         [tokens, ids, vectors, words]: [&Value; 4],
-        constants: [&Value; CONSTANTS],
-        body: impl Fn(&mut GraphBuilder, [&Value; 3], [&Value; CONSTANTS]) -> Value,
+        constants: &[Value],
+        body: impl Fn(&mut GraphBuilder, [&Value; 3], &[&Value]) -> Value,
     ) -> Value {
         let Some(marker) = self.marker else {
             let axes = [any("batch"), any("labels"), fixed(self.width)];
             let labels = layers.graph.float_input(LABEL_VECTORS, axes);
             let own = [&labels, vectors, words];
-            let inputs: [&Value; LABELLED] = joined(&own, &constants);
-            return layers
-                .graph
-                .function(&format!("Labelled{name}"), inputs, |graph, inputs| {
-                    body(graph, joined(&inputs[..3], &[]), joined(&[], &inputs[3..]))
-                });
+            let inputs: Vec<&Value> = own.into_iter().chain(constants).collect();
+            let name = format!("Labelled{name}");
+            return layers.graph.function_of(&name, &inputs, |graph, inputs| {
+                body(graph, listed(inputs), &inputs[3..])
+            });
         };
         let marker = layers.graph.integers("label_marker", &[i64::from(marker)]);
         let own = [tokens, ids, vectors, words, &marker];
-        let inputs: [&Value; MARKED] = joined(&own, &constants);
-        layers.graph.function(name, inputs, |graph, inputs| {
-            let [tokens, ids, vectors, words, marker]: [&Value; 5] = joined(&inputs[..5], &[]);
+        let inputs: Vec<&Value> = own.into_iter().chain(constants).collect();
+        layers.graph.function_of(name, &inputs, |graph, inputs| {
+            let [tokens, ids, vectors, words, marker] = listed(inputs);
             let labels = self.labels(graph, [tokens, ids, marker]);
-            body(graph, [&labels, vectors, words], joined(&[], &inputs[5..]))
+            body(graph, [&labels, vectors, words], &inputs[5..])
         })
     }
 
@@ -295,23 +246,6 @@ impl SpanHead {
         let biases = [both("bias_ih", &[4 * half])?, both("bias_hh", &[4 * half])?];
         let name = |part: &str| format!("rnn.{layer}.{part}");
         let graph = &mut layers.graph;
-        if !graph.has_functions() {
-            let [of_inputs, of_states] = biases
-                .each_ref()
-                .map(|biases| biases.chunks_exact(4 * half));
-            let biases: Vec<f32> = of_inputs
-                .zip(of_states)
-                .flat_map(|(left, right)| [left, right].concat())
-                .collect();
-            let inputs = graph.floats(&name("inputs"), &[2, 4 * half, width], &inputs);
-            let states = graph.floats(&name("states"), &[2, 4 * half, half], &states);
-            let biases = graph.floats(&name("biases"), &[2, 8 * half], &biases);
-            return Ok(lstm(
-                graph,
-                half,
-                [vectors, words, &inputs, &states, &biases],
-            ));
-        }
         let states: Vec<f32> = states
             .chunks_exact(4 * half * half)
             .flat_map(|states| transpose(states, half))
@@ -335,7 +269,7 @@ impl SpanHead {
     }
 }
 
-/// An LSTM layer whose constants have a column per gate and state, for both directions together.
+/// A bidirectional LSTM layer whose constants have a column per gate and state, for both directions together.
 fn word_lstm(
     graph: &mut GraphBuilder,
     half: usize,
@@ -351,15 +285,6 @@ fn word_lstm(
     // The operator has separate biases for inputs and states.
     let zeros = graph.node("Sub", &[&biases, &biases], vec![]);
     let biases = graph.node("Concat", &[&biases, &zeros], vec![integer("axis", 1)]);
-    lstm(graph, half, [vectors, words, &inputs, &states, &biases])
-}
-
-/// ONNX's operator for both directions, whose weights have a row per gate and state.
-fn lstm(
-    graph: &mut GraphBuilder,
-    half: usize,
-    [vectors, words, inputs, states, biases]: [&Value; 5],
-) -> Value {
     let one = graph.integers("one", &[1]);
     let lengths = graph.node("ReduceMax", &[words, &one], vec![integer("keepdims", 0)]);
     let lengths = graph.cast(&lengths, data_type::INT32);
@@ -370,7 +295,7 @@ fn lstm(
     ];
     let both = graph.node(
         "LSTM",
-        &[&steps, inputs, states, biases, &lengths],
+        &[&steps, &inputs, &states, &biases, &lengths],
         attributes,
     );
     let both = graph.node("Transpose", &[&both], vec![integers("perm", &[2, 0, 1, 3])]);

@@ -2,11 +2,8 @@
 //!
 //! All tokens that are pooled have the word number 1: their sum or mean is the text's vector.
 
-use super::word_scores::{self, joined, layer, linear};
-use crate::{
-    onnx::{GraphBuilder, Value, data_type, integer, integers, layers::Layers},
-    quantize::transpose,
-};
+use super::word_scores::{self, divided, layer, linear, listed};
+use crate::onnx::{GraphBuilder, Value, data_type, integer, integers, layers::Layers};
 use kivu::error::{Error, Result};
 
 /// Added to a vector's length before it is divided by it, as in the package `gliclass`.
@@ -59,8 +56,8 @@ impl TextHead {
                 let last = graph.integers("last_axis", &[-1]);
                 graph.node("Unsqueeze", &[&logits, &last], vec![])
             }
-            Pairs::Products => word_scores::logits(graph, [text, labels], joined(&[], others)),
-            Pairs::Layers => pair_logits(graph, [text, labels], joined(&[], others)),
+            Pairs::Products => word_scores::logits(graph, [text, labels], listed(others)),
+            Pairs::Layers => pair_logits(graph, [text, labels], listed(others)),
         };
         match self.is_normalized {
             true => graph.node("Mul", &[&logits, own[1]], vec![]),
@@ -116,8 +113,7 @@ impl TextHead {
             let count = graph.node("Unsqueeze", &[&count, &two], vec![]);
             texts = graph.node("Div", &[&texts, &count], vec![]);
         }
-        let layers: [&Value; 8] = joined(&[], &constants[2..]);
-        let [t0, t1, t2, t3, l0, l1, l2, l3] = layers;
+        let [t0, t1, t2, t3, l0, l1, l2, l3] = listed(&constants[2..]);
         [(&texts, [t0, t1, t2, t3]), (labels, [l0, l1, l2, l3])].map(|(rows, [w0, b0, w1, b1])| {
             let rows = linear(graph, rows, [w0, b0]);
             let rows = graph.microsoft("Gelu", &[&rows], vec![]);
@@ -146,26 +142,9 @@ pub fn pair_layers(layers: &mut Layers<'_>, width: usize) -> Result<[Value; 7]> 
             .unwrap_or(0)
     };
     let (wide, narrow) = (rows(layers, 0), rows(layers, 2));
-    let name = format!("{LAYERS}.0");
-    let weight = layers
-        .weights
-        .take_whole(&format!("{name}.weight"), &[wide, 2 * width])?;
-    let [of_text, of_label] = [("text", 0), ("label", width)].map(|(part, from)| {
-        let rows = weight
-            .values
-            .chunks_exact(2 * width)
-            .flat_map(|row| &row[from..][..width]);
-        let half = transpose(&rows.copied().collect::<Vec<f32>>(), width);
-        layers
-            .graph
-            .floats(&format!("{name}.{part}"), &[width, wide], &half)
-    });
-    let bias = layers
-        .weights
-        .take_whole(&format!("{name}.bias"), &[wide])?;
-    let bias = layers
-        .graph
-        .floats(&format!("{name}.bias"), &[wide], &bias.values);
+    let parts = ["text", "label"];
+    let ([of_text, of_label], bias) =
+        divided(layers, &format!("{LAYERS}.0"), parts, [width, wide])?;
     let [m0, m1] = layer(layers, &format!("{LAYERS}.2"), [wide, narrow])?;
     let [s0, s1] = layer(layers, &format!("{LAYERS}.4"), [narrow, 1])?;
     Ok([of_text, bias, of_label, m0, m1, s0, s1])

@@ -52,44 +52,10 @@ pub fn constants(
     let wide = 4 * width;
     let [w0, w1, w4, w5] = two_vectors(layers, of_words, width)?;
     let [l0, l1, l3, l4] = two_vectors(layers, of_labels, width)?;
-    let name = format!("{out}.0");
-    let weight = layers
-        .weights
-        .take_whole(&format!("{name}.weight"), &[wide, 3 * width])?;
-    let [of_words, of_labels, of_products] =
-        [("words", 0), ("labels", width), ("products", 2 * width)].map(|(part, from)| {
-            let rows = weight
-                .values
-                .chunks_exact(3 * width)
-                .flat_map(|row| &row[from..][..width]);
-            let part_weight = transpose(&rows.copied().collect::<Vec<f32>>(), width);
-            layers
-                .graph
-                .floats(&format!("{name}.{part}"), &[width, wide], &part_weight)
-        });
-    let bias = layers
-        .weights
-        .take_whole(&format!("{name}.bias"), &[wide])?;
-    let bias = layers
-        .graph
-        .floats(&format!("{name}.bias"), &[wide], &bias.values);
-    let [weight, last_bias] = layer(layers, &format!("{out}.3"), [wide, count])?;
-    Ok([
-        w0,
-        w1,
-        of_words,
-        bias,
-        w4,
-        w5,
-        l0,
-        l1,
-        of_labels,
-        l3,
-        l4,
-        of_products,
-        weight,
-        last_bias,
-    ])
+    let parts = ["words", "labels", "products"];
+    let ([w2, l2, products], w3) = divided(layers, &format!("{out}.0"), parts, [width, wide])?;
+    let [s0, s1] = layer(layers, &format!("{out}.3"), [wide, count])?;
+    Ok([w0, w1, w2, w3, w4, w5, l0, l1, l2, l3, l4, products, s0, s1])
 }
 
 /// Logits by word, label and kind.
@@ -178,15 +144,30 @@ pub fn linear(graph: &mut GraphBuilder, input: &Value, [weight, bias]: [&Value; 
     graph.node("Add", &[&product, bias], vec![])
 }
 
-/// Joins two lists into an array of `COUNT` values.
-pub fn joined<'a, const COUNT: usize>(
-    first: &[&'a Value],
-    second: &[&'a Value],
-) -> [&'a Value; COUNT] {
-    std::array::from_fn(|place| {
-        first
-            .get(place)
-            .copied()
-            .unwrap_or_else(|| second[place - first.len()])
-    })
+/// A layer on several vectors of `width` values, as a matrix for each of them and the bias.
+pub fn divided<const PARTS: usize>(
+    layers: &mut Layers<'_>,
+    name: &str,
+    parts: [&str; PARTS],
+    [width, outputs]: [usize; 2],
+) -> Result<([Value; PARTS], Value)> {
+    let [weight, bias] = ["weight", "bias"].map(|part| format!("{name}.{part}"));
+    let inputs = PARTS * width;
+    let weight = layers.weights.take_whole(&weight, &[outputs, inputs])?;
+    let values = layers.weights.take_whole(&bias, &[outputs])?;
+    let graph = &mut layers.graph;
+    let mut from = 0;
+    let matrices = parts.map(|part| {
+        let rows = weight.values.chunks_exact(inputs);
+        let rows = rows.flat_map(|row| &row[from..][..width]).copied();
+        let part_weight = transpose(&rows.collect::<Vec<f32>>(), width);
+        from += width;
+        graph.floats(&format!("{name}.{part}"), &[width, outputs], &part_weight)
+    });
+    Ok((matrices, graph.floats(&bias, &[outputs], &values.values)))
+}
+
+/// A function's constants as an array.
+pub fn listed<'a, const COUNT: usize>(constants: &[&'a Value]) -> [&'a Value; COUNT] {
+    std::array::from_fn(|place| constants[place])
 }
