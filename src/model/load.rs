@@ -10,18 +10,19 @@ use super::{
     mapped_files::OpenedFiles,
 };
 use crate::repository::{
-    Bundle, Manifest, WeightForm,
+    Bundle, Int8Products, Manifest, WeightForm,
     bundle::{Home, PIECES, RANGES, TOKENIZER},
     remote,
 };
 use kivu_base::{
     config::{Config, Policy},
     error::{Error, Result},
+    onnx_proto::ModelProto,
 };
 use kivu_core::{
     backend::{
-        Engine, MappedFiles, RemoteSource, external_files::require_known_files, routing::Route,
-        tensors::TensorEncoder,
+        Engine, MappedFiles, RemoteSource, external_files::require_known_files,
+        processor::Int8Instructions, routing::Route, tensors::TensorEncoder,
     },
     observer::time_start,
     pipeline::embedding::EmbeddingSettings,
@@ -266,15 +267,26 @@ fn read_graphs<const COUNT: usize>(
 /// Matmul arithmetic in ONNX Runtime on this processor.
 fn arithmetic(manifest: &Manifest, graphs: &[Vec<u8>]) -> Result<String> {
     WeightForm::of(manifest).arithmetic(Engine::Onnx, || {
+        if manifest.engine == Engine::Native {
+            // Former versions wrote functions with integer products.
+            for graph in graphs {
+                let functions = ModelProto::from_bytes(graph)?.functions;
+                let mut nodes = functions.iter().flat_map(|function| &function.node);
+                if nodes.any(|node| node.op_type == "MatMulInteger") {
+                    return Ok(Int8Products::Unsigned);
+                }
+            }
+            return Ok(Int8Products::Fp32);
+        }
         for graph in graphs {
-            if keeps_signed_weights(graph)? {
+            if Int8Instructions::detected().saturate() && keeps_signed_weights(graph)? {
                 tracing::warn!(
                     model = manifest.name,
                     "int8 products of this bundle saturate on this processor, which costs quality; build it again"
                 );
-                return Ok(true);
+                return Ok(Int8Products::Signed);
             }
         }
-        Ok(false)
+        Ok(Int8Products::Unsigned)
     })
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::repository::{
-    Bundle, Manifest, WeightForm,
+    Bundle, Int8Products, Manifest, WeightForm,
     bundle::{Home, RANGES},
     manifest::File,
 };
@@ -226,8 +226,8 @@ pub fn open_natively(
             files
         }
     };
-    let arithmetic =
-        WeightForm::of(manifest).arithmetic(Engine::Native, || Ok::<_, Error>(false))?;
+    let products = || Ok::<_, Error>(Int8Products::Fp32);
+    let arithmetic = WeightForm::of(manifest).arithmetic(Engine::Native, products)?;
     if TableModel::is_in(&graph)? {
         let model = time_start("session", || TableModel::open(&graph, files))?;
         check_signature(manifest, &manifest.signature, model.signature())?;

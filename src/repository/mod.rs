@@ -23,7 +23,7 @@ pub use self::{
     bundle::Bundle,
     manifest::Manifest,
     task_settings::TaskSettings,
-    weight_form::{FAST_TEXT, ModelKind, STATIC_EMBEDDING, WeightForm},
+    weight_form::{FAST_TEXT, Int8Products, ModelKind, STATIC_EMBEDDING, WeightForm},
 };
 
 /// Observes a transfer.

@@ -45,6 +45,17 @@ pub enum WeightForm {
     GeneratorBlocks,
 }
 
+/// The products of a graph in `int8`, in ONNX Runtime.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Int8Products {
+    /// With weights in fp32, computed when the graph is loaded.
+    Fp32,
+    /// With signed weights, which saturate on processors without VNNI.
+    Signed,
+    /// With weights that are converted to unsigned ones where signed ones saturate.
+    Unsigned,
+}
+
 impl WeightForm {
     /// Weight form for a precision and the engine that a bundle is built for.
     pub fn new(precision: Precision, engine: Engine, kind: ModelKind) -> Self {
@@ -118,12 +129,11 @@ impl WeightForm {
         }
     }
 
-    /// Matmul arithmetic in an engine on this processor. `saturates` returns whether a graph in `int8` has signed
-    /// products, which saturate on processors without VNNI.
+    /// Matmul arithmetic in an engine on this processor. `products` returns those of a graph in `int8`.
     pub fn arithmetic<E>(
         self,
         engine: Engine,
-        saturates: impl FnOnce() -> Result<bool, E>,
+        products: impl FnOnce() -> Result<Int8Products, E>,
     ) -> Result<String, E> {
         if engine == Engine::Native {
             return Ok(self.native_arithmetic());
@@ -141,9 +151,12 @@ impl WeightForm {
             | Self::Table(Precision::Int8Blocks) => {
                 format!("int8-blocks ({instructions})")
             }
-            _ if !instructions.saturate() => format!("int8 (u8·s8, {instructions})"),
-            _ if saturates()? => format!("int8 (u8·s8, {instructions}, saturating)"),
-            _ => format!("int8 (u8·u8, {instructions})"),
+            _ => match products()? {
+                Int8Products::Fp32 => "fp32, from int8".into(),
+                _ if !instructions.saturate() => format!("int8 (u8·s8, {instructions})"),
+                Int8Products::Signed => format!("int8 (u8·s8, {instructions}, saturating)"),
+                Int8Products::Unsigned => format!("int8 (u8·u8, {instructions})"),
+            },
         })
     }
 
@@ -192,8 +205,10 @@ mod tests {
 
     #[test]
     fn blocks_are_not_reported_as_int8_by_token() {
-        let arithmetic =
-            |form: WeightForm, engine| form.arithmetic(engine, || Ok::<_, ()>(false)).unwrap();
+        let arithmetic = |form: WeightForm, engine| {
+            let products = || Ok::<_, ()>(Int8Products::Fp32);
+            form.arithmetic(engine, products).unwrap()
+        };
         assert!(
             arithmetic(WeightForm::NativeBlocks, Engine::Native)
                 .starts_with("int8-blocks (native engine")
@@ -206,6 +221,10 @@ mod tests {
         assert_eq!(
             arithmetic(WeightForm::NativeBlocks, Engine::Onnx),
             "fp32, from int8-blocks"
+        );
+        assert_eq!(
+            arithmetic(WeightForm::NativeInt8, Engine::Onnx),
+            "fp32, from int8"
         );
     }
 }

@@ -32,9 +32,6 @@ const CLASSIFIERS: [(&str, HeadKind); 2] = [
 /// Maximum `num_labels`, far above any text classifier's.
 const MAX_LABELS: usize = 1 << 16;
 
-/// Longer texts are computed in query blocks, in ONNX Runtime.
-const MAX_TOKENS_AT_ONCE: usize = 1024;
-
 /// Encoder properties for pooling and truncation, whether or not the weights are supported.
 #[derive(Clone, Debug)]
 pub struct EncoderLimits {
@@ -300,10 +297,11 @@ impl EncoderConfig {
             && widths.iter().all(|width| width.is_multiple_of(LANES))
     }
 
-    /// Whether int8 linear layers have a per-token scale in ONNX Runtime even without query blocks: after root mean
-    /// square normalization, or without a normalization, some values remain outliers.
+    /// Whether int8 linear layers have a per-token scale in ONNX Runtime: after root mean square normalization, or without a
+    /// normalization, some values remain outliers.
     pub fn scales_each_token(&self) -> bool {
         matches!(self.norm, NormKind::RootMeanSquare { .. } | NormKind::None)
+            || self.attends_by_position()
     }
 
     /// Whether positions affect attention itself, not only token vectors.
@@ -348,17 +346,6 @@ impl EncoderConfig {
     /// Whether tokens have no positions, only distances, so that the weights do not determine the maximum length.
     pub fn depends_on_distances_only(&self) -> bool {
         self.positions == Positions::None && self.disentangled().is_some()
-    }
-
-    /// Whether attention in ONNX Runtime needs query blocks.
-    pub fn needs_blocks(&self) -> bool {
-        match self.bias {
-            _ if self.decoder.is_some() => true,
-            Bias::Disentangled(_) | Bias::Relative { .. } => false,
-            Bias::Alibi | Bias::None => {
-                self.attends_by_position() || self.encoder_limits.max_positions > MAX_TOKENS_AT_ONCE
-            }
-        }
     }
 
     /// Attention heads in the given layer.

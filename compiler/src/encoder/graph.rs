@@ -1,14 +1,10 @@
-//! An encoder's graph, in the form that measured fastest on ONNX Runtime's CPU kernels: queries, keys and values from
-//! one multiplication, attention as one fused operator, biases inside quantized multiplications, residuals inside layer
-//! normalizations.
+//! An encoder's graph, which is the same for both engines but for the layout of weights: queries, keys and values from one
+//! multiplication, attention as one operator, residuals inside layer normalizations.
 
 use std::collections::BTreeSet;
 
 use super::{
-    attention::{
-        disentangled::{Text, convolve_neighbours},
-        distance_tables::DistanceTables,
-    },
+    attention::{convolution::convolve, distance_tables::DistanceTables},
     config::{
         Bias, EmbeddingProjection, EncoderConfig, ExpertLayers, Gate, Head, HeadKind, HeadRead,
         Heads, Norms, OutputProjection, PositionTable, Positions, Tasks,
@@ -20,8 +16,8 @@ use crate::{
     onnx::{
         GraphBuilder, ModelProto, Value, any, data_type, fixed, float, functions,
         layers::{
-            AttentionWindow, Blocks, BucketValues, Distance, Experts, Layers, Projection, Rotation,
-            TaskInput, alibi_slopes, attend_by_position, attention,
+            AttentionWindow, BucketValues, Distance, Experts, Layers, Projection, TaskInput,
+            alibi_slopes, attend_by_position, attention,
         },
     },
     quantize::layer_forms::LayerForms,
@@ -75,41 +71,28 @@ pub fn graph(
             rank: *rank,
         });
     }
-    let (mut text, mut tables, mut bias, mut blocks) = (None, None, Value::none(), None);
+    let (mut tables, mut bias) = (None, Value::none());
     match &config.bias {
-        Bias::Disentangled(settings) if engine == Engine::Native => {
+        Bias::Disentangled(settings) => {
             tables = DistanceTables::new(&mut layers, config, settings)?;
         }
-        Bias::Disentangled(settings) => {
-            text = Some(Text::new(&mut layers, config, settings, [&ids, &mask])?);
-        }
         Bias::Relative { table, buckets } => {
-            let (heads, positions) = (config.heads.queries, config.encoder_limits.max_positions);
-            bias = buckets.bias(
-                &mut layers,
-                &ids,
-                BucketValues {
-                    table,
-                    heads,
-                    positions,
-                },
-            )?;
+            let values = BucketValues {
+                table,
+                heads: config.heads.queries,
+                positions: config.encoder_limits.max_positions,
+            };
+            bias = buckets.bias(&mut layers, &ids, values)?;
         }
         Bias::None | Bias::Alibi => {}
-    }
-    if engine == Engine::Onnx && config.needs_blocks() {
-        blocks = Some(Blocks::new(&mut layers.graph, &ids));
     }
     let attention_mask = mask;
     let mask = layers.cast(&attention_mask, data_type::INT32);
     let mut writer = Writer {
         config,
         layers,
-        text,
         tables,
         bias,
-        blocks,
-        rotations: Vec::new(),
         ids,
         mask,
     };
@@ -229,16 +212,10 @@ pub fn unused_heads(config: &EncoderConfig, weights: &Weights) -> BTreeSet<Strin
 pub struct Writer<'a> {
     pub config: &'a EncoderConfig,
     pub layers: Layers<'a>,
-    /// Shared values for DeBERTa's layers in ONNX Runtime; `None` in other families.
-    text: Option<Text>,
-    /// The same in the native engine; `None` in models that ignore distances, too.
+    /// Shared values for DeBERTa's layers; `None` in other families, and in models that ignore distances.
     tables: Option<DistanceTables>,
     /// Added to all layers' scores.
     bias: Value,
-    /// Query blocks; `None` if all queries attend at once.
-    pub blocks: Option<Blocks>,
-    /// Query and key rotations that layers have used so far.
-    rotations: Vec<Rotation>,
     pub ids: Value,
     /// 1 for tokens and 0 for padding.
     pub mask: Value,
@@ -369,10 +346,7 @@ impl Writer<'_> {
         if let Some(name) = names.embedding_norm.filter(|_| !is_normalized_before) {
             sum = layers.normalize(&sum, name)?;
         }
-        Ok(match &self.text {
-            Some(text) => text.without_padding(layers, &sum),
-            None => sum,
-        })
+        Ok(sum)
     }
 
     /// Writes all layers, for models that normalize after each residual connection (post-norm).
@@ -390,13 +364,8 @@ impl Writer<'_> {
             };
             hidden = self.layer_with_norms_after(layer, &attending, &hidden)?;
             if let Some(convolution) = convolution {
-                let layers = &mut self.layers;
-                hidden = match &self.text {
-                    Some(text) => text.convolve(layers, convolution, [embedded, &hidden])?,
-                    None => {
-                        convolve_neighbours(layers, convolution, [embedded, &hidden, &self.mask])?
-                    }
-                };
+                let inputs = [embedded, &hidden, &self.mask];
+                hidden = convolve(&mut self.layers, convolution, inputs)?;
             }
         }
         Ok(hidden)
@@ -421,7 +390,6 @@ impl Writer<'_> {
             && is_norm_after
             && has_own_weights
             && !is_convolved
-            && self.blocks.is_none()
             && self.bias == Value::none()
             && !self.config.attends_by_position()
     }
@@ -543,29 +511,14 @@ impl Writer<'_> {
             None => value,
         };
         let parts = [&query, &key, &value];
-        let sinks = match config.details.sinks {
-            Some(name) => {
-                let name = config.name_in_layer(layer, name);
-                Some(self.layers.constant(&name, &[queries])?)
-            }
-            None => None,
-        };
         let context = if let Some(tables) = &self.tables {
             let name = config.name_in_layer(layer, "attention.self");
             let inputs = [&query, &key, &value, &self.mask, &self.ids];
             tables.attend(&mut self.layers, &name, inputs)?
-        } else if let Some(blocks) = &self.blocks {
-            blocks.attend(
-                &mut self.layers.graph,
-                &config.attention(layer),
-                parts,
-                &self.mask,
-                sinks.as_ref(),
-            )
         } else if config.attends_by_position() {
-            self.attend_by_position(layer, parts, sinks.as_ref())
+            self.attend_by_position(layer, parts)?
         } else {
-            self.attend_at_once(layer, parts, is_first_only)?
+            self.attend_at_once(parts)
         };
         let output = config.in_layer(
             layer,
@@ -576,7 +529,7 @@ impl Writer<'_> {
         self.project(&[output], &context, queries * width)
     }
 
-    /// Normalizes and rotates queries and keys, where the family does.
+    /// Normalizes queries and keys, where the family does.
     fn prepare(&mut self, layer: usize, query: Value, key: Value) -> Result<(Value, Value)> {
         let config = self.config;
         let Heads {
@@ -594,23 +547,6 @@ impl Writer<'_> {
                 };
             }
         }
-        let rotary = config.spans[layer % config.spans.len()].rotary.as_ref();
-        if let (Some(rotary), Some(blocks)) = (rotary, &self.blocks) {
-            let found = self
-                .rotations
-                .iter()
-                .position(|rotation| rotation.rotary() == rotary);
-            let place = found.unwrap_or_else(|| {
-                let of = [&blocks.length, &blocks.positions];
-                self.rotations
-                    .push(Rotation::new(&mut self.layers.graph, rotary, of));
-                self.rotations.len() - 1
-            });
-            let (rotation, graph) = (&self.rotations[place], &mut self.layers.graph);
-            let [(query, _), (key, _)] = &mut parts;
-            *query = rotation.apply_to_queries(graph, query, queries);
-            *key = rotation.apply(graph, key, keys);
-        }
         let [(query, _), (key, _)] = parts;
         Ok((query, key))
     }
@@ -620,9 +556,15 @@ impl Writer<'_> {
         &mut self,
         layer: usize,
         [query, key, value]: [&Value; 3],
-        sinks: Option<&Value>,
-    ) -> Value {
+    ) -> Result<Value> {
         let attention = self.config.attention(layer);
+        let sinks = match self.config.details.sinks {
+            Some(name) => {
+                let name = self.config.name_in_layer(layer, name);
+                Some(self.layers.constant(&name, &[attention.heads])?)
+            }
+            None => None,
+        };
         let place = layer % self.config.spans.len();
         let rotary = self.config.spans[place].rotary.as_ref();
         let graph = &mut self.layers.graph;
@@ -667,49 +609,33 @@ impl Writer<'_> {
             &cap,
         ];
         if let Some(growth) = &growth {
-            inputs.extend([sinks.unwrap_or(&none), growth]);
+            inputs.extend([sinks.as_ref().unwrap_or(&none), growth]);
         } else {
-            inputs.extend(sinks);
+            inputs.extend(&sinks);
         }
-        graph.function_of(&format!("Attention{place}"), &inputs, |graph, inputs| {
+        let name = format!("Attention{place}");
+        Ok(graph.function_of(&name, &inputs, |graph, inputs| {
             let [query, key, value, mask, ids, ..] = *inputs else {
                 unreachable!("listed above")
             };
             let parts = [query, key, value, mask, ids];
-            let sinks = sinks.and_then(|_| inputs.get(11).copied());
+            let sinks = sinks.as_ref().and_then(|_| inputs.get(11).copied());
             attend_by_position(graph, &attention, rotary, parts, sinks)
-        })
+        }))
     }
 
-    /// Attention with all queries at once.
-    pub fn attend_at_once(
-        &mut self,
-        layer: usize,
-        [query, key, value]: [&Value; 3],
-        is_first_only: bool,
-    ) -> Result<Value> {
-        let layers = &mut self.layers;
+    /// Attention in which positions have no effect but a bias that all layers share.
+    pub fn attend_at_once(&mut self, [query, key, value]: [&Value; 3]) -> Value {
         let none = Value::none();
         let mut inputs = vec![query, key, value, &none, &self.mask];
-        let mut attributes = attention(self.config.heads.queries);
-        let bias = match self.text.as_ref().and_then(|text| text.windows.as_ref()) {
-            Some(windows) => {
-                let name = self.config.name_in_layer(layer, "attention.self");
-                windows.bias(layers, &name, [query, key], is_first_only)?
-            }
-            None => self.bias.clone(),
-        };
-        if bias != none || self.text.is_some() {
-            inputs.push(&bias);
+        if self.bias != none {
+            inputs.push(&self.bias);
         }
-        attributes.extend(
-            self.config
-                .scale_at_once()
-                .map(|scale| float("scale", scale)),
-        );
-        Ok(layers
-            .graph
-            .microsoft("MultiHeadAttention", &inputs, attributes))
+        let mut attributes = attention(self.config.heads.queries);
+        let scale = self.config.scale_at_once();
+        attributes.extend(scale.map(|scale| float("scale", scale)));
+        let graph = &mut self.layers.graph;
+        graph.microsoft("MultiHeadAttention", &inputs, attributes)
     }
 
     pub fn feed_forward(&mut self, layer: usize, input: &Value) -> Result<Value> {
@@ -750,14 +676,14 @@ impl Writer<'_> {
         self.project(&[down], &raised, part.width)
     }
 
-    /// Linear layers; in int8, families without native engine support have a scale per token too.
+    /// Linear layers, with a scale per token in int8.
     pub fn project(
         &mut self,
         projections: &[Projection],
         input: &Value,
         inputs: usize,
     ) -> Result<Value> {
-        match self.blocks.is_some() || self.config.scales_each_token() {
+        match self.config.scales_each_token() {
             true => self.layers.project_by_token(projections, input, inputs),
             false => self.layers.project(projections, input, inputs),
         }

@@ -267,11 +267,6 @@ impl OutputHeads {
             && self.layers().all(Dense::is_linear)
     }
 
-    /// Whether there are sparse vectors of the vocabulary's width.
-    pub fn has_vocabulary(&self) -> bool {
-        matches!(self.sparse, Some(SparseHead::Vocabulary(_)))
-    }
-
     /// Writes a graph's outputs from token vectors, token ids and the INT64 attention mask.
     pub fn write(
         &self,

@@ -299,10 +299,6 @@ pub fn of_parts(plan: &Plan, parts: Parts) -> Result<OpenedModel<'static>> {
             .with_hint("use `--engine auto`"));
         }
     };
-    let fp32_engine = match config.details.experts.is_some() || heads.has_vocabulary() {
-        true => Engine::Onnx,
-        false => engine,
-    };
     Ok(OpenedModel {
         architecture: encoder_limits.architecture.clone(),
         sha256: combined_sha256(&weights.sha256, heads.sources()),
@@ -317,12 +313,8 @@ pub fn of_parts(plan: &Plan, parts: Parts) -> Result<OpenedModel<'static>> {
         is_export: false,
         is_quantized: false,
         engine,
-        fp32_engine,
+        fp32_engine: engine,
         graphs: Box::new(move |precision, layers| {
-            let engine = match precision {
-                Precision::Fp32 => fp32_engine,
-                Precision::Int8 | Precision::Int8Blocks => engine,
-            };
             let form = GraphForm {
                 precision,
                 engine,

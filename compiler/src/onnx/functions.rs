@@ -262,9 +262,6 @@ fn mean(graph: &mut Graph, rows: &Value, mask: &Value) -> Value {
     graph.node("Div", &[&sum, &count], vec![])
 }
 
-/// A linear layer in int8, from its input, panels, scales, sums, bias and shape.
-pub type QuantizedLinear = fn(&mut Graph, [&Value; 6]) -> Value;
-
 /// The product with a matrix in `panels` of 32 outputs, with a row per input.
 pub fn panel_product(graph: &mut Graph, [input, panels]: [&Value; 2]) -> Value {
     let weights = graph.node("Transpose", &[panels], vec![integers("perm", &[1, 0, 2])]);
@@ -273,25 +270,48 @@ pub fn panel_product(graph: &mut Graph, [input, panels]: [&Value; 2]) -> Value {
     graph.node("MatMul", &[input, &weights], vec![])
 }
 
-/// A linear layer in int8. Each token is quantized to u8 with its own scale and minimum: the minimum is a float, so
-/// that nothing is lost to zero-point rounding.
-///
-/// `panels` have 16 outputs, in which four inputs' weights are adjacent; `sums` are weight sums per output; `shape` is
-/// the number of inputs and outputs.
-pub fn quantized_linear(
-    graph: &mut Graph,
-    [input, panels, scales, sums, bias, shape]: [&Value; 6],
-) -> Value {
-    let [quantized, scale, least] = quantized(graph, input);
-    let weights = without_panels(graph, panels, shape);
-    let product = integer_product(graph, &quantized, &weights);
-    let scale = graph.node("Mul", &[&scale, scales], vec![]);
-    let product = graph.node("Mul", &[&product, &scale], vec![]);
-    let sums = graph.cast(sums, data_type::FLOAT);
-    let sums = graph.node("Mul", &[&sums, scales], vec![]);
-    let base = graph.node("Mul", &[&least, &sums], vec![]);
-    let base = graph.node("Add", &[&base, bias], vec![]);
-    graph.node("Add", &[&product, &base], vec![])
+/// How a linear layer's weights are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Storage {
+    /// A matrix in fp32, with a row per input.
+    Matrix,
+    /// Panels in fp32, see [`panel_product`].
+    Panels,
+    /// Panels of 16 outputs in int8, in which four inputs' weights are adjacent, with a scale per output.
+    Int8,
+    /// The same with a scale per panel, block and output.
+    Int8Blocks,
+}
+
+impl Storage {
+    /// A linear layer, from weights and bias in fp32, or else from panels, scales, weight sums, bias and shape: the
+    /// numbers of inputs and outputs, or of blocks, inputs per block, and outputs.
+    ///
+    /// The native engine quantizes the input of layers in int8, too: each token's values with a scale and a minimum, by
+    /// block if there are several. ONNX Runtime computes a matrix of such a layer once, in fp32.
+    pub fn linear(self, graph: &mut Graph, input: &Value, constants: &[&Value]) -> Value {
+        let (product, bias) = match (self, constants) {
+            (Self::Matrix, [weights, bias]) => {
+                (graph.node("MatMul", &[input, weights], vec![]), bias)
+            }
+            (Self::Panels, [panels, bias]) => (panel_product(graph, [input, panels]), bias),
+            (_, [panels, scales, _, bias, shape]) => {
+                let order = vec![integers("perm", &[1, 3, 0, 2])];
+                let weights = graph.node("Transpose", &[panels], order);
+                let weights = graph.node("Reshape", &[&weights, shape], vec![]);
+                let weights = graph.cast(&weights, data_type::FLOAT);
+                let scales = match self {
+                    Self::Int8Blocks => by_block(graph, scales),
+                    _ => (*scales).clone(),
+                };
+                let weights = graph.node("Mul", &[&weights, &scales], vec![]);
+                let weights = graph.node("Flatten", &[&weights], vec![integer("axis", -1)]);
+                (graph.node("MatMul", &[input, &weights], vec![]), bias)
+            }
+            _ => unreachable!("callers have these constants"),
+        };
+        graph.node("Add", &[&product, bias], vec![])
+    }
 }
 
 /// Adds the product of an input and the adapters of each token's task. `down` and `up` have a row per task and number
@@ -346,12 +366,14 @@ impl LimitedGate {
 /// How experts are computed.
 #[derive(Clone, Copy)]
 pub struct ExpertForm {
+    /// Number of experts.
+    pub count: usize,
     /// Experts per token.
     pub top: usize,
     /// Between an expert's layers; GELU without it.
     pub gate: Option<LimitedGate>,
-    /// The functions for an expert's two layers.
-    pub linears: [QuantizedLinear; 2],
+    /// How the weights of an expert's two layers are stored.
+    pub layers: [Storage; 2],
 }
 
 /// The weight of each expert for each token, 0 for all but the `top` largest: by a softmax over all experts, or, with a `bias`
@@ -464,8 +486,7 @@ impl RoutedTokens {
 }
 
 /// A feed-forward part with experts: its input, router, bias and shape, with a gate its two numbers, and for each expert the
-/// panels, scales, sums, bias and shape of two int8 layers. The bias is the router's in a form with a gate, and the part's in
-/// one without.
+/// constants of two layers. The bias is the router's in a form with a gate, and the part's in one without.
 pub fn experts(graph: &mut Graph, form: ExpertForm, inputs: &[&Value]) -> Value {
     let [input, router, bias, _, constants @ ..] = inputs else {
         unreachable!("the caller has these")
@@ -476,117 +497,21 @@ pub fn experts(graph: &mut Graph, form: ExpertForm, inputs: &[&Value]) -> Value 
     };
     let constants = &constants[usize::from(form.gate.is_some())..];
     let gates = expert_gates(graph, [input, router], of_router, form.top);
-    let [raise, lower] = form.linears;
+    let [raise, lower] = form.layers;
     let mut routed = RoutedTokens::new(graph, [input, &gates, &bias]);
-    for (expert, constants) in constants.as_chunks::<10>().0.iter().enumerate() {
+    let of_each = constants.len() / form.count;
+    for (expert, constants) in constants.chunks(of_each).enumerate() {
         let own = routed.of(graph, expert);
-        let [panels, scales, sums, bias, shape, others @ ..] = *constants;
-        let raised = raise(graph, [&own.tokens, panels, scales, sums, bias, shape]);
+        let (of_raise, of_lower) = constants.split_at(of_each / 2);
+        let raised = raise.linear(graph, &own.tokens, of_raise);
         let raised = match form.gate {
             None => graph.microsoft("Gelu", &[&raised], vec![]),
             Some(gate) => gate.write(graph, &raised),
         };
-        let [panels, scales, sums, bias, shape] = others;
-        let lowered = lower(graph, [&raised, panels, scales, sums, bias, shape]);
+        let lowered = lower.linear(graph, &raised, of_lower);
         routed.add(graph, &own, &lowered);
     }
     routed.finish(graph)
-}
-
-fn integer_product(graph: &mut Graph, rows: &Value, weights: &Value) -> Value {
-    let input_zero = graph.unsigned_bytes("input_zero_point", &[], &[0]);
-    // The runtime needs a zero point to make the weights unsigned where signed ones would saturate.
-    let weight_zero = graph.bytes("weight_zero_point", &[], &[0]);
-    let product = graph.node(
-        "MatMulInteger",
-        &[rows, weights, &input_zero, &weight_zero],
-        vec![],
-    );
-    graph.cast(&product, data_type::FLOAT)
-}
-
-/// An int8 linear layer with a factor and an offset for each input column, applied before the columns are quantized.
-pub fn scaled_linear(
-    graph: &mut Graph,
-    linear: QuantizedLinear,
-    [input, panels, scales, sums, bias, shape, factors, offsets]: [&Value; 8],
-) -> Value {
-    let input = graph.node("Mul", &[input, factors], vec![]);
-    let input = graph.node("Add", &[&input, offsets], vec![]);
-    linear(graph, [&input, panels, scales, sums, bias, shape])
-}
-
-/// Like [`quantized_linear`], with a scale and a minimum per token and block, and weight scales and sums per panel,
-/// block and output. `shape` is the number of blocks, inputs per block, and outputs.
-///
-/// Products are computed in fp32: ONNX Runtime is several times slower with integer products in many small blocks.
-pub fn quantized_linear_in_blocks(
-    graph: &mut Graph,
-    [input, panels, scales, _, bias, shape]: [&Value; 6],
-) -> Value {
-    let input = rounded(graph, input, shape);
-    // Scales and weights, ordered by block, input and output. ONNX Runtime computes these constants once.
-    let scales = by_block(graph, scales);
-    let weights = without_panels(graph, panels, shape);
-    let weights = graph.cast(&weights, data_type::FLOAT);
-    let weights = graph.node("Mul", &[&weights, &scales], vec![]);
-    let inputs = graph.integers("inputs", &[-1]);
-    let [two, three] = [2, 3].map(|number| graph.integers(&format!("place_{number}"), &[number]));
-    let outputs = graph.node("Slice", &[shape, &two, &three], vec![]);
-    let matrix = graph.node("Concat", &[&inputs, &outputs], vec![integer("axis", 0)]);
-    let weights = graph.node("Reshape", &[&weights, &matrix], vec![]);
-    let product = graph.node("MatMul", &[&input, &weights], vec![]);
-    graph.node("Add", &[&product, bias], vec![])
-}
-
-/// Like [`quantized_linear_in_blocks`], for a few large blocks, and in integer products.
-pub fn quantized_linear_in_wide_blocks(
-    graph: &mut Graph,
-    [input, panels, scales, sums, bias, shape]: [&Value; 6],
-) -> Value {
-    let input = in_blocks(graph, input, shape);
-    let input = graph.node(
-        "Transpose",
-        &[&input],
-        vec![integers("perm", &[0, 2, 1, 3])],
-    );
-    let [quantized, scale, least] = quantized(graph, &input);
-    let weights = without_panels(graph, panels, shape);
-    let product = integer_product(graph, &quantized, &weights);
-    let product = graph.node("Mul", &[&product, &scale], vec![]);
-    let sums = graph.cast(sums, data_type::FLOAT);
-    let sums = by_block(graph, &sums);
-    let base = graph.node("Mul", &[&least, &sums], vec![]);
-    let product = graph.node("Add", &[&product, &base], vec![]);
-    let scales = by_block(graph, scales);
-    let product = graph.node("Mul", &[&product, &scales], vec![]);
-    let axis = graph.integers("block_axis", &[1]);
-    let product = graph.node(
-        "ReduceSum",
-        &[&product, &axis],
-        vec![integer("keepdims", 0)],
-    );
-    graph.node("Add", &[&product, bias], vec![])
-}
-
-/// Rounds each token's values to 256 steps in each block; `shape` begins with the number of blocks and their size.
-pub fn rounded(graph: &mut Graph, input: &Value, shape: &Value) -> Value {
-    let input = in_blocks(graph, input, shape);
-    let [quantized, scale, least] = quantized(graph, &input);
-    let steps = graph.cast(&quantized, data_type::FLOAT);
-    let steps = graph.node("Mul", &[&steps, &scale], vec![]);
-    let input = graph.node("Add", &[&steps, &least], vec![]);
-    let flat = graph.integers("flat_rows", &[0, 0, -1]);
-    graph.node("Reshape", &[&input, &flat], vec![])
-}
-
-/// Divides each token's values into blocks; `shape` begins with their number and size.
-fn in_blocks(graph: &mut Graph, input: &Value, shape: &Value) -> Value {
-    let [zero, two] = [0, 2].map(|number| graph.integers(&format!("place_{number}"), &[number]));
-    let rows = graph.integers("rows", &[0, 0]);
-    let blocks = graph.node("Slice", &[shape, &zero, &two], vec![]);
-    let blocks = graph.node("Concat", &[&rows, &blocks], vec![integer("axis", 0)]);
-    graph.node("Reshape", &[input, &blocks], vec![])
 }
 
 /// A value per panel, block and lane, ordered by block and output.
@@ -594,52 +519,6 @@ fn by_block(graph: &mut Graph, values: &Value) -> Value {
     let values = graph.node("Transpose", &[values], vec![integers("perm", &[1, 0, 2])]);
     let shape = graph.integers("by_block", &[0, 1, -1]);
     graph.node("Reshape", &[&values, &shape], vec![])
-}
-
-/// Quantizes rows to u8, each with a scale and a minimum: `value ≈ minimum + scale × integer`.
-fn quantized(graph: &mut Graph, rows: &Value) -> [Value; 3] {
-    let last = graph.integers("last_axis", &[-1]);
-    let zero = graph.floats("zero_float", &[], &[0.0]);
-    let keep = || vec![integer("keepdims", 1)];
-    let least = graph.node("ReduceMin", &[rows, &last], keep());
-    let least = graph.node("Min", &[&least, &zero], vec![]);
-    let most = graph.node("ReduceMax", &[rows, &last], keep());
-    let most = graph.node("Max", &[&most, &zero], vec![]);
-    let span = graph.node("Sub", &[&most, &least], vec![]);
-    let steps = graph.floats("steps", &[], &[255.0]);
-    let scale = graph.node("Div", &[&span, &steps], vec![]);
-    // Avoids division by zero for all-zero rows.
-    let smallest = graph.floats("smallest", &[], &[f32::MIN_POSITIVE]);
-    let divisor = graph.node("Max", &[&scale, &smallest], vec![]);
-    let shifted = graph.node("Sub", &[rows, &least], vec![]);
-    let quantized = graph.node("Div", &[&shifted, &divisor], vec![]);
-    let quantized = graph.node("Round", &[&quantized], vec![]);
-    [graph.cast(&quantized, data_type::UINT8), scale, least]
-}
-
-/// Converts panels to a weight matrix with shape `shape`.
-fn without_panels(graph: &mut Graph, panels: &Value, shape: &Value) -> Value {
-    let weights = graph.node(
-        "Transpose",
-        &[panels],
-        vec![integers("perm", &[1, 3, 0, 2])],
-    );
-    graph.node("Reshape", &[&weights, shape], vec![])
-}
-
-/// An int8 linear layer's per-output maximum over a text's tokens, without the padding outputs from `width` on.
-pub fn largest_outputs(
-    graph: &mut Graph,
-    linear: QuantizedLinear,
-    [input, mask, panels, scales, sums, bias, shape, width]: [&Value; 8],
-) -> Value {
-    let outputs = linear(graph, [input, panels, scales, sums, bias, shape]);
-    let (zero, last) = (
-        graph.integers("first_output", &[0]),
-        graph.integers("last_axis", &[-1]),
-    );
-    let outputs = graph.node("Slice", &[&outputs, &zero, width, &last], vec![]);
-    largest_of_tokens(graph, [&outputs, mask])
 }
 
 /// Per-column maximum over a text's tokens; `f32::MIN` without tokens.
@@ -654,4 +533,19 @@ pub fn largest_of_tokens(graph: &mut Graph, [tokens, mask]: [&Value; 2]) -> Valu
     let tokens = graph.node("Add", &[tokens, &penalty], vec![]);
     let axis = graph.integers("token_axis", &[1]);
     graph.node("ReduceMax", &[&tokens, &axis], vec![integer("keepdims", 0)])
+}
+
+/// A linear layer's per-output maximum over a text's tokens, from its input, the mask, the layer's constants, and the
+/// number of outputs without padding.
+pub fn largest_outputs(graph: &mut Graph, storage: Storage, inputs: &[&Value]) -> Value {
+    let [input, mask, constants @ .., width] = inputs else {
+        unreachable!("the caller has these")
+    };
+    let outputs = storage.linear(graph, input, constants);
+    let (zero, last) = (
+        graph.integers("first_output", &[0]),
+        graph.integers("last_axis", &[-1]),
+    );
+    let outputs = graph.node("Slice", &[&outputs, &zero, width, &last], vec![]);
+    largest_of_tokens(graph, [&outputs, mask])
 }

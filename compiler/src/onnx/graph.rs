@@ -292,48 +292,6 @@ impl GraphBuilder {
         parts.map(Value)
     }
 
-    /// Runs `body` for each index below the scalar `count` and stacks the results along a new first axis. The body
-    /// reads this graph's values by name, and its index is a scalar.
-    pub fn repeat(
-        &mut self,
-        count: &Value,
-        body: impl FnOnce(&mut Self, &Value) -> Value,
-    ) -> Value {
-        let name = self.fresh("Loop");
-        let [index, before, after] =
-            ["index", "before", "after"].map(|part| Value(format!("{name}.{part}")));
-        let outside = std::mem::take(&mut self.graph.node);
-        let output = body(self, &index);
-        self.push(
-            ["", "Identity"],
-            &[&before],
-            vec![after.0.clone()],
-            Vec::new(),
-        );
-        let node = std::mem::replace(&mut self.graph.node, outside);
-        let scalar = |value: &Value, kind| value_info(&value.0, kind, []);
-        let body = GraphProto {
-            name: name.clone(),
-            node,
-            input: vec![
-                scalar(&index, data_type::INT64),
-                scalar(&before, data_type::BOOL),
-            ],
-            output: vec![
-                scalar(&after, data_type::BOOL),
-                of_any_shape(&output.0, data_type::FLOAT),
-            ],
-            ..GraphProto::default()
-        };
-        self.push(
-            ["", "Loop"],
-            &[count, &Value::none()],
-            vec![name.clone()],
-            vec![subgraph("body", body)],
-        );
-        Value(name)
-    }
-
     fn outputs<const COUNT: usize>(
         &mut self,
         operator: &str,
@@ -377,6 +335,13 @@ impl GraphBuilder {
     /// The finished model.
     pub fn finish(mut self, name: &str) -> ModelProto {
         self.graph.name = name.to_owned();
+        if self.functions.is_none() {
+            // Only the native engine reads what bodies do not need.
+            let nodes = &self.graph.node;
+            let used: BTreeSet<&String> = nodes.iter().flat_map(|node| &node.input).collect();
+            let is_used = |tensor: &TensorProto| used.contains(&tensor.name);
+            self.graph.initializer.retain(is_used);
+        }
         ModelProto {
             ir_version: IR_VERSION,
             producer_name: "kivu".into(),
@@ -432,15 +397,6 @@ fn constant(name: &str, tensor: TensorProto) -> AttributeProto {
         name: name.into(),
         t: Some(tensor),
         r#type: attribute_type::TENSOR,
-        ..AttributeProto::default()
-    }
-}
-
-fn subgraph(name: &str, graph: GraphProto) -> AttributeProto {
-    AttributeProto {
-        name: name.into(),
-        g: Some(graph),
-        r#type: attribute_type::GRAPH,
         ..AttributeProto::default()
     }
 }
@@ -511,16 +467,6 @@ fn value_info(
         TensorTypeProto {
             elem_type,
             shape: Some(TensorShapeProto { dim }),
-        },
-    )
-}
-
-fn of_any_shape(name: &str, elem_type: i32) -> ValueInfoProto {
-    typed(
-        name,
-        TensorTypeProto {
-            elem_type,
-            shape: None,
         },
     )
 }

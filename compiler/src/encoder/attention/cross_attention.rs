@@ -4,10 +4,7 @@ use crate::encoder::{
     config::{Decoder, Norms},
     graph::Writer,
 };
-use crate::onnx::{
-    Value,
-    layers::{Attention, AttentionWindow},
-};
+use crate::onnx::Value;
 use kivu::error::Result;
 
 /// Names in a layer.
@@ -53,17 +50,7 @@ impl<'a> Writer<'a> {
         let query = self.project(&[projection(QUERY)], input, hidden)?;
         let projected = self.project(&KEYS_AND_VALUES.map(projection), encoded, hidden)?;
         let [key, value] = self.layers.graph.split(&projected);
-        let parts = [&query, &key, &value];
-        let context = match &self.blocks {
-            Some(blocks) => {
-                let attention = Attention {
-                    window: AttentionWindow::ALL,
-                    ..config.attention(layer)
-                };
-                blocks.attend(&mut self.layers.graph, &attention, parts, &self.mask, None)
-            }
-            None => self.attend_at_once(layer, parts, false)?,
-        };
+        let context = self.attend_at_once([&query, &key, &value]);
         self.project(&[projection(OUTPUT)], &context, hidden)
     }
 }

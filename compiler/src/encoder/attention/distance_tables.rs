@@ -1,11 +1,12 @@
-//! DeBERTa's distance keys and queries as the native engine reads them: tables of columns, and each distance's column.
+//! DeBERTa's disentangled attention, from tables of distance keys and queries.
+//!
+//! One term in an attention score is the product of a token's query and another token's key. Two more terms depend on
+//! the distance between the tokens: the query times a distance key, and the key times a distance query. Distance keys
+//! and queries are the same for all texts and are graph constants. Far distances share them in buckets.
 
 use kivu_engine::kernel::COLUMNS;
 
-use super::{
-    disentangled::embeddings,
-    distances::{Distances, Order, Side, head_by_head, project},
-};
+use super::distances::{Distances, Side, head_by_head, normalize, project};
 use crate::encoder::config::{Disentangled, EncoderConfig, Heads};
 use crate::{
     onnx::{
@@ -16,7 +17,7 @@ use crate::{
 };
 use kivu::error::Result;
 
-/// Values that all layers share, in graphs for the native engine.
+/// Values that all layers share.
 pub struct DistanceTables {
     distances: Distances,
     heads: Heads,
@@ -125,8 +126,7 @@ impl DistanceTables {
         let bias = layers.weights.take(&format!("{name}.bias"), &[hidden])?;
         let mut projected = project(&self.embeddings, &weight.values, &bias.values);
         projected.iter_mut().for_each(|value| *value /= self.scale);
-        let mut rows = self.distances.order(Order::Rising);
-        rows.truncate(2 * self.distances.span() as usize);
+        let rows: Vec<usize> = (0..2 * self.distances.span() as usize).collect();
         let panels = rows.len().div_ceil(COLUMNS);
         let mut values = Vec::with_capacity(heads * panels * width * COLUMNS);
         for head in head_by_head(&projected, &rows, [heads, width]).chunks_exact(rows.len() * width)
@@ -213,4 +213,25 @@ impl DistanceTables {
             vec![integer("axis", 3)],
         )
     }
+}
+
+/// Reads distance embeddings, one per row.
+fn embeddings(layers: &Layers<'_>, distances: &Distances) -> Result<Vec<f32>> {
+    let Layers {
+        weights,
+        hidden,
+        epsilon,
+        ..
+    } = *layers;
+    let rows = 2 * distances.span() as usize;
+    let mut rows = weights
+        .take("encoder.rel_embeddings.weight", &[rows, hidden])?
+        .values
+        .clone();
+    if distances.is_normalized {
+        let gain = weights.take("encoder.LayerNorm.weight", &[hidden])?;
+        let bias = weights.take("encoder.LayerNorm.bias", &[hidden])?;
+        normalize(&mut rows, &gain.values, &bias.values, epsilon);
+    }
+    Ok(rows)
 }

@@ -61,14 +61,6 @@ pub enum Side {
     Queries,
 }
 
-/// Row order in a distance table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
-    /// From far ahead of the other token to far behind it, as numbered by [`Distances::row`].
-    Rising,
-    Falling,
-}
-
 impl Distances {
     /// Reads the settings, `None` if the model ignores distances, and the number of terms listed in `config`.
     /// `positions` is the maximum text length in tokens. Without `has_buckets`, the family has neither buckets nor
@@ -145,20 +137,9 @@ impl Distances {
         distance.signum() * ((share * (middle - 1) as f32).ceil() as i64 + middle)
     }
 
-    /// A distance's row in a table in [`Order::Rising`].
+    /// A distance's row, from far ahead of the other token to far behind it.
     pub fn row(&self, distance: i64) -> i64 {
         self.bucket(distance).clamp(-self.span(), self.span()) + self.span()
-    }
-
-    /// The model's table rows in the given order. The table has no row for the farthest bucket behind, which uses the
-    /// row before it.
-    pub fn order(&self, order: Order) -> Vec<usize> {
-        let last = 2 * self.span() as usize;
-        let rows = (0..=last).map(|row| row.min(last - 1));
-        match order {
-            Order::Rising => rows.collect(),
-            Order::Falling => rows.rev().collect(),
-        }
     }
 
     pub fn projection(&self, side: Side) -> String {
@@ -301,8 +282,6 @@ mod tests {
         let base = distances(Some(256), 512);
         let rows = [-700, -512, -511, 0, 511, 512, 700].map(|distance| base.row(distance));
         assert_eq!(rows, [0, 0, 1, 256, 511, 512, 512]);
-        assert_eq!(distances(None, 2).order(Order::Rising), [0, 1, 2, 3, 3]);
-        assert_eq!(distances(None, 2).order(Order::Falling), [3, 3, 2, 1, 0]);
     }
 
     #[test]

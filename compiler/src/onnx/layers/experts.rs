@@ -5,11 +5,11 @@ use crate::{
     files::weights::Weight,
     onnx::{
         Value,
-        functions::{self, ExpertForm, LimitedGate, RoutedTokens},
+        functions::{self, ExpertForm, LimitedGate, RoutedTokens, Storage},
     },
     quantize,
 };
-use kivu::{error::Result, repository::manifest::Precision};
+use kivu::error::Result;
 
 /// Experts in a layer.
 #[derive(Clone, Copy, Debug)]
@@ -96,7 +96,7 @@ impl Layers<'_> {
             count
         };
         let bias = self.constant(&format!("{name}.{bias}"), &[width_of_bias])?;
-        if self.precision != Precision::Fp32 && self.graph.has_functions() {
+        if self.graph.has_functions() {
             return Ok(self.expert_function(name, [input, &router, &bias], &layers, experts));
         }
         let (of_router, bias) = match kind {
@@ -143,15 +143,20 @@ impl Layers<'_> {
                 ("Gated", Some(gate))
             }
         };
-        let (mut linears, mut suffixes) = ([functions::quantized_linear as _; 2], String::new());
+        let (mut storages, mut suffixes) = ([Storage::Matrix; 2], String::new());
         for expert in 0..count {
-            let [up, down] = layers.map(|layer| self.panels(&layer.of(name, expert), None));
+            let [up, down] = layers.map(|layer| self.store(&layer.of(name, expert), None));
             suffixes = format!("{}{}", up.suffix, down.suffix);
-            linears = [up.linear, down.linear];
+            storages = [up.storage, down.storage];
             constants.extend(up.constants.into_iter().chain(down.constants));
         }
         let inputs: Vec<&Value> = inputs.into_iter().chain(&constants).collect();
-        let form = ExpertForm { top, gate, linears };
+        let form = ExpertForm {
+            count,
+            top,
+            gate,
+            layers: storages,
+        };
         let name = format!("{prefix}Experts{count}Top{top}{suffixes}");
         self.graph.function_of(&name, &inputs, |graph, inputs| {
             functions::experts(graph, form, inputs)

@@ -10,7 +10,7 @@ use crate::{
     files::weights::Weight,
     onnx::{
         Value,
-        functions::{self, QuantizedLinear},
+        functions::{self, Storage},
         integer,
     },
     quantize::{self, layer_forms::LayerForms},
@@ -45,14 +45,13 @@ impl Linear {
     }
 }
 
-/// A linear layer in int8 for the native engine.
-pub struct Panels {
+/// A linear layer for the native engine.
+pub struct Stored {
     /// Suffix for the names of functions with such a layer.
     pub suffix: &'static str,
-    /// The layer's function.
-    pub linear: QuantizedLinear,
-    /// Panels, scales, sums, bias and shape.
-    pub constants: [Value; 5],
+    pub storage: Storage,
+    /// See [`Storage::linear`].
+    pub constants: Vec<Value>,
 }
 
 /// A linear layer's weights in the file.
@@ -105,25 +104,15 @@ impl Layers<'_> {
     /// A linear layer that, in int8, scales each token's values separately.
     pub fn apply(&mut self, layer: &Linear, input: &Value) -> Result<Value> {
         Ok(match self.precision {
-            Precision::Fp32
-                if self.graph.has_functions() && layer.outputs.is_multiple_of(COLUMNS) =>
-            {
-                let panels = quantize::panels_in_fp32(&layer.weight, layer.inputs);
-                let shape = [layer.outputs / COLUMNS, layer.inputs, COLUMNS];
-                let name = format!("{}.columns", layer.name);
-                let panels = self.graph.floats(&name, &shape, &panels);
-                let inputs = [input, &panels];
-                let product = self
-                    .graph
-                    .function("PanelProduct", inputs, functions::panel_product);
-                self.add_bias(product, layer)
-            }
             Precision::Fp32 => {
-                let weight = quantize::transpose(&layer.weight, layer.inputs);
-                let weight =
-                    self.graph
-                        .floats(&layer.name, &[layer.inputs, layer.outputs], &weight);
-                let product = self.graph.node("MatMul", &[input, &weight], vec![]);
+                let product = match self.weights_in_fp32(layer) {
+                    (Storage::Panels, panels) => {
+                        let inputs = [input, &panels];
+                        self.graph
+                            .function("PanelProduct", inputs, functions::panel_product)
+                    }
+                    (_, weights) => self.graph.node("MatMul", &[input, &weights], vec![]),
+                };
                 self.add_bias(product, layer)
             }
             _ if self.graph.has_functions() => {
@@ -154,41 +143,36 @@ impl Layers<'_> {
         input: &Value,
         mask: &Value,
     ) -> Result<Value> {
-        if self.precision != Precision::Fp32 && self.graph.has_functions() {
-            let width = self
-                .graph
-                .integers("largest_width", &[layer.outputs as i64]);
-            layer.outputs = layer.outputs.next_multiple_of(LANES);
-            layer.weight.resize(layer.outputs * layer.inputs, 0.0);
-            layer
-                .bias
-                .iter_mut()
-                .for_each(|bias| bias.resize(layer.outputs, 0.0));
-            let Panels {
-                suffix,
-                linear,
-                constants: [panels, scales, sums, bias, shape],
-            } = self.panels(&layer, None);
-            let inputs = [input, mask, &panels, &scales, &sums, &bias, &shape, &width];
-            let name = format!("LargestOutputs{suffix}");
-            return Ok(self.graph.function(&name, inputs, |graph, inputs| {
-                functions::largest_outputs(graph, linear, inputs)
-            }));
+        if !self.graph.has_functions() {
+            let outputs = self.apply(&layer, input)?;
+            return Ok(functions::largest_of_tokens(
+                &mut self.graph,
+                [&outputs, mask],
+            ));
         }
-        // The largest sum belongs to the largest product, since all have the same bias.
-        let unbiased = Linear {
-            bias: None,
-            ..layer
-        };
-        let outputs = self.apply(&unbiased, input)?;
-        let largest = functions::largest_of_tokens(&mut self.graph, [&outputs, mask]);
-        Ok(self.add_bias(
-            largest,
-            &Linear {
-                bias: layer.bias,
-                ..unbiased
-            },
-        ))
+        let width = self
+            .graph
+            .integers("largest_width", &[layer.outputs as i64]);
+        layer.outputs = layer.outputs.next_multiple_of(match self.precision {
+            Precision::Fp32 => COLUMNS,
+            _ => LANES,
+        });
+        layer.weight.resize(layer.outputs * layer.inputs, 0.0);
+        layer
+            .bias
+            .iter_mut()
+            .for_each(|bias| bias.resize(layer.outputs, 0.0));
+        let Stored {
+            suffix,
+            storage,
+            constants,
+        } = self.store(&layer, None);
+        let mut inputs = vec![input, mask];
+        inputs.extend(constants.iter().chain([&width]));
+        let name = format!("LargestOutputs{suffix}");
+        Ok(self.graph.function_of(&name, &inputs, |graph, inputs| {
+            functions::largest_outputs(graph, storage, inputs)
+        }))
     }
 
     /// Linear layers that, in int8, scale each token's values separately. With one scale for all tokens, as in
@@ -310,49 +294,73 @@ impl Layers<'_> {
         )
     }
 
-    /// A linear layer for the native engine.
+    /// A linear layer in int8 for the native engine.
     fn quantized_linear(
         &mut self,
         layer: &Linear,
         input: &Value,
         fitted: Option<&FittedLayer>,
     ) -> Value {
-        let Panels {
+        let Stored {
             suffix,
-            linear,
-            constants: [panels, scales, sums, bias, shape],
-        } = self.panels(layer, fitted);
-        let Some(Columns { shifts, factors }) = fitted.and_then(|fitted| fitted.columns.as_ref())
-        else {
-            let inputs = [input, &panels, &scales, &sums, &bias, &shape];
-            return self
-                .graph
-                .function(&format!("QuantizedLinear{suffix}"), inputs, linear);
-        };
-        let offsets: Vec<f32> = shifts
-            .iter()
-            .zip(factors)
-            .map(|(shift, factor)| -shift * factor)
-            .collect();
-        let Linear { name, inputs, .. } = layer;
-        let factors = self
-            .graph
-            .floats(&format!("{name}.factors"), &[*inputs], factors);
-        let offsets = self
-            .graph
-            .floats(&format!("{name}.offsets"), &[*inputs], &offsets);
-        let inputs = [
-            input, &panels, &scales, &sums, &bias, &shape, &factors, &offsets,
-        ];
-        self.graph
-            .function(&format!("ScaledLinear{suffix}"), inputs, |graph, inputs| {
-                functions::scaled_linear(graph, linear, inputs)
-            })
+            storage,
+            mut constants,
+        } = self.store(layer, fitted);
+        let mut name = format!("QuantizedLinear{suffix}");
+        let columns = fitted.and_then(|fitted| fitted.columns.as_ref());
+        if let Some(Columns { shifts, factors }) = columns {
+            let offsets: Vec<f32> = shifts
+                .iter()
+                .zip(factors)
+                .map(|(shift, factor)| -shift * factor)
+                .collect();
+            for (part, values) in [("factors", factors), ("offsets", &offsets)] {
+                let part = format!("{}.{part}", layer.name);
+                constants.push(self.graph.floats(&part, &[layer.inputs], values));
+            }
+            name = format!("ScaledLinear{suffix}");
+        }
+        let inputs: Vec<&Value> = [input].into_iter().chain(&constants).collect();
+        self.graph.function_of(&name, &inputs, |graph, inputs| {
+            let [input, constants @ ..] = inputs else {
+                unreachable!("the input is listed above")
+            };
+            // Factors and offsets of input columns follow the layer's own constants.
+            let [own @ .., factors, offsets] = constants else {
+                unreachable!("all layers have more")
+            };
+            if columns.is_none() {
+                return storage.linear(graph, input, constants);
+            }
+            let input = graph.node("Mul", &[input, factors], vec![]);
+            let input = graph.node("Add", &[&input, offsets], vec![]);
+            storage.linear(graph, &input, own)
+        })
     }
 
-    /// A linear layer's weights in the order in which the native engine's kernels read them. Each output, or each block
-    /// within an output, has a scale.
-    pub fn panels(&mut self, layer: &Linear, fitted: Option<&FittedLayer>) -> Panels {
+    /// A linear layer's weights in fp32, in panels where the native engine reads them and they are whole.
+    fn weights_in_fp32(&mut self, layer: &Linear) -> (Storage, Value) {
+        let Linear {
+            name,
+            inputs,
+            outputs,
+            weight,
+            ..
+        } = layer;
+        if self.graph.has_functions() && outputs.is_multiple_of(COLUMNS) {
+            let panels = quantize::panels_in_fp32(weight, *inputs);
+            let shape = [outputs / COLUMNS, *inputs, COLUMNS];
+            let name = format!("{name}.columns");
+            return (Storage::Panels, self.graph.floats(&name, &shape, &panels));
+        }
+        let weight = quantize::transpose(weight, *inputs);
+        let weight = self.graph.floats(name, &[*inputs, *outputs], &weight);
+        (Storage::Matrix, weight)
+    }
+
+    /// A linear layer's weights in the order in which the native engine's kernels read them. In int8, each output, or each
+    /// block within an output, has a scale.
+    pub fn store(&mut self, layer: &Linear, fitted: Option<&FittedLayer>) -> Stored {
         let Linear {
             name,
             inputs,
@@ -360,22 +368,6 @@ impl Layers<'_> {
             ..
         } = layer;
         let (inputs, outputs) = (*inputs, *outputs);
-        let is_in_blocks =
-            self.precision == Precision::Int8Blocks && inputs.is_multiple_of(self.block);
-        let (suffix, linear, block): (_, QuantizedLinear, _) = match fitted {
-            Some(fitted) => (
-                "InWideBlocks",
-                functions::quantized_linear_in_wide_blocks,
-                fitted.block,
-            ),
-            None if is_in_blocks => (
-                "InBlocks",
-                functions::quantized_linear_in_blocks,
-                self.block,
-            ),
-            None => ("", functions::quantized_linear, inputs),
-        };
-        let (panels, blocks) = (outputs / LANES, inputs / block);
         let mut bias = layer.bias.clone().unwrap_or_else(|| vec![0.0; outputs]);
         if let Some(fitted) = fitted {
             bias.iter_mut()
@@ -385,6 +377,25 @@ impl Layers<'_> {
         let bias = self
             .graph
             .floats(&format!("{name}.bias"), &[outputs], &bias);
+        if self.precision == Precision::Fp32 {
+            let (storage, weights) = self.weights_in_fp32(layer);
+            return Stored {
+                suffix: match storage {
+                    Storage::Panels => "InPanels",
+                    _ => "InMatrices",
+                },
+                storage,
+                constants: vec![weights, bias],
+            };
+        }
+        let is_in_blocks =
+            self.precision == Precision::Int8Blocks && inputs.is_multiple_of(self.block);
+        let (suffix, storage, block) = match fitted {
+            Some(fitted) => ("InWideBlocks", Storage::Int8Blocks, fitted.block),
+            None if is_in_blocks => ("InBlocks", Storage::Int8Blocks, self.block),
+            None => ("", Storage::Int8, inputs),
+        };
+        let (panels, blocks) = (outputs / LANES, inputs / block);
         let rows = match fitted {
             Some(fitted) => &fitted.rows,
             None => &quantize::rows(&layer.weight, block),
@@ -413,8 +424,8 @@ impl Layers<'_> {
             &of_panels,
             &quantize::panels(&rows.values, inputs),
         );
-        let (shape, of_blocks) = match suffix {
-            "" => (vec![inputs, outputs], vec![outputs]),
+        let (shape, of_blocks) = match storage {
+            Storage::Int8 => (vec![inputs, outputs], vec![outputs]),
             _ => (vec![blocks, block, outputs], vec![panels, blocks, LANES]),
         };
         let scales = self
@@ -426,10 +437,10 @@ impl Layers<'_> {
         let shape = self
             .graph
             .integers(&format!("shape_{}", names.join("_")), &shape);
-        Panels {
+        Stored {
             suffix,
-            linear,
-            constants: [values, scales, sums, bias, shape],
+            storage,
+            constants: vec![values, scales, sums, bias, shape],
         }
     }
 

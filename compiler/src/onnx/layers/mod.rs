@@ -10,7 +10,7 @@ mod rotary;
 
 pub use self::{
     adapters::{adapter_names, type_adapter_name},
-    attention::{Attention, AttentionWindow, Blocks, Distance, alibi_slopes, attend_by_position},
+    attention::{Attention, AttentionWindow, Distance, alibi_slopes, attend_by_position},
     buckets::{BucketValues, Buckets},
     experts::{ExpertKind, Experts},
     linear::{Linear, Projection},

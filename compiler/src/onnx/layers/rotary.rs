@@ -66,7 +66,8 @@ pub enum Scaling {
 /// Cosines and sines for a text's angles, a row per position.
 #[derive(Clone, Debug)]
 pub struct Rotation {
-    rotary: Rotary,
+    /// Number of rotated values per head.
+    width: usize,
     cosines: Value,
     sines: Value,
     /// A factor per token for queries.
@@ -236,15 +237,11 @@ impl Rotation {
             .growth
             .map(|growth| growth.factors(graph, [length, &positions]));
         Self {
-            rotary: rotary.clone(),
+            width: rotary.width,
             cosines,
             sines,
             factors,
         }
-    }
-
-    pub fn rotary(&self) -> &Rotary {
-        &self.rotary
     }
 
     /// Rotates queries, which consist of `heads`, and multiplies them by their factors.
@@ -267,7 +264,7 @@ impl Rotation {
         let attributes = vec![
             integer("interleaved", 0),
             integer("num_heads", heads as i64),
-            integer("rotary_embedding_dim", self.rotary.width as i64),
+            integer("rotary_embedding_dim", self.width as i64),
         ];
         let inputs = [tokens, &zero, &self.cosines, &self.sines];
         graph.microsoft("RotaryEmbedding", &inputs, attributes)

@@ -284,10 +284,6 @@ async fn is_equal_in_fp32(name: &str, folder: &Path) {
         request.engine = engine;
         build_request(&request, runtime().unwrap()).unwrap()
     });
-    // Experts and sparse vectors of the vocabulary's width run in ONNX Runtime.
-    if native.manifest().engine == Engine::Onnx {
-        return;
-    }
     is_equal_in_onnx_runtime(name, &native).await;
     let onnx = TensorEncoder::shared(crate::models::backend(&onnx, runtime().unwrap())).unwrap();
     let native = backend(&native, 1);
