@@ -286,11 +286,13 @@ async fn is_equal_in_fp32(name: &str, folder: &Path) {
     });
     is_equal_in_onnx_runtime(name, &native).await;
     let onnx = TensorEncoder::shared(crate::models::backend(&onnx, runtime().unwrap())).unwrap();
-    let native = backend(&native, 1);
-    for length in [1, 13, 60] {
-        let text = text(0, length);
-        let (found, _) = run_one(&native, &text).await;
-        let (expected, _) = run_one(&*onnx, &text).await;
+    let native = backend(&native, 2);
+    let texts = [1, 13, 60].map(|length| text(0, length));
+    let together = run(&native, &texts, deadline()).await.unwrap();
+    for (text, together) in texts.iter().zip(together) {
+        let (found, length) = (run_one(&native, text).await, text.ids.len());
+        assert!(found == together, "{name}: alone");
+        let ((found, _), (expected, _)) = (found, run_one(&*onnx, text).await);
         let largest = expected
             .iter()
             .fold(1.0_f32, |most, value| most.max(value.abs()));
