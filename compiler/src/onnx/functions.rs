@@ -287,8 +287,8 @@ impl Storage {
     /// A linear layer, from weights and bias in fp32, or else from panels, scales, weight sums, bias and shape: the
     /// numbers of inputs and outputs, or of blocks, inputs per block, and outputs.
     ///
-    /// The native engine quantizes the input of layers in int8, too: each token's values with a scale and a minimum, by
-    /// block if there are several. ONNX Runtime computes a matrix of such a layer once, in fp32.
+    /// In int8, the input is rounded, too: each token's values, by block if there are several. ONNX Runtime multiplies in
+    /// fp32, and computes the matrix of such a layer once.
     pub fn linear(self, graph: &mut Graph, input: &Value, constants: &[&Value]) -> Value {
         let (product, bias) = match (self, constants) {
             (Self::Matrix, [weights, bias]) => {
@@ -300,13 +300,16 @@ impl Storage {
                 let weights = graph.node("Transpose", &[panels], order);
                 let weights = graph.node("Reshape", &[&weights, shape], vec![]);
                 let weights = graph.cast(&weights, data_type::FLOAT);
-                let scales = match self {
-                    Self::Int8Blocks => by_block(graph, scales),
-                    _ => (*scales).clone(),
+                let (input, scales) = match self {
+                    Self::Int8Blocks => (
+                        rounded_in_blocks(graph, input, shape),
+                        by_block(graph, scales),
+                    ),
+                    _ => (rounded(graph, input), (*scales).clone()),
                 };
                 let weights = graph.node("Mul", &[&weights, &scales], vec![]);
                 let weights = graph.node("Flatten", &[&weights], vec![integer("axis", -1)]);
-                (graph.node("MatMul", &[input, &weights], vec![]), bias)
+                (graph.node("MatMul", &[&input, &weights], vec![]), bias)
             }
             _ => unreachable!("callers have these constants"),
         };
@@ -512,6 +515,45 @@ pub fn experts(graph: &mut Graph, form: ExpertForm, inputs: &[&Value]) -> Value 
         routed.add(graph, &own, &lowered);
     }
     routed.finish(graph)
+}
+
+/// Rounds each token's values in each block; `shape` begins with the number of blocks and their size.
+fn rounded_in_blocks(graph: &mut Graph, input: &Value, shape: &Value) -> Value {
+    let [zero, two] = [0, 2].map(|place| graph.integers(&format!("place_{place}"), &[place]));
+    let (rows, flat) = (
+        graph.integers("rows", &[0, 0]),
+        graph.integers("flat_rows", &[0, 0, -1]),
+    );
+    let blocks = graph.node("Slice", &[shape, &zero, &two], vec![]);
+    let blocks = graph.node("Concat", &[&rows, &blocks], vec![integer("axis", 0)]);
+    let input = graph.node("Reshape", &[input, &blocks], vec![]);
+    let input = rounded(graph, &input);
+    graph.node("Reshape", &[&input, &flat], vec![])
+}
+
+/// Rounds each row's values to 256 steps from its minimum to its maximum, zero included.
+fn rounded(graph: &mut Graph, rows: &Value) -> Value {
+    let last = graph.integers("last_axis", &[-1]);
+    // Avoids division by zero for all-zero rows.
+    let [zero, steps, smallest] = [
+        ("zero_float", 0.0),
+        ("steps", 255.0),
+        ("smallest", f32::MIN_POSITIVE),
+    ]
+    .map(|(name, value)| graph.floats(name, &[], &[value]));
+    let [least, most] = [("ReduceMin", "Min"), ("ReduceMax", "Max")].map(|(reduce, limit)| {
+        let found = graph.node(reduce, &[rows, &last], vec![integer("keepdims", 1)]);
+        graph.node(limit, &[&found, &zero], vec![])
+    });
+    let mut node = |operator: &str, inputs: [&Value; 2]| graph.node(operator, &inputs, vec![]);
+    let span = node("Sub", [&most, &least]);
+    let scale = node("Div", [&span, &steps]);
+    let divisor = node("Max", [&scale, &smallest]);
+    let shifted = node("Sub", [rows, &least]);
+    let shifted = node("Div", [&shifted, &divisor]);
+    let integers = graph.node("Round", &[&shifted], vec![]);
+    let shifted = graph.node("Mul", &[&integers, &scale], vec![]);
+    graph.node("Add", &[&shifted, &least], vec![])
 }
 
 /// A value per panel, block and lane, ordered by block and output.
