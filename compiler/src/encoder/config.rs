@@ -289,8 +289,7 @@ impl EncoderConfig {
                 .map_or(LANES, |signals| signals.width),
         ];
         let mut heads = (0..self.layers).map(|layer| self.heads(layer));
-        matches!(self.names.norms, Norms::Before { .. } | Norms::After { attention: [_], .. })
-            && (!self.details.norms_each_head || heads.all(|heads| heads.width.is_multiple_of(LANES)))
+        (!self.details.norms_each_head || heads.all(|heads| heads.width.is_multiple_of(LANES)))
             // Tasks take the place of types.
             && (self.types < 2 || self.tasks.is_none())
             && self.decoder.as_ref().is_none_or(|decoder| decoder.layers.suits_native_engine())

@@ -498,6 +498,20 @@ mod tests {
     }
 
     #[test]
+    fn other_widths_are_refused_for_the_native_engine() {
+        let model = Copy::of("tiny-bert");
+        model.set("config.json", "intermediate_size", Some(json!(60)));
+        let plan = Plan {
+            folder: ModelFolder::new(model.0.path()),
+            engine: EngineChoice::Native,
+            ..Plan::default()
+        };
+        let refusal = open(&plan).err().unwrap().to_string();
+        let expected = "for the native engine, but found `BertModel` with 32 values";
+        assert!(refusal.contains(expected), "{refusal}");
+    }
+
+    #[test]
     fn the_hash_of_the_weights_includes_adapters_and_modules() {
         for (fixture, file, tensor) in [
             (

@@ -27,7 +27,9 @@ use super::stages::{Operation, assign_slots, divide};
 use crate::backend::{LABEL_VECTORS, Signature, TASK_IDS, TensorSpec};
 use kivu_base::{
     error::{Error, Result},
-    onnx_proto::{AttributeProto, FUNCTIONS, GraphProto, MICROSOFT, NodeProto, TensorProto},
+    onnx_proto::{
+        AttributeProto, FUNCTIONS, GraphProto, MICROSOFT, NodeProto, TensorProto, data_type,
+    },
     tensor::ElementType,
 };
 
@@ -223,6 +225,10 @@ impl<'a> Reader<'a> {
             ("", "Gather") => {
                 let index = self.index(input(1))?;
                 let (rows, width) = self.shape(input(0))?;
+                // ONNX Runtime's graphs in int8 have such lookups.
+                if self.tensor(input(0))?.data_type != data_type::FLOAT {
+                    return Err(unsupported(&format!("the type of `{}`", input(0))));
+                }
                 let table = Table::Fp32(self.array(input(0), rows * width)?);
                 self.lookup(table, rows, width, index)?
             }
