@@ -38,7 +38,7 @@ use kivu::{
         classification::ClassificationSettings,
         entities::token_classification::TokenClassificationSettings,
     },
-    repository::{TaskSettings, bundle::hex, manifest::Precision},
+    repository::{TaskSettings, bundle::hex},
 };
 
 /// Reads the encoder in the plan's folder and merges the plan's adapter, if any.
@@ -383,6 +383,7 @@ mod tests {
     use super::*;
     use kivu::{
         pipeline::{Task, embedding::roles::TextRole},
+        repository::manifest::Precision,
         tokenizer::{Side, Tokenizer, Truncation},
     };
 

@@ -393,6 +393,7 @@ impl<'a> Reader<'a> {
         let &[count, top] = &shape[..] else {
             return Err(refuse());
         };
+        self.check_width(width)?;
         if !(1..=count).contains(&top) || self.shape(router)? != (width, count) {
             return Err(refuse());
         }
@@ -426,6 +427,7 @@ impl<'a> Reader<'a> {
                 ExpertForm::Plain => first.outputs(),
                 ExpertForm::Gated => first.outputs() / 2,
             };
+            self.check_width(first.outputs())?;
             self.check_width(inner)?;
             let second = self.either_layer(inner, second)?.ok_or_else(refuse)?;
             match second.outputs() == width {
