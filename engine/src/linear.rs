@@ -447,6 +447,7 @@ impl KernelFn for DenseProduct<'_> {
                 out.iter_mut()
                     .zip(&bias[columns.clone()])
                     .for_each(|(out, bias)| *out += bias);
+            }
         }
     }
 }
