@@ -43,7 +43,7 @@ impl Writer<'_> {
         let projected = self.project(asked, &asking, asking_width)?;
         let [query, key] = self.layers.graph.split(&projected);
         let value = self.project(std::slice::from_ref(of_value), &valued, value_width)?;
-        let context = self.attend_at_once(layer, [&query, &key, &value], false)?;
+        let context = self.attend_at_once([&query, &key, &value]);
         let output = config.in_layer(layer, config.names.attention_output, width, true);
         let attended = self.project(&[output], &context, width)?;
         let name = "attention.output.LayerNorm";

@@ -433,6 +433,7 @@ impl<'a> Constants<'_, 'a> {
         let [gain, bias] = names.map(|name| self.reader.array(name, width / LANES));
         Ok(Norm {
             centers: true,
+            scales: true,
             gain: gain?,
             bias: bias?,
             epsilon: TRANSFORMER_EPSILON,
