@@ -72,7 +72,10 @@ pub fn read(config: &ConfigFile) -> Result<EncoderConfig> {
     };
     let feed_forward = FeedForward {
         width: config.require_size("intermediate_size")?,
-        activation: activation(config, &["hidden_act"])?,
+        activation: match config.value("hidden_act") {
+            None => Activation::Relu,
+            Some(_) => activation(config, &["hidden_act"])?,
+        },
         gate: Gate::None,
     };
     let is_activated = config.is_set_or("classifier_activation", true)?;
