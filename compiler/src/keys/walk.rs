@@ -261,6 +261,15 @@ impl Walk<'_> {
         )
     }
 
+    /// Checks the code of an encoder inside of another model, in families whose layers depend on it.
+    fn inner_code(&mut self, config: &ConfigFile, folder: &ModelFolder) -> Result<()> {
+        let code = Family::named(config.model_type()).and_then(|family| family.code.as_ref());
+        match code.is_some_and(|code| !code.known.is_empty()) {
+            true => self.code(config.model_type(), config.fields(), folder),
+            false => Ok(()),
+        }
+    }
+
     /// Refuses code that `key` names if its SHA-256 is not among the known ones.
     fn known_file(
         &mut self,
@@ -300,6 +309,7 @@ impl Walk<'_> {
                 .find(|folder| folder.join(ConfigFile::NAME).is_file())
             {
                 let config = ConfigFile::open(folder)?;
+                self.inner_code(&config, folder)?;
                 self.encoder(ConfigFile::NAME.to_owned(), &config, folder)?;
             }
         }
@@ -318,6 +328,7 @@ impl Walk<'_> {
         };
         own.entry("model_type").or_insert_with(|| default.into());
         let config = ConfigFile::new(name, own);
+        self.inner_code(&config, self.root)?;
         self.encoder(format!("{name}: {field}"), &config, self.root)?;
         Ok(true)
     }
