@@ -13,7 +13,7 @@ use crate::{
     output::answer::ErrorKind,
     rows::{
         Chunk, Footers, Head, Layout, PARQUET_MAGIC, Parquet, ParquetColumns, ReplacedColumns,
-        RowWriter, Rows, mismatched, places,
+        RowWriter, Rows, is_known, mismatched, places,
     },
 };
 use kivu::{
@@ -64,6 +64,13 @@ pub fn rewrite(
     let layout = Layout::of_column(columns.first().map(String::as_str));
     let mut reader = open_rows(&opened, format, &layout, &BytesRead::default(), parquet)?;
     let names = match columns {
+        // Without a header, the first row would be copied with its originals.
+        [] if matches!(reader.head(), Head::Csv(_)) && !is_known(reader.column()) => {
+            return Err(Error::invalid(
+                "the first line may be a row, because it has no known name of a column",
+            )
+            .with_hint("put a header before the rows, or name the column with `--columns`"));
+        }
         [] => vec![reader.column().to_owned()],
         names => names.to_vec(),
     };
@@ -246,6 +253,21 @@ mod tests {
         );
         let refusal = rewritten(sparse, &["a", "c"]).unwrap_err();
         insta::assert_snapshot!(refusal, @"no row has the column `c`");
+    }
+
+    #[test]
+    fn a_row_is_no_header() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.csv");
+        fs::write(&path, "a@b.org\nc@b.org\n").unwrap();
+        let rewritten = |columns: &[String]| {
+            let mut output = Vec::new();
+            let mut same = |texts: Vec<String>| Ok(texts);
+            let parquet = Parquet::default();
+            rewrite(&path, columns, &mut output, parquet, &mut same)
+        };
+        insta::assert_snapshot!(rewritten(&[]).unwrap_err(), @"the first line may be a row, because it has no known name of a column; put a header before the rows, or name the column with `--columns`");
+        assert_eq!(rewritten(&["a@b.org".to_owned()]).unwrap(), 1);
     }
 
     #[test]

@@ -39,6 +39,7 @@ use kivu::{
 };
 use kivu_jobs::{
     Parameters, Parquet,
+    input::format::NamedForm,
     rewrite::{Replace, entity_finder, rewrite},
 };
 
@@ -327,6 +328,7 @@ impl Files {
     fn rewritten(&self, parquet: Parquet, replace: &mut Replace<'_>) -> Result<NewFile> {
         let Self { input, output, .. } = self;
         let columns = listed("--columns", &self.columns)?;
+        require_same_form(input, output)?;
         let mut output = NewFile::create(output, SHARED)?;
         let name = input.to_string_lossy().to_lowercase();
         let has_rows = [
@@ -346,6 +348,22 @@ impl Files {
         output.sync()?;
         Ok(output)
     }
+}
+
+/// Refuses an output whose name is another format's than the input's, or a compressed file's: neither is written.
+fn require_same_form(input: &Path, output: &Path) -> Result<()> {
+    let [from, to] = [input, output].map(|path| NamedForm::of(&path.to_string_lossy()));
+    let found = match (to.format, to.compression) {
+        (_, Some(_)) => "a compressed file".to_owned(),
+        (Some(format), None) if from.format.is_some_and(|from| from != format) => {
+            format.to_string()
+        }
+        _ => return Ok(()),
+    };
+    Err(Error::config(format!(
+        "the output has the input's format, but its name is one for {found}"
+    ))
+    .with_hint("rename the output"))
 }
 
 /// A file that did not exist, and is removed unless it is kept.
@@ -502,6 +520,20 @@ mod tests {
         };
         insta::assert_snapshot!(refused("a.txt", Style::Encrypt), @"the styles `hash` and `encrypt` need a key, but there is none; make one with `openssl rand -hex 32`");
         insta::assert_snapshot!(refused("bad.csv", Style::Number), @"in row 2: expected 2 fields, but found 1");
+        for (from, to, kind) in [
+            ("a.csv", "new.jsonl", "JSON Lines"),
+            ("a.csv.gz", "new.csv.gz", "a compressed file"),
+        ] {
+            let given = arguments(folder.path(), from, to, Style::Label);
+            let error = shown(run(&given, &config).unwrap_err());
+            assert_eq!(
+                error,
+                format!(
+                    "the output has the input's format, but its name is one for {kind}; rename the output"
+                )
+            );
+            assert!(!at(to).exists());
+        }
         run(
             &arguments(folder.path(), "a.csv", "b.csv", Style::Number),
             &config,

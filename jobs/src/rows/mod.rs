@@ -17,7 +17,7 @@ pub use self::{
         CHUNK_ROWS, Chunk, Footer, Footers, Head, JsonTypes, Layout, PARQUET_MAGIC, ParquetColumns,
         ParquetRows, RowReader, RowWriter, Rows, WrittenPiece, mismatched, reading,
     },
-    column::{Content, find_column, free_name},
+    column::{Content, find_column, free_name, is_known},
     csv::{CsvReader, CsvWriter},
     fields::{Fields, failed},
     json_lines::{JsonLinesReader, JsonLinesWriter, write_line},
