@@ -107,7 +107,7 @@ impl Cloud {
 /// The error for a service that a program was compiled without.
 pub fn unsupported(service: &str) -> Error {
     Error::config(format!("this program has no support for {service}"))
-        .with_hint("compile it with the feature `services`, which is on by default")
+        .with_hint("compile it with the feature `services`, as `cargo install --path program` does, unlike `make run`")
 }
 
 #[cfg(test)]
@@ -125,11 +125,11 @@ mod tests {
             cloud.queue("https://q").unwrap_err(),
         ];
         insta::assert_snapshot!(refused.map(|error| error.to_string()).join("\n"), @r"
-        this program has no support for S3; compile it with the feature `services`, which is on by default
-        this program has no support for AWS Secrets Manager; compile it with the feature `services`, which is on by default
-        this program has no support for Amazon DynamoDB; compile it with the feature `services`, which is on by default
-        this program has no support for Amazon EventBridge; compile it with the feature `services`, which is on by default
-        this program has no support for Amazon SQS; compile it with the feature `services`, which is on by default
+        this program has no support for S3; compile it with the feature `services`, as `cargo install --path program` does, unlike `make run`
+        this program has no support for AWS Secrets Manager; compile it with the feature `services`, as `cargo install --path program` does, unlike `make run`
+        this program has no support for Amazon DynamoDB; compile it with the feature `services`, as `cargo install --path program` does, unlike `make run`
+        this program has no support for Amazon EventBridge; compile it with the feature `services`, as `cargo install --path program` does, unlike `make run`
+        this program has no support for Amazon SQS; compile it with the feature `services`, as `cargo install --path program` does, unlike `make run`
         ");
     }
 }

@@ -172,6 +172,6 @@ mod tests {
         insta::assert_snapshot!(refused(&damaged, 9), @"in `[folder]/b.jsonl`: in row 2: expected a JSON object, but found an error at column 11: expected value");
         insta::assert_snapshot!(refused(&write("c.csv", ""), 9), @"in `[folder]/c.csv`: expected rows, but found an empty file");
         insta::assert_snapshot!(refused(&write("d.csv", "text\na\n"), 9), @"in `[folder]/d.csv`: expected a column `first`, but found `text`");
-        insta::assert_snapshot!(refused(&write("a.parquet", "PAR1"), 9), @"in `[folder]/a.parquet`: this program has no support for Parquet; compile it with the feature `services`, which is on by default");
+        insta::assert_snapshot!(refused(&write("a.parquet", "PAR1"), 9), @"in `[folder]/a.parquet`: this program has no support for Parquet; compile it with the feature `services`, as `cargo install --path program` does, unlike `make run`");
     }
 }
